@@ -1,0 +1,1 @@
+//! OpenAI wire types of the engine's API.

@@ -1,0 +1,1 @@
+//! GGUF files: header, metadata and tensor data, validated before anything is allocated.

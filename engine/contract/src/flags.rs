@@ -1,0 +1,61 @@
+//! Flags of `windlass-engine serve` that the operator sets from the resource.
+//!
+//! `engine.extraArgs` may carry any other flag; these are refused there by name, with the field that owns them.
+
+#![allow(missing_docs)] // a flag constant is its own description
+
+/// A flag that belongs to a field of the resource.
+pub struct ManagedFlag {
+    /// The flag as typed, with its dashes.
+    pub flag: &'static str,
+    /// The field of the InferenceService that sets it.
+    pub field: &'static str,
+}
+
+pub const SERVED_MODEL_NAME: &str = "--served-model-name";
+pub const MAX_MODEL_LEN: &str = "--max-model-len";
+pub const MAX_NUM_SEQS: &str = "--max-num-seqs";
+pub const TENSOR_PARALLEL_SIZE: &str = "--tensor-parallel-size";
+pub const QUANTIZATION: &str = "--quantization";
+pub const KV_CACHE_DTYPE: &str = "--kv-cache-dtype";
+pub const DEVICE: &str = "--device";
+pub const API_KEY_DIR: &str = "--api-key-dir";
+pub const DRAIN_TIMEOUT_SECONDS: &str = "--drain-timeout-seconds";
+pub const PORT: &str = "--port";
+pub const ADMIN_PORT: &str = "--admin-port";
+pub const HOST: &str = "--host";
+
+/// Every managed flag with its field.
+pub const MANAGED: &[ManagedFlag] = &[
+    ManagedFlag { flag: SERVED_MODEL_NAME, field: "spec.model.servedNames" },
+    ManagedFlag { flag: MAX_MODEL_LEN, field: "spec.engine.maxModelTokens" },
+    ManagedFlag { flag: MAX_NUM_SEQS, field: "spec.engine.maxSequences" },
+    ManagedFlag { flag: TENSOR_PARALLEL_SIZE, field: "spec.parallelism.tensor" },
+    ManagedFlag { flag: QUANTIZATION, field: "spec.engine.quantization" },
+    ManagedFlag { flag: KV_CACHE_DTYPE, field: "spec.engine.kvCacheDataType" },
+    ManagedFlag { flag: DEVICE, field: "spec.accelerator.type" },
+    ManagedFlag { flag: API_KEY_DIR, field: "spec.auth.apiKeysSecretRef" },
+    ManagedFlag { flag: DRAIN_TIMEOUT_SECONDS, field: "spec.drainTimeoutSeconds" },
+    ManagedFlag { flag: PORT, field: "(fixed)" },
+    ManagedFlag { flag: ADMIN_PORT, field: "(fixed)" },
+    ManagedFlag { flag: HOST, field: "(fixed)" },
+];
+
+/// The managed flag that `argument` sets, in any of the forms `--flag`, `--flag=value`.
+pub fn managed(argument: &str) -> Option<&'static ManagedFlag> {
+    let name = argument.split('=').next().unwrap_or(argument);
+    MANAGED.iter().find(|managed| managed.flag == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_managed_flag_is_found_in_both_spellings_and_no_prefix_matches() {
+        assert!(managed("--port").is_some());
+        assert!(managed("--port=9").is_some());
+        assert!(managed("--portable").is_none());
+        assert!(managed("9").is_none());
+    }
+}

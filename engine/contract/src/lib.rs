@@ -1,0 +1,17 @@
+//! What operator and engine agree on: ports, paths, flags, metric names, `/stats`, the termination
+//! message, model shape and memory arithmetic.
+//!
+//! The only edge between the two halves. It holds data and arithmetic: no I/O, no clock, serde alone.
+
+pub mod flags;
+pub mod memory;
+pub mod metrics;
+pub mod paths;
+pub mod shape;
+pub mod stats;
+pub mod termination;
+
+/// Port of the OpenAI API, in every engine pod and Service.
+pub const API_PORT: u16 = 8000;
+/// Port of probes, `/metrics`, `/stats` and `/drain`. In no Service: the operator reaches pods by address.
+pub const ADMIN_PORT: u16 = 8001;

@@ -1,0 +1,38 @@
+//! Names of exported metrics. `vllm:*` are vLLM's own, so existing dashboards and autoscalers work; the
+//! exposition adds `_total` to counters. `windlass:*` is what those lack.
+
+#![allow(missing_docs)] // each name says what it is
+
+/// Labels of every engine metric.
+pub const LABEL_MODEL: &str = "model_name";
+
+pub const NUM_REQUESTS_RUNNING: &str = "vllm:num_requests_running";
+pub const NUM_REQUESTS_WAITING: &str = "vllm:num_requests_waiting";
+pub const KV_CACHE_USAGE: &str = "vllm:kv_cache_usage_perc";
+pub const CACHE_CONFIG_INFO: &str = "vllm:cache_config_info";
+pub const PROMPT_TOKENS: &str = "vllm:prompt_tokens_total";
+pub const GENERATION_TOKENS: &str = "vllm:generation_tokens_total";
+pub const NUM_PREEMPTIONS: &str = "vllm:num_preemptions_total";
+pub const REQUEST_SUCCESS: &str = "vllm:request_success_total";
+pub const PREFIX_CACHE_QUERIES: &str = "vllm:prefix_cache_queries_total";
+pub const PREFIX_CACHE_HITS: &str = "vllm:prefix_cache_hits_total";
+pub const TIME_TO_FIRST_TOKEN: &str = "vllm:time_to_first_token_seconds";
+pub const INTER_TOKEN_LATENCY: &str = "vllm:inter_token_latency_seconds";
+pub const TIME_PER_OUTPUT_TOKEN: &str = "vllm:request_time_per_output_token_seconds";
+pub const END_TO_END_LATENCY: &str = "vllm:e2e_request_latency_seconds";
+pub const REQUEST_QUEUE_TIME: &str = "vllm:request_queue_time_seconds";
+pub const REQUEST_PREFILL_TIME: &str = "vllm:request_prefill_time_seconds";
+pub const REQUEST_DECODE_TIME: &str = "vllm:request_decode_time_seconds";
+pub const REQUEST_INFERENCE_TIME: &str = "vllm:request_inference_time_seconds";
+pub const REQUEST_PROMPT_TOKENS: &str = "vllm:request_prompt_tokens";
+pub const REQUEST_GENERATION_TOKENS: &str = "vllm:request_generation_tokens";
+pub const ITERATION_TOKENS: &str = "vllm:iteration_tokens_total";
+
+pub const OLDEST_QUEUED_AGE: &str = "windlass:oldest_queued_request_age_seconds";
+pub const QUEUED_PROMPT_TOKENS: &str = "windlass:queued_prompt_tokens";
+pub const UTILIZATION: &str = "windlass:utilization_ratio";
+pub const BATCH_FILL: &str = "windlass:batch_fill_ratio";
+pub const START_PHASE_SECONDS: &str = "windlass:start_phase_seconds";
+pub const MEMORY_BYTES: &str = "windlass:memory_bytes";
+pub const ADMISSION_REJECTIONS: &str = "windlass:admission_rejections_total";
+pub const KV_BLOCKS_LEAKED: &str = "windlass:kv_blocks_leaked";

@@ -1,0 +1,25 @@
+//! URL paths of the admin port and file paths inside an engine pod.
+
+/// Alive: the step loop makes progress while work is queued.
+pub const LIVEZ: &str = "/livez";
+/// Ready: a token was generated since start, not draining, not stalled.
+pub const READYZ: &str = "/readyz";
+/// Prometheus text exposition.
+pub const METRICS: &str = "/metrics";
+/// The operator's view of the engine, JSON of at most 2 KiB: [`crate::stats::Stats`].
+pub const STATS: &str = "/stats";
+/// POST: start draining, exactly as SIGTERM does.
+pub const DRAIN: &str = "/drain";
+
+/// Where a pod's model cache is mounted (emptyDir or claim of `model.cache`).
+pub const CACHE_DIR: &str = "/var/cache/windlass";
+/// Where the claim of a `pvc://` source is mounted, read-only.
+pub const MODEL_DIR: &str = "/models";
+/// Where Secrets with API keys are mounted; every file in it is one key.
+pub const API_KEYS_DIR: &str = "/etc/windlass/api-keys";
+/// Where the Secret of `model.secretRef` is mounted.
+pub const MODEL_SECRET_DIR: &str = "/etc/windlass/model-secret";
+/// Where the ConfigMap with a private certificate authority (`ca.crt`) is mounted.
+pub const MODEL_CA_DIR: &str = "/etc/windlass/model-ca";
+/// Kubernetes' default termination message file.
+pub const TERMINATION_LOG: &str = "/dev/termination-log";

@@ -1,0 +1,44 @@
+//! The only seam between scheduling and computing.
+//!
+//! Asynchronous: a step is submitted, and the next may be submitted before the first is collected. An executor
+//! knows blocks and tokens; it knows nothing of requests' limits, streams or queues.
+
+use crate::plan::{StepOutput, StepPlan, Ticket};
+
+/// Steps that may be submitted and not collected.
+pub const MAX_IN_FLIGHT: usize = 2;
+
+/// What an executor has built, fixed for its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Tokens in a KV block.
+    pub block_tokens: u32,
+    /// KV blocks in the pool.
+    pub blocks: u32,
+    /// Longest sequence, tokens.
+    pub max_sequence_tokens: u32,
+    /// Most rows in one step.
+    pub max_step_rows: u32,
+    /// Most tokens in one step.
+    pub max_step_tokens: u32,
+    /// Ids are below this.
+    pub vocabulary: u32,
+}
+
+/// Computes steps. `submit` and `collect` are called by one thread, tickets are collected in order of submission,
+/// and a block named by a submitted plan is not reused before that plan is collected.
+pub trait Executor: Send {
+    /// Sizes that plans must keep.
+    fn geometry(&self) -> Geometry;
+
+    /// Starts a step and returns at once. At most [`MAX_IN_FLIGHT`] are outstanding.
+    fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError>;
+
+    /// Waits for the oldest outstanding step, which must be `ticket`.
+    fn collect(&mut self, ticket: Ticket) -> Result<StepOutput, ExecutorError>;
+}
+
+/// The device or its worker is gone: every sequence is lost and the process should end.
+#[derive(Debug, thiserror::Error)]
+#[error("the executor failed: {0}")]
+pub struct ExecutorError(pub String);

@@ -1,0 +1,1 @@
+//! The config-driven decoder over the kernels, sampling, and the CPU executor.

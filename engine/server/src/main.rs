@@ -1,0 +1,3 @@
+//! The program windlass-engine: HTTP, tokenizer, chat template, streaming, the loop thread.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! CPU kernels on std::arch with their scalar references, chosen once at start.

@@ -1,0 +1,1 @@
+//! The InferenceService types, their defaults, rules and status; renders the CRD.

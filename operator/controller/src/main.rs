@@ -1,0 +1,3 @@
+//! The program windlass-operator: watches, observes, applies, scrapes. It decides nothing.
+
+fn main() {}

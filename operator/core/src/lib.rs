@@ -1,0 +1,1 @@
+//! Decides what an InferenceService becomes: plan, autoscaler, fit. Pure: no client, no clock.
