@@ -1,1 +1,21 @@
-//! CPU kernels on std::arch with their scalar references, chosen once at start.
+//! CPU kernels on `std::arch`: everything the decoder computes, each op with its reference and its shape checks.
+//!
+//! A caller makes one [`Pool`] (threads and the instruction set they use), packs each weight tensor once into a
+//! [`PackedMatrix`], and calls the functions of [`ops`] on plain slices. Nothing here knows a model family, a file
+//! format beyond its weight blocks, a scheduler or a clock.
+//!
+//! Every op's result for one token depends on that token alone: not on the other tokens of the call, how a prompt was
+//! cut into chunks, or the number of threads. README.md has the map, the tile formats and how to measure.
+
+mod activations;
+mod kernels;
+mod kv_cache;
+pub mod ops;
+mod pool;
+mod weights;
+
+pub use activations::Activations;
+pub use kernels::{Kernels, UnknownKernels};
+pub use kv_cache::{KvCache, KvLayout};
+pub use pool::{Pool, Worker};
+pub use weights::{PackedMatrix, ShapeError, WeightType};

@@ -1,0 +1,82 @@
+//! The paged key-value cache.
+
+use half::bf16;
+
+/// The shape of one block of the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayout {
+    /// Tokens per block.
+    pub block_tokens: usize,
+    /// Key-value heads per layer.
+    pub kv_heads: usize,
+    /// Values per head.
+    pub head_dim: usize,
+}
+
+impl KvLayout {
+    /// Values of one block in one layer, keys and values together.
+    pub fn block_elements(&self) -> usize {
+        2 * self.kv_heads * self.block_tokens * self.head_dim
+    }
+
+    /// Bytes that one block takes over `layers` layers.
+    pub fn block_bytes(&self, layers: usize) -> usize {
+        self.block_elements() * layers * size_of::<bf16>()
+    }
+
+    /// Where the key of `token` in `block` starts in a layer; its value lies [`value_offset`](Self::value_offset) on.
+    pub(crate) fn key_at(&self, block: usize, kv_head: usize, token: usize) -> usize {
+        block * self.block_elements() + (kv_head * self.block_tokens + token) * self.head_dim
+    }
+
+    /// Distance from a key to its value.
+    pub(crate) fn value_offset(&self) -> usize {
+        self.kv_heads * self.block_tokens * self.head_dim
+    }
+}
+
+/// Keys and values of all sequences in bf16: `[layer][block][K|V][kv_head][token][dim]`.
+///
+/// Which block holds what is the caller's business: each call names blocks through block tables.
+#[derive(Debug)]
+pub struct KvCache {
+    layout: KvLayout,
+    blocks: usize,
+    layers: Vec<Vec<bf16>>,
+}
+
+impl KvCache {
+    /// A zeroed cache of `blocks` blocks in each of `layers` layers.
+    pub fn new(layout: KvLayout, layers: usize, blocks: usize) -> Self {
+        let layer = || vec![bf16::ZERO; blocks * layout.block_elements()];
+        KvCache { layout, blocks, layers: (0..layers).map(|_| layer()).collect() }
+    }
+
+    /// The shape of a block.
+    pub fn layout(&self) -> KvLayout {
+        self.layout
+    }
+
+    /// Blocks per layer.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// Layers.
+    pub fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Bytes of all layers.
+    pub fn bytes(&self) -> usize {
+        self.layout.block_bytes(self.layers()) * self.blocks
+    }
+
+    pub(crate) fn layer(&self, layer: usize) -> &[bf16] {
+        &self.layers[layer]
+    }
+
+    pub(crate) fn layer_mut(&mut self, layer: usize) -> &mut [bf16] {
+        &mut self.layers[layer]
+    }
+}
