@@ -1,7 +1,29 @@
 //! Scheduler, KV block pool, prefix cache, request life cycle and the simulated executor.
 //!
 //! Pure: no tensors, no HTTP, no text, no clock. Time, randomness and limits are parameters.
+//!
+//! One step, in order: [`Engine::turn`](engine::Engine::turn) asks the scheduler for a
+//! [`StepPlan`](plan::StepPlan) (decides everything), submits it to the [`Executor`](executor::Executor) (computes,
+//! chooses nothing), collects the step before it, and lets the scheduler turn its output into
+//! [`RequestUpdate`](update::RequestUpdate)s.
+//!
+//! | Module | Subject |
+//! |---|---|
+//! | [`request`] | what is asked, how it ends, why it is refused |
+//! | [`plan`], [`executor`] | one step as data; the seam to what computes it |
+//! | [`engine`] | scheduler and executor, one step ahead |
+//! | `scheduler` | who runs, with how many tokens, in which blocks; admission; preemption |
+//! | `sequence` | the tokens of one request, waiting or running |
+//! | `kv` | block table, block pool, prefix cache |
+//! | [`update`] | what a turn gives back; the engine's state in numbers |
+//! | [`sim`] | an executor without a model |
 
+pub mod engine;
 pub mod executor;
+mod kv;
 pub mod plan;
 pub mod request;
+mod scheduler;
+mod sequence;
+pub mod sim;
+pub mod update;

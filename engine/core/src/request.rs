@@ -77,6 +77,15 @@ impl FinishReason {
 pub enum RejectReason {
     /// The prompt is empty.
     EmptyPrompt,
+    /// `max_tokens` is 0.
+    NothingToGenerate,
+    /// The prompt has a token that the model does not know: a client error.
+    UnknownToken {
+        /// The token.
+        token: TokenId,
+        /// Ids are below this.
+        vocabulary: u32,
+    },
     /// Prompt and `max_tokens` exceed the longest sequence. Never admissible: a client error.
     TooLong {
         /// Tokens in the prompt.
@@ -106,6 +115,10 @@ impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RejectReason::EmptyPrompt => write!(f, "the prompt has no tokens"),
+            RejectReason::NothingToGenerate => write!(f, "max_tokens is 0; it must be at least 1"),
+            RejectReason::UnknownToken { token, vocabulary } => {
+                write!(f, "the prompt has token {token} and the model's tokens are below {vocabulary}")
+            }
             RejectReason::TooLong { prompt_tokens, max_tokens, limit_tokens } => write!(
                 f,
                 "the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, together more than the \

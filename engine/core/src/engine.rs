@@ -1,0 +1,93 @@
+//! The scheduler and an executor, one step ahead of the results.
+//!
+//! One thread owns it and calls [`Engine::turn`] as long as it is not idle. Waiting happens only inside an
+//! executor's `collect`. Time enters as `now`, in seconds since any fixed moment.
+
+use crate::executor::{Executor, ExecutorError, MAX_IN_FLIGHT};
+use crate::request::{FinishReason, RejectReason, Request, RequestId};
+pub use crate::scheduler::QueueLimits;
+use crate::scheduler::Scheduler;
+use crate::update::{EngineStats, RequestUpdate, Turn};
+
+/// What the engine is told beyond its executor's geometry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// How much may wait.
+    pub queue: QueueLimits,
+    /// Keep the blocks of ended requests for prompts that begin alike.
+    pub enable_prefix_cache: bool,
+}
+
+/// Requests in, updates out.
+#[derive(Debug)]
+pub struct Engine<E> {
+    scheduler: Scheduler,
+    executor: E,
+}
+
+impl<E: Executor> Engine<E> {
+    /// An idle engine.
+    ///
+    /// # Panics
+    /// If the executor's geometry has no blocks or allows no tokens or rows in a step.
+    pub fn new(executor: E, config: EngineConfig) -> Engine<E> {
+        let scheduler = Scheduler::new(executor.geometry(), config.queue, config.enable_prefix_cache);
+        Engine { scheduler, executor }
+    }
+
+    /// Queues a request.
+    ///
+    /// # Panics
+    /// If a request with this id is live.
+    pub fn add(&mut self, request: Request, now: f64) -> Result<(), RejectReason> {
+        self.scheduler.add(request, now)
+    }
+
+    /// Ends a live request from outside: [`FinishReason::Abort`], or [`FinishReason::Stop`] for a stop string.
+    ///
+    /// Gives its last update; no later turn mentions it. `None` if no such request is live: it has ended already.
+    pub fn finish(&mut self, id: RequestId, reason: FinishReason) -> Option<RequestUpdate> {
+        self.scheduler.finish(id, reason)
+    }
+
+    /// Submits the next step if there is anything to compute, and collects the oldest one if the executor has enough
+    /// or nothing could be submitted.
+    ///
+    /// An error means that the executor is lost, and with it every live request.
+    pub fn turn(&mut self, now: f64) -> Result<Turn, ExecutorError> {
+        let submitted = self.submit_next(now)?;
+        if submitted && self.scheduler.in_flight() < MAX_IN_FLIGHT {
+            return Ok(Turn::default());
+        }
+        self.collect_oldest()
+    }
+
+    /// Nothing is live and nothing in flight: a turn would do nothing.
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.is_idle()
+    }
+
+    /// The state at this moment.
+    pub fn stats(&self) -> EngineStats {
+        self.scheduler.stats()
+    }
+
+    /// The executor.
+    pub fn executor(&self) -> &E {
+        &self.executor
+    }
+
+    fn submit_next(&mut self, now: f64) -> Result<bool, ExecutorError> {
+        let Some(step) = self.scheduler.schedule(now) else { return Ok(false) };
+        let ticket = self.executor.submit(step.plan)?;
+        self.scheduler.submitted(ticket, step.rows, step.stats);
+        Ok(true)
+    }
+
+    fn collect_oldest(&mut self) -> Result<Turn, ExecutorError> {
+        let Some(ticket) = self.scheduler.oldest_in_flight() else { return Ok(Turn::default()) };
+        let output = self.executor.collect(ticket)?;
+        let (updates, stats) = self.scheduler.complete(output)?;
+        Ok(Turn { updates, step: Some(stats) })
+    }
+}

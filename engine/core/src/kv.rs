@@ -1,0 +1,169 @@
+//! The KV cache as bookkeeping: which block belongs to whom, which may be reused, which must still wait.
+//!
+//! Ids and counts only; the tensors are the executor's. Every block is in exactly one state:
+//! - *held*: a block table names it (a sequence's, or a released one that a step in flight still names);
+//! - *cached*: nobody names it and its contents are a known prefix, kept until the room is needed;
+//! - *free*.
+
+mod block_pool;
+mod block_table;
+mod prefix_cache;
+
+use std::collections::HashMap;
+
+use crate::plan::{BlockId, Ticket};
+use crate::request::TokenId;
+use block_pool::BlockPool;
+pub(crate) use block_table::BlockTable;
+use prefix_cache::PrefixCache;
+
+/// Blocks, their references and the prefix cache over them.
+#[derive(Debug)]
+pub(crate) struct KvCache {
+    block_tokens: usize,
+    pool: BlockPool,
+    /// `None` where the prefix cache is switched off.
+    prefixes: Option<PrefixCache>,
+    /// Released tables that a step in flight still names, each with the last such step.
+    retiring: Vec<(Ticket, BlockTable)>,
+}
+
+/// Blocks by state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvUsage {
+    /// Blocks in the pool.
+    pub total: u32,
+    /// Blocks without contents.
+    pub free: u32,
+    /// Blocks that only the prefix cache keeps: available, and forgotten when taken.
+    pub cached: u32,
+    /// Blocks that live sequences or steps in flight name.
+    pub held: u32,
+    /// References that no sequence and no step in flight accounts for. Always 0; anything else is a defect.
+    pub leaked: u32,
+}
+
+impl KvUsage {
+    /// Share of blocks held, 0 to 1.
+    pub fn usage(&self) -> f64 {
+        f64::from(self.held) / f64::from(self.total.max(1))
+    }
+}
+
+impl KvCache {
+    pub(crate) fn new(blocks: u32, block_tokens: u32, enable_prefix_cache: bool) -> KvCache {
+        assert!(blocks > 0 && block_tokens > 0, "a KV cache of {blocks} blocks of {block_tokens} tokens");
+        KvCache {
+            block_tokens: block_tokens as usize,
+            pool: BlockPool::new(blocks),
+            prefixes: enable_prefix_cache.then(|| PrefixCache::new(blocks)),
+            retiring: Vec::new(),
+        }
+    }
+
+    /// A table that covers `tokens`, beginning with the cached blocks of their longest known prefix.
+    ///
+    /// At least the last token stays to be computed: its logits are what the caller wants. `None`, with nothing
+    /// changed, unless `headroom` blocks remain available beside it.
+    pub(crate) fn open(&mut self, tokens: &[TokenId], headroom: usize) -> Option<BlockTable> {
+        let mut table = self.cached_prefix(&tokens[..tokens.len() - 1]);
+        let missing = self.missing(&table, tokens.len());
+        if missing + headroom > self.pool.available() {
+            self.drop_references(&table);
+            return None;
+        }
+        self.append(&mut table, missing);
+        Some(table)
+    }
+
+    /// Extends `table` to cover `tokens` tokens. False, with nothing changed, where blocks are short.
+    pub(crate) fn grow(&mut self, table: &mut BlockTable, tokens: usize) -> bool {
+        let missing = self.missing(table, tokens);
+        let fits = missing <= self.pool.available();
+        if fits {
+            self.append(table, missing);
+        }
+        fits
+    }
+
+    /// Makes the full blocks of `computed` findable as prefixes. All of `computed` has its K and V in the table.
+    pub(crate) fn publish(&mut self, table: &mut BlockTable, computed: &[TokenId]) {
+        let Some(prefixes) = &mut self.prefixes else { return };
+        for tokens in computed.chunks_exact(self.block_tokens).skip(table.published) {
+            table.prefix = prefixes.insert(table.prefix, tokens, table.blocks[table.published]);
+            table.published += 1;
+        }
+    }
+
+    /// Gives a table's blocks up, at once or when the step `in_flight` that last names them is collected.
+    pub(crate) fn release(&mut self, table: BlockTable, in_flight: Option<Ticket>) {
+        match in_flight {
+            Some(ticket) => self.retiring.push((ticket, table)),
+            None => self.drop_references(&table),
+        }
+    }
+
+    /// The step is over: blocks that only it still named return.
+    pub(crate) fn collected(&mut self, ticket: Ticket) {
+        let (over, waiting) = self.retiring.drain(..).partition(|(last, _)| *last == ticket);
+        self.retiring = waiting;
+        for (_, table) in over {
+            self.drop_references(&table);
+        }
+    }
+
+    /// Blocks that become available once the steps in flight are collected, with nothing else released.
+    pub(crate) fn returning(&self) -> usize {
+        let mut named: HashMap<BlockId, u32> = HashMap::new();
+        for block in self.retiring.iter().flat_map(|(_, table)| &table.blocks) {
+            *named.entry(*block).or_default() += 1;
+        }
+        named.iter().filter(|(block, count)| self.pool.references(**block) == **count).count()
+    }
+
+    /// Blocks by state; `tables` are those of all live sequences.
+    pub(crate) fn usage<'a>(&'a self, tables: impl Iterator<Item = &'a BlockTable>) -> KvUsage {
+        let retiring = self.retiring.iter().map(|(_, table)| table);
+        let accounted: usize = tables.chain(retiring).map(|table| table.blocks.len()).sum();
+        let [total, free, cached] = [self.pool.total(), self.pool.free(), self.pool.cached()].map(|n| n as u32);
+        let leaked = self.pool.total_references().abs_diff(accounted as u64) as u32;
+        KvUsage { total, free, cached, held: total - free - cached, leaked }
+    }
+
+    fn missing(&self, table: &BlockTable, tokens: usize) -> usize {
+        tokens.div_ceil(self.block_tokens).saturating_sub(table.blocks.len())
+    }
+
+    /// Takes references on the longest chain of cached blocks that begins `tokens`.
+    fn cached_prefix(&mut self, tokens: &[TokenId]) -> BlockTable {
+        let mut table = BlockTable::default();
+        let Some(prefixes) = &mut self.prefixes else { return table };
+        for chunk in tokens.chunks_exact(self.block_tokens) {
+            let Some((prefix, block)) = prefixes.find(table.prefix, chunk) else { break };
+            self.pool.retain(block);
+            table.prefix = prefix;
+            table.blocks.push(block);
+        }
+        table.published = table.blocks.len();
+        table
+    }
+
+    /// Adds `count` blocks, of which the pool has enough.
+    fn append(&mut self, table: &mut BlockTable, count: usize) {
+        for _ in 0..count {
+            let (block, evicted) = self.pool.take().expect("availability was checked");
+            if let (true, Some(prefixes)) = (evicted, &mut self.prefixes) {
+                prefixes.remove(block);
+            }
+            table.blocks.push(block);
+        }
+    }
+
+    /// From the tail, so that a prefix outlives what continues it.
+    fn drop_references(&mut self, table: &BlockTable) {
+        for &block in table.blocks.iter().rev() {
+            let keep = self.prefixes.as_ref().is_some_and(|prefixes| prefixes.holds(block));
+            self.pool.release(block, keep);
+        }
+    }
+}

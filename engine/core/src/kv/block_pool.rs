@@ -1,0 +1,100 @@
+//! Reference counts of all blocks, the free ones, and the cached ones in order of last use.
+//!
+//! Knows nothing of tokens or sequences; whether a block is worth keeping is the caller's to say.
+
+use std::collections::BTreeMap;
+
+use crate::plan::BlockId;
+
+#[derive(Debug)]
+pub(super) struct BlockPool {
+    slots: Vec<Slot>,
+    /// Blocks without contents, used last in, first out.
+    free: Vec<BlockId>,
+    /// Unreferenced blocks with reusable contents by the time of their release: the first is the next to go.
+    cached: BTreeMap<u64, BlockId>,
+    releases: u64,
+    total_references: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    references: u32,
+    /// Key in `cached` while the block is there.
+    cached_at: Option<u64>,
+}
+
+impl BlockPool {
+    pub(super) fn new(blocks: u32) -> BlockPool {
+        BlockPool {
+            slots: vec![Slot::default(); blocks as usize],
+            free: (0..blocks).rev().map(BlockId).collect(),
+            cached: BTreeMap::new(),
+            releases: 0,
+            total_references: 0,
+        }
+    }
+
+    pub(super) fn total(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(super) fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    pub(super) fn cached(&self) -> usize {
+        self.cached.len()
+    }
+
+    /// Blocks that [`take`](Self::take) can give.
+    pub(super) fn available(&self) -> usize {
+        self.free() + self.cached()
+    }
+
+    pub(super) fn references(&self, block: BlockId) -> u32 {
+        self.slots[block.0 as usize].references
+    }
+
+    pub(super) fn total_references(&self) -> u64 {
+        self.total_references
+    }
+
+    /// A block with one reference, and whether its cached contents were given up for it: the longest unused.
+    pub(super) fn take(&mut self) -> Option<(BlockId, bool)> {
+        let free = self.free.pop().map(|block| (block, false));
+        let (block, evicted) = free.or_else(|| self.cached.pop_first().map(|(_, block)| (block, true)))?;
+        self.slots[block.0 as usize] = Slot { references: 1, cached_at: None };
+        self.total_references += 1;
+        Some((block, evicted))
+    }
+
+    /// One more reference on a block that is held or cached.
+    pub(super) fn retain(&mut self, block: BlockId) {
+        let slot = &mut self.slots[block.0 as usize];
+        match slot.cached_at.take() {
+            Some(time) => _ = self.cached.remove(&time),
+            None => assert!(slot.references > 0, "block {} is free and cannot be shared", block.0),
+        }
+        slot.references += 1;
+        self.total_references += 1;
+    }
+
+    /// One reference less; the last one makes the block cached if its contents are worth keeping, else free.
+    pub(super) fn release(&mut self, block: BlockId, keep: bool) {
+        let slot = &mut self.slots[block.0 as usize];
+        assert!(slot.references > 0, "block {} was released more often than it was taken", block.0);
+        slot.references -= 1;
+        self.total_references -= 1;
+        if slot.references > 0 {
+            return;
+        }
+        if keep {
+            self.releases += 1;
+            slot.cached_at = Some(self.releases);
+            self.cached.insert(self.releases, block);
+        } else {
+            self.free.push(block);
+        }
+    }
+}

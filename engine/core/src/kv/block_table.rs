@@ -1,0 +1,23 @@
+//! The blocks of one sequence, in order.
+
+use super::prefix_cache::PrefixId;
+use crate::plan::BlockId;
+
+/// Block `i` holds the tokens at `i * block_tokens ..`. Each entry is one reference on its block.
+///
+/// Not `Clone`: a second holder of the same blocks has to take its own references.
+#[derive(Debug, Default)]
+pub(crate) struct BlockTable {
+    pub(crate) blocks: Vec<BlockId>,
+    /// Leading blocks that came from the prefix cache or were offered to it.
+    pub(super) published: usize,
+    /// What the published blocks spell.
+    pub(super) prefix: PrefixId,
+}
+
+impl BlockTable {
+    /// Leading blocks whose contents are known to the prefix cache.
+    pub(crate) fn published_blocks(&self) -> usize {
+        self.published
+    }
+}

@@ -1,0 +1,171 @@
+//! The tokens of one request: waiting with nothing but them, or running with blocks and progress.
+//!
+//! A request ends by giving up its [`Sequence`] by value ([`Sequence::end`]), so it ends once. Being scheduled wraps
+//! it in [`Running`], being preempted unwraps it: a waiting sequence cannot hold a block.
+
+use crate::kv::BlockTable;
+use crate::plan::{InputToken, PlanRow, SampleRow, Ticket};
+use crate::request::{FinishReason, Request, RequestId, Sampling, TokenId};
+use crate::update::RequestUpdate;
+
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) id: RequestId,
+    /// The prompt and what was generated.
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) prompt_tokens: usize,
+    max_tokens: usize,
+    min_tokens: usize,
+    stop_tokens: Vec<TokenId>,
+    sampling: Sampling,
+    pub(crate) arrival_seconds: f64,
+    first_scheduled_seconds: Option<f64>,
+    cached_tokens: u32,
+}
+
+impl Sequence {
+    pub(crate) fn new(request: Request, now: f64) -> Sequence {
+        let Request { id, prompt, max_tokens, min_tokens, stop_tokens, sampling } = request;
+        Sequence {
+            id,
+            prompt_tokens: prompt.len(),
+            tokens: prompt,
+            max_tokens: max_tokens as usize,
+            min_tokens: min_tokens as usize,
+            stop_tokens,
+            sampling,
+            arrival_seconds: now,
+            first_scheduled_seconds: None,
+            cached_tokens: 0,
+        }
+    }
+
+    pub(crate) fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_tokens
+    }
+
+    /// Most tokens still to come.
+    pub(crate) fn remaining_tokens(&self) -> usize {
+        self.max_tokens - self.generated()
+    }
+
+    pub(crate) fn was_scheduled(&self) -> bool {
+        self.first_scheduled_seconds.is_some()
+    }
+
+    /// Notes the first scheduling; later ones, after a preemption, are not the client's business.
+    pub(crate) fn first_scheduled(&mut self, now: f64, cached_tokens: usize) {
+        self.first_scheduled_seconds = Some(now);
+        self.cached_tokens = cached_tokens as u32;
+    }
+
+    /// Appends a sampled token; the reason if it was the last one.
+    pub(crate) fn accept(&mut self, token: TokenId) -> Option<FinishReason> {
+        self.tokens.push(token);
+        if self.generated() > self.min_tokens && self.stop_tokens.contains(&token) {
+            return Some(FinishReason::Stop);
+        }
+        (self.remaining_tokens() == 0).then_some(FinishReason::Length)
+    }
+
+    /// An update that leaves the request alive.
+    pub(crate) fn update(&self, tokens: Vec<TokenId>) -> RequestUpdate {
+        RequestUpdate {
+            request: self.id,
+            tokens,
+            finish: None,
+            error: None,
+            cached_tokens: self.cached_tokens,
+            arrival_seconds: self.arrival_seconds,
+            first_scheduled_seconds: self.first_scheduled_seconds,
+        }
+    }
+
+    /// The last update: the only place where one is made.
+    pub(crate) fn end(self, reason: FinishReason, tokens: Vec<TokenId>, error: Option<String>) -> RequestUpdate {
+        RequestUpdate { finish: Some(reason), error, ..self.update(tokens) }
+    }
+
+    /// How to draw generated token number `index`.
+    fn sample_row(&self, index: usize) -> SampleRow {
+        let banned = if index < self.min_tokens { self.stop_tokens.clone() } else { Vec::new() };
+        SampleRow { sampling: self.sampling.clone(), banned }
+    }
+}
+
+/// Names one stay of a sequence in the running batch. Later stays have higher numbers, and none is given twice, so
+/// the result of a step finds its sequence only while the stay that asked for it lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct StayId(pub(crate) u64);
+
+/// A sequence in the running batch.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub(crate) stay: StayId,
+    pub(crate) sequence: Sequence,
+    pub(crate) table: BlockTable,
+    /// Leading tokens whose K and V are computed, or will be by a submitted step.
+    submitted: usize,
+    /// Tokens that submitted steps are still to sample: they follow `sequence.tokens`.
+    sampling: usize,
+    /// Where the last of those comes from.
+    last_sample: Option<InputToken>,
+    /// The last submitted step with a row of this sequence.
+    pub(crate) last_ticket: Option<Ticket>,
+}
+
+impl Running {
+    /// Starts a stay; `cached_tokens` of the table are computed already.
+    pub(crate) fn new(stay: StayId, sequence: Sequence, table: BlockTable, cached_tokens: usize) -> Running {
+        Running { stay, sequence, table, submitted: cached_tokens, sampling: 0, last_sample: None, last_ticket: None }
+    }
+
+    /// Tokens that the next steps have to compute. None once the last token that may be generated is being sampled.
+    pub(crate) fn uncomputed(&self) -> usize {
+        match self.sequence.remaining_tokens() - self.sampling {
+            0 => 0,
+            _ => self.sequence.tokens.len() + self.sampling - self.submitted,
+        }
+    }
+
+    /// Tokens that the table has to cover for the next `count` to be computed.
+    pub(crate) fn covered_after(&self, count: usize) -> usize {
+        self.submitted + count
+    }
+
+    /// The row that computes the next `count` tokens, at most [`uncomputed`](Self::uncomputed), and samples after
+    /// the last of them.
+    pub(crate) fn row(&self, count: usize, block_tokens: usize) -> PlanRow {
+        let end = self.submitted + count;
+        let known = self.sequence.tokens.get(self.submitted..end);
+        let tokens = match (known, self.last_sample) {
+            (Some(known), _) => known.iter().copied().map(InputToken::Known).collect(),
+            (None, Some(sampled)) => vec![sampled],
+            (None, None) => unreachable!("a token beyond the known ones is being sampled"),
+        };
+        PlanRow {
+            request: self.sequence.id,
+            tokens,
+            first_position: self.submitted as u32,
+            blocks: self.table.blocks[..end.div_ceil(block_tokens)].to_vec(),
+            sample: (count == self.uncomputed())
+                .then(|| self.sequence.sample_row(self.sequence.generated() + self.sampling)),
+        }
+    }
+
+    /// A row of `count` tokens was submitted.
+    pub(crate) fn submit(&mut self, count: usize, samples: bool, ticket: Ticket, row: u32) {
+        self.submitted += count;
+        self.last_ticket = Some(ticket);
+        if samples {
+            self.sampling += 1;
+            self.last_sample = Some(InputToken::SampledBy { ticket, row });
+        }
+    }
+
+    /// A submitted step sampled `token`; the reason if the sequence ends with it.
+    pub(crate) fn accept(&mut self, token: TokenId) -> Option<FinishReason> {
+        self.sampling -= 1;
+        self.sequence.accept(token)
+    }
+}

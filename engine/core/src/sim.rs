@@ -1,0 +1,223 @@
+//! An executor without a model: time from a formula, tokens from a hash.
+//!
+//! It keeps what stands for K and V in real blocks, one state per token that depends on all tokens before it, and a
+//! sampled token depends on every block its row names. So a token is a function of its sequence alone, whatever the
+//! batch, the chunking or the preemptions; and a scheduler that gave a block away too early would change the text.
+//!
+//! It has no clock: a [`Pace`] lets the modelled time pass, or does not.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
+use crate::plan::{InputToken, PlanRow, RowOutput, SampleRow, StepOutput, StepPlan, Ticket};
+use crate::request::TokenId;
+
+/// Duration of a step as a sum, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepTime {
+    /// Any step: reading the weights once, launches.
+    pub base_us: f64,
+    /// Each token of a row with several.
+    pub prefill_token_us: f64,
+    /// Each row with one token.
+    pub decode_row_us: f64,
+    /// Each token that a row attends to.
+    pub context_token_us: f64,
+}
+
+impl StepTime {
+    /// A model of 135 million parameters at four bits on two CPU cores: about 80 tokens a second alone.
+    pub const SMALL_CPU: StepTime =
+        StepTime { base_us: 10_000.0, prefill_token_us: 1_000.0, decode_row_us: 1_500.0, context_token_us: 1.0 };
+
+    /// A model of 8 billion parameters in bf16 on a GPU with 4.8 TB/s: about 250 tokens a second alone.
+    pub const LARGE_GPU: StepTime =
+        StepTime { base_us: 3_900.0, prefill_token_us: 20.0, decode_row_us: 10.0, context_token_us: 0.03 };
+
+    /// How long the device would be busy with `plan`.
+    pub fn of(&self, plan: &StepPlan) -> Duration {
+        let rows = plan.rows.iter().map(|row| self.row_us(row)).sum::<f64>();
+        Duration::from_secs_f64((self.base_us + rows) * 1e-6)
+    }
+
+    fn row_us(&self, row: &PlanRow) -> f64 {
+        let computed = match row.tokens.len() {
+            1 => self.decode_row_us,
+            tokens => self.prefill_token_us * tokens as f64,
+        };
+        computed + self.context_token_us * (f64::from(row.first_position) + row.tokens.len() as f64)
+    }
+}
+
+/// Which tokens the simulator draws.
+#[derive(Clone, Copy, Debug)]
+pub struct SimVocabulary {
+    /// A token for a number drawn at random. Its range should leave out the tokens that end a text.
+    pub word: fn(u64) -> TokenId,
+    /// How texts end by themselves; with `None` they run to their `max_tokens`.
+    pub stop: Option<SimStop>,
+}
+
+/// Draws an end-of-sequence token now and then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimStop {
+    /// That token.
+    pub token: TokenId,
+    /// One draw in so many gives it.
+    pub one_in: u64,
+}
+
+/// Lets modelled time pass.
+pub trait Pace: Send {
+    /// Time since any fixed moment.
+    fn now(&mut self) -> Duration;
+    /// Returns once `now` has reached `time`.
+    fn sleep_until(&mut self, time: Duration);
+}
+
+/// Time stands still: steps take none, and only report what they would have taken.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unpaced;
+
+impl Pace for Unpaced {
+    fn now(&mut self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn sleep_until(&mut self, _: Duration) {}
+}
+
+/// The simulated device: one step after the other, each as long as [`StepTime`] says.
+#[derive(Debug)]
+pub struct SimExecutor<P> {
+    geometry: Geometry,
+    step_time: StepTime,
+    vocabulary: SimVocabulary,
+    pace: P,
+    /// What stands for K and V: by block and offset, a hash of the token there and all before it.
+    states: Vec<u64>,
+    in_flight: VecDeque<SimStep>,
+    submitted: u64,
+    /// When the last submitted step ends.
+    busy_until: Duration,
+}
+
+#[derive(Debug)]
+struct SimStep {
+    ticket: Ticket,
+    ends_at: Duration,
+    output: StepOutput,
+}
+
+impl<P: Pace> SimExecutor<P> {
+    /// An idle device. Its memory is 8 bytes for each token of the pool.
+    pub fn new(geometry: Geometry, step_time: StepTime, vocabulary: SimVocabulary, pace: P) -> SimExecutor<P> {
+        SimExecutor {
+            geometry,
+            step_time,
+            vocabulary,
+            pace,
+            states: vec![0; geometry.blocks as usize * geometry.block_tokens as usize],
+            in_flight: VecDeque::new(),
+            submitted: 0,
+            busy_until: Duration::ZERO,
+        }
+    }
+
+    /// Computes a row: its states, then its token.
+    fn compute(&mut self, row: &PlanRow) -> Result<RowOutput, ExecutorError> {
+        for (position, token) in (row.first_position as usize..).zip(&row.tokens) {
+            let token = self.resolve(*token)?;
+            let before = position.checked_sub(1).map_or(0, |previous| self.states[self.slot(row, previous)]);
+            let slot = self.slot(row, position);
+            self.states[slot] = mix(before, u64::from(token));
+        }
+        Ok(row.sample.as_ref().map_or(RowOutput::Computed, |sample| self.sample(row, sample)))
+    }
+
+    /// The id of an input token.
+    fn resolve(&self, token: InputToken) -> Result<TokenId, ExecutorError> {
+        let (ticket, row) = match token {
+            InputToken::Known(token) => return Ok(token),
+            InputToken::SampledBy { ticket, row } => (ticket, row),
+        };
+        let step = self.in_flight.iter().find(|step| step.ticket == ticket);
+        match step.and_then(|step| step.output.rows.get(row as usize)) {
+            Some(RowOutput::Sampled(token)) => Ok(*token),
+            _ => Err(ExecutorError(format!("row {row} of {ticket:?} samples no token"))),
+        }
+    }
+
+    /// Draws the token that follows the row: from its blocks, and from the seed unless it is greedy.
+    fn sample(&self, row: &PlanRow, sample: &SampleRow) -> RowOutput {
+        let seed = if sample.sampling.temperature > 0.0 { sample.sampling.seed } else { 0 };
+        let end = row.first_position as usize + row.tokens.len();
+        let last_of_each_block =
+            (self.block_tokens()..end).step_by(self.block_tokens()).chain([end]).map(|end| end - 1);
+        let context = last_of_each_block.fold(seed, |hash, position| mix(hash, self.states[self.slot(row, position)]));
+        let draws = (0..MAX_DRAWS).map(|draw| self.vocabulary.draw(mix(context, draw)));
+        match draws.into_iter().find(|token| !sample.banned.contains(token)) {
+            Some(token) => RowOutput::Sampled(token),
+            None => RowOutput::Failed("the simulator draws only tokens that are banned here".into()),
+        }
+    }
+
+    fn slot(&self, row: &PlanRow, position: usize) -> usize {
+        let block = row.blocks[position / self.block_tokens()];
+        block.0 as usize * self.block_tokens() + position % self.block_tokens()
+    }
+
+    fn block_tokens(&self) -> usize {
+        self.geometry.block_tokens as usize
+    }
+}
+
+/// Draws before a row gives up finding a token that is not banned.
+const MAX_DRAWS: u64 = 1000;
+
+impl<P: Pace> Executor for SimExecutor<P> {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {
+        if self.in_flight.len() == MAX_IN_FLIGHT {
+            return Err(ExecutorError(format!("{MAX_IN_FLIGHT} steps are in flight already")));
+        }
+        let busy = self.step_time.of(&plan);
+        let rows = plan.rows.iter().map(|row| self.compute(row)).collect::<Result<_, _>>()?;
+        let ends_at = self.busy_until.max(self.pace.now()) + busy;
+        let ticket = Ticket(self.submitted);
+        let output = StepOutput { rows, busy_seconds: busy.as_secs_f64() };
+        self.in_flight.push_back(SimStep { ticket, ends_at, output });
+        self.submitted += 1;
+        self.busy_until = ends_at;
+        Ok(ticket)
+    }
+
+    fn collect(&mut self, ticket: Ticket) -> Result<StepOutput, ExecutorError> {
+        let Some(step) = self.in_flight.pop_front().filter(|step| step.ticket == ticket) else {
+            return Err(ExecutorError(format!("{ticket:?} is not the oldest step in flight")));
+        };
+        self.pace.sleep_until(step.ends_at);
+        Ok(step.output)
+    }
+}
+
+impl SimVocabulary {
+    fn draw(&self, number: u64) -> TokenId {
+        match self.stop {
+            Some(stop) if number.is_multiple_of(stop.one_in) => stop.token,
+            _ => (self.word)(number),
+        }
+    }
+}
+
+/// One round of the SplitMix64 finalizer (Steele, Lea and Flood 2014) over two words.
+fn mix(hash: u64, word: u64) -> u64 {
+    let mut z = (hash.rotate_left(25) ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

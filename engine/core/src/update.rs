@@ -1,0 +1,75 @@
+//! What a turn of the engine gives back, and the engine's state in numbers. Times are the caller's, in seconds.
+
+pub use crate::kv::KvUsage;
+use crate::request::{FinishReason, RequestId, TokenId};
+
+/// Everything that one turn produced.
+#[derive(Clone, Debug, Default)]
+pub struct Turn {
+    /// At most one entry per request.
+    pub updates: Vec<RequestUpdate>,
+    /// The step that was collected, if one was.
+    pub step: Option<StepStats>,
+}
+
+/// News of one request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RequestUpdate {
+    /// Whose.
+    pub request: RequestId,
+    /// Tokens generated since the last update, a stop token included.
+    pub tokens: Vec<TokenId>,
+    /// Set in the last update of a request, and in no other.
+    pub finish: Option<FinishReason>,
+    /// What went wrong, with [`FinishReason::Error`].
+    pub error: Option<String>,
+    /// Prompt tokens whose K and V were found in the prefix cache when it was first scheduled.
+    pub cached_tokens: u32,
+    /// `now` of [`add`](crate::engine::Engine::add).
+    pub arrival_seconds: f64,
+    /// `now` of the turn that first scheduled it; absent if that never happened.
+    pub first_scheduled_seconds: Option<f64>,
+}
+
+/// One collected step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepStats {
+    /// Sequences in it.
+    pub rows: u32,
+    /// Prompt tokens computed, and generated tokens computed again after a preemption.
+    pub prefill_tokens: u32,
+    /// Generated tokens computed, one for each decoding sequence.
+    pub decode_tokens: u32,
+    /// Seconds the executor was busy with it.
+    pub busy_seconds: f64,
+}
+
+impl StepStats {
+    /// Tokens computed.
+    pub fn tokens(&self) -> u32 {
+        self.prefill_tokens + self.decode_tokens
+    }
+}
+
+/// The engine's state at one moment; counters are cumulative since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineStats {
+    /// Sequences that hold blocks.
+    pub running: u32,
+    /// Requests that wait to be scheduled, preempted ones included.
+    pub waiting: u32,
+    /// When the oldest waiting request arrived.
+    pub oldest_waiting_arrival_seconds: Option<f64>,
+    /// Prompt tokens of waiting requests.
+    pub queued_prompt_tokens: u64,
+    /// Upper bound of the tokens that running requests have still to generate.
+    pub remaining_tokens: u64,
+    /// Blocks by state.
+    pub kv: KvUsage,
+    /// Preemptions so far.
+    pub preemptions: u64,
+    /// Prompt tokens looked up in the prefix cache so far.
+    pub prefix_query_tokens: u64,
+    /// Prompt tokens found there so far.
+    pub prefix_hit_tokens: u64,
+}
