@@ -1,0 +1,89 @@
+//! `spec.accelerator`, `spec.parallelism`, `spec.resources`: what one replica runs on.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A union of device kinds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "self.type == 'NvidiaGPU' || !has(self.nvidiaGPU)",
+        "message": "spec.accelerator.nvidiaGPU: only with type NvidiaGPU"
+    }
+]))]
+pub struct Accelerator {
+    /// CPU, or NVIDIA GPUs offered as the resource nvidia.com/gpu.
+    #[serde(rename = "type")]
+    pub kind: AcceleratorType,
+    /// Which GPUs will do. Absent: any.
+    #[serde(default, rename = "nvidiaGPU", skip_serializing_if = "Option::is_none")]
+    pub nvidia_gpu: Option<NvidiaGpu>,
+}
+
+/// Kinds of device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum AcceleratorType {
+    /// The node's processor.
+    #[default]
+    #[serde(rename = "CPU")]
+    Cpu,
+    /// NVIDIA GPUs, as many in a pod as `parallelism.tensor` says.
+    #[serde(rename = "NvidiaGPU")]
+    NvidiaGpu,
+}
+
+/// Which GPUs will do, by the labels of NVIDIA's GPU feature discovery.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NvidiaGpu {
+    /// Values of the node label nvidia.com/gpu.product, any of which will do. Absent: any product.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 32),
+        inner(length(min = 1, max = 63), regex(pattern = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")),
+        extend("x-kubernetes-list-type" = "set")
+    )]
+    pub products: Vec<String>,
+    /// Least memory of one GPU, by the node label nvidia.com/gpu.memory. Absent: any size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::quantity")]
+    pub min_memory: Option<Quantity>,
+}
+
+/// How one replica is split.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Parallelism {
+    /// GPUs over which every layer is split; the pod asks for as many. Absent: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 16))]
+    pub tensor: Option<i32>,
+}
+
+/// Requests and limits of the engine container.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "!has(self.requests) || self.requests.all(name, !name.startsWith('nvidia.com/'))",
+        "message": "spec.resources.requests: GPUs follow from spec.accelerator and spec.parallelism.tensor; leave nvidia.com/ resources out"
+    },
+    {
+        "rule": "!has(self.limits) || self.limits.all(name, !name.startsWith('nvidia.com/'))",
+        "message": "spec.resources.limits: GPUs follow from spec.accelerator and spec.parallelism.tensor; leave nvidia.com/ resources out"
+    }
+]))]
+pub struct Resources {
+    /// What the scheduler sets aside for a pod.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "crate::schema::quantities")]
+    pub requests: BTreeMap<String, Quantity>,
+    /// What a pod may use at most.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "crate::schema::quantities")]
+    pub limits: BTreeMap<String, Quantity>,
+}

@@ -1,0 +1,105 @@
+//! `spec.engine`: image, number formats, limits, other flags.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How the engine runs the model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Engine {
+    /// Image of the engine. Absent: the operator's default at the time of the last change of this spec; an operator
+    /// upgrade alone does not change it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 512), regex(pattern = r"^[^\s]+$"))]
+    pub image: Option<String>,
+    /// Format of the weights. Auto: as the file has them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantization: Option<Quantization>,
+    /// Format of the KV cache. Auto: the engine's choice for the device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_cache_data_type: Option<KvCacheDataType>,
+    /// Longest sequence, prompt and answer together, tokens. Absent: what the model was trained for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 16, max = 16_777_216))]
+    pub max_model_tokens: Option<i32>,
+    /// Most sequences computed at once. Absent: the engine's default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65_536))]
+    pub max_sequences: Option<i32>,
+    /// Further flags of `windlass-engine serve`. Flags that a field of this resource sets are refused.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 1024)), extend("x-kubernetes-list-type" = "atomic"))]
+    pub extra_args: Vec<String>,
+}
+
+/// Formats of weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Quantization {
+    /// As the file has them.
+    #[default]
+    Auto,
+    /// 4 bits, blocks of 32 with a scale.
+    #[serde(rename = "Q4_0")]
+    Q4_0,
+    /// 4 bits, blocks of 32 with scale and minimum.
+    #[serde(rename = "Q4_1")]
+    Q4_1,
+    /// 4 bits, super-blocks of 256.
+    #[serde(rename = "Q4_K")]
+    Q4K,
+    /// 6 bits, super-blocks of 256.
+    #[serde(rename = "Q6_K")]
+    Q6K,
+    /// 8 bits, blocks of 32 with a scale.
+    #[serde(rename = "Q8_0")]
+    Q8_0,
+    /// Half float.
+    F16,
+    /// Brain float.
+    BF16,
+    /// Single float.
+    F32,
+}
+
+impl Quantization {
+    /// As `--quantization` and `/stats` spell it; `None` for Auto.
+    pub fn flag(self) -> Option<&'static str> {
+        match self {
+            Quantization::Auto => None,
+            Quantization::Q4_0 => Some("q4_0"),
+            Quantization::Q4_1 => Some("q4_1"),
+            Quantization::Q4K => Some("q4_k"),
+            Quantization::Q6K => Some("q6_k"),
+            Quantization::Q8_0 => Some("q8_0"),
+            Quantization::F16 => Some("f16"),
+            Quantization::BF16 => Some("bf16"),
+            Quantization::F32 => Some("f32"),
+        }
+    }
+}
+
+/// Formats of the KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum KvCacheDataType {
+    /// The engine's choice for the device.
+    #[default]
+    Auto,
+    /// Half float.
+    F16,
+    /// Brain float.
+    BF16,
+    /// Single float.
+    F32,
+}
+
+impl KvCacheDataType {
+    /// As `--kv-cache-dtype` and `/stats` spell it; `None` for Auto.
+    pub fn flag(self) -> Option<&'static str> {
+        match self {
+            KvCacheDataType::Auto => None,
+            KvCacheDataType::F16 => Some("f16"),
+            KvCacheDataType::BF16 => Some("bf16"),
+            KvCacheDataType::F32 => Some("f32"),
+        }
+    }
+}

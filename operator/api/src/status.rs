@@ -1,0 +1,216 @@
+//! `status`: what the operator answers. Condition types and their reasons are words that scripts rely on.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::autoscaling::LatencyMetric;
+
+/// What is there, and why.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct InferenceServiceStatus {
+    /// The generation of the spec that this status speaks about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub observed_generation: Option<i64>,
+    /// Ready, Progressing, Reconciling, Stalled and ScalingActive.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "crate::schema::conditions")]
+    pub conditions: Vec<Condition>,
+    /// Replicas that exist, in all workloads, those that drain left out.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub replicas: i32,
+    /// Replicas that serve.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub ready_replicas: i32,
+    /// Replicas made from the current spec.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub updated_replicas: i32,
+    /// Replicas that serve and were made from the current spec, with the configuration that the spec asks for.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub available_replicas: i32,
+    /// Replicas wanted now.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub desired_replicas: i32,
+    /// Of the replicas, those in the spot workload.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub spot_replicas: Option<i32>,
+    /// Label selector of the serving pods, for `/scale`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
+    pub selector: Option<String>,
+    /// Base URL of the OpenAI API inside the cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
+    pub url: Option<String>,
+    /// The first name to put in a request's `model` field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 128))]
+    pub served_name: Option<String>,
+    /// What was chosen where the spec leaves a choice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub choices: Option<Choices>,
+    /// Cold start of the slowest replica that serves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cold_start: Option<ColdStart>,
+    /// Load over all replicas, as last published: with a decision or a change of condition, else once a minute at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<Load>,
+    /// The autoscaler's last decision. Absent in mode Manual.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autoscaling: Option<AutoscalingStatus>,
+}
+
+/// What was chosen where the spec leaves a choice; held by the pods' template, mirrored here.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Choices {
+    /// Image of the engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
+    pub engine_image: Option<String>,
+    /// GPUs over which a replica is split, or 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 64))]
+    pub tensor: Option<i32>,
+    /// Format of the weights as the engine reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub quantization: Option<String>,
+}
+
+/// Phases of a cold start, milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ColdStart {
+    /// Fetching the model; 0 where it was present.
+    #[schemars(range(min = 0, max = 1_000_000_000))]
+    pub download_milliseconds: i64,
+    /// Reading and repacking weights.
+    #[schemars(range(min = 0, max = 1_000_000_000))]
+    pub load_milliseconds: i64,
+    /// Until the first generated token.
+    #[schemars(range(min = 0, max = 1_000_000_000))]
+    pub warm_milliseconds: i64,
+}
+
+/// Load over all replicas.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Load {
+    /// When these values were measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::time")]
+    pub measured_time: Option<Time>,
+    /// Requests being computed.
+    #[schemars(range(min = 0))]
+    pub running_requests: i64,
+    /// Requests waiting for a place in a batch.
+    #[schemars(range(min = 0))]
+    pub waiting_requests: i64,
+    /// Mean utilization of the replicas over a minute, percent. Absent: not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub utilization_percent: Option<i32>,
+    /// 95th percentile of the time to first token. Absent: fewer than 20 requests in the window.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000_000))]
+    pub time_to_first_token_p95_milliseconds: Option<i64>,
+    /// 95th percentile of the time between tokens. Absent: fewer than 20 in the window.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000_000))]
+    pub inter_token_p95_milliseconds: Option<i64>,
+}
+
+/// The autoscaler's last decision.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AutoscalingStatus {
+    /// What was decided.
+    pub decision: ScalingDecision,
+    /// A stable word for the term that won.
+    #[schemars(length(min = 1, max = 64))]
+    pub reason: String,
+    /// The decision in words, with its numbers.
+    #[schemars(length(max = 1024))]
+    pub message: String,
+    /// Replicas recommended; with `shadow` on they are not applied.
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub recommended_replicas: i32,
+    /// The recommendation was not applied because `shadow` is on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shadow: bool,
+    /// What the decision was made from, one entry per target.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 9), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["metric", "percentile"]))]
+    pub inputs: Vec<TargetReading>,
+    /// What keeps a further step from being taken now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), inner(length(max = 256)), extend("x-kubernetes-list-type" = "atomic"))]
+    pub blockers: Vec<String>,
+    /// When the number of replicas was last changed by the autoscaler.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::time")]
+    pub last_scale_time: Option<Time>,
+}
+
+/// Decisions of the autoscaler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ScalingDecision {
+    /// More replicas.
+    ScaleUp,
+    /// One replica fewer.
+    ScaleDown,
+    /// As many as now.
+    Hold,
+}
+
+/// One latency target as measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TargetReading {
+    /// Which latency.
+    pub metric: LatencyMetric,
+    /// Which percentile.
+    #[schemars(range(min = 1, max = 99))]
+    pub percentile: i32,
+    /// The target.
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    pub target_milliseconds: i64,
+    /// The measured percentile. Absent: too few observations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000_000))]
+    pub measured_milliseconds: Option<i64>,
+    /// Observations in the window, counted to 20.
+    #[schemars(range(min = 0))]
+    pub samples: i64,
+    /// The target is not held.
+    pub breached: bool,
+}
+
+/// Condition types.
+pub mod condition {
+    /// The replicas that the spec asks for serve it as it asks.
+    pub const READY: &str = "Ready";
+    /// The autoscaler can decide.
+    pub const SCALING_ACTIVE: &str = "ScalingActive";
+    /// A change is rolled out, or was; False when it does not come to an end.
+    pub const PROGRESSING: &str = "Progressing";
+    /// The operator is at work on the current spec (kstatus).
+    pub const RECONCILING: &str = "Reconciling";
+    /// Nothing will change until somebody changes something (kstatus).
+    pub const STALLED: &str = "Stalled";
+}
+
+/// A timestamp in Kubernetes' form, whole seconds.
+pub fn time(at: Timestamp) -> Time {
+    Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
+}

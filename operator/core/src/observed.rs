@@ -1,0 +1,70 @@
+//! What was read from the cluster before planning: plain data, complete, and nothing else.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+
+use crate::autoscale::Memory;
+use crate::names::Reference;
+use crate::window::LoadWindow;
+
+/// Everything that planning one service looks at besides its spec.
+///
+/// Objects are those that carry the service's labels (see [`crate::names::selector`]); objects of the same name that
+/// belong to somebody else must be included too, so that they are refused instead of overwritten.
+#[derive(Clone, Debug, Default)]
+pub struct Observed {
+    /// Workloads, by label or by name.
+    pub deployments: Vec<Arc<Deployment>>,
+    /// Services, by label or by name.
+    pub services: Vec<Arc<Service>>,
+    /// ServiceAccounts, by label or by name.
+    pub service_accounts: Vec<Arc<ServiceAccount>>,
+    /// Budgets, by label or by name.
+    pub disruption_budgets: Vec<Arc<PodDisruptionBudget>>,
+    /// Policies, by label or by name.
+    pub network_policies: Vec<Arc<NetworkPolicy>>,
+    /// Pods, by label, terminating ones included.
+    pub pods: Vec<Arc<Pod>>,
+    /// Warning events about the service's pods and ReplicaSets, newest first, bounded by the observer.
+    pub warnings: Vec<Warning>,
+    /// Of [`crate::names::references`], those that were looked up and do not exist.
+    pub absent: Vec<Reference>,
+    /// Readings of the engines.
+    pub load: Arc<LoadWindow>,
+    /// What the autoscaler remembered at the end of the last plan: [`crate::plan::Plan::memory`].
+    pub memory: Memory,
+}
+
+/// A Warning event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning {
+    /// The object it is about, `Pod/name`.
+    pub about: String,
+    /// The event's reason, as `FailedMount`.
+    pub reason: String,
+    /// The event's text.
+    pub message: String,
+    /// When it was last seen.
+    pub at: Timestamp,
+}
+
+/// What the operator's own configuration gives to every service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Defaults {
+    /// Engine image for specs that name none.
+    pub engine_image: String,
+    /// Namespace of the operator: the only one that may reach the admin port, with `monitoring_namespace`.
+    pub operator_namespace: String,
+    /// Labels of the operator's pods.
+    pub operator_pod_labels: BTreeMap<String, String>,
+    /// Namespace whose pods may read `/metrics`.
+    pub monitoring_namespace: Option<String>,
+    /// DNS suffix of the cluster, `cluster.local`.
+    pub cluster_domain: String,
+}

@@ -1,0 +1,91 @@
+//! The plan: what is to be done, in order, with no choices left.
+
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Service, ServiceAccount};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+
+use crate::autoscale::Memory;
+use crate::status::Assessment;
+
+/// What is to be done for one service.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Writes, in order. A failed step ends the run; the next plan takes it up again.
+    pub steps: Vec<Step>,
+    /// What the autoscaler remembers until the next plan.
+    pub memory: Memory,
+    /// Findings for `status`: given to [`crate::status::compute`] with the outcome of the steps.
+    pub assessment: Assessment,
+    /// When to plan again although nothing has changed.
+    pub requeue_after: Duration,
+}
+
+/// One write.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Server-side apply, forced, by the field manager [`FIELD_MANAGER`].
+    Apply(Object),
+    /// Merge patch `metadata.annotations` of a pod; `None` removes the annotation.
+    AnnotatePod {
+        /// The pod.
+        pod: String,
+        /// The annotation's key.
+        annotation: &'static str,
+        /// Its value.
+        value: Option<String>,
+    },
+    /// Merge patch `spec.replicas` of the Deployment's `scale` subresource, by the manager [`SCALE_MANAGER`].
+    Scale {
+        /// The Deployment.
+        deployment: String,
+        /// Its replicas.
+        replicas: i32,
+    },
+    /// Delete in the foreground or background as the API server's default has it, with this UID as precondition.
+    Delete {
+        /// Kind of the object.
+        kind: Kind,
+        /// Its name.
+        name: String,
+        /// Its UID: an object made anew under the name is not meant.
+        uid: String,
+    },
+}
+
+/// Field manager of everything but replicas.
+pub const FIELD_MANAGER: &str = "windlass-operator";
+/// Field manager of replicas.
+pub const SCALE_MANAGER: &str = "windlass-operator-scale";
+
+/// Kinds of children.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// core/v1
+    ServiceAccount,
+    /// core/v1
+    Service,
+    /// networking.k8s.io/v1
+    NetworkPolicy,
+    /// policy/v1
+    PodDisruptionBudget,
+    /// apps/v1
+    Deployment,
+}
+
+/// A child as it is to be applied.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Object {
+    /// The identity of the pods.
+    ServiceAccount(ServiceAccount),
+    /// The endpoint.
+    Service(Service),
+    /// Who may connect.
+    NetworkPolicy(NetworkPolicy),
+    /// How many pods may be evicted at once.
+    PodDisruptionBudget(PodDisruptionBudget),
+    /// A workload.
+    Deployment(Box<Deployment>),
+}
