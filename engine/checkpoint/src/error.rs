@@ -1,0 +1,272 @@
+//! What can be wrong with a checkpoint: one enum for finding the file, one for its header, one for a value asked of it.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::types::GgmlType;
+use crate::value::ValueType;
+
+/// Why a path gave no checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The file or folder could not be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Io {
+        /// What was to be read.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The folder holds no `.gguf` file.
+    #[error("no .gguf file in the folder {}", path.display())]
+    NoneInFolder {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The folder holds several `.gguf` files.
+    #[error("{} .gguf files in the folder {} ({}); name one of them", names.len(), path.display(), names.join(", "))]
+    SeveralInFolder {
+        /// The folder.
+        path: PathBuf,
+        /// The first few file names, sorted.
+        names: Vec<String>,
+    },
+    /// The path is neither a file nor a folder.
+    #[error("{} is neither a file nor a folder", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file is not a checkpoint that can be used.
+    #[error("{}: {source}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: GgufError,
+    },
+}
+
+/// Why bytes are not a GGUF file that can be used.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum GgufError {
+    /// The first four bytes are not `GGUF`.
+    #[error("not a GGUF file: it starts with {found:02x?}, not with \"GGUF\"")]
+    Magic {
+        /// The first bytes, up to four.
+        found: Vec<u8>,
+    },
+    /// A version this reader does not know.
+    #[error("GGUF version {found} is not supported; versions 2 and 3 are")]
+    Version {
+        /// The file's version.
+        found: u32,
+    },
+    /// The file is written for big-endian machines.
+    #[error("big-endian GGUF files are not supported; convert it to little-endian")]
+    BigEndian,
+    /// A part of a checkpoint that was split over several files.
+    #[error("part {} of {count} of a split checkpoint; merge the parts into one file first", number + 1)]
+    Split {
+        /// This part, from 0.
+        number: u64,
+        /// Parts there are.
+        count: u64,
+    },
+    /// The header says there is more than the file holds.
+    #[error("truncated: {field} at offset {offset} needs {needed} bytes, {remaining} are left")]
+    Truncated {
+        /// What was being read.
+        field: &'static str,
+        /// Where it starts in the file.
+        offset: usize,
+        /// Bytes it needs.
+        needed: u64,
+        /// Bytes from there to the end of the file.
+        remaining: usize,
+    },
+    /// A count beyond what any real file has, or beyond what the rest of the file could hold.
+    #[error("{what} is {count}, more than the {limit} there can be")]
+    Count {
+        /// What is counted.
+        what: &'static str,
+        /// What the header says.
+        count: u64,
+        /// The most there can be.
+        limit: u64,
+    },
+    /// A string that is not UTF-8.
+    #[error("{field} at offset {offset} is not UTF-8")]
+    NotUtf8 {
+        /// What was being read.
+        field: &'static str,
+        /// Where it starts in the file.
+        offset: usize,
+    },
+    /// A metadata key that is empty or too long.
+    #[error("a metadata key of {length} bytes at offset {offset}; keys have 1 to {limit} bytes")]
+    KeyLength {
+        /// Bytes of the key.
+        length: usize,
+        /// Where it starts in the file.
+        offset: usize,
+        /// Longest key.
+        limit: usize,
+    },
+    /// Two metadata entries with one key.
+    #[error("metadata key {key:?} appears twice")]
+    DuplicateKey {
+        /// The key.
+        key: String,
+    },
+    /// A value type that GGUF does not have.
+    #[error("metadata key {key:?} has the unknown value type {id}")]
+    ValueType {
+        /// The key.
+        key: String,
+        /// The type's number in the file.
+        id: u32,
+    },
+    /// A Boolean that is neither 0 nor 1.
+    #[error("metadata key {key:?} has the Boolean {found}; 0 and 1 are valid")]
+    Bool {
+        /// The key.
+        key: String,
+        /// The byte found.
+        found: u8,
+    },
+    /// Arrays within arrays, too deep.
+    #[error("metadata key {key:?} nests arrays deeper than {limit}")]
+    Nesting {
+        /// The key.
+        key: String,
+        /// Deepest nesting.
+        limit: u32,
+    },
+    /// `general.alignment` is not usable.
+    #[error("general.alignment is {found}; it must be a power of two from 8 to {limit}")]
+    Alignment {
+        /// The value.
+        found: u64,
+        /// Largest alignment.
+        limit: u64,
+    },
+    /// `general.alignment`, `split.no` or `split.count` is not an integer.
+    #[error(transparent)]
+    Metadata(#[from] MetadataError),
+    /// A tensor name that is empty or too long.
+    #[error("a tensor name of {length} bytes at offset {offset}; names have 1 to {limit} bytes")]
+    TensorName {
+        /// Bytes of the name.
+        length: usize,
+        /// Where it starts in the file.
+        offset: usize,
+        /// Longest name.
+        limit: usize,
+    },
+    /// Two tensors with one name.
+    #[error("tensor {name:?} appears twice")]
+    DuplicateTensor {
+        /// The name.
+        name: String,
+    },
+    /// A tensor with too few or too many dimensions.
+    #[error("tensor {name:?} has {count} dimensions; 1 to {limit} are valid")]
+    DimensionCount {
+        /// The tensor.
+        name: String,
+        /// Dimensions it has.
+        count: u32,
+        /// Most dimensions.
+        limit: u32,
+    },
+    /// A dimension of 0, or elements beyond what 63 bits count.
+    #[error("tensor {name:?} has the dimensions {dims:?}: each must be positive and their product below 2^63")]
+    Dimensions {
+        /// The tensor.
+        name: String,
+        /// As in the file, fastest first.
+        dims: Vec<u64>,
+    },
+    /// A tensor type that this reader does not know.
+    #[error("tensor {name:?} has the unknown type {id}")]
+    TensorType {
+        /// The tensor.
+        name: String,
+        /// The type's number in the file.
+        id: u32,
+    },
+    /// A row that is no whole number of the type's blocks.
+    #[error("tensor {name:?} of type {kind} has rows of {row} elements; {block} must divide that")]
+    RowLength {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        kind: GgmlType,
+        /// Elements in a row.
+        row: u64,
+        /// Elements in a block.
+        block: u64,
+    },
+    /// A tensor that does not start at a multiple of the alignment.
+    #[error("tensor {name:?} starts at offset {offset}, which is no multiple of the alignment {alignment}")]
+    TensorAlignment {
+        /// The tensor.
+        name: String,
+        /// From the start of the data.
+        offset: u64,
+        /// The file's alignment.
+        alignment: u64,
+    },
+    /// A tensor whose data lies outside the file.
+    #[error("tensor {name:?} needs {bytes} bytes at offset {offset} of the data, which has {available}")]
+    TensorOutside {
+        /// The tensor.
+        name: String,
+        /// From the start of the data.
+        offset: u64,
+        /// Bytes it needs.
+        bytes: u64,
+        /// Bytes of data in the file.
+        available: u64,
+    },
+    /// Two tensors that share bytes.
+    #[error("tensors {first:?} and {second:?} overlap")]
+    Overlap {
+        /// The one that starts first.
+        first: String,
+        /// The other.
+        second: String,
+    },
+}
+
+/// Why a metadata value could not be had.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum MetadataError {
+    /// No such key.
+    #[error("metadata key {key:?} is missing")]
+    Missing {
+        /// The key.
+        key: String,
+    },
+    /// The value has another type, or does not fit the one asked for.
+    #[error("metadata key {key:?} must be {expected}; it is {found}")]
+    Type {
+        /// The key.
+        key: String,
+        /// What was asked for, with its article.
+        expected: &'static str,
+        /// What there is.
+        found: ValueType,
+    },
+    /// An integer outside the range asked for.
+    #[error("metadata key {key:?} is {found}, outside {expected}")]
+    Range {
+        /// The key.
+        key: String,
+        /// The range asked for.
+        expected: &'static str,
+        /// What there is.
+        found: i128,
+    },
+}
