@@ -1,1 +1,14 @@
-//! OpenAI wire types of the engine's API.
+//! OpenAI wire types: what a client may send, and what it gets back.
+//!
+//! A request body is read field by field ([`fields::Fields`]): a field the engine acts on is taken with its type, and
+//! every other one must hold a value listed in [`unsupported`], so nothing is ignored in silence. Whether a value makes
+//! sense for the model being served is the server's question; this crate knows no model, no tokens and no HTTP.
+
+pub mod chat;
+pub mod completions;
+pub mod error;
+pub mod fields;
+pub mod generation;
+pub mod models;
+pub mod unsupported;
+pub mod usage;

@@ -1,0 +1,171 @@
+//! `/v1/completions`.
+
+use crate::error::FieldError;
+use crate::fields::Fields;
+use crate::generation::{FinishReason, GenerationFields, StopReason};
+use crate::unsupported::{COMMON, COMPLETIONS};
+use crate::usage::Usage;
+use serde::{Deserialize, Serialize};
+
+/// Prompts in one request.
+pub const MAX_PROMPTS: usize = 64;
+
+/// A completion request with everything in it that the engine acts on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CompletionRequest {
+    /// A served name.
+    pub model: String,
+    /// 1 to [`MAX_PROMPTS`]; each becomes a choice of that index.
+    pub prompts: Vec<Prompt>,
+    /// How to generate, the same for every prompt.
+    pub generation: GenerationFields,
+}
+
+/// What to continue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Prompt {
+    /// Text for the tokenizer.
+    Text(String),
+    /// Tokens as they are.
+    Tokens(Vec<u32>),
+}
+
+/// The four shapes of `prompt`. Order matters: an empty list is a list of texts.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Shape {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u32>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+impl CompletionRequest {
+    /// Reads a body; any field it cannot honour is refused by name.
+    pub fn from_body(body: &[u8]) -> Result<CompletionRequest, FieldError> {
+        let mut fields = Fields::parse(body)?;
+        let model = fields.required("model", "the name of a served model")?;
+        let prompts = take_prompts(&mut fields)?;
+        let generation = GenerationFields::take(&mut fields)?;
+        fields.finish(&[COMMON, COMPLETIONS])?;
+        Ok(CompletionRequest { model, prompts, generation })
+    }
+}
+
+fn take_prompts(fields: &mut Fields) -> Result<Vec<Prompt>, FieldError> {
+    let expected = "a string, a list of strings, a list of token ids, or a list of such lists";
+    let prompts: Vec<Prompt> = match fields.required("prompt", expected)? {
+        Shape::Text(text) => vec![Prompt::Text(text)],
+        Shape::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
+        Shape::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
+        Shape::TokenLists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
+    };
+    match prompts.len() {
+        1..=MAX_PROMPTS => Ok(prompts),
+        count => {
+            let message = format!("`prompt` holds {count} prompts; send 1 to {MAX_PROMPTS}");
+            Err(FieldError::invalid("prompt", message))
+        }
+    }
+}
+
+/// A whole answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Completion {
+    /// Names the request in logs.
+    pub id: String,
+    /// Always `text_completion`.
+    pub object: String,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// The name the client used.
+    pub model: String,
+    /// One per prompt, in their order.
+    pub choices: Vec<CompletionChoice>,
+    /// Token counts over all prompts.
+    pub usage: Usage,
+}
+
+/// The continuation of one prompt.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CompletionChoice {
+    /// Index of the prompt.
+    pub index: u32,
+    /// The text.
+    pub text: String,
+    /// Always absent.
+    pub logprobs: Option<()>,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// What the client named that ended it.
+    pub stop_reason: Option<StopReason>,
+}
+
+/// One event of a streamed answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CompletionChunk<'a> {
+    /// The same in every event of an answer.
+    pub id: &'a str,
+    /// Always `text_completion`.
+    pub object: &'static str,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// The name the client used.
+    pub model: &'a str,
+    /// One, or none in the event that carries the usage.
+    pub choices: &'a [CompletionChunkChoice<'a>],
+    /// Only with `include_usage`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+}
+
+/// What an event adds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CompletionChunkChoice<'a> {
+    /// Index of the prompt.
+    pub index: u32,
+    /// More text.
+    pub text: &'a str,
+    /// Always absent.
+    pub logprobs: Option<()>,
+    /// Set in the last event of this prompt.
+    pub finish_reason: Option<FinishReason>,
+    /// What the client named that ended it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_reason: Option<StopReason>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prompts(prompt: &str) -> Result<Vec<Prompt>, FieldError> {
+        let body = format!(r#"{{"model":"m","prompt":{prompt}}}"#);
+        CompletionRequest::from_body(body.as_bytes()).map(|request| request.prompts)
+    }
+
+    #[test]
+    fn a_prompt_has_four_shapes() {
+        assert_eq!(prompts(r#""a""#).unwrap(), [Prompt::Text("a".into())]);
+        assert_eq!(prompts(r#"["a","b"]"#).unwrap(), [Prompt::Text("a".into()), Prompt::Text("b".into())]);
+        assert_eq!(prompts("[1,2]").unwrap(), [Prompt::Tokens(vec![1, 2])]);
+        assert_eq!(prompts("[[1],[2]]").unwrap(), [Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2])]);
+    }
+
+    #[test]
+    fn other_prompts_are_refused_by_name() {
+        let many = format!("[{}]", vec!["\"a\""; MAX_PROMPTS + 1].join(","));
+        for bad in ["[]", "{}", "7", "[-1]", "[\"a\",1]", many.as_str()] {
+            assert_eq!(prompts(bad).unwrap_err().param.as_deref(), Some("prompt"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_done_is_refused_by_name() {
+        for extra in [r#""echo":true"#, r#""logprobs":1"#, r#""suffix":"x""#, r#""best_of":2"#, r#""messages":[]"#] {
+            let body = format!(r#"{{"model":"m","prompt":"a",{extra}}}"#);
+            let error = CompletionRequest::from_body(body.as_bytes()).unwrap_err();
+            assert!(extra.contains(error.param.as_deref().unwrap()), "{extra}: {error}");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! What both endpoints say about how to generate.
+
+use crate::error::FieldError;
+use crate::fields::Fields;
+use serde::{Deserialize, Serialize};
+
+/// Sampling and length as the client wrote them; absent fields take the server's defaults.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GenerationFields {
+    /// Sharpness of the distribution; 0 is greedy.
+    pub temperature: Option<f64>,
+    /// Nucleus sampling.
+    pub top_p: Option<f64>,
+    /// Most likely tokens kept; 0 or -1 keeps all.
+    pub top_k: Option<i64>,
+    /// Share of the likeliest token's probability below which tokens are dropped.
+    pub min_p: Option<f64>,
+    /// Makes the answer repeatable.
+    pub seed: Option<i64>,
+    /// Most tokens to generate (`max_completion_tokens`, or the older `max_tokens`).
+    pub max_tokens: Option<u32>,
+    /// Fewest tokens to generate.
+    pub min_tokens: Option<u32>,
+    /// Strings that end the answer.
+    pub stop: Vec<String>,
+    /// Tokens that end the answer.
+    pub stop_token_ids: Vec<u32>,
+    /// Go on past the model's end-of-sequence token.
+    pub ignore_eos: bool,
+    /// Answer as server-sent events.
+    pub stream: Option<StreamOptions>,
+}
+
+/// How to stream. Its presence in [`GenerationFields`] means that the answer is streamed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamOptions {
+    /// A last chunk carries the usage.
+    pub include_usage: bool,
+    /// Every chunk carries the usage so far (vLLM's extension).
+    pub continuous_usage_stats: bool,
+}
+
+/// `stop`: one string or several.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Stop {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl GenerationFields {
+    /// Takes the common fields out of a request.
+    pub fn take(fields: &mut Fields) -> Result<GenerationFields, FieldError> {
+        const COUNT: &str = "a whole number of tokens, at most 4294967295";
+        let older = fields.optional("max_tokens", COUNT)?;
+        let newer = fields.optional("max_completion_tokens", COUNT)?;
+        let stop = fields.optional("stop", "a string or a list of strings")?;
+        Ok(GenerationFields {
+            temperature: fields.optional("temperature", "a number")?,
+            top_p: fields.optional("top_p", "a number")?,
+            top_k: fields.optional("top_k", "a whole number")?,
+            min_p: fields.optional("min_p", "a number")?,
+            seed: fields.optional("seed", "a whole number of 64 bits")?,
+            max_tokens: newer.or(older),
+            min_tokens: fields.optional("min_tokens", COUNT)?,
+            stop: match stop {
+                None => Vec::new(),
+                Some(Stop::One(one)) => vec![one],
+                Some(Stop::Many(many)) => many,
+            },
+            stop_token_ids: fields.optional("stop_token_ids", "a list of token ids")?.unwrap_or_default(),
+            ignore_eos: fields.optional("ignore_eos", "true or false")?.unwrap_or(false),
+            stream: take_stream(fields)?,
+        })
+    }
+}
+
+fn take_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, FieldError> {
+    let stream: bool = fields.optional("stream", "true or false")?.unwrap_or(false);
+    let options: Option<serde_json::Value> = fields.optional("stream_options", "an object")?;
+    match options {
+        Some(_) if !stream => {
+            Err(FieldError::invalid("stream_options", "`stream_options` needs `stream` to be true; remove it"))
+        }
+        Some(options) => {
+            let mut options = Fields::of("stream_options".to_owned(), options)?;
+            let taken = StreamOptions {
+                include_usage: options.optional("include_usage", "true or false")?.unwrap_or(false),
+                continuous_usage_stats: options.optional("continuous_usage_stats", "true or false")?.unwrap_or(false),
+            };
+            // Padding against traffic analysis is a default of OpenAI's own servers, and asking for none is harmless.
+            let obfuscation: Option<bool> = options.optional("include_obfuscation", "true or false")?;
+            if obfuscation == Some(true) {
+                let message = "`stream_options.include_obfuscation` is supported only as false";
+                return Err(FieldError::invalid("stream_options.include_obfuscation", message));
+            }
+            options.finish(&[])?;
+            Ok(Some(taken))
+        }
+        None => Ok(stream.then(StreamOptions::default)),
+    }
+}
+
+/// Why an answer ended, as clients read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended it, or a stop string or stop token did.
+    Stop,
+    /// The token limit did.
+    Length,
+}
+
+/// What exactly ended an answer with [`FinishReason::Stop`], when it was something the client named (vLLM's extension).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum StopReason {
+    /// One of `stop_token_ids`.
+    Token(u32),
+    /// One of `stop`.
+    Text(String),
+}

@@ -1,0 +1,181 @@
+//! Fields of OpenAI's and vLLM's requests that this engine does not act on, each with the values that change nothing.
+//!
+//! A client that spells out a default is served; one that asks for something is told by name that it is not done.
+
+use serde_json::Value;
+
+/// A field that is known and not acted on.
+pub struct Unsupported {
+    /// As the client spells it.
+    pub name: &'static str,
+    /// Values accepted.
+    pub rule: Rule,
+    /// Why nothing else is, as the end of a sentence.
+    pub why: &'static str,
+}
+
+/// Which values of a field change nothing.
+pub enum Rule {
+    /// Any value: bookkeeping of the client's side.
+    Ignored,
+    /// None; `null` is absent.
+    Absent,
+    /// These, written as JSON.
+    Only(&'static [&'static str]),
+}
+
+impl Unsupported {
+    /// Whether `value` asks for nothing.
+    pub fn accepts(&self, value: &Value) -> bool {
+        match self.rule {
+            Rule::Ignored => true,
+            Rule::Absent => false,
+            Rule::Only(accepted) => accepted.iter().any(|text| same(text, value)),
+        }
+    }
+}
+
+/// Numbers by value (`0` is `0.0`), everything else as written.
+fn same(accepted: &str, value: &Value) -> bool {
+    match serde_json::from_str::<Value>(accepted) {
+        Ok(Value::Number(number)) => value.as_f64() == number.as_f64(),
+        Ok(expected) => expected == *value,
+        Err(_) => false,
+    }
+}
+
+const fn ignored(name: &'static str) -> Unsupported {
+    Unsupported { name, rule: Rule::Ignored, why: "" }
+}
+
+const fn absent(name: &'static str, why: &'static str) -> Unsupported {
+    Unsupported { name, rule: Rule::Absent, why }
+}
+
+const fn only(name: &'static str, accepted: &'static [&'static str], why: &'static str) -> Unsupported {
+    Unsupported { name, rule: Rule::Only(accepted), why }
+}
+
+const NO_TOOLS: &str = "tool calls are not available";
+const NO_LOGPROBS: &str = "log probabilities are not available";
+const NO_PENALTIES: &str = "penalties are not available";
+const NO_GRAMMARS: &str = "structured output is not available";
+const ONE_CHOICE: &str = "one choice is generated; send the request again for more";
+const NO_BEAMS: &str = "beam search is not available";
+const ONLY_TEXT: &str = "the model reads and writes text only";
+const OWN_TEMPLATE: &str = "the model's own chat template is used as it is";
+
+/// Fields of both endpoints.
+pub const COMMON: &[Unsupported] = &[
+    ignored("user"),
+    ignored("metadata"),
+    ignored("safety_identifier"),
+    ignored("prompt_cache_key"),
+    ignored("prompt_cache_retention"),
+    only("store", &["false"], "responses are not stored"),
+    only("service_tier", &["\"auto\"", "\"default\""], "there is one tier"),
+    only("n", &["1"], ONE_CHOICE),
+    only("best_of", &["1"], ONE_CHOICE),
+    only("presence_penalty", &["0"], NO_PENALTIES),
+    only("frequency_penalty", &["0"], NO_PENALTIES),
+    only("repetition_penalty", &["1"], NO_PENALTIES),
+    absent("repetition_detection", "repetition is not detected"),
+    only("logit_bias", &["{}"], "logits are not biased"),
+    absent("allowed_token_ids", "the vocabulary is not restricted"),
+    only("bad_words", &["[]"], "the vocabulary is not restricted"),
+    only("length_penalty", &["1"], NO_BEAMS),
+    only("use_beam_search", &["false"], NO_BEAMS),
+    absent("prompt_logprobs", NO_LOGPROBS),
+    only("include_stop_str_in_output", &["false"], "stop strings are never part of the output"),
+    only("skip_special_tokens", &["true"], "special tokens are never part of the output"),
+    only("spaces_between_special_tokens", &["true"], "special tokens are never part of the output"),
+    absent("truncate_prompt_tokens", "prompts are never cut; send a shorter one"),
+    only("return_token_ids", &["false"], "the answer holds text only"),
+    only("return_tokens_as_token_ids", &["false"], "the answer holds text only"),
+    absent("structured_outputs", NO_GRAMMARS),
+    absent("guided_json", NO_GRAMMARS),
+    absent("guided_regex", NO_GRAMMARS),
+    absent("guided_choice", NO_GRAMMARS),
+    absent("guided_grammar", NO_GRAMMARS),
+    only("response_format", &["{\"type\":\"text\"}"], NO_GRAMMARS),
+    only("priority", &["0"], "requests are served in order of arrival"),
+    absent("cache_salt", "the prefix cache is not salted"),
+    absent("kv_transfer_params", "KV is not transferred"),
+    only("vllm_xargs", &["{}"], "there are no extra arguments"),
+];
+
+/// Fields of `/v1/chat/completions` alone.
+pub const CHAT: &[Unsupported] = &[
+    only("logprobs", &["false"], NO_LOGPROBS),
+    only("top_logprobs", &["0"], NO_LOGPROBS),
+    only("tools", &["[]"], NO_TOOLS),
+    only("tool_choice", &["\"none\"", "\"auto\""], NO_TOOLS),
+    only("functions", &["[]"], NO_TOOLS),
+    only("function_call", &["\"none\"", "\"auto\""], NO_TOOLS),
+    // Says nothing while there are no tools to call.
+    ignored("parallel_tool_calls"),
+    only("modalities", &["[\"text\"]"], ONLY_TEXT),
+    absent("audio", ONLY_TEXT),
+    absent("prediction", "predicted outputs are not available"),
+    absent("web_search_options", "there is no search"),
+    only("reasoning_effort", &["\"none\""], "reasoning effort cannot be set"),
+    only("verbosity", &["\"medium\""], "verbosity cannot be set"),
+    only("include_reasoning", &["true"], "reasoning is not separated from the answer"),
+    absent("thinking_token_budget", "reasoning has no budget of its own"),
+    only("add_generation_prompt", &["true"], OWN_TEMPLATE),
+    only("continue_final_message", &["false"], OWN_TEMPLATE),
+    only("add_special_tokens", &["false"], OWN_TEMPLATE),
+    only("documents", &["[]"], OWN_TEMPLATE),
+    absent("chat_template", "templates from requests are not run; the model's own is used"),
+    only("chat_template_kwargs", &["{}"], OWN_TEMPLATE),
+    only("mm_processor_kwargs", &["{}"], ONLY_TEXT),
+    only("media_io_kwargs", &["{}"], ONLY_TEXT),
+];
+
+/// Fields of `/v1/completions` alone.
+pub const COMPLETIONS: &[Unsupported] = &[
+    absent("logprobs", NO_LOGPROBS),
+    only("echo", &["false"], "the prompt is not repeated"),
+    only("suffix", &["\"\""], "text is not inserted before a suffix"),
+    only("add_special_tokens", &["true"], "the tokenizer's own rule is used"),
+    absent("prompt_embeds", "prompts are text or token ids"),
+];
+
+/// Fields of a chat message besides `role`, `content` and `name`, which clients send back from earlier answers.
+pub const MESSAGE: &[Unsupported] = &[
+    ignored("refusal"),
+    only("annotations", &["[]"], ONLY_TEXT),
+    absent("audio", ONLY_TEXT),
+    only("tool_calls", &["[]"], NO_TOOLS),
+    absent("function_call", NO_TOOLS),
+    absent("tool_call_id", NO_TOOLS),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accepted_values_are_valid_json_and_numbers_compare_by_value() {
+        for field in [COMMON, CHAT, COMPLETIONS, MESSAGE].into_iter().flatten() {
+            if let Rule::Only(values) = field.rule {
+                for text in values {
+                    assert!(serde_json::from_str::<Value>(text).is_ok(), "{}: {text}", field.name);
+                }
+            }
+        }
+        let n = COMMON.iter().find(|field| field.name == "n").unwrap();
+        assert!(n.accepts(&Value::from(1.0)) && n.accepts(&Value::from(1)) && !n.accepts(&Value::from(2)));
+    }
+
+    #[test]
+    fn no_field_is_listed_twice_for_an_endpoint() {
+        for own in [CHAT, COMPLETIONS] {
+            let mut names: Vec<_> = COMMON.iter().chain(own).map(|field| field.name).collect();
+            names.sort_unstable();
+            let before = names.len();
+            names.dedup();
+            assert_eq!(names.len(), before);
+        }
+    }
+}
