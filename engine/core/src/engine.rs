@@ -72,6 +72,12 @@ impl<E: Executor> Engine<E> {
         self.scheduler.stats()
     }
 
+    /// Checks every invariant that must hold between two calls, in time proportional to the pool: for tests, and for
+    /// an engine with nothing better to do. The error says what is broken.
+    pub fn audit(&self) -> Result<(), String> {
+        self.scheduler.audit()
+    }
+
     /// The executor.
     pub fn executor(&self) -> &E {
         &self.executor

@@ -5,6 +5,7 @@
 //! - *cached*: nobody names it and its contents are a known prefix, kept until the room is needed;
 //! - *free*.
 
+mod audit;
 mod block_pool;
 mod block_table;
 mod prefix_cache;

@@ -143,6 +143,22 @@ impl Scheduler {
         }
     }
 
+    /// Checks what holds between any two calls; says what does not.
+    pub(crate) fn audit(&self) -> Result<(), String> {
+        let queued: usize = self.waiting.iter().map(|sequence| sequence.prompt_tokens).sum();
+        if queued as u64 != self.queued_prompt_tokens {
+            return Err(format!("{queued} prompt tokens wait and {} are counted", self.queued_prompt_tokens));
+        }
+        let arrivals = self.running.iter().map(|run| &run.sequence).chain(&self.waiting);
+        if !arrivals.map(|sequence| sequence.arrival_seconds).is_sorted() {
+            return Err("a later arrival runs or waits before an earlier one".into());
+        }
+        if !self.running.is_sorted_by_key(|run| run.stay) {
+            return Err("the running batch is out of order".into());
+        }
+        self.kv.audit(self.running.iter().map(|run| &run.table))
+    }
+
     /// Sequences with one token to compute, oldest first. Only these may need a block that they do not have: a
     /// prefill got all of its blocks when it was admitted.
     fn schedule_decodes(&mut self, step: &mut StepBuilder) {

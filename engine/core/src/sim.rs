@@ -126,26 +126,28 @@ impl<P: Pace> SimExecutor<P> {
     }
 
     /// Computes a row: its states, then its token.
-    fn compute(&mut self, row: &PlanRow) -> Result<RowOutput, ExecutorError> {
+    fn compute(&mut self, row: &PlanRow) -> RowOutput {
         for (position, token) in (row.first_position as usize..).zip(&row.tokens) {
-            let token = self.resolve(*token)?;
+            let Some(token) = self.resolve(*token) else {
+                return RowOutput::Failed("the row that was to sample its input did not".into());
+            };
             let before = position.checked_sub(1).map_or(0, |previous| self.states[self.slot(row, previous)]);
             let slot = self.slot(row, position);
             self.states[slot] = mix(before, u64::from(token));
         }
-        Ok(row.sample.as_ref().map_or(RowOutput::Computed, |sample| self.sample(row, sample)))
+        row.sample.as_ref().map_or(RowOutput::Computed, |sample| self.sample(row, sample))
     }
 
-    /// The id of an input token.
-    fn resolve(&self, token: InputToken) -> Result<TokenId, ExecutorError> {
+    /// The id of an input token, unless the row that was to sample it failed.
+    fn resolve(&self, token: InputToken) -> Option<TokenId> {
         let (ticket, row) = match token {
-            InputToken::Known(token) => return Ok(token),
+            InputToken::Known(token) => return Some(token),
             InputToken::SampledBy { ticket, row } => (ticket, row),
         };
-        let step = self.in_flight.iter().find(|step| step.ticket == ticket);
-        match step.and_then(|step| step.output.rows.get(row as usize)) {
-            Some(RowOutput::Sampled(token)) => Ok(*token),
-            _ => Err(ExecutorError(format!("row {row} of {ticket:?} samples no token"))),
+        let step = self.in_flight.iter().find(|step| step.ticket == ticket)?;
+        match step.output.rows.get(row as usize)? {
+            RowOutput::Sampled(token) => Some(*token),
+            _ => None,
         }
     }
 
@@ -156,8 +158,8 @@ impl<P: Pace> SimExecutor<P> {
         let last_of_each_block =
             (self.block_tokens()..end).step_by(self.block_tokens()).chain([end]).map(|end| end - 1);
         let context = last_of_each_block.fold(seed, |hash, position| mix(hash, self.states[self.slot(row, position)]));
-        let draws = (0..MAX_DRAWS).map(|draw| self.vocabulary.draw(mix(context, draw)));
-        match draws.into_iter().find(|token| !sample.banned.contains(token)) {
+        let mut draws = (0..MAX_DRAWS).map(|draw| self.vocabulary.draw(mix(context, draw)));
+        match draws.find(|token| !sample.banned.contains(token)) {
             Some(token) => RowOutput::Sampled(token),
             None => RowOutput::Failed("the simulator draws only tokens that are banned here".into()),
         }
@@ -186,7 +188,7 @@ impl<P: Pace> Executor for SimExecutor<P> {
             return Err(ExecutorError(format!("{MAX_IN_FLIGHT} steps are in flight already")));
         }
         let busy = self.step_time.of(&plan);
-        let rows = plan.rows.iter().map(|row| self.compute(row)).collect::<Result<_, _>>()?;
+        let rows = plan.rows.iter().map(|row| self.compute(row)).collect();
         let ends_at = self.busy_until.max(self.pace.now()) + busy;
         let ticket = Ticket(self.submitted);
         let output = StepOutput { rows, busy_seconds: busy.as_secs_f64() };

@@ -56,6 +56,16 @@ impl BlockPool {
         self.slots[block.0 as usize].references
     }
 
+    /// Blocks without contents, each once.
+    pub(super) fn free_blocks(&self) -> impl Iterator<Item = BlockId> {
+        self.free.iter().copied()
+    }
+
+    /// Cached blocks, each once, the longest unused first.
+    pub(super) fn cached_blocks(&self) -> impl Iterator<Item = BlockId> {
+        self.cached.values().copied()
+    }
+
     pub(super) fn total_references(&self) -> u64 {
         self.total_references
     }

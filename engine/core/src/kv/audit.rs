@@ -1,0 +1,43 @@
+//! The whole truth about blocks, counted again from scratch.
+
+use super::{BlockTable, KvCache};
+use crate::plan::BlockId;
+
+/// What the parts of the cache say about one block.
+#[derive(Clone, Debug, Default)]
+struct Account {
+    named: u32,
+    free: u32,
+    cached: u32,
+}
+
+impl KvCache {
+    /// Each block is exactly one of free, cached or held, and is referenced as often as a table names it. `tables`
+    /// are those of all live sequences.
+    pub(crate) fn audit<'a>(&'a self, tables: impl Iterator<Item = &'a BlockTable>) -> Result<(), String> {
+        let mut accounts = vec![Account::default(); self.pool.total()];
+        let mut account = |block: BlockId, count: fn(&mut Account) -> &mut u32| {
+            *count(&mut accounts[block.0 as usize]) += 1;
+        };
+        let retiring = self.retiring.iter().map(|(_, table)| table);
+        for &block in tables.chain(retiring).flat_map(|table| &table.blocks) {
+            account(block, |account| &mut account.named);
+        }
+        self.pool.free_blocks().for_each(|block| account(block, |account| &mut account.free));
+        self.pool.cached_blocks().for_each(|block| account(block, |account| &mut account.cached));
+        accounts.iter().enumerate().try_for_each(|(block, account)| self.check(BlockId(block as u32), account))
+    }
+
+    fn check(&self, block: BlockId, account: &Account) -> Result<(), String> {
+        let states = account.free + account.cached + account.named.min(1);
+        let references = self.pool.references(block);
+        let known = self.prefixes.as_ref().is_some_and(|prefixes| prefixes.holds(block));
+        let right = states == 1
+            && references == account.named
+            && (account.cached == 0 || known)
+            && (account.free == 0 || !known);
+        right
+            .then_some(())
+            .ok_or(format!("block {} has {references} references, a known prefix: {known}, and {account:?}", block.0))
+    }
+}

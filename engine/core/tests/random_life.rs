@@ -1,0 +1,243 @@
+//! Random lives of small engines: whatever is added, ended or failed and whenever, the engine stays sound, every
+//! request ends once, and its text is the one that it gets alone.
+
+#![allow(clippy::unwrap_used)] // a test may
+
+mod support;
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use support::{CONFIG, GEOMETRY, TestEngine, WORDS, alone, engine};
+use windlass_engine_core::engine::EngineConfig;
+use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::request::{FinishReason, RejectReason, Request, RequestId, Sampling, TokenId};
+use windlass_engine_core::update::RequestUpdate;
+
+/// What happens to an engine, one thing at a time.
+#[derive(Clone, Debug)]
+enum Event {
+    Add(Wish),
+    /// Ends the nth of the live requests, from outside.
+    Finish(usize, FinishReason),
+    /// Makes the next result of the nth live request a failure.
+    Poison(usize),
+    Turn,
+}
+
+/// A request without its id.
+#[derive(Clone, Debug)]
+struct Wish {
+    family: u32,
+    prompt_tokens: u32,
+    max_tokens: u32,
+    min_tokens: u32,
+    stop_tokens: Vec<TokenId>,
+    seed: u64,
+}
+
+impl Wish {
+    /// Prompts of one family begin alike.
+    fn request(&self, id: RequestId) -> Request {
+        let prompt = (0..self.prompt_tokens).map(|i| (self.family * 17 + i * i) % 100).collect();
+        let sampling = Sampling { temperature: (self.seed % 2) as f32, seed: self.seed, ..Sampling::GREEDY };
+        let Wish { max_tokens, min_tokens, ref stop_tokens, .. } = *self;
+        Request { id, prompt, max_tokens, min_tokens, stop_tokens: stop_tokens.clone(), sampling }
+    }
+}
+
+fn wishes() -> impl Strategy<Value = Wish> {
+    let stop_tokens = prop_oneof![3 => Just(vec![]), 1 => vec(0..WORDS, 1..3)];
+    (0..3u32, 1..40u32, 1..30u32, 0..6u32, stop_tokens, 0..4u64).prop_map(
+        |(family, prompt_tokens, max_tokens, min_tokens, stop_tokens, seed)| Wish {
+            family,
+            prompt_tokens,
+            max_tokens,
+            min_tokens,
+            stop_tokens,
+            seed,
+        },
+    )
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let reason = prop_oneof![Just(FinishReason::Abort), Just(FinishReason::Stop)];
+    let event = prop_oneof![
+        4 => wishes().prop_map(Event::Add),
+        1 => (0..20usize, reason).prop_map(|(nth, reason)| Event::Finish(nth, reason)),
+        1 => (0..40usize).prop_map(Event::Poison),
+        16 => Just(Event::Turn),
+    ];
+    vec(event, 1..150)
+}
+
+fn geometries() -> impl Strategy<Value = Geometry> {
+    (1..6u32, 12..60u32, 1..8u32, 1..40u32).prop_map(|(block_tokens, blocks, max_step_rows, max_step_tokens)| {
+        Geometry { block_tokens, blocks, max_step_rows, max_step_tokens, ..GEOMETRY }
+    })
+}
+
+/// What the runs met, all together: a property that never met a preemption would prove little.
+#[derive(Debug, Default)]
+struct Met {
+    turns: u64,
+    ended: HashMap<FinishReason, u64>,
+    preemptions: u64,
+    prefix_hits: u64,
+    never_fits: u64,
+    most_waiting: u32,
+}
+
+/// An engine, and what its clients have seen.
+struct World {
+    engine: TestEngine,
+    block_tokens: u32,
+    /// Requests by id, in order of arrival.
+    requests: Vec<Request>,
+    texts: HashMap<RequestId, Vec<TokenId>>,
+    endings: HashMap<RequestId, FinishReason>,
+    /// Ended from outside, or poisoned: their texts may stop anywhere.
+    disturbed: HashSet<RequestId>,
+    met: Met,
+}
+
+impl World {
+    fn new(geometry: Geometry, enable_prefix_cache: bool) -> World {
+        World {
+            engine: engine(geometry, EngineConfig { enable_prefix_cache, ..CONFIG }),
+            block_tokens: geometry.block_tokens,
+            requests: Vec::new(),
+            texts: HashMap::new(),
+            endings: HashMap::new(),
+            disturbed: HashSet::new(),
+            met: Met::default(),
+        }
+    }
+
+    fn happen(&mut self, event: &Event) {
+        match event {
+            Event::Add(wish) => self.add(wish),
+            Event::Finish(nth, reason) => self.finish(*nth, *reason),
+            Event::Poison(nth) => self.poison(*nth),
+            Event::Turn => self.turn(),
+        }
+        self.engine.audit().unwrap();
+        let stats = self.engine.stats();
+        assert_eq!(stats.kv.leaked, 0);
+        assert_eq!(stats.running as usize + stats.waiting as usize, self.live_requests().count());
+        self.met.most_waiting = self.met.most_waiting.max(stats.waiting);
+    }
+
+    fn add(&mut self, wish: &Wish) {
+        let request = wish.request(RequestId(self.requests.len() as u64));
+        match self.engine.add(request.clone(), self.met.turns as f64) {
+            Ok(()) => self.requests.push(request),
+            Err(RejectReason::NeverFits { .. }) => self.met.never_fits += 1,
+            Err(reason) => panic!("{reason}"),
+        }
+    }
+
+    fn finish(&mut self, nth: usize, reason: FinishReason) {
+        let Some(id) = self.live(nth) else { return };
+        self.disturbed.insert(id);
+        let update = self.engine.finish(id, reason).expect("a live request");
+        assert_eq!(update.finish, Some(reason));
+        self.see(update);
+        assert_eq!(self.engine.finish(id, reason), None, "{id:?} ended twice");
+    }
+
+    fn poison(&mut self, nth: usize) {
+        let Some(id) = self.live(nth) else { return };
+        self.disturbed.insert(id);
+        self.engine.executor().poison(id);
+    }
+
+    fn turn(&mut self) {
+        self.met.turns += 1;
+        let turn = self.engine.turn(self.met.turns as f64).unwrap();
+        turn.updates.into_iter().for_each(|update| self.see(update));
+    }
+
+    fn see(&mut self, update: RequestUpdate) {
+        let id = update.request;
+        assert!(!self.endings.contains_key(&id), "{id:?} goes on after its end");
+        assert_eq!(update.error.is_some(), update.finish == Some(FinishReason::Error));
+        self.texts.entry(id).or_default().extend(update.tokens);
+        if let Some(reason) = update.finish {
+            self.endings.insert(id, reason);
+            *self.met.ended.entry(reason).or_default() += 1;
+        }
+    }
+
+    /// Turns until nothing is left. Each turn submits or collects a step, so a bound follows from the work.
+    fn come_to_rest(&mut self) {
+        let tokens: usize = self.requests.iter().map(|request| request.prompt.len() + 30).sum();
+        for _ in 0..100 + 10 * tokens {
+            if self.engine.is_idle() {
+                return;
+            }
+            self.happen(&Event::Turn);
+        }
+        panic!("no rest: {:?}", self.engine.stats());
+    }
+
+    fn check_texts(&self) {
+        for request in &self.requests {
+            let (whole, reason) = alone(request, self.block_tokens);
+            let text = self.texts.get(&request.id).map_or(&[][..], Vec::as_slice);
+            assert!(whole.starts_with(text), "{request:?} gives {whole:?} alone and {text:?} here");
+            let undisturbed = text.len() == whole.len() && self.endings.get(&request.id) == reason.as_ref();
+            assert!(undisturbed || self.disturbed.contains(&request.id), "{request:?} gives {text:?}, not {whole:?}");
+        }
+    }
+
+    fn live_requests(&self) -> impl Iterator<Item = RequestId> {
+        self.requests.iter().map(|request| request.id).filter(|id| !self.endings.contains_key(id))
+    }
+
+    fn live(&self, nth: usize) -> Option<RequestId> {
+        self.live_requests().nth(nth)
+    }
+}
+
+fn live_through(geometry: Geometry, prefix_cache: bool, events: &[Event]) -> Met {
+    let mut world = World::new(geometry, prefix_cache);
+    events.iter().for_each(|event| world.happen(event));
+    world.come_to_rest();
+    world.check_texts();
+    let stats = world.engine.stats();
+    assert_eq!((stats.kv.held, stats.queued_prompt_tokens, stats.remaining_tokens), (0, 0, 0));
+    Met { preemptions: stats.preemptions, prefix_hits: stats.prefix_hit_tokens, ..world.met }
+}
+
+#[test]
+fn whatever_happens_the_engine_is_sound_and_texts_are_those_of_requests_alone() {
+    let met = RefCell::new(Met::default());
+    let mut runner = TestRunner::new(Config { cases: 600, failure_persistence: None, ..Config::default() });
+    let outcome = runner.run(&(geometries(), any::<bool>(), events()), |(geometry, prefix_cache, events)| {
+        met.borrow_mut().add(live_through(geometry, prefix_cache, &events));
+        Ok::<(), TestCaseError>(())
+    });
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+    let met = met.into_inner();
+    println!("{met:?}");
+    assert!(met.turns > 10_000 && met.preemptions > 100 && met.prefix_hits > 1000, "{met:?}");
+    assert!(met.never_fits > 10 && met.most_waiting > 10 && met.ended.values().all(|count| *count > 100), "{met:?}");
+    assert_eq!(met.ended.len(), 4, "{met:?}");
+}
+
+impl Met {
+    fn add(&mut self, other: Met) {
+        self.turns += other.turns;
+        self.preemptions += other.preemptions;
+        self.prefix_hits += other.prefix_hits;
+        self.never_fits += other.never_fits;
+        self.most_waiting = self.most_waiting.max(other.most_waiting);
+        for (reason, count) in other.ended {
+            *self.ended.entry(reason).or_default() += count;
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The simulator, behind a check of every plan against the contract of the executor seam.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Mutex;
+
+use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
+use windlass_engine_core::plan::{InputToken, PlanRow, RowOutput, StepOutput, StepPlan, Ticket};
+use windlass_engine_core::request::RequestId;
+use windlass_engine_core::sim::{SimExecutor, Unpaced};
+
+/// Panics at the plan that breaks the contract.
+pub struct Auditor {
+    sim: SimExecutor<Unpaced>,
+    in_flight: VecDeque<(Ticket, StepPlan)>,
+    last_plan: StepPlan,
+    /// Requests whose rows fail when they are next collected.
+    poisoned: Mutex<HashSet<RequestId>>,
+}
+
+impl Auditor {
+    pub fn new(sim: SimExecutor<Unpaced>) -> Auditor {
+        Auditor { sim, in_flight: VecDeque::new(), last_plan: StepPlan::default(), poisoned: Mutex::default() }
+    }
+
+    pub fn poison(&self, request: RequestId) {
+        self.poisoned.lock().unwrap().insert(request);
+    }
+
+    /// The plan that was submitted last.
+    pub fn last_plan(&self) -> &StepPlan {
+        &self.last_plan
+    }
+
+    fn check_budgets(&self, plan: &StepPlan) {
+        let Geometry { max_step_rows, max_step_tokens, .. } = self.geometry();
+        assert!(self.in_flight.len() < MAX_IN_FLIGHT, "too many steps in flight");
+        assert!((1..=max_step_rows as usize).contains(&plan.rows.len()), "{} rows", plan.rows.len());
+        assert!(plan.token_count() <= max_step_tokens as usize, "{} tokens", plan.token_count());
+        let requests: HashSet<_> = plan.rows.iter().map(|row| row.request).collect();
+        assert_eq!(requests.len(), plan.rows.len(), "a request has two rows");
+    }
+
+    fn check_row(&self, row: &PlanRow) {
+        let geometry = self.geometry();
+        let end = row.first_position + row.tokens.len() as u32;
+        assert!(!row.tokens.is_empty() && end <= geometry.max_sequence_tokens, "{row:?}");
+        assert_eq!(row.blocks.len(), end.div_ceil(geometry.block_tokens) as usize, "{row:?}");
+        assert!(row.blocks.iter().all(|block| block.0 < geometry.blocks), "{row:?}");
+        let distinct: HashSet<_> = row.blocks.iter().collect();
+        assert_eq!(distinct.len(), row.blocks.len(), "a block twice in {row:?}");
+        row.tokens.iter().for_each(|token| self.check_input(row, *token));
+    }
+
+    fn check_input(&self, row: &PlanRow, token: InputToken) {
+        let InputToken::SampledBy { ticket, row: source } = token else { return };
+        assert_eq!(row.tokens.len(), 1, "a sampled token inside a chunk");
+        let (_, plan) = self.in_flight.iter().find(|(known, _)| *known == ticket).expect("a ticket in flight");
+        let source = &plan.rows[source as usize];
+        assert_eq!(source.request, row.request, "another request's token");
+        assert!(source.sample.is_some(), "a token of a row that samples none");
+        assert_eq!(source.first_position as usize + source.tokens.len(), row.first_position as usize);
+    }
+
+    /// The blocks that `row` writes belong to nobody else, neither in this plan nor in one that is in flight.
+    fn check_writes(&self, plan: &StepPlan, row: &PlanRow) {
+        let first_written = (row.first_position / self.geometry().block_tokens) as usize;
+        let in_flight = self.in_flight.iter().flat_map(|(_, plan)| &plan.rows);
+        for (index, block) in row.blocks.iter().enumerate().skip(first_written) {
+            for other in in_flight.clone().chain(&plan.rows) {
+                let named = other.blocks.iter().position(|other| other == block);
+                let own = other.request == row.request && named == Some(index);
+                assert!(named.is_none() || own, "{row:?} writes into a block of {other:?}");
+            }
+        }
+    }
+}
+
+impl Executor for Auditor {
+    fn geometry(&self) -> Geometry {
+        self.sim.geometry()
+    }
+
+    fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {
+        self.check_budgets(&plan);
+        for row in &plan.rows {
+            self.check_row(row);
+            self.check_writes(&plan, row);
+        }
+        let ticket = self.sim.submit(plan.clone())?;
+        self.last_plan = plan.clone();
+        self.in_flight.push_back((ticket, plan));
+        Ok(ticket)
+    }
+
+    fn collect(&mut self, ticket: Ticket) -> Result<StepOutput, ExecutorError> {
+        let (_, plan) = self.in_flight.pop_front().expect("a step in flight");
+        let mut output = self.sim.collect(ticket)?;
+        let mut poisoned = self.poisoned.lock().unwrap();
+        for (row, result) in plan.rows.iter().zip(&mut output.rows) {
+            if poisoned.remove(&row.request) {
+                *result = RowOutput::Failed("poisoned".into());
+            }
+        }
+        Ok(output)
+    }
+}

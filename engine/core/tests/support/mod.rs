@@ -1,0 +1,109 @@
+//! Fixtures, and an executor that distrusts the scheduler.
+
+#![allow(dead_code)] // each test file uses its share
+
+mod auditor;
+
+pub use auditor::Auditor;
+use windlass_engine_core::engine::{Engine, EngineConfig, QueueLimits};
+use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::request::{FinishReason, Request, RequestId, Sampling, TokenId};
+use windlass_engine_core::sim::{SimExecutor, SimVocabulary, StepTime, Unpaced};
+use windlass_engine_core::update::{RequestUpdate, Turn};
+
+/// Few words, so that stop tokens among them are met.
+pub const WORDS: u32 = 13;
+pub const VOCABULARY: SimVocabulary = SimVocabulary { word: |number| (number % WORDS as u64) as TokenId, stop: None };
+
+pub const GEOMETRY: Geometry = Geometry {
+    block_tokens: 4,
+    blocks: 64,
+    max_sequence_tokens: 128,
+    max_step_rows: 8,
+    max_step_tokens: 32,
+    vocabulary: 100,
+};
+
+pub const CONFIG: EngineConfig = EngineConfig {
+    queue: QueueLimits { max_waiting_requests: 1000, max_queued_prompt_tokens: 100_000 },
+    enable_prefix_cache: false,
+};
+
+pub type TestEngine = Engine<Auditor>;
+
+pub fn engine(geometry: Geometry, config: EngineConfig) -> TestEngine {
+    Engine::new(Auditor::new(SimExecutor::new(geometry, StepTime::LARGE_GPU, VOCABULARY, Unpaced)), config)
+}
+
+/// A prompt of so many tokens, unlike those of other ids, for 4 tokens, greedy.
+pub fn request(id: u64, prompt_tokens: usize) -> Request {
+    let prompt = (0..prompt_tokens as u64).map(|i| ((id * 31 + i * 7 + i * i) % 100) as TokenId).collect();
+    Request {
+        id: RequestId(id),
+        prompt,
+        max_tokens: 4,
+        min_tokens: 0,
+        stop_tokens: Vec::new(),
+        sampling: Sampling::GREEDY,
+    }
+}
+
+/// Changes one thing about a request.
+pub trait With: Sized {
+    fn max(self, tokens: u32) -> Self;
+    fn min(self, tokens: u32) -> Self;
+    fn stop(self, tokens: &[TokenId]) -> Self;
+    fn prompt(self, tokens: impl IntoIterator<Item = TokenId>) -> Self;
+}
+
+impl With for Request {
+    fn max(self, max_tokens: u32) -> Self {
+        Request { max_tokens, ..self }
+    }
+
+    fn min(self, min_tokens: u32) -> Self {
+        Request { min_tokens, ..self }
+    }
+
+    fn stop(self, tokens: &[TokenId]) -> Self {
+        Request { stop_tokens: tokens.to_vec(), ..self }
+    }
+
+    fn prompt(self, tokens: impl IntoIterator<Item = TokenId>) -> Self {
+        Request { prompt: tokens.into_iter().collect(), ..self }
+    }
+}
+
+/// One turn, with everything checked after it.
+pub fn turn(engine: &mut TestEngine, now: f64) -> Turn {
+    let turn = engine.turn(now).expect("the simulator does not fail");
+    engine.audit().expect("the engine is sound");
+    turn
+}
+
+/// Turns until idle; all updates in order.
+pub fn drain(engine: &mut TestEngine) -> Vec<RequestUpdate> {
+    let mut updates = Vec::new();
+    for _ in 0..100_000 {
+        if engine.is_idle() {
+            return updates;
+        }
+        updates.extend(turn(engine, 0.0).updates);
+    }
+    panic!("the engine does not come to rest: {:?}", engine.stats());
+}
+
+/// What one request got out of it.
+pub fn text(updates: &[RequestUpdate], id: u64) -> (Vec<TokenId>, Option<FinishReason>) {
+    let own = updates.iter().filter(|update| update.request == RequestId(id));
+    let finish = own.clone().find_map(|update| update.finish);
+    (own.flat_map(|update| update.tokens.clone()).collect(), finish)
+}
+
+/// What a request gets when it has a large engine to itself, one chunk and no prefix cache.
+pub fn alone(request: &Request, block_tokens: u32) -> (Vec<TokenId>, Option<FinishReason>) {
+    let geometry = Geometry { block_tokens, blocks: 128, max_step_tokens: 128, ..GEOMETRY };
+    let mut engine = engine(geometry, CONFIG);
+    engine.add(request.clone(), 0.0).expect("a request that fits");
+    text(&drain(&mut engine), request.id.0)
+}
