@@ -25,20 +25,18 @@ pub const PORT: &str = "--port";
 pub const ADMIN_PORT: &str = "--admin-port";
 pub const HOST: &str = "--host";
 
-/// `windlass-engine fetch`: what the init container of an https source runs. It ends with 0 once the file at
-/// [`OUTPUT`](fetch::OUTPUT) has the checksum, at once where it already has; it resumes what an earlier run began.
+/// `windlass-engine fetch URL …`: what the init container of an https source runs. It ends with 0 once the file at
+/// [`TO`](fetch::TO) has the checksum, at once where it already has; it resumes what an earlier run began.
 pub mod fetch {
-    /// The subcommand.
+    /// The subcommand; its argument is the URL.
     pub const SUBCOMMAND: &str = "fetch";
-    /// The https URL.
-    pub const URL: &str = "--url";
+    /// Path of the file to write; its folder is made.
+    pub const TO: &str = "--to";
     /// Hexadecimal SHA-256 of the file.
     pub const SHA256: &str = "--sha256";
-    /// Path of the file to write; its folder is made.
-    pub const OUTPUT: &str = "--output";
-    /// File with the bearer token to send.
+    /// File with a token to send as `Authorization: Bearer`.
     pub const TOKEN_FILE: &str = "--token-file";
-    /// File with PEM certificates to trust beside the public ones.
+    /// File with PEM certificates to trust instead of the public ones.
     pub const CA_FILE: &str = "--ca-file";
 }
 
