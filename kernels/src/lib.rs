@@ -7,15 +7,21 @@
 //! Every op's result for one token depends on that token alone: not on the other tokens of the call, how a prompt was
 //! cut into chunks, or the number of threads. README.md has the map, the tile formats and how to measure.
 
+// Register tiles are small arrays indexed alike; iterator adaptors would carry vectors out of their target features.
+#![allow(clippy::needless_range_loop)]
+
 mod activations;
-mod kernels;
+mod buffer;
 mod kv_cache;
 pub mod ops;
 mod pool;
+mod simd;
+#[cfg(test)]
+mod testing;
 mod weights;
 
 pub use activations::Activations;
-pub use kernels::{Kernels, UnknownKernels};
 pub use kv_cache::{KvCache, KvLayout};
 pub use pool::{Pool, Worker};
+pub use simd::{Kernels, UnknownKernels};
 pub use weights::{PackedMatrix, ShapeError, WeightType};

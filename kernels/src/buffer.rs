@@ -1,0 +1,87 @@
+//! Large zeroed arrays on huge pages.
+
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, handle_alloc_error};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+/// Values that are valid as zero bytes and need no drop.
+///
+/// # Safety
+/// All-zero bytes are a value of the type.
+pub(crate) unsafe trait Zeroable: Copy {}
+
+// SAFETY: zero bytes are the number zero.
+unsafe impl Zeroable for f32 {}
+// SAFETY: zero bytes are the number zero.
+unsafe impl Zeroable for half::f16 {}
+// SAFETY: zero bytes are the number zero.
+unsafe impl Zeroable for half::bf16 {}
+// SAFETY: an array of zeroable values.
+unsafe impl<T: Zeroable, const N: usize> Zeroable for [T; N] {}
+
+/// A zeroed array in its own anonymous mapping, page-aligned, on huge pages where the system has them: a weight matrix
+/// or a layer of the cache is read end to end, and small pages would cost a table walk every 4 KiB. Pages take memory
+/// when they are first written.
+#[derive(Debug)]
+pub(crate) struct Buffer<T> {
+    start: NonNull<T>,
+    len: usize,
+}
+
+// SAFETY: the buffer owns its mapping, like a Vec.
+unsafe impl<T: Send> Send for Buffer<T> {}
+// SAFETY: shared access only reads, like a Vec.
+unsafe impl<T: Sync> Sync for Buffer<T> {}
+
+impl<T: Zeroable> Buffer<T> {
+    /// `len` zeros. Ends the process when the system refuses the memory, as `Vec` does.
+    pub(crate) fn zeroed(len: usize) -> Self {
+        const { assert!(align_of::<T>() <= 4096 && size_of::<T>() > 0) };
+        let Ok(layout) = Layout::array::<T>(len) else { panic!("{len} values overflow the address space") };
+        if len == 0 {
+            return Buffer { start: NonNull::dangling(), len };
+        }
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new anonymous mapping touches no existing memory.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), layout.size(), protection, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            handle_alloc_error(layout);
+        }
+        #[cfg(target_os = "linux")]
+        // SAFETY: advice on the mapping just made; a refusal changes nothing.
+        unsafe {
+            libc::madvise(start, layout.size(), libc::MADV_HUGEPAGE);
+        }
+        match NonNull::new(start.cast()) {
+            Some(start) => Buffer { start, len },
+            None => handle_alloc_error(layout),
+        }
+    }
+}
+
+impl<T> Deref for Buffer<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        // SAFETY: `len` zeroable values lie from `start` on, mapped until drop.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl<T> DerefMut for Buffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as for `deref`, and `&mut self` is the only access.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl<T> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: exactly the mapping that `zeroed` made, which no reference outlives.
+            unsafe { libc::munmap(self.start.as_ptr().cast(), self.len * size_of::<T>()) };
+        }
+    }
+}

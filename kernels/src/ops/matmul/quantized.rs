@@ -1,0 +1,299 @@
+//! Products with quantized weights: integer dot products of unsigned weight codes with signed activation codes.
+//!
+//! For each group of columns that shares a weight scale: `sum += (dot · activation scale) · weight scale`, and for
+//! formats with a minimum `sum += minimum · (activation scale · Σ activation codes)`. The order of these steps is fixed;
+//! the dot products are exact, so theirs does not matter.
+
+use std::array;
+use std::cell::RefCell;
+
+use super::output::Columns;
+use super::{DIRECT_TOKENS, PANEL_TILES};
+use crate::Activations;
+use crate::activations::Block;
+use crate::simd::{Kernel, Kernels, LANES, Simd};
+use crate::weights::cell::{BLOCK, Codes, QuantizedCell};
+
+/// One block of one tile unpacked: codes in bytes, scales in f32.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct PanelBlock {
+    codes: Codes,
+    scales: [[f32; LANES]; 2],
+    minimums: [f32; LANES],
+}
+
+const EMPTY: PanelBlock = PanelBlock { codes: [[0; 64]; 8], scales: [[0.0; LANES]; 2], minimums: [0.0; LANES] };
+
+thread_local! {
+    /// This worker's unpacked panel: `[block][tile]`.
+    static PANEL: RefCell<Vec<PanelBlock>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Multiplies panel `panel` of `cells` with all tokens.
+pub(super) fn multiply<C: QuantizedCell>(
+    kernels: Kernels,
+    cells: &[C],
+    activations: &Activations,
+    panel: usize,
+    out: Columns<'_>,
+) {
+    let per_tile = activations.cols() / C::COLS;
+    let cells = &cells[panel * PANEL_TILES * per_tile..];
+    let tiles = array::from_fn(|tile| cells.get(tile * per_tile..(tile + 1) * per_tile).unwrap_or(&[]));
+    if activations.tokens() <= DIRECT_TOKENS {
+        multiply_direct(kernels, tiles, activations, out);
+    } else {
+        multiply_unpacked(kernels, tiles, activations, out);
+    }
+}
+
+fn multiply_direct<C: QuantizedCell>(
+    kernels: Kernels,
+    tiles: [&[C]; PANEL_TILES],
+    activations: &Activations,
+    mut out: Columns<'_>,
+) {
+    macro_rules! group {
+        ($first:expr, $tokens:literal) => {{
+            let tokens: [&[Block]; $tokens] = array::from_fn(|t| activations.blocks($first + t));
+            let mut sums = [[[0.0; LANES]; PANEL_TILES]; $tokens];
+            for (tile, cells) in tiles.iter().enumerate() {
+                let product = kernels.call(TileProduct { cells, tokens });
+                for (sums, product) in sums.iter_mut().zip(product) {
+                    sums[tile] = product;
+                }
+            }
+            sums.iter().enumerate().for_each(|(t, sums)| out.write($first + t, sums));
+        }};
+    }
+    match activations.tokens() {
+        1 => group!(0, 1),
+        2 => group!(0, 2),
+        3 => group!(0, 3),
+        _ => group!(0, 4),
+    }
+}
+
+fn multiply_unpacked<C: QuantizedCell>(
+    kernels: Kernels,
+    tiles: [&[C]; PANEL_TILES],
+    activations: &Activations,
+    mut out: Columns<'_>,
+) {
+    macro_rules! group {
+        ($panel:expr, $first:expr, $tokens:literal) => {{
+            let tokens: [&[Block]; $tokens] = array::from_fn(|t| activations.blocks($first + t));
+            let sums = kernels.call(PanelProduct::<C, $tokens> { panel: $panel, tokens, cell: PhantomData });
+            sums.iter().enumerate().for_each(|(t, sums)| out.write($first + t, sums));
+            $first += $tokens;
+        }};
+    }
+    PANEL.with_borrow_mut(|panel| {
+        panel.resize(activations.cols() / BLOCK * PANEL_TILES, EMPTY);
+        kernels.call(Unpack { tiles, panel });
+        let (mut token, tokens) = (0, activations.tokens());
+        while token < tokens {
+            match tokens - token {
+                6.. => group!(panel, token, 6),
+                4.. => group!(panel, token, 4),
+                2.. => group!(panel, token, 2),
+                _ => group!(panel, token, 1),
+            }
+        }
+    });
+}
+
+use std::marker::PhantomData;
+
+/// One tile, straight from its cells, with a few tokens.
+struct TileProduct<'a, C, const TOKENS: usize> {
+    cells: &'a [C],
+    tokens: [&'a [Block]; TOKENS],
+}
+
+impl<C: QuantizedCell, const TOKENS: usize> Kernel for TileProduct<'_, C, TOKENS> {
+    type Output = [[f32; LANES]; TOKENS];
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Self::Output {
+        let per_cell = C::COLS / BLOCK;
+        let mut sums = [simd.splat(0.0); TOKENS];
+        for (i, cell) in self.cells.iter().enumerate() {
+            for block in 0..per_cell {
+                let codes = cell.codes(simd, block);
+                let scale = cell.scale(simd, block, 0);
+                let second_scale = if C::SCALES == 2 { cell.scale(simd, block, 1) } else { scale };
+                let minimum = cell.minimum(simd, block);
+                for t in 0..TOKENS {
+                    let activation = &self.tokens[t][i * per_cell + block];
+                    let [mut low, mut high] = start::<S, C>(simd, activation);
+                    for j in 0..4 {
+                        low = dot::<S, C>(simd, low, codes[j], activation.codes[j]);
+                        high = dot::<S, C>(simd, high, codes[4 + j], activation.codes[4 + j]);
+                    }
+                    if C::SCALES == 2 {
+                        sums[t] = accumulate(simd, sums[t], low, activation, scale);
+                        sums[t] = accumulate(simd, sums[t], high, activation, second_scale);
+                    } else {
+                        sums[t] = accumulate(simd, sums[t], simd.add_i32(low, high), activation, scale);
+                    }
+                    if C::HAS_MINIMUM {
+                        sums[t] = simd.fma(minimum, simd.splat(activation.scaled_sum), sums[t]);
+                    }
+                }
+            }
+        }
+        store_all(simd, sums)
+    }
+}
+
+/// Where the sums over the first and the last 16 columns start, so that the codes' offset cancels out.
+#[inline(always)]
+fn start<S: Simd, C: QuantizedCell>(simd: S, activation: &Block) -> [S::I; 2] {
+    let begin = |sum: i32| if C::OFFSET == 128 { simd.start_biased(sum) } else { simd.splat_i32(-C::OFFSET * sum) };
+    if C::OFFSET == 0 {
+        [simd.splat_i32(0); 2]
+    } else if C::SCALES == 2 {
+        [begin(activation.sum - activation.high_sum), begin(activation.high_sum)]
+    } else {
+        [begin(activation.sum), simd.splat_i32(0)]
+    }
+}
+
+#[inline(always)]
+fn dot<S: Simd, C: QuantizedCell>(simd: S, sum: S::I, codes: S::U, values: [i8; 4]) -> S::I {
+    if C::OFFSET == 128 { simd.dot_biased(sum, codes, values) } else { simd.dot(sum, codes, values) }
+}
+
+#[inline(always)]
+fn accumulate<S: Simd>(simd: S, sum: S::F, dot: S::I, activation: &Block, scale: S::F) -> S::F {
+    simd.fma(simd.mul(simd.to_f32(dot), simd.splat(activation.scale)), scale, sum)
+}
+
+#[inline(always)]
+fn store_all<S: Simd, const N: usize>(simd: S, sums: [S::F; N]) -> [[f32; LANES]; N] {
+    let mut out = [[0.0; LANES]; N];
+    for i in 0..N {
+        simd.store(sums[i], &mut out[i]);
+    }
+    out
+}
+
+/// A panel's tiles, `[block][tile]`; a tile that the matrix lacks is left as it was, and its results are dropped.
+struct Unpack<'a, C> {
+    tiles: [&'a [C]; PANEL_TILES],
+    panel: &'a mut [PanelBlock],
+}
+
+impl<C: QuantizedCell> Kernel for Unpack<'_, C> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let per_cell = C::COLS / BLOCK;
+        for (tile, cells) in self.tiles.iter().enumerate() {
+            for (i, cell) in cells.iter().enumerate() {
+                for block in 0..per_cell {
+                    let to = &mut self.panel[(i * per_cell + block) * PANEL_TILES + tile];
+                    let codes = cell.codes(simd, block);
+                    for j in 0..8 {
+                        simd.store_bytes(codes[j], &mut to.codes[j]);
+                    }
+                    for index in 0..C::SCALES {
+                        simd.store(cell.scale(simd, block, index), &mut to.scales[index]);
+                    }
+                    if C::HAS_MINIMUM {
+                        simd.store(cell.minimum(simd, block), &mut to.minimums);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// An unpacked panel with a few tokens; the cell names the format.
+struct PanelProduct<'a, C, const TOKENS: usize> {
+    panel: &'a [PanelBlock],
+    tokens: [&'a [Block]; TOKENS],
+    cell: PhantomData<C>,
+}
+
+impl<C: QuantizedCell, const TOKENS: usize> Kernel for PanelProduct<'_, C, TOKENS> {
+    type Output = [[[f32; LANES]; PANEL_TILES]; TOKENS];
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Self::Output {
+        let mut out = [[[0.0; LANES]; PANEL_TILES]; TOKENS];
+        if S::MANY_REGISTERS {
+            let sums = register_tile::<S, C, PANEL_TILES, TOKENS>(simd, self.panel, 0, self.tokens);
+            for t in 0..TOKENS {
+                for tile in 0..PANEL_TILES {
+                    simd.store(sums[tile][t], &mut out[t][tile]);
+                }
+            }
+        } else {
+            for tile in 0..PANEL_TILES {
+                for t in 0..TOKENS {
+                    let [[sum]] = register_tile::<S, C, 1, 1>(simd, self.panel, tile, [self.tokens[t]]);
+                    simd.store(sum, &mut out[t][tile]);
+                }
+            }
+        }
+        out
+    }
+}
+
+/// `TILES · TOKENS` sums in registers while the columns go by.
+#[inline(always)]
+fn register_tile<S: Simd, C: QuantizedCell, const TILES: usize, const TOKENS: usize>(
+    simd: S,
+    panel: &[PanelBlock],
+    first_tile: usize,
+    tokens: [&[Block]; TOKENS],
+) -> [[S::F; TOKENS]; TILES] {
+    let blocks = panel.len() / PANEL_TILES;
+    let mut sums = [[simd.splat(0.0); TOKENS]; TILES];
+    for block in 0..blocks {
+        let weights = &panel[block * PANEL_TILES + first_tile..][..TILES];
+        let mut dots = [[simd.splat_i32(0); TOKENS]; TILES];
+        let mut activations = [&tokens[0][block]; TOKENS];
+        for t in 0..TOKENS {
+            activations[t] = &tokens[t][block];
+        }
+        for half in 0..C::SCALES {
+            for t in 0..TOKENS {
+                let begin = start::<S, C>(simd, activations[t])[half];
+                for tile in 0..TILES {
+                    dots[tile][t] = begin;
+                }
+            }
+            for j in half * 8 / C::SCALES..(half + 1) * 8 / C::SCALES {
+                let mut codes = [simd.load_bytes(&weights[0].codes[j]); TILES];
+                for tile in 0..TILES {
+                    codes[tile] = simd.load_bytes(&weights[tile].codes[j]);
+                }
+                for t in 0..TOKENS {
+                    for tile in 0..TILES {
+                        dots[tile][t] = dot::<S, C>(simd, dots[tile][t], codes[tile], activations[t].codes[j]);
+                    }
+                }
+            }
+            for tile in 0..TILES {
+                let scale = simd.load(&weights[tile].scales[half]);
+                for t in 0..TOKENS {
+                    sums[tile][t] = accumulate(simd, sums[tile][t], dots[tile][t], activations[t], scale);
+                }
+            }
+        }
+        if C::HAS_MINIMUM {
+            for tile in 0..TILES {
+                let minimum = simd.load(&weights[tile].minimums);
+                for t in 0..TOKENS {
+                    sums[tile][t] = simd.fma(minimum, simd.splat(activations[t].scaled_sum), sums[tile][t]);
+                }
+            }
+        }
+    }
+    sums
+}

@@ -1,0 +1,154 @@
+use super::*;
+use crate::testing::{Random, bits, file_bytes, file_values, packed, relative_error};
+use crate::{Kernels, WeightType};
+
+fn product(pool: &Pool, matrix: &PackedMatrix, input: &[f32]) -> Vec<f32> {
+    let mut activations = Activations::new();
+    activations.load(pool, input, &[matrix]);
+    let mut out = vec![f32::NAN; activations.tokens() * matrix.rows()];
+    matmul(pool, &activations, matrix, &mut out);
+    out
+}
+
+/// In f64, from the file's bytes and the activations as the kernel sees them.
+fn reference(weight_type: WeightType, bytes: &[u8], rows: usize, activations: &Activations) -> Vec<f64> {
+    let cols = activations.cols();
+    let weights = file_values(weight_type, bytes);
+    let mut out = Vec::new();
+    for token in 0..activations.tokens() {
+        let values: Vec<f64> = if weight_type.block_elements() == 1 {
+            activations.values(token).iter().map(|&value| f64::from(value)).collect()
+        } else {
+            let blocks = activations.blocks(token).iter();
+            blocks.flat_map(|b| b.codes.as_flattened().iter().map(|&c| f64::from(c) * f64::from(b.scale))).collect()
+        };
+        out.extend(
+            (0..rows).map(|row| weights[row * cols..][..cols].iter().zip(&values).map(|(w, v)| w * v).sum::<f64>()),
+        );
+    }
+    out
+}
+
+/// Shapes whose rows fill tiles and panels or not, with one and several cells.
+fn shapes(weight_type: WeightType) -> Vec<(usize, usize)> {
+    let block = weight_type.block_elements();
+    let cols = if block == 1 { 37 } else { 3 * block };
+    vec![(1, block), (16, cols), (17, cols), (45, cols), (80, 2 * block)]
+}
+
+#[test]
+fn products_match_the_reference_in_every_set() {
+    for kernels in Kernels::available() {
+        let pool = Pool::with_kernels(2, kernels).unwrap();
+        for weight_type in WeightType::ALL {
+            for (rows, cols) in shapes(weight_type) {
+                for tokens in [1, 2, 3, 4, 5, 13] {
+                    let bytes = file_bytes(weight_type, rows, cols, 7);
+                    let matrix = PackedMatrix::pack(&pool, weight_type, rows, cols, &bytes).unwrap();
+                    let input = Random::new(tokens as u64).values(tokens * cols, 3.0);
+                    let mut activations = Activations::new();
+                    activations.load(&pool, &input, &[&matrix]);
+                    let mut out = vec![f32::NAN; tokens * rows];
+                    matmul(&pool, &activations, &matrix, &mut out);
+                    let error = relative_error(&out, &reference(weight_type, &bytes, rows, &activations));
+                    let what = format!("{} {weight_type:?} [{rows}, {cols}] × {tokens}", kernels.name());
+                    assert!(error < 1e-6, "{what}: {error:e}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn quantizing_activations_loses_little() {
+    let pool = Pool::new(1).unwrap();
+    for weight_type in WeightType::ALL {
+        let (rows, cols, tokens) = (64, 512, 3);
+        let bytes = file_bytes(weight_type, rows, cols, 9);
+        let matrix = PackedMatrix::pack(&pool, weight_type, rows, cols, &bytes).unwrap();
+        let input = Random::new(1).values(tokens * cols, 2.0);
+        let weights = file_values(weight_type, &bytes);
+        let exact: Vec<f64> = input
+            .chunks(cols)
+            .flat_map(|token| {
+                weights.chunks(cols).map(move |row| row.iter().zip(token).map(|(w, &x)| w * f64::from(x)).sum())
+            })
+            .collect();
+        let error = relative_error(&product(&pool, &matrix, &input), &exact);
+        assert!(error < 6e-3, "{weight_type:?}: {error:e}");
+    }
+}
+
+#[test]
+fn bits_are_the_same_in_every_set_batch_and_thread_count() {
+    let scalar = Pool::with_kernels(1, Kernels::named("scalar").unwrap()).unwrap();
+    for weight_type in WeightType::ALL {
+        for (rows, cols) in shapes(weight_type) {
+            let tokens = 23;
+            let input = Random::new(5).values(tokens * cols, 1.0);
+            let matrix = packed(&scalar, weight_type, rows, cols, 11);
+            let one_by_one: Vec<f32> = input.chunks(cols).flat_map(|token| product(&scalar, &matrix, token)).collect();
+            for kernels in Kernels::available() {
+                for threads in [1, 3] {
+                    let pool = Pool::with_kernels(threads, kernels).unwrap();
+                    for batch in [1, 2, 3, 4, 7, 16, tokens] {
+                        let batched: Vec<f32> =
+                            input.chunks(batch * cols).flat_map(|tokens| product(&pool, &matrix, tokens)).collect();
+                        let what = format!("{} {weight_type:?} [{rows}, {cols}] by {batch}", kernels.name());
+                        assert_eq!(bits(&one_by_one), bits(&batched), "{what} on {threads} threads");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_codes_do_not_saturate() {
+    // The largest codes of both sides in every place: what 16-bit intermediate sums would lose.
+    let cols = 256;
+    for kernels in Kernels::available() {
+        let pool = Pool::with_kernels(1, kernels).unwrap();
+        for weight_type in [WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_1, WeightType::Q4K, WeightType::Q6K] {
+            for byte in [0x80, 0x7f, 0xff, 0x00] {
+                let mut bytes = file_bytes(weight_type, 16, cols, 3);
+                let (block_bytes, codes) = match weight_type {
+                    WeightType::Q6K => (210, 0..192),
+                    WeightType::Q4K => (144, 16..144),
+                    other => (
+                        other.block_bytes(),
+                        other.block_bytes()
+                            - other.block_elements().min(if other == WeightType::Q8_0 { 32 } else { 16 })
+                            ..other.block_bytes(),
+                    ),
+                };
+                bytes.chunks_exact_mut(block_bytes).for_each(|block| block[codes.clone()].fill(byte));
+                let matrix = PackedMatrix::pack(&pool, weight_type, 16, cols, &bytes).unwrap();
+                for value in [1.0, -1.0] {
+                    let mut activations = Activations::new();
+                    activations.load(&pool, &vec![value; 5 * cols], &[&matrix]);
+                    let mut out = vec![0.0; 5 * 16];
+                    matmul(&pool, &activations, &matrix, &mut out);
+                    let expected = reference(weight_type, &bytes, 16, &activations);
+                    assert!(relative_error(&out, &expected) < 1e-5, "{} {weight_type:?} {byte:#x}", kernels.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn several_products_share_a_region() {
+    let pool = Pool::new(2).unwrap();
+    let matrices = [(WeightType::Q4K, 40), (WeightType::Q6K, 20), (WeightType::F16, 33)]
+        .map(|(weight_type, rows)| packed(&pool, weight_type, rows, 256, rows as u64));
+    let input = Random::new(2).values(3 * 256, 1.0);
+    let mut activations = Activations::new();
+    activations.load(&pool, &input, &matrices.each_ref());
+    let mut outs = matrices.each_ref().map(|matrix| vec![0.0; 3 * matrix.rows()]);
+    let mut products: Vec<_> = matrices.iter().zip(&mut outs).map(|(matrix, out)| Product { matrix, out }).collect();
+    matmul_many(&pool, &activations, &mut products);
+    for (matrix, out) in matrices.iter().zip(&outs) {
+        assert_eq!(bits(out), bits(&product(&pool, matrix, &input)), "{:?}", matrix.weight_type());
+    }
+}

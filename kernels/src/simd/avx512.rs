@@ -1,0 +1,235 @@
+//! AVX-512 with VNNI: one 512-bit register per vector.
+
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::{LANES, Simd};
+
+/// Proof that the processor has AVX-512 F, BW, VL, DQ and VNNI.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    pub(crate) fn detect() -> Option<Self> {
+        let found = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vnni")
+            && super::avx2::Avx2::detect().is_some();
+        found.then_some(Avx512(()))
+    }
+}
+
+/// A method body of intrinsics that need only the features themselves and references of the right size.
+macro_rules! simd {
+    ($($body:tt)*) => {
+        // SAFETY: an `Avx512` exists only where `detect` found every feature that these intrinsics need, and each
+        // pointer comes from a reference to an array of exactly the bytes that the unaligned access touches.
+        unsafe { $($body)* }
+    };
+}
+
+impl Simd for Avx512 {
+    type F = __m512;
+    type I = __m512i;
+    type U = __m512i;
+
+    const MANY_REGISTERS: bool = true;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::F {
+        simd!(_mm512_set1_ps(value))
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> Self::F {
+        simd!(_mm512_loadu_ps(from.as_ptr()))
+    }
+    #[inline(always)]
+    fn store(self, value: Self::F, to: &mut [f32; LANES]) {
+        simd!(_mm512_storeu_ps(to.as_mut_ptr(), value))
+    }
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        simd!(_mm512_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        simd!(_mm512_sub_ps(a, b))
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        simd!(_mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn div(self, a: Self::F, b: Self::F) -> Self::F {
+        simd!(_mm512_div_ps(a, b))
+    }
+    #[inline(always)]
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
+        simd!(_mm512_max_ps(a, b))
+    }
+    #[inline(always)]
+    fn min(self, a: Self::F, b: Self::F) -> Self::F {
+        simd!(_mm512_min_ps(a, b))
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        simd!(_mm512_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn sum(self, value: Self::F) -> f32 {
+        simd! {
+            let eight = _mm256_add_ps(_mm512_castps512_ps256(value), _mm512_extractf32x8_ps::<1>(value));
+            super::avx2::sum_of_8(eight)
+        }
+    }
+    #[inline(always)]
+    fn largest(self, value: Self::F) -> f32 {
+        simd!(_mm512_reduce_max_ps(value))
+    }
+    #[inline(always)]
+    fn keep_first(self, lanes: usize, value: Self::F, other: Self::F) -> Self::F {
+        let mask = if lanes >= LANES { u16::MAX } else { (1 << lanes) - 1 };
+        simd!(_mm512_mask_blend_ps(mask, other, value))
+    }
+
+    #[inline(always)]
+    fn load_f16(self, from: &[f16; LANES]) -> Self::F {
+        simd!(_mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn load_bf16(self, from: &[bf16; LANES]) -> Self::F {
+        simd! {
+            let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+        }
+    }
+    #[inline(always)]
+    fn load_u8(self, from: &[u8; LANES]) -> Self::F {
+        simd!(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast()))))
+    }
+    #[inline(always)]
+    fn load_i8(self, from: &[i8; LANES]) -> Self::F {
+        simd!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast()))))
+    }
+
+    #[inline(always)]
+    fn splat_i32(self, value: i32) -> Self::I {
+        simd!(_mm512_set1_epi32(value))
+    }
+    #[inline(always)]
+    fn add_i32(self, a: Self::I, b: Self::I) -> Self::I {
+        simd!(_mm512_add_epi32(a, b))
+    }
+    #[inline(always)]
+    fn sum_i32(self, value: Self::I) -> i32 {
+        simd!(_mm512_reduce_add_epi32(value))
+    }
+    #[inline(always)]
+    fn to_f32(self, value: Self::I) -> Self::F {
+        simd!(_mm512_cvtepi32_ps(value))
+    }
+    #[inline(always)]
+    fn round(self, value: Self::F) -> Self::I {
+        simd!(_mm512_cvt_roundps_epi32::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(value))
+    }
+    #[inline(always)]
+    fn store_i8(self, value: Self::I, to: &mut [i8; LANES]) {
+        simd!(_mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(value)))
+    }
+    #[inline(always)]
+    fn power_of_two(self, exponent: Self::I) -> Self::F {
+        simd! {
+            let biased = _mm512_add_epi32(exponent, _mm512_set1_epi32(127));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
+        }
+    }
+
+    #[inline(always)]
+    fn load_pairs(self, from: &[bf16; 2 * LANES]) -> Self::I {
+        simd!(_mm512_loadu_si512(from.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn transpose(self, rows: [Self::I; LANES]) -> [Self::I; LANES] {
+        simd! {
+            // 4×4 transposes within each 128-bit quarter, then a 4×4 transpose of the quarters.
+            let mut quads = rows;
+            for q in 0..4 {
+                let [a, b, c, d] = [rows[4 * q], rows[4 * q + 1], rows[4 * q + 2], rows[4 * q + 3]];
+                let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+                let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+                quads[4 * q] = _mm512_unpacklo_epi64(ab_low, cd_low);
+                quads[4 * q + 1] = _mm512_unpackhi_epi64(ab_low, cd_low);
+                quads[4 * q + 2] = _mm512_unpacklo_epi64(ab_high, cd_high);
+                quads[4 * q + 3] = _mm512_unpackhi_epi64(ab_high, cd_high);
+            }
+            let mut out = rows;
+            for i in 0..4 {
+                let [a, b, c, d] = [quads[i], quads[4 + i], quads[8 + i], quads[12 + i]];
+                let (ab_even, ab_odd) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
+                let (cd_even, cd_odd) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
+                out[i] = _mm512_shuffle_i32x4::<0x88>(ab_even, cd_even);
+                out[4 + i] = _mm512_shuffle_i32x4::<0x88>(ab_odd, cd_odd);
+                out[8 + i] = _mm512_shuffle_i32x4::<0xdd>(ab_even, cd_even);
+                out[12 + i] = _mm512_shuffle_i32x4::<0xdd>(ab_odd, cd_odd);
+            }
+            out
+        }
+    }
+    #[inline(always)]
+    fn low_bf16(self, pairs: Self::I) -> Self::F {
+        simd!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)))
+    }
+    #[inline(always)]
+    fn high_bf16(self, pairs: Self::I) -> Self::F {
+        simd!(_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32))))
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, from: &[u8; 64]) -> Self::U {
+        simd!(_mm512_loadu_si512(from.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn store_bytes(self, value: Self::U, to: &mut [u8; 64]) {
+        simd!(_mm512_storeu_si512(to.as_mut_ptr().cast(), value))
+    }
+    #[inline(always)]
+    fn low_nibbles(self, value: Self::U) -> Self::U {
+        simd!(_mm512_and_si512(value, _mm512_set1_epi8(15)))
+    }
+    #[inline(always)]
+    fn high_nibbles(self, value: Self::U) -> Self::U {
+        simd!(_mm512_and_si512(_mm512_srli_epi16::<4>(value), _mm512_set1_epi8(15)))
+    }
+    #[inline(always)]
+    fn with_crumbs(self, nibbles: Self::U, crumbs: Self::U, quarter: usize) -> Self::U {
+        simd! {
+            let shifted = match quarter {
+                0 => _mm512_slli_epi16::<4>(crumbs),
+                1 => _mm512_slli_epi16::<2>(crumbs),
+                2 => crumbs,
+                _ => _mm512_srli_epi16::<2>(crumbs),
+            };
+            // nibbles | (shifted & 0x30)
+            _mm512_ternarylogic_epi32::<0xf8>(nibbles, shifted, _mm512_set1_epi8(0x30))
+        }
+    }
+
+    #[inline(always)]
+    fn dot(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I {
+        let values = i32::from_ne_bytes(values.map(|value| value as u8));
+        simd!(_mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(values)))
+    }
+    #[inline(always)]
+    fn start_biased(self, sum_of_values: i32) -> Self::I {
+        simd!(_mm512_set1_epi32(-128 * sum_of_values))
+    }
+    #[inline(always)]
+    fn dot_biased(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I {
+        self.dot(sum, codes, values)
+    }
+}

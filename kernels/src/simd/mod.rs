@@ -1,0 +1,139 @@
+//! Sixteen-lane vectors: the one vocabulary in which every op is written once.
+//!
+//! [`Simd`] is implemented by tokens that exist only where the processor has the features ([`Avx512`], [`Avx2`]) and by
+//! [`Scalar`], which is the reference. All of them compute the same bits: products and sums are fused alike, and
+//! reductions add the same tree. So "scalar against vector" is a test of equality.
+//!
+//! Rules for code written over `Simd`: mark it `#[inline(always)]`, and keep vectors out of closures given to iterator
+//! adaptors. Only what is inlined into the function with the target features is compiled with them.
+
+mod dispatch;
+mod scalar;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+use half::{bf16, f16};
+
+pub(crate) use dispatch::Kernel;
+pub use dispatch::{Kernels, UnknownKernels};
+
+/// Lanes of every vector of 32-bit values.
+pub(crate) const LANES: usize = 16;
+
+/// Vectors of 16 f32, of 16 i32, and of 64 bytes, which are four for each of the 16 lanes.
+pub(crate) trait Simd: Copy {
+    /// 16 × f32.
+    type F: Copy;
+    /// 16 × i32.
+    type I: Copy;
+    /// 64 × u8.
+    type U: Copy;
+
+    /// Whether the processor has registers for tiles of 24 vectors; otherwise for about six.
+    const MANY_REGISTERS: bool;
+
+    fn splat(self, value: f32) -> Self::F;
+    fn load(self, from: &[f32; LANES]) -> Self::F;
+    fn store(self, value: Self::F, to: &mut [f32; LANES]);
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `if a > b { a } else { b }`.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `if a < b { a } else { b }`.
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a · b + c`, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// The lanes added as a binary tree: lane i with i + 8, then i + 4, i + 2, i + 1.
+    fn sum(self, value: Self::F) -> f32;
+    /// The largest lane.
+    fn largest(self, value: Self::F) -> f32;
+    /// `value` in the first `lanes` lanes, `other` in the rest.
+    fn keep_first(self, lanes: usize, value: Self::F, other: Self::F) -> Self::F;
+
+    fn load_f16(self, from: &[f16; LANES]) -> Self::F;
+    fn load_bf16(self, from: &[bf16; LANES]) -> Self::F;
+    fn load_u8(self, from: &[u8; LANES]) -> Self::F;
+    fn load_i8(self, from: &[i8; LANES]) -> Self::F;
+
+    fn splat_i32(self, value: i32) -> Self::I;
+    fn add_i32(self, a: Self::I, b: Self::I) -> Self::I;
+    fn sum_i32(self, value: Self::I) -> i32;
+    fn to_f32(self, value: Self::I) -> Self::F;
+    /// To the nearest integer, ties to even; the values fit i32.
+    fn round(self, value: Self::F) -> Self::I;
+    /// The low byte of each lane.
+    fn store_i8(self, value: Self::I, to: &mut [i8; LANES]);
+    /// 2ⁿ for n in -126..=127.
+    fn power_of_two(self, exponent: Self::I) -> Self::F;
+
+    /// Sixteen pairs of bf16, one per lane, the first in the low half.
+    fn load_pairs(self, from: &[bf16; 2 * LANES]) -> Self::I;
+    /// Lane j of vector i becomes lane i of vector j.
+    fn transpose(self, rows: [Self::I; LANES]) -> [Self::I; LANES];
+    /// The first of each pair.
+    fn low_bf16(self, pairs: Self::I) -> Self::F;
+    /// The second of each pair.
+    fn high_bf16(self, pairs: Self::I) -> Self::F;
+
+    fn load_bytes(self, from: &[u8; 64]) -> Self::U;
+    fn store_bytes(self, value: Self::U, to: &mut [u8; 64]);
+    fn low_nibbles(self, value: Self::U) -> Self::U;
+    fn high_nibbles(self, value: Self::U) -> Self::U;
+    /// `nibbles | two << 4`, where `two` are bits `2 · quarter` and `2 · quarter + 1` of each byte of `crumbs`.
+    fn with_crumbs(self, nibbles: Self::U, crumbs: Self::U, quarter: usize) -> Self::U;
+
+    /// Adds to each lane the products of its four codes, below 128, with `values`.
+    fn dot(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I;
+    /// Where sums of [`dot_biased`](Self::dot_biased) start, given the sum of all `values` that will come.
+    fn start_biased(self, sum_of_values: i32) -> Self::I;
+    /// Adds to each lane the products of its four codes, each minus 128, with `values`, none of which is -128.
+    fn dot_biased(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I;
+
+    /// Loads up to 16 values, zero in the lanes beyond.
+    #[inline(always)]
+    fn load_partial(self, from: &[f32]) -> Self::F {
+        match from.first_chunk() {
+            Some(lanes) => self.load(lanes),
+            None => {
+                let mut lanes = [0.0; LANES];
+                lanes[..from.len()].copy_from_slice(from);
+                self.load(&lanes)
+            }
+        }
+    }
+
+    /// Stores the first lanes, as many as `to` has.
+    #[inline(always)]
+    fn store_partial(self, value: Self::F, to: &mut [f32]) {
+        match to.first_chunk_mut() {
+            Some(lanes) => self.store(value, lanes),
+            None => {
+                let mut lanes = [0.0; LANES];
+                self.store(value, &mut lanes);
+                to.copy_from_slice(&lanes[..to.len()]);
+            }
+        }
+    }
+
+    /// eˣ to about 2 ulp; arguments are clamped to -87.3..=88.3, so the result is normal and finite.
+    #[inline(always)]
+    fn exp(self, x: Self::F) -> Self::F {
+        let x = self.max(self.min(x, self.splat(88.3)), self.splat(-87.3));
+        let n = self.round(self.mul(x, self.splat(std::f32::consts::LOG2_E)));
+        // x - n·ln 2 in two steps, the first of which is exact (Cody and Waite).
+        let whole = self.to_f32(n);
+        let r = self.fma(whole, self.splat(-0.693_359_4), x);
+        let r = self.fma(whole, self.splat(2.121_944_4e-4), r);
+        // Taylor to degree 7: the remainder is below 2⁻²⁶ for |r| ≤ ln 2 / 2.
+        let mut p = self.splat(1.0 / 5040.0);
+        for coefficient in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+            p = self.fma(p, r, self.splat(coefficient));
+        }
+        self.mul(p, self.power_of_two(n))
+    }
+}

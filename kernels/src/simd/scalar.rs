@@ -1,0 +1,210 @@
+//! Lanes as arrays: the reference, and what runs where no vector set is known.
+
+use half::{bf16, f16};
+
+use super::{LANES, Simd};
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scalar;
+
+#[inline(always)]
+fn map<A: Copy, B: Copy, R: Copy + Default>(a: [A; LANES], b: [B; LANES], f: impl Fn(A, B) -> R) -> [R; LANES] {
+    let mut out = [R::default(); LANES];
+    for lane in 0..LANES {
+        out[lane] = f(a[lane], b[lane]);
+    }
+    out
+}
+
+impl Simd for Scalar {
+    type F = [f32; LANES];
+    type I = [i32; LANES];
+    type U = [u8; 64];
+
+    const MANY_REGISTERS: bool = false;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::F {
+        [value; LANES]
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> Self::F {
+        *from
+    }
+    #[inline(always)]
+    fn store(self, value: Self::F, to: &mut [f32; LANES]) {
+        *to = value;
+    }
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        map(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        map(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        map(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, a: Self::F, b: Self::F) -> Self::F {
+        map(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
+        map(a, b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn min(self, a: Self::F, b: Self::F) -> Self::F {
+        map(a, b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        let mut out = c;
+        for lane in 0..LANES {
+            out[lane] = a[lane].mul_add(b[lane], c[lane]);
+        }
+        out
+    }
+    #[inline(always)]
+    fn sum(self, mut value: Self::F) -> f32 {
+        for width in [8, 4, 2, 1] {
+            for lane in 0..width {
+                value[lane] += value[lane + width];
+            }
+        }
+        value[0]
+    }
+    #[inline(always)]
+    fn largest(self, value: Self::F) -> f32 {
+        value.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn keep_first(self, lanes: usize, value: Self::F, mut other: Self::F) -> Self::F {
+        let lanes = lanes.min(LANES);
+        other[..lanes].copy_from_slice(&value[..lanes]);
+        other
+    }
+
+    #[inline(always)]
+    fn load_f16(self, from: &[f16; LANES]) -> Self::F {
+        from.map(f16::to_f32)
+    }
+    #[inline(always)]
+    fn load_bf16(self, from: &[bf16; LANES]) -> Self::F {
+        from.map(|value| f32::from_bits(u32::from(value.to_bits()) << 16))
+    }
+    #[inline(always)]
+    fn load_u8(self, from: &[u8; LANES]) -> Self::F {
+        from.map(f32::from)
+    }
+    #[inline(always)]
+    fn load_i8(self, from: &[i8; LANES]) -> Self::F {
+        from.map(f32::from)
+    }
+
+    #[inline(always)]
+    fn splat_i32(self, value: i32) -> Self::I {
+        [value; LANES]
+    }
+    #[inline(always)]
+    fn add_i32(self, a: Self::I, b: Self::I) -> Self::I {
+        map(a, b, i32::wrapping_add)
+    }
+    #[inline(always)]
+    fn sum_i32(self, value: Self::I) -> i32 {
+        value.into_iter().fold(0, i32::wrapping_add)
+    }
+    #[inline(always)]
+    fn to_f32(self, value: Self::I) -> Self::F {
+        value.map(|lane| lane as f32)
+    }
+    #[inline(always)]
+    fn round(self, value: Self::F) -> Self::I {
+        value.map(|lane| lane.round_ties_even() as i32)
+    }
+    #[inline(always)]
+    fn store_i8(self, value: Self::I, to: &mut [i8; LANES]) {
+        *to = value.map(|lane| lane as i8);
+    }
+    #[inline(always)]
+    fn power_of_two(self, exponent: Self::I) -> Self::F {
+        exponent.map(|n| f32::from_bits(((n + 127) << 23) as u32))
+    }
+
+    #[inline(always)]
+    fn load_pairs(self, from: &[bf16; 2 * LANES]) -> Self::I {
+        let mut pairs = [0; LANES];
+        for lane in 0..LANES {
+            let (low, high) = (from[2 * lane].to_bits(), from[2 * lane + 1].to_bits());
+            pairs[lane] = (u32::from(low) | u32::from(high) << 16) as i32;
+        }
+        pairs
+    }
+    #[inline(always)]
+    fn transpose(self, rows: [Self::I; LANES]) -> [Self::I; LANES] {
+        let mut out = rows;
+        for i in 0..LANES {
+            for j in 0..LANES {
+                out[j][i] = rows[i][j];
+            }
+        }
+        out
+    }
+    #[inline(always)]
+    fn low_bf16(self, pairs: Self::I) -> Self::F {
+        pairs.map(|pair| f32::from_bits((pair as u32) << 16))
+    }
+    #[inline(always)]
+    fn high_bf16(self, pairs: Self::I) -> Self::F {
+        pairs.map(|pair| f32::from_bits(pair as u32 & 0xffff_0000))
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, from: &[u8; 64]) -> Self::U {
+        *from
+    }
+    #[inline(always)]
+    fn store_bytes(self, value: Self::U, to: &mut [u8; 64]) {
+        *to = value;
+    }
+    #[inline(always)]
+    fn low_nibbles(self, value: Self::U) -> Self::U {
+        value.map(|byte| byte & 15)
+    }
+    #[inline(always)]
+    fn high_nibbles(self, value: Self::U) -> Self::U {
+        value.map(|byte| byte >> 4)
+    }
+    #[inline(always)]
+    fn with_crumbs(self, mut nibbles: Self::U, crumbs: Self::U, quarter: usize) -> Self::U {
+        for (nibble, crumb) in nibbles.iter_mut().zip(crumbs) {
+            *nibble |= (crumb >> (2 * quarter) & 3) << 4;
+        }
+        nibbles
+    }
+
+    #[inline(always)]
+    fn dot(self, mut sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I {
+        for lane in 0..LANES {
+            for i in 0..4 {
+                sum[lane] += i32::from(codes[4 * lane + i]) * i32::from(values[i]);
+            }
+        }
+        sum
+    }
+    #[inline(always)]
+    fn start_biased(self, _sum_of_values: i32) -> Self::I {
+        [0; LANES]
+    }
+    #[inline(always)]
+    fn dot_biased(self, mut sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I {
+        for lane in 0..LANES {
+            for i in 0..4 {
+                sum[lane] += (i32::from(codes[4 * lane + i]) - 128) * i32::from(values[i]);
+            }
+        }
+        sum
+    }
+}

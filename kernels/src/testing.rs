@@ -1,0 +1,115 @@
+//! What the tests of all ops share: random numbers, random weights, and an f64 reading of file bytes that shares no
+//! code with the packed formats.
+
+use half::{bf16, f16};
+
+use crate::{PackedMatrix, Pool, WeightType};
+
+/// A small fixed-seed generator (SplitMix64).
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Random(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// Uniform in `-size..size`.
+    pub(crate) fn value(&mut self, size: f32) -> f32 {
+        ((self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0) * size
+    }
+
+    pub(crate) fn values(&mut self, count: usize, size: f32) -> Vec<f32> {
+        (0..count).map(|_| self.value(size)).collect()
+    }
+
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+}
+
+/// File bytes of a random matrix: all code bits random, all scales of moderate size.
+pub(crate) fn file_bytes(weight_type: WeightType, rows: usize, cols: usize, seed: u64) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    let blocks = rows * cols / weight_type.block_elements();
+    let mut bytes = Vec::new();
+    for _ in 0..blocks {
+        let mut block: Vec<u8> = (0..weight_type.block_bytes()).map(|_| random.next() as u8).collect();
+        let mut half = |random: &mut Random, at: usize| {
+            block[at..at + 2].copy_from_slice(&f16::from_f32(random.value(0.1)).to_le_bytes());
+        };
+        match weight_type {
+            WeightType::F32 => block.copy_from_slice(&random.value(1.0).to_le_bytes()),
+            WeightType::BF16 => block.copy_from_slice(&bf16::from_f32(random.value(1.0)).to_le_bytes()),
+            WeightType::F16 | WeightType::Q4_0 | WeightType::Q8_0 => half(&mut random, 0),
+            WeightType::Q4_1 | WeightType::Q4K => (0..2).for_each(|i| half(&mut random, 2 * i)),
+            WeightType::Q6K => half(&mut random, 208),
+        }
+        bytes.extend(block);
+    }
+    bytes
+}
+
+/// A random matrix, packed.
+pub(crate) fn packed(pool: &Pool, weight_type: WeightType, rows: usize, cols: usize, seed: u64) -> PackedMatrix {
+    PackedMatrix::pack(pool, weight_type, rows, cols, &file_bytes(weight_type, rows, cols, seed)).unwrap()
+}
+
+/// The values of file bytes, straight from the formats' definitions.
+pub(crate) fn file_values(weight_type: WeightType, bytes: &[u8]) -> Vec<f64> {
+    bytes.chunks_exact(weight_type.block_bytes()).flat_map(|block| block_values(weight_type, block)).collect()
+}
+
+fn block_values(weight_type: WeightType, block: &[u8]) -> Vec<f64> {
+    let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f64();
+    let nibble = |from: usize, i: usize| f64::from(block[from + i % 16] >> (i / 16 * 4) & 15);
+    match weight_type {
+        WeightType::F32 => vec![f64::from(f32::from_le_bytes([block[0], block[1], block[2], block[3]]))],
+        WeightType::F16 => vec![half(0)],
+        WeightType::BF16 => vec![bf16::from_le_bytes([block[0], block[1]]).to_f64()],
+        WeightType::Q4_0 => (0..32).map(|i| half(0) * (nibble(2, i) - 8.0)).collect(),
+        WeightType::Q4_1 => (0..32).map(|i| half(0) * nibble(4, i) + half(2)).collect(),
+        WeightType::Q8_0 => (0..32).map(|i| half(0) * f64::from(block[2 + i] as i8)).collect(),
+        WeightType::Q4K => (0..256)
+            .map(|i| {
+                let (sub, s) = (i / 32, &block[4..16]);
+                let (scale, minimum) = if sub < 4 {
+                    (s[sub] & 0x3f, s[sub + 4] & 0x3f)
+                } else {
+                    ((s[sub + 4] & 0xf) + (s[sub - 4] / 64) * 16, s[sub + 4] / 16 + (s[sub] / 64) * 16)
+                };
+                let code = block[16 + i / 64 * 32 + i % 32] >> (sub % 2 * 4) & 15;
+                half(0) * f64::from(scale) * f64::from(code) - half(2) * f64::from(minimum)
+            })
+            .collect(),
+        WeightType::Q6K => (0..256)
+            .map(|i| {
+                let (part, quarter, lane) = (i / 128, i % 128 / 32, i % 32);
+                let low = block[64 * part + 32 * (quarter % 2) + lane] >> (4 * (quarter / 2)) & 15;
+                let high = block[128 + 32 * part + lane] >> (2 * quarter) & 3;
+                let scale = f64::from(block[192 + i / 16] as i8);
+                half(208) * scale * (f64::from(low) + 16.0 * f64::from(high) - 32.0)
+            })
+            .collect(),
+    }
+}
+
+/// ‖a - b‖ / ‖b‖.
+pub(crate) fn relative_error(a: &[f32], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let difference: f64 = a.iter().zip(b).map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();
+    let norm: f64 = b.iter().map(|b| b * b).sum();
+    (difference / norm.max(f64::MIN_POSITIVE)).sqrt()
+}
+
+/// The bits of values: equality that tells zeros and NaNs apart.
+pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}

@@ -1,0 +1,199 @@
+//! The packed matrix: validated once, then only read.
+
+use half::{bf16, f16};
+
+use super::WeightType;
+use super::cell::{Cell, TILE_ROWS};
+use super::{q4_0::Q4_0, q4_1::Q4_1, q4_k::Q4K, q6_k::Q6K, q8_0::Q8_0};
+use crate::Pool;
+use crate::buffer::Buffer;
+
+/// Why bytes do not make the matrix they should.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShapeError {
+    /// A row does not hold whole blocks.
+    #[error("a row of {cols} values is no whole number of {weight_type} blocks of {block_elements}")]
+    PartialBlock {
+        /// The type's name.
+        weight_type: &'static str,
+        /// Values per row.
+        cols: usize,
+        /// Values per block.
+        block_elements: usize,
+    },
+    /// The bytes are too few or too many.
+    #[error("{rows} rows of {cols} {weight_type} values take {expected} bytes, not {actual}")]
+    Length {
+        /// The type's name.
+        weight_type: &'static str,
+        /// Rows asked for.
+        rows: usize,
+        /// Values per row.
+        cols: usize,
+        /// Bytes that the shape takes.
+        expected: usize,
+        /// Bytes given.
+        actual: usize,
+    },
+    /// A side is zero, or the size overflows.
+    #[error("{rows} rows of {cols} values are no matrix")]
+    Degenerate {
+        /// Rows asked for.
+        rows: usize,
+        /// Values per row.
+        cols: usize,
+    },
+}
+
+/// A weight matrix `[rows = outputs, cols = inputs]`, repacked into tiles of 16 rows at the file's own bits per weight.
+///
+/// Rows beyond a multiple of 16 are padded with zeros.
+#[derive(Debug)]
+pub struct PackedMatrix {
+    weight_type: WeightType,
+    rows: usize,
+    cols: usize,
+    tiles: Tiles,
+}
+
+/// The cells of all tiles, tile after tile, each from column 0 on.
+#[derive(Debug)]
+pub(crate) enum Tiles {
+    F32(Buffer<[f32; TILE_ROWS]>),
+    F16(Buffer<[f16; TILE_ROWS]>),
+    BF16(Buffer<[bf16; TILE_ROWS]>),
+    Q4_0(Buffer<Q4_0>),
+    Q4_1(Buffer<Q4_1>),
+    Q8_0(Buffer<Q8_0>),
+    Q4K(Buffer<Q4K>),
+    Q6K(Buffer<Q6K>),
+}
+
+/// Evaluates an expression for the cells of whichever format.
+macro_rules! for_any {
+    ($tiles:expr, $cells:ident => $body:expr) => {
+        match $tiles {
+            Tiles::F32($cells) => $body,
+            Tiles::F16($cells) => $body,
+            Tiles::BF16($cells) => $body,
+            Tiles::Q4_0($cells) => $body,
+            Tiles::Q4_1($cells) => $body,
+            Tiles::Q8_0($cells) => $body,
+            Tiles::Q4K($cells) => $body,
+            Tiles::Q6K($cells) => $body,
+        }
+    };
+}
+
+impl PackedMatrix {
+    /// Repacks the `bytes` of a row-major file tensor; the bytes are not needed afterwards.
+    pub fn pack(
+        pool: &Pool,
+        weight_type: WeightType,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+    ) -> Result<Self, ShapeError> {
+        let row_bytes = validated_row_bytes(weight_type, rows, cols, bytes.len())?;
+        let source = Source { rows, cols, row_bytes, bytes };
+        let tiles = match weight_type {
+            WeightType::F32 => Tiles::F32(source.pack(pool)),
+            WeightType::F16 => Tiles::F16(source.pack(pool)),
+            WeightType::BF16 => Tiles::BF16(source.pack(pool)),
+            WeightType::Q4_0 => Tiles::Q4_0(source.pack(pool)),
+            WeightType::Q4_1 => Tiles::Q4_1(source.pack(pool)),
+            WeightType::Q8_0 => Tiles::Q8_0(source.pack(pool)),
+            WeightType::Q4K => Tiles::Q4K(source.pack(pool)),
+            WeightType::Q6K => Tiles::Q6K(source.pack(pool)),
+        };
+        Ok(PackedMatrix { weight_type, rows, cols, tiles })
+    }
+
+    /// Outputs.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Inputs.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The type of the file's values.
+    pub fn weight_type(&self) -> WeightType {
+        self.weight_type
+    }
+
+    /// Resident bytes.
+    pub fn bytes(&self) -> usize {
+        for_any!(&self.tiles, cells => size_of_val::<[_]>(cells))
+    }
+
+    /// Writes row `row` as f32 into `out`, which holds `cols` values: the gather of a token embedding.
+    ///
+    /// # Panics
+    /// When `row` is out of range or `out` has another length.
+    pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        assert_eq!(out.len(), self.cols, "a row has {} values", self.cols);
+        for_any!(&self.tiles, cells => dequantize(tile(cells, self.cols, row / TILE_ROWS), row % TILE_ROWS, out));
+    }
+
+    pub(crate) fn tiles(&self) -> &Tiles {
+        &self.tiles
+    }
+}
+
+/// The cells of tile `index` of a matrix of `cols` columns.
+pub(crate) fn tile<C: Cell>(cells: &[C], cols: usize, index: usize) -> &[C] {
+    let per_tile = cols / C::COLS;
+    &cells[index * per_tile..][..per_tile]
+}
+
+fn dequantize<C: Cell>(cells: &[C], row: usize, out: &mut [f32]) {
+    for (cell, out) in cells.iter().zip(out.chunks_exact_mut(C::COLS)) {
+        for (col, out) in out.iter_mut().enumerate() {
+            *out = cell.value(row, col);
+        }
+    }
+}
+
+fn validated_row_bytes(weight_type: WeightType, rows: usize, cols: usize, actual: usize) -> Result<usize, ShapeError> {
+    if rows == 0 || cols == 0 {
+        return Err(ShapeError::Degenerate { rows, cols });
+    }
+    let (name, block_elements) = (weight_type.name(), weight_type.block_elements());
+    if !cols.is_multiple_of(block_elements) {
+        return Err(ShapeError::PartialBlock { weight_type: name, cols, block_elements });
+    }
+    let row_bytes = weight_type.row_bytes(cols).ok_or(ShapeError::Degenerate { rows, cols })?;
+    let expected = row_bytes.checked_mul(rows).ok_or(ShapeError::Degenerate { rows, cols })?;
+    if actual != expected {
+        return Err(ShapeError::Length { weight_type: name, rows, cols, expected, actual });
+    }
+    Ok(row_bytes)
+}
+
+/// A validated file tensor.
+struct Source<'a> {
+    rows: usize,
+    cols: usize,
+    row_bytes: usize,
+    bytes: &'a [u8],
+}
+
+impl Source<'_> {
+    fn pack<C: Cell>(&self, pool: &Pool) -> Buffer<C> {
+        let per_tile = self.cols / C::COLS;
+        let mut cells = Buffer::zeroed(self.rows.div_ceil(TILE_ROWS) * per_tile);
+        let zeros = vec![0; self.row_bytes];
+        pool.for_each(cells.chunks_exact_mut(per_tile).enumerate(), |(tile, cells)| {
+            C::pack_tile(cells, &std::array::from_fn(|lane| self.row(tile * TILE_ROWS + lane).unwrap_or(&zeros)));
+        });
+        cells
+    }
+
+    fn row(&self, row: usize) -> Option<&[u8]> {
+        (row < self.rows).then(|| &self.bytes[row * self.row_bytes..][..self.row_bytes])
+    }
+}

@@ -1,0 +1,17 @@
+//! Weight matrices in the layout that the kernels read, one format per file.
+
+pub(crate) mod cell;
+mod matrix;
+mod q4_0;
+mod q4_1;
+mod q4_k;
+mod q6_k;
+mod q8_0;
+mod weight_type;
+
+pub(crate) use matrix::Tiles;
+pub use matrix::{PackedMatrix, ShapeError};
+pub use weight_type::WeightType;
+
+#[cfg(test)]
+mod tests;

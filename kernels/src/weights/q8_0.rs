@@ -1,0 +1,57 @@
+//! Q8_0: 32 values of 8 signed bits with one scale. In the file: f16 scale, then 32 bytes.
+
+use half::f16;
+
+use super::cell::{BLOCK, Cell, Codes, QuantizedCell, TILE_ROWS, half_at, pack_blocks, word};
+use crate::simd::Simd;
+
+/// 32 columns of 16 rows in 544 bytes: 8.5 bits per value, as in the file. Codes are stored plus 128.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(32))]
+pub(crate) struct Q8_0 {
+    codes: Codes,
+    scales: [f16; TILE_ROWS],
+}
+
+impl Cell for Q8_0 {
+    const COLS: usize = BLOCK;
+
+    fn pack_tile(cells: &mut [Self], rows: &[&[u8]; TILE_ROWS]) {
+        pack_blocks(cells, rows);
+    }
+
+    fn value(&self, row: usize, col: usize) -> f32 {
+        self.scales[row].to_f32() * (f32::from(self.codes[col / 4][4 * row + col % 4]) - 128.0)
+    }
+}
+
+impl QuantizedCell for Q8_0 {
+    const FILE_BYTES: usize = 34;
+    const OFFSET: i32 = 128;
+    const SCALES: usize = 1;
+    const HAS_MINIMUM: bool = false;
+
+    fn pack(&mut self, rows: [&[u8]; TILE_ROWS]) {
+        for (row, block) in rows.into_iter().enumerate() {
+            self.scales[row] = half_at(block, 0);
+            for j in 0..8 {
+                let biased = word(block, 2 + 4 * j).map(|byte| byte ^ 0x80);
+                self.codes[j][4 * row..][..4].copy_from_slice(&biased);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn codes<S: Simd>(&self, simd: S, _block: usize) -> [S::U; 8] {
+        let mut codes = [simd.load_bytes(&self.codes[0]); 8];
+        for j in 1..8 {
+            codes[j] = simd.load_bytes(&self.codes[j]);
+        }
+        codes
+    }
+
+    #[inline(always)]
+    fn scale<S: Simd>(&self, simd: S, _block: usize, _index: usize) -> S::F {
+        simd.load_f16(&self.scales)
+    }
+}

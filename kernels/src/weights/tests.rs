@@ -1,0 +1,48 @@
+use crate::testing::{file_bytes, file_values};
+use crate::{PackedMatrix, Pool, ShapeError, WeightType};
+
+#[test]
+fn rows_come_back_as_the_file_has_them() {
+    let pool = Pool::new(2).unwrap();
+    for weight_type in WeightType::ALL {
+        let cols = 2 * weight_type.block_elements().max(5);
+        for rows in [1, 16, 37] {
+            let bytes = file_bytes(weight_type, rows, cols, 42);
+            let matrix = PackedMatrix::pack(&pool, weight_type, rows, cols, &bytes).unwrap();
+            let expected = file_values(weight_type, &bytes);
+            let mut row_values = vec![0.0; cols];
+            for (row, expected) in expected.chunks(cols).enumerate() {
+                matrix.dequantize_row(row, &mut row_values);
+                for (value, expected) in row_values.iter().zip(expected) {
+                    let error = (f64::from(*value) - expected).abs();
+                    assert!(error <= 1e-6 * expected.abs().max(1.0), "{weight_type:?} row {row}: {value} {expected}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn packing_costs_at_most_five_percent() {
+    let pool = Pool::new(1).unwrap();
+    for weight_type in WeightType::ALL {
+        let bytes = file_bytes(weight_type, 32, 512, 1);
+        let matrix = PackedMatrix::pack(&pool, weight_type, 32, 512, &bytes).unwrap();
+        assert!(matrix.bytes() * 100 <= bytes.len() * 105, "{weight_type:?}: {} of {}", matrix.bytes(), bytes.len());
+    }
+}
+
+#[test]
+fn wrong_shapes_are_refused_with_their_numbers() {
+    let pool = Pool::new(1).unwrap();
+    let pack =
+        |weight_type, rows, cols, len| PackedMatrix::pack(&pool, weight_type, rows, cols, &vec![0; len]).unwrap_err();
+    let message = |error: ShapeError| error.to_string();
+    assert_eq!(
+        message(pack(WeightType::Q4K, 2, 96, 288)),
+        "a row of 96 values is no whole number of Q4_K blocks of 256"
+    );
+    assert_eq!(message(pack(WeightType::Q8_0, 2, 64, 135)), "2 rows of 64 Q8_0 values take 136 bytes, not 135");
+    assert_eq!(message(pack(WeightType::F16, 0, 64, 0)), "0 rows of 64 values are no matrix");
+    assert!(matches!(pack(WeightType::F32, usize::MAX, usize::MAX, 4), ShapeError::Degenerate { .. }));
+}

@@ -1,0 +1,72 @@
+//! The value formats of weight tensors.
+
+/// How a weight tensor's values are stored in a file (GGUF's block formats).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // the formats' own names
+pub enum WeightType {
+    F32,
+    F16,
+    BF16,
+    Q4_0,
+    Q4_1,
+    Q8_0,
+    Q4K,
+    Q6K,
+}
+
+impl WeightType {
+    /// Every type.
+    pub const ALL: [WeightType; 8] = [
+        WeightType::F32,
+        WeightType::F16,
+        WeightType::BF16,
+        WeightType::Q4_0,
+        WeightType::Q4_1,
+        WeightType::Q8_0,
+        WeightType::Q4K,
+        WeightType::Q6K,
+    ];
+
+    /// The format's name as GGUF tools print it.
+    pub fn name(self) -> &'static str {
+        match self {
+            WeightType::F32 => "F32",
+            WeightType::F16 => "F16",
+            WeightType::BF16 => "BF16",
+            WeightType::Q4_0 => "Q4_0",
+            WeightType::Q4_1 => "Q4_1",
+            WeightType::Q8_0 => "Q8_0",
+            WeightType::Q4K => "Q4_K",
+            WeightType::Q6K => "Q6_K",
+        }
+    }
+
+    /// Values per block; a row holds whole blocks.
+    pub fn block_elements(self) -> usize {
+        match self {
+            WeightType::F32 | WeightType::F16 | WeightType::BF16 => 1,
+            WeightType::Q4_0 | WeightType::Q4_1 | WeightType::Q8_0 => 32,
+            WeightType::Q4K | WeightType::Q6K => 256,
+        }
+    }
+
+    /// Bytes per block in the file.
+    pub fn block_bytes(self) -> usize {
+        match self {
+            WeightType::F32 => 4,
+            WeightType::F16 | WeightType::BF16 => 2,
+            WeightType::Q4_0 => 18,
+            WeightType::Q4_1 => 20,
+            WeightType::Q8_0 => 34,
+            WeightType::Q4K => 144,
+            WeightType::Q6K => 210,
+        }
+    }
+
+    /// Bytes of a row of `cols` values in the file; `None` when `cols` is no whole number of blocks.
+    pub fn row_bytes(self, cols: usize) -> Option<usize> {
+        (cols.is_multiple_of(self.block_elements()))
+            .then(|| (cols / self.block_elements()).checked_mul(self.block_bytes()))
+            .flatten()
+    }
+}
