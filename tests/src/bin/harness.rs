@@ -1,0 +1,63 @@
+//! Prepares what the cluster tests need, step by step or all at once. `./tests/run` calls it.
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use windlass_tests::cluster::Cluster;
+use windlass_tests::image::{self, Builder, Program, Staged};
+use windlass_tests::progress::Progress;
+use windlass_tests::{model, operator, workspace};
+
+/// Prepares what the cluster tests need.
+#[derive(Parser)]
+#[command(max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build both programs and lay out their images' files; prints the folders to build from
+    Stage,
+    /// Start a cluster (or use the one KUBECONFIG names), load both images, install the operator, fetch the model
+    Up,
+    /// End the cluster that `up` started; on a cluster of yours, remove the operator
+    Down,
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().command {
+        Command::Stage => stage(),
+        Command::Up => up(),
+        Command::Down => down(),
+    }
+}
+
+fn stage() -> Result<()> {
+    workspace::build_programs(|_| {})?;
+    for program in [Program::Operator, Program::Engine] {
+        let Staged { context, bytes, .. } = image::stage(program)?;
+        let folder = if program == Program::Operator { "operator" } else { "engine" };
+        println!("{:.1} MB: docker build -f {folder}/Dockerfile {}", bytes as f64 / 1e6, context.display());
+    }
+    Ok(())
+}
+
+fn up() -> Result<()> {
+    let mut progress = Progress::default();
+    progress.phase("Build operator and engine", |phase| {
+        workspace::build_programs(|crates| phase.note(format!("{crates} crates")))
+    })?;
+    progress.phase("Fetch the model", |_| model::fetch())?;
+    let cluster = progress.phase("Start the cluster", |_| Cluster::start())?;
+    let [operator, engine] =
+        progress.phase("Build and load both images", |_| image::deliver(&cluster, Builder::find()?))?;
+    progress.phase("Install the operator", |_| operator::install(&cluster, &operator, &engine))
+}
+
+fn down() -> Result<()> {
+    match Cluster::attach() {
+        Ok(cluster) if !cluster.is_own() => operator::uninstall(&cluster),
+        _ => Cluster::stop(),
+    }
+}

@@ -1,0 +1,130 @@
+//! Notices of everything that is linked into a program: crates, Rust's standard library, the C library.
+//!
+//! Texts that many crates share appear once, under the list of those crates.
+
+use anyhow::{Context, Result, ensure};
+use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package, PackageId, TargetKind};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::{command, workspace};
+
+/// Folders below a crate's own that are searched: C sources are vendored with their licence beside them.
+const DEPTH: usize = 4;
+/// Beginnings of the names of files that hold a licence or a notice.
+const NAMES: [&str; 6] = ["license", "licence", "copying", "notice", "copyright", "unlicense"];
+
+/// All notices for `program`, one text.
+///
+/// # Errors
+/// When cargo cannot describe the workspace, or when the C library's or the standard library's notices are not found.
+pub fn notices(program: &str, libraries: &[PathBuf]) -> Result<String> {
+    let metadata = metadata()?;
+    let crates = linked(&metadata, program)?;
+    let mut texts: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut summary = format!("Third-party software in {program}\n\n");
+    for package in crates {
+        let name = format!("{} {}", package.name, package.version);
+        let licence = package.license.as_deref().unwrap_or("see below");
+        writeln!(summary, "{name}: {licence}{}", repository(package))?;
+        let folder = package.manifest_path.parent().map_or(Path::new("."), |folder| folder.as_std_path());
+        for text in texts_in(folder, DEPTH)? {
+            texts.entry(text).or_default().insert(name.clone());
+        }
+    }
+    for (name, text) in standard_library()?.into_iter().chain(system_libraries(libraries)?) {
+        writeln!(summary, "{name}: see below")?;
+        texts.entry(text).or_default().insert(name);
+    }
+    Ok(summary + &texts.iter().map(section).collect::<String>())
+}
+
+fn section((text, names): (&String, &BTreeSet<String>)) -> String {
+    let names = names.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+    format!("\n{}\n{names}\n\n{}\n", "=".repeat(100), text.trim_end())
+}
+
+fn repository(package: &Package) -> String {
+    package.repository.as_ref().map(|url| format!(", {url}")).unwrap_or_default()
+}
+
+/// Dependencies of the whole workspace for this machine's target.
+fn metadata() -> Result<Metadata> {
+    let version = command::output(Command::new("rustc").arg("-vV"))?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: ")).context("rustc -vV names no host")?;
+    let mut command = MetadataCommand::new();
+    command.current_dir(workspace::root()).other_options(["--filter-platform".to_owned(), host.to_owned()]);
+    command.exec().context("cargo metadata failed")
+}
+
+/// Third-party crates reachable from `program` by normal dependencies. Procedural macros run at build time and leave
+/// nothing of theirs in the program.
+fn linked<'a>(metadata: &'a Metadata, program: &str) -> Result<Vec<&'a Package>> {
+    let resolve = metadata.resolve.as_ref().context("cargo metadata resolved nothing")?;
+    let root = metadata.workspace_packages().into_iter().find(|package| package.name.as_str() == program);
+    let mut pending = vec![&root.with_context(|| format!("no package {program} in this workspace"))?.id];
+    let mut seen: BTreeSet<&PackageId> = pending.iter().copied().collect();
+    while let Some(id) = pending.pop() {
+        let node = resolve.nodes.iter().find(|node| node.id == *id).context("a package was not resolved")?;
+        let normal =
+            node.deps.iter().filter(|dep| dep.dep_kinds.iter().any(|kind| kind.kind == DependencyKind::Normal));
+        pending.extend(normal.map(|dep| &dep.pkg).filter(|id| !is_macro(&metadata[id]) && seen.insert(id)));
+    }
+    let packages = seen.into_iter().map(|id| &metadata[id]);
+    Ok(packages.filter(|package| package.source.is_some()).collect())
+}
+
+fn is_macro(package: &Package) -> bool {
+    package.targets.iter().any(|target| target.kind.contains(&TargetKind::ProcMacro))
+}
+
+/// Contents of every licence file in `folder` and, `depth` levels down, in its subfolders.
+fn texts_in(folder: &Path, depth: usize) -> Result<Vec<String>> {
+    let mut texts = Vec::new();
+    let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        if path.is_dir() && depth > 0 {
+            texts.extend(texts_in(&path, depth - 1)?);
+        } else if path.is_file() && is_licence(&path) {
+            texts.push(String::from_utf8_lossy(&std::fs::read(&path)?).into_owned());
+        }
+    }
+    Ok(texts)
+}
+
+fn is_licence(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    NAMES.iter().any(|start| name.starts_with(start)) && !name.ends_with(".rs")
+}
+
+fn standard_library() -> Result<Vec<(String, String)>> {
+    let sysroot = command::output(Command::new("rustc").args(["--print", "sysroot"]))?;
+    let folder = Path::new(sysroot.trim()).join("share/doc/rust");
+    let candidates = ["COPYRIGHT", "COPYRIGHT-library.html", "COPYRIGHT.html", "LICENSE-MIT", "LICENSE-APACHE"];
+    let texts = candidates.iter().filter_map(|name| std::fs::read_to_string(folder.join(name)).ok());
+    let texts: Vec<_> = texts.take(1).map(|text| ("Rust standard library".to_owned(), text)).collect();
+    ensure!(!texts.is_empty(), "no licence of Rust's standard library in {}", folder.display());
+    Ok(texts)
+}
+
+/// The notices of the packages that the shared libraries come from, as the system's distribution keeps them.
+fn system_libraries(libraries: &[PathBuf]) -> Result<Vec<(String, String)>> {
+    let needed = [("libc.so", &["libc6", "glibc"][..]), ("libgcc_s.so", &["libgcc-s1", "gcc-libs", "libgcc"][..])];
+    let used =
+        needed.iter().filter(|(library, _)| libraries.iter().any(|path| path.to_string_lossy().contains(library)));
+    used.map(|(library, packages)| {
+        let found = packages.iter().find_map(|package| package_notice(package));
+        Ok(((*library).to_owned(), found.with_context(|| format!("no licence of {library} on this system"))?))
+    })
+    .collect()
+}
+
+fn package_notice(package: &str) -> Option<String> {
+    std::fs::read_to_string(format!("/usr/share/doc/{package}/copyright")).ok().or_else(|| {
+        let texts = texts_in(Path::new(&format!("/usr/share/licenses/{package}")), 0).ok()?;
+        (!texts.is_empty()).then(|| texts.join("\n\n"))
+    })
+}

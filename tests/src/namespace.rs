@@ -1,0 +1,167 @@
+//! A namespace of one test's own, in which Pod Security enforces *restricted*.
+
+use anyhow::{Context, Result, anyhow};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::cluster::Cluster;
+use crate::{model, operator};
+
+/// A namespace, and kubectl in it.
+#[derive(Debug)]
+pub struct Namespace {
+    cluster: Cluster,
+    name: String,
+}
+
+impl Namespace {
+    /// Makes the namespace, or takes it as it is.
+    ///
+    /// # Errors
+    /// The API server's own words.
+    pub fn create(cluster: &Cluster, name: &str) -> Result<Namespace> {
+        let labels = json!({"pod-security.kubernetes.io/enforce": "restricted"});
+        let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}});
+        cluster.kubectl().apply(&[object])?;
+        Ok(Namespace { cluster: cluster.clone(), name: name.to_owned() })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its cluster.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// `kubectl ARGUMENTS`, in this namespace.
+    ///
+    /// # Errors
+    /// kubectl's own words.
+    pub fn run(&self, arguments: &[&str]) -> Result<String> {
+        self.cluster.kubectl().run(&self.inside(arguments))
+    }
+
+    /// As [`Namespace::run`], with a file on standard input.
+    ///
+    /// # Errors
+    /// kubectl's own words.
+    pub fn run_with_file(&self, arguments: &[&str], file: File) -> Result<String> {
+        self.cluster.kubectl().run_with_file(&self.inside(arguments), file)
+    }
+
+    /// One object.
+    ///
+    /// # Errors
+    /// kubectl's own words.
+    pub fn get<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T> {
+        self.cluster.kubectl().get(&self.inside(arguments))
+    }
+
+    /// A list's items.
+    ///
+    /// # Errors
+    /// kubectl's own words.
+    pub fn list<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<Vec<T>> {
+        self.cluster.kubectl().list(&self.inside(arguments))
+    }
+
+    /// Applies objects; those that name no namespace go into this one.
+    ///
+    /// # Errors
+    /// The API server's own words.
+    pub fn apply(&self, objects: &[Value]) -> Result<String> {
+        let inside = |mut object: Value| {
+            if object["metadata"]["namespace"].is_null() && object["kind"] != "PersistentVolume" {
+                object["metadata"]["namespace"] = json!(self.name);
+            }
+            object
+        };
+        self.cluster.kubectl().apply(&objects.iter().cloned().map(inside).collect::<Vec<_>>())
+    }
+
+    fn inside<'a>(&'a self, arguments: &[&'a str]) -> Vec<&'a str> {
+        [arguments, &["--namespace", &self.name]].concat()
+    }
+
+    /// What a person would look at first when a test in it has failed.
+    fn describe(&self) -> String {
+        let looks: [&[&str]; 5] = [
+            &["get", "inferenceservices.windlass.dev", "-o", "yaml"],
+            &["get", "all,pvc", "-o", "wide"],
+            &["get", "events", "--sort-by=.lastTimestamp"],
+            &["logs", "--selector=app.kubernetes.io/name=windlass-engine", "--all-containers", "--prefix", "--tail=20"],
+            &["describe", "pods"],
+        ];
+        let mut text = String::new();
+        for look in looks {
+            let seen = self.run(look).unwrap_or_else(|error| format!("{error:#}"));
+            text += &format!("--- kubectl {}\n{seen}\n", look.join(" "));
+        }
+        let logs = ["logs", "deployment/windlass", "--namespace", operator::NAMESPACE, "--tail=60"];
+        let seen = self.cluster.kubectl().run(&logs).unwrap_or_else(|error| format!("{error:#}"));
+        text + &format!("--- operator's log\n{seen}\n")
+    }
+
+    fn delete(&self) -> Result<()> {
+        self.cluster.kubectl().run(&["delete", "namespace", &self.name, "--wait=false"])?;
+        let volume = format!("{}-models", self.name);
+        self.cluster
+            .kubectl()
+            .run(&["delete", "persistentvolume", &volume, "--ignore-not-found", "--wait=false"])
+            .map(drop)
+    }
+}
+
+/// Runs a test in a namespace of its own that has the model, and removes the namespace afterwards.
+///
+/// Without a prepared cluster the test is skipped, out loud; with `CI=true` that is a failure.
+///
+/// # Errors
+/// The test's own, after printing the state of the namespace. `WINDLASS_KEEP=1` keeps the namespace then.
+pub fn with_namespace(name: &str, test: impl FnOnce(&Namespace) -> Result<()>) -> Result<()> {
+    let Some(cluster) = prepared_cluster()? else { return Ok(()) };
+    let namespace = Namespace::create(&cluster, &format!("test-{name}-{}", std::process::id()))?;
+    let outcome = catch_unwind(AssertUnwindSafe(|| give_model(&namespace).and_then(|()| test(&namespace))));
+    let outcome = outcome.unwrap_or_else(|_| Err(anyhow!("the test panicked")));
+    if outcome.is_err() {
+        eprintln!("{}", namespace.describe());
+    }
+    if outcome.is_ok() || std::env::var_os("WINDLASS_KEEP").is_none() {
+        namespace.delete()?;
+    }
+    outcome
+}
+
+/// The cluster with the operator installed; `None`, said out loud, if there is none and none is demanded.
+///
+/// # Errors
+/// With `CI=true`, when there is none.
+pub fn prepared_cluster() -> Result<Option<Cluster>> {
+    let prepared = Cluster::attach().and_then(|cluster| operator::engine_image(&cluster).map(|_| cluster));
+    match prepared {
+        Ok(cluster) => Ok(Some(cluster)),
+        Err(error) => skip(&format!("no prepared cluster ({error:#}); see ./tests/run --help")).map(|()| None),
+    }
+}
+
+/// Says that something is not tested here, and why.
+///
+/// # Errors
+/// With `CI=true`.
+pub fn skip(reason: &str) -> Result<()> {
+    if std::env::var("CI").is_ok_and(|value| value == "true") {
+        return Err(anyhow!("{reason}")).context("CI=true allows no skipped test");
+    }
+    eprintln!("SKIPPED: {reason}");
+    Ok(())
+}
+
+fn give_model(namespace: &Namespace) -> Result<()> {
+    let file = model::fetch()?;
+    if namespace.cluster().is_own() { model::share(namespace, &file) } else { model::upload(namespace, &file) }
+}

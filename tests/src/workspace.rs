@@ -1,0 +1,55 @@
+//! Where things are: the checkout, what it builds, and the cache outside of it.
+
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Root of the checkout.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
+}
+
+/// Folder of release binaries: that of the running program, or its parent for a test.
+///
+/// # Errors
+/// When the running program's path cannot be read.
+pub fn binaries() -> Result<PathBuf> {
+    let program = std::env::current_exe().context("cannot read the path of this program")?;
+    let folder = program.parent().context("this program is in no folder")?;
+    let folder = if folder.ends_with("deps") { folder.parent().unwrap_or(folder) } else { folder };
+    Ok(folder.to_owned())
+}
+
+/// Where downloads and builds are kept between runs, outside of the checkout.
+///
+/// # Errors
+/// When neither `XDG_CACHE_HOME` nor `HOME` is set.
+pub fn cache() -> Result<PathBuf> {
+    let base = match std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()) {
+        Some(base) => PathBuf::from(base),
+        None => {
+            PathBuf::from(std::env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?).join(".cache")
+        }
+    };
+    Ok(base.join("windlass"))
+}
+
+/// Builds the two programs that go into images.
+///
+/// # Errors
+/// When cargo fails; it has said why on standard error.
+pub fn build_programs(mut on_crate: impl FnMut(usize)) -> Result<()> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(root()).args(["build", "--release", "--quiet", "--message-format=json-render-diagnostics"]);
+    cargo.args(["-p", "windlass-operator", "-p", "windlass-engine"]);
+    let mut child = cargo.stdout(Stdio::piped()).spawn().context("cannot run cargo")?;
+    let stdout = child.stdout.take().context("cargo has no standard output")?;
+    let messages = cargo_metadata::Message::parse_stream(std::io::BufReader::new(stdout));
+    let artifacts = messages.filter(|message| matches!(message, Ok(cargo_metadata::Message::CompilerArtifact(_))));
+    artifacts.enumerate().for_each(|(before, _)| on_crate(before + 1));
+    let status = child.wait().context("cannot wait for cargo")?;
+    if !status.success() {
+        bail!("cargo build ended with {status}");
+    }
+    Ok(())
+}
