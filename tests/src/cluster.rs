@@ -63,17 +63,6 @@ impl Images {
 }
 
 impl Cluster {
-    /// Installs and builds what starting a cluster needs; nothing where `KUBECONFIG` names one.
-    ///
-    /// # Errors
-    /// When the machine cannot run one; the message says what it lacks.
-    pub fn prepare() -> Result<()> {
-        if users_kubeconfig().is_none() || tools().is_err() {
-            command::output(Command::new(script()).arg("setup"))?;
-        }
-        Ok(())
-    }
-
     /// The user's cluster, or our own, started if it is not running.
     ///
     /// # Errors
@@ -218,6 +207,6 @@ fn tools() -> Result<(PathBuf, PathBuf)> {
     }
     let folder = command::output(Command::new(script()).arg("bin"))?;
     let [kubectl, helm] = ["kubectl", "helm"].map(|tool| Path::new(folder.trim()).join(tool));
-    ensure!(kubectl.exists(), "the cluster's program is not built; run tests/cluster/cluster setup");
+    ensure!(kubectl.exists(), "the cluster's program is not built; run tests/setup");
     Ok((kubectl, helm))
 }

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The phases of a run.
 pub struct Progress {
@@ -32,6 +32,16 @@ impl Default for Progress {
 }
 
 impl Progress {
+    /// Counts from the moment that `WINDLASS_STARTED_MS` names (milliseconds since 1970), which a calling script sets so
+    /// that its own time is not left out; from now without it.
+    pub fn since_environment() -> Progress {
+        let set = std::env::var("WINDLASS_STARTED_MS").ok().and_then(|value| value.parse().ok());
+        let before =
+            set.and_then(|started| SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_millis(started)).ok());
+        let started = before.and_then(|before| Instant::now().checked_sub(before));
+        Progress { started: started.unwrap_or_else(Instant::now), phases: Vec::new() }
+    }
+
     /// Does one phase and prints its time.
     ///
     /// # Errors
