@@ -1,0 +1,29 @@
+{{- define "windlass.name" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "windlass.selectorLabels" -}}
+app.kubernetes.io/name: windlass-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "windlass.labels" -}}
+{{ include "windlass.selectorLabels" . }}
+app.kubernetes.io/component: operator
+app.kubernetes.io/part-of: windlass
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "windlass.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}{{ default (include "windlass.name" .) .Values.serviceAccount.name }}
+{{- else }}{{ required "serviceAccount.name is needed when serviceAccount.create is false" .Values.serviceAccount.name }}{{ end }}
+{{- end }}
+
+{{- /* An image reference from {image, version}: the digest wins over the tag. */ -}}
+{{- define "windlass.image" -}}
+{{- if .image.digest }}{{ .image.repository }}@{{ .image.digest }}
+{{- else }}{{ .image.repository }}:{{ default .version .image.tag }}{{ end }}
+{{- end }}

@@ -1,0 +1,193 @@
+//! Wires the program: client, health port, leadership, and for each scope its watches, scraper and reconciles.
+
+use crate::apply::Applier;
+use crate::config::{Config, Scope};
+use crate::http::{self, Overview};
+use crate::leader::Elector;
+use crate::metrics::{Metrics, ServiceReading};
+use crate::observe::Observer;
+use crate::reconcile::{Context, Failures, after_error, reconcile};
+use crate::scrape::{Loads, Scraper};
+use crate::shutdown::Shutdown;
+use crate::watches::{Queue, Stores};
+use crate::written::Writes;
+use anyhow::Context as _;
+use futures::channel::mpsc;
+use futures::{FutureExt, StreamExt};
+use kube::runtime::controller::{Config as ControllerConfig, Error as QueueError};
+use kube::{Client, ResourceExt};
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use windlass_operator_api::InferenceService;
+use windlass_operator_core::observed::Defaults;
+
+/// Bundles events that come together: a rollout changes a Deployment and several pods within milliseconds.
+const DEBOUNCE: Duration = Duration::from_millis(50);
+/// Services that readings may queue between two looks at the queue.
+const QUEUED_BY_READINGS: usize = 1024;
+/// How long running reconciles may take to finish after SIGTERM, within Kubernetes' 30 seconds.
+const LAST_RECONCILES: Duration = Duration::from_secs(15);
+/// How long the release of the lease may take.
+const RELEASE: Duration = Duration::from_secs(5);
+
+/// Runs until SIGTERM.
+///
+/// # Errors
+/// The cluster or the port cannot be had.
+pub async fn run(config: Config) -> anyhow::Result<()> {
+    let shutdown = Shutdown::on_signal().context("signal handlers")?;
+    let client = connect().await?;
+    let operator = Arc::new(Operator::new(client, config)?);
+    let listener = http::listen(operator.config.metrics_port).await.context("--metrics-port")?;
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), address = %listener.local_addr()?, "started");
+    let server = http::serve_on(listener, operator.metrics.clone(), operator.clone());
+    tokio::select! {
+        served = server => served.context("the health port failed"),
+        () = operator.lead(&shutdown) => Ok(()),
+    }
+}
+
+async fn connect() -> anyhow::Result<Client> {
+    let config = kube::Config::infer().await.context(
+        "no cluster: neither a service account nor a kubeconfig was found (set KUBECONFIG, or run it in a pod)",
+    )?;
+    Client::try_from(config).context("the cluster's address or credentials cannot be used")
+}
+
+/// What lives as long as the process.
+struct Operator {
+    client: Client,
+    config: Config,
+    defaults: Defaults,
+    metrics: Metrics,
+    /// Stores of the scopes that are served now: empty on a standby.
+    serving: Mutex<Vec<Stores>>,
+}
+
+impl Operator {
+    fn new(client: Client, config: Config) -> anyhow::Result<Self> {
+        let defaults = Defaults {
+            engine_image: config.engine_image.clone(),
+            image_pull_policy: config.image_pull_policy.map(|policy| policy.name().to_owned()),
+            operator_namespace: config.operator_namespace.clone(),
+            operator_pod_labels: config.operator_pod_labels.clone(),
+            monitoring_namespace: config.monitoring_namespace.clone(),
+            cluster_domain: config.cluster_domain.clone(),
+            scrape_active: config.scrape.active,
+            scrape_idle: config.scrape.idle,
+        };
+        Ok(Operator { client, config, defaults, metrics: Metrics::new()?, serving: Mutex::default() })
+    }
+
+    /// Serves, whenever this replica leads where a lease is asked for, until the shutdown.
+    async fn lead(&self, shutdown: &Shutdown) {
+        let Some(lease) = &self.config.lease else { return self.serve(shutdown).await };
+        let mut elector = Elector::new(self.client.clone(), lease, &self.config.identity);
+        while !shutdown.is_asked() {
+            tokio::select! { () = elector.acquire() => {}, () = shutdown.asked() => return }
+            tracing::info!(identity = self.config.identity, "leading");
+            let lost = tokio::select! {
+                () = self.serve(shutdown) => false,
+                () = elector.hold() => true,
+            };
+            self.stand_by();
+            if lost {
+                tracing::warn!("leadership is lost; standing by");
+            }
+        }
+        match tokio::time::timeout(RELEASE, elector.release()).await {
+            Ok(Ok(())) => tracing::info!("the lease is released"),
+            Ok(Err(error)) => tracing::warn!(%error, "the lease is not released and runs out"),
+            Err(_elapsed) => tracing::warn!("the lease is not released in time and runs out"),
+        }
+    }
+
+    /// Serves every scope until the shutdown, then lets running reconciles finish.
+    async fn serve(&self, shutdown: &Shutdown) {
+        self.metrics.leads(true);
+        let scopes: Vec<_> = self.config.scopes.iter().map(|scope| self.scope(scope, shutdown.clone())).collect();
+        let all = futures::future::join_all(scopes);
+        let overdue = async {
+            shutdown.asked().await;
+            tokio::time::sleep(LAST_RECONCILES).await;
+        };
+        tokio::select! { _ = all => {}, () = overdue => tracing::warn!("reconciles were cut off") }
+        self.stand_by();
+    }
+
+    fn stand_by(&self) {
+        self.metrics.leads(false);
+        self.serving.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Serves one scope: its watches and readings queue services, each is reconciled by one task at a time.
+    async fn scope(&self, scope: &Scope, shutdown: Shutdown) {
+        let (stores, mut queue) = Stores::watch(&self.client, scope, &self.metrics);
+        self.serving.lock().unwrap_or_else(PoisonError::into_inner).push(stores.clone());
+        let loads = Loads::default();
+        let (by_readings, read) = mpsc::channel(QUEUED_BY_READINGS);
+        queue.push(read.boxed());
+        let scraper =
+            Scraper::new(self.config.scrape, stores.clone(), loads.clone(), self.metrics.clone(), by_readings);
+        let context = Arc::new(self.context(stores.clone(), loads));
+        tokio::select! {
+            () = self.reconciles(stores, queue, context, shutdown) => {}
+            () = scraper.run() => {}
+        }
+    }
+
+    fn context(&self, stores: Stores, loads: Loads) -> Context {
+        let writes = Arc::new(Writes::default());
+        let (client, metrics) = (self.client.clone(), self.metrics.clone());
+        Context {
+            observer: Observer::new(client.clone(), stores, writes.clone(), loads),
+            applier: Applier::new(client, writes, metrics.clone(), &self.config.identity),
+            defaults: self.defaults.clone(),
+            metrics,
+            failures: Failures::default(),
+        }
+    }
+
+    /// Reconciles what is queued; at the shutdown the queue ends and what runs is finished.
+    async fn reconciles(&self, stores: Stores, queue: Queue, context: Arc<Context>, shutdown: Shutdown) {
+        let queue = queue.take_until(async move { shutdown.asked().await }).map(Ok::<_, Infallible>);
+        let config = ControllerConfig::default().concurrency(self.config.concurrency).debounce(DEBOUNCE);
+        let one = |service, context| reconcile(service, context).boxed();
+        kube::runtime::applier(one, after_error, context.clone(), stores.services, queue, config)
+            .for_each(|result| {
+                if let Err(QueueError::ObjectNotFound(gone)) = result {
+                    let key = (gone.namespace.clone().unwrap_or_default(), gone.name.clone());
+                    context.failures.clear(&key);
+                    context.observer.forget(&key);
+                }
+                std::future::ready(())
+            })
+            .await;
+    }
+}
+
+impl Overview for Operator {
+    fn missing(&self) -> Vec<&'static str> {
+        let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut missing: Vec<_> = serving.iter().flat_map(Stores::missing).collect();
+        missing.dedup();
+        missing
+    }
+
+    fn services(&self) -> Vec<ServiceReading> {
+        let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        serving.iter().flat_map(Stores::services).map(|service| reading(&service)).collect()
+    }
+}
+
+fn reading(service: &InferenceService) -> ServiceReading {
+    let status = service.status.clone().unwrap_or_default();
+    ServiceReading {
+        namespace: service.namespace().unwrap_or_default(),
+        name: service.name_any(),
+        desired: status.desired_replicas.into(),
+        ready: status.ready_replicas.into(),
+        conditions: status.conditions.into_iter().map(|found| (found.type_, found.status)).collect(),
+    }
+}

@@ -1,0 +1,336 @@
+//! The command line, as typed ([`Args`]) and as used ([`Config`]).
+//!
+//! Everything that can be wrong with a flag is found here, once; nothing below asks about an option again.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Serves language models on Kubernetes: turns each InferenceService into engine pods and keeps them at their target.
+#[derive(Debug, Parser)]
+#[command(name = "windlass-operator", version, propagate_version = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Watch InferenceServices and act on them until stopped
+    ///
+    /// Connects with the pod's service account, or outside a cluster with the current context of KUBECONFIG.
+    /// SIGTERM ends it cleanly: running reconciles finish, the lease is released, the exit status is 0.
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(Box<RunArgs>),
+    /// Print the CustomResourceDefinition of InferenceService as YAML
+    #[command(after_help = "Example:\n  windlass-operator crd | kubectl apply --server-side -f -")]
+    Crd,
+}
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  In a cluster, two replicas of which one acts:
+    windlass-operator run --leader-elect --engine-image IMAGE --log-format json
+  On your own machine, against one namespace of the current context:
+    windlass-operator run --namespace demo --engine-image IMAGE";
+
+/// Flags of `run`, as typed.
+#[derive(Clone, Debug, Args)]
+pub struct RunArgs {
+    /// Image of engine pods whose resource names none, by tag or by digest
+    #[arg(long, env = "WINDLASS_ENGINE_IMAGE", value_name = "IMAGE", value_parser = image)]
+    engine_image: String,
+
+    /// Pull policy of engine containers; Kubernetes chooses by the image's tag when absent
+    #[arg(long, env = "WINDLASS_IMAGE_PULL_POLICY", value_name = "POLICY")]
+    image_pull_policy: Option<PullPolicy>,
+
+    /// Namespaces to serve, repeated or separated by commas; all of the cluster when absent
+    ///
+    /// With a list, a Role in each of them is enough; without, a ClusterRole is needed.
+    #[arg(long = "namespace", env = "WINDLASS_NAMESPACES", value_name = "NAMESPACE", value_delimiter = ',')]
+    namespaces: Vec<String>,
+
+    /// Namespace of the operator's pods, which engines' NetworkPolicies let in; absent when it runs outside the cluster
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE")]
+    operator_namespace: Option<String>,
+
+    /// Labels that the operator's own pods carry, by which engines' NetworkPolicies let them in
+    #[arg(long, env = "WINDLASS_OPERATOR_POD_LABELS", value_name = "KEY=VALUE", value_delimiter = ',',
+          default_value = "app.kubernetes.io/name=windlass-operator", value_parser = label)]
+    operator_pod_labels: Vec<(String, String)>,
+
+    /// Namespace whose pods may read the metrics of engines
+    #[arg(long, env = "WINDLASS_MONITORING_NAMESPACE", value_name = "NAMESPACE")]
+    monitoring_namespace: Option<String>,
+
+    /// DNS suffix of the cluster, for the URL in status
+    #[arg(long, env = "WINDLASS_CLUSTER_DOMAIN", value_name = "DOMAIN", default_value = "cluster.local")]
+    cluster_domain: String,
+
+    /// Act only while holding the Lease, so that several replicas can run
+    #[arg(long, env = "WINDLASS_LEADER_ELECT", default_value_t = false, action = clap::ArgAction::SetTrue)]
+    leader_elect: bool,
+
+    /// Name of the Lease
+    #[arg(long, env = "WINDLASS_LEASE_NAME", value_name = "NAME", default_value = "windlass-operator")]
+    lease_name: String,
+
+    /// Namespace of the Lease; the operator's own when absent
+    #[arg(long, env = "WINDLASS_LEASE_NAMESPACE", value_name = "NAMESPACE")]
+    lease_namespace: Option<String>,
+
+    /// Seconds after which a silent leader is replaced; it stops itself at two thirds of that
+    #[arg(long, env = "WINDLASS_LEASE_DURATION_SECONDS", value_name = "SECONDS", default_value_t = 15,
+          value_parser = clap::value_parser!(u32).range(6..=300))]
+    lease_duration_seconds: u32,
+
+    /// Name of this replica in the Lease and in events; must be unique. A random one when absent
+    #[arg(long, env = "POD_NAME", value_name = "NAME")]
+    identity: Option<String>,
+
+    /// Port of /livez, /readyz and /metrics; 0 takes a free one and logs it
+    #[arg(long, env = "WINDLASS_METRICS_PORT", value_name = "PORT", default_value_t = 8080)]
+    metrics_port: u16,
+
+    /// Seconds between readings of an engine that has traffic
+    #[arg(long, env = "WINDLASS_SCRAPE_ACTIVE_SECONDS", value_name = "SECONDS", default_value_t = 5,
+          value_parser = clap::value_parser!(u32).range(1..=60))]
+    scrape_active_seconds: u32,
+
+    /// Seconds between readings of an idle engine
+    #[arg(long, env = "WINDLASS_SCRAPE_IDLE_SECONDS", value_name = "SECONDS", default_value_t = 30,
+          value_parser = clap::value_parser!(u32).range(1..=600))]
+    scrape_idle_seconds: u32,
+
+    /// Seconds until a reading is given up
+    #[arg(long, env = "WINDLASS_SCRAPE_TIMEOUT_SECONDS", value_name = "SECONDS", default_value_t = 2,
+          value_parser = clap::value_parser!(u32).range(1..=30))]
+    scrape_timeout_seconds: u32,
+
+    /// Most InferenceServices reconciled at the same time
+    #[arg(long, env = "WINDLASS_CONCURRENCY", value_name = "COUNT", default_value_t = 16,
+          value_parser = clap::value_parser!(u16).range(1..=256))]
+    concurrency: u16,
+
+    /// Form of log lines on standard error
+    #[arg(long, env = "WINDLASS_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
+    log_format: LogFormat,
+
+    /// Level (error, warn, info, debug, trace), or directives as target=level,…
+    #[arg(long, env = "WINDLASS_LOG_LEVEL", value_name = "LEVEL", default_value = "info")]
+    log_level: String,
+}
+
+/// Forms of log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Kubernetes' image pull policies, spelled as Kubernetes spells them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum PullPolicy {
+    #[value(name = "Always")]
+    Always,
+    #[value(name = "IfNotPresent")]
+    IfNotPresent,
+    #[value(name = "Never")]
+    Never,
+}
+
+impl PullPolicy {
+    /// As a pod spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            PullPolicy::Always => "Always",
+            PullPolicy::IfNotPresent => "IfNotPresent",
+            PullPolicy::Never => "Never",
+        }
+    }
+}
+
+/// Part of the cluster that one set of watches covers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Every namespace, with one watch per kind.
+    Cluster,
+    /// One namespace.
+    Namespace(String),
+}
+
+/// How `run` behaves.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Image of engine pods whose resource names none.
+    pub engine_image: String,
+    /// Pull policy of engine containers.
+    pub image_pull_policy: Option<PullPolicy>,
+    /// Namespace the operator's pods run in; absent outside a cluster.
+    pub operator_namespace: Option<String>,
+    /// Labels of the operator's own pods.
+    pub operator_pod_labels: BTreeMap<String, String>,
+    /// Namespace whose pods may read the metrics of engines.
+    pub monitoring_namespace: Option<String>,
+    /// DNS suffix of the cluster.
+    pub cluster_domain: String,
+    /// What to watch: the cluster, or each listed namespace. Never empty.
+    pub scopes: Vec<Scope>,
+    /// Present when only a leader may act.
+    pub lease: Option<LeaseConfig>,
+    /// Name of this replica.
+    pub identity: String,
+    /// Port of health and metrics, 0 for any.
+    pub metrics_port: u16,
+    /// When engines are read.
+    pub scrape: ScrapeConfig,
+    /// Most services reconciled at once.
+    pub concurrency: u16,
+    /// Form of log lines.
+    pub log_format: LogFormat,
+    /// Level or directives.
+    pub log_level: String,
+}
+
+/// Where and how long leadership is recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseConfig {
+    /// Name of the Lease.
+    pub name: String,
+    /// Its namespace; the client's own when absent.
+    pub namespace: Option<String>,
+    /// Silence after which another replica takes over.
+    pub duration: Duration,
+}
+
+/// Cadence and bounds of reading `/stats`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScrapeConfig {
+    /// Between readings of an engine with traffic.
+    pub active: Duration,
+    /// Between readings of an idle engine.
+    pub idle: Duration,
+    /// Until a reading is given up, connecting included.
+    pub timeout: Duration,
+}
+
+impl RunArgs {
+    /// The configuration; `random` makes an identity unique where the environment gives none.
+    pub fn into_config(self, random: u32) -> Config {
+        let seconds = |count: u32| Duration::from_secs(count.into());
+        let lease = self.leader_elect.then(|| LeaseConfig {
+            name: self.lease_name,
+            namespace: self.lease_namespace.or_else(|| self.operator_namespace.clone()),
+            duration: seconds(self.lease_duration_seconds),
+        });
+        Config {
+            engine_image: self.engine_image,
+            image_pull_policy: self.image_pull_policy,
+            operator_namespace: self.operator_namespace.filter(|namespace| !namespace.is_empty()),
+            operator_pod_labels: self.operator_pod_labels.into_iter().collect(),
+            monitoring_namespace: self.monitoring_namespace.filter(|namespace| !namespace.is_empty()),
+            cluster_domain: self.cluster_domain,
+            scopes: scopes(self.namespaces),
+            lease,
+            identity: self.identity.unwrap_or_else(|| format!("windlass-operator-{random:08x}")),
+            metrics_port: self.metrics_port,
+            scrape: ScrapeConfig {
+                active: seconds(self.scrape_active_seconds),
+                idle: seconds(self.scrape_idle_seconds.max(self.scrape_active_seconds)),
+                timeout: seconds(self.scrape_timeout_seconds),
+            },
+            concurrency: self.concurrency,
+            log_format: self.log_format,
+            log_level: self.log_level,
+        }
+    }
+}
+
+/// One scope per distinct name, or the cluster where none is given.
+fn scopes(namespaces: Vec<String>) -> Vec<Scope> {
+    let names: BTreeSet<String> =
+        namespaces.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect();
+    if names.is_empty() { vec![Scope::Cluster] } else { names.into_iter().map(Scope::Namespace).collect() }
+}
+
+/// Refuses what no registry could resolve; the runtime has the last word.
+fn image(text: &str) -> Result<String, String> {
+    let name = text.trim();
+    if name.is_empty() || name.contains(char::is_whitespace) {
+        return Err("an image reference as NAME:TAG or NAME@sha256:DIGEST is expected".into());
+    }
+    Ok(name.to_owned())
+}
+
+/// Reads one `KEY=VALUE`.
+fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.trim().is_empty() => Ok((key.trim().to_owned(), value.trim().to_owned())),
+        _ => Err("a label as KEY=VALUE is expected".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn config(arguments: &[&str]) -> Config {
+        let line = ["windlass-operator", "run", "--engine-image", "engine:1"].iter().chain(arguments);
+        match Cli::try_parse_from(line).expect("valid arguments").command {
+            Command::Run(args) => args.into_config(0xabc),
+            Command::Crd => unreachable!("run was asked for"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn without_flags_the_whole_cluster_is_served_and_no_lease_is_needed() {
+        let config = config(&[]);
+        assert_eq!(config.scopes, [Scope::Cluster]);
+        assert_eq!(config.lease, None);
+    }
+
+    #[test]
+    fn namespaces_are_split_trimmed_and_told_apart() {
+        let config = config(&["--namespace", "b, a,", "--namespace", "b"]);
+        assert_eq!(config.scopes, ["a", "b"].map(|name| Scope::Namespace(name.into())));
+    }
+
+    #[test]
+    fn the_lease_lives_in_the_operators_namespace_unless_told_otherwise() {
+        let lease = |arguments: &[&str]| config(arguments).lease.and_then(|lease| lease.namespace);
+        assert_eq!(lease(&["--leader-elect", "--operator-namespace", "a"]).as_deref(), Some("a"));
+        let both = ["--leader-elect", "--operator-namespace", "a", "--lease-namespace", "b"];
+        assert_eq!(lease(&both).as_deref(), Some("b"));
+    }
+
+    #[test]
+    fn pod_labels_are_pairs() {
+        let config = config(&["--operator-pod-labels", "a=1,b=2"]);
+        assert_eq!(config.operator_pod_labels.get("b").map(String::as_str), Some("2"));
+        assert!(label("a").is_err() && label("=1").is_err());
+    }
+
+    #[test]
+    fn an_idle_engine_is_never_read_more_often_than_a_busy_one() {
+        let config = config(&["--scrape-active-seconds", "50", "--scrape-idle-seconds", "10"]);
+        assert_eq!(config.scrape.idle, config.scrape.active);
+    }
+
+    #[test]
+    fn an_empty_image_is_refused_with_the_expected_form() {
+        let error = Cli::try_parse_from(["windlass-operator", "run", "--engine-image", " "]).expect_err("refused");
+        assert!(error.to_string().contains("NAME:TAG"), "{error}");
+    }
+}

@@ -1,0 +1,82 @@
+//! Why a reconcile did not come to its end, and the stable word that metrics and logs know it by.
+
+use kube::runtime::reflector::store::WriterDropped;
+use std::time::Duration;
+
+/// Failures of a reconcile. What the API server refuses on content is none: that is an outcome, told in `status`.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A request was not answered, or answered with an error that says nothing about its content.
+    #[error("{attempt}: {source}")]
+    Api {
+        /// What was attempted.
+        attempt: String,
+        /// The client's error.
+        #[source]
+        source: kube::Error,
+    },
+    /// The watches have ended: the program is stopping.
+    #[error("the watches have ended")]
+    Watches(#[from] WriterDropped),
+    /// It took too long; what was done is done, the rest is tried again.
+    #[error("not done after {0:?}")]
+    Timeout(Duration),
+    /// A defect: contained, so that it cannot stop the other services.
+    #[error("panicked: {0}")]
+    Panicked(String),
+}
+
+impl Error {
+    /// Names the attempt that ended with a client's error.
+    pub fn attempting(attempt: impl Into<String>) -> impl FnOnce(kube::Error) -> Error {
+        let attempt = attempt.into();
+        move |source| Error::Api { attempt, source }
+    }
+
+    /// A stable word for metrics.
+    pub fn category(&self) -> &'static str {
+        match self {
+            Error::Api { source: kube::Error::Api(status), .. } => match status.code {
+                401 | 403 => "forbidden",
+                404 => "not_found",
+                409 => "conflict",
+                429 => "throttled",
+                _ => "server",
+            },
+            Error::Api { .. } => "transport",
+            Error::Watches(_) => "stopping",
+            Error::Timeout(_) => "timeout",
+            Error::Panicked(_) => "panic",
+        }
+    }
+}
+
+/// An error with its causes, each once.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_already_quoted_is_not_repeated() {
+        let refused = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "refused");
+        let error = Error::Api {
+            attempt: "list pods".into(),
+            source: kube::Error::Service(Box::new(std::io::Error::other(refused))),
+        };
+        assert_eq!(chain(&error).matches("refused").count(), 1, "{}", chain(&error));
+        assert_eq!(error.category(), "transport");
+    }
+}

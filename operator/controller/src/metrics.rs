@@ -1,0 +1,182 @@
+//! Handles of every metric that the operator exports, and nothing that decides.
+
+use prometheus::{
+    Encoder, Gauge, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+};
+use std::time::Duration;
+
+/// Metric handles; cloning shares them.
+#[derive(Clone)]
+pub struct Metrics {
+    registry: Registry,
+    reconciles: IntCounterVec,
+    reconcile_errors: IntCounterVec,
+    reconcile_seconds: HistogramVec,
+    writes: IntCounterVec,
+    scrapes: IntCounterVec,
+    watch_errors: IntCounterVec,
+    services: IntGaugeVec,
+    desired: IntGaugeVec,
+    ready: IntGaugeVec,
+    leader: IntGauge,
+}
+
+/// What one service looks like on `/metrics`.
+pub struct ServiceReading {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Replicas it should have.
+    pub desired: i64,
+    /// Replicas that are ready.
+    pub ready: i64,
+    /// Condition types with their status, `True`, `False` or `Unknown`.
+    pub conditions: Vec<(String, String)>,
+}
+
+/// Reconciles are milliseconds of planning and a few round trips to the API server.
+const RECONCILE_BUCKETS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0, 5.0, 30.0];
+
+impl Metrics {
+    /// Registers every metric under its name.
+    ///
+    /// # Errors
+    /// Two metrics of one name: a defect of this file, found by its test.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let build = Gauge::with_opts(
+            Opts::new("windlass_operator_build_info", "Always 1; the version is the label.")
+                .const_label("version", env!("CARGO_PKG_VERSION")),
+        )?;
+        registry.register(Box::new(build.clone()))?;
+        build.set(1.0);
+        let counters = |name: &str, help: &str, labels: &[&str]| {
+            let vector = IntCounterVec::new(Opts::new(format!("windlass_operator_{name}"), help), labels)?;
+            registry.register(Box::new(vector.clone())).map(|()| vector)
+        };
+        let gauges = |name: &str, help: &str, labels: &[&str]| {
+            let vector = IntGaugeVec::new(Opts::new(format!("windlass_operator_{name}"), help), labels)?;
+            registry.register(Box::new(vector.clone())).map(|()| vector)
+        };
+        let reconcile_seconds = HistogramVec::new(
+            HistogramOpts::new("windlass_operator_reconcile_duration_seconds", "Duration of a reconcile.")
+                .buckets(RECONCILE_BUCKETS.to_vec()),
+            &["result"],
+        )?;
+        registry.register(Box::new(reconcile_seconds.clone()))?;
+        let leader = IntGauge::new("windlass_operator_leader", "1 while this replica acts, 0 while it stands by.")?;
+        registry.register(Box::new(leader.clone()))?;
+        Ok(Metrics {
+            reconciles: counters("reconciles_total", "Reconciles by result: ok or error.", &["result"])?,
+            reconcile_errors: counters("reconcile_errors_total", "Failed reconciles by category.", &["category"])?,
+            reconcile_seconds,
+            writes: counters(
+                "writes_total",
+                "Writes to the API server by kind and result: done, refused or failed.",
+                &["kind", "result"],
+            )?,
+            scrapes: counters("scrapes_total", "Readings of engines by result.", &["result"])?,
+            watch_errors: counters("watch_errors_total", "Broken watches by kind; they are resumed.", &["kind"])?,
+            services: gauges(
+                "services",
+                "InferenceServices by condition and its status.",
+                &["namespace", "condition", "status"],
+            )?,
+            desired: gauges("desired_replicas", "Replicas a service should have.", &["namespace", "name"])?,
+            ready: gauges("ready_replicas", "Replicas of a service that are ready.", &["namespace", "name"])?,
+            leader,
+            registry,
+        })
+    }
+
+    /// A reconcile ended; `failure` is the category of its error.
+    pub fn reconciled(&self, failure: Option<&'static str>, took: Duration) {
+        let result = if failure.is_some() { "error" } else { "ok" };
+        self.reconciles.with_label_values(&[result]).inc();
+        self.reconcile_seconds.with_label_values(&[result]).observe(took.as_secs_f64());
+        if let Some(category) = failure {
+            self.reconcile_errors.with_label_values(&[category]).inc();
+        }
+    }
+
+    /// A request that changes an object was answered.
+    pub fn wrote(&self, kind: &str, result: &'static str) {
+        self.writes.with_label_values(&[kind, result]).inc();
+    }
+
+    /// An engine was read, or not: `ok` or an error's category.
+    pub fn scraped(&self, result: &'static str) {
+        self.scrapes.with_label_values(&[result]).inc();
+    }
+
+    /// A watch broke.
+    pub fn watch_broke(&self, kind: &str) {
+        self.watch_errors.with_label_values(&[kind]).inc();
+    }
+
+    /// This replica acts, or stands by.
+    pub fn leads(&self, leads: bool) {
+        self.leader.set(leads.into());
+    }
+
+    /// Whether this replica acts.
+    pub fn is_leading(&self) -> bool {
+        self.leader.get() == 1
+    }
+
+    /// The exposition, with one reading per existing service: a deleted one leaves no series behind.
+    ///
+    /// # Errors
+    /// A value that the text format cannot carry.
+    pub fn render(&self, services: &[ServiceReading]) -> Result<String, prometheus::Error> {
+        for vector in [&self.services, &self.desired, &self.ready] {
+            vector.reset();
+        }
+        for service in services {
+            let labels = [service.namespace.as_str(), service.name.as_str()];
+            self.desired.with_label_values(&labels).set(service.desired);
+            self.ready.with_label_values(&labels).set(service.ready);
+            for (condition, status) in &service.conditions {
+                self.services.with_label_values(&[&service.namespace, condition, status]).inc();
+            }
+        }
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(name: &str, ready: &str) -> ServiceReading {
+        ServiceReading {
+            namespace: "team".into(),
+            name: name.into(),
+            desired: 2,
+            ready: 1,
+            conditions: vec![("Ready".into(), ready.into())],
+        }
+    }
+
+    #[test]
+    fn services_are_counted_by_condition_and_a_deleted_one_disappears() {
+        let metrics = Metrics::new().expect("distinct names");
+        let both = metrics.render(&[service("a", "True"), service("b", "True")]).expect("text");
+        assert!(both.contains(r#"windlass_operator_services{condition="Ready",namespace="team",status="True"} 2"#));
+        let one = metrics.render(&[service("a", "False")]).expect("text");
+        assert!(!one.contains(r#"name="b""#), "{one}");
+        assert!(!one.contains(r#"status="True""#), "{one}");
+    }
+
+    #[test]
+    fn an_error_is_counted_under_its_category() {
+        let metrics = Metrics::new().expect("distinct names");
+        metrics.reconciled(Some("api"), Duration::from_millis(3));
+        let text = metrics.render(&[]).expect("text");
+        assert!(text.contains(r#"windlass_operator_reconcile_errors_total{category="api"} 1"#), "{text}");
+        assert!(text.contains(r#"windlass_operator_reconciles_total{result="error"} 1"#), "{text}");
+    }
+}

@@ -1,0 +1,330 @@
+//! The only reads: everything that planning one service looks at, from the watches' stores.
+//!
+//! A service whose pods are ready is observed without a single request. Only while something is amiss are warnings and
+//! the objects that the spec names looked up, because nothing that is watched tells of them.
+
+use crate::error::Error;
+use crate::scrape::Loads;
+use crate::watches::{Stores, children_of};
+use crate::written::{ServiceKey, Writes};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim, Pod, ServiceAccount};
+use kube::api::ListParams;
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use windlass_operator_api::InferenceService;
+use windlass_operator_api::status::condition;
+use windlass_operator_core::autoscale::Memory;
+use windlass_operator_core::names::{self, Reference, ReferenceKind};
+use windlass_operator_core::observed::{Observed, Warning};
+use windlass_operator_core::plan::{Object, Plan, Step};
+
+/// Pods whose warnings are read at once. They fail alike; more would cost requests and tell nothing new.
+const DIAGNOSED_PODS: usize = 3;
+/// Warnings read of one pod.
+const WARNINGS_OF_A_POD: u32 = 20;
+/// A pod younger than this is expected to be unready.
+const GRACE: SignedDuration = SignedDuration::from_secs(3);
+
+/// Reads for one scope of watches.
+pub struct Observer {
+    client: Client,
+    stores: Stores,
+    writes: Arc<Writes>,
+    loads: Loads,
+    memories: Mutex<HashMap<ServiceKey, Memory>>,
+}
+
+/// What was read of one service.
+pub struct Observation {
+    /// The service with its newest status.
+    pub service: Arc<InferenceService>,
+    /// Everything else.
+    pub observed: Observed,
+    /// When to look again although no event may come.
+    pub look_again: Option<Duration>,
+}
+
+impl Observer {
+    /// An observer over `stores`, which sees `writes` before the watches do.
+    pub fn new(client: Client, stores: Stores, writes: Arc<Writes>, loads: Loads) -> Self {
+        Observer { client, stores, writes, loads, memories: Mutex::default() }
+    }
+
+    /// Reads what `service` looks like.
+    ///
+    /// # Errors
+    /// A lookup was not answered, or the watches have ended.
+    pub async fn observe(&self, service: Arc<InferenceService>, key: &ServiceKey) -> Result<Observation, Error> {
+        self.stores.ready().await?;
+        let mut newest = vec![service];
+        let mut observed = self.stored(key);
+        let is_lagging = self.overlay(key, &mut newest, &mut observed);
+        let service = newest.remove(0);
+        let unready_since = unready_since(&service, &observed);
+        if let Some(since) = unready_since {
+            observed.absent = self.absent(&service, key).await?;
+            observed.warnings = self.warnings(&observed.pods, key).await?;
+            tracing::debug!(%since, absent = observed.absent.len(), warnings = observed.warnings.len(), "diagnosed");
+        }
+        let lag = is_lagging.then_some(crate::written::WATCH_LAG);
+        let look_again = unready_since.map(|since| diagnosis_interval(since, Timestamp::now())).into_iter().chain(lag);
+        Ok(Observation { service, observed, look_again: look_again.min() })
+    }
+
+    /// Looks up what `plan` wants to apply and no watch has shown: an object of that name may be somebody else's.
+    /// True when one was found, and the plan must be made again.
+    ///
+    /// # Errors
+    /// A lookup was not answered.
+    pub async fn find_strangers(&self, key: &ServiceKey, plan: &Plan, observed: &mut Observed) -> Result<bool, Error> {
+        let mut found = false;
+        for step in &plan.steps {
+            let Step::Apply(object) = step else { continue };
+            found |= match object {
+                Object::ServiceAccount(wish) => self.stranger(key, wish, &mut observed.service_accounts).await?,
+                Object::Service(wish) => self.stranger(key, wish, &mut observed.services).await?,
+                Object::NetworkPolicy(wish) => self.stranger(key, wish, &mut observed.network_policies).await?,
+                Object::PodDisruptionBudget(wish) => self.stranger(key, wish, &mut observed.disruption_budgets).await?,
+                Object::Deployment(wish) => self.stranger(key, wish.as_ref(), &mut observed.deployments).await?,
+            };
+        }
+        Ok(found)
+    }
+
+    /// Keeps what the autoscaler remembers for the next observation.
+    pub fn remember(&self, key: &ServiceKey, memory: Memory) {
+        self.memories.lock().unwrap_or_else(PoisonError::into_inner).insert(key.clone(), memory);
+    }
+
+    /// Forgets a service that was deleted.
+    pub fn forget(&self, key: &ServiceKey) {
+        self.memories.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        self.loads.forget(key);
+        self.writes.forget(key);
+    }
+
+    fn stored(&self, key: &ServiceKey) -> Observed {
+        let (namespace, name) = (key.0.as_str(), key.1.as_str());
+        let stores = &self.stores;
+        Observed {
+            deployments: children_of(&stores.deployments, namespace, name),
+            services: children_of(&stores.endpoints, namespace, name),
+            service_accounts: children_of(&stores.accounts, namespace, name),
+            disruption_budgets: children_of(&stores.budgets, namespace, name),
+            network_policies: children_of(&stores.policies, namespace, name),
+            pods: children_of(&stores.pods, namespace, name),
+            warnings: Vec::new(),
+            absent: Vec::new(),
+            load: self.loads.of(key),
+            memory: self.memory(key),
+        }
+    }
+
+    fn memory(&self, key: &ServiceKey) -> Memory {
+        self.memories.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned().unwrap_or_default()
+    }
+
+    /// Puts our own later writes over what the watches brought. True where a watch lags.
+    fn overlay(&self, key: &ServiceKey, service: &mut Vec<Arc<InferenceService>>, observed: &mut Observed) -> bool {
+        let (writes, now) = (&self.writes, Instant::now());
+        [
+            writes.services.overlay(key, service, now),
+            writes.deployments.overlay(key, &mut observed.deployments, now),
+            writes.endpoints.overlay(key, &mut observed.services, now),
+            writes.accounts.overlay(key, &mut observed.service_accounts, now),
+            writes.budgets.overlay(key, &mut observed.disruption_budgets, now),
+            writes.policies.overlay(key, &mut observed.network_policies, now),
+            writes.pods.overlay_known(key, &mut observed.pods, now),
+        ]
+        .contains(&true)
+    }
+
+    async fn stranger<K>(&self, key: &ServiceKey, wish: &K, known: &mut Vec<Arc<K>>) -> Result<bool, Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Serialize + Debug,
+    {
+        let name = wish.name_any();
+        if known.iter().any(|object| object.name_any() == name) {
+            return Ok(false);
+        }
+        let attempt = format!("look up {}/{name}", K::kind(&()));
+        let api = Api::<K>::namespaced(self.client.clone(), &key.0);
+        let found = api.get_opt(&name).await.map_err(Error::attempting(attempt))?;
+        let is_found = found.is_some();
+        known.extend(found.map(Arc::new));
+        Ok(is_found)
+    }
+
+    /// Of the objects that the spec names, those that do not exist.
+    async fn absent(&self, service: &InferenceService, key: &ServiceKey) -> Result<Vec<Reference>, Error> {
+        let mut absent = Vec::new();
+        for reference in names::references(service) {
+            let (name, namespace) = (reference.name.as_str(), key.0.as_str());
+            let exists = match reference.kind {
+                ReferenceKind::PersistentVolumeClaim => self.exists::<PersistentVolumeClaim>(namespace, name).await?,
+                // A right to see that one exists is a right to read it. A missing one shows as a FailedMount warning.
+                ReferenceKind::ConfigMap => true,
+                ReferenceKind::ServiceAccount => self.exists::<ServiceAccount>(namespace, name).await?,
+            };
+            absent.extend((!exists).then_some(reference));
+        }
+        Ok(absent)
+    }
+
+    /// Whether the object exists. Only its metadata is asked for; where even that is not allowed, it is taken to exist.
+    async fn exists<K>(&self, namespace: &str, name: &str) -> Result<bool, Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+    {
+        let api = Api::<K>::namespaced(self.client.clone(), namespace);
+        match api.get_metadata_opt(name).await {
+            Ok(found) => Ok(found.is_some()),
+            Err(kube::Error::Api(status)) if status.code == 403 => Ok(true),
+            Err(error) => Err(Error::attempting(format!("look up {}/{name}", K::kind(&())))(error)),
+        }
+    }
+
+    /// Warnings about the oldest pods that are unready for longer than a start takes, newest first.
+    async fn warnings(&self, pods: &[Arc<Pod>], key: &ServiceKey) -> Result<Vec<Warning>, Error> {
+        let (api, now) = (Api::<Event>::namespaced(self.client.clone(), &key.0), Timestamp::now());
+        let mut stuck: Vec<_> = pods.iter().filter(|pod| is_stuck(pod, now)).collect();
+        stuck.sort_by_key(|pod| pod.creation_timestamp().map(|time| time.0));
+        let mut warnings = Vec::new();
+        for pod in stuck.into_iter().take(DIAGNOSED_PODS) {
+            let name = pod.name_any();
+            let about = format!("type=Warning,involvedObject.kind=Pod,involvedObject.name={name}");
+            let list = ListParams::default().fields(&about).limit(WARNINGS_OF_A_POD);
+            let events = api.list(&list).await.map_err(Error::attempting(format!("list events of Pod/{name}")))?;
+            warnings.extend(events.items.into_iter().filter_map(warning));
+        }
+        warnings.sort_by_key(|warning| std::cmp::Reverse(warning.at));
+        Ok(warnings)
+    }
+}
+
+/// Since when a service has not been what it should be; `None` for one that needs no diagnosis.
+fn unready_since(service: &InferenceService, observed: &Observed) -> Option<Timestamp> {
+    let status = service.status.as_ref();
+    let ready = status.and_then(|status| status.conditions.iter().find(|found| found.type_ == condition::READY));
+    let is_ready =
+        ready.is_some_and(|ready| ready.status == "True" && ready.observed_generation == service.metadata.generation);
+    let pod = observed.pods.iter().filter(|pod| !is_ready_pod(pod) && pod.metadata.deletion_timestamp.is_none());
+    let pod = pod.filter_map(|pod| pod.creation_timestamp().map(|time| time.0)).min();
+    if is_ready {
+        return pod;
+    }
+    let created = || service.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let changed = ready.filter(|ready| ready.status != "True").map(|ready| ready.last_transition_time.0);
+    Some(changed.or(pod).or_else(created).unwrap_or_default())
+}
+
+/// Often at first, when a user waits for an answer; seldom once it has been wrong for long.
+fn diagnosis_interval(since: Timestamp, now: Timestamp) -> Duration {
+    let age = Duration::try_from(now.duration_since(since)).unwrap_or_default();
+    (age / 4).clamp(Duration::from_secs(3), Duration::from_secs(30))
+}
+
+/// Unready for longer than an ordinary start takes, and not on its way out.
+fn is_stuck(pod: &Pod, now: Timestamp) -> bool {
+    let age = pod.creation_timestamp().map_or(SignedDuration::ZERO, |time| now.duration_since(time.0));
+    pod.metadata.deletion_timestamp.is_none() && !is_ready_pod(pod) && age >= GRACE
+}
+
+/// Whether the kubelet reports the pod ready.
+pub fn is_ready_pod(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|found| found.type_ == "Ready" && found.status == "True")
+}
+
+/// An event as planning takes it, whichever of its two generations of fields its author filled.
+fn warning(event: Event) -> Option<Warning> {
+    let series = event.series.and_then(|series| series.last_observed_time).map(|time| time.0);
+    let at = series.or(event.last_timestamp.map(|time| time.0)).or(event.event_time.map(|time| time.0));
+    let about = event.involved_object;
+    Some(Warning {
+        about: format!("{}/{}", about.kind?, about.name?),
+        reason: event.reason?,
+        message: event.message?,
+        at: at.or(event.metadata.creation_timestamp.map(|time| time.0))?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn seconds(second: i64) -> Timestamp {
+        Timestamp::from_second(second).expect("in range")
+    }
+
+    fn service(ready: &str, observed_generation: i64) -> InferenceService {
+        serde_json::from_value(json!({
+            "apiVersion": "windlass.dev/v1alpha1", "kind": "InferenceService",
+            "metadata": {"namespace": "n", "name": "a", "generation": 2, "creationTimestamp": "1970-01-01T00:00:05Z"},
+            "spec": {"model": {"source": "pvc://models/a.gguf"}},
+            "status": {"conditions": [{
+                "type": "Ready", "status": ready, "reason": "R", "message": "", "observedGeneration": observed_generation,
+                "lastTransitionTime": "1970-01-01T00:01:00Z",
+            }]},
+        }))
+        .expect("a service")
+    }
+
+    fn pod(ready: &str) -> Arc<Pod> {
+        let pod = json!({
+            "metadata": {"name": "p", "creationTimestamp": "1970-01-01T00:00:30Z"},
+            "status": {"conditions": [{"type": "Ready", "status": ready}]},
+        });
+        Arc::new(serde_json::from_value(pod).expect("a pod"))
+    }
+
+    #[test]
+    fn a_ready_service_is_observed_without_requests() {
+        let observed = Observed { pods: vec![pod("True")], ..Observed::default() };
+        assert_eq!(unready_since(&service("True", 2), &observed), None);
+    }
+
+    #[test]
+    fn a_new_generation_an_unready_service_and_an_unready_pod_are_diagnosed() {
+        let none = Observed::default();
+        assert_eq!(unready_since(&service("True", 1), &none), Some(seconds(5)), "a new spec: since it exists");
+        assert_eq!(unready_since(&service("False", 2), &none), Some(seconds(60)), "since the condition says so");
+        let stuck = Observed { pods: vec![pod("False")], ..Observed::default() };
+        assert_eq!(unready_since(&service("True", 2), &stuck), Some(seconds(30)), "since the pod exists");
+    }
+
+    #[test]
+    fn diagnosis_grows_rarer_and_keeps_its_bounds() {
+        let interval = |age| diagnosis_interval(seconds(0), seconds(age)).as_secs();
+        assert_eq!((interval(0), interval(40), interval(86_400)), (3, 10, 30));
+        assert_eq!(diagnosis_interval(seconds(10), seconds(0)).as_secs(), 3, "a clock that went back");
+    }
+
+    #[test]
+    fn a_starting_pod_is_given_time() {
+        assert!(!is_stuck(&pod("False"), seconds(32)));
+        assert!(is_stuck(&pod("False"), seconds(33)));
+        assert!(!is_stuck(&pod("True"), seconds(99)));
+    }
+
+    #[test]
+    fn a_warning_carries_the_time_it_was_last_seen() {
+        let event: Event = serde_json::from_value(json!({
+            "metadata": {"name": "e", "creationTimestamp": "1970-01-01T00:00:01Z"},
+            "involvedObject": {"kind": "Pod", "name": "p"}, "type": "Warning",
+            "reason": "FailedMount", "message": "secret not found",
+            "lastTimestamp": "1970-01-01T00:00:07Z",
+        }))
+        .expect("an event");
+        let read = warning(event).expect("complete");
+        assert_eq!((read.about.as_str(), read.at), ("Pod/p", seconds(7)));
+    }
+}

@@ -1,0 +1,152 @@
+//! One service, from observation to status, and what happens when that fails.
+
+use crate::apply::Applier;
+use crate::error::{Error, chain};
+use crate::metrics::Metrics;
+use crate::observe::Observer;
+use crate::watches::Guarded;
+use crate::written::ServiceKey;
+use futures::FutureExt;
+use jiff::Timestamp;
+use kube::ResourceExt;
+use kube::runtime::controller::Action;
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use windlass_operator_api::InferenceService;
+use windlass_operator_core::observed::Defaults;
+use windlass_operator_core::status::Outcome;
+use windlass_operator_core::{plan, status};
+
+/// A reconcile is a handful of requests; one that takes this long waits for a server that does not answer.
+const LIMIT: Duration = Duration::from_secs(60);
+/// First and longest delay before a failed reconcile is tried again.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// What every reconcile of one scope shares.
+pub struct Context {
+    /// The reads.
+    pub observer: Observer,
+    /// The writes.
+    pub applier: Applier,
+    /// What the operator's configuration gives to every service.
+    pub defaults: Defaults,
+    /// Counters.
+    pub metrics: Metrics,
+    /// Consecutive failures by service.
+    pub failures: Failures,
+}
+
+/// Reconciles one service: contained, limited in time, counted.
+///
+/// # Errors
+/// See [`Error`]; [`after_error`] decides what follows.
+pub async fn reconcile(guarded: Arc<Guarded>, context: Arc<Context>) -> Result<Action, Error> {
+    let (key, started) = (key_of(guarded.as_ref()), Instant::now());
+    let limited = tokio::time::timeout(LIMIT, contained(&guarded, &key, &context));
+    let result = limited.await.unwrap_or(Err(Error::Timeout(LIMIT)));
+    context.metrics.reconciled(result.as_ref().err().map(Error::category), started.elapsed());
+    result
+}
+
+/// When to try again after `error`.
+pub fn after_error(guarded: Arc<Guarded>, error: &Error, context: Arc<Context>) -> Action {
+    let key = key_of(guarded.as_ref());
+    let delay = context.failures.next_delay(&key);
+    tracing::warn!(
+        namespace = key.0, service = key.1, category = error.category(), error = %chain(error), ?delay, "failed"
+    );
+    Action::requeue(delay)
+}
+
+async fn contained(guarded: &Guarded, key: &ServiceKey, context: &Context) -> Result<Action, Error> {
+    let service = match &guarded.0 {
+        Ok(service) if service.metadata.deletion_timestamp.is_none() => Arc::new(service.clone()),
+        Ok(_deleted) => return Ok(Action::await_change()),
+        Err(invalid) => {
+            tracing::error!(namespace = key.0, service = key.1, error = %invalid, "the object cannot be read");
+            return Ok(Action::await_change());
+        }
+    };
+    match AssertUnwindSafe(steps(service, key, context)).catch_unwind().await {
+        Ok(result) => result,
+        Err(panic) => Err(Error::Panicked(panic_text(panic.as_ref()))),
+    }
+}
+
+/// Observe, plan, apply, status.
+async fn steps(service: Arc<InferenceService>, key: &ServiceKey, context: &Context) -> Result<Action, Error> {
+    let mut seen = context.observer.observe(service, key).await?;
+    let mut wanted = plan(&seen.service, &seen.observed, &context.defaults, Timestamp::now());
+    if context.observer.find_strangers(key, &wanted, &mut seen.observed).await? {
+        wanted = plan(&seen.service, &seen.observed, &context.defaults, Timestamp::now());
+    }
+    let outcome = context.applier.apply(key, &seen.observed, &wanted.steps).await?;
+    let change = status::compute(&seen.service, &wanted, &outcome, Timestamp::now());
+    context.applier.publish(&seen.service, change).await?;
+    context.observer.remember(key, wanted.memory);
+    let again = seen.look_again.map_or(wanted.requeue_after, |soon| soon.min(wanted.requeue_after));
+    Ok(Action::requeue(next(outcome, again, key, context)))
+}
+
+/// The plan's own time, or sooner where the API server refused and may change its mind.
+fn next(outcome: Outcome, again: Duration, key: &ServiceKey, context: &Context) -> Duration {
+    match outcome {
+        Outcome::Applied => {
+            context.failures.clear(key);
+            again
+        }
+        Outcome::Failed { .. } => context.failures.next_delay(key),
+    }
+}
+
+fn key_of(service: &Guarded) -> ServiceKey {
+    (service.namespace().unwrap_or_default(), service.name_any())
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
+}
+
+/// Consecutive failures by service.
+#[derive(Default)]
+pub struct Failures(Mutex<HashMap<ServiceKey, u32>>);
+
+impl Failures {
+    /// Counts a failure; the delay doubles with each, to its bound.
+    fn next_delay(&self, key: &ServiceKey) -> Duration {
+        let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = failures.entry(key.clone()).or_insert(0);
+        let delay = backoff(*count);
+        *count = count.saturating_add(1);
+        delay
+    }
+
+    /// Forgets the failures of a service that went well, or was deleted.
+    pub fn clear(&self, key: &ServiceKey) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    }
+}
+
+/// Delay after `failures` earlier failures in a row.
+fn backoff(failures: u32) -> Duration {
+    let (first, longest) = BACKOFF;
+    first.saturating_mul(2_u32.saturating_pow(failures)).min(longest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_delay_doubles_to_its_bound_and_starts_over_after_success() {
+        let (failures, key) = (Failures::default(), ("n".to_owned(), "a".to_owned()));
+        let delays: Vec<_> = (0..8).map(|_| failures.next_delay(&key).as_secs()).collect();
+        assert_eq!(delays, [1, 2, 4, 8, 16, 32, 60, 60]);
+        failures.clear(&key);
+        assert_eq!(failures.next_delay(&key).as_secs(), 1);
+        assert_eq!(backoff(u32::MAX), BACKOFF.1);
+    }
+}

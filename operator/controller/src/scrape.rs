@@ -1,0 +1,230 @@
+//! Reads `/stats` of every ready engine pod: often under load, seldom at rest, never all at once.
+//!
+//! A reading only goes into the window of its service; what it means is decided by the plan. A service is queued for a
+//! reconcile when a reading could change that plan.
+
+mod fetch;
+mod loads;
+mod schedule;
+
+pub use loads::Loads;
+
+use crate::config::ScrapeConfig;
+use crate::metrics::Metrics;
+use crate::observe::is_ready_pod;
+use crate::watches::{Guarded, Stores, owner};
+use crate::written::ServiceKey;
+use futures::channel::mpsc::Sender;
+use futures::stream::{FuturesUnordered, StreamExt};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::runtime::reflector::ObjectRef;
+use rand::Rng;
+use schedule::Schedule;
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+use windlass_engine_contract::ADMIN_PORT;
+use windlass_engine_contract::stats::Stats;
+use windlass_operator_api::autoscaling::AutoscalingMode;
+
+/// How often the set of pods is compared with the schedule, and queued services are let go.
+const TICK: Duration = Duration::from_millis(500);
+/// Readings under way at once: bounds sockets and memory, and covers thousands of pods at the idle cadence.
+const CONCURRENT: usize = 256;
+
+/// A pod to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Target {
+    uid: String,
+    service: ServiceKey,
+    pod: String,
+    address: SocketAddr,
+}
+
+/// What one attempt brought.
+struct Finished {
+    target: Target,
+    result: Result<Stats, fetch::Error>,
+}
+
+/// Reads the engines of one scope.
+pub struct Scraper {
+    config: ScrapeConfig,
+    stores: Stores,
+    loads: Loads,
+    metrics: Metrics,
+    queue: Sender<ObjectRef<Guarded>>,
+    schedule: Schedule,
+    /// Services whose plan a reading may have changed since the last tick.
+    touched: HashSet<ServiceKey>,
+}
+
+impl Scraper {
+    /// A scraper that fills `loads` and queues services on `queue`.
+    pub fn new(
+        config: ScrapeConfig,
+        stores: Stores,
+        loads: Loads,
+        metrics: Metrics,
+        queue: Sender<ObjectRef<Guarded>>,
+    ) -> Self {
+        let schedule = Schedule::default();
+        Scraper { config, stores, loads, metrics, queue, schedule, touched: HashSet::new() }
+    }
+
+    /// Reads until it is dropped.
+    pub async fn run(mut self) {
+        let timeout = self.config.timeout;
+        let mut readings = FuturesUnordered::new();
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                Some(finished) = readings.next() => self.take_in(finished),
+                _ = tick.tick() => {
+                    self.let_go();
+                    for target in self.due(CONCURRENT - readings.len()) {
+                        readings.push(async move {
+                            let result = fetch::stats(target.address, timeout).await;
+                            Finished { target, result }
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Pods whose time has come, at most `room` of them.
+    fn due(&mut self, room: usize) -> Vec<Target> {
+        let targets: Vec<_> = self.stores.pods.state().iter().filter_map(|pod| target(pod)).collect();
+        self.loads.retain(targets.iter().map(|target| (&target.service, target.pod.as_str())));
+        // New pods are read within a tick or two, so that Ready does not wait for a cadence.
+        self.schedule.take(targets, room, Instant::now(), || rand::rng().random_range(Duration::ZERO..TICK))
+    }
+
+    fn take_in(&mut self, finished: Finished) {
+        let Finished { target, result } = finished;
+        let previous = self.loads.latest(&target.service, &target.pod);
+        self.metrics.scraped(result.as_ref().map_or_else(fetch::Error::category, |_| "ok"));
+        let is_busy = result.as_ref().is_ok_and(|stats| has_traffic(previous.as_ref(), stats));
+        let matters = match &result {
+            Ok(stats) => matters(previous.as_ref(), stats) || (is_busy && self.is_autoscaled(&target.service)),
+            Err(_) => self.loads.is_answering(&target.service, &target.pod),
+        };
+        if matters {
+            self.touched.insert(target.service.clone());
+        }
+        match result {
+            Ok(stats) => self.loads.record(&target.service, &target.pod, Timestamp::now(), stats),
+            Err(error) => {
+                let (namespace, service) = &target.service;
+                tracing::debug!(namespace, service, pod = target.pod, %error, "an engine was not read");
+                let text = error.to_string();
+                self.loads.record_failure(&target.service, &target.pod, Timestamp::now(), text);
+            }
+        }
+        let pause = if is_busy || !self.loads.is_answering(&target.service, &target.pod) {
+            self.config.active
+        } else {
+            self.config.idle
+        };
+        self.schedule.put_back(&target.uid, Instant::now() + jittered(pause, rand::rng().random()));
+    }
+
+    /// Queues the services touched since the last tick, each once. What does not fit waits for the next tick.
+    fn let_go(&mut self) {
+        let queue = &mut self.queue;
+        self.touched.retain(|(namespace, name)| queue.try_send(ObjectRef::new(name).within(namespace)).is_err());
+    }
+
+    fn is_autoscaled(&self, (namespace, name): &ServiceKey) -> bool {
+        let service = self.stores.services.get(&ObjectRef::new(name).within(namespace));
+        let spec = service.as_ref().and_then(|service| service.0.as_ref().ok()).map(|service| &service.spec);
+        let autoscaling = spec.and_then(|spec| spec.autoscaling.as_ref());
+        autoscaling.is_some_and(|autoscaling| autoscaling.mode == AutoscalingMode::Builtin)
+    }
+}
+
+/// A pod that serves: ready, with an address, and not on its way out.
+fn target(pod: &Pod) -> Option<Target> {
+    let address: IpAddr = pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
+    if pod.metadata.deletion_timestamp.is_some() || !is_ready_pod(pod) {
+        return None;
+    }
+    Some(Target {
+        uid: pod.metadata.uid.clone()?,
+        service: (pod.namespace()?, owner(pod)?.to_owned()),
+        pod: pod.name_any(),
+        address: SocketAddr::new(address, ADMIN_PORT),
+    })
+}
+
+/// Whether requests are in the engine, or came and went since the last reading.
+fn has_traffic(previous: Option<&Stats>, current: &Stats) -> bool {
+    let went = |stats: &Stats| (stats.finished, stats.rejected);
+    current.running + current.waiting > 0 || previous.is_some_and(|previous| went(previous) != went(current))
+}
+
+/// Whether a reading tells something new about readiness: the first one, another phase, another configuration.
+fn matters(previous: Option<&Stats>, current: &Stats) -> bool {
+    previous.is_none_or(|previous| previous.phase != current.phase || previous.effective != current.effective)
+}
+
+/// `pause`, up to a tenth shorter or longer, so that many pods drift apart; `random` is even in 0 to 1.
+fn jittered(pause: Duration, random: f64) -> Duration {
+    pause.mul_f64(0.9 + 0.2 * random)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fetch::tests::idle;
+    use super::*;
+    use serde_json::json;
+    use windlass_engine_contract::stats::Phase;
+
+    fn pod(ready: &str, deleted: bool) -> Pod {
+        let mut pod = json!({
+            "metadata": {
+                "namespace": "n", "name": "p", "uid": "u",
+                "labels": {"windlass.dev/inference-service": "a"},
+            },
+            "status": {"podIP": "fd00::7", "conditions": [{"type": "Ready", "status": ready}]},
+        });
+        if deleted {
+            pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        }
+        serde_json::from_value(pod).expect("a pod")
+    }
+
+    #[test]
+    fn only_pods_that_serve_are_read() {
+        let read = target(&pod("True", false)).expect("a target");
+        assert_eq!(read.address.to_string(), "[fd00::7]:8001");
+        assert_eq!(read.service, ("n".to_owned(), "a".to_owned()));
+        assert_eq!(target(&pod("False", false)), None);
+        assert_eq!(target(&pod("True", true)), None);
+    }
+
+    #[test]
+    fn traffic_is_seen_in_the_engine_and_between_two_readings() {
+        assert!(!has_traffic(None, &idle()));
+        assert!(!has_traffic(Some(&idle()), &idle()));
+        assert!(has_traffic(None, &Stats { waiting: 1, ..idle() }));
+        assert!(has_traffic(Some(&idle()), &Stats { finished: 1, ..idle() }));
+    }
+
+    #[test]
+    fn the_first_reading_and_a_change_of_phase_matter() {
+        assert!(matters(None, &idle()));
+        assert!(!matters(Some(&idle()), &Stats { running: 3, ..idle() }));
+        assert!(matters(Some(&idle()), &Stats { phase: Phase::Draining, ..idle() }));
+    }
+
+    #[test]
+    fn jitter_keeps_to_a_tenth() {
+        let second = Duration::from_secs(1);
+        assert_eq!((jittered(second, 0.0), jittered(second, 1.0)), (second.mul_f64(0.9), second.mul_f64(1.1)));
+    }
+}

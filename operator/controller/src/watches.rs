@@ -1,0 +1,344 @@
+//! The watches: one per kind and scope, each filling a store that `observe` reads, all of them together the queue of
+//! services to reconcile.
+//!
+//! Which objects are watched is decided here; what they mean is not. Of children only those with the service's label
+//! arrive; Secrets and the content of ConfigMaps are never read.
+
+use crate::config::Scope;
+use crate::metrics::Metrics;
+use futures::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::core::DeserializeGuard;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::Arc;
+use windlass_operator_api::InferenceService;
+use windlass_operator_core::names::SERVICE_LABEL;
+
+/// A service that was read, or the reason why it could not be: one bad object cannot stall the watch.
+pub type Guarded = DeserializeGuard<InferenceService>;
+
+/// What the watches of one scope hold.
+#[derive(Clone)]
+pub struct Stores {
+    /// Every service.
+    pub services: Store<Guarded>,
+    /// Workloads.
+    pub deployments: Store<Deployment>,
+    /// Endpoints.
+    pub endpoints: Store<Service>,
+    /// Identities of pods.
+    pub accounts: Store<ServiceAccount>,
+    /// Disruption budgets.
+    pub budgets: Store<PodDisruptionBudget>,
+    /// Network policies.
+    pub policies: Store<NetworkPolicy>,
+    /// Engine pods, without what nothing looks at.
+    pub pods: Store<Pod>,
+}
+
+/// Services to reconcile, as the watches find them.
+pub type Queue = SelectAll<BoxStream<'static, ObjectRef<Guarded>>>;
+
+impl Stores {
+    /// Starts every watch of `scope`. Nothing is read until the queue is polled.
+    pub fn watch(client: &Client, scope: &Scope, metrics: &Metrics) -> (Stores, Queue) {
+        let watch = Watch { client, scope, metrics };
+        let (services, touched) = watch.services();
+        let mut queue: Queue = SelectAll::new();
+        queue.push(touched);
+        let stores = Stores {
+            deployments: watch.children(&services, &mut queue, strip),
+            endpoints: watch.children(&services, &mut queue, strip),
+            accounts: watch.children(&services, &mut queue, strip),
+            budgets: watch.children(&services, &mut queue, strip),
+            policies: watch.children(&services, &mut queue, strip),
+            pods: watch.children(&services, &mut queue, strip_pod),
+            services,
+        };
+        (stores, queue)
+    }
+
+    /// Waits for the first list of every kind: a plan made before would take what has not arrived for missing.
+    ///
+    /// # Errors
+    /// The watches have ended.
+    pub async fn ready(&self) -> Result<(), reflector::store::WriterDropped> {
+        self.services.wait_until_ready().await?;
+        self.deployments.wait_until_ready().await?;
+        self.endpoints.wait_until_ready().await?;
+        self.accounts.wait_until_ready().await?;
+        self.budgets.wait_until_ready().await?;
+        self.policies.wait_until_ready().await?;
+        self.pods.wait_until_ready().await
+    }
+
+    /// Kinds whose first list has not arrived.
+    pub fn missing(&self) -> Vec<&'static str> {
+        [
+            is_missing(&self.services).then_some("inferenceservices"),
+            is_missing(&self.deployments).then_some("deployments"),
+            is_missing(&self.endpoints).then_some("services"),
+            is_missing(&self.accounts).then_some("serviceaccounts"),
+            is_missing(&self.budgets).then_some("poddisruptionbudgets"),
+            is_missing(&self.policies).then_some("networkpolicies"),
+            is_missing(&self.pods).then_some("pods"),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    /// Every service that could be read.
+    pub fn services(&self) -> Vec<InferenceService> {
+        self.services.state().iter().filter_map(|service| service.0.as_ref().ok().cloned()).collect()
+    }
+}
+
+/// The store's objects that belong to `name` in `namespace`.
+pub fn children_of<K>(store: &Store<K>, namespace: &str, name: &str) -> Vec<Arc<K>>
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    store.state_filter(|child| child.meta().namespace.as_deref() == Some(namespace) && owner(child) == Some(name))
+}
+
+/// The name of the service that `child` belongs to, by its label.
+pub fn owner(child: &impl Resource) -> Option<&str> {
+    child.meta().labels.as_ref()?.get(SERVICE_LABEL).map(String::as_str)
+}
+
+fn is_missing<K>(store: &Store<K>) -> bool
+where
+    K: reflector::Lookup<DynamicType = ()> + Clone + 'static,
+{
+    futures::FutureExt::now_or_never(store.wait_until_ready()).is_none()
+}
+
+/// What every watch of a scope has in common.
+struct Watch<'a> {
+    client: &'a Client,
+    scope: &'a Scope,
+    metrics: &'a Metrics,
+}
+
+impl Watch<'_> {
+    /// Services, queued when anything but their status has changed.
+    fn services(&self) -> (Store<Guarded>, BoxStream<'static, ObjectRef<Guarded>>) {
+        let (store, events) = self.start(watcher::Config::default(), strip);
+        let (all, mut seen) = (store.clone(), HashMap::new());
+        (store, events.flat_map(move |event| stream::iter(changed_services(event, &all, &mut seen))).boxed())
+    }
+
+    /// Children of one kind; every change of one queues the service it belongs to.
+    fn children<K>(&self, services: &Store<Guarded>, queue: &mut Queue, strip: fn(&mut K)) -> Store<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + DeserializeOwned
+            + Debug
+            + Send
+            + Sync
+            + 'static,
+    {
+        let (store, events) = self.start(watcher::Config::default().labels(SERVICE_LABEL), strip);
+        let services = services.clone();
+        queue.push(events.flat_map(move |event| stream::iter(owners(event, &services))).boxed());
+        store
+    }
+
+    /// A watch that fills a store, resumes after errors, and yields what the store has taken in.
+    fn start<K>(
+        &self,
+        config: watcher::Config,
+        strip: fn(&mut K),
+    ) -> (Store<K>, impl Stream<Item = Event<K>> + Send + 'static)
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + DeserializeOwned
+            + Debug
+            + Send
+            + Sync
+            + 'static,
+    {
+        let api = match self.scope {
+            Scope::Cluster => Api::<K>::all(self.client.clone()),
+            Scope::Namespace(name) => Api::namespaced(self.client.clone(), name),
+        };
+        let (store, writer) = reflector::store();
+        let events = watcher(api, config).default_backoff().modify(strip).reflect(writer);
+        let (kind, metrics) = (K::plural(&()).into_owned(), self.metrics.clone());
+        let healthy = events.filter_map(move |event| {
+            let event = event.inspect_err(|error| {
+                metrics.watch_broke(&kind);
+                tracing::warn!(kind, error = %crate::error::chain(error), "{}", hint(error));
+            });
+            std::future::ready(event.ok())
+        });
+        (store, healthy)
+    }
+}
+
+/// What a person can do about a broken watch.
+fn hint(error: &watcher::Error) -> &'static str {
+    let code = match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status.code,
+        watcher::Error::WatchError(status) => status.code,
+        _ => 0,
+    };
+    match code {
+        403 => "the service account may not watch this kind: compare its role with the chart's",
+        404 => "the API server does not know this kind: install the windlass-crds chart",
+        _ => "a watch broke off and is resumed",
+    }
+}
+
+/// Services whose spec, labels, annotations or existence changed, by a fingerprint of those parts. A relist may hide
+/// deletions, so it queues every service.
+fn changed_services(
+    event: Event<Guarded>,
+    all: &Store<Guarded>,
+    seen: &mut HashMap<ObjectRef<Guarded>, Revision>,
+) -> Vec<ObjectRef<Guarded>> {
+    match event {
+        Event::Apply(service) | Event::InitApply(service) => {
+            let (key, revision) = (ObjectRef::from_obj(&service), Revision::of(&service));
+            let is_new = seen.insert(key.clone(), revision.clone()).is_none_or(|previous| previous != revision);
+            if is_new { vec![key] } else { Vec::new() }
+        }
+        Event::Delete(service) => {
+            let key = ObjectRef::from_obj(&service);
+            seen.remove(&key);
+            vec![key]
+        }
+        Event::Init => Vec::new(),
+        Event::InitDone => everyone(all),
+    }
+}
+
+/// The parts of a service whose change asks for a reconcile; its status is written by us.
+#[derive(Clone, Debug, PartialEq)]
+struct Revision {
+    uid: Option<String>,
+    generation: Option<i64>,
+    is_deleted: bool,
+    annotations: Option<std::collections::BTreeMap<String, String>>,
+}
+
+impl Revision {
+    fn of(service: &Guarded) -> Self {
+        let meta = service.meta();
+        Revision {
+            uid: meta.uid.clone(),
+            generation: meta.generation,
+            is_deleted: meta.deletion_timestamp.is_some(),
+            annotations: meta.annotations.clone(),
+        }
+    }
+}
+
+/// The service that a changed child belongs to; after a relist, which may hide deletions, all of them.
+fn owners<K: Resource>(event: Event<K>, services: &Store<Guarded>) -> Vec<ObjectRef<Guarded>> {
+    match event {
+        Event::Apply(child) | Event::Delete(child) => {
+            let namespace = child.namespace().unwrap_or_default();
+            owner(&child).map(|name| ObjectRef::new(name).within(&namespace)).into_iter().collect()
+        }
+        Event::Init | Event::InitApply(_) => Vec::new(),
+        Event::InitDone => everyone(services),
+    }
+}
+
+fn everyone(services: &Store<Guarded>) -> Vec<ObjectRef<Guarded>> {
+    services.state().iter().map(|service| ObjectRef::from_obj(service.as_ref())).collect()
+}
+
+/// Field ownership is a large part of every object, and read by nobody here.
+fn strip<K: Resource>(object: &mut K) {
+    object.meta_mut().managed_fields = None;
+}
+
+/// Of ten thousand pods, what observation and scraping look at.
+fn strip_pod(pod: &mut Pod) {
+    strip(pod);
+    let Some(spec) = &mut pod.spec else { return };
+    spec.volumes = None;
+    spec.tolerations = None;
+    spec.affinity = None;
+    for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
+        container.env = None;
+        container.volume_mounts = None;
+        container.security_context = None;
+        container.liveness_probe = None;
+        container.readiness_probe = None;
+        container.startup_probe = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn service(generation: i64, ready: &str) -> Guarded {
+        serde_json::from_value(json!({
+            "apiVersion": "windlass.dev/v1alpha1", "kind": "InferenceService",
+            "metadata": {"namespace": "n", "name": "a", "uid": "u", "generation": generation},
+            "spec": {"model": {"source": "pvc://models/a.gguf"}},
+            "status": {"selector": ready},
+        }))
+        .expect("a service")
+    }
+
+    #[test]
+    fn a_status_update_queues_nothing_and_a_new_generation_does() {
+        let ((all, _writer), mut seen) = (reflector::store(), HashMap::new());
+        let mut queued = |event| changed_services(event, &all, &mut seen).len();
+        assert_eq!(queued(Event::Apply(service(1, "no"))), 1);
+        assert_eq!(queued(Event::Apply(service(1, "yes"))), 0);
+        assert_eq!(queued(Event::Apply(service(2, "yes"))), 1);
+        assert_eq!(queued(Event::Delete(service(2, "yes"))), 1);
+        assert_eq!(queued(Event::Apply(service(2, "yes"))), 1, "made anew");
+    }
+
+    #[test]
+    fn a_relist_queues_every_service_because_it_may_hide_a_deletion() {
+        let (services, mut writer) = reflector::store();
+        for event in [Event::Init, Event::InitApply(service(1, "no")), Event::InitDone] {
+            writer.apply_watcher_event(&event);
+        }
+        assert_eq!(owners::<Pod>(Event::InitDone, &services).len(), 1);
+        assert_eq!(changed_services(Event::InitDone, &services, &mut HashMap::new()).len(), 1);
+    }
+
+    #[test]
+    fn a_child_queues_the_service_of_its_label_in_its_namespace() {
+        let (services, _writer) = reflector::store();
+        let mut pod = Pod::default();
+        pod.metadata.namespace = Some("n".into());
+        assert!(owners(Event::Apply(pod.clone()), &services).is_empty());
+        pod.metadata.labels = Some([(SERVICE_LABEL.to_owned(), "a".to_owned())].into());
+        assert_eq!(owners(Event::Delete(pod), &services), [ObjectRef::new("a").within("n")]);
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_read_still_has_a_name() {
+        let bad: Guarded = serde_json::from_value(json!({
+            "metadata": {"namespace": "n", "name": "bad"}, "spec": {"model": 7},
+        }))
+        .expect("guarded");
+        assert!(bad.0.is_err());
+        assert_eq!(bad.meta().name.as_deref(), Some("bad"));
+    }
+}
