@@ -13,6 +13,7 @@
 mod activations;
 mod buffer;
 mod kv_cache;
+pub mod machine;
 pub mod ops;
 mod pool;
 mod simd;

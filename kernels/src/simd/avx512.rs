@@ -190,6 +190,14 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn prefetch(self, start: *const u8, lines: usize) {
+        for line in 0..lines {
+            // SAFETY: a prefetch of an address that is not mapped does nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(64 * line).cast()) };
+        }
+    }
+
+    #[inline(always)]
     fn load_bytes(self, from: &[u8; 64]) -> Self::U {
         simd!(_mm512_loadu_si512(from.as_ptr().cast()))
     }

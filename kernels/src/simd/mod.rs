@@ -94,6 +94,12 @@ pub(crate) trait Simd: Copy {
     /// Adds to each lane the products of its four codes, each minus 128, with `values`, none of which is -128.
     fn dot_biased(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I;
 
+    /// Asks the cache for `lines` lines of 64 bytes from `start`, which may lie anywhere.
+    #[inline(always)]
+    fn prefetch(self, start: *const u8, lines: usize) {
+        let _ = (start, lines);
+    }
+
     /// Loads up to 16 values, zero in the lanes beyond.
     #[inline(always)]
     fn load_partial(self, from: &[f32]) -> Self::F {

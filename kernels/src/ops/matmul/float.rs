@@ -20,23 +20,30 @@ pub(super) fn multiply<C: FloatCell>(
     let tiles_here = out.count().div_ceil(LANES);
     // The last panel may have one tile; its second is then the first again, and dropped.
     let tiles = array::from_fn(|tile| &cells[(panel * PANEL_TILES + tile.min(tiles_here - 1)) * cols..][..cols]);
-    macro_rules! group {
-        ($first:expr, $tokens:literal) => {{
-            let tokens: [&[f32]; $tokens] = array::from_fn(|t| activations.values($first + t));
-            let sums = kernels.call(PanelProduct { tiles, tokens });
-            sums.iter().enumerate().for_each(|(t, sums)| out.write($first + t, sums));
-            $first += $tokens;
-        }};
-    }
-    let (mut token, tokens) = (0, activations.tokens());
-    while token < tokens {
-        match tokens - token {
-            6.. => group!(token, 6),
-            4.. => group!(token, 4),
-            2.. => group!(token, 2),
-            _ => group!(token, 1),
+    let mut done = 0;
+    loop {
+        match activations.tokens() - done {
+            0 => break,
+            1 => done += group::<C, 1>(kernels, tiles, activations, done, &mut out),
+            2 | 3 => done += group::<C, 2>(kernels, tiles, activations, done, &mut out),
+            4 | 5 => done += group::<C, 4>(kernels, tiles, activations, done, &mut out),
+            _ => done += group::<C, 6>(kernels, tiles, activations, done, &mut out),
         }
     }
+}
+
+/// Multiplies `TOKENS` tokens from `first` on; returns how many.
+fn group<C: FloatCell, const TOKENS: usize>(
+    kernels: Kernels,
+    tiles: [&[C]; PANEL_TILES],
+    activations: &Activations,
+    first: usize,
+    out: &mut Columns<'_>,
+) -> usize {
+    let tokens: [&[f32]; TOKENS] = array::from_fn(|t| activations.values(first + t));
+    let sums = kernels.call(PanelProduct { tiles, tokens });
+    sums.iter().enumerate().for_each(|(t, sums)| out.write(first + t, sums));
+    TOKENS
 }
 
 /// Two tiles with a few tokens.

@@ -12,8 +12,10 @@ mod float;
 mod output;
 mod quantized;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::simd::Kernels;
 use crate::weights::Tiles;
 use crate::weights::cell::TILE_ROWS;
 use crate::{Activations, PackedMatrix, Pool};
@@ -54,19 +56,16 @@ pub fn matmul_many(pool: &Pool, activations: &Activations, products: &mut [Produ
     if tokens == 0 {
         return;
     }
-    let jobs: Vec<Job<'_>> = products.iter_mut().map(|product| Job::new(product, activations, pool)).collect();
-    pool.run(|_| {
-        for job in &jobs {
-            job.work(pool, activations);
-        }
-    });
+    let region = Region::new(pool, activations, products);
+    pool.run(|_| region.work());
 }
 
-/// A product in progress.
-struct Job<'a> {
-    matrix: &'a PackedMatrix,
-    out: Output<'a>,
-    /// Panels in the matrix.
+/// The products of one call: their panels, one product after the other, are what workers take.
+struct Region<'a> {
+    kernels: Kernels,
+    activations: &'a Activations,
+    jobs: Vec<Job<'a>>,
+    /// Panels of all jobs.
     panels: usize,
     /// Panels that a worker takes at a time.
     chunk: usize,
@@ -74,48 +73,73 @@ struct Job<'a> {
     next: AtomicUsize,
 }
 
-impl<'a> Job<'a> {
-    fn new(product: &'a mut Product<'_>, activations: &Activations, pool: &Pool) -> Self {
-        let (matrix, tokens) = (product.matrix, activations.tokens());
-        assert_eq!(matrix.cols(), activations.cols(), "cols of weights and activations");
-        assert_eq!(product.out.len(), tokens * matrix.rows(), "out is [tokens, rows]");
-        let panels = matrix.rows().div_ceil(PANEL_TILES * TILE_ROWS);
-        let chunk = if tokens <= DIRECT_TOKENS {
-            let streaming = CHUNK_BYTES / (matrix.bytes() / panels).max(1);
-            streaming.min(panels / (2 * pool.threads())).max(1)
-        } else {
-            1
-        };
-        let out = Output::new(product.out, tokens, matrix.rows());
-        Job { matrix, out, panels, chunk, next: AtomicUsize::new(0) }
+/// A product in progress.
+struct Job<'a> {
+    matrix: &'a PackedMatrix,
+    out: Output<'a>,
+    /// Of the region's panels, the matrix's.
+    panels: Range<usize>,
+}
+
+impl<'a> Region<'a> {
+    fn new(pool: &Pool, activations: &'a Activations, products: &'a mut [Product<'_>]) -> Self {
+        let tokens = activations.tokens();
+        let (mut panels, mut bytes) = (0, 0);
+        let mut jobs = Vec::with_capacity(products.len());
+        for Product { matrix, out } in products {
+            assert_eq!(matrix.cols(), activations.cols(), "cols of weights and activations");
+            let first = panels;
+            panels += matrix.rows().div_ceil(PANEL_TILES * TILE_ROWS);
+            bytes += matrix.bytes();
+            jobs.push(Job { matrix, out: Output::new(out, tokens, matrix.rows()), panels: first..panels });
+        }
+        let streaming = CHUNK_BYTES / (bytes / panels.max(1)).max(1);
+        let chunk = if tokens > DIRECT_TOKENS { 1 } else { streaming.min(panels / (2 * pool.threads())).max(1) };
+        Region { kernels: pool.kernels(), activations, jobs, panels, chunk, next: AtomicUsize::new(0) }
     }
 
-    /// Takes chunks of panels until none is left.
-    fn work(&self, pool: &Pool, activations: &Activations) {
-        loop {
-            let start = self.next.fetch_add(self.chunk, Ordering::Relaxed);
-            if start >= self.panels {
-                return;
+    /// Takes panels until none is left, always one ahead, so that the next one's weights can come from memory while
+    /// this one's are multiplied.
+    fn work(&self) {
+        let mut claimed = 0..0;
+        let mut claim = || {
+            if claimed.is_empty() {
+                let start = self.next.fetch_add(self.chunk, Ordering::Relaxed).min(self.panels);
+                claimed = start..self.panels.min(start + self.chunk);
             }
-            for panel in start..self.panels.min(start + self.chunk) {
-                self.multiply(pool, activations, panel);
-            }
+            claimed.next()
+        };
+        let mut current = claim();
+        while let Some(panel) = current {
+            current = claim();
+            self.multiply(panel, current);
         }
     }
 
-    fn multiply(&self, pool: &Pool, activations: &Activations, panel: usize) {
+    fn multiply(&self, panel: usize, next: Option<usize>) {
+        let Some(job) = self.jobs.iter().find(|job| job.panels.contains(&panel)) else {
+            unreachable!("panel {panel} of {}", self.panels)
+        };
+        let first = job.panels.start;
+        let next = next.filter(|next| job.panels.contains(next)).map(|next| next - first);
+        job.multiply(self.kernels, self.activations, panel - first, next);
+    }
+}
+
+impl Job<'_> {
+    /// Multiplies panel `panel` of the matrix, and has the cache fetch panel `next`.
+    fn multiply(&self, kernels: Kernels, activations: &Activations, panel: usize, next: Option<usize>) {
         let rows = panel * PANEL_TILES * TILE_ROWS..self.matrix.rows().min((panel + 1) * PANEL_TILES * TILE_ROWS);
         let out = self.out.columns(rows);
-        let kernels = pool.kernels();
         match self.matrix.tiles() {
             Tiles::F32(cells) => float::multiply(kernels, cells, activations, panel, out),
             Tiles::F16(cells) => float::multiply(kernels, cells, activations, panel, out),
             Tiles::BF16(cells) => float::multiply(kernels, cells, activations, panel, out),
-            Tiles::Q4_0(cells) => quantized::multiply(kernels, cells, activations, panel, out),
-            Tiles::Q4_1(cells) => quantized::multiply(kernels, cells, activations, panel, out),
-            Tiles::Q8_0(cells) => quantized::multiply(kernels, cells, activations, panel, out),
-            Tiles::Q4K(cells) => quantized::multiply(kernels, cells, activations, panel, out),
-            Tiles::Q6K(cells) => quantized::multiply(kernels, cells, activations, panel, out),
+            Tiles::Q4_0(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::Q4_1(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::Q8_0(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::Q4K(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::Q6K(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
         }
     }
 }

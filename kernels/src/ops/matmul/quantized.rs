@@ -6,6 +6,7 @@
 
 use std::array;
 use std::cell::RefCell;
+use std::marker::PhantomData;
 
 use super::output::Columns;
 use super::{DIRECT_TOKENS, PANEL_TILES};
@@ -30,21 +31,26 @@ thread_local! {
     static PANEL: RefCell<Vec<PanelBlock>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Multiplies panel `panel` of `cells` with all tokens.
+/// Multiplies panel `panel` of `cells` with all tokens; panel `next` comes after it.
 pub(super) fn multiply<C: QuantizedCell>(
     kernels: Kernels,
     cells: &[C],
     activations: &Activations,
     panel: usize,
+    next: Option<usize>,
     out: Columns<'_>,
 ) {
     let per_tile = activations.cols() / C::COLS;
-    let cells = &cells[panel * PANEL_TILES * per_tile..];
-    let tiles = array::from_fn(|tile| cells.get(tile * per_tile..(tile + 1) * per_tile).unwrap_or(&[]));
+    let cells_of = |panel: usize| {
+        let cells = &cells[panel * PANEL_TILES * per_tile..];
+        &cells[..cells.len().min(PANEL_TILES * per_tile)]
+    };
+    let (first, second) = cells_of(panel).split_at(per_tile);
     if activations.tokens() <= DIRECT_TOKENS {
-        multiply_direct(kernels, tiles, activations, out);
+        multiply_direct(kernels, [first, second], activations, out);
     } else {
-        multiply_unpacked(kernels, tiles, activations, out);
+        let next = next.map_or(&[][..], cells_of);
+        multiply_unpacked(kernels, [first, second], next, activations, out);
     }
 }
 
@@ -52,59 +58,115 @@ fn multiply_direct<C: QuantizedCell>(
     kernels: Kernels,
     tiles: [&[C]; PANEL_TILES],
     activations: &Activations,
+    out: Columns<'_>,
+) {
+    match activations.tokens() {
+        1 => direct_group::<C, 1>(kernels, tiles, activations, out),
+        2 => direct_group::<C, 2>(kernels, tiles, activations, out),
+        3 => direct_group::<C, 3>(kernels, tiles, activations, out),
+        _ => direct_group::<C, DIRECT_TOKENS>(kernels, tiles, activations, out),
+    }
+}
+
+fn direct_group<C: QuantizedCell, const TOKENS: usize>(
+    kernels: Kernels,
+    tiles: [&[C]; PANEL_TILES],
+    activations: &Activations,
     mut out: Columns<'_>,
 ) {
-    macro_rules! group {
-        ($first:expr, $tokens:literal) => {{
-            let tokens: [&[Block]; $tokens] = array::from_fn(|t| activations.blocks($first + t));
-            let mut sums = [[[0.0; LANES]; PANEL_TILES]; $tokens];
-            for (tile, cells) in tiles.iter().enumerate() {
-                let product = kernels.call(TileProduct { cells, tokens });
-                for (sums, product) in sums.iter_mut().zip(product) {
-                    sums[tile] = product;
-                }
-            }
-            sums.iter().enumerate().for_each(|(t, sums)| out.write($first + t, sums));
-        }};
-    }
-    match activations.tokens() {
-        1 => group!(0, 1),
-        2 => group!(0, 2),
-        3 => group!(0, 3),
-        _ => group!(0, 4),
+    let tokens = array::from_fn(|t| activations.blocks(t));
+    let products = tiles.map(|cells| kernels.call(TileProduct::<C, TOKENS> { cells, tokens }));
+    for t in 0..TOKENS {
+        out.write(t, &[products[0][t], products[1][t]]);
     }
 }
 
 fn multiply_unpacked<C: QuantizedCell>(
     kernels: Kernels,
     tiles: [&[C]; PANEL_TILES],
+    next: &[C],
     activations: &Activations,
     mut out: Columns<'_>,
 ) {
-    macro_rules! group {
-        ($panel:expr, $first:expr, $tokens:literal) => {{
-            let tokens: [&[Block]; $tokens] = array::from_fn(|t| activations.blocks($first + t));
-            let sums = kernels.call(PanelProduct::<C, $tokens> { panel: $panel, tokens, cell: PhantomData });
-            sums.iter().enumerate().for_each(|(t, sums)| out.write($first + t, sums));
-            $first += $tokens;
-        }};
-    }
     PANEL.with_borrow_mut(|panel| {
-        panel.resize(activations.cols() / BLOCK * PANEL_TILES, EMPTY);
+        let blocks = activations.cols() / BLOCK;
+        panel.resize(blocks * PANEL_TILES, EMPTY);
         kernels.call(Unpack { tiles, panel });
-        let (mut token, tokens) = (0, activations.tokens());
-        while token < tokens {
-            match tokens - token {
-                6.. => group!(panel, token, 6),
-                4.. => group!(panel, token, 4),
-                2.. => group!(panel, token, 2),
-                _ => group!(panel, token, 1),
+        let mut groups = Groups { kernels, panel, activations, prefetch: Prefetch::new(next, blocks), done: 0 };
+        loop {
+            match groups.left() {
+                0 => break,
+                1 => groups.multiply::<C, 1>(&mut out),
+                2 | 3 => groups.multiply::<C, 2>(&mut out),
+                4 | 5 => groups.multiply::<C, 4>(&mut out),
+                _ => groups.multiply::<C, 6>(&mut out),
             }
         }
     });
 }
 
-use std::marker::PhantomData;
+/// The products of an unpacked panel, a few tokens at a time.
+struct Groups<'a> {
+    kernels: Kernels,
+    panel: &'a [PanelBlock],
+    activations: &'a Activations,
+    prefetch: Prefetch,
+    /// Tokens multiplied.
+    done: usize,
+}
+
+impl Groups<'_> {
+    fn left(&self) -> usize {
+        self.activations.tokens() - self.done
+    }
+
+    fn multiply<C: QuantizedCell, const TOKENS: usize>(&mut self, out: &mut Columns<'_>) {
+        let tokens = array::from_fn(|t| self.activations.blocks(self.done + t));
+        let ahead = self.prefetch.share(TOKENS, self.left());
+        let product = PanelProduct::<C, TOKENS> { panel: self.panel, tokens, ahead, cell: PhantomData };
+        for (t, sums) in self.kernels.call(product).iter().enumerate() {
+            out.write(self.done + t, sums);
+        }
+        self.done += TOKENS;
+    }
+}
+
+/// Weights that will be needed next, asked for bit by bit while others are multiplied.
+struct Prefetch {
+    start: *const u8,
+    bytes: usize,
+    /// Blocks of the panel that is being multiplied.
+    blocks: usize,
+}
+
+/// What one product asks for: `lines` cache lines with each block.
+#[derive(Clone, Copy)]
+struct Ahead {
+    start: *const u8,
+    lines: usize,
+}
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+impl Prefetch {
+    fn new<C>(cells: &[C], blocks: usize) -> Self {
+        Prefetch { start: cells.as_ptr().cast(), bytes: size_of_val(cells), blocks }
+    }
+
+    /// The share of a product with `tokens` of the `left` tokens.
+    fn share(&mut self, tokens: usize, left: usize) -> Ahead {
+        let lines = (self.bytes * tokens / left).div_ceil(LINE * self.blocks);
+        let ahead = Ahead { start: self.start, lines };
+        let asked = (lines * self.blocks * LINE).min(self.bytes);
+        self.start = self.start.wrapping_add(asked);
+        self.bytes -= asked;
+        ahead
+    }
+}
+
+/// How far the direct products ask ahead in the stream of cells.
+const STREAM_AHEAD: usize = 2048;
 
 /// One tile, straight from its cells, with a few tokens.
 struct TileProduct<'a, C, const TOKENS: usize> {
@@ -120,6 +182,10 @@ impl<C: QuantizedCell, const TOKENS: usize> Kernel for TileProduct<'_, C, TOKENS
         let per_cell = C::COLS / BLOCK;
         let mut sums = [simd.splat(0.0); TOKENS];
         for (i, cell) in self.cells.iter().enumerate() {
+            simd.prefetch(
+                std::ptr::from_ref(cell).cast::<u8>().wrapping_add(STREAM_AHEAD),
+                size_of::<C>().div_ceil(LINE),
+            );
             for block in 0..per_cell {
                 let codes = cell.codes(simd, block);
                 let scale = cell.scale(simd, block, 0);
@@ -216,6 +282,7 @@ impl<C: QuantizedCell> Kernel for Unpack<'_, C> {
 struct PanelProduct<'a, C, const TOKENS: usize> {
     panel: &'a [PanelBlock],
     tokens: [&'a [Block]; TOKENS],
+    ahead: Ahead,
     cell: PhantomData<C>,
 }
 
@@ -226,17 +293,26 @@ impl<C: QuantizedCell, const TOKENS: usize> Kernel for PanelProduct<'_, C, TOKEN
     fn run<S: Simd>(self, simd: S) -> Self::Output {
         let mut out = [[[0.0; LANES]; PANEL_TILES]; TOKENS];
         if S::MANY_REGISTERS {
-            let sums = register_tile::<S, C, PANEL_TILES, TOKENS>(simd, self.panel, 0, self.tokens);
+            let sums = register_tile::<S, C, PANEL_TILES, TOKENS>(simd, self.panel, 0, self.tokens, self.ahead);
             for t in 0..TOKENS {
                 for tile in 0..PANEL_TILES {
                     simd.store(sums[tile][t], &mut out[t][tile]);
                 }
             }
         } else {
+            let mut ahead = self.ahead;
             for tile in 0..PANEL_TILES {
-                for t in 0..TOKENS {
-                    let [[sum]] = register_tile::<S, C, 1, 1>(simd, self.panel, tile, [self.tokens[t]]);
-                    simd.store(sum, &mut out[t][tile]);
+                for t in (0..TOKENS).step_by(2) {
+                    if t + 1 < TOKENS {
+                        let tokens = [self.tokens[t], self.tokens[t + 1]];
+                        let [sums] = register_tile::<S, C, 1, 2>(simd, self.panel, tile, tokens, ahead);
+                        simd.store(sums[0], &mut out[t][tile]);
+                        simd.store(sums[1], &mut out[t + 1][tile]);
+                    } else {
+                        let [[sum]] = register_tile::<S, C, 1, 1>(simd, self.panel, tile, [self.tokens[t]], ahead);
+                        simd.store(sum, &mut out[t][tile]);
+                    }
+                    ahead.lines = 0;
                 }
             }
         }
@@ -251,10 +327,12 @@ fn register_tile<S: Simd, C: QuantizedCell, const TILES: usize, const TOKENS: us
     panel: &[PanelBlock],
     first_tile: usize,
     tokens: [&[Block]; TOKENS],
+    ahead: Ahead,
 ) -> [[S::F; TOKENS]; TILES] {
     let blocks = panel.len() / PANEL_TILES;
     let mut sums = [[simd.splat(0.0); TOKENS]; TILES];
     for block in 0..blocks {
+        simd.prefetch(ahead.start.wrapping_add(block * ahead.lines * LINE), ahead.lines);
         let weights = &panel[block * PANEL_TILES + first_tile..][..TILES];
         let mut dots = [[simd.splat_i32(0); TOKENS]; TILES];
         let mut activations = [&tokens[0][block]; TOKENS];
