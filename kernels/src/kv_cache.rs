@@ -2,6 +2,8 @@
 
 use half::bf16;
 
+use crate::buffer::Buffer;
+
 /// The shape of one block of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
@@ -42,14 +44,14 @@ impl KvLayout {
 pub struct KvCache {
     layout: KvLayout,
     blocks: usize,
-    layers: Vec<Vec<bf16>>,
+    layers: Vec<Buffer<bf16>>,
 }
 
 impl KvCache {
-    /// A zeroed cache of `blocks` blocks in each of `layers` layers.
+    /// A zeroed cache (its pages take memory when first written) of `blocks` blocks in each of `layers` layers.
     pub fn new(layout: KvLayout, layers: usize, blocks: usize) -> Self {
-        let layer = || vec![bf16::ZERO; blocks * layout.block_elements()];
-        KvCache { layout, blocks, layers: (0..layers).map(|_| layer()).collect() }
+        let layers = (0..layers).map(|_| Buffer::zeroed(blocks * layout.block_elements())).collect();
+        KvCache { layout, blocks, layers }
     }
 
     /// The shape of a block.

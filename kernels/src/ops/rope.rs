@@ -1,6 +1,10 @@
 //! Rotary position embedding (Su et al. 2021).
 
 use crate::Pool;
+use crate::simd::{Kernel, LANES, Simd};
+
+/// Tokens that one worker takes at a time.
+const CHUNK_TOKENS: usize = 16;
 
 /// Which two values of a head turn together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,9 +19,10 @@ pub enum RopePairing {
 #[derive(Debug)]
 pub struct RopeTable {
     pairs: usize,
-    positions: usize,
-    /// `[position][pair]` of (cosine, sine).
-    turns: Vec<(f32, f32)>,
+    /// `[position, pair]`.
+    cosines: Vec<f32>,
+    /// `[position, pair]`.
+    sines: Vec<f32>,
 }
 
 impl RopeTable {
@@ -40,22 +45,23 @@ impl RopeTable {
                 f64::from(theta).powf(-2.0 * i as f64 / dims as f64) / factor
             })
             .collect();
-        let turn = |position: usize, frequency: f64| {
-            let (sine, cosine) = (position as f64 * frequency).sin_cos();
-            (cosine as f32, sine as f32)
-        };
-        let turns = (0..positions).flat_map(|p| frequencies.iter().map(move |&f| turn(p, f))).collect();
-        RopeTable { pairs, positions, turns }
+        let turns = (0..positions)
+            .flat_map(|position| frequencies.iter().map(move |frequency| (position as f64 * frequency).sin_cos()));
+        let (sines, cosines) = turns.map(|(sine, cosine)| (sine as f32, cosine as f32)).unzip();
+        RopeTable { pairs, cosines, sines }
     }
 
     /// Positions in the table.
     pub fn positions(&self) -> usize {
-        self.positions
+        self.cosines.len() / self.pairs.max(1)
     }
 
-    fn row(&self, position: usize) -> &[(f32, f32)] {
-        assert!(position < self.positions, "position {position} of a table of {}", self.positions);
-        &self.turns[position * self.pairs..][..self.pairs]
+    /// Cosines and sines of a position.
+    fn turn(&self, position: u32) -> (&[f32], &[f32]) {
+        let position = position as usize;
+        assert!(position < self.positions(), "position {position} of a table of {}", self.positions());
+        let pairs = position * self.pairs..(position + 1) * self.pairs;
+        (&self.cosines[pairs.clone()], &self.sines[pairs])
     }
 }
 
@@ -64,7 +70,7 @@ impl RopeTable {
 /// # Panics
 /// When the lengths do not match, or a position is outside the table.
 pub fn rope(
-    _pool: &Pool,
+    pool: &Pool,
     table: &RopeTable,
     pairing: RopePairing,
     positions: &[u32],
@@ -77,22 +83,97 @@ pub fn rope(
     }
     assert!(values.len().is_multiple_of(positions.len() * head_dim), "values are no whole heads of each position");
     let token_values = values.len() / positions.len();
-    for (token, &position) in values.chunks_exact_mut(token_values).zip(positions) {
-        let turns = table.row(position as usize);
-        for head in token.chunks_exact_mut(head_dim) {
-            turn_head(turns, pairing, head);
+    let kernels = pool.kernels();
+    let count = positions.len().div_ceil(CHUNK_TOKENS);
+    let parts = values.chunks_mut(CHUNK_TOKENS * token_values).zip(positions.chunks(CHUNK_TOKENS));
+    pool.for_each_of(count, parts, |(values, positions)| {
+        kernels.call(Turn { table, pairing, positions, head_dim, values });
+    });
+}
+
+struct Turn<'a> {
+    table: &'a RopeTable,
+    pairing: RopePairing,
+    positions: &'a [u32],
+    head_dim: usize,
+    values: &'a mut [f32],
+}
+
+impl Kernel for Turn<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let token_values = self.values.len() / self.positions.len();
+        for (token, &position) in self.values.chunks_exact_mut(token_values).zip(self.positions) {
+            let (cosines, sines) = self.table.turn(position);
+            for head in token.chunks_exact_mut(self.head_dim) {
+                match self.pairing {
+                    RopePairing::Adjacent => turn_adjacent(cosines, sines, head),
+                    RopePairing::HalfSplit => turn_halves(simd, cosines, sines, head),
+                }
+            }
         }
     }
 }
 
-fn turn_head(turns: &[(f32, f32)], pairing: RopePairing, head: &mut [f32]) {
-    for (i, &(cosine, sine)) in turns.iter().enumerate() {
-        let (a, b) = match pairing {
-            RopePairing::Adjacent => (2 * i, 2 * i + 1),
-            RopePairing::HalfSplit => (i, i + turns.len()),
-        };
-        let (x, y) = (head[a], head[b]);
-        head[a] = x * cosine - y * sine;
-        head[b] = x * sine + y * cosine;
+/// Left to the compiler's vectors, which know how to take pairs apart.
+#[inline(always)]
+fn turn_adjacent(cosines: &[f32], sines: &[f32], head: &mut [f32]) {
+    for ((pair, &cosine), &sine) in head.as_chunks_mut::<2>().0.iter_mut().zip(cosines).zip(sines) {
+        let [x, y] = *pair;
+        *pair = [x * cosine - y * sine, y * cosine + x * sine];
+    }
+}
+
+#[inline(always)]
+fn turn_halves<S: Simd>(simd: S, cosines: &[f32], sines: &[f32], head: &mut [f32]) {
+    let (low, high) = head.split_at_mut(cosines.len());
+    let turns = cosines.chunks(LANES).zip(sines.chunks(LANES));
+    let halves = low.chunks_mut(LANES).zip(high[..cosines.len()].chunks_mut(LANES));
+    for ((low, high), (cosines, sines)) in halves.zip(turns) {
+        let (x, y) = (simd.load_partial(low), simd.load_partial(high));
+        let (cosine, sine) = (simd.load_partial(cosines), simd.load_partial(sines));
+        simd.store_partial(simd.sub(simd.mul(x, cosine), simd.mul(y, sine)), low);
+        simd.store_partial(simd.add(simd.mul(y, cosine), simd.mul(x, sine)), high);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Kernels;
+    use crate::testing::{Random, bits, relative_error};
+
+    #[test]
+    fn matches_the_reference_in_every_set() {
+        let mut random = Random::new(4);
+        for (head_dim, dims, heads) in [(64, 64, 3), (80, 40, 2), (6, 4, 1), (128, 128, 1)] {
+            for pairing in [RopePairing::Adjacent, RopePairing::HalfSplit] {
+                let factors: Vec<f32> = (0..dims / 2).map(|i| 1.0 + i as f32).collect();
+                let table = RopeTable::new(dims, 3000, 10_000.0, Some(&factors));
+                assert_eq!(table.positions(), 3000);
+                let positions: Vec<u32> = (0..37).map(|_| random.below(3000) as u32).collect();
+                let input = random.values(positions.len() * heads * head_dim, 1.0);
+                let mut exact: Vec<f64> = input.iter().map(|&x| f64::from(x)).collect();
+                for (head, out) in exact.chunks_mut(head_dim).enumerate() {
+                    for i in 0..dims / 2 {
+                        let (a, b) =
+                            if pairing == RopePairing::Adjacent { (2 * i, 2 * i + 1) } else { (i, i + dims / 2) };
+                        let frequency = 10_000f64.powf(-2.0 * i as f64 / dims as f64) / f64::from(factors[i]);
+                        let (sine, cosine) = (f64::from(positions[head / heads]) * frequency).sin_cos();
+                        (out[a], out[b]) = (out[a] * cosine - out[b] * sine, out[a] * sine + out[b] * cosine);
+                    }
+                }
+                let mut first: Option<Vec<u32>> = None;
+                for kernels in Kernels::available() {
+                    let pool = Pool::with_kernels(2, kernels).unwrap();
+                    let mut values = input.clone();
+                    rope(&pool, &table, pairing, &positions, head_dim, &mut values);
+                    assert!(relative_error(&values, &exact) < 2e-7, "{pairing:?} {head_dim}");
+                    assert_eq!(*first.get_or_insert(bits(&values)), bits(&values), "{}", kernels.name());
+                }
+            }
+        }
     }
 }

@@ -1,0 +1,98 @@
+//! A small dense product in f32, for scores and for weighted values.
+
+use crate::simd::{LANES, Simd};
+
+/// `c[r][v] += Σ_k a[r][k] · b[k][v]` for `a` of `[rows, depth]`, `b` of `[depth, vectors]` and `c` of
+/// `[rows, vectors]`, where `b` and `c` hold vectors of 16. Each sum runs over `k` in ascending order. `a` has a row
+/// every `a_stride` values.
+#[inline(always)]
+pub(super) fn multiply_add<S: Simd>(
+    simd: S,
+    (a, a_stride): (&[f32], usize),
+    depth: usize,
+    b: &[[f32; LANES]],
+    c: &mut [[f32; LANES]],
+    vectors: usize,
+) {
+    let rows = c.len() / vectors;
+    if S::MANY_REGISTERS {
+        let mut row = 0;
+        while row < rows {
+            let a = &a[row * a_stride..];
+            let c = &mut c[row * vectors..];
+            row += match rows - row {
+                1 => strip::<S, 1, 4>(simd, (a, a_stride), depth, b, c, vectors),
+                2 => strip::<S, 2, 4>(simd, (a, a_stride), depth, b, c, vectors),
+                3 => strip::<S, 3, 4>(simd, (a, a_stride), depth, b, c, vectors),
+                4 => strip::<S, 4, 4>(simd, (a, a_stride), depth, b, c, vectors),
+                5 => strip::<S, 5, 4>(simd, (a, a_stride), depth, b, c, vectors),
+                _ => strip::<S, 6, 4>(simd, (a, a_stride), depth, b, c, vectors),
+            };
+        }
+    } else {
+        for row in 0..rows {
+            strip::<S, 1, 2>(simd, (&a[row * a_stride..], a_stride), depth, b, &mut c[row * vectors..], vectors);
+        }
+    }
+}
+
+/// `ROWS` rows of `c`, `WIDE` vectors at a time; returns the rows done.
+#[inline(always)]
+fn strip<S: Simd, const ROWS: usize, const WIDE: usize>(
+    simd: S,
+    (a, a_stride): (&[f32], usize),
+    depth: usize,
+    b: &[[f32; LANES]],
+    c: &mut [[f32; LANES]],
+    vectors: usize,
+) -> usize {
+    let mut rows = [&a[..depth]; ROWS];
+    for r in 0..ROWS {
+        rows[r] = &a[r * a_stride..][..depth];
+    }
+    let mut vector = 0;
+    while vector + WIDE <= vectors {
+        register_tile::<S, ROWS, WIDE>(simd, rows, b, c, vectors, vector);
+        vector += WIDE;
+    }
+    while vector < vectors {
+        register_tile::<S, ROWS, 1>(simd, rows, b, c, vectors, vector);
+        vector += 1;
+    }
+    ROWS
+}
+
+#[inline(always)]
+fn register_tile<S: Simd, const ROWS: usize, const WIDE: usize>(
+    simd: S,
+    a: [&[f32]; ROWS],
+    b: &[[f32; LANES]],
+    c: &mut [[f32; LANES]],
+    vectors: usize,
+    vector: usize,
+) {
+    let mut sums = [[simd.splat(0.0); WIDE]; ROWS];
+    for r in 0..ROWS {
+        for v in 0..WIDE {
+            sums[r][v] = simd.load(&c[r * vectors + vector + v]);
+        }
+    }
+    for k in 0..a[0].len() {
+        let b = &b[k * vectors + vector..][..WIDE];
+        let mut lanes = [sums[0][0]; WIDE];
+        for v in 0..WIDE {
+            lanes[v] = simd.load(&b[v]);
+        }
+        for r in 0..ROWS {
+            let a = simd.splat(a[r][k]);
+            for v in 0..WIDE {
+                sums[r][v] = simd.fma(a, lanes[v], sums[r][v]);
+            }
+        }
+    }
+    for r in 0..ROWS {
+        for v in 0..WIDE {
+            simd.store(sums[r][v], &mut c[r * vectors + vector + v]);
+        }
+    }
+}
