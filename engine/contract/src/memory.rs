@@ -62,12 +62,13 @@ pub fn kv_block_bytes(shape: &ModelShape, data_type: KvDataType, block_tokens: u
 
 /// Bytes of activations for a step of `step_tokens`, of which `logit_rows` rows are sampled.
 ///
-/// Residual, normed, q, k, v, attention output, gate and up in f32, one int8 copy of the widest input, logits in f32.
+/// Residual, its norm and what is added to it, q, k, v and attention output, gate, up and their product, and logits, all
+/// in f32; one int8 copy of the widest input.
 pub fn workspace_bytes(shape: &ModelShape, step_tokens: u32, logit_rows: u32) -> u64 {
     let [hidden, ffn, vocabulary] = [shape.hidden, shape.feed_forward, shape.vocabulary].map(u64::from);
     let query = u64::from(shape.heads) * u64::from(shape.head_dim);
     let kv = u64::from(shape.kv_heads) * u64::from(shape.head_dim);
-    let per_token = 4 * (2 * hidden + 2 * query + 2 * kv + 2 * ffn) + 2 * hidden.max(ffn);
+    let per_token = 4 * (3 * hidden + 2 * query + 2 * kv + 3 * ffn) + 2 * hidden.max(ffn);
     u64::from(step_tokens) * per_token + u64::from(logit_rows) * vocabulary * 4
 }
 

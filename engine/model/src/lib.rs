@@ -1,1 +1,29 @@
-//! The config-driven decoder over the kernels, sampling, and the CPU executor.
+//! The decoder: a checkpoint's configuration and tensors, the layers over a backend's fused blocks, sampling, and the
+//! executor that runs it behind `windlass_engine_core`'s seam.
+//!
+//! It knows no requests' limits, text, HTTP or queues. [`load`] is the way in: it decides sizes, checks the memory
+//! ledger, packs the weights and starts the executor.
+
+mod backend;
+mod batch;
+mod config;
+mod cpu;
+mod decoder;
+mod executor;
+mod load;
+mod philox;
+mod sampler;
+mod sizes;
+mod step;
+mod weights;
+
+pub use backend::{Backend, Layer, Rows, Workspace};
+pub use batch::{Batch, BatchRow, Logits};
+pub use config::{ConfigError, DecoderConfig, RopeConfig, Unsupported};
+pub use cpu::{CpuBackend, CpuStep};
+pub use decoder::Decoder;
+pub use executor::CpuExecutor;
+pub use load::{Built, LoadError, Loaded, build, load};
+pub use sampler::{Draw, SampleError, sample};
+pub use sizes::{KvBudget, LoadOptions, SizeError};
+pub use weights::{DecoderWeights, TensorError};

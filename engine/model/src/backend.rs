@@ -1,0 +1,179 @@
+//! What a device computes, at the grain of a decoder's fused blocks.
+//!
+//! Each fused block has a body over primitive ops; a device overrides the blocks that it fuses. Dispatch is static and
+//! buffers are opaque: a device's may lie in its own memory, and all ranks of a tensor-parallel group are one backend.
+//! The backend also owns what outlives a step on the device: the KV cache and the rotary table.
+
+use windlass_engine_core::request::TokenId;
+use windlass_kernels::{ShapeError, WeightType};
+
+use crate::batch::Batch;
+use crate::config::DecoderConfig;
+use crate::sampler::{Draw, SampleError};
+
+/// A device that computes a decoder's layers.
+///
+/// `Step` carries a step's token count and places; a buffer's rows beyond that count are never read. Widths come from
+/// the weights and the configuration, so one buffer serves any width it has room for.
+pub trait Backend: Sized {
+    /// A weight matrix in the device's layout, `[outputs, inputs]`.
+    type Matrix;
+    /// A vector of f32, such as a norm's weights.
+    type Vector;
+    /// Room for f32 activations.
+    type Buffer;
+    /// A batch made ready for the device: what depends on its rows and not on the layer.
+    type Step<'a>;
+
+    /// Packs a file tensor of `[rows, cols]`. Its bytes are not needed afterwards.
+    fn matrix(&self, kind: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Result<Self::Matrix, ShapeError>;
+    /// Takes in a vector.
+    fn vector(&self, values: Vec<f32>) -> Self::Vector;
+    /// Allocates room for `values` f32.
+    fn buffer(&self, values: usize) -> Self::Buffer;
+    /// Makes a batch ready.
+    fn begin<'a>(&mut self, batch: &'a Batch) -> Self::Step<'a>;
+
+    /// `out[t] = table[token of t]`.
+    fn embed(&mut self, step: &Self::Step<'_>, table: &Self::Matrix, out: &mut Self::Buffer);
+    /// `out[i] = input[token of the i-th logits]`.
+    fn gather_logit_tokens(&mut self, step: &Self::Step<'_>, input: &Self::Buffer, out: &mut Self::Buffer);
+    /// Root-mean-square norm of `rows` tokens.
+    fn rms_norm(
+        &mut self,
+        rows: Rows,
+        step: &Self::Step<'_>,
+        input: &Self::Buffer,
+        weight: &Self::Vector,
+        out: &mut Self::Buffer,
+    );
+    /// `residual += addend`, and its norm into `out`.
+    fn add_rms_norm(
+        &mut self,
+        step: &Self::Step<'_>,
+        residual: &mut Self::Buffer,
+        addend: &Self::Buffer,
+        weight: &Self::Vector,
+        out: &mut Self::Buffer,
+    );
+    /// `residual += addend`.
+    fn add(&mut self, step: &Self::Step<'_>, residual: &mut Self::Buffer, addend: &Self::Buffer);
+    /// Products of `rows` tokens of one input with several matrices.
+    fn linear<const N: usize>(
+        &mut self,
+        rows: Rows,
+        step: &Self::Step<'_>,
+        input: &Self::Buffer,
+        products: [(&Self::Matrix, &mut Self::Buffer); N],
+    );
+    /// Turns every query and key head by its token's position.
+    fn rope(&mut self, step: &Self::Step<'_>, query: &mut Self::Buffer, key: &mut Self::Buffer);
+    /// Writes keys and values into their blocks.
+    fn append_kv(&mut self, step: &Self::Step<'_>, layer: usize, key: &Self::Buffer, value: &Self::Buffer);
+    /// Causal attention of the queries over their sequences' blocks.
+    fn attention(&mut self, step: &Self::Step<'_>, layer: usize, query: &Self::Buffer, out: &mut Self::Buffer);
+    /// `out = silu(gate) · up`.
+    fn silu_mul(&mut self, step: &Self::Step<'_>, gate: &Self::Buffer, up: &Self::Buffer, out: &mut Self::Buffer);
+    /// The first `values` of a buffer, for tests and references: not on the way of a step.
+    fn read(&self, buffer: &Self::Buffer, values: usize) -> Vec<f32>;
+    /// Draws one token from each row of logits, which may be overwritten.
+    fn sample(&mut self, logits: &mut Self::Buffer, draws: &[Draw<'_>]) -> Vec<Result<TokenId, SampleError>>;
+
+    /// Norm, q, k and v, rotary positions, and the append to the cache.
+    fn project_qkv(&mut self, step: &Self::Step<'_>, index: usize, layer: &Layer<Self>, work: &mut Workspace<Self>) {
+        self.rms_norm(Rows::Tokens, step, &work.residual, &layer.attention_norm, &mut work.normed);
+        let products = [(&layer.query, &mut work.query), (&layer.key, &mut work.key), (&layer.value, &mut work.value)];
+        self.linear(Rows::Tokens, step, &work.normed, products);
+        self.rope(step, &mut work.query, &mut work.key);
+        self.append_kv(step, index, &work.key, &work.value);
+    }
+
+    /// Attention of the projected queries.
+    fn attend(&mut self, step: &Self::Step<'_>, index: usize, work: &mut Workspace<Self>) {
+        self.attention(step, index, &work.query, &mut work.attended);
+    }
+
+    /// Output projection, residual, and the feed-forward block's norm.
+    fn project_out(&mut self, step: &Self::Step<'_>, layer: &Layer<Self>, work: &mut Workspace<Self>) {
+        self.linear(Rows::Tokens, step, &work.attended, [(&layer.out, &mut work.projected)]);
+        let norm = &layer.feed_forward_norm;
+        self.add_rms_norm(step, &mut work.residual, &work.projected, norm, &mut work.normed);
+    }
+
+    /// Gate and up, activation, down, residual.
+    fn feed_forward(&mut self, step: &Self::Step<'_>, layer: &Layer<Self>, work: &mut Workspace<Self>) {
+        let products = [(&layer.gate, &mut work.gate), (&layer.up, &mut work.up)];
+        self.linear(Rows::Tokens, step, &work.normed, products);
+        self.silu_mul(step, &work.gate, &work.up, &mut work.gated);
+        self.linear(Rows::Tokens, step, &work.gated, [(&layer.down, &mut work.projected)]);
+        self.add(step, &mut work.residual, &work.projected);
+    }
+
+    /// Final norm and logits of the tokens that get them.
+    fn head(&mut self, step: &Self::Step<'_>, norm: &Self::Vector, output: &Self::Matrix, work: &mut Workspace<Self>) {
+        self.gather_logit_tokens(step, &work.residual, &mut work.projected);
+        self.rms_norm(Rows::LogitTokens, step, &work.projected, norm, &mut work.normed);
+        self.linear(Rows::LogitTokens, step, &work.normed, [(output, &mut work.logits)]);
+    }
+}
+
+/// Which rows of its buffers an op computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// One for each token of the step.
+    Tokens,
+    /// One for each token that gets logits.
+    LogitTokens,
+}
+
+/// The weights of one decoder layer. Matrices are `[outputs, inputs]`.
+#[allow(missing_docs)] // the field's own names
+pub struct Layer<B: Backend> {
+    pub attention_norm: B::Vector,
+    pub query: B::Matrix,
+    pub key: B::Matrix,
+    pub value: B::Matrix,
+    pub out: B::Matrix,
+    pub feed_forward_norm: B::Vector,
+    pub gate: B::Matrix,
+    pub up: B::Matrix,
+    pub down: B::Matrix,
+}
+
+/// Activations of a step, one row per token: allocated once for the largest step. Its bytes are
+/// `windlass_engine_contract::memory::workspace_bytes`.
+#[allow(missing_docs)] // the field's own names
+pub struct Workspace<B: Backend> {
+    pub residual: B::Buffer,
+    pub normed: B::Buffer,
+    pub projected: B::Buffer,
+    pub query: B::Buffer,
+    pub key: B::Buffer,
+    pub value: B::Buffer,
+    pub attended: B::Buffer,
+    pub gate: B::Buffer,
+    pub up: B::Buffer,
+    pub gated: B::Buffer,
+    /// One row per token that gets logits.
+    pub logits: B::Buffer,
+}
+
+impl<B: Backend> Workspace<B> {
+    /// Room for steps of `tokens` tokens, of which `logit_rows` get logits.
+    pub fn new(backend: &B, config: &DecoderConfig, tokens: usize, logit_rows: usize) -> Workspace<B> {
+        let rows = |width: usize| backend.buffer(tokens * width);
+        Workspace {
+            residual: rows(config.hidden),
+            normed: rows(config.hidden),
+            projected: rows(config.hidden),
+            query: rows(config.query_width()),
+            key: rows(config.kv_width()),
+            value: rows(config.kv_width()),
+            attended: rows(config.query_width()),
+            gate: rows(config.feed_forward),
+            up: rows(config.feed_forward),
+            gated: rows(config.feed_forward),
+            logits: backend.buffer(logit_rows * config.vocabulary),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! The CPU as a backend: `windlass_kernels` over plain vectors.
+
+use std::sync::Mutex;
+
+use windlass_engine_core::request::TokenId;
+use windlass_kernels::ops::{self, AttentionRow, Product, RopeTable};
+use windlass_kernels::{Activations, KvCache, KvLayout, PackedMatrix, Pool, ShapeError, WeightType};
+
+use crate::backend::{Backend, Rows};
+use crate::batch::{Batch, BatchRow};
+use crate::config::DecoderConfig;
+use crate::sampler::{self, Draw, SampleError};
+
+/// The thread pool, the KV cache, the rotary table, and the quantized copy of a product's input.
+#[derive(Debug)]
+pub struct CpuBackend {
+    config: DecoderConfig,
+    pool: Pool,
+    cache: KvCache,
+    rope: RopeTable,
+    activations: Activations,
+}
+
+/// A batch with its rows in the form that attention reads.
+#[derive(Debug)]
+pub struct CpuStep<'a> {
+    batch: &'a Batch,
+    rows: Vec<AttentionRow<'a>>,
+}
+
+impl CpuStep<'_> {
+    fn tokens(&self) -> usize {
+        self.batch.tokens().len()
+    }
+
+    fn count(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::Tokens => self.tokens(),
+            Rows::LogitTokens => self.batch.logit_tokens().len(),
+        }
+    }
+}
+
+impl CpuBackend {
+    /// A backend with a KV cache of `blocks` blocks, for positions below `positions`.
+    pub fn new(pool: Pool, config: DecoderConfig, block_tokens: usize, blocks: usize, positions: usize) -> CpuBackend {
+        let layout = KvLayout { block_tokens, kv_heads: config.kv_heads, head_dim: config.head_dim };
+        let cache = KvCache::new(layout, config.layers, blocks);
+        let rope = RopeTable::new(config.rope.dims, positions, config.rope.theta, config.rope.factors.as_deref());
+        CpuBackend { config, pool, cache, rope, activations: Activations::new() }
+    }
+
+    /// The instruction set in use.
+    pub fn kernels(&self) -> &'static str {
+        self.pool.kernels().name()
+    }
+}
+
+impl Backend for CpuBackend {
+    type Matrix = PackedMatrix;
+    type Vector = Vec<f32>;
+    type Buffer = Vec<f32>;
+    type Step<'a> = CpuStep<'a>;
+
+    fn matrix(&self, kind: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Result<PackedMatrix, ShapeError> {
+        PackedMatrix::pack(&self.pool, kind, rows, cols, bytes)
+    }
+
+    fn vector(&self, values: Vec<f32>) -> Vec<f32> {
+        values
+    }
+
+    fn buffer(&self, values: usize) -> Vec<f32> {
+        vec![0.0; values]
+    }
+
+    fn begin<'a>(&mut self, batch: &'a Batch) -> CpuStep<'a> {
+        let row = |row: BatchRow<'a>| AttentionRow {
+            block_table: row.blocks,
+            first_position: row.first_position as usize,
+            tokens: row.tokens,
+        };
+        CpuStep { batch, rows: batch.rows().map(row).collect() }
+    }
+
+    fn embed(&mut self, step: &CpuStep<'_>, table: &PackedMatrix, out: &mut Vec<f32>) {
+        for (&token, out) in step.batch.tokens().iter().zip(out.chunks_exact_mut(table.cols())) {
+            table.dequantize_row(token as usize, out);
+        }
+    }
+
+    fn gather_logit_tokens(&mut self, step: &CpuStep<'_>, input: &Vec<f32>, out: &mut Vec<f32>) {
+        let width = self.config.hidden;
+        for (&token, out) in step.batch.logit_tokens().iter().zip(out.chunks_exact_mut(width)) {
+            out.copy_from_slice(&input[token * width..][..width]);
+        }
+    }
+
+    fn rms_norm(&mut self, rows: Rows, step: &CpuStep<'_>, input: &Vec<f32>, weight: &Vec<f32>, out: &mut Vec<f32>) {
+        let values = step.count(rows) * weight.len();
+        ops::rms_norm(&self.pool, &input[..values], weight, self.config.norm_epsilon, &mut out[..values]);
+    }
+
+    fn add_rms_norm(
+        &mut self,
+        step: &CpuStep<'_>,
+        residual: &mut Vec<f32>,
+        addend: &Vec<f32>,
+        weight: &Vec<f32>,
+        out: &mut Vec<f32>,
+    ) {
+        let values = step.tokens() * weight.len();
+        let (residual, addend, out) = (&mut residual[..values], &addend[..values], &mut out[..values]);
+        ops::add_rms_norm(&self.pool, residual, addend, weight, self.config.norm_epsilon, out);
+    }
+
+    fn add(&mut self, step: &CpuStep<'_>, residual: &mut Vec<f32>, addend: &Vec<f32>) {
+        let values = step.tokens() * self.config.hidden;
+        ops::add(&self.pool, &mut residual[..values], &addend[..values]);
+    }
+
+    fn linear<const N: usize>(
+        &mut self,
+        rows: Rows,
+        step: &CpuStep<'_>,
+        input: &Vec<f32>,
+        products: [(&PackedMatrix, &mut Vec<f32>); N],
+    ) {
+        let count = step.count(rows);
+        let matrices = products.each_ref().map(|(matrix, _)| *matrix);
+        self.activations.load(&self.pool, &input[..count * matrices[0].cols()], &matrices);
+        let mut products = products.map(|(matrix, out)| Product { matrix, out: &mut out[..count * matrix.rows()] });
+        ops::matmul_many(&self.pool, &self.activations, &mut products);
+    }
+
+    fn rope(&mut self, step: &CpuStep<'_>, query: &mut Vec<f32>, key: &mut Vec<f32>) {
+        let (pairing, head_dim) = (self.config.rope.pairing, self.config.head_dim);
+        for (values, width) in [(query, self.config.query_width()), (key, self.config.kv_width())] {
+            let values = &mut values[..step.tokens() * width];
+            ops::rope(&self.pool, &self.rope, pairing, step.batch.positions(), head_dim, values);
+        }
+    }
+
+    fn append_kv(&mut self, step: &CpuStep<'_>, layer: usize, key: &Vec<f32>, value: &Vec<f32>) {
+        let values = step.tokens() * self.config.kv_width();
+        ops::append_kv(&self.pool, &mut self.cache, layer, &step.rows, &key[..values], &value[..values]);
+    }
+
+    fn attention(&mut self, step: &CpuStep<'_>, layer: usize, query: &Vec<f32>, out: &mut Vec<f32>) {
+        let values = step.tokens() * self.config.query_width();
+        let (query, out) = (&query[..values], &mut out[..values]);
+        let scale = 1.0 / (self.config.head_dim as f32).sqrt();
+        ops::paged_attention(&self.pool, &self.cache, layer, self.config.heads, scale, &step.rows, query, out);
+    }
+
+    fn silu_mul(&mut self, step: &CpuStep<'_>, gate: &Vec<f32>, up: &Vec<f32>, out: &mut Vec<f32>) {
+        let values = step.tokens() * self.config.feed_forward;
+        ops::silu_mul(&self.pool, &gate[..values], &up[..values], &mut out[..values]);
+    }
+
+    fn read(&self, buffer: &Vec<f32>, values: usize) -> Vec<f32> {
+        buffer[..values].to_vec()
+    }
+
+    fn sample(&mut self, logits: &mut Vec<f32>, draws: &[Draw<'_>]) -> Vec<Result<TokenId, SampleError>> {
+        type Slot<'a> = Mutex<(&'a mut [f32], Result<TokenId, SampleError>)>;
+        let rows = logits.chunks_exact_mut(self.config.vocabulary).take(draws.len());
+        let slots: Vec<Slot<'_>> = rows.map(|row| Mutex::new((row, Err(SampleError::AllBanned)))).collect();
+        self.pool.for_each_chunk(draws.len(), 1, |range| {
+            for index in range {
+                // One worker alone takes each slot; a poisoned one belongs to a panic that ends the step anyway.
+                let mut slot = slots[index].lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                let (row, drawn) = &mut *slot;
+                *drawn = sampler::sample(row, &draws[index]);
+            }
+        });
+        slots.into_iter().map(|slot| slot.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).1).collect()
+    }
+}

@@ -1,0 +1,75 @@
+//! Drives a backend through a decoder's layers for one step.
+
+use windlass_engine_core::request::TokenId;
+
+use crate::backend::{Backend, Workspace};
+use crate::batch::Batch;
+use crate::config::DecoderConfig;
+use crate::sampler::{Draw, SampleError};
+use crate::weights::DecoderWeights;
+
+/// A decoder on a device: weights, workspace and the device's state.
+pub struct Decoder<B: Backend> {
+    config: DecoderConfig,
+    backend: B,
+    weights: DecoderWeights<B>,
+    workspace: Workspace<B>,
+}
+
+impl<B: Backend> Decoder<B> {
+    /// A decoder for steps of at most `step_tokens` tokens, of which at most `logit_rows` get logits.
+    pub fn new(
+        config: DecoderConfig,
+        backend: B,
+        weights: DecoderWeights<B>,
+        step_tokens: usize,
+        logit_rows: usize,
+    ) -> Decoder<B> {
+        let workspace = Workspace::new(&backend, &config, step_tokens, logit_rows);
+        Decoder { config, backend, weights, workspace }
+    }
+
+    /// What the decoder is.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// The device.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// The weights.
+    pub fn weights(&self) -> &DecoderWeights<B> {
+        &self.weights
+    }
+
+    /// Computes a step: appends K and V of every token, and leaves logits of the tokens that get them.
+    ///
+    /// # Panics
+    /// When the batch is larger than the decoder was made for, or names tokens, positions or blocks it does not have.
+    pub fn forward(&mut self, batch: &Batch) {
+        let (backend, work, weights) = (&mut self.backend, &mut self.workspace, &self.weights);
+        let step = &backend.begin(batch);
+        backend.embed(step, &weights.embedding, &mut work.residual);
+        for (index, layer) in weights.layers.iter().enumerate() {
+            backend.project_qkv(step, index, layer, work);
+            backend.attend(step, index, work);
+            backend.project_out(step, layer, work);
+            backend.feed_forward(step, layer, work);
+        }
+        if !batch.logit_tokens().is_empty() {
+            backend.head(step, &weights.output_norm, weights.output(), work);
+        }
+    }
+
+    /// Draws a token for each row of logits that the last step left. The logits are used up.
+    pub fn sample(&mut self, draws: &[Draw<'_>]) -> Vec<Result<TokenId, SampleError>> {
+        self.backend.sample(&mut self.workspace.logits, draws)
+    }
+
+    /// A copy of the first `rows` rows of logits that the last step left: for comparison with a reference.
+    pub fn logits(&self, rows: usize) -> Vec<f32> {
+        self.backend.read(&self.workspace.logits, rows * self.config.vocabulary)
+    }
+}

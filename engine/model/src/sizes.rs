@@ -1,0 +1,189 @@
+//! Decides how much of everything there is, and whether it fits, before anything is allocated.
+
+use windlass_engine_contract::memory::{self, KvDataType, Ledger};
+use windlass_engine_contract::shape::ModelShape;
+use windlass_engine_core::executor::Geometry;
+use windlass_kernels::Kernels;
+
+/// The KV cache's element type.
+const KV_DATA_TYPE: KvDataType = KvDataType::Bf16;
+
+/// What a user chooses of an executor.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Threads that compute; at least one.
+    pub threads: usize,
+    /// The instruction set they use.
+    pub kernels: Kernels,
+    /// Tokens in a KV block.
+    pub block_tokens: u32,
+    /// Size of the KV pool.
+    pub kv: KvBudget,
+    /// Most rows in a step.
+    pub max_sequences: u32,
+    /// Most tokens in a step.
+    pub max_step_tokens: u32,
+    /// Longest sequence; absent for the model's context, or the KV pool's tokens where those are fewer.
+    pub max_model_tokens: Option<u32>,
+    /// Most bytes for weights, KV and workspace together.
+    pub memory_limit_bytes: Option<u64>,
+}
+
+impl Default for LoadOptions {
+    /// All cores, 16-token blocks, 1 GiB of KV, 64 sequences, 512 tokens a step.
+    fn default() -> LoadOptions {
+        LoadOptions {
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            kernels: Kernels::detect(),
+            block_tokens: 16,
+            kv: KvBudget::Bytes(1 << 30),
+            max_sequences: 64,
+            max_step_tokens: 512,
+            max_model_tokens: None,
+            memory_limit_bytes: None,
+        }
+    }
+}
+
+/// Size of the KV pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvBudget {
+    /// This many blocks.
+    Blocks(u32),
+    /// As many blocks as fit into these bytes.
+    Bytes(u64),
+}
+
+/// Why sizes do not work out, with the numbers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SizeError {
+    /// Something must be positive.
+    #[error("{0} must be at least 1")]
+    Zero(&'static str),
+    /// A step could not give every sequence a token.
+    #[error("{max_sequences} sequences need at least as many tokens in a step, which has {max_step_tokens}")]
+    StepTooSmall {
+        /// Most rows in a step.
+        max_sequences: u32,
+        /// Most tokens in a step.
+        max_step_tokens: u32,
+    },
+    /// Longer than the model was trained for.
+    #[error("the longest sequence cannot be {asked} tokens: the model's context is {context}")]
+    BeyondContext {
+        /// Tokens asked for.
+        asked: u32,
+        /// Tokens of the model's context.
+        context: u32,
+    },
+    /// One sequence of the longest length would not fit, even alone.
+    #[error(
+        "the KV cache holds {held} tokens in {blocks} blocks, fewer than the longest sequence of {asked}; \
+         give it more memory or lower the maximum"
+    )]
+    KvTooSmall {
+        /// Tokens that the pool holds.
+        held: u64,
+        /// Blocks of the pool.
+        blocks: u32,
+        /// Tokens of the longest sequence.
+        asked: u32,
+    },
+    /// Not even one block.
+    #[error("{budget} bytes of KV cache hold no block: one takes {block}")]
+    NoBlock {
+        /// Bytes given.
+        budget: u64,
+        /// Bytes of one block.
+        block: u64,
+    },
+    /// More memory than there may be.
+    #[error(
+        "the model needs {} bytes, {limit} are allowed: weights {}, KV cache {}, workspace {}",
+        ledger.total(), ledger.weights, ledger.kv, ledger.workspace
+    )]
+    Memory {
+        /// What is needed.
+        ledger: Ledger,
+        /// What is allowed.
+        limit: u64,
+    },
+}
+
+/// Sizes that work out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    pub geometry: Geometry,
+    pub ledger: Ledger,
+}
+
+impl Sizes {
+    /// Decides the KV pool and the longest sequence, and checks the memory they take. `rope_dims` sizes the rotary
+    /// table.
+    pub fn decide(shape: &ModelShape, rope_dims: usize, options: &LoadOptions) -> Result<Sizes, SizeError> {
+        check_positive(options)?;
+        let blocks = blocks(shape, options)?;
+        let max_sequence_tokens = max_sequence_tokens(shape, options, blocks)?;
+        let geometry = Geometry {
+            block_tokens: options.block_tokens,
+            blocks,
+            max_sequence_tokens,
+            max_step_rows: options.max_sequences,
+            max_step_tokens: options.max_step_tokens,
+            vocabulary: shape.vocabulary,
+        };
+        let ledger = ledger(shape, rope_dims, &geometry);
+        match options.memory_limit_bytes {
+            Some(limit) if ledger.total() > limit => Err(SizeError::Memory { ledger, limit }),
+            _ => Ok(Sizes { geometry, ledger }),
+        }
+    }
+}
+
+fn check_positive(options: &LoadOptions) -> Result<(), SizeError> {
+    let LoadOptions { threads, block_tokens, max_sequences, max_step_tokens, max_model_tokens, .. } = *options;
+    let sizes = [
+        ("the number of threads", threads as u64),
+        ("the number of tokens in a block", block_tokens.into()),
+        ("the number of sequences", max_sequences.into()),
+        ("the number of tokens in a step", max_step_tokens.into()),
+        ("the longest sequence", max_model_tokens.unwrap_or(1).into()),
+    ];
+    if let Some((name, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+        return Err(SizeError::Zero(name));
+    }
+    match max_sequences > max_step_tokens {
+        true => Err(SizeError::StepTooSmall { max_sequences, max_step_tokens }),
+        false => Ok(()),
+    }
+}
+
+fn blocks(shape: &ModelShape, options: &LoadOptions) -> Result<u32, SizeError> {
+    let block = memory::kv_block_bytes(shape, KV_DATA_TYPE, options.block_tokens);
+    match options.kv {
+        KvBudget::Blocks(0) => Err(SizeError::Zero("the number of KV blocks")),
+        KvBudget::Blocks(blocks) => Ok(blocks),
+        KvBudget::Bytes(budget) if budget < block => Err(SizeError::NoBlock { budget, block }),
+        KvBudget::Bytes(budget) => Ok(u32::try_from(budget / block).unwrap_or(u32::MAX)),
+    }
+}
+
+fn max_sequence_tokens(shape: &ModelShape, options: &LoadOptions, blocks: u32) -> Result<u32, SizeError> {
+    let (held, context) = (u64::from(blocks) * u64::from(options.block_tokens), shape.context_tokens);
+    match options.max_model_tokens {
+        None => Ok(u32::try_from(held).unwrap_or(u32::MAX).min(context)),
+        Some(asked) if asked > context => Err(SizeError::BeyondContext { asked, context }),
+        Some(asked) if u64::from(asked) > held => Err(SizeError::KvTooSmall { held, blocks, asked }),
+        Some(asked) => Ok(asked),
+    }
+}
+
+fn ledger(shape: &ModelShape, rope_dims: usize, geometry: &Geometry) -> Ledger {
+    // A cosine and a sine in f32 for each pair of each position.
+    let rope = u64::from(geometry.max_sequence_tokens) * rope_dims as u64 * 4;
+    Ledger {
+        weights: shape.weight_bytes,
+        kv: u64::from(geometry.blocks) * memory::kv_block_bytes(shape, KV_DATA_TYPE, geometry.block_tokens),
+        workspace: memory::workspace_bytes(shape, geometry.max_step_tokens, geometry.max_step_rows) + rope,
+    }
+}
