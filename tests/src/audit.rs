@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -48,11 +47,6 @@ impl Mark {
         Ok(Mark { log: log.to_owned(), offset: length })
     }
 
-    /// The beginning of `log`.
-    pub fn beginning(log: &Path) -> Mark {
-        Mark { log: log.to_owned(), offset: 0 }
-    }
-
     /// What the operator did since.
     ///
     /// # Errors
@@ -67,14 +61,6 @@ impl Mark {
             acts.extend(event.act());
         }
         Ok(acts)
-    }
-
-    /// Each kind of act once, without names.
-    ///
-    /// # Errors
-    /// As [`Mark::acts`].
-    pub fn kinds(&self) -> Result<BTreeSet<(String, String, String)>> {
-        Ok(self.acts()?.into_iter().map(|act| (act.verb, act.group, act.resource)).collect())
     }
 }
 

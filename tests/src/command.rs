@@ -13,7 +13,7 @@ const QUOTED_BYTES: usize = 4000;
 /// # Errors
 /// When it cannot be started or does not exit with 0; the message quotes the end of its output.
 pub fn output(command: &mut Command) -> Result<String> {
-    finish(command, command_line(command), None)
+    said(command, None)
 }
 
 /// As [`output`], with `input` on standard input.
@@ -21,7 +21,7 @@ pub fn output(command: &mut Command) -> Result<String> {
 /// # Errors
 /// As [`output`].
 pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
-    finish(command, command_line(command), Some(Input::Text(input)))
+    said(command, Some(Input::Text(input)))
 }
 
 /// As [`output`], with a file on standard input.
@@ -29,7 +29,25 @@ pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
 /// # Errors
 /// As [`output`].
 pub fn output_with_file(command: &mut Command, file: File) -> Result<String> {
-    finish(command, command_line(command), Some(Input::File(file)))
+    said(command, Some(Input::File(file)))
+}
+
+/// What a program that succeeded wrote.
+#[derive(Debug)]
+pub struct Said {
+    /// To standard output.
+    pub output: String,
+    /// To standard error: warnings, since it succeeded.
+    pub error: String,
+}
+
+/// As [`output_with_input`], but keeps the warnings too.
+///
+/// # Errors
+/// As [`output`].
+pub fn output_and_error_with_input(command: &mut Command, input: &str) -> Result<Said> {
+    let line = command_line(command);
+    finish(command, line, Some(Input::Text(input)))
 }
 
 enum Input<'a> {
@@ -37,13 +55,19 @@ enum Input<'a> {
     File(File),
 }
 
-fn finish(command: &mut Command, line: String, input: Option<Input<'_>>) -> Result<String> {
+fn said(command: &mut Command, input: Option<Input<'_>>) -> Result<String> {
+    let line = command_line(command);
+    finish(command, line, input).map(|said| said.output)
+}
+
+fn finish(command: &mut Command, line: String, input: Option<Input<'_>>) -> Result<Said> {
     let output = collect(command, input).with_context(|| format!("cannot run `{line}`"))?;
     if !output.status.success() {
         let said = [output.stdout, output.stderr].concat();
         bail!("`{line}` ended with {}:\n{}", output.status, tail(&String::from_utf8_lossy(&said)));
     }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Ok(Said { output: text(output.stdout), error: text(output.stderr) })
 }
 
 fn collect(command: &mut Command, input: Option<Input<'_>>) -> std::io::Result<Output> {

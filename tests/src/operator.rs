@@ -14,6 +14,8 @@ use crate::{command, workspace};
 pub const NAMESPACE: &str = "windlass-system";
 /// Name of the main chart's release, and so of the Deployment.
 pub const RELEASE: &str = "windlass";
+/// Selects its pods.
+pub const SELECTOR: &str = "--selector=app.kubernetes.io/name=windlass-operator";
 const CRDS_RELEASE: &str = "windlass-crds";
 /// A ConfigMap that says which images the installed operator uses.
 const RECORD: &str = "windlass-tests";

@@ -124,6 +124,21 @@ impl<'a> Service<'a> {
         })
     }
 
+    /// Waits until a condition of the resource says `words`; returns it.
+    ///
+    /// # Errors
+    /// After `timeout`, with the conditions last seen.
+    pub fn wait_words(&self, words: &str, timeout: Duration) -> Result<Condition> {
+        wait::until(&format!("a condition of {} that says {words:?}", self.name), timeout, || {
+            let conditions = self.read()?.status.map(|status| status.conditions).unwrap_or_default();
+            let found = conditions.iter().find(|condition| condition.message.contains(words));
+            Ok(match found {
+                Some(condition) => Look::Done(condition.clone()),
+                None => Look::NotYet(conditions.iter().map(shown).collect::<Vec<_>>().join("; ")),
+            })
+        })
+    }
+
     /// Waits until `replicas` replicas serve the current spec and no others are left.
     ///
     /// # Errors

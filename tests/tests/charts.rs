@@ -1,0 +1,69 @@
+//! The charts render what an API server accepts without a word, and the CRD chart carries the CRD of `crds/`.
+
+use anyhow::{Context, Result, ensure};
+use serde_yaml_ng::Value;
+use std::fs;
+use windlass_tests::cluster::Cluster;
+use windlass_tests::namespace::{prepared_cluster, with_namespace};
+use windlass_tests::{command, operator, workspace};
+
+/// The API server's limit for what `kubectl apply` notes on an object, and so for an object that is applied, is
+/// 256 KiB; room is left for growth.
+const CRD_BYTES: usize = 200_000;
+
+/// Values that between them reach every template but those that need other projects' kinds.
+const VALUES: [&[&str]; 3] = [
+    &[],
+    &["--set", "namespaces={blue,green}", "--set", "serviceAccount.create=false", "--set", "serviceAccount.name=mine"],
+    &["--set", "replicas=1", "--set", "networkPolicy.enabled=false", "--set", "grafanaDashboard.enabled=true"],
+];
+
+#[test]
+fn what_the_chart_renders_is_accepted_without_a_word() -> Result<()> {
+    with_namespace("charts", |namespace| {
+        let kubectl = namespace.cluster().kubectl();
+        let namespaces = ["blue", "green"]
+            .map(|name| serde_json::json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}));
+        kubectl.apply(&namespaces)?;
+        for values in VALUES {
+            let rendered = template(namespace.cluster(), operator::RELEASE, namespace.name(), values)?;
+            let mut apply = kubectl.command();
+            apply.args(["apply", "--dry-run=server", "--validate=strict", "-f", "-", "--output=name"]);
+            let applied = command::output_and_error_with_input(&mut apply, &rendered)?;
+            ensure!(applied.error.is_empty(), "{values:?}: {}", applied.error);
+            ensure!(applied.output.lines().count() > 3, "{values:?}: rendered too little: {}", applied.output);
+        }
+        kubectl.run(&["delete", "namespace", "blue", "green", "--wait=false"]).map(drop)
+    })
+}
+
+#[test]
+fn the_crd_chart_carries_the_committed_crd() -> Result<()> {
+    let Some(cluster) = prepared_cluster()? else { return Ok(()) };
+    let rendered = template(&cluster, "windlass-crds", "default", &[])?;
+    ensure!(rendered.len() < CRD_BYTES, "{} bytes", rendered.len());
+    let rendered: Value = serde_yaml_ng::from_str(&rendered)?;
+    let committed: Value = serde_yaml_ng::from_str(&fs::read_to_string(workspace::root().join("crds").join(CRD))?)?;
+    ensure!(rendered["metadata"]["name"] == committed["metadata"]["name"], "another name");
+    ensure!(rendered["spec"] == committed["spec"], "the chart's CRD is not the one in crds/{CRD}");
+    Ok(())
+}
+
+#[test]
+fn the_crd_is_structural() -> Result<()> {
+    let Some(cluster) = prepared_cluster()? else { return Ok(()) };
+    let crd: serde_json::Value = cluster.kubectl().get(&["get", "crd", "inferenceservices.windlass.dev"])?;
+    let conditions = crd["status"]["conditions"].as_array().context("the CRD has no conditions")?;
+    let bad =
+        conditions.iter().find(|condition| condition["type"] == "NonStructuralSchema" && condition["status"] == "True");
+    ensure!(bad.is_none(), "{bad:?}");
+    Ok(())
+}
+
+const CRD: &str = "windlass.dev_inferenceservices.yaml";
+
+fn template(cluster: &Cluster, release: &str, namespace: &str, values: &[&str]) -> Result<String> {
+    let mut helm = cluster.helm();
+    helm.args(["template", release]).arg(operator::chart(release)).args(["--namespace", namespace]).args(values);
+    command::output(&mut helm)
+}

@@ -1,0 +1,41 @@
+//! Tensor parallelism is placed by GPUs: the pods ask for as many as ranks, and what does not fit says so.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+use std::time::Duration;
+use windlass_tests::namespace::{skip, with_namespace};
+use windlass_tests::service::{self, Service};
+
+const PATIENCE: Duration = Duration::from_secs(90);
+
+#[test]
+fn ranks_become_gpus_and_a_replica_too_many_says_why_it_waits() -> Result<()> {
+    with_namespace("placement", |namespace| {
+        let Some(advertised) = namespace.cluster().advertise_gpus(8) else {
+            return skip("the nodes of this cluster are not ours to change");
+        };
+        advertised?;
+        let mut spec = service::simulated(&[]);
+        spec["accelerator"] = json!({"type": "NvidiaGPU"});
+        spec["parallelism"] = json!({"tensor": 4});
+        spec["replicas"] = json!(2);
+        let service = Service::apply(namespace, "sharded", &spec)?;
+        service.wait_ready(2, PATIENCE)?;
+        for pod in service.pods()? {
+            ensure!(gpus(&pod)? == "4", "{pod:?}");
+            let effective = service.stats(&pod)?.effective;
+            ensure!(effective.as_ref().is_some_and(|config| config.tensor_parallel == 4), "{effective:?}");
+        }
+        service.scale(3)?;
+        let condition = service.wait_words("Insufficient nvidia.com/gpu", PATIENCE)?;
+        ensure!(condition.type_ != "Ready" || condition.status == "False", "{condition:?}");
+        Ok(())
+    })
+}
+
+fn gpus(pod: &Pod) -> Result<String> {
+    let containers = pod.spec.as_ref().map(|spec| &spec.containers).context("a pod without a spec")?;
+    let limits = containers.first().and_then(|engine| engine.resources.as_ref()?.limits.as_ref());
+    Ok(limits.and_then(|limits| limits.get("nvidia.com/gpu")).map(|count| count.0.clone()).unwrap_or_default())
+}

@@ -1,0 +1,58 @@
+//! A resource that cannot work is refused when it is applied, with the field's name in the message.
+
+use anyhow::{Result, bail, ensure};
+use serde_json::{Value, json};
+use windlass_tests::namespace::with_namespace;
+use windlass_tests::service::{self, Service};
+
+#[test]
+fn a_bad_resource_is_refused_with_its_field() -> Result<()> {
+    let checksum = "0".repeat(64);
+    let cases: [(&str, Value, &str); 12] = [
+        ("no source", json!({"model": {}}), "spec.model.source"),
+        ("unknown scheme", json!({"model": {"source": "ftp://host/model.gguf"}}), "spec.model.source"),
+        ("leaves the claim", json!({"model": {"source": "pvc://models/../etc"}}), "spec.model.source"),
+        ("https without checksum", json!({"model": {"source": "https://host/model.gguf"}}), "spec.model.sha256"),
+        (
+            "checksum without https",
+            json!({"model": {"source": "pvc://models/m", "sha256": checksum}}),
+            "spec.model.sha256",
+        ),
+        ("unknown field", with("replica", json!(2)), "spec.replica"),
+        ("negative replicas", with("replicas", json!(-1)), "spec.replicas"),
+        ("tensor parallel on CPU", with("parallelism", json!({"tensor": 2})), "spec.parallelism.tensor"),
+        ("GPUs by hand", with("resources", json!({"limits": {"nvidia.com/gpu": "1"}})), "spec.resources.limits"),
+        ("Builtin without bounds", with("autoscaling", json!({"mode": "Builtin"})), "spec.autoscaling.maxReplicas"),
+        ("unknown quantization", with("engine", json!({"quantization": "Q9"})), "spec.engine.quantization"),
+        ("drain without end", with("drainTimeoutSeconds", json!(1_000_000)), "spec.drainTimeoutSeconds"),
+    ];
+    with_namespace("refused", |namespace| {
+        for (case, spec, field) in &cases {
+            match Service::apply(namespace, "bad", spec) {
+                Ok(_) => bail!("{case}: accepted"),
+                Err(error) => ensure!(format!("{error:#}").contains(field), "{case}: no {field} in: {error:#}"),
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_managed_flag_is_refused_with_the_field_that_owns_it() -> Result<()> {
+    with_namespace("flag", |namespace| {
+        let spec = with("engine", json!({"extraArgs": ["--max-model-len=1024"]}));
+        let refused = match Service::apply(namespace, "flag", &spec) {
+            Err(error) => format!("{error:#}"),
+            Ok(service) => service.wait_words("--max-model-len", std::time::Duration::from_secs(30))?.message,
+        };
+        ensure!(refused.contains("spec.engine.maxModelTokens"), "{refused}");
+        Ok(())
+    })
+}
+
+/// A good spec with one top-level field replaced.
+fn with(field: &str, value: Value) -> Value {
+    let mut spec = service::simulated(&[]);
+    spec[field] = value;
+    spec
+}

@@ -1,0 +1,117 @@
+//! An https server of one file, with ranges, that cuts its first answer short.
+
+use anyhow::{Context, Result, anyhow};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::pki_types::PrivateKeyDer;
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+/// The server; its threads end with the test.
+pub struct Server {
+    address: SocketAddr,
+    authority: String,
+    starts: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Server {
+    /// Serves `file` at `address` on a free port under a new authority; the first answer ends after `cut` bytes.
+    pub fn start(address: IpAddr, file: &Path, cut: u64) -> Result<Server> {
+        let (config, authority) = certificates(address)?;
+        let listener = TcpListener::bind((address, 0)).with_context(|| format!("cannot listen on {address}"))?;
+        let server = Server { address: listener.local_addr()?, authority, starts: Arc::default() };
+        let (file, starts) = (file.to_owned(), server.starts.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (config, file, starts) = (config.clone(), file.clone(), starts.clone());
+                // A client that goes away ends its thread; what matters is what the client then does.
+                std::thread::spawn(move || answer(stream, config, &file, cut, &starts));
+            }
+        });
+        Ok(server)
+    }
+
+    pub fn url(&self) -> String {
+        format!("https://{}/model.gguf", self.address)
+    }
+
+    /// The authority's certificate, PEM.
+    pub fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// First byte of every answer so far.
+    pub fn starts(&self) -> Vec<u64> {
+        self.starts.lock().map(|starts| starts.clone()).unwrap_or_default()
+    }
+}
+
+fn certificates(address: IpAddr) -> Result<(Arc<ServerConfig>, String)> {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate()?;
+    let authority = params.self_signed(&key)?.pem();
+    let issuer = Issuer::new(params, key);
+    let key = KeyPair::generate()?;
+    let certificate = CertificateParams::new(vec![address.to_string()])?.signed_by(&key, &issuer)?;
+    let key = PrivateKeyDer::try_from(key.serialize_der()).map_err(|error| anyhow!(error))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let config = config.with_no_client_auth().with_single_cert(vec![certificate.der().clone()], key)?;
+    Ok((Arc::new(config), authority))
+}
+
+/// One request a connection.
+fn answer(
+    stream: TcpStream,
+    config: Arc<ServerConfig>,
+    file: &PathBuf,
+    cut: u64,
+    starts: &Mutex<Vec<u64>>,
+) -> Result<()> {
+    let mut tls = BufReader::new(StreamOwned::new(ServerConnection::new(config)?, stream));
+    let start = range_start(&mut tls)?;
+    let mut file = File::open(file)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(start))?;
+    let status = if start == 0 {
+        "200 OK".to_owned()
+    } else {
+        format!("206 Partial Content\r\nContent-Range: bytes {start}-{}/{length}", length - 1)
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Length: {}\r\nAccept-Ranges: bytes\r\nETag: \"1\"\r\nConnection: close\r\n\r\n",
+        length - start
+    );
+    let is_first = {
+        let mut starts = starts.lock().map_err(|_| anyhow!("another thread panicked"))?;
+        starts.push(start);
+        starts.len() == 1
+    };
+    let tls = tls.get_mut();
+    tls.write_all(head.as_bytes())?;
+    std::io::copy(&mut file.take(if is_first { cut } else { u64::MAX }), tls)?;
+    if !is_first {
+        tls.conn.send_close_notify();
+    }
+    Ok(tls.flush()?)
+}
+
+/// Reads a request's head; the first byte that its `Range` asks for.
+fn range_start(reader: &mut impl BufRead) -> Result<u64> {
+    let mut start = 0;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line)?;
+        let line = line.trim().to_ascii_lowercase();
+        if line.is_empty() {
+            return Ok(start);
+        }
+        if let Some(range) = line.strip_prefix("range: bytes=") {
+            start = range.trim_end_matches('-').split('-').next().unwrap_or("0").parse()?;
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! A model that cannot be had becomes a condition with the cause; the operator itself stays up.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+use std::time::Duration;
+use windlass_tests::cluster::Cluster;
+use windlass_tests::namespace::with_namespace;
+use windlass_tests::operator;
+use windlass_tests::service::{self, Service, pod_name};
+
+const PATIENCE: Duration = Duration::from_secs(90);
+
+#[test]
+fn the_cause_becomes_a_condition_and_the_operator_stays_up() -> Result<()> {
+    with_namespace("unreachable", |namespace| {
+        let before = operator_pods(namespace.cluster())?;
+        let no_claim =
+            Service::apply(namespace, "no-claim", &with_model(json!({"source": "pvc://nowhere/model.gguf"})))?;
+        let no_file = Service::apply(namespace, "no-file", &with_model(json!({"source": "pvc://models/absent.gguf"})))?;
+        let closed = json!({"source": "https://127.0.0.1:9/model.gguf", "sha256": "0".repeat(64)});
+        let no_server = Service::apply(namespace, "no-server", &with_model(closed))?;
+
+        let condition = no_claim.wait_words("nowhere", PATIENCE)?;
+        ensure!(condition.status != "True" || condition.type_ != "Ready", "{condition:?}");
+        let condition = no_file.wait_condition("Ready", "False", Some("ModelUnavailable"), PATIENCE)?;
+        ensure!(condition.message.contains("absent.gguf"), "{condition:?}");
+        let condition = no_server.wait_condition("Ready", "False", Some("ModelUnavailable"), PATIENCE)?;
+        ensure!(condition.message.contains("127.0.0.1:9"), "{condition:?}");
+
+        let after = operator_pods(namespace.cluster())?;
+        ensure!(before == after, "the operator restarted: {before:?}, then {after:?}");
+        Ok(())
+    })
+}
+
+fn with_model(model: Value) -> Value {
+    let mut spec = service::real();
+    spec["resources"] = json!({"requests": {"cpu": "50m", "memory": "64Mi"}});
+    spec["model"] = model;
+    spec
+}
+
+/// Names of the operator's pods with their restarts.
+fn operator_pods(cluster: &Cluster) -> Result<Vec<(String, i32)>> {
+    let pods: Vec<Pod> = cluster.kubectl().list(&["get", "pods", "-n", operator::NAMESPACE, operator::SELECTOR])?;
+    ensure!(!pods.is_empty(), "the operator has no pods");
+    let restarts = |pod: &Pod| {
+        let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+        Some((pod_name(pod).to_owned(), statuses.iter().map(|status| status.restart_count).sum()))
+    };
+    pods.iter().map(|pod| restarts(pod).context("a pod of the operator has no status")).collect()
+}
