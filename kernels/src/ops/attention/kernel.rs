@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use half::bf16;
 
 use super::Item;
-use super::product::multiply_add;
+use super::product::{Dense, Right, STRIP_ROWS, multiply_add};
 use crate::KvLayout;
 use crate::simd::{Kernel, LANES, Simd};
 
@@ -47,10 +47,26 @@ struct Scratch {
     totals: Vec<[f32; LANES]>,
 }
 
+/// Up to 64 keys of a sequence.
+#[derive(Clone, Copy)]
+struct Tile {
+    /// Position of the first.
+    start: usize,
+    keys: usize,
+    /// Where each key lies in the layer.
+    at: [usize; TILE_KEYS],
+}
+
+impl Default for Tile {
+    fn default() -> Self {
+        Tile { start: 0, keys: 0, at: [0; TILE_KEYS] }
+    }
+}
+
 impl Scratch {
     fn reset(&mut self, rows: usize, head_dim: usize) {
         let vectors = head_dim.div_ceil(LANES);
-        self.queries.clear();
+        self.queries.resize(rows * head_dim, 0.0);
         self.keys.resize(head_dim.next_multiple_of(2 * LANES) * SCORE_VECTORS, [0.0; LANES]);
         self.values.resize(TILE_KEYS * vectors, [0.0; LANES]);
         self.scores.resize(rows * SCORE_VECTORS, [0.0; LANES]);
@@ -80,54 +96,62 @@ impl Attend<'_> {
         let dim = self.layout.head_dim;
         let group = self.item.queries[0].len() / dim;
         scratch.reset(self.item.positions.len() * group, dim);
-        for query in &self.item.queries {
-            for value in *query {
-                scratch.queries.push(value * self.scale);
+        for (query, scaled) in self.item.queries.iter().zip(scratch.queries.chunks_exact_mut(group * dim)) {
+            for (query, scaled) in query.chunks(LANES).zip(scaled.chunks_mut(LANES)) {
+                simd.store_partial(simd.mul(simd.load_partial(query), simd.splat(self.scale)), scaled);
             }
         }
         let end = self.item.positions.end;
-        let mut start = 0;
-        while start < end {
-            let keys = (end - start).min(TILE_KEYS);
-            self.load_keys(simd, start, keys, &mut scratch.keys);
-            self.load_values(simd, start, keys, &mut scratch.values);
+        let mut next = Tile::default();
+        self.locate(0, end, &mut next);
+        while next.keys > 0 {
+            let tile = next;
+            self.locate(tile.start + TILE_KEYS, end, &mut next);
+            self.prefetch(simd, &next);
+            self.load_keys(simd, &tile, &mut scratch.keys);
             for score in &mut scratch.scores {
                 *score = [0.0; LANES];
             }
-            let (queries, scores) = ((&scratch.queries[..], dim), &mut scratch.scores);
-            multiply_add(simd, queries, dim, &scratch.keys, scores, SCORE_VECTORS);
-            self.weigh(simd, start, keys, group, scratch);
-            let weights = (scratch.scores.as_flattened(), TILE_KEYS);
-            multiply_add(simd, weights, keys, &scratch.values, &mut scratch.sums, dim.div_ceil(LANES));
-            start += TILE_KEYS;
+            let keys = Dense { cells: &scratch.keys, vectors: SCORE_VECTORS };
+            multiply_add(simd, (&scratch.queries, dim), dim, keys, &mut scratch.scores, SCORE_VECTORS);
+            self.weigh(simd, &tile, group, scratch);
+            self.add_values(simd, &tile, scratch);
         }
         self.finish(simd, scratch);
     }
 
-    /// Where the key of a position lies.
+    /// Finds the keys of the tile that starts at position `start` and ends before `end`.
     #[inline(always)]
-    fn key_at(&self, position: usize) -> usize {
-        let (block, token) = (position / self.layout.block_tokens, position % self.layout.block_tokens);
-        self.layout.key_at(self.item.row.block_table[block] as usize, self.item.kv_head, token)
+    fn locate(&self, start: usize, end: usize, tile: &mut Tile) {
+        tile.start = start;
+        tile.keys = end.saturating_sub(start).min(TILE_KEYS);
+        let (mut block, mut token) = (start / self.layout.block_tokens, start % self.layout.block_tokens);
+        for at in &mut tile.at[..tile.keys] {
+            *at = self.layout.key_at(self.item.row.block_table[block] as usize, self.item.kv_head, token);
+            token += 1;
+            if token == self.layout.block_tokens {
+                (block, token) = (block + 1, 0);
+            }
+        }
     }
 
-    /// Transposes the keys from position `start` on: 16 keys by 16 pairs of bf16 at a time.
+    /// Transposes the keys: 16 keys by 16 pairs of bf16 at a time.
     #[inline(always)]
-    fn load_keys<S: Simd>(&self, simd: S, start: usize, keys: usize, to: &mut [[f32; LANES]]) {
+    fn load_keys<S: Simd>(&self, simd: S, tile: &Tile, to: &mut [[f32; LANES]]) {
         let dim = self.layout.head_dim;
-        for first in (0..keys).step_by(LANES) {
+        for first in (0..tile.keys).step_by(LANES) {
             let mut at = [0; LANES];
             for lane in 0..LANES {
                 // Lanes beyond the last key repeat it; nothing reads their scores.
-                at[lane] = self.key_at(start + (first + lane).min(keys - 1));
+                at[lane] = tile.at[(first + lane).min(tile.keys - 1)];
             }
             for part in (0..dim).step_by(2 * LANES) {
                 let mut pairs = [simd.splat_i32(0); LANES];
                 for lane in 0..LANES {
-                    pairs[lane] = load_pairs(simd, &self.cells[at[lane]..][..dim][part..]);
+                    pairs[lane] = load_pairs(simd, &self.cells[at[lane] + part..at[lane] + dim]);
                 }
                 let pairs = simd.transpose(pairs);
-                let to = &mut to[part * SCORE_VECTORS + first / LANES..];
+                let to = &mut to[part * SCORE_VECTORS + first / LANES..][..(2 * LANES - 1) * SCORE_VECTORS + 1];
                 for pair in 0..LANES {
                     simd.store(simd.low_bf16(pairs[pair]), &mut to[2 * pair * SCORE_VECTORS]);
                     simd.store(simd.high_bf16(pairs[pair]), &mut to[(2 * pair + 1) * SCORE_VECTORS]);
@@ -136,25 +160,42 @@ impl Attend<'_> {
         }
     }
 
+    /// Has the cache fetch the keys and values of a tile.
     #[inline(always)]
-    fn load_values<S: Simd>(&self, simd: S, start: usize, keys: usize, to: &mut [[f32; LANES]]) {
-        let dim = self.layout.head_dim;
-        let vectors = dim.div_ceil(LANES);
-        for key in 0..keys {
-            let value = &self.cells[self.key_at(start + key) + self.layout.value_offset()..][..dim];
-            for (lanes, to) in value.chunks(LANES).zip(&mut to[key * vectors..]) {
-                simd.store(load_partial_bf16(simd, lanes), to);
+    fn prefetch<S: Simd>(&self, simd: S, tile: &Tile) {
+        let lines = (self.layout.head_dim * size_of::<bf16>()).div_ceil(64);
+        for at in &tile.at[..tile.keys] {
+            let start = self.cells.as_ptr().wrapping_add(*at);
+            simd.prefetch(start.cast(), lines);
+            simd.prefetch(start.wrapping_add(self.layout.value_offset()).cast(), lines);
+        }
+    }
+
+    /// Adds the tile's values, weighted: widened on the way for one strip of rows, beforehand for several.
+    #[inline(always)]
+    fn add_values<S: Simd>(&self, simd: S, tile: &Tile, scratch: &mut Scratch) {
+        let vectors = self.layout.head_dim.div_ceil(LANES);
+        let weights = (scratch.scores.as_flattened(), TILE_KEYS);
+        let paged = Values { cells: self.cells, layout: self.layout, at: &tile.at };
+        if scratch.maxima.len() <= STRIP_ROWS && self.layout.head_dim.is_multiple_of(LANES) {
+            return multiply_add(simd, weights, tile.keys, paged, &mut scratch.sums, vectors);
+        }
+        for key in 0..tile.keys {
+            for vector in 0..vectors {
+                simd.store(paged.load(simd, key, vector), &mut scratch.values[key * vectors + vector]);
             }
         }
+        let dense = Dense { cells: &scratch.values, vectors };
+        multiply_add(simd, weights, tile.keys, dense, &mut scratch.sums, vectors);
     }
 
     /// Turns scores into weights, and scales what was summed under a smaller maximum.
     #[inline(always)]
-    fn weigh<S: Simd>(&self, simd: S, start: usize, keys: usize, group: usize, scratch: &mut Scratch) {
+    fn weigh<S: Simd>(&self, simd: S, tile: &Tile, group: usize, scratch: &mut Scratch) {
         let vectors = self.layout.head_dim.div_ceil(LANES);
         for row in 0..scratch.maxima.len() {
             let position = self.item.positions.start + row / group;
-            let visible = (position + 1).saturating_sub(start).min(keys);
+            let visible = (position + 1).saturating_sub(tile.start).min(tile.keys);
             let scores = &mut scratch.scores[row * SCORE_VECTORS..][..SCORE_VECTORS];
             let nothing = simd.splat(f32::NEG_INFINITY);
             let mut lanes = [nothing; SCORE_VECTORS];
@@ -216,15 +257,26 @@ fn load_pairs<S: Simd>(simd: S, from: &[bf16]) -> S::I {
     }
 }
 
-/// Sixteen values, zeros beyond the end of `from`.
-#[inline(always)]
-fn load_partial_bf16<S: Simd>(simd: S, from: &[bf16]) -> S::F {
-    match from.first_chunk() {
-        Some(lanes) => simd.load_bf16(lanes),
-        None => {
-            let mut lanes = [bf16::ZERO; LANES];
-            lanes[..from.len()].copy_from_slice(from);
-            simd.load_bf16(&lanes)
+/// The values of a tile where they lie in the cache.
+#[derive(Clone, Copy)]
+struct Values<'a> {
+    cells: &'a [bf16],
+    layout: KvLayout,
+    at: &'a [usize; TILE_KEYS],
+}
+
+impl Right for Values<'_> {
+    #[inline(always)]
+    fn load<S: Simd>(self, simd: S, key: usize, vector: usize) -> S::F {
+        let start = self.at[key] + self.layout.value_offset();
+        let from = &self.cells[start + vector * LANES..start + self.layout.head_dim];
+        match from.first_chunk() {
+            Some(lanes) => simd.load_bf16(lanes),
+            None => {
+                let mut lanes = [bf16::ZERO; LANES];
+                lanes[..from.len()].copy_from_slice(from);
+                simd.load_bf16(&lanes)
+            }
         }
     }
 }

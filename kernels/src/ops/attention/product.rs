@@ -2,15 +2,38 @@
 
 use crate::simd::{LANES, Simd};
 
+/// The right-hand side of a product: rows of vectors of 16.
+pub(super) trait Right: Copy {
+    /// Vector `vector` of row `k`.
+    fn load<S: Simd>(self, simd: S, k: usize, vector: usize) -> S::F;
+}
+
+/// Rows of `vectors` vectors one after the other.
+#[derive(Clone, Copy)]
+pub(super) struct Dense<'a> {
+    pub(super) cells: &'a [[f32; LANES]],
+    pub(super) vectors: usize,
+}
+
+impl Right for Dense<'_> {
+    #[inline(always)]
+    fn load<S: Simd>(self, simd: S, k: usize, vector: usize) -> S::F {
+        simd.load(&self.cells[k * self.vectors + vector])
+    }
+}
+
+/// Rows of a multiplication that share the loads of its right-hand side.
+pub(super) const STRIP_ROWS: usize = 6;
+
 /// `c[r][v] += Σ_k a[r][k] · b[k][v]` for `a` of `[rows, depth]`, `b` of `[depth, vectors]` and `c` of
-/// `[rows, vectors]`, where `b` and `c` hold vectors of 16. Each sum runs over `k` in ascending order. `a` has a row
+/// `[rows, vectors]`, where `c` holds vectors of 16. Each sum runs over `k` in ascending order. `a` has a row
 /// every `a_stride` values.
 #[inline(always)]
 pub(super) fn multiply_add<S: Simd>(
     simd: S,
     (a, a_stride): (&[f32], usize),
     depth: usize,
-    b: &[[f32; LANES]],
+    b: impl Right,
     c: &mut [[f32; LANES]],
     vectors: usize,
 ) {
@@ -21,28 +44,28 @@ pub(super) fn multiply_add<S: Simd>(
             let a = &a[row * a_stride..];
             let c = &mut c[row * vectors..];
             row += match rows - row {
-                1 => strip::<S, 1, 4>(simd, (a, a_stride), depth, b, c, vectors),
-                2 => strip::<S, 2, 4>(simd, (a, a_stride), depth, b, c, vectors),
-                3 => strip::<S, 3, 4>(simd, (a, a_stride), depth, b, c, vectors),
-                4 => strip::<S, 4, 4>(simd, (a, a_stride), depth, b, c, vectors),
-                5 => strip::<S, 5, 4>(simd, (a, a_stride), depth, b, c, vectors),
-                _ => strip::<S, 6, 4>(simd, (a, a_stride), depth, b, c, vectors),
+                1 => strip::<S, _, 1, 4>(simd, (a, a_stride), depth, b, c, vectors),
+                2 => strip::<S, _, 2, 4>(simd, (a, a_stride), depth, b, c, vectors),
+                3 => strip::<S, _, 3, 4>(simd, (a, a_stride), depth, b, c, vectors),
+                4 => strip::<S, _, 4, 4>(simd, (a, a_stride), depth, b, c, vectors),
+                5 => strip::<S, _, 5, 4>(simd, (a, a_stride), depth, b, c, vectors),
+                _ => strip::<S, _, STRIP_ROWS, 4>(simd, (a, a_stride), depth, b, c, vectors),
             };
         }
     } else {
         for row in 0..rows {
-            strip::<S, 1, 2>(simd, (&a[row * a_stride..], a_stride), depth, b, &mut c[row * vectors..], vectors);
+            strip::<S, _, 1, 2>(simd, (&a[row * a_stride..], a_stride), depth, b, &mut c[row * vectors..], vectors);
         }
     }
 }
 
 /// `ROWS` rows of `c`, `WIDE` vectors at a time; returns the rows done.
 #[inline(always)]
-fn strip<S: Simd, const ROWS: usize, const WIDE: usize>(
+fn strip<S: Simd, R: Right, const ROWS: usize, const WIDE: usize>(
     simd: S,
     (a, a_stride): (&[f32], usize),
     depth: usize,
-    b: &[[f32; LANES]],
+    b: R,
     c: &mut [[f32; LANES]],
     vectors: usize,
 ) -> usize {
@@ -52,21 +75,21 @@ fn strip<S: Simd, const ROWS: usize, const WIDE: usize>(
     }
     let mut vector = 0;
     while vector + WIDE <= vectors {
-        register_tile::<S, ROWS, WIDE>(simd, rows, b, c, vectors, vector);
+        register_tile::<S, R, ROWS, WIDE>(simd, rows, b, c, vectors, vector);
         vector += WIDE;
     }
     while vector < vectors {
-        register_tile::<S, ROWS, 1>(simd, rows, b, c, vectors, vector);
+        register_tile::<S, R, ROWS, 1>(simd, rows, b, c, vectors, vector);
         vector += 1;
     }
     ROWS
 }
 
 #[inline(always)]
-fn register_tile<S: Simd, const ROWS: usize, const WIDE: usize>(
+fn register_tile<S: Simd, R: Right, const ROWS: usize, const WIDE: usize>(
     simd: S,
     a: [&[f32]; ROWS],
-    b: &[[f32; LANES]],
+    b: R,
     c: &mut [[f32; LANES]],
     vectors: usize,
     vector: usize,
@@ -78,10 +101,9 @@ fn register_tile<S: Simd, const ROWS: usize, const WIDE: usize>(
         }
     }
     for k in 0..a[0].len() {
-        let b = &b[k * vectors + vector..][..WIDE];
         let mut lanes = [sums[0][0]; WIDE];
         for v in 0..WIDE {
-            lanes[v] = simd.load(&b[v]);
+            lanes[v] = b.load(simd, k, vector + v);
         }
         for r in 0..ROWS {
             let a = simd.splat(a[r][k]);

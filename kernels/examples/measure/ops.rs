@@ -1,0 +1,112 @@
+//! Single ops in the shapes of SmolLM2-135M and of a 1B Llama.
+
+use windlass_kernels::ops::{AttentionRow, RopePairing, RopeTable};
+use windlass_kernels::{Activations, KvCache, KvLayout, PackedMatrix, WeightType, ops};
+
+use crate::bench::{Bench, Work};
+
+/// Weight bytes that the products of one op rotate through, so that the last-level cache does not hold them.
+const WORKING_SET: usize = 100 << 20;
+
+/// `[rows, cols]`.
+const SHAPES: [(&str, usize, usize); 6] = [
+    ("135M q", 576, 576),
+    ("135M gate", 1536, 576),
+    ("135M down", 576, 1536),
+    ("135M head", 49152, 576),
+    ("1B gate", 8192, 2048),
+    ("1B down", 2048, 8192),
+];
+
+pub fn matrix_products(bench: &Bench) -> Result<(), Box<dyn std::error::Error>> {
+    for weight_type in WeightType::ALL {
+        for (shape, rows, cols) in SHAPES {
+            let Some(row_bytes) = weight_type.row_bytes(cols) else { continue };
+            let name = format!("matmul {} {shape}", weight_type.name());
+            if !bench.wants(&name) {
+                continue;
+            }
+            // Bytes of 0x11 make small scales and non-trivial codes in every format.
+            let bytes = vec![0x11; row_bytes * rows];
+            let copies = (WORKING_SET / bytes.len()).max(1);
+            let matrices: Vec<_> = (0..copies)
+                .map(|_| PackedMatrix::pack(&bench.pool, weight_type, rows, cols, &bytes))
+                .collect::<Result<_, _>>()?;
+            for tokens in [1, 4, 16, 512] {
+                product(bench, &format!("{name} × {tokens}"), &matrices, tokens);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn product(bench: &Bench, name: &str, matrices: &[PackedMatrix], tokens: usize) {
+    let (rows, cols) = (matrices[0].rows(), matrices[0].cols());
+    let input: Vec<f32> = (0..tokens * cols).map(|i| (i % 17) as f32 - 8.0).collect();
+    let mut activations = Activations::new();
+    let mut out = vec![0.0; tokens * rows];
+    let mut turn = matrices.iter().cycle();
+    let work = Work { bytes: matrices[0].bytes(), operations: 2 * rows * cols * tokens };
+    bench.measure(name, work, || {
+        if let Some(matrix) = turn.next() {
+            activations.load(&bench.pool, &input, &[matrix]);
+            ops::matmul(&bench.pool, &activations, matrix, &mut out);
+        }
+    });
+}
+
+/// The ops whose work is one pass over the activations.
+pub fn vectors(bench: &Bench) {
+    for tokens in [1, 16, 512] {
+        let (hidden, wide) = (tokens * 576, tokens * 1536);
+        let (input, weight, mut out) = (vec![0.5; hidden], vec![1.5; 576], vec![0.0; hidden]);
+        let work = |values: usize| Work { bytes: values * size_of::<f32>(), operations: 0 };
+        bench.measure(&format!("add_rms_norm × {tokens}"), work(4 * hidden), || {
+            let mut residual = std::mem::take(&mut out);
+            let mut normed = vec![0.0; hidden];
+            ops::add_rms_norm(&bench.pool, &mut residual, &input, &weight, 1e-5, &mut normed);
+            out = normed;
+        });
+        let (gate, mut up) = (vec![0.5; wide], vec![0.0; wide]);
+        bench.measure(&format!("silu_mul × {tokens}"), work(3 * wide), || {
+            ops::silu_mul(&bench.pool, &gate, &input.repeat(3)[..wide], &mut up);
+        });
+        let (table, positions) = (RopeTable::new(64, 512, 1e4, None), (0..tokens as u32).collect::<Vec<_>>());
+        for pairing in [RopePairing::Adjacent, RopePairing::HalfSplit] {
+            bench.measure(&format!("rope {pairing:?} × {tokens}"), work(2 * hidden), || {
+                ops::rope(&bench.pool, &table, pairing, &positions, 64, &mut out);
+            });
+        }
+    }
+}
+
+/// Nine heads over three key-value heads of 64.
+pub fn attention(bench: &Bench) {
+    let layout = KvLayout { block_tokens: 16, kv_heads: 3, head_dim: 64 };
+    let heads = 9;
+    for (name, sequences, first_position, tokens) in [
+        ("attention decode at 500", 1, 500_usize, 1),
+        ("attention decode 16 at 500", 16, 500, 1),
+        ("attention decode at 4000", 1, 4000, 1),
+        ("attention prefill 512", 1, 0, 512),
+        ("attention prefill 512 at 2048", 1, 2048, 512),
+    ] {
+        let blocks = (first_position + tokens).div_ceil(layout.block_tokens);
+        let mut cache = KvCache::new(layout, 1, sequences * blocks);
+        let tables: Vec<Vec<u32>> =
+            (0..sequences).map(|s| (s * blocks..(s + 1) * blocks).map(|b| b as u32).collect()).collect();
+        let rows = |first_position: usize, tokens: usize| -> Vec<AttentionRow<'_>> {
+            tables.iter().map(|table| AttentionRow { block_table: table, first_position, tokens }).collect()
+        };
+        let values = vec![0.25; sequences * (first_position + tokens) * layout.kv_heads * layout.head_dim];
+        ops::append_kv(&bench.pool, &mut cache, 0, &rows(0, first_position + tokens), &values, &values);
+        let rows = rows(first_position, tokens);
+        let queries = vec![0.5; sequences * tokens * heads * layout.head_dim];
+        let mut out = vec![0.0; queries.len()];
+        let keys: usize = (first_position..first_position + tokens).map(|position| position + 1).sum();
+        let work = Work { bytes: cache.bytes(), operations: 4 * sequences * keys * heads * layout.head_dim };
+        bench.measure(name, work, || {
+            ops::paged_attention(&bench.pool, &cache, 0, heads, 0.125, &rows, &queries, &mut out);
+        });
+    }
+}
