@@ -180,9 +180,13 @@ impl Attend<'_> {
         if scratch.maxima.len() <= STRIP_ROWS && self.layout.head_dim.is_multiple_of(LANES) {
             return multiply_add(simd, weights, tile.keys, paged, &mut scratch.sums, vectors);
         }
-        for key in 0..tile.keys {
-            for vector in 0..vectors {
-                simd.store(paged.load(simd, key, vector), &mut scratch.values[key * vectors + vector]);
+        for (key, to) in scratch.values.chunks_exact_mut(vectors).enumerate().take(tile.keys) {
+            let (whole, part) = paged.row(key).as_chunks();
+            for (from, to) in whole.iter().zip(&mut *to) {
+                simd.store(simd.load_bf16(from), to);
+            }
+            if !part.is_empty() {
+                simd.store(paged.load(simd, key, whole.len()), &mut to[whole.len()]);
             }
         }
         let dense = Dense { cells: &scratch.values, vectors };
@@ -263,6 +267,13 @@ struct Values<'a> {
     cells: &'a [bf16],
     layout: KvLayout,
     at: &'a [usize; TILE_KEYS],
+}
+
+impl Values<'_> {
+    #[inline(always)]
+    fn row(&self, key: usize) -> &[bf16] {
+        &self.cells[self.at[key] + self.layout.value_offset()..][..self.layout.head_dim]
+    }
 }
 
 impl Right for Values<'_> {

@@ -17,7 +17,7 @@ use crate::{KvCache, KvLayout, Pool};
 
 /// Rows (queries times query heads that share a key-value head) that one worker computes together: each tile of keys
 /// and values is converted once for them.
-const TILE_ROWS: usize = 48;
+const TILE_ROWS: usize = 96;
 
 /// The tokens of one sequence in a call: a prefill chunk or one decoded token.
 #[derive(Clone, Copy, Debug)]
