@@ -62,11 +62,19 @@ impl KvCache {
         }
     }
 
+    /// Whether tables begin with blocks of earlier ones.
+    pub(crate) fn caches_prefixes(&self) -> bool {
+        self.prefixes.is_some()
+    }
+
     /// A table that covers `tokens`, beginning with the cached blocks of their longest known prefix.
     ///
     /// At least the last token stays to be computed: its logits are what the caller wants. `None`, with nothing
     /// changed, unless `headroom` blocks remain available beside it.
     pub(crate) fn open(&mut self, tokens: &[TokenId], headroom: usize) -> Option<BlockTable> {
+        if self.pool.available() <= headroom {
+            return None; // without walking the prefix first: a full pool is asked in every step
+        }
         let mut table = self.cached_prefix(&tokens[..tokens.len() - 1]);
         let missing = self.missing(&table, tokens.len());
         if missing + headroom > self.pool.available() {
@@ -166,5 +174,41 @@ impl KvCache {
             let keep = self.prefixes.as_ref().is_some_and(|prefixes| prefixes.holds(block));
             self.pool.release(block, keep);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_released_table_waits_for_the_step_that_names_it_last() {
+        let mut kv = KvCache::new(4, 2, false);
+        let table = kv.open(&[1, 2, 3], 0).expect("four blocks are free");
+        kv.release(table, Some(Ticket(7)));
+        kv.collected(Ticket(6));
+        assert_eq!((kv.pool.free(), kv.returning()), (2, 2));
+        kv.collected(Ticket(7));
+        assert_eq!((kv.pool.free(), kv.returning()), (4, 0));
+    }
+
+    #[test]
+    fn a_block_that_a_live_table_shares_is_not_on_its_way_back() {
+        let mut kv = KvCache::new(4, 2, true);
+        let mut first = kv.open(&[1, 2, 3], 0).expect("four blocks are free");
+        kv.publish(&mut first, &[1, 2, 3]);
+        let second = kv.open(&[1, 2, 4], 0).expect("two blocks are free");
+        kv.release(first, Some(Ticket(0)));
+        assert_eq!(kv.returning(), 1);
+        kv.audit([&second].into_iter()).expect("three blocks are held");
+    }
+
+    #[test]
+    fn an_audit_sees_a_reference_too_many() {
+        let mut kv = KvCache::new(4, 2, false);
+        let table = kv.open(&[1, 2, 3], 0).expect("four blocks are free");
+        assert_eq!(kv.audit([&table].into_iter()), Ok(()));
+        assert!(kv.audit([].into_iter()).is_err());
+        assert_eq!(kv.usage([].into_iter()).leaked, 2);
     }
 }

@@ -247,8 +247,8 @@ impl Scheduler {
         let cached_tokens = table.published_blocks() * self.geometry.block_tokens as usize;
         if !sequence.was_scheduled() {
             sequence.first_scheduled(now, cached_tokens);
-            self.prefix_query_tokens += sequence.prompt_tokens as u64;
             self.prefix_hit_tokens += cached_tokens as u64;
+            self.prefix_query_tokens += if self.kv.caches_prefixes() { sequence.prompt_tokens as u64 } else { 0 };
         }
         self.stays += 1;
         self.running.push(Running::new(StayId(self.stays), sequence, table, cached_tokens));

@@ -62,7 +62,7 @@ impl Sequence {
     /// Appends a sampled token; the reason if it was the last one.
     pub(crate) fn accept(&mut self, token: TokenId) -> Option<FinishReason> {
         self.tokens.push(token);
-        if self.generated() > self.min_tokens && self.stop_tokens.contains(&token) {
+        if self.stop_tokens.contains(&token) {
             return Some(FinishReason::Stop);
         }
         (self.remaining_tokens() == 0).then_some(FinishReason::Length)

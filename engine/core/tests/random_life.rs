@@ -94,7 +94,7 @@ struct Met {
 /// An engine, and what its clients have seen.
 struct World {
     engine: TestEngine,
-    block_tokens: u32,
+    geometry: Geometry,
     /// Requests by id, in order of arrival.
     requests: Vec<Request>,
     texts: HashMap<RequestId, Vec<TokenId>>,
@@ -108,7 +108,7 @@ impl World {
     fn new(geometry: Geometry, enable_prefix_cache: bool) -> World {
         World {
             engine: engine(geometry, EngineConfig { enable_prefix_cache, ..CONFIG }),
-            block_tokens: geometry.block_tokens,
+            geometry,
             requests: Vec::new(),
             texts: HashMap::new(),
             endings: HashMap::new(),
@@ -127,6 +127,7 @@ impl World {
         self.engine.audit().unwrap();
         let stats = self.engine.stats();
         assert_eq!(stats.kv.leaked, 0);
+        assert!(stats.running <= self.geometry.max_step_rows);
         assert_eq!(stats.running as usize + stats.waiting as usize, self.live_requests().count());
         self.met.most_waiting = self.met.most_waiting.max(stats.waiting);
     }
@@ -186,7 +187,7 @@ impl World {
 
     fn check_texts(&self) {
         for request in &self.requests {
-            let (whole, reason) = alone(request, self.block_tokens);
+            let (whole, reason) = alone(request, self.geometry.block_tokens);
             let text = self.texts.get(&request.id).map_or(&[][..], Vec::as_slice);
             assert!(whole.starts_with(text), "{request:?} gives {whole:?} alone and {text:?} here");
             let undisturbed = text.len() == whole.len() && self.endings.get(&request.id) == reason.as_ref();

@@ -9,6 +9,7 @@ use windlass_engine_core::engine::{EngineConfig, QueueLimits};
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::{InputToken, PlanRow};
 use windlass_engine_core::request::{FinishReason, RejectReason, Request, RequestId};
+use windlass_engine_core::update::RequestUpdate;
 
 const CACHING: EngineConfig = EngineConfig { enable_prefix_cache: true, ..CONFIG };
 
@@ -25,6 +26,16 @@ fn next_plan(engine: &mut TestEngine) -> Vec<(u64, u32, usize)> {
     turn(engine, 0.0);
     let rows = &engine.executor().last_plan().rows;
     rows.iter().map(|row| (row.request.0, row.first_position, row.tokens.len())).collect()
+}
+
+/// Turns until a sequence was preempted.
+fn until_preempted(engine: &mut TestEngine) -> Vec<RequestUpdate> {
+    let mut updates = Vec::new();
+    while engine.stats().preemptions == 0 {
+        assert!(!engine.is_idle(), "nothing was preempted");
+        updates.extend(turn(engine, 0.0).updates);
+    }
+    updates
 }
 
 fn last_row(engine: &TestEngine) -> &PlanRow {
@@ -96,10 +107,7 @@ fn the_latest_arrival_is_preempted_and_comes_back_first() {
     let requests = [1, 2, 3].map(|id| request(id, 4).max(8));
     requests.iter().for_each(|request| add(&mut engine, request.clone()));
     add(&mut engine, request(4, 4).max(1));
-    let mut updates = Vec::new();
-    while engine.stats().preemptions == 0 {
-        updates.extend(turn(&mut engine, 0.0).updates);
-    }
+    let mut updates = until_preempted(&mut engine);
     assert_eq!(
         engine.finish(RequestId(4), FinishReason::Abort).map(|update| update.first_scheduled_seconds),
         Some(None)
@@ -114,12 +122,59 @@ fn the_latest_arrival_is_preempted_and_comes_back_first() {
 }
 
 #[test]
+fn one_preemption_serves_all_whose_blocks_it_frees() {
+    // At their fifth decode all four need a block, none is free, and the last one holds three.
+    let mut engine = engine(Geometry { blocks: 10, ..GEOMETRY }, CONFIG);
+    for (id, prompt_tokens) in [(1, 4), (2, 4), (3, 8), (4, 8)] {
+        add(&mut engine, request(id, prompt_tokens).max(8));
+    }
+    until_preempted(&mut engine);
+    assert_eq!(engine.stats().preemptions, 1);
+    assert_eq!(next_plan(&mut engine), [(1, 8, 1), (2, 8, 1), (3, 12, 1)]);
+}
+
+#[test]
+fn as_many_are_preempted_as_blocks_are_needed() {
+    // At their fifth decode the first three need a block, and none is free. The last two hold two each.
+    let mut engine = engine(Geometry { blocks: 10, ..GEOMETRY }, CONFIG);
+    for (id, prompt_tokens) in [(1, 4), (2, 4), (3, 4), (4, 2), (5, 2)] {
+        add(&mut engine, request(id, prompt_tokens).max(8));
+    }
+    until_preempted(&mut engine);
+    assert_eq!(engine.stats().preemptions, 2);
+    assert_eq!(next_plan(&mut engine), [(1, 8, 1), (2, 8, 1), (3, 8, 1)]);
+}
+
+#[test]
+fn a_sequence_whose_last_token_is_in_flight_is_not_preempted() {
+    // The first needs a block when the second, which holds the others, is about to end.
+    let mut engine = engine(Geometry { blocks: 3, ..GEOMETRY }, CONFIG);
+    add(&mut engine, request(1, 3).max(5));
+    add(&mut engine, request(2, 4).max(2));
+    drain(&mut engine);
+    assert_eq!(engine.stats().preemptions, 0);
+}
+
+#[test]
+fn a_preempted_request_still_reports_what_it_first_found() {
+    let mut engine = engine(Geometry { blocks: 5, ..GEOMETRY }, CACHING);
+    (1..=3).for_each(|id| add(&mut engine, request(id, 4).max(8)));
+    let updates = drain(&mut engine);
+    assert!(updates.iter().all(|update| update.cached_tokens == 0));
+    let stats = engine.stats();
+    assert!(stats.preemptions > 0);
+    assert_eq!((stats.prefix_query_tokens, stats.prefix_hit_tokens), (12, 0));
+}
+
+#[test]
 fn admission_leaves_each_running_sequence_its_next_block() {
     let mut engine = engine(Geometry { blocks: 4, ..GEOMETRY }, CONFIG);
     add(&mut engine, request(1, 4).max(8));
     add(&mut engine, request(2, 12).max(1));
     assert_eq!(next_plan(&mut engine), [(1, 0, 4)], "three blocks are free, and one of them is spoken for");
-    drain(&mut engine);
+    engine.finish(RequestId(2), FinishReason::Abort);
+    add(&mut engine, request(3, 4).max(1));
+    assert_eq!(next_plan(&mut engine), [(1, 4, 1), (3, 0, 4)], "two are free, and one of them is spoken for");
     assert_eq!(engine.stats().preemptions, 0);
 }
 
@@ -135,6 +190,7 @@ fn what_can_never_be_served_is_refused_with_its_numbers() {
             request(1, 30).max(u32::MAX),
             Err(RejectReason::TooLong { prompt_tokens: 30, max_tokens: u32::MAX, limit_tokens: 40 }),
         ),
+        (request(1, 30).max(10), Err(RejectReason::NeverFits { needed_blocks: 10, total_blocks: 8 })),
         (request(1, 30).max(4), Err(RejectReason::NeverFits { needed_blocks: 9, total_blocks: 8 })),
         (request(1, 30).max(3), Ok(())),
     ];
@@ -219,6 +275,7 @@ fn without_the_prefix_cache_nothing_is_kept() {
         add(&mut engine, request(id, 0).prompt(0..16));
         assert_eq!(drain(&mut engine)[0].cached_tokens, 0);
     }
+    assert_eq!(engine.stats().prefix_query_tokens, 0);
     assert_eq!((engine.stats().kv.cached, engine.stats().kv.free), (0, GEOMETRY.blocks));
 }
 
@@ -283,9 +340,7 @@ fn a_request_can_be_ended_from_outside_in_every_state() {
 fn a_preempted_request_can_be_ended() {
     let mut engine = engine(Geometry { blocks: 4, ..GEOMETRY }, CONFIG);
     (1..=2).for_each(|id| add(&mut engine, request(id, 4).max(12)));
-    while engine.stats().preemptions == 0 {
-        turn(&mut engine, 0.0);
-    }
+    until_preempted(&mut engine);
     let update = engine.finish(RequestId(2), FinishReason::Abort).unwrap();
     assert_eq!((update.finish, update.tokens), (Some(FinishReason::Abort), vec![]));
     assert!(drain(&mut engine).iter().all(|update| update.request == RequestId(1)));

@@ -41,7 +41,7 @@ fn run(vocabulary: SimVocabulary, request: Request) -> (Vec<u32>, FinishReason) 
     let mut engine = Engine::new(sim(vocabulary, Unpaced), CONFIG);
     engine.add(request, 0.0).unwrap();
     let mut tokens = Vec::new();
-    loop {
+    while !engine.is_idle() {
         for update in engine.turn(0.0).unwrap().updates {
             tokens.extend(update.tokens);
             if let Some(reason) = update.finish {
@@ -49,6 +49,7 @@ fn run(vocabulary: SimVocabulary, request: Request) -> (Vec<u32>, FinishReason) 
             }
         }
     }
+    panic!("the request did not end");
 }
 
 #[test]

@@ -32,7 +32,6 @@ impl StepRow {
 pub(super) struct StepBuilder {
     block_tokens: usize,
     tokens_left: usize,
-    rows_left: usize,
     /// Decodes that found no block and count on those that are on their way back.
     pub(super) sitting_out: usize,
     step: Step,
@@ -40,25 +39,23 @@ pub(super) struct StepBuilder {
 
 impl StepBuilder {
     pub(super) fn new(geometry: &Geometry) -> StepBuilder {
-        let rows = geometry.max_step_rows as usize;
         StepBuilder {
             block_tokens: geometry.block_tokens as usize,
             tokens_left: geometry.max_step_tokens as usize,
-            rows_left: rows,
             sitting_out: 0,
             step: Step { plan: StepPlan::default(), rows: Vec::new(), stats: StepStats::default() },
         }
     }
 
+    /// Room for a token at least. Rows are not counted: no more sequences run than a step may have rows.
     pub(super) fn has_room(&self) -> bool {
-        self.tokens_left > 0 && self.rows_left > 0
+        self.tokens_left > 0
     }
 
     /// Adds as many of the sequence's next tokens as the budget allows.
     pub(super) fn push(&mut self, run: &Running) {
         let row = run.row(run.uncomputed().min(self.tokens_left), self.block_tokens);
         self.tokens_left -= row.tokens.len();
-        self.rows_left -= 1;
         self.count(&row, run.sequence.prompt_tokens);
         let start = row.first_position as usize;
         let end = start + row.tokens.len();
