@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use windlass_kernels::{Pool, machine};
 
 /// How long each op is repeated.
-const MEASURING: Duration = Duration::from_millis(150);
+const MEASURING: Duration = Duration::from_millis(300);
 
 pub struct Bench {
     pub pool: Pool,
@@ -23,9 +23,8 @@ pub struct Work {
 
 impl Bench {
     pub fn new(pool: Pool, filter: String) -> Self {
-        let best = |measure: &dyn Fn() -> f64| (0..5).map(|_| measure()).fold(0.0, f64::max);
-        let bytes_per_second = best(&|| machine::read_bytes_per_second(&pool, 256 << 20));
-        let operations_per_second = best(&|| machine::int8_operations_per_second(&pool));
+        let bytes_per_second = machine::read_bytes_per_second(&pool, 256 << 20);
+        let operations_per_second = machine::int8_operations_per_second(&pool);
         println!(
             "{} on {} threads: reads {:.1} GB/s, int8 {:.0} Gop/s",
             pool.kernels().name(),

@@ -1,6 +1,7 @@
 //! One worker's share of attention: a few queries against all keys that they see.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use half::bf16;
 
@@ -47,20 +48,15 @@ struct Scratch {
     totals: Vec<[f32; LANES]>,
 }
 
-/// Up to 64 keys of a sequence.
+/// Up to 64 keys of a sequence in one key-value head.
 #[derive(Clone, Copy)]
 struct Tile {
+    kv_head: usize,
     /// Position of the first.
     start: usize,
     keys: usize,
     /// Where each key lies in the layer.
     at: [usize; TILE_KEYS],
-}
-
-impl Default for Tile {
-    fn default() -> Self {
-        Tile { start: 0, keys: 0, at: [0; TILE_KEYS] }
-    }
 }
 
 impl Scratch {
@@ -93,59 +89,106 @@ impl Kernel for Attend<'_> {
 impl Attend<'_> {
     #[inline(always)]
     fn attend<S: Simd>(&mut self, simd: S, scratch: &mut Scratch) {
+        let mut next = self.locate(self.item.kv_heads.start, 0);
+        for kv_head in self.item.kv_heads.clone() {
+            self.begin(simd, kv_head, scratch);
+            while next.keys > 0 && next.kv_head == kv_head {
+                let tile = next;
+                next = self.after(&tile);
+                self.meet(simd, &tile, &next, scratch);
+            }
+            self.finish(simd, kv_head, scratch);
+        }
+    }
+
+    /// The queries of one key-value head against one tile.
+    #[inline(always)]
+    fn meet<S: Simd>(&self, simd: S, tile: &Tile, next: &Tile, scratch: &mut Scratch) {
         let dim = self.layout.head_dim;
-        let group = self.item.queries[0].len() / dim;
-        scratch.reset(self.item.positions.len() * group, dim);
-        for (query, scaled) in self.item.queries.iter().zip(scratch.queries.chunks_exact_mut(group * dim)) {
-            for (query, scaled) in query.chunks(LANES).zip(scaled.chunks_mut(LANES)) {
+        self.load_keys(simd, tile, next, &mut scratch.keys);
+        for score in &mut scratch.scores {
+            *score = [0.0; LANES];
+        }
+        let keys = Dense { cells: &scratch.keys, vectors: SCORE_VECTORS };
+        multiply_add(simd, (&scratch.queries, dim), dim, keys, &mut scratch.scores, SCORE_VECTORS);
+        self.weigh(simd, tile, scratch);
+        self.add_values(simd, tile, scratch);
+    }
+
+    /// Query heads of a key-value head.
+    #[inline(always)]
+    fn group(&self) -> usize {
+        self.item.queries[0].len() / (self.item.kv_heads.len() * self.layout.head_dim)
+    }
+
+    /// The part of a query that belongs to a key-value head.
+    #[inline(always)]
+    fn part(&self, kv_head: usize) -> Range<usize> {
+        let values = self.group() * self.layout.head_dim;
+        let index = kv_head - self.item.kv_heads.start;
+        index * values..(index + 1) * values
+    }
+
+    #[inline(always)]
+    fn begin<S: Simd>(&self, simd: S, kv_head: usize, scratch: &mut Scratch) {
+        let (dim, part) = (self.layout.head_dim, self.part(kv_head));
+        scratch.reset(self.item.positions.len() * self.group(), dim);
+        for (query, scaled) in self.item.queries.iter().zip(scratch.queries.chunks_exact_mut(part.len())) {
+            for (query, scaled) in query[part.clone()].chunks(LANES).zip(scaled.chunks_mut(LANES)) {
                 simd.store_partial(simd.mul(simd.load_partial(query), simd.splat(self.scale)), scaled);
             }
         }
-        let end = self.item.positions.end;
-        let mut next = Tile::default();
-        self.locate(0, end, &mut next);
-        while next.keys > 0 {
-            let tile = next;
-            self.locate(tile.start + TILE_KEYS, end, &mut next);
-            self.prefetch(simd, &next);
-            self.load_keys(simd, &tile, &mut scratch.keys);
-            for score in &mut scratch.scores {
-                *score = [0.0; LANES];
-            }
-            let keys = Dense { cells: &scratch.keys, vectors: SCORE_VECTORS };
-            multiply_add(simd, (&scratch.queries, dim), dim, keys, &mut scratch.scores, SCORE_VECTORS);
-            self.weigh(simd, &tile, group, scratch);
-            self.add_values(simd, &tile, scratch);
-        }
-        self.finish(simd, scratch);
     }
 
-    /// Finds the keys of the tile that starts at position `start` and ends before `end`.
+    /// The tile that starts at position `start`; empty beyond the last query.
     #[inline(always)]
-    fn locate(&self, start: usize, end: usize, tile: &mut Tile) {
-        tile.start = start;
-        tile.keys = end.saturating_sub(start).min(TILE_KEYS);
+    fn locate(&self, kv_head: usize, start: usize) -> Tile {
+        let keys = self.item.positions.end.saturating_sub(start).min(TILE_KEYS);
+        let mut tile = Tile { kv_head, start, keys, at: [0; TILE_KEYS] };
         let (mut block, mut token) = (start / self.layout.block_tokens, start % self.layout.block_tokens);
-        for at in &mut tile.at[..tile.keys] {
-            *at = self.layout.key_at(self.item.row.block_table[block] as usize, self.item.kv_head, token);
+        for at in &mut tile.at[..keys] {
+            *at = self.layout.key_at(self.item.row.block_table[block] as usize, kv_head, token);
             token += 1;
             if token == self.layout.block_tokens {
                 (block, token) = (block + 1, 0);
             }
         }
+        tile
     }
 
-    /// Transposes the keys: 16 keys by 16 pairs of bf16 at a time.
+    /// The tile after `tile`, of the next key-value head after the last key; then an empty one.
     #[inline(always)]
-    fn load_keys<S: Simd>(&self, simd: S, tile: &Tile, to: &mut [[f32; LANES]]) {
+    fn after(&self, tile: &Tile) -> Tile {
+        let start = tile.start + TILE_KEYS;
+        if start < self.item.positions.end {
+            self.locate(tile.kv_head, start)
+        } else if tile.kv_head + 1 < self.item.kv_heads.end {
+            self.locate(tile.kv_head + 1, 0)
+        } else {
+            Tile { kv_head: tile.kv_head, start, keys: 0, at: [0; TILE_KEYS] }
+        }
+    }
+
+    /// Transposes the keys, 16 keys by 16 pairs of bf16 at a time, and has the cache fetch the `next` tile: little by
+    /// little, as the processor waits for a burst of fetches.
+    #[inline(always)]
+    fn load_keys<S: Simd>(&self, simd: S, tile: &Tile, next: &Tile, to: &mut [[f32; LANES]]) {
         let dim = self.layout.head_dim;
-        for first in (0..tile.keys).step_by(LANES) {
+        for first in (0..TILE_KEYS).step_by(LANES) {
+            self.prefetch(simd, next, first, 0);
+            if first >= tile.keys {
+                self.prefetch(simd, next, first, self.layout.value_offset());
+                continue;
+            }
             let mut at = [0; LANES];
             for lane in 0..LANES {
                 // Lanes beyond the last key repeat it; nothing reads their scores.
                 at[lane] = tile.at[(first + lane).min(tile.keys - 1)];
             }
             for part in (0..dim).step_by(2 * LANES) {
+                if part + 2 * LANES >= dim {
+                    self.prefetch(simd, next, first, self.layout.value_offset());
+                }
                 let mut pairs = [simd.splat_i32(0); LANES];
                 for lane in 0..LANES {
                     pairs[lane] = load_pairs(simd, &self.cells[at[lane] + part..at[lane] + dim]);
@@ -160,14 +203,12 @@ impl Attend<'_> {
         }
     }
 
-    /// Has the cache fetch the keys and values of a tile.
+    /// Has the cache fetch 16 keys of a tile from `first` on, or what lies `offset` from them.
     #[inline(always)]
-    fn prefetch<S: Simd>(&self, simd: S, tile: &Tile) {
+    fn prefetch<S: Simd>(&self, simd: S, tile: &Tile, first: usize, offset: usize) {
         let lines = (self.layout.head_dim * size_of::<bf16>()).div_ceil(64);
-        for at in &tile.at[..tile.keys] {
-            let start = self.cells.as_ptr().wrapping_add(*at);
-            simd.prefetch(start.cast(), lines);
-            simd.prefetch(start.wrapping_add(self.layout.value_offset()).cast(), lines);
+        for at in &tile.at[first.min(tile.keys)..tile.keys.min(first + LANES)] {
+            simd.prefetch(self.cells.as_ptr().wrapping_add(at + offset).cast(), lines);
         }
     }
 
@@ -195,7 +236,8 @@ impl Attend<'_> {
 
     /// Turns scores into weights, and scales what was summed under a smaller maximum.
     #[inline(always)]
-    fn weigh<S: Simd>(&self, simd: S, tile: &Tile, group: usize, scratch: &mut Scratch) {
+    fn weigh<S: Simd>(&self, simd: S, tile: &Tile, scratch: &mut Scratch) {
+        let group = self.group();
         let vectors = self.layout.head_dim.div_ceil(LANES);
         for row in 0..scratch.maxima.len() {
             let position = self.item.positions.start + row / group;
@@ -234,11 +276,11 @@ impl Attend<'_> {
     }
 
     #[inline(always)]
-    fn finish<S: Simd>(&mut self, simd: S, scratch: &Scratch) {
-        let dim = self.layout.head_dim;
+    fn finish<S: Simd>(&mut self, simd: S, kv_head: usize, scratch: &Scratch) {
+        let (dim, part) = (self.layout.head_dim, self.part(kv_head));
         let mut rows = scratch.sums.chunks_exact(dim.div_ceil(LANES)).zip(&scratch.totals);
         for out in &mut self.item.out {
-            for (head, (sums, totals)) in out.chunks_exact_mut(dim).zip(&mut rows) {
+            for (head, (sums, totals)) in out[part.clone()].chunks_exact_mut(dim).zip(&mut rows) {
                 let total = simd.splat(simd.sum(simd.load(totals)));
                 for (out, sum) in head.chunks_mut(LANES).zip(sums) {
                     simd.store_partial(simd.div(simd.load(sum), total), out);

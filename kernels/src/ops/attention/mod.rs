@@ -70,25 +70,30 @@ pub fn paged_attention(
     assert_eq!(out.len(), queries.len(), "out");
     rows.iter().for_each(|row| row.check(layout, cache.blocks()));
     let cells = cache.layer(layer);
-    let items = items(layout, heads, rows, queries, out);
+    let items = items(pool.threads(), layout, heads, rows, queries, out);
     let kernels = pool.kernels();
     pool.for_each_of(items.len(), items.into_iter(), |item| kernels.call(Attend { layout, cells, scale, item }));
 }
 
-/// What one worker computes at a time: a few queries of one row for the query heads of one key-value head.
+/// What one worker computes at a time: a few queries of one row, for the query heads of some key-value heads.
 struct Item<'a> {
     row: AttentionRow<'a>,
-    kv_head: usize,
+    kv_heads: Range<usize>,
     /// Positions of the queries.
     positions: Range<usize>,
-    /// Of each query, `[heads of this key-value head, head_dim]`.
+    /// Of each query, `[query heads of these key-value heads, head_dim]`.
     queries: Vec<&'a [f32]>,
     /// As `queries`.
     out: Vec<&'a mut [f32]>,
 }
 
+/// Items that a region needs for each of its workers to end evenly.
+const ITEMS_PER_WORKER: usize = 4;
+
 /// All items, those of the last queries of a row first: they read the most keys, and short ones end a region evenly.
+/// Key-value heads stay together where that leaves enough items: their keys then come from memory in one stream.
 fn items<'a>(
+    threads: usize,
     layout: KvLayout,
     heads: usize,
     rows: &[AttentionRow<'a>],
@@ -97,20 +102,24 @@ fn items<'a>(
 ) -> Vec<Item<'a>> {
     let group = heads / layout.kv_heads;
     let tile_queries = (TILE_ROWS / group).max(1);
-    let mut parts = queries.chunks_exact(group * layout.head_dim).zip(out.chunks_exact_mut(group * layout.head_dim));
-    let mut items = Vec::new();
+    let tiles: usize = rows.iter().map(|row| row.tokens.div_ceil(tile_queries)).sum();
+    let together = if tiles >= ITEMS_PER_WORKER * threads { layout.kv_heads } else { 1 };
+    let part = together * group * layout.head_dim;
+    let mut parts = queries.chunks_exact(part).zip(out.chunks_exact_mut(part));
+    let mut items = Vec::with_capacity(tiles * layout.kv_heads / together);
     for &row in rows {
         for start in (row.first_position..row.end()).step_by(tile_queries) {
             let positions = start..row.end().min(start + tile_queries);
             let first = items.len();
-            items.extend((0..layout.kv_heads).map(|kv_head| {
+            items.extend((0..layout.kv_heads).step_by(together).map(|kv_head| {
                 let count = positions.len();
                 let (queries, out) = (Vec::with_capacity(count), Vec::with_capacity(count));
-                Item { row, kv_head, positions: positions.clone(), queries, out }
+                Item { row, kv_heads: kv_head..kv_head + together, positions: positions.clone(), queries, out }
             }));
-            for (kv_head, (queries, out)) in (0..positions.len()).flat_map(|_| 0..layout.kv_heads).zip(&mut parts) {
-                items[first + kv_head].queries.push(queries);
-                items[first + kv_head].out.push(out);
+            let turns = (0..positions.len()).flat_map(|_| first..first + layout.kv_heads / together);
+            for (item, (queries, out)) in turns.zip(&mut parts) {
+                items[item].queries.push(queries);
+                items[item].out.push(out);
             }
         }
     }
