@@ -53,8 +53,8 @@ pub struct Model {
         }
     ]))]
     pub source: String,
-    /// A version marker of your own: a change of it rolls the pods, and fetches an https source again. Use it when the
-    /// content behind an unchanged `source` has changed.
+    /// A version marker of your own: a change of it rolls the pods. Use it when the content behind an unchanged `source`
+    /// has changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63), regex(pattern = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"))]
     pub revision: Option<String>,
@@ -74,8 +74,8 @@ pub struct Model {
     /// never reads it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<LocalReference>,
-    /// ConfigMap whose key `ca.crt` holds the certificates (PEM) that an https source is checked against, in addition
-    /// to the public ones.
+    /// ConfigMap whose key `ca.crt` holds the certificates (PEM) that an https source is checked against instead of
+    /// the public ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_config_map_ref: Option<LocalReference>,
     /// Where an https source is kept in the pod. Absent: EmptyDir.

@@ -1,13 +1,97 @@
 //! How many replicas: a pure rule from policy, readings and time.
+//!
+//! **Up**: a latency target is breached, as measured or as the age of waiting requests tells, and either the engines
+//! are busy or requests wait. A breach while engines idle and queues are empty is no matter of capacity and changes
+//! nothing. **Down**: engines are idle enough, or what would remain holds every target; one replica at a time, and only
+//! when all others serve. What is not known holds the number where it is, with one exception: a breach is never held
+//! back by a missing utilization.
+//!
+//! This module reads no object and no clock. [`signals`] measures, [`recommend`] is the rule, [`pace`] stabilizes.
 
-use std::collections::VecDeque;
+pub mod pace;
+pub mod policy;
+pub mod recommend;
+pub mod signals;
+
+use std::time::Duration;
 
 use jiff::Timestamp;
+use windlass_operator_api::status::{ScalingDecision, TargetReading};
 
-/// What the rule remembers from one decision to the next. Lost at a restart of the operator: then scaling down waits
-/// until a whole window has been seen again.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Memory {
-    /// Recommendations with their time, oldest first.
-    pub recommendations: VecDeque<(Timestamp, i32)>,
+pub use pace::Memory;
+use policy::Policy;
+pub use recommend::Reason;
+use signals::Signals;
+
+use crate::window::LoadWindow;
+
+/// How the service stands, besides its load.
+#[derive(Clone, Debug)]
+pub struct Supply<'a> {
+    /// Replicas asked of the workloads; pending ones count, for they are on their way.
+    pub asked: i32,
+    /// Pods that serve, with the time since when.
+    pub serving: Vec<(&'a str, Timestamp)>,
+    /// Pods that drain.
+    pub leaving: i32,
+    /// Pods are being replaced by those of another template.
+    pub is_rolling: bool,
 }
+
+impl Supply<'_> {
+    /// Pods that serve.
+    pub fn ready(&self) -> i32 {
+        crate::fleet::count(self.serving.iter())
+    }
+
+    /// Replicas asked for that do not serve yet.
+    pub fn pending(&self) -> i32 {
+        (self.asked - self.ready()).max(0)
+    }
+}
+
+/// How often engines are read: three missing readings are a silence.
+#[derive(Clone, Copy, Debug)]
+pub struct Cadence {
+    /// With traffic.
+    pub active: Duration,
+    /// Without.
+    pub idle: Duration,
+}
+
+/// What was decided, and why.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// Replicas wanted from now on.
+    pub replicas: i32,
+    /// What that is in relation to now.
+    pub kind: ScalingDecision,
+    /// The term that won.
+    pub reason: Reason,
+    /// The decision in words, with its numbers.
+    pub message: String,
+    /// One entry per target.
+    pub inputs: Vec<TargetReading>,
+    /// What keeps a further step from being taken now.
+    pub blockers: Vec<String>,
+    /// What to remember.
+    pub memory: Memory,
+}
+
+/// Decides, from what is known at `now`.
+pub fn decide(
+    policy: &Policy,
+    supply: &Supply<'_>,
+    window: &LoadWindow,
+    memory: &Memory,
+    cadence: Cadence,
+    now: Timestamp,
+) -> Decision {
+    let signals = Signals::measure(policy, supply, window, memory.settled_since(supply), cadence, now);
+    let learned = memory.learn(policy, supply, &signals);
+    let recommendation = recommend::recommend(policy, supply, &signals, &learned, now);
+    pace::apply(policy, supply, &signals, recommendation, learned, now)
+}
+
+#[cfg(test)]
+mod tests;

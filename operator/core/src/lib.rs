@@ -2,29 +2,142 @@
 //!
 //! [`plan`] goes from spec, observed objects, load window and time to an ordered list of writes; [`status::compute`]
 //! folds the outcome of those writes into `status` and events. Whoever calls them decides nothing.
+//!
+//! | file | noun |
+//! |---|---|
+//! | [`observed`] | everything that was read |
+//! | [`validate`], [`source`] | the spec, parsed once |
+//! | [`fleet`] | workloads and pods as they are |
+//! | [`autoscale`], [`window`] | how many replicas, from readings of the engines |
+//! | [`build`] | children, one kind per file |
+//! | [`children`], [`workloads`], [`diff`] | writes that are needed, and no others |
+//! | [`verify`], [`cause`], [`assess`] | what is to be told |
+//! | [`status`] | conditions, numbers and events |
+//!
+//! A template is made once per change of the spec. What was chosen then (the engine's image) stays with the child, so a
+//! new version of the operator, with other defaults or another way to build a pod, rolls nothing by itself.
 
+pub mod assess;
 pub mod autoscale;
+pub mod build;
+pub mod cause;
+pub mod children;
+pub mod diff;
+pub mod digest;
+pub mod fleet;
 pub mod names;
 pub mod observed;
 pub mod plan;
+pub mod quantity;
+pub mod source;
 pub mod status;
+#[cfg(test)]
+mod testing;
+pub mod validate;
+pub mod verify;
 pub mod window;
+pub mod workloads;
+
+use std::time::Duration;
 
 use jiff::Timestamp;
 use windlass_operator_api::InferenceService;
 
+use assess::{Assessment, ScalingFinding};
+use autoscale::policy::Scaling;
+use autoscale::{Cadence, Memory, Supply};
+use fleet::{Fleet, Stage};
 use observed::{Defaults, Observed};
-use plan::Plan;
+use plan::{Object, Plan, Step};
+use validate::{ValidatedService, validate};
+
+/// With nothing to wait for, a look now and then mends what no event told.
+const RESYNC: Duration = Duration::from_secs(300);
+/// While an object of the same name may still be on its way out.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// What is to be done for `service`, given what was read at `now`.
 ///
 /// A spec that cannot be served is no error: its refusal is in [`Plan::assessment`], and children stay as they are.
 pub fn plan(service: &InferenceService, observed: &Observed, defaults: &Defaults, now: Timestamp) -> Plan {
-    let (_, _, _) = (service, defaults, now);
+    if service.metadata.deletion_timestamp.is_some() {
+        return nothing(Assessment::Leaving, observed, RESYNC);
+    }
+    let valid = match validate(service) {
+        Ok(valid) => valid,
+        Err(refusals) => return nothing(Assessment::Refused(refusals), observed, RESYNC),
+    };
+    let strangers = children::strangers(&valid, observed);
+    if !strangers.is_empty() {
+        return nothing(Assessment::Strangers(strangers), observed, RETRY);
+    }
+    let fleet = Fleet::of(&valid, observed);
+    let scaled = scale(&valid, &fleet, observed, defaults, now);
+    let mut steps = children::steps(&valid, observed, defaults);
+    let workloads = workloads::steps(&valid, &fleet, scaled.replicas, observed, defaults);
+    let is_changing = workloads.iter().any(|step| matches!(step, Step::Apply(Object::Deployment(_))));
+    steps.extend(workloads);
+    steps.extend(children::leftovers(&valid, &fleet, observed));
+    let facts = assess::Facts { service: &valid, fleet: &fleet, observed, defaults, now };
+    let findings = facts.findings(scaled.finding, scaled.replicas, is_changing);
     Plan {
-        steps: Vec::new(),
-        memory: observed.memory.clone(),
-        assessment: status::Assessment::default(),
-        requeue_after: std::time::Duration::from_secs(30),
+        steps,
+        memory: scaled.memory,
+        assessment: Assessment::Planned(Box::new(findings)),
+        requeue_after: scaled.look_again,
     }
 }
+
+fn nothing(assessment: Assessment, observed: &Observed, requeue_after: Duration) -> Plan {
+    Plan { steps: Vec::new(), memory: observed.memory.clone(), assessment, requeue_after }
+}
+
+/// How many replicas, who said so, and when to ask again.
+struct Scaled {
+    replicas: i32,
+    finding: ScalingFinding,
+    memory: Memory,
+    look_again: Duration,
+}
+
+fn scale(
+    service: &ValidatedService,
+    fleet: &Fleet<'_>,
+    observed: &Observed,
+    defaults: &Defaults,
+    now: Timestamp,
+) -> Scaled {
+    let policy = match &service.scaling {
+        Scaling::Manual { replicas } => {
+            let (replicas, finding) = (*replicas, ScalingFinding::Manual);
+            return Scaled { replicas, finding, memory: Memory::default(), look_again: RESYNC };
+        }
+        Scaling::Builtin(policy) => policy,
+    };
+    let supply = supply(fleet, policy.shadow.unwrap_or(policy.min));
+    let cadence = Cadence { active: defaults.scrape_active, idle: defaults.scrape_idle };
+    let decision = autoscale::decide(policy, &supply, &observed.load, &observed.memory, cadence, now);
+    Scaled {
+        replicas: policy.shadow.unwrap_or(decision.replicas),
+        memory: decision.memory.clone(),
+        look_again: defaults.scrape_active,
+        finding: ScalingFinding::Builtin { decision: Box::new(decision), shadow: policy.shadow.is_some() },
+    }
+}
+
+/// How the service stands; `first`: replicas of a service that has no workload yet.
+fn supply<'a>(fleet: &Fleet<'a>, first: i32) -> Supply<'a> {
+    let since = |pod: &fleet::FleetPod<'a>| match pod.stage {
+        Stage::Ready { since } => Some((pod.name, since)),
+        Stage::Waiting | Stage::Leaving => None,
+    };
+    Supply {
+        asked: fleet.asked().unwrap_or(first),
+        serving: fleet.pods().filter_map(since).collect(),
+        leaving: fleet::count(fleet.pods().filter(|pod| pod.stage == Stage::Leaving)),
+        is_rolling: fleet.is_rolling(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

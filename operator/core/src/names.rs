@@ -6,16 +6,73 @@ use windlass_operator_api::InferenceService;
 
 /// The label of every child: the service's name.
 pub const SERVICE_LABEL: &str = "windlass.dev/inference-service";
-/// The label that tells workloads of one service apart: `on-demand` or `spot`.
+/// The label that tells workloads of one service apart: [`WorkloadKind::label`].
 pub const WORKLOAD_LABEL: &str = "windlass.dev/workload";
+/// On a Deployment: fingerprint of the part of the spec from which its template was made.
+pub const SPEC_HASH: &str = "windlass.dev/spec-hash";
+/// On a Deployment and on its pods: fingerprint of the template.
+pub const TEMPLATE_HASH: &str = "windlass.dev/template-hash";
+/// On a Deployment: the engine image that was chosen when its template was made.
+pub const ENGINE_IMAGE: &str = "windlass.dev/engine-image";
+/// On pods: the user's version marker, `model.revision`.
+pub const MODEL_REVISION: &str = "windlass.dev/model-revision";
+/// Kubernetes' hint to a ReplicaSet: of ready pods, that with the lowest cost goes first.
+pub const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+
+/// Name of the engine's container.
+pub const ENGINE_CONTAINER: &str = "engine";
+/// Name of the container that fetches an https source.
+pub const FETCH_CONTAINER: &str = "fetch";
+
+/// Workloads of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WorkloadKind {
+    /// The only one, or with spot the one that stays off spot nodes.
+    OnDemand,
+    /// On spot nodes.
+    Spot,
+}
+
+impl WorkloadKind {
+    /// In the order in which they roll.
+    pub const ALL: [WorkloadKind; 2] = [WorkloadKind::OnDemand, WorkloadKind::Spot];
+
+    /// Value of [`WORKLOAD_LABEL`].
+    pub fn label(self) -> &'static str {
+        match self {
+            WorkloadKind::OnDemand => "on-demand",
+            WorkloadKind::Spot => "spot",
+        }
+    }
+
+    /// Name of the Deployment.
+    pub fn deployment(self, service: &str) -> String {
+        match self {
+            WorkloadKind::OnDemand => service.to_owned(),
+            WorkloadKind::Spot => format!("{service}-spot"),
+        }
+    }
+}
 
 /// Labels that every child of a service carries.
 pub fn labels(service: &str) -> BTreeMap<String, String> {
-    BTreeMap::from([
-        ("app.kubernetes.io/managed-by".to_owned(), "windlass-operator".to_owned()),
-        ("app.kubernetes.io/name".to_owned(), "windlass-engine".to_owned()),
-        (SERVICE_LABEL.to_owned(), service.to_owned()),
-    ])
+    let mut labels = selector_labels(service);
+    labels.insert("app.kubernetes.io/managed-by".into(), "windlass-operator".into());
+    labels.insert("app.kubernetes.io/name".into(), "windlass-engine".into());
+    labels.insert("app.kubernetes.io/instance".into(), service.to_owned());
+    labels
+}
+
+/// The labels by which a Service, a budget and a policy know a service's pods.
+pub fn selector_labels(service: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([(SERVICE_LABEL.to_owned(), service.to_owned())])
+}
+
+/// The labels by which a Deployment knows its pods. Never changed: a Deployment's selector is immutable.
+pub fn workload_labels(service: &str, kind: WorkloadKind) -> BTreeMap<String, String> {
+    let mut labels = selector_labels(service);
+    labels.insert(WORKLOAD_LABEL.to_owned(), kind.label().to_owned());
+    labels
 }
 
 /// Label selector of a service's children, as a list request takes it; also `status.selector`.
@@ -45,6 +102,17 @@ pub enum ReferenceKind {
     ConfigMap,
     /// core/v1
     ServiceAccount,
+}
+
+impl ReferenceKind {
+    /// As Kubernetes spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            ReferenceKind::PersistentVolumeClaim => "PersistentVolumeClaim",
+            ReferenceKind::ConfigMap => "ConfigMap",
+            ReferenceKind::ServiceAccount => "ServiceAccount",
+        }
+    }
 }
 
 /// The objects to look up before planning.

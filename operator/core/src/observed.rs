@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -59,12 +60,19 @@ pub struct Warning {
 pub struct Defaults {
     /// Engine image for specs that name none.
     pub engine_image: String,
-    /// Namespace of the operator: the only one that may reach the admin port, with `monitoring_namespace`.
-    pub operator_namespace: String,
+    /// Pull policy of the engine's image; `None` leaves it to Kubernetes.
+    pub image_pull_policy: Option<String>,
+    /// Namespace of the operator's pods, which alone may reach the admin port (with `monitoring_namespace`).
+    /// `None` when the operator runs outside the cluster.
+    pub operator_namespace: Option<String>,
     /// Labels of the operator's pods.
     pub operator_pod_labels: BTreeMap<String, String>,
     /// Namespace whose pods may read `/metrics`.
     pub monitoring_namespace: Option<String>,
     /// DNS suffix of the cluster, `cluster.local`.
     pub cluster_domain: String,
+    /// Between readings of an engine with traffic: three of them missing are a silence.
+    pub scrape_active: Duration,
+    /// Between readings of an idle engine.
+    pub scrape_idle: Duration,
 }

@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::{Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
+use crate::assess::Assessment;
 use crate::autoscale::Memory;
-use crate::status::Assessment;
 
 /// What is to be done for one service.
 #[derive(Clone, Debug)]
@@ -25,6 +25,7 @@ pub struct Plan {
 
 /// One write.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant)] // a plan has a handful of steps, and most of them are the largest
 pub enum Step {
     /// Server-side apply, forced, by the field manager [`FIELD_MANAGER`].
     Apply(Object),
@@ -77,6 +78,7 @@ pub enum Kind {
 
 /// A child as it is to be applied.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant)] // as above
 pub enum Object {
     /// The identity of the pods.
     ServiceAccount(ServiceAccount),

@@ -1,16 +1,26 @@
-//! Status and events from findings and outcome.
+//! Status and events from findings and outcome: a pure fold over the previous status.
+//!
+//! A condition keeps its transition time while its status stays. Measured values are published with a decision or a
+//! change of condition, else once a minute at most, and only if they differ: at rest nothing is written.
+
+use std::time::Duration;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use windlass_operator_api::status::{AutoscalingStatus, ScalingDecision, condition, time};
 use windlass_operator_api::{InferenceService, InferenceServiceStatus};
 
+use crate::assess::{Assessment, Findings, ScalingFinding};
 use crate::plan::Plan;
+use crate::window::minus;
 
-/// What planning found out about the service.
-#[derive(Clone, Debug, Default)]
-pub struct Assessment {
-    /// Replicas wanted.
-    pub desired_replicas: i32,
-}
+mod conditions;
+mod events;
+
+pub use events::Event;
+
+/// Measured values alone are not worth a write more often than this.
+const PUBLISH_INTERVAL: Duration = Duration::from_secs(60);
 
 /// How the steps of a plan ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,28 +39,111 @@ pub enum Outcome {
 /// What is to be written after a plan was carried out.
 #[derive(Clone, Debug)]
 pub struct StatusChange {
-    /// The new status; `None` when it equals the old one.
+    /// The new status, whole; `None` when it equals the old one.
     pub status: Option<InferenceServiceStatus>,
     /// Events on transitions.
     pub events: Vec<Event>,
 }
 
-/// An event about the service.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
-    /// Warning instead of Normal.
-    pub warning: bool,
-    /// A stable CamelCase word.
-    pub reason: String,
-    /// What was done, as events/v1 `action` takes it: a CamelCase word.
-    pub action: &'static str,
-    /// The text.
-    pub message: String,
-}
-
 /// The status after `plan` was carried out with `outcome`, and the events of what has changed since
 /// `service.status`.
 pub fn compute(service: &InferenceService, plan: &Plan, outcome: &Outcome, now: Timestamp) -> StatusChange {
-    let (_, _, _) = (plan, outcome, now);
-    StatusChange { status: service.status.clone(), events: Vec::new() }
+    let previous = service.status.clone().unwrap_or_default();
+    let mut next = match &plan.assessment {
+        Assessment::Leaving => return StatusChange { status: None, events: Vec::new() },
+        Assessment::Refused(_) | Assessment::Strangers(_) => previous.clone(),
+        Assessment::Planned(findings) => of_findings(findings, &previous, outcome, now),
+    };
+    next.observed_generation = service.metadata.generation;
+    next.conditions = conditions::all(service, &previous, &plan.assessment, outcome, now);
+    hold_measured(&previous, &mut next, now);
+    let events = events::of(service.status.as_ref(), &next);
+    StatusChange { status: (service.status.as_ref() != Some(&next)).then_some(next), events }
 }
+
+fn of_findings(
+    findings: &Findings,
+    previous: &InferenceServiceStatus,
+    outcome: &Outcome,
+    now: Timestamp,
+) -> InferenceServiceStatus {
+    let counts = findings.counts;
+    InferenceServiceStatus {
+        observed_generation: None,
+        conditions: Vec::new(),
+        replicas: counts.replicas,
+        ready_replicas: counts.ready,
+        updated_replicas: counts.updated,
+        available_replicas: counts.verified,
+        desired_replicas: counts.desired,
+        spot_replicas: counts.spot,
+        selector: Some(findings.selector.clone()),
+        url: Some(findings.url.clone()),
+        served_name: Some(findings.served_name.clone()),
+        choices: Some(findings.choices.clone()),
+        // What is known stays known while a scrape is missing.
+        cold_start: findings.cold_start.or(previous.cold_start),
+        load: Some(findings.load.clone()),
+        autoscaling: autoscaling(findings, previous, outcome, now),
+    }
+}
+
+fn autoscaling(
+    findings: &Findings,
+    previous: &InferenceServiceStatus,
+    outcome: &Outcome,
+    now: Timestamp,
+) -> Option<AutoscalingStatus> {
+    let ScalingFinding::Builtin { decision, shadow } = &findings.scaling else { return None };
+    let is_applied = decision.kind != ScalingDecision::Hold && !shadow && *outcome == Outcome::Applied;
+    let before = previous.autoscaling.as_ref().and_then(|autoscaling| autoscaling.last_scale_time.clone());
+    Some(AutoscalingStatus {
+        decision: decision.kind,
+        reason: decision.reason.to_string(),
+        message: decision.message.clone(),
+        recommended_replicas: decision.replicas,
+        shadow: *shadow,
+        inputs: decision.inputs.clone(),
+        blockers: decision.blockers.clone(),
+        last_scale_time: if is_applied { Some(time(now)) } else { before },
+    })
+}
+
+/// Keeps the previous measured values where nothing else changed and it is too early, or where they are the same.
+fn hold_measured(previous: &InferenceServiceStatus, next: &mut InferenceServiceStatus, now: Timestamp) {
+    if without_measured(previous) != without_measured(next) {
+        return;
+    }
+    let measured = previous.load.as_ref().and_then(|load| load.measured_time.as_ref());
+    let is_recent = measured.is_some_and(|measured| measured.0 > minus(now, PUBLISH_INTERVAL));
+    let mut same_time = next.clone();
+    if let (Some(load), Some(before)) = (same_time.load.as_mut(), previous.load.as_ref()) {
+        load.measured_time = before.measured_time.clone();
+    }
+    if is_recent || same_time == *previous {
+        *next = previous.clone();
+    }
+}
+
+/// The status without what is measured anew each time.
+fn without_measured(status: &InferenceServiceStatus) -> InferenceServiceStatus {
+    let mut bare = status.clone();
+    bare.load = None;
+    if let Some(autoscaling) = bare.autoscaling.as_mut() {
+        autoscaling.message.clear();
+        autoscaling.inputs.clear();
+    }
+    let scaling = bare.conditions.iter_mut().find(|found| found.type_ == condition::SCALING_ACTIVE);
+    if let Some(scaling) = scaling {
+        scaling.message.clear();
+    }
+    bare
+}
+
+/// The condition of this type.
+fn of_type<'a>(status: &'a InferenceServiceStatus, kind: &str) -> Option<&'a Condition> {
+    status.conditions.iter().find(|found| found.type_ == kind)
+}
+
+#[cfg(test)]
+mod tests;

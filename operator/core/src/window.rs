@@ -1,9 +1,22 @@
 //! Readings of engines with their ages: bounded, and nothing but arithmetic on them.
+//!
+//! Engines count from their start and never fall, so the difference of two readings is what happened between them, and
+//! differences of several engines can be added. Percentiles are taken last, of the sum: never averaged.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
 
-use jiff::Timestamp;
-use windlass_engine_contract::stats::Stats;
+use jiff::{SignedDuration, Timestamp};
+use windlass_engine_contract::stats::{EffectiveConfig, Histogram, LATENCY_EDGES_MS, StartPhases, Stats};
+use windlass_operator_api::autoscaling::LatencyMetric;
+
+/// How far back latencies count: long enough for 20 requests of a slow model, short enough to follow a burst.
+pub const WINDOW: Duration = Duration::from_secs(120);
+/// Readings closer than this replace each other, so that a pod takes about ten places whatever the cadence.
+const RESOLUTION: Duration = Duration::from_secs(15);
+/// Buckets of a histogram, the last without an upper edge.
+const BUCKETS: usize = LATENCY_EDGES_MS.len() + 1;
 
 /// Readings of a service's pods, by pod name.
 #[derive(Clone, Debug, Default)]
@@ -11,10 +24,16 @@ pub struct LoadWindow {
     pods: BTreeMap<String, PodReadings>,
 }
 
-/// Readings of one pod.
+/// Readings of one pod: the newest in full, and of the earlier ones what differences are taken from.
 #[derive(Clone, Debug, Default)]
-pub struct PodReadings {
-    readings: VecDeque<Reading>,
+struct PodReadings {
+    latest: Option<Reading>,
+    /// Oldest first, the newest included.
+    history: VecDeque<Sample>,
+    /// What the engine built, as it last said.
+    effective: Option<EffectiveConfig>,
+    /// Its cold start.
+    start: Option<StartPhases>,
     failure: Option<Failure>,
 }
 
@@ -26,6 +45,24 @@ pub struct Reading {
     /// What the engine said.
     pub stats: Stats,
 }
+
+/// The counters of one reading.
+#[derive(Clone, Debug)]
+struct Sample {
+    at: Timestamp,
+    uptime_seconds: f64,
+    in_flight: u64,
+    finished: u64,
+    rejected: u64,
+    /// Shared by samples between which nothing happened.
+    latencies: Arc<Latencies>,
+}
+
+#[derive(Debug, PartialEq)]
+struct Latencies([Buckets; 3]);
+
+/// Cumulative counts per bucket.
+type Buckets = [u64; BUCKETS];
 
 /// A scrape that brought nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,9 +76,7 @@ pub struct Failure {
 impl LoadWindow {
     /// Adds a reading of `pod` and forgets what is too old to matter.
     pub fn record(&mut self, pod: &str, at: Timestamp, stats: Stats) {
-        let entry = self.pods.entry(pod.to_owned()).or_default();
-        entry.readings.push_back(Reading { at, stats });
-        entry.failure = None;
+        self.pods.entry(pod.to_owned()).or_default().record(at, stats);
     }
 
     /// Notes that `pod` did not answer.
@@ -56,6 +91,207 @@ impl LoadWindow {
 
     /// The newest reading of `pod`.
     pub fn latest(&self, pod: &str) -> Option<&Reading> {
-        self.pods.get(pod).and_then(|readings| readings.readings.back())
+        self.pods.get(pod)?.latest.as_ref()
+    }
+
+    /// What the engine in `pod` built.
+    pub fn effective(&self, pod: &str) -> Option<&EffectiveConfig> {
+        self.pods.get(pod)?.effective.as_ref()
+    }
+
+    /// The cold start of `pod`.
+    pub fn start(&self, pod: &str) -> Option<StartPhases> {
+        self.pods.get(pod)?.start
+    }
+
+    /// The last scrape of `pod`, when it failed.
+    pub fn failure(&self, pod: &str) -> Option<&Failure> {
+        self.pods.get(pod)?.failure.as_ref()
+    }
+
+    /// What happened in `pod` between `since` and its newest reading.
+    pub fn activity(&self, pod: &str, since: Timestamp) -> Option<Activity> {
+        self.pods.get(pod)?.activity(since)
     }
 }
+
+impl PodReadings {
+    fn record(&mut self, at: Timestamp, stats: Stats) {
+        let restarted = self.history.back().is_some_and(|last| stats.uptime_seconds < last.uptime_seconds);
+        if restarted {
+            *self = PodReadings::default();
+        }
+        if self.is_crowded() {
+            self.history.pop_back();
+        }
+        self.history.push_back(Sample::new(at, &stats, self.history.back()));
+        self.forget_before(minus(at, WINDOW));
+        self.effective = stats.effective.clone().or(self.effective.take());
+        self.start = stats.start.or(self.start);
+        self.failure = None;
+        self.latest = Some(Reading { at, stats });
+    }
+
+    /// Whether the last two samples are so close that the next may take the place of the last.
+    fn is_crowded(&self) -> bool {
+        let mut newest = self.history.iter().rev();
+        match (newest.next(), newest.next()) {
+            (Some(last), Some(before)) => last.at.duration_since(before.at) < signed(RESOLUTION),
+            _ => false,
+        }
+    }
+
+    /// Keeps one sample at or before `start`, from which differences are taken.
+    fn forget_before(&mut self, start: Timestamp) {
+        while self.history.get(1).is_some_and(|second| second.at <= start) {
+            self.history.pop_front();
+        }
+    }
+
+    fn activity(&self, since: Timestamp) -> Option<Activity> {
+        let latest = self.history.back()?;
+        let before = self.history.iter().rev().find(|sample| sample.at <= since);
+        let began = minus(latest.at, Duration::from_secs_f64(latest.uptime_seconds.clamp(0.0, 1e9)));
+        match before {
+            Some(before) if before.at < latest.at => Some(Activity::between(Some(before), before.at, latest)),
+            Some(_) => None,
+            // The process began inside the span, and counted from nothing.
+            None if began >= since => Some(Activity::between(None, began, latest)),
+            None => {
+                let oldest = self.history.front().filter(|oldest| oldest.at < latest.at)?;
+                Some(Activity::between(Some(oldest), oldest.at, latest))
+            }
+        }
+    }
+}
+
+impl Sample {
+    fn new(at: Timestamp, stats: &Stats, previous: Option<&Sample>) -> Self {
+        let histograms = [&stats.time_to_first_token, &stats.inter_token, &stats.end_to_end];
+        let latencies = Latencies(histograms.map(buckets));
+        let shared = previous.map(|previous| &previous.latencies).filter(|shared| ***shared == latencies);
+        Sample {
+            at,
+            uptime_seconds: stats.uptime_seconds,
+            in_flight: u64::from(stats.running) + u64::from(stats.waiting),
+            finished: stats.finished,
+            rejected: stats.rejected,
+            latencies: shared.cloned().unwrap_or_else(|| Arc::new(latencies)),
+        }
+    }
+}
+
+/// What happened in one engine, or in several together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Activity {
+    /// Time it took; of several engines, the longest.
+    pub seconds: f64,
+    /// Requests that ended, per second.
+    pub finished_per_second: f64,
+    /// Requests that arrived, per second: ended, refused, or in the engine more than before.
+    pub arrived_per_second: f64,
+    /// Requests that ended.
+    pub finished: u64,
+    latencies: [LatencyCounts; 3],
+}
+
+impl Activity {
+    fn between(before: Option<&Sample>, began: Timestamp, latest: &Sample) -> Self {
+        let seconds = latest.at.duration_since(began).as_secs_f64().max(1e-3);
+        let finished = latest.finished.saturating_sub(before.map_or(0, |sample| sample.finished));
+        let rejected = latest.rejected.saturating_sub(before.map_or(0, |sample| sample.rejected));
+        let grown = latest.in_flight as f64 - before.map_or(0, |sample| sample.in_flight) as f64;
+        let counts = |metric: usize| {
+            let earlier = before.map_or([0; BUCKETS], |sample| sample.latencies.0[metric]);
+            LatencyCounts(std::array::from_fn(|i| latest.latencies.0[metric][i].saturating_sub(earlier[i])))
+        };
+        Activity {
+            seconds,
+            finished,
+            finished_per_second: finished as f64 / seconds,
+            arrived_per_second: ((finished + rejected) as f64 + grown).max(0.0) / seconds,
+            latencies: [0, 1, 2].map(counts),
+        }
+    }
+
+    /// Adds what happened in another engine.
+    pub fn add(&mut self, other: &Activity) {
+        self.seconds = self.seconds.max(other.seconds);
+        self.finished += other.finished;
+        self.finished_per_second += other.finished_per_second;
+        self.arrived_per_second += other.arrived_per_second;
+        for (sum, counts) in self.latencies.iter_mut().zip(&other.latencies) {
+            sum.0.iter_mut().zip(counts.0).for_each(|(sum, count)| *sum += count);
+        }
+    }
+
+    /// Observations of one latency.
+    pub fn latency(&self, metric: LatencyMetric) -> &LatencyCounts {
+        match metric {
+            LatencyMetric::TimeToFirstToken => &self.latencies[0],
+            LatencyMetric::InterToken => &self.latencies[1],
+            LatencyMetric::EndToEnd => &self.latencies[2],
+        }
+    }
+}
+
+/// Observations of a latency in a span, cumulative per bucket.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LatencyCounts(Buckets);
+
+impl Default for LatencyCounts {
+    fn default() -> Self {
+        LatencyCounts([0; BUCKETS])
+    }
+}
+
+impl LatencyCounts {
+    /// How many there are.
+    pub fn total(&self) -> u64 {
+        self.0[BUCKETS - 1]
+    }
+
+    /// How many are at or below `milliseconds`, interpolated inside a bucket. Those in the last bucket, which has no
+    /// upper edge, are above everything.
+    pub fn within(&self, milliseconds: f64) -> f64 {
+        let bucket = LATENCY_EDGES_MS.partition_point(|&edge| f64::from(edge) < milliseconds);
+        let below = if bucket == 0 { 0 } else { self.0[bucket - 1] };
+        let Some(&upper) = LATENCY_EDGES_MS.get(bucket) else { return below as f64 };
+        let lower = lower_edge(bucket);
+        let share = (milliseconds - lower) / (f64::from(upper) - lower);
+        below as f64 + share * self.0[bucket].saturating_sub(below) as f64
+    }
+
+    /// The value below which `share` of the observations lie, interpolated inside a bucket; `None` without any. It
+    /// never exceeds the last edge.
+    pub fn quantile(&self, share: f64) -> Option<f64> {
+        let rank = share * self.total() as f64;
+        let bucket = (self.total() > 0).then(|| self.0.iter().position(|&count| count as f64 >= rank))??;
+        let lower = lower_edge(bucket);
+        let Some(&upper) = LATENCY_EDGES_MS.get(bucket) else { return Some(lower) };
+        let below = if bucket == 0 { 0 } else { self.0[bucket - 1] };
+        let inside = self.0[bucket].saturating_sub(below).max(1) as f64;
+        Some(lower + (f64::from(upper) - lower) * ((rank - below as f64) / inside).clamp(0.0, 1.0))
+    }
+}
+
+fn lower_edge(bucket: usize) -> f64 {
+    if bucket == 0 { 0.0 } else { f64::from(LATENCY_EDGES_MS[bucket - 1]) }
+}
+
+/// The counts of a histogram as it came from outside: one of another length counts as empty.
+fn buckets(histogram: &Histogram) -> Buckets {
+    Buckets::try_from(histogram.counts.as_slice()).unwrap_or([0; BUCKETS])
+}
+
+fn signed(duration: Duration) -> SignedDuration {
+    SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
+}
+
+/// `duration` before `at`.
+pub(crate) fn minus(at: Timestamp, duration: Duration) -> Timestamp {
+    at.checked_sub(signed(duration)).unwrap_or(Timestamp::MIN)
+}
+
+#[cfg(test)]
+mod tests;

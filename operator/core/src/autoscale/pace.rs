@@ -1,0 +1,173 @@
+//! Pace: what is remembered, stabilization windows, and the conditions under which a replica may go.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use windlass_operator_api::status::ScalingDecision;
+
+use super::policy::Policy;
+use super::recommend::{Reason, Recommendation};
+use super::signals::{MIN_SAMPLES, Signals};
+use super::{Decision, Supply};
+use crate::window::minus;
+
+/// After new replicas serve, requests need this long to spread and old queues to empty.
+const SETTLE_UP: Duration = Duration::from_secs(30);
+/// After a change, the one-minute mean of utilization still speaks of the time before for so long at most.
+const SETTLE_DOWN: Duration = Duration::from_secs(60);
+/// By how much a newer rate counts that is lower than the one remembered while targets are held: a peak of this morning
+/// is half forgotten after some two hours of readings every 5 seconds.
+const FORGETTING: f64 = 0.0005;
+/// Least utilization that a finished rate is extrapolated from.
+const MIN_EXTRAPOLATED: f64 = 0.2;
+
+/// What the rule remembers from one decision to the next. Lost at a restart of the operator: then scaling down waits
+/// until a whole window has been seen again.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Memory {
+    /// Recommendations, each in force from its time until that of the next, oldest first.
+    pub recommendations: VecDeque<(Timestamp, i32)>,
+    /// When replicas were last added.
+    pub last_up: Option<Timestamp>,
+    /// When the number of replicas was last changed.
+    pub last_change: Option<Timestamp>,
+    /// Requests a second at which one replica was seen to hold every target.
+    pub held: Option<f64>,
+    /// Requests a second that one replica finished while it could not hold the targets.
+    pub saturated: Option<f64>,
+}
+
+impl Memory {
+    /// Since when the present replicas have all served, if they came with the last scale-up: what was measured before
+    /// speaks of fewer.
+    pub fn settled_since(&self, supply: &Supply<'_>) -> Option<Timestamp> {
+        let last_up = self.last_up?;
+        supply.serving.iter().map(|(_, since)| *since).filter(|since| *since >= last_up).max()
+    }
+
+    /// Whether replicas that were asked for have only just come.
+    pub fn is_settling_up(&self, supply: &Supply<'_>, now: Timestamp) -> bool {
+        self.settled_since(supply).is_some_and(|since| since > minus(now, SETTLE_UP))
+    }
+
+    /// The rate one replica manages, as far as it is known.
+    pub fn rate_per_replica(&self) -> Option<f64> {
+        self.saturated.or(self.held)
+    }
+
+    /// Learns from the signals what a replica manages.
+    pub(super) fn learn(&self, policy: &Policy, supply: &Supply<'_>, signals: &Signals) -> Memory {
+        let mut memory = self.clone();
+        let is_partial = !signals.silent.is_empty() || supply.serving.is_empty();
+        if is_partial || supply.is_rolling || signals.activity.finished < MIN_SAMPLES {
+            return memory;
+        }
+        let rate = signals.activity.finished_per_second / f64::from(supply.ready());
+        if signals.all_held() {
+            memory.held = Some(memory.held.map_or(rate, |held| rate.max(held + FORGETTING * (rate - held))));
+            memory.saturated = memory.saturated.filter(|saturated| *saturated > rate);
+        } else if signals.breached().next().is_some() && is_saturated(policy, signals) {
+            // The window may have begun before the engines were busy.
+            let busy = signals.utilization.unwrap_or(1.0).max(MIN_EXTRAPOLATED);
+            memory.saturated = Some(rate / busy);
+            memory.held = memory.held.map(|held| held.min(rate / busy));
+        }
+        memory
+    }
+
+    /// Notes a recommendation and forgets what no window reaches.
+    fn note(&mut self, policy: &Policy, replicas: i32, now: Timestamp) {
+        if self.recommendations.back().is_none_or(|(_, last)| *last != replicas) {
+            self.recommendations.push_back((now, replicas));
+        }
+        let start = minus(now, policy.up_window.max(policy.down_window));
+        while self.recommendations.get(1).is_some_and(|(from, _)| *from <= start) {
+            self.recommendations.pop_front();
+        }
+    }
+
+    /// Recommendations in force at any time of the last `window`.
+    fn within(&self, window: Duration, now: Timestamp) -> impl Iterator<Item = i32> {
+        let start = minus(now, window);
+        let ends = self.recommendations.iter().skip(1).map(|(from, _)| *from).chain([Timestamp::MAX]);
+        self.recommendations.iter().zip(ends).filter(move |(_, end)| *end > start).map(|((_, replicas), _)| *replicas)
+    }
+
+    /// Whether what is remembered covers the whole of the last `window`.
+    fn covers(&self, window: Duration, now: Timestamp) -> bool {
+        self.recommendations.front().is_some_and(|(from, _)| *from <= minus(now, window))
+    }
+}
+
+fn is_saturated(policy: &Policy, signals: &Signals) -> bool {
+    signals.waiting > 0 || signals.utilization.is_some_and(|share| share >= policy.scale_up_at)
+}
+
+/// Turns a recommendation into a decision: stabilized, one replica at a time downwards.
+pub(super) fn apply(
+    policy: &Policy,
+    supply: &Supply<'_>,
+    signals: &Signals,
+    wish: Recommendation,
+    mut memory: Memory,
+    now: Timestamp,
+) -> Decision {
+    memory.note(policy, wish.replicas, now);
+    let (replicas, blockers) = match wish.reason {
+        // The user has changed the bounds: no load is weighed.
+        Reason::BelowMinimum | Reason::AboveMaximum => (wish.replicas, Vec::new()),
+        _ if wish.replicas > supply.asked => up(policy, supply, &memory, now),
+        _ if wish.replicas < supply.asked => down(policy, supply, signals, &memory, now),
+        _ => (supply.asked, Vec::new()),
+    };
+    let kind = match replicas.cmp(&supply.asked) {
+        std::cmp::Ordering::Greater => ScalingDecision::ScaleUp,
+        std::cmp::Ordering::Less => ScalingDecision::ScaleDown,
+        std::cmp::Ordering::Equal => ScalingDecision::Hold,
+    };
+    if policy.shadow.is_none() && kind != ScalingDecision::Hold {
+        memory.last_change = Some(now);
+        memory.last_up = if kind == ScalingDecision::ScaleUp { Some(now) } else { memory.last_up };
+    }
+    Decision { replicas, kind, reason: wish.reason, message: wish.message, inputs: signals.inputs(), blockers, memory }
+}
+
+/// The smallest recommendation of the window counts, and none lowers the number here.
+fn up(policy: &Policy, supply: &Supply<'_>, memory: &Memory, now: Timestamp) -> (i32, Vec<String>) {
+    let window = policy.up_window;
+    if !window.is_zero() && !memory.covers(window, now) {
+        return (supply.asked, vec![format!("scaleUp.stabilizationWindowSeconds: {}", window.as_secs())]);
+    }
+    let least = memory.within(window, now).min().unwrap_or(supply.asked);
+    let blocker = (least <= supply.asked).then(|| format!("scaleUp.stabilizationWindowSeconds: {}", window.as_secs()));
+    (least.max(supply.asked), blocker.into_iter().collect())
+}
+
+/// One replica fewer, when nothing speaks against it.
+fn down(
+    policy: &Policy,
+    supply: &Supply<'_>,
+    signals: &Signals,
+    memory: &Memory,
+    now: Timestamp,
+) -> (i32, Vec<String>) {
+    let window = policy.down_window;
+    let most = memory.within(window, now).max().unwrap_or(supply.asked);
+    let is_stable = memory.covers(window, now) && most < supply.asked;
+    let settle = SETTLE_DOWN.min(window);
+    let has_settled = memory.last_change.is_none_or(|change| change <= minus(now, settle));
+    let blockers: Vec<String> = [
+        (!is_stable).then(|| format!("scaleDown.stabilizationWindowSeconds: {}", window.as_secs())),
+        (!has_settled).then(|| format!("replicas changed less than {} seconds ago", settle.as_secs())),
+        (supply.pending() > 0).then(|| "other replicas do not serve yet".to_owned()),
+        (supply.leaving > 0).then(|| "a replica still drains".to_owned()),
+        supply.is_rolling.then(|| "a rollout is under way".to_owned()),
+        (!signals.silent.is_empty()).then(|| "no recent reading of every replica".to_owned()),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let replicas = if blockers.is_empty() { supply.asked - 1 } else { supply.asked };
+    (replicas, blockers)
+}

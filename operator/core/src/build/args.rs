@@ -1,0 +1,61 @@
+//! The engine's command lines: flags from fields, then the user's own. Each flag is one argument, `--flag=value`.
+
+use windlass_engine_contract::flags::{self, fetch};
+use windlass_engine_contract::{ADMIN_PORT, API_PORT, paths};
+
+use crate::source::HttpsSource;
+use crate::validate::{Device, ValidatedService};
+
+/// Key of the bearer token in the Secret of `model.secretRef`.
+pub const TOKEN_KEY: &str = "token";
+/// Key of the certificates in the ConfigMap of `model.caConfigMapRef`.
+pub const CA_KEY: &str = "ca.crt";
+
+/// Arguments of the serving container.
+pub fn serve(service: &ValidatedService) -> Vec<String> {
+    let engine = &service.engine;
+    let names = service.served_names.iter().map(|name| Some(flag(flags::SERVED_MODEL_NAME, name)));
+    let rest = [
+        Some(flag(flags::HOST, "0.0.0.0")),
+        Some(flag(flags::PORT, API_PORT)),
+        Some(flag(flags::ADMIN_PORT, ADMIN_PORT)),
+        device(&service.device),
+        Some(flag(flags::TENSOR_PARALLEL_SIZE, service.device.tensor())),
+        engine.quantization.flag().map(|value| flag(flags::QUANTIZATION, value)),
+        engine.kv_cache_data_type.flag().map(|value| flag(flags::KV_CACHE_DTYPE, value)),
+        engine.max_model_tokens.map(|value| flag(flags::MAX_MODEL_LEN, value)),
+        engine.max_sequences.map(|value| flag(flags::MAX_NUM_SEQS, value)),
+        service.api_keys_secret.as_ref().map(|_| flag(flags::API_KEY_DIR, paths::API_KEYS_DIR)),
+        Some(flag(flags::DRAIN_TIMEOUT_SECONDS, service.drain_timeout_seconds)),
+    ];
+    let first = ["serve".to_owned(), service.source.path_in_pod()];
+    first.into_iter().chain(names.chain(rest).flatten()).chain(engine.extra_args.iter().cloned()).collect()
+}
+
+/// Arguments of the container that fetches the model.
+pub fn fetch(source: &HttpsSource) -> Vec<String> {
+    let optional = [
+        source.token_secret.as_ref().map(|_| flag(fetch::TOKEN_FILE, mounted(paths::MODEL_SECRET_DIR, TOKEN_KEY))),
+        source.ca_config_map.as_ref().map(|_| flag(fetch::CA_FILE, mounted(paths::MODEL_CA_DIR, CA_KEY))),
+    ];
+    let fixed = [
+        fetch::SUBCOMMAND.to_owned(),
+        source.url.clone(),
+        flag(fetch::SHA256, &source.sha256),
+        flag(fetch::TO, source.path_in_pod()),
+    ];
+    fixed.into_iter().chain(optional.into_iter().flatten()).collect()
+}
+
+/// On a GPU node the engine finds the device itself; that it did is seen in what it reports, not in what it is told.
+fn device(device: &Device) -> Option<String> {
+    matches!(device, Device::Cpu).then(|| flag(flags::DEVICE, "cpu"))
+}
+
+fn mounted(folder: &str, key: &str) -> String {
+    format!("{folder}/{key}")
+}
+
+fn flag(name: &str, value: impl std::fmt::Display) -> String {
+    format!("{name}={value}")
+}

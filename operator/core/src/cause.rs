@@ -1,0 +1,157 @@
+//! Why replicas do not serve: the first cause that the cluster tells, in words that do not change from one look to the
+//! next while the cause is the same.
+
+use k8s_openapi::api::apps::v1::DeploymentCondition;
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, PodCondition};
+use windlass_engine_contract::termination::{Reason, Termination};
+
+use crate::fleet::{Fleet, FleetPod, Stage, Workload};
+use crate::observed::Warning;
+
+/// Why replicas do not serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cause {
+    /// A stable CamelCase word.
+    pub reason: String,
+    /// In words.
+    pub message: String,
+    /// Trying again will not help: somebody has to change something.
+    pub is_terminal: bool,
+}
+
+/// Longest text taken from outside, characters.
+const MAX_TEXT_CHARS: usize = 1500;
+/// Reasons of waiting containers that all mean that the image did not come; the kubelet alternates between them.
+const IMAGE_REASONS: [&str; 5] =
+    ["ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "RegistryUnavailable"];
+/// Reasons of waiting containers that are no cause, but a step on the way or the consequence of an earlier end.
+const ORDINARY_REASONS: [&str; 3] = ["ContainerCreating", "PodInitializing", "CrashLoopBackOff"];
+/// Warnings that explain why a pod's containers are not created.
+const WARNINGS: [&str; 4] = ["FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedScheduling"];
+
+/// The cause that keeps replicas from serving, if the cluster tells one. Pods of the current template come first.
+pub fn find(fleet: &Fleet<'_>, warnings: &[Warning]) -> Option<Cause> {
+    let refused = fleet.workloads.iter().find_map(pods_refused);
+    let mut waiting: Vec<&FleetPod<'_>> = fleet.pods().filter(|pod| pod.stage == Stage::Waiting).collect();
+    waiting.sort_by_key(|pod| (!pod.updated, pod.name));
+    let first = |search: &dyn Fn(&FleetPod<'_>) -> Option<Cause>| waiting.iter().find_map(|pod| search(pod));
+    refused
+        .or_else(|| first(&ended))
+        .or_else(|| first(&not_started))
+        .or_else(|| first(&unschedulable))
+        .or_else(|| first(&|pod| warned(pod, warnings)))
+}
+
+/// Whether and why a rollout has made no progress for too long.
+pub fn deadline_exceeded(fleet: &Fleet<'_>) -> Option<String> {
+    let stuck = |workload: &Workload<'_>| {
+        let found = condition(workload, "Progressing")?;
+        (found.reason.as_deref() == Some("ProgressDeadlineExceeded")).then(|| found.message.clone().unwrap_or_default())
+    };
+    fleet.workloads.iter().find_map(stuck)
+}
+
+/// Pods that the API server did not let be created: a quota, an admission policy, a missing ServiceAccount.
+fn pods_refused(workload: &Workload<'_>) -> Option<Cause> {
+    let found = condition(workload, "ReplicaFailure").filter(|found| found.status == "True")?;
+    let message = found.message.as_deref().unwrap_or_default();
+    let reason = if message.contains("exceeded quota") { "QuotaExceeded" } else { "PodsRefused" };
+    Some(cause(reason, &without_pod_name(message)))
+}
+
+/// The refused pod's random name is left out: each attempt has another.
+fn without_pod_name(message: &str) -> String {
+    match (message.split_once("pods \""), message.split_once("\" is forbidden: ")) {
+        (Some((before, _)), Some((_, after))) => format!("{before}pods are forbidden: {after}"),
+        _ => message.to_owned(),
+    }
+}
+
+fn condition<'a>(workload: &Workload<'a>, kind: &str) -> Option<&'a DeploymentCondition> {
+    let conditions = workload.deployment?.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == kind)
+}
+
+/// A container that ended, now or before its last restart.
+fn ended(pod: &FleetPod<'_>) -> Option<Cause> {
+    containers(pod).find_map(|container| {
+        let now = container.state.as_ref().and_then(|state| state.terminated.as_ref());
+        let before = container.last_state.as_ref().and_then(|state| state.terminated.as_ref());
+        let ended = now.or(before).filter(|ended| ended.exit_code != 0)?;
+        Some(of_end(pod, container, ended))
+    })
+}
+
+fn of_end(pod: &FleetPod<'_>, container: &ContainerStatus, ended: &ContainerStateTerminated) -> Cause {
+    let text = ended.message.as_deref().unwrap_or_default();
+    let place = format!("container {} of pod {}", container.name, pod.name);
+    if let Some(last_word) = Termination::parse(text.trim()) {
+        let reason = format!("{:?}", last_word.reason);
+        return Cause { is_terminal: is_terminal(last_word.reason), ..cause(&reason, &last_word.message) };
+    }
+    if ended.reason.as_deref() == Some("OOMKilled") {
+        return cause("OutOfMemory", &format!("{place} was killed: it used more memory than resources.limits allows"));
+    }
+    let told = if text.is_empty() { String::new() } else { format!(": {}", text.trim()) };
+    cause("EngineFailed", &format!("{place} ended with code {}{told}", ended.exit_code))
+}
+
+fn is_terminal(reason: Reason) -> bool {
+    match reason {
+        Reason::InvalidConfiguration
+        | Reason::ChecksumMismatch
+        | Reason::ModelInvalid
+        | Reason::Unsupported
+        | Reason::OutOfMemory => true,
+        Reason::ModelUnavailable | Reason::DeviceFailed | Reason::Internal => false,
+    }
+}
+
+/// A container that cannot be started.
+fn not_started(pod: &FleetPod<'_>) -> Option<Cause> {
+    containers(pod).find_map(|container| {
+        let waiting = container.state.as_ref()?.waiting.as_ref()?;
+        let reason = waiting.reason.as_deref().filter(|reason| !ORDINARY_REASONS.contains(reason))?;
+        Some(of_waiting(container, waiting, reason))
+    })
+}
+
+fn of_waiting(container: &ContainerStatus, waiting: &ContainerStateWaiting, reason: &str) -> Cause {
+    let text = waiting.message.as_deref().unwrap_or_default();
+    if IMAGE_REASONS.contains(&reason) {
+        let detail = text.rsplit("ErrImagePull: ").next().filter(|detail| !detail.starts_with("Back-off"));
+        let detail = detail.filter(|detail| !detail.is_empty()).map(|detail| format!(": {detail}"));
+        let image = &container.image;
+        return cause("ImagePullFailed", &format!("image {image} cannot be pulled{}", detail.unwrap_or_default()));
+    }
+    cause(reason, text)
+}
+
+fn unschedulable(pod: &FleetPod<'_>) -> Option<Cause> {
+    let is_it = |condition: &&PodCondition| {
+        condition.type_ == "PodScheduled" && condition.status == "False" && condition.reason.is_some()
+    };
+    let found = pod.pod.status.as_ref()?.conditions.as_ref()?.iter().find(is_it)?;
+    Some(cause(found.reason.as_deref().unwrap_or("Unschedulable"), found.message.as_deref().unwrap_or_default()))
+}
+
+/// A warning about the pod, newest first.
+fn warned(pod: &FleetPod<'_>, warnings: &[Warning]) -> Option<Cause> {
+    let about = format!("Pod/{}", pod.name);
+    let found = warnings.iter().find(|one| one.about == about && WARNINGS.contains(&one.reason.as_str()))?;
+    Some(cause(&found.reason, &found.message))
+}
+
+fn containers<'a>(pod: &FleetPod<'a>) -> impl Iterator<Item = &'a ContainerStatus> {
+    let status = pod.pod.status.as_ref();
+    let first = status.and_then(|status| status.init_container_statuses.as_ref());
+    let then = status.and_then(|status| status.container_statuses.as_ref());
+    first.into_iter().chain(then).flatten()
+}
+
+fn cause(reason: &str, message: &str) -> Cause {
+    Cause { reason: reason.to_owned(), message: message.chars().take(MAX_TEXT_CHARS).collect(), is_terminal: false }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,186 @@
+//! The service's workloads and pods as they are, sorted out once.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::names::{DELETION_COST, TEMPLATE_HASH, WORKLOAD_LABEL, WorkloadKind};
+use crate::observed::Observed;
+use crate::validate::ValidatedService;
+
+/// Workloads of one service, in the order in which they roll; one that does not exist is there without a Deployment.
+#[derive(Debug)]
+pub struct Fleet<'a> {
+    /// On-demand, then spot.
+    pub workloads: Vec<Workload<'a>>,
+}
+
+/// One workload.
+#[derive(Debug)]
+pub struct Workload<'a> {
+    /// Which.
+    pub kind: WorkloadKind,
+    /// Its Deployment, if there is one of ours.
+    pub deployment: Option<&'a Deployment>,
+    /// Its pods, by name, those that have ended left out.
+    pub pods: Vec<FleetPod<'a>>,
+}
+
+/// One pod.
+#[derive(Clone, Copy, Debug)]
+pub struct FleetPod<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The object.
+    pub pod: &'a Pod,
+    /// Where it is in its life.
+    pub stage: Stage,
+    /// Made from the Deployment's current template.
+    pub updated: bool,
+}
+
+/// Stages of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Not serving yet, or not now.
+    Waiting,
+    /// Serving.
+    Ready {
+        /// Since when.
+        since: Timestamp,
+    },
+    /// Draining or being removed.
+    Leaving,
+}
+
+impl<'a> Fleet<'a> {
+    /// Sorts out what was observed.
+    pub fn of(service: &ValidatedService, observed: &'a Observed) -> Self {
+        let workload = |kind: WorkloadKind| {
+            let name = kind.deployment(&service.name);
+            let named = observed.deployments.iter().find(|found| found.metadata.name.as_deref() == Some(&name));
+            let deployment = named.map(Arc::as_ref).filter(|found| is_owned(&found.metadata, &service.uid));
+            Workload { kind, deployment, pods: pods(kind, deployment, observed) }
+        };
+        Fleet { workloads: WorkloadKind::ALL.map(workload).into() }
+    }
+
+    /// Replicas asked of all workloads; `None` before there is any.
+    pub fn asked(&self) -> Option<i32> {
+        let asked: Vec<i32> = self.workloads.iter().filter_map(Workload::asked).collect();
+        (!asked.is_empty()).then(|| asked.iter().sum())
+    }
+
+    /// Every pod of every workload.
+    pub fn pods(&self) -> impl Iterator<Item = &FleetPod<'a>> {
+        self.workloads.iter().flat_map(|workload| &workload.pods)
+    }
+
+    /// Pods that serve.
+    pub fn ready(&self) -> impl Iterator<Item = &FleetPod<'a>> {
+        self.pods().filter(|pod| pod.is_ready())
+    }
+
+    /// Whether any workload is replacing pods by those of another template.
+    pub fn is_rolling(&self) -> bool {
+        self.workloads.iter().any(Workload::is_rolling)
+    }
+}
+
+impl<'a> Workload<'a> {
+    /// Replicas asked of the Deployment.
+    pub fn asked(&self) -> Option<i32> {
+        self.deployment.map(|deployment| deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1))
+    }
+
+    /// Pods that exist and do not leave.
+    pub fn live(&self) -> impl Iterator<Item = &FleetPod<'a>> {
+        self.pods.iter().filter(|pod| pod.stage != Stage::Leaving)
+    }
+
+    /// How many pods serve.
+    pub fn ready(&self) -> i32 {
+        count(self.pods.iter().filter(|pod| pod.is_ready()))
+    }
+
+    /// Whether pods of another template are still being replaced, as the Deployment's controller sees it.
+    pub fn is_rolling(&self) -> bool {
+        let Some(deployment) = self.deployment else { return false };
+        let Some(status) = &deployment.status else { return true };
+        let replicas = status.replicas.unwrap_or(0);
+        status.observed_generation < deployment.metadata.generation
+            || status.updated_replicas.unwrap_or(0) < replicas
+            || self.live().any(|pod| !pod.updated)
+    }
+
+    /// An annotation of the Deployment.
+    pub fn annotation(&self, key: &str) -> Option<&'a str> {
+        annotation(&self.deployment?.metadata, key)
+    }
+}
+
+impl FleetPod<'_> {
+    /// Whether it serves.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.stage, Stage::Ready { .. })
+    }
+
+    /// Whether a deletion cost was set on it.
+    pub fn has_deletion_cost(&self) -> bool {
+        annotation(&self.pod.metadata, DELETION_COST).is_some()
+    }
+}
+
+/// Whether the object's controller is the service with this UID.
+pub fn is_owned(metadata: &ObjectMeta, uid: &str) -> bool {
+    let owners = metadata.owner_references.iter().flatten();
+    owners.into_iter().any(|owner| owner.controller == Some(true) && owner.uid == uid)
+}
+
+/// How many there are, as Kubernetes counts.
+pub fn count<T>(items: impl Iterator<Item = T>) -> i32 {
+    i32::try_from(items.count()).unwrap_or(i32::MAX)
+}
+
+fn annotation<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
+    metadata.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+fn pods<'a>(kind: WorkloadKind, deployment: Option<&Deployment>, observed: &'a Observed) -> Vec<FleetPod<'a>> {
+    let template = deployment.and_then(|deployment| {
+        let template = deployment.spec.as_ref()?.template.metadata.as_ref()?;
+        annotation(template, TEMPLATE_HASH)
+    });
+    let mut pods: Vec<_> = observed.pods.iter().filter_map(|pod| fleet_pod(pod, kind, template)).collect();
+    pods.sort_by_key(|pod| pod.name);
+    pods
+}
+
+fn fleet_pod<'a>(pod: &'a Pod, kind: WorkloadKind, template: Option<&str>) -> Option<FleetPod<'a>> {
+    let workload = pod.metadata.labels.as_ref()?.get(WORKLOAD_LABEL)?;
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let ended = matches!(phase, Some("Failed" | "Succeeded"));
+    (workload == kind.label() && !ended).then(|| FleetPod {
+        name: pod.metadata.name.as_deref().unwrap_or_default(),
+        pod,
+        stage: stage(pod),
+        updated: template.is_some() && annotation(&pod.metadata, TEMPLATE_HASH) == template,
+    })
+}
+
+fn stage(pod: &Pod) -> Stage {
+    if pod.metadata.deletion_timestamp.is_some() {
+        return Stage::Leaving;
+    }
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready" && condition.status == "True");
+    match ready {
+        Some(ready) => {
+            Stage::Ready { since: ready.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0) }
+        }
+        None => Stage::Waiting,
+    }
+}

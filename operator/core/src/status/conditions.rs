@@ -1,0 +1,219 @@
+//! The five conditions. Every reason here is in the operator's documentation with its remedy.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use windlass_operator_api::status::{condition, time};
+use windlass_operator_api::{InferenceService, InferenceServiceStatus};
+
+use super::{Outcome, of_type};
+use crate::assess::{Assessment, Findings, ScalingFinding};
+use crate::autoscale::{Decision, Reason};
+
+/// Longest message, bytes: metav1.Condition takes 32 KiB, but status is read by people.
+const MAX_MESSAGE_BYTES: usize = 4096;
+
+/// A condition before it is dated.
+struct Verdict {
+    kind: &'static str,
+    status: &'static str,
+    reason: String,
+    message: String,
+}
+
+/// The conditions, in a fixed order.
+pub(super) fn all(
+    service: &InferenceService,
+    previous: &InferenceServiceStatus,
+    assessment: &Assessment,
+    outcome: &Outcome,
+    now: Timestamp,
+) -> Vec<Condition> {
+    let verdicts = match assessment {
+        Assessment::Leaving => Vec::new(),
+        Assessment::Refused(refusals) => {
+            let texts: Vec<String> = refusals.iter().map(ToString::to_string).collect();
+            stopped("InvalidSpec", &texts.join("\n"))
+        }
+        Assessment::Strangers(names) => {
+            let message = format!("{} belongs to somebody else: rename this service or that object", names.join(", "));
+            stopped("NameTaken", &message)
+        }
+        Assessment::Planned(findings) => {
+            let view = View { findings, outcome, was_ready: was_ready(service, previous) };
+            vec![view.ready(), view.scaling(), view.progressing(), view.reconciling(), view.stalled()]
+        }
+    };
+    verdicts.into_iter().map(|verdict| verdict.dated(service, previous, now)).collect()
+}
+
+/// Conditions of a service that the operator cannot work on. Its pods, if it has any, go on as they are.
+fn stopped(reason: &str, message: &str) -> Vec<Verdict> {
+    [
+        (condition::READY, "False"),
+        (condition::SCALING_ACTIVE, "False"),
+        (condition::PROGRESSING, "False"),
+        (condition::RECONCILING, "False"),
+        (condition::STALLED, "True"),
+    ]
+    .map(|(kind, status)| verdict(kind, status, reason, message))
+    .into()
+}
+
+/// Whether this generation of the spec was found to be served before.
+fn was_ready(service: &InferenceService, previous: &InferenceServiceStatus) -> bool {
+    of_type(previous, condition::READY)
+        .is_some_and(|ready| ready.status == "True" && ready.observed_generation == service.metadata.generation)
+}
+
+struct View<'a> {
+    findings: &'a Findings,
+    outcome: &'a Outcome,
+    was_ready: bool,
+}
+
+impl View<'_> {
+    fn ready(&self) -> Verdict {
+        let findings = self.findings;
+        let (counts, floor) = (findings.counts, findings.floor);
+        let say = |status, reason: &str, message: String| verdict(condition::READY, status, reason, &message);
+        if !findings.mismatches.is_empty() {
+            return say("False", "EffectiveConfigMismatch", findings.mismatches.join("\n"));
+        }
+        if floor == 0 {
+            return say("False", "ScaledToZero", "spec.replicas is 0".into());
+        }
+        // An engine that was found right once for this spec is not doubted because one reading is missing.
+        let trusted = if self.was_ready { findings.unverified } else { 0 };
+        if counts.verified + trusted >= floor {
+            return say("True", "Serving", self.serving());
+        }
+        if counts.current >= floor {
+            let unread = findings.unread.as_ref().map(|unread| format!(" ({unread})")).unwrap_or_default();
+            let message = format!("{} replicas serve, but what they built is not known yet{unread}", counts.current);
+            return say("False", "VerifyingConfiguration", message);
+        }
+        let (reason, message) = self.hindrance();
+        say("False", &reason, message)
+    }
+
+    fn serving(&self) -> String {
+        let counts = self.findings.counts;
+        let simulated = if self.findings.is_simulated { ", by a simulated engine: no real tokens" } else { "" };
+        format!("{} of {} replicas serve as the spec asks{simulated}", counts.current, counts.desired)
+    }
+
+    /// Why too few replicas serve.
+    fn hindrance(&self) -> (String, String) {
+        let findings = self.findings;
+        let (counts, floor) = (findings.counts, findings.floor);
+        let progress = format!("{} of {floor} replicas serve", counts.current);
+        if let Outcome::Failed { attempt, message } = self.outcome {
+            return ("ApplyFailed".into(), format!("{progress}: {attempt}: {message}"));
+        }
+        if !findings.absent.is_empty() {
+            let missing = findings
+                .absent
+                .iter()
+                .map(|absent| format!("{}: {} {} does not exist", absent.field, absent.kind.name(), absent.name));
+            return ("ReferenceNotFound".into(), missing.collect::<Vec<_>>().join("\n"));
+        }
+        if let Some(cause) = &findings.cause {
+            return (cause.reason.clone(), format!("{progress}: {}", cause.message));
+        }
+        let old = counts.ready - counts.current;
+        if old > 0 {
+            return ("RollingOut".into(), format!("{progress}; {old} of an earlier configuration serve meanwhile"));
+        }
+        ("Starting".into(), progress)
+    }
+
+    fn scaling(&self) -> Verdict {
+        let kind = condition::SCALING_ACTIVE;
+        match &self.findings.scaling {
+            ScalingFinding::Manual => verdict(kind, "False", "Manual", "spec.autoscaling.mode is Manual"),
+            ScalingFinding::Builtin { decision, shadow } => {
+                let blind = matches!(decision.reason, Reason::NoReadyReplicas | Reason::StaleMetrics);
+                let status = if blind { "False" } else { "True" };
+                verdict(kind, status, &decision.reason.to_string(), &self.explained(decision, *shadow))
+            }
+        }
+    }
+
+    fn explained(&self, decision: &Decision, shadow: bool) -> String {
+        let note = if shadow {
+            format!("shadow: {} replicas would be set, spec.replicas is obeyed", decision.replicas)
+        } else {
+            "spec.replicas is not used in mode Builtin".to_owned()
+        };
+        format!("{} ({note})", decision.message)
+    }
+
+    fn progressing(&self) -> Verdict {
+        let (kind, counts) = (condition::PROGRESSING, self.findings.counts);
+        if let Some(message) = &self.findings.deadline_exceeded {
+            return verdict(kind, "False", "ProgressDeadlineExceeded", message);
+        }
+        if self.findings.is_rolling {
+            let message = format!("{} of {} replicas are of the current spec", counts.updated, counts.desired);
+            return verdict(kind, "True", "RollingOut", &message);
+        }
+        if counts.current < counts.desired {
+            let message = format!("{} of {} replicas serve", counts.current, counts.desired);
+            return verdict(kind, "True", "ReplicasStarting", &message);
+        }
+        verdict(kind, "True", "Complete", "every replica is of the current spec and serves")
+    }
+
+    fn reconciling(&self) -> Verdict {
+        let (kind, counts) = (condition::RECONCILING, self.findings.counts);
+        if let Some((reason, message)) = self.stuck() {
+            return verdict(kind, "False", &reason, &message);
+        }
+        if let Outcome::Failed { attempt, message } = self.outcome {
+            return verdict(kind, "True", "ApplyFailed", &format!("{attempt}: {message}"));
+        }
+        if self.findings.is_rolling || counts.current < counts.desired || counts.replicas > counts.desired {
+            let message = format!("{} of {} replicas serve", counts.current, counts.desired);
+            return verdict(kind, "True", "Converging", &message);
+        }
+        verdict(kind, "False", "Settled", "the cluster is as the spec asks")
+    }
+
+    fn stalled(&self) -> Verdict {
+        let kind = condition::STALLED;
+        match self.stuck() {
+            Some((reason, message)) => verdict(kind, "True", &reason, &message),
+            None => verdict(kind, "False", "Proceeding", "nothing has to be changed by hand"),
+        }
+    }
+
+    /// What somebody has to change before anything goes on.
+    fn stuck(&self) -> Option<(String, String)> {
+        let findings = self.findings;
+        let is_short = findings.counts.current < findings.floor;
+        let terminal = findings.cause.as_ref().filter(|cause| cause.is_terminal && is_short);
+        let terminal = terminal.map(|cause| (cause.reason.clone(), cause.message.clone()));
+        let deadline = findings.deadline_exceeded.clone().map(|text| ("ProgressDeadlineExceeded".to_owned(), text));
+        terminal.or(deadline)
+    }
+}
+
+fn verdict(kind: &'static str, status: &'static str, reason: &str, message: &str) -> Verdict {
+    let message = message[..message.floor_char_boundary(MAX_MESSAGE_BYTES)].to_owned();
+    Verdict { kind, status, reason: reason.to_owned(), message }
+}
+
+impl Verdict {
+    /// The condition, with the time of the transition to its status.
+    fn dated(self, service: &InferenceService, previous: &InferenceServiceStatus, now: Timestamp) -> Condition {
+        let before = of_type(previous, self.kind).filter(|before| before.status == self.status);
+        Condition {
+            type_: self.kind.to_owned(),
+            status: self.status.to_owned(),
+            reason: self.reason,
+            message: self.message,
+            observed_generation: service.metadata.generation,
+            last_transition_time: before.map_or_else(|| time(now), |before| before.last_transition_time.clone()),
+        }
+    }
+}

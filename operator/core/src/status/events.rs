@@ -1,0 +1,63 @@
+//! Events: told when a condition or the number of replicas changes, never because time has passed.
+
+use windlass_operator_api::InferenceServiceStatus;
+use windlass_operator_api::status::condition;
+
+use super::of_type;
+
+/// An event about the service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Warning instead of Normal.
+    pub warning: bool,
+    /// A stable CamelCase word.
+    pub reason: String,
+    /// What was done, as events/v1 `action` takes it: a CamelCase word.
+    pub action: &'static str,
+    /// The text.
+    pub message: String,
+}
+
+/// Reasons of Ready=False that are steps on the way and no trouble.
+const ORDINARY: [&str; 4] = ["Starting", "RollingOut", "VerifyingConfiguration", "ScaledToZero"];
+
+/// What has changed since `previous`.
+pub(super) fn of(previous: Option<&InferenceServiceStatus>, next: &InferenceServiceStatus) -> Vec<Event> {
+    [ready(previous, next), scaled(previous, next), latency(previous, next)].into_iter().flatten().collect()
+}
+
+fn ready(previous: Option<&InferenceServiceStatus>, next: &InferenceServiceStatus) -> Option<Event> {
+    let now = of_type(next, condition::READY)?;
+    let before = previous.and_then(|previous| of_type(previous, condition::READY));
+    let is_same = before.is_some_and(|before| before.status == now.status && before.reason == now.reason);
+    (!is_same).then(|| Event {
+        warning: now.status != "True" && !ORDINARY.contains(&now.reason.as_str()),
+        reason: if now.status == "True" { "Ready".to_owned() } else { now.reason.clone() },
+        action: "Assess",
+        message: now.message.clone(),
+    })
+}
+
+fn scaled(previous: Option<&InferenceServiceStatus>, next: &InferenceServiceStatus) -> Option<Event> {
+    let (before, now) = (previous?.desired_replicas, next.desired_replicas);
+    let because = next.autoscaling.as_ref().map(|decision| format!(": {}", decision.message)).unwrap_or_default();
+    (before != now).then(|| Event {
+        warning: false,
+        reason: if now > before { "ScaledUp" } else { "ScaledDown" }.to_owned(),
+        action: "Scale",
+        message: format!("from {before} to {now} replicas{because}"),
+    })
+}
+
+/// A breach that more replicas would not mend: somebody should know.
+fn latency(previous: Option<&InferenceServiceStatus>, next: &InferenceServiceStatus) -> Option<Event> {
+    let is_it = |status: &InferenceServiceStatus| {
+        of_type(status, condition::SCALING_ACTIVE).is_some_and(|found| found.reason == "LatencyNotCapacity")
+    };
+    (is_it(next) && !previous.is_some_and(is_it)).then(|| Event {
+        warning: true,
+        reason: "LatencyNotCapacity".to_owned(),
+        action: "Scale",
+        message: next.autoscaling.as_ref().map(|decision| decision.message.clone()).unwrap_or_default(),
+    })
+}

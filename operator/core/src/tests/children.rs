@@ -1,0 +1,369 @@
+//! What a service becomes.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Container, PodSpec};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use crate::build::network_policy;
+use crate::names::WorkloadKind;
+use crate::plan::{Object, Step};
+use crate::testing::cluster::Cluster;
+use crate::testing::restricted::violations;
+use crate::testing::{SHA256, ServiceBuilder, defaults, service};
+use crate::validate::validate;
+
+fn workload(service: ServiceBuilder, name: &str) -> Deployment {
+    let mut cluster = Cluster::new(service.build());
+    cluster.reconcile();
+    cluster.deployment(name).expect("a Deployment").clone()
+}
+
+fn pod(service: ServiceBuilder) -> PodSpec {
+    pod_of(&workload(service, "llama"))
+}
+
+fn pod_of(deployment: &Deployment) -> PodSpec {
+    deployment.spec.clone().and_then(|spec| spec.template.spec).expect("a pod")
+}
+
+fn args(container: &Container) -> Vec<String> {
+    container.args.clone().unwrap_or_default()
+}
+
+#[test]
+fn the_first_plan_makes_every_child_and_the_workload_last() {
+    let mut cluster = Cluster::new(service().build());
+    let kinds: Vec<&str> = cluster
+        .reconcile()
+        .steps
+        .iter()
+        .map(|step| match step {
+            Step::Apply(Object::ServiceAccount(_)) => "ServiceAccount",
+            Step::Apply(Object::NetworkPolicy(_)) => "NetworkPolicy",
+            Step::Apply(Object::Service(_)) => "Service",
+            Step::Apply(Object::PodDisruptionBudget(_)) => "PodDisruptionBudget",
+            Step::Apply(Object::Deployment(_)) => "Deployment",
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(kinds, ["ServiceAccount", "NetworkPolicy", "Service", "PodDisruptionBudget", "Deployment"]);
+}
+
+#[test]
+fn every_child_belongs_to_the_service() {
+    let deployment = workload(service(), "llama");
+    let owners = deployment.metadata.owner_references.expect("owners");
+    assert_eq!((owners[0].uid.as_str(), owners[0].controller), (crate::testing::UID, Some(true)));
+}
+
+#[test]
+fn fields_become_managed_flags_and_extra_arguments_come_last() {
+    let engine = json!({
+        "quantization": "Q4_1", "kvCacheDataType": "BF16", "maxModelTokens": 4096, "maxSequences": 8,
+        "extraArgs": ["--executor", "sim"],
+    });
+    let spec = service()
+        .with("engine", engine)
+        .model("servedNames", json!(["a", "b"]))
+        .with("auth", json!({"apiKeysSecretRef": {"name": "keys"}}))
+        .with("drainTimeoutSeconds", json!(60));
+    let expected = [
+        "serve",
+        "/models/llama.gguf",
+        "--served-model-name=a",
+        "--served-model-name=b",
+        "--host=0.0.0.0",
+        "--port=8000",
+        "--admin-port=8001",
+        "--device=cpu",
+        "--tensor-parallel-size=1",
+        "--quantization=q4_1",
+        "--kv-cache-dtype=bf16",
+        "--max-model-len=4096",
+        "--max-num-seqs=8",
+        "--api-key-dir=/etc/windlass/api-keys",
+        "--drain-timeout-seconds=60",
+        "--executor",
+        "sim",
+    ];
+    let pod = pod(spec);
+    assert_eq!(args(&pod.containers[0]), expected);
+    assert_eq!(pod.termination_grace_period_seconds, Some(90));
+}
+
+#[test]
+fn a_claim_is_read_in_place_and_read_only() {
+    let pod = pod(service().model("source", json!("pvc://models/a/b.gguf")));
+    assert!(args(&pod.containers[0]).contains(&"/models/a/b.gguf".to_owned()));
+    let volume = &pod.volumes.expect("volumes")[0];
+    let claim = volume.persistent_volume_claim.as_ref().expect("a claim");
+    assert_eq!((claim.claim_name.as_str(), claim.read_only), ("models", Some(true)));
+    assert_eq!(pod.init_containers, None);
+}
+
+#[test]
+fn an_https_source_is_fetched_with_its_checksum_token_and_authority() {
+    let spec = service()
+        .https()
+        .model("secretRef", json!({"name": "token"}))
+        .model("caConfigMapRef", json!({"name": "ca"}))
+        .model("cache", json!({"type": "PersistentVolumeClaim", "claimName": "cache"}));
+    let pod = pod(spec);
+    let fetch = &pod.init_containers.as_ref().expect("a container that fetches")[0];
+    let file = format!("/var/cache/windlass/{SHA256}.gguf");
+    assert_eq!(
+        args(fetch),
+        [
+            "fetch",
+            "https://models.example:8443/llama.gguf?x=1",
+            &format!("--sha256={SHA256}"),
+            &format!("--to={file}"),
+            "--token-file=/etc/windlass/model-secret/token",
+            "--ca-file=/etc/windlass/model-ca/ca.crt",
+        ]
+    );
+    assert!(args(&pod.containers[0]).contains(&file));
+    let mounts = |container: &Container| container.volume_mounts.clone().unwrap_or_default();
+    let cache = |container| mounts(container).into_iter().find(|mount| mount.name == "model-cache").expect("a cache");
+    assert_eq!((cache(fetch).read_only, cache(&pod.containers[0]).read_only), (None, Some(true)));
+    assert!(!mounts(&pod.containers[0]).iter().any(|mount| mount.name == "model-secret"), "only fetching needs it");
+}
+
+#[test]
+fn tensor_parallel_size_becomes_gpus_a_flag_and_shared_memory() {
+    let spec = service()
+        .with("accelerator", json!({"type": "NvidiaGPU", "nvidiaGPU": {"products": ["H200"], "minMemory": "80Gi"}}))
+        .with("parallelism", json!({"tensor": 4}))
+        .with("resources", json!({"requests": {"cpu": "4"}}));
+    let deployment = workload(spec, "llama");
+    let pod = pod_of(&deployment);
+    let resources = pod.containers[0].resources.clone().expect("resources");
+    assert_eq!(resources.limits.expect("limits")["nvidia.com/gpu"].0, "4");
+    assert!(args(&pod.containers[0]).contains(&"--tensor-parallel-size=4".to_owned()));
+    assert!(pod.volumes.iter().flatten().any(|volume| volume.name == "shared-memory"));
+    assert!(pod.tolerations.iter().flatten().any(|toleration| toleration.key.as_deref() == Some("nvidia.com/gpu")));
+    let affinity = serde_json::to_value(&pod.affinity).expect("json");
+    let terms = &affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
+    assert_eq!(
+        terms,
+        &json!([{"matchExpressions": [
+            {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["H200"]},
+            {"key": "nvidia.com/gpu.memory", "operator": "Gt", "values": ["81919"]},
+        ]}])
+    );
+    let rolling = deployment.spec.and_then(|spec| spec.strategy?.rolling_update).expect("a strategy");
+    assert_eq!(serde_json::to_value(rolling).expect("json"), json!({"maxSurge": 0, "maxUnavailable": 1}));
+}
+
+#[test]
+fn without_gpus_a_new_pod_comes_before_an_old_one_goes() {
+    let rolling = workload(service(), "llama").spec.and_then(|spec| spec.strategy?.rolling_update);
+    assert_eq!(serde_json::to_value(rolling).expect("json"), json!({"maxSurge": 1, "maxUnavailable": 0}));
+}
+
+#[test]
+fn an_accelerator_s_needs_are_joined_to_each_of_the_user_s_alternatives() {
+    let zone = |name: &str| json!({"matchExpressions": [{"key": "zone", "operator": "In", "values": [name]}]});
+    let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+        "nodeSelectorTerms": [zone("a"), zone("b")],
+    }}});
+    let spec = service()
+        .with("scheduling", json!({"affinity": affinity}))
+        .with("accelerator", json!({"type": "NvidiaGPU", "nvidiaGPU": {"products": ["H200"]}}));
+    let affinity = serde_json::to_value(pod(spec).affinity).expect("json");
+    let terms = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"].clone();
+    let keys = |term: &Value| -> Vec<String> {
+        let expressions = term["matchExpressions"].as_array().expect("expressions");
+        expressions.iter().map(|one| one["key"].as_str().unwrap_or_default().to_owned()).collect()
+    };
+    let found: Vec<_> = terms.as_array().expect("terms").iter().map(keys).collect();
+    assert_eq!(found, [["zone", "nvidia.com/gpu.product"], ["zone", "nvidia.com/gpu.product"]]);
+}
+
+#[test]
+fn spot_pods_go_where_spot_is_and_the_base_stays_off_it() {
+    let with = |mode: &str| {
+        service().with("replicas", json!(3)).with(
+            "spot",
+            json!({"mode": mode, "onDemandBase": 1, "nodeSelector": {"pool": "spot"}, "tolerations": [{"key": "s"}]}),
+        )
+    };
+    let text = |service: ServiceBuilder, name: &str| {
+        let pod = pod_of(&workload(service, name));
+        (serde_json::to_string(&pod.affinity).expect("json"), pod.tolerations.unwrap_or_default().len())
+    };
+    let requirement = |operator: &str| format!(r#"{{"key":"pool","operator":"{operator}","values":["spot"]}}"#);
+    let (base, tolerated) = text(with("Prefer"), "llama");
+    assert!(base.contains(&requirement("NotIn")) && base.contains("required"), "{base}");
+    assert_eq!(tolerated, 0);
+    let (prefer, tolerated) = text(with("Prefer"), "llama-spot");
+    assert!(prefer.contains(&requirement("In")) && !prefer.contains("required"), "{prefer}");
+    assert_eq!(tolerated, 1);
+    let (require, _) = text(with("Require"), "llama-spot");
+    assert!(require.contains(&requirement("In")) && require.contains("required"), "{require}");
+}
+
+#[test]
+fn without_an_opinion_on_spot_nothing_is_asked_of_nodes() {
+    assert_eq!(pod(service()).affinity, None);
+    assert!(pod(service().with("spot", json!({"mode": "Never"}))).affinity.is_some());
+}
+
+#[test]
+fn a_spread_constraint_without_selector_counts_this_service() {
+    let constraint = json!({"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"});
+    let pod = pod(service().with("scheduling", json!({"topologySpreadConstraints": [constraint]})));
+    let selector = pod.topology_spread_constraints.expect("constraints")[0].label_selector.clone();
+    assert_eq!(selector.and_then(|selector| selector.match_labels), Some(crate::names::selector_labels("llama")));
+}
+
+#[test]
+fn the_policy_closes_everything_but_what_is_needed() {
+    let policy = |service: ServiceBuilder| {
+        let policy = network_policy::build(&validate(&service.build()).expect("valid"), &defaults());
+        serde_json::to_value(policy.spec).expect("json")
+    };
+    let closed = policy(service());
+    assert_eq!(closed["policyTypes"], json!(["Ingress", "Egress"]));
+    assert_eq!(closed["egress"], json!([]));
+    assert_eq!(closed["ingress"][0]["from"], json!([{"podSelector": {}}]), "the namespace by default");
+    assert_eq!(closed["ingress"][1]["ports"][0]["port"], json!(8001));
+    assert_eq!(
+        closed["ingress"][1]["from"],
+        json!([{
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "windlass"}},
+            "podSelector": {"matchLabels": {"app": "windlass-operator"}},
+        }])
+    );
+    let fetching = policy(service().https());
+    let ports: Vec<_> = fetching["egress"]
+        .as_array()
+        .expect("rules")
+        .iter()
+        .flat_map(|rule| rule["ports"].as_array().expect("ports"))
+        .map(|port| port["port"].clone())
+        .collect();
+    assert_eq!(ports, [json!(53), json!(53), json!(8443)]);
+    let peers = json!([{"ipBlock": {"cidr": "10.0.0.0/8"}}]);
+    assert_eq!(policy(service().with("network", json!({"allowFrom": peers})))["ingress"][0]["from"], peers);
+}
+
+#[test]
+fn outside_a_cluster_no_rule_is_left_without_peers() {
+    let mut defaults = defaults();
+    defaults.operator_namespace = None;
+    let policy = network_policy::build(&validate(&service().build()).expect("valid"), &defaults);
+    assert_eq!(policy.spec.and_then(|spec| spec.ingress).expect("rules").len(), 1);
+}
+
+#[test]
+fn the_admin_port_is_in_no_service() {
+    let mut cluster = Cluster::new(service().build());
+    cluster.reconcile();
+    let ports = cluster.observed.services[0].spec.clone().and_then(|spec| spec.ports).expect("ports");
+    assert_eq!(ports.iter().map(|port| port.port).collect::<Vec<_>>(), [8000]);
+}
+
+#[test]
+fn a_service_account_of_the_user_s_takes_the_place_of_ours() {
+    let mut cluster = Cluster::serving(service().build());
+    assert_eq!(cluster.observed.service_accounts.len(), 1);
+    cluster.edit(service().with("serviceAccountName", json!("theirs")).build());
+    cluster.converge();
+    assert_eq!(cluster.observed.service_accounts.len(), 0);
+    let pod = pod_of(cluster.deployment("llama").expect("a workload"));
+    assert_eq!(pod.service_account_name.as_deref(), Some("theirs"));
+}
+
+/// Specs that touch what pods are made from.
+pub fn specs() -> impl Strategy<Value = ServiceBuilder> {
+    let source = prop_oneof![
+        Just(service()),
+        Just(service().https()),
+        Just(service().https().model("secretRef", json!({"name": "t"})).model("caConfigMapRef", json!({"name": "c"}))),
+        Just(service().https().model("cache", json!({"type": "EmptyDir", "sizeLimit": "10Gi"}))),
+        Just(service().https().model("cache", json!({"type": "PersistentVolumeClaim", "claimName": "c"}))),
+    ];
+    let accelerator = prop_oneof![
+        Just(None),
+        Just(Some((json!({"type": "NvidiaGPU"}), 1))),
+        Just(Some((json!({"type": "NvidiaGPU", "nvidiaGPU": {"products": ["a", "b"], "minMemory": "0.5Ti"}}), 4))),
+    ];
+    let spot = prop_oneof![
+        Just(None),
+        Just(Some(json!({"mode": "Never"}))),
+        Just(Some(json!({"mode": "Prefer", "onDemandBase": 1}))),
+        Just(Some(json!({"mode": "Require", "maxPercentAboveBase": 50, "nodeSelector": {"a": "b", "c": "d"}}))),
+    ];
+    let resources =
+        prop_oneof![Just(None), Just(Some(json!({"requests": {"cpu": "0.5"}, "limits": {"memory": "1024Mi"}})))];
+    let auth = prop_oneof![Just(None), Just(Some(json!({"apiKeysSecretRef": {"name": "keys"}})))];
+    (source, accelerator, spot, resources, auth, 0..5_i32, any::<bool>()).prop_map(
+        |(mut spec, accelerator, spot, resources, auth, replicas, builtin)| {
+            if let Some((accelerator, tensor)) = accelerator {
+                spec = spec.with("accelerator", accelerator).with("parallelism", json!({"tensor": tensor}));
+            }
+            for (field, value) in [("spot", spot), ("resources", resources), ("auth", auth)] {
+                spec = value.map_or(spec.clone(), |value| spec.with(field, value));
+            }
+            if builtin { spec.builtin(1, 4, 500) } else { spec.with("replicas", json!(replicas)) }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn every_pod_passes_restricted(spec in specs()) {
+        let mut cluster = Cluster::new(spec.build());
+        cluster.reconcile();
+        for deployment in &cluster.observed.deployments {
+            let found = violations(&pod_of(deployment));
+            prop_assert!(found.is_empty(), "{found:?}");
+        }
+    }
+}
+
+#[test]
+fn the_restricted_checker_sees_each_violation() {
+    let good = pod(service().https());
+    assert_eq!(violations(&good), Vec::<String>::new());
+    let breaks: [(&str, fn(&mut PodSpec)); 7] = [
+        ("host namespaces", |pod| pod.host_network = Some(true)),
+        ("service account token", |pod| pod.automount_service_account_token = None),
+        ("runAsNonRoot", |pod| pod.security_context.get_or_insert_default().run_as_non_root = None),
+        ("seccomp", |pod| pod.security_context.get_or_insert_default().seccomp_profile = None),
+        ("volume scratch", |pod| {
+            let volume = pod.volumes.iter_mut().flatten().find(|volume| volume.name == "scratch").expect("scratch");
+            volume.empty_dir = None;
+            volume.host_path = Some(Default::default());
+        }),
+        ("container fetch: readOnlyRootFilesystem", |pod| {
+            let fetch = &mut pod.init_containers.as_mut().expect("fetch")[0];
+            fetch.security_context.get_or_insert_default().read_only_root_filesystem = None;
+        }),
+        ("container engine: capabilities.drop", |pod| {
+            pod.containers[0].security_context.get_or_insert_default().capabilities = None;
+        }),
+    ];
+    for (name, break_it) in breaks {
+        let mut broken = good.clone();
+        break_it(&mut broken);
+        assert_eq!(violations(&broken), [name]);
+    }
+}
+
+#[test]
+fn names_of_both_workloads_fit_and_differ() {
+    let longest = "a".repeat(windlass_operator_api::MAX_NAME_CHARS);
+    let names = WorkloadKind::ALL.map(|kind| kind.deployment(&longest));
+    assert_ne!(names[0], names[1]);
+    assert!(names.iter().all(|name| name.len() <= 63));
+    let mut cluster = Cluster::new(service().named(&longest).build());
+    assert_eq!(cluster.reconcile().steps.len(), 5);
+    assert!(Arc::strong_count(&cluster.observed.deployments[0]) == 1);
+}

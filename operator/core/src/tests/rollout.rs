@@ -1,0 +1,185 @@
+//! Edits roll, upgrades do not, workloads roll one after the other, and no step loses replicas.
+
+use serde_json::json;
+
+use crate::names::DELETION_COST;
+use crate::plan::{Kind, Step};
+use crate::testing::cluster::Cluster;
+use crate::testing::{ServiceBuilder, service, stats};
+
+fn template_hash(cluster: &Cluster, name: &str) -> Option<String> {
+    let annotations = cluster.deployment(name)?.metadata.annotations.as_ref()?;
+    annotations.get(crate::names::TEMPLATE_HASH).cloned()
+}
+
+fn spot(replicas: i32, mode: &str) -> ServiceBuilder {
+    service().with("replicas", json!(replicas)).with("spot", json!({"mode": mode, "onDemandBase": 1}))
+}
+
+#[test]
+fn an_edit_of_any_pod_field_rolls() {
+    let edits = [
+        ("engine", json!({"maxModelTokens": 2048})),
+        ("engine", json!({"image": "other:2"})),
+        ("engine", json!({"extraArgs": ["--executor", "sim"]})),
+        ("resources", json!({"requests": {"cpu": "1"}})),
+        ("scheduling", json!({"nodeSelector": {"a": "b"}})),
+        ("auth", json!({"apiKeysSecretRef": {"name": "keys"}})),
+        ("imagePullSecrets", json!([{"name": "registry"}])),
+        ("drainTimeoutSeconds", json!(10)),
+        ("spot", json!({"mode": "Never"})),
+        ("model", json!({"source": "pvc://models/llama.gguf", "revision": "2"})),
+    ];
+    for (field, value) in edits {
+        let mut cluster = Cluster::serving(service().build());
+        let before = template_hash(&cluster, "llama");
+        cluster.edit(service().with(field, value).build());
+        cluster.reconcile();
+        assert_ne!(template_hash(&cluster, "llama"), before, "{field}");
+    }
+}
+
+#[test]
+fn replicas_autoscaling_and_peers_roll_nothing() {
+    let edits = [
+        service().with("replicas", json!(3)),
+        service().builtin(1, 3, 500),
+        service().with("network", json!({"allowFrom": [{"podSelector": {"matchLabels": {"a": "b"}}}]})),
+    ];
+    for edit in edits {
+        let mut cluster = Cluster::serving(service().build());
+        let before = template_hash(&cluster, "llama");
+        cluster.edit(edit.build());
+        cluster.reconcile();
+        assert_eq!(template_hash(&cluster, "llama"), before);
+    }
+}
+
+#[test]
+fn another_default_image_rolls_nothing_until_the_spec_changes() {
+    let mut cluster = Cluster::serving(service().build());
+    let before = template_hash(&cluster, "llama");
+    cluster.defaults.engine_image = "windlass-engine:2".into();
+    assert_eq!(cluster.reconcile().steps, vec![]);
+    cluster.edit(service().with("replicas", json!(2)).build());
+    cluster.converge();
+    assert_eq!(template_hash(&cluster, "llama"), before, "a change of replicas is no reason either");
+    cluster.edit(service().with("engine", json!({"maxSequences": 4})).build());
+    cluster.converge();
+    let choices = cluster.service.status.as_ref().and_then(|status| status.choices.clone()).expect("choices");
+    assert_eq!(choices.engine_image.as_deref(), Some("windlass-engine:2"));
+}
+
+#[test]
+fn another_way_to_build_pods_rolls_nothing_and_scaling_still_works() {
+    let mut cluster = Cluster::serving(service().build());
+    // As if an earlier operator had made the template: the same spec, another result.
+    cluster.defaults.image_pull_policy = Some("Always".into());
+    assert_eq!(cluster.reconcile().steps, vec![]);
+    cluster.edit(service().with("replicas", json!(3)).build());
+    let plan = cluster.reconcile();
+    assert_eq!(plan.steps, [Step::Scale { deployment: "llama".into(), replicas: 3 }]);
+}
+
+#[test]
+fn a_template_changed_by_hand_is_mended() {
+    let mut cluster = Cluster::serving(service().build());
+    let deployment = std::sync::Arc::make_mut(&mut cluster.observed.deployments[0]);
+    let pod = deployment.spec.as_mut().and_then(|spec| spec.template.spec.as_mut()).expect("a pod");
+    pod.containers[0].image = Some("evil:1".into());
+    assert_eq!(cluster.reconcile().steps.len(), 1);
+    let pod = cluster.deployment("llama").and_then(|found| found.spec.clone()?.template.spec).expect("a pod");
+    assert_eq!(pod.containers[0].image.as_deref(), Some("windlass-engine:1"));
+}
+
+#[test]
+fn workloads_roll_one_after_the_other() {
+    let mut cluster = Cluster::serving(spot(3, "Prefer").build());
+    let before = template_hash(&cluster, "llama-spot");
+    cluster.edit(spot(3, "Prefer").with("engine", json!({"maxSequences": 4})).build());
+    cluster.reconcile();
+    assert_eq!(template_hash(&cluster, "llama-spot"), before, "the first workload has not rolled yet");
+    cluster.run_controllers();
+    cluster.reconcile();
+    assert_eq!(template_hash(&cluster, "llama-spot"), before, "old pods of the first are still leaving");
+    cluster.converge();
+    assert_ne!(template_hash(&cluster, "llama-spot"), before);
+    assert_eq!(cluster.condition("Ready").0, "True");
+}
+
+#[test]
+fn a_workload_that_is_no_longer_wanted_goes_only_when_others_serve() {
+    let mut cluster = Cluster::serving(spot(3, "Require").build());
+    assert_eq!((cluster.replicas("llama"), cluster.replicas("llama-spot")), (Some(1), Some(2)));
+    cluster.edit(service().with("replicas", json!(3)).build());
+    cluster.reconcile();
+    assert_eq!((cluster.replicas("llama"), cluster.replicas("llama-spot")), (Some(3), Some(2)), "one serves");
+    cluster.converge();
+    assert_eq!((cluster.replicas("llama"), cluster.deployment("llama-spot")), (Some(3), None));
+}
+
+#[test]
+fn moving_replicas_between_workloads_keeps_as_many_serving() {
+    let mut cluster = Cluster::serving(spot(4, "Prefer").build());
+    let base = json!({"mode": "Prefer", "onDemandBase": 3});
+    cluster.edit(service().with("replicas", json!(4)).with("spot", base).build());
+    for _ in 0..6 {
+        cluster.reconcile();
+        cluster.run_controllers();
+        let serving = cluster
+            .observed
+            .pods
+            .iter()
+            .filter(|pod| pod.metadata.deletion_timestamp.is_none() && crate::testing::cluster::is_ready(pod))
+            .count();
+        // A rolling template replaces pods too; none of that may take a serving pod without another in its place.
+        assert!(serving >= 3, "{serving}");
+        cluster.start_pods();
+        cluster.read_engines();
+        cluster.end_pods();
+        cluster.pass(5);
+    }
+    assert_eq!((cluster.replicas("llama"), cluster.replicas("llama-spot")), (Some(3), Some(1)));
+}
+
+#[test]
+fn the_victim_has_the_fewest_tokens_to_go_then_the_coldest_cache() {
+    for (remaining, cached, victim) in
+        [([900, 20, 500], [1, 9, 1], 1), ([7, 7, 7], [30, 20, 10], 2), ([0, 0, 5], [4, 9, 0], 0)]
+    {
+        let mut cluster = Cluster::serving(service().with("replicas", json!(3)).build());
+        let pods = cluster.live();
+        for (index, pod) in pods.iter().enumerate() {
+            let mut said = stats();
+            (said.remaining_tokens, said.cached_blocks) = (remaining[index], cached[index]);
+            cluster.read(pod, said);
+        }
+        cluster.edit(service().with("replicas", json!(2)).build());
+        let plan = cluster.reconcile();
+        let annotate =
+            Step::AnnotatePod { pod: pods[victim].clone(), annotation: DELETION_COST, value: Some("-1".into()) };
+        assert_eq!(plan.steps, [annotate, Step::Scale { deployment: "llama".into(), replicas: 2 }]);
+        cluster.run_controllers();
+        assert!(!cluster.live().contains(&pods[victim]));
+        assert_eq!(cluster.reconcile().steps, vec![]);
+    }
+}
+
+#[test]
+fn a_pod_that_stays_after_all_loses_its_mark() {
+    let mut cluster = Cluster::serving(service().with("replicas", json!(2)).build());
+    let pod = cluster.live()[0].clone();
+    cluster.change_pod(&pod, |pod| {
+        pod.metadata.annotations.get_or_insert_default().insert(DELETION_COST.into(), "-1".into());
+    });
+    assert_eq!(cluster.reconcile().steps, [Step::AnnotatePod { pod, annotation: DELETION_COST, value: None }]);
+}
+
+#[test]
+fn a_retired_workload_is_deleted_by_its_uid() {
+    let mut cluster = Cluster::serving(spot(1, "Prefer").build());
+    let uid = cluster.deployment("llama-spot").and_then(|found| found.metadata.uid.clone()).expect("a UID");
+    cluster.edit(service().build());
+    let plan = cluster.reconcile();
+    assert!(plan.steps.contains(&Step::Delete { kind: Kind::Deployment, name: "llama-spot".into(), uid }));
+}

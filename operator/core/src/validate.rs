@@ -1,0 +1,389 @@
+//! The spec as typed becomes a [`ValidatedService`], the only input of everything below.
+//!
+//! The API server has enforced most of this by schema and CEL; it is checked again where a wrong value would make a
+//! wrong child, because an older definition may be installed. Whether referenced objects exist is no question of
+//! validity: a missing one is reported while children wait for it.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Toleration;
+use k8s_openapi::api::networking::v1::NetworkPolicyPeer;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use thiserror::Error;
+use windlass_engine_contract::flags;
+use windlass_operator_api::accelerator::{AcceleratorType, Resources};
+use windlass_operator_api::engine::{KvCacheDataType, Quantization};
+use windlass_operator_api::scheduling::Scheduling;
+use windlass_operator_api::spot::SpotMode;
+use windlass_operator_api::{GROUP, InferenceService, InferenceServiceSpec, MAX_NAME_CHARS};
+
+use crate::autoscale::policy::{Policy, Scaling};
+use crate::digest::fingerprint;
+use crate::quantity::mebibytes;
+use crate::source::ModelSource;
+
+/// A service that can be built.
+#[derive(Clone, Debug)]
+pub struct ValidatedService {
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its UID: children belong to this and not to a namesake.
+    pub uid: String,
+    /// Reference that makes it the owner of a child.
+    pub owner: OwnerReference,
+    /// Where the weights are.
+    pub source: ModelSource,
+    /// The user's version marker.
+    pub revision: Option<String>,
+    /// Names that requests may use; never empty.
+    pub served_names: Vec<String>,
+    /// The engine's settings.
+    pub engine: EngineSettings,
+    /// What a replica runs on.
+    pub device: Device,
+    /// Requests and limits besides GPUs.
+    pub resources: Resources,
+    /// Where pods may run.
+    pub scheduling: Scheduling,
+    /// ServiceAccount that the user brings; `None`: we make one.
+    pub service_account_name: Option<String>,
+    /// Secrets for the image's registry.
+    pub image_pull_secrets: Vec<String>,
+    /// Secret with API keys.
+    pub api_keys_secret: Option<String>,
+    /// Peers of the API port; empty: the namespace.
+    pub allow_from: Vec<NetworkPolicyPeer>,
+    /// Who decides the number of replicas.
+    pub scaling: Scaling,
+    /// Use of spot nodes.
+    pub spot: SpotPolicy,
+    /// How long a stream may take to finish once its pod has to go.
+    pub drain_timeout_seconds: u32,
+    /// Fingerprint of the part of the spec from which pod templates are made.
+    pub spec_hash: String,
+}
+
+/// What the engine is told.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineSettings {
+    /// Image; `None`: the operator's default.
+    pub image: Option<String>,
+    /// Format of the weights.
+    pub quantization: Quantization,
+    /// Format of the KV cache.
+    pub kv_cache_data_type: KvCacheDataType,
+    /// Longest sequence.
+    pub max_model_tokens: Option<u32>,
+    /// Most sequences at once.
+    pub max_sequences: Option<u32>,
+    /// Further flags, none of them managed.
+    pub extra_args: Vec<String>,
+}
+
+/// What a replica runs on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// The processor.
+    Cpu,
+    /// NVIDIA GPUs.
+    NvidiaGpu {
+        /// How many in a pod: the tensor-parallel size.
+        count: u32,
+        /// Products that will do; empty: any.
+        products: Vec<String>,
+        /// Least memory of one, MiB.
+        min_memory_mebibytes: Option<u64>,
+    },
+}
+
+impl Device {
+    /// Tensor-parallel size.
+    pub fn tensor(&self) -> u32 {
+        match self {
+            Device::Cpu => 1,
+            Device::NvidiaGpu { count, .. } => *count,
+        }
+    }
+}
+
+/// Use of spot nodes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpotPolicy {
+    /// `None`: no opinion.
+    pub mode: Option<SpotMode>,
+    /// Replicas that stay off spot nodes.
+    pub on_demand_base: i32,
+    /// Most of the rest that may be spot, percent.
+    pub max_percent_above_base: i32,
+    /// Labels of spot nodes; empty: the well-known ones.
+    pub node_selector: BTreeMap<String, String>,
+    /// Taints of spot nodes; empty: the well-known ones.
+    pub tolerations: Vec<Toleration>,
+}
+
+impl SpotPolicy {
+    /// Whether there is a spot workload.
+    pub fn has_workload(&self) -> bool {
+        matches!(self.mode, Some(SpotMode::Prefer | SpotMode::Require))
+    }
+}
+
+/// Why a spec cannot be served. Display is the user's message and names the field.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Refusal {
+    /// A Service could not have this name.
+    #[error(
+        "metadata.name: {name:?} must be at most {MAX_NAME_CHARS} lower-case letters, digits and -, beginning with a letter"
+    )]
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// The source is of no kind we read, or malformed.
+    #[error("spec.model.source: {source_text:?} {problem}")]
+    Source {
+        /// As written.
+        source_text: String,
+        /// What is wrong and what would be right.
+        problem: &'static str,
+    },
+    /// A field that the source's kind needs.
+    #[error("{field}: required with an https:// source")]
+    MissingForHttps {
+        /// The field.
+        field: &'static str,
+    },
+    /// A field that does nothing with this source.
+    #[error("{field}: acts only on an https:// source")]
+    ActsOnlyOnHttps {
+        /// The field.
+        field: &'static str,
+    },
+    /// A union's member does not go with its type.
+    #[error("{field}: {problem}")]
+    Union {
+        /// The field.
+        field: &'static str,
+        /// What is wrong.
+        problem: &'static str,
+    },
+    /// A flag that a field owns.
+    #[error("spec.engine.extraArgs: {argument:?} is set by the operator; use {owner}")]
+    ManagedFlag {
+        /// As written.
+        argument: String,
+        /// The owning field.
+        owner: &'static str,
+    },
+    /// A CPU replica cannot be split.
+    #[error("spec.parallelism.tensor: {tensor} needs spec.accelerator.type NvidiaGPU; a CPU replica is one rank")]
+    TensorOnCpu {
+        /// As written.
+        tensor: i32,
+    },
+    /// GPUs are derived.
+    #[error("{field}: {resource} follows from spec.accelerator and spec.parallelism.tensor; leave it out")]
+    GpuInResources {
+        /// requests or limits.
+        field: &'static str,
+        /// The resource's name.
+        resource: String,
+    },
+    /// A number outside its bounds.
+    #[error("{field}: {value} is not between {min} and {max}")]
+    OutOfRange {
+        /// The field.
+        field: &'static str,
+        /// As written.
+        value: i64,
+        /// Least allowed.
+        min: i64,
+        /// Most allowed.
+        max: i64,
+    },
+    /// A text that is no quantity.
+    #[error("{field}: {value:?} is not a positive quantity such as 80Gi")]
+    Quantity {
+        /// The field.
+        field: &'static str,
+        /// As written.
+        value: String,
+    },
+    /// Autoscaling fields that contradict each other.
+    #[error("{field}: {problem}")]
+    Autoscaling {
+        /// The field.
+        field: &'static str,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// Checks the spec. On failure every refusal is told, not only the first.
+///
+/// # Errors
+/// The refusals, at least one.
+pub fn validate(service: &InferenceService) -> Result<ValidatedService, Vec<Refusal>> {
+    let spec = &service.spec;
+    let mut refusals = Refusals::default();
+    let name = service.metadata.name.clone().unwrap_or_default();
+    refusals.check(is_service_name(&name), || Refusal::Name { name: name.clone() });
+    let source = refusals.take(ModelSource::validate(&spec.model));
+    let device = refusals.take(device(spec));
+    let engine = refusals.take(engine(spec));
+    let scaling = refusals.take(Policy::validate(spec));
+    let drain = refusals.take(bounded("spec.drainTimeoutSeconds", spec.drain_timeout_seconds, 0, 86_400));
+    refusals.all(gpus_in_resources(spec));
+    let (Some(source), Some(device), Some(engine), Some(scaling), Some(drain_timeout_seconds), true) =
+        (source, device, engine, scaling, drain, refusals.0.is_empty())
+    else {
+        return Err(refusals.0);
+    };
+    Ok(ValidatedService {
+        namespace: service.metadata.namespace.clone().unwrap_or_default(),
+        uid: service.metadata.uid.clone().unwrap_or_default(),
+        owner: owner(service, &name),
+        source,
+        revision: spec.model.revision.clone(),
+        served_names: served_names(spec, &name),
+        engine,
+        device,
+        resources: spec.resources.clone().unwrap_or_default(),
+        scheduling: spec.scheduling.clone().unwrap_or_default(),
+        service_account_name: spec.service_account_name.clone(),
+        image_pull_secrets: spec.image_pull_secrets.iter().map(|secret| secret.name.clone()).collect(),
+        api_keys_secret: spec.auth.as_ref().and_then(|auth| Some(auth.api_keys_secret_ref.as_ref()?.name.clone())),
+        allow_from: spec.network.as_ref().map(|network| network.allow_from.clone()).unwrap_or_default(),
+        scaling,
+        spot: spot(spec),
+        drain_timeout_seconds,
+        spec_hash: spec_hash(spec),
+        name,
+    })
+}
+
+#[derive(Default)]
+struct Refusals(Vec<Refusal>);
+
+impl Refusals {
+    fn check(&mut self, holds: bool, refusal: impl FnOnce() -> Refusal) {
+        if !holds {
+            self.0.push(refusal());
+        }
+    }
+
+    fn take<T>(&mut self, result: Result<T, Refusal>) -> Option<T> {
+        result.map_err(|refusal| self.0.push(refusal)).ok()
+    }
+
+    fn all(&mut self, refusals: impl Iterator<Item = Refusal>) {
+        self.0.extend(refusals);
+    }
+}
+
+fn is_service_name(name: &str) -> bool {
+    let plain = |character: char| character.is_ascii_lowercase() || character.is_ascii_digit() || character == '-';
+    name.len() <= MAX_NAME_CHARS
+        && name.starts_with(|first: char| first.is_ascii_lowercase())
+        && !name.ends_with('-')
+        && name.chars().all(plain)
+}
+
+fn owner(service: &InferenceService, name: &str) -> OwnerReference {
+    OwnerReference {
+        api_version: format!("{GROUP}/v1alpha1"),
+        kind: "InferenceService".into(),
+        name: name.to_owned(),
+        uid: service.metadata.uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    }
+}
+
+fn served_names(spec: &InferenceServiceSpec, name: &str) -> Vec<String> {
+    if spec.model.served_names.is_empty() { vec![name.to_owned()] } else { spec.model.served_names.clone() }
+}
+
+fn engine(spec: &InferenceServiceSpec) -> Result<EngineSettings, Refusal> {
+    let engine = spec.engine.clone().unwrap_or_default();
+    if let Some((argument, managed)) = engine.extra_args.iter().find_map(|text| Some((text, flags::managed(text)?))) {
+        return Err(Refusal::ManagedFlag { argument: argument.clone(), owner: managed.field });
+    }
+    let limit = |field, value: Option<i32>, max| value.map(|value| bounded(field, value, 1, max)).transpose();
+    Ok(EngineSettings {
+        image: engine.image,
+        quantization: engine.quantization.unwrap_or_default(),
+        kv_cache_data_type: engine.kv_cache_data_type.unwrap_or_default(),
+        max_model_tokens: limit("spec.engine.maxModelTokens", engine.max_model_tokens, 16_777_216)?,
+        max_sequences: limit("spec.engine.maxSequences", engine.max_sequences, 65_536)?,
+        extra_args: engine.extra_args,
+    })
+}
+
+fn device(spec: &InferenceServiceSpec) -> Result<Device, Refusal> {
+    let tensor = spec.parallelism.as_ref().and_then(|parallelism| parallelism.tensor).unwrap_or(1);
+    let count = bounded("spec.parallelism.tensor", tensor, 1, 16)?;
+    let accelerator = spec.accelerator.as_ref();
+    let kind = accelerator.map(|accelerator| accelerator.kind).unwrap_or_default();
+    let wish = accelerator.and_then(|accelerator| accelerator.nvidia_gpu.clone());
+    match (kind, wish) {
+        (AcceleratorType::Cpu, Some(_)) => {
+            Err(Refusal::Union { field: "spec.accelerator.nvidiaGPU", problem: "only with type NvidiaGPU" })
+        }
+        (AcceleratorType::Cpu, None) if count > 1 => Err(Refusal::TensorOnCpu { tensor }),
+        (AcceleratorType::Cpu, None) => Ok(Device::Cpu),
+        (AcceleratorType::NvidiaGpu, wish) => {
+            let wish = wish.unwrap_or_default();
+            let min_memory_mebibytes = wish.min_memory.as_ref().map(gpu_memory).transpose()?;
+            Ok(Device::NvidiaGpu { count, products: wish.products, min_memory_mebibytes })
+        }
+    }
+}
+
+fn gpu_memory(quantity: &Quantity) -> Result<u64, Refusal> {
+    let field = "spec.accelerator.nvidiaGPU.minMemory";
+    mebibytes(quantity).ok_or_else(|| Refusal::Quantity { field, value: quantity.0.clone() })
+}
+
+fn gpus_in_resources(spec: &InferenceServiceSpec) -> impl Iterator<Item = Refusal> {
+    let resources = spec.resources.clone().unwrap_or_default();
+    let named = [("spec.resources.requests", resources.requests), ("spec.resources.limits", resources.limits)];
+    named.into_iter().flat_map(|(field, amounts)| {
+        let gpus = amounts.into_keys().filter(|name| name.starts_with("nvidia.com/"));
+        gpus.map(move |resource| Refusal::GpuInResources { field, resource })
+    })
+}
+
+fn spot(spec: &InferenceServiceSpec) -> SpotPolicy {
+    let spot = spec.spot.clone();
+    let given = spot.clone().unwrap_or_default();
+    SpotPolicy {
+        mode: spot.map(|spot| spot.mode),
+        on_demand_base: given.on_demand_base.unwrap_or(0).max(0),
+        max_percent_above_base: given.max_percent_above_base.unwrap_or(100).clamp(0, 100),
+        node_selector: given.node_selector,
+        tolerations: given.tolerations,
+    }
+}
+
+/// `value` when it lies within the bounds, both included.
+pub(crate) fn bounded(field: &'static str, value: i32, min: i32, max: i32) -> Result<u32, Refusal> {
+    let refusal = || Refusal::OutOfRange { field, value: value.into(), min: min.into(), max: max.into() };
+    if (min..=max).contains(&value) { u32::try_from(value).map_err(|_| refusal()) } else { Err(refusal()) }
+}
+
+/// Fingerprint of the spec without the fields that no pod template is made from.
+fn spec_hash(spec: &InferenceServiceSpec) -> String {
+    let mut pods = spec.clone();
+    pods.replicas = 0;
+    pods.autoscaling = None;
+    pods.network = None;
+    if let Some(spot) = pods.spot.as_mut() {
+        spot.on_demand_base = None;
+        spot.max_percent_above_base = None;
+    }
+    fingerprint(&pods)
+}

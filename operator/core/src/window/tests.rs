@@ -1,0 +1,118 @@
+//! Differences, sums and percentiles of readings.
+
+use super::*;
+use crate::testing::{at, stats};
+
+/// A reading `uptime` seconds after the start, with these times to first token so far.
+fn reading(uptime: f64, milliseconds: &[f64]) -> Stats {
+    let mut stats = stats();
+    stats.uptime_seconds = uptime;
+    stats.finished = milliseconds.len() as u64;
+    milliseconds.iter().for_each(|&value| stats.time_to_first_token.observe(value));
+    stats
+}
+
+fn ttft(window: &LoadWindow, pod: &str, since: i64) -> LatencyCounts {
+    window.activity(pod, at(since)).expect("two readings").latency(LatencyMetric::TimeToFirstToken).clone()
+}
+
+#[test]
+fn only_what_happened_since_counts() {
+    let mut window = LoadWindow::default();
+    window.record("a", at(1000), reading(500.0, &[5000.0; 3]));
+    window.record("a", at(1060), reading(560.0, &[&[5000.0; 3][..], &[90.0; 4]].concat()));
+    let counts = ttft(&window, "a", 1000);
+    assert_eq!(counts.total(), 4);
+    assert_eq!(counts.within(100.0), 4.0);
+}
+
+#[test]
+fn a_process_that_began_inside_the_span_counts_whole() {
+    let mut window = LoadWindow::default();
+    window.record("a", at(1000), reading(30.0, &[90.0; 7]));
+    assert_eq!(ttft(&window, "a", 900).total(), 7);
+}
+
+#[test]
+fn one_reading_of_an_older_process_tells_nothing() {
+    let mut window = LoadWindow::default();
+    window.record("a", at(1000), reading(500.0, &[90.0; 7]));
+    assert_eq!(window.activity("a", at(900)), None);
+}
+
+#[test]
+fn a_restart_starts_over() {
+    let mut window = LoadWindow::default();
+    window.record("a", at(1000), reading(500.0, &[5000.0; 30]));
+    window.record("a", at(1030), reading(10.0, &[90.0; 2]));
+    assert_eq!(ttft(&window, "a", 900).total(), 2);
+}
+
+#[test]
+fn percentiles_are_taken_of_the_sum() {
+    let mut window = LoadWindow::default();
+    for (pod, values) in [("a", [90.0; 95].as_slice()), ("b", [900.0; 5].as_slice())] {
+        window.record(pod, at(1000), reading(30.0, values));
+    }
+    let mut sum = Activity::default();
+    ["a", "b"].iter().filter_map(|pod| window.activity(pod, at(900))).for_each(|activity| sum.add(&activity));
+    let counts = sum.latency(LatencyMetric::TimeToFirstToken);
+    assert_eq!(counts.total(), 100);
+    assert!(counts.quantile(0.95).is_some_and(|value| value <= 100.0), "{:?}", counts.quantile(0.95));
+    assert!(counts.quantile(0.96).is_some_and(|value| value > 750.0), "{:?}", counts.quantile(0.96));
+}
+
+#[test]
+fn quantiles_agree_with_the_share_within() {
+    let mut window = LoadWindow::default();
+    window.record("a", at(1000), reading(30.0, &[12.0, 45.0, 45.0, 160.0, 161.0, 350.0, 800.0, 3500.0]));
+    let counts = ttft(&window, "a", 900);
+    for percent in 1..100 {
+        let share = f64::from(percent) / 100.0;
+        let value = counts.quantile(share).expect("observations");
+        let back = counts.within(value) / counts.total() as f64;
+        assert!((back - share).abs() < 1e-9, "{percent} {value} {back}");
+    }
+}
+
+#[test]
+fn what_is_above_the_last_edge_is_above_everything() {
+    let mut window = LoadWindow::default();
+    window.record("a", at(1000), reading(30.0, &[70_000.0; 5]));
+    let counts = ttft(&window, "a", 900);
+    assert_eq!(counts.within(60_000.0), 0.0);
+    assert_eq!(counts.quantile(0.95), Some(60_000.0));
+    assert_eq!(LatencyCounts::default().quantile(0.95), None);
+}
+
+#[test]
+fn a_pod_takes_a_bounded_place_and_keeps_a_baseline() {
+    let mut window = LoadWindow::default();
+    for second in 0..600 {
+        window.record("a", at(1000 + second), reading(100.0 + second as f64, &[]));
+    }
+    let history = &window.pods["a"].history;
+    assert!(history.len() <= 12, "{}", history.len());
+    assert!(history[0].at <= minus(at(1599), WINDOW));
+}
+
+#[test]
+fn a_histogram_of_another_length_counts_as_empty() {
+    let mut window = LoadWindow::default();
+    let mut odd = reading(30.0, &[90.0]);
+    odd.time_to_first_token.counts = vec![1; 3];
+    window.record("a", at(1000), odd);
+    assert_eq!(ttft(&window, "a", 900).total(), 0);
+}
+
+#[test]
+fn what_the_engine_built_outlives_a_failed_scrape() {
+    let mut window = LoadWindow::default();
+    let mut first = reading(30.0, &[]);
+    first.effective = Some(crate::testing::effective());
+    window.record("a", at(1000), first);
+    window.record_failure("a", at(1005), "refused".into());
+    assert!(window.effective("a").is_some() && window.failure("a").is_some());
+    window.retain(|pod| pod != "a");
+    assert!(window.effective("a").is_none());
+}

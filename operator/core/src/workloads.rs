@@ -1,0 +1,185 @@
+//! How many replicas each workload gets, which pods go, and the writes that bring that about.
+
+use windlass_engine_contract::stats::Stats;
+
+use crate::build::deployment;
+use crate::diff;
+use crate::fleet::{Fleet, FleetPod, Stage, Workload};
+use crate::names::{DELETION_COST, ENGINE_IMAGE, SPEC_HASH, TEMPLATE_HASH, WorkloadKind};
+use crate::observed::{Defaults, Observed};
+use crate::plan::{Kind, Object, Step};
+use crate::validate::{SpotPolicy, ValidatedService};
+
+/// A victim's deletion cost: less than the 0 of all others.
+const VICTIM_COST: &str = "-1";
+
+/// Replicas of each workload out of `total`: the base and what may not be spot on demand, the rest spot.
+pub fn split(spot: &SpotPolicy, total: i32) -> [(WorkloadKind, i32); 2] {
+    let above_base = (total - spot.on_demand_base).max(0);
+    let on_spot = if spot.has_workload() { above_base * spot.max_percent_above_base / 100 } else { 0 };
+    [(WorkloadKind::OnDemand, total - on_spot), (WorkloadKind::Spot, on_spot)]
+}
+
+/// Writes that bring the workloads to `total` replicas of the current spec.
+pub fn steps(
+    service: &ValidatedService,
+    fleet: &Fleet<'_>,
+    total: i32,
+    observed: &Observed,
+    defaults: &Defaults,
+) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut is_rolling = false;
+    for (kind, target) in split(&service.spot, total) {
+        let Some(workload) = fleet.workloads.iter().find(|workload| workload.kind == kind) else { continue };
+        let replicas = make_before_break(fleet, workload, target, total);
+        if is_wanted(service, kind) {
+            let change = Change::of(service, workload, replicas, defaults);
+            // One after the other: the second workload keeps its template until the first has rolled.
+            let may_roll = !is_rolling;
+            is_rolling |= workload.deployment.is_some() && (workload.is_rolling() || change.rolls());
+            steps.extend(change.steps(workload, replicas, observed, may_roll));
+        } else {
+            steps.extend(retire(workload, replicas, observed));
+        }
+    }
+    steps
+}
+
+/// Whether the service has this workload at all.
+pub fn is_wanted(service: &ValidatedService, kind: WorkloadKind) -> bool {
+    kind == WorkloadKind::OnDemand || service.spot.has_workload()
+}
+
+/// A workload shrinks only as far as the others serve what they are to serve, so that moving replicas between
+/// workloads loses none.
+fn make_before_break(fleet: &Fleet<'_>, workload: &Workload<'_>, target: i32, total: i32) -> i32 {
+    let Some(asked) = workload.asked().filter(|asked| *asked > target) else { return target };
+    let others = fleet.workloads.iter().filter(|other| other.kind != workload.kind);
+    let serving: i32 = others.map(|other| other.ready().min(total - target)).sum();
+    target.max(total - serving).min(asked)
+}
+
+/// What the current spec means for a workload.
+enum Change {
+    /// There is none yet.
+    Create(Box<Object>),
+    /// Its template or another part is not as wanted.
+    Replace { object: Box<Object>, rolls: bool },
+    /// At most its replicas.
+    Keep,
+}
+
+impl Change {
+    fn of(service: &ValidatedService, workload: &Workload<'_>, replicas: i32, defaults: &Defaults) -> Self {
+        let build = |image: &str| deployment::build(service, workload.kind, image, replicas, defaults);
+        let chosen = || service.engine.image.as_deref().unwrap_or(&defaults.engine_image);
+        let wrap = |deployment| Box::new(Object::Deployment(Box::new(deployment)));
+        let Some(existing) = workload.deployment else { return Change::Create(wrap(build(chosen()))) };
+        if workload.annotation(SPEC_HASH) != Some(service.spec_hash.as_str()) {
+            let wanted = build(chosen());
+            let rolls = template_hash(&wanted) != workload.annotation(TEMPLATE_HASH);
+            return Change::Replace { object: wrap(wanted), rolls };
+        }
+        // The spec is the one the template was made from: what was chosen then stands.
+        let mut wanted = build(workload.annotation(ENGINE_IMAGE).unwrap_or_else(chosen));
+        if template_hash(&wanted) != workload.annotation(TEMPLATE_HASH) {
+            // Another version of the operator made it, and would not make it the same: the child wins.
+            return Change::Keep;
+        }
+        if let Some(spec) = wanted.spec.as_mut() {
+            spec.replicas = None;
+        }
+        if diff::covers(existing, &wanted) {
+            return Change::Keep;
+        }
+        if let Some(spec) = wanted.spec.as_mut() {
+            spec.replicas = Some(replicas);
+        }
+        Change::Replace { object: wrap(wanted), rolls: true }
+    }
+
+    fn rolls(&self) -> bool {
+        matches!(self, Change::Replace { rolls: true, .. })
+    }
+
+    fn steps(self, workload: &Workload<'_>, replicas: i32, observed: &Observed, may_roll: bool) -> Vec<Step> {
+        match self {
+            Change::Create(object) => vec![Step::Apply(*object)],
+            Change::Replace { object, rolls } if may_roll || !rolls => {
+                let mut steps = mark(workload, replicas, observed);
+                steps.push(Step::Apply(*object));
+                steps
+            }
+            Change::Replace { .. } | Change::Keep => scale(workload, replicas, observed),
+        }
+    }
+}
+
+fn template_hash(deployment: &k8s_openapi::api::apps::v1::Deployment) -> Option<&str> {
+    deployment.metadata.annotations.as_ref()?.get(TEMPLATE_HASH).map(String::as_str)
+}
+
+/// Brings a workload that the spec no longer has to its end: shrunk as others take over, then deleted.
+fn retire(workload: &Workload<'_>, replicas: i32, observed: &Observed) -> Vec<Step> {
+    let Some(deployment) = workload.deployment else { return Vec::new() };
+    let mut steps = scale(workload, replicas, observed);
+    if steps.is_empty() && replicas == 0 && workload.live().next().is_none() {
+        let (name, uid) = (deployment.metadata.name.clone(), deployment.metadata.uid.clone());
+        let (name, uid) = (name.unwrap_or_default(), uid.unwrap_or_default());
+        steps.push(Step::Delete { kind: Kind::Deployment, name, uid });
+    }
+    steps
+}
+
+/// Victims marked before the number falls; the mark taken off pods that stay after all.
+fn scale(workload: &Workload<'_>, replicas: i32, observed: &Observed) -> Vec<Step> {
+    let mut steps = mark(workload, replicas, observed);
+    if let (Some(asked), Some(deployment)) = (workload.asked(), workload.deployment)
+        && asked != replicas
+    {
+        let deployment = deployment.metadata.name.clone().unwrap_or_default();
+        steps.push(Step::Scale { deployment, replicas });
+    }
+    steps
+}
+
+fn mark(workload: &Workload<'_>, replicas: i32, observed: &Observed) -> Vec<Step> {
+    let live: Vec<&FleetPod<'_>> = workload.live().collect();
+    // While pods are replaced there are more of them for a moment, and which go is not ours to say.
+    let surplus =
+        if workload.is_rolling() { 0 } else { live.len().saturating_sub(replicas.max(0).unsigned_abs() as usize) };
+    let victims = victims(&live, surplus, observed);
+    let is_victim = |pod: &&&FleetPod<'_>| victims.contains(&pod.name);
+    let is_stale = |pod: &&&FleetPod<'_>| pod.has_deletion_cost() && !victims.contains(&pod.name);
+    let marked = live.iter().filter(is_victim).filter(|pod| !pod.has_deletion_cost());
+    let cost = |pod: &FleetPod<'_>, value: Option<&str>| Step::AnnotatePod {
+        pod: pod.name.to_owned(),
+        annotation: DELETION_COST,
+        value: value.map(str::to_owned),
+    };
+    let cleared = live.iter().filter(is_stale).map(|pod| cost(pod, None));
+    marked.map(|pod| cost(pod, Some(VICTIM_COST))).chain(cleared).collect()
+}
+
+/// The pods whose loss costs least. Those that do not serve go first in any case; of the others, those with the fewest
+/// tokens still to generate, then the coldest cache. A pod that is marked already stays the victim.
+fn victims<'a>(live: &[&FleetPod<'a>], count: usize, observed: &Observed) -> Vec<&'a str> {
+    let mut ranked: Vec<_> = live.iter().map(|pod| (rank(pod, observed), pod.name)).collect();
+    ranked.sort();
+    ranked.into_iter().take(count).map(|(_, name)| name).collect()
+}
+
+/// Not serving, marked already, remaining tokens, cached blocks: in the order in which pods go.
+type Rank = (bool, bool, u64, u32);
+
+fn rank(pod: &FleetPod<'_>, observed: &Observed) -> Rank {
+    let serves = matches!(pod.stage, Stage::Ready { .. });
+    let stats: Option<&Stats> = observed.load.latest(pod.name).map(|reading| &reading.stats);
+    // A pod that was not read may hold anything: it goes last.
+    let (tokens, blocks) = stats.map_or((u64::MAX, u32::MAX), |stats| (stats.remaining_tokens, stats.cached_blocks));
+    (serves, !pod.has_deletion_cost(), tokens, blocks)
+}
+
+#[cfg(test)]
+mod tests;
