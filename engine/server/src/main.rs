@@ -1,3 +1,99 @@
-//! The program windlass-engine: HTTP, tokenizer, chat template, streaming, the loop thread.
+//! `windlass-engine`: parse, run, say how it ended.
 
-fn main() {}
+use clap::Parser;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tracing::info;
+use windlass_engine::cli::{Cli, Command, ServeArgs};
+use windlass_engine::config::Config;
+use windlass_engine::failure::Failure;
+use windlass_engine::lifecycle::{Lifecycle, Stage};
+use windlass_engine::serve::Server;
+use windlass_engine::{fetch, inspect, machine, signals, telemetry, vllm_flags};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Threads that serve HTTP, at most: the others are the engine's.
+const MAX_HTTP_THREADS: usize = 4;
+
+fn main() -> ExitCode {
+    let command = match parse() {
+        Ok(command) => command,
+        Err(ParseEnd::Told(code)) => return code,
+        Err(ParseEnd::Wrong { failure, log }) => return end(&failure, log),
+    };
+    let process = command.process().clone();
+    telemetry::start(process.log_format);
+    let done = match &command {
+        Command::Serve(args) => serve(args),
+        Command::Fetch(args) => fetch::run(args),
+        Command::Inspect(args) => inspect::run(args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => end(&failure, process.termination_log),
+    }
+}
+
+/// Why there is no command to run.
+enum ParseEnd {
+    /// Help or the version was asked for and printed.
+    Told(ExitCode),
+    /// The command line is wrong.
+    Wrong { failure: Failure, log: Option<PathBuf> },
+}
+
+fn parse() -> Result<Command, ParseEnd> {
+    let arguments: Vec<String> = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect();
+    let log = termination_log(&arguments);
+    let wrong = |failure| ParseEnd::Wrong { failure, log: log.clone() };
+    let arguments = vllm_flags::strip(arguments).map_err(wrong)?;
+    Cli::try_parse_from(arguments).map(|cli| cli.command).map_err(|error| {
+        if error.use_stderr() {
+            return wrong(Failure::configuration(error.to_string().trim_start_matches("error: ").trim_end()));
+        }
+        // Printing help fails only when nobody reads it.
+        let _ = error.print();
+        ParseEnd::Told(ExitCode::SUCCESS)
+    })
+}
+
+/// The termination file, also where the rest of the command line is wrong.
+fn termination_log(arguments: &[String]) -> Option<PathBuf> {
+    let flag = "--termination-log";
+    let follows = arguments.iter().skip_while(|argument| *argument != flag).nth(1);
+    let inline = arguments.iter().find_map(|argument| argument.strip_prefix(flag)?.strip_prefix('='));
+    follows.map(String::as_str).or(inline).map(PathBuf::from)
+}
+
+fn end(failure: &Failure, log: Option<PathBuf>) -> ExitCode {
+    failure.report(log.as_deref());
+    ExitCode::from(failure.reason.exit_code())
+}
+
+fn serve(args: &ServeArgs) -> Result<(), Failure> {
+    let config = Config::from_args(args)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(machine::cpus().div_ceil(2).min(MAX_HTTP_THREADS))
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::internal(format!("cannot start the HTTP threads: {error}")))?;
+    let done = runtime.block_on(serve_until_told(config));
+    // What still runs belongs to clients that were given up.
+    runtime.shutdown_background();
+    done
+}
+
+async fn serve_until_told(config: Config) -> Result<(), Failure> {
+    let lifecycle = Lifecycle::default();
+    signals::watch(lifecycle.clone())?;
+    let server = tokio::select! {
+        server = Server::start(config, lifecycle.clone()) => server?,
+        () = lifecycle.reached(Stage::Closing) => {
+            info!("stopped before it was ready");
+            return Ok(());
+        }
+    };
+    server.run().await
+}

@@ -1,0 +1,168 @@
+//! One answer as text: a request's tokens through detokenizer and stop strings, piece by piece.
+
+use crate::driver::{Event, RequestStream};
+use crate::generation::Generation;
+use crate::text::detokenize::Detokenizer;
+use crate::text::stop_strings::StopStrings;
+use crate::text::tokenizer::Tokenizer;
+use futures::Stream;
+use std::sync::Arc;
+use windlass_engine_api::generation::{FinishReason, StopReason};
+use windlass_engine_api::usage::Usage;
+use windlass_engine_core::request::{FinishReason as Ending, TokenId};
+use windlass_engine_core::update::RequestUpdate;
+
+/// Text of one or more tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    /// What is added; empty where a token completes no character or may belong to a stop string.
+    pub text: String,
+    /// Nothing came before it.
+    pub first: bool,
+    /// Set on the last piece.
+    pub end: Option<End>,
+    /// Counts so far.
+    pub usage: Usage,
+}
+
+/// How an answer ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct End {
+    /// Why.
+    pub reason: FinishReason,
+    /// What of the client's ended it.
+    pub stop: Option<StopReason>,
+}
+
+/// A complete answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Whole {
+    /// All of its text.
+    pub text: String,
+    /// How it ended.
+    pub end: End,
+    /// Token counts.
+    pub usage: Usage,
+}
+
+/// The engine gave the answer up.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Interrupted(pub String);
+
+/// An answer being generated. Dropping it ends the request.
+pub struct Answer {
+    stream: RequestStream,
+    tokenizer: Arc<Tokenizer>,
+    detokenizer: Detokenizer,
+    stops: StopStrings,
+    stop_token_ids: Vec<TokenId>,
+    prompt_tokens: u32,
+    usage: Usage,
+    begun: bool,
+    ended: bool,
+}
+
+impl Answer {
+    /// The answer to an admitted request.
+    pub fn new(
+        stream: RequestStream,
+        tokenizer: Arc<Tokenizer>,
+        generation: &Generation,
+        prompt_tokens: u32,
+    ) -> Answer {
+        Answer {
+            stream,
+            tokenizer,
+            detokenizer: Detokenizer::default(),
+            stops: StopStrings::new(&generation.stops),
+            stop_token_ids: generation.stop_token_ids.clone(),
+            prompt_tokens,
+            usage: Usage::new(prompt_tokens, 0, 0),
+            begun: false,
+            ended: false,
+        }
+    }
+
+    /// The next piece; `None` after the last.
+    pub async fn next(&mut self) -> Option<Result<Piece, Interrupted>> {
+        if self.ended {
+            return None;
+        }
+        let piece = match self.stream.next().await {
+            Some(Event::Update(update)) => self.take(update),
+            _ => Err(Interrupted("the engine ended before this answer did".to_owned())),
+        };
+        self.ended = !matches!(piece, Ok(Piece { end: None, .. }));
+        Some(piece)
+    }
+
+    /// The whole text, once it is there.
+    pub async fn whole(mut self) -> Result<Whole, Interrupted> {
+        let mut text = String::new();
+        while let Some(piece) = self.next().await {
+            let piece = piece?;
+            text.push_str(&piece.text);
+            if let Some(end) = piece.end {
+                return Ok(Whole { text, end, usage: piece.usage });
+            }
+        }
+        Err(Interrupted("the answer has no end".to_owned()))
+    }
+
+    /// All pieces.
+    pub fn into_pieces(self) -> impl Stream<Item = Result<Piece, Interrupted>> {
+        futures::stream::unfold(self, |mut answer| async move { answer.next().await.map(|piece| (piece, answer)) })
+    }
+
+    fn take(&mut self, update: RequestUpdate) -> Result<Piece, Interrupted> {
+        if let Some(Ending::Error | Ending::Abort) = update.finish {
+            return Err(Interrupted(update.error.unwrap_or_else(|| "the request was aborted".to_owned())));
+        }
+        let mut text = String::new();
+        let stop_token = update.tokens.last().copied().filter(|_| update.finish == Some(Ending::Stop));
+        let shown = update.tokens.len() - usize::from(stop_token.is_some());
+        for (index, token) in update.tokens.iter().enumerate() {
+            self.count(&update);
+            let Some(stop) = self.show(*token, index < shown, &mut text) else { continue };
+            self.stream.stop();
+            return Ok(self.piece(text, Some(End { reason: FinishReason::Stop, stop: Some(StopReason::Text(stop)) })));
+        }
+        match update.finish {
+            None => Ok(self.piece(text, None)),
+            Some(finish) => Ok(self.end(text, finish, stop_token)),
+        }
+    }
+
+    fn count(&mut self, update: &RequestUpdate) {
+        self.usage = Usage::new(self.prompt_tokens, self.usage.completion_tokens + 1, update.cached_tokens);
+    }
+
+    /// Adds a token's text; the stop string that it completes, if any.
+    fn show(&mut self, token: TokenId, visible: bool, text: &mut String) -> Option<String> {
+        if !visible {
+            return None;
+        }
+        let mut decoded = String::new();
+        self.detokenizer.push(self.tokenizer.vocabulary().piece(token), &mut decoded);
+        self.stops.push(&decoded, text).map(str::to_owned)
+    }
+
+    /// The last piece, with what was held back.
+    fn end(&mut self, mut text: String, finish: Ending, stop_token: Option<TokenId>) -> Piece {
+        let mut rest = String::new();
+        self.detokenizer.finish(&mut rest);
+        if let Some(stop) = self.stops.push(&rest, &mut text).map(str::to_owned) {
+            return self.piece(text, Some(End { reason: FinishReason::Stop, stop: Some(StopReason::Text(stop)) }));
+        }
+        self.stops.finish(&mut text);
+        let reason = if finish == Ending::Length { FinishReason::Length } else { FinishReason::Stop };
+        let named = stop_token.filter(|token| self.stop_token_ids.contains(token));
+        self.piece(text, Some(End { reason, stop: named.map(StopReason::Token) }))
+    }
+
+    fn piece(&mut self, text: String, end: Option<End>) -> Piece {
+        let first = !std::mem::replace(&mut self.begun, true);
+        Piece { text, first, end, usage: self.usage }
+    }
+}

@@ -1,0 +1,250 @@
+//! The command line as it is typed. What it means is decided in [`crate::config`].
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use windlass_engine_contract::flags::{self, fetch};
+use windlass_engine_contract::{ADMIN_PORT, API_PORT};
+
+/// A flag's name as clap wants it, without its dashes.
+const fn bare(flag: &'static str) -> &'static str {
+    flag.split_at(2).1
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  windlass-engine serve SmolLM2-135M-Instruct.Q4_1.gguf
+      Serves a model on port 8000; probes, metrics and drain are on port 8001.
+  windlass-engine serve my-model --executor sim
+      The same server without a model: simulated times, made-up words.
+  windlass-engine inspect SmolLM2-135M-Instruct.Q4_1.gguf --summary
+      Prints the model's shape and the memory it takes.
+  windlass-engine fetch https://host/model.gguf --to /cache/model.gguf --sha256 9f86d0…
+      Downloads, resumes and verifies; does nothing when the file is already there.
+
+Ask a running server:
+  curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{\"model\":\"SmolLM2-135M-Instruct.Q4_1\",\"messages\":[{\"role\":\"user\",\"content\":\"Hi!\"}]}'";
+
+/// Serves language models over an OpenAI-compatible API.
+#[derive(Debug, Parser)]
+#[command(name = "windlass-engine", version, after_help = AFTER_HELP, max_term_width = 110)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a model until told to stop
+    #[command(after_help = AFTER_HELP)]
+    Serve(Box<ServeArgs>),
+    /// Download a file, resume where an earlier attempt stopped, verify its checksum
+    Fetch(FetchArgs),
+    /// Print a model's shape and memory as JSON
+    Inspect(InspectArgs),
+}
+
+/// Flags of every command.
+#[derive(Args, Clone, Debug)]
+pub struct ProcessArgs {
+    /// File for the structured last word when the program fails [default: /dev/termination-log if it exists]
+    #[arg(long, value_name = "FILE", help_heading = "Process")]
+    pub termination_log: Option<PathBuf>,
+    /// How log lines are written to standard error
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, help_heading = "Process")]
+    pub log_format: LogFormat,
+}
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people
+    Text,
+    /// One JSON object per line
+    Json,
+}
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExecutorKind {
+    /// The model, on this machine's CPU
+    Cpu,
+    /// A simulation: times from a formula, tokens from a hash
+    Sim,
+}
+
+/// Flags of `serve`, by vLLM's names where vLLM has them.
+#[derive(Args, Clone, Debug)]
+pub struct ServeArgs {
+    /// GGUF file, or folder that holds exactly one; with `--executor sim` any name will do
+    pub model: String,
+
+    /// Name that requests give as `model`; repeat it for more [default: the file's name without `.gguf`]
+    #[arg(long = bare(flags::SERVED_MODEL_NAME), value_name = "NAME", num_args = 1.., help_heading = "API")]
+    pub served_model_name: Vec<String>,
+    /// Address to listen on
+    #[arg(long = bare(flags::HOST), default_value = "0.0.0.0", help_heading = "API")]
+    pub host: IpAddr,
+    /// Port of the OpenAI API; 0 takes a free one
+    #[arg(long = bare(flags::PORT), default_value_t = API_PORT, help_heading = "API")]
+    pub port: u16,
+    /// Port of probes, metrics, stats and drain; 0 takes a free one. Never expose it: it has no authentication
+    #[arg(long = bare(flags::ADMIN_PORT), default_value_t = ADMIN_PORT, help_heading = "API")]
+    pub admin_port: u16,
+    /// File with one API key; requests then need `Authorization: Bearer KEY`
+    #[arg(long, value_name = "FILE", help_heading = "API")]
+    pub api_key_file: Option<PathBuf>,
+    /// Folder in which every file is one API key, read again when it changes
+    #[arg(long = bare(flags::API_KEY_DIR), value_name = "DIR", help_heading = "API")]
+    pub api_key_dir: Option<PathBuf>,
+
+    /// Longest sequence in tokens, prompt and answer together [default: what the model was trained for]
+    #[arg(long = bare(flags::MAX_MODEL_LEN), value_name = "TOKENS", help_heading = "Model")]
+    pub max_model_len: Option<u32>,
+    /// Weight type: auto, or the one the file holds (q4_1, q8_0, …)
+    #[arg(long = bare(flags::QUANTIZATION), default_value = "auto", value_name = "TYPE", help_heading = "Model")]
+    pub quantization: String,
+    /// Element type of the KV cache: auto or bf16
+    #[arg(long = bare(flags::KV_CACHE_DTYPE), default_value = "auto", value_name = "TYPE", help_heading = "Model")]
+    pub kv_cache_dtype: String,
+    /// Ranks that share the model; 1 on a CPU, any on the simulator
+    #[arg(long = bare(flags::TENSOR_PARALLEL_SIZE), default_value_t = 1, value_name = "N", help_heading = "Model")]
+    pub tensor_parallel_size: u32,
+    /// Where to compute: auto or cpu
+    #[arg(long = bare(flags::DEVICE), default_value = "auto", help_heading = "Model")]
+    pub device: String,
+    /// What computes
+    #[arg(long, value_enum, default_value_t = ExecutorKind::Cpu, help_heading = "Model")]
+    pub executor: ExecutorKind,
+    /// Threads that compute [default: the CPUs this process may use]
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub threads: Option<usize>,
+
+    /// Most sequences in one step
+    #[arg(long = bare(flags::MAX_NUM_SEQS), default_value_t = 64, value_name = "N", help_heading = "Batching and memory")]
+    pub max_num_seqs: u32,
+    /// Most tokens in one step: longer prompts are computed in chunks
+    #[arg(long, default_value_t = 512, value_name = "TOKENS", help_heading = "Batching and memory")]
+    pub max_num_batched_tokens: u32,
+    /// Tokens in a KV block
+    #[arg(long, default_value_t = 16, value_name = "TOKENS", help_heading = "Batching and memory")]
+    pub block_size: u32,
+    /// Bytes of the KV cache [default: what the sequences can use, at most half of the free memory]
+    #[arg(long, value_name = "BYTES", help_heading = "Batching and memory")]
+    pub kv_cache_memory_bytes: Option<u64>,
+    /// KV blocks, instead of a number of bytes
+    #[arg(long, value_name = "BLOCKS", conflicts_with = "kv_cache_memory_bytes", help_heading = "Batching and memory")]
+    pub num_gpu_blocks_override: Option<u32>,
+    /// Compute every prompt from its first token
+    #[arg(long, help_heading = "Batching and memory")]
+    pub no_enable_prefix_caching: bool,
+    /// Requests that may wait; one more is refused with 429 and Retry-After
+    #[arg(long, default_value_t = 256, value_name = "N", help_heading = "Batching and memory")]
+    pub max_queue_requests: u32,
+    /// Prompt tokens that may wait
+    #[arg(long, default_value_t = 262_144, value_name = "TOKENS", help_heading = "Batching and memory")]
+    pub max_queue_tokens: u64,
+
+    /// After SIGTERM or a drain, how long new requests are still served while endpoints propagate
+    #[arg(long, default_value_t = 5, value_name = "SECONDS", help_heading = "Life cycle")]
+    pub drain_accept_seconds: u32,
+    /// After SIGTERM or a drain, how long streams may take to finish
+    #[arg(long = bare(flags::DRAIN_TIMEOUT_SECONDS), default_value_t = 300, value_name = "SECONDS", help_heading = "Life cycle")]
+    pub drain_timeout_seconds: u32,
+    /// How long a client may keep one connection; ±10 %, ended between requests only; 0 for ever
+    #[arg(long, default_value_t = 60, value_name = "SECONDS", help_heading = "Life cycle")]
+    pub max_connection_age_seconds: u32,
+    /// With work queued and no step finished for this long the server is not ready, and after twice as long not alive
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", help_heading = "Life cycle")]
+    pub stall_timeout_seconds: u32,
+
+    /// The simulated device.
+    #[command(flatten)]
+    pub sim: SimArgs,
+    /// The process.
+    #[command(flatten)]
+    pub process: ProcessArgs,
+}
+
+/// Step time of the simulated device: a sum of these.
+#[derive(Args, Clone, Copy, Debug)]
+#[command(next_help_heading = "Simulator")]
+pub struct SimArgs {
+    /// Microseconds of any step
+    #[arg(long, default_value_t = 10_000.0, value_name = "MICROSECONDS")]
+    pub sim_step_us: f64,
+    /// Microseconds of each prompt token
+    #[arg(long, default_value_t = 1_000.0, value_name = "MICROSECONDS")]
+    pub sim_prefill_token_us: f64,
+    /// Microseconds of each sequence that generates
+    #[arg(long, default_value_t = 1_500.0, value_name = "MICROSECONDS")]
+    pub sim_decode_sequence_us: f64,
+    /// Microseconds of each token attended to
+    #[arg(long, default_value_t = 1.0, value_name = "MICROSECONDS")]
+    pub sim_context_token_us: f64,
+    /// Answers end by themselves after so many tokens on average; 0 lets them run to their limit
+    #[arg(long, default_value_t = 200, value_name = "TOKENS")]
+    pub sim_mean_answer_tokens: u64,
+    /// Seconds that loading the model takes
+    #[arg(long, default_value_t = 0.0, value_name = "SECONDS")]
+    pub sim_load_seconds: f64,
+}
+
+/// Flags of `fetch`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  windlass-engine fetch https://host/model.gguf --to /var/cache/windlass/model.gguf --sha256 9f86d0…
+  cat model.gguf | windlass-engine fetch - --to /models/model.gguf --sha256 9f86d0…
+
+An interrupted download leaves FILE.part and the next attempt goes on from there. The file appears under its own name
+only after its checksum was verified.")]
+pub struct FetchArgs {
+    /// https:// or http:// address, or `-` for standard input
+    pub url: String,
+    /// Where the verified file goes; its folder is made
+    #[arg(long = bare(fetch::TO), value_name = "FILE")]
+    pub to: PathBuf,
+    /// SHA-256 of the file, 64 hexadecimal digits
+    #[arg(long = bare(fetch::SHA256), value_name = "HEX")]
+    pub sha256: String,
+    /// File with a token to send as `Authorization: Bearer`
+    #[arg(long = bare(fetch::TOKEN_FILE), value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// PEM file with certificate authorities to trust instead of the public ones
+    #[arg(long = bare(fetch::CA_FILE), value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+    /// Largest file accepted
+    #[arg(long, default_value_t = 1 << 40, value_name = "BYTES")]
+    pub max_bytes: u64,
+    /// The process.
+    #[command(flatten)]
+    pub process: ProcessArgs,
+}
+
+/// Flags of `inspect`.
+#[derive(Args, Clone, Debug)]
+pub struct InspectArgs {
+    /// GGUF file, or folder that holds exactly one
+    pub model: PathBuf,
+    /// Leave out the list of tensor types
+    #[arg(long)]
+    pub summary: bool,
+    /// The process.
+    #[command(flatten)]
+    pub process: ProcessArgs,
+}
+
+impl Command {
+    /// Flags of the process.
+    pub fn process(&self) -> &ProcessArgs {
+        match self {
+            Command::Serve(args) => &args.process,
+            Command::Fetch(args) => &args.process,
+            Command::Inspect(args) => &args.process,
+        }
+    }
+}

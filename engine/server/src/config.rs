@@ -1,0 +1,316 @@
+//! The server's configuration, validated once: what the flags mean together.
+
+use crate::cli::{ExecutorKind, ServeArgs, SimArgs};
+use crate::failure::Failure;
+use crate::http::auth::KeySource;
+use crate::machine;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use windlass_engine_contract::flags;
+use windlass_engine_contract::termination::Reason;
+use windlass_engine_core::engine::QueueLimits;
+use windlass_engine_core::sim::StepTime;
+use windlass_engine_model::KvBudget;
+
+/// Everything that `serve` decides before it does anything.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Names the API answers to; never empty.
+    pub served_names: Vec<String>,
+    /// Address of the API port.
+    pub api_address: SocketAddr,
+    /// Address of the admin port.
+    pub admin_address: SocketAddr,
+    /// What computes.
+    pub executor: ExecutorConfig,
+    /// Sizes of steps and sequences.
+    pub batching: Batching,
+    /// Where API keys are, if any are asked for.
+    pub keys: Option<KeySource>,
+    /// Times of the life cycle.
+    pub times: LifeTimes,
+}
+
+/// What computes.
+#[derive(Clone, Debug)]
+pub enum ExecutorConfig {
+    /// A model on this machine's CPU.
+    Cpu(CpuConfig),
+    /// The simulator.
+    Sim(SimConfig),
+}
+
+/// A model on this machine's CPU.
+#[derive(Clone, Debug)]
+pub struct CpuConfig {
+    /// GGUF file or folder.
+    pub model: PathBuf,
+    /// Threads that compute.
+    pub threads: usize,
+    /// The weight type that the file must have; `None` takes any.
+    pub quantization: Option<String>,
+}
+
+/// The simulator.
+#[derive(Clone, Debug)]
+pub struct SimConfig {
+    /// GGUF file or folder whose tokenizer and template are used; without one, the simulator's own words.
+    pub tokenizer: Option<PathBuf>,
+    /// How long steps take.
+    pub step_time: StepTime,
+    /// Tokens after which an answer ends by itself, on average; `None` for never.
+    pub mean_answer_tokens: Option<u64>,
+    /// How long loading takes.
+    pub load_time: Duration,
+    /// Ranks it says it has.
+    pub tensor_parallel: u32,
+    /// Weight type it says it has.
+    pub quantization: String,
+}
+
+/// Sizes of steps and sequences.
+#[derive(Clone, Copy, Debug)]
+pub struct Batching {
+    /// Longest sequence; `None` for the model's own.
+    pub max_model_tokens: Option<u32>,
+    /// Most sequences in a step.
+    pub max_sequences: u32,
+    /// Most tokens in a step.
+    pub max_step_tokens: u32,
+    /// Tokens in a KV block.
+    pub block_tokens: u32,
+    /// Size of the KV pool; `None` for what suits the machine.
+    pub kv: Option<KvBudget>,
+    /// How much may wait.
+    pub queue: QueueLimits,
+    /// Keep computed prompts for others that begin alike.
+    pub prefix_cache: bool,
+}
+
+/// Times of the life cycle.
+#[derive(Clone, Copy, Debug)]
+pub struct LifeTimes {
+    /// From the signal on, how long new requests are served.
+    pub drain_accept: Duration,
+    /// From the signal on, how long streams may last.
+    pub drain_timeout: Duration,
+    /// How long a connection may be kept; `None` for ever.
+    pub max_connection_age: Option<Duration>,
+    /// With work and no finished step for so long, the server is not ready.
+    pub stall_timeout_seconds: f64,
+}
+
+impl Config {
+    /// Checks the flags against each other and the machine.
+    pub fn from_args(args: &ServeArgs) -> Result<Config, Failure> {
+        Ok(Config {
+            served_names: served_names(args)?,
+            api_address: SocketAddr::new(args.host, args.port),
+            admin_address: SocketAddr::new(args.host, args.admin_port),
+            executor: executor(args)?,
+            batching: batching(args)?,
+            keys: keys(args)?,
+            times: times(args)?,
+        })
+    }
+}
+
+fn served_names(args: &ServeArgs) -> Result<Vec<String>, Failure> {
+    let mut names = args.served_model_name.clone();
+    if names.is_empty() {
+        let path = Path::new(&args.model);
+        let name = match path.extension().is_some_and(|extension| extension == "gguf") {
+            true => path.file_stem(),
+            false => path.file_name(),
+        };
+        names.push(name.map_or_else(|| args.model.clone(), |name| name.to_string_lossy().into_owned()));
+    }
+    match names.iter().find(|name| name.trim().is_empty()) {
+        Some(_) => Err(Failure::configuration(format!("{} must not be empty", flags::SERVED_MODEL_NAME))),
+        None => Ok(names),
+    }
+}
+
+fn executor(args: &ServeArgs) -> Result<ExecutorConfig, Failure> {
+    check_kv_data_type(&args.kv_cache_dtype)?;
+    if args.tensor_parallel_size == 0 {
+        return Err(Failure::configuration(format!("{} must be at least 1", flags::TENSOR_PARALLEL_SIZE)));
+    }
+    match args.executor {
+        ExecutorKind::Sim => Ok(ExecutorConfig::Sim(sim(args)?)),
+        ExecutorKind::Cpu => Ok(ExecutorConfig::Cpu(cpu(args)?)),
+    }
+}
+
+fn cpu(args: &ServeArgs) -> Result<CpuConfig, Failure> {
+    match args.device.as_str() {
+        "auto" | "cpu" => (),
+        "cuda" => return Err(unsupported(flags::DEVICE, "cuda", "this build computes on the CPU: use cpu")),
+        other => return Err(unsupported(flags::DEVICE, other, "use auto or cpu")),
+    }
+    if args.tensor_parallel_size != 1 {
+        let size = args.tensor_parallel_size.to_string();
+        return Err(unsupported(flags::TENSOR_PARALLEL_SIZE, &size, "a CPU is one rank: use 1"));
+    }
+    let threads = args.threads.unwrap_or_else(machine::cpus);
+    if threads == 0 {
+        return Err(Failure::configuration("--threads must be at least 1"));
+    }
+    let quantization = Some(args.quantization.to_ascii_lowercase()).filter(|kind| kind != "auto");
+    Ok(CpuConfig { model: PathBuf::from(&args.model), threads, quantization })
+}
+
+fn sim(args: &ServeArgs) -> Result<SimConfig, Failure> {
+    let SimArgs { sim_step_us, sim_prefill_token_us, sim_decode_sequence_us, sim_context_token_us, .. } = args.sim;
+    let step_time = StepTime {
+        base_us: microseconds("--sim-step-us", sim_step_us)?,
+        prefill_token_us: microseconds("--sim-prefill-token-us", sim_prefill_token_us)?,
+        decode_row_us: microseconds("--sim-decode-sequence-us", sim_decode_sequence_us)?,
+        context_token_us: microseconds("--sim-context-token-us", sim_context_token_us)?,
+    };
+    let path = PathBuf::from(&args.model);
+    Ok(SimConfig {
+        tokenizer: path.exists().then_some(path),
+        step_time,
+        mean_answer_tokens: Some(args.sim.sim_mean_answer_tokens).filter(|tokens| *tokens > 0),
+        load_time: Duration::try_from_secs_f64(args.sim.sim_load_seconds)
+            .map_err(|error| Failure::configuration(format!("--sim-load-seconds: {error}")))?,
+        tensor_parallel: args.tensor_parallel_size,
+        quantization: if args.quantization == "auto" { "bf16".to_owned() } else { args.quantization.clone() },
+    })
+}
+
+/// A step may take at most an hour, which keeps every sum of them a time.
+fn microseconds(flag: &str, value: f64) -> Result<f64, Failure> {
+    match (0.0..=3.6e9).contains(&value) {
+        true => Ok(value),
+        false => Err(Failure::configuration(format!("{flag} is {value}; it must be from 0 to 3.6e9"))),
+    }
+}
+
+fn check_kv_data_type(data_type: &str) -> Result<(), Failure> {
+    match data_type {
+        "auto" | "bf16" | "bfloat16" => Ok(()),
+        other => Err(unsupported(flags::KV_CACHE_DTYPE, other, "use auto or bf16")),
+    }
+}
+
+fn batching(args: &ServeArgs) -> Result<Batching, Failure> {
+    let sizes = [
+        (flags::MAX_MODEL_LEN, args.max_model_len.unwrap_or(1)),
+        (flags::MAX_NUM_SEQS, args.max_num_seqs),
+        ("--max-num-batched-tokens", args.max_num_batched_tokens),
+        ("--block-size", args.block_size),
+        ("--num-gpu-blocks-override", args.num_gpu_blocks_override.unwrap_or(1)),
+    ];
+    if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+        return Err(Failure::configuration(format!("{flag} must be at least 1")));
+    }
+    if args.max_num_batched_tokens < args.max_num_seqs {
+        return Err(Failure::configuration(format!(
+            "--max-num-batched-tokens is {} and {} is {}: a step must have a token for each sequence",
+            args.max_num_batched_tokens,
+            flags::MAX_NUM_SEQS,
+            args.max_num_seqs
+        )));
+    }
+    let bytes = args.kv_cache_memory_bytes.map(KvBudget::Bytes);
+    Ok(Batching {
+        max_model_tokens: args.max_model_len,
+        max_sequences: args.max_num_seqs,
+        max_step_tokens: args.max_num_batched_tokens,
+        block_tokens: args.block_size,
+        kv: args.num_gpu_blocks_override.map(KvBudget::Blocks).or(bytes),
+        queue: QueueLimits {
+            max_waiting_requests: args.max_queue_requests,
+            max_queued_prompt_tokens: args.max_queue_tokens,
+        },
+        prefix_cache: !args.no_enable_prefix_caching,
+    })
+}
+
+fn keys(args: &ServeArgs) -> Result<Option<KeySource>, Failure> {
+    match (&args.api_key_file, &args.api_key_dir) {
+        (Some(_), Some(_)) => {
+            Err(Failure::configuration(format!("give either --api-key-file or {}, not both", flags::API_KEY_DIR)))
+        }
+        (Some(file), None) => Ok(Some(KeySource::File(file.clone()))),
+        (None, folder) => Ok(folder.clone().map(KeySource::Folder)),
+    }
+}
+
+fn times(args: &ServeArgs) -> Result<LifeTimes, Failure> {
+    if args.drain_timeout_seconds < args.drain_accept_seconds {
+        return Err(Failure::configuration(format!(
+            "{} is {}, less than --drain-accept-seconds, {}",
+            flags::DRAIN_TIMEOUT_SECONDS,
+            args.drain_timeout_seconds,
+            args.drain_accept_seconds
+        )));
+    }
+    if args.stall_timeout_seconds == 0 {
+        return Err(Failure::configuration("--stall-timeout-seconds must be at least 1"));
+    }
+    let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+    Ok(LifeTimes {
+        drain_accept: seconds(args.drain_accept_seconds),
+        drain_timeout: seconds(args.drain_timeout_seconds),
+        max_connection_age: Some(seconds(args.max_connection_age_seconds)).filter(|age| !age.is_zero()),
+        stall_timeout_seconds: args.stall_timeout_seconds.into(),
+    })
+}
+
+fn unsupported(flag: &str, value: &str, way_out: &str) -> Failure {
+    Failure::new(Reason::Unsupported, format!("{flag} {value} is not supported: {way_out}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn config(line: &str) -> Result<Config, Failure> {
+        let arguments = format!("windlass-engine serve {line}");
+        match Cli::try_parse_from(arguments.split(' ')).unwrap().command {
+            Command::Serve(args) => Config::from_args(&args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_model_is_served_under_its_files_name() {
+        assert_eq!(config("/models/SmolLM2.Q4_1.gguf").unwrap().served_names, ["SmolLM2.Q4_1"]);
+        assert_eq!(config("/models/folder/").unwrap().served_names, ["folder"]);
+        assert_eq!(config("org/name-1.5 --executor sim").unwrap().served_names, ["name-1.5"]);
+        let named = config("m --served-model-name a b --served-model-name c").unwrap();
+        assert_eq!(named.served_names, ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_refused_by_name_and_reason() {
+        for (line, reason, word) in [
+            ("m --device cuda", Reason::Unsupported, "--device cuda"),
+            ("m --tensor-parallel-size 2", Reason::Unsupported, "--tensor-parallel-size 2"),
+            ("m --kv-cache-dtype fp8", Reason::Unsupported, "--kv-cache-dtype fp8"),
+            ("m --threads 0", Reason::InvalidConfiguration, "--threads"),
+            ("m --max-num-seqs 0", Reason::InvalidConfiguration, "--max-num-seqs"),
+            ("m --max-num-seqs 600", Reason::InvalidConfiguration, "--max-num-batched-tokens"),
+            ("m --api-key-file a --api-key-dir b", Reason::InvalidConfiguration, "--api-key-file"),
+            ("m --drain-timeout-seconds 1", Reason::InvalidConfiguration, "--drain-timeout-seconds"),
+            ("m --executor sim --sim-step-us=-1", Reason::InvalidConfiguration, "--sim-step-us"),
+        ] {
+            let failure = config(line).unwrap_err();
+            assert_eq!(failure.reason, reason, "{line}");
+            assert!(failure.message.contains(word), "{line}: {failure}");
+        }
+    }
+
+    #[test]
+    fn the_simulator_accepts_any_device_and_rank_count() {
+        let config = config("m --executor sim --device cuda --tensor-parallel-size 8 --quantization fp8").unwrap();
+        let ExecutorConfig::Sim(sim) = config.executor else { panic!("{:?}", config.executor) };
+        assert_eq!((sim.tensor_parallel, sim.quantization.as_str()), (8, "fp8"));
+    }
+}

@@ -1,0 +1,15 @@
+//! The one thread that owns the engine, and how everybody else talks to it.
+//!
+//! Two crossings: commands go in over a bounded channel, each request's updates come out over a channel of its own,
+//! whose length the request's token limit bounds. The thread never waits for HTTP, and no lock is shared with it.
+
+mod cancel;
+mod handle;
+mod live;
+mod pace;
+mod step_loop;
+mod throughput;
+
+pub use handle::{EngineHandle, Event, NotAccepted, RequestStream, channel};
+pub use pace::RealTime;
+pub use step_loop::StepLoop;

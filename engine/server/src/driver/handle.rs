@@ -1,0 +1,155 @@
+//! The engine as HTTP tasks see it: submit a request, read its updates; dropping the stream ends the request.
+
+use super::cancel::{Cancel, CancelCount};
+use crate::clock::Clock;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use windlass_engine_core::request::{RejectReason, Request, RequestId};
+use windlass_engine_core::update::RequestUpdate;
+
+/// Commands that may wait for the engine's thread, which takes all of them before every step.
+const COMMAND_CAPACITY: usize = 1024;
+
+/// What the engine's thread is told.
+pub(super) enum Command {
+    /// A new request.
+    Submit(Submission),
+    /// Every live request ends now, with this message.
+    EndAll(String),
+}
+
+/// A request on its way to the engine.
+pub(super) struct Submission {
+    pub(super) request: Request,
+    pub(super) arrival_seconds: f64,
+    pub(super) events: UnboundedSender<Event>,
+    pub(super) cancel: Cancel,
+}
+
+/// What a request's stream carries: one answer to the submission, then updates up to the one with a finish.
+#[derive(Debug)]
+pub enum Event {
+    /// It waits for its turn.
+    Admitted,
+    /// It was refused.
+    Rejected {
+        /// Why.
+        reason: RejectReason,
+        /// When a full queue is likely to have room.
+        retry_after_seconds: u32,
+    },
+    /// News.
+    Update(RequestUpdate),
+}
+
+/// A submission that did not reach the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotAccepted {
+    /// The engine has more commands waiting than it can take.
+    Busy,
+    /// The engine's thread has ended.
+    Gone,
+}
+
+/// Submits requests. Cheap to clone.
+#[derive(Clone)]
+pub struct EngineHandle {
+    commands: mpsc::Sender<Command>,
+    ids: Arc<AtomicU64>,
+    cancels: CancelCount,
+    clock: Clock,
+}
+
+/// The engine's end of the channel.
+pub struct Commands {
+    pub(super) receiver: mpsc::Receiver<Command>,
+    pub(super) cancels: CancelCount,
+}
+
+/// Both ends of the way to the engine.
+pub fn channel(clock: Clock) -> (EngineHandle, Commands) {
+    let (commands, receiver) = mpsc::channel(COMMAND_CAPACITY);
+    let cancels = CancelCount::default();
+    let handle = EngineHandle { commands, ids: Arc::default(), cancels: cancels.clone(), clock };
+    (handle, Commands { receiver, cancels })
+}
+
+impl EngineHandle {
+    /// Sends a request; `with_id` makes it from the id that it gets. Never waits.
+    pub fn submit(&self, with_id: impl FnOnce(RequestId) -> Request) -> Result<RequestStream, NotAccepted> {
+        let (events, receiver) = mpsc::unbounded_channel();
+        let cancel = self.cancels.new_request();
+        let submission = Submission {
+            request: with_id(RequestId(self.ids.fetch_add(1, Ordering::Relaxed))),
+            arrival_seconds: self.clock.seconds(),
+            events,
+            cancel: cancel.clone(),
+        };
+        match self.commands.try_send(Command::Submit(submission)) {
+            Ok(()) => Ok(RequestStream { events: receiver, cancel, ended: false }),
+            Err(TrySendError::Full(_)) => Err(NotAccepted::Busy),
+            Err(TrySendError::Closed(_)) => Err(NotAccepted::Gone),
+        }
+    }
+
+    /// Requests sent and not yet seen by the engine.
+    pub fn unseen(&self) -> u32 {
+        (self.commands.max_capacity() - self.commands.capacity()) as u32
+    }
+
+    /// Ends every live request; each stream gets `message` as its error.
+    pub async fn end_all(&self, message: &str) {
+        // The thread is gone: then so are its requests.
+        let _ = self.commands.send(Command::EndAll(message.to_owned())).await;
+    }
+}
+
+/// The updates of one request. Dropped before its end, it aborts the request before the next step.
+#[derive(Debug)]
+pub struct RequestStream {
+    events: UnboundedReceiver<Event>,
+    cancel: Cancel,
+    ended: bool,
+}
+
+impl RequestStream {
+    /// The next event; `None` after the last update, or if the engine's thread has ended.
+    pub async fn next(&mut self) -> Option<Event> {
+        let event = self.events.recv().await;
+        self.note_end(event.as_ref());
+        event
+    }
+
+    /// The next event if it is already there.
+    pub fn try_next(&mut self) -> Option<Event> {
+        let event = self.events.try_recv().ok()?;
+        self.note_end(Some(&event));
+        Some(event)
+    }
+
+    /// The answer is complete before the engine knows it.
+    pub fn stop(&mut self) {
+        if !self.ended {
+            self.ended = true;
+            self.cancel.stop();
+        }
+    }
+
+    fn note_end(&mut self, event: Option<&Event>) {
+        self.ended |= match event {
+            None | Some(Event::Rejected { .. }) => true,
+            Some(Event::Admitted) => false,
+            Some(Event::Update(update)) => update.finish.is_some(),
+        };
+    }
+}
+
+impl Drop for RequestStream {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.cancel.abandon();
+        }
+    }
+}

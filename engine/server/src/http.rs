@@ -1,0 +1,15 @@
+//! Both ports: routes, connections, and what stands between them.
+
+pub mod admin;
+pub mod api;
+pub mod auth;
+mod body;
+mod chat;
+mod completions;
+pub mod connection;
+mod error;
+mod models;
+mod respond;
+mod stream;
+
+pub use respond::unix_seconds;

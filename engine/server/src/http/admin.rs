@@ -1,0 +1,101 @@
+//! The admin port: probes, metrics, the operator's stats, drain. In no Service, without authentication.
+
+use crate::driver::EngineHandle;
+use crate::lifecycle::{Lifecycle, Stage};
+use crate::monitor::Monitor;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use std::sync::{Arc, OnceLock};
+use windlass_engine_contract::paths;
+use windlass_engine_contract::stats::Stats;
+
+/// The exposition format's version 0.0.4.
+const EXPOSITION: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// What the admin routes need. The engine comes later than the port.
+pub struct Admin {
+    /// What the program knows about itself.
+    pub monitor: Arc<Monitor>,
+    /// Where it is in its life.
+    pub lifecycle: Lifecycle,
+    /// The engine, once it stands.
+    pub engine: OnceLock<EngineHandle>,
+    /// With work and no finished step for longer than this the server is not ready; for twice as long, not alive.
+    pub stall_timeout_seconds: f64,
+}
+
+/// The routes.
+pub fn router(admin: Arc<Admin>) -> Router {
+    Router::new()
+        .route(paths::LIVEZ, get(alive))
+        .route(paths::READYZ, get(ready))
+        .route(paths::METRICS, get(metrics))
+        .route(paths::STATS, get(stats))
+        .route(paths::DRAIN, post(drain))
+        .with_state(admin)
+}
+
+impl Admin {
+    fn unseen(&self) -> u32 {
+        self.engine.get().map_or(0, EngineHandle::unseen)
+    }
+
+    /// Loading has no steps and is bounded by the startup probe; afterwards steps must be finished.
+    fn liveness(&self) -> Result<(), String> {
+        let stalled = self.monitor.stalled_seconds(self.unseen());
+        match self.lifecycle.stage() {
+            Stage::Starting => Ok(()),
+            _ if stalled > 2.0 * self.stall_timeout_seconds => {
+                Err(format!("work is queued and no step has finished for {stalled:.0} s"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Overload is not unreadiness: a full queue refuses with 429, and the pod stays in its Service.
+    fn readiness(&self) -> Result<(), String> {
+        let stalled = self.monitor.stalled_seconds(self.unseen());
+        match self.lifecycle.stage() {
+            Stage::Starting => Err("no token was generated yet".to_owned()),
+            Stage::Closing | Stage::Refusing => Err("draining".to_owned()),
+            Stage::Serving if stalled > self.stall_timeout_seconds => {
+                Err(format!("work is queued and no step has finished for {stalled:.0} s"))
+            }
+            Stage::Serving => Ok(()),
+        }
+    }
+}
+
+fn probe(result: Result<(), String>) -> Response {
+    match result {
+        Ok(()) => "ok\n".into_response(),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n").into_response(),
+    }
+}
+
+async fn alive(State(admin): State<Arc<Admin>>) -> Response {
+    probe(admin.liveness())
+}
+
+async fn ready(State(admin): State<Arc<Admin>>) -> Response {
+    probe(admin.readiness())
+}
+
+async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
+    match admin.monitor.exposition() {
+        Ok(text) => ([(header::CONTENT_TYPE, EXPOSITION)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn stats(State(admin): State<Arc<Admin>>) -> Json<Stats> {
+    Json(admin.monitor.stats(admin.lifecycle.phase(), admin.unseen()))
+}
+
+async fn drain(State(admin): State<Arc<Admin>>) -> StatusCode {
+    admin.lifecycle.advance(Stage::Closing);
+    StatusCode::ACCEPTED
+}

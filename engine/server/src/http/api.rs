@@ -1,0 +1,159 @@
+//! The API port: OpenAI's routes over one engine.
+
+use super::auth::{self, Keys};
+use super::error::ApiError;
+use super::{chat, completions, models};
+use crate::answer::Answer;
+use crate::driver::{EngineHandle, Event};
+use crate::generation::Generation;
+use crate::lifecycle::{Lifecycle, Stage};
+use crate::text::chat_template::ChatTemplate;
+use crate::text::tokenizer::Tokenizer;
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{Method, StatusCode, Uri};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use std::any::Any;
+use std::sync::Arc;
+use tower_http::catch_panic::CatchPanicLayer;
+use windlass_engine_api::generation::GenerationFields;
+use windlass_engine_core::request::{RejectReason, TokenId};
+
+/// Open to everyone: what load balancers ask.
+pub const HEALTH: &str = "/health";
+
+/// Texts up to this are tokenized in place, longer ones on a thread that may block.
+const INLINE_TEXT_BYTES: usize = 16 << 10;
+
+/// What every route needs.
+pub struct Api {
+    /// The engine.
+    pub engine: EngineHandle,
+    /// The model's tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// The model's chat template, if it has one.
+    pub template: Option<ChatTemplate>,
+    /// Names the API answers to.
+    pub served_names: Vec<String>,
+    /// Longest sequence.
+    pub max_model_tokens: u32,
+    /// Seconds since 1970 when the server started.
+    pub created: u64,
+    /// Valid keys; without any, no key is asked for.
+    pub keys: Option<Keys>,
+    /// Where the server is in its life.
+    pub lifecycle: Lifecycle,
+}
+
+/// The routes.
+pub fn router(api: Arc<Api>) -> Router {
+    Router::new()
+        .route(HEALTH, get(async || StatusCode::OK))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*name}", get(models::show))
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/completions", post(completions::create))
+        .fallback(no_such_route)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn_with_state(api.clone(), auth::authenticate))
+        .layer(middleware::from_fn_with_state(api.clone(), refuse_when_closed))
+        .layer(CatchPanicLayer::custom(panicked))
+        .with_state(api)
+}
+
+async fn no_such_route(method: Method, uri: Uri) -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "not_found", format!("there is no {method} {}", uri.path()))
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    let message = format!("{method} is not the way to use {}", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}
+
+async fn refuse_when_closed(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
+    match api.lifecycle.stage() {
+        Stage::Refusing => ApiError::shutting_down().into_response(),
+        _ => next.run(request).await,
+    }
+}
+
+/// A defect ends one request; its text goes to the log by the panic hook, not to the client.
+fn panicked(_: Box<dyn Any + Send>) -> Response {
+    let message = "the server failed on this request";
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message).into_response()
+}
+
+impl Api {
+    /// Refuses a model that is not served.
+    pub fn check_model(&self, model: &str) -> Result<(), ApiError> {
+        if self.served_names.iter().any(|name| name == model) {
+            return Ok(());
+        }
+        let message = format!("the model {model:?} is not served here; served are {:?}", self.served_names);
+        Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).param("model"))
+    }
+
+    /// Checks what the client wrote about generating.
+    pub fn generation(&self, fields: GenerationFields) -> Result<Generation, ApiError> {
+        Ok(Generation::validate(fields, self.tokenizer.vocabulary().len(), rand::random())?)
+    }
+
+    /// Refuses a text that cannot fit, before time is spent on tokenizing it. `field` holds the prompt.
+    pub fn check_length(&self, text: &str, field: &str) -> Result<(), ApiError> {
+        let longest = self.max_model_tokens as usize * self.tokenizer.vocabulary().longest_piece();
+        if text.len() <= longest {
+            return Ok(());
+        }
+        let limit = self.max_model_tokens;
+        let message = format!("the prompt has {} bytes, more than {limit} tokens can hold; shorten it", text.len());
+        Err(ApiError::bad_request("context_length_exceeded", message).param(field))
+    }
+
+    /// Tokenizes without holding up other requests.
+    pub async fn tokenize(
+        self: &Arc<Api>,
+        text: String,
+        encode: fn(&Tokenizer, &str) -> Result<Vec<TokenId>, crate::text::tokenizer::EncodeError>,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        if text.len() <= INLINE_TEXT_BYTES {
+            return Ok(encode(&self.tokenizer, &text)?);
+        }
+        let api = self.clone();
+        let encoded = tokio::task::spawn_blocking(move || encode(&api.tokenizer, &text)).await;
+        let failed = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "the tokenizer failed");
+        Ok(encoded.map_err(failed)??)
+    }
+
+    /// Submits a prompt and waits until it is admitted. `default_max_tokens` counts where the client gave no limit and
+    /// is cut to what fits; `field` holds the prompt.
+    pub async fn submit(
+        &self,
+        prompt: Vec<TokenId>,
+        generation: &Generation,
+        default_max_tokens: u32,
+        field: &str,
+    ) -> Result<Answer, ApiError> {
+        let prompt_tokens = prompt.len() as u32;
+        let room = self.max_model_tokens.saturating_sub(prompt_tokens);
+        if room == 0 {
+            let max_tokens = generation.max_tokens.unwrap_or(1);
+            let limit_tokens = self.max_model_tokens;
+            return Err(ApiError::rejected(
+                &RejectReason::TooLong { prompt_tokens, max_tokens, limit_tokens },
+                0,
+                field,
+            ));
+        }
+        let (most, ends) = (default_max_tokens.min(room), &self.tokenizer.special().ends);
+        let mut stream = self.engine.submit(|id| generation.request(id, prompt, most, ends))?;
+        match stream.next().await {
+            Some(Event::Admitted) => Ok(Answer::new(stream, self.tokenizer.clone(), generation, prompt_tokens)),
+            Some(Event::Rejected { reason, retry_after_seconds }) => {
+                Err(ApiError::rejected(&reason, retry_after_seconds, field))
+            }
+            Some(Event::Update(_)) | None => Err(crate::driver::NotAccepted::Gone.into()),
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Request bodies, bounded in size and time.
+
+use super::error::ApiError;
+use axum::body::{Bytes, to_bytes};
+use axum::extract::{FromRequest, Request};
+use axum::http::{StatusCode, header};
+use std::time::Duration;
+
+/// Largest body.
+const MAX_BODY_BYTES: usize = 32 << 20;
+/// Longest time a body may take to arrive.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The bytes of a JSON body.
+pub struct JsonBody(pub Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for JsonBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<JsonBody, ApiError> {
+        check_type(&request)?;
+        let read = tokio::time::timeout(BODY_TIMEOUT, to_bytes(request.into_body(), MAX_BODY_BYTES)).await;
+        match read {
+            Ok(Ok(bytes)) => Ok(JsonBody(bytes)),
+            Ok(Err(error)) => Err(unreadable(&error)),
+            Err(_) => {
+                let message = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
+                Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message))
+            }
+        }
+    }
+}
+
+/// A body that says it is something else than JSON is not guessed at; one that says nothing is read.
+fn check_type(request: &Request) -> Result<(), ApiError> {
+    let Some(value) = request.headers().get(header::CONTENT_TYPE) else { return Ok(()) };
+    let media = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    if media.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    let message = format!("the Content-Type is {media:?}; it must be application/json");
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
+}
+
+fn unreadable(error: &axum::Error) -> ApiError {
+    let too_long = std::error::Error::source(error).is_some_and(|source| source.to_string().contains("length limit"));
+    if too_long {
+        let message = format!("the body is longer than {MAX_BODY_BYTES} bytes");
+        return ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message);
+    }
+    ApiError::bad_request("unreadable_body", format!("the body could not be read: {error}"))
+}

@@ -1,0 +1,196 @@
+//! Connections: accepted, bounded, aged and closed without cutting a request.
+//!
+//! An old connection is ended between requests: on HTTP/1.1 by `Connection: close` on its next response, so that no
+//! client can send into a closing connection; on HTTP/2 by GOAWAY. When the server refuses new requests, idle
+//! connections close at once and busy ones after their response.
+
+use crate::lifecycle::{Lifecycle, Stage};
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderValue, Request, Response, Version, header};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use std::convert::Infallible;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tower::ServiceExt;
+use tracing::{debug, warn};
+
+/// Open connections; further ones wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 8192;
+/// Longest time a request's header may take, and longest idleness of an HTTP/1.1 connection.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Largest request header, bytes.
+const MAX_HEADER_BYTES: usize = 64 << 10;
+/// Requests at once on one HTTP/2 connection.
+const MAX_STREAMS: u32 = 1024;
+/// Pings on a silent HTTP/2 connection.
+const PING_EVERY: Duration = Duration::from_secs(20);
+/// Rest after a failed accept: the usual cause is a lack of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long a connection stays open that comes when requests are refused.
+const REFUSAL_TIME: Duration = Duration::from_secs(1);
+/// Part of the age that chance adds or takes, so that clients do not all reconnect at once.
+const AGE_JITTER: f64 = 0.1;
+
+/// Accepts connections of one port and serves them.
+pub struct Server {
+    router: Router,
+    lifecycle: Lifecycle,
+    max_age: Option<Duration>,
+    stays_open: bool,
+    open: Arc<watch::Sender<usize>>,
+    permits: Arc<Semaphore>,
+}
+
+impl Server {
+    /// Serves `router`; connections older than `max_age`, give or take a tenth, are ended between requests.
+    pub fn new(router: Router, lifecycle: Lifecycle, max_age: Option<Duration>) -> Server {
+        let (open, permits) = (Arc::new(watch::Sender::new(0)), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+        Server { router, lifecycle, max_age, stays_open: false, open, permits }
+    }
+
+    /// Keeps its connections whatever the stage: probes are asked to the end.
+    pub fn staying_open(mut self) -> Server {
+        self.stays_open = true;
+        self
+    }
+
+    /// Accepts for ever.
+    pub async fn run(self: Arc<Self>, listener: TcpListener) {
+        loop {
+            // The semaphore is never closed.
+            let Ok(permit) = self.permits.clone().acquire_owned().await else { return };
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let server = self.clone();
+                    let counted = OpenConnection::new(&self.open);
+                    tokio::spawn(async move {
+                        server.serve(stream).await;
+                        drop((counted, permit));
+                    });
+                }
+                Err(error) => {
+                    warn!("accepting a connection failed: {error}");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Returns once no connection is open.
+    pub async fn no_connections(&self) {
+        // The sender lives as long as this value.
+        let _ = self.open.subscribe().wait_for(|open| *open == 0).await;
+    }
+
+    async fn serve(self: Arc<Self>, stream: TcpStream) {
+        // Tokens are small and each matters: none may wait for the next.
+        if let Err(error) = stream.set_nodelay(true) {
+            debug!("TCP_NODELAY: {error}");
+        }
+        let state = Arc::new(ConnectionState::default());
+        let service = service_fn(|request| {
+            let (server, state) = (self.clone(), state.clone());
+            async move { server.answer(&state, request).await }
+        });
+        let builder = builder();
+        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+        let mut old = pin!(self.grows_old());
+        let mut closing = pin!(self.reached(Stage::Closing));
+        let mut refusing = pin!(self.refuses(self.lifecycle.stage()));
+        let (mut is_old, mut is_closing, mut is_refusing) = (false, false, false);
+        loop {
+            tokio::select! {
+                ended = connection.as_mut() => {
+                    return if let Err(error) = ended { debug!("a connection ended: {error}") };
+                }
+                () = old.as_mut(), if !is_old => {
+                    is_old = true;
+                    state.last_request.store(true, Ordering::Relaxed);
+                }
+                () = closing.as_mut(), if !is_closing => is_closing = true,
+                () = refusing.as_mut(), if !is_refusing => is_refusing = true,
+            }
+            let http2 = state.http2.load(Ordering::Relaxed);
+            if is_refusing || (http2 && (is_old || is_closing)) {
+                connection.as_mut().graceful_shutdown();
+            }
+        }
+    }
+
+    /// Answers one request; the last one of an HTTP/1.1 connection says so.
+    async fn answer(&self, state: &ConnectionState, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+        let http2 = request.version() == Version::HTTP_2;
+        state.http2.store(http2, Ordering::Relaxed);
+        let mut response = self.router.clone().oneshot(request.map(Body::new)).await?;
+        let closing = !self.stays_open && self.lifecycle.stage() >= Stage::Closing;
+        if !http2 && (closing || state.last_request.load(Ordering::Relaxed)) {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        Ok(response)
+    }
+
+    /// Returns when this connection is to end. One that comes when requests are refused has time to be told so.
+    async fn refuses(&self, accepted_in: Stage) {
+        self.reached(Stage::Refusing).await;
+        if accepted_in == Stage::Refusing {
+            tokio::time::sleep(REFUSAL_TIME).await;
+        }
+    }
+
+    async fn reached(&self, stage: Stage) {
+        match self.stays_open {
+            true => std::future::pending().await,
+            false => self.lifecycle.reached(stage).await,
+        }
+    }
+
+    async fn grows_old(&self) {
+        match self.max_age {
+            Some(age) => tokio::time::sleep(age.mul_f64(1.0 + AGE_JITTER * (2.0 * rand::random::<f64>() - 1.0))).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// What a connection's requests and its timers tell each other.
+#[derive(Debug, Default)]
+struct ConnectionState {
+    http2: AtomicBool,
+    last_request: AtomicBool,
+}
+
+fn builder() -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(MAX_HEADER_BYTES);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_header_list_size(MAX_HEADER_BYTES as u32)
+        .max_concurrent_streams(MAX_STREAMS)
+        .keep_alive_interval(PING_EVERY);
+    builder
+}
+
+/// Counts a connection while it lives.
+struct OpenConnection(Arc<watch::Sender<usize>>);
+
+impl OpenConnection {
+    fn new(open: &Arc<watch::Sender<usize>>) -> OpenConnection {
+        open.send_modify(|open| *open += 1);
+        OpenConnection(open.clone())
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.send_modify(|open| *open -= 1);
+    }
+}

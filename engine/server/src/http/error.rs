@@ -1,0 +1,137 @@
+//! Refusals and failures as HTTP: a status, OpenAI's envelope, and when to come back.
+
+use crate::answer::Interrupted;
+use crate::driver::NotAccepted;
+use crate::text::chat_template::TemplateError;
+use crate::text::tokenizer::EncodeError;
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use windlass_engine_api::error::{ErrorBody, ErrorEnvelope, FieldError};
+use windlass_engine_core::request::RejectReason;
+
+/// A response that is not a success.
+#[derive(Clone, Debug)]
+pub struct ApiError {
+    status: StatusCode,
+    body: ErrorBody,
+    retry_after_seconds: Option<u32>,
+}
+
+const INVALID: &str = "invalid_request_error";
+const SERVER: &str = "server_error";
+
+impl ApiError {
+    /// An error with this status; `code` is the stable word for programs.
+    pub fn new(status: StatusCode, code: &str, message: impl Into<String>) -> ApiError {
+        let kind = match status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_server_error() => SERVER,
+            _ => INVALID,
+        };
+        let body =
+            ErrorBody { message: message.into(), kind: kind.to_owned(), param: None, code: Some(code.to_owned()) };
+        ApiError { status, body, retry_after_seconds: None }
+    }
+
+    /// A client error.
+    pub fn bad_request(code: &str, message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, code, message)
+    }
+
+    /// Names the field that is wrong.
+    pub fn param(mut self, param: &str) -> ApiError {
+        self.body.param = Some(param.to_owned());
+        self
+    }
+
+    /// Tells when another attempt makes sense.
+    pub fn retry_after(mut self, seconds: u32) -> ApiError {
+        self.retry_after_seconds = Some(seconds);
+        self
+    }
+
+    /// The request was not admitted; `prompt` is the field that holds the prompt.
+    pub fn rejected(reason: &RejectReason, retry_after_seconds: u32, prompt: &str) -> ApiError {
+        let message = reason.to_string();
+        match reason {
+            RejectReason::QueueFull { .. } => {
+                let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message);
+                error.retry_after(retry_after_seconds)
+            }
+            RejectReason::TooLong { .. } => ApiError::bad_request("context_length_exceeded", message).param(prompt),
+            RejectReason::NeverFits { .. } | RejectReason::NothingToGenerate => {
+                ApiError::bad_request("invalid_value", message).param("max_tokens")
+            }
+            RejectReason::EmptyPrompt | RejectReason::UnknownToken { .. } => {
+                ApiError::bad_request("invalid_value", message).param(prompt)
+            }
+        }
+    }
+
+    /// The server is about to stop.
+    pub fn shutting_down() -> ApiError {
+        let message = "the server is shutting down; send the request again";
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message).retry_after(1)
+    }
+
+    /// The envelope, for the inside of a stream.
+    pub fn envelope(self) -> ErrorEnvelope {
+        ErrorEnvelope { error: self.body }
+    }
+}
+
+impl From<FieldError> for ApiError {
+    fn from(error: FieldError) -> ApiError {
+        let mut converted = ApiError::bad_request(error.code, error.message);
+        converted.body.param = error.param;
+        converted
+    }
+}
+
+impl From<NotAccepted> for ApiError {
+    fn from(error: NotAccepted) -> ApiError {
+        match error {
+            NotAccepted::Busy => {
+                let message = "more requests arrive than can be looked at; try again later";
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message).retry_after(1)
+            }
+            NotAccepted::Gone => {
+                ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "engine_failed", "the engine has ended")
+            }
+        }
+    }
+}
+
+impl From<Interrupted> for ApiError {
+    fn from(error: Interrupted) -> ApiError {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "interrupted", error.to_string())
+    }
+}
+
+impl From<TemplateError> for ApiError {
+    fn from(error: TemplateError) -> ApiError {
+        ApiError::bad_request("invalid_conversation", error.to_string()).param("messages")
+    }
+}
+
+impl From<EncodeError> for ApiError {
+    fn from(error: EncodeError) -> ApiError {
+        ApiError::bad_request("invalid_prompt", error.to_string())
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(ErrorEnvelope { error: self.body })).into_response();
+        let headers = response.headers_mut();
+        if let Some(seconds) = self.retry_after_seconds {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}

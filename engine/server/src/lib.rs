@@ -1,0 +1,27 @@
+//! The program `windlass-engine`: HTTP, tokenizer, chat template, streaming, and the thread that owns the engine.
+//!
+//! A chat request passes, in order: [`http::api`] (routes) → `http::chat` (wire to validated request) →
+//! [`text`] (template, tokens) → [`driver`] (over a channel to the engine's thread, which turns
+//! `windlass_engine_core`'s engine) → [`answer`] (tokens to text, stop strings) → `http::stream` (events) or one body.
+//! [`serve`] puts it together, [`start`] builds the engine, [`lifecycle`] says when to stop, [`monitor`] is what probes
+//! and metrics read. It is a library so that tests can start the server in their own process.
+
+pub mod answer;
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod driver;
+pub mod failure;
+pub mod fetch;
+pub mod generation;
+pub mod http;
+pub mod inspect;
+pub mod lifecycle;
+pub mod machine;
+pub mod monitor;
+pub mod serve;
+pub mod signals;
+pub mod start;
+pub mod telemetry;
+pub mod text;
+pub mod vllm_flags;

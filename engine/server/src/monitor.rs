@@ -1,0 +1,148 @@
+//! What the program knows about itself: written by the engine's thread as it works, read by probes, `/metrics` and
+//! `/stats` at any time. Everything shared is an atomic, so a reader never delays a step and a stuck step never delays
+//! a reader.
+
+mod busy;
+mod metrics;
+mod stats;
+mod times;
+
+use crate::clock::Clock;
+use busy::BusyWindow;
+use metrics::Metrics;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+pub use times::RequestTimes;
+use windlass_engine_contract::memory::Ledger;
+use windlass_engine_contract::stats::{EffectiveConfig, Phase, StartPhases, Stats};
+use windlass_engine_core::update::{EngineStats, RequestUpdate, StepStats};
+
+/// The program's state as others may see it.
+pub struct Monitor {
+    clock: Clock,
+    metrics: Metrics,
+    busy: BusyWindow,
+    /// When the engine last finished a turn or had nothing to do, microseconds.
+    progress_us: AtomicU64,
+    /// Arrival of the oldest waiting request, microseconds; [`NONE`] without one.
+    oldest_arrival_us: AtomicU64,
+    built: OnceLock<Built>,
+}
+
+/// What was built at start.
+#[derive(Clone, Debug)]
+pub struct Built {
+    /// The configuration, read back from what was built.
+    pub effective: EffectiveConfig,
+    /// Whether the executor is the simulator.
+    pub simulated: bool,
+    /// Memory by use, where the executor has any.
+    pub ledger: Option<Ledger>,
+    /// How long it took.
+    pub start: StartPhases,
+}
+
+/// What only the moment of reading can tell.
+struct Moment {
+    uptime_seconds: f64,
+    oldest_age_seconds: f64,
+    utilization: Option<f64>,
+}
+
+const NONE: u64 = u64::MAX;
+
+impl Monitor {
+    /// Knows nothing yet.
+    pub fn new(clock: Clock, model_name: &str) -> Result<Monitor, prometheus::Error> {
+        Ok(Monitor {
+            clock,
+            metrics: Metrics::new(model_name)?,
+            busy: BusyWindow::default(),
+            progress_us: AtomicU64::new(0),
+            oldest_arrival_us: AtomicU64::new(NONE),
+            built: OnceLock::new(),
+        })
+    }
+
+    /// The engine stands and has generated a token.
+    pub fn built(&self, built: Built) {
+        self.metrics.built(&built);
+        self.progress(self.clock.seconds());
+        // Set once, at the end of the start.
+        let _ = self.built.set(built);
+    }
+
+    /// A turn begins.
+    pub fn turn_began(&self, now: f64) {
+        self.busy.begin(now);
+    }
+
+    /// The turn that began at `began` is over.
+    pub fn turn_ended(&self, began: f64, now: f64) {
+        self.busy.end(began, now);
+        self.progress(now);
+    }
+
+    /// A step was collected.
+    pub fn step(&self, step: &StepStats) {
+        self.metrics.step(step);
+    }
+
+    /// A request has news.
+    pub fn update(&self, times: &mut RequestTimes, update: &RequestUpdate, now: f64) {
+        times.observe(update, now, &self.metrics);
+    }
+
+    /// A request was refused because the queue is full.
+    pub fn rejected(&self) {
+        self.metrics.rejected();
+    }
+
+    /// The engine's state now.
+    pub fn publish(&self, stats: &EngineStats) {
+        self.metrics.publish(stats);
+        let oldest = stats.oldest_waiting_arrival_seconds.map_or(NONE, microseconds);
+        self.oldest_arrival_us.store(oldest, Ordering::Relaxed);
+        if stats.running + stats.waiting == 0 {
+            self.progress(self.clock.seconds());
+        }
+    }
+
+    /// Seconds without a finished turn while there is work; `unseen` requests have not reached the engine yet.
+    pub fn stalled_seconds(&self, unseen: u32) -> f64 {
+        let idle = unseen == 0 && self.metrics.live() == 0 && !self.busy.is_running();
+        let since = seconds(self.progress_us.load(Ordering::Relaxed));
+        if idle { 0.0 } else { (self.clock.seconds() - since).max(0.0) }
+    }
+
+    /// `/metrics`.
+    pub fn exposition(&self) -> Result<String, prometheus::Error> {
+        self.metrics.exposition(&self.moment())
+    }
+
+    /// `/stats`.
+    pub fn stats(&self, phase: Phase, unseen: u32) -> Stats {
+        stats::read(&self.metrics, self.built.get(), &self.moment(), phase, unseen)
+    }
+
+    fn moment(&self) -> Moment {
+        let now = self.clock.seconds();
+        let oldest_age_seconds = match self.oldest_arrival_us.load(Ordering::Relaxed) {
+            NONE => 0.0,
+            arrival => (now - seconds(arrival)).max(0.0),
+        };
+        Moment { uptime_seconds: now, oldest_age_seconds, utilization: self.busy.share(now) }
+    }
+
+    fn progress(&self, now: f64) {
+        self.progress_us.store(microseconds(now), Ordering::Relaxed);
+    }
+}
+
+fn microseconds(seconds: f64) -> u64 {
+    (seconds * 1e6) as u64
+}
+
+fn seconds(microseconds: u64) -> f64 {
+    microseconds as f64 * 1e-6
+}

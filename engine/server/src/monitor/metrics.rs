@@ -1,0 +1,242 @@
+//! Prometheus handles under the names of the contract, each labelled with the model. The only place that records.
+
+use super::{Built, Moment};
+use prometheus::core::{AtomicU64, Collector, GenericCounter};
+use prometheus::{
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
+};
+use std::sync::OnceLock;
+use windlass_engine_contract::metrics as names;
+use windlass_engine_contract::stats::LATENCY_EDGES_MS;
+use windlass_engine_core::request::FinishReason;
+use windlass_engine_core::update::{EngineStats, StepStats};
+
+type Counter = GenericCounter<AtomicU64>;
+
+/// Bucket edges of token counts, vLLM's progression of 1, 2, 5.
+const TOKEN_EDGES: [f64; 17] = [
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0, 50_000.0,
+    100_000.0, 200_000.0,
+];
+
+/// Every metric of the engine.
+pub struct Metrics {
+    registry: Registry,
+    pub(super) running: IntGauge,
+    pub(super) waiting: IntGauge,
+    pub(super) kv_usage: Gauge,
+    pub(super) queued_prompt_tokens: IntGauge,
+    pub(super) remaining_tokens: IntGauge,
+    pub(super) cached_blocks: IntGauge,
+    oldest_queued_age: Gauge,
+    utilization: Gauge,
+    batch_fill: Gauge,
+    blocks_leaked: IntGauge,
+    pub(super) prompt_tokens: Counter,
+    pub(super) generation_tokens: Counter,
+    preemptions: Counter,
+    prefix_queries: Counter,
+    prefix_hits: Counter,
+    request_success: IntCounterVec,
+    rejections: IntCounterVec,
+    pub(super) time_to_first_token: Histogram,
+    pub(super) inter_token: Histogram,
+    pub(super) end_to_end: Histogram,
+    pub(super) time_per_output_token: Histogram,
+    pub(super) queue_time: Histogram,
+    pub(super) prefill_time: Histogram,
+    pub(super) decode_time: Histogram,
+    pub(super) inference_time: Histogram,
+    pub(super) request_prompt_tokens: Histogram,
+    pub(super) request_generation_tokens: Histogram,
+    iteration_tokens: Histogram,
+    cache_config: GaugeVec,
+    memory_bytes: GaugeVec,
+    start_phase: GaugeVec,
+    max_rows: OnceLock<u32>,
+}
+
+/// The reason label of [`names::ADMISSION_REJECTIONS`].
+const QUEUE_FULL: &str = "queue_full";
+
+/// Registers metrics that all carry the model's name.
+struct Registrar<'a> {
+    registry: &'a Registry,
+    model_name: &'a str,
+}
+
+impl Registrar<'_> {
+    fn add<C: Collector + Clone + 'static>(&self, collector: Result<C, prometheus::Error>) -> prometheus::Result<C> {
+        let collector = collector?;
+        self.registry.register(Box::new(collector.clone()))?;
+        Ok(collector)
+    }
+
+    fn options(&self, name: &str, help: &str) -> Opts {
+        Opts::new(name, help).const_label(names::LABEL_MODEL, self.model_name)
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> prometheus::Result<Gauge> {
+        self.add(Gauge::with_opts(self.options(name, help)))
+    }
+
+    fn int_gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
+        self.add(IntGauge::with_opts(self.options(name, help)))
+    }
+
+    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<GaugeVec> {
+        self.add(GaugeVec::new(self.options(name, help), labels))
+    }
+
+    fn counter(&self, name: &str, help: &str) -> prometheus::Result<Counter> {
+        self.add(Counter::with_opts(self.options(name, help)))
+    }
+
+    fn counters(&self, name: &str, help: &str, label: &str) -> prometheus::Result<IntCounterVec> {
+        self.add(IntCounterVec::new(self.options(name, help), &[label]))
+    }
+
+    fn seconds(&self, name: &str, help: &str) -> prometheus::Result<Histogram> {
+        let edges = LATENCY_EDGES_MS.iter().map(|&edge| f64::from(edge) / 1000.0).collect();
+        self.histogram(name, help, edges)
+    }
+
+    fn tokens(&self, name: &str, help: &str) -> prometheus::Result<Histogram> {
+        self.histogram(name, help, TOKEN_EDGES.to_vec())
+    }
+
+    fn histogram(&self, name: &str, help: &str, edges: Vec<f64>) -> prometheus::Result<Histogram> {
+        let options = HistogramOpts::new(name, help).const_label(names::LABEL_MODEL, self.model_name);
+        self.add(Histogram::with_opts(options.buckets(edges)))
+    }
+}
+
+impl Metrics {
+    /// Registers everything, at zero.
+    pub fn new(model_name: &str) -> prometheus::Result<Metrics> {
+        let registry = Registry::new();
+        let add = Registrar { registry: &registry, model_name };
+        let metrics = Metrics {
+            running: add.int_gauge(names::NUM_REQUESTS_RUNNING, "Requests in the running batch")?,
+            waiting: add.int_gauge(names::NUM_REQUESTS_WAITING, "Requests waiting to be scheduled")?,
+            kv_usage: add.gauge(names::KV_CACHE_USAGE, "Share of KV blocks that live requests hold, 0 to 1")?,
+            queued_prompt_tokens: add.int_gauge(names::QUEUED_PROMPT_TOKENS, "Prompt tokens of waiting requests")?,
+            oldest_queued_age: add.gauge(names::OLDEST_QUEUED_AGE, "Age of the oldest waiting request")?,
+            utilization: add.gauge(names::UTILIZATION, "Share of the last 60 s in which the engine computed")?,
+            batch_fill: add.gauge(names::BATCH_FILL, "Sequences of the last step as a share of --max-num-seqs")?,
+            blocks_leaked: add.int_gauge(names::KV_BLOCKS_LEAKED, "KV blocks that nothing accounts for: always 0")?,
+            prompt_tokens: add.counter(names::PROMPT_TOKENS, "Prompt tokens computed or found in the cache")?,
+            generation_tokens: add.counter(names::GENERATION_TOKENS, "Tokens generated")?,
+            preemptions: add.counter(names::NUM_PREEMPTIONS, "Sequences preempted")?,
+            prefix_queries: add.counter(names::PREFIX_CACHE_QUERIES, "Prompt tokens looked up in the prefix cache")?,
+            prefix_hits: add.counter(names::PREFIX_CACHE_HITS, "Prompt tokens found in the prefix cache")?,
+            request_success: add.counters(names::REQUEST_SUCCESS, "Requests that ended", "finished_reason")?,
+            rejections: add.counters(names::ADMISSION_REJECTIONS, "Requests refused before the queue", "reason")?,
+            time_to_first_token: add.seconds(names::TIME_TO_FIRST_TOKEN, "Arrival to first token")?,
+            inter_token: add.seconds(names::INTER_TOKEN_LATENCY, "Between consecutive tokens of one request")?,
+            end_to_end: add.seconds(names::END_TO_END_LATENCY, "Arrival to last token")?,
+            time_per_output_token: add.seconds(names::TIME_PER_OUTPUT_TOKEN, "Mean time per token after the first")?,
+            queue_time: add.seconds(names::REQUEST_QUEUE_TIME, "Arrival to first scheduling")?,
+            prefill_time: add.seconds(names::REQUEST_PREFILL_TIME, "First scheduling to first token")?,
+            decode_time: add.seconds(names::REQUEST_DECODE_TIME, "First token to last token")?,
+            inference_time: add.seconds(names::REQUEST_INFERENCE_TIME, "First scheduling to last token")?,
+            request_prompt_tokens: add.tokens(names::REQUEST_PROMPT_TOKENS, "Prompt tokens of a request")?,
+            request_generation_tokens: add
+                .tokens(names::REQUEST_GENERATION_TOKENS, "Tokens generated for a request")?,
+            iteration_tokens: add.tokens(names::ITERATION_TOKENS, "Tokens computed in a step")?,
+            cache_config: add.gauges(
+                names::CACHE_CONFIG_INFO,
+                "How the KV cache is laid out; always 1",
+                &["block_size", "num_gpu_blocks", "cache_dtype"],
+            )?,
+            memory_bytes: add.gauges(names::MEMORY_BYTES, "Memory by use", &["kind"])?,
+            start_phase: add.gauges(names::START_PHASE_SECONDS, "Seconds of each phase of the start", &["phase"])?,
+            // In /stats only.
+            remaining_tokens: IntGauge::new("remaining_tokens", "Tokens running requests may still generate")?,
+            cached_blocks: IntGauge::new("cached_blocks", "Blocks that only the prefix cache keeps")?,
+            max_rows: OnceLock::new(),
+            registry,
+        };
+        metrics.rejections.with_label_values(&[QUEUE_FULL]);
+        Ok(metrics)
+    }
+
+    /// What stays the same from now on.
+    pub(super) fn built(&self, built: &Built) {
+        let effective = &built.effective;
+        // Set once, at the end of the start.
+        let _ = self.max_rows.set(effective.max_sequences.max(1));
+        let layout = [effective.block_tokens.to_string(), effective.kv_blocks.to_string()];
+        let labels = [layout[0].as_str(), layout[1].as_str(), effective.kv_cache_data_type.as_str()];
+        self.cache_config.with_label_values(&labels).set(1.0);
+        if let Some(ledger) = built.ledger {
+            let uses = [("weights", ledger.weights), ("kv", ledger.kv), ("workspace", ledger.workspace)];
+            uses.iter().for_each(|(kind, bytes)| self.memory_bytes.with_label_values(&[kind]).set(*bytes as f64));
+        }
+        let phases = [
+            ("download", built.start.download_seconds),
+            ("load", built.start.load_seconds),
+            ("warm", built.start.warm_seconds),
+        ];
+        phases.iter().for_each(|(phase, seconds)| self.start_phase.with_label_values(&[phase]).set(*seconds));
+    }
+
+    pub(super) fn step(&self, step: &StepStats) {
+        self.iteration_tokens.observe(f64::from(step.tokens()));
+        self.batch_fill.set(f64::from(step.rows) / f64::from(self.max_rows.get().copied().unwrap_or(1)));
+    }
+
+    pub(super) fn finished(&self, reason: FinishReason) {
+        self.request_success.with_label_values(&[reason.name()]).inc();
+    }
+
+    pub(super) fn rejected(&self) {
+        self.rejections.with_label_values(&[QUEUE_FULL]).inc();
+    }
+
+    /// The engine's state; its counters are cumulative, as ours are, and only its thread calls this.
+    pub(super) fn publish(&self, stats: &EngineStats) {
+        self.running.set(stats.running.into());
+        self.waiting.set(stats.waiting.into());
+        self.kv_usage.set(stats.kv.usage());
+        self.queued_prompt_tokens.set(stats.queued_prompt_tokens as i64);
+        self.remaining_tokens.set(stats.remaining_tokens as i64);
+        self.cached_blocks.set(stats.kv.cached.into());
+        self.blocks_leaked.set(stats.kv.leaked.into());
+        raise(&self.preemptions, stats.preemptions);
+        raise(&self.prefix_queries, stats.prefix_query_tokens);
+        raise(&self.prefix_hits, stats.prefix_hit_tokens);
+        if stats.running == 0 {
+            self.batch_fill.set(0.0);
+        }
+    }
+
+    /// Requests that the engine last said it had.
+    pub(super) fn live(&self) -> i64 {
+        self.running.get() + self.waiting.get()
+    }
+
+    /// Requests that ended since start.
+    pub(super) fn ended(&self) -> u64 {
+        let reasons = [FinishReason::Stop, FinishReason::Length, FinishReason::Abort, FinishReason::Error];
+        reasons.iter().map(|reason| self.request_success.with_label_values(&[reason.name()]).get()).sum()
+    }
+
+    /// Requests refused since start.
+    pub(super) fn refused(&self) -> u64 {
+        self.rejections.with_label_values(&[QUEUE_FULL]).get()
+    }
+
+    /// The text exposition, with what only the moment of reading can tell.
+    pub(super) fn exposition(&self, moment: &Moment) -> prometheus::Result<String> {
+        self.oldest_queued_age.set(moment.oldest_age_seconds);
+        self.utilization.set(moment.utilization.unwrap_or(0.0));
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        String::from_utf8(text).map_err(|error| prometheus::Error::Msg(error.to_string()))
+    }
+}
+
+fn raise(counter: &Counter, to: u64) {
+    counter.inc_by(to.saturating_sub(counter.get()));
+}

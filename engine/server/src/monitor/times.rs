@@ -1,0 +1,67 @@
+//! The life of one request in moments, and the latencies between them.
+
+use super::metrics::Metrics;
+use windlass_engine_core::request::FinishReason;
+use windlass_engine_core::update::RequestUpdate;
+
+/// When one request's tokens came.
+#[derive(Clone, Debug)]
+pub struct RequestTimes {
+    prompt_tokens: u32,
+    generated: u32,
+    first_token_seconds: Option<f64>,
+    last_token_seconds: f64,
+}
+
+impl RequestTimes {
+    /// A request of which nothing came yet.
+    pub fn new(prompt_tokens: u32) -> RequestTimes {
+        RequestTimes { prompt_tokens, generated: 0, first_token_seconds: None, last_token_seconds: 0.0 }
+    }
+
+    /// Counts an update into the metrics.
+    pub(super) fn observe(&mut self, update: &RequestUpdate, now: f64, metrics: &Metrics) {
+        if !update.tokens.is_empty() {
+            self.observe_tokens(update, now, metrics);
+        }
+        if let Some(reason) = update.finish {
+            self.observe_finish(update, reason, now, metrics);
+        }
+    }
+
+    fn observe_tokens(&mut self, update: &RequestUpdate, now: f64, metrics: &Metrics) {
+        match self.first_token_seconds {
+            Some(_) => metrics.inter_token.observe(now - self.last_token_seconds),
+            None => {
+                self.first_token_seconds = Some(now);
+                metrics.prompt_tokens.inc_by(u64::from(self.prompt_tokens));
+                metrics.time_to_first_token.observe(now - update.arrival_seconds);
+                if let Some(scheduled) = update.first_scheduled_seconds {
+                    metrics.queue_time.observe(scheduled - update.arrival_seconds);
+                    metrics.prefill_time.observe(now - scheduled);
+                }
+            }
+        }
+        self.last_token_seconds = now;
+        self.generated += update.tokens.len() as u32;
+        metrics.generation_tokens.inc_by(update.tokens.len() as u64);
+    }
+
+    /// An aborted request counts as ended, and its latencies, cut short, count nowhere.
+    fn observe_finish(&self, update: &RequestUpdate, reason: FinishReason, now: f64, metrics: &Metrics) {
+        metrics.finished(reason);
+        let complete = matches!(reason, FinishReason::Stop | FinishReason::Length);
+        let (true, Some(first), Some(scheduled)) = (complete, self.first_token_seconds, update.first_scheduled_seconds)
+        else {
+            return;
+        };
+        metrics.end_to_end.observe(now - update.arrival_seconds);
+        metrics.inference_time.observe(now - scheduled);
+        metrics.decode_time.observe(now - first);
+        metrics.request_prompt_tokens.observe(f64::from(self.prompt_tokens));
+        metrics.request_generation_tokens.observe(f64::from(self.generated));
+        if self.generated > 1 {
+            metrics.time_per_output_token.observe((now - first) / f64::from(self.generated - 1));
+        }
+    }
+}

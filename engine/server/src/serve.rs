@@ -1,0 +1,129 @@
+//! The server from start to exit: bind, start the engine, serve, drain.
+
+use crate::clock::Clock;
+use crate::config::{Config, LifeTimes};
+use crate::driver::EngineHandle;
+use crate::failure::Failure;
+use crate::http::admin::{self, Admin};
+use crate::http::api::{self, Api};
+use crate::http::auth::Keys;
+use crate::http::connection::Server as Connections;
+use crate::http::unix_seconds;
+use crate::lifecycle::{Lifecycle, Stage};
+use crate::monitor::Monitor;
+use crate::start::{self, EngineEnd, EngineThread, Started};
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tracing::{info, warn};
+
+/// Time for the last bytes to leave after streams were ended.
+const FLUSH: Duration = Duration::from_secs(2);
+
+/// A server that is ready.
+pub struct Server {
+    api_address: SocketAddr,
+    admin_address: SocketAddr,
+    lifecycle: Lifecycle,
+    connections: Arc<Connections>,
+    engine: EngineHandle,
+    engine_end: EngineEnd,
+    times: LifeTimes,
+}
+
+impl Server {
+    /// Binds both ports, loads, generates the first token, and serves. The admin port answers from the beginning;
+    /// clients that connect to the API port early wait in its queue.
+    pub async fn start(config: Config, lifecycle: Lifecycle) -> Result<Server, Failure> {
+        let clock = Clock::start();
+        let keys = config.keys.clone().map(Keys::read).transpose()?;
+        let (api_listener, api_address) = bind(config.api_address, "the API").await?;
+        let (admin_listener, admin_address) = bind(config.admin_address, "probes and metrics").await?;
+        let monitor = Arc::new(Monitor::new(clock, &config.served_names[0]).map_err(Failure::internal)?);
+        let admin = Arc::new(Admin {
+            monitor: monitor.clone(),
+            lifecycle: lifecycle.clone(),
+            engine: OnceLock::new(),
+            stall_timeout_seconds: config.times.stall_timeout_seconds,
+        });
+        let admin_server = Connections::new(admin::router(admin.clone()), lifecycle.clone(), None);
+        tokio::spawn(Arc::new(admin_server.staying_open()).run(admin_listener));
+
+        let times = config.times;
+        let (config, started) = start_engine(config, monitor.clone(), clock).await?;
+        let Started { engine: EngineThread { handle, end }, tokenizer, template, built } = started;
+        // The engine is set once, here.
+        let _ = admin.engine.set(handle.clone());
+        let api = Arc::new(Api {
+            engine: handle.clone(),
+            tokenizer: Arc::new(tokenizer),
+            template,
+            served_names: config.served_names,
+            max_model_tokens: built.effective.max_model_tokens,
+            created: unix_seconds(),
+            keys,
+            lifecycle: lifecycle.clone(),
+        });
+        monitor.built(built);
+        let connections = Arc::new(Connections::new(api::router(api), lifecycle.clone(), times.max_connection_age));
+        tokio::spawn(connections.clone().run(api_listener));
+        lifecycle.advance(Stage::Serving);
+        info!(api = %api_address, admin = %admin_address, seconds = clock.seconds(), "serving");
+        Ok(Server { api_address, admin_address, lifecycle, connections, engine: handle, engine_end: end, times })
+    }
+
+    /// Where the API is.
+    pub fn api_address(&self) -> SocketAddr {
+        self.api_address
+    }
+
+    /// Where probes and metrics are.
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin_address
+    }
+
+    /// Serves until the life cycle reaches [`Stage::Closing`], then drains. An error if the engine fails meanwhile.
+    pub async fn run(mut self) -> Result<(), Failure> {
+        tokio::select! {
+            failure = self.engine_end.failure() => {
+                // Streams get their error event before the process ends.
+                let _ = timeout(FLUSH, self.connections.no_connections()).await;
+                return Err(failure);
+            }
+            () = self.lifecycle.reached(Stage::Closing) => (),
+        }
+        self.drain().await;
+        Ok(())
+    }
+
+    /// Serves what still arrives for a while, then lets streams finish, then ends them.
+    async fn drain(&self) {
+        let LifeTimes { drain_accept, drain_timeout, .. } = self.times;
+        info!(accept_seconds = drain_accept.as_secs(), timeout_seconds = drain_timeout.as_secs(), "draining");
+        let deadline = Instant::now() + drain_timeout;
+        sleep(drain_accept).await;
+        self.lifecycle.advance(Stage::Refusing);
+        if timeout_at(deadline, self.connections.no_connections()).await.is_err() {
+            warn!("streams are left after {} s; ending them", drain_timeout.as_secs());
+            self.engine.end_all("the server shut down before this answer was complete").await;
+            let _ = timeout(FLUSH, self.connections.no_connections()).await;
+        }
+        info!("drained");
+    }
+}
+
+/// Starts the engine on a thread that may block.
+async fn start_engine(config: Config, monitor: Arc<Monitor>, clock: Clock) -> Result<(Config, Started), Failure> {
+    let start = move || start::start(&config, &monitor, clock).map(|started| (config, started));
+    let joined = tokio::task::spawn_blocking(start).await;
+    joined.map_err(|error| Failure::internal(format!("starting the engine: {error}")))?
+}
+
+async fn bind(address: SocketAddr, purpose: &str) -> Result<(TcpListener, SocketAddr), Failure> {
+    let failed = |error| Failure::configuration(format!("cannot listen on {address} for {purpose}: {error}"));
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
+}

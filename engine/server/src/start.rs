@@ -1,0 +1,78 @@
+//! From a configuration to an engine that has generated a token: read, load, warm.
+
+mod cpu;
+mod engine_thread;
+mod sim;
+
+use crate::clock::Clock;
+use crate::config::{Config, ExecutorConfig};
+use crate::failure::Failure;
+use crate::monitor::{Built, Monitor};
+use crate::text::chat_template::{ChatTemplate, TemplateError};
+use crate::text::tokenizer::{Tokenizer, TokenizerError};
+pub use engine_thread::{EngineEnd, EngineThread};
+use std::path::Path;
+use std::sync::Arc;
+use tracing::info;
+use windlass_checkpoint::{GgufFile, Metadata, OpenError};
+use windlass_engine_contract::termination::Reason;
+
+/// An engine that has generated a token, with all that serving it takes.
+pub struct Started {
+    /// The engine's thread.
+    pub engine: EngineThread,
+    /// The model's tokenizer.
+    pub tokenizer: Tokenizer,
+    /// The model's chat template, if it has one.
+    pub template: Option<ChatTemplate>,
+    /// What was built.
+    pub built: Built,
+}
+
+/// Does all of it; takes as long as loading takes.
+pub fn start(config: &Config, monitor: &Arc<Monitor>, clock: Clock) -> Result<Started, Failure> {
+    let started = match &config.executor {
+        ExecutorConfig::Cpu(cpu) => cpu::start(config, cpu, monitor, clock),
+        ExecutorConfig::Sim(sim) => sim::start(config, sim, monitor, clock),
+    }?;
+    let (phases, effective) = (&started.built.start, &started.built.effective);
+    info!(seconds = phases.download_seconds, "start: download");
+    info!(
+        seconds = phases.load_seconds,
+        quantization = effective.quantization,
+        kernels = effective.kernels,
+        "start: load"
+    );
+    info!(seconds = phases.warm_seconds, kv_blocks = effective.kv_blocks, "start: first token");
+    Ok(started)
+}
+
+/// Opens a checkpoint.
+pub fn open(path: &Path) -> Result<GgufFile, Failure> {
+    GgufFile::open(path).map_err(|error| {
+        let reason = match error {
+            OpenError::Invalid { .. } => Reason::ModelInvalid,
+            _ => Reason::ModelUnavailable,
+        };
+        Failure::new(reason, format!("cannot open the model: {error}"))
+    })
+}
+
+/// The text side of a checkpoint.
+fn read_text(metadata: Metadata<'_>) -> Result<(Tokenizer, Option<ChatTemplate>), Failure> {
+    let tokenizer = Tokenizer::from_metadata(metadata).map_err(tokenizer_failure)?;
+    let source = metadata.str("tokenizer.chat_template").map_err(|error| Failure::new(Reason::ModelInvalid, error))?;
+    let special = tokenizer.special();
+    let compile = |source| ChatTemplate::new(source, &special.bos_text, &special.eos_text);
+    let template = source.map(compile).transpose().map_err(template_failure)?;
+    Ok((tokenizer, template))
+}
+
+fn tokenizer_failure(error: TokenizerError) -> Failure {
+    let reason = if error.is_unsupported() { Reason::Unsupported } else { Reason::ModelInvalid };
+    Failure::new(reason, error)
+}
+
+fn template_failure(error: TemplateError) -> Failure {
+    Failure::new(Reason::ModelInvalid, error)
+}

@@ -1,0 +1,87 @@
+//! The engine's thread: warmed up before it starts, missed when it ends.
+
+use crate::clock::Clock;
+use crate::config::Batching;
+use crate::driver::{EngineHandle, StepLoop, channel};
+use crate::failure::Failure;
+use crate::monitor::Monitor;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+use windlass_engine_contract::termination::Reason;
+use windlass_engine_core::engine::{Engine, EngineConfig};
+use windlass_engine_core::executor::{Executor, ExecutorError};
+use windlass_engine_core::request::{FinishReason, Request, RequestId, Sampling};
+use windlass_engine_core::update::RequestUpdate;
+
+/// A running engine.
+pub struct EngineThread {
+    /// Submits requests.
+    pub handle: EngineHandle,
+    /// Tells how it ends.
+    pub end: EngineEnd,
+}
+
+/// Resolves when the engine's thread ends.
+pub struct EngineEnd(oneshot::Receiver<Result<(), ExecutorError>>);
+
+impl EngineEnd {
+    /// Why it ended, which it never does while there are handles unless something failed.
+    pub async fn failure(&mut self) -> Failure {
+        match (&mut self.0).await {
+            Ok(Err(error)) => Failure::new(Reason::DeviceFailed, error),
+            Ok(Ok(())) => Failure::internal("the engine's thread ended while requests could still come"),
+            Err(_) => Failure::internal("the engine's thread panicked; the log has its message"),
+        }
+    }
+}
+
+/// Generates a token on `executor`, then hands the engine to a thread of its own. Gives the seconds of the first.
+pub fn launch<E: Executor + 'static>(
+    executor: E,
+    batching: &Batching,
+    monitor: &Arc<Monitor>,
+    clock: Clock,
+) -> Result<(EngineThread, f64), Failure> {
+    let config = EngineConfig { queue: batching.queue, enable_prefix_cache: batching.prefix_cache };
+    let mut engine = Engine::new(executor, config);
+    let began = clock.seconds();
+    warm_up(&mut engine, clock)?;
+    let warm_seconds = clock.seconds() - began;
+    let (handle, commands) = channel(clock);
+    let (ended, end) = oneshot::channel();
+    let step_loop = StepLoop::new(engine, commands, monitor.clone(), clock);
+    let run = move || {
+        // Nobody waits for the end of a server that is gone.
+        let _ = ended.send(step_loop.run());
+    };
+    std::thread::Builder::new().name("engine".to_owned()).spawn(run).map_err(Failure::internal)?;
+    Ok((EngineThread { handle, end: EngineEnd(end) }, warm_seconds))
+}
+
+/// The first request: readiness means that a token was generated, and this is the token.
+fn warm_up<E: Executor>(engine: &mut Engine<E>, clock: Clock) -> Result<(), Failure> {
+    let request = Request {
+        id: RequestId(u64::MAX),
+        prompt: vec![0],
+        max_tokens: 1,
+        min_tokens: 0,
+        stop_tokens: Vec::new(),
+        sampling: Sampling::GREEDY,
+    };
+    engine.add(request, clock.seconds()).map_err(|reason| Failure::internal(format!("the first request: {reason}")))?;
+    while !engine.is_idle() {
+        let turn = engine.turn(clock.seconds()).map_err(|error| Failure::new(Reason::DeviceFailed, error))?;
+        if let Some(update) = turn.updates.into_iter().find(|update| update.finish.is_some()) {
+            return check_first_token(&update);
+        }
+    }
+    Err(Failure::internal("the first request ended without a token"))
+}
+
+fn check_first_token(update: &RequestUpdate) -> Result<(), Failure> {
+    match (update.finish, &update.error) {
+        (Some(FinishReason::Length | FinishReason::Stop), _) => Ok(()),
+        (_, Some(error)) => Err(Failure::new(Reason::ModelInvalid, format!("the first token: {error}"))),
+        (finish, None) => Err(Failure::internal(format!("the first request ended with {finish:?}"))),
+    }
+}

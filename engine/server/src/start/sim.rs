@@ -1,0 +1,98 @@
+//! The simulator behind the same server.
+
+use super::engine_thread::launch;
+use super::{Started, open, read_text};
+use crate::clock::Clock;
+use crate::config::{Batching, Config, SimConfig};
+use crate::driver::RealTime;
+use crate::failure::Failure;
+use crate::monitor::{Built, Monitor};
+use crate::text::chat_template::ChatTemplate;
+use crate::text::tokenizer::Tokenizer;
+use crate::text::words;
+use std::sync::Arc;
+use windlass_engine_contract::stats::{EffectiveConfig, StartPhases};
+use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::request::TokenId;
+use windlass_engine_core::sim::{SimExecutor, SimStop, SimVocabulary};
+use windlass_engine_model::KvBudget;
+
+/// Longest sequence where the flags give none.
+const DEFAULT_MODEL_TOKENS: u32 = 8192;
+/// KV blocks where the flags give none.
+const DEFAULT_BLOCKS: u32 = 4096;
+/// Bytes of KV that a token would take in a model of 8 billion parameters: what `--kv-cache-memory-bytes` is divided by.
+const KV_BYTES_PER_TOKEN: u64 = 128 << 10;
+/// What a conversation looks like to the simulator.
+const TEMPLATE: &str = "{% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}";
+
+/// Starts the simulated device and generates a token.
+pub fn start(config: &Config, sim: &SimConfig, monitor: &Arc<Monitor>, clock: Clock) -> Result<Started, Failure> {
+    let began = clock.seconds();
+    let (tokenizer, template) = match &sim.tokenizer {
+        Some(path) => read_text(open(path)?.metadata())?,
+        None => (Tokenizer::words(), Some(ChatTemplate::new(TEMPLATE, "", "").map_err(super::template_failure)?)),
+    };
+    std::thread::sleep(sim.load_time);
+    let geometry = geometry(&config.batching, tokenizer.vocabulary().len());
+    let executor = SimExecutor::new(geometry, sim.step_time, vocabulary(sim, &tokenizer), RealTime::start());
+    let load_seconds = clock.seconds() - began;
+    let (engine, warm_seconds) = launch(executor, &config.batching, monitor, clock)?;
+    let built = Built {
+        effective: effective(config, sim, &geometry),
+        simulated: true,
+        ledger: None,
+        start: StartPhases { download_seconds: 0.0, load_seconds, warm_seconds },
+    };
+    Ok(Started { engine, tokenizer, template, built })
+}
+
+fn geometry(batching: &Batching, vocabulary: u32) -> Geometry {
+    let block_tokens = batching.block_tokens;
+    let blocks = match batching.kv {
+        None => DEFAULT_BLOCKS,
+        Some(KvBudget::Blocks(blocks)) => blocks,
+        Some(KvBudget::Bytes(bytes)) => {
+            let blocks = bytes / (KV_BYTES_PER_TOKEN * u64::from(block_tokens));
+            u32::try_from(blocks).unwrap_or(u32::MAX).max(1)
+        }
+    };
+    let held = blocks.saturating_mul(block_tokens);
+    Geometry {
+        block_tokens,
+        blocks,
+        max_sequence_tokens: batching.max_model_tokens.unwrap_or(DEFAULT_MODEL_TOKENS).min(held),
+        max_step_rows: batching.max_sequences,
+        max_step_tokens: batching.max_step_tokens,
+        vocabulary,
+    }
+}
+
+/// Words of the tokenizer in use, and its end of sequence now and then.
+fn vocabulary(sim: &SimConfig, tokenizer: &Tokenizer) -> SimVocabulary {
+    let word = if sim.tokenizer.is_some() { frequent_token } else { words::draw };
+    let end = tokenizer.special().ends.first().copied();
+    let stop = sim.mean_answer_tokens.zip(end).map(|(one_in, token)| SimStop { token, one_in });
+    SimVocabulary { word, stop }
+}
+
+/// A merge of high rank: in any byte-pair vocabulary of useful size these ids are frequent pieces of words.
+fn frequent_token(number: u64) -> TokenId {
+    const FREQUENT: std::ops::Range<u64> = 300..4000;
+    (FREQUENT.start + number % (FREQUENT.end - FREQUENT.start)) as TokenId
+}
+
+fn effective(config: &Config, sim: &SimConfig, geometry: &Geometry) -> EffectiveConfig {
+    EffectiveConfig {
+        device: "sim".to_owned(),
+        tensor_parallel: sim.tensor_parallel,
+        quantization: sim.quantization.clone(),
+        kv_cache_data_type: "bf16".to_owned(),
+        max_model_tokens: geometry.max_sequence_tokens,
+        max_sequences: geometry.max_step_rows,
+        kv_blocks: geometry.blocks,
+        block_tokens: geometry.block_tokens,
+        served_names: config.served_names.clone(),
+        kernels: "sim".to_owned(),
+    }
+}

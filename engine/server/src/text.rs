@@ -1,0 +1,12 @@
+//! Text in and out: prompts to tokens, tokens to text.
+//!
+//! Nothing here knows requests, HTTP or the engine; every type is a value that one request or the whole process owns.
+
+mod bpe;
+mod byte_level;
+pub mod chat_template;
+pub mod detokenize;
+pub mod stop_strings;
+pub mod tokenizer;
+pub mod vocabulary;
+pub mod words;

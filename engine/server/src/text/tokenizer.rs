@@ -1,0 +1,194 @@
+//! The model's tokenizer: prompts to tokens, and what the special tokens are.
+
+use super::vocabulary::Vocabulary;
+use super::{bpe, byte_level, words};
+use windlass_checkpoint::{Metadata, MetadataError};
+use windlass_engine_core::request::TokenId;
+
+/// Control tokens that end a turn or a text, by the spellings that model families use. A checkpoint names one of them
+/// as its end of sequence; a chat model may emit another.
+const END_SPELLINGS: &[&str] = &[
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|end_of_text|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|eot|>",
+    "<end_of_turn>",
+    "</s>",
+    "<EOT>",
+    "<|END_OF_TURN_TOKEN|>",
+];
+
+/// Most tokens in a vocabulary: four times the largest in use.
+const MAX_VOCABULARY: usize = 1 << 20;
+
+/// Text to tokens and back.
+pub struct Tokenizer {
+    encoder: Encoder,
+    vocabulary: Vocabulary,
+    special: SpecialTokens,
+}
+
+enum Encoder {
+    Bpe(Box<tokenizers::Tokenizer>),
+    Words,
+}
+
+/// Tokens with a function, as the checkpoint names them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// Put before a plain prompt, where the model wants one.
+    pub prefix: Option<TokenId>,
+    /// Any of these ends an answer.
+    pub ends: Vec<TokenId>,
+    /// `bos_token` in chat templates.
+    pub bos_text: String,
+    /// `eos_token` in chat templates.
+    pub eos_text: String,
+}
+
+/// The checkpoint's tokenizer cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// A key is missing or of the wrong type.
+    #[error(transparent)]
+    Metadata(#[from] MetadataError),
+    /// Another kind than byte-level BPE.
+    #[error("tokenizer.ggml.model is {0:?}; this engine reads \"gpt2\" (byte-level BPE)")]
+    Model(String),
+    /// The rule that cuts text into words is unknown, and guessing one would change prompts silently.
+    #[error("tokenizer.ggml.pre is {found:?}; this engine knows {known}")]
+    PreTokenizer {
+        /// What the file says.
+        found: String,
+        /// What it could say.
+        known: String,
+    },
+    /// A line of `tokenizer.ggml.merges` is no pair.
+    #[error("tokenizer.ggml.merges has {0:?}, which is not two tokens with a space between")]
+    Merge(String),
+    /// Arrays or ids that contradict each other.
+    #[error("{0}")]
+    Inconsistent(String),
+    /// The encoder refused what the file says.
+    #[error("the tokenizer of this file is not usable: {0}")]
+    Invalid(String),
+}
+
+impl TokenizerError {
+    /// The file is sound and asks for what this engine does not have.
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, TokenizerError::Model(_) | TokenizerError::PreTokenizer { .. })
+    }
+}
+
+/// A prompt that could not be encoded.
+#[derive(Debug, thiserror::Error)]
+#[error("the prompt could not be tokenized: {0}")]
+pub struct EncodeError(String);
+
+impl Tokenizer {
+    /// Reads the tokenizer of a checkpoint.
+    pub fn from_metadata(metadata: Metadata<'_>) -> Result<Tokenizer, TokenizerError> {
+        match metadata.require("tokenizer.ggml.model", Metadata::str)? {
+            "gpt2" => Tokenizer::byte_level(metadata),
+            other => Err(TokenizerError::Model(other.to_owned())),
+        }
+    }
+
+    /// The simulator's own language.
+    pub fn words() -> Tokenizer {
+        let special = SpecialTokens { ends: vec![words::END], ..SpecialTokens::default() };
+        Tokenizer { encoder: Encoder::Words, vocabulary: words::vocabulary(), special }
+    }
+
+    fn byte_level(metadata: Metadata<'_>) -> Result<Tokenizer, TokenizerError> {
+        let spellings: Vec<&str> = metadata.require("tokenizer.ggml.tokens", Metadata::str_array)?.collect();
+        let types = token_types(metadata, spellings.len())?;
+        let encoder = bpe::build(metadata, &spellings, &types)?;
+        let special = special_tokens(metadata, &spellings, &types)?;
+        Ok(Tokenizer { encoder: Encoder::Bpe(Box::new(encoder)), vocabulary: pieces(&spellings, &types), special })
+    }
+
+    /// Tokens of a plain prompt: with the prefix token where the model wants one.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<TokenId>, EncodeError> {
+        let mut tokens = self.encode(text)?;
+        if let Some(prefix) = self.special.prefix.filter(|prefix| tokens.first() != Some(prefix)) {
+            tokens.insert(0, prefix);
+        }
+        Ok(tokens)
+    }
+
+    /// Tokens of a text that already holds its special tokens, as a rendered chat does.
+    pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, EncodeError> {
+        match &self.encoder {
+            Encoder::Words => Ok(words::encode(text, &self.vocabulary)),
+            Encoder::Bpe(encoder) => {
+                let encoding = encoder.encode_fast(text, false).map_err(|error| EncodeError(error.to_string()))?;
+                Ok(encoding.get_ids().to_vec())
+            }
+        }
+    }
+
+    /// Bytes of every token.
+    pub fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
+    /// Tokens with a function.
+    pub fn special(&self) -> &SpecialTokens {
+        &self.special
+    }
+}
+
+/// The type of each token; a file without types has normal ones only.
+fn token_types(metadata: Metadata<'_>, tokens: usize) -> Result<Vec<i32>, TokenizerError> {
+    if tokens == 0 || tokens > MAX_VOCABULARY {
+        let message = format!("tokenizer.ggml.tokens has {tokens} entries; it must have 1 to {MAX_VOCABULARY}");
+        return Err(TokenizerError::Inconsistent(message));
+    }
+    let Some(types) = metadata.i32_array("tokenizer.ggml.token_type")? else { return Ok(vec![1; tokens]) };
+    let types: Vec<i32> = types.collect();
+    if types.len() == tokens {
+        return Ok(types);
+    }
+    let message = format!("tokenizer.ggml.token_type has {} entries and tokenizer.ggml.tokens {tokens}", types.len());
+    Err(TokenizerError::Inconsistent(message))
+}
+
+fn pieces(spellings: &[&str], types: &[i32]) -> Vocabulary {
+    let mut vocabulary = Vocabulary::default();
+    for (spelling, kind) in spellings.iter().zip(types) {
+        vocabulary.push(|bytes| match *kind {
+            bpe::CONTROL => (),
+            bpe::USER_DEFINED => bytes.extend_from_slice(spelling.as_bytes()),
+            _ => byte_level::append_bytes(spelling, bytes),
+        });
+    }
+    vocabulary
+}
+
+fn special_tokens(metadata: Metadata<'_>, spellings: &[&str], types: &[i32]) -> Result<SpecialTokens, TokenizerError> {
+    let id = |name: &str| -> Result<Option<TokenId>, TokenizerError> {
+        let key = format!("tokenizer.ggml.{name}_token_id");
+        match metadata.u32(&key)? {
+            Some(id) if id as usize >= spellings.len() => {
+                let message = format!("{key} is {id} and the vocabulary has {} tokens", spellings.len());
+                Err(TokenizerError::Inconsistent(message))
+            }
+            id => Ok(id),
+        }
+    };
+    let text = |id: Option<TokenId>| id.map(|id| spellings[id as usize].to_owned()).unwrap_or_default();
+    let (bos, eos) = (id("bos")?, id("eos")?);
+    let mut ends: Vec<TokenId> = [eos, id("eot")?, id("eom")?].into_iter().flatten().collect();
+    let typed = spellings.iter().zip(types).zip(0..);
+    let spelled = typed.filter(|((text, kind), _)| **kind == bpe::CONTROL && END_SPELLINGS.contains(text));
+    ends.extend(spelled.map(|(_, id): (_, TokenId)| id));
+    ends.sort_unstable();
+    ends.dedup();
+    let add_bos = metadata.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(false);
+    Ok(SpecialTokens { prefix: bos.filter(|_| add_bos), ends, bos_text: text(bos), eos_text: text(eos) })
+}
