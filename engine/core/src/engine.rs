@@ -35,7 +35,7 @@ impl<E: Executor> Engine<E> {
         Engine { scheduler, executor }
     }
 
-    /// Queues a request.
+    /// Queues a request. `now` never goes back from one call to the next.
     ///
     /// # Panics
     /// If a request with this id is live.

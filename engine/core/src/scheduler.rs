@@ -8,6 +8,7 @@
 //! everything in `waiting`.
 
 mod admission;
+mod queue;
 mod step;
 
 use std::collections::VecDeque;
@@ -18,7 +19,8 @@ use crate::plan::{RowOutput, StepOutput, Ticket};
 use crate::request::{FinishReason, RejectReason, Request, RequestId};
 use crate::sequence::{Running, Sequence, StayId};
 use crate::update::{EngineStats, RequestUpdate, StepStats};
-pub use admission::QueueLimits;
+use queue::Queue;
+pub use queue::QueueLimits;
 pub(crate) use step::Step;
 use step::{StepBuilder, StepRow};
 
@@ -26,11 +28,9 @@ use step::{StepBuilder, StepRow};
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     geometry: Geometry,
-    limits: QueueLimits,
     kv: KvCache,
     running: Vec<Running>,
-    waiting: VecDeque<Sequence>,
-    queued_prompt_tokens: u64,
+    waiting: Queue,
     in_flight: VecDeque<InFlight>,
     stays: u64,
     preemptions: u64,
@@ -51,11 +51,9 @@ impl Scheduler {
         assert!(geometry.max_step_rows > 0 && geometry.max_step_tokens > 0, "no step fits {geometry:?}");
         Scheduler {
             geometry,
-            limits,
             kv: KvCache::new(geometry.blocks, geometry.block_tokens, enable_prefix_cache),
             running: Vec::new(),
-            waiting: VecDeque::new(),
-            queued_prompt_tokens: 0,
+            waiting: Queue::new(limits),
             in_flight: VecDeque::new(),
             stays: 0,
             preemptions: 0,
@@ -69,19 +67,19 @@ impl Scheduler {
         let known = self.waiting.iter().chain(self.running.iter().map(|run| &run.sequence));
         assert!(known.map(|sequence| sequence.id).all(|id| id != request.id), "{:?} is already live", request.id);
         admission::fits_engine(&request, &self.geometry)?;
-        self.limits.admit(request.prompt.len(), &self.queue())?;
-        self.enqueue_back(Sequence::new(request, now));
+        self.waiting.admits(request.prompt.len(), self.free_places())?;
+        self.waiting.push_back(Sequence::new(request, now));
         Ok(())
     }
 
     /// Ends a live request with `reason`; `None` if there is none with this id. Steps in flight compute its rows in
     /// vain, and its blocks return after them.
     pub(crate) fn finish(&mut self, id: RequestId, reason: FinishReason) -> Option<RequestUpdate> {
-        if let Some(index) = self.running.iter().position(|run| run.sequence.id == id) {
-            return Some(self.leave(index).end(reason, Vec::new(), None));
-        }
-        let index = self.waiting.iter().position(|sequence| sequence.id == id)?;
-        Some(self.dequeue(index)?.end(reason, Vec::new(), None))
+        let sequence = match self.running.iter().position(|run| run.sequence.id == id) {
+            Some(index) => self.leave(index),
+            None => self.waiting.take(id)?,
+        };
+        Some(sequence.end(reason, Vec::new(), None))
     }
 
     /// Decides the next step. `None` if there is nothing that it could compute.
@@ -97,7 +95,7 @@ impl Scheduler {
     pub(crate) fn submitted(&mut self, ticket: Ticket, rows: Vec<StepRow>, stats: StepStats) {
         for (index, row) in rows.iter().enumerate() {
             let run = self.find(row.stay).expect("nothing ends between scheduling and submitting");
-            self.running[run].submit(row.tokens(), row.samples, ticket, index as u32);
+            self.running[run].submit(row.end, row.samples, ticket, index as u32);
         }
         self.in_flight.push_back(InFlight { ticket, rows, stats });
     }
@@ -134,7 +132,7 @@ impl Scheduler {
             running: self.running.len() as u32,
             waiting: self.waiting.len() as u32,
             oldest_waiting_arrival_seconds: self.waiting.front().map(|sequence| sequence.arrival_seconds),
-            queued_prompt_tokens: self.queued_prompt_tokens,
+            queued_prompt_tokens: self.waiting.prompt_tokens(),
             remaining_tokens: self.running.iter().map(|run| run.sequence.remaining_tokens() as u64).sum(),
             kv: self.kv.usage(self.running.iter().map(|run| &run.table)),
             preemptions: self.preemptions,
@@ -146,10 +144,10 @@ impl Scheduler {
     /// Checks what holds between any two calls; says what does not.
     pub(crate) fn audit(&self) -> Result<(), String> {
         let queued: usize = self.waiting.iter().map(|sequence| sequence.prompt_tokens).sum();
-        if queued as u64 != self.queued_prompt_tokens {
-            return Err(format!("{queued} prompt tokens wait and {} are counted", self.queued_prompt_tokens));
+        if queued as u64 != self.waiting.prompt_tokens() {
+            return Err(format!("{queued} prompt tokens wait and {} are counted", self.waiting.prompt_tokens()));
         }
-        let arrivals = self.running.iter().map(|run| &run.sequence).chain(&self.waiting);
+        let arrivals = self.running.iter().map(|run| &run.sequence).chain(self.waiting.iter());
         if !arrivals.map(|sequence| sequence.arrival_seconds).is_sorted() {
             return Err("a later arrival runs or waits before an earlier one".into());
         }
@@ -182,13 +180,12 @@ impl Scheduler {
 
     /// Admits from the queue's front while there is room in the step, in the batch and in the pool.
     fn schedule_waiting(&mut self, step: &mut StepBuilder, now: f64) {
-        while step.has_room() && self.running.len() < self.geometry.max_step_rows as usize {
+        while step.has_room() && self.free_places() > 0 {
             let Some(sequence) = self.waiting.front() else { break };
             // A block for each running sequence stays, or their next tokens would preempt what is admitted here.
             let Some(table) = self.kv.open(&sequence.tokens, self.running.len()) else { break };
-            let sequence = self.dequeue(0).expect("the queue has a front");
-            let run = self.enter(sequence, table, now);
-            step.push(run);
+            let sequence = self.waiting.pop_front().expect("the queue has a front");
+            step.push(self.enter(sequence, table, now));
         }
     }
 
@@ -215,7 +212,7 @@ impl Scheduler {
         let behind = self.running[index + 1..].iter().rposition(|run| run.uncomputed() > 0);
         let Some(victim) = behind.map(|offset| index + 1 + offset) else { return false };
         let sequence = self.leave(victim);
-        self.enqueue_front(sequence);
+        self.waiting.push_front(sequence);
         self.preemptions += 1;
         true
     }
@@ -242,6 +239,10 @@ impl Scheduler {
         self.running.binary_search_by_key(&stay, |run| run.stay).ok()
     }
 
+    fn free_places(&self) -> usize {
+        self.geometry.max_step_rows as usize - self.running.len()
+    }
+
     /// Into the batch, where `table` covers all of the sequence's tokens.
     fn enter(&mut self, mut sequence: Sequence, table: BlockTable, now: f64) -> &Running {
         let cached_tokens = table.published_blocks() * self.geometry.block_tokens as usize;
@@ -261,29 +262,5 @@ impl Scheduler {
         let last = run.last_ticket.filter(|last| self.in_flight.iter().any(|step| step.ticket == *last));
         self.kv.release(run.table, last);
         run.sequence
-    }
-
-    fn enqueue_back(&mut self, sequence: Sequence) {
-        self.queued_prompt_tokens += sequence.prompt_tokens as u64;
-        self.waiting.push_back(sequence);
-    }
-
-    fn enqueue_front(&mut self, sequence: Sequence) {
-        self.queued_prompt_tokens += sequence.prompt_tokens as u64;
-        self.waiting.push_front(sequence);
-    }
-
-    fn dequeue(&mut self, index: usize) -> Option<Sequence> {
-        let sequence = self.waiting.remove(index)?;
-        self.queued_prompt_tokens -= sequence.prompt_tokens as u64;
-        Some(sequence)
-    }
-
-    fn queue(&self) -> admission::Queue {
-        admission::Queue {
-            waiting: self.waiting.len(),
-            prompt_tokens: self.queued_prompt_tokens,
-            free_places: self.geometry.max_step_rows as usize - self.running.len(),
-        }
     }
 }

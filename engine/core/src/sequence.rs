@@ -153,9 +153,9 @@ impl Running {
         }
     }
 
-    /// A row of `count` tokens was submitted.
-    pub(crate) fn submit(&mut self, count: usize, samples: bool, ticket: Ticket, row: u32) {
-        self.submitted += count;
+    /// A row was submitted that computes the tokens up to `end`.
+    pub(crate) fn submit(&mut self, end: usize, samples: bool, ticket: Ticket, row: u32) {
+        self.submitted = end;
         self.last_ticket = Some(ticket);
         if samples {
             self.sampling += 1;

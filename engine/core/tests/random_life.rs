@@ -217,7 +217,8 @@ fn live_through(geometry: Geometry, prefix_cache: bool, events: &[Event]) -> Met
 #[test]
 fn whatever_happens_the_engine_is_sound_and_texts_are_those_of_requests_alone() {
     let met = RefCell::new(Met::default());
-    let mut runner = TestRunner::new(Config { cases: 600, failure_persistence: None, ..Config::default() });
+    let mut runner =
+        TestRunner::new(Config { cases: 400, failure_persistence: None, max_shrink_iters: 500, ..Config::default() });
     let outcome = runner.run(&(geometries(), any::<bool>(), events()), |(geometry, prefix_cache, events)| {
         met.borrow_mut().add(live_through(geometry, prefix_cache, &events));
         Ok::<(), TestCaseError>(())

@@ -1,37 +1,9 @@
-//! Whether a request may join the queue: never, not now, or yes.
+//! Whether the engine could ever serve a request.
 
 use crate::executor::Geometry;
 use crate::request::{RejectReason, Request};
 
-/// How much may wait. What is beyond it is refused at once, while its client can still go elsewhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueLimits {
-    /// Most requests that wait beyond the free places in the running batch.
-    pub max_waiting_requests: u32,
-    /// Most prompt tokens that wait. A single request may exceed it when nothing else waits.
-    pub max_queued_prompt_tokens: u64,
-}
-
-/// The queue as admission sees it.
-pub(super) struct Queue {
-    pub(super) waiting: usize,
-    pub(super) prompt_tokens: u64,
-    pub(super) free_places: usize,
-}
-
-impl QueueLimits {
-    /// Whether a prompt of so many tokens may wait, too.
-    pub(super) fn admit(&self, prompt_tokens: usize, queue: &Queue) -> Result<(), RejectReason> {
-        let many = queue.waiting >= self.max_waiting_requests as usize + queue.free_places;
-        let long = queue.prompt_tokens + prompt_tokens as u64 > self.max_queued_prompt_tokens;
-        if many || (long && queue.waiting > 0) {
-            return Err(RejectReason::QueueFull { waiting: queue.waiting as u32, queued_tokens: queue.prompt_tokens });
-        }
-        Ok(())
-    }
-}
-
-/// Whether the engine could serve this request if it were alone.
+/// Refuses what could not be served even alone, now or later.
 pub(super) fn fits_engine(request: &Request, geometry: &Geometry) -> Result<(), RejectReason> {
     if request.prompt.is_empty() {
         return Err(RejectReason::EmptyPrompt);

@@ -17,16 +17,9 @@ pub(crate) struct Step {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepRow {
     pub(super) stay: StayId,
-    start: usize,
     /// Leading tokens of the sequence that are computed once the step is.
     pub(super) end: usize,
     pub(super) samples: bool,
-}
-
-impl StepRow {
-    pub(super) fn tokens(&self) -> usize {
-        self.end - self.start
-    }
 }
 
 pub(super) struct StepBuilder {
@@ -57,9 +50,8 @@ impl StepBuilder {
         let row = run.row(run.uncomputed().min(self.tokens_left), self.block_tokens);
         self.tokens_left -= row.tokens.len();
         self.count(&row, run.sequence.prompt_tokens);
-        let start = row.first_position as usize;
-        let end = start + row.tokens.len();
-        self.step.rows.push(StepRow { stay: run.stay, start, end, samples: row.sample.is_some() });
+        let end = row.first_position as usize + row.tokens.len();
+        self.step.rows.push(StepRow { stay: run.stay, end, samples: row.sample.is_some() });
         self.step.plan.rows.push(row);
     }
 
