@@ -75,6 +75,7 @@ pub enum Phase {
 
 /// A cumulative histogram over [`LATENCY_EDGES_MS`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Histogram {
     /// `counts[i]` observations at or below edge `i`; the last of `edges + 1` entries counts all of them.
     /// Empty means none yet.
