@@ -132,7 +132,7 @@ pub struct ServeArgs {
     /// Tokens in a KV block
     #[arg(long, default_value_t = 16, value_name = "TOKENS", help_heading = "Batching and memory")]
     pub block_size: u32,
-    /// Bytes of the KV cache [default: what the sequences can use, at most half of the free memory]
+    /// Bytes of the KV cache [default: what the sequences can use, at most a quarter of the free memory]
     #[arg(long, value_name = "BYTES", help_heading = "Batching and memory")]
     pub kv_cache_memory_bytes: Option<u64>,
     /// KV blocks, instead of a number of bytes

@@ -64,14 +64,14 @@ fn options(config: &Config, cpu: &CpuConfig, file: &GgufFile) -> Result<LoadOpti
     })
 }
 
-/// What all sequences can use at their longest, and at most half of what the weights leave free.
+/// What all sequences can use at their longest, and at most a quarter of what the weights leave free.
 fn default_kv(config: &Config, file: &GgufFile, free: Option<u64>) -> Result<KvBudget, Failure> {
     let weights: u64 = file.tensors().map(|tensor| tensor.bytes.len() as u64).sum();
     let shape = DecoderConfig::read(file).map_err(|error| load_failure(error.into()))?.shape(weights);
     let longest = config.batching.max_model_tokens.unwrap_or(shape.context_tokens).min(shape.context_tokens);
     let tokens = u64::from(longest) * u64::from(config.batching.max_sequences);
     let useful = tokens.saturating_mul(kv_bytes_per_token(&shape, KvDataType::Bf16));
-    let affordable = free.map_or(u64::MAX, |free| free.saturating_sub(weights) / 2);
+    let affordable = free.map_or(u64::MAX, |free| free.saturating_sub(weights) / 4);
     Ok(KvBudget::Bytes(useful.min(affordable)))
 }
 
