@@ -32,10 +32,10 @@ pub(crate) struct Block {
     pub(crate) scale: f32,
     /// `scale · sum`.
     pub(crate) scaled_sum: f32,
-    /// Of all codes.
-    pub(crate) sum: i32,
-    /// Of codes 16 to 31.
-    pub(crate) high_sum: i32,
+    /// `-Σ codes`, for products with weight codes that have an offset.
+    pub(crate) negated_sum: i32,
+    /// `-Σ` of codes 16 to 31.
+    pub(crate) negated_high_sum: i32,
 }
 
 impl Activations {
@@ -131,10 +131,11 @@ fn quantize<S: Simd>(simd: S, values: &[f32; BLOCK], block: &mut Block) {
     for (four, codes) in block.codes.iter_mut().zip(codes.as_flattened().as_chunks().0) {
         *four = *codes;
     }
-    block.sum = simd.sum_i32(simd.add_i32(low, high));
-    block.high_sum = simd.sum_i32(high);
+    let (low_sum, high_sum) = (simd.sum_i32(low), simd.sum_i32(high));
+    block.negated_sum = -(low_sum + high_sum);
+    block.negated_high_sum = -high_sum;
     block.scale = magnitude / 127.0;
-    block.scaled_sum = block.scale * block.sum as f32;
+    block.scaled_sum = block.scale * (low_sum + high_sum) as f32;
 }
 
 #[inline(always)]
@@ -169,8 +170,8 @@ mod tests {
                     let error = (f64::from(code) * f64::from(block.scale) - f64::from(value)).abs();
                     assert!(error <= 0.5001 * f64::from(block.scale), "{value} as {code} · {}", block.scale);
                 }
-                assert_eq!(block.sum, codes.iter().map(|&code| i32::from(code)).sum::<i32>());
-                assert_eq!(block.high_sum, codes[16..].iter().map(|&code| i32::from(code)).sum::<i32>());
+                assert_eq!(-block.negated_sum, codes.iter().map(|&code| i32::from(code)).sum::<i32>());
+                assert_eq!(-block.negated_high_sum, codes[16..].iter().map(|&code| i32::from(code)).sum::<i32>());
             }
             let reference = reference.get_or_insert_with(|| activations.blocks.clone());
             assert_eq!(*reference, activations.blocks, "{}", kernels.name());

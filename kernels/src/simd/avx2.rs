@@ -164,6 +164,17 @@ impl Simd for Avx2 {
         simd!([_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])])
     }
     #[inline(always)]
+    fn sub_i32(self, a: Self::I, b: Self::I) -> Self::I {
+        simd!([_mm256_sub_epi32(a[0], b[0]), _mm256_sub_epi32(a[1], b[1])])
+    }
+    #[inline(always)]
+    fn shift_left<const BITS: u32>(self, value: Self::I) -> Self::I {
+        simd! {
+            let bits = _mm_cvtsi32_si128(BITS as i32);
+            [_mm256_sll_epi32(value[0], bits), _mm256_sll_epi32(value[1], bits)]
+        }
+    }
+    #[inline(always)]
     fn sum_i32(self, value: Self::I) -> i32 {
         simd! {
             let eight = _mm256_add_epi32(value[0], value[1]);
@@ -316,7 +327,7 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    fn start_biased(self, _sum_of_values: i32) -> Self::I {
+    fn start_biased(self, _negated_sum_of_values: Self::I) -> Self::I {
         self.splat_i32(0)
     }
     #[inline(always)]

@@ -126,6 +126,14 @@ impl Simd for Avx512 {
         simd!(_mm512_add_epi32(a, b))
     }
     #[inline(always)]
+    fn sub_i32(self, a: Self::I, b: Self::I) -> Self::I {
+        simd!(_mm512_sub_epi32(a, b))
+    }
+    #[inline(always)]
+    fn shift_left<const BITS: u32>(self, value: Self::I) -> Self::I {
+        simd!(_mm512_slli_epi32::<BITS>(value))
+    }
+    #[inline(always)]
     fn sum_i32(self, value: Self::I) -> i32 {
         simd!(_mm512_reduce_add_epi32(value))
     }
@@ -233,8 +241,8 @@ impl Simd for Avx512 {
         simd!(_mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(values)))
     }
     #[inline(always)]
-    fn start_biased(self, sum_of_values: i32) -> Self::I {
-        simd!(_mm512_set1_epi32(-128 * sum_of_values))
+    fn start_biased(self, negated_sum_of_values: Self::I) -> Self::I {
+        self.shift_left::<7>(negated_sum_of_values)
     }
     #[inline(always)]
     fn dot_biased(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I {

@@ -62,6 +62,9 @@ pub(crate) trait Simd: Copy {
 
     fn splat_i32(self, value: i32) -> Self::I;
     fn add_i32(self, a: Self::I, b: Self::I) -> Self::I;
+    fn sub_i32(self, a: Self::I, b: Self::I) -> Self::I;
+    /// `value · 2^BITS`.
+    fn shift_left<const BITS: u32>(self, value: Self::I) -> Self::I;
     fn sum_i32(self, value: Self::I) -> i32;
     fn to_f32(self, value: Self::I) -> Self::F;
     /// To the nearest integer, ties to even; the values fit i32.
@@ -89,8 +92,8 @@ pub(crate) trait Simd: Copy {
 
     /// Adds to each lane the products of its four codes, below 128, with `values`.
     fn dot(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I;
-    /// Where sums of [`dot_biased`](Self::dot_biased) start, given the sum of all `values` that will come.
-    fn start_biased(self, sum_of_values: i32) -> Self::I;
+    /// Where sums of [`dot_biased`](Self::dot_biased) start, given the negated sum of all `values` that will come.
+    fn start_biased(self, negated_sum_of_values: Self::I) -> Self::I;
     /// Adds to each lane the products of its four codes, each minus 128, with `values`, none of which is -128.
     fn dot_biased(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I;
 

@@ -113,6 +113,14 @@ impl Simd for Scalar {
         map(a, b, i32::wrapping_add)
     }
     #[inline(always)]
+    fn sub_i32(self, a: Self::I, b: Self::I) -> Self::I {
+        map(a, b, i32::wrapping_sub)
+    }
+    #[inline(always)]
+    fn shift_left<const BITS: u32>(self, value: Self::I) -> Self::I {
+        value.map(|lane| lane << BITS)
+    }
+    #[inline(always)]
     fn sum_i32(self, value: Self::I) -> i32 {
         value.into_iter().fold(0, i32::wrapping_add)
     }
@@ -195,7 +203,7 @@ impl Simd for Scalar {
         sum
     }
     #[inline(always)]
-    fn start_biased(self, _sum_of_values: i32) -> Self::I {
+    fn start_biased(self, _negated_sum_of_values: Self::I) -> Self::I {
         [0; LANES]
     }
     #[inline(always)]

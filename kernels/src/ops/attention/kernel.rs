@@ -146,12 +146,15 @@ impl Attend<'_> {
         let keys = self.item.positions.end.saturating_sub(start).min(TILE_KEYS);
         let mut tile = Tile { kv_head, start, keys, at: [0; TILE_KEYS] };
         let (mut block, mut token) = (start / self.layout.block_tokens, start % self.layout.block_tokens);
-        for at in &mut tile.at[..keys] {
-            *at = self.layout.key_at(self.item.row.block_table[block] as usize, kv_head, token);
-            token += 1;
-            if token == self.layout.block_tokens {
-                (block, token) = (block + 1, 0);
+        let mut left = &mut tile.at[..keys];
+        while !left.is_empty() {
+            let (here, rest) = left.split_at_mut(left.len().min(self.layout.block_tokens - token));
+            let first = self.layout.key_at(self.item.row.block_table[block] as usize, kv_head, token);
+            for (i, at) in here.iter_mut().enumerate() {
+                *at = first + i * self.layout.head_dim;
             }
+            left = rest;
+            (block, token) = (block + 1, 0);
         }
         tile
     }

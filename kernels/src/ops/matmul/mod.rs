@@ -6,7 +6,8 @@
 //!
 //! - up to [`DIRECT_TOKENS`]: each tile is unpacked in registers on its way from memory (a product of a matrix and a
 //!   few vectors, bound by memory);
-//! - above: a panel of two tiles is unpacked once into the cache and multiplied with all tokens, six at a time.
+//! - above: a panel of two tiles is unpacked once into the cache and multiplied with all tokens, four (floats: six) at a time:
+//!   eight dot products in flight hide their latency, and more would leave the compiler short of registers.
 
 mod float;
 mod output;

@@ -98,8 +98,7 @@ fn multiply_unpacked<C: QuantizedCell>(
                 0 => break,
                 1 => groups.multiply::<C, 1>(&mut out),
                 2 | 3 => groups.multiply::<C, 2>(&mut out),
-                4 | 5 => groups.multiply::<C, 4>(&mut out),
-                _ => groups.multiply::<C, 6>(&mut out),
+                _ => groups.multiply::<C, 4>(&mut out),
             }
         }
     });
@@ -217,13 +216,25 @@ impl<C: QuantizedCell, const TOKENS: usize> Kernel for TileProduct<'_, C, TOKENS
 /// Where the sums over the first and the last 16 columns start, so that the codes' offset cancels out.
 #[inline(always)]
 fn start<S: Simd, C: QuantizedCell>(simd: S, activation: &Block) -> [S::I; 2] {
-    let begin = |sum: i32| if C::OFFSET == 128 { simd.start_biased(sum) } else { simd.splat_i32(-C::OFFSET * sum) };
+    let zero = simd.splat_i32(0);
     if C::OFFSET == 0 {
-        [simd.splat_i32(0); 2]
-    } else if C::SCALES == 2 {
-        [begin(activation.sum - activation.high_sum), begin(activation.high_sum)]
-    } else {
-        [begin(activation.sum), simd.splat_i32(0)]
+        return [zero; 2];
+    }
+    let all = simd.splat_i32(activation.negated_sum);
+    if C::SCALES == 1 {
+        return [start_from::<S, C>(simd, all), zero];
+    }
+    let high = simd.splat_i32(activation.negated_high_sum);
+    [start_from::<S, C>(simd, simd.sub_i32(all, high)), start_from::<S, C>(simd, high)]
+}
+
+#[inline(always)]
+fn start_from<S: Simd, C: QuantizedCell>(simd: S, negated_sum: S::I) -> S::I {
+    match C::OFFSET {
+        8 => simd.shift_left::<3>(negated_sum),
+        32 => simd.shift_left::<5>(negated_sum),
+        128 => simd.start_biased(negated_sum),
+        _ => unreachable!("no format has offset {}", C::OFFSET),
     }
 }
 
