@@ -17,15 +17,18 @@ use partial::Partial;
 use record::FetchRecord;
 use source::Source;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tracing::info;
 use windlass_engine_contract::termination::Reason;
 
+/// Pause before a second attempt that makes sense in production; each further one is twice as long.
+pub const FIRST_PAUSE: Duration = Duration::from_secs(1);
+
 /// Does the whole job; on return the file is there and has the checksum.
-pub fn run(args: &FetchArgs) -> Result<(), Failure> {
+pub fn run(args: &FetchArgs, first_pause: Duration) -> Result<(), Failure> {
     let started = Instant::now();
     let checksum = Checksum::parse(&args.sha256)?;
-    let source = Source::parse(args)?;
+    let source = Source::parse(args, first_pause)?;
     let mut partial = Partial::lock(&args.to).map_err(|error| storage(&args.to, &error))?;
     if present(&args.to, &checksum).map_err(|error| storage(&args.to, &error))? {
         info!(file = %args.to.display(), "already there with the right checksum");

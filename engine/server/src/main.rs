@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     telemetry::start(process.log_format);
     let done = match &command {
         Command::Serve(args) => serve(args),
-        Command::Fetch(args) => fetch::run(args),
+        Command::Fetch(args) => fetch::run(args, fetch::FIRST_PAUSE),
         Command::Inspect(args) => inspect::run(args),
     };
     match done {

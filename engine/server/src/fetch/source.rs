@@ -17,8 +17,6 @@ use windlass_engine_contract::termination::Reason;
 
 /// Attempts in a row that may bring nothing.
 const FRUITLESS_ATTEMPTS: u32 = 4;
-/// Before the second attempt; doubled for each further one.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest silence of a server.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
@@ -51,7 +49,7 @@ enum Interruption {
 
 impl Source {
     /// Checks the flags and reads the credentials they name.
-    pub fn parse(args: &FetchArgs) -> Result<Source, Failure> {
+    pub fn parse(args: &FetchArgs, first_pause: Duration) -> Result<Source, Failure> {
         if args.url == "-" {
             return Ok(Source::Stdin);
         }
@@ -61,7 +59,7 @@ impl Source {
         }
         let authorization = args.token_file.as_deref().map(bearer).transpose()?;
         let agent = agent(args.ca_file.as_deref())?;
-        Ok(Source::Http(Box::new(HttpSource { agent, url: args.url.clone(), authorization, first_pause: FIRST_PAUSE })))
+        Ok(Source::Http(Box::new(HttpSource { agent, url: args.url.clone(), authorization, first_pause })))
     }
 
     /// Brings everything into `partial`, at most `max_bytes`.
@@ -96,7 +94,7 @@ impl HttpSource {
                 return Err(unavailable(&redact(&self.url), &format!("{cause} ({FRUITLESS_ATTEMPTS} attempts)")));
             }
             warn!(bytes = partial.len(), "{cause}; trying again");
-            std::thread::sleep(self.first_pause * (1 << fruitless));
+            std::thread::sleep(self.first_pause * (1 << fruitless.saturating_sub(1)));
         }
     }
 
