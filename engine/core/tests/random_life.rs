@@ -158,7 +158,7 @@ impl World {
 
     fn turn(&mut self) {
         self.met.turns += 1;
-        let turn = self.engine.turn(self.met.turns as f64).unwrap();
+        let turn = support::turn(&mut self.engine, self.met.turns as f64);
         turn.updates.into_iter().for_each(|update| self.see(update));
     }
 
@@ -173,7 +173,7 @@ impl World {
         }
     }
 
-    /// Turns until nothing is left. Each turn submits or collects a step, so a bound follows from the work.
+    /// Turns until nothing is left. Each gets on, but an engine that threw work away for ever would, too.
     fn come_to_rest(&mut self) {
         let tokens: usize = self.requests.iter().map(|request| request.prompt.len() + 30).sum();
         for _ in 0..100 + 10 * tokens {

@@ -13,17 +13,29 @@ pub struct Auditor {
     sim: SimExecutor<Unpaced>,
     in_flight: VecDeque<(Ticket, StepPlan)>,
     last_plan: StepPlan,
+    submitted: u64,
     /// Requests whose rows fail when they are next collected.
     poisoned: Mutex<HashSet<RequestId>>,
 }
 
 impl Auditor {
     pub fn new(sim: SimExecutor<Unpaced>) -> Auditor {
-        Auditor { sim, in_flight: VecDeque::new(), last_plan: StepPlan::default(), poisoned: Mutex::default() }
+        Auditor {
+            sim,
+            in_flight: VecDeque::new(),
+            last_plan: StepPlan::default(),
+            submitted: 0,
+            poisoned: Mutex::default(),
+        }
     }
 
     pub fn poison(&self, request: RequestId) {
         self.poisoned.lock().unwrap().insert(request);
+    }
+
+    /// Plans so far.
+    pub fn submitted(&self) -> u64 {
+        self.submitted
     }
 
     /// The plan that was submitted last.
@@ -88,6 +100,7 @@ impl Executor for Auditor {
         }
         let ticket = self.sim.submit(plan.clone())?;
         self.last_plan = plan.clone();
+        self.submitted += 1;
         self.in_flight.push_back((ticket, plan));
         Ok(ticket)
     }
