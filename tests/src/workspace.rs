@@ -39,7 +39,7 @@ pub fn cache() -> Result<PathBuf> {
 /// # Errors
 /// When cargo fails; it has said why on standard error.
 pub fn build_programs(mut on_crate: impl FnMut(usize)) -> Result<()> {
-    let mut cargo = Command::new(env!("CARGO"));
+    let mut cargo = Command::new("cargo");
     cargo.current_dir(root()).args(["build", "--release", "--quiet", "--message-format=json-render-diagnostics"]);
     cargo.args(["-p", "windlass-operator", "-p", "windlass-engine"]);
     let mut child = cargo.stdout(Stdio::piped()).spawn().context("cannot run cargo")?;
