@@ -275,4 +275,28 @@ mod tests {
             assert!(timing.renew * 3 <= timing.deadline, "three attempts fit into the deadline");
         }
     }
+
+    #[tokio::test]
+    async fn of_two_replicas_one_leads_and_the_other_follows_at_its_release() {
+        let api = crate::testing::FakeApi::default();
+        let config = LeaseConfig { name: "l".into(), namespace: Some("n".into()), duration: Duration::from_secs(6) };
+        let [mut first, mut second] = ["a", "b"].map(|name| Elector::new(api.client(), &config, name));
+        first.acquire().await;
+        assert!(matches!(second.attempt().await, Ok(Outcome::Refused)));
+        assert!(matches!(first.attempt().await, Ok(Outcome::Held)), "a renewal");
+        second.release().await.expect("nothing to release");
+        assert!(matches!(first.attempt().await, Ok(Outcome::Held)), "a standby releases nothing");
+        first.release().await.expect("released");
+        assert!(matches!(second.attempt().await, Ok(Outcome::Held)));
+    }
+
+    #[tokio::test]
+    async fn a_write_that_lost_a_race_is_a_refusal() {
+        let api = crate::testing::FakeApi::default();
+        let config = LeaseConfig { name: "l".into(), namespace: Some("n".into()), duration: Duration::from_secs(6) };
+        let mut elector = Elector::new(api.client(), &config, "a");
+        elector.acquire().await;
+        api.refuse("/leases/", 409, "the object has been modified");
+        assert!(matches!(elector.attempt().await, Ok(Outcome::Refused)));
+    }
 }

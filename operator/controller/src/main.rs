@@ -16,6 +16,8 @@ mod reconcile;
 mod scrape;
 mod shutdown;
 mod telemetry;
+#[cfg(test)]
+mod testing;
 mod watches;
 mod written;
 

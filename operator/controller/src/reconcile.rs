@@ -137,16 +137,4 @@ fn backoff(failures: u32) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_delay_doubles_to_its_bound_and_starts_over_after_success() {
-        let (failures, key) = (Failures::default(), ("n".to_owned(), "a".to_owned()));
-        let delays: Vec<_> = (0..8).map(|_| failures.next_delay(&key).as_secs()).collect();
-        assert_eq!(delays, [1, 2, 4, 8, 16, 32, 60, 60]);
-        failures.clear(&key);
-        assert_eq!(failures.next_delay(&key).as_secs(), 1);
-        assert_eq!(backoff(u32::MAX), BACKOFF.1);
-    }
-}
+mod tests;

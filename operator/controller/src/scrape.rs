@@ -7,6 +7,8 @@ mod fetch;
 mod loads;
 mod schedule;
 
+#[cfg(test)]
+pub use fetch::tests::idle as idle_stats;
 pub use loads::Loads;
 
 use crate::config::ScrapeConfig;
