@@ -68,7 +68,7 @@ mod tests {
     fn rounding_is_that_of_the_type() {
         let mut random = Random::new(8);
         let mut from: Vec<f32> = (0..5000).map(|_| f32::from_bits(random.next() as u32)).collect();
-        from.extend([0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, f32::NAN, 1.00390625]);
+        from.extend([0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, f32::NAN, 1.003_906_3]);
         for kernels in crate::Kernels::available() {
             let mut to = vec![bf16::ZERO; from.len()];
             kernels.call(Round { from: &from, to: &mut to });

@@ -165,7 +165,7 @@ impl Prefetch {
 }
 
 /// How far the direct products ask ahead in the stream of cells.
-const STREAM_AHEAD: usize = 2048;
+const STREAM_AHEAD: usize = 8192;
 
 /// One tile, straight from its cells, with a few tokens.
 struct TileProduct<'a, C, const TOKENS: usize> {
@@ -181,11 +181,10 @@ impl<C: QuantizedCell, const TOKENS: usize> Kernel for TileProduct<'_, C, TOKENS
         let per_cell = C::COLS / BLOCK;
         let mut sums = [simd.splat(0.0); TOKENS];
         for (i, cell) in self.cells.iter().enumerate() {
-            simd.prefetch(
-                std::ptr::from_ref(cell).cast::<u8>().wrapping_add(STREAM_AHEAD),
-                size_of::<C>().div_ceil(LINE),
-            );
+            let ahead = std::ptr::from_ref(cell).cast::<u8>().wrapping_add(STREAM_AHEAD);
             for block in 0..per_cell {
+                let share = size_of::<C>() / per_cell;
+                simd.prefetch(ahead.wrapping_add(block * share), share.div_ceil(LINE));
                 let codes = cell.codes(simd, block);
                 let scale = cell.scale(simd, block, 0);
                 let second_scale = if C::SCALES == 2 { cell.scale(simd, block, 1) } else { scale };
