@@ -200,7 +200,7 @@ Examples:
   windlass-engine fetch https://host/model.gguf --to /var/cache/windlass/model.gguf --sha256 9f86d0…
   cat model.gguf | windlass-engine fetch - --to /models/model.gguf --sha256 9f86d0…
 
-An interrupted download leaves FILE.part and the next attempt goes on from there. The file appears under its own name
+An interrupted download leaves FILE.part and the next attempt goes on from there. The file appears under its own name \
 only after its checksum was verified.")]
 pub struct FetchArgs {
     /// https:// or http:// address, or `-` for standard input

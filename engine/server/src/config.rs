@@ -99,7 +99,15 @@ pub struct LifeTimes {
     pub max_connection_age: Option<Duration>,
     /// With work and no finished step for so long, the server is not ready.
     pub stall_timeout_seconds: f64,
+    /// Longest time a request's header may take, and longest idleness of an HTTP/1.1 connection.
+    pub header_timeout: Duration,
+    /// Longest silence of a stream before a comment tells proxies that it is alive.
+    pub keep_alive: Duration,
 }
+
+/// Proxies cut what is silent for half a minute or more.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Config {
     /// Checks the flags against each other and the machine.
@@ -258,6 +266,8 @@ fn times(args: &ServeArgs) -> Result<LifeTimes, Failure> {
         drain_timeout: seconds(args.drain_timeout_seconds),
         max_connection_age: Some(seconds(args.max_connection_age_seconds)).filter(|age| !age.is_zero()),
         stall_timeout_seconds: args.stall_timeout_seconds.into(),
+        header_timeout: HEADER_TIMEOUT,
+        keep_alive: KEEP_ALIVE,
     })
 }
 

@@ -48,7 +48,7 @@ impl Server {
             engine: OnceLock::new(),
             stall_timeout_seconds: config.times.stall_timeout_seconds,
         });
-        let admin_server = Connections::new(admin::router(admin.clone()), lifecycle.clone(), None);
+        let admin_server = Connections::new(admin::router(admin.clone()), lifecycle.clone(), &config.times);
         tokio::spawn(Arc::new(admin_server.staying_open()).run(admin_listener));
 
         let times = config.times;
@@ -65,9 +65,10 @@ impl Server {
             created: unix_seconds(),
             keys,
             lifecycle: lifecycle.clone(),
+            keep_alive: times.keep_alive,
         });
         monitor.built(built);
-        let connections = Arc::new(Connections::new(api::router(api), lifecycle.clone(), times.max_connection_age));
+        let connections = Arc::new(Connections::new(api::router(api), lifecycle.clone(), &times));
         tokio::spawn(connections.clone().run(api_listener));
         lifecycle.advance(Stage::Serving);
         info!(api = %api_address, admin = %admin_address, seconds = clock.seconds(), "serving");

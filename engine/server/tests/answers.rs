@@ -113,8 +113,12 @@ async fn a_stop_token_ends_the_answer_and_is_named() {
     let server = serve(FAST).await;
     // Whichever word comes, its token is among these.
     let body = json!({"max_tokens": 50, "stop_token_ids": (1..100).collect::<Vec<u32>>()});
-    let choice = server.chat(body).await.json()["choices"][0].clone();
+    let answer = server.chat(body).await.json();
+    let choice = &answer["choices"][0];
     assert_eq!(choice["finish_reason"], "stop");
+    // The stop token counts and is not shown.
+    let words = choice["message"]["content"].as_str().unwrap().split_whitespace().count();
+    assert_eq!(answer["usage"]["completion_tokens"], words + 1);
     assert!((1..100).contains(&choice["stop_reason"].as_u64().unwrap()), "{choice}");
 }
 

@@ -4,9 +4,11 @@
 
 mod common;
 
-use common::{Answer, Client, FAST, SLOW, chat, config, eventually, get, post, serve, within};
+use common::{Answer, Client, FAST, SLOW, chat, config, eventually, get, post, serve, start, within};
 use hyper::StatusCode;
 use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use windlass_engine::lifecycle::{Lifecycle, Stage};
 use windlass_engine::serve::Server;
 use windlass_engine_contract::stats::{MAX_STATS_BYTES, Phase, Stats};
@@ -200,6 +202,41 @@ async fn a_stalled_engine_is_neither_ready_nor_for_long_alive() {
         .await;
     let utilization = server.stats().await["utilization"].as_f64().unwrap();
     assert!(utilization > 0.0, "a step in progress counts as busy: {utilization}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_stream_says_that_it_is_alive() {
+    let mut config = config("--sim-step-us 500000");
+    config.times.keep_alive = Duration::from_millis(20);
+    let server = start(config).await;
+    let mut client = Client::connect(server.api).await;
+    let mut stream = client.open(CHAT, &endless(true)).await;
+    assert!(within("a comment", stream.read_until(": keep-alive\n\n")).await);
+    assert!(!stream.text.contains("data:"), "{}", stream.text);
+    assert!(within("the first token", stream.read_until("data:")).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_header_that_never_ends_is_cut() {
+    let mut config = config(FAST);
+    config.times.header_timeout = Duration::from_millis(50);
+    let server = start(config).await;
+    let mut stream = tokio::net::TcpStream::connect(server.api).await.unwrap();
+    stream.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX-Slow: ").await.unwrap();
+    let mut rest = Vec::new();
+    within("the connection is cut", stream.read_to_end(&mut rest)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_header_that_is_too_long_is_431() {
+    let server = serve(FAST).await;
+    let mut stream = tokio::net::TcpStream::connect(server.api).await.unwrap();
+    let header = format!("GET /v1/models HTTP/1.1\r\nHost: a\r\nX-Long: {}\r\n\r\n", "x".repeat(70_000));
+    // The server may close before it has read all of it.
+    let _ = stream.write_all(header.as_bytes()).await;
+    let mut answer = Vec::new();
+    let _ = within("an answer", stream.read_to_end(&mut answer)).await;
+    assert!(answer.starts_with(b"HTTP/1.1 431"), "{}", String::from_utf8_lossy(&answer));
 }
 
 #[tokio::test(flavor = "multi_thread")]

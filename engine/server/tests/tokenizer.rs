@@ -31,7 +31,10 @@ const EXPECTED: &[(&str, &[u32])] = &[
 
 fn tokenizer() -> Option<Tokenizer> {
     let file = GgufFile::open(&real_model()?).unwrap();
-    Some(Tokenizer::from_metadata(file.metadata()).unwrap())
+    let began = Instant::now();
+    let tokenizer = Tokenizer::from_metadata(file.metadata()).unwrap();
+    println!("{} tokens are ready after {:?}", tokenizer.vocabulary().len(), began.elapsed());
+    Some(tokenizer)
 }
 
 fn decode(tokenizer: &Tokenizer, tokens: &[u32]) -> String {

@@ -17,6 +17,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Duration;
 use tower_http::catch_panic::CatchPanicLayer;
 use windlass_engine_api::generation::GenerationFields;
 use windlass_engine_core::request::{RejectReason, TokenId};
@@ -45,6 +46,8 @@ pub struct Api {
     pub keys: Option<Keys>,
     /// Where the server is in its life.
     pub lifecycle: Lifecycle,
+    /// Longest silence of a stream.
+    pub keep_alive: Duration,
 }
 
 /// The routes.

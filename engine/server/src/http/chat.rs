@@ -27,7 +27,7 @@ pub async fn create(State(api): State<Arc<Api>>, JsonBody(body): JsonBody) -> Re
     let answer = api.submit(prompt, &generation, u32::MAX, "messages").await?;
     let head = Head::new("chatcmpl", model);
     match streaming {
-        Some(options) => Ok(stream::respond(vec![answer], ChatEvents(head), options)),
+        Some(options) => Ok(stream::respond(vec![answer], ChatEvents(head), options, api.keep_alive)),
         None => Ok(Json(whole(head, answer.whole().await?)).into_response()),
     }
 }

@@ -29,7 +29,7 @@ pub async fn create(State(api): State<Arc<Api>>, JsonBody(body): JsonBody) -> Re
     let answers = submit(&api, prompts, &generation).await?;
     let head = Head::new("cmpl", model);
     match streaming {
-        Some(options) => Ok(stream::respond(answers, CompletionEvents(head), options)),
+        Some(options) => Ok(stream::respond(answers, CompletionEvents(head), options, api.keep_alive)),
         None => Ok(Json(whole(head, answers).await?).into_response()),
     }
 }

@@ -4,6 +4,7 @@
 //! client can send into a closing connection; on HTTP/2 by GOAWAY. When the server refuses new requests, idle
 //! connections close at once and busy ones after their response.
 
+use crate::config::LifeTimes;
 use crate::lifecycle::{Lifecycle, Stage};
 use axum::Router;
 use axum::body::Body;
@@ -24,8 +25,6 @@ use tracing::{debug, warn};
 
 /// Open connections; further ones wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 8192;
-/// Longest time a request's header may take, and longest idleness of an HTTP/1.1 connection.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Largest request header, bytes.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 /// Requests at once on one HTTP/2 connection.
@@ -43,6 +42,7 @@ const AGE_JITTER: f64 = 0.1;
 pub struct Server {
     router: Router,
     lifecycle: Lifecycle,
+    header_timeout: Duration,
     max_age: Option<Duration>,
     stays_open: bool,
     open: Arc<watch::Sender<usize>>,
@@ -50,15 +50,16 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `router`; connections older than `max_age`, give or take a tenth, are ended between requests.
-    pub fn new(router: Router, lifecycle: Lifecycle, max_age: Option<Duration>) -> Server {
+    /// Serves `router` as the life cycle and its times say.
+    pub fn new(router: Router, lifecycle: Lifecycle, times: &LifeTimes) -> Server {
         let (open, permits) = (Arc::new(watch::Sender::new(0)), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
-        Server { router, lifecycle, max_age, stays_open: false, open, permits }
+        let LifeTimes { header_timeout, max_connection_age: max_age, .. } = *times;
+        Server { router, lifecycle, header_timeout, max_age, stays_open: false, open, permits }
     }
 
-    /// Keeps its connections whatever the stage: probes are asked to the end.
+    /// Keeps its connections whatever the stage and their age: probes are asked to the end.
     pub fn staying_open(mut self) -> Server {
-        self.stays_open = true;
+        (self.stays_open, self.max_age) = (true, None);
         self
     }
 
@@ -100,7 +101,7 @@ impl Server {
             let (server, state) = (self.clone(), state.clone());
             async move { server.answer(&state, request).await }
         });
-        let builder = builder();
+        let builder = builder(self.header_timeout);
         let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
         let mut old = pin!(self.grows_old());
         let mut closing = pin!(self.reached(Stage::Closing));
@@ -167,9 +168,9 @@ struct ConnectionState {
     last_request: AtomicBool,
 }
 
-fn builder() -> Builder<TokioExecutor> {
+fn builder(header_timeout: Duration) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(MAX_HEADER_BYTES);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(header_timeout).max_buf_size(MAX_HEADER_BYTES);
     builder
         .http2()
         .timer(TokioTimer::new())

@@ -14,19 +14,17 @@ use tokio::time::{Instant, Interval, interval_at};
 use windlass_engine_api::generation::StreamOptions;
 use windlass_engine_api::usage::Usage;
 
-/// Longest silence before a comment tells proxies that the stream is alive.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Most pieces put into one write when the client is behind.
 const MAX_PIECES_PER_WRITE: usize = 64;
 
 /// A piece with the index of its choice.
 type Indexed = (u32, Result<Piece, Interrupted>);
 
-/// A streamed response with one choice per answer.
-pub fn respond(answers: Vec<Answer>, events: impl Events, options: StreamOptions) -> Response {
+/// A streamed response with one choice per answer; after `keep_alive` of silence a comment says that it is alive.
+pub fn respond(answers: Vec<Answer>, events: impl Events, options: StreamOptions, keep_alive: Duration) -> Response {
     let stream = EventStream {
         pieces: merge(answers).ready_chunks(MAX_PIECES_PER_WRITE),
-        keep_alive: interval_at(Instant::now() + KEEP_ALIVE, KEEP_ALIVE),
+        keep_alive: interval_at(Instant::now() + keep_alive, keep_alive),
         events,
         options,
         usage: Usage::default(),
