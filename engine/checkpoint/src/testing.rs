@@ -21,7 +21,7 @@ const ARRAY: u32 = 9;
 pub struct GgufBuilder {
     version: u32,
     alignment: usize,
-    metadata: Vec<Vec<u8>>,
+    metadata: Vec<(String, Vec<u8>)>,
     tensors: Vec<TensorToWrite>,
 }
 
@@ -60,7 +60,8 @@ impl GgufBuilder {
 
     /// Metadata of any type: the type's number and the value's bytes.
     pub fn raw(mut self, key: &str, value_type: u32, value: &[u8]) -> GgufBuilder {
-        self.metadata.push([&string(key)[..], &value_type.to_le_bytes(), value].concat());
+        let entry = [&string(key)[..], &value_type.to_le_bytes(), value].concat();
+        self.metadata.push((key.to_owned(), entry));
         self
     }
 
@@ -124,13 +125,25 @@ impl GgufBuilder {
         self.tensor(name, dims, 0, &data)
     }
 
+    /// Without the metadata of this key.
+    pub fn without(mut self, key: &str) -> GgufBuilder {
+        self.metadata.retain(|(found, _)| found != key);
+        self
+    }
+
+    /// Without the tensor of this name.
+    pub fn without_tensor(mut self, name: &str) -> GgufBuilder {
+        self.tensors.retain(|tensor| tensor.name != name);
+        self
+    }
+
     /// The file's bytes.
     pub fn build(&self) -> Vec<u8> {
         let mut file = b"GGUF".to_vec();
         file.extend(self.version.to_le_bytes());
         file.extend((self.tensors.len() as u64).to_le_bytes());
         file.extend((self.metadata.len() as u64).to_le_bytes());
-        self.metadata.iter().for_each(|entry| file.extend(entry));
+        self.metadata.iter().for_each(|(_, entry)| file.extend(entry));
         self.write_tensor_headers(&mut file);
         for tensor in &self.tensors {
             file.resize(file.len().next_multiple_of(self.alignment), 0);

@@ -122,7 +122,7 @@ fn peak_mib() -> Option<u64> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4096))]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(4096) })]
 
     #[test]
     fn several_damaged_bytes_are_survived(damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..16)) {

@@ -140,6 +140,13 @@ pub struct Layer<B: Backend> {
     pub down: B::Matrix,
 }
 
+impl<B: Backend> Layer<B> {
+    /// All matrices.
+    pub fn matrices(&self) -> [&B::Matrix; 7] {
+        [&self.query, &self.key, &self.value, &self.out, &self.gate, &self.up, &self.down]
+    }
+}
+
 /// Activations of a step, one row per token: allocated once for the largest step. Its bytes are
 /// `windlass_engine_contract::memory::workspace_bytes`.
 #[allow(missing_docs)] // the field's own names

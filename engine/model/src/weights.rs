@@ -22,6 +22,11 @@ impl<B: Backend> DecoderWeights<B> {
     pub(crate) fn output(&self) -> &B::Matrix {
         self.untied_output.as_ref().unwrap_or(&self.embedding)
     }
+
+    /// Every matrix, each once.
+    pub fn matrices(&self) -> impl Iterator<Item = &B::Matrix> {
+        self.layers.iter().flat_map(Layer::matrices).chain([&self.embedding]).chain(&self.untied_output)
+    }
 }
 
 /// Why a checkpoint's tensors do not make the decoder that its metadata describes.

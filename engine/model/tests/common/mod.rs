@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each test binary uses its part
 
 pub mod driver;
+pub mod oracle;
 pub mod tiny;
 
 use std::fmt;

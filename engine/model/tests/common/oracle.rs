@@ -1,0 +1,79 @@
+//! candle-transformers' quantized Llama as the reference, computing without rounding activations: it reads a copy of a
+//! file with every matrix widened to f32, and a matrix of floats is not quantized again on the way.
+
+use std::io::Cursor;
+
+use candle_core::quantized::gguf_file::Content;
+use candle_core::{Device, Tensor};
+use candle_transformers::models::quantized_llama::ModelWeights;
+use windlass_checkpoint::testing::GgufBuilder;
+use windlass_checkpoint::{GgufFile, Metadata};
+use windlass_engine_core::plan::BlockId;
+use windlass_engine_model::{Batch, KvBudget, LoadOptions, Logits, build};
+
+use super::Agreement;
+
+/// The file with every tensor in f32, dequantized by candle.
+pub fn widen(bytes: &[u8]) -> Vec<u8> {
+    let file = GgufFile::from_bytes(bytes.to_vec()).unwrap();
+    let mut reader = Cursor::new(bytes);
+    let content = Content::read(&mut reader).unwrap();
+    let builder = file.tensors().fold(copy_config(file.metadata()), |builder, tensor| {
+        let values = content.tensor(&mut reader, tensor.name, &Device::Cpu).unwrap().dequantize(&Device::Cpu).unwrap();
+        builder.tensor_f32(tensor.name, tensor.dims, &values.flatten_all().unwrap().to_vec1::<f32>().unwrap())
+    });
+    builder.build()
+}
+
+/// The decoder's configuration, without the tokenizer.
+fn copy_config(metadata: Metadata<'_>) -> GgufBuilder {
+    let keys = metadata.keys().filter(|(key, _)| key.starts_with("llama."));
+    keys.fold(GgufBuilder::new().str("general.architecture", "llama"), |builder, (key, _)| {
+        match (metadata.u32(key), metadata.f32(key)) {
+            (Ok(Some(number)), _) => builder.u32(key, number),
+            (_, Ok(Some(number))) => builder.f32(key, number),
+            _ => panic!("{key} is neither an integer nor a float"),
+        }
+    })
+}
+
+/// candle's logits at every position.
+pub fn candle_logits(file: &[u8], tokens: &[u32]) -> Vec<Vec<f32>> {
+    let mut reader = Cursor::new(file);
+    let content = Content::read(&mut reader).unwrap();
+    let mut model = ModelWeights::from_gguf(content, &mut reader, &Device::Cpu).unwrap();
+    let logits_at = |(position, &token): (usize, &u32)| {
+        let input = Tensor::new(&[[token]], &Device::Cpu).unwrap();
+        model.forward(&input, position).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+    };
+    tokens.iter().enumerate().map(logits_at).collect()
+}
+
+/// Our logits at every position, in steps of `chunk` tokens, on blocks that are not in order.
+pub fn our_logits(file: &GgufFile, tokens: &[u32], chunk: usize) -> Vec<Vec<f32>> {
+    let options = LoadOptions {
+        kv: KvBudget::Blocks(tokens.len().div_ceil(16) as u32),
+        max_sequences: chunk as u32,
+        max_step_tokens: chunk as u32,
+        ..LoadOptions::default()
+    };
+    let mut model = build(file, &options).unwrap();
+    let blocks: Vec<BlockId> = (0..model.geometry.blocks).rev().map(BlockId).collect();
+    let (mut batch, mut logits) = (Batch::default(), Vec::new());
+    for (index, tokens) in tokens.chunks(chunk).enumerate() {
+        batch.clear();
+        batch.push(tokens.iter().copied(), (index * chunk) as u32, &blocks, Logits::All);
+        model.decoder.forward(&batch);
+        let step = model.decoder.logits(tokens.len());
+        logits.extend(step.chunks_exact(model.geometry.vocabulary as usize).map(<[f32]>::to_vec));
+    }
+    logits
+}
+
+/// Compares logits of all positions.
+pub fn compare(reference: &[Vec<f32>], found: &[Vec<f32>]) -> Agreement {
+    assert_eq!(reference.len(), found.len());
+    let mut agreement = Agreement::default();
+    reference.iter().zip(found).for_each(|(reference, found)| agreement.add(reference, found));
+    agreement
+}
