@@ -1,7 +1,7 @@
 //! Renders the CustomResourceDefinition: what `windlass-operator crd` prints and `crds/` holds.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceColumnDefinition, CustomResourceDefinition,
+    CustomResourceColumnDefinition, CustomResourceDefinition, JSONSchemaProps,
 };
 use kube_core::CustomResourceExt;
 use serde_json::{Value, json};
@@ -38,6 +38,7 @@ pub fn definition() -> CustomResourceDefinition {
     for version in &mut crd.spec.versions {
         version.additional_printer_columns = Some(COLUMNS.map(column).to_vec());
         if let Some(schema) = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut()) {
+            *schema = without_null(schema);
             schema.x_kubernetes_validations = serde_json::from_value(name_rules()).ok();
         }
     }
@@ -67,6 +68,24 @@ fn name_rules() -> Value {
             "message": "metadata.name: lower-case letters, digits and -, beginning with a letter, as a Service's name must be",
         },
     ])
+}
+
+/// The schema without `nullable`: the API server then takes a null for an absent field, and so does the operator.
+fn without_null(schema: &JSONSchemaProps) -> JSONSchemaProps {
+    fn strip(value: &mut Value) {
+        match value {
+            Value::Object(entries) => {
+                entries.remove("nullable");
+                entries.values_mut().for_each(strip);
+            }
+            Value::Array(items) => items.iter_mut().for_each(strip),
+            _ => {}
+        }
+    }
+    // A schema always serializes, and what it serializes to is a schema.
+    let mut value = serde_json::to_value(schema).unwrap_or_default();
+    strip(&mut value);
+    serde_json::from_value(value).unwrap_or_else(|_| schema.clone())
 }
 
 /// The definition as YAML, with a header that says where it comes from.

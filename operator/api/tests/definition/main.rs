@@ -1,0 +1,20 @@
+//! The definition as users meet it: its files, its bounds, its rules, its examples.
+
+mod bounds;
+mod examples;
+mod files;
+mod rules;
+
+use serde_json::Value;
+use std::path::PathBuf;
+
+/// A path in the folder of generated files and examples.
+fn crds(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../crds").join(path)
+}
+
+/// The schema of the resource.
+fn schema() -> Value {
+    let crd = serde_json::to_value(windlass_operator_api::crd::definition()).expect("json");
+    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
+}

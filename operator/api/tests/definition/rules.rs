@@ -1,0 +1,143 @@
+//! The rules across fields, evaluated here as an API server evaluates them. Each case breaks one rule.
+
+use kube_cel::Validator;
+use serde_json::{Value, json};
+
+use crate::schema;
+
+/// A complete resource with these specs merged over a minimal one.
+fn resource(name: &str, spec: Value) -> Value {
+    let mut whole = json!({"replicas": 1, "drainTimeoutSeconds": 300, "model": {"source": "pvc://models/a.gguf"}});
+    for (field, value) in spec.as_object().expect("fields") {
+        whole[field] = value.clone();
+    }
+    json!({
+        "apiVersion": "windlass.dev/v1alpha1", "kind": "InferenceService",
+        "metadata": {"name": name, "namespace": "demo"}, "spec": whole,
+    })
+}
+
+/// Messages of the rules that the resource breaks.
+fn broken(resource: &Value) -> Vec<String> {
+    match Validator::new().validate(&schema(), resource, None) {
+        Ok(()) => Vec::new(),
+        Err(errors) => errors.into_vec().into_iter().map(|error| error.message).collect(),
+    }
+}
+
+fn https(fields: Value) -> Value {
+    let mut model = json!({"source": "https://host:8443/a.gguf?x=1", "sha256": "0".repeat(64)});
+    for (field, value) in fields.as_object().expect("fields") {
+        model[field] = value.clone();
+    }
+    json!({"model": model})
+}
+
+fn builtin(fields: Value) -> Value {
+    let target = json!({"metric": "TimeToFirstToken", "percentile": 95, "milliseconds": 500});
+    let mut autoscaling = json!({"mode": "Builtin", "maxReplicas": 4, "targets": [target]});
+    for (field, value) in fields.as_object().expect("fields") {
+        autoscaling[field] = value.clone();
+    }
+    json!({"autoscaling": autoscaling})
+}
+
+#[test]
+fn good_resources_break_no_rule() {
+    let gpu = json!({"type": "NvidiaGPU", "nvidiaGPU": {"products": ["H200"], "minMemory": "80Gi"}});
+    for spec in [
+        json!({}),
+        json!({"model": {"source": "pvc://my.claim/a/b-c/d.gguf"}}),
+        json!({"model": {"source": "pvc://models/..hidden/a..b"}}),
+        json!({"model": {"source": "pvc://models"}}),
+        https(json!({})),
+        https(json!({"secretRef": {"name": "a"}, "caConfigMapRef": {"name": "b"}})),
+        https(json!({"cache": {"type": "EmptyDir", "sizeLimit": "10Gi"}})),
+        https(json!({"cache": {"type": "PersistentVolumeClaim", "claimName": "a"}})),
+        json!({"parallelism": {"tensor": 1}}),
+        json!({"accelerator": gpu, "parallelism": {"tensor": 4}}),
+        json!({"accelerator": {"type": "CPU"}, "resources": {"requests": {"cpu": "4"}, "limits": {"memory": "1Gi"}}}),
+        builtin(json!({})),
+        builtin(json!({"minReplicas": 4, "gpuUtilization": {"scaleUpPercent": 31}})),
+        json!({"autoscaling": {"mode": "Manual"}}),
+        json!({"spot": {"mode": "Never", "nodeSelector": {"a": "b"}}}),
+        json!({"spot": {"mode": "Prefer", "onDemandBase": 1, "maxPercentAboveBase": 50}}),
+    ] {
+        let resource = resource("llama", spec);
+        assert_eq!(broken(&resource), Vec::<String>::new(), "{resource}");
+    }
+}
+
+#[test]
+fn each_bad_resource_breaks_the_rule_that_names_its_field() {
+    let pvc = |field: &str, value: Value| json!({"model": {"source": "pvc://models/a.gguf", field: value}});
+    let source = |source: &str| json!({"model": {"source": source}});
+    let cases = [
+        (source("hf://org/name"), "spec.model.source"),
+        (source("pvc://"), "spec.model.source"),
+        (source("pvc://models/../a"), "spec.model.source"),
+        (source("pvc://models/./a"), "spec.model.source"),
+        (source("pvc://models//a"), "spec.model.source"),
+        (source("pvc://models/a b"), "spec.model.source"),
+        (https(json!({"source": "https://host"})), "spec.model.source"),
+        (https(json!({"source": "https://user:word@host/a"})), "spec.model.source"),
+        (https(json!({"source": "https://host/a#b"})), "spec.model.source"),
+        (source("https://host/a"), "spec.model.sha256"),
+        (pvc("sha256", json!("0".repeat(64))), "spec.model.sha256"),
+        (pvc("secretRef", json!({"name": "a"})), "spec.model.secretRef"),
+        (pvc("caConfigMapRef", json!({"name": "a"})), "spec.model.caConfigMapRef"),
+        (pvc("cache", json!({"type": "EmptyDir"})), "spec.model.cache"),
+        (https(json!({"cache": {"type": "PersistentVolumeClaim"}})), "spec.model.cache.claimName"),
+        (https(json!({"cache": {"type": "EmptyDir", "claimName": "a"}})), "spec.model.cache.claimName"),
+        (
+            https(json!({"cache": {"type": "PersistentVolumeClaim", "claimName": "a", "sizeLimit": "1Gi"}})),
+            "spec.model.cache.sizeLimit",
+        ),
+        (json!({"parallelism": {"tensor": 2}}), "spec.parallelism.tensor"),
+        (json!({"parallelism": {"tensor": 2}, "accelerator": {"type": "CPU"}}), "spec.parallelism.tensor"),
+        (json!({"accelerator": {"type": "CPU", "nvidiaGPU": {}}}), "spec.accelerator.nvidiaGPU"),
+        (json!({"resources": {"requests": {"nvidia.com/gpu": "1"}}}), "spec.resources.requests"),
+        (json!({"resources": {"limits": {"nvidia.com/mig-1g.5gb": "1"}}}), "spec.resources.limits"),
+        (
+            json!({"autoscaling": {"mode": "Builtin", "targets": builtin(json!({}))["autoscaling"]["targets"]}}),
+            "spec.autoscaling.maxReplicas",
+        ),
+        (json!({"autoscaling": {"mode": "Builtin", "maxReplicas": 2}}), "spec.autoscaling.targets"),
+        (builtin(json!({"minReplicas": 5})), "spec.autoscaling.minReplicas"),
+        (json!({"autoscaling": {"mode": "Manual", "maxReplicas": 2}}), "spec.autoscaling"),
+        (
+            builtin(json!({"gpuUtilization": {"scaleUpPercent": 30}})),
+            "spec.autoscaling.gpuUtilization.scaleDownPercent",
+        ),
+        (json!({"spot": {"mode": "Never", "onDemandBase": 1}}), "spec.spot"),
+    ];
+    for (spec, field) in cases {
+        let resource = resource("llama", spec);
+        let found = broken(&resource);
+        assert!(found.len() == 1 && found[0].starts_with(field), "{field}: {found:?} {resource}");
+    }
+}
+
+#[test]
+fn names_are_those_that_a_service_can_have() {
+    for name in ["Llama", "3b", "a.b", "a-", &"a".repeat(51)] {
+        let found = broken(&resource(name, json!({})));
+        assert!(found.len() == 1 && found[0].starts_with("metadata.name"), "{name}: {found:?}");
+    }
+    assert_eq!(broken(&resource(&"a".repeat(50), json!({}))), Vec::<String>::new());
+}
+
+#[test]
+fn every_rule_has_a_message_that_names_its_field() {
+    fn walk(node: &Value, count: &mut usize) {
+        for rule in node["x-kubernetes-validations"].as_array().into_iter().flatten() {
+            let message = rule["message"].as_str().unwrap_or_default();
+            assert!(message.starts_with("spec.") || message.starts_with("metadata."), "{rule}");
+            *count += 1;
+        }
+        node["properties"].as_object().into_iter().flatten().for_each(|(_, property)| walk(property, count));
+    }
+    let mut count = 0;
+    walk(&schema(), &mut count);
+    assert!(count >= 20, "{count}");
+}
