@@ -18,6 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let threads = arguments.next().map_or(Ok(2), |threads| threads.parse())?;
     let bench = Bench::new(Pool::with_kernels(threads, kernels)?, filter);
     step::measure(&bench)?;
+    ops::packing(&bench);
     ops::vectors(&bench);
     ops::attention(&bench);
     ops::matrix_products(&bench)

@@ -55,6 +55,19 @@ fn product(bench: &Bench, name: &str, matrices: &[PackedMatrix], tokens: usize) 
     });
 }
 
+/// Repacking a file's tensor at load.
+pub fn packing(bench: &Bench) {
+    for weight_type in WeightType::ALL {
+        let (rows, cols) = (8192, 2048);
+        let Some(row_bytes) = weight_type.row_bytes(cols) else { continue };
+        let bytes = vec![0x11; row_bytes * rows];
+        let work = Work { bytes: bytes.len(), operations: 0 };
+        bench.measure(&format!("pack {} 1B gate", weight_type.name()), work, || {
+            drop(PackedMatrix::pack(&bench.pool, weight_type, rows, cols, &bytes));
+        });
+    }
+}
+
 /// The ops whose work is one pass over the activations.
 pub fn vectors(bench: &Bench) {
     for tokens in [1, 16, 512] {

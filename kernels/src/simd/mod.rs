@@ -146,3 +146,6 @@ pub(crate) trait Simd: Copy {
         self.mul(p, self.power_of_two(n))
     }
 }
+
+#[cfg(test)]
+mod tests;
