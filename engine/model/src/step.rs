@@ -17,7 +17,8 @@ pub(crate) struct StepRunner<B: Backend> {
     decoder: Decoder<B>,
     geometry: Geometry,
     batch: Batch,
-    /// Outputs of the last steps. A plan names only steps that were in flight when it was made.
+    /// Outputs of the last steps. A plan names steps that were in flight when it was made, and may be submitted after
+    /// they were collected.
     kept: VecDeque<(Ticket, Vec<RowOutput>)>,
 }
 

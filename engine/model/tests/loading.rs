@@ -219,6 +219,20 @@ fn a_failed_row_fails_what_feeds_on_it_and_a_step_too_large_is_refused() {
     assert!(executor.submit(large).unwrap_err().to_string().contains("33 tokens"));
 }
 
+/// A scheduler may plan before it collects and submit after.
+#[test]
+fn a_token_is_fed_back_though_its_step_was_collected_since() {
+    let mut executor = load(&open(&tiny()), &options()).unwrap().executor;
+    let expected = generate(&mut executor, &[Job::greedy(&[1, 2, 3])], 2, 32, 1).remove(0);
+    let first = executor.submit(StepPlan { rows: vec![row(known(&[1, 2, 3]), 0, &[0], true)] }).unwrap();
+    let fed = row(vec![InputToken::SampledBy { ticket: first, row: 0 }], 3, &[0], true);
+    let other = executor.submit(StepPlan { rows: vec![row(known(&[9]), 0, &[1], false)] }).unwrap();
+    assert_eq!(executor.collect(first).unwrap().rows, [RowOutput::Sampled(expected[0])]);
+    let third = executor.submit(StepPlan { rows: vec![fed] }).unwrap();
+    executor.collect(other).unwrap();
+    assert_eq!(executor.collect(third).unwrap().rows, [RowOutput::Sampled(expected[1])]);
+}
+
 /// Weights that overflow give logits that are not finite.
 #[test]
 fn overflow_fails_the_row_and_not_the_engine() {

@@ -66,6 +66,8 @@ fn filters_keep_what_they_say() {
     for (sampling, banned, expected) in cases {
         assert_eq!(support(&logits, &sampling, banned), expected, "{sampling:?} without {banned:?}");
     }
+    // A sum that is exactly top_p is reached.
+    assert_eq!(support(&[0.0, 0.0], &Sampling { top_p: 0.5, ..RANDOM }, &[]), [0]);
 }
 
 #[test]
