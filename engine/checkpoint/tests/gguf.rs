@@ -1,5 +1,7 @@
 //! What the reader gives back of a good file, and what it says of a bad one.
 
+#![allow(clippy::unwrap_used)] // in a test, a failed unwrap is the failure
+
 use std::fs;
 
 use windlass_checkpoint::testing::{GgufBuilder, array, string};

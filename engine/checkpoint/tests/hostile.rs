@@ -1,5 +1,7 @@
 //! Damaged files of every kind: never a panic, never memory beyond the file's size and a little more.
 
+#![allow(clippy::unwrap_used)] // in a test, a failed unwrap is the failure
+
 use std::fs;
 use std::io::Read;
 

@@ -1,5 +1,7 @@
 //! What is refused at load, by name and with numbers, and what a loaded model says of itself.
 
+#![allow(clippy::unwrap_used)] // in a test, a failed unwrap is the failure
+
 mod common;
 
 use common::driver::{Job, generate};

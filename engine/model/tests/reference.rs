@@ -11,6 +11,8 @@
 //!   is enough to end up 3.8e-3 apart after 30 layers), so they are no closer to each other than to the truth, and the
 //!   bound here is the noise's.
 
+#![allow(clippy::unwrap_used)] // in a test, a failed unwrap is the failure
+
 mod common;
 
 use std::fs;

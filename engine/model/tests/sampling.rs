@@ -1,5 +1,7 @@
 //! The sampler: tables for each rule, and drawn frequencies against the exact distribution.
 
+#![allow(clippy::unwrap_used)] // in a test, a failed unwrap is the failure
+
 use proptest::prelude::*;
 use windlass_engine_core::request::Sampling;
 use windlass_engine_model::{Draw, SampleError, sample};

@@ -1,5 +1,7 @@
 //! Small random models in every weight type against candle on the same weights widened to f32.
 
+#![allow(clippy::unwrap_used)] // in a test, a failed unwrap is the failure
+
 mod common;
 
 use common::oracle::{candle_logits, compare, our_logits, widen};
