@@ -2,27 +2,12 @@
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The phases of a run.
 pub struct Progress {
     started: Instant,
     phases: Vec<(String, Duration)>,
-}
-
-/// A phase in progress.
-pub struct Phase {
-    spinner: Option<ProgressBar>,
-}
-
-impl Phase {
-    /// Shows how far the phase is, where there is a terminal to show it on.
-    pub fn note(&self, text: impl Into<String>) {
-        if let Some(spinner) = &self.spinner {
-            spinner.set_prefix(text.into());
-        }
-    }
 }
 
 impl Default for Progress {
@@ -33,27 +18,26 @@ impl Default for Progress {
 
 impl Progress {
     /// Counts from the moment that `WINDLASS_STARTED_MS` names (milliseconds since 1970), which a calling script sets so
-    /// that its own time is not left out; from now without it.
-    pub fn since_environment() -> Progress {
+    /// that its own work, `title`, is not left out; from now without it.
+    pub fn since_environment(title: &str) -> Progress {
         let set = std::env::var("WINDLASS_STARTED_MS").ok().and_then(|value| value.parse().ok());
         let before =
             set.and_then(|started| SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_millis(started)).ok());
-        let started = before.and_then(|before| Instant::now().checked_sub(before));
-        Progress { started: started.unwrap_or_else(Instant::now), phases: Vec::new() }
+        let started = before.and_then(|before| Some((Instant::now().checked_sub(before)?, before)));
+        let Some((started, before)) = started else { return Progress::default() };
+        Progress { started, phases: vec![(title.to_owned(), before)] }
     }
 
-    /// Does one phase and prints its time.
+    /// Does one phase and prints its time. The phase gets the bar that turns meanwhile; it must suspend it to print.
     ///
     /// # Errors
     /// The phase's own, with its title.
-    pub fn phase<T>(&mut self, title: &str, work: impl FnOnce(&Phase) -> Result<T>) -> Result<T> {
-        let phase = Phase { spinner: spinner(title) };
+    pub fn phase<T>(&mut self, title: &str, work: impl FnOnce(&ProgressBar) -> Result<T>) -> Result<T> {
+        let spinner = spinner(title);
         let started = Instant::now();
-        let result = work(&phase);
+        let result = work(&spinner);
         let took = started.elapsed();
-        if let Some(spinner) = &phase.spinner {
-            spinner.finish_and_clear();
-        }
+        spinner.finish_and_clear();
         let mark = if result.is_ok() { "✓" } else { "✗" };
         eprintln!("{mark} {title} {}", dotted(title, took));
         self.phases.push((title.to_owned(), took));
@@ -71,15 +55,13 @@ impl Progress {
     }
 }
 
-fn spinner(title: &str) -> Option<ProgressBar> {
-    if !std::io::stderr().is_terminal() {
-        return None;
-    }
-    let style = ProgressStyle::with_template("{spinner} {msg} {prefix:.dim} {elapsed:.dim}");
+/// Turns on a terminal; draws nothing elsewhere.
+fn spinner(title: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {msg} {elapsed:.dim}");
     let spinner = ProgressBar::new_spinner().with_message(title.to_owned());
     spinner.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
     spinner.enable_steady_tick(Duration::from_millis(120));
-    Some(spinner)
+    spinner
 }
 
 /// Dots up to a common column, then seconds.

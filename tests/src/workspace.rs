@@ -1,8 +1,7 @@
 //! Where things are: the checkout, what it builds, and the cache outside of it.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 /// Root of the checkout.
 pub fn root() -> &'static Path {
@@ -32,24 +31,4 @@ pub fn cache() -> Result<PathBuf> {
         }
     };
     Ok(base.join("windlass"))
-}
-
-/// Builds the two programs that go into images.
-///
-/// # Errors
-/// When cargo fails; it has said why on standard error.
-pub fn build_programs(mut on_crate: impl FnMut(usize)) -> Result<()> {
-    let mut cargo = Command::new("cargo");
-    cargo.current_dir(root()).args(["build", "--release", "--quiet", "--message-format=json-render-diagnostics"]);
-    cargo.args(["-p", "windlass-operator", "-p", "windlass-engine"]);
-    let mut child = cargo.stdout(Stdio::piped()).spawn().context("cannot run cargo")?;
-    let stdout = child.stdout.take().context("cargo has no standard output")?;
-    let messages = cargo_metadata::Message::parse_stream(std::io::BufReader::new(stdout));
-    let artifacts = messages.filter(|message| matches!(message, Ok(cargo_metadata::Message::CompilerArtifact(_))));
-    artifacts.enumerate().for_each(|(before, _)| on_crate(before + 1));
-    let status = child.wait().context("cannot wait for cargo")?;
-    if !status.success() {
-        bail!("cargo build ended with {status}");
-    }
-    Ok(())
 }

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
+use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use windlass_tests::load::Load;
 use windlass_tests::namespace::Namespace;
 use windlass_tests::progress::Progress;
 use windlass_tests::service::{self, Reach, Service};
-use windlass_tests::{model, operator, workspace};
+use windlass_tests::{model, operator};
 
 const NAMESPACE: &str = "windlass-demo";
 const SERVICE: &str = "smollm2";
@@ -55,7 +56,7 @@ fn main() -> Result<()> {
 }
 
 fn demo(cli: &Cli) -> Result<()> {
-    let mut progress = Progress::since_environment();
+    let mut progress = Progress::since_environment("Install what is missing, compile");
     let namespace = prepare(&mut progress)?;
     let service = serve(&mut progress, &namespace)?;
     let reach = service.reach()?;
@@ -69,9 +70,6 @@ fn demo(cli: &Cli) -> Result<()> {
 
 /// Everything up to a namespace that holds the model, on a cluster with the operator.
 fn prepare(progress: &mut Progress) -> Result<Namespace> {
-    progress.phase("Build operator and engine", |phase| {
-        workspace::build_programs(|crates| phase.note(format!("{crates} crates")))
-    })?;
     let file = progress.phase("Fetch SmolLM2-135M-Instruct (98 MB, once)", |_| model::fetch())?;
     let cluster = progress.phase("Start the cluster", |_| Cluster::start())?;
     let [operator, engine] =
@@ -129,24 +127,24 @@ fn scale(progress: &mut Progress, service: &Service<'_>, reach: &Reach) -> Resul
         |number: u64| chat::request(SERVICE, &format!("Write a short story about sailor number {number}."), 100);
     let load = Load::start(&client, CONCURRENCY, prompt);
     let title = format!("{CONCURRENCY} requests at a time: out to 2 replicas");
-    progress.phase(&title, |_| watch(service, |status| status.available_replicas == 2))?;
+    progress.phase(&title, |bar| watch(service, bar, |status| status.available_replicas == 2))?;
     let report = load.stop();
     eprintln!("  {} requests answered, {} failed", report.completed, report.failures.len());
     ensure!(report.failures.is_empty(), "under load: {:?}", report.failures);
-    progress.phase("No load: in to 1 replica", |_| {
-        watch(service, |status| status.desired_replicas == 1 && status.replicas == 1)?;
+    progress.phase("No load: in to 1 replica", |bar| {
+        watch(service, bar, |status| status.desired_replicas == 1 && status.replicas == 1)?;
         service.wait_ready(1, PATIENCE)
     })
 }
 
 /// Prints each new decision of the autoscaler until `reached`.
-fn watch(service: &Service<'_>, reached: impl Fn(&InferenceServiceStatus) -> bool) -> Result<()> {
+fn watch(service: &Service<'_>, bar: &ProgressBar, reached: impl Fn(&InferenceServiceStatus) -> bool) -> Result<()> {
     let (started, mut printed) = (Instant::now(), String::new());
     loop {
         let status = service.read()?.status.context("there is no status")?;
         let line = decision(&status);
         if line != printed {
-            eprintln!("  {:>3} s  {line}", started.elapsed().as_secs());
+            bar.suspend(|| eprintln!("  {:>3} s  {line}", started.elapsed().as_secs()));
             printed = line;
         }
         if reached(&status) {

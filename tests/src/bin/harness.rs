@@ -5,7 +5,7 @@ use clap::{Parser, Subcommand};
 use windlass_tests::cluster::Cluster;
 use windlass_tests::image::{self, Builder, Program, Staged};
 use windlass_tests::progress::Progress;
-use windlass_tests::{model, operator, workspace};
+use windlass_tests::{model, operator};
 
 /// Prepares what the cluster tests need.
 #[derive(Parser)]
@@ -17,7 +17,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Build both programs and lay out their images' files; prints the folders to build from
+    /// Lay out the files of both images from the release build; prints the commands that build them
     Stage,
     /// Start a cluster (or use the one KUBECONFIG names), load both images, install the operator, fetch the model
     Up,
@@ -34,7 +34,6 @@ fn main() -> Result<()> {
 }
 
 fn stage() -> Result<()> {
-    workspace::build_programs(|_| {})?;
     for program in [Program::Operator, Program::Engine] {
         let Staged { context, bytes, .. } = image::stage(program)?;
         let folder = if program == Program::Operator { "operator" } else { "engine" };
@@ -45,9 +44,6 @@ fn stage() -> Result<()> {
 
 fn up() -> Result<()> {
     let mut progress = Progress::default();
-    progress.phase("Build operator and engine", |phase| {
-        workspace::build_programs(|crates| phase.note(format!("{crates} crates")))
-    })?;
     progress.phase("Fetch the model", |_| model::fetch())?;
     let cluster = progress.phase("Start the cluster", |_| Cluster::start())?;
     let [operator, engine] =

@@ -1,7 +1,5 @@
 //! A model behind https with a certificate of a private authority: fetched, resumed after a cut, and checked.
 
-mod tls;
-
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -20,7 +18,7 @@ fn an_https_model_is_resumed_after_a_cut_and_checked() -> Result<()> {
         let Some(address) = namespace.cluster().host_address() else {
             return skip("pods of this cluster cannot reach a server on this machine");
         };
-        let server = tls::Server::start(address, &model::fetch()?, CUT)?;
+        let server = crate::tls::Server::start(address, &model::fetch()?, CUT)?;
         namespace.apply(&[json!({
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "authority"},
             "data": {"ca.crt": server.authority()},

@@ -1,0 +1,12 @@
+# Sourced by tests/demo and tests/run: builds every program in one go, so that all of them share one build of each
+# dependency, and says where they are.
+
+BINARIES=$(cargo metadata --format-version 1 --no-deps --offline 2>/dev/null |
+  python3 -c 'import json, sys; print(json.load(sys.stdin)["target_directory"])' || echo target)/release
+
+build() {
+  local quiet=--quiet
+  [ ! -t 2 ] || quiet=             # a terminal gets cargo's progress bar, a log stays short
+  [ -x "$BINARIES/windlass-engine" ] || echo "Compiling; the first time takes some minutes." >&2
+  cargo build --release --workspace --bins $quiet
+}
