@@ -87,6 +87,15 @@ impl Applier {
         Ok(())
     }
 
+    /// Tells that `service` cannot be read: without its status there is no other place to say so.
+    pub async fn tell_unreadable(&self, service: &impl Resource<DynamicType = ()>, why: &str) {
+        let message = format!("this version of the operator cannot read the resource, which stays as it is: {why}");
+        let event = Event { warning: true, reason: "Unreadable".to_owned(), action: "Read", message };
+        if let Err(error) = self.event(service, &event).await {
+            tracing::warn!(reason = event.reason, error = %crate::error::chain(&error), "an event was not written");
+        }
+    }
+
     async fn step(&self, target: &Target<'_>, step: &Step) -> Result<(), kube::Error> {
         match step {
             Step::Apply(object) => self.object(target, object).await,
@@ -234,7 +243,7 @@ impl Applier {
     }
 
     /// Creates the event. Transitions are rare, so none is folded into an older one, whose text would hide its own.
-    async fn event(&self, service: &InferenceService, event: &Event) -> Result<(), kube::Error> {
+    async fn event(&self, service: &impl Resource<DynamicType = ()>, event: &Event) -> Result<(), kube::Error> {
         let now = Timestamp::now();
         let namespace = service.namespace().unwrap_or_default();
         let metadata = ObjectMeta {

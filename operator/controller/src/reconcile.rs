@@ -66,6 +66,7 @@ async fn contained(guarded: &Guarded, key: &ServiceKey, context: &Context) -> Re
         Ok(_deleted) => return Ok(Action::await_change()),
         Err(invalid) => {
             tracing::error!(namespace = key.0, service = key.1, error = %invalid, "the object cannot be read");
+            context.applier.tell_unreadable(guarded, &invalid.error).await;
             return Ok(Action::await_change());
         }
     };

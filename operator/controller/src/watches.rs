@@ -223,7 +223,10 @@ fn changed_services(
             vec![key]
         }
         Event::Init => Vec::new(),
-        Event::InitDone => everyone(all),
+        Event::InitDone => {
+            seen.retain(|key, _| all.get(key).is_some());
+            everyone(all)
+        }
     }
 }
 

@@ -246,6 +246,16 @@ async fn a_missing_claim_is_named_by_its_field() {
 }
 
 #[tokio::test]
+async fn a_service_that_cannot_be_read_is_told_of_and_left_alone() {
+    let mut world = World::new();
+    world.api.change(SERVICE, |service| service["spec"]["model"] = 7.into());
+    world.watched.catch_up(&world.api);
+    assert_eq!(world.reconcile().await, Action::await_change());
+    let writes = world.api.writes();
+    assert!(matches!(&writes[..], [one] if one.starts_with("POST ") && one.ends_with("/events")), "{writes:?}");
+}
+
+#[tokio::test]
 async fn a_service_on_its_way_out_is_left_to_the_garbage_collector() {
     let mut world = World::new();
     world.api.change(SERVICE, |service| service["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into());
