@@ -18,12 +18,18 @@ pub fn free_memory_bytes() -> Option<u64> {
     }
 }
 
-/// What a memory cgroup of version 2 has left. Page cache counts as used there and is given back on demand, so only
+/// What this process's memory cgroup has left. Page cache counts as used there and is given back on demand, so only
 /// what cannot be reclaimed is taken off.
 fn cgroup_free_bytes() -> Option<u64> {
-    let limit: u64 = fs::read_to_string("/sys/fs/cgroup/memory.max").ok()?.trim().parse().ok()?;
-    let stat = fs::read_to_string("/sys/fs/cgroup/memory.stat").ok()?;
-    Some(limit.saturating_sub(anonymous_bytes(&stat)?))
+    let version_2 = free_bytes("/sys/fs/cgroup", "memory.max", "anon");
+    version_2.or_else(|| free_bytes("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "total_rss"))
+}
+
+fn free_bytes(folder: &str, limit: &str, used: &str) -> Option<u64> {
+    let read = |file: &str| fs::read_to_string(format!("{folder}/{file}")).ok();
+    // Without a limit the file says `max`, or a number beyond any machine.
+    let limit: u64 = read(limit)?.trim().parse().ok()?;
+    Some(limit.saturating_sub(field_bytes(&read("memory.stat")?, used)?))
 }
 
 fn mem_available_bytes(meminfo: &str) -> Option<u64> {
@@ -32,8 +38,8 @@ fn mem_available_bytes(meminfo: &str) -> Option<u64> {
     Some(kibibytes << 10)
 }
 
-fn anonymous_bytes(stat: &str) -> Option<u64> {
-    stat.lines().find_map(|line| line.strip_prefix("anon "))?.parse().ok()
+fn field_bytes(stat: &str, name: &str) -> Option<u64> {
+    stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.parse().ok()
 }
 
 #[cfg(test)]
@@ -43,6 +49,6 @@ mod tests {
     #[test]
     fn the_kernels_files_are_understood() {
         assert_eq!(mem_available_bytes("MemTotal:  10 kB\nMemAvailable:    2048 kB\n"), Some(2 << 20));
-        assert_eq!(anonymous_bytes("anon 4096\nfile 8192\n"), Some(4096));
+        assert_eq!(field_bytes("anon_thp 1\nanon 4096\nfile 8192\n", "anon"), Some(4096));
     }
 }

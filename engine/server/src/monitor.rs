@@ -4,12 +4,14 @@
 
 mod busy;
 mod metrics;
+mod progress;
 mod stats;
 mod times;
 
 use crate::clock::Clock;
 use busy::BusyWindow;
 use metrics::Metrics;
+use progress::Progress;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 pub use times::RequestTimes;
@@ -22,8 +24,7 @@ pub struct Monitor {
     clock: Clock,
     metrics: Metrics,
     busy: BusyWindow,
-    /// When the engine last finished a turn or had nothing to do, microseconds.
-    progress_us: AtomicU64,
+    progress: Progress,
     /// Arrival of the oldest waiting request, microseconds; [`NONE`] without one.
     oldest_arrival_us: AtomicU64,
     built: OnceLock<Built>,
@@ -58,7 +59,7 @@ impl Monitor {
             clock,
             metrics: Metrics::new(model_name)?,
             busy: BusyWindow::default(),
-            progress_us: AtomicU64::new(0),
+            progress: Progress::default(),
             oldest_arrival_us: AtomicU64::new(NONE),
             built: OnceLock::new(),
         })
@@ -67,9 +68,18 @@ impl Monitor {
     /// The engine stands and has generated a token.
     pub fn built(&self, built: Built) {
         self.metrics.built(&built);
-        self.progress(self.clock.seconds());
         // Set once, at the end of the start.
         let _ = self.built.set(built);
+    }
+
+    /// Work came to an idle engine.
+    pub fn woke(&self) {
+        self.progress.made(self.clock.seconds());
+    }
+
+    /// The engine has nothing to do.
+    pub fn idle(&self) {
+        self.progress.idle();
     }
 
     /// A turn begins.
@@ -80,11 +90,11 @@ impl Monitor {
     /// The turn that began at `began` is over.
     pub fn turn_ended(&self, began: f64, now: f64) {
         self.busy.end(began, now);
-        self.progress(now);
     }
 
     /// A step was collected.
-    pub fn step(&self, step: &StepStats) {
+    pub fn step(&self, step: &StepStats, now: f64) {
+        self.progress.made(now);
         self.metrics.step(step);
     }
 
@@ -103,16 +113,11 @@ impl Monitor {
         self.metrics.publish(stats);
         let oldest = stats.oldest_waiting_arrival_seconds.map_or(NONE, microseconds);
         self.oldest_arrival_us.store(oldest, Ordering::Relaxed);
-        if stats.running + stats.waiting == 0 {
-            self.progress(self.clock.seconds());
-        }
     }
 
-    /// Seconds without a finished turn while there is work; `unseen` requests have not reached the engine yet.
-    pub fn stalled_seconds(&self, unseen: u32) -> f64 {
-        let idle = unseen == 0 && self.metrics.live() == 0 && !self.busy.is_running();
-        let since = seconds(self.progress_us.load(Ordering::Relaxed));
-        if idle { 0.0 } else { (self.clock.seconds() - since).max(0.0) }
+    /// Seconds with work and without a finished step.
+    pub fn stalled_seconds(&self) -> f64 {
+        self.progress.stalled_seconds(self.clock.seconds())
     }
 
     /// `/metrics`.
@@ -132,10 +137,6 @@ impl Monitor {
             arrival => (now - seconds(arrival)).max(0.0),
         };
         Moment { uptime_seconds: now, oldest_age_seconds, utilization: self.busy.share(now) }
-    }
-
-    fn progress(&self, now: f64) {
-        self.progress_us.store(microseconds(now), Ordering::Relaxed);
     }
 }
 

@@ -6,7 +6,7 @@ use crate::driver::EngineHandle;
 use crate::failure::Failure;
 use crate::http::admin::{self, Admin};
 use crate::http::api::{self, Api};
-use crate::http::auth::Keys;
+use crate::http::auth::{Keys, REFRESH_EVERY};
 use crate::http::connection::Server as Connections;
 use crate::http::unix_seconds;
 use crate::lifecycle::{Lifecycle, Stage};
@@ -38,7 +38,7 @@ impl Server {
     /// clients that connect to the API port early wait in its queue.
     pub async fn start(config: Config, lifecycle: Lifecycle) -> Result<Server, Failure> {
         let clock = Clock::start();
-        let keys = config.keys.clone().map(Keys::read).transpose()?;
+        let keys = config.keys.clone().map(|source| Keys::read(source, REFRESH_EVERY)).transpose()?;
         let (api_listener, api_address) = bind(config.api_address, "the API").await?;
         let (admin_listener, admin_address) = bind(config.admin_address, "probes and metrics").await?;
         let monitor = Arc::new(Monitor::new(clock, &config.served_names[0]).map_err(Failure::internal)?);

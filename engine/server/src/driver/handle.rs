@@ -122,13 +122,6 @@ impl RequestStream {
         event
     }
 
-    /// The next event if it is already there.
-    pub fn try_next(&mut self) -> Option<Event> {
-        let event = self.events.try_recv().ok()?;
-        self.note_end(Some(&event));
-        Some(event)
-    }
-
     /// The answer is complete before the engine knows it.
     pub fn stop(&mut self) {
         if !self.ended {

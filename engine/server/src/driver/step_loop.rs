@@ -58,10 +58,10 @@ impl<E: Executor> StepLoop<E> {
     fn take_commands(&mut self) -> bool {
         if self.engine.is_idle() {
             self.publish();
-            match self.commands.receiver.blocking_recv() {
-                Some(command) => self.obey(command),
-                None => return false,
-            }
+            self.monitor.idle();
+            let Some(command) = self.commands.receiver.blocking_recv() else { return false };
+            self.monitor.woke();
+            self.obey(command);
         }
         while let Ok(command) = self.commands.receiver.try_recv() {
             self.obey(command);
@@ -129,7 +129,7 @@ impl<E: Executor> StepLoop<E> {
         self.monitor.turn_ended(began, ended);
         if let Some(step) = step {
             self.throughput.observe(step.tokens(), step.busy_seconds);
-            self.monitor.step(&step);
+            self.monitor.step(&step, ended);
         }
         updates.into_iter().for_each(|update| self.deliver(update, ended));
         if ended - self.published_seconds > PUBLISH_EVERY_SECONDS {

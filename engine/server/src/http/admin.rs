@@ -45,7 +45,7 @@ impl Admin {
 
     /// Loading has no steps and is bounded by the startup probe; afterwards steps must be finished.
     fn liveness(&self) -> Result<(), String> {
-        let stalled = self.monitor.stalled_seconds(self.unseen());
+        let stalled = self.monitor.stalled_seconds();
         match self.lifecycle.stage() {
             Stage::Starting => Ok(()),
             _ if stalled > 2.0 * self.stall_timeout_seconds => {
@@ -57,7 +57,7 @@ impl Admin {
 
     /// Overload is not unreadiness: a full queue refuses with 429, and the pod stays in its Service.
     fn readiness(&self) -> Result<(), String> {
-        let stalled = self.monitor.stalled_seconds(self.unseen());
+        let stalled = self.monitor.stalled_seconds();
         match self.lifecycle.stage() {
             Stage::Starting => Err("no token was generated yet".to_owned()),
             Stage::Closing | Stage::Refusing => Err("draining".to_owned()),

@@ -15,8 +15,8 @@ use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 use tracing::warn;
 
-/// How old the keys may be before a request makes them be read again.
-const REFRESH_EVERY: Duration = Duration::from_secs(10);
+/// A refresh time that lets a changed Secret count soon and reads it rarely.
+pub const REFRESH_EVERY: Duration = Duration::from_secs(10);
 /// Longest key, bytes.
 const MAX_KEY_BYTES: usize = 4096;
 
@@ -32,6 +32,7 @@ pub enum KeySource {
 /// The keys that are valid now, as digests: equally long, and of no use to a reader of memory.
 pub struct Keys {
     source: KeySource,
+    refresh_every: Duration,
     known: RwLock<Known>,
 }
 
@@ -41,10 +42,10 @@ struct Known {
 }
 
 impl Keys {
-    /// Reads the keys; there must be one.
-    pub fn read(source: KeySource) -> Result<Keys, Failure> {
+    /// Reads the keys; there must be one. A request that finds them older than `refresh_every` reads them again.
+    pub fn read(source: KeySource, refresh_every: Duration) -> Result<Keys, Failure> {
         let digests = read_digests(&source).map_err(|error| Failure::configuration(format!("API keys: {error}")))?;
-        Ok(Keys { source, known: RwLock::new(Known { digests, read_at: Instant::now() }) })
+        Ok(Keys { source, refresh_every, known: RwLock::new(Known { digests, read_at: Instant::now() }) })
     }
 
     /// Whether `key` is one of them. The time taken depends on their number only.
@@ -57,7 +58,7 @@ impl Keys {
 
     /// Reads the files again if the last reading is old. Unreadable ones leave the keys as they were.
     fn refresh(&self) {
-        let old = |known: &Known| known.read_at.elapsed() >= REFRESH_EVERY;
+        let old = |known: &Known| known.read_at.elapsed() >= self.refresh_every;
         if !old(&self.known.read().unwrap_or_else(std::sync::PoisonError::into_inner)) {
             return;
         }
@@ -143,18 +144,31 @@ mod tests {
         fs::write(folder.path().join("alice"), "key-a\n").unwrap();
         fs::write(folder.path().join("bob"), "key-b").unwrap();
         fs::write(folder.path().join("..data"), "not a key").unwrap();
-        let keys = Keys::read(KeySource::Folder(folder.path().to_owned())).unwrap();
+        let keys = Keys::read(KeySource::Folder(folder.path().to_owned()), REFRESH_EVERY).unwrap();
         assert!(keys.accept("key-a") && keys.accept("key-b"));
         assert!(!keys.accept("key-") && !keys.accept("") && !keys.accept("not a key"));
     }
 
     #[test]
+    fn a_changed_folder_counts_and_an_unreadable_one_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("key");
+        fs::write(&file, "old").unwrap();
+        let keys = Keys::read(KeySource::Folder(folder.path().to_owned()), Duration::ZERO).unwrap();
+        assert!(keys.accept("old"));
+        fs::write(&file, "new").unwrap();
+        assert!(keys.accept("new") && !keys.accept("old"));
+        fs::remove_file(&file).unwrap();
+        assert!(keys.accept("new"), "no key at all is a mistake, not a decision");
+    }
+
+    #[test]
     fn a_missing_or_empty_key_is_an_error_that_names_the_file() {
         let folder = tempfile::tempdir().unwrap();
-        let empty = Keys::read(KeySource::Folder(folder.path().to_owned())).err().unwrap();
+        let empty = Keys::read(KeySource::Folder(folder.path().to_owned()), REFRESH_EVERY).err().unwrap();
         assert!(empty.message.contains("holds no file"), "{empty}");
         fs::write(folder.path().join("blank"), " \n").unwrap();
-        let blank = Keys::read(KeySource::Folder(folder.path().to_owned())).err().unwrap();
+        let blank = Keys::read(KeySource::Folder(folder.path().to_owned()), REFRESH_EVERY).err().unwrap();
         assert!(blank.message.contains("blank is empty"), "{blank}");
     }
 }

@@ -41,11 +41,6 @@ impl BusyWindow {
         self.running_since_us.store(NOT_RUNNING, Ordering::Relaxed);
     }
 
-    /// Whether a turn is in progress.
-    pub fn is_running(&self) -> bool {
-        self.running_since_us.load(Ordering::Relaxed) != NOT_RUNNING
-    }
-
     /// Mean over the last minute, 0 to 1, a turn in progress included. `None` in the first second.
     pub fn share(&self, now: f64) -> Option<f64> {
         let now_us = to_us(now);

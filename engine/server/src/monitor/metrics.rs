@@ -211,11 +211,6 @@ impl Metrics {
         }
     }
 
-    /// Requests that the engine last said it had.
-    pub(super) fn live(&self) -> i64 {
-        self.running.get() + self.waiting.get()
-    }
-
     /// Requests that ended since start.
     pub(super) fn ended(&self) -> u64 {
         let reasons = [FinishReason::Stop, FinishReason::Length, FinishReason::Abort, FinishReason::Error];
