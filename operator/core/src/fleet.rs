@@ -68,6 +68,16 @@ impl<'a> Fleet<'a> {
         Fleet { workloads: WorkloadKind::ALL.map(workload).into() }
     }
 
+    /// Holds pods to these templates, where an edit of the spec has given their workload another one just now.
+    pub fn hold_to(&mut self, templates: &[(WorkloadKind, String)]) {
+        for workload in &mut self.workloads {
+            let template = templates.iter().find(|(kind, _)| *kind == workload.kind).map(|(_, hash)| hash.as_str());
+            for pod in &mut workload.pods {
+                pod.updated = template.is_some() && annotation(&pod.pod.metadata, TEMPLATE_HASH) == template;
+            }
+        }
+    }
+
     /// Replicas asked of all workloads; `None` before there is any.
     pub fn asked(&self) -> Option<i32> {
         let asked: Vec<i32> = self.workloads.iter().filter_map(Workload::asked).collect();

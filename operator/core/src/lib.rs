@@ -71,13 +71,14 @@ pub fn plan(service: &InferenceService, observed: &Observed, defaults: &Defaults
     if !strangers.is_empty() {
         return nothing(Assessment::Strangers(strangers), observed, RETRY);
     }
-    let fleet = Fleet::of(&valid, observed);
+    let mut fleet = Fleet::of(&valid, observed);
     let scaled = scale(&valid, &fleet, observed, defaults, now);
     let mut steps = children::steps(&valid, observed, defaults);
-    let workloads = workloads::steps(&valid, &fleet, scaled.replicas, observed, defaults);
-    let is_changing = workloads.iter().any(|step| matches!(step, Step::Apply(Object::Deployment(_))));
-    steps.extend(workloads);
+    let workloads = workloads::plan(&valid, &fleet, scaled.replicas, observed, defaults);
+    let is_changing = workloads.steps.iter().any(|step| matches!(step, Step::Apply(Object::Deployment(_))));
+    steps.extend(workloads.steps);
     steps.extend(children::leftovers(&valid, &fleet, observed));
+    fleet.hold_to(&workloads.templates);
     let facts = assess::Facts { service: &valid, fleet: &fleet, observed, defaults, now };
     let findings = facts.findings(scaled.finding, scaled.replicas, is_changing);
     Plan {

@@ -1,5 +1,6 @@
 //! How many replicas each workload gets, which pods go, and the writes that bring that about.
 
+use k8s_openapi::api::apps::v1::Deployment;
 use windlass_engine_contract::stats::Stats;
 
 use crate::build::deployment;
@@ -20,15 +21,24 @@ pub fn split(spot: &SpotPolicy, total: i32) -> [(WorkloadKind, i32); 2] {
     [(WorkloadKind::OnDemand, total - on_spot), (WorkloadKind::Spot, on_spot)]
 }
 
-/// Writes that bring the workloads to `total` replicas of the current spec.
-pub fn steps(
+/// What is to be done about the workloads.
+#[derive(Debug, Default)]
+pub struct Planned {
+    /// Writes, in order.
+    pub steps: Vec<Step>,
+    /// Fingerprint of the template that each workload's pods are to have.
+    pub templates: Vec<(WorkloadKind, String)>,
+}
+
+/// Brings the workloads to `total` replicas of the current spec.
+pub fn plan(
     service: &ValidatedService,
     fleet: &Fleet<'_>,
     total: i32,
     observed: &Observed,
     defaults: &Defaults,
-) -> Vec<Step> {
-    let mut steps = Vec::new();
+) -> Planned {
+    let mut planned = Planned::default();
     let mut is_rolling = false;
     for (kind, target) in split(&service.spot, total) {
         let Some(workload) = fleet.workloads.iter().find(|workload| workload.kind == kind) else { continue };
@@ -38,12 +48,13 @@ pub fn steps(
             // One after the other: the second workload keeps its template until the first has rolled.
             let may_roll = !is_rolling;
             is_rolling |= workload.deployment.is_some() && (workload.is_rolling() || change.rolls());
-            steps.extend(change.steps(workload, replicas, observed, may_roll));
+            planned.templates.extend(change.template(workload).map(|hash| (kind, hash.to_owned())));
+            planned.steps.extend(change.steps(workload, replicas, observed, may_roll));
         } else {
-            steps.extend(retire(workload, replicas, observed));
+            planned.steps.extend(retire(workload, replicas, observed));
         }
     }
-    steps
+    planned
 }
 
 /// Whether the service has this workload at all.
@@ -63,9 +74,9 @@ fn make_before_break(fleet: &Fleet<'_>, workload: &Workload<'_>, target: i32, to
 /// What the current spec means for a workload.
 enum Change {
     /// There is none yet.
-    Create(Box<Object>),
+    Create(Box<Deployment>),
     /// Its template or another part is not as wanted.
-    Replace { object: Box<Object>, rolls: bool },
+    Replace { wanted: Box<Deployment>, rolls: bool },
     /// At most its replicas.
     Keep,
 }
@@ -74,12 +85,11 @@ impl Change {
     fn of(service: &ValidatedService, workload: &Workload<'_>, replicas: i32, defaults: &Defaults) -> Self {
         let build = |image: &str| deployment::build(service, workload.kind, image, replicas, defaults);
         let chosen = || service.engine.image.as_deref().unwrap_or(&defaults.engine_image);
-        let wrap = |deployment| Box::new(Object::Deployment(Box::new(deployment)));
-        let Some(existing) = workload.deployment else { return Change::Create(wrap(build(chosen()))) };
+        let Some(existing) = workload.deployment else { return Change::Create(Box::new(build(chosen()))) };
         if workload.annotation(SPEC_HASH) != Some(service.spec_hash.as_str()) {
             let wanted = build(chosen());
             let rolls = template_hash(&wanted) != workload.annotation(TEMPLATE_HASH);
-            return Change::Replace { object: wrap(wanted), rolls };
+            return Change::Replace { wanted: Box::new(wanted), rolls };
         }
         // The spec is the one the template was made from: what was chosen then stands.
         let mut wanted = build(workload.annotation(ENGINE_IMAGE).unwrap_or_else(chosen));
@@ -96,7 +106,15 @@ impl Change {
         if let Some(spec) = wanted.spec.as_mut() {
             spec.replicas = Some(replicas);
         }
-        Change::Replace { object: wrap(wanted), rolls: true }
+        Change::Replace { wanted: Box::new(wanted), rolls: true }
+    }
+
+    /// Fingerprint of the template that pods are to have.
+    fn template<'a>(&'a self, workload: &Workload<'a>) -> Option<&'a str> {
+        match self {
+            Change::Create(wanted) | Change::Replace { wanted, .. } => template_hash(wanted),
+            Change::Keep => workload.annotation(TEMPLATE_HASH),
+        }
     }
 
     fn rolls(&self) -> bool {
@@ -105,10 +123,10 @@ impl Change {
 
     fn steps(self, workload: &Workload<'_>, replicas: i32, observed: &Observed, may_roll: bool) -> Vec<Step> {
         match self {
-            Change::Create(object) => vec![Step::Apply(*object)],
-            Change::Replace { object, rolls } if may_roll || !rolls => {
+            Change::Create(wanted) => vec![Step::Apply(Object::Deployment(wanted))],
+            Change::Replace { wanted, rolls } if may_roll || !rolls => {
                 let mut steps = mark(workload, replicas, observed);
-                steps.push(Step::Apply(*object));
+                steps.push(Step::Apply(Object::Deployment(wanted)));
                 steps
             }
             Change::Replace { .. } | Change::Keep => scale(workload, replicas, observed),
@@ -116,7 +134,7 @@ impl Change {
     }
 }
 
-fn template_hash(deployment: &k8s_openapi::api::apps::v1::Deployment) -> Option<&str> {
+fn template_hash(deployment: &Deployment) -> Option<&str> {
     deployment.metadata.annotations.as_ref()?.get(TEMPLATE_HASH).map(String::as_str)
 }
 

@@ -8,12 +8,14 @@ use windlass_operator_api::status::ScalingDecision;
 
 use super::policy::Policy;
 use super::recommend::{Reason, Recommendation};
-use super::signals::{MIN_SAMPLES, Signals};
+use super::signals::Signals;
 use super::{Decision, Supply};
 use crate::window::minus;
 
-/// After new replicas serve, requests need this long to spread and old queues to empty.
+/// After new replicas serve, requests need this long to spread.
 const SETTLE_UP: Duration = Duration::from_secs(30);
+/// Where the known rate says that there are enough of them, old queues get this long to empty.
+const SETTLE_UP_KNOWN: Duration = Duration::from_secs(60);
 /// After a change, the one-minute mean of utilization still speaks of the time before for so long at most.
 const SETTLE_DOWN: Duration = Duration::from_secs(60);
 /// By how much a newer rate counts that is lower than the one remembered while targets are held: a peak of this morning
@@ -48,7 +50,8 @@ impl Memory {
 
     /// Whether replicas that were asked for have only just come.
     pub fn is_settling_up(&self, supply: &Supply<'_>, now: Timestamp) -> bool {
-        self.settled_since(supply).is_some_and(|since| since > minus(now, SETTLE_UP))
+        let settle = if self.rate_per_replica().is_some() { SETTLE_UP_KNOWN } else { SETTLE_UP };
+        self.settled_since(supply).is_some_and(|since| since > minus(now, settle))
     }
 
     /// The rate one replica manages, as far as it is known.
@@ -60,16 +63,14 @@ impl Memory {
     pub(super) fn learn(&self, policy: &Policy, supply: &Supply<'_>, signals: &Signals) -> Memory {
         let mut memory = self.clone();
         let is_partial = !signals.silent.is_empty() || supply.serving.is_empty();
-        if is_partial || supply.is_rolling || signals.activity.finished < MIN_SAMPLES {
-            return memory;
-        }
-        let rate = signals.activity.finished_per_second / f64::from(supply.ready());
+        let Some(finishing) = signals.finishing.filter(|_| !is_partial && !supply.is_rolling) else { return memory };
+        let rate = finishing / f64::from(supply.ready());
         if signals.all_held() {
             memory.held = Some(memory.held.map_or(rate, |held| rate.max(held + FORGETTING * (rate - held))));
             memory.saturated = memory.saturated.filter(|saturated| *saturated > rate);
         } else if signals.breached().next().is_some() && is_saturated(policy, signals) {
-            // The window may have begun before the engines were busy.
-            let busy = signals.utilization.unwrap_or(1.0).max(MIN_EXTRAPOLATED);
+            // Without a queue, engines could do a little more than they do.
+            let busy = signals.utilization.filter(|_| signals.waiting == 0).unwrap_or(1.0).max(MIN_EXTRAPOLATED);
             memory.saturated = Some(rate / busy);
             memory.held = memory.held.map(|held| held.min(rate / busy));
         }

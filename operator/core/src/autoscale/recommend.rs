@@ -10,8 +10,9 @@ use super::pace::Memory;
 use super::policy::Policy;
 use super::signals::{Measured, Signals, Standing};
 
-/// A backlog is to be worked off in this time, on top of what arrives.
-const BACKLOG_SECONDS: f64 = 60.0;
+/// A backlog is to be worked off in this time, on top of what arrives. It waits inside engines, where new replicas
+/// cannot take it: more of them only keep new requests away from it.
+const BACKLOG_SECONDS: f64 = 300.0;
 /// A remainder is taken to hold the targets at this share of the rate at which they were seen to be held.
 const MARGIN: f64 = 0.9;
 
@@ -140,7 +141,7 @@ impl Context<'_> {
     /// Replicas for what arrives and waits, at the rate a replica was seen to manage; 0 while that is not known.
     fn needed(&self) -> i32 {
         let Some(rate) = self.memory.rate_per_replica().filter(|rate| *rate > 0.0) else { return 0 };
-        let demand = self.signals.activity.arrived_per_second + self.signals.waiting as f64 / BACKLOG_SECONDS;
+        let demand = self.signals.arriving + self.signals.waiting as f64 / BACKLOG_SECONDS;
         (demand / rate).ceil().min(f64::from(self.policy.max)) as i32
     }
 
@@ -167,7 +168,7 @@ impl Context<'_> {
             return Recommendation { replicas: by_utilization, reason: Reason::LowUtilization, message };
         }
         if by_remainder < asked {
-            let arriving = self.signals.activity.arrived_per_second;
+            let arriving = self.signals.arriving;
             let message = format!("{by_remainder} replicas would hold every target at {arriving:.2} requests a second");
             return Recommendation { replicas: by_remainder, reason: Reason::RemainderHolds, message };
         }
@@ -202,7 +203,7 @@ impl Context<'_> {
 
     /// Whether `remaining` replicas would get no more than was seen to be held.
     fn remainder_holds(&self, remaining: i32) -> bool {
-        let each = self.signals.activity.arrived_per_second / f64::from(remaining);
+        let each = self.signals.arriving / f64::from(remaining);
         let is_known_to_hold = self.signals.all_held() && self.memory.held.is_some_and(|held| each <= held * MARGIN);
         let stays_calm = self.work().is_none_or(|work| work / f64::from(remaining) < self.policy.scale_up_at);
         self.signals.waiting == 0 && (self.signals.is_idle() || (is_known_to_hold && stays_calm))

@@ -10,6 +10,8 @@ use super::policy::{Policy, Target};
 use super::{Cadence, Supply};
 use crate::window::{Activity, LoadWindow, Reading, WINDOW, minus};
 
+/// Rates are taken of this last part of the window, where enough happened in it: a burst shows at once.
+const RECENT: Duration = Duration::from_secs(30);
 /// Fewer observations than this say nothing about a percentile: one of them is five percent.
 pub const MIN_SAMPLES: u64 = 20;
 /// A reading is missing when this many were due since.
@@ -26,6 +28,10 @@ pub struct Signals {
     pub silent: Vec<String>,
     /// What happened in all pods in the window.
     pub activity: Activity,
+    /// Requests a second that arrived of late.
+    pub arriving: f64,
+    /// Requests a second that ended of late; `None` with too few to tell.
+    pub finishing: Option<f64>,
     /// Requests in batches.
     pub running: u64,
     /// Requests in queues.
@@ -86,8 +92,14 @@ impl Signals {
         let read = |pod: &str| window.latest(pod).filter(|reading| is_fresh(reading, cadence, now));
         let (fresh, silent): (Vec<_>, Vec<_>) = supply.serving.iter().partition(|(pod, _)| read(pod).is_some());
         let readings: Vec<&Reading> = fresh.iter().filter_map(|(pod, _)| read(pod)).collect();
-        let mut activity = Activity::default();
-        fresh.iter().filter_map(|(pod, _)| window.activity(pod, start)).for_each(|one| activity.add(&one));
+        let happened = |since: Timestamp| {
+            let mut sum = Activity::default();
+            fresh.iter().filter_map(|(pod, _)| window.activity(pod, since)).for_each(|one| sum.add(&one));
+            sum
+        };
+        let activity = happened(start);
+        let recent = happened(minus(now, RECENT).max(start));
+        let rates = if recent.finished >= MIN_SAMPLES { &recent } else { &activity };
         let targets = policy.targets.iter().map(|target| Measured::of(*target, &activity, &readings)).collect();
         Signals {
             fresh: u32::try_from(readings.len()).unwrap_or(u32::MAX),
@@ -95,6 +107,8 @@ impl Signals {
             running: readings.iter().map(|reading| u64::from(reading.stats.running)).sum(),
             waiting: readings.iter().map(|reading| u64::from(reading.stats.waiting)).sum(),
             utilization: mean(readings.iter().filter_map(|reading| reading.stats.utilization)),
+            arriving: rates.arrived_per_second,
+            finishing: (rates.finished >= MIN_SAMPLES).then_some(rates.finished_per_second),
             activity,
             targets,
         }
@@ -112,7 +126,7 @@ impl Signals {
 
     /// Whether nothing is in the engines and nothing came.
     pub fn is_idle(&self) -> bool {
-        self.running + self.waiting == 0 && self.activity.arrived_per_second == 0.0
+        self.running + self.waiting == 0 && self.arriving == 0.0
     }
 
     /// The targets as status shows them.

@@ -1,1 +1,4 @@
+//! The rule, term by term, and whole traces.
 
+mod rule;
+mod trace;

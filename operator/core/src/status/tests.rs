@@ -1,1 +1,258 @@
+//! Conditions, numbers, events, and when nothing is written.
 
+use serde_json::json;
+use windlass_operator_api::status::ScalingDecision;
+
+use super::*;
+use crate::names::{Reference, ReferenceKind};
+use crate::testing::cluster::Cluster;
+use crate::testing::{effective, service, stats};
+
+fn reasons(cluster: &Cluster) -> Vec<&str> {
+    cluster.events.iter().map(|event| event.reason.as_str()).collect()
+}
+
+fn status(cluster: &Cluster) -> &InferenceServiceStatus {
+    cluster.service.status.as_ref().expect("a status")
+}
+
+#[test]
+fn a_service_is_ready_when_what_was_built_is_known_to_be_what_was_asked() {
+    let mut cluster = Cluster::new(service().build());
+    cluster.reconcile();
+    cluster.run_controllers();
+    cluster.reconcile();
+    assert_eq!(cluster.condition("Ready"), ("False".into(), "Starting".into()));
+    assert_eq!(cluster.condition("Reconciling").0, "True");
+    cluster.start_pods();
+    cluster.run_controllers();
+    cluster.reconcile();
+    assert_eq!(cluster.condition("Ready"), ("False".into(), "VerifyingConfiguration".into()));
+    cluster.read_engines();
+    cluster.reconcile();
+    assert_eq!(cluster.condition("Ready"), ("True".into(), "Serving".into()));
+    assert_eq!(cluster.condition("Reconciling").0, "False");
+    assert_eq!(cluster.condition("Progressing"), ("True".into(), "Complete".into()));
+    assert_eq!(reasons(&cluster), ["Starting", "VerifyingConfiguration", "Ready"]);
+    let status = status(&cluster);
+    assert_eq!(status.url.as_deref(), Some("http://llama.demo.svc.cluster.local:8000/v1"));
+    assert_eq!(status.selector.as_deref(), Some("windlass.dev/inference-service=llama"));
+    assert_eq!((status.replicas, status.ready_replicas, status.available_replicas), (1, 1, 1));
+    assert_eq!(status.cold_start.map(|start| start.load_milliseconds), Some(250));
+}
+
+#[test]
+fn an_engine_that_built_something_else_is_not_ready_and_says_what() {
+    let mut cluster = Cluster::serving(service().build());
+    let mut said = stats();
+    said.effective = Some(windlass_engine_contract::stats::EffectiveConfig { tensor_parallel: 2, ..effective() });
+    let pod = cluster.live()[0].clone();
+    cluster.read(&pod, said);
+    cluster.reconcile();
+    assert_eq!(cluster.condition("Ready"), ("False".into(), "EffectiveConfigMismatch".into()));
+    assert!(cluster.message("Ready").contains("parallelism.tensor is 2, the spec asks for 1"));
+    assert!(cluster.events.last().is_some_and(|event| event.warning));
+}
+
+#[test]
+fn a_restarted_operator_believes_the_status_until_it_has_read_engines_again() {
+    let mut cluster = Cluster::serving(service().build());
+    cluster.observed.load = Default::default();
+    cluster.reconcile();
+    assert_eq!(cluster.condition("Ready").0, "True");
+    cluster.edit(service().with("engine", json!({"maxSequences": 4})).build());
+    cluster.reconcile();
+    assert_eq!(cluster.condition("Ready").0, "False", "not for another spec");
+}
+
+#[test]
+fn while_an_edit_rolls_the_old_replicas_are_told_of() {
+    let mut cluster = Cluster::serving(service().build());
+    cluster.edit(service().with("engine", json!({"maxSequences": 4})).build());
+    cluster.reconcile();
+    assert_eq!(cluster.condition("Ready"), ("False".into(), "RollingOut".into()));
+    assert!(cluster.message("Ready").contains("1 of an earlier configuration serve"), "{}", cluster.message("Ready"));
+    assert_eq!(cluster.condition("Progressing").1, "RollingOut");
+    cluster.converge();
+    assert_eq!(cluster.condition("Ready").0, "True");
+    assert!(!cluster.events.iter().any(|event| event.warning));
+}
+
+#[test]
+fn every_replica_that_was_asked_for_counts_and_those_that_load_added_do_not() {
+    let lose_one = |cluster: &mut Cluster| {
+        let pod = cluster.live()[0].clone();
+        cluster.change_pod(&pod, |pod| pod.status = None);
+        cluster.reconcile();
+        cluster.condition("Ready").0
+    };
+    let mut manual = Cluster::serving(service().with("replicas", json!(2)).build());
+    assert_eq!(lose_one(&mut manual), "False");
+    let mut builtin = Cluster::serving(service().builtin(1, 4, 500).build());
+    builtin.carry_out(&crate::plan::Step::Scale { deployment: "llama".into(), replicas: 2 });
+    builtin.run_controllers();
+    builtin.start_pods();
+    builtin.read_engines();
+    assert_eq!(lose_one(&mut builtin), "True");
+}
+
+#[test]
+fn no_replicas_are_not_ready() {
+    let cluster = Cluster::serving(service().with("replicas", json!(0)).build());
+    assert_eq!(cluster.condition("Ready"), ("False".into(), "ScaledToZero".into()));
+    assert_eq!(cluster.condition("Reconciling").0, "False");
+}
+
+#[test]
+fn a_missing_object_is_told_by_field() {
+    let mut cluster = Cluster::new(service().build());
+    let name = "models".to_owned();
+    let kind = ReferenceKind::PersistentVolumeClaim;
+    cluster.observed.absent = vec![Reference { kind, name, field: "spec.model.source" }];
+    cluster.reconcile();
+    assert_eq!(cluster.condition("Ready").1, "ReferenceNotFound");
+    assert_eq!(cluster.message("Ready"), "spec.model.source: PersistentVolumeClaim models does not exist");
+}
+
+#[test]
+fn a_refused_write_is_told_and_the_rest_of_the_status_stands() {
+    let mut cluster = Cluster::new(service().build());
+    let plan = crate::plan(&cluster.service, &cluster.observed, &cluster.defaults, cluster.now);
+    let outcome = Outcome::Failed { attempt: "apply Deployment/llama".into(), message: "quota".into() };
+    cluster.publish(&plan, &outcome);
+    assert_eq!(cluster.condition("Ready").1, "ApplyFailed");
+    assert!(cluster.message("Ready").contains("apply Deployment/llama: quota"));
+    assert_eq!(cluster.condition("Reconciling"), ("True".into(), "ApplyFailed".into()));
+}
+
+#[test]
+fn a_transition_time_is_that_of_the_change_of_status() {
+    let mut cluster = Cluster::serving(service().build());
+    let ready_since = |cluster: &Cluster| {
+        of_type(status(cluster), condition::READY).map(|ready| ready.last_transition_time.0).expect("a condition")
+    };
+    let before = ready_since(&cluster);
+    cluster.pass(100);
+    cluster.edit(service().with("replicas", json!(2)).build());
+    cluster.converge();
+    assert!(ready_since(&cluster) > before, "it was not ready for a moment");
+    let before = ready_since(&cluster);
+    cluster.pass(100);
+    cluster.reconcile();
+    assert_eq!(ready_since(&cluster), before);
+    assert!(status(&cluster).conditions.iter().all(|condition| condition.observed_generation == Some(2)));
+}
+
+#[test]
+fn measured_values_alone_are_written_once_a_minute_at_most() {
+    let mut cluster = Cluster::serving(service().build());
+    cluster.pass(100);
+    let pod = cluster.live()[0].clone();
+    let before = cluster.status_writes;
+    let mut said = stats();
+    for second in 0..120 {
+        said.uptime_seconds += 1.0;
+        said.running = 1 + second % 7;
+        cluster.read(&pod, said.clone());
+        cluster.reconcile();
+        cluster.pass(1);
+    }
+    assert_eq!(cluster.status_writes - before, 2);
+    assert!(status(&cluster).load.as_ref().is_some_and(|load| load.running_requests > 0));
+    // The same values again are no news, however late.
+    cluster.pass(1000);
+    said.uptime_seconds += 1000.0;
+    cluster.read(&pod, said.clone());
+    cluster.reconcile();
+    let before = cluster.status_writes;
+    cluster.pass(1000);
+    said.uptime_seconds += 1000.0;
+    cluster.read(&pod, said);
+    cluster.reconcile();
+    assert_eq!(cluster.status_writes, before);
+}
+
+#[test]
+fn scaling_by_hand_is_an_event() {
+    let mut cluster = Cluster::serving(service().build());
+    cluster.edit(service().with("replicas", json!(3)).build());
+    cluster.converge();
+    assert!(reasons(&cluster).contains(&"ScaledUp"));
+    cluster.edit(service().build());
+    cluster.converge();
+    assert!(reasons(&cluster).contains(&"ScaledDown"));
+}
+
+/// A service with a breached target on a busy engine.
+fn overloaded(spec: InferenceService) -> Cluster {
+    let mut cluster = Cluster::serving(spec);
+    let pod = cluster.live()[0].clone();
+    let mut said = stats();
+    said.uptime_seconds += 30.0;
+    said.utilization = Some(0.95);
+    (0..30).for_each(|_| said.time_to_first_token.observe(900.0));
+    cluster.pass(30);
+    cluster.read(&pod, said);
+    cluster
+}
+
+#[test]
+fn the_autoscaler_s_decision_is_explained_and_told_once() {
+    let mut cluster = overloaded(service().builtin(1, 4, 500).build());
+    cluster.reconcile();
+    let decision = status(&cluster).autoscaling.clone().expect("a decision");
+    assert_eq!((decision.decision, decision.reason.as_str()), (ScalingDecision::ScaleUp, "TargetBreached"));
+    assert_eq!((decision.recommended_replicas, status(&cluster).desired_replicas), (2, 2));
+    assert!(decision.message.contains("above 500 ms"), "{}", decision.message);
+    assert!(decision.last_scale_time.is_some());
+    assert_eq!(cluster.replicas("llama"), Some(2));
+    assert_eq!(cluster.condition("ScalingActive"), ("True".into(), "TargetBreached".into()));
+    assert!(cluster.message("ScalingActive").contains("spec.replicas is not used"));
+    cluster.reconcile();
+    assert_eq!(cluster.condition("ScalingActive").1, "AwaitingReplicas");
+    assert_eq!(reasons(&cluster).iter().filter(|reason| **reason == "ScaledUp").count(), 1);
+}
+
+#[test]
+fn in_shadow_the_spec_is_obeyed_and_the_decision_shown() {
+    let mut spec = service().builtin(1, 4, 500).build();
+    spec.spec.autoscaling.as_mut().expect("autoscaling").shadow = Some(true);
+    let mut cluster = overloaded(spec);
+    cluster.reconcile();
+    let decision = status(&cluster).autoscaling.clone().expect("a decision");
+    assert_eq!((decision.recommended_replicas, decision.shadow), (2, true));
+    assert_eq!((status(&cluster).desired_replicas, cluster.replicas("llama")), (1, Some(1)));
+    assert_eq!(decision.last_scale_time, None);
+}
+
+#[test]
+fn a_breach_that_is_no_matter_of_capacity_is_a_condition_and_a_warning() {
+    let mut cluster = Cluster::serving(service().builtin(1, 4, 500).build());
+    let pod = cluster.live()[0].clone();
+    let mut said = stats();
+    said.uptime_seconds += 30.0;
+    said.utilization = Some(0.1);
+    (0..30).for_each(|_| said.time_to_first_token.observe(900.0));
+    cluster.pass(30);
+    cluster.read(&pod, said);
+    cluster.reconcile();
+    cluster.reconcile();
+    assert_eq!(cluster.condition("ScalingActive"), ("True".into(), "LatencyNotCapacity".into()));
+    assert_eq!(reasons(&cluster).iter().filter(|reason| **reason == "LatencyNotCapacity").count(), 1);
+}
+
+#[test]
+fn silence_makes_scaling_inactive() {
+    let mut cluster = Cluster::serving(service().builtin(1, 4, 500).build());
+    cluster.pass(1000);
+    cluster.reconcile();
+    assert_eq!(cluster.condition("ScalingActive"), ("False".into(), "StaleMetrics".into()));
+    assert_eq!(cluster.condition("Ready").0, "True", "serving is not scaling");
+}
+
+#[test]
+fn mode_manual_has_no_autoscaling_status() {
+    let cluster = Cluster::serving(service().build());
+    assert_eq!(status(&cluster).autoscaling, None);
+    assert_eq!(cluster.condition("ScalingActive"), ("False".into(), "Manual".into()));
+}

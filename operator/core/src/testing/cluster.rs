@@ -74,15 +74,16 @@ impl Cluster {
     /// Reconciles and lets pods start and end until nothing is left to do.
     pub fn converge(&mut self) {
         for _ in 0..30 {
-            let plan = self.reconcile();
+            self.reconcile();
             self.run_controllers();
             self.start_pods();
             self.read_engines();
             self.end_pods();
             self.run_controllers();
             self.pass(1);
-            if plan.steps.is_empty() && !self.observed.pods.iter().any(|pod| pod.metadata.deletion_timestamp.is_some())
-            {
+            let leaves = self.observed.pods.iter().any(|pod| pod.metadata.deletion_timestamp.is_some());
+            let next = crate::plan(&self.service, &self.observed, &self.defaults, self.now);
+            if next.steps.is_empty() && !leaves {
                 break;
             }
         }

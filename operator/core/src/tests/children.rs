@@ -332,7 +332,8 @@ proptest! {
 fn the_restricted_checker_sees_each_violation() {
     let good = pod(service().https());
     assert_eq!(violations(&good), Vec::<String>::new());
-    let breaks: [(&str, fn(&mut PodSpec)); 7] = [
+    type Break = (&'static str, fn(&mut PodSpec));
+    let breaks: [Break; 7] = [
         ("host namespaces", |pod| pod.host_network = Some(true)),
         ("service account token", |pod| pod.automount_service_account_token = None),
         ("runAsNonRoot", |pod| pod.security_context.get_or_insert_default().run_as_non_root = None),
