@@ -285,7 +285,7 @@ mod tests {
         assert!(matches!(second.attempt().await, Ok(Outcome::Refused)));
         assert!(matches!(first.attempt().await, Ok(Outcome::Held)), "a renewal");
         second.release().await.expect("nothing to release");
-        assert!(matches!(first.attempt().await, Ok(Outcome::Held)), "a standby releases nothing");
+        assert!(matches!(second.attempt().await, Ok(Outcome::Refused)), "a standby releases nothing");
         first.release().await.expect("released");
         assert!(matches!(second.attempt().await, Ok(Outcome::Held)));
     }
