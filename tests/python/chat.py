@@ -49,7 +49,7 @@ def unknown_model():
     return "no error"
 
 
-FRANCE = "What is the capital of France?"
+FRANCE = "Complete this sentence: The capital of France is"
 print(json.dumps({
     "models": [entry.id for entry in client.models.list()],
     "whole": whole(FRANCE),

@@ -128,7 +128,7 @@ fn next_event(lines: &mut impl BufRead) -> Result<Option<String>> {
     }
 }
 
-/// A chat request of one user message.
+/// A greedy chat request of one user message: asked twice, it is answered alike.
 pub fn request(model: &str, message: &str, max_tokens: u32) -> Value {
-    json!({"model": model, "messages": [{"role": "user", "content": message}], "max_tokens": max_tokens})
+    json!({"model": model, "messages": [{"role": "user", "content": message}], "max_tokens": max_tokens, "temperature": 0})
 }

@@ -102,7 +102,7 @@ impl Namespace {
             let seen = self.run(look).unwrap_or_else(|error| format!("{error:#}"));
             text += &format!("--- kubectl {}\n{seen}\n", look.join(" "));
         }
-        let logs = ["logs", "deployment/windlass", "--namespace", operator::NAMESPACE, "--tail=60"];
+        let logs = ["logs", "deployment/windlass", "--namespace", operator::NAMESPACE, "--tail=30"];
         let seen = self.cluster.kubectl().run(&logs).unwrap_or_else(|error| format!("{error:#}"));
         text + &format!("--- operator's log\n{seen}\n")
     }

@@ -9,7 +9,11 @@ use windlass_tests::service::{self, Service};
 fn a_bad_resource_is_refused_with_its_field() -> Result<()> {
     let checksum = "0".repeat(64);
     let cases: [(&str, Value, &str); 12] = [
-        ("no source", json!({"model": {}}), "spec.model.source"),
+        (
+            "no source",
+            json!({"model": {}}),
+            "missing required field \"source\" in dev.windlass.v1alpha1.InferenceService.spec.model",
+        ),
         ("unknown scheme", json!({"model": {"source": "ftp://host/model.gguf"}}), "spec.model.source"),
         ("leaves the claim", json!({"model": {"source": "pvc://models/../etc"}}), "spec.model.source"),
         ("https without checksum", json!({"model": {"source": "https://host/model.gguf"}}), "spec.model.sha256"),
@@ -18,7 +22,7 @@ fn a_bad_resource_is_refused_with_its_field() -> Result<()> {
             json!({"model": {"source": "pvc://models/m", "sha256": checksum}}),
             "spec.model.sha256",
         ),
-        ("unknown field", with("replica", json!(2)), "spec.replica"),
+        ("unknown field", with("replica", json!(2)), "unknown field \"replica\""),
         ("negative replicas", with("replicas", json!(-1)), "spec.replicas"),
         ("tensor parallel on CPU", with("parallelism", json!({"tensor": 2})), "spec.parallelism.tensor"),
         ("GPUs by hand", with("resources", json!({"limits": {"nvidia.com/gpu": "1"}})), "spec.resources.limits"),
