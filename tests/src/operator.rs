@@ -64,7 +64,8 @@ pub fn chart(name: &str) -> PathBuf {
 
 fn upgrade(cluster: &Cluster, release: &str) -> Command {
     let mut helm = cluster.helm();
-    helm.args(["upgrade", "--install", release]).arg(chart(release));
+    // Objects that were applied as plain manifests before become helm's.
+    helm.args(["upgrade", "--install", "--take-ownership", release]).arg(chart(release));
     helm.args(["--namespace", NAMESPACE, "--create-namespace"]);
     helm
 }
