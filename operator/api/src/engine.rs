@@ -84,12 +84,8 @@ pub enum KvCacheDataType {
     /// The engine's choice for the device.
     #[default]
     Auto,
-    /// Half float.
-    F16,
     /// Brain float.
     BF16,
-    /// Single float.
-    F32,
 }
 
 impl KvCacheDataType {
@@ -97,9 +93,7 @@ impl KvCacheDataType {
     pub fn flag(self) -> Option<&'static str> {
         match self {
             KvCacheDataType::Auto => None,
-            KvCacheDataType::F16 => Some("f16"),
             KvCacheDataType::BF16 => Some("bf16"),
-            KvCacheDataType::F32 => Some("f32"),
         }
     }
 }

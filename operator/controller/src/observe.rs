@@ -169,8 +169,6 @@ impl Observer {
             let (name, namespace) = (reference.name.as_str(), key.0.as_str());
             let exists = match reference.kind {
                 ReferenceKind::PersistentVolumeClaim => self.exists::<PersistentVolumeClaim>(namespace, name).await?,
-                // A right to see that one exists is a right to read it. A missing one shows as a FailedMount warning.
-                ReferenceKind::ConfigMap => true,
                 ReferenceKind::ServiceAccount => self.exists::<ServiceAccount>(namespace, name).await?,
             };
             absent.extend((!exists).then_some(reference));

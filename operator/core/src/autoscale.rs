@@ -2,8 +2,8 @@
 //!
 //! **Up**: a latency target is breached, as measured or as the age of waiting requests tells, and either the engines
 //! are busy or requests wait. A breach while engines idle and queues are empty is no matter of capacity and changes
-//! nothing. **Down**: engines are idle enough, or what would remain holds every target; one replica at a time, and only
-//! when all others serve. What is not known holds the number where it is, with one exception: a breach is never held
+//! nothing. **Down**: engines are idle enough, or what would remain holds every target; one replica at a time, a serving
+//! one only when all others serve. What is not known holds the number where it is, with one exception: a breach is never held
 //! back by a missing utilization.
 //!
 //! This module reads no object and no clock. [`signals`] measures, [`recommend`] is the rule, [`pace`] stabilizes.

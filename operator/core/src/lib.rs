@@ -72,7 +72,8 @@ pub fn plan(service: &InferenceService, observed: &Observed, defaults: &Defaults
         return nothing(Assessment::Strangers(strangers), observed, RETRY);
     }
     let mut fleet = Fleet::of(&valid, observed);
-    let scaled = scale(&valid, &fleet, observed, defaults, now);
+    let before = service.status.as_ref().map_or(0, |status| status.desired_replicas);
+    let scaled = scale(&valid, &fleet, observed, defaults, before, now);
     let mut steps = children::steps(&valid, observed, defaults);
     let workloads = workloads::plan(&valid, &fleet, scaled.replicas, observed, defaults);
     let is_changing = workloads.steps.iter().any(|step| matches!(step, Step::Apply(Object::Deployment(_))));
@@ -101,11 +102,13 @@ struct Scaled {
     look_again: Duration,
 }
 
+/// `before`: replicas wanted at the last look, 0 at the first.
 fn scale(
     service: &ValidatedService,
     fleet: &Fleet<'_>,
     observed: &Observed,
     defaults: &Defaults,
+    before: i32,
     now: Timestamp,
 ) -> Scaled {
     let policy = match &service.scaling {
@@ -115,7 +118,8 @@ fn scale(
         }
         Scaling::Builtin(policy) => policy,
     };
-    let supply = supply(fleet, policy.shadow.unwrap_or(policy.min));
+    // A workload that somebody deleted comes back as large as it was.
+    let supply = supply(fleet, policy.shadow.unwrap_or(before.clamp(policy.min, policy.max)));
     let cadence = Cadence { active: defaults.scrape_active, idle: defaults.scrape_idle };
     let decision = autoscale::decide(policy, &supply, &observed.load, &observed.memory, cadence, now);
     Scaled {

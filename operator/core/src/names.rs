@@ -93,13 +93,12 @@ pub struct Reference {
 
 /// Kinds of objects that a spec can name.
 ///
-/// Secrets are not looked up: the operator has no right to read them. A missing one shows as a FailedMount warning.
+/// Secrets and ConfigMaps are not looked up: the operator has no right to read them. A missing one shows as a
+/// FailedMount warning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReferenceKind {
     /// core/v1
     PersistentVolumeClaim,
-    /// core/v1
-    ConfigMap,
     /// core/v1
     ServiceAccount,
 }
@@ -109,7 +108,6 @@ impl ReferenceKind {
     pub fn name(self) -> &'static str {
         match self {
             ReferenceKind::PersistentVolumeClaim => "PersistentVolumeClaim",
-            ReferenceKind::ConfigMap => "ConfigMap",
             ReferenceKind::ServiceAccount => "ServiceAccount",
         }
     }
@@ -120,11 +118,9 @@ pub fn references(service: &InferenceService) -> Vec<Reference> {
     let spec = &service.spec;
     let claim = spec.model.source.strip_prefix("pvc://").map(|rest| rest.split('/').next().unwrap_or(rest));
     let cache = spec.model.cache.as_ref().and_then(|cache| cache.claim_name.as_deref());
-    let authority = spec.model.ca_config_map_ref.as_ref().map(|reference| reference.name.as_str());
     let found = [
         (ReferenceKind::PersistentVolumeClaim, claim, "spec.model.source"),
         (ReferenceKind::PersistentVolumeClaim, cache, "spec.model.cache.claimName"),
-        (ReferenceKind::ConfigMap, authority, "spec.model.caConfigMapRef.name"),
         (ReferenceKind::ServiceAccount, spec.service_account_name.as_deref(), "spec.serviceAccountName"),
     ];
     let named = found.into_iter().filter_map(|(kind, name, field)| name.map(|name| (kind, name, field)));

@@ -145,7 +145,8 @@ fn up(policy: &Policy, supply: &Supply<'_>, memory: &Memory, now: Timestamp) -> 
     (least.max(supply.asked), blocker.into_iter().collect())
 }
 
-/// One replica fewer, when nothing speaks against it.
+/// One replica fewer, when nothing speaks against it. One that does not serve goes first, so a replica for which there
+/// is no node never keeps the others.
 fn down(
     policy: &Policy,
     supply: &Supply<'_>,
@@ -161,7 +162,6 @@ fn down(
     let blockers: Vec<String> = [
         (!is_stable).then(|| format!("scaleDown.stabilizationWindowSeconds: {}", window.as_secs())),
         (!has_settled).then(|| format!("replicas changed less than {} seconds ago", settle.as_secs())),
-        (supply.pending() > 0).then(|| "other replicas do not serve yet".to_owned()),
         (supply.leaving > 0).then(|| "a replica still drains".to_owned()),
         supply.is_rolling.then(|| "a rollout is under way".to_owned()),
         (!signals.silent.is_empty()).then(|| "no recent reading of every replica".to_owned()),

@@ -206,7 +206,7 @@ impl Context<'_> {
         let each = self.signals.arriving / f64::from(remaining);
         let is_known_to_hold = self.signals.all_held() && self.memory.held.is_some_and(|held| each <= held * MARGIN);
         let stays_calm = self.work().is_none_or(|work| work / f64::from(remaining) < self.policy.scale_up_at);
-        self.signals.waiting == 0 && (self.signals.is_idle() || (is_known_to_hold && stays_calm))
+        self.signals.waiting == 0 && (self.signals.is_idle || (is_known_to_hold && stays_calm))
     }
 
     fn hold(&self, reason: Reason, message: String) -> Option<Recommendation> {

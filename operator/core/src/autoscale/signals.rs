@@ -30,6 +30,8 @@ pub struct Signals {
     pub activity: Activity,
     /// Requests a second that arrived of late.
     pub arriving: f64,
+    /// Nothing is in the engines, and nothing came of late.
+    pub is_idle: bool,
     /// Requests a second that ended of late; `None` with too few to tell.
     pub finishing: Option<f64>,
     /// Requests in batches.
@@ -100,7 +102,10 @@ impl Signals {
         let activity = happened(start);
         let recent = happened(minus(now, RECENT).max(start));
         let rates = if recent.finished >= MIN_SAMPLES { &recent } else { &activity };
-        let targets = policy.targets.iter().map(|target| Measured::of(*target, &activity, &readings)).collect();
+        let in_engines = readings.iter().map(|reading| reading.stats.running + reading.stats.waiting);
+        let is_idle = in_engines.sum::<u32>() == 0 && recent.arrived_per_second == 0.0;
+        let measure = |target: &Target| Measured::of(*target, &activity, &readings).unless(is_idle);
+        let targets = policy.targets.iter().map(measure).collect();
         Signals {
             fresh: u32::try_from(readings.len()).unwrap_or(u32::MAX),
             silent: silent.iter().map(|(pod, _)| (*pod).to_owned()).collect(),
@@ -109,6 +114,7 @@ impl Signals {
             utilization: mean(readings.iter().filter_map(|reading| reading.stats.utilization)),
             arriving: rates.arrived_per_second,
             finishing: (rates.finished >= MIN_SAMPLES).then_some(rates.finished_per_second),
+            is_idle,
             activity,
             targets,
         }
@@ -122,11 +128,6 @@ impl Signals {
     /// Whether every target was observed to be held.
     pub fn all_held(&self) -> bool {
         self.targets.iter().all(|measured| measured.standing == Standing::Held)
-    }
-
-    /// Whether nothing is in the engines and nothing came.
-    pub fn is_idle(&self) -> bool {
-        self.running + self.waiting == 0 && self.arriving == 0.0
     }
 
     /// The targets as status shows them.
@@ -156,6 +157,14 @@ impl Measured {
         };
         let value = is_known.then(|| counts.quantile(target.share())).flatten();
         Measured { target, samples, value, standing }
+    }
+
+    /// Nobody waits for anything: what was late a minute ago is no breach any more.
+    fn unless(mut self, is_idle: bool) -> Self {
+        if is_idle && self.standing.is_breached() {
+            self.standing = Standing::Unknown;
+        }
+        self
     }
 
     fn reading(&self) -> TargetReading {

@@ -190,6 +190,7 @@ fn overloaded(spec: InferenceService) -> Cluster {
     let mut said = stats();
     said.uptime_seconds += 30.0;
     said.utilization = Some(0.95);
+    said.running = 4;
     (0..30).for_each(|_| said.time_to_first_token.observe(900.0));
     cluster.pass(30);
     cluster.read(&pod, said);
@@ -232,6 +233,7 @@ fn a_breach_that_is_no_matter_of_capacity_is_a_condition_and_a_warning() {
     let mut said = stats();
     said.uptime_seconds += 30.0;
     said.utilization = Some(0.1);
+    said.running = 1;
     (0..30).for_each(|_| said.time_to_first_token.observe(900.0));
     cluster.pass(30);
     cluster.read(&pod, said);

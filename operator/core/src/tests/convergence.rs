@@ -82,3 +82,16 @@ fn a_service_that_is_being_deleted_is_left_alone() {
     assert_eq!(cluster.reconcile().steps, vec![]);
     assert_eq!(cluster.status_writes, writes);
 }
+
+#[test]
+fn a_workload_that_was_deleted_comes_back_as_large_as_it_was() {
+    let mut cluster = Cluster::serving(service().builtin(1, 8, 500).build());
+    cluster.carry_out(&crate::plan::Step::Scale { deployment: "llama".into(), replicas: 5 });
+    cluster.run_controllers();
+    cluster.start_pods();
+    cluster.read_engines();
+    cluster.reconcile();
+    cluster.observed.deployments.clear();
+    cluster.reconcile();
+    assert_eq!(cluster.replicas("llama"), Some(5));
+}
