@@ -65,7 +65,7 @@ pub fn chart(name: &str) -> PathBuf {
 fn upgrade(cluster: &Cluster, release: &str) -> Command {
     let mut helm = cluster.helm();
     // Objects that were applied as plain manifests before become helm's.
-    helm.args(["upgrade", "--install", "--take-ownership", release]).arg(chart(release));
+    helm.args(["upgrade", "--install", "--take-ownership", "--force-conflicts", release]).arg(chart(release));
     helm.args(["--namespace", NAMESPACE, "--create-namespace"]);
     helm
 }
