@@ -32,7 +32,7 @@ pub struct Engine {
     pub extra_args: Vec<String>,
 }
 
-/// Formats of weights.
+/// Format of the weights. Auto: as the file has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Quantization {
     /// As the file has them.
@@ -78,7 +78,7 @@ impl Quantization {
     }
 }
 
-/// Formats of the KV cache.
+/// Format of the KV cache. Auto: the engine's choice for the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum KvCacheDataType {
     /// The engine's choice for the device.

@@ -157,3 +157,19 @@ fn a_rollout_past_its_deadline_is_stalled() {
     assert_eq!(cluster.condition("Stalled").0, "True");
     assert_eq!(cluster.condition("Reconciling").0, "False");
 }
+
+#[test]
+fn what_hinders_a_replica_beyond_the_floor_is_told_though_the_service_is_ready() {
+    let mut cluster = Cluster::serving(service().builtin(1, 4, 500).build());
+    cluster.carry_out(&crate::plan::Step::Scale { deployment: "llama".into(), replicas: 2 });
+    cluster.run_controllers();
+    let condition = json!({
+        "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: Insufficient cpu",
+    });
+    let pod = cluster.live()[1].clone();
+    let status = serde_json::from_value(json!({"conditions": [condition]})).expect("a pod's status");
+    cluster.change_pod(&pod, |pod| pod.status = Some(status));
+    cluster.reconcile();
+    assert_eq!(cluster.condition("Ready").0, "True");
+    assert_eq!(cluster.message("Progressing"), "1 of 2 replicas serve: Unschedulable: 0/1 nodes: Insufficient cpu");
+}

@@ -158,10 +158,16 @@ impl View<'_> {
             return verdict(kind, "True", "RollingOut", &message);
         }
         if counts.current < counts.desired {
-            let message = format!("{} of {} replicas serve", counts.current, counts.desired);
-            return verdict(kind, "True", "ReplicasStarting", &message);
+            return verdict(kind, "True", "ReplicasStarting", &self.on_the_way());
         }
         verdict(kind, "True", "Complete", "every replica is of the current spec and serves")
+    }
+
+    /// How far it is, and what hinders replicas beyond those that Ready is about.
+    fn on_the_way(&self) -> String {
+        let counts = self.findings.counts;
+        let cause = self.findings.cause.as_ref().map(|cause| format!(": {}: {}", cause.reason, cause.message));
+        format!("{} of {} replicas serve{}", counts.current, counts.desired, cause.unwrap_or_default())
     }
 
     fn reconciling(&self) -> Verdict {
@@ -173,8 +179,7 @@ impl View<'_> {
             return verdict(kind, "True", "ApplyFailed", &format!("{attempt}: {message}"));
         }
         if self.findings.is_rolling || counts.current < counts.desired || counts.replicas > counts.desired {
-            let message = format!("{} of {} replicas serve", counts.current, counts.desired);
-            return verdict(kind, "True", "Converging", &message);
+            return verdict(kind, "True", "Converging", &self.on_the_way());
         }
         verdict(kind, "False", "Settled", "the cluster is as the spec asks")
     }

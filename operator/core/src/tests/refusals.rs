@@ -22,6 +22,7 @@ fn each_refusal_names_its_field() {
         (service().model("source", json!("pvc://a/../b")), "spec.model.source"),
         (service().model("source", json!("pvc://a//b")), "spec.model.source"),
         (service().https().model("source", json!("https://user:secret@host/a")), "spec.model.source"),
+        (service().https().model("source", json!("https://user@host/a")), "spec.model.source"),
         (service().https().model("source", json!("https://host")), "spec.model.source"),
         (service().https().model("source", json!("https://host:0/a")), "spec.model.source"),
         (service().model("source", json!("https://host/a")), "spec.model.sha256"),

@@ -45,7 +45,7 @@ fn a_restart_starts_over() {
     let mut window = LoadWindow::default();
     window.record("a", at(1000), reading(500.0, &[5000.0; 30]));
     window.record("a", at(1030), reading(10.0, &[90.0; 2]));
-    assert_eq!(ttft(&window, "a", 900).total(), 2);
+    assert_eq!(ttft(&window, "a", 1000).total(), 2);
 }
 
 #[test]
