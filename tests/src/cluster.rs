@@ -1,6 +1,7 @@
 //! The cluster under test: the one that `KUBECONFIG` names, or our own (`tests/cluster/cluster`).
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -153,6 +154,27 @@ impl Cluster {
         self.is_own().then(advertise)
     }
 
+    /// Kills a pod's processes as the kernel does when memory runs out: without a word to them. On a user's cluster, where
+    /// they are out of reach, the pod is deleted without grace.
+    ///
+    /// # Errors
+    /// When none is found.
+    pub fn kill(&self, pod: &Pod) -> Result<()> {
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        if !self.is_own() {
+            let delete = ["delete", "pod", name, "-n", namespace, "--grace-period=0", "--force"];
+            return self.kubectl.run(&delete).map(drop);
+        }
+        let group = format!("pod{}", pod.metadata.uid.as_deref().context("a pod without a uid")?);
+        let roots = ["/sys/fs/cgroup/pids/windlass", "/sys/fs/cgroup/windlass"].map(Path::new);
+        let group =
+            roots.iter().find_map(|root| find_folder(root, &group)).with_context(|| format!("no cgroup {group}"))?;
+        let processes = processes(&group)?;
+        ensure!(!processes.is_empty(), "{name} has no processes");
+        command::output(Command::new("kill").arg("-KILL").args(processes)).map(drop)
+    }
+
     /// Where pods reach a server on this machine; `None` on a user's cluster, where nobody knows.
     pub fn host_address(&self) -> Option<IpAddr> {
         self.is_own().then_some(HOST_OF_OWN)
@@ -176,6 +198,27 @@ impl Cluster {
             Kind::Users { .. } => Ok(format!("export KUBECONFIG={}", self.kubeconfig.display())),
         }
     }
+}
+
+/// The folder of that name at or below `root`.
+fn find_folder(root: &Path, name: &str) -> Option<PathBuf> {
+    if root.file_name().is_some_and(|found| found == name) {
+        return Some(root.to_owned());
+    }
+    let entries = std::fs::read_dir(root).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    entries.filter(|path| path.is_dir()).find_map(|path| find_folder(&path, name))
+}
+
+/// Processes of a pod's containers; the sandbox's own is left out.
+fn processes(group: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(group)? {
+        let listed = std::fs::read_to_string(entry?.path().join("cgroup.procs")).unwrap_or_default();
+        let is_sandbox =
+            |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "pause");
+        found.extend(listed.lines().filter(|pid| !is_sandbox(pid)).map(str::to_owned));
+    }
+    Ok(found)
 }
 
 fn script() -> PathBuf {

@@ -1,7 +1,7 @@
 //! The operator as users install it: two charts.
 
-use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::ConfigMap;
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,8 +14,7 @@ use crate::{command, workspace};
 pub const NAMESPACE: &str = "windlass-system";
 /// Name of the main chart's release, and so of the Deployment.
 pub const RELEASE: &str = "windlass";
-/// Selects its pods.
-pub const SELECTOR: &str = "--selector=app.kubernetes.io/name=windlass-operator";
+const SELECTOR: &str = "--selector=app.kubernetes.io/name=windlass-operator";
 const CRDS_RELEASE: &str = "windlass-crds";
 /// A ConfigMap that says which images the installed operator uses.
 const RECORD: &str = "windlass-tests";
@@ -55,6 +54,16 @@ pub fn uninstall(cluster: &Cluster) -> Result<()> {
 pub fn engine_image(cluster: &Cluster) -> Result<String> {
     let record: ConfigMap = cluster.kubectl().get(&["get", "configmap", RECORD, "-n", NAMESPACE])?;
     record.data.and_then(|mut data| data.remove("engineImage")).context("the record names no engine image")
+}
+
+/// Its pods.
+///
+/// # Errors
+/// kubectl's own words, or that there are none.
+pub fn pods(cluster: &Cluster) -> Result<Vec<Pod>> {
+    let pods: Vec<Pod> = cluster.kubectl().list(&["get", "pods", "-n", NAMESPACE, SELECTOR])?;
+    ensure!(!pods.is_empty(), "the operator has no pods");
+    Ok(pods)
 }
 
 /// Folder of a chart.

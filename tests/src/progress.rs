@@ -25,6 +25,7 @@ impl Progress {
             set.and_then(|started| SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_millis(started)).ok());
         let started = before.and_then(|before| Some((Instant::now().checked_sub(before)?, before)));
         let Some((started, before)) = started else { return Progress::default() };
+        eprintln!("✓ {title} {}", dotted(title, before));
         Progress { started, phases: vec![(title.to_owned(), before)] }
     }
 

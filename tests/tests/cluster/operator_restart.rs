@@ -36,6 +36,5 @@ fn an_operator_killed_mid_change_converges() -> Result<()> {
 }
 
 fn kill_operator(namespace: &Namespace) -> Result<()> {
-    let kill = ["delete", "pods", "-n", operator::NAMESPACE, operator::SELECTOR, "--grace-period=0", "--force"];
-    namespace.cluster().kubectl().run(&kill).map(drop)
+    operator::pods(namespace.cluster())?.iter().try_for_each(|pod| namespace.cluster().kill(pod))
 }

@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 #[test]
 fn the_cause_becomes_a_condition_and_the_operator_stays_up() -> Result<()> {
     with_namespace("unreachable", |namespace| {
-        let before = operator_pods(namespace.cluster())?;
+        let before = restarts(namespace.cluster())?;
         let no_claim =
             Service::apply(namespace, "no-claim", &with_model(json!({"source": "pvc://nowhere/model.gguf"})))?;
         let no_file = Service::apply(namespace, "no-file", &with_model(json!({"source": "pvc://models/absent.gguf"})))?;
@@ -28,7 +28,7 @@ fn the_cause_becomes_a_condition_and_the_operator_stays_up() -> Result<()> {
         let condition = no_server.wait_condition("Ready", "False", Some("ModelUnavailable"), PATIENCE)?;
         ensure!(condition.message.contains("127.0.0.1:9"), "{condition:?}");
 
-        let after = operator_pods(namespace.cluster())?;
+        let after = restarts(namespace.cluster())?;
         ensure!(before == after, "the operator restarted: {before:?}, then {after:?}");
         Ok(())
     })
@@ -42,12 +42,10 @@ fn with_model(model: Value) -> Value {
 }
 
 /// Names of the operator's pods with their restarts.
-fn operator_pods(cluster: &Cluster) -> Result<Vec<(String, i32)>> {
-    let pods: Vec<Pod> = cluster.kubectl().list(&["get", "pods", "-n", operator::NAMESPACE, operator::SELECTOR])?;
-    ensure!(!pods.is_empty(), "the operator has no pods");
-    let restarts = |pod: &Pod| {
+fn restarts(cluster: &Cluster) -> Result<Vec<(String, i32)>> {
+    let of = |pod: &Pod| {
         let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
         Some((pod_name(pod).to_owned(), statuses.iter().map(|status| status.restart_count).sum()))
     };
-    pods.iter().map(|pod| restarts(pod).context("a pod of the operator has no status")).collect()
+    operator::pods(cluster)?.iter().map(|pod| of(pod).context("a pod of the operator has no status")).collect()
 }
