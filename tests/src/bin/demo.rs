@@ -70,13 +70,12 @@ fn demo(cli: &Cli) -> Result<()> {
 
 /// Everything up to a namespace that holds the model, on a cluster with the operator.
 fn prepare(progress: &mut Progress) -> Result<Namespace> {
-    let file = progress.phase("Fetch SmolLM2-135M-Instruct (98 MB, once)", |_| model::fetch())?;
     let cluster = progress.phase("Start the cluster", |_| Cluster::start())?;
     let [operator, engine] =
         progress.phase("Build and load both images", |_| image::deliver(&cluster, Builder::find()?))?;
     progress.phase("Install the operator with helm", |_| operator::install(&cluster, &operator, &engine))?;
     let namespace = Namespace::create(&cluster, NAMESPACE)?;
-    progress.phase("Put the model into a claim", |_| model::upload(&namespace, &file))?;
+    progress.phase("Put the model into a claim", |_| model::upload(&namespace, &model::file()?))?;
     Ok(namespace)
 }
 

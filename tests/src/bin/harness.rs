@@ -4,8 +4,8 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use windlass_tests::cluster::Cluster;
 use windlass_tests::image::{self, Builder, Program, Staged};
+use windlass_tests::operator;
 use windlass_tests::progress::Progress;
-use windlass_tests::{model, operator};
 
 /// Prepares what the cluster tests need.
 #[derive(Parser)]
@@ -19,7 +19,7 @@ struct Cli {
 enum Command {
     /// Lay out the files of both images from the release build; prints the commands that build them
     Stage,
-    /// Start a cluster (or use the one KUBECONFIG names), load both images, install the operator, fetch the model
+    /// Start a cluster (or use the one KUBECONFIG names), load both images, install the operator
     Up,
     /// End the cluster that `up` started; on a cluster of yours, remove the operator
     Down,
@@ -44,7 +44,6 @@ fn stage() -> Result<()> {
 
 fn up() -> Result<()> {
     let mut progress = Progress::default();
-    progress.phase("Fetch the model", |_| model::fetch())?;
     let cluster = progress.phase("Start the cluster", |_| Cluster::start())?;
     let [operator, engine] =
         progress.phase("Build and load both images", |_| image::deliver(&cluster, Builder::find()?))?;

@@ -18,7 +18,7 @@ fn an_https_model_is_resumed_after_a_cut_and_checked() -> Result<()> {
         let Some(address) = namespace.cluster().host_address() else {
             return skip("pods of this cluster cannot reach a server on this machine");
         };
-        let server = crate::tls::Server::start(address, &model::fetch()?, CUT)?;
+        let server = crate::tls::Server::start(address, &model::file()?, CUT)?;
         namespace.apply(&[json!({
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "authority"},
             "data": {"ca.crt": server.authority()},
