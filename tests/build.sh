@@ -4,9 +4,9 @@
 BINARIES=$(cargo metadata --format-version 1 --no-deps --offline 2>/dev/null |
   python3 -c 'import json, sys; print(json.load(sys.stdin)["target_directory"])' || echo target)/release
 
-build() {
+compile() { # --bins | --all-targets; the two resolve to different features, so one run keeps to one of them
   local quiet=--quiet
   [ ! -t 2 ] || quiet=             # a terminal gets cargo's progress bar, a log stays short
   [ -x "$BINARIES/windlass-engine" ] || echo "Compiling; the first time takes some minutes." >&2
-  cargo build --release --workspace --bins $quiet
+  cargo build --release --workspace "$1" $quiet
 }
