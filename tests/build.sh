@@ -2,7 +2,7 @@
 # dependency, and says where they are.
 
 BINARIES=$(cargo metadata --format-version 1 --no-deps --offline 2>/dev/null |
-  python3 -c 'import json, sys; print(json.load(sys.stdin)["target_directory"])' || echo target)/release
+  python3 -c 'import json, sys; print(json.load(sys.stdin)["target_directory"])' 2>/dev/null || echo target)/release
 
 compile() { # --bins | --all-targets; the two resolve to different features, so one run keeps to one of them
   local quiet=--quiet
