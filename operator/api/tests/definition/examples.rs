@@ -3,11 +3,11 @@
 use serde_json::Value;
 use windlass_operator_api::InferenceService;
 
-use crate::crds;
+use crate::workspace;
 
 fn examples() -> Vec<(String, Value)> {
     use serde::Deserialize;
-    let folder = std::fs::read_dir(crds("examples")).expect("the folder");
+    let folder = std::fs::read_dir(workspace().join("crds/examples")).expect("the folder");
     let files = folder.map(|entry| entry.expect("an entry").path());
     let mut found = Vec::new();
     for file in files.filter(|file| file.extension().is_some_and(|extension| extension == "yaml")) {

@@ -8,9 +8,9 @@ mod rules;
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// A path in the folder of generated files and examples.
-fn crds(path: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../crds").join(path)
+/// The root of the workspace.
+fn workspace() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 /// The schema of the resource.
