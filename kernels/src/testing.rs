@@ -48,9 +48,15 @@ pub(crate) fn file_bytes(weight_type: WeightType, rows: usize, cols: usize, seed
         match weight_type {
             WeightType::F32 => block.copy_from_slice(&random.value(1.0).to_le_bytes()),
             WeightType::BF16 => block.copy_from_slice(&bf16::from_f32(random.value(1.0)).to_le_bytes()),
-            WeightType::F16 | WeightType::Q4_0 | WeightType::Q8_0 => half(&mut random, 0),
-            WeightType::Q4_1 | WeightType::Q4K => (0..2).for_each(|i| half(&mut random, 2 * i)),
+            WeightType::F16 | WeightType::Q4_0 | WeightType::Q5_0 | WeightType::Q8_0 => half(&mut random, 0),
+            WeightType::IQ4NL | WeightType::IQ4XS => half(&mut random, 0),
+            WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4K | WeightType::Q5K => {
+                (0..2).for_each(|i| half(&mut random, 2 * i));
+            }
+            WeightType::Q2K => (40..42).for_each(|i| half(&mut random, 2 * i)),
+            WeightType::Q3K => half(&mut random, 108),
             WeightType::Q6K => half(&mut random, 208),
+            WeightType::MXFP4 => block[0] = 120 + random.below(8) as u8,
         }
         bytes.extend(block);
     }
@@ -67,6 +73,28 @@ pub(crate) fn file_values(weight_type: WeightType, bytes: &[u8]) -> Vec<f64> {
     bytes.chunks_exact(weight_type.block_bytes()).flat_map(|block| block_values(weight_type, block)).collect()
 }
 
+/// IQ4_NL's values.
+const NONLINEAR: [f64; 16] =
+    [-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0];
+
+/// MXFP4's values.
+const FP4: [f64; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+/// Bit `i` of four little-endian bytes.
+fn top_bit(bytes: &[u8], i: usize) -> f64 {
+    f64::from(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) >> i & 1)
+}
+
+/// The scale and minimum of a sub-block of Q4_K or Q5_K.
+fn k_scale_and_minimum(s: &[u8], sub: usize) -> (f64, f64) {
+    let (scale, minimum) = if sub < 4 {
+        (s[sub] & 0x3f, s[sub + 4] & 0x3f)
+    } else {
+        ((s[sub + 4] & 0xf) + (s[sub - 4] / 64) * 16, s[sub + 4] / 16 + (s[sub] / 64) * 16)
+    };
+    (f64::from(scale), f64::from(minimum))
+}
+
 fn block_values(weight_type: WeightType, block: &[u8]) -> Vec<f64> {
     let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f64();
     let nibble = |from: usize, i: usize| f64::from(block[from + i % 16] >> (i / 16 * 4) & 15);
@@ -77,16 +105,57 @@ fn block_values(weight_type: WeightType, block: &[u8]) -> Vec<f64> {
         WeightType::Q4_0 => (0..32).map(|i| half(0) * (nibble(2, i) - 8.0)).collect(),
         WeightType::Q4_1 => (0..32).map(|i| half(0) * nibble(4, i) + half(2)).collect(),
         WeightType::Q8_0 => (0..32).map(|i| half(0) * f64::from(block[2 + i] as i8)).collect(),
+        WeightType::Q5_0 => {
+            (0..32).map(|i| half(0) * (nibble(6, i) + 16.0 * top_bit(&block[2..6], i) - 16.0)).collect()
+        }
+        WeightType::Q5_1 => {
+            (0..32).map(|i| half(0) * (nibble(8, i) + 16.0 * top_bit(&block[4..8], i)) + half(2)).collect()
+        }
+        WeightType::IQ4NL => (0..32).map(|i| half(0) * NONLINEAR[nibble(2, i) as usize]).collect(),
+        WeightType::MXFP4 => {
+            let power = 2f64.powi(i32::from(block[0]) - 127);
+            (0..32).map(|i| power * FP4[nibble(1, i) as usize]).collect()
+        }
+        WeightType::IQ4XS => (0..256)
+            .map(|i| {
+                let sub = i / 32;
+                let high = u16::from_le_bytes([block[2], block[3]]) >> (2 * sub) & 3;
+                let scale = f64::from(block[4 + sub / 2] >> (4 * (sub % 2)) & 15) + 16.0 * f64::from(high) - 32.0;
+                half(0) * scale * NONLINEAR[nibble(8 + 16 * sub, i % 32) as usize]
+            })
+            .collect(),
+        WeightType::Q2K => (0..256)
+            .map(|i| {
+                let (scale, minimum) = (f64::from(block[i / 16] & 15), f64::from(block[i / 16] >> 4));
+                let code = block[16 + i / 128 * 32 + i % 32] >> (2 * (i % 128 / 32)) & 3;
+                half(80) * scale * f64::from(code) - half(82) * minimum
+            })
+            .collect(),
+        WeightType::Q3K => (0..256)
+            .map(|i| {
+                let (group, s) = (i / 16, &block[96..108]);
+                let low = if group < 8 { s[group] & 15 } else { s[group - 8] >> 4 };
+                let scale = f64::from(low) + 16.0 * f64::from(s[8 + group % 4] >> (2 * (group / 4)) & 3) - 32.0;
+                let low = block[32 + i / 128 * 32 + i % 32] >> (2 * (i % 128 / 32)) & 3;
+                let high = block[i % 32] >> (i / 32) & 1;
+                half(108) * scale * (f64::from(low) - if high == 1 { 0.0 } else { 4.0 })
+            })
+            .collect(),
+        WeightType::Q5K => (0..256)
+            .map(|i| {
+                let sub = i / 32;
+                let (scale, minimum) = k_scale_and_minimum(&block[4..16], sub);
+                let low = block[48 + i / 64 * 32 + i % 32] >> (sub % 2 * 4) & 15;
+                let high = block[16 + i % 32] >> sub & 1;
+                half(0) * scale * (f64::from(low) + 16.0 * f64::from(high)) - half(2) * minimum
+            })
+            .collect(),
         WeightType::Q4K => (0..256)
             .map(|i| {
-                let (sub, s) = (i / 32, &block[4..16]);
-                let (scale, minimum) = if sub < 4 {
-                    (s[sub] & 0x3f, s[sub + 4] & 0x3f)
-                } else {
-                    ((s[sub + 4] & 0xf) + (s[sub - 4] / 64) * 16, s[sub + 4] / 16 + (s[sub] / 64) * 16)
-                };
+                let sub = i / 32;
+                let (scale, minimum) = k_scale_and_minimum(&block[4..16], sub);
                 let code = block[16 + i / 64 * 32 + i % 32] >> (sub % 2 * 4) & 15;
-                half(0) * f64::from(scale) * f64::from(code) - half(2) * f64::from(minimum)
+                half(0) * scale * f64::from(code) - half(2) * minimum
             })
             .collect(),
         WeightType::Q6K => (0..256)

@@ -65,13 +65,40 @@ pub enum GgufError {
     /// The file is written for big-endian machines.
     #[error("big-endian GGUF files are not supported; convert it to little-endian")]
     BigEndian,
-    /// A part of a checkpoint that was split over several files.
-    #[error("part {} of {count} of a split checkpoint; merge the parts into one file first", number + 1)]
+    /// A part of a checkpoint that was split over several files, in memory or under a name that does not lead to the
+    /// others.
+    #[error(
+        "part {} of {count} of a split checkpoint, which must be a file whose name ends in -{:05}-of-{count:05}.gguf",
+        number.saturating_add(1), number.saturating_add(1)
+    )]
     Split {
         /// This part, from 0.
         number: u64,
         /// Parts there are.
         count: u64,
+    },
+    /// A part under another part's name.
+    #[error(
+        "it says it is part {} of {found_of} and is named as part {} of {count}",
+        found.saturating_add(1), number + 1
+    )]
+    PartNumber {
+        /// The part it says it is, from 0.
+        found: u64,
+        /// Parts it says there are.
+        found_of: u64,
+        /// The part it should be, from 0.
+        number: u64,
+        /// Parts there are.
+        count: u64,
+    },
+    /// Parts with tensors too few or too many.
+    #[error("its parts hold {found} tensors and should hold {expected}")]
+    PartTensors {
+        /// Tensors of all parts.
+        found: usize,
+        /// What the first part says.
+        expected: u64,
     },
     /// The header says there is more than the file holds.
     #[error("truncated: {field} at offset {offset} needs {needed} bytes, {remaining} are left")]

@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::cursor::Cursor;
 use crate::error::GgufError;
 use crate::metadata::{Metadata, MetadataIndex};
+use crate::split::Part;
 use crate::tensor::TensorEntry;
 use crate::value::Value;
 
@@ -27,6 +28,7 @@ const SMALLEST_TENSOR_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 pub(crate) struct Header {
     pub version: u32,
     pub metadata: MetadataIndex,
+    pub part: Part,
     /// Sorted by name.
     pub tensors: Vec<TensorEntry>,
     /// Where tensor data lies in the file.
@@ -42,13 +44,13 @@ impl Header {
         let metadata_count = read_count(&mut cursor, "the number of metadata entries")?;
         let metadata = read_metadata(bytes, &mut cursor, metadata_count)?;
         let view = Metadata::new(bytes, &metadata);
-        refuse_split(view)?;
+        let part = Part::read(view)?;
         let alignment = read_alignment(view)?;
         let mut tensors = read_tensors(bytes, &mut cursor, tensor_count)?;
         let data = data_range(bytes, cursor.position(), alignment);
         check_places(bytes, &mut tensors, alignment, data.len() as u64)?;
         sort_by_name(bytes, &mut tensors)?;
-        Ok(Header { version, metadata, tensors, data })
+        Ok(Header { version, metadata, part, tensors, data })
     }
 }
 
@@ -93,13 +95,6 @@ fn read_metadata(bytes: &[u8], cursor: &mut Cursor<'_>, count: u64) -> Result<Me
         entries.push((key, value));
     }
     MetadataIndex::new(bytes, entries)
-}
-
-fn refuse_split(metadata: Metadata<'_>) -> Result<(), GgufError> {
-    match metadata.u64("split.count")? {
-        Some(count) if count > 1 => Err(GgufError::Split { number: metadata.u64("split.no")?.unwrap_or(0), count }),
-        _ => Ok(()),
-    }
 }
 
 fn read_alignment(metadata: Metadata<'_>) -> Result<u64, GgufError> {

@@ -11,6 +11,7 @@ mod file;
 mod header;
 mod map;
 mod metadata;
+mod split;
 mod tensor;
 pub mod testing;
 mod types;

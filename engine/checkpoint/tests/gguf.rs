@@ -214,3 +214,65 @@ fn a_string_array_starts_again_from_a_clone() {
     assert_eq!((strings.next(), strings.next(), strings.next()), (Some("a"), Some("b"), None));
     assert_eq!(again.collect::<Vec<_>>(), ["a", "b"]);
 }
+
+/// One part of a checkpoint of three, with one tensor; the first also has the metadata.
+fn part(number: u32, tensors: i32) -> GgufBuilder {
+    let first = if number == 0 { small().without_tensor("a").without_tensor("b") } else { GgufBuilder::new() };
+    let tensor = format!("part.{number}");
+    first
+        .u32("split.no", number)
+        .u32("split.count", 3)
+        .raw("split.tensors.count", 5, &tensors.to_le_bytes())
+        .tensor_f32(&tensor, &[1], &[number as f32])
+}
+
+fn write_parts(folder: &std::path::Path, parts: [GgufBuilder; 3]) {
+    for (index, part) in parts.iter().enumerate() {
+        fs::write(folder.join(format!("m-{:05}-of-00003.gguf", index + 1)), part.build()).unwrap();
+    }
+}
+
+#[test]
+fn the_parts_of_a_split_checkpoint_are_one() {
+    let folder = tempfile::tempdir().unwrap();
+    write_parts(folder.path(), [part(0, 3), part(1, 3), part(2, 3)]);
+    for path in [folder.path().to_owned(), folder.path().join("m-00002-of-00003.gguf")] {
+        let file = GgufFile::open(&path).unwrap();
+        assert_eq!(
+            file.metadata().u32("llama.block_count"),
+            open(small()).unwrap().metadata().u32("llama.block_count")
+        );
+        let names: Vec<&str> = file.tensors().map(|tensor| tensor.name).collect();
+        assert_eq!(names, ["part.0", "part.1", "part.2"]);
+        assert_eq!(file.tensor("part.2").unwrap().bytes, 2f32.to_le_bytes());
+    }
+}
+
+#[test]
+fn parts_that_do_not_belong_together_are_refused() {
+    let refusal = |parts: [GgufBuilder; 3]| {
+        let folder = tempfile::tempdir().unwrap();
+        write_parts(folder.path(), parts);
+        GgufFile::open(folder.path()).map(drop).unwrap_err().to_string()
+    };
+    let cases = [
+        (refusal([part(0, 4), part(1, 4), part(2, 4)]), "its parts hold 3 tensors and should hold 4"),
+        (refusal([part(0, 3), part(2, 3), part(1, 3)]), "it says it is part 3 of 3 and is named as part 2 of 3"),
+        (
+            refusal([part(0, 3), part(1, 3), part(2, 3).without_tensor("part.2").tensor_f32("part.0", &[1], &[0.0])]),
+            "tensor \"part.0\" appears twice",
+        ),
+    ];
+    for (message, expected) in cases {
+        assert!(message.contains(expected), "{message:?} should contain {expected:?}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    write_parts(folder.path(), [part(0, 3), part(1, 3), part(2, 3)]);
+    fs::remove_file(folder.path().join("m-00003-of-00003.gguf")).unwrap();
+    let missing = GgufFile::open(folder.path()).map(drop).unwrap_err().to_string();
+    assert!(missing.contains("m-00003-of-00003.gguf"), "{missing}");
+    let renamed = folder.path().join("m.gguf");
+    fs::rename(folder.path().join("m-00001-of-00003.gguf"), &renamed).unwrap();
+    let message = GgufFile::open(&renamed).map(drop).unwrap_err().to_string();
+    assert!(message.contains("must be a file whose name ends in -00001-of-00003.gguf"), "{message}");
+}

@@ -317,6 +317,33 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn bits(self, value: Self::U, shift: i32, mask: u8) -> Self::U {
+        let mut out = value;
+        for half in 0..2 {
+            simd! {
+                let count = _mm_cvtsi32_si128(shift.abs());
+                let shifted = match shift < 0 {
+                    true => _mm256_srl_epi16(value[half], count),
+                    false => _mm256_sll_epi16(value[half], count),
+                };
+                out[half] = _mm256_and_si256(shifted, _mm256_set1_epi8(mask as i8));
+            }
+        }
+        out
+    }
+    #[inline(always)]
+    fn or_bytes(self, a: Self::U, b: Self::U) -> Self::U {
+        simd!([_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])])
+    }
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], indices: Self::U) -> Self::U {
+        simd! {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            [_mm256_shuffle_epi8(table, indices[0]), _mm256_shuffle_epi8(table, indices[1])]
+        }
+    }
+
+    #[inline(always)]
     fn dot(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I {
         let values = i32::from_ne_bytes(values.map(|value| value as u8));
         simd! {

@@ -236,6 +236,29 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn bits(self, value: Self::U, shift: i32, mask: u8) -> Self::U {
+        simd! {
+            let count = _mm_cvtsi32_si128(shift.abs());
+            let shifted = match shift < 0 {
+                true => _mm512_srl_epi16(value, count),
+                false => _mm512_sll_epi16(value, count),
+            };
+            _mm512_and_si512(shifted, _mm512_set1_epi8(mask as i8))
+        }
+    }
+    #[inline(always)]
+    fn or_bytes(self, a: Self::U, b: Self::U) -> Self::U {
+        simd!(_mm512_or_si512(a, b))
+    }
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], indices: Self::U) -> Self::U {
+        simd! {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, indices)
+        }
+    }
+
+    #[inline(always)]
     fn dot(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I {
         let values = i32::from_ne_bytes(values.map(|value| value as u8));
         simd!(_mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(values)))

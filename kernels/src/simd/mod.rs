@@ -71,7 +71,7 @@ pub(crate) trait Simd: Copy {
     fn round(self, value: Self::F) -> Self::I;
     /// The low byte of each lane.
     fn store_i8(self, value: Self::I, to: &mut [i8; LANES]);
-    /// 2ⁿ for n in -126..=127.
+    /// 2ⁿ for n in -126..=127; 0 for -127 and infinity for 128.
     fn power_of_two(self, exponent: Self::I) -> Self::F;
 
     /// Sixteen pairs of bf16, one per lane, the first in the low half.
@@ -90,12 +90,28 @@ pub(crate) trait Simd: Copy {
     /// `nibbles | two << 4`, where `two` are bits `2 · quarter` and `2 · quarter + 1` of each byte of `crumbs`.
     fn with_crumbs(self, nibbles: Self::U, crumbs: Self::U, quarter: usize) -> Self::U;
 
+    /// The bits of each byte moved up by `shift` places, or down by as many where it is negative; those of `mask`, none
+    /// of which came from another byte.
+    fn bits(self, value: Self::U, shift: i32, mask: u8) -> Self::U;
+    fn or_bytes(self, a: Self::U, b: Self::U) -> Self::U;
+    /// The entries of `table` that bytes below 16 name.
+    fn lookup(self, table: &[u8; 16], indices: Self::U) -> Self::U;
+
     /// Adds to each lane the products of its four codes, below 128, with `values`.
     fn dot(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I;
     /// Where sums of [`dot_biased`](Self::dot_biased) start, given the negated sum of all `values` that will come.
     fn start_biased(self, negated_sum_of_values: Self::I) -> Self::I;
     /// Adds to each lane the products of its four codes, each minus 128, with `values`, none of which is -128.
     fn dot_biased(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I;
+
+    /// The low and the high nibbles of sixteen bytes.
+    #[inline(always)]
+    fn load_nibbles(self, from: &[u8; LANES]) -> (Self::F, Self::F) {
+        let bytes = self.load_u8(from);
+        // A sixteenth lies at most 15/16 above the high nibble: less than half away after 15/32 are taken off.
+        let high = self.to_f32(self.round(self.fma(bytes, self.splat(1.0 / 16.0), self.splat(-15.0 / 32.0))));
+        (self.fma(high, self.splat(-16.0), bytes), high)
+    }
 
     /// Asks the cache for `lines` lines of 64 bytes from `start`, which may lie anywhere.
     #[inline(always)]

@@ -194,6 +194,19 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn bits(self, value: Self::U, shift: i32, mask: u8) -> Self::U {
+        value.map(|byte| if shift < 0 { byte >> -shift } else { byte << shift } & mask)
+    }
+    #[inline(always)]
+    fn or_bytes(self, a: Self::U, b: Self::U) -> Self::U {
+        std::array::from_fn(|i| a[i] | b[i])
+    }
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], indices: Self::U) -> Self::U {
+        indices.map(|index| table[usize::from(index)])
+    }
+
+    #[inline(always)]
     fn dot(self, mut sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I {
         for lane in 0..LANES {
             for i in 0..4 {

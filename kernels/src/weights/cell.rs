@@ -21,6 +21,12 @@ pub(crate) type Codes = [[u8; 64]; 8];
 /// nibbles vector j + 4.
 pub(crate) type Nibbles = [[u8; 64]; 4];
 
+/// Codes of one block of 16 rows in 2 bits each: bits `2q..2q + 2` of vector h are vector `4h + q` of [`Codes`].
+pub(crate) type Crumbs = [[u8; 64]; 2];
+
+/// One bit of every code of a block of 16 rows: bit j belongs to vector j of [`Codes`].
+pub(crate) type Plane = [u8; 64];
+
 /// The packed unit of a weight format.
 pub(crate) trait Cell: Zeroable + Send + Sync {
     /// Packs a tile: `rows` are the file's bytes of its 16 rows, `cells` as many as those make.
@@ -46,8 +52,8 @@ pub(crate) trait QuantizedCell: Cell {
     const OFFSET: i32;
     /// Scales per block: one for 32 columns, or two for 16 each.
     const SCALES: usize;
-    /// Whether there is a minimum.
-    const HAS_MINIMUM: bool;
+    /// Minimums per block: none, one for 32 columns, or two for 16 each.
+    const MINIMUMS: usize;
 
     /// Packs the file's blocks of 16 rows.
     fn pack(&mut self, rows: [&[u8]; TILE_ROWS]);
@@ -56,9 +62,9 @@ pub(crate) trait QuantizedCell: Cell {
     fn codes<S: Simd>(&self, simd: S, block: usize) -> [S::U; 8];
     /// Scale `index`, below [`SCALES`](Self::SCALES), of block `block` for each row.
     fn scale<S: Simd>(&self, simd: S, block: usize, index: usize) -> S::F;
-    /// The minimum of block `block` for each row.
+    /// Minimum `index`, below [`MINIMUMS`](Self::MINIMUMS), of block `block` for each row.
     #[inline(always)]
-    fn minimum<S: Simd>(&self, simd: S, _block: usize) -> S::F {
+    fn minimum<S: Simd>(&self, simd: S, _block: usize, _index: usize) -> S::F {
         simd.splat(0.0)
     }
 }
@@ -84,6 +90,76 @@ pub(crate) fn half_at(bytes: &[u8], at: usize) -> f16 {
 pub(crate) fn nibble(nibbles: &Nibbles, row: usize, col: usize) -> u8 {
     let byte = nibbles[col / 4 % 4][4 * row + col % 4];
     if col < 16 { byte & 15 } else { byte >> 4 }
+}
+
+/// Writes column `col` of `row` into nibbles that are zero there.
+pub(crate) fn set_nibble(nibbles: &mut Nibbles, row: usize, col: usize, code: u8) {
+    nibbles[col / 4 % 4][4 * row + col % 4] |= code << (col / 16 * 4);
+}
+
+/// Copies a row's 16 bytes of the file that pair column i with i + 16.
+pub(crate) fn copy_nibbles(nibbles: &mut Nibbles, row: usize, pairs: &[u8]) {
+    for j in 0..4 {
+        nibbles[j][4 * row..][..4].copy_from_slice(&pairs[4 * j..][..4]);
+    }
+}
+
+/// Column `col`, below 32, of `row` in packed crumbs.
+pub(crate) fn crumb(crumbs: &Crumbs, row: usize, col: usize) -> u8 {
+    crumbs[col / 16][4 * row + col % 4] >> (col / 4 % 4 * 2) & 3
+}
+
+/// Writes column `col` of `row` into crumbs that are zero there.
+pub(crate) fn set_crumb(crumbs: &mut Crumbs, row: usize, col: usize, code: u8) {
+    crumbs[col / 16][4 * row + col % 4] |= code << (col / 4 % 4 * 2);
+}
+
+/// The bit of column `col`, below 32, of `row`.
+pub(crate) fn plane_bit(plane: &Plane, row: usize, col: usize) -> u8 {
+    plane[4 * row + col % 4] >> (col / 4) & 1
+}
+
+/// Writes the bit of column `col` of `row` into a plane that is zero there.
+pub(crate) fn set_bit(plane: &mut Plane, row: usize, col: usize, bit: u8) {
+    plane[4 * row + col % 4] |= bit << (col / 4);
+}
+
+/// Writes a row's 32 bits of the file, column 0 in the lowest.
+pub(crate) fn pack_top_bits(plane: &mut Plane, row: usize, bits: &[u8]) {
+    for col in 0..BLOCK {
+        set_bit(plane, row, col, bits[col / 8] >> (col % 8) & 1);
+    }
+}
+
+/// Packed crumbs as [`Codes`].
+#[inline(always)]
+pub(crate) fn unpack_crumbs<S: Simd>(simd: S, crumbs: &Crumbs) -> [S::U; 8] {
+    let halves = [simd.load_bytes(&crumbs[0]), simd.load_bytes(&crumbs[1])];
+    let mut codes = [halves[0]; 8];
+    for j in 0..8 {
+        codes[j] = simd.bits(halves[j / 4], -2 * (j as i32 % 4), 3);
+    }
+    codes
+}
+
+/// [`Codes`] with the bits of `plane` in place `to`, which is zero in all of them.
+#[inline(always)]
+pub(crate) fn add_plane<S: Simd>(simd: S, mut codes: [S::U; 8], plane: &Plane, to: i32) -> [S::U; 8] {
+    let bits = simd.load_bytes(plane);
+    for j in 0..8 {
+        codes[j] = simd.or_bytes(codes[j], simd.bits(bits, to - j as i32, 1 << to));
+    }
+    codes
+}
+
+/// The entries of `table` that packed nibbles name, as [`Codes`].
+#[inline(always)]
+pub(crate) fn lookup_nibbles<S: Simd>(simd: S, nibbles: &Nibbles, table: &[u8; 16]) -> [S::U; 8] {
+    let mut codes = unpack_nibbles(simd, nibbles);
+    for j in 0..8 {
+        codes[j] = simd.lookup(table, codes[j]);
+    }
+    codes
 }
 
 /// The two halves of packed nibbles, as [`Codes`].
@@ -146,3 +222,11 @@ zeroable!(super::q4_1::Q4_1);
 zeroable!(super::q8_0::Q8_0);
 zeroable!(super::q4_k::Q4K);
 zeroable!(super::q6_k::Q6K);
+zeroable!(super::q2_k::Q2K);
+zeroable!(super::q3_k::Q3K);
+zeroable!(super::q5_0::Q5_0);
+zeroable!(super::q5_1::Q5_1);
+zeroable!(super::q5_k::Q5K);
+zeroable!(super::iq4_nl::Iq4Nl);
+zeroable!(super::iq4_xs::Iq4Xs);
+zeroable!(super::mxfp4::Mxfp4);

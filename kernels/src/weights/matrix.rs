@@ -4,7 +4,9 @@ use half::{bf16, f16};
 
 use super::WeightType;
 use super::cell::{Cell, TILE_ROWS};
-use super::{q4_0::Q4_0, q4_1::Q4_1, q4_k::Q4K, q6_k::Q6K, q8_0::Q8_0};
+use super::{iq4_nl::Iq4Nl, iq4_xs::Iq4Xs, mxfp4::Mxfp4};
+use super::{q2_k::Q2K, q3_k::Q3K, q4_0::Q4_0, q4_1::Q4_1, q4_k::Q4K};
+use super::{q5_0::Q5_0, q5_1::Q5_1, q5_k::Q5K, q6_k::Q6K, q8_0::Q8_0};
 use crate::Pool;
 use crate::buffer::Buffer;
 
@@ -67,6 +69,14 @@ pub(crate) enum Tiles {
     Q8_0(Buffer<Q8_0>),
     Q4K(Buffer<Q4K>),
     Q6K(Buffer<Q6K>),
+    Q5_0(Buffer<Q5_0>),
+    Q5_1(Buffer<Q5_1>),
+    Q2K(Buffer<Q2K>),
+    Q3K(Buffer<Q3K>),
+    Q5K(Buffer<Q5K>),
+    IQ4NL(Buffer<Iq4Nl>),
+    IQ4XS(Buffer<Iq4Xs>),
+    MXFP4(Buffer<Mxfp4>),
 }
 
 /// Evaluates an expression for the cells of whichever format.
@@ -81,6 +91,14 @@ macro_rules! for_any {
             Tiles::Q8_0($cells) => $body,
             Tiles::Q4K($cells) => $body,
             Tiles::Q6K($cells) => $body,
+            Tiles::Q5_0($cells) => $body,
+            Tiles::Q5_1($cells) => $body,
+            Tiles::Q2K($cells) => $body,
+            Tiles::Q3K($cells) => $body,
+            Tiles::Q5K($cells) => $body,
+            Tiles::IQ4NL($cells) => $body,
+            Tiles::IQ4XS($cells) => $body,
+            Tiles::MXFP4($cells) => $body,
         }
     };
 }
@@ -105,6 +123,14 @@ impl PackedMatrix {
             WeightType::Q8_0 => Tiles::Q8_0(source.pack(pool)),
             WeightType::Q4K => Tiles::Q4K(source.pack(pool)),
             WeightType::Q6K => Tiles::Q6K(source.pack(pool)),
+            WeightType::Q5_0 => Tiles::Q5_0(source.pack(pool)),
+            WeightType::Q5_1 => Tiles::Q5_1(source.pack(pool)),
+            WeightType::Q2K => Tiles::Q2K(source.pack(pool)),
+            WeightType::Q3K => Tiles::Q3K(source.pack(pool)),
+            WeightType::Q5K => Tiles::Q5K(source.pack(pool)),
+            WeightType::IQ4NL => Tiles::IQ4NL(source.pack(pool)),
+            WeightType::IQ4XS => Tiles::IQ4XS(source.pack(pool)),
+            WeightType::MXFP4 => Tiles::MXFP4(source.pack(pool)),
         };
         Ok(PackedMatrix { weight_type, rows, cols, tiles })
     }

@@ -1,10 +1,18 @@
 //! Weight matrices in the layout that the kernels read, one format per file.
 
 pub(crate) mod cell;
+mod iq4_nl;
+mod iq4_xs;
 mod matrix;
+mod mxfp4;
+mod q2_k;
+mod q3_k;
 mod q4_0;
 mod q4_1;
 mod q4_k;
+mod q5_0;
+mod q5_1;
+mod q5_k;
 mod q6_k;
 mod q8_0;
 mod weight_type;

@@ -30,7 +30,7 @@ impl QuantizedCell for Q4_0 {
     const FILE_BYTES: usize = 18;
     const OFFSET: i32 = 8;
     const SCALES: usize = 1;
-    const HAS_MINIMUM: bool = false;
+    const MINIMUMS: usize = 0;
 
     fn pack(&mut self, rows: [&[u8]; TILE_ROWS]) {
         for (row, block) in rows.into_iter().enumerate() {

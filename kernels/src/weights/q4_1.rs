@@ -32,7 +32,7 @@ impl QuantizedCell for Q4_1 {
     const FILE_BYTES: usize = 20;
     const OFFSET: i32 = 0;
     const SCALES: usize = 1;
-    const HAS_MINIMUM: bool = true;
+    const MINIMUMS: usize = 1;
 
     fn pack(&mut self, rows: [&[u8]; TILE_ROWS]) {
         for (row, block) in rows.into_iter().enumerate() {
@@ -55,7 +55,7 @@ impl QuantizedCell for Q4_1 {
     }
 
     #[inline(always)]
-    fn minimum<S: Simd>(&self, simd: S, _block: usize) -> S::F {
+    fn minimum<S: Simd>(&self, simd: S, _block: usize, _index: usize) -> S::F {
         simd.load_f16(&self.minimums)
     }
 }

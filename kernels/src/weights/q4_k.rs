@@ -38,7 +38,7 @@ impl QuantizedCell for Q4K {
     const FILE_BYTES: usize = 144;
     const OFFSET: i32 = 0;
     const SCALES: usize = 1;
-    const HAS_MINIMUM: bool = true;
+    const MINIMUMS: usize = 1;
 
     fn pack(&mut self, rows: [&[u8]; TILE_ROWS]) {
         for (row, bytes) in rows.into_iter().enumerate() {
@@ -69,7 +69,7 @@ impl QuantizedCell for Q4K {
     }
 
     #[inline(always)]
-    fn minimum<S: Simd>(&self, simd: S, block: usize) -> S::F {
+    fn minimum<S: Simd>(&self, simd: S, block: usize, _index: usize) -> S::F {
         let minimum = simd.mul(simd.load_f16(&self.minimum_factors), simd.load_u8(&self.minimums[block]));
         simd.sub(simd.splat(0.0), minimum)
     }
@@ -77,7 +77,7 @@ impl QuantizedCell for Q4K {
 
 /// The 6-bit scale and minimum of a block from the 12 packed bytes: blocks 0–3 have a byte each for both, whose top two
 /// bits are the top bits of blocks 4–7.
-fn scale_and_minimum(packed: &[u8], block: usize) -> (u8, u8) {
+pub(super) fn scale_and_minimum(packed: &[u8], block: usize) -> (u8, u8) {
     if block < 4 {
         return (packed[block] & 63, packed[block + 4] & 63);
     }

@@ -39,7 +39,7 @@ impl QuantizedCell for Q6K {
     const FILE_BYTES: usize = 210;
     const OFFSET: i32 = 32;
     const SCALES: usize = 2;
-    const HAS_MINIMUM: bool = false;
+    const MINIMUMS: usize = 0;
 
     fn pack(&mut self, rows: [&[u8]; TILE_ROWS]) {
         self.crumbs = [[[0; 64]; 2]; 8];

@@ -29,7 +29,7 @@ impl QuantizedCell for Q8_0 {
     const FILE_BYTES: usize = 34;
     const OFFSET: i32 = 128;
     const SCALES: usize = 1;
-    const HAS_MINIMUM: bool = false;
+    const MINIMUMS: usize = 0;
 
     fn pack(&mut self, rows: [&[u8]; TILE_ROWS]) {
         for (row, block) in rows.into_iter().enumerate() {

@@ -12,11 +12,19 @@ pub enum WeightType {
     Q8_0,
     Q4K,
     Q6K,
+    Q5_0,
+    Q5_1,
+    Q2K,
+    Q3K,
+    Q5K,
+    IQ4NL,
+    IQ4XS,
+    MXFP4,
 }
 
 impl WeightType {
     /// Every type.
-    pub const ALL: [WeightType; 8] = [
+    pub const ALL: [WeightType; 16] = [
         WeightType::F32,
         WeightType::F16,
         WeightType::BF16,
@@ -25,6 +33,14 @@ impl WeightType {
         WeightType::Q8_0,
         WeightType::Q4K,
         WeightType::Q6K,
+        WeightType::Q5_0,
+        WeightType::Q5_1,
+        WeightType::Q2K,
+        WeightType::Q3K,
+        WeightType::Q5K,
+        WeightType::IQ4NL,
+        WeightType::IQ4XS,
+        WeightType::MXFP4,
     ];
 
     /// The format's name as GGUF tools print it.
@@ -38,6 +54,14 @@ impl WeightType {
             WeightType::Q8_0 => "Q8_0",
             WeightType::Q4K => "Q4_K",
             WeightType::Q6K => "Q6_K",
+            WeightType::Q5_0 => "Q5_0",
+            WeightType::Q5_1 => "Q5_1",
+            WeightType::Q2K => "Q2_K",
+            WeightType::Q3K => "Q3_K",
+            WeightType::Q5K => "Q5_K",
+            WeightType::IQ4NL => "IQ4_NL",
+            WeightType::IQ4XS => "IQ4_XS",
+            WeightType::MXFP4 => "MXFP4",
         }
     }
 
@@ -45,8 +69,10 @@ impl WeightType {
     pub fn block_elements(self) -> usize {
         match self {
             WeightType::F32 | WeightType::F16 | WeightType::BF16 => 1,
-            WeightType::Q4_0 | WeightType::Q4_1 | WeightType::Q8_0 => 32,
-            WeightType::Q4K | WeightType::Q6K => 256,
+            WeightType::Q4_0 | WeightType::Q4_1 | WeightType::Q5_0 | WeightType::Q5_1 | WeightType::Q8_0 => 32,
+            WeightType::IQ4NL | WeightType::MXFP4 => 32,
+            WeightType::Q2K | WeightType::Q3K | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => 256,
+            WeightType::IQ4XS => 256,
         }
     }
 
@@ -60,6 +86,14 @@ impl WeightType {
             WeightType::Q8_0 => 34,
             WeightType::Q4K => 144,
             WeightType::Q6K => 210,
+            WeightType::Q5_0 => 22,
+            WeightType::Q5_1 => 24,
+            WeightType::Q2K => 84,
+            WeightType::Q3K => 110,
+            WeightType::Q5K => 176,
+            WeightType::IQ4NL => 18,
+            WeightType::IQ4XS => 136,
+            WeightType::MXFP4 => 17,
         }
     }
 

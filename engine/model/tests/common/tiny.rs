@@ -102,10 +102,18 @@ pub fn type_id(kind: WeightType) -> u32 {
         WeightType::F16 => 1,
         WeightType::Q4_0 => 2,
         WeightType::Q4_1 => 3,
+        WeightType::Q5_0 => 6,
+        WeightType::Q5_1 => 7,
         WeightType::Q8_0 => 8,
+        WeightType::Q2K => 10,
+        WeightType::Q3K => 11,
         WeightType::Q4K => 12,
+        WeightType::Q5K => 13,
         WeightType::Q6K => 14,
+        WeightType::IQ4NL => 20,
+        WeightType::IQ4XS => 23,
         WeightType::BF16 => 30,
+        WeightType::MXFP4 => 39,
     }
 }
 
@@ -142,7 +150,8 @@ impl Random {
     /// A block whose values have about this standard deviation.
     fn block(&mut self, kind: WeightType, deviation: f32) -> Vec<u8> {
         let half = |value: f32| f16::from_f32(value).to_le_bytes();
-        // Codes are uniform: of 16 values they have a standard deviation of 4.6, of 256 of 74, of 64 of 18.
+        // Codes are uniform: of 16 values they have a standard deviation of 4.6, of 256 of 74, of 64 of 18, of 32 of
+        // 9.2, of 8 of 2.3, of 4 of 1.1; IQ4's values one of 67, MXFP4's one of 2.9.
         let near = |random: &mut Random, value: f32| value * (0.5 + random.uniform());
         match kind {
             WeightType::F32 => (self.normal() * deviation).to_le_bytes().to_vec(),
@@ -153,6 +162,27 @@ impl Random {
                 let scale = near(self, deviation / 4.6);
                 [&half(scale)[..], &half(-7.5 * scale), &self.bytes(16)].concat()
             }
+            WeightType::Q5_0 => [&half(near(self, deviation / 9.2))[..], &self.bytes(20)].concat(),
+            WeightType::Q5_1 => {
+                let scale = near(self, deviation / 9.2);
+                [&half(scale)[..], &half(-15.5 * scale), &self.bytes(20)].concat()
+            }
+            WeightType::Q2K => {
+                // Scales and minimums of 4 bits, uniform: the minimum of a group is about 1.5 of its scales.
+                let scale = near(self, deviation / 1.1 / 8.8 / 1.5);
+                [&self.bytes(16 + 64)[..], &half(scale), &half(1.5 * scale)].concat()
+            }
+            WeightType::Q3K => {
+                let scale = near(self, deviation / 2.3 / 18.0);
+                [&self.bytes(32 + 64 + 12)[..], &half(scale)].concat()
+            }
+            WeightType::Q5K => {
+                let scale = near(self, deviation / 9.2 / 32.0);
+                [&half(scale)[..], &half(15.5 * scale), &self.bytes(12 + 32 + 128)].concat()
+            }
+            WeightType::IQ4NL => [&half(near(self, deviation / 67.0))[..], &self.bytes(16)].concat(),
+            WeightType::IQ4XS => [&half(near(self, deviation / 67.0 / 18.0))[..], &self.bytes(6 + 128)].concat(),
+            WeightType::MXFP4 => [&[(127.0 + (deviation / 2.9).log2().round()) as u8][..], &self.bytes(16)].concat(),
             WeightType::Q8_0 => [&half(near(self, deviation / 74.0))[..], &self.bytes(32)].concat(),
             WeightType::Q4K => {
                 // Scales and minimums of 6 bits, uniform: the minimum of a sub-block is about 7.5 of its scales.

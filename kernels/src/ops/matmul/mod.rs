@@ -141,6 +141,14 @@ impl Job<'_> {
             Tiles::Q8_0(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
             Tiles::Q4K(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
             Tiles::Q6K(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::Q5_0(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::Q5_1(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::Q2K(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::Q3K(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::Q5K(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::IQ4NL(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::IQ4XS(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::MXFP4(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
         }
     }
 }

@@ -21,10 +21,10 @@ use crate::weights::cell::{BLOCK, Codes, QuantizedCell};
 struct PanelBlock {
     codes: Codes,
     scales: [[f32; LANES]; 2],
-    minimums: [f32; LANES],
+    minimums: [[f32; LANES]; 2],
 }
 
-const EMPTY: PanelBlock = PanelBlock { codes: [[0; 64]; 8], scales: [[0.0; LANES]; 2], minimums: [0.0; LANES] };
+const EMPTY: PanelBlock = PanelBlock { codes: [[0; 64]; 8], scales: [[0.0; LANES]; 2], minimums: [[0.0; LANES]; 2] };
 
 thread_local! {
     /// This worker's unpacked panel: `[block][tile]`.
@@ -188,7 +188,10 @@ impl<C: QuantizedCell, const TOKENS: usize> Kernel for TileProduct<'_, C, TOKENS
                 let codes = cell.codes(simd, block);
                 let scale = cell.scale(simd, block, 0);
                 let second_scale = if C::SCALES == 2 { cell.scale(simd, block, 1) } else { scale };
-                let minimum = cell.minimum(simd, block);
+                let mut minimums = [scale; 2];
+                for index in 0..C::MINIMUMS {
+                    minimums[index] = cell.minimum(simd, block, index);
+                }
                 for t in 0..TOKENS {
                     let activation = &self.tokens[t][i * per_cell + block];
                     let [mut low, mut high] = start::<S, C>(simd, activation);
@@ -202,8 +205,9 @@ impl<C: QuantizedCell, const TOKENS: usize> Kernel for TileProduct<'_, C, TOKENS
                     } else {
                         sums[t] = accumulate(simd, sums[t], simd.add_i32(low, high), activation, scale);
                     }
-                    if C::HAS_MINIMUM {
-                        sums[t] = simd.fma(minimum, simd.splat(activation.scaled_sum), sums[t]);
+                    for index in 0..C::MINIMUMS {
+                        let scaled_sum = simd.splat(scaled_sum::<C>(activation, index));
+                        sums[t] = simd.fma(minimums[index], scaled_sum, sums[t]);
                     }
                 }
             }
@@ -230,7 +234,9 @@ fn start<S: Simd, C: QuantizedCell>(simd: S, activation: &Block) -> [S::I; 2] {
 #[inline(always)]
 fn start_from<S: Simd, C: QuantizedCell>(simd: S, negated_sum: S::I) -> S::I {
     match C::OFFSET {
+        4 => simd.shift_left::<2>(negated_sum),
         8 => simd.shift_left::<3>(negated_sum),
+        16 => simd.shift_left::<4>(negated_sum),
         32 => simd.shift_left::<5>(negated_sum),
         128 => simd.start_biased(negated_sum),
         _ => unreachable!("no format has offset {}", C::OFFSET),
@@ -245,6 +251,16 @@ fn dot<S: Simd, C: QuantizedCell>(simd: S, sum: S::I, codes: S::U, values: [i8; 
 #[inline(always)]
 fn accumulate<S: Simd>(simd: S, sum: S::F, dot: S::I, activation: &Block, scale: S::F) -> S::F {
     simd.fma(simd.mul(simd.to_f32(dot), simd.splat(activation.scale)), scale, sum)
+}
+
+/// What minimum `index` multiplies: the sum of the block's activations, or of a half's where each half has its own.
+#[inline(always)]
+fn scaled_sum<C: QuantizedCell>(activation: &Block, index: usize) -> f32 {
+    match (C::MINIMUMS, index) {
+        (2, 0) => activation.scale * (activation.negated_high_sum - activation.negated_sum) as f32,
+        (2, _) => activation.scale * -activation.negated_high_sum as f32,
+        _ => activation.scaled_sum,
+    }
 }
 
 #[inline(always)]
@@ -279,8 +295,8 @@ impl<C: QuantizedCell> Kernel for Unpack<'_, C> {
                     for index in 0..C::SCALES {
                         simd.store(cell.scale(simd, block, index), &mut to.scales[index]);
                     }
-                    if C::HAS_MINIMUM {
-                        simd.store(cell.minimum(simd, block), &mut to.minimums);
+                    for index in 0..C::MINIMUMS {
+                        simd.store(cell.minimum(simd, block, index), &mut to.minimums[index]);
                     }
                 }
             }
@@ -374,11 +390,12 @@ fn register_tile<S: Simd, C: QuantizedCell, const TILES: usize, const TOKENS: us
                 }
             }
         }
-        if C::HAS_MINIMUM {
+        for index in 0..C::MINIMUMS {
             for tile in 0..TILES {
-                let minimum = simd.load(&weights[tile].minimums);
+                let minimum = simd.load(&weights[tile].minimums[index]);
                 for t in 0..TOKENS {
-                    sums[tile][t] = simd.fma(minimum, simd.splat(activations[t].scaled_sum), sums[tile][t]);
+                    let scaled_sum = simd.splat(scaled_sum::<C>(activations[t], index));
+                    sums[tile][t] = simd.fma(minimum, scaled_sum, sums[tile][t]);
                 }
             }
         }

@@ -109,18 +109,20 @@ fn extreme_codes_do_not_saturate() {
     let cols = 256;
     for kernels in Kernels::available() {
         let pool = Pool::with_kernels(1, kernels).unwrap();
-        for weight_type in [WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_1, WeightType::Q4K, WeightType::Q6K] {
+        for weight_type in WeightType::ALL.into_iter().filter(|weight_type| weight_type.block_elements() > 1) {
             for byte in [0x80, 0x7f, 0xff, 0x00] {
                 let mut bytes = file_bytes(weight_type, 16, cols, 3);
-                let (block_bytes, codes) = match weight_type {
-                    WeightType::Q6K => (210, 0..192),
-                    WeightType::Q4K => (144, 16..144),
-                    other => (
-                        other.block_bytes(),
-                        other.block_bytes()
-                            - other.block_elements().min(if other == WeightType::Q8_0 { 32 } else { 16 })
-                            ..other.block_bytes(),
-                    ),
+                let block_bytes = weight_type.block_bytes();
+                let codes = match weight_type {
+                    WeightType::Q2K => 16..80,
+                    WeightType::Q3K => 0..96,
+                    WeightType::Q4K => 16..144,
+                    WeightType::Q5K => 16..176,
+                    WeightType::Q6K => 0..192,
+                    WeightType::IQ4XS => 8..136,
+                    WeightType::Q5_0 | WeightType::Q5_1 => block_bytes - 20..block_bytes,
+                    WeightType::Q8_0 => 2..34,
+                    _ => block_bytes - 16..block_bytes,
                 };
                 bytes.chunks_exact_mut(block_bytes).for_each(|block| block[codes.clone()].fill(byte));
                 let matrix = PackedMatrix::pack(&pool, weight_type, 16, cols, &bytes).unwrap();
