@@ -22,6 +22,9 @@ pub struct ErrorBody {
     pub param: Option<String>,
     /// A stable word for programs (`model_not_found`, …).
     pub code: Option<String>,
+    /// Whether the same request may succeed later; only inside a stream, where no status says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry: Option<bool>,
 }
 
 /// A request field that is missing, of the wrong type, or asks for what the engine does not do.

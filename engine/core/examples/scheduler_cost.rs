@@ -8,7 +8,7 @@ use std::time::Instant;
 use windlass_engine_core::engine::{Engine, EngineConfig, QueueLimits};
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry};
 use windlass_engine_core::plan::{RowOutput, StepOutput, StepPlan, Ticket};
-use windlass_engine_core::request::{Request, RequestId, Sampling};
+use windlass_engine_core::request::{Request, RequestId, Sampling, Tenant};
 
 const SEQUENCES: u32 = 256;
 const STEPS: u32 = 400;
@@ -48,6 +48,7 @@ impl Executor for Nothing {
 fn request(id: u64, prompt_tokens: u32) -> Request {
     Request {
         id: RequestId(id),
+        tenant: Tenant::default(),
         prompt: (0..prompt_tokens).map(|i| (i + id as u32 * 1000) % 50_000).collect(),
         max_tokens: 1000,
         min_tokens: 0,

@@ -9,11 +9,18 @@ pub type TokenId = u32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
+/// On whose behalf a request is made: a number that the caller assigns and never reuses. Scheduling is fair between
+/// tenants, and what one of them computed is no other's to find.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tenant(pub u32);
+
 /// What is asked of the engine.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Unique; chosen by the caller.
     pub id: RequestId,
+    /// Whose it is.
+    pub tenant: Tenant,
     /// Prompt tokens, at least one.
     pub prompt: Vec<TokenId>,
     /// Most tokens to generate, at least one; prompt and this together fit the model's length.

@@ -25,7 +25,7 @@ pub(crate) struct Sequence {
 
 impl Sequence {
     pub(crate) fn new(request: Request, now: f64) -> Sequence {
-        let Request { id, prompt, max_tokens, min_tokens, stop_tokens, sampling } = request;
+        let Request { id, tenant: _, prompt, max_tokens, min_tokens, stop_tokens, sampling } = request;
         Sequence {
             id,
             prompt_tokens: prompt.len(),

@@ -14,7 +14,7 @@ use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use support::{CONFIG, GEOMETRY, TestEngine, WORDS, alone, engine};
 use windlass_engine_core::engine::EngineConfig;
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::request::{FinishReason, RejectReason, Request, RequestId, Sampling, TokenId};
+use windlass_engine_core::request::{FinishReason, RejectReason, Request, RequestId, Sampling, Tenant, TokenId};
 use windlass_engine_core::update::RequestUpdate;
 
 /// What happens to an engine, one thing at a time.
@@ -45,7 +45,8 @@ impl Wish {
         let prompt = (0..self.prompt_tokens).map(|i| (self.family * 17 + i * i) % 100).collect();
         let sampling = Sampling { temperature: (self.seed % 2) as f32, seed: self.seed, ..Sampling::GREEDY };
         let Wish { max_tokens, min_tokens, ref stop_tokens, .. } = *self;
-        Request { id, prompt, max_tokens, min_tokens, stop_tokens: stop_tokens.clone(), sampling }
+        let tenant = Tenant::default();
+        Request { id, tenant, prompt, max_tokens, min_tokens, stop_tokens: stop_tokens.clone(), sampling }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::driver::{Event, RequestStream};
 use crate::generation::Generation;
+use crate::tenants::Lease;
 use crate::text::detokenize::Detokenizer;
 use crate::text::stop_strings::StopStrings;
 use crate::text::tokenizer::Tokenizer;
@@ -47,8 +48,13 @@ pub struct Whole {
 
 /// The engine gave the answer up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Interrupted(pub String);
+#[error("{message}")]
+pub struct Interrupted {
+    /// Why, for the client.
+    pub message: String,
+    /// The same request may succeed elsewhere or later.
+    pub retry: bool,
+}
 
 /// An answer being generated. Dropping it ends the request.
 pub struct Answer {
@@ -58,6 +64,7 @@ pub struct Answer {
     stops: StopStrings,
     stop_token_ids: Vec<TokenId>,
     prompt_tokens: u32,
+    lease: Lease,
     usage: Usage,
     begun: bool,
     ended: bool,
@@ -70,6 +77,7 @@ impl Answer {
         tokenizer: Arc<Tokenizer>,
         generation: &Generation,
         prompt_tokens: u32,
+        lease: Lease,
     ) -> Answer {
         Answer {
             stream,
@@ -78,6 +86,7 @@ impl Answer {
             stops: StopStrings::new(&generation.stops),
             stop_token_ids: generation.stop_token_ids.clone(),
             prompt_tokens,
+            lease,
             usage: Usage::new(prompt_tokens, 0, 0),
             begun: false,
             ended: false,
@@ -91,7 +100,7 @@ impl Answer {
         }
         let piece = match self.stream.next().await {
             Some(Event::Update(update)) => self.take(update),
-            _ => Err(Interrupted("the engine ended before this answer did".to_owned())),
+            _ => Err(self.broken_off()),
         };
         self.ended = !matches!(piece, Ok(Piece { end: None, .. }));
         Some(piece)
@@ -107,7 +116,7 @@ impl Answer {
                 return Ok(Whole { text, end, usage: piece.usage });
             }
         }
-        Err(Interrupted("the answer has no end".to_owned()))
+        Err(self.broken_off())
     }
 
     /// All pieces.
@@ -115,9 +124,19 @@ impl Answer {
         futures::stream::unfold(self, |mut answer| async move { answer.next().await.map(|piece| (piece, answer)) })
     }
 
+    fn broken_off(&self) -> Interrupted {
+        let message = match self.stream.overrun() {
+            true => "the client reads more slowly than the answer is generated, too far behind to go on",
+            false => "the engine ended before this answer did",
+        };
+        Interrupted { message: message.to_owned(), retry: true }
+    }
+
     fn take(&mut self, update: RequestUpdate) -> Result<Piece, Interrupted> {
-        if let Some(Ending::Error | Ending::Abort) = update.finish {
-            return Err(Interrupted(update.error.unwrap_or_else(|| "the request was aborted".to_owned())));
+        if let Some(finish @ (Ending::Error | Ending::Abort)) = update.finish {
+            let message = update.error.unwrap_or_else(|| "the request was aborted".to_owned());
+            // An error is of this sequence alone and would come again; an abort is the server's.
+            return Err(Interrupted { message, retry: finish == Ending::Abort });
         }
         let mut text = String::new();
         let stop_token = update.tokens.last().copied().filter(|_| update.finish == Some(Ending::Stop));
@@ -135,6 +154,7 @@ impl Answer {
     }
 
     fn count(&mut self, update: &RequestUpdate) {
+        self.lease.spend(1);
         self.usage = Usage::new(self.prompt_tokens, self.usage.completion_tokens + 1, update.cached_tokens);
     }
 

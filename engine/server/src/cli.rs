@@ -94,12 +94,21 @@ pub struct ServeArgs {
     /// Port of probes, metrics, stats and drain; 0 takes a free one. Never expose it: it has no authentication
     #[arg(long = bare(flags::ADMIN_PORT), default_value_t = ADMIN_PORT, help_heading = "API")]
     pub admin_port: u16,
-    /// File with one API key; requests then need `Authorization: Bearer KEY`
+    /// File with API keys, a line each: `KEY` or `TENANT KEY`; requests then need `Authorization: Bearer KEY`
     #[arg(long, value_name = "FILE", help_heading = "API")]
     pub api_key_file: Option<PathBuf>,
-    /// Folder in which every file is one API key, read again when it changes
+    /// Folder in which every file is a tenant and every line in it one of its API keys, read again when it changes
     #[arg(long = bare(flags::API_KEY_DIR), value_name = "DIR", help_heading = "API")]
     pub api_key_dir: Option<PathBuf>,
+    /// Requests of one tenant that this replica answers at once
+    #[arg(long, value_name = "N", help_heading = "API")]
+    pub tenant_max_concurrent_requests: Option<u32>,
+    /// Tokens a minute of one tenant on this replica, prompts and answers together
+    #[arg(long, value_name = "TOKENS", help_heading = "API")]
+    pub tenant_tokens_per_minute: Option<u64>,
+    /// JSON file with limits of single tenants: {"NAME": {"max_concurrent_requests": 4, "tokens_per_minute": 60000}}
+    #[arg(long, value_name = "FILE", help_heading = "API")]
+    pub tenant_limits_file: Option<PathBuf>,
 
     /// Longest sequence in tokens, prompt and answer together [default: what the model was trained for]
     #[arg(long = bare(flags::MAX_MODEL_LEN), value_name = "TOKENS", help_heading = "Model")]

@@ -2,8 +2,8 @@
 
 use crate::cli::{ExecutorKind, ServeArgs, SimArgs};
 use crate::failure::Failure;
-use crate::http::auth::KeySource;
 use crate::machine;
+use crate::tenants::{KeySource, Limits, LimitsSource, TenantSource};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -26,8 +26,10 @@ pub struct Config {
     pub executor: ExecutorConfig,
     /// Sizes of steps and sequences.
     pub batching: Batching,
-    /// Where API keys are, if any are asked for.
-    pub keys: Option<KeySource>,
+    /// Where API keys and their limits are, if any are asked for.
+    pub tenants: Option<TenantSource>,
+    /// How patient the server is with clients.
+    pub patience: Patience,
     /// Times of the life cycle.
     pub times: LifeTimes,
 }
@@ -99,15 +101,29 @@ pub struct LifeTimes {
     pub max_connection_age: Option<Duration>,
     /// With work and no finished step for so long, the server is not ready.
     pub stall_timeout_seconds: f64,
+}
+
+/// How long the server bears with a client that sends or reads slowly.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
     /// Longest time a request's header may take, and longest idleness of an HTTP/1.1 connection.
-    pub header_timeout: Duration,
+    pub header: Duration,
+    /// Longest time a request's body may take.
+    pub body: Duration,
+    /// Longest time in which a client may take nothing of what waits for it.
+    pub read: Duration,
     /// Longest silence of a stream before a comment tells proxies that it is alive.
     pub keep_alive: Duration,
 }
 
-/// Proxies cut what is silent for half a minute or more.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
-const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+impl Default for Patience {
+    /// Proxies cut what is silent for half a minute or more.
+    fn default() -> Patience {
+        let half_a_minute = Duration::from_secs(30);
+        let keep_alive = Duration::from_secs(10);
+        Patience { header: half_a_minute, body: half_a_minute, read: half_a_minute, keep_alive }
+    }
+}
 
 impl Config {
     /// Checks the flags against each other and the machine.
@@ -118,7 +134,8 @@ impl Config {
             admin_address: SocketAddr::new(args.host, args.admin_port),
             executor: executor(args)?,
             batching: batching(args)?,
-            keys: keys(args)?,
+            tenants: tenants(args)?,
+            patience: Patience::default(),
             times: times(args)?,
         })
     }
@@ -238,14 +255,34 @@ fn batching(args: &ServeArgs) -> Result<Batching, Failure> {
     })
 }
 
-fn keys(args: &ServeArgs) -> Result<Option<KeySource>, Failure> {
-    match (&args.api_key_file, &args.api_key_dir) {
+fn tenants(args: &ServeArgs) -> Result<Option<TenantSource>, Failure> {
+    let keys = match (&args.api_key_file, &args.api_key_dir) {
         (Some(_), Some(_)) => {
-            Err(Failure::configuration(format!("give either --api-key-file or {}, not both", flags::API_KEY_DIR)))
+            let message = format!("give either --api-key-file or {}, not both", flags::API_KEY_DIR);
+            return Err(Failure::configuration(message));
         }
-        (Some(file), None) => Ok(Some(KeySource::File(file.clone()))),
-        (None, folder) => Ok(folder.clone().map(KeySource::Folder)),
+        (Some(file), None) => Some(KeySource::File(file.clone())),
+        (None, folder) => folder.clone().map(KeySource::Folder),
+    };
+    let limits = limits(args)?;
+    match keys {
+        Some(keys) => Ok(Some(TenantSource { keys, limits })),
+        None if limits.default != Limits::default() || limits.file.is_some() => {
+            Err(Failure::configuration("limits are for tenants: give their keys by --api-key-file or --api-key-dir"))
+        }
+        None => Ok(None),
     }
+}
+
+fn limits(args: &ServeArgs) -> Result<LimitsSource, Failure> {
+    let default = Limits {
+        max_concurrent_requests: args.tenant_max_concurrent_requests,
+        tokens_per_minute: args.tenant_tokens_per_minute,
+    };
+    if default.stop_everything() {
+        return Err(Failure::configuration("a tenant's limit must be at least 1"));
+    }
+    Ok(LimitsSource { default, file: args.tenant_limits_file.clone() })
 }
 
 fn times(args: &ServeArgs) -> Result<LifeTimes, Failure> {
@@ -266,8 +303,6 @@ fn times(args: &ServeArgs) -> Result<LifeTimes, Failure> {
         drain_timeout: seconds(args.drain_timeout_seconds),
         max_connection_age: Some(seconds(args.max_connection_age_seconds)).filter(|age| !age.is_zero()),
         stall_timeout_seconds: args.stall_timeout_seconds.into(),
-        header_timeout: HEADER_TIMEOUT,
-        keep_alive: KEEP_ALIVE,
     })
 }
 
@@ -308,6 +343,8 @@ mod tests {
             ("m --max-num-seqs 0", Reason::InvalidConfiguration, "--max-num-seqs"),
             ("m --max-num-seqs 600", Reason::InvalidConfiguration, "--max-num-batched-tokens"),
             ("m --api-key-file a --api-key-dir b", Reason::InvalidConfiguration, "--api-key-file"),
+            ("m --tenant-tokens-per-minute 5", Reason::InvalidConfiguration, "--api-key-file"),
+            ("m --api-key-file a --tenant-max-concurrent-requests 0", Reason::InvalidConfiguration, "at least 1"),
             ("m --drain-timeout-seconds 1", Reason::InvalidConfiguration, "--drain-timeout-seconds"),
             ("m --executor sim --sim-step-us=-1", Reason::InvalidConfiguration, "--sim-step-us"),
         ] {

@@ -1,7 +1,7 @@
 //! The one thread that owns the engine, and how everybody else talks to it.
 //!
 //! Two crossings: commands go in over a bounded channel, each request's updates come out over a channel of its own,
-//! whose length the request's token limit bounds. The thread never waits for HTTP, and no lock is shared with it.
+//! bounded by how far behind a reader may be. The thread never waits for HTTP, and no lock is shared with it.
 
 mod cancel;
 mod handle;

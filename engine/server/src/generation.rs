@@ -3,7 +3,7 @@
 
 use windlass_engine_api::error::FieldError;
 use windlass_engine_api::generation::GenerationFields;
-use windlass_engine_core::request::{Request, RequestId, Sampling, TokenId};
+use windlass_engine_core::request::{Request, RequestId, Sampling, Tenant, TokenId};
 
 /// Stop strings of a request.
 const MAX_STOPS: usize = 16;
@@ -53,10 +53,18 @@ impl Generation {
 
     /// The engine's request for `prompt`. `ends` are the model's end-of-sequence tokens, `max_tokens` counts where the
     /// client gave no limit.
-    pub fn request(&self, id: RequestId, prompt: Vec<TokenId>, max_tokens: u32, ends: &[TokenId]) -> Request {
+    pub fn request(
+        &self,
+        id: RequestId,
+        tenant: Tenant,
+        prompt: Vec<TokenId>,
+        max_tokens: u32,
+        ends: &[TokenId],
+    ) -> Request {
         let ends = if self.ignore_eos { &[] } else { ends };
         Request {
             id,
+            tenant,
             prompt,
             max_tokens: self.max_tokens.unwrap_or(max_tokens),
             min_tokens: self.min_tokens,
@@ -146,14 +154,14 @@ mod tests {
         let generation = validate(GenerationFields::default()).unwrap();
         let expected = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 7 };
         assert_eq!(generation.sampling, expected);
-        let request = generation.request(RequestId(1), vec![1], 42, &[9]);
+        let request = generation.request(RequestId(1), Tenant(0), vec![1], 42, &[9]);
         assert_eq!((request.max_tokens, request.stop_tokens), (42, vec![9]));
     }
 
     #[test]
     fn ignoring_the_end_keeps_the_clients_own_stop_tokens() {
         let fields = GenerationFields { ignore_eos: true, stop_token_ids: vec![3], ..Default::default() };
-        let request = validate(fields).unwrap().request(RequestId(1), vec![1], 1, &[9]);
+        let request = validate(fields).unwrap().request(RequestId(1), Tenant(0), vec![1], 1, &[9]);
         assert_eq!(request.stop_tokens, [3]);
     }
 

@@ -10,6 +10,8 @@ pub mod connection;
 mod error;
 mod models;
 mod respond;
+mod stall;
 mod stream;
+mod unread;
 
 pub use respond::unix_seconds;

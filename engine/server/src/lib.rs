@@ -23,5 +23,6 @@ pub mod serve;
 pub mod signals;
 pub mod start;
 pub mod telemetry;
+pub mod tenants;
 pub mod text;
 pub mod vllm_flags;

@@ -11,6 +11,7 @@ mod times;
 use crate::clock::Clock;
 use busy::BusyWindow;
 use metrics::Metrics;
+pub use metrics::QUEUE_FULL;
 use progress::Progress;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -103,9 +104,9 @@ impl Monitor {
         times.observe(update, now, &self.metrics);
     }
 
-    /// A request was refused because the queue is full.
-    pub fn rejected(&self) {
-        self.metrics.rejected();
+    /// A request was refused before it could wait; `reason` is a word of the metrics.
+    pub fn rejected(&self, reason: &str) {
+        self.metrics.rejected(reason);
     }
 
     /// The engine's state now.

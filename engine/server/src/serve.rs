@@ -6,12 +6,12 @@ use crate::driver::EngineHandle;
 use crate::failure::Failure;
 use crate::http::admin::{self, Admin};
 use crate::http::api::{self, Api};
-use crate::http::auth::{Keys, REFRESH_EVERY};
 use crate::http::connection::Server as Connections;
 use crate::http::unix_seconds;
 use crate::lifecycle::{Lifecycle, Stage};
 use crate::monitor::Monitor;
 use crate::start::{self, EngineEnd, EngineThread, Started};
+use crate::tenants::{REFRESH_EVERY, Tenants};
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -38,7 +38,7 @@ impl Server {
     /// clients that connect to the API port early wait in its queue.
     pub async fn start(config: Config, lifecycle: Lifecycle) -> Result<Server, Failure> {
         let clock = Clock::start();
-        let keys = config.keys.clone().map(|source| Keys::read(source, REFRESH_EVERY)).transpose()?;
+        let tenants = config.tenants.clone().map(|source| Tenants::read(source, REFRESH_EVERY, clock)).transpose()?;
         let (api_listener, api_address) = bind(config.api_address, "the API").await?;
         let (admin_listener, admin_address) = bind(config.admin_address, "probes and metrics").await?;
         let monitor = Arc::new(Monitor::new(clock, &config.served_names[0]).map_err(Failure::internal)?);
@@ -48,10 +48,10 @@ impl Server {
             engine: OnceLock::new(),
             stall_timeout_seconds: config.times.stall_timeout_seconds,
         });
-        let admin_server = Connections::new(admin::router(admin.clone()), lifecycle.clone(), &config.times);
+        let admin_server = Connections::new(admin::router(admin.clone()), lifecycle.clone(), None, config.patience);
         tokio::spawn(Arc::new(admin_server.staying_open()).run(admin_listener));
 
-        let times = config.times;
+        let (times, patience) = (config.times, config.patience);
         let (config, started) = start_engine(config, monitor.clone(), clock).await?;
         let Started { engine: EngineThread { handle, end }, tokenizer, template, built } = started;
         // The engine is set once, here.
@@ -63,12 +63,14 @@ impl Server {
             served_names: config.served_names,
             max_model_tokens: built.effective.max_model_tokens,
             created: unix_seconds(),
-            keys,
+            tenants,
+            monitor: monitor.clone(),
             lifecycle: lifecycle.clone(),
-            keep_alive: times.keep_alive,
+            patience,
         });
         monitor.built(built);
-        let connections = Arc::new(Connections::new(api::router(api), lifecycle.clone(), &times));
+        let connections =
+            Arc::new(Connections::new(api::router(api), lifecycle.clone(), times.max_connection_age, patience));
         tokio::spawn(connections.clone().run(api_listener));
         lifecycle.advance(Stage::Serving);
         info!(api = %api_address, admin = %admin_address, seconds = clock.seconds(), "serving");

@@ -207,7 +207,7 @@ async fn a_stalled_engine_is_neither_ready_nor_for_long_alive() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_stream_says_that_it_is_alive() {
     let mut config = config("--sim-step-us 500000");
-    config.times.keep_alive = Duration::from_millis(20);
+    config.patience.keep_alive = Duration::from_millis(20);
     let server = start(config).await;
     let mut client = Client::connect(server.api).await;
     let mut stream = client.open(CHAT, &endless(true)).await;
@@ -219,7 +219,7 @@ async fn a_silent_stream_says_that_it_is_alive() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_header_that_never_ends_is_cut() {
     let mut config = config(FAST);
-    config.times.header_timeout = Duration::from_millis(50);
+    config.patience.header = Duration::from_millis(50);
     let server = start(config).await;
     let mut stream = tokio::net::TcpStream::connect(server.api).await.unwrap();
     stream.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX-Slow: ").await.unwrap();

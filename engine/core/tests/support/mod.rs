@@ -7,7 +7,7 @@ mod auditor;
 pub use auditor::Auditor;
 use windlass_engine_core::engine::{Engine, EngineConfig, QueueLimits};
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::request::{FinishReason, Request, RequestId, Sampling, TokenId};
+use windlass_engine_core::request::{FinishReason, Request, RequestId, Sampling, Tenant, TokenId};
 use windlass_engine_core::sim::{SimExecutor, SimVocabulary, StepTime, Unpaced};
 use windlass_engine_core::update::{RequestUpdate, Turn};
 
@@ -40,6 +40,7 @@ pub fn request(id: u64, prompt_tokens: usize) -> Request {
     let prompt = (0..prompt_tokens as u64).map(|i| ((id * 31 + i * 7 + i * i) % 100) as TokenId).collect();
     Request {
         id: RequestId(id),
+        tenant: Tenant::default(),
         prompt,
         max_tokens: 4,
         min_tokens: 0,

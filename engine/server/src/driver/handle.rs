@@ -5,12 +5,15 @@ use crate::clock::Clock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
-use windlass_engine_core::request::{RejectReason, Request, RequestId};
+use tokio::sync::mpsc::{self, Receiver, Sender};
+use windlass_engine_core::request::{FinishReason, RejectReason, Request, RequestId};
 use windlass_engine_core::update::RequestUpdate;
 
 /// Commands that may wait for the engine's thread, which takes all of them before every step.
 const COMMAND_CAPACITY: usize = 1024;
+
+/// Events of one request that may wait for its reader, who is far behind by then: the request ends.
+const UNREAD_EVENTS: usize = 4096;
 
 /// What the engine's thread is told.
 pub(super) enum Command {
@@ -24,7 +27,7 @@ pub(super) enum Command {
 pub(super) struct Submission {
     pub(super) request: Request,
     pub(super) arrival_seconds: f64,
-    pub(super) events: UnboundedSender<Event>,
+    pub(super) events: Sender<Event>,
     pub(super) cancel: Cancel,
 }
 
@@ -79,7 +82,7 @@ pub fn channel(clock: Clock) -> (EngineHandle, Commands) {
 impl EngineHandle {
     /// Sends a request; `with_id` makes it from the id that it gets. Never waits.
     pub fn submit(&self, with_id: impl FnOnce(RequestId) -> Request) -> Result<RequestStream, NotAccepted> {
-        let (events, receiver) = mpsc::unbounded_channel();
+        let (events, receiver) = mpsc::channel(UNREAD_EVENTS);
         let cancel = self.cancels.new_request();
         let submission = Submission {
             request: with_id(RequestId(self.ids.fetch_add(1, Ordering::Relaxed))),
@@ -109,7 +112,7 @@ impl EngineHandle {
 /// The updates of one request. Dropped before its end, it aborts the request before the next step.
 #[derive(Debug)]
 pub struct RequestStream {
-    events: UnboundedReceiver<Event>,
+    events: Receiver<Event>,
     cancel: Cancel,
     ended: bool,
 }
@@ -128,6 +131,11 @@ impl RequestStream {
             self.ended = true;
             self.cancel.stop();
         }
+    }
+
+    /// The request was ended because too much of it was left unread.
+    pub fn overrun(&self) -> bool {
+        self.cancel.reason() == Some(FinishReason::Abort)
     }
 
     fn note_end(&mut self, event: Option<&Event>) {

@@ -3,19 +3,26 @@
 use super::cancel::Cancel;
 use super::handle::Event;
 use crate::monitor::RequestTimes;
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::Sender;
+use tokio::sync::mpsc::error::TrySendError;
 use windlass_engine_core::update::RequestUpdate;
 
 /// One live request.
 pub(super) struct Live {
-    pub(super) events: UnboundedSender<Event>,
+    pub(super) events: Sender<Event>,
     pub(super) cancel: Cancel,
     pub(super) times: RequestTimes,
 }
 
 impl Live {
-    /// Passes an update on. A stream that nobody reads has cancelled the request already, so nothing is lost.
+    /// Passes an update on, unless the request is cancelled and nobody waits for it. A reader who is too far behind
+    /// loses the update, which ends the request.
     pub(super) fn send(&self, update: RequestUpdate) {
-        let _ = self.events.send(Event::Update(update));
+        if self.cancel.reason().is_some() {
+            return;
+        }
+        if let Err(TrySendError::Full(_)) = self.events.try_send(Event::Update(update)) {
+            self.cancel.abandon();
+        }
     }
 }

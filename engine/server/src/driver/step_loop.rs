@@ -4,7 +4,7 @@ use super::handle::{Command, Commands, Event, Submission};
 use super::live::Live;
 use super::throughput::Throughput;
 use crate::clock::Clock;
-use crate::monitor::{Monitor, RequestTimes};
+use crate::monitor::{Monitor, QUEUE_FULL, RequestTimes};
 use std::collections::HashMap;
 use std::sync::Arc;
 use windlass_engine_core::engine::Engine;
@@ -90,12 +90,12 @@ impl<E: Executor> StepLoop<E> {
             Err(reason) => self.rejected(reason),
         };
         // Nobody reading means that the request was cancelled, which the next step notices.
-        let _ = events.send(event);
+        let _ = events.try_send(event);
     }
 
     fn rejected(&self, reason: RejectReason) -> Event {
         if matches!(reason, RejectReason::QueueFull { .. }) {
-            self.monitor.rejected();
+            self.monitor.rejected(QUEUE_FULL);
         }
         Event::Rejected { reason, retry_after_seconds: self.throughput.retry_after_seconds(&self.engine.stats()) }
     }

@@ -1,12 +1,15 @@
 //! The API port: OpenAI's routes over one engine.
 
-use super::auth::{self, Keys};
+use super::auth;
 use super::error::ApiError;
 use super::{chat, completions, models};
 use crate::answer::Answer;
+use crate::config::Patience;
 use crate::driver::{EngineHandle, Event};
 use crate::generation::Generation;
 use crate::lifecycle::{Lifecycle, Stage};
+use crate::monitor::Monitor;
+use crate::tenants::{Lease, Tenants};
 use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer::Tokenizer;
 use axum::Router;
@@ -17,13 +20,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use std::any::Any;
 use std::sync::Arc;
-use std::time::Duration;
 use tower_http::catch_panic::CatchPanicLayer;
 use windlass_engine_api::generation::GenerationFields;
 use windlass_engine_core::request::{RejectReason, TokenId};
 
-/// Open to everyone: what load balancers ask.
-pub const HEALTH: &str = "/health";
+/// What load balancers ask.
+const HEALTH: &str = "/health";
 
 /// Texts up to this are tokenized in place, longer ones on a thread that may block.
 const INLINE_TEXT_BYTES: usize = 16 << 10;
@@ -42,12 +44,14 @@ pub struct Api {
     pub max_model_tokens: u32,
     /// Seconds since 1970 when the server started.
     pub created: u64,
-    /// Valid keys; without any, no key is asked for.
-    pub keys: Option<Keys>,
+    /// Who may ask; without any tenants, everybody.
+    pub tenants: Option<Tenants>,
+    /// Where refusals are counted.
+    pub monitor: Arc<Monitor>,
     /// Where the server is in its life.
     pub lifecycle: Lifecycle,
-    /// Longest silence of a stream.
-    pub keep_alive: Duration,
+    /// How patient it is with clients.
+    pub patience: Patience,
 }
 
 /// The routes.
@@ -86,6 +90,11 @@ async fn refuse_when_closed(State(api): State<Arc<Api>>, request: Request, next:
 fn panicked(_: Box<dyn Any + Send>) -> Response {
     let message = "the server failed on this request";
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message).into_response()
+}
+
+/// Whether a path needs no key.
+pub fn is_open(path: &str) -> bool {
+    path == HEALTH
 }
 
 impl Api {
@@ -133,6 +142,7 @@ impl Api {
     /// is cut to what fits; `field` holds the prompt.
     pub async fn submit(
         &self,
+        lease: &Lease,
         prompt: Vec<TokenId>,
         generation: &Generation,
         default_max_tokens: u32,
@@ -150,9 +160,12 @@ impl Api {
             ));
         }
         let (most, ends) = (default_max_tokens.min(room), &self.tokenizer.special().ends);
-        let mut stream = self.engine.submit(|id| generation.request(id, prompt, most, ends))?;
+        let mut stream = self.engine.submit(|id| generation.request(id, lease.tenant(), prompt, most, ends))?;
         match stream.next().await {
-            Some(Event::Admitted) => Ok(Answer::new(stream, self.tokenizer.clone(), generation, prompt_tokens)),
+            Some(Event::Admitted) => {
+                lease.spend(prompt_tokens);
+                Ok(Answer::new(stream, self.tokenizer.clone(), generation, prompt_tokens, lease.clone()))
+            }
             Some(Event::Rejected { reason, retry_after_seconds }) => {
                 Err(ApiError::rejected(&reason, retry_after_seconds, field))
             }

@@ -1,30 +1,30 @@
 //! Request bodies, bounded in size and time.
 
+use super::api::Api;
 use super::error::ApiError;
 use axum::body::{Bytes, to_bytes};
 use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
-use std::time::Duration;
+use std::sync::Arc;
 
 /// Largest body.
 const MAX_BODY_BYTES: usize = 32 << 20;
-/// Longest time a body may take to arrive.
-const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The bytes of a JSON body.
 pub struct JsonBody(pub Bytes);
 
-impl<S: Send + Sync> FromRequest<S> for JsonBody {
+impl FromRequest<Arc<Api>> for JsonBody {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, _: &S) -> Result<JsonBody, ApiError> {
+    async fn from_request(request: Request, api: &Arc<Api>) -> Result<JsonBody, ApiError> {
         check_type(&request)?;
-        let read = tokio::time::timeout(BODY_TIMEOUT, to_bytes(request.into_body(), MAX_BODY_BYTES)).await;
+        let limit = api.patience.body;
+        let read = tokio::time::timeout(limit, to_bytes(request.into_body(), MAX_BODY_BYTES)).await;
         match read {
             Ok(Ok(bytes)) => Ok(JsonBody(bytes)),
             Ok(Err(error)) => Err(unreadable(&error)),
             Err(_) => {
-                let message = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
+                let message = format!("the body did not arrive within {} s", limit.as_secs_f64());
                 Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message))
             }
         }

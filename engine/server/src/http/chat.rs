@@ -1,6 +1,7 @@
 //! `/v1/chat/completions`.
 
 use super::api::Api;
+use super::auth::Admitted;
 use super::body::JsonBody;
 use super::error::ApiError;
 use super::respond::{EventBuffer, Events, Head};
@@ -18,16 +19,20 @@ use windlass_engine_api::usage::Usage;
 use windlass_engine_core::request::TokenId;
 
 /// Answers a conversation, whole or streamed.
-pub async fn create(State(api): State<Arc<Api>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+pub async fn create(
+    State(api): State<Arc<Api>>,
+    Admitted(lease): Admitted,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
     let ChatRequest { model, messages, generation: fields } = ChatRequest::from_body(&body)?;
     api.check_model(&model)?;
     let streaming = fields.stream;
     let generation = api.generation(fields)?;
     let prompt = prompt(&api, &messages).await?;
-    let answer = api.submit(prompt, &generation, u32::MAX, "messages").await?;
+    let answer = api.submit(&lease, prompt, &generation, u32::MAX, "messages").await?;
     let head = Head::new("chatcmpl", model);
     match streaming {
-        Some(options) => Ok(stream::respond(vec![answer], ChatEvents(head), options, api.keep_alive)),
+        Some(options) => Ok(stream::respond(vec![answer], ChatEvents(head), options, &api.patience)),
         None => Ok(Json(whole(head, answer.whole().await?)).into_response()),
     }
 }

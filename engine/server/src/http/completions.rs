@@ -1,12 +1,14 @@
 //! `/v1/completions`.
 
 use super::api::Api;
+use super::auth::Admitted;
 use super::body::JsonBody;
 use super::error::ApiError;
 use super::respond::{EventBuffer, Events, Head};
 use super::stream;
 use crate::answer::{Answer, Piece, Whole};
 use crate::generation::Generation;
+use crate::tenants::Lease;
 use crate::text::tokenizer::Tokenizer;
 use axum::Json;
 use axum::extract::State;
@@ -21,21 +23,30 @@ use windlass_engine_api::usage::Usage;
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// Continues one or more prompts, whole or streamed.
-pub async fn create(State(api): State<Arc<Api>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+pub async fn create(
+    State(api): State<Arc<Api>>,
+    Admitted(lease): Admitted,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
     let CompletionRequest { model, prompts, generation: fields } = CompletionRequest::from_body(&body)?;
     api.check_model(&model)?;
     let streaming = fields.stream;
     let generation = api.generation(fields)?;
-    let answers = submit(&api, prompts, &generation).await?;
+    let answers = submit(&api, &lease, prompts, &generation).await?;
     let head = Head::new("cmpl", model);
     match streaming {
-        Some(options) => Ok(stream::respond(answers, CompletionEvents(head), options, api.keep_alive)),
+        Some(options) => Ok(stream::respond(answers, CompletionEvents(head), options, &api.patience)),
         None => Ok(Json(whole(head, answers).await?).into_response()),
     }
 }
 
 /// One answer per prompt. Where one is refused, the others are dropped, which ends them.
-async fn submit(api: &Arc<Api>, prompts: Vec<Prompt>, generation: &Generation) -> Result<Vec<Answer>, ApiError> {
+async fn submit(
+    api: &Arc<Api>,
+    lease: &Lease,
+    prompts: Vec<Prompt>,
+    generation: &Generation,
+) -> Result<Vec<Answer>, ApiError> {
     let mut answers = Vec::with_capacity(prompts.len());
     for prompt in prompts {
         let tokens = match prompt {
@@ -45,7 +56,7 @@ async fn submit(api: &Arc<Api>, prompts: Vec<Prompt>, generation: &Generation) -
                 api.tokenize(text, Tokenizer::encode_prompt).await?
             }
         };
-        answers.push(api.submit(tokens, generation, DEFAULT_MAX_TOKENS, "prompt").await?);
+        answers.push(api.submit(lease, tokens, generation, DEFAULT_MAX_TOKENS, "prompt").await?);
     }
     Ok(answers)
 }

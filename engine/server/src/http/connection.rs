@@ -4,7 +4,8 @@
 //! client can send into a closing connection; on HTTP/2 by GOAWAY. When the server refuses new requests, idle
 //! connections close at once and busy ones after their response.
 
-use crate::config::LifeTimes;
+use super::stall::StallGuard;
+use crate::config::Patience;
 use crate::lifecycle::{Lifecycle, Stage};
 use axum::Router;
 use axum::body::Body;
@@ -29,6 +30,8 @@ const MAX_CONNECTIONS: usize = 8192;
 const MAX_HEADER_BYTES: usize = 64 << 10;
 /// Requests at once on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 1024;
+/// Bytes that wait for the window of one HTTP/2 stream.
+const MAX_UNSENT_BYTES: usize = 32 << 10;
 /// Pings on a silent HTTP/2 connection.
 const PING_EVERY: Duration = Duration::from_secs(20);
 /// Rest after a failed accept: the usual cause is a lack of file descriptors.
@@ -42,7 +45,7 @@ const AGE_JITTER: f64 = 0.1;
 pub struct Server {
     router: Router,
     lifecycle: Lifecycle,
-    header_timeout: Duration,
+    patience: Patience,
     max_age: Option<Duration>,
     stays_open: bool,
     open: Arc<watch::Sender<usize>>,
@@ -50,11 +53,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `router` as the life cycle and its times say.
-    pub fn new(router: Router, lifecycle: Lifecycle, times: &LifeTimes) -> Server {
+    /// Serves `router` as the life cycle says, each connection for `max_age` or for ever.
+    pub fn new(router: Router, lifecycle: Lifecycle, max_age: Option<Duration>, patience: Patience) -> Server {
         let (open, permits) = (Arc::new(watch::Sender::new(0)), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
-        let LifeTimes { header_timeout, max_connection_age: max_age, .. } = *times;
-        Server { router, lifecycle, header_timeout, max_age, stays_open: false, open, permits }
+        Server { router, lifecycle, patience, max_age, stays_open: false, open, permits }
     }
 
     /// Keeps its connections whatever the stage and their age: probes are asked to the end.
@@ -101,16 +103,25 @@ impl Server {
             let (server, state) = (self.clone(), state.clone());
             async move { server.answer(&state, request).await }
         });
-        let builder = builder(self.header_timeout);
+        let builder = builder(self.patience.header);
+        let stream = StallGuard::new(stream, self.patience.read);
         let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+        let mut silent = pin!(tokio::time::sleep(self.patience.header));
         let mut old = pin!(self.grows_old());
         let mut closing = pin!(self.reached(Stage::Closing));
         let mut refusing = pin!(self.refuses(self.lifecycle.stage()));
-        let (mut is_old, mut is_closing, mut is_refusing) = (false, false, false);
+        let (mut is_silent, mut is_old, mut is_closing, mut is_refusing) = (false, false, false, false);
         loop {
             tokio::select! {
                 ended = connection.as_mut() => {
                     return if let Err(error) = ended { debug!("a connection ended: {error}") };
+                }
+                () = silent.as_mut(), if !is_silent => {
+                    is_silent = true;
+                    // Neither HTTP version is timed before its first bytes tell which it is.
+                    if !state.asked.load(Ordering::Relaxed) {
+                        return debug!("a connection asked for nothing");
+                    }
                 }
                 () = old.as_mut(), if !is_old => {
                     is_old = true;
@@ -130,6 +141,7 @@ impl Server {
     async fn answer(&self, state: &ConnectionState, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
         let http2 = request.version() == Version::HTTP_2;
         state.http2.store(http2, Ordering::Relaxed);
+        state.asked.store(true, Ordering::Relaxed);
         let mut response = self.router.clone().oneshot(request.map(Body::new)).await?;
         let closing = !self.stays_open && self.lifecycle.stage() >= Stage::Closing;
         if !http2 && (closing || state.last_request.load(Ordering::Relaxed)) {
@@ -164,6 +176,7 @@ impl Server {
 /// What a connection's requests and its timers tell each other.
 #[derive(Debug, Default)]
 struct ConnectionState {
+    asked: AtomicBool,
     http2: AtomicBool,
     last_request: AtomicBool,
 }
@@ -176,6 +189,7 @@ fn builder(header_timeout: Duration) -> Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         .max_header_list_size(MAX_HEADER_BYTES as u32)
         .max_concurrent_streams(MAX_STREAMS)
+        .max_send_buf_size(MAX_UNSENT_BYTES)
         .keep_alive_interval(PING_EVERY);
     builder
 }

@@ -2,6 +2,7 @@
 
 use crate::answer::Interrupted;
 use crate::driver::NotAccepted;
+use crate::tenants::OverLimit;
 use crate::text::chat_template::TemplateError;
 use crate::text::tokenizer::EncodeError;
 use axum::Json;
@@ -16,8 +17,12 @@ pub struct ApiError {
     status: StatusCode,
     body: ErrorBody,
     retry_after_seconds: Option<u32>,
+    /// Said where the status alone would mislead: clients retry every 5xx.
+    retry: Option<bool>,
 }
 
+/// OpenAI's clients ask it before they look at the status.
+const SHOULD_RETRY: &str = "x-should-retry";
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
 
@@ -30,9 +35,14 @@ impl ApiError {
             status if status.is_server_error() => SERVER,
             _ => INVALID,
         };
-        let body =
-            ErrorBody { message: message.into(), kind: kind.to_owned(), param: None, code: Some(code.to_owned()) };
-        ApiError { status, body, retry_after_seconds: None }
+        let body = ErrorBody {
+            message: message.into(),
+            kind: kind.to_owned(),
+            param: None,
+            code: Some(code.to_owned()),
+            retry: None,
+        };
+        ApiError { status, body, retry_after_seconds: None, retry: None }
     }
 
     /// A client error.
@@ -76,9 +86,10 @@ impl ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message).retry_after(1)
     }
 
-    /// The envelope, for the inside of a stream.
+    /// The envelope, for the inside of a stream, where there is no status or header to say whether to retry.
     pub fn envelope(self) -> ErrorEnvelope {
-        ErrorEnvelope { error: self.body }
+        let retry = Some(self.retry.unwrap_or(self.retry_after_seconds.is_some()));
+        ErrorEnvelope { error: ErrorBody { retry, ..self.body } }
     }
 }
 
@@ -106,7 +117,15 @@ impl From<NotAccepted> for ApiError {
 
 impl From<Interrupted> for ApiError {
     fn from(error: Interrupted) -> ApiError {
-        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "interrupted", error.to_string())
+        let converted = ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "interrupted", error.to_string());
+        ApiError { retry: Some(error.retry), ..converted }
+    }
+}
+
+impl From<OverLimit> for ApiError {
+    fn from(over: OverLimit) -> ApiError {
+        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, over.reason(), over.to_string());
+        error.retry_after(over.retry_after_seconds())
     }
 }
 
@@ -128,6 +147,9 @@ impl IntoResponse for ApiError {
         let headers = response.headers_mut();
         if let Some(seconds) = self.retry_after_seconds {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some(retry) = self.retry {
+            headers.insert(SHOULD_RETRY, HeaderValue::from_static(if retry { "true" } else { "false" }));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -2,14 +2,14 @@
 
 use super::error::ApiError;
 use super::respond::{EventBuffer, Events};
+use super::unread;
 use crate::answer::{Answer, Interrupted, Piece};
+use crate::config::Patience;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use futures::stream::{BoxStream, ReadyChunks};
 use futures::{Stream, StreamExt};
-use std::convert::Infallible;
-use std::time::Duration;
 use tokio::time::{Instant, Interval, interval_at};
 use windlass_engine_api::generation::StreamOptions;
 use windlass_engine_api::usage::Usage;
@@ -20,8 +20,10 @@ const MAX_PIECES_PER_WRITE: usize = 64;
 /// A piece with the index of its choice.
 type Indexed = (u32, Result<Piece, Interrupted>);
 
-/// A streamed response with one choice per answer; after `keep_alive` of silence a comment says that it is alive.
-pub fn respond(answers: Vec<Answer>, events: impl Events, options: StreamOptions, keep_alive: Duration) -> Response {
+/// A streamed response with one choice per answer. After a silence a comment says that it is alive; a client that stops
+/// reading ends its answers.
+pub fn respond(answers: Vec<Answer>, events: impl Events, options: StreamOptions, patience: &Patience) -> Response {
+    let keep_alive = patience.keep_alive;
     let stream = EventStream {
         pieces: merge(answers).ready_chunks(MAX_PIECES_PER_WRITE),
         keep_alive: interval_at(Instant::now() + keep_alive, keep_alive),
@@ -30,7 +32,7 @@ pub fn respond(answers: Vec<Answer>, events: impl Events, options: StreamOptions
         usage: Usage::default(),
         done: false,
     };
-    let mut response = Response::new(Body::from_stream(stream.into_bytes()));
+    let mut response = Response::new(Body::from_stream(unread::watch(Box::pin(stream.into_bytes()), patience.read)));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -60,10 +62,10 @@ struct EventStream<E> {
 }
 
 impl<E: Events> EventStream<E> {
-    fn into_bytes(self) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    fn into_bytes(self) -> impl Stream<Item = Bytes> {
         futures::stream::unfold(self, |mut stream| async move {
             let bytes = stream.next_write().await?;
-            Some((Ok(bytes), stream))
+            Some((bytes, stream))
         })
     }
 

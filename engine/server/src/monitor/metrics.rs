@@ -56,8 +56,8 @@ pub struct Metrics {
     max_rows: OnceLock<u32>,
 }
 
-/// The reason label of [`names::ADMISSION_REJECTIONS`].
-const QUEUE_FULL: &str = "queue_full";
+/// The reason label of [`names::ADMISSION_REJECTIONS`] where more wait than may.
+pub const QUEUE_FULL: &str = "queue_full";
 
 /// Registers metrics that all carry the model's name.
 struct Registrar<'a> {
@@ -190,8 +190,8 @@ impl Metrics {
         self.request_success.with_label_values(&[reason.name()]).inc();
     }
 
-    pub(super) fn rejected(&self) {
-        self.rejections.with_label_values(&[QUEUE_FULL]).inc();
+    pub(super) fn rejected(&self, reason: &str) {
+        self.rejections.with_label_values(&[reason]).inc();
     }
 
     /// The engine's state; its counters are cumulative, as ours are, and only its thread calls this.
@@ -217,7 +217,7 @@ impl Metrics {
         reasons.iter().map(|reason| self.request_success.with_label_values(&[reason.name()]).get()).sum()
     }
 
-    /// Requests refused since start.
+    /// Requests refused since start for want of room, which more replicas would help.
     pub(super) fn refused(&self) -> u64 {
         self.rejections.with_label_values(&[QUEUE_FULL]).get()
     }

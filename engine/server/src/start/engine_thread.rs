@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::executor::{Executor, ExecutorError};
-use windlass_engine_core::request::{FinishReason, Request, RequestId, Sampling};
+use windlass_engine_core::request::{FinishReason, Request, RequestId, Sampling, Tenant};
 use windlass_engine_core::update::RequestUpdate;
 
 /// A running engine.
@@ -62,6 +62,7 @@ pub fn launch<E: Executor + 'static>(
 fn warm_up<E: Executor>(engine: &mut Engine<E>, clock: Clock) -> Result<(), Failure> {
     let request = Request {
         id: RequestId(u64::MAX),
+        tenant: Tenant::default(),
         prompt: vec![0],
         max_tokens: 1,
         min_tokens: 0,

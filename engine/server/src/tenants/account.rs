@@ -1,0 +1,197 @@
+//! One tenant's use of this replica, counted against its limits.
+
+use super::bucket::Bucket;
+use super::limits::Limits;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use windlass_engine_core::request::Tenant;
+
+/// A tenant. Streams count into it without a lock; a lock is taken when a request begins.
+#[derive(Debug)]
+pub struct Account {
+    name: String,
+    tenant: Tenant,
+    running: AtomicU32,
+    /// Tokens used since the last request began.
+    spent: AtomicU64,
+    limited: Mutex<Limited>,
+}
+
+#[derive(Debug, Default)]
+struct Limited {
+    limits: Limits,
+    bucket: Option<Bucket>,
+}
+
+/// Why a tenant's request is not served now.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum OverLimit {
+    /// Too many at once.
+    #[error("{tenant} has {limit} requests running, its limit on this replica; wait until one has ended")]
+    Concurrency {
+        /// Name of the tenant.
+        tenant: String,
+        /// Its limit.
+        limit: u32,
+    },
+    /// Too many tokens lately.
+    #[error("{tenant} has used its {limit} tokens a minute on this replica; try again in {retry_after_seconds} s")]
+    TokenRate {
+        /// Name of the tenant.
+        tenant: String,
+        /// Its limit.
+        limit: u64,
+        /// When something is left again.
+        retry_after_seconds: u32,
+    },
+}
+
+impl OverLimit {
+    /// As the metrics label and the API's `code` spell it.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            OverLimit::Concurrency { .. } => "tenant_concurrency",
+            OverLimit::TokenRate { .. } => "tenant_token_rate",
+        }
+    }
+
+    /// When another attempt makes sense.
+    pub fn retry_after_seconds(&self) -> u32 {
+        match self {
+            OverLimit::Concurrency { .. } => 1,
+            OverLimit::TokenRate { retry_after_seconds, .. } => *retry_after_seconds,
+        }
+    }
+}
+
+/// A request of a tenant, or of nobody in particular, while it is served. Clones are the same request.
+#[derive(Clone, Debug, Default)]
+pub struct Lease {
+    tenant: Tenant,
+    running: Option<Arc<Running>>,
+}
+
+/// Counts as running until it is dropped.
+#[derive(Debug)]
+struct Running(Arc<Account>);
+
+impl Account {
+    /// A tenant without limits.
+    pub fn new(name: &str, tenant: Tenant) -> Account {
+        Account {
+            name: name.to_owned(),
+            tenant,
+            running: AtomicU32::new(0),
+            spent: AtomicU64::new(0),
+            limited: Mutex::default(),
+        }
+    }
+
+    /// The number that stands for it in the engine.
+    pub fn tenant(&self) -> Tenant {
+        self.tenant
+    }
+
+    /// The name for logs and messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Replaces the limits; a bucket goes on from its level, within the new bound.
+    pub fn set_limits(&self, limits: Limits) {
+        self.limited().limits = limits;
+    }
+
+    /// Begins a request at `now`, if the limits allow one more.
+    pub fn begin(self: &Arc<Account>, now: f64) -> Result<Lease, OverLimit> {
+        let limits = self.check_rate(now)?;
+        let running = Arc::new(Running::new(self.clone()));
+        match limits.max_concurrent_requests {
+            Some(limit) if self.running.load(Ordering::Relaxed) > limit => {
+                Err(OverLimit::Concurrency { tenant: self.name.clone(), limit })
+            }
+            _ => Ok(Lease { tenant: self.tenant, running: Some(running) }),
+        }
+    }
+
+    fn check_rate(&self, now: f64) -> Result<Limits, OverLimit> {
+        let mut limited = self.limited();
+        let spent = self.spent.swap(0, Ordering::Relaxed);
+        let Limited { limits, bucket } = &mut *limited;
+        let Some(limit) = limits.tokens_per_minute else { return Ok(*limits) };
+        let bucket = bucket.get_or_insert_with(|| Bucket::full(limit, now));
+        bucket.spend(spent);
+        match bucket.check(limit, now) {
+            Ok(()) => Ok(*limits),
+            Err(seconds) => {
+                let retry_after_seconds = seconds.ceil().max(1.0) as u32;
+                Err(OverLimit::TokenRate { tenant: self.name.clone(), limit, retry_after_seconds })
+            }
+        }
+    }
+
+    fn limited(&self) -> MutexGuard<'_, Limited> {
+        self.limited.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lease {
+    /// Whose request it is.
+    pub fn tenant(&self) -> Tenant {
+        self.tenant
+    }
+
+    /// Counts tokens of a prompt or an answer.
+    pub fn spend(&self, tokens: u32) {
+        if let Some(Running(account)) = self.running.as_deref() {
+            account.spent.fetch_add(tokens.into(), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Running {
+    fn new(account: Arc<Account>) -> Running {
+        account.running.fetch_add(1, Ordering::Relaxed);
+        Running(account)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn account(limits: Limits) -> Arc<Account> {
+        let account = Arc::new(Account::new("alice", Tenant(1)));
+        account.set_limits(limits);
+        account
+    }
+
+    #[test]
+    fn a_request_runs_until_its_last_lease_is_dropped() {
+        let alice = account(Limits { max_concurrent_requests: Some(1), tokens_per_minute: None });
+        let first = alice.begin(0.0).unwrap();
+        let second_answer = first.clone();
+        drop(first);
+        let refused = alice.begin(0.0).unwrap_err();
+        assert_eq!(refused, OverLimit::Concurrency { tenant: "alice".to_owned(), limit: 1 });
+        drop(second_answer);
+        alice.begin(0.0).unwrap();
+    }
+
+    #[test]
+    fn tokens_of_requests_that_run_count_against_the_next() {
+        let alice = account(Limits { max_concurrent_requests: None, tokens_per_minute: Some(60) });
+        let running = alice.begin(0.0).unwrap();
+        running.spend(69);
+        let refused = alice.begin(0.0).unwrap_err();
+        assert_eq!(refused.retry_after_seconds(), 10);
+        assert!(refused.to_string().contains("60 tokens a minute"), "{refused}");
+        alice.begin(10.0).unwrap();
+    }
+}
