@@ -23,9 +23,19 @@ impl<B: Backend> DecoderWeights<B> {
         self.untied_output.as_ref().unwrap_or(&self.embedding)
     }
 
+    /// The matrices that every token is multiplied with.
+    pub fn layer_products(&self) -> impl Iterator<Item = &B::Matrix> {
+        self.layers.iter().flat_map(Layer::matrices)
+    }
+
+    /// The matrices that a token with logits is multiplied with: all but an embedding that is not the head too.
+    pub fn products(&self) -> impl Iterator<Item = &B::Matrix> {
+        self.layer_products().chain([self.output()])
+    }
+
     /// Every matrix, each once.
     pub fn matrices(&self) -> impl Iterator<Item = &B::Matrix> {
-        self.layers.iter().flat_map(Layer::matrices).chain([&self.embedding]).chain(&self.untied_output)
+        self.layer_products().chain([&self.embedding]).chain(&self.untied_output)
     }
 }
 
