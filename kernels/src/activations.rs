@@ -7,6 +7,30 @@ use crate::{PackedMatrix, Pool, WeightType};
 /// Tokens that one worker converts at a time.
 const CHUNK_TOKENS: usize = 8;
 
+/// Blocks of smaller values count as zeros: 127 over less than this is not finite.
+const NEGLIGIBLE: f32 = 1e-36;
+
+/// How finely activations are rounded before they multiply quantized weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ActivationType {
+    /// To 8 bits in blocks of 32: the integer units' own width.
+    #[default]
+    Int8,
+    /// To 8 bits, and what that leaves over to 8 bits again: an error below 2⁻¹⁵ of a block's largest value, for twice
+    /// the integer products.
+    Int16,
+}
+
+impl ActivationType {
+    /// Passes over the weights, one for each byte of a value.
+    pub(crate) fn planes(self) -> usize {
+        match self {
+            ActivationType::Int8 => 1,
+            ActivationType::Int16 => 2,
+        }
+    }
+}
+
 /// A reusable buffer of activations `[tokens, cols]`, converted once for all matrices that multiply them.
 ///
 /// Quantized weights multiply signed bytes with one f32 scale for each 32 values, the finest grouping that any of the
@@ -14,9 +38,10 @@ const CHUNK_TOKENS: usize = 8;
 /// Float weights multiply the values themselves.
 #[derive(Debug, Default)]
 pub struct Activations {
+    kind: ActivationType,
     tokens: usize,
     cols: usize,
-    /// `[tokens, cols / 32]`, or empty.
+    /// `[tokens, planes, cols / 32]`, or empty.
     blocks: Vec<Block>,
     /// `[tokens, cols]`, or empty.
     values: Vec<f32>,
@@ -40,8 +65,8 @@ pub(crate) struct Block {
 
 impl Activations {
     /// An empty buffer; it grows to its largest load.
-    pub fn new() -> Self {
-        Self::default()
+    pub fn new(kind: ActivationType) -> Self {
+        Activations { kind, ..Self::default() }
     }
 
     /// Takes in `input`, `[tokens, cols]` row-major, in the forms that `matrices` need.
@@ -60,11 +85,12 @@ impl Activations {
             self.values.extend_from_slice(input);
         }
         if matrices.iter().any(|matrix| !multiplies_floats(matrix.weight_type())) {
-            self.blocks.resize(input.len() / BLOCK, Block::default());
-            let kernels = pool.kernels();
-            let parts = input.chunks(CHUNK_TOKENS * cols).zip(self.blocks.chunks_mut(CHUNK_TOKENS * cols / BLOCK));
+            let (kernels, planes, per_token) = (pool.kernels(), self.kind.planes(), cols / BLOCK);
+            self.blocks.resize(self.tokens * planes * per_token, Block::default());
+            let blocks = self.blocks.chunks_mut(CHUNK_TOKENS * planes * per_token);
+            let parts = input.chunks(CHUNK_TOKENS * cols).zip(blocks);
             pool.for_each_of(self.tokens.div_ceil(CHUNK_TOKENS), parts, |(values, blocks)| {
-                kernels.call(Quantize { values: values.as_chunks().0, blocks });
+                kernels.call(Quantize { values: values.as_chunks().0, blocks, planes, per_token });
             });
         }
     }
@@ -79,11 +105,21 @@ impl Activations {
         self.cols
     }
 
-    /// A token's blocks.
-    pub(crate) fn blocks(&self, token: usize) -> &[Block] {
-        let per_token = self.cols / BLOCK;
-        assert!(self.blocks.len() == self.tokens * per_token, "activations were not loaded for quantized weights");
-        &self.blocks[token * per_token..][..per_token]
+    /// Inputs that stand for one token: their products are added up.
+    pub(crate) fn planes(&self) -> usize {
+        self.kind.planes()
+    }
+
+    /// What quantized weights are multiplied with: all planes of all tokens.
+    pub(crate) fn inputs(&self) -> usize {
+        self.tokens * self.planes()
+    }
+
+    /// The blocks of an input: plane `input % planes` of token `input / planes`.
+    pub(crate) fn blocks(&self, input: usize) -> &[Block] {
+        let per_input = self.cols / BLOCK;
+        assert!(self.blocks.len() == self.inputs() * per_input, "activations were not loaded for quantized weights");
+        &self.blocks[input * per_input..][..per_input]
     }
 
     /// A token's values.
@@ -98,9 +134,12 @@ fn multiplies_floats(weight_type: WeightType) -> bool {
     weight_type.block_elements() == 1
 }
 
+/// Some tokens' blocks: a token's planes lie one after the other.
 struct Quantize<'a> {
     values: &'a [[f32; BLOCK]],
     blocks: &'a mut [Block],
+    planes: usize,
+    per_token: usize,
 }
 
 impl Kernel for Quantize<'_> {
@@ -108,21 +147,28 @@ impl Kernel for Quantize<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        for (values, block) in self.values.iter().zip(self.blocks) {
-            quantize(simd, values, block);
+        let tokens = self.values.chunks(self.per_token).zip(self.blocks.chunks_mut(self.planes * self.per_token));
+        for (values, blocks) in tokens {
+            let (coarse, fine) = blocks.split_at_mut(self.per_token);
+            for (i, values) in values.iter().enumerate() {
+                let [low, high] = halves(values);
+                let values = [simd.load(low), simd.load(high)];
+                quantize(simd, values, &mut coarse[i]);
+                if let Some(fine) = fine.get_mut(i) {
+                    quantize(simd, rest(simd, values, &coarse[i]), fine);
+                }
+            }
         }
     }
 }
 
 #[inline(always)]
-fn quantize<S: Simd>(simd: S, values: &[f32; BLOCK], block: &mut Block) {
-    let [low, high] = halves(values);
-    let (low, high) = (simd.load(low), simd.load(high));
+fn quantize<S: Simd>(simd: S, [low, high]: [S::F; 2], block: &mut Block) {
     let zero = simd.splat(0.0);
     let positive = simd.max(low, high);
     let negative = simd.max(simd.sub(zero, low), simd.sub(zero, high));
     let magnitude = simd.largest(simd.max(positive, negative));
-    let inverse = simd.splat(if magnitude > 0.0 { 127.0 / magnitude } else { 0.0 });
+    let inverse = simd.splat(if magnitude > NEGLIGIBLE { 127.0 / magnitude } else { 0.0 });
     let (low, high) = (simd.round(simd.mul(low, inverse)), simd.round(simd.mul(high, inverse)));
 
     let mut codes = [[0; LANES]; 2];
@@ -138,8 +184,16 @@ fn quantize<S: Simd>(simd: S, values: &[f32; BLOCK], block: &mut Block) {
     block.scaled_sum = block.scale * (low_sum + high_sum) as f32;
 }
 
+/// What the block's codes leave of the values.
 #[inline(always)]
-fn halves(values: &[f32; BLOCK]) -> [&[f32; LANES]; 2] {
+fn rest<S: Simd>(simd: S, [low, high]: [S::F; 2], block: &Block) -> [S::F; 2] {
+    let [low_codes, high_codes] = halves(block.codes.as_flattened());
+    let scale = simd.splat(-block.scale);
+    [simd.fma(simd.load_i8(low_codes), scale, low), simd.fma(simd.load_i8(high_codes), scale, high)]
+}
+
+#[inline(always)]
+fn halves<T>(values: &[T]) -> [&[T; LANES]; 2] {
     match values.as_chunks().0 {
         [low, high] => [low, high],
         _ => unreachable!("a block is two vectors"),
@@ -158,20 +212,51 @@ mod tests {
         let mut input = random.values(64 * 7, 5.0);
         input[..BLOCK].fill(0.0);
         input[BLOCK] = -1e30;
+        input[2 * BLOCK..3 * BLOCK].fill(1e-38);
         let mut reference: Option<Vec<Block>> = None;
         for kernels in Kernels::available() {
             let pool = Pool::with_kernels(1, kernels).unwrap();
             let matrix = packed(&pool, WeightType::Q8_0, 16, 64, 1);
-            let mut activations = Activations::new();
+            let mut activations = Activations::new(ActivationType::Int8);
             activations.load(&pool, &input, &[&matrix]);
             for (block, values) in activations.blocks.iter().zip(input.chunks(BLOCK)) {
                 let codes = block.codes.as_flattened();
                 for (&code, &value) in codes.iter().zip(values) {
                     let error = (f64::from(code) * f64::from(block.scale) - f64::from(value)).abs();
-                    assert!(error <= 0.5001 * f64::from(block.scale), "{value} as {code} · {}", block.scale);
+                    assert!(
+                        error <= 1e-36f64.max(0.5001 * f64::from(block.scale)),
+                        "{value} as {code} · {}",
+                        block.scale
+                    );
                 }
                 assert_eq!(-block.negated_sum, codes.iter().map(|&code| i32::from(code)).sum::<i32>());
                 assert_eq!(-block.negated_high_sum, codes[16..].iter().map(|&code| i32::from(code)).sum::<i32>());
+            }
+            let reference = reference.get_or_insert_with(|| activations.blocks.clone());
+            assert_eq!(*reference, activations.blocks, "{}", kernels.name());
+        }
+    }
+
+    #[test]
+    fn two_planes_leave_an_error_below_two_to_the_minus_15_in_every_set() {
+        let mut random = Random::new(4);
+        let input = random.values(64 * 7, 5.0);
+        let mut reference: Option<Vec<Block>> = None;
+        for kernels in Kernels::available() {
+            let pool = Pool::with_kernels(1, kernels).unwrap();
+            let matrix = packed(&pool, WeightType::Q8_0, 16, 64, 1);
+            let mut activations = Activations::new(ActivationType::Int16);
+            activations.load(&pool, &input, &[&matrix]);
+            for (token, values) in input.chunks(64).enumerate() {
+                let (coarse, fine) = (activations.blocks(2 * token), activations.blocks(2 * token + 1));
+                for (i, values) in values.chunks(BLOCK).enumerate() {
+                    let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+                    for (c, &value) in values.iter().enumerate() {
+                        let of = |block: &Block| f64::from(block.codes.as_flattened()[c]) * f64::from(block.scale);
+                        let error = (of(&coarse[i]) + of(&fine[i]) - f64::from(value)).abs();
+                        assert!(error <= f64::from(largest) / 32768.0, "{value} missed by {error}");
+                    }
+                }
             }
             let reference = reference.get_or_insert_with(|| activations.blocks.clone());
             assert_eq!(*reference, activations.blocks, "{}", kernels.name());

@@ -21,7 +21,7 @@ mod simd;
 mod testing;
 mod weights;
 
-pub use activations::Activations;
+pub use activations::{ActivationType, Activations};
 pub use kv_cache::{KvCache, KvLayout};
 pub use pool::{Pool, Worker};
 pub use simd::{Kernels, UnknownKernels};

@@ -43,11 +43,18 @@ impl CpuStep<'_> {
 
 impl CpuBackend {
     /// A backend with a KV cache of `blocks` blocks, for positions below `positions`.
-    pub fn new(pool: Pool, config: DecoderConfig, block_tokens: usize, blocks: usize, positions: usize) -> CpuBackend {
+    pub fn new(
+        pool: Pool,
+        activations: Activations,
+        config: DecoderConfig,
+        block_tokens: usize,
+        blocks: usize,
+        positions: usize,
+    ) -> CpuBackend {
         let layout = KvLayout { block_tokens, kv_heads: config.kv_heads, head_dim: config.head_dim };
         let cache = KvCache::new(layout, config.layers, blocks);
         let rope = RopeTable::new(config.rope.dims, positions, config.rope.theta, config.rope.factors.as_deref());
-        CpuBackend { config, pool, cache, rope, activations: Activations::new() }
+        CpuBackend { config, pool, cache, rope, activations }
     }
 
     /// The instruction set in use.

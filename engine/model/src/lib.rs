@@ -27,3 +27,4 @@ pub use load::{Built, LoadError, Loaded, build, load};
 pub use sampler::{Draw, SampleError, sample};
 pub use sizes::{KvBudget, LoadOptions, SizeError};
 pub use weights::{DecoderWeights, TensorError};
+pub use windlass_kernels::ActivationType;

@@ -6,7 +6,7 @@ use windlass_checkpoint::GgufFile;
 use windlass_engine_contract::memory::Ledger;
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_core::executor::Geometry;
-use windlass_kernels::Pool;
+use windlass_kernels::{Activations, Pool};
 
 use crate::config::{ConfigError, DecoderConfig};
 use crate::cpu::CpuBackend;
@@ -95,5 +95,6 @@ fn cpu_backend(config: &DecoderConfig, geometry: &Geometry, options: &LoadOption
     let pool = Pool::with_kernels(threads, options.kernels).map_err(|source| LoadError::Threads { threads, source })?;
     let [block_tokens, blocks, positions] =
         [geometry.block_tokens, geometry.blocks, geometry.max_sequence_tokens].map(|size| size as usize);
-    Ok(CpuBackend::new(pool, config.clone(), block_tokens, blocks, positions))
+    let activations = Activations::new(options.activations);
+    Ok(CpuBackend::new(pool, activations, config.clone(), block_tokens, blocks, positions))
 }

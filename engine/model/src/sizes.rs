@@ -3,7 +3,7 @@
 use windlass_engine_contract::memory::{self, KvDataType, Ledger};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_core::executor::Geometry;
-use windlass_kernels::Kernels;
+use windlass_kernels::{ActivationType, Kernels};
 
 /// The KV cache's element type.
 const KV_DATA_TYPE: KvDataType = KvDataType::Bf16;
@@ -15,6 +15,8 @@ pub struct LoadOptions {
     pub threads: usize,
     /// The instruction set they use.
     pub kernels: Kernels,
+    /// How finely they round what multiplies quantized weights.
+    pub activations: ActivationType,
     /// Tokens in a KV block.
     pub block_tokens: u32,
     /// Size of the KV pool.
@@ -35,6 +37,7 @@ impl Default for LoadOptions {
         LoadOptions {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             kernels: Kernels::detect(),
+            activations: ActivationType::Int8,
             block_tokens: 16,
             kv: KvBudget::Bytes(1 << 30),
             max_sequences: 64,

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use windlass_engine_contract::flags::{self, fetch};
 use windlass_engine_contract::{ADMIN_PORT, API_PORT};
+use windlass_engine_model::ActivationType;
 
 /// A flag's name as clap wants it, without its dashes.
 const fn bare(flag: &'static str) -> &'static str {
@@ -76,6 +77,24 @@ pub enum ExecutorKind {
     Sim,
 }
 
+/// How finely activations are rounded before they multiply quantized weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ActivationDtype {
+    /// 8 bits in blocks of 32: the fastest
+    Int8,
+    /// Two times 8 bits: as good as floats, for twice the products
+    Int16,
+}
+
+impl From<ActivationDtype> for ActivationType {
+    fn from(dtype: ActivationDtype) -> ActivationType {
+        match dtype {
+            ActivationDtype::Int8 => ActivationType::Int8,
+            ActivationDtype::Int16 => ActivationType::Int16,
+        }
+    }
+}
+
 /// Flags of `serve`, by vLLM's names where vLLM has them.
 #[derive(Args, Clone, Debug)]
 pub struct ServeArgs {
@@ -119,6 +138,9 @@ pub struct ServeArgs {
     /// Element type of the KV cache: auto or bf16
     #[arg(long = bare(flags::KV_CACHE_DTYPE), default_value = "auto", value_name = "TYPE", help_heading = "Model")]
     pub kv_cache_dtype: String,
+    /// How finely activations are rounded before they multiply quantized weights
+    #[arg(long, value_enum, default_value_t = ActivationDtype::Int8, help_heading = "Model")]
+    pub activation_dtype: ActivationDtype,
     /// Ranks that share the model; 1 on a CPU, any on the simulator
     #[arg(long = bare(flags::TENSOR_PARALLEL_SIZE), default_value_t = 1, value_name = "N", help_heading = "Model")]
     pub tensor_parallel_size: u32,

@@ -11,7 +11,7 @@ use windlass_engine_contract::flags;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::engine::QueueLimits;
 use windlass_engine_core::sim::StepTime;
-use windlass_engine_model::KvBudget;
+use windlass_engine_model::{ActivationType, KvBudget};
 
 /// Everything that `serve` decides before it does anything.
 #[derive(Clone, Debug)]
@@ -50,6 +50,8 @@ pub struct CpuConfig {
     pub model: PathBuf,
     /// Threads that compute.
     pub threads: usize,
+    /// How finely activations are rounded.
+    pub activations: ActivationType,
     /// The weight type that the file must have; `None` takes any.
     pub quantization: Option<String>,
 }
@@ -183,7 +185,8 @@ fn cpu(args: &ServeArgs) -> Result<CpuConfig, Failure> {
         return Err(Failure::configuration("--threads must be at least 1"));
     }
     let quantization = Some(args.quantization.to_ascii_lowercase()).filter(|kind| kind != "auto");
-    Ok(CpuConfig { model: PathBuf::from(&args.model), threads, quantization })
+    let activations = args.activation_dtype.into();
+    Ok(CpuConfig { model: PathBuf::from(&args.model), threads, activations, quantization })
 }
 
 fn sim(args: &ServeArgs) -> Result<SimConfig, Failure> {

@@ -1,7 +1,7 @@
 //! Single ops in the shapes of SmolLM2-135M and of a 1B Llama.
 
 use windlass_kernels::ops::{AttentionRow, RopePairing, RopeTable};
-use windlass_kernels::{Activations, KvCache, KvLayout, PackedMatrix, WeightType, ops};
+use windlass_kernels::{ActivationType, Activations, KvCache, KvLayout, PackedMatrix, WeightType, ops};
 
 use crate::bench::{Bench, Work};
 
@@ -43,7 +43,7 @@ pub fn matrix_products(bench: &Bench) -> Result<(), Box<dyn std::error::Error>> 
 fn product(bench: &Bench, name: &str, matrices: &[PackedMatrix], tokens: usize) {
     let (rows, cols) = (matrices[0].rows(), matrices[0].cols());
     let input: Vec<f32> = (0..tokens * cols).map(|i| (i % 17) as f32 - 8.0).collect();
-    let mut activations = Activations::new();
+    let mut activations = Activations::new(ActivationType::Int8);
     let mut out = vec![0.0; tokens * rows];
     let mut turn = matrices.iter().cycle();
     let work = Work { bytes: matrices[0].bytes(), operations: 2 * rows * cols * tokens };

@@ -1,7 +1,7 @@
 //! All ops of a forward pass, in the order of a Llama decoder, on made-up weights.
 
 use windlass_kernels::ops::{self, AttentionRow, Product, RopePairing, RopeTable};
-use windlass_kernels::{Activations, KvCache, KvLayout, PackedMatrix, Pool, ShapeError, WeightType};
+use windlass_kernels::{ActivationType, Activations, KvCache, KvLayout, PackedMatrix, Pool, ShapeError, WeightType};
 
 use crate::bench::{Bench, Work};
 
@@ -146,7 +146,7 @@ impl Pass {
             cache: KvCache::new(layout, shape.layers, sequences * blocks),
             first_position,
             tokens,
-            activations: Activations::new(),
+            activations: Activations::new(ActivationType::Int8),
             residual: all(shape.hidden),
             normed: all(shape.hidden),
             q: all(shape.heads * shape.head_dim),

@@ -54,6 +54,7 @@ fn options(config: &Config, cpu: &CpuConfig, file: &GgufFile) -> Result<LoadOpti
     };
     Ok(LoadOptions {
         threads: cpu.threads,
+        activations: cpu.activations,
         block_tokens: batching.block_tokens,
         kv,
         max_sequences: batching.max_sequences,

@@ -1,12 +1,13 @@
 //! Matrix products of activations with packed weights.
 //!
 //! Every output is the same sum in the same order however many tokens and threads there are: quantized weights add, in
-//! f32 and block by block, exact integer dot products of 32 (or 16) columns; float weights add column by column. What
-//! changes with the number of tokens is only how often a weight is loaded:
+//! f32 and block by block, exact integer dot products of 32 (or 16) columns; float weights add column by column. An
+//! input is one plane of one token's activations ([`crate::ActivationType`]). What changes with their number is only how often
+//! a weight is loaded:
 //!
-//! - up to [`DIRECT_TOKENS`]: each tile is unpacked in registers on its way from memory (a product of a matrix and a
+//! - up to [`DIRECT_INPUTS`]: each tile is unpacked in registers on its way from memory (a product of a matrix and a
 //!   few vectors, bound by memory);
-//! - above: a panel of two tiles is unpacked once into the cache and multiplied with all tokens, four (floats: six) at a time:
+//! - above: a panel of two tiles is unpacked once into the cache and multiplied with all of them, four (floats: six) at a time:
 //!   eight dot products in flight hide their latency, and more would leave the compiler short of registers.
 
 mod float;
@@ -22,8 +23,8 @@ use crate::weights::cell::TILE_ROWS;
 use crate::{Activations, PackedMatrix, Pool};
 use output::Output;
 
-/// The most tokens that are multiplied straight from the packed weights.
-pub(super) const DIRECT_TOKENS: usize = 4;
+/// The most inputs that are multiplied straight from the packed weights.
+pub(super) const DIRECT_INPUTS: usize = 4;
 
 /// Tiles of a panel.
 pub(super) const PANEL_TILES: usize = 2;
@@ -95,7 +96,8 @@ impl<'a> Region<'a> {
             jobs.push(Job { matrix, out: Output::new(out, tokens, matrix.rows()), panels: first..panels });
         }
         let streaming = CHUNK_BYTES / (bytes / panels.max(1)).max(1);
-        let chunk = if tokens > DIRECT_TOKENS { 1 } else { streaming.min(panels / (2 * pool.threads())).max(1) };
+        let chunk =
+            if activations.inputs() > DIRECT_INPUTS { 1 } else { streaming.min(panels / (2 * pool.threads())).max(1) };
         Region { kernels: pool.kernels(), activations, jobs, panels, chunk, next: AtomicUsize::new(0) }
     }
 

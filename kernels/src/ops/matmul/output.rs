@@ -57,13 +57,24 @@ impl Columns<'_> {
 
     /// Writes the panel's results for `token`; what lies beyond the matrix is dropped.
     pub(super) fn write(&mut self, token: usize, tiles: &[[f32; TILE_ROWS]; PANEL_TILES]) {
+        let columns = self.of_token(token);
+        columns.copy_from_slice(&tiles.as_flattened()[..columns.len()]);
+    }
+
+    /// Adds to what was written for `token`.
+    pub(super) fn add(&mut self, token: usize, tiles: &[[f32; TILE_ROWS]; PANEL_TILES]) {
+        for (sum, value) in self.of_token(token).iter_mut().zip(tiles.as_flattened()) {
+            *sum += value;
+        }
+    }
+
+    fn of_token(&mut self, token: usize) -> &mut [f32] {
         assert!(token < self.output.tokens, "token {token} of {}", self.output.tokens);
         // SAFETY: the range lies in the borrowed slice since `token` and `rows` are inside its shape; no other holder
         // has these columns, because `columns` gave each panel out once.
-        let columns = unsafe {
+        unsafe {
             let start = self.output.start.add(token * self.output.rows + self.rows.start);
             std::slice::from_raw_parts_mut(start, self.rows.len())
-        };
-        columns.copy_from_slice(&tiles.as_flattened()[..columns.len()]);
+        }
     }
 }

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 
 use super::output::Columns;
-use super::{DIRECT_TOKENS, PANEL_TILES};
+use super::{DIRECT_INPUTS, PANEL_TILES};
 use crate::Activations;
 use crate::activations::Block;
 use crate::simd::{Kernel, Kernels, LANES, Simd};
@@ -31,7 +31,7 @@ thread_local! {
     static PANEL: RefCell<Vec<PanelBlock>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Multiplies panel `panel` of `cells` with all tokens; panel `next` comes after it.
+/// Multiplies panel `panel` of `cells` with all inputs; panel `next` comes after it.
 pub(super) fn multiply<C: QuantizedCell>(
     kernels: Kernels,
     cells: &[C],
@@ -46,7 +46,7 @@ pub(super) fn multiply<C: QuantizedCell>(
         &cells[..cells.len().min(PANEL_TILES * per_tile)]
     };
     let (first, second) = cells_of(panel).split_at(per_tile);
-    if activations.tokens() <= DIRECT_TOKENS {
+    if activations.inputs() <= DIRECT_INPUTS {
         multiply_direct(kernels, [first, second], activations, out);
     } else {
         let next = next.map_or(&[][..], cells_of);
@@ -60,24 +60,32 @@ fn multiply_direct<C: QuantizedCell>(
     activations: &Activations,
     out: Columns<'_>,
 ) {
-    match activations.tokens() {
+    match activations.inputs() {
         1 => direct_group::<C, 1>(kernels, tiles, activations, out),
         2 => direct_group::<C, 2>(kernels, tiles, activations, out),
         3 => direct_group::<C, 3>(kernels, tiles, activations, out),
-        _ => direct_group::<C, DIRECT_TOKENS>(kernels, tiles, activations, out),
+        _ => direct_group::<C, DIRECT_INPUTS>(kernels, tiles, activations, out),
     }
 }
 
-fn direct_group<C: QuantizedCell, const TOKENS: usize>(
+fn direct_group<C: QuantizedCell, const INPUTS: usize>(
     kernels: Kernels,
     tiles: [&[C]; PANEL_TILES],
     activations: &Activations,
     mut out: Columns<'_>,
 ) {
-    let tokens = array::from_fn(|t| activations.blocks(t));
-    let products = tiles.map(|cells| kernels.call(TileProduct::<C, TOKENS> { cells, tokens }));
-    for t in 0..TOKENS {
-        out.write(t, &[products[0][t], products[1][t]]);
+    let inputs = array::from_fn(|input| activations.blocks(input));
+    let products = tiles.map(|cells| kernels.call(TileProduct::<C, INPUTS> { cells, inputs }));
+    for input in 0..INPUTS {
+        put(&mut out, activations.planes(), input, &[products[0][input], products[1][input]]);
+    }
+}
+
+/// A token's result is the sum over its planes, which are inputs one after the other.
+fn put(out: &mut Columns<'_>, planes: usize, input: usize, sums: &[[f32; LANES]; PANEL_TILES]) {
+    match input % planes {
+        0 => out.write(input / planes, sums),
+        _ => out.add(input / planes, sums),
     }
 }
 
@@ -104,29 +112,29 @@ fn multiply_unpacked<C: QuantizedCell>(
     });
 }
 
-/// The products of an unpacked panel, a few tokens at a time.
+/// The products of an unpacked panel, a few inputs at a time.
 struct Groups<'a> {
     kernels: Kernels,
     panel: &'a [PanelBlock],
     activations: &'a Activations,
     prefetch: Prefetch,
-    /// Tokens multiplied.
+    /// Inputs multiplied.
     done: usize,
 }
 
 impl Groups<'_> {
     fn left(&self) -> usize {
-        self.activations.tokens() - self.done
+        self.activations.inputs() - self.done
     }
 
-    fn multiply<C: QuantizedCell, const TOKENS: usize>(&mut self, out: &mut Columns<'_>) {
-        let tokens = array::from_fn(|t| self.activations.blocks(self.done + t));
-        let ahead = self.prefetch.share(TOKENS, self.left());
-        let product = PanelProduct::<C, TOKENS> { panel: self.panel, tokens, ahead, cell: PhantomData };
-        for (t, sums) in self.kernels.call(product).iter().enumerate() {
-            out.write(self.done + t, sums);
+    fn multiply<C: QuantizedCell, const INPUTS: usize>(&mut self, out: &mut Columns<'_>) {
+        let inputs = array::from_fn(|input| self.activations.blocks(self.done + input));
+        let ahead = self.prefetch.share(INPUTS, self.left());
+        let product = PanelProduct::<C, INPUTS> { panel: self.panel, inputs, ahead, cell: PhantomData };
+        for (input, sums) in self.kernels.call(product).iter().enumerate() {
+            put(out, self.activations.planes(), self.done + input, sums);
         }
-        self.done += TOKENS;
+        self.done += INPUTS;
     }
 }
 
@@ -153,9 +161,9 @@ impl Prefetch {
         Prefetch { start: cells.as_ptr().cast(), bytes: size_of_val(cells), blocks }
     }
 
-    /// The share of a product with `tokens` of the `left` tokens.
-    fn share(&mut self, tokens: usize, left: usize) -> Ahead {
-        let lines = (self.bytes * tokens / left).div_ceil(LINE * self.blocks);
+    /// The share of a product with `inputs` of the `left` inputs.
+    fn share(&mut self, inputs: usize, left: usize) -> Ahead {
+        let lines = (self.bytes * inputs / left).div_ceil(LINE * self.blocks);
         let ahead = Ahead { start: self.start, lines };
         let asked = (lines * self.blocks * LINE).min(self.bytes);
         self.start = self.start.wrapping_add(asked);
@@ -167,19 +175,19 @@ impl Prefetch {
 /// How far the direct products ask ahead in the stream of cells.
 const STREAM_AHEAD: usize = 8192;
 
-/// One tile, straight from its cells, with a few tokens.
-struct TileProduct<'a, C, const TOKENS: usize> {
+/// One tile, straight from its cells, with a few inputs.
+struct TileProduct<'a, C, const INPUTS: usize> {
     cells: &'a [C],
-    tokens: [&'a [Block]; TOKENS],
+    inputs: [&'a [Block]; INPUTS],
 }
 
-impl<C: QuantizedCell, const TOKENS: usize> Kernel for TileProduct<'_, C, TOKENS> {
-    type Output = [[f32; LANES]; TOKENS];
+impl<C: QuantizedCell, const INPUTS: usize> Kernel for TileProduct<'_, C, INPUTS> {
+    type Output = [[f32; LANES]; INPUTS];
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> Self::Output {
         let per_cell = C::COLS / BLOCK;
-        let mut sums = [simd.splat(0.0); TOKENS];
+        let mut sums = [simd.splat(0.0); INPUTS];
         for (i, cell) in self.cells.iter().enumerate() {
             let ahead = std::ptr::from_ref(cell).cast::<u8>().wrapping_add(STREAM_AHEAD);
             for block in 0..per_cell {
@@ -192,22 +200,22 @@ impl<C: QuantizedCell, const TOKENS: usize> Kernel for TileProduct<'_, C, TOKENS
                 for index in 0..C::MINIMUMS {
                     minimums[index] = cell.minimum(simd, block, index);
                 }
-                for t in 0..TOKENS {
-                    let activation = &self.tokens[t][i * per_cell + block];
+                for input in 0..INPUTS {
+                    let activation = &self.inputs[input][i * per_cell + block];
                     let [mut low, mut high] = start::<S, C>(simd, activation);
                     for j in 0..4 {
                         low = dot::<S, C>(simd, low, codes[j], activation.codes[j]);
                         high = dot::<S, C>(simd, high, codes[4 + j], activation.codes[4 + j]);
                     }
                     if C::SCALES == 2 {
-                        sums[t] = accumulate(simd, sums[t], low, activation, scale);
-                        sums[t] = accumulate(simd, sums[t], high, activation, second_scale);
+                        sums[input] = accumulate(simd, sums[input], low, activation, scale);
+                        sums[input] = accumulate(simd, sums[input], high, activation, second_scale);
                     } else {
-                        sums[t] = accumulate(simd, sums[t], simd.add_i32(low, high), activation, scale);
+                        sums[input] = accumulate(simd, sums[input], simd.add_i32(low, high), activation, scale);
                     }
                     for index in 0..C::MINIMUMS {
                         let scaled_sum = simd.splat(scaled_sum::<C>(activation, index));
-                        sums[t] = simd.fma(minimums[index], scaled_sum, sums[t]);
+                        sums[input] = simd.fma(minimums[index], scaled_sum, sums[input]);
                     }
                 }
             }
@@ -304,39 +312,39 @@ impl<C: QuantizedCell> Kernel for Unpack<'_, C> {
     }
 }
 
-/// An unpacked panel with a few tokens; the cell names the format.
-struct PanelProduct<'a, C, const TOKENS: usize> {
+/// An unpacked panel with a few inputs; the cell names the format.
+struct PanelProduct<'a, C, const INPUTS: usize> {
     panel: &'a [PanelBlock],
-    tokens: [&'a [Block]; TOKENS],
+    inputs: [&'a [Block]; INPUTS],
     ahead: Ahead,
     cell: PhantomData<C>,
 }
 
-impl<C: QuantizedCell, const TOKENS: usize> Kernel for PanelProduct<'_, C, TOKENS> {
-    type Output = [[[f32; LANES]; PANEL_TILES]; TOKENS];
+impl<C: QuantizedCell, const INPUTS: usize> Kernel for PanelProduct<'_, C, INPUTS> {
+    type Output = [[[f32; LANES]; PANEL_TILES]; INPUTS];
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> Self::Output {
-        let mut out = [[[0.0; LANES]; PANEL_TILES]; TOKENS];
+        let mut out = [[[0.0; LANES]; PANEL_TILES]; INPUTS];
         if S::MANY_REGISTERS {
-            let sums = register_tile::<S, C, PANEL_TILES, TOKENS>(simd, self.panel, 0, self.tokens, self.ahead);
-            for t in 0..TOKENS {
+            let sums = register_tile::<S, C, PANEL_TILES, INPUTS>(simd, self.panel, 0, self.inputs, self.ahead);
+            for input in 0..INPUTS {
                 for tile in 0..PANEL_TILES {
-                    simd.store(sums[tile][t], &mut out[t][tile]);
+                    simd.store(sums[tile][input], &mut out[input][tile]);
                 }
             }
         } else {
             let mut ahead = self.ahead;
             for tile in 0..PANEL_TILES {
-                for t in (0..TOKENS).step_by(2) {
-                    if t + 1 < TOKENS {
-                        let tokens = [self.tokens[t], self.tokens[t + 1]];
-                        let [sums] = register_tile::<S, C, 1, 2>(simd, self.panel, tile, tokens, ahead);
-                        simd.store(sums[0], &mut out[t][tile]);
-                        simd.store(sums[1], &mut out[t + 1][tile]);
+                for input in (0..INPUTS).step_by(2) {
+                    if input + 1 < INPUTS {
+                        let inputs = [self.inputs[input], self.inputs[input + 1]];
+                        let [sums] = register_tile::<S, C, 1, 2>(simd, self.panel, tile, inputs, ahead);
+                        simd.store(sums[0], &mut out[input][tile]);
+                        simd.store(sums[1], &mut out[input + 1][tile]);
                     } else {
-                        let [[sum]] = register_tile::<S, C, 1, 1>(simd, self.panel, tile, [self.tokens[t]], ahead);
-                        simd.store(sum, &mut out[t][tile]);
+                        let [[sum]] = register_tile::<S, C, 1, 1>(simd, self.panel, tile, [self.inputs[input]], ahead);
+                        simd.store(sum, &mut out[input][tile]);
                     }
                     ahead.lines = 0;
                 }
@@ -346,30 +354,30 @@ impl<C: QuantizedCell, const TOKENS: usize> Kernel for PanelProduct<'_, C, TOKEN
     }
 }
 
-/// `TILES · TOKENS` sums in registers while the columns go by.
+/// `TILES · INPUTS` sums in registers while the columns go by.
 #[inline(always)]
-fn register_tile<S: Simd, C: QuantizedCell, const TILES: usize, const TOKENS: usize>(
+fn register_tile<S: Simd, C: QuantizedCell, const TILES: usize, const INPUTS: usize>(
     simd: S,
     panel: &[PanelBlock],
     first_tile: usize,
-    tokens: [&[Block]; TOKENS],
+    inputs: [&[Block]; INPUTS],
     ahead: Ahead,
-) -> [[S::F; TOKENS]; TILES] {
+) -> [[S::F; INPUTS]; TILES] {
     let blocks = panel.len() / PANEL_TILES;
-    let mut sums = [[simd.splat(0.0); TOKENS]; TILES];
+    let mut sums = [[simd.splat(0.0); INPUTS]; TILES];
     for block in 0..blocks {
         simd.prefetch(ahead.start.wrapping_add(block * ahead.lines * LINE), ahead.lines);
         let weights = &panel[block * PANEL_TILES + first_tile..][..TILES];
-        let mut dots = [[simd.splat_i32(0); TOKENS]; TILES];
-        let mut activations = [&tokens[0][block]; TOKENS];
-        for t in 0..TOKENS {
-            activations[t] = &tokens[t][block];
+        let mut dots = [[simd.splat_i32(0); INPUTS]; TILES];
+        let mut activations = [&inputs[0][block]; INPUTS];
+        for input in 0..INPUTS {
+            activations[input] = &inputs[input][block];
         }
         for half in 0..C::SCALES {
-            for t in 0..TOKENS {
-                let begin = start::<S, C>(simd, activations[t])[half];
+            for input in 0..INPUTS {
+                let begin = start::<S, C>(simd, activations[input])[half];
                 for tile in 0..TILES {
-                    dots[tile][t] = begin;
+                    dots[tile][input] = begin;
                 }
             }
             for j in half * 8 / C::SCALES..(half + 1) * 8 / C::SCALES {
@@ -377,25 +385,27 @@ fn register_tile<S: Simd, C: QuantizedCell, const TILES: usize, const TOKENS: us
                 for tile in 0..TILES {
                     codes[tile] = simd.load_bytes(&weights[tile].codes[j]);
                 }
-                for t in 0..TOKENS {
+                for input in 0..INPUTS {
                     for tile in 0..TILES {
-                        dots[tile][t] = dot::<S, C>(simd, dots[tile][t], codes[tile], activations[t].codes[j]);
+                        dots[tile][input] =
+                            dot::<S, C>(simd, dots[tile][input], codes[tile], activations[input].codes[j]);
                     }
                 }
             }
             for tile in 0..TILES {
                 let scale = simd.load(&weights[tile].scales[half]);
-                for t in 0..TOKENS {
-                    sums[tile][t] = accumulate(simd, sums[tile][t], dots[tile][t], activations[t], scale);
+                for input in 0..INPUTS {
+                    sums[tile][input] =
+                        accumulate(simd, sums[tile][input], dots[tile][input], activations[input], scale);
                 }
             }
         }
         for index in 0..C::MINIMUMS {
             for tile in 0..TILES {
                 let minimum = simd.load(&weights[tile].minimums[index]);
-                for t in 0..TOKENS {
-                    let scaled_sum = simd.splat(scaled_sum::<C>(activations[t], index));
-                    sums[tile][t] = simd.fma(minimum, scaled_sum, sums[tile][t]);
+                for input in 0..INPUTS {
+                    let scaled_sum = simd.splat(scaled_sum::<C>(activations[input], index));
+                    sums[tile][input] = simd.fma(minimum, scaled_sum, sums[tile][input]);
                 }
             }
         }

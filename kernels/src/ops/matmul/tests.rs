@@ -1,9 +1,11 @@
 use super::*;
 use crate::testing::{Random, bits, file_bytes, file_values, packed, relative_error};
-use crate::{Kernels, WeightType};
+use crate::{ActivationType, Kernels, WeightType};
 
-fn product(pool: &Pool, matrix: &PackedMatrix, input: &[f32]) -> Vec<f32> {
-    let mut activations = Activations::new();
+const BOTH: [ActivationType; 2] = [ActivationType::Int8, ActivationType::Int16];
+
+fn product(pool: &Pool, kind: ActivationType, matrix: &PackedMatrix, input: &[f32]) -> Vec<f32> {
+    let mut activations = Activations::new(kind);
     activations.load(pool, input, &[matrix]);
     let mut out = vec![f32::NAN; activations.tokens() * matrix.rows()];
     matmul(pool, &activations, matrix, &mut out);
@@ -19,8 +21,14 @@ fn reference(weight_type: WeightType, bytes: &[u8], rows: usize, activations: &A
         let values: Vec<f64> = if weight_type.block_elements() == 1 {
             activations.values(token).iter().map(|&value| f64::from(value)).collect()
         } else {
-            let blocks = activations.blocks(token).iter();
-            blocks.flat_map(|b| b.codes.as_flattened().iter().map(|&c| f64::from(c) * f64::from(b.scale))).collect()
+            let mut values = vec![0.0; cols];
+            for plane in 0..activations.planes() {
+                let blocks = activations.blocks(token * activations.planes() + plane).iter();
+                let codes =
+                    blocks.flat_map(|b| b.codes.as_flattened().iter().map(|&c| (f64::from(c), f64::from(b.scale))));
+                values.iter_mut().zip(codes).for_each(|(value, (code, scale))| *value += code * scale);
+            }
+            values
         };
         out.extend(
             (0..rows).map(|row| weights[row * cols..][..cols].iter().zip(&values).map(|(w, v)| w * v).sum::<f64>()),
@@ -42,16 +50,17 @@ fn products_match_the_reference_in_every_set() {
         let pool = Pool::with_kernels(2, kernels).unwrap();
         for weight_type in WeightType::ALL {
             for (rows, cols) in shapes(weight_type) {
-                for tokens in [1, 2, 3, 4, 5, 13] {
+                for (kind, tokens) in BOTH.into_iter().flat_map(|kind| [1, 2, 3, 4, 5, 13].map(|tokens| (kind, tokens)))
+                {
                     let bytes = file_bytes(weight_type, rows, cols, 7);
                     let matrix = PackedMatrix::pack(&pool, weight_type, rows, cols, &bytes).unwrap();
                     let input = Random::new(tokens as u64).values(tokens * cols, 3.0);
-                    let mut activations = Activations::new();
+                    let mut activations = Activations::new(kind);
                     activations.load(&pool, &input, &[&matrix]);
                     let mut out = vec![f32::NAN; tokens * rows];
                     matmul(&pool, &activations, &matrix, &mut out);
                     let error = relative_error(&out, &reference(weight_type, &bytes, rows, &activations));
-                    let what = format!("{} {weight_type:?} [{rows}, {cols}] × {tokens}", kernels.name());
+                    let what = format!("{} {weight_type:?} [{rows}, {cols}] × {tokens} {kind:?}", kernels.name());
                     assert!(error < 1e-6, "{what}: {error:e}");
                 }
             }
@@ -74,27 +83,33 @@ fn quantizing_activations_loses_little() {
                 weights.chunks(cols).map(move |row| row.iter().zip(token).map(|(w, &x)| w * f64::from(x)).sum())
             })
             .collect();
-        let error = relative_error(&product(&pool, &matrix, &input), &exact);
-        assert!(error < 6e-3, "{weight_type:?}: {error:e}");
+        for (kind, bound) in BOTH.into_iter().zip([6e-3, 3e-5]) {
+            let error = relative_error(&product(&pool, kind, &matrix, &input), &exact);
+            assert!(error < bound, "{weight_type:?} {kind:?}: {error:e}");
+        }
     }
 }
 
 #[test]
 fn bits_are_the_same_in_every_set_batch_and_thread_count() {
     let scalar = Pool::with_kernels(1, Kernels::named("scalar").unwrap()).unwrap();
-    for weight_type in WeightType::ALL {
+    let kinds = BOTH.into_iter().flat_map(|kind| WeightType::ALL.map(|weight_type| (kind, weight_type)));
+    for (kind, weight_type) in kinds {
         for (rows, cols) in shapes(weight_type) {
             let tokens = 23;
             let input = Random::new(5).values(tokens * cols, 1.0);
             let matrix = packed(&scalar, weight_type, rows, cols, 11);
-            let one_by_one: Vec<f32> = input.chunks(cols).flat_map(|token| product(&scalar, &matrix, token)).collect();
+            let one_by_one: Vec<f32> =
+                input.chunks(cols).flat_map(|token| product(&scalar, kind, &matrix, token)).collect();
             for kernels in Kernels::available() {
                 for threads in [1, 3] {
                     let pool = Pool::with_kernels(threads, kernels).unwrap();
                     for batch in [1, 2, 3, 4, 7, 16, tokens] {
-                        let batched: Vec<f32> =
-                            input.chunks(batch * cols).flat_map(|tokens| product(&pool, &matrix, tokens)).collect();
-                        let what = format!("{} {weight_type:?} [{rows}, {cols}] by {batch}", kernels.name());
+                        let batched: Vec<f32> = input
+                            .chunks(batch * cols)
+                            .flat_map(|tokens| product(&pool, kind, &matrix, tokens))
+                            .collect();
+                        let what = format!("{} {weight_type:?} {kind:?} [{rows}, {cols}] by {batch}", kernels.name());
                         assert_eq!(bits(&one_by_one), bits(&batched), "{what} on {threads} threads");
                     }
                 }
@@ -127,7 +142,7 @@ fn extreme_codes_do_not_saturate() {
                 bytes.chunks_exact_mut(block_bytes).for_each(|block| block[codes.clone()].fill(byte));
                 let matrix = PackedMatrix::pack(&pool, weight_type, 16, cols, &bytes).unwrap();
                 for value in [1.0, -1.0] {
-                    let mut activations = Activations::new();
+                    let mut activations = Activations::new(ActivationType::Int8);
                     activations.load(&pool, &vec![value; 5 * cols], &[&matrix]);
                     let mut out = vec![0.0; 5 * 16];
                     matmul(&pool, &activations, &matrix, &mut out);
@@ -145,12 +160,17 @@ fn several_products_share_a_region() {
     let matrices = [(WeightType::Q4K, 40), (WeightType::Q6K, 20), (WeightType::F16, 33)]
         .map(|(weight_type, rows)| packed(&pool, weight_type, rows, 256, rows as u64));
     let input = Random::new(2).values(3 * 256, 1.0);
-    let mut activations = Activations::new();
+    let mut activations = Activations::new(ActivationType::Int8);
     activations.load(&pool, &input, &matrices.each_ref());
     let mut outs = matrices.each_ref().map(|matrix| vec![0.0; 3 * matrix.rows()]);
     let mut products: Vec<_> = matrices.iter().zip(&mut outs).map(|(matrix, out)| Product { matrix, out }).collect();
     matmul_many(&pool, &activations, &mut products);
     for (matrix, out) in matrices.iter().zip(&outs) {
-        assert_eq!(bits(out), bits(&product(&pool, matrix, &input)), "{:?}", matrix.weight_type());
+        assert_eq!(
+            bits(out),
+            bits(&product(&pool, ActivationType::Int8, matrix, &input)),
+            "{:?}",
+            matrix.weight_type()
+        );
     }
 }
