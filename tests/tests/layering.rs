@@ -7,8 +7,12 @@ use std::path::Path;
 use windlass_tests::workspace;
 
 /// Our crates, and which of our crates each may name. An edge that is not listed is forbidden.
-const EDGES: [(&str, &[&str]); 11] = [
-    ("windlass-operator", &["windlass-operator-core", "windlass-operator-api", "windlass-engine-contract"]),
+const EDGES: [(&str, &[&str]); 12] = [
+    (
+        "windlass-operator",
+        &["windlass-operator-core", "windlass-operator-replay", "windlass-operator-api", "windlass-engine-contract"],
+    ),
+    ("windlass-operator-replay", &["windlass-operator-core", "windlass-operator-api", "windlass-engine-contract"]),
     ("windlass-operator-core", &["windlass-operator-api", "windlass-engine-contract"]),
     ("windlass-operator-api", &["windlass-engine-contract"]),
     (
@@ -34,8 +38,9 @@ const EDGES: [(&str, &[&str]); 11] = [
 ];
 
 /// Crates that compute and decide, without a client, a runtime, a server, a tensor library or a clock.
-const PURE: [&str; 5] = [
+const PURE: [&str; 6] = [
     "windlass-operator-core",
+    "windlass-operator-replay",
     "windlass-operator-api",
     "windlass-engine-core",
     "windlass-engine-api",

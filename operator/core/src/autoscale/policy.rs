@@ -78,7 +78,11 @@ impl Policy {
         }
     }
 
-    fn builtin(autoscaling: &Autoscaling, replicas: i32) -> Result<Policy, Refusal> {
+    /// Mode Builtin; `replicas` are kept while `shadow` is on.
+    ///
+    /// # Errors
+    /// A value that the definition of the resource does not allow.
+    pub fn builtin(autoscaling: &Autoscaling, replicas: i32) -> Result<Policy, Refusal> {
         let (min, max) = bounds(autoscaling)?;
         let (up, down) = utilization(autoscaling)?;
         let behavior = autoscaling.behavior.clone().unwrap_or_default();
