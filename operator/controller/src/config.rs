@@ -27,6 +27,72 @@ pub enum Command {
     /// Print the CustomResourceDefinition of InferenceService as YAML
     #[command(after_help = "Example:\n  windlass-operator crd | kubectl apply --server-side -f -")]
     Crd,
+    /// Replay a request trace offline against the autoscaler and other policies
+    ///
+    /// A modelled engine serves the trace on a modelled cluster; what each policy attains and what it costs is printed.
+    /// With --stdio a simulator of your own asks instead, by the replay protocol: one JSON object a line.
+    #[command(after_help = REPLAY_EXAMPLES)]
+    Replay(Box<ReplayArgs>),
+}
+
+const REPLAY_EXAMPLES: &str = "\
+Examples:
+  A trace of lines milliseconds,prompt tokens,output tokens below a heading, four times as many requests:
+    windlass-operator replay trace.csv --scale 4 --max-replicas 64 --cold-start-seconds 90
+  Only two policies:
+    windlass-operator replay trace.csv --policy builtin,static-12
+  Answer a judge:
+    windlass-operator replay --stdio";
+
+/// Flags of `replay`.
+#[derive(Clone, Debug, Args)]
+pub struct ReplayArgs {
+    /// The trace, as CSV; - reads standard input
+    #[arg(value_name = "TRACE", required_unless_present = "stdio", conflicts_with = "stdio")]
+    pub trace: Option<std::path::PathBuf>,
+
+    /// Speak the replay protocol on standard input and output
+    #[arg(long)]
+    pub stdio: bool,
+
+    /// Policies, separated by commas; with --stdio the first of them answers
+    #[arg(
+        long = "policy",
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = "builtin,hpa,keda,kpa,apa,wva-v1,wva-v2,plain"
+    )]
+    pub policies: Vec<windlass_operator_replay::policy::Name>,
+
+    /// So many times the requests
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = scale)]
+    pub scale: f64,
+
+    /// Start of a pod on a new node
+    #[arg(long, value_name = "SECONDS", default_value_t = 90, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub cold_start_seconds: u32,
+
+    /// Fewest replicas
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=1000))]
+    pub min_replicas: i32,
+
+    /// Most replicas
+    #[arg(long, value_name = "COUNT", default_value_t = 16, value_parser = clap::value_parser!(i32).range(1..=1000))]
+    pub max_replicas: i32,
+
+    /// Replicas at the start
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=1000))]
+    pub initial_replicas: i32,
+
+    /// Target for the time to first token
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 2000,
+          value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub time_to_first_token_milliseconds: u32,
+
+    /// Target for the mean time between tokens of a request
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 200,
+          value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub inter_token_milliseconds: u32,
 }
 
 const RUN_EXAMPLES: &str = "\
@@ -268,6 +334,12 @@ fn image(text: &str) -> Result<String, String> {
     Ok(name.to_owned())
 }
 
+/// Reads a factor that keeps a trace within memory.
+fn scale(text: &str) -> Result<f64, String> {
+    let factor = text.parse().ok().filter(|factor| (0.001..=100.0).contains(factor));
+    factor.ok_or_else(|| "a number from 0.001 to 100 is expected".into())
+}
+
 /// Reads one `KEY=VALUE`.
 fn label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
@@ -285,7 +357,7 @@ mod tests {
         let line = ["windlass-operator", "run", "--engine-image", "engine:1"].iter().chain(arguments);
         match Cli::try_parse_from(line).expect("valid arguments").command {
             Command::Run(args) => args.into_config(0xabc),
-            Command::Crd => unreachable!("run was asked for"),
+            Command::Crd | Command::Replay(_) => unreachable!("run was asked for"),
         }
     }
 
@@ -326,6 +398,16 @@ mod tests {
     fn an_idle_engine_is_never_read_more_often_than_a_busy_one() {
         let config = config(&["--scrape-active-seconds", "50", "--scrape-idle-seconds", "10"]);
         assert_eq!(config.scrape.idle, config.scrape.active);
+    }
+
+    #[test]
+    fn a_replay_has_a_trace_or_a_judge_and_known_policies() {
+        let parse = |arguments: &[&str]| Cli::try_parse_from(["windlass-operator", "replay"].iter().chain(arguments));
+        assert!(parse(&["trace.csv", "--policy", "builtin,static-3"]).is_ok() && parse(&["--stdio"]).is_ok());
+        assert!(parse(&[]).is_err() && parse(&["trace.csv", "--stdio"]).is_err());
+        let error = parse(&["trace.csv", "--policy", "best"]).expect_err("refused").to_string();
+        assert!(error.contains("is no policy"), "{error}");
+        assert!(parse(&["trace.csv", "--scale", "0"]).is_err());
     }
 
     #[test]

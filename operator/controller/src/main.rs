@@ -3,6 +3,7 @@
 //! The way of one change: a watch event or a reading queues a service ([`watches`], [`scrape`]); [`reconcile`] lets
 //! [`observe`] read, the core's `plan` decide, [`apply`] write, and the core's `status::compute` tell. What is to be
 //! done is never decided in this crate, and nothing is kept that a restart could not find again in the API server.
+//! [`replay`] stands apart: it asks no cluster.
 
 mod app;
 mod apply;
@@ -13,6 +14,7 @@ mod leader;
 mod metrics;
 mod observe;
 mod reconcile;
+mod replay;
 mod scrape;
 mod shutdown;
 mod telemetry;
@@ -31,6 +33,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Crd => print_crd(),
+        Command::Replay(args) => replay::run(&args),
         Command::Run(args) => {
             let config = args.into_config(rand::random());
             telemetry::start(config.log_format, &config.log_level)?;

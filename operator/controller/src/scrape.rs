@@ -1,5 +1,8 @@
 //! Reads `/stats` of every ready engine pod: often under load, seldom at rest, never all at once.
 //!
+//! At rest, the pods of a service that is scaled by its load take turns, so that one of them is read as often as under
+//! load; when it has work, the others are read at once. A burst is not noticed late.
+//!
 //! A reading only goes into the window of its service; what it means is decided by the plan. A service is queued for a
 //! reconcile when a reading could change that plan.
 
@@ -111,8 +114,10 @@ impl Scraper {
         let previous = self.loads.latest(&target.service, &target.pod);
         self.metrics.scraped(result.as_ref().map_or_else(fetch::Error::category, |_| "ok"));
         let is_busy = result.as_ref().is_ok_and(|stats| has_traffic(previous.as_ref(), stats));
+        let is_autoscaled = self.is_autoscaled(&target.service);
+        let woke = is_busy && is_autoscaled && previous.as_ref().is_some_and(|previous| !is_working(previous));
         let matters = match &result {
-            Ok(stats) => matters(previous.as_ref(), stats) || (is_busy && self.is_autoscaled(&target.service)),
+            Ok(stats) => matters(previous.as_ref(), stats) || (is_busy && is_autoscaled),
             Err(_) => self.loads.is_answering(&target.service, &target.pod),
         };
         if matters {
@@ -127,12 +132,25 @@ impl Scraper {
                 self.loads.record_failure(&target.service, &target.pod, Timestamp::now(), text);
             }
         }
+        let now = Instant::now();
         let pause = if is_busy || !self.loads.is_answering(&target.service, &target.pod) {
             self.config.active
         } else {
-            self.config.idle
+            self.idle_pause(&target.service)
         };
-        self.schedule.put_back(&target.uid, Instant::now() + jittered(pause, rand::rng().random()));
+        self.schedule.put_back(&target.uid, now + jittered(pause, rand::rng().random()));
+        if woke {
+            self.schedule.hasten(&target.service, now);
+        }
+    }
+
+    /// Until an idle engine is read again.
+    fn idle_pause(&self, service: &ServiceKey) -> Duration {
+        if !self.is_autoscaled(service) {
+            return self.config.idle;
+        }
+        let pods = u32::try_from(self.loads.pods(service)).unwrap_or(u32::MAX);
+        self.config.active.saturating_mul(pods.max(1)).min(self.config.idle)
     }
 
     /// Queues the services touched since the last tick, each once. What does not fit waits for the next tick.
@@ -163,10 +181,15 @@ fn target(pod: &Pod) -> Option<Target> {
     })
 }
 
+/// Whether requests are in the engine.
+fn is_working(stats: &Stats) -> bool {
+    stats.running + stats.waiting > 0
+}
+
 /// Whether requests are in the engine, or came and went since the last reading.
 fn has_traffic(previous: Option<&Stats>, current: &Stats) -> bool {
     let went = |stats: &Stats| (stats.finished, stats.rejected);
-    current.running + current.waiting > 0 || previous.is_some_and(|previous| went(previous) != went(current))
+    is_working(current) || previous.is_some_and(|previous| went(previous) != went(current))
 }
 
 /// Whether a reading tells something new about readiness: the first one, another phase, another configuration.

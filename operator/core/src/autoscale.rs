@@ -1,17 +1,21 @@
 //! How many replicas: a pure rule from policy, readings and time.
 //!
 //! **Up**: a latency target is breached, as measured or as the age of waiting requests tells, and either the engines
-//! are busy or requests wait. A breach while engines idle and queues are empty is no matter of capacity and changes
-//! nothing. **Down**: engines are idle enough, or what would remain holds every target; one replica at a time, a serving
-//! one only when all others serve. What is not known holds the number where it is, with one exception: a breach is never held
+//! are busy or requests wait; or the tokens that arrive, now or by the time a replica could be there, are more than
+//! what was asked for can compute within the targets. A breach while engines idle and queues are empty is no matter of
+//! capacity and changes nothing. **Down**: engines are idle enough, or what would remain holds every target; one
+//! replica at a time, a serving one only when all others serve. What is not known holds the number where it is, with one exception: a breach is never held
 //! back by a missing utilization.
 //!
-//! This module reads no object and no clock. [`signals`] measures, [`recommend`] is the rule, [`pace`] stabilizes.
+//! This module reads no object and no clock. [`signals`] measures, [`speed`] learns what a replica computes, [`need`]
+//! holds the two against each other, [`recommend`] is the rule, [`pace`] stabilizes.
 
+pub mod need;
 pub mod pace;
 pub mod policy;
 pub mod recommend;
 pub mod signals;
+pub mod speed;
 
 use std::time::Duration;
 
@@ -36,6 +40,8 @@ pub struct Supply<'a> {
     pub leaving: i32,
     /// Pods are being replaced by those of another template.
     pub is_rolling: bool,
+    /// The longest time that a pod which serves took to do so.
+    pub cold_start: Option<Duration>,
 }
 
 impl Supply<'_> {
@@ -88,8 +94,9 @@ pub fn decide(
     now: Timestamp,
 ) -> Decision {
     let signals = Signals::measure(policy, supply, window, memory.settled_since(supply), cadence, now);
-    let learned = memory.learn(policy, supply, &signals);
-    let recommendation = recommend::recommend(policy, supply, &signals, &learned, now);
+    let learned = memory.learn(policy, supply, &signals, now);
+    let need = learned.need(policy, &signals);
+    let recommendation = recommend::recommend(policy, supply, &signals, &learned, need, now);
     pace::apply(policy, supply, &signals, recommendation, learned, now)
 }
 

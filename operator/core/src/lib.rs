@@ -141,6 +141,7 @@ fn supply<'a>(fleet: &Fleet<'a>, first: i32) -> Supply<'a> {
         serving: fleet.pods().filter_map(since).collect(),
         leaving: fleet::count(fleet.pods().filter(|pod| pod.stage == Stage::Leaving)),
         is_rolling: fleet.is_rolling(),
+        cold_start: None,
     }
 }
 

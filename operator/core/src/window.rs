@@ -13,8 +13,8 @@ use windlass_operator_api::autoscaling::LatencyMetric;
 
 /// How far back latencies count: long enough for 20 requests of a slow model, short enough to follow a burst.
 pub const WINDOW: Duration = Duration::from_secs(120);
-/// Readings closer than this replace each other, so that a pod takes about ten places whatever the cadence.
-const RESOLUTION: Duration = Duration::from_secs(15);
+/// Readings closer than this replace each other, so that a pod takes some thirty places at most, whatever the cadence.
+const RESOLUTION: Duration = Duration::from_secs(4);
 /// Buckets of a histogram, the last without an upper edge.
 const BUCKETS: usize = LATENCY_EDGES_MS.len() + 1;
 
@@ -54,6 +54,11 @@ struct Sample {
     in_flight: u64,
     finished: u64,
     rejected: u64,
+    prompt_tokens: u64,
+    queued_tokens: u64,
+    generation_tokens: u64,
+    /// Sum of all times between tokens.
+    inter_token_ms: f64,
     /// Shared by samples between which nothing happened.
     latencies: Arc<Latencies>,
 }
@@ -176,6 +181,10 @@ impl Sample {
             in_flight: u64::from(stats.running) + u64::from(stats.waiting),
             finished: stats.finished,
             rejected: stats.rejected,
+            prompt_tokens: stats.prompt_tokens,
+            queued_tokens: stats.queued_tokens,
+            generation_tokens: stats.generation_tokens,
+            inter_token_ms: stats.inter_token.sum_ms,
             latencies: shared.cloned().unwrap_or_else(|| Arc::new(latencies)),
         }
     }
@@ -192,6 +201,14 @@ pub struct Activity {
     pub arrived_per_second: f64,
     /// Requests that ended.
     pub finished: u64,
+    /// Prompt tokens that arrived, per second: computed, or waiting more than before.
+    pub arrived_tokens_per_second: f64,
+    /// Prompt tokens computed, per second.
+    pub prompt_tokens_per_second: f64,
+    /// Tokens generated, per second.
+    pub generated_tokens_per_second: f64,
+    /// Sum of all times between tokens, milliseconds.
+    inter_token_ms: f64,
     latencies: [LatencyCounts; 3],
 }
 
@@ -201,6 +218,9 @@ impl Activity {
         let finished = latest.finished.saturating_sub(before.map_or(0, |sample| sample.finished));
         let rejected = latest.rejected.saturating_sub(before.map_or(0, |sample| sample.rejected));
         let grown = latest.in_flight as f64 - before.map_or(0, |sample| sample.in_flight) as f64;
+        let computed = latest.prompt_tokens.saturating_sub(before.map_or(0, |sample| sample.prompt_tokens)) as f64;
+        let queued = latest.queued_tokens as f64 - before.map_or(0, |sample| sample.queued_tokens) as f64;
+        let generated = latest.generation_tokens.saturating_sub(before.map_or(0, |sample| sample.generation_tokens));
         let counts = |metric: usize| {
             let earlier = before.map_or([0; BUCKETS], |sample| sample.latencies.0[metric]);
             LatencyCounts(std::array::from_fn(|i| latest.latencies.0[metric][i].saturating_sub(earlier[i])))
@@ -210,6 +230,10 @@ impl Activity {
             finished,
             finished_per_second: finished as f64 / seconds,
             arrived_per_second: ((finished + rejected) as f64 + grown).max(0.0) / seconds,
+            arrived_tokens_per_second: (computed + queued).max(0.0) / seconds,
+            prompt_tokens_per_second: computed / seconds,
+            generated_tokens_per_second: generated as f64 / seconds,
+            inter_token_ms: (latest.inter_token_ms - before.map_or(0.0, |sample| sample.inter_token_ms)).max(0.0),
             latencies: [0, 1, 2].map(counts),
         }
     }
@@ -220,9 +244,19 @@ impl Activity {
         self.finished += other.finished;
         self.finished_per_second += other.finished_per_second;
         self.arrived_per_second += other.arrived_per_second;
+        self.arrived_tokens_per_second += other.arrived_tokens_per_second;
+        self.prompt_tokens_per_second += other.prompt_tokens_per_second;
+        self.generated_tokens_per_second += other.generated_tokens_per_second;
+        self.inter_token_ms += other.inter_token_ms;
         for (sum, counts) in self.latencies.iter_mut().zip(&other.latencies) {
             sum.0.iter_mut().zip(counts.0).for_each(|(sum, count)| *sum += count);
         }
+    }
+
+    /// Mean time between tokens, seconds; `None` where there was none.
+    pub fn inter_token_seconds(&self) -> Option<f64> {
+        let count = self.latency(LatencyMetric::InterToken).total();
+        (count > 0).then(|| self.inter_token_ms / 1000.0 / count as f64)
     }
 
     /// Observations of one latency.

@@ -71,6 +71,7 @@ impl Policy for Builtin {
             serving: tick.ready().map(|pod| (pod.name.as_str(), since(pod))).collect(),
             leaving: tick.pods.iter().filter(|pod| pod.phase == PodPhase::Draining).count() as i32,
             is_rolling: false,
+            cold_start: tick.ready().filter_map(cold_start).max(),
         };
         let decision = decide(&self.limits, &supply, &self.window, &self.memory, self.cadence, at(tick.t));
         self.memory = decision.memory;
@@ -93,11 +94,21 @@ fn victims(tick: &Tick, replicas: i32) -> Vec<String> {
     victims
 }
 
+/// How long a pod took to serve; those that were there at the start tell nothing.
+fn cold_start(pod: &Pod) -> Option<Duration> {
+    let seconds = pod.age_seconds - pod.ready_seconds?;
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+/// Of a request's tokens, those that follow a long step are late; the mean over a request, which is what the protocol
+/// asks for, reaches the target about when this percentile of single tokens does.
+const TOKEN_PERCENTILE: i32 = 75;
+
 /// The resource that a user would write for these goals.
 fn limits(hello: &Hello) -> Result<Limits, Refusal> {
     let targets = hello.spec.targets;
-    let percentile = ((targets.share * 100.0).floor() as i32).clamp(50, 99);
-    let target = |metric, seconds: f64| LatencyTarget {
+    let requests = ((targets.share * 100.0).floor() as i32).clamp(50, 99);
+    let target = |metric, percentile, seconds: f64| LatencyTarget {
         metric,
         percentile,
         milliseconds: ((seconds * 1000.0).round() as i32).clamp(1, 60_000),
@@ -107,8 +118,8 @@ fn limits(hello: &Hello) -> Result<Limits, Refusal> {
         min_replicas: Some(hello.spec.min_replicas.max(1)),
         max_replicas: Some(hello.spec.max_replicas.max(1)),
         targets: vec![
-            target(LatencyMetric::TimeToFirstToken, targets.ttft_seconds),
-            target(LatencyMetric::InterToken, targets.inter_token_seconds),
+            target(LatencyMetric::TimeToFirstToken, requests, targets.ttft_seconds),
+            target(LatencyMetric::InterToken, TOKEN_PERCENTILE, targets.inter_token_seconds),
         ],
         ..Autoscaling::default()
     };

@@ -39,6 +39,11 @@ impl Loads {
         windows.get(service).and_then(|window| window.answering.get(pod)).copied().unwrap_or(false)
     }
 
+    /// Pods of `service` that were tried.
+    pub fn pods(&self, service: &ServiceKey) -> usize {
+        self.lock().get(service).map_or(0, |window| window.answering.len())
+    }
+
     /// Adds a reading.
     pub fn record(&self, service: &ServiceKey, pod: &str, at: Timestamp, stats: Stats) {
         let mut windows = self.lock();

@@ -1,6 +1,7 @@
 //! Which pod is read when. No clock and no randomness: both are parameters.
 
 use super::Target;
+use crate::written::ServiceKey;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ pub struct Schedule {
 
 #[derive(Debug)]
 struct Entry {
+    service: ServiceKey,
     due: Instant,
     is_under_way: bool,
 }
@@ -30,7 +32,10 @@ impl Schedule {
         let mut due = Vec::new();
         for target in targets {
             let known = self.pods.remove(&target.uid);
-            let entry = known.unwrap_or_else(|| Entry { due: now + delay(), is_under_way: false });
+            let entry = known.unwrap_or_else(|| {
+                let service = target.service.clone();
+                Entry { service, due: now + delay(), is_under_way: false }
+            });
             if !entry.is_under_way && entry.due <= now {
                 due.push((entry.due, target.clone()));
             }
@@ -50,7 +55,14 @@ impl Schedule {
     /// The reading of `uid` is over; the next is due at `due`.
     pub fn put_back(&mut self, uid: &str, due: Instant) {
         if let Some(entry) = self.pods.get_mut(uid) {
-            *entry = Entry { due, is_under_way: false };
+            (entry.due, entry.is_under_way) = (due, false);
+        }
+    }
+
+    /// Every pod of `service` is due by `due` at the latest.
+    pub fn hasten(&mut self, service: &ServiceKey, due: Instant) {
+        for entry in self.pods.values_mut().filter(|entry| entry.service == *service) {
+            entry.due = entry.due.min(due);
         }
     }
 }
@@ -97,6 +109,17 @@ mod tests {
         let later = start + Duration::from_secs(60);
         assert_eq!(names(schedule.take(targets(&["a", "b", "c"]), 2, later, &mut growing)), ["c", "b"]);
         assert_eq!(names(schedule.take(targets(&["a", "b", "c"]), 2, later, &mut growing)), ["a"]);
+    }
+
+    #[test]
+    fn a_service_that_wakes_up_is_read_at_once() {
+        let (mut schedule, now) = (Schedule::default(), Instant::now());
+        let minute = Duration::from_secs(60);
+        schedule.take(targets(&["a", "b"]), 9, now, || minute);
+        schedule.hasten(&("n".into(), "other".into()), now);
+        assert!(schedule.take(targets(&["a", "b"]), 9, now, || minute).is_empty());
+        schedule.hasten(&("n".into(), "a".into()), now);
+        assert_eq!(schedule.take(targets(&["a", "b"]), 9, now, || minute).len(), 2);
     }
 
     #[test]

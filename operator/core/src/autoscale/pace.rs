@@ -6,9 +6,11 @@ use std::time::Duration;
 use jiff::Timestamp;
 use windlass_operator_api::status::ScalingDecision;
 
+use super::need::{Headroom, Need, Trend};
 use super::policy::Policy;
 use super::recommend::{Reason, Recommendation};
 use super::signals::Signals;
+use super::speed::Speed;
 use super::{Decision, Supply};
 use crate::window::minus;
 
@@ -18,6 +20,8 @@ const SETTLE_UP: Duration = Duration::from_secs(30);
 const SETTLE_UP_KNOWN: Duration = Duration::from_secs(60);
 /// After a change, the one-minute mean of utilization still speaks of the time before for so long at most.
 const SETTLE_DOWN: Duration = Duration::from_secs(60);
+/// Where tokens are counted instead, this long.
+const SETTLE_DOWN_KNOWN: Duration = Duration::from_secs(15);
 /// By how much a newer rate counts that is lower than the one remembered while targets are held: a peak of this morning
 /// is half forgotten after some two hours of readings every 5 seconds.
 const FORGETTING: f64 = 0.0005;
@@ -38,6 +42,16 @@ pub struct Memory {
     pub held: Option<f64>,
     /// Requests a second that one replica finished while it could not hold the targets.
     pub saturated: Option<f64>,
+    /// What tokens cost a replica.
+    pub speed: Speed,
+    /// Share of a replica that is planned with.
+    pub headroom: Headroom,
+    /// How the load grows.
+    pub trend: Trend,
+    /// The longest time that a replica took to serve.
+    pub cold_start: Duration,
+    /// When all this was last brought up to date.
+    pub learned_at: Option<Timestamp>,
 }
 
 impl Memory {
@@ -59,8 +73,32 @@ impl Memory {
         self.saturated.or(self.held)
     }
 
-    /// Learns from the signals what a replica manages.
-    pub(super) fn learn(&self, policy: &Policy, supply: &Supply<'_>, signals: &Signals) -> Memory {
+    /// How many replicas the tokens ask for, where it is known what they cost.
+    pub(super) fn need(&self, policy: &Policy, signals: &Signals) -> Option<Need> {
+        let costs = self.speed.costs()?;
+        Some(Need::of(policy, signals, &costs, self.headroom.0, self.trend.growth(self.cold_start)))
+    }
+
+    /// Learns from the signals what a replica manages, and what is asked of it.
+    pub(super) fn learn(&self, policy: &Policy, supply: &Supply<'_>, signals: &Signals, now: Timestamp) -> Memory {
+        let mut memory = self.learn_rates(policy, supply, signals);
+        if !supply.is_rolling {
+            memory.speed.learn(signals.samples.iter().copied(), now);
+        }
+        memory.cold_start = memory.cold_start.max(supply.cold_start.unwrap_or_default());
+        let elapsed = self.learned_at.map_or(0, |last| now.duration_since(last).as_secs().max(0));
+        memory.learned_at = Some(now);
+        let Some(need) = memory.need(policy, signals) else { return memory };
+        memory.trend = self.trend.with(need.load, now);
+        let had_enough = supply.ready() == supply.asked && !self.is_settling_up(supply, now);
+        let is_breached = signals.breached().next().is_some() && signals.fresh > 0;
+        if (is_breached && had_enough && is_saturated(policy, signals)) || signals.all_held() {
+            memory.headroom = self.headroom.after(Duration::from_secs(elapsed.unsigned_abs()), is_breached);
+        }
+        memory
+    }
+
+    fn learn_rates(&self, policy: &Policy, supply: &Supply<'_>, signals: &Signals) -> Memory {
         let mut memory = self.clone();
         let is_partial = !signals.silent.is_empty() || supply.serving.is_empty();
         let Some(finishing) = signals.finishing.filter(|_| !is_partial && !supply.is_rolling) else { return memory };
@@ -157,7 +195,7 @@ fn down(
     let window = policy.down_window;
     let most = memory.within(window, now).max().unwrap_or(supply.asked);
     let is_stable = memory.covers(window, now) && most < supply.asked;
-    let settle = SETTLE_DOWN.min(window);
+    let settle = if memory.speed.costs().is_some() { SETTLE_DOWN_KNOWN } else { SETTLE_DOWN }.min(window);
     let has_settled = memory.last_change.is_none_or(|change| change <= minus(now, settle));
     let blockers: Vec<String> = [
         (!is_stable).then(|| format!("scaleDown.stabilizationWindowSeconds: {}", window.as_secs())),

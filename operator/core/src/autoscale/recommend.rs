@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use windlass_operator_api::autoscaling::LatencyMetric;
 
 use super::Supply;
+use super::need::Need;
 use super::pace::Memory;
 use super::policy::Policy;
 use super::signals::{Measured, Signals, Standing};
@@ -42,7 +43,11 @@ pub enum Reason {
     TargetBreached,
     /// The same, and what was asked for already is still on its way or has just come.
     AwaitingReplicas,
-    /// The same, at `maxReplicas`.
+    /// The tokens that arrive, or will by the time a replica serves, are more than what was asked for computes.
+    DemandForeseen,
+    /// A target was breached by a load that has passed.
+    LoadHasPassed,
+    /// More would be needed than `maxReplicas`.
     AtMaximum,
     /// A target is breached while engines idle and queues are empty.
     LatencyNotCapacity,
@@ -70,10 +75,11 @@ pub(super) fn recommend(
     supply: &Supply<'_>,
     signals: &Signals,
     memory: &Memory,
+    need: Option<Need>,
     now: Timestamp,
 ) -> Recommendation {
-    let context = Context { policy, supply, signals, memory, now };
-    let terms = [Context::bounds, Context::blind, Context::breach];
+    let context = Context { policy, supply, signals, memory, need, now };
+    let terms = [Context::bounds, Context::blind, Context::breach, Context::foreseen];
     terms.iter().find_map(|term| term(&context)).unwrap_or_else(|| context.reduce())
 }
 
@@ -82,6 +88,7 @@ struct Context<'a> {
     supply: &'a Supply<'a>,
     signals: &'a Signals,
     memory: &'a Memory,
+    need: Option<Need>,
     now: Timestamp,
 }
 
@@ -126,10 +133,41 @@ impl Context<'_> {
             let message = format!("{told}; {} more replicas are on their way or have just come", self.coming());
             return self.hold(Reason::AwaitingReplicas, message);
         }
+        if self.need.is_some_and(|need| need.enough() < f64::from(self.supply.ready())) && self.signals.waiting == 0 {
+            let message = format!("{told}, by a load that has passed: {}", self.words());
+            return self.hold(Reason::LoadHasPassed, message);
+        }
         let replicas = needed.max(self.supply.asked + 1).min(self.supply.asked + max_step).min(*max);
         let waiting = self.signals.waiting;
         let message = format!("{told}; engines are {} busy, {waiting} requests wait", percent(self.signals));
         say(replicas, Reason::TargetBreached, message)
+    }
+
+    /// No target is breached yet.
+    fn foreseen(&self) -> Option<Recommendation> {
+        let Policy { max, max_step, .. } = self.policy;
+        let (needed, asked) = (self.needed(), self.supply.asked);
+        if self.need.is_none() || needed <= asked {
+            return None;
+        }
+        if asked >= *max {
+            return self.hold(Reason::AtMaximum, format!("{}; maxReplicas is {max}", self.words()));
+        }
+        say(needed.min(asked + max_step).min(*max), Reason::DemandForeseen, self.words())
+    }
+
+    /// Tokens and capacity in words.
+    fn words(&self) -> String {
+        let demand = &self.signals.demand;
+        let tokens = format!("{:.0} prompt and {:.0} answer tokens a second", demand.prompt, demand.generated);
+        let Some(need) = self.need else { return format!("{tokens} arrive") };
+        let ahead = self.memory.cold_start.as_secs();
+        format!(
+            "{tokens} fill {:.2} replicas, {:.2} in {ahead} s; each is to be filled to {}",
+            need.load,
+            need.forecast,
+            percent_of(need.fill)
+        )
     }
 
     /// Whether more replicas would help. A missing utilization does not hold a breach back.
@@ -138,8 +176,12 @@ impl Context<'_> {
         is_busy || self.signals.waiting > 0
     }
 
-    /// Replicas for what arrives and waits, at the rate a replica was seen to manage; 0 while that is not known.
+    /// Replicas for what arrives and waits: by tokens, or at the rate of requests that a replica was seen to manage;
+    /// 0 while neither is known.
     fn needed(&self) -> i32 {
+        if let Some(need) = self.need {
+            return need.least().ceil().min(1e6) as i32;
+        }
         let Some(rate) = self.memory.rate_per_replica().filter(|rate| *rate > 0.0) else { return 0 };
         let demand = self.signals.arriving + self.signals.waiting as f64 / BACKLOG_SECONDS;
         (demand / rate).ceil().min(f64::from(self.policy.max)) as i32
@@ -169,7 +211,10 @@ impl Context<'_> {
         }
         if by_remainder < asked {
             let arriving = self.signals.arriving;
-            let message = format!("{by_remainder} replicas would hold every target at {arriving:.2} requests a second");
+            let message = format!(
+                "{by_remainder} replicas would hold every target at {arriving:.2} requests a second; {}",
+                self.words()
+            );
             return Recommendation { replicas: by_remainder, reason: Reason::RemainderHolds, message };
         }
         let (reason, message) = if self.signals.all_held() {
@@ -203,6 +248,9 @@ impl Context<'_> {
 
     /// Whether `remaining` replicas would get no more than was seen to be held.
     fn remainder_holds(&self, remaining: i32) -> bool {
+        if let Some(need) = self.need {
+            return self.signals.waiting == 0 && need.enough() <= f64::from(remaining);
+        }
         let each = self.signals.arriving / f64::from(remaining);
         let is_known_to_hold = self.signals.all_held() && self.memory.held.is_some_and(|held| each <= held * MARGIN);
         let stays_calm = self.work().is_none_or(|work| work / f64::from(remaining) < self.policy.scale_up_at);

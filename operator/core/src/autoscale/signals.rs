@@ -7,11 +7,12 @@ use windlass_operator_api::autoscaling::LatencyMetric;
 use windlass_operator_api::status::TargetReading;
 
 use super::policy::{Policy, Target};
+use super::speed::Sample;
 use super::{Cadence, Supply};
 use crate::window::{Activity, LoadWindow, Reading, WINDOW, minus};
 
 /// Rates are taken of this last part of the window, where enough happened in it: a burst shows at once.
-const RECENT: Duration = Duration::from_secs(30);
+const RECENT: Duration = Duration::from_secs(15);
 /// Fewer observations than this say nothing about a percentile: one of them is five percent.
 pub const MIN_SAMPLES: u64 = 20;
 /// A reading is missing when this many were due since.
@@ -30,6 +31,14 @@ pub struct Signals {
     pub activity: Activity,
     /// Requests a second that arrived of late.
     pub arriving: f64,
+    /// Tokens a second that arrived of late.
+    pub demand: Demand,
+    /// Prompt tokens that wait.
+    pub queued_tokens: f64,
+    /// Replicas' worth of KV cache in use.
+    pub kv: f64,
+    /// What each replica computed of late, and how fast.
+    pub samples: Vec<Sample>,
     /// Nothing is in the engines, and nothing came of late.
     pub is_idle: bool,
     /// Requests a second that ended of late; `None` with too few to tell.
@@ -42,6 +51,25 @@ pub struct Signals {
     pub utilization: Option<f64>,
     /// The targets, in the policy's order.
     pub targets: Vec<Measured>,
+}
+
+/// Tokens a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Demand {
+    /// Of prompts.
+    pub prompt: f64,
+    /// To generate: what is generated, or what those who arrive will want, whichever is more.
+    pub generated: f64,
+}
+
+impl Demand {
+    /// `long` tells how long answers are, `recent` how many are asked for.
+    fn of(long: &Activity, recent: &Activity) -> Self {
+        let is_known = long.finished >= MIN_SAMPLES;
+        let answer = if is_known { long.generated_tokens_per_second / long.finished_per_second } else { 0.0 };
+        let generated = recent.generated_tokens_per_second.max(answer * recent.arrived_per_second);
+        Demand { prompt: recent.arrived_tokens_per_second, generated }
+    }
 }
 
 /// A target as measured.
@@ -100,7 +128,10 @@ impl Signals {
             sum
         };
         let activity = happened(start);
-        let recent = happened(minus(now, RECENT).max(start));
+        let recently = minus(now, RECENT);
+        let recent = happened(recently.max(start));
+        let long = happened(minus(now, WINDOW));
+        let samples = fresh.iter().filter_map(|(pod, _)| window.activity(pod, recently)).filter_map(|one| sample(&one));
         let rates = if recent.finished >= MIN_SAMPLES { &recent } else { &activity };
         let in_engines = readings.iter().map(|reading| reading.stats.running + reading.stats.waiting);
         let is_idle = in_engines.sum::<u32>() == 0 && recent.arrived_per_second == 0.0;
@@ -113,6 +144,10 @@ impl Signals {
             waiting: readings.iter().map(|reading| u64::from(reading.stats.waiting)).sum(),
             utilization: mean(readings.iter().filter_map(|reading| reading.stats.utilization)),
             arriving: rates.arrived_per_second,
+            demand: Demand::of(&long, &happened(recently)),
+            queued_tokens: readings.iter().map(|reading| reading.stats.queued_tokens as f64).sum(),
+            kv: readings.iter().map(|reading| reading.stats.kv_usage).sum(),
+            samples: samples.collect(),
             finishing: (rates.finished >= MIN_SAMPLES).then_some(rates.finished_per_second),
             is_idle,
             activity,
@@ -140,7 +175,7 @@ impl Measured {
     fn of(target: Target, activity: &Activity, readings: &[&Reading]) -> Self {
         let counts = activity.latency(target.metric);
         let samples = counts.total();
-        let is_known = samples >= MIN_SAMPLES;
+        let is_known = samples >= least_samples(&target);
         let milliseconds = f64::from(target.milliseconds);
         let overdue = Overdue::count(target.metric, milliseconds, readings);
         let late = samples as f64 - counts.within(milliseconds);
@@ -200,6 +235,20 @@ impl Overdue {
             oldest_ms: sum.oldest_ms.max(oldest),
         })
     }
+}
+
+/// So many that a single late one is no breach yet: 20 for the 95th percentile, 100 for the 99th.
+fn least_samples(target: &Target) -> u64 {
+    MIN_SAMPLES.max((1.0 / (1.0 - target.share())).round() as u64)
+}
+
+fn sample(activity: &Activity) -> Option<Sample> {
+    Some(Sample {
+        observations: activity.latency(LatencyMetric::InterToken).total(),
+        inter_token_seconds: activity.inter_token_seconds()?,
+        prompt: activity.prompt_tokens_per_second,
+        generated: activity.generated_tokens_per_second,
+    })
 }
 
 /// Whether the next few readings after this one cannot all be missing.

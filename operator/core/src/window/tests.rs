@@ -41,6 +41,24 @@ fn one_reading_of_an_older_process_tells_nothing() {
 }
 
 #[test]
+fn tokens_arrive_where_they_are_computed_or_queued() {
+    let mut window = LoadWindow::default();
+    let said = |uptime: f64, prompt_tokens, queued_tokens, generation_tokens| Stats {
+        prompt_tokens,
+        queued_tokens,
+        generation_tokens,
+        ..reading(uptime, &[])
+    };
+    window.record("a", at(1000), said(500.0, 10_000, 300, 50));
+    let mut later = said(510.0, 12_000, 800, 150);
+    [20.0, 40.0].into_iter().for_each(|milliseconds| later.inter_token.observe(milliseconds));
+    window.record("a", at(1010), later);
+    let activity = window.activity("a", at(1000)).expect("two readings");
+    assert_eq!((activity.arrived_tokens_per_second, activity.prompt_tokens_per_second), (250.0, 200.0));
+    assert_eq!((activity.generated_tokens_per_second, activity.inter_token_seconds()), (10.0, Some(0.03)));
+}
+
+#[test]
 fn a_restart_starts_over() {
     let mut window = LoadWindow::default();
     window.record("a", at(1000), reading(500.0, &[5000.0; 30]));
@@ -92,7 +110,7 @@ fn a_pod_takes_a_bounded_place_and_keeps_a_baseline() {
         window.record("a", at(1000 + second), reading(100.0 + second as f64, &[]));
     }
     let history = &window.pods["a"].history;
-    assert!(history.len() <= 12, "{}", history.len());
+    assert!(history.len() <= 32, "{}", history.len());
     assert!(history[0].at <= minus(at(1599), WINDOW));
 }
 

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use windlass_operator_api::status::ScalingDecision::{self, Hold, ScaleDown, ScaleUp};
 
 use crate::autoscale::policy::{Policy, Scaling};
+use crate::autoscale::speed::{Sample, Speed};
 use crate::autoscale::{Cadence, Decision, Memory, Reason, Supply, decide};
 use crate::testing::{at, service, stats};
 use crate::validate::validate;
@@ -27,6 +28,8 @@ struct Situation {
     age: i64,
     /// Seconds since the last request, seen by a second reading.
     silence: i64,
+    /// Share of each pod's KV cache in use.
+    kv_usage: f64,
 }
 
 /// One serving pod and its last minute.
@@ -39,11 +42,21 @@ struct Pod {
     oldest_seconds: f64,
     utilization: Option<f64>,
     is_read: bool,
+    /// Prompt tokens of the last minute.
+    prompt_tokens: u64,
 }
 
 fn pod(utilization: f64) -> Pod {
     let utilization = Some(utilization);
-    Pod { served: Vec::new(), running: 0, waiting: 0, oldest_seconds: 0.0, utilization, is_read: true }
+    Pod {
+        served: Vec::new(),
+        running: 0,
+        waiting: 0,
+        oldest_seconds: 0.0,
+        utilization,
+        is_read: true,
+        prompt_tokens: 0,
+    }
 }
 
 impl Pod {
@@ -54,6 +67,11 @@ impl Pod {
 
     fn queue(mut self, waiting: u32, oldest_seconds: f64) -> Self {
         (self.running, self.waiting, self.oldest_seconds) = (8, waiting, oldest_seconds);
+        self
+    }
+
+    fn prompted(mut self, tokens: u64) -> Self {
+        self.prompt_tokens = tokens;
         self
     }
 
@@ -82,6 +100,7 @@ fn situation(pods: Vec<Pod>) -> Situation {
         max_step: 4,
         age: 0,
         silence: 0,
+        kv_usage: 0.0,
     }
 }
 
@@ -93,6 +112,7 @@ impl Situation {
             serving: names.iter().map(|name| (name.as_str(), at(0))).collect(),
             leaving: self.leaving,
             is_rolling: self.is_rolling,
+            cold_start: None,
         };
         decide(&self.policy(), &supply, &self.window(&names), &self.memory, cadence(), at(NOW))
     }
@@ -112,6 +132,7 @@ impl Situation {
             said.uptime_seconds += 60.0;
             pod.served.iter().for_each(|&milliseconds| said.time_to_first_token.observe(milliseconds));
             said.finished += pod.served.len() as u64;
+            (said.prompt_tokens, said.kv_usage) = (said.prompt_tokens + pod.prompt_tokens, self.kv_usage);
             (said.running, said.waiting) = (pod.running, pod.waiting);
             said.oldest_queue_age_seconds = pod.oldest_seconds;
             said.utilization = pod.utilization;
@@ -170,6 +191,20 @@ fn fewer_than_twenty_observations_are_no_signal() {
 }
 
 #[test]
+fn the_99th_percentile_needs_a_hundred_observations() {
+    let with = |served: usize| {
+        let situation = situation(vec![pod(0.9).served(served, 100.0).served(2, 900.0)]);
+        let mut policy = situation.policy();
+        policy.targets[0].percentile = 99;
+        let names = ["pod-0".to_owned()];
+        let supply =
+            Supply { asked: 1, serving: vec![("pod-0", at(0))], leaving: 0, is_rolling: false, cold_start: None };
+        decide(&policy, &supply, &situation.window(&names), &situation.memory, cadence(), at(NOW)).kind
+    };
+    assert_eq!((with(97), with(98)), (Hold, ScaleUp));
+}
+
+#[test]
 fn a_breach_while_requests_wait_adds_a_replica_however_idle_engines_look() {
     situation(vec![pod(0.2).served(20, 900.0).queue(3, 0.1)]).gives(ScaleUp, 2, Reason::TargetBreached);
 }
@@ -212,7 +247,7 @@ fn a_target_on_the_time_between_tokens_is_blind_to_queues() {
     valid.targets[0].metric = windlass_operator_api::autoscaling::LatencyMetric::InterToken;
     let situation = situation(vec![pod(1.0).queue(50, 30.0)]);
     let names = ["pod-0".to_owned()];
-    let supply = Supply { asked: 1, serving: vec![("pod-0", at(0))], leaving: 0, is_rolling: false };
+    let supply = Supply { asked: 1, serving: vec![("pod-0", at(0))], leaving: 0, is_rolling: false, cold_start: None };
     let decision = decide(&valid, &supply, &situation.window(&names), &situation.memory, cadence(), at(NOW));
     assert_eq!(decision.kind, Hold, "{decision:?}");
 }
@@ -332,6 +367,70 @@ fn more_is_asked_for_while_waiting_only_when_the_known_rate_says_so() {
     Situation { asked: 5, ..flooded() }.gives(ScaleUp, 8, Reason::TargetBreached);
     Situation { asked: 8, ..flooded() }.gives(Hold, 8, Reason::AtMaximum);
     Situation { max_step: 1, ..flooded() }.gives(ScaleUp, 3, Reason::TargetBreached);
+}
+
+/// A replica of the situation's engine is filled by 10,000 prompt tokens a second and takes 10 ms for an empty step.
+fn known_speed() -> Speed {
+    let mut speed = Speed::default();
+    let sample = |load: u32| {
+        let prompt = f64::from(load) * 1000.0;
+        Sample { observations: 50, inter_token_seconds: 0.01 / (1.0 - 1e-4 * prompt), prompt, generated: 0.0 }
+    };
+    speed.learn((0..90).map(|i| sample(i % 9)), at(NOW - 5));
+    speed
+}
+
+#[test]
+fn tokens_that_arrive_are_met_before_a_target_is_breached() {
+    // Two replicas at 0.7 of 10,000 tokens a second are 14,000.
+    let arriving = |tokens: u64| {
+        let mut situation = situation(vec![pod(1.0).served(30, 100.0).prompted(tokens * 30); 2]);
+        situation.memory.speed = known_speed();
+        situation
+    };
+    arriving(13_500).gives(Hold, 2, Reason::TargetsHeld);
+    arriving(14_500).gives(ScaleUp, 3, Reason::DemandForeseen);
+    arriving(40_000).gives(ScaleUp, 6, Reason::DemandForeseen);
+    Situation { asked: 3, ..arriving(14_500) }.gives(Hold, 3, Reason::TargetsHeld);
+    let message = arriving(14_500).decide().message;
+    assert!(message.contains("14500 prompt") && message.contains("1.45 replicas"), "{message}");
+    // Enough is what would be filled to 0.85 of that at most.
+    arriving(6_500).gives(Hold, 2, Reason::TargetsHeld);
+    arriving(5_500).gives(ScaleDown, 1, Reason::RemainderHolds);
+}
+
+#[test]
+fn a_breach_by_a_load_that_has_passed_adds_nothing() {
+    let mut passed = situation(vec![pod(0.9).served(30, 900.0).prompted(1000); 2]);
+    passed.gives(ScaleUp, 3, Reason::TargetBreached);
+    passed.memory.speed = known_speed();
+    passed.gives(Hold, 2, Reason::LoadHasPassed);
+    passed.pods[0] = passed.pods[0].clone().queue(1, 0.1);
+    passed.gives(ScaleUp, 3, Reason::TargetBreached);
+}
+
+#[test]
+fn a_breach_with_enough_replicas_lowers_the_headroom_and_one_with_some_on_their_way_does_not() {
+    let breached = || {
+        let mut situation = situation(vec![pod(0.9).served(30, 900.0); 2]);
+        situation.memory.speed = known_speed();
+        situation.memory.learned_at = Some(at(NOW - 5));
+        situation
+    };
+    let first = breached().memory.headroom;
+    assert!(breached().decide().memory.headroom.0 < first.0);
+    let awaiting = Situation { asked: 3, ..breached() };
+    assert_eq!(awaiting.decide().memory.headroom, first);
+    let held = Situation { pods: vec![pod(0.9).served(30, 100.0); 2], ..breached() };
+    assert!(held.decide().memory.headroom.0 > first.0);
+}
+
+#[test]
+fn the_kv_cache_is_a_need_of_its_own() {
+    let mut full = situation(vec![pod(0.9).served(30, 100.0); 2]);
+    full.memory.speed = known_speed();
+    full.kv_usage = 0.9;
+    full.gives(ScaleUp, 3, Reason::DemandForeseen);
 }
 
 #[test]

@@ -1,0 +1,193 @@
+//! What tokens cost an engine, learned from the time between them.
+//!
+//! A step of a continuous batch takes a fixed time and some more for every token in it. So the rate at which a running
+//! sequence gets its tokens falls in proportion to the tokens that the engine computes in a second:
+//!
+//! `1 / t = a − b · prompt − c · generated`
+//!
+//! with `t` the mean time between tokens and the rates of one replica. `a` is the rate of an empty engine; at
+//! `b · prompt + c · generated = a` it is full, and no token comes at all. The fit is a weighted least-squares line
+//! over readings of single replicas that forgets within hours. Where readings cannot tell the two costs apart, as when
+//! prompts and answers always come together, it leans towards one generated token costing as much as two of a prompt.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+/// An older reading counts half after this time.
+const HALF_LIFE: Duration = Duration::from_secs(3600);
+/// A reading counts for as many observations as it has, up to this.
+const MOST_OBSERVATIONS: f64 = 100.0;
+/// Observations below which nothing is known.
+const LEAST_WEIGHT: f64 = 500.0;
+/// Share of the variation that the line must explain to be believed.
+const LEAST_EXPLAINED: f64 = 0.3;
+/// A generated token is taken to cost as much as so many prompt tokens, where readings do not tell.
+const PRIOR_RATIO: f64 = 2.0;
+/// How strongly, as a share of the variation of prompt tokens.
+const PRIOR_WEIGHT: f64 = 0.02;
+
+/// One reading of one replica.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sample {
+    /// Observations of the time between tokens.
+    pub observations: u64,
+    /// Their mean, seconds.
+    pub inter_token_seconds: f64,
+    /// Prompt tokens computed, a second.
+    pub prompt: f64,
+    /// Tokens generated, a second.
+    pub generated: f64,
+}
+
+/// What was learned: weighted sums of readings.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Speed {
+    weight: f64,
+    /// Sums of prompt rate, generation rate and token rate of a sequence.
+    sums: [f64; 3],
+    /// Sums of their products: pp, pg, gg, py, gy, yy.
+    products: [f64; 6],
+    learned_at: Option<Timestamp>,
+}
+
+/// What tokens cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Costs {
+    /// Time between tokens in an empty engine, seconds.
+    pub step_seconds: f64,
+    /// Replicas that a prompt token a second fills.
+    pub prompt: f64,
+    /// Replicas that a generated token a second fills.
+    pub generated: f64,
+}
+
+impl Costs {
+    /// Replicas that so many tokens a second fill.
+    pub fn replicas(&self, prompt: f64, generated: f64) -> f64 {
+        self.prompt * prompt + self.generated * generated
+    }
+
+    /// How full a replica may be so that the mean time between tokens stays within `seconds`, at least 0.
+    pub fn fill_within(&self, seconds: f64) -> f64 {
+        (1.0 - self.step_seconds / seconds).max(0.0)
+    }
+}
+
+impl Speed {
+    /// Takes in readings made at `now`.
+    pub fn learn(&mut self, samples: impl Iterator<Item = Sample>, now: Timestamp) {
+        self.forget(now);
+        for sample in samples.filter(|sample| sample.observations > 0 && sample.inter_token_seconds > 0.0) {
+            let weight = (sample.observations as f64).min(MOST_OBSERVATIONS);
+            let (p, g, y) = (sample.prompt, sample.generated, 1.0 / sample.inter_token_seconds);
+            self.weight += weight;
+            add(&mut self.sums, [p, g, y], weight);
+            add(&mut self.products, [p * p, p * g, g * g, p * y, g * y, y * y], weight);
+        }
+    }
+
+    fn forget(&mut self, now: Timestamp) {
+        let elapsed = self.learned_at.map_or(0.0, |last| now.duration_since(last).as_secs_f64().max(0.0));
+        let kept = 0.5_f64.powf(elapsed / HALF_LIFE.as_secs_f64());
+        self.weight *= kept;
+        self.sums.iter_mut().chain(&mut self.products).for_each(|sum| *sum *= kept);
+        self.learned_at = Some(now);
+    }
+
+    /// The line through the readings; `None` while they do not make one.
+    pub fn costs(&self) -> Option<Costs> {
+        if self.weight < LEAST_WEIGHT {
+            return None;
+        }
+        let [p, g, y] = self.sums.map(|sum| sum / self.weight);
+        let [pp, pg, gg, py, gy, yy] = self.products.map(|sum| sum / self.weight);
+        let (pp, pg, gg, yy) = (pp - p * p, pg - p * g, gg - g * g, yy - y * y);
+        // The rate falls with load: slopes are counted downwards.
+        let (py, gy) = (p * y - py, g * y - gy);
+        let (b, c) = slopes(pp, pg, gg, py, gy)?;
+        let a = y + b * p + c * g;
+        let explained = (2.0 * (b * py + c * gy) - (b * b * pp + 2.0 * b * c * pg + c * c * gg)) / yy;
+        let is_line = a > 0.0 && (b > 0.0 || c > 0.0) && explained >= LEAST_EXPLAINED;
+        is_line.then(|| Costs { step_seconds: 1.0 / a, prompt: b / a, generated: c / a })
+    }
+}
+
+/// Slopes, neither below 0, of the line with these variances and covariances.
+fn slopes(pp: f64, pg: f64, gg: f64, py: f64, gy: f64) -> Option<(f64, f64)> {
+    let prior = PRIOR_WEIGHT * pp + f64::EPSILON;
+    let (pp, pg, gg) = (pp + prior, pg - prior / PRIOR_RATIO, gg + prior / (PRIOR_RATIO * PRIOR_RATIO));
+    let determinant = pp * gg - pg * pg;
+    if determinant <= 0.0 {
+        return None;
+    }
+    let (b, c) = ((gg * py - pg * gy) / determinant, (pp * gy - pg * py) / determinant);
+    Some(match (b >= 0.0, c >= 0.0) {
+        (true, false) => ((py / pp).max(0.0), 0.0),
+        (false, true) => (0.0, (gy / gg).max(0.0)),
+        (_, _) => (b.max(0.0), c.max(0.0)),
+    })
+}
+
+fn add<const N: usize>(sums: &mut [f64; N], values: [f64; N], weight: f64) {
+    sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += weight * value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::at;
+
+    /// 12 ms a step, 0.1 ms a prompt token, 0.2 ms a generated one.
+    fn engine(prompt: f64, generated: f64) -> Sample {
+        let inter_token_seconds = 0.012 / (1.0 - 1e-4 * prompt - 2e-4 * generated);
+        Sample { observations: 50, inter_token_seconds, prompt, generated }
+    }
+
+    fn learned(samples: impl Iterator<Item = Sample>) -> Speed {
+        let mut speed = Speed::default();
+        speed.learn(samples, at(0));
+        speed
+    }
+
+    #[test]
+    fn the_costs_of_an_engine_are_found() {
+        let loads = (0..40).map(|i| (f64::from(i % 8) * 1000.0, f64::from(i / 8) * 200.0));
+        let costs = learned(loads.map(|(p, g)| engine(p, g))).costs().expect("a line");
+        assert!((costs.step_seconds - 0.012).abs() < 0.001, "{costs:?}");
+        assert!((costs.prompt / 1e-4 - 1.0).abs() < 0.1 && (costs.generated / 2e-4 - 1.0).abs() < 0.1, "{costs:?}");
+        assert!((costs.fill_within(0.048) - 0.75).abs() < 0.02 && costs.fill_within(0.001) == 0.0);
+    }
+
+    #[test]
+    fn tokens_that_always_come_together_are_told_apart_by_what_is_usual_and_their_sum_is_right() {
+        let loads = (0..40).map(|i| f64::from(i % 20) * 400.0);
+        let costs = learned(loads.map(|p| engine(p, p / 10.0))).costs().expect("a line");
+        let sum = costs.replicas(5000.0, 500.0);
+        assert!((sum - 0.6).abs() < 0.02, "{sum} {costs:?}");
+        assert!((costs.generated / costs.prompt - 2.0).abs() < 0.5, "{costs:?}");
+    }
+
+    #[test]
+    fn one_load_or_a_cloud_make_no_line() {
+        assert_eq!(Speed::default().costs(), None);
+        assert_eq!(learned((0..40).map(|_| engine(1000.0, 100.0))).costs(), None);
+        let cloud = (0..40).map(|i| Sample {
+            inter_token_seconds: if i % 2 == 0 { 0.02 } else { 0.2 },
+            ..engine(f64::from(i / 2 % 5) * 100.0, 10.0)
+        });
+        assert_eq!(learned(cloud).costs(), None);
+    }
+
+    #[test]
+    fn a_faster_engine_replaces_a_slower_one_within_hours() {
+        let mut speed = learned((0..200).map(|i| engine(f64::from(i % 8) * 1000.0, 100.0)));
+        let twice = |i: u32| {
+            let slow = engine(f64::from(i % 8) * 1000.0, 100.0);
+            Sample { inter_token_seconds: slow.inter_token_seconds / 2.0, prompt: slow.prompt * 2.0, ..slow }
+        };
+        speed.learn((0..200).map(twice), at(6 * 3600));
+        let costs = speed.costs().expect("a line");
+        assert!((costs.prompt / 5e-5 - 1.0).abs() < 0.25, "{costs:?}");
+    }
+}
