@@ -1,4 +1,4 @@
-//! OpenAI wire types: what a client may send, and what it gets back.
+//! Wire types: what a client may send, and what it gets back.
 //!
 //! A request body is read field by field ([`fields::Fields`]): a field the engine acts on is taken with its type, and
 //! every other one must hold a value listed in [`unsupported`], so nothing is ignored in silence. Whether a value makes
@@ -10,5 +10,7 @@ pub mod error;
 pub mod fields;
 pub mod generation;
 pub mod models;
+pub mod native;
+pub mod tgi;
 pub mod unsupported;
 pub mod usage;

@@ -141,6 +141,19 @@ pub const COMPLETIONS: &[Unsupported] = &[
     absent("prompt_embeds", "prompts are text or token ids"),
 ];
 
+/// Parameters of Text Generation Inference.
+pub const TGI: &[Unsupported] = &[
+    only("best_of", &["1"], ONE_CHOICE),
+    only("repetition_penalty", &["1"], NO_PENALTIES),
+    only("frequency_penalty", &["0"], NO_PENALTIES),
+    only("typical_p", &["1"], "typical sampling is not available"),
+    only("watermark", &["false"], "answers carry no watermark"),
+    only("decoder_input_details", &["false"], "the prompt's tokens are not repeated"),
+    only("top_n_tokens", &["0"], NO_LOGPROBS),
+    absent("grammar", NO_GRAMMARS),
+    absent("adapter_id", "there are no adapters"),
+];
+
 /// Fields of a chat message besides `role`, `content` and `name`, which clients send back from earlier answers.
 pub const MESSAGE: &[Unsupported] = &[
     ignored("refusal"),

@@ -18,6 +18,8 @@ use windlass_engine_core::update::RequestUpdate;
 pub struct Piece {
     /// What is added; empty where a token completes no character or may belong to a stop string.
     pub text: String,
+    /// The tokens that it took.
+    pub tokens: Vec<TokenId>,
     /// Nothing came before it.
     pub first: bool,
     /// Set on the last piece.
@@ -66,6 +68,8 @@ pub struct Answer {
     prompt_tokens: u32,
     lease: Lease,
     usage: Usage,
+    /// Counted and not yet in a piece.
+    fresh: Vec<TokenId>,
     begun: bool,
     ended: bool,
 }
@@ -88,6 +92,7 @@ impl Answer {
             prompt_tokens,
             lease,
             usage: Usage::new(prompt_tokens, 0, 0),
+            fresh: Vec::new(),
             begun: false,
             ended: false,
         }
@@ -142,7 +147,7 @@ impl Answer {
         let stop_token = update.tokens.last().copied().filter(|_| update.finish == Some(Ending::Stop));
         let shown = update.tokens.len() - usize::from(stop_token.is_some());
         for (index, token) in update.tokens.iter().enumerate() {
-            self.count(&update);
+            self.count(*token, &update);
             let Some(stop) = self.show(*token, index < shown, &mut text) else { continue };
             self.stream.stop();
             return Ok(self.piece(text, Some(End { reason: FinishReason::Stop, stop: Some(StopReason::Text(stop)) })));
@@ -153,7 +158,8 @@ impl Answer {
         }
     }
 
-    fn count(&mut self, update: &RequestUpdate) {
+    fn count(&mut self, token: TokenId, update: &RequestUpdate) {
+        self.fresh.push(token);
         self.lease.spend(1);
         self.usage = Usage::new(self.prompt_tokens, self.usage.completion_tokens + 1, update.cached_tokens);
     }
@@ -183,6 +189,6 @@ impl Answer {
 
     fn piece(&mut self, text: String, end: Option<End>) -> Piece {
         let first = !std::mem::replace(&mut self.begun, true);
-        Piece { text, first, end, usage: self.usage }
+        Piece { text, tokens: std::mem::take(&mut self.fresh), first, end, usage: self.usage }
     }
 }

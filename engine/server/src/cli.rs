@@ -1,6 +1,9 @@
 //! The command line as it is typed. What it means is decided in [`crate::config`].
 
+mod person;
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
+pub use person::{BatchArgs, BenchArgs, ChatArgs, FitArgs, Profile, ServerArgs};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use windlass_engine_contract::flags::{self, fetch};
@@ -46,6 +49,14 @@ pub enum Command {
     Fetch(FetchArgs),
     /// Print a model's shape and memory as JSON
     Inspect(InspectArgs),
+    /// Talk to a model in the terminal
+    Chat(ChatArgs),
+    /// Answer a file of requests, and go on where an earlier attempt stopped
+    Batch(BatchArgs),
+    /// Put load on a server and measure what it feels like
+    Bench(BenchArgs),
+    /// Reckon what fits into which memory, and how many replicas a peak needs
+    Fit(FitArgs),
 }
 
 /// Flags of every command.
@@ -66,6 +77,15 @@ pub enum LogFormat {
     Text,
     /// One JSON object per line
     Json,
+}
+
+/// What happens to a request with a field that nobody knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum UnknownFields {
+    /// 400 with its name
+    Refuse,
+    /// Served as if it were not there
+    Ignore,
 }
 
 /// What computes.
@@ -113,6 +133,24 @@ pub struct ServeArgs {
     /// Port of probes, metrics, stats and drain; 0 takes a free one. Never expose it: it has no authentication
     #[arg(long = bare(flags::ADMIN_PORT), default_value_t = ADMIN_PORT, help_heading = "API")]
     pub admin_port: u16,
+    /// PEM file with the server's certificate chain; the API then speaks TLS. Read again when it changes
+    #[arg(long, value_name = "FILE", help_heading = "API")]
+    pub ssl_certfile: Option<PathBuf>,
+    /// PEM file with its private key
+    #[arg(long, value_name = "FILE", help_heading = "API")]
+    pub ssl_keyfile: Option<PathBuf>,
+    /// PEM file with the authorities that sign clients' certificates
+    #[arg(long, value_name = "FILE", help_heading = "API")]
+    pub ssl_ca_certs: Option<PathBuf>,
+    /// Clients' certificates: 0 not asked for, 1 checked if shown, 2 required
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2), value_name = "N", help_heading = "API")]
+    pub ssl_cert_reqs: u8,
+    /// Origins whose pages browsers let ask: a JSON list, or one; `*` is any
+    #[arg(long, value_name = "ORIGINS", help_heading = "API")]
+    pub allowed_origins: Option<String>,
+    /// What to do with request fields that are in no API this server knows
+    #[arg(long, value_enum, default_value_t = UnknownFields::Refuse, help_heading = "API")]
+    pub unknown_fields: UnknownFields,
     /// File with API keys, a line each: `KEY` or `TENANT KEY`; requests then need `Authorization: Bearer KEY`
     #[arg(long, value_name = "FILE", help_heading = "API")]
     pub api_key_file: Option<PathBuf>,
@@ -270,12 +308,24 @@ pub struct InspectArgs {
 }
 
 impl Command {
+    /// What is logged unless `RUST_LOG` says otherwise: where a person reads answers, only what goes wrong.
+    pub fn log_level(&self) -> &'static str {
+        match self {
+            Command::Serve(_) | Command::Fetch(_) | Command::Inspect(_) => "info",
+            Command::Chat(_) | Command::Batch(_) | Command::Bench(_) | Command::Fit(_) => "warn",
+        }
+    }
+
     /// Flags of the process.
     pub fn process(&self) -> &ProcessArgs {
         match self {
             Command::Serve(args) => &args.process,
             Command::Fetch(args) => &args.process,
             Command::Inspect(args) => &args.process,
+            Command::Chat(args) => &args.process,
+            Command::Batch(args) => &args.process,
+            Command::Bench(args) => &args.process,
+            Command::Fit(args) => &args.process,
         }
     }
 }

@@ -1,9 +1,11 @@
 //! The server's configuration, validated once: what the flags mean together.
 
-use crate::cli::{ExecutorKind, ServeArgs, SimArgs};
+use crate::cli::{ExecutorKind, ServeArgs, SimArgs, UnknownFields};
 use crate::failure::Failure;
+use crate::http::tls::{ClientSource, TlsSource};
 use crate::machine;
 use crate::tenants::{KeySource, Limits, LimitsSource, TenantSource};
+use axum::http::HeaderValue;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -28,6 +30,14 @@ pub struct Config {
     pub batching: Batching,
     /// Where API keys and their limits are, if any are asked for.
     pub tenants: Option<TenantSource>,
+    /// Age at which key, limit and certificate files are read again.
+    pub refresh_every: Duration,
+    /// TLS of the API port, if it has any.
+    pub tls: Option<TlsSource>,
+    /// Origins whose pages may ask, as browsers spell them.
+    pub allowed_origins: Vec<HeaderValue>,
+    /// Fields that nobody knows are ignored instead of refused.
+    pub ignore_unknown_fields: bool,
     /// How patient the server is with clients.
     pub patience: Patience,
     /// Times of the life cycle.
@@ -105,6 +115,9 @@ pub struct LifeTimes {
     pub stall_timeout_seconds: f64,
 }
 
+/// A time that lets a changed Secret count soon and reads it rarely.
+const REFRESH_EVERY: Duration = Duration::from_secs(10);
+
 /// How long the server bears with a client that sends or reads slowly.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
@@ -137,6 +150,10 @@ impl Config {
             executor: executor(args)?,
             batching: batching(args)?,
             tenants: tenants(args)?,
+            refresh_every: REFRESH_EVERY,
+            tls: tls(args)?,
+            allowed_origins: allowed_origins(args)?,
+            ignore_unknown_fields: args.unknown_fields == UnknownFields::Ignore,
             patience: Patience::default(),
             times: times(args)?,
         })
@@ -288,6 +305,42 @@ fn limits(args: &ServeArgs) -> Result<LimitsSource, Failure> {
     Ok(LimitsSource { default, file: args.tenant_limits_file.clone() })
 }
 
+fn tls(args: &ServeArgs) -> Result<Option<TlsSource>, Failure> {
+    let clients = match (&args.ssl_ca_certs, args.ssl_cert_reqs) {
+        (None, 0) => None,
+        (Some(authorities), demanded @ 1..=2) => {
+            Some(ClientSource { authorities: authorities.clone(), required: demanded == 2 })
+        }
+        (Some(_), _) => {
+            let message = "--ssl-ca-certs is for clients' certificates: ask for them by --ssl-cert-reqs 2 (or 1)";
+            return Err(Failure::configuration(message));
+        }
+        (None, _) => return Err(Failure::configuration("--ssl-cert-reqs needs --ssl-ca-certs to check them with")),
+    };
+    match (&args.ssl_certfile, &args.ssl_keyfile) {
+        (Some(certificate), Some(key)) => {
+            Ok(Some(TlsSource { certificate: certificate.clone(), key: key.clone(), clients }))
+        }
+        (None, None) if clients.is_none() => Ok(None),
+        _ => Err(Failure::configuration("TLS needs both --ssl-certfile and --ssl-keyfile")),
+    }
+}
+
+/// A JSON list, as vLLM takes it, or one origin.
+fn allowed_origins(args: &ServeArgs) -> Result<Vec<HeaderValue>, Failure> {
+    let Some(text) = &args.allowed_origins else { return Ok(Vec::new()) };
+    let wrong = |why: String| Failure::configuration(format!("--allowed-origins {text:?}: {why}"));
+    let origins: Vec<String> = match text.starts_with('[') {
+        true => serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?,
+        false => vec![text.clone()],
+    };
+    let valid = |origin: &&String| *origin == "*" || origin.starts_with("http://") || origin.starts_with("https://");
+    if let Some(origin) = origins.iter().find(|origin| !valid(origin)) {
+        return Err(wrong(format!("{origin:?} is no origin; write https://host, or * for any")));
+    }
+    origins.iter().map(|origin| HeaderValue::from_str(origin).map_err(|error| wrong(error.to_string()))).collect()
+}
+
 fn times(args: &ServeArgs) -> Result<LifeTimes, Failure> {
     if args.drain_timeout_seconds < args.drain_accept_seconds {
         return Err(Failure::configuration(format!(
@@ -348,6 +401,10 @@ mod tests {
             ("m --api-key-file a --api-key-dir b", Reason::InvalidConfiguration, "--api-key-file"),
             ("m --tenant-tokens-per-minute 5", Reason::InvalidConfiguration, "--api-key-file"),
             ("m --api-key-file a --tenant-max-concurrent-requests 0", Reason::InvalidConfiguration, "at least 1"),
+            ("m --ssl-certfile a", Reason::InvalidConfiguration, "--ssl-keyfile"),
+            ("m --ssl-certfile a --ssl-keyfile b --ssl-ca-certs c", Reason::InvalidConfiguration, "--ssl-cert-reqs"),
+            ("m --ssl-certfile a --ssl-keyfile b --ssl-cert-reqs 2", Reason::InvalidConfiguration, "--ssl-ca-certs"),
+            ("m --allowed-origins localhost", Reason::InvalidConfiguration, "--allowed-origins"),
             ("m --drain-timeout-seconds 1", Reason::InvalidConfiguration, "--drain-timeout-seconds"),
             ("m --executor sim --sim-step-us=-1", Reason::InvalidConfiguration, "--sim-step-us"),
         ] {

@@ -6,7 +6,7 @@ use windlass_engine_api::generation::GenerationFields;
 use windlass_engine_core::request::{Request, RequestId, Sampling, Tenant, TokenId};
 
 /// Stop strings of a request.
-const MAX_STOPS: usize = 16;
+pub const MAX_STOPS: usize = 16;
 /// Bytes of one stop string.
 const MAX_STOP_BYTES: usize = 1024;
 /// Stop tokens of a request.

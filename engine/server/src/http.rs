@@ -7,11 +7,16 @@ mod body;
 mod chat;
 mod completions;
 pub mod connection;
+mod cors;
 mod error;
+mod lenient;
 mod models;
+mod native;
 mod respond;
 mod stall;
 mod stream;
+mod tgi;
+pub mod tls;
 mod unread;
 
 pub use respond::unix_seconds;

@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::start::open;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::path::Path;
 use windlass_checkpoint::GgufFile;
 use windlass_engine_contract::memory::{KvDataType, kv_bytes_per_token};
 use windlass_engine_contract::shape::ModelShape;
@@ -34,6 +35,11 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
     let inspection = inspect(&open(&args.model)?, args.summary)?;
     println!("{}", serde_json::to_string_pretty(&inspection).map_err(Failure::internal)?);
     Ok(())
+}
+
+/// The shape of one checkpoint.
+pub fn shape(model: &Path) -> Result<ModelShape, Failure> {
+    Ok(inspect(&open(model)?, true)?.shape)
 }
 
 fn inspect(file: &GgufFile, summary: bool) -> Result<Inspection, Failure> {

@@ -7,12 +7,18 @@
 //! and metrics read. It is a library so that tests can start the server in their own process.
 
 pub mod answer;
+pub mod attach;
+pub mod batch;
+pub mod bench;
+pub mod chat;
 pub mod cli;
+pub mod client;
 pub mod clock;
 pub mod config;
 pub mod driver;
 pub mod failure;
 pub mod fetch;
+pub mod fit;
 pub mod generation;
 pub mod http;
 pub mod inspect;

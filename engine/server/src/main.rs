@@ -9,7 +9,7 @@ use windlass_engine::config::Config;
 use windlass_engine::failure::Failure;
 use windlass_engine::lifecycle::{Lifecycle, Stage};
 use windlass_engine::serve::Server;
-use windlass_engine::{fetch, inspect, machine, signals, telemetry, vllm_flags};
+use windlass_engine::{batch, bench, chat, fetch, fit, inspect, machine, signals, telemetry, vllm_flags};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -24,11 +24,15 @@ fn main() -> ExitCode {
         Err(ParseEnd::Wrong { failure, log }) => return end(&failure, log),
     };
     let process = command.process().clone();
-    telemetry::start(process.log_format);
+    telemetry::start(process.log_format, command.log_level());
     let done = match &command {
         Command::Serve(args) => serve(args),
         Command::Fetch(args) => fetch::run(args, fetch::FIRST_PAUSE),
         Command::Inspect(args) => inspect::run(args),
+        Command::Chat(args) => wait_for(chat::run(args)),
+        Command::Batch(args) => wait_for(batch::run(args)),
+        Command::Bench(args) => wait_for(bench::run(args)),
+        Command::Fit(args) => fit::run(args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -73,13 +77,17 @@ fn end(failure: &Failure, log: Option<PathBuf>) -> ExitCode {
 }
 
 fn serve(args: &ServeArgs) -> Result<(), Failure> {
-    let config = Config::from_args(args)?;
+    wait_for(serve_until_told(Config::from_args(args)?))
+}
+
+/// Runs until `work` is done.
+fn wait_for(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(machine::cpus().div_ceil(2).min(MAX_HTTP_THREADS))
         .enable_all()
         .build()
         .map_err(|error| Failure::internal(format!("cannot start the HTTP threads: {error}")))?;
-    let done = runtime.block_on(serve_until_told(config));
+    let done = runtime.block_on(work);
     // What still runs belongs to clients that were given up.
     runtime.shutdown_background();
     done

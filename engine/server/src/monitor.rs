@@ -5,6 +5,7 @@
 mod busy;
 mod metrics;
 mod progress;
+mod recent;
 mod stats;
 mod times;
 
@@ -13,9 +14,12 @@ use busy::BusyWindow;
 use metrics::Metrics;
 pub use metrics::QUEUE_FULL;
 use progress::Progress;
+use recent::Recent;
+pub use recent::SAMPLE_EVERY;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 pub use times::RequestTimes;
+use windlass_engine_api::native::ServerMetrics;
 use windlass_engine_contract::memory::Ledger;
 use windlass_engine_contract::stats::{EffectiveConfig, Phase, StartPhases, Stats};
 use windlass_engine_core::update::{EngineStats, RequestUpdate, StepStats};
@@ -26,6 +30,7 @@ pub struct Monitor {
     metrics: Metrics,
     busy: BusyWindow,
     progress: Progress,
+    recent: Recent,
     /// Arrival of the oldest waiting request, microseconds; [`NONE`] without one.
     oldest_arrival_us: AtomicU64,
     built: OnceLock<Built>,
@@ -61,6 +66,7 @@ impl Monitor {
             metrics: Metrics::new(model_name)?,
             busy: BusyWindow::default(),
             progress: Progress::default(),
+            recent: Recent::default(),
             oldest_arrival_us: AtomicU64::new(NONE),
             built: OnceLock::new(),
         })
@@ -129,6 +135,16 @@ impl Monitor {
     /// `/stats`.
     pub fn stats(&self, phase: Phase, unseen: u32) -> Stats {
         stats::read(&self.metrics, self.built.get(), &self.moment(), phase, unseen)
+    }
+
+    /// `/v1/metrics`: the last minute.
+    pub fn recent(&self, phase: Phase, unseen: u32) -> ServerMetrics {
+        self.recent.until(&self.stats(phase, unseen), self.metrics.batch_fill.get())
+    }
+
+    /// Keeps a reading for [`Monitor::recent`]; called every [`SAMPLE_EVERY`].
+    pub fn sample(&self) {
+        self.recent.record(self.stats(Phase::Ready, 0));
     }
 
     fn moment(&self) -> Moment {

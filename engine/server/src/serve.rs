@@ -7,13 +7,14 @@ use crate::failure::Failure;
 use crate::http::admin::{self, Admin};
 use crate::http::api::{self, Api};
 use crate::http::connection::Server as Connections;
+use crate::http::tls::Tls;
 use crate::http::unix_seconds;
 use crate::lifecycle::{Lifecycle, Stage};
-use crate::monitor::Monitor;
+use crate::monitor::{Monitor, SAMPLE_EVERY};
 use crate::start::{self, EngineEnd, EngineThread, Started};
-use crate::tenants::{REFRESH_EVERY, Tenants};
+use crate::tenants::Tenants;
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -38,7 +39,9 @@ impl Server {
     /// clients that connect to the API port early wait in its queue.
     pub async fn start(config: Config, lifecycle: Lifecycle) -> Result<Server, Failure> {
         let clock = Clock::start();
-        let tenants = config.tenants.clone().map(|source| Tenants::read(source, REFRESH_EVERY, clock)).transpose()?;
+        let refresh = config.refresh_every;
+        let tenants = config.tenants.clone().map(|source| Tenants::read(source, refresh, clock)).transpose()?;
+        let tls = config.tls.clone().map(|source| Tls::read(source, refresh)).transpose()?;
         let (api_listener, api_address) = bind(config.api_address, "the API").await?;
         let (admin_listener, admin_address) = bind(config.admin_address, "probes and metrics").await?;
         let monitor = Arc::new(Monitor::new(clock, &config.served_names[0]).map_err(Failure::internal)?);
@@ -66,11 +69,14 @@ impl Server {
             tenants,
             monitor: monitor.clone(),
             lifecycle: lifecycle.clone(),
+            allowed_origins: config.allowed_origins,
+            ignore_unknown_fields: config.ignore_unknown_fields,
             patience,
         });
         monitor.built(built);
-        let connections =
-            Arc::new(Connections::new(api::router(api), lifecycle.clone(), times.max_connection_age, patience));
+        tokio::spawn(sample(Arc::downgrade(&monitor)));
+        let connections = Connections::new(api::router(api), lifecycle.clone(), times.max_connection_age, patience);
+        let connections = Arc::new(connections.over(tls));
         tokio::spawn(connections.clone().run(api_listener));
         lifecycle.advance(Stage::Serving);
         info!(api = %api_address, admin = %admin_address, seconds = clock.seconds(), "serving");
@@ -114,6 +120,15 @@ impl Server {
             let _ = timeout(FLUSH, self.connections.no_connections()).await;
         }
         info!("drained");
+    }
+}
+
+/// Keeps readings for the view of the last minute, as long as there is a monitor.
+async fn sample(monitor: Weak<Monitor>) {
+    while let Some(monitor) = monitor.upgrade() {
+        monitor.sample();
+        drop(monitor);
+        sleep(SAMPLE_EVERY).await;
     }
 }
 

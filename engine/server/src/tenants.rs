@@ -22,9 +22,6 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 use windlass_engine_core::request::Tenant;
 
-/// A refresh time that lets a changed Secret count soon and reads it rarely.
-pub const REFRESH_EVERY: Duration = Duration::from_secs(10);
-
 /// Where keys and limits come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantSource {
@@ -112,6 +109,8 @@ mod tests {
     use super::*;
     use std::fs;
     use std::path::Path;
+
+    const REFRESH_EVERY: Duration = Duration::from_secs(10);
 
     fn tenants(keys: KeySource, refresh_every: Duration) -> Result<Tenants, Failure> {
         let source = TenantSource { keys, limits: LimitsSource::default() };

@@ -44,7 +44,6 @@ const NO_SPECULATION: &str = "speculative decoding is not available";
 const NO_COMPILE: &str = "nothing is compiled at start, so there is nothing to configure";
 const NO_CODE: &str = "the engine runs no code from a model";
 const FROM_FILE: &str = "a GGUF file holds it";
-const NO_TLS: &str = "TLS ends before the engine";
 const FILES_ONLY: &str = "secrets come from files: use --api-key-file or --api-key-dir";
 
 const FLAGS: &[Flag] = &[
@@ -162,11 +161,6 @@ const FLAGS: &[Flag] = &[
     value("--middleware", &[], NO_CODE),
     value("--uds", &[], "the server listens on TCP"),
     value("--api-server-count", &["1"], ONE_PROCESS),
-    value("--ssl-keyfile", &[], NO_TLS),
-    value("--ssl-certfile", &[], NO_TLS),
-    value("--ssl-ca-certs", &[], NO_TLS),
-    value("--ssl-cert-reqs", &["0"], NO_TLS),
-    value("--allowed-origins", &["[\"*\"]"], "browsers are served by what is in front"),
     value("--allowed-methods", &["[\"*\"]"], "browsers are served by what is in front"),
     value("--allowed-headers", &["[\"*\"]"], "browsers are served by what is in front"),
     value("--max-log-len", &[], "prompts are never logged"),

@@ -2,7 +2,7 @@
 
 use super::auth;
 use super::error::ApiError;
-use super::{chat, completions, models};
+use super::{chat, completions, cors, lenient, models, native, tgi};
 use crate::answer::Answer;
 use crate::config::Patience;
 use crate::driver::{EngineHandle, Event};
@@ -14,13 +14,15 @@ use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer::Tokenizer;
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{Method, StatusCode, Uri};
+use axum::http::{HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use std::any::Any;
 use std::sync::Arc;
+use tower::util::option_layer;
 use tower_http::catch_panic::CatchPanicLayer;
+use windlass_engine_api::error::FieldError;
 use windlass_engine_api::generation::GenerationFields;
 use windlass_engine_core::request::{RejectReason, TokenId};
 
@@ -50,6 +52,10 @@ pub struct Api {
     pub monitor: Arc<Monitor>,
     /// Where the server is in its life.
     pub lifecycle: Lifecycle,
+    /// Origins whose pages may ask; none by default.
+    pub allowed_origins: Vec<HeaderValue>,
+    /// Fields that nobody knows are taken out of requests instead of refused.
+    pub ignore_unknown_fields: bool,
     /// How patient it is with clients.
     pub patience: Patience,
 }
@@ -62,9 +68,12 @@ pub fn router(api: Arc<Api>) -> Router {
         .route("/v1/models/{*name}", get(models::show))
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
+        .merge(native::routes())
+        .merge(tgi::routes())
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(api.clone(), auth::authenticate))
+        .layer(option_layer((!api.allowed_origins.is_empty()).then(|| cors::layer(&api.allowed_origins))))
         .layer(middleware::from_fn_with_state(api.clone(), refuse_when_closed))
         .layer(CatchPanicLayer::custom(panicked))
         .with_state(api)
@@ -98,6 +107,18 @@ pub fn is_open(path: &str) -> bool {
 }
 
 impl Api {
+    /// Reads a request body by `parse`, which is strict; `--unknown-fields` may make it less so.
+    pub fn read<T>(&self, body: &[u8], parse: fn(&[u8]) -> Result<T, FieldError>) -> Result<T, ApiError> {
+        Ok(if self.ignore_unknown_fields { lenient::read(body, parse) } else { parse(body) }?)
+    }
+
+    /// The model that a request names, or the first one served where it need not name any.
+    pub fn model_or_first(&self, model: Option<String>) -> Result<String, ApiError> {
+        let model = model.unwrap_or_else(|| self.served_names[0].clone());
+        self.check_model(&model)?;
+        Ok(model)
+    }
+
     /// Refuses a model that is not served.
     pub fn check_model(&self, model: &str) -> Result<(), ApiError> {
         if self.served_names.iter().any(|name| name == model) {

@@ -33,6 +33,10 @@ impl FromRequest<Arc<Api>> for JsonBody {
 
 /// A body that says it is something else than JSON is not guessed at; one that says nothing is read.
 fn check_type(request: &Request) -> Result<(), ApiError> {
+    if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity") {
+        let message = format!("the Content-Encoding is {encoding:?}; send the body as it is");
+        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message));
+    }
     let Some(value) = request.headers().get(header::CONTENT_TYPE) else { return Ok(()) };
     let media = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
     if media.eq_ignore_ascii_case("application/json") {

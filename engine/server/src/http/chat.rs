@@ -24,7 +24,7 @@ pub async fn create(
     Admitted(lease): Admitted,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let ChatRequest { model, messages, generation: fields } = ChatRequest::from_body(&body)?;
+    let ChatRequest { model, messages, generation: fields } = api.read(&body, ChatRequest::from_body)?;
     api.check_model(&model)?;
     let streaming = fields.stream;
     let generation = api.generation(fields)?;
@@ -38,7 +38,7 @@ pub async fn create(
 }
 
 /// The conversation as tokens, by the model's template.
-async fn prompt(api: &Arc<Api>, messages: &[Message]) -> Result<Vec<TokenId>, ApiError> {
+pub(super) async fn prompt(api: &Arc<Api>, messages: &[Message]) -> Result<Vec<TokenId>, ApiError> {
     let Some(template) = &api.template else {
         let message = "this model has no chat template; use /v1/completions";
         return Err(ApiError::bad_request("no_chat_template", message));

@@ -28,7 +28,7 @@ pub async fn create(
     Admitted(lease): Admitted,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let CompletionRequest { model, prompts, generation: fields } = CompletionRequest::from_body(&body)?;
+    let CompletionRequest { model, prompts, generation: fields } = api.read(&body, CompletionRequest::from_body)?;
     api.check_model(&model)?;
     let streaming = fields.stream;
     let generation = api.generation(fields)?;

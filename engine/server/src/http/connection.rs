@@ -5,6 +5,7 @@
 //! connections close at once and busy ones after their response.
 
 use super::stall::StallGuard;
+use super::tls::Tls;
 use crate::config::Patience;
 use crate::lifecycle::{Lifecycle, Stage};
 use axum::Router;
@@ -19,6 +20,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tower::ServiceExt;
@@ -48,6 +50,7 @@ pub struct Server {
     patience: Patience,
     max_age: Option<Duration>,
     stays_open: bool,
+    tls: Option<Tls>,
     open: Arc<watch::Sender<usize>>,
     permits: Arc<Semaphore>,
 }
@@ -56,12 +59,18 @@ impl Server {
     /// Serves `router` as the life cycle says, each connection for `max_age` or for ever.
     pub fn new(router: Router, lifecycle: Lifecycle, max_age: Option<Duration>, patience: Patience) -> Server {
         let (open, permits) = (Arc::new(watch::Sender::new(0)), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
-        Server { router, lifecycle, patience, max_age, stays_open: false, open, permits }
+        Server { router, lifecycle, patience, max_age, stays_open: false, tls: None, open, permits }
     }
 
     /// Keeps its connections whatever the stage and their age: probes are asked to the end.
     pub fn staying_open(mut self) -> Server {
         (self.stays_open, self.max_age) = (true, None);
+        self
+    }
+
+    /// Speaks TLS, if there is any.
+    pub fn over(mut self, tls: Option<Tls>) -> Server {
+        self.tls = tls;
         self
     }
 
@@ -75,7 +84,7 @@ impl Server {
                     let server = self.clone();
                     let counted = OpenConnection::new(&self.open);
                     tokio::spawn(async move {
-                        server.serve(stream).await;
+                        server.meet(stream).await;
                         drop((counted, permit));
                     });
                 }
@@ -93,18 +102,31 @@ impl Server {
         let _ = self.open.subscribe().wait_for(|open| *open == 0).await;
     }
 
-    async fn serve(self: Arc<Self>, stream: TcpStream) {
+    /// Serves a new connection, after its handshake where there is one.
+    async fn meet(self: Arc<Self>, stream: TcpStream) {
         // Tokens are small and each matters: none may wait for the next.
         if let Err(error) = stream.set_nodelay(true) {
             debug!("TCP_NODELAY: {error}");
         }
+        let stream = StallGuard::new(stream, self.patience.read);
+        let Some(tls) = &self.tls else { return self.serve(stream).await };
+        tokio::select! {
+            handshake = tokio::time::timeout(self.patience.header, tls.acceptor().accept(stream)) => match handshake {
+                Ok(Ok(stream)) => self.clone().serve(stream).await,
+                Ok(Err(error)) => debug!("a TLS handshake failed: {error}"),
+                Err(_) => debug!("a TLS handshake took too long"),
+            },
+            () = self.refuses(self.lifecycle.stage()) => (),
+        }
+    }
+
+    async fn serve<T: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self: Arc<Self>, stream: T) {
         let state = Arc::new(ConnectionState::default());
         let service = service_fn(|request| {
             let (server, state) = (self.clone(), state.clone());
             async move { server.answer(&state, request).await }
         });
         let builder = builder(self.patience.header);
-        let stream = StallGuard::new(stream, self.patience.read);
         let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
         let mut silent = pin!(tokio::time::sleep(self.patience.header));
         let mut old = pin!(self.grows_old());

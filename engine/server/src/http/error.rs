@@ -22,7 +22,11 @@ pub struct ApiError {
 }
 
 /// OpenAI's clients ask it before they look at the status.
-const SHOULD_RETRY: &str = "x-should-retry";
+pub const SHOULD_RETRY: &str = "x-should-retry";
+/// Messages quote what the client sent, which may be anything.
+const MAX_MESSAGE_CHARS: usize = 1000;
+/// Paths of fields, too.
+const MAX_PARAM_CHARS: usize = 200;
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
 
@@ -36,7 +40,7 @@ impl ApiError {
             _ => INVALID,
         };
         let body = ErrorBody {
-            message: message.into(),
+            message: bounded(message.into(), MAX_MESSAGE_CHARS),
             kind: kind.to_owned(),
             param: None,
             code: Some(code.to_owned()),
@@ -50,9 +54,14 @@ impl ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, code, message)
     }
 
+    /// The status it is answered with.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
     /// Names the field that is wrong.
     pub fn param(mut self, param: &str) -> ApiError {
-        self.body.param = Some(param.to_owned());
+        self.body.param = Some(bounded(param.to_owned(), MAX_PARAM_CHARS));
         self
     }
 
@@ -93,10 +102,19 @@ impl ApiError {
     }
 }
 
+/// `text`, or its beginning.
+fn bounded(mut text: String, most: usize) -> String {
+    if let Some((end, _)) = text.char_indices().nth(most) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
 impl From<FieldError> for ApiError {
     fn from(error: FieldError) -> ApiError {
         let mut converted = ApiError::bad_request(error.code, error.message);
-        converted.body.param = error.param;
+        converted.body.param = error.param.map(|param| bounded(param, MAX_PARAM_CHARS));
         converted
     }
 }

@@ -1,5 +1,6 @@
 //! How an endpoint writes its answers, apart from when.
 
+use super::error::ApiError;
 use crate::answer::Piece;
 use serde::Serialize;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -34,6 +35,16 @@ pub trait Events: Send + 'static {
 
     /// The event after the last choice.
     fn usage(&self, usage: Usage, out: &mut EventBuffer);
+
+    /// What follows a complete answer.
+    fn done(&self, out: &mut EventBuffer) {
+        out.done();
+    }
+
+    /// What ends an incomplete one.
+    fn error(&self, error: ApiError, out: &mut EventBuffer) {
+        out.event(&error.envelope());
+    }
 }
 
 /// Server-sent events being put together.

@@ -1,6 +1,5 @@
 //! Server-sent events: pieces as they come, a comment now and then while none do, an error where it ends badly.
 
-use super::error::ApiError;
 use super::respond::{EventBuffer, Events};
 use super::unread;
 use crate::answer::{Answer, Interrupted, Piece};
@@ -102,7 +101,7 @@ impl<E: Events> EventStream<E> {
                 }
             }
             Err(interrupted) => {
-                out.event(&ApiError::from(interrupted).envelope());
+                self.events.error(interrupted.into(), out);
                 self.done = true;
             }
         }
@@ -112,7 +111,7 @@ impl<E: Events> EventStream<E> {
         if self.options.include_usage {
             self.events.usage(self.usage, out);
         }
-        out.done();
+        self.events.done(out);
         self.done = true;
     }
 }

@@ -30,7 +30,7 @@ pub struct Metrics {
     pub(super) cached_blocks: IntGauge,
     oldest_queued_age: Gauge,
     utilization: Gauge,
-    batch_fill: Gauge,
+    pub(super) batch_fill: Gauge,
     blocks_leaked: IntGauge,
     pub(super) prompt_tokens: Counter,
     pub(super) generation_tokens: Counter,

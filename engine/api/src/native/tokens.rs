@@ -1,0 +1,134 @@
+//! `/tokenize` and `/detokenize`, by vLLM's names.
+
+use crate::chat::{Message, Role};
+use crate::error::FieldError;
+use crate::fields::Fields;
+use serde::{Deserialize, Serialize};
+
+/// A text or a conversation to turn into tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenizeRequest {
+    /// A served name; the first one if absent.
+    pub model: Option<String>,
+    /// What to tokenize.
+    pub input: TokenizeInput,
+    /// Whether the answer spells the tokens out.
+    pub return_token_strs: bool,
+}
+
+/// What to tokenize.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenizeInput {
+    /// A plain prompt.
+    Prompt {
+        /// The text.
+        text: String,
+        /// Begin with the token that the model wants first, if it wants one.
+        add_special_tokens: bool,
+    },
+    /// A conversation, rendered by the model's template.
+    Messages(Vec<Message>),
+}
+
+impl TokenizeRequest {
+    /// Reads a body; any field it cannot honour is refused by name.
+    pub fn from_body(body: &[u8]) -> Result<TokenizeRequest, FieldError> {
+        let mut fields = Fields::parse(body)?;
+        let model = fields.optional("model", "the name of a served model")?;
+        let return_token_strs = fields.optional("return_token_strs", "true or false")?.unwrap_or(false);
+        let prompt: Option<String> = fields.optional("prompt", "a string")?;
+        let messages: Option<Vec<TextMessage>> =
+            fields.optional("messages", "a list of messages with role and content as strings")?;
+        let input = match (prompt, messages) {
+            (Some(text), None) => {
+                let add_special_tokens = fields.optional("add_special_tokens", "true or false")?.unwrap_or(true);
+                TokenizeInput::Prompt { text, add_special_tokens }
+            }
+            (None, Some(messages)) if !messages.is_empty() => {
+                TokenizeInput::Messages(messages.into_iter().map(TextMessage::into_message).collect())
+            }
+            (Some(_), Some(_)) => {
+                return Err(FieldError::invalid("messages", "give either `prompt` or `messages`, not both"));
+            }
+            _ => return Err(FieldError::invalid("prompt", "`prompt` or `messages` is required")),
+        };
+        fields.finish(&[])?;
+        Ok(TokenizeRequest { model, input, return_token_strs })
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TextMessage {
+    role: Role,
+    content: String,
+    name: Option<String>,
+}
+
+impl TextMessage {
+    fn into_message(self) -> Message {
+        Message { role: self.role, content: self.content, name: self.name }
+    }
+}
+
+/// The tokens of a text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenizeResponse {
+    /// How many.
+    pub count: usize,
+    /// Longest sequence the server takes.
+    pub max_model_len: u32,
+    /// Their ids.
+    pub tokens: Vec<u32>,
+    /// What each says, where asked for.
+    pub token_strs: Option<Vec<String>>,
+}
+
+/// Tokens to turn into text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DetokenizeRequest {
+    /// A served name; the first one if absent.
+    pub model: Option<String>,
+    /// Ids.
+    pub tokens: Vec<u32>,
+}
+
+impl DetokenizeRequest {
+    /// Reads a body.
+    pub fn from_body(body: &[u8]) -> Result<DetokenizeRequest, FieldError> {
+        let mut fields = Fields::parse(body)?;
+        let model = fields.optional("model", "the name of a served model")?;
+        let tokens = fields.required("tokens", "a list of token ids")?;
+        fields.finish(&[])?;
+        Ok(DetokenizeRequest { model, tokens })
+    }
+}
+
+/// The text of tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DetokenizeResponse {
+    /// The text, without special tokens.
+    pub prompt: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn either_a_prompt_or_messages() {
+        for (body, param) in [
+            (&br#"{}"#[..], "prompt"),
+            (br#"{"prompt":"a","messages":[{"role":"user","content":"b"}]}"#, "messages"),
+            (br#"{"messages":[]}"#, "prompt"),
+            (br#"{"messages":[{"role":"robot","content":"b"}]}"#, "messages"),
+            (br#"{"prompt":"a","chat_template":"x"}"#, "chat_template"),
+        ] {
+            let error = TokenizeRequest::from_body(body).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(param), "{}", String::from_utf8_lossy(body));
+        }
+        let request = TokenizeRequest::from_body(br#"{"prompt":"a","add_special_tokens":false}"#).unwrap();
+        let expected = TokenizeInput::Prompt { text: "a".to_owned(), add_special_tokens: false };
+        assert_eq!(request.input, expected);
+    }
+}

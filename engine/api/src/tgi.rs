@@ -1,0 +1,201 @@
+//! Text Generation Inference's dialect: `/generate`, `/generate_stream`, and both behind `/`.
+
+use crate::error::FieldError;
+use crate::fields::Fields;
+use crate::generation::GenerationFields;
+use crate::unsupported::TGI;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// A prompt to continue.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerateRequest {
+    /// What to continue.
+    pub inputs: String,
+    /// Answer as server-sent events; only `/` asks.
+    pub stream: bool,
+    /// Keep only so many tokens of the prompt, the last ones.
+    pub truncate: Option<u32>,
+    /// Begin the text with the prompt.
+    pub return_full_text: bool,
+    /// Say more than the text.
+    pub details: bool,
+    /// How to generate.
+    pub generation: GenerationFields,
+}
+
+impl GenerateRequest {
+    /// Reads a body; any parameter it cannot honour is refused by name.
+    pub fn from_body(body: &[u8]) -> Result<GenerateRequest, FieldError> {
+        let mut fields = Fields::parse(body)?;
+        let inputs = fields.required("inputs", "a string")?;
+        let stream = fields.optional("stream", "true or false")?.unwrap_or(false);
+        let parameters: Option<Value> = fields.optional("parameters", "an object")?;
+        fields.finish(&[])?;
+        let parameters = parameters.unwrap_or_else(|| Value::Object(serde_json::Map::new()));
+        let mut parameters = Fields::of("parameters".to_owned(), parameters)?;
+        let request = GenerateRequest {
+            inputs,
+            stream,
+            truncate: parameters.optional("truncate", "a whole number of tokens")?,
+            return_full_text: parameters.optional("return_full_text", "true or false")?.unwrap_or(false),
+            details: parameters.optional("details", "true or false")?.unwrap_or(false),
+            generation: take_generation(&mut parameters)?,
+        };
+        parameters.finish(&[TGI])?;
+        Ok(request)
+    }
+}
+
+/// Greedy, unless sampling is asked for or any of its parameters is given.
+fn take_generation(parameters: &mut Fields) -> Result<GenerationFields, FieldError> {
+    let mut generation = GenerationFields {
+        temperature: parameters.optional("temperature", "a number")?,
+        top_p: parameters.optional("top_p", "a number")?,
+        top_k: parameters.optional("top_k", "a whole number")?,
+        seed: parameters.optional("seed", "a whole number of 64 bits")?,
+        max_tokens: parameters.optional("max_new_tokens", "a whole number of tokens")?,
+        stop: parameters.optional("stop", "a list of strings")?.unwrap_or_default(),
+        ..GenerationFields::default()
+    };
+    let asked: bool = parameters.optional("do_sample", "true or false")?.unwrap_or(false);
+    let implied = generation.temperature.is_some() || generation.top_p.is_some() || generation.top_k.is_some();
+    if !asked && !implied {
+        generation.temperature = Some(0.0);
+    }
+    Ok(generation)
+}
+
+/// The whole continuation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GenerateResponse {
+    /// What was generated.
+    pub generated_text: String,
+    /// Where asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub details: Option<Details>,
+}
+
+/// More than the text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Details {
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// How many tokens.
+    pub generated_tokens: u32,
+    /// As the client gave it.
+    pub seed: Option<i64>,
+    /// Always empty: the prompt's tokens are not repeated.
+    pub prefill: Vec<Token>,
+    /// What was generated, one by one.
+    pub tokens: Vec<Token>,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The token limit.
+    Length,
+    /// The model ended it.
+    EosToken,
+    /// A stop string.
+    StopSequence,
+}
+
+/// One token.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Token {
+    /// Its id.
+    pub id: u32,
+    /// What it adds to the text.
+    pub text: String,
+    /// Always absent.
+    pub logprob: Option<f32>,
+    /// It ends the answer and says nothing.
+    pub special: bool,
+}
+
+/// One event of a stream.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StreamResponse {
+    /// Counts tokens from 1.
+    pub index: u32,
+    /// What is new.
+    pub token: Token,
+    /// All of the text, in the last event.
+    pub generated_text: Option<String>,
+    /// In the last event.
+    pub details: Option<StreamDetails>,
+}
+
+/// What the last event says of the answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StreamDetails {
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// How many tokens.
+    pub generated_tokens: u32,
+    /// As the client gave it.
+    pub seed: Option<i64>,
+    /// Tokens of the prompt.
+    pub input_length: u32,
+}
+
+/// The body of every response that is not a success.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorResponse {
+    /// For people.
+    pub error: String,
+    /// `validation`, `overloaded`, `generation`, …
+    pub error_type: String,
+}
+
+/// `/info`: what is served.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Info {
+    /// The first served name.
+    pub model_id: String,
+    /// Always absent: the file is the revision.
+    pub model_sha: Option<String>,
+    /// Longest sequence, prompt and answer together.
+    pub max_total_tokens: u32,
+    /// Longest prompt.
+    pub max_input_tokens: u32,
+    /// Most stop strings.
+    pub max_stop_sequences: u32,
+    /// Version of the engine.
+    pub version: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(parameters: &str) -> Result<GenerateRequest, FieldError> {
+        GenerateRequest::from_body(format!(r#"{{"inputs":"a","parameters":{parameters}}}"#).as_bytes())
+    }
+
+    #[test]
+    fn it_is_greedy_until_sampling_is_asked_for() {
+        let temperature = |parameters: &str| request(parameters).unwrap().generation.temperature;
+        assert_eq!(temperature("{}"), Some(0.0));
+        assert_eq!(temperature(r#"{"do_sample":true}"#), None);
+        assert_eq!(temperature(r#"{"top_p":0.9}"#), None);
+        assert_eq!(temperature(r#"{"temperature":0.7}"#), Some(0.7));
+    }
+
+    #[test]
+    fn parameters_are_refused_with_their_path() {
+        for (parameters, param) in [
+            (r#"{"watermark":true}"#, "parameters.watermark"),
+            (r#"{"best_of":2}"#, "parameters.best_of"),
+            (r#"{"max_new_tokens":-1}"#, "parameters.max_new_tokens"),
+            (r#"{"no_such":1}"#, "parameters.no_such"),
+        ] {
+            assert_eq!(request(parameters).unwrap_err().param.as_deref(), Some(param), "{parameters}");
+        }
+        let defaults = r#"{"best_of":1,"watermark":false,"typical_p":null,"repetition_penalty":1.0,"stop":["x"]}"#;
+        assert_eq!(request(defaults).unwrap().generation.stop, ["x"]);
+    }
+}

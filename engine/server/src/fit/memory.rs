@@ -1,0 +1,156 @@
+//! Bytes: of a model, of its KV cache, of a step; and what is left of a memory.
+
+use crate::failure::Failure;
+use windlass_engine_contract::memory::{KvDataType, kv_bytes_per_token, workspace_bytes};
+use windlass_engine_contract::shape::ModelShape;
+
+/// What an engine takes, by use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    weights: u64,
+    workspace: u64,
+    kv_per_token: u64,
+    longest: u32,
+    step_tokens: u32,
+    sequences: u32,
+}
+
+/// What one memory holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Fit {
+    /// Its size.
+    pub memory: u64,
+    /// Left for KV.
+    pub kv_bytes: u64,
+    /// Tokens that these hold.
+    pub kv_tokens: u64,
+    /// Sequences at their longest that these hold.
+    pub sequences: f64,
+    /// Bytes that are missing for a single sequence at its longest; 0 if it fits.
+    pub missing: u64,
+}
+
+impl Demand {
+    /// By the arithmetic that the engine itself allocates by.
+    pub fn of(shape: &ModelShape, longest: u32, sequences: u32, step_tokens: u32) -> Demand {
+        Demand {
+            weights: shape.weight_bytes,
+            workspace: workspace_bytes(shape, step_tokens, sequences),
+            kv_per_token: kv_bytes_per_token(shape, KvDataType::Bf16),
+            longest,
+            step_tokens,
+            sequences,
+        }
+    }
+
+    /// What is left of a memory.
+    pub fn fit(&self, memory: u64) -> Fit {
+        let fixed = self.weights + self.workspace;
+        let one = self.kv_per_token * u64::from(self.longest);
+        let kv_bytes = memory.saturating_sub(fixed);
+        let kv_tokens = kv_bytes / self.kv_per_token.max(1);
+        let sequences = kv_tokens as f64 / f64::from(self.longest.max(1));
+        Fit { memory, kv_bytes, kv_tokens, sequences, missing: (fixed + one).saturating_sub(memory) }
+    }
+
+    /// Where the bytes come from.
+    pub fn explain(&self, shape: &ModelShape) -> String {
+        let ModelShape { architecture, layers, hidden, heads, kv_heads, head_dim, vocabulary, context_tokens, .. } =
+            shape;
+        let one = self.kv_per_token * u64::from(self.longest);
+        format!(
+            "{architecture}: {layers} layers of width {hidden}, {heads} heads of {head_dim}, {kv_heads} for K and V, \
+             {vocabulary} tokens, context {context_tokens}\n\n\
+             weights        {:>12}  as stored\n\
+             KV of a token  {:>12}  2 × {layers} layers × {kv_heads} heads × {head_dim} × 2 bytes (bf16)\n\
+             KV of a sequence {:>10}  × {} tokens\n\
+             workspace      {:>12}  {} tokens in a step, {} rows of logits\n",
+            bytes(self.weights),
+            bytes(self.kv_per_token),
+            bytes(one),
+            self.longest,
+            bytes(self.workspace),
+            self.step_tokens,
+            self.sequences,
+        )
+    }
+}
+
+/// A size for people.
+pub fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let power = (bytes.ilog2() / 10).min(UNITS.len() as u32);
+    format!("{:.1} {}", bytes as f64 / 1024_f64.powi(power as i32), UNITS[power as usize - 1])
+}
+
+/// `16Gi`, `16GiB`, `16G` (powers of 1000), or bytes.
+pub fn parse_bytes(text: &str) -> Result<u64, Failure> {
+    let wrong =
+        || Failure::configuration(format!("--memory {text:?} is no size; write it as in 16Gi, 24G or 8589934592"));
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let number: f64 = text[..digits].parse().map_err(|_| wrong())?;
+    let unit: u64 = match text[digits..].trim_end_matches('B') {
+        "" => 1,
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        "Ti" => 1 << 40,
+        "K" => 1000,
+        "M" => 1_000_000,
+        "G" => 1_000_000_000,
+        "T" => 1_000_000_000_000,
+        _ => return Err(wrong()),
+    };
+    Some(number * unit as f64).filter(|bytes| *bytes < 1e18).map(|bytes| bytes as u64).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn llama_8b() -> ModelShape {
+        ModelShape {
+            architecture: "llama".into(),
+            layers: 32,
+            hidden: 4096,
+            feed_forward: 14_336,
+            heads: 32,
+            kv_heads: 8,
+            head_dim: 128,
+            vocabulary: 128_256,
+            context_tokens: 131_072,
+            weight_bytes: 16_060_522_496,
+        }
+    }
+
+    #[test]
+    fn what_is_left_holds_tokens_of_128_kib() {
+        let demand = Demand::of(&llama_8b(), 8192, 64, 512);
+        let fit = demand.fit(80 << 30);
+        assert_eq!(fit.missing, 0);
+        assert_eq!(fit.kv_tokens, fit.kv_bytes / 131_072);
+        assert!((60.0..66.0).contains(&fit.sequences), "{fit:?}");
+    }
+
+    #[test]
+    fn a_memory_that_is_too_small_is_told_what_is_missing() {
+        let demand = Demand::of(&llama_8b(), 8192, 64, 512);
+        let short = demand.fit(16 << 30);
+        assert_eq!(demand.fit((16 << 30) + short.missing).missing, 0);
+        assert!(demand.fit((16 << 30) + short.missing - 1).missing > 0);
+    }
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        for (text, expected) in [("16Gi", 16 << 30), ("1.5KiB", 1536), ("24G", 24_000_000_000), ("7", 7)] {
+            assert_eq!(parse_bytes(text).unwrap(), expected);
+        }
+        for wrong in ["", "Gi", "-1", "16Xi", "1e99", "99999999Ti", "1.2.3"] {
+            assert!(parse_bytes(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!((bytes(1536).as_str(), bytes(5).as_str(), bytes(80 << 30).as_str()), ("1.5 KiB", "5 B", "80.0 GiB"));
+    }
+}

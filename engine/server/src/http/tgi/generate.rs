@@ -1,0 +1,120 @@
+//! `/generate`, `/generate_stream`, and `/`.
+
+use super::error::TgiError;
+use super::stream::TgiEvents;
+use crate::answer::{Answer, Interrupted};
+use crate::http::api::Api;
+use crate::http::auth::Admitted;
+use crate::http::body::JsonBody;
+use crate::http::error::ApiError;
+use crate::http::stream;
+use crate::tenants::Lease;
+use crate::text::tokenizer::Tokenizer;
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use std::sync::Arc;
+use windlass_engine_api::generation::{FinishReason as Ending, StopReason, StreamOptions};
+use windlass_engine_api::tgi::{Details, FinishReason, GenerateRequest, GenerateResponse, Token};
+
+/// The whole continuation.
+pub async fn whole(
+    State(api): State<Arc<Api>>,
+    Admitted(lease): Admitted,
+    JsonBody(body): JsonBody,
+) -> Result<Json<GenerateResponse>, TgiError> {
+    Ok(Json(answer(&api, &lease, api.read(&body, GenerateRequest::from_body)?).await?))
+}
+
+/// The continuation token by token.
+pub async fn streamed(
+    State(api): State<Arc<Api>>,
+    Admitted(lease): Admitted,
+    JsonBody(body): JsonBody,
+) -> Result<Response, TgiError> {
+    events(&api, &lease, api.read(&body, GenerateRequest::from_body)?).await
+}
+
+/// What the request asks for; a whole answer is the only element of a list.
+pub async fn either(
+    State(api): State<Arc<Api>>,
+    Admitted(lease): Admitted,
+    JsonBody(body): JsonBody,
+) -> Result<Response, TgiError> {
+    let request = api.read(&body, GenerateRequest::from_body)?;
+    match request.stream {
+        true => events(&api, &lease, request).await,
+        false => Ok(Json([answer(&api, &lease, request).await?]).into_response()),
+    }
+}
+
+async fn events(api: &Arc<Api>, lease: &Lease, request: GenerateRequest) -> Result<Response, TgiError> {
+    let (seed, prefix) = (request.generation.seed, prefix(&request));
+    let answer = submit(api, lease, request).await?;
+    let options = StreamOptions::default();
+    Ok(stream::respond(vec![answer], TgiEvents::new(prefix, seed), options, &api.patience))
+}
+
+async fn answer(api: &Arc<Api>, lease: &Lease, request: GenerateRequest) -> Result<GenerateResponse, TgiError> {
+    let (seed, details, prefix) = (request.generation.seed, request.details, prefix(&request));
+    let answer = submit(api, lease, request).await?;
+    let mut response = read(answer, prefix, seed).await?;
+    response.details = response.details.filter(|_| details);
+    Ok(response)
+}
+
+/// What the text begins with.
+fn prefix(request: &GenerateRequest) -> String {
+    if request.return_full_text { request.inputs.clone() } else { String::new() }
+}
+
+async fn submit(api: &Arc<Api>, lease: &Lease, request: GenerateRequest) -> Result<Answer, ApiError> {
+    let GenerateRequest { inputs, truncate, generation, .. } = request;
+    let generation = api.generation(generation)?;
+    if truncate.is_none() {
+        api.check_length(&inputs, "inputs")?;
+    }
+    let mut tokens = api.tokenize(inputs, Tokenizer::encode_prompt).await?;
+    if let Some(keep) = truncate {
+        tokens.drain(..tokens.len().saturating_sub(keep as usize));
+    }
+    api.submit(lease, tokens, &generation, u32::MAX, "inputs").await
+}
+
+async fn read(mut answer: Answer, prefix: String, seed: Option<i64>) -> Result<GenerateResponse, Interrupted> {
+    let (mut generated_text, mut tokens) = (prefix, Vec::new());
+    while let Some(piece) = answer.next().await {
+        let piece = piece?;
+        generated_text.push_str(&piece.text);
+        let generated_tokens = piece.usage.completion_tokens;
+        let reason = piece.end.as_ref().map(|end| finish_reason(end.reason, end.stop.as_ref()));
+        tokens.extend(split(piece.tokens, piece.text, reason));
+        if let Some(finish_reason) = reason {
+            let details = Details { finish_reason, generated_tokens, seed, prefill: Vec::new(), tokens };
+            return Ok(GenerateResponse { generated_text, details: Some(details) });
+        }
+    }
+    Err(Interrupted { message: "the answer has no end".to_owned(), retry: true })
+}
+
+/// The tokens of a piece, whose text the last of them completes.
+pub fn split(ids: Vec<u32>, text: String, end: Option<FinishReason>) -> impl Iterator<Item = Token> {
+    let last = ids.len().saturating_sub(1);
+    let special = end == Some(FinishReason::EosToken);
+    let mut text = Some(text);
+    ids.into_iter().enumerate().map(move |(index, id)| Token {
+        id,
+        text: text.take_if(|_| index == last).unwrap_or_default(),
+        logprob: None,
+        special: special && index == last,
+    })
+}
+
+/// This dialect's word for how an answer ended.
+pub fn finish_reason(reason: Ending, stop: Option<&StopReason>) -> FinishReason {
+    match (reason, stop) {
+        (Ending::Length, _) => FinishReason::Length,
+        (_, Some(StopReason::Text(_))) => FinishReason::StopSequence,
+        _ => FinishReason::EosToken,
+    }
+}

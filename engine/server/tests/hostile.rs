@@ -1,0 +1,429 @@
+//! Clients that mean harm, or are merely broken: each gets its answer or is cut, and a canary beside them never notices.
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+mod common;
+
+use axum::body::{Body, Bytes};
+use common::{Answer, Client, FAST, MODEL, TestServer, chat, config, eventually, get, post, serve, start, within};
+use futures::StreamExt;
+use hyper::{Request, StatusCode};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+/// Somebody who streams the same answer again and again and compares.
+struct Canary {
+    stop: oneshot::Sender<()>,
+    answers: JoinHandle<u32>,
+}
+
+impl Canary {
+    async fn start(server: &TestServer) -> Canary {
+        let api = server.api;
+        let expected = Canary::ask(api).await;
+        let (stop, mut stopped) = oneshot::channel();
+        let answers = tokio::spawn(async move {
+            let mut answers = 0;
+            while stopped.try_recv().is_err() {
+                assert_eq!(Canary::ask(api).await, expected);
+                answers += 1;
+            }
+            answers
+        });
+        Canary { stop, answers }
+    }
+
+    /// The choices of a complete stream.
+    async fn ask(api: SocketAddr) -> Vec<Value> {
+        let body = chat(json!({"max_tokens": 50, "stream": true, "seed": 7}));
+        let answer = within("the canary's answer", Client::connect(api).await.post(CHAT, &body)).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
+        answer.events().iter().map(|event| event["choices"].clone()).collect()
+    }
+
+    /// It had at least one answer, and all were right.
+    async fn undisturbed(self) {
+        let _ = self.stop.send(());
+        assert!(within("the canary's end", self.answers).await.unwrap() > 0);
+    }
+}
+
+fn impatient(flags: &str) -> windlass_engine::config::Config {
+    let mut config = config(flags);
+    config.patience.header = Duration::from_millis(300);
+    config.patience.body = Duration::from_millis(300);
+    config.patience.read = Duration::from_millis(300);
+    config
+}
+
+/// Everything that the other side sends until it closes.
+async fn until_closed(stream: &mut TcpStream) -> String {
+    let mut answer = Vec::new();
+    // A reset is an end, too.
+    let _ = within("the connection closes", stream.read_to_end(&mut answer)).await;
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// Values at and beyond the edges of every kind.
+fn edges() -> Vec<Value> {
+    let mut edges: Vec<Value> = [
+        "null",
+        "true",
+        "0",
+        "-1",
+        "1",
+        "0.5",
+        "-0.0",
+        "1e308",
+        "-1e308",
+        "2147483648",
+        "4294967296",
+        "9223372036854775807",
+        "9223372036854775808",
+        "18446744073709551615",
+        "\"\"",
+        "\"NaN\"",
+        "\"x\"",
+        "[]",
+        "{}",
+        "[null]",
+        "[[]]",
+        "[{}]",
+        "[-1]",
+        "[1e30]",
+        "{\"\":0}",
+        "{\"-1\":100}",
+        "[\"\"]",
+        "[\"\\u0000\"]",
+    ]
+    .iter()
+    .map(|text| serde_json::from_str(text).unwrap())
+    .collect();
+    edges.push(Value::from("\u{10ffff}".repeat(10_000)));
+    edges.push((0..10_000).map(|i| json!(format!("stop {i}"))).collect());
+    edges.push((0..100_000).map(|i| (i.to_string(), json!(1))).collect::<serde_json::Map<_, _>>().into());
+    edges
+}
+
+const FIELDS: &[&str] = &[
+    "model",
+    "messages",
+    "prompt",
+    "max_tokens",
+    "max_completion_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "stream",
+    "stream_options",
+    "n",
+    "best_of",
+    "logprobs",
+    "top_logprobs",
+    "logit_bias",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "response_format",
+    "tools",
+    "tool_choice",
+    "user",
+    "metadata",
+    "echo",
+    "suffix",
+    "use_beam_search",
+    "length_penalty",
+    "prompt_logprobs",
+    "allowed_token_ids",
+    "bad_words",
+    "guided_json",
+    "guided_regex",
+    "structured_outputs",
+    "priority",
+    "cache_salt",
+    "chat_template",
+    "chat_template_kwargs",
+    "truncate_prompt_tokens",
+    "typical_p",
+    "parallel_tool_calls",
+    "nobody_knows",
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_field_at_its_edges_is_answered_or_refused() {
+    let server = serve(&format!("{FAST} --max-model-len 256")).await;
+    let canary = Canary::start(&server).await;
+    let (server, edges) = (&server, &edges());
+    for path in [CHAT, COMPLETIONS] {
+        let ask = |field: &'static str| async move {
+            let mut client = Client::connect(server.api).await;
+            for edge in edges {
+                let mut body = match path {
+                    CHAT => chat(json!({"max_tokens": 2})),
+                    _ => json!({"model": MODEL, "prompt": "the engine", "max_tokens": 2}),
+                };
+                body[field] = edge.clone();
+                let answer = within(field, client.post(path, &body)).await;
+                let shown: String = edge.to_string().chars().take(60).collect();
+                let status = answer.status.as_u16();
+                assert!((200..500).contains(&status), "{path} {field} {shown}: {status} {:.300}", answer.text());
+                if status != 200 {
+                    let error = &answer.json()["error"];
+                    assert!(
+                        error["message"].as_str().is_some_and(|text| text.chars().count() <= 1001),
+                        "{field} {shown}: {:.300}",
+                        error.to_string()
+                    );
+                }
+            }
+        };
+        futures::stream::iter(FIELDS).for_each_concurrent(4, |field| ask(field)).await;
+    }
+    canary.undisturbed().await;
+    server.until("nothing is left", |stats| stats["running"] == 0 && stats["kvUsage"] == 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_stops_reading_is_cut_and_its_request_ends() {
+    let server = start(impatient("--sim-step-us 100 --sim-decode-sequence-us 1 --sim-mean-answer-tokens 0")).await;
+    let canary = Canary::start(&server).await;
+    // Long enough to fill every buffer on the way.
+    let prompts = vec!["go"; 32];
+    let body = json!({"model": MODEL, "prompt": prompts, "max_tokens": 8000, "stream": true}).to_string();
+    let mut deaf = TcpStream::connect(server.api).await.unwrap();
+    let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    deaf.write_all(head.as_bytes()).await.unwrap();
+    server.until("it runs", |stats| stats["running"].as_u64() >= Some(32)).await;
+    eventually("its requests are aborted", async || {
+        server.metric("vllm:request_success_total{finished_reason=\"abort\"").await > 31.0
+    })
+    .await;
+    assert!(!until_closed(&mut deaf).await.contains("[DONE]"), "it was complete: nothing was tested");
+    canary.undisturbed().await;
+    server.until("nothing is left", |stats| stats["running"] == 0 && stats["kvUsage"] == 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_http2_stream_whose_window_stays_closed_ends_alone() {
+    let server = start(impatient(FAST)).await;
+    let canary = Canary::start(&server).await;
+    let socket = TcpStream::connect(server.api).await.unwrap();
+    let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+    let narrow = builder.initial_stream_window_size(1000);
+    let (mut sender, connection) = narrow.handshake::<_, Body>(TokioIo::new(socket)).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let uri = format!("http://a{CHAT}");
+    let body = chat(json!({"max_tokens": 8000, "stream": true}));
+    let unread = sender.send_request(post(&uri, &body)).await.unwrap();
+    server.until("it runs", |stats| stats["running"].as_u64() >= Some(1)).await;
+    eventually("it is aborted", async || {
+        server.metric("vllm:request_success_total{finished_reason=\"abort\"").await > 0.0
+    })
+    .await;
+    // The connection and its other streams live on.
+    let other = sender.send_request(post(&uri, &chat(json!({"max_tokens": 1})))).await.unwrap();
+    assert_eq!(Answer::read(other).await.status, StatusCode::OK);
+    // Whoever reads on learns that it is no complete answer.
+    let rest = within("an end", axum::body::to_bytes(Body::new(unread.into_body()), usize::MAX)).await;
+    assert!(rest.is_err(), "{rest:?}");
+    assert!(!connection.is_finished());
+    canary.undisturbed().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_say_nothing_or_too_little_are_closed() {
+    let server = start(impatient(FAST)).await;
+    let canary = Canary::start(&server).await;
+    for said in [
+        &b""[..],
+        b"P",
+        b"PRI * HTTP/2.0\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: a\r\nX-Slow: ",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a",
+    ] {
+        let mut stream = TcpStream::connect(server.api).await.unwrap();
+        stream.write_all(said).await.unwrap();
+        let answer = until_closed(&mut stream).await;
+        assert!(!answer.contains("200 OK"), "{answer}");
+    }
+    canary.undisturbed().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_never_ends_is_408() {
+    let server = start(impatient(FAST)).await;
+    let mut stream = TcpStream::connect(server.api).await.unwrap();
+    stream
+        .write_all(format!("POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n{{").as_bytes())
+        .await
+        .unwrap();
+    let answer = until_closed(&mut stream).await;
+    assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("body_timeout"), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_in_a_hundred_thousand_pieces_is_read() {
+    let server = serve(FAST).await;
+    let canary = Canary::start(&server).await;
+    let mut body = chat(json!({"max_tokens": 1})).to_string();
+    body.push_str(&" ".repeat(100_000));
+    let mut request =
+        format!("POST {CHAT} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n");
+    body.chars().for_each(|c| request.push_str(&format!("1\r\n{c}\r\n")));
+    request.push_str("0\r\n\r\n");
+    let mut stream = TcpStream::connect(server.api).await.unwrap();
+    within("it is taken", stream.write_all(request.as_bytes())).await.unwrap();
+    assert!(until_closed(&mut stream).await.starts_with("HTTP/1.1 200"));
+    canary.undisturbed().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn json_that_is_deep_is_refused_and_a_compressed_body_is_not_unpacked() {
+    let server = serve(FAST).await;
+    let deep = format!("{{\"messages\":{}", "[".repeat(1_000_000));
+    let mut client = Client::connect(server.api).await;
+    let request = |encoding: Option<&str>, body: Bytes| {
+        let mut request = Request::post(CHAT).header("content-type", "application/json");
+        if let Some(encoding) = encoding {
+            request = request.header("content-encoding", encoding);
+        }
+        request.body(Body::from(body)).unwrap()
+    };
+    let answer = Answer::read(client.send(request(None, deep.into())).await.unwrap()).await;
+    assert_eq!((answer.status.as_u16(), &answer.json()["error"]["code"]), (400, &json!("invalid_json")));
+    let answer =
+        Answer::read(client.send(request(Some("gzip"), Bytes::from_static(b"\x1f\x8b\x08"))).await.unwrap()).await;
+    assert_eq!((answer.status.as_u16(), &answer.json()["error"]["code"]), (415, &json!("unsupported_media_type")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_hidden_in_requests_get_one_answer_or_none() {
+    let server = serve(FAST).await;
+    let canary = Canary::start(&server).await;
+    let hidden = "GET /hidden HTTP/1.1\r\nHost: a\r\n\r\n";
+    for headers in [
+        "Content-Length: 2\r\nContent-Length: 3",
+        "Content-Length: 2, 3",
+        "Content-Length: +2",
+        "Content-Length: -1",
+        "Content-Length: 99999999999999999999",
+        "Content-Length: 0x2",
+        "Transfer-Encoding: chunked\r\nContent-Length: 2",
+        "Transfer-Encoding: xchunked",
+        "Transfer-Encoding: chunked, identity",
+        "Transfer-Encoding : chunked",
+        "Transfer-Encoding: chunked\r\n X: folded",
+        "X-Bare: a\nTransfer-Encoding: chunked",
+        "X-Nul: a\0b",
+        "Host: b\r\nContent-Length : 2",
+    ] {
+        let mut stream = TcpStream::connect(server.api).await.unwrap();
+        let request = format!("POST {CHAT} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{headers}\r\n\r\n{{}}{hidden}");
+        // The server may close before it has read all of it.
+        let _ = stream.write_all(request.as_bytes()).await;
+        let answer = until_closed(&mut stream).await;
+        assert!(answer.matches("HTTP/1.1 ").count() <= 1 && !answer.contains("/hidden"), "{headers:?}: {answer}");
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{headers:?}: {answer}");
+    }
+    canary.undisturbed().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_http2_resets_ends_that_connection_at_most() {
+    let server = serve(FAST).await;
+    let canary = Canary::start(&server).await;
+    let socket = TcpStream::connect(server.api).await.unwrap();
+    let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+    let (sender, connection) = builder.handshake::<_, Body>(TokioIo::new(socket)).await.unwrap();
+    tokio::spawn(connection);
+    for _ in 0..2000 {
+        let mut sender = sender.clone();
+        if sender.ready().await.is_err() {
+            break;
+        }
+        // Dropped at once: HEADERS, DATA and RST_STREAM.
+        let asked = sender.send_request(post(&format!("http://a{CHAT}"), &chat(json!({"max_tokens": 1000}))));
+        drop(tokio::time::timeout(Duration::from_micros(50), asked).await);
+    }
+    drop(sender);
+    canary.undisturbed().await;
+    server.until("nothing is left", |stats| stats["running"] == 0 && stats["waiting"] == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_clients_that_leave_in_every_phase_leave_nothing_behind() {
+    let times = "--sim-step-us 1000 --sim-prefill-token-us 100 --sim-decode-sequence-us 1 --sim-mean-answer-tokens 0";
+    let server = serve(&format!("{times} --max-num-seqs 16")).await;
+    let canary = Canary::start(&server).await;
+    let (server, long) = (&server, "word ".repeat(2000));
+    let long = &long;
+    let leave = |number: u64| async move {
+        let mut client = Client::connect(server.api).await;
+        match number % 4 {
+            // While the prompt is on its way, or computed.
+            0 => drop(
+                tokio::time::timeout(
+                    Duration::from_millis(number),
+                    client.send(post(COMPLETIONS, &json!({"model": MODEL, "prompt": long, "max_tokens": 1000}))),
+                )
+                .await,
+            ),
+            // In the middle of a stream.
+            1 => drop(
+                client.open(CHAT, &chat(json!({"max_tokens": 5000, "stream": true}))).await.read_until("content").await,
+            ),
+            // Before the whole answer is there.
+            2 => drop(
+                tokio::time::timeout(
+                    Duration::from_millis(number),
+                    client.send(post(CHAT, &chat(json!({"max_tokens": 5000})))),
+                )
+                .await,
+            ),
+            // With half a request sent.
+            _ => {
+                let mut stream = TcpStream::connect(server.api).await.unwrap();
+                let half = format!("POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\n{{\"model\"");
+                stream.write_all(half.as_bytes()).await.unwrap();
+            }
+        }
+    };
+    within("all leave", futures::future::join_all((0..100).map(leave))).await;
+    canary.undisturbed().await;
+    server
+        .until("nothing is left", |stats| stats["running"] == 0 && stats["waiting"] == 0 && stats["kvUsage"] == 0.0)
+        .await;
+    let leaked = server.metric("windlass:kv_blocks_leaked").await;
+    assert!(leaked.abs() < f64::EPSILON, "{leaked}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_tell_nothing_of_the_machine() {
+    let server = serve(FAST).await;
+    let mut client = Client::connect(server.api).await;
+    for path in
+        ["/../../etc/passwd", "/v1/models/..%2f..%2fetc", "/%00", "/v1/models/%ff", "/v1/chat/completions/x", "//"]
+    {
+        let answer = client.get(path).await.unwrap();
+        let text = answer.text();
+        assert!(answer.status.is_client_error() && !text.contains(".rs") && !text.contains("/src/"), "{path}: {text}");
+    }
+    assert_eq!(get(server.api, "/health").await.status, StatusCode::OK);
+}

@@ -1,0 +1,189 @@
+//! Keys, tenants, TLS and origins on real connections.
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+mod common;
+
+use axum::body::Body;
+use common::{Answer, Client, FAST, SLOW, TestServer, chat, get, post, serve, within};
+use hyper::{Method, Request, StatusCode};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn with_key(mut request: Request<Body>, key: &str) -> Request<Body> {
+    request.headers_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
+    request
+}
+
+async fn ask(server: &TestServer, key: &str, body: Value) -> Answer {
+    let request = with_key(post(CHAT, &chat(body)), key);
+    Answer::read(Client::connect(server.api).await.send(request).await.unwrap()).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_at_its_limit_waits_and_others_do_not() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("alice"), "key-a").unwrap();
+    fs::write(folder.path().join("bob"), "key-b").unwrap();
+    let keys = folder.path().display();
+    let server = serve(&format!("{SLOW} --api-key-dir {keys} --tenant-max-concurrent-requests 1")).await;
+    let endless = chat(json!({"max_tokens": 5000, "stream": true}));
+    let mut client = Client::connect(server.api).await;
+    let running = client.send(with_key(post(CHAT, &endless), "key-a")).await.unwrap();
+    assert_eq!(running.status(), StatusCode::OK);
+
+    let refused = ask(&server, "key-a", json!({"max_tokens": 1})).await;
+    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
+    assert_eq!(refused.json()["error"]["code"], "tenant_concurrency");
+    assert_eq!(ask(&server, "key-b", json!({"max_tokens": 1})).await.status, StatusCode::OK);
+    drop((running, client));
+    common::eventually("the place is free again", async || {
+        ask(&server, "key-a", json!({"max_tokens": 1})).await.status == StatusCode::OK
+    })
+    .await;
+    let counted = server.metric("windlass:admission_rejections_total{model_name=\"sim-model\",reason=\"tenant_c").await;
+    assert!(counted >= 1.0, "{counted}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_of_prompts_and_answers_count_against_the_rate() {
+    let folder = tempfile::tempdir().unwrap();
+    let (keys, limits) = (folder.path().join("keys"), folder.path().join("limits.json"));
+    fs::write(&keys, "alice key-a\nbob key-b\n").unwrap();
+    fs::write(&limits, r#"{"alice": {"tokens_per_minute": 20}}"#).unwrap();
+    let flags = format!("{FAST} --api-key-file {} --tenant-limits-file {}", keys.display(), limits.display());
+    let server = serve(&flags).await;
+    // 6 tokens of prompt and 24 of answer: more than a minute's, known only afterwards.
+    assert_eq!(ask(&server, "key-a", json!({"max_tokens": 24})).await.status, StatusCode::OK);
+    let refused = ask(&server, "key-a", json!({"max_tokens": 1})).await;
+    assert_eq!(refused.json()["error"]["code"], "tenant_token_rate");
+    let seconds: u32 = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!((20..=33).contains(&seconds), "{seconds}: 11 tokens at 20 a minute");
+    assert_eq!(ask(&server, "key-b", json!({"max_tokens": 24})).await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_route_of_every_dialect_asks_for_a_key() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), "secret").unwrap();
+    let server = serve(&format!("{FAST} --api-key-file {}", file.path().display())).await;
+    for path in ["/tokenize", "/detokenize", "/v1/generate", "/generate", "/generate_stream", "/"] {
+        assert_eq!(server.post(path, &json!({})).await.status, StatusCode::UNAUTHORIZED, "{path}");
+    }
+    for path in ["/v1/models", "/v1/metrics", "/info", "/nothing"] {
+        assert_eq!(get(server.api, path).await.status, StatusCode::UNAUTHORIZED, "{path}");
+    }
+    assert_eq!(get(server.api, "/health").await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn browsers_are_let_in_from_the_origins_named() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), "secret").unwrap();
+    let keys = file.path().display();
+    let server = serve(&format!("{FAST} --api-key-file {keys} --allowed-origins https://chat.example")).await;
+    let preflight = async |origin: &str| {
+        let request = Request::builder().method(Method::OPTIONS).uri(CHAT).header("origin", origin);
+        let request = request.header("access-control-request-method", "POST");
+        let request = request.header("access-control-request-headers", "authorization").body(Body::empty()).unwrap();
+        Answer::read(Client::connect(server.api).await.send(request).await.unwrap()).await
+    };
+    let allowed = preflight("https://chat.example").await;
+    assert_eq!(allowed.header("access-control-allow-origin"), Some("https://chat.example"));
+    assert_eq!(allowed.header("access-control-allow-headers"), Some("authorization"));
+    assert_eq!(preflight("https://evil.example").await.header("access-control-allow-origin"), None);
+    let silent = serve(FAST).await;
+    assert_eq!(get(silent.api, "/v1/models").await.header("access-control-allow-origin"), None);
+}
+
+/// An authority and a certificate that it signed, as PEM.
+struct Issued {
+    authority: String,
+    certificate: String,
+    key: String,
+}
+
+fn issue() -> Issued {
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let leaf = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().signed_by(&key, &authority).unwrap();
+    Issued { authority: authority.pem(), certificate: leaf.pem(), key: key.serialize_pem() }
+}
+
+fn write(folder: &Path, issued: &Issued) {
+    fs::write(folder.join("tls.crt"), &issued.certificate).unwrap();
+    fs::write(folder.join("tls.key"), &issued.key).unwrap();
+}
+
+/// The status line that a client gets which trusts `authority`, or why it gets none.
+async fn ask_over_tls(server: &TestServer, authority: &str, client: Option<&Issued>) -> std::io::Result<String> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let builder = builder.with_root_certificates(roots);
+    let config = match client {
+        None => builder.with_no_client_auth(),
+        Some(issued) => {
+            let chain = vec![CertificateDer::from_pem_slice(issued.certificate.as_bytes()).unwrap()];
+            builder.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(issued.key.as_bytes()).unwrap()).unwrap()
+        }
+    };
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let name = ServerName::try_from("localhost").unwrap();
+    let exchange = async {
+        let mut stream = connector.connect(name, TcpStream::connect(server.api).await?).await?;
+        stream.write_all(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await?;
+        Ok(String::from_utf8_lossy(&answer).lines().next().unwrap_or_default().to_owned())
+    };
+    within("an answer over TLS", exchange).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_is_spoken_and_a_renewed_certificate_counts_without_a_restart() {
+    let (folder, first, second) = (tempfile::tempdir().unwrap(), issue(), issue());
+    write(folder.path(), &first);
+    let path = folder.path().display();
+    let mut config = common::config(&format!("{FAST} --ssl-certfile {path}/tls.crt --ssl-keyfile {path}/tls.key"));
+    config.refresh_every = std::time::Duration::ZERO;
+    let server = common::start(config).await;
+    assert_eq!(ask_over_tls(&server, &first.authority, None).await.unwrap(), "HTTP/1.1 200 OK");
+    assert!(ask_over_tls(&server, &second.authority, None).await.is_err());
+    fs::write(folder.path().join("tls.crt"), "damaged").unwrap();
+    assert_eq!(ask_over_tls(&server, &first.authority, None).await.unwrap(), "HTTP/1.1 200 OK");
+    write(folder.path(), &second);
+    assert_eq!(ask_over_tls(&server, &second.authority, None).await.unwrap(), "HTTP/1.1 200 OK");
+    // Plain HTTP, or nothing, is cut and hurts nobody.
+    let mut plain = TcpStream::connect(server.api).await.unwrap();
+    plain.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    let _ = within("it is closed", plain.read_to_end(&mut answer)).await;
+    assert!(!answer.starts_with(b"HTTP"));
+    assert_eq!(ask_over_tls(&server, &second.authority, None).await.unwrap(), "HTTP/1.1 200 OK");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_show_a_certificate_where_one_is_required() {
+    let (folder, own, stranger) = (tempfile::tempdir().unwrap(), issue(), issue());
+    write(folder.path(), &own);
+    fs::write(folder.path().join("ca.crt"), &own.authority).unwrap();
+    let path = folder.path().display();
+    let flags = format!("--ssl-certfile {path}/tls.crt --ssl-keyfile {path}/tls.key --ssl-ca-certs {path}/ca.crt");
+    let server = serve(&format!("{FAST} {flags} --ssl-cert-reqs 2")).await;
+    assert!(ask_over_tls(&server, &own.authority, None).await.is_err());
+    assert!(ask_over_tls(&server, &own.authority, Some(&stranger)).await.is_err());
+    assert_eq!(ask_over_tls(&server, &own.authority, Some(&own)).await.unwrap(), "HTTP/1.1 200 OK");
+}
