@@ -25,4 +25,4 @@ pub use activations::{ActivationType, Activations};
 pub use kv_cache::{KvCache, KvLayout};
 pub use pool::{Pool, Worker};
 pub use simd::{Kernels, UnknownKernels};
-pub use weights::{PackedMatrix, ShapeError, WeightType};
+pub use weights::{Integer, PackedMatrix, ShapeError, WeightType, floats};

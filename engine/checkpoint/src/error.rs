@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::types::GgmlType;
+use crate::types::ElementType;
 use crate::value::ValueType;
 
 /// Why a path gave no checkpoint.
@@ -37,6 +37,9 @@ pub enum OpenError {
         /// The path.
         path: PathBuf,
     },
+    /// A folder of the hub's kind that cannot be used.
+    #[error(transparent)]
+    Hub(#[from] HubError),
     /// The file is not a checkpoint that can be used.
     #[error("{}: {source}", path.display())]
     Invalid {
@@ -229,7 +232,7 @@ pub enum GgufError {
         /// The tensor.
         name: String,
         /// Its type.
-        kind: GgmlType,
+        kind: ElementType,
         /// Elements in a row.
         row: u64,
         /// Elements in a block.
@@ -295,5 +298,114 @@ pub enum MetadataError {
         expected: &'static str,
         /// What there is.
         found: i128,
+    },
+}
+
+/// Why a folder is no model that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// A file could not be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file that must be there is not.
+    #[error("{} is missing", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// No safetensors.
+    #[error("the folder {} has neither model.safetensors nor model.safetensors.index.json", path.display())]
+    NoWeights {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A text file beyond any real one.
+    #[error("{} has {bytes} bytes; at most {limit} are read", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+        /// Largest size.
+        limit: u64,
+    },
+    /// A file that is not JSON.
+    #[error("{} is not JSON: {problem}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What the parser said.
+        problem: String,
+    },
+    /// An index that leads nowhere.
+    #[error("{}: {problem}", path.display())]
+    Index {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A tensor in two shards.
+    #[error("tensor {name:?} is in {first} and in {second}")]
+    Duplicate {
+        /// The tensor.
+        name: String,
+        /// One file.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// A shard that is damaged.
+    #[error("{}: {source}", path.display())]
+    Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: SafetensorsError,
+    },
+}
+
+/// Why bytes are no safetensors file.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum SafetensorsError {
+    /// Not even a header length.
+    #[error("not a safetensors file: it has {bytes} bytes")]
+    TooShort {
+        /// Bytes there are.
+        bytes: usize,
+    },
+    /// A header longer than the file or than any real one.
+    #[error(
+        "not a safetensors file, or truncated: its header should have {length} bytes; at most {available} are possible"
+    )]
+    HeaderLength {
+        /// What the file says.
+        length: u64,
+        /// The most there can be.
+        available: u64,
+    },
+    /// A header that is not a JSON object.
+    #[error("its header is not JSON: {0}")]
+    Json(String),
+    /// A tensor that contradicts itself or the file.
+    #[error("tensor {name:?}: {problem}")]
+    Entry {
+        /// The tensor.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Two tensors that share bytes.
+    #[error("tensors {first:?} and {second:?} overlap")]
+    Overlap {
+        /// The one that starts first.
+        first: String,
+        /// The other.
+        second: String,
     },
 }

@@ -1,25 +1,30 @@
-//! Reads GGUF checkpoints: header, metadata and tensor data, validated before anything is allocated or trusted.
+//! Reads checkpoints: header, metadata and tensor data, validated before anything is allocated or trusted.
 //!
-//! The format is the one of `ggml`'s `docs/gguf.md`, versions 2 and 3, little-endian. A file is mapped, its header is
-//! walked once, and afterwards every string, array and tensor handed out lies inside the file. This crate knows no
-//! model: which tensors there must be, and which element types can be computed on, is for its callers to say. It reads
-//! no safetensors and never a pickle.
+//! A [`Checkpoint`] is a GGUF file (`ggml`'s `docs/gguf.md`, versions 2 and 3, little-endian) or a folder with
+//! `config.json` and safetensors. Files are mapped, their headers are walked once, and afterwards every string, array and
+//! tensor handed out lies inside the file. This crate knows no model: which tensors there must be, and which element types
+//! can be computed on, is for its callers to say. It never opens a pickle.
 
+mod checkpoint;
 mod cursor;
 mod error;
 mod file;
 mod header;
+mod hub;
 mod map;
 mod metadata;
+mod safetensors;
 mod split;
 mod tensor;
 pub mod testing;
 mod types;
 mod value;
 
-pub use error::{GgufError, MetadataError, OpenError};
+pub use checkpoint::Checkpoint;
+pub use error::{GgufError, HubError, MetadataError, OpenError, SafetensorsError};
 pub use file::GgufFile;
+pub use hub::HubFolder;
 pub use metadata::{Metadata, StrArray};
 pub use tensor::Tensor;
-pub use types::GgmlType;
+pub use types::ElementType;
 pub use value::ValueType;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::cursor::Cursor;
 use crate::error::GgufError;
 use crate::metadata::text;
-use crate::types::GgmlType;
+use crate::types::ElementType;
 
 /// Most dimensions of a tensor (`GGML_MAX_DIMS`).
 const MAX_DIMENSIONS: u32 = 4;
@@ -17,11 +17,11 @@ const MAX_NAME_BYTES: usize = 64;
 pub struct Tensor<'a> {
     /// Unique in the file.
     pub name: &'a str,
-    /// One to four, fastest first: a matrix is `[columns, rows]`.
+    /// Fastest first: a matrix is `[columns, rows]`.
     pub dims: &'a [u64],
     /// Element type.
-    pub kind: GgmlType,
-    /// Its data: rows of whole blocks.
+    pub kind: ElementType,
+    /// Its data, row-major: rows of whole blocks.
     pub bytes: &'a [u8],
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct TensorEntry {
     name: Range<usize>,
     dimensions: [u64; MAX_DIMENSIONS as usize],
     dimension_count: usize,
-    kind: GgmlType,
+    kind: ElementType,
     /// From the start of the data.
     pub offset: u64,
     pub byte_count: u64,
@@ -44,7 +44,7 @@ impl TensorEntry {
         let label = || text(bytes, &name).to_owned();
         let (dimensions, dimension_count) = read_dimensions(cursor, label)?;
         let id = cursor.u32("a tensor's type")?;
-        let kind = GgmlType::from_id(id).ok_or_else(|| GgufError::TensorType { name: label(), id })?;
+        let kind = ElementType::from_id(id).ok_or_else(|| GgufError::TensorType { name: label(), id })?;
         let offset = cursor.u64("a tensor's offset")?;
         let dims = &dimensions[..dimension_count];
         let byte_count = byte_count(dims, kind, label)?;
@@ -90,7 +90,7 @@ fn read_dimensions(
 }
 
 /// Bytes of a tensor, without overflow: elements stay below 2^63, and no type takes more than 8 bytes an element.
-fn byte_count(dims: &[u64], kind: GgmlType, label: impl Fn() -> String) -> Result<u64, GgufError> {
+fn byte_count(dims: &[u64], kind: ElementType, label: impl Fn() -> String) -> Result<u64, GgufError> {
     let wrong = || GgufError::Dimensions { name: label(), dims: dims.to_vec() };
     let elements = dims.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim)).ok_or_else(wrong)?;
     if elements == 0 || elements > i64::MAX as u64 {

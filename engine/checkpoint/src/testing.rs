@@ -192,3 +192,46 @@ pub fn array(element_type: u32, count: usize, elements: &[u8]) -> Vec<u8> {
 pub fn string(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }
+
+/// A safetensors file to be. The writer checks nothing.
+#[derive(Clone, Debug, Default)]
+pub struct SafetensorsBuilder {
+    entries: Vec<(String, String)>,
+    data: Vec<u8>,
+}
+
+impl SafetensorsBuilder {
+    /// An empty file.
+    pub fn new() -> SafetensorsBuilder {
+        SafetensorsBuilder::default()
+    }
+
+    /// A tensor after the last one; its shape has the slowest dimension first.
+    pub fn tensor(mut self, name: &str, dtype: &str, shape: &[u64], data: &[u8]) -> SafetensorsBuilder {
+        let start = self.data.len();
+        self.data.extend(data);
+        let entry =
+            format!("{{\"dtype\":{dtype:?},\"shape\":{shape:?},\"data_offsets\":[{start},{}]}}", self.data.len());
+        self.entries.push((name.to_owned(), entry));
+        self
+    }
+
+    /// An f32 tensor.
+    pub fn tensor_f32(self, name: &str, shape: &[u64], values: &[f32]) -> SafetensorsBuilder {
+        let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.tensor(name, "F32", shape, &data)
+    }
+
+    /// An entry with any JSON as its description.
+    pub fn entry(mut self, name: &str, json: &str) -> SafetensorsBuilder {
+        self.entries.push((name.to_owned(), json.to_owned()));
+        self
+    }
+
+    /// The file's bytes.
+    pub fn build(&self) -> Vec<u8> {
+        let entries: Vec<String> = self.entries.iter().map(|(name, entry)| format!("{name:?}:{entry}")).collect();
+        let header = format!("{{{}}}", entries.join(","));
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &self.data].concat()
+    }
+}

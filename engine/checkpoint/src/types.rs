@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A tensor's element type: elements are stored in blocks, and a row is a whole number of them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct GgmlType(&'static Row);
+pub struct ElementType(&'static Row);
 
 #[derive(PartialEq, Eq, Hash)]
 struct Row {
@@ -14,7 +14,8 @@ struct Row {
     block_bytes: u64,
 }
 
-/// Every type that `ggml` writes today (`ggml.h`, `ggml-common.h`); numbers left out were withdrawn.
+/// Every type that `ggml` writes today (`ggml.h`, `ggml-common.h`; numbers left out were withdrawn), then those that
+/// only safetensors files have.
 static TYPES: &[Row] = &[
     row(0, "f32", 1, 4),
     row(1, "f16", 1, 2),
@@ -48,19 +49,34 @@ static TYPES: &[Row] = &[
     row(34, "tq1_0", 256, 54),
     row(35, "tq2_0", 256, 66),
     row(39, "mxfp4", 32, 17),
+    row(NOT_IN_GGUF, "bool", 1, 1),
+    row(NOT_IN_GGUF, "u8", 1, 1),
+    row(NOT_IN_GGUF, "u16", 1, 2),
+    row(NOT_IN_GGUF, "u32", 1, 4),
+    row(NOT_IN_GGUF, "u64", 1, 8),
+    row(NOT_IN_GGUF, "f8_e4m3", 1, 1),
+    row(NOT_IN_GGUF, "f8_e5m2", 1, 1),
 ];
+
+/// The number of types that only safetensors files have.
+const NOT_IN_GGUF: u32 = u32::MAX;
 
 const fn row(id: u32, name: &'static str, block_elements: u64, block_bytes: u64) -> Row {
     Row { id, name, block_elements, block_bytes }
 }
 
-impl GgmlType {
+impl ElementType {
     /// The type with this number in a file.
-    pub fn from_id(id: u32) -> Option<GgmlType> {
-        TYPES.iter().find(|row| row.id == id).map(GgmlType)
+    pub fn from_id(id: u32) -> Option<ElementType> {
+        TYPES.iter().find(|row| row.id == id && id != NOT_IN_GGUF).map(ElementType)
     }
 
-    /// Its number in a file.
+    /// The type with this [`name`](Self::name).
+    pub fn named(name: &str) -> Option<ElementType> {
+        TYPES.iter().find(|row| row.name == name).map(ElementType)
+    }
+
+    /// Its number in a GGUF file.
     pub fn id(self) -> u32 {
         self.0.id
     }
@@ -81,13 +97,13 @@ impl GgmlType {
     }
 }
 
-impl fmt::Display for GgmlType {
+impl fmt::Display for ElementType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl fmt::Debug for GgmlType {
+impl fmt::Debug for ElementType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }

@@ -5,7 +5,7 @@
 //! The backend also owns what outlives a step on the device: the KV cache and the rotary table.
 
 use windlass_engine_core::request::TokenId;
-use windlass_kernels::{ShapeError, WeightType};
+use windlass_kernels::{Integer, ShapeError, WeightType};
 
 use crate::batch::Batch;
 use crate::config::DecoderConfig;
@@ -27,6 +27,15 @@ pub trait Backend: Sized {
 
     /// Packs a file tensor of `[rows, cols]`. Its bytes are not needed afterwards.
     fn matrix(&self, kind: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Result<Self::Matrix, ShapeError>;
+    /// Packs a file tensor of floats as integers.
+    fn quantized_matrix(
+        &self,
+        from: WeightType,
+        to: Integer,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+    ) -> Result<Self::Matrix, ShapeError>;
     /// Takes in a vector.
     fn vector(&self, values: Vec<f32>) -> Self::Vector;
     /// Allocates room for `values` f32.
@@ -66,6 +75,10 @@ pub trait Backend: Sized {
         input: &Self::Buffer,
         products: [(&Self::Matrix, &mut Self::Buffer); N],
     );
+    /// `values[t] += bias` for every token.
+    fn add_bias(&mut self, step: &Self::Step<'_>, values: &mut Self::Buffer, bias: &Self::Vector);
+    /// Root-mean-square norm of every head of queries or keys by itself.
+    fn head_norm(&mut self, step: &Self::Step<'_>, heads: Heads, values: &mut Self::Buffer, weight: &Self::Vector);
     /// Turns every query and key head by its token's position.
     fn rope(&mut self, step: &Self::Step<'_>, query: &mut Self::Buffer, key: &mut Self::Buffer);
     /// Writes keys and values into their blocks.
@@ -84,7 +97,18 @@ pub trait Backend: Sized {
         self.rms_norm(Rows::Tokens, step, &work.residual, &layer.attention_norm, &mut work.normed);
         let products = [(&layer.query, &mut work.query), (&layer.key, &mut work.key), (&layer.value, &mut work.value)];
         self.linear(Rows::Tokens, step, &work.normed, products);
-        self.rope(step, &mut work.query, &mut work.key);
+        if let Some([query, key, value]) = &layer.biases {
+            self.add_bias(step, &mut work.query, query);
+            self.add_bias(step, &mut work.key, key);
+            self.add_bias(step, &mut work.value, value);
+        }
+        if let Some([query, key]) = &layer.head_norms {
+            self.head_norm(step, Heads::Query, &mut work.query, query);
+            self.head_norm(step, Heads::Key, &mut work.key, key);
+        }
+        if layer.rotary {
+            self.rope(step, &mut work.query, &mut work.key);
+        }
         self.append_kv(step, index, &work.key, &work.value);
     }
 
@@ -126,6 +150,15 @@ pub enum Rows {
     LogitTokens,
 }
 
+/// Which heads an op computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heads {
+    /// Those of queries.
+    Query,
+    /// Those of keys.
+    Key,
+}
+
 /// The weights of one decoder layer. Matrices are `[outputs, inputs]`.
 #[allow(missing_docs)] // the field's own names
 pub struct Layer<B: Backend> {
@@ -134,6 +167,12 @@ pub struct Layer<B: Backend> {
     pub key: B::Matrix,
     pub value: B::Matrix,
     pub out: B::Matrix,
+    /// Of query, key and value.
+    pub biases: Option<[B::Vector; 3]>,
+    /// Of the heads of query and key.
+    pub head_norms: Option<[B::Vector; 2]>,
+    /// Whether heads turn.
+    pub rotary: bool,
     pub feed_forward_norm: B::Vector,
     pub gate: B::Matrix,
     pub up: B::Matrix,

@@ -4,9 +4,9 @@ use std::sync::Mutex;
 
 use windlass_engine_core::request::TokenId;
 use windlass_kernels::ops::{self, AttentionRow, Product, RopeTable};
-use windlass_kernels::{Activations, KvCache, KvLayout, PackedMatrix, Pool, ShapeError, WeightType};
+use windlass_kernels::{Activations, Integer, KvCache, KvLayout, PackedMatrix, Pool, ShapeError, WeightType};
 
-use crate::backend::{Backend, Rows};
+use crate::backend::{Backend, Heads, Rows};
 use crate::batch::{Batch, BatchRow};
 use crate::config::DecoderConfig;
 use crate::sampler::{self, Draw, SampleError};
@@ -19,6 +19,8 @@ pub struct CpuBackend {
     cache: KvCache,
     rope: RopeTable,
     activations: Activations,
+    /// The input of an op that works in place.
+    scratch: Vec<f32>,
 }
 
 /// A batch with its rows in the form that attention reads.
@@ -54,7 +56,7 @@ impl CpuBackend {
         let layout = KvLayout { block_tokens, kv_heads: config.kv_heads, head_dim: config.head_dim };
         let cache = KvCache::new(layout, config.layers, blocks);
         let rope = RopeTable::new(config.rope.dims, positions, config.rope.theta, config.rope.factors.as_deref());
-        CpuBackend { config, pool, cache, rope, activations }
+        CpuBackend { config, pool, cache, rope, activations, scratch: Vec::new() }
     }
 
     /// The instruction set in use.
@@ -71,6 +73,17 @@ impl Backend for CpuBackend {
 
     fn matrix(&self, kind: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Result<PackedMatrix, ShapeError> {
         PackedMatrix::pack(&self.pool, kind, rows, cols, bytes)
+    }
+
+    fn quantized_matrix(
+        &self,
+        from: WeightType,
+        to: Integer,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+    ) -> Result<PackedMatrix, ShapeError> {
+        PackedMatrix::quantize(&self.pool, from, to, rows, cols, bytes)
     }
 
     fn vector(&self, values: Vec<f32>) -> Vec<f32> {
@@ -138,6 +151,23 @@ impl Backend for CpuBackend {
         self.activations.load(&self.pool, &input[..count * matrices[0].cols()], &matrices);
         let mut products = products.map(|(matrix, out)| Product { matrix, out: &mut out[..count * matrix.rows()] });
         ops::matmul_many(&self.pool, &self.activations, &mut products);
+    }
+
+    fn add_bias(&mut self, step: &CpuStep<'_>, values: &mut Vec<f32>, bias: &Vec<f32>) {
+        for token in values[..step.tokens() * bias.len()].chunks_exact_mut(bias.len()) {
+            token.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+        }
+    }
+
+    fn head_norm(&mut self, step: &CpuStep<'_>, heads: Heads, values: &mut Vec<f32>, weight: &Vec<f32>) {
+        let width = match heads {
+            Heads::Query => self.config.query_width(),
+            Heads::Key => self.config.kv_width(),
+        };
+        let values = &mut values[..step.tokens() * width];
+        self.scratch.clear();
+        self.scratch.extend_from_slice(values);
+        ops::rms_norm(&self.pool, &self.scratch, weight, self.config.norm_epsilon, values);
     }
 
     fn rope(&mut self, step: &CpuStep<'_>, query: &mut Vec<f32>, key: &mut Vec<f32>) {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use windlass_checkpoint::GgufFile;
+use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::memory::Ledger;
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_core::executor::Geometry;
@@ -68,8 +68,8 @@ pub struct Built {
 }
 
 /// Loads a model and starts its executor. The file is not needed afterwards.
-pub fn load(file: &GgufFile, options: &LoadOptions) -> Result<Loaded, LoadError> {
-    let Built { decoder, geometry, shape, ledger, weight_type } = build(file, options)?;
+pub fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Loaded, LoadError> {
+    let Built { decoder, geometry, shape, ledger, weight_type } = build(checkpoint, options)?;
     let kernels = decoder.backend().kernels();
     let executor = CpuExecutor::start(geometry, StepRunner::new(decoder, geometry))
         .map_err(|source| LoadError::Threads { threads: 1, source })?;
@@ -77,14 +77,14 @@ pub fn load(file: &GgufFile, options: &LoadOptions) -> Result<Loaded, LoadError>
 }
 
 /// Loads a model. The file is not needed afterwards.
-pub fn build(file: &GgufFile, options: &LoadOptions) -> Result<Built, LoadError> {
-    let config = DecoderConfig::read(file)?;
-    let manifest = Manifest::read(file, &config)?;
+pub fn build(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Built, LoadError> {
+    let config = DecoderConfig::read(checkpoint)?;
+    let manifest = Manifest::read(checkpoint, &config, options.quantization)?;
     let shape = config.shape(manifest.bytes());
     let Sizes { geometry, ledger } = Sizes::decide(&shape, config.rope.dims, options)?;
     let backend = cpu_backend(&config, &geometry, options)?;
     let weights = manifest.pack(&backend)?;
-    let weight_type = manifest.dominant_type().name();
+    let weight_type = manifest.dominant_type();
     let (step_tokens, rows) = (geometry.max_step_tokens as usize, geometry.max_step_rows as usize);
     let decoder = Decoder::new(config, backend, weights, step_tokens, rows);
     Ok(Built { decoder, geometry, shape, ledger, weight_type })

@@ -5,6 +5,8 @@ use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_core::executor::Geometry;
 use windlass_kernels::{ActivationType, Kernels};
 
+use crate::quantization::Quantization;
+
 /// The KV cache's element type.
 const KV_DATA_TYPE: KvDataType = KvDataType::Bf16;
 
@@ -17,6 +19,8 @@ pub struct LoadOptions {
     pub kernels: Kernels,
     /// How finely they round what multiplies quantized weights.
     pub activations: ActivationType,
+    /// What float weights become; absent for what they are.
+    pub quantization: Option<Quantization>,
     /// Tokens in a KV block.
     pub block_tokens: u32,
     /// Size of the KV pool.
@@ -38,6 +42,7 @@ impl Default for LoadOptions {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             kernels: Kernels::detect(),
             activations: ActivationType::Int8,
+            quantization: None,
             block_tokens: 16,
             kv: KvBudget::Bytes(1 << 30),
             max_sequences: 64,

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use windlass_checkpoint::{GgmlType, GgufFile, Tensor};
-use windlass_kernels::{ShapeError, WeightType};
+use windlass_checkpoint::{Checkpoint, ElementType, Tensor};
+use windlass_kernels::{Integer, ShapeError, WeightType, floats};
 
 use crate::backend::{Backend, Layer};
-use crate::config::{DecoderConfig, Unsupported, f32_values};
+use crate::config::{DecoderConfig, Unsupported};
+use crate::names::{self, Name, Naming};
+use crate::quantization::Quantization;
 
 /// A decoder's weights on a device.
 pub struct DecoderWeights<B: Backend> {
@@ -89,6 +91,12 @@ struct LayerTensors<'a> {
     key: MatrixTensor<'a>,
     value: MatrixTensor<'a>,
     out: MatrixTensor<'a>,
+    /// Of query, key and value.
+    biases: Option<[Tensor<'a>; 3]>,
+    /// Of the heads of query and key.
+    head_norms: Option<[Tensor<'a>; 2]>,
+    /// Whether heads turn.
+    rotary: bool,
     feed_forward_norm: Tensor<'a>,
     gate: MatrixTensor<'a>,
     up: MatrixTensor<'a>,
@@ -99,43 +107,62 @@ struct LayerTensors<'a> {
 struct MatrixTensor<'a> {
     tensor: Tensor<'a>,
     kind: WeightType,
+    /// What its floats become as they are packed.
+    quantized: Option<Integer>,
 }
 
 impl<'a> Manifest<'a> {
     /// Finds every tensor and refuses what is missing, misshapen, of another type, or unknown.
-    pub fn read(file: &'a GgufFile, config: &DecoderConfig) -> Result<Manifest<'a>, TensorError> {
-        let mut finder = Finder { file, used: BTreeSet::from(["rope_freqs.weight"]) };
+    pub fn read(
+        checkpoint: &'a Checkpoint,
+        config: &DecoderConfig,
+        quantization: Option<Quantization>,
+    ) -> Result<Manifest<'a>, TensorError> {
+        let naming = Naming::of(checkpoint);
+        let mut finder = Finder { checkpoint, naming, used: BTreeSet::new(), quantization };
         let [hidden, vocabulary] = [config.hidden, config.vocabulary].map(|size| size as u64);
-        let embedding = finder.matrix("token_embd.weight", [hidden, vocabulary])?;
+        let embedding = finder.table(&naming.once(names::EMBEDDING), [hidden, vocabulary])?;
         // No capacity is reserved: the number of layers is the file's claim until its tensors are found.
         let mut layers = Vec::new();
         for index in 0..config.layers {
             layers.push(LayerTensors::find(&mut finder, config, index)?);
         }
-        let output_norm = finder.vector("output_norm.weight", hidden)?;
+        let output_norm = finder.vector(&naming.once(names::OUTPUT_NORM), hidden)?;
+        let output = naming.once(names::OUTPUT);
         let output = match config.tied_output {
-            true => None,
-            false => Some(finder.matrix("output.weight", [hidden, vocabulary])?),
+            true => finder.ignore(&output),
+            false => Some(finder.table(&output, [hidden, vocabulary])?),
         };
         finder.refuse_unused()?;
-        Ok(Manifest { embedding, layers, output_norm, output })
+        let manifest = Manifest { embedding, layers, output_norm, output };
+        manifest.refuse_quantized_twice(quantization)?;
+        Ok(manifest)
     }
 
-    /// Bytes as stored.
+    /// Quantizing again what is quantized would lose more than the user thinks.
+    fn refuse_quantized_twice(&self, quantization: Option<Quantization>) -> Result<(), TensorError> {
+        let Some(asked) = quantization else { return Ok(()) };
+        match self.layer_matrices().any(|matrix| matrix.quantized.is_some()) {
+            true => Ok(()),
+            false => Err(Unsupported::QuantizedTwice { asked: asked.name(), found: self.dominant_type() }.into()),
+        }
+    }
+
+    /// Bytes in the types that they are packed in, biases and norms in f32.
     pub fn bytes(&self) -> u64 {
-        let matrices: u64 = self.matrices().map(|matrix| matrix.tensor.bytes.len() as u64).sum();
-        let norms = self.layers.iter().flat_map(|layer| [&layer.attention_norm, &layer.feed_forward_norm]);
-        matrices + norms.chain([&self.output_norm]).map(|norm| norm.bytes.len() as u64).sum::<u64>()
+        let matrices: u64 = self.matrices().map(|matrix| matrix.bytes()).sum();
+        let vectors = self.layers.iter().flat_map(LayerTensors::vectors).chain([&self.output_norm]);
+        matrices + vectors.map(|vector| 4 * vector.dims[0]).sum::<u64>()
     }
 
-    /// The type that holds most of the layers' weights.
-    pub fn dominant_type(&self) -> GgmlType {
-        let bytes_of = |kind: GgmlType| {
-            let of_kind = self.layer_matrices().filter(|matrix| matrix.tensor.kind == kind);
-            of_kind.map(|matrix| matrix.tensor.bytes.len()).sum::<usize>()
+    /// The type that holds most of the layers' weights once they are packed, as `q4_1`.
+    pub fn dominant_type(&self) -> &'static str {
+        let bytes_of = |kind: WeightType| {
+            self.layer_matrices().filter(|matrix| matrix.packed() == kind).map(|matrix| matrix.bytes()).sum::<u64>()
         };
-        let kinds = self.layer_matrices().map(|matrix| matrix.tensor.kind);
-        kinds.max_by_key(|kind| bytes_of(*kind)).unwrap_or(self.embedding.tensor.kind)
+        let kinds = self.layer_matrices().map(|matrix| matrix.packed());
+        let dominant = kinds.max_by_key(|kind| bytes_of(*kind)).unwrap_or(self.embedding.packed());
+        ElementType::named(&type_name(dominant)).map_or(dominant.name(), ElementType::name)
     }
 
     fn matrices(&self) -> impl Iterator<Item = MatrixTensor<'a>> {
@@ -163,20 +190,29 @@ impl<'a> Manifest<'a> {
 
 impl<'a> LayerTensors<'a> {
     fn find(finder: &mut Finder<'a>, config: &DecoderConfig, index: usize) -> Result<LayerTensors<'a>, TensorError> {
-        let name = |part: &str| format!("blk.{index}.{part}.weight");
+        let naming = finder.naming;
+        let name = |part: Name| naming.weight(index, part);
         let [hidden, feed_forward, query, kv] =
             [config.hidden, config.feed_forward, config.query_width(), config.kv_width()].map(|size| size as u64);
         Ok(LayerTensors {
-            attention_norm: finder.vector(&name("attn_norm"), hidden)?,
-            query: finder.matrix(&name("attn_q"), [hidden, query])?,
-            key: finder.matrix(&name("attn_k"), [hidden, kv])?,
-            value: finder.matrix(&name("attn_v"), [hidden, kv])?,
-            out: finder.matrix(&name("attn_output"), [query, hidden])?,
-            feed_forward_norm: finder.vector(&name("ffn_norm"), hidden)?,
-            gate: finder.matrix(&name("ffn_gate"), [hidden, feed_forward])?,
-            up: finder.matrix(&name("ffn_up"), [hidden, feed_forward])?,
-            down: finder.matrix(&name("ffn_down"), [feed_forward, hidden])?,
+            attention_norm: finder.vector(&name(names::ATTENTION_NORM), hidden)?,
+            query: finder.matrix(&name(names::QUERY), [hidden, query])?,
+            key: finder.matrix(&name(names::KEY), [hidden, kv])?,
+            value: finder.matrix(&name(names::VALUE), [hidden, kv])?,
+            out: finder.matrix(&name(names::OUT), [query, hidden])?,
+            biases: config.biases.then(|| finder.biases(index, query, kv)).transpose()?,
+            head_norms: config.head_norms.then(|| finder.head_norms(index, config.head_dim as u64)).transpose()?,
+            rotary: config.rope.layers.contain(index),
+            feed_forward_norm: finder.vector(&name(names::FEED_FORWARD_NORM), hidden)?,
+            gate: finder.matrix(&name(names::GATE), [hidden, feed_forward])?,
+            up: finder.matrix(&name(names::UP), [hidden, feed_forward])?,
+            down: finder.matrix(&name(names::DOWN), [feed_forward, hidden])?,
         })
+    }
+
+    fn vectors(&self) -> impl Iterator<Item = &Tensor<'a>> {
+        let norms = [&self.attention_norm, &self.feed_forward_norm];
+        norms.into_iter().chain(self.biases.iter().flatten()).chain(self.head_norms.iter().flatten())
     }
 
     fn pack<B: Backend>(&self, backend: &B) -> Result<Layer<B>, TensorError> {
@@ -186,6 +222,9 @@ impl<'a> LayerTensors<'a> {
             key: self.key.pack(backend)?,
             value: self.value.pack(backend)?,
             out: self.out.pack(backend)?,
+            biases: self.biases.map(|biases| biases.map(|bias| pack_vector(backend, bias))),
+            head_norms: self.head_norms.map(|norms| norms.map(|norm| pack_vector(backend, norm))),
+            rotary: self.rotary,
             feed_forward_norm: pack_vector(backend, self.feed_forward_norm),
             gate: self.gate.pack(backend)?,
             up: self.up.pack(backend)?,
@@ -195,26 +234,52 @@ impl<'a> LayerTensors<'a> {
 }
 
 impl MatrixTensor<'_> {
+    /// The type it is packed in.
+    fn packed(&self) -> WeightType {
+        self.quantized.map_or(self.kind, Integer::weight_type)
+    }
+
+    /// Bytes of that type.
+    fn bytes(&self) -> u64 {
+        let [cols, rows] = self.shape();
+        self.packed().row_bytes(cols).map_or(0, |row| row as u64 * rows as u64)
+    }
+
+    /// Columns and rows, which the file's length bounds.
+    fn shape(&self) -> [usize; 2] {
+        [self.tensor.dims[0], self.tensor.dims[1]].map(|dim| dim as usize)
+    }
+
     fn pack<B: Backend>(&self, backend: &B) -> Result<B::Matrix, TensorError> {
-        let [cols, rows] = [self.tensor.dims[0], self.tensor.dims[1]].map(|dim| dim as usize);
-        let shape = |source| TensorError::Shape { name: self.tensor.name.to_owned(), source };
-        backend.matrix(self.kind, rows, cols, self.tensor.bytes).map_err(shape)
+        let [cols, rows] = self.shape();
+        let packed = match self.quantized {
+            None => backend.matrix(self.kind, rows, cols, self.tensor.bytes),
+            Some(to) => backend.quantized_matrix(self.kind, to, rows, cols, self.tensor.bytes),
+        };
+        packed.map_err(|source| TensorError::Shape { name: self.tensor.name.to_owned(), source })
     }
 }
 
+/// Takes in a vector that [`Finder::vector`] found.
 fn pack_vector<B: Backend>(backend: &B, tensor: Tensor<'_>) -> B::Vector {
-    backend.vector(f32_values(tensor.bytes))
+    let kind = weight_type(tensor.kind).unwrap_or(WeightType::F32);
+    backend.vector(floats(kind, tensor.bytes))
 }
+
+/// Types of vectors.
+const FLOATS: [WeightType; 3] = [WeightType::F32, WeightType::F16, WeightType::BF16];
 
 /// Looks tensors up and remembers which were asked for.
 struct Finder<'a> {
-    file: &'a GgufFile,
+    checkpoint: &'a Checkpoint,
+    naming: Naming,
     used: BTreeSet<&'a str>,
+    quantization: Option<Quantization>,
 }
 
 impl<'a> Finder<'a> {
     fn find(&mut self, name: &str, expected: &[u64]) -> Result<Tensor<'a>, TensorError> {
-        let Some(tensor) = self.file.tensor(name) else {
+        let Some(tensor) = self.checkpoint.tensor(name) else {
             return Err(TensorError::Missing { name: name.to_owned(), expected: expected.to_vec() });
         };
         if tensor.dims != expected {
@@ -225,23 +290,60 @@ impl<'a> Finder<'a> {
         Ok(tensor)
     }
 
+    /// A layer's matrix.
     fn matrix(&mut self, name: &str, dims: [u64; 2]) -> Result<MatrixTensor<'a>, TensorError> {
+        let quantized = self.quantization.map(Quantization::of_layers);
+        self.typed(name, dims, quantized)
+    }
+
+    /// The embedding or the head.
+    fn table(&mut self, name: &str, dims: [u64; 2]) -> Result<MatrixTensor<'a>, TensorError> {
+        let quantized = self.quantization.map(Quantization::of_tables);
+        self.typed(name, dims, quantized)
+    }
+
+    /// A matrix, whose floats become `quantized`.
+    fn typed(
+        &mut self,
+        name: &str,
+        dims: [u64; 2],
+        quantized: Option<Integer>,
+    ) -> Result<MatrixTensor<'a>, TensorError> {
         let tensor = self.find(name, &dims)?;
         let kind = weight_type(tensor.kind);
         let kind = kind.ok_or_else(|| unsupported(&tensor, &WeightType::ALL.map(type_name)))?;
-        Ok(MatrixTensor { tensor, kind })
+        Ok(MatrixTensor { tensor, kind, quantized: quantized.filter(|_| FLOATS.contains(&kind)) })
     }
 
     fn vector(&mut self, name: &str, length: u64) -> Result<Tensor<'a>, TensorError> {
         let tensor = self.find(name, &[length])?;
         match weight_type(tensor.kind) {
-            Some(WeightType::F32) => Ok(tensor),
-            _ => Err(unsupported(&tensor, &[type_name(WeightType::F32)]).into()),
+            Some(kind) if FLOATS.contains(&kind) => Ok(tensor),
+            _ => Err(unsupported(&tensor, &FLOATS.map(type_name)).into()),
         }
     }
 
+    fn biases(&mut self, layer: usize, query: u64, kv: u64) -> Result<[Tensor<'a>; 3], TensorError> {
+        let naming = self.naming;
+        let mut bias = |part: Name, length: u64| self.vector(&naming.bias(layer, part), length);
+        Ok([bias(names::QUERY, query)?, bias(names::KEY, kv)?, bias(names::VALUE, kv)?])
+    }
+
+    fn head_norms(&mut self, layer: usize, head_dim: u64) -> Result<[Tensor<'a>; 2], TensorError> {
+        let naming = self.naming;
+        let mut norm = |part: Name| self.vector(&naming.weight(layer, part), head_dim);
+        Ok([norm(names::QUERY_NORM)?, norm(names::KEY_NORM)?])
+    }
+
+    /// Leaves a tensor out where another stands for it.
+    fn ignore(&mut self, name: &str) -> Option<MatrixTensor<'a>> {
+        self.used.extend(self.checkpoint.tensor(name).map(|tensor| tensor.name));
+        None
+    }
+
     fn refuse_unused(&self) -> Result<(), TensorError> {
-        match self.file.tensors().find(|tensor| !self.used.contains(tensor.name)) {
+        let unused = |tensor: &Tensor<'_>| !self.used.contains(tensor.name) && !self.naming.is_no_weight(tensor.name);
+        match self.checkpoint.tensors().find(unused) {
             Some(tensor) => Err(Unsupported::ExtraTensor(tensor.name.to_owned()).into()),
             None => Ok(()),
         }
@@ -254,11 +356,11 @@ fn unsupported(tensor: &Tensor<'_>, supported: &[String]) -> Unsupported {
 }
 
 /// The kernels' type for a file's, where they have one.
-fn weight_type(kind: GgmlType) -> Option<WeightType> {
+fn weight_type(kind: ElementType) -> Option<WeightType> {
     WeightType::ALL.into_iter().find(|&weight_type| type_name(weight_type) == kind.name())
 }
 
-/// As [`GgmlType::name`] spells it.
+/// As [`ElementType::name`] spells it.
 fn type_name(weight_type: WeightType) -> String {
     weight_type.name().to_ascii_lowercase()
 }

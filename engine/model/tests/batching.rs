@@ -7,7 +7,7 @@ mod common;
 
 use common::driver::{Job, generate};
 use common::harbour_tokens;
-use windlass_checkpoint::GgufFile;
+use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::real_model;
 use windlass_engine_core::request::Sampling;
 use windlass_engine_model::{CpuExecutor, KvBudget, LoadOptions, load};
@@ -21,7 +21,7 @@ fn jobs() -> Vec<Job> {
     (0..SEQUENCES).map(|index| Job::greedy(&tokens[index * 37..][..19 + index * 3])).collect()
 }
 
-fn executor(file: &GgufFile, threads: usize) -> CpuExecutor {
+fn executor(file: &Checkpoint, threads: usize) -> CpuExecutor {
     let options = LoadOptions { threads, kv: KvBudget::Blocks(128), max_step_tokens: 256, ..LoadOptions::default() };
     load(file, &options).unwrap().executor
 }
@@ -29,7 +29,7 @@ fn executor(file: &GgufFile, threads: usize) -> CpuExecutor {
 #[test]
 fn greedy_tokens_are_the_same_alone_and_in_any_batch() {
     let Some(path) = real_model() else { return };
-    let file = GgufFile::open(&path).unwrap();
+    let file = Checkpoint::open(&path).unwrap();
     let mut executor = executor(&file, 2);
     let alone: Vec<Vec<u32>> =
         jobs().chunks(1).flat_map(|job| generate(&mut executor, job, GENERATED, 256, 1)).collect();
@@ -45,7 +45,7 @@ fn greedy_tokens_are_the_same_alone_and_in_any_batch() {
 #[test]
 fn sampled_tokens_depend_on_seed_and_position_alone() {
     let Some(path) = real_model() else { return };
-    let mut executor = executor(&GgufFile::open(&path).unwrap(), 2);
+    let mut executor = executor(&Checkpoint::open(&path).unwrap(), 2);
     let sampling = |seed| Sampling { temperature: 1.0, top_k: 0, top_p: 0.95, min_p: 0.0, seed };
     let job = |seed: usize| Job { prompt: jobs()[3].prompt.clone(), sampling: sampling(seed as u64) };
     let seeded: Vec<Job> = (0..SEQUENCES).map(job).collect();

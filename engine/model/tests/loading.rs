@@ -6,7 +6,7 @@ mod common;
 
 use common::driver::{Job, generate};
 use common::tiny::Tiny;
-use windlass_checkpoint::GgufFile;
+use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::{GgufBuilder, real_model};
 use windlass_engine_core::executor::Executor;
 use windlass_engine_core::plan::{BlockId, InputToken, PlanRow, RowOutput, SampleRow, StepPlan, Ticket};
@@ -18,8 +18,8 @@ fn options() -> LoadOptions {
     LoadOptions { threads: 1, kv: KvBudget::Blocks(8), max_sequences: 4, max_step_tokens: 32, ..LoadOptions::default() }
 }
 
-fn open(builder: &GgufBuilder) -> GgufFile {
-    GgufFile::from_bytes(builder.build()).unwrap()
+fn open(builder: &GgufBuilder) -> Checkpoint {
+    Checkpoint::from_bytes(builder.build()).unwrap()
 }
 
 fn tiny() -> GgufBuilder {
@@ -98,8 +98,8 @@ fn tensors_are_refused_by_name_with_both_shapes() {
             "tensor \"blk.0.ffn_up.weight\" has type iq2_xs, which cannot be computed on; supported are f32, f16",
         ),
         (
-            tiny().without_tensor(norm).tensor(norm, &[256], 1, &[0; 512]),
-            "tensor \"blk.1.attn_norm.weight\" has type f16, which cannot be computed on; supported are f32",
+            tiny().without_tensor(norm).tensor(norm, &[256], 8, &[0; 272]),
+            "tensor \"blk.1.attn_norm.weight\" has type q8_0, which cannot be computed on; supported are f32, f16, bf16",
         ),
         (
             tiny().tensor_f32("blk.0.attn_q.bias", &[256], &[0.0; 256]),
@@ -165,7 +165,7 @@ fn a_loaded_model_says_what_it_is_and_takes() {
 #[test]
 fn the_real_model_takes_what_its_ledger_says() {
     let Some(path) = real_model() else { return };
-    let file = GgufFile::open(&path).unwrap();
+    let file = Checkpoint::open(&path).unwrap();
     let model = build(&file, &LoadOptions::default()).unwrap();
     let packed = model.decoder.weights().matrices().map(|matrix| matrix.bytes() as u64).sum::<u64>();
     let norms = 4 * 576 * 61;

@@ -19,10 +19,11 @@ mod common;
 use std::fs;
 
 use common::harbour_tokens;
-use common::oracle::{candle_logits, compare, our_logits, widen};
-use windlass_checkpoint::GgufFile;
+use common::oracle::{candle_logits, compare, our_logits_with, widen};
+use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::real_model;
 use windlass_engine_model::ActivationType::{Int8, Int16};
+use windlass_engine_model::LoadOptions;
 
 /// Positions compared.
 const POSITIONS: usize = 512;
@@ -35,15 +36,16 @@ fn logits_agree_with_candle_over_real_text() {
     let tokens = &harbour_tokens()[..POSITIONS];
     let widened = widen(&fs::read(&path).unwrap());
     let reference = candle_logits(&widened, tokens);
-    let widened = GgufFile::from_bytes(widened).unwrap();
-    let file = GgufFile::open(&path).unwrap();
+    let widened = Checkpoint::from_bytes(widened).unwrap();
+    let file = Checkpoint::open(&path).unwrap();
     let bounds = [
         ("f32 copy", &widened, Int8, 1e-3, 0.99),
         ("int16", &file, Int16, 1e-3, 0.99),
         ("int8", &file, Int8, 5e-3, 0.94),
     ];
     for (name, file, activations, most_kl, least_top_1) in bounds {
-        let found = compare(&reference, &our_logits(file, activations, tokens, CHUNK));
+        let options = LoadOptions { activations, ..LoadOptions::default() };
+        let found = compare(&reference, &our_logits_with(file, tokens, CHUNK, &options));
         println!("{name}: {found}");
         assert!(found.mean_kl() <= most_kl && found.top_1() >= least_top_1, "{name}: {found}");
     }

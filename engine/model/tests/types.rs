@@ -6,9 +6,8 @@ mod common;
 
 use common::oracle::{candle_logits, compare, our_logits, widen};
 use common::tiny::{Random, Tiny};
-use windlass_checkpoint::GgufFile;
+use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::GgufBuilder;
-use windlass_engine_model::ActivationType;
 use windlass_kernels::WeightType;
 
 /// Enough for several blocks of 16 and chunks that straddle them.
@@ -21,7 +20,7 @@ fn tokens() -> Vec<u32> {
 }
 
 fn logits(file: &GgufBuilder) -> Vec<Vec<f32>> {
-    our_logits(&GgufFile::from_bytes(file.build()).unwrap(), ActivationType::Int8, &tokens(), CHUNK)
+    our_logits(&Checkpoint::from_bytes(file.build()).unwrap(), &tokens(), CHUNK)
 }
 
 /// Largest relative error of logits: of bf16 in the KV cache alone, or of int8 activations too.

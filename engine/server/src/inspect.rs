@@ -6,7 +6,7 @@ use crate::start::open;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
-use windlass_checkpoint::GgufFile;
+use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::memory::{KvDataType, kv_bytes_per_token};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::termination::Reason;
@@ -42,7 +42,7 @@ pub fn shape(model: &Path) -> Result<ModelShape, Failure> {
     Ok(inspect(&open(model)?, true)?.shape)
 }
 
-fn inspect(file: &GgufFile, summary: bool) -> Result<Inspection, Failure> {
+fn inspect(file: &Checkpoint, summary: bool) -> Result<Inspection, Failure> {
     let config = DecoderConfig::read(file).map_err(|error| {
         let unsupported = matches!(error, ConfigError::Unsupported(_));
         Failure::new(if unsupported { Reason::Unsupported } else { Reason::ModelInvalid }, error)
@@ -53,7 +53,7 @@ fn inspect(file: &GgufFile, summary: bool) -> Result<Inspection, Failure> {
     Ok(Inspection { shape, kv_bytes_per_token, tensors: (!summary).then_some(tensors) })
 }
 
-fn sum_by_type(file: &GgufFile) -> BTreeMap<&'static str, TensorSum> {
+fn sum_by_type(file: &Checkpoint) -> BTreeMap<&'static str, TensorSum> {
     let mut sums: BTreeMap<&'static str, TensorSum> = BTreeMap::new();
     for tensor in file.tensors() {
         let sum = sums.entry(tensor.kind.name()).or_default();

@@ -9,12 +9,13 @@ use crate::config::{Config, ExecutorConfig};
 use crate::failure::Failure;
 use crate::monitor::{Built, Monitor};
 use crate::text::chat_template::{ChatTemplate, TemplateError};
+use crate::text::hub;
 use crate::text::tokenizer::{Tokenizer, TokenizerError};
 pub use engine_thread::{EngineEnd, EngineThread};
 use std::path::Path;
 use std::sync::Arc;
 use tracing::info;
-use windlass_checkpoint::{GgufFile, Metadata, OpenError};
+use windlass_checkpoint::{Checkpoint, HubError, OpenError};
 use windlass_engine_contract::termination::Reason;
 
 /// An engine that has generated a token, with all that serving it takes.
@@ -48,10 +49,13 @@ pub fn start(config: &Config, monitor: &Arc<Monitor>, clock: Clock) -> Result<St
 }
 
 /// Opens a checkpoint.
-pub fn open(path: &Path) -> Result<GgufFile, Failure> {
-    GgufFile::open(path).map_err(|error| {
+pub fn open(path: &Path) -> Result<Checkpoint, Failure> {
+    Checkpoint::open(path).map_err(|error| {
         let reason = match error {
-            OpenError::Invalid { .. } => Reason::ModelInvalid,
+            OpenError::Hub(HubError::Io { .. } | HubError::Missing { .. } | HubError::NoWeights { .. }) => {
+                Reason::ModelUnavailable
+            }
+            OpenError::Invalid { .. } | OpenError::Hub(_) => Reason::ModelInvalid,
             _ => Reason::ModelUnavailable,
         };
         Failure::new(reason, format!("cannot open the model: {error}"))
@@ -59,11 +63,17 @@ pub fn open(path: &Path) -> Result<GgufFile, Failure> {
 }
 
 /// The text side of a checkpoint.
-fn read_text(metadata: Metadata<'_>) -> Result<(Tokenizer, Option<ChatTemplate>), Failure> {
-    let tokenizer = Tokenizer::from_metadata(metadata).map_err(tokenizer_failure)?;
-    let source = metadata.str("tokenizer.chat_template").map_err(|error| Failure::new(Reason::ModelInvalid, error))?;
+fn read_text(checkpoint: &Checkpoint) -> Result<(Tokenizer, Option<ChatTemplate>), Failure> {
+    let (tokenizer, source) = match checkpoint {
+        Checkpoint::Gguf(file) => {
+            let source = file.metadata().str("tokenizer.chat_template").map_err(TokenizerError::from);
+            (Tokenizer::from_metadata(file.metadata()), source.map(|source| source.map(str::to_owned)))
+        }
+        Checkpoint::Hub(folder) => (Tokenizer::from_folder(folder), hub::chat_template(folder)),
+    };
+    let (tokenizer, source) = (tokenizer.map_err(tokenizer_failure)?, source.map_err(tokenizer_failure)?);
     let special = tokenizer.special();
-    let compile = |source| ChatTemplate::new(source, &special.bos_text, &special.eos_text);
+    let compile = |source: String| ChatTemplate::new(&source, &special.bos_text, &special.eos_text);
     let template = source.map(compile).transpose().map_err(template_failure)?;
     Ok((tokenizer, template))
 }

@@ -6,6 +6,8 @@ mod bpe;
 mod byte_level;
 pub mod chat_template;
 pub mod detokenize;
+pub mod hub;
+mod spm;
 pub mod stop_strings;
 pub mod tokenizer;
 pub mod vocabulary;

@@ -184,7 +184,12 @@ fn dequantize<C: Cell>(cells: &[C], row: usize, out: &mut [f32]) {
     }
 }
 
-fn validated_row_bytes(weight_type: WeightType, rows: usize, cols: usize, actual: usize) -> Result<usize, ShapeError> {
+pub(super) fn validated_row_bytes(
+    weight_type: WeightType,
+    rows: usize,
+    cols: usize,
+    actual: usize,
+) -> Result<usize, ShapeError> {
     if rows == 0 || cols == 0 {
         return Err(ShapeError::Degenerate { rows, cols });
     }

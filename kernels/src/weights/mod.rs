@@ -15,10 +15,12 @@ mod q5_1;
 mod q5_k;
 mod q6_k;
 mod q8_0;
+mod quantize;
 mod weight_type;
 
 pub(crate) use matrix::Tiles;
 pub use matrix::{PackedMatrix, ShapeError};
+pub use quantize::{Integer, floats};
 pub use weight_type::WeightType;
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use test::Test;
-use windlass_checkpoint::GgufFile;
+use windlass_checkpoint::Checkpoint;
 use windlass_engine_core::plan::BlockId;
 use windlass_engine_model::{Batch, Built, KvBudget, LoadOptions, Logits, build};
 use windlass_kernels::{Kernels, PackedMatrix, Pool, machine};
@@ -91,7 +91,7 @@ fn load(arguments: &Arguments) -> Result<Built, Box<dyn Error>> {
         ..LoadOptions::default()
     };
     let started = Instant::now();
-    let model = build(&GgufFile::open(arguments.path.as_ref())?, &options)?;
+    let model = build(&Checkpoint::open(arguments.path.as_ref())?, &options)?;
     println!("load {:.3} s", started.elapsed().as_secs_f64());
     Ok(model)
 }

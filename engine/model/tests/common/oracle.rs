@@ -7,9 +7,9 @@ use candle_core::quantized::gguf_file::Content;
 use candle_core::{Device, Tensor};
 use candle_transformers::models::quantized_llama::ModelWeights;
 use windlass_checkpoint::testing::GgufBuilder;
-use windlass_checkpoint::{GgufFile, Metadata};
+use windlass_checkpoint::{Checkpoint, GgufFile, Metadata};
 use windlass_engine_core::plan::BlockId;
-use windlass_engine_model::{ActivationType, Batch, KvBudget, LoadOptions, Logits, build};
+use windlass_engine_model::{Batch, KvBudget, LoadOptions, Logits, build};
 use windlass_kernels::{PackedMatrix, Pool, WeightType};
 
 use super::Agreement;
@@ -68,15 +68,19 @@ pub fn candle_logits(file: &[u8], tokens: &[u32]) -> Vec<Vec<f32>> {
 }
 
 /// Our logits at every position, in steps of `chunk` tokens, on blocks that are not in order.
-pub fn our_logits(file: &GgufFile, activations: ActivationType, tokens: &[u32], chunk: usize) -> Vec<Vec<f32>> {
+pub fn our_logits(checkpoint: &Checkpoint, tokens: &[u32], chunk: usize) -> Vec<Vec<f32>> {
+    our_logits_with(checkpoint, tokens, chunk, &LoadOptions::default())
+}
+
+/// The same of a model that is loaded in some other way.
+pub fn our_logits_with(checkpoint: &Checkpoint, tokens: &[u32], chunk: usize, options: &LoadOptions) -> Vec<Vec<f32>> {
     let options = LoadOptions {
         kv: KvBudget::Blocks(tokens.len().div_ceil(16) as u32),
-        activations,
         max_sequences: chunk as u32,
         max_step_tokens: chunk as u32,
-        ..LoadOptions::default()
+        ..options.clone()
     };
-    let mut model = build(file, &options).unwrap();
+    let mut model = build(checkpoint, &options).unwrap();
     let blocks: Vec<BlockId> = (0..model.geometry.blocks).rev().map(BlockId).collect();
     let (mut batch, mut logits) = (Batch::default(), Vec::new());
     for (index, tokens) in tokens.chunks(chunk).enumerate() {

@@ -9,14 +9,14 @@ use crate::fetch::record::FetchRecord;
 use crate::machine;
 use crate::monitor::{Built, Monitor};
 use std::sync::Arc;
-use windlass_checkpoint::GgufFile;
+use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags;
 use windlass_engine_contract::memory::{KvDataType, kv_bytes_per_token};
 use windlass_engine_contract::stats::{EffectiveConfig, StartPhases};
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::executor::{Executor, Geometry};
 use windlass_engine_model::{
-    ConfigError, DecoderConfig, KvBudget, LoadError, LoadOptions, Loaded, SizeError, TensorError, load,
+    ConfigError, DecoderConfig, KvBudget, LoadError, LoadOptions, Loaded, Quantization, SizeError, TensorError, load,
 };
 
 /// Loads weights and tokenizer side by side, then generates a token.
@@ -25,7 +25,7 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
     let file = open(&cpu.model)?;
     let options = options(config, cpu, &file)?;
     let (text, loaded) = std::thread::scope(|scope| {
-        let text = scope.spawn(|| read_text(file.metadata()));
+        let text = scope.spawn(|| read_text(&file));
         let loaded = load(&file, &options).map_err(load_failure);
         (text.join(), loaded)
     });
@@ -45,7 +45,7 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
     Ok(Started { engine, tokenizer, template, built })
 }
 
-fn options(config: &Config, cpu: &CpuConfig, file: &GgufFile) -> Result<LoadOptions, Failure> {
+fn options(config: &Config, cpu: &CpuConfig, file: &Checkpoint) -> Result<LoadOptions, Failure> {
     let batching = &config.batching;
     let free = machine::free_memory_bytes();
     let kv = match batching.kv {
@@ -55,6 +55,7 @@ fn options(config: &Config, cpu: &CpuConfig, file: &GgufFile) -> Result<LoadOpti
     Ok(LoadOptions {
         threads: cpu.threads,
         activations: cpu.activations,
+        quantization: quantization(cpu),
         block_tokens: batching.block_tokens,
         kv,
         max_sequences: batching.max_sequences,
@@ -66,7 +67,7 @@ fn options(config: &Config, cpu: &CpuConfig, file: &GgufFile) -> Result<LoadOpti
 }
 
 /// What all sequences can use at their longest, and at most a quarter of what the weights leave free.
-fn default_kv(config: &Config, file: &GgufFile, free: Option<u64>) -> Result<KvBudget, Failure> {
+fn default_kv(config: &Config, file: &Checkpoint, free: Option<u64>) -> Result<KvBudget, Failure> {
     let weights: u64 = file.tensors().map(|tensor| tensor.bytes.len() as u64).sum();
     let shape = DecoderConfig::read(file).map_err(|error| load_failure(error.into()))?.shape(weights);
     let longest = config.batching.max_model_tokens.unwrap_or(shape.context_tokens).min(shape.context_tokens);
@@ -76,9 +77,14 @@ fn default_kv(config: &Config, file: &GgufFile, free: Option<u64>) -> Result<KvB
     Ok(KvBudget::Bytes(useful.min(affordable)))
 }
 
+/// What float weights are to become; the name of a file's type is only a check.
+fn quantization(cpu: &CpuConfig) -> Option<Quantization> {
+    Quantization::named(cpu.quantization.as_deref()?)
+}
+
 fn check_quantization(cpu: &CpuConfig, weight_type: &str) -> Result<(), Failure> {
     match &cpu.quantization {
-        Some(wanted) if wanted != weight_type => {
+        Some(wanted) if wanted != weight_type && Quantization::named(wanted).is_none() => {
             let flag = flags::QUANTIZATION;
             let message = format!("{flag} is {wanted} and the file holds {weight_type}: use auto or {weight_type}");
             Err(Failure::new(Reason::Unsupported, message))

@@ -30,7 +30,7 @@ const TEMPLATE: &str = "{% for message in messages %}{{ message.role }} {{ messa
 pub fn start(config: &Config, sim: &SimConfig, monitor: &Arc<Monitor>, clock: Clock) -> Result<Started, Failure> {
     let began = clock.seconds();
     let (tokenizer, template) = match &sim.tokenizer {
-        Some(path) => read_text(open(path)?.metadata())?,
+        Some(path) => read_text(&open(path)?)?,
         None => (Tokenizer::words(), Some(ChatTemplate::new(TEMPLATE, "", "").map_err(super::template_failure)?)),
     };
     std::thread::sleep(sim.load_time);

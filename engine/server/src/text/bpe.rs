@@ -1,6 +1,7 @@
 //! Byte-pair encoders from a checkpoint's metadata, as the `tokenizers` crate runs them.
 
 use super::tokenizer::TokenizerError;
+use super::vocabulary::TokenType;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::normalizers::NFC;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -10,11 +11,6 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer};
 use windlass_checkpoint::Metadata;
 
-/// `tokenizer.ggml.token_type`: tokens with a function instead of text.
-pub const CONTROL: i32 = 3;
-/// `tokenizer.ggml.token_type`: text that is always one token.
-pub const USER_DEFINED: i32 = 4;
-
 /// How text is cut into words before pairs are merged: one entry per value of `tokenizer.ggml.pre`.
 struct PreTokenization {
     names: &'static [&'static str],
@@ -22,6 +18,8 @@ struct PreTokenization {
     /// A word that is a token as a whole is not built by merging.
     ignore_merges: bool,
     normalize: bool,
+    /// Prompts begin with the beginning-of-sequence token where the file does not say.
+    begins: bool,
 }
 
 /// The rule for cutting.
@@ -31,8 +29,8 @@ enum Cut {
     Gpt2,
     /// Each digit alone, then GPT-2's expression.
     DigitsThenGpt2,
-    /// An expression of its own.
-    Expression(&'static str),
+    /// Expressions, each cutting what the ones before left whole.
+    Expressions(&'static [&'static str]),
 }
 
 /// OpenAI's cl100k expression, digits in threes.
@@ -41,38 +39,67 @@ const CL100K: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 const CL100K_SINGLE_DIGITS: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// The same with combining marks in words.
+const CL100K_MARKS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// OpenAI's o200k expression: words also begin at capitals.
+const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Mistral's: o200k with single digits and without English contractions.
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// DeepSeek-V3's last expression.
+const DEEPSEEK_V3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+
+/// What most rules have in common.
+const PLAIN: PreTokenization =
+    PreTokenization { names: &[], cut: Cut::Gpt2, ignore_merges: false, normalize: false, begins: false };
+
 const PRE_TOKENIZATIONS: &[PreTokenization] = &[
     PreTokenization {
-        names: &["smollm", "starcoder", "refact", "command-r", "codeshell"],
+        names: &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"],
         cut: Cut::DigitsThenGpt2,
-        ignore_merges: false,
-        normalize: false,
+        ..PLAIN
     },
+    PreTokenization { names: &["gpt-2", "phi-2", "jina-es", "jina-de", "exaone4"], ..PLAIN },
+    PreTokenization { names: &["mpt", "olmo"], normalize: true, ..PLAIN },
     PreTokenization {
-        names: &["gpt-2", "phi-2", "olmo", "jina-es", "jina-de"],
-        cut: Cut::Gpt2,
-        ignore_merges: false,
-        normalize: false,
-    },
-    PreTokenization {
-        names: &["llama-bpe", "llama3", "llama-v3"],
-        cut: Cut::Expression(CL100K),
+        names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "lfm2"],
+        cut: Cut::Expressions(&[CL100K]),
         ignore_merges: true,
-        normalize: false,
+        begins: true,
+        ..PLAIN
     },
+    PreTokenization { names: &["dbrx", "smaug-bpe", "chatglm-bpe"], cut: Cut::Expressions(&[CL100K]), ..PLAIN },
+    PreTokenization { names: &["glm4"], cut: Cut::Expressions(&[CL100K]), ignore_merges: true, ..PLAIN },
     PreTokenization {
-        names: &["dbrx", "smaug-bpe"],
-        cut: Cut::Expression(CL100K),
-        ignore_merges: false,
-        normalize: false,
-    },
-    PreTokenization {
-        names: &["qwen2", "deepseek-r1-qwen"],
-        cut: Cut::Expression(CL100K_SINGLE_DIGITS),
-        ignore_merges: false,
+        names: &["qwen2", "deepseek-r1-qwen", "megrez"],
+        cut: Cut::Expressions(&[CL100K_SINGLE_DIGITS]),
         normalize: true,
+        ..PLAIN
+    },
+    PreTokenization { names: &["qwen35"], cut: Cut::Expressions(&[CL100K_MARKS]), ..PLAIN },
+    PreTokenization { names: &["gpt-4o", "llama4"], cut: Cut::Expressions(&[O200K]), ..PLAIN },
+    PreTokenization {
+        names: &["tekken"],
+        cut: Cut::Expressions(&[TEKKEN]),
+        ignore_merges: true,
+        begins: true,
+        ..PLAIN
+    },
+    PreTokenization {
+        names: &["deepseek-coder"],
+        cut: Cut::Expressions(&[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"]),
+        ..PLAIN
+    },
+    PreTokenization {
+        names: &["deepseek-v3"],
+        cut: Cut::Expressions(&[r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_V3]),
+        ..PLAIN
     },
 ];
+
+/// Whether prompts begin with the beginning-of-sequence token where the file does not say.
+pub fn begins(metadata: Metadata<'_>) -> Result<bool, TokenizerError> {
+    Ok(pre_tokenization(metadata)?.begins)
+}
 
 /// Builds the encoder for `spellings`, the vocabulary in order of id, with its `types`.
 pub fn build(metadata: Metadata<'_>, spellings: &[&str], types: &[i32]) -> Result<Tokenizer, TokenizerError> {
@@ -118,22 +145,28 @@ impl Cut {
         Ok(match self {
             Cut::Gpt2 => bytes(true).into(),
             Cut::DigitsThenGpt2 => Sequence::new(vec![Digits::new(true).into(), bytes(true).into()]).into(),
-            Cut::Expression(expression) => {
-                let pattern = SplitPattern::Regex(expression.to_owned());
-                let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(invalid)?;
-                Sequence::new(vec![split.into(), bytes(false).into()]).into()
+            Cut::Expressions(expressions) => {
+                let mut steps =
+                    expressions.iter().map(|expression| split(expression)).collect::<Result<Vec<_>, _>>()?;
+                steps.push(bytes(false).into());
+                Sequence::new(steps).into()
             }
         })
     }
 }
 
-/// Tokens found in text before anything else: control tokens and the user's.
-fn added(spellings: &[&str], types: &[i32]) -> Vec<AddedToken> {
-    let typed = spellings.iter().zip(types);
-    let wanted = typed.filter(|(_, kind)| matches!(**kind, CONTROL | USER_DEFINED));
-    wanted.map(|(text, kind)| AddedToken::from(*text, *kind == CONTROL).normalized(false)).collect()
+fn split(expression: &str) -> Result<PreTokenizerWrapper, TokenizerError> {
+    let pattern = SplitPattern::Regex(expression.to_owned());
+    Ok(Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(invalid)?.into())
 }
 
-fn invalid(error: tokenizers::Error) -> TokenizerError {
+/// Tokens found in text before anything else: control tokens and the user's.
+pub fn added(spellings: &[&str], types: &[i32]) -> Vec<AddedToken> {
+    let typed = spellings.iter().zip(types);
+    let wanted = typed.filter(|(_, kind)| matches!(**kind, TokenType::CONTROL | TokenType::USER_DEFINED));
+    wanted.map(|(text, kind)| AddedToken::from(*text, *kind == TokenType::CONTROL).normalized(false)).collect()
+}
+
+pub fn invalid(error: tokenizers::Error) -> TokenizerError {
     TokenizerError::Invalid(error.to_string())
 }

@@ -1,13 +1,13 @@
 //! The model's tokenizer: prompts to tokens, and what the special tokens are.
 
-use super::vocabulary::Vocabulary;
-use super::{bpe, byte_level, words};
-use windlass_checkpoint::{Metadata, MetadataError};
+use super::vocabulary::{TokenType, Vocabulary};
+use super::{bpe, byte_level, hub, spm, words};
+use windlass_checkpoint::{HubError, HubFolder, Metadata, MetadataError};
 use windlass_engine_core::request::TokenId;
 
 /// Control tokens that end a turn or a text, by the spellings that model families use. A checkpoint names one of them
 /// as its end of sequence; a chat model may emit another.
-const END_SPELLINGS: &[&str] = &[
+pub(super) const END_SPELLINGS: &[&str] = &[
     "<|im_end|>",
     "<|endoftext|>",
     "<|eot_id|>",
@@ -22,7 +22,7 @@ const END_SPELLINGS: &[&str] = &[
 ];
 
 /// Most tokens in a vocabulary: four times the largest in use.
-const MAX_VOCABULARY: usize = 1 << 20;
+pub(super) const MAX_VOCABULARY: usize = 1 << 20;
 
 /// Text to tokens and back.
 pub struct Tokenizer {
@@ -32,7 +32,7 @@ pub struct Tokenizer {
 }
 
 enum Encoder {
-    Bpe(Box<tokenizers::Tokenizer>),
+    Crate(Box<tokenizers::Tokenizer>),
     Words,
 }
 
@@ -55,8 +55,10 @@ pub enum TokenizerError {
     /// A key is missing or of the wrong type.
     #[error(transparent)]
     Metadata(#[from] MetadataError),
-    /// Another kind than byte-level BPE.
-    #[error("tokenizer.ggml.model is {0:?}; this engine reads \"gpt2\" (byte-level BPE)")]
+    /// A kind that no decoder of this engine comes with.
+    #[error(
+        "tokenizer.ggml.model is {0:?}; this engine reads \"gpt2\" (byte-level BPE) and \"llama\" (SentencePiece BPE)"
+    )]
     Model(String),
     /// The rule that cuts text into words is unknown, and guessing one would change prompts silently.
     #[error("tokenizer.ggml.pre is {found:?}; this engine knows {known}")]
@@ -69,6 +71,15 @@ pub enum TokenizerError {
     /// A line of `tokenizer.ggml.merges` is no pair.
     #[error("tokenizer.ggml.merges has {0:?}, which is not two tokens with a space between")]
     Merge(String),
+    /// A folder without one.
+    #[error("the folder has no tokenizer.json")]
+    NoTokenizerFile,
+    /// A file of the folder cannot be read.
+    #[error(transparent)]
+    Hub(#[from] HubError),
+    /// `tokenizer.json` spells its tokens in a way that cannot be turned into bytes.
+    #[error("tokenizer.json has the decoder {0:?}; this engine reads ByteLevel, ByteFallback and Metaspace")]
+    Decoder(String),
     /// Arrays or ids that contradict each other.
     #[error("{0}")]
     Inconsistent(String),
@@ -80,7 +91,7 @@ pub enum TokenizerError {
 impl TokenizerError {
     /// The file is sound and asks for what this engine does not have.
     pub fn is_unsupported(&self) -> bool {
-        matches!(self, TokenizerError::Model(_) | TokenizerError::PreTokenizer { .. })
+        matches!(self, TokenizerError::Model(_) | TokenizerError::PreTokenizer { .. } | TokenizerError::Decoder(_))
     }
 }
 
@@ -94,8 +105,15 @@ impl Tokenizer {
     pub fn from_metadata(metadata: Metadata<'_>) -> Result<Tokenizer, TokenizerError> {
         match metadata.require("tokenizer.ggml.model", Metadata::str)? {
             "gpt2" => Tokenizer::byte_level(metadata),
+            "llama" => Tokenizer::sentence_piece(metadata),
             other => Err(TokenizerError::Model(other.to_owned())),
         }
+    }
+
+    /// Reads the tokenizer of a hub folder.
+    pub fn from_folder(folder: &HubFolder) -> Result<Tokenizer, TokenizerError> {
+        let hub::HubText { encoder, vocabulary, special } = hub::read(folder)?;
+        Ok(Tokenizer { encoder: Encoder::Crate(Box::new(encoder)), vocabulary, special })
     }
 
     /// The simulator's own language.
@@ -108,8 +126,17 @@ impl Tokenizer {
         let spellings: Vec<&str> = metadata.require("tokenizer.ggml.tokens", Metadata::str_array)?.collect();
         let types = token_types(metadata, spellings.len())?;
         let encoder = bpe::build(metadata, &spellings, &types)?;
-        let special = special_tokens(metadata, &spellings, &types)?;
-        Ok(Tokenizer { encoder: Encoder::Bpe(Box::new(encoder)), vocabulary: pieces(&spellings, &types), special })
+        let special = special_tokens(metadata, &spellings, &types, bpe::begins(metadata)?)?;
+        Ok(Tokenizer { encoder: Encoder::Crate(Box::new(encoder)), vocabulary: pieces(&spellings, &types), special })
+    }
+
+    fn sentence_piece(metadata: Metadata<'_>) -> Result<Tokenizer, TokenizerError> {
+        let spellings: Vec<&str> = metadata.require("tokenizer.ggml.tokens", Metadata::str_array)?.collect();
+        let types = token_types(metadata, spellings.len())?;
+        let encoder = spm::build(metadata, &spellings, &types)?;
+        let special = special_tokens(metadata, &spellings, &types, true)?;
+        let vocabulary = spm::pieces(&spellings, &types);
+        Ok(Tokenizer { encoder: Encoder::Crate(Box::new(encoder)), vocabulary, special })
     }
 
     /// Tokens of a plain prompt: with the prefix token where the model wants one.
@@ -125,7 +152,7 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, EncodeError> {
         match &self.encoder {
             Encoder::Words => Ok(words::encode(text, &self.vocabulary)),
-            Encoder::Bpe(encoder) => {
+            Encoder::Crate(encoder) => {
                 let encoding = encoder.encode_fast(text, false).map_err(|error| EncodeError(error.to_string()))?;
                 Ok(encoding.get_ids().to_vec())
             }
@@ -162,15 +189,21 @@ fn pieces(spellings: &[&str], types: &[i32]) -> Vocabulary {
     let mut vocabulary = Vocabulary::default();
     for (spelling, kind) in spellings.iter().zip(types) {
         vocabulary.push(|bytes| match *kind {
-            bpe::CONTROL => (),
-            bpe::USER_DEFINED => bytes.extend_from_slice(spelling.as_bytes()),
+            TokenType::CONTROL => (),
+            TokenType::USER_DEFINED => bytes.extend_from_slice(spelling.as_bytes()),
             _ => byte_level::append_bytes(spelling, bytes),
         });
     }
     vocabulary
 }
 
-fn special_tokens(metadata: Metadata<'_>, spellings: &[&str], types: &[i32]) -> Result<SpecialTokens, TokenizerError> {
+/// `begins`: whether prompts begin with the beginning-of-sequence token where the file does not say.
+fn special_tokens(
+    metadata: Metadata<'_>,
+    spellings: &[&str],
+    types: &[i32],
+    begins: bool,
+) -> Result<SpecialTokens, TokenizerError> {
     let id = |name: &str| -> Result<Option<TokenId>, TokenizerError> {
         let key = format!("tokenizer.ggml.{name}_token_id");
         match metadata.u32(&key)? {
@@ -185,10 +218,10 @@ fn special_tokens(metadata: Metadata<'_>, spellings: &[&str], types: &[i32]) -> 
     let (bos, eos) = (id("bos")?, id("eos")?);
     let mut ends: Vec<TokenId> = [eos, id("eot")?, id("eom")?].into_iter().flatten().collect();
     let typed = spellings.iter().zip(types).zip(0..);
-    let spelled = typed.filter(|((text, kind), _)| **kind == bpe::CONTROL && END_SPELLINGS.contains(text));
+    let spelled = typed.filter(|((text, kind), _)| **kind == TokenType::CONTROL && END_SPELLINGS.contains(text));
     ends.extend(spelled.map(|(_, id): (_, TokenId)| id));
     ends.sort_unstable();
     ends.dedup();
-    let add_bos = metadata.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(false);
+    let add_bos = metadata.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(begins);
     Ok(SpecialTokens { prefix: bos.filter(|_| add_bos), ends, bos_text: text(bos), eos_text: text(eos) })
 }

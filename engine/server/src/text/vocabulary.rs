@@ -2,6 +2,24 @@
 
 use windlass_engine_core::request::TokenId;
 
+/// The values of `tokenizer.ggml.token_type`.
+pub struct TokenType;
+
+impl TokenType {
+    /// Text.
+    pub const NORMAL: i32 = 1;
+    /// Stands for what the vocabulary lacks.
+    pub const UNKNOWN: i32 = 2;
+    /// A function instead of text.
+    pub const CONTROL: i32 = 3;
+    /// Text that is always one token.
+    pub const USER_DEFINED: i32 = 4;
+    /// Reserved.
+    pub const UNUSED: i32 = 5;
+    /// One byte, spelled `<0xAB>`.
+    pub const BYTE: i32 = 6;
+}
+
 /// Bytes of every token, in one allocation. Control tokens have none: they are never part of the output.
 #[derive(Debug, Default)]
 pub struct Vocabulary {

@@ -1,0 +1,132 @@
+//! One safetensors file: a JSON header that names tensors and their places, checked against the file before use.
+//!
+//! The format is eight bytes of header length, the header, then the tensors' data.
+
+use std::fs::File;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::error::{HubError, SafetensorsError as Error};
+use crate::map::Bytes;
+use crate::tensor::Tensor;
+use crate::types::ElementType;
+
+/// Longest header, as in the format's own reader.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// Most dimensions of a tensor.
+const MAX_DIMENSIONS: usize = 8;
+/// Where tensors that are not data say who wrote the file.
+const METADATA_KEY: &str = "__metadata__";
+
+/// A validated file.
+#[derive(Debug)]
+pub(crate) struct SafetensorsFile {
+    bytes: Bytes,
+    /// Sorted by name.
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    /// Fastest first.
+    dims: Vec<u64>,
+    kind: ElementType,
+    /// In the file.
+    start: usize,
+    end: usize,
+}
+
+impl SafetensorsFile {
+    pub fn open(path: &Path) -> Result<SafetensorsFile, HubError> {
+        let io = |source| HubError::Io { path: path.to_owned(), source };
+        let bytes = File::open(path).and_then(|file| Bytes::map(&file)).map_err(io)?;
+        SafetensorsFile::validated(bytes).map_err(|source| HubError::Safetensors { path: path.to_owned(), source })
+    }
+
+    pub fn validated(bytes: Bytes) -> Result<SafetensorsFile, Error> {
+        let entries = read_header(&bytes)?;
+        Ok(SafetensorsFile { bytes, entries })
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.iter().map(|entry| entry.name.as_str())
+    }
+
+    pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
+        let found = self.entries.binary_search_by(|entry| entry.name.as_str().cmp(name)).ok()?;
+        let Entry { name, dims, kind, start, end } = &self.entries[found];
+        Some(Tensor { name, dims, kind: *kind, bytes: &self.bytes[*start..*end] })
+    }
+}
+
+fn read_header(bytes: &[u8]) -> Result<Vec<Entry>, Error> {
+    let length = bytes.first_chunk().map(|length| u64::from_le_bytes(*length));
+    let length = length.ok_or(Error::TooShort { bytes: bytes.len() })?;
+    let available = bytes.len() as u64 - 8;
+    if length > available.min(MAX_HEADER_BYTES) {
+        return Err(Error::HeaderLength { length, available: available.min(MAX_HEADER_BYTES) });
+    }
+    let (header, data) = bytes[8..].split_at(length as usize);
+    let header: Map<String, Value> = serde_json::from_slice(header).map_err(|error| Error::Json(error.to_string()))?;
+    let tensors = header.into_iter().filter(|(name, _)| name != METADATA_KEY);
+    let mut entries: Vec<Entry> = tensors
+        .map(|(name, value)| read_entry(name, &value, bytes.len() - data.len(), data.len()))
+        .collect::<Result<_, _>>()?;
+    refuse_overlap(&mut entries)?;
+    entries.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(entries)
+}
+
+/// Reads one tensor's description; its data begins at `data_start` of the file at the earliest.
+fn read_entry(name: String, value: &Value, data_start: usize, data_bytes: usize) -> Result<Entry, Error> {
+    let entry = |problem: String| Error::Entry { name: name.clone(), problem };
+    let kind = value["dtype"].as_str().ok_or_else(|| entry("its dtype is missing".into()))?;
+    let kind = element_type(kind).ok_or_else(|| entry(format!("its dtype is {kind:?}, which is unknown")))?;
+    let mut dims = numbers(&value["shape"]).ok_or_else(|| entry("its shape is no list of sizes".into()))?;
+    if dims.len() > MAX_DIMENSIONS {
+        return Err(entry(format!("it has {} dimensions; at most {MAX_DIMENSIONS} are read", dims.len())));
+    }
+    dims.reverse();
+    let offsets = numbers(&value["data_offsets"]);
+    let Some([start, end]) = offsets.as_deref() else {
+        return Err(entry("its data_offsets are no pair of offsets".into()));
+    };
+    let elements = dims.iter().try_fold(kind.block_bytes(), |product, &dim| product.checked_mul(dim));
+    let needed = elements.ok_or_else(|| entry(format!("its shape {dims:?} overflows")))?;
+    if *end > data_bytes as u64 || start > end {
+        let problem = format!("its data lies at {start}..{end} of the data, which has {data_bytes} bytes");
+        return Err(entry(problem));
+    }
+    if end - start != needed {
+        return Err(entry(format!("its data at offset {start} has {} bytes; its shape needs {needed}", end - start)));
+    }
+    let place = |offset: u64| data_start + offset as usize;
+    let (start, end) = (place(*start), place(*end));
+    Ok(Entry { name, dims, kind, start, end })
+}
+
+fn numbers(value: &Value) -> Option<Vec<u64>> {
+    value.as_array()?.iter().map(Value::as_u64).collect()
+}
+
+fn refuse_overlap(entries: &mut [Entry]) -> Result<(), Error> {
+    entries.sort_by_key(|entry| (entry.start, entry.end));
+    match entries.windows(2).find(|pair| pair[0].end > pair[1].start) {
+        Some(pair) => Err(Error::Overlap { first: pair[0].name.clone(), second: pair[1].name.clone() }),
+        None => Ok(()),
+    }
+}
+
+fn element_type(dtype: &str) -> Option<ElementType> {
+    let name = match dtype {
+        "F8_E4M3" => "f8_e4m3",
+        "F8_E5M2" => "f8_e5m2",
+        "BOOL" | "U8" | "I8" | "U16" | "I16" | "F16" | "BF16" | "U32" | "I32" | "F32" | "U64" | "I64" | "F64" => {
+            &dtype.to_ascii_lowercase()
+        }
+        _ => return None,
+    };
+    ElementType::named(name)
+}

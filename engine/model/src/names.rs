@@ -1,0 +1,82 @@
+//! What each kind of checkpoint calls the decoder's tensors.
+
+use windlass_checkpoint::Checkpoint;
+
+/// A tensor, or one in each layer, by both names.
+#[derive(Clone, Copy)]
+pub(crate) struct Name {
+    gguf: &'static str,
+    hub: &'static str,
+}
+
+const fn name(gguf: &'static str, hub: &'static str) -> Name {
+    Name { gguf, hub }
+}
+
+pub(crate) const EMBEDDING: Name = name("token_embd", "model.embed_tokens");
+pub(crate) const OUTPUT_NORM: Name = name("output_norm", "model.norm");
+pub(crate) const OUTPUT: Name = name("output", "lm_head");
+pub(crate) const ATTENTION_NORM: Name = name("attn_norm", "input_layernorm");
+pub(crate) const QUERY: Name = name("attn_q", "self_attn.q_proj");
+pub(crate) const KEY: Name = name("attn_k", "self_attn.k_proj");
+pub(crate) const VALUE: Name = name("attn_v", "self_attn.v_proj");
+pub(crate) const OUT: Name = name("attn_output", "self_attn.o_proj");
+pub(crate) const QUERY_NORM: Name = name("attn_q_norm", "self_attn.q_norm");
+pub(crate) const KEY_NORM: Name = name("attn_k_norm", "self_attn.k_norm");
+pub(crate) const FEED_FORWARD_NORM: Name = name("ffn_norm", "post_attention_layernorm");
+pub(crate) const GATE: Name = name("ffn_gate", "mlp.gate_proj");
+pub(crate) const UP: Name = name("ffn_up", "mlp.up_proj");
+pub(crate) const DOWN: Name = name("ffn_down", "mlp.down_proj");
+
+/// How a checkpoint names tensors.
+#[derive(Clone, Copy)]
+pub(crate) enum Naming {
+    Gguf,
+    Hub,
+}
+
+impl Naming {
+    pub fn of(checkpoint: &Checkpoint) -> Naming {
+        match checkpoint {
+            Checkpoint::Gguf(_) => Naming::Gguf,
+            Checkpoint::Hub(_) => Naming::Hub,
+        }
+    }
+
+    /// The weights of a part that the decoder has once.
+    pub fn once(self, name: Name) -> String {
+        format!("{}.weight", self.pick(name))
+    }
+
+    /// The weights of a layer's part.
+    pub fn weight(self, layer: usize, name: Name) -> String {
+        self.in_layer(layer, name, "weight")
+    }
+
+    /// The bias of a layer's part.
+    pub fn bias(self, layer: usize, name: Name) -> String {
+        self.in_layer(layer, name, "bias")
+    }
+
+    /// Whether a tensor is no weight: what older checkpoints saved along, or what the configuration reads.
+    pub fn is_no_weight(self, tensor: &str) -> bool {
+        match self {
+            Naming::Gguf => tensor == "rope_freqs.weight",
+            Naming::Hub => tensor.ends_with(".rotary_emb.inv_freq"),
+        }
+    }
+
+    fn in_layer(self, layer: usize, name: Name, what: &str) -> String {
+        match self {
+            Naming::Gguf => format!("blk.{layer}.{}.{what}", name.gguf),
+            Naming::Hub => format!("model.layers.{layer}.{}.{what}", name.hub),
+        }
+    }
+
+    fn pick(self, name: Name) -> &'static str {
+        match self {
+            Naming::Gguf => name.gguf,
+            Naming::Hub => name.hub,
+        }
+    }
+}

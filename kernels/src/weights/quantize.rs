@@ -1,0 +1,153 @@
+//! Float weights to blocks of integers as they are loaded: round to nearest, each block by itself.
+//!
+//! A block is rounded against the scale as it is stored, in f16, so that a value's error is at most half a step.
+
+use half::{bf16, f16};
+
+use super::{PackedMatrix, ShapeError, WeightType};
+use crate::Pool;
+use crate::weights::cell::BLOCK;
+
+/// What float weights may become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Integer {
+    /// 8 bits with one scale for each 32 values, symmetric: 8.5 bits per weight.
+    Int8,
+    /// 4 bits with one scale and one minimum for each 32 values: 5 bits per weight.
+    Int4,
+}
+
+impl Integer {
+    /// The format that holds it.
+    pub fn weight_type(self) -> WeightType {
+        match self {
+            Integer::Int8 => WeightType::Q8_0,
+            Integer::Int4 => WeightType::Q4_1,
+        }
+    }
+
+    fn append(self, block: &[f32], out: &mut Vec<u8>) {
+        match self {
+            Integer::Int8 => append_int8(block, out),
+            Integer::Int4 => append_int4(block, out),
+        }
+    }
+}
+
+impl PackedMatrix {
+    /// [`pack`](Self::pack)s the `bytes` of a row-major tensor of floats as integers.
+    ///
+    /// # Panics
+    /// When `from` is no float type.
+    pub fn quantize(
+        pool: &Pool,
+        from: WeightType,
+        to: Integer,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+    ) -> Result<Self, ShapeError> {
+        let to_type = to.weight_type();
+        let row_bytes = super::matrix::validated_row_bytes(from, rows, cols, bytes.len())?;
+        let quantized_row = to_type.row_bytes(cols).ok_or(ShapeError::PartialBlock {
+            weight_type: to_type.name(),
+            cols,
+            block_elements: to_type.block_elements(),
+        })?;
+        let mut quantized = vec![0; quantized_row * rows];
+        pool.for_each(bytes.chunks_exact(row_bytes).zip(quantized.chunks_exact_mut(quantized_row)), |(row, out)| {
+            let values = floats(from, row);
+            let mut blocks = Vec::with_capacity(out.len());
+            values.chunks_exact(BLOCK).for_each(|block| to.append(block, &mut blocks));
+            out.copy_from_slice(&blocks);
+        });
+        PackedMatrix::pack(pool, to_type, rows, cols, &quantized)
+    }
+}
+
+/// The values of little-endian floats.
+///
+/// # Panics
+/// When `from` is no float type.
+pub fn floats(from: WeightType, bytes: &[u8]) -> Vec<f32> {
+    let halves = || bytes.as_chunks().0.iter().copied();
+    match from {
+        WeightType::F32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+        WeightType::F16 => halves().map(|bytes| f16::from_le_bytes(bytes).to_f32()).collect(),
+        WeightType::BF16 => halves().map(|bytes| bf16::from_le_bytes(bytes).to_f32()).collect(),
+        other => panic!("{} values are not floats", other.name()),
+    }
+}
+
+fn append_int8(block: &[f32], out: &mut Vec<u8>) {
+    let largest = block.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+    let scale = f16::from_f32(largest / 127.0);
+    let inverse = inverse(scale);
+    out.extend(scale.to_le_bytes());
+    out.extend(block.iter().map(|value| (value * inverse).round().clamp(-127.0, 127.0) as i8 as u8));
+}
+
+fn append_int4(block: &[f32], out: &mut Vec<u8>) {
+    let least = block.iter().copied().fold(f32::INFINITY, f32::min);
+    let most = block.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let minimum = f16::from_f32(least);
+    let scale = f16::from_f32((most - minimum.to_f32()) / 15.0);
+    let inverse = inverse(scale);
+    let code = |value: f32| ((value - minimum.to_f32()) * inverse).round().clamp(0.0, 15.0) as u8;
+    out.extend(scale.to_le_bytes());
+    out.extend(minimum.to_le_bytes());
+    out.extend((0..BLOCK / 2).map(|i| code(block[i]) | code(block[i + BLOCK / 2]) << 4));
+}
+
+/// One over the scale, or 0 for a block of equal values.
+fn inverse(scale: f16) -> f32 {
+    let scale = scale.to_f32();
+    if scale == 0.0 { 0.0 } else { 1.0 / scale }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Random;
+
+    #[test]
+    fn every_value_is_within_half_a_step() {
+        let pool = Pool::new(2).unwrap();
+        let (rows, cols) = (37, 96);
+        let mut values = Random::new(5).values(rows * cols, 2.0);
+        values[..BLOCK].fill(0.0);
+        values[BLOCK..2 * BLOCK].fill(0.75);
+        let encodings: [(WeightType, Vec<u8>); 3] = [
+            (WeightType::F32, values.iter().flat_map(|value| value.to_le_bytes()).collect()),
+            (WeightType::F16, values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect()),
+            (WeightType::BF16, values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect()),
+        ];
+        for (from, bytes) in &encodings {
+            let values = floats(*from, bytes);
+            for (to, steps) in [(Integer::Int8, 254.0), (Integer::Int4, 15.0)] {
+                let matrix = PackedMatrix::quantize(&pool, *from, to, rows, cols, bytes).unwrap();
+                assert_eq!(matrix.weight_type(), to.weight_type());
+                let mut row = vec![0.0; cols];
+                for index in 0..rows {
+                    matrix.dequantize_row(index, &mut row);
+                    let expected = &values[index * cols..][..cols];
+                    for (found, expected) in row.chunks(BLOCK).zip(expected.chunks(BLOCK)) {
+                        let (least, most) = expected.iter().fold((0f32, 0f32), |(a, b), &v| (a.min(v), b.max(v)));
+                        let range = if to == Integer::Int8 { 2.0 * most.max(-least) } else { most - least };
+                        for (found, expected) in found.iter().zip(expected) {
+                            let error = (found - expected).abs();
+                            assert!(error <= 0.51 * range / steps + 1e-3, "{from:?} {to:?}: {expected} as {found}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_that_are_no_whole_blocks_are_refused() {
+        let pool = Pool::new(1).unwrap();
+        let message = PackedMatrix::quantize(&pool, WeightType::F32, Integer::Int8, 1, 40, &[0; 160]).unwrap_err();
+        assert_eq!(message.to_string(), "a row of 40 values is no whole number of Q8_0 blocks of 32");
+    }
+}
