@@ -8,6 +8,8 @@ use crate::text::stop_strings::StopStrings;
 use crate::text::tokenizer::Tokenizer;
 use futures::Stream;
 use std::sync::Arc;
+use std::time::Instant;
+use tracing::info;
 use windlass_engine_api::generation::{FinishReason, StopReason};
 use windlass_engine_api::usage::Usage;
 use windlass_engine_core::request::{FinishReason as Ending, TokenId};
@@ -70,6 +72,9 @@ pub struct Answer {
     usage: Usage,
     /// Counted and not yet in a piece.
     fresh: Vec<TokenId>,
+    began: Instant,
+    /// How it ended, for the log.
+    outcome: &'static str,
     begun: bool,
     ended: bool,
 }
@@ -93,6 +98,8 @@ impl Answer {
             lease,
             usage: Usage::new(prompt_tokens, 0, 0),
             fresh: Vec::new(),
+            began: Instant::now(),
+            outcome: "abandoned",
             begun: false,
             ended: false,
         }
@@ -108,6 +115,11 @@ impl Answer {
             _ => Err(self.broken_off()),
         };
         self.ended = !matches!(piece, Ok(Piece { end: None, .. }));
+        self.outcome = match &piece {
+            Ok(Piece { end: None, .. }) => self.outcome,
+            Ok(Piece { end: Some(_), .. }) => "complete",
+            Err(_) => "interrupted",
+        };
         Some(piece)
     }
 
@@ -190,5 +202,21 @@ impl Answer {
     fn piece(&mut self, text: String, end: Option<End>) -> Piece {
         let first = !std::mem::replace(&mut self.begun, true);
         Piece { text, tokens: std::mem::take(&mut self.fresh), first, end, usage: self.usage }
+    }
+}
+
+/// One line for each answer, with no word of it.
+impl Drop for Answer {
+    fn drop(&mut self) {
+        info!(
+            request = self.lease.request(),
+            tenant = self.lease.tenant_name(),
+            prompt_tokens = self.usage.prompt_tokens,
+            cached_tokens = self.usage.prompt_tokens_details.cached_tokens,
+            completion_tokens = self.usage.completion_tokens,
+            seconds = self.began.elapsed().as_secs_f64(),
+            outcome = self.outcome,
+            "answer"
+        );
     }
 }

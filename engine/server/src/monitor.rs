@@ -127,6 +127,18 @@ impl Monitor {
         self.progress.stalled_seconds(self.clock.seconds())
     }
 
+    /// What is stuck, if work is there and no step was finished for longer than `limit_seconds`.
+    pub fn stuck(&self, limit_seconds: f64) -> Option<String> {
+        let stalled = Some(self.stalled_seconds()).filter(|stalled| *stalled > limit_seconds)?;
+        let (running, waiting) = (self.metrics.running.get(), self.metrics.waiting.get());
+        let what = match self.busy.running_seconds(self.clock.seconds()) {
+            Some(seconds) => format!("the executor has been in one step for {seconds:.0} s"),
+            None => "the engine's thread is in no step".to_owned(),
+        };
+        let load = format!("{running} requests run and {waiting} wait");
+        Some(format!("work is queued and no step has finished for {stalled:.0} s: {what}; {load}"))
+    }
+
     /// `/metrics`.
     pub fn exposition(&self) -> Result<String, prometheus::Error> {
         self.metrics.exposition(&self.moment())

@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 /// Time for the last bytes to leave after streams were ended.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -74,7 +74,7 @@ impl Server {
             patience,
         });
         monitor.built(built);
-        tokio::spawn(sample(Arc::downgrade(&monitor)));
+        tokio::spawn(watch(Arc::downgrade(&monitor), times.stall_timeout_seconds));
         let connections = Connections::new(api::router(api), lifecycle.clone(), times.max_connection_age, patience);
         let connections = Arc::new(connections.over(tls));
         tokio::spawn(connections.clone().run(api_listener));
@@ -123,10 +123,13 @@ impl Server {
     }
 }
 
-/// Keeps readings for the view of the last minute, as long as there is a monitor.
-async fn sample(monitor: Weak<Monitor>) {
+/// Keeps readings for the view of the last minute, and says what is stuck, as long as there is a monitor.
+async fn watch(monitor: Weak<Monitor>, stall_timeout_seconds: f64) {
     while let Some(monitor) = monitor.upgrade() {
         monitor.sample();
+        if let Some(stuck) = monitor.stuck(stall_timeout_seconds) {
+            error!("{stuck}");
+        }
         drop(monitor);
         sleep(SAMPLE_EVERY).await;
     }

@@ -167,7 +167,7 @@ const FLAGS: &[Flag] = &[
     value("--h11-max-incomplete-event-size", &[], "limits are fixed"),
     value("--h11-max-header-count", &[], "limits are fixed"),
     refused("--allow-credentials", "browsers are served by what is in front"),
-    refused("--enable-request-id-headers", "the answer's id names the request"),
+    accepted("--enable-request-id-headers"),
     refused("--return-tokens-as-token-ids", "answers hold text only"),
     refused("--enable-log-requests", "prompts are never logged"),
     accepted("--no-enable-log-requests"),

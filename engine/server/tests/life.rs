@@ -200,6 +200,8 @@ async fn a_stalled_engine_is_neither_ready_nor_for_long_alive() {
     .await;
     eventually("it is not alive", async || get(server.admin, "/livez").await.status == StatusCode::SERVICE_UNAVAILABLE)
         .await;
+    let told = get(server.admin, "/livez").await.text();
+    assert!(told.contains("the executor has been in one step for"), "{told}");
     let utilization = server.stats().await["utilization"].as_f64().unwrap();
     assert!(utilization > 0.0, "a step in progress counts as busy: {utilization}");
 }
@@ -275,6 +277,38 @@ fn the_binary_reports_a_wrong_flag_in_its_termination_message() {
         assert_eq!(i32::from(termination.reason.exit_code()), code);
     }
     assert!(run(&["--help"]).status.success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_line_names_the_request_and_quotes_nothing() {
+    let mut child = tokio::process::Command::new(env!("CARGO_BIN_EXE_windlass-engine"))
+        .args(["serve", "m", "--executor", "sim", "--host", "127.0.0.1", "--port", "0", "--admin-port", "0"])
+        .args(["--log-format", "json"])
+        .stderr(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(child.stderr.take().unwrap()));
+    let mut line_with = async |word: &str| loop {
+        let line = within("a log line", lines.next_line()).await.unwrap().unwrap();
+        assert!(!line.contains("mellifluous"), "{line}");
+        let line: Value = serde_json::from_str(&line).unwrap();
+        if line["message"] == word {
+            return line;
+        }
+    };
+    let api = line_with("serving").await["api"].as_str().unwrap().parse().unwrap();
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "mellifluous"}], "max_tokens": 3});
+    let mut request = post(CHAT, &body);
+    request.headers_mut().insert("x-request-id", "trace-42".parse().unwrap());
+    let answer = Answer::read(Client::connect(api).await.send(request).await.unwrap()).await;
+    assert_eq!(
+        (answer.header("x-request-id"), answer.json()["id"].as_str()),
+        (Some("trace-42"), Some("chatcmpl-trace-42"))
+    );
+    let line = line_with("answer").await;
+    assert_eq!((&line["request"], &line["completion_tokens"]), (&json!("trace-42"), &json!(3)));
+    assert_eq!(line["outcome"], "complete");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -45,26 +45,18 @@ impl Admin {
 
     /// Loading has no steps and is bounded by the startup probe; afterwards steps must be finished.
     fn liveness(&self) -> Result<(), String> {
-        let stalled = self.monitor.stalled_seconds();
-        match self.lifecycle.stage() {
-            Stage::Starting => Ok(()),
-            _ if stalled > 2.0 * self.stall_timeout_seconds => {
-                Err(format!("work is queued and no step has finished for {stalled:.0} s"))
-            }
-            _ => Ok(()),
+        match (self.lifecycle.stage(), self.monitor.stuck(2.0 * self.stall_timeout_seconds)) {
+            (Stage::Starting, _) | (_, None) => Ok(()),
+            (_, Some(stuck)) => Err(stuck),
         }
     }
 
     /// Overload is not unreadiness: a full queue refuses with 429, and the pod stays in its Service.
     fn readiness(&self) -> Result<(), String> {
-        let stalled = self.monitor.stalled_seconds();
         match self.lifecycle.stage() {
             Stage::Starting => Err("no token was generated yet".to_owned()),
             Stage::Closing | Stage::Refusing => Err("draining".to_owned()),
-            Stage::Serving if stalled > self.stall_timeout_seconds => {
-                Err(format!("work is queued and no step has finished for {stalled:.0} s"))
-            }
-            Stage::Serving => Ok(()),
+            Stage::Serving => self.monitor.stuck(self.stall_timeout_seconds).map_or(Ok(()), Err),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::auth;
 use super::error::ApiError;
-use super::{chat, completions, cors, lenient, models, native, tgi};
+use super::{chat, completions, cors, lenient, models, native, openapi, page, request_name, tgi};
 use crate::answer::Answer;
 use crate::config::Patience;
 use crate::driver::{EngineHandle, Event};
@@ -28,6 +28,10 @@ use windlass_engine_core::request::{RejectReason, TokenId};
 
 /// What load balancers ask.
 const HEALTH: &str = "/health";
+/// A page for people, which asks for a key where it needs one.
+const PAGE: &str = "/";
+/// The description of this API.
+const OPENAPI: &str = "/openapi.json";
 
 /// Texts up to this are tokenized in place, longer ones on a thread that may block.
 const INLINE_TEXT_BYTES: usize = 16 << 10;
@@ -68,6 +72,8 @@ pub fn router(api: Arc<Api>) -> Router {
         .route("/v1/models/{*name}", get(models::show))
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
+        .route(PAGE, get(page::show))
+        .route(OPENAPI, get(openapi::show))
         .merge(native::routes())
         .merge(tgi::routes())
         .fallback(no_such_route)
@@ -76,6 +82,7 @@ pub fn router(api: Arc<Api>) -> Router {
         .layer(option_layer((!api.allowed_origins.is_empty()).then(|| cors::layer(&api.allowed_origins))))
         .layer(middleware::from_fn_with_state(api.clone(), refuse_when_closed))
         .layer(CatchPanicLayer::custom(panicked))
+        .layer(middleware::from_fn(request_name::name))
         .with_state(api)
 }
 
@@ -101,9 +108,9 @@ fn panicked(_: Box<dyn Any + Send>) -> Response {
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message).into_response()
 }
 
-/// Whether a path needs no key.
-pub fn is_open(path: &str) -> bool {
-    path == HEALTH
+/// Whether a request needs no key: it learns nothing of the model, and nothing is computed for it.
+pub fn is_open(method: &Method, path: &str) -> bool {
+    path == HEALTH || (*method == Method::GET && [PAGE, OPENAPI].contains(&path))
 }
 
 impl Api {

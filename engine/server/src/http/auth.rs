@@ -2,6 +2,7 @@
 
 use super::api::Api;
 use super::error::ApiError;
+use super::request_name::RequestName;
 use crate::tenants::{Account, Lease};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
@@ -13,7 +14,8 @@ use std::sync::Arc;
 /// Lets a request through if there are no keys or it carries one, and notes whose it is. What [`super::api::is_open`]
 /// names needs none.
 pub async fn authenticate(State(api): State<Arc<Api>>, mut request: Request, next: Next) -> Result<Response, ApiError> {
-    let Some(tenants) = api.tenants.as_ref().filter(|_| !super::api::is_open(request.uri().path())) else {
+    let Some(tenants) = api.tenants.as_ref().filter(|_| !super::api::is_open(request.method(), request.uri().path()))
+    else {
         return Ok(next.run(request).await);
     };
     let key = bearer(request.headers());
@@ -31,9 +33,10 @@ impl FromRequestParts<Arc<Api>> for Admitted {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Admitted, ApiError> {
+        let name = parts.extensions.get::<RequestName>().map(|name| name.0.clone()).unwrap_or_default();
         let account = parts.extensions.get::<Arc<Account>>().zip(api.tenants.as_ref());
-        let Some((account, tenants)) = account else { return Ok(Admitted(Lease::default())) };
-        account.begin(tenants.now()).map(Admitted).map_err(|over| {
+        let Some((account, tenants)) = account else { return Ok(Admitted(Lease::of_nobody(name))) };
+        account.begin(name, tenants.now()).map(Admitted).map_err(|over| {
             api.monitor.rejected(over.reason());
             over.into()
         })

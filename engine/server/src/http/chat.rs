@@ -30,7 +30,7 @@ pub async fn create(
     let generation = api.generation(fields)?;
     let prompt = prompt(&api, &messages).await?;
     let answer = api.submit(&lease, prompt, &generation, u32::MAX, "messages").await?;
-    let head = Head::new("chatcmpl", model);
+    let head = Head::new("chatcmpl", &lease, model);
     match streaming {
         Some(options) => Ok(stream::respond(vec![answer], ChatEvents(head), options, &api.patience)),
         None => Ok(Json(whole(head, answer.whole().await?)).into_response()),

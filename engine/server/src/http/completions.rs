@@ -33,7 +33,7 @@ pub async fn create(
     let streaming = fields.stream;
     let generation = api.generation(fields)?;
     let answers = submit(&api, &lease, prompts, &generation).await?;
-    let head = Head::new("cmpl", model);
+    let head = Head::new("cmpl", &lease, model);
     match streaming {
         Some(options) => Ok(stream::respond(answers, CompletionEvents(head), options, &api.patience)),
         None => Ok(Json(whole(head, answers).await?).into_response()),

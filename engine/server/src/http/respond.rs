@@ -2,6 +2,7 @@
 
 use super::error::ApiError;
 use crate::answer::Piece;
+use crate::tenants::Lease;
 use serde::Serialize;
 use std::time::{SystemTime, UNIX_EPOCH};
 use windlass_engine_api::usage::Usage;
@@ -17,9 +18,9 @@ pub struct Head {
 }
 
 impl Head {
-    /// A new response; `prefix` is OpenAI's for ids of this kind.
-    pub fn new(prefix: &str, model: String) -> Head {
-        Head { id: format!("{prefix}-{}", uuid::Uuid::new_v4().simple()), created: unix_seconds(), model }
+    /// The response to a request; `prefix` is OpenAI's for ids of this kind.
+    pub fn new(prefix: &str, lease: &Lease, model: String) -> Head {
+        Head { id: format!("{prefix}-{}", lease.request()), created: unix_seconds(), model }
     }
 }
 

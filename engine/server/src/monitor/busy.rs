@@ -41,6 +41,14 @@ impl BusyWindow {
         self.running_since_us.store(NOT_RUNNING, Ordering::Relaxed);
     }
 
+    /// How long the turn in progress has lasted, if there is one.
+    pub fn running_seconds(&self, now: f64) -> Option<f64> {
+        match self.running_since_us.load(Ordering::Relaxed) {
+            NOT_RUNNING => None,
+            since => Some(to_us(now).saturating_sub(since) as f64 * 1e-6),
+        }
+    }
+
     /// Mean over the last minute, 0 to 1, a turn in progress included. `None` in the first second.
     pub fn share(&self, now: f64) -> Option<f64> {
         let now_us = to_us(now);

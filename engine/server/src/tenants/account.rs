@@ -67,6 +67,7 @@ impl OverLimit {
 /// A request of a tenant, or of nobody in particular, while it is served. Clones are the same request.
 #[derive(Clone, Debug, Default)]
 pub struct Lease {
+    request: Arc<str>,
     tenant: Tenant,
     running: Option<Arc<Running>>,
 }
@@ -102,15 +103,15 @@ impl Account {
         self.limited().limits = limits;
     }
 
-    /// Begins a request at `now`, if the limits allow one more.
-    pub fn begin(self: &Arc<Account>, now: f64) -> Result<Lease, OverLimit> {
+    /// Begins the request of this name at `now`, if the limits allow one more.
+    pub fn begin(self: &Arc<Account>, request: Arc<str>, now: f64) -> Result<Lease, OverLimit> {
         let limits = self.check_rate(now)?;
         let running = Arc::new(Running::new(self.clone()));
         match limits.max_concurrent_requests {
             Some(limit) if self.running.load(Ordering::Relaxed) > limit => {
                 Err(OverLimit::Concurrency { tenant: self.name.clone(), limit })
             }
-            _ => Ok(Lease { tenant: self.tenant, running: Some(running) }),
+            _ => Ok(Lease { request, tenant: self.tenant, running: Some(running) }),
         }
     }
 
@@ -136,6 +137,21 @@ impl Account {
 }
 
 impl Lease {
+    /// A request on a server without tenants.
+    pub fn of_nobody(request: Arc<str>) -> Lease {
+        Lease { request, ..Lease::default() }
+    }
+
+    /// What the request is called.
+    pub fn request(&self) -> &str {
+        &self.request
+    }
+
+    /// Name of the tenant, if there are any.
+    pub fn tenant_name(&self) -> Option<&str> {
+        self.running.as_ref().map(|running| running.0.name())
+    }
+
     /// Whose request it is.
     pub fn tenant(&self) -> Tenant {
         self.tenant
@@ -175,23 +191,23 @@ mod tests {
     #[test]
     fn a_request_runs_until_its_last_lease_is_dropped() {
         let alice = account(Limits { max_concurrent_requests: Some(1), tokens_per_minute: None });
-        let first = alice.begin(0.0).unwrap();
+        let first = alice.begin("r".into(), 0.0).unwrap();
         let second_answer = first.clone();
         drop(first);
-        let refused = alice.begin(0.0).unwrap_err();
+        let refused = alice.begin("r".into(), 0.0).unwrap_err();
         assert_eq!(refused, OverLimit::Concurrency { tenant: "alice".to_owned(), limit: 1 });
         drop(second_answer);
-        alice.begin(0.0).unwrap();
+        alice.begin("r".into(), 0.0).unwrap();
     }
 
     #[test]
     fn tokens_of_requests_that_run_count_against_the_next() {
         let alice = account(Limits { max_concurrent_requests: None, tokens_per_minute: Some(60) });
-        let running = alice.begin(0.0).unwrap();
+        let running = alice.begin("r".into(), 0.0).unwrap();
         running.spend(69);
-        let refused = alice.begin(0.0).unwrap_err();
+        let refused = alice.begin("r".into(), 0.0).unwrap_err();
         assert_eq!(refused.retry_after_seconds(), 10);
         assert!(refused.to_string().contains("60 tokens a minute"), "{refused}");
-        alice.begin(10.0).unwrap();
+        alice.begin("r".into(), 10.0).unwrap();
     }
 }

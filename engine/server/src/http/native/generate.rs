@@ -27,7 +27,7 @@ pub async fn create(
     let tokens = api.tokenize(prompt, Tokenizer::encode_prompt).await?;
     let answer = api.submit(&lease, tokens, &generation, u32::MAX, "prompt").await?;
     let timed = Timed::read(answer, began).await?;
-    Ok(Json(timed.respond(Head::new("gen", model))?))
+    Ok(Json(timed.respond(Head::new("gen", &lease, model))?))
 }
 
 /// A whole answer and when its parts came.
