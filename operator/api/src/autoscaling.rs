@@ -25,7 +25,8 @@ use serde::{Deserialize, Serialize};
     }
 ]))]
 pub struct Autoscaling {
-    /// Manual: `spec.replicas` is obeyed. Builtin: the operator scales to hold the targets, and `spec.replicas` is not used.
+    /// Manual: `spec.replicas` is obeyed. Builtin: the operator scales to hold the targets, and `spec.replicas` is not
+    /// used. External: another autoscaler sets `spec.replicas` through `/scale`; one serving replica is enough for Ready.
     pub mode: AutoscalingMode,
     /// Fewest replicas. Absent: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -59,6 +60,8 @@ pub enum AutoscalingMode {
     Manual,
     /// The operator.
     Builtin,
+    /// Another autoscaler, through `/scale`: a HorizontalPodAutoscaler, KEDA.
+    External,
 }
 
 /// One latency that is to be held.

@@ -9,6 +9,7 @@ use crate::access::{Auth, LocalReference, Network};
 use crate::autoscaling::Autoscaling;
 use crate::engine::Engine;
 use crate::model::Model;
+use crate::rollout::Rollout;
 use crate::scheduling::Scheduling;
 use crate::spot::Spot;
 use crate::status::InferenceServiceStatus;
@@ -83,6 +84,9 @@ pub struct InferenceServiceSpec {
     /// Use of spot (preemptible) nodes. Absent: no opinion, only `scheduling` places pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spot: Option<Spot>,
+    /// How pods of a new revision take the place of the old ones. Absent: by what room there is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<Rollout>,
     /// How long a pod that goes away may finish its streams, seconds. A pod's termination grace period is this plus 30.
     #[serde(default = "default_drain_timeout_seconds")]
     #[schemars(range(min = 0, max = 86_400))]

@@ -14,6 +14,7 @@ pub mod engine;
 pub mod inference_service;
 pub mod model;
 pub mod reference;
+pub mod rollout;
 pub mod scheduling;
 mod schema;
 pub mod spot;

@@ -13,6 +13,10 @@ use serde::{Deserialize, Serialize};
     {
         "rule": "self.mode != 'Never' || (!has(self.onDemandBase) && !has(self.maxPercentAboveBase) && !has(self.tolerations))",
         "message": "spec.spot: with mode Never only nodeSelector may be given, to name the nodes to avoid"
+    },
+    {
+        "rule": "!has(self.fallbackAfterSeconds) || self.mode == 'Prefer'",
+        "message": "spec.spot.fallbackAfterSeconds: acts only in mode Prefer"
     }
 ]))]
 pub struct Spot {
@@ -27,6 +31,11 @@ pub struct Spot {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 100))]
     pub max_percent_above_base: Option<i32>,
+    /// With mode Prefer: replicas for spot go to spot nodes alone, and when one has found none for so many seconds, as
+    /// many run on demand until spot is back. Absent: the scheduler puts them at once where there is room.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 3600))]
+    pub fallback_after_seconds: Option<i32>,
     /// Labels by which a spot node is known. Absent: those of Karpenter, EKS, GKE and AKS.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "crate::schema::labels")]

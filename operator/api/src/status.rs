@@ -51,6 +51,10 @@ pub struct InferenceServiceStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512))]
     pub url: Option<String>,
+    /// Replicas that run on demand because no spot node came. Absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub spot_fallback_replicas: Option<i32>,
     /// The first name to put in a request's `model` field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
@@ -152,6 +156,9 @@ pub struct AutoscalingStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 9), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["metric", "percentile"]))]
     pub inputs: Vec<TargetReading>,
+    /// What the tokens that arrive ask for. Absent while it is not known what tokens cost a replica.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub need: Option<TokenNeed>,
     /// What keeps a further step from being taken now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), inner(length(max = 256)), extend("x-kubernetes-list-type" = "atomic"))]
@@ -160,6 +167,24 @@ pub struct AutoscalingStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::schema::time")]
     pub last_scale_time: Option<Time>,
+}
+
+/// What the tokens that arrive ask for, in hundredths of a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TokenNeed {
+    /// How many full replicas they are now, percent of one.
+    #[schemars(range(min = 0, max = 1_000_000_000))]
+    pub load_percent: i64,
+    /// The same when a replica asked for now could serve.
+    #[schemars(range(min = 0, max = 1_000_000_000))]
+    pub forecast_percent: i64,
+    /// How full a replica is planned to be, so that targets are held.
+    #[schemars(range(min = 0, max = 100))]
+    pub planned_fill_percent: i64,
+    /// The cold start that the forecast looks ahead.
+    #[schemars(range(min = 0, max = 1_000_000_000))]
+    pub cold_start_seconds: i64,
 }
 
 /// Decisions of the autoscaler.

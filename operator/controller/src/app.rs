@@ -4,7 +4,7 @@ use crate::apply::Applier;
 use crate::config::{Config, Scope};
 use crate::http::{self, Overview};
 use crate::leader::Elector;
-use crate::metrics::{Metrics, ServiceReading};
+use crate::metrics::{Metrics, ScalingReading, ServiceReading};
 use crate::observe::Observer;
 use crate::reconcile::{Context, Failures, after_error, reconcile};
 use crate::scrape::{Loads, Scraper};
@@ -20,6 +20,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use windlass_operator_api::InferenceService;
+use windlass_operator_api::status::AutoscalingStatus;
 use windlass_operator_core::observed::Defaults;
 
 /// Bundles events that come together: a rollout changes a Deployment and several pods within milliseconds.
@@ -188,6 +189,16 @@ fn reading(service: &InferenceService) -> ServiceReading {
         name: service.name_any(),
         desired: status.desired_replicas.into(),
         ready: status.ready_replicas.into(),
+        scaling: status.autoscaling.as_ref().map(scaling),
         conditions: status.conditions.into_iter().map(|found| (found.type_, found.status)).collect(),
+    }
+}
+
+fn scaling(status: &AutoscalingStatus) -> ScalingReading {
+    let ratio = |percent: i64| percent as f64 / 100.0;
+    let need = status.need.as_ref();
+    ScalingReading {
+        recommended: status.recommended_replicas.into(),
+        need: need.map(|need| [need.load_percent, need.forecast_percent, need.planned_fill_percent].map(ratio)),
     }
 }

@@ -1,7 +1,8 @@
 //! Handles of every metric that the operator exports, and nothing that decides.
 
 use prometheus::{
-    Encoder, Gauge, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
 };
 use std::time::Duration;
 
@@ -18,6 +19,10 @@ pub struct Metrics {
     services: IntGaugeVec,
     desired: IntGaugeVec,
     ready: IntGaugeVec,
+    recommended: IntGaugeVec,
+    load: GaugeVec,
+    forecast: GaugeVec,
+    planned_fill: GaugeVec,
     leader: IntGauge,
 }
 
@@ -31,8 +36,18 @@ pub struct ServiceReading {
     pub desired: i64,
     /// Replicas that are ready.
     pub ready: i64,
+    /// What the autoscaler says, in mode Builtin.
+    pub scaling: Option<ScalingReading>,
     /// Condition types with their status, `True`, `False` or `Unknown`.
     pub conditions: Vec<(String, String)>,
+}
+
+/// What the autoscaler says of one service.
+pub struct ScalingReading {
+    /// Replicas it asks for, applied or not.
+    pub recommended: i64,
+    /// Full replicas' worth of tokens, now and at the end of a cold start, and how full a replica is planned to be.
+    pub need: Option<[f64; 3]>,
 }
 
 /// Reconciles are milliseconds of planning and a few round trips to the API server.
@@ -59,6 +74,15 @@ impl Metrics {
             let vector = IntGaugeVec::new(Opts::new(format!("windlass_operator_{name}"), help), labels)?;
             registry.register(Box::new(vector.clone())).map(|()| vector)
         };
+        let autoscaler = |name: &str, help: &str| {
+            let vector = GaugeVec::new(Opts::new(format!("windlass_autoscaler_{name}"), help), &["namespace", "name"])?;
+            registry.register(Box::new(vector.clone())).map(|()| vector)
+        };
+        let recommended = IntGaugeVec::new(
+            Opts::new("windlass_autoscaler_recommended_replicas", "Replicas asked for, in shadow mode too."),
+            &["namespace", "name"],
+        )?;
+        registry.register(Box::new(recommended.clone()))?;
         let reconcile_seconds = HistogramVec::new(
             HistogramOpts::new("windlass_operator_reconcile_duration_seconds", "Duration of a reconcile.")
                 .buckets(RECONCILE_BUCKETS.to_vec()),
@@ -85,6 +109,10 @@ impl Metrics {
             )?,
             desired: gauges("desired_replicas", "Replicas a service should have.", &["namespace", "name"])?,
             ready: gauges("ready_replicas", "Replicas of a service that are ready.", &["namespace", "name"])?,
+            recommended,
+            load: autoscaler("load_replicas", "Full replicas' worth of the tokens that arrive.")?,
+            forecast: autoscaler("forecast_replicas", "The same at the end of the longest cold start seen.")?,
+            planned_fill: autoscaler("planned_fill_ratio", "How full a replica is planned to be.")?,
             leader,
             registry,
         })
@@ -130,13 +158,20 @@ impl Metrics {
     /// # Errors
     /// A value that the text format cannot carry.
     pub fn render(&self, services: &[ServiceReading]) -> Result<String, prometheus::Error> {
-        for vector in [&self.services, &self.desired, &self.ready] {
+        for vector in [&self.services, &self.desired, &self.ready, &self.recommended] {
             vector.reset();
         }
+        let needs = [&self.load, &self.forecast, &self.planned_fill];
+        needs.iter().for_each(|vector| vector.reset());
         for service in services {
             let labels = [service.namespace.as_str(), service.name.as_str()];
             self.desired.with_label_values(&labels).set(service.desired);
             self.ready.with_label_values(&labels).set(service.ready);
+            if let Some(scaling) = &service.scaling {
+                self.recommended.with_label_values(&labels).set(scaling.recommended);
+                let values = scaling.need.iter().flat_map(|values| needs.iter().zip(values));
+                values.for_each(|(vector, value)| vector.with_label_values(&labels).set(*value));
+            }
             for (condition, status) in &service.conditions {
                 self.services.with_label_values(&[&service.namespace, condition, status]).inc();
             }
@@ -157,6 +192,7 @@ mod tests {
             name: name.into(),
             desired: 2,
             ready: 1,
+            scaling: Some(ScalingReading { recommended: 3, need: Some([1.5, 1.75, 0.7]) }),
             conditions: vec![("Ready".into(), ready.into())],
         }
     }
@@ -166,6 +202,8 @@ mod tests {
         let metrics = Metrics::new().expect("distinct names");
         let both = metrics.render(&[service("a", "True"), service("b", "True")]).expect("text");
         assert!(both.contains(r#"windlass_operator_services{condition="Ready",namespace="team",status="True"} 2"#));
+        assert!(both.contains(r#"windlass_autoscaler_load_replicas{name="b",namespace="team"} 1.5"#), "{both}");
+        assert!(both.contains(r#"windlass_autoscaler_recommended_replicas{name="a",namespace="team"} 3"#), "{both}");
         let one = metrics.render(&[service("a", "False")]).expect("text");
         assert!(!one.contains(r#"name="b""#), "{one}");
         assert!(!one.contains(r#"status="True""#), "{one}");

@@ -13,6 +13,8 @@ use crate::cause::{self, Cause};
 use crate::fleet::{Fleet, FleetPod, count};
 use crate::names::{ENGINE_IMAGE, Reference, WorkloadKind, selector};
 use crate::observed::{Defaults, Observed};
+use crate::placement::Placement;
+use crate::rollout;
 use crate::validate::{Refusal, ValidatedService};
 use crate::verify;
 use crate::window::{Activity, WINDOW, minus};
@@ -49,6 +51,10 @@ pub struct Findings {
     pub absent: Vec<Reference>,
     /// Pods are being replaced, or are about to be.
     pub is_rolling: bool,
+    /// A rollout waits for room that it may not make.
+    pub lacks_capacity: bool,
+    /// A rollout is held by `spec.rollout.paused`.
+    pub is_paused: bool,
     /// A rollout makes no progress.
     pub deadline_exceeded: Option<String>,
     /// An engine is the simulator.
@@ -86,6 +92,8 @@ pub struct Counts {
     pub verified: i32,
     /// In the spot workload; `None` without one.
     pub spot: Option<i32>,
+    /// On demand because no spot node came.
+    pub fallback: i32,
 }
 
 /// How the number of replicas came about.
@@ -93,6 +101,8 @@ pub struct Counts {
 pub enum ScalingFinding {
     /// By `spec.replicas`.
     Manual,
+    /// By `spec.replicas`, which another autoscaler sets.
+    External,
     /// By the autoscaler.
     Builtin {
         /// Its decision.
@@ -118,12 +128,18 @@ pub struct Facts<'a> {
 
 impl Facts<'_> {
     /// Gathers the facts. `is_changing`: the plan makes or replaces a workload.
-    pub fn findings(&self, scaling: ScalingFinding, desired: i32, is_changing: bool) -> Findings {
+    pub fn findings(
+        &self,
+        scaling: ScalingFinding,
+        desired: i32,
+        placement: &Placement,
+        is_changing: bool,
+    ) -> Findings {
         let Facts { service, fleet, observed, defaults, now } = *self;
         let checks: Vec<Check> = fleet.ready().map(|pod| Check::of(service, pod, observed)).collect();
         let unverified: Vec<&Check> = checks.iter().filter(|check| check.is_current && !check.is_known).collect();
         Findings {
-            counts: counts(service, fleet, &checks, desired),
+            counts: counts(service, fleet, &checks, desired, placement),
             floor: floor(service),
             mismatches: checks.iter().filter_map(|check| check.mismatch.clone()).collect(),
             unverified: count(unverified.iter()),
@@ -131,7 +147,9 @@ impl Facts<'_> {
             cause: cause::find(fleet, &observed.warnings),
             absent: observed.absent.clone(),
             is_rolling: is_changing || fleet.is_rolling(),
-            deadline_exceeded: cause::deadline_exceeded(fleet),
+            lacks_capacity: rollout::lacks_capacity(service, fleet),
+            is_paused: service.rollout.is_paused,
+            deadline_exceeded: cause::deadline_exceeded(fleet, placement),
             is_simulated: checks.iter().any(|check| check.is_simulated),
             scaling,
             load: load(fleet, observed, now),
@@ -172,24 +190,34 @@ impl Check {
     }
 }
 
-fn counts(service: &ValidatedService, fleet: &Fleet<'_>, checks: &[Check], desired: i32) -> Counts {
+fn counts(
+    service: &ValidatedService,
+    fleet: &Fleet<'_>,
+    checks: &[Check],
+    desired: i32,
+    placement: &Placement,
+) -> Counts {
+    let probes: i32 = fleet.workloads.iter().map(|workload| placement.probes(workload)).sum();
     let live = || fleet.workloads.iter().flat_map(|workload| workload.live());
     let spot = fleet.workloads.iter().find(|workload| workload.kind == WorkloadKind::Spot);
     let spot = spot.filter(|spot| service.spot.has_workload() || spot.deployment.is_some());
     Counts {
         desired,
-        replicas: count(live()),
+        replicas: count(live()) - probes,
         ready: count(checks.iter()),
         updated: count(live().filter(|pod| pod.updated)),
         current: count(checks.iter().filter(|check| check.is_current)),
         verified: count(checks.iter().filter(|check| check.is_verified())),
-        spot: spot.map(|spot| count(spot.live())),
+        spot: spot.map(|spot| count(spot.live()) - placement.probes(spot)),
+        fallback: placement.fallback,
     }
 }
 
 fn floor(service: &ValidatedService) -> i32 {
     match &service.scaling {
         Scaling::Manual { replicas } => *replicas,
+        // What load added does not make a service unready.
+        Scaling::External { replicas } => (*replicas).min(1),
         Scaling::Builtin(policy) => policy.shadow.unwrap_or(policy.min),
     }
 }

@@ -76,6 +76,8 @@ pub struct Decision {
     pub reason: Reason,
     /// The decision in words, with its numbers.
     pub message: String,
+    /// What the tokens ask for, where that is known.
+    pub need: Option<need::Need>,
     /// One entry per target.
     pub inputs: Vec<TargetReading>,
     /// What keeps a further step from being taken now.
@@ -97,7 +99,7 @@ pub fn decide(
     let learned = memory.learn(policy, supply, &signals, now);
     let need = learned.need(policy, &signals);
     let recommendation = recommend::recommend(policy, supply, &signals, &learned, need, now);
-    pace::apply(policy, supply, &signals, recommendation, learned, now)
+    Decision { need, ..pace::apply(policy, supply, &signals, recommendation, learned, now) }
 }
 
 #[cfg(test)]

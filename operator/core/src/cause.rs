@@ -7,6 +7,7 @@ use windlass_engine_contract::termination::{Reason, Termination};
 
 use crate::fleet::{Fleet, FleetPod, Stage, Workload};
 use crate::observed::Warning;
+use crate::placement::Placement;
 
 /// Why replicas do not serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,12 +44,13 @@ pub fn find(fleet: &Fleet<'_>, warnings: &[Warning]) -> Option<Cause> {
 }
 
 /// Whether and why a rollout has made no progress for too long.
-pub fn deadline_exceeded(fleet: &Fleet<'_>) -> Option<String> {
+/// One that was given up is not meant to make any.
+pub fn deadline_exceeded(fleet: &Fleet<'_>, placement: &Placement) -> Option<String> {
     let stuck = |workload: &Workload<'_>| {
         let found = condition(workload, "Progressing")?;
         (found.reason.as_deref() == Some("ProgressDeadlineExceeded")).then(|| found.message.clone().unwrap_or_default())
     };
-    fleet.workloads.iter().find_map(stuck)
+    fleet.workloads.iter().filter(|workload| !placement.is_given_up(workload.kind)).find_map(stuck)
 }
 
 /// Pods that the API server did not let be created: a quota, an admission policy, a missing ServiceAccount.

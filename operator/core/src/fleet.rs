@@ -1,6 +1,7 @@
 //! The service's workloads and pods as they are, sorted out once.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -10,6 +11,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::names::{DELETION_COST, TEMPLATE_HASH, WORKLOAD_LABEL, WorkloadKind};
 use crate::observed::Observed;
 use crate::validate::ValidatedService;
+
+/// What took longer was no start: a pod that became unready on its way, or waited for a node that somebody had to add.
+const LONGEST_COLD_START: Duration = Duration::from_secs(1800);
 
 /// Workloads of one service, in the order in which they roll; one that does not exist is there without a Deployment.
 #[derive(Debug)]
@@ -133,6 +137,28 @@ impl<'a> Workload<'a> {
 }
 
 impl FleetPod<'_> {
+    /// Whether it has a node.
+    pub fn is_placed(&self) -> bool {
+        self.is_ready() || self.pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())
+    }
+
+    /// How long it took to serve; `None` unless it does for the first time since its container started.
+    pub fn cold_start(&self) -> Option<Duration> {
+        let Stage::Ready { since } = self.stage else { return None };
+        let restarts = self.pod.status.as_ref()?.container_statuses.as_ref()?.iter().map(|found| found.restart_count);
+        let created = self.pod.metadata.creation_timestamp.as_ref()?;
+        let took = Duration::try_from(since.duration_since(created.0)).ok()?;
+        (restarts.sum::<i32>() == 0 && took <= LONGEST_COLD_START).then_some(took)
+    }
+
+    /// Since when the scheduler has found no node for it.
+    pub fn unschedulable_since(&self) -> Option<Timestamp> {
+        let conditions = self.pod.status.as_ref()?.conditions.as_ref()?;
+        let found = conditions.iter().find(|found| found.type_ == "PodScheduled" && found.status == "False")?;
+        let is_it = found.reason.as_deref() == Some("Unschedulable") && !self.is_placed();
+        found.last_transition_time.as_ref().filter(|_| is_it).map(|time| time.0)
+    }
+
     /// Whether it serves.
     pub fn is_ready(&self) -> bool {
         matches!(self.stage, Stage::Ready { .. })

@@ -9,6 +9,8 @@
 //! | [`validate`], [`source`] | the spec, parsed once |
 //! | [`fleet`] | workloads and pods as they are |
 //! | [`autoscale`], [`window`] | how many replicas, from readings of the engines |
+//! | [`placement`] | which of them on spot nodes |
+//! | [`rollout`] | whether there is room for it |
 //! | [`build`] | children, one kind per file |
 //! | [`children`], [`workloads`], [`diff`] | writes that are needed, and no others |
 //! | [`verify`], [`cause`], [`assess`] | what is to be told |
@@ -27,8 +29,10 @@ pub mod digest;
 pub mod fleet;
 pub mod names;
 pub mod observed;
+pub mod placement;
 pub mod plan;
 pub mod quantity;
+pub mod rollout;
 pub mod source;
 pub mod status;
 #[cfg(test)]
@@ -48,6 +52,7 @@ use autoscale::policy::Scaling;
 use autoscale::{Cadence, Memory, Supply};
 use fleet::{Fleet, Stage};
 use observed::{Defaults, Observed};
+use placement::Placement;
 use plan::{Object, Plan, Step};
 use validate::{ValidatedService, validate};
 
@@ -75,18 +80,19 @@ pub fn plan(service: &InferenceService, observed: &Observed, defaults: &Defaults
     let before = service.status.as_ref().map_or(0, |status| status.desired_replicas);
     let scaled = scale(&valid, &fleet, observed, defaults, before, now);
     let mut steps = children::steps(&valid, observed, defaults);
-    let workloads = workloads::plan(&valid, &fleet, scaled.replicas, observed, defaults);
+    let placement = Placement::of(&valid.spot, &fleet, scaled.replicas, now);
+    let workloads = workloads::plan(&valid, &fleet, &placement, observed, defaults);
     let is_changing = workloads.steps.iter().any(|step| matches!(step, Step::Apply(Object::Deployment(_))));
     steps.extend(workloads.steps);
     steps.extend(children::leftovers(&valid, &fleet, observed));
     fleet.hold_to(&workloads.templates);
     let facts = assess::Facts { service: &valid, fleet: &fleet, observed, defaults, now };
-    let findings = facts.findings(scaled.finding, scaled.replicas, is_changing);
+    let findings = facts.findings(scaled.finding, scaled.replicas, &placement, is_changing);
     Plan {
         steps,
         memory: scaled.memory,
         assessment: Assessment::Planned(Box::new(findings)),
-        requeue_after: scaled.look_again,
+        requeue_after: placement.look_again.map_or(scaled.look_again, |soon| soon.min(scaled.look_again)),
     }
 }
 
@@ -102,6 +108,12 @@ struct Scaled {
     look_again: Duration,
 }
 
+impl Scaled {
+    fn fixed(replicas: i32, finding: ScalingFinding) -> Self {
+        Scaled { replicas, finding, memory: Memory::default(), look_again: RESYNC }
+    }
+}
+
 /// `before`: replicas wanted at the last look, 0 at the first.
 fn scale(
     service: &ValidatedService,
@@ -112,14 +124,15 @@ fn scale(
     now: Timestamp,
 ) -> Scaled {
     let policy = match &service.scaling {
-        Scaling::Manual { replicas } => {
-            let (replicas, finding) = (*replicas, ScalingFinding::Manual);
-            return Scaled { replicas, finding, memory: Memory::default(), look_again: RESYNC };
-        }
+        Scaling::Manual { replicas } => return Scaled::fixed(*replicas, ScalingFinding::Manual),
+        Scaling::External { replicas } => return Scaled::fixed(*replicas, ScalingFinding::External),
         Scaling::Builtin(policy) => policy,
     };
     // A workload that somebody deleted comes back as large as it was.
-    let supply = supply(fleet, policy.shadow.unwrap_or(before.clamp(policy.min, policy.max)));
+    let wanted = policy.shadow.unwrap_or(before.clamp(policy.min, policy.max));
+    // While spot is given up or comes back, the two workloads together have more replicas than are wanted.
+    let asked = fleet.asked().filter(|_| service.spot.fallback_after.is_none() || before == 0).unwrap_or(wanted);
+    let supply = supply(fleet, asked);
     let cadence = Cadence { active: defaults.scrape_active, idle: defaults.scrape_idle };
     let decision = autoscale::decide(policy, &supply, &observed.load, &observed.memory, cadence, now);
     Scaled {
@@ -130,18 +143,18 @@ fn scale(
     }
 }
 
-/// How the service stands; `first`: replicas of a service that has no workload yet.
-fn supply<'a>(fleet: &Fleet<'a>, first: i32) -> Supply<'a> {
+/// How the service stands, with so many replicas wanted.
+fn supply<'a>(fleet: &Fleet<'a>, asked: i32) -> Supply<'a> {
     let since = |pod: &fleet::FleetPod<'a>| match pod.stage {
         Stage::Ready { since } => Some((pod.name, since)),
         Stage::Waiting | Stage::Leaving => None,
     };
     Supply {
-        asked: fleet.asked().unwrap_or(first),
+        asked,
         serving: fleet.pods().filter_map(since).collect(),
         leaving: fleet::count(fleet.pods().filter(|pod| pod.stage == Stage::Leaving)),
         is_rolling: fleet.is_rolling(),
-        cold_start: None,
+        cold_start: fleet.ready().filter_map(fleet::FleetPod::cold_start).max(),
     }
 }
 

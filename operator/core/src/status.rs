@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use windlass_operator_api::status::{AutoscalingStatus, ScalingDecision, condition, time};
+use windlass_operator_api::status::{AutoscalingStatus, ScalingDecision, TokenNeed, condition, time};
 use windlass_operator_api::{InferenceService, InferenceServiceStatus};
 
 use crate::assess::{Assessment, Findings, ScalingFinding};
+use crate::autoscale::need::Need;
 use crate::plan::Plan;
 use crate::window::minus;
 
@@ -77,6 +78,7 @@ fn of_findings(
         available_replicas: counts.verified,
         desired_replicas: counts.desired,
         spot_replicas: counts.spot,
+        spot_fallback_replicas: (counts.fallback > 0).then_some(counts.fallback),
         selector: Some(findings.selector.clone()),
         url: Some(findings.url.clone()),
         served_name: Some(findings.served_name.clone()),
@@ -104,9 +106,20 @@ fn autoscaling(
         recommended_replicas: decision.replicas,
         shadow: *shadow,
         inputs: decision.inputs.clone(),
+        need: decision.need.map(|need| token_need(need, decision.memory.cold_start)),
         blockers: decision.blockers.clone(),
         last_scale_time: if is_applied { Some(time(now)) } else { before },
     })
+}
+
+fn token_need(need: Need, cold_start: Duration) -> TokenNeed {
+    let percent = |replicas: f64| (replicas * 100.0).round().clamp(0.0, 1e9) as i64;
+    TokenNeed {
+        load_percent: percent(need.load),
+        forecast_percent: percent(need.forecast),
+        planned_fill_percent: percent(need.fill),
+        cold_start_seconds: i64::try_from(cold_start.as_secs()).unwrap_or(i64::MAX),
+    }
 }
 
 /// Keeps the previous measured values where nothing else changed and it is too early, or where they are the same.
@@ -132,6 +145,7 @@ fn without_measured(status: &InferenceServiceStatus) -> InferenceServiceStatus {
     if let Some(autoscaling) = bare.autoscaling.as_mut() {
         autoscaling.message.clear();
         autoscaling.inputs.clear();
+        autoscaling.need = None;
     }
     let scaling = bare.conditions.iter_mut().find(|found| found.type_ == condition::SCALING_ACTIVE);
     if let Some(scaling) = scaling {

@@ -5,6 +5,7 @@
 //! validity: a missing one is reported while children wait for it.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Toleration;
 use k8s_openapi::api::networking::v1::NetworkPolicyPeer;
@@ -15,12 +16,13 @@ use windlass_engine_contract::flags;
 use windlass_operator_api::accelerator::{AcceleratorType, Resources};
 use windlass_operator_api::engine::{KvCacheDataType, Quantization};
 use windlass_operator_api::scheduling::Scheduling;
-use windlass_operator_api::spot::SpotMode;
+use windlass_operator_api::spot::{Spot, SpotMode};
 use windlass_operator_api::{GROUP, InferenceService, InferenceServiceSpec, MAX_NAME_CHARS};
 
 use crate::autoscale::policy::{Policy, Scaling};
 use crate::digest::fingerprint;
 use crate::quantity::mebibytes;
+use crate::rollout::RolloutPolicy;
 use crate::source::ModelSource;
 
 /// A service that can be built.
@@ -60,6 +62,8 @@ pub struct ValidatedService {
     pub scaling: Scaling,
     /// Use of spot nodes.
     pub spot: SpotPolicy,
+    /// How pods are replaced.
+    pub rollout: RolloutPolicy,
     /// How long a stream may take to finish once its pod has to go.
     pub drain_timeout_seconds: u32,
     /// Fingerprint of the part of the spec from which pod templates are made.
@@ -118,6 +122,8 @@ pub struct SpotPolicy {
     pub on_demand_base: i32,
     /// Most of the rest that may be spot, percent.
     pub max_percent_above_base: i32,
+    /// After so long without a spot node, replicas run on demand; `None`: the scheduler decides at once.
+    pub fallback_after: Option<Duration>,
     /// Labels of spot nodes; empty: the well-known ones.
     pub node_selector: BTreeMap<String, String>,
     /// Taints of spot nodes; empty: the well-known ones.
@@ -259,6 +265,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidatedService, Vec<Refu
         allow_from: spec.network.as_ref().map(|network| network.allow_from.clone()).unwrap_or_default(),
         scaling,
         spot: spot(spec),
+        rollout: RolloutPolicy::of(spec.rollout.as_ref()),
         drain_timeout_seconds,
         spec_hash: spec_hash(spec),
         name,
@@ -364,9 +371,15 @@ fn spot(spec: &InferenceServiceSpec) -> SpotPolicy {
         mode: spot.map(|spot| spot.mode),
         on_demand_base: given.on_demand_base.unwrap_or(0).max(0),
         max_percent_above_base: given.max_percent_above_base.unwrap_or(100).clamp(0, 100),
+        fallback_after: fallback_after(&given),
         node_selector: given.node_selector,
         tolerations: given.tolerations,
     }
+}
+
+fn fallback_after(spot: &Spot) -> Option<Duration> {
+    let seconds = spot.fallback_after_seconds.filter(|_| spot.mode == SpotMode::Prefer)?;
+    Some(Duration::from_secs(seconds.max(1).unsigned_abs().into()))
 }
 
 /// `value` when it lies within the bounds, both included.
@@ -381,9 +394,12 @@ fn spec_hash(spec: &InferenceServiceSpec) -> String {
     pods.replicas = 0;
     pods.autoscaling = None;
     pods.network = None;
+    pods.rollout = None;
     if let Some(spot) = pods.spot.as_mut() {
         spot.on_demand_base = None;
         spot.max_percent_above_base = None;
+        // That there is a fallback keeps pods on spot nodes; how long it waits does not change them.
+        spot.fallback_after_seconds = spot.fallback_after_seconds.map(|_| 1);
     }
     fingerprint(&pods)
 }

@@ -1,6 +1,7 @@
 //! How many replicas each workload gets, which pods go, and the writes that bring that about.
 
 use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::PodTemplateSpec;
 use windlass_engine_contract::stats::Stats;
 
 use crate::build::deployment;
@@ -8,18 +9,13 @@ use crate::diff;
 use crate::fleet::{Fleet, FleetPod, Stage, Workload};
 use crate::names::{DELETION_COST, ENGINE_IMAGE, SPEC_HASH, TEMPLATE_HASH, WorkloadKind};
 use crate::observed::{Defaults, Observed};
+use crate::placement::Placement;
 use crate::plan::{Kind, Object, Step};
-use crate::validate::{SpotPolicy, ValidatedService};
+use crate::rollout::Room;
+use crate::validate::ValidatedService;
 
 /// A victim's deletion cost: less than the 0 of all others.
 const VICTIM_COST: &str = "-1";
-
-/// Replicas of each workload out of `total`: the base and what may not be spot on demand, the rest spot.
-pub fn split(spot: &SpotPolicy, total: i32) -> [(WorkloadKind, i32); 2] {
-    let above_base = (total - spot.on_demand_base).max(0);
-    let on_spot = if spot.has_workload() { above_base * spot.max_percent_above_base / 100 } else { 0 };
-    [(WorkloadKind::OnDemand, total - on_spot), (WorkloadKind::Spot, on_spot)]
-}
 
 /// What is to be done about the workloads.
 #[derive(Debug, Default)]
@@ -30,19 +26,19 @@ pub struct Planned {
     pub templates: Vec<(WorkloadKind, String)>,
 }
 
-/// Brings the workloads to `total` replicas of the current spec.
+/// Brings the workloads to the replicas of `placement`, of the current spec.
 pub fn plan(
     service: &ValidatedService,
     fleet: &Fleet<'_>,
-    total: i32,
+    placement: &Placement,
     observed: &Observed,
     defaults: &Defaults,
 ) -> Planned {
     let mut planned = Planned::default();
     let mut is_rolling = false;
-    for (kind, target) in split(&service.spot, total) {
-        let Some(workload) = fleet.workloads.iter().find(|workload| workload.kind == kind) else { continue };
-        let replicas = make_before_break(fleet, workload, target, total);
+    for workload in &fleet.workloads {
+        let kind = workload.kind;
+        let replicas = make_before_break(fleet, workload, placement);
         if is_wanted(service, kind) {
             let change = Change::of(service, workload, replicas, defaults);
             // One after the other: the second workload keeps its template until the first has rolled.
@@ -64,7 +60,8 @@ pub fn is_wanted(service: &ValidatedService, kind: WorkloadKind) -> bool {
 
 /// A workload shrinks only as far as the others serve what they are to serve, so that moving replicas between
 /// workloads loses none.
-fn make_before_break(fleet: &Fleet<'_>, workload: &Workload<'_>, target: i32, total: i32) -> i32 {
+fn make_before_break(fleet: &Fleet<'_>, workload: &Workload<'_>, placement: &Placement) -> i32 {
+    let (target, total) = (placement.replicas(workload.kind), placement.on_demand + placement.spot);
     let Some(asked) = workload.asked().filter(|asked| *asked > target) else { return target };
     let others = fleet.workloads.iter().filter(|other| other.kind != workload.kind);
     let serving: i32 = others.map(|other| other.ready().min(total - target)).sum();
@@ -83,7 +80,8 @@ enum Change {
 
 impl Change {
     fn of(service: &ValidatedService, workload: &Workload<'_>, replicas: i32, defaults: &Defaults) -> Self {
-        let build = |image: &str| deployment::build(service, workload.kind, image, replicas, defaults);
+        let room = Room::of(&service.rollout, workload, replicas);
+        let build = |image: &str| deployment::build(service, workload.kind, image, replicas, room, defaults);
         let chosen = || service.engine.image.as_deref().unwrap_or(&defaults.engine_image);
         let Some(existing) = workload.deployment else { return Change::Create(Box::new(build(chosen()))) };
         if workload.annotation(SPEC_HASH) != Some(service.spec_hash.as_str()) {
@@ -100,13 +98,15 @@ impl Change {
         if let Some(spec) = wanted.spec.as_mut() {
             spec.replicas = None;
         }
-        if diff::covers(existing, &wanted) {
+        let is_paused = existing.spec.as_ref().and_then(|spec| spec.paused).unwrap_or(false);
+        if diff::covers(existing, &wanted) && is_paused == service.rollout.is_paused {
             return Change::Keep;
         }
+        let rolls = !diff::covers(&pods_of(existing), &pods_of(&wanted));
         if let Some(spec) = wanted.spec.as_mut() {
             spec.replicas = Some(replicas);
         }
-        Change::Replace { wanted: Box::new(wanted), rolls: true }
+        Change::Replace { wanted: Box::new(wanted), rolls }
     }
 
     /// Fingerprint of the template that pods are to have.
@@ -132,6 +132,10 @@ impl Change {
             Change::Replace { .. } | Change::Keep => scale(workload, replicas, observed),
         }
     }
+}
+
+fn pods_of(deployment: &Deployment) -> Option<&PodTemplateSpec> {
+    deployment.spec.as_ref().map(|spec| &spec.template)
 }
 
 fn template_hash(deployment: &Deployment) -> Option<&str> {
@@ -198,6 +202,3 @@ fn rank(pod: &FleetPod<'_>, observed: &Observed) -> Rank {
     let (tokens, blocks) = stats.map_or((u64::MAX, u32::MAX), |stats| (stats.remaining_tokens, stats.cached_blocks));
     (serves, !pod.has_deletion_cost(), tokens, blocks)
 }
-
-#[cfg(test)]
-mod tests;

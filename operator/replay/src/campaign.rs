@@ -39,7 +39,7 @@ pub const CASES: [Case; 7] = [
     Case { name: "bursty-x4", source: Source::Given, variant: Variant::Bursty(4.0), max_replicas: 128 },
     Case { name: "diurnal-x8", source: Source::Given, variant: Variant::Diurnal(8.0), max_replicas: 128 },
     Case { name: "chat-diurnal", source: Source::Chats, variant: Variant::Diurnal(8.0), max_replicas: 24 },
-    Case { name: "chat-bursty", source: Source::Chats, variant: Variant::Bursty(4.0), max_replicas: 24 },
+    Case { name: "chat-bursty", source: Source::Chats, variant: Variant::Bursty(4.0), max_replicas: 48 },
 ];
 
 /// Generated chats: seconds, and requests a second.

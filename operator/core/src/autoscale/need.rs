@@ -72,7 +72,7 @@ impl Default for Headroom {
     }
 }
 
-const FIRST: f64 = 0.7;
+const FIRST: f64 = 0.5;
 const BOUNDS: (f64, f64) = (0.3, 0.85);
 /// In which time a breach would lower it to a third, and targets held raise it as much.
 const LOWERED_IN: f64 = 900.0;
@@ -126,7 +126,7 @@ mod tests {
         };
         let first = Headroom::default();
         let lowered = after(first, 10, true);
-        assert!((0.3..0.4).contains(&lowered.0), "{lowered:?}");
+        assert!((0.3..0.35).contains(&lowered.0), "{lowered:?}");
         let raised = after(lowered, 10, false);
         assert!(raised.0 < lowered.0 * 1.05 && raised.0 > lowered.0, "{raised:?}");
         assert_eq!((after(first, 600, true).0, after(first, 6000, false).0), BOUNDS);

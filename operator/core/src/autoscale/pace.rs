@@ -169,7 +169,16 @@ pub(super) fn apply(
         memory.last_change = Some(now);
         memory.last_up = if kind == ScalingDecision::ScaleUp { Some(now) } else { memory.last_up };
     }
-    Decision { replicas, kind, reason: wish.reason, message: wish.message, inputs: signals.inputs(), blockers, memory }
+    Decision {
+        replicas,
+        kind,
+        reason: wish.reason,
+        message: wish.message,
+        need: None,
+        inputs: signals.inputs(),
+        blockers,
+        memory,
+    }
 }
 
 /// The smallest recommendation of the window counts, and none lowers the number here.

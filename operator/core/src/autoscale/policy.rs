@@ -15,6 +15,11 @@ pub enum Scaling {
         /// Replicas wanted.
         replicas: i32,
     },
+    /// `spec.replicas` as another autoscaler sets it.
+    External {
+        /// Replicas wanted.
+        replicas: i32,
+    },
     /// The autoscaler.
     Builtin(Policy),
 }
@@ -70,12 +75,12 @@ const DEFAULT_MAX_STEP: i32 = 4;
 impl Policy {
     pub(crate) fn validate(spec: &InferenceServiceSpec) -> Result<Scaling, Refusal> {
         let replicas = bounded("spec.replicas", spec.replicas, 0, MAX_REPLICAS)? as i32;
-        match &spec.autoscaling {
-            Some(autoscaling) if autoscaling.mode == AutoscalingMode::Builtin => {
-                Ok(Scaling::Builtin(Policy::builtin(autoscaling, replicas)?))
-            }
-            _ => Ok(Scaling::Manual { replicas }),
-        }
+        let Some(autoscaling) = &spec.autoscaling else { return Ok(Scaling::Manual { replicas }) };
+        Ok(match autoscaling.mode {
+            AutoscalingMode::Manual => Scaling::Manual { replicas },
+            AutoscalingMode::External => Scaling::External { replicas },
+            AutoscalingMode::Builtin => Scaling::Builtin(Policy::builtin(autoscaling, replicas)?),
+        })
     }
 
     /// Mode Builtin; `replicas` are kept while `shadow` is on.

@@ -42,6 +42,7 @@ fn place(affinity: &mut Affinity, spot: &SpotPolicy, workload: WorkloadKind) {
         (None, _) => {}
         (Some(_), WorkloadKind::OnDemand) => require(affinity, off_spot(spot)),
         (Some(SpotMode::Require), WorkloadKind::Spot) => require(affinity, on_spot(spot)),
+        (Some(_), WorkloadKind::Spot) if spot.fallback_after.is_some() => require(affinity, on_spot(spot)),
         (Some(SpotMode::Never | SpotMode::Prefer), WorkloadKind::Spot) => prefer(affinity, on_spot(spot)),
     }
 }

@@ -10,18 +10,18 @@ use super::{metadata, pod};
 use crate::digest::fingerprint;
 use crate::names::{self, ENGINE_IMAGE, SPEC_HASH, TEMPLATE_HASH, WorkloadKind};
 use crate::observed::Defaults;
-use crate::validate::{Device, ValidatedService};
+use crate::rollout::Room;
+use crate::validate::ValidatedService;
 
-/// Without progress for so long, a rollout is reported as stuck. It goes on being tried.
-const PROGRESS_DEADLINE_SECONDS: i32 = 600;
 const REVISION_HISTORY_LIMIT: i32 = 10;
 
-/// The Deployment of one workload with this engine image and so many replicas.
+/// The Deployment of one workload with this engine image and so many replicas, replaced as `room` has it.
 pub fn build(
     service: &ValidatedService,
     workload: WorkloadKind,
     image: &str,
     replicas: i32,
+    room: Room,
     defaults: &Defaults,
 ) -> Deployment {
     let mut template = pod::build(service, workload, image, defaults);
@@ -44,8 +44,9 @@ pub fn build(
                 ..LabelSelector::default()
             },
             template,
-            strategy: Some(strategy(&service.device)),
-            progress_deadline_seconds: Some(PROGRESS_DEADLINE_SECONDS),
+            strategy: Some(strategy(room)),
+            progress_deadline_seconds: Some(service.rollout.progress_deadline_seconds),
+            paused: service.rollout.is_paused.then_some(true),
             revision_history_limit: Some(REVISION_HISTORY_LIMIT),
             ..DeploymentSpec::default()
         }),
@@ -53,12 +54,10 @@ pub fn build(
     }
 }
 
-/// Without GPUs a new pod comes before an old one goes. With GPUs there may be none to spare, and waiting for one
-/// would never end, so an old pod drains first.
-fn strategy(device: &Device) -> DeploymentStrategy {
-    let (max_surge, max_unavailable) = match device {
-        Device::Cpu => (1, 0),
-        Device::NvidiaGpu { .. } => (0, 1),
+fn strategy(room: Room) -> DeploymentStrategy {
+    let (max_surge, max_unavailable) = match room {
+        Room::Surge => (1, 0),
+        Room::Drain => (0, 1),
     };
     DeploymentStrategy {
         type_: Some("RollingUpdate".into()),

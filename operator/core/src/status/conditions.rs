@@ -131,6 +131,9 @@ impl View<'_> {
         let kind = condition::SCALING_ACTIVE;
         match &self.findings.scaling {
             ScalingFinding::Manual => verdict(kind, "False", "Manual", "spec.autoscaling.mode is Manual"),
+            ScalingFinding::External => {
+                verdict(kind, "False", "External", "spec.replicas is left to another autoscaler, through /scale")
+            }
             ScalingFinding::Builtin { decision, shadow } => {
                 let blind = matches!(decision.reason, Reason::NoReadyReplicas | Reason::StaleMetrics);
                 let status = if blind { "False" } else { "True" };
@@ -150,6 +153,15 @@ impl View<'_> {
 
     fn progressing(&self) -> Verdict {
         let (kind, counts) = (condition::PROGRESSING, self.findings.counts);
+        if self.findings.is_rolling && self.findings.is_paused {
+            let message = "spec.rollout.paused holds pods of an earlier spec";
+            return verdict(kind, "False", "Paused", message);
+        }
+        if self.findings.lacks_capacity {
+            let message = "no node has room for a new pod beside the old ones, and none may go first: add capacity, or \
+                           let spec.rollout.strategy be Drain";
+            return verdict(kind, "False", "NoCapacity", message);
+        }
         if let Some(message) = &self.findings.deadline_exceeded {
             return verdict(kind, "False", "ProgressDeadlineExceeded", message);
         }

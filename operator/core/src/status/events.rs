@@ -23,7 +23,21 @@ const ORDINARY: [&str; 4] = ["Starting", "RollingOut", "VerifyingConfiguration",
 
 /// What has changed since `previous`.
 pub(super) fn of(previous: Option<&InferenceServiceStatus>, next: &InferenceServiceStatus) -> Vec<Event> {
-    [ready(previous, next), scaled(previous, next), latency(previous, next)].into_iter().flatten().collect()
+    let all = [ready(previous, next), scaled(previous, next), latency(previous, next), spot(previous, next)];
+    all.into_iter().flatten().collect()
+}
+
+fn spot(previous: Option<&InferenceServiceStatus>, next: &InferenceServiceStatus) -> Option<Event> {
+    let (before, now) = (previous?.spot_fallback_replicas, next.spot_fallback_replicas);
+    (before.is_some() != now.is_some()).then(|| Event {
+        warning: now.is_some(),
+        reason: if now.is_some() { "SpotFallback" } else { "SpotReturned" }.to_owned(),
+        action: "Place",
+        message: match now {
+            Some(count) => format!("no spot node came: {count} replicas run on demand until one does"),
+            None => "replicas are on spot nodes again, or will be".to_owned(),
+        },
+    })
 }
 
 fn ready(previous: Option<&InferenceServiceStatus>, next: &InferenceServiceStatus) -> Option<Event> {

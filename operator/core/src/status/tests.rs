@@ -258,3 +258,17 @@ fn mode_manual_has_no_autoscaling_status() {
     assert_eq!(status(&cluster).autoscaling, None);
     assert_eq!(cluster.condition("ScalingActive"), ("False".into(), "Manual".into()));
 }
+
+#[test]
+fn replicas_left_to_another_autoscaler_are_obeyed_and_one_of_them_is_enough_for_ready() {
+    let external = |replicas: i32| {
+        let mode = json!({"mode": "External"});
+        service().with("replicas", json!(replicas)).with("autoscaling", mode).build()
+    };
+    let mut cluster = Cluster::serving(external(1));
+    cluster.edit(external(4));
+    cluster.reconcile();
+    assert_eq!(cluster.replicas("llama"), Some(4));
+    assert_eq!(cluster.condition(condition::SCALING_ACTIVE), ("False".to_owned(), "External".to_owned()));
+    assert_eq!(cluster.condition(condition::READY).0, "True", "{}", cluster.message(condition::READY));
+}

@@ -268,6 +268,21 @@ impl Cluster {
         self.observed.pods.push(Arc::new(Pod { metadata, spec, status: Some(PodStatus::default()) }));
     }
 
+    /// A pod of the Deployment's new template is made beside the others, and the scheduler finds no node for it.
+    pub fn strand_new(&mut self, deployment: &str, template: ObjectMeta) {
+        self.make_pod(deployment, &template, None);
+        let since = self.now;
+        let condition = PodCondition {
+            type_: "PodScheduled".into(),
+            status: "False".into(),
+            reason: Some("Unschedulable".into()),
+            last_transition_time: Some(Time(since)),
+            ..PodCondition::default()
+        };
+        let pod = self.observed.pods.last_mut().map(Arc::make_mut).expect("the pod");
+        pod.status = Some(PodStatus { conditions: Some(vec![condition]), ..PodStatus::default() });
+    }
+
     fn deployment_status(&self, deployment: &Deployment) -> DeploymentStatus {
         let name = deployment.metadata.name.as_ref();
         let template = deployment.spec.as_ref().and_then(|spec| spec.template.metadata.clone()).unwrap_or_default();

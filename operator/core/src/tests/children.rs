@@ -154,14 +154,17 @@ fn tensor_parallel_size_becomes_gpus_a_flag_and_shared_memory() {
             {"key": "nvidia.com/gpu.memory", "operator": "Gt", "values": ["81919"]},
         ]}])
     );
-    let rolling = deployment.spec.and_then(|spec| spec.strategy?.rolling_update).expect("a strategy");
-    assert_eq!(serde_json::to_value(rolling).expect("json"), json!({"maxSurge": 0, "maxUnavailable": 1}));
 }
 
 #[test]
-fn without_gpus_a_new_pod_comes_before_an_old_one_goes() {
-    let rolling = workload(service(), "llama").spec.and_then(|spec| spec.strategy?.rolling_update);
-    assert_eq!(serde_json::to_value(rolling).expect("json"), json!({"maxSurge": 1, "maxUnavailable": 0}));
+fn a_new_pod_comes_before_an_old_one_goes_unless_that_is_to_drain_first() {
+    let rolling = |service: ServiceBuilder| {
+        let rolling = workload(service, "llama").spec.and_then(|spec| spec.strategy?.rolling_update);
+        serde_json::to_value(rolling).expect("json")
+    };
+    assert_eq!(rolling(service()), json!({"maxSurge": 1, "maxUnavailable": 0}));
+    let drain = service().with("rollout", json!({"strategy": "Drain"}));
+    assert_eq!(rolling(drain), json!({"maxSurge": 0, "maxUnavailable": 1}));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Edits roll, upgrades do not, workloads roll one after the other, and no step loses replicas.
 
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::json;
+use windlass_operator_api::status::condition;
 
 use crate::names::DELETION_COST;
 use crate::plan::{Kind, Step};
@@ -182,4 +184,81 @@ fn a_retired_workload_is_deleted_by_its_uid() {
     cluster.edit(service().build());
     let plan = cluster.reconcile();
     assert!(plan.steps.contains(&Step::Delete { kind: Kind::Deployment, name: "llama-spot".into(), uid }));
+}
+
+/// (maxSurge, maxUnavailable) of the Deployment.
+fn pace(cluster: &Cluster) -> (String, String) {
+    let spec = cluster.deployment("llama").and_then(|found| found.spec.clone()).expect("a spec");
+    let rolling = spec.strategy.and_then(|strategy| strategy.rolling_update).expect("a rolling update");
+    let text = |value: Option<IntOrString>| format!("{:?}", value.expect("a number"));
+    (text(rolling.max_surge), text(rolling.max_unavailable))
+}
+
+fn surge() -> (String, String) {
+    ("Int(1)".into(), "Int(0)".into())
+}
+
+fn drain() -> (String, String) {
+    ("Int(0)".into(), "Int(1)".into())
+}
+
+/// Of so many replicas one has been given a successor that finds no node.
+fn crowded(replicas: i32, strategy: &str) -> Cluster {
+    let spec = |tokens: i32| {
+        let spec = service().with("replicas", json!(replicas)).with("rollout", json!({"strategy": strategy}));
+        spec.with("engine", json!({"maxModelTokens": tokens})).build()
+    };
+    let mut cluster = Cluster::serving(spec(1024));
+    cluster.edit(spec(2048));
+    cluster.reconcile();
+    let template = cluster.deployment("llama").and_then(|found| found.spec.clone()).map(|spec| spec.template);
+    cluster.strand_new("llama", template.and_then(|template| template.metadata).expect("a template"));
+    cluster
+}
+
+#[test]
+fn a_rollout_that_finds_no_room_drains_one_pod_at_a_time_where_another_serves() {
+    let mut cluster = crowded(3, "Auto");
+    assert_eq!(pace(&cluster), surge());
+    cluster.reconcile();
+    assert_eq!(pace(&cluster), drain());
+    cluster.converge();
+    assert_eq!(pace(&cluster), surge(), "the next rollout begins as every one");
+}
+
+#[test]
+fn the_last_pod_is_not_given_up_unless_that_is_asked_for() {
+    let mut cluster = crowded(1, "Auto");
+    cluster.reconcile();
+    assert_eq!((pace(&cluster), cluster.condition(condition::PROGRESSING).1.as_str()), (surge(), "NoCapacity"));
+    let mut asked = crowded(1, "Drain");
+    asked.reconcile();
+    assert_eq!(pace(&asked), drain());
+    assert_ne!(asked.condition(condition::PROGRESSING).1, "NoCapacity");
+    let mut never = crowded(3, "Surge");
+    never.reconcile();
+    assert_eq!((pace(&never), never.condition(condition::PROGRESSING).1.as_str()), (surge(), "NoCapacity"));
+}
+
+#[test]
+fn a_paused_rollout_keeps_pods_and_goes_on_when_it_is_resumed() {
+    let spec = |paused: bool, tokens: i32| {
+        let spec = service().with("rollout", json!({"paused": paused, "progressDeadlineSeconds": 120}));
+        spec.with("engine", json!({"maxModelTokens": tokens})).build()
+    };
+    let mut cluster = Cluster::serving(spec(false, 1024));
+    let is_paused = |cluster: &Cluster| cluster.deployment("llama").and_then(|found| found.spec.as_ref()?.paused);
+    let before = template_hash(&cluster, "llama");
+    cluster.edit(spec(true, 1024));
+    cluster.reconcile();
+    assert_eq!((is_paused(&cluster), template_hash(&cluster, "llama")), (Some(true), before));
+    cluster.edit(spec(true, 2048));
+    cluster.reconcile();
+    cluster.reconcile();
+    assert_eq!(cluster.condition(condition::PROGRESSING).1, "Paused");
+    cluster.edit(spec(false, 2048));
+    cluster.reconcile();
+    assert_eq!(is_paused(&cluster), None);
+    let deadline = cluster.deployment("llama").and_then(|found| found.spec.as_ref()?.progress_deadline_seconds);
+    assert_eq!(deadline, Some(120));
 }

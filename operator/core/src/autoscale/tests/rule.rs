@@ -382,21 +382,21 @@ fn known_speed() -> Speed {
 
 #[test]
 fn tokens_that_arrive_are_met_before_a_target_is_breached() {
-    // Two replicas at 0.7 of 10,000 tokens a second are 14,000.
+    // Two replicas at half of 10,000 tokens a second are 10,000.
     let arriving = |tokens: u64| {
         let mut situation = situation(vec![pod(1.0).served(30, 100.0).prompted(tokens * 30); 2]);
         situation.memory.speed = known_speed();
         situation
     };
-    arriving(13_500).gives(Hold, 2, Reason::TargetsHeld);
-    arriving(14_500).gives(ScaleUp, 3, Reason::DemandForeseen);
+    arriving(9_500).gives(Hold, 2, Reason::TargetsHeld);
+    arriving(10_500).gives(ScaleUp, 3, Reason::DemandForeseen);
     arriving(40_000).gives(ScaleUp, 6, Reason::DemandForeseen);
-    Situation { asked: 3, ..arriving(14_500) }.gives(Hold, 3, Reason::TargetsHeld);
-    let message = arriving(14_500).decide().message;
-    assert!(message.contains("14500 prompt") && message.contains("1.45 replicas"), "{message}");
+    Situation { asked: 3, ..arriving(10_500) }.gives(Hold, 3, Reason::TargetsHeld);
+    let message = arriving(10_500).decide().message;
+    assert!(message.contains("10500 prompt") && message.contains("1.05 replicas"), "{message}");
     // Enough is what would be filled to 0.85 of that at most.
-    arriving(6_500).gives(Hold, 2, Reason::TargetsHeld);
-    arriving(5_500).gives(ScaleDown, 1, Reason::RemainderHolds);
+    arriving(4_500).gives(Hold, 2, Reason::TargetsHeld);
+    arriving(4_000).gives(ScaleDown, 1, Reason::RemainderHolds);
 }
 
 #[test]

@@ -1,0 +1,87 @@
+//! Where replicas go: on demand or to spot, by the policy and by what spot nodes there are.
+//!
+//! When a replica has found no spot node for `fallbackAfterSeconds`, all that have none run on demand instead, but one
+//! pod goes on asking: the probe. It is no replica that anybody counts. When it gets a node, the others are asked for
+//! on spot again, and on-demand replicas go as they come. Nothing is remembered for this: the pods tell it.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+
+use crate::fleet::{Fleet, FleetPod, Workload, count};
+use crate::names::WorkloadKind;
+use crate::validate::SpotPolicy;
+
+/// Replicas of each workload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// Off spot nodes.
+    pub on_demand: i32,
+    /// On spot nodes, the probe included.
+    pub spot: i32,
+    /// Of those on demand, how many are there because no spot node came.
+    pub fallback: i32,
+    /// When a spot node will have been waited for long enough.
+    pub look_again: Option<Duration>,
+}
+
+impl Placement {
+    /// Of `total` replicas, for the pods of `fleet` as they are at `now`.
+    pub fn of(policy: &SpotPolicy, fleet: &Fleet<'_>, total: i32, now: Timestamp) -> Self {
+        let wished = Placement::by_policy(policy, total);
+        let Some(after) = policy.fallback_after.and_then(|after| SignedDuration::try_from(after).ok()) else {
+            return wished;
+        };
+        let Some(spot) = fleet.workloads.iter().find(|workload| workload.kind == WorkloadKind::Spot) else {
+            return wished;
+        };
+        let Some(since) = spot.live().filter_map(FleetPod::unschedulable_since).min() else { return wished };
+        let left = after - now.duration_since(since);
+        match Duration::try_from(left) {
+            Ok(left) if !left.is_zero() => Placement { look_again: Some(left), ..wished },
+            _ => wished.fall_back(placed(spot)),
+        }
+    }
+
+    /// The base and what may not be spot on demand, the rest on spot.
+    pub fn by_policy(policy: &SpotPolicy, total: i32) -> Self {
+        let above_base = (total - policy.on_demand_base).max(0);
+        let spot = if policy.has_workload() { above_base * policy.max_percent_above_base / 100 } else { 0 };
+        Placement { on_demand: total - spot, spot, ..Placement::default() }
+    }
+
+    fn fall_back(self, placed: i32) -> Self {
+        let spot = placed.min(self.spot);
+        let fallback = self.spot - spot;
+        let probe = i32::from(fallback > 0);
+        Placement { on_demand: self.on_demand + fallback, spot: spot + probe, fallback, look_again: None }
+    }
+
+    /// Replicas of this workload.
+    pub fn replicas(&self, kind: WorkloadKind) -> i32 {
+        match kind {
+            WorkloadKind::OnDemand => self.on_demand,
+            WorkloadKind::Spot => self.spot,
+        }
+    }
+
+    /// Whether the workload is one whose pods are known to find no node.
+    pub fn is_given_up(&self, kind: WorkloadKind) -> bool {
+        kind == WorkloadKind::Spot && self.fallback > 0
+    }
+
+    /// Pods that are only asked whether there is a node: no replicas.
+    pub fn probes(&self, workload: &Workload<'_>) -> i32 {
+        if !self.is_given_up(workload.kind) {
+            return 0;
+        }
+        count(workload.live().filter(|pod| !pod.is_placed()))
+    }
+}
+
+fn placed(workload: &Workload<'_>) -> i32 {
+    count(workload.live().filter(|pod| pod.is_placed()))
+}
+
+#[cfg(test)]
+mod tests;
