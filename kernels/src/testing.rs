@@ -49,8 +49,13 @@ pub(crate) fn file_bytes(weight_type: WeightType, rows: usize, cols: usize, seed
             WeightType::F32 => block.copy_from_slice(&random.value(1.0).to_le_bytes()),
             WeightType::BF16 => block.copy_from_slice(&bf16::from_f32(random.value(1.0)).to_le_bytes()),
             WeightType::F16 | WeightType::Q4_0 | WeightType::Q5_0 | WeightType::Q8_0 => half(&mut random, 0),
-            WeightType::IQ4NL | WeightType::IQ4XS => half(&mut random, 0),
-            WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4K | WeightType::Q5K => {
+            WeightType::IQ4NL | WeightType::IQ4XS | WeightType::I8G128 => half(&mut random, 0),
+            WeightType::Q4_1
+            | WeightType::Q5_1
+            | WeightType::Q4K
+            | WeightType::Q5K
+            | WeightType::I4G64
+            | WeightType::I4G128 => {
                 (0..2).for_each(|i| half(&mut random, 2 * i));
             }
             WeightType::Q2K => (40..42).for_each(|i| half(&mut random, 2 * i)),
@@ -111,6 +116,11 @@ fn block_values(weight_type: WeightType, block: &[u8]) -> Vec<f64> {
         WeightType::Q5_1 => {
             (0..32).map(|i| half(0) * (nibble(8, i) + 16.0 * top_bit(&block[4..8], i)) + half(2)).collect()
         }
+        WeightType::I4G64 | WeightType::I4G128 => {
+            let value = |i: usize| half(0) * nibble(4 + i / 32 * 16, i % 32) + half(2);
+            (0..weight_type.block_elements()).map(value).collect()
+        }
+        WeightType::I8G128 => (0..128).map(|i| half(0) * f64::from(block[2 + i] as i8)).collect(),
         WeightType::IQ4NL => (0..32).map(|i| half(0) * NONLINEAR[nibble(2, i) as usize]).collect(),
         WeightType::MXFP4 => {
             let power = 2f64.powi(i32::from(block[0]) - 127);

@@ -222,6 +222,12 @@ impl SafetensorsBuilder {
         self.tensor(name, "F32", shape, &data)
     }
 
+    /// Without the tensor of this name; its data stays.
+    pub fn without(mut self, name: &str) -> SafetensorsBuilder {
+        self.entries.retain(|(found, _)| found != name);
+        self
+    }
+
     /// An entry with any JSON as its description.
     pub fn entry(mut self, name: &str, json: &str) -> SafetensorsBuilder {
         self.entries.push((name.to_owned(), json.to_owned()));

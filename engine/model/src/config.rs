@@ -8,6 +8,7 @@ use windlass_engine_contract::shape::ModelShape;
 use windlass_kernels::ops::RopePairing;
 
 use crate::family::Family;
+use crate::packed::Scheme;
 
 /// Longest context that a file may claim, tokens. The largest published one is ten million.
 const MAX_CONTEXT_TOKENS: u32 = 1 << 24;
@@ -43,6 +44,8 @@ pub struct DecoderConfig {
     pub biases: bool,
     /// Each head of queries and keys is normed before it turns.
     pub head_norms: bool,
+    /// How matrices were quantized by another tool.
+    pub(crate) scheme: Option<Scheme>,
     /// The head multiplies with the token embedding's matrix.
     pub tied_output: bool,
 }

@@ -4,6 +4,7 @@
 //! It knows no requests' limits, text, HTTP or queues. [`load`] is the way in: it decides sizes, checks the memory
 //! ledger, packs the weights and starts the executor.
 
+mod agreement;
 mod backend;
 mod batch;
 mod config;
@@ -13,13 +14,16 @@ mod executor;
 mod family;
 mod load;
 mod names;
+mod packed;
 mod philox;
 mod quantization;
+mod reader;
 mod sampler;
 mod sizes;
 mod step;
 mod weights;
 
+pub use agreement::{Agreement, Perplexity};
 pub use backend::{Backend, Heads, Layer, Rows, Workspace};
 pub use batch::{Batch, BatchRow, Logits};
 pub use config::{ConfigError, DecoderConfig, RopeConfig, RotaryLayers, Unsupported};
@@ -28,6 +32,7 @@ pub use decoder::Decoder;
 pub use executor::CpuExecutor;
 pub use load::{Built, LoadError, Loaded, build, load};
 pub use quantization::Quantization;
+pub use reader::Reader;
 pub use sampler::{Draw, SampleError, sample};
 pub use sizes::{KvBudget, LoadOptions, SizeError};
 pub use weights::{DecoderWeights, TensorError};

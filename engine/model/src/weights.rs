@@ -8,6 +8,7 @@ use windlass_kernels::{Integer, ShapeError, WeightType, floats};
 use crate::backend::{Backend, Layer};
 use crate::config::{DecoderConfig, Unsupported};
 use crate::names::{self, Name, Naming};
+use crate::packed::{PackedTensor, Scheme};
 use crate::quantization::Quantization;
 
 /// A decoder's weights on a device.
@@ -65,6 +66,14 @@ pub enum TensorError {
     /// A tensor of a type, or with a purpose, that this engine does not have.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
+    /// A matrix that another tool quantized, whose parts do not make one.
+    #[error("matrix {name:?}: {problem}")]
+    Packed {
+        /// What plain checkpoints call it.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
     /// A tensor that the kernels do not take.
     #[error("tensor {name:?}: {source}")]
     Shape {
@@ -104,11 +113,16 @@ struct LayerTensors<'a> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct MatrixTensor<'a> {
-    tensor: Tensor<'a>,
-    kind: WeightType,
-    /// What its floats become as they are packed.
-    quantized: Option<Integer>,
+enum MatrixTensor<'a> {
+    /// As the kernels read it, or floats.
+    Plain {
+        tensor: Tensor<'a>,
+        kind: WeightType,
+        /// What its floats become as they are packed.
+        quantized: Option<Integer>,
+    },
+    /// As another tool quantized it.
+    Packed(PackedTensor<'a>),
 }
 
 impl<'a> Manifest<'a> {
@@ -119,7 +133,7 @@ impl<'a> Manifest<'a> {
         quantization: Option<Quantization>,
     ) -> Result<Manifest<'a>, TensorError> {
         let naming = Naming::of(checkpoint);
-        let mut finder = Finder { checkpoint, naming, used: BTreeSet::new(), quantization };
+        let mut finder = Finder { checkpoint, naming, used: BTreeSet::new(), quantization, scheme: config.scheme };
         let [hidden, vocabulary] = [config.hidden, config.vocabulary].map(|size| size as u64);
         let embedding = finder.table(&naming.once(names::EMBEDDING), [hidden, vocabulary])?;
         // No capacity is reserved: the number of layers is the file's claim until its tensors are found.
@@ -142,7 +156,7 @@ impl<'a> Manifest<'a> {
     /// Quantizing again what is quantized would lose more than the user thinks.
     fn refuse_quantized_twice(&self, quantization: Option<Quantization>) -> Result<(), TensorError> {
         let Some(asked) = quantization else { return Ok(()) };
-        match self.layer_matrices().any(|matrix| matrix.quantized.is_some()) {
+        match self.layer_matrices().any(|matrix| matrix.is_quantized_here()) {
             true => Ok(()),
             false => Err(Unsupported::QuantizedTwice { asked: asked.name(), found: self.dominant_type() }.into()),
         }
@@ -234,12 +248,27 @@ impl<'a> LayerTensors<'a> {
 }
 
 impl MatrixTensor<'_> {
-    /// The type it is packed in.
-    fn packed(&self) -> WeightType {
-        self.quantized.map_or(self.kind, Integer::weight_type)
+    fn name(&self) -> &str {
+        match self {
+            MatrixTensor::Plain { tensor, .. } => tensor.name,
+            MatrixTensor::Packed(packed) => packed.name,
+        }
     }
 
-    /// Bytes of that type.
+    /// The type it is packed in.
+    fn packed(&self) -> WeightType {
+        match self {
+            MatrixTensor::Plain { kind, quantized, .. } => quantized.map_or(*kind, Integer::weight_type),
+            MatrixTensor::Packed(packed) => packed.kind,
+        }
+    }
+
+    /// Whether its floats become integers.
+    fn is_quantized_here(&self) -> bool {
+        matches!(self, MatrixTensor::Plain { quantized: Some(_), .. })
+    }
+
+    /// Bytes of the type it is packed in.
     fn bytes(&self) -> u64 {
         let [cols, rows] = self.shape();
         self.packed().row_bytes(cols).map_or(0, |row| row as u64 * rows as u64)
@@ -247,16 +276,22 @@ impl MatrixTensor<'_> {
 
     /// Columns and rows, which the file's length bounds.
     fn shape(&self) -> [usize; 2] {
-        [self.tensor.dims[0], self.tensor.dims[1]].map(|dim| dim as usize)
+        match self {
+            MatrixTensor::Plain { tensor, .. } => [tensor.dims[0], tensor.dims[1]].map(|dim| dim as usize),
+            MatrixTensor::Packed(packed) => [packed.cols, packed.rows],
+        }
     }
 
     fn pack<B: Backend>(&self, backend: &B) -> Result<B::Matrix, TensorError> {
         let [cols, rows] = self.shape();
-        let packed = match self.quantized {
-            None => backend.matrix(self.kind, rows, cols, self.tensor.bytes),
-            Some(to) => backend.quantized_matrix(self.kind, to, rows, cols, self.tensor.bytes),
+        let packed = match self {
+            MatrixTensor::Plain { tensor, kind, quantized: None } => backend.matrix(*kind, rows, cols, tensor.bytes),
+            MatrixTensor::Plain { tensor, kind, quantized: Some(to) } => {
+                backend.quantized_matrix(*kind, *to, rows, cols, tensor.bytes)
+            }
+            MatrixTensor::Packed(packed) => backend.matrix(packed.kind, rows, cols, &packed.file_rows()),
         };
-        packed.map_err(|source| TensorError::Shape { name: self.tensor.name.to_owned(), source })
+        packed.map_err(|source| TensorError::Shape { name: self.name().to_owned(), source })
     }
 }
 
@@ -275,6 +310,8 @@ struct Finder<'a> {
     naming: Naming,
     used: BTreeSet<&'a str>,
     quantization: Option<Quantization>,
+    /// How matrices were quantized that are not there as plain ones.
+    scheme: Option<Scheme>,
 }
 
 impl<'a> Finder<'a> {
@@ -309,10 +346,29 @@ impl<'a> Finder<'a> {
         dims: [u64; 2],
         quantized: Option<Integer>,
     ) -> Result<MatrixTensor<'a>, TensorError> {
+        if let Some(scheme) = self.scheme.filter(|scheme| self.is_packed(*scheme, name)) {
+            return self.packed(scheme, name, dims);
+        }
         let tensor = self.find(name, &dims)?;
         let kind = weight_type(tensor.kind);
-        let kind = kind.ok_or_else(|| unsupported(&tensor, &WeightType::ALL.map(type_name)))?;
-        Ok(MatrixTensor { tensor, kind, quantized: quantized.filter(|_| FLOATS.contains(&kind)) })
+        let kind = kind.ok_or_else(|| unsupported(&tensor, &file_types()))?;
+        Ok(MatrixTensor::Plain { tensor, kind, quantized: quantized.filter(|_| FLOATS.contains(&kind)) })
+    }
+
+    /// Whether the matrix is there as codes. Tools leave the head, and what a user names, as it was.
+    fn is_packed(&self, scheme: Scheme, name: &str) -> bool {
+        let codes = self.checkpoint.tensor(&scheme.codes_name(name));
+        codes.is_some_and(|codes| weight_type(codes.kind).is_none())
+    }
+
+    fn packed(&mut self, scheme: Scheme, name: &str, dims: [u64; 2]) -> Result<MatrixTensor<'a>, TensorError> {
+        let checkpoint = self.checkpoint;
+        let find = |name: &str| checkpoint.tensor(name);
+        let packed = PackedTensor::find(scheme, name, dims.map(|dim| dim as usize), find)
+            .map_err(|problem| TensorError::Packed { name: name.to_owned(), problem })?;
+        let names = scheme.other_names(name).into_iter().chain([scheme.codes_name(name)]);
+        self.used.extend(names.filter_map(|name| checkpoint.tensor(&name)).map(|tensor| tensor.name));
+        Ok(MatrixTensor::Packed(packed))
     }
 
     fn vector(&mut self, name: &str, length: u64) -> Result<Tensor<'a>, TensorError> {
@@ -353,6 +409,11 @@ impl<'a> Finder<'a> {
 fn unsupported(tensor: &Tensor<'_>, supported: &[String]) -> Unsupported {
     let (name, kind) = (tensor.name.to_owned(), tensor.kind.name());
     Unsupported::TensorType { name, kind, supported: supported.join(", ") }
+}
+
+/// Every type of a file that can be computed on.
+fn file_types() -> Vec<String> {
+    WeightType::ALL.map(type_name).into_iter().filter(|name| ElementType::named(name).is_some()).collect()
 }
 
 /// The kernels' type for a file's, where they have one.

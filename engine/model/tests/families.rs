@@ -4,45 +4,15 @@
 
 mod common;
 
-use std::fs;
-
-use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use candle_transformers::models::{llama, mistral, qwen2, qwen3, smol::smollm3};
+use candle_transformers::models::{mistral, qwen2, qwen3, smol::smollm3};
+use common::hub::{CHUNK, Family, Oracle, config, llama_oracle, tokens};
 use common::oracle::{compare, our_logits, our_logits_with};
-use common::tiny::Random;
 use half::bf16;
 use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
-use windlass_checkpoint::testing::SafetensorsBuilder;
+use windlass_checkpoint::testing::{GgufBuilder, SafetensorsBuilder};
 use windlass_engine_model::{LoadOptions, Quantization, build};
-
-const POSITIONS: usize = 75;
-const CHUNK: usize = 25;
-const VOCABULARY: u64 = 320;
-
-/// candle's next logits, given a token and its position.
-type Oracle = Box<dyn FnMut(&Tensor, usize) -> candle_core::Result<Tensor>>;
-
-/// A family with what distinguishes its checkpoints.
-struct Family {
-    config: Value,
-    biases: bool,
-    head_norms: bool,
-    oracle: fn(&Value, VarBuilder<'static>) -> Oracle,
-}
-
-/// Two layers of two query heads per key head, with `more` keys.
-fn config(model_type: &str, more: Value) -> Value {
-    let mut config = json!({
-        "model_type": model_type, "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 192,
-        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": true,
-    });
-    let more = more.as_object().unwrap().clone();
-    config.as_object_mut().unwrap().extend(more);
-    config
-}
 
 fn families() -> Vec<Family> {
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -65,14 +35,6 @@ fn families() -> Vec<Family> {
     ]
 }
 
-fn llama_oracle(config: &Value, weights: VarBuilder<'static>) -> Oracle {
-    let config: llama::LlamaConfig = serde_json::from_value(config.clone()).unwrap();
-    let config = config.into_config(false);
-    let mut cache = llama::Cache::new(true, DType::F32, &config, &Device::Cpu).unwrap();
-    let model = llama::Llama::load(weights, &config).unwrap();
-    Box::new(move |token, position| model.forward(token, position, &mut cache))
-}
-
 fn mistral_oracle(config: &Value, weights: VarBuilder<'static>) -> Oracle {
     let mut config = config.clone();
     config["use_flash_attn"] = false.into();
@@ -93,86 +55,6 @@ fn qwen2_oracle(config: &Value, weights: VarBuilder<'static>) -> Oracle {
 fn qwen3_oracle(config: &Value, weights: VarBuilder<'static>) -> Oracle {
     let mut model = qwen3::ModelForCausalLM::new(&serde_json::from_value(config.clone()).unwrap(), weights).unwrap();
     Box::new(move |token, position| model.forward(token, position))
-}
-
-impl Family {
-    fn size(&self, key: &str) -> u64 {
-        self.config[key].as_u64().unwrap()
-    }
-
-    /// Random weights, in f32.
-    fn tensors(&self) -> Vec<(String, Vec<u64>, Vec<f32>)> {
-        let (hidden, feed_forward) = (self.size("hidden_size"), self.size("intermediate_size"));
-        let heads = self.size("num_attention_heads");
-        let head_dim = self.config["head_dim"].as_u64().unwrap_or(hidden / heads);
-        let (query, kv) = (heads * head_dim, self.size("num_key_value_heads") * head_dim);
-        let mut random = Random(0x57494e44);
-        let mut tensors = Vec::new();
-        let mut add = |name: String, shape: &[u64]| {
-            let count: u64 = shape.iter().product();
-            let deviation = 1.0 / (shape[shape.len() - 1] as f32).sqrt();
-            let value = |random: &mut Random| match shape.len() {
-                1 if name.ends_with("bias") => random.normal() * 0.5,
-                1 => 0.5 + random.uniform(),
-                _ => random.normal() * deviation,
-            };
-            let values = (0..count).map(|_| value(&mut random)).collect();
-            tensors.push((name, shape.to_vec(), values));
-        };
-        add("model.embed_tokens.weight".into(), &[VOCABULARY, hidden]);
-        for layer in 0..self.size("num_hidden_layers") {
-            let mut part = |part: &str, shape: &[u64]| add(format!("model.layers.{layer}.{part}"), shape);
-            part("input_layernorm.weight", &[hidden]);
-            part("post_attention_layernorm.weight", &[hidden]);
-            for (name, rows) in [("q", query), ("k", kv), ("v", kv)] {
-                part(&format!("self_attn.{name}_proj.weight"), &[rows, hidden]);
-                if self.biases {
-                    part(&format!("self_attn.{name}_proj.bias"), &[rows]);
-                }
-            }
-            for name in ["q_norm", "k_norm"].iter().filter(|_| self.head_norms) {
-                part(&format!("self_attn.{name}.weight"), &[head_dim]);
-            }
-            part("self_attn.o_proj.weight", &[hidden, query]);
-            part("mlp.gate_proj.weight", &[feed_forward, hidden]);
-            part("mlp.up_proj.weight", &[feed_forward, hidden]);
-            part("mlp.down_proj.weight", &[hidden, feed_forward]);
-        }
-        add("model.norm.weight".into(), &[hidden]);
-        if self.config["tie_word_embeddings"] == false {
-            add("lm_head.weight".into(), &[VOCABULARY, hidden]);
-        }
-        tensors
-    }
-
-    fn safetensors(&self) -> Vec<u8> {
-        let add = |file: SafetensorsBuilder, (name, shape, values): (String, Vec<u64>, Vec<f32>)| {
-            file.tensor_f32(&name, &shape, &values)
-        };
-        self.tensors().into_iter().fold(SafetensorsBuilder::new(), add).build()
-    }
-
-    fn open(&self, weights: &[u8]) -> Checkpoint {
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("config.json"), self.config.to_string()).unwrap();
-        fs::write(folder.path().join("model.safetensors"), weights).unwrap();
-        Checkpoint::open(folder.path()).unwrap()
-    }
-
-    fn candle_logits(&self, weights: Vec<u8>) -> Vec<Vec<f32>> {
-        let weights = VarBuilder::from_buffered_safetensors(weights, DType::F32, &Device::Cpu).unwrap();
-        let mut oracle = (self.oracle)(&self.config, weights);
-        let logits_at = |(position, &token): (usize, &u32)| {
-            let input = Tensor::new(&[[token]], &Device::Cpu).unwrap();
-            oracle(&input, position).unwrap().flatten_all().unwrap().to_vec1().unwrap()
-        };
-        tokens().iter().enumerate().map(logits_at).collect()
-    }
-}
-
-fn tokens() -> Vec<u32> {
-    let mut random = Random(7);
-    (0..POSITIONS).map(|_| (random.bits() % VOCABULARY) as u32).collect()
 }
 
 /// The error left is that of bf16 in the KV cache.
@@ -261,7 +143,15 @@ fn configurations_that_cannot_be_served_are_refused_by_name() {
         (json!({"attention_bias": true}), "a bias of the attention's output is not supported"),
         (json!({"hidden_act": "gelu"}), "this activation is not supported"),
         (json!({"sliding_window": 64}), "sliding_window\" is 64: a window is not supported"),
-        (json!({"quantization_config": {"quant_method": "awq"}}), "\"awq\": a checkpoint quantized this way is not"),
+        (json!({"quantization_config": {"quant_method": "exl2"}}), "\"exl2\": a checkpoint quantized this way is not"),
+        (
+            json!({"quantization_config": {"quant_method": "gptq", "bits": 3}}),
+            "bits\" is 3: a checkpoint quantized this way",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 48}}),
+            "group_size\" is 48: a group",
+        ),
         (json!({"rope_scaling": {"rope_type": "yarn"}}), "\"yarn\": this rotary scaling is not supported"),
         (json!({"rope_scaling": {"type": "linear"}}), "factor\" is missing; it must be a positive number"),
         (json!({"partial_rotary_factor": 0.01}), "it must be an even share of the 32 values"),
@@ -278,5 +168,79 @@ fn configurations_that_cannot_be_served_are_refused_by_name() {
     for (more, expected) in cases {
         let message = refusal(more);
         assert!(message.contains(expected), "{message:?} should contain {expected:?}");
+    }
+}
+
+/// What a GGUF file calls a tensor of the hub's.
+fn gguf_name(name: &str) -> String {
+    let parts = [
+        ("model.embed_tokens", "token_embd"),
+        ("model.norm", "output_norm"),
+        ("lm_head", "output"),
+        ("model.layers", "blk"),
+        ("input_layernorm", "attn_norm"),
+        ("post_attention_layernorm", "ffn_norm"),
+        ("self_attn.q_proj", "attn_q"),
+        ("self_attn.k_proj", "attn_k"),
+        ("self_attn.v_proj", "attn_v"),
+        ("self_attn.o_proj", "attn_output"),
+        ("self_attn.q_norm", "attn_q_norm"),
+        ("self_attn.k_norm", "attn_k_norm"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+    ];
+    parts.iter().fold(name.to_owned(), |name, (hub, gguf)| name.replace(hub, gguf))
+}
+
+/// Rows of q or k in the order in which neighbours turn together.
+fn interleaved(values: &[f32], rows: usize, head_dim: usize) -> Vec<f32> {
+    let cols = values.len() / rows;
+    let from = |row: usize| row / head_dim * head_dim + row % 2 * head_dim / 2 + row % head_dim / 2;
+    (0..rows).flat_map(|row| values[from(row) * cols..][..cols].to_vec()).collect()
+}
+
+/// The family's checkpoint as the converter writes it.
+fn gguf(family: &Family, architecture: &str, interleave: bool) -> Checkpoint {
+    let head_dim =
+        family.config["head_dim"].as_u64().unwrap_or(family.size("hidden_size") / family.size("num_attention_heads"));
+    let key = |name: &str| format!("{architecture}.{name}");
+    let mut file = GgufBuilder::new()
+        .str("general.architecture", architecture)
+        .f32(&key("rope.freq_base"), 10_000.0)
+        .f32(&key("attention.layer_norm_rms_epsilon"), 1e-5)
+        .u32(&key("attention.key_length"), head_dim as u32)
+        .u32(&key("attention.value_length"), head_dim as u32);
+    for (name, hub) in [
+        ("block_count", "num_hidden_layers"),
+        ("context_length", "max_position_embeddings"),
+        ("embedding_length", "hidden_size"),
+        ("feed_forward_length", "intermediate_size"),
+        ("attention.head_count", "num_attention_heads"),
+        ("attention.head_count_kv", "num_key_value_heads"),
+    ] {
+        file = file.u32(&key(name), family.size(hub) as u32);
+    }
+    for (name, shape, values) in family.tensors() {
+        let turns = interleave && (name.ends_with("q_proj.weight") || name.ends_with("k_proj.weight"));
+        let values = if turns { interleaved(&values, shape[0] as usize, head_dim as usize) } else { values };
+        let dims: Vec<u64> = shape.iter().rev().copied().collect();
+        file = file.tensor_f32(&gguf_name(&name), &dims, &values);
+    }
+    Checkpoint::from_bytes(file.build()).unwrap()
+}
+
+/// Equal weights give equal bits, whatever file they come in; the hub's are held against candle above.
+#[test]
+fn a_familys_gguf_files_compute_the_same() {
+    let families = families();
+    for (index, architecture, interleave) in
+        [(0, "llama", true), (2, "llama", true), (3, "smollm3", true), (5, "qwen2", false), (6, "qwen3", false)]
+    {
+        let family = &families[index];
+        let hub = our_logits(&family.open(&family.safetensors()), &tokens(), CHUNK);
+        let found = our_logits(&gguf(family, architecture, interleave), &tokens(), CHUNK);
+        let agreement = compare(&hub, &found);
+        assert!(agreement.relative_error() <= 1e-3, "{architecture}: {agreement}");
     }
 }

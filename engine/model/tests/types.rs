@@ -6,8 +6,8 @@ mod common;
 
 use common::oracle::{candle_logits, compare, our_logits, widen};
 use common::tiny::{Random, Tiny};
-use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::GgufBuilder;
+use windlass_checkpoint::{Checkpoint, ElementType};
 use windlass_kernels::WeightType;
 
 /// Enough for several blocks of 16 and chunks that straddle them.
@@ -30,7 +30,8 @@ fn bound(kind: WeightType) -> f64 {
 
 #[test]
 fn every_weight_type_computes_its_values() {
-    for kind in WeightType::ALL {
+    let in_gguf = |kind: &WeightType| ElementType::named(&kind.name().to_ascii_lowercase()).is_some();
+    for kind in WeightType::ALL.into_iter().filter(in_gguf) {
         let file = Tiny::of(kind).build();
         let agreement = compare(&candle_logits(&widen(&file.build()), &tokens()), &logits(&file));
         println!("{:5} {agreement}", kind.name());

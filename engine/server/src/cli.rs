@@ -49,6 +49,8 @@ pub enum Command {
     Fetch(FetchArgs),
     /// Print a model's shape and memory as JSON
     Inspect(InspectArgs),
+    /// Measure how well a model foretells a text, and how far it is from another
+    Eval(EvalArgs),
     /// Talk to a model in the terminal
     Chat(ChatArgs),
     /// Answer a file of requests, and go on where an earlier attempt stopped
@@ -307,12 +309,39 @@ pub struct InspectArgs {
     pub process: ProcessArgs,
 }
 
+/// Flags of `eval`.
+#[derive(Args, Clone, Debug)]
+pub struct EvalArgs {
+    /// GGUF file, or folder that holds one model
+    pub model: PathBuf,
+    /// Text file, or - for standard input
+    pub text: PathBuf,
+    /// Model to compare with: usually what the first was quantized from
+    #[arg(long, value_name = "MODEL")]
+    pub against: Option<PathBuf>,
+    /// int8 or int4: what the model's float weights become as they are loaded
+    #[arg(long, value_name = "TYPE")]
+    pub quantization: Option<String>,
+    /// Tokens that are read together; the second half of them is scored
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub window_tokens: usize,
+    /// Windows to score [default: all of the text]
+    #[arg(long, value_name = "N")]
+    pub windows: Option<usize>,
+    /// Threads that compute [default: the CPUs the process may use]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// The process.
+    #[command(flatten)]
+    pub process: ProcessArgs,
+}
+
 impl Command {
     /// What is logged unless `RUST_LOG` says otherwise: where a person reads answers, only what goes wrong.
     pub fn log_level(&self) -> &'static str {
         match self {
             Command::Serve(_) | Command::Fetch(_) | Command::Inspect(_) => "info",
-            Command::Chat(_) | Command::Batch(_) | Command::Bench(_) | Command::Fit(_) => "warn",
+            Command::Chat(_) | Command::Batch(_) | Command::Bench(_) | Command::Fit(_) | Command::Eval(_) => "warn",
         }
     }
 
@@ -322,6 +351,7 @@ impl Command {
             Command::Serve(args) => &args.process,
             Command::Fetch(args) => &args.process,
             Command::Inspect(args) => &args.process,
+            Command::Eval(args) => &args.process,
             Command::Chat(args) => &args.process,
             Command::Batch(args) => &args.process,
             Command::Bench(args) => &args.process,

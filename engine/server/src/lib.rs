@@ -16,6 +16,7 @@ pub mod client;
 pub mod clock;
 pub mod config;
 pub mod driver;
+pub mod eval;
 pub mod failure;
 pub mod fetch;
 pub mod fit;

@@ -9,7 +9,7 @@ use windlass_engine::config::Config;
 use windlass_engine::failure::Failure;
 use windlass_engine::lifecycle::{Lifecycle, Stage};
 use windlass_engine::serve::Server;
-use windlass_engine::{batch, bench, chat, fetch, fit, inspect, machine, signals, telemetry, vllm_flags};
+use windlass_engine::{batch, bench, chat, eval, fetch, fit, inspect, machine, signals, telemetry, vllm_flags};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve(args),
         Command::Fetch(args) => fetch::run(args, fetch::FIRST_PAUSE),
         Command::Inspect(args) => inspect::run(args),
+        Command::Eval(args) => eval::run(args),
         Command::Chat(args) => wait_for(chat::run(args)),
         Command::Batch(args) => wait_for(batch::run(args)),
         Command::Bench(args) => wait_for(bench::run(args)),

@@ -11,6 +11,7 @@ use crate::monitor::{Built, Monitor};
 use crate::text::chat_template::{ChatTemplate, TemplateError};
 use crate::text::hub;
 use crate::text::tokenizer::{Tokenizer, TokenizerError};
+pub use cpu::load_failure;
 pub use engine_thread::{EngineEnd, EngineThread};
 use std::path::Path;
 use std::sync::Arc;
@@ -60,6 +61,11 @@ pub fn open(path: &Path) -> Result<Checkpoint, Failure> {
         };
         Failure::new(reason, format!("cannot open the model: {error}"))
     })
+}
+
+/// The tokenizer of a checkpoint.
+pub fn tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer, Failure> {
+    read_text(checkpoint).map(|(tokenizer, _)| tokenizer)
 }
 
 /// The text side of a checkpoint.

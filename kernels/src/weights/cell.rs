@@ -230,3 +230,8 @@ zeroable!(super::q5_k::Q5K);
 zeroable!(super::iq4_nl::Iq4Nl);
 zeroable!(super::iq4_xs::Iq4Xs);
 zeroable!(super::mxfp4::Mxfp4);
+
+// SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.
+unsafe impl<const BLOCKS: usize> Zeroable for super::grouped::Int4<BLOCKS> {}
+// SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.
+unsafe impl<const BLOCKS: usize> Zeroable for super::grouped::Int8<BLOCKS> {}

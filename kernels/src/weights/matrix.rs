@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use super::WeightType;
 use super::cell::{Cell, TILE_ROWS};
+use super::grouped::{Int4, Int8};
 use super::{iq4_nl::Iq4Nl, iq4_xs::Iq4Xs, mxfp4::Mxfp4};
 use super::{q2_k::Q2K, q3_k::Q3K, q4_0::Q4_0, q4_1::Q4_1, q4_k::Q4K};
 use super::{q5_0::Q5_0, q5_1::Q5_1, q5_k::Q5K, q6_k::Q6K, q8_0::Q8_0};
@@ -77,6 +78,9 @@ pub(crate) enum Tiles {
     IQ4NL(Buffer<Iq4Nl>),
     IQ4XS(Buffer<Iq4Xs>),
     MXFP4(Buffer<Mxfp4>),
+    I4G64(Buffer<Int4<2>>),
+    I4G128(Buffer<Int4<4>>),
+    I8G128(Buffer<Int8<4>>),
 }
 
 /// Evaluates an expression for the cells of whichever format.
@@ -99,6 +103,9 @@ macro_rules! for_any {
             Tiles::IQ4NL($cells) => $body,
             Tiles::IQ4XS($cells) => $body,
             Tiles::MXFP4($cells) => $body,
+            Tiles::I4G64($cells) => $body,
+            Tiles::I4G128($cells) => $body,
+            Tiles::I8G128($cells) => $body,
         }
     };
 }
@@ -131,6 +138,9 @@ impl PackedMatrix {
             WeightType::IQ4NL => Tiles::IQ4NL(source.pack(pool)),
             WeightType::IQ4XS => Tiles::IQ4XS(source.pack(pool)),
             WeightType::MXFP4 => Tiles::MXFP4(source.pack(pool)),
+            WeightType::I4G64 => Tiles::I4G64(source.pack(pool)),
+            WeightType::I4G128 => Tiles::I4G128(source.pack(pool)),
+            WeightType::I8G128 => Tiles::I8G128(source.pack(pool)),
         };
         Ok(PackedMatrix { weight_type, rows, cols, tiles })
     }

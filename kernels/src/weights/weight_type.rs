@@ -1,6 +1,7 @@
 //! The value formats of weight tensors.
 
-/// How a weight tensor's values are stored in a file (GGUF's block formats).
+/// How a weight tensor's values are stored: GGUF's block formats, and integers in the wider groups of other tools, whose
+/// files are brought into the form that `grouped.rs` describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // the formats' own names
 pub enum WeightType {
@@ -20,11 +21,14 @@ pub enum WeightType {
     IQ4NL,
     IQ4XS,
     MXFP4,
+    I4G64,
+    I4G128,
+    I8G128,
 }
 
 impl WeightType {
     /// Every type.
-    pub const ALL: [WeightType; 16] = [
+    pub const ALL: [WeightType; 19] = [
         WeightType::F32,
         WeightType::F16,
         WeightType::BF16,
@@ -41,9 +45,12 @@ impl WeightType {
         WeightType::IQ4NL,
         WeightType::IQ4XS,
         WeightType::MXFP4,
+        WeightType::I4G64,
+        WeightType::I4G128,
+        WeightType::I8G128,
     ];
 
-    /// The format's name as GGUF tools print it.
+    /// The format's name; GGUF's as its tools print it.
     pub fn name(self) -> &'static str {
         match self {
             WeightType::F32 => "F32",
@@ -62,6 +69,9 @@ impl WeightType {
             WeightType::IQ4NL => "IQ4_NL",
             WeightType::IQ4XS => "IQ4_XS",
             WeightType::MXFP4 => "MXFP4",
+            WeightType::I4G64 => "INT4_G64",
+            WeightType::I4G128 => "INT4_G128",
+            WeightType::I8G128 => "INT8_G128",
         }
     }
 
@@ -73,6 +83,8 @@ impl WeightType {
             WeightType::IQ4NL | WeightType::MXFP4 => 32,
             WeightType::Q2K | WeightType::Q3K | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => 256,
             WeightType::IQ4XS => 256,
+            WeightType::I4G64 => 64,
+            WeightType::I4G128 | WeightType::I8G128 => 128,
         }
     }
 
@@ -94,6 +106,9 @@ impl WeightType {
             WeightType::IQ4NL => 18,
             WeightType::IQ4XS => 136,
             WeightType::MXFP4 => 17,
+            WeightType::I4G64 => 36,
+            WeightType::I4G128 => 68,
+            WeightType::I8G128 => 130,
         }
     }
 

@@ -31,6 +31,7 @@ pub(super) fn read(file: &GgufFile) -> Result<DecoderConfig, ConfigError> {
         rope: keys.rope(file, head_dim)?,
         biases: family.biases,
         head_norms: family.head_norms,
+        scheme: None,
         tied_output: file.tensor("output.weight").is_none(),
     })
 }

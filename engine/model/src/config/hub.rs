@@ -9,6 +9,7 @@ use super::{
 };
 use crate::family::Family;
 use crate::names::{Naming, OUTPUT};
+use crate::packed::Scheme;
 
 /// Largest dimension of any kind: those of GGUF files are u32 too.
 const MAX_SIZE: u64 = u32::MAX as u64;
@@ -44,6 +45,7 @@ pub(super) fn read(folder: &HubFolder) -> Result<DecoderConfig, ConfigError> {
         rope: keys.rope(head_dim, keys.rotary_layers(family)?)?,
         biases: family.biases,
         head_norms: family.head_norms,
+        scheme: Scheme::read(folder)?,
         tied_output: tied,
     })
 }
@@ -174,10 +176,6 @@ impl<'a> Keys<'a> {
         let silent = self.absent("hidden_act") || self.0["hidden_act"] == "silu";
         if !silent {
             return Err(self.unsupported("hidden_act", self.0["hidden_act"].to_string(), "this activation"));
-        }
-        if let Some(method) = self.0["quantization_config"].as_object() {
-            let method = method.get("quant_method").map_or("unnamed".into(), Value::to_string);
-            return Err(self.unsupported("quantization_config", method, "a checkpoint quantized this way"));
         }
         self.refuse_window()
     }

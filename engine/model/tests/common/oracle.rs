@@ -9,10 +9,8 @@ use candle_transformers::models::quantized_llama::ModelWeights;
 use windlass_checkpoint::testing::GgufBuilder;
 use windlass_checkpoint::{Checkpoint, GgufFile, Metadata};
 use windlass_engine_core::plan::BlockId;
-use windlass_engine_model::{Batch, KvBudget, LoadOptions, Logits, build};
+use windlass_engine_model::{Agreement, Batch, KvBudget, LoadOptions, Logits, build};
 use windlass_kernels::{PackedMatrix, Pool, WeightType};
-
-use super::Agreement;
 
 /// The file with every tensor in f32, dequantized by candle. A file with types that candle does not know is dequantized
 /// by the kernels, whose own tests hold each type against its definition.

@@ -114,6 +114,7 @@ pub fn type_id(kind: WeightType) -> u32 {
         WeightType::IQ4XS => 23,
         WeightType::BF16 => 30,
         WeightType::MXFP4 => 39,
+        other => panic!("{} is no type of GGUF files", other.name()),
     }
 }
 
@@ -193,6 +194,7 @@ impl Random {
                 let scale = near(self, deviation / 18.0 / 74.0);
                 [&self.bytes(128 + 64 + 16)[..], &half(scale)].concat()
             }
+            other => panic!("{} is no type of GGUF files", other.name()),
         }
     }
 }

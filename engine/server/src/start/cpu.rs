@@ -108,7 +108,8 @@ fn effective(config: &Config, geometry: &Geometry, weight_type: &str, kernels: &
     }
 }
 
-fn load_failure(error: LoadError) -> Failure {
+/// Why a model was not loaded, for the exit code.
+pub fn load_failure(error: LoadError) -> Failure {
     let reason = match &error {
         LoadError::Config(ConfigError::Unsupported(_)) | LoadError::Tensors(TensorError::Unsupported(_)) => {
             Reason::Unsupported

@@ -151,6 +151,9 @@ impl Job<'_> {
             Tiles::IQ4NL(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
             Tiles::IQ4XS(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
             Tiles::MXFP4(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::I4G64(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::I4G128(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::I8G128(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
         }
     }
 }

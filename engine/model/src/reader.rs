@@ -1,0 +1,62 @@
+//! A model that reads a text instead of writing one: logits at every position.
+
+use windlass_checkpoint::Checkpoint;
+use windlass_engine_core::plan::BlockId;
+use windlass_engine_core::request::TokenId;
+
+use crate::batch::{Batch, Logits};
+use crate::cpu::CpuBackend;
+use crate::decoder::Decoder;
+use crate::load::{Built, LoadError, build};
+use crate::sizes::{KvBudget, LoadOptions};
+
+/// Tokens in a step: enough for the products to be shared, few enough for their logits to be small.
+const STEP_TOKENS: usize = 64;
+
+/// A model with room for one text.
+pub struct Reader {
+    decoder: Decoder<CpuBackend>,
+    vocabulary: usize,
+    blocks: Vec<BlockId>,
+    batch: Batch,
+    /// The type of most of its weights, as `q4_1`.
+    pub weight_type: &'static str,
+}
+
+impl Reader {
+    /// Loads a model for texts of at most `tokens` tokens.
+    pub fn load(checkpoint: &Checkpoint, tokens: usize, options: &LoadOptions) -> Result<Reader, LoadError> {
+        let blocks = tokens.div_ceil(options.block_tokens as usize) as u32;
+        let options = LoadOptions {
+            kv: KvBudget::Blocks(blocks),
+            max_sequences: STEP_TOKENS as u32,
+            max_step_tokens: STEP_TOKENS as u32,
+            max_model_tokens: Some(tokens as u32),
+            ..options.clone()
+        };
+        let Built { decoder, geometry, weight_type, .. } = build(checkpoint, &options)?;
+        let blocks = (0..geometry.blocks).map(BlockId).collect();
+        let vocabulary = geometry.vocabulary as usize;
+        Ok(Reader { decoder, vocabulary, blocks, batch: Batch::default(), weight_type })
+    }
+
+    /// Values in a position's logits.
+    pub fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    /// Reads the next tokens of a text of which `position` have been read, at most [`STEP_TOKENS`](Self::STEP_TOKENS);
+    /// returns logits after each, one row after the other.
+    ///
+    /// # Panics
+    /// When the text is longer than the model was loaded for, or a token is outside the vocabulary.
+    pub fn read(&mut self, tokens: &[TokenId], position: usize) -> Vec<f32> {
+        self.batch.clear();
+        self.batch.push(tokens.iter().copied(), position as u32, &self.blocks, Logits::All);
+        self.decoder.forward(&self.batch);
+        self.decoder.logits(tokens.len())
+    }
+
+    /// The most tokens that [`read`](Self::read) takes.
+    pub const STEP_TOKENS: usize = STEP_TOKENS;
+}

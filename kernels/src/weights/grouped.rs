@@ -1,0 +1,122 @@
+//! Integers in groups wider than a block, as GPTQ, AWQ and compressed-tensors write them, put into one row-major form.
+//!
+//! A file's row here is a sequence of groups. Four bits: f16 scale, f16 minimum (`-scale · zero point`), then for each 32
+//! values 16 bytes that pair value i with i + 16. Eight bits: f16 scale, then signed bytes.
+
+use half::f16;
+
+use super::cell::{
+    BLOCK, Cell, Codes, Nibbles, QuantizedCell, TILE_ROWS, copy_nibbles, half_at, nibble, pack_blocks, unpack_nibbles,
+    word,
+};
+use crate::simd::Simd;
+
+/// `32 · BLOCKS` columns of 16 rows in `256 · BLOCKS + 64` bytes: 4.25 bits per value in groups of 128, 4.5 in groups
+/// of 64.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Int4<const BLOCKS: usize> {
+    nibbles: [Nibbles; BLOCKS],
+    scales: [f16; TILE_ROWS],
+    minimums: [f16; TILE_ROWS],
+}
+
+impl<const BLOCKS: usize> Cell for Int4<BLOCKS> {
+    const COLS: usize = BLOCKS * BLOCK;
+
+    fn pack_tile(cells: &mut [Self], rows: &[&[u8]; TILE_ROWS]) {
+        pack_blocks(cells, rows);
+    }
+
+    fn value(&self, row: usize, col: usize) -> f32 {
+        let code = f32::from(nibble(&self.nibbles[col / BLOCK], row, col % BLOCK));
+        self.scales[row].to_f32() * code + self.minimums[row].to_f32()
+    }
+}
+
+impl<const BLOCKS: usize> QuantizedCell for Int4<BLOCKS> {
+    const FILE_BYTES: usize = 4 + 16 * BLOCKS;
+    const OFFSET: i32 = 0;
+    const SCALES: usize = 1;
+    const MINIMUMS: usize = 1;
+
+    fn pack(&mut self, rows: [&[u8]; TILE_ROWS]) {
+        for (row, group) in rows.into_iter().enumerate() {
+            self.scales[row] = half_at(group, 0);
+            self.minimums[row] = half_at(group, 2);
+            for block in 0..BLOCKS {
+                copy_nibbles(&mut self.nibbles[block], row, &group[4 + 16 * block..][..16]);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn codes<S: Simd>(&self, simd: S, block: usize) -> [S::U; 8] {
+        unpack_nibbles(simd, &self.nibbles[block])
+    }
+
+    #[inline(always)]
+    fn scale<S: Simd>(&self, simd: S, _block: usize, _index: usize) -> S::F {
+        simd.load_f16(&self.scales)
+    }
+
+    #[inline(always)]
+    fn minimum<S: Simd>(&self, simd: S, _block: usize, _index: usize) -> S::F {
+        simd.load_f16(&self.minimums)
+    }
+}
+
+/// `32 · BLOCKS` columns of 16 rows in `512 · BLOCKS + 32` bytes: 8.13 bits per value in groups of 128. Codes are stored
+/// plus 128.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(32))]
+pub(crate) struct Int8<const BLOCKS: usize> {
+    codes: [Codes; BLOCKS],
+    scales: [f16; TILE_ROWS],
+}
+
+impl<const BLOCKS: usize> Cell for Int8<BLOCKS> {
+    const COLS: usize = BLOCKS * BLOCK;
+
+    fn pack_tile(cells: &mut [Self], rows: &[&[u8]; TILE_ROWS]) {
+        pack_blocks(cells, rows);
+    }
+
+    fn value(&self, row: usize, col: usize) -> f32 {
+        let code = self.codes[col / BLOCK][col % BLOCK / 4][4 * row + col % 4];
+        self.scales[row].to_f32() * (f32::from(code) - 128.0)
+    }
+}
+
+impl<const BLOCKS: usize> QuantizedCell for Int8<BLOCKS> {
+    const FILE_BYTES: usize = 2 + BLOCK * BLOCKS;
+    const OFFSET: i32 = 128;
+    const SCALES: usize = 1;
+    const MINIMUMS: usize = 0;
+
+    fn pack(&mut self, rows: [&[u8]; TILE_ROWS]) {
+        for (row, group) in rows.into_iter().enumerate() {
+            self.scales[row] = half_at(group, 0);
+            for block in 0..BLOCKS {
+                for j in 0..8 {
+                    let biased = word(group, 2 + BLOCK * block + 4 * j).map(|byte| byte ^ 0x80);
+                    self.codes[block][j][4 * row..][..4].copy_from_slice(&biased);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn codes<S: Simd>(&self, simd: S, block: usize) -> [S::U; 8] {
+        let mut codes = [simd.load_bytes(&self.codes[block][0]); 8];
+        for j in 1..8 {
+            codes[j] = simd.load_bytes(&self.codes[block][j]);
+        }
+        codes
+    }
+
+    #[inline(always)]
+    fn scale<S: Simd>(&self, simd: S, _block: usize, _index: usize) -> S::F {
+        simd.load_f16(&self.scales)
+    }
+}
