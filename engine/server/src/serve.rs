@@ -13,13 +13,17 @@ use crate::lifecycle::{Lifecycle, Stage};
 use crate::monitor::{Monitor, SAMPLE_EVERY};
 use crate::start::{self, EngineEnd, EngineThread, Started};
 use crate::tenants::Tenants;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{error, info, warn};
 
+/// Connections that the kernel keeps until they are accepted. One more waits a second before it tries again, so this is
+/// for all clients of a replica that come at once.
+const MAX_PENDING_CONNECTIONS: u32 = 4096;
 /// Time for the last bytes to leave after streams were ended.
 const FLUSH: Duration = Duration::from_secs(2);
 
@@ -42,8 +46,8 @@ impl Server {
         let refresh = config.refresh_every;
         let tenants = config.tenants.clone().map(|source| Tenants::read(source, refresh, clock)).transpose()?;
         let tls = config.tls.clone().map(|source| Tls::read(source, refresh)).transpose()?;
-        let (api_listener, api_address) = bind(config.api_address, "the API").await?;
-        let (admin_listener, admin_address) = bind(config.admin_address, "probes and metrics").await?;
+        let (api_listener, api_address) = bind(config.api_address, "the API")?;
+        let (admin_listener, admin_address) = bind(config.admin_address, "probes and metrics")?;
         let monitor = Arc::new(Monitor::new(clock, &config.served_names[0]).map_err(Failure::internal)?);
         let admin = Arc::new(Admin {
             monitor: monitor.clone(),
@@ -142,9 +146,17 @@ async fn start_engine(config: Config, monitor: Arc<Monitor>, clock: Clock) -> Re
     joined.map_err(|error| Failure::internal(format!("starting the engine: {error}")))?
 }
 
-async fn bind(address: SocketAddr, purpose: &str) -> Result<(TcpListener, SocketAddr), Failure> {
+fn bind(address: SocketAddr, purpose: &str) -> Result<(TcpListener, SocketAddr), Failure> {
     let failed = |error| Failure::configuration(format!("cannot listen on {address} for {purpose}: {error}"));
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let listener = listen(address).map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     Ok((listener, bound))
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // What is left of a predecessor's connections does not keep its port.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(MAX_PENDING_CONNECTIONS)
 }

@@ -42,6 +42,23 @@ async fn it_is_ready_once_a_token_was_generated() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn clients_that_come_early_all_at_once_wait_in_the_queue() {
+    let mut config = config("--sim-load-seconds 2");
+    // Ports that are known before the server is.
+    let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (api, admin) = (free(), free());
+    (config.api_address, config.admin_address) = (api, admin);
+    let starting = tokio::spawn(Server::start(config, Lifecycle::default()));
+    eventually("the admin port answers", async || tokio::net::TcpStream::connect(admin).await.is_ok()).await;
+    let connect = |_| async move { tokio::net::TcpStream::connect(api).await.unwrap() };
+    let waiting = within("all connect", futures::future::join_all((0..500).map(connect))).await;
+    // None of them was accepted yet: a queue that is too short would have kept them until then.
+    assert_eq!(get(admin, "/stats").await.json()["phase"], "Starting");
+    within("it starts", starting).await.unwrap().unwrap();
+    drop(waiting);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_goes_away_ends_its_request() {
     let server = serve(SLOW).await;
     let mut client = Client::connect(server.api).await;

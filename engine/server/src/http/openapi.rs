@@ -55,7 +55,7 @@ fn get(id: &str, answer: &str) -> Value {
 
 fn post(id: &str, request: &str, answer: &str, error: &str) -> Value {
     let mut answers = content(answer);
-    answers["text/event-stream"] = json!({"schema": {"type": "string"}});
+    answers["text/event-stream"] = json!({"schema": object(&["data"], json!({"data": {"type": "string"}}))});
     json!({"post": {
         "operationId": id,
         "requestBody": {"required": true, "content": content(request)},
