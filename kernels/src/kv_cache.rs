@@ -74,6 +74,18 @@ impl KvCache {
         self.layout.block_bytes(self.layers()) * self.blocks
     }
 
+    /// Copies keys and values of block `from` into block `to`, in every layer.
+    ///
+    /// # Panics
+    /// If there is no such block.
+    pub fn copy_block(&mut self, from: usize, to: usize) {
+        assert!(from < self.blocks && to < self.blocks, "block {from} into {to} of {}", self.blocks);
+        let elements = self.layout.block_elements();
+        for layer in &mut self.layers {
+            layer.copy_within(from * elements..(from + 1) * elements, to * elements);
+        }
+    }
+
     pub(crate) fn layer(&self, layer: usize) -> &[bf16] {
         &self.layers[layer]
     }

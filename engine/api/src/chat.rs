@@ -2,7 +2,8 @@
 
 use crate::error::FieldError;
 use crate::fields::Fields;
-use crate::generation::{FinishReason, GenerationFields, StopReason};
+use crate::generation::{FinishReason, GenerationFields, StopReason, take_top};
+use crate::logprobs::{ChatLogprobs, PromptLogprobs};
 use crate::unsupported::{CHAT, COMMON, MESSAGE};
 use crate::usage::Usage;
 use serde::{Deserialize, Serialize};
@@ -53,10 +54,23 @@ impl ChatRequest {
         if messages.is_empty() {
             return Err(FieldError::invalid("messages", "`messages` is empty; send at least one message"));
         }
-        let generation = GenerationFields::take(&mut fields)?;
+        let generation =
+            GenerationFields { logprobs: take_logprobs(&mut fields)?, ..GenerationFields::take(&mut fields)? };
         let messages = messages.into_iter().enumerate().map(take_message).collect::<Result<_, _>>()?;
         fields.finish(&[COMMON, CHAT])?;
         Ok(ChatRequest { model, messages, generation })
+    }
+}
+
+/// `logprobs` says whether, `top_logprobs` how many beside each token.
+fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, FieldError> {
+    let wanted: bool = fields.optional("logprobs", "true or false")?.unwrap_or(false);
+    let top = take_top(fields, "top_logprobs")?;
+    match top {
+        Some(1..) if !wanted => {
+            Err(FieldError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true; set it"))
+        }
+        _ => Ok(wanted.then_some(top.unwrap_or(0))),
     }
 }
 
@@ -104,21 +118,24 @@ pub struct ChatCompletion {
     pub created: u64,
     /// The name the client used.
     pub model: String,
-    /// Exactly one.
+    /// As many as were asked for.
     pub choices: Vec<ChatChoice>,
     /// Token counts.
     pub usage: Usage,
+    /// Only if asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
 }
 
 /// The answer in a whole response.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChatChoice {
-    /// Always 0.
+    /// Which of the answers.
     pub index: u32,
     /// What the model says.
     pub message: AssistantMessage,
-    /// Always absent.
-    pub logprobs: Option<()>,
+    /// Only if asked for.
+    pub logprobs: Option<ChatLogprobs>,
     /// Why it ended.
     pub finish_reason: FinishReason,
     /// What the client named that ended it.
@@ -157,12 +174,12 @@ pub struct ChatChunk<'a> {
 /// What an event adds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ChatChunkChoice<'a> {
-    /// Always 0.
+    /// Which of the answers.
     pub index: u32,
     /// The addition.
     pub delta: Delta<'a>,
-    /// Always absent.
-    pub logprobs: Option<()>,
+    /// Only if asked for.
+    pub logprobs: Option<ChatLogprobs>,
     /// Set in the last event with a choice.
     pub finish_reason: Option<FinishReason>,
     /// What the client named that ended it.
@@ -197,17 +214,26 @@ mod tests {
             "logit_bias":{},"store":false,"service_tier":"auto","user":"u","metadata":{"a":"b"},"seed":null,
             "parallel_tool_calls":true,"stop":null}"#;
         let request = ChatRequest::from_body(body).unwrap();
-        assert_eq!(request.generation, GenerationFields::default());
+        let defaults = GenerationFields {
+            n: Some(1),
+            presence_penalty: Some(0.0),
+            frequency_penalty: Some(0.0),
+            ..GenerationFields::default()
+        };
+        assert_eq!(request.generation, defaults);
     }
 
     #[test]
     fn what_is_not_done_is_refused_by_name() {
         for (extra, param) in [
-            (r#""n":2"#, "n"),
-            (r#""logprobs":true"#, "logprobs"),
+            (r#""n":-1"#, "n"),
+            (r#""logprobs":5"#, "logprobs"),
+            (r#""top_logprobs":5"#, "top_logprobs"),
+            (r#""logprobs":true,"top_logprobs":21"#, "top_logprobs"),
+            (r#""logit_bias":{"a":"b"}"#, "logit_bias"),
+            (r#""echo":true"#, "echo"),
             (r#""tools":[{"type":"function"}]"#, "tools"),
             (r#""response_format":{"type":"json_object"}"#, "response_format"),
-            (r#""presence_penalty":0.5"#, "presence_penalty"),
             (r#""chat_template":"{{1}}""#, "chat_template"),
             (r#""chat_template_kwargs":{"chat_template":"x"}"#, "chat_template_kwargs"),
             (r#""unheard_of":1"#, "unheard_of"),

@@ -2,7 +2,8 @@
 
 use crate::error::FieldError;
 use crate::fields::Fields;
-use crate::generation::{FinishReason, GenerationFields, StopReason};
+use crate::generation::{FinishReason, GenerationFields, StopReason, take_top};
+use crate::logprobs::{CompletionLogprobs, PromptLogprobs};
 use crate::unsupported::{COMMON, COMPLETIONS};
 use crate::usage::Usage;
 use serde::{Deserialize, Serialize};
@@ -15,7 +16,7 @@ pub const MAX_PROMPTS: usize = 64;
 pub struct CompletionRequest {
     /// A served name.
     pub model: String,
-    /// 1 to [`MAX_PROMPTS`]; each becomes a choice of that index.
+    /// 1 to [`MAX_PROMPTS`]; each becomes as many choices as were asked for, one prompt after the other.
     pub prompts: Vec<Prompt>,
     /// How to generate, the same for every prompt.
     pub generation: GenerationFields,
@@ -46,7 +47,11 @@ impl CompletionRequest {
         let mut fields = Fields::parse(body)?;
         let model = fields.required("model", "the name of a served model")?;
         let prompts = take_prompts(&mut fields)?;
-        let generation = GenerationFields::take(&mut fields)?;
+        let generation = GenerationFields {
+            logprobs: take_top(&mut fields, "logprobs")?,
+            echo: fields.optional("echo", "true or false")?.unwrap_or(false),
+            ..GenerationFields::take(&mut fields)?
+        };
         fields.finish(&[COMMON, COMPLETIONS])?;
         Ok(CompletionRequest { model, prompts, generation })
     }
@@ -80,7 +85,7 @@ pub struct Completion {
     pub created: u64,
     /// The name the client used.
     pub model: String,
-    /// One per prompt, in their order.
+    /// One or more per prompt, in their order.
     pub choices: Vec<CompletionChoice>,
     /// Token counts over all prompts.
     pub usage: Usage,
@@ -89,16 +94,19 @@ pub struct Completion {
 /// The continuation of one prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompletionChoice {
-    /// Index of the prompt.
+    /// Position among all choices.
     pub index: u32,
     /// The text.
     pub text: String,
-    /// Always absent.
-    pub logprobs: Option<()>,
+    /// Only if asked for.
+    pub logprobs: Option<CompletionLogprobs>,
     /// Why it ended.
     pub finish_reason: FinishReason,
     /// What the client named that ended it.
     pub stop_reason: Option<StopReason>,
+    /// Only if asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
 }
 
 /// One event of a streamed answer.
@@ -122,12 +130,12 @@ pub struct CompletionChunk<'a> {
 /// What an event adds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CompletionChunkChoice<'a> {
-    /// Index of the prompt.
+    /// Position among all choices.
     pub index: u32,
     /// More text.
     pub text: &'a str,
-    /// Always absent.
-    pub logprobs: Option<()>,
+    /// Only if asked for.
+    pub logprobs: Option<CompletionLogprobs>,
     /// Set in the last event of this prompt.
     pub finish_reason: Option<FinishReason>,
     /// What the client named that ended it.
@@ -162,7 +170,9 @@ mod tests {
 
     #[test]
     fn what_is_not_done_is_refused_by_name() {
-        for extra in [r#""echo":true"#, r#""logprobs":1"#, r#""suffix":"x""#, r#""best_of":2"#, r#""messages":[]"#] {
+        let extras =
+            [r#""echo":"yes""#, r#""logprobs":21"#, r#""logprobs":true"#, r#""suffix":"x""#, r#""messages":[]"#];
+        for extra in extras {
             let body = format!(r#"{{"model":"m","prompt":"a",{extra}}}"#);
             let error = CompletionRequest::from_body(body.as_bytes()).unwrap_err();
             assert!(extra.contains(error.param.as_deref().unwrap()), "{extra}: {error}");

@@ -2,7 +2,9 @@
 
 use crate::error::FieldError;
 use crate::fields::Fields;
+use crate::logprobs::MAX_TOP_LOGPROBS;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Sampling and length as the client wrote them; absent fields take the server's defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,8 +17,34 @@ pub struct GenerationFields {
     pub top_k: Option<i64>,
     /// Share of the likeliest token's probability below which tokens are dropped.
     pub min_p: Option<f64>,
+    /// Share of probability that typical tokens keep.
+    pub typical_p: Option<f64>,
+    /// Cost of tokens in prompt or answer, as a factor.
+    pub repetition_penalty: Option<f64>,
+    /// Cost of tokens in the answer, for each time.
+    pub frequency_penalty: Option<f64>,
+    /// Cost of tokens in the answer, once.
+    pub presence_penalty: Option<f64>,
+    /// Added to the logits of tokens, by token id.
+    pub logit_bias: BTreeMap<String, f64>,
+    /// Texts that the answer must not hold.
+    pub bad_words: Vec<String>,
+    /// The only tokens that may be generated.
+    pub allowed_token_ids: Option<Vec<u32>>,
     /// Makes the answer repeatable.
     pub seed: Option<i64>,
+    /// Answers to one prompt.
+    pub n: Option<u32>,
+    /// Answers generated, of which the `n` most likely are given.
+    pub best_of: Option<u32>,
+    /// Log probabilities of the answer, with so many of the most likely tokens.
+    pub logprobs: Option<u32>,
+    /// Log probabilities of the prompt, with so many of the most likely tokens.
+    pub prompt_logprobs: Option<u32>,
+    /// Begin the answer with the prompt.
+    pub echo: bool,
+    /// Keep only so many of the prompt's last tokens.
+    pub truncate_prompt_tokens: Option<u32>,
     /// Most tokens to generate (`max_completion_tokens`, or the older `max_tokens`).
     pub max_tokens: Option<u32>,
     /// Fewest tokens to generate.
@@ -25,6 +53,10 @@ pub struct GenerationFields {
     pub stop: Vec<String>,
     /// Tokens that end the answer.
     pub stop_token_ids: Vec<u32>,
+    /// Show the stop string that ended the answer.
+    pub include_stop_str_in_output: bool,
+    /// Leave special tokens out of the text; absent is true.
+    pub skip_special_tokens: Option<bool>,
     /// Go on past the model's end-of-sequence token.
     pub ignore_eos: bool,
     /// Answer as server-sent events.
@@ -60,6 +92,23 @@ impl GenerationFields {
             top_p: fields.optional("top_p", "a number")?,
             top_k: fields.optional("top_k", "a whole number")?,
             min_p: fields.optional("min_p", "a number")?,
+            typical_p: fields.optional("typical_p", "a number")?,
+            repetition_penalty: fields.optional("repetition_penalty", "a number")?,
+            frequency_penalty: fields.optional("frequency_penalty", "a number")?,
+            presence_penalty: fields.optional("presence_penalty", "a number")?,
+            logit_bias: fields.optional("logit_bias", "an object of numbers by token id")?.unwrap_or_default(),
+            bad_words: fields.optional("bad_words", "a list of strings")?.unwrap_or_default(),
+            allowed_token_ids: fields.optional("allowed_token_ids", "a list of token ids")?,
+            n: fields.optional("n", "a whole number")?,
+            best_of: fields.optional("best_of", "a whole number")?,
+            logprobs: None,
+            prompt_logprobs: take_top(fields, "prompt_logprobs")?,
+            echo: false,
+            truncate_prompt_tokens: fields.optional("truncate_prompt_tokens", "a whole number of tokens")?,
+            include_stop_str_in_output: fields
+                .optional("include_stop_str_in_output", "true or false")?
+                .unwrap_or(false),
+            skip_special_tokens: fields.optional("skip_special_tokens", "true or false")?,
             seed: fields.optional("seed", "a whole number of 64 bits")?,
             max_tokens: newer.or(older),
             min_tokens: fields.optional("min_tokens", COUNT)?,
@@ -72,6 +121,17 @@ impl GenerationFields {
             ignore_eos: fields.optional("ignore_eos", "true or false")?.unwrap_or(false),
             stream: take_stream(fields)?,
         })
+    }
+}
+
+/// Takes how many most likely tokens to tell of.
+pub(crate) fn take_top(fields: &mut Fields, name: &str) -> Result<Option<u32>, FieldError> {
+    let top = fields.optional(name, "a whole number from 0 to 20")?;
+    match top.filter(|top| *top > MAX_TOP_LOGPROBS) {
+        Some(top) => {
+            Err(FieldError::invalid(name, format!("`{name}` is {top}; it must be from 0 to {MAX_TOP_LOGPROBS}")))
+        }
+        None => Ok(top),
     }
 }
 

@@ -9,6 +9,7 @@ pub mod completions;
 pub mod error;
 pub mod fields;
 pub mod generation;
+pub mod logprobs;
 pub mod models;
 pub mod native;
 pub mod tgi;

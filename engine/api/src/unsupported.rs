@@ -57,10 +57,7 @@ const fn only(name: &'static str, accepted: &'static [&'static str], why: &'stat
 }
 
 const NO_TOOLS: &str = "tool calls are not available";
-const NO_LOGPROBS: &str = "log probabilities are not available";
-const NO_PENALTIES: &str = "penalties are not available";
 const NO_GRAMMARS: &str = "structured output is not available";
-const ONE_CHOICE: &str = "one choice is generated; send the request again for more";
 const NO_BEAMS: &str = "beam search is not available";
 const ONLY_TEXT: &str = "the model reads and writes text only";
 const OWN_TEMPLATE: &str = "the model's own chat template is used as it is";
@@ -74,22 +71,10 @@ pub const COMMON: &[Unsupported] = &[
     ignored("prompt_cache_retention"),
     only("store", &["false"], "responses are not stored"),
     only("service_tier", &["\"auto\"", "\"default\""], "there is one tier"),
-    only("n", &["1"], ONE_CHOICE),
-    only("best_of", &["1"], ONE_CHOICE),
-    only("presence_penalty", &["0"], NO_PENALTIES),
-    only("frequency_penalty", &["0"], NO_PENALTIES),
-    only("repetition_penalty", &["1"], NO_PENALTIES),
     absent("repetition_detection", "repetition is not detected"),
-    only("logit_bias", &["{}"], "logits are not biased"),
-    absent("allowed_token_ids", "the vocabulary is not restricted"),
-    only("bad_words", &["[]"], "the vocabulary is not restricted"),
     only("length_penalty", &["1"], NO_BEAMS),
     only("use_beam_search", &["false"], NO_BEAMS),
-    absent("prompt_logprobs", NO_LOGPROBS),
-    only("include_stop_str_in_output", &["false"], "stop strings are never part of the output"),
-    only("skip_special_tokens", &["true"], "special tokens are never part of the output"),
     only("spaces_between_special_tokens", &["true"], "special tokens are never part of the output"),
-    absent("truncate_prompt_tokens", "prompts are never cut; send a shorter one"),
     only("return_token_ids", &["false"], "the answer holds text only"),
     only("return_tokens_as_token_ids", &["false"], "the answer holds text only"),
     absent("structured_outputs", NO_GRAMMARS),
@@ -106,8 +91,6 @@ pub const COMMON: &[Unsupported] = &[
 
 /// Fields of `/v1/chat/completions` alone.
 pub const CHAT: &[Unsupported] = &[
-    only("logprobs", &["false"], NO_LOGPROBS),
-    only("top_logprobs", &["0"], NO_LOGPROBS),
     only("tools", &["[]"], NO_TOOLS),
     only("tool_choice", &["\"none\"", "\"auto\""], NO_TOOLS),
     only("functions", &["[]"], NO_TOOLS),
@@ -134,8 +117,6 @@ pub const CHAT: &[Unsupported] = &[
 
 /// Fields of `/v1/completions` alone.
 pub const COMPLETIONS: &[Unsupported] = &[
-    absent("logprobs", NO_LOGPROBS),
-    only("echo", &["false"], "the prompt is not repeated"),
     only("suffix", &["\"\""], "text is not inserted before a suffix"),
     only("add_special_tokens", &["true"], "the tokenizer's own rule is used"),
     absent("prompt_embeds", "prompts are text or token ids"),
@@ -143,14 +124,14 @@ pub const COMPLETIONS: &[Unsupported] = &[
 
 /// Parameters of Text Generation Inference.
 pub const TGI: &[Unsupported] = &[
-    only("best_of", &["1"], ONE_CHOICE),
-    only("repetition_penalty", &["1"], NO_PENALTIES),
-    only("frequency_penalty", &["0"], NO_PENALTIES),
+    only("best_of", &["1"], "use /v1/completions"),
+    only("repetition_penalty", &["1"], "use /v1/completions"),
+    only("frequency_penalty", &["0"], "use /v1/completions"),
     only("typical_p", &["1"], "typical sampling is not available"),
     only("watermark", &["false"], "answers carry no watermark"),
     only("decoder_input_details", &["false"], "the prompt's tokens are not repeated"),
-    only("top_n_tokens", &["0"], NO_LOGPROBS),
-    absent("grammar", NO_GRAMMARS),
+    only("top_n_tokens", &["0"], "use /v1/completions"),
+    absent("grammar", "use /v1/completions"),
     absent("adapter_id", "there are no adapters"),
 ];
 
@@ -177,8 +158,10 @@ mod tests {
                 }
             }
         }
-        let n = COMMON.iter().find(|field| field.name == "n").unwrap();
-        assert!(n.accepts(&Value::from(1.0)) && n.accepts(&Value::from(1)) && !n.accepts(&Value::from(2)));
+        let length = COMMON.iter().find(|field| field.name == "length_penalty").unwrap();
+        assert!(
+            length.accepts(&Value::from(1.0)) && length.accepts(&Value::from(1)) && !length.accepts(&Value::from(2))
+        );
     }
 
     #[test]

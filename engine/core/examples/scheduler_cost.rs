@@ -8,7 +8,7 @@ use std::time::Instant;
 use windlass_engine_core::engine::{Engine, EngineConfig, QueueLimits};
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry};
 use windlass_engine_core::plan::{RowOutput, StepOutput, StepPlan, Ticket};
-use windlass_engine_core::request::{Request, RequestId, Sampling, Tenant};
+use windlass_engine_core::request::{Request, RequestId};
 
 const SEQUENCES: u32 = 256;
 const STEPS: u32 = 400;
@@ -28,6 +28,7 @@ impl Executor for Nothing {
             max_sequence_tokens: 32_768,
             max_step_rows: SEQUENCES,
             max_step_tokens: 8192,
+            max_step_logits: SEQUENCES,
             vocabulary: 50_000,
         }
     }
@@ -41,20 +42,13 @@ impl Executor for Nothing {
 
     fn collect(&mut self, _: Ticket) -> Result<StepOutput, ExecutorError> {
         let rows = self.in_flight.pop_front().ok_or(ExecutorError("nothing is in flight".into()))?;
-        Ok(StepOutput { rows, busy_seconds: 0.0 })
+        Ok(StepOutput { rows, scores: Vec::new(), busy_seconds: 0.0 })
     }
 }
 
 fn request(id: u64, prompt_tokens: u32) -> Request {
-    Request {
-        id: RequestId(id),
-        tenant: Tenant::default(),
-        prompt: (0..prompt_tokens).map(|i| (i + id as u32 * 1000) % 50_000).collect(),
-        max_tokens: 1000,
-        min_tokens: 0,
-        stop_tokens: vec![0, 2],
-        sampling: Sampling::GREEDY,
-    }
+    let prompt = (0..prompt_tokens).map(|i| (i + id as u32 * 1000) % 50_000).collect();
+    Request { stop_tokens: vec![0, 2], ..Request::greedy(RequestId(id), prompt, 1000) }
 }
 
 /// Microseconds of a turn while all sequences decode: the median, and what nine of ten stay under.

@@ -86,7 +86,7 @@ impl<E: Executor> Engine<E> {
     fn submit_next(&mut self, now: f64) -> Result<bool, ExecutorError> {
         let Some(step) = self.scheduler.schedule(now) else { return Ok(false) };
         let ticket = self.executor.submit(step.plan)?;
-        self.scheduler.submitted(ticket, step.rows, step.stats);
+        self.scheduler.submitted(ticket, step.rows, &step.copied, step.stats);
         Ok(true)
     }
 

@@ -21,6 +21,8 @@ pub struct Geometry {
     pub max_step_rows: u32,
     /// Most tokens in one step.
     pub max_step_tokens: u32,
+    /// Most rows of logits in one step; at least `max_step_rows`.
+    pub max_step_logits: u32,
     /// Ids are below this.
     pub vocabulary: u32,
 }

@@ -12,7 +12,7 @@ mod prefix_cache;
 
 use std::collections::HashMap;
 
-use crate::plan::{BlockId, Ticket};
+use crate::plan::{BlockCopy, BlockId, Ticket};
 use crate::request::TokenId;
 use block_pool::BlockPool;
 pub(crate) use block_table::BlockTable;
@@ -83,6 +83,34 @@ impl KvCache {
         }
         self.append(&mut table, missing);
         Some(table)
+    }
+
+    /// A table of new blocks that covers `tokens` tokens, whatever is cached of them.
+    pub(crate) fn open_uncached(&mut self, tokens: usize, headroom: usize) -> Option<BlockTable> {
+        let mut table = BlockTable::default();
+        let missing = self.missing(&table, tokens);
+        (missing + headroom <= self.pool.available()).then(|| self.append(&mut table, missing))?;
+        Some(table)
+    }
+
+    /// A table for a sequence whose first `tokens` tokens are those of `table`, with room for one more: their full
+    /// blocks are shared, the one that both would write into is to be copied. `None` where blocks are short.
+    pub(crate) fn fork(
+        &mut self,
+        table: &BlockTable,
+        tokens: usize,
+        headroom: usize,
+    ) -> Option<(BlockTable, Option<BlockCopy>)> {
+        if 1 + headroom > self.pool.available() {
+            return None;
+        }
+        let shared = tokens / self.block_tokens;
+        let mut fork = BlockTable { blocks: table.blocks[..shared].to_vec(), ..BlockTable::default() };
+        fork.blocks.iter().for_each(|&block| self.pool.retain(block));
+        self.append(&mut fork, 1);
+        let begun = !tokens.is_multiple_of(self.block_tokens);
+        let copy = begun.then(|| BlockCopy { from: table.blocks[shared], to: fork.blocks[shared] });
+        Some((fork, copy))
     }
 
     /// Extends `table` to cover `tokens` tokens. False, with nothing changed, where blocks are short.

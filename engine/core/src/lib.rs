@@ -9,7 +9,7 @@
 //!
 //! | Module | Subject |
 //! |---|---|
-//! | [`request`] | what is asked, how it ends, why it is refused |
+//! | [`request`], [`sampling`] | what is asked, how it ends, why it is refused; how tokens are drawn |
 //! | [`plan`], [`executor`] | one step as data; the seam to what computes it |
 //! | [`engine`] | scheduler and executor, one step ahead |
 //! | `scheduler` | who runs, with how many tokens, in which blocks; admission; preemption |
@@ -23,6 +23,7 @@ pub mod executor;
 mod kv;
 pub mod plan;
 pub mod request;
+pub mod sampling;
 mod scheduler;
 mod sequence;
 pub mod sim;

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+pub use crate::sampling::{Penalties, Sampling};
+
 /// A token's index in the vocabulary.
 pub type TokenId = u32;
 
@@ -23,7 +25,7 @@ pub struct Request {
     pub tenant: Tenant,
     /// Prompt tokens, at least one.
     pub prompt: Vec<TokenId>,
-    /// Most tokens to generate, at least one; prompt and this together fit the model's length.
+    /// Most tokens to generate; prompt and this together fit the model's length. With 0 the prompt is only computed.
     pub max_tokens: u32,
     /// Before this many tokens neither an end-of-sequence nor a stop token is sampled.
     pub min_tokens: u32,
@@ -32,26 +34,31 @@ pub struct Request {
     pub stop_tokens: Vec<TokenId>,
     /// How tokens are drawn.
     pub sampling: Sampling,
+    /// Report the log probability of every generated token, and of so many most likely ones at its place.
+    pub logprobs: Option<u32>,
+    /// The same for every prompt token but the first. Such a prompt is computed whole, whatever is cached.
+    pub prompt_logprobs: Option<u32>,
+    /// A live request that begins with the same prompt: once that is computed, its blocks are shared instead of
+    /// computed again, and the one that both would write into is copied.
+    pub fork_of: Option<RequestId>,
 }
 
-/// How a token is drawn from logits. Everything a row needs: the same values and position give the same token.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sampling {
-    /// 0 takes the most likely token, the lowest id among equals.
-    pub temperature: f32,
-    /// Keep this many most likely tokens; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the smallest set of tokens whose probabilities reach this sum, in (0, 1].
-    pub top_p: f32,
-    /// Drop tokens less likely than this share of the most likely one, in [0, 1].
-    pub min_p: f32,
-    /// Key of the counter-based generator: with the token's position it gives the draw.
-    pub seed: u64,
-}
-
-impl Sampling {
-    /// Always the most likely token.
-    pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
+impl Request {
+    /// A request for up to `max_tokens` most likely tokens after `prompt`, and nothing else.
+    pub fn greedy(id: RequestId, prompt: Vec<TokenId>, max_tokens: u32) -> Request {
+        Request {
+            id,
+            tenant: Tenant::default(),
+            prompt,
+            max_tokens,
+            min_tokens: 0,
+            stop_tokens: Vec::new(),
+            sampling: Sampling::GREEDY,
+            logprobs: None,
+            prompt_logprobs: None,
+            fork_of: None,
+        }
+    }
 }
 
 /// Why a request ended. Exactly one per request.
@@ -84,8 +91,6 @@ impl FinishReason {
 pub enum RejectReason {
     /// The prompt is empty.
     EmptyPrompt,
-    /// `max_tokens` is 0.
-    NothingToGenerate,
     /// The prompt has a token that the model does not know: a client error.
     UnknownToken {
         /// The token.
@@ -122,7 +127,6 @@ impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RejectReason::EmptyPrompt => write!(f, "the prompt has no tokens"),
-            RejectReason::NothingToGenerate => write!(f, "max_tokens is 0; it must be at least 1"),
             RejectReason::UnknownToken { token, vocabulary } => {
                 write!(f, "the prompt has token {token} and the model's tokens are below {vocabulary}")
             }

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 
 use crate::executor::{ExecutorError, Geometry};
 use crate::kv::{BlockTable, KvCache};
-use crate::plan::{RowOutput, StepOutput, Ticket};
+use crate::plan::{RowOutput, RowScores, StepOutput, Ticket};
 use crate::request::{FinishReason, RejectReason, Request, RequestId};
 use crate::sequence::{Running, Sequence, StayId};
 use crate::update::{EngineStats, RequestUpdate, StepStats};
@@ -67,8 +67,9 @@ impl Scheduler {
         let known = self.waiting.iter().chain(self.running.iter().map(|run| &run.sequence));
         assert!(known.map(|sequence| sequence.id).all(|id| id != request.id), "{:?} is already live", request.id);
         admission::fits_engine(&request, &self.geometry)?;
-        self.waiting.admits(request.prompt.len(), self.free_places())?;
-        self.waiting.push_back(Sequence::new(request, now));
+        let sequence = Sequence::new(request, now);
+        self.waiting.admits(&sequence, self.free_places())?;
+        self.waiting.push_back(sequence);
         Ok(())
     }
 
@@ -79,7 +80,7 @@ impl Scheduler {
             Some(index) => self.leave(index),
             None => self.waiting.take(id)?,
         };
-        Some(sequence.end(reason, Vec::new(), None))
+        Some(sequence.end(reason))
     }
 
     /// Decides the next step. `None` if there is nothing that it could compute.
@@ -92,7 +93,11 @@ impl Scheduler {
     }
 
     /// The step was submitted as `ticket`.
-    pub(crate) fn submitted(&mut self, ticket: Ticket, rows: Vec<StepRow>, stats: StepStats) {
+    pub(crate) fn submitted(&mut self, ticket: Ticket, rows: Vec<StepRow>, copied: &[StayId], stats: StepStats) {
+        for &stay in copied {
+            let run = self.find(stay).expect("nothing ends between scheduling and submitting");
+            self.running[run].last_ticket = Some(ticket);
+        }
         for (index, row) in rows.iter().enumerate() {
             let run = self.find(row.stay).expect("nothing ends between scheduling and submitting");
             self.running[run].submit(row.end, row.samples, ticket, index as u32);
@@ -117,8 +122,10 @@ impl Scheduler {
         }
         self.kv.collected(ticket);
         let mut updates = Vec::with_capacity(rows.len());
-        for (row, result) in rows.iter().zip(output.rows) {
-            updates.extend(self.complete_row(row, result)?);
+        let mut scores = output.scores.into_iter().peekable();
+        for (index, (row, result)) in rows.iter().zip(output.rows).enumerate() {
+            let scores = scores.next_if(|scores| scores.row as usize == index);
+            updates.extend(self.complete_row(row, result, scores)?);
         }
         Ok((updates, StepStats { busy_seconds: output.busy_seconds, ..stats }))
     }
@@ -143,7 +150,7 @@ impl Scheduler {
 
     /// Checks what holds between any two calls; says what does not.
     pub(crate) fn audit(&self) -> Result<(), String> {
-        let queued: usize = self.waiting.iter().map(|sequence| sequence.prompt_tokens).sum();
+        let queued: usize = self.waiting.iter().map(|sequence| sequence.backlog_tokens).sum();
         if queued as u64 != self.waiting.prompt_tokens() {
             return Err(format!("{queued} prompt tokens wait and {} are counted", self.waiting.prompt_tokens()));
         }
@@ -182,11 +189,48 @@ impl Scheduler {
     fn schedule_waiting(&mut self, step: &mut StepBuilder, now: f64) {
         while step.has_room() && self.free_places() > 0 {
             let Some(sequence) = self.waiting.front() else { break };
-            // A block for each running sequence stays, or their next tokens would preempt what is admitted here.
-            let Some(table) = self.kv.open(&sequence.tokens, self.running.len()) else { break };
+            let opened = match self.leader(sequence) {
+                Some(leader) => self.fork(leader, step),
+                None => self.open(),
+            };
+            let Some((table, cached_tokens)) = opened else { break };
             let sequence = self.waiting.pop_front().expect("the queue has a front");
-            step.push(self.enter(sequence, table, now));
+            step.push(self.enter(sequence, table, cached_tokens, now));
         }
+    }
+
+    /// Where the sequence runs whose blocks `sequence` can share.
+    fn leader(&self, sequence: &Sequence) -> Option<usize> {
+        let leader = sequence.fork_of.filter(|_| sequence.generated() == 0)?;
+        let index = self.running.iter().position(|run| run.sequence.id == leader)?;
+        let Sequence { tokens, prompt_tokens, .. } = &self.running[index].sequence;
+        (tokens[..*prompt_tokens] == sequence.tokens).then_some(index)
+    }
+
+    /// Blocks for the queue's front, and how many of its tokens they hold already.
+    fn open(&mut self) -> Option<(BlockTable, usize)> {
+        let sequence = self.waiting.front()?;
+        // A block for each running sequence stays, or their next tokens would preempt what is admitted here.
+        let table = match sequence.scores_prompt() {
+            true => self.kv.open_uncached(sequence.tokens.len(), self.running.len()),
+            false => self.kv.open(&sequence.tokens, self.running.len()),
+        }?;
+        let cached_tokens = table.published_blocks() * self.geometry.block_tokens as usize;
+        if !sequence.was_scheduled() {
+            self.prefix_hit_tokens += cached_tokens as u64;
+            self.prefix_query_tokens += if self.kv.caches_prefixes() { sequence.prompt_tokens as u64 } else { 0 };
+        }
+        Some((table, cached_tokens))
+    }
+
+    /// The same for a sequence whose prompt is that of the one at `leader`, once a step computes it.
+    fn fork(&mut self, leader: usize, step: &mut StepBuilder) -> Option<(BlockTable, usize)> {
+        let leader = self.running.get(leader).filter(|leader| leader.has_prompt())?;
+        // The last token of the prompt is computed again: its logits are drawn from once for each sequence.
+        let shared_tokens = leader.sequence.prompt_tokens - 1;
+        let (table, copy) = self.kv.fork(&leader.table, shared_tokens, self.running.len())?;
+        copy.into_iter().for_each(|copy| step.copy(leader.stay, copy));
+        Some((table, shared_tokens))
     }
 
     /// Gives the decode at `index` the block that it may need, preempting the latest arrival for it. False where it
@@ -218,19 +262,29 @@ impl Scheduler {
     }
 
     /// What a row's result means for its sequence. Nothing, if that has ended or was preempted since.
-    fn complete_row(&mut self, row: &StepRow, result: RowOutput) -> Result<Option<RequestUpdate>, ExecutorError> {
+    fn complete_row(
+        &mut self,
+        row: &StepRow,
+        result: RowOutput,
+        scores: Option<RowScores>,
+    ) -> Result<Option<RequestUpdate>, ExecutorError> {
         let Some(index) = self.find(row.stay) else { return Ok(None) };
         if let RowOutput::Failed(error) = result {
-            return Ok(Some(self.leave(index).end(FinishReason::Error, Vec::new(), Some(error))));
+            return Ok(Some(self.leave(index).fail(error)));
         }
         let run = &mut self.running[index];
         self.kv.publish(&mut run.table, &run.sequence.tokens[..row.end]);
+        let (prompt, sampled) = scores.map_or_else(Default::default, |scores| (scores.prompt, scores.sampled));
+        run.sequence.take_scores(row.first, prompt);
+        let logprobs = Vec::from_iter(sampled);
         match result {
             RowOutput::Sampled(token) if row.samples => Ok(Some(match run.accept(token) {
-                Some(reason) => self.leave(index).end(reason, vec![token], None),
-                None => run.sequence.update(vec![token]),
+                Some(reason) => self.leave(index).end_with(reason, vec![token], logprobs),
+                None => run.sequence.update(vec![token], logprobs),
             })),
-            RowOutput::Computed if !row.samples => Ok(None),
+            RowOutput::Computed if !row.samples => {
+                Ok(run.ends_at(row.end).then(|| self.leave(index).end(FinishReason::Length)))
+            }
             wrong => Err(ExecutorError(format!("a row that samples: {} gave {wrong:?}", row.samples))),
         }
     }
@@ -243,13 +297,10 @@ impl Scheduler {
         self.geometry.max_step_rows as usize - self.running.len()
     }
 
-    /// Into the batch, where `table` covers all of the sequence's tokens.
-    fn enter(&mut self, mut sequence: Sequence, table: BlockTable, now: f64) -> &Running {
-        let cached_tokens = table.published_blocks() * self.geometry.block_tokens as usize;
+    /// Into the batch, where `table` covers all of the sequence's tokens and holds the first `cached_tokens`.
+    fn enter(&mut self, mut sequence: Sequence, table: BlockTable, cached_tokens: usize, now: f64) -> &Running {
         if !sequence.was_scheduled() {
             sequence.first_scheduled(now, cached_tokens);
-            self.prefix_hit_tokens += cached_tokens as u64;
-            self.prefix_query_tokens += if self.kv.caches_prefixes() { sequence.prompt_tokens as u64 } else { 0 };
         }
         self.stays += 1;
         self.running.push(Running::new(StayId(self.stays), sequence, table, cached_tokens));

@@ -3,9 +3,12 @@
 //! A request ends by giving up its [`Sequence`] by value ([`Sequence::end`]), so it ends once. Being scheduled wraps
 //! it in [`Running`], being preempted unwraps it: a waiting sequence cannot hold a block.
 
+use std::sync::Arc;
+
 use crate::kv::BlockTable;
-use crate::plan::{InputToken, PlanRow, SampleRow, Ticket};
+use crate::plan::{History, InputToken, PlanRow, SampleRow, ScoreRow, Ticket};
 use crate::request::{FinishReason, Request, RequestId, Sampling, TokenId};
+use crate::sampling::TokenLogprobs;
 use crate::update::RequestUpdate;
 
 #[derive(Debug)]
@@ -14,10 +17,20 @@ pub(crate) struct Sequence {
     /// The prompt and what was generated.
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) prompt_tokens: usize,
+    /// What waiting for it means to others: tokens to compute, as far as they are known before it is scheduled.
+    pub(crate) backlog_tokens: usize,
+    /// A live request with the same prompt, whose blocks this one shares.
+    pub(crate) fork_of: Option<RequestId>,
     max_tokens: usize,
     min_tokens: usize,
     stop_tokens: Vec<TokenId>,
-    sampling: Sampling,
+    sampling: Arc<Sampling>,
+    logprobs: Option<u32>,
+    prompt_logprobs: Option<u32>,
+    /// What the model thought of the prompt, until the first update tells it.
+    scores: Vec<TokenLogprobs>,
+    /// Prompt tokens whose scores are there, or were told.
+    scored: usize,
     pub(crate) arrival_seconds: f64,
     first_scheduled_seconds: Option<f64>,
     cached_tokens: u32,
@@ -25,15 +38,32 @@ pub(crate) struct Sequence {
 
 impl Sequence {
     pub(crate) fn new(request: Request, now: f64) -> Sequence {
-        let Request { id, tenant: _, prompt, max_tokens, min_tokens, stop_tokens, sampling } = request;
+        let Request {
+            id,
+            tenant: _,
+            prompt,
+            max_tokens,
+            min_tokens,
+            stop_tokens,
+            sampling,
+            logprobs,
+            prompt_logprobs,
+            fork_of,
+        } = request;
         Sequence {
             id,
             prompt_tokens: prompt.len(),
+            backlog_tokens: if fork_of.is_some() { 1 } else { prompt.len() },
             tokens: prompt,
+            fork_of: fork_of.filter(|_| prompt_logprobs.is_none()),
             max_tokens: max_tokens as usize,
             min_tokens: min_tokens as usize,
             stop_tokens,
-            sampling,
+            sampling: Arc::new(sampling),
+            logprobs,
+            prompt_logprobs,
+            scores: Vec::new(),
+            scored: 0,
             arrival_seconds: now,
             first_scheduled_seconds: None,
             cached_tokens: 0,
@@ -47,6 +77,16 @@ impl Sequence {
     /// Most tokens still to come.
     pub(crate) fn remaining_tokens(&self) -> usize {
         self.max_tokens - self.generated()
+    }
+
+    /// Whether there are tokens to generate at all.
+    fn generates(&self) -> bool {
+        self.max_tokens > 0
+    }
+
+    /// Whether the prompt has to pass through the model again wherever it is cached: nobody keeps its logits.
+    pub(crate) fn scores_prompt(&self) -> bool {
+        self.prompt_logprobs.is_some()
     }
 
     pub(crate) fn was_scheduled(&self) -> bool {
@@ -68,11 +108,21 @@ impl Sequence {
         (self.remaining_tokens() == 0).then_some(FinishReason::Length)
     }
 
+    /// Takes in the prompt's scores of a row that began at `first`. Some are known already if the row was computed
+    /// again after a preemption.
+    pub(crate) fn take_scores(&mut self, first: usize, scores: Vec<TokenLogprobs>) {
+        let known = self.scored.saturating_sub(first);
+        self.scored = self.scored.max(first + scores.len());
+        self.scores.extend(scores.into_iter().skip(known));
+    }
+
     /// An update that leaves the request alive.
-    pub(crate) fn update(&self, tokens: Vec<TokenId>) -> RequestUpdate {
+    pub(crate) fn update(&mut self, tokens: Vec<TokenId>, logprobs: Vec<TokenLogprobs>) -> RequestUpdate {
         RequestUpdate {
             request: self.id,
             tokens,
+            logprobs,
+            prompt_logprobs: std::mem::take(&mut self.scores),
             finish: None,
             error: None,
             cached_tokens: self.cached_tokens,
@@ -82,14 +132,41 @@ impl Sequence {
     }
 
     /// The last update: the only place where one is made.
-    pub(crate) fn end(self, reason: FinishReason, tokens: Vec<TokenId>, error: Option<String>) -> RequestUpdate {
-        RequestUpdate { finish: Some(reason), error, ..self.update(tokens) }
+    pub(crate) fn end(self, reason: FinishReason) -> RequestUpdate {
+        self.end_with(reason, Vec::new(), Vec::new())
+    }
+
+    /// The last update, with the last tokens.
+    pub(crate) fn end_with(
+        mut self,
+        reason: FinishReason,
+        tokens: Vec<TokenId>,
+        logprobs: Vec<TokenLogprobs>,
+    ) -> RequestUpdate {
+        RequestUpdate { finish: Some(reason), ..self.update(tokens, logprobs) }
+    }
+
+    /// The last update of a sequence that failed.
+    pub(crate) fn fail(self, error: String) -> RequestUpdate {
+        RequestUpdate { error: Some(error), ..self.end(FinishReason::Error) }
     }
 
     /// How to draw generated token number `index`.
     fn sample_row(&self, index: usize) -> SampleRow {
         let banned = if index < self.min_tokens { self.stop_tokens.clone() } else { Vec::new() };
-        SampleRow { sampling: self.sampling.clone(), banned }
+        let history = self.sampling.reads_history().then(|| self.history());
+        SampleRow { sampling: self.sampling.clone(), banned, history, logprobs: self.logprobs }
+    }
+
+    fn history(&self) -> History {
+        History { tokens: self.tokens.clone(), prompt_tokens: self.prompt_tokens }
+    }
+
+    /// Which tokens a row over `first..end` scores: those of the prompt that follow its own.
+    fn score_row(&self, first: usize, end: usize) -> Option<ScoreRow> {
+        let top = self.prompt_logprobs?;
+        let targets = self.tokens.get(first + 1..self.prompt_tokens.min(end + 1))?;
+        (!targets.is_empty()).then(|| ScoreRow { targets: targets.to_vec(), top })
     }
 }
 
@@ -123,9 +200,19 @@ impl Running {
     /// Tokens that the next steps have to compute. None once the last token that may be generated is being sampled.
     pub(crate) fn uncomputed(&self) -> usize {
         match self.sequence.remaining_tokens() - self.sampling {
-            0 => 0,
+            0 if self.sequence.generates() => 0,
             _ => self.sequence.tokens.len() + self.sampling - self.submitted,
         }
+    }
+
+    /// Whether a submitted step computes the last token of the prompt.
+    pub(crate) fn has_prompt(&self) -> bool {
+        self.submitted >= self.sequence.prompt_tokens
+    }
+
+    /// Whether every row of logits of the next tokens is wanted, and not the last one alone.
+    pub(crate) fn scores_next(&self) -> bool {
+        self.sequence.scores_prompt() && self.submitted + 1 < self.sequence.prompt_tokens
     }
 
     /// Tokens that the table has to cover for the next `count` to be computed.
@@ -148,8 +235,9 @@ impl Running {
             tokens,
             first_position: self.submitted as u32,
             blocks: self.table.blocks[..end.div_ceil(block_tokens)].to_vec(),
-            sample: (count == self.uncomputed())
+            sample: (count == self.uncomputed() && self.sequence.generates())
                 .then(|| self.sequence.sample_row(self.sequence.generated() + self.sampling)),
+            score: self.sequence.score_row(self.submitted, end),
         }
     }
 
@@ -167,5 +255,10 @@ impl Running {
     pub(crate) fn accept(&mut self, token: TokenId) -> Option<FinishReason> {
         self.sampling -= 1;
         self.sequence.accept(token)
+    }
+
+    /// Whether computing the tokens up to `end` was all that was asked.
+    pub(crate) fn ends_at(&self, end: usize) -> bool {
+        !self.sequence.generates() && end == self.sequence.tokens.len()
     }
 }

@@ -3,6 +3,8 @@
 //! It keeps what stands for K and V in real blocks, one state per token that depends on all tokens before it, and a
 //! sampled token depends on every block its row names. So a token is a function of its sequence alone, whatever the
 //! batch, the chunking or the preemptions; and a scheduler that gave a block away too early would change the text.
+//! There are no logits: of sampling it knows the seed, greed, and which tokens may be drawn, and its log probabilities
+//! are a half for the token drawn, a quarter for the next, and so on.
 //!
 //! It has no clock: a [`Pace`] lets the modelled time pass, or does not.
 
@@ -10,8 +12,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
-use crate::plan::{InputToken, PlanRow, RowOutput, SampleRow, StepOutput, StepPlan, Ticket};
+use crate::plan::{BlockCopy, InputToken, PlanRow, RowOutput, RowScores, SampleRow, StepOutput, StepPlan, Ticket};
 use crate::request::TokenId;
+use crate::sampling::{TokenLogprob, TokenLogprobs};
 
 /// Duration of a step as a sum, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -125,6 +128,13 @@ impl<P: Pace> SimExecutor<P> {
         }
     }
 
+    /// Copies what stands for K and V of a block.
+    fn copy(&mut self, copy: BlockCopy) {
+        let tokens = self.block_tokens();
+        let [from, to] = [copy.from, copy.to].map(|block| block.0 as usize * tokens);
+        self.states.copy_within(from..from + tokens, to);
+    }
+
     /// Computes a row: its states, then its token.
     fn compute(&mut self, row: &PlanRow) -> RowOutput {
         for (position, token) in (row.first_position as usize..).zip(&row.tokens) {
@@ -154,15 +164,60 @@ impl<P: Pace> SimExecutor<P> {
     /// Draws the token that follows the row: from its blocks, and from the seed unless it is greedy.
     fn sample(&self, row: &PlanRow, sample: &SampleRow) -> RowOutput {
         let seed = if sample.sampling.temperature > 0.0 { sample.sampling.seed } else { 0 };
-        let end = row.first_position as usize + row.tokens.len();
+        let context = self.context(row, row.tokens.len(), seed);
+        let mut draws = (0..MAX_DRAWS).map(|draw| self.vocabulary.draw(mix(context, draw)));
+        match draws.find(|token| may_draw(sample, *token)) {
+            Some(token) => RowOutput::Sampled(token),
+            None => self.first_allowed(sample),
+        }
+    }
+
+    /// For the row whose tokens are so few that chance does not meet them.
+    fn first_allowed(&self, sample: &SampleRow) -> RowOutput {
+        match (0..self.geometry.vocabulary).find(|token| may_draw(sample, *token)) {
+            Some(token) => RowOutput::Sampled(token),
+            None => RowOutput::Failed("every token is banned".into()),
+        }
+    }
+
+    /// A hash over the blocks of the row's first `tokens` tokens and all before them.
+    fn context(&self, row: &PlanRow, tokens: usize, seed: u64) -> u64 {
+        let end = row.first_position as usize + tokens;
         let last_of_each_block =
             (self.block_tokens()..end).step_by(self.block_tokens()).chain([end]).map(|end| end - 1);
-        let context = last_of_each_block.fold(seed, |hash, position| mix(hash, self.states[self.slot(row, position)]));
-        let mut draws = (0..MAX_DRAWS).map(|draw| self.vocabulary.draw(mix(context, draw)));
-        match draws.find(|token| !sample.banned.contains(token)) {
-            Some(token) => RowOutput::Sampled(token),
-            None => RowOutput::Failed("the simulator draws only tokens that are banned here".into()),
+        last_of_each_block.fold(seed, |hash, position| mix(hash, self.states[self.slot(row, position)]))
+    }
+
+    /// The log probabilities that a computed row asked for.
+    fn scores(&self, index: usize, row: &PlanRow, output: &RowOutput) -> Option<RowScores> {
+        let top = row.sample.as_ref().and_then(|sample| sample.logprobs);
+        let sampled = match (output, top) {
+            (RowOutput::Failed(_), _) => return None,
+            (RowOutput::Sampled(token), Some(top)) => {
+                Some(self.logprobs(self.context(row, row.tokens.len(), 0), *token, top))
+            }
+            _ => None,
+        };
+        let scored = row.score.iter().flat_map(|score| (1..).zip(&score.targets).map(|target| (score.top, target)));
+        let prompt = scored.map(|(top, (tokens, target))| self.logprobs(self.context(row, tokens, 0), *target, top));
+        let prompt: Vec<_> = prompt.collect();
+        (sampled.is_some() || !prompt.is_empty()).then_some(RowScores { row: index as u32, prompt, sampled })
+    }
+
+    /// `token` first, then others: the nth has a probability of a half to the power of n.
+    fn logprobs(&self, context: u64, token: TokenId, top: u32) -> TokenLogprobs {
+        let mut tokens = vec![token];
+        for draw in (0..MAX_DRAWS).map(|draw| self.vocabulary.draw(mix(context, draw))) {
+            if tokens.len() >= top as usize {
+                break;
+            }
+            if !tokens.contains(&draw) {
+                tokens.push(draw);
+            }
         }
+        let logprob = |(rank, token): (u32, TokenId)| TokenLogprob { token, logprob: rank as f32 * 0.5f32.ln(), rank };
+        let ranked: Vec<TokenLogprob> = (1..).zip(tokens).map(logprob).collect();
+        TokenLogprobs { chosen: ranked[0], top: ranked.into_iter().take(top as usize).collect() }
     }
 
     fn slot(&self, row: &PlanRow, position: usize) -> usize {
@@ -175,8 +230,13 @@ impl<P: Pace> SimExecutor<P> {
     }
 }
 
-/// Draws before a row gives up finding a token that is not banned.
+/// Draws before chance is given up.
 const MAX_DRAWS: u64 = 1000;
+
+fn may_draw(sample: &SampleRow, token: TokenId) -> bool {
+    let allowed = &sample.sampling.allowed_tokens;
+    !sample.banned.contains(&token) && (allowed.is_empty() || allowed.contains(&token))
+}
 
 impl<P: Pace> Executor for SimExecutor<P> {
     fn geometry(&self) -> Geometry {
@@ -188,10 +248,13 @@ impl<P: Pace> Executor for SimExecutor<P> {
             return Err(ExecutorError(format!("{MAX_IN_FLIGHT} steps are in flight already")));
         }
         let busy = self.step_time.of(&plan);
-        let rows = plan.rows.iter().map(|row| self.compute(row)).collect();
+        plan.copies.iter().for_each(|copy| self.copy(*copy));
+        let rows: Vec<RowOutput> = plan.rows.iter().map(|row| self.compute(row)).collect();
+        let computed = plan.rows.iter().zip(&rows).enumerate();
+        let scores = computed.filter_map(|(index, (row, output))| self.scores(index, row, output)).collect();
         let ends_at = self.busy_until.max(self.pace.now()) + busy;
         let ticket = Ticket(self.submitted);
-        let output = StepOutput { rows, busy_seconds: busy.as_secs_f64() };
+        let output = StepOutput { rows, scores, busy_seconds: busy.as_secs_f64() };
         self.in_flight.push_back(SimStep { ticket, ends_at, output });
         self.submitted += 1;
         self.busy_until = ends_at;

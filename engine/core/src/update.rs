@@ -2,6 +2,7 @@
 
 pub use crate::kv::KvUsage;
 use crate::request::{FinishReason, RequestId, TokenId};
+use crate::sampling::TokenLogprobs;
 
 /// Everything that one turn produced.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +20,11 @@ pub struct RequestUpdate {
     pub request: RequestId,
     /// Tokens generated since the last update, a stop token included.
     pub tokens: Vec<TokenId>,
+    /// What the model thought of each of `tokens`; empty if nobody asked.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// What the model thought of the prompt's tokens after those of earlier updates, its first token left out; empty
+    /// if nobody asked.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Set in the last update of a request, and in no other.
     pub finish: Option<FinishReason>,
     /// What went wrong, with [`FinishReason::Error`].

@@ -11,10 +11,10 @@ use std::collections::{HashMap, HashSet};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use support::{CONFIG, GEOMETRY, TestEngine, WORDS, alone, engine};
+use support::{CONFIG, GEOMETRY, TestEngine, WORDS, engine, updates_alone};
 use windlass_engine_core::engine::EngineConfig;
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::request::{FinishReason, RejectReason, Request, RequestId, Sampling, Tenant, TokenId};
+use windlass_engine_core::request::{FinishReason, RejectReason, Request, RequestId, Sampling, TokenId};
 use windlass_engine_core::update::RequestUpdate;
 
 /// What happens to an engine, one thing at a time.
@@ -37,29 +37,45 @@ struct Wish {
     min_tokens: u32,
     stop_tokens: Vec<TokenId>,
     seed: u64,
+    /// Log probabilities of the prompt, of the answer.
+    scored: (bool, bool),
+    /// The same prompt as the request before, sharing its blocks.
+    fork: bool,
 }
 
 impl Wish {
     /// Prompts of one family begin alike.
-    fn request(&self, id: RequestId) -> Request {
-        let prompt = (0..self.prompt_tokens).map(|i| (self.family * 17 + i * i) % 100).collect();
+    fn request(&self, id: RequestId, before: Option<&Request>) -> Request {
+        let leader = before.filter(|_| self.fork);
+        let own = || (0..self.prompt_tokens).map(|i| (self.family * 17 + i * i) % 100).collect();
+        let prompt = leader.map_or_else(own, |leader| leader.prompt.clone());
         let sampling = Sampling { temperature: (self.seed % 2) as f32, seed: self.seed, ..Sampling::GREEDY };
-        let Wish { max_tokens, min_tokens, ref stop_tokens, .. } = *self;
-        let tenant = Tenant::default();
-        Request { id, tenant, prompt, max_tokens, min_tokens, stop_tokens: stop_tokens.clone(), sampling }
+        Request {
+            min_tokens: self.min_tokens,
+            stop_tokens: self.stop_tokens.clone(),
+            sampling,
+            prompt_logprobs: self.scored.0.then_some(2),
+            logprobs: self.scored.1.then_some(3),
+            fork_of: leader.map(|leader| leader.id),
+            ..Request::greedy(id, prompt, self.max_tokens)
+        }
     }
 }
 
 fn wishes() -> impl Strategy<Value = Wish> {
     let stop_tokens = prop_oneof![3 => Just(vec![]), 1 => vec(0..WORDS, 1..3)];
-    (0..3u32, 1..40u32, 1..30u32, 0..6u32, stop_tokens, 0..4u64).prop_map(
-        |(family, prompt_tokens, max_tokens, min_tokens, stop_tokens, seed)| Wish {
+    let scored = (prop::bool::weighted(0.2), prop::bool::weighted(0.2));
+    let fork = prop::bool::weighted(0.3);
+    (0..3u32, 1..40u32, 0..30u32, 0..6u32, stop_tokens, 0..4u64, scored, fork).prop_map(
+        |(family, prompt_tokens, max_tokens, min_tokens, stop_tokens, seed, scored, fork)| Wish {
             family,
             prompt_tokens,
             max_tokens,
             min_tokens,
             stop_tokens,
             seed,
+            scored,
+            fork,
         },
     )
 }
@@ -90,6 +106,7 @@ struct Met {
     prefix_hits: u64,
     never_fits: u64,
     most_waiting: u32,
+    copies: u64,
 }
 
 /// An engine, and what its clients have seen.
@@ -99,6 +116,7 @@ struct World {
     /// Requests by id, in order of arrival.
     requests: Vec<Request>,
     texts: HashMap<RequestId, Vec<TokenId>>,
+    updates: Vec<RequestUpdate>,
     endings: HashMap<RequestId, FinishReason>,
     /// Ended from outside, or poisoned: their texts may stop anywhere.
     disturbed: HashSet<RequestId>,
@@ -112,6 +130,7 @@ impl World {
             geometry,
             requests: Vec::new(),
             texts: HashMap::new(),
+            updates: Vec::new(),
             endings: HashMap::new(),
             disturbed: HashSet::new(),
             met: Met::default(),
@@ -134,7 +153,7 @@ impl World {
     }
 
     fn add(&mut self, wish: &Wish) {
-        let request = wish.request(RequestId(self.requests.len() as u64));
+        let request = wish.request(RequestId(self.requests.len() as u64), self.requests.last());
         match self.engine.add(request.clone(), self.met.turns as f64) {
             Ok(()) => self.requests.push(request),
             Err(RejectReason::NeverFits { .. }) => self.met.never_fits += 1,
@@ -159,7 +178,11 @@ impl World {
 
     fn turn(&mut self) {
         self.met.turns += 1;
+        let submitted = self.engine.executor().submitted();
         let turn = support::turn(&mut self.engine, self.met.turns as f64);
+        if self.engine.executor().submitted() > submitted {
+            self.met.copies += self.engine.executor().last_plan().copies.len() as u64;
+        }
         turn.updates.into_iter().for_each(|update| self.see(update));
     }
 
@@ -167,7 +190,8 @@ impl World {
         let id = update.request;
         assert!(!self.endings.contains_key(&id), "{id:?} goes on after its end");
         assert_eq!(update.error.is_some(), update.finish == Some(FinishReason::Error));
-        self.texts.entry(id).or_default().extend(update.tokens);
+        self.texts.entry(id).or_default().extend(&update.tokens);
+        self.updates.push(update.clone());
         if let Some(reason) = update.finish {
             self.endings.insert(id, reason);
             *self.met.ended.entry(reason).or_default() += 1;
@@ -188,7 +212,13 @@ impl World {
 
     fn check_texts(&self) {
         for request in &self.requests {
-            let (whole, reason) = alone(request, self.geometry.block_tokens);
+            let alone = updates_alone(request, self.geometry.block_tokens);
+            let (whole, reason) = support::text(&alone, request.id.0);
+            let heard = support::logprobs(&self.updates, request.id.0);
+            for (whole, heard) in support::logprobs(&alone, request.id.0).iter().zip(&heard) {
+                let same = whole.len() == heard.len() || self.disturbed.contains(&request.id);
+                assert!(whole.starts_with(heard) && same, "{request:?} scores {whole:?} alone and {heard:?} here");
+            }
             let text = self.texts.get(&request.id).map_or(&[][..], Vec::as_slice);
             assert!(whole.starts_with(text), "{request:?} gives {whole:?} alone and {text:?} here");
             let undisturbed = text.len() == whole.len() && self.endings.get(&request.id) == reason.as_ref();
@@ -229,7 +259,7 @@ fn whatever_happens_the_engine_is_sound_and_texts_are_those_of_requests_alone() 
     println!("{met:?}");
     assert!(met.turns > 10_000 && met.preemptions > 100 && met.prefix_hits > 1000, "{met:?}");
     assert!(met.never_fits > 10 && met.most_waiting > 10 && met.ended.values().all(|count| *count > 100), "{met:?}");
-    assert_eq!(met.ended.len(), 4, "{met:?}");
+    assert!(met.ended.len() == 4 && met.copies > 100, "{met:?}");
 }
 
 impl Met {
@@ -238,6 +268,7 @@ impl Met {
         self.preemptions += other.preemptions;
         self.prefix_hits += other.prefix_hits;
         self.never_fits += other.never_fits;
+        self.copies += other.copies;
         self.most_waiting = self.most_waiting.max(other.most_waiting);
         for (reason, count) in other.ended {
             *self.ended.entry(reason).or_default() += count;

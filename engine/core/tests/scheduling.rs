@@ -4,10 +4,10 @@
 
 mod support;
 
-use support::{CONFIG, GEOMETRY, TestEngine, With, alone, drain, engine, request, text, turn};
+use support::{CONFIG, GEOMETRY, TestEngine, With, alone, drain, engine, logprobs, request, text, turn};
 use windlass_engine_core::engine::{EngineConfig, QueueLimits};
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::plan::{InputToken, PlanRow};
+use windlass_engine_core::plan::{BlockCopy, InputToken, PlanRow};
 use windlass_engine_core::request::{FinishReason, RejectReason, Request, RequestId};
 use windlass_engine_core::update::RequestUpdate;
 
@@ -183,7 +183,8 @@ fn what_can_never_be_served_is_refused_with_its_numbers() {
     let geometry = Geometry { blocks: 8, max_sequence_tokens: 40, ..GEOMETRY };
     let cases = [
         (request(1, 0), Err(RejectReason::EmptyPrompt)),
-        (request(1, 1).max(0), Err(RejectReason::NothingToGenerate)),
+        (request(1, 33).max(0), Err(RejectReason::NeverFits { needed_blocks: 9, total_blocks: 8 })),
+        (request(1, 32).max(0), Ok(())),
         (request(1, 1).prompt([5, 100]), Err(RejectReason::UnknownToken { token: 100, vocabulary: 100 })),
         (request(1, 30).max(11), Err(RejectReason::TooLong { prompt_tokens: 30, max_tokens: 11, limit_tokens: 40 })),
         (
@@ -406,4 +407,75 @@ fn an_id_can_be_used_again_while_the_old_ones_rows_are_in_flight() {
     let again = request(1, 0).prompt(50..55);
     add(&mut engine, again.clone());
     assert_eq!(text(&drain(&mut engine), 1), alone(&again, 4));
+}
+
+#[test]
+fn a_fork_shares_full_blocks_copies_the_begun_one_and_computes_one_token() {
+    // Blocks of four tokens: of ten, the first two are shared, and two tokens of the third are copied.
+    let mut engine = engine(GEOMETRY, CONFIG);
+    let leader = request(1, 10);
+    add(&mut engine, leader.clone());
+    add(&mut engine, Request { id: RequestId(2), ..leader.clone() }.fork(1));
+    assert_eq!(next_plan(&mut engine), [(1, 0, 10)]);
+    assert_eq!(next_plan(&mut engine), [(1, 10, 1), (2, 9, 1)]);
+    let plan = engine.executor().last_plan();
+    let [leader_row, fork_row] = &plan.rows[..] else { panic!("{plan:?}") };
+    assert_eq!(fork_row.blocks[..2], leader_row.blocks[..2]);
+    assert_eq!(plan.copies, [BlockCopy { from: leader_row.blocks[2], to: fork_row.blocks[2] }]);
+    let updates = drain(&mut engine);
+    let (cached, own) = (updates.iter().find(|update| update.request.0 == 2).unwrap(), alone(&leader, 4));
+    assert_eq!((cached.cached_tokens, text(&updates, 2)), (9, own));
+}
+
+#[test]
+fn a_fork_at_the_border_of_a_block_copies_nothing() {
+    for (prompt_tokens, copies) in [(9, 0), (8, 1), (10, 1), (1, 0)] {
+        let mut engine = engine(GEOMETRY, CONFIG);
+        let leader = request(1, prompt_tokens);
+        add(&mut engine, leader.clone());
+        add(&mut engine, Request { id: RequestId(2), ..leader.clone() }.fork(1));
+        turn(&mut engine, 0.0);
+        turn(&mut engine, 0.0);
+        assert_eq!(engine.executor().last_plan().copies.len(), copies, "a prompt of {prompt_tokens}");
+        assert_eq!(text(&drain(&mut engine), 2), alone(&leader, 4));
+    }
+}
+
+#[test]
+fn a_fork_of_another_prompt_or_of_nobody_is_a_request_of_its_own() {
+    let mut engine = engine(GEOMETRY, CONFIG);
+    let requests = [request(1, 10), request(2, 10).fork(1), request(3, 10).fork(77)];
+    requests.iter().for_each(|request| add(&mut engine, request.clone()));
+    let updates = drain(&mut engine);
+    for request in &requests {
+        assert_eq!(text(&updates, request.id.0), alone(request, 4));
+    }
+}
+
+#[test]
+fn a_prompt_is_scored_whole_within_the_steps_logits() {
+    let mut engine = engine(GEOMETRY, CACHING);
+    add(&mut engine, request(1, 20));
+    drain(&mut engine);
+    let scored = request(1, 20).max(0).scored(2);
+    add(&mut engine, scored.clone());
+    assert_eq!(next_plan(&mut engine), [(1, 0, 8)], "eight rows of logits, and nothing from the cache");
+    let updates = drain(&mut engine);
+    assert_eq!(text(&updates, 1), (vec![], Some(FinishReason::Length)));
+    let [prompt, generated] = logprobs(&updates, 1);
+    let scored_tokens: Vec<u32> = prompt.iter().map(|scores| scores.chosen.token).collect();
+    assert_eq!((scored_tokens.as_slice(), generated.len()), (&scored.prompt[1..], 0));
+    assert!(prompt.iter().all(|scores| scores.top.len() == 2));
+}
+
+#[test]
+fn generated_tokens_are_scored_where_asked() {
+    let mut engine = engine(GEOMETRY, CONFIG);
+    add(&mut engine, Request { prompt_logprobs: None, ..request(1, 3).scored(1) });
+    add(&mut engine, request(2, 3));
+    let updates = drain(&mut engine);
+    let [prompt, generated] = logprobs(&updates, 1);
+    let tokens: Vec<u32> = generated.iter().map(|scores| scores.chosen.token).collect();
+    assert_eq!((prompt.len(), tokens), (0, text(&updates, 1).0));
+    assert_eq!(logprobs(&updates, 2), [vec![], vec![]]);
 }

@@ -101,9 +101,16 @@ fn the_seed_matters_unless_the_request_is_greedy() {
 
 #[test]
 fn a_row_that_may_draw_nothing_fails_alone() {
-    let all: Vec<u32> = (0..support::WORDS).collect();
+    let all: Vec<u32> = (0..GEOMETRY.vocabulary).collect();
     let (tokens, reason) = run(VOCABULARY, request(1, 4).max(5).min(2).stop(&all));
     assert_eq!((tokens, reason), (vec![], FinishReason::Error));
+}
+
+#[test]
+fn only_allowed_tokens_are_drawn_even_where_no_word_is_among_them() {
+    let sampling = Sampling { allowed_tokens: vec![98, 97], ..Sampling::GREEDY };
+    let (tokens, _) = run(VOCABULARY, Request { sampling, ..request(1, 4).max(5) });
+    assert_eq!(tokens, [97; 5]);
 }
 
 #[test]
@@ -128,7 +135,7 @@ impl Executor for Liar {
     }
 
     fn collect(&mut self, _: Ticket) -> Result<StepOutput, ExecutorError> {
-        Ok(StepOutput { rows: self.0.clone(), busy_seconds: 0.0 })
+        Ok(StepOutput { rows: self.0.clone(), scores: Vec::new(), busy_seconds: 0.0 })
     }
 }
 

@@ -4,12 +4,12 @@
 //! buffers are opaque: a device's may lie in its own memory, and all ranks of a tensor-parallel group are one backend.
 //! The backend also owns what outlives a step on the device: the KV cache and the rotary table.
 
-use windlass_engine_core::request::TokenId;
+use windlass_engine_core::plan::BlockCopy;
 use windlass_kernels::{Integer, ShapeError, WeightType};
 
 use crate::batch::Batch;
 use crate::config::DecoderConfig;
-use crate::sampler::{Draw, SampleError};
+use crate::sampler::{Drawn, RowTask, SampleError};
 
 /// A device that computes a decoder's layers.
 ///
@@ -89,8 +89,10 @@ pub trait Backend: Sized {
     fn silu_mul(&mut self, step: &Self::Step<'_>, gate: &Self::Buffer, up: &Self::Buffer, out: &mut Self::Buffer);
     /// The first `values` of a buffer, for tests and references: not on the way of a step.
     fn read(&self, buffer: &Self::Buffer, values: usize) -> Vec<f32>;
-    /// Draws one token from each row of logits, which may be overwritten.
-    fn sample(&mut self, logits: &mut Self::Buffer, draws: &[Draw<'_>]) -> Vec<Result<TokenId, SampleError>>;
+    /// Copies keys and values of whole blocks in all layers, in order.
+    fn copy_blocks(&mut self, copies: &[BlockCopy]);
+    /// Draws or scores one token with each row of logits, which may be overwritten.
+    fn sample(&mut self, logits: &mut Self::Buffer, tasks: &[RowTask<'_>]) -> Vec<Result<Drawn, SampleError>>;
 
     /// Norm, q, k and v, rotary positions, and the append to the cache.
     fn project_qkv(&mut self, step: &Self::Step<'_>, index: usize, layer: &Layer<Self>, work: &mut Workspace<Self>) {

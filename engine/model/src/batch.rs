@@ -35,13 +35,23 @@ pub struct BatchRow<'a> {
 
 /// Which tokens of a row get logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Logits {
-    /// None: a prefill chunk that is not the last.
-    None,
+pub struct Logits {
+    /// So many of the first: what follows them is scored.
+    pub leading: usize,
     /// The last one: a token is to be drawn.
-    Last,
-    /// Every one: to compare with a reference.
-    All,
+    pub last: bool,
+}
+
+impl Logits {
+    /// None: a prefill chunk that is not the last.
+    pub const NONE: Logits = Logits { leading: 0, last: false };
+    /// The last token alone.
+    pub const LAST: Logits = Logits { leading: 0, last: true };
+
+    /// The first `count` tokens.
+    pub const fn leading(count: usize) -> Logits {
+        Logits { leading: count, last: false }
+    }
 }
 
 impl Batch {
@@ -68,10 +78,10 @@ impl Batch {
         self.positions.extend((first_position..).take(count));
         self.blocks.extend(blocks.iter().map(|block| block.0));
         self.rows.push(Row { tokens: count, first_position, blocks: first_block..self.blocks.len() });
-        match logits {
-            Logits::None => {}
-            Logits::Last => self.logit_tokens.push(self.tokens.len() - 1),
-            Logits::All => self.logit_tokens.extend(first_token..self.tokens.len()),
+        let leading = logits.leading.min(count);
+        self.logit_tokens.extend(first_token..first_token + leading);
+        if logits.last && leading < count {
+            self.logit_tokens.push(self.tokens.len() - 1);
         }
     }
 

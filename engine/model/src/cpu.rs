@@ -2,14 +2,14 @@
 
 use std::sync::Mutex;
 
-use windlass_engine_core::request::TokenId;
+use windlass_engine_core::plan::BlockCopy;
 use windlass_kernels::ops::{self, AttentionRow, Product, RopeTable};
 use windlass_kernels::{Activations, Integer, KvCache, KvLayout, PackedMatrix, Pool, ShapeError, WeightType};
 
 use crate::backend::{Backend, Heads, Rows};
 use crate::batch::{Batch, BatchRow};
 use crate::config::DecoderConfig;
-use crate::sampler::{self, Draw, SampleError};
+use crate::sampler::{self, Drawn, RowTask, SampleError};
 
 /// The thread pool, the KV cache, the rotary table, and the quantized copy of a product's input.
 #[derive(Debug)]
@@ -199,16 +199,22 @@ impl Backend for CpuBackend {
         buffer[..values].to_vec()
     }
 
-    fn sample(&mut self, logits: &mut Vec<f32>, draws: &[Draw<'_>]) -> Vec<Result<TokenId, SampleError>> {
-        type Slot<'a> = Mutex<(&'a mut [f32], Result<TokenId, SampleError>)>;
-        let rows = logits.chunks_exact_mut(self.config.vocabulary).take(draws.len());
+    fn copy_blocks(&mut self, copies: &[BlockCopy]) {
+        for BlockCopy { from, to } in copies {
+            self.cache.copy_block(from.0 as usize, to.0 as usize);
+        }
+    }
+
+    fn sample(&mut self, logits: &mut Vec<f32>, tasks: &[RowTask<'_>]) -> Vec<Result<Drawn, SampleError>> {
+        type Slot<'a> = Mutex<(&'a mut [f32], Result<Drawn, SampleError>)>;
+        let rows = logits.chunks_exact_mut(self.config.vocabulary).take(tasks.len());
         let slots: Vec<Slot<'_>> = rows.map(|row| Mutex::new((row, Err(SampleError::AllBanned)))).collect();
-        self.pool.for_each_chunk(draws.len(), 1, |range| {
+        self.pool.for_each_chunk(tasks.len(), 1, |range| {
             for index in range {
                 // One worker alone takes each slot; a poisoned one belongs to a panic that ends the step anyway.
                 let mut slot = slots[index].lock().unwrap_or_else(|poisoned| poisoned.into_inner());
                 let (row, drawn) = &mut *slot;
-                *drawn = sampler::sample(row, &draws[index]);
+                *drawn = sampler::sample(row, &tasks[index]);
             }
         });
         slots.into_iter().map(|slot| slot.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).1).collect()

@@ -1,11 +1,11 @@
 //! Drives a backend through a decoder's layers for one step.
 
-use windlass_engine_core::request::TokenId;
+use windlass_engine_core::plan::BlockCopy;
 
 use crate::backend::{Backend, Workspace};
 use crate::batch::Batch;
 use crate::config::DecoderConfig;
-use crate::sampler::{Draw, SampleError};
+use crate::sampler::{Drawn, RowTask, SampleError};
 use crate::weights::DecoderWeights;
 
 /// A decoder on a device: weights, workspace and the device's state.
@@ -63,9 +63,14 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// Draws a token for each row of logits that the last step left. The logits are used up.
-    pub fn sample(&mut self, draws: &[Draw<'_>]) -> Vec<Result<TokenId, SampleError>> {
-        self.backend.sample(&mut self.workspace.logits, draws)
+    /// Copies K and V of whole blocks, in order.
+    pub fn copy_blocks(&mut self, copies: &[BlockCopy]) {
+        self.backend.copy_blocks(copies);
+    }
+
+    /// Draws or scores a token for each row of logits that the last step left. The logits are used up.
+    pub fn sample(&mut self, tasks: &[RowTask<'_>]) -> Vec<Result<Drawn, SampleError>> {
+        self.backend.sample(&mut self.workspace.logits, tasks)
     }
 
     /// A copy of the first `rows` rows of logits that the last step left: for comparison with a reference.

@@ -46,14 +46,15 @@ impl CpuExecutor {
     }
 
     fn check(&self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        let (rows, tokens) = (plan.rows.len(), plan.token_count());
-        let Geometry { max_step_rows, max_step_tokens, .. } = self.geometry;
+        let (rows, tokens, logits) = (plan.rows.len(), plan.token_count(), plan.logit_count());
+        let Geometry { max_step_rows, max_step_tokens, max_step_logits, .. } = self.geometry;
         if self.in_flight.len() == MAX_IN_FLIGHT {
             return Err(ExecutorError(format!("{MAX_IN_FLIGHT} steps are in flight; collect one first")));
         }
-        if rows > max_step_rows as usize || tokens > max_step_tokens as usize {
+        let most = [max_step_rows, max_step_tokens, max_step_logits].map(|most| most as usize);
+        if [rows, tokens, logits].iter().zip(&most).any(|(size, most)| size > most) {
             return Err(ExecutorError(format!(
-                "a step of {rows} rows and {tokens} tokens; {max_step_rows} and {max_step_tokens} are the most"
+                "a step of {rows} rows, {tokens} tokens and {logits} rows of logits; {most:?} are the most"
             )));
         }
         Ok(())
@@ -135,11 +136,12 @@ mod tests {
         max_sequence_tokens: 16,
         max_step_rows: 1,
         max_step_tokens: 1,
+        max_step_logits: 1,
         vocabulary: 1,
     };
 
     fn numbered(ticket: Ticket, _: &StepPlan) -> StepOutput {
-        StepOutput { rows: vec![RowOutput::Sampled(ticket.0 as u32)], busy_seconds: 0.0 }
+        StepOutput { rows: vec![RowOutput::Sampled(ticket.0 as u32)], scores: Vec::new(), busy_seconds: 0.0 }
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub use executor::CpuExecutor;
 pub use load::{Built, LoadError, Loaded, build, load};
 pub use quantization::Quantization;
 pub use reader::Reader;
-pub use sampler::{Draw, SampleError, sample};
+pub use sampler::{Draw, Drawn, RowTask, SampleError, sample};
 pub use sizes::{KvBudget, LoadOptions, SizeError};
 pub use weights::{DecoderWeights, TensorError};
 pub use windlass_kernels::ActivationType;

@@ -85,7 +85,7 @@ pub fn build(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Built, Lo
     let backend = cpu_backend(&config, &geometry, options)?;
     let weights = manifest.pack(&backend)?;
     let weight_type = manifest.dominant_type();
-    let (step_tokens, rows) = (geometry.max_step_tokens as usize, geometry.max_step_rows as usize);
+    let (step_tokens, rows) = (geometry.max_step_tokens as usize, geometry.max_step_logits as usize);
     let decoder = Decoder::new(config, backend, weights, step_tokens, rows);
     Ok(Built { decoder, geometry, shape, ledger, weight_type })
 }

@@ -52,7 +52,7 @@ impl Reader {
     /// When the text is longer than the model was loaded for, or a token is outside the vocabulary.
     pub fn read(&mut self, tokens: &[TokenId], position: usize) -> Vec<f32> {
         self.batch.clear();
-        self.batch.push(tokens.iter().copied(), position as u32, &self.blocks, Logits::All);
+        self.batch.push(tokens.iter().copied(), position as u32, &self.blocks, Logits::leading(tokens.len()));
         self.decoder.forward(&self.batch);
         self.decoder.logits(tokens.len())
     }

@@ -10,6 +10,9 @@ use crate::quantization::Quantization;
 /// The KV cache's element type.
 const KV_DATA_TYPE: KvDataType = KvDataType::Bf16;
 
+/// Rows of logits for which there is room however few sequences run: prompts are scored by so many tokens a step.
+const MIN_STEP_LOGITS: u32 = 32;
+
 /// What a user chooses of an executor.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -138,6 +141,7 @@ impl Sizes {
             max_sequence_tokens,
             max_step_rows: options.max_sequences,
             max_step_tokens: options.max_step_tokens,
+            max_step_logits: options.max_sequences.max(MIN_STEP_LOGITS).min(options.max_step_tokens),
             vocabulary: shape.vocabulary,
         };
         let ledger = ledger(shape, rope_dims, &geometry);
@@ -192,6 +196,6 @@ fn ledger(shape: &ModelShape, rope_dims: usize, geometry: &Geometry) -> Ledger {
     Ledger {
         weights: shape.weight_bytes,
         kv: u64::from(geometry.blocks) * memory::kv_block_bytes(shape, KV_DATA_TYPE, geometry.block_tokens),
-        workspace: memory::workspace_bytes(shape, geometry.max_step_tokens, geometry.max_step_rows) + rope,
+        workspace: memory::workspace_bytes(shape, geometry.max_step_tokens, geometry.max_step_logits) + rope,
     }
 }

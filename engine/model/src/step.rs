@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use windlass_engine_core::executor::{Geometry, MAX_IN_FLIGHT};
-use windlass_engine_core::plan::{InputToken, PlanRow, RowOutput, StepOutput, StepPlan, Ticket};
+use windlass_engine_core::plan::{InputToken, PlanRow, RowOutput, RowScores, StepOutput, StepPlan, Ticket};
 use windlass_engine_core::request::TokenId;
 
 use crate::backend::Backend;
 use crate::batch::{Batch, Logits};
 use crate::decoder::Decoder;
-use crate::sampler::Draw;
+use crate::sampler::{Draw, Drawn, RowTask, SampleError};
 
 /// Runs plans on a decoder, in order, and keeps what later plans may feed back.
 pub(crate) struct StepRunner<B: Backend> {
@@ -30,13 +30,15 @@ impl<B: Backend> StepRunner<B> {
     /// Computes a step. A row that cannot be computed fails alone.
     pub fn run(&mut self, ticket: Ticket, plan: &StepPlan) -> StepOutput {
         let started = Instant::now();
+        self.decoder.copy_blocks(&plan.copies);
         let mut rows = self.fill_batch(plan);
+        let mut scores = Vec::new();
         if !self.batch.is_empty() {
             self.decoder.forward(&self.batch);
-            self.draw(plan, &mut rows);
+            scores = self.draw(plan, &mut rows);
         }
         self.keep(ticket, &rows);
-        StepOutput { rows, busy_seconds: started.elapsed().as_secs_f64() }
+        StepOutput { rows, scores, busy_seconds: started.elapsed().as_secs_f64() }
     }
 
     /// Puts every sound row into the batch.
@@ -54,7 +56,8 @@ impl<B: Backend> StepRunner<B> {
             self.resolve(token)?;
         }
         let tokens = row.tokens.iter().filter_map(|&token| resolve(&self.kept, token).ok());
-        let logits = if row.sample.is_some() { Logits::Last } else { Logits::None };
+        let leading = row.score.as_ref().map_or(0, |score| score.targets.len());
+        let logits = Logits { leading, last: row.sample.is_some() };
         self.batch.push(tokens, row.first_position, &row.blocks, logits);
         Ok(())
     }
@@ -86,14 +89,34 @@ impl<B: Backend> StepRunner<B> {
         }
     }
 
-    /// Draws the tokens of the rows that are in the batch and sample.
-    fn draw(&mut self, plan: &StepPlan, outputs: &mut [RowOutput]) {
-        let computed = plan.rows.iter().zip(outputs).filter(|(_, output)| **output == RowOutput::Computed);
-        let (draws, outputs): (Vec<_>, Vec<_>) =
-            computed.filter_map(|(row, output)| Some((draw_of(row)?, output))).unzip();
-        for (drawn, output) in self.decoder.sample(&draws).into_iter().zip(outputs) {
-            *output = drawn.map_or_else(|error| RowOutput::Failed(error.to_string()), RowOutput::Sampled);
+    /// Draws the tokens of the rows that are in the batch and sample, and scores what is to be scored.
+    fn draw(&mut self, plan: &StepPlan, outputs: &mut [RowOutput]) -> Vec<RowScores> {
+        let computed = |index: &usize| outputs[*index] == RowOutput::Computed;
+        let indices: Vec<usize> = (0..plan.rows.len()).filter(computed).collect();
+        let histories: Vec<Vec<TokenId>> = indices.iter().map(|&index| self.history(&plan.rows[index])).collect();
+        let rows = || indices.iter().map(|&index| &plan.rows[index]);
+        let tasks: Vec<RowTask<'_>> = rows().zip(&histories).flat_map(|(row, history)| tasks(row, history)).collect();
+        let mut results = self.decoder.sample(&tasks).into_iter();
+        let mut scores = Vec::new();
+        for &index in &indices {
+            let results = results.by_ref().take(plan.rows[index].logit_count());
+            match outcome(index as u32, &plan.rows[index], results) {
+                Ok((output, row_scores)) => {
+                    outputs[index] = output;
+                    scores.extend(row_scores);
+                }
+                Err(error) => outputs[index] = RowOutput::Failed(error.to_string()),
+            }
         }
+        scores
+    }
+
+    /// The tokens before the one that a row draws, where drawing depends on them.
+    fn history(&self, row: &PlanRow) -> Vec<TokenId> {
+        let Some(history) = row.sample.as_ref().and_then(|sample| sample.history.as_ref()) else { return Vec::new() };
+        let sampled = row.tokens.last().filter(|token| matches!(token, InputToken::SampledBy { .. }));
+        let sampled = sampled.and_then(|&token| resolve(&self.kept, token).ok());
+        history.tokens.iter().copied().chain(sampled).collect()
     }
 
     fn keep(&mut self, ticket: Ticket, rows: &[RowOutput]) {
@@ -104,10 +127,35 @@ impl<B: Backend> StepRunner<B> {
     }
 }
 
-fn draw_of(row: &PlanRow) -> Option<Draw<'_>> {
+/// What to do with each of a row's logits, in their order.
+fn tasks<'a>(row: &'a PlanRow, history: &'a [TokenId]) -> impl Iterator<Item = RowTask<'a>> {
+    let scored = row.score.iter().flat_map(|score| score.targets.iter().map(|&target| (target, score.top)));
+    let scored = scored.map(|(target, top)| RowTask::Score { target, top });
+    scored.chain(draw_of(row, history).map(RowTask::Draw))
+}
+
+fn draw_of<'a>(row: &'a PlanRow, history: &'a [TokenId]) -> Option<Draw<'a>> {
     let sample = row.sample.as_ref()?;
+    let prompt_tokens = sample.history.as_ref().map_or(0, |history| history.prompt_tokens);
+    let (prompt, generated) = history.split_at(prompt_tokens);
     let position = row.first_position + row.tokens.len() as u32;
-    Some(Draw { sampling: &sample.sampling, banned: &sample.banned, position })
+    let (sampling, banned, logprobs) = (sample.sampling.as_ref(), sample.banned.as_slice(), sample.logprobs);
+    Some(Draw { sampling, banned, prompt, generated, position, logprobs })
+}
+
+/// What a row gives, from what each of its logits gave.
+fn outcome(
+    index: u32,
+    row: &PlanRow,
+    results: impl Iterator<Item = Result<Drawn, SampleError>>,
+) -> Result<(RowOutput, Option<RowScores>), SampleError> {
+    let mut results = results.collect::<Result<Vec<Drawn>, SampleError>>()?;
+    let drawn = row.sample.as_ref().and_then(|_| results.pop());
+    let output = drawn.as_ref().map_or(RowOutput::Computed, |drawn| RowOutput::Sampled(drawn.token));
+    let sampled = drawn.and_then(|drawn| drawn.logprobs);
+    let prompt: Vec<_> = results.into_iter().filter_map(|scored| scored.logprobs).collect();
+    let told = sampled.is_some() || !prompt.is_empty();
+    Ok((output, told.then_some(RowScores { row: index, prompt, sampled })))
 }
 
 fn resolve(kept: &VecDeque<(Ticket, Vec<RowOutput>)>, token: InputToken) -> Result<TokenId, String> {

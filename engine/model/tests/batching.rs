@@ -46,7 +46,7 @@ fn greedy_tokens_are_the_same_alone_and_in_any_batch() {
 fn sampled_tokens_depend_on_seed_and_position_alone() {
     let Some(path) = real_model() else { return };
     let mut executor = executor(&Checkpoint::open(&path).unwrap(), 2);
-    let sampling = |seed| Sampling { temperature: 1.0, top_k: 0, top_p: 0.95, min_p: 0.0, seed };
+    let sampling = |seed| Sampling { top_p: 0.95, seed, ..Sampling::RANDOM };
     let job = |seed: usize| Job { prompt: jobs()[3].prompt.clone(), sampling: sampling(seed as u64) };
     let seeded: Vec<Job> = (0..SEQUENCES).map(job).collect();
     let together = generate(&mut executor, &seeded, GENERATED, 11, 2);

@@ -9,7 +9,7 @@ use common::tiny::Tiny;
 use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::{GgufBuilder, real_model};
 use windlass_engine_core::executor::Executor;
-use windlass_engine_core::plan::{BlockId, InputToken, PlanRow, RowOutput, SampleRow, StepPlan, Ticket};
+use windlass_engine_core::plan::{BlockId, InputToken, PlanRow, RowOutput, StepPlan, Ticket};
 use windlass_engine_core::request::{RequestId, Sampling};
 use windlass_engine_model::{KvBudget, LoadOptions, Loaded, build, load};
 use windlass_kernels::WeightType;
@@ -177,8 +177,12 @@ fn the_real_model_takes_what_its_ledger_says() {
 
 fn row(tokens: Vec<InputToken>, first_position: u32, blocks: &[u32], sample: bool) -> PlanRow {
     let blocks = blocks.iter().copied().map(BlockId).collect();
-    let sample = sample.then(|| SampleRow { sampling: Sampling::GREEDY, banned: Vec::new() });
-    PlanRow { request: RequestId(0), tokens, first_position, blocks, sample }
+    let sample = sample.then(|| common::driver::sample_row(&Sampling::GREEDY));
+    PlanRow { request: RequestId(0), tokens, first_position, blocks, sample, score: None }
+}
+
+fn plan(rows: Vec<PlanRow>) -> StepPlan {
+    StepPlan { rows, ..StepPlan::default() }
 }
 
 fn known(tokens: &[u32]) -> Vec<InputToken> {
@@ -200,8 +204,8 @@ fn a_bad_row_fails_alone() {
         (row(vec![nowhere], 3, &[1], true), "row 0 of step 77, which sampled none"),
     ];
     for (bad, reason) in bad {
-        let plan = StepPlan { rows: vec![bad, row(known(&[1, 2, 3]), 0, &[2], true)] };
-        let ticket = executor.submit(plan).unwrap();
+        let step = plan(vec![bad, row(known(&[1, 2, 3]), 0, &[2], true)]);
+        let ticket = executor.submit(step).unwrap();
         let rows = executor.collect(ticket).unwrap().rows;
         assert!(matches!(&rows[0], RowOutput::Failed(found) if found.contains(reason)), "{:?}: {reason}", rows[0]);
         assert_eq!(rows[1], RowOutput::Sampled(expected), "{reason}");
@@ -211,13 +215,13 @@ fn a_bad_row_fails_alone() {
 #[test]
 fn a_failed_row_fails_what_feeds_on_it_and_a_step_too_large_is_refused() {
     let mut executor = load(&open(&tiny()), &options()).unwrap().executor;
-    let first = executor.submit(StepPlan { rows: vec![row(known(&[999]), 0, &[0], true)] }).unwrap();
+    let first = executor.submit(plan(vec![row(known(&[999]), 0, &[0], true)])).unwrap();
     let fed = row(vec![InputToken::SampledBy { ticket: first, row: 0 }], 1, &[0], true);
-    let second = executor.submit(StepPlan { rows: vec![fed] }).unwrap();
+    let second = executor.submit(plan(vec![fed])).unwrap();
     executor.collect(first).unwrap();
     let rows = executor.collect(second).unwrap().rows;
     assert!(matches!(&rows[0], RowOutput::Failed(reason) if reason.contains("could not be sampled")), "{rows:?}");
-    let large = StepPlan { rows: vec![row(known(&[1; 33]), 0, &[0, 1, 2], false)] };
+    let large = plan(vec![row(known(&[1; 33]), 0, &[0, 1, 2], false)]);
     assert!(executor.submit(large).unwrap_err().to_string().contains("33 tokens"));
 }
 
@@ -226,11 +230,11 @@ fn a_failed_row_fails_what_feeds_on_it_and_a_step_too_large_is_refused() {
 fn a_token_is_fed_back_though_its_step_was_collected_since() {
     let mut executor = load(&open(&tiny()), &options()).unwrap().executor;
     let expected = generate(&mut executor, &[Job::greedy(&[1, 2, 3])], 2, 32, 1).remove(0);
-    let first = executor.submit(StepPlan { rows: vec![row(known(&[1, 2, 3]), 0, &[0], true)] }).unwrap();
+    let first = executor.submit(plan(vec![row(known(&[1, 2, 3]), 0, &[0], true)])).unwrap();
     let fed = row(vec![InputToken::SampledBy { ticket: first, row: 0 }], 3, &[0], true);
-    let other = executor.submit(StepPlan { rows: vec![row(known(&[9]), 0, &[1], false)] }).unwrap();
+    let other = executor.submit(plan(vec![row(known(&[9]), 0, &[1], false)])).unwrap();
     assert_eq!(executor.collect(first).unwrap().rows, [RowOutput::Sampled(expected[0])]);
-    let third = executor.submit(StepPlan { rows: vec![fed] }).unwrap();
+    let third = executor.submit(plan(vec![fed])).unwrap();
     executor.collect(other).unwrap();
     assert_eq!(executor.collect(third).unwrap().rows, [RowOutput::Sampled(expected[1])]);
 }
@@ -241,9 +245,9 @@ fn overflow_fails_the_row_and_not_the_engine() {
     let norm = "output_norm.weight";
     let file = tiny().without_tensor(norm).tensor_f32(norm, &[256], &[f32::MAX; 256]);
     let mut executor = load(&open(&file), &options()).unwrap().executor;
-    let plan = || StepPlan { rows: vec![row(known(&[1]), 0, &[0], true), row(known(&[2]), 0, &[1], false)] };
+    let rows = || vec![row(known(&[1]), 0, &[0], true), row(known(&[2]), 0, &[1], false)];
     for _ in 0..2 {
-        let ticket = executor.submit(plan()).unwrap();
+        let ticket = executor.submit(plan(rows())).unwrap();
         let rows = executor.collect(ticket).unwrap().rows;
         assert!(matches!(&rows[0], RowOutput::Failed(reason) if reason.contains("not finite")), "{rows:?}");
         assert_eq!(rows[1], RowOutput::Computed);

@@ -3,13 +3,26 @@
 #![allow(clippy::unwrap_used)] // in a test, a failed unwrap is the failure
 
 use proptest::prelude::*;
-use windlass_engine_core::request::Sampling;
-use windlass_engine_model::{Draw, SampleError, sample};
+use windlass_engine_core::request::{Penalties, Sampling};
+use windlass_engine_model::{Draw, Drawn, RowTask, SampleError, sample};
 
-const RANDOM: Sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
+const RANDOM: Sampling = Sampling::RANDOM;
+
+/// A draw after nothing.
+fn blank(sampling: &Sampling) -> Draw<'_> {
+    Draw { sampling, banned: &[], prompt: &[], generated: &[], position: 0, logprobs: None }
+}
 
 fn draw(logits: &[f32], sampling: &Sampling, banned: &[u32], position: u32) -> Result<u32, SampleError> {
-    sample(&mut logits.to_vec(), &Draw { sampling, banned, position })
+    let task = RowTask::Draw(Draw { banned, position, ..blank(sampling) });
+    sample(&mut logits.to_vec(), &task).map(|drawn| drawn.token)
+}
+
+/// The most likely token after a prompt and an answer.
+fn best_after(logits: &[f32], sampling: &Sampling, prompt: &[u32], generated: &[u32]) -> u32 {
+    let greedy = Sampling { temperature: 0.0, ..sampling.clone() };
+    let task = RowTask::Draw(Draw { prompt, generated, ..blank(&greedy) });
+    sample(&mut logits.to_vec(), &task).unwrap().token
 }
 
 /// The tokens that ever come in many draws.
@@ -70,6 +83,101 @@ fn filters_keep_what_they_say() {
     }
     // A sum that is exactly top_p is reached.
     assert_eq!(support(&[0.0, 0.0], &Sampling { top_p: 0.5, ..RANDOM }, &[]), [0]);
+}
+
+#[test]
+fn typical_tokens_are_those_whose_surprise_is_near_the_entropy() {
+    // Probabilities 0.5, 0.25, 0.125, 0.0625, 0.0625: surprises of 1, 2, 3, 4 and 4 bits, an entropy of 1.875.
+    let logits = [0.5f32, 0.25, 0.125, 0.0625, 0.0625].map(f32::ln);
+    let cases: [(f32, &[u32]); 4] = [(0.1, &[1]), (0.26, &[0, 1]), (0.76, &[0, 1, 2]), (1.0, &[0, 1, 2, 3, 4])];
+    for (typical_p, expected) in cases {
+        assert_eq!(support(&logits, &Sampling { typical_p, ..RANDOM }, &[]), expected, "{typical_p}");
+    }
+    // After top_k has left 2/3 and 1/3: surprises of 0.58 and 1.58 bits, an entropy of 0.92.
+    assert_eq!(support(&logits, &Sampling { typical_p: 0.5, top_k: 2, ..RANDOM }, &[]), [0]);
+    // Of the two typical ones, top_p keeps the more likely.
+    assert_eq!(support(&logits, &Sampling { typical_p: 0.6, top_p: 0.6, ..RANDOM }, &[]), [0]);
+}
+
+#[test]
+fn penalties_and_biases_move_single_tokens() {
+    let penalized = |repetition, frequency, presence| Sampling {
+        penalties: Penalties { repetition, frequency, presence },
+        ..RANDOM
+    };
+    let biased = |logit_bias: &[(u32, f32)]| Sampling { logit_bias: logit_bias.to_vec(), ..RANDOM };
+    let logits = [1.0, 2.0, 1.5, -1.0];
+    let cases: [(Sampling, &[u32], &[u32], u32); 13] = [
+        (penalized(1.0, 0.0, 0.0), &[1], &[1, 1], 1),
+        // 2 / 1.5 is less than 1.5, in the prompt or in the answer, once however often.
+        (penalized(1.5, 0.0, 0.0), &[1], &[], 2),
+        (penalized(1.5, 0.0, 0.0), &[], &[1], 2),
+        (penalized(1.3, 0.0, 0.0), &[1, 1], &[1, 1], 1),
+        (penalized(0.1, 0.0, 0.0), &[0], &[], 0),
+        // The answer counts, the prompt does not.
+        (penalized(1.0, 0.3, 0.0), &[1, 1, 1], &[1], 1),
+        (penalized(1.0, 0.3, 0.0), &[], &[1, 0, 1], 2),
+        (penalized(1.0, 0.0, 0.6), &[1], &[], 1),
+        (penalized(1.0, 0.0, 0.4), &[], &[1, 1, 1], 1),
+        (penalized(1.0, 0.0, 0.6), &[], &[1], 2),
+        (biased(&[(3, 3.5)]), &[], &[], 3),
+        (biased(&[(1, -100.0), (2, -0.6)]), &[], &[], 0),
+        (biased(&[(77, 100.0)]), &[], &[], 1),
+    ];
+    for (sampling, prompt, generated, expected) in cases {
+        assert_eq!(
+            best_after(&logits, &sampling, prompt, generated),
+            expected,
+            "{sampling:?} {prompt:?} {generated:?}"
+        );
+    }
+    // A negative logit is penalized downwards.
+    assert_eq!(best_after(&[-1.0, -1.2], &penalized(1.5, 0.0, 0.0), &[0], &[]), 1);
+    // Nothing that is banned comes back by a bias, and nothing overflows.
+    let banned = Sampling { logit_bias: vec![(1, 100.0)], ..RANDOM };
+    assert_eq!(draw(&[0.0, 1.0], &Sampling { temperature: 0.0, ..banned }, &[1], 0), Ok(0));
+    assert_eq!(best_after(&[f32::MAX, -1.0], &penalized(0.01, 0.0, 0.0), &[0], &[]), 0);
+}
+
+#[test]
+fn bad_words_are_never_completed_and_only_allowed_tokens_come() {
+    let logits = [1.0, 3.0, 2.0, 0.0];
+    let bad = |words: &[&[u32]]| Sampling { bad_words: words.iter().map(|word| word.to_vec()).collect(), ..RANDOM };
+    let cases: [(Sampling, &[u32], u32); 7] = [
+        (bad(&[&[1]]), &[], 2),
+        (bad(&[&[0, 1]]), &[], 1),
+        (bad(&[&[0, 1]]), &[3, 0], 2),
+        (bad(&[&[0, 1]]), &[0, 3], 1),
+        (bad(&[&[3, 0, 1], &[0, 2]]), &[3, 0], 0),
+        (Sampling { allowed_tokens: vec![3, 0], ..RANDOM }, &[], 0),
+        (Sampling { allowed_tokens: vec![3, 99], ..RANDOM }, &[], 3),
+    ];
+    for (sampling, generated, expected) in cases {
+        // What the prompt ends with completes nothing.
+        assert_eq!(best_after(&logits, &sampling, &[0], generated), expected, "{sampling:?} after {generated:?}");
+    }
+    let none = Sampling { allowed_tokens: vec![99], ..RANDOM };
+    assert_eq!(draw(&logits, &none, &[], 0), Err(SampleError::AllBanned));
+}
+
+#[test]
+fn log_probabilities_are_the_models_own_whatever_is_drawn() {
+    let logits = [0.25f32, 0.0625, 0.5, 0.0625, 0.125].map(|share| share.ln() + 7.0);
+    let sampling = Sampling { logit_bias: vec![(2, -100.0)], temperature: 0.0, top_k: 1, ..RANDOM };
+    let task = RowTask::Draw(Draw { logprobs: Some(2), ..blank(&sampling) });
+    let Drawn { token, logprobs } = sample(&mut logits.to_vec(), &task).unwrap();
+    let told = logprobs.unwrap();
+    assert_eq!((token, told.chosen.token, told.chosen.rank), (0, 0, 2));
+    let shares: Vec<(u32, u32, f32)> = told.top.iter().map(|top| (top.token, top.rank, top.logprob.exp())).collect();
+    assert!((told.chosen.logprob.exp() - 0.25).abs() < 1e-6, "{told:?}");
+    assert!(
+        matches!(shares[..], [(2, 1, half), (0, 2, quarter)] if (half - 0.5).abs() < 1e-6 && (quarter - 0.25).abs() < 1e-6)
+    );
+    let scored = sample(&mut logits.to_vec(), &RowTask::Score { target: 3, top: 0 }).unwrap().logprobs.unwrap();
+    assert_eq!((scored.chosen.token, scored.chosen.rank, scored.top.len()), (3, 5, 0));
+    assert!((scored.chosen.logprob - 0.0625f32.ln()).abs() < 1e-6, "{scored:?}");
+    let unknown = sample(&mut logits.to_vec(), &RowTask::Score { target: 5, top: 0 });
+    assert_eq!(unknown, Err(SampleError::Unknown { token: 5, vocabulary: 5 }));
 }
 
 #[test]
@@ -178,7 +286,7 @@ proptest! {
         position: u32,
         banned in prop::collection::vec(0u32..200, 0..3),
     ) {
-        let sampling = Sampling { temperature, top_k, top_p, min_p, seed };
+        let sampling = Sampling { temperature, top_k, top_p, min_p, seed, ..RANDOM };
         prop_assume!((0..logits.len() as u32).any(|token| !banned.contains(&token)));
         let token = draw(&logits, &sampling, &banned, position).unwrap();
         prop_assert_eq!(draw(&logits, &sampling, &banned, position), Ok(token));

@@ -1,7 +1,7 @@
 //! One answer as text: a request's tokens through detokenizer and stop strings, piece by piece.
 
 use crate::driver::{Event, RequestStream};
-use crate::generation::Generation;
+use crate::generation::{Generation, Shows};
 use crate::tenants::Lease;
 use crate::text::detokenize::Detokenizer;
 use crate::text::stop_strings::StopStrings;
@@ -13,6 +13,7 @@ use tracing::info;
 use windlass_engine_api::generation::{FinishReason, StopReason};
 use windlass_engine_api::usage::Usage;
 use windlass_engine_core::request::{FinishReason as Ending, TokenId};
+use windlass_engine_core::sampling::TokenLogprobs;
 use windlass_engine_core::update::RequestUpdate;
 
 /// Text of one or more tokens.
@@ -28,6 +29,39 @@ pub struct Piece {
     pub end: Option<End>,
     /// Counts so far.
     pub usage: Usage,
+    /// What the model thought of the tokens behind the text, where it was asked.
+    pub thoughts: Thoughts,
+}
+
+/// What the model thought of tokens.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Thoughts {
+    /// Of the prompt's, in the first piece.
+    pub prompt: Option<PromptThoughts>,
+    /// Of the answer's.
+    pub tokens: Vec<TokenLogprobs>,
+    /// Where the first of them begins in the text, in characters.
+    pub offset: u32,
+}
+
+/// What the model thought of a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptThoughts {
+    /// The first token, of which it thought nothing.
+    pub first: TokenId,
+    /// The others.
+    pub rest: Vec<TokenLogprobs>,
+}
+
+/// What an answer has of its prompt.
+#[derive(Clone, Debug)]
+pub struct PromptShare {
+    /// The first token.
+    pub first: TokenId,
+    /// Tokens that count for this answer: those of a prompt with several answers count once.
+    pub tokens: u32,
+    /// What is shown of it, before the answer.
+    pub text: String,
 }
 
 /// How an answer ended.
@@ -48,6 +82,8 @@ pub struct Whole {
     pub end: End,
     /// Token counts.
     pub usage: Usage,
+    /// What the model thought of the tokens, where it was asked.
+    pub thoughts: Thoughts,
 }
 
 /// The engine gave the answer up.
@@ -67,7 +103,11 @@ pub struct Answer {
     detokenizer: Detokenizer,
     stops: StopStrings,
     stop_token_ids: Vec<TokenId>,
-    prompt_tokens: u32,
+    shows: Shows,
+    scores_prompt: bool,
+    prompt: PromptShare,
+    /// Characters of the tokens that the model was asked about so far.
+    offset: u32,
     lease: Lease,
     usage: Usage,
     /// Counted and not yet in a piece.
@@ -85,7 +125,7 @@ impl Answer {
         stream: RequestStream,
         tokenizer: Arc<Tokenizer>,
         generation: &Generation,
-        prompt_tokens: u32,
+        prompt: PromptShare,
         lease: Lease,
     ) -> Answer {
         Answer {
@@ -94,9 +134,12 @@ impl Answer {
             detokenizer: Detokenizer::default(),
             stops: StopStrings::new(&generation.stops),
             stop_token_ids: generation.stop_token_ids.clone(),
-            prompt_tokens,
+            shows: generation.shows,
+            scores_prompt: generation.scores_prompt(),
+            offset: 0,
+            usage: Usage::new(prompt.tokens, 0, 0),
+            prompt,
             lease,
-            usage: Usage::new(prompt_tokens, 0, 0),
             fresh: Vec::new(),
             began: Instant::now(),
             outcome: "abandoned",
@@ -125,12 +168,14 @@ impl Answer {
 
     /// The whole text, once it is there.
     pub async fn whole(mut self) -> Result<Whole, Interrupted> {
-        let mut text = String::new();
+        let (mut text, mut thoughts) = (String::new(), Thoughts::default());
         while let Some(piece) = self.next().await {
             let piece = piece?;
             text.push_str(&piece.text);
+            thoughts.prompt = thoughts.prompt.or(piece.thoughts.prompt);
+            thoughts.tokens.extend(piece.thoughts.tokens);
             if let Some(end) = piece.end {
-                return Ok(Whole { text, end, usage: piece.usage });
+                return Ok(Whole { text, end, usage: piece.usage, thoughts });
             }
         }
         Err(self.broken_off())
@@ -155,25 +200,48 @@ impl Answer {
             // An error is of this sequence alone and would come again; an abort is the server's.
             return Err(Interrupted { message, retry: finish == Ending::Abort });
         }
-        let mut text = String::new();
+        let mut text = std::mem::take(&mut self.prompt.text);
         let stop_token = update.tokens.last().copied().filter(|_| update.finish == Some(Ending::Stop));
-        let shown = update.tokens.len() - usize::from(stop_token.is_some());
+        let shown = update.tokens.len() - usize::from(stop_token.is_some() && !self.shows.stop);
+        self.count(&update, 0);
         for (index, token) in update.tokens.iter().enumerate() {
-            self.count(*token, &update);
+            self.count(&update, 1);
+            self.fresh.push(*token);
             let Some(stop) = self.show(*token, index < shown, &mut text) else { continue };
             self.stream.stop();
-            return Ok(self.piece(text, Some(End { reason: FinishReason::Stop, stop: Some(StopReason::Text(stop)) })));
+            let thoughts = self.thoughts(update, index + 1);
+            return Ok(self.stopped(text, stop, thoughts));
         }
-        match update.finish {
-            None => Ok(self.piece(text, None)),
-            Some(finish) => Ok(self.end(text, finish, stop_token)),
+        let finish = update.finish;
+        let thoughts = self.thoughts(update, shown);
+        match finish {
+            None => Ok(self.piece(text, None, thoughts)),
+            Some(finish) => Ok(self.end(text, finish, stop_token, thoughts)),
         }
     }
 
-    fn count(&mut self, token: TokenId, update: &RequestUpdate) {
-        self.fresh.push(token);
-        self.lease.spend(1);
-        self.usage = Usage::new(self.prompt_tokens, self.usage.completion_tokens + 1, update.cached_tokens);
+    fn count(&mut self, update: &RequestUpdate, tokens: u32) {
+        self.lease.spend(tokens);
+        let cached_tokens = update.cached_tokens.min(self.prompt.tokens);
+        self.usage = Usage::new(self.prompt.tokens, self.usage.completion_tokens + tokens, cached_tokens);
+    }
+
+    /// What an update tells of its first `shown` tokens, and of the prompt.
+    fn thoughts(&mut self, update: RequestUpdate, shown: usize) -> Thoughts {
+        let wanted = self.scores_prompt && !self.begun;
+        let prompt = wanted.then_some(PromptThoughts { first: self.prompt.first, rest: update.prompt_logprobs });
+        if let Some(prompt) = prompt.as_ref().filter(|_| self.shows.prompt) {
+            let rest = prompt.rest.iter().map(|scores| scores.chosen.token);
+            self.offset += std::iter::once(prompt.first).chain(rest).map(|token| self.characters(token)).sum::<u32>();
+        }
+        let (offset, mut tokens) = (self.offset, update.logprobs);
+        tokens.truncate(shown);
+        self.offset += tokens.iter().map(|scores| self.characters(scores.chosen.token)).sum::<u32>();
+        Thoughts { prompt, tokens, offset }
+    }
+
+    fn characters(&self, token: TokenId) -> u32 {
+        self.tokenizer.vocabulary().text(token).chars().count() as u32
     }
 
     /// Adds a token's text; the stop string that it completes, if any.
@@ -181,27 +249,37 @@ impl Answer {
         if !visible {
             return None;
         }
-        let mut decoded = String::new();
-        self.detokenizer.push(self.tokenizer.vocabulary().piece(token), &mut decoded);
+        let (vocabulary, mut decoded) = (self.tokenizer.vocabulary(), String::new());
+        let piece = if self.shows.special_tokens { vocabulary.spelling(token) } else { vocabulary.piece(token) };
+        self.detokenizer.push(piece, &mut decoded);
         self.stops.push(&decoded, text).map(str::to_owned)
     }
 
     /// The last piece, with what was held back.
-    fn end(&mut self, mut text: String, finish: Ending, stop_token: Option<TokenId>) -> Piece {
+    fn end(&mut self, mut text: String, finish: Ending, stop_token: Option<TokenId>, thoughts: Thoughts) -> Piece {
         let mut rest = String::new();
         self.detokenizer.finish(&mut rest);
         if let Some(stop) = self.stops.push(&rest, &mut text).map(str::to_owned) {
-            return self.piece(text, Some(End { reason: FinishReason::Stop, stop: Some(StopReason::Text(stop)) }));
+            return self.stopped(text, stop, thoughts);
         }
         self.stops.finish(&mut text);
         let reason = if finish == Ending::Length { FinishReason::Length } else { FinishReason::Stop };
         let named = stop_token.filter(|token| self.stop_token_ids.contains(token));
-        self.piece(text, Some(End { reason, stop: named.map(StopReason::Token) }))
+        self.piece(text, Some(End { reason, stop: named.map(StopReason::Token) }), thoughts)
     }
 
-    fn piece(&mut self, text: String, end: Option<End>) -> Piece {
+    /// The last piece, at a stop string.
+    fn stopped(&mut self, mut text: String, stop: String, thoughts: Thoughts) -> Piece {
+        if self.shows.stop {
+            text.push_str(&stop);
+        }
+        self.piece(text, Some(End { reason: FinishReason::Stop, stop: Some(StopReason::Text(stop)) }), thoughts)
+    }
+
+    fn piece(&mut self, text: String, end: Option<End>, thoughts: Thoughts) -> Piece {
         let first = !std::mem::replace(&mut self.begun, true);
-        Piece { text, tokens: std::mem::take(&mut self.fresh), first, end, usage: self.usage }
+        let tokens = std::mem::take(&mut self.fresh);
+        Piece { text, tokens, first, end, usage: self.usage, thoughts }
     }
 }
 

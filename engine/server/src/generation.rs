@@ -1,16 +1,15 @@
 //! From what a client wrote about sampling and length to what the engine does: the last place that sees optional
 //! fields.
 
+mod bounds;
+mod words;
+
+use crate::text::tokenizer::Tokenizer;
+pub use bounds::{MAX_CHOICES, MAX_STOPS};
+use bounds::ranged;
 use windlass_engine_api::error::FieldError;
 use windlass_engine_api::generation::GenerationFields;
-use windlass_engine_core::request::{Request, RequestId, Sampling, Tenant, TokenId};
-
-/// Stop strings of a request.
-pub const MAX_STOPS: usize = 16;
-/// Bytes of one stop string.
-const MAX_STOP_BYTES: usize = 1024;
-/// Stop tokens of a request.
-const MAX_STOP_TOKENS: usize = 128;
+use windlass_engine_core::request::{Penalties, Request, RequestId, Sampling, Tenant, TokenId};
 
 /// How to generate, complete and in range.
 #[derive(Clone, Debug)]
@@ -23,31 +22,86 @@ pub struct Generation {
     pub stops: Vec<String>,
     /// Tokens that the client named to end it.
     pub stop_token_ids: Vec<TokenId>,
+    /// How many answers.
+    pub choices: Choices,
+    /// What is shown of them.
+    pub shows: Shows,
+    /// Most tokens of the prompt that count, the last ones; `None` for all.
+    prompt_tokens: Option<u32>,
     sampling: Sampling,
     ignore_eos: bool,
+    logprobs: Option<u32>,
+    prompt_logprobs: Option<u32>,
+}
+
+/// How many answers to one prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choices {
+    /// Answers given.
+    pub given: u32,
+    /// Answers generated, at least as many: the most likely are given.
+    pub generated: u32,
+}
+
+/// What is shown of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shows {
+    /// What the model thought of its tokens.
+    pub logprobs: bool,
+    /// What the model thought of the prompt's, in a list of their own.
+    pub prompt_logprobs: bool,
+    /// The prompt, before the answer.
+    pub prompt: bool,
+    /// The stop string that ended it.
+    pub stop: bool,
+    /// Special tokens, as the vocabulary spells them.
+    pub special_tokens: bool,
+}
+
+/// Which of the answers to one prompt a request is for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Choice {
+    /// Its number.
+    pub index: u32,
+    /// The request for the first one, which computes the prompt for all.
+    pub leader: Option<RequestId>,
 }
 
 impl Generation {
-    /// Checks every value. `vocabulary` bounds token ids, `random_seed` is used where the client gives none.
-    pub fn validate(fields: GenerationFields, vocabulary: u32, random_seed: u64) -> Result<Generation, FieldError> {
-        let sampling = Sampling {
-            temperature: ranged("temperature", fields.temperature, 1.0, 0.0, 2.0)?,
-            top_k: top_k(fields.top_k)?,
-            top_p: top_p(fields.top_p)?,
-            min_p: ranged("min_p", fields.min_p, 0.0, 0.0, 1.0)?,
-            seed: fields.seed.map_or(random_seed, i64::cast_unsigned),
+    /// Checks every value. The tokenizer bounds token ids, `random_seed` is used where the client gives none.
+    pub fn validate(
+        fields: GenerationFields,
+        tokenizer: &Tokenizer,
+        random_seed: u64,
+    ) -> Result<Generation, FieldError> {
+        let choices = bounds::choices(fields.n, fields.best_of)?;
+        let shows = Shows {
+            logprobs: fields.logprobs.is_some(),
+            prompt_logprobs: fields.prompt_logprobs.is_some(),
+            prompt: fields.echo,
+            stop: fields.include_stop_str_in_output,
+            special_tokens: fields.skip_special_tokens == Some(false),
         };
         let min_tokens = fields.min_tokens.unwrap_or(0);
-        check_lengths(fields.max_tokens, min_tokens)?;
-        check_stops(&fields.stop)?;
-        check_stop_tokens(&fields.stop_token_ids, vocabulary)?;
+        // An answer of no tokens is for what is told of the prompt.
+        let fewest = u32::from(!shows.prompt && !shows.prompt_logprobs);
+        bounds::check_lengths(fields.max_tokens, min_tokens, fewest)?;
+        bounds::check_stops(&fields.stop)?;
+        bounds::check_stop_tokens(&fields.stop_token_ids, tokenizer.vocabulary().len())?;
+        let echoed = fields.logprobs.filter(|_| fields.echo);
         Ok(Generation {
             max_tokens: fields.max_tokens,
             min_tokens,
+            choices,
+            shows,
+            prompt_tokens: bounds::prompt_tokens(fields.truncate_prompt_tokens)?,
+            ignore_eos: fields.ignore_eos,
+            // The most likely answers are found by their log probabilities.
+            logprobs: fields.logprobs.or((choices.generated > choices.given).then_some(0)),
+            prompt_logprobs: fields.prompt_logprobs.max(echoed),
+            sampling: sampling(&fields, tokenizer, random_seed)?,
             stops: fields.stop,
             stop_token_ids: fields.stop_token_ids,
-            sampling,
-            ignore_eos: fields.ignore_eos,
         })
     }
 
@@ -60,115 +114,84 @@ impl Generation {
         prompt: Vec<TokenId>,
         max_tokens: u32,
         ends: &[TokenId],
+        choice: Choice,
     ) -> Request {
         let ends = if self.ignore_eos { &[] } else { ends };
+        let seed = self.sampling.seed.wrapping_add(choice.index.into());
         Request {
-            id,
             tenant,
-            prompt,
-            max_tokens: self.max_tokens.unwrap_or(max_tokens),
             min_tokens: self.min_tokens,
             stop_tokens: [ends, &self.stop_token_ids].concat(),
-            sampling: self.sampling.clone(),
+            sampling: Sampling { seed, ..self.sampling.clone() },
+            logprobs: self.logprobs,
+            prompt_logprobs: self.prompt_logprobs,
+            fork_of: choice.leader,
+            ..Request::greedy(id, prompt, self.max_tokens.unwrap_or(max_tokens))
         }
     }
-}
 
-fn ranged(name: &str, value: Option<f64>, default: f32, low: f64, high: f64) -> Result<f32, FieldError> {
-    match value {
-        None => Ok(default),
-        Some(value) if (low..=high).contains(&value) => Ok(value as f32),
-        Some(value) => Err(out_of_range(name, value, format!("from {low} to {high}"))),
+    /// The part of a prompt that counts.
+    pub fn cut(&self, mut prompt: Vec<TokenId>) -> Vec<TokenId> {
+        let most = self.prompt_tokens.map_or(usize::MAX, |most| most as usize);
+        prompt.drain(..prompt.len().saturating_sub(most));
+        prompt
     }
-}
 
-fn top_p(value: Option<f64>) -> Result<f32, FieldError> {
-    match value {
-        None => Ok(1.0),
-        // The smallest positive float keeps "greater than 0" true after rounding.
-        Some(value) if value > 0.0 && value <= 1.0 => Ok((value as f32).max(f32::MIN_POSITIVE)),
-        Some(value) => Err(out_of_range("top_p", value, "greater than 0 and at most 1".to_owned())),
+    /// Whether the prompt's log probabilities are wanted.
+    pub fn scores_prompt(&self) -> bool {
+        self.prompt_logprobs.is_some()
     }
 }
 
-fn top_k(value: Option<i64>) -> Result<u32, FieldError> {
-    match value {
-        None | Some(-1) => Ok(0),
-        Some(value) => u32::try_from(value).map_err(|_| {
-            out_of_range("top_k", value, "a whole number from 0, or -1; both 0 and -1 keep all".to_owned())
-        }),
-    }
-}
-
-fn check_lengths(max_tokens: Option<u32>, min_tokens: u32) -> Result<(), FieldError> {
-    match max_tokens {
-        Some(0) => Err(out_of_range("max_tokens", 0, "at least 1".to_owned())),
-        Some(most) if min_tokens > most => {
-            Err(out_of_range("min_tokens", min_tokens, format!("at most max_tokens, which is {most}")))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn check_stops(stops: &[String]) -> Result<(), FieldError> {
-    if stops.len() > MAX_STOPS {
-        let message = format!("`stop` holds {} strings; at most {MAX_STOPS} are watched for", stops.len());
-        return Err(FieldError::invalid("stop", message));
-    }
-    let wrong = |stop: &&String| stop.is_empty() || stop.len() > MAX_STOP_BYTES;
-    match stops.iter().find(wrong) {
-        Some(stop) => {
-            let message = format!("a string in `stop` has {} bytes; each must have 1 to {MAX_STOP_BYTES}", stop.len());
-            Err(FieldError::invalid("stop", message))
-        }
-        None => Ok(()),
-    }
-}
-
-fn check_stop_tokens(tokens: &[TokenId], vocabulary: u32) -> Result<(), FieldError> {
-    if tokens.len() > MAX_STOP_TOKENS {
-        let message =
-            format!("`stop_token_ids` holds {} tokens; at most {MAX_STOP_TOKENS} are watched for", tokens.len());
-        return Err(FieldError::invalid("stop_token_ids", message));
-    }
-    match tokens.iter().find(|token| **token >= vocabulary) {
-        Some(token) => Err(out_of_range("stop_token_ids", token, format!("below {vocabulary}, the vocabulary"))),
-        None => Ok(()),
-    }
-}
-
-fn out_of_range(name: &str, value: impl std::fmt::Display, right: String) -> FieldError {
-    FieldError::invalid(name, format!("`{name}` is {value}; it must be {right}"))
+fn sampling(fields: &GenerationFields, tokenizer: &Tokenizer, random_seed: u64) -> Result<Sampling, FieldError> {
+    let vocabulary = tokenizer.vocabulary().len();
+    Ok(Sampling {
+        temperature: ranged("temperature", fields.temperature, 1.0, 0.0, 2.0)?,
+        top_k: bounds::top_k(fields.top_k)?,
+        top_p: bounds::share("top_p", fields.top_p)?,
+        min_p: ranged("min_p", fields.min_p, 0.0, 0.0, 1.0)?,
+        typical_p: bounds::share("typical_p", fields.typical_p)?,
+        penalties: Penalties {
+            repetition: ranged("repetition_penalty", fields.repetition_penalty, 1.0, 0.01, 100.0)?,
+            frequency: ranged("frequency_penalty", fields.frequency_penalty, 0.0, -2.0, 2.0)?,
+            presence: ranged("presence_penalty", fields.presence_penalty, 0.0, -2.0, 2.0)?,
+        },
+        logit_bias: words::logit_bias(&fields.logit_bias, vocabulary)?,
+        bad_words: words::bad_words(&fields.bad_words, tokenizer)?,
+        allowed_tokens: words::allowed_tokens(fields.allowed_token_ids.as_deref(), vocabulary)?,
+        seed: fields.seed.map_or(random_seed, i64::cast_unsigned),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bounds::MAX_STOP_BYTES;
 
     fn validate(fields: GenerationFields) -> Result<Generation, FieldError> {
-        Generation::validate(fields, 100, 7)
+        Generation::validate(fields, &Tokenizer::words(), 7)
     }
 
     #[test]
     fn absent_fields_take_the_apis_defaults() {
         let generation = validate(GenerationFields::default()).unwrap();
-        let expected = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 7 };
+        let expected = Sampling { seed: 7, ..Sampling::RANDOM };
         assert_eq!(generation.sampling, expected);
-        let request = generation.request(RequestId(1), Tenant(0), vec![1], 42, &[9]);
+        let request = generation.request(RequestId(1), Tenant(0), vec![1], 42, &[9], Choice::default());
         assert_eq!((request.max_tokens, request.stop_tokens), (42, vec![9]));
     }
 
     #[test]
     fn ignoring_the_end_keeps_the_clients_own_stop_tokens() {
         let fields = GenerationFields { ignore_eos: true, stop_token_ids: vec![3], ..Default::default() };
-        let request = validate(fields).unwrap().request(RequestId(1), Tenant(0), vec![1], 1, &[9]);
+        let request = validate(fields).unwrap().request(RequestId(1), Tenant(0), vec![1], 1, &[9], Choice::default());
         assert_eq!(request.stop_tokens, [3]);
     }
 
     #[test]
     fn values_out_of_range_are_refused_by_name() {
         type Set = fn(&mut GenerationFields);
-        let cases: [(&str, Set); 14] = [
+        let cases: [(&str, Set); 33] = [
             ("temperature", |fields| fields.temperature = Some(-0.1)),
             ("temperature", |fields| fields.temperature = Some(2.1)),
             ("temperature", |fields| fields.temperature = Some(f64::NAN)),
@@ -182,7 +205,26 @@ mod tests {
             ("stop", |fields| fields.stop = vec![String::new()]),
             ("stop", |fields| fields.stop = vec!["x".repeat(MAX_STOP_BYTES + 1)]),
             ("stop", |fields| fields.stop = vec!["x".to_owned(); 10_000]),
-            ("stop_token_ids", |fields| fields.stop_token_ids = vec![100]),
+            ("stop_token_ids", |fields| fields.stop_token_ids = vec![4_000_000]),
+            ("typical_p", |fields| fields.typical_p = Some(0.0)),
+            ("repetition_penalty", |fields| fields.repetition_penalty = Some(0.0)),
+            ("repetition_penalty", |fields| fields.repetition_penalty = Some(f64::INFINITY)),
+            ("frequency_penalty", |fields| fields.frequency_penalty = Some(2.5)),
+            ("presence_penalty", |fields| fields.presence_penalty = Some(f64::NAN)),
+            ("n", |fields| fields.n = Some(0)),
+            ("n", |fields| fields.n = Some(129)),
+            ("best_of", |fields| (fields.n, fields.best_of) = (Some(3), Some(2))),
+            ("best_of", |fields| fields.best_of = Some(u32::MAX)),
+            ("truncate_prompt_tokens", |fields| fields.truncate_prompt_tokens = Some(0)),
+            ("logit_bias", |fields| fields.logit_bias = [("the".to_owned(), 1.0)].into()),
+            ("logit_bias", |fields| fields.logit_bias = [("-1".to_owned(), 1.0)].into()),
+            ("logit_bias", |fields| fields.logit_bias = [("1".to_owned(), 100.1)].into()),
+            ("logit_bias", |fields| fields.logit_bias = (0..300_000).map(|id: u32| (id.to_string(), 0.0)).collect()),
+            ("bad_words", |fields| fields.bad_words = vec![" ".to_owned()]),
+            ("bad_words", |fields| fields.bad_words = vec!["x".to_owned(); 10_000]),
+            ("allowed_token_ids", |fields| fields.allowed_token_ids = Some(vec![])),
+            ("allowed_token_ids", |fields| fields.allowed_token_ids = Some(vec![4_000_000])),
+            ("allowed_token_ids", |fields| fields.allowed_token_ids = Some(vec![1; 100_000])),
         ];
         for (name, set) in cases {
             let mut fields = GenerationFields::default();

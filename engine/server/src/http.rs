@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod api;
 pub mod auth;
+mod best;
 mod body;
 mod chat;
 mod completions;
@@ -10,6 +11,7 @@ pub mod connection;
 mod cors;
 mod error;
 mod lenient;
+mod logprobs;
 mod models;
 mod native;
 mod openapi;

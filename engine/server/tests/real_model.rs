@@ -64,6 +64,67 @@ async fn greedy_text_is_the_same_alone_and_among_sixteen() {
     assert_eq!(answer["choices"], alone);
 }
 
+/// A completion of one prompt, and its only choice.
+async fn complete(server: &TestServer, extra: Value) -> Value {
+    let mut body = json!({"model": "smol", "prompt": PROMPT, "temperature": 0, "max_tokens": 12});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    let answer = server.post("/v1/completions", &body).await;
+    assert!(answer.status.is_success(), "{}", answer.text());
+    answer.json()["choices"][0].clone()
+}
+
+const PROMPT: &str = "The capital of France is a city on the river";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_model_thought_of_its_answer_is_what_it_thinks_of_it_as_a_prompt() {
+    let Some(server) = serve("--served-model-name smol --kv-cache-memory-bytes 100000000").await else { return };
+    let said = complete(&server, json!({"logprobs": 3})).await;
+    let text = format!("{PROMPT}{}", said["text"].as_str().unwrap());
+    let scored = complete(&server, json!({"prompt": text, "echo": true, "max_tokens": 0, "logprobs": 3})).await;
+    let list = |choice: &Value, name: &str| choice["logprobs"][name].as_array().unwrap().clone();
+    let tail = |name: &str| list(&scored, name).split_off(list(&scored, name).len() - 12);
+    assert_eq!((tail("tokens"), scored["text"].as_str()), (list(&said, "tokens"), Some(text.as_str())));
+    // One by one or all at once, the bits are the same.
+    assert_eq!(tail("token_logprobs"), list(&said, "token_logprobs"));
+    assert_eq!(tail("top_logprobs"), list(&said, "top_logprobs"));
+    let perplexity = -list(&scored, "token_logprobs").iter().filter_map(Value::as_f64).sum::<f64>();
+    assert!((5.0..200.0).contains(&perplexity), "{perplexity} nats");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_to_one_prompt_share_it_and_are_what_each_is_alone() {
+    let Some(server) = serve("--served-model-name smol --kv-cache-memory-bytes 100000000").await else { return };
+    let body = |seed: u64, n: u32| json!({"model": "smol", "prompt": PROMPT, "max_tokens": 10, "seed": seed, "n": n, "temperature": 0.9});
+    let together = server.post("/v1/completions", &body(40, 5)).await.json();
+    for index in 0..5 {
+        let alone = server.post("/v1/completions", &body(40 + index, 1)).await.json();
+        assert_eq!(together["choices"][index as usize]["text"], alone["choices"][0]["text"], "choice {index}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_about_tokens_change_the_answer_as_they_say() {
+    let Some(server) = serve("--served-model-name smol --kv-cache-memory-bytes 100000000").await else { return };
+    let plain = complete(&server, json!({"max_tokens": 60})).await;
+    let text = plain["text"].as_str().unwrap().to_owned();
+    let word =
+        text.split_whitespace().max_by_key(|word| word.len()).unwrap().trim_matches(|c: char| !c.is_alphabetic());
+    let kept_out = complete(&server, json!({"max_tokens": 60, "bad_words": [word]})).await;
+    assert!(!kept_out["text"].as_str().unwrap().contains(word), "{word:?} in {kept_out}");
+    // Of as many tokens, different words: more where repeating costs, fewer where it pays.
+    let distinct = async |extra: Value| {
+        let mut body = json!({"max_tokens": 60, "ignore_eos": true});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let text = complete(&server, body).await["text"].as_str().unwrap().to_owned();
+        let words: std::collections::BTreeSet<&str> = text.split_whitespace().collect();
+        words.len()
+    };
+    let plain = distinct(json!({})).await;
+    let varied = distinct(json!({"frequency_penalty": 2, "presence_penalty": 2})).await;
+    let repetitive = distinct(json!({"repetition_penalty": 0.5})).await;
+    assert!(repetitive < plain && plain < varied, "{repetitive}, {plain}, {varied} different words");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_file_does_not_hold_is_refused_with_its_reason() {
     let Some(model) = real_model() else { return };

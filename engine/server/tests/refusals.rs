@@ -23,12 +23,16 @@ fn assert_refused(answer: &Answer, status: u16, param: Option<&str>, code: &str)
 async fn a_field_that_is_not_done_is_refused_by_name() {
     let server = serve(FAST).await;
     for (extra, param, code) in [
-        (json!({"n": 2}), "n", "unsupported_parameter"),
-        (json!({"logprobs": true}), "logprobs", "unsupported_parameter"),
+        (json!({"n": 200}), "n", "invalid_value"),
+        (json!({"best_of": 2}), "best_of", "invalid_value"),
+        (json!({"top_logprobs": 2}), "top_logprobs", "invalid_value"),
+        (json!({"prompt_logprobs": 21}), "prompt_logprobs", "invalid_value"),
+        (json!({"logit_bias": {"4000000": 1}}), "logit_bias", "invalid_value"),
+        (json!({"use_beam_search": true}), "use_beam_search", "unsupported_parameter"),
         (json!({"tools": [{}]}), "tools", "unsupported_parameter"),
         (json!({"response_format": {"type": "json_object"}}), "response_format", "unsupported_parameter"),
         (json!({"chat_template": "{{ 1 }}"}), "chat_template", "unsupported_parameter"),
-        (json!({"frequency_penalty": 1}), "frequency_penalty", "unsupported_parameter"),
+        (json!({"frequency_penalty": 3}), "frequency_penalty", "invalid_value"),
         (json!({"no_such_field": 1}), "no_such_field", "unknown_parameter"),
         (json!({"temperature": -1}), "temperature", "invalid_value"),
         (json!({"temperature": "hot"}), "temperature", "invalid_type"),
@@ -40,6 +44,10 @@ async fn a_field_that_is_not_done_is_refused_by_name() {
     ] {
         assert_refused(&server.chat(extra).await, 400, Some(param), code);
     }
+    let many = json!({"model": MODEL, "prompt": ["a", "b"], "n": 128});
+    assert_refused(&server.post("/v1/completions", &many).await, 400, Some("n"), "invalid_value");
+    let best = json!({"model": MODEL, "prompt": "a", "best_of": 2, "stream": true});
+    assert_refused(&server.post("/v1/completions", &best).await, 400, Some("best_of"), "invalid_value");
     let late = json!({"model": MODEL, "prompt": [4_000_000]});
     assert_refused(&server.post("/v1/completions", &late).await, 400, Some("prompt"), "invalid_value");
     let empty = json!({"model": MODEL, "prompt": ""});

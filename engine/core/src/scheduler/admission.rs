@@ -8,9 +8,6 @@ pub(super) fn fits_engine(request: &Request, geometry: &Geometry) -> Result<(), 
     if request.prompt.is_empty() {
         return Err(RejectReason::EmptyPrompt);
     }
-    if request.max_tokens == 0 {
-        return Err(RejectReason::NothingToGenerate);
-    }
     if let Some(&token) = request.prompt.iter().find(|token| **token >= geometry.vocabulary) {
         return Err(RejectReason::UnknownToken { token, vocabulary: geometry.vocabulary });
     }
@@ -23,8 +20,9 @@ pub(super) fn fits_engine(request: &Request, geometry: &Geometry) -> Result<(), 
             limit_tokens: geometry.max_sequence_tokens,
         });
     }
-    // Nothing follows the last token, so its K and V are never computed.
-    let needed_blocks = (tokens - 1).div_ceil(u64::from(geometry.block_tokens)) as u32;
+    // Nothing follows the last generated token, so its K and V are never computed.
+    let computed = tokens - u64::from(request.max_tokens.min(1));
+    let needed_blocks = computed.div_ceil(u64::from(geometry.block_tokens)) as u32;
     if needed_blocks > geometry.blocks {
         return Err(RejectReason::NeverFits { needed_blocks, total_blocks: geometry.blocks });
     }

@@ -26,10 +26,10 @@ impl Queue {
         Queue { limits, sequences: VecDeque::new(), prompt_tokens: 0 }
     }
 
-    /// Whether a prompt of so many tokens may wait, too, when the batch has room for `free_places` sequences.
-    pub(super) fn admits(&self, prompt_tokens: usize, free_places: usize) -> Result<(), RejectReason> {
+    /// Whether this one may wait, too, when the batch has room for `free_places` sequences.
+    pub(super) fn admits(&self, sequence: &Sequence, free_places: usize) -> Result<(), RejectReason> {
         let many = self.len() >= self.limits.max_waiting_requests as usize + free_places;
-        let long = self.prompt_tokens + prompt_tokens as u64 > self.limits.max_queued_prompt_tokens;
+        let long = self.prompt_tokens + sequence.backlog_tokens as u64 > self.limits.max_queued_prompt_tokens;
         if many || (long && !self.is_empty()) {
             return Err(RejectReason::QueueFull { waiting: self.len() as u32, queued_tokens: self.prompt_tokens });
         }
@@ -38,13 +38,13 @@ impl Queue {
 
     /// Behind all others: a new arrival.
     pub(super) fn push_back(&mut self, sequence: Sequence) {
-        self.prompt_tokens += sequence.prompt_tokens as u64;
+        self.prompt_tokens += sequence.backlog_tokens as u64;
         self.sequences.push_back(sequence);
     }
 
     /// Before all others: one that was preempted.
     pub(super) fn push_front(&mut self, sequence: Sequence) {
-        self.prompt_tokens += sequence.prompt_tokens as u64;
+        self.prompt_tokens += sequence.backlog_tokens as u64;
         self.sequences.push_front(sequence);
     }
 
@@ -78,7 +78,7 @@ impl Queue {
 
     fn remove(&mut self, index: usize) -> Option<Sequence> {
         let sequence = self.sequences.remove(index)?;
-        self.prompt_tokens -= sequence.prompt_tokens as u64;
+        self.prompt_tokens -= sequence.backlog_tokens as u64;
         Some(sequence)
     }
 }

@@ -1,7 +1,7 @@
 //! A step while it is put together, within its budgets.
 
 use crate::executor::Geometry;
-use crate::plan::{PlanRow, StepPlan};
+use crate::plan::{BlockCopy, PlanRow, StepPlan};
 use crate::sequence::{Running, StayId};
 use crate::update::StepStats;
 
@@ -10,6 +10,8 @@ use crate::update::StepStats;
 pub(crate) struct Step {
     pub(crate) plan: StepPlan,
     pub(crate) rows: Vec<StepRow>,
+    /// Stays whose blocks the step copies from.
+    pub(crate) copied: Vec<StayId>,
     pub(crate) stats: StepStats,
 }
 
@@ -17,6 +19,8 @@ pub(crate) struct Step {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepRow {
     pub(super) stay: StayId,
+    /// Index of its first token in the sequence.
+    pub(super) first: usize,
     /// Leading tokens of the sequence that are computed once the step is.
     pub(super) end: usize,
     pub(super) samples: bool,
@@ -25,6 +29,7 @@ pub(crate) struct StepRow {
 pub(super) struct StepBuilder {
     block_tokens: usize,
     tokens_left: usize,
+    logits_left: usize,
     /// Decodes that found no block and count on those that are on their way back.
     pub(super) sitting_out: usize,
     step: Step,
@@ -35,24 +40,35 @@ impl StepBuilder {
         StepBuilder {
             block_tokens: geometry.block_tokens as usize,
             tokens_left: geometry.max_step_tokens as usize,
+            logits_left: geometry.max_step_logits as usize,
             sitting_out: 0,
-            step: Step { plan: StepPlan::default(), rows: Vec::new(), stats: StepStats::default() },
+            step: Step { plan: StepPlan::default(), rows: Vec::new(), copied: Vec::new(), stats: StepStats::default() },
         }
     }
 
-    /// Room for a token at least. Rows are not counted: no more sequences run than a step may have rows.
+    /// Room for a token and its logits at least. Rows are not counted: no more sequences run than a step may have
+    /// rows.
     pub(super) fn has_room(&self) -> bool {
-        self.tokens_left > 0
+        self.tokens_left > 0 && self.logits_left > 0
     }
 
     /// Adds as many of the sequence's next tokens as the budget allows.
     pub(super) fn push(&mut self, run: &Running) {
-        let row = run.row(run.uncomputed().min(self.tokens_left), self.block_tokens);
+        let most = if run.scores_next() { self.tokens_left.min(self.logits_left) } else { self.tokens_left };
+        let row = run.row(run.uncomputed().min(most), self.block_tokens);
         self.tokens_left -= row.tokens.len();
+        self.logits_left -= row.logit_count();
         self.count(&row, run.sequence.prompt_tokens);
-        let end = row.first_position as usize + row.tokens.len();
-        self.step.rows.push(StepRow { stay: run.stay, end, samples: row.sample.is_some() });
+        let first = row.first_position as usize;
+        let end = first + row.tokens.len();
+        self.step.rows.push(StepRow { stay: run.stay, first, end, samples: row.sample.is_some() });
         self.step.plan.rows.push(row);
+    }
+
+    /// Copies a block of the sequence that stays as `stay` before the step computes anything.
+    pub(super) fn copy(&mut self, stay: StayId, copy: BlockCopy) {
+        self.step.plan.copies.push(copy);
+        self.step.copied.push(stay);
     }
 
     /// The step, unless it is empty.

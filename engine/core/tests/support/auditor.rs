@@ -4,7 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Mutex;
 
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
-use windlass_engine_core::plan::{InputToken, PlanRow, RowOutput, StepOutput, StepPlan, Ticket};
+use windlass_engine_core::plan::{BlockCopy, InputToken, PlanRow, RowOutput, StepOutput, StepPlan, Ticket};
 use windlass_engine_core::request::RequestId;
 use windlass_engine_core::sim::{SimExecutor, Unpaced};
 
@@ -48,6 +48,7 @@ impl Auditor {
         assert!(self.in_flight.len() < MAX_IN_FLIGHT, "too many steps in flight");
         assert!((1..=max_step_rows as usize).contains(&plan.rows.len()), "{} rows", plan.rows.len());
         assert!(plan.token_count() <= max_step_tokens as usize, "{} tokens", plan.token_count());
+        assert!(plan.logit_count() <= self.geometry().max_step_logits as usize, "{} logits", plan.logit_count());
         let requests: HashSet<_> = plan.rows.iter().map(|row| row.request).collect();
         assert_eq!(requests.len(), plan.rows.len(), "a request has two rows");
     }
@@ -71,6 +72,15 @@ impl Auditor {
         assert_eq!(source.request, row.request, "another request's token");
         assert!(source.sample.is_some(), "a token of a row that samples none");
         assert_eq!(source.first_position as usize + source.tokens.len(), row.first_position as usize);
+    }
+
+    /// A block that is copied into is one row's alone, which begins behind what is copied.
+    fn check_copy(&self, plan: &StepPlan, copy: &BlockCopy) {
+        let in_flight = self.in_flight.iter().flat_map(|(_, plan)| &plan.rows);
+        let named: Vec<_> = in_flight.chain(&plan.rows).filter(|row| row.blocks.contains(&copy.to)).collect();
+        assert_eq!(named.len(), 1, "{copy:?} is written into {named:?}");
+        assert_eq!(named[0].blocks.last(), Some(&copy.to), "{copy:?} for {:?}", named[0]);
+        assert!(!named[0].first_position.is_multiple_of(self.geometry().block_tokens), "nothing of {copy:?} is used");
     }
 
     /// The blocks that `row` writes belong to nobody else, neither in this plan nor in one that is in flight.
@@ -98,6 +108,7 @@ impl Executor for Auditor {
             self.check_row(row);
             self.check_writes(&plan, row);
         }
+        plan.copies.iter().for_each(|copy| self.check_copy(&plan, copy));
         let ticket = self.sim.submit(plan.clone())?;
         self.last_plan = plan.clone();
         self.submitted += 1;
@@ -109,9 +120,10 @@ impl Executor for Auditor {
         let (_, plan) = self.in_flight.pop_front().expect("a step in flight");
         let mut output = self.sim.collect(ticket)?;
         let mut poisoned = self.poisoned.lock().unwrap();
-        for (row, result) in plan.rows.iter().zip(&mut output.rows) {
+        for (index, (row, result)) in plan.rows.iter().zip(&mut output.rows).enumerate() {
             if poisoned.remove(&row.request) {
                 *result = RowOutput::Failed("poisoned".into());
+                output.scores.retain(|scores| scores.row as usize != index);
             }
         }
         Ok(output)

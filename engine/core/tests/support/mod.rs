@@ -7,7 +7,8 @@ mod auditor;
 pub use auditor::Auditor;
 use windlass_engine_core::engine::{Engine, EngineConfig, QueueLimits};
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::request::{FinishReason, Request, RequestId, Sampling, Tenant, TokenId};
+use windlass_engine_core::request::{FinishReason, Request, RequestId, TokenId};
+use windlass_engine_core::sampling::TokenLogprobs;
 use windlass_engine_core::sim::{SimExecutor, SimVocabulary, StepTime, Unpaced};
 use windlass_engine_core::update::{RequestUpdate, Turn};
 
@@ -21,6 +22,7 @@ pub const GEOMETRY: Geometry = Geometry {
     max_sequence_tokens: 128,
     max_step_rows: 8,
     max_step_tokens: 32,
+    max_step_logits: 8,
     vocabulary: 100,
 };
 
@@ -38,15 +40,7 @@ pub fn engine(geometry: Geometry, config: EngineConfig) -> TestEngine {
 /// A prompt of so many tokens, unlike those of other ids, for 4 tokens, greedy.
 pub fn request(id: u64, prompt_tokens: usize) -> Request {
     let prompt = (0..prompt_tokens as u64).map(|i| ((id * 31 + i * 7 + i * i) % 100) as TokenId).collect();
-    Request {
-        id: RequestId(id),
-        tenant: Tenant::default(),
-        prompt,
-        max_tokens: 4,
-        min_tokens: 0,
-        stop_tokens: Vec::new(),
-        sampling: Sampling::GREEDY,
-    }
+    Request::greedy(RequestId(id), prompt, 4)
 }
 
 /// Changes one thing about a request.
@@ -55,6 +49,8 @@ pub trait With: Sized {
     fn min(self, tokens: u32) -> Self;
     fn stop(self, tokens: &[TokenId]) -> Self;
     fn prompt(self, tokens: impl IntoIterator<Item = TokenId>) -> Self;
+    fn scored(self, top: u32) -> Self;
+    fn fork(self, leader: u64) -> Self;
 }
 
 impl With for Request {
@@ -72,6 +68,14 @@ impl With for Request {
 
     fn prompt(self, tokens: impl IntoIterator<Item = TokenId>) -> Self {
         Request { prompt: tokens.into_iter().collect(), ..self }
+    }
+
+    fn scored(self, top: u32) -> Self {
+        Request { logprobs: Some(top), prompt_logprobs: Some(top), ..self }
+    }
+
+    fn fork(self, leader: u64) -> Self {
+        Request { fork_of: Some(RequestId(leader)), ..self }
     }
 }
 
@@ -101,10 +105,22 @@ pub fn text(updates: &[RequestUpdate], id: u64) -> (Vec<TokenId>, Option<FinishR
     (own.flat_map(|update| update.tokens.clone()).collect(), finish)
 }
 
+/// What the model thought of one request's tokens: of the prompt's, then of the generated ones.
+pub fn logprobs(updates: &[RequestUpdate], id: u64) -> [Vec<TokenLogprobs>; 2] {
+    let own = updates.iter().filter(|update| update.request == RequestId(id));
+    let prompt = own.clone().flat_map(|update| update.prompt_logprobs.clone()).collect();
+    [prompt, own.flat_map(|update| update.logprobs.clone()).collect()]
+}
+
 /// What a request gets when it has a large engine to itself, one chunk and no prefix cache.
 pub fn alone(request: &Request, block_tokens: u32) -> (Vec<TokenId>, Option<FinishReason>) {
-    let geometry = Geometry { block_tokens, blocks: 128, max_step_tokens: 128, ..GEOMETRY };
+    text(&updates_alone(request, block_tokens), request.id.0)
+}
+
+/// All that it hears there.
+pub fn updates_alone(request: &Request, block_tokens: u32) -> Vec<RequestUpdate> {
+    let geometry = Geometry { block_tokens, blocks: 128, max_step_tokens: 128, max_step_logits: 128, ..GEOMETRY };
     let mut engine = engine(geometry, CONFIG);
     engine.add(request.clone(), 0.0).expect("a request that fits");
-    text(&drain(&mut engine), request.id.0)
+    drain(&mut engine)
 }

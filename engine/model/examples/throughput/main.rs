@@ -140,7 +140,7 @@ fn fill(model: &mut Built, test: &Test) {
     for blocks in blocks.chunks(STEP_TOKENS / BLOCK_TOKENS) {
         let tokens: Vec<u32> = (0..blocks.len() * BLOCK_TOKENS).map(|index| token(model, index)).collect();
         batch.clear();
-        batch.push(tokens, 0, blocks, Logits::Last);
+        batch.push(tokens, 0, blocks, Logits::LAST);
         model.decoder.forward(&batch);
     }
 }
@@ -150,7 +150,7 @@ fn prefill(model: &mut Built, test: &Test) {
     for sequence in 0..test.sequences {
         let tokens: Vec<u32> = (test.depth..test.positions()).map(|index| token(model, index)).collect();
         batch.clear();
-        batch.push(tokens, test.depth as u32, &blocks_of(test, sequence), Logits::Last);
+        batch.push(tokens, test.depth as u32, &blocks_of(test, sequence), Logits::LAST);
         model.decoder.forward(&batch);
     }
 }
@@ -161,7 +161,7 @@ fn decode(model: &mut Built, test: &Test) {
     for position in test.depth..test.positions() {
         batch.clear();
         for (sequence, blocks) in blocks.iter().enumerate() {
-            batch.push([token(model, position + sequence)], position as u32, blocks, Logits::Last);
+            batch.push([token(model, position + sequence)], position as u32, blocks, Logits::LAST);
         }
         model.decoder.forward(&batch);
     }

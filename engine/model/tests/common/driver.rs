@@ -1,5 +1,7 @@
 //! Drives an executor as a scheduler would: chunked prefill, continuous batching, two steps in flight.
 
+use std::sync::Arc;
+
 use windlass_engine_core::executor::Executor;
 use windlass_engine_core::plan::{BlockId, InputToken, PlanRow, RowOutput, SampleRow, StepPlan, Ticket};
 use windlass_engine_core::request::{RequestId, Sampling};
@@ -88,7 +90,7 @@ fn plan(sequences: &mut [Sequence], count: usize, chunk: usize, budget: usize) -
         owners.push(row.sample.is_some().then_some(index));
         rows.push(row);
     }
-    (StepPlan { rows }, owners)
+    (StepPlan { rows, ..StepPlan::default() }, owners)
 }
 
 impl Sequence {
@@ -101,9 +103,9 @@ impl Sequence {
         self.planned += tokens.len();
         let samples = self.planned >= self.prompt.len();
         self.drawn += usize::from(samples);
-        let sample = samples.then(|| SampleRow { sampling: self.sampling.clone(), banned: Vec::new() });
+        let sample = samples.then(|| sample_row(&self.sampling));
         let blocks = self.blocks.clone();
-        PlanRow { request: RequestId(index as u64), tokens, first_position: first as u32, blocks, sample }
+        PlanRow { request: RequestId(index as u64), tokens, first_position: first as u32, blocks, sample, score: None }
     }
 
     fn last_token(&self) -> InputToken {
@@ -113,6 +115,11 @@ impl Sequence {
             (None, None) => panic!("nothing was drawn"),
         }
     }
+}
+
+/// Draws and nothing else.
+pub fn sample_row(sampling: &Sampling) -> SampleRow {
+    SampleRow { sampling: Arc::new(sampling.clone()), banned: Vec::new(), history: None, logprobs: None }
 }
 
 fn collect(executor: &mut dyn Executor, ticket: Ticket, owners: &[Option<usize>], sequences: &mut [Sequence]) {

@@ -83,7 +83,7 @@ pub fn our_logits_with(checkpoint: &Checkpoint, tokens: &[u32], chunk: usize, op
     let (mut batch, mut logits) = (Batch::default(), Vec::new());
     for (index, tokens) in tokens.chunks(chunk).enumerate() {
         batch.clear();
-        batch.push(tokens.iter().copied(), (index * chunk) as u32, &blocks, Logits::All);
+        batch.push(tokens.iter().copied(), (index * chunk) as u32, &blocks, Logits::leading(tokens.len()));
         model.decoder.forward(&batch);
         let step = model.decoder.logits(tokens.len());
         logits.extend(step.chunks_exact(model.geometry.vocabulary as usize).map(<[f32]>::to_vec));

@@ -18,7 +18,7 @@ const UNREAD_EVENTS: usize = 4096;
 /// What the engine's thread is told.
 pub(super) enum Command {
     /// A new request.
-    Submit(Submission),
+    Submit(Box<Submission>),
     /// Every live request ends now, with this message.
     EndAll(String),
 }
@@ -90,7 +90,7 @@ impl EngineHandle {
             events,
             cancel: cancel.clone(),
         };
-        match self.commands.try_send(Command::Submit(submission)) {
+        match self.commands.try_send(Command::Submit(Box::new(submission))) {
             Ok(()) => Ok(RequestStream { events: receiver, cancel, ended: false }),
             Err(TrySendError::Full(_)) => Err(NotAccepted::Busy),
             Err(TrySendError::Closed(_)) => Err(NotAccepted::Gone),

@@ -71,7 +71,7 @@ impl<E: Executor> StepLoop<E> {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Submit(submission) => self.submit(submission),
+            Command::Submit(submission) => self.submit(*submission),
             Command::EndAll(message) => self.end_all(&message),
         }
     }

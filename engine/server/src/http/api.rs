@@ -3,10 +3,10 @@
 use super::auth;
 use super::error::ApiError;
 use super::{chat, completions, cors, lenient, models, native, openapi, page, request_name, tgi};
-use crate::answer::Answer;
+use crate::answer::{Answer, PromptShare};
 use crate::config::Patience;
-use crate::driver::{EngineHandle, Event};
-use crate::generation::Generation;
+use crate::driver::{EngineHandle, Event, NotAccepted, RequestStream};
+use crate::generation::{Choice, Generation};
 use crate::lifecycle::{Lifecycle, Stage};
 use crate::monitor::Monitor;
 use crate::tenants::{Lease, Tenants};
@@ -137,7 +137,7 @@ impl Api {
 
     /// Checks what the client wrote about generating.
     pub fn generation(&self, fields: GenerationFields) -> Result<Generation, ApiError> {
-        Ok(Generation::validate(fields, self.tokenizer.vocabulary().len(), rand::random())?)
+        Ok(Generation::validate(fields, &self.tokenizer, rand::random())?)
     }
 
     /// Refuses a text that cannot fit, before time is spent on tokenizing it. `field` holds the prompt.
@@ -166,8 +166,8 @@ impl Api {
         Ok(encoded.map_err(failed)??)
     }
 
-    /// Submits a prompt and waits until it is admitted. `default_max_tokens` counts where the client gave no limit and
-    /// is cut to what fits; `field` holds the prompt.
+    /// Submits a prompt, once for each answer, and waits until all are admitted. Where one is refused, the others end.
+    /// `default_max_tokens` counts where the client gave no limit and is cut to what fits; `field` holds the prompt.
     pub async fn submit(
         &self,
         lease: &Lease,
@@ -175,29 +175,84 @@ impl Api {
         generation: &Generation,
         default_max_tokens: u32,
         field: &str,
+    ) -> Result<Vec<Answer>, ApiError> {
+        let prompt = generation.cut(prompt);
+        let room = self.room(&prompt, generation).map_err(|reason| ApiError::rejected(&reason, 0, field))?;
+        let most = default_max_tokens.min(room);
+        let streams = self.submit_choices(lease, &prompt, generation, most)?;
+        let mut answers = Vec::with_capacity(streams.len());
+        for mut stream in streams {
+            admitted(&mut stream, field).await?;
+            let share = self.share(&prompt, generation, answers.is_empty());
+            lease.spend(share.tokens);
+            answers.push(Answer::new(stream, self.tokenizer.clone(), generation, share, lease.clone()));
+        }
+        Ok(answers)
+    }
+
+    /// The same for a dialect whose requests have one answer.
+    pub async fn submit_one(
+        &self,
+        lease: &Lease,
+        prompt: Vec<TokenId>,
+        generation: &Generation,
+        default_max_tokens: u32,
+        field: &str,
     ) -> Result<Answer, ApiError> {
+        let mut answers = self.submit(lease, prompt, generation, default_max_tokens, field).await?;
+        answers.pop().ok_or_else(|| NotAccepted::Gone.into())
+    }
+
+    /// Most tokens that may follow a prompt.
+    fn room(&self, prompt: &[TokenId], generation: &Generation) -> Result<u32, RejectReason> {
         let prompt_tokens = prompt.len() as u32;
-        let room = self.max_model_tokens.saturating_sub(prompt_tokens);
-        if room == 0 {
-            let max_tokens = generation.max_tokens.unwrap_or(1);
-            let limit_tokens = self.max_model_tokens;
-            return Err(ApiError::rejected(
-                &RejectReason::TooLong { prompt_tokens, max_tokens, limit_tokens },
-                0,
-                field,
-            ));
-        }
-        let (most, ends) = (default_max_tokens.min(room), &self.tokenizer.special().ends);
-        let mut stream = self.engine.submit(|id| generation.request(id, lease.tenant(), prompt, most, ends))?;
-        match stream.next().await {
-            Some(Event::Admitted) => {
-                lease.spend(prompt_tokens);
-                Ok(Answer::new(stream, self.tokenizer.clone(), generation, prompt_tokens, lease.clone()))
+        match self.max_model_tokens.checked_sub(prompt_tokens) {
+            Some(0) if generation.max_tokens == Some(0) => Ok(0),
+            Some(room) if room > 0 => Ok(room),
+            _ => {
+                let max_tokens = generation.max_tokens.unwrap_or(1);
+                Err(RejectReason::TooLong { prompt_tokens, max_tokens, limit_tokens: self.max_model_tokens })
             }
-            Some(Event::Rejected { reason, retry_after_seconds }) => {
-                Err(ApiError::rejected(&reason, retry_after_seconds, field))
-            }
-            Some(Event::Update(_)) | None => Err(crate::driver::NotAccepted::Gone.into()),
         }
+    }
+
+    /// One request for each answer; the later ones share the first one's prompt.
+    fn submit_choices(
+        &self,
+        lease: &Lease,
+        prompt: &[TokenId],
+        generation: &Generation,
+        most: u32,
+    ) -> Result<Vec<RequestStream>, NotAccepted> {
+        let ends = &self.tokenizer.special().ends;
+        let mut leader = None;
+        let submit = |index| {
+            self.engine.submit(|id| {
+                let choice = Choice { index, leader };
+                leader.get_or_insert(id);
+                generation.request(id, lease.tenant(), prompt.to_vec(), most, ends, choice)
+            })
+        };
+        (0..generation.choices.generated).map(submit).collect()
+    }
+
+    /// What an answer has of its prompt, which counts for the first one only.
+    fn share(&self, prompt: &[TokenId], generation: &Generation, first: bool) -> PromptShare {
+        PromptShare {
+            first: prompt.first().copied().unwrap_or_default(),
+            tokens: if first { prompt.len() as u32 } else { 0 },
+            text: if generation.shows.prompt { self.tokenizer.decode(prompt) } else { String::new() },
+        }
+    }
+}
+
+/// Waits until a request is admitted; `field` holds the prompt.
+async fn admitted(stream: &mut RequestStream, field: &str) -> Result<(), ApiError> {
+    match stream.next().await {
+        Some(Event::Admitted) => Ok(()),
+        Some(Event::Rejected { reason, retry_after_seconds }) => {
+            Err(ApiError::rejected(&reason, retry_after_seconds, field))
+        }
+        Some(Event::Update(_)) | None => Err(NotAccepted::Gone.into()),
     }
 }

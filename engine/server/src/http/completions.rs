@@ -5,9 +5,9 @@ use super::auth::Admitted;
 use super::body::JsonBody;
 use super::error::ApiError;
 use super::respond::{EventBuffer, Events, Head};
-use super::stream;
-use crate::answer::{Answer, Piece, Whole};
-use crate::generation::Generation;
+use super::{best, logprobs, stream};
+use crate::answer::{Answer, Piece, Thoughts, Whole};
+use crate::generation::{Choices, Generation, MAX_CHOICES, Shows};
 use crate::tenants::Lease;
 use crate::text::tokenizer::Tokenizer;
 use axum::Json;
@@ -17,6 +17,8 @@ use std::sync::Arc;
 use windlass_engine_api::completions::{
     Completion, CompletionChoice, CompletionChunk, CompletionChunkChoice, CompletionRequest, Prompt,
 };
+use windlass_engine_api::error::FieldError;
+use windlass_engine_api::logprobs::CompletionLogprobs;
 use windlass_engine_api::usage::Usage;
 
 /// OpenAI's limit where the client gives none.
@@ -32,15 +34,31 @@ pub async fn create(
     api.check_model(&model)?;
     let streaming = fields.stream;
     let generation = api.generation(fields)?;
+    check_choices(&generation, prompts.len(), streaming.is_some())?;
     let answers = submit(&api, &lease, prompts, &generation).await?;
-    let head = Head::new("cmpl", &lease, model);
+    let writer = Writer { head: Head::new("cmpl", &lease, model), tokenizer: api.tokenizer.clone(), shows: generation.shows };
     match streaming {
-        Some(options) => Ok(stream::respond(answers, CompletionEvents(head), options, &api.patience)),
-        None => Ok(Json(whole(head, answers).await?).into_response()),
+        Some(options) => Ok(stream::respond(answers, writer, options, &api.patience)),
+        None => Ok(Json(writer.whole(answers, generation.choices).await?).into_response()),
     }
 }
 
-/// One answer per prompt. Where one is refused, the others are dropped, which ends them.
+/// Refuses more answers than one request may ask for, and a choice among answers that were shown already.
+fn check_choices(generation: &Generation, prompts: usize, streaming: bool) -> Result<(), FieldError> {
+    let Choices { given, generated } = generation.choices;
+    if streaming && generated > given {
+        let message = "`best_of` greater than `n` chooses among whole answers, so it does not go with `stream`";
+        return Err(FieldError::invalid("best_of", message));
+    }
+    let answers = prompts * generated as usize;
+    if prompts > 1 && answers > MAX_CHOICES as usize {
+        let message = format!("{prompts} prompts with {generated} answers each; at most {MAX_CHOICES} in one request");
+        return Err(FieldError::invalid("n", message));
+    }
+    Ok(())
+}
+
+/// One or more answers per prompt. Where one is refused, the others are dropped, which ends them.
 async fn submit(
     api: &Arc<Api>,
     lease: &Lease,
@@ -56,46 +74,61 @@ async fn submit(
                 api.tokenize(text, Tokenizer::encode_prompt).await?
             }
         };
-        answers.push(api.submit(lease, tokens, generation, DEFAULT_MAX_TOKENS, "prompt").await?);
+        answers.extend(api.submit(lease, tokens, generation, DEFAULT_MAX_TOKENS, "prompt").await?);
     }
     Ok(answers)
 }
 
-async fn whole(head: Head, answers: Vec<Answer>) -> Result<Completion, ApiError> {
-    let answers = futures::future::try_join_all(answers.into_iter().map(Answer::whole)).await?;
-    let usage = answers.iter().fold(Usage::default(), |sum, answer| sum + answer.usage);
-    Ok(Completion {
-        id: head.id,
-        object: "text_completion".to_owned(),
-        created: head.created,
-        model: head.model,
-        choices: (0..).zip(answers).map(choice).collect(),
-        usage,
-    })
+/// Writes answers as this endpoint does.
+struct Writer {
+    head: Head,
+    tokenizer: Arc<Tokenizer>,
+    shows: Shows,
 }
 
-fn choice((index, answer): (u32, Whole)) -> CompletionChoice {
-    let (finish_reason, stop_reason) = (answer.end.reason, answer.end.stop);
-    CompletionChoice { index, text: answer.text, logprobs: None, finish_reason, stop_reason }
-}
+impl Writer {
+    async fn whole(self, answers: Vec<Answer>, choices: Choices) -> Result<Completion, ApiError> {
+        let answers = futures::future::try_join_all(answers.into_iter().map(Answer::whole)).await?;
+        let usage = answers.iter().fold(Usage::default(), |sum, answer| sum + answer.usage);
+        let given = best::of_each_prompt(answers, choices);
+        let choices = (0..).zip(given).map(|answer| self.choice(answer)).collect();
+        let Head { id, created, model } = self.head;
+        Ok(Completion { id, object: "text_completion".to_owned(), created, model, choices, usage })
+    }
 
-struct CompletionEvents(Head);
+    fn choice(&self, (index, answer): (u32, Whole)) -> CompletionChoice {
+        let (finish_reason, stop_reason) = (answer.end.reason, answer.end.stop);
+        let prompt = answer.thoughts.prompt.as_ref().filter(|_| self.shows.prompt_logprobs);
+        CompletionChoice {
+            index,
+            text: answer.text,
+            logprobs: self.logprobs(&answer.thoughts),
+            finish_reason,
+            stop_reason,
+            prompt_logprobs: prompt.map(|prompt| logprobs::prompt(self.tokenizer.vocabulary(), prompt)),
+        }
+    }
 
-impl CompletionEvents {
+    fn logprobs(&self, thoughts: &Thoughts) -> Option<CompletionLogprobs> {
+        let vocabulary = self.tokenizer.vocabulary();
+        self.shows.logprobs.then(|| logprobs::completion(vocabulary, thoughts, self.shows.prompt))
+    }
+
     fn chunk(&self, choices: &[CompletionChunkChoice<'_>], usage: Option<Usage>, out: &mut EventBuffer) {
-        let Head { id, created, model } = &self.0;
+        let Head { id, created, model } = &self.head;
         out.event(&CompletionChunk { id, object: "text_completion", created: *created, model, choices, usage });
     }
 }
 
-impl Events for CompletionEvents {
+impl Events for Writer {
     fn piece(&self, index: u32, piece: &Piece, usage: Option<Usage>, out: &mut EventBuffer) {
-        if piece.text.is_empty() && piece.end.is_none() {
+        if piece.text.is_empty() && piece.end.is_none() && piece.thoughts.tokens.is_empty() {
             return;
         }
         let finish_reason = piece.end.as_ref().map(|end| end.reason);
         let stop_reason = piece.end.as_ref().and_then(|end| end.stop.clone());
-        let choice = CompletionChunkChoice { index, text: &piece.text, logprobs: None, finish_reason, stop_reason };
+        let logprobs = self.logprobs(&piece.thoughts);
+        let choice = CompletionChunkChoice { index, text: &piece.text, logprobs, finish_reason, stop_reason };
         self.chunk(&[choice], usage, out);
     }
 

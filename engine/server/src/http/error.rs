@@ -80,9 +80,7 @@ impl ApiError {
                 error.retry_after(retry_after_seconds)
             }
             RejectReason::TooLong { .. } => ApiError::bad_request("context_length_exceeded", message).param(prompt),
-            RejectReason::NeverFits { .. } | RejectReason::NothingToGenerate => {
-                ApiError::bad_request("invalid_value", message).param("max_tokens")
-            }
+            RejectReason::NeverFits { .. } => ApiError::bad_request("invalid_value", message).param("max_tokens"),
             RejectReason::EmptyPrompt | RejectReason::UnknownToken { .. } => {
                 ApiError::bad_request("invalid_value", message).param(prompt)
             }

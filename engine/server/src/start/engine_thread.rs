@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::executor::{Executor, ExecutorError};
-use windlass_engine_core::request::{FinishReason, Request, RequestId, Sampling, Tenant};
+use windlass_engine_core::request::{FinishReason, Request, RequestId};
 use windlass_engine_core::update::RequestUpdate;
 
 /// A running engine.
@@ -60,15 +60,7 @@ pub fn launch<E: Executor + 'static>(
 
 /// The first request: readiness means that a token was generated, and this is the token.
 fn warm_up<E: Executor>(engine: &mut Engine<E>, clock: Clock) -> Result<(), Failure> {
-    let request = Request {
-        id: RequestId(u64::MAX),
-        tenant: Tenant::default(),
-        prompt: vec![0],
-        max_tokens: 1,
-        min_tokens: 0,
-        stop_tokens: Vec::new(),
-        sampling: Sampling::GREEDY,
-    };
+    let request = Request::greedy(RequestId(u64::MAX), vec![0], 1);
     engine.add(request, clock.seconds()).map_err(|reason| Failure::internal(format!("the first request: {reason}")))?;
     while !engine.is_idle() {
         let turn = engine.turn(clock.seconds()).map_err(|error| Failure::new(Reason::DeviceFailed, error))?;

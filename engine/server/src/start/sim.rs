@@ -64,6 +64,7 @@ fn geometry(batching: &Batching, vocabulary: u32) -> Geometry {
         max_sequence_tokens: batching.max_model_tokens.unwrap_or(DEFAULT_MODEL_TOKENS).min(held),
         max_step_rows: batching.max_sequences,
         max_step_tokens: batching.max_step_tokens,
+        max_step_logits: batching.max_sequences.max(32).min(batching.max_step_tokens),
         vocabulary,
     }
 }

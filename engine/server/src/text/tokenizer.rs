@@ -1,5 +1,6 @@
 //! The model's tokenizer: prompts to tokens, and what the special tokens are.
 
+use super::detokenize::Detokenizer;
 use super::vocabulary::{TokenType, Vocabulary};
 use super::{bpe, byte_level, hub, spm, words};
 use windlass_checkpoint::{HubError, HubFolder, Metadata, MetadataError};
@@ -159,6 +160,14 @@ impl Tokenizer {
         }
     }
 
+    /// The text of tokens together, without special ones.
+    pub fn decode(&self, tokens: &[TokenId]) -> String {
+        let (mut detokenizer, mut text) = (Detokenizer::default(), String::new());
+        tokens.iter().for_each(|token| detokenizer.push(self.vocabulary.piece(*token), &mut text));
+        detokenizer.finish(&mut text);
+        text
+    }
+
     /// Bytes of every token.
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
@@ -188,8 +197,11 @@ fn token_types(metadata: Metadata<'_>, tokens: usize) -> Result<Vec<i32>, Tokeni
 fn pieces(spellings: &[&str], types: &[i32]) -> Vocabulary {
     let mut vocabulary = Vocabulary::default();
     for (spelling, kind) in spellings.iter().zip(types) {
+        if *kind == TokenType::CONTROL {
+            vocabulary.push_control(spelling);
+            continue;
+        }
         vocabulary.push(|bytes| match *kind {
-            TokenType::CONTROL => (),
             TokenType::USER_DEFINED => bytes.extend_from_slice(spelling.as_bytes()),
             _ => byte_level::append_bytes(spelling, bytes),
         });

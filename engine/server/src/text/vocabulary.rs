@@ -1,5 +1,7 @@
 //! The bytes that each token adds to the output.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use windlass_engine_core::request::TokenId;
 
 /// The values of `tokenizer.ggml.token_type`.
@@ -25,6 +27,8 @@ impl TokenType {
 pub struct Vocabulary {
     bytes: Vec<u8>,
     ends: Vec<u32>,
+    /// How control tokens are written where they are to be seen.
+    control: HashMap<TokenId, Box<str>>,
 }
 
 impl Vocabulary {
@@ -32,6 +36,12 @@ impl Vocabulary {
     pub fn push(&mut self, append: impl FnOnce(&mut Vec<u8>)) {
         append(&mut self.bytes);
         self.ends.push(self.bytes.len() as u32);
+    }
+
+    /// Adds a control token.
+    pub fn push_control(&mut self, spelling: &str) {
+        self.control.insert(self.len(), spelling.into());
+        self.push(|_| ());
     }
 
     /// Number of tokens; every id is below it.
@@ -50,6 +60,16 @@ impl Vocabulary {
         let Some(&end) = self.ends.get(index) else { return &[] };
         let start = index.checked_sub(1).map_or(0, |previous| self.ends[previous]);
         &self.bytes[start as usize..end as usize]
+    }
+
+    /// Bytes of a token, or how it is written if it is a control token.
+    pub fn spelling(&self, token: TokenId) -> &[u8] {
+        self.control.get(&token).map_or_else(|| self.piece(token), |spelling| spelling.as_bytes())
+    }
+
+    /// A token by itself, as text.
+    pub fn text(&self, token: TokenId) -> Cow<'_, str> {
+        String::from_utf8_lossy(self.spelling(token))
     }
 
     /// Bytes of the longest token, at least one: no text of `n` tokens is longer than `n` times this.
@@ -72,5 +92,14 @@ mod tests {
         let pieces: Vec<&[u8]> = (0..4).map(|token| vocabulary.piece(token)).collect();
         assert_eq!(pieces, [&b""[..], b"ab", b"c", b""]);
         assert_eq!((vocabulary.len(), vocabulary.longest_piece()), (3, 2));
+    }
+
+    #[test]
+    fn control_tokens_have_a_spelling_and_no_text() {
+        let mut vocabulary = Vocabulary::default();
+        vocabulary.push(|bytes| bytes.extend_from_slice(b"\xff"));
+        vocabulary.push_control("<end>");
+        assert_eq!((vocabulary.piece(1), vocabulary.spelling(1)), (&b""[..], &b"<end>"[..]));
+        assert_eq!((vocabulary.text(0).as_ref(), vocabulary.text(1).as_ref()), ("\u{fffd}", "<end>"));
     }
 }

@@ -25,7 +25,7 @@ pub async fn create(
     let generation = api.generation(generation)?;
     api.check_length(&prompt, "prompt")?;
     let tokens = api.tokenize(prompt, Tokenizer::encode_prompt).await?;
-    let answer = api.submit(&lease, tokens, &generation, u32::MAX, "prompt").await?;
+    let answer = api.submit_one(&lease, tokens, &generation, u32::MAX, "prompt").await?;
     let timed = Timed::read(answer, began).await?;
     Ok(Json(timed.respond(Head::new("gen", &lease, model))?))
 }

@@ -78,7 +78,7 @@ async fn submit(api: &Arc<Api>, lease: &Lease, request: GenerateRequest) -> Resu
     if let Some(keep) = truncate {
         tokens.drain(..tokens.len().saturating_sub(keep as usize));
     }
-    api.submit(lease, tokens, &generation, u32::MAX, "inputs").await
+    api.submit_one(lease, tokens, &generation, u32::MAX, "inputs").await
 }
 
 async fn read(mut answer: Answer, prefix: String, seed: Option<i64>) -> Result<GenerateResponse, Interrupted> {

@@ -1,0 +1,97 @@
+//! How a token is drawn from logits, and what is told of it.
+
+use crate::request::TokenId;
+
+/// How a token is drawn from logits. Everything a row needs besides its sequence's tokens: the same values, tokens and
+/// position give the same token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 takes the most likely token, the lowest id among equals.
+    pub temperature: f32,
+    /// Keep this many most likely tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the smallest set of tokens whose probabilities reach this sum, in (0, 1].
+    pub top_p: f32,
+    /// Drop tokens less likely than this share of the most likely one, in [0, 1].
+    pub min_p: f32,
+    /// Keep the tokens whose surprise is nearest the distribution's entropy until their probabilities reach this sum,
+    /// in (0, 1] (Meister et al., "Locally typical sampling", 2022).
+    pub typical_p: f32,
+    /// What tokens cost that were there before.
+    pub penalties: Penalties,
+    /// Added to the logits of these tokens.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// Token sequences that are never completed, none of them empty.
+    pub bad_words: Vec<Vec<TokenId>>,
+    /// If not empty, only these tokens are drawn.
+    pub allowed_tokens: Vec<TokenId>,
+    /// Key of the counter-based generator: with the token's position it gives the draw.
+    pub seed: u64,
+}
+
+/// What tokens cost that were there before.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Penalties {
+    /// Divides positive logits and multiplies negative ones of tokens in the prompt or the answer; 1 changes nothing
+    /// (Keskar et al., "CTRL", 2019).
+    pub repetition: f32,
+    /// Subtracted once for each time that a token is in the answer.
+    pub frequency: f32,
+    /// Subtracted if a token is in the answer.
+    pub presence: f32,
+}
+
+impl Penalties {
+    /// Repeating costs nothing.
+    pub const NONE: Penalties = Penalties { repetition: 1.0, frequency: 0.0, presence: 0.0 };
+}
+
+impl Sampling {
+    /// Always the most likely token.
+    pub const GREEDY: Sampling = Sampling::at_temperature(0.0);
+
+    /// Draws from the model's own distribution.
+    pub const RANDOM: Sampling = Sampling::at_temperature(1.0);
+
+    /// A temperature and nothing else.
+    pub const fn at_temperature(temperature: f32) -> Sampling {
+        Sampling {
+            temperature,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            typical_p: 1.0,
+            penalties: Penalties::NONE,
+            logit_bias: Vec::new(),
+            bad_words: Vec::new(),
+            allowed_tokens: Vec::new(),
+            seed: 0,
+        }
+    }
+
+    /// Whether a draw depends on the tokens before it.
+    pub fn reads_history(&self) -> bool {
+        self.penalties != Penalties::NONE || self.bad_words.iter().any(|word| word.len() > 1)
+    }
+}
+
+/// A token of a sequence, with what the model thought of it: natural logarithms of probabilities before any penalty,
+/// temperature or filter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprobs {
+    /// The token that is there.
+    pub chosen: TokenLogprob,
+    /// The most likely tokens at its place, most likely first; as many as were asked for.
+    pub top: Vec<TokenLogprob>,
+}
+
+/// A token's log probability and its place among all tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenLogprob {
+    /// The token.
+    pub token: TokenId,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// 1 for the most likely token.
+    pub rank: u32,
+}
