@@ -41,6 +41,10 @@ pub struct GenerationFields {
     pub logprobs: Option<u32>,
     /// Log probabilities of the prompt, with so many of the most likely tokens.
     pub prompt_logprobs: Option<u32>,
+    /// Lower ones go first, where the server's policy asks for it.
+    pub priority: i32,
+    /// Share cached prompts only with requests of the same salt.
+    pub cache_salt: Option<String>,
     /// Begin the answer with the prompt.
     pub echo: bool,
     /// Keep only so many of the prompt's last tokens.
@@ -103,6 +107,8 @@ impl GenerationFields {
             best_of: fields.optional("best_of", "a whole number")?,
             logprobs: None,
             prompt_logprobs: take_top(fields, "prompt_logprobs")?,
+            priority: fields.optional("priority", "a whole number of 32 bits")?.unwrap_or(0),
+            cache_salt: fields.optional("cache_salt", "a string")?,
             echo: false,
             truncate_prompt_tokens: fields.optional("truncate_prompt_tokens", "a whole number of tokens")?,
             include_stop_str_in_output: fields

@@ -83,8 +83,6 @@ pub const COMMON: &[Unsupported] = &[
     absent("guided_choice", NO_GRAMMARS),
     absent("guided_grammar", NO_GRAMMARS),
     only("response_format", &["{\"type\":\"text\"}"], NO_GRAMMARS),
-    only("priority", &["0"], "requests are served in order of arrival"),
-    absent("cache_salt", "the prefix cache is not salted"),
     absent("kv_transfer_params", "KV is not transferred"),
     only("vllm_xargs", &["{}"], "there are no extra arguments"),
 ];

@@ -29,6 +29,7 @@ pub const REQUEST_GENERATION_TOKENS: &str = "vllm:request_generation_tokens";
 pub const ITERATION_TOKENS: &str = "vllm:iteration_tokens_total";
 
 pub const OLDEST_QUEUED_AGE: &str = "windlass:oldest_queued_request_age_seconds";
+pub const PREDICTED_TTFT: &str = "windlass:predicted_ttft_seconds";
 pub const QUEUED_PROMPT_TOKENS: &str = "windlass:queued_prompt_tokens";
 pub const UTILIZATION: &str = "windlass:utilization_ratio";
 pub const BATCH_FILL: &str = "windlass:batch_fill_ratio";

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use windlass_engine_core::engine::{Engine, EngineConfig, QueueLimits};
+use windlass_engine_core::engine::{Engine, EngineConfig, Policy, QueueLimits};
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry};
 use windlass_engine_core::plan::{RowOutput, StepOutput, StepPlan, Ticket};
 use windlass_engine_core::request::{Request, RequestId};
@@ -52,9 +52,20 @@ fn request(id: u64, prompt_tokens: u32) -> Request {
 }
 
 /// Microseconds of a turn while all sequences decode: the median, and what nine of ten stay under.
-fn measure(prompt_tokens: u32, enable_prefix_cache: bool) -> (f64, f64) {
-    let queue = QueueLimits { max_waiting_requests: 1000, max_queued_prompt_tokens: u64::MAX };
-    let mut engine = Engine::new(Nothing::default(), EngineConfig { queue, enable_prefix_cache });
+fn measure(prompt_tokens: u32, enable_prefix_cache: bool, policy: Policy) -> (f64, f64) {
+    let queue = QueueLimits {
+        max_waiting_requests: 1000,
+        max_queued_prompt_tokens: u64::MAX,
+        max_predicted_ttft_seconds: None,
+    };
+    let config = EngineConfig {
+        queue,
+        enable_prefix_cache,
+        prefix_cache_ttl_seconds: Some(600.0),
+        policy,
+        target_inter_token_seconds: Some(0.05),
+    };
+    let mut engine = Engine::new(Nothing::default(), config);
     for id in 0..SEQUENCES {
         engine.add(request(id.into(), prompt_tokens), 0.0).expect("an admissible request");
     }
@@ -76,8 +87,13 @@ fn timed_turn(engine: &mut Engine<Nothing>) -> f64 {
 
 fn main() {
     println!("{SEQUENCES} decoding sequences, µs per step (median, 90 % of {STEPS}):");
-    for (prompt_tokens, prefix_cache) in [(128, false), (1000, false), (1000, true)] {
-        let (median, most) = measure(prompt_tokens, prefix_cache);
-        println!("  prompts of {prompt_tokens:4} tokens, prefix cache {prefix_cache:5}: {median:6.1} {most:6.1}");
+    let priority = Policy::Priority { preemption_threshold: 0 };
+    let cases =
+        [(128, false, Policy::Fcfs), (1000, false, Policy::Fcfs), (1000, true, Policy::Fcfs), (1000, true, priority)];
+    for (prompt_tokens, prefix_cache, policy) in cases {
+        let (median, most) = measure(prompt_tokens, prefix_cache, policy);
+        println!(
+            "  prompts of {prompt_tokens:4} tokens, prefix cache {prefix_cache:5}, {policy:?}: {median:6.1} {most:6.1}"
+        );
     }
 }

@@ -4,18 +4,26 @@
 //! executor's `collect`. Time enters as `now`, in seconds since any fixed moment.
 
 use crate::executor::{Executor, ExecutorError, MAX_IN_FLIGHT};
+pub use crate::policy::Policy;
 use crate::request::{FinishReason, RejectReason, Request, RequestId};
 pub use crate::scheduler::QueueLimits;
 use crate::scheduler::Scheduler;
 use crate::update::{EngineStats, RequestUpdate, Turn};
 
 /// What the engine is told beyond its executor's geometry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineConfig {
     /// How much may wait.
     pub queue: QueueLimits,
     /// Keep the blocks of ended requests for prompts that begin alike.
     pub enable_prefix_cache: bool,
+    /// How long the prefix cache keeps what nobody uses; absent for as long as there is room.
+    pub prefix_cache_ttl_seconds: Option<f64>,
+    /// Who goes first.
+    pub policy: Policy,
+    /// Time between the tokens of a sequence that prefill beside it should not exceed: chunks of prompts are cut to it,
+    /// down to one block a step.
+    pub target_inter_token_seconds: Option<f64>,
 }
 
 /// Requests in, updates out.
@@ -31,7 +39,7 @@ impl<E: Executor> Engine<E> {
     /// # Panics
     /// If the executor's geometry has no blocks or allows no tokens or rows in a step.
     pub fn new(executor: E, config: EngineConfig) -> Engine<E> {
-        let scheduler = Scheduler::new(executor.geometry(), config.queue, config.enable_prefix_cache);
+        let scheduler = Scheduler::new(executor.geometry(), config);
         Engine { scheduler, executor }
     }
 

@@ -13,10 +13,10 @@ mod prefix_cache;
 use std::collections::HashMap;
 
 use crate::plan::{BlockCopy, BlockId, Ticket};
-use crate::request::TokenId;
+use crate::request::{CacheScope, TokenId};
 use block_pool::BlockPool;
 pub(crate) use block_table::BlockTable;
-use prefix_cache::PrefixCache;
+use prefix_cache::{PrefixCache, PrefixId};
 
 /// Blocks, their references and the prefix cache over them.
 #[derive(Debug)]
@@ -27,6 +27,10 @@ pub(crate) struct KvCache {
     prefixes: Option<PrefixCache>,
     /// Released tables that a step in flight still names, each with the last such step.
     retiring: Vec<(Ticket, BlockTable)>,
+    /// How long a prefix is kept that nobody uses.
+    ttl_seconds: Option<f64>,
+    /// The time of the last call that told it.
+    now: f64,
 }
 
 /// Blocks by state.
@@ -59,7 +63,46 @@ impl KvCache {
             pool: BlockPool::new(blocks),
             prefixes: enable_prefix_cache.then(|| PrefixCache::new(blocks)),
             retiring: Vec::new(),
+            ttl_seconds: None,
+            now: 0.0,
         }
+    }
+
+    /// Forgets prefixes that nobody used for so long.
+    pub(crate) fn with_ttl(mut self, ttl_seconds: Option<f64>) -> KvCache {
+        self.ttl_seconds = ttl_seconds;
+        self
+    }
+
+    /// Time has passed: what nobody used for too long is forgotten.
+    pub(crate) fn pass(&mut self, now: f64) {
+        self.now = now;
+        let (Some(ttl), Some(prefixes)) = (self.ttl_seconds, &mut self.prefixes) else { return };
+        while let Some(block) = self.pool.expire(now - ttl) {
+            prefixes.remove(block);
+        }
+    }
+
+    /// Leading tokens of `tokens` that are cached.
+    pub(crate) fn cached_tokens(&mut self, tokens: &[TokenId], scope: CacheScope) -> usize {
+        let Some(prefixes) = &mut self.prefixes else { return 0 };
+        let mut prefix = PrefixId::root(scope);
+        let chunks = tokens[..tokens.len() - 1].chunks_exact(self.block_tokens);
+        let known = chunks.take_while(|chunk| match prefixes.find(prefix, chunk) {
+            Some((longer, _)) => {
+                prefix = longer;
+                true
+            }
+            None => false,
+        });
+        known.count() * self.block_tokens
+    }
+
+    /// Whether `tokens` tokens, of which `cached` are cached, would find blocks now or once the steps in flight are
+    /// collected, with `headroom` left.
+    pub(crate) fn will_fit(&self, tokens: usize, cached: usize, headroom: usize) -> bool {
+        let missing = tokens.div_ceil(self.block_tokens) - cached / self.block_tokens;
+        missing + headroom <= self.pool.available() + self.returning()
     }
 
     /// Whether tables begin with blocks of earlier ones.
@@ -71,11 +114,11 @@ impl KvCache {
     ///
     /// At least the last token stays to be computed: its logits are what the caller wants. `None`, with nothing
     /// changed, unless `headroom` blocks remain available beside it.
-    pub(crate) fn open(&mut self, tokens: &[TokenId], headroom: usize) -> Option<BlockTable> {
+    pub(crate) fn open(&mut self, tokens: &[TokenId], scope: CacheScope, headroom: usize) -> Option<BlockTable> {
         if self.pool.available() <= headroom {
             return None; // without walking the prefix first: a full pool is asked in every step
         }
-        let mut table = self.cached_prefix(&tokens[..tokens.len() - 1]);
+        let mut table = self.cached_prefix(&tokens[..tokens.len() - 1], scope);
         let missing = self.missing(&table, tokens.len());
         if missing + headroom > self.pool.available() {
             self.drop_references(&table);
@@ -86,8 +129,8 @@ impl KvCache {
     }
 
     /// A table of new blocks that covers `tokens` tokens, whatever is cached of them.
-    pub(crate) fn open_uncached(&mut self, tokens: usize, headroom: usize) -> Option<BlockTable> {
-        let mut table = BlockTable::default();
+    pub(crate) fn open_uncached(&mut self, tokens: usize, scope: CacheScope, headroom: usize) -> Option<BlockTable> {
+        let mut table = BlockTable::new(scope);
         let missing = self.missing(&table, tokens);
         (missing + headroom <= self.pool.available()).then(|| self.append(&mut table, missing))?;
         Some(table)
@@ -99,13 +142,14 @@ impl KvCache {
         &mut self,
         table: &BlockTable,
         tokens: usize,
+        scope: CacheScope,
         headroom: usize,
     ) -> Option<(BlockTable, Option<BlockCopy>)> {
         if 1 + headroom > self.pool.available() {
             return None;
         }
         let shared = tokens / self.block_tokens;
-        let mut fork = BlockTable { blocks: table.blocks[..shared].to_vec(), ..BlockTable::default() };
+        let mut fork = BlockTable { blocks: table.blocks[..shared].to_vec(), ..BlockTable::new(scope) };
         fork.blocks.iter().for_each(|&block| self.pool.retain(block));
         self.append(&mut fork, 1);
         let begun = !tokens.is_multiple_of(self.block_tokens);
@@ -172,8 +216,8 @@ impl KvCache {
     }
 
     /// Takes references on the longest chain of cached blocks that begins `tokens`.
-    fn cached_prefix(&mut self, tokens: &[TokenId]) -> BlockTable {
-        let mut table = BlockTable::default();
+    fn cached_prefix(&mut self, tokens: &[TokenId], scope: CacheScope) -> BlockTable {
+        let mut table = BlockTable::new(scope);
         let Some(prefixes) = &mut self.prefixes else { return table };
         for chunk in tokens.chunks_exact(self.block_tokens) {
             let Some((prefix, block)) = prefixes.find(table.prefix, chunk) else { break };
@@ -200,7 +244,7 @@ impl KvCache {
     fn drop_references(&mut self, table: &BlockTable) {
         for &block in table.blocks.iter().rev() {
             let keep = self.prefixes.as_ref().is_some_and(|prefixes| prefixes.holds(block));
-            self.pool.release(block, keep);
+            self.pool.release(block, keep, self.now);
         }
     }
 }
@@ -212,7 +256,7 @@ mod tests {
     #[test]
     fn a_released_table_waits_for_the_step_that_names_it_last() {
         let mut kv = KvCache::new(4, 2, false);
-        let table = kv.open(&[1, 2, 3], 0).expect("four blocks are free");
+        let table = kv.open(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");
         kv.release(table, Some(Ticket(7)));
         kv.collected(Ticket(6));
         assert_eq!((kv.pool.free(), kv.returning()), (2, 2));
@@ -223,18 +267,33 @@ mod tests {
     #[test]
     fn a_block_that_a_live_table_shares_is_not_on_its_way_back() {
         let mut kv = KvCache::new(4, 2, true);
-        let mut first = kv.open(&[1, 2, 3], 0).expect("four blocks are free");
+        let mut first = kv.open(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");
         kv.publish(&mut first, &[1, 2, 3]);
-        let second = kv.open(&[1, 2, 4], 0).expect("two blocks are free");
+        let second = kv.open(&[1, 2, 4], CacheScope::SHARED, 0).expect("two blocks are free");
         kv.release(first, Some(Ticket(0)));
         assert_eq!(kv.returning(), 1);
         kv.audit([&second].into_iter()).expect("three blocks are held");
     }
 
     #[test]
+    fn scopes_share_nothing_and_what_nobody_uses_expires() {
+        let mut kv = KvCache::new(8, 2, true).with_ttl(Some(10.0));
+        let (one, other) = (CacheScope::SHARED, CacheScope(7));
+        let mut table = kv.open(&[1, 2, 3], one, 0).expect("eight blocks are free");
+        kv.publish(&mut table, &[1, 2, 3]);
+        assert_eq!((kv.cached_tokens(&[1, 2, 3], one), kv.cached_tokens(&[1, 2, 3], other)), (2, 0));
+        kv.pass(100.0);
+        kv.release(table, None);
+        kv.pass(109.0);
+        assert_eq!(kv.cached_tokens(&[1, 2, 3], one), 2);
+        kv.pass(111.0);
+        assert_eq!((kv.cached_tokens(&[1, 2, 3], one), kv.pool.free()), (0, 8));
+    }
+
+    #[test]
     fn an_audit_sees_a_reference_too_many() {
         let mut kv = KvCache::new(4, 2, false);
-        let table = kv.open(&[1, 2, 3], 0).expect("four blocks are free");
+        let table = kv.open(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");
         assert_eq!(kv.audit([&table].into_iter()), Ok(()));
         assert!(kv.audit([].into_iter()).is_err());
         assert_eq!(kv.usage([].into_iter()).leaked, 2);

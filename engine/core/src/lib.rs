@@ -10,6 +10,7 @@
 //! | Module | Subject |
 //! |---|---|
 //! | [`request`], [`sampling`] | what is asked, how it ends, why it is refused; how tokens are drawn |
+//! | [`policy`] | who goes first |
 //! | [`plan`], [`executor`] | one step as data; the seam to what computes it |
 //! | [`engine`] | scheduler and executor, one step ahead |
 //! | `scheduler` | who runs, with how many tokens, in which blocks; admission; preemption |
@@ -22,6 +23,7 @@ pub mod engine;
 pub mod executor;
 mod kv;
 pub mod plan;
+pub mod policy;
 pub mod request;
 pub mod sampling;
 mod scheduler;

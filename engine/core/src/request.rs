@@ -16,6 +16,16 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tenant(pub u32);
 
+/// Whose prompts may be found in the cache by whom: requests of different scopes share nothing. Numbers are the
+/// caller's, below 2^127; ones that cannot be guessed keep scopes apart that clients choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CacheScope(pub u128);
+
+impl CacheScope {
+    /// The scope of everybody who has no other.
+    pub const SHARED: CacheScope = CacheScope(0);
+}
+
 /// What is asked of the engine.
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -23,6 +33,10 @@ pub struct Request {
     pub id: RequestId,
     /// Whose it is.
     pub tenant: Tenant,
+    /// Where its prompt is looked for and kept.
+    pub cache_scope: CacheScope,
+    /// Lower ones go first, where the policy asks for it.
+    pub priority: i32,
     /// Prompt tokens, at least one.
     pub prompt: Vec<TokenId>,
     /// Most tokens to generate; prompt and this together fit the model's length. With 0 the prompt is only computed.
@@ -49,6 +63,8 @@ impl Request {
         Request {
             id,
             tenant: Tenant::default(),
+            cache_scope: CacheScope::SHARED,
+            priority: 0,
             prompt,
             max_tokens,
             min_tokens: 0,
@@ -121,6 +137,13 @@ pub enum RejectReason {
         /// Prompt tokens waiting.
         queued_tokens: u64,
     },
+    /// The first token would come too late: try again.
+    TooSlow {
+        /// When it would come, milliseconds from now.
+        predicted_milliseconds: u64,
+        /// The latest that is allowed, milliseconds.
+        limit_milliseconds: u64,
+    },
 }
 
 impl fmt::Display for RejectReason {
@@ -142,6 +165,11 @@ impl fmt::Display for RejectReason {
             RejectReason::QueueFull { waiting, queued_tokens } => {
                 write!(f, "{waiting} requests with {queued_tokens} prompt tokens are waiting; try again later")
             }
+            RejectReason::TooSlow { predicted_milliseconds, limit_milliseconds } => write!(
+                f,
+                "the first token would come after {predicted_milliseconds} ms, later than the {limit_milliseconds} ms \
+                 that this server promises; try again later"
+            ),
         }
     }
 }

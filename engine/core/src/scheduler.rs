@@ -1,34 +1,49 @@
 //! Who runs in the next step, with how many tokens, in which blocks; and what its results mean.
 //!
-//! First come, first served, within a token budget per step: decodes first, then prefill chunks of what runs, then
-//! admission from the queue. Where a decode finds no block, the latest arrival is preempted: its blocks are given up
-//! and its tokens computed again later. Knows no executor and no clock; steps may be in flight while it decides.
+//! Within a token budget per step: decodes first, then prefill chunks of what runs, then admission from the queue, all
+//! in the order of the [`Policy`]. Where a decode finds no block, the sequence that is last in that order is preempted:
+//! its blocks are given up and its tokens computed again later. Knows no executor and no clock; steps may be in flight
+//! while it decides.
 //!
-//! Two orders hold by construction: `running` is sorted by stay and by arrival, and everything in it arrived before
-//! everything in `waiting`.
+//! `running` is sorted by stay. First come, first served, it is sorted by arrival, too, and everything in it arrived
+//! before everything in `waiting`.
 
 mod admission;
+mod fairness;
+mod forecast;
+mod order;
 mod queue;
 mod step;
+mod step_time;
 
 use std::collections::VecDeque;
 
+use crate::engine::EngineConfig;
 use crate::executor::{ExecutorError, Geometry};
 use crate::kv::{BlockTable, KvCache};
 use crate::plan::{RowOutput, RowScores, StepOutput, Ticket};
+use crate::policy::Policy;
 use crate::request::{FinishReason, RejectReason, Request, RequestId};
 use crate::sequence::{Running, Sequence, StayId};
 use crate::update::{EngineStats, RequestUpdate, StepStats};
+use fairness::Fairness;
+use forecast::AnswerLength;
 use queue::Queue;
 pub use queue::QueueLimits;
 pub(crate) use step::Step;
 use step::{StepBuilder, StepRow};
+use step_time::StepTimeModel;
 
 /// All live sequences and the KV cache.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     geometry: Geometry,
+    policy: Policy,
+    target_inter_token_seconds: Option<f64>,
     kv: KvCache,
+    step_time: StepTimeModel,
+    answers: AnswerLength,
+    fairness: Fairness,
     running: Vec<Running>,
     waiting: Queue,
     in_flight: VecDeque<InFlight>,
@@ -47,13 +62,19 @@ struct InFlight {
 }
 
 impl Scheduler {
-    pub(crate) fn new(geometry: Geometry, limits: QueueLimits, enable_prefix_cache: bool) -> Scheduler {
+    pub(crate) fn new(geometry: Geometry, config: EngineConfig) -> Scheduler {
         assert!(geometry.max_step_rows > 0 && geometry.max_step_tokens > 0, "no step fits {geometry:?}");
         Scheduler {
             geometry,
-            kv: KvCache::new(geometry.blocks, geometry.block_tokens, enable_prefix_cache),
+            policy: config.policy,
+            target_inter_token_seconds: config.target_inter_token_seconds,
+            kv: KvCache::new(geometry.blocks, geometry.block_tokens, config.enable_prefix_cache)
+                .with_ttl(config.prefix_cache_ttl_seconds),
+            step_time: StepTimeModel::new(),
+            answers: AnswerLength::default(),
+            fairness: Fairness::default(),
             running: Vec::new(),
-            waiting: Queue::new(limits),
+            waiting: Queue::new(config.queue),
             in_flight: VecDeque::new(),
             stays: 0,
             preemptions: 0,
@@ -67,8 +88,13 @@ impl Scheduler {
         let known = self.waiting.iter().chain(self.running.iter().map(|run| &run.sequence));
         assert!(known.map(|sequence| sequence.id).all(|id| id != request.id), "{:?} is already live", request.id);
         admission::fits_engine(&request, &self.geometry)?;
+        if self.is_idle() {
+            self.fairness.forget();
+        }
         let sequence = Sequence::new(request, now);
-        self.waiting.admits(&sequence, self.free_places())?;
+        let predicted_ttft_seconds =
+            self.is_behind().then(|| self.predicted_ttft_seconds(sequence.backlog_tokens as u64));
+        self.waiting.admits(&sequence, self.free_places(), predicted_ttft_seconds.flatten())?;
         self.waiting.push_back(sequence);
         Ok(())
     }
@@ -85,8 +111,11 @@ impl Scheduler {
 
     /// Decides the next step. `None` if there is nothing that it could compute.
     pub(crate) fn schedule(&mut self, now: f64) -> Option<Step> {
+        self.kv.pass(now);
+        self.make_way();
         let mut step = StepBuilder::new(&self.geometry);
         self.schedule_decodes(&mut step);
+        step.limit(self.prefill_budget(step.decode_rows()) as usize);
         self.schedule_prefills(&mut step);
         self.schedule_waiting(&mut step, now);
         step.build()
@@ -121,6 +150,7 @@ impl Scheduler {
             return Err(ExecutorError(format!("a step of {} rows gave {} results", rows.len(), output.rows.len())));
         }
         self.kv.collected(ticket);
+        self.step_time.observe(stats.prefill_tokens, stats.decode_tokens, output.busy_seconds);
         let mut updates = Vec::with_capacity(rows.len());
         let mut scores = output.scores.into_iter().peekable();
         for (index, (row, result)) in rows.iter().zip(output.rows).enumerate() {
@@ -138,8 +168,9 @@ impl Scheduler {
         EngineStats {
             running: self.running.len() as u32,
             waiting: self.waiting.len() as u32,
-            oldest_waiting_arrival_seconds: self.waiting.front().map(|sequence| sequence.arrival_seconds),
+            oldest_waiting_arrival_seconds: self.oldest_arrival_seconds(),
             queued_prompt_tokens: self.waiting.prompt_tokens(),
+            predicted_ttft_seconds: self.predicted_ttft_seconds(0),
             remaining_tokens: self.running.iter().map(|run| run.sequence.remaining_tokens() as u64).sum(),
             kv: self.kv.usage(self.running.iter().map(|run| &run.table)),
             preemptions: self.preemptions,
@@ -155,7 +186,8 @@ impl Scheduler {
             return Err(format!("{queued} prompt tokens wait and {} are counted", self.waiting.prompt_tokens()));
         }
         let arrivals = self.running.iter().map(|run| &run.sequence).chain(self.waiting.iter());
-        if !arrivals.map(|sequence| sequence.arrival_seconds).is_sorted() {
+        let arrivals = arrivals.map(|sequence| sequence.arrival_seconds);
+        if self.policy == Policy::Fcfs && !arrivals.is_sorted() {
             return Err("a later arrival runs or waits before an earlier one".into());
         }
         if !self.running.is_sorted_by_key(|run| run.stay) {
@@ -164,37 +196,42 @@ impl Scheduler {
         self.kv.audit(self.running.iter().map(|run| &run.table))
     }
 
-    /// Sequences with one token to compute, oldest first. Only these may need a block that they do not have: a
-    /// prefill got all of its blocks when it was admitted.
+    /// Sequences with one token to compute. Only these may need a block that they do not have: a prefill got all of its
+    /// blocks when it was admitted.
     fn schedule_decodes(&mut self, step: &mut StepBuilder) {
-        let mut index = 0;
-        while index < self.running.len() && step.has_room() {
-            if self.running[index].uncomputed() == 1 && self.make_room(index, step) {
+        for stay in self.service_order() {
+            if !step.has_room() {
+                break;
+            }
+            let decodes = self.find(stay).is_some_and(|index| self.running[index].uncomputed() == 1);
+            if let Some(index) = decodes.then(|| self.make_room(stay, step)).flatten() {
                 step.push(&self.running[index]);
             }
-            index += 1;
         }
     }
 
     fn schedule_prefills(&mut self, step: &mut StepBuilder) {
-        for run in self.running.iter().filter(|run| run.uncomputed() > 1) {
+        for stay in self.service_order() {
             if !step.has_room() {
                 break;
             }
-            step.push(run);
+            if let Some(index) = self.find(stay).filter(|index| self.running[*index].uncomputed() > 1) {
+                step.push(&self.running[index]);
+            }
         }
     }
 
-    /// Admits from the queue's front while there is room in the step, in the batch and in the pool.
+    /// Admits from the queue while there is room in the step, in the batch and in the pool.
     fn schedule_waiting(&mut self, step: &mut StepBuilder, now: f64) {
         while step.has_room() && self.free_places() > 0 {
-            let Some(sequence) = self.waiting.front() else { break };
-            let opened = match self.leader(sequence) {
-                Some(leader) => self.fork(leader, step),
-                None => self.open(),
+            let Some(next) = self.next_waiting(now) else { break };
+            let leader = self.waiting.get(next).and_then(|sequence| self.leader(sequence));
+            let opened = match leader {
+                Some(leader) => self.fork(next, leader, step),
+                None => self.open(next),
             };
             let Some((table, cached_tokens)) = opened else { break };
-            let sequence = self.waiting.pop_front().expect("the queue has a front");
+            let sequence = self.waiting.remove(next).expect("the next one is in the queue");
             step.push(self.enter(sequence, table, cached_tokens, now));
         }
     }
@@ -203,17 +240,19 @@ impl Scheduler {
     fn leader(&self, sequence: &Sequence) -> Option<usize> {
         let leader = sequence.fork_of.filter(|_| sequence.generated() == 0)?;
         let index = self.running.iter().position(|run| run.sequence.id == leader)?;
-        let Sequence { tokens, prompt_tokens, .. } = &self.running[index].sequence;
-        (tokens[..*prompt_tokens] == sequence.tokens).then_some(index)
+        let leader = &self.running[index].sequence;
+        let same = leader.cache_scope == sequence.cache_scope
+            && leader.tokens[..leader.prompt_tokens] == sequence.tokens[..sequence.prompt_tokens];
+        same.then_some(index)
     }
 
-    /// Blocks for the queue's front, and how many of its tokens they hold already.
-    fn open(&mut self) -> Option<(BlockTable, usize)> {
-        let sequence = self.waiting.front()?;
+    /// Blocks for the one that waits at `next`, and how many of its tokens they hold already.
+    fn open(&mut self, next: usize) -> Option<(BlockTable, usize)> {
+        let sequence = self.waiting.get(next)?;
         // A block for each running sequence stays, or their next tokens would preempt what is admitted here.
         let table = match sequence.scores_prompt() {
-            true => self.kv.open_uncached(sequence.tokens.len(), self.running.len()),
-            false => self.kv.open(&sequence.tokens, self.running.len()),
+            true => self.kv.open_uncached(sequence.tokens.len(), sequence.cache_scope, self.running.len()),
+            false => self.kv.open(&sequence.tokens, sequence.cache_scope, self.running.len()),
         }?;
         let cached_tokens = table.published_blocks() * self.geometry.block_tokens as usize;
         if !sequence.was_scheduled() {
@@ -224,41 +263,48 @@ impl Scheduler {
     }
 
     /// The same for a sequence whose prompt is that of the one at `leader`, once a step computes it.
-    fn fork(&mut self, leader: usize, step: &mut StepBuilder) -> Option<(BlockTable, usize)> {
+    fn fork(&mut self, next: usize, leader: usize, step: &mut StepBuilder) -> Option<(BlockTable, usize)> {
+        let scope = self.waiting.get(next)?.cache_scope;
         let leader = self.running.get(leader).filter(|leader| leader.has_prompt())?;
         // The last token of the prompt is computed again: its logits are drawn from once for each sequence.
         let shared_tokens = leader.sequence.prompt_tokens - 1;
-        let (table, copy) = self.kv.fork(&leader.table, shared_tokens, self.running.len())?;
+        let (table, copy) = self.kv.fork(&leader.table, shared_tokens, scope, self.running.len())?;
         copy.into_iter().for_each(|copy| step.copy(leader.stay, copy));
         Some((table, shared_tokens))
     }
 
-    /// Gives the decode at `index` the block that it may need, preempting the latest arrival for it. False where it
-    /// has to sit this step out.
-    fn make_room(&mut self, index: usize, step: &mut StepBuilder) -> bool {
+    /// Gives a decode the block that it may need, preempting others for it. Where it is then; `None` where it has to
+    /// sit this step out.
+    fn make_room(&mut self, stay: StayId, step: &mut StepBuilder) -> Option<usize> {
         loop {
+            let index = self.find(stay)?;
             let run = &mut self.running[index];
             let covered = run.covered_after(1);
             if self.kv.grow(&mut run.table, covered) {
-                return true;
+                return Some(index);
             }
             // Blocks on their way back count first: one preemption must not turn into several.
-            if self.kv.returning() > step.sitting_out || !self.preempt_latest_after(index) {
+            if self.kv.returning() > step.sitting_out || !self.preempt_behind(index) {
                 step.sitting_out += 1;
-                return false;
+                return None;
             }
         }
     }
 
-    /// Preempts the latest arrival behind `index`, sparing those that only wait for their last token. False where
-    /// there is none: earlier arrivals go first, and the one at `index` keeps what it has until they need it.
-    fn preempt_latest_after(&mut self, index: usize) -> bool {
-        let behind = self.running[index + 1..].iter().rposition(|run| run.uncomputed() > 0);
-        let Some(victim) = behind.map(|offset| index + 1 + offset) else { return false };
-        let sequence = self.leave(victim);
+    /// Preempts the last in the order of service behind the one at `index`, sparing those that only wait for their last
+    /// token. False where there is none: those before it go first, and it keeps what it has until they need it.
+    fn preempt_behind(&mut self, index: usize) -> bool {
+        let own = self.rank(&self.running[index]);
+        let behind = self.running.iter().enumerate().filter(|(_, run)| run.uncomputed() > 0 && self.rank(run) > own);
+        let Some((victim, _)) = behind.max_by_key(|(_, run)| self.rank(run)) else { return false };
+        self.preempt(victim);
+        true
+    }
+
+    fn preempt(&mut self, index: usize) {
+        let sequence = self.leave(index);
         self.waiting.push_front(sequence);
         self.preemptions += 1;
-        true
     }
 
     /// What a row's result means for its sequence. Nothing, if that has ended or was preempted since.
@@ -278,15 +324,25 @@ impl Scheduler {
         run.sequence.take_scores(row.first, prompt);
         let logprobs = Vec::from_iter(sampled);
         match result {
-            RowOutput::Sampled(token) if row.samples => Ok(Some(match run.accept(token) {
-                Some(reason) => self.leave(index).end_with(reason, vec![token], logprobs),
-                None => run.sequence.update(vec![token], logprobs),
-            })),
+            RowOutput::Sampled(token) if row.samples => {
+                self.fairness.spend(run.sequence.tenant, 1);
+                Ok(Some(match run.accept(token) {
+                    Some(reason) => self.conclude(index).end_with(reason, vec![token], logprobs),
+                    None => run.sequence.update(vec![token], logprobs),
+                }))
+            }
             RowOutput::Computed if !row.samples => {
                 Ok(run.ends_at(row.end).then(|| self.leave(index).end(FinishReason::Length)))
             }
             wrong => Err(ExecutorError(format!("a row that samples: {} gave {wrong:?}", row.samples))),
         }
+    }
+
+    /// Out of the batch with a complete answer.
+    fn conclude(&mut self, index: usize) -> Sequence {
+        let sequence = self.leave(index);
+        self.answers.observe(sequence.generated());
+        sequence
     }
 
     fn find(&self, stay: StayId) -> Option<usize> {
@@ -301,6 +357,7 @@ impl Scheduler {
     fn enter(&mut self, mut sequence: Sequence, table: BlockTable, cached_tokens: usize, now: f64) -> &Running {
         if !sequence.was_scheduled() {
             sequence.first_scheduled(now, cached_tokens);
+            self.fairness.spend(sequence.tenant, sequence.prompt_tokens - cached_tokens);
         }
         self.stays += 1;
         self.running.push(Running::new(StayId(self.stays), sequence, table, cached_tokens));

@@ -7,13 +7,16 @@ use std::sync::Arc;
 
 use crate::kv::BlockTable;
 use crate::plan::{History, InputToken, PlanRow, SampleRow, ScoreRow, Ticket};
-use crate::request::{FinishReason, Request, RequestId, Sampling, TokenId};
+use crate::request::{CacheScope, FinishReason, Request, RequestId, Sampling, Tenant, TokenId};
 use crate::sampling::TokenLogprobs;
 use crate::update::RequestUpdate;
 
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub(crate) id: RequestId,
+    pub(crate) tenant: Tenant,
+    pub(crate) cache_scope: CacheScope,
+    pub(crate) priority: i32,
     /// The prompt and what was generated.
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) prompt_tokens: usize,
@@ -40,7 +43,9 @@ impl Sequence {
     pub(crate) fn new(request: Request, now: f64) -> Sequence {
         let Request {
             id,
-            tenant: _,
+            tenant,
+            cache_scope,
+            priority,
             prompt,
             max_tokens,
             min_tokens,
@@ -52,6 +57,9 @@ impl Sequence {
         } = request;
         Sequence {
             id,
+            tenant,
+            cache_scope,
+            priority,
             prompt_tokens: prompt.len(),
             backlog_tokens: if fork_of.is_some() { 1 } else { prompt.len() },
             tokens: prompt,

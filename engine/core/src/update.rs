@@ -68,6 +68,8 @@ pub struct EngineStats {
     pub oldest_waiting_arrival_seconds: Option<f64>,
     /// Prompt tokens of waiting requests.
     pub queued_prompt_tokens: u64,
+    /// Seconds after which a request that came now would get its first token; absent until steps were measured.
+    pub predicted_ttft_seconds: Option<f64>,
     /// Upper bound of the tokens that running requests have still to generate.
     pub remaining_tokens: u64,
     /// Blocks by state.

@@ -12,9 +12,11 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use support::{CONFIG, GEOMETRY, TestEngine, WORDS, engine, updates_alone};
-use windlass_engine_core::engine::EngineConfig;
+use windlass_engine_core::engine::{EngineConfig, Policy};
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::request::{FinishReason, RejectReason, Request, RequestId, Sampling, TokenId};
+use windlass_engine_core::request::{
+    CacheScope, FinishReason, RejectReason, Request, RequestId, Sampling, Tenant, TokenId,
+};
 use windlass_engine_core::update::RequestUpdate;
 
 /// What happens to an engine, one thing at a time.
@@ -41,12 +43,15 @@ struct Wish {
     scored: (bool, bool),
     /// The same prompt as the request before, sharing its blocks.
     fork: bool,
+    tenant: u32,
 }
 
 impl Wish {
     /// Prompts of one family begin alike.
     fn request(&self, id: RequestId, before: Option<&Request>) -> Request {
         let leader = before.filter(|_| self.fork);
+        // Mostly of the same tenant: others share nothing.
+        let tenant = leader.filter(|_| self.seed > 0).map_or(Tenant(self.tenant), |leader| leader.tenant);
         let own = || (0..self.prompt_tokens).map(|i| (self.family * 17 + i * i) % 100).collect();
         let prompt = leader.map_or_else(own, |leader| leader.prompt.clone());
         let sampling = Sampling { temperature: (self.seed % 2) as f32, seed: self.seed, ..Sampling::GREEDY };
@@ -57,6 +62,9 @@ impl Wish {
             prompt_logprobs: self.scored.0.then_some(2),
             logprobs: self.scored.1.then_some(3),
             fork_of: leader.map(|leader| leader.id),
+            tenant,
+            cache_scope: CacheScope(tenant.0.into()),
+            priority: self.tenant as i32,
             ..Request::greedy(id, prompt, self.max_tokens)
         }
     }
@@ -66,8 +74,8 @@ fn wishes() -> impl Strategy<Value = Wish> {
     let stop_tokens = prop_oneof![3 => Just(vec![]), 1 => vec(0..WORDS, 1..3)];
     let scored = (prop::bool::weighted(0.2), prop::bool::weighted(0.2));
     let fork = prop::bool::weighted(0.3);
-    (0..3u32, 1..40u32, 0..30u32, 0..6u32, stop_tokens, 0..4u64, scored, fork).prop_map(
-        |(family, prompt_tokens, max_tokens, min_tokens, stop_tokens, seed, scored, fork)| Wish {
+    (0..3u32, 1..40u32, 0..30u32, 0..6u32, stop_tokens, 0..4u64, scored, fork, 0..3u32).prop_map(
+        |(family, prompt_tokens, max_tokens, min_tokens, stop_tokens, seed, scored, fork, tenant)| Wish {
             family,
             prompt_tokens,
             max_tokens,
@@ -76,6 +84,7 @@ fn wishes() -> impl Strategy<Value = Wish> {
             seed,
             scored,
             fork,
+            tenant,
         },
     )
 }
@@ -94,6 +103,24 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 fn geometries() -> impl Strategy<Value = Geometry> {
     (1..6u32, 12..60u32, 1..8u32, 1..40u32).prop_map(|(block_tokens, blocks, max_step_rows, max_step_tokens)| {
         Geometry { block_tokens, blocks, max_step_rows, max_step_tokens, ..GEOMETRY }
+    })
+}
+
+fn configs() -> impl Strategy<Value = EngineConfig> {
+    let policy = prop_oneof![
+        2 => Just(Policy::Fcfs),
+        2 => (0..2u32).prop_map(|preemption_threshold| Policy::Priority { preemption_threshold }),
+        1 => Just(Policy::Fair),
+        1 => Just(Policy::LongestPrefix),
+    ];
+    let target = prop_oneof![Just(None), Just(Some(0.004))];
+    let ttl = prop_oneof![3 => Just(None), 1 => Just(Some(5.0))];
+    (any::<bool>(), policy, target, ttl).prop_map(|(enable_prefix_cache, policy, target, ttl)| EngineConfig {
+        enable_prefix_cache,
+        policy,
+        target_inter_token_seconds: target,
+        prefix_cache_ttl_seconds: ttl,
+        ..CONFIG
     })
 }
 
@@ -124,9 +151,9 @@ struct World {
 }
 
 impl World {
-    fn new(geometry: Geometry, enable_prefix_cache: bool) -> World {
+    fn new(geometry: Geometry, config: EngineConfig) -> World {
         World {
-            engine: engine(geometry, EngineConfig { enable_prefix_cache, ..CONFIG }),
+            engine: engine(geometry, config),
             geometry,
             requests: Vec::new(),
             texts: HashMap::new(),
@@ -235,8 +262,8 @@ impl World {
     }
 }
 
-fn live_through(geometry: Geometry, prefix_cache: bool, events: &[Event]) -> Met {
-    let mut world = World::new(geometry, prefix_cache);
+fn live_through(geometry: Geometry, config: EngineConfig, events: &[Event]) -> Met {
+    let mut world = World::new(geometry, config);
     events.iter().for_each(|event| world.happen(event));
     world.come_to_rest();
     world.check_texts();
@@ -250,8 +277,8 @@ fn whatever_happens_the_engine_is_sound_and_texts_are_those_of_requests_alone() 
     let met = RefCell::new(Met::default());
     let mut runner =
         TestRunner::new(Config { cases: 400, failure_persistence: None, max_shrink_iters: 500, ..Config::default() });
-    let outcome = runner.run(&(geometries(), any::<bool>(), events()), |(geometry, prefix_cache, events)| {
-        met.borrow_mut().add(live_through(geometry, prefix_cache, &events));
+    let outcome = runner.run(&(geometries(), configs(), events()), |(geometry, config, events)| {
+        met.borrow_mut().add(live_through(geometry, config, &events));
         Ok::<(), TestCaseError>(())
     });
     outcome.unwrap_or_else(|failure| panic!("{failure}"));

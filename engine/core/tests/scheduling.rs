@@ -14,7 +14,10 @@ use windlass_engine_core::update::RequestUpdate;
 const CACHING: EngineConfig = EngineConfig { enable_prefix_cache: true, ..CONFIG };
 
 fn queue(max_waiting_requests: u32, max_queued_prompt_tokens: u64) -> EngineConfig {
-    EngineConfig { queue: QueueLimits { max_waiting_requests, max_queued_prompt_tokens }, ..CONFIG }
+    EngineConfig {
+        queue: QueueLimits { max_waiting_requests, max_queued_prompt_tokens, max_predicted_ttft_seconds: None },
+        ..CONFIG
+    }
 }
 
 fn add(engine: &mut TestEngine, request: Request) {

@@ -117,6 +117,19 @@ impl From<ActivationDtype> for ActivationType {
     }
 }
 
+/// Who goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SchedulingPolicy {
+    /// First come, first served
+    Fcfs,
+    /// The lowest `priority` of the request first
+    Priority,
+    /// Tenants in turn, each with as many tokens as the others
+    Fair,
+    /// The longest cached prefix first
+    LongestPrefix,
+}
+
 /// Flags of `serve`, by vLLM's names where vLLM has them.
 #[derive(Args, Clone, Debug)]
 pub struct ServeArgs {
@@ -212,6 +225,27 @@ pub struct ServeArgs {
     /// Compute every prompt from its first token
     #[arg(long, help_heading = "Batching and memory")]
     pub no_enable_prefix_caching: bool,
+    /// Forget cached prompts that nobody used for so long [default: when their room is needed]
+    #[arg(long, value_name = "SECONDS", help_heading = "Batching and memory")]
+    pub prefix_cache_ttl: Option<f64>,
+    /// Let tenants with different keys find each other's prompts in the cache
+    #[arg(long, help_heading = "Batching and memory")]
+    pub share_prefix_cache: bool,
+    /// Who goes first
+    #[arg(long, value_enum, default_value_t = SchedulingPolicy::Fcfs, help_heading = "Batching and memory")]
+    pub scheduling_policy: SchedulingPolicy,
+    /// With the policy priority: a waiting request preempts a running one whose priority is higher by more than this
+    #[arg(long, default_value_t = 10, value_name = "N", help_heading = "Batching and memory")]
+    pub priority_preemption_threshold: u32,
+    /// Cut prompts into chunks small enough that the tokens of running sequences come so often [default: whole steps]
+    #[arg(long, value_name = "MILLISECONDS", help_heading = "Batching and memory")]
+    pub target_inter_token_ms: Option<f64>,
+    /// Refuse with 429 and Retry-After what would wait longer than this for its first token
+    #[arg(long, value_name = "MILLISECONDS", help_heading = "Batching and memory")]
+    pub max_predicted_ttft_ms: Option<f64>,
+    /// Same bytes out whatever else is served: always so, and accepted for those who ask for it
+    #[arg(long, help_heading = "Batching and memory")]
+    pub deterministic: bool,
     /// Requests that may wait; one more is refused with 429 and Retry-After
     #[arg(long, default_value_t = 256, value_name = "N", help_heading = "Batching and memory")]
     pub max_queue_requests: u32,

@@ -1,6 +1,6 @@
 //! The server's configuration, validated once: what the flags mean together.
 
-use crate::cli::{ExecutorKind, ServeArgs, SimArgs, UnknownFields};
+use crate::cli::{ExecutorKind, SchedulingPolicy, ServeArgs, SimArgs, UnknownFields};
 use crate::failure::Failure;
 use crate::http::tls::{ClientSource, TlsSource};
 use crate::machine;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use windlass_engine_contract::flags;
 use windlass_engine_contract::termination::Reason;
-use windlass_engine_core::engine::QueueLimits;
+use windlass_engine_core::engine::{Policy, QueueLimits};
 use windlass_engine_core::sim::StepTime;
 use windlass_engine_model::{ActivationType, KvBudget};
 
@@ -100,6 +100,14 @@ pub struct Batching {
     pub queue: QueueLimits,
     /// Keep computed prompts for others that begin alike.
     pub prefix_cache: bool,
+    /// How long those are kept that nobody uses.
+    pub prefix_cache_ttl_seconds: Option<f64>,
+    /// Tenants find each other's prompts.
+    pub share_prefix_cache: bool,
+    /// Who goes first.
+    pub policy: Policy,
+    /// Time between tokens that prefill beside them should not exceed.
+    pub target_inter_token_seconds: Option<f64>,
 }
 
 /// Times of the life cycle.
@@ -270,8 +278,13 @@ fn batching(args: &ServeArgs) -> Result<Batching, Failure> {
         queue: QueueLimits {
             max_waiting_requests: args.max_queue_requests,
             max_queued_prompt_tokens: args.max_queue_tokens,
+            max_predicted_ttft_seconds: milliseconds("--max-predicted-ttft-ms", args.max_predicted_ttft_ms)?,
         },
         prefix_cache: !args.no_enable_prefix_caching,
+        prefix_cache_ttl_seconds: positive("--prefix-cache-ttl", args.prefix_cache_ttl)?,
+        share_prefix_cache: args.share_prefix_cache,
+        policy: policy(args),
+        target_inter_token_seconds: milliseconds("--target-inter-token-ms", args.target_inter_token_ms)?,
     })
 }
 
@@ -339,6 +352,28 @@ fn allowed_origins(args: &ServeArgs) -> Result<Vec<HeaderValue>, Failure> {
         return Err(wrong(format!("{origin:?} is no origin; write https://host, or * for any")));
     }
     origins.iter().map(|origin| HeaderValue::from_str(origin).map_err(|error| wrong(error.to_string()))).collect()
+}
+
+fn policy(args: &ServeArgs) -> Policy {
+    match args.scheduling_policy {
+        SchedulingPolicy::Fcfs => Policy::Fcfs,
+        SchedulingPolicy::Priority => Policy::Priority { preemption_threshold: args.priority_preemption_threshold },
+        SchedulingPolicy::Fair => Policy::Fair,
+        SchedulingPolicy::LongestPrefix => Policy::LongestPrefix,
+    }
+}
+
+fn milliseconds(flag: &str, value: Option<f64>) -> Result<Option<f64>, Failure> {
+    Ok(positive(flag, value)?.map(|milliseconds| milliseconds / 1e3))
+}
+
+fn positive(flag: &str, value: Option<f64>) -> Result<Option<f64>, Failure> {
+    match value {
+        Some(value) if !(value > 0.0 && value.is_finite()) => {
+            Err(Failure::configuration(format!("{flag} is {value}; it must be greater than 0")))
+        }
+        value => Ok(value),
+    }
 }
 
 fn times(args: &ServeArgs) -> Result<LifeTimes, Failure> {

@@ -7,8 +7,8 @@ mod cancel;
 mod handle;
 mod live;
 mod pace;
+mod promise;
 mod step_loop;
-mod throughput;
 
 pub use handle::{EngineHandle, Event, NotAccepted, RequestStream, channel};
 pub use pace::RealTime;

@@ -9,7 +9,7 @@ pub use bounds::{MAX_CHOICES, MAX_STOPS};
 use bounds::ranged;
 use windlass_engine_api::error::FieldError;
 use windlass_engine_api::generation::GenerationFields;
-use windlass_engine_core::request::{Penalties, Request, RequestId, Sampling, Tenant, TokenId};
+use windlass_engine_core::request::{CacheScope, Penalties, Request, RequestId, Sampling, Tenant, TokenId};
 
 /// How to generate, complete and in range.
 #[derive(Clone, Debug)]
@@ -30,6 +30,8 @@ pub struct Generation {
     prompt_tokens: Option<u32>,
     sampling: Sampling,
     ignore_eos: bool,
+    priority: i32,
+    cache_salt: Option<String>,
     logprobs: Option<u32>,
     prompt_logprobs: Option<u32>,
 }
@@ -96,6 +98,8 @@ impl Generation {
             shows,
             prompt_tokens: bounds::prompt_tokens(fields.truncate_prompt_tokens)?,
             ignore_eos: fields.ignore_eos,
+            priority: fields.priority,
+            cache_salt: words::cache_salt(fields.cache_salt.clone())?,
             // The most likely answers are found by their log probabilities.
             logprobs: fields.logprobs.or((choices.generated > choices.given).then_some(0)),
             prompt_logprobs: fields.prompt_logprobs.max(echoed),
@@ -111,6 +115,7 @@ impl Generation {
         &self,
         id: RequestId,
         tenant: Tenant,
+        cache_scope: CacheScope,
         prompt: Vec<TokenId>,
         max_tokens: u32,
         ends: &[TokenId],
@@ -120,6 +125,8 @@ impl Generation {
         let seed = self.sampling.seed.wrapping_add(choice.index.into());
         Request {
             tenant,
+            cache_scope,
+            priority: self.priority,
             min_tokens: self.min_tokens,
             stop_tokens: [ends, &self.stop_token_ids].concat(),
             sampling: Sampling { seed, ..self.sampling.clone() },
@@ -128,6 +135,11 @@ impl Generation {
             fork_of: choice.leader,
             ..Request::greedy(id, prompt, self.max_tokens.unwrap_or(max_tokens))
         }
+    }
+
+    /// Only requests of the same salt share cached prompts.
+    pub fn cache_salt(&self) -> Option<&str> {
+        self.cache_salt.as_deref()
     }
 
     /// The part of a prompt that counts.
@@ -177,21 +189,30 @@ mod tests {
         let generation = validate(GenerationFields::default()).unwrap();
         let expected = Sampling { seed: 7, ..Sampling::RANDOM };
         assert_eq!(generation.sampling, expected);
-        let request = generation.request(RequestId(1), Tenant(0), vec![1], 42, &[9], Choice::default());
+        let request =
+            generation.request(RequestId(1), Tenant(0), CacheScope::SHARED, vec![1], 42, &[9], Choice::default());
         assert_eq!((request.max_tokens, request.stop_tokens), (42, vec![9]));
     }
 
     #[test]
     fn ignoring_the_end_keeps_the_clients_own_stop_tokens() {
         let fields = GenerationFields { ignore_eos: true, stop_token_ids: vec![3], ..Default::default() };
-        let request = validate(fields).unwrap().request(RequestId(1), Tenant(0), vec![1], 1, &[9], Choice::default());
+        let request = validate(fields).unwrap().request(
+            RequestId(1),
+            Tenant(0),
+            CacheScope::SHARED,
+            vec![1],
+            1,
+            &[9],
+            Choice::default(),
+        );
         assert_eq!(request.stop_tokens, [3]);
     }
 
     #[test]
     fn values_out_of_range_are_refused_by_name() {
         type Set = fn(&mut GenerationFields);
-        let cases: [(&str, Set); 33] = [
+        let cases: [(&str, Set); 34] = [
             ("temperature", |fields| fields.temperature = Some(-0.1)),
             ("temperature", |fields| fields.temperature = Some(2.1)),
             ("temperature", |fields| fields.temperature = Some(f64::NAN)),
@@ -202,6 +223,7 @@ mod tests {
             ("min_p", |fields| fields.min_p = Some(-1.0)),
             ("max_tokens", |fields| fields.max_tokens = Some(0)),
             ("min_tokens", |fields| (fields.max_tokens, fields.min_tokens) = (Some(1), Some(2))),
+            ("cache_salt", |fields| fields.cache_salt = Some(String::new())),
             ("stop", |fields| fields.stop = vec![String::new()]),
             ("stop", |fields| fields.stop = vec!["x".repeat(MAX_STOP_BYTES + 1)]),
             ("stop", |fields| fields.stop = vec!["x".to_owned(); 10_000]),

@@ -10,6 +10,7 @@ pub mod answer;
 pub mod attach;
 pub mod batch;
 pub mod bench;
+pub mod cache_scopes;
 pub mod chat;
 pub mod cli;
 pub mod client;

@@ -12,7 +12,7 @@ mod times;
 use crate::clock::Clock;
 use busy::BusyWindow;
 use metrics::Metrics;
-pub use metrics::QUEUE_FULL;
+pub use metrics::{QUEUE_FULL, TOO_SLOW};
 use progress::Progress;
 use recent::Recent;
 pub use recent::SAMPLE_EVERY;

@@ -1,5 +1,6 @@
 //! The server from start to exit: bind, start the engine, serve, drain.
 
+use crate::cache_scopes::CacheScopes;
 use crate::clock::Clock;
 use crate::config::{Config, LifeTimes};
 use crate::driver::EngineHandle;
@@ -67,6 +68,7 @@ impl Server {
             engine: handle.clone(),
             tokenizer: Arc::new(tokenizer),
             template,
+            cache_scopes: CacheScopes::new(config.batching.share_prefix_cache),
             served_names: config.served_names,
             max_model_tokens: built.effective.max_model_tokens,
             created: unix_seconds(),

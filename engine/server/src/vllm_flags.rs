@@ -86,7 +86,6 @@ const FLAGS: &[Flag] = &[
     value("--kv-cache-memory", &[], "use --kv-cache-memory-bytes"),
     value("--kv-offloading-size", &[], "the KV cache stays in memory"),
     value("--prefix-caching-hash-algo", &[], "tokens are compared, not hashes"),
-    value("--scheduling-policy", &["fcfs"], "requests are served in order of arrival"),
     value("--max-num-partial-prefills", &["1"], "chunks fill what decoding leaves of a step"),
     value("--long-prefill-token-threshold", &["0"], "chunks fill what decoding leaves of a step"),
     value("--num-lookahead-slots", &["0"], NO_SPECULATION),

@@ -12,7 +12,7 @@ pub(super) struct BlockPool {
     /// Blocks without contents, used last in, first out.
     free: Vec<BlockId>,
     /// Unreferenced blocks with reusable contents by the time of their release: the first is the next to go.
-    cached: BTreeMap<u64, BlockId>,
+    cached: BTreeMap<u64, Cached>,
     releases: u64,
     total_references: u64,
 }
@@ -22,6 +22,13 @@ struct Slot {
     references: u32,
     /// Key in `cached` while the block is there.
     cached_at: Option<u64>,
+}
+
+/// A cached block and when its last reference went, in seconds.
+#[derive(Clone, Copy, Debug)]
+struct Cached {
+    block: BlockId,
+    since_seconds: f64,
 }
 
 impl BlockPool {
@@ -63,7 +70,7 @@ impl BlockPool {
 
     /// Cached blocks, each once, the longest unused first.
     pub(super) fn cached_blocks(&self) -> impl Iterator<Item = BlockId> {
-        self.cached.values().copied()
+        self.cached.values().map(|cached| cached.block)
     }
 
     pub(super) fn total_references(&self) -> u64 {
@@ -73,10 +80,19 @@ impl BlockPool {
     /// A block with one reference, and whether its cached contents were given up for it: the longest unused.
     pub(super) fn take(&mut self) -> Option<(BlockId, bool)> {
         let free = self.free.pop().map(|block| (block, false));
-        let (block, evicted) = free.or_else(|| self.cached.pop_first().map(|(_, block)| (block, true)))?;
+        let (block, evicted) = free.or_else(|| self.cached.pop_first().map(|(_, cached)| (cached.block, true)))?;
         self.slots[block.0 as usize] = Slot { references: 1, cached_at: None };
         self.total_references += 1;
         Some((block, evicted))
+    }
+
+    /// Frees the longest unused cached block, if its last reference went before this time.
+    pub(super) fn expire(&mut self, before_seconds: f64) -> Option<BlockId> {
+        let oldest = self.cached.first_entry().filter(|oldest| oldest.get().since_seconds < before_seconds)?;
+        let Cached { block, .. } = oldest.remove();
+        self.slots[block.0 as usize].cached_at = None;
+        self.free.push(block);
+        Some(block)
     }
 
     /// One more reference on a block that is held or cached.
@@ -91,7 +107,7 @@ impl BlockPool {
     }
 
     /// One reference less; the last one makes the block cached if its contents are worth keeping, else free.
-    pub(super) fn release(&mut self, block: BlockId, keep: bool) {
+    pub(super) fn release(&mut self, block: BlockId, keep: bool, now: f64) {
         let slot = &mut self.slots[block.0 as usize];
         assert!(slot.references > 0, "block {} was released more often than it was taken", block.0);
         slot.references -= 1;
@@ -102,7 +118,7 @@ impl BlockPool {
         if keep {
             self.releases += 1;
             slot.cached_at = Some(self.releases);
-            self.cached.insert(self.releases, block);
+            self.cached.insert(self.releases, Cached { block, since_seconds: now });
         } else {
             self.free.push(block);
         }

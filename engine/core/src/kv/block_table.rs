@@ -2,11 +2,12 @@
 
 use super::prefix_cache::PrefixId;
 use crate::plan::BlockId;
+use crate::request::CacheScope;
 
 /// Block `i` holds the tokens at `i * block_tokens ..`. Each entry is one reference on its block.
 ///
 /// Not `Clone`: a second holder of the same blocks has to take its own references.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct BlockTable {
     pub(crate) blocks: Vec<BlockId>,
     /// Leading blocks that came from the prefix cache or were offered to it.
@@ -16,6 +17,11 @@ pub(crate) struct BlockTable {
 }
 
 impl BlockTable {
+    /// No blocks yet.
+    pub(super) fn new(scope: CacheScope) -> BlockTable {
+        BlockTable { blocks: Vec::new(), published: 0, prefix: PrefixId::root(scope) }
+    }
+
     /// Leading blocks whose contents are known to the prefix cache.
     pub(crate) fn published_blocks(&self) -> usize {
         self.published

@@ -4,19 +4,26 @@
 //! whose edges are the tokens of one block. The map compares those tokens themselves, so a hash collision costs
 //! time and never serves another prompt's cache; its hash is keyed at random in each process by the standard
 //! library, so collisions cannot be aimed for. A prefix's id is never reused: what followed an evicted block can no
-//! longer be found, and ages out.
+//! longer be found, and ages out. Each [`CacheScope`] has a trie of its own.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::plan::BlockId;
-use crate::request::TokenId;
+use crate::request::{CacheScope, TokenId};
 
-/// A sequence of whole blocks that is, or was, in the cache. The default is the empty one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct PrefixId(u64);
+/// A sequence of whole blocks that is, or was, in the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PrefixId(u128);
 
-/// The id of the prefix in two words, then the tokens that continue it: one slice, so that it can be looked up
+impl PrefixId {
+    /// The empty prefix of a scope. No other prefix has the highest bit.
+    pub(super) fn root(scope: CacheScope) -> PrefixId {
+        PrefixId(scope.0 | 1 << 127)
+    }
+}
+
+/// The id of the prefix in four words, then the tokens that continue it: one slice, so that it can be looked up
 /// without owning it.
 type Edge = Arc<[u32]>;
 
@@ -25,7 +32,7 @@ pub(super) struct PrefixCache {
     found: HashMap<Edge, (PrefixId, BlockId)>,
     /// By block: the edge that leads to it.
     edges: Vec<Option<Edge>>,
-    prefixes: u64,
+    prefixes: u128,
     scratch: Vec<u32>,
 }
 
@@ -67,7 +74,7 @@ impl PrefixCache {
     /// Writes the edge into `scratch`.
     fn spell(&mut self, prefix: PrefixId, tokens: &[TokenId]) {
         self.scratch.clear();
-        self.scratch.extend([prefix.0 as u32, (prefix.0 >> 32) as u32]);
+        self.scratch.extend([0, 32, 64, 96].map(|bits| (prefix.0 >> bits) as u32));
         self.scratch.extend_from_slice(tokens);
     }
 }

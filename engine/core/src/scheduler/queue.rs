@@ -1,4 +1,4 @@
-//! Requests that wait, in order of arrival, and how much may wait.
+//! Requests that wait, in order of arrival with preempted ones before all others, and how much may wait.
 
 use std::collections::VecDeque;
 
@@ -6,12 +6,14 @@ use crate::request::{RejectReason, RequestId};
 use crate::sequence::Sequence;
 
 /// How much may wait. What is beyond it is refused at once, while its client can still go elsewhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueueLimits {
     /// Most requests that wait beyond the free places in the running batch.
     pub max_waiting_requests: u32,
     /// Most prompt tokens that wait. A single request may exceed it when nothing else waits.
     pub max_queued_prompt_tokens: u64,
+    /// Longest predicted time to the first token of a request that has to wait.
+    pub max_predicted_ttft_seconds: Option<f64>,
 }
 
 #[derive(Debug)]
@@ -26,14 +28,26 @@ impl Queue {
         Queue { limits, sequences: VecDeque::new(), prompt_tokens: 0 }
     }
 
-    /// Whether this one may wait, too, when the batch has room for `free_places` sequences.
-    pub(super) fn admits(&self, sequence: &Sequence, free_places: usize) -> Result<(), RejectReason> {
+    /// Whether this one may wait, too, when the batch has room for `free_places` sequences and its first token is
+    /// predicted to come after so many seconds.
+    pub(super) fn admits(
+        &self,
+        sequence: &Sequence,
+        free_places: usize,
+        predicted_ttft_seconds: Option<f64>,
+    ) -> Result<(), RejectReason> {
         let many = self.len() >= self.limits.max_waiting_requests as usize + free_places;
         let long = self.prompt_tokens + sequence.backlog_tokens as u64 > self.limits.max_queued_prompt_tokens;
         if many || (long && !self.is_empty()) {
             return Err(RejectReason::QueueFull { waiting: self.len() as u32, queued_tokens: self.prompt_tokens });
         }
-        Ok(())
+        match (predicted_ttft_seconds, self.limits.max_predicted_ttft_seconds) {
+            (Some(predicted), Some(limit)) if predicted > limit => {
+                let [predicted_milliseconds, limit_milliseconds] = [predicted, limit].map(|time| (time * 1e3) as u64);
+                Err(RejectReason::TooSlow { predicted_milliseconds, limit_milliseconds })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Behind all others: a new arrival.
@@ -48,19 +62,15 @@ impl Queue {
         self.sequences.push_front(sequence);
     }
 
-    pub(super) fn front(&self) -> Option<&Sequence> {
-        self.sequences.front()
-    }
-
-    pub(super) fn pop_front(&mut self) -> Option<Sequence> {
-        self.remove(0)
+    pub(super) fn get(&self, index: usize) -> Option<&Sequence> {
+        self.sequences.get(index)
     }
 
     pub(super) fn take(&mut self, id: RequestId) -> Option<Sequence> {
         self.remove(self.sequences.iter().position(|sequence| sequence.id == id)?)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Sequence> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Sequence> + Clone {
         self.sequences.iter()
     }
 
@@ -76,7 +86,7 @@ impl Queue {
         self.prompt_tokens
     }
 
-    fn remove(&mut self, index: usize) -> Option<Sequence> {
+    pub(super) fn remove(&mut self, index: usize) -> Option<Sequence> {
         let sequence = self.sequences.remove(index)?;
         self.prompt_tokens -= sequence.backlog_tokens as u64;
         Some(sequence)

@@ -65,6 +65,16 @@ impl StepBuilder {
         self.step.plan.rows.push(row);
     }
 
+    /// Leaves room for so many tokens at most.
+    pub(super) fn limit(&mut self, tokens: usize) {
+        self.tokens_left = self.tokens_left.min(tokens);
+    }
+
+    /// Decoding sequences in it.
+    pub(super) fn decode_rows(&self) -> u32 {
+        self.step.stats.decode_tokens
+    }
+
     /// Copies a block of the sequence that stays as `stay` before the step computes anything.
     pub(super) fn copy(&mut self, stay: StayId, copy: BlockCopy) {
         self.step.plan.copies.push(copy);

@@ -5,9 +5,9 @@
 mod auditor;
 
 pub use auditor::Auditor;
-use windlass_engine_core::engine::{Engine, EngineConfig, QueueLimits};
+use windlass_engine_core::engine::{Engine, EngineConfig, Policy, QueueLimits};
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::request::{FinishReason, Request, RequestId, TokenId};
+use windlass_engine_core::request::{CacheScope, FinishReason, Request, RequestId, Tenant, TokenId};
 use windlass_engine_core::sampling::TokenLogprobs;
 use windlass_engine_core::sim::{SimExecutor, SimVocabulary, StepTime, Unpaced};
 use windlass_engine_core::update::{RequestUpdate, Turn};
@@ -27,8 +27,15 @@ pub const GEOMETRY: Geometry = Geometry {
 };
 
 pub const CONFIG: EngineConfig = EngineConfig {
-    queue: QueueLimits { max_waiting_requests: 1000, max_queued_prompt_tokens: 100_000 },
+    queue: QueueLimits {
+        max_waiting_requests: 1000,
+        max_queued_prompt_tokens: 100_000,
+        max_predicted_ttft_seconds: None,
+    },
     enable_prefix_cache: false,
+    prefix_cache_ttl_seconds: None,
+    policy: Policy::Fcfs,
+    target_inter_token_seconds: None,
 };
 
 pub type TestEngine = Engine<Auditor>;
@@ -51,6 +58,8 @@ pub trait With: Sized {
     fn prompt(self, tokens: impl IntoIterator<Item = TokenId>) -> Self;
     fn scored(self, top: u32) -> Self;
     fn fork(self, leader: u64) -> Self;
+    fn priority(self, priority: i32) -> Self;
+    fn tenant(self, tenant: u32) -> Self;
 }
 
 impl With for Request {
@@ -76,6 +85,14 @@ impl With for Request {
 
     fn fork(self, leader: u64) -> Self {
         Request { fork_of: Some(RequestId(leader)), ..self }
+    }
+
+    fn priority(self, priority: i32) -> Self {
+        Request { priority, ..self }
+    }
+
+    fn tenant(self, tenant: u32) -> Self {
+        Request { tenant: Tenant(tenant), cache_scope: CacheScope(tenant.into()), ..self }
     }
 }
 

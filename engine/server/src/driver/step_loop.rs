@@ -2,9 +2,9 @@
 
 use super::handle::{Command, Commands, Event, Submission};
 use super::live::Live;
-use super::throughput::Throughput;
+use super::promise::retry_after_seconds;
 use crate::clock::Clock;
-use crate::monitor::{Monitor, QUEUE_FULL, RequestTimes};
+use crate::monitor::{Monitor, QUEUE_FULL, RequestTimes, TOO_SLOW};
 use std::collections::HashMap;
 use std::sync::Arc;
 use windlass_engine_core::engine::Engine;
@@ -22,7 +22,6 @@ pub struct StepLoop<E> {
     live: HashMap<RequestId, Live>,
     monitor: Arc<Monitor>,
     clock: Clock,
-    throughput: Throughput,
     last_arrival_seconds: f64,
     published_seconds: f64,
 }
@@ -36,7 +35,6 @@ impl<E: Executor> StepLoop<E> {
             live: HashMap::new(),
             monitor,
             clock,
-            throughput: Throughput::default(),
             last_arrival_seconds: 0.0,
             published_seconds: 0.0,
         }
@@ -94,10 +92,13 @@ impl<E: Executor> StepLoop<E> {
     }
 
     fn rejected(&self, reason: RejectReason) -> Event {
-        if matches!(reason, RejectReason::QueueFull { .. }) {
-            self.monitor.rejected(QUEUE_FULL);
+        match reason {
+            RejectReason::QueueFull { .. } => self.monitor.rejected(QUEUE_FULL),
+            RejectReason::TooSlow { .. } => self.monitor.rejected(TOO_SLOW),
+            _ => (),
         }
-        Event::Rejected { reason, retry_after_seconds: self.throughput.retry_after_seconds(&self.engine.stats()) }
+        let retry_after_seconds = retry_after_seconds(&reason, &self.engine.stats());
+        Event::Rejected { reason, retry_after_seconds }
     }
 
     fn end_cancelled(&mut self) {
@@ -128,7 +129,6 @@ impl<E: Executor> StepLoop<E> {
         let ended = self.clock.seconds();
         self.monitor.turn_ended(began, ended);
         if let Some(step) = step {
-            self.throughput.observe(step.tokens(), step.busy_seconds);
             self.monitor.step(&step, ended);
         }
         updates.into_iter().for_each(|update| self.deliver(update, ended));

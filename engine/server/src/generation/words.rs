@@ -10,6 +10,8 @@ use windlass_engine_core::request::TokenId;
 const MAX_BIASES: usize = 1024;
 /// Largest bias, up or down.
 const MAX_BIAS: f64 = 100.0;
+/// Bytes of a cache salt.
+const MAX_SALT_BYTES: usize = 1024;
 /// Texts to keep out.
 const MAX_BAD_WORDS: usize = 128;
 /// Bytes of one of them.
@@ -32,6 +34,17 @@ pub(super) fn logit_bias(biases: &BTreeMap<String, f64>, vocabulary: u32) -> Res
         }
     };
     biases.iter().map(one).collect()
+}
+
+/// A salt of a sensible length.
+pub(super) fn cache_salt(salt: Option<String>) -> Result<Option<String>, FieldError> {
+    match salt.as_ref().map(String::len) {
+        None | Some(1..=MAX_SALT_BYTES) => Ok(salt),
+        Some(bytes) => {
+            let message = format!("`cache_salt` has {bytes} bytes; it must have 1 to {MAX_SALT_BYTES}");
+            Err(FieldError::invalid("cache_salt", message))
+        }
+    }
 }
 
 /// The only tokens that may come; empty for all.

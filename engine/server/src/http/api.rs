@@ -4,6 +4,7 @@ use super::auth;
 use super::error::ApiError;
 use super::{chat, completions, cors, lenient, models, native, openapi, page, request_name, tgi};
 use crate::answer::{Answer, PromptShare};
+use crate::cache_scopes::CacheScopes;
 use crate::config::Patience;
 use crate::driver::{EngineHandle, Event, NotAccepted, RequestStream};
 use crate::generation::{Choice, Generation};
@@ -50,6 +51,8 @@ pub struct Api {
     pub max_model_tokens: u32,
     /// Seconds since 1970 when the server started.
     pub created: u64,
+    /// Who finds whose prompts in the cache.
+    pub cache_scopes: CacheScopes,
     /// Who may ask; without any tenants, everybody.
     pub tenants: Option<Tenants>,
     /// Where refusals are counted.
@@ -225,12 +228,13 @@ impl Api {
         most: u32,
     ) -> Result<Vec<RequestStream>, NotAccepted> {
         let ends = &self.tokenizer.special().ends;
+        let scope = self.cache_scopes.of(lease.tenant(), generation.cache_salt());
         let mut leader = None;
         let submit = |index| {
             self.engine.submit(|id| {
                 let choice = Choice { index, leader };
                 leader.get_or_insert(id);
-                generation.request(id, lease.tenant(), prompt.to_vec(), most, ends, choice)
+                generation.request(id, lease.tenant(), scope, prompt.to_vec(), most, ends, choice)
             })
         };
         (0..generation.choices.generated).map(submit).collect()

@@ -79,6 +79,10 @@ impl ApiError {
                 let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message);
                 error.retry_after(retry_after_seconds)
             }
+            RejectReason::TooSlow { .. } => {
+                let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_slow", message);
+                error.retry_after(retry_after_seconds)
+            }
             RejectReason::TooLong { .. } => ApiError::bad_request("context_length_exceeded", message).param(prompt),
             RejectReason::NeverFits { .. } => ApiError::bad_request("invalid_value", message).param("max_tokens"),
             RejectReason::EmptyPrompt | RejectReason::UnknownToken { .. } => {

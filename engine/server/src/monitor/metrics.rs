@@ -26,6 +26,7 @@ pub struct Metrics {
     pub(super) waiting: IntGauge,
     pub(super) kv_usage: Gauge,
     pub(super) queued_prompt_tokens: IntGauge,
+    predicted_ttft: Gauge,
     pub(super) remaining_tokens: IntGauge,
     pub(super) cached_blocks: IntGauge,
     oldest_queued_age: Gauge,
@@ -58,6 +59,8 @@ pub struct Metrics {
 
 /// The reason label of [`names::ADMISSION_REJECTIONS`] where more wait than may.
 pub const QUEUE_FULL: &str = "queue_full";
+/// Why a request was refused: its first token would come too late.
+pub const TOO_SLOW: &str = "too_slow";
 
 /// Registers metrics that all carry the model's name.
 struct Registrar<'a> {
@@ -121,6 +124,7 @@ impl Metrics {
             waiting: add.int_gauge(names::NUM_REQUESTS_WAITING, "Requests waiting to be scheduled")?,
             kv_usage: add.gauge(names::KV_CACHE_USAGE, "Share of KV blocks that live requests hold, 0 to 1")?,
             queued_prompt_tokens: add.int_gauge(names::QUEUED_PROMPT_TOKENS, "Prompt tokens of waiting requests")?,
+            predicted_ttft: add.gauge(names::PREDICTED_TTFT, "Time to first token of a request that came now")?,
             oldest_queued_age: add.gauge(names::OLDEST_QUEUED_AGE, "Age of the oldest waiting request")?,
             utilization: add.gauge(names::UTILIZATION, "Share of the last 60 s in which the engine computed")?,
             batch_fill: add.gauge(names::BATCH_FILL, "Sequences of the last step as a share of --max-num-seqs")?,
@@ -200,6 +204,7 @@ impl Metrics {
         self.waiting.set(stats.waiting.into());
         self.kv_usage.set(stats.kv.usage());
         self.queued_prompt_tokens.set(stats.queued_prompt_tokens as i64);
+        self.predicted_ttft.set(stats.predicted_ttft_seconds.unwrap_or_default());
         self.remaining_tokens.set(stats.remaining_tokens as i64);
         self.cached_blocks.set(stats.kv.cached.into());
         self.blocks_leaked.set(stats.kv.leaked.into());
@@ -219,7 +224,7 @@ impl Metrics {
 
     /// Requests refused since start for want of room, which more replicas would help.
     pub(super) fn refused(&self) -> u64 {
-        self.rejections.with_label_values(&[QUEUE_FULL]).get()
+        [QUEUE_FULL, TOO_SLOW].iter().map(|reason| self.rejections.with_label_values(&[reason]).get()).sum()
     }
 
     /// The text exposition, with what only the moment of reading can tell.

@@ -42,7 +42,13 @@ pub fn launch<E: Executor + 'static>(
     monitor: &Arc<Monitor>,
     clock: Clock,
 ) -> Result<(EngineThread, f64), Failure> {
-    let config = EngineConfig { queue: batching.queue, enable_prefix_cache: batching.prefix_cache };
+    let config = EngineConfig {
+        queue: batching.queue,
+        enable_prefix_cache: batching.prefix_cache,
+        prefix_cache_ttl_seconds: batching.prefix_cache_ttl_seconds,
+        policy: batching.policy,
+        target_inter_token_seconds: batching.target_inter_token_seconds,
+    };
     let mut engine = Engine::new(executor, config);
     let began = clock.seconds();
     warm_up(&mut engine, clock)?;

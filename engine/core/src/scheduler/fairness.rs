@@ -1,0 +1,105 @@
+//! Deficit round robin over tenants: whose request leaves the queue next.
+//!
+//! A tenant's turn gives it [`QUANTUM_TOKENS`]; it may start requests while these last, and pays for a request's prompt
+//! when that starts and for each token generated. A tenant that has nothing waiting keeps its debts and saves nothing.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::request::Tenant;
+
+/// Tokens of a turn: a few chunks of a prompt, so that turns change often and a long prompt waits for few of them.
+const QUANTUM_TOKENS: i64 = 2048;
+
+#[derive(Debug, Default)]
+pub(super) struct Fairness {
+    /// Tenants with something waiting, the one whose turn it is first.
+    turns: VecDeque<Tenant>,
+    /// Tokens that a tenant may still spend in its turn; below 0 what it owes.
+    credit: HashMap<Tenant, i64>,
+}
+
+impl Fairness {
+    /// Whose request is next, of tenants with something waiting. Asking again before anything was spent gives the
+    /// same answer.
+    pub(super) fn next(&mut self, waiting: impl Iterator<Item = Tenant> + Clone) -> Option<Tenant> {
+        self.turns.retain(|tenant| waiting.clone().any(|other| other == *tenant));
+        for tenant in waiting {
+            if !self.turns.contains(&tenant) {
+                self.turns.push_back(tenant);
+            }
+        }
+        loop {
+            let tenant = *self.turns.front()?;
+            let credit = self.credit.entry(tenant).or_default();
+            if *credit > 0 {
+                return Some(tenant);
+            }
+            *credit += QUANTUM_TOKENS;
+            if *credit > 0 {
+                return Some(tenant);
+            }
+            self.turns.rotate_left(1);
+        }
+    }
+
+    /// A tenant's tokens were computed or generated.
+    pub(super) fn spend(&mut self, tenant: Tenant, tokens: usize) {
+        let credit = self.credit.entry(tenant).or_default();
+        let had = *credit > 0;
+        *credit -= tokens as i64;
+        if had && *credit <= 0 && self.turns.front() == Some(&tenant) {
+            self.turns.rotate_left(1);
+        }
+    }
+
+    /// Nobody waits or runs: nobody owes anything.
+    pub(super) fn forget(&mut self) {
+        *self = Fairness::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who is served, with requests of these sizes always waiting, until `turns` requests have started.
+    fn served(sizes: &[(u32, usize)], turns: usize) -> HashMap<u32, usize> {
+        let (mut fairness, mut served) = (Fairness::default(), HashMap::new());
+        for _ in 0..turns {
+            let next = fairness.next(sizes.iter().map(|(tenant, _)| Tenant(*tenant))).unwrap();
+            let size = sizes.iter().find(|(tenant, _)| *tenant == next.0).unwrap().1;
+            fairness.spend(next, size);
+            *served.entry(next.0).or_default() += size;
+        }
+        served
+    }
+
+    #[test]
+    fn tenants_get_the_same_tokens_whatever_the_size_of_their_requests() {
+        let served = served(&[(1, 10_000), (2, 100), (3, 700)], 2000);
+        let most = *served.values().max().unwrap() as f64;
+        let least = *served.values().min().unwrap() as f64;
+        assert!(served.len() == 3 && least / most > 0.8, "{served:?}");
+    }
+
+    #[test]
+    fn asking_twice_changes_nothing_and_absence_saves_nothing() {
+        let mut fairness = Fairness::default();
+        let both = || [Tenant(1), Tenant(2)].into_iter();
+        assert_eq!(fairness.next(both()), fairness.next(both()));
+        for _ in 0..50 {
+            fairness.next([Tenant(1)].into_iter());
+            fairness.spend(Tenant(1), 1000);
+        }
+        // The other comes now, and does not get all that the first one had.
+        let turns: Vec<Tenant> = (0..40)
+            .map(|_| {
+                let next = fairness.next(both()).unwrap();
+                fairness.spend(next, 1000);
+                next
+            })
+            .collect();
+        let second = turns.iter().filter(|tenant| tenant.0 == 2).count();
+        assert!((15..=25).contains(&second), "{turns:?}");
+    }
+}

@@ -1,0 +1,83 @@
+//! The order of service: what the [`Policy`] means for those that run and those that wait.
+
+use super::Scheduler;
+use crate::policy::Policy;
+use crate::sequence::{Running, StayId};
+
+/// Waiting requests among which the longest cached prefix is looked for.
+const LOOKAHEAD: usize = 16;
+/// Seconds after which a request is not passed over any more for longer prefixes.
+const PATIENCE_SECONDS: f64 = 2.0;
+
+impl Scheduler {
+    /// Running sequences, the first to be served first.
+    pub(super) fn service_order(&self) -> Vec<StayId> {
+        let mut order: Vec<_> = self.running.iter().map(|run| self.rank(run)).collect();
+        if matches!(self.policy, Policy::Priority { .. }) {
+            order.sort_unstable();
+        }
+        order.into_iter().map(|(_, stay)| stay).collect()
+    }
+
+    /// A running sequence's place in the order: lower is served first and preempted last.
+    pub(super) fn rank(&self, run: &Running) -> (i32, StayId) {
+        let priority = if matches!(self.policy, Policy::Priority { .. }) { run.sequence.priority } else { 0 };
+        (priority, run.stay)
+    }
+
+    /// Index of the waiting request that is admitted next.
+    pub(super) fn next_waiting(&mut self, now: f64) -> Option<usize> {
+        match self.policy {
+            Policy::Fcfs => (!self.waiting.is_empty()).then_some(0),
+            Policy::Priority { .. } => self.most_urgent(),
+            Policy::Fair => {
+                let tenant = self.fairness.next(self.waiting.iter().map(|sequence| sequence.tenant))?;
+                self.waiting.iter().position(|sequence| sequence.tenant == tenant)
+            }
+            Policy::LongestPrefix => self.longest_prefix(now),
+        }
+    }
+
+    /// Preempts running sequences for a waiting one that is more urgent by more than the threshold and would not find a
+    /// place or blocks.
+    pub(super) fn make_way(&mut self) {
+        let Policy::Priority { preemption_threshold } = self.policy else { return };
+        while let Some(urgent) = self.most_urgent().and_then(|next| self.waiting.get(next)) {
+            let cached = self.kv.cached_tokens(&urgent.tokens, urgent.cache_scope);
+            let fits = self.kv.will_fit(urgent.tokens.len(), cached, self.running.len());
+            if self.free_places() > 0 && fits {
+                return;
+            }
+            let bound = i64::from(urgent.priority) + i64::from(preemption_threshold);
+            let victims = self.running.iter().enumerate().filter(|(_, run)| run.uncomputed() > 0);
+            let less_urgent = victims.filter(|(_, run)| i64::from(run.sequence.priority) > bound);
+            let Some((victim, _)) = less_urgent.max_by_key(|(_, run)| self.rank(run)) else { return };
+            self.preempt(victim);
+        }
+    }
+
+    /// When the oldest waiting request came.
+    pub(super) fn oldest_arrival_seconds(&self) -> Option<f64> {
+        self.waiting.iter().map(|sequence| sequence.arrival_seconds).min_by(f64::total_cmp)
+    }
+
+    fn most_urgent(&self) -> Option<usize> {
+        let urgencies = self.waiting.iter().enumerate().map(|(index, sequence)| (sequence.priority, index));
+        urgencies.min().map(|(_, index)| index)
+    }
+
+    fn longest_prefix(&mut self, now: f64) -> Option<usize> {
+        let first = self.waiting.get(0)?;
+        if now - first.arrival_seconds > PATIENCE_SECONDS {
+            return Some(0);
+        }
+        let mut best = (0, 0);
+        for (index, sequence) in self.waiting.iter().enumerate().take(LOOKAHEAD) {
+            let cached = self.kv.cached_tokens(&sequence.tokens, sequence.cache_scope);
+            if cached > best.1 {
+                best = (index, cached);
+            }
+        }
+        Some(best.0)
+    }
+}

@@ -1,0 +1,124 @@
+//! How long a step will take: learned from the steps there were.
+//!
+//! A linear model, `base + prefill · tokens + decode · rows`, fitted by recursive least squares with forgetting, so that
+//! it follows contexts that grow and machines that get busy. It predicts nothing before it has seen enough.
+
+/// Weight of an observation after the next one: about two hundred steps are remembered.
+const FORGETTING: f64 = 0.995;
+/// Uncertainty at the start, in seconds squared per unit squared: large against any truth.
+const INITIAL_UNCERTAINTY: f64 = 1e3;
+/// Steps seen before the model is believed.
+const ENOUGH_STEPS: u32 = 8;
+/// Units of the features, so that all three are of the order of one.
+const TOKENS: f64 = 256.0;
+const ROWS: f64 = 16.0;
+
+/// The learned model.
+#[derive(Clone, Debug)]
+pub(super) struct StepTimeModel {
+    /// Seconds for a step, for [`TOKENS`] prompt tokens, for [`ROWS`] decoding rows.
+    seconds: [f64; 3],
+    uncertainty: [[f64; 3]; 3],
+    steps: u32,
+    prefill_steps: u32,
+}
+
+impl StepTimeModel {
+    pub(super) fn new() -> StepTimeModel {
+        let mut uncertainty = [[0.0; 3]; 3];
+        (0..3).for_each(|i| uncertainty[i][i] = INITIAL_UNCERTAINTY);
+        StepTimeModel { seconds: [0.0; 3], uncertainty, steps: 0, prefill_steps: 0 }
+    }
+
+    /// A step of so many prompt tokens and decoding rows took so long.
+    pub(super) fn observe(&mut self, prefill_tokens: u32, decode_rows: u32, seconds: f64) {
+        let x = features(prefill_tokens, decode_rows);
+        let spread = self.uncertainty.map(|row| dot(row, x));
+        let certainty = FORGETTING + dot(spread, x);
+        let error = seconds - dot(self.seconds, x);
+        for i in 0..3 {
+            self.seconds[i] += spread[i] * error / certainty;
+            for j in 0..3 {
+                let less = spread[i] * spread[j] / certainty;
+                // What is never observed would grow without end.
+                self.uncertainty[i][j] =
+                    ((self.uncertainty[i][j] - less) / FORGETTING).clamp(-INITIAL_UNCERTAINTY, INITIAL_UNCERTAINTY);
+            }
+        }
+        self.steps = self.steps.saturating_add(1);
+        self.prefill_steps = self.prefill_steps.saturating_add(u32::from(prefill_tokens > 0));
+    }
+
+    /// Seconds of a step, once there is something to go by.
+    pub(super) fn predict(&self, prefill_tokens: u32, decode_rows: u32) -> Option<f64> {
+        let believed = self.steps >= ENOUGH_STEPS && self.prefill_steps > 0;
+        believed.then(|| dot(self.seconds, features(prefill_tokens, decode_rows)).max(0.0))
+    }
+
+    /// Most prompt tokens that a step with so many decoding rows may have to take no longer than `seconds`.
+    pub(super) fn prefill_within(&self, seconds: f64, decode_rows: u32) -> Option<u32> {
+        let left = seconds - self.predict(0, decode_rows)?;
+        let per_token = self.seconds[1] / TOKENS;
+        (per_token > 0.0).then(|| (left / per_token).clamp(0.0, f64::from(u32::MAX)) as u32)
+    }
+}
+
+fn features(prefill_tokens: u32, decode_rows: u32) -> [f64; 3] {
+    [1.0, f64::from(prefill_tokens) / TOKENS, f64::from(decode_rows) / ROWS]
+}
+
+fn dot(a: [f64; 3], b: [f64; 3]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn truth(prefill_tokens: u32, decode_rows: u32) -> f64 {
+        0.004 + 0.0002 * f64::from(prefill_tokens) + 0.0005 * f64::from(decode_rows)
+    }
+
+    fn taught(time: impl Fn(u32, u32) -> f64) -> StepTimeModel {
+        let mut model = StepTimeModel::new();
+        for step in 0..60 {
+            let (prefill, rows) = (if step % 3 == 0 { step * 7 % 300 + 1 } else { 0 }, step * 5 % 33);
+            model.observe(prefill, rows, time(prefill, rows));
+        }
+        model
+    }
+
+    #[test]
+    fn it_learns_a_linear_device_and_inverts_itself() {
+        let model = taught(truth);
+        for (prefill, rows) in [(0, 0), (0, 16), (100, 4), (512, 64)] {
+            let predicted = model.predict(prefill, rows).unwrap();
+            assert!((predicted / truth(prefill, rows) - 1.0).abs() < 0.02, "{prefill} {rows}: {predicted}");
+        }
+        let tokens = model.prefill_within(truth(200, 8), 8).unwrap();
+        assert!((196..=204).contains(&tokens), "{tokens}");
+        assert_eq!(model.prefill_within(0.001, 8), Some(0));
+    }
+
+    #[test]
+    fn it_follows_a_device_that_gets_slower() {
+        let mut model = taught(truth);
+        for step in 0..600 {
+            let (prefill, rows) = (if step % 3 == 0 { 64 } else { 0 }, step % 20);
+            model.observe(prefill, rows, 3.0 * truth(prefill, rows));
+        }
+        let ratio = model.predict(64, 10).unwrap() / (3.0 * truth(64, 10));
+        assert!((0.95..1.05).contains(&ratio), "{ratio}");
+    }
+
+    #[test]
+    fn it_says_nothing_before_it_knows_and_stays_sane_where_nothing_varies() {
+        let mut model = StepTimeModel::new();
+        assert_eq!(model.predict(1, 1), None);
+        (0..100_000).for_each(|_| model.observe(0, 5, 0.01));
+        assert_eq!(model.prefill_within(1.0, 5), None, "no prompt was ever seen");
+        model.observe(100, 5, 0.03);
+        let predicted = model.predict(100, 5).unwrap();
+        assert!((0.01..0.05).contains(&predicted), "{predicted}");
+    }
+}
