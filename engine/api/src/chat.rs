@@ -233,7 +233,7 @@ mod tests {
             (r#""logit_bias":{"a":"b"}"#, "logit_bias"),
             (r#""echo":true"#, "echo"),
             (r#""tools":[{"type":"function"}]"#, "tools"),
-            (r#""response_format":{"type":"json_object"}"#, "response_format"),
+            (r#""response_format":{"type":"xml"}"#, "response_format.type"),
             (r#""chat_template":"{{1}}""#, "chat_template"),
             (r#""chat_template_kwargs":{"chat_template":"x"}"#, "chat_template_kwargs"),
             (r#""unheard_of":1"#, "unheard_of"),

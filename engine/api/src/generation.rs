@@ -3,6 +3,7 @@
 use crate::error::FieldError;
 use crate::fields::Fields;
 use crate::logprobs::MAX_TOP_LOGPROBS;
+use crate::structure::Structure;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -47,6 +48,8 @@ pub struct GenerationFields {
     pub cache_salt: Option<String>,
     /// Begin the answer with the prompt.
     pub echo: bool,
+    /// What the answer must look like.
+    pub structure: Option<Structure>,
     /// Keep only so many of the prompt's last tokens.
     pub truncate_prompt_tokens: Option<u32>,
     /// Most tokens to generate (`max_completion_tokens`, or the older `max_tokens`).
@@ -110,6 +113,7 @@ impl GenerationFields {
             priority: fields.optional("priority", "a whole number of 32 bits")?.unwrap_or(0),
             cache_salt: fields.optional("cache_salt", "a string")?,
             echo: false,
+            structure: Structure::take(fields)?,
             truncate_prompt_tokens: fields.optional("truncate_prompt_tokens", "a whole number of tokens")?,
             include_stop_str_in_output: fields
                 .optional("include_stop_str_in_output", "true or false")?

@@ -12,6 +12,7 @@ pub mod generation;
 pub mod logprobs;
 pub mod models;
 pub mod native;
+pub mod structure;
 pub mod tgi;
 pub mod unsupported;
 pub mod usage;

@@ -57,7 +57,6 @@ const fn only(name: &'static str, accepted: &'static [&'static str], why: &'stat
 }
 
 const NO_TOOLS: &str = "tool calls are not available";
-const NO_GRAMMARS: &str = "structured output is not available";
 const NO_BEAMS: &str = "beam search is not available";
 const ONLY_TEXT: &str = "the model reads and writes text only";
 const OWN_TEMPLATE: &str = "the model's own chat template is used as it is";
@@ -77,14 +76,19 @@ pub const COMMON: &[Unsupported] = &[
     only("spaces_between_special_tokens", &["true"], "special tokens are never part of the output"),
     only("return_token_ids", &["false"], "the answer holds text only"),
     only("return_tokens_as_token_ids", &["false"], "the answer holds text only"),
-    absent("structured_outputs", NO_GRAMMARS),
-    absent("guided_json", NO_GRAMMARS),
-    absent("guided_regex", NO_GRAMMARS),
-    absent("guided_choice", NO_GRAMMARS),
-    absent("guided_grammar", NO_GRAMMARS),
-    only("response_format", &["{\"type\":\"text\"}"], NO_GRAMMARS),
     absent("kv_transfer_params", "KV is not transferred"),
+    absent("guided_decoding_backend", "there is one"),
+    absent("guided_whitespace_pattern", "a little white space is allowed in JSON"),
     only("vllm_xargs", &["{}"], "there are no extra arguments"),
+];
+
+/// Fields inside `structured_outputs` that change nothing.
+pub const STRUCTURE: &[Unsupported] = &[
+    only("disable_fallback", &["false", "true"], "there is nothing to fall back to"),
+    only("disable_any_whitespace", &["false"], "a little white space is allowed in JSON"),
+    only("disable_additional_properties", &["false"], "say so in the schema"),
+    absent("whitespace_pattern", "a little white space is allowed in JSON"),
+    absent("structural_tag", "structural tags are not available"),
 ];
 
 /// Fields of `/v1/chat/completions` alone.
@@ -149,7 +153,7 @@ mod tests {
 
     #[test]
     fn accepted_values_are_valid_json_and_numbers_compare_by_value() {
-        for field in [COMMON, CHAT, COMPLETIONS, MESSAGE].into_iter().flatten() {
+        for field in [COMMON, STRUCTURE, CHAT, COMPLETIONS, MESSAGE].into_iter().flatten() {
             if let Rule::Only(values) = field.rule {
                 for text in values {
                     assert!(serde_json::from_str::<Value>(text).is_ok(), "{}: {text}", field.name);

@@ -10,6 +10,7 @@
 //! | Module | Subject |
 //! |---|---|
 //! | [`request`], [`sampling`] | what is asked, how it ends, why it is refused; how tokens are drawn |
+//! | [`constraint`] | what a sequence may go on with |
 //! | [`policy`] | who goes first |
 //! | [`plan`], [`executor`] | one step as data; the seam to what computes it |
 //! | [`engine`] | scheduler and executor, one step ahead |
@@ -19,6 +20,7 @@
 //! | [`update`] | what a turn gives back; the engine's state in numbers |
 //! | [`sim`] | an executor without a model |
 
+pub mod constraint;
 pub mod engine;
 pub mod executor;
 mod kv;

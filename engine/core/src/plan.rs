@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::constraint::Constraint;
 use crate::request::{RequestId, Sampling, TokenId};
 use crate::sampling::TokenLogprobs;
 
@@ -72,6 +73,8 @@ pub struct SampleRow {
     pub banned: Vec<TokenId>,
     /// The sequence so far, where drawing depends on it.
     pub history: Option<History>,
+    /// What may be drawn after the history, where something decides it.
+    pub constraint: Option<Arc<dyn Constraint>>,
     /// Report the log probability of the token drawn, and of so many most likely ones.
     pub logprobs: Option<u32>,
 }

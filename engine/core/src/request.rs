@@ -1,7 +1,9 @@
 //! A request as the scheduler knows it: tokens, limits and sampling, already validated. No text, no HTTP.
 
 use std::fmt;
+use std::sync::Arc;
 
+use crate::constraint::Constraint;
 pub use crate::sampling::{Penalties, Sampling};
 
 /// A token's index in the vocabulary.
@@ -48,11 +50,13 @@ pub struct Request {
     pub stop_tokens: Vec<TokenId>,
     /// How tokens are drawn.
     pub sampling: Sampling,
+    /// What they must fit.
+    pub constraint: Option<Arc<dyn Constraint>>,
     /// Report the log probability of every generated token, and of so many most likely ones at its place.
     pub logprobs: Option<u32>,
     /// The same for every prompt token but the first. Such a prompt is computed whole, whatever is cached.
     pub prompt_logprobs: Option<u32>,
-    /// A live request that begins with the same prompt: once that is computed, its blocks are shared instead of
+    /// A live request with the same prompt and scope: once that is computed, its blocks are shared instead of
     /// computed again, and the one that both would write into is copied.
     pub fork_of: Option<RequestId>,
 }
@@ -70,6 +74,7 @@ impl Request {
             min_tokens: 0,
             stop_tokens: Vec::new(),
             sampling: Sampling::GREEDY,
+            constraint: None,
             logprobs: None,
             prompt_logprobs: None,
             fork_of: None,

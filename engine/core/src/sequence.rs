@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use crate::constraint::Constraint;
 use crate::kv::BlockTable;
 use crate::plan::{History, InputToken, PlanRow, SampleRow, ScoreRow, Ticket};
 use crate::request::{CacheScope, FinishReason, Request, RequestId, Sampling, Tenant, TokenId};
@@ -28,6 +29,7 @@ pub(crate) struct Sequence {
     min_tokens: usize,
     stop_tokens: Vec<TokenId>,
     sampling: Arc<Sampling>,
+    constraint: Option<Arc<dyn Constraint>>,
     logprobs: Option<u32>,
     prompt_logprobs: Option<u32>,
     /// What the model thought of the prompt, until the first update tells it.
@@ -51,6 +53,7 @@ impl Sequence {
             min_tokens,
             stop_tokens,
             sampling,
+            constraint,
             logprobs,
             prompt_logprobs,
             fork_of,
@@ -68,6 +71,7 @@ impl Sequence {
             min_tokens: min_tokens as usize,
             stop_tokens,
             sampling: Arc::new(sampling),
+            constraint,
             logprobs,
             prompt_logprobs,
             scores: Vec::new(),
@@ -162,8 +166,9 @@ impl Sequence {
     /// How to draw generated token number `index`.
     fn sample_row(&self, index: usize) -> SampleRow {
         let banned = if index < self.min_tokens { self.stop_tokens.clone() } else { Vec::new() };
-        let history = self.sampling.reads_history().then(|| self.history());
-        SampleRow { sampling: self.sampling.clone(), banned, history, logprobs: self.logprobs }
+        let (sampling, constraint) = (self.sampling.clone(), self.constraint.clone());
+        let history = (constraint.is_some() || sampling.reads_history()).then(|| self.history());
+        SampleRow { sampling, banned, history, constraint, logprobs: self.logprobs }
     }
 
     fn history(&self) -> History {

@@ -11,6 +11,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::constraint::TokenSet;
 use crate::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
 use crate::plan::{BlockCopy, InputToken, PlanRow, RowOutput, RowScores, SampleRow, StepOutput, StepPlan, Ticket};
 use crate::request::TokenId;
@@ -165,19 +166,26 @@ impl<P: Pace> SimExecutor<P> {
     fn sample(&self, row: &PlanRow, sample: &SampleRow) -> RowOutput {
         let seed = if sample.sampling.temperature > 0.0 { sample.sampling.seed } else { 0 };
         let context = self.context(row, row.tokens.len(), seed);
+        let allowed = match self.allowed(row, sample) {
+            Ok(allowed) => allowed,
+            Err(error) => return RowOutput::Failed(error),
+        };
+        let may_draw = |token: &TokenId| may_draw(sample, allowed.as_ref(), *token);
         let mut draws = (0..MAX_DRAWS).map(|draw| self.vocabulary.draw(mix(context, draw)));
-        match draws.find(|token| may_draw(sample, *token)) {
-            Some(token) => RowOutput::Sampled(token),
-            None => self.first_allowed(sample),
-        }
-    }
-
-    /// For the row whose tokens are so few that chance does not meet them.
-    fn first_allowed(&self, sample: &SampleRow) -> RowOutput {
-        match (0..self.geometry.vocabulary).find(|token| may_draw(sample, *token)) {
+        // Where tokens are so few that chance does not meet them, the first one it is.
+        match draws.find(may_draw).or_else(|| (0..self.geometry.vocabulary).find(may_draw)) {
             Some(token) => RowOutput::Sampled(token),
             None => RowOutput::Failed("every token is banned".into()),
         }
+    }
+
+    /// The tokens that the row's constraint allows, if it has one.
+    fn allowed(&self, row: &PlanRow, sample: &SampleRow) -> Result<Option<TokenSet>, String> {
+        let (Some(constraint), Some(history)) = (&sample.constraint, &sample.history) else { return Ok(None) };
+        let sampled = row.tokens.last().filter(|token| matches!(token, InputToken::SampledBy { .. }));
+        let sampled = sampled.and_then(|token| self.resolve(*token));
+        let generated: Vec<TokenId> = history.tokens[history.prompt_tokens..].iter().copied().chain(sampled).collect();
+        constraint.allowed(&generated).map(Some)
     }
 
     /// A hash over the blocks of the row's first `tokens` tokens and all before them.
@@ -233,9 +241,10 @@ impl<P: Pace> SimExecutor<P> {
 /// Draws before chance is given up.
 const MAX_DRAWS: u64 = 1000;
 
-fn may_draw(sample: &SampleRow, token: TokenId) -> bool {
+fn may_draw(sample: &SampleRow, constraint: Option<&TokenSet>, token: TokenId) -> bool {
     let allowed = &sample.sampling.allowed_tokens;
-    !sample.banned.contains(&token) && (allowed.is_empty() || allowed.contains(&token))
+    let fits = constraint.is_none_or(|set| set.contains(token));
+    fits && !sample.banned.contains(&token) && (allowed.is_empty() || allowed.contains(&token))
 }
 
 impl<P: Pace> Executor for SimExecutor<P> {

@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use support::{CONFIG, GEOMETRY, VOCABULARY, With, request};
+
+use windlass_engine_core::constraint::{Constraint, TokenSet};
 use windlass_engine_core::engine::Engine;
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry};
 use windlass_engine_core::plan::{RowOutput, StepOutput, StepPlan, Ticket};
@@ -111,6 +113,25 @@ fn only_allowed_tokens_are_drawn_even_where_no_word_is_among_them() {
     let sampling = Sampling { allowed_tokens: vec![98, 97], ..Sampling::GREEDY };
     let (tokens, _) = run(VOCABULARY, Request { sampling, ..request(1, 4).max(5) });
     assert_eq!(tokens, [97; 5]);
+}
+
+/// Allows the tokens 50, 51, … one after the other.
+#[derive(Debug)]
+struct Counting;
+
+impl Constraint for Counting {
+    fn allowed(&self, generated: &[u32]) -> Result<TokenSet, String> {
+        let right = generated.iter().zip(50..).all(|(token, expected)| *token == expected);
+        let mut set = TokenSet::default();
+        set.insert(50 + generated.len() as u32);
+        right.then_some(set).ok_or(format!("{generated:?}"))
+    }
+}
+
+#[test]
+fn a_constraint_sees_every_token_before_the_one_it_allows() {
+    let request = Request { constraint: Some(Arc::new(Counting)), ..request(1, 6).max(9) };
+    assert_eq!(run(VOCABULARY, request), ((50..59).collect(), FinishReason::Length));
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod adjust;
 mod filters;
 mod logprobs;
 
+use windlass_engine_core::constraint::TokenSet;
 use windlass_engine_core::request::{Sampling, TokenId};
 use windlass_engine_core::sampling::TokenLogprobs;
 use windlass_kernels::ops;
@@ -41,6 +42,8 @@ pub struct Draw<'a> {
     pub prompt: &'a [TokenId],
     /// The tokens generated so far, where [`Sampling::reads_history`].
     pub generated: &'a [TokenId],
+    /// The only tokens that may be drawn, where something decides it.
+    pub allowed: Option<&'a TokenSet>,
     /// The position that the drawn token will have in its sequence.
     pub position: u32,
     /// Tell the drawn token's log probability, and of so many most likely ones.

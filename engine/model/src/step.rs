@@ -1,8 +1,10 @@
 //! One step on the executor's thread: the plan's rows become a batch, the batch becomes tokens.
 
 use std::collections::VecDeque;
+use std::thread;
 use std::time::Instant;
 
+use windlass_engine_core::constraint::{Constraint, TokenSet};
 use windlass_engine_core::executor::{Geometry, MAX_IN_FLIGHT};
 use windlass_engine_core::plan::{InputToken, PlanRow, RowOutput, RowScores, StepOutput, StepPlan, Ticket};
 use windlass_engine_core::request::TokenId;
@@ -34,8 +36,9 @@ impl<B: Backend> StepRunner<B> {
         let mut rows = self.fill_batch(plan);
         let mut scores = Vec::new();
         if !self.batch.is_empty() {
-            self.decoder.forward(&self.batch);
-            scores = self.draw(plan, &mut rows);
+            let histories: Vec<Vec<TokenId>> = plan.rows.iter().map(|row| self.history(row)).collect();
+            let masks = self.forward(plan, &histories);
+            scores = self.draw(plan, &histories, &masks, &mut rows);
         }
         self.keep(ticket, &rows);
         StepOutput { rows, scores, busy_seconds: started.elapsed().as_secs_f64() }
@@ -89,23 +92,44 @@ impl<B: Backend> StepRunner<B> {
         }
     }
 
+    /// Computes the batch; what constraints allow is found meanwhile.
+    fn forward(&mut self, plan: &StepPlan, histories: &[Vec<TokenId>]) -> Vec<Mask> {
+        if plan.rows.iter().all(|row| constraint(row).is_none()) {
+            self.decoder.forward(&self.batch);
+            return plan.rows.iter().map(|_| Ok(None)).collect();
+        }
+        thread::scope(|scope| {
+            let masks =
+                scope.spawn(|| plan.rows.iter().zip(histories).map(|(row, history)| mask(row, history)).collect());
+            self.decoder.forward(&self.batch);
+            masks.join().unwrap_or_else(|_| plan.rows.iter().map(|_| Err("the constraint panicked".into())).collect())
+        })
+    }
+
     /// Draws the tokens of the rows that are in the batch and sample, and scores what is to be scored.
-    fn draw(&mut self, plan: &StepPlan, outputs: &mut [RowOutput]) -> Vec<RowScores> {
+    fn draw(
+        &mut self,
+        plan: &StepPlan,
+        histories: &[Vec<TokenId>],
+        masks: &[Mask],
+        outputs: &mut [RowOutput],
+    ) -> Vec<RowScores> {
         let computed = |index: &usize| outputs[*index] == RowOutput::Computed;
         let indices: Vec<usize> = (0..plan.rows.len()).filter(computed).collect();
-        let histories: Vec<Vec<TokenId>> = indices.iter().map(|&index| self.history(&plan.rows[index])).collect();
-        let rows = || indices.iter().map(|&index| &plan.rows[index]);
-        let tasks: Vec<RowTask<'_>> = rows().zip(&histories).flat_map(|(row, history)| tasks(row, history)).collect();
+        let allowed = |index: usize| masks[index].as_ref().ok().and_then(Option::as_ref);
+        let tasks_of = |&index: &usize| tasks(&plan.rows[index], &histories[index], allowed(index));
+        let tasks: Vec<RowTask<'_>> = indices.iter().flat_map(tasks_of).collect();
         let mut results = self.decoder.sample(&tasks).into_iter();
         let mut scores = Vec::new();
         for &index in &indices {
             let results = results.by_ref().take(plan.rows[index].logit_count());
-            match outcome(index as u32, &plan.rows[index], results) {
+            let outcome = outcome(index as u32, &plan.rows[index], results).map_err(|error| error.to_string());
+            match masks[index].as_ref().map_err(String::clone).and(outcome) {
                 Ok((output, row_scores)) => {
                     outputs[index] = output;
                     scores.extend(row_scores);
                 }
-                Err(error) => outputs[index] = RowOutput::Failed(error.to_string()),
+                Err(error) => outputs[index] = RowOutput::Failed(error),
             }
         }
         scores
@@ -128,19 +152,40 @@ impl<B: Backend> StepRunner<B> {
 }
 
 /// What to do with each of a row's logits, in their order.
-fn tasks<'a>(row: &'a PlanRow, history: &'a [TokenId]) -> impl Iterator<Item = RowTask<'a>> {
+fn tasks<'a>(
+    row: &'a PlanRow,
+    history: &'a [TokenId],
+    allowed: Option<&'a TokenSet>,
+) -> impl Iterator<Item = RowTask<'a>> {
     let scored = row.score.iter().flat_map(|score| score.targets.iter().map(|&target| (target, score.top)));
     let scored = scored.map(|(target, top)| RowTask::Score { target, top });
-    scored.chain(draw_of(row, history).map(RowTask::Draw))
+    scored.chain(draw_of(row, history, allowed).map(RowTask::Draw))
 }
 
-fn draw_of<'a>(row: &'a PlanRow, history: &'a [TokenId]) -> Option<Draw<'a>> {
+/// The tokens that a row's constraint allows; `None` without one.
+type Mask = Result<Option<TokenSet>, String>;
+
+fn constraint(row: &PlanRow) -> Option<&dyn Constraint> {
+    row.sample.as_ref()?.constraint.as_deref()
+}
+
+fn mask(row: &PlanRow, history: &[TokenId]) -> Mask {
+    let Some(constraint) = constraint(row) else { return Ok(None) };
+    constraint.allowed(&history[prompt_tokens(row)..]).map(Some)
+}
+
+/// Leading tokens of a row's history that are its prompt.
+fn prompt_tokens(row: &PlanRow) -> usize {
+    let history = row.sample.as_ref().and_then(|sample| sample.history.as_ref());
+    history.map_or(0, |history| history.prompt_tokens)
+}
+
+fn draw_of<'a>(row: &'a PlanRow, history: &'a [TokenId], allowed: Option<&'a TokenSet>) -> Option<Draw<'a>> {
     let sample = row.sample.as_ref()?;
-    let prompt_tokens = sample.history.as_ref().map_or(0, |history| history.prompt_tokens);
-    let (prompt, generated) = history.split_at(prompt_tokens);
+    let (prompt, generated) = history.split_at(prompt_tokens(row));
     let position = row.first_position + row.tokens.len() as u32;
     let (sampling, banned, logprobs) = (sample.sampling.as_ref(), sample.banned.as_slice(), sample.logprobs);
-    Some(Draw { sampling, banned, prompt, generated, position, logprobs })
+    Some(Draw { sampling, banned, prompt, generated, allowed, position, logprobs })
 }
 
 /// What a row gives, from what each of its logits gave.

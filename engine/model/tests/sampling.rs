@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // in a test, a failed unwrap is the failure
 
 use proptest::prelude::*;
+use windlass_engine_core::constraint::TokenSet;
 use windlass_engine_core::request::{Penalties, Sampling};
 use windlass_engine_model::{Draw, Drawn, RowTask, SampleError, sample};
 
@@ -10,7 +11,7 @@ const RANDOM: Sampling = Sampling::RANDOM;
 
 /// A draw after nothing.
 fn blank(sampling: &Sampling) -> Draw<'_> {
-    Draw { sampling, banned: &[], prompt: &[], generated: &[], position: 0, logprobs: None }
+    Draw { sampling, banned: &[], prompt: &[], generated: &[], allowed: None, position: 0, logprobs: None }
 }
 
 fn draw(logits: &[f32], sampling: &Sampling, banned: &[u32], position: u32) -> Result<u32, SampleError> {
@@ -156,6 +157,10 @@ fn bad_words_are_never_completed_and_only_allowed_tokens_come() {
         // What the prompt ends with completes nothing.
         assert_eq!(best_after(&logits, &sampling, &[0], generated), expected, "{sampling:?} after {generated:?}");
     }
+    let allowed = TokenSet::from_words(vec![0b1101]);
+    let greedy = Sampling::GREEDY;
+    let task = RowTask::Draw(Draw { allowed: Some(&allowed), ..blank(&greedy) });
+    assert_eq!(sample(&mut logits.to_vec(), &task).unwrap().token, 2);
     let none = Sampling { allowed_tokens: vec![99], ..RANDOM };
     assert_eq!(draw(&logits, &none, &[], 0), Err(SampleError::AllBanned));
 }

@@ -4,9 +4,10 @@
 mod bounds;
 mod words;
 
+use crate::structure::Grammar;
 use crate::text::tokenizer::Tokenizer;
-pub use bounds::{MAX_CHOICES, MAX_STOPS};
 use bounds::ranged;
+pub use bounds::{MAX_CHOICES, MAX_STOPS};
 use windlass_engine_api::error::FieldError;
 use windlass_engine_api::generation::GenerationFields;
 use windlass_engine_core::request::{CacheScope, Penalties, Request, RequestId, Sampling, Tenant, TokenId};
@@ -32,6 +33,7 @@ pub struct Generation {
     ignore_eos: bool,
     priority: i32,
     cache_salt: Option<String>,
+    grammar: Option<Grammar>,
     logprobs: Option<u32>,
     prompt_logprobs: Option<u32>,
 }
@@ -58,6 +60,15 @@ pub struct Shows {
     pub stop: bool,
     /// Special tokens, as the vocabulary spells them.
     pub special_tokens: bool,
+}
+
+/// Whose a request is.
+#[derive(Clone, Copy, Debug)]
+pub struct Client {
+    /// Who pays.
+    pub tenant: Tenant,
+    /// Where its prompts are found and kept.
+    pub cache_scope: CacheScope,
 }
 
 /// Which of the answers to one prompt a request is for.
@@ -88,6 +99,7 @@ impl Generation {
         // An answer of no tokens is for what is told of the prompt.
         let fewest = u32::from(!shows.prompt && !shows.prompt_logprobs);
         bounds::check_lengths(fields.max_tokens, min_tokens, fewest)?;
+        bounds::check_structure(fields.structure.as_ref(), min_tokens)?;
         bounds::check_stops(&fields.stop)?;
         bounds::check_stop_tokens(&fields.stop_token_ids, tokenizer.vocabulary().len())?;
         let echoed = fields.logprobs.filter(|_| fields.echo);
@@ -99,6 +111,7 @@ impl Generation {
             prompt_tokens: bounds::prompt_tokens(fields.truncate_prompt_tokens)?,
             ignore_eos: fields.ignore_eos,
             priority: fields.priority,
+            grammar: None,
             cache_salt: words::cache_salt(fields.cache_salt.clone())?,
             // The most likely answers are found by their log probabilities.
             logprobs: fields.logprobs.or((choices.generated > choices.given).then_some(0)),
@@ -114,8 +127,7 @@ impl Generation {
     pub fn request(
         &self,
         id: RequestId,
-        tenant: Tenant,
-        cache_scope: CacheScope,
+        client: Client,
         prompt: Vec<TokenId>,
         max_tokens: u32,
         ends: &[TokenId],
@@ -124,17 +136,23 @@ impl Generation {
         let ends = if self.ignore_eos { &[] } else { ends };
         let seed = self.sampling.seed.wrapping_add(choice.index.into());
         Request {
-            tenant,
-            cache_scope,
+            tenant: client.tenant,
+            cache_scope: client.cache_scope,
             priority: self.priority,
             min_tokens: self.min_tokens,
             stop_tokens: [ends, &self.stop_token_ids].concat(),
             sampling: Sampling { seed, ..self.sampling.clone() },
+            constraint: self.grammar.as_ref().map(Grammar::constraint),
             logprobs: self.logprobs,
             prompt_logprobs: self.prompt_logprobs,
             fork_of: choice.leader,
             ..Request::greedy(id, prompt, self.max_tokens.unwrap_or(max_tokens))
         }
+    }
+
+    /// Answers must have this form.
+    pub fn with_grammar(self, grammar: Option<Grammar>) -> Generation {
+        Generation { grammar, ..self }
     }
 
     /// Only requests of the same salt share cached prompts.
@@ -180,6 +198,8 @@ mod tests {
     use super::*;
     use bounds::MAX_STOP_BYTES;
 
+    const CLIENT: Client = Client { tenant: Tenant(0), cache_scope: CacheScope::SHARED };
+
     fn validate(fields: GenerationFields) -> Result<Generation, FieldError> {
         Generation::validate(fields, &Tokenizer::words(), 7)
     }
@@ -189,23 +209,14 @@ mod tests {
         let generation = validate(GenerationFields::default()).unwrap();
         let expected = Sampling { seed: 7, ..Sampling::RANDOM };
         assert_eq!(generation.sampling, expected);
-        let request =
-            generation.request(RequestId(1), Tenant(0), CacheScope::SHARED, vec![1], 42, &[9], Choice::default());
+        let request = generation.request(RequestId(1), CLIENT, vec![1], 42, &[9], Choice::default());
         assert_eq!((request.max_tokens, request.stop_tokens), (42, vec![9]));
     }
 
     #[test]
     fn ignoring_the_end_keeps_the_clients_own_stop_tokens() {
         let fields = GenerationFields { ignore_eos: true, stop_token_ids: vec![3], ..Default::default() };
-        let request = validate(fields).unwrap().request(
-            RequestId(1),
-            Tenant(0),
-            CacheScope::SHARED,
-            vec![1],
-            1,
-            &[9],
-            Choice::default(),
-        );
+        let request = validate(fields).unwrap().request(RequestId(1), CLIENT, vec![1], 1, &[9], Choice::default());
         assert_eq!(request.stop_tokens, [3]);
     }
 

@@ -30,6 +30,7 @@ pub mod monitor;
 pub mod serve;
 pub mod signals;
 pub mod start;
+pub mod structure;
 pub mod telemetry;
 pub mod tenants;
 pub mod text;

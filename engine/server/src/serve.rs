@@ -13,6 +13,7 @@ use crate::http::unix_seconds;
 use crate::lifecycle::{Lifecycle, Stage};
 use crate::monitor::{Monitor, SAMPLE_EVERY};
 use crate::start::{self, EngineEnd, EngineThread, Started};
+use crate::structure::Structures;
 use crate::tenants::Tenants;
 use std::io;
 use std::net::SocketAddr;
@@ -64,9 +65,11 @@ impl Server {
         let Started { engine: EngineThread { handle, end }, tokenizer, template, built } = started;
         // The engine is set once, here.
         let _ = admin.engine.set(handle.clone());
+        let tokenizer = Arc::new(tokenizer);
         let api = Arc::new(Api {
+            structures: Arc::new(Structures::new(tokenizer.clone())),
             engine: handle.clone(),
-            tokenizer: Arc::new(tokenizer),
+            tokenizer,
             template,
             cache_scopes: CacheScopes::new(config.batching.share_prefix_cache),
             served_names: config.served_names,

@@ -27,6 +27,11 @@ impl GenerateRequest {
             let message = "`stream` is not supported here: /v1/completions streams";
             return Err(FieldError::invalid("stream", message));
         }
+        let several = [("n", generation.n), ("best_of", generation.best_of)];
+        let asked = several.into_iter().find(|(_, count)| count.is_some_and(|count| count > 1)).map(|(name, _)| name);
+        if let Some(name) = asked.or(generation.prompt_logprobs.map(|_| "prompt_logprobs")) {
+            return Err(FieldError::invalid(name, format!("`{name}` is not supported here; use /v1/completions")));
+        }
         fields.finish(&[])?;
         Ok(GenerateRequest { model, prompt, generation })
     }

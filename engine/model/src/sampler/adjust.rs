@@ -1,5 +1,6 @@
 //! What is done to the logits of single tokens before anything is drawn: tokens that may not come, biases, penalties.
 
+use windlass_engine_core::constraint::TokenSet;
 use windlass_engine_core::request::TokenId;
 use windlass_engine_core::sampling::Penalties;
 
@@ -7,6 +8,9 @@ use super::Draw;
 
 /// Applies all of it. A token that must not be drawn has a logit of minus infinity afterwards.
 pub(super) fn adjust(logits: &mut [f32], draw: &Draw<'_>) {
+    if let Some(allowed) = draw.allowed {
+        keep(logits, allowed);
+    }
     keep_allowed(logits, &draw.sampling.allowed_tokens);
     draw.banned.iter().for_each(|&token| ban(logits, token));
     let completed = draw.sampling.bad_words.iter().filter_map(|word| completes(word, draw.generated));
@@ -15,6 +19,15 @@ pub(super) fn adjust(logits: &mut [f32], draw: &Draw<'_>) {
         change(logits, token, |logit| logit + bias);
     }
     penalize(logits, draw.sampling.penalties, draw.prompt, draw.generated);
+}
+
+/// A logit for each bit, in the order of both.
+fn keep(logits: &mut [f32], allowed: &TokenSet) {
+    for (token, logit) in (0..).zip(logits) {
+        if !allowed.contains(token) {
+            *logit = f32::NEG_INFINITY;
+        }
+    }
 }
 
 fn keep_allowed(logits: &mut [f32], allowed: &[TokenId]) {

@@ -119,7 +119,13 @@ impl Sequence {
 
 /// Draws and nothing else.
 pub fn sample_row(sampling: &Sampling) -> SampleRow {
-    SampleRow { sampling: Arc::new(sampling.clone()), banned: Vec::new(), history: None, logprobs: None }
+    SampleRow {
+        sampling: Arc::new(sampling.clone()),
+        banned: Vec::new(),
+        history: None,
+        constraint: None,
+        logprobs: None,
+    }
 }
 
 fn collect(executor: &mut dyn Executor, ticket: Ticket, owners: &[Option<usize>], sequences: &mut [Sequence]) {

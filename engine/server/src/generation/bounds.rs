@@ -3,6 +3,7 @@
 use super::Choices;
 use std::fmt::Display;
 use windlass_engine_api::error::FieldError;
+use windlass_engine_api::structure::Structure;
 use windlass_engine_core::request::TokenId;
 
 /// Answers to one prompt.
@@ -56,6 +57,18 @@ pub(super) fn choices(n: Option<u32>, best_of: Option<u32>) -> Result<Choices, F
             let right = format!("from n, which is {given}, to {MAX_CHOICES}");
             Err(out_of_range("best_of", generated, right))
         }
+    }
+}
+
+/// A form says itself where an answer may end.
+pub(super) fn check_structure(structure: Option<&Structure>, min_tokens: u32) -> Result<(), FieldError> {
+    match structure {
+        Some(structure) if min_tokens > 0 => {
+            let message =
+                format!("`min_tokens` does not go with `{}`, which says how long an answer is", structure.field);
+            Err(FieldError::invalid("min_tokens", message))
+        }
+        _ => Ok(()),
     }
 }
 

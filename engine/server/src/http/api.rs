@@ -7,9 +7,10 @@ use crate::answer::{Answer, PromptShare};
 use crate::cache_scopes::CacheScopes;
 use crate::config::Patience;
 use crate::driver::{EngineHandle, Event, NotAccepted, RequestStream};
-use crate::generation::{Choice, Generation};
+use crate::generation::{Choice, Client, Generation};
 use crate::lifecycle::{Lifecycle, Stage};
 use crate::monitor::Monitor;
+use crate::structure::Structures;
 use crate::tenants::{Lease, Tenants};
 use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer::Tokenizer;
@@ -51,6 +52,8 @@ pub struct Api {
     pub max_model_tokens: u32,
     /// Seconds since 1970 when the server started.
     pub created: u64,
+    /// Forms of answers.
+    pub structures: Arc<Structures>,
     /// Who finds whose prompts in the cache.
     pub cache_scopes: CacheScopes,
     /// Who may ask; without any tenants, everybody.
@@ -139,8 +142,14 @@ impl Api {
     }
 
     /// Checks what the client wrote about generating.
-    pub fn generation(&self, fields: GenerationFields) -> Result<Generation, ApiError> {
-        Ok(Generation::validate(fields, &self.tokenizer, rand::random())?)
+    pub async fn generation(&self, fields: GenerationFields) -> Result<Generation, ApiError> {
+        let structure = fields.structure.clone();
+        let generation = Generation::validate(fields, &self.tokenizer, rand::random())?;
+        let grammar = match structure {
+            Some(structure) => Some(self.structures.compile(structure).await?),
+            None => None,
+        };
+        Ok(generation.with_grammar(grammar))
     }
 
     /// Refuses a text that cannot fit, before time is spent on tokenizing it. `field` holds the prompt.
@@ -228,13 +237,14 @@ impl Api {
         most: u32,
     ) -> Result<Vec<RequestStream>, NotAccepted> {
         let ends = &self.tokenizer.special().ends;
-        let scope = self.cache_scopes.of(lease.tenant(), generation.cache_salt());
+        let tenant = lease.tenant();
+        let client = Client { tenant, cache_scope: self.cache_scopes.of(tenant, generation.cache_salt()) };
         let mut leader = None;
         let submit = |index| {
             self.engine.submit(|id| {
                 let choice = Choice { index, leader };
                 leader.get_or_insert(id);
-                generation.request(id, lease.tenant(), scope, prompt.to_vec(), most, ends, choice)
+                generation.request(id, client, prompt.to_vec(), most, ends, choice)
             })
         };
         (0..generation.choices.generated).map(submit).collect()

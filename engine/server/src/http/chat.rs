@@ -30,12 +30,15 @@ pub async fn create(
     let ChatRequest { model, messages, generation: fields } = api.read(&body, ChatRequest::from_body)?;
     api.check_model(&model)?;
     let streaming = fields.stream;
-    let generation = api.generation(fields)?;
+    let generation = api.generation(fields).await?;
     check_choices(&generation)?;
     let prompt = prompt(&api, &messages).await?;
     let answers = api.submit(&lease, prompt, &generation, u32::MAX, "messages").await?;
-    let writer =
-        Writer { head: Head::new("chatcmpl", &lease, model), tokenizer: api.tokenizer.clone(), shows: generation.shows };
+    let writer = Writer {
+        head: Head::new("chatcmpl", &lease, model),
+        tokenizer: api.tokenizer.clone(),
+        shows: generation.shows,
+    };
     match streaming {
         Some(options) => Ok(stream::respond(answers, writer, options, &api.patience)),
         None => Ok(Json(writer.whole(answers).await?).into_response()),

@@ -33,10 +33,11 @@ pub async fn create(
     let CompletionRequest { model, prompts, generation: fields } = api.read(&body, CompletionRequest::from_body)?;
     api.check_model(&model)?;
     let streaming = fields.stream;
-    let generation = api.generation(fields)?;
+    let generation = api.generation(fields).await?;
     check_choices(&generation, prompts.len(), streaming.is_some())?;
     let answers = submit(&api, &lease, prompts, &generation).await?;
-    let writer = Writer { head: Head::new("cmpl", &lease, model), tokenizer: api.tokenizer.clone(), shows: generation.shows };
+    let writer =
+        Writer { head: Head::new("cmpl", &lease, model), tokenizer: api.tokenizer.clone(), shows: generation.shows };
     match streaming {
         Some(options) => Ok(stream::respond(answers, writer, options, &api.patience)),
         None => Ok(Json(writer.whole(answers, generation.choices).await?).into_response()),

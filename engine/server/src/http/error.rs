@@ -2,6 +2,7 @@
 
 use crate::answer::Interrupted;
 use crate::driver::NotAccepted;
+use crate::structure::StructureError;
 use crate::tenants::OverLimit;
 use crate::text::chat_template::TemplateError;
 use crate::text::tokenizer::EncodeError;
@@ -146,6 +147,19 @@ impl From<OverLimit> for ApiError {
     fn from(over: OverLimit) -> ApiError {
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, over.reason(), over.to_string());
         error.retry_after(over.retry_after_seconds())
+    }
+}
+
+impl From<StructureError> for ApiError {
+    fn from(error: StructureError) -> ApiError {
+        match error {
+            StructureError::Invalid { field, .. } | StructureError::TooSlow { field } => {
+                ApiError::bad_request("invalid_structure", error.to_string()).param(field)
+            }
+            StructureError::Busy => {
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", error.to_string()).retry_after(1)
+            }
+        }
     }
 }
 

@@ -95,7 +95,21 @@ fn schemas() -> Value {
         "stop": {"anyOf": [{"type": "string", "minLength": 1, "maxLength": 256}, {"type": "array", "maxItems": 16,
             "items": {"type": "string", "minLength": 1, "maxLength": 256}}]}
     });
+    let top = json!({"type": "integer", "minimum": 0, "maximum": 20});
+    let penalty = json!({"type": "number", "minimum": -2, "maximum": 2});
+    let sampling = json!({
+        "n": {"type": "integer", "minimum": 1, "maximum": 128},
+        "typical_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "frequency_penalty": penalty, "presence_penalty": penalty,
+        "repetition_penalty": {"type": "number", "minimum": 0.01, "maximum": 100},
+        "logit_bias": {"type": "object", "maxProperties": 1024, "additionalProperties": {"type": "number"}},
+        "min_tokens": whole, "ignore_eos": truth, "include_stop_str_in_output": truth, "skip_special_tokens": truth,
+        "prompt_logprobs": top, "priority": {"type": "integer", "minimum": i32::MIN, "maximum": i32::MAX},
+        "cache_salt": {"type": "string", "minLength": 1, "maxLength": 256},
+        "response_format": {"type": "object", "required": ["type"]}, "structured_outputs": {"type": "object"}
+    });
     let with = |own: Value| merged(own, &generation);
+    let with_all = |own: Value| merged(with(own), &sampling);
     let message = object(
         &["role", "content"],
         json!({
@@ -119,13 +133,14 @@ fn schemas() -> Value {
             "kv_cache_usage": share})),
         "Latency": object(&["p50", "p95", "p99"], json!({"p50": number, "p95": number, "p99": number})),
         "Message": message,
-        "ChatRequest": object(&["model", "messages"], with(json!({"model": text, "stream": truth,
-            "messages": {"type": "array", "minItems": 1, "items": reference("Message")}}))),
+        "ChatRequest": object(&["model", "messages"], with_all(json!({"model": text, "stream": truth,
+            "logprobs": truth, "top_logprobs": top, "messages": {"type": "array", "minItems": 1, "items": reference("Message")}}))),
         "ChatCompletion": object(&["id", "object", "created", "model", "choices", "usage"], json!({
             "id": text, "object": {"const": "chat.completion"}, "created": whole, "model": text, "usage": usage,
             "choices": list(&object(&["index", "message", "finish_reason"], json!({"index": whole,
                 "message": {"type": "object", "required": ["role", "content"]}, "finish_reason": reason})))})),
-        "CompletionRequest": object(&["model", "prompt"], with(json!({"model": text, "stream": truth,
+        "CompletionRequest": object(&["model", "prompt"], with_all(json!({"model": text, "stream": truth,
+            "logprobs": top, "echo": truth, "best_of": {"type": "integer", "minimum": 1, "maximum": 128},
             "prompt": {"anyOf": [text, {"type": "array", "minItems": 1, "maxItems": 64, "items": text}, tokens]}}))),
         "Completion": object(&["id", "object", "created", "model", "choices", "usage"], json!({
             "id": text, "object": {"const": "text_completion"}, "created": whole, "model": text, "usage": usage,

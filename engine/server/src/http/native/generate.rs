@@ -22,7 +22,7 @@ pub async fn create(
     let began = Instant::now();
     let GenerateRequest { model, prompt, generation } = api.read(&body, GenerateRequest::from_body)?;
     let model = api.model_or_first(model)?;
-    let generation = api.generation(generation)?;
+    let generation = api.generation(generation).await?;
     api.check_length(&prompt, "prompt")?;
     let tokens = api.tokenize(prompt, Tokenizer::encode_prompt).await?;
     let answer = api.submit_one(&lease, tokens, &generation, u32::MAX, "prompt").await?;

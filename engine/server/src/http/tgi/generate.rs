@@ -70,7 +70,7 @@ fn prefix(request: &GenerateRequest) -> String {
 
 async fn submit(api: &Arc<Api>, lease: &Lease, request: GenerateRequest) -> Result<Answer, ApiError> {
     let GenerateRequest { inputs, truncate, generation, .. } = request;
-    let generation = api.generation(generation)?;
+    let generation = api.generation(generation).await?;
     if truncate.is_none() {
         api.check_length(&inputs, "inputs")?;
     }

@@ -1,0 +1,60 @@
+//! What a sequence may go on with, where something beyond sampling decides it: a grammar, say.
+
+use std::fmt;
+
+use crate::request::TokenId;
+
+/// Says which tokens may come next. Asked by the executor while the model computes, so it may take about as long.
+pub trait Constraint: fmt::Debug + Send + Sync {
+    /// The tokens that may follow `generated`. Texts mostly grow by a token from one call to the next, and may be
+    /// shorter again after a preemption. An error ends the sequence.
+    fn allowed(&self, generated: &[TokenId]) -> Result<TokenSet, String>;
+}
+
+/// A set of tokens as bits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenSet {
+    words: Vec<u32>,
+}
+
+impl TokenSet {
+    /// The set of tokens whose bits are set, 32 to a word, lowest first.
+    pub fn from_words(words: Vec<u32>) -> TokenSet {
+        TokenSet { words }
+    }
+
+    /// Adds a token.
+    pub fn insert(&mut self, token: TokenId) {
+        let word = token as usize / 32;
+        if word >= self.words.len() {
+            self.words.resize(word + 1, 0);
+        }
+        self.words[word] |= 1 << (token % 32);
+    }
+
+    /// Whether a token is in it.
+    pub fn contains(&self, token: TokenId) -> bool {
+        self.words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+
+    /// The tokens, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = TokenId> {
+        let bits =
+            |(word, bits): (u32, u32)| (0..32).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| word * 32 + bit);
+        (0..).zip(self.words.iter().copied()).flat_map(bits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_holds_what_was_put_in() {
+        let mut set = TokenSet::from_words(vec![0b101]);
+        set.insert(31);
+        set.insert(64);
+        assert_eq!(set.iter().collect::<Vec<_>>(), [0, 2, 31, 64]);
+        assert!(set.contains(64) && !set.contains(1) && !set.contains(4_000_000));
+    }
+}

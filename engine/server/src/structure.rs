@@ -1,0 +1,105 @@
+//! Answers of a given form: JSON by a schema, a regular expression, one of several texts, a grammar.
+//!
+//! `llguidance` decides which tokens keep the form; it is compiled away from the engine and from the runtime's threads,
+//! within limits of size, time and number, and kept for the next request. The engine asks for the allowed tokens while
+//! the model computes.
+
+mod form;
+mod grammar;
+mod prepared;
+
+use crate::text::tokenizer::Tokenizer;
+use prepared::Prepared;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use windlass_engine_api::structure::Structure;
+
+pub use grammar::Grammar;
+
+/// Longest time for compiling, waiting for others included.
+const COMPILE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Forms compiled at once: one, so that hostile ones leave a core to the rest.
+const AT_ONCE: usize = 1;
+/// Compiled forms kept.
+const KEPT: usize = 64;
+
+/// The forms of one model.
+pub struct Structures {
+    tokenizer: Arc<Tokenizer>,
+    /// What `llguidance` knows of the vocabulary; made when first needed.
+    prepared: OnceLock<Result<Prepared, String>>,
+    kept: Mutex<VecDeque<(String, Grammar)>>,
+    permits: Arc<Semaphore>,
+}
+
+/// A form that cannot be kept.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StructureError {
+    /// It is no form, or one beyond the limits.
+    #[error("`{field}` cannot be used: {reason}")]
+    Invalid {
+        /// The request's field.
+        field: &'static str,
+        /// Why.
+        reason: String,
+    },
+    /// It takes too long.
+    #[error("`{field}` takes longer than {} s to compile; make it simpler", COMPILE_TIMEOUT.as_secs())]
+    TooSlow {
+        /// The request's field.
+        field: &'static str,
+    },
+    /// Others are being compiled.
+    #[error("other grammars are being compiled; try again")]
+    Busy,
+}
+
+impl Structures {
+    /// Knows no form yet.
+    pub fn new(tokenizer: Arc<Tokenizer>) -> Structures {
+        let (prepared, kept) = (OnceLock::new(), Mutex::default());
+        Structures { tokenizer, prepared, kept, permits: Arc::new(Semaphore::new(AT_ONCE)) }
+    }
+
+    /// Compiles a form, or finds it among those that were.
+    pub async fn compile(self: &Arc<Structures>, structure: Structure) -> Result<Grammar, StructureError> {
+        let field = structure.field;
+        let form = form::of(structure).map_err(|reason| StructureError::Invalid { field, reason })?;
+        if let Some(known) = self.find(&form.key) {
+            return Ok(known);
+        }
+        let permit = timeout(COMPILE_TIMEOUT, self.permits.clone().acquire_owned()).await;
+        let permit = permit.ok().and_then(Result::ok).ok_or(StructureError::Busy)?;
+        let structures = self.clone();
+        let compiling = tokio::task::spawn_blocking(move || {
+            // Held until the work is done, though nobody may wait for it any more.
+            let _permit = permit;
+            structures.compile_now(form)
+        });
+        match timeout(COMPILE_TIMEOUT, compiling).await {
+            Ok(Ok(Ok(grammar))) => Ok(grammar),
+            Ok(Ok(Err(reason))) => Err(StructureError::Invalid { field, reason }),
+            Ok(Err(_)) => Err(StructureError::Invalid { field, reason: "compiling it failed".to_owned() }),
+            Err(_) => Err(StructureError::TooSlow { field }),
+        }
+    }
+
+    fn compile_now(&self, form: form::Compilable) -> Result<Grammar, String> {
+        let prepared = self.prepared.get_or_init(|| Prepared::new(&self.tokenizer)).as_ref().map_err(String::clone)?;
+        let grammar = prepared.compile(form.grammar)?;
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push_back((form.key, grammar.clone()));
+        if kept.len() > KEPT {
+            kept.pop_front();
+        }
+        Ok(grammar)
+    }
+
+    fn find(&self, key: &str) -> Option<Grammar> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.iter().find(|(known, _)| known == key).map(|(_, grammar)| grammar.clone())
+    }
+}
