@@ -15,6 +15,8 @@ pub(crate) unsafe trait Zeroable: Copy {}
 // SAFETY: zero bytes are the number zero.
 unsafe impl Zeroable for f32 {}
 // SAFETY: zero bytes are the number zero.
+unsafe impl Zeroable for i8 {}
+// SAFETY: zero bytes are the number zero.
 unsafe impl Zeroable for half::f16 {}
 // SAFETY: zero bytes are the number zero.
 unsafe impl Zeroable for half::bf16 {}

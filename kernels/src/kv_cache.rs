@@ -4,6 +4,16 @@ use half::bf16;
 
 use crate::buffer::Buffer;
 
+/// How the cache holds keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvType {
+    /// Rounded to 8 bits of mantissa.
+    #[default]
+    Bf16,
+    /// Bytes with an f32 scale for each token and head: a little more than half the memory.
+    Int8,
+}
+
 /// The shape of one block of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
@@ -16,47 +26,84 @@ pub struct KvLayout {
 }
 
 impl KvLayout {
-    /// Values of one block in one layer, keys and values together.
-    pub fn block_elements(&self) -> usize {
-        2 * self.kv_heads * self.block_tokens * self.head_dim
+    /// Rows of one block in one layer: its tokens' keys and values, one of each per head.
+    fn block_rows(&self) -> usize {
+        2 * self.kv_heads * self.block_tokens
     }
 
     /// Bytes that one block takes over `layers` layers.
-    pub fn block_bytes(&self, layers: usize) -> usize {
-        self.block_elements() * layers * size_of::<bf16>()
+    pub fn block_bytes(&self, kind: KvType, layers: usize) -> usize {
+        let row = match kind {
+            KvType::Bf16 => self.head_dim * size_of::<bf16>(),
+            KvType::Int8 => self.head_dim + size_of::<f32>(),
+        };
+        self.block_rows() * layers * row
     }
 
-    /// Where the key of `token` in `block` starts in a layer; its value lies [`value_offset`](Self::value_offset) on.
-    pub(crate) fn key_at(&self, block: usize, kv_head: usize, token: usize) -> usize {
-        block * self.block_elements() + (kv_head * self.block_tokens + token) * self.head_dim
-    }
-
-    /// Distance from a key to its value.
+    /// Distance in rows from a key to its value.
     pub(crate) fn value_offset(&self) -> usize {
-        self.kv_heads * self.block_tokens * self.head_dim
+        self.kv_heads * self.block_tokens
     }
 }
 
-/// Keys and values of all sequences in bf16: `[layer][block][K|V][kv_head][token][dim]`.
+/// Keys and values of all sequences: rows of `head_dim` values, `[block][layer][K|V][kv_head][token]`. All layers of a
+/// block lie together, so that a cache that is mostly empty takes little memory.
 ///
 /// Which block holds what is the caller's business: each call names blocks through block tables.
 #[derive(Debug)]
 pub struct KvCache {
     layout: KvLayout,
+    layers: usize,
     blocks: usize,
-    layers: Vec<Buffer<bf16>>,
+    rows: Rows,
+}
+
+/// All rows of a cache.
+#[derive(Debug)]
+pub(crate) enum Rows {
+    Bf16(Buffer<bf16>),
+    /// Codes, and a scale for each row.
+    Int8(Buffer<i8>, Buffer<f32>),
+}
+
+/// Where the blocks of one layer lie.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Places {
+    pub(crate) layout: KvLayout,
+    layers: usize,
+    layer: usize,
+}
+
+impl Places {
+    /// The row of the key of `token` in `block`; its value lies [`KvLayout::value_offset`] on.
+    pub(crate) fn key(&self, block: usize, kv_head: usize, token: usize) -> usize {
+        let block = (block * self.layers + self.layer) * self.layout.block_rows();
+        block + kv_head * self.layout.block_tokens + token
+    }
 }
 
 impl KvCache {
     /// A zeroed cache (its pages take memory when first written) of `blocks` blocks in each of `layers` layers.
-    pub fn new(layout: KvLayout, layers: usize, blocks: usize) -> Self {
-        let layers = (0..layers).map(|_| Buffer::zeroed(blocks * layout.block_elements())).collect();
-        KvCache { layout, blocks, layers }
+    pub fn new(layout: KvLayout, kind: KvType, layers: usize, blocks: usize) -> Self {
+        let count = blocks * layers * layout.block_rows();
+        let rows = match kind {
+            KvType::Bf16 => Rows::Bf16(Buffer::zeroed(count * layout.head_dim)),
+            KvType::Int8 => Rows::Int8(Buffer::zeroed(count * layout.head_dim), Buffer::zeroed(count)),
+        };
+        KvCache { layout, layers, blocks, rows }
     }
 
     /// The shape of a block.
     pub fn layout(&self) -> KvLayout {
         self.layout
+    }
+
+    /// How values are held.
+    pub fn kind(&self) -> KvType {
+        match self.rows {
+            Rows::Bf16(_) => KvType::Bf16,
+            Rows::Int8(..) => KvType::Int8,
+        }
     }
 
     /// Blocks per layer.
@@ -66,12 +113,12 @@ impl KvCache {
 
     /// Layers.
     pub fn layers(&self) -> usize {
-        self.layers.len()
+        self.layers
     }
 
     /// Bytes of all layers.
     pub fn bytes(&self) -> usize {
-        self.layout.block_bytes(self.layers()) * self.blocks
+        self.layout.block_bytes(self.kind(), self.layers) * self.blocks
     }
 
     /// Copies keys and values of block `from` into block `to`, in every layer.
@@ -80,17 +127,32 @@ impl KvCache {
     /// If there is no such block.
     pub fn copy_block(&mut self, from: usize, to: usize) {
         assert!(from < self.blocks && to < self.blocks, "block {from} into {to} of {}", self.blocks);
-        let elements = self.layout.block_elements();
-        for layer in &mut self.layers {
-            layer.copy_within(from * elements..(from + 1) * elements, to * elements);
+        let (rows, width) = (self.layers * self.layout.block_rows(), self.layout.head_dim);
+        let source = from * rows..(from + 1) * rows;
+        let values = source.start * width..source.end * width;
+        match &mut self.rows {
+            Rows::Bf16(all) => all.copy_within(values, to * rows * width),
+            Rows::Int8(codes, scales) => {
+                codes.copy_within(values, to * rows * width);
+                scales.copy_within(source, to * rows);
+            }
         }
     }
 
-    pub(crate) fn layer(&self, layer: usize) -> &[bf16] {
-        &self.layers[layer]
+    /// Where `layer` lies.
+    ///
+    /// # Panics
+    /// When there is no such layer.
+    pub(crate) fn places(&self, layer: usize) -> Places {
+        assert!(layer < self.layers, "layer {layer} of {}", self.layers);
+        Places { layout: self.layout, layers: self.layers, layer }
     }
 
-    pub(crate) fn layer_mut(&mut self, layer: usize) -> &mut [bf16] {
-        &mut self.layers[layer]
+    pub(crate) fn rows(&self) -> &Rows {
+        &self.rows
+    }
+
+    pub(crate) fn rows_mut(&mut self) -> &mut Rows {
+        &mut self.rows
     }
 }

@@ -22,7 +22,7 @@ mod testing;
 mod weights;
 
 pub use activations::{ActivationType, Activations};
-pub use kv_cache::{KvCache, KvLayout};
+pub use kv_cache::{KvCache, KvLayout, KvType};
 pub use pool::{Pool, Worker};
 pub use simd::{Kernels, UnknownKernels};
 pub use weights::{Integer, PackedMatrix, ShapeError, WeightType, floats};

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use windlass_engine_core::plan::BlockCopy;
 use windlass_kernels::ops::{self, AttentionRow, Product, RopeTable};
-use windlass_kernels::{Activations, Integer, KvCache, KvLayout, PackedMatrix, Pool, ShapeError, WeightType};
+use windlass_kernels::{Activations, Integer, KvCache, KvLayout, KvType, PackedMatrix, Pool, ShapeError, WeightType};
 
 use crate::backend::{Backend, Heads, Rows};
 use crate::batch::{Batch, BatchRow};
@@ -54,7 +54,7 @@ impl CpuBackend {
         positions: usize,
     ) -> CpuBackend {
         let layout = KvLayout { block_tokens, kv_heads: config.kv_heads, head_dim: config.head_dim };
-        let cache = KvCache::new(layout, config.layers, blocks);
+        let cache = KvCache::new(layout, KvType::Bf16, config.layers, blocks);
         let rope = RopeTable::new(config.rope.dims, positions, config.rope.theta, config.rope.factors.as_deref());
         CpuBackend { config, pool, cache, rope, activations, scratch: Vec::new() }
     }

@@ -1,7 +1,7 @@
 //! Single ops in the shapes of SmolLM2-135M and of a 1B Llama.
 
 use windlass_kernels::ops::{AttentionRow, RopePairing, RopeTable};
-use windlass_kernels::{ActivationType, Activations, KvCache, KvLayout, PackedMatrix, WeightType, ops};
+use windlass_kernels::{ActivationType, Activations, KvCache, KvLayout, KvType, PackedMatrix, WeightType, ops};
 
 use crate::bench::{Bench, Work};
 
@@ -105,7 +105,7 @@ pub fn attention(bench: &Bench) {
         ("attention prefill 512 at 2048", 1, 2048, 512),
     ] {
         let blocks = (first_position + tokens).div_ceil(layout.block_tokens);
-        let mut cache = KvCache::new(layout, 1, sequences * blocks);
+        let mut cache = KvCache::new(layout, KvType::Bf16, 1, sequences * blocks);
         let tables: Vec<Vec<u32>> =
             (0..sequences).map(|s| (s * blocks..(s + 1) * blocks).map(|b| b as u32).collect()).collect();
         let rows = |first_position: usize, tokens: usize| -> Vec<AttentionRow<'_>> {

@@ -1,7 +1,9 @@
 //! All ops of a forward pass, in the order of a Llama decoder, on made-up weights.
 
 use windlass_kernels::ops::{self, AttentionRow, Product, RopePairing, RopeTable};
-use windlass_kernels::{ActivationType, Activations, KvCache, KvLayout, PackedMatrix, Pool, ShapeError, WeightType};
+use windlass_kernels::{
+    ActivationType, Activations, KvCache, KvLayout, KvType, PackedMatrix, Pool, ShapeError, WeightType,
+};
 
 use crate::bench::{Bench, Work};
 
@@ -143,7 +145,7 @@ impl Pass {
         let all = |values: usize| vec![0.5; sequences * tokens * values];
         Pass {
             tables: (0..sequences).map(table).collect(),
-            cache: KvCache::new(layout, shape.layers, sequences * blocks),
+            cache: KvCache::new(layout, KvType::Bf16, shape.layers, sequences * blocks),
             first_position,
             tokens,
             activations: Activations::new(ActivationType::Int8),

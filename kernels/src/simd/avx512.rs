@@ -19,7 +19,7 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vnni")
-            && super::avx2::Avx2::detect().is_some();
+            && super::avx2::Avx2::<false>::detect().is_some();
         found.then_some(Avx512(()))
     }
 }
@@ -195,6 +195,22 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn high_bf16(self, pairs: Self::I) -> Self::F {
         simd!(_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32))))
+    }
+    #[inline(always)]
+    fn load_quads(self, from: &[i8; 4 * LANES]) -> Self::I {
+        simd!(_mm512_loadu_si512(from.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn quad_i8<const N: usize>(self, quads: Self::I) -> Self::F {
+        simd! {
+            let top = match N {
+                0 => _mm512_slli_epi32::<24>(quads),
+                1 => _mm512_slli_epi32::<16>(quads),
+                2 => _mm512_slli_epi32::<8>(quads),
+                _ => quads,
+            };
+            _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))
+        }
     }
 
     #[inline(always)]

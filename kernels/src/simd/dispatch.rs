@@ -17,7 +17,9 @@ enum Set {
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
     #[cfg(target_arch = "x86_64")]
-    Avx2(Avx2),
+    AvxVnni(Avx2<true>),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2<false>),
     Scalar(Scalar),
 }
 
@@ -43,6 +45,7 @@ impl Kernels {
         #[cfg(target_arch = "x86_64")]
         {
             sets.extend(Avx512::detect().map(Set::Avx512));
+            sets.extend(Avx2::detect().map(Set::AvxVnni));
             sets.extend(Avx2::detect().map(Set::Avx2));
         }
         sets.push(Set::Scalar(Scalar));
@@ -57,11 +60,13 @@ impl Kernels {
         })
     }
 
-    /// `avx512vnni`, `avx2` or `scalar`.
+    /// `avx512vnni`, `avxvnni`, `avx2` or `scalar`.
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Set::Avx512(_) => "avx512vnni",
+            #[cfg(target_arch = "x86_64")]
+            Set::AvxVnni(_) => "avxvnni",
             #[cfg(target_arch = "x86_64")]
             Set::Avx2(_) => "avx2",
             Set::Scalar(_) => "scalar",
@@ -74,6 +79,9 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the token proves the features.
             Set::Avx512(simd) => unsafe { in_avx512(kernel, simd) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the token proves the features.
+            Set::AvxVnni(simd) => unsafe { in_avxvnni(kernel, simd) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the token proves the features.
             Set::Avx2(simd) => unsafe { in_avx2(kernel, simd) },
@@ -98,6 +106,12 @@ fn in_avx512<K: Kernel>(kernel: K, simd: Avx512) -> K::Output {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn in_avx2<K: Kernel>(kernel: K, simd: Avx2) -> K::Output {
+fn in_avx2<K: Kernel>(kernel: K, simd: Avx2<false>) -> K::Output {
+    kernel.run(simd)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+fn in_avxvnni<K: Kernel>(kernel: K, simd: Avx2<true>) -> K::Output {
     kernel.run(simd)
 }

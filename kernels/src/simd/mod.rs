@@ -82,6 +82,10 @@ pub(crate) trait Simd: Copy {
     fn low_bf16(self, pairs: Self::I) -> Self::F;
     /// The second of each pair.
     fn high_bf16(self, pairs: Self::I) -> Self::F;
+    /// Sixteen quadruples of i8, one per lane, the first in the lowest byte.
+    fn load_quads(self, from: &[i8; 4 * LANES]) -> Self::I;
+    /// Number `N` of each quadruple.
+    fn quad_i8<const N: usize>(self, quads: Self::I) -> Self::F;
 
     fn load_bytes(self, from: &[u8; 64]) -> Self::U;
     fn store_bytes(self, value: Self::U, to: &mut [u8; 64]);

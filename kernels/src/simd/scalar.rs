@@ -168,6 +168,18 @@ impl Simd for Scalar {
     fn high_bf16(self, pairs: Self::I) -> Self::F {
         pairs.map(|pair| f32::from_bits(pair as u32 & 0xffff_0000))
     }
+    #[inline(always)]
+    fn load_quads(self, from: &[i8; 4 * LANES]) -> Self::I {
+        let mut quads = [0; LANES];
+        for (quad, bytes) in quads.iter_mut().zip(from.as_chunks::<4>().0) {
+            *quad = i32::from_le_bytes(bytes.map(i8::cast_unsigned));
+        }
+        quads
+    }
+    #[inline(always)]
+    fn quad_i8<const N: usize>(self, quads: Self::I) -> Self::F {
+        quads.map(|quad| f32::from(quad.to_le_bytes()[N].cast_signed()))
+    }
 
     #[inline(always)]
     fn load_bytes(self, from: &[u8; 64]) -> Self::U {

@@ -1,8 +1,8 @@
 //! Writing keys and values into their pages.
 
-use half::bf16;
-
 use super::AttentionRow;
+use super::row::Value;
+use crate::kv_cache::{Places, Rows};
 use crate::simd::{Kernel, Simd};
 use crate::{KvCache, Pool};
 
@@ -18,51 +18,74 @@ pub fn append_kv(
     keys: &[f32],
     values: &[f32],
 ) {
-    let (layout, blocks) = (cache.layout(), cache.blocks());
+    let (places, blocks) = (cache.places(layer), cache.blocks());
+    let layout = places.layout;
     let tokens: usize = rows.iter().map(|row| row.tokens).sum();
     assert_eq!(keys.len(), tokens * layout.kv_heads * layout.head_dim, "keys");
     assert_eq!(values.len(), keys.len(), "values");
-    let cells = cache.layer_mut(layer);
-    let mut heads = keys.chunks_exact(layout.head_dim).zip(values.chunks_exact(layout.head_dim));
-    for row in rows {
-        row.check(layout, blocks);
-        for position in row.first_position..row.end() {
-            let block = row.block_table[position / layout.block_tokens] as usize;
-            for (kv_head, (key, value)) in (0..layout.kv_heads).zip(&mut heads) {
-                let at = layout.key_at(block, kv_head, position % layout.block_tokens);
-                pool.kernels().call(Round { from: key, to: &mut cells[at..][..layout.head_dim] });
-                let at = at + layout.value_offset();
-                pool.kernels().call(Round { from: value, to: &mut cells[at..][..layout.head_dim] });
+    rows.iter().for_each(|row| row.check(layout, blocks));
+    match cache.rows_mut() {
+        Rows::Bf16(cells) => pool.kernels().call(Append { places, rows, keys, values, cells, scales: &mut [] }),
+        Rows::Int8(cells, scales) => pool.kernels().call(Append { places, rows, keys, values, cells, scales }),
+    }
+}
+
+struct Append<'a, V> {
+    places: Places,
+    rows: &'a [AttentionRow<'a>],
+    keys: &'a [f32],
+    values: &'a [f32],
+    cells: &'a mut [V],
+    scales: &'a mut [f32],
+}
+
+impl<V: Value> Kernel for Append<'_, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        let layout = self.places.layout;
+        let mut heads = self.keys.chunks_exact(layout.head_dim).zip(self.values.chunks_exact(layout.head_dim));
+        for row in self.rows {
+            for position in row.first_position..row.end() {
+                let block = row.block_table[position / layout.block_tokens] as usize;
+                for (kv_head, (key, value)) in (0..layout.kv_heads).zip(&mut heads) {
+                    let at = self.places.key(block, kv_head, position % layout.block_tokens);
+                    self.store(simd, key, at);
+                    self.store(simd, value, at + layout.value_offset());
+                }
             }
         }
     }
 }
 
-/// To bf16, ties to even.
-struct Round<'a> {
-    from: &'a [f32],
-    to: &'a mut [bf16],
-}
-
-impl Kernel for Round<'_> {
-    type Output = ();
-
+impl<V: Value> Append<'_, V> {
     #[inline(always)]
-    fn run<S: Simd>(self, _simd: S) {
-        for (to, from) in self.to.iter_mut().zip(self.from) {
-            let bits = from.to_bits();
-            let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1))) >> 16;
-            // Rounding could carry a NaN's low bits into an infinity; a quiet bit keeps it one.
-            let quiet = bits >> 16 | 0x40;
-            *to = bf16::from_bits(if from.is_nan() { quiet } else { rounded } as u16);
+    fn store<S: Simd>(&mut self, simd: S, from: &[f32], at: usize) {
+        let scale = V::store(simd, from, &mut self.cells[at * from.len()..][..from.len()]);
+        if V::SCALED {
+            self.scales[at] = scale;
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
     use crate::testing::Random;
+
+    struct Store<'a, V>(&'a [f32], &'a mut [V]);
+
+    impl<V: Value> Kernel for Store<'_, V> {
+        type Output = f32;
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> f32 {
+            V::store(simd, self.0, self.1)
+        }
+    }
 
     #[test]
     fn rounding_is_that_of_the_type() {
@@ -71,9 +94,27 @@ mod tests {
         from.extend([0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, f32::NAN, 1.003_906_3]);
         for kernels in crate::Kernels::available() {
             let mut to = vec![bf16::ZERO; from.len()];
-            kernels.call(Round { from: &from, to: &mut to });
+            kernels.call(Store(&from, &mut to));
             for (from, to) in from.iter().zip(&to) {
                 assert_eq!(bf16::from_f32(*from).to_bits(), to.to_bits(), "{from}");
+            }
+        }
+    }
+
+    #[test]
+    fn codes_are_nearest_and_equal_in_every_set() {
+        let mut random = Random::new(9);
+        for from in [random.values(80, 5.0), vec![0.0; 6]] {
+            let mut first: Option<(u32, Vec<i8>)> = None;
+            for kernels in crate::Kernels::available() {
+                let mut codes = vec![1_i8; from.len()];
+                let scale = kernels.call(Store(&from, &mut codes));
+                for (&code, &value) in codes.iter().zip(&from) {
+                    let error = (f64::from(code) * f64::from(scale) - f64::from(value)).abs();
+                    assert!(error <= 0.5001 * f64::from(scale), "{value} as {code} · {scale}");
+                }
+                let found = (scale.to_bits(), codes);
+                assert_eq!(*first.get_or_insert(found.clone()), found, "{}", kernels.name());
             }
         }
     }

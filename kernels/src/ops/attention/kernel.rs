@@ -1,13 +1,13 @@
-//! One worker's share of attention: a few queries against all keys that they see.
+//! One worker's share of attention: a few queries against some of the keys that they see.
 
 use std::cell::RefCell;
 use std::ops::Range;
 
-use half::bf16;
-
-use super::Item;
 use super::product::{Dense, Right, STRIP_ROWS, multiply_add};
-use crate::KvLayout;
+use super::row::Value;
+use super::state::State;
+use super::{Item, SPAN_KEYS};
+use crate::kv_cache::Places;
 use crate::simd::{Kernel, LANES, Simd};
 
 /// Keys that a query meets at a time, by absolute position.
@@ -17,10 +17,11 @@ const TILE_KEYS: usize = 64;
 const SCORE_VECTORS: usize = TILE_KEYS / LANES;
 
 /// An [`Item`] with what it reads.
-pub(super) struct Attend<'a> {
-    pub(super) layout: KvLayout,
-    /// The layer's part of the cache.
-    pub(super) cells: &'a [bf16],
+pub(super) struct Attend<'a, V> {
+    pub(super) places: Places,
+    pub(super) cells: &'a [V],
+    /// One for each row of the cache; empty where values are not scaled.
+    pub(super) scales: &'a [f32],
     pub(super) scale: f32,
     pub(super) item: Item<'a>,
 }
@@ -34,18 +35,18 @@ thread_local! {
 struct Scratch {
     /// Scaled, `[row, head_dim]`.
     queries: Vec<f32>,
-    /// The tile's keys transposed, `[head_dim rounded up to 32][64 keys]`.
+    /// The tile's keys transposed, `[head_dim rounded up][64 keys]`.
     keys: Vec<[f32; LANES]>,
     /// The tile's values, `[64 keys][vectors]`.
     values: Vec<[f32; LANES]>,
     /// Scores, then weights relative to the row's maximum so far, `[row][64 keys]`.
     scores: Vec<[f32; LANES]>,
-    /// Weighted values so far, `[row][vectors]`.
-    sums: Vec<[f32; LANES]>,
-    /// The largest score so far of each row.
-    maxima: Vec<f32>,
-    /// Weights so far of each row, lane by lane.
-    totals: Vec<[f32; LANES]>,
+    /// The scales of the tile's keys and of its values.
+    scales: [[[f32; LANES]; SCORE_VECTORS]; 2],
+    /// What the rows gathered in the span of keys at hand.
+    span: State,
+    /// What they gathered in the spans before.
+    state: State,
 }
 
 /// Up to 64 keys of a sequence in one key-value head.
@@ -55,57 +56,71 @@ struct Tile {
     /// Position of the first.
     start: usize,
     keys: usize,
-    /// Where each key lies in the layer.
+    /// The row of each key in the cache.
     at: [usize; TILE_KEYS],
 }
 
 impl Scratch {
-    fn reset(&mut self, rows: usize, head_dim: usize) {
+    fn reset<V: Value>(&mut self, rows: usize, head_dim: usize) {
         let vectors = head_dim.div_ceil(LANES);
         self.queries.resize(rows * head_dim, 0.0);
-        self.keys.resize(head_dim.next_multiple_of(2 * LANES) * SCORE_VECTORS, [0.0; LANES]);
+        self.keys.resize(head_dim.next_multiple_of(V::COLUMNS) * SCORE_VECTORS, [0.0; LANES]);
         self.values.resize(TILE_KEYS * vectors, [0.0; LANES]);
         self.scores.resize(rows * SCORE_VECTORS, [0.0; LANES]);
-        self.sums.clear();
-        self.sums.resize(rows * vectors, [0.0; LANES]);
-        self.maxima.clear();
-        self.maxima.resize(rows, f32::NEG_INFINITY);
-        self.totals.clear();
-        self.totals.resize(rows, [0.0; LANES]);
+        self.state.reset(rows, vectors);
+        self.span.reset(rows, vectors);
     }
 }
 
-impl Kernel for Attend<'_> {
-    type Output = ();
+impl<V: Value> Kernel for Attend<'_, V> {
+    /// What the item's rows gathered, for each of its key-value heads, where it has no place for a result.
+    type Output = Vec<State>;
 
     #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) {
+    fn run<S: Simd>(mut self, simd: S) -> Vec<State> {
         let mut scratch = SCRATCH.take();
-        self.attend(simd, &mut scratch);
+        let states = self.attend(simd, &mut scratch);
         SCRATCH.set(scratch);
+        states
     }
 }
 
-impl Attend<'_> {
+impl<V: Value> Attend<'_, V> {
     #[inline(always)]
-    fn attend<S: Simd>(&mut self, simd: S, scratch: &mut Scratch) {
-        let mut next = self.locate(self.item.kv_heads.start, 0);
+    fn attend<S: Simd>(&mut self, simd: S, scratch: &mut Scratch) -> Vec<State> {
+        let mut states = Vec::new();
+        let mut next = self.locate(self.item.kv_heads.start, self.item.keys.start);
         for kv_head in self.item.kv_heads.clone() {
             self.begin(simd, kv_head, scratch);
             while next.keys > 0 && next.kv_head == kv_head {
                 let tile = next;
                 next = self.after(&tile);
                 self.meet(simd, &tile, &next, scratch);
+                if (tile.start + TILE_KEYS).is_multiple_of(SPAN_KEYS) || next.kv_head != kv_head || next.keys == 0 {
+                    scratch.state.absorb(simd, &scratch.span);
+                    let vectors = self.places.layout.head_dim.div_ceil(LANES);
+                    scratch.span.reset(scratch.state.maxima.len(), vectors);
+                }
             }
-            self.finish(simd, kv_head, scratch);
+            if self.item.out.is_empty() {
+                states.push(scratch.state.clone());
+            } else {
+                let part = self.part(kv_head);
+                let out = self.item.out.iter_mut().map(|out| &mut out[part.clone()]);
+                scratch.state.finish(simd, self.places.layout.head_dim, out);
+            }
         }
+        states
     }
 
     /// The queries of one key-value head against one tile.
     #[inline(always)]
     fn meet<S: Simd>(&self, simd: S, tile: &Tile, next: &Tile, scratch: &mut Scratch) {
-        let dim = self.layout.head_dim;
+        let dim = self.places.layout.head_dim;
         self.load_keys(simd, tile, next, &mut scratch.keys);
+        if V::SCALED {
+            self.load_scales(tile, &mut scratch.scales);
+        }
         for score in &mut scratch.scores {
             *score = [0.0; LANES];
         }
@@ -118,21 +133,21 @@ impl Attend<'_> {
     /// Query heads of a key-value head.
     #[inline(always)]
     fn group(&self) -> usize {
-        self.item.queries[0].len() / (self.item.kv_heads.len() * self.layout.head_dim)
+        self.item.queries[0].len() / (self.item.kv_heads.len() * self.places.layout.head_dim)
     }
 
     /// The part of a query that belongs to a key-value head.
     #[inline(always)]
     fn part(&self, kv_head: usize) -> Range<usize> {
-        let values = self.group() * self.layout.head_dim;
+        let values = self.group() * self.places.layout.head_dim;
         let index = kv_head - self.item.kv_heads.start;
         index * values..(index + 1) * values
     }
 
     #[inline(always)]
     fn begin<S: Simd>(&self, simd: S, kv_head: usize, scratch: &mut Scratch) {
-        let (dim, part) = (self.layout.head_dim, self.part(kv_head));
-        scratch.reset(self.item.positions.len() * self.group(), dim);
+        let (dim, part) = (self.places.layout.head_dim, self.part(kv_head));
+        scratch.reset::<V>(self.item.positions.len() * self.group(), dim);
         for (query, scaled) in self.item.queries.iter().zip(scratch.queries.chunks_exact_mut(part.len())) {
             for (query, scaled) in query[part.clone()].chunks(LANES).zip(scaled.chunks_mut(LANES)) {
                 simd.store_partial(simd.mul(simd.load_partial(query), simd.splat(self.scale)), scaled);
@@ -140,18 +155,18 @@ impl Attend<'_> {
         }
     }
 
-    /// The tile that starts at position `start`; empty beyond the last query.
+    /// The tile that starts at position `start`; empty beyond the last key.
     #[inline(always)]
     fn locate(&self, kv_head: usize, start: usize) -> Tile {
-        let keys = self.item.positions.end.saturating_sub(start).min(TILE_KEYS);
+        let keys = self.item.keys.end.saturating_sub(start).min(TILE_KEYS);
         let mut tile = Tile { kv_head, start, keys, at: [0; TILE_KEYS] };
-        let (mut block, mut token) = (start / self.layout.block_tokens, start % self.layout.block_tokens);
+        let (mut block, mut token) = (start / self.places.layout.block_tokens, start % self.places.layout.block_tokens);
         let mut left = &mut tile.at[..keys];
         while !left.is_empty() {
-            let (here, rest) = left.split_at_mut(left.len().min(self.layout.block_tokens - token));
-            let first = self.layout.key_at(self.item.row.block_table[block] as usize, kv_head, token);
+            let (here, rest) = left.split_at_mut(left.len().min(self.places.layout.block_tokens - token));
+            let first = self.places.key(self.item.row.block_table[block] as usize, kv_head, token);
             for (i, at) in here.iter_mut().enumerate() {
-                *at = first + i * self.layout.head_dim;
+                *at = first + i;
             }
             left = rest;
             (block, token) = (block + 1, 0);
@@ -163,86 +178,94 @@ impl Attend<'_> {
     #[inline(always)]
     fn after(&self, tile: &Tile) -> Tile {
         let start = tile.start + TILE_KEYS;
-        if start < self.item.positions.end {
+        if start < self.item.keys.end {
             self.locate(tile.kv_head, start)
         } else if tile.kv_head + 1 < self.item.kv_heads.end {
-            self.locate(tile.kv_head + 1, 0)
+            self.locate(tile.kv_head + 1, self.item.keys.start)
         } else {
             Tile { kv_head: tile.kv_head, start, keys: 0, at: [0; TILE_KEYS] }
         }
     }
 
-    /// Transposes the keys, 16 keys by 16 pairs of bf16 at a time, and has the cache fetch the `next` tile: little by
-    /// little, as the processor waits for a burst of fetches.
+    /// Transposes the keys, 16 at a time, and has the cache fetch the `next` tile: little by little, as the processor
+    /// waits for a burst of fetches.
     #[inline(always)]
     fn load_keys<S: Simd>(&self, simd: S, tile: &Tile, next: &Tile, to: &mut [[f32; LANES]]) {
-        let dim = self.layout.head_dim;
+        let (dim, value_offset) = (self.places.layout.head_dim, self.places.layout.value_offset());
         for first in (0..TILE_KEYS).step_by(LANES) {
             self.prefetch(simd, next, first, 0);
             if first >= tile.keys {
-                self.prefetch(simd, next, first, self.layout.value_offset());
+                self.prefetch(simd, next, first, value_offset);
                 continue;
             }
-            let mut at = [0; LANES];
-            for lane in 0..LANES {
-                // Lanes beyond the last key repeat it; nothing reads their scores.
-                at[lane] = tile.at[(first + lane).min(tile.keys - 1)];
-            }
-            for part in (0..dim).step_by(2 * LANES) {
-                if part + 2 * LANES >= dim {
-                    self.prefetch(simd, next, first, self.layout.value_offset());
+            for part in (0..dim).step_by(V::COLUMNS) {
+                if part + V::COLUMNS >= dim {
+                    self.prefetch(simd, next, first, value_offset);
                 }
-                let mut pairs = [simd.splat_i32(0); LANES];
+                let mut rows = [&self.cells[..0]; LANES];
                 for lane in 0..LANES {
-                    pairs[lane] = load_pairs(simd, &self.cells[at[lane] + part..at[lane] + dim]);
+                    // Lanes beyond the last key repeat it; nothing reads their scores.
+                    let at = tile.at[(first + lane).min(tile.keys - 1)] * dim;
+                    rows[lane] = &self.cells[at + part..at + dim];
                 }
-                let pairs = simd.transpose(pairs);
-                let to = &mut to[part * SCORE_VECTORS + first / LANES..][..(2 * LANES - 1) * SCORE_VECTORS + 1];
-                for pair in 0..LANES {
-                    simd.store(simd.low_bf16(pairs[pair]), &mut to[2 * pair * SCORE_VECTORS]);
-                    simd.store(simd.high_bf16(pairs[pair]), &mut to[(2 * pair + 1) * SCORE_VECTORS]);
-                }
+                V::transpose(simd, rows, &mut to[part * SCORE_VECTORS + first / LANES..], SCORE_VECTORS);
             }
         }
     }
 
-    /// Has the cache fetch 16 keys of a tile from `first` on, or what lies `offset` from them.
+    /// The scales of a tile's keys and values, zeros beyond the last.
+    #[inline(always)]
+    fn load_scales(&self, tile: &Tile, to: &mut [[[f32; LANES]; SCORE_VECTORS]; 2]) {
+        for (scales, offset) in to.iter_mut().zip([0, self.places.layout.value_offset()]) {
+            let scales = scales.as_flattened_mut();
+            for (scale, at) in scales.iter_mut().zip(&tile.at[..tile.keys]) {
+                *scale = self.scales[at + offset];
+            }
+            scales[tile.keys..].fill(0.0);
+        }
+    }
+
+    /// Has the cache fetch 16 keys of a tile from `first` on, or what lies `offset` rows from them.
     #[inline(always)]
     fn prefetch<S: Simd>(&self, simd: S, tile: &Tile, first: usize, offset: usize) {
-        let lines = (self.layout.head_dim * size_of::<bf16>()).div_ceil(64);
+        let dim = self.places.layout.head_dim;
+        let lines = (dim * size_of::<V>()).div_ceil(64);
         for at in &tile.at[first.min(tile.keys)..tile.keys.min(first + LANES)] {
-            simd.prefetch(self.cells.as_ptr().wrapping_add(at + offset).cast(), lines);
+            simd.prefetch(self.cells.as_ptr().wrapping_add((at + offset) * dim).cast(), lines);
         }
     }
 
     /// Adds the tile's values, weighted: widened on the way for one strip of rows, beforehand for several.
     #[inline(always)]
     fn add_values<S: Simd>(&self, simd: S, tile: &Tile, scratch: &mut Scratch) {
-        let vectors = self.layout.head_dim.div_ceil(LANES);
+        let vectors = self.places.layout.head_dim.div_ceil(LANES);
         let weights = (scratch.scores.as_flattened(), TILE_KEYS);
-        let paged = Values { cells: self.cells, layout: self.layout, at: &tile.at };
-        if scratch.maxima.len() <= STRIP_ROWS && self.layout.head_dim.is_multiple_of(LANES) {
-            return multiply_add(simd, weights, tile.keys, paged, &mut scratch.sums, vectors);
+        let (head_dim, offset) = (self.places.layout.head_dim, self.places.layout.value_offset());
+        let paged = Values { cells: self.cells, head_dim, offset, at: &tile.at };
+        if scratch.span.maxima.len() <= STRIP_ROWS && head_dim.is_multiple_of(LANES) {
+            return multiply_add(simd, weights, tile.keys, paged, &mut scratch.span.sums, vectors);
         }
         for (key, to) in scratch.values.chunks_exact_mut(vectors).enumerate().take(tile.keys) {
             let (whole, part) = paged.row(key).as_chunks();
             for (from, to) in whole.iter().zip(&mut *to) {
-                simd.store(simd.load_bf16(from), to);
+                simd.store(V::load(simd, from), to);
             }
             if !part.is_empty() {
                 simd.store(paged.load(simd, key, whole.len()), &mut to[whole.len()]);
             }
         }
         let dense = Dense { cells: &scratch.values, vectors };
-        multiply_add(simd, weights, tile.keys, dense, &mut scratch.sums, vectors);
+        multiply_add(simd, weights, tile.keys, dense, &mut scratch.span.sums, vectors);
     }
 
     /// Turns scores into weights, and scales what was summed under a smaller maximum.
     #[inline(always)]
     fn weigh<S: Simd>(&self, simd: S, tile: &Tile, scratch: &mut Scratch) {
         let group = self.group();
-        let vectors = self.layout.head_dim.div_ceil(LANES);
-        for row in 0..scratch.maxima.len() {
+        let vectors = self.places.layout.head_dim.div_ceil(LANES);
+        let [key_scales, value_scales] = &scratch.scales;
+        let span = &mut scratch.span;
+        for row in 0..span.maxima.len() {
             let position = self.item.positions.start + row / group;
             let visible = (position + 1).saturating_sub(tile.start).min(tile.keys);
             let scores = &mut scratch.scores[row * SCORE_VECTORS..][..SCORE_VECTORS];
@@ -250,89 +273,60 @@ impl Attend<'_> {
             let mut lanes = [nothing; SCORE_VECTORS];
             let mut largest = nothing;
             for v in 0..SCORE_VECTORS {
-                lanes[v] = simd.keep_first(visible.saturating_sub(v * LANES), simd.load(&scores[v]), nothing);
+                let mut score = simd.load(&scores[v]);
+                if V::SCALED {
+                    score = simd.mul(score, simd.load(&key_scales[v]));
+                }
+                lanes[v] = simd.keep_first(visible.saturating_sub(v * LANES), score, nothing);
                 largest = simd.max(largest, lanes[v]);
             }
-            let before = scratch.maxima[row];
+            let before = span.maxima[row];
             let maximum = simd.largest(simd.max(largest, simd.splat(before)));
             let mut total = simd.splat(0.0);
             for v in 0..SCORE_VECTORS {
                 let weight = simd.exp(simd.sub(lanes[v], simd.splat(maximum)));
                 let weight = simd.keep_first(visible.saturating_sub(v * LANES), weight, simd.splat(0.0));
-                simd.store(weight, &mut scores[v]);
                 total = simd.add(total, weight);
+                let weight = if V::SCALED { simd.mul(weight, simd.load(&value_scales[v])) } else { weight };
+                simd.store(weight, &mut scores[v]);
             }
             if maximum > before {
                 let shrink = simd.exp(simd.splat(before - maximum));
-                scratch.maxima[row] = maximum;
-                let sums = &mut scratch.sums[row * vectors..][..vectors];
+                span.maxima[row] = maximum;
+                let sums = &mut span.sums[row * vectors..][..vectors];
                 for sum in sums {
                     simd.store(simd.mul(simd.load(sum), shrink), sum);
                 }
-                let totals = &mut scratch.totals[row];
+                let totals = &mut span.totals[row];
                 simd.store(simd.fma(simd.load(totals), shrink, total), totals);
             } else {
-                let totals = &mut scratch.totals[row];
+                let totals = &mut span.totals[row];
                 simd.store(simd.add(simd.load(totals), total), totals);
             }
-        }
-    }
-
-    #[inline(always)]
-    fn finish<S: Simd>(&mut self, simd: S, kv_head: usize, scratch: &Scratch) {
-        let (dim, part) = (self.layout.head_dim, self.part(kv_head));
-        let mut rows = scratch.sums.chunks_exact(dim.div_ceil(LANES)).zip(&scratch.totals);
-        for out in &mut self.item.out {
-            for (head, (sums, totals)) in out[part.clone()].chunks_exact_mut(dim).zip(&mut rows) {
-                let total = simd.splat(simd.sum(simd.load(totals)));
-                for (out, sum) in head.chunks_mut(LANES).zip(sums) {
-                    simd.store_partial(simd.div(simd.load(sum), total), out);
-                }
-            }
-        }
-    }
-}
-
-/// Sixteen pairs from the start of `from`, zeros beyond its end.
-#[inline(always)]
-fn load_pairs<S: Simd>(simd: S, from: &[bf16]) -> S::I {
-    match from.first_chunk() {
-        Some(pairs) => simd.load_pairs(pairs),
-        None => {
-            let mut pairs = [bf16::ZERO; 2 * LANES];
-            pairs[..from.len()].copy_from_slice(from);
-            simd.load_pairs(&pairs)
         }
     }
 }
 
 /// The values of a tile where they lie in the cache.
 #[derive(Clone, Copy)]
-struct Values<'a> {
-    cells: &'a [bf16],
-    layout: KvLayout,
+struct Values<'a, V> {
+    cells: &'a [V],
+    head_dim: usize,
+    /// Rows from a key to its value.
+    offset: usize,
     at: &'a [usize; TILE_KEYS],
 }
 
-impl Values<'_> {
+impl<V: Value> Values<'_, V> {
     #[inline(always)]
-    fn row(&self, key: usize) -> &[bf16] {
-        &self.cells[self.at[key] + self.layout.value_offset()..][..self.layout.head_dim]
+    fn row(&self, key: usize) -> &[V] {
+        &self.cells[(self.at[key] + self.offset) * self.head_dim..][..self.head_dim]
     }
 }
 
-impl Right for Values<'_> {
+impl<V: Value> Right for Values<'_, V> {
     #[inline(always)]
     fn load<S: Simd>(self, simd: S, key: usize, vector: usize) -> S::F {
-        let start = self.at[key] + self.layout.value_offset();
-        let from = &self.cells[start + vector * LANES..start + self.layout.head_dim];
-        match from.first_chunk() {
-            Some(lanes) => simd.load_bf16(lanes),
-            None => {
-                let mut lanes = [bf16::ZERO; LANES];
-                lanes[..from.len()].copy_from_slice(from);
-                simd.load_bf16(&lanes)
-            }
-        }
+        V::load_partial(simd, &self.row(key)[vector * LANES..])
     }
 }

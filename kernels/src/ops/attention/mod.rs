@@ -7,17 +7,28 @@
 mod append;
 mod kernel;
 mod product;
+mod row;
+mod state;
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 pub use append::append_kv;
 use kernel::Attend;
+use row::Value;
+use state::State;
 
+use crate::kv_cache::{Places, Rows};
+use crate::simd::{Kernel, Simd};
 use crate::{KvCache, KvLayout, Pool};
 
 /// Rows (queries times query heads that share a key-value head) that one worker computes together: each tile of keys
 /// and values is converted once for them.
 const TILE_ROWS: usize = 96;
+
+/// Keys, by absolute position, whose part of the result is computed by itself: whole tiles, and enough of them that
+/// adding the parts costs little.
+const SPAN_KEYS: usize = 1024;
 
 /// The tokens of one sequence in a call: a prefill chunk or one decoded token.
 #[derive(Clone, Copy, Debug)]
@@ -63,16 +74,70 @@ pub fn paged_attention(
     queries: &[f32],
     out: &mut [f32],
 ) {
-    let layout = cache.layout();
+    let places = cache.places(layer);
+    let layout = places.layout;
     let tokens: usize = rows.iter().map(|row| row.tokens).sum();
     assert!(heads > 0 && heads.is_multiple_of(layout.kv_heads), "{heads} heads over {} kv heads", layout.kv_heads);
     assert_eq!(queries.len(), tokens * heads * layout.head_dim, "queries");
     assert_eq!(out.len(), queries.len(), "out");
     rows.iter().for_each(|row| row.check(layout, cache.blocks()));
-    let cells = cache.layer(layer);
     let items = items(pool.threads(), layout, heads, rows, queries, out);
+    match cache.rows() {
+        Rows::Bf16(cells) => attend_all(pool, places, (cells, &[]), scale, items),
+        Rows::Int8(cells, scales) => attend_all(pool, places, (cells, scales), scale, items),
+    }
+}
+
+/// Computes the items: each by one worker, or where they are few and their keys many, each span of keys by one.
+fn attend_all<V: Value>(
+    pool: &Pool,
+    places: Places,
+    (cells, scales): (&[V], &[f32]),
+    scale: f32,
+    mut items: Vec<Item<'_>>,
+) {
     let kernels = pool.kernels();
-    pool.for_each_of(items.len(), items.into_iter(), |item| kernels.call(Attend { layout, cells, scale, item }));
+    let attend = |item| kernels.call(Attend { places, cells, scales, scale, item });
+    let few = pool.threads() > 1 && items.len() < ITEMS_PER_WORKER * pool.threads();
+    if !few || items.iter().all(|item| item.keys.end <= SPAN_KEYS) {
+        return pool.for_each_of(items.len(), items.into_iter(), |item| drop(attend(item)));
+    }
+    let spans: Vec<(usize, Item<'_>)> = items.iter().enumerate().flat_map(|(i, item)| item.spans(i)).collect();
+    let states: Vec<OnceLock<Vec<State>>> = spans.iter().map(|_| OnceLock::new()).collect();
+    let owners: Vec<usize> = spans.iter().map(|(owner, _)| *owner).collect();
+    pool.for_each_of(spans.len(), spans.into_iter().zip(&states), |((_, item), state)| {
+        state.get_or_init(|| attend(item));
+    });
+    for (owner, item) in items.iter_mut().enumerate() {
+        let parts = owners.iter().zip(&states).filter(|(of, _)| **of == owner).filter_map(|(_, state)| state.get());
+        kernels.call(Join { layout: places.layout, parts: parts.collect(), item });
+    }
+}
+
+/// Adds the spans of an item up.
+struct Join<'a, 'b> {
+    layout: KvLayout,
+    /// By span, then by key-value head.
+    parts: Vec<&'a Vec<State>>,
+    item: &'a mut Item<'b>,
+}
+
+impl Kernel for Join<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let heads = self.item.kv_heads.len();
+        for head in 0..heads {
+            let mut state = self.parts[0][head].clone();
+            for part in &self.parts[1..] {
+                state.absorb(simd, &part[head]);
+            }
+            let values = self.item.queries[0].len() / heads;
+            let out = self.item.out.iter_mut().map(|out| &mut out[head * values..(head + 1) * values]);
+            state.finish(simd, self.layout.head_dim, out);
+        }
+    }
 }
 
 /// What one worker computes at a time: a few queries of one row, for the query heads of some key-value heads.
@@ -81,10 +146,24 @@ struct Item<'a> {
     kv_heads: Range<usize>,
     /// Positions of the queries.
     positions: Range<usize>,
+    /// Positions of the keys.
+    keys: Range<usize>,
     /// Of each query, `[query heads of these key-value heads, head_dim]`.
     queries: Vec<&'a [f32]>,
-    /// As `queries`.
+    /// As `queries`; empty where the result is wanted as it stands before the last division.
     out: Vec<&'a mut [f32]>,
+}
+
+impl<'a> Item<'a> {
+    /// The item's spans of keys as items of their own, with the index of the item.
+    fn spans(&self, index: usize) -> impl Iterator<Item = (usize, Item<'a>)> + use<'_, 'a> {
+        self.keys.clone().step_by(SPAN_KEYS).map(move |start| {
+            let keys = start..self.keys.end.min(start + SPAN_KEYS);
+            let Item { row, kv_heads, positions, queries, .. } = self;
+            let (kv_heads, positions, queries) = (kv_heads.clone(), positions.clone(), queries.clone());
+            (index, Item { row: *row, kv_heads, positions, keys, queries, out: Vec::new() })
+        })
+    }
 }
 
 /// Items that a region needs for each of its workers to end evenly.
@@ -114,7 +193,8 @@ fn items<'a>(
             items.extend((0..layout.kv_heads).step_by(together).map(|kv_head| {
                 let count = positions.len();
                 let (queries, out) = (Vec::with_capacity(count), Vec::with_capacity(count));
-                Item { row, kv_heads: kv_head..kv_head + together, positions: positions.clone(), queries, out }
+                let (kv_heads, keys) = (kv_head..kv_head + together, 0..positions.end);
+                Item { row, kv_heads, positions: positions.clone(), keys, queries, out }
             }));
             let turns = (0..positions.len()).flat_map(|_| first..first + layout.kv_heads / together);
             for (item, (queries, out)) in turns.zip(&mut parts) {

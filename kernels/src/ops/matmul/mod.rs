@@ -7,11 +7,12 @@
 //!
 //! - up to [`DIRECT_INPUTS`]: each tile is unpacked in registers on its way from memory (a product of a matrix and a
 //!   few vectors, bound by memory);
-//! - above: a panel of two tiles is unpacked once into the cache and multiplied with all of them, four (floats: six) at a time:
-//!   eight dot products in flight hide their latency, and more would leave the compiler short of registers.
+//! - above: a stretch of two tiles is unpacked into the first-level cache and multiplied with all of them, a few at a time,
+//!   then the next stretch of columns goes on from their sums.
 
 mod float;
 mod output;
+mod panel;
 mod quantized;
 
 use std::ops::Range;
@@ -29,8 +30,9 @@ pub(super) const DIRECT_INPUTS: usize = 4;
 /// Tiles of a panel.
 pub(super) const PANEL_TILES: usize = 2;
 
-/// Bytes of weights that a worker takes at a time when memory is the limit: enough to stream, little enough to share.
-const CHUNK_BYTES: usize = 32 << 10;
+/// Where weights stream from memory, a worker takes one of so many parts, for each worker, of what is left: long streams
+/// first, which the processor fetches ahead, and short ones last, so that all end together.
+const PARTS_LEFT: usize = 3;
 
 /// One product of a [`matmul_many`] call.
 #[derive(Debug)]
@@ -69,8 +71,8 @@ struct Region<'a> {
     jobs: Vec<Job<'a>>,
     /// Panels of all jobs.
     panels: usize,
-    /// Panels that a worker takes at a time.
-    chunk: usize,
+    /// Parts of the panels left that a worker takes one of at a time; absent where it takes one panel.
+    parts: Option<usize>,
     /// The first panel that no worker has taken.
     next: AtomicUsize,
 }
@@ -86,19 +88,16 @@ struct Job<'a> {
 impl<'a> Region<'a> {
     fn new(pool: &Pool, activations: &'a Activations, products: &'a mut [Product<'_>]) -> Self {
         let tokens = activations.tokens();
-        let (mut panels, mut bytes) = (0, 0);
+        let mut panels = 0;
         let mut jobs = Vec::with_capacity(products.len());
         for Product { matrix, out } in products {
             assert_eq!(matrix.cols(), activations.cols(), "cols of weights and activations");
             let first = panels;
             panels += matrix.rows().div_ceil(PANEL_TILES * TILE_ROWS);
-            bytes += matrix.bytes();
             jobs.push(Job { matrix, out: Output::new(out, tokens, matrix.rows()), panels: first..panels });
         }
-        let streaming = CHUNK_BYTES / (bytes / panels.max(1)).max(1);
-        let chunk =
-            if activations.inputs() > DIRECT_INPUTS { 1 } else { streaming.min(panels / (2 * pool.threads())).max(1) };
-        Region { kernels: pool.kernels(), activations, jobs, panels, chunk, next: AtomicUsize::new(0) }
+        let parts = (activations.inputs() <= DIRECT_INPUTS).then_some(PARTS_LEFT * pool.threads());
+        Region { kernels: pool.kernels(), activations, jobs, panels, parts, next: AtomicUsize::new(0) }
     }
 
     /// Takes panels until none is left, always one ahead, so that the next one's weights can come from memory while
@@ -107,8 +106,7 @@ impl<'a> Region<'a> {
         let mut claimed = 0..0;
         let mut claim = || {
             if claimed.is_empty() {
-                let start = self.next.fetch_add(self.chunk, Ordering::Relaxed).min(self.panels);
-                claimed = start..self.panels.min(start + self.chunk);
+                claimed = self.take();
             }
             claimed.next()
         };
@@ -116,6 +114,16 @@ impl<'a> Region<'a> {
         while let Some(panel) = current {
             current = claim();
             self.multiply(panel, current);
+        }
+    }
+
+    /// Panels that no other worker has; none when all are taken.
+    fn take(&self) -> Range<usize> {
+        let count = |left: usize| self.parts.map_or(1, |parts| left.div_ceil(parts));
+        let end = |start: usize| (start < self.panels).then(|| start + count(self.panels - start));
+        match self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end) {
+            Ok(start) => start..start + count(self.panels - start),
+            Err(_) => 0..0,
         }
     }
 
