@@ -1,11 +1,9 @@
 //! Clients that mean harm, or are merely broken: each gets its answer or is cut, and a canary beside them never notices.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
-mod common;
-
+use crate::common::{
+    Answer, Client, FAST, MODEL, TestServer, chat, config, eventually, get, post, serve, start, within,
+};
 use axum::body::{Body, Bytes};
-use common::{Answer, Client, FAST, MODEL, TestServer, chat, config, eventually, get, post, serve, start, within};
 use futures::StreamExt;
 use hyper::{Request, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};

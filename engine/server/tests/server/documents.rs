@@ -1,10 +1,6 @@
 //! What the server shows for programs and people to read: the OpenAPI document and the page.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
-mod common;
-
-use common::{Client, FAST, MODEL, get, post, serve};
+use crate::common::{Client, FAST, MODEL, get, post, serve};
 use serde_json::{Value, json};
 
 /// Follows a reference inside the document.
@@ -45,7 +41,7 @@ async fn every_path_of_the_document_answers_as_it_says() {
     let server = serve(FAST).await;
     let document = get(server.api, "/openapi.json").await.json();
     let bodies = json!({
-        "/v1/chat/completions": common::chat(json!({"max_tokens": 2})),
+        "/v1/chat/completions": crate::common::chat(json!({"max_tokens": 2})),
         "/v1/completions": {"model": MODEL, "prompt": "the", "max_tokens": 2},
         "/v1/generate": {"prompt": "the", "max_tokens": 2},
         "/tokenize": {"prompt": "the", "return_token_strs": true},

@@ -1,11 +1,7 @@
 //! `eval` on the real model: equal models agree, and what cannot be scored is refused.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
-mod common;
-
+use crate::common::real_model;
 use clap::Parser;
-use common::real_model;
 use std::fs;
 use windlass_engine::cli::{Cli, Command};
 use windlass_engine::eval::evaluate;

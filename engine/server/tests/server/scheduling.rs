@@ -1,10 +1,6 @@
 //! Whose turn it is and who shares what, over HTTP.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
-mod common;
-
-use common::{Client, FAST, MODEL, SLOW, TestServer, chat, serve};
+use crate::common::{Client, FAST, MODEL, SLOW, TestServer, chat, serve};
 use serde_json::{Value, json};
 
 /// Cached tokens of a prompt of a hundred.

@@ -1,11 +1,7 @@
 //! The whole way with real weights: a conversation over HTTP, whole and streamed, alone and among others.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
-mod common;
-
+use crate::common::{TestServer, real_model, start, within};
 use clap::Parser;
-use common::{TestServer, real_model, start, within};
 use serde_json::{Value, json};
 use windlass_engine::cli::{Cli, Command};
 use windlass_engine::config::Config;

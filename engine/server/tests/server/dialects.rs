@@ -1,10 +1,6 @@
 //! The dialects beside OpenAI's: plain and Text Generation Inference's; and what is the same in all of them.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
-mod common;
-
-use common::{FAST, MODEL, chat, get, serve};
+use crate::common::{FAST, MODEL, chat, get, serve};
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread")]

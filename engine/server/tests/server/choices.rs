@@ -1,10 +1,6 @@
 //! Several answers to a prompt, and what the model thought of the tokens, on the simulator.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
-mod common;
-
-use common::{FAST, MODEL, TestServer, serve};
+use crate::common::{FAST, MODEL, TestServer, serve};
 use serde_json::{Value, json};
 
 async fn complete(server: &TestServer, extra: Value) -> Value {

@@ -1,11 +1,7 @@
 //! Answers of a given form: on the simulator with its words, and on the real model with JSON.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
-mod common;
-
+use crate::common::{Client, FAST, SLOW, TestServer, chat, real_model, serve, start};
 use clap::Parser;
-use common::{Client, FAST, SLOW, TestServer, chat, real_model, serve, start};
 use serde_json::{Value, json};
 use windlass_engine::cli::{Cli, Command};
 use windlass_engine::config::Config;

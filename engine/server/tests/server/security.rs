@@ -1,11 +1,7 @@
 //! Keys, tenants, TLS and origins on real connections.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
-mod common;
-
+use crate::common::{Answer, Client, FAST, SLOW, TestServer, chat, get, post, serve, within};
 use axum::body::Body;
-use common::{Answer, Client, FAST, SLOW, TestServer, chat, get, post, serve, within};
 use hyper::{Method, Request, StatusCode};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject;
@@ -46,7 +42,7 @@ async fn a_tenant_at_its_limit_waits_and_others_do_not() {
     assert_eq!(refused.json()["error"]["code"], "tenant_concurrency");
     assert_eq!(ask(&server, "key-b", json!({"max_tokens": 1})).await.status, StatusCode::OK);
     drop((running, client));
-    common::eventually("the place is free again", async || {
+    crate::common::eventually("the place is free again", async || {
         ask(&server, "key-a", json!({"max_tokens": 1})).await.status == StatusCode::OK
     })
     .await;
@@ -157,9 +153,10 @@ async fn tls_is_spoken_and_a_renewed_certificate_counts_without_a_restart() {
     let (folder, first, second) = (tempfile::tempdir().unwrap(), issue(), issue());
     write(folder.path(), &first);
     let path = folder.path().display();
-    let mut config = common::config(&format!("{FAST} --ssl-certfile {path}/tls.crt --ssl-keyfile {path}/tls.key"));
+    let mut config =
+        crate::common::config(&format!("{FAST} --ssl-certfile {path}/tls.crt --ssl-keyfile {path}/tls.key"));
     config.refresh_every = std::time::Duration::ZERO;
-    let server = common::start(config).await;
+    let server = crate::common::start(config).await;
     assert_eq!(ask_over_tls(&server, &first.authority, None).await.unwrap(), "HTTP/1.1 200 OK");
     assert!(ask_over_tls(&server, &second.authority, None).await.is_err());
     fs::write(folder.path().join("tls.crt"), "damaged").unwrap();

@@ -1,11 +1,7 @@
 //! The tokenizer on a real vocabulary: the tokens that llama.cpp (xllamacpp 2026.10.11549) finds for the same texts
 //! with the same file.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
-mod common;
-
-use common::real_model;
+use crate::common::real_model;
 use std::time::Instant;
 use windlass_checkpoint::GgufFile;
 use windlass_engine::text::detokenize::Detokenizer;

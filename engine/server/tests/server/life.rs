@@ -1,10 +1,6 @@
 //! The life of a server: readiness, disconnects, drain, connection age, and what it tells about itself.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
-mod common;
-
-use common::{Answer, Client, FAST, SLOW, chat, config, eventually, get, post, serve, start, within};
+use crate::common::{Answer, Client, FAST, SLOW, chat, config, eventually, get, post, serve, start, within};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use std::time::Duration;

@@ -1,7 +1,5 @@
 //! `windlass-engine fetch` against servers that resume, ignore ranges, stop half-way, refuse and lie.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};

@@ -1,10 +1,6 @@
 //! What the API answers: whole and streamed, chats and completions, on the simulator.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
-mod common;
-
-use common::{FAST, MODEL, TestServer, chat, get, serve};
+use crate::common::{FAST, MODEL, TestServer, chat, get, serve};
 use serde_json::{Value, json};
 
 fn content(events: &[Value]) -> String {

@@ -1,10 +1,6 @@
 //! The commands for a person, run as programs against a server in this process.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
-mod common;
-
-use common::{FAST, MODEL, TestServer, serve, within};
+use crate::common::{FAST, MODEL, TestServer, serve, within};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Output, Stdio};
@@ -104,7 +100,7 @@ async fn a_bench_measures_and_draws() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fit_says_what_fits_and_what_does_not() {
-    let Some(model) = common::real_model() else { return };
+    let Some(model) = crate::common::real_model() else { return };
     let model = model.to_str().unwrap();
     let told = succeeded(run(&["fit", model, "--memory", "64Mi,16Gi"], "").await);
     assert!(told.contains("2 × 30 layers × 3 heads × 64 × 2 bytes"), "{told}");

@@ -1,11 +1,7 @@
 //! What the API refuses, and how: always OpenAI's envelope, with the field and the way out.
 
-#![allow(clippy::unwrap_used)] // helpers of tests
-
-mod common;
-
+use crate::common::{Answer, Client, FAST, MODEL, SLOW, chat, get, post, serve};
 use axum::body::Body;
-use common::{Answer, Client, FAST, MODEL, SLOW, chat, get, post, serve};
 use hyper::{Method, Request, StatusCode};
 use serde_json::{Value, json};
 
