@@ -6,51 +6,29 @@
 //! blocks for all. The trace's publishers count 63.96 % (Mooncake, FAST '25, synthetic trace); the command fails where
 //! this engine is further from it than 0.05 points.
 
-use std::collections::VecDeque;
+mod common;
+
 use std::io::{BufRead, stdin};
 use std::process::ExitCode;
 
+use common::Nothing;
 use windlass_engine_core::engine::{Engine, EngineConfig, Policy, QueueLimits};
-use windlass_engine_core::executor::{Executor, ExecutorError, Geometry};
-use windlass_engine_core::plan::{RowOutput, StepOutput, StepPlan, Ticket};
+use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::request::{Request, RequestId, TokenId};
 
 const BLOCK_TOKENS: u32 = 512;
 const PUBLISHED_PERCENT: f64 = 63.96;
 const TOLERANCE_POINTS: f64 = 0.05;
 
-/// Computes nothing.
-#[derive(Default)]
-struct Nothing {
-    submitted: u64,
-    in_flight: VecDeque<Vec<RowOutput>>,
-}
-
-impl Executor for Nothing {
-    fn geometry(&self) -> Geometry {
-        Geometry {
-            block_tokens: BLOCK_TOKENS,
-            blocks: 1 << 20,
-            max_sequence_tokens: 1 << 20,
-            max_step_rows: 1,
-            max_step_tokens: 1 << 20,
-            max_step_logits: 1,
-            vocabulary: u32::MAX,
-        }
-    }
-
-    fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {
-        let output = |sampled| if sampled { RowOutput::Sampled(0) } else { RowOutput::Computed };
-        self.in_flight.push_back(plan.rows.iter().map(|row| output(row.sample.is_some())).collect());
-        self.submitted += 1;
-        Ok(Ticket(self.submitted))
-    }
-
-    fn collect(&mut self, _: Ticket) -> Result<StepOutput, ExecutorError> {
-        let rows = self.in_flight.pop_front().ok_or(ExecutorError("nothing is in flight".into()))?;
-        Ok(StepOutput { rows, scores: Vec::new(), busy_seconds: 0.0 })
-    }
-}
+const GEOMETRY: Geometry = Geometry {
+    block_tokens: BLOCK_TOKENS,
+    blocks: 1 << 20,
+    max_sequence_tokens: 1 << 20,
+    max_step_rows: 1,
+    max_step_tokens: 1 << 20,
+    max_step_logits: 1,
+    vocabulary: u32::MAX,
+};
 
 /// The ids of a line's blocks.
 fn blocks(line: &str) -> Vec<u32> {
@@ -74,7 +52,7 @@ fn main() -> ExitCode {
         policy: Policy::Fcfs,
         target_inter_token_seconds: None,
     };
-    let mut engine = Engine::new(Nothing::default(), config);
+    let mut engine = Engine::new(Nothing::new(GEOMETRY), config);
     let (mut requests, mut all) = (0, 0);
     for line in stdin().lock().lines().map_while(Result::ok) {
         let blocks = blocks(&line);

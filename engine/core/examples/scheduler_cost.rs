@@ -2,49 +2,27 @@
 //!
 //! `cargo run --release -p windlass-engine-core --example scheduler_cost`. The goal is 100 µs.
 
-use std::collections::VecDeque;
+mod common;
+
 use std::time::Instant;
 
+use common::Nothing;
 use windlass_engine_core::engine::{Engine, EngineConfig, Policy, QueueLimits};
-use windlass_engine_core::executor::{Executor, ExecutorError, Geometry};
-use windlass_engine_core::plan::{RowOutput, StepOutput, StepPlan, Ticket};
+use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::request::{Request, RequestId};
 
 const SEQUENCES: u32 = 256;
 const STEPS: u32 = 400;
 
-/// Gives every row the same token.
-#[derive(Default)]
-struct Nothing {
-    submitted: u64,
-    in_flight: VecDeque<Vec<RowOutput>>,
-}
-
-impl Executor for Nothing {
-    fn geometry(&self) -> Geometry {
-        Geometry {
-            block_tokens: 16,
-            blocks: 40_000,
-            max_sequence_tokens: 32_768,
-            max_step_rows: SEQUENCES,
-            max_step_tokens: 8192,
-            max_step_logits: SEQUENCES,
-            vocabulary: 50_000,
-        }
-    }
-
-    fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {
-        let sampled = |samples| if samples { RowOutput::Sampled(7) } else { RowOutput::Computed };
-        self.in_flight.push_back(plan.rows.iter().map(|row| sampled(row.sample.is_some())).collect());
-        self.submitted += 1;
-        Ok(Ticket(self.submitted))
-    }
-
-    fn collect(&mut self, _: Ticket) -> Result<StepOutput, ExecutorError> {
-        let rows = self.in_flight.pop_front().ok_or(ExecutorError("nothing is in flight".into()))?;
-        Ok(StepOutput { rows, scores: Vec::new(), busy_seconds: 0.0 })
-    }
-}
+const GEOMETRY: Geometry = Geometry {
+    block_tokens: 16,
+    blocks: 40_000,
+    max_sequence_tokens: 32_768,
+    max_step_rows: SEQUENCES,
+    max_step_tokens: 8192,
+    max_step_logits: SEQUENCES,
+    vocabulary: 50_000,
+};
 
 fn request(id: u64, prompt_tokens: u32) -> Request {
     let prompt = (0..prompt_tokens).map(|i| (i + id as u32 * 1000) % 50_000).collect();
@@ -65,7 +43,7 @@ fn measure(prompt_tokens: u32, enable_prefix_cache: bool, policy: Policy) -> (f6
         policy,
         target_inter_token_seconds: Some(0.05),
     };
-    let mut engine = Engine::new(Nothing::default(), config);
+    let mut engine = Engine::new(Nothing::new(GEOMETRY), config);
     for id in 0..SEQUENCES {
         engine.add(request(id.into(), prompt_tokens), 0.0).expect("an admissible request");
     }
