@@ -1,4 +1,5 @@
-//! CPU kernels on `std::arch`: everything the decoder computes, each op with its reference and its shape checks.
+//! Everything the decoder computes, each op with its reference and its shape checks: on the CPU with `std::arch`, and on
+//! a GPU with the kernels of [`cuda`].
 //!
 //! A caller makes one [`Pool`] (threads and the instruction set they use), packs each weight tensor once into a
 //! [`PackedMatrix`], and calls the functions of [`ops`] on plain slices. Nothing here knows a model family, a file
@@ -12,6 +13,7 @@
 
 mod activations;
 mod buffer;
+pub mod cuda;
 mod kv_cache;
 pub mod machine;
 pub mod ops;

@@ -1,0 +1,70 @@
+//! Takes the CUDA sources in: as machine code where nvcc is at hand, and as text for NVRTC in any case.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs, io};
+
+/// What machine code is made for: Ampere, Ada and Hopper, and PTX that later chips' drivers compile.
+const TARGETS: [(&str, &str); 5] = [
+    ("compute_80", "sm_80"),
+    ("compute_86", "sm_86"),
+    ("compute_89", "sm_89"),
+    ("compute_90a", "sm_90a"),
+    ("compute_90", "compute_90"),
+];
+
+fn main() -> io::Result<()> {
+    for name in ["NVCC", "CUDA_HOME", "PATH"] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    println!("cargo::rerun-if-changed=cuda");
+    let out = PathBuf::from(env::var("OUT_DIR").map_err(io::Error::other)?);
+    let files = files(Path::new("cuda"))?;
+    let nvcc = find_nvcc();
+    let mut fatbins = String::new();
+    for file in files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "cu")) {
+        if let Some(nvcc) = &nvcc {
+            let fatbin = out.join(file.with_extension("fatbin").file_name().unwrap_or_default());
+            compile(nvcc, file, &fatbin)?;
+            fatbins += &format!("({:?}, include_bytes!({:?})),\n", name(file), fatbin);
+        }
+    }
+    let text = |file: &PathBuf| Ok(format!("({:?}, include_str!({:?})),\n", name(file), fs::canonicalize(file)?));
+    let sources = files.iter().map(text).collect::<io::Result<String>>()?;
+    let found = format!(
+        "pub(super) const FATBINS: &[(&str, &[u8])] = &[{fatbins}];\npub(super) const SOURCES: &[(&str, &str)] = &[{sources}];\n"
+    );
+    fs::write(out.join("cuda_images.rs"), found)
+}
+
+fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut files = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "cu" || extension == "cuh"));
+    files.sort();
+    Ok(files)
+}
+
+fn name(file: &Path) -> String {
+    file.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// `NVCC`, or what `CUDA_HOME` or `PATH` hold.
+fn find_nvcc() -> Option<PathBuf> {
+    let named = env::var_os("NVCC").map(PathBuf::from);
+    let home = env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("bin/nvcc"));
+    let path = env::var_os("PATH").unwrap_or_default();
+    let on_path: Vec<_> = env::split_paths(&path).map(|folder| folder.join("nvcc")).collect();
+    named.into_iter().chain(home).chain(on_path).find(|candidate| candidate.is_file())
+}
+
+fn compile(nvcc: &Path, file: &Path, fatbin: &Path) -> io::Result<()> {
+    let mut command = Command::new(nvcc);
+    command.args(["-fatbin", "-O3", "-std=c++17", "-o"]).arg(fatbin).arg(file);
+    for (virtual_target, target) in TARGETS {
+        command.arg("-gencode").arg(format!("arch={virtual_target},code={target}"));
+    }
+    match command.status()?.success() {
+        true => Ok(()),
+        false => Err(io::Error::other(format!("{} could not compile {}", nvcc.display(), file.display()))),
+    }
+}

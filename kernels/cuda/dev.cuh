@@ -1,0 +1,188 @@
+// What the kernels know of a GPU. Everything that is not plain C++ is one of these functions, so that the same source
+// compiles for a GPU (nvcc, NVRTC: no system header is included) and, with CPU_SHIM, for the shim that runs it on a CPU.
+//
+// Rules for kernels
+// - Blocks have one dimension and whole warps; warp functions are called by all 32 lanes.
+// - Every thread calls wait_for_previous() before it reads or writes what an earlier kernel touches. Weights and tables
+//   that no kernel writes may be read before.
+// - Sums have a fixed order: no float atomics.
+// - Every pointer is a multiple of 16.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// A float of 16 bits with f32's exponent.
+struct bf16 {
+  u16 bits;
+};
+
+// Sixteen bytes, the widest load.
+struct alignas(16) Quad {
+  u32 word[4];
+};
+
+#ifdef CPU_SHIM
+#include "shim.h"
+#else
+
+#define DEVICE __device__ __forceinline__
+// Declares a kernel whose blocks have THREADS threads.
+#define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+// COUNT values that a block's threads share.
+#define SHARED(type, name, count) __shared__ alignas(16) type name[count]
+// The shared memory that the launch asked for, as `type* name`.
+#define DYNAMIC_SHARED(type, name)                  \
+  extern __shared__ __align__(128) u8 dynamic_shared[]; \
+  type* name = reinterpret_cast<type*>(dynamic_shared)
+
+DEVICE u32 thread_index() { return threadIdx.x; }
+DEVICE u32 block_x() { return blockIdx.x; }
+DEVICE u32 block_y() { return blockIdx.y; }
+DEVICE u32 block_z() { return blockIdx.z; }
+DEVICE u32 blocks_x() { return gridDim.x; }
+
+DEVICE void sync_threads() { __syncthreads(); }
+DEVICE void sync_warp() { __syncwarp(); }
+
+// Waits for the kernel ahead in the stream to end, and sees all it wrote (programmatic dependent launch).
+DEVICE void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel of the stream start; it waits in turn for this one's end.
+DEVICE void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+template <typename T>
+DEVICE T shuffle(T value, u32 lane) {
+  return __shfl_sync(0xffffffffu, value, lane);
+}
+
+template <typename T>
+DEVICE T shuffle_xor(T value, u32 mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+
+DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
+DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
+
+DEVICE bf16 to_bf16(float value) {
+  bf16 result;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+  return result;
+}
+
+// Two values in one word, the first in its low half.
+DEVICE u32 pack_bf16(float low, float high) {
+  u32 result;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+
+DEVICE float exp2_fast(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+// Reads what is used once: it passes the first-level cache by.
+DEVICE Quad load_once(const void* from) {
+  Quad quad;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(quad.word[0]), "=r"(quad.word[1]), "=r"(quad.word[2]), "=r"(quad.word[3])
+               : "l"(from));
+  return quad;
+}
+
+DEVICE u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
+
+// Four 8 x 8 matrices of 16-bit values: lane `8i + r` names row r of matrix i; lane l receives of each matrix the values
+// 2(l % 4) and 2(l % 4) + 1 of row l / 4.
+DEVICE void load_matrices(u32 (&out)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(shared_address(row)) : "memory");
+}
+
+// The same of the transposed matrices: lane l receives rows 2(l % 4) and 2(l % 4) + 1 of column l / 4.
+DEVICE void load_matrices_transposed(u32 (&out)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(shared_address(row)) : "memory");
+}
+
+// sum += a · b: a is 16 x 16, b is 16 x 8, sum is 16 x 8 (PTX ISA, mma.m16n8k16). With g = lane / 4, t = lane % 4:
+// a[0..4] hold (row, columns) = (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..); b[0..2] hold
+// (rows, column) = (2t.., g), (2t + 8.., g); sum holds (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+DEVICE void multiply_bf16(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Starts a copy of 16 bytes into shared memory; with `valid` false it writes zeros and reads nothing.
+DEVICE void copy_async(void* shared, const void* global, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+               :: "r"(shared_address(shared)), "l"(global), "r"(valid ? 16 : 0) : "memory");
+}
+
+// Closes the group of copies that this thread started since the last one.
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most PENDING of this thread's latest groups are unfinished.
+template <int PENDING>
+DEVICE void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
+}
+
+#endif  // CPU_SHIM
+
+DEVICE float to_float(bf16 value) { return float_of(static_cast<u32>(value.bits) << 16); }
+DEVICE float low_float(u32 pair) { return float_of(pair << 16); }
+DEVICE float high_float(u32 pair) { return float_of(pair & 0xffff0000u); }
+
+DEVICE u32 lane_index() { return thread_index() % 32; }
+DEVICE u32 warp_index() { return thread_index() / 32; }
+
+DEVICE Quad load_quad(const void* from) { return *static_cast<const Quad*>(from); }
+DEVICE void store_quad(void* to, const Quad& quad) { *static_cast<Quad*>(to) = quad; }
+
+DEVICE float smaller(float a, float b) { return a < b ? a : b; }
+DEVICE float larger(float a, float b) { return a > b ? a : b; }
+DEVICE u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
+DEVICE u32 larger(u32 a, u32 b) { return a > b ? a : b; }
+DEVICE u32 ceil_divide(u32 a, u32 b) { return (a + b - 1) / b; }
+
+// The sum over a warp, in every lane.
+DEVICE float warp_sum(float value) {
+  for (u32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
+  return value;
+}
+
+DEVICE float warp_max(float value) {
+  for (u32 mask = 16; mask > 0; mask /= 2) value = larger(value, shuffle_xor(value, mask));
+  return value;
+}
+
+// The sum over a block of THREADS threads, in every thread: warps in their order.
+template <int THREADS>
+DEVICE float block_sum(float value) {
+  SHARED(float, partial, THREADS / 32);
+  value = warp_sum(value);
+  sync_threads();  // an earlier sum may still be read
+  if (lane_index() == 0) partial[warp_index()] = value;
+  sync_threads();
+  float sum = 0;
+  for (int warp = 0; warp < THREADS / 32; ++warp) sum += partial[warp];
+  return sum;
+}

@@ -1,0 +1,69 @@
+// Root-mean-square norms: f32 rows in, bf16 rows out. One block per row.
+#include "dev.cuh"
+
+constexpr int THREADS = 256;
+
+// Eight values of a row, 16 bytes of bf16.
+DEVICE void load_eight(float (&out)[8], const float* from) {
+  for (int half = 0; half < 2; ++half) {
+    const Quad quad = load_quad(from + 4 * half);
+    for (int i = 0; i < 4; ++i) out[4 * half + i] = float_of(quad.word[i]);
+  }
+}
+
+DEVICE void store_eight(float* to, const float (&values)[8]) {
+  for (int half = 0; half < 2; ++half) {
+    Quad quad;
+    for (int i = 0; i < 4; ++i) quad.word[i] = bits_of(values[4 * half + i]);
+    store_quad(to + 4 * half, quad);
+  }
+}
+
+DEVICE void store_normed(bf16* to, const float (&values)[8], const float* weight, float factor) {
+  float scale[8];
+  load_eight(scale, weight);
+  Quad quad;
+  for (int i = 0; i < 4; ++i) {
+    quad.word[i] = pack_bf16(values[2 * i] * factor * scale[2 * i], values[2 * i + 1] * factor * scale[2 * i + 1]);
+  }
+  store_quad(to, quad);
+}
+
+KERNEL(rms_norm, THREADS)(const float* input, const float* weight, bf16* out, u32 cols, float epsilon) {
+  wait_for_previous();
+  let_next_start();
+  const float* row = input + static_cast<u64>(block_x()) * cols;
+  float values[8], squares = 0;
+  for (u32 col = 8 * thread_index(); col < cols; col += 8 * THREADS) {
+    load_eight(values, row + col);
+    for (int i = 0; i < 8; ++i) squares += values[i] * values[i];
+  }
+  const float factor = 1.0f / sqrtf(block_sum<THREADS>(squares) / cols + epsilon);
+  for (u32 col = 8 * thread_index(); col < cols; col += 8 * THREADS) {
+    load_eight(values, row + col);
+    store_normed(out + static_cast<u64>(block_x()) * cols + col, values, weight + col, factor);
+  }
+}
+
+KERNEL(add_rms_norm, THREADS)(float* residual, const bf16* addend, const float* weight, bf16* out, u32 cols,
+                              float epsilon) {
+  wait_for_previous();
+  let_next_start();
+  const u64 first = static_cast<u64>(block_x()) * cols;
+  float values[8], squares = 0;
+  for (u32 col = 8 * thread_index(); col < cols; col += 8 * THREADS) {
+    load_eight(values, residual + first + col);
+    const Quad added = load_quad(addend + first + col);
+    for (int i = 0; i < 4; ++i) {
+      values[2 * i] += low_float(added.word[i]);
+      values[2 * i + 1] += high_float(added.word[i]);
+    }
+    store_eight(residual + first + col, values);
+    for (int i = 0; i < 8; ++i) squares += values[i] * values[i];
+  }
+  const float factor = 1.0f / sqrtf(block_sum<THREADS>(squares) / cols + epsilon);
+  for (u32 col = 8 * thread_index(); col < cols; col += 8 * THREADS) {
+    load_eight(values, residual + first + col);  // written above by this very thread
+    store_normed(out + first + col, values, weight + col, factor);
+  }
+}

@@ -1,0 +1,147 @@
+// A CUDA block on one CPU thread: what dev.cuh asks of a GPU, done by fibers.
+//
+// Every CUDA thread is a fiber that runs until it needs others: at a barrier, or at a warp function. Then another that
+// can go on is chosen at random, by the launch's seed, so that code which lacks a barrier gives another result. Warp
+// functions exchange their operands through a buffer of the warp, and `mma` and `ldmatrix` compute from other lanes'
+// registers by the maps of the PTX ISA. Shared memory starts as NaNs and ends at a page that cannot be touched.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+namespace shim {
+
+constexpr u32 LANES = 32;
+constexpr size_t SLOT_BYTES = 64;
+
+// What the running fiber knows of itself, set at every switch.
+struct Now {
+  u32 thread, block[3], grid[3];
+  u8* dynamic_shared;
+  u64 block_serial;  // distinguishes blocks, for poisoning
+};
+extern __thread Now now;
+
+// Waits for all threads of the block; `site` is where, and must be the same for all.
+void block_barrier(int site);
+// Gives `bytes` at `mine` to the warp, waits for all its lanes, and returns what each gave (until the next but one).
+const u8 (*exchange(const void* mine, size_t bytes, int site))[SLOT_BYTES];
+void wait_for_previous();
+void copy_async(void* shared, const void* global, bool valid);
+void commit_copies();
+void wait_copies(u32 pending);
+[[noreturn]] void fail(const char* format, ...);
+
+// One array of shared memory; KEY is a type of its own for each declaration and instantiation.
+template <typename T, int COUNT, typename KEY>
+T* shared_array(KEY) {
+  alignas(16) static thread_local u8 bytes[sizeof(T) * COUNT];
+  static thread_local u64 serial = 0;
+  if (serial != now.block_serial) {
+    serial = now.block_serial;
+    memset(bytes, 0xff, sizeof bytes);
+  }
+  return reinterpret_cast<T*>(bytes);
+}
+
+template <typename T>
+T value_of(const u8 (&slot)[SLOT_BYTES]) {
+  T value;
+  memcpy(&value, slot, sizeof value);
+  return value;
+}
+
+}  // namespace shim
+
+#define DEVICE inline
+#define KERNEL(name, threads) \
+  constexpr u32 name##_threads = threads; \
+  extern "C" void name
+#define SHARED(type, name, count) type* name = shim::shared_array<type, count>([] {})
+#define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(shim::now.dynamic_shared)
+
+DEVICE u32 thread_index() { return shim::now.thread; }
+DEVICE u32 block_x() { return shim::now.block[0]; }
+DEVICE u32 block_y() { return shim::now.block[1]; }
+DEVICE u32 block_z() { return shim::now.block[2]; }
+DEVICE u32 blocks_x() { return shim::now.grid[0]; }
+
+DEVICE void sync_threads(int site = __builtin_LINE()) { shim::block_barrier(site); }
+DEVICE void sync_warp(int site = __builtin_LINE()) {
+  const u8 nothing = 0;
+  shim::exchange(&nothing, 1, site);
+}
+DEVICE void wait_for_previous() { shim::wait_for_previous(); }
+DEVICE void let_next_start() {}
+
+template <typename T>
+DEVICE T shuffle(T value, u32 lane, int site = __builtin_LINE()) {
+  return shim::value_of<T>(shim::exchange(&value, sizeof value, site)[lane % shim::LANES]);
+}
+template <typename T>
+DEVICE T shuffle_xor(T value, u32 mask, int site = __builtin_LINE()) {
+  return shim::value_of<T>(shim::exchange(&value, sizeof value, site)[(thread_index() ^ mask) % shim::LANES]);
+}
+
+DEVICE u32 bits_of(float value) { u32 bits; memcpy(&bits, &value, 4); return bits; }
+DEVICE float float_of(u32 bits) { float value; memcpy(&value, &bits, 4); return value; }
+
+// To the nearest, ties to even; a NaN stays one.
+DEVICE bf16 to_bf16(float value) {
+  const u32 bits = bits_of(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7fff};
+  return {static_cast<u16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+DEVICE u32 pack_bf16(float low, float high) { return to_bf16(low).bits | static_cast<u32>(to_bf16(high).bits) << 16; }
+DEVICE float exp2_fast(float value) { return exp2f(value); }
+DEVICE Quad load_once(const void* from) { return *static_cast<const Quad*>(from); }
+
+DEVICE void load_matrices(u32 (&out)[4], const void* row, int site = __builtin_LINE()) {
+  const u8(*rows)[shim::SLOT_BYTES] = shim::exchange(&row, sizeof row, site);
+  const u32 lane = thread_index() % shim::LANES;
+  for (u32 i = 0; i < 4; ++i) {
+    const u8* from = shim::value_of<const u8*>(rows[8 * i + lane / 4]);
+    memcpy(&out[i], from + 4 * (lane % 4), 4);
+  }
+}
+DEVICE void load_matrices_transposed(u32 (&out)[4], const void* row, int site = __builtin_LINE()) {
+  const u8(*rows)[shim::SLOT_BYTES] = shim::exchange(&row, sizeof row, site);
+  const u32 lane = thread_index() % shim::LANES;
+  for (u32 i = 0; i < 4; ++i) {
+    u16 pair[2];
+    for (u32 k = 0; k < 2; ++k) {
+      memcpy(&pair[k], shim::value_of<const u8*>(rows[8 * i + 2 * (lane % 4) + k]) + 2 * (lane / 4), 2);
+    }
+    out[i] = pair[0] | static_cast<u32>(pair[1]) << 16;
+  }
+}
+
+DEVICE void multiply_bf16(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2], int site = __builtin_LINE()) {
+  struct Operands { u32 a[4], b[2]; } mine;
+  memcpy(mine.a, a, sizeof a);
+  memcpy(mine.b, b, sizeof b);
+  const u8(*all)[shim::SLOT_BYTES] = shim::exchange(&mine, sizeof mine, site);
+  const u32 lane = thread_index() % shim::LANES, group = lane / 4, place = lane % 4;
+  for (u32 i = 0; i < 4; ++i) {  // sum[i] is at row `group + 8 (i / 2)`, column `2 place + i % 2`
+    double dot = 0;
+    for (u32 t = 0; t < 4; ++t) {
+      const Operands left = shim::value_of<Operands>(all[4 * group + t]);
+      const Operands right = shim::value_of<Operands>(all[4 * (2 * place + i % 2) + t]);
+      for (u32 half = 0; half < 2; ++half) {  // of the sixteen columns
+        const u32 x = left.a[i / 2 + 2 * half], y = right.b[half];
+        dot += double(float_of(x << 16)) * float_of(y << 16);
+        dot += double(float_of(x & 0xffff0000u)) * float_of(y & 0xffff0000u);
+      }
+    }
+    sum[i] = static_cast<float>(sum[i] + dot);
+  }
+}
+
+DEVICE void copy_async(void* shared, const void* global, bool valid) { shim::copy_async(shared, global, valid); }
+DEVICE void commit_copies() { shim::commit_copies(); }
+template <int PENDING>
+DEVICE void wait_copies() { shim::wait_copies(PENDING); }

@@ -1,0 +1,469 @@
+//! The driver: each call is checked, remembered, and carried out when its time comes.
+
+use std::collections::BTreeSet;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use windlass_kernels::cuda::driver::{
+    DeviceFacts, DevicePointer, Driver, EventHandle, GraphHandle, MemoryFacts, StreamHandle,
+};
+use windlass_kernels::cuda::launch::Launch;
+use windlass_kernels::cuda::{Device, DriverError};
+
+use crate::kernels;
+use crate::mapped::Mapped;
+use crate::state::{EventState, GraphState, Issued, Memories, State, StreamState, Work, refused};
+
+/// What becomes of launches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernels {
+    /// They run, from their sources.
+    Run,
+    /// They are checked and recorded; memory stays as it is.
+    Record,
+}
+
+/// Devices that see each other's memory.
+#[derive(Clone, Debug)]
+pub struct HostMachine {
+    memories: Arc<Mutex<Memories>>,
+    kernels: Kernels,
+    seed: u64,
+}
+
+impl HostMachine {
+    /// A machine. `seed` decides the order of threads and blocks, and when deferred work runs.
+    pub fn new(kernels: Kernels, seed: u64) -> HostMachine {
+        HostMachine { memories: Arc::default(), kernels, seed }
+    }
+
+    /// A Hopper-like device with `memory_bytes`.
+    pub fn driver(&self, ordinal: usize, memory_bytes: usize) -> Arc<HostDriver> {
+        let facts = DeviceFacts {
+            name: "CPU shim".into(),
+            ordinal,
+            capability: (9, 0),
+            multiprocessors: 132,
+            shared_bytes_per_block: 227 << 10,
+            l2_bytes: 50 << 20,
+            memory_bytes,
+            driver: "no driver: the CUDA shim".into(),
+        };
+        let reachable = Mutex::new(BTreeSet::from([ordinal]));
+        let random = AtomicU64::new(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ ordinal as u64);
+        Arc::new(HostDriver { facts, machine: self.clone(), reachable, random, state: Mutex::default() })
+    }
+
+    /// The same as a device.
+    pub fn device(&self, ordinal: usize, memory_bytes: usize) -> Device {
+        Device::new(self.driver(ordinal, memory_bytes))
+    }
+}
+
+/// The driver of one device.
+#[derive(Debug)]
+pub struct HostDriver {
+    facts: DeviceFacts,
+    machine: HostMachine,
+    /// Ordinals of devices whose memory may be used.
+    reachable: Mutex<BTreeSet<usize>>,
+    random: AtomicU64,
+    state: Mutex<State>,
+}
+
+impl HostDriver {
+    /// All that was issued so far, in order, that work within graphs left out.
+    pub fn issued(&self) -> Vec<Issued> {
+        self.state().issued.clone()
+    }
+
+    /// A device that this drives.
+    pub fn device(self: &Arc<Self>) -> Device {
+        Device::new(self.clone())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    fn memories(&self) -> MutexGuard<'_, Memories> {
+        lock(&self.machine.memories)
+    }
+
+    /// The state, unless the device is lost.
+    fn sound(&self, call: &'static str) -> Result<MutexGuard<'_, State>, DriverError> {
+        let state = self.state();
+        match &state.lost {
+            Some(reason) => Err(DriverError::Call { call, reason: reason.clone(), device_lost: true }),
+            None => Ok(state),
+        }
+    }
+
+    fn random(&self) -> u64 {
+        // Weyl sequence; the launches' generators mix it.
+        self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)
+    }
+
+    /// Memory that this device may use, all of it in one piece.
+    fn check_memory(&self, call: &'static str, memory: &[(u64, usize)]) -> Result<(), DriverError> {
+        let (memories, reachable) = (self.memories(), lock(&self.reachable));
+        for &(address, bytes) in memory.iter().filter(|(_, bytes)| *bytes > 0) {
+            match memories.holding(address, bytes) {
+                None => {
+                    return Err(refused(
+                        call,
+                        format!("{bytes} bytes at {address:#x} are not allocated, or not in one piece"),
+                    ));
+                }
+                Some(allocation) if allocation.device.is_some_and(|device| !reachable.contains(&device)) => {
+                    return Err(refused(
+                        call,
+                        format!("{address:#x} is memory of a device that this one does not reach"),
+                    ));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn is_pinned(&self, address: u64, bytes: usize) -> bool {
+        self.memories().holding(address, bytes).is_some_and(|allocation| allocation.device.is_none())
+    }
+
+    /// Checks and issues work; perhaps some of what is pending runs.
+    fn issue(&self, call: &'static str, stream: StreamHandle, work: Work, issued: Issued) -> Result<(), DriverError> {
+        let mut state = self.sound(call)?;
+        self.check_memory(call, &work.memory())?;
+        state.issue(call, stream.0, work)?;
+        state.issued.push(issued);
+        if self.random() >> 40 & 1 == 0 {
+            self.run_one(&mut state, stream.0);
+        }
+        Ok(())
+    }
+
+    /// Copies between host and device. What is not pinned is copied now, as CUDA stages it.
+    fn copy(
+        &self,
+        call: &'static str,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        host: u64,
+        stream: StreamHandle,
+    ) -> Result<(), DriverError> {
+        let work = Work::Copy { to, from, bytes };
+        if self.is_pinned(host, bytes) {
+            return self.issue(call, stream, work, Issued::Copy(bytes));
+        }
+        let mut state = self.sound(call)?;
+        if state.stream(call, stream.0)?.capture.is_some() {
+            return Err(refused(call, "a captured copy needs pinned memory"));
+        }
+        let device = if host == to { from } else { to };
+        self.check_memory(call, &[(device, bytes)])?;
+        self.drain(&mut state, stream.0);
+        state.issued.push(Issued::Copy(bytes));
+        self.perform(&mut state, &work);
+        Ok(())
+    }
+
+    /// Runs the first piece of work of a stream, and what it waits for. Whether there was one.
+    fn run_one(&self, state: &mut State, stream: u64) -> bool {
+        let Some(work) = state.streams.get_mut(&stream).and_then(|stream| stream.pending.pop_front()) else {
+            return false;
+        };
+        if let Work::Wait { event, version } = work {
+            self.reach_event(state, event, version);
+        } else {
+            self.perform(state, &work);
+        }
+        true
+    }
+
+    fn drain(&self, state: &mut State, stream: u64) {
+        while self.run_one(state, stream) {}
+    }
+
+    fn drain_all(&self, state: &mut State) {
+        let streams: Vec<u64> = state.streams.keys().copied().collect();
+        streams.into_iter().for_each(|stream| self.drain(state, stream));
+    }
+
+    /// Runs the event's stream up to the recording of `version`.
+    fn reach_event(&self, state: &mut State, event: u64, version: u64) {
+        while let Some(EventState { done, stream, .. }) = state.events.get(&event) {
+            let stream = *stream;
+            if *done >= version || !self.run_one(state, stream) {
+                return;
+            }
+        }
+    }
+
+    fn perform(&self, state: &mut State, work: &Work) {
+        if state.lost.is_some() {
+            return;
+        }
+        match work {
+            // SAFETY: the ranges were checked when this was issued, and memory is freed only once all work is done.
+            Work::Copy { to, from, bytes } => unsafe { std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes) },
+            // SAFETY: as above.
+            Work::Fill { at, byte, bytes } => unsafe { (*at as *mut u8).write_bytes(*byte, *bytes) },
+            Work::Launch(launch) => state.lost = self.run_kernel(launch).err(),
+            Work::Record { event, version } => {
+                if let Some(event) = state.events.get_mut(event) {
+                    event.done = *version;
+                }
+            }
+            Work::Wait { .. } => {}
+        }
+    }
+
+    fn run_kernel(&self, launch: &Launch) -> Result<(), String> {
+        if self.machine.kernels == Kernels::Record {
+            return Ok(());
+        }
+        // SAFETY: the launch was checked when issued, and its memory is still there.
+        unsafe { kernels::run(launch, self.random()) }?;
+        let memories = self.memories();
+        for (address, bytes) in Work::Launch(Box::new(*launch)).memory() {
+            if memories.holding(address, bytes).is_some_and(|allocation| allocation.memory.overrun()) {
+                return Err(format!("kernel {} wrote behind an allocation", launch.kernel().spec().name));
+            }
+        }
+        Ok(())
+    }
+
+    fn new_handle() -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic in one test's thread ends that test anyway.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl Driver for HostDriver {
+    fn facts(&self) -> &DeviceFacts {
+        &self.facts
+    }
+
+    fn memory(&self) -> Result<MemoryFacts, DriverError> {
+        let total_bytes = self.facts.memory_bytes;
+        Ok(MemoryFacts { free_bytes: total_bytes - self.sound("cuMemGetInfo")?.allocated_bytes, total_bytes })
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<DevicePointer, DriverError> {
+        let mut state = self.sound("cuMemAlloc")?;
+        state.not_while_capturing("cuMemAlloc", false)?;
+        let (total, free) = (self.facts.memory_bytes, self.facts.memory_bytes - state.allocated_bytes);
+        let memory = if bytes <= free { Mapped::new(bytes) } else { None };
+        let Some(memory) = memory else { return Err(DriverError::OutOfMemory { bytes, free, total }) };
+        state.allocated_bytes += bytes;
+        Ok(DevicePointer(self.memories().add(memory, Some(self.facts.ordinal))))
+    }
+
+    fn free(&self, at: DevicePointer) -> Result<(), DriverError> {
+        let mut state = self.state();
+        state.not_while_capturing("cuMemFree", true)?;
+        self.drain_all(&mut state);
+        let allocation = self.memories().remove(at.0, Some(self.facts.ordinal))?;
+        state.allocated_bytes -= allocation.memory.bytes();
+        Ok(())
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, DriverError> {
+        self.sound("cuMemHostAlloc")?.not_while_capturing("cuMemHostAlloc", false)?;
+        let memory = Mapped::new(bytes).and_then(|memory| NonNull::new(memory.pointer()).map(|at| (memory, at)));
+        let Some((memory, at)) = memory else { return Err(refused("cuMemHostAlloc", "the host has no room")) };
+        self.memories().add(memory, None);
+        Ok(at)
+    }
+
+    unsafe fn free_pinned(&self, at: NonNull<u8>) -> Result<(), DriverError> {
+        let mut state = self.state();
+        state.not_while_capturing("cuMemFreeHost", true)?;
+        self.drain_all(&mut state);
+        self.memories().remove(at.as_ptr() as u64, None).map(drop)
+    }
+
+    fn create_stream(&self) -> Result<StreamHandle, DriverError> {
+        let handle = HostDriver::new_handle();
+        self.sound("cuStreamCreate")?.streams.insert(handle, StreamState::default());
+        Ok(StreamHandle(handle))
+    }
+
+    fn destroy_stream(&self, stream: StreamHandle) -> Result<(), DriverError> {
+        let mut state = self.state();
+        self.drain(&mut state, stream.0);
+        state.stream("cuStreamDestroy", stream.0)?;
+        state.streams.remove(&stream.0);
+        Ok(())
+    }
+
+    fn synchronize(&self, stream: StreamHandle) -> Result<(), DriverError> {
+        let mut state = self.sound("cuStreamSynchronize")?;
+        if let Some(capture) = &mut state.stream("cuStreamSynchronize", stream.0)?.capture {
+            capture.spoil("cuStreamSynchronize");
+            return Err(refused("cuStreamSynchronize", "the stream is captured: nothing of it runs"));
+        }
+        self.drain(&mut state, stream.0);
+        drop(state);
+        self.sound("cuStreamSynchronize").map(drop)
+    }
+
+    fn create_event(&self, _timed: bool) -> Result<EventHandle, DriverError> {
+        let handle = HostDriver::new_handle();
+        self.sound("cuEventCreate")?.events.insert(handle, EventState::default());
+        Ok(EventHandle(handle))
+    }
+
+    fn destroy_event(&self, event: EventHandle) -> Result<(), DriverError> {
+        let mut state = self.state();
+        state.event("cuEventDestroy", event.0)?;
+        state.events.remove(&event.0);
+        Ok(())
+    }
+
+    fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<(), DriverError> {
+        let mut state = self.sound("cuEventRecord")?;
+        let in_capture = state.stream("cuEventRecord", stream.0)?.capture.is_some();
+        let recorded = state.event("cuEventRecord", event.0)?;
+        (recorded.stream, recorded.in_capture) = (stream.0, in_capture);
+        recorded.recorded += 1;
+        let work = Work::Record { event: event.0, version: recorded.recorded };
+        state.issue("cuEventRecord", stream.0, work)
+    }
+
+    fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<(), DriverError> {
+        let mut state = self.sound("cuStreamWaitEvent")?;
+        let captured = state.stream("cuStreamWaitEvent", stream.0)?.capture.is_some();
+        let waited = state.event("cuStreamWaitEvent", event.0)?;
+        if captured != waited.in_capture {
+            return Err(refused("cuStreamWaitEvent", "a capture and what is outside cannot wait for each other"));
+        }
+        let work = Work::Wait { event: event.0, version: waited.recorded };
+        state.issue("cuStreamWaitEvent", stream.0, work)
+    }
+
+    fn is_done(&self, event: EventHandle) -> Result<bool, DriverError> {
+        let mut state = self.sound("cuEventQuery")?;
+        let EventState { recorded, done, stream, in_capture } = *state.event("cuEventQuery", event.0)?;
+        if in_capture {
+            return Err(refused("cuEventQuery", "the event was recorded in a capture"));
+        }
+        // Time passes: who asks again and again sees it done.
+        if done < recorded {
+            self.run_one(&mut state, stream);
+        }
+        Ok(done >= recorded)
+    }
+
+    fn synchronize_event(&self, event: EventHandle) -> Result<(), DriverError> {
+        let mut state = self.sound("cuEventSynchronize")?;
+        let EventState { recorded, in_capture, .. } = *state.event("cuEventSynchronize", event.0)?;
+        if in_capture {
+            return Err(refused("cuEventSynchronize", "the event was recorded in a capture"));
+        }
+        self.reach_event(&mut state, event.0, recorded);
+        drop(state);
+        self.sound("cuEventSynchronize").map(drop)
+    }
+
+    fn elapsed_ms(&self, _from: EventHandle, _to: EventHandle) -> Result<f32, DriverError> {
+        Err(refused("cuEventElapsedTime", "there is no time on this device"))
+    }
+
+    unsafe fn copy_to_device(
+        &self,
+        to: DevicePointer,
+        from: *const u8,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), DriverError> {
+        self.copy("cuMemcpyHtoDAsync", to.0, from as u64, bytes, from as u64, stream)
+    }
+
+    unsafe fn copy_to_host(
+        &self,
+        to: *mut u8,
+        from: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), DriverError> {
+        self.copy("cuMemcpyDtoHAsync", to as u64, from.0, bytes, to as u64, stream)
+    }
+
+    fn copy_on_device(
+        &self,
+        to: DevicePointer,
+        from: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), DriverError> {
+        let work = Work::Copy { to: to.0, from: from.0, bytes };
+        self.issue("cuMemcpyAsync", stream, work, Issued::Copy(bytes))
+    }
+
+    fn fill(&self, at: DevicePointer, byte: u8, bytes: usize, stream: StreamHandle) -> Result<(), DriverError> {
+        self.issue("cuMemsetD8Async", stream, Work::Fill { at: at.0, byte, bytes }, Issued::Fill(bytes))
+    }
+
+    unsafe fn launch(&self, launch: &Launch, stream: StreamHandle) -> Result<(), DriverError> {
+        launch.check(&self.facts)?;
+        self.issue("cuLaunchKernelEx", stream, Work::Launch(Box::new(*launch)), Issued::Launch(launch.kernel()))
+    }
+
+    fn begin_capture(&self, stream: StreamHandle) -> Result<(), DriverError> {
+        self.sound("cuStreamBeginCapture")?.begin_capture(stream.0)
+    }
+
+    fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle, DriverError> {
+        let mut state = self.sound("cuStreamEndCapture")?;
+        let work = state.end_capture(stream.0)?;
+        let memories = self.memories();
+        let named = |(address, bytes)| Some((address, bytes, memories.holding(address, bytes)?.serial));
+        let memory = work.iter().flat_map(Work::memory).filter_map(named).collect();
+        let handle = HostDriver::new_handle();
+        state.graphs.insert(handle, GraphState { work, memory });
+        Ok(GraphHandle(handle))
+    }
+
+    fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<(), DriverError> {
+        const CALL: &str = "cuGraphLaunch";
+        let mut state = self.sound(CALL)?;
+        let Some(GraphState { work, memory }) = state.graphs.get(&graph.0) else {
+            return Err(refused(CALL, "the graph is not of this device, or was destroyed"));
+        };
+        let work = work.clone();
+        let memories = self.memories();
+        let gone = |&&(address, bytes, serial): &&(u64, usize, u64)| {
+            memories.holding(address, bytes).is_none_or(|allocation| allocation.serial != serial)
+        };
+        if let Some((address, bytes, _)) = memory.iter().find(gone) {
+            return Err(refused(CALL, format!("the graph uses {bytes} bytes at {address:#x}, which were freed")));
+        }
+        drop(memories);
+        if state.stream(CALL, stream.0)?.capture.is_some() {
+            return Err(refused(CALL, "the stream is captured"));
+        }
+        state.issued.push(Issued::Graph(work.len()));
+        work.into_iter().try_for_each(|work| state.issue(CALL, stream.0, work))
+    }
+
+    fn destroy_graph(&self, graph: GraphHandle) -> Result<(), DriverError> {
+        match self.state().graphs.remove(&graph.0) {
+            Some(_) => Ok(()),
+            None => Err(refused("cuGraphExecDestroy", "the graph is not of this device, or was destroyed")),
+        }
+    }
+
+    fn reach(&self, peer: &DeviceFacts) -> Result<(), DriverError> {
+        lock(&self.reachable).insert(peer.ordinal);
+        Ok(())
+    }
+}

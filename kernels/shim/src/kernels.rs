@@ -1,0 +1,77 @@
+//! The kernels as the C++ compiler saw them, and a way to run them.
+
+use std::ffi::{CStr, c_char};
+use std::sync::OnceLock;
+
+use windlass_kernels::cuda::launch::{Launch, MAX_PARAMETERS};
+
+/// A kernel as its source declares it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Declared {
+    /// Its symbol.
+    pub name: String,
+    /// Its source file.
+    pub file: String,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Its parameters, such as `in f32, out bf16, u32`.
+    pub parameters: String,
+}
+
+#[repr(C)]
+struct Entry {
+    name: *const c_char,
+    file: *const c_char,
+    threads: u32,
+    parameters: *const c_char,
+    call: *const (),
+}
+
+unsafe extern "C" {
+    fn shim_entry(index: usize) -> *const Entry;
+    fn shim_launch(
+        index: usize,
+        grid: *const u32,
+        shared_bytes: u32,
+        arguments: *const u64,
+        seed: u64,
+        error: *mut c_char,
+        error_bytes: usize,
+    ) -> bool;
+}
+
+/// Every kernel of the sources.
+pub fn declared() -> &'static [Declared] {
+    static ALL: OnceLock<Vec<Declared>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        // SAFETY: entries live as long as the program, and their texts end with a zero.
+        let entry = |index| unsafe {
+            let entry = shim_entry(index).as_ref()?;
+            let text = |text| CStr::from_ptr(text).to_string_lossy().into_owned();
+            let (name, file, parameters) = (text(entry.name), text(entry.file), text(entry.parameters));
+            Some(Declared { name, file, threads: entry.threads, parameters })
+        };
+        (0..).map_while(entry).collect()
+    })
+}
+
+/// Runs a launch to its end.
+///
+/// # Safety
+/// The launch was checked, and its arguments name memory that this thread may read and write.
+pub(crate) unsafe fn run(launch: &Launch, seed: u64) -> Result<(), String> {
+    let name = launch.kernel().spec().name;
+    let Some(index) = declared().iter().position(|kernel| kernel.name == name) else {
+        return Err(format!("kernel {name} is in no source"));
+    };
+    let mut arguments = [0; MAX_PARAMETERS];
+    arguments.iter_mut().zip(launch.arguments()).for_each(|(bits, argument)| *bits = argument.bits());
+    let mut error = [0 as c_char; 512];
+    // SAFETY: the entry is there, the arguments are as many as it reads, and the error's room is as given.
+    let done = unsafe {
+        let (grid, shared) = (launch.grid(), launch.shared_bytes());
+        shim_launch(index, grid.as_ptr(), shared, arguments.as_ptr(), seed, error.as_mut_ptr(), error.len())
+    };
+    // SAFETY: the call leaves a text that ends with a zero.
+    if done { Ok(()) } else { Err(unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy().into_owned()) }
+}

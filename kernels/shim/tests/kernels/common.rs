@@ -1,0 +1,61 @@
+//! Devices, random values and comparisons.
+
+use half::bf16;
+use windlass_cuda_shim::{HostMachine, Kernels};
+use windlass_kernels::cuda::{Device, Element, Memory, Stream};
+
+/// Orders of threads and blocks that every kernel is tried in.
+pub const SEEDS: [u64; 3] = [1, 2, 3];
+
+/// A device that runs the kernels in the order of `seed`.
+pub fn device(seed: u64) -> (Device, Stream) {
+    let device = HostMachine::new(Kernels::Run, seed).device(0, 1 << 30);
+    let stream = device.stream().unwrap();
+    (device, stream)
+}
+
+/// splitmix64.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ x >> 31
+    }
+
+    /// Evenly between `-bound` and `bound`.
+    pub fn value(&mut self, bound: f32) -> f32 {
+        ((self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * bound
+    }
+
+    pub fn values(&mut self, count: usize, bound: f32) -> Vec<f32> {
+        (0..count).map(|_| self.value(bound)).collect()
+    }
+
+    pub fn halves(&mut self, count: usize, bound: f32) -> Vec<bf16> {
+        (0..count).map(|_| bf16::from_f32(self.value(bound))).collect()
+    }
+}
+
+/// Memory whose contents no kernel has written: every float of it is a NaN.
+pub fn poisoned<T: Element>(device: &Device, len: usize) -> Memory<T> {
+    device.allocate(len).unwrap()
+}
+
+/// The largest distance in units in the last place of a bf16, of the exact values.
+pub fn worst_ulps(found: &[bf16], exact: &[f64]) -> f64 {
+    assert_eq!(found.len(), exact.len());
+    let distance = |(found, exact): (&bf16, &f64)| {
+        let ulp = 2f64.powf(exact.abs().max(1e-30).log2().floor() - 7.0);
+        let error = (f64::from(*found) - exact).abs() / ulp;
+        if error.is_nan() { f64::INFINITY } else { error }
+    };
+    found.iter().zip(exact).map(distance).fold(0.0, f64::max)
+}

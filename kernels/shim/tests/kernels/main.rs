@@ -1,0 +1,10 @@
+//! The CUDA kernels on the shim, against references in f64, and the rules that the shim keeps.
+
+// One test calls the driver itself; helpers may fail as tests do.
+#![allow(unsafe_code, clippy::unwrap_used)]
+
+mod common;
+mod gather;
+mod norm;
+mod rules;
+mod table;

@@ -1,0 +1,165 @@
+//! The seam: what is asked of a CUDA driver, and nothing more.
+//!
+//! Handles are plain numbers of the driver that gave them. What owns them is above (`memory`, `stream`). One driver
+//! object stands for one device and its context; it may be called from any thread.
+
+use std::fmt::Debug;
+use std::ptr::NonNull;
+
+use super::error::DriverError;
+use super::launch::Launch;
+
+/// An address in a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DevicePointer(pub u64);
+
+impl DevicePointer {
+    /// The address `bytes` further on.
+    pub fn plus(self, bytes: usize) -> DevicePointer {
+        DevicePointer(self.0 + bytes as u64)
+    }
+}
+
+/// A stream of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamHandle(pub u64);
+
+/// A point in a stream's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EventHandle(pub u64);
+
+/// Captured work, ready to be launched again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GraphHandle(pub u64);
+
+/// What a device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFacts {
+    /// Its name, such as `NVIDIA H200`.
+    pub name: String,
+    /// Its place among the devices of this process, from 0.
+    pub ordinal: usize,
+    /// Compute capability: (9, 0) for Hopper.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes of shared memory that one block may ask for.
+    pub shared_bytes_per_block: u32,
+    /// Bytes of the second-level cache.
+    pub l2_bytes: usize,
+    /// Bytes of memory.
+    pub memory_bytes: usize,
+    /// What drives it: the driver's version, or what stands in for one.
+    pub driver: String,
+}
+
+impl DeviceFacts {
+    /// Whether a kernel may start before the one ahead of it ends (programmatic dependent launch).
+    pub fn overlaps_launches(&self) -> bool {
+        self.capability >= (9, 0)
+    }
+}
+
+/// A device's memory now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryFacts {
+    /// Bytes that can be allocated.
+    pub free_bytes: usize,
+    /// Bytes in all.
+    pub total_bytes: usize,
+}
+
+/// The driver of one device.
+///
+/// Work issued to a stream runs in that stream's order, later than the call that issues it. While a stream is captured,
+/// work issued to it is recorded and does not run; nothing may then be allocated or freed, nor that stream waited for.
+pub trait Driver: Debug + Send + Sync {
+    /// What the device is.
+    fn facts(&self) -> &DeviceFacts;
+    /// How much of its memory is free.
+    fn memory(&self) -> Result<MemoryFacts, DriverError>;
+
+    /// Memory on the device, at a multiple of 256.
+    fn allocate(&self, bytes: usize) -> Result<DevicePointer, DriverError>;
+    /// Gives memory back, once all work issued so far is done.
+    fn free(&self, at: DevicePointer) -> Result<(), DriverError>;
+    /// Memory of the host that the device copies to and from by itself.
+    fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, DriverError>;
+    /// Gives it back, once all work issued so far is done.
+    ///
+    /// # Safety
+    /// `at` came from [`Driver::allocate_pinned`] and nothing reads or writes it afterwards.
+    unsafe fn free_pinned(&self, at: NonNull<u8>) -> Result<(), DriverError>;
+
+    /// A stream that runs beside all others.
+    fn create_stream(&self) -> Result<StreamHandle, DriverError>;
+    /// Ends a stream once its work is done.
+    fn destroy_stream(&self, stream: StreamHandle) -> Result<(), DriverError>;
+    /// Waits until all work of a stream is done; an error of that work comes out here.
+    fn synchronize(&self, stream: StreamHandle) -> Result<(), DriverError>;
+
+    /// An event; with `timed`, it keeps the time.
+    fn create_event(&self, timed: bool) -> Result<EventHandle, DriverError>;
+    /// Ends an event.
+    fn destroy_event(&self, event: EventHandle) -> Result<(), DriverError>;
+    /// Marks the end of the work that `stream` has so far.
+    fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<(), DriverError>;
+    /// Lets later work of `stream` wait for what the event marks.
+    fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<(), DriverError>;
+    /// Whether what the event marks is done.
+    fn is_done(&self, event: EventHandle) -> Result<bool, DriverError>;
+    /// Waits for what the event marks.
+    fn synchronize_event(&self, event: EventHandle) -> Result<(), DriverError>;
+    /// Milliseconds between two timed events that are done.
+    fn elapsed_ms(&self, from: EventHandle, to: EventHandle) -> Result<f32, DriverError>;
+
+    /// Copies from the host.
+    ///
+    /// # Safety
+    /// `from` is valid for reads of `bytes` until the copy is done.
+    unsafe fn copy_to_device(
+        &self,
+        to: DevicePointer,
+        from: *const u8,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), DriverError>;
+    /// Copies to the host.
+    ///
+    /// # Safety
+    /// `to` is valid for writes of `bytes` until the copy is done.
+    unsafe fn copy_to_host(
+        &self,
+        to: *mut u8,
+        from: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), DriverError>;
+    /// Copies on the device, or between devices that see each other's memory.
+    fn copy_on_device(
+        &self,
+        to: DevicePointer,
+        from: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), DriverError>;
+    /// Sets every byte.
+    fn fill(&self, at: DevicePointer, byte: u8, bytes: usize, stream: StreamHandle) -> Result<(), DriverError>;
+    /// Runs a kernel.
+    ///
+    /// # Safety
+    /// The launch was checked ([`Launch::check`]), and the kernel with these arguments touches only what they name.
+    unsafe fn launch(&self, launch: &Launch, stream: StreamHandle) -> Result<(), DriverError>;
+
+    /// Starts recording what is issued to `stream`.
+    fn begin_capture(&self, stream: StreamHandle) -> Result<(), DriverError>;
+    /// Ends recording, and makes what was recorded ready to run.
+    fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle, DriverError>;
+    /// Runs captured work in `stream`. All memory that it names must still be there.
+    fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<(), DriverError>;
+    /// Ends a graph.
+    fn destroy_graph(&self, graph: GraphHandle) -> Result<(), DriverError>;
+
+    /// Lets this device reach the memory of `peer`'s; an error where the machine cannot.
+    fn reach(&self, peer: &DeviceFacts) -> Result<(), DriverError>;
+}

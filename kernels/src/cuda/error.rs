@@ -1,0 +1,62 @@
+//! What a driver refuses or reports.
+
+use super::launch::LaunchError;
+
+/// Why a call of the driver failed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum DriverError {
+    /// There is no CUDA driver on this machine.
+    #[error("no CUDA driver is installed: libcuda was not found")]
+    NoDriver,
+    /// The driver knows fewer devices.
+    #[error("there is no CUDA device {ordinal}; there are {count}")]
+    NoDevice {
+        /// The one asked for, from 0.
+        ordinal: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// The driver refused a call, or reports that earlier work failed.
+    #[error("{call} failed: {reason}")]
+    Call {
+        /// The driver's function.
+        call: &'static str,
+        /// The driver's words.
+        reason: String,
+        /// Whether the device can still be used afterwards.
+        device_lost: bool,
+    },
+    /// The device has no room.
+    #[error("the device has no room for {bytes} bytes: {free} of {total} are free")]
+    OutOfMemory {
+        /// Asked for.
+        bytes: usize,
+        /// Free.
+        free: usize,
+        /// The device's.
+        total: usize,
+    },
+    /// A launch that its kernel does not allow.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// The kernels could not be compiled, read or loaded.
+    #[error("the kernels of {file}: {reason}")]
+    Image {
+        /// The source file.
+        file: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+impl DriverError {
+    /// A call that the driver refused, with the device still sound.
+    pub fn refused(call: &'static str, reason: impl Into<String>) -> DriverError {
+        DriverError::Call { call, reason: reason.into(), device_lost: false }
+    }
+
+    /// Whether nothing more can be computed on the device in this process.
+    pub fn device_lost(&self) -> bool {
+        matches!(self, DriverError::Call { device_lost: true, .. })
+    }
+}

@@ -1,0 +1,185 @@
+//! One launch of a kernel, and its check against the table.
+
+use super::driver::{DeviceFacts, DevicePointer};
+use super::memory::{Element, ElementType, View, ViewMut};
+use super::table::{Kernel, Parameter};
+
+/// Most parameters that a kernel has.
+pub const MAX_PARAMETERS: usize = 24;
+/// Every pointer is a multiple of this: kernels read and write 16 bytes at a time.
+pub const POINTER_ALIGNMENT: u64 = 16;
+/// Most blocks along x, and along y and z (CUDA C++ Programming Guide, table of compute capabilities).
+const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
+
+/// A kernel's argument.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Argument {
+    /// Memory that the kernel may use: `bytes` from `at` on.
+    Memory {
+        /// Its first byte.
+        at: DevicePointer,
+        /// Its bytes.
+        bytes: usize,
+        /// Of what it consists.
+        element: ElementType,
+        /// Whether it may be written.
+        writable: bool,
+    },
+    /// A number.
+    U32(u32),
+    /// A number.
+    U64(u64),
+    /// A number.
+    F32(f32),
+}
+
+impl<T: Element> From<View<'_, T>> for Argument {
+    fn from(view: View<'_, T>) -> Argument {
+        Argument::Memory { at: view.pointer(), bytes: view.bytes(), element: T::TYPE, writable: false }
+    }
+}
+
+impl<T: Element> From<ViewMut<'_, T>> for Argument {
+    fn from(view: ViewMut<'_, T>) -> Argument {
+        Argument::Memory { at: view.pointer(), bytes: view.bytes(), element: T::TYPE, writable: true }
+    }
+}
+
+impl From<u32> for Argument {
+    fn from(value: u32) -> Argument {
+        Argument::U32(value)
+    }
+}
+
+impl From<u64> for Argument {
+    fn from(value: u64) -> Argument {
+        Argument::U64(value)
+    }
+}
+
+impl From<f32> for Argument {
+    fn from(value: f32) -> Argument {
+        Argument::F32(value)
+    }
+}
+
+impl Argument {
+    /// No memory, for a pointer that the kernel may find null.
+    pub fn none<T: Element>() -> Argument {
+        Argument::Memory { at: DevicePointer(0), bytes: 0, element: T::TYPE, writable: true }
+    }
+
+    /// The argument's bits, as the kernel reads them from a slot of eight bytes.
+    pub fn bits(&self) -> u64 {
+        match *self {
+            Argument::Memory { at, .. } => at.0,
+            Argument::U32(value) => value.into(),
+            Argument::U64(value) => value,
+            Argument::F32(value) => value.to_bits().into(),
+        }
+    }
+
+    fn fits(&self, parameter: &Parameter) -> Result<(), &'static str> {
+        match (*self, parameter) {
+            (Argument::Memory { element, .. }, Parameter::In(wanted) | Parameter::Out(wanted))
+                if element != *wanted =>
+            {
+                Err("has elements of another type")
+            }
+            (Argument::Memory { writable: false, .. }, Parameter::Out(_)) => Err("may only be read"),
+            (Argument::Memory { at, .. }, Parameter::In(_) | Parameter::Out(_)) => {
+                if at.0.is_multiple_of(POINTER_ALIGNMENT) { Ok(()) } else { Err("is no multiple of 16") }
+            }
+            (Argument::U32(_), Parameter::U32) | (Argument::U64(_), Parameter::U64) => Ok(()),
+            (Argument::F32(_), Parameter::F32) => Ok(()),
+            _ => Err("is of another kind"),
+        }
+    }
+}
+
+/// A kernel, how many blocks of it, and its arguments. Built on the stack: a launch allocates nothing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Launch {
+    kernel: Kernel,
+    grid: [u32; 3],
+    shared_bytes: u32,
+    arguments: [Argument; MAX_PARAMETERS],
+    count: usize,
+}
+
+impl Launch {
+    /// A launch of `grid` blocks; those have the table's number of threads.
+    pub fn new(kernel: Kernel, grid: [u32; 3]) -> Launch {
+        Launch { kernel, grid, shared_bytes: 0, arguments: [Argument::U32(0); MAX_PARAMETERS], count: 0 }
+    }
+
+    /// Asks for bytes of shared memory for each block.
+    pub fn shared(mut self, bytes: u32) -> Launch {
+        self.shared_bytes = bytes;
+        self
+    }
+
+    /// Appends an argument.
+    ///
+    /// # Panics
+    /// When there are more than [`MAX_PARAMETERS`].
+    pub fn with(mut self, argument: impl Into<Argument>) -> Launch {
+        assert!(self.count < MAX_PARAMETERS, "{:?} has more than {MAX_PARAMETERS} arguments", self.kernel);
+        self.arguments[self.count] = argument.into();
+        self.count += 1;
+        self
+    }
+
+    /// The kernel.
+    pub fn kernel(&self) -> Kernel {
+        self.kernel
+    }
+
+    /// Blocks along x, y and z.
+    pub fn grid(&self) -> [u32; 3] {
+        self.grid
+    }
+
+    /// Bytes of shared memory for each block.
+    pub fn shared_bytes(&self) -> u32 {
+        self.shared_bytes
+    }
+
+    /// The arguments in the kernel's order.
+    pub fn arguments(&self) -> &[Argument] {
+        &self.arguments[..self.count]
+    }
+
+    /// Compares with what the table says of the kernel and with what the device has.
+    pub fn check(&self, facts: &DeviceFacts) -> Result<(), LaunchError> {
+        let spec = self.kernel.spec();
+        let refuse = |problem: String| Err(LaunchError { kernel: spec.name, problem });
+        if self.grid.iter().zip(MAX_GRID).any(|(&blocks, most)| blocks == 0 || blocks > most) {
+            return refuse(format!("a grid of {:?} blocks; each must be from 1 to {MAX_GRID:?}", self.grid));
+        }
+        let most = spec.shared_bytes.min(facts.shared_bytes_per_block);
+        if self.shared_bytes > most {
+            return refuse(format!("{} bytes of shared memory; at most {most} are there", self.shared_bytes));
+        }
+        if self.count != spec.parameters.len() {
+            return refuse(format!("{} arguments; it has {} parameters", self.count, spec.parameters.len()));
+        }
+        let misfit = |(argument, (name, parameter)): (&Argument, &(&str, Parameter))| {
+            argument.fits(parameter).err().map(|why| format!("argument {name} {why}: {argument:?} for {parameter:?}"))
+        };
+        match self.arguments().iter().zip(spec.parameters).find_map(misfit) {
+            Some(problem) => refuse(problem),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A launch that does not fit its kernel: a bug of the op that made it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("kernel {kernel}: {problem}")]
+pub struct LaunchError {
+    /// The kernel.
+    pub kernel: &'static str,
+    /// What does not fit, and what would.
+    pub problem: String,
+}

@@ -1,0 +1,339 @@
+//! Memory of a device, and memory of the host that it copies from.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use half::bf16;
+
+use super::driver::{DeviceFacts, DevicePointer, Driver};
+use super::error::DriverError;
+use super::stream::Stream;
+
+/// What memory consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the types' own names
+pub enum ElementType {
+    U8,
+    Bf16,
+    U32,
+    U64,
+    F32,
+}
+
+/// A type of which any bits are a value, and which means the same to the kernels.
+///
+/// # Safety
+/// No padding, no invalid bits.
+pub unsafe trait Element: Copy + Send + Sync + fmt::Debug + 'static {
+    /// Its name in the table of kernels.
+    const TYPE: ElementType;
+}
+
+// SAFETY: numbers, of which any bits are a value.
+unsafe impl Element for u8 {
+    const TYPE: ElementType = ElementType::U8;
+}
+// SAFETY: as above.
+unsafe impl Element for bf16 {
+    const TYPE: ElementType = ElementType::Bf16;
+}
+// SAFETY: as above.
+unsafe impl Element for u32 {
+    const TYPE: ElementType = ElementType::U32;
+}
+// SAFETY: as above.
+unsafe impl Element for u64 {
+    const TYPE: ElementType = ElementType::U64;
+}
+// SAFETY: as above.
+unsafe impl Element for f32 {
+    const TYPE: ElementType = ElementType::F32;
+}
+
+/// A device: the driver that is asked for everything. Clones are the same device.
+#[derive(Clone, Debug)]
+pub struct Device {
+    driver: Arc<dyn Driver>,
+}
+
+impl Device {
+    /// The device that a driver drives.
+    pub fn new(driver: Arc<dyn Driver>) -> Device {
+        Device { driver }
+    }
+
+    /// What it is.
+    pub fn facts(&self) -> &DeviceFacts {
+        self.driver.facts()
+    }
+
+    /// The driver.
+    pub fn driver(&self) -> &dyn Driver {
+        &*self.driver
+    }
+
+    /// Memory for `len` elements. Its contents are whatever was there.
+    pub fn allocate<T: Element>(&self, len: usize) -> Result<Memory<T>, DriverError> {
+        let pointer = self.driver.allocate(bytes_of::<T>(len).max(1))?;
+        Ok(Memory { device: self.clone(), pointer, len, element: PhantomData })
+    }
+
+    /// Memory that holds a copy of `values`, which this waits for: for loading and for tests.
+    pub fn upload<T: Element>(&self, values: &[T]) -> Result<Memory<T>, DriverError> {
+        let mut memory = self.allocate(values.len())?;
+        let stream = self.stream()?;
+        // SAFETY: the values are borrowed until the copy is waited for, whether it could be issued or not.
+        let issued = unsafe {
+            let (from, bytes) = (values.as_ptr().cast(), bytes_of::<T>(values.len()));
+            self.driver.copy_to_device(memory.view_mut().pointer(), from, bytes, stream.handle())
+        };
+        let done = stream.synchronize();
+        issued.and(done).map(|()| memory)
+    }
+
+    /// Pinned memory of the host for `len` elements, all bits zero.
+    pub fn pinned<T: Element>(&self, len: usize) -> Result<Pinned<T>, DriverError> {
+        let bytes = bytes_of::<T>(len).max(1);
+        let pointer = self.driver.allocate_pinned(bytes)?;
+        // SAFETY: the driver gave these bytes to us alone.
+        unsafe { pointer.as_ptr().write_bytes(0, bytes) };
+        Ok(Pinned { device: self.clone(), pointer: pointer.cast(), len })
+    }
+
+    /// A new stream.
+    pub fn stream(&self) -> Result<Stream, DriverError> {
+        Stream::new(self)
+    }
+}
+
+/// Bytes of `len` elements.
+pub(crate) fn bytes_of<T>(len: usize) -> usize {
+    len * size_of::<T>()
+}
+
+/// Memory of a device, given back when dropped, once all work issued before is done.
+#[derive(Debug)]
+pub struct Memory<T: Element> {
+    device: Device,
+    pointer: DevicePointer,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> Memory<T> {
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// All of it, to read.
+    pub fn view(&self) -> View<'_, T> {
+        View { pointer: self.pointer, len: self.len, owner: PhantomData }
+    }
+
+    /// All of it, to write.
+    pub fn view_mut(&mut self) -> ViewMut<'_, T> {
+        ViewMut { pointer: self.pointer, len: self.len, owner: PhantomData }
+    }
+
+    /// A part, to read.
+    ///
+    /// # Panics
+    /// When the range is outside.
+    pub fn slice(&self, range: Range<usize>) -> View<'_, T> {
+        self.view().slice(range)
+    }
+
+    /// A part, to write.
+    ///
+    /// # Panics
+    /// When the range is outside.
+    pub fn slice_mut(&mut self, range: Range<usize>) -> ViewMut<'_, T> {
+        self.view_mut().slice(range)
+    }
+
+    /// A copy of all of it, once `stream` has done all its work: for tests and references, not on the way of a step.
+    pub fn read(&self, stream: &Stream) -> Result<Vec<T>, DriverError> {
+        let staging = self.device.pinned::<T>(self.len)?;
+        stream.copy_to_host(&staging, 0, self.view())?;
+        stream.synchronize()?;
+        Ok(staging.read(0..self.len))
+    }
+}
+
+impl<T: Element> Drop for Memory<T> {
+    fn drop(&mut self) {
+        // A device that is lost has freed everything; there is nobody to tell.
+        let _ = self.device.driver.free(self.pointer);
+    }
+}
+
+/// Device memory that may be read.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a, T: Element> {
+    pointer: DevicePointer,
+    len: usize,
+    owner: PhantomData<&'a T>,
+}
+
+impl<'a, T: Element> View<'a, T> {
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> usize {
+        bytes_of::<T>(self.len)
+    }
+
+    /// Its first byte.
+    pub fn pointer(&self) -> DevicePointer {
+        self.pointer
+    }
+
+    /// A part.
+    ///
+    /// # Panics
+    /// When the range is outside.
+    pub fn slice(self, range: Range<usize>) -> View<'a, T> {
+        let (pointer, len) = part::<T>(self.pointer, self.len, range);
+        View { pointer, len, owner: PhantomData }
+    }
+}
+
+/// Device memory that may be written.
+#[derive(Debug)]
+pub struct ViewMut<'a, T: Element> {
+    pointer: DevicePointer,
+    len: usize,
+    owner: PhantomData<&'a mut T>,
+}
+
+impl<'a, T: Element> ViewMut<'a, T> {
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> usize {
+        bytes_of::<T>(self.len)
+    }
+
+    /// Its first byte.
+    pub fn pointer(&self) -> DevicePointer {
+        self.pointer
+    }
+
+    /// A part.
+    ///
+    /// # Panics
+    /// When the range is outside.
+    pub fn slice(self, range: Range<usize>) -> ViewMut<'a, T> {
+        let (pointer, len) = part::<T>(self.pointer, self.len, range);
+        ViewMut { pointer, len, owner: PhantomData }
+    }
+
+    /// The same memory, borrowed for a while.
+    pub fn reborrow(&mut self) -> ViewMut<'_, T> {
+        ViewMut { pointer: self.pointer, len: self.len, owner: PhantomData }
+    }
+
+    /// The same memory, to read.
+    pub fn as_view(&self) -> View<'_, T> {
+        View { pointer: self.pointer, len: self.len, owner: PhantomData }
+    }
+}
+
+fn part<T>(pointer: DevicePointer, len: usize, range: Range<usize>) -> (DevicePointer, usize) {
+    assert!(range.start <= range.end && range.end <= len, "{range:?} of {len} elements");
+    (pointer.plus(bytes_of::<T>(range.start)), range.len())
+}
+
+/// Pinned memory of the host, which copies run to and from while the program goes on.
+///
+/// It is read and written by copying, never by reference: a copy that still runs may change it. What is read before the
+/// copy is waited for is old or new, element by element.
+pub struct Pinned<T: Element> {
+    device: Device,
+    pointer: NonNull<T>,
+    len: usize,
+}
+
+// SAFETY: the memory is reached through raw copies of plain numbers alone.
+unsafe impl<T: Element> Send for Pinned<T> {}
+// SAFETY: as above.
+unsafe impl<T: Element> Sync for Pinned<T> {}
+
+impl<T: Element> Pinned<T> {
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Writes `values` from element `at` on.
+    ///
+    /// # Panics
+    /// When they do not fit.
+    pub fn write(&self, at: usize, values: &[T]) {
+        let at = self.at(at..at + values.len());
+        for (i, &value) in values.iter().enumerate() {
+            // SAFETY: `at` has room for the values, and elements are plain numbers.
+            unsafe { at.add(i).write_volatile(value) };
+        }
+    }
+
+    /// A copy of a part.
+    ///
+    /// # Panics
+    /// When the range is outside.
+    pub fn read(&self, range: Range<usize>) -> Vec<T> {
+        let (at, len) = (self.at(range.clone()), range.len());
+        // SAFETY: the range is inside, and elements are plain numbers.
+        (0..len).map(|i| unsafe { at.add(i).read_volatile() }).collect()
+    }
+
+    /// Where a part lies.
+    pub(crate) fn at(&self, range: Range<usize>) -> *mut T {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
+        // SAFETY: the start is inside.
+        unsafe { self.pointer.as_ptr().add(range.start) }
+    }
+}
+
+impl<T: Element> fmt::Debug for Pinned<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pinned({} {:?})", self.len, T::TYPE)
+    }
+}
+
+impl<T: Element> Drop for Pinned<T> {
+    fn drop(&mut self) {
+        // SAFETY: it is ours, the driver waits for the copies that use it, and nobody else knows it.
+        let _ = unsafe { self.device.driver.free_pinned(self.pointer.cast()) };
+    }
+}

@@ -1,0 +1,454 @@
+//! The real driver, over cudarc's bindings, which look it up at run time: a program starts with it or without.
+
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::path::Path;
+use std::ptr::{NonNull, null_mut};
+
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUfunction_attribute as FunctionAttribute, CUresult};
+
+use super::driver::{DeviceFacts, DevicePointer, Driver, EventHandle, GraphHandle, MemoryFacts, StreamHandle};
+use super::error::DriverError;
+use super::image;
+use super::launch::{Launch, MAX_PARAMETERS};
+use super::table::Kernel;
+
+/// Shared memory that a kernel may use without asking.
+const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+
+/// One GPU with its primary context and the kernels loaded.
+#[derive(Debug)]
+pub struct Nvidia {
+    facts: DeviceFacts,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    modules: Vec<sys::CUmodule>,
+    /// By kernel.
+    functions: Vec<sys::CUfunction>,
+}
+
+// SAFETY: the driver's handles may be used from any thread; every call binds the context to its thread first.
+unsafe impl Send for Nvidia {}
+// SAFETY: as above.
+unsafe impl Sync for Nvidia {}
+
+/// How many GPUs there are; an error where there is no driver.
+pub fn devices() -> Result<usize, DriverError> {
+    // SAFETY: looks for a library by name.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(DriverError::NoDriver);
+    }
+    let mut count = 0;
+    // SAFETY: the driver is there, and `count` is valid for the write.
+    unsafe {
+        call("cuInit", sys::cuInit(0))?;
+        call("cuDeviceGetCount", sys::cuDeviceGetCount(&mut count))?;
+    }
+    Ok(count as usize)
+}
+
+impl Nvidia {
+    /// Opens GPU `ordinal` and loads the kernels: those built in, or else compiled now and kept in `cache`.
+    pub fn open(ordinal: usize, cache: &Path) -> Result<Nvidia, DriverError> {
+        let count = devices()?;
+        if ordinal >= count {
+            return Err(DriverError::NoDevice { ordinal, count });
+        }
+        let (mut device, mut context) = (0, null_mut());
+        // SAFETY: the driver is initialized, and the places are valid for the writes.
+        unsafe {
+            call("cuDeviceGet", sys::cuDeviceGet(&mut device, ordinal as c_int))?;
+            call("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
+        }
+        let facts = facts(device, ordinal)?;
+        let mut opened = Nvidia { facts, device, context, modules: Vec::new(), functions: Vec::new() };
+        opened.load(cache)?;
+        Ok(opened)
+    }
+
+    /// Loads every kernel now: the first launch may be in a capture, where nothing can be loaded.
+    fn load(&mut self, cache: &Path) -> Result<(), DriverError> {
+        self.bind()?;
+        for &file in Kernel::FILES {
+            let image = image::of(file, self.facts.capability, cache)?;
+            let mut module = null_mut();
+            // SAFETY: the image is a whole cubin or fatbin, which describes its own length.
+            let loaded = call("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) });
+            loaded.map_err(|error| DriverError::Image { file, reason: error.to_string() })?;
+            self.modules.push(module);
+        }
+        for &kernel in Kernel::ALL {
+            self.functions.push(self.function(kernel)?);
+        }
+        Ok(())
+    }
+
+    fn function(&self, kernel: Kernel) -> Result<sys::CUfunction, DriverError> {
+        let spec = kernel.spec();
+        let index = Kernel::FILES.iter().position(|&file| file == spec.file).unwrap_or_default();
+        let name =
+            CString::new(spec.name).map_err(|error| DriverError::refused("cuModuleGetFunction", error.to_string()))?;
+        let mut function = null_mut();
+        // SAFETY: the module is loaded, the name ends with a zero, and the place is valid for the write.
+        call("cuModuleGetFunction", unsafe {
+            sys::cuModuleGetFunction(&mut function, self.modules[index], name.as_ptr())
+        })
+        .map_err(|error| DriverError::Image { file: spec.file, reason: format!("{}: {error}", spec.name) })?;
+        let shared = spec.shared_bytes.min(self.facts.shared_bytes_per_block);
+        if shared > DEFAULT_SHARED_BYTES {
+            let attribute = FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function was just found.
+            call("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(function, attribute, shared as c_int) })?;
+        }
+        Ok(function)
+    }
+
+    fn bind(&self) -> Result<(), DriverError> {
+        // SAFETY: the context is retained until this is dropped.
+        call("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    /// Waits for all work: what uses memory that is about to be given back.
+    fn settle(&self) -> Result<(), DriverError> {
+        self.bind()?;
+        // SAFETY: the context is current.
+        call("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+    }
+}
+
+impl Drop for Nvidia {
+    fn drop(&mut self) {
+        if self.bind().is_err() {
+            return;
+        }
+        for &module in &self.modules {
+            // SAFETY: ours, and nothing runs any more that could use it: streams were destroyed with their work done.
+            unsafe { sys::cuModuleUnload(module) };
+        }
+        // SAFETY: retained in `open`.
+        unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+// Every function below binds the context first; the handles are those that this driver gave, as the trait demands.
+impl Driver for Nvidia {
+    fn facts(&self) -> &DeviceFacts {
+        &self.facts
+    }
+
+    fn memory(&self) -> Result<MemoryFacts, DriverError> {
+        self.bind()?;
+        let (mut free_bytes, mut total_bytes) = (0, 0);
+        // SAFETY: both places are valid for the writes.
+        call("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free_bytes, &mut total_bytes) })?;
+        Ok(MemoryFacts { free_bytes, total_bytes })
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<DevicePointer, DriverError> {
+        self.bind()?;
+        let mut pointer = 0;
+        // SAFETY: the place is valid for the write.
+        let result = unsafe { sys::cuMemAlloc_v2(&mut pointer, bytes) };
+        if result == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            let MemoryFacts { free_bytes: free, total_bytes: total } = self.memory()?;
+            return Err(DriverError::OutOfMemory { bytes, free, total });
+        }
+        call("cuMemAlloc", result).map(|()| DevicePointer(pointer))
+    }
+
+    fn free(&self, at: DevicePointer) -> Result<(), DriverError> {
+        self.settle()?;
+        // SAFETY: the caller had it from `allocate`; nothing runs that uses it.
+        call("cuMemFree", unsafe { sys::cuMemFree_v2(at.0) })
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, DriverError> {
+        self.bind()?;
+        let mut pointer: *mut c_void = null_mut();
+        // SAFETY: the place is valid for the write. The flag lets every device copy from it.
+        call("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&mut pointer, bytes, sys::CU_MEMHOSTALLOC_PORTABLE) })?;
+        NonNull::new(pointer.cast()).ok_or_else(|| DriverError::refused("cuMemHostAlloc", "it gave no memory"))
+    }
+
+    unsafe fn free_pinned(&self, at: NonNull<u8>) -> Result<(), DriverError> {
+        self.settle()?;
+        // SAFETY: the caller had it from `allocate_pinned`; no copy runs that uses it.
+        call("cuMemFreeHost", unsafe { sys::cuMemFreeHost(at.as_ptr().cast()) })
+    }
+
+    fn create_stream(&self) -> Result<StreamHandle, DriverError> {
+        self.bind()?;
+        let mut stream = null_mut();
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the place is valid for the write.
+        call("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
+        Ok(StreamHandle(stream as u64))
+    }
+
+    fn destroy_stream(&self, stream: StreamHandle) -> Result<(), DriverError> {
+        self.synchronize(stream)?;
+        // SAFETY: the caller had it from `create_stream` and names it no more.
+        call("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(stream.0 as sys::CUstream) })
+    }
+
+    fn synchronize(&self, stream: StreamHandle) -> Result<(), DriverError> {
+        self.bind()?;
+        // SAFETY: a stream of this driver.
+        call("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream.0 as sys::CUstream) })
+    }
+
+    fn create_event(&self, timed: bool) -> Result<EventHandle, DriverError> {
+        self.bind()?;
+        let mut event = null_mut();
+        let flags = if timed {
+            sys::CUevent_flags_enum::CU_EVENT_DEFAULT
+        } else {
+            sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING
+        };
+        // SAFETY: the place is valid for the write.
+        call("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags as u32) })?;
+        Ok(EventHandle(event as u64))
+    }
+
+    fn destroy_event(&self, event: EventHandle) -> Result<(), DriverError> {
+        self.bind()?;
+        // SAFETY: the caller had it from `create_event` and names it no more.
+        call("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(event.0 as sys::CUevent) })
+    }
+
+    fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<(), DriverError> {
+        self.bind()?;
+        // SAFETY: both are of this driver.
+        call("cuEventRecord", unsafe { sys::cuEventRecord(event.0 as sys::CUevent, stream.0 as sys::CUstream) })
+    }
+
+    fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<(), DriverError> {
+        self.bind()?;
+        // SAFETY: both are of this driver.
+        call("cuStreamWaitEvent", unsafe {
+            sys::cuStreamWaitEvent(stream.0 as sys::CUstream, event.0 as sys::CUevent, 0)
+        })
+    }
+
+    fn is_done(&self, event: EventHandle) -> Result<bool, DriverError> {
+        self.bind()?;
+        // SAFETY: an event of this driver.
+        match unsafe { sys::cuEventQuery(event.0 as sys::CUevent) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => call("cuEventQuery", result).map(|()| true),
+        }
+    }
+
+    fn synchronize_event(&self, event: EventHandle) -> Result<(), DriverError> {
+        self.bind()?;
+        // SAFETY: an event of this driver.
+        call("cuEventSynchronize", unsafe { sys::cuEventSynchronize(event.0 as sys::CUevent) })
+    }
+
+    fn elapsed_ms(&self, from: EventHandle, to: EventHandle) -> Result<f32, DriverError> {
+        self.bind()?;
+        let mut elapsed_ms = 0.0;
+        // SAFETY: both events are of this driver, and the place is valid for the write.
+        call("cuEventElapsedTime", unsafe {
+            sys::cuEventElapsedTime(&mut elapsed_ms, from.0 as sys::CUevent, to.0 as sys::CUevent)
+        })?;
+        Ok(elapsed_ms)
+    }
+
+    unsafe fn copy_to_device(
+        &self,
+        to: DevicePointer,
+        from: *const u8,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), DriverError> {
+        self.bind()?;
+        // SAFETY: the caller keeps `from` until the copy is done.
+        call("cuMemcpyHtoDAsync", unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to.0, from.cast(), bytes, stream.0 as sys::CUstream)
+        })
+    }
+
+    unsafe fn copy_to_host(
+        &self,
+        to: *mut u8,
+        from: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), DriverError> {
+        self.bind()?;
+        // SAFETY: the caller keeps `to` until the copy is done.
+        call("cuMemcpyDtoHAsync", unsafe {
+            sys::cuMemcpyDtoHAsync_v2(to.cast(), from.0, bytes, stream.0 as sys::CUstream)
+        })
+    }
+
+    fn copy_on_device(
+        &self,
+        to: DevicePointer,
+        from: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), DriverError> {
+        self.bind()?;
+        // SAFETY: device memory alone; addresses are unified, so that peers' are known too.
+        call("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(to.0, from.0, bytes, stream.0 as sys::CUstream) })
+    }
+
+    fn fill(&self, at: DevicePointer, byte: u8, bytes: usize, stream: StreamHandle) -> Result<(), DriverError> {
+        self.bind()?;
+        // SAFETY: device memory alone.
+        call("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(at.0, byte, bytes, stream.0 as sys::CUstream) })
+    }
+
+    unsafe fn launch(&self, launch: &Launch, stream: StreamHandle) -> Result<(), DriverError> {
+        self.bind()?;
+        let mut values = [0u64; MAX_PARAMETERS];
+        let mut places = [null_mut::<c_void>(); MAX_PARAMETERS];
+        for ((value, place), argument) in values.iter_mut().zip(&mut places).zip(launch.arguments()) {
+            *value = argument.bits();
+            *place = std::ptr::from_mut(value).cast();
+        }
+        let mut overlap = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: Default::default(),
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let [grid_x, grid_y, grid_z] = launch.grid();
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid_x,
+            gridDimY: grid_y,
+            gridDimZ: grid_z,
+            blockDimX: launch.kernel().spec().threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.shared_bytes(),
+            hStream: stream.0 as sys::CUstream,
+            attrs: &raw mut overlap,
+            // Every kernel waits for the one ahead before it touches what that one touches.
+            numAttrs: u32::from(self.facts.overlaps_launches()),
+        };
+        let function = self.functions[launch.kernel() as usize];
+        // SAFETY: the arguments were checked against the kernel's parameters; all of this is read before the call returns.
+        call("cuLaunchKernelEx", unsafe { sys::cuLaunchKernelEx(&config, function, places.as_mut_ptr(), null_mut()) })
+    }
+
+    fn begin_capture(&self, stream: StreamHandle) -> Result<(), DriverError> {
+        self.bind()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: a stream of this driver.
+        call("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.0 as sys::CUstream, mode) })
+    }
+
+    fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle, DriverError> {
+        self.bind()?;
+        let (mut graph, mut ready) = (null_mut(), null_mut());
+        // SAFETY: a stream of this driver; both places are valid for the writes; the recording is not needed once the
+        // executable graph is made of it.
+        unsafe {
+            call("cuStreamEndCapture", sys::cuStreamEndCapture(stream.0 as sys::CUstream, &mut graph))?;
+            let made = call("cuGraphInstantiate", sys::cuGraphInstantiateWithFlags(&mut ready, graph, 0));
+            call("cuGraphDestroy", sys::cuGraphDestroy(graph))?;
+            made?;
+            call("cuGraphUpload", sys::cuGraphUpload(ready, stream.0 as sys::CUstream))?;
+        }
+        Ok(GraphHandle(ready as u64))
+    }
+
+    fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<(), DriverError> {
+        self.bind()?;
+        // SAFETY: both are of this driver.
+        call("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.0 as sys::CUgraphExec, stream.0 as sys::CUstream) })
+    }
+
+    fn destroy_graph(&self, graph: GraphHandle) -> Result<(), DriverError> {
+        self.bind()?;
+        // SAFETY: the caller had it from `end_capture` and names it no more.
+        call("cuGraphExecDestroy", unsafe { sys::cuGraphExecDestroy(graph.0 as sys::CUgraphExec) })
+    }
+
+    fn reach(&self, peer: &DeviceFacts) -> Result<(), DriverError> {
+        self.bind()?;
+        let (mut device, mut context) = (0, null_mut());
+        // SAFETY: the places are valid for the writes; the peer's primary context is retained by its own driver, so the
+        // retain here is given back at once.
+        unsafe {
+            call("cuDeviceGet", sys::cuDeviceGet(&mut device, peer.ordinal as c_int))?;
+            call("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
+            let result = sys::cuCtxEnablePeerAccess(context, 0);
+            call("cuDevicePrimaryCtxRelease", sys::cuDevicePrimaryCtxRelease_v2(device))?;
+            match result {
+                CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+                result => call("cuCtxEnablePeerAccess", result),
+            }
+        }
+    }
+}
+
+fn facts(device: sys::CUdevice, ordinal: usize) -> Result<DeviceFacts, DriverError> {
+    let get = |attribute| -> Result<u32, DriverError> {
+        let mut value = 0;
+        // SAFETY: the place is valid for the write.
+        call("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) })?;
+        Ok(value as u32)
+    };
+    let (mut name, mut memory_bytes, mut version) = ([0; 256], 0, 0);
+    // SAFETY: the places are valid for the writes; the name is cut to the array and ends with a zero.
+    let name = unsafe {
+        call("cuDeviceGetName", sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device))?;
+        call("cuDeviceTotalMem", sys::cuDeviceTotalMem_v2(&mut memory_bytes, device))?;
+        call("cuDriverGetVersion", sys::cuDriverGetVersion(&mut version))?;
+        CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
+    };
+    Ok(DeviceFacts {
+        name,
+        ordinal,
+        capability: (
+            get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        multiprocessors: get(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        shared_bytes_per_block: get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        l2_bytes: get(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
+        memory_bytes,
+        driver: format!("CUDA {}.{}", version / 1000, version % 1000 / 10),
+    })
+}
+
+fn call(name: &'static str, result: CUresult) -> Result<(), DriverError> {
+    use CUresult as R;
+    if result == R::CUDA_SUCCESS {
+        return Ok(());
+    }
+    // After these the context is of no use any more (CUDA Driver API, cudaError_enum).
+    let device_lost = matches!(
+        result,
+        R::CUDA_ERROR_ECC_UNCORRECTABLE
+            | R::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | R::CUDA_ERROR_ILLEGAL_ADDRESS
+            | R::CUDA_ERROR_LAUNCH_TIMEOUT
+            | R::CUDA_ERROR_ASSERT
+            | R::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | R::CUDA_ERROR_MISALIGNED_ADDRESS
+            | R::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | R::CUDA_ERROR_INVALID_PC
+            | R::CUDA_ERROR_LAUNCH_FAILED
+            | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | R::CUDA_ERROR_UNKNOWN
+    );
+    Err(DriverError::Call { call: name, reason: words(result), device_lost })
+}
+
+/// The driver's name of an error and what it means.
+fn words(result: CUresult) -> String {
+    let text = |find: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
+        let mut text = std::ptr::null();
+        // SAFETY: the driver gives a text that lives as long as the program, or leaves the place alone.
+        unsafe {
+            (find(result, &mut text) == CUresult::CUDA_SUCCESS && !text.is_null())
+                .then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+        }
+    };
+    let name = text(sys::cuGetErrorName).unwrap_or_else(|| format!("error {}", result as u32));
+    text(sys::cuGetErrorString).map_or_else(|| name.clone(), |meaning| format!("{name}: {meaning}"))
+}
