@@ -3,24 +3,24 @@
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, handle_alloc_error};
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 
-/// Values that are valid as zero bytes and need no drop.
+/// Numbers, and arrays of them: any bytes are a value, zero bytes are zeros, and there are no gaps.
 ///
 /// # Safety
-/// All-zero bytes are a value of the type.
+/// Every pattern of bits is a value of the type, and all of its bytes belong to it.
 pub(crate) unsafe trait Zeroable: Copy {}
 
-// SAFETY: zero bytes are the number zero.
+// SAFETY: every pattern of bits is a number.
 unsafe impl Zeroable for f32 {}
-// SAFETY: zero bytes are the number zero.
+// SAFETY: every pattern of bits is a number.
 unsafe impl Zeroable for i8 {}
-// SAFETY: zero bytes are the number zero.
+// SAFETY: every pattern of bits is a number.
 unsafe impl Zeroable for half::f16 {}
-// SAFETY: zero bytes are the number zero.
+// SAFETY: every pattern of bits is a number.
 unsafe impl Zeroable for half::bf16 {}
-// SAFETY: an array of zeroable values.
+// SAFETY: an array of such values has no gaps.
 unsafe impl<T: Zeroable, const N: usize> Zeroable for [T; N] {}
 
 /// A zeroed array in its own anonymous mapping, page-aligned, on huge pages where the system has them: a weight matrix
@@ -61,6 +61,25 @@ impl<T: Zeroable> Buffer<T> {
             Some(start) => Buffer { start, len },
             None => handle_alloc_error(layout),
         }
+    }
+}
+
+impl<T: Zeroable> Buffer<T> {
+    /// The bytes of some values.
+    ///
+    /// # Panics
+    /// If there are no such values.
+    pub(crate) fn bytes(&self, values: Range<usize>) -> &[u8] {
+        let values = &self[values];
+        // SAFETY: numbers are their bytes, without gaps.
+        unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+    }
+
+    /// The same, to be written: any bytes are numbers.
+    pub(crate) fn bytes_mut(&mut self, values: Range<usize>) -> &mut [u8] {
+        let values = &mut self[values];
+        // SAFETY: as for `bytes`; every pattern of bits is a number of these types, and `&mut self` is the only access.
+        unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
     }
 }
 

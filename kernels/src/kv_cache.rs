@@ -1,5 +1,7 @@
 //! The paged key-value cache.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use crate::buffer::Buffer;
@@ -135,6 +137,64 @@ impl KvCache {
             Rows::Int8(codes, scales) => {
                 codes.copy_within(values, to * rows * width);
                 scales.copy_within(source, to * rows);
+            }
+        }
+    }
+
+    /// The bytes of a block, all layers together, in parts: what [`block_bytes_mut`](Self::block_bytes_mut) takes back.
+    ///
+    /// # Panics
+    /// If there is no such block.
+    pub fn block_bytes(&self, block: usize) -> Vec<&[u8]> {
+        let rows = self.rows_of(block);
+        let values = rows.start * self.layout.head_dim..rows.end * self.layout.head_dim;
+        match &self.rows {
+            Rows::Bf16(all) => vec![all.bytes(values)],
+            Rows::Int8(codes, scales) => vec![codes.bytes(values), scales.bytes(rows)],
+        }
+    }
+
+    /// The same, to be overwritten.
+    ///
+    /// # Panics
+    /// If there is no such block.
+    pub fn block_bytes_mut(&mut self, block: usize) -> Vec<&mut [u8]> {
+        let rows = self.rows_of(block);
+        let values = rows.start * self.layout.head_dim..rows.end * self.layout.head_dim;
+        match &mut self.rows {
+            Rows::Bf16(all) => vec![all.bytes_mut(values)],
+            Rows::Int8(codes, scales) => vec![codes.bytes_mut(values), scales.bytes_mut(rows)],
+        }
+    }
+
+    fn rows_of(&self, block: usize) -> Range<usize> {
+        assert!(block < self.blocks, "block {block} of {}", self.blocks);
+        let rows = self.layers * self.layout.block_rows();
+        block * rows..(block + 1) * rows
+    }
+
+    /// Copies keys and values of one token, given by block and place in it, to the place of another, in every layer.
+    ///
+    /// # Panics
+    /// If there is no such place.
+    pub fn move_token(&mut self, from: (usize, usize), to: (usize, usize)) {
+        for (block, token) in [from, to] {
+            assert!(block < self.blocks && token < self.layout.block_tokens, "token {token} of block {block}");
+        }
+        let (layout, width) = (self.layout, self.layout.head_dim);
+        for layer in 0..self.layers {
+            let places = self.places(layer);
+            for kv_head in 0..layout.kv_heads {
+                let [from, to] = [from, to].map(|(block, token)| places.key(block, kv_head, token));
+                for (from, to) in [(from, to), (from + layout.value_offset(), to + layout.value_offset())] {
+                    match &mut self.rows {
+                        Rows::Bf16(all) => all.copy_within(from * width..(from + 1) * width, to * width),
+                        Rows::Int8(codes, scales) => {
+                            codes.copy_within(from * width..(from + 1) * width, to * width);
+                            scales.copy_within(from..from + 1, to);
+                        }
+                    }
+                }
             }
         }
     }

@@ -38,6 +38,10 @@ pub struct GenerationFields {
     pub n: Option<u32>,
     /// Answers generated, of which the `n` most likely are given.
     pub best_of: Option<u32>,
+    /// Search for the `n` most likely answers.
+    pub use_beam_search: bool,
+    /// Power of its length by which an answer's log probability is divided in that search.
+    pub length_penalty: Option<f64>,
     /// Log probabilities of the answer, with so many of the most likely tokens.
     pub logprobs: Option<u32>,
     /// Log probabilities of the prompt, with so many of the most likely tokens.
@@ -108,6 +112,8 @@ impl GenerationFields {
             allowed_token_ids: fields.optional("allowed_token_ids", "a list of token ids")?,
             n: fields.optional("n", "a whole number")?,
             best_of: fields.optional("best_of", "a whole number")?,
+            use_beam_search: fields.optional("use_beam_search", "true or false")?.unwrap_or(false),
+            length_penalty: fields.optional("length_penalty", "a number")?,
             logprobs: None,
             prompt_logprobs: take_top(fields, "prompt_logprobs")?,
             priority: fields.optional("priority", "a whole number of 32 bits")?.unwrap_or(0),

@@ -57,7 +57,6 @@ const fn only(name: &'static str, accepted: &'static [&'static str], why: &'stat
 }
 
 const NO_TOOLS: &str = "tool calls are not available";
-const NO_BEAMS: &str = "beam search is not available";
 const ONLY_TEXT: &str = "the model reads and writes text only";
 const OWN_TEMPLATE: &str = "the model's own chat template is used as it is";
 
@@ -71,8 +70,6 @@ pub const COMMON: &[Unsupported] = &[
     only("store", &["false"], "responses are not stored"),
     only("service_tier", &["\"auto\"", "\"default\""], "there is one tier"),
     absent("repetition_detection", "repetition is not detected"),
-    only("length_penalty", &["1"], NO_BEAMS),
-    only("use_beam_search", &["false"], NO_BEAMS),
     only("spaces_between_special_tokens", &["true"], "special tokens are never part of the output"),
     only("return_token_ids", &["false"], "the answer holds text only"),
     only("return_tokens_as_token_ids", &["false"], "the answer holds text only"),
@@ -160,9 +157,9 @@ mod tests {
                 }
             }
         }
-        let length = COMMON.iter().find(|field| field.name == "length_penalty").unwrap();
+        let best_of = CHAT.iter().find(|field| field.name == "best_of").unwrap();
         assert!(
-            length.accepts(&Value::from(1.0)) && length.accepts(&Value::from(1)) && !length.accepts(&Value::from(2))
+            best_of.accepts(&Value::from(1.0)) && best_of.accepts(&Value::from(1)) && !best_of.accepts(&Value::from(2))
         );
     }
 

@@ -2,23 +2,31 @@
 
 use crate::shape::ModelShape;
 
-/// Element type of the KV cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How the KV cache holds keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvDataType {
-    /// Brain float, 2 bytes.
+    /// Brain floats of 2 bytes.
+    #[default]
     Bf16,
-    /// Half float, 2 bytes.
-    F16,
-    /// Single float, 4 bytes.
-    F32,
+    /// Bytes, with a float of 4 bytes for each token and head.
+    Int8,
 }
 
 impl KvDataType {
-    /// Bytes of one element.
-    pub fn bytes(self) -> u64 {
+    /// The type of this name, as `--kv-cache-dtype` spells it, vLLM's names included.
+    pub fn named(name: &str) -> Option<KvDataType> {
+        match name {
+            "auto" | "bf16" | "bfloat16" => Some(KvDataType::Bf16),
+            "int8" | "int8_per_token_head" => Some(KvDataType::Int8),
+            _ => None,
+        }
+    }
+
+    /// Bytes of a key or value of one head.
+    pub fn head_bytes(self, head_dim: u32) -> u64 {
         match self {
-            KvDataType::Bf16 | KvDataType::F16 => 2,
-            KvDataType::F32 => 4,
+            KvDataType::Bf16 => 2 * u64::from(head_dim),
+            KvDataType::Int8 => u64::from(head_dim) + 4,
         }
     }
 
@@ -26,8 +34,7 @@ impl KvDataType {
     pub fn name(self) -> &'static str {
         match self {
             KvDataType::Bf16 => "bf16",
-            KvDataType::F16 => "f16",
-            KvDataType::F32 => "f32",
+            KvDataType::Int8 => "int8",
         }
     }
 }
@@ -39,6 +46,8 @@ pub struct Ledger {
     pub weights: u64,
     /// The KV pool.
     pub kv: u64,
+    /// Blocks outside the pool, in memory.
+    pub swap: u64,
     /// Activations and logits of the largest step.
     pub workspace: u64,
 }
@@ -46,13 +55,13 @@ pub struct Ledger {
 impl Ledger {
     /// Everything together.
     pub fn total(&self) -> u64 {
-        self.weights + self.kv + self.workspace
+        self.weights + self.kv + self.swap + self.workspace
     }
 }
 
 /// Bytes of K and V of one token over all layers.
 pub fn kv_bytes_per_token(shape: &ModelShape, data_type: KvDataType) -> u64 {
-    2 * u64::from(shape.layers) * u64::from(shape.kv_heads) * u64::from(shape.head_dim) * data_type.bytes()
+    2 * u64::from(shape.layers) * u64::from(shape.kv_heads) * data_type.head_bytes(shape.head_dim)
 }
 
 /// Bytes of one KV block of `block_tokens` tokens over all layers.
@@ -93,5 +102,6 @@ mod tests {
         };
         assert_eq!(kv_bytes_per_token(&shape, KvDataType::Bf16), 131_072);
         assert_eq!(kv_block_bytes(&shape, KvDataType::Bf16, 16), 2 << 20);
+        assert_eq!(kv_bytes_per_token(&shape, KvDataType::Int8), 131_072 / 2 + 2 * 32 * 8 * 4);
     }
 }

@@ -12,7 +12,7 @@ use std::io::{BufRead, stdin};
 use std::process::ExitCode;
 
 use common::Nothing;
-use windlass_engine_core::engine::{Engine, EngineConfig, Policy, QueueLimits};
+use windlass_engine_core::engine::{Engine, EngineConfig, QueueLimits};
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::request::{Request, RequestId, TokenId};
 
@@ -23,6 +23,7 @@ const TOLERANCE_POINTS: f64 = 0.05;
 const GEOMETRY: Geometry = Geometry {
     block_tokens: BLOCK_TOKENS,
     blocks: 1 << 20,
+    swap_slots: 0,
     max_sequence_tokens: 1 << 20,
     max_step_rows: 1,
     max_step_tokens: 1 << 20,
@@ -45,13 +46,7 @@ fn prompt(blocks: &[u32]) -> Vec<TokenId> {
 
 fn main() -> ExitCode {
     let queue = QueueLimits { max_waiting_requests: 1, max_queued_prompt_tokens: 0, max_predicted_ttft_seconds: None };
-    let config = EngineConfig {
-        queue,
-        enable_prefix_cache: true,
-        prefix_cache_ttl_seconds: None,
-        policy: Policy::Fcfs,
-        target_inter_token_seconds: None,
-    };
+    let config = EngineConfig { queue, enable_prefix_cache: true, ..EngineConfig::PLAIN };
     let mut engine = Engine::new(Nothing::new(GEOMETRY), config);
     let (mut requests, mut all) = (0, 0);
     for line in stdin().lock().lines().map_while(Result::ok) {

@@ -17,6 +17,7 @@ const STEPS: u32 = 400;
 const GEOMETRY: Geometry = Geometry {
     block_tokens: 16,
     blocks: 40_000,
+    swap_slots: 0,
     max_sequence_tokens: 32_768,
     max_step_rows: SEQUENCES,
     max_step_tokens: 8192,
@@ -42,6 +43,7 @@ fn measure(prompt_tokens: u32, enable_prefix_cache: bool, policy: Policy) -> (f6
         prefix_cache_ttl_seconds: Some(600.0),
         policy,
         target_inter_token_seconds: Some(0.05),
+        ..EngineConfig::PLAIN
     };
     let mut engine = Engine::new(Nothing::new(GEOMETRY), config);
     for id in 0..SEQUENCES {

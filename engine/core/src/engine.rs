@@ -3,6 +3,7 @@
 //! One thread owns it and calls [`Engine::turn`] as long as it is not idle. Waiting happens only inside an
 //! executor's `collect`. Time enters as `now`, in seconds since any fixed moment.
 
+use crate::draft::Proposer;
 use crate::executor::{Executor, ExecutorError, MAX_IN_FLIGHT};
 pub use crate::policy::Policy;
 use crate::request::{FinishReason, RejectReason, Request, RequestId};
@@ -17,6 +18,8 @@ pub struct EngineConfig {
     pub queue: QueueLimits,
     /// Keep the blocks of ended requests for prompts that begin alike.
     pub enable_prefix_cache: bool,
+    /// Key of the digests by which prefixes are found: one that nobody can guess, of its own for each process.
+    pub prefix_cache_key: u128,
     /// How long the prefix cache keeps what nobody uses; absent for as long as there is room.
     pub prefix_cache_ttl_seconds: Option<f64>,
     /// Who goes first.
@@ -24,6 +27,22 @@ pub struct EngineConfig {
     /// Time between the tokens of a sequence that prefill beside it should not exceed: chunks of prompts are cut to it,
     /// down to one block a step.
     pub target_inter_token_seconds: Option<f64>,
+}
+
+impl EngineConfig {
+    /// First come, first served, without a bound on what waits, and nothing kept of what has ended.
+    pub const PLAIN: EngineConfig = EngineConfig {
+        queue: QueueLimits {
+            max_waiting_requests: u32::MAX,
+            max_queued_prompt_tokens: u64::MAX,
+            max_predicted_ttft_seconds: None,
+        },
+        enable_prefix_cache: false,
+        prefix_cache_key: 0,
+        prefix_cache_ttl_seconds: None,
+        policy: Policy::Fcfs,
+        target_inter_token_seconds: None,
+    };
 }
 
 /// Requests in, updates out.
@@ -41,6 +60,12 @@ impl<E: Executor> Engine<E> {
     pub fn new(executor: E, config: EngineConfig) -> Engine<E> {
         let scheduler = Scheduler::new(executor.geometry(), config);
         Engine { scheduler, executor }
+    }
+
+    /// Lets `proposer` guess up to `most` tokens of a sequence in a step, where that pays.
+    pub fn with_proposer(mut self, proposer: Box<dyn Proposer>, most: u32) -> Engine<E> {
+        self.scheduler.speculate(proposer, most);
+        self
     }
 
     /// Queues a request. `now` never goes back from one call to the next.
@@ -64,10 +89,12 @@ impl<E: Executor> Engine<E> {
     /// An error means that the executor is lost, and with it every live request.
     pub fn turn(&mut self, now: f64) -> Result<Turn, ExecutorError> {
         let submitted = self.submit_next(now)?;
-        if submitted && self.scheduler.in_flight() < MAX_IN_FLIGHT {
-            return Ok(Turn::default());
-        }
-        self.collect_oldest()
+        let mut turn = match submitted && self.scheduler.in_flight() < MAX_IN_FLIGHT {
+            true => Turn::default(),
+            false => self.collect_oldest()?,
+        };
+        turn.updates.extend(self.scheduler.take_farewells());
+        Ok(turn)
     }
 
     /// Nothing is live and nothing in flight: a turn would do nothing.

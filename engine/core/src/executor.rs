@@ -17,6 +17,8 @@ pub struct Geometry {
     pub blocks: u32,
     /// Longest sequence, tokens.
     pub max_sequence_tokens: u32,
+    /// Places for blocks outside the pool.
+    pub swap_slots: u32,
     /// Most rows in one step.
     pub max_step_rows: u32,
     /// Most tokens in one step.

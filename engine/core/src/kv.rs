@@ -9,14 +9,16 @@ mod audit;
 mod block_pool;
 mod block_table;
 mod prefix_cache;
+mod tier;
 
 use std::collections::HashMap;
 
-use crate::plan::{BlockCopy, BlockId, Ticket};
+use crate::plan::{BlockId, Move, Ticket};
 use crate::request::{CacheScope, TokenId};
 use block_pool::BlockPool;
 pub(crate) use block_table::BlockTable;
 use prefix_cache::{PrefixCache, PrefixId};
+use tier::Tier;
 
 /// Blocks, their references and the prefix cache over them.
 #[derive(Debug)]
@@ -25,12 +27,24 @@ pub(crate) struct KvCache {
     pool: BlockPool,
     /// `None` where the prefix cache is switched off.
     prefixes: Option<PrefixCache>,
+    /// Where blocks go that the pool gives up; `None` where they are lost.
+    tier: Option<Tier>,
+    /// Moves that no step makes yet, in order.
+    moves: Vec<Move>,
     /// Released tables that a step in flight still names, each with the last such step.
     retiring: Vec<(Ticket, BlockTable)>,
     /// How long a prefix is kept that nobody uses.
     ttl_seconds: Option<f64>,
     /// The time of the last call that told it.
     now: f64,
+}
+
+/// A block of a known prefix.
+#[derive(Clone, Copy, Debug)]
+struct Cached {
+    prefix: PrefixId,
+    /// Absent where it is in the tier.
+    block: Option<BlockId>,
 }
 
 /// Blocks by state.
@@ -44,6 +58,8 @@ pub struct KvUsage {
     pub cached: u32,
     /// Blocks that live sequences or steps in flight name.
     pub held: u32,
+    /// Blocks outside the pool.
+    pub swapped: u32,
     /// References that no sequence and no step in flight accounts for. Always 0; anything else is a defect.
     pub leaked: u32,
 }
@@ -56,12 +72,15 @@ impl KvUsage {
 }
 
 impl KvCache {
-    pub(crate) fn new(blocks: u32, block_tokens: u32, enable_prefix_cache: bool) -> KvCache {
+    /// `prefix_key` is that of the digests by which prefixes are found; absent to keep none.
+    pub(crate) fn new(blocks: u32, block_tokens: u32, prefix_key: Option<u128>) -> KvCache {
         assert!(blocks > 0 && block_tokens > 0, "a KV cache of {blocks} blocks of {block_tokens} tokens");
         KvCache {
             block_tokens: block_tokens as usize,
             pool: BlockPool::new(blocks),
-            prefixes: enable_prefix_cache.then(|| PrefixCache::new(blocks)),
+            prefixes: prefix_key.map(|key| PrefixCache::new(blocks, key)),
+            tier: None,
+            moves: Vec::new(),
             retiring: Vec::new(),
             ttl_seconds: None,
             now: 0.0,
@@ -74,6 +93,12 @@ impl KvCache {
         self
     }
 
+    /// Keeps blocks that the pool gives up in `slots` other places; none for 0.
+    pub(crate) fn with_tier(mut self, slots: u32) -> KvCache {
+        self.tier = (slots > 0).then(|| Tier::new(slots));
+        self
+    }
+
     /// Time has passed: what nobody used for too long is forgotten.
     pub(crate) fn pass(&mut self, now: f64) {
         self.now = now;
@@ -81,21 +106,29 @@ impl KvCache {
         while let Some(block) = self.pool.expire(now - ttl) {
             prefixes.remove(block);
         }
+        if let Some(tier) = &mut self.tier {
+            tier.expire(now - ttl);
+        }
+    }
+
+    /// Moves that the next step has to make first.
+    pub(crate) fn take_moves(&mut self) -> Vec<Move> {
+        std::mem::take(&mut self.moves)
+    }
+
+    /// A sequence failed: what it computed or found is not to be found by others.
+    pub(crate) fn distrust(&mut self, table: &BlockTable) {
+        let Some(prefixes) = &mut self.prefixes else { return };
+        for (prefix, _) in table.blocks.iter().filter_map(|block| prefixes.remove(*block)) {
+            if let Some(tier) = &mut self.tier {
+                tier.forget(prefix);
+            }
+        }
     }
 
     /// Leading tokens of `tokens` that are cached.
-    pub(crate) fn cached_tokens(&mut self, tokens: &[TokenId], scope: CacheScope) -> usize {
-        let Some(prefixes) = &mut self.prefixes else { return 0 };
-        let mut prefix = PrefixId::root(scope);
-        let chunks = tokens[..tokens.len() - 1].chunks_exact(self.block_tokens);
-        let known = chunks.take_while(|chunk| match prefixes.find(prefix, chunk) {
-            Some((longer, _)) => {
-                prefix = longer;
-                true
-            }
-            None => false,
-        });
-        known.count() * self.block_tokens
+    pub(crate) fn cached_tokens(&self, tokens: &[TokenId], scope: CacheScope) -> usize {
+        self.cached_blocks(&tokens[..tokens.len() - 1], scope).len() * self.block_tokens
     }
 
     /// Whether `tokens` tokens, of which `cached` are cached, would find blocks now or once the steps in flight are
@@ -118,12 +151,15 @@ impl KvCache {
         if self.pool.available() <= headroom {
             return None; // without walking the prefix first: a full pool is asked in every step
         }
-        let mut table = self.cached_prefix(&tokens[..tokens.len() - 1], scope);
-        let missing = self.missing(&table, tokens.len());
-        if missing + headroom > self.pool.available() {
+        let cached = self.cached_blocks(&tokens[..tokens.len() - 1], scope);
+        let mut table = self.retained(&cached, scope);
+        let new = tokens.len().div_ceil(self.block_tokens) - table.blocks.len();
+        if new + headroom > self.pool.available() {
             self.drop_references(&table);
             return None;
         }
+        self.bring_back(&mut table, tokens, &cached);
+        let missing = self.missing(&table, tokens.len());
         self.append(&mut table, missing);
         Some(table)
     }
@@ -137,14 +173,14 @@ impl KvCache {
     }
 
     /// A table for a sequence whose first `tokens` tokens are those of `table`, with room for one more: their full
-    /// blocks are shared, the one that both would write into is to be copied. `None` where blocks are short.
+    /// blocks are shared, the one that both would write into is copied. `None` where blocks are short.
     pub(crate) fn fork(
         &mut self,
         table: &BlockTable,
         tokens: usize,
         scope: CacheScope,
         headroom: usize,
-    ) -> Option<(BlockTable, Option<BlockCopy>)> {
+    ) -> Option<BlockTable> {
         if 1 + headroom > self.pool.available() {
             return None;
         }
@@ -153,8 +189,8 @@ impl KvCache {
         fork.blocks.iter().for_each(|&block| self.pool.retain(block));
         self.append(&mut fork, 1);
         let begun = !tokens.is_multiple_of(self.block_tokens);
-        let copy = begun.then(|| BlockCopy { from: table.blocks[shared], to: fork.blocks[shared] });
-        Some((fork, copy))
+        self.moves.extend(begun.then(|| Move::Copy { from: table.blocks[shared], to: fork.blocks[shared] }));
+        Some(fork)
     }
 
     /// Extends `table` to cover `tokens` tokens. False, with nothing changed, where blocks are short.
@@ -167,17 +203,29 @@ impl KvCache {
         fits
     }
 
+    /// Extends `table` towards covering `tokens` tokens by blocks that nobody misses while `headroom` others are left.
+    /// How many tokens it covers then.
+    pub(crate) fn grow_spare(&mut self, table: &mut BlockTable, tokens: usize, headroom: usize) -> usize {
+        let spare = self.pool.available().saturating_sub(headroom);
+        let missing = self.missing(table, tokens).min(spare);
+        self.append(table, missing);
+        table.blocks.len() * self.block_tokens
+    }
+
     /// Makes the full blocks of `computed` findable as prefixes. All of `computed` has its K and V in the table.
     pub(crate) fn publish(&mut self, table: &mut BlockTable, computed: &[TokenId]) {
         let Some(prefixes) = &mut self.prefixes else { return };
         for tokens in computed.chunks_exact(self.block_tokens).skip(table.published) {
-            table.prefix = prefixes.insert(table.prefix, tokens, table.blocks[table.published]);
-            table.published += 1;
+            let Some(before) = table.prefix else { return };
+            table.prefix = prefixes.insert(before, tokens, table.blocks[table.published]);
+            table.published += usize::from(table.prefix.is_some());
         }
     }
 
     /// Gives a table's blocks up, at once or when the step `in_flight` that last names them is collected.
     pub(crate) fn release(&mut self, table: BlockTable, in_flight: Option<Ticket>) {
+        // Nobody reads what was to be copied for it.
+        self.moves.retain(|moved| !matches!(moved, Move::Copy { to, .. } if table.blocks.contains(to)));
         match in_flight {
             Some(ticket) => self.retiring.push((ticket, table)),
             None => self.drop_references(&table),
@@ -208,35 +256,85 @@ impl KvCache {
         let accounted: usize = tables.chain(retiring).map(|table| table.blocks.len()).sum();
         let [total, free, cached] = [self.pool.total(), self.pool.free(), self.pool.cached()].map(|n| n as u32);
         let leaked = self.pool.total_references().abs_diff(accounted as u64) as u32;
-        KvUsage { total, free, cached, held: total - free - cached, leaked }
+        let swapped = self.tier.as_ref().map_or(0, Tier::len) as u32;
+        KvUsage { total, free, cached, held: total - free - cached, swapped, leaked }
     }
 
     fn missing(&self, table: &BlockTable, tokens: usize) -> usize {
         tokens.div_ceil(self.block_tokens).saturating_sub(table.blocks.len())
     }
 
-    /// Takes references on the longest chain of cached blocks that begins `tokens`.
-    fn cached_prefix(&mut self, tokens: &[TokenId], scope: CacheScope) -> BlockTable {
-        let mut table = BlockTable::new(scope);
-        let Some(prefixes) = &mut self.prefixes else { return table };
+    /// Where the longest chain of blocks is that begins `tokens`.
+    fn cached_blocks(&self, tokens: &[TokenId], scope: CacheScope) -> Vec<Cached> {
+        let (Some(prefixes), mut before) = (&self.prefixes, PrefixId::root(scope)) else { return Vec::new() };
+        let mut cached = Vec::new();
         for chunk in tokens.chunks_exact(self.block_tokens) {
-            let Some((prefix, block)) = prefixes.find(table.prefix, chunk) else { break };
+            let prefix = prefixes.longer(before, chunk);
+            let block = prefixes.find(prefix, before, chunk);
+            if block.is_none() && !self.tier.as_ref().is_some_and(|tier| tier.holds(prefix, before, chunk)) {
+                break;
+            }
+            cached.push(Cached { prefix, block });
+            before = prefix;
+        }
+        cached
+    }
+
+    /// Takes references on those of the cached blocks that are in the pool, so that nothing evicts them.
+    fn retained(&mut self, cached: &[Cached], scope: CacheScope) -> BlockTable {
+        let mut table = BlockTable::new(scope);
+        for block in cached.iter().filter_map(|cached| cached.block) {
             self.pool.retain(block);
-            table.prefix = prefix;
             table.blocks.push(block);
         }
-        table.published = table.blocks.len();
         table
+    }
+
+    /// Makes the table that of all cached blocks: those in the tier come back into new blocks, for which there is room.
+    fn bring_back(&mut self, table: &mut BlockTable, tokens: &[TokenId], cached: &[Cached]) {
+        let absent = cached.iter().filter(|cached| cached.block.is_none()).map(|cached| cached.prefix);
+        if let Some(tier) = &mut self.tier {
+            tier.pin(absent, self.now);
+        }
+        table.blocks.clear();
+        for (Cached { prefix, block }, chunk) in cached.iter().zip(tokens.chunks_exact(self.block_tokens)) {
+            match block {
+                Some(block) => table.blocks.push(*block),
+                None => self.restore(table, *prefix, chunk),
+            }
+            table.prefix = Some(*prefix);
+        }
+        table.published = table.blocks.len();
+        if let Some(tier) = &mut self.tier {
+            tier.unpin();
+        }
+    }
+
+    fn restore(&mut self, table: &mut BlockTable, prefix: PrefixId, tokens: &[TokenId]) {
+        self.append(table, 1);
+        let block = table.blocks[table.blocks.len() - 1];
+        if let (Some(tier), Some(prefixes), Some(before)) = (&mut self.tier, &mut self.prefixes, table.prefix) {
+            self.moves.extend(tier.bring_back(prefix, block));
+            prefixes.insert(before, tokens, block);
+        }
     }
 
     /// Adds `count` blocks, of which the pool has enough.
     fn append(&mut self, table: &mut BlockTable, count: usize) {
         for _ in 0..count {
             let (block, evicted) = self.pool.take().expect("availability was checked");
-            if let (true, Some(prefixes)) = (evicted, &mut self.prefixes) {
-                prefixes.remove(block);
+            if evicted {
+                self.evict(block);
             }
             table.blocks.push(block);
+        }
+    }
+
+    /// The block's contents are given up for others.
+    fn evict(&mut self, block: BlockId) {
+        let entry = self.prefixes.as_mut().and_then(|prefixes| prefixes.remove(block));
+        if let (Some((prefix, entry)), Some(tier)) = (entry, &mut self.tier) {
+            self.moves.extend(tier.take_in(prefix, entry, self.now));
         }
     }
 
@@ -255,7 +353,7 @@ mod tests {
 
     #[test]
     fn a_released_table_waits_for_the_step_that_names_it_last() {
-        let mut kv = KvCache::new(4, 2, false);
+        let mut kv = KvCache::new(4, 2, None);
         let table = kv.open(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");
         kv.release(table, Some(Ticket(7)));
         kv.collected(Ticket(6));
@@ -266,7 +364,7 @@ mod tests {
 
     #[test]
     fn a_block_that_a_live_table_shares_is_not_on_its_way_back() {
-        let mut kv = KvCache::new(4, 2, true);
+        let mut kv = KvCache::new(4, 2, Some(1));
         let mut first = kv.open(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");
         kv.publish(&mut first, &[1, 2, 3]);
         let second = kv.open(&[1, 2, 4], CacheScope::SHARED, 0).expect("two blocks are free");
@@ -277,7 +375,7 @@ mod tests {
 
     #[test]
     fn scopes_share_nothing_and_what_nobody_uses_expires() {
-        let mut kv = KvCache::new(8, 2, true).with_ttl(Some(10.0));
+        let mut kv = KvCache::new(8, 2, Some(1)).with_ttl(Some(10.0));
         let (one, other) = (CacheScope::SHARED, CacheScope(7));
         let mut table = kv.open(&[1, 2, 3], one, 0).expect("eight blocks are free");
         kv.publish(&mut table, &[1, 2, 3]);
@@ -292,7 +390,7 @@ mod tests {
 
     #[test]
     fn an_audit_sees_a_reference_too_many() {
-        let mut kv = KvCache::new(4, 2, false);
+        let mut kv = KvCache::new(4, 2, None);
         let table = kv.open(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");
         assert_eq!(kv.audit([&table].into_iter()), Ok(()));
         assert!(kv.audit([].into_iter()).is_err());

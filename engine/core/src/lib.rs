@@ -12,6 +12,7 @@
 //! | [`request`], [`sampling`] | what is asked, how it ends, why it is refused; how tokens are drawn |
 //! | [`constraint`] | what a sequence may go on with |
 //! | [`policy`] | who goes first |
+//! | [`draft`] | what is guessed to come next, and who guesses |
 //! | [`plan`], [`executor`] | one step as data; the seam to what computes it |
 //! | [`engine`] | scheduler and executor, one step ahead |
 //! | `scheduler` | who runs, with how many tokens, in which blocks; admission; preemption |
@@ -21,6 +22,7 @@
 //! | [`sim`] | an executor without a model |
 
 pub mod constraint;
+pub mod draft;
 pub mod engine;
 pub mod executor;
 mod kv;

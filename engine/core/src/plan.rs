@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::constraint::Constraint;
+use crate::draft::DraftTree;
 use crate::request::{RequestId, Sampling, TokenId};
 use crate::sampling::TokenLogprobs;
 
@@ -29,22 +30,43 @@ pub enum InputToken {
     },
 }
 
+/// Index of a place for a block outside the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotId(pub u32);
+
+/// Moves K and V of a whole block, in all layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Move {
+    /// From one block to another.
+    Copy {
+        /// What is copied.
+        from: BlockId,
+        /// What is overwritten.
+        to: BlockId,
+    },
+    /// Out of the pool, into a slot.
+    Out {
+        /// What is kept.
+        block: BlockId,
+        /// What is overwritten.
+        slot: SlotId,
+    },
+    /// Out of a slot, which keeps it. If that fails, so do the rows that name the block.
+    In {
+        /// What is read.
+        slot: SlotId,
+        /// What is overwritten.
+        block: BlockId,
+    },
+}
+
 /// Everything the executor needs for one step. It has no choices left to make.
 #[derive(Clone, Debug, Default)]
 pub struct StepPlan {
-    /// Blocks to copy before anything is computed, in this order.
-    pub copies: Vec<BlockCopy>,
+    /// Blocks to move before anything is computed, in this order.
+    pub moves: Vec<Move>,
     /// One row per sequence, decodes and prefill chunks mixed.
     pub rows: Vec<PlanRow>,
-}
-
-/// K and V of a whole block, in all layers, from one block to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockCopy {
-    /// What is copied.
-    pub from: BlockId,
-    /// What is overwritten.
-    pub to: BlockId,
 }
 
 /// One sequence's share of a step.
@@ -56,7 +78,8 @@ pub struct PlanRow {
     pub tokens: Vec<InputToken>,
     /// Tokens of this sequence whose K and V are already in its blocks.
     pub first_position: u32,
-    /// Blocks of the whole sequence in order, covering `first_position + tokens.len()` tokens.
+    /// Blocks of the whole sequence in order, covering `first_position + tokens.len()` tokens and a place for each
+    /// guess behind them.
     pub blocks: Vec<BlockId>,
     /// Draw a token from the logits of the row's last token. Absent for a prefill chunk that is not the last.
     pub sample: Option<SampleRow>,
@@ -77,6 +100,10 @@ pub struct SampleRow {
     pub constraint: Option<Arc<dyn Constraint>>,
     /// Report the log probability of the token drawn, and of so many most likely ones.
     pub logprobs: Option<u32>,
+    /// Guesses of what comes next: they are computed behind the row's last token, and each place that they lead to
+    /// draws a token of its own. The row's last token is known then, and it scores nothing. K and V of the guesses that
+    /// held end up behind the row's tokens, in order.
+    pub draft: DraftTree,
 }
 
 /// The tokens of a sequence that are known when a step is planned. Where the row's last token is
@@ -101,14 +128,25 @@ pub struct ScoreRow {
 impl PlanRow {
     /// Rows of logits that this row needs.
     pub fn logit_count(&self) -> usize {
-        self.score.as_ref().map_or(0, |score| score.targets.len()) + usize::from(self.sample.is_some())
+        let scored = self.score.as_ref().map_or(0, |score| score.targets.len());
+        scored + self.sample.as_ref().map_or(0, |sample| 1 + sample.draft.len())
+    }
+
+    /// Tokens that this row computes, guesses included.
+    pub fn token_count(&self) -> usize {
+        self.tokens.len() + self.draft().map_or(0, DraftTree::len)
+    }
+
+    /// The guesses, if there are any.
+    pub fn draft(&self) -> Option<&DraftTree> {
+        self.sample.as_ref().map(|sample| &sample.draft).filter(|draft| !draft.is_empty())
     }
 }
 
 impl StepPlan {
     /// Tokens computed in this step.
     pub fn token_count(&self) -> usize {
-        self.rows.iter().map(|row| row.tokens.len()).sum()
+        self.rows.iter().map(PlanRow::token_count).sum()
     }
 
     /// Rows of logits computed in this step.
@@ -135,6 +173,8 @@ pub enum RowOutput {
     Computed,
     /// The token drawn.
     Sampled(TokenId),
+    /// What was drawn in a row with guesses: those that held, then a token that none foresaw.
+    Verified(Vec<TokenId>),
     /// This sequence failed (a logit was not finite, say); the others are fine.
     Failed(String),
 }
@@ -146,6 +186,6 @@ pub struct RowScores {
     pub row: u32,
     /// Of the targets of its [`ScoreRow`], in their order.
     pub prompt: Vec<TokenLogprobs>,
-    /// Of the token drawn.
-    pub sampled: Option<TokenLogprobs>,
+    /// Of the tokens drawn, in their order.
+    pub sampled: Vec<TokenLogprobs>,
 }

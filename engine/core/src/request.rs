@@ -59,6 +59,21 @@ pub struct Request {
     /// A live request with the same prompt and scope: once that is computed, its blocks are shared instead of
     /// computed again, and the one that both would write into is copied.
     pub fork_of: Option<RequestId>,
+    /// The search whose answers it is one of.
+    pub beams: Option<Beams>,
+}
+
+/// A beam search, as vLLM defines it: as many answers as beams, to as many requests with one prompt and the same terms.
+/// They end together, the best answer is the leader's, and nothing is told before. Sampling does not matter, nor do
+/// `min_tokens`, `constraint` and `prompt_logprobs`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Beams {
+    /// The first of the requests to be added.
+    pub leader: RequestId,
+    /// Beams, and requests; at least one.
+    pub width: u32,
+    /// Answers are compared by the logarithm of their probability over their length, prompt included, to this power.
+    pub length_penalty: f64,
 }
 
 impl Request {
@@ -78,6 +93,7 @@ impl Request {
             logprobs: None,
             prompt_logprobs: None,
             fork_of: None,
+            beams: None,
         }
     }
 }

@@ -9,27 +9,33 @@
 //! before everything in `waiting`.
 
 mod admission;
+mod beams;
 mod fairness;
 mod forecast;
 mod order;
 mod queue;
+mod speculation;
 mod step;
 mod step_time;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use crate::engine::EngineConfig;
 use crate::executor::{ExecutorError, Geometry};
 use crate::kv::{BlockTable, KvCache};
 use crate::plan::{RowOutput, RowScores, StepOutput, Ticket};
 use crate::policy::Policy;
-use crate::request::{FinishReason, RejectReason, Request, RequestId};
+use crate::request::{FinishReason, RejectReason, Request, RequestId, TokenId};
+use crate::sampling::TokenLogprobs;
 use crate::sequence::{Running, Sequence, StayId};
 use crate::update::{EngineStats, RequestUpdate, StepStats};
+use beams::Group;
 use fairness::Fairness;
 use forecast::AnswerLength;
 use queue::Queue;
 pub use queue::QueueLimits;
+pub(crate) use speculation::Guess;
+use speculation::Speculation;
 pub(crate) use step::Step;
 use step::{StepBuilder, StepRow};
 use step_time::StepTimeModel;
@@ -44,6 +50,15 @@ pub(crate) struct Scheduler {
     step_time: StepTimeModel,
     answers: AnswerLength,
     fairness: Fairness,
+    /// Absent where nothing is guessed.
+    speculation: Option<Speculation>,
+    /// Beam searches by their leaders.
+    groups: HashMap<RequestId, Group>,
+    /// Last updates that no step brought.
+    farewells: Vec<RequestUpdate>,
+    /// Stays whose blocks the next step copies from.
+    copied: Vec<StayId>,
+    now: f64,
     running: Vec<Running>,
     waiting: Queue,
     in_flight: VecDeque<InFlight>,
@@ -68,11 +83,21 @@ impl Scheduler {
             geometry,
             policy: config.policy,
             target_inter_token_seconds: config.target_inter_token_seconds,
-            kv: KvCache::new(geometry.blocks, geometry.block_tokens, config.enable_prefix_cache)
-                .with_ttl(config.prefix_cache_ttl_seconds),
+            kv: KvCache::new(
+                geometry.blocks,
+                geometry.block_tokens,
+                config.enable_prefix_cache.then_some(config.prefix_cache_key),
+            )
+            .with_ttl(config.prefix_cache_ttl_seconds)
+            .with_tier(geometry.swap_slots),
             step_time: StepTimeModel::new(),
             answers: AnswerLength::default(),
             fairness: Fairness::default(),
+            speculation: None,
+            groups: HashMap::new(),
+            farewells: Vec::new(),
+            copied: Vec::new(),
+            now: 0.0,
             running: Vec::new(),
             waiting: Queue::new(config.queue),
             in_flight: VecDeque::new(),
@@ -85,7 +110,7 @@ impl Scheduler {
 
     /// Queues a request, or says why not.
     pub(crate) fn add(&mut self, request: Request, now: f64) -> Result<(), RejectReason> {
-        let known = self.waiting.iter().chain(self.running.iter().map(|run| &run.sequence));
+        let known = self.waiting.iter().chain(self.running.iter().map(|run| &run.sequence)).chain(self.parked());
         assert!(known.map(|sequence| sequence.id).all(|id| id != request.id), "{:?} is already live", request.id);
         admission::fits_engine(&request, &self.geometry)?;
         if self.is_idle() {
@@ -95,7 +120,11 @@ impl Scheduler {
         let predicted_ttft_seconds =
             self.is_behind().then(|| self.predicted_ttft_seconds(sequence.backlog_tokens as u64));
         self.waiting.admits(&sequence, self.free_places(), predicted_ttft_seconds.flatten())?;
-        self.waiting.push_back(sequence);
+        let next = match sequence.beams {
+            Some(beams) => self.join_group(sequence, beams),
+            None => Some(sequence),
+        };
+        next.into_iter().for_each(|sequence| self.waiting.push_back(sequence));
         Ok(())
     }
 
@@ -104,27 +133,36 @@ impl Scheduler {
     pub(crate) fn finish(&mut self, id: RequestId, reason: FinishReason) -> Option<RequestUpdate> {
         let sequence = match self.running.iter().position(|run| run.sequence.id == id) {
             Some(index) => self.leave(index),
-            None => self.waiting.take(id)?,
+            None => self.waiting.take(id).or_else(|| self.take_parked(id))?,
         };
+        self.forget_guesses(id);
+        if let Some(beams) = sequence.beams {
+            self.dissolve(beams.leader, reason, None);
+        }
         Some(sequence.end(reason))
     }
 
-    /// Decides the next step. `None` if there is nothing that it could compute.
+    /// Decides the next step. `None` if there is nothing that it could compute, or nothing yet.
     pub(crate) fn schedule(&mut self, now: f64) -> Option<Step> {
         self.kv.pass(now);
+        self.now = now;
+        if self.waits_for_results() {
+            return None;
+        }
+        self.guess_at_cost();
         self.make_way();
         let mut step = StepBuilder::new(&self.geometry);
+        self.copied.drain(..).for_each(|stay| step.copies_from(stay));
         self.schedule_decodes(&mut step);
         step.limit(self.prefill_budget(step.decode_rows()) as usize);
         self.schedule_prefills(&mut step);
         self.schedule_waiting(&mut step, now);
-        step.build()
+        step.build(&mut self.kv)
     }
 
     /// The step was submitted as `ticket`.
     pub(crate) fn submitted(&mut self, ticket: Ticket, rows: Vec<StepRow>, copied: &[StayId], stats: StepStats) {
-        for &stay in copied {
-            let run = self.find(stay).expect("nothing ends between scheduling and submitting");
+        for run in copied.iter().filter_map(|stay| self.find(*stay)).collect::<Vec<_>>() {
             self.running[run].last_ticket = Some(ticket);
         }
         for (index, row) in rows.iter().enumerate() {
@@ -150,18 +188,25 @@ impl Scheduler {
             return Err(ExecutorError(format!("a step of {} rows gave {} results", rows.len(), output.rows.len())));
         }
         self.kv.collected(ticket);
-        self.step_time.observe(stats.prefill_tokens, stats.decode_tokens, output.busy_seconds);
+        self.step_time.observe(stats.prefill_tokens, stats.decode_tokens, stats.draft_tokens, output.busy_seconds);
         let mut updates = Vec::with_capacity(rows.len());
         let mut scores = output.scores.into_iter().peekable();
         for (index, (row, result)) in rows.iter().zip(output.rows).enumerate() {
             let scores = scores.next_if(|scores| scores.row as usize == index);
             updates.extend(self.complete_row(row, result, scores)?);
         }
+        self.guess_freely();
         Ok((updates, StepStats { busy_seconds: output.busy_seconds, ..stats }))
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.running.is_empty() && self.waiting.is_empty() && self.in_flight.is_empty()
+        let rests = self.running.is_empty() && self.waiting.is_empty() && self.in_flight.is_empty();
+        rests && self.groups.is_empty() && self.farewells.is_empty()
+    }
+
+    /// Last updates that no step brought.
+    pub(crate) fn take_farewells(&mut self) -> Vec<RequestUpdate> {
+        std::mem::take(&mut self.farewells)
     }
 
     pub(crate) fn stats(&self) -> EngineStats {
@@ -176,6 +221,7 @@ impl Scheduler {
             preemptions: self.preemptions,
             prefix_query_tokens: self.prefix_query_tokens,
             prefix_hit_tokens: self.prefix_hit_tokens,
+            drafts: self.draft_stats(),
         }
     }
 
@@ -187,7 +233,7 @@ impl Scheduler {
         }
         let arrivals = self.running.iter().map(|run| &run.sequence).chain(self.waiting.iter());
         let arrivals = arrivals.map(|sequence| sequence.arrival_seconds);
-        if self.policy == Policy::Fcfs && !arrivals.is_sorted() {
+        if self.policy == Policy::Fcfs && self.groups.is_empty() && !arrivals.is_sorted() {
             return Err("a later arrival runs or waits before an earlier one".into());
         }
         if !self.running.is_sorted_by_key(|run| run.stay) {
@@ -199,13 +245,16 @@ impl Scheduler {
     /// Sequences with one token to compute. Only these may need a block that they do not have: a prefill got all of its
     /// blocks when it was admitted.
     fn schedule_decodes(&mut self, step: &mut StepBuilder) {
+        let (bar, mut others) = (self.bar(), self.running.iter().filter(|run| run.uncomputed() == 1).count());
         for stay in self.service_order() {
             if !step.has_room() {
                 break;
             }
             let decodes = self.find(stay).is_some_and(|index| self.running[index].uncomputed() == 1);
+            others = others.saturating_sub(usize::from(decodes));
             if let Some(index) = decodes.then(|| self.make_room(stay, step)).flatten() {
-                step.push(&self.running[index]);
+                let draft = self.draft(index, step.draft_room(others), bar);
+                step.push_drafted(&self.running[index], draft);
             }
         }
     }
@@ -223,14 +272,22 @@ impl Scheduler {
 
     /// Admits from the queue while there is room in the step, in the batch and in the pool.
     fn schedule_waiting(&mut self, step: &mut StepBuilder, now: f64) {
-        while step.has_room() && self.free_places() > 0 {
+        while step.has_room() {
             let Some(next) = self.next_waiting(now) else { break };
+            if self.free_places() == 0 && !self.park_idle_beam() {
+                break;
+            }
             let leader = self.waiting.get(next).and_then(|sequence| self.leader(sequence));
             let opened = match leader {
                 Some(leader) => self.fork(next, leader, step),
                 None => self.open(next),
             };
-            let Some((table, cached_tokens)) = opened else { break };
+            let Some((table, cached_tokens)) = opened else {
+                if self.park_idle_beam() {
+                    continue;
+                }
+                break;
+            };
             let sequence = self.waiting.remove(next).expect("the next one is in the queue");
             step.push(self.enter(sequence, table, cached_tokens, now));
         }
@@ -268,8 +325,8 @@ impl Scheduler {
         let leader = self.running.get(leader).filter(|leader| leader.has_prompt())?;
         // The last token of the prompt is computed again: its logits are drawn from once for each sequence.
         let shared_tokens = leader.sequence.prompt_tokens - 1;
-        let (table, copy) = self.kv.fork(&leader.table, shared_tokens, scope, self.running.len())?;
-        copy.into_iter().for_each(|copy| step.copy(leader.stay, copy));
+        let table = self.kv.fork(&leader.table, shared_tokens, scope, self.running.len())?;
+        step.copies_from(leader.stay);
         Some((table, shared_tokens))
     }
 
@@ -284,7 +341,7 @@ impl Scheduler {
                 return Some(index);
             }
             // Blocks on their way back count first: one preemption must not turn into several.
-            if self.kv.returning() > step.sitting_out || !self.preempt_behind(index) {
+            if self.kv.returning() > step.sitting_out || !(self.park_idle_beam() || self.preempt_behind(index)) {
                 step.sitting_out += 1;
                 return None;
             }
@@ -316,32 +373,70 @@ impl Scheduler {
     ) -> Result<Option<RequestUpdate>, ExecutorError> {
         let Some(index) = self.find(row.stay) else { return Ok(None) };
         if let RowOutput::Failed(error) = result {
-            return Ok(Some(self.leave(index).fail(error)));
+            self.kv.distrust(&self.running[index].table);
+            let sequence = self.end(index);
+            if let Some(beams) = sequence.beams {
+                self.dissolve(beams.leader, FinishReason::Error, Some(&error));
+            }
+            return Ok(Some(sequence.fail(error)));
         }
         let run = &mut self.running[index];
         self.kv.publish(&mut run.table, &run.sequence.tokens[..row.end]);
         let (prompt, sampled) = scores.map_or_else(Default::default, |scores| (scores.prompt, scores.sampled));
         run.sequence.take_scores(row.first, prompt);
-        let logprobs = Vec::from_iter(sampled);
         match result {
-            RowOutput::Sampled(token) if row.samples => {
-                self.fairness.spend(run.sequence.tenant, 1);
-                Ok(Some(match run.accept(token) {
-                    Some(reason) => self.conclude(index).end_with(reason, vec![token], logprobs),
-                    None => run.sequence.update(vec![token], logprobs),
-                }))
+            RowOutput::Sampled(_) if row.samples && run.sequence.beams.is_some() => {
+                run.sampled_for_beams();
+                let (id, beams) = (run.sequence.id, run.sequence.beams);
+                beams.into_iter().for_each(|beams| self.offer(beams.leader, id, sampled.first().cloned()));
+                Ok(None)
+            }
+            RowOutput::Sampled(token) if row.samples && row.drafted == 0 => {
+                Ok(Some(self.take(index, row, vec![token], sampled)))
+            }
+            RowOutput::Verified(tokens) if row.drafted > 0 && (1..=row.drafted + 1).contains(&tokens.len()) => {
+                Ok(Some(self.take(index, row, tokens, sampled)))
             }
             RowOutput::Computed if !row.samples => {
-                Ok(run.ends_at(row.end).then(|| self.leave(index).end(FinishReason::Length)))
+                Ok(run.ends_at(row.end).then(|| self.end(index).end(FinishReason::Length)))
             }
-            wrong => Err(ExecutorError(format!("a row that samples: {} gave {wrong:?}", row.samples))),
+            wrong => Err(ExecutorError(format!("{row:?} gave {wrong:?}"))),
+        }
+    }
+
+    /// What was drawn in a row becomes the sequence's.
+    fn take(
+        &mut self,
+        index: usize,
+        row: &StepRow,
+        mut tokens: Vec<TokenId>,
+        mut logprobs: Vec<TokenLogprobs>,
+    ) -> RequestUpdate {
+        self.judge(index, &tokens, row.drafted);
+        let run = &mut self.running[index];
+        let (taken, finish) = run.accept(&tokens);
+        tokens.truncate(taken);
+        logprobs.truncate(taken);
+        self.fairness.spend(run.sequence.tenant, taken);
+        // All but the last are computed, as they were guessed.
+        self.kv.publish(&mut run.table, &run.sequence.tokens[..row.end + taken - 1]);
+        match finish {
+            Some(reason) => self.conclude(index).end_with(reason, tokens, logprobs),
+            None => run.sequence.update(tokens, logprobs),
         }
     }
 
     /// Out of the batch with a complete answer.
     fn conclude(&mut self, index: usize) -> Sequence {
-        let sequence = self.leave(index);
+        let sequence = self.end(index);
         self.answers.observe(sequence.generated());
+        sequence
+    }
+
+    /// Out of the batch for good.
+    fn end(&mut self, index: usize) -> Sequence {
+        let sequence = self.leave(index);
+        self.forget_guesses(sequence.id);
         sequence
     }
 
@@ -357,7 +452,7 @@ impl Scheduler {
     fn enter(&mut self, mut sequence: Sequence, table: BlockTable, cached_tokens: usize, now: f64) -> &Running {
         if !sequence.was_scheduled() {
             sequence.first_scheduled(now, cached_tokens);
-            self.fairness.spend(sequence.tenant, sequence.prompt_tokens - cached_tokens);
+            self.fairness.spend(sequence.tenant, sequence.prompt_tokens.saturating_sub(cached_tokens));
         }
         self.stays += 1;
         self.running.push(Running::new(StayId(self.stays), sequence, table, cached_tokens));

@@ -6,10 +6,12 @@
 use std::sync::Arc;
 
 use crate::constraint::Constraint;
+use crate::draft::DraftTree;
 use crate::kv::BlockTable;
 use crate::plan::{History, InputToken, PlanRow, SampleRow, ScoreRow, Ticket};
-use crate::request::{CacheScope, FinishReason, Request, RequestId, Sampling, Tenant, TokenId};
+use crate::request::{Beams, CacheScope, FinishReason, Request, RequestId, Sampling, Tenant, TokenId};
 use crate::sampling::TokenLogprobs;
+use crate::scheduler::Guess;
 use crate::update::RequestUpdate;
 
 #[derive(Debug)]
@@ -25,6 +27,8 @@ pub(crate) struct Sequence {
     pub(crate) backlog_tokens: usize,
     /// A live request with the same prompt, whose blocks this one shares.
     pub(crate) fork_of: Option<RequestId>,
+    /// The search that it is part of.
+    pub(crate) beams: Option<Beams>,
     max_tokens: usize,
     min_tokens: usize,
     stop_tokens: Vec<TokenId>,
@@ -57,6 +61,7 @@ impl Sequence {
             logprobs,
             prompt_logprobs,
             fork_of,
+            beams,
         } = request;
         Sequence {
             id,
@@ -66,7 +71,8 @@ impl Sequence {
             prompt_tokens: prompt.len(),
             backlog_tokens: if fork_of.is_some() { 1 } else { prompt.len() },
             tokens: prompt,
-            fork_of: fork_of.filter(|_| prompt_logprobs.is_none()),
+            fork_of: fork_of.filter(|_| prompt_logprobs.is_none() && beams.is_none()),
+            beams,
             max_tokens: max_tokens as usize,
             min_tokens: min_tokens as usize,
             stop_tokens,
@@ -163,16 +169,35 @@ impl Sequence {
         RequestUpdate { error: Some(error), ..self.end(FinishReason::Error) }
     }
 
-    /// How to draw generated token number `index`.
-    fn sample_row(&self, index: usize) -> SampleRow {
+    /// How to draw generated token number `index`, and those behind guesses.
+    fn sample_row(&self, index: usize, draft: DraftTree) -> SampleRow {
         let banned = if index < self.min_tokens { self.stop_tokens.clone() } else { Vec::new() };
         let (sampling, constraint) = (self.sampling.clone(), self.constraint.clone());
         let history = (constraint.is_some() || sampling.reads_history()).then(|| self.history());
-        SampleRow { sampling, banned, history, constraint, logprobs: self.logprobs }
+        // A beam goes on with the best of the likeliest, whatever is drawn.
+        let told = self.beams.map(|beams| beams.width.saturating_mul(2).max(self.logprobs.unwrap_or(0)));
+        SampleRow { sampling, banned, history, constraint, logprobs: told.or(self.logprobs), draft }
     }
 
     fn history(&self) -> History {
         History { tokens: self.tokens.clone(), prompt_tokens: self.prompt_tokens }
+    }
+
+    /// The tokens that end it, and the most tokens that it may have, prompt included.
+    pub(crate) fn terms(&self) -> (Vec<TokenId>, usize) {
+        (self.stop_tokens.clone(), self.prompt_tokens + self.max_tokens)
+    }
+
+    /// Log probabilities that were asked for.
+    pub(crate) fn logprobs(&self) -> Option<u32> {
+        self.logprobs
+    }
+
+    /// Most guesses that are of use: the last token needs none behind it, and what is banned is so for all of them.
+    pub(crate) fn draft_limit(&self) -> usize {
+        let generated = self.generated();
+        let banned = self.min_tokens.checked_sub(generated + 1).unwrap_or(usize::MAX);
+        if self.beams.is_some() { 0 } else { self.remaining_tokens().saturating_sub(1).min(banned) }
     }
 
     /// Which tokens a row over `first..end` scores: those of the prompt that follow its own.
@@ -202,18 +227,24 @@ pub(crate) struct Running {
     last_sample: Option<InputToken>,
     /// The last submitted step with a row of this sequence.
     pub(crate) last_ticket: Option<Ticket>,
+    /// What is guessed to come next.
+    pub(crate) guess: Guess,
 }
 
 impl Running {
     /// Starts a stay; `cached_tokens` of the table are computed already.
     pub(crate) fn new(stay: StayId, sequence: Sequence, table: BlockTable, cached_tokens: usize) -> Running {
-        Running { stay, sequence, table, submitted: cached_tokens, sampling: 0, last_sample: None, last_ticket: None }
+        let guess = Guess::default();
+        let (submitted, sampling, last_sample, last_ticket) = (cached_tokens, 0, None, None);
+        Running { stay, sequence, table, submitted, sampling, last_sample, last_ticket, guess }
     }
 
     /// Tokens that the next steps have to compute. None once the last token that may be generated is being sampled.
     pub(crate) fn uncomputed(&self) -> usize {
         match self.sequence.remaining_tokens() - self.sampling {
             0 if self.sequence.generates() => 0,
+            // What follows a beam is not known before all of them were computed.
+            _ if self.sequence.beams.is_some() => self.sequence.tokens.len() - self.submitted,
             _ => self.sequence.tokens.len() + self.sampling - self.submitted,
         }
     }
@@ -221,6 +252,11 @@ impl Running {
     /// Whether a submitted step computes the last token of the prompt.
     pub(crate) fn has_prompt(&self) -> bool {
         self.submitted >= self.sequence.prompt_tokens
+    }
+
+    /// Whether the last known token is all that there is to compute.
+    pub(crate) fn is_decoding(&self) -> bool {
+        self.sampling == 0 && self.uncomputed() == 1 && self.has_prompt()
     }
 
     /// Whether every row of logits of the next tokens is wanted, and not the last one alone.
@@ -234,8 +270,8 @@ impl Running {
     }
 
     /// The row that computes the next `count` tokens, at most [`uncomputed`](Self::uncomputed), and samples after
-    /// the last of them.
-    pub(crate) fn row(&self, count: usize, block_tokens: usize) -> PlanRow {
+    /// the last of them and of the guesses.
+    pub(crate) fn row(&self, count: usize, draft: DraftTree, block_tokens: usize) -> PlanRow {
         let end = self.submitted + count;
         let known = self.sequence.tokens.get(self.submitted..end);
         let tokens = match (known, self.last_sample) {
@@ -247,9 +283,9 @@ impl Running {
             request: self.sequence.id,
             tokens,
             first_position: self.submitted as u32,
-            blocks: self.table.blocks[..end.div_ceil(block_tokens)].to_vec(),
+            blocks: self.table.blocks[..(end + draft.len()).div_ceil(block_tokens)].to_vec(),
             sample: (count == self.uncomputed() && self.sequence.generates())
-                .then(|| self.sequence.sample_row(self.sequence.generated() + self.sampling)),
+                .then(|| self.sequence.sample_row(self.sequence.generated() + self.sampling, draft)),
             score: self.sequence.score_row(self.submitted, end),
         }
     }
@@ -264,10 +300,27 @@ impl Running {
         }
     }
 
-    /// A submitted step sampled `token`; the reason if the sequence ends with it.
-    pub(crate) fn accept(&mut self, token: TokenId) -> Option<FinishReason> {
+    /// Whether a submitted step draws for it.
+    pub(crate) fn is_sampling(&self) -> bool {
+        self.sampling > 0
+    }
+
+    /// A submitted step told what may follow this beam.
+    pub(crate) fn sampled_for_beams(&mut self) {
         self.sampling -= 1;
-        self.sequence.accept(token)
+    }
+
+    /// A submitted step drew `tokens`, of which all but the last were guessed and computed in it. How many of them the
+    /// sequence takes, and the reason if it ends with the last of these.
+    pub(crate) fn accept(&mut self, tokens: &[TokenId]) -> (usize, Option<FinishReason>) {
+        self.sampling -= 1;
+        self.submitted += tokens.len() - 1;
+        for (count, &token) in (1..).zip(tokens) {
+            if let Some(reason) = self.sequence.accept(token) {
+                return (count, Some(reason));
+            }
+        }
+        (tokens.len(), None)
     }
 
     /// Whether computing the tokens up to `end` was all that was asked.

@@ -12,8 +12,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::constraint::TokenSet;
+use crate::draft::DraftTree;
 use crate::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
-use crate::plan::{BlockCopy, InputToken, PlanRow, RowOutput, RowScores, SampleRow, StepOutput, StepPlan, Ticket};
+use crate::plan::{InputToken, Move, PlanRow, RowOutput, RowScores, SampleRow, StepOutput, StepPlan, Ticket};
 use crate::request::TokenId;
 use crate::sampling::{TokenLogprob, TokenLogprobs};
 
@@ -22,7 +23,7 @@ use crate::sampling::{TokenLogprob, TokenLogprobs};
 pub struct StepTime {
     /// Any step: reading the weights once, launches.
     pub base_us: f64,
-    /// Each token of a row with several.
+    /// Each token of a row with several, and each guess.
     pub prefill_token_us: f64,
     /// Each row with one token.
     pub decode_row_us: f64,
@@ -50,7 +51,8 @@ impl StepTime {
             1 => self.decode_row_us,
             tokens => self.prefill_token_us * tokens as f64,
         };
-        computed + self.context_token_us * (f64::from(row.first_position) + row.tokens.len() as f64)
+        let drafted = self.prefill_token_us * row.draft().map_or(0, DraftTree::len) as f64;
+        computed + drafted + self.context_token_us * (f64::from(row.first_position) + row.tokens.len() as f64)
     }
 }
 
@@ -101,6 +103,8 @@ pub struct SimExecutor<P> {
     pace: P,
     /// What stands for K and V: by block and offset, a hash of the token there and all before it.
     states: Vec<u64>,
+    /// The same of the blocks outside the pool.
+    swapped: Vec<u64>,
     in_flight: VecDeque<SimStep>,
     submitted: u64,
     /// When the last submitted step ends.
@@ -123,17 +127,22 @@ impl<P: Pace> SimExecutor<P> {
             vocabulary,
             pace,
             states: vec![0; geometry.blocks as usize * geometry.block_tokens as usize],
+            swapped: vec![0; geometry.swap_slots as usize * geometry.block_tokens as usize],
             in_flight: VecDeque::new(),
             submitted: 0,
             busy_until: Duration::ZERO,
         }
     }
 
-    /// Copies what stands for K and V of a block.
-    fn copy(&mut self, copy: BlockCopy) {
+    /// Moves what stands for K and V of a block.
+    fn move_block(&mut self, moved: Move) {
         let tokens = self.block_tokens();
-        let [from, to] = [copy.from, copy.to].map(|block| block.0 as usize * tokens);
-        self.states.copy_within(from..from + tokens, to);
+        let place = |index: u32| index as usize * tokens..(index as usize + 1) * tokens;
+        match moved {
+            Move::Copy { from, to } => self.states.copy_within(place(from.0), place(to.0).start),
+            Move::Out { block, slot } => self.swapped[place(slot.0)].copy_from_slice(&self.states[place(block.0)]),
+            Move::In { slot, block } => self.states[place(block.0)].copy_from_slice(&self.swapped[place(slot.0)]),
+        }
     }
 
     /// Computes a row: its states, then its token.
@@ -142,11 +151,40 @@ impl<P: Pace> SimExecutor<P> {
             let Some(token) = self.resolve(*token) else {
                 return RowOutput::Failed("the row that was to sample its input did not".into());
             };
-            let before = position.checked_sub(1).map_or(0, |previous| self.states[self.slot(row, previous)]);
-            let slot = self.slot(row, position);
-            self.states[slot] = mix(before, u64::from(token));
+            self.put(row, position, token);
         }
-        row.sample.as_ref().map_or(RowOutput::Computed, |sample| self.sample(row, sample))
+        match &row.sample {
+            None => RowOutput::Computed,
+            Some(sample) if sample.draft.is_empty() => {
+                self.sample(row, sample, &[]).map_or_else(RowOutput::Failed, RowOutput::Sampled)
+            }
+            Some(sample) => self.verify(row, sample).map_or_else(RowOutput::Failed, RowOutput::Verified),
+        }
+    }
+
+    /// Follows the row's guesses by what is drawn. Those that held leave their states behind the row's own, and the
+    /// rest of the places that were to hold guesses is spoilt, as it is on a device.
+    fn verify(&mut self, row: &PlanRow, sample: &SampleRow) -> Result<Vec<TokenId>, String> {
+        let end = row.first_position as usize + row.tokens.len();
+        let mut held: Vec<TokenId> = Vec::new();
+        let verdict = sample.draft.judge(|after| {
+            if let Some(node) = after {
+                held.push(sample.draft.nodes()[node as usize].token);
+                self.put(row, end + held.len() - 1, held[held.len() - 1]);
+            }
+            self.sample(row, sample, &held)
+        })?;
+        for position in end + held.len()..end + sample.draft.len() {
+            self.put(row, position, TokenId::MAX);
+        }
+        Ok(verdict.tokens)
+    }
+
+    /// Leaves the state of a token behind that of the one before.
+    fn put(&mut self, row: &PlanRow, position: usize, token: TokenId) {
+        let before = position.checked_sub(1).map_or(0, |previous| self.states[self.slot(row, previous)]);
+        let slot = self.slot(row, position);
+        self.states[slot] = mix(before, u64::from(token));
     }
 
     /// The id of an input token, unless the row that was to sample it failed.
@@ -162,29 +200,26 @@ impl<P: Pace> SimExecutor<P> {
         }
     }
 
-    /// Draws the token that follows the row: from its blocks, and from the seed unless it is greedy.
-    fn sample(&self, row: &PlanRow, sample: &SampleRow) -> RowOutput {
+    /// Draws the token that follows the row and the guesses behind it that held: from its blocks, and from the seed
+    /// unless it is greedy.
+    fn sample(&self, row: &PlanRow, sample: &SampleRow, held: &[TokenId]) -> Result<TokenId, String> {
         let seed = if sample.sampling.temperature > 0.0 { sample.sampling.seed } else { 0 };
-        let context = self.context(row, row.tokens.len(), seed);
-        let allowed = match self.allowed(row, sample) {
-            Ok(allowed) => allowed,
-            Err(error) => return RowOutput::Failed(error),
-        };
+        let context = self.context(row, row.tokens.len() + held.len(), seed);
+        let allowed = self.allowed(row, sample, held)?;
         let may_draw = |token: &TokenId| may_draw(sample, allowed.as_ref(), *token);
         let mut draws = (0..MAX_DRAWS).map(|draw| self.vocabulary.draw(mix(context, draw)));
         // Where tokens are so few that chance does not meet them, the first one it is.
-        match draws.find(may_draw).or_else(|| (0..self.geometry.vocabulary).find(may_draw)) {
-            Some(token) => RowOutput::Sampled(token),
-            None => RowOutput::Failed("every token is banned".into()),
-        }
+        let token = draws.find(may_draw).or_else(|| (0..self.geometry.vocabulary).find(may_draw));
+        token.ok_or_else(|| "every token is banned".into())
     }
 
     /// The tokens that the row's constraint allows, if it has one.
-    fn allowed(&self, row: &PlanRow, sample: &SampleRow) -> Result<Option<TokenSet>, String> {
+    fn allowed(&self, row: &PlanRow, sample: &SampleRow, held: &[TokenId]) -> Result<Option<TokenSet>, String> {
         let (Some(constraint), Some(history)) = (&sample.constraint, &sample.history) else { return Ok(None) };
         let sampled = row.tokens.last().filter(|token| matches!(token, InputToken::SampledBy { .. }));
         let sampled = sampled.and_then(|token| self.resolve(*token));
-        let generated: Vec<TokenId> = history.tokens[history.prompt_tokens..].iter().copied().chain(sampled).collect();
+        let known = history.tokens[history.prompt_tokens..].iter().copied().chain(sampled);
+        let generated: Vec<TokenId> = known.chain(held.iter().copied()).collect();
         constraint.allowed(&generated).map(Some)
     }
 
@@ -199,17 +234,19 @@ impl<P: Pace> SimExecutor<P> {
     /// The log probabilities that a computed row asked for.
     fn scores(&self, index: usize, row: &PlanRow, output: &RowOutput) -> Option<RowScores> {
         let top = row.sample.as_ref().and_then(|sample| sample.logprobs);
-        let sampled = match (output, top) {
-            (RowOutput::Failed(_), _) => return None,
-            (RowOutput::Sampled(token), Some(top)) => {
-                Some(self.logprobs(self.context(row, row.tokens.len(), 0), *token, top))
-            }
-            _ => None,
+        let drawn: &[TokenId] = match output {
+            RowOutput::Failed(_) => return None,
+            RowOutput::Sampled(token) => std::slice::from_ref(token),
+            RowOutput::Verified(tokens) => tokens,
+            RowOutput::Computed => &[],
         };
+        let told = top.iter().flat_map(|&top| (row.tokens.len()..).zip(drawn).map(move |place| (top, place)));
+        let sampled: Vec<_> =
+            told.map(|(top, (tokens, token))| self.logprobs(self.context(row, tokens, 0), *token, top)).collect();
         let scored = row.score.iter().flat_map(|score| (1..).zip(&score.targets).map(|target| (score.top, target)));
         let prompt = scored.map(|(top, (tokens, target))| self.logprobs(self.context(row, tokens, 0), *target, top));
         let prompt: Vec<_> = prompt.collect();
-        (sampled.is_some() || !prompt.is_empty()).then_some(RowScores { row: index as u32, prompt, sampled })
+        (!sampled.is_empty() || !prompt.is_empty()).then_some(RowScores { row: index as u32, prompt, sampled })
     }
 
     /// `token` first, then others: the nth has a probability of a half to the power of n.
@@ -257,7 +294,7 @@ impl<P: Pace> Executor for SimExecutor<P> {
             return Err(ExecutorError(format!("{MAX_IN_FLIGHT} steps are in flight already")));
         }
         let busy = self.step_time.of(&plan);
-        plan.copies.iter().for_each(|copy| self.copy(*copy));
+        plan.moves.iter().for_each(|moved| self.move_block(*moved));
         let rows: Vec<RowOutput> = plan.rows.iter().map(|row| self.compute(row)).collect();
         let computed = plan.rows.iter().zip(&rows).enumerate();
         let scores = computed.filter_map(|(index, (row, output))| self.scores(index, row, output)).collect();

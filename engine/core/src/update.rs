@@ -1,5 +1,6 @@
 //! What a turn of the engine gives back, and the engine's state in numbers. Times are the caller's, in seconds.
 
+use crate::draft::MAX_DRAFT_TOKENS;
 pub use crate::kv::KvUsage;
 use crate::request::{FinishReason, RequestId, TokenId};
 use crate::sampling::TokenLogprobs;
@@ -46,6 +47,8 @@ pub struct StepStats {
     pub prefill_tokens: u32,
     /// Generated tokens computed, one for each decoding sequence.
     pub decode_tokens: u32,
+    /// Guesses computed beside them.
+    pub draft_tokens: u32,
     /// Seconds the executor was busy with it.
     pub busy_seconds: f64,
 }
@@ -53,7 +56,7 @@ pub struct StepStats {
 impl StepStats {
     /// Tokens computed.
     pub fn tokens(&self) -> u32 {
-        self.prefill_tokens + self.decode_tokens
+        self.prefill_tokens + self.decode_tokens + self.draft_tokens
     }
 }
 
@@ -80,4 +83,19 @@ pub struct EngineStats {
     pub prefix_query_tokens: u64,
     /// Prompt tokens found there so far.
     pub prefix_hit_tokens: u64,
+    /// Guesses so far.
+    pub drafts: DraftStats,
+}
+
+/// What became of guesses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DraftStats {
+    /// Rows with guesses.
+    pub drafts: u64,
+    /// Guesses in them.
+    pub tokens: u64,
+    /// Those that held.
+    pub accepted: u64,
+    /// Those that held, by how far behind the last known token they were.
+    pub accepted_by_position: [u64; MAX_DRAFT_TOKENS],
 }

@@ -11,13 +11,14 @@ use std::collections::{HashMap, HashSet};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use support::{CONFIG, GEOMETRY, TestEngine, WORDS, engine, updates_alone};
+use support::{CONFIG, GEOMETRY, Oracle, TestEngine, WORDS, alone, engine, updates_alone};
 use windlass_engine_core::engine::{EngineConfig, Policy};
 use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::plan::Move;
 use windlass_engine_core::request::{
     CacheScope, FinishReason, RejectReason, Request, RequestId, Sampling, Tenant, TokenId,
 };
-use windlass_engine_core::update::RequestUpdate;
+use windlass_engine_core::update::{DraftStats, RequestUpdate};
 
 /// What happens to an engine, one thing at a time.
 #[derive(Clone, Debug)]
@@ -101,9 +102,17 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 }
 
 fn geometries() -> impl Strategy<Value = Geometry> {
-    (1..6u32, 12..60u32, 1..8u32, 1..40u32).prop_map(|(block_tokens, blocks, max_step_rows, max_step_tokens)| {
-        Geometry { block_tokens, blocks, max_step_rows, max_step_tokens, ..GEOMETRY }
-    })
+    let slots = prop_oneof![Just(0), 1..40u32];
+    (1..6u32, 12..60u32, slots, 1..8u32, 1..40u32).prop_map(
+        |(block_tokens, blocks, swap_slots, max_step_rows, max_step_tokens)| Geometry {
+            block_tokens,
+            blocks,
+            swap_slots,
+            max_step_rows,
+            max_step_tokens,
+            ..GEOMETRY
+        },
+    )
 }
 
 fn configs() -> impl Strategy<Value = EngineConfig> {
@@ -124,6 +133,15 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
     })
 }
 
+/// Who guesses, if anybody: how often it errs, whether it branches and whether it is free.
+fn oracles() -> impl Strategy<Value = Option<(u64, bool, bool)>> {
+    prop::option::of((0..5u64, any::<bool>(), any::<bool>()))
+}
+
+fn oracle((errs_one_in, branches, free): (u64, bool, bool)) -> Oracle {
+    Oracle { branches, free, ..Oracle::new(errs_one_in) }
+}
+
 /// What the runs met, all together: a property that never met a preemption would prove little.
 #[derive(Debug, Default)]
 struct Met {
@@ -134,6 +152,9 @@ struct Met {
     never_fits: u64,
     most_waiting: u32,
     copies: u64,
+    returns: u64,
+    guesses: u64,
+    accepted: u64,
 }
 
 /// An engine, and what its clients have seen.
@@ -147,13 +168,20 @@ struct World {
     endings: HashMap<RequestId, FinishReason>,
     /// Ended from outside, or poisoned: their texts may stop anywhere.
     disturbed: HashSet<RequestId>,
+    oracle: Option<Oracle>,
     met: Met,
 }
 
 impl World {
-    fn new(geometry: Geometry, config: EngineConfig) -> World {
+    fn new(geometry: Geometry, config: EngineConfig, oracle: Option<Oracle>) -> World {
+        let engine = engine(geometry, config);
+        let engine = match &oracle {
+            Some(oracle) => engine.with_proposer(Box::new(oracle.clone()), 6),
+            None => engine,
+        };
         World {
-            engine: engine(geometry, config),
+            engine,
+            oracle,
             geometry,
             requests: Vec::new(),
             texts: HashMap::new(),
@@ -182,7 +210,13 @@ impl World {
     fn add(&mut self, wish: &Wish) {
         let request = wish.request(RequestId(self.requests.len() as u64), self.requests.last());
         match self.engine.add(request.clone(), self.met.turns as f64) {
-            Ok(()) => self.requests.push(request),
+            Ok(()) => {
+                if let Some(oracle) = &self.oracle {
+                    let answer = alone(&request, self.geometry.block_tokens).0;
+                    oracle.tell(request.id, [&request.prompt[..], &answer].concat());
+                }
+                self.requests.push(request);
+            }
             Err(RejectReason::NeverFits { .. }) => self.met.never_fits += 1,
             Err(reason) => panic!("{reason}"),
         }
@@ -208,7 +242,9 @@ impl World {
         let submitted = self.engine.executor().submitted();
         let turn = support::turn(&mut self.engine, self.met.turns as f64);
         if self.engine.executor().submitted() > submitted {
-            self.met.copies += self.engine.executor().last_plan().copies.len() as u64;
+            let plan = self.engine.executor().last_plan();
+            self.met.copies += plan.moves.iter().filter(|moved| matches!(moved, Move::Copy { .. })).count() as u64;
+            self.met.returns += plan.moves.iter().filter(|moved| matches!(moved, Move::In { .. })).count() as u64;
         }
         turn.updates.into_iter().for_each(|update| self.see(update));
     }
@@ -262,14 +298,16 @@ impl World {
     }
 }
 
-fn live_through(geometry: Geometry, config: EngineConfig, events: &[Event]) -> Met {
-    let mut world = World::new(geometry, config);
+fn live_through(geometry: Geometry, config: EngineConfig, oracle: Option<Oracle>, events: &[Event]) -> Met {
+    let mut world = World::new(geometry, config, oracle);
     events.iter().for_each(|event| world.happen(event));
     world.come_to_rest();
     world.check_texts();
     let stats = world.engine.stats();
     assert_eq!((stats.kv.held, stats.queued_prompt_tokens, stats.remaining_tokens), (0, 0, 0));
-    Met { preemptions: stats.preemptions, prefix_hits: stats.prefix_hit_tokens, ..world.met }
+    assert!(world.oracle.is_none_or(|oracle| oracle.remembered() == 0));
+    let DraftStats { tokens: guesses, accepted, .. } = stats.drafts;
+    Met { preemptions: stats.preemptions, prefix_hits: stats.prefix_hit_tokens, guesses, accepted, ..world.met }
 }
 
 #[test]
@@ -277,8 +315,8 @@ fn whatever_happens_the_engine_is_sound_and_texts_are_those_of_requests_alone() 
     let met = RefCell::new(Met::default());
     let mut runner =
         TestRunner::new(Config { cases: 400, failure_persistence: None, max_shrink_iters: 500, ..Config::default() });
-    let outcome = runner.run(&(geometries(), configs(), events()), |(geometry, config, events)| {
-        met.borrow_mut().add(live_through(geometry, config, &events));
+    let outcome = runner.run(&(geometries(), configs(), oracles(), events()), |(geometry, config, oracle, events)| {
+        met.borrow_mut().add(live_through(geometry, config, oracle.map(self::oracle), &events));
         Ok::<(), TestCaseError>(())
     });
     outcome.unwrap_or_else(|failure| panic!("{failure}"));
@@ -286,7 +324,8 @@ fn whatever_happens_the_engine_is_sound_and_texts_are_those_of_requests_alone() 
     println!("{met:?}");
     assert!(met.turns > 10_000 && met.preemptions > 100 && met.prefix_hits > 1000, "{met:?}");
     assert!(met.never_fits > 10 && met.most_waiting > 10 && met.ended.values().all(|count| *count > 100), "{met:?}");
-    assert!(met.ended.len() == 4 && met.copies > 100, "{met:?}");
+    assert!(met.ended.len() == 4 && met.copies > 100 && met.returns > 500, "{met:?}");
+    assert!(met.accepted > 1000 && met.guesses > met.accepted + 1000, "{met:?}");
 }
 
 impl Met {
@@ -296,6 +335,9 @@ impl Met {
         self.prefix_hits += other.prefix_hits;
         self.never_fits += other.never_fits;
         self.copies += other.copies;
+        self.returns += other.returns;
+        self.guesses += other.guesses;
+        self.accepted += other.accepted;
         self.most_waiting = self.most_waiting.max(other.most_waiting);
         for (reason, count) in other.ended {
             *self.ended.entry(reason).or_default() += count;

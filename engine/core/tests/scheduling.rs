@@ -7,7 +7,7 @@ mod support;
 use support::{CONFIG, GEOMETRY, TestEngine, With, alone, drain, engine, logprobs, request, text, turn};
 use windlass_engine_core::engine::{EngineConfig, QueueLimits};
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::plan::{BlockCopy, InputToken, PlanRow};
+use windlass_engine_core::plan::{InputToken, Move, PlanRow};
 use windlass_engine_core::request::{FinishReason, RejectReason, Request, RequestId};
 use windlass_engine_core::update::RequestUpdate;
 
@@ -424,7 +424,7 @@ fn a_fork_shares_full_blocks_copies_the_begun_one_and_computes_one_token() {
     let plan = engine.executor().last_plan();
     let [leader_row, fork_row] = &plan.rows[..] else { panic!("{plan:?}") };
     assert_eq!(fork_row.blocks[..2], leader_row.blocks[..2]);
-    assert_eq!(plan.copies, [BlockCopy { from: leader_row.blocks[2], to: fork_row.blocks[2] }]);
+    assert_eq!(plan.moves, [Move::Copy { from: leader_row.blocks[2], to: fork_row.blocks[2] }]);
     let updates = drain(&mut engine);
     let (cached, own) = (updates.iter().find(|update| update.request.0 == 2).unwrap(), alone(&leader, 4));
     assert_eq!((cached.cached_tokens, text(&updates, 2)), (9, own));
@@ -439,7 +439,7 @@ fn a_fork_at_the_border_of_a_block_copies_nothing() {
         add(&mut engine, Request { id: RequestId(2), ..leader.clone() }.fork(1));
         turn(&mut engine, 0.0);
         turn(&mut engine, 0.0);
-        assert_eq!(engine.executor().last_plan().copies.len(), copies, "a prompt of {prompt_tokens}");
+        assert_eq!(engine.executor().last_plan().moves.len(), copies, "a prompt of {prompt_tokens}");
         assert_eq!(text(&drain(&mut engine), 2), alone(&leader, 4));
     }
 }

@@ -4,12 +4,15 @@
 //! buffers are opaque: a device's may lie in its own memory, and all ranks of a tensor-parallel group are one backend.
 //! The backend also owns what outlives a step on the device: the KV cache and the rotary table.
 
-use windlass_engine_core::plan::BlockCopy;
+use std::io;
+
+use windlass_engine_core::plan::{BlockId, SlotId};
 use windlass_kernels::{Integer, ShapeError, WeightType};
 
 use crate::batch::Batch;
 use crate::config::DecoderConfig;
 use crate::sampler::{Drawn, RowTask, SampleError};
+use crate::tier::Tier;
 
 /// A device that computes a decoder's layers.
 ///
@@ -89,8 +92,14 @@ pub trait Backend: Sized {
     fn silu_mul(&mut self, step: &Self::Step<'_>, gate: &Self::Buffer, up: &Self::Buffer, out: &mut Self::Buffer);
     /// The first `values` of a buffer, for tests and references: not on the way of a step.
     fn read(&self, buffer: &Self::Buffer, values: usize) -> Vec<f32>;
-    /// Copies keys and values of whole blocks in all layers, in order.
-    fn copy_blocks(&mut self, copies: &[BlockCopy]);
+    /// Copies keys and values of a whole block in all layers.
+    fn copy_block(&mut self, from: BlockId, to: BlockId);
+    /// Keeps keys and values of a block, all layers, in a slot of the tier.
+    fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SlotId) -> io::Result<()>;
+    /// Brings them back into a block.
+    fn load_block(&mut self, tier: &mut dyn Tier, slot: SlotId, block: BlockId) -> io::Result<()>;
+    /// Moves keys and values of single tokens in all layers, in order: from a block and a place in it to another.
+    fn move_tokens(&mut self, moves: &[TokenMove]);
     /// Draws or scores one token with each row of logits, which may be overwritten.
     fn sample(&mut self, logits: &mut Self::Buffer, tasks: &[RowTask<'_>]) -> Vec<Result<Drawn, SampleError>>;
 
@@ -141,6 +150,15 @@ pub trait Backend: Sized {
         self.rms_norm(Rows::LogitTokens, step, &work.projected, norm, &mut work.normed);
         self.linear(Rows::LogitTokens, step, &work.normed, [(output, &mut work.logits)]);
     }
+}
+
+/// Where keys and values of one token are, and where they belong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenMove {
+    /// Block, and place in it.
+    pub from: (BlockId, usize),
+    /// The same.
+    pub to: (BlockId, usize),
 }
 
 /// Which rows of its buffers an op computes.

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::plan::BlockId;
 use windlass_engine_core::request::TokenId;
 
@@ -13,6 +14,8 @@ pub struct Batch {
     rows: Vec<Row>,
     blocks: Vec<u32>,
     logit_tokens: Vec<usize>,
+    /// Of each guess in a tree: the guesses of its row that it sees, itself one of them, as bits.
+    seen: Vec<u64>,
 }
 
 #[derive(Debug)]
@@ -20,6 +23,7 @@ struct Row {
     tokens: usize,
     first_position: u32,
     blocks: Range<usize>,
+    seen: Range<usize>,
 }
 
 /// One sequence's share of a [`Batch`].
@@ -31,6 +35,9 @@ pub struct BatchRow<'a> {
     pub first_position: u32,
     /// Blocks of the whole sequence, in order.
     pub blocks: &'a [u32],
+    /// Of the row's last tokens, if they are guesses that branch: which of them each sees, as bits. Each guess lies in
+    /// the blocks behind the one before, whatever its position in the text.
+    pub seen: &'a [u64],
 }
 
 /// Which tokens of a row get logits.
@@ -38,19 +45,19 @@ pub struct BatchRow<'a> {
 pub struct Logits {
     /// So many of the first: what follows them is scored.
     pub leading: usize,
-    /// The last one: a token is to be drawn.
-    pub last: bool,
+    /// So many of the last: a token is to be drawn after each.
+    pub trailing: usize,
 }
 
 impl Logits {
     /// None: a prefill chunk that is not the last.
-    pub const NONE: Logits = Logits { leading: 0, last: false };
+    pub const NONE: Logits = Logits { leading: 0, trailing: 0 };
     /// The last token alone.
-    pub const LAST: Logits = Logits { leading: 0, last: true };
+    pub const LAST: Logits = Logits { leading: 0, trailing: 1 };
 
     /// The first `count` tokens.
     pub const fn leading(count: usize) -> Logits {
-        Logits { leading: count, last: false }
+        Logits { leading: count, trailing: 0 }
     }
 }
 
@@ -62,6 +69,7 @@ impl Batch {
         self.rows.clear();
         self.blocks.clear();
         self.logit_tokens.clear();
+        self.seen.clear();
     }
 
     /// Appends a row of tokens at positions `first_position ..` of the sequence that `blocks` hold.
@@ -72,16 +80,43 @@ impl Batch {
         blocks: &[BlockId],
         logits: Logits,
     ) {
-        let (first_token, first_block) = (self.tokens.len(), self.blocks.len());
+        self.push_drafted(tokens, &DraftTree::default(), first_position, blocks, logits);
+    }
+
+    /// The same with guesses behind the tokens; each of them gets logits.
+    pub fn push_drafted(
+        &mut self,
+        tokens: impl IntoIterator<Item = TokenId>,
+        draft: &DraftTree,
+        first_position: u32,
+        blocks: &[BlockId],
+        logits: Logits,
+    ) {
+        let (first_token, first_block, first_seen) = (self.tokens.len(), self.blocks.len(), self.seen.len());
         self.tokens.extend(tokens);
-        let count = self.tokens.len() - first_token;
-        self.positions.extend((first_position..).take(count));
+        let known = self.tokens.len() - first_token;
+        self.positions.extend((first_position..).take(known));
+        self.push_guesses(draft, first_position + known as u32);
+        let count = known + draft.len();
         self.blocks.extend(blocks.iter().map(|block| block.0));
-        self.rows.push(Row { tokens: count, first_position, blocks: first_block..self.blocks.len() });
-        let leading = logits.leading.min(count);
+        let (blocks, seen) = (first_block..self.blocks.len(), first_seen..self.seen.len());
+        self.rows.push(Row { tokens: count, first_position, blocks, seen });
+        let leading = logits.leading.min(known);
         self.logit_tokens.extend(first_token..first_token + leading);
-        if logits.last && leading < count {
-            self.logit_tokens.push(self.tokens.len() - 1);
+        let trailing = (logits.trailing + draft.len()).min(count - leading);
+        self.logit_tokens.extend(self.tokens.len() - trailing..self.tokens.len());
+    }
+
+    /// A guess is at the position that it would have in the text. Guesses one after the other are a text like any
+    /// other; what branches has to be told what it sees.
+    fn push_guesses(&mut self, draft: &DraftTree, first_position: u32) {
+        let paths = (0..draft.len() as u32).map(|node| draft.path(node));
+        for (node, path) in draft.nodes().iter().zip(paths) {
+            self.tokens.push(node.token);
+            self.positions.push(first_position + path.len() as u32 - 1);
+            if !draft.is_chain() {
+                self.seen.push(path.into_iter().fold(0, |seen, node| seen | 1 << node));
+            }
         }
     }
 
@@ -111,6 +146,7 @@ impl Batch {
             tokens: row.tokens,
             first_position: row.first_position,
             blocks: &self.blocks[row.blocks.clone()],
+            seen: &self.seen[row.seen.clone()],
         })
     }
 }

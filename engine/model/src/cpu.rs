@@ -1,15 +1,17 @@
 //! The CPU as a backend: `windlass_kernels` over plain vectors.
 
+use std::io;
 use std::sync::Mutex;
 
-use windlass_engine_core::plan::BlockCopy;
+use windlass_engine_core::plan::{BlockId, SlotId};
 use windlass_kernels::ops::{self, AttentionRow, Product, RopeTable};
 use windlass_kernels::{Activations, Integer, KvCache, KvLayout, KvType, PackedMatrix, Pool, ShapeError, WeightType};
 
-use crate::backend::{Backend, Heads, Rows};
+use crate::backend::{Backend, Heads, Rows, TokenMove};
 use crate::batch::{Batch, BatchRow};
 use crate::config::DecoderConfig;
 use crate::sampler::{self, Drawn, RowTask, SampleError};
+use crate::tier::Tier;
 
 /// The thread pool, the KV cache, the rotary table, and the quantized copy of a product's input.
 #[derive(Debug)]
@@ -44,17 +46,18 @@ impl CpuStep<'_> {
 }
 
 impl CpuBackend {
-    /// A backend with a KV cache of `blocks` blocks, for positions below `positions`.
+    /// A backend with a KV cache of `blocks` blocks of type `kv`, for positions below `positions`.
     pub fn new(
         pool: Pool,
         activations: Activations,
         config: DecoderConfig,
+        kv: KvType,
         block_tokens: usize,
         blocks: usize,
         positions: usize,
     ) -> CpuBackend {
         let layout = KvLayout { block_tokens, kv_heads: config.kv_heads, head_dim: config.head_dim };
-        let cache = KvCache::new(layout, KvType::Bf16, config.layers, blocks);
+        let cache = KvCache::new(layout, kv, config.layers, blocks);
         let rope = RopeTable::new(config.rope.dims, positions, config.rope.theta, config.rope.factors.as_deref());
         CpuBackend { config, pool, cache, rope, activations, scratch: Vec::new() }
     }
@@ -99,6 +102,7 @@ impl Backend for CpuBackend {
             block_table: row.blocks,
             first_position: row.first_position as usize,
             tokens: row.tokens,
+            seen: row.seen,
         };
         CpuStep { batch, rows: batch.rows().map(row).collect() }
     }
@@ -199,9 +203,21 @@ impl Backend for CpuBackend {
         buffer[..values].to_vec()
     }
 
-    fn copy_blocks(&mut self, copies: &[BlockCopy]) {
-        for BlockCopy { from, to } in copies {
-            self.cache.copy_block(from.0 as usize, to.0 as usize);
+    fn copy_block(&mut self, from: BlockId, to: BlockId) {
+        self.cache.copy_block(from.0 as usize, to.0 as usize);
+    }
+
+    fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SlotId) -> io::Result<()> {
+        tier.store(slot.0 as usize, &self.cache.block_bytes(block.0 as usize))
+    }
+
+    fn load_block(&mut self, tier: &mut dyn Tier, slot: SlotId, block: BlockId) -> io::Result<()> {
+        tier.load(slot.0 as usize, &mut self.cache.block_bytes_mut(block.0 as usize))
+    }
+
+    fn move_tokens(&mut self, moves: &[TokenMove]) {
+        for TokenMove { from, to } in moves {
+            self.cache.move_token((from.0.0 as usize, from.1), (to.0.0 as usize, to.1));
         }
     }
 

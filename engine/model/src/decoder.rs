@@ -1,11 +1,14 @@
 //! Drives a backend through a decoder's layers for one step.
 
-use windlass_engine_core::plan::BlockCopy;
+use std::io;
 
-use crate::backend::{Backend, Workspace};
+use windlass_engine_core::plan::{BlockId, SlotId};
+
+use crate::backend::{Backend, TokenMove, Workspace};
 use crate::batch::Batch;
 use crate::config::DecoderConfig;
 use crate::sampler::{Drawn, RowTask, SampleError};
+use crate::tier::Tier;
 use crate::weights::DecoderWeights;
 
 /// A decoder on a device: weights, workspace and the device's state.
@@ -63,9 +66,24 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// Copies K and V of whole blocks, in order.
-    pub fn copy_blocks(&mut self, copies: &[BlockCopy]) {
-        self.backend.copy_blocks(copies);
+    /// Copies K and V of a whole block.
+    pub fn copy_block(&mut self, from: BlockId, to: BlockId) {
+        self.backend.copy_block(from, to);
+    }
+
+    /// Keeps K and V of a block in a slot of the tier.
+    pub fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SlotId) -> io::Result<()> {
+        self.backend.store_block(tier, block, slot)
+    }
+
+    /// Brings them back into a block.
+    pub fn load_block(&mut self, tier: &mut dyn Tier, slot: SlotId, block: BlockId) -> io::Result<()> {
+        self.backend.load_block(tier, slot, block)
+    }
+
+    /// Moves K and V of single tokens, in order.
+    pub fn move_tokens(&mut self, moves: &[TokenMove]) {
+        self.backend.move_tokens(moves);
     }
 
     /// Draws or scores a token for each row of logits that the last step left. The logits are used up.

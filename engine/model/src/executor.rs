@@ -133,6 +133,7 @@ mod tests {
     const GEOMETRY: Geometry = Geometry {
         block_tokens: 16,
         blocks: 1,
+        swap_slots: 0,
         max_sequence_tokens: 16,
         max_step_rows: 1,
         max_step_tokens: 1,

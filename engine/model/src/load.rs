@@ -3,10 +3,10 @@
 use std::io;
 
 use windlass_checkpoint::Checkpoint;
-use windlass_engine_contract::memory::Ledger;
+use windlass_engine_contract::memory::{KvDataType, Ledger};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_core::executor::Geometry;
-use windlass_kernels::{Activations, Pool};
+use windlass_kernels::{Activations, KvType, Pool};
 
 use crate::config::{ConfigError, DecoderConfig};
 use crate::cpu::CpuBackend;
@@ -28,6 +28,12 @@ pub enum LoadError {
     /// The sizes asked for.
     #[error(transparent)]
     Sizes(#[from] SizeError),
+    /// There is no place for blocks that leave the pool.
+    #[error("cannot make the swap file: {source}")]
+    Swap {
+        /// What the system said.
+        source: io::Error,
+    },
     /// The system gave no threads.
     #[error("cannot start {threads} threads: {source}")]
     Threads {
@@ -70,8 +76,10 @@ pub struct Built {
 /// Loads a model and starts its executor. The file is not needed afterwards.
 pub fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Loaded, LoadError> {
     let Built { decoder, geometry, shape, ledger, weight_type } = build(checkpoint, options)?;
+    let tier = options.swap.as_ref().map(|swap| swap.tier(&shape, &geometry, options.kv_data_type)).transpose();
+    let tier = tier.map_err(|source| LoadError::Swap { source })?;
     let kernels = decoder.backend().kernels();
-    let executor = CpuExecutor::start(geometry, StepRunner::new(decoder, geometry))
+    let executor = CpuExecutor::start(geometry, StepRunner::new(decoder, geometry, tier))
         .map_err(|source| LoadError::Threads { threads: 1, source })?;
     Ok(Loaded { executor, shape, ledger, weight_type, kernels })
 }
@@ -96,5 +104,9 @@ fn cpu_backend(config: &DecoderConfig, geometry: &Geometry, options: &LoadOption
     let [block_tokens, blocks, positions] =
         [geometry.block_tokens, geometry.blocks, geometry.max_sequence_tokens].map(|size| size as usize);
     let activations = Activations::new(options.activations);
-    Ok(CpuBackend::new(pool, activations, config.clone(), block_tokens, blocks, positions))
+    let kv = match options.kv_data_type {
+        KvDataType::Bf16 => KvType::Bf16,
+        KvDataType::Int8 => KvType::Int8,
+    };
+    Ok(CpuBackend::new(pool, activations, config.clone(), kv, block_tokens, blocks, positions))
 }

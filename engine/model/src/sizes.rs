@@ -1,14 +1,15 @@
 //! Decides how much of everything there is, and whether it fits, before anything is allocated.
 
+use std::io;
+use std::path::PathBuf;
+
 use windlass_engine_contract::memory::{self, KvDataType, Ledger};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_core::executor::Geometry;
 use windlass_kernels::{ActivationType, Kernels};
 
 use crate::quantization::Quantization;
-
-/// The KV cache's element type.
-const KV_DATA_TYPE: KvDataType = KvDataType::Bf16;
+use crate::tier::{FileTier, MemoryTier, Tier};
 
 /// Rows of logits for which there is room however few sequences run: prompts are scored by so many tokens a step.
 const MIN_STEP_LOGITS: u32 = 32;
@@ -24,10 +25,14 @@ pub struct LoadOptions {
     pub activations: ActivationType,
     /// What float weights become; absent for what they are.
     pub quantization: Option<Quantization>,
+    /// How keys and values are held.
+    pub kv_data_type: KvDataType,
     /// Tokens in a KV block.
     pub block_tokens: u32,
     /// Size of the KV pool.
     pub kv: KvBudget,
+    /// Where blocks go that the pool gives up; absent for nowhere.
+    pub swap: Option<SwapSpace>,
     /// Most rows in a step.
     pub max_sequences: u32,
     /// Most tokens in a step.
@@ -46,12 +51,38 @@ impl Default for LoadOptions {
             kernels: Kernels::detect(),
             activations: ActivationType::Int8,
             quantization: None,
+            kv_data_type: KvDataType::Bf16,
             block_tokens: 16,
             kv: KvBudget::Bytes(1 << 30),
+            swap: None,
             max_sequences: 64,
             max_step_tokens: 512,
             max_model_tokens: None,
             memory_limit_bytes: None,
+        }
+    }
+}
+
+/// Room for blocks outside the KV pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwapSpace {
+    /// How much.
+    pub bytes: u64,
+    /// Folder for a file that holds them; absent for memory.
+    pub folder: Option<PathBuf>,
+}
+
+impl SwapSpace {
+    fn slots(&self, block_bytes: u64) -> u32 {
+        u32::try_from(self.bytes / block_bytes.max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// Makes the places.
+    pub(crate) fn tier(&self, shape: &ModelShape, geometry: &Geometry, kv: KvDataType) -> io::Result<Box<dyn Tier>> {
+        let (slots, block) = (geometry.swap_slots, memory::kv_block_bytes(shape, kv, geometry.block_tokens));
+        match &self.folder {
+            None => Ok(Box::new(MemoryTier::new(slots as usize))),
+            Some(folder) => Ok(Box::new(FileTier::create(folder, slots.into(), block)?)),
         }
     }
 }
@@ -110,8 +141,8 @@ pub enum SizeError {
     },
     /// More memory than there may be.
     #[error(
-        "the model needs {} bytes, {limit} are allowed: weights {}, KV cache {}, workspace {}",
-        ledger.total(), ledger.weights, ledger.kv, ledger.workspace
+        "the model needs {} bytes, {limit} are allowed: weights {}, KV cache {}, swap space {}, workspace {}",
+        ledger.total(), ledger.weights, ledger.kv, ledger.swap, ledger.workspace
     )]
     Memory {
         /// What is needed.
@@ -138,13 +169,14 @@ impl Sizes {
         let geometry = Geometry {
             block_tokens: options.block_tokens,
             blocks,
+            swap_slots: swap_slots(shape, options),
             max_sequence_tokens,
             max_step_rows: options.max_sequences,
             max_step_tokens: options.max_step_tokens,
             max_step_logits: options.max_sequences.max(MIN_STEP_LOGITS).min(options.max_step_tokens),
             vocabulary: shape.vocabulary,
         };
-        let ledger = ledger(shape, rope_dims, &geometry);
+        let ledger = ledger(shape, rope_dims, &geometry, options);
         match options.memory_limit_bytes {
             Some(limit) if ledger.total() > limit => Err(SizeError::Memory { ledger, limit }),
             _ => Ok(Sizes { geometry, ledger }),
@@ -171,13 +203,18 @@ fn check_positive(options: &LoadOptions) -> Result<(), SizeError> {
 }
 
 fn blocks(shape: &ModelShape, options: &LoadOptions) -> Result<u32, SizeError> {
-    let block = memory::kv_block_bytes(shape, KV_DATA_TYPE, options.block_tokens);
+    let block = memory::kv_block_bytes(shape, options.kv_data_type, options.block_tokens);
     match options.kv {
         KvBudget::Blocks(0) => Err(SizeError::Zero("the number of KV blocks")),
         KvBudget::Blocks(blocks) => Ok(blocks),
         KvBudget::Bytes(budget) if budget < block => Err(SizeError::NoBlock { budget, block }),
         KvBudget::Bytes(budget) => Ok(u32::try_from(budget / block).unwrap_or(u32::MAX)),
     }
+}
+
+fn swap_slots(shape: &ModelShape, options: &LoadOptions) -> u32 {
+    let block = memory::kv_block_bytes(shape, options.kv_data_type, options.block_tokens);
+    options.swap.as_ref().map_or(0, |swap| swap.slots(block))
 }
 
 fn max_sequence_tokens(shape: &ModelShape, options: &LoadOptions, blocks: u32) -> Result<u32, SizeError> {
@@ -190,12 +227,16 @@ fn max_sequence_tokens(shape: &ModelShape, options: &LoadOptions, blocks: u32) -
     }
 }
 
-fn ledger(shape: &ModelShape, rope_dims: usize, geometry: &Geometry) -> Ledger {
+fn ledger(shape: &ModelShape, rope_dims: usize, geometry: &Geometry, options: &LoadOptions) -> Ledger {
+    let block = memory::kv_block_bytes(shape, options.kv_data_type, geometry.block_tokens);
+    let in_memory = options.swap.as_ref().is_some_and(|swap| swap.folder.is_none());
+    let slots = if in_memory { geometry.swap_slots } else { 0 };
     // A cosine and a sine in f32 for each pair of each position.
     let rope = u64::from(geometry.max_sequence_tokens) * rope_dims as u64 * 4;
     Ledger {
         weights: shape.weight_bytes,
-        kv: u64::from(geometry.blocks) * memory::kv_block_bytes(shape, KV_DATA_TYPE, geometry.block_tokens),
+        kv: u64::from(geometry.blocks) * block,
+        swap: u64::from(slots) * block,
         workspace: memory::workspace_bytes(shape, geometry.max_step_tokens, geometry.max_step_logits) + rope,
     }
 }

@@ -4,15 +4,19 @@ use std::collections::VecDeque;
 use std::thread;
 use std::time::Instant;
 
-use windlass_engine_core::constraint::{Constraint, TokenSet};
+use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::executor::{Geometry, MAX_IN_FLIGHT};
-use windlass_engine_core::plan::{InputToken, PlanRow, RowOutput, RowScores, StepOutput, StepPlan, Ticket};
+use windlass_engine_core::plan::{InputToken, Move, PlanRow, RowOutput, RowScores, StepOutput, StepPlan, Ticket};
 use windlass_engine_core::request::TokenId;
 
 use crate::backend::Backend;
 use crate::batch::{Batch, Logits};
 use crate::decoder::Decoder;
-use crate::sampler::{Draw, Drawn, RowTask, SampleError};
+use crate::places::{Mask, Place, masks, places};
+use crate::sampler::{Drawn, RowTask, SampleError};
+use crate::swap::Swapper;
+use crate::tier::Tier;
+use crate::verdict::{Outcome, moves, outcome};
 
 /// Runs plans on a decoder, in order, and keeps what later plans may feed back.
 pub(crate) struct StepRunner<B: Backend> {
@@ -22,26 +26,38 @@ pub(crate) struct StepRunner<B: Backend> {
     /// Outputs of the last steps. A plan names steps that were in flight when it was made, and may be submitted after
     /// they were collected.
     kept: VecDeque<(Ticket, Vec<RowOutput>)>,
+    /// Where blocks go that leave the pool, if anywhere.
+    swapper: Option<Swapper>,
 }
 
 impl<B: Backend> StepRunner<B> {
-    pub fn new(decoder: Decoder<B>, geometry: Geometry) -> StepRunner<B> {
-        StepRunner { decoder, geometry, batch: Batch::default(), kept: VecDeque::new() }
+    pub fn new(decoder: Decoder<B>, geometry: Geometry, tier: Option<Box<dyn Tier>>) -> StepRunner<B> {
+        let (batch, kept, swapper) = (Batch::default(), VecDeque::new(), tier.map(Swapper::new));
+        StepRunner { decoder, geometry, batch, kept, swapper }
     }
 
     /// Computes a step. A row that cannot be computed fails alone.
     pub fn run(&mut self, ticket: Ticket, plan: &StepPlan) -> StepOutput {
         let started = Instant::now();
-        self.decoder.copy_blocks(&plan.copies);
+        plan.moves.iter().for_each(|moved| self.move_block(*moved));
         let mut rows = self.fill_batch(plan);
         let mut scores = Vec::new();
         if !self.batch.is_empty() {
-            let histories: Vec<Vec<TokenId>> = plan.rows.iter().map(|row| self.history(row)).collect();
-            let masks = self.forward(plan, &histories);
-            scores = self.draw(plan, &histories, &masks, &mut rows);
+            let places: Vec<Vec<Place>> = plan.rows.iter().map(|row| places(row, self.history(row))).collect();
+            let masks = self.forward(plan, &places);
+            scores = self.draw(plan, &places, &masks, &mut rows);
         }
         self.keep(ticket, &rows);
         StepOutput { rows, scores, busy_seconds: started.elapsed().as_secs_f64() }
+    }
+
+    fn move_block(&mut self, moved: Move) {
+        match (moved, &mut self.swapper) {
+            (Move::Copy { from, to }, _) => self.decoder.copy_block(from, to),
+            (Move::Out { block, slot }, Some(swapper)) => swapper.store(&mut self.decoder, block, slot),
+            (Move::In { slot, block }, Some(swapper)) => swapper.load(&mut self.decoder, slot, block),
+            (Move::Out { .. } | Move::In { .. }, None) => unreachable!("without a tier there are no slots"),
+        }
     }
 
     /// Puts every sound row into the batch.
@@ -55,19 +71,25 @@ impl<B: Backend> StepRunner<B> {
 
     fn fill_row(&mut self, row: &PlanRow) -> Result<(), String> {
         self.check_places(row)?;
+        if let Some(swapper) = &mut self.swapper {
+            swapper.check(row, self.geometry.block_tokens)?;
+        }
         for &token in &row.tokens {
             self.resolve(token)?;
         }
+        let guesses = row.draft().map_or(&[][..], DraftTree::nodes);
+        guesses.iter().try_for_each(|guess| self.check_token(guess.token))?;
         let tokens = row.tokens.iter().filter_map(|&token| resolve(&self.kept, token).ok());
         let leading = row.score.as_ref().map_or(0, |score| score.targets.len());
-        let logits = Logits { leading, last: row.sample.is_some() };
-        self.batch.push(tokens, row.first_position, &row.blocks, logits);
+        let logits = Logits { leading, trailing: usize::from(row.sample.is_some()) };
+        let none = DraftTree::default();
+        self.batch.push_drafted(tokens, row.draft().unwrap_or(&none), row.first_position, &row.blocks, logits);
         Ok(())
     }
 
     fn check_places(&self, row: &PlanRow) -> Result<(), String> {
         let Geometry { block_tokens, blocks, max_sequence_tokens, .. } = self.geometry;
-        let end = u64::from(row.first_position) + row.tokens.len() as u64;
+        let end = u64::from(row.first_position) + row.token_count() as u64;
         let held = row.blocks.len() as u64 * u64::from(block_tokens);
         if row.tokens.is_empty() {
             return Err("the row has no tokens".into());
@@ -84,25 +106,29 @@ impl<B: Backend> StepRunner<B> {
         }
     }
 
-    fn resolve(&self, token: InputToken) -> Result<TokenId, String> {
-        let id = resolve(&self.kept, token)?;
+    fn resolve(&self, token: InputToken) -> Result<(), String> {
+        self.check_token(resolve(&self.kept, token)?)
+    }
+
+    fn check_token(&self, id: TokenId) -> Result<(), String> {
         match id < self.geometry.vocabulary {
-            true => Ok(id),
+            true => Ok(()),
             false => Err(format!("token {id} is outside the vocabulary of {}", self.geometry.vocabulary)),
         }
     }
 
     /// Computes the batch; what constraints allow is found meanwhile.
-    fn forward(&mut self, plan: &StepPlan, histories: &[Vec<TokenId>]) -> Vec<Mask> {
-        if plan.rows.iter().all(|row| constraint(row).is_none()) {
+    fn forward(&mut self, plan: &StepPlan, places: &[Vec<Place>]) -> Vec<Vec<Mask>> {
+        let constrained = |row: &PlanRow| row.sample.as_ref().is_some_and(|sample| sample.constraint.is_some());
+        if !plan.rows.iter().any(constrained) {
             self.decoder.forward(&self.batch);
-            return plan.rows.iter().map(|_| Ok(None)).collect();
+            return places.iter().map(|places| places.iter().map(|_| Ok(None)).collect()).collect();
         }
         thread::scope(|scope| {
-            let masks =
-                scope.spawn(|| plan.rows.iter().zip(histories).map(|(row, history)| mask(row, history)).collect());
+            let masks = scope.spawn(|| plan.rows.iter().zip(places).map(|(row, places)| masks(row, places)).collect());
             self.decoder.forward(&self.batch);
-            masks.join().unwrap_or_else(|_| plan.rows.iter().map(|_| Err("the constraint panicked".into())).collect())
+            let panicked = |place: &Place| Err(format!("the constraint panicked at {place:?}"));
+            masks.join().unwrap_or_else(|_| places.iter().map(|of| of.iter().map(panicked).collect()).collect())
         })
     }
 
@@ -110,24 +136,25 @@ impl<B: Backend> StepRunner<B> {
     fn draw(
         &mut self,
         plan: &StepPlan,
-        histories: &[Vec<TokenId>],
-        masks: &[Mask],
+        places: &[Vec<Place>],
+        masks: &[Vec<Mask>],
         outputs: &mut [RowOutput],
     ) -> Vec<RowScores> {
         let computed = |index: &usize| outputs[*index] == RowOutput::Computed;
         let indices: Vec<usize> = (0..plan.rows.len()).filter(computed).collect();
-        let allowed = |index: usize| masks[index].as_ref().ok().and_then(Option::as_ref);
-        let tasks_of = |&index: &usize| tasks(&plan.rows[index], &histories[index], allowed(index));
+        let tasks_of = |&index: &usize| tasks(&plan.rows[index], &places[index], &masks[index]);
         let tasks: Vec<RowTask<'_>> = indices.iter().flat_map(tasks_of).collect();
-        let mut results = self.decoder.sample(&tasks).into_iter();
+        let mut results: VecDeque<Result<Drawn, SampleError>> = self.decoder.sample(&tasks).into();
         let mut scores = Vec::new();
         for &index in &indices {
-            let results = results.by_ref().take(plan.rows[index].logit_count());
-            let outcome = outcome(index as u32, &plan.rows[index], results).map_err(|error| error.to_string());
-            match masks[index].as_ref().map_err(String::clone).and(outcome) {
-                Ok((output, row_scores)) => {
+            let row = &plan.rows[index];
+            let results = results.drain(..row.logit_count()).collect();
+            match outcome(row, results, &masks[index]) {
+                Ok(Outcome { output, prompt, sampled, held }) => {
                     outputs[index] = output;
-                    scores.extend(row_scores);
+                    self.decoder.move_tokens(&moves(row, &held, self.geometry.block_tokens as usize));
+                    let told = !prompt.is_empty() || !sampled.is_empty();
+                    scores.extend(told.then_some(RowScores { row: index as u32, prompt, sampled }));
                 }
                 Err(error) => outputs[index] = RowOutput::Failed(error),
             }
@@ -135,7 +162,7 @@ impl<B: Backend> StepRunner<B> {
         scores
     }
 
-    /// The tokens before the one that a row draws, where drawing depends on them.
+    /// The tokens before the one that a row draws first, where drawing depends on them.
     fn history(&self, row: &PlanRow) -> Vec<TokenId> {
         let Some(history) = row.sample.as_ref().and_then(|sample| sample.history.as_ref()) else { return Vec::new() };
         let sampled = row.tokens.last().filter(|token| matches!(token, InputToken::SampledBy { .. }));
@@ -152,55 +179,11 @@ impl<B: Backend> StepRunner<B> {
 }
 
 /// What to do with each of a row's logits, in their order.
-fn tasks<'a>(
-    row: &'a PlanRow,
-    history: &'a [TokenId],
-    allowed: Option<&'a TokenSet>,
-) -> impl Iterator<Item = RowTask<'a>> {
+fn tasks<'a>(row: &'a PlanRow, places: &'a [Place], masks: &'a [Mask]) -> impl Iterator<Item = RowTask<'a>> {
     let scored = row.score.iter().flat_map(|score| score.targets.iter().map(|&target| (target, score.top)));
     let scored = scored.map(|(target, top)| RowTask::Score { target, top });
-    scored.chain(draw_of(row, history, allowed).map(RowTask::Draw))
-}
-
-/// The tokens that a row's constraint allows; `None` without one.
-type Mask = Result<Option<TokenSet>, String>;
-
-fn constraint(row: &PlanRow) -> Option<&dyn Constraint> {
-    row.sample.as_ref()?.constraint.as_deref()
-}
-
-fn mask(row: &PlanRow, history: &[TokenId]) -> Mask {
-    let Some(constraint) = constraint(row) else { return Ok(None) };
-    constraint.allowed(&history[prompt_tokens(row)..]).map(Some)
-}
-
-/// Leading tokens of a row's history that are its prompt.
-fn prompt_tokens(row: &PlanRow) -> usize {
-    let history = row.sample.as_ref().and_then(|sample| sample.history.as_ref());
-    history.map_or(0, |history| history.prompt_tokens)
-}
-
-fn draw_of<'a>(row: &'a PlanRow, history: &'a [TokenId], allowed: Option<&'a TokenSet>) -> Option<Draw<'a>> {
-    let sample = row.sample.as_ref()?;
-    let (prompt, generated) = history.split_at(prompt_tokens(row));
-    let position = row.first_position + row.tokens.len() as u32;
-    let (sampling, banned, logprobs) = (sample.sampling.as_ref(), sample.banned.as_slice(), sample.logprobs);
-    Some(Draw { sampling, banned, prompt, generated, allowed, position, logprobs })
-}
-
-/// What a row gives, from what each of its logits gave.
-fn outcome(
-    index: u32,
-    row: &PlanRow,
-    results: impl Iterator<Item = Result<Drawn, SampleError>>,
-) -> Result<(RowOutput, Option<RowScores>), SampleError> {
-    let mut results = results.collect::<Result<Vec<Drawn>, SampleError>>()?;
-    let drawn = row.sample.as_ref().and_then(|_| results.pop());
-    let output = drawn.as_ref().map_or(RowOutput::Computed, |drawn| RowOutput::Sampled(drawn.token));
-    let sampled = drawn.and_then(|drawn| drawn.logprobs);
-    let prompt: Vec<_> = results.into_iter().filter_map(|scored| scored.logprobs).collect();
-    let told = sampled.is_some() || !prompt.is_empty();
-    Ok((output, told.then_some(RowScores { row: index, prompt, sampled })))
+    let draws = places.iter().zip(masks).filter_map(|(place, mask)| place.draw(row, mask));
+    scored.chain(draws.map(RowTask::Draw))
 }
 
 fn resolve(kept: &VecDeque<(Ticket, Vec<RowOutput>)>, token: InputToken) -> Result<TokenId, String> {

@@ -1,5 +1,5 @@
-//! The real model under the scheduler: preempted, found in the prefix cache, forked or left alone, a request gets the
-//! same tokens with the same log probabilities, bit by bit.
+//! The real model under the scheduler: preempted, found in the prefix cache or in the swap space, forked, cut into
+//! chunks, guessed ahead or left alone, a request gets the same tokens with the same log probabilities, bit by bit.
 
 #![allow(clippy::unwrap_used)] // in a test, a failed unwrap is the failure
 
@@ -10,22 +10,11 @@ use std::collections::HashMap;
 use common::harbour_tokens;
 use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::real_model;
-use windlass_engine_core::engine::{Engine, EngineConfig, Policy, QueueLimits};
+use windlass_engine_core::draft::SuffixAutomaton;
+use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::request::{Request, RequestId, Sampling};
 use windlass_engine_core::update::EngineStats;
-use windlass_engine_model::{KvBudget, LoadOptions, load};
-
-const CONFIG: EngineConfig = EngineConfig {
-    queue: QueueLimits {
-        max_waiting_requests: 100,
-        max_queued_prompt_tokens: 100_000,
-        max_predicted_ttft_seconds: None,
-    },
-    enable_prefix_cache: false,
-    prefix_cache_ttl_seconds: None,
-    policy: Policy::Fcfs,
-    target_inter_token_seconds: None,
-};
+use windlass_engine_model::{KvBudget, LoadOptions, SwapSpace, load};
 
 /// Tokens and log probabilities of a request.
 type Answer = Vec<(u32, f32)>;
@@ -43,11 +32,33 @@ fn requests() -> Vec<Request> {
     (0..8).map(request).collect()
 }
 
-/// What each of `requests` gets from an engine of so many blocks, and the engine's state afterwards.
-fn answers(file: &Checkpoint, blocks: u32, config: EngineConfig, requests: Vec<Request>) -> (Vec<Answer>, EngineStats) {
-    let options =
-        LoadOptions { threads: 2, kv: KvBudget::Blocks(blocks), max_step_tokens: 64, ..LoadOptions::default() };
+/// How an engine is made and told to work.
+#[derive(Clone, Default)]
+struct Way {
+    blocks: u32,
+    max_step_tokens: u32,
+    caches: bool,
+    swaps: bool,
+    guesses: bool,
+}
+
+const ROOMY: Way = Way { blocks: 64, max_step_tokens: 64, caches: false, swaps: false, guesses: false };
+
+/// What each of `requests` gets from an engine, and its state afterwards.
+fn answers(file: &Checkpoint, way: &Way, requests: Vec<Request>) -> (Vec<Answer>, EngineStats) {
+    let options = LoadOptions {
+        threads: 2,
+        kv: KvBudget::Blocks(way.blocks),
+        swap: way.swaps.then_some(SwapSpace { bytes: 1 << 30, folder: None }),
+        max_sequences: 8,
+        max_step_tokens: way.max_step_tokens,
+        ..LoadOptions::default()
+    };
+    let config = EngineConfig { enable_prefix_cache: way.caches, ..EngineConfig::PLAIN };
     let mut engine = Engine::new(load(file, &options).unwrap().executor, config);
+    if way.guesses {
+        engine = engine.with_proposer(Box::new(SuffixAutomaton::new(1)), 8);
+    }
     let count = requests.len() as u64;
     requests.into_iter().for_each(|request| engine.add(request, 0.0).unwrap());
     let mut answers: HashMap<u64, Answer> = HashMap::new();
@@ -62,21 +73,36 @@ fn answers(file: &Checkpoint, blocks: u32, config: EngineConfig, requests: Vec<R
 }
 
 #[test]
-fn preemption_prefix_hits_and_forks_change_no_bit() {
+fn preemption_prefix_hits_forks_chunks_swaps_and_guesses_change_no_bit() {
     let Some(path) = real_model() else { return };
     let file = Checkpoint::open(&path).unwrap();
     let alone: Vec<Answer> = requests()
         .into_iter()
         .map(|request| {
             let only = Request { id: RequestId(0), fork_of: None, ..request };
-            answers(&file, 64, CONFIG, vec![only]).0.remove(0)
+            answers(&file, &ROOMY, vec![only]).0.remove(0)
         })
         .collect();
     assert!(alone.iter().all(|answer| answer.len() == 40));
     // Eight sequences of six blocks in the end, and blocks for four of them.
-    let caching = EngineConfig { enable_prefix_cache: true, ..CONFIG };
-    let (together, stats) = answers(&file, 24, caching, requests());
-    println!("{} preemptions, {} tokens found", stats.preemptions, stats.prefix_hit_tokens);
-    assert!(stats.preemptions > 0 && stats.prefix_hit_tokens > 0, "{stats:?}");
-    assert_eq!(together, alone);
+    let short = Way { blocks: 24, caches: true, ..ROOMY };
+    let ways = [
+        ("together", Way { blocks: 64, ..ROOMY }),
+        ("in chunks", Way { max_step_tokens: 9, ..ROOMY }),
+        ("short of blocks", short.clone()),
+        ("with a swap space", Way { swaps: true, ..short.clone() }),
+        ("with guesses", Way { guesses: true, ..ROOMY }),
+        ("with all of it", Way { max_step_tokens: 16, swaps: true, guesses: true, ..short }),
+    ];
+    for (name, way) in ways {
+        let (found, stats) = answers(&file, &way, requests());
+        let drafts = stats.drafts;
+        println!(
+            "{name}: {} preemptions, {} tokens found, {} blocks outside, {} of {} guesses held",
+            stats.preemptions, stats.prefix_hit_tokens, stats.kv.swapped, drafts.accepted, drafts.tokens
+        );
+        assert_eq!(found, alone, "{name}");
+        assert_eq!(stats.preemptions > 0 && stats.prefix_hit_tokens > 0, way.caches, "{name}: {stats:?}");
+        assert_eq!((stats.kv.swapped > 0, drafts.tokens > 0), (way.swaps, way.guesses), "{name}: {stats:?}");
+    }
 }

@@ -188,7 +188,7 @@ pub struct ServeArgs {
     /// Weight type: auto, or the one the file holds (q4_1, q8_0, …)
     #[arg(long = bare(flags::QUANTIZATION), default_value = "auto", value_name = "TYPE", help_heading = "Model")]
     pub quantization: String,
-    /// Element type of the KV cache: auto or bf16
+    /// How the KV cache holds keys and values: auto, bf16, or int8 (half the memory)
     #[arg(long = bare(flags::KV_CACHE_DTYPE), default_value = "auto", value_name = "TYPE", help_heading = "Model")]
     pub kv_cache_dtype: String,
     /// How finely activations are rounded before they multiply quantized weights
@@ -222,6 +222,12 @@ pub struct ServeArgs {
     /// KV blocks, instead of a number of bytes
     #[arg(long, value_name = "BLOCKS", conflicts_with = "kv_cache_memory_bytes", help_heading = "Batching and memory")]
     pub num_gpu_blocks_override: Option<u32>,
+    /// GiB for cached prompts outside the KV cache: they go there when their room is needed, and come back
+    #[arg(long, default_value_t = 0.0, value_name = "GIB", help_heading = "Batching and memory")]
+    pub swap_space: f64,
+    /// Folder of a file for them [default: memory]
+    #[arg(long, value_name = "DIR", help_heading = "Batching and memory")]
+    pub swap_dir: Option<PathBuf>,
     /// Compute every prompt from its first token
     #[arg(long, help_heading = "Batching and memory")]
     pub no_enable_prefix_caching: bool,
@@ -246,6 +252,10 @@ pub struct ServeArgs {
     /// Same bytes out whatever else is served: always so, and accepted for those who ask for it
     #[arg(long, help_heading = "Batching and memory")]
     pub deterministic: bool,
+    /// Who guesses tokens ahead: {"method": "ngram"|"suffix"|"draft_model", "num_speculative_tokens": N,
+    /// "prompt_lookup_min": N, "prompt_lookup_max": N, "model": FILE} [default: nobody]
+    #[arg(long, value_name = "JSON", help_heading = "Batching and memory")]
+    pub speculative_config: Option<String>,
     /// Requests that may wait; one more is refused with 429 and Retry-After
     #[arg(long, default_value_t = 256, value_name = "N", help_heading = "Batching and memory")]
     pub max_queue_requests: u32,
@@ -356,6 +366,9 @@ pub struct EvalArgs {
     /// int8 or int4: what the model's float weights become as they are loaded
     #[arg(long, value_name = "TYPE")]
     pub quantization: Option<String>,
+    /// How the model's KV cache holds keys and values: bf16 or int8
+    #[arg(long, default_value = "bf16", value_name = "TYPE")]
+    pub kv_cache_dtype: String,
     /// Tokens that are read together; the second half of them is scored
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     pub window_tokens: usize,

@@ -4,16 +4,18 @@ use crate::cli::{ExecutorKind, SchedulingPolicy, ServeArgs, SimArgs, UnknownFiel
 use crate::failure::Failure;
 use crate::http::tls::{ClientSource, TlsSource};
 use crate::machine;
+use crate::speculation::Speculation;
 use crate::tenants::{KeySource, Limits, LimitsSource, TenantSource};
 use axum::http::HeaderValue;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use windlass_engine_contract::flags;
+use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::engine::{Policy, QueueLimits};
 use windlass_engine_core::sim::StepTime;
-use windlass_engine_model::{ActivationType, KvBudget};
+use windlass_engine_model::{ActivationType, KvBudget, SwapSpace};
 
 /// Everything that `serve` decides before it does anything.
 #[derive(Clone, Debug)]
@@ -28,6 +30,8 @@ pub struct Config {
     pub executor: ExecutorConfig,
     /// Sizes of steps and sequences.
     pub batching: Batching,
+    /// Who guesses what comes next, if anybody.
+    pub speculation: Option<Speculation>,
     /// Where API keys and their limits are, if any are asked for.
     pub tenants: Option<TenantSource>,
     /// Age at which key, limit and certificate files are read again.
@@ -84,7 +88,7 @@ pub struct SimConfig {
 }
 
 /// Sizes of steps and sequences.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Batching {
     /// Longest sequence; `None` for the model's own.
     pub max_model_tokens: Option<u32>,
@@ -94,8 +98,12 @@ pub struct Batching {
     pub max_step_tokens: u32,
     /// Tokens in a KV block.
     pub block_tokens: u32,
+    /// How keys and values are held.
+    pub kv_data_type: KvDataType,
     /// Size of the KV pool; `None` for what suits the machine.
     pub kv: Option<KvBudget>,
+    /// Where blocks go that the pool gives up, if anywhere.
+    pub swap: Option<SwapSpace>,
     /// How much may wait.
     pub queue: QueueLimits,
     /// Keep computed prompts for others that begin alike.
@@ -157,6 +165,7 @@ impl Config {
             admin_address: SocketAddr::new(args.host, args.admin_port),
             executor: executor(args)?,
             batching: batching(args)?,
+            speculation: args.speculative_config.as_deref().map(Speculation::parse).transpose()?,
             tenants: tenants(args)?,
             refresh_every: REFRESH_EVERY,
             tls: tls(args)?,
@@ -185,7 +194,6 @@ fn served_names(args: &ServeArgs) -> Result<Vec<String>, Failure> {
 }
 
 fn executor(args: &ServeArgs) -> Result<ExecutorConfig, Failure> {
-    check_kv_data_type(&args.kv_cache_dtype)?;
     if args.tensor_parallel_size == 0 {
         return Err(Failure::configuration(format!("{} must be at least 1", flags::TENSOR_PARALLEL_SIZE)));
     }
@@ -242,11 +250,9 @@ fn microseconds(flag: &str, value: f64) -> Result<f64, Failure> {
     }
 }
 
-fn check_kv_data_type(data_type: &str) -> Result<(), Failure> {
-    match data_type {
-        "auto" | "bf16" | "bfloat16" => Ok(()),
-        other => Err(unsupported(flags::KV_CACHE_DTYPE, other, "use auto or bf16")),
-    }
+/// How the KV cache is to be held.
+pub fn kv_data_type(name: &str) -> Result<KvDataType, Failure> {
+    KvDataType::named(name).ok_or_else(|| unsupported(flags::KV_CACHE_DTYPE, name, "use auto, bf16 or int8"))
 }
 
 fn batching(args: &ServeArgs) -> Result<Batching, Failure> {
@@ -274,7 +280,9 @@ fn batching(args: &ServeArgs) -> Result<Batching, Failure> {
         max_sequences: args.max_num_seqs,
         max_step_tokens: args.max_num_batched_tokens,
         block_tokens: args.block_size,
+        kv_data_type: kv_data_type(&args.kv_cache_dtype)?,
         kv: args.num_gpu_blocks_override.map(KvBudget::Blocks).or(bytes),
+        swap: swap(args)?,
         queue: QueueLimits {
             max_waiting_requests: args.max_queue_requests,
             max_queued_prompt_tokens: args.max_queue_tokens,
@@ -286,6 +294,25 @@ fn batching(args: &ServeArgs) -> Result<Batching, Failure> {
         policy: policy(args),
         target_inter_token_seconds: milliseconds("--target-inter-token-ms", args.target_inter_token_ms)?,
     })
+}
+
+/// Room outside the KV pool, which only cached prompts use.
+fn swap(args: &ServeArgs) -> Result<Option<SwapSpace>, Failure> {
+    const GIB: f64 = (1u64 << 30) as f64;
+    if !(0.0..=1e6).contains(&args.swap_space) {
+        return Err(Failure::configuration(format!(
+            "--swap-space is {}; it must be from 0 to 1e6 GiB",
+            args.swap_space
+        )));
+    }
+    match (args.swap_space > 0.0, &args.swap_dir) {
+        (false, Some(_)) => Err(Failure::configuration("--swap-dir needs --swap-space, the size of its file")),
+        (true, _) if args.no_enable_prefix_caching => {
+            Err(Failure::configuration("--swap-space keeps cached prompts, and --no-enable-prefix-caching caches none"))
+        }
+        (true, folder) => Ok(Some(SwapSpace { bytes: (args.swap_space * GIB) as u64, folder: folder.clone() })),
+        (false, None) => Ok(None),
+    }
 }
 
 fn tenants(args: &ServeArgs) -> Result<Option<TenantSource>, Failure> {
@@ -430,6 +457,9 @@ mod tests {
             ("m --device cuda", Reason::Unsupported, "--device cuda"),
             ("m --tensor-parallel-size 2", Reason::Unsupported, "--tensor-parallel-size 2"),
             ("m --kv-cache-dtype fp8", Reason::Unsupported, "--kv-cache-dtype fp8"),
+            ("m --swap-space=-1", Reason::InvalidConfiguration, "--swap-space"),
+            ("m --swap-dir /tmp", Reason::InvalidConfiguration, "--swap-space"),
+            ("m --swap-space 1 --no-enable-prefix-caching", Reason::InvalidConfiguration, "--swap-space"),
             ("m --threads 0", Reason::InvalidConfiguration, "--threads"),
             ("m --max-num-seqs 0", Reason::InvalidConfiguration, "--max-num-seqs"),
             ("m --max-num-seqs 600", Reason::InvalidConfiguration, "--max-num-batched-tokens"),

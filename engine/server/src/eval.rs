@@ -4,6 +4,7 @@
 //! tokens of the second half are scored. That is how llama.cpp's `llama-perplexity` scores, so its figures compare.
 
 use crate::cli::EvalArgs;
+use crate::config::kv_data_type;
 use crate::failure::Failure;
 use crate::start::{load_failure, open, tokenizer};
 use std::fs::File;
@@ -27,8 +28,13 @@ pub fn run(args: &EvalArgs) -> Result<(), Failure> {
 /// Reads the text; the table is Markdown.
 pub fn evaluate(args: &EvalArgs) -> Result<String, Failure> {
     let text = text(&args.text)?;
-    let mut model = Evaluated::load(&args.model, quantization(args)?, args)?;
-    let mut against = args.against.as_deref().map(|path| Evaluated::load(path, None, args)).transpose()?;
+    let changed = LoadOptions {
+        quantization: quantization(args)?,
+        kv_data_type: kv_data_type(&args.kv_cache_dtype)?,
+        ..options(args)
+    };
+    let mut model = Evaluated::load(&args.model, args, &changed)?;
+    let mut against = args.against.as_deref().map(|path| Evaluated::load(path, args, &options(args))).transpose()?;
     if let Some(other) = against.as_ref().filter(|other| other.reader.vocabulary() != model.reader.vocabulary()) {
         let (found, wanted) = (other.reader.vocabulary(), model.reader.vocabulary());
         let message =
@@ -52,12 +58,8 @@ struct Evaluated {
 }
 
 impl Evaluated {
-    fn load(path: &Path, quantization: Option<Quantization>, args: &EvalArgs) -> Result<Evaluated, Failure> {
-        let mut options = LoadOptions { quantization, ..LoadOptions::default() };
-        if let Some(threads) = args.threads {
-            options.threads = threads;
-        }
-        let reader = Reader::load(&open(path)?, args.window_tokens, &options).map_err(load_failure)?;
+    fn load(path: &Path, args: &EvalArgs, options: &LoadOptions) -> Result<Evaluated, Failure> {
+        let reader = Reader::load(&open(path)?, args.window_tokens, options).map_err(load_failure)?;
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         Ok(Evaluated { name, reader, perplexity: Perplexity::default() })
     }
@@ -66,6 +68,12 @@ impl Evaluated {
         let (value, error) = (self.perplexity.value(), self.perplexity.standard_error());
         format!("| {} | {} | {value:.4} ± {error:.4} |", self.name, self.reader.weight_type)
     }
+}
+
+/// How both models are loaded, unless flags say otherwise of the first.
+fn options(args: &EvalArgs) -> LoadOptions {
+    let options = LoadOptions::default();
+    LoadOptions { threads: args.threads.unwrap_or(options.threads), ..options }
 }
 
 /// What the model's floats are to become.

@@ -4,6 +4,7 @@ mod memory;
 mod replicas;
 
 use crate::cli::FitArgs;
+use crate::config::kv_data_type;
 use crate::failure::Failure;
 use crate::{inspect, machine};
 use memory::{Demand, Fit, bytes, parse_bytes};
@@ -13,7 +14,13 @@ use replicas::{Peak, Replica};
 pub fn run(args: &FitArgs) -> Result<(), Failure> {
     let shape = inspect::shape(&args.model)?;
     let longest = args.max_model_len.unwrap_or(shape.context_tokens).min(shape.context_tokens);
-    let demand = Demand::of(&shape, longest, args.max_num_seqs, args.max_num_batched_tokens);
+    let demand = Demand::of(
+        &shape,
+        kv_data_type(&args.kv_cache_dtype)?,
+        longest,
+        args.max_num_seqs,
+        args.max_num_batched_tokens,
+    );
     println!("{}", demand.explain(&shape));
     println!("{:<14} {:>12} {:>12} {:>10}", "memory", "left for KV", "KV tokens", "sequences");
     let memories = memories(args)?;

@@ -10,7 +10,7 @@ use bounds::ranged;
 pub use bounds::{MAX_CHOICES, MAX_STOPS};
 use windlass_engine_api::error::FieldError;
 use windlass_engine_api::generation::GenerationFields;
-use windlass_engine_core::request::{CacheScope, Penalties, Request, RequestId, Sampling, Tenant, TokenId};
+use windlass_engine_core::request::{Beams, CacheScope, Penalties, Request, RequestId, Sampling, Tenant, TokenId};
 
 /// How to generate, complete and in range.
 #[derive(Clone, Debug)]
@@ -36,6 +36,8 @@ pub struct Generation {
     grammar: Option<Grammar>,
     logprobs: Option<u32>,
     prompt_logprobs: Option<u32>,
+    /// The length penalty of a beam search, if that is asked for.
+    beam_search: Option<f64>,
 }
 
 /// How many answers to one prompt.
@@ -100,6 +102,7 @@ impl Generation {
         let fewest = u32::from(!shows.prompt && !shows.prompt_logprobs);
         bounds::check_lengths(fields.max_tokens, min_tokens, fewest)?;
         bounds::check_structure(fields.structure.as_ref(), min_tokens)?;
+        let beam_search = bounds::beam_search(&fields)?;
         bounds::check_stops(&fields.stop)?;
         bounds::check_stop_tokens(&fields.stop_token_ids, tokenizer.vocabulary().len())?;
         let echoed = fields.logprobs.filter(|_| fields.echo);
@@ -110,6 +113,7 @@ impl Generation {
             shows,
             prompt_tokens: bounds::prompt_tokens(fields.truncate_prompt_tokens)?,
             ignore_eos: fields.ignore_eos,
+            beam_search,
             priority: fields.priority,
             grammar: None,
             cache_salt: words::cache_salt(fields.cache_salt.clone())?,
@@ -135,6 +139,7 @@ impl Generation {
     ) -> Request {
         let ends = if self.ignore_eos { &[] } else { ends };
         let seed = self.sampling.seed.wrapping_add(choice.index.into());
+        let (leader, width) = (choice.leader.unwrap_or(id), self.choices.generated);
         Request {
             tenant: client.tenant,
             cache_scope: client.cache_scope,
@@ -146,6 +151,7 @@ impl Generation {
             logprobs: self.logprobs,
             prompt_logprobs: self.prompt_logprobs,
             fork_of: choice.leader,
+            beams: self.beam_search.map(|length_penalty| Beams { leader, width, length_penalty }),
             ..Request::greedy(id, prompt, self.max_tokens.unwrap_or(max_tokens))
         }
     }
@@ -223,7 +229,7 @@ mod tests {
     #[test]
     fn values_out_of_range_are_refused_by_name() {
         type Set = fn(&mut GenerationFields);
-        let cases: [(&str, Set); 34] = [
+        let cases: [(&str, Set); 38] = [
             ("temperature", |fields| fields.temperature = Some(-0.1)),
             ("temperature", |fields| fields.temperature = Some(2.1)),
             ("temperature", |fields| fields.temperature = Some(f64::NAN)),
@@ -234,6 +240,10 @@ mod tests {
             ("min_p", |fields| fields.min_p = Some(-1.0)),
             ("max_tokens", |fields| fields.max_tokens = Some(0)),
             ("min_tokens", |fields| (fields.max_tokens, fields.min_tokens) = (Some(1), Some(2))),
+            ("length_penalty", |fields| fields.length_penalty = Some(0.5)),
+            ("length_penalty", |fields| (fields.use_beam_search, fields.length_penalty) = (true, Some(f64::NAN))),
+            ("use_beam_search", |fields| (fields.use_beam_search, fields.stop) = (true, vec![".".to_owned()])),
+            ("best_of", |fields| (fields.use_beam_search, fields.best_of) = (true, Some(4))),
             ("cache_salt", |fields| fields.cache_salt = Some(String::new())),
             ("stop", |fields| fields.stop = vec![String::new()]),
             ("stop", |fields| fields.stop = vec!["x".repeat(MAX_STOP_BYTES + 1)]),

@@ -29,6 +29,7 @@ pub mod machine;
 pub mod monitor;
 pub mod serve;
 pub mod signals;
+pub mod speculation;
 pub mod start;
 pub mod structure;
 pub mod telemetry;

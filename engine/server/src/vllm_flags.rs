@@ -40,7 +40,6 @@ const NO_TOOLS: &str = "tool calls are not available";
 const NO_REASONING: &str = "reasoning is not separated from the answer";
 const NO_LORA: &str = "adapters are not available";
 const NO_MEDIA: &str = "the model reads and writes text only";
-const NO_SPECULATION: &str = "speculative decoding is not available";
 const NO_COMPILE: &str = "nothing is compiled at start, so there is nothing to configure";
 const NO_CODE: &str = "the engine runs no code from a model";
 const FROM_FILE: &str = "a GGUF file holds it";
@@ -81,14 +80,13 @@ const FLAGS: &[Flag] = &[
     refused("--skip-tokenizer-init", "requests are text"),
     // Memory and scheduling
     value("--gpu-memory-utilization", &[], NO_GPU),
-    value("--swap-space", &["0"], "preempted sequences are computed again"),
     value("--cpu-offload-gb", &["0"], NO_GPU),
     value("--kv-cache-memory", &[], "use --kv-cache-memory-bytes"),
     value("--kv-offloading-size", &[], "the KV cache stays in memory"),
-    value("--prefix-caching-hash-algo", &[], "tokens are compared, not hashes"),
+    value("--prefix-caching-hash-algo", &[], "prompts are found by a keyed SipHash of 128 bits, and compared"),
     value("--max-num-partial-prefills", &["1"], "chunks fill what decoding leaves of a step"),
     value("--long-prefill-token-threshold", &["0"], "chunks fill what decoding leaves of a step"),
-    value("--num-lookahead-slots", &["0"], NO_SPECULATION),
+    value("--num-lookahead-slots", &["0"], "guesses take blocks that are free"),
     value("--preemption-mode", &["recompute"], "preempted sequences are computed again"),
     value("--stream-interval", &["1"], "every token is sent when it is there"),
     value("--num-scheduler-steps", &["1"], "every token is sent when it is there"),
@@ -139,7 +137,6 @@ const FLAGS: &[Flag] = &[
     value("--media-io-kwargs", &["{}"], NO_MEDIA),
     value("--allowed-local-media-path", &[], NO_MEDIA),
     value("--allowed-media-domains", &[], NO_MEDIA),
-    value("--speculative-config", &[], NO_SPECULATION),
     value("--structured-outputs-config", &[], "there is one backend, and it has no options"),
     value("--guided-decoding-backend", &["auto", "guidance"], "there is one backend, llguidance"),
     refused("--enable-auto-tool-choice", NO_TOOLS),

@@ -109,7 +109,7 @@ pub fn attention(bench: &Bench) {
         let tables: Vec<Vec<u32>> =
             (0..sequences).map(|s| (s * blocks..(s + 1) * blocks).map(|b| b as u32).collect()).collect();
         let rows = |first_position: usize, tokens: usize| -> Vec<AttentionRow<'_>> {
-            tables.iter().map(|table| AttentionRow { block_table: table, first_position, tokens }).collect()
+            tables.iter().map(|table| AttentionRow { block_table: table, first_position, tokens, seen: &[] }).collect()
         };
         let values = vec![0.25; sequences * (first_position + tokens) * layout.kv_heads * layout.head_dim];
         ops::append_kv(&bench.pool, &mut cache, 0, &rows(0, first_position + tokens), &values, &values);

@@ -164,7 +164,7 @@ impl Pass {
         let Pass { tables, cache, activations, residual, normed, q, k, v, gate, up, logits, .. } = self;
         let (first_position, tokens) = (self.first_position, self.tokens);
         let rows: Vec<_> =
-            tables.iter().map(|table| AttentionRow { block_table: table, first_position, tokens }).collect();
+            tables.iter().map(|table| AttentionRow { block_table: table, first_position, tokens, seen: &[] }).collect();
         let positions: Vec<u32> =
             rows.iter().flat_map(|_| first_position as u32..(first_position + tokens) as u32).collect();
         residual.fill(0.5);

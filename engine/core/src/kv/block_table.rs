@@ -12,14 +12,14 @@ pub(crate) struct BlockTable {
     pub(crate) blocks: Vec<BlockId>,
     /// Leading blocks that came from the prefix cache or were offered to it.
     pub(super) published: usize,
-    /// What the published blocks spell.
-    pub(super) prefix: PrefixId,
+    /// What the published blocks spell; absent where it cannot be told apart from another prefix.
+    pub(super) prefix: Option<PrefixId>,
 }
 
 impl BlockTable {
     /// No blocks yet.
     pub(super) fn new(scope: CacheScope) -> BlockTable {
-        BlockTable { blocks: Vec::new(), published: 0, prefix: PrefixId::root(scope) }
+        BlockTable { blocks: Vec::new(), published: 0, prefix: Some(PrefixId::root(scope)) }
     }
 
     /// Leading blocks whose contents are known to the prefix cache.

@@ -1,80 +1,162 @@
 //! Which block holds the K and V of which prefix.
 //!
-//! K and V of a block depend on its tokens and on all before them, so a block is found by (prefix, tokens): a trie
-//! whose edges are the tokens of one block. The map compares those tokens themselves, so a hash collision costs
-//! time and never serves another prompt's cache; its hash is keyed at random in each process by the standard
-//! library, so collisions cannot be aimed for. A prefix's id is never reused: what followed an evicted block can no
-//! longer be found, and ages out. Each [`CacheScope`] has a trie of its own.
+//! K and V of a block depend on its tokens and on all before them, so a block is known by a digest of both: SipHash of
+//! 128 bits (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012) over the digest of the prefix and the
+//! block's tokens, under a key that each process draws, so that nobody can aim for collisions. On a hit the tokens
+//! themselves are compared, so that one would cost time and never serve another prompt's cache. The digest is of what a
+//! prefix says and not of when it came: what followed an evicted block is found again once that is computed again.
+//! Each [`CacheScope`] begins with a digest of its own.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::hash::Hasher;
+
+use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::plan::BlockId;
 use crate::request::{CacheScope, TokenId};
 
-/// A sequence of whole blocks that is, or was, in the cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PrefixId(u128);
+/// The digest of a sequence of whole blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct PrefixId(u128);
 
 impl PrefixId {
-    /// The empty prefix of a scope. No other prefix has the highest bit.
+    /// The empty prefix of a scope.
     pub(super) fn root(scope: CacheScope) -> PrefixId {
         PrefixId(scope.0 | 1 << 127)
     }
 }
 
-/// The id of the prefix in four words, then the tokens that continue it: one slice, so that it can be looked up
-/// without owning it.
-type Edge = Arc<[u32]>;
+/// The last block of a prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) block: BlockId,
+    pub(super) before: PrefixId,
+    pub(super) tokens: Box<[TokenId]>,
+}
 
 #[derive(Debug)]
 pub(super) struct PrefixCache {
-    found: HashMap<Edge, (PrefixId, BlockId)>,
-    /// By block: the edge that leads to it.
-    edges: Vec<Option<Edge>>,
-    prefixes: u128,
-    scratch: Vec<u32>,
+    digest: Digest,
+    found: HashMap<PrefixId, Entry>,
+    /// By block: the prefix that ends with it.
+    held: Vec<Option<PrefixId>>,
 }
 
 impl PrefixCache {
-    pub(super) fn new(blocks: u32) -> PrefixCache {
-        PrefixCache { found: HashMap::new(), edges: vec![None; blocks as usize], prefixes: 0, scratch: Vec::new() }
+    pub(super) fn new(blocks: u32, key: u128) -> PrefixCache {
+        PrefixCache { digest: Digest::new(key), found: HashMap::new(), held: vec![None; blocks as usize] }
     }
 
-    /// The block that continues `prefix` with `tokens`, and the prefix that they make together.
-    pub(super) fn find(&mut self, prefix: PrefixId, tokens: &[TokenId]) -> Option<(PrefixId, BlockId)> {
-        self.spell(prefix, tokens);
-        self.found.get(self.scratch.as_slice()).copied()
+    /// What `before` and `tokens` are together.
+    pub(super) fn longer(&self, before: PrefixId, tokens: &[TokenId]) -> PrefixId {
+        self.digest.of(before, tokens)
     }
 
-    /// Makes `block` the one that continues `prefix` with `tokens`, unless another already is.
-    pub(super) fn insert(&mut self, prefix: PrefixId, tokens: &[TokenId], block: BlockId) -> PrefixId {
-        if let Some((known, _)) = self.find(prefix, tokens) {
-            return known;
+    /// The block that ends `prefix`, which is `before` and `tokens`.
+    pub(super) fn find(&self, prefix: PrefixId, before: PrefixId, tokens: &[TokenId]) -> Option<BlockId> {
+        self.found.get(&prefix).filter(|entry| entry.is(before, tokens)).map(|entry| entry.block)
+    }
+
+    /// Makes `block` the one that continues `before` with `tokens`, unless another already is. `None` where the digest
+    /// is another prefix's: then what follows cannot be kept.
+    pub(super) fn insert(&mut self, before: PrefixId, tokens: &[TokenId], block: BlockId) -> Option<PrefixId> {
+        let longer = self.longer(before, tokens);
+        match self.found.get(&longer) {
+            Some(entry) => entry.is(before, tokens).then_some(longer),
+            None => {
+                self.found.insert(longer, Entry { block, before, tokens: tokens.into() });
+                self.held[block.0 as usize] = Some(longer);
+                Some(longer)
+            }
         }
-        let edge = Edge::from(self.scratch.as_slice());
-        self.prefixes += 1;
-        let longer = PrefixId(self.prefixes);
-        self.found.insert(edge.clone(), (longer, block));
-        self.edges[block.0 as usize] = Some(edge);
-        longer
     }
 
-    /// The block's contents are about to be overwritten.
-    pub(super) fn remove(&mut self, block: BlockId) {
-        if let Some(edge) = self.edges[block.0 as usize].take() {
-            self.found.remove(&edge);
-        }
+    /// The block's contents are about to be overwritten: what they were.
+    pub(super) fn remove(&mut self, block: BlockId) -> Option<(PrefixId, Entry)> {
+        let prefix = self.held[block.0 as usize].take()?;
+        self.found.remove_entry(&prefix)
     }
 
     pub(super) fn holds(&self, block: BlockId) -> bool {
-        self.edges[block.0 as usize].is_some()
+        self.held[block.0 as usize].is_some()
+    }
+}
+
+impl Entry {
+    pub(super) fn is(&self, before: PrefixId, tokens: &[TokenId]) -> bool {
+        self.before == before && *self.tokens == *tokens
+    }
+}
+
+/// The keyed hash. Fewer bits are for tests that want collisions.
+#[derive(Clone, Copy, Debug)]
+struct Digest {
+    keys: [u64; 2],
+    bits: u32,
+}
+
+impl Digest {
+    fn new(key: u128) -> Digest {
+        Digest { keys: [key as u64, (key >> 64) as u64], bits: 127 }
     }
 
-    /// Writes the edge into `scratch`.
-    fn spell(&mut self, prefix: PrefixId, tokens: &[TokenId]) {
-        self.scratch.clear();
-        self.scratch.extend([0, 32, 64, 96].map(|bits| (prefix.0 >> bits) as u32));
-        self.scratch.extend_from_slice(tokens);
+    /// The highest bit is left to the roots.
+    fn of(&self, before: PrefixId, tokens: &[TokenId]) -> PrefixId {
+        let mut hasher = SipHasher13::new_with_keys(self.keys[0], self.keys[1]);
+        hasher.write_u128(before.0);
+        tokens.iter().for_each(|token| hasher.write_u32(*token));
+        PrefixId(hasher.finish128().as_u128() & ((1 << self.bits) - 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOT: PrefixId = PrefixId(1 << 127);
+
+    fn tokens(number: u32) -> [TokenId; 2] {
+        [number / 7, number % 7]
+    }
+
+    #[test]
+    fn a_prefix_is_its_tokens_in_their_order_under_a_key() {
+        let digest = Digest::new(5);
+        assert_eq!(digest.of(ROOT, &[1, 2]), digest.of(ROOT, &[1, 2]));
+        let others = [
+            digest.of(ROOT, &[2, 1]),
+            digest.of(digest.of(ROOT, &[1]), &[2]),
+            digest.of(PrefixId::root(CacheScope(9)), &[1, 2]),
+            Digest::new(6).of(ROOT, &[1, 2]),
+            Digest::new(5 << 64).of(ROOT, &[1, 2]),
+        ];
+        assert!(others.iter().all(|other| *other != digest.of(ROOT, &[1, 2])));
+    }
+
+    #[test]
+    fn colliding_digests_serve_no_other_prompt() {
+        let mut cache = PrefixCache::new(100, 3);
+        cache.digest.bits = 4;
+        let kept: Vec<_> = (0..40).map(|number| cache.insert(ROOT, &tokens(number), BlockId(number))).collect();
+        for number in 0..40 {
+            let prefix = cache.longer(ROOT, &tokens(number));
+            let own = kept[number as usize].map(|_| BlockId(number));
+            assert_eq!(cache.find(prefix, ROOT, &tokens(number)), own, "{number}");
+        }
+        let refused = kept.iter().filter(|prefix| prefix.is_none()).count();
+        assert!((20..40).contains(&refused), "{refused} of 40 prompts share the 16 digests of others");
+    }
+
+    #[test]
+    fn what_followed_an_evicted_block_is_found_again() {
+        let mut cache = PrefixCache::new(4, 3);
+        let first = cache.insert(ROOT, &[1], BlockId(0)).unwrap();
+        let second = cache.insert(first, &[2], BlockId(1)).unwrap();
+        assert_eq!(cache.remove(BlockId(0)).map(|(prefix, _)| prefix), Some(first));
+        assert_eq!(cache.find(first, ROOT, &[1]), None);
+        assert_eq!(cache.insert(ROOT, &[1], BlockId(2)), Some(first));
+        assert_eq!(cache.find(second, first, &[2]), Some(BlockId(1)));
+        assert_eq!(cache.insert(ROOT, &[1], BlockId(3)), Some(first), "the first one stays");
+        assert!(cache.holds(BlockId(2)) && !cache.holds(BlockId(3)));
     }
 }

@@ -1,7 +1,9 @@
 //! A step while it is put together, within its budgets.
 
+use crate::draft::DraftTree;
 use crate::executor::Geometry;
-use crate::plan::{BlockCopy, PlanRow, StepPlan};
+use crate::kv::KvCache;
+use crate::plan::{PlanRow, StepPlan};
 use crate::sequence::{Running, StayId};
 use crate::update::StepStats;
 
@@ -24,6 +26,8 @@ pub(crate) struct StepRow {
     /// Leading tokens of the sequence that are computed once the step is.
     pub(super) end: usize,
     pub(super) samples: bool,
+    /// Guesses that it computes behind them.
+    pub(super) drafted: usize,
 }
 
 pub(super) struct StepBuilder {
@@ -52,16 +56,27 @@ impl StepBuilder {
         self.tokens_left > 0 && self.logits_left > 0
     }
 
+    /// Room for guesses where so many other sequences are to get a token.
+    pub(super) fn draft_room(&self, others: usize) -> usize {
+        self.tokens_left.min(self.logits_left).saturating_sub(1 + others)
+    }
+
     /// Adds as many of the sequence's next tokens as the budget allows.
     pub(super) fn push(&mut self, run: &Running) {
+        self.push_drafted(run, DraftTree::default());
+    }
+
+    /// The same with guesses behind them, for which there is room.
+    pub(super) fn push_drafted(&mut self, run: &Running, draft: DraftTree) {
         let most = if run.scores_next() { self.tokens_left.min(self.logits_left) } else { self.tokens_left };
-        let row = run.row(run.uncomputed().min(most), self.block_tokens);
-        self.tokens_left -= row.tokens.len();
+        let drafted = draft.len();
+        let row = run.row(run.uncomputed().min(most), draft, self.block_tokens);
+        self.tokens_left -= row.token_count();
         self.logits_left -= row.logit_count();
         self.count(&row, run.sequence.prompt_tokens);
         let first = row.first_position as usize;
         let end = first + row.tokens.len();
-        self.step.rows.push(StepRow { stay: run.stay, first, end, samples: row.sample.is_some() });
+        self.step.rows.push(StepRow { stay: run.stay, first, end, samples: row.sample.is_some(), drafted });
         self.step.plan.rows.push(row);
     }
 
@@ -75,20 +90,24 @@ impl StepBuilder {
         self.step.stats.decode_tokens
     }
 
-    /// Copies a block of the sequence that stays as `stay` before the step computes anything.
-    pub(super) fn copy(&mut self, stay: StayId, copy: BlockCopy) {
-        self.step.plan.copies.push(copy);
+    /// A block of the sequence that stays as `stay` is copied before the step computes anything.
+    pub(super) fn copies_from(&mut self, stay: StayId) {
         self.step.copied.push(stay);
     }
 
-    /// The step, unless it is empty.
-    pub(super) fn build(self) -> Option<Step> {
-        (!self.step.rows.is_empty()).then_some(self.step)
+    /// The step, unless it is empty, with the blocks that have to be moved for it.
+    pub(super) fn build(mut self, kv: &mut KvCache) -> Option<Step> {
+        if self.step.rows.is_empty() {
+            return None;
+        }
+        self.step.plan.moves = kv.take_moves();
+        Some(self.step)
     }
 
     fn count(&mut self, row: &PlanRow, prompt_tokens: usize) {
         let stats = &mut self.step.stats;
         stats.rows += 1;
+        stats.draft_tokens += row.draft().map_or(0, DraftTree::len) as u32;
         match row.tokens.len() {
             1 if row.first_position as usize >= prompt_tokens => stats.decode_tokens += 1,
             tokens => stats.prefill_tokens += tokens as u32,

@@ -1,6 +1,6 @@
 //! How long a step will take: learned from the steps there were.
 //!
-//! A linear model, `base + prefill · tokens + decode · rows`, fitted by recursive least squares with forgetting, so that
+//! A linear model, `base + prefill · tokens + decode · rows + draft · guesses`, fitted by recursive least squares with forgetting, so that
 //! it follows contexts that grow and machines that get busy. It predicts nothing before it has seen enough.
 
 /// Weight of an observation after the next one: about two hundred steps are remembered.
@@ -9,36 +9,40 @@ const FORGETTING: f64 = 0.995;
 const INITIAL_UNCERTAINTY: f64 = 1e3;
 /// Steps seen before the model is believed.
 const ENOUGH_STEPS: u32 = 8;
-/// Units of the features, so that all three are of the order of one.
+/// Units of the features, so that all are of the order of one.
 const TOKENS: f64 = 256.0;
 const ROWS: f64 = 16.0;
+const GUESSES: f64 = 16.0;
+/// Features: one, prompt tokens, decoding rows, guesses.
+const FEATURES: usize = 4;
 
 /// The learned model.
 #[derive(Clone, Debug)]
 pub(super) struct StepTimeModel {
-    /// Seconds for a step, for [`TOKENS`] prompt tokens, for [`ROWS`] decoding rows.
-    seconds: [f64; 3],
-    uncertainty: [[f64; 3]; 3],
+    /// Seconds for a step, for [`TOKENS`] prompt tokens, for [`ROWS`] decoding rows, for [`GUESSES`] guesses.
+    seconds: [f64; FEATURES],
+    uncertainty: [[f64; FEATURES]; FEATURES],
     steps: u32,
     prefill_steps: u32,
+    draft_steps: u32,
 }
 
 impl StepTimeModel {
     pub(super) fn new() -> StepTimeModel {
-        let mut uncertainty = [[0.0; 3]; 3];
-        (0..3).for_each(|i| uncertainty[i][i] = INITIAL_UNCERTAINTY);
-        StepTimeModel { seconds: [0.0; 3], uncertainty, steps: 0, prefill_steps: 0 }
+        let mut uncertainty = [[0.0; FEATURES]; FEATURES];
+        (0..FEATURES).for_each(|i| uncertainty[i][i] = INITIAL_UNCERTAINTY);
+        StepTimeModel { seconds: [0.0; FEATURES], uncertainty, steps: 0, prefill_steps: 0, draft_steps: 0 }
     }
 
-    /// A step of so many prompt tokens and decoding rows took so long.
-    pub(super) fn observe(&mut self, prefill_tokens: u32, decode_rows: u32, seconds: f64) {
-        let x = features(prefill_tokens, decode_rows);
+    /// A step of so many prompt tokens, decoding rows and guesses took so long.
+    pub(super) fn observe(&mut self, prefill_tokens: u32, decode_rows: u32, draft_tokens: u32, seconds: f64) {
+        let x = features(prefill_tokens, decode_rows, draft_tokens);
         let spread = self.uncertainty.map(|row| dot(row, x));
         let certainty = FORGETTING + dot(spread, x);
         let error = seconds - dot(self.seconds, x);
-        for i in 0..3 {
+        for i in 0..FEATURES {
             self.seconds[i] += spread[i] * error / certainty;
-            for j in 0..3 {
+            for j in 0..FEATURES {
                 let less = spread[i] * spread[j] / certainty;
                 // What is never observed would grow without end.
                 self.uncertainty[i][j] =
@@ -47,12 +51,18 @@ impl StepTimeModel {
         }
         self.steps = self.steps.saturating_add(1);
         self.prefill_steps = self.prefill_steps.saturating_add(u32::from(prefill_tokens > 0));
+        self.draft_steps = self.draft_steps.saturating_add(u32::from(draft_tokens > 0));
     }
 
     /// Seconds of a step, once there is something to go by.
     pub(super) fn predict(&self, prefill_tokens: u32, decode_rows: u32) -> Option<f64> {
         let believed = self.steps >= ENOUGH_STEPS && self.prefill_steps > 0;
-        believed.then(|| dot(self.seconds, features(prefill_tokens, decode_rows)).max(0.0))
+        believed.then(|| dot(self.seconds, features(prefill_tokens, decode_rows, 0)).max(0.0))
+    }
+
+    /// Seconds that a guess adds to a step, once there is something to go by.
+    pub(super) fn draft_seconds(&self) -> Option<f64> {
+        (self.draft_steps >= ENOUGH_STEPS).then(|| (self.seconds[3] / GUESSES).max(0.0))
     }
 
     /// Most prompt tokens that a step with so many decoding rows may have to take no longer than `seconds`.
@@ -63,11 +73,11 @@ impl StepTimeModel {
     }
 }
 
-fn features(prefill_tokens: u32, decode_rows: u32) -> [f64; 3] {
-    [1.0, f64::from(prefill_tokens) / TOKENS, f64::from(decode_rows) / ROWS]
+fn features(prefill_tokens: u32, decode_rows: u32, draft_tokens: u32) -> [f64; FEATURES] {
+    [1.0, f64::from(prefill_tokens) / TOKENS, f64::from(decode_rows) / ROWS, f64::from(draft_tokens) / GUESSES]
 }
 
-fn dot(a: [f64; 3], b: [f64; 3]) -> f64 {
+fn dot(a: [f64; FEATURES], b: [f64; FEATURES]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
@@ -83,7 +93,7 @@ mod tests {
         let mut model = StepTimeModel::new();
         for step in 0..60 {
             let (prefill, rows) = (if step % 3 == 0 { step * 7 % 300 + 1 } else { 0 }, step * 5 % 33);
-            model.observe(prefill, rows, time(prefill, rows));
+            model.observe(prefill, rows, 0, time(prefill, rows));
         }
         model
     }
@@ -101,11 +111,23 @@ mod tests {
     }
 
     #[test]
+    fn it_learns_what_a_guess_adds() {
+        let mut model = taught(truth);
+        assert_eq!(model.draft_seconds(), None);
+        for step in 0..60 {
+            let (rows, guesses) = (step % 9 + 1, step * 3 % 11);
+            model.observe(0, rows, guesses, truth(0, rows) + 0.0007 * f64::from(guesses));
+        }
+        let seconds = model.draft_seconds().unwrap();
+        assert!((seconds / 0.0007 - 1.0).abs() < 0.02, "{seconds}");
+    }
+
+    #[test]
     fn it_follows_a_device_that_gets_slower() {
         let mut model = taught(truth);
         for step in 0..600 {
             let (prefill, rows) = (if step % 3 == 0 { 64 } else { 0 }, step % 20);
-            model.observe(prefill, rows, 3.0 * truth(prefill, rows));
+            model.observe(prefill, rows, 0, 3.0 * truth(prefill, rows));
         }
         let ratio = model.predict(64, 10).unwrap() / (3.0 * truth(64, 10));
         assert!((0.95..1.05).contains(&ratio), "{ratio}");
@@ -115,9 +137,9 @@ mod tests {
     fn it_says_nothing_before_it_knows_and_stays_sane_where_nothing_varies() {
         let mut model = StepTimeModel::new();
         assert_eq!(model.predict(1, 1), None);
-        (0..100_000).for_each(|_| model.observe(0, 5, 0.01));
+        (0..100_000).for_each(|_| model.observe(0, 5, 0, 0.01));
         assert_eq!(model.prefill_within(1.0, 5), None, "no prompt was ever seen");
-        model.observe(100, 5, 0.03);
+        model.observe(100, 5, 0, 0.03);
         let predicted = model.predict(100, 5).unwrap();
         assert!((0.01..0.05).contains(&predicted), "{predicted}");
     }

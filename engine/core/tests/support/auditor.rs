@@ -4,7 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Mutex;
 
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
-use windlass_engine_core::plan::{BlockCopy, InputToken, PlanRow, RowOutput, StepOutput, StepPlan, Ticket};
+use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, RowOutput, StepOutput, StepPlan, Ticket};
 use windlass_engine_core::request::RequestId;
 use windlass_engine_core::sim::{SimExecutor, Unpaced};
 
@@ -55,13 +55,17 @@ impl Auditor {
 
     fn check_row(&self, row: &PlanRow) {
         let geometry = self.geometry();
-        let end = row.first_position + row.tokens.len() as u32;
+        let end = row.first_position + row.token_count() as u32;
         assert!(!row.tokens.is_empty() && end <= geometry.max_sequence_tokens, "{row:?}");
         assert_eq!(row.blocks.len(), end.div_ceil(geometry.block_tokens) as usize, "{row:?}");
         assert!(row.blocks.iter().all(|block| block.0 < geometry.blocks), "{row:?}");
         let distinct: HashSet<_> = row.blocks.iter().collect();
         assert_eq!(distinct.len(), row.blocks.len(), "a block twice in {row:?}");
         row.tokens.iter().for_each(|token| self.check_input(row, *token));
+        if row.draft().is_some() {
+            assert!(matches!(row.tokens[..], [InputToken::Known(_)]), "guesses behind an unknown token: {row:?}");
+            assert!(row.score.is_none(), "guesses beside scores: {row:?}");
+        }
     }
 
     fn check_input(&self, row: &PlanRow, token: InputToken) {
@@ -70,17 +74,34 @@ impl Auditor {
         let (_, plan) = self.in_flight.iter().find(|(known, _)| *known == ticket).expect("a ticket in flight");
         let source = &plan.rows[source as usize];
         assert_eq!(source.request, row.request, "another request's token");
+        assert!(source.draft().is_none(), "a token behind guesses that are not judged");
         assert!(source.sample.is_some(), "a token of a row that samples none");
         assert_eq!(source.first_position as usize + source.tokens.len(), row.first_position as usize);
     }
 
-    /// A block that is copied into is one row's alone, which begins behind what is copied.
-    fn check_copy(&self, plan: &StepPlan, copy: &BlockCopy) {
+    /// A block that moves is in no step in flight. One that comes back is for a row that does not compute it.
+    fn check_move(&self, plan: &StepPlan, moved: &Move) {
+        let (block, slot) = match moved {
+            Move::Copy { to, .. } => return self.check_copy(plan, *to),
+            Move::Out { block, slot } | Move::In { slot, block } => (block, slot),
+        };
         let in_flight = self.in_flight.iter().flat_map(|(_, plan)| &plan.rows);
-        let named: Vec<_> = in_flight.chain(&plan.rows).filter(|row| row.blocks.contains(&copy.to)).collect();
-        assert_eq!(named.len(), 1, "{copy:?} is written into {named:?}");
-        assert_eq!(named[0].blocks.last(), Some(&copy.to), "{copy:?} for {:?}", named[0]);
-        assert!(!named[0].first_position.is_multiple_of(self.geometry().block_tokens), "nothing of {copy:?} is used");
+        assert!(in_flight.clone().all(|row| !row.blocks.contains(block)), "{moved:?} moves a block in flight");
+        assert!(slot.0 < self.geometry().swap_slots, "{moved:?}");
+        if matches!(moved, Move::In { .. }) {
+            let computed = |row: &PlanRow| (row.first_position / self.geometry().block_tokens) as usize;
+            let reads = plan.rows.iter().filter(|row| row.blocks[..computed(row)].contains(block)).count();
+            assert!(reads > 0, "{moved:?} for nobody");
+        }
+    }
+
+    /// A block that is copied into is one row's alone, which begins behind what is copied.
+    fn check_copy(&self, plan: &StepPlan, to: BlockId) {
+        let in_flight = self.in_flight.iter().flat_map(|(_, plan)| &plan.rows);
+        let named: Vec<_> = in_flight.chain(&plan.rows).filter(|row| row.blocks.contains(&to)).collect();
+        assert_eq!(named.len(), 1, "{to:?} is of {named:?}");
+        assert_eq!(named[0].blocks.last(), Some(&to), "{to:?} for {:?}", named[0]);
+        assert!(!named[0].first_position.is_multiple_of(self.geometry().block_tokens), "nothing of {to:?} is used");
     }
 
     /// The blocks that `row` writes belong to nobody else, neither in this plan nor in one that is in flight.
@@ -108,7 +129,7 @@ impl Executor for Auditor {
             self.check_row(row);
             self.check_writes(&plan, row);
         }
-        plan.copies.iter().for_each(|copy| self.check_copy(&plan, copy));
+        plan.moves.iter().for_each(|moved| self.check_move(&plan, moved));
         let ticket = self.sim.submit(plan.clone())?;
         self.last_plan = plan.clone();
         self.submitted += 1;

@@ -3,9 +3,12 @@
 #![allow(dead_code)] // each test file uses its share
 
 mod auditor;
+mod oracle;
 
 pub use auditor::Auditor;
-use windlass_engine_core::engine::{Engine, EngineConfig, Policy, QueueLimits};
+#[allow(unused_imports)] // each test file uses its share
+pub use oracle::Oracle;
+use windlass_engine_core::engine::{Engine, EngineConfig, QueueLimits};
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::request::{CacheScope, FinishReason, Request, RequestId, Tenant, TokenId};
 use windlass_engine_core::sampling::TokenLogprobs;
@@ -19,6 +22,7 @@ pub const VOCABULARY: SimVocabulary = SimVocabulary { word: |number| (number % W
 pub const GEOMETRY: Geometry = Geometry {
     block_tokens: 4,
     blocks: 64,
+    swap_slots: 0,
     max_sequence_tokens: 128,
     max_step_rows: 8,
     max_step_tokens: 32,
@@ -32,10 +36,7 @@ pub const CONFIG: EngineConfig = EngineConfig {
         max_queued_prompt_tokens: 100_000,
         max_predicted_ttft_seconds: None,
     },
-    enable_prefix_cache: false,
-    prefix_cache_ttl_seconds: None,
-    policy: Policy::Fcfs,
-    target_inter_token_seconds: None,
+    ..EngineConfig::PLAIN
 };
 
 pub type TestEngine = Engine<Auditor>;
@@ -96,12 +97,13 @@ impl With for Request {
     }
 }
 
-/// One turn, with everything checked after it. Unless idle, a turn gets on: it submits a step or collects one.
+/// One turn, with everything checked after it. Unless idle, a turn gets on: it submits a step, collects
+/// one, or ends a request.
 pub fn turn(engine: &mut TestEngine, now: f64) -> Turn {
     let (idle, submitted) = (engine.is_idle(), engine.executor().submitted());
     let turn = engine.turn(now).expect("the simulator does not fail");
     engine.audit().expect("the engine is sound");
-    let got_on = turn.step.is_some() || engine.executor().submitted() > submitted;
+    let got_on = turn.step.is_some() || !turn.updates.is_empty() || engine.executor().submitted() > submitted;
     assert!(idle || got_on, "a turn for nothing: {:?}", engine.stats());
     turn
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::executor::Executor;
 use windlass_engine_core::plan::{BlockId, InputToken, PlanRow, RowOutput, SampleRow, StepPlan, Ticket};
 use windlass_engine_core::request::{RequestId, Sampling};
@@ -125,6 +126,7 @@ pub fn sample_row(sampling: &Sampling) -> SampleRow {
         history: None,
         constraint: None,
         logprobs: None,
+        draft: DraftTree::default(),
     }
 }
 

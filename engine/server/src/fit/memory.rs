@@ -9,6 +9,7 @@ use windlass_engine_contract::shape::ModelShape;
 pub struct Demand {
     weights: u64,
     workspace: u64,
+    kv: KvDataType,
     kv_per_token: u64,
     longest: u32,
     step_tokens: u32,
@@ -32,11 +33,12 @@ pub struct Fit {
 
 impl Demand {
     /// By the arithmetic that the engine itself allocates by.
-    pub fn of(shape: &ModelShape, longest: u32, sequences: u32, step_tokens: u32) -> Demand {
+    pub fn of(shape: &ModelShape, kv: KvDataType, longest: u32, sequences: u32, step_tokens: u32) -> Demand {
         Demand {
             weights: shape.weight_bytes,
             workspace: workspace_bytes(shape, step_tokens, sequences),
-            kv_per_token: kv_bytes_per_token(shape, KvDataType::Bf16),
+            kv,
+            kv_per_token: kv_bytes_per_token(shape, kv),
             longest,
             step_tokens,
             sequences,
@@ -62,11 +64,13 @@ impl Demand {
             "{architecture}: {layers} layers of width {hidden}, {heads} heads of {head_dim}, {kv_heads} for K and V, \
              {vocabulary} tokens, context {context_tokens}\n\n\
              weights        {:>12}  as stored\n\
-             KV of a token  {:>12}  2 × {layers} layers × {kv_heads} heads × {head_dim} × 2 bytes (bf16)\n\
+             KV of a token  {:>12}  2 × {layers} layers × {kv_heads} heads × {} bytes ({})\n\
              KV of a sequence {:>10}  × {} tokens\n\
              workspace      {:>12}  {} tokens in a step, {} rows of logits\n",
             bytes(self.weights),
             bytes(self.kv_per_token),
+            self.kv.head_bytes(*head_dim),
+            self.kv.name(),
             bytes(one),
             self.longest,
             bytes(self.workspace),
@@ -128,7 +132,7 @@ mod tests {
 
     #[test]
     fn what_is_left_holds_tokens_of_128_kib() {
-        let demand = Demand::of(&llama_8b(), 8192, 64, 512);
+        let demand = Demand::of(&llama_8b(), KvDataType::Bf16, 8192, 64, 512);
         let fit = demand.fit(80 << 30);
         assert_eq!(fit.missing, 0);
         assert_eq!(fit.kv_tokens, fit.kv_bytes / 131_072);
@@ -136,8 +140,15 @@ mod tests {
     }
 
     #[test]
+    fn bytes_hold_nearly_twice_the_tokens() {
+        let [bf16, int8] = [KvDataType::Bf16, KvDataType::Int8]
+            .map(|kv| Demand::of(&llama_8b(), kv, 8192, 64, 512).fit(80 << 30).kv_tokens as f64);
+        assert!((1.9..1.95).contains(&(int8 / bf16)), "{bf16} and {int8}");
+    }
+
+    #[test]
     fn a_memory_that_is_too_small_is_told_what_is_missing() {
-        let demand = Demand::of(&llama_8b(), 8192, 64, 512);
+        let demand = Demand::of(&llama_8b(), KvDataType::Bf16, 8192, 64, 512);
         let short = demand.fit(16 << 30);
         assert_eq!(demand.fit((16 << 30) + short.missing).missing, 0);
         assert!(demand.fit((16 << 30) + short.missing - 1).missing > 0);

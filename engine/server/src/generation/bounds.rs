@@ -3,6 +3,7 @@
 use super::Choices;
 use std::fmt::Display;
 use windlass_engine_api::error::FieldError;
+use windlass_engine_api::generation::GenerationFields;
 use windlass_engine_api::structure::Structure;
 use windlass_engine_core::request::TokenId;
 
@@ -70,6 +71,47 @@ pub(super) fn check_structure(structure: Option<&Structure>, min_tokens: u32) ->
         }
         _ => Ok(()),
     }
+}
+
+/// Length penalties of a beam search.
+const LENGTH_PENALTIES: std::ops::RangeInclusive<f64> = -10.0..=10.0;
+
+/// The length penalty, if a search is asked for, which goes with whole answers of free form alone.
+pub(super) fn beam_search(fields: &GenerationFields) -> Result<Option<f64>, FieldError> {
+    if !fields.use_beam_search {
+        return match fields.length_penalty {
+            None | Some(1.0) => Ok(None),
+            Some(_) => Err(FieldError::invalid("length_penalty", "`length_penalty` is for `use_beam_search`")),
+        };
+    }
+    let penalized =
+        [fields.frequency_penalty, fields.presence_penalty].iter().any(|cost| cost.is_some_and(|cost| cost != 0.0));
+    let others = [
+        ("stream", fields.stream.is_some()),
+        ("stop", !fields.stop.is_empty()),
+        ("min_tokens", fields.min_tokens.unwrap_or(0) > 0),
+        ("echo or prompt_logprobs", fields.echo || fields.prompt_logprobs.is_some()),
+        ("penalties", penalized || fields.repetition_penalty.is_some_and(|cost| cost != 1.0)),
+        ("logit_bias, bad_words or allowed_token_ids", restricts_tokens(fields)),
+        ("a form of the answer", fields.structure.is_some()),
+    ];
+    if let Some((other, _)) = others.iter().find(|(_, asked)| *asked) {
+        let message = format!("`use_beam_search` does not go with {other}");
+        return Err(FieldError::invalid("use_beam_search", message));
+    }
+    if fields.best_of.is_some_and(|best_of| Some(best_of) != fields.n) {
+        let message = "`best_of` is `n` with `use_beam_search`, which searches with `n` beams";
+        return Err(FieldError::invalid("best_of", message));
+    }
+    let penalty = fields.length_penalty.unwrap_or(1.0);
+    match LENGTH_PENALTIES.contains(&penalty) {
+        true => Ok(Some(penalty)),
+        false => Err(out_of_range("length_penalty", penalty, "from -10 to 10".to_owned())),
+    }
+}
+
+fn restricts_tokens(fields: &GenerationFields) -> bool {
+    !fields.logit_bias.is_empty() || !fields.bad_words.is_empty() || fields.allowed_token_ids.is_some()
 }
 
 /// How much of the prompt counts.

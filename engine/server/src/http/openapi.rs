@@ -106,6 +106,7 @@ fn schemas() -> Value {
         "min_tokens": whole, "ignore_eos": truth, "include_stop_str_in_output": truth, "skip_special_tokens": truth,
         "prompt_logprobs": top, "priority": {"type": "integer", "minimum": i32::MIN, "maximum": i32::MAX},
         "cache_salt": {"type": "string", "minLength": 1, "maxLength": 256},
+        "use_beam_search": truth, "length_penalty": {"type": "number", "minimum": -10, "maximum": 10},
         "response_format": {"type": "object", "required": ["type"]}, "structured_outputs": {"type": "object"}
     });
     let with = |own: Value| merged(own, &generation);

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use windlass_engine_contract::metrics as names;
 use windlass_engine_contract::stats::LATENCY_EDGES_MS;
 use windlass_engine_core::request::FinishReason;
-use windlass_engine_core::update::{EngineStats, StepStats};
+use windlass_engine_core::update::{DraftStats, EngineStats, StepStats};
 
 type Counter = GenericCounter<AtomicU64>;
 
@@ -33,11 +33,16 @@ pub struct Metrics {
     utilization: Gauge,
     pub(super) batch_fill: Gauge,
     blocks_leaked: IntGauge,
+    blocks_swapped: IntGauge,
     pub(super) prompt_tokens: Counter,
     pub(super) generation_tokens: Counter,
     preemptions: Counter,
     prefix_queries: Counter,
     prefix_hits: Counter,
+    drafts: Counter,
+    draft_tokens: Counter,
+    accepted_tokens: Counter,
+    accepted_by_position: IntCounterVec,
     request_success: IntCounterVec,
     rejections: IntCounterVec,
     pub(super) time_to_first_token: Histogram,
@@ -129,11 +134,20 @@ impl Metrics {
             utilization: add.gauge(names::UTILIZATION, "Share of the last 60 s in which the engine computed")?,
             batch_fill: add.gauge(names::BATCH_FILL, "Sequences of the last step as a share of --max-num-seqs")?,
             blocks_leaked: add.int_gauge(names::KV_BLOCKS_LEAKED, "KV blocks that nothing accounts for: always 0")?,
+            blocks_swapped: add.int_gauge(names::KV_BLOCKS_SWAPPED, "Blocks of cached prompts in the swap space")?,
             prompt_tokens: add.counter(names::PROMPT_TOKENS, "Prompt tokens computed or found in the cache")?,
             generation_tokens: add.counter(names::GENERATION_TOKENS, "Tokens generated")?,
             preemptions: add.counter(names::NUM_PREEMPTIONS, "Sequences preempted")?,
             prefix_queries: add.counter(names::PREFIX_CACHE_QUERIES, "Prompt tokens looked up in the prefix cache")?,
             prefix_hits: add.counter(names::PREFIX_CACHE_HITS, "Prompt tokens found in the prefix cache")?,
+            drafts: add.counter(names::SPEC_DECODE_DRAFTS, "Rows with guesses of what comes next")?,
+            draft_tokens: add.counter(names::SPEC_DECODE_DRAFT_TOKENS, "Guesses computed")?,
+            accepted_tokens: add.counter(names::SPEC_DECODE_ACCEPTED_TOKENS, "Guesses that held")?,
+            accepted_by_position: add.counters(
+                names::SPEC_DECODE_ACCEPTED_TOKENS_PER_POS,
+                "Guesses that held, by how many were before them",
+                "position",
+            )?,
             request_success: add.counters(names::REQUEST_SUCCESS, "Requests that ended", "finished_reason")?,
             rejections: add.counters(names::ADMISSION_REJECTIONS, "Requests refused before the queue", "reason")?,
             time_to_first_token: add.seconds(names::TIME_TO_FIRST_TOKEN, "Arrival to first token")?,
@@ -174,7 +188,12 @@ impl Metrics {
         let labels = [layout[0].as_str(), layout[1].as_str(), effective.kv_cache_data_type.as_str()];
         self.cache_config.with_label_values(&labels).set(1.0);
         if let Some(ledger) = built.ledger {
-            let uses = [("weights", ledger.weights), ("kv", ledger.kv), ("workspace", ledger.workspace)];
+            let uses = [
+                ("weights", ledger.weights),
+                ("kv", ledger.kv),
+                ("swap", ledger.swap),
+                ("workspace", ledger.workspace),
+            ];
             uses.iter().for_each(|(kind, bytes)| self.memory_bytes.with_label_values(&[kind]).set(*bytes as f64));
         }
         let phases = [
@@ -208,9 +227,11 @@ impl Metrics {
         self.remaining_tokens.set(stats.remaining_tokens as i64);
         self.cached_blocks.set(stats.kv.cached.into());
         self.blocks_leaked.set(stats.kv.leaked.into());
+        self.blocks_swapped.set(stats.kv.swapped.into());
         raise(&self.preemptions, stats.preemptions);
         raise(&self.prefix_queries, stats.prefix_query_tokens);
         raise(&self.prefix_hits, stats.prefix_hit_tokens);
+        self.publish_drafts(&stats.drafts);
         if stats.running == 0 {
             self.batch_fill.set(0.0);
         }
@@ -234,6 +255,18 @@ impl Metrics {
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         String::from_utf8(text).map_err(|error| prometheus::Error::Msg(error.to_string()))
+    }
+}
+
+impl Metrics {
+    /// Positions appear with their first guess that held.
+    fn publish_drafts(&self, drafts: &DraftStats) {
+        raise(&self.drafts, drafts.drafts);
+        raise(&self.draft_tokens, drafts.tokens);
+        raise(&self.accepted_tokens, drafts.accepted);
+        for (position, &accepted) in drafts.accepted_by_position.iter().enumerate().filter(|(_, count)| **count > 0) {
+            raise(&self.accepted_by_position.with_label_values(&[&position.to_string()]), accepted);
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::monitor::{Built, Monitor};
 use std::sync::Arc;
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags;
-use windlass_engine_contract::memory::{KvDataType, kv_bytes_per_token};
+use windlass_engine_contract::memory::kv_bytes_per_token;
 use windlass_engine_contract::stats::{EffectiveConfig, StartPhases};
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::executor::{Executor, Geometry};
@@ -33,8 +33,12 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
     let Loaded { executor, ledger, weight_type, kernels, .. } = loaded?;
     check_quantization(cpu, weight_type)?;
     let geometry = executor.geometry();
+    let proposer = config.speculation.as_ref().map(|speculation| {
+        speculation.proposer(geometry.vocabulary, &options).map(|proposer| (proposer, speculation.tokens))
+    });
+    let proposer = proposer.transpose()?;
     let load_seconds = clock.seconds() - began;
-    let (engine, warm_seconds) = launch(executor, &config.batching, monitor, clock)?;
+    let (engine, warm_seconds) = launch(executor, &config.batching, proposer, monitor, clock)?;
     let download_seconds = FetchRecord::beside(&cpu.model).map_or(0.0, |record| record.seconds);
     let built = Built {
         effective: effective(config, &geometry, weight_type, kernels),
@@ -56,8 +60,10 @@ fn options(config: &Config, cpu: &CpuConfig, file: &Checkpoint) -> Result<LoadOp
         threads: cpu.threads,
         activations: cpu.activations,
         quantization: quantization(cpu),
+        kv_data_type: batching.kv_data_type,
         block_tokens: batching.block_tokens,
         kv,
+        swap: batching.swap.clone(),
         max_sequences: batching.max_sequences,
         max_step_tokens: batching.max_step_tokens,
         max_model_tokens: batching.max_model_tokens,
@@ -72,7 +78,7 @@ fn default_kv(config: &Config, file: &Checkpoint, free: Option<u64>) -> Result<K
     let shape = DecoderConfig::read(file).map_err(|error| load_failure(error.into()))?.shape(weights);
     let longest = config.batching.max_model_tokens.unwrap_or(shape.context_tokens).min(shape.context_tokens);
     let tokens = u64::from(longest) * u64::from(config.batching.max_sequences);
-    let useful = tokens.saturating_mul(kv_bytes_per_token(&shape, KvDataType::Bf16));
+    let useful = tokens.saturating_mul(kv_bytes_per_token(&shape, config.batching.kv_data_type));
     let affordable = free.map_or(u64::MAX, |free| free.saturating_sub(weights) / 4);
     Ok(KvBudget::Bytes(useful.min(affordable)))
 }
@@ -98,7 +104,7 @@ fn effective(config: &Config, geometry: &Geometry, weight_type: &str, kernels: &
         device: "cpu".to_owned(),
         tensor_parallel: 1,
         quantization: weight_type.to_owned(),
-        kv_cache_data_type: KvDataType::Bf16.name().to_owned(),
+        kv_cache_data_type: config.batching.kv_data_type.name().to_owned(),
         max_model_tokens: geometry.max_sequence_tokens,
         max_sequences: geometry.max_step_rows,
         kv_blocks: geometry.blocks,
@@ -119,6 +125,7 @@ pub fn load_failure(error: LoadError) -> Failure {
             Reason::OutOfMemory
         }
         LoadError::Sizes(_) => Reason::InvalidConfiguration,
+        LoadError::Swap { .. } => Reason::InvalidConfiguration,
         LoadError::Threads { .. } => Reason::DeviceFailed,
     };
     Failure::new(reason, error)

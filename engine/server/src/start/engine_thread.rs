@@ -8,6 +8,7 @@ use crate::monitor::Monitor;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 use windlass_engine_contract::termination::Reason;
+use windlass_engine_core::draft::Proposer;
 use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::executor::{Executor, ExecutorError};
 use windlass_engine_core::request::{FinishReason, Request, RequestId};
@@ -35,21 +36,26 @@ impl EngineEnd {
     }
 }
 
-/// Generates a token on `executor`, then hands the engine to a thread of its own. Gives the seconds of the first.
+/// Generates a token on `executor`, for which `proposer` guesses so many tokens a step, then hands the engine to a thread of its own. Gives the seconds of the first.
 pub fn launch<E: Executor + 'static>(
     executor: E,
     batching: &Batching,
+    proposer: Option<(Box<dyn Proposer>, u32)>,
     monitor: &Arc<Monitor>,
     clock: Clock,
 ) -> Result<(EngineThread, f64), Failure> {
     let config = EngineConfig {
         queue: batching.queue,
         enable_prefix_cache: batching.prefix_cache,
+        prefix_cache_key: rand::random(),
         prefix_cache_ttl_seconds: batching.prefix_cache_ttl_seconds,
         policy: batching.policy,
         target_inter_token_seconds: batching.target_inter_token_seconds,
     };
     let mut engine = Engine::new(executor, config);
+    if let Some((proposer, tokens)) = proposer {
+        engine = engine.with_proposer(proposer, tokens);
+    }
     let began = clock.seconds();
     warm_up(&mut engine, clock)?;
     let warm_seconds = clock.seconds() - began;

@@ -37,7 +37,11 @@ pub fn start(config: &Config, sim: &SimConfig, monitor: &Arc<Monitor>, clock: Cl
     let geometry = geometry(&config.batching, tokenizer.vocabulary().len());
     let executor = SimExecutor::new(geometry, sim.step_time, vocabulary(sim, &tokenizer), RealTime::start());
     let load_seconds = clock.seconds() - began;
-    let (engine, warm_seconds) = launch(executor, &config.batching, monitor, clock)?;
+    let proposer = config
+        .speculation
+        .as_ref()
+        .map(|speculation| speculation.proposer_without_model().map(|proposer| (proposer, speculation.tokens)));
+    let (engine, warm_seconds) = launch(executor, &config.batching, proposer.transpose()?, monitor, clock)?;
     let built = Built {
         effective: effective(config, sim, &geometry),
         simulated: true,
@@ -52,21 +56,24 @@ fn geometry(batching: &Batching, vocabulary: u32) -> Geometry {
     let blocks = match batching.kv {
         None => DEFAULT_BLOCKS,
         Some(KvBudget::Blocks(blocks)) => blocks,
-        Some(KvBudget::Bytes(bytes)) => {
-            let blocks = bytes / (KV_BYTES_PER_TOKEN * u64::from(block_tokens));
-            u32::try_from(blocks).unwrap_or(u32::MAX).max(1)
-        }
+        Some(KvBudget::Bytes(bytes)) => slots(bytes, block_tokens).max(1),
     };
     let held = blocks.saturating_mul(block_tokens);
     Geometry {
         block_tokens,
         blocks,
+        swap_slots: batching.swap.as_ref().map_or(0, |swap| slots(swap.bytes, block_tokens)),
         max_sequence_tokens: batching.max_model_tokens.unwrap_or(DEFAULT_MODEL_TOKENS).min(held),
         max_step_rows: batching.max_sequences,
         max_step_tokens: batching.max_step_tokens,
         max_step_logits: batching.max_sequences.max(32).min(batching.max_step_tokens),
         vocabulary,
     }
+}
+
+/// Blocks that so many bytes would hold.
+fn slots(bytes: u64, block_tokens: u32) -> u32 {
+    u32::try_from(bytes / (KV_BYTES_PER_TOKEN * u64::from(block_tokens))).unwrap_or(u32::MAX)
 }
 
 /// Words of the tokenizer in use, and its end of sequence now and then.
@@ -88,7 +95,7 @@ fn effective(config: &Config, sim: &SimConfig, geometry: &Geometry) -> Effective
         device: "sim".to_owned(),
         tensor_parallel: sim.tensor_parallel,
         quantization: sim.quantization.clone(),
-        kv_cache_data_type: "bf16".to_owned(),
+        kv_cache_data_type: config.batching.kv_data_type.name().to_owned(),
         max_model_tokens: geometry.max_sequence_tokens,
         max_sequences: geometry.max_step_rows,
         kv_blocks: geometry.blocks,

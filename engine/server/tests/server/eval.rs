@@ -36,11 +36,22 @@ fn a_model_agrees_with_itself_and_foretells_prose() {
 }
 
 #[test]
+fn keys_and_values_of_8_bits_change_next_to_nothing() {
+    let Some(table) = eval("--window-tokens 128 --windows 1 --kv-cache-dtype int8 --against MODEL") else { return };
+    let table = table.unwrap();
+    println!("{table}");
+    let cell = |index| table.lines().nth(2)?.split(" | ").nth(index)?.trim_end_matches(" |").parse::<f64>().ok();
+    let kl = cell(3).expect("a mean KL");
+    assert!(kl > 0.0 && kl < 2e-3, "{table}");
+}
+
+#[test]
 fn what_cannot_be_scored_is_refused() {
     for (flags, expected) in [
         ("--window-tokens 2", "--window-tokens is 2; it must be at least 4"),
         ("--window-tokens 4096", "the text has"),
         ("--quantization int3", "--quantization is \"int3\"; it must be int8 or int4"),
+        ("--kv-cache-dtype fp8", "--kv-cache-dtype"),
         ("--quantization int8", "cannot be quantized to int8"),
     ] {
         let Some(refused) = eval(flags) else { return };

@@ -268,6 +268,8 @@ impl<V: Value> Attend<'_, V> {
         for row in 0..span.maxima.len() {
             let position = self.item.positions.start + row / group;
             let visible = (position + 1).saturating_sub(tile.start).min(tile.keys);
+            let trunk = self.item.row.trunk();
+            let branches = position >= trunk && tile.start + tile.keys > trunk;
             let scores = &mut scratch.scores[row * SCORE_VECTORS..][..SCORE_VECTORS];
             let nothing = simd.splat(f32::NEG_INFINITY);
             let mut lanes = [nothing; SCORE_VECTORS];
@@ -278,6 +280,9 @@ impl<V: Value> Attend<'_, V> {
                     score = simd.mul(score, simd.load(&key_scales[v]));
                 }
                 lanes[v] = simd.keep_first(visible.saturating_sub(v * LANES), score, nothing);
+                if branches {
+                    lanes[v] = self.hide(simd, position, tile.start + v * LANES, lanes[v], f32::NEG_INFINITY);
+                }
                 largest = simd.max(largest, lanes[v]);
             }
             let before = span.maxima[row];
@@ -285,7 +290,10 @@ impl<V: Value> Attend<'_, V> {
             let mut total = simd.splat(0.0);
             for v in 0..SCORE_VECTORS {
                 let weight = simd.exp(simd.sub(lanes[v], simd.splat(maximum)));
-                let weight = simd.keep_first(visible.saturating_sub(v * LANES), weight, simd.splat(0.0));
+                let mut weight = simd.keep_first(visible.saturating_sub(v * LANES), weight, simd.splat(0.0));
+                if branches {
+                    weight = self.hide(simd, position, tile.start + v * LANES, weight, 0.0);
+                }
                 total = simd.add(total, weight);
                 let weight = if V::SCALED { simd.mul(weight, simd.load(&value_scales[v])) } else { weight };
                 simd.store(weight, &mut scores[v]);
@@ -304,6 +312,23 @@ impl<V: Value> Attend<'_, V> {
                 simd.store(simd.add(simd.load(totals), total), totals);
             }
         }
+    }
+}
+
+impl<V: Value> Attend<'_, V> {
+    /// Puts `nothing` in place of what the guess at `position` does not see of sixteen keys from `first` on.
+    #[inline(always)]
+    fn hide<S: Simd>(&self, simd: S, position: usize, first: usize, lanes: S::F, nothing: f32) -> S::F {
+        let row = &self.item.row;
+        let seen = row.seen[position - row.trunk()];
+        let mut values = [0.0; LANES];
+        simd.store(lanes, &mut values);
+        for (key, value) in (first..).zip(&mut values).filter(|(key, _)| (row.trunk()..row.end()).contains(key)) {
+            if seen >> (key - row.trunk()) & 1 == 0 {
+                *value = nothing;
+            }
+        }
+        simd.load(&values)
     }
 }
 

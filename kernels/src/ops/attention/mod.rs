@@ -39,6 +39,9 @@ pub struct AttentionRow<'a> {
     pub first_position: usize,
     /// Tokens of the row in this call.
     pub tokens: usize,
+    /// Empty for a text. Otherwise the last tokens of the row are guesses of what comes next, a tree of them: which of
+    /// these each sees beside all tokens before them, as bits, lowest first, itself included and none behind it.
+    pub seen: &'a [u64],
 }
 
 impl AttentionRow<'_> {
@@ -47,7 +50,15 @@ impl AttentionRow<'_> {
         self.first_position + self.tokens
     }
 
+    /// One past the last key that a query sees whatever the tree says.
+    fn trunk(&self) -> usize {
+        self.end() - self.seen.len()
+    }
+
     fn check(&self, layout: KvLayout, blocks: usize) {
+        assert!(self.seen.len() <= self.tokens.min(64), "{} guesses in a row of {}", self.seen.len(), self.tokens);
+        let itself = |(guess, seen): (usize, &u64)| seen >> guess == 1;
+        assert!(self.seen.iter().enumerate().all(itself), "a guess sees itself and none behind it");
         let needed = self.end().div_ceil(layout.block_tokens);
         assert!(self.block_table.len() >= needed, "{} of {needed} blocks in a table", self.block_table.len());
         let known = self.block_table[..needed].iter().all(|&block| (block as usize) < blocks);

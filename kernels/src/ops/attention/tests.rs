@@ -38,6 +38,7 @@ impl Fixture {
                 block_table: &self.tables[*sequence],
                 first_position: range.start,
                 tokens: range.len(),
+                seen: &[],
             })
             .collect();
         let gather = |of: &[Vec<f32>], per_token: usize| -> Vec<f32> {
@@ -210,6 +211,95 @@ fn layers_and_sequences_do_not_mix() {
 fn a_short_block_table_is_refused() {
     let layout = KvLayout { block_tokens: 16, kv_heads: 1, head_dim: 16 };
     let mut cache = KvCache::new(layout, KvType::Bf16, 1, 4);
-    let row = AttentionRow { block_table: &[0, 1], first_position: 32, tokens: 1 };
+    let row = AttentionRow { block_table: &[0, 1], first_position: 32, tokens: 1, seen: &[] };
     append_kv(&Pool::new(1).unwrap(), &mut cache, 0, &[row], &[0.0; 16], &[0.0; 16]);
+}
+
+/// Guesses 0 and 1 follow the text, 2 and 3 follow 0, 4 follows 3, 5 follows 1.
+const PARENTS: [Option<usize>; 6] = [None, None, Some(0), Some(0), Some(3), Some(1)];
+
+fn path(guess: usize) -> Vec<usize> {
+    let mut path = PARENTS[guess].map_or_else(Vec::new, path);
+    path.push(guess);
+    path
+}
+
+#[test]
+fn a_guess_in_a_tree_sees_the_text_and_the_guesses_before_it() {
+    let pool = Pool::new(2).unwrap();
+    for (text, (layout, heads)) in [(1, layouts()[0]), (61, layouts()[1]), (64, layouts()[2]), (1100, layouts()[0])] {
+        for kind in KINDS {
+            let fixture = Fixture::new(layout, heads, &[text + PARENTS.len()]);
+            let mut cache = fixture.cache(kind);
+            fixture.step(&pool, &mut cache, &[(0, 0..text)]);
+            let bits = |guess| path(guess).into_iter().fold(0, |seen, guess| seen | 1 << guess);
+            let seen: Vec<u64> = (0..PARENTS.len()).map(bits).collect();
+            let tree = fixture.tree(&pool, &mut cache, text, &seen);
+            for (guess, found) in tree.iter().enumerate() {
+                let expected = fixture.along(&pool, kind, text, &path(guess));
+                for (found, expected) in found.iter().zip(&expected) {
+                    assert!((found - expected).abs() < 1e-5, "guess {guess} behind {text}: {found}, not {expected}");
+                }
+            }
+        }
+    }
+}
+
+impl Fixture {
+    /// The last tokens of the first sequence as guesses behind `text` others.
+    fn tree(&self, pool: &Pool, cache: &mut KvCache, text: usize, seen: &[u64]) -> Vec<Vec<f32>> {
+        let row = AttentionRow { block_table: &self.tables[0], first_position: text, tokens: seen.len(), seen };
+        let (kv, q) = (self.layout.kv_heads * self.layout.head_dim, self.heads * self.layout.head_dim);
+        append_kv(pool, cache, 1, &[row], &self.keys[0][text * kv..], &self.values[0][text * kv..]);
+        let mut out = vec![f32::NAN; seen.len() * q];
+        paged_attention(pool, cache, 1, self.heads, 0.17, &[row], &self.queries[0][text * q..], &mut out);
+        out.chunks(q).map(<[f32]>::to_vec).collect()
+    }
+
+    /// The result of the last of these guesses where they follow the text one after the other.
+    fn along(&self, pool: &Pool, kind: KvType, text: usize, path: &[usize]) -> Vec<f32> {
+        let pick = |of: &[f32], per_token: usize| {
+            let tokens = (0..text).chain(path.iter().map(|guess| text + guess));
+            tokens.flat_map(|token| of[token * per_token..(token + 1) * per_token].to_vec()).collect::<Vec<f32>>()
+        };
+        let (kv, q) = (self.layout.kv_heads * self.layout.head_dim, self.heads * self.layout.head_dim);
+        let (queries, keys, values) = (pick(&self.queries[0], q), pick(&self.keys[0], kv), pick(&self.values[0], kv));
+        let (lengths, tables) = (vec![text + path.len()], self.tables.clone());
+        let chain =
+            Fixture { lengths, tables, queries: vec![queries], keys: vec![keys], values: vec![values], ..*self };
+        chain.whole(pool, kind).remove(0).split_off((text + path.len() - 1) * q)
+    }
+}
+
+#[test]
+fn a_moved_token_is_found_at_its_new_place() {
+    let pool = Pool::new(1).unwrap();
+    let (layout, heads) = layouts()[0];
+    for kind in KINDS {
+        let fixture = Fixture::new(layout, heads, &[21]);
+        let mut cache = fixture.cache(kind);
+        fixture.step(&pool, &mut cache, &[(0, 0..20)]);
+        let place =
+            |token: usize| (fixture.tables[0][token / layout.block_tokens] as usize, token % layout.block_tokens);
+        let expected = fixture.step(&pool, &mut cache, &[(0, 20..21)]);
+        let saved: Vec<Vec<Vec<u8>>> = (0..cache.blocks())
+            .map(|block| cache.block_bytes(block).into_iter().map(<[u8]>::to_vec).collect())
+            .collect();
+        let mut copy = fixture.cache(kind);
+        for (block, parts) in saved.iter().enumerate() {
+            copy.block_bytes_mut(block).into_iter().zip(parts).for_each(|(to, from)| to.copy_from_slice(from));
+        }
+        assert_eq!(
+            fixture.step(&pool, &mut copy, &[(0, 20..21)]),
+            fixture.step(&pool, &mut cache, &[(0, 20..21)]),
+            "blocks that were carried elsewhere"
+        );
+        cache.move_token(place(3), place(20));
+        let other = fixture.step(&pool, &mut fixture.cache(kind), &[(0, 0..21)]);
+        assert_eq!(other[0][20 * heads * layout.head_dim..], expected[0]);
+        cache.move_token(place(20), place(3));
+        assert_eq!(fixture.step(&pool, &mut cache, &[(0, 20..21)]), expected);
+        cache.move_token(place(4), place(3));
+        assert_ne!(fixture.step(&pool, &mut cache, &[(0, 20..21)]), expected);
+    }
 }

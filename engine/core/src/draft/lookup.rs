@@ -1,0 +1,78 @@
+//! Prompt lookup: a sequence goes on as it did after the last tokens were there before (Saxena, "Prompt lookup
+//! decoding", 2023; vLLM's method `ngram`).
+
+use super::{Ask, DraftTree, Proposer, continuation};
+use crate::request::{RequestId, TokenId};
+
+/// Tokens in which an earlier occurrence is looked for, from the end: it bounds the time of a guess.
+const WINDOW_TOKENS: usize = 16_384;
+
+/// Looks for the sequence's last tokens in the sequence itself. Remembers nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct PromptLookup {
+    min: usize,
+    max: usize,
+}
+
+impl PromptLookup {
+    /// Between `min` and `max` last tokens have to be there before, the more the better.
+    ///
+    /// # Panics
+    /// Unless `1 <= min <= max`.
+    pub fn new(min: usize, max: usize) -> PromptLookup {
+        assert!(0 < min && min <= max, "prompt lookup of {min} to {max} tokens");
+        PromptLookup { min, max }
+    }
+
+    /// Where the longest earlier occurrence goes on, of equally long ones the last.
+    fn find(&self, tokens: &[TokenId]) -> Option<usize> {
+        let (last, before) = tokens.split_last()?;
+        let mut best = (self.min - 1, None);
+        for end in (0..before.len()).rev().filter(|end| before[*end] == *last) {
+            let pairs = before[..end].iter().rev().zip(before.iter().rev()).take(self.max - 1);
+            let length = 1 + pairs.take_while(|(one, other)| one == other).count();
+            if length > best.0 {
+                best = (length, Some(end + 1));
+            }
+            if length == self.max {
+                break;
+            }
+        }
+        best.1
+    }
+}
+
+impl Proposer for PromptLookup {
+    fn propose(&mut self, asks: &[Ask<'_>]) -> Vec<DraftTree> {
+        let guess = |ask: &Ask<'_>| {
+            let tokens = &ask.tokens[ask.tokens.len().saturating_sub(WINDOW_TOKENS)..];
+            self.find(tokens).map_or_else(DraftTree::default, |from| continuation(tokens, from, ask.most))
+        };
+        asks.iter().map(guess).collect()
+    }
+
+    fn is_free(&self) -> bool {
+        true
+    }
+
+    fn forget(&mut self, _: RequestId) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guess(min: usize, max: usize, tokens: &[TokenId]) -> DraftTree {
+        PromptLookup::new(min, max).propose(&[Ask { request: RequestId(0), tokens, most: 3 }]).remove(0)
+    }
+
+    #[test]
+    fn the_longest_occurrence_counts_and_of_these_the_last() {
+        // 1 2 occurs twice, 2 alone once more behind them.
+        let tokens = [1, 2, 7, 7, 1, 2, 8, 8, 2, 9, 9, 1, 2];
+        assert_eq!(guess(1, 3, &tokens), DraftTree::chain([8, 8, 2]));
+        assert_eq!(guess(1, 1, &tokens), DraftTree::chain([9, 9, 1]));
+        assert_eq!(guess(3, 4, &tokens), DraftTree::default());
+        assert_eq!(guess(1, 3, &[4]), DraftTree::default());
+    }
+}

@@ -1,0 +1,220 @@
+//! A suffix automaton for each sequence: it goes on as it did after the longest end of it that was there before,
+//! however long (Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985).
+//!
+//! Costs a constant time for each token on average, where prompt lookup reads the whole sequence for each guess. An
+//! automaton holds the last [`MOST_TOKENS`] tokens at most, and is built again from half of them when it is full.
+
+use std::collections::HashMap;
+
+use super::{Ask, DraftTree, Proposer, continuation};
+use crate::request::{RequestId, TokenId};
+
+/// Tokens that an automaton holds: about 3 MB.
+const MOST_TOKENS: usize = 16_384;
+/// States above the last one that learn of an occurrence: those of the ends that matter.
+const NOTED_STATES: usize = 16;
+const ROOT: usize = 0;
+
+/// An automaton for each live sequence.
+#[derive(Debug)]
+pub struct SuffixAutomaton {
+    /// Fewest tokens that have to be there before.
+    min: usize,
+    sequences: HashMap<RequestId, Automaton>,
+}
+
+impl SuffixAutomaton {
+    /// At least `min` last tokens have to be there before.
+    pub fn new(min: usize) -> SuffixAutomaton {
+        SuffixAutomaton { min: min.max(1), sequences: HashMap::new() }
+    }
+}
+
+impl Proposer for SuffixAutomaton {
+    fn propose(&mut self, asks: &[Ask<'_>]) -> Vec<DraftTree> {
+        let guess = |ask: &Ask<'_>| {
+            let automaton = self.sequences.entry(ask.request).or_default();
+            automaton.follow(ask.tokens);
+            let from = automaton.repeated(self.min);
+            from.map_or_else(DraftTree::default, |from| continuation(ask.tokens, from, ask.most))
+        };
+        asks.iter().map(guess).collect()
+    }
+
+    fn is_free(&self) -> bool {
+        true
+    }
+
+    fn forget(&mut self, request: RequestId) {
+        self.sequences.remove(&request);
+    }
+}
+
+/// The automaton of one text.
+#[derive(Debug)]
+struct Automaton {
+    states: Vec<State>,
+    /// State of the whole text.
+    last: usize,
+    /// Token of the sequence that is the text's first.
+    start: usize,
+    /// Tokens in the text.
+    length: usize,
+}
+
+/// Strings that end at the same places of the text.
+#[derive(Clone, Debug, Default)]
+struct State {
+    /// Length of the longest of them.
+    length: usize,
+    /// The state of their longest suffix that ends at more places.
+    link: usize,
+    /// By token, ascending.
+    next: Vec<(TokenId, u32)>,
+    /// One past a place at which they end: the last one, or one before.
+    end: usize,
+}
+
+impl State {
+    fn to(&self, token: TokenId) -> Option<usize> {
+        self.next.binary_search_by_key(&token, |(token, _)| *token).ok().map(|at| self.next[at].1 as usize)
+    }
+
+    fn set(&mut self, token: TokenId, state: usize) {
+        match self.next.binary_search_by_key(&token, |(token, _)| *token) {
+            Ok(at) => self.next[at].1 = state as u32,
+            Err(at) => self.next.insert(at, (token, state as u32)),
+        }
+    }
+}
+
+impl Default for Automaton {
+    fn default() -> Automaton {
+        Automaton { states: vec![State::default()], last: ROOT, start: 0, length: 0 }
+    }
+}
+
+impl Automaton {
+    /// Takes in what the sequence has beyond the text.
+    fn follow(&mut self, tokens: &[TokenId]) {
+        if tokens.len() - self.start > MOST_TOKENS {
+            let start = tokens.len() - MOST_TOKENS / 2;
+            *self = Automaton { start, ..Automaton::default() };
+        }
+        for &token in &tokens[self.start + self.length..] {
+            self.note_ends();
+            self.push(token);
+        }
+    }
+
+    /// Where the longest end of the text that was there before, of at least `min` tokens, went on.
+    fn repeated(&self, min: usize) -> Option<usize> {
+        let state = &self.states[self.states[self.last].link];
+        (state.length >= min).then_some(self.start + state.end)
+    }
+
+    /// The longest ends of the text that were there before have been there once more.
+    fn note_ends(&mut self) {
+        let mut state = self.states[self.last].link;
+        for _ in 0..NOTED_STATES {
+            if state == ROOT {
+                return;
+            }
+            self.states[state].end = self.length;
+            state = self.states[state].link;
+        }
+    }
+
+    /// Makes the text one token longer.
+    fn push(&mut self, token: TokenId) {
+        self.length += 1;
+        let new = self.add(State { length: self.length, end: self.length, ..State::default() });
+        let mut above = Some(self.last);
+        while let Some(state) = above.filter(|state| self.states[*state].to(token).is_none()) {
+            self.states[state].set(token, new);
+            above = (state != ROOT).then(|| self.states[state].link);
+        }
+        self.states[new].link = above.map_or(ROOT, |above| self.split(above, token));
+        self.last = new;
+    }
+
+    /// The state that `token` leads to from `above`, for strings of no other length than those of `above` and one more.
+    fn split(&mut self, above: usize, token: TokenId) -> usize {
+        let old = self.states[above].to(token).unwrap_or(ROOT);
+        let length = self.states[above].length + 1;
+        if self.states[old].length == length {
+            return old;
+        }
+        let shorter = self.add(State { length, ..self.states[old].clone() });
+        self.states[old].link = shorter;
+        let mut state = above;
+        while self.states[state].to(token) == Some(old) {
+            self.states[state].set(token, shorter);
+            if state == ROOT {
+                break;
+            }
+            state = self.states[state].link;
+        }
+        shorter
+    }
+
+    fn add(&mut self, state: State) -> usize {
+        self.states.push(state);
+        self.states.len() - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Length of the longest end of `tokens` that was there before, found by comparing.
+    fn longest_repeat(tokens: &[TokenId]) -> usize {
+        let length = |end: usize| {
+            tokens[..end].iter().rev().zip(tokens.iter().rev()).take_while(|(one, other)| one == other).count()
+        };
+        (1..tokens.len()).map(length).max().unwrap_or(0)
+    }
+
+    #[test]
+    fn it_finds_the_longest_repeated_end_of_any_text() {
+        for (seed, letters) in [(1, 2), (2, 3), (3, 5), (4, 40)] {
+            let (mut state, mut tokens, mut automaton) = (seed, Vec::new(), Automaton::default());
+            for _ in 0..400 {
+                state = u64::wrapping_mul(state, 6_364_136_223_846_793_005).wrapping_add(1);
+                tokens.push((state >> 33) as u32 % letters);
+                automaton.follow(&tokens);
+                let longest = longest_repeat(&tokens);
+                assert_eq!(automaton.states[automaton.states[automaton.last].link].length, longest, "{tokens:?}");
+                if let Some(from) = automaton.repeated(1) {
+                    let length = longest.min(from);
+                    assert_eq!(tokens[from - length..from], tokens[tokens.len() - length..], "{from} in {tokens:?}");
+                    assert!(from < tokens.len());
+                }
+            }
+            assert!(automaton.states.len() <= 2 * tokens.len());
+        }
+    }
+
+    #[test]
+    fn of_several_occurrences_the_last_one_is_followed() {
+        let tokens = [1, 2, 3, 1, 2, 4, 1, 2];
+        let ask = Ask { request: RequestId(0), tokens: &tokens, most: 2 };
+        let mut proposer = SuffixAutomaton::new(2);
+        assert_eq!(proposer.propose(&[ask]), [DraftTree::chain([4, 1])]);
+        assert_eq!(SuffixAutomaton::new(3).propose(&[ask]), [DraftTree::default()]);
+        proposer.forget(RequestId(0));
+        assert!(proposer.sequences.is_empty());
+    }
+
+    #[test]
+    fn a_long_text_takes_no_more_than_its_bound() {
+        let tokens: Vec<TokenId> = (0..3 * MOST_TOKENS as u32).map(|index| index % 1009).collect();
+        let mut automaton = Automaton::default();
+        (1..=tokens.len()).step_by(997).for_each(|length| automaton.follow(&tokens[..length]));
+        automaton.follow(&tokens);
+        assert!(automaton.length <= MOST_TOKENS && automaton.states.len() <= 2 * MOST_TOKENS);
+        let from = automaton.repeated(1).expect("it repeats");
+        assert_eq!(tokens[from], tokens.len() as u32 % 1009);
+    }
+}

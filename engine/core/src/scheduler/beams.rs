@@ -1,0 +1,284 @@
+//! Beam search: the most likely answers that a search of some width finds, as vLLM defines it.
+//!
+//! A group of requests with one prompt, one for each answer. Each step tells of every beam the most likely next tokens;
+//! of all continuations the best stay, those that end are set aside, and in the end the best of all are the answers. A
+//! beam that goes on in two ways shares its full blocks with the other, and the one that both write into is copied.
+//!
+//! A group's beams step together, so a beam whose continuations are known waits for the others. Its blocks may be taken
+//! from it meanwhile: it is computed again when it goes on.
+
+use super::Scheduler;
+use crate::request::{Beams, FinishReason, RequestId, TokenId};
+use crate::sampling::{TokenLogprob, TokenLogprobs};
+use crate::sequence::{Running, Sequence};
+use crate::update::RequestUpdate;
+
+/// One search.
+#[derive(Debug)]
+pub(super) struct Group {
+    beams: Beams,
+    /// Log probabilities that answers come with.
+    told: Option<u32>,
+    /// The requests, the leader first.
+    members: Vec<RequestId>,
+    /// Sequences without blocks: they wait for the round to end, or for a beam.
+    parked: Vec<Sequence>,
+    /// Beams of this round.
+    live: Vec<Beam>,
+    /// Answers that have ended.
+    ended: Vec<Beam>,
+}
+
+/// An answer, or the beginning of one.
+#[derive(Clone, Debug)]
+struct Beam {
+    /// Whose sequence holds its tokens; of an ended one, held them all but the last.
+    request: RequestId,
+    tokens: Vec<TokenId>,
+    logprobs: Vec<TokenLogprobs>,
+    /// Logarithm of its probability.
+    score: f64,
+    reason: FinishReason,
+    /// The most likely next tokens, once they are computed.
+    offer: Option<TokenLogprobs>,
+}
+
+impl Group {
+    fn new(leader: &Sequence, beams: Beams) -> Group {
+        let (tokens, logprobs) = (leader.tokens.clone(), Vec::new());
+        let first =
+            Beam { request: leader.id, tokens, logprobs, score: 0.0, reason: FinishReason::Length, offer: None };
+        Group {
+            beams,
+            told: leader.logprobs(),
+            members: Vec::new(),
+            parked: Vec::new(),
+            live: vec![first],
+            ended: Vec::new(),
+        }
+    }
+
+    /// By what beams are compared.
+    fn rank(&self, beam: &Beam, tokens: usize) -> f64 {
+        beam.score / (tokens as f64).powf(self.beams.length_penalty)
+    }
+
+    fn rank_ended(&self, beam: &Beam) -> f64 {
+        // vLLM counts the prompt, and not the token that ends an answer.
+        self.rank(beam, beam.tokens.len() - usize::from(beam.reason == FinishReason::Stop))
+    }
+
+    /// Ends the round: what ends is set aside, the best of the rest go on. Of equals the earlier one is better.
+    fn choose(&mut self, stops: &[TokenId], last: bool) {
+        let width = self.beams.width as usize;
+        let mut open: Vec<Beam> = Vec::new();
+        for beam in std::mem::take(&mut self.live) {
+            for option in beam.offer.iter().flat_map(|offer| &offer.top).take(2 * width) {
+                let next = beam.followed_by(option, self.told);
+                match stops.contains(&option.token) {
+                    true => self.ended.push(Beam { reason: FinishReason::Stop, ..next }),
+                    false => open.push(next),
+                }
+            }
+        }
+        open.sort_by(|a, b| b.score.total_cmp(&a.score));
+        open.truncate(width);
+        if last {
+            self.ended.append(&mut open);
+        }
+        let mut ended = std::mem::take(&mut self.ended);
+        ended.sort_by(|a, b| self.rank_ended(b).total_cmp(&self.rank_ended(a)));
+        ended.truncate(width);
+        (self.ended, self.live) = (ended, open);
+    }
+
+    /// Whether nothing that is still open can be better than what has ended. `longest` is the most tokens of a beam.
+    fn is_decided(&self, longest: usize) -> bool {
+        let Some(worst) = self.ended.last().filter(|_| self.ended.len() == self.beams.width as usize) else {
+            return self.live.is_empty();
+        };
+        let bar = self.rank_ended(worst);
+        self.live.iter().all(|beam| {
+            // What follows costs nothing at best, and comes soon or late, whichever is better.
+            let soon = self.rank(beam, beam.tokens.len());
+            soon.max(self.rank(beam, longest)) <= bar
+        })
+    }
+}
+
+impl Beam {
+    fn followed_by(&self, option: &TokenLogprob, told: Option<u32>) -> Beam {
+        let mut next = Beam { offer: None, ..self.clone() };
+        next.tokens.push(option.token);
+        next.score += f64::from(option.logprob);
+        if let (Some(told), Some(offer)) = (told, &self.offer) {
+            let top = offer.top.iter().take(told as usize).copied().collect();
+            next.logprobs.push(TokenLogprobs { chosen: *option, top });
+        }
+        next
+    }
+}
+
+impl Scheduler {
+    /// Takes a request into its group. Gives the leader back once all are there: the prompt is to be computed.
+    pub(super) fn join_group(&mut self, sequence: Sequence, beams: Beams) -> Option<Sequence> {
+        let group = self.groups.entry(beams.leader).or_insert_with(|| Group::new(&sequence, beams));
+        group.members.push(sequence.id);
+        group.parked.push(sequence);
+        (group.members.len() == beams.width as usize).then(|| group.parked.remove(0))
+    }
+
+    /// All sequences that wait outside the queue.
+    pub(super) fn parked(&self) -> impl Iterator<Item = &Sequence> {
+        self.groups.values().flat_map(|group| &group.parked)
+    }
+
+    /// What may follow a beam was computed. Where all beams are, the round ends.
+    pub(super) fn offer(&mut self, leader: RequestId, request: RequestId, offer: Option<TokenLogprobs>) {
+        let Some(group) = self.groups.get_mut(&leader) else { return };
+        if let Some(beam) = group.live.iter_mut().find(|beam| beam.request == request) {
+            beam.offer = offer;
+        }
+        if group.live.iter().all(|beam| beam.offer.is_some()) {
+            self.end_round(leader);
+        }
+    }
+
+    /// Takes the blocks of a beam that waits for others. False where there is none.
+    pub(super) fn park_idle_beam(&mut self) -> bool {
+        let idle = |run: &Running| run.sequence.beams.is_some() && run.uncomputed() == 0 && !run.is_sampling();
+        let Some(index) = self.running.iter().position(idle) else { return false };
+        let sequence = self.leave(index);
+        self.preemptions += 1;
+        if let Some(group) = sequence.beams.and_then(|beams| self.groups.get_mut(&beams.leader)) {
+            group.parked.push(sequence);
+        }
+        true
+    }
+
+    /// One of a group has ended before its answer: so do the others.
+    pub(super) fn dissolve(&mut self, leader: RequestId, reason: FinishReason, error: Option<&str>) {
+        let Some(mut group) = self.groups.remove(&leader) else { return };
+        for id in group.members.clone() {
+            let Some(sequence) = self.take_out(&mut group, id) else { continue };
+            self.farewells.push(match error {
+                Some(error) => sequence.fail(error.to_owned()),
+                None => sequence.end(reason),
+            });
+        }
+    }
+
+    /// A sequence that waits outside the queue.
+    pub(super) fn take_parked(&mut self, id: RequestId) -> Option<Sequence> {
+        self.groups.values_mut().find_map(|group| {
+            let index = group.parked.iter().position(|sequence| sequence.id == id)?;
+            Some(group.parked.remove(index))
+        })
+    }
+
+    /// A member's sequence, wherever it is.
+    fn take_out(&mut self, group: &mut Group, id: RequestId) -> Option<Sequence> {
+        if let Some(index) = group.parked.iter().position(|sequence| sequence.id == id) {
+            return Some(group.parked.remove(index));
+        }
+        match self.running.iter().position(|run| run.sequence.id == id) {
+            Some(index) => Some(self.leave(index)),
+            None => self.waiting.take(id),
+        }
+    }
+
+    fn end_round(&mut self, leader: RequestId) {
+        let Some(mut group) = self.groups.remove(&leader) else { return };
+        let Some((stops, limit)) = group.members.first().and_then(|first| self.terms(&group, *first)) else { return };
+        let computed = group.live.first().map_or(0, |beam| beam.tokens.len());
+        group.choose(&stops, computed + 1 == limit);
+        if group.is_decided(limit) {
+            return self.answer(group);
+        }
+        self.go_on(&mut group, computed);
+        self.groups.insert(leader, group);
+    }
+
+    /// Tokens that end an answer, and the most that a beam may have, prompt included.
+    fn terms(&self, group: &Group, id: RequestId) -> Option<(Vec<TokenId>, usize)> {
+        let running = self.running.iter().map(|run| &run.sequence);
+        let mut sequences = group.parked.iter().chain(running).chain(self.waiting.iter());
+        sequences.find(|sequence| sequence.id == id).map(Sequence::terms)
+    }
+
+    /// Every request gets its answer, the best one first.
+    fn answer(&mut self, mut group: Group) {
+        let mut answers = std::mem::take(&mut group.ended).into_iter();
+        for id in group.members.clone() {
+            let (Some(sequence), answer) = (self.take_out(&mut group, id), answers.next()) else { continue };
+            self.answers.observe(answer.as_ref().map_or(0, |beam| beam.tokens.len() - sequence.prompt_tokens));
+            let update: RequestUpdate = match answer {
+                Some(Beam { tokens, logprobs, reason, .. }) => {
+                    let generated = tokens[sequence.prompt_tokens..].to_vec();
+                    sequence.end_with(reason, generated, logprobs)
+                }
+                None => sequence.fail("the search found fewer answers than were asked for".to_owned()),
+            };
+            self.farewells.push(update);
+        }
+    }
+
+    /// Gives the chosen beams to the group's sequences: the first that follows a beam to the one that holds it, others
+    /// to those that hold nothing any more. All beams have `computed` tokens computed.
+    fn go_on(&mut self, group: &mut Group, computed: usize) {
+        let mut kept: Vec<RequestId> = Vec::new();
+        let mut forks: Vec<usize> = Vec::new();
+        for (index, beam) in group.live.iter().enumerate() {
+            match kept.contains(&beam.request) {
+                false => kept.push(beam.request),
+                true => forks.push(index),
+            }
+        }
+        let mut idle: Vec<RequestId> = group.members.iter().copied().filter(|id| !kept.contains(id)).collect();
+        for index in forks {
+            let (parent, id) = (group.live[index].request, idle.pop());
+            let Some(mut sequence) = id.and_then(|id| self.take_out(group, id)) else { continue };
+            sequence.tokens.clone_from(&group.live[index].tokens);
+            group.live[index].request = sequence.id;
+            self.fork_beam(sequence, parent, computed);
+        }
+        for id in idle {
+            if let Some(sequence) = self.take_out(group, id) {
+                group.parked.push(sequence);
+            }
+        }
+        let stayed = group.live.iter().filter(|beam| kept.contains(&beam.request));
+        let grown: Vec<(RequestId, Option<TokenId>)> =
+            stayed.map(|beam| (beam.request, beam.tokens.last().copied())).collect();
+        for (id, token) in grown {
+            self.grow_beam(group, id, token);
+        }
+    }
+
+    /// Goes on with a beam where it is, or computes it again where its blocks were taken.
+    fn grow_beam(&mut self, group: &mut Group, id: RequestId, token: Option<TokenId>) {
+        if let Some(index) = self.running.iter().position(|run| run.sequence.id == id) {
+            self.running[index].sequence.tokens.extend(token);
+        } else if let Some(mut sequence) = self.take_out(group, id) {
+            sequence.tokens.extend(token);
+            self.waiting.push_front(sequence);
+        }
+    }
+
+    /// Lets a sequence go on from the blocks of its parent, or computes it again where they or places are short.
+    fn fork_beam(&mut self, sequence: Sequence, parent: RequestId, computed: usize) {
+        let parent = self.running.iter().position(|run| run.sequence.id == parent).filter(|_| self.free_places() > 0);
+        let scope = sequence.cache_scope;
+        let forked = parent.and_then(|parent| {
+            let table = self.kv.fork(&self.running[parent].table, computed, scope, self.running.len())?;
+            Some((table, self.running[parent].stay))
+        });
+        match forked {
+            Some((table, parent)) => {
+                self.copied.push(parent);
+                self.enter(sequence, table, computed, self.now);
+            }
+            None => self.waiting.push_front(sequence),
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! A proposer that knows what comes, and says so as often as it is told to.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use windlass_engine_core::draft::{Ask, DraftTree, Proposer};
+use windlass_engine_core::request::{RequestId, TokenId};
+
+/// Guesses from the texts that it was told.
+#[derive(Clone, Debug)]
+pub struct Oracle {
+    /// One guess in so many is wrong; 0 for none.
+    pub errs_one_in: u64,
+    /// Wrong guesses beside the right ones.
+    pub branches: bool,
+    pub free: bool,
+    pub texts: Arc<Mutex<HashMap<RequestId, Vec<TokenId>>>>,
+}
+
+impl Oracle {
+    pub fn new(errs_one_in: u64) -> Oracle {
+        Oracle { errs_one_in, branches: false, free: true, texts: Arc::default() }
+    }
+
+    /// What a request will get: its prompt, then its answer.
+    pub fn tell(&self, request: RequestId, text: Vec<TokenId>) {
+        self.texts.lock().unwrap().insert(request, text);
+    }
+
+    /// Requests that it was told of and that have not ended.
+    pub fn remembered(&self) -> usize {
+        self.texts.lock().unwrap().len()
+    }
+
+    fn guess(&self, ask: &Ask<'_>) -> DraftTree {
+        let texts = self.texts.lock().unwrap();
+        let (mut tree, mut parent) = (DraftTree::default(), None);
+        let Some(text) = texts.get(&ask.request) else { return tree };
+        assert!(text.starts_with(ask.tokens), "{:?} begins {:?}, not {text:?}", ask.request, ask.tokens);
+        for (index, &token) in text.iter().enumerate().skip(ask.tokens.len()) {
+            if tree.len() + usize::from(self.branches) >= ask.most {
+                break;
+            }
+            if self.branches {
+                tree.push(token + 1, parent);
+            }
+            let errs = self.errs_one_in > 0 && (index as u64 * 7919 + ask.request.0).is_multiple_of(self.errs_one_in);
+            parent = Some(tree.push(token + 2 * u32::from(errs), parent));
+        }
+        tree
+    }
+}
+
+impl Proposer for Oracle {
+    fn propose(&mut self, asks: &[Ask<'_>]) -> Vec<DraftTree> {
+        asks.iter().map(|ask| self.guess(ask)).collect()
+    }
+
+    fn is_free(&self) -> bool {
+        self.free
+    }
+
+    fn forget(&mut self, request: RequestId) {
+        self.texts.lock().unwrap().remove(&request);
+    }
+}

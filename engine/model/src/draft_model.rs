@@ -1,0 +1,172 @@
+//! A small model that guesses what a large one of the same vocabulary goes on with (Leviathan et al. 2023).
+//!
+//! It takes its most likely token each time. It keeps keys and values of the sequences that it guessed for, as many as
+//! its pool holds, and computes what a sequence got since; of others it reads all tokens again.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use windlass_checkpoint::Checkpoint;
+use windlass_engine_core::draft::{Ask, DraftTree, Proposer};
+use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::plan::BlockId;
+use windlass_engine_core::request::{RequestId, Sampling, TokenId};
+
+use crate::batch::{Batch, Logits};
+use crate::cpu::CpuBackend;
+use crate::decoder::Decoder;
+use crate::load::{Built, LoadError, build};
+use crate::sampler::{Draw, RowTask};
+use crate::sizes::LoadOptions;
+
+/// The model with what it has read.
+pub struct DraftModel {
+    decoder: Decoder<CpuBackend>,
+    geometry: Geometry,
+    batch: Batch,
+    free: Vec<BlockId>,
+    sequences: HashMap<RequestId, Read>,
+    guesses: u64,
+}
+
+/// What was read of one sequence.
+#[derive(Debug, Default)]
+struct Read {
+    blocks: Vec<BlockId>,
+    /// Tokens whose keys and values are in the blocks.
+    tokens: Vec<TokenId>,
+    /// The guess that used it last.
+    used: u64,
+}
+
+/// A sequence while it is guessed for.
+struct Guessing {
+    index: usize,
+    request: RequestId,
+    /// Its tokens, then what is guessed.
+    tokens: Vec<TokenId>,
+    known: usize,
+    most: usize,
+}
+
+impl DraftModel {
+    /// Loads the model. Its step and its pool bound how much it reads at once and how many sequences it remembers.
+    pub fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<DraftModel, LoadError> {
+        let Built { decoder, geometry, .. } = build(checkpoint, options)?;
+        let free = (0..geometry.blocks).map(BlockId).collect();
+        let (batch, sequences) = (Batch::default(), HashMap::new());
+        Ok(DraftModel { decoder, geometry, batch, free, sequences, guesses: 0 })
+    }
+
+    /// Its token ids are below this.
+    pub fn vocabulary(&self) -> u32 {
+        self.geometry.vocabulary
+    }
+
+    /// What is to be guessed for an ask, with blocks for it; `None` where it is too long for the model.
+    fn begin(&mut self, index: usize, ask: &Ask<'_>) -> Option<Guessing> {
+        let longest = (ask.tokens.len() + ask.most).min(self.geometry.max_sequence_tokens as usize);
+        let most = longest.checked_sub(ask.tokens.len()).filter(|most| *most > 0)?;
+        if ask.tokens.iter().any(|token| *token >= self.geometry.vocabulary) {
+            return None;
+        }
+        self.make_room(ask.request, longest.div_ceil(self.geometry.block_tokens as usize))?;
+        let read = self.sequences.get_mut(&ask.request)?;
+        // The last token is read again where nothing is new: what follows it is wanted.
+        let common = read.tokens.iter().zip(&ask.tokens[..ask.tokens.len() - 1]).take_while(|(a, b)| a == b).count();
+        read.tokens.truncate(common);
+        Some(Guessing { index, request: ask.request, tokens: ask.tokens.to_vec(), known: ask.tokens.len(), most })
+    }
+
+    /// Sees to it that a sequence has so many blocks; others that are not asked about give up theirs, the longest
+    /// unused first.
+    fn make_room(&mut self, request: RequestId, blocks: usize) -> Option<()> {
+        loop {
+            let read = self.sequences.entry(request).or_default();
+            read.used = self.guesses;
+            let missing = blocks.saturating_sub(read.blocks.len());
+            if missing <= self.free.len() {
+                read.blocks.extend(self.free.drain(self.free.len() - missing..));
+                return Some(());
+            }
+            let others = self.sequences.iter().filter(|(_, read)| read.used < self.guesses);
+            let (&oldest, _) = others.min_by_key(|(_, read)| read.used)?;
+            self.forget(oldest);
+        }
+    }
+
+    /// Reads all tokens of a sequence but the last.
+    fn catch_up(&mut self, request: RequestId, tokens: &[TokenId]) {
+        let Some(read) = self.sequences.get_mut(&request) else { return };
+        let new = &tokens[read.tokens.len()..tokens.len() - 1];
+        for chunk in new.chunks(self.geometry.max_step_tokens as usize) {
+            self.batch.clear();
+            self.batch.push(chunk.iter().copied(), read.tokens.len() as u32, &read.blocks, Logits::NONE);
+            self.decoder.forward(&self.batch);
+            read.tokens.extend(chunk);
+        }
+    }
+
+    /// Adds the next token to sequences of which all but the last token are read, as many as a step has rows.
+    fn advance(&mut self, guessing: &mut [&mut Guessing]) {
+        self.batch.clear();
+        for one in guessing.iter() {
+            let (Some(read), Some(&last)) = (self.sequences.get_mut(&one.request), one.tokens.last()) else { continue };
+            self.batch.push([last], read.tokens.len() as u32, &read.blocks, Logits::LAST);
+            read.tokens.push(last);
+        }
+        self.decoder.forward(&self.batch);
+        let tasks = vec![RowTask::Draw(most_likely()); guessing.len()];
+        for (one, drawn) in guessing.iter_mut().zip(self.decoder.sample(&tasks)) {
+            match drawn {
+                Ok(drawn) => one.tokens.push(drawn.token),
+                Err(_) => one.most = one.tokens.len() - one.known,
+            }
+        }
+    }
+}
+
+impl Proposer for DraftModel {
+    fn propose(&mut self, asks: &[Ask<'_>]) -> Vec<DraftTree> {
+        self.guesses += 1;
+        let mut guessing: Vec<Guessing> =
+            asks.iter().enumerate().filter_map(|(index, ask)| self.begin(index, ask)).collect();
+        for one in &guessing {
+            self.catch_up(one.request, &one.tokens);
+        }
+        loop {
+            let mut unfinished: Vec<&mut Guessing> =
+                guessing.iter_mut().filter(|one| one.tokens.len() < one.known + one.most).collect();
+            if unfinished.is_empty() {
+                break;
+            }
+            unfinished.chunks_mut(self.geometry.max_step_rows as usize).for_each(|some| self.advance(some));
+        }
+        let mut trees = vec![DraftTree::default(); asks.len()];
+        for one in guessing {
+            trees[one.index] = DraftTree::chain(one.tokens[one.known..].iter().copied());
+        }
+        trees
+    }
+
+    fn is_free(&self) -> bool {
+        false
+    }
+
+    fn forget(&mut self, request: RequestId) {
+        if let Some(read) = self.sequences.remove(&request) {
+            self.free.extend(read.blocks);
+        }
+    }
+}
+
+impl fmt::Debug for DraftModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DraftModel({} sequences)", self.sequences.len())
+    }
+}
+
+fn most_likely() -> Draw<'static> {
+    const GREEDY: &Sampling = &Sampling::GREEDY;
+    Draw { sampling: GREEDY, banned: &[], prompt: &[], generated: &[], allowed: None, position: 0, logprobs: None }
+}

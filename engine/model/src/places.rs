@@ -1,0 +1,81 @@
+//! Where a row draws: behind its last token, and behind each guess of what comes next.
+
+use windlass_engine_core::constraint::TokenSet;
+use windlass_engine_core::plan::PlanRow;
+use windlass_engine_core::request::TokenId;
+
+use crate::sampler::Draw;
+
+/// The tokens that a constraint allows at a place; `None` without one.
+pub(crate) type Mask = Result<Option<TokenSet>, String>;
+
+/// A place at which a token is drawn.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// The guess that it is behind; absent for the row's last token.
+    after: Option<u32>,
+    /// The tokens before it, where drawing depends on them.
+    history: Vec<TokenId>,
+    /// Its position in the sequence.
+    position: u32,
+}
+
+/// All places of a row, in the order of its logits. `history` leads to the first.
+pub(crate) fn places(row: &PlanRow, history: Vec<TokenId>) -> Vec<Place> {
+    let Some(sample) = &row.sample else { return Vec::new() };
+    let position = row.first_position + row.tokens.len() as u32;
+    let behind = |after: u32| {
+        let path = sample.draft.path(after);
+        let tokens = path.iter().map(|node| sample.draft.nodes()[*node as usize].token);
+        let read = sample.history.is_some();
+        let history = if read { history.iter().copied().chain(tokens).collect() } else { Vec::new() };
+        Place { after: Some(after), history, position: position + path.len() as u32 }
+    };
+    let mut places: Vec<Place> = (0..sample.draft.len() as u32).map(behind).collect();
+    places.insert(0, Place { after: None, history, position });
+    places
+}
+
+/// What the row's constraint allows at each place. Nothing is allowed behind a guess that it does not allow, and
+/// nobody gets there.
+pub(crate) fn masks(row: &PlanRow, places: &[Place]) -> Vec<Mask> {
+    let mut masks: Vec<Mask> = Vec::with_capacity(places.len());
+    for place in places {
+        let mask = match place.is_reached(row, &masks) {
+            true => place.mask(row),
+            false => Ok(Some(TokenSet::default())),
+        };
+        masks.push(mask);
+    }
+    masks
+}
+
+impl Place {
+    /// What to draw here.
+    pub fn draw<'a>(&'a self, row: &'a PlanRow, mask: &'a Mask) -> Option<Draw<'a>> {
+        let sample = row.sample.as_ref()?;
+        let (prompt, generated) = self.history.split_at(prompt_tokens(row));
+        let (sampling, banned, logprobs) = (sample.sampling.as_ref(), sample.banned.as_slice(), sample.logprobs);
+        let allowed = mask.as_ref().ok().and_then(Option::as_ref);
+        Some(Draw { sampling, banned, prompt, generated, allowed, position: self.position, logprobs })
+    }
+
+    fn mask(&self, row: &PlanRow) -> Mask {
+        let constraint = row.sample.as_ref().and_then(|sample| sample.constraint.as_ref());
+        constraint.map(|constraint| constraint.allowed(&self.history[prompt_tokens(row)..])).transpose()
+    }
+
+    /// Whether the guess before this place is allowed, by the masks of the places before.
+    fn is_reached(&self, row: &PlanRow, masks: &[Mask]) -> bool {
+        let (Some(after), Some(sample)) = (self.after, &row.sample) else { return true };
+        let guess = sample.draft.nodes()[after as usize];
+        let before = guess.parent.map_or(0, |parent| parent as usize + 1);
+        matches!(&masks[before], Ok(mask) if mask.as_ref().is_none_or(|mask| mask.contains(guess.token)))
+    }
+}
+
+/// Leading tokens of a row's history that are its prompt.
+fn prompt_tokens(row: &PlanRow) -> usize {
+    let history = row.sample.as_ref().and_then(|sample| sample.history.as_ref());
+    history.map_or(0, |history| history.prompt_tokens)
+}

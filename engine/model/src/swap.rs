@@ -1,0 +1,58 @@
+//! Blocks that leave the pool and come back, as plans say; and those that did not.
+
+use std::collections::{HashMap, HashSet};
+
+use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
+
+use crate::backend::Backend;
+use crate::decoder::Decoder;
+use crate::tier::Tier;
+
+/// The tier behind a decoder's pool.
+pub(crate) struct Swapper {
+    tier: Box<dyn Tier>,
+    /// Slots whose block could not be stored.
+    empty: HashSet<SlotId>,
+    /// Blocks that could not be brought back, and why, until they are overwritten.
+    lost: HashMap<BlockId, String>,
+}
+
+impl Swapper {
+    pub fn new(tier: Box<dyn Tier>) -> Swapper {
+        Swapper { tier, empty: HashSet::new(), lost: HashMap::new() }
+    }
+
+    /// Whether a row can rely on its blocks. One that begins in a block overwrites it.
+    pub fn check(&mut self, row: &PlanRow, block_tokens: u32) -> Result<(), String> {
+        if self.lost.is_empty() {
+            return Ok(());
+        }
+        let read = row.first_position.div_ceil(block_tokens) as usize;
+        row.blocks[read.min(row.blocks.len())..].iter().for_each(|block| _ = self.lost.remove(block));
+        match row.blocks.iter().find_map(|block| self.lost.get(block)) {
+            Some(error) => Err(format!("its cached prompt could not be read back: {error}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Keeps a block. If that fails, it cannot be brought back.
+    pub fn store<B: Backend>(&mut self, decoder: &mut Decoder<B>, block: BlockId, slot: SlotId) {
+        let stored = !self.lost.contains_key(&block) && decoder.store_block(&mut *self.tier, block, slot).is_ok();
+        match stored {
+            true => self.empty.remove(&slot),
+            false => self.empty.insert(slot),
+        };
+    }
+
+    /// Brings a block back. If that fails, it is the affair of the rows that name it.
+    pub fn load<B: Backend>(&mut self, decoder: &mut Decoder<B>, slot: SlotId, block: BlockId) {
+        let loaded = match self.empty.contains(&slot) {
+            true => Err("it could not be stored".to_owned()),
+            false => decoder.load_block(&mut *self.tier, slot, block).map_err(|error| error.to_string()),
+        };
+        match loaded {
+            Ok(()) => self.lost.remove(&block),
+            Err(error) => self.lost.insert(block, error),
+        };
+    }
+}

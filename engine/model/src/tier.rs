@@ -1,0 +1,118 @@
+//! Where blocks of K and V go that the pool gives up: memory, or a file on a disk that is faster than computing.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// Places for blocks of one size, numbered from 0.
+pub trait Tier: Send {
+    /// Keeps a block, given in parts.
+    fn store(&mut self, slot: usize, parts: &[&[u8]]) -> io::Result<()>;
+
+    /// Gives it back. What was never stored there is an error, or zeros.
+    fn load(&mut self, slot: usize, parts: &mut [&mut [u8]]) -> io::Result<()>;
+}
+
+/// A second pool in memory. A slot takes memory when it is first used.
+#[derive(Debug)]
+pub struct MemoryTier {
+    slots: Vec<Option<Box<[u8]>>>,
+}
+
+impl MemoryTier {
+    /// Places for so many blocks.
+    pub fn new(slots: usize) -> MemoryTier {
+        MemoryTier { slots: vec![None; slots] }
+    }
+}
+
+impl Tier for MemoryTier {
+    fn store(&mut self, slot: usize, parts: &[&[u8]]) -> io::Result<()> {
+        let kept = self.slots[slot].get_or_insert_with(|| parts.concat().into());
+        let mut rest = &mut kept[..];
+        for part in parts {
+            let (to, after) = rest.split_at_mut(part.len());
+            to.copy_from_slice(part);
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn load(&mut self, slot: usize, parts: &mut [&mut [u8]]) -> io::Result<()> {
+        let kept = self.slots[slot].as_deref().ok_or(io::ErrorKind::NotFound)?;
+        let mut rest = kept;
+        for part in parts {
+            let (from, after) = rest.split_at(part.len());
+            part.copy_from_slice(from);
+            rest = after;
+        }
+        Ok(())
+    }
+}
+
+/// A file without a name: it is gone with the process, however that ends.
+#[derive(Debug)]
+pub struct FileTier {
+    file: File,
+    block_bytes: u64,
+}
+
+impl FileTier {
+    /// A file in `folder` with places for `slots` blocks of `block_bytes`; the disk has to have room for all of them.
+    pub fn create(folder: &Path, slots: u64, block_bytes: u64) -> io::Result<FileTier> {
+        let path = folder.join(format!(".windlass-kv-{}", std::process::id()));
+        let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+        std::fs::remove_file(&path)?;
+        file.set_len(slots * block_bytes)?;
+        Ok(FileTier { file, block_bytes })
+    }
+}
+
+impl Tier for FileTier {
+    fn store(&mut self, slot: usize, parts: &[&[u8]]) -> io::Result<()> {
+        let mut at = slot as u64 * self.block_bytes;
+        for part in parts {
+            self.file.write_all_at(part, at)?;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn load(&mut self, slot: usize, parts: &mut [&mut [u8]]) -> io::Result<()> {
+        let mut at = slot as u64 * self.block_bytes;
+        for part in parts {
+            self.file.read_exact_at(part, at)?;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_give_back_what_they_were_given() {
+        let folder = tempfile::tempdir().unwrap();
+        let tiers: [Box<dyn Tier>; 2] =
+            [Box::new(MemoryTier::new(3)), Box::new(FileTier::create(folder.path(), 3, 6).unwrap())];
+        for mut tier in tiers {
+            tier.store(0, &[&[1, 2, 3, 4], &[5, 6]]).unwrap();
+            tier.store(2, &[&[7; 4], &[8; 2]]).unwrap();
+            tier.store(0, &[&[9, 2, 3, 4], &[5, 6]]).unwrap();
+            for (slot, expected) in [(2, ([7; 4], [8; 2])), (0, ([9, 2, 3, 4], [5, 6]))] {
+                let (mut first, mut second) = ([0; 4], [0; 2]);
+                tier.load(slot, &mut [&mut first, &mut second]).unwrap();
+                assert_eq!((first, second), expected);
+            }
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the file has no name");
+    }
+
+    #[test]
+    fn a_slot_that_holds_nothing_is_an_error_in_memory() {
+        assert!(MemoryTier::new(1).load(0, &mut [&mut [0; 4]]).is_err());
+    }
+}

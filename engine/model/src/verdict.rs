@@ -1,0 +1,65 @@
+//! What a row gives, from what each of its logits gave: how far its guesses held.
+
+use windlass_engine_core::draft::Verdict;
+use windlass_engine_core::plan::{BlockId, PlanRow, RowOutput};
+use windlass_engine_core::request::TokenId;
+use windlass_engine_core::sampling::TokenLogprobs;
+
+use crate::backend::TokenMove;
+use crate::places::Mask;
+use crate::sampler::{Drawn, SampleError};
+
+/// What became of a row.
+pub(crate) struct Outcome {
+    pub output: RowOutput,
+    /// Log probabilities of the prompt's tokens, if any were asked for.
+    pub prompt: Vec<TokenLogprobs>,
+    /// The same of the tokens drawn.
+    pub sampled: Vec<TokenLogprobs>,
+    /// The guesses that held.
+    pub held: Vec<u32>,
+}
+
+/// Reads a row's results, in the order of its logits.
+pub(crate) fn outcome(
+    row: &PlanRow,
+    mut results: Vec<Result<Drawn, SampleError>>,
+    masks: &[Mask],
+) -> Result<Outcome, String> {
+    let scored = row.score.as_ref().map_or(0, |score| score.targets.len());
+    let draws = results.split_off(scored);
+    let scored: Vec<Drawn> = results.into_iter().collect::<Result<_, _>>().map_err(|error| error.to_string())?;
+    let prompt = scored.into_iter().filter_map(|scored| scored.logprobs).collect();
+    let Some(sample) = &row.sample else {
+        return Ok(Outcome { output: RowOutput::Computed, prompt, sampled: Vec::new(), held: Vec::new() });
+    };
+    let mut sampled = Vec::new();
+    let Verdict { tokens, nodes: held } = sample.draft.judge(|after| {
+        let place = after.map_or(0, |guess| guess as usize + 1);
+        let drawn = drawn(&draws[place], &masks[place])?;
+        sampled.extend(drawn.logprobs.clone());
+        Ok::<TokenId, String>(drawn.token)
+    })?;
+    let output = match tokens[..] {
+        [token] if sample.draft.is_empty() => RowOutput::Sampled(token),
+        _ => RowOutput::Verified(tokens),
+    };
+    Ok(Outcome { output, prompt, sampled, held })
+}
+
+fn drawn<'a>(result: &'a Result<Drawn, SampleError>, mask: &Mask) -> Result<&'a Drawn, String> {
+    mask.as_ref().map_err(String::clone)?;
+    result.as_ref().map_err(SampleError::to_string)
+}
+
+/// Brings K and V of the guesses that held behind the row's tokens, in order. They are there already where the guesses
+/// did not branch.
+pub(crate) fn moves(row: &PlanRow, held: &[u32], block_tokens: usize) -> Vec<TokenMove> {
+    let first = row.first_position as usize + row.tokens.len();
+    let place = |index: usize| -> (BlockId, usize) {
+        let position = first + index;
+        (row.blocks[position / block_tokens], position % block_tokens)
+    };
+    let misplaced = held.iter().enumerate().filter(|(index, guess)| *index != **guess as usize);
+    misplaced.map(|(index, &guess)| TokenMove { from: place(guess as usize), to: place(index) }).collect()
+}
