@@ -40,6 +40,16 @@ pub mod fetch {
     pub const CA_FILE: &str = "--ca-file";
 }
 
+/// `windlass-engine inspect MODEL …`: reads headers alone, of a file, a folder or a URL, and leaves
+/// [`Inspection`](crate::inspection::Inspection) as JSON on standard output and in the termination message.
+pub mod inspect {
+    /// The subcommand; its argument is the path or URL. A URL takes [`TOKEN_FILE`](super::fetch::TOKEN_FILE) and
+    /// [`CA_FILE`](super::fetch::CA_FILE) as `fetch` does.
+    pub const SUBCOMMAND: &str = "inspect";
+    /// Without the list of tensor types.
+    pub const SUMMARY: &str = "--summary";
+}
+
 /// Every managed flag with its field.
 pub const MANAGED: &[ManagedFlag] = &[
     ManagedFlag { flag: SERVED_MODEL_NAME, field: "spec.model.servedNames" },

@@ -8,8 +8,10 @@ pub const READYZ: &str = "/readyz";
 pub const METRICS: &str = "/metrics";
 /// The operator's view of the engine, JSON of at most 2 KiB: [`crate::stats::Stats`].
 pub const STATS: &str = "/stats";
-/// POST: start draining, exactly as SIGTERM does.
+/// POST: start draining, exactly as SIGTERM does; with the query `timeout_seconds=N`, within so many seconds.
 pub const DRAIN: &str = "/drain";
+/// The query of [`DRAIN`] by which a drain is to end sooner than configured.
+pub const DRAIN_TIMEOUT_QUERY: &str = "timeout_seconds";
 
 /// Where a pod's model cache is mounted (emptyDir or claim of `model.cache`).
 pub const CACHE_DIR: &str = "/var/cache/windlass";

@@ -48,6 +48,18 @@ impl Reason {
         Reason::Internal,
     ];
 
+    /// Whether trying again cannot help: somebody has to change something.
+    pub fn is_final(self) -> bool {
+        match self {
+            Reason::InvalidConfiguration
+            | Reason::ChecksumMismatch
+            | Reason::ModelInvalid
+            | Reason::Unsupported
+            | Reason::OutOfMemory => true,
+            Reason::ModelUnavailable | Reason::DeviceFailed | Reason::Internal => false,
+        }
+    }
+
     /// The process's exit code for this reason (2 is also what clap exits with).
     pub fn exit_code(self) -> u8 {
         match self {

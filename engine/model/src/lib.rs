@@ -36,7 +36,7 @@ pub use cpu::{CpuBackend, CpuStep};
 pub use decoder::Decoder;
 pub use draft_model::DraftModel;
 pub use executor::CpuExecutor;
-pub use load::{Built, LoadError, Loaded, build, load};
+pub use load::{Built, LoadError, Loaded, Survey, build, load, survey};
 pub use quantization::Quantization;
 pub use reader::Reader;
 pub use sampler::{Draw, Drawn, RowTask, SampleError, sample};

@@ -12,6 +12,7 @@ use crate::config::{ConfigError, DecoderConfig};
 use crate::cpu::CpuBackend;
 use crate::decoder::Decoder;
 use crate::executor::CpuExecutor;
+use crate::quantization::Quantization;
 use crate::sizes::{LoadOptions, SizeError, Sizes};
 use crate::step::StepRunner;
 use crate::weights::{Manifest, TensorError};
@@ -71,6 +72,21 @@ pub struct Built {
     pub ledger: Ledger,
     /// The type of most of its weights, as `q4_1`.
     pub weight_type: &'static str,
+}
+
+/// What a checkpoint's weights take, as it would be loaded.
+pub struct Survey {
+    /// What the model is; its weights' bytes are those in memory.
+    pub shape: ModelShape,
+    /// The type of most of its weights, as `q4_1`.
+    pub weight_type: &'static str,
+}
+
+/// Finds and checks every tensor by its header, and reads none of their data.
+pub fn survey(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> Result<Survey, LoadError> {
+    let config = DecoderConfig::read(checkpoint)?;
+    let manifest = Manifest::read(checkpoint, &config, quantization)?;
+    Ok(Survey { shape: config.shape(manifest.bytes()), weight_type: manifest.dominant_type() })
 }
 
 /// Loads a model and starts its executor. The file is not needed afterwards.

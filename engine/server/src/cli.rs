@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use person::{BatchArgs, BenchArgs, ChatArgs, FitArgs, Profile, ServerArgs};
 use std::net::IpAddr;
 use std::path::PathBuf;
-use windlass_engine_contract::flags::{self, fetch};
+use windlass_engine_contract::flags::{self, fetch, inspect};
 use windlass_engine_contract::{ADMIN_PORT, API_PORT};
 use windlass_engine_model::ActivationType;
 
@@ -343,11 +343,18 @@ pub struct FetchArgs {
 /// Flags of `inspect`.
 #[derive(Args, Clone, Debug)]
 pub struct InspectArgs {
-    /// GGUF file, or folder that holds exactly one
-    pub model: PathBuf,
+    /// GGUF file, folder that holds one model, or https:// address of a GGUF file, of which only the header is read
+    #[arg(value_name = "MODEL")]
+    pub model: String,
     /// Leave out the list of tensor types
-    #[arg(long)]
+    #[arg(long = bare(inspect::SUMMARY))]
     pub summary: bool,
+    /// File with a token to send as `Authorization: Bearer`
+    #[arg(long = bare(fetch::TOKEN_FILE), value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// PEM file with certificate authorities to trust instead of the public ones
+    #[arg(long = bare(fetch::CA_FILE), value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
     /// The process.
     #[command(flatten)]
     pub process: ProcessArgs,

@@ -37,12 +37,17 @@ impl Failure {
     /// create.
     pub fn report(&self, log: Option<&Path>) {
         eprintln!("windlass-engine: {:?}: {}", self.reason, self.message);
-        let default = Path::new(TERMINATION_LOG);
-        let Some(path) = log.or_else(|| default.exists().then_some(default)) else { return };
         let termination = Termination { reason: self.reason, message: self.message.clone() };
-        if let Err(error) = std::fs::write(path, termination.to_json()) {
-            eprintln!("windlass-engine: could not write the termination message to {}: {error}", path.display());
-        }
+        last_word(&termination.to_json(), log);
+    }
+}
+
+/// Leaves `text` as the process's termination message: in `log`, or where Kubernetes looks for it.
+pub fn last_word(text: &str, log: Option<&Path>) {
+    let default = Path::new(TERMINATION_LOG);
+    let Some(path) = log.or_else(|| default.exists().then_some(default)) else { return };
+    if let Err(error) = std::fs::write(path, text) {
+        eprintln!("windlass-engine: could not write the termination message to {}: {error}", path.display());
     }
 }
 

@@ -8,7 +8,7 @@ mod checksum;
 mod partial;
 mod progress;
 pub mod record;
-mod source;
+pub mod source;
 
 use crate::cli::FetchArgs;
 use crate::failure::Failure;

@@ -1,24 +1,25 @@
-//! `windlass-engine inspect`: what a checkpoint is and takes, as JSON, from its header alone.
+//! `windlass-engine inspect`: what a model is and takes, as JSON, from its header alone.
+
+mod remote;
 
 use crate::cli::InspectArgs;
-use crate::failure::Failure;
-use crate::start::open;
+use crate::failure::{Failure, last_word};
+use crate::start::{load_failure, open};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 use windlass_checkpoint::Checkpoint;
+use windlass_engine_contract::inspection::Inspection;
 use windlass_engine_contract::memory::{KvDataType, kv_bytes_per_token};
 use windlass_engine_contract::shape::ModelShape;
-use windlass_engine_contract::termination::Reason;
-use windlass_engine_model::{ConfigError, DecoderConfig};
+use windlass_engine_model::{Quantization, survey};
 
 /// The document that is printed.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Inspection {
-    shape: ModelShape,
-    /// Bytes of bf16 KV cache that a token takes.
-    kv_bytes_per_token: u64,
+struct Document {
+    #[serde(flatten)]
+    inspection: Inspection,
     /// Tensors and bytes by element type.
     #[serde(skip_serializing_if = "Option::is_none")]
     tensors: Option<BTreeMap<&'static str, TensorSum>>,
@@ -30,27 +31,38 @@ struct TensorSum {
     bytes: u64,
 }
 
-/// Prints the inspection of one checkpoint.
+/// Prints the inspection of one model, and leaves it as the process's last word.
 pub fn run(args: &InspectArgs) -> Result<(), Failure> {
-    let inspection = inspect(&open(&args.model)?, args.summary)?;
-    println!("{}", serde_json::to_string_pretty(&inspection).map_err(Failure::internal)?);
+    let document = if remote::is_url(&args.model) {
+        remote::Header::read(args)?.inspect(|file, revision| document(file, args.summary, Some(revision)))?
+    } else {
+        document(&open(Path::new(&args.model))?, args.summary, None)?
+    };
+    println!("{}", serde_json::to_string_pretty(&document).map_err(Failure::internal)?);
+    let summary = serde_json::to_string(&document.inspection).map_err(Failure::internal)?;
+    last_word(&summary, args.process.termination_log.as_deref());
     Ok(())
 }
 
 /// The shape of one checkpoint.
 pub fn shape(model: &Path) -> Result<ModelShape, Failure> {
-    Ok(inspect(&open(model)?, true)?.shape)
+    Ok(survey(&open(model)?, None).map_err(load_failure)?.shape)
 }
 
-fn inspect(file: &Checkpoint, summary: bool) -> Result<Inspection, Failure> {
-    let config = DecoderConfig::read(file).map_err(|error| {
-        let unsupported = matches!(error, ConfigError::Unsupported(_));
-        Failure::new(if unsupported { Reason::Unsupported } else { Reason::ModelInvalid }, error)
-    })?;
-    let tensors = sum_by_type(file);
-    let shape = config.shape(tensors.values().map(|sum| sum.bytes).sum());
-    let kv_bytes_per_token = kv_bytes_per_token(&shape, KvDataType::Bf16);
-    Ok(Inspection { shape, kv_bytes_per_token, tensors: (!summary).then_some(tensors) })
+/// `revision`: what the source calls the version that was read; `None` for a source that tells none.
+fn document(file: &Checkpoint, summary: bool, revision: Option<Option<String>>) -> Result<Document, Failure> {
+    let stored = survey(file, None).map_err(load_failure)?;
+    // Weights that are integers already cannot be converted, which is no failure of an inspection.
+    let converted = |to| survey(file, Some(to)).ok().map(|converted| converted.shape.weight_bytes);
+    let inspection = Inspection {
+        kv_bytes_per_token: kv_bytes_per_token(&stored.shape, KvDataType::Bf16),
+        weight_type: stored.weight_type.to_owned(),
+        int8_bytes: converted(Quantization::Int8),
+        int4_bytes: converted(Quantization::Int4),
+        revision: revision.flatten(),
+        shape: stored.shape,
+    };
+    Ok(Document { inspection, tensors: (!summary).then(|| sum_by_type(file)) })
 }
 
 fn sum_by_type(file: &Checkpoint) -> BTreeMap<&'static str, TensorSum> {

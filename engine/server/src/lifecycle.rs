@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 use windlass_engine_contract::stats::Phase;
 
 /// Stages in their order.
@@ -17,20 +18,25 @@ pub enum Stage {
     Refusing,
 }
 
-/// The stage, shared. Cheap to clone.
+/// The stage, shared, and until when a drain may take. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Lifecycle(Arc<watch::Sender<Stage>>);
+pub struct Lifecycle {
+    stage: Arc<watch::Sender<Stage>>,
+    /// Set from outside, where less time is left than this server was configured with.
+    limit: Arc<watch::Sender<Option<Instant>>>,
+}
 
 impl Default for Lifecycle {
     fn default() -> Lifecycle {
-        Lifecycle(Arc::new(watch::Sender::new(Stage::Starting)))
+        let (stage, limit) = (watch::Sender::new(Stage::Starting), watch::Sender::new(None));
+        Lifecycle { stage: Arc::new(stage), limit: Arc::new(limit) }
     }
 }
 
 impl Lifecycle {
     /// Goes to `stage`, unless it is there already or further.
     pub fn advance(&self, stage: Stage) {
-        self.0.send_if_modified(|now| {
+        self.stage.send_if_modified(|now| {
             let forward = *now < stage;
             if forward {
                 *now = stage;
@@ -41,13 +47,36 @@ impl Lifecycle {
 
     /// The stage now.
     pub fn stage(&self) -> Stage {
-        *self.0.borrow()
+        *self.stage.borrow()
     }
 
     /// Returns once `stage` is reached.
     pub async fn reached(&self, stage: Stage) {
         // The sender lives as long as this value.
-        let _ = self.0.subscribe().wait_for(|now| *now >= stage).await;
+        let _ = self.stage.subscribe().wait_for(|now| *now >= stage).await;
+    }
+
+    /// A drain, begun or to come, ends by `deadline`; of several, the earliest counts.
+    pub fn limit(&self, deadline: Instant) {
+        self.limit.send_modify(|limit| *limit = Some(limit.map_or(deadline, |before| before.min(deadline))));
+    }
+
+    /// When a drain that would end at `own` ends.
+    pub fn deadline(&self, own: Instant) -> Instant {
+        self.limit.borrow().map_or(own, |limit| limit.min(own))
+    }
+
+    /// Returns at the deadline, also when that is brought forward meanwhile.
+    pub async fn passed(&self, own: Instant) {
+        let mut limit = self.limit.subscribe();
+        loop {
+            let deadline = limit.borrow_and_update().map_or(own, |limit| limit.min(own));
+            tokio::select! {
+                () = sleep_until(deadline) => return,
+                // The sender lives as long as this value.
+                _ = limit.changed() => (),
+            }
+        }
     }
 
     /// The stage as `/stats` names it.
@@ -63,6 +92,22 @@ impl Lifecycle {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_drain_can_be_brought_forward_while_it_goes_on_and_never_put_off() {
+        let (lifecycle, now) = (Lifecycle::default(), Instant::now());
+        let after = move |seconds: u64| now + std::time::Duration::from_secs(seconds);
+        let passed = tokio::spawn({
+            let lifecycle = lifecycle.clone();
+            async move { lifecycle.passed(after(3600)).await }
+        });
+        tokio::task::yield_now().await;
+        lifecycle.limit(now);
+        lifecycle.limit(after(60));
+        // Of the three deadlines the first was meant: this would else take an hour.
+        passed.await.unwrap();
+        assert_eq!(lifecycle.deadline(after(3600)), now);
+    }
 
     #[test]
     fn it_never_goes_back() {

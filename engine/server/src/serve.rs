@@ -20,7 +20,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
 
 /// Connections that the kernel keeps until they are accepted. One more waits a second before it tries again, so this is
@@ -119,12 +119,18 @@ impl Server {
     /// Serves what still arrives for a while, then lets streams finish, then ends them.
     async fn drain(&self) {
         let LifeTimes { drain_accept, drain_timeout, .. } = self.times;
-        info!(accept_seconds = drain_accept.as_secs(), timeout_seconds = drain_timeout.as_secs(), "draining");
-        let deadline = Instant::now() + drain_timeout;
-        sleep(drain_accept).await;
+        let (began, own) = (Instant::now(), Instant::now() + drain_timeout);
+        let left = self.lifecycle.deadline(own) - began;
+        info!(accept_seconds = drain_accept.as_secs(), timeout_seconds = left.as_secs(), "draining");
+        // Of a short notice most is for the streams.
+        sleep(drain_accept.min(left / 3)).await;
         self.lifecycle.advance(Stage::Refusing);
-        if timeout_at(deadline, self.connections.no_connections()).await.is_err() {
-            warn!("streams are left after {} s; ending them", drain_timeout.as_secs());
+        let is_late = tokio::select! {
+            () = self.connections.no_connections() => false,
+            () = self.lifecycle.passed(own) => true,
+        };
+        if is_late {
+            warn!("streams are left after {} s; ending them", began.elapsed().as_secs());
             self.engine.end_all("the server shut down before this answer was complete").await;
             let _ = timeout(FLUSH, self.connections.no_connections()).await;
         }

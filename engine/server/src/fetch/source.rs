@@ -12,7 +12,8 @@ use std::time::Duration;
 use tracing::warn;
 use ureq::http::{Response, StatusCode, header};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
-use ureq::{Agent, Body};
+use ureq::typestate::WithoutBody;
+use ureq::{Agent, Body, RequestBuilder};
 use windlass_engine_contract::termination::Reason;
 
 /// Attempts in a row that may bring nothing.
@@ -53,13 +54,8 @@ impl Source {
         if args.url == "-" {
             return Ok(Source::Stdin);
         }
-        if !args.url.starts_with("https://") && !args.url.starts_with("http://") {
-            let message = format!("the URL must begin with https:// or http://, or be -; it is {}", redact(&args.url));
-            return Err(Failure::configuration(message));
-        }
-        let authorization = args.token_file.as_deref().map(bearer).transpose()?;
-        let agent = agent(args.ca_file.as_deref())?;
-        Ok(Source::Http(Box::new(HttpSource { agent, url: args.url.clone(), authorization, first_pause })))
+        let source = HttpSource::new(&args.url, args.token_file.as_deref(), args.ca_file.as_deref(), first_pause)?;
+        Ok(Source::Http(Box::new(source)))
     }
 
     /// Brings everything into `partial`, at most `max_bytes`.
@@ -78,7 +74,61 @@ impl Source {
     }
 }
 
+/// Some bytes of a file behind a URL.
+pub struct Part {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// Length of the whole file.
+    pub whole: u64,
+    /// The server's name of this version of the file.
+    pub tag: Option<String>,
+}
+
 impl HttpSource {
+    /// Checks the URL and reads the credentials.
+    pub fn new(
+        url: &str,
+        token_file: Option<&Path>,
+        ca_file: Option<&Path>,
+        first_pause: Duration,
+    ) -> Result<HttpSource, Failure> {
+        if !url.starts_with("https://") && !url.starts_with("http://") {
+            let message = format!("the URL must begin with https:// or http://, or be -; it is {}", redact(url));
+            return Err(Failure::configuration(message));
+        }
+        let authorization = token_file.map(bearer).transpose()?;
+        Ok(HttpSource { agent: agent(ca_file)?, url: url.to_owned(), authorization, first_pause })
+    }
+
+    /// The bytes from `start` to before `end`, or to the end of the file, in one attempt.
+    pub fn part(&self, start: u64, end: u64) -> Result<Part, Failure> {
+        let unavailable = |cause: String| unavailable(&redact(&self.url), &cause);
+        let request = self.request().header(header::RANGE, format!("bytes={start}-{}", end.saturating_sub(1)));
+        let response = request.call().map_err(|error| unavailable(error.to_string()))?;
+        // A server without ranges sends the whole file, of which the rest is left unread.
+        let (skipped, whole) = match response.status() {
+            StatusCode::PARTIAL_CONTENT if range_start(&response) == Some(start) => (0, whole_length(&response)),
+            StatusCode::OK => (start, content_length(&response)),
+            status => return Err(unavailable(format!("the server answered {status} to a range"))),
+        };
+        let whole = whole.ok_or_else(|| unavailable("the server does not tell the file's length".to_owned()))?;
+        let tag = response.headers().get(header::ETAG).and_then(|tag| Some(tag.to_str().ok()?.to_owned()));
+        let mut reader = response.into_body().into_reader();
+        let mut bytes = Vec::new();
+        let copied = std::io::copy(&mut reader.by_ref().take(skipped), &mut std::io::sink())
+            .and_then(|_| reader.take(end - start).read_to_end(&mut bytes));
+        copied.map_err(|error| unavailable(error.to_string()))?;
+        Ok(Part { bytes, whole, tag })
+    }
+
+    fn request(&self) -> RequestBuilder<WithoutBody> {
+        let request = self.agent.get(&self.url).header(header::ACCEPT_ENCODING, "identity");
+        match &self.authorization {
+            Some(authorization) => request.header(header::AUTHORIZATION, authorization),
+            None => request,
+        }
+    }
+
     /// Attempts as long as each brings something.
     fn download(&self, partial: &mut Partial, max_bytes: u64) -> Result<(), Failure> {
         let mut fruitless = 0;
@@ -100,10 +150,7 @@ impl HttpSource {
 
     fn attempt(&self, partial: &mut Partial, max_bytes: u64) -> Result<(), Interruption> {
         let have = partial.len();
-        let mut request = self.agent.get(&self.url).header(header::ACCEPT_ENCODING, "identity");
-        if let Some(authorization) = &self.authorization {
-            request = request.header(header::AUTHORIZATION, authorization);
-        }
+        let mut request = self.request();
         if have > 0 {
             request = request.header(header::RANGE, format!("bytes={have}-"));
         }
@@ -185,9 +232,9 @@ fn range_start(response: &Response<Body>) -> Option<u64> {
     range.strip_prefix("bytes ")?.split_once('-')?.0.parse().ok()
 }
 
-/// `42` of `Content-Range: bytes */42`.
+/// `42` of `Content-Range: bytes */42`, or of `bytes 7-41/42`.
 fn whole_length(response: &Response<Body>) -> Option<u64> {
-    response.headers().get(header::CONTENT_RANGE)?.to_str().ok()?.strip_prefix("bytes */")?.parse().ok()
+    response.headers().get(header::CONTENT_RANGE)?.to_str().ok()?.rsplit_once('/')?.1.parse().ok()
 }
 
 fn agent(ca_file: Option<&Path>) -> Result<Agent, Failure> {

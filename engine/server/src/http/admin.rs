@@ -3,12 +3,14 @@
 use crate::driver::EngineHandle;
 use crate::lifecycle::{Lifecycle, Stage};
 use crate::monitor::Monitor;
-use axum::extract::State;
+use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::time::Instant;
 use windlass_engine_contract::paths;
 use windlass_engine_contract::stats::Stats;
 
@@ -87,7 +89,21 @@ async fn stats(State(admin): State<Arc<Admin>>) -> Json<Stats> {
     Json(admin.monitor.stats(admin.lifecycle.phase(), admin.unseen()))
 }
 
-async fn drain(State(admin): State<Arc<Admin>>) -> StatusCode {
+/// `POST /drain?timeout_seconds=12`: the drain ends by then, where the server's own time-out is longer.
+async fn drain(State(admin): State<Arc<Admin>>, RawQuery(query): RawQuery) -> Response {
+    let Some(limit) = query.as_deref().map_or(Some(None), |query| drain_limit(query).map(Some)) else {
+        let usage = format!("the query of {} is {}=SECONDS\n", paths::DRAIN, paths::DRAIN_TIMEOUT_QUERY);
+        return (StatusCode::BAD_REQUEST, usage).into_response();
+    };
+    if let Some(limit) = limit {
+        admin.lifecycle.limit(Instant::now() + limit);
+    }
     admin.lifecycle.advance(Stage::Closing);
-    StatusCode::ACCEPTED
+    StatusCode::ACCEPTED.into_response()
+}
+
+fn drain_limit(query: &str) -> Option<Duration> {
+    let (key, value) = query.split_once('=')?;
+    let seconds: u32 = value.parse().ok()?;
+    (key == paths::DRAIN_TIMEOUT_QUERY).then(|| Duration::from_secs(seconds.into()))
 }

@@ -96,7 +96,7 @@ impl Web {
     }
 }
 
-async fn axum_serve(listener: TcpListener, router: Router) {
+pub async fn axum_serve(listener: TcpListener, router: Router) {
     while let Ok((stream, _)) = listener.accept().await {
         let service = TowerToHyperService::new(router.clone());
         tokio::spawn(async move {

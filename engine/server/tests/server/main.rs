@@ -12,6 +12,7 @@ mod documents;
 mod eval;
 mod fetch;
 mod hostile;
+mod inspect;
 mod life;
 mod real_model;
 mod refusals;
