@@ -58,7 +58,8 @@ pub struct NvidiaGpu {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Parallelism {
-    /// GPUs over which every layer is split; the pod asks for as many. Absent: 1.
+    /// GPUs over which every layer is split; the pod asks for as many. Absent: the fewest on which the model fits, by its
+    /// header and the nodes' labels, or 1 where these cannot be read; the choice stays until the spec changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16))]
     pub tensor: Option<i32>,

@@ -8,25 +8,31 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
     {
-        "rule": "self.mode != 'Builtin' || has(self.maxReplicas)",
-        "message": "spec.autoscaling.maxReplicas: required in mode Builtin"
+        "rule": "!(self.mode in ['Builtin', 'HPA']) || has(self.maxReplicas)",
+        "message": "spec.autoscaling.maxReplicas: required in modes Builtin and HPA"
     },
     {
-        "rule": "self.mode != 'Builtin' || (has(self.targets) && size(self.targets) > 0)",
-        "message": "spec.autoscaling.targets: mode Builtin needs at least one latency target"
+        "rule": "!(self.mode in ['Builtin', 'HPA']) || (has(self.targets) && size(self.targets) > 0)",
+        "message": "spec.autoscaling.targets: modes Builtin and HPA need at least one latency target"
     },
     {
         "rule": "!has(self.maxReplicas) || (has(self.minReplicas) ? self.minReplicas : 1) <= self.maxReplicas",
         "message": "spec.autoscaling.minReplicas: at most maxReplicas"
     },
     {
-        "rule": "self.mode == 'Builtin' || (!has(self.minReplicas) && !has(self.maxReplicas) && !has(self.targets) && !has(self.gpuUtilization) && !has(self.behavior) && !has(self.shadow))",
-        "message": "spec.autoscaling: every field besides mode acts only in mode Builtin"
+        "rule": "self.mode in ['Builtin', 'HPA'] || (!has(self.minReplicas) && !has(self.maxReplicas) && !has(self.targets) && !has(self.gpuUtilization) && !has(self.behavior) && !has(self.shadow))",
+        "message": "spec.autoscaling: every field besides mode acts only in modes Builtin and HPA"
+    },
+    {
+        "rule": "self.mode != 'HPA' || (!has(self.shadow) && !(has(self.gpuUtilization) && has(self.gpuUtilization.scaleDownPercent)))",
+        "message": "spec.autoscaling: shadow and gpuUtilization.scaleDownPercent act only in mode Builtin"
     }
 ]))]
 pub struct Autoscaling {
     /// Manual: `spec.replicas` is obeyed. Builtin: the operator scales to hold the targets, and `spec.replicas` is not
-    /// used. External: another autoscaler sets `spec.replicas` through `/scale`; one serving replica is enough for Ready.
+    /// used. HPA: a HorizontalPodAutoscaler made from the fields below sets `spec.replicas`, by metrics that the operator
+    /// serves as custom.metrics.k8s.io. External: another autoscaler sets it through `/scale`. In these two, one serving
+    /// replica is enough for Ready.
     pub mode: AutoscalingMode,
     /// Fewest replicas. Absent: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -60,6 +66,9 @@ pub enum AutoscalingMode {
     Manual,
     /// The operator.
     Builtin,
+    /// A HorizontalPodAutoscaler that the operator makes.
+    #[serde(rename = "HPA")]
+    Hpa,
     /// Another autoscaler, through `/scale`: a HorizontalPodAutoscaler, KEDA.
     External,
 }
@@ -99,7 +108,8 @@ pub enum LatencyMetric {
     }
 ]))]
 pub struct GpuUtilization {
-    /// A breached target adds replicas at or above this. Absent: 80.
+    /// A breached target adds replicas at or above this; in mode HPA, the utilization that is held. Absent: 80, and in
+    /// mode HPA utilization is not weighed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 100))]
     pub scale_up_percent: Option<i32>,

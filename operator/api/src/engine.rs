@@ -12,7 +12,8 @@ pub struct Engine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512), regex(pattern = r"^[^\s]+$"))]
     pub image: Option<String>,
-    /// Format of the weights. Auto: as the file has them.
+    /// Format of the weights. Auto: as the file has them, or where that fits nowhere, floats as INT8 or INT4; what was
+    /// chosen is in `status.choices` and stays until the spec changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantization: Option<Quantization>,
     /// Format of the KV cache. Auto: the engine's choice for the device.
@@ -32,12 +33,19 @@ pub struct Engine {
     pub extra_args: Vec<String>,
 }
 
-/// Format of the weights. Auto: as the file has them.
+/// Format of the weights. INT8 and INT4 convert floats as they are loaded; every other name is that of the file's own
+/// format and refuses a file of another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Quantization {
-    /// As the file has them.
+    /// As the file has them, or as fits.
     #[default]
     Auto,
+    /// Floats become 8 bits in groups of 32 as they are loaded.
+    #[serde(rename = "INT8")]
+    Int8,
+    /// Floats become 4 bits in groups of 32 as they are loaded, the embedding and the head 8 bits.
+    #[serde(rename = "INT4")]
+    Int4,
     /// 4 bits, blocks of 32 with a scale.
     #[serde(rename = "Q4_0")]
     Q4_0,
@@ -62,10 +70,12 @@ pub enum Quantization {
 }
 
 impl Quantization {
-    /// As `--quantization` and `/stats` spell it; `None` for Auto.
+    /// As `--quantization` spells it; `None` for Auto.
     pub fn flag(self) -> Option<&'static str> {
         match self {
             Quantization::Auto => None,
+            Quantization::Int8 => Some("int8"),
+            Quantization::Int4 => Some("int4"),
             Quantization::Q4_0 => Some("q4_0"),
             Quantization::Q4_1 => Some("q4_1"),
             Quantization::Q4K => Some("q4_k"),
@@ -76,6 +86,34 @@ impl Quantization {
             Quantization::F32 => Some("f32"),
         }
     }
+
+    /// What an engine that was told so says it built; `None` for Auto.
+    pub fn built(self) -> Option<&'static str> {
+        match self {
+            Quantization::Int8 => Some("q8_0"),
+            Quantization::Int4 => Some("q4_1"),
+            as_stored => as_stored.flag(),
+        }
+    }
+
+    /// The one that `--quantization` spells so.
+    pub fn of_flag(flag: &str) -> Option<Quantization> {
+        Self::ALL.into_iter().find(|quantization| quantization.flag() == Some(flag))
+    }
+
+    const ALL: [Quantization; 11] = [
+        Quantization::Auto,
+        Quantization::Int8,
+        Quantization::Int4,
+        Quantization::Q4_0,
+        Quantization::Q4_1,
+        Quantization::Q4K,
+        Quantization::Q6K,
+        Quantization::Q8_0,
+        Quantization::F16,
+        Quantization::BF16,
+        Quantization::F32,
+    ];
 }
 
 /// Format of the KV cache. Auto: the engine's choice for the device.

@@ -24,6 +24,29 @@ pub struct Rollout {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::schema::time_text")]
     pub restarted_at: Option<String>,
+    /// A revision of `status.revisions`, by name, whose pods are to serve whatever else the spec says of them: the way
+    /// back from a change. Replicas, autoscaling and who may call follow the spec. Absent: the spec's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"))]
+    pub pinned_revision: Option<String>,
+    /// Earlier revisions that are kept to go back to. Absent: 10.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 50))]
+    pub revision_history_limit: Option<i32>,
+    /// What an operator with another default engine image does. OnSpecChange: nothing, until the next change of the spec.
+    /// Automatic: it rolls to that image, one service of the cluster at a time. Absent: OnSpecChange.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine_upgrade: Option<EngineUpgrade>,
+}
+
+/// When the operator's default engine image is taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum EngineUpgrade {
+    /// With the next change of the spec.
+    #[default]
+    OnSpecChange,
+    /// At once, one service at a time.
+    Automatic,
 }
 
 /// What comes first, the new pod or the end of an old one.

@@ -15,7 +15,7 @@ pub struct InferenceServiceStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub observed_generation: Option<i64>,
-    /// Ready, Progressing, Reconciling, Stalled and ScalingActive.
+    /// Ready, Fits, Progressing, Reconciling, Stalled and ScalingActive.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crate::schema::conditions")]
     pub conditions: Vec<Condition>,
@@ -51,6 +51,10 @@ pub struct InferenceServiceStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512))]
     pub url: Option<String>,
+    /// Nodes with replicas that are being taken back, each with the notice.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), inner(length(max = 400)), extend("x-kubernetes-list-type" = "set"))]
+    pub interrupted_nodes: Vec<String>,
     /// Replicas that run on demand because no spot node came. Absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000))]
@@ -59,6 +63,17 @@ pub struct InferenceServiceStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     pub served_name: Option<String>,
+    /// The model, as its header tells. Absent: it was not read yet, or cannot be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<ModelStatus>,
+    /// Name of the revision that pods are to be of: the spec's own, or the pinned one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub revision: Option<String>,
+    /// Revisions that `spec.rollout.pinnedRevision` can name, newest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub revisions: Vec<RevisionStatus>,
     /// What was chosen where the spec leaves a choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub choices: Option<Choices>,
@@ -71,6 +86,54 @@ pub struct InferenceServiceStatus {
     /// The autoscaler's last decision. Absent in mode Manual.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autoscaling: Option<AutoscalingStatus>,
+}
+
+/// A model, as its header tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelStatus {
+    /// Fingerprint of the source and revision that were read.
+    #[schemars(length(max = 64))]
+    pub source_hash: String,
+    /// Architecture, as the checkpoint names it.
+    #[schemars(length(max = 64))]
+    pub architecture: String,
+    /// Format of most of the weights.
+    #[schemars(length(max = 64))]
+    pub weight_type: String,
+    /// Bytes of the weights.
+    #[schemars(range(min = 0))]
+    pub weight_bytes: i64,
+    /// Longest sequence that the model was trained for, tokens.
+    #[schemars(range(min = 0))]
+    pub context_tokens: i64,
+    /// Which version of the source was read: a server's entity tag. Absent: the source tells none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
+    pub revision: Option<String>,
+    /// All that the header told, as `windlass-engine inspect --summary` prints it.
+    #[schemars(length(max = 4096))]
+    pub inspection: String,
+}
+
+/// A revision that can be gone back to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RevisionStatus {
+    /// Its name, as `spec.rollout.pinnedRevision` takes it.
+    #[schemars(length(max = 63))]
+    pub name: String,
+    /// Its number: later revisions have higher ones.
+    #[schemars(range(min = 0))]
+    pub number: i64,
+    /// Image of the engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
+    pub engine_image: Option<String>,
+    /// When it came about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::time")]
+    pub created_time: Option<Time>,
 }
 
 /// What was chosen where the spec leaves a choice; held by the pods' template, mirrored here.
@@ -89,12 +152,24 @@ pub struct Choices {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub quantization: Option<String>,
+    /// Why tensor and quantization were chosen so. Absent: the spec leaves no choice, or nothing was known to choose by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub reason: Option<String>,
 }
 
 /// Phases of a cold start, milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ColdStart {
+    /// Until the scheduler had found a node. Absent: not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000_000))]
+    pub schedule_milliseconds: Option<i64>,
+    /// Until the first container ran, its image pulled and its volumes mounted. Absent: not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000_000))]
+    pub pull_milliseconds: Option<i64>,
     /// Fetching the model; 0 where it was present.
     #[schemars(range(min = 0, max = 1_000_000_000))]
     pub download_milliseconds: i64,
@@ -225,6 +300,8 @@ pub struct TargetReading {
 pub mod condition {
     /// The replicas that the spec asks for serve it as it asks.
     pub const READY: &str = "Ready";
+    /// A replica fits into the memory of the nodes it may run on.
+    pub const FITS: &str = "Fits";
     /// The autoscaler can decide.
     pub const SCALING_ACTIVE: &str = "ScalingActive";
     /// A change is rolled out, or was; False when it does not come to an end.

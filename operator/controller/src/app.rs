@@ -2,6 +2,7 @@
 
 use crate::apply::Applier;
 use crate::config::{Config, Scope};
+use crate::custom_metrics;
 use crate::http::{self, Overview};
 use crate::leader::Elector;
 use crate::metrics::{Metrics, ScalingReading, ServiceReading};
@@ -20,7 +21,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use windlass_operator_api::InferenceService;
-use windlass_operator_api::status::AutoscalingStatus;
+use windlass_operator_api::status::{AutoscalingStatus, ColdStart};
 use windlass_operator_core::observed::Defaults;
 
 /// Bundles events that come together: a rollout changes a Deployment and several pods within milliseconds.
@@ -45,6 +46,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let server = http::serve_on(listener, operator.metrics.clone(), operator.clone());
     tokio::select! {
         served = server => served.context("the health port failed"),
+        ended = operator.serve_metrics() => ended.map(|never| match never {}),
         () = operator.lead(&shutdown) => Ok(()),
     }
 }
@@ -77,8 +79,15 @@ impl Operator {
             cluster_domain: config.cluster_domain.clone(),
             scrape_active: config.scrape.active,
             scrape_idle: config.scrape.idle,
+            inspect_timeout: config.inspect_timeout,
         };
         Ok(Operator { client, config, defaults, metrics: Metrics::new()?, serving: Mutex::default() })
+    }
+
+    /// Serves custom metrics, leading or not, where that is asked for; returns only when that fails.
+    async fn serve_metrics(&self) -> anyhow::Result<Infallible> {
+        let Some(config) = &self.config.custom_metrics else { return std::future::pending().await };
+        custom_metrics::serve(self.client.clone(), config, &self.config.scopes, self.config.scrape, &self.metrics).await
     }
 
     /// Serves, whenever this replica leads where a lease is asked for, until the shutdown.
@@ -130,7 +139,7 @@ impl Operator {
         let (by_readings, read) = mpsc::channel(QUEUED_BY_READINGS);
         queue.push(read.boxed());
         let scraper =
-            Scraper::new(self.config.scrape, stores.clone(), loads.clone(), self.metrics.clone(), by_readings);
+            Scraper::new(self.config.scrape, stores.engines(), loads.clone(), self.metrics.clone(), by_readings);
         let context = Arc::new(self.context(stores.clone(), loads));
         tokio::select! {
             () = self.reconciles(stores, queue, context, shutdown) => {}
@@ -142,7 +151,7 @@ impl Operator {
         let writes = Arc::new(Writes::default());
         let (client, metrics) = (self.client.clone(), self.metrics.clone());
         Context {
-            observer: Observer::new(client.clone(), stores, writes.clone(), loads),
+            observer: Observer::new(client.clone(), stores, writes.clone(), loads, &self.config.engine_image),
             applier: Applier::new(client, writes, metrics.clone(), &self.config.identity),
             defaults: self.defaults.clone(),
             metrics,
@@ -191,8 +200,20 @@ fn reading(service: &InferenceService) -> ServiceReading {
         ready: status.ready_replicas.into(),
         spot_fallback: status.spot_fallback_replicas.unwrap_or(0).into(),
         scaling: status.autoscaling.as_ref().map(scaling),
+        cold_start: status.cold_start.as_ref().map(phases).unwrap_or_default(),
         conditions: status.conditions.into_iter().map(|found| (found.type_, found.status)).collect(),
     }
+}
+
+fn phases(start: &ColdStart) -> Vec<(&'static str, f64)> {
+    let phases = [
+        ("schedule", start.schedule_milliseconds),
+        ("pull", start.pull_milliseconds),
+        ("download", Some(start.download_milliseconds)),
+        ("load", Some(start.load_milliseconds)),
+        ("warm", Some(start.warm_milliseconds)),
+    ];
+    phases.into_iter().filter_map(|(phase, milliseconds)| Some((phase, milliseconds? as f64 / 1000.0))).collect()
 }
 
 fn scaling(status: &AutoscalingStatus) -> ScalingReading {

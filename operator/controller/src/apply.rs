@@ -5,28 +5,37 @@
 
 use crate::error::Error;
 use crate::metrics::Metrics;
+use crate::scrape;
 use crate::written::{ServiceKey, Writes, Written};
 use jiff::Timestamp;
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment};
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
 use k8s_openapi::api::events::v1::Event as EventObject;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use std::fmt::Debug;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use windlass_engine_contract::ADMIN_PORT;
 use windlass_operator_api::InferenceService;
 use windlass_operator_core::observed::Observed;
 use windlass_operator_core::plan::{FIELD_MANAGER, Kind, Object, SCALE_MANAGER, Step};
 use windlass_operator_core::status::{Event, Outcome, StatusChange};
 
+/// Of a node's notice, kept for streams to end with their error event and for the process to end.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+/// Until an engine that was told to drain is taken to be silent.
+const DRAIN_ANSWER: Duration = Duration::from_secs(1);
 /// Longest text of an event that the API server takes, bytes.
 const MAX_NOTE_BYTES: usize = 1024;
 
@@ -103,6 +112,9 @@ impl Applier {
                 self.annotate(target, pod, json!({ *annotation: value })).await
             }
             Step::Scale { deployment, replicas } => self.scale(target, deployment, *replicas).await,
+            Step::Evacuate { pod, uid, address, budget } => {
+                self.evacuate(target, pod, uid, address.as_deref(), *budget).await
+            }
             Step::Delete { kind, name, uid } => self.delete(target, *kind, name, uid).await,
         }
     }
@@ -119,6 +131,15 @@ impl Applier {
             }
             Object::PodDisruptionBudget(wish) => {
                 self.server_side(target, wish, &observed.disruption_budgets, &writes.budgets).await
+            }
+            // Not watched: the plan says when it is due.
+            Object::ConfigMap(wish) => self.server_side(target, wish, &[], &writes.capacities).await,
+            Object::Job(wish) => self.server_side(target, wish.as_ref(), &observed.jobs, &writes.jobs).await,
+            Object::ControllerRevision(wish) => {
+                self.server_side(target, wish, &observed.revisions, &writes.revisions).await
+            }
+            Object::HorizontalPodAutoscaler(wish) => {
+                self.server_side(target, wish.as_ref(), &observed.autoscalers, &writes.autoscalers).await
             }
             Object::Deployment(wish) => {
                 self.server_side(target, wish.as_ref(), &observed.deployments, &writes.deployments).await
@@ -196,6 +217,45 @@ impl Applier {
         self.writes.deployments.patched(target.key, deployment, Instant::now());
     }
 
+    /// Tells the engine how long it has, then deletes its pod with that grace. An engine that does not answer drains by
+    /// its own time when the deletion reaches it.
+    async fn evacuate(
+        &self,
+        target: &Target<'_>,
+        pod: &str,
+        uid: &str,
+        address: Option<&str>,
+        budget: Option<Duration>,
+    ) -> Result<(), kube::Error> {
+        if let (Some(address), Some(budget)) = (address.and_then(|text| text.parse::<IpAddr>().ok()), budget) {
+            let admin = SocketAddr::new(address, ADMIN_PORT);
+            if let Err(error) = scrape::drain(admin, budget.saturating_sub(LAST_WORDS), DRAIN_ANSWER).await {
+                tracing::warn!(pod, %error, "the engine was not told to drain");
+            }
+        }
+        let request = DeleteParams {
+            grace_period_seconds: budget.and_then(|budget| u32::try_from(budget.as_secs().max(1)).ok()),
+            preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
+            ..DeleteParams::default()
+        };
+        let answer = self.api::<Pod>(target).delete(pod, &request).await;
+        self.counted::<Pod, _>(gone_is_fine(answer))?;
+        tracing::info!(pod, ?budget, "evacuated");
+        self.leaves(target, pod);
+        Ok(())
+    }
+
+    /// Notes that a pod leaves, before the watch tells it.
+    fn leaves(&self, target: &Target<'_>, name: &str) {
+        let observed = target.observed.pods.iter().find(|pod| pod.metadata.name.as_deref() == Some(name));
+        if let Some(pod) = observed {
+            let mut pod = Pod::clone(pod);
+            pod.metadata.deletion_timestamp = Some(Time(Timestamp::now()));
+            pod.metadata.resource_version = pod.metadata.resource_version.as_deref().and_then(next_version);
+            self.writes.pods.patched(target.key, pod, Instant::now());
+        }
+    }
+
     async fn delete(&self, target: &Target<'_>, kind: Kind, name: &str, uid: &str) -> Result<(), kube::Error> {
         let writes = &self.writes;
         match kind {
@@ -203,6 +263,11 @@ impl Applier {
             Kind::Service => self.remove::<Service>(target, name, uid, &writes.endpoints).await,
             Kind::NetworkPolicy => self.remove::<NetworkPolicy>(target, name, uid, &writes.policies).await,
             Kind::PodDisruptionBudget => self.remove::<PodDisruptionBudget>(target, name, uid, &writes.budgets).await,
+            Kind::Job => self.remove::<Job>(target, name, uid, &writes.jobs).await,
+            Kind::ControllerRevision => self.remove::<ControllerRevision>(target, name, uid, &writes.revisions).await,
+            Kind::HorizontalPodAutoscaler => {
+                self.remove::<HorizontalPodAutoscaler>(target, name, uid, &writes.autoscalers).await
+            }
             Kind::Deployment => self.remove::<Deployment>(target, name, uid, &writes.deployments).await,
         }
     }
@@ -296,14 +361,24 @@ fn attempt(step: &Step) -> String {
                 Object::Service(object) => ("Service", object.name_any()),
                 Object::NetworkPolicy(object) => ("NetworkPolicy", object.name_any()),
                 Object::PodDisruptionBudget(object) => ("PodDisruptionBudget", object.name_any()),
+                Object::ConfigMap(object) => ("ConfigMap", object.name_any()),
+                Object::Job(object) => ("Job", object.name_any()),
+                Object::ControllerRevision(object) => ("ControllerRevision", object.name_any()),
+                Object::HorizontalPodAutoscaler(object) => ("HorizontalPodAutoscaler", object.name_any()),
                 Object::Deployment(object) => ("Deployment", object.name_any()),
             };
             format!("apply {kind}/{name}")
         }
         Step::AnnotatePod { pod, annotation, .. } => format!("annotate Pod/{pod} with {annotation}"),
+        Step::Evacuate { pod, .. } => format!("delete Pod/{pod}, whose node is taken back"),
         Step::Scale { deployment, replicas } => format!("scale Deployment/{deployment} to {replicas}"),
         Step::Delete { kind, name, .. } => format!("delete {kind:?}/{name}"),
     }
+}
+
+/// A version after `version`, so that what was noted counts until the watch brings the server's own.
+fn next_version(version: &str) -> Option<String> {
+    Some((version.parse::<u64>().ok()? + 1).to_string())
 }
 
 /// An object that is gone, or was made anew under its name, is not the one that was meant.

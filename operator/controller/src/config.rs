@@ -4,6 +4,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Serves language models on Kubernetes: turns each InferenceService into engine pods and keeps them at their target.
@@ -176,10 +177,28 @@ pub struct RunArgs {
           value_parser = clap::value_parser!(u32).range(1..=30))]
     scrape_timeout_seconds: u32,
 
+    /// Seconds that pods wait for a Job that reads their model's header; 0 reads none, and decides nothing by it
+    #[arg(long, env = "WINDLASS_INSPECT_TIMEOUT_SECONDS", value_name = "SECONDS", default_value_t = 60,
+          value_parser = clap::value_parser!(u32).range(0..=3600))]
+    inspect_timeout_seconds: u32,
+
     /// Most InferenceServices reconciled at the same time
     #[arg(long, env = "WINDLASS_CONCURRENCY", value_name = "COUNT", default_value_t = 16,
           value_parser = clap::value_parser!(u16).range(1..=256))]
     concurrency: u16,
+
+    /// Port on which custom.metrics.k8s.io is served to the API server's aggregation layer; absent: it is not
+    #[arg(long, env = "WINDLASS_CUSTOM_METRICS_PORT", value_name = "PORT",
+          requires_all = ["custom_metrics_certificates", "custom_metrics_service"])]
+    custom_metrics_port: Option<u16>,
+
+    /// Folder with the certificate of that port, tls.crt and tls.key
+    #[arg(long, env = "WINDLASS_CUSTOM_METRICS_CERTIFICATES", value_name = "FOLDER")]
+    custom_metrics_certificates: Option<PathBuf>,
+
+    /// Service before that port, in the operator's namespace, as the APIService names it
+    #[arg(long, env = "WINDLASS_CUSTOM_METRICS_SERVICE", value_name = "NAME")]
+    custom_metrics_service: Option<String>,
 
     /// Form of log lines on standard error
     #[arg(long, env = "WINDLASS_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
@@ -256,6 +275,10 @@ pub struct Config {
     pub metrics_port: u16,
     /// When engines are read.
     pub scrape: ScrapeConfig,
+    /// Where custom metrics are served; `None`: nowhere.
+    pub custom_metrics: Option<CustomMetricsConfig>,
+    /// How long pods wait for their model's header; `None`: it is not read.
+    pub inspect_timeout: Option<Duration>,
     /// Most services reconciled at once.
     pub concurrency: u16,
     /// Form of log lines.
@@ -273,6 +296,19 @@ pub struct LeaseConfig {
     pub namespace: Option<String>,
     /// Silence after which another replica takes over.
     pub duration: Duration,
+}
+
+/// Where custom metrics are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CustomMetricsConfig {
+    /// The port.
+    pub port: u16,
+    /// Folder with its certificate.
+    pub certificates: PathBuf,
+    /// Name of the Service before it.
+    pub service: String,
+    /// That Service's namespace.
+    pub namespace: Option<String>,
 }
 
 /// Cadence and bounds of reading `/stats`.
@@ -295,7 +331,15 @@ impl RunArgs {
             namespace: self.lease_namespace.or_else(|| self.operator_namespace.clone()),
             duration: seconds(self.lease_duration_seconds),
         });
+        let custom_metrics = self.custom_metrics_port.map(|port| CustomMetricsConfig {
+            port,
+            // clap has seen to it that these are given with the port.
+            certificates: self.custom_metrics_certificates.unwrap_or_default(),
+            service: self.custom_metrics_service.unwrap_or_default(),
+            namespace: self.operator_namespace.clone(),
+        });
         Config {
+            custom_metrics,
             engine_image: self.engine_image,
             image_pull_policy: self.image_pull_policy,
             operator_namespace: self.operator_namespace.filter(|namespace| !namespace.is_empty()),
@@ -311,6 +355,7 @@ impl RunArgs {
                 idle: seconds(self.scrape_idle_seconds.max(self.scrape_active_seconds)),
                 timeout: seconds(self.scrape_timeout_seconds),
             },
+            inspect_timeout: (self.inspect_timeout_seconds > 0).then(|| seconds(self.inspect_timeout_seconds)),
             concurrency: self.concurrency,
             log_format: self.log_format,
             log_level: self.log_level,

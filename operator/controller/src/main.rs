@@ -8,6 +8,7 @@
 mod app;
 mod apply;
 mod config;
+mod custom_metrics;
 mod error;
 mod http;
 mod leader;

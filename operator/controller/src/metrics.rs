@@ -24,6 +24,7 @@ pub struct Metrics {
     load: GaugeVec,
     forecast: GaugeVec,
     planned_fill: GaugeVec,
+    cold_start: GaugeVec,
     leader: IntGauge,
 }
 
@@ -41,6 +42,8 @@ pub struct ServiceReading {
     pub spot_fallback: i64,
     /// What the autoscaler says, in mode Builtin.
     pub scaling: Option<ScalingReading>,
+    /// Seconds of each phase of its slowest cold start.
+    pub cold_start: Vec<(&'static str, f64)>,
     /// Condition types with their status, `True`, `False` or `Unknown`.
     pub conditions: Vec<(String, String)>,
 }
@@ -81,6 +84,14 @@ impl Metrics {
             let vector = GaugeVec::new(Opts::new(format!("windlass_autoscaler_{name}"), help), &["namespace", "name"])?;
             registry.register(Box::new(vector.clone())).map(|()| vector)
         };
+        let cold_start = GaugeVec::new(
+            Opts::new(
+                "windlass_operator_cold_start_seconds",
+                "Phases of the slowest cold start of a replica that serves.",
+            ),
+            &["namespace", "name", "phase"],
+        )?;
+        registry.register(Box::new(cold_start.clone()))?;
         let recommended = IntGaugeVec::new(
             Opts::new("windlass_autoscaler_recommended_replicas", "Replicas asked for, in shadow mode too."),
             &["namespace", "name"],
@@ -121,6 +132,7 @@ impl Metrics {
             load: autoscaler("load_replicas", "Full replicas' worth of the tokens that arrive.")?,
             forecast: autoscaler("forecast_replicas", "The same at the end of the longest cold start seen.")?,
             planned_fill: autoscaler("planned_fill_ratio", "How full a replica is planned to be.")?,
+            cold_start,
             leader,
             registry,
         })
@@ -171,6 +183,7 @@ impl Metrics {
         }
         let needs = [&self.load, &self.forecast, &self.planned_fill];
         needs.iter().for_each(|vector| vector.reset());
+        self.cold_start.reset();
         for service in services {
             let labels = [service.namespace.as_str(), service.name.as_str()];
             self.desired.with_label_values(&labels).set(service.desired);
@@ -180,6 +193,9 @@ impl Metrics {
                 self.recommended.with_label_values(&labels).set(scaling.recommended);
                 let values = scaling.need.iter().flat_map(|values| needs.iter().zip(values));
                 values.for_each(|(vector, value)| vector.with_label_values(&labels).set(*value));
+            }
+            for (phase, seconds) in &service.cold_start {
+                self.cold_start.with_label_values(&[labels[0], labels[1], phase]).set(*seconds);
             }
             for (condition, status) in &service.conditions {
                 self.services.with_label_values(&[&service.namespace, condition, status]).inc();
@@ -203,6 +219,7 @@ mod tests {
             ready: 1,
             spot_fallback: 0,
             scaling: Some(ScalingReading { recommended: 3, need: Some([1.5, 1.75, 0.7]) }),
+            cold_start: vec![("load", 1.25)],
             conditions: vec![("Ready".into(), ready.into())],
         }
     }
@@ -213,6 +230,7 @@ mod tests {
         let both = metrics.render(&[service("a", "True"), service("b", "True")]).expect("text");
         assert!(both.contains(r#"windlass_operator_services{condition="Ready",namespace="team",status="True"} 2"#));
         assert!(both.contains(r#"windlass_autoscaler_load_replicas{name="b",namespace="team"} 1.5"#), "{both}");
+        assert!(both.contains(r#"cold_start_seconds{name="a",namespace="team",phase="load"} 1.25"#), "{both}");
         assert!(both.contains(r#"windlass_autoscaler_recommended_replicas{name="a",namespace="team"} 3"#), "{both}");
         let one = metrics.render(&[service("a", "False")]).expect("text");
         assert!(!one.contains(r#"name="b""#), "{one}");

@@ -9,8 +9,10 @@ use crate::watches::{Stores, children_of};
 use crate::written::{ServiceKey, Writes};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaim, Pod, ServiceAccount};
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
+use k8s_openapi::api::core::v1::{ConfigMap, Event, PersistentVolumeClaim, Pod, ServiceAccount};
 use kube::api::ListParams;
+use kube::runtime::reflector::{self, Store};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -19,16 +21,21 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use windlass_operator_api::InferenceService;
+use windlass_operator_api::autoscaling::AutoscalingMode;
 use windlass_operator_api::status::condition;
 use windlass_operator_core::autoscale::Memory;
+use windlass_operator_core::capacity;
 use windlass_operator_core::names::{self, Reference, ReferenceKind};
 use windlass_operator_core::observed::{Observed, Warning};
 use windlass_operator_core::plan::{Object, Plan, Step};
+use windlass_operator_core::upgrade;
 
 /// Pods whose warnings are read at once. They fail alike; more would cost requests and tell nothing new.
 const DIAGNOSED_PODS: usize = 3;
 /// Warnings read of one pod.
 const WARNINGS_OF_A_POD: u32 = 20;
+/// Pods of inspect Jobs read at once: one for each source that a spec had of late.
+const INSPECTORS: u32 = 8;
 /// A pod younger than this is expected to be unready.
 const GRACE: SignedDuration = SignedDuration::from_secs(3);
 
@@ -39,6 +46,8 @@ pub struct Observer {
     writes: Arc<Writes>,
     loads: Loads,
     memories: Mutex<HashMap<ServiceKey, Memory>>,
+    /// The operator's default engine image.
+    engine_image: String,
 }
 
 /// What was read of one service.
@@ -53,8 +62,9 @@ pub struct Observation {
 
 impl Observer {
     /// An observer over `stores`, which sees `writes` before the watches do.
-    pub fn new(client: Client, stores: Stores, writes: Arc<Writes>, loads: Loads) -> Self {
-        Observer { client, stores, writes, loads, memories: Mutex::default() }
+    pub fn new(client: Client, stores: Stores, writes: Arc<Writes>, loads: Loads, engine_image: &str) -> Self {
+        let engine_image = engine_image.to_owned();
+        Observer { client, stores, writes, loads, memories: Mutex::default(), engine_image }
     }
 
     /// Reads what `service` looks like.
@@ -67,6 +77,11 @@ impl Observer {
         let mut observed = self.stored(key);
         let is_lagging = self.overlay(key, &mut newest, &mut observed);
         let service = newest.remove(0);
+        observed.memory = self.memory(&service, key).await;
+        observed.is_upgrade_turn = self.is_upgrade_turn(&service, key);
+        if !observed.jobs.is_empty() {
+            observed.inspectors = self.inspectors(key).await?;
+        }
         let unready_since = unready_since(&service, &observed);
         if let Some(since) = unready_since {
             observed.absent = self.absent(&service, key).await?;
@@ -92,6 +107,9 @@ impl Observer {
                 Object::Service(wish) => self.stranger(key, wish, &mut observed.services).await?,
                 Object::NetworkPolicy(wish) => self.stranger(key, wish, &mut observed.network_policies).await?,
                 Object::PodDisruptionBudget(wish) => self.stranger(key, wish, &mut observed.disruption_budgets).await?,
+                // Named by a fingerprint: nobody else has one of that name by accident.
+                Object::Job(_) | Object::ControllerRevision(_) | Object::ConfigMap(_) => false,
+                Object::HorizontalPodAutoscaler(_) => false,
                 Object::Deployment(wish) => self.stranger(key, wish.as_ref(), &mut observed.deployments).await?,
             };
         }
@@ -119,16 +137,42 @@ impl Observer {
             service_accounts: children_of(&stores.accounts, namespace, name),
             disruption_budgets: children_of(&stores.budgets, namespace, name),
             network_policies: children_of(&stores.policies, namespace, name),
+            jobs: children_of(&stores.jobs, namespace, name),
+            revisions: children_of(&stores.revisions, namespace, name),
+            autoscalers: autoscalers_of(&stores.autoscalers, namespace, name),
             pods: children_of(&stores.pods, namespace, name),
+            inspectors: Vec::new(),
+            nodes: stores.nodes.as_ref().map(reflector::Store::state),
+            is_upgrade_turn: false,
             warnings: Vec::new(),
             absent: Vec::new(),
             load: self.loads.of(key),
-            memory: self.memory(key),
+            memory: Memory::default(),
         }
     }
 
-    fn memory(&self, key: &ServiceKey) -> Memory {
-        self.memories.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned().unwrap_or_default()
+    /// What the autoscaler remembers; at the first look of this process, what an earlier one wrote down.
+    async fn memory(&self, service: &InferenceService, key: &ServiceKey) -> Memory {
+        let known = self.memories.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
+        let mode = service.spec.autoscaling.as_ref().map(|autoscaling| autoscaling.mode);
+        match known {
+            Some(known) => known,
+            None if mode == Some(AutoscalingMode::Builtin) => self.kept(service, key).await,
+            None => Memory::default(),
+        }
+    }
+
+    /// What cannot be read counts as never learned: it is learned again within minutes.
+    async fn kept(&self, service: &InferenceService, key: &ServiceKey) -> Memory {
+        let api = Api::<ConfigMap>::namespaced(self.client.clone(), &key.0);
+        let uid = service.metadata.uid.as_deref().unwrap_or_default();
+        match api.get_opt(&capacity::name(&key.1)).await {
+            Ok(found) => found.map(|map| capacity::restored(&map, uid, Timestamp::now())).unwrap_or_default(),
+            Err(error) => {
+                tracing::warn!(error = %crate::error::chain(&error), "what the autoscaler learned was not read");
+                Memory::default()
+            }
+        }
     }
 
     /// Puts our own later writes over what the watches brought. True where a watch lags.
@@ -141,9 +185,29 @@ impl Observer {
             writes.accounts.overlay(key, &mut observed.service_accounts, now),
             writes.budgets.overlay(key, &mut observed.disruption_budgets, now),
             writes.policies.overlay(key, &mut observed.network_policies, now),
+            writes.jobs.overlay(key, &mut observed.jobs, now),
+            writes.revisions.overlay(key, &mut observed.revisions, now),
+            writes.autoscalers.overlay(key, &mut observed.autoscalers, now),
             writes.pods.overlay_known(key, &mut observed.pods, now),
         ]
         .contains(&true)
+    }
+
+    /// Whether this service may take the operator's default engine image now.
+    fn is_upgrade_turn(&self, service: &InferenceService, key: &ServiceKey) -> bool {
+        if !upgrade::is_automatic(service) || !upgrade::is_outdated(service, &self.engine_image) {
+            return false;
+        }
+        let services = self.stores.services();
+        upgrade::whose_turn(services.iter(), &self.engine_image) == Some((&key.0, &key.1))
+    }
+
+    /// Pods of the service's inspect Jobs.
+    async fn inspectors(&self, key: &ServiceKey) -> Result<Vec<Arc<Pod>>, Error> {
+        let about = format!("{},app.kubernetes.io/instance={}", names::INSPECTION, key.1);
+        let list = ListParams::default().labels(&about).limit(INSPECTORS);
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &key.0).list(&list).await;
+        Ok(pods.map_err(Error::attempting("list pods of inspect Jobs"))?.items.into_iter().map(Arc::new).collect())
     }
 
     async fn stranger<K>(&self, key: &ServiceKey, wish: &K, known: &mut Vec<Arc<K>>) -> Result<bool, Error>
@@ -205,6 +269,19 @@ impl Observer {
         warnings.sort_by_key(|warning| std::cmp::Reverse(warning.at));
         Ok(warnings)
     }
+}
+
+/// Autoscalers that may concern `name`: ours, and those of others whose target it or one of its workloads may be.
+fn autoscalers_of(
+    store: &Store<HorizontalPodAutoscaler>,
+    namespace: &str,
+    name: &str,
+) -> Vec<Arc<HorizontalPodAutoscaler>> {
+    let concerns = |hpa: &HorizontalPodAutoscaler| {
+        let target = hpa.spec.as_ref().map(|spec| spec.scale_target_ref.name.as_str()).unwrap_or_default();
+        target.strip_suffix(names::SPOT_SUFFIX).unwrap_or(target) == name || target == name || hpa.name_any() == name
+    };
+    store.state_filter(|hpa| hpa.metadata.namespace.as_deref() == Some(namespace) && concerns(hpa))
 }
 
 /// Since when a service has not been what it should be; `None` for one that needs no diagnosis.

@@ -10,6 +10,7 @@ mod fetch;
 mod loads;
 mod schedule;
 
+pub use fetch::drain;
 #[cfg(test)]
 pub use fetch::tests::idle as idle_stats;
 pub use loads::Loads;
@@ -17,7 +18,7 @@ pub use loads::Loads;
 use crate::config::ScrapeConfig;
 use crate::metrics::Metrics;
 use crate::observe::is_ready_pod;
-use crate::watches::{Guarded, Stores, owner};
+use crate::watches::{Engines, Guarded, owner};
 use crate::written::ServiceKey;
 use futures::channel::mpsc::Sender;
 use futures::stream::{FuturesUnordered, StreamExt};
@@ -57,7 +58,7 @@ struct Finished {
 /// Reads the engines of one scope.
 pub struct Scraper {
     config: ScrapeConfig,
-    stores: Stores,
+    engines: Engines,
     loads: Loads,
     metrics: Metrics,
     queue: Sender<ObjectRef<Guarded>>,
@@ -70,13 +71,13 @@ impl Scraper {
     /// A scraper that fills `loads` and queues services on `queue`.
     pub fn new(
         config: ScrapeConfig,
-        stores: Stores,
+        engines: Engines,
         loads: Loads,
         metrics: Metrics,
         queue: Sender<ObjectRef<Guarded>>,
     ) -> Self {
         let schedule = Schedule::default();
-        Scraper { config, stores, loads, metrics, queue, schedule, touched: HashSet::new() }
+        Scraper { config, engines, loads, metrics, queue, schedule, touched: HashSet::new() }
     }
 
     /// Reads until it is dropped.
@@ -103,7 +104,7 @@ impl Scraper {
 
     /// Pods whose time has come, at most `room` of them.
     fn due(&mut self, room: usize) -> Vec<Target> {
-        let targets: Vec<_> = self.stores.pods.state().iter().filter_map(|pod| target(pod)).collect();
+        let targets: Vec<_> = self.engines.pods.state().iter().filter_map(|pod| target(pod)).collect();
         self.loads.retain(targets.iter().map(|target| (&target.service, target.pod.as_str())));
         // New pods are read within a tick or two, so that Ready does not wait for a cadence.
         self.schedule.take(targets, room, Instant::now(), || rand::rng().random_range(Duration::ZERO..TICK))
@@ -160,7 +161,7 @@ impl Scraper {
     }
 
     fn is_autoscaled(&self, (namespace, name): &ServiceKey) -> bool {
-        let service = self.stores.services.get(&ObjectRef::new(name).within(namespace));
+        let service = self.engines.services.get(&ObjectRef::new(name).within(namespace));
         let spec = service.as_ref().and_then(|service| service.0.as_ref().ok()).map(|service| &service.spec);
         let autoscaling = spec.and_then(|spec| spec.autoscaling.as_ref());
         autoscaling.is_some_and(|autoscaling| autoscaling.mode == AutoscalingMode::Builtin)

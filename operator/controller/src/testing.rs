@@ -226,7 +226,11 @@ impl Watched {
             accounts: store(&mut fills),
             budgets: store(&mut fills),
             policies: store(&mut fills),
+            jobs: store(&mut fills),
+            revisions: store(&mut fills),
+            autoscalers: store(&mut fills),
             pods: store(&mut fills),
+            nodes: None,
         };
         let mut watched = Watched { stores, fills };
         watched.catch_up(&FakeApi::default());

@@ -8,8 +8,10 @@ use crate::config::Scope;
 use crate::metrics::Metrics;
 use futures::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
+use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment};
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Node, NodeStatus, Pod, Service, ServiceAccount, Taint};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::core::DeserializeGuard;
@@ -22,7 +24,7 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 use windlass_operator_api::InferenceService;
-use windlass_operator_core::names::SERVICE_LABEL;
+use windlass_operator_core::names::{SERVICE_LABEL, SPOT_SUFFIX};
 
 /// A service that was read, or the reason why it could not be: one bad object cannot stall the watch.
 pub type Guarded = DeserializeGuard<InferenceService>;
@@ -42,8 +44,37 @@ pub struct Stores {
     pub budgets: Store<PodDisruptionBudget>,
     /// Network policies.
     pub policies: Store<NetworkPolicy>,
+    /// Jobs that read models' headers.
+    pub jobs: Store<Job>,
+    /// What templates were made from.
+    pub revisions: Store<ControllerRevision>,
+    /// Autoscalers, those of others too: they may set the replicas of a service of ours.
+    pub autoscalers: Store<HorizontalPodAutoscaler>,
     /// Engine pods, without what nothing looks at.
     pub pods: Store<Pod>,
+    /// Nodes; `None` where only some namespaces are served, with rights on nothing else.
+    pub nodes: Option<Store<Node>>,
+}
+
+/// Services and their engines: what reading them takes.
+#[derive(Clone)]
+pub struct Engines {
+    /// Every service.
+    pub services: Store<Guarded>,
+    /// Engine pods.
+    pub pods: Store<Pod>,
+}
+
+impl Engines {
+    /// Watches these two alone. Nothing is read until the stream is polled.
+    pub fn watch(client: &Client, scope: &Scope, metrics: &Metrics) -> (Engines, BoxStream<'static, ()>) {
+        let watch = Watch { client, scope, metrics };
+        let (services, touched) = watch.services();
+        let mut queue: Queue = SelectAll::new();
+        queue.push(touched);
+        let pods = watch.children(&services, &mut queue, strip_pod);
+        (Engines { services, pods }, queue.map(drop).boxed())
+    }
 }
 
 /// Services to reconcile, as the watches find them.
@@ -62,10 +93,15 @@ impl Stores {
             accounts: watch.children(&services, &mut queue, strip),
             budgets: watch.children(&services, &mut queue, strip),
             policies: watch.children(&services, &mut queue, strip),
+            jobs: watch.children(&services, &mut queue, strip),
+            revisions: watch.children(&services, &mut queue, strip),
+            autoscalers: watch.autoscalers(&services, &mut queue),
             pods: watch.children(&services, &mut queue, strip_pod),
+            nodes: None,
             services,
         };
-        (stores, queue)
+        let nodes = (*scope == Scope::Cluster).then(|| watch.nodes(&stores, &mut queue));
+        (Stores { nodes, ..stores }, queue)
     }
 
     /// Waits for the first list of every kind: a plan made before would take what has not arrived for missing.
@@ -79,6 +115,12 @@ impl Stores {
         self.accounts.wait_until_ready().await?;
         self.budgets.wait_until_ready().await?;
         self.policies.wait_until_ready().await?;
+        self.jobs.wait_until_ready().await?;
+        self.revisions.wait_until_ready().await?;
+        self.autoscalers.wait_until_ready().await?;
+        if let Some(nodes) = &self.nodes {
+            nodes.wait_until_ready().await?;
+        }
         self.pods.wait_until_ready().await
     }
 
@@ -91,11 +133,20 @@ impl Stores {
             is_missing(&self.accounts).then_some("serviceaccounts"),
             is_missing(&self.budgets).then_some("poddisruptionbudgets"),
             is_missing(&self.policies).then_some("networkpolicies"),
+            is_missing(&self.jobs).then_some("jobs"),
+            is_missing(&self.revisions).then_some("controllerrevisions"),
+            is_missing(&self.autoscalers).then_some("horizontalpodautoscalers"),
+            self.nodes.as_ref().is_some_and(is_missing).then_some("nodes"),
             is_missing(&self.pods).then_some("pods"),
         ]
         .into_iter()
         .flatten()
         .collect()
+    }
+
+    /// What reading engines takes.
+    pub fn engines(&self) -> Engines {
+        Engines { services: self.services.clone(), pods: self.pods.clone() }
     }
 
     /// Every service that could be read.
@@ -134,7 +185,7 @@ struct Watch<'a> {
 impl Watch<'_> {
     /// Services, queued when anything but their status has changed.
     fn services(&self) -> (Store<Guarded>, BoxStream<'static, ObjectRef<Guarded>>) {
-        let (store, events) = self.start(watcher::Config::default(), strip);
+        let (store, events) = self.start(self.objects(), watcher::Config::default(), strip);
         let (all, mut seen) = (store.clone(), HashMap::new());
         (store, events.flat_map(move |event| stream::iter(changed_services(event, &all, &mut seen))).boxed())
     }
@@ -150,31 +201,47 @@ impl Watch<'_> {
             + Sync
             + 'static,
     {
-        let (store, events) = self.start(watcher::Config::default().labels(SERVICE_LABEL), strip);
+        let labelled = watcher::Config::default().labels(SERVICE_LABEL);
+        let (store, events) = self.start(self.objects(), labelled, strip);
         let services = services.clone();
         queue.push(events.flat_map(move |event| stream::iter(owners(event, &services))).boxed());
         store
     }
 
+    /// Autoscalers, each of which queues the service that it sets the replicas of.
+    fn autoscalers(&self, services: &Store<Guarded>, queue: &mut Queue) -> Store<HorizontalPodAutoscaler> {
+        let (store, events) = self.start(self.objects(), watcher::Config::default(), strip_autoscaler);
+        let services = services.clone();
+        queue.push(events.flat_map(move |event| stream::iter(scaled_by(event, &services))).boxed());
+        store
+    }
+
+    /// Nodes; one whose taints change, or that goes, queues the services that have pods on it.
+    fn nodes(&self, stores: &Stores, queue: &mut Queue) -> Store<Node> {
+        let (store, events) = self.start(Api::all(self.client.clone()), watcher::Config::default(), strip_node);
+        let (pods, mut seen) = (stores.pods.clone(), HashMap::new());
+        queue.push(events.flat_map(move |event| stream::iter(residents(event, &pods, &mut seen))).boxed());
+        store
+    }
+
+    /// The objects of a kind in the scope.
+    fn objects<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(&self) -> Api<K> {
+        match self.scope {
+            Scope::Cluster => Api::all(self.client.clone()),
+            Scope::Namespace(name) => Api::namespaced(self.client.clone(), name),
+        }
+    }
+
     /// A watch that fills a store, resumes after errors, and yields what the store has taken in.
     fn start<K>(
         &self,
+        api: Api<K>,
         config: watcher::Config,
         strip: fn(&mut K),
     ) -> (Store<K>, impl Stream<Item = Event<K>> + Send + 'static)
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-            + Clone
-            + DeserializeOwned
-            + Debug
-            + Send
-            + Sync
-            + 'static,
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     {
-        let api = match self.scope {
-            Scope::Cluster => Api::<K>::all(self.client.clone()),
-            Scope::Namespace(name) => Api::namespaced(self.client.clone(), name),
-        };
         let (store, writer) = reflector::store();
         let events = watcher(api, config).default_backoff().modify(strip).reflect(writer);
         let (kind, metrics) = (K::plural(&()).into_owned(), self.metrics.clone());
@@ -265,6 +332,82 @@ fn owners<K: Resource>(event: Event<K>, services: &Store<Guarded>) -> Vec<Object
 
 fn everyone(services: &Store<Guarded>) -> Vec<ObjectRef<Guarded>> {
     services.state().iter().map(|service| ObjectRef::from_obj(service.as_ref())).collect()
+}
+
+/// The services whose replicas a changed autoscaler sets, or set.
+fn scaled_by(event: Event<HorizontalPodAutoscaler>, services: &Store<Guarded>) -> Vec<ObjectRef<Guarded>> {
+    match event {
+        Event::Apply(hpa) | Event::Delete(hpa) => {
+            let (namespace, spec) = (hpa.namespace().unwrap_or_default(), hpa.spec.unwrap_or_default());
+            let target = spec.scale_target_ref.name;
+            let spot = target.strip_suffix(SPOT_SUFFIX).map(str::to_owned);
+            let names = [Some(target), spot].into_iter().flatten();
+            names
+                .map(|name| ObjectRef::new(&name).within(&namespace))
+                .filter(|name| services.get(name).is_some())
+                .collect()
+        }
+        Event::Init | Event::InitApply(_) => Vec::new(),
+        Event::InitDone => everyone(services),
+    }
+}
+
+/// What about a node may move its pods.
+#[derive(PartialEq)]
+struct Standing {
+    taints: Option<Vec<Taint>>,
+    is_deleted: bool,
+}
+
+/// The services that have pods on a node whose standing has changed. The first sight of a node is no change: services are
+/// queued by themselves at a start.
+fn residents(event: Event<Node>, pods: &Store<Pod>, seen: &mut HashMap<String, Standing>) -> Vec<ObjectRef<Guarded>> {
+    let (node, is_gone) = match event {
+        Event::Apply(node) => (node, false),
+        Event::Delete(node) => (node, true),
+        Event::InitApply(node) => {
+            seen.insert(node.name_any(), standing(&node));
+            return Vec::new();
+        }
+        Event::Init | Event::InitDone => return Vec::new(),
+    };
+    let name = node.name_any();
+    let before = if is_gone { seen.remove(&name) } else { seen.insert(name.clone(), standing(&node)) };
+    if !is_gone && before.is_none_or(|before| before == standing(&node)) {
+        return Vec::new();
+    }
+    let here = |pod: &Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.as_ref() == Some(&name));
+    let mut owners: Vec<_> = pods.state_filter(here).iter().filter_map(|pod| owner_ref(pod.as_ref())).collect();
+    owners.sort_by(|left, right| (&left.namespace, &left.name).cmp(&(&right.namespace, &right.name)));
+    owners.dedup();
+    owners
+}
+
+fn standing(node: &Node) -> Standing {
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.clone());
+    Standing { taints, is_deleted: node.metadata.deletion_timestamp.is_some() }
+}
+
+fn owner_ref(child: &impl Resource) -> Option<ObjectRef<Guarded>> {
+    Some(ObjectRef::new(owner(child)?).within(child.meta().namespace.as_deref()?))
+}
+
+/// Of an autoscaler, its target and what it says of itself.
+fn strip_autoscaler(hpa: &mut HorizontalPodAutoscaler) {
+    strip(hpa);
+    hpa.metadata.annotations = None;
+    if let Some(status) = &mut hpa.status {
+        status.current_metrics = None;
+    }
+}
+
+/// Of a node, its labels and taints, and what it offers.
+fn strip_node(node: &mut Node) {
+    strip(node);
+    node.metadata.annotations = None;
+    let Some(status) = &mut node.status else { return };
+    let allocatable = status.allocatable.take();
+    *status = NodeStatus { allocatable, ..NodeStatus::default() };
 }
 
 /// Field ownership is a large part of every object, and read by nobody here.

@@ -5,8 +5,10 @@
 //! never agree, and the same apply would be planned for ever. So the answer to the last one is remembered: as long as the
 //! wish is the same and the object still has what that apply left behind, applying it again is left out.
 
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
+use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment};
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Resource;
@@ -138,6 +140,14 @@ pub struct Writes {
     pub budgets: Written<PodDisruptionBudget>,
     /// Network policies.
     pub policies: Written<NetworkPolicy>,
+    /// What autoscalers learned.
+    pub capacities: Written<ConfigMap>,
+    /// Jobs that read models' headers.
+    pub jobs: Written<Job>,
+    /// What templates were made from.
+    pub revisions: Written<ControllerRevision>,
+    /// Autoscalers of mode HPA.
+    pub autoscalers: Written<HorizontalPodAutoscaler>,
     /// Annotations of pods.
     pub pods: Written<Pod>,
 }
@@ -145,13 +155,29 @@ pub struct Writes {
 impl Writes {
     /// Forgets a service that was deleted.
     pub fn forget(&self, service: &ServiceKey) {
-        let Writes { services, deployments, endpoints, accounts, budgets, policies, pods } = self;
+        let Writes {
+            services,
+            deployments,
+            endpoints,
+            accounts,
+            budgets,
+            policies,
+            capacities,
+            jobs,
+            revisions,
+            autoscalers,
+            pods,
+        } = self;
         services.forget(service);
         deployments.forget(service);
         endpoints.forget(service);
         accounts.forget(service);
         budgets.forget(service);
         policies.forget(service);
+        capacities.forget(service);
+        jobs.forget(service);
+        revisions.forget(service);
+        autoscalers.forget(service);
         pods.forget(service);
     }
 }

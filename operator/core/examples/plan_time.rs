@@ -52,6 +52,7 @@ fn defaults() -> Defaults {
         cluster_domain: "cluster.local".into(),
         scrape_active: Duration::from_secs(5),
         scrape_idle: Duration::from_secs(30),
+        inspect_timeout: None,
     }
 }
 
@@ -63,6 +64,7 @@ fn at_rest(service: &InferenceService) -> Observed {
             Step::Apply(Object::ServiceAccount(object)) => observed.service_accounts.push(Arc::new(object)),
             Step::Apply(Object::Service(object)) => observed.services.push(Arc::new(object)),
             Step::Apply(Object::NetworkPolicy(object)) => observed.network_policies.push(Arc::new(object)),
+            Step::Apply(Object::ControllerRevision(object)) => observed.revisions.push(Arc::new(object)),
             Step::Apply(Object::PodDisruptionBudget(object)) => observed.disruption_budgets.push(Arc::new(object)),
             Step::Apply(Object::Deployment(object)) => observed.deployments.push(Arc::new(*object)),
             other => panic!("a first plan only applies: {other:?}"),

@@ -3,17 +3,20 @@
 use jiff::Timestamp;
 use windlass_engine_contract::stats::StartPhases;
 use windlass_operator_api::autoscaling::LatencyMetric;
-use windlass_operator_api::status::{Choices, ColdStart, Load, time};
+use windlass_operator_api::status::{Choices, ColdStart, Load, ModelStatus, RevisionStatus, time};
 
 use crate::autoscale::Decision;
 use crate::autoscale::policy::Scaling;
 use crate::autoscale::signals::MIN_SAMPLES;
 use crate::build::service;
 use crate::cause::{self, Cause};
+use crate::fitting::{FitFinding, Made};
 use crate::fleet::{Fleet, FleetPod, count};
+use crate::hpa::{self, HpaFinding};
 use crate::names::{ENGINE_IMAGE, Reference, WorkloadKind, selector};
 use crate::observed::{Defaults, Observed};
 use crate::placement::Placement;
+use crate::revision;
 use crate::rollout;
 use crate::validate::{Refusal, ValidatedService};
 use crate::verify;
@@ -65,6 +68,20 @@ pub struct Findings {
     pub load: Load,
     /// Choices held by the workload.
     pub choices: Choices,
+    /// Whether a replica fits.
+    pub fit: FitFinding,
+    /// No template is made or changed until more is known of that.
+    pub is_held: bool,
+    /// The model, where its header was read.
+    pub model: Option<ModelStatus>,
+    /// Name of the revision that pods are to be of.
+    pub revision: String,
+    /// Revisions that can be gone back to, newest first.
+    pub revisions: Vec<RevisionStatus>,
+    /// Nodes that are taken back and have pods of the service.
+    pub interrupted_nodes: Vec<String>,
+    /// Autoscalers of others that set the same replicas.
+    pub foreign_autoscalers: Vec<String>,
     /// The slowest cold start of pods that serve.
     pub cold_start: Option<ColdStart>,
     /// Selector of the pods.
@@ -103,6 +120,8 @@ pub enum ScalingFinding {
     Manual,
     /// By `spec.replicas`, which another autoscaler sets.
     External,
+    /// By `spec.replicas`, which a HorizontalPodAutoscaler of ours sets.
+    Hpa(HpaFinding),
     /// By the autoscaler.
     Builtin {
         /// Its decision.
@@ -122,20 +141,22 @@ pub struct Facts<'a> {
     pub observed: &'a Observed,
     /// The operator's configuration.
     pub defaults: &'a Defaults,
+    /// What templates are made with.
+    pub made: &'a Made,
+    /// Name of the revision that pods are to be of.
+    pub revision: &'a str,
+    /// The model, where its header was read.
+    pub model: Option<ModelStatus>,
+    /// Nodes that are taken back and have pods of the service.
+    pub interrupted_nodes: Vec<String>,
     /// When it was read.
     pub now: Timestamp,
 }
 
 impl Facts<'_> {
     /// Gathers the facts. `is_changing`: the plan makes or replaces a workload.
-    pub fn findings(
-        &self,
-        scaling: ScalingFinding,
-        desired: i32,
-        placement: &Placement,
-        is_changing: bool,
-    ) -> Findings {
-        let Facts { service, fleet, observed, defaults, now } = *self;
+    pub fn findings(self, scaling: ScalingFinding, desired: i32, placement: &Placement, is_changing: bool) -> Findings {
+        let Facts { service, fleet, observed, defaults, made, revision, model, interrupted_nodes, now } = self;
         let checks: Vec<Check> = fleet.ready().map(|pod| Check::of(service, pod, observed)).collect();
         let unverified: Vec<&Check> = checks.iter().filter(|check| check.is_current && !check.is_known).collect();
         Findings {
@@ -153,7 +174,14 @@ impl Facts<'_> {
             is_simulated: checks.iter().any(|check| check.is_simulated),
             scaling,
             load: load(fleet, observed, now),
-            choices: choices(service, fleet, observed),
+            choices: choices(service, fleet, made, observed),
+            fit: made.finding.clone(),
+            is_held: made.is_held,
+            model,
+            revision: revision.to_owned(),
+            revisions: revision::told(service, observed),
+            interrupted_nodes,
+            foreign_autoscalers: hpa::foreign(service, observed),
             cold_start: cold_start(fleet, observed),
             selector: selector(&service.name),
             url: service::url(service, &defaults.cluster_domain),
@@ -217,7 +245,7 @@ fn floor(service: &ValidatedService) -> i32 {
     match &service.scaling {
         Scaling::Manual { replicas } => *replicas,
         // What load added does not make a service unready.
-        Scaling::External { replicas } => (*replicas).min(1),
+        Scaling::External { replicas } | Scaling::Hpa { replicas, .. } => (*replicas).min(1),
         Scaling::Builtin(policy) => policy.shadow.unwrap_or(policy.min),
     }
 }
@@ -244,21 +272,30 @@ fn load(fleet: &Fleet<'_>, observed: &Observed, now: Timestamp) -> Load {
     }
 }
 
-fn choices(service: &ValidatedService, fleet: &Fleet<'_>, observed: &Observed) -> Choices {
+fn choices(service: &ValidatedService, fleet: &Fleet<'_>, made: &Made, observed: &Observed) -> Choices {
     let effective = fleet.ready().filter(|pod| pod.updated).find_map(|pod| observed.load.effective(pod.name));
     Choices {
         engine_image: fleet.workloads.iter().find_map(|workload| workload.annotation(ENGINE_IMAGE)).map(str::to_owned),
         tensor: Some(service.device.tensor().try_into().unwrap_or(i32::MAX)),
         quantization: effective.map(|effective| effective.quantization.clone()),
+        reason: made.choice.picked.reason.clone(),
     }
 }
 
+/// Of the replica that took longest, by phase.
 fn cold_start(fleet: &Fleet<'_>, observed: &Observed) -> Option<ColdStart> {
-    let starts = fleet.ready().filter_map(|pod| observed.load.start(pod.name));
+    let starts = fleet.ready().filter_map(|pod| Some((pod, observed.load.start(pod.name)?)));
     let total = |start: &StartPhases| start.download_seconds + start.load_seconds + start.warm_seconds;
-    let slowest = starts.max_by(|left, right| total(left).total_cmp(&total(right)))?;
+    let (pod, slowest) = starts.max_by(|(_, left), (_, right)| total(left).total_cmp(&total(right)))?;
     let milliseconds = |seconds: f64| (seconds * 1000.0).clamp(0.0, 1e9).round() as i64;
+    let created = pod.pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let (placed, running) = pod.placed_and_running();
+    let between = |from: Option<Timestamp>, to: Option<Timestamp>| {
+        from.zip(to).map(|(from, to)| milliseconds(to.duration_since(from).as_secs_f64()))
+    };
     Some(ColdStart {
+        schedule_milliseconds: between(created, placed),
+        pull_milliseconds: between(placed, running),
         download_milliseconds: milliseconds(slowest.download_seconds),
         load_milliseconds: milliseconds(slowest.load_seconds),
         warm_milliseconds: milliseconds(slowest.warm_seconds),

@@ -2,8 +2,10 @@
 
 pub mod affinity;
 pub mod args;
+pub mod autoscaler;
 pub mod deployment;
 pub mod disruption_budget;
+pub mod inspect_job;
 pub mod network_policy;
 pub mod pod;
 pub mod service;

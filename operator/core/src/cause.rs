@@ -3,7 +3,7 @@
 
 use k8s_openapi::api::apps::v1::DeploymentCondition;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, PodCondition};
-use windlass_engine_contract::termination::{Reason, Termination};
+use windlass_engine_contract::termination::Termination;
 
 use crate::fleet::{Fleet, FleetPod, Stage, Workload};
 use crate::observed::Warning;
@@ -26,7 +26,7 @@ const MAX_TEXT_CHARS: usize = 1500;
 const IMAGE_REASONS: [&str; 5] =
     ["ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "RegistryUnavailable"];
 /// Reasons of waiting containers that are no cause, but a step on the way or the consequence of an earlier end.
-const ORDINARY_REASONS: [&str; 3] = ["ContainerCreating", "PodInitializing", "CrashLoopBackOff"];
+pub(crate) const ORDINARY_REASONS: [&str; 3] = ["ContainerCreating", "PodInitializing", "CrashLoopBackOff"];
 /// Warnings that explain why a pod's containers are not created.
 const WARNINGS: [&str; 4] = ["FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedScheduling"];
 
@@ -89,24 +89,13 @@ fn of_end(pod: &FleetPod<'_>, container: &ContainerStatus, ended: &ContainerStat
     let place = format!("container {} of pod {}", container.name, pod.name);
     if let Some(last_word) = Termination::parse(text.trim()) {
         let reason = format!("{:?}", last_word.reason);
-        return Cause { is_terminal: is_terminal(last_word.reason), ..cause(&reason, &last_word.message) };
+        return Cause { is_terminal: last_word.reason.is_final(), ..cause(&reason, &last_word.message) };
     }
     if ended.reason.as_deref() == Some("OOMKilled") {
         return cause("OutOfMemory", &format!("{place} was killed: it used more memory than resources.limits allows"));
     }
     let told = if text.is_empty() { String::new() } else { format!(": {}", text.trim()) };
     cause("EngineFailed", &format!("{place} ended with code {}{told}", ended.exit_code))
-}
-
-fn is_terminal(reason: Reason) -> bool {
-    match reason {
-        Reason::InvalidConfiguration
-        | Reason::ChecksumMismatch
-        | Reason::ModelInvalid
-        | Reason::Unsupported
-        | Reason::OutOfMemory => true,
-        Reason::ModelUnavailable | Reason::DeviceFailed | Reason::Internal => false,
-    }
 }
 
 /// A container that cannot be started.

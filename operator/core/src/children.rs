@@ -6,7 +6,8 @@ use k8s_openapi::Metadata;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
 
-use crate::build::{disruption_budget, network_policy, service, service_account};
+use crate::autoscale::policy::Scaling;
+use crate::build::{autoscaler, disruption_budget, network_policy, service, service_account};
 use crate::diff;
 use crate::fleet::{Fleet, is_owned};
 use crate::names::WorkloadKind;
@@ -30,7 +31,19 @@ pub fn steps(service: &ValidatedService, observed: &Observed, defaults: &Default
     .into_iter()
     .flatten()
     .map(Step::Apply)
+    .chain(autoscaler(service, observed))
     .collect()
+}
+
+/// The HorizontalPodAutoscaler of mode HPA, or its end in any other.
+fn autoscaler(service: &ValidatedService, observed: &Observed) -> Option<Step> {
+    if let Scaling::Hpa { policy, by_utilization, .. } = &service.scaling {
+        let wanted = wish(autoscaler::build(service, policy, *by_utilization), &observed.autoscalers);
+        return wanted.map(|wanted| Step::Apply(Object::HorizontalPodAutoscaler(Box::new(wanted))));
+    }
+    let ours = observed.autoscalers.iter().find(|found| is_owned(&found.metadata, &service.uid))?;
+    let (name, uid) = (ours.metadata.name.clone()?, ours.metadata.uid.clone()?);
+    Some(Step::Delete { kind: Kind::HorizontalPodAutoscaler, name, uid })
 }
 
 /// Deletes the ServiceAccount we made, once the user brings one and no pod runs as ours any more.
@@ -55,12 +68,14 @@ pub fn strangers(service: &ValidatedService, observed: &Observed) -> Vec<String>
     let wanted = WorkloadKind::ALL.into_iter().filter(|kind| is_wanted(service, *kind));
     let workloads =
         wanted.filter_map(|kind| named("Deployment", &kind.deployment(&service.name), metas(&observed.deployments)));
+    let is_hpa = matches!(service.scaling, Scaling::Hpa { .. });
     let account = service.service_account_name.is_none().then(|| metas(&observed.service_accounts));
     [
         account.and_then(|metas| named("ServiceAccount", &service.name, metas)),
         named("NetworkPolicy", &service.name, metas(&observed.network_policies)),
         named("Service", &service.name, metas(&observed.services)),
         named("PodDisruptionBudget", &service.name, metas(&observed.disruption_budgets)),
+        is_hpa.then(|| named("HorizontalPodAutoscaler", &service.name, metas(&observed.autoscalers))).flatten(),
     ]
     .into_iter()
     .flatten()

@@ -151,6 +151,21 @@ impl FleetPod<'_> {
         (restarts.sum::<i32>() == 0 && took <= LONGEST_COLD_START).then_some(took)
     }
 
+    /// When it was placed on its node, and when its first container ran; whole seconds, as Kubernetes tells them.
+    pub fn placed_and_running(&self) -> (Option<Timestamp>, Option<Timestamp>) {
+        let status = self.pod.status.as_ref();
+        let conditions = status.and_then(|status| status.conditions.as_ref());
+        let placed = conditions.into_iter().flatten().find(|one| one.type_ == "PodScheduled" && one.status == "True");
+        let first = status.and_then(|status| status.init_container_statuses.as_ref());
+        let then = status.and_then(|status| status.container_statuses.as_ref());
+        let ran = first.into_iter().chain(then).flatten().find_map(|container| {
+            let state = container.state.as_ref()?;
+            let ended = || state.terminated.as_ref()?.started_at.as_ref();
+            state.running.as_ref().and_then(|running| running.started_at.as_ref()).or_else(ended)
+        });
+        (placed.and_then(|found| Some(found.last_transition_time.as_ref()?.0)), ran.map(|time| time.0))
+    }
+
     /// Since when the scheduler has found no node for it.
     pub fn unschedulable_since(&self) -> Option<Timestamp> {
         let conditions = self.pod.status.as_ref()?.conditions.as_ref()?;

@@ -9,34 +9,51 @@
 //! | [`validate`], [`source`] | the spec, parsed once |
 //! | [`fleet`] | workloads and pods as they are |
 //! | [`autoscale`], [`window`] | how many replicas, from readings of the engines |
+//! | [`capacity`] | what the autoscaler learned, kept over restarts |
 //! | [`placement`] | which of them on spot nodes |
+//! | [`inspection`], [`inventory`], [`fit`] | the model's header, the nodes, and whether one fits the other |
+//! | [`choice`] | what a template is made with where the spec leaves a choice |
+//! | [`revision`], [`upgrade`] | what can be gone back to; whose turn it is to take a new engine |
 //! | [`rollout`] | whether there is room for it |
+//! | [`evacuation`] | which pods leave nodes that are taken back |
+//! | [`hpa`], [`custom_metrics`] | HorizontalPodAutoscalers, and the metrics they scale by |
 //! | [`build`] | children, one kind per file |
 //! | [`children`], [`workloads`], [`diff`] | writes that are needed, and no others |
 //! | [`verify`], [`cause`], [`assess`] | what is to be told |
 //! | [`status`] | conditions, numbers and events |
 //!
-//! A template is made once per change of the spec. What was chosen then (the engine's image) stays with the child, so a
+//! A template is made once per change of the spec. What was chosen then (image, format, split) stays with the child, so a
 //! new version of the operator, with other defaults or another way to build a pod, rolls nothing by itself.
 
 pub mod assess;
 pub mod autoscale;
 pub mod build;
+pub mod capacity;
 pub mod cause;
 pub mod children;
+pub mod choice;
+pub mod custom_metrics;
 pub mod diff;
 pub mod digest;
+pub mod evacuation;
+pub mod fit;
+pub mod fitting;
 pub mod fleet;
+pub mod hpa;
+pub mod inspection;
+pub mod inventory;
 pub mod names;
 pub mod observed;
 pub mod placement;
 pub mod plan;
 pub mod quantity;
+pub mod revision;
 pub mod rollout;
 pub mod source;
 pub mod status;
 #[cfg(test)]
 mod testing;
+pub mod upgrade;
 pub mod validate;
 pub mod verify;
 pub mod window;
@@ -68,6 +85,11 @@ pub fn plan(service: &InferenceService, observed: &Observed, defaults: &Defaults
     if service.metadata.deletion_timestamp.is_some() {
         return nothing(Assessment::Leaving, observed, RESYNC);
     }
+    let (service, pinned) = match revision::pinned(service, observed) {
+        Ok(found) => found,
+        Err(refusal) => return nothing(Assessment::Refused(vec![refusal]), observed, RESYNC),
+    };
+    let service = service.as_ref();
     let valid = match validate(service) {
         Ok(valid) => valid,
         Err(refusals) => return nothing(Assessment::Refused(refusals), observed, RESYNC),
@@ -77,22 +99,51 @@ pub fn plan(service: &InferenceService, observed: &Observed, defaults: &Defaults
         return nothing(Assessment::Strangers(strangers), observed, RETRY);
     }
     let mut fleet = Fleet::of(&valid, observed);
+    let model = service.status.as_ref().and_then(|status| status.model.as_ref());
+    let stage = inspection::Stage::of(&valid, model, &fleet, observed, defaults, now);
+    let made = fitting::Made::of(&valid, &stage, pinned, &fleet, observed, defaults);
+    let valid = valid.decided(&made.choice.picked);
     let before = service.status.as_ref().map_or(0, |status| status.desired_replicas);
-    let scaled = scale(&valid, &fleet, observed, defaults, before, now);
+    let mut scaled = scale(&valid, &fleet, observed, defaults, before, now);
     let mut steps = children::steps(&valid, observed, defaults);
+    steps.extend(inspection::steps(&valid, model, &stage, observed, defaults));
+    let recipe = revision::Recipe::of(service, &made.choice);
+    let revision = recipe.name(&valid.name);
+    if !made.is_held {
+        steps.extend(revision::steps(&valid, &recipe, &revision, observed));
+    }
+    let evacuation = evacuation::Evacuation::of(&valid, &fleet, observed);
+    steps.splice(0..0, evacuation.steps);
     let placement = Placement::of(&valid.spot, &fleet, scaled.replicas, now);
-    let workloads = workloads::plan(&valid, &fleet, &placement, observed, defaults);
+    let making = workloads::Making { choice: &made.choice, is_held: made.is_held };
+    let workloads = workloads::plan(&valid, &fleet, &placement, making, observed, defaults);
     let is_changing = workloads.steps.iter().any(|step| matches!(step, Step::Apply(Object::Deployment(_))));
     steps.extend(workloads.steps);
+    if matches!(valid.scaling, Scaling::Builtin(_)) {
+        steps.extend(capacity::keep(&valid, &mut scaled.memory, now));
+    }
     steps.extend(children::leftovers(&valid, &fleet, observed));
     fleet.hold_to(&workloads.templates);
-    let facts = assess::Facts { service: &valid, fleet: &fleet, observed, defaults, now };
+    let facts = assess::Facts {
+        service: &valid,
+        fleet: &fleet,
+        observed,
+        defaults,
+        made: &made,
+        revision: &revision,
+        interrupted_nodes: evacuation.nodes,
+        model: inspection::status(&valid, &stage),
+        now,
+    };
     let findings = facts.findings(scaled.finding, scaled.replicas, &placement, is_changing);
     Plan {
         steps,
         memory: scaled.memory,
         assessment: Assessment::Planned(Box::new(findings)),
-        requeue_after: placement.look_again.map_or(scaled.look_again, |soon| soon.min(scaled.look_again)),
+        requeue_after: [placement.look_again, made.look_again]
+            .into_iter()
+            .flatten()
+            .fold(scaled.look_again, Duration::min),
     }
 }
 
@@ -126,6 +177,9 @@ fn scale(
     let policy = match &service.scaling {
         Scaling::Manual { replicas } => return Scaled::fixed(*replicas, ScalingFinding::Manual),
         Scaling::External { replicas } => return Scaled::fixed(*replicas, ScalingFinding::External),
+        Scaling::Hpa { replicas, .. } => {
+            return Scaled::fixed(*replicas, ScalingFinding::Hpa(hpa::finding(service, observed)));
+        }
         Scaling::Builtin(policy) => policy,
     };
     // A workload that somebody deleted comes back as large as it was.

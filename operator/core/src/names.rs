@@ -14,12 +14,23 @@ pub const SPEC_HASH: &str = "windlass.dev/spec-hash";
 pub const TEMPLATE_HASH: &str = "windlass.dev/template-hash";
 /// On a Deployment: the engine image that was chosen when its template was made.
 pub const ENGINE_IMAGE: &str = "windlass.dev/engine-image";
+/// On a Deployment and its template: the split that was chosen, where the spec leaves it open.
+pub const CHOSEN_TENSOR: &str = "windlass.dev/tensor";
+/// On a Deployment and its template: the format that was chosen, where the spec leaves it open.
+pub const CHOSEN_QUANTIZATION: &str = "windlass.dev/quantization";
+/// On a Deployment: why these were chosen.
+pub const CHOICE_REASON: &str = "windlass.dev/choice-reason";
+/// On the pod that reads a model's header: fingerprint of the source.
+pub const INSPECTION: &str = "windlass.dev/inspection";
 /// On pods: the user's version marker, `model.revision`.
 pub const MODEL_REVISION: &str = "windlass.dev/model-revision";
 /// On pods: `rollout.restartedAt`.
 pub const RESTARTED_AT: &str = "windlass.dev/restarted-at";
 /// Kubernetes' hint to a ReplicaSet: of ready pods, that with the lowest cost goes first.
 pub const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+
+/// What the spot workload's name adds to the service's.
+pub const SPOT_SUFFIX: &str = "-spot";
 
 /// Name of the engine's container.
 pub const ENGINE_CONTAINER: &str = "engine";
@@ -51,7 +62,7 @@ impl WorkloadKind {
     pub fn deployment(self, service: &str) -> String {
         match self {
             WorkloadKind::OnDemand => service.to_owned(),
-            WorkloadKind::Spot => format!("{service}-spot"),
+            WorkloadKind::Spot => format!("{service}{SPOT_SUFFIX}"),
         }
     }
 }
@@ -59,10 +70,15 @@ impl WorkloadKind {
 /// Labels that every child of a service carries.
 pub fn labels(service: &str) -> BTreeMap<String, String> {
     let mut labels = selector_labels(service);
-    labels.insert("app.kubernetes.io/managed-by".into(), "windlass-operator".into());
+    labels.extend(instance_labels(service));
     labels.insert("app.kubernetes.io/name".into(), "windlass-engine".into());
-    labels.insert("app.kubernetes.io/instance".into(), service.to_owned());
     labels
+}
+
+/// Labels that every pod made for a service carries, whether it serves or not.
+pub fn instance_labels(service: &str) -> BTreeMap<String, String> {
+    let managed = ("app.kubernetes.io/managed-by".to_owned(), "windlass-operator".to_owned());
+    BTreeMap::from([managed, ("app.kubernetes.io/instance".to_owned(), service.to_owned())])
 }
 
 /// The labels by which a Service, a budget and a policy know a service's pods.

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
+use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment};
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Node, Pod, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
@@ -30,8 +32,20 @@ pub struct Observed {
     pub disruption_budgets: Vec<Arc<PodDisruptionBudget>>,
     /// Policies, by label or by name.
     pub network_policies: Vec<Arc<NetworkPolicy>>,
+    /// Jobs, by label.
+    pub jobs: Vec<Arc<Job>>,
+    /// Revisions, by label.
+    pub revisions: Vec<Arc<ControllerRevision>>,
+    /// Autoscalers whose target is the service or one of its workloads, whoever made them; and those of our names.
+    pub autoscalers: Vec<Arc<HorizontalPodAutoscaler>>,
     /// Pods, by label, terminating ones included.
     pub pods: Vec<Arc<Pod>>,
+    /// Pods of the inspect Jobs, looked up while there is one.
+    pub inspectors: Vec<Arc<Pod>>,
+    /// Every node of the cluster; `None` where they may not be read.
+    pub nodes: Option<Vec<Arc<Node>>>,
+    /// This service's turn has come to take the operator's default engine image: [`crate::upgrade::whose_turn`].
+    pub is_upgrade_turn: bool,
     /// Warning events about the service's pods and ReplicaSets, newest first, bounded by the observer.
     pub warnings: Vec<Warning>,
     /// Of [`crate::names::references`], those that were looked up and do not exist.
@@ -75,4 +89,6 @@ pub struct Defaults {
     pub scrape_active: Duration,
     /// Between readings of an idle engine.
     pub scrape_idle: Duration,
+    /// How long pods wait for their model's header to be read; `None`: it is not read.
+    pub inspect_timeout: Option<Duration>,
 }

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Service, ServiceAccount};
+use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment};
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
@@ -45,6 +47,17 @@ pub enum Step {
         /// Its replicas.
         replicas: i32,
     },
+    /// Tell the engine in a pod to drain, then delete the pod with this UID: its node is taken back.
+    Evacuate {
+        /// The pod.
+        pod: String,
+        /// Its UID.
+        uid: String,
+        /// Its address, if it has one.
+        address: Option<String>,
+        /// What is left of the node's life; `None`: the pod has its own grace period.
+        budget: Option<Duration>,
+    },
     /// Delete in the foreground or background as the API server's default has it, with this UID as precondition.
     Delete {
         /// Kind of the object.
@@ -72,6 +85,12 @@ pub enum Kind {
     NetworkPolicy,
     /// policy/v1
     PodDisruptionBudget,
+    /// batch/v1
+    Job,
+    /// apps/v1
+    ControllerRevision,
+    /// autoscaling/v2
+    HorizontalPodAutoscaler,
     /// apps/v1
     Deployment,
 }
@@ -88,6 +107,14 @@ pub enum Object {
     NetworkPolicy(NetworkPolicy),
     /// How many pods may be evicted at once.
     PodDisruptionBudget(PodDisruptionBudget),
+    /// What the autoscaler learned.
+    ConfigMap(ConfigMap),
+    /// What reads the model's header.
+    Job(Box<Job>),
+    /// What a template was made from.
+    ControllerRevision(ControllerRevision),
+    /// What sets `spec.replicas` in mode HPA.
+    HorizontalPodAutoscaler(Box<HorizontalPodAutoscaler>),
     /// A workload.
     Deployment(Box<Deployment>),
 }

@@ -1,6 +1,6 @@
 //! Room for a rollout: whether a new pod comes before an old one goes.
 
-use windlass_operator_api::rollout::{Rollout, RolloutStrategy};
+use windlass_operator_api::rollout::{EngineUpgrade, Rollout, RolloutStrategy};
 
 use crate::fleet::{Fleet, Workload};
 use crate::validate::ValidatedService;
@@ -16,9 +16,16 @@ pub struct RolloutPolicy {
     pub is_paused: bool,
     /// The last restart asked for.
     pub restarted_at: Option<String>,
+    /// An earlier revision is served whatever the spec says.
+    pub is_pinned: bool,
+    /// Earlier revisions that are kept.
+    pub revision_history_limit: usize,
+    /// When the operator's default engine image is taken.
+    pub engine_upgrade: EngineUpgrade,
 }
 
 const DEFAULT_PROGRESS_DEADLINE_SECONDS: i32 = 600;
+const DEFAULT_REVISION_HISTORY_LIMIT: usize = 10;
 
 impl RolloutPolicy {
     pub(crate) fn of(rollout: Option<&Rollout>) -> Self {
@@ -29,6 +36,12 @@ impl RolloutPolicy {
             progress_deadline_seconds: deadline.max(1),
             is_paused: given.paused.unwrap_or(false),
             restarted_at: given.restarted_at,
+            is_pinned: given.pinned_revision.is_some(),
+            revision_history_limit: given
+                .revision_history_limit
+                .and_then(|limit| usize::try_from(limit).ok())
+                .unwrap_or(DEFAULT_REVISION_HISTORY_LIMIT),
+            engine_upgrade: given.engine_upgrade.unwrap_or_default(),
         }
     }
 }

@@ -20,6 +20,8 @@ mod events;
 
 pub use events::Event;
 
+/// Nodes that are told.
+const MAX_NODES: usize = 16;
 /// Measured values alone are not worth a write more often than this.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -82,6 +84,10 @@ fn of_findings(
         selector: Some(findings.selector.clone()),
         url: Some(findings.url.clone()),
         served_name: Some(findings.served_name.clone()),
+        interrupted_nodes: findings.interrupted_nodes.iter().take(MAX_NODES).cloned().collect(),
+        model: findings.model.clone(),
+        revision: Some(findings.revision.clone()),
+        revisions: findings.revisions.clone(),
         choices: Some(findings.choices.clone()),
         // What is known stays known while a scrape is missing.
         cold_start: findings.cold_start.or(previous.cold_start),

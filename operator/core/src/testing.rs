@@ -4,10 +4,14 @@
 pub mod cluster;
 pub mod restricted;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
+use windlass_engine_contract::inspection::Inspection;
+use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::stats::{EffectiveConfig, Histogram, Phase, StartPhases, Stats};
 use windlass_operator_api::InferenceService;
 
@@ -34,6 +38,7 @@ pub fn defaults() -> Defaults {
         cluster_domain: "cluster.local".into(),
         scrape_active: Duration::from_secs(5),
         scrape_idle: Duration::from_secs(30),
+        inspect_timeout: None,
     }
 }
 
@@ -127,5 +132,40 @@ pub fn effective() -> EffectiveConfig {
         block_tokens: 16,
         served_names: vec!["llama".into()],
         kernels: "avx2".into(),
+    }
+}
+
+/// A node with so many GPUs of so many MiB, labelled as feature discovery does, and 64 GiB of its own.
+pub fn gpu_node(product: &str, mebibytes: u64, count: u32) -> Arc<Node> {
+    let node = json!({
+        "metadata": {
+            "name": format!("{product}-{count}").to_lowercase(),
+            "labels": {"nvidia.com/gpu.product": product, "nvidia.com/gpu.memory": mebibytes.to_string()},
+        },
+        "status": {"allocatable": {"nvidia.com/gpu": count.to_string(), "memory": "64Gi"}},
+    });
+    Arc::new(serde_json::from_value(node).expect("a node"))
+}
+
+/// What the header of Llama-3.1-8B in bf16 says: 128 KiB of KV cache a token, 15.0 GiB of weights.
+pub fn llama_8b() -> Inspection {
+    Inspection {
+        shape: ModelShape {
+            architecture: "llama".into(),
+            layers: 32,
+            hidden: 4096,
+            feed_forward: 14_336,
+            heads: 32,
+            kv_heads: 8,
+            head_dim: 128,
+            vocabulary: 128_256,
+            context_tokens: 131_072,
+            weight_bytes: 16_060_522_496,
+        },
+        kv_bytes_per_token: 131_072,
+        weight_type: "bf16".into(),
+        int8_bytes: Some(8_532_152_576),
+        int4_bytes: Some(5_480_000_000),
+        revision: None,
     }
 }

@@ -2,5 +2,8 @@
 
 mod children;
 mod convergence;
+mod fit;
+mod hpa;
 mod refusals;
+mod revision;
 mod rollout;

@@ -69,6 +69,10 @@ pub struct ValidatedService {
     pub drain_timeout_seconds: u32,
     /// Fingerprint of the part of the spec from which pod templates are made.
     pub spec_hash: String,
+    /// Fingerprint of what names the model's content.
+    pub source_hash: String,
+    /// The spec leaves it open over how many GPUs a replica is split.
+    pub is_tensor_open: bool,
 }
 
 /// What the engine is told.
@@ -86,6 +90,8 @@ pub struct EngineSettings {
     pub max_sequences: Option<u32>,
     /// Further flags, none of them managed.
     pub extra_args: Vec<String>,
+    /// These ask for the simulator, which loads no weights.
+    pub is_simulated: bool,
 }
 
 /// What a replica runs on.
@@ -211,6 +217,14 @@ pub enum Refusal {
         /// Most allowed.
         max: i64,
     },
+    /// A revision that is not, or no longer, kept.
+    #[error("spec.rollout.pinnedRevision: there is no revision {name:?}; there are: {}", known.join(", "))]
+    NoSuchRevision {
+        /// As written.
+        name: String,
+        /// Those that there are.
+        known: Vec<String>,
+    },
     /// A text that is no quantity.
     #[error("{field}: {value:?} is not a positive quantity such as 80Gi")]
     Quantity {
@@ -268,7 +282,9 @@ pub fn validate(service: &InferenceService) -> Result<ValidatedService, Vec<Refu
         spot: spot(spec),
         rollout: RolloutPolicy::of(spec.rollout.as_ref()),
         drain_timeout_seconds,
-        spec_hash: spec_hash(spec),
+        spec_hash: fingerprint(&of_pods(spec)),
+        source_hash: fingerprint(&(&spec.model.source, &spec.model.revision, &spec.model.sha256)),
+        is_tensor_open: is_tensor_open(spec),
         name,
     })
 }
@@ -327,8 +343,24 @@ fn engine(spec: &InferenceServiceSpec) -> Result<EngineSettings, Refusal> {
         kv_cache_data_type: engine.kv_cache_data_type.unwrap_or_default(),
         max_model_tokens: limit("spec.engine.maxModelTokens", engine.max_model_tokens, 16_777_216)?,
         max_sequences: limit("spec.engine.maxSequences", engine.max_sequences, 65_536)?,
+        is_simulated: is_simulated(&engine.extra_args),
         extra_args: engine.extra_args,
     })
+}
+
+fn is_simulated(arguments: &[String]) -> bool {
+    let follows = arguments.windows(2).any(|pair| pair[0] == EXECUTOR && pair[1] == SIMULATOR);
+    follows || arguments.iter().any(|one| one.strip_prefix(EXECUTOR) == Some("=sim"))
+}
+
+/// The flag that chooses the executor, and its value for the simulator.
+const EXECUTOR: &str = "--executor";
+const SIMULATOR: &str = "sim";
+
+fn is_tensor_open(spec: &InferenceServiceSpec) -> bool {
+    let is_given = spec.parallelism.as_ref().is_some_and(|parallelism| parallelism.tensor.is_some());
+    let kind = spec.accelerator.as_ref().map(|accelerator| accelerator.kind).unwrap_or_default();
+    kind == AcceleratorType::NvidiaGpu && !is_given
 }
 
 fn device(spec: &InferenceServiceSpec) -> Result<Device, Refusal> {
@@ -389,8 +421,8 @@ pub(crate) fn bounded(field: &'static str, value: i32, min: i32, max: i32) -> Re
     if (min..=max).contains(&value) { u32::try_from(value).map_err(|_| refusal()) } else { Err(refusal()) }
 }
 
-/// Fingerprint of the spec without the fields that no pod template is made from.
-fn spec_hash(spec: &InferenceServiceSpec) -> String {
+/// The spec without the fields that no pod template is made from.
+pub fn of_pods(spec: &InferenceServiceSpec) -> InferenceServiceSpec {
     let mut pods = spec.clone();
     pods.replicas = 0;
     pods.autoscaling = None;
@@ -405,5 +437,5 @@ fn spec_hash(spec: &InferenceServiceSpec) -> String {
         // That there is a fallback keeps pods on spot nodes; how long it waits does not change them.
         spot.fallback_after_seconds = spot.fallback_after_seconds.map(|_| 1);
     }
-    fingerprint(&pods)
+    pods
 }

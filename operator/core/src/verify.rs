@@ -18,7 +18,7 @@ pub fn differences(service: &ValidatedService, effective: &EffectiveConfig) -> V
     [
         ("accelerator", Some(device(&service.device).to_owned()).filter(|_| !simulated), effective.device.clone()),
         ("parallelism.tensor", Some(service.device.tensor().to_string()), effective.tensor_parallel.to_string()),
-        ("engine.quantization", formats(engine.quantization.flag()), effective.quantization.clone()),
+        ("engine.quantization", formats(engine.quantization.built()), effective.quantization.clone()),
         ("engine.kvCacheDataType", formats(engine.kv_cache_data_type.flag()), effective.kv_cache_data_type.clone()),
         ("engine.maxModelTokens", number(engine.max_model_tokens), effective.max_model_tokens.to_string()),
         ("engine.maxSequences", number(engine.max_sequences), effective.max_sequences.to_string()),

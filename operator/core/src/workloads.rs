@@ -5,9 +5,10 @@ use k8s_openapi::api::core::v1::PodTemplateSpec;
 use windlass_engine_contract::stats::Stats;
 
 use crate::build::deployment;
+use crate::choice::Choice;
 use crate::diff;
 use crate::fleet::{Fleet, FleetPod, Stage, Workload};
-use crate::names::{DELETION_COST, ENGINE_IMAGE, SPEC_HASH, TEMPLATE_HASH, WorkloadKind};
+use crate::names::{DELETION_COST, SPEC_HASH, TEMPLATE_HASH, WorkloadKind};
 use crate::observed::{Defaults, Observed};
 use crate::placement::Placement;
 use crate::plan::{Kind, Object, Step};
@@ -26,11 +27,21 @@ pub struct Planned {
     pub templates: Vec<(WorkloadKind, String)>,
 }
 
+/// What templates are made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Making<'a> {
+    /// The choices.
+    pub choice: &'a Choice,
+    /// No template is made or changed now: it is not known, or known not to fit.
+    pub is_held: bool,
+}
+
 /// Brings the workloads to the replicas of `placement`, of the current spec.
 pub fn plan(
     service: &ValidatedService,
     fleet: &Fleet<'_>,
     placement: &Placement,
+    making: Making<'_>,
     observed: &Observed,
     defaults: &Defaults,
 ) -> Planned {
@@ -40,9 +51,12 @@ pub fn plan(
         let kind = workload.kind;
         let replicas = make_before_break(fleet, workload, placement);
         if is_wanted(service, kind) {
-            let change = Change::of(service, workload, replicas, defaults);
+            let change = Change::of(service, workload, replicas, making.choice, defaults);
             // One after the other: the second workload keeps its template until the first has rolled.
-            let may_roll = !is_rolling;
+            let may_roll = !is_rolling && !making.is_held;
+            if making.is_held && matches!(change, Change::Create(_)) {
+                continue;
+            }
             is_rolling |= workload.deployment.is_some() && (workload.is_rolling() || change.rolls());
             planned.templates.extend(change.template(workload).map(|hash| (kind, hash.to_owned())));
             planned.steps.extend(change.steps(workload, replicas, observed, may_roll));
@@ -79,18 +93,22 @@ enum Change {
 }
 
 impl Change {
-    fn of(service: &ValidatedService, workload: &Workload<'_>, replicas: i32, defaults: &Defaults) -> Self {
+    fn of(
+        service: &ValidatedService,
+        workload: &Workload<'_>,
+        replicas: i32,
+        choice: &Choice,
+        defaults: &Defaults,
+    ) -> Self {
         let room = Room::of(&service.rollout, workload, replicas);
-        let build = |image: &str| deployment::build(service, workload.kind, image, replicas, room, defaults);
-        let chosen = || service.engine.image.as_deref().unwrap_or(&defaults.engine_image);
-        let Some(existing) = workload.deployment else { return Change::Create(Box::new(build(chosen()))) };
-        if workload.annotation(SPEC_HASH) != Some(service.spec_hash.as_str()) {
-            let wanted = build(chosen());
+        let mut wanted = deployment::build(service, workload.kind, choice, replicas, room, defaults);
+        let Some(existing) = workload.deployment else { return Change::Create(Box::new(wanted)) };
+        let is_of_spec = workload.annotation(SPEC_HASH) == Some(service.spec_hash.as_str());
+        let is_chosen = Choice::held(workload).is_none_or(|held| held.is_same(choice));
+        if !is_of_spec || !is_chosen {
             let rolls = template_hash(&wanted) != workload.annotation(TEMPLATE_HASH);
             return Change::Replace { wanted: Box::new(wanted), rolls };
         }
-        // The spec is the one the template was made from: what was chosen then stands.
-        let mut wanted = build(workload.annotation(ENGINE_IMAGE).unwrap_or_else(chosen));
         if template_hash(&wanted) != workload.annotation(TEMPLATE_HASH) {
             // Another version of the operator made it, and would not make it the same: the child wins.
             return Change::Keep;

@@ -43,7 +43,7 @@ impl Server {
         &self.authority
     }
 
-    /// First byte of every answer so far.
+    /// First byte of every attempt at fetching the file so far.
     pub fn starts(&self) -> Vec<u64> {
         self.starts.lock().map(|starts| starts.clone()).unwrap_or_default()
     }
@@ -73,45 +73,48 @@ fn answer(
     starts: &Mutex<Vec<u64>>,
 ) -> Result<()> {
     let mut tls = BufReader::new(StreamOwned::new(ServerConnection::new(config)?, stream));
-    let start = range_start(&mut tls)?;
+    let (start, end) = range(&mut tls)?;
     let mut file = File::open(file)?;
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(start))?;
-    let status = if start == 0 {
+    let is_whole = start == 0 && end.is_none();
+    let end = end.map_or(length, |last| (last + 1).min(length));
+    let status = if is_whole {
         "200 OK".to_owned()
     } else {
-        format!("206 Partial Content\r\nContent-Range: bytes {start}-{}/{length}", length - 1)
+        format!("206 Partial Content\r\nContent-Range: bytes {start}-{}/{length}", end - 1)
     };
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Length: {}\r\nAccept-Ranges: bytes\r\nETag: \"1\"\r\nConnection: close\r\n\r\n",
-        length - start
+        end - start
     );
-    let is_first = {
+    // A range with an end reads the model's header, and is no attempt at fetching it.
+    let is_first = end == length && {
         let mut starts = starts.lock().map_err(|_| anyhow!("another thread panicked"))?;
         starts.push(start);
         starts.len() == 1
     };
     let tls = tls.get_mut();
     tls.write_all(head.as_bytes())?;
-    std::io::copy(&mut file.take(if is_first { cut } else { u64::MAX }), tls)?;
+    std::io::copy(&mut file.take(if is_first { cut } else { end - start }), tls)?;
     if !is_first {
         tls.conn.send_close_notify();
     }
     Ok(tls.flush()?)
 }
 
-/// Reads a request's head; the first byte that its `Range` asks for.
-fn range_start(reader: &mut impl BufRead) -> Result<u64> {
-    let mut start = 0;
+/// Reads a request's head; the first byte that its `Range` asks for, and the last where it names one.
+fn range(reader: &mut impl BufRead) -> Result<(u64, Option<u64>)> {
+    let mut range = (0, None);
     loop {
         let mut line = String::new();
         reader.read_line(&mut line)?;
         let line = line.trim().to_ascii_lowercase();
         if line.is_empty() {
-            return Ok(start);
+            return Ok(range);
         }
-        if let Some(range) = line.strip_prefix("range: bytes=") {
-            start = range.trim_end_matches('-').split('-').next().unwrap_or("0").parse()?;
+        if let Some((first, last)) = line.strip_prefix("range: bytes=").and_then(|text| text.split_once('-')) {
+            range = (first.parse()?, last.parse().ok());
         }
     }
 }

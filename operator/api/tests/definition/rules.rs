@@ -60,6 +60,9 @@ fn good_resources_break_no_rule() {
         builtin(json!({})),
         builtin(json!({"minReplicas": 4, "gpuUtilization": {"scaleUpPercent": 31}})),
         json!({"autoscaling": {"mode": "Manual"}}),
+        builtin(json!({"mode": "HPA", "gpuUtilization": {"scaleUpPercent": 70}})),
+        json!({"rollout": {"pinnedRevision": "a-1", "revisionHistoryLimit": 0, "engineUpgrade": "Automatic"}}),
+        json!({"engine": {"quantization": "INT4"}}),
         json!({"spot": {"mode": "Never", "nodeSelector": {"a": "b"}}}),
         json!({"spot": {"mode": "Prefer", "onDemandBase": 1, "maxPercentAboveBase": 50}}),
     ] {
@@ -104,6 +107,9 @@ fn each_bad_resource_breaks_the_rule_that_names_its_field() {
         ),
         (json!({"autoscaling": {"mode": "Builtin", "maxReplicas": 2}}), "spec.autoscaling.targets"),
         (builtin(json!({"minReplicas": 5})), "spec.autoscaling.minReplicas"),
+        (json!({"autoscaling": {"mode": "HPA", "maxReplicas": 2}}), "spec.autoscaling.targets"),
+        (builtin(json!({"mode": "HPA", "shadow": true})), "spec.autoscaling"),
+        (builtin(json!({"mode": "HPA", "gpuUtilization": {"scaleDownPercent": 20}})), "spec.autoscaling"),
         (json!({"autoscaling": {"mode": "Manual", "maxReplicas": 2}}), "spec.autoscaling"),
         (
             builtin(json!({"gpuUtilization": {"scaleUpPercent": 30}})),

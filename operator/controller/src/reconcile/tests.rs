@@ -41,7 +41,7 @@ impl World {
         let (watched, loads) = (Watched::empty(), Loads::default());
         let (client, writes, metrics) = (api.client(), Arc::new(Writes::default()), Metrics::new().expect("names"));
         let context = Arc::new(Context {
-            observer: Observer::new(client.clone(), watched.stores.clone(), writes.clone(), loads.clone()),
+            observer: Observer::new(client.clone(), watched.stores.clone(), writes.clone(), loads.clone(), "engine:1"),
             applier: Applier::new(client, writes, metrics.clone(), "operator-0"),
             defaults: defaults(),
             metrics,
@@ -114,6 +114,7 @@ fn defaults() -> Defaults {
         cluster_domain: "cluster.local".into(),
         scrape_active: Duration::from_secs(5),
         scrape_idle: Duration::from_secs(30),
+        inspect_timeout: None,
     }
 }
 

@@ -3,7 +3,7 @@
 use axum::body::{Body, Bytes, to_bytes};
 use hyper::client::conn::http1;
 use hyper::header::{CONNECTION, HOST};
-use hyper::{Request, StatusCode};
+use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -60,17 +60,34 @@ pub async fn stats(address: SocketAddr, timeout: Duration) -> Result<Stats, Erro
     parse(&body)
 }
 
+/// Tells the engine at `address` to drain within `patience`, which `timeout` bounds the telling of.
+///
+/// # Errors
+/// See [`Error`]: the engine drains when its pod is deleted, in the time it was configured with.
+pub async fn drain(address: SocketAddr, patience: Duration, timeout: Duration) -> Result<(), Error> {
+    let path = format!("{}?{}={}", paths::DRAIN, paths::DRAIN_TIMEOUT_QUERY, patience.as_secs());
+    let asked = exchange(address, Method::POST, &path, StatusCode::ACCEPTED);
+    tokio::time::timeout(timeout, asked).await.map_err(|_elapsed| Error::Timeout(timeout))?.map(drop)
+}
+
 async fn body(address: SocketAddr) -> Result<Bytes, Error> {
+    exchange(address, Method::GET, paths::STATS, StatusCode::OK).await
+}
+
+/// One request on a connection of its own.
+async fn exchange(address: SocketAddr, method: Method, path: &str, wanted: StatusCode) -> Result<Bytes, Error> {
     let stream = TcpStream::connect(address).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let request = Request::get(paths::STATS)
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
         .header(HOST, address.to_string())
         .header(CONNECTION, "close")
         .body(Body::empty())
         .map_err(|error| Error::Invalid(error.to_string()))?;
     let exchange = async {
         let answer = sender.send_request(request).await?;
-        if answer.status() != StatusCode::OK {
+        if answer.status() != wanted {
             return Err(Error::Status(answer.status()));
         }
         to_bytes(Body::new(answer.into_body()), MAX_BODY_BYTES).await.map_err(|_too_long| Error::Body)

@@ -79,6 +79,11 @@ const LOWERED_IN: f64 = 900.0;
 const RAISED_IN: f64 = 4.0 * 3600.0;
 
 impl Headroom {
+    /// `share`, within the bounds that are ever planned with.
+    pub fn bounded(share: f64) -> Self {
+        Headroom(share.clamp(BOUNDS.0, BOUNDS.1))
+    }
+
     /// After `elapsed` in which targets were breached although there should have been enough, or were all held.
     pub fn after(self, elapsed: Duration, is_breached: bool) -> Self {
         let seconds = elapsed.as_secs_f64().min(60.0);

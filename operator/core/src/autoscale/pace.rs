@@ -12,6 +12,7 @@ use super::recommend::{Reason, Recommendation};
 use super::signals::Signals;
 use super::speed::Speed;
 use super::{Decision, Supply};
+use crate::capacity::Kept;
 use crate::window::minus;
 
 /// After new replicas serve, requests need this long to spread.
@@ -28,8 +29,8 @@ const FORGETTING: f64 = 0.0005;
 /// Least utilization that a finished rate is extrapolated from.
 const MIN_EXTRAPOLATED: f64 = 0.2;
 
-/// What the rule remembers from one decision to the next. Lost at a restart of the operator: then scaling down waits
-/// until a whole window has been seen again.
+/// What the rule remembers from one decision to the next. At a restart of the operator what was learned is found again
+/// ([`crate::capacity`]) and the rest is lost: scaling down then waits until a whole window has been seen.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Memory {
     /// Recommendations, each in force from its time until that of the next, oldest first.
@@ -52,6 +53,8 @@ pub struct Memory {
     pub cold_start: Duration,
     /// When all this was last brought up to date.
     pub learned_at: Option<Timestamp>,
+    /// What was last written down of it.
+    pub kept: Option<Kept>,
 }
 
 impl Memory {

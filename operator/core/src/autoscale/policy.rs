@@ -20,6 +20,15 @@ pub enum Scaling {
         /// Replicas wanted.
         replicas: i32,
     },
+    /// `spec.replicas` as a HorizontalPodAutoscaler of ours sets it.
+    Hpa {
+        /// Replicas wanted.
+        replicas: i32,
+        /// What it holds to.
+        policy: Policy,
+        /// It holds to utilization too.
+        by_utilization: bool,
+    },
     /// The autoscaler.
     Builtin(Policy),
 }
@@ -79,6 +88,11 @@ impl Policy {
         Ok(match autoscaling.mode {
             AutoscalingMode::Manual => Scaling::Manual { replicas },
             AutoscalingMode::External => Scaling::External { replicas },
+            AutoscalingMode::Hpa => Scaling::Hpa {
+                replicas,
+                policy: Policy::builtin(autoscaling, replicas)?,
+                by_utilization: autoscaling.gpu_utilization.is_some(),
+            },
             AutoscalingMode::Builtin => Scaling::Builtin(Policy::builtin(autoscaling, replicas)?),
         })
     }
@@ -108,8 +122,9 @@ impl Policy {
 
 fn bounds(autoscaling: &Autoscaling) -> Result<(i32, i32), Refusal> {
     let refusal = |field, problem: &str| Refusal::Autoscaling { field, problem: problem.into() };
-    let max =
-        autoscaling.max_replicas.ok_or_else(|| refusal("spec.autoscaling.maxReplicas", "required in mode Builtin"))?;
+    let max = autoscaling
+        .max_replicas
+        .ok_or_else(|| refusal("spec.autoscaling.maxReplicas", "required in modes Builtin and HPA"))?;
     let max = bounded("spec.autoscaling.maxReplicas", max, 1, MAX_REPLICAS)? as i32;
     let min = autoscaling.min_replicas.unwrap_or(1);
     bounded("spec.autoscaling.minReplicas", min, 1, max)?;
@@ -128,7 +143,10 @@ fn utilization(autoscaling: &Autoscaling) -> Result<(i32, i32), Refusal> {
 fn targets(autoscaling: &Autoscaling) -> Result<Vec<Target>, Refusal> {
     let field = "spec.autoscaling.targets";
     if autoscaling.targets.is_empty() {
-        return Err(Refusal::Autoscaling { field, problem: "mode Builtin needs at least one latency target".into() });
+        return Err(Refusal::Autoscaling {
+            field,
+            problem: "modes Builtin and HPA need at least one latency target".into(),
+        });
     }
     let target = |given: &windlass_operator_api::autoscaling::LatencyTarget| {
         bounded("spec.autoscaling.targets[].percentile", given.percentile, 1, 99)?;

@@ -75,6 +75,22 @@ impl Costs {
 }
 
 impl Speed {
+    /// Everything that was learned, as numbers, and when.
+    pub fn to_parts(&self) -> ([f64; 10], Option<Timestamp>) {
+        let mut parts = [self.weight; 10];
+        parts[1..4].copy_from_slice(&self.sums);
+        parts[4..].copy_from_slice(&self.products);
+        (parts, self.learned_at)
+    }
+
+    /// The same again; `None` for numbers that no readings give.
+    pub fn of_parts(parts: &[f64], learned_at: Timestamp) -> Option<Speed> {
+        let parts: &[f64; 10] = parts.try_into().ok()?;
+        let [weight, s0, s1, s2, products @ ..] = *parts;
+        let is_sound = parts.iter().all(|part| part.is_finite() && *part >= 0.0);
+        is_sound.then_some(Speed { weight, sums: [s0, s1, s2], products, learned_at: Some(learned_at) })
+    }
+
     /// Takes in readings made at `now`.
     pub fn learn(&mut self, samples: impl Iterator<Item = Sample>, now: Timestamp) {
         self.forget(now);

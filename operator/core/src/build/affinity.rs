@@ -12,11 +12,11 @@ use crate::names::WorkloadKind;
 use crate::validate::{Device, SpotPolicy, ValidatedService};
 
 /// Labels of GPU feature discovery: product name, memory in MiB.
-const GPU_PRODUCT: &str = "nvidia.com/gpu.product";
-const GPU_MEMORY: &str = "nvidia.com/gpu.memory";
+pub(crate) const GPU_PRODUCT: &str = "nvidia.com/gpu.product";
+pub(crate) const GPU_MEMORY: &str = "nvidia.com/gpu.memory";
 
 /// Labels by which providers mark spot nodes, each with its value: Karpenter, EKS, GKE, AKS.
-const SPOT_LABELS: [(&str, &str); 4] = [
+pub(crate) const SPOT_LABELS: [(&str, &str); 4] = [
     ("karpenter.sh/capacity-type", "spot"),
     ("eks.amazonaws.com/capacityType", "SPOT"),
     ("cloud.google.com/gke-spot", "true"),

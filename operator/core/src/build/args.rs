@@ -1,9 +1,9 @@
 //! The engine's command lines: flags from fields, then the user's own. Each flag is one argument, `--flag=value`.
 
-use windlass_engine_contract::flags::{self, fetch};
+use windlass_engine_contract::flags::{self, fetch, inspect};
 use windlass_engine_contract::{ADMIN_PORT, API_PORT, paths};
 
-use crate::source::HttpsSource;
+use crate::source::{HttpsSource, ModelSource};
 use crate::validate::{Device, ValidatedService};
 
 /// Key of the bearer token in the Secret of `model.secretRef`.
@@ -34,17 +34,30 @@ pub fn serve(service: &ValidatedService) -> Vec<String> {
 
 /// Arguments of the container that fetches the model.
 pub fn fetch(source: &HttpsSource) -> Vec<String> {
-    let optional = [
-        source.token_secret.as_ref().map(|_| flag(fetch::TOKEN_FILE, mounted(paths::MODEL_SECRET_DIR, TOKEN_KEY))),
-        source.ca_config_map.as_ref().map(|_| flag(fetch::CA_FILE, mounted(paths::MODEL_CA_DIR, CA_KEY))),
-    ];
     let fixed = [
         fetch::SUBCOMMAND.to_owned(),
         source.url.clone(),
         flag(fetch::SHA256, &source.sha256),
         flag(fetch::TO, source.path_in_pod()),
     ];
-    fixed.into_iter().chain(optional.into_iter().flatten()).collect()
+    fixed.into_iter().chain(credentials(source)).collect()
+}
+
+/// Files in which an https source's token and authority are.
+fn credentials(source: &HttpsSource) -> impl Iterator<Item = String> {
+    let token =
+        source.token_secret.as_ref().map(|_| flag(fetch::TOKEN_FILE, mounted(paths::MODEL_SECRET_DIR, TOKEN_KEY)));
+    let authority = source.ca_config_map.as_ref().map(|_| flag(fetch::CA_FILE, mounted(paths::MODEL_CA_DIR, CA_KEY)));
+    token.into_iter().chain(authority)
+}
+
+/// Arguments of the container that reads the model's header.
+pub fn inspect(source: &ModelSource) -> Vec<String> {
+    let ModelSource::Https(https) = source else {
+        return vec![inspect::SUBCOMMAND.to_owned(), source.path_in_pod(), inspect::SUMMARY.to_owned()];
+    };
+    let fixed = [inspect::SUBCOMMAND, &https.url, inspect::SUMMARY].map(str::to_owned);
+    fixed.into_iter().chain(credentials(https)).collect()
 }
 
 /// On a GPU node the engine finds the device itself; that it did is seen in what it reports, not in what it is told.

@@ -26,7 +26,8 @@ pub fn build(service: &ValidatedService, defaults: &Defaults) -> NetworkPolicy {
         metadata: metadata(service, service.name.clone()),
         spec: Some(NetworkPolicySpec {
             pod_selector: Some(LabelSelector {
-                match_labels: Some(names::selector_labels(&service.name)),
+                // The pod that reads the model's header too.
+                match_labels: Some(names::instance_labels(&service.name)),
                 ..LabelSelector::default()
             }),
             policy_types: Some(vec!["Ingress".into(), "Egress".into()]),

@@ -100,7 +100,7 @@ fn fetch(
 }
 
 /// What both containers share. The image's entry point is `windlass-engine`.
-fn container(name: &str, image: &str, defaults: &Defaults) -> Container {
+pub(super) fn container(name: &str, image: &str, defaults: &Defaults) -> Container {
     Container {
         name: name.into(),
         image: Some(image.to_owned()),
@@ -111,7 +111,7 @@ fn container(name: &str, image: &str, defaults: &Defaults) -> Container {
     }
 }
 
-fn pod_security() -> PodSecurityContext {
+pub(super) fn pod_security() -> PodSecurityContext {
     PodSecurityContext {
         run_as_non_root: Some(true),
         run_as_user: Some(NOBODY),
@@ -172,7 +172,7 @@ fn probe(path: &str, period_seconds: i32, timeout_seconds: i32, failure_threshol
 }
 
 /// Taints by which GKE and AKS keep other pods off spot nodes.
-const SPOT_TAINTS: [(&str, &str); 2] =
+pub(crate) const SPOT_TAINTS: [(&str, &str); 2] =
     [("cloud.google.com/gke-spot", "true"), ("kubernetes.azure.com/scalesetpriority", "spot")];
 
 /// The user's tolerations, that of GPU nodes, and in the spot workload those of spot nodes.

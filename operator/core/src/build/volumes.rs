@@ -45,6 +45,22 @@ pub fn build(service: &ValidatedService) -> Vec<Mounted> {
     model.into_iter().chain(keys).chain(shared_memory).chain([scratch()]).collect()
 }
 
+/// Volumes of the pod that reads the model's header, each with its mount as one that fetches has it: the same sources and
+/// credentials, and no cache.
+pub fn for_inspection(service: &ValidatedService) -> Vec<Mounted> {
+    let model = match &service.source {
+        ModelSource::Claim { name, .. } => {
+            let claim = model_claim(name);
+            vec![Mounted { fetch: claim.engine.clone(), ..claim }]
+        }
+        ModelSource::Https(source) => {
+            let secret = source.token_secret.as_deref().map(model_secret);
+            secret.into_iter().chain(source.ca_config_map.as_deref().map(model_authority)).collect()
+        }
+    };
+    model.into_iter().chain([scratch()]).collect()
+}
+
 fn model_claim(claim: &str) -> Mounted {
     let name = "model";
     Mounted {

@@ -4,6 +4,8 @@ use k8s_openapi::api::apps::v1::DeploymentCondition;
 use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::{Value, json};
 
+use windlass_engine_contract::termination::Reason;
+
 use super::*;
 use crate::testing::cluster::Cluster;
 use crate::testing::{at, service};

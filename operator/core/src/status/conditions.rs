@@ -1,4 +1,4 @@
-//! The five conditions. Every reason here is in the operator's documentation with its remedy.
+//! The six conditions. Every reason here is in the operator's documentation with its remedy.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -40,7 +40,7 @@ pub(super) fn all(
         }
         Assessment::Planned(findings) => {
             let view = View { findings, outcome, was_ready: was_ready(service, previous) };
-            vec![view.ready(), view.scaling(), view.progressing(), view.reconciling(), view.stalled()]
+            vec![view.ready(), view.fits(), view.scaling(), view.progressing(), view.reconciling(), view.stalled()]
         }
     };
     verdicts.into_iter().map(|verdict| verdict.dated(service, previous, now)).collect()
@@ -50,6 +50,7 @@ pub(super) fn all(
 fn stopped(reason: &str, message: &str) -> Vec<Verdict> {
     [
         (condition::READY, "False"),
+        (condition::FITS, "Unknown"),
         (condition::SCALING_ACTIVE, "False"),
         (condition::PROGRESSING, "False"),
         (condition::RECONCILING, "False"),
@@ -96,6 +97,12 @@ impl View<'_> {
         say("False", &reason, message)
     }
 
+    /// Whether pods are not made, or not changed, because of what they would take.
+    fn waits_for_fit(&self) -> bool {
+        let fit = &self.findings.fit;
+        self.findings.is_held && (fit.status == "False" || fit.reason == "Inspecting")
+    }
+
     fn serving(&self) -> String {
         let counts = self.findings.counts;
         let simulated = if self.findings.is_simulated { ", by a simulated engine: no real tokens" } else { "" };
@@ -120,6 +127,9 @@ impl View<'_> {
         if let Some(cause) = &findings.cause {
             return (cause.reason.clone(), format!("{progress}: {}", cause.message));
         }
+        if self.waits_for_fit() {
+            return (findings.fit.reason.clone(), format!("{progress}: {}", findings.fit.message));
+        }
         let old = counts.ready - counts.current;
         if old > 0 {
             return ("RollingOut".into(), format!("{progress}; {old} of an earlier configuration serve meanwhile"));
@@ -127,12 +137,34 @@ impl View<'_> {
         ("Starting".into(), progress)
     }
 
+    fn fits(&self) -> Verdict {
+        let found = &self.findings.fit;
+        verdict(condition::FITS, found.status, &found.reason, &found.message)
+    }
+
     fn scaling(&self) -> Verdict {
+        let own = self.own_scaling();
+        let foreign = &self.findings.foreign_autoscalers;
+        if foreign.is_empty() || matches!(self.findings.scaling, ScalingFinding::Manual | ScalingFinding::External) {
+            return own;
+        }
+        let message = format!(
+            "{} sets replicas of this service too: delete it, or use mode External; meanwhile: {}",
+            foreign.join(", "),
+            own.message
+        );
+        verdict(own.kind, own.status, super::events::FOREIGN_AUTOSCALER, &message)
+    }
+
+    fn own_scaling(&self) -> Verdict {
         let kind = condition::SCALING_ACTIVE;
         match &self.findings.scaling {
             ScalingFinding::Manual => verdict(kind, "False", "Manual", "spec.autoscaling.mode is Manual"),
             ScalingFinding::External => {
                 verdict(kind, "False", "External", "spec.replicas is left to another autoscaler, through /scale")
+            }
+            ScalingFinding::Hpa(found) => {
+                verdict(kind, if found.is_active { "True" } else { "False" }, &found.reason, &found.message)
             }
             ScalingFinding::Builtin { decision, shadow } => {
                 let blind = matches!(decision.reason, Reason::NoReadyReplicas | Reason::StaleMetrics);
@@ -157,6 +189,9 @@ impl View<'_> {
             let message = "spec.rollout.paused holds pods of an earlier spec";
             return verdict(kind, "False", "Paused", message);
         }
+        if self.findings.is_held && self.findings.fit.status == "False" {
+            return verdict(kind, "False", &self.findings.fit.reason, &self.findings.fit.message);
+        }
         if self.findings.lacks_capacity {
             let message = "no node has room for a new pod beside the old ones, and none may go first: add capacity, or \
                            let spec.rollout.strategy be Drain";
@@ -166,13 +201,30 @@ impl View<'_> {
             return verdict(kind, "False", "ProgressDeadlineExceeded", message);
         }
         if self.findings.is_rolling {
-            let message = format!("{} of {} replicas are of the current spec", counts.updated, counts.desired);
-            return verdict(kind, "True", "RollingOut", &message);
+            return self.rolling();
         }
         if counts.current < counts.desired {
             return verdict(kind, "True", "ReplicasStarting", &self.on_the_way());
         }
         verdict(kind, "True", "Complete", "every replica is of the current spec and serves")
+    }
+
+    /// A rollout, and why its new pods do not serve.
+    fn rolling(&self) -> Verdict {
+        let (findings, counts) = (self.findings, self.findings.counts);
+        let progress =
+            format!("{} of {} replicas are of revision {}", counts.updated, counts.desired, findings.revision);
+        match findings.cause.as_ref() {
+            Some(cause) if cause.is_terminal => {
+                let message = format!("{progress}, which cannot serve: {}", cause.message);
+                verdict(condition::PROGRESSING, "False", &cause.reason, &message)
+            }
+            Some(cause) => {
+                let message = format!("{progress}: {}: {}", cause.reason, cause.message);
+                verdict(condition::PROGRESSING, "True", "RollingOut", &message)
+            }
+            None => verdict(condition::PROGRESSING, "True", "RollingOut", &progress),
+        }
     }
 
     /// How far it is, and what hinders replicas beyond those that Ready is about.
@@ -210,8 +262,10 @@ impl View<'_> {
         let is_short = findings.counts.current < findings.floor;
         let terminal = findings.cause.as_ref().filter(|cause| cause.is_terminal && is_short);
         let terminal = terminal.map(|cause| (cause.reason.clone(), cause.message.clone()));
+        let unfit = (findings.is_held && findings.fit.status == "False")
+            .then(|| (findings.fit.reason.clone(), findings.fit.message.clone()));
         let deadline = findings.deadline_exceeded.clone().map(|text| ("ProgressDeadlineExceeded".to_owned(), text));
-        terminal.or(deadline)
+        terminal.or(unfit).or(deadline)
     }
 }
 

@@ -19,12 +19,35 @@ pub struct Event {
 }
 
 /// Reasons of Ready=False that are steps on the way and no trouble.
-const ORDINARY: [&str; 4] = ["Starting", "RollingOut", "VerifyingConfiguration", "ScaledToZero"];
+const ORDINARY: [&str; 5] = ["Starting", "Inspecting", "RollingOut", "VerifyingConfiguration", "ScaledToZero"];
+
+/// Reason of ScalingActive where somebody else sets the same replicas.
+pub(super) const FOREIGN_AUTOSCALER: &str = "ForeignAutoscaler";
 
 /// What has changed since `previous`.
 pub(super) fn of(previous: Option<&InferenceServiceStatus>, next: &InferenceServiceStatus) -> Vec<Event> {
-    let all = [ready(previous, next), scaled(previous, next), latency(previous, next), spot(previous, next)];
+    let all = [
+        ready(previous, next),
+        fits(previous, next),
+        scaled(previous, next),
+        latency(previous, next),
+        foreign(previous, next),
+        spot(previous, next),
+        interrupted(previous, next),
+    ];
     all.into_iter().flatten().collect()
+}
+
+/// Nodes that are taken back from now on.
+fn interrupted(previous: Option<&InferenceServiceStatus>, next: &InferenceServiceStatus) -> Option<Event> {
+    let known = |node: &&String| previous.is_some_and(|previous| previous.interrupted_nodes.contains(node));
+    let new: Vec<&str> = next.interrupted_nodes.iter().filter(|node| !known(node)).map(String::as_str).collect();
+    (!new.is_empty()).then(|| Event {
+        warning: true,
+        reason: "NodeInterrupted".to_owned(),
+        action: "Evacuate",
+        message: format!("{} will be taken back: its replicas drain and are replaced", new.join(", ")),
+    })
 }
 
 fn spot(previous: Option<&InferenceServiceStatus>, next: &InferenceServiceStatus) -> Option<Event> {
@@ -50,6 +73,27 @@ fn ready(previous: Option<&InferenceServiceStatus>, next: &InferenceServiceStatu
         action: "Assess",
         message: now.message.clone(),
     })
+}
+
+/// A model that does not fit, said once, with the alternatives.
+fn fits(previous: Option<&InferenceServiceStatus>, next: &InferenceServiceStatus) -> Option<Event> {
+    let found = of_type(next, condition::FITS).filter(|found| found.status == "False")?;
+    let before = previous.and_then(|previous| of_type(previous, condition::FITS));
+    (before.is_none_or(|before| before.status != "False")).then(|| Event {
+        warning: true,
+        reason: found.reason.clone(),
+        action: "Place",
+        message: found.message.clone(),
+    })
+}
+
+/// Somebody else sets the same replicas.
+fn foreign(previous: Option<&InferenceServiceStatus>, next: &InferenceServiceStatus) -> Option<Event> {
+    let find = |status: &InferenceServiceStatus| {
+        of_type(status, condition::SCALING_ACTIVE).filter(|found| found.reason == FOREIGN_AUTOSCALER).cloned()
+    };
+    let found = find(next).filter(|_| previous.and_then(find).is_none())?;
+    Some(Event { warning: true, reason: found.reason, action: "Scale", message: found.message })
 }
 
 fn scaled(previous: Option<&InferenceServiceStatus>, next: &InferenceServiceStatus) -> Option<Event> {

@@ -4,15 +4,18 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentStatus};
-use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use windlass_engine_contract::stats::Stats;
 use windlass_operator_api::InferenceService;
 
 use super::{at, defaults, effective, stats};
+use crate::choice::Choice;
+use crate::fleet::Fleet;
 use crate::observed::{Defaults, Observed};
 use crate::plan::{Kind, Object, Plan, Step};
 use crate::status::{Event, Outcome, compute};
+use crate::validate::{ValidatedService, validate};
 
 /// A service with its cluster and a clock.
 pub struct Cluster {
@@ -28,6 +31,8 @@ pub struct Cluster {
     pub events: Vec<Event>,
     /// How often the status was written.
     pub status_writes: usize,
+    /// What was written of the autoscaler's learning.
+    pub capacities: Vec<ConfigMap>,
     pods_made: usize,
 }
 
@@ -41,6 +46,7 @@ impl Cluster {
             now: at(100_000),
             events: Vec::new(),
             status_writes: 0,
+            capacities: Vec::new(),
             pods_made: 0,
         }
     }
@@ -140,7 +146,7 @@ impl Cluster {
 
     /// Records that every serving engine idles with what the service asked it to build.
     pub fn read_engines(&mut self) {
-        let valid = crate::validate::validate(&self.service).expect("valid");
+        let valid = self.asked();
         let mut said = stats();
         let mut built = effective();
         built.served_names = valid.served_names.clone();
@@ -148,7 +154,7 @@ impl Cluster {
         built.device = if valid.device.tensor() > 1 { "sim".into() } else { built.device };
         built.max_model_tokens = valid.engine.max_model_tokens.unwrap_or(built.max_model_tokens);
         built.max_sequences = valid.engine.max_sequences.unwrap_or(built.max_sequences);
-        built.quantization = valid.engine.quantization.flag().unwrap_or(&built.quantization).to_owned();
+        built.quantization = valid.engine.quantization.built().unwrap_or(&built.quantization).to_owned();
         if matches!(valid.device, crate::validate::Device::NvidiaGpu { .. }) {
             built.device = "cuda".into();
         }
@@ -156,6 +162,15 @@ impl Cluster {
         for pod in self.live() {
             self.read(&pod, said.clone());
         }
+    }
+
+    /// The service that pods are made for: as pinned, with every choice made.
+    fn asked(&self) -> ValidatedService {
+        let (service, pinned) = crate::revision::pinned(&self.service, &self.observed).expect("a revision");
+        let valid = validate(&service).expect("valid");
+        let fleet = Fleet::of(&valid, &self.observed);
+        let choice = pinned.or_else(|| Choice::of_spec(&valid, &fleet));
+        choice.map_or_else(|| valid.clone(), |choice| valid.decided(&choice.picked))
     }
 
     /// Changes a pod.
@@ -181,11 +196,20 @@ impl Cluster {
                 let spec = Arc::make_mut(found.expect("the Deployment")).spec.as_mut();
                 spec.expect("a spec").replicas = Some(*replicas);
             }
+            Step::Evacuate { pod, .. } => {
+                let now = self.now;
+                self.change_pod(pod, |pod| pod.metadata.deletion_timestamp = Some(Time(now)));
+            }
             Step::Delete { kind, name, uid } => {
                 let is_it = |meta: &ObjectMeta| meta.name.as_ref() == Some(name) && meta.uid.as_ref() == Some(uid);
                 match kind {
                     Kind::Deployment => self.observed.deployments.retain(|object| !is_it(&object.metadata)),
                     Kind::ServiceAccount => self.observed.service_accounts.retain(|object| !is_it(&object.metadata)),
+                    Kind::Job => self.observed.jobs.retain(|object| !is_it(&object.metadata)),
+                    Kind::ControllerRevision => self.observed.revisions.retain(|object| !is_it(&object.metadata)),
+                    Kind::HorizontalPodAutoscaler => {
+                        self.observed.autoscalers.retain(|object| !is_it(&object.metadata))
+                    }
                     other => panic!("no plan deletes a {other:?}"),
                 }
             }
@@ -200,6 +224,12 @@ impl Cluster {
             Object::NetworkPolicy(object) => put(&mut observed.network_policies, object, |one| &mut one.metadata),
             Object::PodDisruptionBudget(object) => {
                 put(&mut observed.disruption_budgets, object, |one| &mut one.metadata)
+            }
+            Object::ConfigMap(object) => self.capacities.push(object.clone()),
+            Object::Job(object) => put(&mut observed.jobs, object.as_ref(), |one| &mut one.metadata),
+            Object::ControllerRevision(object) => put(&mut observed.revisions, object, |one| &mut one.metadata),
+            Object::HorizontalPodAutoscaler(object) => {
+                put(&mut observed.autoscalers, object.as_ref(), |one| &mut one.metadata)
             }
             Object::Deployment(object) => put(&mut observed.deployments, object.as_ref(), |one| &mut one.metadata),
         }

@@ -45,11 +45,15 @@ fn the_first_plan_makes_every_child_and_the_workload_last() {
             Step::Apply(Object::NetworkPolicy(_)) => "NetworkPolicy",
             Step::Apply(Object::Service(_)) => "Service",
             Step::Apply(Object::PodDisruptionBudget(_)) => "PodDisruptionBudget",
+            Step::Apply(Object::ControllerRevision(_)) => "ControllerRevision",
             Step::Apply(Object::Deployment(_)) => "Deployment",
             other => panic!("{other:?}"),
         })
         .collect();
-    assert_eq!(kinds, ["ServiceAccount", "NetworkPolicy", "Service", "PodDisruptionBudget", "Deployment"]);
+    assert_eq!(
+        kinds,
+        ["ServiceAccount", "NetworkPolicy", "Service", "PodDisruptionBudget", "ControllerRevision", "Deployment"]
+    );
 }
 
 #[test]
@@ -368,6 +372,6 @@ fn names_of_both_workloads_fit_and_differ() {
     assert_ne!(names[0], names[1]);
     assert!(names.iter().all(|name| name.len() <= 63));
     let mut cluster = Cluster::new(service().named(&longest).build());
-    assert_eq!(cluster.reconcile().steps.len(), 5);
+    assert_eq!(cluster.reconcile().steps.len(), 6);
     assert!(Arc::strong_count(&cluster.observed.deployments[0]) == 1);
 }

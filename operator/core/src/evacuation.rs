@@ -1,0 +1,239 @@
+//! Nodes that are taken back: their pods drain and are replaced while there is still time.
+//!
+//! Where the end of a node is certain, all of its pods are deleted at once, with no more grace than the provider leaves:
+//! admission stops, streams finish or end with an error event, and the ReplicaSet asks for replacements in the same
+//! moment. Where a node is only being emptied, by somebody who heeds the disruption budget, pods go one at a time while
+//! all others serve.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+
+use crate::build::affinity::SPOT_LABELS;
+use crate::fleet::{Fleet, FleetPod, Stage};
+use crate::observed::Observed;
+use crate::plan::Step;
+use crate::validate::ValidatedService;
+
+/// A taint by which somebody tells that a node ends.
+struct Notice {
+    /// Its key.
+    taint: &'static str,
+    /// What is left of the node's life when pods learn of it.
+    budget: Duration,
+    /// When the end is certain.
+    certain: Certain,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Certain {
+    Always,
+    /// The same taint stands for a voluntary end on nodes that are not spot.
+    OnSpot,
+    Never,
+}
+
+/// Notices of providers and of what runs on them: GKE's graceful shutdown, which leaves ordinary pods 15 of its 30
+/// seconds; AWS' termination handler, two minutes; Karpenter; AKS' auto-drain, 30 seconds; a machine that is off.
+const NOTICES: [Notice; 8] = [
+    notice("cloud.google.com/impending-node-termination", 15, Certain::Always),
+    notice("aws-node-termination-handler/spot-itn", 120, Certain::Always),
+    notice("aws-node-termination-handler/asg-lifecycle-termination", 120, Certain::Always),
+    notice("aws-node-termination-handler/rebalance-recommendation", 120, Certain::Never),
+    notice("karpenter.sh/disrupted", 120, Certain::OnSpot),
+    notice("karpenter.sh/disruption", 120, Certain::OnSpot),
+    notice("remediator.kubernetes.azure.com/unschedulable", 30, Certain::OnSpot),
+    notice("node.cloudprovider.kubernetes.io/shutdown", 1, Certain::Always),
+];
+/// A node object that is being deleted: Karpenter's finalizer empties it first.
+const DELETED: Notice = notice("deletion", 120, Certain::OnSpot);
+
+const fn notice(taint: &'static str, seconds: u64, certain: Certain) -> Notice {
+    Notice { taint, budget: Duration::from_secs(seconds), certain }
+}
+
+/// What is to be done about nodes that are taken back.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Evacuation {
+    /// Writes.
+    pub steps: Vec<Step>,
+    /// Nodes that are taken back and have pods of the service, with the notice.
+    pub nodes: Vec<String>,
+}
+
+impl Evacuation {
+    /// Of the service's pods.
+    pub fn of(service: &ValidatedService, fleet: &Fleet<'_>, observed: &Observed) -> Evacuation {
+        let doomed: Vec<Doomed<'_>> = fleet.pods().filter_map(|pod| Doomed::of(service, pod, observed)).collect();
+        let mut nodes: Vec<String> = doomed.iter().map(|one| format!("{} ({})", one.node, one.notice.taint)).collect();
+        nodes.sort();
+        nodes.dedup();
+        let live = || doomed.iter().filter(|one| one.pod.stage != Stage::Leaving);
+        let certain: Vec<Step> = live().filter(|one| one.is_certain).map(Doomed::leave).collect();
+        let steps = if certain.is_empty() { one_at_a_time(fleet, &doomed).into_iter().collect() } else { certain };
+        Evacuation { steps, nodes }
+    }
+}
+
+/// The pod that goes first from nodes that are being emptied, if the service can do without one.
+fn one_at_a_time(fleet: &Fleet<'_>, doomed: &[Doomed<'_>]) -> Option<Step> {
+    let is_doomed = |pod: &FleetPod<'_>| doomed.iter().any(|one| one.pod.name == pod.name);
+    let mut others = fleet.pods().filter(|pod| !is_doomed(pod)).peekable();
+    let can_spare = others.peek().is_some() && others.all(FleetPod::is_ready) && !fleet.is_rolling();
+    let is_leaving = doomed.iter().any(|one| one.pod.stage == Stage::Leaving);
+    doomed.first().filter(|_| can_spare && !is_leaving).map(Doomed::leave)
+}
+
+/// A pod on a node that is taken back.
+struct Doomed<'a> {
+    pod: FleetPod<'a>,
+    node: &'a str,
+    notice: &'static Notice,
+    is_certain: bool,
+}
+
+impl<'a> Doomed<'a> {
+    fn of(service: &ValidatedService, pod: &FleetPod<'a>, observed: &Observed) -> Option<Doomed<'a>> {
+        let name = pod.pod.spec.as_ref()?.node_name.as_deref()?;
+        let node = observed.nodes.as_ref()?.iter().find(|node| node.metadata.name.as_deref() == Some(name))?;
+        let notice = told(node)?;
+        let is_certain = match notice.certain {
+            Certain::Always => true,
+            Certain::OnSpot => is_spot(service, node),
+            Certain::Never => false,
+        };
+        Some(Doomed { pod: *pod, node: name, notice, is_certain })
+    }
+
+    fn leave(&self) -> Step {
+        Step::Evacuate {
+            pod: self.pod.name.to_owned(),
+            uid: self.pod.pod.metadata.uid.clone().unwrap_or_default(),
+            address: self.pod.pod.status.as_ref().and_then(|status| status.pod_ip.clone()),
+            budget: self.is_certain.then_some(self.notice.budget),
+        }
+    }
+}
+
+/// The shortest notice that the node gives.
+fn told(node: &Node) -> Option<&'static Notice> {
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+    let is_told = |notice: &&Notice| taints.into_iter().flatten().any(|taint| taint.key == notice.taint);
+    let deleted = node.metadata.deletion_timestamp.as_ref().map(|_| &DELETED);
+    NOTICES.iter().filter(is_told).chain(deleted).min_by_key(|notice| notice.budget)
+}
+
+fn is_spot(service: &ValidatedService, node: &Node) -> bool {
+    let labels = node.metadata.labels.as_ref();
+    let has = |key: &str, value: &str| labels.is_some_and(|labels| labels.get(key).is_some_and(|found| found == value));
+    let own = &service.spot.node_selector;
+    let is_own = !own.is_empty() && own.iter().all(|(key, value)| has(key, value));
+    is_own || SPOT_LABELS.iter().any(|(key, value)| has(key, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::cluster::Cluster;
+    use crate::testing::service;
+    use serde_json::json;
+    use std::sync::Arc;
+
+    /// Three replicas on `node-0` to `node-2`.
+    fn spread() -> Cluster {
+        let mut cluster = Cluster::serving(service().with("replicas", json!(3)).build());
+        for (index, name) in cluster.live().into_iter().enumerate() {
+            cluster.change_pod(&name, |pod| pod.spec.get_or_insert_default().node_name = Some(format!("node-{index}")));
+        }
+        cluster.observed.nodes = Some((0..3).map(|index| node(index, None, false)).collect());
+        cluster
+    }
+
+    fn node(index: usize, taint: Option<&str>, is_spot: bool) -> Arc<Node> {
+        let taints: Vec<_> = taint.into_iter().map(|key| json!({"key": key, "effect": "NoSchedule"})).collect();
+        let labels = if is_spot { json!({"karpenter.sh/capacity-type": "spot"}) } else { json!({}) };
+        let node = json!({"metadata": {"name": format!("node-{index}"), "labels": labels}, "spec": {"taints": taints}});
+        Arc::new(serde_json::from_value(node).expect("a node"))
+    }
+
+    fn taint(cluster: &mut Cluster, index: usize, taint: &str, is_spot: bool) {
+        cluster.observed.nodes.as_mut().expect("nodes")[index] = node(index, Some(taint), is_spot);
+    }
+
+    fn evacuated(cluster: &mut Cluster) -> Vec<(String, Option<u64>)> {
+        let told = |step: &Step| match step {
+            Step::Evacuate { pod, budget, .. } => Some((pod.clone(), budget.map(|budget| budget.as_secs()))),
+            _ => None,
+        };
+        cluster.reconcile().steps.iter().filter_map(told).collect()
+    }
+
+    #[test]
+    fn without_a_notice_nobody_leaves() {
+        assert_eq!(evacuated(&mut spread()), []);
+        let mut cluster = spread();
+        taint(&mut cluster, 0, "node.kubernetes.io/memory-pressure", true);
+        assert_eq!(evacuated(&mut cluster), []);
+    }
+
+    #[test]
+    fn a_certain_end_empties_the_node_within_the_providers_budget() {
+        for (key, is_spot, budget) in [
+            ("cloud.google.com/impending-node-termination", false, 15),
+            ("aws-node-termination-handler/spot-itn", true, 120),
+            ("karpenter.sh/disrupted", true, 120),
+            ("remediator.kubernetes.azure.com/unschedulable", true, 30),
+        ] {
+            let mut cluster = spread();
+            taint(&mut cluster, 0, key, is_spot);
+            taint(&mut cluster, 1, key, is_spot);
+            let left = evacuated(&mut cluster);
+            assert_eq!(left.iter().map(|(_, budget)| *budget).collect::<Vec<_>>(), [Some(budget); 2], "{key}");
+            assert_eq!(evacuated(&mut cluster), [], "{key}: those that leave are not told twice");
+            let status = cluster.service.status.clone().expect("a status");
+            assert_eq!(status.interrupted_nodes.len(), 2, "{key}");
+            assert_eq!(cluster.events.iter().filter(|event| event.reason == "NodeInterrupted").count(), 1, "{key}");
+            assert_eq!(status.desired_replicas, 3);
+        }
+    }
+
+    #[test]
+    fn a_replacement_is_asked_for_in_the_same_moment() {
+        let mut cluster = spread();
+        taint(&mut cluster, 0, "cloud.google.com/impending-node-termination", true);
+        cluster.reconcile();
+        cluster.run_controllers();
+        assert_eq!(cluster.live().len(), 3);
+    }
+
+    #[test]
+    fn a_node_that_is_only_being_emptied_loses_one_pod_at_a_time_while_the_others_serve() {
+        let mut cluster = spread();
+        taint(&mut cluster, 0, "karpenter.sh/disrupted", false);
+        taint(&mut cluster, 1, "karpenter.sh/disrupted", false);
+        assert_eq!(evacuated(&mut cluster).iter().map(|(_, budget)| *budget).collect::<Vec<_>>(), [None]);
+        assert_eq!(evacuated(&mut cluster), [], "one drains");
+        cluster.run_controllers();
+        cluster.end_pods();
+        assert_eq!(evacuated(&mut cluster), [], "its replacement does not serve yet");
+        cluster.start_pods();
+        cluster.run_controllers();
+        assert_eq!(evacuated(&mut cluster).len(), 1);
+    }
+
+    #[test]
+    fn the_only_replica_is_left_to_whoever_empties_its_node() {
+        let mut cluster = spread();
+        (0..3).for_each(|index| taint(&mut cluster, index, "karpenter.sh/disrupted", false));
+        assert_eq!(evacuated(&mut cluster), []);
+    }
+
+    #[test]
+    fn a_deleted_spot_node_is_a_notice_too() {
+        let mut cluster = spread();
+        let mut deleted = Node::clone(&node(2, None, true));
+        deleted.metadata.deletion_timestamp = Some(windlass_operator_api::status::time(cluster.now));
+        cluster.observed.nodes.as_mut().expect("nodes")[2] = Arc::new(deleted);
+        assert_eq!(evacuated(&mut cluster).len(), 1);
+    }
+}

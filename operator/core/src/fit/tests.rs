@@ -1,0 +1,147 @@
+//! Tables of model, nodes and spec against what fits and what is chosen.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Node;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::testing::{ServiceBuilder, gpu_node, llama_8b, service};
+use crate::validate::validate;
+
+fn gpu() -> ServiceBuilder {
+    service().with("accelerator", json!({"type": "NvidiaGPU"})).with("engine", json!({"maxModelTokens": 8192}))
+}
+
+fn judged(spec: ServiceBuilder, model: &Inspection, nodes: &[Arc<Node>]) -> Fit {
+    let service = validate(&spec.build()).expect("valid");
+    judge(&service, model, Some(&Inventory::of(&service, nodes)), &Picked::default())
+}
+
+/// Tensor and quantization that were chosen.
+fn chosen(fit: &Fit) -> (Option<u32>, Option<Quantization>) {
+    match fit {
+        Fit::Fits { picked, .. } => (picked.tensor, picked.quantization),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refused(fit: Fit) -> String {
+    match fit {
+        Fit::TooLarge { message } => message,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn l40s(count: u32) -> Arc<Node> {
+    gpu_node("NVIDIA-L40S", 46_068, count)
+}
+
+fn rtx_4090(count: u32) -> Arc<Node> {
+    gpu_node("NVIDIA-GeForce-RTX-4090", 24_564, count)
+}
+
+fn small(count: u32) -> Arc<Node> {
+    gpu_node("Tesla-T4", 15_360, count)
+}
+
+#[test]
+fn the_weights_stay_as_they_are_on_as_few_gpus_as_possible() {
+    for (nodes, expected) in [
+        (vec![l40s(1)], (Some(1), None)),
+        (vec![rtx_4090(1)], (Some(1), None)),
+        (vec![small(4)], (Some(2), None)),
+        (vec![small(1), small(4), l40s(1)], (Some(1), None)),
+        (vec![small(1)], (Some(1), Some(Quantization::Int8))),
+        (vec![gpu_node("GTX", 8192, 1)], (Some(1), Some(Quantization::Int4))),
+    ] {
+        assert_eq!(chosen(&judged(gpu(), &llama_8b(), &nodes)), expected, "{nodes:?}");
+    }
+}
+
+#[test]
+fn what_the_spec_fixes_is_not_chosen() {
+    let fixed = gpu().with("parallelism", json!({"tensor": 2}));
+    assert_eq!(chosen(&judged(fixed.clone(), &llama_8b(), &[small(4)])), (None, None));
+    let int4 = fixed.with("engine", json!({"quantization": "INT4", "maxModelTokens": 8192}));
+    assert_eq!(chosen(&judged(int4, &llama_8b(), &[small(4)])), (None, None));
+}
+
+#[test]
+fn a_model_that_does_not_fit_is_told_with_numbers_and_alternatives() {
+    let fixed = gpu().with("parallelism", json!({"tensor": 1}));
+    let fixed = fixed.with("engine", json!({"quantization": "BF16", "maxModelTokens": 8192}));
+    let message = refused(judged(fixed, &llama_8b(), &[small(4)]));
+    for part in [
+        "weights 14.96 GiB",
+        "KV cache of 8192 tokens 1.00 GiB",
+        "13.50 GiB that Tesla-T4 leaves",
+        "parallelism.tensor: 2 fits 2 × Tesla-T4",
+        "engine.quantization: INT8 fits 1 × Tesla-T4",
+        "1 × NVIDIA-GeForce-RTX-4090 (21.59 GiB) would do",
+    ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+}
+
+#[test]
+fn integers_are_not_converted() {
+    let packed = Inspection { int8_bytes: None, int4_bytes: None, ..llama_8b() };
+    let message = refused(judged(gpu(), &packed, &[small(1)]));
+    assert!(!message.contains("INT8") && !message.contains("INT4"), "{message}");
+}
+
+#[test]
+fn slices_of_a_gpu_do_not_share_a_model() {
+    let slices = gpu_node("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", 9728, 7);
+    assert_eq!(chosen(&judged(gpu(), &llama_8b(), &[slices])), (Some(1), Some(Quantization::Int4)));
+}
+
+#[test]
+fn heads_limit_the_split() {
+    let mut narrow = llama_8b();
+    narrow.shape.kv_heads = 1;
+    let fixed = gpu().with("engine", json!({"quantization": "BF16", "maxModelTokens": 8192}));
+    assert!(matches!(judged(fixed, &narrow, &[small(8)]), Fit::TooLarge { .. }));
+}
+
+#[test]
+fn a_processor_is_limited_by_the_container_or_else_by_the_largest_node() {
+    let with = |limit: Value| service().with("resources", json!({"limits": {"memory": limit}}));
+    assert_eq!(chosen(&judged(with(json!("20Gi")), &llama_8b(), &[])), (None, None));
+    assert_eq!(chosen(&judged(with(json!("12Gi")), &llama_8b(), &[])), (None, Some(Quantization::Int8)));
+    let message = refused(judged(with(json!("4Gi")), &llama_8b(), &[l40s(1)]));
+    assert!(message.contains("4.00 GiB that resources.limits.memory leaves"), "{message}");
+    assert!(message.contains("resources.limits.memory of 15."), "{message}");
+    assert_eq!(chosen(&judged(service(), &llama_8b(), &[l40s(1)])), (None, None), "a node of 64 GiB");
+    assert!(matches!(judged(service(), &llama_8b(), &[]), Fit::NoInventory { .. }));
+}
+
+#[test]
+fn a_product_without_a_node_is_judged_by_its_name_and_an_unknown_one_not_at_all() {
+    let asks = |product: &str| {
+        service().with("accelerator", json!({"type": "NvidiaGPU", "nvidiaGPU": {"products": [product]}}))
+    };
+    assert_eq!(chosen(&judged(asks("NVIDIA-H100-80GB-HBM3"), &llama_8b(), &[])), (Some(1), None));
+    assert!(matches!(judged(asks("Unheard-of"), &llama_8b(), &[]), Fit::NoInventory { .. }));
+}
+
+#[test]
+fn an_earlier_choice_is_kept_while_it_fits() {
+    let service = validate(&gpu().build()).expect("valid");
+    let held = Picked { tensor: Some(2), quantization: None, reason: None };
+    let judge_on = |nodes: &[Arc<Node>]| judge(&service, &llama_8b(), Some(&Inventory::of(&service, nodes)), &held);
+    assert_eq!(chosen(&judge_on(&[l40s(4)])), (Some(2), None), "one would do, too");
+    assert_eq!(chosen(&judge_on(&[l40s(1)])), (Some(1), None), "two are not there any more");
+}
+
+proptest! {
+    /// What is said to fit does, in each rank, and what is said not to fit is refused by every larger memory's rule too.
+    #[test]
+    fn more_memory_never_makes_a_model_too_large(mebibytes in 1024_u64..200_000, more in 0_u64..100_000) {
+        let on = |mebibytes: u64| judged(gpu(), &llama_8b(), &[gpu_node("G", mebibytes, 1)]);
+        let fits = |fit: &Fit| matches!(fit, Fit::Fits { .. });
+        prop_assert!(!fits(&on(mebibytes)) || fits(&on(mebibytes + more)));
+    }
+}

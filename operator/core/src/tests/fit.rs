@@ -1,0 +1,244 @@
+//! The model's header is read before pods are made, and what it says decides how they are made, once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+use crate::build::inspect_job;
+use crate::names::{CHOSEN_QUANTIZATION, CHOSEN_TENSOR, INSPECTION, SERVICE_LABEL};
+use crate::plan::{Kind, Object, Step};
+use crate::testing::cluster::Cluster;
+use crate::testing::restricted::violations;
+use crate::testing::{ServiceBuilder, gpu_node, llama_8b, service};
+use crate::validate::validate;
+
+fn gpu() -> ServiceBuilder {
+    service().with("accelerator", json!({"type": "NvidiaGPU"})).with("engine", json!({"maxModelTokens": 8192}))
+}
+
+/// A cluster of small GPUs, four to a node, whose operator reads headers.
+fn inspecting(spec: ServiceBuilder) -> Cluster {
+    let mut cluster = Cluster::new(spec.build());
+    cluster.defaults.inspect_timeout = Some(Duration::from_secs(60));
+    cluster.observed.nodes = Some(vec![gpu_node("Tesla-T4", 15_360, 4)]);
+    cluster
+}
+
+/// The Job's pod, with its container in this state.
+fn inspector(cluster: &mut Cluster, state: Value) {
+    let source = validate(&cluster.service).expect("valid").source_hash;
+    let pod = json!({
+        "metadata": {"name": "inspector", "labels": {INSPECTION: source}},
+        "status": {"containerStatuses": [{
+            "name": "inspect", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state,
+        }]},
+    });
+    cluster.observed.inspectors = vec![Arc::new(serde_json::from_value::<Pod>(pod).expect("a pod"))];
+}
+
+fn ended(code: i32, message: &str) -> Value {
+    json!({"terminated": {"exitCode": code, "message": message}})
+}
+
+fn read_header(cluster: &mut Cluster) {
+    let found = serde_json::to_string(&llama_8b()).expect("json");
+    inspector(cluster, ended(0, &found));
+}
+
+fn args(cluster: &Cluster) -> Vec<String> {
+    let pod = cluster.deployment("llama").and_then(|found| found.spec.clone()?.template.spec).expect("a pod");
+    pod.containers[0].args.clone().unwrap_or_default()
+}
+
+#[test]
+fn a_job_reads_the_header_first_and_no_pod_is_made_meanwhile() {
+    let mut cluster = inspecting(gpu());
+    let plan = cluster.reconcile();
+    assert!(plan.steps.iter().any(|step| matches!(step, Step::Apply(Object::Job(_)))), "{:?}", plan.steps);
+    assert_eq!((cluster.deployment("llama"), cluster.observed.revisions.len()), (None, 0));
+    assert_eq!(cluster.condition("Fits"), ("Unknown".to_owned(), "Inspecting".to_owned()));
+    assert_eq!(cluster.condition("Ready").1, "Inspecting");
+    assert_eq!(cluster.reconcile().steps, vec![], "once");
+}
+
+#[test]
+fn what_was_found_chooses_and_the_job_goes_once_it_is_kept() {
+    let mut cluster = inspecting(gpu());
+    cluster.reconcile();
+    read_header(&mut cluster);
+    let first = cluster.reconcile();
+    assert!(!first.steps.iter().any(|step| matches!(step, Step::Delete { .. })), "status does not hold it yet");
+    assert!(args(&cluster).contains(&"--tensor-parallel-size=2".to_owned()), "{:?}", args(&cluster));
+    let is_job = |step: &Step| matches!(step, Step::Delete { kind: Kind::Job, .. });
+    assert!(cluster.reconcile().steps.iter().any(is_job));
+    cluster.observed.inspectors.clear();
+    cluster.converge();
+    assert_eq!(cluster.observed.jobs.len(), 0);
+    assert_eq!(cluster.condition("Fits"), ("True".to_owned(), "Fits".to_owned()));
+    let status = cluster.service.status.clone().expect("a status");
+    let choices = status.choices.expect("choices");
+    assert_eq!((choices.tensor, choices.reason.is_some()), (Some(2), true));
+    assert_eq!(status.model.map(|model| model.weight_bytes), Some(16_060_522_496));
+    assert_eq!(cluster.condition("Ready").0, "True", "{}", cluster.message("Ready"));
+}
+
+#[test]
+fn a_choice_is_on_the_template_and_stands_until_the_spec_changes() {
+    let mut cluster = inspecting(gpu());
+    cluster.reconcile();
+    read_header(&mut cluster);
+    cluster.converge();
+    let annotation = |cluster: &Cluster, key: &str| {
+        let template = cluster.deployment("llama").and_then(|found| found.spec.clone()?.template.metadata);
+        template.and_then(|meta| meta.annotations?.get(key).cloned())
+    };
+    assert_eq!(annotation(&cluster, CHOSEN_TENSOR).as_deref(), Some("2"));
+    assert_eq!(annotation(&cluster, CHOSEN_QUANTIZATION), None, "as stored");
+    cluster.observed.nodes = Some(vec![gpu_node("NVIDIA-H200", 143_771, 8)]);
+    assert_eq!(cluster.reconcile().steps, vec![], "larger nodes change nothing");
+    cluster.observed.nodes = Some(vec![gpu_node("Tesla-T4", 15_360, 1)]);
+    assert_eq!(cluster.reconcile().steps, vec![], "nor do smaller ones: what serves fits");
+    assert_eq!(cluster.condition("Fits").0, "True");
+    cluster.edit(gpu().with("drainTimeoutSeconds", json!(10)).build());
+    cluster.converge();
+    assert!(args(&cluster).contains(&"--quantization=int8".to_owned()), "{:?}", args(&cluster));
+}
+
+#[test]
+fn a_model_that_fits_nowhere_is_not_scheduled_and_its_alternatives_are_told() {
+    let mut cluster =
+        inspecting(gpu().with("parallelism", json!({"tensor": 1})).with("engine", json!({"quantization": "BF16"})));
+    cluster.reconcile();
+    read_header(&mut cluster);
+    cluster.reconcile();
+    assert_eq!(cluster.deployment("llama"), None);
+    assert_eq!(cluster.condition("Fits"), ("False".to_owned(), "TooLarge".to_owned()));
+    assert_eq!(cluster.condition("Ready"), ("False".to_owned(), "TooLarge".to_owned()));
+    assert_eq!(cluster.condition("Stalled").0, "True");
+    assert!(cluster.message("Fits").contains("parallelism.tensor: 2 fits"), "{}", cluster.message("Fits"));
+    cluster.observed.nodes = Some(vec![gpu_node("NVIDIA-L40S", 46_068, 1)]);
+    cluster.converge();
+    assert_eq!(cluster.condition("Ready").0, "True", "a node came");
+}
+
+#[test]
+fn an_edit_that_does_not_fit_leaves_what_serves_alone() {
+    let mut cluster = inspecting(gpu());
+    cluster.reconcile();
+    read_header(&mut cluster);
+    cluster.converge();
+    let before = cluster.deployment("llama").expect("there").spec.clone().map(|spec| spec.template);
+    cluster.edit(
+        gpu()
+            .with("engine", json!({"maxModelTokens": 131_072, "quantization": "BF16"}))
+            .with("parallelism", json!({"tensor": 1}))
+            .build(),
+    );
+    cluster.converge();
+    assert_eq!(cluster.deployment("llama").expect("there").spec.clone().map(|spec| spec.template), before);
+    assert_eq!(cluster.condition("Progressing"), ("False".to_owned(), "TooLarge".to_owned()));
+    assert_eq!(cluster.live().len(), 1);
+}
+
+#[test]
+fn what_cannot_be_read_holds_nothing_up() {
+    let waiting = |reason: &str| json!({"waiting": {"reason": reason, "message": "it does not come"}});
+    let last_word = r#"{"reason":"ModelUnavailable","message":"no such file"}"#;
+    for (state, reason) in [
+        (ended(10, last_word), "ModelUnavailable"),
+        (waiting("ImagePullBackOff"), "ImagePullBackOff"),
+        (waiting("CreateContainerConfigError"), "CreateContainerConfigError"),
+    ] {
+        let mut cluster = inspecting(gpu());
+        cluster.reconcile();
+        inspector(&mut cluster, state);
+        cluster.reconcile();
+        assert!(cluster.deployment("llama").is_some(), "{reason}");
+        assert_eq!(cluster.condition("Fits"), ("Unknown".to_owned(), reason.to_owned()));
+    }
+    let mut cluster = inspecting(gpu());
+    cluster.reconcile();
+    inspector(&mut cluster, waiting("ContainerCreating"));
+    cluster.reconcile();
+    assert_eq!(cluster.deployment("llama"), None, "that is on its way");
+    for job in &mut cluster.observed.jobs {
+        Arc::make_mut(job).metadata.creation_timestamp = Some(windlass_operator_api::status::time(cluster.now));
+    }
+    cluster.pass(60);
+    cluster.reconcile();
+    assert_eq!(cluster.condition("Fits").1, "InspectionTimedOut");
+    assert!(cluster.deployment("llama").is_some());
+}
+
+#[test]
+fn pods_made_blindly_are_made_anew_when_the_header_is_read_after_all() {
+    let mut cluster = inspecting(gpu());
+    cluster.reconcile();
+    inspector(&mut cluster, ended(10, r#"{"reason":"ModelUnavailable","message":"no answer"}"#));
+    cluster.reconcile();
+    assert!(args(&cluster).contains(&"--tensor-parallel-size=1".to_owned()));
+    read_header(&mut cluster);
+    cluster.reconcile();
+    assert!(args(&cluster).contains(&"--tensor-parallel-size=2".to_owned()));
+}
+
+#[test]
+fn the_simulator_and_an_operator_that_reads_none_need_no_header() {
+    for arguments in [json!(["--executor=sim"]), json!(["--executor", "sim"])] {
+        let mut cluster = inspecting(service().with("engine", json!({"extraArgs": arguments})));
+        cluster.reconcile();
+        assert!(cluster.observed.jobs.is_empty() && cluster.deployment("llama").is_some());
+    }
+    let mut cluster = inspecting(service());
+    cluster.defaults.inspect_timeout = None;
+    cluster.converge();
+    assert_eq!(cluster.condition("Fits"), ("True".to_owned(), "Serving".to_owned()));
+}
+
+#[test]
+fn a_service_that_served_before_this_operator_came_is_not_read() {
+    let mut cluster = Cluster::serving(service().build());
+    cluster.defaults.inspect_timeout = Some(Duration::from_secs(60));
+    assert_eq!(cluster.reconcile().steps, vec![]);
+}
+
+#[test]
+fn another_source_gets_another_job_and_the_first_goes() {
+    let mut cluster = inspecting(gpu());
+    cluster.reconcile();
+    let before = cluster.observed.jobs[0].metadata.name.clone();
+    cluster.edit(gpu().model("source", json!("pvc://models/other")).build());
+    cluster.reconcile();
+    assert_eq!(cluster.observed.jobs.len(), 1);
+    assert_ne!(cluster.observed.jobs[0].metadata.name, before);
+}
+
+#[test]
+fn the_job_is_restricted_and_unknown_to_service_and_budget() {
+    let spec =
+        service().https().model("secretRef", json!({"name": "token"})).model("caConfigMapRef", json!({"name": "ca"}));
+    let service = validate(&spec.build()).expect("valid");
+    let job = inspect_job::build(&service, &crate::testing::defaults());
+    let name = job.metadata.name.clone().unwrap_or_default();
+    assert!(name.len() <= 63 && name.starts_with("llama-i-"), "{name}");
+    let template = job.spec.expect("a spec").template;
+    let labels = template.metadata.and_then(|meta| meta.labels).unwrap_or_default();
+    assert!(!labels.contains_key(SERVICE_LABEL), "{labels:?}");
+    let pod = template.spec.expect("a pod");
+    assert_eq!(violations(&pod), Vec::<String>::new());
+    let args = pod.containers[0].args.clone().unwrap_or_default();
+    assert_eq!(
+        args,
+        [
+            "inspect",
+            "https://models.example:8443/llama.gguf?x=1",
+            "--summary",
+            "--token-file=/etc/windlass/model-secret/token",
+            "--ca-file=/etc/windlass/model-ca/ca.crt",
+        ]
+    );
+    let mounts: Vec<_> = pod.containers[0].volume_mounts.iter().flatten().map(|mount| mount.name.as_str()).collect();
+    assert_eq!(mounts, ["model-secret", "model-ca", "scratch"]);
+}
