@@ -177,6 +177,8 @@ pub fn changes() -> Vec<(&'static str, Value)> {
         ("pace of rollouts", json!({"rollout": {"strategy": "Drain", "progressDeadlineSeconds": 120}})),
         ("restart", json!({"rollout": {"restartedAt": "2026-01-01T00:00:00Z"}})),
         ("paused", json!({"rollout": {"paused": false}})),
+        ("history", json!({"rollout": {"revisionHistoryLimit": 3, "engineUpgrade": "Automatic"}})),
+        ("pinned to nothing", json!({"rollout": {"pinnedRevision": "nothing"}})),
         ("drain", json!({"drainTimeoutSeconds": 61})),
     ]
 }
