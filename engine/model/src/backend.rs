@@ -1,8 +1,11 @@
 //! What a device computes, at the grain of a decoder's fused blocks.
 //!
 //! Each fused block has a body over primitive ops; a device overrides the blocks that it fuses. Dispatch is static and
-//! buffers are opaque: a device's may lie in its own memory, and all ranks of a tensor-parallel group are one backend.
-//! The backend also owns what outlives a step on the device: the KV cache and the rotary table.
+//! buffers are opaque: a device's may lie in its own memory. The backend also owns what outlives a step on the device:
+//! the KV cache and the rotary table.
+//!
+//! A rank of a tensor-parallel group is a backend too: it computes with its part of the weights and meets the others
+//! where sums and logits come together. [`Ranks`](crate::Ranks) drives a group as one.
 
 use std::io;
 
@@ -46,7 +49,7 @@ pub trait Backend: Sized {
     /// Makes a batch ready.
     fn begin<'a>(&mut self, batch: &'a Batch) -> Self::Step<'a>;
 
-    /// `out[t] = table[token of t]`.
+    /// `out[t] = table[token of t]`; of a token whose row another rank holds, zeros.
     fn embed(&mut self, step: &Self::Step<'_>, table: &Self::Matrix, out: &mut Self::Buffer);
     /// `out[i] = input[token of the i-th logits]`.
     fn gather_logit_tokens(&mut self, step: &Self::Step<'_>, input: &Self::Buffer, out: &mut Self::Buffer);
@@ -90,7 +93,16 @@ pub trait Backend: Sized {
     fn attention(&mut self, step: &Self::Step<'_>, layer: usize, query: &Self::Buffer, out: &mut Self::Buffer);
     /// `out = silu(gate) · up`.
     fn silu_mul(&mut self, step: &Self::Step<'_>, gate: &Self::Buffer, up: &Self::Buffer, out: &mut Self::Buffer);
-    /// The first `values` of a buffer, for tests and references: not on the way of a step.
+    /// Adds up what the ranks hold of `values`, which are as wide as the residual stream, in the order of ranks. Alone,
+    /// nothing changes.
+    fn all_reduce(&mut self, step: &Self::Step<'_>, values: &mut Self::Buffer);
+    /// Puts the ranks' columns of logits side by side on the first rank. Alone, nothing changes.
+    fn gather_logits(&mut self, step: &Self::Step<'_>, logits: &mut Self::Buffer);
+    /// Tells the other ranks not to wait for this one any more.
+    fn leave(&self, why: &str);
+    /// Puts values into the beginning of a buffer: activations that came from another process.
+    fn write(&mut self, values: &[f32], buffer: &mut Self::Buffer);
+    /// The first `values` of a buffer, for tests, references and other processes: not on the way of a step within one.
     fn read(&self, buffer: &Self::Buffer, values: usize) -> Vec<f32>;
     /// Copies keys and values of a whole block in all layers.
     fn copy_block(&mut self, from: BlockId, to: BlockId);
@@ -123,6 +135,12 @@ pub trait Backend: Sized {
         self.append_kv(step, index, &work.key, &work.value);
     }
 
+    /// Embeds the step's tokens.
+    fn enter(&mut self, step: &Self::Step<'_>, embedding: &Self::Matrix, work: &mut Workspace<Self>) {
+        self.embed(step, embedding, &mut work.residual);
+        self.all_reduce(step, &mut work.residual);
+    }
+
     /// Attention of the projected queries.
     fn attend(&mut self, step: &Self::Step<'_>, index: usize, work: &mut Workspace<Self>) {
         self.attention(step, index, &work.query, &mut work.attended);
@@ -131,6 +149,7 @@ pub trait Backend: Sized {
     /// Output projection, residual, and the feed-forward block's norm.
     fn project_out(&mut self, step: &Self::Step<'_>, layer: &Layer<Self>, work: &mut Workspace<Self>) {
         self.linear(Rows::Tokens, step, &work.attended, [(&layer.out, &mut work.projected)]);
+        self.all_reduce(step, &mut work.projected);
         let norm = &layer.feed_forward_norm;
         self.add_rms_norm(step, &mut work.residual, &work.projected, norm, &mut work.normed);
     }
@@ -141,6 +160,7 @@ pub trait Backend: Sized {
         self.linear(Rows::Tokens, step, &work.normed, products);
         self.silu_mul(step, &work.gate, &work.up, &mut work.gated);
         self.linear(Rows::Tokens, step, &work.gated, [(&layer.down, &mut work.projected)]);
+        self.all_reduce(step, &mut work.projected);
         self.add(step, &mut work.residual, &work.projected);
     }
 
@@ -149,6 +169,7 @@ pub trait Backend: Sized {
         self.gather_logit_tokens(step, &work.residual, &mut work.projected);
         self.rms_norm(Rows::LogitTokens, step, &work.projected, norm, &mut work.normed);
         self.linear(Rows::LogitTokens, step, &work.normed, [(output, &mut work.logits)]);
+        self.gather_logits(step, &mut work.logits);
     }
 }
 

@@ -1,8 +1,10 @@
 //! The CPU as a backend: `windlass_kernels` over plain vectors.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Mutex;
 
+use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::{BlockId, SlotId};
 use windlass_kernels::ops::{self, AttentionRow, Product, RopeTable};
 use windlass_kernels::{Activations, Integer, KvCache, KvLayout, KvType, PackedMatrix, Pool, ShapeError, WeightType};
@@ -10,6 +12,7 @@ use windlass_kernels::{Activations, Integer, KvCache, KvLayout, KvType, PackedMa
 use crate::backend::{Backend, Heads, Rows, TokenMove};
 use crate::batch::{Batch, BatchRow};
 use crate::config::DecoderConfig;
+use crate::group::Member;
 use crate::sampler::{self, Drawn, RowTask, SampleError};
 use crate::tier::Tier;
 
@@ -21,8 +24,18 @@ pub struct CpuBackend {
     cache: KvCache,
     rope: RopeTable,
     activations: Activations,
+    place: Place,
     /// The input of an op that works in place.
     scratch: Vec<f32>,
+}
+
+/// A backend's place among the ranks.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// Where it meets the others.
+    pub member: Member,
+    /// Tokens whose embeddings and logits it holds.
+    pub vocabulary: Range<usize>,
 }
 
 /// A batch with its rows in the form that attention reads.
@@ -46,20 +59,21 @@ impl CpuStep<'_> {
 }
 
 impl CpuBackend {
-    /// A backend with a KV cache of `blocks` blocks of type `kv`, for positions below `positions`.
-    pub fn new(
+    /// A rank with a KV cache of type `kv`, as large as `geometry` says. `config` is that of its part of the decoder.
+    pub(crate) fn new(
         pool: Pool,
         activations: Activations,
         config: DecoderConfig,
         kv: KvType,
-        block_tokens: usize,
-        blocks: usize,
-        positions: usize,
+        place: Place,
+        geometry: &Geometry,
     ) -> CpuBackend {
+        let [block_tokens, blocks, positions] =
+            [geometry.block_tokens, geometry.blocks, geometry.max_sequence_tokens].map(|size| size as usize);
         let layout = KvLayout { block_tokens, kv_heads: config.kv_heads, head_dim: config.head_dim };
         let cache = KvCache::new(layout, kv, config.layers, blocks);
         let rope = RopeTable::new(config.rope.dims, positions, config.rope.theta, config.rope.factors.as_deref());
-        CpuBackend { config, pool, cache, rope, activations, scratch: Vec::new() }
+        CpuBackend { config, pool, cache, rope, activations, place, scratch: Vec::new() }
     }
 
     /// The instruction set in use.
@@ -108,8 +122,12 @@ impl Backend for CpuBackend {
     }
 
     fn embed(&mut self, step: &CpuStep<'_>, table: &PackedMatrix, out: &mut Vec<f32>) {
+        let held = &self.place.vocabulary;
         for (&token, out) in step.batch.tokens().iter().zip(out.chunks_exact_mut(table.cols())) {
-            table.dequantize_row(token as usize, out);
+            match held.contains(&(token as usize)) {
+                true => table.dequantize_row(token as usize - held.start, out),
+                false => out.fill(0.0),
+            }
         }
     }
 
@@ -197,6 +215,23 @@ impl Backend for CpuBackend {
     fn silu_mul(&mut self, step: &CpuStep<'_>, gate: &Vec<f32>, up: &Vec<f32>, out: &mut Vec<f32>) {
         let values = step.tokens() * self.config.feed_forward;
         ops::silu_mul(&self.pool, &gate[..values], &up[..values], &mut out[..values]);
+    }
+
+    fn all_reduce(&mut self, step: &CpuStep<'_>, values: &mut Vec<f32>) {
+        self.place.member.all_reduce(&self.pool, &mut values[..step.tokens() * self.config.hidden]);
+    }
+
+    fn gather_logits(&mut self, step: &CpuStep<'_>, logits: &mut Vec<f32>) {
+        let Place { member, vocabulary } = &mut self.place;
+        member.gather_columns(step.count(Rows::LogitTokens), vocabulary.len(), logits);
+    }
+
+    fn leave(&self, why: &str) {
+        self.place.member.leave(why);
+    }
+
+    fn write(&mut self, values: &[f32], buffer: &mut Vec<f32>) {
+        buffer[..values.len()].copy_from_slice(values);
     }
 
     fn read(&self, buffer: &Vec<f32>, values: usize) -> Vec<f32> {

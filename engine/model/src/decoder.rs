@@ -52,18 +52,36 @@ impl<B: Backend> Decoder<B> {
     /// # Panics
     /// When the batch is larger than the decoder was made for, or names tokens, positions or blocks it does not have.
     pub fn forward(&mut self, batch: &Batch) {
+        self.compute(batch, None);
+    }
+
+    /// As [`forward`](Self::forward), from the activations of the stage before: a row of `hidden` values per token.
+    pub fn forward_from(&mut self, batch: &Batch, activations: &[f32]) {
+        self.compute(batch, Some(activations));
+    }
+
+    fn compute(&mut self, batch: &Batch, activations: Option<&[f32]>) {
         let (backend, work, weights) = (&mut self.backend, &mut self.workspace, &self.weights);
         let step = &backend.begin(batch);
-        backend.embed(step, &weights.embedding, &mut work.residual);
+        match (activations, &weights.embedding) {
+            (Some(activations), _) => backend.write(activations, &mut work.residual),
+            (None, Some(embedding)) => backend.enter(step, embedding, work),
+            (None, None) => panic!("a later stage computes from activations"),
+        }
         for (index, layer) in weights.layers.iter().enumerate() {
             backend.project_qkv(step, index, layer, work);
             backend.attend(step, index, work);
             backend.project_out(step, layer, work);
             backend.feed_forward(step, layer, work);
         }
-        if !batch.logit_tokens().is_empty() {
-            backend.head(step, &weights.output_norm, weights.output(), work);
+        if let Some((norm, output)) = weights.output().filter(|_| !batch.logit_tokens().is_empty()) {
+            backend.head(step, norm, output, work);
         }
+    }
+
+    /// What the last step's layers gave for its `tokens` tokens, a row of `hidden` values each.
+    pub fn activations(&self, tokens: usize) -> Vec<f32> {
+        self.backend.read(&self.workspace.residual, tokens * self.config.hidden)
     }
 
     /// Copies K and V of a whole block.

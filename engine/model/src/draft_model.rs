@@ -14,14 +14,14 @@ use windlass_engine_core::request::{RequestId, Sampling, TokenId};
 
 use crate::batch::{Batch, Logits};
 use crate::cpu::CpuBackend;
-use crate::decoder::Decoder;
 use crate::load::{Built, LoadError, build};
+use crate::ranks::Ranks;
 use crate::sampler::{Draw, RowTask};
 use crate::sizes::LoadOptions;
 
 /// The model with what it has read.
 pub struct DraftModel {
-    decoder: Decoder<CpuBackend>,
+    decoder: Ranks<CpuBackend>,
     geometry: Geometry,
     batch: Batch,
     free: Vec<BlockId>,
@@ -52,7 +52,9 @@ struct Guessing {
 impl DraftModel {
     /// Loads the model. Its step and its pool bound how much it reads at once and how many sequences it remembers.
     pub fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<DraftModel, LoadError> {
-        let Built { decoder, geometry, .. } = build(checkpoint, options)?;
+        // It is too small for the ranks of the large one.
+        let options = LoadOptions { tensor_parallel: 1, ..options.clone() };
+        let Built { decoder, geometry, .. } = build(checkpoint, &options)?;
         let free = (0..geometry.blocks).map(BlockId).collect();
         let (batch, sequences) = (Batch::default(), HashMap::new());
         Ok(DraftModel { decoder, geometry, batch, free, sequences, guesses: 0 })

@@ -11,7 +11,8 @@ use windlass_engine_core::request::TokenId;
 
 use crate::backend::Backend;
 use crate::batch::{Batch, Logits};
-use crate::decoder::Decoder;
+use crate::bounds;
+use crate::pipeline::{Pipeline, PipelineError};
 use crate::places::{Mask, Place, masks, places};
 use crate::sampler::{Drawn, RowTask, SampleError};
 use crate::swap::Swapper;
@@ -20,7 +21,7 @@ use crate::verdict::{Outcome, moves, outcome};
 
 /// Runs plans on a decoder, in order, and keeps what later plans may feed back.
 pub(crate) struct StepRunner<B: Backend> {
-    decoder: Decoder<B>,
+    model: Pipeline<B>,
     geometry: Geometry,
     batch: Batch,
     /// Outputs of the last steps. A plan names steps that were in flight when it was made, and may be submitted after
@@ -31,33 +32,39 @@ pub(crate) struct StepRunner<B: Backend> {
 }
 
 impl<B: Backend> StepRunner<B> {
-    pub fn new(decoder: Decoder<B>, geometry: Geometry, tier: Option<Box<dyn Tier>>) -> StepRunner<B> {
+    pub fn new(model: Pipeline<B>, geometry: Geometry, tier: Option<Box<dyn Tier>>) -> StepRunner<B> {
         let (batch, kept, swapper) = (Batch::default(), VecDeque::new(), tier.map(Swapper::new));
-        StepRunner { decoder, geometry, batch, kept, swapper }
+        StepRunner { model, geometry, batch, kept, swapper }
     }
 
-    /// Computes a step. A row that cannot be computed fails alone.
-    pub fn run(&mut self, ticket: Ticket, plan: &StepPlan) -> StepOutput {
+    /// Makes the calling thread the one that runs steps.
+    pub fn settle(&self) {
+        self.model.ranks.settle();
+    }
+
+    /// Computes a step. A row that cannot be computed fails alone; an error is that of a device or another process.
+    pub fn run(&mut self, ticket: Ticket, plan: &StepPlan) -> Result<StepOutput, PipelineError> {
         let started = Instant::now();
-        plan.moves.iter().for_each(|moved| self.move_block(*moved));
+        plan.moves.iter().try_for_each(|moved| self.move_block(*moved))?;
         let mut rows = self.fill_batch(plan);
         let mut scores = Vec::new();
         if !self.batch.is_empty() {
             let places: Vec<Vec<Place>> = plan.rows.iter().map(|row| places(row, self.history(row))).collect();
-            let masks = self.forward(plan, &places);
+            let masks = self.forward(plan, &places)?;
             scores = self.draw(plan, &places, &masks, &mut rows);
         }
         self.keep(ticket, &rows);
-        StepOutput { rows, scores, busy_seconds: started.elapsed().as_secs_f64() }
+        Ok(StepOutput { rows, scores, busy_seconds: started.elapsed().as_secs_f64() })
     }
 
-    fn move_block(&mut self, moved: Move) {
+    fn move_block(&mut self, moved: Move) -> Result<(), PipelineError> {
         match (moved, &mut self.swapper) {
-            (Move::Copy { from, to }, _) => self.decoder.copy_block(from, to),
-            (Move::Out { block, slot }, Some(swapper)) => swapper.store(&mut self.decoder, block, slot),
-            (Move::In { slot, block }, Some(swapper)) => swapper.load(&mut self.decoder, slot, block),
+            (Move::Copy { from, to }, _) => return self.model.copy_block(from, to),
+            (Move::Out { block, slot }, Some(swapper)) => swapper.store(&mut self.model.ranks, block, slot),
+            (Move::In { slot, block }, Some(swapper)) => swapper.load(&mut self.model.ranks, slot, block),
             (Move::Out { .. } | Move::In { .. }, None) => unreachable!("without a tier there are no slots"),
         }
+        Ok(())
     }
 
     /// Puts every sound row into the batch.
@@ -70,7 +77,7 @@ impl<B: Backend> StepRunner<B> {
     }
 
     fn fill_row(&mut self, row: &PlanRow) -> Result<(), String> {
-        self.check_places(row)?;
+        bounds::check(&self.geometry, row.first_position, row.token_count(), &row.blocks)?;
         if let Some(swapper) = &mut self.swapper {
             swapper.check(row, self.geometry.block_tokens)?;
         }
@@ -78,7 +85,7 @@ impl<B: Backend> StepRunner<B> {
             self.resolve(token)?;
         }
         let guesses = row.draft().map_or(&[][..], DraftTree::nodes);
-        guesses.iter().try_for_each(|guess| self.check_token(guess.token))?;
+        guesses.iter().try_for_each(|guess| bounds::check_token(&self.geometry, guess.token))?;
         let tokens = row.tokens.iter().filter_map(|&token| resolve(&self.kept, token).ok());
         let leading = row.score.as_ref().map_or(0, |score| score.targets.len());
         let logits = Logits { leading, trailing: usize::from(row.sample.is_some()) };
@@ -87,48 +94,22 @@ impl<B: Backend> StepRunner<B> {
         Ok(())
     }
 
-    fn check_places(&self, row: &PlanRow) -> Result<(), String> {
-        let Geometry { block_tokens, blocks, max_sequence_tokens, .. } = self.geometry;
-        let end = u64::from(row.first_position) + row.token_count() as u64;
-        let held = row.blocks.len() as u64 * u64::from(block_tokens);
-        if row.tokens.is_empty() {
-            return Err("the row has no tokens".into());
-        }
-        if end > u64::from(max_sequence_tokens) {
-            return Err(format!("the sequence reaches {end} tokens; the longest has {max_sequence_tokens}"));
-        }
-        if end > held {
-            return Err(format!("the sequence reaches {end} tokens; its blocks hold {held}"));
-        }
-        match row.blocks.iter().find(|block| block.0 >= blocks) {
-            Some(block) => Err(format!("the sequence names block {}; there are {blocks}", block.0)),
-            None => Ok(()),
-        }
-    }
-
     fn resolve(&self, token: InputToken) -> Result<(), String> {
-        self.check_token(resolve(&self.kept, token)?)
-    }
-
-    fn check_token(&self, id: TokenId) -> Result<(), String> {
-        match id < self.geometry.vocabulary {
-            true => Ok(()),
-            false => Err(format!("token {id} is outside the vocabulary of {}", self.geometry.vocabulary)),
-        }
+        bounds::check_token(&self.geometry, resolve(&self.kept, token)?)
     }
 
     /// Computes the batch; what constraints allow is found meanwhile.
-    fn forward(&mut self, plan: &StepPlan, places: &[Vec<Place>]) -> Vec<Vec<Mask>> {
+    fn forward(&mut self, plan: &StepPlan, places: &[Vec<Place>]) -> Result<Vec<Vec<Mask>>, PipelineError> {
         let constrained = |row: &PlanRow| row.sample.as_ref().is_some_and(|sample| sample.constraint.is_some());
         if !plan.rows.iter().any(constrained) {
-            self.decoder.forward(&self.batch);
-            return places.iter().map(|places| places.iter().map(|_| Ok(None)).collect()).collect();
+            self.model.forward(&self.batch)?;
+            return Ok(places.iter().map(|places| places.iter().map(|_| Ok(None)).collect()).collect());
         }
         thread::scope(|scope| {
             let masks = scope.spawn(|| plan.rows.iter().zip(places).map(|(row, places)| masks(row, places)).collect());
-            self.decoder.forward(&self.batch);
+            self.model.forward(&self.batch)?;
             let panicked = |place: &Place| Err(format!("the constraint panicked at {place:?}"));
-            masks.join().unwrap_or_else(|_| places.iter().map(|of| of.iter().map(panicked).collect()).collect())
+            Ok(masks.join().unwrap_or_else(|_| places.iter().map(|of| of.iter().map(panicked).collect()).collect()))
         })
     }
 
@@ -144,7 +125,7 @@ impl<B: Backend> StepRunner<B> {
         let indices: Vec<usize> = (0..plan.rows.len()).filter(computed).collect();
         let tasks_of = |&index: &usize| tasks(&plan.rows[index], &places[index], &masks[index]);
         let tasks: Vec<RowTask<'_>> = indices.iter().flat_map(tasks_of).collect();
-        let mut results: VecDeque<Result<Drawn, SampleError>> = self.decoder.sample(&tasks).into();
+        let mut results: VecDeque<Result<Drawn, SampleError>> = self.model.ranks.sample(&tasks).into();
         let mut scores = Vec::new();
         for &index in &indices {
             let row = &plan.rows[index];
@@ -152,7 +133,7 @@ impl<B: Backend> StepRunner<B> {
             match outcome(row, results, &masks[index]) {
                 Ok(Outcome { output, prompt, sampled, held }) => {
                     outputs[index] = output;
-                    self.decoder.move_tokens(&moves(row, &held, self.geometry.block_tokens as usize));
+                    self.model.ranks.move_tokens(&moves(row, &held, self.geometry.block_tokens as usize));
                     let told = !prompt.is_empty() || !sampled.is_empty();
                     scores.extend(told.then_some(RowScores { row: index as u32, prompt, sampled }));
                 }

@@ -14,6 +14,7 @@ mod fetch;
 mod hostile;
 mod inspect;
 mod life;
+mod parallel;
 mod real_model;
 mod refusals;
 mod scheduling;
