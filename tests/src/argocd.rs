@@ -57,6 +57,7 @@ impl<'a> ArgoCd<'a> {
         for definition in definitions()? {
             let file = definition.to_str().context("a path that is no text")?;
             cluster.kubectl().run(&["apply", "--server-side", "--force-conflicts", "-f", file])?;
+            cluster.kubectl().run(&["wait", "--for=condition=Established", "--timeout=30s", "-f", file])?;
         }
         cluster.kubectl().apply(&settings(cluster)?)?;
         customize(cluster)?;
@@ -270,7 +271,7 @@ impl Drop for ArgoCd<'_> {
         // The application first, without its finalizer there is nothing to wait for; the namespace takes the rest.
         self.processes.clear();
         for delete in [["delete", "application", APPLICATION], ["delete", "namespace", NAMESPACE]] {
-            let arguments = [&delete[..], &["-n", NAMESPACE, "--ignore-not-found", "--wait=false"]].concat();
+            let arguments = [&delete[..], &["-n", NAMESPACE, "--ignore-not-found", "--timeout=60s"]].concat();
             if let Err(error) = self.cluster.kubectl().run(&arguments) {
                 eprintln!("Argo CD's objects are left: {error:#}");
             }

@@ -1,11 +1,11 @@
-//! A real Prometheus on this machine that scrapes what the chart's PodMonitors name, as the Prometheus operator would
-//! have it, under the rules of the chart's PrometheusRule.
+//! A real Prometheus on this machine that scrapes the pods which the chart's PodMonitors select when it starts, as the
+//! Prometheus operator would have it, under the rules of the chart's PrometheusRule.
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -41,7 +41,7 @@ pub struct Sample {
 }
 
 impl Prometheus {
-    /// Starts one on what the chart renders for a cluster.
+    /// Starts one on what the chart renders for a cluster and the pods that are there.
     ///
     /// # Errors
     /// When the rules are refused, or it does not start.
@@ -51,7 +51,7 @@ impl Prometheus {
         let rendered = operator::template(cluster, "windlass", operator::RELEASE, operator::NAMESPACE, &enabled)?;
         let objects = operator::objects(&rendered)?;
         std::fs::write(folder.path().join("rules.yaml"), rules(&objects)?.to_string())?;
-        let config = configuration(&objects, cluster.kubeconfig())?.to_string();
+        let config = configuration(cluster, &objects)?.to_string();
         std::fs::write(folder.path().join("prometheus.yaml"), config)?;
         let check = ["check", "config", "prometheus.yaml"];
         command::output(Command::new("promtool").current_dir(&folder).args(check))?;
@@ -89,43 +89,47 @@ fn rules(objects: &[Value]) -> Result<Value> {
     Ok(rules.first().context("the chart renders no PrometheusRule")?["spec"].clone())
 }
 
-fn configuration(objects: &[Value], kubeconfig: &Path) -> Result<Value> {
+fn configuration(cluster: &Cluster, objects: &[Value]) -> Result<Value> {
     let monitors = of_kind(objects, "PodMonitor");
     ensure!(monitors.len() == 2, "{} PodMonitors, one of operators and one of engines expected", monitors.len());
-    let jobs = monitors.iter().map(|monitor| job(monitor, kubeconfig)).collect::<Result<Vec<_>>>()?;
+    let jobs = monitors.iter().map(|monitor| job(cluster, monitor)).collect::<Result<Vec<_>>>()?;
+    let seconds = format!("{SCRAPE_SECONDS}s");
     Ok(json!({
-        "global": {"scrape_interval": format!("{SCRAPE_SECONDS}s"), "evaluation_interval": format!("{SCRAPE_SECONDS}s")},
+        "global": {"scrape_interval": seconds, "evaluation_interval": seconds},
         "rule_files": ["rules.yaml"], "scrape_configs": jobs,
     }))
 }
 
-/// The scrape job that the Prometheus operator would make of a PodMonitor.
-fn job(monitor: &Value, kubeconfig: &Path) -> Result<Value> {
-    let spec = &monitor["spec"];
-    let endpoint = &spec["podMetricsEndpoints"][0];
-    let name = monitor["metadata"]["name"].as_str().context("a PodMonitor without a name")?;
-    let any = spec["namespaceSelector"]["any"] == true;
-    let namespaces = if any { json!([]) } else { json!([monitor["metadata"]["namespace"]]) };
+/// What a PodMonitor selects now, with the labels that the Prometheus operator would give it.
+fn job(cluster: &Cluster, monitor: &Value) -> Result<Value> {
+    let (spec, name) = (&monitor["spec"], monitor["metadata"]["name"].as_str().context("a PodMonitor without a name")?);
+    let namespace = monitor["metadata"]["namespace"].as_str().unwrap_or_default();
     let selector = spec["selector"]["matchLabels"].as_object().context("a PodMonitor without matchLabels")?;
-    let keep = |label: &str, value: &Value| json!({"action": "keep", "source_labels": [label], "regex": value});
-    let copy = |from: &str, to: &str| json!({"source_labels": [from], "target_label": to});
-    let mut relabel: Vec<Value> =
-        selector.iter().map(|(label, value)| keep(&pod_label(&sanitized(label)), value)).collect();
-    relabel.push(keep("__meta_kubernetes_pod_container_port_name", &endpoint["port"]));
-    relabel.push(copy("__meta_kubernetes_namespace", "namespace"));
-    relabel.push(copy("__meta_kubernetes_pod_name", "pod"));
-    let targets = spec["podTargetLabels"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    relabel.extend(targets.map(sanitized).map(|label| copy(&pod_label(&label), &label)));
-    Ok(json!({
-        "job_name": name, "metrics_path": endpoint["path"], "relabel_configs": relabel,
-        "kubernetes_sd_configs": [{"role": "pod", "kubeconfig_file": kubeconfig, "namespaces": {"names": namespaces}}],
-    }))
+    let selector = selector.iter().map(|(label, value)| format!("{label}={}", value.as_str().unwrap_or_default()));
+    let selector = selector.collect::<Vec<_>>().join(",");
+    let mut list = vec!["get", "pods", "--selector", &selector];
+    match spec["namespaceSelector"]["any"] == true {
+        true => list.push("--all-namespaces"),
+        false => list.extend(["--namespace", namespace]),
+    }
+    let endpoint = &spec["podMetricsEndpoints"][0];
+    let port = endpoint["port"].as_str().context("a PodMonitor without a port")?;
+    let labels: Vec<&str> =
+        spec["podTargetLabels"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let pods: Vec<Pod> = cluster.kubectl().list(&list)?;
+    let targets: Vec<Value> = pods.iter().filter_map(|pod| target(pod, port, &labels)).collect();
+    ensure!(!targets.is_empty(), "{name} selects no pod that has port {port}");
+    Ok(json!({"job_name": name, "metrics_path": endpoint["path"], "static_configs": targets}))
 }
 
-fn pod_label(label: &str) -> String {
-    format!("__meta_kubernetes_pod_label_{label}")
-}
-
-fn sanitized(label: &str) -> String {
-    label.replace(|character: char| !character.is_ascii_alphanumeric(), "_")
+fn target(pod: &Pod, port: &str, copied: &[&str]) -> Option<Value> {
+    let containers = &pod.spec.as_ref()?.containers;
+    let mut ports = containers.iter().flat_map(|container| container.ports.iter().flatten());
+    let number = ports.find(|found| found.name.as_deref() == Some(port))?.container_port;
+    let mut labels = json!({"namespace": pod.metadata.namespace, "pod": pod.metadata.name});
+    for label in copied {
+        let value = pod.metadata.labels.as_ref().and_then(|labels| labels.get(*label));
+        labels[label.replace(|character: char| !character.is_ascii_alphanumeric(), "_")] = json!(value?);
+    }
+    Some(json!({"targets": [format!("{}:{number}", pod.status.as_ref()?.pod_ip.as_ref()?)], "labels": labels}))
 }

@@ -185,7 +185,7 @@ fn examples_for_other_projects_are_accepted_by_their_definitions() -> Result<()>
             let apply = ["apply", "--dry-run=server", "--validate=strict", "-f", file];
             if name.starts_with("argocd") { kubectl.run(&apply) } else { namespace.run(&apply) }.map(drop)
         });
-        kubectl.run(&["delete", "namespace", "argocd", "--wait=false"])?;
+        kubectl.run(&["delete", "namespace", "argocd", "--timeout=60s"])?;
         files.iter().try_for_each(|file| kubectl.run(&["delete", "--wait=false", "-f", file]).map(drop))?;
         outcome
     })

@@ -25,8 +25,8 @@ fn every_panel_and_every_measurement_has_data() -> Result<()> {
             "targets": [{"metric": "TimeToFirstToken", "percentile": 95, "milliseconds": 500}],
         });
         let service = Service::apply(namespace, "measured", &spec)?;
-        let prometheus = Prometheus::start(namespace.cluster())?;
         service.wait_ready(1, PATIENCE)?;
+        let prometheus = Prometheus::start(namespace.cluster())?;
         let reach = service.reach()?;
         let load = Load::start(&Client::pooled(reach.url()), 2, |number| {
             chat::request("measured", &format!("A prompt of some words, so that a block fills: {}", number % 4), 20)
