@@ -2,4 +2,5 @@
 
 mod argocd;
 mod faults;
+mod monitoring;
 mod scale;

@@ -1,4 +1,4 @@
-//! The dashboard asks for metrics that exist; `tests/cluster/monitoring.rs` puts its queries to a real Prometheus.
+//! The dashboard asks for metrics that exist; `tests/campaigns/monitoring.rs` puts its queries to a real Prometheus.
 
 use anyhow::{Result, ensure};
 use std::collections::BTreeSet;

@@ -13,7 +13,6 @@ mod hpa;
 mod https_source;
 mod installation;
 mod leftovers;
-mod monitoring;
 mod network;
 mod operator_restart;
 mod placement;
