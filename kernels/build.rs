@@ -14,27 +14,55 @@ const TARGETS: [(&str, &str); 5] = [
 ];
 
 fn main() -> io::Result<()> {
-    for name in ["NVCC", "CUDA_HOME", "PATH"] {
+    for name in ["WINDLASS_CUDA_IMAGES", "NVCC", "CUDA_HOME", "PATH"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
     println!("cargo::rerun-if-changed=cuda");
     let out = PathBuf::from(env::var("OUT_DIR").map_err(io::Error::other)?);
     let files = files(Path::new("cuda"))?;
-    let nvcc = find_nvcc();
-    let mut fatbins = String::new();
-    for file in files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "cu")) {
-        if let Some(nvcc) = &nvcc {
-            let fatbin = out.join(file.with_extension("fatbin").file_name().unwrap_or_default());
-            compile(nvcc, file, &fatbin)?;
-            fatbins += &format!("({:?}, include_bytes!({:?})),\n", name(file), fatbin);
-        }
-    }
+    let images = match (env::var_os("WINDLASS_CUDA_IMAGES"), find_nvcc()) {
+        (Some(folder), _) => ready_made(Path::new(&folder))?,
+        (None, Some(nvcc)) => compiled(&nvcc, &files, &out)?,
+        (None, None) => String::new(),
+    };
     let text = |file: &PathBuf| Ok(format!("({:?}, include_str!({:?})),\n", name(file), fs::canonicalize(file)?));
     let sources = files.iter().map(text).collect::<io::Result<String>>()?;
-    let found = format!(
-        "pub(super) const FATBINS: &[(&str, &[u8])] = &[{fatbins}];\npub(super) const SOURCES: &[(&str, &str)] = &[{sources}];\n"
-    );
-    fs::write(out.join("cuda_images.rs"), found)
+    let constants = [("IMAGES", "(&str, &str, &[u8])", images), ("SOURCES", "(&str, &str)", sources)];
+    let constants = constants.map(|(name, kind, items)| format!("pub(super) const {name}: &[{kind}] = &[{items}];\n"));
+    fs::write(out.join("cuda_images.rs"), constants.concat())
+}
+
+/// An image for what `target` names: an architecture's code, `ptx`, or `fatbin` for all of it.
+fn image(file: &str, target: &str, path: &Path) -> String {
+    format!("({file:?}, {target:?}, include_bytes!({path:?})),\n")
+}
+
+/// Images that were made before: `KERNELS.TARGET.cubin` and `KERNELS.ptx`, by `tests/cuda/check --images`.
+fn ready_made(folder: &Path) -> io::Result<String> {
+    println!("cargo::rerun-if-changed={}", folder.display());
+    let mut images = String::new();
+    for entry in fs::read_dir(folder)? {
+        let path = fs::canonicalize(entry?.path())?;
+        let name = name(&path);
+        let parts: Vec<&str> = name.split('.').collect();
+        match parts[..] {
+            [kernels, target, "cubin"] => images += &image(&format!("{kernels}.cu"), target, &path),
+            [kernels, "ptx"] => images += &image(&format!("{kernels}.cu"), "ptx", &path),
+            _ => return Err(io::Error::other(format!("{} is no image of kernels", path.display()))),
+        }
+    }
+    Ok(images)
+}
+
+/// Images that nvcc makes now.
+fn compiled(nvcc: &Path, files: &[PathBuf], out: &Path) -> io::Result<String> {
+    let mut images = String::new();
+    for file in files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "cu")) {
+        let fatbin = out.join(file.with_extension("fatbin").file_name().unwrap_or_default());
+        compile(nvcc, file, &fatbin)?;
+        images += &image(&name(file), "fatbin", &fatbin);
+    }
+    Ok(images)
 }
 
 fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {

@@ -87,11 +87,33 @@ DEVICE u32 pack_bf16(float low, float high) {
   return result;
 }
 
+// a · b + c of two pairs.
+DEVICE u32 fma_bf16(u32 a, u32 b, u32 c) {
+  u32 result;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+}
+
+// A float of 16 bits with ten of them for the fraction (IEEE binary16).
+DEVICE float half_to_float(u16 bits) {
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(bits));
+  return result;
+}
+
 DEVICE float exp2_fast(float value) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
   return result;
 }
+
+// The upper half of a product of 128 bits.
+DEVICE u64 multiply_high(u64 a, u64 b) { return __umul64hi(a, b); }
+DEVICE u32 multiply_high(u32 a, u32 b) { return __umulhi(a, b); }
+
+// Adds to what threads of a block share. Integers alone: their sum is the same in any order.
+DEVICE void add_shared(u32* to, u32 value) { atomicAdd(to, value); }
+DEVICE void add_shared(u64* to, u64 value) { atomicAdd(to, value); }
 
 // Reads what is used once: it passes the first-level cache by.
 DEVICE Quad load_once(const void* from) {
@@ -147,9 +169,23 @@ DEVICE void wait_copies() {
 
 #endif  // CPU_SHIM
 
+DEVICE float minus_infinity() { return float_of(0xff800000u); }
+
 DEVICE float to_float(bf16 value) { return float_of(static_cast<u32>(value.bits) << 16); }
 DEVICE float low_float(u32 pair) { return float_of(pair << 16); }
 DEVICE float high_float(u32 pair) { return float_of(pair & 0xffff0000u); }
+
+// Two floats in e4m3 (a sign, 4 bits of exponent, 3 of fraction), at bits 0 and 16, as a pair of bf16, exactly: their bits
+// at bf16's place are the value over 2^120.
+DEVICE u32 expand_e4m3(u32 bytes) {
+  return fma_bf16((bytes & 0x007f007fu) << 4 | (bytes & 0x00800080u) << 8, 0x7b807b80u, 0x80008000u);
+}
+
+// The nearest of them, ties to even, at most 448: as above, in f32.
+DEVICE u8 to_e4m3(float value) {
+  const u32 bits = bits_of(value), size = bits_of((fabsf(value) < 448.0f ? fabsf(value) : 448.0f) * 0x1p-120f);
+  return static_cast<u8>((size + 0x7ffff + (size >> 20 & 1)) >> 20 | (bits >> 24 & 0x80));
+}
 
 DEVICE u32 lane_index() { return thread_index() % 32; }
 DEVICE u32 warp_index() { return thread_index() / 32; }

@@ -3,7 +3,7 @@
 
 constexpr int THREADS = 128;
 
-KERNEL(embed, THREADS)(const u32* tokens, const bf16* table, float* out, u32 cols, u32 rows) {
+KERNEL(embed_bf16, THREADS)(const u32* tokens, const bf16* table, float* out, u32 cols, u32 rows) {
   wait_for_previous();
   let_next_start();
   const u32 token = tokens[block_x()];
@@ -16,6 +16,66 @@ KERNEL(embed, THREADS)(const u32* tokens, const bf16* table, float* out, u32 col
       const Quad floats = {{a << 16, a & 0xffff0000u, b << 16, b & 0xffff0000u}};
       store_quad(out + static_cast<u64>(block_x()) * cols + col + 4 * half, floats);
     }
+  }
+}
+
+// A table of 4-bit codes as linear.cu packs it: a word holds four columns of a row and of the eighth after it.
+KERNEL(embed_int4, THREADS)(const u32* tokens, const u32* codes, const u32* scales, float* out, u32 cols, u32 rows,
+                            u32 group) {
+  wait_for_previous();
+  let_next_start();
+  const u32 token = tokens[block_x()], tile = token / 16, lane_group = token % 8, upper = token / 8 % 2;
+  const u32 blocks = ceil_divide(cols, 64), groups = ceil_divide(cols, group);
+  for (u32 col = 4 * thread_index(); col < cols; col += 4 * THREADS) {
+    Quad values = {};
+    if (token < rows) {
+      const u32 lane = 4 * lane_group + col % 32 / 8, place = 2 * (col % 64 / 32) + col % 8 / 4;
+      const u32 word = codes[(static_cast<u64>(tile) * blocks + col / 64) * 128 + 4 * lane + place];
+      const u32 scale = scales[(static_cast<u64>(tile) * groups + col / group) * 16 + 2 * lane_group + upper];
+      for (u32 i = 0; i < 4; ++i) {
+        const u32 code = word >> (4 * (2 * (i / 2) + upper) + 16 * (i % 2)) & 15;
+        values.word[i] = bits_of(half_to_float(scale & 0xffff) * code + half_to_float(scale >> 16));
+      }
+    }
+    store_quad(out + static_cast<u64>(block_x()) * cols + col, values);
+  }
+}
+
+// A table of signed 8-bit codes in groups of 32 as linear.cu packs it: a word holds four columns of a row.
+KERNEL(embed_int8_g32, THREADS)(const u32* tokens, const u32* codes, const u32* scales, float* out, u32 cols, u32 rows) {
+  wait_for_previous();
+  let_next_start();
+  const u32 token = tokens[block_x()], lane_group = token % 8, upper = token / 8 % 2;
+  for (u32 col = 4 * thread_index(); col < cols; col += 4 * THREADS) {
+    Quad values = {};
+    if (token < rows) {
+      const u64 block = static_cast<u64>(token / 16) * (cols / 32) + col / 32;
+      const u32 word = codes[block * 128 + 4 * (4 * lane_group + col % 32 / 8) + 2 * upper + col % 8 / 4];
+      const float scale = half_to_float(scales[block * 8 + lane_group] >> 16 * upper & 0xffff);
+      for (u32 i = 0; i < 4; ++i) {
+        values.word[i] = bits_of(scale * static_cast<float>(static_cast<signed char>(word >> 8 * i & 0xff)));
+      }
+    }
+    store_quad(out + static_cast<u64>(block_x()) * cols + col, values);
+  }
+}
+
+// A table of 8-bit codes, row after row: e4m3, or signed integers.
+KERNEL(embed_8bit, THREADS)(const u32* tokens, const u8* codes, const float* scales, float* out, u32 cols, u32 rows,
+                            u32 group, u32 e4m3) {
+  wait_for_previous();
+  let_next_start();
+  const u32 token = tokens[block_x()];
+  for (u32 col = thread_index(); col < cols; col += THREADS) {
+    float value = 0;
+    if (token < rows) {
+      const u32 code = codes[static_cast<u64>(token) * cols + col];
+      // e4m3's bits at bf16's place are the value over 2^120.
+      const float scaled = float_of((code & 0x7f) << 20 | (code & 0x80) << 24) * 0x1p120f;
+      value = e4m3 ? scaled : static_cast<float>(static_cast<signed char>(code));
+      value *= scales[static_cast<u64>(token) * ceil_divide(cols, group) + col / group];
+    }
+    out[static_cast<u64>(block_x()) * cols + col] = value;
   }
 }
 

@@ -40,7 +40,7 @@ template <typename F> struct Signature;
 template <typename... P> struct Signature<void(P...)> {
   static const char* parameters() {
     static char text[1024] = "";
-    (describe<P>(text), ...);
+    if (!*text) (describe<P>(text), ...);  // kernels share signatures
     return text;
   }
   template <void (*FUNCTION)(P...), size_t... I>

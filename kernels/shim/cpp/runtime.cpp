@@ -40,7 +40,7 @@ struct Fiber {
 };
 
 struct Warp {
-  u8 slots[2][LANES][SLOT_BYTES];
+  alignas(16) u8 slots[2][LANES][SLOT_BYTES];
   u32 waiting[LANES];
   u32 arrived;
   int site;

@@ -97,7 +97,21 @@ DEVICE bf16 to_bf16(float value) {
   return {static_cast<u16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 DEVICE u32 pack_bf16(float low, float high) { return to_bf16(low).bits | static_cast<u32>(to_bf16(high).bits) << 16; }
+DEVICE u32 fma_bf16(u32 a, u32 b, u32 c) {
+  const auto low = [](u32 pair) { return double(float_of(pair << 16)); };
+  const auto high = [](u32 pair) { return double(float_of(pair & 0xffff0000u)); };
+  return pack_bf16(float(low(a) * low(b) + low(c)), float(high(a) * high(b) + high(c)));
+}
+DEVICE float half_to_float(u16 bits) {
+  const u32 exponent = bits >> 10 & 31, fraction = bits & 1023;
+  float value = exponent == 31 ? (fraction ? NAN : INFINITY) : std::ldexp(float(fraction + (exponent ? 1024 : 0)), int(exponent ? exponent : 1) - 25);
+  return bits >> 15 ? -value : value;
+}
 DEVICE float exp2_fast(float value) { return exp2f(value); }
+DEVICE u64 multiply_high(u64 a, u64 b) { return static_cast<u64>(static_cast<unsigned __int128>(a) * b >> 64); }
+DEVICE u32 multiply_high(u32 a, u32 b) { return static_cast<u32>(static_cast<u64>(a) * b >> 32); }
+DEVICE void add_shared(u32* to, u32 value) { *to += value; }
+DEVICE void add_shared(u64* to, u64 value) { *to += value; }
 DEVICE Quad load_once(const void* from) { return *static_cast<const Quad*>(from); }
 
 DEVICE void load_matrices(u32 (&out)[4], const void* row, int site = __builtin_LINE()) {
@@ -121,21 +135,25 @@ DEVICE void load_matrices_transposed(u32 (&out)[4], const void* row, int site = 
 }
 
 DEVICE void multiply_bf16(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2], int site = __builtin_LINE()) {
-  struct Operands { u32 a[4], b[2]; } mine;
-  memcpy(mine.a, a, sizeof a);
-  memcpy(mine.b, b, sizeof b);
+  // Each lane gives its operands as floats: of its two rows of a, and of its column of b, four each.
+  struct Operands { float a[2][4], b[4]; } mine;
+  for (u32 half = 0; half < 2; ++half) {  // of the sixteen columns of a
+    for (u32 row = 0; row < 2; ++row) {
+      mine.a[row][2 * half] = float_of(a[2 * half + row] << 16);
+      mine.a[row][2 * half + 1] = float_of(a[2 * half + row] & 0xffff0000u);
+    }
+    mine.b[2 * half] = float_of(b[half] << 16);
+    mine.b[2 * half + 1] = float_of(b[half] & 0xffff0000u);
+  }
   const u8(*all)[shim::SLOT_BYTES] = shim::exchange(&mine, sizeof mine, site);
+  const auto of = [all](u32 lane) -> const Operands& { return *reinterpret_cast<const Operands*>(all[lane]); };
   const u32 lane = thread_index() % shim::LANES, group = lane / 4, place = lane % 4;
   for (u32 i = 0; i < 4; ++i) {  // sum[i] is at row `group + 8 (i / 2)`, column `2 place + i % 2`
     double dot = 0;
     for (u32 t = 0; t < 4; ++t) {
-      const Operands left = shim::value_of<Operands>(all[4 * group + t]);
-      const Operands right = shim::value_of<Operands>(all[4 * (2 * place + i % 2) + t]);
-      for (u32 half = 0; half < 2; ++half) {  // of the sixteen columns
-        const u32 x = left.a[i / 2 + 2 * half], y = right.b[half];
-        dot += double(float_of(x << 16)) * float_of(y << 16);
-        dot += double(float_of(x & 0xffff0000u)) * float_of(y & 0xffff0000u);
-      }
+      const float* left = of(4 * group + t).a[i / 2];
+      const float* right = of(4 * (2 * place + i % 2) + t).b;
+      for (u32 k = 0; k < 4; ++k) dot += double(left[k]) * right[k];
     }
     sum[i] = static_cast<float>(sum[i] + dot);
   }

@@ -1,5 +1,5 @@
-//! Where the kernels' machine code comes from: built in by nvcc where the build found it, else compiled by NVRTC for the
-//! device at hand, once, into a cache.
+//! Where the kernels' machine code comes from: built in where the build was given it or found nvcc, else compiled by NVRTC
+//! for the device at hand, once, into a cache.
 
 mod nvrtc;
 
@@ -7,15 +7,16 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use super::error::DriverError;
+use super::table::Kernel;
 
 mod built {
-    //! What `build.rs` found: `FATBINS` (empty without nvcc) and `SOURCES`, each `(file, contents)`.
+    //! What `build.rs` found: `IMAGES`, each `(file, target, contents)`, and `SOURCES`, each `(file, contents)`.
     include!(concat!(env!("OUT_DIR"), "/cuda_images.rs"));
 }
 
 /// Where this program's kernels come from, in a word: for people.
 pub fn origin() -> &'static str {
-    if built::FATBINS.is_empty() { "compiled at first start by NVRTC" } else { "built in" }
+    if built::IMAGES.is_empty() { "compiled at first start by NVRTC" } else { "built in" }
 }
 
 /// The sources, each `(file, text)`: kernels (`.cu`) and what they include (`.cuh`).
@@ -23,12 +24,21 @@ pub fn sources() -> &'static [(&'static str, &'static str)] {
     built::SOURCES
 }
 
-/// The image of a source file for a device of `capability`.
+/// The image of a source file for a device of `capability`: its own code, else PTX, which the driver compiles.
 pub fn of(file: &'static str, capability: (u32, u32), cache: &Path) -> Result<Cow<'static, [u8]>, DriverError> {
-    match built::FATBINS.iter().find(|(name, _)| *name == file) {
-        Some((_, fatbin)) => Ok(Cow::Borrowed(fatbin)),
+    let own = architecture(capability);
+    let targets = [own.as_str(), "fatbin", "ptx"];
+    let built = |target: &&str| built::IMAGES.iter().find(|(name, made_for, _)| *name == file && made_for == target);
+    match targets.iter().find_map(built) {
+        Some((_, _, image)) => Ok(Cow::Borrowed(*image)),
         None => nvrtc::compiled(file, capability, cache).map(Cow::Owned),
     }
+}
+
+/// Makes every image for a device of `capability` ready in `cache`, so that no start has to; the number of sources.
+pub fn prepare(capability: (u32, u32), cache: &Path) -> Result<usize, DriverError> {
+    Kernel::FILES.iter().try_for_each(|&file| of(file, capability, cache).map(drop))?;
+    Ok(Kernel::FILES.len())
 }
 
 /// The architecture that code for a device of `capability` is made for. `a` adds what only Hopper itself has (wgmma).

@@ -7,6 +7,7 @@
 //! - [`table`]: every kernel with its parameters and limits, against which every launch is checked ([`launch`]).
 //! - [`memory`] and [`stream`]: what owns the driver's objects: [`Device`], [`Memory`], [`Pinned`], [`Stream`],
 //!   [`Event`], [`Graph`].
+//! - [`weights`]: [`Matrix`], a weight matrix in the layout of the kernels.
 //! - [`ops`]: what callers use: one function per op, which checks shapes, chooses the kernel and launches it.
 //!
 //! Nothing here allocates per launch, and nothing reads back from the device unless asked.
@@ -23,6 +24,7 @@ mod nvidia;
 pub mod ops;
 pub mod stream;
 pub mod table;
+pub mod weights;
 
 pub use driver::{DeviceFacts, Driver, MemoryFacts};
 pub use error::DriverError;
@@ -30,3 +32,4 @@ pub use memory::{Device, Element, ElementType, Memory, Pinned, View, ViewMut};
 pub use nvidia::{Nvidia, devices};
 pub use stream::{Event, Graph, Stream};
 pub use table::Kernel;
+pub use weights::{LoadError, Matrix};

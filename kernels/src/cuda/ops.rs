@@ -1,13 +1,29 @@
 //! One function per op: checks shapes, chooses the kernel, launches it on a stream.
 //!
 //! Matrices are row-major, `[rows, cols]`. An op panics when shapes do not match: that is a bug of its caller. It fails
-//! when the driver does.
+//! when the driver does. Tables of pages, positions and other numbers that lie on the device are not checked: who writes
+//! them there must know that they are within what they name.
 
+mod activation;
+mod attention;
 mod gather;
+mod heads;
+mod linear;
 mod norm;
+mod sample;
+mod step;
 
+pub use activation::silu_mul;
+pub use attention::{
+    AttentionShape, Chunks, DecodeRows, DecodeWork, attention_decode, attention_prefill, prefill_tiles, split_keys,
+    splits,
+};
 pub use gather::{embed, gather_rows};
+pub use heads::{Heads, PAGE_TOKENS, Pages, PagesMut, Placement, Places, Rotation, place_heads, rope_table};
+pub use linear::{Output, linear, linear_wide};
 pub use norm::{add_rms_norm, rms_norm};
+pub use sample::{ALL_BANNED, Edits, Masks, NOT_FINITE, Samplers, adjust_logits, sample};
+pub use step::{NextStep, advance};
 
 /// A size as kernels take it.
 ///

@@ -1,5 +1,7 @@
 //! Streams, events and graphs: what owns the driver's handles.
 
+use std::ops::Range;
+
 use super::driver::{EventHandle, GraphHandle, StreamHandle};
 use super::error::DriverError;
 use super::launch::Launch;
@@ -60,6 +62,23 @@ impl Stream {
     pub fn copy<T: Element>(&self, to: ViewMut<'_, T>, from: View<'_, T>) -> Result<(), DriverError> {
         assert_eq!(to.len(), from.len(), "a copy of {} elements into {}", from.len(), to.len());
         self.device.driver().copy_on_device(to.pointer(), from.pointer(), from.bytes(), self.handle)
+    }
+
+    /// Copies a part of memory to another part of it.
+    ///
+    /// # Panics
+    /// When they overlap, or are not inside.
+    pub fn copy_within<T: Element>(
+        &self,
+        memory: ViewMut<'_, T>,
+        from: Range<usize>,
+        to: usize,
+    ) -> Result<(), DriverError> {
+        let target = to..to + from.len();
+        assert!(from.end <= target.start || target.end <= from.start, "{from:?} overlaps {target:?}");
+        let source = memory.as_view().slice(from);
+        let (source, bytes) = (source.pointer(), source.bytes());
+        self.device.driver().copy_on_device(memory.slice(target).pointer(), source, bytes, self.handle)
     }
 
     /// Sets every byte.

@@ -3,7 +3,7 @@
 //! Launches are checked against it, the shim finds its kernels by it, and a test compares it with the parameters that
 //! the C++ compiler sees in the sources.
 
-use super::memory::ElementType::{self, Bf16, F32, U32 as Word};
+use super::memory::ElementType::{self, Bf16, F32, U8, U32 as Word, U64 as Long};
 
 /// What a kernel expects at one place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,16 +50,29 @@ macro_rules! kernels {
 
             /// What the table says of it.
             pub const fn spec(self) -> &'static KernelSpec {
-                match self { $($(Kernel::$kernel => &KernelSpec {
-                    name: stringify!($name), file: $file, threads: $threads, shared_bytes: $shared,
-                    parameters: &[$((stringify!($parameter), $kind)),*],
-                },)*)* }
+                match self { $($(Kernel::$kernel => {
+                    const SPEC: KernelSpec = KernelSpec {
+                        name: stringify!($name), file: $file, threads: $threads, shared_bytes: $shared,
+                        parameters: &[$((stringify!($parameter), $kind)),*],
+                    };
+                    &SPEC
+                })*)* }
             }
         }
     };
 }
 
 use Parameter::{F32 as Float, In, Out, U32};
+
+/// Bytes of shared memory of the product of many tokens: four stages of two tiles of 128 x 32, each row with 16 bytes more.
+pub const GEMM_SHARED_BYTES: u32 = 4 * 2 * 128 * (32 + 8) * 2;
+
+/// Bytes of shared memory that attention over heads of `dim` values of `size` bytes needs: two pages of keys and values,
+/// each row with 16 bytes more; afterwards, when decoding, what four warps have of 16 rows.
+pub const fn attention_shared_bytes(dim: usize, size: usize) -> u32 {
+    let (pages, parts) = (2 * 2 * 64 * (dim * size + 16), 4 * 16 * dim * 4);
+    if pages > parts { pages as u32 } else { parts as u32 }
+}
 
 kernels! {
     "norm.cu" {
@@ -71,9 +84,310 @@ kernels! {
         ), 256, 0;
     }
     "gather.cu" {
-        /// `out[t] = table[token of t]`.
-        Embed = embed(tokens: In(Word), table: In(Bf16), out: Out(F32), cols: U32, rows: U32), 128, 0;
+        /// `out[t] = table[token of t]`, a table in bf16.
+        EmbedBf16 = embed_bf16(tokens: In(Word), table: In(Bf16), out: Out(F32), cols: U32, rows: U32), 128, 0;
+        /// The same, a table of 4 bits.
+        EmbedInt4 = embed_int4(
+            tokens: In(Word), codes: In(Word), scales: In(Word), out: Out(F32), cols: U32, rows: U32, group: U32
+        ), 128, 0;
+        /// The same, a table of signed 8 bits in groups of 32.
+        EmbedInt8G32 = embed_int8_g32(
+            tokens: In(Word), codes: In(Word), scales: In(Word), out: Out(F32), cols: U32, rows: U32
+        ), 128, 0;
+        /// The same, a table of 8 bits.
+        Embed8Bit = embed_8bit(
+            tokens: In(Word), codes: In(U8), scales: In(F32), out: Out(F32), cols: U32, rows: U32, group: U32, e4m3: U32
+        ), 128, 0;
         /// `out[i] = input[indices[i]]`.
         GatherRows = gather_rows(indices: In(Word), input: In(F32), out: Out(F32), cols: U32, rows: U32), 128, 0;
+    }
+    "linear.cu" {
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, weights in bf16.
+        LinearBf16T8 = linear_bf16_8(
+            weights: In(Bf16), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32,
+            cols: U32
+        ), 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, weights in bf16.
+        LinearBf16T16 = linear_bf16_16(
+            weights: In(Bf16), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32,
+            cols: U32
+        ), 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, weights in bf16.
+        LinearBf16T32 = linear_bf16_32(
+            weights: In(Bf16), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32,
+            cols: U32
+        ), 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, weights in bf16.
+        LinearBf16T64 = linear_bf16_64(
+            weights: In(Bf16), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32,
+            cols: U32
+        ), 256, 0;
+        /// The same, weights of 4 bits in groups of 32.
+        LinearInt4G32T8 = linear_int4_g32_8(
+            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, affine: U32
+        ), 256, 0;
+        /// The same, weights of 4 bits in groups of 32.
+        LinearInt4G32T16 = linear_int4_g32_16(
+            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, affine: U32
+        ), 256, 0;
+        /// The same, weights of 4 bits in groups of 32.
+        LinearInt4G32T32 = linear_int4_g32_32(
+            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, affine: U32
+        ), 256, 0;
+        /// The same, weights of 4 bits in groups of 32.
+        LinearInt4G32T64 = linear_int4_g32_64(
+            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, affine: U32
+        ), 256, 0;
+        /// The same, weights of 4 bits in groups of 64.
+        LinearInt4G64T8 = linear_int4_g64_8(
+            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, affine: U32
+        ), 256, 0;
+        /// The same, weights of 4 bits in groups of 64.
+        LinearInt4G64T16 = linear_int4_g64_16(
+            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, affine: U32
+        ), 256, 0;
+        /// The same, weights of 4 bits in groups of 64.
+        LinearInt4G64T32 = linear_int4_g64_32(
+            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, affine: U32
+        ), 256, 0;
+        /// The same, weights of 4 bits in groups of 64.
+        LinearInt4G64T64 = linear_int4_g64_64(
+            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, affine: U32
+        ), 256, 0;
+        /// The same, weights of 4 bits in groups of 128.
+        LinearInt4G128T8 = linear_int4_g128_8(
+            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, affine: U32
+        ), 256, 0;
+        /// The same, weights of 4 bits in groups of 128.
+        LinearInt4G128T16 = linear_int4_g128_16(
+            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, affine: U32
+        ), 256, 0;
+        /// The same, weights of 4 bits in groups of 128.
+        LinearInt4G128T32 = linear_int4_g128_32(
+            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, affine: U32
+        ), 256, 0;
+        /// The same, weights of 4 bits in groups of 128.
+        LinearInt4G128T64 = linear_int4_g128_64(
+            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, affine: U32
+        ), 256, 0;
+        /// The same, weights of 8 bits (e4m3).
+        LinearFp8T8 = linear_fp8_8(
+            codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, group: U32
+        ), 256, 0;
+        /// The same, weights of 8 bits (e4m3).
+        LinearFp8T16 = linear_fp8_16(
+            codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, group: U32
+        ), 256, 0;
+        /// The same, weights of 8 bits (e4m3).
+        LinearFp8T32 = linear_fp8_32(
+            codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, group: U32
+        ), 256, 0;
+        /// The same, weights of 8 bits (e4m3).
+        LinearFp8T64 = linear_fp8_64(
+            codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, group: U32
+        ), 256, 0;
+        /// The same, weights of 8 bits (signed).
+        LinearInt8T8 = linear_int8_8(
+            codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, group: U32
+        ), 256, 0;
+        /// The same, weights of 8 bits (signed).
+        LinearInt8T16 = linear_int8_16(
+            codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, group: U32
+        ), 256, 0;
+        /// The same, weights of 8 bits (signed).
+        LinearInt8T32 = linear_int8_32(
+            codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, group: U32
+        ), 256, 0;
+        /// The same, weights of 8 bits (signed).
+        LinearInt8T64 = linear_int8_64(
+            codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32, group: U32
+        ), 256, 0;
+        /// The same, weights of signed 8 bits in groups of 32.
+        LinearInt8G32T8 = linear_int8_g32_8(
+            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32
+        ), 256, 0;
+        /// The same, weights of signed 8 bits in groups of 32.
+        LinearInt8G32T16 = linear_int8_g32_16(
+            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32
+        ), 256, 0;
+        /// The same, weights of signed 8 bits in groups of 32.
+        LinearInt8G32T32 = linear_int8_g32_32(
+            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32
+        ), 256, 0;
+        /// The same, weights of signed 8 bits in groups of 32.
+        LinearInt8G32T64 = linear_int8_g32_64(
+            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+            rows: U32, cols: U32
+        ), 256, 0;
+    }
+    "gemm.cu" {
+        /// `out = input · weightsᵀ` for many tokens, weights in bf16.
+        GemmBf16 = gemm_bf16(
+            weights: In(Bf16), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32,
+            cols: U32
+        ), 256, GEMM_SHARED_BYTES;
+    }
+    "activation.cu" {
+        /// `out = silu(gate) · up`.
+        SiluMul = silu_mul(gate_up: In(Bf16), out: Out(Bf16), cols: U32), 256, 0;
+    }
+    "heads.cu" {
+        /// Bias, norm and rotation of heads, and the append of keys and values.
+        PlaceHeads = place_heads(
+            projected: In(Bf16), bias: In(F32), query_norm: In(F32), key_norm: In(F32), rope: In(F32), positions: In(Word),
+            slots: In(Word), query: Out(Bf16), pages: Out(Bf16), scales: In(F32), heads: U32, kv_heads: U32, dim: U32,
+            turning: U32, adjacent: U32, epsilon: Float
+        ), 128, 0;
+        /// The same into pages in e4m3.
+        PlaceHeadsFp8 = place_heads_fp8(
+            projected: In(Bf16), bias: In(F32), query_norm: In(F32), key_norm: In(F32), rope: In(F32), positions: In(Word),
+            slots: In(Word), query: Out(Bf16), pages: Out(U8), scales: In(F32), heads: U32, kv_heads: U32, dim: U32,
+            turning: U32, adjacent: U32, epsilon: Float
+        ), 128, 0;
+    }
+    "attention.cu" {
+        /// Attention of one token for each sequence, over heads of 32.
+        AttentionDecode32 = attention_decode_32(
+            query: In(Bf16), pages: In(Bf16), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
+            partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
+            splits: U32, scale: Float, window: U32, cap: Float
+        ), 128, attention_shared_bytes(32, 2);
+        /// Attention of one token for each sequence, over heads of 64.
+        AttentionDecode64 = attention_decode_64(
+            query: In(Bf16), pages: In(Bf16), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
+            partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
+            splits: U32, scale: Float, window: U32, cap: Float
+        ), 128, attention_shared_bytes(64, 2);
+        /// Attention of one token for each sequence, over heads of 96.
+        AttentionDecode96 = attention_decode_96(
+            query: In(Bf16), pages: In(Bf16), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
+            partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
+            splits: U32, scale: Float, window: U32, cap: Float
+        ), 128, attention_shared_bytes(96, 2);
+        /// Attention of one token for each sequence, over heads of 128.
+        AttentionDecode128 = attention_decode_128(
+            query: In(Bf16), pages: In(Bf16), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
+            partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
+            splits: U32, scale: Float, window: U32, cap: Float
+        ), 128, attention_shared_bytes(128, 2);
+        /// Attention of many tokens for each sequence, over heads of 32.
+        AttentionPrefill32 = attention_prefill_32(
+            query: In(Bf16), pages: In(Bf16), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
+            first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
+            heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
+        ), 128, attention_shared_bytes(32, 2);
+        /// Attention of many tokens for each sequence, over heads of 64.
+        AttentionPrefill64 = attention_prefill_64(
+            query: In(Bf16), pages: In(Bf16), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
+            first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
+            heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
+        ), 128, attention_shared_bytes(64, 2);
+        /// Attention of many tokens for each sequence, over heads of 96.
+        AttentionPrefill96 = attention_prefill_96(
+            query: In(Bf16), pages: In(Bf16), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
+            first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
+            heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
+        ), 128, attention_shared_bytes(96, 2);
+        /// Attention of many tokens for each sequence, over heads of 128.
+        AttentionPrefill128 = attention_prefill_128(
+            query: In(Bf16), pages: In(Bf16), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
+            first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
+            heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
+        ), 128, attention_shared_bytes(128, 2);
+        /// Attention of one token for each sequence, over heads of 32, pages in e4m3.
+        AttentionDecodeFp832 = attention_decode_fp8_32(
+            query: In(Bf16), pages: In(U8), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
+            partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
+            splits: U32, scale: Float, window: U32, cap: Float
+        ), 128, attention_shared_bytes(32, 1);
+        /// Attention of one token for each sequence, over heads of 64, pages in e4m3.
+        AttentionDecodeFp864 = attention_decode_fp8_64(
+            query: In(Bf16), pages: In(U8), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
+            partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
+            splits: U32, scale: Float, window: U32, cap: Float
+        ), 128, attention_shared_bytes(64, 1);
+        /// Attention of one token for each sequence, over heads of 96, pages in e4m3.
+        AttentionDecodeFp896 = attention_decode_fp8_96(
+            query: In(Bf16), pages: In(U8), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
+            partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
+            splits: U32, scale: Float, window: U32, cap: Float
+        ), 128, attention_shared_bytes(96, 1);
+        /// Attention of one token for each sequence, over heads of 128, pages in e4m3.
+        AttentionDecodeFp8128 = attention_decode_fp8_128(
+            query: In(Bf16), pages: In(U8), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
+            partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
+            splits: U32, scale: Float, window: U32, cap: Float
+        ), 128, attention_shared_bytes(128, 1);
+        /// Attention of many tokens for each sequence, over heads of 32, pages in e4m3.
+        AttentionPrefillFp832 = attention_prefill_fp8_32(
+            query: In(Bf16), pages: In(U8), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
+            first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
+            heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
+        ), 128, attention_shared_bytes(32, 1);
+        /// Attention of many tokens for each sequence, over heads of 64, pages in e4m3.
+        AttentionPrefillFp864 = attention_prefill_fp8_64(
+            query: In(Bf16), pages: In(U8), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
+            first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
+            heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
+        ), 128, attention_shared_bytes(64, 1);
+        /// Attention of many tokens for each sequence, over heads of 96, pages in e4m3.
+        AttentionPrefillFp896 = attention_prefill_fp8_96(
+            query: In(Bf16), pages: In(U8), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
+            first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
+            heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
+        ), 128, attention_shared_bytes(96, 1);
+        /// Attention of many tokens for each sequence, over heads of 128, pages in e4m3.
+        AttentionPrefillFp8128 = attention_prefill_fp8_128(
+            query: In(Bf16), pages: In(U8), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
+            first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
+            heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
+        ), 128, attention_shared_bytes(128, 1);
+        /// Adds up the splits of decoding.
+        AttentionMerge = attention_merge(
+            partial: In(F32), partial_log: In(F32), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16), heads: U32,
+            dim: U32, splits: U32
+        ), 128, 0;
+    }
+    "sample.cu" {
+        /// Masks, biases and penalties.
+        AdjustLogits = adjust_logits(
+            logits: Out(F32), mask_rows: In(Word), masks: In(Word), first_edits: In(Word), edit_tokens: In(Word),
+            edit_values: In(F32), vocabulary: U32
+        ), 1024, 0;
+        /// Draws a token from each row of logits.
+        Sample = sample(
+            logits: In(F32), temperatures: In(F32), top_ks: In(Word), top_ps: In(F32), floors: In(F32), seeds: In(Long),
+            positions: In(Word), out: Out(Word), vocabulary: U32
+        ), 1024, 0;
+    }
+    "step.cu" {
+        /// Makes the drawn tokens the next step's input.
+        Advance = advance(
+            drawn: In(Word), tables: In(Word), tokens: Out(Word), positions: Out(Word), lengths: Out(Word),
+            slots: Out(Word), rows: U32, max_pages: U32, vocabulary: U32
+        ), 128, 0;
     }
 }

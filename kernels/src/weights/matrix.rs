@@ -194,7 +194,7 @@ fn dequantize<C: Cell>(cells: &[C], row: usize, out: &mut [f32]) {
     }
 }
 
-pub(super) fn validated_row_bytes(
+pub(crate) fn validated_row_bytes(
     weight_type: WeightType,
     rows: usize,
     cols: usize,

@@ -19,8 +19,8 @@ mod q8_0;
 mod quantize;
 mod weight_type;
 
-pub(crate) use matrix::Tiles;
 pub use matrix::{PackedMatrix, ShapeError};
+pub(crate) use matrix::{Tiles, validated_row_bytes};
 pub use quantize::{Integer, floats};
 pub use weight_type::WeightType;
 

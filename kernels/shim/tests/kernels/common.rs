@@ -30,6 +30,10 @@ impl Random {
         x ^ x >> 31
     }
 
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
     /// Evenly between `-bound` and `bound`.
     pub fn value(&mut self, bound: f32) -> f32 {
         ((self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * bound
@@ -58,4 +62,13 @@ pub fn worst_ulps(found: &[bf16], exact: &[f64]) -> f64 {
         if error.is_nan() { f64::INFINITY } else { error }
     };
     found.iter().zip(exact).map(distance).fold(0.0, f64::max)
+}
+
+/// `|found - exact| / |exact|` by the Frobenius norm.
+pub fn relative_error<T: Copy + Into<f64>>(found: &[T], exact: &[f64]) -> f64 {
+    assert_eq!(found.len(), exact.len());
+    let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>();
+    let error = squares(&mut found.iter().zip(exact).map(|(&found, exact)| found.into() - exact));
+    let error = (error / squares(&mut exact.iter().copied()).max(1e-300)).sqrt();
+    if error.is_nan() { f64::INFINITY } else { error }
 }

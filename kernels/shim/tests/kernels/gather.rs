@@ -1,27 +1,62 @@
+use half::{bf16, f16};
 use windlass_kernels::cuda::ops;
+use windlass_kernels::cuda::weights::{EightBits, Group, Int4, Int8, Matrix};
 
 use crate::common::{Random, device, poisoned};
+
+const ROWS: usize = 23;
+const INDICES: [u32; 6] = [22, 0, 23, 13, u32::MAX, 13];
+
+/// The picked rows of a matrix of values; zeros for those that are not there.
+fn picked(cols: usize, value: impl Fn(usize, usize) -> f32) -> Vec<f32> {
+    let inside = |row: usize, col: usize| if row < ROWS { value(row, col) } else { 0.0 };
+    INDICES.iter().flat_map(|&row| (0..cols).map(move |col| (row as usize, col))).map(|(r, c)| inside(r, c)).collect()
+}
 
 #[test]
 fn rows_are_picked_and_an_index_outside_gives_zeros() {
     let mut random = Random::new(2);
     for cols in [8, 576, 2056] {
         let (device, stream) = device(1);
-        let rows = 7;
-        let table = random.halves(rows * cols, 3.0);
-        let values = random.values(rows * cols, 3.0);
-        let indices = [6u32, 0, 7, 3, u32::MAX, 3];
-        let row = |index: u32, of: &dyn Fn(usize) -> f32| -> Vec<f32> {
-            (0..cols).map(|col| if (index as usize) < rows { of(index as usize * cols + col) } else { 0.0 }).collect()
-        };
-        let places = device.upload(&indices).unwrap();
-        let mut out = poisoned::<f32>(&device, indices.len() * cols);
-        ops::embed(&stream, places.view(), device.upload(&table).unwrap().view(), cols, out.view_mut()).unwrap();
-        let exact: Vec<f32> = indices.iter().flat_map(|&index| row(index, &|i| table[i].to_f32())).collect();
-        assert_eq!(out.read(&stream).unwrap(), exact);
-        let mut out = poisoned::<f32>(&device, indices.len() * cols);
-        ops::gather_rows(&stream, places.view(), device.upload(&values).unwrap().view(), cols, out.view_mut()).unwrap();
-        let exact: Vec<f32> = indices.iter().flat_map(|&index| row(index, &|i| values[i])).collect();
-        assert_eq!(out.read(&stream).unwrap(), exact);
+        let values = random.values(ROWS * cols, 3.0);
+        let (indices, memory) = (device.upload(&INDICES).unwrap(), device.upload(&values).unwrap());
+        let mut out = poisoned::<f32>(&device, INDICES.len() * cols);
+        ops::gather_rows(&stream, indices.view(), memory.view(), cols, out.view_mut()).unwrap();
+        assert_eq!(out.read(&stream).unwrap(), picked(cols, |row, col| values[row * cols + col]));
     }
+}
+
+#[test]
+fn tokens_are_embedded_from_any_table() {
+    let mut random = Random::new(17);
+    let (device, stream) = device(1);
+    let tokens = device.upload(&INDICES).unwrap();
+    let cols = 608;
+    let check = |matrix: &Matrix, value: &dyn Fn(usize, usize) -> f32, what: &str| {
+        let mut out = poisoned::<f32>(&device, INDICES.len() * cols);
+        ops::embed(&stream, tokens.view(), matrix, out.view_mut()).unwrap();
+        let (found, exact) = (out.read(&stream).unwrap(), picked(cols, value));
+        let same = found.iter().zip(&exact).all(|(found, exact)| (found - exact).abs() <= 1e-6 * exact.abs().max(0.1));
+        assert!(same, "{what}");
+    };
+    let halves: Vec<bf16> = random.halves(ROWS * cols, 3.0);
+    let matrix = Matrix::bf16(&device, ROWS, cols, &halves).unwrap();
+    check(&matrix, &|row, col| halves[row * cols + col].to_f32(), "bf16");
+    for group in [Group::G32, Group::G64, Group::G128] {
+        let codes = (0..ROWS * cols).map(|_| random.below(16) as u8).collect();
+        let mut half = || f16::from_f32(random.value(1.0));
+        let scales = (0..ROWS * cols.div_ceil(group.cols())).map(|_| (half(), half())).collect();
+        let int4 = Int4::new(ROWS, cols, group, codes, scales);
+        check(&Matrix::int4(&device, &int4).unwrap(), &|row, col| int4.value(row, col) as f32, "int4");
+    }
+    let int8 = Int8::read(ROWS, cols, &crate::linear::q8_0(&mut random, ROWS, cols)).unwrap();
+    check(&Matrix::int8(&device, &int8).unwrap(), &|row, col| int8.value(row, col) as f32, "Q8_0");
+    let codes: Vec<u8> = (0..ROWS * cols).map(|_| random.below(0x7f) as u8).collect();
+    let scales = random.values(ROWS * cols.div_ceil(128), 1.0);
+    let scale = |row: usize, col: usize| scales[row * cols.div_ceil(128) + col / 128];
+    let matrix = Matrix::eight_bits(&device, EightBits::Int8, [ROWS, cols], 128, &codes, &scales).unwrap();
+    check(&matrix, &|row, col| f32::from(codes[row * cols + col]) * scale(row, col), "int8");
+    let matrix = Matrix::eight_bits(&device, EightBits::E4m3, [ROWS, cols], 128, &codes, &scales).unwrap();
+    let value = |row: usize, col: usize| crate::linear::e4m3(codes[row * cols + col]) as f32 * scale(row, col);
+    check(&matrix, &value, "e4m3");
 }

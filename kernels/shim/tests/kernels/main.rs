@@ -3,8 +3,15 @@
 // One test calls the driver itself; helpers may fail as tests do.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
+mod activation;
+mod attention;
 mod common;
 mod gather;
+mod heads;
+mod image;
+mod linear;
 mod norm;
 mod rules;
+mod sample;
+mod step;
 mod table;

@@ -1,28 +1,32 @@
 //! Rows picked by index.
 
-use half::bf16;
-
 use super::word;
 use crate::cuda::launch::Launch;
+use crate::cuda::weights::{EightBits, Matrix, Values};
 use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
 
-/// `out[t] = table[tokens[t]]`, a table of `[rows, cols]`. A token outside the table gives zeros.
+/// `out[t] = table[tokens[t]]`. A token outside the table gives zeros.
 ///
 /// # Panics
-/// When the lengths do not match, or a row is no multiple of 8 values.
-pub fn embed(
-    stream: &Stream,
-    tokens: View<'_, u32>,
-    table: View<'_, bf16>,
-    cols: usize,
-    out: ViewMut<'_, f32>,
-) -> Result<(), DriverError> {
-    assert!(cols > 0 && cols.is_multiple_of(8), "rows of {cols} values; kernels read 8 at a time");
-    assert!(table.len().is_multiple_of(cols), "a table of {} values is no whole rows of {cols}", table.len());
+/// When the lengths do not match.
+pub fn embed(stream: &Stream, tokens: View<'_, u32>, table: &Matrix, out: ViewMut<'_, f32>) -> Result<(), DriverError> {
+    let (rows, cols) = (table.rows(), table.cols());
     assert_eq!(out.len(), tokens.len() * cols, "one row for each token");
-    let launch = Launch::new(Kernel::Embed, [word(tokens.len()), 1, 1]);
-    let rows = word(table.len() / cols);
-    let launch = launch.with(tokens).with(table).with(out).with(word(cols)).with(rows);
+    let new = |kernel| Launch::new(kernel, [word(tokens.len()), 1, 1]).with(tokens);
+    let launch = match table.values() {
+        Values::Bf16(values) => new(Kernel::EmbedBf16).with(values.view()),
+        Values::Int4 { codes, scales, .. } => new(Kernel::EmbedInt4).with(codes.view()).with(scales.view()),
+        Values::Int8 { codes, scales } => new(Kernel::EmbedInt8G32).with(codes.view()).with(scales.view()),
+        Values::Eight { codes, scales, .. } => new(Kernel::Embed8Bit).with(codes.view()).with(scales.view()),
+    };
+    let launch = launch.with(out).with(word(cols)).with(word(rows));
+    let launch = match table.values() {
+        Values::Bf16(_) | Values::Int8 { .. } => launch,
+        Values::Int4 { group, .. } => launch.with(word(group.cols())),
+        Values::Eight { group, code, .. } => {
+            launch.with(word((*group).min(cols))).with(u32::from(*code == EightBits::E4m3))
+        }
+    };
     // SAFETY: one block per token, which reads rows below `rows` alone.
     unsafe { stream.launch(&launch) }
 }

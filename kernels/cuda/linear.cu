@@ -1,0 +1,372 @@
+// Products of a few tokens with a weight matrix: out[t][r] = sum over k of weights[r][k] · input[t][k].
+//
+// A block computes 16 rows for up to 64 tokens. The weights are the 16-row operand of mma and the tokens its columns, so
+// one token wastes no reading, and every weight is read once, straight into registers. Eight warps take turns along k
+// and their sums are added in the warps' order: a token's result depends neither on the batch nor on its place in it.
+//
+// Sums over k may take any order, as long as both operands take the same. In every 32 columns, lane 4g + t holds columns
+// 8t .. 8t + 8, which is 16 bytes of bf16: the first mma multiplies the former four of them, the second the latter.
+#include "dev.cuh"
+
+constexpr int THREADS = 256;
+constexpr int WARPS = THREADS / 32;
+constexpr int ROWS = 16;
+
+// Where results go: to `halves`, or to `floats`, or are added to `floats`.
+struct Output {
+  bf16* halves;
+  float* floats;
+  u32 add;
+};
+
+// This lane's share of the input for the columns of one mma of 8 tokens.
+template <int TILES>
+struct Tokens {
+  const bf16* row[TILES];
+  bool valid[TILES];
+
+  DEVICE Tokens(const bf16* input, u32 tokens, u32 cols) {
+    for (int n = 0; n < TILES; ++n) {
+      const u32 token = block_y() * 8 * TILES + 8 * n + lane_index() / 4;
+      valid[n] = token < tokens;
+      row[n] = input + static_cast<u64>(valid[n] ? token : 0) * cols + 8 * (lane_index() % 4);
+    }
+  }
+
+  // Columns 32 block .. 32 block + 32.
+  DEVICE Quad load(int n, u32 block, bool inside) const {
+    return valid[n] && inside ? load_quad(row[n] + 32 * block) : Quad{};
+  }
+};
+
+// Adds the warps' sums in their order and writes the results.
+template <int TILES>
+DEVICE void finish(const float (&sum)[TILES][4], const Output& out, u32 tokens, u32 rows) {
+  SHARED(float, partial, WARPS * 8 * TILES * ROWS);
+  const u32 group = lane_index() / 4, place = lane_index() % 4;
+  for (int n = 0; n < TILES; ++n) {
+    for (int i = 0; i < 4; ++i) {
+      const u32 token = 8 * n + 2 * place + i % 2, row = group + 8 * (i / 2);
+      partial[(warp_index() * 8 * TILES + token) * ROWS + row] = sum[n][i];
+    }
+  }
+  sync_threads();
+  for (u32 i = thread_index(); i < 8 * TILES * ROWS; i += THREADS) {
+    const u32 token = block_y() * 8 * TILES + i / ROWS, row = block_x() * ROWS + i % ROWS;
+    if (token >= tokens || row >= rows) continue;
+    float total = 0;
+    for (int warp = 0; warp < WARPS; ++warp) total += partial[warp * 8 * TILES * ROWS + i];
+    const u64 place = static_cast<u64>(token) * rows + row;
+    if (out.halves) out.halves[place] = to_bf16(total);
+    else out.floats[place] = out.add ? out.floats[place] + total : total;
+  }
+}
+
+// Weights in bf16, row after row.
+template <int TILES>
+DEVICE void linear_bf16(const bf16* weights, const bf16* input, const Output& out, u32 tokens, u32 rows, u32 cols) {
+  constexpr int DEPTH = 4;  // blocks of 32 columns that a warp reads ahead
+  const u32 group = lane_index() / 4, place = lane_index() % 4, blocks = cols / 32;
+  const bf16* row[2];
+  for (u32 half = 0; half < 2; ++half) {
+    const u32 index = smaller(block_x() * ROWS + group + 8 * half, rows - 1);
+    row[half] = weights + static_cast<u64>(index) * cols + 8 * place;
+  }
+  Quad held[DEPTH][2], next[DEPTH][2];
+  const auto load = [&](Quad(&to)[DEPTH][2], u32 first) {
+    for (int i = 0; i < DEPTH; ++i) {
+      for (int half = 0; half < 2; ++half) {
+        to[i][half] = first + i < blocks ? load_once(row[half] + 32 * (first + i)) : Quad{};
+      }
+    }
+  };
+  load(held, warp_index() * DEPTH);
+  wait_for_previous();  // the weights are nobody's output
+  let_next_start();
+  const Tokens<TILES> columns(input, tokens, cols);
+  float sum[TILES][4] = {};
+  for (u32 first = warp_index() * DEPTH; first < blocks; first += WARPS * DEPTH) {
+    load(next, first + WARPS * DEPTH);
+#pragma unroll
+    for (int i = 0; i < DEPTH; ++i) {
+#pragma unroll
+      for (int n = 0; n < TILES; ++n) {
+        const Quad x = columns.load(n, first + i, first + i < blocks);
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+          const u32 a[4] = {held[i][0].word[2 * part], held[i][1].word[2 * part], held[i][0].word[2 * part + 1],
+                            held[i][1].word[2 * part + 1]};
+          const u32 b[2] = {x.word[2 * part], x.word[2 * part + 1]};
+          multiply_bf16(sum[n], a, b);
+        }
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) held[i][half] = next[i][half];
+    }
+  }
+  finish<TILES>(sum, out, tokens, rows);
+}
+
+// Eight codes of four bits as an operand of mma, each less 8. Code i of the word's low half is at bits 4i and is the
+// former value of register i; that of the high half is the latter.
+DEVICE void expand_int4(u32 (&out)[4], u32 word) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const u32 biased = (word >> 4 * i & 0x000f000fu) | 0x43004300u;  // 128 + code: bf16's step is 1 there
+    out[i] = fma_bf16(biased, 0x3f803f80u, 0xc308c308u);             // less 136, exactly
+  }
+}
+
+// Weights scale · code + minimum, of 4-bit codes in groups of GROUP columns.
+//
+// Codes of 16 rows and 64 columns are 128 words, 4 for each lane: word 2s + p is what the lane multiplies of columns
+// 32s .. 32s + 32 in mma p. Scales of 16 rows and a group are 16 words, those of rows g and g + 8 side by side: f16
+// scale in the low half, f16 minimum in the high one.
+template <int TILES, int GROUP>
+DEVICE void linear_int4(const u32* codes, const u32* scales, const bf16* input, const Output& out, u32 tokens, u32 rows,
+                        u32 cols, u32 affine) {
+  constexpr int SPAN = 128;  // columns that a warp takes at a time: whole groups
+  const u32 blocks = ceil_divide(cols, 64), groups = ceil_divide(cols, GROUP), spans = ceil_divide(cols, SPAN);
+  const u32* own_codes = codes + static_cast<u64>(block_x()) * blocks * 128 + 4 * lane_index();
+  const u32* own_scales = scales + static_cast<u64>(block_x()) * groups * ROWS + 2 * (lane_index() / 4);
+  Quad held[2], next[2];
+  const auto load = [&](Quad(&to)[2], u32 span) {
+    for (u32 i = 0; i < 2; ++i) {
+      to[i] = 2 * span + i < blocks ? load_once(own_codes + static_cast<u64>(2 * span + i) * 128) : Quad{};
+    }
+  };
+  load(held, warp_index());
+  wait_for_previous();  // the weights are nobody's output
+  let_next_start();
+  const Tokens<TILES> columns(input, tokens, cols);
+  const u32 ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
+  float sum[TILES][4] = {};
+  for (u32 span = warp_index(); span < spans; span += WARPS) {
+    load(next, span + WARPS);
+#pragma unroll
+    for (u32 part = 0; part < SPAN / GROUP; ++part) {
+      const u32 index = span * (SPAN / GROUP) + part;
+      // Behind the last group the codes are zeros and so is the input.
+      const u32* words = own_scales + static_cast<u64>(smaller(index, groups - 1)) * ROWS;
+      const u32 scale[2] = {words[0], words[1]};
+      float dot[TILES][4] = {}, total[TILES][4] = {};
+#pragma unroll
+      for (u32 i = 0; i < GROUP / 32; ++i) {
+        const u32 block = part * (GROUP / 32) + i;  // of 32 columns, within the span
+        const bool inside = 4 * span + block < cols / 32;
+        u32 a[2][4];
+        expand_int4(a[0], held[block / 2].word[2 * (block % 2)]);
+        expand_int4(a[1], held[block / 2].word[2 * (block % 2) + 1]);
+#pragma unroll
+        for (int n = 0; n < TILES; ++n) {
+          const Quad x = columns.load(n, 4 * span + block, inside);
+          const u32 former[2] = {x.word[0], x.word[1]}, latter[2] = {x.word[2], x.word[3]};
+          multiply_bf16(dot[n], a[0], former);
+          multiply_bf16(dot[n], a[1], latter);
+          if (affine) {
+            multiply_bf16(total[n], ones, former);
+            multiply_bf16(total[n], ones, latter);
+          }
+        }
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float factor = half_to_float(scale[half] & 0xffff);
+        const float middle = half_to_float(scale[half] >> 16) + 8 * factor;  // the value of code 8
+#pragma unroll
+        for (int n = 0; n < TILES; ++n) {
+          sum[n][2 * half] += factor * dot[n][2 * half] + middle * total[n][2 * half];
+          sum[n][2 * half + 1] += factor * dot[n][2 * half + 1] + middle * total[n][2 * half + 1];
+        }
+      }
+    }
+    held[0] = next[0];
+    held[1] = next[1];
+  }
+  finish<TILES>(sum, out, tokens, rows);
+}
+
+// Two of four bytes in e4m3 as a pair of bf16.
+DEVICE u32 expand_fp8(u32 word, u32 pair) {
+  return expand_e4m3((word >> 16 * pair & 0xff) | (word >> (16 * pair + 8) & 0xff) << 16);
+}
+
+// Two of four signed bytes as a pair of bf16, exactly: a byte plus 128 is the last of the bits of 2^23 + 128 + value.
+DEVICE u32 expand_int8(u32 word, u32 pair) {
+  const u32 biased = word ^ 0x80808080u;
+  const float low = float_of(0x4b000000u | (biased >> 16 * pair & 0xff)) - 8388736.0f;
+  const float high = float_of(0x4b000000u | (biased >> (16 * pair + 8) & 0xff)) - 8388736.0f;
+  return pack_bf16(low, high);
+}
+
+// Weights scale · code of 8-bit codes, row after row, with a scale for every `group` columns of a row: whole spans of 128,
+// or all of them. In every 64 columns, lane 4g + t holds columns 16t .. 16t + 16.
+template <int TILES, bool FP8>
+DEVICE void linear_8bit(const u8* codes, const float* scales, const bf16* input, const Output& out, u32 tokens, u32 rows,
+                        u32 cols, u32 group) {
+  constexpr int SPAN = 128;  // columns that a warp takes at a time
+  const u32 lane_col = 16 * (lane_index() % 4), spans = ceil_divide(cols, SPAN), groups = ceil_divide(cols, group);
+  const u8* row[2];
+  const float* scale[2];
+  for (u32 half = 0; half < 2; ++half) {
+    const u32 index = smaller(block_x() * ROWS + lane_index() / 4 + 8 * half, rows - 1);
+    row[half] = codes + static_cast<u64>(index) * cols + lane_col;
+    scale[half] = scales + static_cast<u64>(index) * groups;
+  }
+  Quad held[2][2], next[2][2];
+  const auto load = [&](Quad(&to)[2][2], u32 span) {
+    for (u32 i = 0; i < 2; ++i) {
+      const u32 col = SPAN * span + 64 * i;
+      for (int half = 0; half < 2; ++half) to[i][half] = col + lane_col < cols ? load_once(row[half] + col) : Quad{};
+    }
+  };
+  load(held, warp_index());
+  wait_for_previous();  // the weights are nobody's output
+  let_next_start();
+  const bf16* columns[TILES];
+  bool valid[TILES];
+  for (int n = 0; n < TILES; ++n) {
+    const u32 token = block_y() * 8 * TILES + 8 * n + lane_index() / 4;
+    valid[n] = token < tokens;
+    columns[n] = input + static_cast<u64>(valid[n] ? token : 0) * cols + lane_col;
+  }
+  float sum[TILES][4] = {};
+  for (u32 span = warp_index(); span < spans; span += WARPS) {
+    load(next, span + WARPS);
+    const u32 index = smaller(span * SPAN / group, groups - 1);
+    const float factor[2] = {scale[0][index], scale[1][index]};
+    float dot[TILES][4] = {};
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+      const u32 col = SPAN * span + 64 * i;
+#pragma unroll
+      for (u32 quarter = 0; quarter < 4; ++quarter) {
+        u32 a[4];
+#pragma unroll
+        for (u32 r = 0; r < 4; ++r) {
+          const u32 word = held[i][r % 2].word[quarter];
+          a[r] = FP8 ? expand_fp8(word, r / 2) : expand_int8(word, r / 2);
+        }
+#pragma unroll
+        for (int n = 0; n < TILES; ++n) {
+          const bool inside = valid[n] && col + lane_col < cols;
+          u64 pairs = 0;
+          if (inside) pairs = *reinterpret_cast<const u64*>(columns[n] + col + 4 * quarter);
+          const u32 b[2] = {static_cast<u32>(pairs), static_cast<u32>(pairs >> 32)};
+          multiply_bf16(dot[n], a, b);
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < TILES; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[n][i] += factor[i / 2] * dot[n][i];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) held[i / 2][i % 2] = next[i / 2][i % 2];
+  }
+  finish<TILES>(sum, out, tokens, rows);
+}
+
+// Weights scale · code of signed 8-bit codes in groups of 32 columns (Q8_0).
+//
+// Codes of 16 rows and 32 columns are 128 words, 4 for each lane: lane 4g + t has columns 8t .. 8t + 8 of row g and then of
+// row g + 8. Their scales are 8 words: f16 of row g in the low half, of row g + 8 in the high one.
+template <int TILES>
+DEVICE void linear_int8_g32(const u32* codes, const u32* scales, const bf16* input, const Output& out, u32 tokens,
+                            u32 rows, u32 cols) {
+  constexpr int DEPTH = 4;  // blocks of 32 columns that a warp reads ahead
+  const u32 blocks = cols / 32;
+  const u32* own_codes = codes + static_cast<u64>(block_x()) * blocks * 128 + 4 * lane_index();
+  const u32* own_scales = scales + static_cast<u64>(block_x()) * blocks * 8 + lane_index() / 4;
+  Quad held[DEPTH], next[DEPTH];
+  const auto load = [&](Quad(&to)[DEPTH], u32 first) {
+    for (int i = 0; i < DEPTH; ++i) to[i] = first + i < blocks ? load_once(own_codes + (first + i) * 128) : Quad{};
+  };
+  load(held, warp_index() * DEPTH);
+  wait_for_previous();  // the weights are nobody's output
+  let_next_start();
+  const Tokens<TILES> columns(input, tokens, cols);
+  float sum[TILES][4] = {};
+  for (u32 first = warp_index() * DEPTH; first < blocks; first += WARPS * DEPTH) {
+    load(next, first + WARPS * DEPTH);
+#pragma unroll
+    for (int i = 0; i < DEPTH; ++i) {
+      const u32 scale = own_scales[smaller(first + i, blocks - 1) * 8];
+      const float factor[2] = {half_to_float(scale & 0xffff), half_to_float(scale >> 16)};
+      u32 a[2][4];
+#pragma unroll
+      for (int part = 0; part < 2; ++part) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) a[part][r] = expand_int8(held[i].word[2 * (r % 2) + part], r / 2);
+      }
+#pragma unroll
+      for (int n = 0; n < TILES; ++n) {
+        const Quad x = columns.load(n, first + i, first + i < blocks);
+        const u32 former[2] = {x.word[0], x.word[1]}, latter[2] = {x.word[2], x.word[3]};
+        float dot[4] = {};
+        multiply_bf16(dot, a[0], former);
+        multiply_bf16(dot, a[1], latter);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) sum[n][k] += factor[k / 2] * dot[k];
+      }
+      held[i] = next[i];
+    }
+  }
+  finish<TILES>(sum, out, tokens, rows);
+}
+
+#define BF16_PARAMETERS                                                                                            \
+  (const bf16* weights, const bf16* input, bf16* halves, float* floats, u32 add, u32 tokens, u32 rows, u32 cols) { \
+    linear_bf16
+#define BF16_ARGUMENTS (weights, input, {halves, floats, add}, tokens, rows, cols); }
+
+KERNEL(linear_bf16_8, THREADS) BF16_PARAMETERS<1> BF16_ARGUMENTS
+KERNEL(linear_bf16_16, THREADS) BF16_PARAMETERS<2> BF16_ARGUMENTS
+KERNEL(linear_bf16_32, THREADS) BF16_PARAMETERS<4> BF16_ARGUMENTS
+KERNEL(linear_bf16_64, THREADS) BF16_PARAMETERS<8> BF16_ARGUMENTS
+
+#define INT4_PARAMETERS                                                                                            \
+  (const u32* codes, const u32* scales, const bf16* input, bf16* halves, float* floats, u32 add, u32 tokens,       \
+   u32 rows, u32 cols, u32 affine) {                                                                               \
+    linear_int4
+#define INT4_ARGUMENTS (codes, scales, input, {halves, floats, add}, tokens, rows, cols, affine); }
+
+KERNEL(linear_int4_g32_8, THREADS) INT4_PARAMETERS<1, 32> INT4_ARGUMENTS
+KERNEL(linear_int4_g32_16, THREADS) INT4_PARAMETERS<2, 32> INT4_ARGUMENTS
+KERNEL(linear_int4_g32_32, THREADS) INT4_PARAMETERS<4, 32> INT4_ARGUMENTS
+KERNEL(linear_int4_g32_64, THREADS) INT4_PARAMETERS<8, 32> INT4_ARGUMENTS
+KERNEL(linear_int4_g64_8, THREADS) INT4_PARAMETERS<1, 64> INT4_ARGUMENTS
+KERNEL(linear_int4_g64_16, THREADS) INT4_PARAMETERS<2, 64> INT4_ARGUMENTS
+KERNEL(linear_int4_g64_32, THREADS) INT4_PARAMETERS<4, 64> INT4_ARGUMENTS
+KERNEL(linear_int4_g64_64, THREADS) INT4_PARAMETERS<8, 64> INT4_ARGUMENTS
+KERNEL(linear_int4_g128_8, THREADS) INT4_PARAMETERS<1, 128> INT4_ARGUMENTS
+KERNEL(linear_int4_g128_16, THREADS) INT4_PARAMETERS<2, 128> INT4_ARGUMENTS
+KERNEL(linear_int4_g128_32, THREADS) INT4_PARAMETERS<4, 128> INT4_ARGUMENTS
+KERNEL(linear_int4_g128_64, THREADS) INT4_PARAMETERS<8, 128> INT4_ARGUMENTS
+
+#define EIGHT_BIT_PARAMETERS                                                                                       \
+  (const u8* codes, const float* scales, const bf16* input, bf16* halves, float* floats, u32 add, u32 tokens,      \
+   u32 rows, u32 cols, u32 group) {                                                                                \
+    linear_8bit
+#define EIGHT_BIT_ARGUMENTS (codes, scales, input, {halves, floats, add}, tokens, rows, cols, group); }
+
+KERNEL(linear_fp8_8, THREADS) EIGHT_BIT_PARAMETERS<1, true> EIGHT_BIT_ARGUMENTS
+KERNEL(linear_fp8_16, THREADS) EIGHT_BIT_PARAMETERS<2, true> EIGHT_BIT_ARGUMENTS
+KERNEL(linear_fp8_32, THREADS) EIGHT_BIT_PARAMETERS<4, true> EIGHT_BIT_ARGUMENTS
+KERNEL(linear_fp8_64, THREADS) EIGHT_BIT_PARAMETERS<8, true> EIGHT_BIT_ARGUMENTS
+KERNEL(linear_int8_8, THREADS) EIGHT_BIT_PARAMETERS<1, false> EIGHT_BIT_ARGUMENTS
+KERNEL(linear_int8_16, THREADS) EIGHT_BIT_PARAMETERS<2, false> EIGHT_BIT_ARGUMENTS
+KERNEL(linear_int8_32, THREADS) EIGHT_BIT_PARAMETERS<4, false> EIGHT_BIT_ARGUMENTS
+KERNEL(linear_int8_64, THREADS) EIGHT_BIT_PARAMETERS<8, false> EIGHT_BIT_ARGUMENTS
+
+#define INT8_G32_PARAMETERS                                                                                        \
+  (const u32* codes, const u32* scales, const bf16* input, bf16* halves, float* floats, u32 add, u32 tokens,       \
+   u32 rows, u32 cols) {                                                                                           \
+    linear_int8_g32
+#define INT8_G32_ARGUMENTS (codes, scales, input, {halves, floats, add}, tokens, rows, cols); }
+
+KERNEL(linear_int8_g32_8, THREADS) INT8_G32_PARAMETERS<1> INT8_G32_ARGUMENTS
+KERNEL(linear_int8_g32_16, THREADS) INT8_G32_PARAMETERS<2> INT8_G32_ARGUMENTS
+KERNEL(linear_int8_g32_32, THREADS) INT8_G32_PARAMETERS<4> INT8_G32_ARGUMENTS
+KERNEL(linear_int8_g32_64, THREADS) INT8_G32_PARAMETERS<8> INT8_G32_ARGUMENTS

@@ -1,0 +1,267 @@
+use half::{bf16, f16};
+use windlass_kernels::cuda::ops::{self, Output};
+use windlass_kernels::cuda::weights::{EightBits, Group, Int4, Int8, LoadError, Matrix};
+use windlass_kernels::cuda::{Device, Stream};
+use windlass_kernels::{PackedMatrix, Pool, WeightType};
+
+use crate::common::{Random, SEEDS, device, poisoned, relative_error};
+
+/// `[tokens, rows]` of a matrix of values.
+fn reference(rows: usize, cols: usize, value: impl Fn(usize, usize) -> f64, input: &[bf16]) -> Vec<f64> {
+    let dot = |token: &[bf16], row: usize| (0..cols).map(|col| value(row, col) * f64::from(token[col])).sum();
+    input.chunks(cols).flat_map(|token| (0..rows).map(move |row| (token, row))).map(|(t, row)| dot(t, row)).collect()
+}
+
+/// The product in all three forms, compared.
+fn check(device: &Device, stream: &Stream, matrix: &Matrix, input: &[bf16], exact: &[f64], what: &str) {
+    let tokens = device.upload(input).unwrap();
+    let mut halves = poisoned::<bf16>(device, exact.len());
+    ops::linear(stream, matrix, tokens.view(), Output::Bf16(halves.view_mut())).unwrap();
+    let error = relative_error(&halves.read(stream).unwrap(), exact);
+    assert!(error <= 3e-3, "{what}: {error} in bf16");
+    let mut floats = poisoned::<f32>(device, exact.len());
+    ops::linear(stream, matrix, tokens.view(), Output::F32(floats.view_mut())).unwrap();
+    let found = floats.read(stream).unwrap();
+    let error = relative_error(&found, exact);
+    assert!(error <= 1e-5, "{what}: {error} in f32");
+    ops::linear(stream, matrix, tokens.view(), Output::AddTo(floats.view_mut())).unwrap();
+    let doubled: Vec<f32> = found.iter().map(|value| value + value).collect();
+    assert_eq!(floats.read(stream).unwrap(), doubled, "{what}: added to itself");
+}
+
+fn random_int4(random: &mut Random, rows: usize, cols: usize, group: Group, symmetric: bool) -> Int4 {
+    let codes = (0..rows * cols).map(|_| random.below(16) as u8).collect();
+    let groups = rows * cols.div_ceil(group.cols());
+    let scale = |random: &mut Random| {
+        let scale = f16::from_f32(random.value(0.1));
+        (scale, f16::from_f32(if symmetric { -8.0 * scale.to_f32() } else { random.value(0.5) }))
+    };
+    Int4::new(rows, cols, group, codes, (0..groups).map(|_| scale(random)).collect())
+}
+
+#[test]
+fn bf16_products_match_the_reference() {
+    let mut random = Random::new(4);
+    for (seed, (tokens, rows, cols)) in SEEDS.into_iter().cycle().zip([
+        (1, 16, 32),
+        (3, 40, 576),
+        (8, 17, 1056),
+        (16, 33, 128),
+        (29, 5, 96),
+        (70, 20, 2080),
+    ]) {
+        let (device, stream) = device(seed);
+        let (weights, input) = (random.halves(rows * cols, 1.0), random.halves(tokens * cols, 2.0));
+        let matrix = Matrix::bf16(&device, rows, cols, &weights).unwrap();
+        let exact = reference(rows, cols, |row, col| weights[row * cols + col].into(), &input);
+        check(&device, &stream, &matrix, &input, &exact, &format!("{tokens} x {rows} x {cols}"));
+    }
+}
+
+#[test]
+fn int4_products_match_the_reference() {
+    let mut random = Random::new(5);
+    for (group, (tokens, rows, cols)) in [
+        (Group::G32, (1, 16, 64)),
+        (Group::G32, (3, 35, 1120)),
+        (Group::G32, (10, 16, 96)),
+        (Group::G64, (5, 24, 576)),
+        (Group::G64, (20, 17, 192)),
+        (Group::G128, (2, 40, 1280)),
+        (Group::G128, (66, 16, 256)),
+    ] {
+        for symmetric in [false, true] {
+            let (device, stream) = device(tokens as u64);
+            let int4 = random_int4(&mut random, rows, cols, group, symmetric);
+            let matrix = Matrix::int4(&device, &int4).unwrap();
+            let input = random.halves(tokens * cols, 2.0);
+            let exact = reference(rows, cols, |row, col| int4.value(row, col), &input);
+            check(&device, &stream, &matrix, &input, &exact, &format!("{group:?}, {tokens} x {rows} x {cols}"));
+        }
+    }
+}
+
+/// A float in e4m3 (OCP 8-bit floating point): a sign, 4 bits of exponent with a bias of 7, 3 bits of fraction.
+pub fn e4m3(code: u8) -> f64 {
+    let (exponent, fraction) = (i32::from(code >> 3 & 15), f64::from(code & 7));
+    let size =
+        if exponent == 0 { fraction / 8.0 * 2f64.powi(-6) } else { (1.0 + fraction / 8.0) * 2f64.powi(exponent - 7) };
+    if code >> 7 == 0 { size } else { -size }
+}
+
+#[test]
+fn eight_bit_products_match_the_reference() {
+    let mut random = Random::new(15);
+    for code in [EightBits::E4m3, EightBits::Int8] {
+        for (group, (tokens, rows, cols)) in [
+            (usize::MAX, (1usize, 16usize, 96usize)),
+            (128, (3, 37, 576)),
+            (256, (12, 17, 1184)),
+            (128, (20, 16, 160)),
+            (usize::MAX, (65, 16, 64)),
+        ] {
+            let (device, stream) = device(tokens as u64);
+            // Every finite code of e4m3: its two NaNs are 0x7f and 0xff.
+            let codes: Vec<u8> =
+                (0..rows * cols).map(|_| (random.next() % 255) as u8).map(|x| if x == 0x7f { 0 } else { x }).collect();
+            let groups = cols.div_ceil(group);
+            let scales = random.values(rows * groups, 0.1);
+            let matrix = Matrix::eight_bits(&device, code, [rows, cols], group, &codes, &scales).unwrap();
+            let input = random.halves(tokens * cols, 2.0);
+            let value = |row: usize, col: usize| {
+                let code_value = match code {
+                    EightBits::E4m3 => e4m3(codes[row * cols + col]),
+                    EightBits::Int8 => f64::from(codes[row * cols + col] as i8),
+                };
+                code_value * f64::from(scales[row * groups + col / group])
+            };
+            let exact = reference(rows, cols, value, &input);
+            check(&device, &stream, &matrix, &input, &exact, &format!("{code:?}, {tokens} x {rows} x {cols}"));
+        }
+    }
+}
+
+#[test]
+fn q8_0_products_match_the_reference() {
+    let mut random = Random::new(20);
+    for (tokens, rows, cols) in [(1, 16, 32), (4, 35, 1120), (11, 16, 96), (30, 17, 192), (65, 16, 64)] {
+        let (device, stream) = device(tokens as u64);
+        let int8 = Int8::read(rows, cols, &q8_0(&mut random, rows, cols)).unwrap();
+        let input = random.halves(tokens * cols, 2.0);
+        let exact = reference(rows, cols, |row, col| int8.value(row, col), &input);
+        let matrix = Matrix::int8(&device, &int8).unwrap();
+        check(&device, &stream, &matrix, &input, &exact, &format!("{tokens} x {rows} x {cols}"));
+    }
+}
+
+/// A file tensor of Q8_0.
+pub fn q8_0(random: &mut Random, rows: usize, cols: usize) -> Vec<u8> {
+    let block = |random: &mut Random| {
+        let mut block = f16::from_f32(random.value(0.1)).to_le_bytes().to_vec();
+        block.extend((0..32).map(|_| random.next() as u8));
+        block
+    };
+    (0..rows * cols / 32).flat_map(|_| block(random)).collect()
+}
+
+#[test]
+fn products_of_many_tokens_match_the_reference() {
+    let mut random = Random::new(16);
+    for (seed, (tokens, rows, cols)) in SEEDS.into_iter().cycle().zip([(130, 70, 96), (5, 129, 224), (64, 128, 32)]) {
+        let (device, stream) = device(seed);
+        let (weights, input) = (random.halves(rows * cols, 1.0), random.halves(tokens * cols, 2.0));
+        let matrix = Matrix::bf16(&device, rows, cols, &weights).unwrap();
+        let exact = reference(rows, cols, |row, col| weights[row * cols + col].into(), &input);
+        let memory = device.upload(&input).unwrap();
+        let (mut halves, mut floats) = (poisoned::<bf16>(&device, exact.len()), poisoned::<f32>(&device, exact.len()));
+        ops::linear_wide(&stream, &matrix, memory.view(), Output::Bf16(halves.view_mut())).unwrap();
+        ops::linear_wide(&stream, &matrix, memory.view(), Output::F32(floats.view_mut())).unwrap();
+        let error = relative_error(&halves.read(&stream).unwrap(), &exact);
+        assert!(error <= 3e-3, "{tokens} x {rows} x {cols}: {error} in bf16");
+        let found = floats.read(&stream).unwrap();
+        let error = relative_error(&found, &exact);
+        assert!(error <= 1e-5, "{tokens} x {rows} x {cols}: {error} in f32");
+        ops::linear_wide(&stream, &matrix, memory.view(), Output::AddTo(floats.view_mut())).unwrap();
+        assert_eq!(floats.read(&stream).unwrap(), found.iter().map(|x| x + x).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_token_gives_the_same_in_any_batch() {
+    let mut random = Random::new(6);
+    let (device, stream) = device(1);
+    let (rows, cols) = (40, 640);
+    let matrices = [
+        Matrix::bf16(&device, rows, cols, &random.halves(rows * cols, 1.0)).unwrap(),
+        Matrix::int4(&device, &random_int4(&mut random, rows, cols, Group::G64, false)).unwrap(),
+        Matrix::eight_bits(
+            &device,
+            EightBits::Int8,
+            [rows, cols],
+            128,
+            &vec![77; rows * cols],
+            &random.values(rows * 5, 1.0),
+        )
+        .unwrap(),
+    ];
+    let input = random.halves(70 * cols, 2.0);
+    let tokens = device.upload(&input).unwrap();
+    for matrix in &matrices {
+        let product = |first: usize, count: usize| {
+            let mut out = poisoned::<f32>(&device, count * rows);
+            let input = tokens.slice(first * cols..(first + count) * cols);
+            ops::linear(&stream, matrix, input, Output::F32(out.view_mut())).unwrap();
+            out.read(&stream).unwrap()
+        };
+        let alone = product(37, 1);
+        for (first, count) in [(37, 5), (30, 8), (25, 13), (20, 30), (0, 70)] {
+            let at = (37 - first) * rows;
+            assert_eq!(product(first, count)[at..at + rows], alone, "{count} tokens from {first}");
+        }
+    }
+}
+
+#[test]
+fn files_of_four_bits_are_read_as_they_are() {
+    let mut random = Random::new(7);
+    let pool = Pool::new(1).unwrap();
+    let (rows, cols) = (3, 512);
+    for kind in [WeightType::Q4_0, WeightType::Q4_1, WeightType::Q4K, WeightType::I4G64, WeightType::I4G128] {
+        let blocks = rows * cols / kind.block_elements();
+        let mut bytes = Vec::new();
+        for _ in 0..blocks {
+            let mut block: Vec<u8> = (0..kind.block_bytes()).map(|_| random.next() as u8).collect();
+            block[..2].copy_from_slice(&f16::from_f32(random.value(0.1)).to_le_bytes());
+            block[2..4].copy_from_slice(&f16::from_f32(random.value(0.1)).to_le_bytes());
+            bytes.extend(block);
+        }
+        let int4 = Int4::read(kind, rows, cols, &bytes).unwrap().unwrap();
+        let packed = PackedMatrix::pack(&pool, kind, rows, cols, &bytes).unwrap();
+        let (mut exact, mut row) = (Vec::new(), vec![0.0; cols]);
+        for index in 0..rows {
+            packed.dequantize_row(index, &mut row);
+            exact.extend(row.iter().map(|&value| f64::from(value)));
+        }
+        let found: Vec<f64> = (0..rows * cols).map(|i| int4.value(i / cols, i % cols)).collect();
+        // Q4_K's scales are products, which are rounded to f16; all others are in the file.
+        let bound = if kind == WeightType::Q4K { 1e-3 } else { 1e-7 };
+        let error = relative_error(&found, &exact);
+        assert!(error <= bound, "{}: {error}", kind.name());
+    }
+}
+
+#[test]
+fn any_file_type_becomes_a_matrix() {
+    let mut random = Random::new(8);
+    let pool = Pool::new(1).unwrap();
+    let (device, stream) = device(2);
+    let (rows, cols) = (9, 256);
+    for kind in WeightType::ALL {
+        let blocks = rows * cols / kind.block_elements();
+        let mut bytes = Vec::new();
+        for _ in 0..blocks {
+            let mut block: Vec<u8> = (0..kind.block_bytes()).map(|_| random.next() as u8 & 0x3f).collect();
+            if kind == WeightType::MXFP4 {
+                block[0] = 127;
+            }
+            bytes.extend(block);
+        }
+        let packed = PackedMatrix::pack(&pool, kind, rows, cols, &bytes).unwrap();
+        let mut values = vec![0.0; rows * cols];
+        values.chunks_mut(cols).enumerate().for_each(|(row, out)| packed.dequantize_row(row, out));
+        let matrix = Matrix::load(&device, &pool, kind, rows, cols, &bytes).unwrap();
+        let input = random.halves(cols, 1.0);
+        let mut out = poisoned::<f32>(&device, rows);
+        ops::linear(&stream, &matrix, device.upload(&input).unwrap().view(), Output::F32(out.view_mut())).unwrap();
+        let exact = reference(rows, cols, |row, col| values[row * cols + col].into(), &input);
+        let error = relative_error(&out.read(&stream).unwrap(), &exact);
+        assert!(error <= 6e-3, "{}: {error}", kind.name());
+    }
+}
+
+#[test]
+fn a_matrix_of_odd_columns_is_refused() {
+    let (device, _) = device(0);
+    let refused = Matrix::bf16(&device, 1, 40, &[bf16::ZERO; 40]).unwrap_err();
+    assert!(matches!(refused, LoadError::Columns { cols: 40 }), "{refused}");
+}

@@ -1,0 +1,192 @@
+use windlass_kernels::cuda::Stream;
+use windlass_kernels::cuda::ops::{self, ALL_BANNED, Edits, Masks, NOT_FINITE, Samplers};
+
+use crate::common::{Random, device, poisoned};
+
+#[derive(Clone, Copy, Debug)]
+struct Sampler {
+    temperature: f32,
+    top_k: u32,
+    top_p: f32,
+    min_p: f32,
+}
+
+const PLAIN: Sampler = Sampler { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
+
+fn draw(seed: u64, logits: &[f32], vocabulary: usize, sampler: Sampler, seeds: &[u64]) -> Vec<u32> {
+    let (device, stream) = device(seed);
+    let rows = seeds.len();
+    let all = |value: f32| device.upload(&vec![value; rows]).unwrap();
+    let floor = if sampler.min_p > 0.0 { sampler.min_p.ln() } else { f32::NEG_INFINITY };
+    let (temperatures, top_ps, floors) = (all(sampler.temperature), all(sampler.top_p), all(floor));
+    let top_ks = device.upload(&vec![sampler.top_k; rows]).unwrap();
+    let (seed_memory, positions) = (device.upload(seeds).unwrap(), device.upload(&vec![5u32; rows]).unwrap());
+    let mut out = poisoned::<u32>(&device, rows);
+    let samplers = Samplers {
+        temperatures: temperatures.view(),
+        top_ks: top_ks.view(),
+        top_ps: top_ps.view(),
+        floors: floors.view(),
+        seeds: seed_memory.view(),
+        positions: positions.view(),
+    };
+    ops::sample(&stream, samplers, device.upload(logits).unwrap().view(), vocabulary, out.view_mut()).unwrap();
+    out.read(&stream).unwrap()
+}
+
+/// Philox4x32-10, as its authors' known answers have it.
+fn uniform(seed: u64, position: u32) -> f64 {
+    let (mut c, mut k) = ([position, 0, 0, 0], [seed as u32, (seed >> 32) as u32]);
+    for _ in 0..10 {
+        let (a, b) = (u64::from(c[0]) * 0xd251_1f53, u64::from(c[2]) * 0xcd9e_8d57);
+        c = [(b >> 32) as u32 ^ c[1] ^ k[0], b as u32, (a >> 32) as u32 ^ c[3] ^ k[1], a as u32];
+        k = [k[0].wrapping_add(0x9e37_79b9), k[1].wrapping_add(0xbb67_ae85)];
+    }
+    ((u64::from(c[0]) << 32 | u64::from(c[1])) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// The kept tokens with their shares, in the order in which they are drawn from.
+fn kept(logits: &[f32], sampler: Sampler) -> Vec<(u32, f64)> {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let share = |&(_, logit): &(u32, f32)| f64::from(((logit - most) / sampler.temperature).exp());
+    let mut tokens: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+    let truncates = (sampler.top_k > 0 && (sampler.top_k as usize) < logits.len()) || sampler.top_p < 1.0;
+    if truncates {
+        tokens.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    }
+    tokens.retain(|token| share(token) >= f64::from(sampler.min_p));
+    if truncates && sampler.top_k > 0 {
+        tokens.truncate(sampler.top_k as usize);
+    }
+    let mut shares: Vec<(u32, f64)> = tokens.iter().map(|token| (token.0, share(token))).collect();
+    if sampler.top_p < 1.0 {
+        let whole: f64 = shares.iter().map(|(_, share)| share).sum();
+        let mut sum = 0.0;
+        let last = shares.iter().position(|(_, share)| {
+            sum += share;
+            sum >= f64::from(sampler.top_p) * whole
+        });
+        shares.truncate(last.map_or(shares.len(), |last| last + 1));
+    }
+    shares
+}
+
+fn expected(logits: &[f32], sampler: Sampler, seed: u64) -> u32 {
+    let shares = kept(logits, sampler);
+    let target = uniform(seed, 5) * shares.iter().map(|(_, share)| share).sum::<f64>();
+    let mut sum = 0.0;
+    let drawn = shares.iter().find(|(_, share)| {
+        sum += share;
+        sum > target
+    });
+    drawn.or(shares.last()).unwrap().0
+}
+
+#[test]
+fn greedy_takes_the_first_of_the_largest() {
+    let vocabulary = 5000;
+    let mut logits = Random::new(13).values(vocabulary, 1.0);
+    logits[4321] = 2.0;
+    logits[4322] = 2.0;
+    logits[1234] = 2.0;
+    let greedy = Sampler { temperature: 0.0, ..PLAIN };
+    assert_eq!(draw(1, &logits, vocabulary, greedy, &[0]), [1234]);
+}
+
+#[test]
+fn bad_rows_are_told() {
+    let finite = [0.0, 1.0, 2.0];
+    for bad in [f32::NAN, f32::INFINITY] {
+        let logits = [finite, [0.0, bad, 0.0]].concat();
+        assert_eq!(draw(1, &logits, 3, PLAIN, &[1, 2])[1], NOT_FINITE);
+    }
+    assert_eq!(draw(1, &[f32::NEG_INFINITY; 3], 3, PLAIN, &[1]), [ALL_BANNED]);
+}
+
+#[test]
+fn tokens_are_drawn_as_by_sorting() {
+    let mut random = Random::new(14);
+    for vocabulary in [3usize, 1000, 4999] {
+        for sampler in [
+            PLAIN,
+            Sampler { temperature: 0.3, ..PLAIN },
+            Sampler { top_k: 1, ..PLAIN },
+            Sampler { top_k: 40, ..PLAIN },
+            Sampler { top_p: 0.9, ..PLAIN },
+            Sampler { top_p: 0.01, temperature: 2.0, ..PLAIN },
+            Sampler { top_k: 50, top_p: 0.8, min_p: 0.01, temperature: 0.7 },
+            Sampler { min_p: 0.2, ..PLAIN },
+        ] {
+            // Rounded, so that many logits are equal.
+            let logits: Vec<f32> = (0..vocabulary).map(|_| (random.value(8.0) * 16.0).round() / 16.0).collect();
+            let seeds: Vec<u64> = (0..6).map(|_| random.next()).collect();
+            let rows: Vec<f32> = seeds.iter().flat_map(|_| logits.clone()).collect();
+            let expected: Vec<u32> = seeds.iter().map(|&seed| expected(&logits, sampler, seed)).collect();
+            assert_eq!(draw(2, &rows, vocabulary, sampler, &seeds), expected, "{sampler:?} of {vocabulary}");
+        }
+    }
+}
+
+#[test]
+fn draws_follow_the_distribution() {
+    // Chi-squared with 7 degrees of freedom is above 24.3 once in a thousand.
+    let logits: Vec<f32> = [1.0, 0.5, 0.0, -0.5, -1.0, 2.0, 1.5, 0.25].to_vec();
+    let seeds: Vec<u64> = (0..500).map(|i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+    let rows: Vec<f32> = seeds.iter().flat_map(|_| logits.clone()).collect();
+    let drawn = draw(3, &rows, 8, PLAIN, &seeds);
+    let whole: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+    let distance = |token: usize| {
+        let expected = f64::from(logits[token]).exp() / whole * seeds.len() as f64;
+        let found = drawn.iter().filter(|&&id| id as usize == token).count() as f64;
+        (found - expected).powi(2) / expected
+    };
+    let chi_squared: f64 = (0..8).map(distance).sum();
+    assert!(chi_squared < 24.3, "{chi_squared}");
+}
+
+fn adjusted(
+    stream: &Stream,
+    logits: &[f32],
+    vocabulary: usize,
+    masks: (&[u32], &[u32]),
+    edits: (&[u32], &[u32], &[f32]),
+) -> Vec<f32> {
+    let device = stream.device();
+    let mut memory = device.upload(logits).unwrap();
+    let (rows, bits) = (device.upload(masks.0).unwrap(), device.upload(masks.1).unwrap());
+    let (firsts, tokens) = (device.upload(edits.0).unwrap(), device.upload(edits.1).unwrap());
+    let values = device.upload(edits.2).unwrap();
+    let masks = Masks { rows: rows.view(), bits: bits.view() };
+    let edits = Edits { firsts: firsts.view(), tokens: tokens.view(), values: values.view() };
+    ops::adjust_logits(stream, masks, edits, vocabulary, memory.view_mut()).unwrap();
+    memory.read(stream).unwrap()
+}
+
+#[test]
+fn masks_and_edits_change_what_they_name() {
+    let (_, stream) = device(1);
+    let vocabulary = 40;
+    let logits: Vec<f32> = (0..2 * vocabulary).map(|i| i as f32 - 20.0).collect();
+    // The second row's mask allows tokens 1, 33 and 39; its edits come after it.
+    let masks: (&[u32], &[u32]) = (&[u32::MAX, 0], &[1 << 1, 1 << 1 | 1 << 7]);
+    let edits: (&[u32], &[u32], &[f32]) = (
+        &[0, 3, 6],
+        &[0, 25, 26, 1, 2, 33],
+        &[
+            0.0, 2.0, 0.0, 0.0, // repetition of a negative logit
+            1.0, 2.0, 0.5, 0.0, // bias, repetition of a positive one, cost
+            0.0, 1.0, 0.0, 1.0, // banned
+            3e38, 1.0, -3.4e38, 0.0, // kept finite
+            1.0, 1.0, 0.0, 0.0, // masked: stays so
+            0.0, 1.0, 0.25, 0.0,
+        ],
+    );
+    let found = adjusted(&stream, &logits, vocabulary, masks, edits);
+    let mut expected = logits.clone();
+    (expected[0], expected[25], expected[26]) = (-40.0, 2.5, f32::NEG_INFINITY);
+    let second = &mut expected[vocabulary..];
+    let (one, other, last) = (f32::MAX, second[33] - 0.25, second[39]);
+    second.fill(f32::NEG_INFINITY);
+    (second[1], second[33], second[39]) = (one, other, last);
+    assert_eq!(found, expected);
+}

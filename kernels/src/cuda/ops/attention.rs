@@ -1,0 +1,203 @@
+//! Causal attention over paged keys and values (FlashAttention 2, split over long contexts).
+
+use half::bf16;
+
+use super::heads::{Heads, PAGE_TOKENS, Pages};
+use super::word;
+use crate::cuda::launch::Launch;
+use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
+
+/// Rows that a block of prefill takes.
+const PREFILL_ROWS: usize = 64;
+/// Most query heads that share a key head when decoding: the rows of one product.
+const MAX_GROUP: usize = 16;
+
+/// What attention computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// The layer's heads.
+    pub heads: Heads,
+    /// Multiplies scores: `1 / √dim`.
+    pub scale: f32,
+    /// Keys that a query sees, its own among them; 0 for all.
+    pub window: u32,
+    /// Scores become `cap · tanh(score / cap)`; 0 for none.
+    pub cap: f32,
+}
+
+/// Keys of a split when decoding a sequence of `length` keys: by its own length alone, so that a sequence gives the same
+/// whatever runs beside it.
+pub fn split_keys(length: usize) -> usize {
+    match length {
+        0..=2048 => 128,
+        2049..=8192 => 256,
+        _ => 512,
+    }
+}
+
+/// Most splits that any sequence of up to `length` keys has.
+pub fn splits(length: usize) -> usize {
+    let at = |length: usize| length.div_ceil(split_keys(length));
+    [length, length.min(8192), length.min(2048)].into_iter().map(at).max().unwrap_or(1).max(1)
+}
+
+/// The sequences of a decoding step, one new token each. Everything lies on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeRows<'a> {
+    /// Pages of each sequence, `[rows, max_pages]`.
+    pub tables: View<'a, u32>,
+    /// Keys of each sequence, the new one among them.
+    pub lengths: View<'a, u32>,
+    /// Which of the step's tokens is each row's.
+    pub tokens: View<'a, u32>,
+    /// Splits that there is room for: [`splits`] of the longest sequence.
+    pub splits: usize,
+}
+
+/// Room for the splits of a decoding step.
+#[derive(Debug)]
+pub struct DecodeWork<'a> {
+    /// `[rows, heads, splits, dim]`.
+    pub partial: ViewMut<'a, f32>,
+    /// `[rows, heads, splits]`.
+    pub partial_log: ViewMut<'a, f32>,
+}
+
+impl AttentionShape {
+    fn check(&self, query: usize, out: usize) -> usize {
+        let Heads { heads, kv_heads, dim } = self.heads;
+        assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "{heads} heads share {kv_heads}");
+        assert_eq!(query, out, "a result for each query");
+        assert!(query.is_multiple_of(heads * dim), "whole tokens");
+        heads / kv_heads
+    }
+}
+
+/// `out = softmax(query · keysᵀ · scale) · values` of one token of each row.
+///
+/// # Panics
+/// When the lengths do not match, more than 16 heads share a key head, or heads have another size than 32, 64, 96, 128.
+pub fn attention_decode(
+    stream: &Stream,
+    shape: &AttentionShape,
+    rows: DecodeRows<'_>,
+    query: View<'_, bf16>,
+    pages: Pages<'_>,
+    mut work: DecodeWork<'_>,
+    mut out: ViewMut<'_, bf16>,
+) -> Result<(), DriverError> {
+    let Heads { heads, kv_heads, dim } = shape.heads;
+    let (count, splits) = (rows.lengths.len(), rows.splits);
+    let group = shape.check(query.len(), out.len());
+    assert!(group <= MAX_GROUP, "{group} heads share a key head; at most {MAX_GROUP} do");
+    assert!(count > 0 && rows.tokens.len() == count && rows.tables.len().is_multiple_of(count), "a table for each row");
+    assert!(splits > 0 && work.partial.len() >= count * heads * splits * dim, "room for {splits} splits");
+    assert!(work.partial_log.len() >= count * heads * splits, "room for {splits} splits");
+    let kernel = decode_kernel(dim, pages);
+    let [pages, scales] = pages.arguments(shape.heads);
+    let launch = Launch::new(kernel, [word(count), word(kv_heads), word(splits)]).shared(kernel.spec().shared_bytes);
+    let launch = launch.with(query).with(pages).with(rows.tables).with(rows.lengths).with(rows.tokens);
+    let launch = launch.with(out.reborrow()).with(work.partial.reborrow()).with(work.partial_log.reborrow());
+    let launch = launch.with(scales);
+    let launch = launch.with(word(heads)).with(word(kv_heads)).with(word(rows.tables.len() / count));
+    let launch = launch.with(word(splits)).with(shape.scale).with(shape.window).with(shape.cap);
+    // SAFETY: blocks read pages of their row's table and write their row; what tables name is the caller's promise.
+    unsafe { stream.launch(&launch) }?;
+    if splits == 1 {
+        return Ok(());
+    }
+    let launch = Launch::new(Kernel::AttentionMerge, [word(count), word(heads), 1]);
+    let launch = launch.with(work.partial.as_view()).with(work.partial_log.as_view()).with(rows.lengths);
+    let launch = launch.with(rows.tokens).with(out).with(word(heads)).with(word(dim)).with(word(splits));
+    // SAFETY: blocks read the splits that were just written and write their row.
+    unsafe { stream.launch(&launch) }
+}
+
+/// The sequences of a step with any number of new tokens each. Everything lies on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Chunks<'a> {
+    /// Pages of each sequence, `[sequences, max_pages]`.
+    pub tables: View<'a, u32>,
+    /// The sequence of each tile: [`prefill_tiles`].
+    pub tile_sequences: View<'a, u32>,
+    /// The first row of each tile.
+    pub tile_firsts: View<'a, u32>,
+    /// The first of each sequence's tokens in this step.
+    pub first_tokens: View<'a, u32>,
+    /// How many there are.
+    pub token_counts: View<'a, u32>,
+    /// The position of the first.
+    pub first_positions: View<'a, u32>,
+}
+
+/// The tiles of sequences with so many new tokens: each tile's sequence, and its first row.
+pub fn prefill_tiles(heads: Heads, token_counts: &[u32]) -> Vec<(u32, u32)> {
+    let group = heads.heads / heads.kv_heads;
+    let tiles = |(sequence, &tokens): (usize, &u32)| {
+        (0..tokens as usize * group).step_by(PREFILL_ROWS).map(move |first| (word(sequence), word(first)))
+    };
+    token_counts.iter().enumerate().flat_map(tiles).collect()
+}
+
+/// `out = softmax(query · keysᵀ · scale) · values` of every token of the chunks; each sees the keys up to its own.
+///
+/// # Panics
+/// When the lengths do not match, or heads have another size than 32, 64, 96, 128.
+pub fn attention_prefill(
+    stream: &Stream,
+    shape: &AttentionShape,
+    chunks: Chunks<'_>,
+    query: View<'_, bf16>,
+    pages: Pages<'_>,
+    out: ViewMut<'_, bf16>,
+) -> Result<(), DriverError> {
+    let Heads { heads, kv_heads, dim } = shape.heads;
+    shape.check(query.len(), out.len());
+    let (tiles, sequences) = (chunks.tile_sequences.len(), chunks.token_counts.len());
+    assert_eq!(chunks.tile_firsts.len(), tiles, "a first row for each tile");
+    assert!(
+        chunks.first_tokens.len() == sequences && chunks.first_positions.len() == sequences,
+        "one for each sequence"
+    );
+    assert!(sequences > 0 && chunks.tables.len().is_multiple_of(sequences), "a table for each sequence");
+    let kernel = prefill_kernel(dim, pages);
+    let [pages, scales] = pages.arguments(shape.heads);
+    let launch = Launch::new(kernel, [word(tiles), word(kv_heads), 1]).shared(kernel.spec().shared_bytes);
+    let launch = launch.with(query).with(pages).with(chunks.tables).with(chunks.tile_sequences);
+    let launch = launch.with(chunks.tile_firsts).with(chunks.first_tokens).with(chunks.token_counts);
+    let launch = launch.with(chunks.first_positions).with(out).with(scales).with(word(heads)).with(word(kv_heads));
+    let launch =
+        launch.with(word(chunks.tables.len() / sequences)).with(shape.scale).with(shape.window).with(shape.cap);
+    // SAFETY: blocks read pages of their sequence's table and write their rows; what tables name is the caller's promise.
+    unsafe { stream.launch(&launch) }
+}
+
+fn decode_kernel(dim: usize, pages: Pages<'_>) -> Kernel {
+    match (dim, pages) {
+        (32, Pages::Bf16(_)) => Kernel::AttentionDecode32,
+        (64, Pages::Bf16(_)) => Kernel::AttentionDecode64,
+        (96, Pages::Bf16(_)) => Kernel::AttentionDecode96,
+        (128, Pages::Bf16(_)) => Kernel::AttentionDecode128,
+        (32, Pages::Fp8 { .. }) => Kernel::AttentionDecodeFp832,
+        (64, Pages::Fp8 { .. }) => Kernel::AttentionDecodeFp864,
+        (96, Pages::Fp8 { .. }) => Kernel::AttentionDecodeFp896,
+        (128, Pages::Fp8 { .. }) => Kernel::AttentionDecodeFp8128,
+        (dim, _) => panic!("heads of {dim} values: kernels take 32, 64, 96 and 128"),
+    }
+}
+
+fn prefill_kernel(dim: usize, pages: Pages<'_>) -> Kernel {
+    match (dim, pages) {
+        (32, Pages::Bf16(_)) => Kernel::AttentionPrefill32,
+        (64, Pages::Bf16(_)) => Kernel::AttentionPrefill64,
+        (96, Pages::Bf16(_)) => Kernel::AttentionPrefill96,
+        (128, Pages::Bf16(_)) => Kernel::AttentionPrefill128,
+        (32, Pages::Fp8 { .. }) => Kernel::AttentionPrefillFp832,
+        (64, Pages::Fp8 { .. }) => Kernel::AttentionPrefillFp864,
+        (96, Pages::Fp8 { .. }) => Kernel::AttentionPrefillFp896,
+        (128, Pages::Fp8 { .. }) => Kernel::AttentionPrefillFp8128,
+        (dim, _) => panic!("heads of {dim} values: kernels take 32, 64, 96 and 128"),
+    }
+}
+
+const _: () = assert!(PREFILL_ROWS == PAGE_TOKENS, "a block's four warps have 16 rows each");

@@ -1,0 +1,174 @@
+//! Products of tokens with a weight matrix.
+
+use half::bf16;
+
+use super::word;
+use crate::cuda::launch::{Argument, Launch};
+use crate::cuda::table::GEMM_SHARED_BYTES;
+use crate::cuda::weights::{EightBits, Group, Matrix, ROW_TILE, Values};
+use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
+
+/// Tokens, and rows, of a block of `gemm.cu`.
+const GEMM_TILE: usize = 128;
+
+/// Where a product goes, `[tokens, matrix.rows()]`.
+#[derive(Debug)]
+pub enum Output<'a> {
+    /// Rounded.
+    Bf16(ViewMut<'a, bf16>),
+    /// As summed.
+    F32(ViewMut<'a, f32>),
+    /// Added to what is there: the residual stream.
+    AddTo(ViewMut<'a, f32>),
+}
+
+impl Output<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Output::Bf16(out) => out.len(),
+            Output::F32(out) | Output::AddTo(out) => out.len(),
+        }
+    }
+
+    /// The kernel's three arguments: bf16 or null, f32 or null, and whether to add.
+    fn arguments(self) -> [Argument; 3] {
+        match self {
+            Output::Bf16(out) => [out.into(), Argument::none::<f32>(), 0u32.into()],
+            Output::F32(out) => [Argument::none::<bf16>(), out.into(), 0u32.into()],
+            Output::AddTo(out) => [Argument::none::<bf16>(), out.into(), 1u32.into()],
+        }
+    }
+}
+
+/// `out[t] = matrix · input[t]` for each token of `matrix.cols()` values. A token's result is the same whatever tokens
+/// come with it.
+///
+/// # Panics
+/// When the lengths do not match.
+pub fn linear(stream: &Stream, matrix: &Matrix, input: View<'_, bf16>, out: Output<'_>) -> Result<(), DriverError> {
+    let (rows, cols) = (matrix.rows(), matrix.cols());
+    assert!(!input.is_empty() && input.len().is_multiple_of(cols), "{} values are no tokens of {cols}", input.len());
+    let tokens = input.len() / cols;
+    assert_eq!(out.len(), tokens * rows, "{tokens} tokens of {rows} values");
+    let width = Width::for_tokens(tokens);
+    let grid = [word(rows.div_ceil(ROW_TILE)), word(tokens.div_ceil(width.tokens())), 1];
+    let (launch, last) = match matrix.values() {
+        Values::Bf16(weights) => (Launch::new(width.bf16(), grid).with(weights.view()), None),
+        Values::Int4 { codes, scales, group, affine } => {
+            (Launch::new(width.int4(*group), grid).with(codes.view()).with(scales.view()), Some(u32::from(*affine)))
+        }
+        Values::Int8 { codes, scales } => {
+            (Launch::new(width.int8(), grid).with(codes.view()).with(scales.view()), None)
+        }
+        Values::Eight { codes, scales, group, code } => {
+            let launch = Launch::new(width.eight_bits(*code), grid).with(codes.view()).with(scales.view());
+            (launch, Some(word((*group).min(cols))))
+        }
+    };
+    let launch = out.arguments().into_iter().fold(launch.with(input), Launch::with);
+    let launch = launch.with(word(tokens)).with(word(rows)).with(word(cols));
+    let launch = last.into_iter().fold(launch, Launch::with);
+    // SAFETY: blocks read whole rows of the matrix and of the tokens, and write rows and tokens that are there.
+    unsafe { stream.launch(&launch) }
+}
+
+/// [`linear`] with a bf16 matrix for many tokens: faster from about a hundred on, and equal but for rounding, because it
+/// sums in another order. Not for a mode in which results must not depend on the batch.
+///
+/// # Panics
+/// When the lengths do not match, or the matrix is not bf16.
+pub fn linear_wide(
+    stream: &Stream,
+    matrix: &Matrix,
+    input: View<'_, bf16>,
+    out: Output<'_>,
+) -> Result<(), DriverError> {
+    let (rows, cols) = (matrix.rows(), matrix.cols());
+    assert!(!input.is_empty() && input.len().is_multiple_of(cols), "{} values are no tokens of {cols}", input.len());
+    let tokens = input.len() / cols;
+    assert_eq!(out.len(), tokens * rows, "{tokens} tokens of {rows} values");
+    let Values::Bf16(weights) = matrix.values() else { panic!("many tokens are multiplied with bf16 alone") };
+    let grid = [word(rows.div_ceil(GEMM_TILE)), word(tokens.div_ceil(GEMM_TILE)), 1];
+    let launch = Launch::new(Kernel::GemmBf16, grid).shared(GEMM_SHARED_BYTES).with(weights.view());
+    let launch = out.arguments().into_iter().fold(launch.with(input), Launch::with);
+    // SAFETY: blocks read rows and tokens that are there, and write those.
+    unsafe { stream.launch(&launch.with(word(tokens)).with(word(rows)).with(word(cols))) }
+}
+
+/// Tokens that a block multiplies a weight with while it holds it.
+#[derive(Clone, Copy, Debug)]
+enum Width {
+    T8,
+    T16,
+    T32,
+    T64,
+}
+
+impl Width {
+    fn for_tokens(tokens: usize) -> Width {
+        match tokens {
+            0..=8 => Width::T8,
+            9..=16 => Width::T16,
+            17..=32 => Width::T32,
+            _ => Width::T64,
+        }
+    }
+
+    fn tokens(self) -> usize {
+        match self {
+            Width::T8 => 8,
+            Width::T16 => 16,
+            Width::T32 => 32,
+            Width::T64 => 64,
+        }
+    }
+
+    fn bf16(self) -> Kernel {
+        match self {
+            Width::T8 => Kernel::LinearBf16T8,
+            Width::T16 => Kernel::LinearBf16T16,
+            Width::T32 => Kernel::LinearBf16T32,
+            Width::T64 => Kernel::LinearBf16T64,
+        }
+    }
+
+    fn int8(self) -> Kernel {
+        match self {
+            Width::T8 => Kernel::LinearInt8G32T8,
+            Width::T16 => Kernel::LinearInt8G32T16,
+            Width::T32 => Kernel::LinearInt8G32T32,
+            Width::T64 => Kernel::LinearInt8G32T64,
+        }
+    }
+
+    fn eight_bits(self, code: EightBits) -> Kernel {
+        match (code, self) {
+            (EightBits::E4m3, Width::T8) => Kernel::LinearFp8T8,
+            (EightBits::E4m3, Width::T16) => Kernel::LinearFp8T16,
+            (EightBits::E4m3, Width::T32) => Kernel::LinearFp8T32,
+            (EightBits::E4m3, Width::T64) => Kernel::LinearFp8T64,
+            (EightBits::Int8, Width::T8) => Kernel::LinearInt8T8,
+            (EightBits::Int8, Width::T16) => Kernel::LinearInt8T16,
+            (EightBits::Int8, Width::T32) => Kernel::LinearInt8T32,
+            (EightBits::Int8, Width::T64) => Kernel::LinearInt8T64,
+        }
+    }
+
+    fn int4(self, group: Group) -> Kernel {
+        use Group::{G32, G64, G128};
+        match (group, self) {
+            (G32, Width::T8) => Kernel::LinearInt4G32T8,
+            (G32, Width::T16) => Kernel::LinearInt4G32T16,
+            (G32, Width::T32) => Kernel::LinearInt4G32T32,
+            (G32, Width::T64) => Kernel::LinearInt4G32T64,
+            (G64, Width::T8) => Kernel::LinearInt4G64T8,
+            (G64, Width::T16) => Kernel::LinearInt4G64T16,
+            (G64, Width::T32) => Kernel::LinearInt4G64T32,
+            (G64, Width::T64) => Kernel::LinearInt4G64T64,
+            (G128, Width::T8) => Kernel::LinearInt4G128T8,
+            (G128, Width::T16) => Kernel::LinearInt4G128T16,
+            (G128, Width::T32) => Kernel::LinearInt4G128T32,
+            (G128, Width::T64) => Kernel::LinearInt4G128T64,
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Weight matrices on a device, in the layouts that `linear.cu` describes.
+
+mod int4;
+mod int8;
+
+use half::{bf16, f16};
+
+use super::{Device, DriverError, Memory};
+use crate::{PackedMatrix, Pool, ShapeError, WeightType, floats};
+pub use int4::{Group, Int4};
+pub use int8::Int8;
+
+/// Rows that a block of the kernels computes.
+pub(super) const ROW_TILE: usize = 16;
+/// Columns come in whole blocks of this.
+const COL_BLOCK: usize = 32;
+
+/// A matrix `[outputs, inputs]`.
+#[derive(Debug)]
+pub struct Matrix {
+    rows: usize,
+    cols: usize,
+    values: Values,
+}
+
+#[derive(Debug)]
+pub(super) enum Values {
+    /// Row after row.
+    Bf16(Memory<bf16>),
+    /// 4-bit codes with a scale and a minimum for each group of columns.
+    Int4 { codes: Memory<u32>, scales: Memory<u32>, group: Group, affine: bool },
+    /// Signed 8-bit codes with a scale for each 32 columns.
+    Int8 { codes: Memory<u32>, scales: Memory<u32> },
+    /// 8-bit codes, row after row, with a scale for every `group` columns.
+    Eight { codes: Memory<u8>, scales: Memory<f32>, group: usize, code: EightBits },
+}
+
+/// What 8 bits stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EightBits {
+    /// A float of 4 bits of exponent and 3 of fraction, up to 448.
+    E4m3,
+    /// A signed integer.
+    Int8,
+}
+
+/// Why a matrix could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The tensor is none of its type.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// Columns do not come in whole blocks.
+    #[error("a matrix of {cols} columns: the CUDA kernels multiply {COL_BLOCK} at a time")]
+    Columns {
+        /// There are so many.
+        cols: usize,
+    },
+    /// The device refused.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+impl Matrix {
+    /// Takes in a row-major file tensor. Types of 4 bits, Q8_0 and INT8 stay so; all others become bf16.
+    ///
+    /// What is rounded: other types to bf16, and the scales of Q4_K, which are products in the file, to f16.
+    pub fn load(
+        device: &Device,
+        pool: &Pool,
+        weight_type: WeightType,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+    ) -> Result<Matrix, LoadError> {
+        if let Some(int4) = Int4::read(weight_type, rows, cols, bytes) {
+            return Matrix::int4(device, &int4?);
+        }
+        match weight_type {
+            WeightType::Q8_0 => Matrix::int8(device, &Int8::read(rows, cols, bytes)?),
+            WeightType::I8G128 => {
+                crate::weights::validated_row_bytes(weight_type, rows, cols, bytes.len())?;
+                let (codes, scales) = split_groups(bytes, weight_type.block_bytes());
+                Matrix::eight_bits(device, EightBits::Int8, [rows, cols], weight_type.block_elements(), &codes, &scales)
+            }
+            _ => Matrix::bf16(device, rows, cols, &as_bf16(pool, weight_type, rows, cols, bytes)?),
+        }
+    }
+
+    /// Takes in values, row after row.
+    pub fn bf16(device: &Device, rows: usize, cols: usize, values: &[bf16]) -> Result<Matrix, LoadError> {
+        check(rows, cols, values.len())?;
+        Ok(Matrix { rows, cols, values: Values::Bf16(device.upload(values)?) })
+    }
+
+    /// Takes in 4-bit codes.
+    pub fn int4(device: &Device, int4: &Int4) -> Result<Matrix, LoadError> {
+        check(int4.rows(), int4.cols(), int4.rows() * int4.cols())?;
+        let (codes, scales) = (device.upload(&int4.pack_codes())?, device.upload(&int4.pack_scales())?);
+        let values = Values::Int4 { codes, scales, group: int4.group(), affine: int4.is_affine() };
+        Ok(Matrix { rows: int4.rows(), cols: int4.cols(), values })
+    }
+
+    /// Takes in signed 8-bit codes in groups of 32.
+    pub fn int8(device: &Device, int8: &Int8) -> Result<Matrix, LoadError> {
+        let (rows, cols) = (int8.rows(), int8.cols());
+        check(rows, cols, rows * cols)?;
+        let (codes, scales) = (device.upload(&int8.pack_codes())?, device.upload(&int8.pack_scales())?);
+        Ok(Matrix { rows, cols, values: Values::Int8 { codes, scales } })
+    }
+
+    /// Takes in 8-bit codes, row after row, with a scale for every `group` columns of each row: a multiple of 128, or all.
+    ///
+    /// # Panics
+    /// When the lengths do not match.
+    pub fn eight_bits(
+        device: &Device,
+        code: EightBits,
+        [rows, cols]: [usize; 2],
+        group: usize,
+        codes: &[u8],
+        scales: &[f32],
+    ) -> Result<Matrix, LoadError> {
+        check(rows, cols, codes.len())?;
+        assert!(group >= cols || (group > 0 && group.is_multiple_of(128)), "groups of {group} columns");
+        assert_eq!(scales.len(), rows * cols.div_ceil(group), "a scale for each group");
+        let (codes, scales) = (device.upload(codes)?, device.upload(scales)?);
+        Ok(Matrix { rows, cols, values: Values::Eight { codes, scales, group, code } })
+    }
+
+    /// Outputs.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Inputs.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes on the device.
+    pub fn bytes(&self) -> usize {
+        match &self.values {
+            Values::Bf16(values) => values.view().bytes(),
+            Values::Int4 { codes, scales, .. } => codes.view().bytes() + scales.view().bytes(),
+            Values::Int8 { codes, scales } => codes.view().bytes() + scales.view().bytes(),
+            Values::Eight { codes, scales, .. } => codes.view().bytes() + scales.view().bytes(),
+        }
+    }
+
+    pub(super) fn values(&self) -> &Values {
+        &self.values
+    }
+}
+
+fn check(rows: usize, cols: usize, values: usize) -> Result<(), LoadError> {
+    assert!(rows > 0 && values == rows * cols, "{values} values are no matrix of {rows} x {cols}");
+    if cols > 0 && cols.is_multiple_of(COL_BLOCK) { Ok(()) } else { Err(LoadError::Columns { cols }) }
+}
+
+/// Codes and scales of blocks that hold an f16 scale and then codes of 8 bits.
+fn split_groups(bytes: &[u8], block_bytes: usize) -> (Vec<u8>, Vec<f32>) {
+    let blocks = || bytes.chunks_exact(block_bytes);
+    let scales = blocks().map(|block| f16::from_le_bytes([block[0], block[1]]).to_f32()).collect();
+    (blocks().flat_map(|block| block[2..].iter().copied()).collect(), scales)
+}
+
+/// The values of a file tensor, rounded.
+fn as_bf16(pool: &Pool, from: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Result<Vec<bf16>, ShapeError> {
+    if matches!(from, WeightType::F32 | WeightType::F16 | WeightType::BF16) {
+        return Ok(floats(from, bytes).into_iter().map(bf16::from_f32).collect());
+    }
+    let packed = PackedMatrix::pack(pool, from, rows, cols, bytes)?;
+    let mut row = vec![0.0; cols];
+    let mut values = Vec::with_capacity(rows * cols);
+    for index in 0..rows {
+        packed.dequantize_row(index, &mut row);
+        values.extend(row.iter().copied().map(bf16::from_f32));
+    }
+    Ok(values)
+}

@@ -1,0 +1,186 @@
+//! Weights `scale · code + minimum` of 4-bit codes: read from files, and packed as `linear.cu` wants them.
+
+use half::f16;
+
+use super::ROW_TILE;
+use crate::{ShapeError, WeightType};
+
+/// Columns whose codes are packed together.
+const PACK_COLS: usize = 64;
+/// Values of a superblock of Q4_K, and its bytes.
+const Q4K_VALUES: usize = 256;
+const Q4K_BYTES: usize = 144;
+
+/// Columns that share a scale and a minimum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// GGUF's.
+    G32,
+    /// GPTQ's and AWQ's smaller.
+    G64,
+    /// GPTQ's and AWQ's usual.
+    G128,
+}
+
+impl Group {
+    /// Columns.
+    pub fn cols(self) -> usize {
+        match self {
+            Group::G32 => 32,
+            Group::G64 => 64,
+            Group::G128 => 128,
+        }
+    }
+}
+
+/// A matrix on the host: a code for each value, and a scale and a minimum for each group, all row after row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Int4 {
+    rows: usize,
+    cols: usize,
+    group: Group,
+    codes: Vec<u8>,
+    scales: Vec<(f16, f16)>,
+}
+
+impl Int4 {
+    /// A matrix of codes below 16, with `(scale, minimum)` of each group of columns.
+    ///
+    /// # Panics
+    /// When the lengths do not match.
+    pub fn new(rows: usize, cols: usize, group: Group, codes: Vec<u8>, scales: Vec<(f16, f16)>) -> Int4 {
+        assert_eq!(codes.len(), rows * cols, "codes of {rows} x {cols}");
+        assert_eq!(scales.len(), rows * cols.div_ceil(group.cols()), "scales of {rows} x {cols} in groups");
+        assert!(codes.iter().all(|&code| code < 16), "codes have 4 bits");
+        Int4 { rows, cols, group, codes, scales }
+    }
+
+    /// Reads a file tensor, if its type is of this kind.
+    pub fn read(weight_type: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Option<Result<Int4, ShapeError>> {
+        let read: fn(&[u8], &mut Int4) = match weight_type {
+            WeightType::Q4_0 => |block, out| {
+                let scale = half(block, 0);
+                out.push((scale, f16::from_f32(-8.0 * scale.to_f32())), &block[2..]);
+            },
+            WeightType::Q4_1 | WeightType::I4G64 | WeightType::I4G128 => {
+                |block, out| out.push((half(block, 0), half(block, 2)), &block[4..])
+            }
+            WeightType::Q4K => |block, out| out.push_q4k(block),
+            _ => return None,
+        };
+        let group = match weight_type {
+            WeightType::I4G64 => Group::G64,
+            WeightType::I4G128 => Group::G128,
+            _ => Group::G32,
+        };
+        let mut out = Int4 { rows, cols, group, codes: Vec::with_capacity(rows * cols), scales: Vec::new() };
+        Some(crate::weights::validated_row_bytes(weight_type, rows, cols, bytes.len()).map(|_| {
+            bytes.chunks_exact(weight_type.block_bytes()).for_each(|block| read(block, &mut out));
+            out
+        }))
+    }
+
+    /// A group whose codes come in 32s, value i paired with i + 16.
+    fn push(&mut self, scale: (f16, f16), nibbles: &[u8]) {
+        self.scales.push(scale);
+        for block in nibbles.chunks_exact(16) {
+            self.codes.extend(block.iter().map(|pair| pair & 15));
+            self.codes.extend(block.iter().map(|pair| pair >> 4));
+        }
+    }
+
+    /// A superblock of Q4_K: eight groups of 32, whose scales and minimums have 6 bits; value i is paired with i + 32.
+    fn push_q4k(&mut self, block: &[u8]) {
+        debug_assert_eq!(block.len(), Q4K_BYTES);
+        let (scale, minimum) = (half(block, 0).to_f32(), half(block, 2).to_f32());
+        let (sixes, nibbles) = (&block[4..16], &block[16..]);
+        for group in 0..Q4K_VALUES / 32 {
+            let (own_scale, own_minimum) = if group < 4 {
+                (sixes[group] & 63, sixes[group + 4] & 63)
+            } else {
+                let low = sixes[group + 4];
+                (low & 15 | sixes[group - 4] >> 6 << 4, low >> 4 | sixes[group] >> 6 << 4)
+            };
+            let product = |factor: f32, six: u8| f16::from_f32(factor * f32::from(six));
+            self.scales.push((product(scale, own_scale), product(-minimum, own_minimum)));
+            let pairs = &nibbles[32 * (group / 2)..][..32];
+            self.codes.extend(pairs.iter().map(|pair| if group % 2 == 0 { pair & 15 } else { pair >> 4 }));
+        }
+    }
+
+    /// Outputs.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Inputs.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Columns that share a scale.
+    pub fn group(&self) -> Group {
+        self.group
+    }
+
+    /// The value at a place: the reference.
+    pub fn value(&self, row: usize, col: usize) -> f64 {
+        let groups = self.cols.div_ceil(self.group.cols());
+        let (scale, minimum) = self.scales[row * groups + col / self.group.cols()];
+        f64::from(scale) * f64::from(self.codes[row * self.cols + col]) + f64::from(minimum)
+    }
+
+    /// Whether code 8 does not always stand for zero: then the kernels also sum the input.
+    pub(super) fn is_affine(&self) -> bool {
+        self.scales.iter().any(|(scale, minimum)| minimum.to_f32() + 8.0 * scale.to_f32() != 0.0)
+    }
+
+    /// The code at a place; 0 outside.
+    fn code(&self, row: usize, col: usize) -> u32 {
+        if row < self.rows && col < self.cols { self.codes[row * self.cols + col].into() } else { 0 }
+    }
+
+    /// Codes as the lanes of a warp read them: 128 words for 16 rows and 64 columns.
+    pub(super) fn pack_codes(&self) -> Vec<u32> {
+        let (tiles, blocks) = (self.rows.div_ceil(ROW_TILE), self.cols.div_ceil(PACK_COLS));
+        let mut packed = Vec::with_capacity(tiles * blocks * 128);
+        for tile in 0..tiles {
+            for block in 0..blocks {
+                for (lane, word) in (0..32).flat_map(|lane| (0..4).map(move |word| (lane, word))) {
+                    packed.push(self.pack_word(tile * ROW_TILE, block * PACK_COLS, lane, word));
+                }
+            }
+        }
+        packed
+    }
+
+    /// What lane `lane` multiplies of the 32 columns `word / 2` in mma `word % 2`: register i of the operand has row
+    /// g + 8 (i % 2), columns 2 (i / 2) and the next of the lane's four.
+    fn pack_word(&self, first_row: usize, first_col: usize, lane: usize, word: usize) -> u32 {
+        let (group, place) = (lane / 4, lane % 4);
+        let col = first_col + 32 * (word / 2) + 8 * place + 4 * (word % 2);
+        let register = |i: usize| (first_row + group + 8 * (i % 2), col + 2 * (i / 2));
+        (0..4).fold(0, |packed, i| {
+            let (row, col) = register(i);
+            packed | self.code(row, col) << (4 * i) | self.code(row, col + 1) << (16 + 4 * i)
+        })
+    }
+
+    /// Scales and minimums: 16 words for 16 rows and a group, row g + 8 after row g.
+    pub(super) fn pack_scales(&self) -> Vec<u32> {
+        let groups = self.cols.div_ceil(self.group.cols());
+        let word = |row: usize, group: usize| {
+            let (scale, minimum) = *self.scales.get(row * groups + group).unwrap_or(&(f16::ZERO, f16::ZERO));
+            u32::from(scale.to_bits()) | u32::from(minimum.to_bits()) << 16
+        };
+        let tiles = self.rows.div_ceil(ROW_TILE);
+        let places = (0..tiles).flat_map(|tile| (0..groups).map(move |group| (tile, group)));
+        let rows =
+            places.flat_map(|(tile, group)| (0..ROW_TILE).map(move |i| (tile * ROW_TILE + i / 2 + 8 * (i % 2), group)));
+        rows.map(|(row, group)| word(row, group)).collect()
+    }
+}
+
+fn half(bytes: &[u8], at: usize) -> f16 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
