@@ -242,5 +242,6 @@ fn idle() -> Stats {
             kernels: "sim".into(),
         }),
         start: Some(StartPhases { download_seconds: 0.0, load_seconds: 0.1, warm_seconds: 0.1 }),
+        fingerprint: None,
     }
 }

@@ -4,36 +4,87 @@ use crate::error::FieldError;
 use crate::fields::Fields;
 use crate::generation::{FinishReason, GenerationFields, StopReason, take_top};
 use crate::logprobs::{ChatLogprobs, PromptLogprobs};
+use crate::tools::{ToolCall, ToolCallDelta, Tools, take_calls};
 use crate::unsupported::{CHAT, COMMON, MESSAGE};
 use crate::usage::Usage;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// A chat request with everything in it that the engine acts on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatRequest {
     /// A served name.
     pub model: String,
-    /// The conversation so far, at least one message.
-    pub messages: Vec<Message>,
+    /// What is answered.
+    pub conversation: Conversation,
+    /// Whether the answer shows what was thought before it.
+    pub include_reasoning: bool,
     /// How to generate.
     pub generation: GenerationFields,
 }
 
+/// What a prompt is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Conversation {
+    /// What was said so far, at least one message.
+    pub messages: Vec<Message>,
+    /// What the model may call.
+    pub tools: Option<Tools>,
+    /// How it becomes a prompt.
+    pub rendering: Rendering,
+}
+
+/// What a client says about the chat template.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rendering {
+    /// Variables of the template's own.
+    pub variables: Map<String, Value>,
+    /// Texts to answer from, for templates that know them.
+    pub documents: Vec<Value>,
+    /// End the prompt where the assistant begins to speak.
+    pub add_generation_prompt: bool,
+    /// The last message is the beginning of the answer.
+    pub continue_final_message: bool,
+}
+
+impl Default for Rendering {
+    fn default() -> Rendering {
+        Rendering {
+            variables: Map::new(),
+            documents: Vec::new(),
+            add_generation_prompt: true,
+            continue_final_message: false,
+        }
+    }
+}
+
 /// One turn of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// Who speaks.
     pub role: Role,
     /// What is said. Parts of a list are joined by newlines.
     pub content: String,
     /// Which of several speakers of that role.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// What the assistant called.
+    pub tool_calls: Vec<ToolCall>,
+    /// The call that a tool's result is for.
+    pub tool_call_id: Option<String>,
+    /// What the assistant thought before it answered.
+    pub reasoning: Option<String>,
+}
+
+impl Message {
+    /// Plain text.
+    pub fn new(role: Role, content: impl Into<String>) -> Message {
+        let content = content.into();
+        Message { role, content, name: None, tool_calls: Vec::new(), tool_call_id: None, reasoning: None }
+    }
 }
 
 /// Who speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// Instructions; `developer` is OpenAI's newer word for them, and templates know only the older.
@@ -42,7 +93,10 @@ pub enum Role {
     /// The person asking.
     User,
     /// The model.
+    #[default]
     Assistant,
+    /// What a tool gave.
+    Tool,
 }
 
 impl ChatRequest {
@@ -50,15 +104,43 @@ impl ChatRequest {
     pub fn from_body(body: &[u8]) -> Result<ChatRequest, FieldError> {
         let mut fields = Fields::parse(body)?;
         let model = fields.required("model", "the name of a served model")?;
+        let conversation = Conversation::take(&mut fields)?;
+        let generation =
+            GenerationFields { logprobs: take_logprobs(&mut fields)?, ..GenerationFields::take(&mut fields)? };
+        let include_reasoning = fields.optional("include_reasoning", "true or false")?.unwrap_or(true);
+        fields.finish(&[COMMON, CHAT])?;
+        Ok(ChatRequest { model, conversation, include_reasoning, generation })
+    }
+}
+
+impl Conversation {
+    /// Takes it out of a request.
+    pub fn take(fields: &mut Fields) -> Result<Conversation, FieldError> {
         let messages: Vec<Value> = fields.required("messages", "a list of messages")?;
         if messages.is_empty() {
             return Err(FieldError::invalid("messages", "`messages` is empty; send at least one message"));
         }
-        let generation =
-            GenerationFields { logprobs: take_logprobs(&mut fields)?, ..GenerationFields::take(&mut fields)? };
         let messages = messages.into_iter().enumerate().map(take_message).collect::<Result<_, _>>()?;
-        fields.finish(&[COMMON, CHAT])?;
-        Ok(ChatRequest { model, messages, generation })
+        Ok(Conversation { messages, tools: Tools::take(fields)?, rendering: Rendering::take(fields)? })
+    }
+}
+
+impl Rendering {
+    fn take(fields: &mut Fields) -> Result<Rendering, FieldError> {
+        let truth = "true or false";
+        let continue_final_message = fields.optional("continue_final_message", truth)?.unwrap_or(false);
+        let add_generation_prompt = fields.optional("add_generation_prompt", truth)?;
+        if continue_final_message && add_generation_prompt == Some(true) {
+            let message =
+                "`continue_final_message` goes on with the last message, so `add_generation_prompt` must be false";
+            return Err(FieldError::invalid("continue_final_message", message));
+        }
+        Ok(Rendering {
+            variables: fields.optional("chat_template_kwargs", "an object")?.unwrap_or_default(),
+            documents: fields.optional("documents", "a list of objects")?.unwrap_or_default(),
+            add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
+            continue_final_message,
+        })
     }
 }
 
@@ -76,17 +158,35 @@ fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, FieldError> {
 
 fn take_message((index, value): (usize, Value)) -> Result<Message, FieldError> {
     let mut fields = Fields::of(format!("messages[{index}]"), value)?;
-    let role = fields.required("role", "system, developer, user or assistant")?;
+    let role = fields.required("role", "system, developer, user, assistant or tool")?;
     let content = fields.optional("content", "a string or a list of text parts")?;
-    let name = fields.optional("name", "a string")?;
     let path = fields.param("content");
-    fields.finish(&[MESSAGE])?;
-    match content {
-        Some(Value::String(content)) => Ok(Message { role, content, name }),
-        Some(Value::Array(parts)) => Ok(Message { role, content: join_parts(&path, parts)?, name }),
-        Some(_) => Err(FieldError::invalid(&path, format!("`{path}` must be a string or a list of text parts"))),
-        None => Err(FieldError::invalid(&path, format!("`{path}` is required: a string or a list of text parts"))),
+    let (mut tool_calls, mut tool_call_id, mut reasoning) = (Vec::new(), None, None);
+    match role {
+        Role::Assistant => {
+            tool_calls = take_calls(&mut fields)?;
+            let older: Option<String> = fields.optional("reasoning_content", "a string")?;
+            reasoning = fields.optional("reasoning", "a string")?.or(older);
+        }
+        Role::Tool => tool_call_id = fields.optional("tool_call_id", "the id of the call it answers")?,
+        Role::System | Role::User => (),
     }
+    let name = fields.optional("name", "a string")?;
+    fields.finish(&[MESSAGE])?;
+    let content = match content {
+        Some(Value::String(content)) => content,
+        Some(Value::Array(parts)) => join_parts(&path, parts)?,
+        Some(_) => {
+            let message = format!("`{path}` must be a string or a list of text parts");
+            return Err(FieldError::invalid(&path, message));
+        }
+        None if !tool_calls.is_empty() => String::new(),
+        None => {
+            let message = format!("`{path}` is required: a string or a list of text parts");
+            return Err(FieldError::invalid(&path, message));
+        }
+    };
+    Ok(Message { role, content, name, tool_calls, tool_call_id, reasoning })
 }
 
 fn join_parts(path: &str, parts: Vec<Value>) -> Result<String, FieldError> {
@@ -118,6 +218,8 @@ pub struct ChatCompletion {
     pub created: u64,
     /// The name the client used.
     pub model: String,
+    /// What answers depend on besides the request.
+    pub system_fingerprint: String,
     /// As many as were asked for.
     pub choices: Vec<ChatChoice>,
     /// Token counts.
@@ -143,14 +245,23 @@ pub struct ChatChoice {
 }
 
 /// What the model says.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssistantMessage {
     /// Always `assistant`.
     pub role: Role,
-    /// The text.
-    pub content: String,
+    /// The text; absent where there are only calls.
+    pub content: Option<String>,
     /// Always absent.
     pub refusal: Option<String>,
+    /// What it calls.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+    /// What it thought before it answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
+    /// The same by its older name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
 }
 
 /// One event of a streamed answer.
@@ -164,6 +275,8 @@ pub struct ChatChunk<'a> {
     pub created: u64,
     /// The name the client used.
     pub model: &'a str,
+    /// What answers depend on besides the request.
+    pub system_fingerprint: &'a str,
     /// One, or none in the event that carries the usage.
     pub choices: &'a [ChatChunkChoice<'a>],
     /// Only with `include_usage`.
@@ -196,6 +309,15 @@ pub struct Delta<'a> {
     /// More text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<&'a str>,
+    /// More of what is thought.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<&'a str>,
+    /// The same by its older name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<&'a str>,
+    /// More of the calls.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    pub tool_calls: &'a [ToolCallDelta<'a>],
 }
 
 #[cfg(test)]
@@ -232,10 +354,11 @@ mod tests {
             (r#""logprobs":true,"top_logprobs":21"#, "top_logprobs"),
             (r#""logit_bias":{"a":"b"}"#, "logit_bias"),
             (r#""echo":true"#, "echo"),
-            (r#""tools":[{"type":"function"}]"#, "tools"),
+            (r#""tools":[{"type":"function"}]"#, "tools[0].function"),
             (r#""response_format":{"type":"xml"}"#, "response_format.type"),
             (r#""chat_template":"{{1}}""#, "chat_template"),
-            (r#""chat_template_kwargs":{"chat_template":"x"}"#, "chat_template_kwargs"),
+            (r#""chat_template_kwargs":7"#, "chat_template_kwargs"),
+            (r#""continue_final_message":true,"add_generation_prompt":true"#, "continue_final_message"),
             (r#""unheard_of":1"#, "unheard_of"),
             (r#""stream_options":{"include_usage":true}"#, "stream_options"),
             (r#""max_tokens":-1"#, "max_tokens"),
@@ -251,9 +374,11 @@ mod tests {
         for (message, param) in [
             (r#"{"role":"user"}"#, "messages[0].content"),
             (r#"{"role":"robot","content":""}"#, "messages[0].role"),
-            (r#"{"role":"tool","content":""}"#, "messages[0].role"),
+            (r#"{"role":"tool"}"#, "messages[0].content"),
+            (r#"{"role":"user","content":"","tool_calls":[{}]}"#, "messages[0].tool_calls"),
+            (r#"{"role":"user","content":"","tool_call_id":"x"}"#, "messages[0].tool_call_id"),
             (r#"{"role":"user","content":[{"type":"image_url"}]}"#, "messages[0].content[0].type"),
-            (r#"{"role":"assistant","content":"","tool_calls":[{}]}"#, "messages[0].tool_calls"),
+            (r#"{"role":"assistant","content":"","tool_calls":[{}]}"#, "messages[0].tool_calls[0].type"),
             (r#"7"#, "messages[0]"),
         ] {
             let body = format!(r#"{{"model":"m","messages":[{message}]}}"#);
@@ -268,8 +393,8 @@ mod tests {
             {"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
             {"role":"assistant","content":"c","refusal":null,"annotations":[],"audio":null,"tool_calls":null}]}"#;
         let request = ChatRequest::from_body(body).unwrap();
-        assert_eq!(request.messages[0].content, "a\nb");
-        assert_eq!(request.messages[1].role, Role::Assistant);
+        assert_eq!(request.conversation.messages[0].content, "a\nb");
+        assert_eq!(request.conversation.messages[1].role, Role::Assistant);
     }
 
     #[test]

@@ -85,6 +85,8 @@ pub struct Completion {
     pub created: u64,
     /// The name the client used.
     pub model: String,
+    /// What answers depend on besides the request.
+    pub system_fingerprint: String,
     /// One or more per prompt, in their order.
     pub choices: Vec<CompletionChoice>,
     /// Token counts over all prompts.
@@ -120,6 +122,8 @@ pub struct CompletionChunk<'a> {
     pub created: u64,
     /// The name the client used.
     pub model: &'a str,
+    /// What answers depend on besides the request.
+    pub system_fingerprint: &'a str,
     /// One, or none in the event that carries the usage.
     pub choices: &'a [CompletionChunkChoice<'a>],
     /// Only with `include_usage`.

@@ -4,11 +4,26 @@ use crate::error::FieldError;
 use crate::unsupported::{Rule, Unsupported};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 /// The fields of a request, or of an object inside it, that nobody has taken yet.
 pub struct Fields {
     path: String,
     left: Map<String, Value>,
+}
+
+thread_local! {
+    /// Fields asked for at the top of requests, while [`asked`] listens.
+    static ASKED: RefCell<Option<BTreeSet<String>>> = const { RefCell::new(None) };
+}
+
+/// The fields that `parse` asks for when it reads `body`: what a description of the API is held against.
+pub fn asked<T>(parse: fn(&[u8]) -> Result<T, FieldError>, body: &str) -> BTreeSet<String> {
+    ASKED.set(Some(BTreeSet::new()));
+    // Only what was asked counts.
+    drop(parse(body.as_bytes()));
+    ASKED.take().unwrap_or_default()
 }
 
 impl Fields {
@@ -36,6 +51,7 @@ impl Fields {
 
     /// Takes a field that may be absent. `expected` says what is right, as in "a number from 0 to 2".
     pub fn optional<T: DeserializeOwned>(&mut self, name: &str, expected: &str) -> Result<Option<T>, FieldError> {
+        self.note(name);
         let Some(value) = self.left.remove(name) else { return Ok(None) };
         let found = kind(&value);
         serde_json::from_value(value).map(Some).map_err(|_| FieldError {
@@ -43,6 +59,11 @@ impl Fields {
             message: format!("`{}` must be {expected}; found {found}", self.param(name)),
             code: "invalid_type",
         })
+    }
+
+    /// Whether a field is there and was not taken.
+    pub fn has(&self, name: &str) -> bool {
+        self.left.contains_key(name)
     }
 
     /// Takes a field that must be there.
@@ -69,6 +90,12 @@ impl Fields {
                 }),
             }
         })
+    }
+
+    fn note(&self, name: &str) {
+        if self.path.is_empty() {
+            ASKED.with_borrow_mut(|asked| asked.as_mut().map(|asked| asked.insert(name.to_owned())));
+        }
     }
 
     /// The full path of a field of this object.

@@ -185,6 +185,8 @@ pub enum FinishReason {
     Stop,
     /// The token limit did.
     Length,
+    /// The model did, to have its calls made.
+    ToolCalls,
 }
 
 /// What exactly ended an answer with [`FinishReason::Stop`], when it was something the client named (vLLM's extension).

@@ -6,6 +6,7 @@
 
 pub mod chat;
 pub mod completions;
+pub mod encoders;
 pub mod error;
 pub mod fields;
 pub mod generation;
@@ -14,5 +15,6 @@ pub mod models;
 pub mod native;
 pub mod structure;
 pub mod tgi;
+pub mod tools;
 pub mod unsupported;
 pub mod usage;

@@ -3,6 +3,7 @@
 use crate::error::FieldError;
 use crate::fields::Fields;
 use crate::generation::GenerationFields;
+use crate::structure::{Form, Structure};
 use crate::unsupported::TGI;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -56,6 +57,10 @@ fn take_generation(parameters: &mut Fields) -> Result<GenerationFields, FieldErr
         seed: parameters.optional("seed", "a whole number of 64 bits")?,
         max_tokens: parameters.optional("max_new_tokens", "a whole number of tokens")?,
         stop: parameters.optional("stop", "a list of strings")?.unwrap_or_default(),
+        typical_p: parameters.optional("typical_p", "a number")?,
+        repetition_penalty: parameters.optional("repetition_penalty", "a number")?,
+        frequency_penalty: parameters.optional("frequency_penalty", "a number")?,
+        structure: take_grammar(parameters)?,
         ..GenerationFields::default()
     };
     let asked: bool = parameters.optional("do_sample", "true or false")?.unwrap_or(false);
@@ -64,6 +69,24 @@ fn take_generation(parameters: &mut Fields) -> Result<GenerationFields, FieldErr
         generation.temperature = Some(0.0);
     }
     Ok(generation)
+}
+
+/// `{"type": "json" | "regex", "value": …}`.
+fn take_grammar(parameters: &mut Fields) -> Result<Option<Structure>, FieldError> {
+    const FIELD: &str = "parameters.grammar";
+    let Some(grammar) = parameters.optional("grammar", "an object with type and value")? else { return Ok(None) };
+    let mut grammar = Fields::of(FIELD.to_owned(), grammar)?;
+    let kind: String = grammar.required("type", "json or regex")?;
+    let form = match kind.as_str() {
+        "json" => Form::Json(grammar.required("value", "a JSON schema")?),
+        "regex" => Form::Regex(grammar.required("value", "a regular expression")?),
+        _ => {
+            let message = format!("`{FIELD}.type` is {kind:?}; it must be json or regex");
+            return Err(FieldError::invalid(format!("{FIELD}.type"), message));
+        }
+    };
+    grammar.finish(&[])?;
+    Ok(Some(Structure { field: FIELD, form }))
 }
 
 /// The whole continuation.
@@ -110,7 +133,7 @@ pub struct Token {
     pub id: u32,
     /// What it adds to the text.
     pub text: String,
-    /// Always absent.
+    /// What the model thought of it, of its own distribution; absent for a token that ends the answer.
     pub logprob: Option<f32>,
     /// It ends the answer and says nothing.
     pub special: bool,

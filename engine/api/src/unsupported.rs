@@ -56,7 +56,7 @@ const fn only(name: &'static str, accepted: &'static [&'static str], why: &'stat
     Unsupported { name, rule: Rule::Only(accepted), why }
 }
 
-const NO_TOOLS: &str = "tool calls are not available";
+const OLD_CALLS: &str = "use tools, which replaced it";
 const ONLY_TEXT: &str = "the model reads and writes text only";
 const OWN_TEMPLATE: &str = "the model's own chat template is used as it is";
 
@@ -90,26 +90,17 @@ pub const STRUCTURE: &[Unsupported] = &[
 
 /// Fields of `/v1/chat/completions` alone.
 pub const CHAT: &[Unsupported] = &[
-    only("tools", &["[]"], NO_TOOLS),
-    only("tool_choice", &["\"none\"", "\"auto\""], NO_TOOLS),
-    only("functions", &["[]"], NO_TOOLS),
-    only("function_call", &["\"none\"", "\"auto\""], NO_TOOLS),
-    // Says nothing while there are no tools to call.
-    ignored("parallel_tool_calls"),
+    only("functions", &["[]"], OLD_CALLS),
+    only("function_call", &["\"none\"", "\"auto\""], OLD_CALLS),
     only("modalities", &["[\"text\"]"], ONLY_TEXT),
     absent("audio", ONLY_TEXT),
     absent("prediction", "predicted outputs are not available"),
     absent("web_search_options", "there is no search"),
     only("reasoning_effort", &["\"none\""], "reasoning effort cannot be set"),
     only("verbosity", &["\"medium\""], "verbosity cannot be set"),
-    only("include_reasoning", &["true"], "reasoning is not separated from the answer"),
     absent("thinking_token_budget", "reasoning has no budget of its own"),
-    only("add_generation_prompt", &["true"], OWN_TEMPLATE),
-    only("continue_final_message", &["false"], OWN_TEMPLATE),
     only("add_special_tokens", &["false"], OWN_TEMPLATE),
-    only("documents", &["[]"], OWN_TEMPLATE),
     absent("chat_template", "templates from requests are not run; the model's own is used"),
-    only("chat_template_kwargs", &["{}"], OWN_TEMPLATE),
     only("mm_processor_kwargs", &["{}"], ONLY_TEXT),
     only("media_io_kwargs", &["{}"], ONLY_TEXT),
 ];
@@ -124,14 +115,30 @@ pub const COMPLETIONS: &[Unsupported] = &[
 /// Parameters of Text Generation Inference.
 pub const TGI: &[Unsupported] = &[
     only("best_of", &["1"], "use /v1/completions"),
-    only("repetition_penalty", &["1"], "use /v1/completions"),
-    only("frequency_penalty", &["0"], "use /v1/completions"),
-    only("typical_p", &["1"], "typical sampling is not available"),
     only("watermark", &["false"], "answers carry no watermark"),
     only("decoder_input_details", &["false"], "the prompt's tokens are not repeated"),
     only("top_n_tokens", &["0"], "use /v1/completions"),
-    absent("grammar", "use /v1/completions"),
     absent("adapter_id", "there are no adapters"),
+];
+
+/// Fields of `/v1/embeddings`.
+pub const EMBEDDINGS: &[Unsupported] = &[
+    ignored("user"),
+    ignored("priority"),
+    only("add_special_tokens", &["true"], "the tokenizer's own rule is used"),
+    only("normalize", &["true"], "the model's own rule is used"),
+    only("embed_dtype", &["\"float32\""], "vectors are 32-bit floats"),
+    only("endianness", &["\"native\"", "\"little\""], "numbers begin with their lowest byte"),
+    absent("messages", "send texts as input"),
+];
+
+/// Fields of `/v1/score` and `/v1/rerank`.
+pub const RANKING: &[Unsupported] = &[
+    ignored("user"),
+    ignored("priority"),
+    only("activation", &["true"], "scores are from 0 to 1"),
+    only("use_activation", &["true"], "scores are from 0 to 1"),
+    absent("max_tokens_per_doc", "use truncate_prompt_tokens"),
 ];
 
 /// Fields of a chat message besides `role`, `content` and `name`, which clients send back from earlier answers.
@@ -139,9 +146,9 @@ pub const MESSAGE: &[Unsupported] = &[
     ignored("refusal"),
     only("annotations", &["[]"], ONLY_TEXT),
     absent("audio", ONLY_TEXT),
-    only("tool_calls", &["[]"], NO_TOOLS),
-    absent("function_call", NO_TOOLS),
-    absent("tool_call_id", NO_TOOLS),
+    only("tool_calls", &["[]"], "only the assistant calls tools"),
+    absent("function_call", OLD_CALLS),
+    absent("tool_call_id", "only messages of the role tool answer calls"),
 ];
 
 #[cfg(test)]
@@ -150,7 +157,7 @@ mod tests {
 
     #[test]
     fn accepted_values_are_valid_json_and_numbers_compare_by_value() {
-        for field in [COMMON, STRUCTURE, CHAT, COMPLETIONS, MESSAGE].into_iter().flatten() {
+        for field in [COMMON, STRUCTURE, CHAT, COMPLETIONS, MESSAGE, EMBEDDINGS, RANKING, TGI].into_iter().flatten() {
             if let Rule::Only(values) = field.rule {
                 for text in values {
                     assert!(serde_json::from_str::<Value>(text).is_ok(), "{}: {text}", field.name);

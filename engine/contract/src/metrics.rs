@@ -9,8 +9,14 @@ pub const LABEL_MODEL: &str = "model_name";
 pub const NUM_REQUESTS_RUNNING: &str = "vllm:num_requests_running";
 pub const NUM_REQUESTS_WAITING: &str = "vllm:num_requests_waiting";
 pub const KV_CACHE_USAGE: &str = "vllm:kv_cache_usage_perc";
+pub const WAITING_BY_REASON: &str = "vllm:num_requests_waiting_by_reason";
+pub const SLEEP_STATE: &str = "vllm:engine_sleep_state";
+pub const LORA_INFO: &str = "vllm:lora_requests_info";
 pub const CACHE_CONFIG_INFO: &str = "vllm:cache_config_info";
 pub const PROMPT_TOKENS: &str = "vllm:prompt_tokens_total";
+pub const PROMPT_TOKENS_CACHED: &str = "vllm:prompt_tokens_cached_total";
+pub const PROMPT_TOKENS_BY_SOURCE: &str = "vllm:prompt_tokens_by_source_total";
+pub const VLLM_ADMISSION_REJECTIONS: &str = "vllm:admission_rejections_total";
 pub const GENERATION_TOKENS: &str = "vllm:generation_tokens_total";
 pub const NUM_PREEMPTIONS: &str = "vllm:num_preemptions_total";
 pub const REQUEST_SUCCESS: &str = "vllm:request_success_total";
@@ -30,8 +36,19 @@ pub const REQUEST_DECODE_TIME: &str = "vllm:request_decode_time_seconds";
 pub const REQUEST_INFERENCE_TIME: &str = "vllm:request_inference_time_seconds";
 pub const REQUEST_PROMPT_TOKENS: &str = "vllm:request_prompt_tokens";
 pub const REQUEST_GENERATION_TOKENS: &str = "vllm:request_generation_tokens";
+pub const REQUEST_MAX_GENERATION_TOKENS: &str = "vllm:request_max_num_generation_tokens";
+pub const REQUEST_PARAMS_N: &str = "vllm:request_params_n";
+pub const REQUEST_PARAMS_MAX_TOKENS: &str = "vllm:request_params_max_tokens";
+pub const REQUEST_PREFILL_COMPUTED: &str = "vllm:request_prefill_kv_computed_tokens";
 pub const ITERATION_TOKENS: &str = "vllm:iteration_tokens_total";
 
+// vLLM's older names, which dashboards still ask for.
+pub const OLD_KV_CACHE_USAGE: &str = "vllm:gpu_cache_usage_perc";
+pub const OLD_PREFIX_CACHE_QUERIES: &str = "vllm:gpu_prefix_cache_queries_total";
+pub const OLD_PREFIX_CACHE_HITS: &str = "vllm:gpu_prefix_cache_hits_total";
+pub const OLD_TIME_PER_OUTPUT_TOKEN: &str = "vllm:time_per_output_token_seconds";
+
+pub const BUILD_INFO: &str = "windlass:build_info";
 pub const OLDEST_QUEUED_AGE: &str = "windlass:oldest_queued_request_age_seconds";
 pub const PREDICTED_TTFT: &str = "windlass:predicted_ttft_seconds";
 pub const QUEUED_PROMPT_TOKENS: &str = "windlass:queued_prompt_tokens";

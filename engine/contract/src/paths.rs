@@ -12,6 +12,12 @@ pub const STATS: &str = "/stats";
 pub const DRAIN: &str = "/drain";
 /// The query of [`DRAIN`] by which a drain is to end sooner than configured.
 pub const DRAIN_TIMEOUT_QUERY: &str = "timeout_seconds";
+/// POST: give memory back and refuse requests until [`WAKE`]. `?level=1` keeps the weights, `?level=2` does not.
+pub const SLEEP: &str = "/sleep";
+/// POST: take memory again and serve.
+pub const WAKE: &str = "/wake_up";
+/// Whether the engine sleeps, as JSON.
+pub const IS_SLEEPING: &str = "/is_sleeping";
 
 /// Where a pod's model cache is mounted (emptyDir or claim of `model.cache`).
 pub const CACHE_DIR: &str = "/var/cache/windlass";

@@ -60,6 +60,9 @@ pub struct Stats {
     pub effective: Option<EffectiveConfig>,
     /// Seconds of each cold-start phase, in order. Absent until ready.
     pub start: Option<StartPhases>,
+    /// The engine's [`crate::fingerprint`]: two engines with the same one give the same answers. Absent until ready.
+    #[serde(default)]
+    pub fingerprint: Option<String>,
 }
 
 /// Life-cycle phases of an engine.
@@ -71,6 +74,8 @@ pub enum Phase {
     Ready,
     /// SIGTERM or `/drain`: live streams finish, nothing new is admitted once endpoints have propagated.
     Draining,
+    /// `/sleep`: memory was given back, and requests are refused until `/wake_up`.
+    Asleep,
 }
 
 /// A cumulative histogram over [`LATENCY_EDGES_MS`].
@@ -188,6 +193,7 @@ mod tests {
                 kernels: "avx512bf16".into(),
             }),
             start: Some(StartPhases { download_seconds: 1000.123, load_seconds: 1000.123, warm_seconds: 1000.123 }),
+            fingerprint: Some("fp_0123456789abcdef".into()),
         };
         let bytes = serde_json::to_vec(&stats).expect("stats serialize").len();
         assert!(bytes <= MAX_STATS_BYTES, "{bytes} bytes");

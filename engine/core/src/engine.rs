@@ -118,6 +118,11 @@ impl<E: Executor> Engine<E> {
         &self.executor
     }
 
+    /// The executor, without the engine: every block's content is forgotten. There must be nothing live.
+    pub fn into_executor(self) -> E {
+        self.executor
+    }
+
     fn submit_next(&mut self, now: f64) -> Result<bool, ExecutorError> {
         let Some(step) = self.scheduler.schedule(now) else { return Ok(false) };
         let ticket = self.executor.submit(step.plan)?;

@@ -40,6 +40,13 @@ pub trait Executor: Send {
 
     /// Waits for the oldest outstanding step, which must be `ticket`.
     fn collect(&mut self, ticket: Ticket) -> Result<StepOutput, ExecutorError>;
+
+    /// Takes the memory of keys and values, or gives it back with everything in it. Nothing is outstanding, and no step
+    /// is submitted while it is given back. An executor without such memory does nothing.
+    fn hold_kv(&mut self, held: bool) -> Result<(), ExecutorError> {
+        let _ = held;
+        Ok(())
+    }
 }
 
 /// The device or its worker is gone: every sequence is lost and the process should end.

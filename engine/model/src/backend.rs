@@ -46,6 +46,8 @@ pub trait Backend: Sized {
     fn vector(&self, values: Vec<f32>) -> Self::Vector;
     /// Allocates room for `values` f32.
     fn buffer(&self, values: usize) -> Self::Buffer;
+    /// Takes the memory of keys and values, or gives it back with everything in it. A backend that cannot keeps it.
+    fn hold_kv(&mut self, _held: bool) {}
     /// Makes a batch ready.
     fn begin<'a>(&mut self, batch: &'a Batch) -> Self::Step<'a>;
 

@@ -22,6 +22,8 @@ pub struct CpuBackend {
     config: DecoderConfig,
     pool: Pool,
     cache: KvCache,
+    /// Blocks of the cache while its memory is held.
+    blocks: usize,
     rope: RopeTable,
     activations: Activations,
     place: Place,
@@ -73,7 +75,7 @@ impl CpuBackend {
         let layout = KvLayout { block_tokens, kv_heads: config.kv_heads, head_dim: config.head_dim };
         let cache = KvCache::new(layout, kv, config.layers, blocks);
         let rope = RopeTable::new(config.rope.dims, positions, config.rope.theta, config.rope.factors.as_deref());
-        CpuBackend { config, pool, cache, rope, activations, place, scratch: Vec::new() }
+        CpuBackend { config, pool, cache, blocks, rope, activations, place, scratch: Vec::new() }
     }
 
     /// The instruction set in use.
@@ -109,6 +111,11 @@ impl Backend for CpuBackend {
 
     fn buffer(&self, values: usize) -> Vec<f32> {
         vec![0.0; values]
+    }
+
+    fn hold_kv(&mut self, held: bool) {
+        let blocks = if held { self.blocks } else { 0 };
+        self.cache = KvCache::new(self.cache.layout(), self.cache.kind(), self.cache.layers(), blocks);
     }
 
     fn begin<'a>(&mut self, batch: &'a Batch) -> CpuStep<'a> {

@@ -32,6 +32,11 @@ impl<B: Backend> Decoder<B> {
         Decoder { config, backend, weights, workspace }
     }
 
+    /// Takes the memory of keys and values, or gives it back with everything in it.
+    pub fn hold_kv(&mut self, held: bool) {
+        self.backend.hold_kv(held);
+    }
+
     /// What the decoder is.
     pub fn config(&self) -> &DecoderConfig {
         &self.config

@@ -23,9 +23,17 @@ pub struct CpuExecutor {
     next_ticket: u64,
     in_flight: VecDeque<Ticket>,
     /// Absent while the executor is dropped: the worker ends when it is gone.
-    plans: Option<Sender<(Ticket, StepPlan)>>,
+    orders: Option<Sender<Order>>,
     outputs: Receiver<Outcome>,
     worker: Option<JoinHandle<()>>,
+}
+
+/// What the worker is told, in order.
+enum Order {
+    /// Compute a step.
+    Step(Ticket, StepPlan),
+    /// Take the memory of keys and values, or give it back.
+    HoldKv(bool),
 }
 
 impl CpuExecutor {
@@ -35,21 +43,34 @@ impl CpuExecutor {
     {
         CpuExecutor::spawn(geometry, move || {
             runner.settle();
-            move |ticket, plan: &StepPlan| runner.run(ticket, plan).map_err(|error| error.to_string())
+            move |order| match order {
+                Order::Step(ticket, plan) => Some(runner.run(ticket, &plan).map_err(|error| error.to_string())),
+                Order::HoldKv(held) => {
+                    runner.hold_kv(held);
+                    None
+                }
+            }
         })
     }
 
     /// `prepare` is called on the new thread and gives what runs steps there.
-    fn spawn<R: FnMut(Ticket, &StepPlan) -> Outcome>(
+    fn spawn<R: FnMut(Order) -> Option<Outcome>>(
         geometry: Geometry,
         prepare: impl FnOnce() -> R + Send + 'static,
     ) -> io::Result<CpuExecutor> {
-        let (plans, plans_in) = channel();
+        let (orders, orders_in) = channel();
         let (outputs_out, outputs) = channel();
         let worker =
-            thread::Builder::new().name("executor".into()).spawn(move || work(prepare(), &plans_in, &outputs_out))?;
-        let (plans, worker) = (Some(plans), Some(worker));
-        Ok(CpuExecutor { geometry, next_ticket: 0, in_flight: VecDeque::new(), plans, outputs, worker })
+            thread::Builder::new().name("executor".into()).spawn(move || work(prepare(), &orders_in, &outputs_out))?;
+        let (orders, worker) = (Some(orders), Some(worker));
+        Ok(CpuExecutor { geometry, next_ticket: 0, in_flight: VecDeque::new(), orders, outputs, worker })
+    }
+
+    fn order(&self, order: Order) -> Result<(), ExecutorError> {
+        match self.orders.as_ref().map(|orders| orders.send(order)) {
+            Some(Ok(())) => Ok(()),
+            _ => Err(gone()),
+        }
     }
 
     fn check(&self, plan: &StepPlan) -> Result<(), ExecutorError> {
@@ -76,10 +97,7 @@ impl Executor for CpuExecutor {
     fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {
         self.check(&plan)?;
         let ticket = Ticket(self.next_ticket);
-        let sent = self.plans.as_ref().is_some_and(|plans| plans.send((ticket, plan)).is_ok());
-        if !sent {
-            return Err(gone());
-        }
+        self.order(Order::Step(ticket, plan))?;
         self.next_ticket += 1;
         self.in_flight.push_back(ticket);
         Ok(ticket)
@@ -96,11 +114,15 @@ impl Executor for CpuExecutor {
             Err(_) => Err(gone()),
         }
     }
+
+    fn hold_kv(&mut self, held: bool) -> Result<(), ExecutorError> {
+        self.order(Order::HoldKv(held))
+    }
 }
 
 impl Drop for CpuExecutor {
     fn drop(&mut self) {
-        self.plans = None;
+        self.orders = None;
         if let Some(worker) = self.worker.take() {
             // The worker catches its panics; there is nothing in its result.
             let _ = worker.join();
@@ -113,14 +135,11 @@ fn gone() -> ExecutorError {
 }
 
 /// Runs plans until the executor is dropped or a step fails or panics: after that the decoder's state is unknown.
-fn work(
-    mut run: impl FnMut(Ticket, &StepPlan) -> Outcome,
-    plans: &Receiver<(Ticket, StepPlan)>,
-    outputs: &Sender<Outcome>,
-) {
-    for (ticket, plan) in plans {
-        let output = catch_unwind(AssertUnwindSafe(|| run(ticket, &plan)))
-            .unwrap_or_else(|panic| Err(format!("a step panicked: {}", message(panic.as_ref()))));
+fn work(mut run: impl FnMut(Order) -> Option<Outcome>, orders: &Receiver<Order>, outputs: &Sender<Outcome>) {
+    for order in orders {
+        let output = catch_unwind(AssertUnwindSafe(|| run(order)))
+            .unwrap_or_else(|panic| Some(Err(format!("a step panicked: {}", message(panic.as_ref())))));
+        let Some(output) = output else { continue };
         let ended = output.is_err();
         if outputs.send(output).is_err() || ended {
             return;
@@ -144,8 +163,9 @@ mod tests {
         vocabulary: 1,
     };
 
-    fn numbered(ticket: Ticket, _: &StepPlan) -> Outcome {
-        Ok(StepOutput { rows: vec![RowOutput::Sampled(ticket.0 as u32)], scores: Vec::new(), busy_seconds: 0.0 })
+    fn numbered(order: Order) -> Option<Outcome> {
+        let Order::Step(ticket, _) = order else { return None };
+        Some(Ok(StepOutput { rows: vec![RowOutput::Sampled(ticket.0 as u32)], scores: Vec::new(), busy_seconds: 0.0 }))
     }
 
     #[test]
@@ -162,8 +182,7 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_error_for_every_step_and_never_a_hang() {
-        let mut executor =
-            CpuExecutor::spawn(GEOMETRY, || |_, _: &StepPlan| panic!("block {} is not there", 7)).unwrap();
+        let mut executor = CpuExecutor::spawn(GEOMETRY, || |_: Order| panic!("block {} is not there", 7)).unwrap();
         let [first, second] = [(); 2].map(|()| executor.submit(StepPlan::default()));
         let error = executor.collect(first.unwrap()).unwrap_err().to_string();
         assert_eq!(error, "the executor failed: a step panicked: block 7 is not there");

@@ -1,6 +1,8 @@
 //! The decoder: a checkpoint's configuration and tensors, the layers over a backend's fused blocks, sampling, and the
 //! executor that runs it behind `windlass_engine_core`'s seam.
 //!
+//! [`Encoder`] runs the models that read instead of write.
+//!
 //! It knows no requests' limits, text, HTTP or queues. [`load`] is the way in: it decides sizes, checks the memory
 //! ledger, packs the weights and starts the executor.
 
@@ -12,6 +14,7 @@ mod config;
 mod cpu;
 mod decoder;
 mod draft_model;
+mod encoder;
 mod executor;
 mod family;
 mod finder;
@@ -43,6 +46,7 @@ pub use config::{ConfigError, DecoderConfig, RopeConfig, RotaryLayers, Unsupport
 pub use cpu::{CpuBackend, CpuStep};
 pub use decoder::Decoder;
 pub use draft_model::DraftModel;
+pub use encoder::{Encoder, EncoderError, EncoderInput, EncoderShape, Purpose};
 pub use executor::CpuExecutor;
 pub use load::{Built, LoadError, Loaded, Survey, build, load, load_leader, survey, work};
 pub use pipeline::{Gathering, PipelineError};

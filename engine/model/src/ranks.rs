@@ -49,6 +49,7 @@ enum Command {
     ForwardFrom(Arc<Batch>, Arc<[f32]>),
     CopyBlock(BlockId, BlockId),
     MoveTokens(Arc<[TokenMove]>),
+    HoldKv(bool),
 }
 
 impl<B> Ranks<B>
@@ -118,6 +119,12 @@ impl<B: Backend> Ranks<B> {
     pub fn copy_block(&mut self, from: BlockId, to: BlockId) {
         self.tell(|| Command::CopyBlock(from, to));
         self.first.decoder.copy_block(from, to);
+    }
+
+    /// As [`Decoder::hold_kv`], on every rank of this process.
+    pub fn hold_kv(&mut self, held: bool) {
+        self.tell(|| Command::HoldKv(held));
+        self.first.decoder.hold_kv(held);
     }
 
     /// As [`Decoder::move_tokens`].
@@ -209,6 +216,7 @@ fn follow<B: Backend>(mut rank: Rank<B>, commands: &Receiver<Command>) {
                 Command::ForwardFrom(batch, activations) => decoder.forward_from(&batch, &activations),
                 Command::CopyBlock(from, to) => decoder.copy_block(from, to),
                 Command::MoveTokens(moves) => decoder.move_tokens(&moves),
+                Command::HoldKv(held) => decoder.hold_kv(held),
             }
         }
     }));

@@ -42,6 +42,11 @@ impl<B: Backend> StepRunner<B> {
         self.model.ranks.settle();
     }
 
+    /// Takes the memory of keys and values, or gives it back.
+    pub fn hold_kv(&mut self, held: bool) {
+        self.model.ranks.hold_kv(held);
+    }
+
     /// Computes a step. A row that cannot be computed fails alone; an error is that of a device or another process.
     pub fn run(&mut self, ticket: Ticket, plan: &StepPlan) -> Result<StepOutput, PipelineError> {
         let started = Instant::now();

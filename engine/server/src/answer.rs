@@ -2,12 +2,15 @@
 
 use crate::driver::{Event, RequestStream};
 use crate::generation::{Generation, Shows};
+use crate::monitor::Monitor;
 use crate::tenants::Lease;
 use crate::text::detokenize::Detokenizer;
 use crate::text::stop_strings::StopStrings;
 use crate::text::tokenizer::Tokenizer;
+use crate::traces::Answered;
 use futures::Stream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 use tracing::info;
 use windlass_engine_api::generation::{FinishReason, StopReason};
@@ -15,6 +18,9 @@ use windlass_engine_api::usage::Usage;
 use windlass_engine_core::request::{FinishReason as Ending, TokenId};
 use windlass_engine_core::sampling::TokenLogprobs;
 use windlass_engine_core::update::RequestUpdate;
+
+/// The outcome of an answer that came to its end.
+const COMPLETE: &str = "complete";
 
 /// Text of one or more tokens.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,6 +102,25 @@ pub struct Interrupted {
     pub retry: bool,
 }
 
+/// The answers to one prompt, for what is counted of them together.
+pub struct Siblings {
+    monitor: Arc<Monitor>,
+    longest_tokens: AtomicU32,
+}
+
+impl Siblings {
+    /// None has been generated.
+    pub fn new(monitor: Arc<Monitor>) -> Arc<Siblings> {
+        Arc::new(Siblings { monitor, longest_tokens: AtomicU32::new(0) })
+    }
+}
+
+impl Drop for Siblings {
+    fn drop(&mut self) {
+        self.monitor.answered(self.longest_tokens.load(Ordering::Relaxed));
+    }
+}
+
 /// An answer being generated. Dropping it ends the request.
 pub struct Answer {
     stream: RequestStream,
@@ -104,15 +129,19 @@ pub struct Answer {
     stops: StopStrings,
     stop_token_ids: Vec<TokenId>,
     shows: Shows,
+    /// Control tokens that are part of the text.
+    marks: Arc<[TokenId]>,
     scores_prompt: bool,
     prompt: PromptShare,
     /// Characters of the tokens that the model was asked about so far.
     offset: u32,
     lease: Lease,
+    siblings: Arc<Siblings>,
     usage: Usage,
     /// Counted and not yet in a piece.
     fresh: Vec<TokenId>,
     began: Instant,
+    first_token_seconds: Option<f64>,
     /// How it ended, for the log.
     outcome: &'static str,
     begun: bool,
@@ -127,6 +156,7 @@ impl Answer {
         generation: &Generation,
         prompt: PromptShare,
         lease: Lease,
+        siblings: Arc<Siblings>,
     ) -> Answer {
         Answer {
             stream,
@@ -135,13 +165,16 @@ impl Answer {
             stops: StopStrings::new(&generation.stops),
             stop_token_ids: generation.stop_token_ids.clone(),
             shows: generation.shows,
+            marks: generation.marks.clone(),
             scores_prompt: generation.scores_prompt(),
             offset: 0,
             usage: Usage::new(prompt.tokens, 0, 0),
             prompt,
             lease,
+            siblings,
             fresh: Vec::new(),
             began: Instant::now(),
+            first_token_seconds: None,
             outcome: "abandoned",
             begun: false,
             ended: false,
@@ -160,7 +193,7 @@ impl Answer {
         self.ended = !matches!(piece, Ok(Piece { end: None, .. }));
         self.outcome = match &piece {
             Ok(Piece { end: None, .. }) => self.outcome,
-            Ok(Piece { end: Some(_), .. }) => "complete",
+            Ok(Piece { end: Some(_), .. }) => COMPLETE,
             Err(_) => "interrupted",
         };
         Some(piece)
@@ -221,6 +254,9 @@ impl Answer {
     }
 
     fn count(&mut self, update: &RequestUpdate, tokens: u32) {
+        if tokens > 0 && self.first_token_seconds.is_none() {
+            self.first_token_seconds = Some(self.began.elapsed().as_secs_f64());
+        }
         self.lease.spend(tokens);
         let cached_tokens = update.cached_tokens.min(self.prompt.tokens);
         self.usage = Usage::new(self.prompt.tokens, self.usage.completion_tokens + tokens, cached_tokens);
@@ -250,7 +286,8 @@ impl Answer {
             return None;
         }
         let (vocabulary, mut decoded) = (self.tokenizer.vocabulary(), String::new());
-        let piece = if self.shows.special_tokens { vocabulary.spelling(token) } else { vocabulary.piece(token) };
+        let spelled = self.shows.special_tokens || self.marks.contains(&token);
+        let piece = if spelled { vocabulary.spelling(token) } else { vocabulary.piece(token) };
         self.detokenizer.push(piece, &mut decoded);
         self.stops.push(&decoded, text).map(str::to_owned)
     }
@@ -286,13 +323,23 @@ impl Answer {
 /// One line for each answer, with no word of it.
 impl Drop for Answer {
     fn drop(&mut self) {
+        let seconds = self.began.elapsed().as_secs_f64();
+        self.lease.answered(Answered {
+            prompt_tokens: self.usage.prompt_tokens,
+            completion_tokens: self.usage.completion_tokens,
+            cached_tokens: self.usage.prompt_tokens_details.cached_tokens,
+            first_token_seconds: self.first_token_seconds,
+            seconds,
+            failed: self.outcome != COMPLETE,
+        });
+        self.siblings.longest_tokens.fetch_max(self.usage.completion_tokens, Ordering::Relaxed);
         info!(
             request = self.lease.request(),
             tenant = self.lease.tenant_name(),
             prompt_tokens = self.usage.prompt_tokens,
             cached_tokens = self.usage.prompt_tokens_details.cached_tokens,
             completion_tokens = self.usage.completion_tokens,
-            seconds = self.began.elapsed().as_secs_f64(),
+            seconds,
             outcome = self.outcome,
             "answer"
         );

@@ -31,7 +31,7 @@ impl Attached {
             true => (target.to_owned(), None),
             false => OwnServer::start(target, flags).await?,
         };
-        let client = Client::new(&url, args.key_file.as_deref())?;
+        let client = Client::new(&url, args.key_file.as_deref(), args.ca_file.as_deref())?;
         let model = match &args.model_name {
             Some(model) => model.clone(),
             None => client.first_model().await?,

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// One run for each rate, or one at full load; a table, and files where asked for.
 pub async fn run(args: &BenchArgs) -> Result<(), Failure> {
     check(args)?;
-    let client = Client::new(&args.url, args.server.key_file.as_deref())?;
+    let client = Client::new(&args.url, args.server.key_file.as_deref(), args.server.ca_file.as_deref())?;
     let model = match &args.server.model_name {
         Some(model) => model.clone(),
         None => client.first_model().await?,

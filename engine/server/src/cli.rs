@@ -166,6 +166,9 @@ pub struct ServeArgs {
     /// What to do with request fields that are in no API this server knows
     #[arg(long, value_enum, default_value_t = UnknownFields::Refuse, help_heading = "API")]
     pub unknown_fields: UnknownFields,
+    /// Send a span for every request to this OTLP collector, by HTTP: http://host:4318/v1/traces
+    #[arg(long, value_name = "URL", help_heading = "API")]
+    pub otlp_traces_endpoint: Option<String>,
     /// File with API keys, a line each: `KEY` or `TENANT KEY`; requests then need `Authorization: Bearer KEY`
     #[arg(long, value_name = "FILE", help_heading = "API")]
     pub api_key_file: Option<PathBuf>,
@@ -181,6 +184,19 @@ pub struct ServeArgs {
     /// JSON file with limits of single tenants: {"NAME": {"max_concurrent_requests": 4, "tokens_per_minute": 60000}}
     #[arg(long, value_name = "FILE", help_heading = "API")]
     pub tenant_limits_file: Option<PathBuf>,
+
+    /// Chat template to use instead of the model's own
+    #[arg(long, value_name = "FILE", help_heading = "Conversations")]
+    pub chat_template: Option<PathBuf>,
+    /// How the model writes calls of tools: auto (as its chat template tells), none, or a format's name
+    #[arg(long, default_value = "auto", value_name = "FORMAT", help_heading = "Conversations")]
+    pub tool_call_parser: String,
+    /// Calls may be left to the model: always so where its format is known, and accepted for those who ask for it
+    #[arg(long, help_heading = "Conversations")]
+    pub enable_auto_tool_choice: bool,
+    /// How the model writes what it thinks before it answers: auto (as its vocabulary tells), none, or a format's name
+    #[arg(long, default_value = "auto", value_name = "FORMAT", help_heading = "Conversations")]
+    pub reasoning_parser: String,
 
     /// Longest sequence in tokens, prompt and answer together [default: what the model was trained for]
     #[arg(long = bare(flags::MAX_MODEL_LEN), value_name = "TOKENS", help_heading = "Model")]
@@ -280,6 +296,16 @@ pub struct ServeArgs {
     /// Prompt tokens that may wait
     #[arg(long, default_value_t = 262_144, value_name = "TOKENS", help_heading = "Batching and memory")]
     pub max_queue_tokens: u64,
+
+    /// Encoders: how long a text waits for others to be computed with
+    #[arg(long, default_value_t = 5, value_name = "MILLISECONDS", help_heading = "Batching and memory")]
+    pub max_batch_wait_ms: u32,
+    /// Encoders: most texts computed together
+    #[arg(long, default_value_t = 32, value_name = "N", help_heading = "Batching and memory")]
+    pub max_batch_size: u32,
+    /// Encoders: most tokens computed together, padding counted
+    #[arg(long, default_value_t = 8192, value_name = "TOKENS", help_heading = "Batching and memory")]
+    pub max_batch_tokens: u32,
 
     /// After SIGTERM or a drain, how long new requests are still served while endpoints propagate
     #[arg(long, default_value_t = 5, value_name = "SECONDS", help_heading = "Life cycle")]

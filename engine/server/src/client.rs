@@ -1,6 +1,6 @@
 //! A client of a server like this one, for the commands that ask: connections are kept, answers read event by event.
-//!
-//! Plain HTTP only: what it talks to is this process, this machine or this cluster.
+
+mod transport;
 
 use crate::failure::Failure;
 use axum::body::{Body, Bytes};
@@ -11,7 +11,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::net::TcpStream;
+use transport::Transport;
 use windlass_engine_contract::termination::Reason;
 
 /// Longest event, and longest whole answer, that is kept, bytes.
@@ -22,7 +22,7 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 pub struct Client(Arc<Inner>);
 
 struct Inner {
-    authority: String,
+    transport: Transport,
     authorization: Option<HeaderValue>,
     idle: Mutex<Vec<SendRequest<Body>>>,
 }
@@ -55,16 +55,12 @@ impl From<ClientError> for Failure {
 }
 
 impl Client {
-    /// The server at `url`, `http://host:port`.
-    pub fn new(url: &str, key_file: Option<&Path>) -> Result<Client, Failure> {
-        let wrong = || Failure::configuration(format!("{url:?} is no address; write http://host:port"));
-        let authority = url.strip_prefix("http://").ok_or_else(wrong)?.trim_end_matches('/');
-        if authority.is_empty() || authority.contains(['/', '@', ' ']) {
-            return Err(wrong());
-        }
-        let authority = if authority.contains(':') { authority.to_owned() } else { format!("{authority}:80") };
+    /// The server at `url`, `http://host:port` or `https://host:port`; `ca_file` holds authorities instead of the public
+    /// ones.
+    pub fn new(url: &str, key_file: Option<&Path>, ca_file: Option<&Path>) -> Result<Client, Failure> {
+        let transport = Transport::new(url, ca_file)?;
         let authorization = key_file.map(authorization).transpose()?;
-        Ok(Client(Arc::new(Inner { authority, authorization, idle: Mutex::default() })))
+        Ok(Client(Arc::new(Inner { transport, authorization, idle: Mutex::default() })))
     }
 
     /// The first model that the server names.
@@ -83,7 +79,7 @@ impl Client {
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Reply, ClientError> {
         let request = || {
             let mut request =
-                Request::builder().method(method.clone()).uri(path).header(header::HOST, &self.0.authority);
+                Request::builder().method(method.clone()).uri(path).header(header::HOST, &self.0.transport.authority);
             if let Some(authorization) = &self.0.authorization {
                 request = request.header(header::AUTHORIZATION, authorization);
             }
@@ -105,9 +101,9 @@ impl Client {
     }
 
     async fn connect(&self) -> Result<SendRequest<Body>, ClientError> {
-        let unreachable = |error| ClientError::Connection(format!("{} does not answer: {error}", self.0.authority));
-        let stream = TcpStream::connect(&self.0.authority).await.map_err(unreachable)?;
-        stream.set_nodelay(true).map_err(broken)?;
+        let transport = &self.0.transport;
+        let unreachable = |error| ClientError::Connection(format!("{} does not answer: {error}", transport.authority));
+        let stream = transport.connect().await.map_err(unreachable)?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
         // How it ends shows where it is used.
         tokio::spawn(async { drop(connection.await) });

@@ -1,21 +1,26 @@
 //! The server's configuration, validated once: what the flags mean together.
 
 use crate::cli::{ExecutorKind, SchedulingPolicy, ServeArgs, SimArgs, UnknownFields};
+use crate::dialogue::{Chosen, DialogueConfig};
+use crate::encoding::BatchLimits;
 use crate::failure::Failure;
 use crate::http::tls::{ClientSource, TlsSource};
 use crate::machine;
+use crate::reply::ThoughtFormat;
 use crate::speculation::Speculation;
 use crate::tenants::{KeySource, Limits, LimitsSource, TenantSource};
+use crate::tools::ToolFormat;
 use axum::http::HeaderValue;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use windlass_checkpoint::HubFolder;
 use windlass_engine_contract::flags;
 use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::engine::{Policy, QueueLimits};
 use windlass_engine_core::sim::StepTime;
-use windlass_engine_model::{ActivationType, KvBudget, SwapSpace};
+use windlass_engine_model::{ActivationType, Encoder, KvBudget, SwapSpace};
 
 /// Everything that `serve` decides before it does anything.
 #[derive(Clone, Debug)]
@@ -42,6 +47,10 @@ pub struct Config {
     pub allowed_origins: Vec<HeaderValue>,
     /// Fields that nobody knows are ignored instead of refused.
     pub ignore_unknown_fields: bool,
+    /// Where spans of requests go, if anywhere.
+    pub traces_endpoint: Option<String>,
+    /// How the model converses, as far as flags say it.
+    pub dialogue: DialogueConfig,
     /// How patient the server is with clients.
     pub patience: Patience,
     /// Times of the life cycle.
@@ -55,6 +64,17 @@ pub enum ExecutorConfig {
     Cpu(CpuConfig),
     /// The simulator.
     Sim(SimConfig),
+    /// An encoder on this machine's CPU.
+    Encoder(EncoderConfig),
+}
+
+/// A model that reads texts and writes none.
+#[derive(Clone, Debug)]
+pub struct EncoderConfig {
+    /// Folder.
+    pub model: PathBuf,
+    /// How texts are put together.
+    pub limits: BatchLimits,
 }
 
 /// A model on this machine's CPU.
@@ -180,7 +200,7 @@ impl Config {
     pub fn is_headless(&self) -> bool {
         match &self.executor {
             ExecutorConfig::Cpu(cpu) => cpu.pipeline.as_ref().is_some_and(|pipeline| pipeline.node_rank > 0),
-            ExecutorConfig::Sim(_) => false,
+            ExecutorConfig::Sim(_) | ExecutorConfig::Encoder(_) => false,
         }
     }
 
@@ -198,6 +218,8 @@ impl Config {
             tls: tls(args)?,
             allowed_origins: allowed_origins(args)?,
             ignore_unknown_fields: args.unknown_fields == UnknownFields::Ignore,
+            traces_endpoint: args.otlp_traces_endpoint.clone(),
+            dialogue: dialogue(args)?,
             patience: Patience::default(),
             times: times(args)?,
         })
@@ -232,16 +254,41 @@ fn executor(args: &ServeArgs) -> Result<ExecutorConfig, Failure> {
             Err(unsupported(flags::PIPELINE_PARALLEL_SIZE, &size, "the simulator is one process: use 1"))
         }
         ExecutorKind::Sim => Ok(ExecutorConfig::Sim(sim(args)?)),
+        ExecutorKind::Cpu if is_encoder(Path::new(&args.model)) => Ok(ExecutorConfig::Encoder(encoder(args)?)),
         ExecutorKind::Cpu => Ok(ExecutorConfig::Cpu(CpuConfig { pipeline, ..cpu(args)? })),
     }
 }
 
-fn cpu(args: &ServeArgs) -> Result<CpuConfig, Failure> {
-    match args.device.as_str() {
-        "auto" | "cpu" => (),
-        "cuda" => return Err(unsupported(flags::DEVICE, "cuda", "this build computes on the CPU: use cpu")),
-        other => return Err(unsupported(flags::DEVICE, other, "use auto or cpu")),
+/// Whether the folder's configuration names an encoder. What cannot be read is refused later, with its reason.
+fn is_encoder(model: &Path) -> bool {
+    HubFolder::is_at(model) && HubFolder::open(model).is_ok_and(|folder| Encoder::is_in(&folder))
+}
+
+fn encoder(args: &ServeArgs) -> Result<EncoderConfig, Failure> {
+    check_device(&args.device)?;
+    let sizes = [("--max-batch-size", args.max_batch_size), ("--max-batch-tokens", args.max_batch_tokens)];
+    if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+        return Err(Failure::configuration(format!("{flag} must be at least 1")));
     }
+    let limits = BatchLimits {
+        max_wait: Duration::from_millis(args.max_batch_wait_ms.into()),
+        max_texts: args.max_batch_size as usize,
+        max_tokens: args.max_batch_tokens as usize,
+        max_queue_tokens: args.max_queue_tokens,
+    };
+    Ok(EncoderConfig { model: PathBuf::from(&args.model), limits })
+}
+
+fn check_device(device: &str) -> Result<(), Failure> {
+    match device {
+        "auto" | "cpu" => Ok(()),
+        "cuda" => Err(unsupported(flags::DEVICE, "cuda", "this build computes on the CPU: use cpu")),
+        other => Err(unsupported(flags::DEVICE, other, "use auto or cpu")),
+    }
+}
+
+fn cpu(args: &ServeArgs) -> Result<CpuConfig, Failure> {
+    check_device(&args.device)?;
     let threads = args.threads.unwrap_or_else(machine::cpus);
     if threads == 0 {
         return Err(Failure::configuration("--threads must be at least 1"));
@@ -436,6 +483,27 @@ fn tls(args: &ServeArgs) -> Result<Option<TlsSource>, Failure> {
     }
 }
 
+fn dialogue(args: &ServeArgs) -> Result<DialogueConfig, Failure> {
+    Ok(DialogueConfig {
+        template: args.chat_template.clone(),
+        calls: chosen("--tool-call-parser", &args.tool_call_parser, ToolFormat::NAMES)?,
+        thoughts: chosen("--reasoning-parser", &args.reasoning_parser, ThoughtFormat::NAMES)?,
+    })
+}
+
+fn chosen<T: Copy>(flag: &str, word: &str, known: &[(&str, T)]) -> Result<Chosen<T>, Failure> {
+    match (word, known.iter().find(|(name, _)| *name == word)) {
+        ("auto", _) => Ok(Chosen::Auto),
+        ("none", _) => Ok(Chosen::Off),
+        (_, Some((_, format))) => Ok(Chosen::Fixed(*format)),
+        _ => {
+            let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+            let message = format!("{flag} {word} is not known: use auto, none, {}", names.join(", "));
+            Err(Failure::new(Reason::Unsupported, message))
+        }
+    }
+}
+
 /// A JSON list, as vLLM takes it, or one origin.
 fn allowed_origins(args: &ServeArgs) -> Result<Vec<HeaderValue>, Failure> {
     let Some(text) = &args.allowed_origins else { return Ok(Vec::new()) };
@@ -547,6 +615,8 @@ mod tests {
             ("m --ssl-certfile a --ssl-keyfile b --ssl-ca-certs c", Reason::InvalidConfiguration, "--ssl-cert-reqs"),
             ("m --ssl-certfile a --ssl-keyfile b --ssl-cert-reqs 2", Reason::InvalidConfiguration, "--ssl-ca-certs"),
             ("m --allowed-origins localhost", Reason::InvalidConfiguration, "--allowed-origins"),
+            ("m --tool-call-parser xml", Reason::Unsupported, "--tool-call-parser xml"),
+            ("m --reasoning-parser loud", Reason::Unsupported, "--reasoning-parser loud"),
             ("m --drain-timeout-seconds 1", Reason::InvalidConfiguration, "--drain-timeout-seconds"),
             ("m --executor sim --sim-step-us=-1", Reason::InvalidConfiguration, "--sim-step-us"),
         ] {

@@ -8,8 +8,10 @@ mod handle;
 mod live;
 mod pace;
 mod promise;
+mod sleep;
 mod step_loop;
 
 pub use handle::{EngineHandle, Event, NotAccepted, RequestStream, channel};
 pub use pace::RealTime;
+pub use sleep::{Depth, Revive};
 pub use step_loop::StepLoop;

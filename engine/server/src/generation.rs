@@ -4,10 +4,11 @@
 mod bounds;
 mod words;
 
-use crate::structure::Grammar;
+use crate::structure::{Grammar, Thought};
 use crate::text::tokenizer::Tokenizer;
 use bounds::ranged;
 pub use bounds::{MAX_CHOICES, MAX_STOPS};
+use std::sync::Arc;
 use windlass_engine_api::error::FieldError;
 use windlass_engine_api::generation::GenerationFields;
 use windlass_engine_core::request::{Beams, CacheScope, Penalties, Request, RequestId, Sampling, Tenant, TokenId};
@@ -34,6 +35,9 @@ pub struct Generation {
     priority: i32,
     cache_salt: Option<String>,
     grammar: Option<Grammar>,
+    thought: Option<Thought>,
+    /// Control tokens that are part of the text.
+    pub marks: Arc<[TokenId]>,
     logprobs: Option<u32>,
     prompt_logprobs: Option<u32>,
     /// The length penalty of a beam search, if that is asked for.
@@ -116,6 +120,8 @@ impl Generation {
             beam_search,
             priority: fields.priority,
             grammar: None,
+            thought: None,
+            marks: Arc::default(),
             cache_salt: words::cache_salt(fields.cache_salt.clone())?,
             // The most likely answers are found by their log probabilities.
             logprobs: fields.logprobs.or((choices.generated > choices.given).then_some(0)),
@@ -147,7 +153,7 @@ impl Generation {
             min_tokens: self.min_tokens,
             stop_tokens: [ends, &self.stop_token_ids].concat(),
             sampling: Sampling { seed, ..self.sampling.clone() },
-            constraint: self.grammar.as_ref().map(Grammar::constraint),
+            constraint: self.grammar.as_ref().map(|grammar| grammar.constraint(self.thought)),
             logprobs: self.logprobs,
             prompt_logprobs: self.prompt_logprobs,
             fork_of: choice.leader,
@@ -159,6 +165,11 @@ impl Generation {
     /// Answers must have this form.
     pub fn with_grammar(self, grammar: Option<Grammar>) -> Generation {
         Generation { grammar, ..self }
+    }
+
+    /// A form of the answer waits for thoughts before it, and these control tokens are shown.
+    pub fn with_dialogue(self, thought: Option<Thought>, marks: Arc<[TokenId]>) -> Generation {
+        Generation { thought, marks, ..self }
     }
 
     /// Only requests of the same salt share cached prompts.

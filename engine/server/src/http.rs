@@ -1,6 +1,7 @@
 //! Both ports: routes, connections, and what stands between them.
 
 pub mod admin;
+mod admin_sleep;
 pub mod api;
 pub mod auth;
 mod best;
@@ -9,6 +10,8 @@ mod chat;
 mod completions;
 pub mod connection;
 mod cors;
+pub mod door;
+pub mod encoder;
 mod error;
 mod lenient;
 mod logprobs;

@@ -1,5 +1,7 @@
-//! Where the server is in its life, seen by everyone who acts on it. It only ever moves forward.
+//! Where the server is in its life, seen by everyone who acts on it. Its stages only ever move forward; between them it
+//! may sleep and wake.
 
+use crate::driver::Depth;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -18,10 +20,20 @@ pub enum Stage {
     Refusing,
 }
 
-/// The stage, shared, and until when a drain may take. Cheap to clone.
+/// Whether a serving server has its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// It does.
+    Awake,
+    /// It gave some back, or is about to, or takes it again; new requests are refused.
+    Asleep(Depth),
+}
+
+/// Stage and rest, shared, and until when a drain may take. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Lifecycle {
     stage: Arc<watch::Sender<Stage>>,
+    rest: Arc<watch::Sender<Rest>>,
     /// Set from outside, where less time is left than this server was configured with.
     limit: Arc<watch::Sender<Option<Instant>>>,
 }
@@ -29,7 +41,8 @@ pub struct Lifecycle {
 impl Default for Lifecycle {
     fn default() -> Lifecycle {
         let (stage, limit) = (watch::Sender::new(Stage::Starting), watch::Sender::new(None));
-        Lifecycle { stage: Arc::new(stage), limit: Arc::new(limit) }
+        let rest = Arc::new(watch::Sender::new(Rest::Awake));
+        Lifecycle { stage: Arc::new(stage), rest, limit: Arc::new(limit) }
     }
 }
 
@@ -48,6 +61,22 @@ impl Lifecycle {
     /// The stage now.
     pub fn stage(&self) -> Stage {
         *self.stage.borrow()
+    }
+
+    /// Whether it has its memory.
+    pub fn rest(&self) -> Rest {
+        *self.rest.borrow()
+    }
+
+    /// Goes from `from` to `to`; false where it was not at `from`.
+    pub fn change_rest(&self, from: Rest, to: Rest) -> bool {
+        self.rest.send_if_modified(|now| {
+            let there = *now == from;
+            if there {
+                *now = to;
+            }
+            there
+        })
     }
 
     /// Returns once `stage` is reached.
@@ -83,6 +112,7 @@ impl Lifecycle {
     pub fn phase(&self) -> Phase {
         match self.stage() {
             Stage::Starting => Phase::Starting,
+            Stage::Serving if self.rest() != Rest::Awake => Phase::Asleep,
             Stage::Serving => Phase::Ready,
             Stage::Closing | Stage::Refusing => Phase::Draining,
         }

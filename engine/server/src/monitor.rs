@@ -3,6 +3,7 @@
 //! a reader.
 
 mod busy;
+mod encoded;
 mod metrics;
 mod progress;
 mod recent;
@@ -10,7 +11,9 @@ mod stats;
 mod times;
 
 use crate::clock::Clock;
+use crate::driver::Depth;
 use busy::BusyWindow;
+pub use encoded::Encoded;
 use metrics::Metrics;
 pub use metrics::{QUEUE_FULL, TOO_SLOW};
 use progress::Progress;
@@ -47,6 +50,8 @@ pub struct Built {
     pub ledger: Option<Ledger>,
     /// How long it took.
     pub start: StartPhases,
+    /// What its answers depend on.
+    pub fingerprint: String,
 }
 
 /// What only the moment of reading can tell.
@@ -120,6 +125,38 @@ impl Monitor {
         self.metrics.publish(stats);
         let oldest = stats.oldest_waiting_arrival_seconds.map_or(NONE, microseconds);
         self.oldest_arrival_us.store(oldest, Ordering::Relaxed);
+    }
+
+    /// What an encoder does now: texts in the running batch, texts waiting, and all their tokens.
+    pub fn encoding(&self, running: u32, waiting: u64, tokens: u64) {
+        self.metrics.encoding(running, waiting, tokens);
+    }
+
+    /// A text was computed, in a batch of this share of its largest size.
+    pub fn encoded(&self, text: &Encoded, batch_fill: f64) {
+        self.progress.made(text.ended);
+        text.observe(&self.metrics);
+        self.metrics.batch_fill.set(batch_fill);
+    }
+
+    /// How deep it sleeps, if it does.
+    pub fn rests(&self, depth: Option<Depth>) {
+        self.metrics.rests(depth);
+    }
+
+    /// What a request asks for.
+    pub fn asked(&self, answers: u32, max_tokens: Option<u32>) {
+        self.metrics.asked(answers, max_tokens);
+    }
+
+    /// How long the longest of a request's answers was.
+    pub fn answered(&self, longest_tokens: u32) {
+        self.metrics.answered(longest_tokens);
+    }
+
+    /// Requests that run or wait.
+    pub fn load(&self) -> i64 {
+        self.metrics.running.get() + self.metrics.waiting.get()
     }
 
     /// Seconds with work and without a finished step.

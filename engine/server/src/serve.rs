@@ -3,18 +3,22 @@
 use crate::cache_scopes::CacheScopes;
 use crate::clock::Clock;
 use crate::config::{Config, LifeTimes};
+use crate::dialogue::Dialogue;
 use crate::driver::EngineHandle;
 use crate::failure::Failure;
 use crate::http::admin::{self, Admin};
 use crate::http::api::{self, Api};
 use crate::http::connection::Server as Connections;
+use crate::http::door::{Door, Rules};
+use crate::http::encoder::{self, EncoderApi};
 use crate::http::tls::Tls;
 use crate::http::unix_seconds;
 use crate::lifecycle::{Lifecycle, Stage};
 use crate::monitor::{Monitor, SAMPLE_EVERY};
-use crate::start::{self, EngineEnd, EngineThread, Started};
+use crate::start::{self, EngineEnd, EngineThread, Started, StartedEncoder, StartedModel};
 use crate::structure::Structures;
 use crate::tenants::Tenants;
+use crate::traces::Traces;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
@@ -35,8 +39,10 @@ pub struct Server {
     admin_address: SocketAddr,
     lifecycle: Lifecycle,
     connections: Arc<Connections>,
-    engine: EngineHandle,
+    /// Absent where nothing streams.
+    engine: Option<EngineHandle>,
     engine_end: EngineEnd,
+    traces: Option<Arc<Traces>>,
     times: LifeTimes,
 }
 
@@ -55,6 +61,7 @@ impl Server {
             monitor: monitor.clone(),
             lifecycle: lifecycle.clone(),
             engine: OnceLock::new(),
+            drain_timeout: config.times.drain_timeout,
             stall_timeout_seconds: config.times.stall_timeout_seconds,
         });
         let admin_server = Connections::new(admin::router(admin.clone()), lifecycle.clone(), None, config.patience);
@@ -62,34 +69,50 @@ impl Server {
 
         let (times, patience) = (config.times, config.patience);
         let (config, started) = start_engine(config, monitor.clone(), clock).await?;
-        let Started { engine: EngineThread { handle, end }, tokenizer, template, built } = started;
-        // The engine is set once, here.
-        let _ = admin.engine.set(handle.clone());
-        let tokenizer = Arc::new(tokenizer);
-        let api = Arc::new(Api {
-            structures: Arc::new(Structures::new(tokenizer.clone())),
-            engine: handle.clone(),
-            tokenizer,
-            template,
-            cache_scopes: CacheScopes::new(config.batching.share_prefix_cache),
+        let built = started.built().clone();
+        let traces = config.traces_endpoint.as_deref().map(Traces::start).transpose()?.map(Arc::new);
+        let door = Door::from(Rules {
             served_names: config.served_names,
             max_model_tokens: built.effective.max_model_tokens,
             created: unix_seconds(),
+            fingerprint: built.fingerprint.as_str().into(),
             tenants,
             monitor: monitor.clone(),
             lifecycle: lifecycle.clone(),
             allowed_origins: config.allowed_origins,
             ignore_unknown_fields: config.ignore_unknown_fields,
+            traces: traces.clone(),
             patience,
         });
+        let (routes, engine, engine_end) = match started {
+            Started::Model(model) => {
+                let StartedModel { engine: EngineThread { handle, end }, tokenizer, template, .. } = *model;
+                let tokenizer = Arc::new(tokenizer);
+                let api = Api {
+                    structures: Arc::new(Structures::new(tokenizer.clone())),
+                    engine: handle.clone(),
+                    dialogue: Dialogue::new(&config.dialogue, template, &tokenizer)?,
+                    tokenizer,
+                    cache_scopes: CacheScopes::new(config.batching.share_prefix_cache),
+                    door,
+                };
+                // The engine is set once, here.
+                let _ = admin.engine.set(handle.clone());
+                (api::router(Arc::new(api)), Some(handle), end)
+            }
+            Started::Encoder(started) => {
+                let StartedEncoder { handle, end, text, cuttable, .. } = *started;
+                (encoder::router(Arc::new(EncoderApi { door, encoder: handle, text, cuttable })), None, end)
+            }
+        };
         monitor.built(built);
         tokio::spawn(watch(Arc::downgrade(&monitor), times.stall_timeout_seconds));
-        let connections = Connections::new(api::router(api), lifecycle.clone(), times.max_connection_age, patience);
+        let connections = Connections::new(routes, lifecycle.clone(), times.max_connection_age, patience);
         let connections = Arc::new(connections.over(tls));
         tokio::spawn(connections.clone().run(api_listener));
         lifecycle.advance(Stage::Serving);
         info!(api = %api_address, admin = %admin_address, seconds = clock.seconds(), "serving");
-        Ok(Server { api_address, admin_address, lifecycle, connections, engine: handle, engine_end: end, times })
+        Ok(Server { api_address, admin_address, lifecycle, connections, engine, engine_end, traces, times })
     }
 
     /// Where the API is.
@@ -113,6 +136,10 @@ impl Server {
             () = self.lifecycle.reached(Stage::Closing) => (),
         }
         self.drain().await;
+        if let Some(traces) = self.traces {
+            // The last spans leave, or the collector does not answer in time.
+            let _ = tokio::task::spawn_blocking(move || traces.finish()).await;
+        }
         Ok(())
     }
 
@@ -131,7 +158,9 @@ impl Server {
         };
         if is_late {
             warn!("streams are left after {} s; ending them", began.elapsed().as_secs());
-            self.engine.end_all("the server shut down before this answer was complete").await;
+            if let Some(engine) = &self.engine {
+                engine.end_all("the server shut down before this answer was complete").await;
+            }
             let _ = timeout(FLUSH, self.connections.no_connections()).await;
         }
         info!("drained");

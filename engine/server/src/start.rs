@@ -1,6 +1,7 @@
 //! From a configuration to an engine that has generated a token: read, load, warm.
 
 mod cpu;
+mod encoder;
 mod engine_thread;
 mod sim;
 
@@ -12,6 +13,7 @@ use crate::text::chat_template::{ChatTemplate, TemplateError};
 use crate::text::hub;
 use crate::text::tokenizer::{Tokenizer, TokenizerError};
 pub use cpu::load_failure;
+pub use encoder::StartedEncoder;
 pub use engine_thread::{EngineEnd, EngineThread};
 use std::path::Path;
 use std::sync::Arc;
@@ -19,8 +21,26 @@ use tracing::info;
 use windlass_checkpoint::{Checkpoint, HubError, OpenError};
 use windlass_engine_contract::termination::Reason;
 
+/// What was started.
+pub enum Started {
+    /// A model that generates.
+    Model(Box<StartedModel>),
+    /// One that reads.
+    Encoder(Box<StartedEncoder>),
+}
+
+impl Started {
+    /// What was built.
+    pub fn built(&self) -> &Built {
+        match self {
+            Started::Model(model) => &model.built,
+            Started::Encoder(encoder) => &encoder.built,
+        }
+    }
+}
+
 /// An engine that has generated a token, with all that serving it takes.
-pub struct Started {
+pub struct StartedModel {
     /// The engine's thread.
     pub engine: EngineThread,
     /// The model's tokenizer.
@@ -34,10 +54,13 @@ pub struct Started {
 /// Does all of it; takes as long as loading takes.
 pub fn start(config: &Config, monitor: &Arc<Monitor>, clock: Clock) -> Result<Started, Failure> {
     let started = match &config.executor {
-        ExecutorConfig::Cpu(cpu) => cpu::start(config, cpu, monitor, clock),
-        ExecutorConfig::Sim(sim) => sim::start(config, sim, monitor, clock),
-    }?;
-    let (phases, effective) = (&started.built.start, &started.built.effective);
+        ExecutorConfig::Cpu(cpu) => Started::Model(Box::new(cpu::start(config, cpu, monitor, clock)?)),
+        ExecutorConfig::Sim(sim) => Started::Model(Box::new(sim::start(config, sim, monitor, clock)?)),
+        ExecutorConfig::Encoder(encoder) => {
+            Started::Encoder(Box::new(encoder::start(config, encoder, monitor, clock)?))
+        }
+    };
+    let (phases, effective) = (&started.built().start, &started.built().effective);
     info!(seconds = phases.download_seconds, "start: download");
     info!(
         seconds = phases.load_seconds,

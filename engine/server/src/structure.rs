@@ -7,6 +7,7 @@
 mod form;
 mod grammar;
 mod prepared;
+mod thought;
 
 use crate::text::tokenizer::Tokenizer;
 use prepared::Prepared;
@@ -17,7 +18,9 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use windlass_engine_api::structure::Structure;
 
+pub(crate) use form::with_whitespace;
 pub use grammar::Grammar;
+pub use thought::Thought;
 
 /// Longest time for compiling, waiting for others included.
 const COMPILE_TIMEOUT: Duration = Duration::from_secs(1);

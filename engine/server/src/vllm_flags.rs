@@ -36,8 +36,6 @@ const fn value(name: &'static str, accepted: &'static [&'static str], why: &'sta
 
 const NO_GPU: &str = "there is no GPU executor; size the KV cache with --kv-cache-memory-bytes";
 const ONE_PROCESS: &str = "the engine is one process on one node";
-const NO_TOOLS: &str = "tool calls are not available";
-const NO_REASONING: &str = "reasoning is not separated from the answer";
 const NO_LORA: &str = "adapters are not available";
 const NO_MEDIA: &str = "the model reads and writes text only";
 const NO_COMPILE: &str = "nothing is compiled at start, so there is nothing to configure";
@@ -74,7 +72,7 @@ const FLAGS: &[Flag] = &[
     accepted("--disable-sliding-window"),
     refused("--enable-prompt-embeds", "prompts are text or token ids"),
     accepted("--no-enable-prompt-embeds"),
-    refused("--enable-sleep-mode", "sleeping is not available"),
+    accepted("--enable-sleep-mode"),
     accepted("--no-enable-sleep-mode"),
     accepted("--enforce-eager"),
     refused("--skip-tokenizer-init", "requests are text"),
@@ -134,17 +132,16 @@ const FLAGS: &[Flag] = &[
     value("--allowed-media-domains", &[], NO_MEDIA),
     value("--structured-outputs-config", &[], "there is one backend, and it has no options"),
     value("--guided-decoding-backend", &["auto", "guidance"], "there is one backend, llguidance"),
-    refused("--enable-auto-tool-choice", NO_TOOLS),
-    value("--tool-call-parser", &[], NO_TOOLS),
-    value("--tool-server", &[], NO_TOOLS),
-    value("--reasoning-parser", &[], NO_REASONING),
-    refused("--enable-reasoning", NO_REASONING),
+    accepted("--exclude-tools-when-tool-choice-none"),
+    value("--tool-parser-plugin", &[], NO_CODE),
+    value("--reasoning-parser-plugin", &[], NO_CODE),
+    value("--tool-server", &[], "clients run their tools themselves"),
+    accepted("--enable-reasoning"),
     value("--kv-transfer-config", &[], "KV is not transferred"),
     value("--kv-events-config", &[], "KV events are not published"),
     value("--ec-transfer-config", &[], "embeddings are not transferred"),
     // API server
     value("--api-key", &[], FILES_ONLY),
-    value("--chat-template", &[], "the template of the model file is used"),
     value("--chat-template-content-format", &["auto", "string"], "templates see strings"),
     value("--response-role", &["assistant"], "answers have the role assistant"),
     value("--uvicorn-log-level", &["info"], "use RUST_LOG"),
@@ -168,8 +165,7 @@ const FLAGS: &[Flag] = &[
     accepted("--disable-uvicorn-access-log"),
     accepted("--disable-fastapi-docs"),
     refused("--enable-server-load-tracking", "/metrics and /stats hold the load"),
-    value("--otlp-traces-endpoint", &[], "traces are not exported"),
-    value("--collect-detailed-traces", &[], "traces are not exported"),
+    value("--collect-detailed-traces", &[], "a trace is a span for each request"),
     value("--show-hidden-metrics-for-version", &[], "no metric is hidden"),
 ];
 

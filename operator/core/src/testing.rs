@@ -116,6 +116,7 @@ pub fn stats() -> Stats {
         end_to_end: Histogram::default(),
         effective: Some(effective()),
         start: Some(StartPhases { download_seconds: 0.0, load_seconds: 0.25, warm_seconds: 0.5 }),
+        fingerprint: None,
     }
 }
 

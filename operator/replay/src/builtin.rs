@@ -158,6 +158,7 @@ fn stats_of(pod: &Pod, said: &PodMetrics, utilization: f64, edges: &Edges) -> St
         end_to_end: rebin(&said.e2e, &edges.e2e),
         effective: None,
         start: None,
+        fingerprint: None,
     }
 }
 

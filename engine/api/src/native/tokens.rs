@@ -1,6 +1,6 @@
 //! `/tokenize` and `/detokenize`, by vLLM's names.
 
-use crate::chat::{Message, Role};
+use crate::chat::Conversation;
 use crate::error::FieldError;
 use crate::fields::Fields;
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ pub struct TokenizeRequest {
 }
 
 /// What to tokenize.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum TokenizeInput {
     /// A plain prompt.
     Prompt {
@@ -27,7 +27,7 @@ pub enum TokenizeInput {
         add_special_tokens: bool,
     },
     /// A conversation, rendered by the model's template.
-    Messages(Vec<Message>),
+    Messages(Conversation),
 }
 
 impl TokenizeRequest {
@@ -37,37 +37,19 @@ impl TokenizeRequest {
         let model = fields.optional("model", "the name of a served model")?;
         let return_token_strs = fields.optional("return_token_strs", "true or false")?.unwrap_or(false);
         let prompt: Option<String> = fields.optional("prompt", "a string")?;
-        let messages: Option<Vec<TextMessage>> =
-            fields.optional("messages", "a list of messages with role and content as strings")?;
-        let input = match (prompt, messages) {
-            (Some(text), None) => {
+        let input = match (prompt, fields.has("messages")) {
+            (Some(text), false) => {
                 let add_special_tokens = fields.optional("add_special_tokens", "true or false")?.unwrap_or(true);
                 TokenizeInput::Prompt { text, add_special_tokens }
             }
-            (None, Some(messages)) if !messages.is_empty() => {
-                TokenizeInput::Messages(messages.into_iter().map(TextMessage::into_message).collect())
-            }
-            (Some(_), Some(_)) => {
+            (None, true) => TokenizeInput::Messages(Conversation::take(&mut fields)?),
+            (Some(_), true) => {
                 return Err(FieldError::invalid("messages", "give either `prompt` or `messages`, not both"));
             }
-            _ => return Err(FieldError::invalid("prompt", "`prompt` or `messages` is required")),
+            (None, false) => return Err(FieldError::invalid("prompt", "`prompt` or `messages` is required")),
         };
         fields.finish(&[])?;
         Ok(TokenizeRequest { model, input, return_token_strs })
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TextMessage {
-    role: Role,
-    content: String,
-    name: Option<String>,
-}
-
-impl TextMessage {
-    fn into_message(self) -> Message {
-        Message { role: self.role, content: self.content, name: self.name }
     }
 }
 

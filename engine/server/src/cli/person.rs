@@ -10,6 +10,9 @@ pub struct ServerArgs {
     /// File with the API key to send
     #[arg(long, value_name = "FILE", help_heading = "Server")]
     pub key_file: Option<PathBuf>,
+    /// PEM file with the authorities that sign the server's certificate [default: the public ones]
+    #[arg(long, value_name = "FILE", help_heading = "Server")]
+    pub ca_file: Option<PathBuf>,
     /// Model to ask for [default: the first one served]
     #[arg(long, value_name = "NAME", help_heading = "Server")]
     pub model_name: Option<String>,
@@ -24,7 +27,7 @@ Examples:
 
 An empty line is ignored, /reset forgets the conversation, /quit or the end of input ends it.")]
 pub struct ChatArgs {
-    /// Model file, which is loaded for this conversation, or http:// address of a server
+    /// Model file, which is loaded for this conversation, or http:// or https:// address of a server
     pub model: String,
     /// Instructions that come before the conversation
     #[arg(long, value_name = "TEXT")]
@@ -53,7 +56,7 @@ Examples:
 A line is OpenAI's: {\"custom_id\": \"1\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\", \"body\": {…}}. Run the same \
 command again after an interruption: what is answered already is not asked again.")]
 pub struct BatchArgs {
-    /// Model file, which is loaded for this, or http:// address of a server
+    /// Model file, which is loaded for this, or http:// or https:// address of a server
     pub model: String,
     /// Requests, a line each
     pub input: PathBuf,
@@ -92,7 +95,7 @@ Examples:
   windlass-engine bench http://localhost:8000 --profile batch --concurrency 64 --requests 512
       Throughput: 64 requests at once, always.")]
 pub struct BenchArgs {
-    /// http:// address of the server
+    /// http:// or https:// address of the server
     pub url: String,
     /// What requests look like
     #[arg(long, value_enum, default_value_t = Profile::Chat)]

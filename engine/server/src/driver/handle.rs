@@ -1,11 +1,14 @@
 //! The engine as HTTP tasks see it: submit a request, read its updates; dropping the stream ends the request.
 
 use super::cancel::{Cancel, CancelCount};
+use super::sleep::Depth;
 use crate::clock::Clock;
+use crate::failure::Failure;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{self, Receiver, Sender};
+use tokio::sync::oneshot;
 use windlass_engine_core::request::{FinishReason, RejectReason, Request, RequestId};
 use windlass_engine_core::update::RequestUpdate;
 
@@ -21,6 +24,10 @@ pub(super) enum Command {
     Submit(Box<Submission>),
     /// Every live request ends now, with this message.
     EndAll(String),
+    /// Every live request ends, and memory is given back.
+    Sleep(Depth, oneshot::Sender<()>),
+    /// Memory is taken again.
+    Wake(oneshot::Sender<Result<(), Failure>>),
 }
 
 /// A request on its way to the engine.
@@ -100,6 +107,21 @@ impl EngineHandle {
     /// Requests sent and not yet seen by the engine.
     pub fn unseen(&self) -> u32 {
         (self.commands.max_capacity() - self.commands.capacity()) as u32
+    }
+
+    /// Gives memory back; whatever is live ends. Returns when it is done.
+    pub async fn sleep(&self, depth: Depth) -> Result<(), NotAccepted> {
+        let (asleep, done) = oneshot::channel();
+        self.commands.send(Command::Sleep(depth, asleep)).await.map_err(|_| NotAccepted::Gone)?;
+        done.await.map_err(|_| NotAccepted::Gone)
+    }
+
+    /// Takes memory again and generates a token.
+    pub async fn wake(&self) -> Result<(), Failure> {
+        let gone = || Failure::internal("the engine's thread has ended");
+        let (woken, done) = oneshot::channel();
+        self.commands.send(Command::Wake(woken)).await.map_err(|_| gone())?;
+        done.await.map_err(|_| gone())?
     }
 
     /// Ends every live request; each stream gets `message` as its error.

@@ -3,10 +3,12 @@
 use super::handle::{Command, Commands, Event, Submission};
 use super::live::Live;
 use super::promise::retry_after_seconds;
+use super::sleep::{Depth, Revive};
 use crate::clock::Clock;
 use crate::monitor::{Monitor, QUEUE_FULL, RequestTimes, TOO_SLOW};
 use std::collections::HashMap;
 use std::sync::Arc;
+use tokio::sync::oneshot;
 use windlass_engine_core::engine::Engine;
 use windlass_engine_core::executor::{Executor, ExecutorError};
 use windlass_engine_core::request::{FinishReason, RejectReason, RequestId};
@@ -17,20 +19,39 @@ const PUBLISH_EVERY_SECONDS: f64 = 0.02;
 
 /// The engine with everything that its thread owns.
 pub struct StepLoop<E> {
-    engine: Engine<E>,
-    commands: Commands,
-    live: HashMap<RequestId, Live>,
-    monitor: Arc<Monitor>,
-    clock: Clock,
-    last_arrival_seconds: f64,
-    published_seconds: f64,
+    pub(super) engine: Engine<E>,
+    /// Makes an engine again after sleep.
+    pub(super) revive: Revive<E>,
+    pub(super) commands: Commands,
+    pub(super) live: HashMap<RequestId, Live>,
+    pub(super) monitor: Arc<Monitor>,
+    pub(super) clock: Clock,
+    pub(super) last_arrival_seconds: f64,
+    pub(super) published_seconds: f64,
+}
+
+/// What comes after taking commands.
+enum Next {
+    /// A turn.
+    Turn,
+    /// Sleep.
+    Sleep(Depth, oneshot::Sender<()>),
+    /// Nothing, ever: every handle is gone.
+    End,
 }
 
 impl<E: Executor> StepLoop<E> {
     /// An engine that has nothing to do yet.
-    pub fn new(engine: Engine<E>, commands: Commands, monitor: Arc<Monitor>, clock: Clock) -> StepLoop<E> {
+    pub fn new(
+        engine: Engine<E>,
+        revive: Revive<E>,
+        commands: Commands,
+        monitor: Arc<Monitor>,
+        clock: Clock,
+    ) -> StepLoop<E> {
         StepLoop {
             engine,
+            revive,
             commands,
             live: HashMap::new(),
             monitor,
@@ -42,39 +63,68 @@ impl<E: Executor> StepLoop<E> {
 
     /// Runs until every handle is gone and the last request has ended, or the executor fails. Blocks without work.
     pub fn run(mut self) -> Result<(), ExecutorError> {
-        while self.take_commands() {
-            self.end_cancelled();
-            if let Err(error) = self.turn() {
-                self.end_all(&error.to_string());
-                return Err(error);
+        loop {
+            match self.take_commands() {
+                Next::End => return Ok(()),
+                Next::Turn => {
+                    self.end_cancelled();
+                    self.turn_or_end()?;
+                }
+                Next::Sleep(depth, asleep) => {
+                    self.finish_all()?;
+                    match self.sleep(depth, asleep)? {
+                        Some(awake) => self = awake,
+                        None => return Ok(()),
+                    }
+                }
             }
         }
-        Ok(())
     }
 
-    /// False when there will never be work again.
-    fn take_commands(&mut self) -> bool {
+    fn take_commands(&mut self) -> Next {
         if self.engine.is_idle() {
             self.publish();
             self.monitor.idle();
-            let Some(command) = self.commands.receiver.blocking_recv() else { return false };
+            let Some(command) = self.commands.receiver.blocking_recv() else { return Next::End };
             self.monitor.woke();
-            self.obey(command);
+            if let sleep @ Next::Sleep(..) = self.obey(command) {
+                return sleep;
+            }
         }
         while let Ok(command) = self.commands.receiver.try_recv() {
-            self.obey(command);
+            if let sleep @ Next::Sleep(..) = self.obey(command) {
+                return sleep;
+            }
         }
-        true
+        Next::Turn
     }
 
-    fn obey(&mut self, command: Command) {
+    fn obey(&mut self, command: Command) -> Next {
         match command {
             Command::Submit(submission) => self.submit(*submission),
             Command::EndAll(message) => self.end_all(&message),
+            Command::Sleep(depth, asleep) => return Next::Sleep(depth, asleep),
+            // It is awake.
+            Command::Wake(woken) => drop(woken.send(Ok(()))),
         }
+        Next::Turn
     }
 
-    fn submit(&mut self, submission: Submission) {
+    /// Ends what is live and lets the executor come to rest.
+    fn finish_all(&mut self) -> Result<(), ExecutorError> {
+        self.end_all("the server went to sleep before this answer was complete");
+        while !self.engine.is_idle() {
+            self.turn_or_end()?;
+        }
+        self.publish();
+        Ok(())
+    }
+
+    fn turn_or_end(&mut self) -> Result<(), ExecutorError> {
+        self.turn().inspect_err(|error| self.end_all(&error.to_string()))
+    }
+
+    pub(super) fn submit(&mut self, submission: Submission) {
         let Submission { request, arrival_seconds, events, cancel } = submission;
         let (id, prompt_tokens) = (request.id, request.prompt.len() as u32);
         // Senders race between reading the clock and sending; the queue's order is the truth.

@@ -1,7 +1,8 @@
 //! The admin port: probes, metrics, the operator's stats, drain. In no Service, without authentication.
 
+use super::admin_sleep;
 use crate::driver::EngineHandle;
-use crate::lifecycle::{Lifecycle, Stage};
+use crate::lifecycle::{Lifecycle, Rest, Stage};
 use crate::monitor::Monitor;
 use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
@@ -25,6 +26,8 @@ pub struct Admin {
     pub lifecycle: Lifecycle,
     /// The engine, once it stands.
     pub engine: OnceLock<EngineHandle>,
+    /// How long streams may take to finish before sleep.
+    pub drain_timeout: Duration,
     /// With work and no finished step for longer than this the server is not ready; for twice as long, not alive.
     pub stall_timeout_seconds: f64,
 }
@@ -37,6 +40,9 @@ pub fn router(admin: Arc<Admin>) -> Router {
         .route(paths::METRICS, get(metrics))
         .route(paths::STATS, get(stats))
         .route(paths::DRAIN, post(drain))
+        .route(paths::SLEEP, post(admin_sleep::sleep))
+        .route(paths::WAKE, post(admin_sleep::wake))
+        .route(paths::IS_SLEEPING, get(admin_sleep::is_sleeping))
         .with_state(admin)
 }
 
@@ -58,6 +64,7 @@ impl Admin {
         match self.lifecycle.stage() {
             Stage::Starting => Err("no token was generated yet".to_owned()),
             Stage::Closing | Stage::Refusing => Err("draining".to_owned()),
+            Stage::Serving if self.lifecycle.rest() != Rest::Awake => Err("asleep".to_owned()),
             Stage::Serving => self.monitor.stuck(self.stall_timeout_seconds).map_or(Ok(()), Err),
         }
     }

@@ -1,35 +1,24 @@
 //! The API port: OpenAI's routes over one engine.
 
-use super::auth;
+use super::door::{Door, HEALTH};
 use super::error::ApiError;
-use super::{chat, completions, cors, lenient, models, native, openapi, page, request_name, tgi};
-use crate::answer::{Answer, PromptShare};
+use super::{chat, completions, models, native, openapi, page, tgi};
+use crate::answer::{Answer, PromptShare, Siblings};
 use crate::cache_scopes::CacheScopes;
-use crate::config::Patience;
+use crate::dialogue::Dialogue;
 use crate::driver::{EngineHandle, Event, NotAccepted, RequestStream};
 use crate::generation::{Choice, Client, Generation};
-use crate::lifecycle::{Lifecycle, Stage};
-use crate::monitor::Monitor;
 use crate::structure::Structures;
-use crate::tenants::{Lease, Tenants};
-use crate::text::chat_template::ChatTemplate;
+use crate::tenants::Lease;
 use crate::text::tokenizer::Tokenizer;
 use axum::Router;
-use axum::extract::{Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, Uri};
-use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Response};
+use axum::extract::FromRef;
+use axum::http::{Method, StatusCode};
 use axum::routing::{get, post};
-use std::any::Any;
 use std::sync::Arc;
-use tower::util::option_layer;
-use tower_http::catch_panic::CatchPanicLayer;
-use windlass_engine_api::error::FieldError;
 use windlass_engine_api::generation::GenerationFields;
 use windlass_engine_core::request::{RejectReason, TokenId};
 
-/// What load balancers ask.
-const HEALTH: &str = "/health";
 /// A page for people, which asks for a key where it needs one.
 const PAGE: &str = "/";
 /// The description of this API.
@@ -44,36 +33,26 @@ pub struct Api {
     pub engine: EngineHandle,
     /// The model's tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// The model's chat template, if it has one.
-    pub template: Option<ChatTemplate>,
-    /// Names the API answers to.
-    pub served_names: Vec<String>,
-    /// Longest sequence.
-    pub max_model_tokens: u32,
-    /// Seconds since 1970 when the server started.
-    pub created: u64,
+    /// How the model converses.
+    pub dialogue: Dialogue,
+    /// What every request passes.
+    pub door: Door,
     /// Forms of answers.
     pub structures: Arc<Structures>,
     /// Who finds whose prompts in the cache.
     pub cache_scopes: CacheScopes,
-    /// Who may ask; without any tenants, everybody.
-    pub tenants: Option<Tenants>,
-    /// Where refusals are counted.
-    pub monitor: Arc<Monitor>,
-    /// Where the server is in its life.
-    pub lifecycle: Lifecycle,
-    /// Origins whose pages may ask; none by default.
-    pub allowed_origins: Vec<HeaderValue>,
-    /// Fields that nobody knows are taken out of requests instead of refused.
-    pub ignore_unknown_fields: bool,
-    /// How patient it is with clients.
-    pub patience: Patience,
+}
+
+impl FromRef<Arc<Api>> for Door {
+    fn from_ref(api: &Arc<Api>) -> Door {
+        api.door.clone()
+    }
 }
 
 /// The routes.
 pub fn router(api: Arc<Api>) -> Router {
-    Router::new()
-        .route(HEALTH, get(async || StatusCode::OK))
+    let door = api.door.clone();
+    let routes = Router::new()
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*name}", get(models::show))
         .route("/v1/chat/completions", post(chat::create))
@@ -82,36 +61,8 @@ pub fn router(api: Arc<Api>) -> Router {
         .route(OPENAPI, get(openapi::show))
         .merge(native::routes())
         .merge(tgi::routes())
-        .fallback(no_such_route)
-        .method_not_allowed_fallback(wrong_method)
-        .layer(middleware::from_fn_with_state(api.clone(), auth::authenticate))
-        .layer(option_layer((!api.allowed_origins.is_empty()).then(|| cors::layer(&api.allowed_origins))))
-        .layer(middleware::from_fn_with_state(api.clone(), refuse_when_closed))
-        .layer(CatchPanicLayer::custom(panicked))
-        .layer(middleware::from_fn(request_name::name))
-        .with_state(api)
-}
-
-async fn no_such_route(method: Method, uri: Uri) -> ApiError {
-    ApiError::new(StatusCode::NOT_FOUND, "not_found", format!("there is no {method} {}", uri.path()))
-}
-
-async fn wrong_method(method: Method, uri: Uri) -> ApiError {
-    let message = format!("{method} is not the way to use {}", uri.path());
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
-}
-
-async fn refuse_when_closed(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
-    match api.lifecycle.stage() {
-        Stage::Refusing => ApiError::shutting_down().into_response(),
-        _ => next.run(request).await,
-    }
-}
-
-/// A defect ends one request; its text goes to the log by the panic hook, not to the client.
-fn panicked(_: Box<dyn Any + Send>) -> Response {
-    let message = "the server failed on this request";
-    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message).into_response()
+        .with_state(api);
+    door.guard(routes)
 }
 
 /// Whether a request needs no key: it learns nothing of the model, and nothing is computed for it.
@@ -120,27 +71,6 @@ pub fn is_open(method: &Method, path: &str) -> bool {
 }
 
 impl Api {
-    /// Reads a request body by `parse`, which is strict; `--unknown-fields` may make it less so.
-    pub fn read<T>(&self, body: &[u8], parse: fn(&[u8]) -> Result<T, FieldError>) -> Result<T, ApiError> {
-        Ok(if self.ignore_unknown_fields { lenient::read(body, parse) } else { parse(body) }?)
-    }
-
-    /// The model that a request names, or the first one served where it need not name any.
-    pub fn model_or_first(&self, model: Option<String>) -> Result<String, ApiError> {
-        let model = model.unwrap_or_else(|| self.served_names[0].clone());
-        self.check_model(&model)?;
-        Ok(model)
-    }
-
-    /// Refuses a model that is not served.
-    pub fn check_model(&self, model: &str) -> Result<(), ApiError> {
-        if self.served_names.iter().any(|name| name == model) {
-            return Ok(());
-        }
-        let message = format!("the model {model:?} is not served here; served are {:?}", self.served_names);
-        Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).param("model"))
-    }
-
     /// Checks what the client wrote about generating.
     pub async fn generation(&self, fields: GenerationFields) -> Result<Generation, ApiError> {
         let structure = fields.structure.clone();
@@ -154,11 +84,11 @@ impl Api {
 
     /// Refuses a text that cannot fit, before time is spent on tokenizing it. `field` holds the prompt.
     pub fn check_length(&self, text: &str, field: &str) -> Result<(), ApiError> {
-        let longest = self.max_model_tokens as usize * self.tokenizer.vocabulary().longest_piece();
+        let longest = self.door.max_model_tokens as usize * self.tokenizer.vocabulary().longest_piece();
         if text.len() <= longest {
             return Ok(());
         }
-        let limit = self.max_model_tokens;
+        let limit = self.door.max_model_tokens;
         let message = format!("the prompt has {} bytes, more than {limit} tokens can hold; shorten it", text.len());
         Err(ApiError::bad_request("context_length_exceeded", message).param(field))
     }
@@ -192,12 +122,21 @@ impl Api {
         let room = self.room(&prompt, generation).map_err(|reason| ApiError::rejected(&reason, 0, field))?;
         let most = default_max_tokens.min(room);
         let streams = self.submit_choices(lease, &prompt, generation, most)?;
+        self.door.monitor.asked(generation.choices.generated, generation.max_tokens);
+        let siblings = Siblings::new(self.door.monitor.clone());
         let mut answers = Vec::with_capacity(streams.len());
         for mut stream in streams {
             admitted(&mut stream, field).await?;
             let share = self.share(&prompt, generation, answers.is_empty());
             lease.spend(share.tokens);
-            answers.push(Answer::new(stream, self.tokenizer.clone(), generation, share, lease.clone()));
+            answers.push(Answer::new(
+                stream,
+                self.tokenizer.clone(),
+                generation,
+                share,
+                lease.clone(),
+                siblings.clone(),
+            ));
         }
         Ok(answers)
     }
@@ -218,12 +157,12 @@ impl Api {
     /// Most tokens that may follow a prompt.
     fn room(&self, prompt: &[TokenId], generation: &Generation) -> Result<u32, RejectReason> {
         let prompt_tokens = prompt.len() as u32;
-        match self.max_model_tokens.checked_sub(prompt_tokens) {
+        match self.door.max_model_tokens.checked_sub(prompt_tokens) {
             Some(0) if generation.max_tokens == Some(0) => Ok(0),
             Some(room) if room > 0 => Ok(room),
             _ => {
                 let max_tokens = generation.max_tokens.unwrap_or(1);
-                Err(RejectReason::TooLong { prompt_tokens, max_tokens, limit_tokens: self.max_model_tokens })
+                Err(RejectReason::TooLong { prompt_tokens, max_tokens, limit_tokens: self.door.max_model_tokens })
             }
         }
     }

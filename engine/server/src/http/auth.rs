@@ -1,10 +1,10 @@
 //! From a request's key to its tenant.
 
-use super::api::Api;
+use super::door::Door;
 use super::error::ApiError;
 use super::request_name::RequestName;
 use crate::tenants::{Account, Lease};
-use axum::extract::{FromRequestParts, Request, State};
+use axum::extract::{FromRef, FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 /// Lets a request through if there are no keys or it carries one, and notes whose it is. What [`super::api::is_open`]
 /// names needs none.
-pub async fn authenticate(State(api): State<Arc<Api>>, mut request: Request, next: Next) -> Result<Response, ApiError> {
-    let Some(tenants) = api.tenants.as_ref().filter(|_| !super::api::is_open(request.method(), request.uri().path()))
+pub async fn authenticate(State(door): State<Door>, mut request: Request, next: Next) -> Result<Response, ApiError> {
+    let Some(tenants) = door.tenants.as_ref().filter(|_| !super::api::is_open(request.method(), request.uri().path()))
     else {
         return Ok(next.run(request).await);
     };
@@ -29,15 +29,26 @@ pub async fn authenticate(State(api): State<Arc<Api>>, mut request: Request, nex
 /// lease is dropped.
 pub struct Admitted(pub Lease);
 
-impl FromRequestParts<Arc<Api>> for Admitted {
+impl<S: Send + Sync> FromRequestParts<S> for Admitted
+where
+    Door: FromRef<S>,
+{
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Admitted, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Admitted, ApiError> {
+        let door = Door::from_ref(state);
+        let span = |name: &str| {
+            let traces = door.traces.as_ref()?;
+            Some(traces.begin(&parts.headers, name, parts.uri.path()))
+        };
         let name = parts.extensions.get::<RequestName>().map(|name| name.0.clone()).unwrap_or_default();
-        let account = parts.extensions.get::<Arc<Account>>().zip(api.tenants.as_ref());
-        let Some((account, tenants)) = account else { return Ok(Admitted(Lease::of_nobody(name))) };
-        account.begin(name, tenants.now()).map(Admitted).map_err(|over| {
-            api.monitor.rejected(over.reason());
+        let account = parts.extensions.get::<Arc<Account>>().zip(door.tenants.as_ref());
+        let Some((account, tenants)) = account else {
+            return Ok(Admitted(Lease::of_nobody(name.clone()).traced(span(&name))));
+        };
+        let begun = account.begin(name.clone(), tenants.now());
+        begun.map(|lease| Admitted(lease.traced(span(&name)))).map_err(|over| {
+            door.monitor.rejected(over.reason());
             over.into()
         })
     }

@@ -1,11 +1,10 @@
 //! Request bodies, bounded in size and time.
 
-use super::api::Api;
+use super::door::Door;
 use super::error::ApiError;
 use axum::body::{Bytes, to_bytes};
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRef, FromRequest, Request};
 use axum::http::{StatusCode, header};
-use std::sync::Arc;
 
 /// Largest body.
 const MAX_BODY_BYTES: usize = 32 << 20;
@@ -13,12 +12,15 @@ const MAX_BODY_BYTES: usize = 32 << 20;
 /// The bytes of a JSON body.
 pub struct JsonBody(pub Bytes);
 
-impl FromRequest<Arc<Api>> for JsonBody {
+impl<S: Send + Sync> FromRequest<S> for JsonBody
+where
+    Door: FromRef<S>,
+{
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, api: &Arc<Api>) -> Result<JsonBody, ApiError> {
+    async fn from_request(request: Request, state: &S) -> Result<JsonBody, ApiError> {
         check_type(&request)?;
-        let limit = api.patience.body;
+        let limit = Door::from_ref(state).patience.body;
         let read = tokio::time::timeout(limit, to_bytes(request.into_body(), MAX_BODY_BYTES)).await;
         match read {
             Ok(Ok(bytes)) => Ok(JsonBody(bytes)),

@@ -30,16 +30,20 @@ pub async fn create(
     Admitted(lease): Admitted,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let CompletionRequest { model, prompts, generation: fields } = api.read(&body, CompletionRequest::from_body)?;
-    api.check_model(&model)?;
+    let CompletionRequest { model, prompts, generation: fields } =
+        api.door.read(&body, CompletionRequest::from_body)?;
+    api.door.check_model(&model)?;
     let streaming = fields.stream;
     let generation = api.generation(fields).await?;
     check_choices(&generation, prompts.len(), streaming.is_some())?;
     let answers = submit(&api, &lease, prompts, &generation).await?;
-    let writer =
-        Writer { head: Head::new("cmpl", &lease, model), tokenizer: api.tokenizer.clone(), shows: generation.shows };
+    let writer = Writer {
+        head: Head::new("cmpl", &lease, &api.door, model),
+        tokenizer: api.tokenizer.clone(),
+        shows: generation.shows,
+    };
     match streaming {
-        Some(options) => Ok(stream::respond(answers, writer, options, &api.patience)),
+        Some(options) => Ok(stream::respond(answers, writer, options, &api.door.patience)),
         None => Ok(Json(writer.whole(answers, generation.choices).await?).into_response()),
     }
 }
@@ -93,8 +97,9 @@ impl Writer {
         let usage = answers.iter().fold(Usage::default(), |sum, answer| sum + answer.usage);
         let given = best::of_each_prompt(answers, choices);
         let choices = (0..).zip(given).map(|answer| self.choice(answer)).collect();
-        let Head { id, created, model } = self.head;
-        Ok(Completion { id, object: "text_completion".to_owned(), created, model, choices, usage })
+        let Head { id, created, model, fingerprint } = self.head;
+        let (object, system_fingerprint) = ("text_completion".to_owned(), fingerprint.to_string());
+        Ok(Completion { id, object, created, model, system_fingerprint, choices, usage })
     }
 
     fn choice(&self, (index, answer): (u32, Whole)) -> CompletionChoice {
@@ -116,13 +121,14 @@ impl Writer {
     }
 
     fn chunk(&self, choices: &[CompletionChunkChoice<'_>], usage: Option<Usage>, out: &mut EventBuffer) {
-        let Head { id, created, model } = &self.head;
-        out.event(&CompletionChunk { id, object: "text_completion", created: *created, model, choices, usage });
+        let Head { id, created, model, fingerprint: system_fingerprint } = &self.head;
+        let (object, created) = ("text_completion", *created);
+        out.event(&CompletionChunk { id, object, created, model, system_fingerprint, choices, usage });
     }
 }
 
 impl Events for Writer {
-    fn piece(&self, index: u32, piece: &Piece, usage: Option<Usage>, out: &mut EventBuffer) {
+    fn piece(&mut self, index: u32, piece: &Piece, usage: Option<Usage>, out: &mut EventBuffer) {
         if piece.text.is_empty() && piece.end.is_none() && piece.thoughts.tokens.is_empty() {
             return;
         }

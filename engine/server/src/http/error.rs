@@ -1,6 +1,7 @@
 //! Refusals and failures as HTTP: a status, OpenAI's envelope, and when to come back.
 
 use crate::answer::Interrupted;
+use crate::dialogue::DialogueError;
 use crate::driver::NotAccepted;
 use crate::structure::StructureError;
 use crate::tenants::OverLimit;
@@ -98,6 +99,12 @@ impl ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message).retry_after(1)
     }
 
+    /// The server sleeps. Waking takes seconds, and somebody else has to ask for it.
+    pub fn asleep() -> ApiError {
+        let message = "the server is asleep; send the request again when it is awake";
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "asleep", message).retry_after(10)
+    }
+
     /// The envelope, for the inside of a stream, where there is no status or header to say whether to retry.
     pub fn envelope(self) -> ErrorEnvelope {
         let retry = Some(self.retry.unwrap_or(self.retry_after_seconds.is_some()));
@@ -166,6 +173,16 @@ impl From<StructureError> for ApiError {
 impl From<TemplateError> for ApiError {
     fn from(error: TemplateError) -> ApiError {
         ApiError::bad_request("invalid_conversation", error.to_string()).param("messages")
+    }
+}
+
+impl From<DialogueError> for ApiError {
+    fn from(error: DialogueError) -> ApiError {
+        match error {
+            DialogueError::NoTemplate => ApiError::bad_request("no_chat_template", error.to_string()),
+            DialogueError::Template(error) => error.into(),
+            DialogueError::Field(error) => error.into(),
+        }
     }
 }
 

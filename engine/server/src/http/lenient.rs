@@ -64,7 +64,7 @@ mod tests {
             "messages": [{"role": "user", "content": "hi", "mood": "good"}]});
         let request = read(body.to_string().as_bytes(), ChatRequest::from_body).unwrap();
         assert_eq!(request.generation.max_tokens, Some(3));
-        assert_eq!(request.messages[0].content, "hi");
+        assert_eq!(request.conversation.messages[0].content, "hi");
     }
 
     #[test]

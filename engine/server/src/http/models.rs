@@ -1,23 +1,22 @@
 //! `/v1/models`.
 
-use super::api::Api;
+use super::door::Door;
 use super::error::ApiError;
 use axum::Json;
 use axum::extract::{Path, State};
-use std::sync::Arc;
 use windlass_engine_api::models::{Model, ModelList};
 
 /// Every served name.
-pub async fn list(State(api): State<Arc<Api>>) -> Json<ModelList> {
-    Json(ModelList::new(api.served_names.iter().map(|name| model(&api, name)).collect()))
+pub async fn list(State(door): State<Door>) -> Json<ModelList> {
+    Json(ModelList::new(door.served_names.iter().map(|name| model(&door, name)).collect()))
 }
 
 /// One served name.
-pub async fn show(State(api): State<Arc<Api>>, Path(name): Path<String>) -> Result<Json<Model>, ApiError> {
-    api.check_model(&name)?;
-    Ok(Json(model(&api, &name)))
+pub async fn show(State(door): State<Door>, Path(name): Path<String>) -> Result<Json<Model>, ApiError> {
+    door.check_model(&name)?;
+    Ok(Json(model(&door, &name)))
 }
 
-fn model(api: &Api, name: &str) -> Model {
-    Model::new(name, api.created, api.max_model_tokens)
+fn model(door: &Door, name: &str) -> Model {
+    Model::new(name, door.created, door.max_model_tokens)
 }

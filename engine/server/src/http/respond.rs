@@ -1,9 +1,11 @@
 //! How an endpoint writes its answers, apart from when.
 
+use super::door::Door;
 use super::error::ApiError;
 use crate::answer::Piece;
 use crate::tenants::Lease;
 use serde::Serialize;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use windlass_engine_api::usage::Usage;
 
@@ -15,12 +17,15 @@ pub struct Head {
     pub created: u64,
     /// The name the client used.
     pub model: String,
+    /// What answers depend on besides the request.
+    pub fingerprint: Arc<str>,
 }
 
 impl Head {
     /// The response to a request; `prefix` is OpenAI's for ids of this kind.
-    pub fn new(prefix: &str, lease: &Lease, model: String) -> Head {
-        Head { id: format!("{prefix}-{}", lease.request()), created: unix_seconds(), model }
+    pub fn new(prefix: &str, lease: &Lease, door: &Door, model: String) -> Head {
+        let (id, fingerprint) = (format!("{prefix}-{}", lease.request()), door.fingerprint.clone());
+        Head { id, created: unix_seconds(), model, fingerprint }
     }
 }
 
@@ -32,7 +37,7 @@ pub fn unix_seconds() -> u64 {
 /// Writes the events of one endpoint's streams.
 pub trait Events: Send + 'static {
     /// What `piece` adds to choice `index`; `usage` where the client wants it in every event.
-    fn piece(&self, index: u32, piece: &Piece, usage: Option<Usage>, out: &mut EventBuffer);
+    fn piece(&mut self, index: u32, piece: &Piece, usage: Option<Usage>, out: &mut EventBuffer);
 
     /// The event after the last choice.
     fn usage(&self, usage: Usage, out: &mut EventBuffer);

@@ -22,10 +22,10 @@ pub fn routes() -> Router<Arc<Api>> {
 
 async fn info(State(api): State<Arc<Api>>) -> Json<Info> {
     Json(Info {
-        model_id: api.served_names[0].clone(),
+        model_id: api.door.served_names[0].clone(),
         model_sha: None,
-        max_total_tokens: api.max_model_tokens,
-        max_input_tokens: api.max_model_tokens.saturating_sub(1),
+        max_total_tokens: api.door.max_model_tokens,
+        max_input_tokens: api.door.max_model_tokens.saturating_sub(1),
         max_stop_sequences: crate::generation::MAX_STOPS as u32,
         version: env!("CARGO_PKG_VERSION").to_owned(),
     })

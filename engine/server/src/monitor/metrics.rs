@@ -1,7 +1,9 @@
 //! Prometheus handles under the names of the contract, each labelled with the model. The only place that records.
 
 use super::{Built, Moment};
+use crate::driver::Depth;
 use prometheus::core::{AtomicU64, Collector, GenericCounter};
+use prometheus::proto::MetricFamily;
 use prometheus::{
     Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
 };
@@ -25,6 +27,10 @@ pub struct Metrics {
     pub(super) running: IntGauge,
     pub(super) waiting: IntGauge,
     pub(super) kv_usage: Gauge,
+    waiting_by_reason: GaugeVec,
+    sleep_state: GaugeVec,
+    build_info: GaugeVec,
+    lora_info: GaugeVec,
     pub(super) queued_prompt_tokens: IntGauge,
     predicted_ttft: Gauge,
     pub(super) remaining_tokens: IntGauge,
@@ -37,6 +43,8 @@ pub struct Metrics {
     pub(super) prompt_tokens: Counter,
     pub(super) generation_tokens: Counter,
     preemptions: Counter,
+    pub(super) prompt_tokens_cached: Counter,
+    pub(super) prompt_tokens_by_source: IntCounterVec,
     prefix_queries: Counter,
     prefix_hits: Counter,
     drafts: Counter,
@@ -55,12 +63,25 @@ pub struct Metrics {
     pub(super) inference_time: Histogram,
     pub(super) request_prompt_tokens: Histogram,
     pub(super) request_generation_tokens: Histogram,
+    pub(super) prefill_computed: Histogram,
+    params_n: Histogram,
+    params_max_tokens: Histogram,
+    longest_answer: Histogram,
     iteration_tokens: Histogram,
     cache_config: GaugeVec,
     memory_bytes: GaugeVec,
     start_phase: GaugeVec,
     max_rows: OnceLock<u32>,
 }
+
+/// Names that are given beside the present one.
+const OLDER_NAMES: &[(&str, &str)] = &[
+    (names::OLD_KV_CACHE_USAGE, names::KV_CACHE_USAGE),
+    (names::OLD_PREFIX_CACHE_QUERIES, names::PREFIX_CACHE_QUERIES),
+    (names::OLD_PREFIX_CACHE_HITS, names::PREFIX_CACHE_HITS),
+    (names::OLD_TIME_PER_OUTPUT_TOKEN, names::INTER_TOKEN_LATENCY),
+    (names::VLLM_ADMISSION_REJECTIONS, names::ADMISSION_REJECTIONS),
+];
 
 /// The reason label of [`names::ADMISSION_REJECTIONS`] where more wait than may.
 pub const QUEUE_FULL: &str = "queue_full";
@@ -138,6 +159,12 @@ impl Metrics {
             prompt_tokens: add.counter(names::PROMPT_TOKENS, "Prompt tokens computed or found in the cache")?,
             generation_tokens: add.counter(names::GENERATION_TOKENS, "Tokens generated")?,
             preemptions: add.counter(names::NUM_PREEMPTIONS, "Sequences preempted")?,
+            prompt_tokens_cached: add.counter(names::PROMPT_TOKENS_CACHED, "Prompt tokens found in the cache")?,
+            prompt_tokens_by_source: add.counters(
+                names::PROMPT_TOKENS_BY_SOURCE,
+                "Prompt tokens by source",
+                "source",
+            )?,
             prefix_queries: add.counter(names::PREFIX_CACHE_QUERIES, "Prompt tokens looked up in the prefix cache")?,
             prefix_hits: add.counter(names::PREFIX_CACHE_HITS, "Prompt tokens found in the prefix cache")?,
             drafts: add.counter(names::SPEC_DECODE_DRAFTS, "Rows with guesses of what comes next")?,
@@ -161,11 +188,32 @@ impl Metrics {
             request_prompt_tokens: add.tokens(names::REQUEST_PROMPT_TOKENS, "Prompt tokens of a request")?,
             request_generation_tokens: add
                 .tokens(names::REQUEST_GENERATION_TOKENS, "Tokens generated for a request")?,
+            prefill_computed: add.tokens(names::REQUEST_PREFILL_COMPUTED, "Prompt tokens computed for a request")?,
+            params_n: add.tokens(names::REQUEST_PARAMS_N, "Answers that a request asked for")?,
+            params_max_tokens: add
+                .tokens(names::REQUEST_PARAMS_MAX_TOKENS, "Longest answer that a request asked for")?,
+            longest_answer: add.tokens(names::REQUEST_MAX_GENERATION_TOKENS, "Tokens of a request's longest answer")?,
             iteration_tokens: add.tokens(names::ITERATION_TOKENS, "Tokens computed in a step")?,
             cache_config: add.gauges(
                 names::CACHE_CONFIG_INFO,
                 "How the KV cache is laid out; always 1",
                 &["block_size", "num_gpu_blocks", "cache_dtype"],
+            )?,
+            waiting_by_reason: add.gauges(
+                names::WAITING_BY_REASON,
+                "Waiting requests by what they wait for",
+                &["reason"],
+            )?,
+            sleep_state: add.gauges(names::SLEEP_STATE, "1 for the state that the engine is in", &["sleep_state"])?,
+            lora_info: add.gauges(
+                names::LORA_INFO,
+                "Adapters, of which there are none",
+                &["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+            )?,
+            build_info: add.gauges(
+                names::BUILD_INFO,
+                "What serves; always 1",
+                &["fingerprint", "version", "device"],
             )?,
             memory_bytes: add.gauges(names::MEMORY_BYTES, "Memory by use", &["kind"])?,
             start_phase: add.gauges(names::START_PHASE_SECONDS, "Seconds of each phase of the start", &["phase"])?,
@@ -176,6 +224,8 @@ impl Metrics {
             registry,
         };
         metrics.rejections.with_label_values(&[QUEUE_FULL]);
+        metrics.lora_info.with_label_values(&["0", "", ""]).set(0.0);
+        metrics.rests(None);
         Ok(metrics)
     }
 
@@ -187,6 +237,8 @@ impl Metrics {
         let layout = [effective.block_tokens.to_string(), effective.kv_blocks.to_string()];
         let labels = [layout[0].as_str(), layout[1].as_str(), effective.kv_cache_data_type.as_str()];
         self.cache_config.with_label_values(&labels).set(1.0);
+        let version = env!("CARGO_PKG_VERSION");
+        self.build_info.with_label_values(&[built.fingerprint.as_str(), version, effective.device.as_str()]).set(1.0);
         if let Some(ledger) = built.ledger {
             let uses = [
                 ("weights", ledger.weights),
@@ -217,10 +269,38 @@ impl Metrics {
         self.rejections.with_label_values(&[reason]).inc();
     }
 
+    /// What a request asks for.
+    pub(super) fn asked(&self, answers: u32, max_tokens: Option<u32>) {
+        self.params_n.observe(answers.into());
+        if let Some(most) = max_tokens {
+            self.params_max_tokens.observe(most.into());
+        }
+    }
+
+    /// How long a request's longest answer was.
+    pub(super) fn answered(&self, longest_tokens: u32) {
+        self.longest_answer.observe(longest_tokens.into());
+    }
+
+    /// How deep the engine sleeps, if it does.
+    pub(super) fn rests(&self, depth: Option<Depth>) {
+        let state = match depth {
+            None => "awake",
+            Some(Depth::KeepsWeights) => "weights_offloaded",
+            Some(Depth::DropsWeights) => "discard_all",
+        };
+        for known in ["awake", "weights_offloaded", "discard_all"] {
+            self.sleep_state.with_label_values(&[known]).set(f64::from(u8::from(known == state)));
+        }
+    }
+
     /// The engine's state; its counters are cumulative, as ours are, and only its thread calls this.
     pub(super) fn publish(&self, stats: &EngineStats) {
         self.running.set(stats.running.into());
         self.waiting.set(stats.waiting.into());
+        // Nothing waits for anything but room.
+        self.waiting_by_reason.with_label_values(&["capacity"]).set(stats.waiting.into());
+        self.waiting_by_reason.with_label_values(&["deferred"]).set(0.0);
         self.kv_usage.set(stats.kv.usage());
         self.queued_prompt_tokens.set(stats.queued_prompt_tokens as i64);
         self.predicted_ttft.set(stats.predicted_ttft_seconds.unwrap_or_default());
@@ -235,6 +315,13 @@ impl Metrics {
         if stats.running == 0 {
             self.batch_fill.set(0.0);
         }
+    }
+
+    /// An encoder's texts.
+    pub(super) fn encoding(&self, running: u32, waiting: u64, tokens: u64) {
+        self.running.set(running.into());
+        self.waiting.set(waiting as i64);
+        self.queued_prompt_tokens.set(tokens as i64);
     }
 
     /// Requests that ended since start.
@@ -253,9 +340,21 @@ impl Metrics {
         self.oldest_queued_age.set(moment.oldest_age_seconds);
         self.utilization.set(moment.utilization.unwrap_or(0.0));
         let mut text = Vec::new();
-        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        TextEncoder::new().encode(&with_older_names(self.registry.gather()), &mut text)?;
         String::from_utf8(text).map_err(|error| prometheus::Error::Msg(error.to_string()))
     }
+}
+
+/// The same figures again under the names that they had, or have in vLLM.
+fn with_older_names(mut families: Vec<MetricFamily>) -> Vec<MetricFamily> {
+    let named = |(older, name): &(&str, &str)| {
+        let mut family = families.iter().find(|family| family.name() == *name)?.clone();
+        family.set_name((*older).to_owned());
+        Some(family)
+    };
+    let older: Vec<MetricFamily> = OLDER_NAMES.iter().filter_map(named).collect();
+    families.extend(older);
+    families
 }
 
 impl Metrics {

@@ -29,6 +29,7 @@ pub(super) fn read(metrics: &Metrics, built: Option<&Built>, moment: &Moment, ph
         end_to_end: histogram(&metrics.end_to_end),
         effective: built.map(|built| built.effective.clone()),
         start: built.map(|built| built.start),
+        fingerprint: built.map(|built| built.fingerprint.clone()),
     }
 }
 

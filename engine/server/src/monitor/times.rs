@@ -34,7 +34,13 @@ impl RequestTimes {
             Some(_) => metrics.inter_token.observe(now - self.last_token_seconds),
             None => {
                 self.first_token_seconds = Some(now);
+                let cached = update.cached_tokens.min(self.prompt_tokens);
+                let computed = self.prompt_tokens - cached;
                 metrics.prompt_tokens.inc_by(u64::from(self.prompt_tokens));
+                metrics.prompt_tokens_cached.inc_by(cached.into());
+                metrics.prompt_tokens_by_source.with_label_values(&["local_cache_hit"]).inc_by(cached.into());
+                metrics.prompt_tokens_by_source.with_label_values(&["local_compute"]).inc_by(computed.into());
+                metrics.prefill_computed.observe(computed.into());
                 metrics.time_to_first_token.observe(now - update.arrival_seconds);
                 if let Some(scheduled) = update.first_scheduled_seconds {
                     metrics.queue_time.observe(scheduled - update.arrival_seconds);

@@ -1,13 +1,15 @@
 //! A model on this machine's CPU.
 
 use super::engine_thread::launch;
-use super::{Started, open, read_text};
+use super::{StartedModel, open, read_text};
 use crate::clock::Clock;
 use crate::config::{Config, CpuConfig, PipelineConfig};
 use crate::failure::Failure;
 use crate::fetch::record::FetchRecord;
+use crate::fingerprint;
 use crate::machine;
 use crate::monitor::{Built, Monitor};
+use crate::text::chat_template::ChatTemplate;
 use std::net::TcpListener;
 use std::sync::Arc;
 use tracing::info;
@@ -24,7 +26,7 @@ use windlass_engine_model::{
 };
 
 /// Loads weights and tokenizer side by side, then generates a token.
-pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Clock) -> Result<Started, Failure> {
+pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Clock) -> Result<StartedModel, Failure> {
     let began = clock.seconds();
     let file = open(&cpu.model)?;
     let gathering = cpu.pipeline.as_ref().map(gathering).transpose()?;
@@ -41,20 +43,37 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
     let Loaded { executor, ledgers, weight_type, kernels, .. } = loaded?;
     check_quantization(cpu, weight_type)?;
     let geometry = executor.geometry();
-    let proposer = config.speculation.as_ref().map(|speculation| {
-        speculation.proposer(geometry.vocabulary, &options).map(|proposer| (proposer, speculation.tokens))
-    });
-    let proposer = proposer.transpose()?;
+    let (speculation, guessing, vocabulary) = (config.speculation.clone(), options.clone(), geometry.vocabulary);
+    let guess = move || {
+        let proposer = speculation.as_ref().map(|speculation| {
+            speculation.proposer(vocabulary, &guessing).map(|proposer| (proposer, speculation.tokens))
+        });
+        proposer.transpose()
+    };
+    let (model, alone) = (cpu.model.clone(), cpu.pipeline.is_none());
+    let reload = move || match alone {
+        true => Ok(load(&open(&model)?, &options).map_err(load_failure)?.executor),
+        false => {
+            Err(Failure::new(Reason::Unsupported, "a pipeline of several processes is not loaded again: restart them"))
+        }
+    };
     let load_seconds = clock.seconds() - began;
-    let (engine, warm_seconds) = launch(executor, &config.batching, proposer, monitor, clock)?;
+    let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
     let download_seconds = FetchRecord::beside(&cpu.model).map_or(0.0, |record| record.seconds);
+    let flags = vec![
+        format!("quantization={weight_type}"),
+        format!("kv-cache-dtype={}", config.batching.kv_data_type.name()),
+        format!("activation-dtype={:?}", cpu.activations),
+    ];
+    let text = fingerprint::tokenizer(tokenizer.vocabulary(), template.as_ref().map(ChatTemplate::source));
     let built = Built {
+        fingerprint: fingerprint::word(fingerprint::weights(&file), text, flags, "cpu"),
         effective: effective(config, &geometry, ledgers.len(), weight_type, kernels),
         simulated: false,
         ledger: Some(ledgers.into_iter().sum()),
         start: StartPhases { download_seconds, load_seconds, warm_seconds },
     };
-    Ok(Started { engine, tokenizer, template, built })
+    Ok(StartedModel { engine, tokenizer, template, built })
 }
 
 /// Computes a stage for the process that leads the pipeline, as long as that wants.

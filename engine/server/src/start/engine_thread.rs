@@ -2,7 +2,7 @@
 
 use crate::clock::Clock;
 use crate::config::Batching;
-use crate::driver::{EngineHandle, StepLoop, channel};
+use crate::driver::{EngineHandle, Revive, StepLoop, channel};
 use crate::failure::Failure;
 use crate::monitor::Monitor;
 use std::sync::Arc;
@@ -26,6 +26,11 @@ pub struct EngineThread {
 pub struct EngineEnd(oneshot::Receiver<Result<(), ExecutorError>>);
 
 impl EngineEnd {
+    /// Of a thread that sends how it ended.
+    pub(super) fn of(end: oneshot::Receiver<Result<(), ExecutorError>>) -> EngineEnd {
+        EngineEnd(end)
+    }
+
     /// Why it ended, which it never does while there are handles unless something failed.
     pub async fn failure(&mut self) -> Failure {
         match (&mut self.0).await {
@@ -36,11 +41,13 @@ impl EngineEnd {
     }
 }
 
-/// Generates a token on `executor`, for which `proposer` guesses so many tokens a step, then hands the engine to a thread of its own. Gives the seconds of the first.
+/// Generates a token on `executor`, then hands the engine to a thread of its own. Gives the seconds of the first.
+/// `reload` makes the executor again after it was dropped; `guess` gives what guesses so many tokens a step.
 pub fn launch<E: Executor + 'static>(
     executor: E,
+    mut reload: impl FnMut() -> Result<E, Failure> + Send + 'static,
+    mut guess: impl FnMut() -> Result<Option<(Box<dyn Proposer>, u32)>, Failure> + Send + 'static,
     batching: &Batching,
-    proposer: Option<(Box<dyn Proposer>, u32)>,
     monitor: &Arc<Monitor>,
     clock: Clock,
 ) -> Result<(EngineThread, f64), Failure> {
@@ -52,22 +59,35 @@ pub fn launch<E: Executor + 'static>(
         policy: batching.policy,
         target_inter_token_seconds: batching.target_inter_token_seconds,
     };
-    let mut engine = Engine::new(executor, config);
-    if let Some((proposer, tokens)) = proposer {
-        engine = engine.with_proposer(proposer, tokens);
-    }
+    let mut awaken = move |executor: E| {
+        let engine = Engine::new(executor, config);
+        let mut engine = match guess()? {
+            Some((proposer, tokens)) => engine.with_proposer(proposer, tokens),
+            None => engine,
+        };
+        warm_up(&mut engine, clock)?;
+        Ok::<_, Failure>(engine)
+    };
     let began = clock.seconds();
-    warm_up(&mut engine, clock)?;
+    let engine = awaken(executor)?;
     let warm_seconds = clock.seconds() - began;
     let (handle, commands) = channel(clock);
     let (ended, end) = oneshot::channel();
-    let step_loop = StepLoop::new(engine, commands, monitor.clone(), clock);
+    let revive: Revive<E> = Box::new(move |kept| {
+        let mut executor = match kept {
+            Some(executor) => executor,
+            None => reload()?,
+        };
+        executor.hold_kv(true).map_err(|error| Failure::new(Reason::DeviceFailed, error))?;
+        awaken(executor)
+    });
+    let step_loop = StepLoop::new(engine, revive, commands, monitor.clone(), clock);
     let run = move || {
         // Nobody waits for the end of a server that is gone.
         let _ = ended.send(step_loop.run());
     };
     std::thread::Builder::new().name("engine".to_owned()).spawn(run).map_err(Failure::internal)?;
-    Ok((EngineThread { handle, end: EngineEnd(end) }, warm_seconds))
+    Ok((EngineThread { handle, end: EngineEnd::of(end) }, warm_seconds))
 }
 
 /// The first request: readiness means that a token was generated, and this is the token.

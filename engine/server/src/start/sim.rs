@@ -1,11 +1,12 @@
 //! The simulator behind the same server.
 
 use super::engine_thread::launch;
-use super::{Started, open, read_text};
+use super::{StartedModel, open, read_text};
 use crate::clock::Clock;
 use crate::config::{Batching, Config, SimConfig};
 use crate::driver::RealTime;
 use crate::failure::Failure;
+use crate::fingerprint;
 use crate::monitor::{Built, Monitor};
 use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer::Tokenizer;
@@ -27,7 +28,7 @@ const KV_BYTES_PER_TOKEN: u64 = 128 << 10;
 const TEMPLATE: &str = "{% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}";
 
 /// Starts the simulated device and generates a token.
-pub fn start(config: &Config, sim: &SimConfig, monitor: &Arc<Monitor>, clock: Clock) -> Result<Started, Failure> {
+pub fn start(config: &Config, sim: &SimConfig, monitor: &Arc<Monitor>, clock: Clock) -> Result<StartedModel, Failure> {
     let began = clock.seconds();
     let (tokenizer, template) = match &sim.tokenizer {
         Some(path) => read_text(&open(path)?)?,
@@ -35,20 +36,31 @@ pub fn start(config: &Config, sim: &SimConfig, monitor: &Arc<Monitor>, clock: Cl
     };
     std::thread::sleep(sim.load_time);
     let geometry = geometry(&config.batching, tokenizer.vocabulary().len());
-    let executor = SimExecutor::new(geometry, sim.step_time, vocabulary(sim, &tokenizer), RealTime::start());
+    let (step_time, words, load_time) = (sim.step_time, vocabulary(sim, &tokenizer), sim.load_time);
+    let executor = SimExecutor::new(geometry, step_time, words, RealTime::start());
+    let reload = move || {
+        std::thread::sleep(load_time);
+        Ok(SimExecutor::new(geometry, step_time, words, RealTime::start()))
+    };
     let load_seconds = clock.seconds() - began;
-    let proposer = config
-        .speculation
-        .as_ref()
-        .map(|speculation| speculation.proposer_without_model().map(|proposer| (proposer, speculation.tokens)));
-    let (engine, warm_seconds) = launch(executor, &config.batching, proposer.transpose()?, monitor, clock)?;
+    let speculation = config.speculation.clone();
+    let guess = move || {
+        let proposer = speculation
+            .as_ref()
+            .map(|speculation| speculation.proposer_without_model().map(|proposer| (proposer, speculation.tokens)));
+        proposer.transpose()
+    };
+    let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
+    let flags = vec![format!("mean-answer-tokens={:?}", sim.mean_answer_tokens)];
+    let text = fingerprint::tokenizer(tokenizer.vocabulary(), template.as_ref().map(ChatTemplate::source));
     let built = Built {
+        fingerprint: fingerprint::word(fingerprint::text("sim"), text, flags, "sim"),
         effective: effective(config, sim, &geometry),
         simulated: true,
         ledger: None,
         start: StartPhases { download_seconds: 0.0, load_seconds, warm_seconds },
     };
-    Ok(Started { engine, tokenizer, template, built })
+    Ok(StartedModel { engine, tokenizer, template, built })
 }
 
 fn geometry(batching: &Batching, vocabulary: u32) -> Geometry {

@@ -38,7 +38,8 @@ pub(super) fn of(structure: Structure) -> Result<Compilable, String> {
     Ok(Compilable { key: format!("{kind}:{text}"), grammar })
 }
 
-fn with_whitespace(schema: Value) -> Result<Value, String> {
+/// A schema that allows a little white space between the parts of its JSON.
+pub(crate) fn with_whitespace(schema: Value) -> Result<Value, String> {
     match schema {
         Value::Object(mut schema) => {
             schema.insert(

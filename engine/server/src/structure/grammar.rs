@@ -1,5 +1,6 @@
 //! A compiled form, and one answer's way through it.
 
+use super::Thought;
 use llguidance::Matcher;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,6 +13,8 @@ pub struct Grammar {
     beginning: Arc<Mutex<Matcher>>,
     /// Tokens that end a text: allowed where the form may end.
     ends: Arc<[TokenId]>,
+    /// Tokens of the vocabulary.
+    vocabulary: u32,
 }
 
 /// Where one answer is in its form.
@@ -27,14 +30,18 @@ struct Place {
 }
 
 impl Grammar {
-    pub(super) fn new(matcher: Matcher, ends: Vec<TokenId>) -> Grammar {
-        Grammar { beginning: Arc::new(Mutex::new(matcher)), ends: ends.into() }
+    pub(super) fn new(matcher: Matcher, ends: Vec<TokenId>, vocabulary: u32) -> Grammar {
+        Grammar { beginning: Arc::new(Mutex::new(matcher)), ends: ends.into(), vocabulary }
     }
 
-    /// A constraint for one answer.
-    pub fn constraint(&self) -> Arc<dyn Constraint> {
+    /// A constraint for one answer, which begins after the thoughts where there may be some.
+    pub fn constraint(&self, thought: Option<Thought>) -> Arc<dyn Constraint> {
         let place = Place { matcher: self.begin(), passed: Vec::new() };
-        Arc::new(Walk { grammar: self.clone(), place: Mutex::new(place) })
+        let walk = Walk { grammar: self.clone(), place: Mutex::new(place) };
+        match thought {
+            Some(thought) => Arc::new(thought.before(Arc::new(walk), self.vocabulary, &self.ends)),
+            None => Arc::new(walk),
+        }
     }
 
     fn begin(&self) -> Matcher {
@@ -107,7 +114,7 @@ mod tests {
         let form = Form::Choice(choices.iter().map(|choice| (*choice).to_owned()).collect());
         let structures = Arc::new(Structures::new(tokenizer.clone()));
         let structure = Structure { field: "guided_choice", form };
-        (structures.compile(structure).await.unwrap().constraint(), tokenizer)
+        (structures.compile(structure).await.unwrap().constraint(None), tokenizer)
     }
 
     #[tokio::test]

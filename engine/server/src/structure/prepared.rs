@@ -14,6 +14,7 @@ const MAX_MESSAGE_CHARS: usize = 300;
 pub(super) struct Prepared {
     factory: ParserFactory,
     ends: Vec<TokenId>,
+    vocabulary: u32,
 }
 
 impl Prepared {
@@ -28,7 +29,7 @@ impl Prepared {
         let words: Vec<Vec<u8>> = (0..count).map(word).collect();
         let trie = TokTrie::from(&TokRxInfo::new(count, end), &words);
         let factory = ParserFactory::new_simple(&(Arc::new(ApproximateTokEnv::new(trie)) as _)).map_err(message)?;
-        Ok(Prepared { factory, ends })
+        Ok(Prepared { factory, ends, vocabulary: count })
     }
 
     /// Compiles a grammar and asks it for its first tokens, which prepares it further.
@@ -41,7 +42,7 @@ impl Prepared {
             return Err(shortened(&error));
         }
         matcher.compute_mask_or_eos().map_err(message)?;
-        Ok(Grammar::new(matcher, self.ends.clone()))
+        Ok(Grammar::new(matcher, self.ends.clone(), self.vocabulary))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::bucket::Bucket;
 use super::limits::Limits;
+use crate::traces::{Answered, RequestSpan};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use windlass_engine_core::request::Tenant;
@@ -70,6 +71,7 @@ pub struct Lease {
     request: Arc<str>,
     tenant: Tenant,
     running: Option<Arc<Running>>,
+    span: Option<Arc<RequestSpan>>,
 }
 
 /// Counts as running until it is dropped.
@@ -111,7 +113,7 @@ impl Account {
             Some(limit) if self.running.load(Ordering::Relaxed) > limit => {
                 Err(OverLimit::Concurrency { tenant: self.name.clone(), limit })
             }
-            _ => Ok(Lease { request, tenant: self.tenant, running: Some(running) }),
+            _ => Ok(Lease { request, tenant: self.tenant, running: Some(running), span: None }),
         }
     }
 
@@ -140,6 +142,18 @@ impl Lease {
     /// A request on a server without tenants.
     pub fn of_nobody(request: Arc<str>) -> Lease {
         Lease { request, ..Lease::default() }
+    }
+
+    /// The same request, traced until its last lease is dropped.
+    pub fn traced(self, span: Option<RequestSpan>) -> Lease {
+        Lease { span: span.map(Arc::new), ..self }
+    }
+
+    /// One of the request's answers ended.
+    pub fn answered(&self, answer: Answered) {
+        if let Some(span) = &self.span {
+            span.answered(answer);
+        }
     }
 
     /// What the request is called.

@@ -85,11 +85,11 @@ fn vocabulary(encoder: &Tokenizer, spelling: Spelling) -> Result<Vocabulary, Tok
     let added = encoder.get_added_tokens_decoder();
     let mut vocabulary = Vocabulary::default();
     for (text, id) in spellings.iter().zip(0u32..) {
-        vocabulary.push(|bytes| match added.get(&id) {
-            Some(token) if token.special => (),
-            Some(token) => bytes.extend_from_slice(token.content.as_bytes()),
-            None => spelling.append(text, bytes),
-        });
+        match added.get(&id) {
+            Some(token) if token.special => vocabulary.push_control(&token.content),
+            Some(token) => vocabulary.push(|bytes| bytes.extend_from_slice(token.content.as_bytes())),
+            None => vocabulary.push(|bytes| spelling.append(text, bytes)),
+        }
     }
     Ok(vocabulary)
 }
@@ -191,6 +191,7 @@ mod tests {
         assert_eq!(encoder.encode_fast("ab a<tool>", false).unwrap().get_ids(), [2, 3, 0, 6]);
         let pieces: Vec<&[u8]> = (0..8).map(|id| vocabulary.piece(id)).collect();
         assert_eq!(pieces, [&b"a"[..], b"b", b"ab", b" ", b"", b"", b"<tool>", b""]);
+        assert_eq!(vocabulary.spelling(4), b"<s>");
         assert_eq!((special.prefix, special.ends), (Some(4), vec![5, 6, 7]));
         assert_eq!((special.bos_text.as_str(), special.eos_text.as_str()), ("<s>", "</s>"));
         assert_eq!(chat_template(&folder.hub).unwrap().as_deref(), Some("T"));

@@ -67,6 +67,11 @@ impl Vocabulary {
         self.control.get(&token).map_or_else(|| self.piece(token), |spelling| spelling.as_bytes())
     }
 
+    /// The token that is written so. Looks at all of them.
+    pub fn find(&self, spelling: &str) -> Option<TokenId> {
+        (0..self.len()).find(|&token| self.spelling(token) == spelling.as_bytes())
+    }
+
     /// A token by itself, as text.
     pub fn text(&self, token: TokenId) -> Cow<'_, str> {
         String::from_utf8_lossy(self.spelling(token))
@@ -100,6 +105,7 @@ mod tests {
         vocabulary.push(|bytes| bytes.extend_from_slice(b"\xff"));
         vocabulary.push_control("<end>");
         assert_eq!((vocabulary.piece(1), vocabulary.spelling(1)), (&b""[..], &b"<end>"[..]));
+        assert_eq!((vocabulary.find("<end>"), vocabulary.find("<begin>")), (Some(1), None));
         assert_eq!((vocabulary.text(0).as_ref(), vocabulary.text(1).as_ref()), ("\u{fffd}", "<end>"));
     }
 }

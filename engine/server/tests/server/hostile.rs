@@ -9,7 +9,7 @@ use hyper::{Request, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
@@ -159,6 +159,10 @@ const FIELDS: &[&str] = &[
     "truncate_prompt_tokens",
     "typical_p",
     "parallel_tool_calls",
+    "include_reasoning",
+    "documents",
+    "continue_final_message",
+    "add_generation_prompt",
     "nobody_knows",
 ];
 
@@ -424,4 +428,52 @@ async fn errors_tell_nothing_of_the_machine() {
         assert!(answer.status.is_client_error() && !text.contains(".rs") && !text.contains("/src/"), "{path}: {text}");
     }
     assert_eq!(get(server.api, "/health").await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_tools_are_refused_soon_and_nobody_else_feels_them() {
+    let server = serve(&format!("{FAST} --max-model-len 256")).await;
+    let canary = Canary::start(&server).await;
+    let tool = |name: &str, parameters: Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
+    let property = |schema: Value| json!({"type": "object", "properties": {"a": schema}, "required": ["a"]});
+    let nested = (0..60).fold(json!({"type": "string"}), |inner, _| property(inner));
+    let values: Vec<String> = (0..20_000).map(|index| format!("value {index}")).collect();
+    let tools = [
+        tool("f", property(json!({"type": "string", "pattern": "(a+)+$"}))),
+        tool("f", property(json!({"type": "string", "pattern": "(a{1,1000}){1,1000}"}))),
+        tool("f", property(json!({"type": "string", "pattern": "(".repeat(5000)}))),
+        tool("f", property(json!({"enum": values}))),
+        tool("f", property(json!({"$ref": "#"}))),
+        tool("f", property(json!({"$ref": "#/properties/a"}))),
+        tool("f", property(json!({"$ref": "http://127.0.0.1:1/schema"}))),
+        tool("f", nested),
+        tool("f", json!({"type": "object", "minProperties": 1_000_000_000})),
+        tool("f", property(json!({"type": "array", "items": {}, "minItems": 4_000_000_000_u32}))),
+        tool("f", json!({"type": "object", "allOf": vec![json!({"properties": {"a": {}}}); 2000]})),
+        tool("\" %json {} ", json!({})),
+        tool("f\nstart: /.*/", json!({})),
+    ];
+    for tool in &tools {
+        for choice in [json!("required"), json!({"type": "function", "function": {"name": "f"}})] {
+            let began = Instant::now();
+            let body = chat(json!({"tools": [tool], "tool_choice": choice, "max_tokens": 4}));
+            let answer = within("an answer", server.post(CHAT, &body)).await;
+            let shown: String = tool.to_string().chars().take(100).collect();
+            // A form that this vocabulary cannot spell ends an answer, and says so.
+            let status = answer.status.as_u16();
+            assert!(status == 200 || status == 500 || (400..500).contains(&status), "{shown}: {status}");
+            assert!(
+                status != 500 || answer.json()["error"]["code"] == "interrupted",
+                "{shown}: {:.200}",
+                answer.text()
+            );
+            assert!(began.elapsed().as_secs() < 5, "{shown} took {:?}", began.elapsed());
+        }
+    }
+    let deep = format!("{{\"model\":\"{MODEL}\",\"messages\":[],\"tools\":{}", "[".repeat(100_000));
+    let request = Request::post(CHAT).header("content-type", "application/json").body(Body::from(deep)).unwrap();
+    let answer = Client::connect(server.api).await.send(request).await.unwrap();
+    assert_eq!(answer.status().as_u16(), 400);
+    canary.undisturbed().await;
+    server.until("nothing is left", |stats| stats["running"] == 0 && stats["kvUsage"] == 0.0).await;
 }

@@ -55,6 +55,76 @@ async fn clients_that_come_early_all_at_once_wait_in_the_queue() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn it_sleeps_after_its_streams_and_answers_the_same_when_it_wakes() {
+    for level in [1, 2] {
+        let server = serve(SLOW).await;
+        let body = chat(json!({"max_tokens": 20, "seed": 7, "stream": true}));
+        let mut client = Client::connect(server.api).await;
+        let mut stream = client.open(CHAT, &body).await;
+        assert!(stream.read_until("data").await);
+        let path = format!("/sleep?level={level}");
+        let sleep = server.admin_post(&path);
+        assert_eq!(within("it sleeps", sleep).await.status, StatusCode::OK);
+        assert!(stream.read_until("[DONE]").await, "a stream was cut: {}", stream.text);
+        assert_eq!(get(server.admin, "/is_sleeping").await.json(), json!({"is_sleeping": true}));
+        assert_eq!(get(server.admin, "/readyz").await.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(get(server.admin, "/livez").await.status, StatusCode::OK);
+        assert_eq!(server.stats().await["phase"], "Asleep");
+        let refused = server.post(CHAT, &body).await;
+        assert_eq!(
+            (refused.status, &refused.json()["error"]["code"]),
+            (StatusCode::SERVICE_UNAVAILABLE, &json!("asleep"))
+        );
+        assert!(refused.header("retry-after").is_some());
+        let state = if level == 1 { "weights_offloaded" } else { "discard_all" };
+        let name = format!("vllm:engine_sleep_state{{model_name=\"sim-model\",sleep_state=\"{state}\"}}");
+        assert!((server.metric(&name).await - 1.0).abs() < f64::EPSILON);
+        let again = server.admin_post("/sleep?level=1").await;
+        assert_eq!(again.status, StatusCode::CONFLICT);
+        assert_eq!(server.admin_post("/wake_up").await.status, StatusCode::OK);
+        assert_eq!(get(server.admin, "/readyz").await.status, StatusCode::OK);
+        let after = server.post(CHAT, &body).await;
+        let content = |text: &str| -> String {
+            let events = text.lines().filter_map(|line| line.strip_prefix("data: {"));
+            let events = events.map(|event| serde_json::from_str::<Value>(&format!("{{{event}")).unwrap());
+            events.filter_map(|e| e["choices"][0]["delta"]["content"].as_str().map(str::to_owned)).collect()
+        };
+        assert_eq!(content(&after.text()), content(&stream.text));
+    }
+    let server = serve(FAST).await;
+    assert_eq!(server.admin_post("/sleep?level=3").await.status, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sleep_that_does_not_wait_ends_its_streams_with_an_error() {
+    let server = serve(SLOW).await;
+    let mut client = Client::connect(server.api).await;
+    let mut stream = client.open(CHAT, &endless(true)).await;
+    assert!(stream.read_until("data").await);
+    assert_eq!(server.admin_post("/sleep?level=2&mode=abort").await.status, StatusCode::OK);
+    assert!(stream.read_until("went to sleep").await && stream.text.contains("\"retry\":true"), "{}", stream.text);
+    assert_eq!(server.admin_post("/wake_up").await.status, StatusCode::OK);
+    assert_eq!(server.chat(json!({"max_tokens": 2})).await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_answer_names_what_it_depends_on() {
+    let server = serve(FAST).await;
+    let fingerprint = server.stats().await["fingerprint"].clone();
+    assert!(fingerprint.as_str().is_some_and(|word| word.starts_with("fp_")), "{fingerprint}");
+    let whole = server.chat(json!({"max_tokens": 2})).await.json();
+    assert_eq!(whole["system_fingerprint"], fingerprint);
+    let events = server.chat(json!({"max_tokens": 2, "stream": true})).await.events();
+    assert!(events.iter().all(|event| event["system_fingerprint"] == fingerprint));
+    let completion = json!({"model": "sim-model", "prompt": "the", "max_tokens": 2});
+    assert_eq!(server.post("/v1/completions", &completion).await.json()["system_fingerprint"], fingerprint);
+    let name = format!("windlass:build_info{{device=\"sim\",fingerprint=\"{}\"", fingerprint.as_str().unwrap());
+    assert!((server.metric(&name).await - 1.0).abs() < f64::EPSILON);
+    let other = serve("--sim-step-us 1000 --sim-mean-answer-tokens 9").await;
+    assert_ne!(other.stats().await["fingerprint"], fingerprint);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_goes_away_ends_its_request() {
     let server = serve(SLOW).await;
     let mut client = Client::connect(server.api).await;

@@ -26,7 +26,7 @@ async fn a_field_that_is_not_done_is_refused_by_name() {
         (json!({"logit_bias": {"4000000": 1}}), "logit_bias", "invalid_value"),
         (json!({"use_beam_search": true, "stream": true}), "use_beam_search", "invalid_value"),
         (json!({"length_penalty": 2}), "length_penalty", "invalid_value"),
-        (json!({"tools": [{}]}), "tools", "unsupported_parameter"),
+        (json!({"tools": [{}]}), "tools[0].type", "missing_required_parameter"),
         (json!({"response_format": {"type": "xml"}}), "response_format.type", "invalid_value"),
         (json!({"chat_template": "{{ 1 }}"}), "chat_template", "unsupported_parameter"),
         (json!({"frequency_penalty": 3}), "frequency_penalty", "invalid_value"),

@@ -1,6 +1,6 @@
 //! Keys, tenants, TLS and origins on real connections.
 
-use crate::common::{Answer, Client, FAST, SLOW, TestServer, chat, get, post, serve, within};
+use crate::common::{Answer, Client, FAST, MODEL, SLOW, TestServer, chat, get, post, serve, within};
 use axum::body::Body;
 use hyper::{Method, Request, StatusCode};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
@@ -146,6 +146,25 @@ async fn ask_over_tls(server: &TestServer, authority: &str, client: Option<&Issu
         Ok(String::from_utf8_lossy(&answer).lines().next().unwrap_or_default().to_owned())
     };
     within("an answer over TLS", exchange).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_commands_client_speaks_tls_with_those_it_trusts() {
+    let (folder, issued, other) = (tempfile::tempdir().unwrap(), issue(), issue());
+    write(folder.path(), &issued);
+    let path = folder.path().display();
+    let server = serve(&format!("{FAST} --ssl-certfile {path}/tls.crt --ssl-keyfile {path}/tls.key")).await;
+    let ask = async |host: &str, authority: Option<&str>| {
+        let file = folder.path().join("ca.crt");
+        fs::write(&file, authority.unwrap_or_default()).unwrap();
+        let url = format!("https://{host}:{}", server.api.port());
+        let client = windlass_engine::client::Client::new(&url, None, authority.map(|_| file.as_path())).unwrap();
+        client.first_model().await
+    };
+    assert_eq!(ask("localhost", Some(&issued.authority)).await.unwrap(), MODEL);
+    assert!(ask("localhost", Some(&other.authority)).await.is_err(), "another authority's word was taken");
+    assert!(ask("localhost", None).await.is_err(), "a certificate that nobody vouches for was taken");
+    assert!(ask("127.0.0.1", Some(&issued.authority)).await.is_err(), "another name's certificate was taken");
 }
 
 #[tokio::test(flavor = "multi_thread")]

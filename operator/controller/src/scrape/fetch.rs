@@ -163,6 +163,7 @@ pub mod tests {
             end_to_end: Histogram::default(),
             effective: None,
             start: None,
+            fingerprint: None,
         }
     }
 

@@ -20,14 +20,14 @@ pub async fn create(
     JsonBody(body): JsonBody,
 ) -> Result<Json<GenerateResponse>, ApiError> {
     let began = Instant::now();
-    let GenerateRequest { model, prompt, generation } = api.read(&body, GenerateRequest::from_body)?;
-    let model = api.model_or_first(model)?;
+    let GenerateRequest { model, prompt, generation } = api.door.read(&body, GenerateRequest::from_body)?;
+    let model = api.door.model_or_first(model)?;
     let generation = api.generation(generation).await?;
     api.check_length(&prompt, "prompt")?;
     let tokens = api.tokenize(prompt, Tokenizer::encode_prompt).await?;
     let answer = api.submit_one(&lease, tokens, &generation, u32::MAX, "prompt").await?;
     let timed = Timed::read(answer, began).await?;
-    Ok(Json(timed.respond(Head::new("gen", &lease, model))?))
+    Ok(Json(timed.respond(Head::new("gen", &lease, &api.door, model))?))
 }
 
 /// A whole answer and when its parts came.

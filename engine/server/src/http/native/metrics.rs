@@ -8,5 +8,5 @@ use windlass_engine_api::native::ServerMetrics;
 
 /// The last minute in numbers.
 pub async fn show(State(api): State<Arc<Api>>) -> Json<ServerMetrics> {
-    Json(api.monitor.recent(api.lifecycle.phase(), api.engine.unseen()))
+    Json(api.door.monitor.recent(api.door.lifecycle.phase(), api.engine.unseen()))
 }

@@ -19,10 +19,10 @@ pub async fn tokenize(
     State(api): State<Arc<Api>>,
     JsonBody(body): JsonBody,
 ) -> Result<Json<TokenizeResponse>, ApiError> {
-    let TokenizeRequest { model, input, return_token_strs } = api.read(&body, TokenizeRequest::from_body)?;
-    api.model_or_first(model)?;
+    let TokenizeRequest { model, input, return_token_strs } = api.door.read(&body, TokenizeRequest::from_body)?;
+    api.door.model_or_first(model)?;
     let tokens = match input {
-        TokenizeInput::Messages(messages) => crate::http::chat::prompt(&api, &messages).await?,
+        TokenizeInput::Messages(conversation) => crate::http::chat::prompt(&api, &conversation).await?.0,
         TokenizeInput::Prompt { text, add_special_tokens } => {
             api.check_length(&text, "prompt")?;
             let encode = if add_special_tokens { Tokenizer::encode_prompt } else { Tokenizer::encode };
@@ -33,7 +33,7 @@ pub async fn tokenize(
     let spell = |token: &TokenId| String::from_utf8_lossy(vocabulary.piece(*token)).into_owned();
     Ok(Json(TokenizeResponse {
         count: tokens.len(),
-        max_model_len: api.max_model_tokens,
+        max_model_len: api.door.max_model_tokens,
         token_strs: return_token_strs.then(|| tokens.iter().map(spell).collect()),
         tokens,
     }))
@@ -44,8 +44,8 @@ pub async fn detokenize(
     State(api): State<Arc<Api>>,
     JsonBody(body): JsonBody,
 ) -> Result<Json<DetokenizeResponse>, ApiError> {
-    let DetokenizeRequest { model, tokens } = api.read(&body, DetokenizeRequest::from_body)?;
-    api.model_or_first(model)?;
+    let DetokenizeRequest { model, tokens } = api.door.read(&body, DetokenizeRequest::from_body)?;
+    api.door.model_or_first(model)?;
     let vocabulary = api.tokenizer.vocabulary();
     if let Some(token) = tokens.iter().find(|token| **token >= vocabulary.len()) {
         let message = format!("`tokens` has {token}; the model's tokens are below {}", vocabulary.len());

@@ -2,7 +2,7 @@
 
 use super::error::TgiError;
 use super::stream::TgiEvents;
-use crate::answer::{Answer, Interrupted};
+use crate::answer::{Answer, Interrupted, Piece};
 use crate::http::api::Api;
 use crate::http::auth::Admitted;
 use crate::http::body::JsonBody;
@@ -23,7 +23,7 @@ pub async fn whole(
     Admitted(lease): Admitted,
     JsonBody(body): JsonBody,
 ) -> Result<Json<GenerateResponse>, TgiError> {
-    Ok(Json(answer(&api, &lease, api.read(&body, GenerateRequest::from_body)?).await?))
+    Ok(Json(answer(&api, &lease, api.door.read(&body, GenerateRequest::from_body)?).await?))
 }
 
 /// The continuation token by token.
@@ -32,7 +32,7 @@ pub async fn streamed(
     Admitted(lease): Admitted,
     JsonBody(body): JsonBody,
 ) -> Result<Response, TgiError> {
-    events(&api, &lease, api.read(&body, GenerateRequest::from_body)?).await
+    events(&api, &lease, api.door.read(&body, GenerateRequest::from_body)?).await
 }
 
 /// What the request asks for; a whole answer is the only element of a list.
@@ -41,7 +41,7 @@ pub async fn either(
     Admitted(lease): Admitted,
     JsonBody(body): JsonBody,
 ) -> Result<Response, TgiError> {
-    let request = api.read(&body, GenerateRequest::from_body)?;
+    let request = api.door.read(&body, GenerateRequest::from_body)?;
     match request.stream {
         true => events(&api, &lease, request).await,
         false => Ok(Json([answer(&api, &lease, request).await?]).into_response()),
@@ -49,10 +49,12 @@ pub async fn either(
 }
 
 async fn events(api: &Arc<Api>, lease: &Lease, request: GenerateRequest) -> Result<Response, TgiError> {
+    // Every token is told with its log probability.
+    let request = GenerateRequest { details: true, ..request };
     let (seed, prefix) = (request.generation.seed, prefix(&request));
     let answer = submit(api, lease, request).await?;
     let options = StreamOptions::default();
-    Ok(stream::respond(vec![answer], TgiEvents::new(prefix, seed), options, &api.patience))
+    Ok(stream::respond(vec![answer], TgiEvents::new(prefix, seed), options, &api.door.patience))
 }
 
 async fn answer(api: &Arc<Api>, lease: &Lease, request: GenerateRequest) -> Result<GenerateResponse, TgiError> {
@@ -69,7 +71,10 @@ fn prefix(request: &GenerateRequest) -> String {
 }
 
 async fn submit(api: &Arc<Api>, lease: &Lease, request: GenerateRequest) -> Result<Answer, ApiError> {
-    let GenerateRequest { inputs, truncate, generation, .. } = request;
+    let GenerateRequest { inputs, truncate, mut generation, details, .. } = request;
+    if details {
+        generation.logprobs = Some(0);
+    }
     let generation = api.generation(generation).await?;
     if truncate.is_none() {
         api.check_length(&inputs, "inputs")?;
@@ -88,7 +93,7 @@ async fn read(mut answer: Answer, prefix: String, seed: Option<i64>) -> Result<G
         generated_text.push_str(&piece.text);
         let generated_tokens = piece.usage.completion_tokens;
         let reason = piece.end.as_ref().map(|end| finish_reason(end.reason, end.stop.as_ref()));
-        tokens.extend(split(piece.tokens, piece.text, reason));
+        tokens.extend(split(&piece, reason));
         if let Some(finish_reason) = reason {
             let details = Details { finish_reason, generated_tokens, seed, prefill: Vec::new(), tokens };
             return Ok(GenerateResponse { generated_text, details: Some(details) });
@@ -98,14 +103,13 @@ async fn read(mut answer: Answer, prefix: String, seed: Option<i64>) -> Result<G
 }
 
 /// The tokens of a piece, whose text the last of them completes.
-pub fn split(ids: Vec<u32>, text: String, end: Option<FinishReason>) -> impl Iterator<Item = Token> {
-    let last = ids.len().saturating_sub(1);
+pub fn split(piece: &Piece, end: Option<FinishReason>) -> impl Iterator<Item = Token> {
+    let last = piece.tokens.len().saturating_sub(1);
     let special = end == Some(FinishReason::EosToken);
-    let mut text = Some(text);
-    ids.into_iter().enumerate().map(move |(index, id)| Token {
-        id,
-        text: text.take_if(|_| index == last).unwrap_or_default(),
-        logprob: None,
+    piece.tokens.iter().enumerate().map(move |(index, id)| Token {
+        id: *id,
+        text: if index == last { piece.text.clone() } else { String::new() },
+        logprob: piece.thoughts.tokens.get(index).map(|scores| scores.chosen.logprob),
         special: special && index == last,
     })
 }

@@ -5,18 +5,12 @@ use super::generate::{finish_reason, split};
 use crate::answer::Piece;
 use crate::http::error::ApiError;
 use crate::http::respond::{EventBuffer, Events};
-use std::cell::RefCell;
 use windlass_engine_api::tgi::{StreamDetails, StreamResponse};
 use windlass_engine_api::usage::Usage;
 
 /// Writes the events of one stream.
 pub struct TgiEvents {
     seed: Option<i64>,
-    so_far: RefCell<SoFar>,
-}
-
-#[derive(Default)]
-struct SoFar {
     text: String,
     tokens: u32,
 }
@@ -24,23 +18,22 @@ struct SoFar {
 impl TgiEvents {
     /// A stream whose text begins with `prefix`.
     pub fn new(prefix: String, seed: Option<i64>) -> TgiEvents {
-        TgiEvents { seed, so_far: RefCell::new(SoFar { text: prefix, tokens: 0 }) }
+        TgiEvents { seed, text: prefix, tokens: 0 }
     }
 }
 
 impl Events for TgiEvents {
-    fn piece(&self, _: u32, piece: &Piece, _: Option<Usage>, out: &mut EventBuffer) {
-        let mut so_far = self.so_far.borrow_mut();
-        so_far.text.push_str(&piece.text);
+    fn piece(&mut self, _: u32, piece: &Piece, _: Option<Usage>, out: &mut EventBuffer) {
+        self.text.push_str(&piece.text);
         let reason = piece.end.as_ref().map(|end| finish_reason(end.reason, end.stop.as_ref()));
         let mut left = piece.tokens.len();
-        for token in split(piece.tokens.clone(), piece.text.clone(), reason) {
-            (so_far.tokens, left) = (so_far.tokens + 1, left - 1);
+        for token in split(piece, reason) {
+            (self.tokens, left) = (self.tokens + 1, left - 1);
             let last = reason.filter(|_| left == 0);
             out.event(&StreamResponse {
-                index: so_far.tokens,
+                index: self.tokens,
                 token,
-                generated_text: last.map(|_| so_far.text.clone()),
+                generated_text: last.map(|_| self.text.clone()),
                 details: last.map(|finish_reason| StreamDetails {
                     finish_reason,
                     generated_tokens: piece.usage.completion_tokens,

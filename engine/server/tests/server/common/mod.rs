@@ -1,6 +1,5 @@
 //! A server in this process on the simulator, and a client over TCP that controls its connections.
 
-#![allow(dead_code)] // each test file uses a part
 #![allow(missing_docs)]
 #![allow(clippy::unwrap_used)] // a helper that fails fails its test
 
@@ -14,6 +13,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use std::future::Future;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -50,6 +50,15 @@ pub async fn serve(flags: &str) -> TestServer {
     start(config(flags)).await
 }
 
+/// A server of the model at `path` with these flags.
+pub async fn serve_at(path: &Path, flags: &str) -> TestServer {
+    let line = format!("windlass-engine serve {} --host 127.0.0.1 --port 0 --admin-port 0 {flags}", path.display());
+    match Cli::try_parse_from(line.split_whitespace()).unwrap().command {
+        Command::Serve(args) => start(Config::from_args(&args).unwrap()).await,
+        other => panic!("{other:?}"),
+    }
+}
+
 pub async fn start(config: Config) -> TestServer {
     let lifecycle = Lifecycle::default();
     let server = Server::start(config, lifecycle.clone()).await.unwrap();
@@ -71,6 +80,10 @@ impl TestServer {
 
     pub async fn post(&self, path: &str, body: &Value) -> Answer {
         Client::connect(self.api).await.post(path, body).await
+    }
+
+    pub async fn admin_post(&self, path: &str) -> Answer {
+        Client::connect(self.admin).await.post(path, &json!({})).await
     }
 
     pub async fn chat(&self, body: Value) -> Answer {

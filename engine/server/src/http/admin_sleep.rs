@@ -1,0 +1,112 @@
+//! `/sleep`, `/wake_up` and `/is_sleeping`, by vLLM's names: the server stays, its memory goes.
+
+use super::admin::Admin;
+use crate::driver::{Depth, EngineHandle};
+use crate::lifecycle::{Lifecycle, Rest, Stage};
+use axum::Json;
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tracing::info;
+
+/// Between two looks at what still streams.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Looks in a row that find nothing: what is seen of the engine may be a look old.
+const QUIET_LOOKS: u32 = 3;
+
+/// What may follow `/sleep?`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SleepQuery {
+    #[serde(default = "one")]
+    level: u8,
+    #[serde(default)]
+    mode: Mode,
+}
+
+/// What becomes of requests that are being answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Mode {
+    /// They finish, within the drain's time.
+    #[default]
+    Wait,
+    /// They end.
+    Abort,
+}
+
+fn one() -> u8 {
+    1
+}
+
+/// Refuses new requests, lets streams finish, gives memory back.
+pub async fn sleep(State(admin): State<Arc<Admin>>, Query(query): Query<SleepQuery>) -> Response {
+    let depth = match query.level {
+        1 => Depth::KeepsWeights,
+        2 => Depth::DropsWeights,
+        level => return refusal(StatusCode::BAD_REQUEST, &format!("level is {level}; it must be 1 or 2")),
+    };
+    let Some(engine) = admin.engine.get().filter(|_| admin.lifecycle.stage() == Stage::Serving) else {
+        return refusal(StatusCode::CONFLICT, "only a model that generates and is being served can sleep");
+    };
+    if !admin.lifecycle.change_rest(Rest::Awake, Rest::Asleep(depth)) {
+        return refusal(StatusCode::CONFLICT, "it sleeps already");
+    }
+    if query.mode == Mode::Wait {
+        // What is left after that ends.
+        let _ = tokio::time::timeout(admin.drain_timeout, nothing_streams(&admin, engine)).await;
+    }
+    match engine.sleep(depth).await {
+        Ok(()) => {
+            admin.monitor.rests(Some(depth));
+            info!(?depth, "asleep");
+            StatusCode::OK.into_response()
+        }
+        Err(_) => refusal(StatusCode::INTERNAL_SERVER_ERROR, "the engine has ended"),
+    }
+}
+
+/// Takes memory again and generates a token; ready after that.
+pub async fn wake(State(admin): State<Arc<Admin>>) -> Response {
+    let (Some(engine), Rest::Asleep(depth)) = (admin.engine.get(), admin.lifecycle.rest()) else {
+        return StatusCode::OK.into_response();
+    };
+    match engine.wake().await {
+        Ok(()) => {
+            woken(&admin.lifecycle, depth);
+            admin.monitor.rests(None);
+            info!("awake");
+            StatusCode::OK.into_response()
+        }
+        Err(failure) => {
+            refusal(StatusCode::INTERNAL_SERVER_ERROR, &format!("{:?}: {}", failure.reason, failure.message))
+        }
+    }
+}
+
+/// Whether it sleeps.
+pub async fn is_sleeping(State(admin): State<Arc<Admin>>) -> Json<Value> {
+    Json(json!({"is_sleeping": admin.lifecycle.rest() != Rest::Awake}))
+}
+
+fn woken(lifecycle: &Lifecycle, depth: Depth) {
+    // Of several who wake it, one is the first.
+    lifecycle.change_rest(Rest::Asleep(depth), Rest::Awake);
+}
+
+async fn nothing_streams(admin: &Admin, engine: &EngineHandle) {
+    let mut quiet = 0;
+    while quiet < QUIET_LOOKS {
+        quiet = if engine.unseen() > 0 || admin.monitor.load() > 0 { 0 } else { quiet + 1 };
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+fn refusal(status: StatusCode, why: &str) -> Response {
+    (status, Json(json!({"error": why}))).into_response()
+}

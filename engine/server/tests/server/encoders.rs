@@ -1,0 +1,146 @@
+//! Embeddings, scores and rankings over HTTP, by all-MiniLM-L6-v2 where it is there. The vectors themselves are held
+//! against transformers' in the encoder's own tests; here it is what the API makes of them.
+
+use crate::common::{Answer, TestServer, eventually, get, serve_at};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use futures::FutureExt;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// The model's folder; with `CI=true` it must be there.
+fn folder() -> Option<PathBuf> {
+    let cached = || Some(Path::new(&std::env::var_os("HOME")?).join(".cache/windlass/models/all-MiniLM-L6-v2"));
+    let path = std::env::var_os("WINDLASS_ENCODER").map(Into::into).or_else(cached).filter(|path| path.is_dir());
+    if path.is_none() {
+        assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "there is no all-MiniLM-L6-v2: tests/setup tests");
+        eprintln!("SKIPPED: there is no all-MiniLM-L6-v2; `tests/setup tests` fetches it");
+    }
+    path
+}
+
+async fn encoder(flags: &str) -> Option<TestServer> {
+    Some(serve_at(&folder()?, &format!("--served-model-name minilm {flags}")).await)
+}
+
+async fn embed(server: &TestServer, extra: Value) -> Answer {
+    let mut body = json!({"model": "minilm"});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    server.post("/v1/embeddings", &body).await
+}
+
+fn vectors(answer: &Answer) -> Vec<Vec<f32>> {
+    assert!(answer.status.is_success(), "{}", answer.text());
+    let data = answer.json()["data"].as_array().unwrap().clone();
+    data.iter().map(|one| serde_json::from_value(one["embedding"].clone()).unwrap()).collect()
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn texts_tokens_floats_and_bytes_say_the_same() {
+    let Some(server) = encoder("").await else { return };
+    let text = vectors(&embed(&server, json!({"input": "A man is eating food."})).await).remove(0);
+    assert!((cosine(&text, &text) - 1.0).abs() < 1e-5 && text.len() == 384);
+    // The tokens of that text, as its tokenizer has them.
+    let tokens = json!({"input": [101, 1037, 2158, 2003, 5983, 2833, 1012, 102]});
+    let answer = embed(&server, tokens.clone()).await;
+    assert_eq!(answer.json()["usage"]["prompt_tokens"], 8);
+    assert!(cosine(&vectors(&answer)[0], &text) > 0.99999);
+    let encoded = embed(&server, json!({"input": tokens["input"], "encoding_format": "base64"})).await.json();
+    let bytes = STANDARD.decode(encoded["data"][0]["embedding"].as_str().unwrap()).unwrap();
+    let floats: Vec<f32> = bytes.chunks(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect();
+    assert!(cosine(&floats, &text) > 0.99999);
+    let many = embed(&server, json!({"input": ["A man is eating food.", "é", "The stock market fell."]})).await;
+    assert!(cosine(&vectors(&many)[0], &text) > 0.99999, "its neighbours change nothing");
+    let cut = embed(&server, json!({"input": "word ".repeat(500), "truncate_prompt_tokens": 16})).await;
+    assert_eq!(cut.json()["usage"]["prompt_tokens"], 16);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_best_answer_comes_first() {
+    let Some(server) = encoder("").await else { return };
+    let documents = ["The stock market fell.", "Someone eats a piece of bread.", "Rain is expected."];
+    let body = json!({"model": "minilm", "query": "A man is eating food.", "documents": documents, "top_n": 2});
+    let ranking = server.post("/v1/rerank", &body).await.json();
+    let results = ranking["results"].as_array().unwrap();
+    assert_eq!((results.len(), &results[0]["index"]), (2, &json!(1)), "{ranking}");
+    assert_eq!(results[0]["document"]["text"], documents[1]);
+    let pair = json!({"model": "minilm", "text_1": "A man is eating food.", "text_2": documents});
+    let scores = server.post("/v1/score", &pair).await.json();
+    let scores: Vec<f64> =
+        scores["data"].as_array().unwrap().iter().map(|one| one["score"].as_f64().unwrap()).collect();
+    assert_eq!(scores.len(), 3);
+    assert!((scores[1] - results[0]["relevance_score"].as_f64().unwrap()).abs() < 1e-5);
+    assert!((scores[1] - 0.57).abs() < 0.1, "{scores:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn texts_that_come_together_are_computed_together() {
+    let Some(server) = encoder("--max-batch-wait-ms 300 --max-batch-size 8").await else { return };
+    let began = std::time::Instant::now();
+    let asked = (0..8).map(|index| embed(&server, json!({"input": format!("text number {index}")})).boxed_local());
+    let answers = futures::future::join_all(asked).await;
+    assert!(answers.iter().all(|answer| answer.status.is_success()));
+    // A full batch does not wait for its time; eight that came one after the other would wait eight times.
+    assert!(began.elapsed().as_millis() < 1500, "{:?}", began.elapsed());
+    eventually("they are counted", async || server.stats().await["finished"] == 8).await;
+    assert_eq!(server.stats().await["running"], 0);
+    assert!(server.metric("vllm:prompt_tokens_total").await > 8.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_encoder_cannot_do_is_refused_by_name() {
+    let Some(server) = encoder("--max-queue-tokens 64").await else { return };
+    for (extra, param) in [
+        (json!({"input": []}), "input"),
+        (json!({"input": ""}), ""),
+        (json!({"input": "word ".repeat(500)}), "input"),
+        (json!({"input": [4_000_000]}), "input"),
+        (json!({"input": [[]]}), "input"),
+        (json!({"input": "a", "dimensions": 100}), "dimensions"),
+        (json!({"input": "a", "dimensions": 0}), "dimensions"),
+        (json!({"input": "a", "truncate_prompt_tokens": 0}), "truncate_prompt_tokens"),
+        (json!({"input": "a", "encoding_format": "hex"}), "encoding_format"),
+    ] {
+        let answer = embed(&server, extra.clone()).await;
+        if param.is_empty() {
+            assert!(answer.status.is_success(), "the empty text has its special tokens: {}", answer.text());
+            continue;
+        }
+        assert_eq!(answer.status.as_u16(), 400, "{extra}: {}", answer.text());
+        assert_eq!(answer.json()["error"]["param"], param, "{}", answer.text());
+    }
+    assert_eq!(vectors(&embed(&server, json!({"input": "a", "dimensions": 384})).await)[0].len(), 384);
+    let chat = json!({"model": "minilm", "messages": [{"role": "user", "content": "hi"}]});
+    let chat = server.post("/v1/chat/completions", &chat).await;
+    assert_eq!((chat.status.as_u16(), &chat.json()["error"]["code"]), (400, &json!("model_does_not_generate")));
+    assert_eq!(get(server.admin, "/readyz").await.status.as_u16(), 200);
+    assert_eq!(server.stats().await["effective"]["maxModelTokens"], 256);
+    // All of these wait for the first of them, whose batch waits for nothing.
+    let text = "word ".repeat(200);
+    let asked = (0..8).map(|_| embed(&server, json!({"input": [text, text, text, text]})).boxed_local());
+    let statuses: Vec<u16> =
+        futures::future::join_all(asked).await.iter().map(|answer| answer.status.as_u16()).collect();
+    assert!(statuses.contains(&200) && statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn vectors_that_may_be_cut_are_cut() {
+    let Some(model) = folder() else { return };
+    let copy = tempfile::tempdir().unwrap();
+    for name in ["model.safetensors", "tokenizer.json", "modules.json", "sentence_bert_config.json", "1_Pooling"] {
+        std::os::unix::fs::symlink(model.join(name), copy.path().join(name)).unwrap();
+    }
+    let mut config: Value = serde_json::from_slice(&std::fs::read(model.join("config.json")).unwrap()).unwrap();
+    config["is_matryoshka"] = json!(true);
+    std::fs::write(copy.path().join("config.json"), config.to_string()).unwrap();
+    let server = serve_at(copy.path(), "--served-model-name minilm").await;
+    let whole = vectors(&embed(&server, json!({"input": "a text"})).await).remove(0);
+    let short = vectors(&embed(&server, json!({"input": "a text", "dimensions": 64})).await).remove(0);
+    assert!(short.len() == 64 && (cosine(&short, &short) - 1.0).abs() < 1e-5);
+    let scale = short[0] / whole[0];
+    assert!(short.iter().zip(&whole).all(|(a, b)| (a - b * scale).abs() < 1e-5));
+}
