@@ -16,6 +16,16 @@ DEVICE u32 member(u32 index, u32 second, u32 turning, bool adjacent) {
 DEVICE void store(bf16* to, float value, float) { *to = to_bf16(value); }
 DEVICE void store(u8* to, float value, float scale) { *to = to_e4m3(value / scale); }
 
+// Writes a lane's values of a head.
+template <typename T>
+DEVICE void write_head(T* to, const float (&value)[PAIRS][2], u32 dim, u32 turning, bool adjacent, float scale) {
+  for (int i = 0; i < PAIRS; ++i) {
+    const u32 pair = lane_index() + 32 * i;
+    if (2 * pair >= dim) break;
+    for (u32 k = 0; k < 2; ++k) store(to + member(pair, k, turning, adjacent), value[i][k], scale);
+  }
+}
+
 // Heads of a token: queries, then keys, then values. `rope` holds cosine and sine of each position and pair; a slot is
 // `page · 64 + token in page`; pages are [K|V][head][token][dim], in e4m3 relative to `scales` [K|V][head]. Grid: (tokens,
 // parts of the heads).
@@ -59,21 +69,14 @@ DEVICE void place_heads_in(const bf16* projected, const float* bias, const float
       value[i][1] = y * cosine + x * sine;
     }
   }
-  const auto write = [&](auto* to, float scale) {
-    for (int i = 0; i < PAIRS; ++i) {
-      const u32 pair = lane_index() + 32 * i;
-      if (2 * pair >= dim) break;
-      for (u32 k = 0; k < 2; ++k) store(to + member(pair, k, turning, adjacent), value[i][k], scale);
-    }
-  };
   if (is_query) {
-    write(query + (static_cast<u64>(token) * heads + head) * dim, 1.0f);
+    write_head(query + (static_cast<u64>(token) * heads + head) * dim, value, dim, turning, adjacent, 1.0f);
     return;
   }
   const u32 page = slots[token] / PAGE_TOKENS, place = slots[token] % PAGE_TOKENS;
   const u32 row = head - heads;  // keys of all heads come before the values
   const u64 at = ((static_cast<u64>(page) * 2 * kv_heads + row) * PAGE_TOKENS + place) * dim;
-  write(pages + at, scales ? scales[row] : 1.0f);
+  write_head(pages + at, value, dim, turning, adjacent, scales ? scales[row] : 1.0f);
 }
 
 #define PARAMETERS(pages_type)                                                                                         \
