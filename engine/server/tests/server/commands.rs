@@ -103,7 +103,7 @@ async fn fit_says_what_fits_and_what_does_not() {
     let Some(model) = crate::common::real_model() else { return };
     let model = model.to_str().unwrap();
     let told = succeeded(run(&["fit", model, "--memory", "64Mi,16Gi"], "").await);
-    assert!(told.contains("2 × 30 layers × 3 heads × 64 × 2 bytes"), "{told}");
+    assert!(told.contains("2 × 30 layers × 3 heads × 128 bytes (bf16)"), "{told}");
     let line = |memory: &str| told.lines().find(|line| line.starts_with(memory)).unwrap();
     assert!(line("64.0 MiB").contains("does not fit") && !line("16.0 GiB").contains("does not fit"), "{told}");
     let speeds = ["--prefill-tokens-per-second", "1000", "--decode-tokens-per-second", "400"];
