@@ -118,7 +118,8 @@ fn what_cannot_be_run_is_refused_with_the_reason() {
     assert!(matches!(labels, EncoderError::Classes(3)), "{labels}");
     let unknown = load(bert, &|config| config["architectures"] = json!(["ElectraModel"]));
     assert!(matches!(&unknown, EncoderError::Unsupported(name) if name == "ElectraModel"), "{unknown}");
-    for (name, value) in [("hidden_size", 0), ("num_attention_heads", 3), ("vocab_size", 1 << 40), ("hidden_size", 32)]
+    for (name, value) in
+        [("hidden_size", 0), ("num_attention_heads", 3), ("vocab_size", 1_u64 << 40), ("hidden_size", 32)]
     {
         let error = load(bert, &|config| config[name] = json!(value));
         assert!(matches!(error, EncoderError::Config(_) | EncoderError::Tensors(_)), "{name}: {error}");

@@ -34,9 +34,13 @@ fn the_openai_client_gets_whole_streamed_and_parallel_answers() -> Result<()> {
     })
 }
 
-/// The interpreter of the environment that `tests/setup tests` makes.
+/// The interpreter of the environment that `tests/setup tests` makes: the one named by a version. Others lie beside it.
 fn python_client() -> Result<Option<PathBuf>> {
-    let Ok(versions) = std::fs::read_dir(workspace::cache()?.join("python")) else { return Ok(None) };
-    let found = versions.filter_map(|entry| Some(entry.ok()?.path().join("bin/python")));
-    Ok(found.filter(|python| python.exists()).max())
+    let Ok(environments) = std::fs::read_dir(workspace::cache()?.join("python")) else { return Ok(None) };
+    let versions = environments.filter_map(|entry| {
+        let entry = entry.ok()?;
+        let is_version = entry.file_name().to_str()?.starts_with(|first: char| first.is_ascii_digit());
+        is_version.then(|| entry.path().join("bin/python"))
+    });
+    Ok(versions.filter(|python| python.exists()).max())
 }
