@@ -164,7 +164,7 @@ mod tests {
                 }
             }
         }
-        let best_of = CHAT.iter().find(|field| field.name == "best_of").unwrap();
+        let best_of = TGI.iter().find(|field| field.name == "best_of").unwrap();
         assert!(
             best_of.accepts(&Value::from(1.0)) && best_of.accepts(&Value::from(1)) && !best_of.accepts(&Value::from(2))
         );

@@ -102,7 +102,7 @@ mod tests {
         for (body, param) in [
             (&br#"{}"#[..], "prompt"),
             (br#"{"prompt":"a","messages":[{"role":"user","content":"b"}]}"#, "messages"),
-            (br#"{"messages":[]}"#, "prompt"),
+            (br#"{"messages":[]}"#, "messages"),
             (br#"{"messages":[{"role":"robot","content":"b"}]}"#, "messages"),
             (br#"{"prompt":"a","chat_template":"x"}"#, "chat_template"),
         ] {
