@@ -10,5 +10,7 @@ pub mod hub;
 mod spm;
 pub mod stop_strings;
 pub mod tokenizer;
+mod ugm;
 pub mod vocabulary;
 pub mod words;
+mod wpm;

@@ -19,5 +19,6 @@ mod real_model;
 mod refusals;
 mod scheduling;
 mod security;
+mod sources;
 mod structured;
 mod tokenizer;
