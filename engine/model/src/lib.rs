@@ -14,10 +14,8 @@ mod decoder;
 mod draft_model;
 mod executor;
 mod family;
-mod finder;
 mod group;
 mod load;
-mod matrix_tensor;
 mod names;
 mod packed;
 mod panic;
@@ -37,9 +35,11 @@ mod verdict;
 mod weights;
 
 pub use agreement::{Agreement, Perplexity};
-pub use backend::{Backend, Heads, Layer, Rows, Workspace};
+pub use backend::{Backend, Experts, FeedForward, Gated, Heads, Layer, Rows, SharedExpert, Workspace};
 pub use batch::{Batch, BatchRow, Logits};
-pub use config::{ConfigError, DecoderConfig, RopeConfig, RotaryLayers, Unsupported};
+pub use config::{
+    Activation, ConfigError, DecoderConfig, ExpertsConfig, LayerSet, LocalAttention, LongRope, RopeConfig, Unsupported,
+};
 pub use cpu::{CpuBackend, CpuStep};
 pub use decoder::Decoder;
 pub use draft_model::DraftModel;

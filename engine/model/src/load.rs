@@ -144,7 +144,7 @@ pub fn work(
     let draft = Draft::read(checkpoint, options, |shape| Stage::of(node_rank.saturating_sub(1), stages, shape))?;
     let mut worker = Worker::join(leader, &draft.join(node_rank), patience)?;
     let geometry = worker.assignment()?.geometry();
-    let built = Sizes::check(&draft.shapes, draft.config.rope.dims, geometry, options).map_err(LoadError::from);
+    let built = Sizes::check(&draft.shapes, draft.config.rotary_dims(), geometry, options).map_err(LoadError::from);
     let built = built.and_then(|sizes| draft.build(sizes, options));
     match built {
         Ok(built) => Ok(worker.work(built.decoder, &geometry)?),
@@ -202,7 +202,7 @@ impl<'a> Draft<'a> {
     }
 
     fn sizes(&self, options: &LoadOptions) -> Result<Sizes, SizeError> {
-        Sizes::decide(&self.shapes, self.config.rope.dims, options)
+        Sizes::decide(&self.shapes, self.config.rotary_dims(), options)
     }
 
     /// How this process presents itself to the other stages.

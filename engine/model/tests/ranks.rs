@@ -60,7 +60,7 @@ fn the_parts_of_other_families_are_divided_too() {
     let family = |config, biases, head_norms| Family { config, biases, head_norms, oracle: llama_oracle };
     for family in [family(config("qwen3", more), false, true), family(config("qwen2", window), true, false)] {
         let checkpoint = family.open(&family.safetensors());
-        for quantization in [None, Some(Quantization::Int8), Some(Quantization::Int4)] {
+        for quantization in [None, Some(Quantization::INT8), Some(Quantization::INT4)] {
             let error = error_of(&checkpoint, common::hub::VOCABULARY, &LoadOptions { quantization, ..ranks(2) });
             assert!(error <= 1e-3, "{} {quantization:?}: {error}", family.config["model_type"]);
         }

@@ -404,7 +404,7 @@ pub struct EvalArgs {
     /// Model to compare with: usually what the first was quantized from
     #[arg(long, value_name = "MODEL")]
     pub against: Option<PathBuf>,
-    /// int8 or int4: what the model's float weights become as they are loaded
+    /// int8, int4 (also -g64, -g128, -sym, -g64-sym, -g128-sym): what float weights become as they are loaded
     #[arg(long, value_name = "TYPE")]
     pub quantization: Option<String>,
     /// How the model's KV cache holds keys and values: bf16 or int8

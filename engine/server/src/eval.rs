@@ -79,7 +79,8 @@ fn options(args: &EvalArgs) -> LoadOptions {
 /// What the model's floats are to become.
 fn quantization(args: &EvalArgs) -> Result<Option<Quantization>, Failure> {
     let Some(name) = args.quantization.as_deref() else { return Ok(None) };
-    let wrong = || Failure::configuration(format!("--quantization is {name:?}; it must be int8 or int4"));
+    let wrong =
+        || Failure::configuration(format!("--quantization is {name:?}; it must be one of {}", Quantization::names()));
     Quantization::named(name).map(Some).ok_or_else(wrong)
 }
 

@@ -6,12 +6,13 @@ use std::ops::Range;
 use super::product::{Dense, Right, STRIP_ROWS, multiply_add};
 use super::row::Value;
 use super::state::State;
-use super::{Item, SPAN_KEYS};
+use super::{Item, SPAN_KEYS, Scoring};
 use crate::kv_cache::Places;
+use crate::ops::activation::capped;
 use crate::simd::{Kernel, LANES, Simd};
 
 /// Keys that a query meets at a time, by absolute position.
-const TILE_KEYS: usize = 64;
+pub(super) const TILE_KEYS: usize = 64;
 
 /// Vectors of a row of scores.
 const SCORE_VECTORS: usize = TILE_KEYS / LANES;
@@ -22,7 +23,7 @@ pub(super) struct Attend<'a, V> {
     pub(super) cells: &'a [V],
     /// One for each row of the cache; empty where values are not scaled.
     pub(super) scales: &'a [f32],
-    pub(super) scale: f32,
+    pub(super) scoring: Scoring,
     pub(super) item: Item<'a>,
 }
 
@@ -150,7 +151,7 @@ impl<V: Value> Attend<'_, V> {
         scratch.reset::<V>(self.item.positions.len() * self.group(), dim);
         for (query, scaled) in self.item.queries.iter().zip(scratch.queries.chunks_exact_mut(part.len())) {
             for (query, scaled) in query[part.clone()].chunks(LANES).zip(scaled.chunks_mut(LANES)) {
-                simd.store_partial(simd.mul(simd.load_partial(query), simd.splat(self.scale)), scaled);
+                simd.store_partial(simd.mul(simd.load_partial(query), simd.splat(self.scoring.scale)), scaled);
             }
         }
     }
@@ -270,6 +271,7 @@ impl<V: Value> Attend<'_, V> {
             let visible = (position + 1).saturating_sub(tile.start).min(tile.keys);
             let trunk = self.item.row.trunk();
             let branches = position >= trunk && tile.start + tile.keys > trunk;
+            let hidden = self.scoring.first_key(position).saturating_sub(tile.start).min(tile.keys);
             let scores = &mut scratch.scores[row * SCORE_VECTORS..][..SCORE_VECTORS];
             let nothing = simd.splat(f32::NEG_INFINITY);
             let mut lanes = [nothing; SCORE_VECTORS];
@@ -279,7 +281,11 @@ impl<V: Value> Attend<'_, V> {
                 if V::SCALED {
                     score = simd.mul(score, simd.load(&key_scales[v]));
                 }
-                lanes[v] = simd.keep_first(visible.saturating_sub(v * LANES), score, nothing);
+                if let Some(cap) = self.scoring.soft_cap {
+                    score = capped(simd, score, cap);
+                }
+                score = simd.keep_first(visible.saturating_sub(v * LANES), score, nothing);
+                lanes[v] = simd.keep_first(hidden.saturating_sub(v * LANES), nothing, score);
                 if branches {
                     lanes[v] = self.hide(simd, position, tile.start + v * LANES, lanes[v], f32::NEG_INFINITY);
                 }
@@ -290,7 +296,8 @@ impl<V: Value> Attend<'_, V> {
             let mut total = simd.splat(0.0);
             for v in 0..SCORE_VECTORS {
                 let weight = simd.exp(simd.sub(lanes[v], simd.splat(maximum)));
-                let mut weight = simd.keep_first(visible.saturating_sub(v * LANES), weight, simd.splat(0.0));
+                let weight = simd.keep_first(visible.saturating_sub(v * LANES), weight, simd.splat(0.0));
+                let mut weight = simd.keep_first(hidden.saturating_sub(v * LANES), simd.splat(0.0), weight);
                 if branches {
                     weight = self.hide(simd, position, tile.start + v * LANES, weight, 0.0);
                 }

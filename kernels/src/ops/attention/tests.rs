@@ -6,6 +6,7 @@ use crate::{Kernels, KvType};
 struct Fixture {
     layout: KvLayout,
     heads: usize,
+    scoring: Scoring,
     lengths: Vec<usize>,
     tables: Vec<Vec<u32>>,
     queries: Vec<Vec<f32>>,
@@ -23,7 +24,8 @@ impl Fixture {
             |per_token: usize| lengths.iter().map(|&length| random.values(length * per_token, 2.0)).collect::<Vec<_>>();
         let kv = layout.kv_heads * layout.head_dim;
         let (queries, keys, values) = (fill(heads * layout.head_dim), fill(kv), fill(kv));
-        Fixture { layout, heads, lengths: lengths.to_vec(), tables, queries, keys, values }
+        let (scoring, lengths) = (Scoring::scaled(0.17), lengths.to_vec());
+        Fixture { layout, heads, scoring, lengths, tables, queries, keys, values }
     }
 
     fn cache(&self, kind: KvType) -> KvCache {
@@ -48,7 +50,7 @@ impl Fixture {
         append_kv(pool, cache, 1, &rows, &gather(&self.keys, kv), &gather(&self.values, kv));
         let queries = gather(&self.queries, q);
         let mut out = vec![f32::NAN; queries.len()];
-        paged_attention(pool, cache, 1, self.heads, 0.17, &rows, &queries, &mut out);
+        paged_attention(pool, cache, 1, self.heads, self.scoring, &rows, &queries, &mut out);
         let mut rest = &out[..];
         let mut take = |n: usize| {
             let (head, tail) = rest.split_at(n);
@@ -75,7 +77,11 @@ impl Fixture {
                 let query = &self.queries[sequence][position * q + head * dim..][..dim];
                 let at = |p: usize| p * kv + kv_head * dim..p * kv + kv_head * dim + dim;
                 let dot = |key: &[f64]| query.iter().zip(key).map(|(&q, k)| f64::from(q) * k).sum::<f64>();
-                let scores: Vec<f64> = (0..=position).map(|p| 0.17 * dot(&keys[at(p)])).collect();
+                let Scoring { scale, soft_cap, window } = self.scoring;
+                let bend = |score: f64| soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());
+                let seen = |p: usize| window.is_none_or(|window| p + window > position);
+                let score = |p: usize| if seen(p) { bend(f64::from(scale) * dot(&keys[at(p)])) } else { f64::MIN };
+                let scores: Vec<f64> = (0..=position).map(score).collect();
                 let max = scores.iter().copied().fold(f64::MIN, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
                 let total: f64 = weights.iter().sum();
@@ -157,34 +163,89 @@ fn spans_computed_apart_match_the_reference_and_change_no_bit() {
     }
 }
 
+const WINDOWED: Scoring = Scoring { scale: 0.17, soft_cap: Some(2.0), window: Some(70) };
+
+#[test]
+fn windows_and_caps_match_the_reference_in_every_set() {
+    for ((layout, heads), kind) in layouts().into_iter().flat_map(|layout| KINDS.map(|kind| (layout, kind))) {
+        for window in [None, Some(1), Some(64), Some(70), Some(500)] {
+            let plain = Fixture::new(layout, heads, &[1, 230]);
+            let fixture = Fixture { scoring: Scoring { window, ..WINDOWED }, ..plain };
+            let references: Vec<_> = (0..2).map(|sequence| fixture.reference(sequence, kind)).collect();
+            for kernels in Kernels::available() {
+                let out = fixture.whole(&Pool::with_kernels(2, kernels).unwrap(), kind);
+                for (out, reference) in out.iter().zip(&references) {
+                    let error = relative_error(out, reference);
+                    let bound = if kind == KvType::Bf16 { 3e-6 } else { 1e-3 };
+                    assert!(error < bound, "{} {layout:?} {window:?} {kind:?}: {error:e}", kernels.name());
+                }
+            }
+        }
+    }
+}
+
+/// A window's first key lies in the middle of a span, and what lies before it may have been given to others.
+#[test]
+fn long_windows_compute_spans_apart_and_read_nothing_before_them() {
+    let layout = KvLayout { block_tokens: 16, kv_heads: 1, head_dim: 24 };
+    let length = 3 * SPAN_KEYS + 100;
+    let plain = Fixture::new(layout, 2, &[length]);
+    let fixture = Fixture { scoring: Scoring { window: Some(SPAN_KEYS + 300), ..WINDOWED }, ..plain };
+    let last = 2 * 24 * (length - 1);
+    let reference = fixture.reference(0, KvType::Bf16)[last..].to_vec();
+    let mut first: Option<Vec<u32>> = None;
+    for threads in [1, 5] {
+        let pool = Pool::new(threads).unwrap();
+        let mut cache = fixture.cache(KvType::Bf16);
+        fixture.step(&pool, &mut cache, &[(0, 0..length - 1)]);
+        let mut freed = Fixture { tables: fixture.tables.clone(), ..Fixture::new(layout, 2, &[length]) };
+        freed.scoring = fixture.scoring;
+        let unseen = (length - SPAN_KEYS - 300) / 16;
+        let last = freed.tables[0][length / 16];
+        freed.tables[0][..unseen].fill(last);
+        let alone = freed.step(&pool, &mut cache, &[(0, length - 1..length)]);
+        assert!(relative_error(&alone[0], &reference) < 3e-6, "{threads}");
+        assert_eq!(*first.get_or_insert(bits(&alone[0])), bits(&alone[0]), "{threads}");
+    }
+}
+
 #[test]
 fn chunks_batches_and_threads_change_no_bit() {
     for ((layout, heads), kind) in layouts().into_iter().flat_map(|layout| KINDS.map(|kind| (layout, kind))) {
-        let fixture = Fixture::new(layout, heads, &[200, 77, 130]);
-        let expected = fixture.whole(&Pool::new(1).unwrap(), kind);
-        for threads in [1, 3] {
-            let pool = Pool::new(threads).unwrap();
-            let mut random = Random::new(threads as u64);
-            let mut cache = fixture.cache(kind);
-            let mut done = vec![0; 3];
-            let mut out = vec![Vec::new(); 3];
-            while done != fixture.lengths {
-                let mut parts = Vec::new();
-                for sequence in 0..3 {
-                    let left = fixture.lengths[sequence] - done[sequence];
-                    let tokens = [0, 1, 1, 7, 40][random.below(5)].min(left);
-                    if tokens > 0 {
-                        parts.push((sequence, done[sequence]..done[sequence] + tokens));
-                        done[sequence] += tokens;
-                    }
-                }
-                for ((sequence, _), rows) in parts.clone().into_iter().zip(fixture.step(&pool, &mut cache, &parts)) {
-                    out[sequence].extend(rows);
-                }
-            }
+        chunks_batches_and_threads(Fixture::new(layout, heads, &[200, 77, 130]), kind);
+    }
+    let (layout, heads) = layouts()[0];
+    chunks_batches_and_threads(
+        Fixture { scoring: WINDOWED, ..Fixture::new(layout, heads, &[200, 77, 130]) },
+        KvType::Bf16,
+    );
+}
+
+fn chunks_batches_and_threads(fixture: Fixture, kind: KvType) {
+    let expected = fixture.whole(&Pool::new(1).unwrap(), kind);
+    for threads in [1, 3] {
+        let pool = Pool::new(threads).unwrap();
+        let mut random = Random::new(threads as u64);
+        let mut cache = fixture.cache(kind);
+        let mut done = vec![0; 3];
+        let mut out = vec![Vec::new(); 3];
+        while done != fixture.lengths {
+            let mut parts = Vec::new();
             for sequence in 0..3 {
-                assert_eq!(bits(&expected[sequence]), bits(&out[sequence]), "{layout:?} {kind:?} on {threads} threads");
+                let left = fixture.lengths[sequence] - done[sequence];
+                let tokens = [0, 1, 1, 7, 40][random.below(5)].min(left);
+                if tokens > 0 {
+                    parts.push((sequence, done[sequence]..done[sequence] + tokens));
+                    done[sequence] += tokens;
+                }
             }
+            for ((sequence, _), rows) in parts.clone().into_iter().zip(fixture.step(&pool, &mut cache, &parts)) {
+                out[sequence].extend(rows);
+            }
+        }
+        for sequence in 0..3 {
+            let layout = fixture.layout;
+            assert_eq!(bits(&expected[sequence]), bits(&out[sequence]), "{layout:?} {kind:?} on {threads} threads");
         }
     }
 }
@@ -252,7 +313,7 @@ impl Fixture {
         let (kv, q) = (self.layout.kv_heads * self.layout.head_dim, self.heads * self.layout.head_dim);
         append_kv(pool, cache, 1, &[row], &self.keys[0][text * kv..], &self.values[0][text * kv..]);
         let mut out = vec![f32::NAN; seen.len() * q];
-        paged_attention(pool, cache, 1, self.heads, 0.17, &[row], &self.queries[0][text * q..], &mut out);
+        paged_attention(pool, cache, 1, self.heads, self.scoring, &[row], &self.queries[0][text * q..], &mut out);
         out.chunks(q).map(<[f32]>::to_vec).collect()
     }
 
