@@ -18,6 +18,7 @@ mod kv_cache;
 pub mod machine;
 pub mod ops;
 mod pool;
+pub mod processors;
 mod simd;
 #[cfg(test)]
 mod testing;

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use crate::Kernels;
+use crate::{Kernels, processors};
 
 /// How long a thread waits actively before it sleeps: longer than the serial code between two regions of a step,
 /// shorter than a scheduler's time slice.
@@ -59,7 +59,7 @@ impl Pool {
             let thread = thread::Builder::new().name(format!("kernels-{index}"));
             pool.workers.push(thread.spawn(move || {
                 if let Some(processor) = processor {
-                    pin_to(processor);
+                    processors::confine(&[processor]);
                 }
                 shared.work(worker);
             })?);
@@ -299,27 +299,10 @@ fn wait_until(ready: impl Fn() -> bool) {
     }
 }
 
-/// The processors to pin `threads` threads to: all that this process may use, if they are exactly as many. With fewer
+/// The processors to pin `threads` threads to: all that this thread may use, if they are exactly as many. With fewer
 /// threads than processors others may be meant for someone else, and the kernel balances better than a fixed choice.
 fn exclusive_processors(threads: usize) -> Vec<usize> {
-    // SAFETY: an all-zero cpu_set_t is an empty set; the call writes at most the size it is told.
-    let allowed = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        let found = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) == 0;
-        let all = 0..libc::CPU_SETSIZE as usize;
-        all.filter(|&processor| found && libc::CPU_ISSET(processor, &set)).collect::<Vec<_>>()
-    };
-    if allowed.len() == threads { allowed } else { Vec::new() }
-}
-
-/// Best effort: an unpinned worker is only slower.
-fn pin_to(processor: usize) {
-    // SAFETY: an all-zero cpu_set_t is an empty set, and `processor` came from one, so it is in range.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(processor, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
-    }
+    Some(processors::allowed()).filter(|allowed| allowed.len() == threads).unwrap_or_default()
 }
 
 #[cfg(test)]

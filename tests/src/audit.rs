@@ -28,6 +28,8 @@ pub struct Act {
     pub namespace: String,
     /// Empty for a collection.
     pub name: String,
+    /// It has made an object: a server-side apply of one that was not there, which needs the right to create too.
+    pub creates: bool,
 }
 
 impl Act {
@@ -45,6 +47,11 @@ impl Mark {
     pub fn now(log: &Path) -> Result<Mark> {
         let length = std::fs::metadata(log).with_context(|| format!("no audit log at {}", log.display()))?.len();
         Ok(Mark { log: log.to_owned(), offset: length })
+    }
+
+    /// The beginning of `log`.
+    pub fn beginning(log: &Path) -> Mark {
+        Mark { log: log.to_owned(), offset: 0 }
     }
 
     /// What the operator did since.
@@ -70,6 +77,12 @@ struct Event {
     verb: String,
     user: User,
     object_ref: Option<ObjectRef>,
+    response_status: Option<ResponseStatus>,
+}
+
+#[derive(Deserialize)]
+struct ResponseStatus {
+    code: Option<u16>,
 }
 
 #[derive(Deserialize)]
@@ -97,6 +110,8 @@ impl Event {
             "" => object.resource,
             subresource => format!("{}/{subresource}", object.resource),
         };
-        Some(Act { verb: self.verb, group: object.api_group, resource, namespace: object.namespace, name: object.name })
+        let creates = self.response_status.and_then(|status| status.code) == Some(201);
+        let (group, namespace, name) = (object.api_group, object.namespace, object.name);
+        Some(Act { verb: self.verb, group, resource, namespace, name, creates })
     }
 }

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,6 +13,8 @@ use crate::{command, workspace};
 
 /// The machine's address as pods of our own cluster see it: `HOST_IP` of `tests/cluster/cluster`.
 const HOST_OF_OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 90, 0, 1));
+/// Its only node.
+const NODE_OF_OWN: &str = "local";
 /// Registry of images that are only ever loaded, never pushed.
 const NO_REGISTRY: &str = "localhost";
 
@@ -148,10 +151,13 @@ impl Cluster {
         Ok(())
     }
 
-    /// Lets the node of our own cluster advertise GPUs; `None` on a user's, whose nodes are not ours to change.
-    pub fn advertise_gpus(&self, count: u32) -> Option<Result<()>> {
-        let advertise = || command::output(Command::new(script()).args(["gpus", &count.to_string()])).map(drop);
-        self.is_own().then(advertise)
+    /// Lets the node of our own cluster advertise so many of a resource, for scheduling only: there is no such thing.
+    /// `None` on a user's, whose nodes are not ours to change.
+    pub fn advertise(&self, resource: &str, count: u32) -> Option<Result<()>> {
+        let path = format!("/status/capacity/{}", resource.replace('/', "~1"));
+        let patch = json!([{"op": "add", "path": path, "value": count.to_string()}]).to_string();
+        let advertise = ["patch", "node", NODE_OF_OWN, "--subresource=status", "--type=json", "--patch", &patch];
+        self.is_own().then(|| self.kubectl.run(&advertise).map(drop))
     }
 
     /// Kills a pod's processes as the kernel does when memory runs out: without a word to them. On a user's cluster, where

@@ -12,23 +12,42 @@
 //! | [`model`] | SmolLM2, fetched, checked, and put into a claim |
 //! | [`namespace`], [`service`] | a namespace that enforces *restricted*; an InferenceService in it |
 //! | [`chat`], [`load`] | one request; many of them |
-//! | [`audit`] | what the API server saw the operator do |
+//! | [`process`], [`prometheus`] | a program that runs beside a test; Prometheus as the chart sets it up |
+//! | [`dashboard`] | the queries of the chart's dashboard |
+//! | [`audit`], [`rights`] | what the API server saw the operator do, against what it may do |
+//! | [`host`], [`fault`], [`life`], [`sieve`] | an operator on this machine, what befalls it, what it is to do, and both |
+//! | [`leaves`] | every field of the resource, and a change for each |
+//! | [`argocd`] | Argo CD, and a repository for it to follow |
+//! | [`kwok`] | nodes and pods that only the API server knows |
+//! | [`network`] | what NetworkPolicies allow |
 //!
 //! Everything here is synchronous and talks to Kubernetes through `kubectl` and `helm`, as users do. Nothing here
 //! knows how operator or engine work inside: it sees objects, HTTP and text.
 
+pub mod argocd;
 pub mod audit;
 pub mod chat;
 pub mod cluster;
 pub mod command;
+pub mod dashboard;
+pub mod fault;
+pub mod host;
 pub mod image;
 pub mod kubectl;
+pub mod kwok;
+pub mod leaves;
 pub mod licences;
+pub mod life;
 pub mod load;
 pub mod model;
 pub mod namespace;
+pub mod network;
 pub mod operator;
+pub mod process;
 pub mod progress;
+pub mod prometheus;
+pub mod rights;
 pub mod service;
+pub mod sieve;
 pub mod wait;
 pub mod workspace;

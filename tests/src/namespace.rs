@@ -107,7 +107,11 @@ impl Namespace {
         text + &format!("--- operator's log\n{seen}\n")
     }
 
-    fn delete(&self) -> Result<()> {
+    /// Deletes it, without waiting for its end.
+    ///
+    /// # Errors
+    /// kubectl's own words.
+    pub fn delete(&self) -> Result<()> {
         self.cluster.kubectl().run(&["delete", "namespace", &self.name, "--wait=false"])?;
         let volume = format!("{}-models", self.name);
         self.cluster

@@ -2,7 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
-use serde_json::json;
+use serde::Deserialize;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -25,7 +26,7 @@ const RECORD: &str = "windlass-tests";
 /// helm's own words.
 pub fn install(cluster: &Cluster, operator: &Image, engine: &Image) -> Result<()> {
     command::output(&mut upgrade(cluster, CRDS_RELEASE))?;
-    command::output(upgrade(cluster, RELEASE).args(values(operator, engine)).args(["--wait", "--timeout", "120s"]))?;
+    command::output(upgrade(cluster, RELEASE).args(values(operator, engine)).args(WAIT))?;
     let record = json!({
         "apiVersion": "v1", "kind": "ConfigMap",
         "metadata": {"name": RECORD, "namespace": NAMESPACE},
@@ -34,17 +35,79 @@ pub fn install(cluster: &Cluster, operator: &Image, engine: &Image) -> Result<()
     cluster.kubectl().apply(&[record]).map(drop)
 }
 
-/// Removes both charts, and with them every InferenceService.
+/// Removes both charts; the resource and its objects stay.
 ///
 /// # Errors
 /// helm's own words.
 pub fn uninstall(cluster: &Cluster) -> Result<()> {
-    for release in [RELEASE, CRDS_RELEASE] {
-        let mut helm = cluster.helm();
-        helm.args(["uninstall", release, "--namespace", NAMESPACE, "--ignore-not-found", "--wait"]);
-        command::output(&mut helm)?;
-    }
+    [RELEASE, CRDS_RELEASE].iter().try_for_each(|release| uninstall_release(cluster, release))?;
     cluster.kubectl().run(&["delete", "namespace", NAMESPACE, "--ignore-not-found"]).map(drop)
+}
+
+/// The main chart's release as it was found, so that it can be changed and brought back.
+#[derive(Debug)]
+pub struct Installation<'a> {
+    cluster: &'a Cluster,
+    values: Value,
+}
+
+impl<'a> Installation<'a> {
+    /// As it is now.
+    ///
+    /// # Errors
+    /// helm's own words.
+    pub fn of(cluster: &'a Cluster) -> Result<Installation<'a>> {
+        let mut get = cluster.helm();
+        get.args(["get", "values", RELEASE, "--namespace", NAMESPACE, "--output", "json"]);
+        let values = serde_json::from_str(&command::output(&mut get)?).context("helm's values are no JSON")?;
+        Ok(Installation { cluster, values })
+    }
+
+    /// Upgrades it with further values, each `name=value`.
+    ///
+    /// # Errors
+    /// helm's own words.
+    pub fn upgrade(&self, values: &[&str]) -> Result<()> {
+        let mut helm = upgrade(self.cluster, RELEASE);
+        helm.args(["--values", "-"]).args(values.iter().flat_map(|value| ["--set", value])).args(WAIT);
+        command::output_with_input(&mut helm, &self.values.to_string()).map(drop)
+    }
+
+    /// Back to the revision before, as `helm rollback` does it.
+    ///
+    /// # Errors
+    /// helm's own words.
+    pub fn roll_back(&self) -> Result<()> {
+        let mut helm = self.cluster.helm();
+        helm.args(["rollback", RELEASE, "--namespace", NAMESPACE]).args(WAIT);
+        command::output(&mut helm).map(drop)
+    }
+
+    /// Uninstalls both charts; what they keep stays.
+    ///
+    /// # Errors
+    /// helm's own words.
+    pub fn remove(&self) -> Result<()> {
+        [RELEASE, CRDS_RELEASE].iter().try_for_each(|release| uninstall_release(self.cluster, release))
+    }
+
+    /// Both charts with the values that were found.
+    ///
+    /// # Errors
+    /// helm's own words.
+    pub fn restore(&self) -> Result<()> {
+        command::output(&mut upgrade(self.cluster, CRDS_RELEASE))?;
+        self.upgrade(&[])
+    }
+}
+
+/// Until what helm applies is ready.
+const WAIT: [&str; 3] = ["--wait", "--timeout", "120s"];
+
+fn uninstall_release(cluster: &Cluster, release: &str) -> Result<()> {
+    let mut helm = cluster.helm();
+    helm.args(["uninstall", release, "--namespace", NAMESPACE, "--ignore-not-found", "--wait"]);
+    command::output(&mut helm).map(drop)
 }
 
 /// The engine image that the installed operator gives to pods.
@@ -69,6 +132,26 @@ pub fn pods(cluster: &Cluster) -> Result<Vec<Pod>> {
 /// Folder of a chart.
 pub fn chart(name: &str) -> PathBuf {
     workspace::root().join("charts").join(name)
+}
+
+/// What a chart renders under the name `release`, as a stream of YAML documents.
+///
+/// # Errors
+/// helm's own words.
+pub fn template(cluster: &Cluster, name: &str, release: &str, namespace: &str, values: &[&str]) -> Result<String> {
+    let mut helm = cluster.helm();
+    helm.args(["template", release]).arg(chart(name)).args(["--namespace", namespace]).args(values);
+    command::output(&mut helm)
+}
+
+/// The objects of a stream of YAML documents.
+///
+/// # Errors
+/// When it is none.
+pub fn objects(documents: &str) -> Result<Vec<Value>> {
+    let objects = serde_yaml_ng::Deserializer::from_str(documents).map(Value::deserialize);
+    let objects: Vec<Value> = objects.collect::<Result<_, _>>().context("what the chart renders is no YAML")?;
+    Ok(objects.into_iter().filter(|object| !object.is_null()).collect())
 }
 
 fn upgrade(cluster: &Cluster, release: &str) -> Command {

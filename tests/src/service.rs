@@ -60,6 +60,16 @@ impl<'a> Service<'a> {
         Ok(Service { namespace, name: name.to_owned() })
     }
 
+    /// One that somebody else has made.
+    pub fn named(namespace: &'a Namespace, name: &str) -> Service<'a> {
+        Service { namespace, name: name.to_owned() }
+    }
+
+    /// Its namespace.
+    pub fn namespace(&self) -> &Namespace {
+        self.namespace
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
@@ -190,6 +200,12 @@ fn shown(condition: &Condition) -> String {
 /// Name of a pod.
 pub fn pod_name(pod: &Pod) -> &str {
     pod.metadata.name.as_deref().unwrap_or_default()
+}
+
+/// Whether a pod takes requests.
+pub fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.is_some_and(|all| all.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True"))
 }
 
 /// A way to a service's API from this machine, open as long as it lives.

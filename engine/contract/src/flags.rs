@@ -16,6 +16,7 @@ pub const SERVED_MODEL_NAME: &str = "--served-model-name";
 pub const MAX_MODEL_LEN: &str = "--max-model-len";
 pub const MAX_NUM_SEQS: &str = "--max-num-seqs";
 pub const TENSOR_PARALLEL_SIZE: &str = "--tensor-parallel-size";
+pub const PIPELINE_PARALLEL_SIZE: &str = "--pipeline-parallel-size";
 pub const QUANTIZATION: &str = "--quantization";
 pub const KV_CACHE_DTYPE: &str = "--kv-cache-dtype";
 pub const DEVICE: &str = "--device";

@@ -1,5 +1,7 @@
 //! Memory as arithmetic: bytes of weights, KV cache and workspace from a shape, before anything is allocated.
 
+use std::iter::Sum;
+
 use crate::shape::ModelShape;
 
 /// Element type of the KV cache.
@@ -32,8 +34,8 @@ impl KvDataType {
     }
 }
 
-/// The ledger of one engine, bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The ledger of one engine, or of one of its ranks, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
     /// All weights.
     pub weights: u64,
@@ -47,6 +49,17 @@ impl Ledger {
     /// Everything together.
     pub fn total(&self) -> u64 {
         self.weights + self.kv + self.workspace
+    }
+}
+
+impl Sum for Ledger {
+    fn sum<I: Iterator<Item = Ledger>>(ledgers: I) -> Ledger {
+        let add = |sum: Ledger, ledger: Ledger| Ledger {
+            weights: sum.weights + ledger.weights,
+            kv: sum.kv + ledger.kv,
+            workspace: sum.workspace + ledger.workspace,
+        };
+        ledgers.fold(Ledger::default(), add)
     }
 }
 

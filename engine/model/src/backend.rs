@@ -1,8 +1,11 @@
-//! What a device computes, at the grain of a decoder's fused blocks.
+//! What a device computes, at the grain of a decoder's fused blocks: how it fuses them, in which precision, and in which
+//! buffers is its own matter. Dispatch is static. The backend also owns what outlives a step on the device: the KV cache
+//! and the rotary table.
 //!
-//! Each fused block has a body over primitive ops; a device overrides the blocks that it fuses. Dispatch is static and
-//! buffers are opaque: a device's may lie in its own memory, and all ranks of a tensor-parallel group are one backend.
-//! The backend also owns what outlives a step on the device: the KV cache and the rotary table.
+//! A rank of a tensor-parallel group is a backend too: it computes with its part of the weights and meets the others
+//! where sums and logits come together. [`Ranks`](crate::Ranks) drives a group as one.
+
+use std::borrow::Cow;
 
 use windlass_engine_core::plan::BlockCopy;
 use windlass_kernels::{Integer, ShapeError, WeightType};
@@ -12,216 +15,110 @@ use crate::config::DecoderConfig;
 use crate::sampler::{Drawn, RowTask, SampleError};
 
 /// A device that computes a decoder's layers.
-///
-/// `Step` carries a step's token count and places; a buffer's rows beyond that count are never read. Widths come from
-/// the weights and the configuration, so one buffer serves any width it has room for.
 pub trait Backend: Sized {
     /// A weight matrix in the device's layout, `[outputs, inputs]`.
-    type Matrix;
+    type Matrix: Send;
+    /// `N` matrices that multiply the same input: one by one, or as one where the device does that.
+    type Stack<const N: usize>: AsRef<[Self::Matrix]> + Send;
     /// A vector of f32, such as a norm's weights.
-    type Vector;
-    /// Room for f32 activations.
-    type Buffer;
+    type Vector: Send;
+    /// Activations of a step, allocated once for the largest one. Its bytes are
+    /// `windlass_engine_contract::memory::workspace_bytes` at most.
+    type Workspace: Send;
     /// A batch made ready for the device: what depends on its rows and not on the layer.
     type Step<'a>;
 
-    /// Packs a file tensor of `[rows, cols]`. Its bytes are not needed afterwards.
-    fn matrix(&self, kind: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Result<Self::Matrix, ShapeError>;
-    /// Packs a file tensor of floats as integers.
-    fn quantized_matrix(
-        &self,
-        from: WeightType,
-        to: Integer,
-        rows: usize,
-        cols: usize,
-        bytes: &[u8],
-    ) -> Result<Self::Matrix, ShapeError>;
+    /// Packs a matrix. Its bytes are not needed afterwards.
+    fn matrix(&self, file: &FileMatrix<'_>) -> Result<Self::Matrix, PackError>;
+    /// Packs matrices of the same input.
+    fn stack<const N: usize>(&self, files: [FileMatrix<'_>; N]) -> Result<Self::Stack<N>, PackError>;
     /// Takes in a vector.
-    fn vector(&self, values: Vec<f32>) -> Self::Vector;
-    /// Allocates room for `values` f32.
-    fn buffer(&self, values: usize) -> Self::Buffer;
+    fn vector(&self, values: Vec<f32>) -> Result<Self::Vector, PackError>;
+    /// Room for steps of `tokens` tokens, of which `logit_rows` get logits.
+    fn workspace(&self, config: &DecoderConfig, tokens: usize, logit_rows: usize) -> Result<Self::Workspace, PackError>;
+
     /// Makes a batch ready.
     fn begin<'a>(&mut self, batch: &'a Batch) -> Self::Step<'a>;
-
-    /// `out[t] = table[token of t]`.
-    fn embed(&mut self, step: &Self::Step<'_>, table: &Self::Matrix, out: &mut Self::Buffer);
-    /// `out[i] = input[token of the i-th logits]`.
-    fn gather_logit_tokens(&mut self, step: &Self::Step<'_>, input: &Self::Buffer, out: &mut Self::Buffer);
-    /// Root-mean-square norm of `rows` tokens.
-    fn rms_norm(
-        &mut self,
-        rows: Rows,
-        step: &Self::Step<'_>,
-        input: &Self::Buffer,
-        weight: &Self::Vector,
-        out: &mut Self::Buffer,
-    );
-    /// `residual += addend`, and its norm into `out`.
-    fn add_rms_norm(
-        &mut self,
-        step: &Self::Step<'_>,
-        residual: &mut Self::Buffer,
-        addend: &Self::Buffer,
-        weight: &Self::Vector,
-        out: &mut Self::Buffer,
-    );
-    /// `residual += addend`.
-    fn add(&mut self, step: &Self::Step<'_>, residual: &mut Self::Buffer, addend: &Self::Buffer);
-    /// Products of `rows` tokens of one input with several matrices.
-    fn linear<const N: usize>(
-        &mut self,
-        rows: Rows,
-        step: &Self::Step<'_>,
-        input: &Self::Buffer,
-        products: [(&Self::Matrix, &mut Self::Buffer); N],
-    );
-    /// `values[t] += bias` for every token.
-    fn add_bias(&mut self, step: &Self::Step<'_>, values: &mut Self::Buffer, bias: &Self::Vector);
-    /// Root-mean-square norm of every head of queries or keys by itself.
-    fn head_norm(&mut self, step: &Self::Step<'_>, heads: Heads, values: &mut Self::Buffer, weight: &Self::Vector);
-    /// Turns every query and key head by its token's position.
-    fn rope(&mut self, step: &Self::Step<'_>, query: &mut Self::Buffer, key: &mut Self::Buffer);
-    /// Writes keys and values into their blocks.
-    fn append_kv(&mut self, step: &Self::Step<'_>, layer: usize, key: &Self::Buffer, value: &Self::Buffer);
-    /// Causal attention of the queries over their sequences' blocks.
-    fn attention(&mut self, step: &Self::Step<'_>, layer: usize, query: &Self::Buffer, out: &mut Self::Buffer);
-    /// `out = silu(gate) · up`.
-    fn silu_mul(&mut self, step: &Self::Step<'_>, gate: &Self::Buffer, up: &Self::Buffer, out: &mut Self::Buffer);
-    /// The first `values` of a buffer, for tests and references: not on the way of a step.
-    fn read(&self, buffer: &Self::Buffer, values: usize) -> Vec<f32>;
+    /// Runs a step's blocks, which `issue` calls in their order. A device that recorded a step of this shape before may
+    /// repeat that instead.
+    fn run(&mut self, _step: &Self::Step<'_>, issue: impl FnOnce(&mut Self)) {
+        issue(self);
+    }
+    /// Embeds the step's tokens.
+    fn enter(&mut self, step: &Self::Step<'_>, embedding: &Self::Matrix, work: &mut Self::Workspace);
+    /// Takes the activations that another process computed, a row of `hidden` values for each token.
+    fn enter_from(&mut self, activations: &[f32], work: &mut Self::Workspace);
+    /// Norm, q, k and v, rotary positions, and the append to the cache.
+    fn project_qkv(&mut self, step: &Self::Step<'_>, index: usize, layer: &Layer<Self>, work: &mut Self::Workspace);
+    /// Causal attention of the projected queries over their sequences' blocks.
+    fn attend(&mut self, step: &Self::Step<'_>, index: usize, work: &mut Self::Workspace);
+    /// Output projection, residual, and the feed-forward block's norm.
+    fn project_out(&mut self, step: &Self::Step<'_>, layer: &Layer<Self>, work: &mut Self::Workspace);
+    /// Gate and up, activation, down, residual.
+    fn feed_forward(&mut self, step: &Self::Step<'_>, layer: &Layer<Self>, work: &mut Self::Workspace);
+    /// Final norm and logits of the tokens that get them.
+    fn head(&mut self, step: &Self::Step<'_>, norm: &Self::Vector, output: &Self::Matrix, work: &mut Self::Workspace);
+    /// Draws or scores one token with each row of logits, which may be overwritten.
+    fn sample(&mut self, work: &mut Self::Workspace, tasks: &[RowTask<'_>]) -> Vec<Result<Drawn, SampleError>>;
     /// Copies keys and values of whole blocks in all layers, in order.
     fn copy_blocks(&mut self, copies: &[BlockCopy]);
-    /// Draws or scores one token with each row of logits, which may be overwritten.
-    fn sample(&mut self, logits: &mut Self::Buffer, tasks: &[RowTask<'_>]) -> Vec<Result<Drawn, SampleError>>;
 
-    /// Norm, q, k and v, rotary positions, and the append to the cache.
-    fn project_qkv(&mut self, step: &Self::Step<'_>, index: usize, layer: &Layer<Self>, work: &mut Workspace<Self>) {
-        self.rms_norm(Rows::Tokens, step, &work.residual, &layer.attention_norm, &mut work.normed);
-        let products = [(&layer.query, &mut work.query), (&layer.key, &mut work.key), (&layer.value, &mut work.value)];
-        self.linear(Rows::Tokens, step, &work.normed, products);
-        if let Some([query, key, value]) = &layer.biases {
-            self.add_bias(step, &mut work.query, query);
-            self.add_bias(step, &mut work.key, key);
-            self.add_bias(step, &mut work.value, value);
-        }
-        if let Some([query, key]) = &layer.head_norms {
-            self.head_norm(step, Heads::Query, &mut work.query, query);
-            self.head_norm(step, Heads::Key, &mut work.key, key);
-        }
-        if layer.rotary {
-            self.rope(step, &mut work.query, &mut work.key);
-        }
-        self.append_kv(step, index, &work.key, &work.value);
-    }
-
-    /// Attention of the projected queries.
-    fn attend(&mut self, step: &Self::Step<'_>, index: usize, work: &mut Workspace<Self>) {
-        self.attention(step, index, &work.query, &mut work.attended);
-    }
-
-    /// Output projection, residual, and the feed-forward block's norm.
-    fn project_out(&mut self, step: &Self::Step<'_>, layer: &Layer<Self>, work: &mut Workspace<Self>) {
-        self.linear(Rows::Tokens, step, &work.attended, [(&layer.out, &mut work.projected)]);
-        let norm = &layer.feed_forward_norm;
-        self.add_rms_norm(step, &mut work.residual, &work.projected, norm, &mut work.normed);
-    }
-
-    /// Gate and up, activation, down, residual.
-    fn feed_forward(&mut self, step: &Self::Step<'_>, layer: &Layer<Self>, work: &mut Workspace<Self>) {
-        let products = [(&layer.gate, &mut work.gate), (&layer.up, &mut work.up)];
-        self.linear(Rows::Tokens, step, &work.normed, products);
-        self.silu_mul(step, &work.gate, &work.up, &mut work.gated);
-        self.linear(Rows::Tokens, step, &work.gated, [(&layer.down, &mut work.projected)]);
-        self.add(step, &mut work.residual, &work.projected);
-    }
-
-    /// Final norm and logits of the tokens that get them.
-    fn head(&mut self, step: &Self::Step<'_>, norm: &Self::Vector, output: &Self::Matrix, work: &mut Workspace<Self>) {
-        self.gather_logit_tokens(step, &work.residual, &mut work.projected);
-        self.rms_norm(Rows::LogitTokens, step, &work.projected, norm, &mut work.normed);
-        self.linear(Rows::LogitTokens, step, &work.normed, [(output, &mut work.logits)]);
-    }
+    /// The first `values` values of the residual stream: what another process goes on with.
+    fn activations(&self, work: &Self::Workspace, values: usize) -> Vec<f32>;
+    /// The first `values` logits: for tests and references.
+    fn logits(&self, work: &Self::Workspace, values: usize) -> Vec<f32>;
+    /// Tells the other ranks not to wait for this one any more.
+    fn leave(&self, why: &str);
 }
 
-/// Which rows of its buffers an op computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rows {
-    /// One for each token of the step.
-    Tokens,
-    /// One for each token that gets logits.
-    LogitTokens,
+/// A matrix as a file has it, `[rows = outputs, cols = inputs]`.
+#[derive(Clone, Debug)]
+pub struct FileMatrix<'a> {
+    /// The type of its bytes.
+    pub kind: WeightType,
+    /// What its floats are to become.
+    pub quantized: Option<Integer>,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// Row after row.
+    pub bytes: Cow<'a, [u8]>,
 }
 
-/// Which heads an op computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heads {
-    /// Those of queries.
-    Query,
-    /// Those of keys.
-    Key,
+/// Why a device did not take something in.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum PackError {
+    /// Its bytes do not make it.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// The device refused, in its own words.
+    #[error("{0}")]
+    Device(String),
 }
 
 /// The weights of one decoder layer. Matrices are `[outputs, inputs]`.
 #[allow(missing_docs)] // the field's own names
 pub struct Layer<B: Backend> {
     pub attention_norm: B::Vector,
-    pub query: B::Matrix,
-    pub key: B::Matrix,
-    pub value: B::Matrix,
-    pub out: B::Matrix,
-    /// Of query, key and value.
-    pub biases: Option<[B::Vector; 3]>,
+    /// Query, key and value.
+    pub qkv: B::Stack<3>,
+    /// Of query, key and value, one after the other.
+    pub biases: Option<B::Vector>,
     /// Of the heads of query and key.
     pub head_norms: Option<[B::Vector; 2]>,
     /// Whether heads turn.
     pub rotary: bool,
+    pub out: B::Matrix,
     pub feed_forward_norm: B::Vector,
-    pub gate: B::Matrix,
-    pub up: B::Matrix,
+    /// Gate and up.
+    pub gate_up: B::Stack<2>,
     pub down: B::Matrix,
 }
 
 impl<B: Backend> Layer<B> {
     /// All matrices.
-    pub fn matrices(&self) -> [&B::Matrix; 7] {
-        [&self.query, &self.key, &self.value, &self.out, &self.gate, &self.up, &self.down]
-    }
-}
-
-/// Activations of a step, one row per token: allocated once for the largest step. Its bytes are
-/// `windlass_engine_contract::memory::workspace_bytes`.
-#[allow(missing_docs)] // the field's own names
-pub struct Workspace<B: Backend> {
-    pub residual: B::Buffer,
-    pub normed: B::Buffer,
-    pub projected: B::Buffer,
-    pub query: B::Buffer,
-    pub key: B::Buffer,
-    pub value: B::Buffer,
-    pub attended: B::Buffer,
-    pub gate: B::Buffer,
-    pub up: B::Buffer,
-    pub gated: B::Buffer,
-    /// One row per token that gets logits.
-    pub logits: B::Buffer,
-}
-
-impl<B: Backend> Workspace<B> {
-    /// Room for steps of `tokens` tokens, of which `logit_rows` get logits.
-    pub fn new(backend: &B, config: &DecoderConfig, tokens: usize, logit_rows: usize) -> Workspace<B> {
-        let rows = |width: usize| backend.buffer(tokens * width);
-        Workspace {
-            residual: rows(config.hidden),
-            normed: rows(config.hidden),
-            projected: rows(config.hidden),
-            query: rows(config.query_width()),
-            key: rows(config.kv_width()),
-            value: rows(config.kv_width()),
-            attended: rows(config.query_width()),
-            gate: rows(config.feed_forward),
-            up: rows(config.feed_forward),
-            gated: rows(config.feed_forward),
-            logits: backend.buffer(logit_rows * config.vocabulary),
-        }
+    pub fn matrices(&self) -> impl Iterator<Item = &B::Matrix> {
+        self.qkv.as_ref().iter().chain([&self.out]).chain(self.gate_up.as_ref()).chain([&self.down])
     }
 }

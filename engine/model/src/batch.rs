@@ -6,7 +6,7 @@ use windlass_engine_core::plan::BlockId;
 use windlass_engine_core::request::TokenId;
 
 /// The tokens of a step, row after row. Reused from step to step, so that a step allocates nothing for it.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Batch {
     tokens: Vec<TokenId>,
     positions: Vec<u32>,
@@ -15,7 +15,7 @@ pub struct Batch {
     logit_tokens: Vec<usize>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Row {
     tokens: usize,
     first_position: u32,

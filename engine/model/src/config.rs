@@ -5,6 +5,7 @@ mod hub;
 
 use windlass_checkpoint::{Checkpoint, MetadataError};
 use windlass_engine_contract::shape::ModelShape;
+use windlass_engine_contract::sharding::{Shard, Stage};
 use windlass_kernels::ops::RopePairing;
 
 use crate::family::Family;
@@ -174,6 +175,17 @@ impl DecoderConfig {
     /// Values of all keys, or all values, of a token.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// The part of the decoder that a rank of a stage computes. The vocabulary stays whole: every rank reads all tokens.
+    pub(crate) fn of_rank(&self, shard: &Shard, stage: Stage) -> DecoderConfig {
+        DecoderConfig {
+            layers: stage.layers(self.layers as u32).len(),
+            heads: shard.heads.len(),
+            kv_heads: shard.kv_heads.len(),
+            feed_forward: shard.feed_forward.len(),
+            ..self.clone()
+        }
     }
 
     /// The shape that memory arithmetic reads; `weight_bytes` as stored.

@@ -2,7 +2,7 @@
 
 use windlass_engine_core::plan::BlockCopy;
 
-use crate::backend::{Backend, Workspace};
+use crate::backend::{Backend, PackError};
 use crate::batch::Batch;
 use crate::config::DecoderConfig;
 use crate::sampler::{Drawn, RowTask, SampleError};
@@ -13,7 +13,7 @@ pub struct Decoder<B: Backend> {
     config: DecoderConfig,
     backend: B,
     weights: DecoderWeights<B>,
-    workspace: Workspace<B>,
+    workspace: B::Workspace,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -24,9 +24,9 @@ impl<B: Backend> Decoder<B> {
         weights: DecoderWeights<B>,
         step_tokens: usize,
         logit_rows: usize,
-    ) -> Decoder<B> {
-        let workspace = Workspace::new(&backend, &config, step_tokens, logit_rows);
-        Decoder { config, backend, weights, workspace }
+    ) -> Result<Decoder<B>, PackError> {
+        let workspace = backend.workspace(&config, step_tokens, logit_rows)?;
+        Ok(Decoder { config, backend, weights, workspace })
     }
 
     /// What the decoder is.
@@ -39,6 +39,11 @@ impl<B: Backend> Decoder<B> {
         &self.backend
     }
 
+    /// The device and its buffers.
+    pub(crate) fn device(&mut self) -> (&mut B, &mut B::Workspace) {
+        (&mut self.backend, &mut self.workspace)
+    }
+
     /// The weights.
     pub fn weights(&self) -> &DecoderWeights<B> {
         &self.weights
@@ -49,18 +54,45 @@ impl<B: Backend> Decoder<B> {
     /// # Panics
     /// When the batch is larger than the decoder was made for, or names tokens, positions or blocks it does not have.
     pub fn forward(&mut self, batch: &Batch) {
+        self.compute(batch, None);
+    }
+
+    /// As [`forward`](Self::forward), from the activations of the stage before: a row of `hidden` values per token.
+    pub fn forward_from(&mut self, batch: &Batch, activations: &[f32]) {
+        self.compute(batch, Some(activations));
+    }
+
+    fn compute(&mut self, batch: &Batch, activations: Option<&[f32]>) {
         let (backend, work, weights) = (&mut self.backend, &mut self.workspace, &self.weights);
         let step = &backend.begin(batch);
-        backend.embed(step, &weights.embedding, &mut work.residual);
-        for (index, layer) in weights.layers.iter().enumerate() {
-            backend.project_qkv(step, index, layer, work);
-            backend.attend(step, index, work);
-            backend.project_out(step, layer, work);
-            backend.feed_forward(step, layer, work);
-        }
-        if !batch.logit_tokens().is_empty() {
-            backend.head(step, &weights.output_norm, weights.output(), work);
-        }
+        let embedding = match activations {
+            Some(activations) => {
+                backend.enter_from(activations, work);
+                None
+            }
+            None if weights.embeds() => weights.embedding.as_ref(),
+            None => panic!("a later stage computes from activations"),
+        };
+        let head = weights.output().filter(|_| !batch.logit_tokens().is_empty());
+        backend.run(step, |backend| {
+            if let Some(embedding) = embedding {
+                backend.enter(step, embedding, work);
+            }
+            for (index, layer) in weights.layers.iter().enumerate() {
+                backend.project_qkv(step, index, layer, work);
+                backend.attend(step, index, work);
+                backend.project_out(step, layer, work);
+                backend.feed_forward(step, layer, work);
+            }
+            if let Some((norm, output)) = head {
+                backend.head(step, norm, output, work);
+            }
+        });
+    }
+
+    /// What the last step's layers gave for its `tokens` tokens, a row of `hidden` values each.
+    pub fn activations(&self, tokens: usize) -> Vec<f32> {
+        self.backend.activations(&self.workspace, tokens * self.config.hidden)
     }
 
     /// Copies K and V of whole blocks, in order.
@@ -70,11 +102,11 @@ impl<B: Backend> Decoder<B> {
 
     /// Draws or scores a token for each row of logits that the last step left. The logits are used up.
     pub fn sample(&mut self, tasks: &[RowTask<'_>]) -> Vec<Result<Drawn, SampleError>> {
-        self.backend.sample(&mut self.workspace.logits, tasks)
+        self.backend.sample(&mut self.workspace, tasks)
     }
 
     /// A copy of the first `rows` rows of logits that the last step left: for comparison with a reference.
     pub fn logits(&self, rows: usize) -> Vec<f32> {
-        self.backend.read(&self.workspace.logits, rows * self.config.vocabulary)
+        self.backend.logits(&self.workspace, rows * self.config.vocabulary)
     }
 }

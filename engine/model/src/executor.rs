@@ -1,6 +1,5 @@
 //! The executor on the CPU: a thread that owns the decoder and its pool, behind the asynchronous seam.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +10,11 @@ use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_F
 use windlass_engine_core::plan::{StepOutput, StepPlan, Ticket};
 
 use crate::backend::Backend;
+use crate::panic::message;
 use crate::step::StepRunner;
+
+/// What came of a step, or why there will be no more.
+type Outcome = Result<StepOutput, String>;
 
 /// Computes steps on its own thread. Dropping it finishes the steps in flight and ends the thread.
 #[derive(Debug)]
@@ -21,44 +24,50 @@ pub struct CpuExecutor {
     in_flight: VecDeque<Ticket>,
     /// Absent while the executor is dropped: the worker ends when it is gone.
     plans: Option<Sender<(Ticket, StepPlan)>>,
-    outputs: Receiver<Result<StepOutput, String>>,
+    outputs: Receiver<Outcome>,
     worker: Option<JoinHandle<()>>,
 }
 
 impl CpuExecutor {
     pub(crate) fn start<B>(geometry: Geometry, mut runner: StepRunner<B>) -> io::Result<CpuExecutor>
     where
-        B: Backend<Matrix: Send, Vector: Send, Buffer: Send> + Send + 'static,
+        B: Backend + Send + 'static,
     {
-        CpuExecutor::spawn(geometry, move |ticket, plan| runner.run(ticket, plan))
+        CpuExecutor::spawn(geometry, move || {
+            runner.settle();
+            move |ticket, plan: &StepPlan| runner.run(ticket, plan).map_err(|error| error.to_string())
+        })
     }
 
-    fn spawn(
+    /// `prepare` is called on the new thread and gives what runs steps there.
+    fn spawn<R: FnMut(Ticket, &StepPlan) -> Outcome>(
         geometry: Geometry,
-        run: impl FnMut(Ticket, &StepPlan) -> StepOutput + Send + 'static,
+        prepare: impl FnOnce() -> R + Send + 'static,
     ) -> io::Result<CpuExecutor> {
         let (plans, plans_in) = channel();
         let (outputs_out, outputs) = channel();
         let worker =
-            thread::Builder::new().name("executor".into()).spawn(move || work(run, &plans_in, &outputs_out))?;
+            thread::Builder::new().name("executor".into()).spawn(move || work(prepare(), &plans_in, &outputs_out))?;
         let (plans, worker) = (Some(plans), Some(worker));
         Ok(CpuExecutor { geometry, next_ticket: 0, in_flight: VecDeque::new(), plans, outputs, worker })
     }
 
-    fn check(&self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        let (rows, tokens, logits) = (plan.rows.len(), plan.token_count(), plan.logit_count());
-        let Geometry { max_step_rows, max_step_tokens, max_step_logits, .. } = self.geometry;
-        if self.in_flight.len() == MAX_IN_FLIGHT {
-            return Err(ExecutorError(format!("{MAX_IN_FLIGHT} steps are in flight; collect one first")));
-        }
-        let most = [max_step_rows, max_step_tokens, max_step_logits].map(|most| most as usize);
-        if [rows, tokens, logits].iter().zip(&most).any(|(size, most)| size > most) {
-            return Err(ExecutorError(format!(
-                "a step of {rows} rows, {tokens} tokens and {logits} rows of logits; {most:?} are the most"
-            )));
-        }
-        Ok(())
+}
+
+/// Refuses a plan that is larger than what was built, or one step too many.
+pub(crate) fn check_size(geometry: &Geometry, plan: &StepPlan, in_flight: usize) -> Result<(), ExecutorError> {
+    let (rows, tokens, logits) = (plan.rows.len(), plan.token_count(), plan.logit_count());
+    let Geometry { max_step_rows, max_step_tokens, max_step_logits, .. } = *geometry;
+    if in_flight == MAX_IN_FLIGHT {
+        return Err(ExecutorError(format!("{MAX_IN_FLIGHT} steps are in flight; collect one first")));
     }
+    let most = [max_step_rows, max_step_tokens, max_step_logits].map(|most| most as usize);
+    if [rows, tokens, logits].iter().zip(&most).any(|(size, most)| size > most) {
+        return Err(ExecutorError(format!(
+            "a step of {rows} rows, {tokens} tokens and {logits} rows of logits; {most:?} are the most"
+        )));
+    }
+    Ok(())
 }
 
 impl Executor for CpuExecutor {
@@ -67,7 +76,7 @@ impl Executor for CpuExecutor {
     }
 
     fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {
-        self.check(&plan)?;
+        check_size(&self.geometry, &plan, self.in_flight.len())?;
         let ticket = Ticket(self.next_ticket);
         let sent = self.plans.as_ref().is_some_and(|plans| plans.send((ticket, plan)).is_ok());
         if !sent {
@@ -85,7 +94,7 @@ impl Executor for CpuExecutor {
         }
         match self.outputs.recv() {
             Ok(Ok(output)) => Ok(output),
-            Ok(Err(panic)) => Err(ExecutorError(format!("a step panicked: {panic}"))),
+            Ok(Err(why)) => Err(ExecutorError(why)),
             Err(_) => Err(gone()),
         }
     }
@@ -105,24 +114,20 @@ fn gone() -> ExecutorError {
     ExecutorError("its thread has ended".into())
 }
 
-/// Runs plans until the executor is dropped or a step panics: after that the decoder's state is unknown.
+/// Runs plans until the executor is dropped or a step fails or panics: after that the decoder's state is unknown.
 fn work(
-    mut run: impl FnMut(Ticket, &StepPlan) -> StepOutput,
+    mut run: impl FnMut(Ticket, &StepPlan) -> Outcome,
     plans: &Receiver<(Ticket, StepPlan)>,
-    outputs: &Sender<Result<StepOutput, String>>,
+    outputs: &Sender<Outcome>,
 ) {
     for (ticket, plan) in plans {
-        let output = catch_unwind(AssertUnwindSafe(|| run(ticket, &plan))).map_err(|panic| message(panic.as_ref()));
+        let output = catch_unwind(AssertUnwindSafe(|| run(ticket, &plan)))
+            .unwrap_or_else(|panic| Err(format!("a step panicked: {}", message(panic.as_ref()))));
         let ended = output.is_err();
         if outputs.send(output).is_err() || ended {
             return;
         }
     }
-}
-
-fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
 }
 
 #[cfg(test)]
@@ -140,13 +145,13 @@ mod tests {
         vocabulary: 1,
     };
 
-    fn numbered(ticket: Ticket, _: &StepPlan) -> StepOutput {
-        StepOutput { rows: vec![RowOutput::Sampled(ticket.0 as u32)], scores: Vec::new(), busy_seconds: 0.0 }
+    fn numbered(ticket: Ticket, _: &StepPlan) -> Outcome {
+        Ok(StepOutput { rows: vec![RowOutput::Sampled(ticket.0 as u32)], scores: Vec::new(), busy_seconds: 0.0 })
     }
 
     #[test]
     fn two_steps_are_in_flight_and_come_back_in_order() {
-        let mut executor = CpuExecutor::spawn(GEOMETRY, numbered).unwrap();
+        let mut executor = CpuExecutor::spawn(GEOMETRY, || numbered).unwrap();
         let [first, second] = [(); 2].map(|()| executor.submit(StepPlan::default()).unwrap());
         let refused = executor.submit(StepPlan::default()).unwrap_err().to_string();
         assert!(refused.contains("2 steps are in flight"), "{refused}");
@@ -158,7 +163,8 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_error_for_every_step_and_never_a_hang() {
-        let mut executor = CpuExecutor::spawn(GEOMETRY, |_, _| panic!("block {} is not there", 7)).unwrap();
+        let mut executor =
+            CpuExecutor::spawn(GEOMETRY, || |_, _: &StepPlan| panic!("block {} is not there", 7)).unwrap();
         let [first, second] = [(); 2].map(|()| executor.submit(StepPlan::default()));
         let error = executor.collect(first.unwrap()).unwrap_err().to_string();
         assert_eq!(error, "the executor failed: a step panicked: block 7 is not there");
@@ -171,7 +177,7 @@ mod tests {
 
     #[test]
     fn tickets_out_of_order_are_refused() {
-        let mut executor = CpuExecutor::spawn(GEOMETRY, numbered).unwrap();
+        let mut executor = CpuExecutor::spawn(GEOMETRY, || numbered).unwrap();
         assert!(executor.collect(Ticket(0)).is_err());
         executor.submit(StepPlan::default()).unwrap();
         let second = executor.submit(StepPlan::default()).unwrap();
@@ -180,7 +186,7 @@ mod tests {
 
     #[test]
     fn dropping_it_ends_its_thread_with_steps_in_flight() {
-        let mut executor = CpuExecutor::spawn(GEOMETRY, numbered).unwrap();
+        let mut executor = CpuExecutor::spawn(GEOMETRY, || numbered).unwrap();
         executor.submit(StepPlan::default()).unwrap();
         drop(executor);
     }

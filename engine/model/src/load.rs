@@ -1,20 +1,30 @@
 //! From a checkpoint to a running executor: read, check, decide sizes, pack, start.
 
 use std::io;
+use std::panic::resume_unwind;
+use std::thread::{self, ScopedJoinHandle};
+use std::time::Duration;
 
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::memory::Ledger;
 use windlass_engine_contract::shape::ModelShape;
+use windlass_engine_contract::sharding::{Indivisible, Shard, Stage};
 use windlass_engine_core::executor::Geometry;
-use windlass_kernels::{Activations, Pool};
+use windlass_kernels::cuda::Device;
+use windlass_kernels::{Activations, Pool, processors};
 
 use crate::config::{ConfigError, DecoderConfig};
-use crate::cpu::CpuBackend;
+use crate::cpu::{CpuBackend, Place};
+use crate::gpu::{CudaBackend, CudaExecutor, Replay};
 use crate::decoder::Decoder;
 use crate::executor::CpuExecutor;
+use crate::group::Member;
+use crate::part::Parts;
+use crate::pipeline::{self, Gathering, Join, Peer, Pipeline, PipelineError, Worker};
+use crate::ranks::{Rank, Ranks};
 use crate::sizes::{LoadOptions, SizeError, Sizes};
 use crate::step::StepRunner;
-use crate::weights::{Manifest, TensorError};
+use crate::weights::{Manifest, ShardError, TensorError};
 
 /// Why a checkpoint cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -25,9 +35,15 @@ pub enum LoadError {
     /// Its tensors.
     #[error(transparent)]
     Tensors(#[from] TensorError),
+    /// The ranks asked for.
+    #[error(transparent)]
+    Ranks(#[from] ShardError),
     /// The sizes asked for.
     #[error(transparent)]
     Sizes(#[from] SizeError),
+    /// Other processes.
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
     /// The system gave no threads.
     #[error("cannot start {threads} threads: {source}")]
     Threads {
@@ -45,8 +61,8 @@ pub struct Loaded {
     pub executor: CpuExecutor,
     /// What the model is.
     pub shape: ModelShape,
-    /// What it takes.
-    pub ledger: Ledger,
+    /// What each rank takes.
+    pub ledgers: Vec<Ledger>,
     /// The type of most of its weights, as `q4_1`.
     pub weight_type: &'static str,
     /// The instruction set in use.
@@ -56,45 +72,256 @@ pub struct Loaded {
 /// A model, loaded and not yet handed to an executor: for references and measurements that drive it step by step.
 pub struct Built {
     /// The decoder with its weights.
-    pub decoder: Decoder<CpuBackend>,
+    pub decoder: Ranks<CpuBackend>,
     /// Sizes that steps must keep.
     pub geometry: Geometry,
     /// What the model is.
     pub shape: ModelShape,
-    /// What it takes.
-    pub ledger: Ledger,
+    /// What each rank takes.
+    pub ledgers: Vec<Ledger>,
     /// The type of most of its weights, as `q4_1`.
     pub weight_type: &'static str,
 }
 
+impl Built {
+    /// What all ranks take together.
+    pub fn ledger(&self) -> Ledger {
+        self.ledgers.iter().copied().sum()
+    }
+}
+
 /// Loads a model and starts its executor. The file is not needed afterwards.
 pub fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Loaded, LoadError> {
-    let Built { decoder, geometry, shape, ledger, weight_type } = build(checkpoint, options)?;
-    let kernels = decoder.backend().kernels();
-    let executor = CpuExecutor::start(geometry, StepRunner::new(decoder, geometry))
-        .map_err(|source| LoadError::Threads { threads: 1, source })?;
-    Ok(Loaded { executor, shape, ledger, weight_type, kernels })
+    start(build(checkpoint, options)?, Vec::new())
+}
+
+/// Loads the last stage of a pipeline, has the others load theirs, and starts the executor of all.
+pub fn load_leader(checkpoint: &Checkpoint, options: &LoadOptions, gathering: &Gathering) -> Result<Loaded, LoadError> {
+    let stages = gathering.stages;
+    let draft = Draft::read(checkpoint, options, |shape| Stage::of(stages.saturating_sub(1), stages, shape))?;
+    let sizes = draft.sizes(options)?;
+    let mut earlier = gathering.gather(&draft.join(0))?;
+    for peer in &mut earlier {
+        peer.assign(stages, &sizes.geometry, draft.config.hidden)?;
+    }
+    let built = draft.build(sizes, options)?;
+    earlier.iter_mut().try_for_each(|peer| peer.ready(gathering.patience))?;
+    start(built, earlier)
+}
+
+/// Computes stage `node_rank - 1` of `stages` for the process that leads the pipeline at `leader` (host and port), as
+/// long as that wants. The leader may take until `patience` is over to be there.
+pub fn work(
+    checkpoint: &Checkpoint,
+    options: &LoadOptions,
+    node_rank: u32,
+    stages: u32,
+    leader: &str,
+    patience: Duration,
+) -> Result<(), LoadError> {
+    let draft = Draft::read(checkpoint, options, |shape| Stage::of(node_rank.saturating_sub(1), stages, shape))?;
+    let mut worker = Worker::join(leader, &draft.join(node_rank), patience)?;
+    let geometry = worker.assignment()?.geometry();
+    let built = Sizes::check(&draft.shapes, draft.config.rope.dims, geometry, options).map_err(LoadError::from);
+    let built = built.and_then(|sizes| draft.build(sizes, options));
+    match built {
+        Ok(built) => Ok(worker.work(built.decoder, &geometry)?),
+        Err(error) => {
+            worker.give_up(&error.to_string());
+            Err(error)
+        }
+    }
 }
 
 /// Loads a model. The file is not needed afterwards.
 pub fn build(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Built, LoadError> {
-    let config = DecoderConfig::read(checkpoint)?;
-    let manifest = Manifest::read(checkpoint, &config, options.quantization)?;
-    let shape = config.shape(manifest.bytes());
-    let Sizes { geometry, ledger } = Sizes::decide(&shape, config.rope.dims, options)?;
-    let backend = cpu_backend(&config, &geometry, options)?;
-    let weights = manifest.pack(&backend)?;
-    let weight_type = manifest.dominant_type();
-    let (step_tokens, rows) = (geometry.max_step_tokens as usize, geometry.max_step_logits as usize);
-    let decoder = Decoder::new(config, backend, weights, step_tokens, rows);
-    Ok(Built { decoder, geometry, shape, ledger, weight_type })
+    let draft = Draft::read(checkpoint, options, |_| Ok(Stage::WHOLE))?;
+    draft.build(draft.sizes(options)?, options)
 }
 
-fn cpu_backend(config: &DecoderConfig, geometry: &Geometry, options: &LoadOptions) -> Result<CpuBackend, LoadError> {
-    let threads = options.threads;
-    let pool = Pool::with_kernels(threads, options.kernels).map_err(|source| LoadError::Threads { threads, source })?;
-    let [block_tokens, blocks, positions] =
-        [geometry.block_tokens, geometry.blocks, geometry.max_sequence_tokens].map(|size| size as usize);
-    let activations = Activations::new(options.activations);
-    Ok(CpuBackend::new(pool, activations, config.clone(), block_tokens, blocks, positions))
+/// A model, running on a GPU.
+pub struct LoadedCuda {
+    /// Computes steps.
+    pub executor: CudaExecutor,
+    /// What the model is.
+    pub shape: ModelShape,
+    /// What it takes.
+    pub ledger: Ledger,
+    /// The type of most of its weights in the file, as `q4_1`.
+    pub weight_type: &'static str,
+}
+
+/// Loads a model into a GPU's memory. The file is not needed afterwards.
+pub fn load_cuda(
+    checkpoint: &Checkpoint,
+    options: &LoadOptions,
+    device: &Device,
+    replay: Replay,
+) -> Result<LoadedCuda, LoadError> {
+    let draft = Draft::read(checkpoint, options, |_| Ok(Stage::WHOLE))?;
+    let [shard] = &draft.shards[..] else {
+        let why = format!("{} ranks were asked for; on CUDA there is one so far", draft.shards.len());
+        return Err(TensorError::Device(why).into());
+    };
+    let Sizes { geometry, ranks } = draft.sizes(options)?;
+    let pool = Pool::with_kernels(options.threads, options.kernels).map_err(no_threads(options.threads))?;
+    let config = draft.config.of_rank(shard, draft.stage);
+    let backend = CudaBackend::new(device, pool, config.clone(), &geometry, replay).map_err(TensorError::from)?;
+    let weights = draft.manifest.pack(&backend, &Parts::of(shard, &draft.config), draft.stage)?;
+    let (tokens, rows) = (geometry.max_step_tokens as usize, geometry.max_step_logits as usize);
+    let decoder = Decoder::new(config, backend, weights, tokens, rows).map_err(TensorError::from)?;
+    let ranks_of_one = Ranks::start(Rank { decoder, processors: Vec::new() }, Vec::new()).map_err(no_threads(1))?;
+    let pipeline = Pipeline { earlier: Vec::new(), ranks: ranks_of_one };
+    let ledger: Ledger = ranks.iter().copied().sum();
+    Ok(LoadedCuda {
+        executor: CudaExecutor::new(StepRunner::new(pipeline, geometry)),
+        shape: draft.config.shape(ledger.weights),
+        ledger,
+        weight_type: draft.manifest.dominant_type(),
+    })
+}
+
+fn start(built: Built, earlier: Vec<Peer>) -> Result<Loaded, LoadError> {
+    let Built { decoder, geometry, shape, ledgers, weight_type } = built;
+    let kernels = decoder.backend().kernels();
+    let pipeline = Pipeline { earlier, ranks: decoder };
+    let executor = CpuExecutor::start(geometry, StepRunner::new(pipeline, geometry)).map_err(no_threads(1))?;
+    Ok(Loaded { executor, shape, ledgers, weight_type, kernels })
+}
+
+/// A stage of a model, read and divided among its ranks; nothing is allocated for it yet.
+struct Draft<'a> {
+    /// Of the whole model.
+    config: DecoderConfig,
+    manifest: Manifest<'a>,
+    stage: Stage,
+    shards: Vec<Shard>,
+    /// The ranks' parts of the stage.
+    shapes: Vec<ModelShape>,
+}
+
+impl<'a> Draft<'a> {
+    fn read(
+        checkpoint: &'a Checkpoint,
+        options: &LoadOptions,
+        stage: impl FnOnce(&ModelShape) -> Result<Stage, Indivisible>,
+    ) -> Result<Draft<'a>, LoadError> {
+        let config = DecoderConfig::read(checkpoint)?;
+        let manifest = Manifest::read(checkpoint, &config, options.quantization)?;
+        let stage = stage(&config.shape(0)).map_err(ShardError::from)?;
+        let shards = manifest.shards(&config, options.tensor_parallel)?;
+        let shape = |shard: &Shard| {
+            let bytes = manifest.bytes(&Parts::of(shard, &config), stage);
+            let layers = stage.layers(config.layers as u32).len() as u32;
+            ModelShape { layers, ..shard.shape(&config.shape(0), bytes) }
+        };
+        let shapes = shards.iter().map(shape).collect();
+        Ok(Draft { config, manifest, stage, shards, shapes })
+    }
+
+    fn sizes(&self, options: &LoadOptions) -> Result<Sizes, SizeError> {
+        Sizes::decide(&self.shapes, self.config.rope.dims, options)
+    }
+
+    /// How this process presents itself to the other stages.
+    fn join(&self, node_rank: u32) -> Join {
+        let whole = Parts::of(&Shard::whole(&self.config.shape(0)), &self.config);
+        Join {
+            version: pipeline::VERSION,
+            node_rank,
+            stages: self.stage.count,
+            shape: self.config.shape(self.manifest.bytes(&whole, Stage::WHOLE)),
+            weight_type: self.manifest.dominant_type().to_owned(),
+        }
+    }
+
+    /// Packs every rank's part on threads of its own, near the memory that it will read.
+    fn build(&self, sizes: Sizes, options: &LoadOptions) -> Result<Built, LoadError> {
+        let (count, geometry) = (self.shards.len(), sizes.geometry);
+        let places = self.shards.iter().zip(Member::group(count)).zip(shares(count, options.threads));
+        let ranks = thread::scope(|scope| {
+            let spawn =
+                |((shard, member), share)| scope.spawn(move || self.rank(shard, member, share, &geometry, options));
+            let threads: Vec<_> = places.map(spawn).collect();
+            let join = |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+            threads.into_iter().map(join).collect::<Result<Vec<_>, LoadError>>()
+        })?;
+        let mut ranks = ranks.into_iter();
+        let Some(first) = ranks.next() else { return Err(SizeError::Zero("the number of ranks").into()) };
+        Ok(Built {
+            decoder: Ranks::start(first, ranks.collect()).map_err(no_threads(count))?,
+            geometry,
+            shape: self.config.shape(sizes.ranks.iter().map(|ledger| ledger.weights).sum()),
+            ledgers: sizes.ranks,
+            weight_type: self.manifest.dominant_type(),
+        })
+    }
+
+    fn rank(
+        &self,
+        shard: &Shard,
+        member: Member,
+        share: Share,
+        geometry: &Geometry,
+        options: &LoadOptions,
+    ) -> Result<Rank<CpuBackend>, LoadError> {
+        let Share { threads, processors } = share;
+        if !processors.is_empty() {
+            processors::confine(&processors);
+        }
+        let pool = Pool::with_kernels(threads, options.kernels).map_err(no_threads(threads))?;
+        let vocabulary = shard.vocabulary.start as usize..shard.vocabulary.end as usize;
+        let activations = Activations::new(options.activations);
+        let config = self.config.of_rank(shard, self.stage);
+        let backend = CpuBackend::new(pool, activations, config.clone(), Place { member, vocabulary }, geometry);
+        let weights = self.manifest.pack(&backend, &Parts::of(shard, &self.config), self.stage)?;
+        let (tokens, rows) = (geometry.max_step_tokens as usize, geometry.max_step_logits as usize);
+        let decoder = Decoder::new(config, backend, weights, tokens, rows).map_err(TensorError::from)?;
+        Ok(Rank { decoder, processors })
+    }
+}
+
+/// A rank's share of the machine.
+#[derive(Debug, PartialEq, Eq)]
+struct Share {
+    threads: usize,
+    /// Empty for any.
+    processors: Vec<usize>,
+}
+
+/// Divides `threads` among ranks: with a thread for each processor a rank gets processors of its own, in as few memory
+/// nodes as can be. A rank has a thread at least.
+fn shares(ranks: usize, threads: usize) -> Vec<Share> {
+    let exclusive = Some(processors::shares(ranks))
+        .filter(|shares| ranks > 1 && shares.iter().map(Vec::len).sum::<usize>() == threads);
+    match exclusive {
+        Some(shares) => shares.into_iter().map(|processors| Share { threads: processors.len(), processors }).collect(),
+        None => {
+            let border = |rank: usize| threads * rank / ranks;
+            let share =
+                |rank: usize| Share { threads: (border(rank + 1) - border(rank)).max(1), processors: Vec::new() };
+            (0..ranks).map(share).collect()
+        }
+    }
+}
+
+fn no_threads(threads: usize) -> impl Fn(io::Error) -> LoadError {
+    move |source| LoadError::Threads { threads, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_divided_and_no_rank_is_left_without() {
+        let threads =
+            |ranks, threads| -> Vec<usize> { shares(ranks, threads).iter().map(|share| share.threads).collect() };
+        assert_eq!(threads(1, 5), [5]);
+        assert_eq!(threads(3, 1000).iter().sum::<usize>(), 1000);
+        assert_eq!(threads(4, 2), [1; 4]);
+        let processors = processors::allowed().len();
+        let exclusive = shares(processors, processors);
+        assert!(processors == 1 || exclusive.iter().all(|share| share.processors.len() == 1), "{exclusive:?}");
+    }
 }

@@ -4,6 +4,8 @@
 //! `weight = scale · (code - zero point)`. What differs is how the integers lie in their words. A value's code is kept as
 //! it is; scales and `-scale · zero point` are rounded to f16, which moves a weight by less than a hundredth of a step.
 
+use std::ops::Range;
+
 use half::f16;
 use serde_json::Value;
 use windlass_checkpoint::{HubFolder, Tensor};
@@ -149,13 +151,13 @@ impl<'a> PackedTensor<'a> {
         })
     }
 
-    /// The matrix as the kernels' file rows of its [`kind`](Self::kind).
-    pub fn file_rows(&self) -> Vec<u8> {
-        let row_bytes = self.kind.row_bytes(self.cols).unwrap_or(0);
+    /// These rows and columns, which are whole blocks, as the kernels' file rows of its [`kind`](Self::kind).
+    pub fn file_rows(&self, rows: Range<usize>, cols: Range<usize>) -> Vec<u8> {
+        let row_bytes = self.kind.row_bytes(cols.len()).unwrap_or(0);
         let scales = floats(self.scale_kind, self.scales.bytes);
-        let mut out = Vec::with_capacity(row_bytes * self.rows);
-        for row in 0..self.rows {
-            for first in (0..self.cols).step_by(self.kind.block_elements()) {
+        let mut out = Vec::with_capacity(row_bytes * rows.len());
+        for row in rows {
+            for first in cols.clone().step_by(self.kind.block_elements()) {
                 self.append_block(row, first, &scales, &mut out);
             }
         }

@@ -6,8 +6,8 @@ use windlass_engine_core::request::TokenId;
 
 use crate::batch::{Batch, Logits};
 use crate::cpu::CpuBackend;
-use crate::decoder::Decoder;
 use crate::load::{Built, LoadError, build};
+use crate::ranks::Ranks;
 use crate::sizes::{KvBudget, LoadOptions};
 
 /// Tokens in a step: enough for the products to be shared, few enough for their logits to be small.
@@ -15,7 +15,7 @@ const STEP_TOKENS: usize = 64;
 
 /// A model with room for one text.
 pub struct Reader {
-    decoder: Decoder<CpuBackend>,
+    decoder: Ranks<CpuBackend>,
     vocabulary: usize,
     blocks: Vec<BlockId>,
     batch: Batch,

@@ -16,8 +16,10 @@ const MIN_STEP_LOGITS: u32 = 32;
 /// What a user chooses of an executor.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// Threads that compute; at least one.
+    /// Threads that compute, those of all ranks together; at least one.
     pub threads: usize,
+    /// Ranks that the model is divided among.
+    pub tensor_parallel: u32,
     /// The instruction set they use.
     pub kernels: Kernels,
     /// How finely they round what multiplies quantized weights.
@@ -43,6 +45,7 @@ impl Default for LoadOptions {
     fn default() -> LoadOptions {
         LoadOptions {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
+            tensor_parallel: 1,
             kernels: Kernels::detect(),
             activations: ActivationType::Int8,
             quantization: None,
@@ -122,18 +125,20 @@ pub enum SizeError {
 }
 
 /// Sizes that work out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
     pub geometry: Geometry,
-    pub ledger: Ledger,
+    /// What each rank takes.
+    pub ranks: Vec<Ledger>,
 }
 
 impl Sizes {
-    /// Decides the KV pool and the longest sequence, and checks the memory they take. `rope_dims` sizes the rotary
-    /// table.
-    pub fn decide(shape: &ModelShape, rope_dims: usize, options: &LoadOptions) -> Result<Sizes, SizeError> {
+    /// Decides the KV pool and the longest sequence, and checks the memory that all ranks take together. `ranks` are
+    /// their parts of the decoder; `rope_dims` sizes the rotary table.
+    pub fn decide(ranks: &[ModelShape], rope_dims: usize, options: &LoadOptions) -> Result<Sizes, SizeError> {
+        let [shape, ..] = ranks else { return Err(SizeError::Zero("the number of ranks")) };
         check_positive(options)?;
-        let blocks = blocks(shape, options)?;
+        let blocks = blocks(ranks, options)?;
         let max_sequence_tokens = max_sequence_tokens(shape, options, blocks)?;
         let geometry = Geometry {
             block_tokens: options.block_tokens,
@@ -144,10 +149,21 @@ impl Sizes {
             max_step_logits: options.max_sequences.max(MIN_STEP_LOGITS).min(options.max_step_tokens),
             vocabulary: shape.vocabulary,
         };
-        let ledger = ledger(shape, rope_dims, &geometry);
+        Sizes::check(ranks, rope_dims, geometry, options)
+    }
+
+    /// Checks the memory that ranks of these sizes take together.
+    pub fn check(
+        ranks: &[ModelShape],
+        rope_dims: usize,
+        geometry: Geometry,
+        options: &LoadOptions,
+    ) -> Result<Sizes, SizeError> {
+        let ranks: Vec<Ledger> = ranks.iter().map(|rank| ledger(rank, rope_dims, &geometry)).collect();
+        let ledger = ranks.iter().copied().sum::<Ledger>();
         match options.memory_limit_bytes {
             Some(limit) if ledger.total() > limit => Err(SizeError::Memory { ledger, limit }),
-            _ => Ok(Sizes { geometry, ledger }),
+            _ => Ok(Sizes { geometry, ranks }),
         }
     }
 }
@@ -170,8 +186,8 @@ fn check_positive(options: &LoadOptions) -> Result<(), SizeError> {
     }
 }
 
-fn blocks(shape: &ModelShape, options: &LoadOptions) -> Result<u32, SizeError> {
-    let block = memory::kv_block_bytes(shape, KV_DATA_TYPE, options.block_tokens);
+fn blocks(ranks: &[ModelShape], options: &LoadOptions) -> Result<u32, SizeError> {
+    let block = ranks.iter().map(|rank| memory::kv_block_bytes(rank, KV_DATA_TYPE, options.block_tokens)).sum();
     match options.kv {
         KvBudget::Blocks(0) => Err(SizeError::Zero("the number of KV blocks")),
         KvBudget::Blocks(blocks) => Ok(blocks),

@@ -11,12 +11,14 @@ use windlass_engine_core::request::TokenId;
 
 use crate::backend::Backend;
 use crate::batch::{Batch, Logits};
-use crate::decoder::Decoder;
+use crate::pipeline::{Pipeline, PipelineError};
+use crate::places;
+use crate::ranks::Ranks;
 use crate::sampler::{Draw, Drawn, RowTask, SampleError};
 
 /// Runs plans on a decoder, in order, and keeps what later plans may feed back.
 pub(crate) struct StepRunner<B: Backend> {
-    decoder: Decoder<B>,
+    model: Pipeline<B>,
     geometry: Geometry,
     batch: Batch,
     /// Outputs of the last steps. A plan names steps that were in flight when it was made, and may be submitted after
@@ -25,23 +27,43 @@ pub(crate) struct StepRunner<B: Backend> {
 }
 
 impl<B: Backend> StepRunner<B> {
-    pub fn new(decoder: Decoder<B>, geometry: Geometry) -> StepRunner<B> {
-        StepRunner { decoder, geometry, batch: Batch::default(), kept: VecDeque::new() }
+    pub fn new(model: Pipeline<B>, geometry: Geometry) -> StepRunner<B> {
+        StepRunner { model, geometry, batch: Batch::default(), kept: VecDeque::new() }
     }
 
-    /// Computes a step. A row that cannot be computed fails alone.
-    pub fn run(&mut self, ticket: Ticket, plan: &StepPlan) -> StepOutput {
+    /// Sizes that plans must keep.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// The ranks of this process.
+    pub fn model(&self) -> &Ranks<B> {
+        &self.model.ranks
+    }
+
+    /// The same, to drive them step by step.
+    pub fn model_mut(&mut self) -> &mut Ranks<B> {
+        &mut self.model.ranks
+    }
+
+    /// Makes the calling thread the one that runs steps.
+    pub fn settle(&self) {
+        self.model.ranks.settle();
+    }
+
+    /// Computes a step. A row that cannot be computed fails alone; an error is that of a device or another process.
+    pub fn run(&mut self, ticket: Ticket, plan: &StepPlan) -> Result<StepOutput, PipelineError> {
         let started = Instant::now();
-        self.decoder.copy_blocks(&plan.copies);
+        self.model.copy_blocks(&plan.copies)?;
         let mut rows = self.fill_batch(plan);
         let mut scores = Vec::new();
         if !self.batch.is_empty() {
             let histories: Vec<Vec<TokenId>> = plan.rows.iter().map(|row| self.history(row)).collect();
-            let masks = self.forward(plan, &histories);
+            let masks = self.forward(plan, &histories)?;
             scores = self.draw(plan, &histories, &masks, &mut rows);
         }
         self.keep(ticket, &rows);
-        StepOutput { rows, scores, busy_seconds: started.elapsed().as_secs_f64() }
+        Ok(StepOutput { rows, scores, busy_seconds: started.elapsed().as_secs_f64() })
     }
 
     /// Puts every sound row into the batch.
@@ -54,7 +76,7 @@ impl<B: Backend> StepRunner<B> {
     }
 
     fn fill_row(&mut self, row: &PlanRow) -> Result<(), String> {
-        self.check_places(row)?;
+        places::check(&self.geometry, row.first_position, row.tokens.len(), &row.blocks)?;
         for &token in &row.tokens {
             self.resolve(token)?;
         }
@@ -65,44 +87,24 @@ impl<B: Backend> StepRunner<B> {
         Ok(())
     }
 
-    fn check_places(&self, row: &PlanRow) -> Result<(), String> {
-        let Geometry { block_tokens, blocks, max_sequence_tokens, .. } = self.geometry;
-        let end = u64::from(row.first_position) + row.tokens.len() as u64;
-        let held = row.blocks.len() as u64 * u64::from(block_tokens);
-        if row.tokens.is_empty() {
-            return Err("the row has no tokens".into());
-        }
-        if end > u64::from(max_sequence_tokens) {
-            return Err(format!("the sequence reaches {end} tokens; the longest has {max_sequence_tokens}"));
-        }
-        if end > held {
-            return Err(format!("the sequence reaches {end} tokens; its blocks hold {held}"));
-        }
-        match row.blocks.iter().find(|block| block.0 >= blocks) {
-            Some(block) => Err(format!("the sequence names block {}; there are {blocks}", block.0)),
-            None => Ok(()),
-        }
-    }
-
-    fn resolve(&self, token: InputToken) -> Result<TokenId, String> {
+    /// The token, if it is known by now.
+    pub fn resolve(&self, token: InputToken) -> Result<TokenId, String> {
         let id = resolve(&self.kept, token)?;
-        match id < self.geometry.vocabulary {
-            true => Ok(id),
-            false => Err(format!("token {id} is outside the vocabulary of {}", self.geometry.vocabulary)),
-        }
+        places::check_token(&self.geometry, id).map(|()| id)
     }
 
     /// Computes the batch; what constraints allow is found meanwhile.
-    fn forward(&mut self, plan: &StepPlan, histories: &[Vec<TokenId>]) -> Vec<Mask> {
+    fn forward(&mut self, plan: &StepPlan, histories: &[Vec<TokenId>]) -> Result<Vec<Mask>, PipelineError> {
         if plan.rows.iter().all(|row| constraint(row).is_none()) {
-            self.decoder.forward(&self.batch);
-            return plan.rows.iter().map(|_| Ok(None)).collect();
+            self.model.forward(&self.batch)?;
+            return Ok(plan.rows.iter().map(|_| Ok(None)).collect());
         }
         thread::scope(|scope| {
             let masks =
                 scope.spawn(|| plan.rows.iter().zip(histories).map(|(row, history)| mask(row, history)).collect());
-            self.decoder.forward(&self.batch);
-            masks.join().unwrap_or_else(|_| plan.rows.iter().map(|_| Err("the constraint panicked".into())).collect())
+            self.model.forward(&self.batch)?;
+            let panicked = |_| plan.rows.iter().map(|_| Err("the constraint panicked".into())).collect();
+            Ok(masks.join().unwrap_or_else(panicked))
         })
     }
 
@@ -119,7 +121,7 @@ impl<B: Backend> StepRunner<B> {
         let allowed = |index: usize| masks[index].as_ref().ok().and_then(Option::as_ref);
         let tasks_of = |&index: &usize| tasks(&plan.rows[index], &histories[index], allowed(index));
         let tasks: Vec<RowTask<'_>> = indices.iter().flat_map(tasks_of).collect();
-        let mut results = self.decoder.sample(&tasks).into_iter();
+        let mut results = self.model.sample(&tasks).into_iter();
         let mut scores = Vec::new();
         for &index in &indices {
             let results = results.by_ref().take(plan.rows[index].logit_count());
@@ -143,7 +145,8 @@ impl<B: Backend> StepRunner<B> {
         history.tokens.iter().copied().chain(sampled).collect()
     }
 
-    fn keep(&mut self, ticket: Ticket, rows: &[RowOutput]) {
+    /// Keeps what a step gave for the plans that may name it.
+    pub fn keep(&mut self, ticket: Ticket, rows: &[RowOutput]) {
         if self.kept.len() == MAX_IN_FLIGHT {
             self.kept.pop_front();
         }

@@ -1,29 +1,44 @@
 //! The tensors that a decoder needs of a checkpoint: found and checked all together, then packed.
 
-use std::collections::BTreeSet;
-
 use windlass_checkpoint::{Checkpoint, ElementType, Tensor};
-use windlass_kernels::{Integer, ShapeError, WeightType, floats};
+use windlass_engine_contract::sharding::{Indivisible, Shard, Stage};
+use windlass_kernels::{ShapeError, WeightType, floats};
 
-use crate::backend::{Backend, Layer};
+use crate::backend::{Backend, Layer, PackError};
 use crate::config::{DecoderConfig, Unsupported};
-use crate::names::{self, Name, Naming};
-use crate::packed::{PackedTensor, Scheme};
+use crate::finder::{Finder, type_name, weight_type};
+use crate::matrix_tensor::MatrixTensor;
+use crate::names::{self, Name};
+use crate::part::{Part, Parts};
 use crate::quantization::Quantization;
 
 /// A decoder's weights on a device.
 pub struct DecoderWeights<B: Backend> {
-    pub(crate) embedding: B::Matrix,
+    /// Absent in a stage that neither embeds nor multiplies with it.
+    pub(crate) embedding: Option<B::Matrix>,
     pub(crate) layers: Vec<Layer<B>>,
-    pub(crate) output_norm: B::Vector,
-    /// Absent where the head multiplies with the embedding.
-    pub(crate) untied_output: Option<B::Matrix>,
+    /// In the last stage.
+    pub(crate) head: Option<Head<B>>,
+    embeds: bool,
+}
+
+/// What makes logits of the last layer's output.
+pub(crate) struct Head<B: Backend> {
+    pub norm: B::Vector,
+    /// Absent where it multiplies with the embedding.
+    untied: Option<B::Matrix>,
 }
 
 impl<B: Backend> DecoderWeights<B> {
-    /// The head's matrix.
-    pub(crate) fn output(&self) -> &B::Matrix {
-        self.untied_output.as_ref().unwrap_or(&self.embedding)
+    /// Whether these are of a stage that embeds tokens.
+    pub(crate) fn embeds(&self) -> bool {
+        self.embeds
+    }
+
+    /// The head's norm and matrix.
+    pub(crate) fn output(&self) -> Option<(&B::Vector, &B::Matrix)> {
+        let head = self.head.as_ref()?;
+        Some((&head.norm, head.untied.as_ref().or(self.embedding.as_ref())?))
     }
 
     /// The matrices that every token is multiplied with.
@@ -33,12 +48,13 @@ impl<B: Backend> DecoderWeights<B> {
 
     /// The matrices that a token with logits is multiplied with: all but an embedding that is not the head too.
     pub fn products(&self) -> impl Iterator<Item = &B::Matrix> {
-        self.layer_products().chain([self.output()])
+        self.layer_products().chain(self.output().map(|(_, matrix)| matrix))
     }
 
     /// Every matrix, each once.
     pub fn matrices(&self) -> impl Iterator<Item = &B::Matrix> {
-        self.layer_products().chain([&self.embedding]).chain(&self.untied_output)
+        let untied = self.head.iter().flat_map(|head| &head.untied);
+        self.layer_products().chain(&self.embedding).chain(untied)
     }
 }
 
@@ -74,6 +90,9 @@ pub enum TensorError {
         /// What is wrong.
         problem: String,
     },
+    /// The device did not take it in.
+    #[error("the device did not take the weights in: {0}")]
+    Device(String),
     /// A tensor that the kernels do not take.
     #[error("tensor {name:?}: {source}")]
     Shape {
@@ -81,6 +100,28 @@ pub enum TensorError {
         name: String,
         /// Why not.
         source: ShapeError,
+    },
+}
+
+/// Why a decoder cannot be divided among ranks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShardError {
+    /// Its sizes cannot.
+    #[error(transparent)]
+    Sizes(#[from] Indivisible),
+    /// A matrix's columns are quantized in blocks that ranks would have to break.
+    #[error(
+        "a rank would hold {cols} columns of {name:?}, no whole number of {kind} blocks of {block}: use fewer ranks"
+    )]
+    Blocks {
+        /// The tensor.
+        name: String,
+        /// Columns of a rank.
+        cols: usize,
+        /// The type's name.
+        kind: &'static str,
+        /// Values in a block.
+        block: usize,
     },
 }
 
@@ -112,19 +153,6 @@ struct LayerTensors<'a> {
     down: MatrixTensor<'a>,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum MatrixTensor<'a> {
-    /// As the kernels read it, or floats.
-    Plain {
-        tensor: Tensor<'a>,
-        kind: WeightType,
-        /// What its floats become as they are packed.
-        quantized: Option<Integer>,
-    },
-    /// As another tool quantized it.
-    Packed(PackedTensor<'a>),
-}
-
 impl<'a> Manifest<'a> {
     /// Finds every tensor and refuses what is missing, misshapen, of another type, or unknown.
     pub fn read(
@@ -132,8 +160,8 @@ impl<'a> Manifest<'a> {
         config: &DecoderConfig,
         quantization: Option<Quantization>,
     ) -> Result<Manifest<'a>, TensorError> {
-        let naming = Naming::of(checkpoint);
-        let mut finder = Finder { checkpoint, naming, used: BTreeSet::new(), quantization, scheme: config.scheme };
+        let mut finder = Finder::new(checkpoint, quantization, config.scheme);
+        let naming = finder.naming;
         let [hidden, vocabulary] = [config.hidden, config.vocabulary].map(|size| size as u64);
         let embedding = finder.table(&naming.once(names::EMBEDDING), [hidden, vocabulary])?;
         // No capacity is reserved: the number of layers is the file's claim until its tensors are found.
@@ -162,42 +190,76 @@ impl<'a> Manifest<'a> {
         }
     }
 
-    /// Bytes in the types that they are packed in, biases and norms in f32.
-    pub fn bytes(&self) -> u64 {
-        let matrices: u64 = self.matrices().map(|matrix| matrix.bytes()).sum();
-        let vectors = self.layers.iter().flat_map(LayerTensors::vectors).chain([&self.output_norm]);
+    /// What each of `ranks` ranks holds.
+    pub fn shards(&self, config: &DecoderConfig, ranks: u32) -> Result<Vec<Shard>, ShardError> {
+        let down = self.layers.iter().map(|layer| layer.down.packed().block_elements());
+        // Blocks are powers of two: the largest is a multiple of the others.
+        let shards = Shard::all(&config.shape(0), ranks, down.max().unwrap_or(1) as u32)?;
+        for parts in shards.iter().map(|shard| Parts::of(shard, config)) {
+            let mut layers = self.layers.iter().flat_map(|layer| layer.parts(&parts));
+            layers.try_for_each(|(matrix, part)| matrix.check(part))?;
+        }
+        Ok(shards)
+    }
+
+    /// Bytes of a rank's parts of a stage in the types that they are packed in, biases and norms in f32.
+    pub fn bytes(&self, parts: &Parts, stage: Stage) -> u64 {
+        let layers = || self.layers_of(stage).iter();
+        let tables = self.tables(stage).map(|table| (table, &parts.vocabulary));
+        let matrices = layers().flat_map(|layer| layer.parts(parts)).chain(tables);
+        let matrices: u64 = matrices.map(|(matrix, part)| matrix.bytes(part)).sum();
+        // Biases are counted whole.
+        let norm = stage.is_last().then_some(&self.output_norm);
+        let vectors = layers().flat_map(LayerTensors::vectors).chain(norm);
         matrices + vectors.map(|vector| 4 * vector.dims[0]).sum::<u64>()
     }
 
     /// The type that holds most of the layers' weights once they are packed, as `q4_1`.
     pub fn dominant_type(&self) -> &'static str {
         let bytes_of = |kind: WeightType| {
-            self.layer_matrices().filter(|matrix| matrix.packed() == kind).map(|matrix| matrix.bytes()).sum::<u64>()
+            let matrices = self.layer_matrices().filter(|matrix| matrix.packed() == kind);
+            matrices.map(|matrix| matrix.bytes(&Part::Whole)).sum::<u64>()
         };
         let kinds = self.layer_matrices().map(|matrix| matrix.packed());
         let dominant = kinds.max_by_key(|kind| bytes_of(*kind)).unwrap_or(self.embedding.packed());
         ElementType::named(&type_name(dominant)).map_or(dominant.name(), ElementType::name)
     }
 
-    fn matrices(&self) -> impl Iterator<Item = MatrixTensor<'a>> {
-        self.layer_matrices().chain([self.embedding]).chain(self.output)
+    fn layers_of(&self, stage: Stage) -> &[LayerTensors<'a>] {
+        let layers = stage.layers(self.layers.len() as u32);
+        &self.layers[layers.start as usize..layers.end as usize]
+    }
+
+    /// The embedding, where a stage embeds or its head multiplies with it.
+    fn embedding_of(&self, stage: Stage) -> Option<MatrixTensor<'a>> {
+        let reads = stage.is_first() || stage.is_last() && self.output.is_none();
+        reads.then_some(self.embedding)
+    }
+
+    fn output_of(&self, stage: Stage) -> Option<MatrixTensor<'a>> {
+        self.output.filter(|_| stage.is_last())
+    }
+
+    fn tables(&self, stage: Stage) -> impl Iterator<Item = MatrixTensor<'a>> {
+        self.embedding_of(stage).into_iter().chain(self.output_of(stage))
     }
 
     fn layer_matrices(&self) -> impl Iterator<Item = MatrixTensor<'a>> {
-        let of = |layer: &LayerTensors<'a>| {
-            [layer.query, layer.key, layer.value, layer.out, layer.gate, layer.up, layer.down]
-        };
-        self.layers.iter().flat_map(of)
+        self.layers.iter().flat_map(LayerTensors::matrices)
     }
 
-    /// Packs every tensor for a device, a tied embedding once.
-    pub fn pack<B: Backend>(&self, backend: &B) -> Result<DecoderWeights<B>, TensorError> {
-        let layers = self.layers.iter().map(|layer| layer.pack(backend)).collect::<Result<_, _>>()?;
+    /// Packs a rank's part of every tensor of a stage for its device, a tied embedding once.
+    pub fn pack<B: Backend>(&self, backend: &B, parts: &Parts, stage: Stage) -> Result<DecoderWeights<B>, TensorError> {
+        let layers = self.layers_of(stage).iter().map(|layer| layer.pack(backend, parts));
+        let part = &parts.vocabulary;
+        let table = |table: MatrixTensor<'_>| backend.matrix(&table.file(part)).map_err(named(&table));
+        let untied = self.output_of(stage).map(table).transpose()?;
+        let head = || Ok::<_, TensorError>(Head { norm: pack_vector(backend, self.output_norm)?, untied });
         Ok(DecoderWeights {
-            embedding: self.embedding.pack(backend)?,
-            layers,
-            output_norm: pack_vector(backend, self.output_norm),
-            untied_output: self.output.map(|output| output.pack(backend)).transpose()?,
+            layers: layers.collect::<Result<_, _>>()?,
+            embedding: self.embedding_of(stage).map(table).transpose()?,
+            head: stage.is_last().then(head).transpose()?,
+            embeds: stage.is_first(),
         })
     }
 }
@@ -229,199 +291,62 @@ impl<'a> LayerTensors<'a> {
         norms.into_iter().chain(self.biases.iter().flatten()).chain(self.head_norms.iter().flatten())
     }
 
-    fn pack<B: Backend>(&self, backend: &B) -> Result<Layer<B>, TensorError> {
+    fn matrices(&self) -> [MatrixTensor<'a>; 7] {
+        [self.query, self.key, self.value, self.out, self.gate, self.up, self.down]
+    }
+
+    fn parts<'p>(&self, parts: &'p Parts) -> impl Iterator<Item = (MatrixTensor<'a>, &'p Part)> {
+        let Parts { query, key, out, gate, down, .. } = parts;
+        self.matrices().into_iter().zip([query, key, key, out, gate, gate, down])
+    }
+
+    fn pack<B: Backend>(&self, backend: &B, parts: &Parts) -> Result<Layer<B>, TensorError> {
+        let Parts { query, key, out, gate, down, .. } = parts;
+        let matrix = |matrix: MatrixTensor<'_>, part: &Part| backend.matrix(&matrix.file(part)).map_err(named(&matrix));
+        let vector = |tensor: Tensor<'_>| pack_vector(backend, tensor);
+        let qkv = [self.query.file(query), self.key.file(key), self.value.file(key)];
+        let gate_up = [self.gate.file(gate), self.up.file(gate)];
+        let biases = self.biases.map(|biases| -> Vec<f32> {
+            let parts = biases.iter().zip([query, key, key]);
+            parts.flat_map(|(bias, part)| part.of_outputs(values(*bias))).collect()
+        });
+        let biases = biases.map(|biases| backend.vector(biases).map_err(TensorError::from));
+        let head_norms = |[of_query, of_key]: [Tensor<'_>; 2]| Ok::<_, TensorError>([vector(of_query)?, vector(of_key)?]);
+        let head_norms = self.head_norms.map(head_norms);
         Ok(Layer {
-            attention_norm: pack_vector(backend, self.attention_norm),
-            query: self.query.pack(backend)?,
-            key: self.key.pack(backend)?,
-            value: self.value.pack(backend)?,
-            out: self.out.pack(backend)?,
-            biases: self.biases.map(|biases| biases.map(|bias| pack_vector(backend, bias))),
-            head_norms: self.head_norms.map(|norms| norms.map(|norm| pack_vector(backend, norm))),
+            attention_norm: vector(self.attention_norm)?,
+            qkv: backend.stack(qkv).map_err(named(&self.query))?,
+            biases: biases.transpose()?,
+            head_norms: head_norms.transpose()?,
             rotary: self.rotary,
-            feed_forward_norm: pack_vector(backend, self.feed_forward_norm),
-            gate: self.gate.pack(backend)?,
-            up: self.up.pack(backend)?,
-            down: self.down.pack(backend)?,
+            out: matrix(self.out, out)?,
+            feed_forward_norm: vector(self.feed_forward_norm)?,
+            gate_up: backend.stack(gate_up).map_err(named(&self.gate))?,
+            down: matrix(self.down, down)?,
         })
     }
 }
 
-impl MatrixTensor<'_> {
-    fn name(&self) -> &str {
-        match self {
-            MatrixTensor::Plain { tensor, .. } => tensor.name,
-            MatrixTensor::Packed(packed) => packed.name,
-        }
-    }
+/// The values of a vector that [`Finder::vector`] found.
+fn values(tensor: Tensor<'_>) -> Vec<f32> {
+    floats(weight_type(tensor.kind).unwrap_or(WeightType::F32), tensor.bytes)
+}
 
-    /// The type it is packed in.
-    fn packed(&self) -> WeightType {
-        match self {
-            MatrixTensor::Plain { kind, quantized, .. } => quantized.map_or(*kind, Integer::weight_type),
-            MatrixTensor::Packed(packed) => packed.kind,
-        }
-    }
+fn pack_vector<B: Backend>(backend: &B, tensor: Tensor<'_>) -> Result<B::Vector, TensorError> {
+    backend.vector(values(tensor)).map_err(TensorError::from)
+}
 
-    /// Whether its floats become integers.
-    fn is_quantized_here(&self) -> bool {
-        matches!(self, MatrixTensor::Plain { quantized: Some(_), .. })
-    }
-
-    /// Bytes of the type it is packed in.
-    fn bytes(&self) -> u64 {
-        let [cols, rows] = self.shape();
-        self.packed().row_bytes(cols).map_or(0, |row| row as u64 * rows as u64)
-    }
-
-    /// Columns and rows, which the file's length bounds.
-    fn shape(&self) -> [usize; 2] {
-        match self {
-            MatrixTensor::Plain { tensor, .. } => [tensor.dims[0], tensor.dims[1]].map(|dim| dim as usize),
-            MatrixTensor::Packed(packed) => [packed.cols, packed.rows],
-        }
-    }
-
-    fn pack<B: Backend>(&self, backend: &B) -> Result<B::Matrix, TensorError> {
-        let [cols, rows] = self.shape();
-        let packed = match self {
-            MatrixTensor::Plain { tensor, kind, quantized: None } => backend.matrix(*kind, rows, cols, tensor.bytes),
-            MatrixTensor::Plain { tensor, kind, quantized: Some(to) } => {
-                backend.quantized_matrix(*kind, *to, rows, cols, tensor.bytes)
-            }
-            MatrixTensor::Packed(packed) => backend.matrix(packed.kind, rows, cols, &packed.file_rows()),
-        };
-        packed.map_err(|source| TensorError::Shape { name: self.name().to_owned(), source })
+/// An error of packing a matrix, or the first of a stack.
+fn named(matrix: &MatrixTensor<'_>) -> impl FnOnce(PackError) -> TensorError {
+    let name = matrix.name().to_owned();
+    move |error| match error {
+        PackError::Shape(source) => TensorError::Shape { name, source },
+        error => error.into(),
     }
 }
 
-/// Takes in a vector that [`Finder::vector`] found.
-fn pack_vector<B: Backend>(backend: &B, tensor: Tensor<'_>) -> B::Vector {
-    let kind = weight_type(tensor.kind).unwrap_or(WeightType::F32);
-    backend.vector(floats(kind, tensor.bytes))
-}
-
-/// Types of vectors.
-const FLOATS: [WeightType; 3] = [WeightType::F32, WeightType::F16, WeightType::BF16];
-
-/// Looks tensors up and remembers which were asked for.
-struct Finder<'a> {
-    checkpoint: &'a Checkpoint,
-    naming: Naming,
-    used: BTreeSet<&'a str>,
-    quantization: Option<Quantization>,
-    /// How matrices were quantized that are not there as plain ones.
-    scheme: Option<Scheme>,
-}
-
-impl<'a> Finder<'a> {
-    fn find(&mut self, name: &str, expected: &[u64]) -> Result<Tensor<'a>, TensorError> {
-        let Some(tensor) = self.checkpoint.tensor(name) else {
-            return Err(TensorError::Missing { name: name.to_owned(), expected: expected.to_vec() });
-        };
-        if tensor.dims != expected {
-            let (expected, found) = (expected.to_vec(), tensor.dims.to_vec());
-            return Err(TensorError::Dimensions { name: name.to_owned(), expected, found });
-        }
-        self.used.insert(tensor.name);
-        Ok(tensor)
+impl From<PackError> for TensorError {
+    fn from(error: PackError) -> TensorError {
+        TensorError::Device(error.to_string())
     }
-
-    /// A layer's matrix.
-    fn matrix(&mut self, name: &str, dims: [u64; 2]) -> Result<MatrixTensor<'a>, TensorError> {
-        let quantized = self.quantization.map(Quantization::of_layers);
-        self.typed(name, dims, quantized)
-    }
-
-    /// The embedding or the head.
-    fn table(&mut self, name: &str, dims: [u64; 2]) -> Result<MatrixTensor<'a>, TensorError> {
-        let quantized = self.quantization.map(Quantization::of_tables);
-        self.typed(name, dims, quantized)
-    }
-
-    /// A matrix, whose floats become `quantized`.
-    fn typed(
-        &mut self,
-        name: &str,
-        dims: [u64; 2],
-        quantized: Option<Integer>,
-    ) -> Result<MatrixTensor<'a>, TensorError> {
-        if let Some(scheme) = self.scheme.filter(|scheme| self.is_packed(*scheme, name)) {
-            return self.packed(scheme, name, dims);
-        }
-        let tensor = self.find(name, &dims)?;
-        let kind = weight_type(tensor.kind);
-        let kind = kind.ok_or_else(|| unsupported(&tensor, &file_types()))?;
-        Ok(MatrixTensor::Plain { tensor, kind, quantized: quantized.filter(|_| FLOATS.contains(&kind)) })
-    }
-
-    /// Whether the matrix is there as codes. Tools leave the head, and what a user names, as it was.
-    fn is_packed(&self, scheme: Scheme, name: &str) -> bool {
-        let codes = self.checkpoint.tensor(&scheme.codes_name(name));
-        codes.is_some_and(|codes| weight_type(codes.kind).is_none())
-    }
-
-    fn packed(&mut self, scheme: Scheme, name: &str, dims: [u64; 2]) -> Result<MatrixTensor<'a>, TensorError> {
-        let checkpoint = self.checkpoint;
-        let find = |name: &str| checkpoint.tensor(name);
-        let packed = PackedTensor::find(scheme, name, dims.map(|dim| dim as usize), find)
-            .map_err(|problem| TensorError::Packed { name: name.to_owned(), problem })?;
-        let names = scheme.other_names(name).into_iter().chain([scheme.codes_name(name)]);
-        self.used.extend(names.filter_map(|name| checkpoint.tensor(&name)).map(|tensor| tensor.name));
-        Ok(MatrixTensor::Packed(packed))
-    }
-
-    fn vector(&mut self, name: &str, length: u64) -> Result<Tensor<'a>, TensorError> {
-        let tensor = self.find(name, &[length])?;
-        match weight_type(tensor.kind) {
-            Some(kind) if FLOATS.contains(&kind) => Ok(tensor),
-            _ => Err(unsupported(&tensor, &FLOATS.map(type_name)).into()),
-        }
-    }
-
-    fn biases(&mut self, layer: usize, query: u64, kv: u64) -> Result<[Tensor<'a>; 3], TensorError> {
-        let naming = self.naming;
-        let mut bias = |part: Name, length: u64| self.vector(&naming.bias(layer, part), length);
-        Ok([bias(names::QUERY, query)?, bias(names::KEY, kv)?, bias(names::VALUE, kv)?])
-    }
-
-    fn head_norms(&mut self, layer: usize, head_dim: u64) -> Result<[Tensor<'a>; 2], TensorError> {
-        let naming = self.naming;
-        let mut norm = |part: Name| self.vector(&naming.weight(layer, part), head_dim);
-        Ok([norm(names::QUERY_NORM)?, norm(names::KEY_NORM)?])
-    }
-
-    /// Leaves a tensor out where another stands for it.
-    fn ignore(&mut self, name: &str) -> Option<MatrixTensor<'a>> {
-        self.used.extend(self.checkpoint.tensor(name).map(|tensor| tensor.name));
-        None
-    }
-
-    fn refuse_unused(&self) -> Result<(), TensorError> {
-        let unused = |tensor: &Tensor<'_>| !self.used.contains(tensor.name) && !self.naming.is_no_weight(tensor.name);
-        match self.checkpoint.tensors().find(unused) {
-            Some(tensor) => Err(Unsupported::ExtraTensor(tensor.name.to_owned()).into()),
-            None => Ok(()),
-        }
-    }
-}
-
-fn unsupported(tensor: &Tensor<'_>, supported: &[String]) -> Unsupported {
-    let (name, kind) = (tensor.name.to_owned(), tensor.kind.name());
-    Unsupported::TensorType { name, kind, supported: supported.join(", ") }
-}
-
-/// Every type of a file that can be computed on.
-fn file_types() -> Vec<String> {
-    WeightType::ALL.map(type_name).into_iter().filter(|name| ElementType::named(name).is_some()).collect()
-}
-
-/// The kernels' type for a file's, where they have one.
-fn weight_type(kind: ElementType) -> Option<WeightType> {
-    WeightType::ALL.into_iter().find(|&weight_type| type_name(weight_type) == kind.name())
-}
-
-/// As [`ElementType::name`] spells it.
-fn type_name(weight_type: WeightType) -> String {
-    weight_type.name().to_ascii_lowercase()
 }

@@ -115,8 +115,8 @@ fn floats_are_quantized_as_they_are_loaded() {
         let built = build(&checkpoint, &options).unwrap();
         assert_eq!(built.weight_type, kind);
         let packed: u64 = built.decoder.weights().matrices().map(|matrix| matrix.bytes() as u64).sum();
-        let ratio = packed as f64 / built.ledger.weights as f64;
-        assert!((0.9..=1.05).contains(&ratio), "{packed} bytes packed, {} in the ledger", built.ledger.weights);
+        let ratio = packed as f64 / built.ledger().weights as f64;
+        assert!((0.9..=1.05).contains(&ratio), "{packed} bytes packed, {} in the ledger", built.ledger().weights);
     }
 }
 

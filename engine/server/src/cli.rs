@@ -194,9 +194,27 @@ pub struct ServeArgs {
     /// How finely activations are rounded before they multiply quantized weights
     #[arg(long, value_enum, default_value_t = ActivationDtype::Int8, help_heading = "Model")]
     pub activation_dtype: ActivationDtype,
-    /// Ranks that share the model; 1 on a CPU, any on the simulator
+    /// Ranks that share the model: on a CPU each has its part of the weights and of the threads
     #[arg(long = bare(flags::TENSOR_PARALLEL_SIZE), default_value_t = 1, value_name = "N", help_heading = "Model")]
     pub tensor_parallel_size: u32,
+    /// Processes that share the model's layers, this one among them; each has its own `--tensor-parallel-size`
+    #[arg(long = bare(flags::PIPELINE_PARALLEL_SIZE), default_value_t = 1, value_name = "N", help_heading = "Model")]
+    pub pipeline_parallel_size: u32,
+    /// Which of those processes this is: 0 serves, the others (`--headless`) only compute
+    #[arg(long, default_value_t = 0, value_name = "N", help_heading = "Model")]
+    pub node_rank: u32,
+    /// How many processes there are: as many as `--pipeline-parallel-size`
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub nnodes: Option<u32>,
+    /// Where node 0 listens for the others. It trusts who comes: never expose it
+    #[arg(long, default_value = "127.0.0.1", value_name = "HOST", help_heading = "Model")]
+    pub master_addr: String,
+    /// Port of that
+    #[arg(long, default_value_t = 29_501, value_name = "PORT", help_heading = "Model")]
+    pub master_port: u16,
+    /// Serve nothing: what every node but 0 does
+    #[arg(long, help_heading = "Model")]
+    pub headless: bool,
     /// Where to compute: auto or cpu
     #[arg(long = bare(flags::DEVICE), default_value = "auto", help_heading = "Model")]
     pub device: String,

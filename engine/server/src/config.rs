@@ -60,10 +60,27 @@ pub struct CpuConfig {
     pub model: PathBuf,
     /// Threads that compute.
     pub threads: usize,
+    /// Ranks that the model is divided among.
+    pub tensor_parallel: u32,
     /// How finely activations are rounded.
     pub activations: ActivationType,
     /// The weight type that the file must have; `None` takes any.
     pub quantization: Option<String>,
+    /// The processes that share the layers, if there are several.
+    pub pipeline: Option<PipelineConfig>,
+}
+
+/// Processes that share a model's layers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PipelineConfig {
+    /// How many there are.
+    pub nodes: u32,
+    /// Which one this is: 0 serves.
+    pub node_rank: u32,
+    /// Where node 0 listens for the others, `host:port`.
+    pub master: String,
+    /// How long they wait for each other.
+    pub patience: Duration,
 }
 
 /// The simulator.
@@ -125,6 +142,8 @@ pub struct LifeTimes {
 
 /// A time that lets a changed Secret count soon and reads it rarely.
 const REFRESH_EVERY: Duration = Duration::from_secs(10);
+/// How long the processes of a pipeline wait for each other to start and to load.
+const NODE_PATIENCE: Duration = Duration::from_secs(600);
 
 /// How long the server bears with a client that sends or reads slowly.
 #[derive(Clone, Copy, Debug)]
@@ -149,6 +168,14 @@ impl Default for Patience {
 }
 
 impl Config {
+    /// Whether this process computes a stage for another one and serves nothing.
+    pub fn is_headless(&self) -> bool {
+        match &self.executor {
+            ExecutorConfig::Cpu(cpu) => cpu.pipeline.as_ref().is_some_and(|pipeline| pipeline.node_rank > 0),
+            ExecutorConfig::Sim(_) => false,
+        }
+    }
+
     /// Checks the flags against each other and the machine.
     pub fn from_args(args: &ServeArgs) -> Result<Config, Failure> {
         Ok(Config {
@@ -186,12 +213,17 @@ fn served_names(args: &ServeArgs) -> Result<Vec<String>, Failure> {
 
 fn executor(args: &ServeArgs) -> Result<ExecutorConfig, Failure> {
     check_kv_data_type(&args.kv_cache_dtype)?;
+    let pipeline = pipeline(args)?;
     if args.tensor_parallel_size == 0 {
         return Err(Failure::configuration(format!("{} must be at least 1", flags::TENSOR_PARALLEL_SIZE)));
     }
     match args.executor {
+        ExecutorKind::Sim if pipeline.is_some() => {
+            let size = args.pipeline_parallel_size.to_string();
+            Err(unsupported(flags::PIPELINE_PARALLEL_SIZE, &size, "the simulator is one process: use 1"))
+        }
         ExecutorKind::Sim => Ok(ExecutorConfig::Sim(sim(args)?)),
-        ExecutorKind::Cpu => Ok(ExecutorConfig::Cpu(cpu(args)?)),
+        ExecutorKind::Cpu => Ok(ExecutorConfig::Cpu(CpuConfig { pipeline, ..cpu(args)? })),
     }
 }
 
@@ -201,17 +233,39 @@ fn cpu(args: &ServeArgs) -> Result<CpuConfig, Failure> {
         "cuda" => return Err(unsupported(flags::DEVICE, "cuda", "this build computes on the CPU: use cpu")),
         other => return Err(unsupported(flags::DEVICE, other, "use auto or cpu")),
     }
-    if args.tensor_parallel_size != 1 {
-        let size = args.tensor_parallel_size.to_string();
-        return Err(unsupported(flags::TENSOR_PARALLEL_SIZE, &size, "a CPU is one rank: use 1"));
-    }
     let threads = args.threads.unwrap_or_else(machine::cpus);
     if threads == 0 {
         return Err(Failure::configuration("--threads must be at least 1"));
     }
     let quantization = Some(args.quantization.to_ascii_lowercase()).filter(|kind| kind != "auto");
-    let activations = args.activation_dtype.into();
-    Ok(CpuConfig { model: PathBuf::from(&args.model), threads, activations, quantization })
+    Ok(CpuConfig {
+        model: PathBuf::from(&args.model),
+        threads,
+        tensor_parallel: args.tensor_parallel_size,
+        activations: args.activation_dtype.into(),
+        quantization,
+        pipeline: None,
+    })
+}
+
+fn pipeline(args: &ServeArgs) -> Result<Option<PipelineConfig>, Failure> {
+    let (nodes, node_rank) = (args.pipeline_parallel_size, args.node_rank);
+    let flag = flags::PIPELINE_PARALLEL_SIZE;
+    let wrong = match (args.nnodes, args.headless) {
+        _ if nodes == 0 => format!("{flag} must be at least 1"),
+        (Some(count), _) if count != nodes => {
+            format!("--nnodes is {count} and {flag} is {nodes}: every node is a stage, so they are the same")
+        }
+        _ if node_rank >= nodes => format!("--node-rank is {node_rank}; with {flag} {nodes} it is less than {nodes}"),
+        (_, true) if node_rank == 0 => "--headless is for nodes other than 0, which serves".to_owned(),
+        (_, false) if node_rank > 0 => format!("node {node_rank} serves nothing: give it --headless"),
+        _ => {
+            let master = format!("{}:{}", args.master_addr, args.master_port);
+            let pipeline = PipelineConfig { nodes, node_rank, master, patience: NODE_PATIENCE };
+            return Ok(Some(pipeline).filter(|_| nodes > 1));
+        }
+    };
+    Err(Failure::configuration(wrong))
 }
 
 fn sim(args: &ServeArgs) -> Result<SimConfig, Failure> {
@@ -428,7 +482,13 @@ mod tests {
     fn what_cannot_be_done_is_refused_by_name_and_reason() {
         for (line, reason, word) in [
             ("m --device cuda", Reason::Unsupported, "--device cuda"),
-            ("m --tensor-parallel-size 2", Reason::Unsupported, "--tensor-parallel-size 2"),
+            ("m --pipeline-parallel-size 0", Reason::InvalidConfiguration, "--pipeline-parallel-size"),
+            ("m --pipeline-parallel-size 2 --nnodes 3", Reason::InvalidConfiguration, "--nnodes is 3"),
+            ("m --pipeline-parallel-size 2 --node-rank 2", Reason::InvalidConfiguration, "--node-rank is 2"),
+            ("m --pipeline-parallel-size 2 --node-rank 1", Reason::InvalidConfiguration, "--headless"),
+            ("m --pipeline-parallel-size 2 --headless", Reason::InvalidConfiguration, "--headless"),
+            ("m --executor sim --pipeline-parallel-size 2", Reason::Unsupported, "--pipeline-parallel-size 2"),
+            ("m --tensor-parallel-size 0", Reason::InvalidConfiguration, "--tensor-parallel-size"),
             ("m --kv-cache-dtype fp8", Reason::Unsupported, "--kv-cache-dtype fp8"),
             ("m --threads 0", Reason::InvalidConfiguration, "--threads"),
             ("m --max-num-seqs 0", Reason::InvalidConfiguration, "--max-num-seqs"),

@@ -9,7 +9,7 @@ use windlass_engine::config::Config;
 use windlass_engine::failure::Failure;
 use windlass_engine::lifecycle::{Lifecycle, Stage};
 use windlass_engine::serve::Server;
-use windlass_engine::{batch, bench, chat, eval, fetch, fit, inspect, machine, signals, telemetry, vllm_flags};
+use windlass_engine::{batch, bench, chat, eval, fetch, fit, inspect, machine, signals, start, telemetry, vllm_flags};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -94,9 +94,32 @@ fn wait_for(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failu
     done
 }
 
+/// A stage goes on after a signal: the leader got one too, and still needs it while its streams finish.
+async fn compute_until_told(config: Config, lifecycle: Lifecycle) -> Result<(), Failure> {
+    let drain_timeout = config.times.drain_timeout;
+    let work = tokio::task::spawn_blocking(move || start::work(&config));
+    tokio::select! {
+        done = work => match done.map_err(|error| Failure::internal(format!("the stage: {error}")))? {
+            // Whichever of the two ends first: it was to be.
+            Err(failure) if lifecycle.stage() >= Stage::Closing => {
+                info!("{failure}");
+                Ok(())
+            }
+            done => done,
+        },
+        () = async {
+            lifecycle.reached(Stage::Closing).await;
+            tokio::time::sleep(drain_timeout).await;
+        } => Ok(()),
+    }
+}
+
 async fn serve_until_told(config: Config) -> Result<(), Failure> {
     let lifecycle = Lifecycle::default();
     signals::watch(lifecycle.clone())?;
+    if config.is_headless() {
+        return compute_until_told(config, lifecycle).await;
+    }
     let server = tokio::select! {
         server = Server::start(config, lifecycle.clone()) => server?,
         () = lifecycle.reached(Stage::Closing) => {

@@ -5,7 +5,7 @@ mod engine_thread;
 mod sim;
 
 use crate::clock::Clock;
-use crate::config::{Config, ExecutorConfig};
+use crate::config::{Config, CpuConfig, ExecutorConfig};
 use crate::failure::Failure;
 use crate::monitor::{Built, Monitor};
 use crate::text::chat_template::{ChatTemplate, TemplateError};
@@ -47,6 +47,14 @@ pub fn start(config: &Config, monitor: &Arc<Monitor>, clock: Clock) -> Result<St
     );
     info!(seconds = phases.warm_seconds, kv_blocks = effective.kv_blocks, "start: first token");
     Ok(started)
+}
+
+/// Computes a stage of a pipeline until its leader ends.
+pub fn work(config: &Config) -> Result<(), Failure> {
+    match &config.executor {
+        ExecutorConfig::Cpu(cpu @ CpuConfig { pipeline: Some(pipeline), .. }) => cpu::work(config, cpu, pipeline),
+        _ => Err(Failure::internal("this process is no stage of a pipeline")),
+    }
 }
 
 /// Opens a checkpoint.

@@ -19,6 +19,11 @@ pub struct Rollout {
     /// Pods stay as they are, whatever changes in the spec; only their number follows. Absent: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
+    /// A new time replaces every pod, as a rollout does; which time it is does not matter. Leave it out of Git: the
+    /// action `restart` of Argo CD writes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::time_text")]
+    pub restarted_at: Option<String>,
 }
 
 /// What comes first, the new pod or the end of an old one.

@@ -48,6 +48,11 @@ pub(crate) fn time(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "format": "date-time"})
 }
 
+/// A time that is only compared, so that whatever wrote it is kept as it is.
+pub(crate) fn time_text(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "format": "date-time", "maxLength": 64})
+}
+
 pub(crate) fn affinity(generator: &mut SchemaGenerator) -> Schema {
     embedded::<Affinity>(generator)
 }

@@ -189,6 +189,7 @@ fn reading(service: &InferenceService) -> ServiceReading {
         name: service.name_any(),
         desired: status.desired_replicas.into(),
         ready: status.ready_replicas.into(),
+        spot_fallback: status.spot_fallback_replicas.unwrap_or(0).into(),
         scaling: status.autoscaling.as_ref().map(scaling),
         conditions: status.conditions.into_iter().map(|found| (found.type_, found.status)).collect(),
     }

@@ -19,6 +19,7 @@ pub struct Metrics {
     services: IntGaugeVec,
     desired: IntGaugeVec,
     ready: IntGaugeVec,
+    spot_fallback: IntGaugeVec,
     recommended: IntGaugeVec,
     load: GaugeVec,
     forecast: GaugeVec,
@@ -36,6 +37,8 @@ pub struct ServiceReading {
     pub desired: i64,
     /// Replicas that are ready.
     pub ready: i64,
+    /// Of those, how many run on demand because no spot node came.
+    pub spot_fallback: i64,
     /// What the autoscaler says, in mode Builtin.
     pub scaling: Option<ScalingReading>,
     /// Condition types with their status, `True`, `False` or `Unknown`.
@@ -109,6 +112,11 @@ impl Metrics {
             )?,
             desired: gauges("desired_replicas", "Replicas a service should have.", &["namespace", "name"])?,
             ready: gauges("ready_replicas", "Replicas of a service that are ready.", &["namespace", "name"])?,
+            spot_fallback: gauges(
+                "spot_fallback_replicas",
+                "Replicas that run on demand because no spot node came.",
+                &["namespace", "name"],
+            )?,
             recommended,
             load: autoscaler("load_replicas", "Full replicas' worth of the tokens that arrive.")?,
             forecast: autoscaler("forecast_replicas", "The same at the end of the longest cold start seen.")?,
@@ -158,7 +166,7 @@ impl Metrics {
     /// # Errors
     /// A value that the text format cannot carry.
     pub fn render(&self, services: &[ServiceReading]) -> Result<String, prometheus::Error> {
-        for vector in [&self.services, &self.desired, &self.ready, &self.recommended] {
+        for vector in [&self.services, &self.desired, &self.ready, &self.spot_fallback, &self.recommended] {
             vector.reset();
         }
         let needs = [&self.load, &self.forecast, &self.planned_fill];
@@ -167,6 +175,7 @@ impl Metrics {
             let labels = [service.namespace.as_str(), service.name.as_str()];
             self.desired.with_label_values(&labels).set(service.desired);
             self.ready.with_label_values(&labels).set(service.ready);
+            self.spot_fallback.with_label_values(&labels).set(service.spot_fallback);
             if let Some(scaling) = &service.scaling {
                 self.recommended.with_label_values(&labels).set(scaling.recommended);
                 let values = scaling.need.iter().flat_map(|values| needs.iter().zip(values));
@@ -192,6 +201,7 @@ mod tests {
             name: name.into(),
             desired: 2,
             ready: 1,
+            spot_fallback: 0,
             scaling: Some(ScalingReading { recommended: 3, need: Some([1.5, 1.75, 0.7]) }),
             conditions: vec![("Ready".into(), ready.into())],
         }

@@ -16,6 +16,8 @@ pub const TEMPLATE_HASH: &str = "windlass.dev/template-hash";
 pub const ENGINE_IMAGE: &str = "windlass.dev/engine-image";
 /// On pods: the user's version marker, `model.revision`.
 pub const MODEL_REVISION: &str = "windlass.dev/model-revision";
+/// On pods: `rollout.restartedAt`.
+pub const RESTARTED_AT: &str = "windlass.dev/restarted-at";
 /// Kubernetes' hint to a ReplicaSet: of ready pods, that with the lowest cost goes first.
 pub const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 

@@ -6,7 +6,7 @@ use crate::fleet::{Fleet, Workload};
 use crate::validate::ValidatedService;
 
 /// `spec.rollout`, validated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RolloutPolicy {
     /// What comes first.
     pub strategy: RolloutStrategy,
@@ -14,6 +14,8 @@ pub struct RolloutPolicy {
     pub progress_deadline_seconds: i32,
     /// Nothing rolls.
     pub is_paused: bool,
+    /// The last restart asked for.
+    pub restarted_at: Option<String>,
 }
 
 const DEFAULT_PROGRESS_DEADLINE_SECONDS: i32 = 600;
@@ -26,6 +28,7 @@ impl RolloutPolicy {
             strategy: given.strategy.unwrap_or_default(),
             progress_deadline_seconds: deadline.max(1),
             is_paused: given.paused.unwrap_or(false),
+            restarted_at: given.restarted_at,
         }
     }
 }

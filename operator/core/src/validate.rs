@@ -15,6 +15,7 @@ use thiserror::Error;
 use windlass_engine_contract::flags;
 use windlass_operator_api::accelerator::{AcceleratorType, Resources};
 use windlass_operator_api::engine::{KvCacheDataType, Quantization};
+use windlass_operator_api::rollout::Rollout;
 use windlass_operator_api::scheduling::Scheduling;
 use windlass_operator_api::spot::{Spot, SpotMode};
 use windlass_operator_api::{GROUP, InferenceService, InferenceServiceSpec, MAX_NAME_CHARS};
@@ -394,7 +395,10 @@ fn spec_hash(spec: &InferenceServiceSpec) -> String {
     pods.replicas = 0;
     pods.autoscaling = None;
     pods.network = None;
-    pods.rollout = None;
+    pods.rollout = spec.rollout.as_ref().and_then(|rollout| {
+        let restarted_at = rollout.restarted_at.clone()?;
+        Some(Rollout { restarted_at: Some(restarted_at), ..Rollout::default() })
+    });
     if let Some(spot) = pods.spot.as_mut() {
         spot.on_demand_base = None;
         spot.max_percent_above_base = None;

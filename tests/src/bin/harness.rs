@@ -6,6 +6,7 @@ use windlass_tests::cluster::Cluster;
 use windlass_tests::image::{self, Builder, Program, Staged};
 use windlass_tests::operator;
 use windlass_tests::progress::Progress;
+use windlass_tests::rights;
 
 /// Prepares what the cluster tests need.
 #[derive(Parser)]
@@ -21,6 +22,8 @@ enum Command {
     Stage,
     /// Start a cluster (or use the one KUBECONFIG names), load both images, install the operator
     Up,
+    /// Compare the rights that the installed operator has with those that it has used; for after all tests
+    Rights,
     /// End the cluster that `up` started; on a cluster of yours, remove the operator
     Down,
 }
@@ -29,6 +32,7 @@ fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Stage => stage(),
         Command::Up => up(),
+        Command::Rights => rights(),
         Command::Down => down(),
     }
 }
@@ -48,6 +52,15 @@ fn up() -> Result<()> {
     let [operator, engine] =
         progress.phase("Build and load both images", |_| image::deliver(&cluster, Builder::find()?))?;
     progress.phase("Install the operator", |_| operator::install(&cluster, &operator, &engine))
+}
+
+fn rights() -> Result<()> {
+    let cluster = Cluster::attach()?;
+    match cluster.audit_log() {
+        Some(log) => println!("{} rights granted, each of them used", rights::compare(&cluster, &log)?),
+        None => println!("SKIPPED: rights granted against used; the audit log of this cluster cannot be read"),
+    }
+    Ok(())
 }
 
 fn down() -> Result<()> {

@@ -3,7 +3,6 @@
 use anyhow::{Context, Result, ensure};
 use serde_yaml_ng::Value;
 use std::fs;
-use windlass_tests::cluster::Cluster;
 use windlass_tests::namespace::{prepared_cluster, with_namespace};
 use windlass_tests::{command, operator, workspace};
 
@@ -26,7 +25,8 @@ fn what_the_chart_renders_is_accepted_without_a_word() -> Result<()> {
             .map(|name| serde_json::json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}));
         kubectl.apply(&namespaces)?;
         for values in VALUES {
-            let rendered = template(namespace.cluster(), operator::RELEASE, "rendered", namespace.name(), values)?;
+            let rendered =
+                operator::template(namespace.cluster(), operator::RELEASE, RENDERED, namespace.name(), values)?;
             let mut apply = kubectl.command();
             apply.args(["apply", "--dry-run=server", "--validate=strict", "-f", "-", "--output=name"]);
             let applied = command::output_and_error_with_input(&mut apply, &rendered)?;
@@ -40,7 +40,7 @@ fn what_the_chart_renders_is_accepted_without_a_word() -> Result<()> {
 #[test]
 fn the_crd_chart_carries_the_committed_crd() -> Result<()> {
     let Some(cluster) = prepared_cluster()? else { return Ok(()) };
-    let rendered = template(&cluster, "windlass-crds", "rendered", "default", &[])?;
+    let rendered = operator::template(&cluster, "windlass-crds", RENDERED, "default", &[])?;
     ensure!(rendered.len() < CRD_BYTES, "{} bytes", rendered.len());
     let rendered: Value = serde_yaml_ng::from_str(&rendered)?;
     let committed: Value = serde_yaml_ng::from_str(&fs::read_to_string(workspace::root().join("crds").join(CRD))?)?;
@@ -60,11 +60,6 @@ fn the_crd_is_structural() -> Result<()> {
     Ok(())
 }
 
+/// A release that is not installed: `kubectl apply` would warn about what helm has installed.
+const RENDERED: &str = "rendered";
 const CRD: &str = "inferenceservices.windlass.dev.yaml";
-
-/// `release` is a name that is not installed: what helm has installed, `kubectl apply` would warn about.
-fn template(cluster: &Cluster, chart: &str, release: &str, namespace: &str, values: &[&str]) -> Result<String> {
-    let mut helm = cluster.helm();
-    helm.args(["template", release]).arg(operator::chart(chart)).args(["--namespace", namespace]).args(values);
-    command::output(&mut helm)
-}

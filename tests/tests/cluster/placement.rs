@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 #[test]
 fn ranks_become_gpus_and_a_replica_too_many_says_why_it_waits() -> Result<()> {
     with_namespace("placement", |namespace| {
-        let Some(advertised) = namespace.cluster().advertise_gpus(8) else {
+        let Some(advertised) = namespace.cluster().advertise("nvidia.com/gpu", 8) else {
             return skip("the nodes of this cluster are not ours to change");
         };
         advertised?;

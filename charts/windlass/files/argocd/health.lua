@@ -1,5 +1,6 @@
 -- Health of windlass.dev/InferenceService for Argo CD.
--- Degraded only where somebody has to change something; what is merely on its way is Progressing.
+-- Degraded only where somebody has to change something; what is merely on its way is Progressing, and what an
+-- autoscaler adds or takes away while the service is ready is nobody's concern.
 local status = obj.status or {}
 if status.observedGeneration ~= obj.metadata.generation then
   return { status = "Progressing", message = "the operator has not seen this generation yet" }
@@ -10,19 +11,28 @@ for _, condition in ipairs(status.conditions or {}) do
   conditions[condition.type] = condition
 end
 
-local function is(kind, value)
+local function is(kind, value, reason)
   local found = conditions[kind]
   return found ~= nil and found.status == value and found.observedGeneration == obj.metadata.generation
+    and (reason == nil or found.reason == reason)
+end
+
+local function report(health, condition)
+  return { status = health, message = condition.reason .. ": " .. condition.message }
 end
 
 if is("Stalled", "True") then
-  return { status = "Degraded", message = conditions.Stalled.reason .. ": " .. conditions.Stalled.message }
+  return report("Degraded", conditions.Stalled)
 end
-if conditions.Ready ~= nil and conditions.Ready.reason == "ScaledToZero" then
-  return { status = "Suspended", message = conditions.Ready.message }
+if is("Ready", "False", "ScaledToZero") then
+  return report("Suspended", conditions.Ready)
 end
-if is("Ready", "True") and is("Reconciling", "False") then
+if is("Progressing", "False", "Paused") then
+  return report("Suspended", conditions.Progressing)
+end
+local mode = (obj.spec.autoscaling or {}).mode or "Manual"
+local is_scaling = mode ~= "Manual" and is("Progressing", "True", "ReplicasStarting")
+if is("Ready", "True") and (is("Reconciling", "False") or is_scaling) then
   return { status = "Healthy", message = conditions.Ready.message }
 end
-local why = conditions.Ready or { reason = "Unknown", message = "no condition yet" }
-return { status = "Progressing", message = why.reason .. ": " .. why.message }
+return report("Progressing", conditions.Ready or { reason = "Unknown", message = "no condition yet" })

@@ -3,46 +3,70 @@
 use super::engine_thread::launch;
 use super::{Started, open, read_text};
 use crate::clock::Clock;
-use crate::config::{Config, CpuConfig};
+use crate::config::{Config, CpuConfig, PipelineConfig};
 use crate::failure::Failure;
 use crate::fetch::record::FetchRecord;
 use crate::machine;
 use crate::monitor::{Built, Monitor};
+use std::net::TcpListener;
 use std::sync::Arc;
+use tracing::info;
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags;
 use windlass_engine_contract::memory::{KvDataType, kv_bytes_per_token};
+use windlass_engine_contract::sharding::kv_copies;
 use windlass_engine_contract::stats::{EffectiveConfig, StartPhases};
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::executor::{Executor, Geometry};
 use windlass_engine_model::{
-    ConfigError, DecoderConfig, KvBudget, LoadError, LoadOptions, Loaded, Quantization, SizeError, TensorError, load,
+    ConfigError, DecoderConfig, Gathering, KvBudget, LoadError, LoadOptions, Loaded, Quantization, SizeError,
+    TensorError, load, load_leader,
 };
 
 /// Loads weights and tokenizer side by side, then generates a token.
 pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Clock) -> Result<Started, Failure> {
     let began = clock.seconds();
     let file = open(&cpu.model)?;
+    let gathering = cpu.pipeline.as_ref().map(gathering).transpose()?;
     let options = options(config, cpu, &file)?;
     let (text, loaded) = std::thread::scope(|scope| {
         let text = scope.spawn(|| read_text(&file));
-        let loaded = load(&file, &options).map_err(load_failure);
-        (text.join(), loaded)
+        let loaded = match &gathering {
+            None => load(&file, &options),
+            Some(gathering) => load_leader(&file, &options, gathering),
+        };
+        (text.join(), loaded.map_err(load_failure))
     });
     let (tokenizer, template) = text.map_err(|_| Failure::internal("reading the tokenizer panicked"))??;
-    let Loaded { executor, ledger, weight_type, kernels, .. } = loaded?;
+    let Loaded { executor, ledgers, weight_type, kernels, .. } = loaded?;
     check_quantization(cpu, weight_type)?;
     let geometry = executor.geometry();
     let load_seconds = clock.seconds() - began;
     let (engine, warm_seconds) = launch(executor, &config.batching, monitor, clock)?;
     let download_seconds = FetchRecord::beside(&cpu.model).map_or(0.0, |record| record.seconds);
     let built = Built {
-        effective: effective(config, &geometry, weight_type, kernels),
+        effective: effective(config, &geometry, ledgers.len(), weight_type, kernels),
         simulated: false,
-        ledger: Some(ledger),
+        ledger: Some(ledgers.into_iter().sum()),
         start: StartPhases { download_seconds, load_seconds, warm_seconds },
     };
     Ok(Started { engine, tokenizer, template, built })
+}
+
+/// Computes a stage for the process that leads the pipeline, as long as that wants.
+pub fn work(config: &Config, cpu: &CpuConfig, pipeline: &PipelineConfig) -> Result<(), Failure> {
+    let file = open(&cpu.model)?;
+    let options = options(config, cpu, &file)?;
+    let PipelineConfig { nodes, node_rank, master, patience } = pipeline;
+    windlass_engine_model::work(&file, &options, *node_rank, *nodes, master, *patience).map_err(load_failure)
+}
+
+fn gathering(pipeline: &PipelineConfig) -> Result<Gathering, Failure> {
+    let PipelineConfig { nodes, master, patience, .. } = pipeline;
+    let listener = TcpListener::bind(master)
+        .map_err(|error| Failure::configuration(format!("cannot listen on {master} for other nodes: {error}")))?;
+    info!(address = master, nodes, "waiting for the other nodes of the pipeline");
+    Ok(Gathering { listener, stages: *nodes, patience: *patience })
 }
 
 fn options(config: &Config, cpu: &CpuConfig, file: &Checkpoint) -> Result<LoadOptions, Failure> {
@@ -50,10 +74,11 @@ fn options(config: &Config, cpu: &CpuConfig, file: &Checkpoint) -> Result<LoadOp
     let free = machine::free_memory_bytes();
     let kv = match batching.kv {
         Some(kv) => kv,
-        None => default_kv(config, file, free)?,
+        None => default_kv(config, cpu, file, free)?,
     };
     Ok(LoadOptions {
         threads: cpu.threads,
+        tensor_parallel: cpu.tensor_parallel,
         activations: cpu.activations,
         quantization: quantization(cpu),
         block_tokens: batching.block_tokens,
@@ -67,12 +92,13 @@ fn options(config: &Config, cpu: &CpuConfig, file: &Checkpoint) -> Result<LoadOp
 }
 
 /// What all sequences can use at their longest, and at most a quarter of what the weights leave free.
-fn default_kv(config: &Config, file: &Checkpoint, free: Option<u64>) -> Result<KvBudget, Failure> {
+fn default_kv(config: &Config, cpu: &CpuConfig, file: &Checkpoint, free: Option<u64>) -> Result<KvBudget, Failure> {
     let weights: u64 = file.tensors().map(|tensor| tensor.bytes.len() as u64).sum();
     let shape = DecoderConfig::read(file).map_err(|error| load_failure(error.into()))?.shape(weights);
     let longest = config.batching.max_model_tokens.unwrap_or(shape.context_tokens).min(shape.context_tokens);
     let tokens = u64::from(longest) * u64::from(config.batching.max_sequences);
-    let useful = tokens.saturating_mul(kv_bytes_per_token(&shape, KvDataType::Bf16));
+    let copies = u64::from(kv_copies(&shape, cpu.tensor_parallel));
+    let useful = tokens.saturating_mul(copies * kv_bytes_per_token(&shape, KvDataType::Bf16));
     let affordable = free.map_or(u64::MAX, |free| free.saturating_sub(weights) / 4);
     Ok(KvBudget::Bytes(useful.min(affordable)))
 }
@@ -93,10 +119,10 @@ fn check_quantization(cpu: &CpuConfig, weight_type: &str) -> Result<(), Failure>
     }
 }
 
-fn effective(config: &Config, geometry: &Geometry, weight_type: &str, kernels: &str) -> EffectiveConfig {
+fn effective(config: &Config, geometry: &Geometry, ranks: usize, weight_type: &str, kernels: &str) -> EffectiveConfig {
     EffectiveConfig {
         device: "cpu".to_owned(),
-        tensor_parallel: 1,
+        tensor_parallel: ranks as u32,
         quantization: weight_type.to_owned(),
         kv_cache_data_type: KvDataType::Bf16.name().to_owned(),
         max_model_tokens: geometry.max_sequence_tokens,
@@ -114,12 +140,13 @@ pub fn load_failure(error: LoadError) -> Failure {
         LoadError::Config(ConfigError::Unsupported(_)) | LoadError::Tensors(TensorError::Unsupported(_)) => {
             Reason::Unsupported
         }
+        LoadError::Ranks(_) => Reason::Unsupported,
         LoadError::Config(_) | LoadError::Tensors(_) => Reason::ModelInvalid,
         LoadError::Sizes(SizeError::Memory { .. } | SizeError::NoBlock { .. } | SizeError::KvTooSmall { .. }) => {
             Reason::OutOfMemory
         }
         LoadError::Sizes(_) => Reason::InvalidConfiguration,
-        LoadError::Threads { .. } => Reason::DeviceFailed,
+        LoadError::Threads { .. } | LoadError::Pipeline(_) => Reason::DeviceFailed,
     };
     Failure::new(reason, error)
 }

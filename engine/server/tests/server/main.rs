@@ -12,6 +12,7 @@ mod eval;
 mod fetch;
 mod hostile;
 mod life;
+mod parallel;
 mod real_model;
 mod refusals;
 mod scheduling;

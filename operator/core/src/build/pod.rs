@@ -31,14 +31,17 @@ pub fn build(service: &ValidatedService, workload: WorkloadKind, image: &str, de
     let mut labels = names::labels(&service.name);
     labels.extend(names::workload_labels(&service.name, workload));
     PodTemplateSpec {
-        metadata: Some(ObjectMeta { labels: Some(labels), annotations: revision(service), ..ObjectMeta::default() }),
+        metadata: Some(ObjectMeta { labels: Some(labels), annotations: markers(service), ..ObjectMeta::default() }),
         spec: Some(spec(service, workload, image, defaults)),
     }
 }
 
-/// The user's version marker, so that a change of it is a change of the template.
-fn revision(service: &ValidatedService) -> Option<BTreeMap<String, String>> {
-    service.revision.as_ref().map(|revision| BTreeMap::from([(names::MODEL_REVISION.to_owned(), revision.clone())]))
+/// The user's version marker and the last restart asked for, so that a change of either is a change of the template.
+fn markers(service: &ValidatedService) -> Option<BTreeMap<String, String>> {
+    let revision = service.revision.clone().map(|revision| (names::MODEL_REVISION.to_owned(), revision));
+    let restart = service.rollout.restarted_at.clone().map(|at| (names::RESTARTED_AT.to_owned(), at));
+    let markers: BTreeMap<_, _> = revision.into_iter().chain(restart).collect();
+    (!markers.is_empty()).then_some(markers)
 }
 
 fn spec(service: &ValidatedService, workload: WorkloadKind, image: &str, defaults: &Defaults) -> PodSpec {

@@ -31,6 +31,7 @@ fn an_edit_of_any_pod_field_rolls() {
         ("drainTimeoutSeconds", json!(10)),
         ("spot", json!({"mode": "Never"})),
         ("model", json!({"source": "pvc://models/llama.gguf", "revision": "2"})),
+        ("rollout", json!({"restartedAt": "2026-11-21T19:30:00Z"})),
     ];
     for (field, value) in edits {
         let mut cluster = Cluster::serving(service().build());
@@ -47,6 +48,7 @@ fn replicas_autoscaling_and_peers_roll_nothing() {
         service().with("replicas", json!(3)),
         service().builtin(1, 3, 500),
         service().with("network", json!({"allowFrom": [{"podSelector": {"matchLabels": {"a": "b"}}}]})),
+        service().with("rollout", json!({"strategy": "Drain", "progressDeadlineSeconds": 120})),
     ];
     for edit in edits {
         let mut cluster = Cluster::serving(service().build());

@@ -1,0 +1,3 @@
+obj.spec.rollout = obj.spec.rollout or {}
+obj.spec.rollout.paused = false
+return obj

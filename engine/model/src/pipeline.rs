@@ -1,0 +1,137 @@
+//! A model whose layers are divided among processes, which hand activations on over TCP.
+//!
+//! The process that serves leads: it has the last layers, so logits and sampling never leave it. It sends every step's
+//! tokens and places to each earlier stage in turn, with the activations of the one before. A pipeline makes room for a
+//! larger model; one step runs on one stage after the other, so it is no faster.
+
+mod greeting;
+mod peer;
+mod wire;
+mod worker;
+
+use std::io;
+use std::net::SocketAddr;
+
+use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::plan::BlockCopy;
+
+use crate::backend::Backend;
+use crate::batch::Batch;
+use crate::ranks::Ranks;
+use crate::sampler::{Drawn, RowTask, SampleError};
+pub(crate) use greeting::Join;
+pub use peer::Gathering;
+pub(crate) use peer::Peer;
+pub(crate) use wire::VERSION;
+pub(crate) use worker::Worker;
+
+/// Why a pipeline cannot be built, or goes on no longer.
+#[derive(Debug, thiserror::Error)]
+pub enum PipelineError {
+    /// Nobody can join.
+    #[error("cannot listen for the pipeline's other stages: {source}")]
+    Listen {
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Something connected that is no stage.
+    #[error("something connected that is no stage of a pipeline")]
+    Stranger,
+    /// Stages did not come.
+    #[error("the pipeline has {stages} nodes and after {seconds} s only these have joined: 0 {}", list(joined))]
+    Missing {
+        /// Node ranks that have joined.
+        joined: Vec<u32>,
+        /// Nodes there should be.
+        stages: u32,
+        /// How long they were waited for.
+        seconds: u64,
+    },
+    /// There was no leader to join.
+    #[error("the leader of the pipeline at {leader} was not reached within {seconds} s: {source}")]
+    NoLeader {
+        /// Host and port.
+        leader: String,
+        /// How long it was tried.
+        seconds: u64,
+        /// Of the last attempt.
+        source: io::Error,
+    },
+    /// An earlier stage failed, as the leader sees it.
+    #[error("node {node_rank} of the pipeline, at {address}, failed: {why}")]
+    Stage {
+        /// Which one.
+        node_rank: u32,
+        /// Where it is.
+        address: SocketAddr,
+        /// In words.
+        why: String,
+    },
+    /// The leader failed, as another stage sees it.
+    #[error("the leader of the pipeline, at {address}, failed: {why}")]
+    Leader {
+        /// Where it is.
+        address: SocketAddr,
+        /// In words.
+        why: String,
+    },
+    /// A step could not be computed here.
+    #[error("a step of the pipeline failed here: {0}")]
+    Step(String),
+}
+
+fn list(ranks: &[u32]) -> String {
+    ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
+}
+
+/// The earlier stages, and the ranks of this process, which come last.
+pub(crate) struct Pipeline<B: Backend> {
+    pub earlier: Vec<Peer>,
+    pub ranks: Ranks<B>,
+}
+
+impl<B: Backend> Pipeline<B> {
+    /// Computes a step through all stages.
+    pub fn forward(&mut self, batch: &Batch) -> Result<(), PipelineError> {
+        let mut activations = Vec::new();
+        for peer in &mut self.earlier {
+            activations = peer.forward(batch, &activations)?;
+        }
+        match self.earlier.is_empty() {
+            true => self.ranks.forward(batch),
+            false => self.ranks.forward_from(batch, &activations),
+        }
+        Ok(())
+    }
+
+    /// Copies K and V of whole blocks in all stages, in order.
+    pub fn copy_blocks(&mut self, copies: &[BlockCopy]) -> Result<(), PipelineError> {
+        if copies.is_empty() {
+            return Ok(());
+        }
+        self.earlier.iter_mut().try_for_each(|peer| peer.copy_blocks(copies))?;
+        self.ranks.copy_blocks(copies);
+        Ok(())
+    }
+
+    /// Draws or scores a token for each row of logits.
+    pub fn sample(&mut self, tasks: &[RowTask<'_>]) -> Vec<Result<Drawn, SampleError>> {
+        self.ranks.sample(tasks)
+    }
+}
+
+/// The most bytes of a frame between stages of these sizes.
+fn frame_bound(geometry: &Geometry, hidden: usize) -> usize {
+    let [block_tokens, blocks, longest, rows, tokens] = [
+        geometry.block_tokens,
+        geometry.blocks,
+        geometry.max_sequence_tokens,
+        geometry.max_step_rows,
+        geometry.max_step_tokens,
+    ]
+    .map(|size| size as usize);
+    let copies = 4 + 8 * blocks;
+    // A scheduler may hold a block more than a sequence's tokens fill.
+    let step = 4 + rows * (12 + 4 * (longest.div_ceil(block_tokens) + 1)) + 4 * tokens + 4 * tokens * hidden;
+    copies.max(step).max(wire::MAX_GREETING_BYTES)
+}

@@ -1,0 +1,162 @@
+//! What stages tell each other before the first step, as JSON.
+
+use serde::{Deserialize, Serialize};
+use windlass_engine_contract::shape::ModelShape;
+use windlass_engine_core::executor::Geometry;
+
+use super::wire;
+
+/// A process that joins, and the model that it has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Join {
+    pub version: u32,
+    /// 1 for the stage with the first layers; 0 is the leader, which has the last ones.
+    pub node_rank: u32,
+    /// Stages that it was told of.
+    pub stages: u32,
+    pub shape: ModelShape,
+    pub weight_type: String,
+}
+
+/// What a stage is to build.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Assign {
+    version: u32,
+    pub stage: u32,
+    pub stages: u32,
+    block_tokens: u32,
+    blocks: u32,
+    max_sequence_tokens: u32,
+    max_step_rows: u32,
+    max_step_tokens: u32,
+    max_step_logits: u32,
+    vocabulary: u32,
+}
+
+impl Join {
+    /// The payload of a frame.
+    pub fn to_payload(&self) -> Vec<u8> {
+        let json = serde_json::to_vec(self).unwrap_or_default();
+        [&wire::MAGIC[..], &json].concat()
+    }
+
+    /// Reads a frame's payload.
+    pub fn parse(payload: &[u8]) -> Result<Join, String> {
+        let json = payload.strip_prefix(&wire::MAGIC).unwrap_or_default();
+        serde_json::from_slice(json).map_err(|error| format!("its greeting cannot be read: {error}"))
+    }
+
+    /// Why `other` cannot be a stage of this one's pipeline.
+    pub fn difference(&self, other: &Join) -> Option<String> {
+        let Join { version, node_rank, stages, shape, weight_type } = other;
+        if *version != self.version {
+            return Some(format!("it speaks version {version} of the protocol, not {}", self.version));
+        }
+        if *stages != self.stages || *node_rank == 0 || node_rank >= stages {
+            return Some(format!("it is node {node_rank} of {stages}; there are {}", self.stages));
+        }
+        if *shape != self.shape || *weight_type != self.weight_type {
+            return Some(format!(
+                "it has another model: {weight_type} {shape:?}, not {} {:?}",
+                self.weight_type, self.shape
+            ));
+        }
+        None
+    }
+}
+
+impl Assign {
+    pub fn new(stage: u32, stages: u32, geometry: &Geometry) -> Assign {
+        let Geometry {
+            block_tokens,
+            blocks,
+            max_sequence_tokens,
+            max_step_rows,
+            max_step_tokens,
+            max_step_logits,
+            vocabulary,
+        } = *geometry;
+        Assign {
+            version: wire::VERSION,
+            stage,
+            stages,
+            block_tokens,
+            blocks,
+            max_sequence_tokens,
+            max_step_rows,
+            max_step_tokens,
+            max_step_logits,
+            vocabulary,
+        }
+    }
+
+    /// The sizes to build.
+    pub fn geometry(&self) -> Geometry {
+        Geometry {
+            block_tokens: self.block_tokens,
+            blocks: self.blocks,
+            max_sequence_tokens: self.max_sequence_tokens,
+            max_step_rows: self.max_step_rows,
+            max_step_tokens: self.max_step_tokens,
+            max_step_logits: self.max_step_logits,
+            vocabulary: self.vocabulary,
+        }
+    }
+
+    /// The payload of a frame.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Reads a frame's payload.
+    pub fn parse(payload: &[u8]) -> Result<Assign, String> {
+        let assign: Assign =
+            serde_json::from_slice(payload).map_err(|error| format!("its assignment cannot be read: {error}"))?;
+        match assign.version {
+            wire::VERSION => Ok(assign),
+            other => Err(format!("it speaks version {other} of the protocol, not {}", wire::VERSION)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn join() -> Join {
+        let shape = ModelShape {
+            architecture: "llama".into(),
+            layers: 2,
+            hidden: 64,
+            feed_forward: 128,
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 32,
+            vocabulary: 100,
+            context_tokens: 64,
+            weight_bytes: 1000,
+        };
+        Join { version: wire::VERSION, node_rank: 1, stages: 2, shape, weight_type: "f32".into() }
+    }
+
+    #[test]
+    fn only_a_stage_of_the_same_pipeline_and_model_may_join() {
+        let own = Join { node_rank: 0, ..join() };
+        assert_eq!(Join::parse(&join().to_payload()), Ok(join()));
+        assert_eq!(own.difference(&join()), None);
+        let other_shape = ModelShape { weight_bytes: 1, ..join().shape };
+        for (other, why) in [
+            (Join { version: 7, ..join() }, "version 7"),
+            (Join { node_rank: 0, ..join() }, "node 0 of 2"),
+            (Join { node_rank: 2, ..join() }, "node 2 of 2"),
+            (Join { stages: 3, ..join() }, "of 3; there are 2"),
+            (Join { shape: other_shape, ..join() }, "another model"),
+            (Join { weight_type: "q4_1".into(), ..join() }, "another model"),
+        ] {
+            let refusal = own.difference(&other).unwrap_or_default();
+            assert!(refusal.contains(why), "{refusal:?} should contain {why:?}");
+        }
+    }
+}

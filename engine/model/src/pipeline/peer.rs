@@ -1,0 +1,175 @@
+//! An earlier stage of the pipeline, as the process that leads it sees it.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::plan::BlockCopy;
+
+use super::greeting::{Assign, Join};
+use super::wire::{self, Kind};
+use super::{PipelineError, frame_bound};
+use crate::batch::Batch;
+
+/// How long a stage may take for one step before it is taken for dead.
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long something that connects may take to say what it is.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often somebody who waits to be connected to looks.
+const POLL: Duration = Duration::from_millis(20);
+
+/// A stage that has joined.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    stage: u32,
+    address: SocketAddr,
+    stream: TcpStream,
+    /// Most bytes of a frame of its.
+    bound: usize,
+    payload: Vec<u8>,
+}
+
+/// Where the earlier stages join, and how long they are waited for.
+#[derive(Debug)]
+pub struct Gathering {
+    /// Listens for them.
+    pub listener: TcpListener,
+    /// Stages of the pipeline, the leader's included.
+    pub stages: u32,
+    /// How long they may take to join and to load.
+    pub patience: Duration,
+}
+
+impl Gathering {
+    /// Waits until every earlier stage has joined with the model that `own` describes; they are in order.
+    pub(crate) fn gather(&self, own: &Join) -> Result<Vec<Peer>, PipelineError> {
+        let listen = |source| PipelineError::Listen { source };
+        self.listener.set_nonblocking(true).map_err(listen)?;
+        let (deadline, earlier) = (Instant::now() + self.patience, self.stages as usize - 1);
+        let mut peers: Vec<Peer> = Vec::new();
+        while peers.len() < earlier {
+            match self.listener.accept() {
+                Ok((stream, address)) => match self.greet(stream, address, own, &peers) {
+                    Ok(peer) => peers.push(peer),
+                    // Whatever it was, it is no stage.
+                    Err(PipelineError::Stranger) => {}
+                    Err(error) => return Err(error),
+                },
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
+                    thread::sleep(POLL);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let joined = peers.iter().map(|peer| peer.stage + 1).collect();
+                    let (stages, seconds) = (self.stages, self.patience.as_secs());
+                    return Err(PipelineError::Missing { joined, stages, seconds });
+                }
+                Err(source) => return Err(listen(source)),
+            }
+        }
+        peers.sort_by_key(|peer| peer.stage);
+        Ok(peers)
+    }
+
+    fn greet(&self, stream: TcpStream, address: SocketAddr, own: &Join, known: &[Peer]) -> Result<Peer, PipelineError> {
+        let stranger = |_| PipelineError::Stranger;
+        stream.set_nonblocking(false).map_err(stranger)?;
+        stream.set_nodelay(true).map_err(stranger)?;
+        stream.set_read_timeout(Some(GREETING_TIMEOUT)).map_err(stranger)?;
+        let (bound, mut payload) = (wire::MAX_GREETING_BYTES, Vec::new());
+        match wire::read(&mut &stream, bound, &mut payload).map_err(stranger)? {
+            Kind::Join if payload.starts_with(&wire::MAGIC) => {}
+            _ => return Err(PipelineError::Stranger),
+        }
+        let join = Join::parse(&payload);
+        let stage = join.as_ref().map_or(0, |join| join.node_rank.saturating_sub(1));
+        let mut peer = Peer { stage, address, stream, bound, payload };
+        let refusal = match &join {
+            Err(why) => Some(why.clone()),
+            Ok(join) => own
+                .difference(join)
+                .or_else(|| known.iter().any(|known| known.stage == stage).then(|| "its place is taken".to_owned())),
+        };
+        match refusal {
+            None => Ok(peer),
+            Some(why) => {
+                // It may be gone already; what matters is told here.
+                let _ = wire::write(&mut peer.stream, Kind::Failed, why.as_bytes());
+                Err(peer.failed(why))
+            }
+        }
+    }
+}
+
+impl Peer {
+    /// Tells the stage what to build.
+    pub fn assign(&mut self, stages: u32, geometry: &Geometry, hidden: usize) -> Result<(), PipelineError> {
+        let assign = Assign::new(self.stage, stages, geometry);
+        self.send(Kind::Assign, assign.to_json().as_bytes())?;
+        self.bound = frame_bound(geometry, hidden);
+        Ok(())
+    }
+
+    /// Waits until it has built that.
+    pub fn ready(&mut self, patience: Duration) -> Result<(), PipelineError> {
+        self.wait_at_most(patience)?;
+        self.expect(Kind::Ready)?;
+        self.wait_at_most(STEP_TIMEOUT)
+    }
+
+    /// Copies blocks there.
+    pub fn copy_blocks(&mut self, copies: &[BlockCopy]) -> Result<(), PipelineError> {
+        let mut payload = Vec::new();
+        let numbers = copies.iter().flat_map(|copy| [copy.from.0, copy.to.0]);
+        wire::put(&mut payload, [2 * copies.len() as u32].into_iter().chain(numbers));
+        self.send(Kind::Copies, &payload)
+    }
+
+    /// The activations after its layers, given those before them; the first stage embeds the tokens itself.
+    pub fn forward(&mut self, batch: &Batch, activations: &[f32]) -> Result<Vec<f32>, PipelineError> {
+        let mut payload = Vec::new();
+        wire::put(&mut payload, [batch.rows().len() as u32]);
+        let mut tokens = batch.tokens();
+        for row in batch.rows() {
+            let (own, rest) = tokens.split_at(row.tokens);
+            tokens = rest;
+            wire::put(&mut payload, [row.first_position, own.len() as u32]);
+            wire::put(&mut payload, own.iter().copied());
+            wire::put(&mut payload, [row.blocks.len() as u32]);
+            wire::put(&mut payload, row.blocks.iter().copied());
+        }
+        wire::put_floats(&mut payload, activations);
+        self.send(Kind::Step, &payload)?;
+        self.expect(Kind::Activations)?;
+        wire::Payload(&self.payload).floats().map_err(|error| self.failed(error))
+    }
+
+    fn send(&mut self, kind: Kind, payload: &[u8]) -> Result<(), PipelineError> {
+        wire::write(&mut self.stream, kind, payload).map_err(|error| self.failed(error))
+    }
+
+    fn expect(&mut self, wanted: Kind) -> Result<(), PipelineError> {
+        let kind = wire::read(&mut self.stream, self.bound, &mut self.payload).map_err(|error| self.failed(error))?;
+        match kind {
+            Kind::Failed => Err(self.failed(String::from_utf8_lossy(&self.payload))),
+            kind if kind == wanted => Ok(()),
+            kind => Err(self.failed(format!("it sent {kind:?} where {wanted:?} was due"))),
+        }
+    }
+
+    fn wait_at_most(&self, patience: Duration) -> Result<(), PipelineError> {
+        self.stream.set_read_timeout(Some(patience)).map_err(|error| self.failed(error))
+    }
+
+    fn failed(&self, why: impl ToString) -> PipelineError {
+        PipelineError::Stage { node_rank: self.stage + 1, address: self.address, why: why.to_string() }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // One that is gone needs no farewell.
+        let _ = wire::write(&mut self.stream, Kind::Goodbye, &[]);
+    }
+}

@@ -1,0 +1,199 @@
+//! Frames between the stages of a pipeline: a kind (u8), a length (u32) and so many bytes, little-endian.
+//!
+//! A length is checked against a bound before anything is read, and counts within a frame against its bytes. The first
+//! frames carry the version; numbers after that are the same on both sides.
+
+use std::io::{self, Read, Write};
+
+use windlass_engine_core::plan::{BlockCopy, BlockId};
+
+/// Of this protocol: stages of other versions are refused.
+pub(crate) const VERSION: u32 = 1;
+/// First bytes of the first frame's payload: whatever else listens on the port does not begin like this.
+pub(crate) const MAGIC: [u8; 4] = *b"WLPP";
+/// Bound of frames before sizes are agreed: JSON documents and messages.
+pub(crate) const MAX_GREETING_BYTES: usize = 64 << 10;
+
+/// What a frame holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A stage presents itself: magic, then JSON.
+    Join,
+    /// What it is to build: JSON.
+    Assign,
+    /// It is built.
+    Ready,
+    /// Blocks to copy.
+    Copies,
+    /// A step, and the activations of the stage before.
+    Step,
+    /// The activations of a stage.
+    Activations,
+    /// Why a stage cannot go on: a sentence.
+    Failed,
+    /// There will be no more steps.
+    Goodbye,
+}
+
+impl Kind {
+    const ALL: [Kind; 8] = [
+        Kind::Join,
+        Kind::Assign,
+        Kind::Ready,
+        Kind::Copies,
+        Kind::Step,
+        Kind::Activations,
+        Kind::Failed,
+        Kind::Goodbye,
+    ];
+}
+
+/// Writes a frame.
+pub(crate) fn write(to: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Result<()> {
+    let length = u32::try_from(payload.len()).map_err(|_| invalid("the frame is longer than 4 GiB"))?;
+    let mut header = [kind as u8, 0, 0, 0, 0];
+    header[1..].copy_from_slice(&length.to_le_bytes());
+    to.write_all(&header)?;
+    to.write_all(payload)?;
+    to.flush()
+}
+
+/// Reads a frame of at most `bound` bytes into `payload`.
+pub(crate) fn read(from: &mut impl Read, bound: usize, payload: &mut Vec<u8>) -> io::Result<Kind> {
+    let mut header = [0; 5];
+    from.read_exact(&mut header).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), "the connection was closed"),
+        _ => error,
+    })?;
+    let [kind, length @ ..] = header;
+    let kind = Kind::ALL.into_iter().find(|known| *known as u8 == kind);
+    let kind = kind.ok_or_else(|| invalid(format!("{} is no kind of frame", header[0])))?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > bound {
+        return Err(invalid(format!("a frame of {length} bytes; {bound} are the most")));
+    }
+    payload.clear();
+    // Grows as bytes arrive, so that a length alone costs nothing.
+    match from.take(length as u64).read_to_end(payload)? {
+        read if read == length => Ok(kind),
+        read => Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("{read} of a frame's {length} bytes"))),
+    }
+}
+
+/// An error of what was read.
+pub(crate) fn invalid(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why.into())
+}
+
+/// One row of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StepRow {
+    pub tokens: Vec<u32>,
+    pub first_position: u32,
+    pub blocks: Vec<BlockId>,
+}
+
+/// Appends numbers to a payload.
+pub(crate) fn put(payload: &mut Vec<u8>, numbers: impl IntoIterator<Item = u32>) {
+    numbers.into_iter().for_each(|number| payload.extend(number.to_le_bytes()));
+}
+
+/// Appends activations to a payload.
+pub(crate) fn put_floats(payload: &mut Vec<u8>, values: &[f32]) {
+    values.iter().for_each(|value| payload.extend(value.to_le_bytes()));
+}
+
+/// Reads a payload from its start.
+pub(crate) struct Payload<'a>(pub &'a [u8]);
+
+impl Payload<'_> {
+    pub fn number(&mut self) -> io::Result<u32> {
+        let (number, rest) = self.0.split_first_chunk().ok_or_else(|| invalid("a frame ends within a number"))?;
+        self.0 = rest;
+        Ok(u32::from_le_bytes(*number))
+    }
+
+    /// A count, then so many numbers.
+    pub fn numbers(&mut self) -> io::Result<Vec<u32>> {
+        let count = self.number()? as usize;
+        let (bytes, rest) = count
+            .checked_mul(4)
+            .and_then(|bytes| self.0.split_at_checked(bytes))
+            .ok_or_else(|| invalid(format!("a frame ends before its {count} numbers")))?;
+        self.0 = rest;
+        Ok(words(bytes).map(u32::from_le_bytes).collect())
+    }
+
+    pub fn copies(&mut self) -> io::Result<Vec<BlockCopy>> {
+        let numbers = self.numbers()?;
+        let copy = |pair: &[u32; 2]| BlockCopy { from: BlockId(pair[0]), to: BlockId(pair[1]) };
+        Ok(numbers.as_chunks().0.iter().map(copy).collect())
+    }
+
+    pub fn row(&mut self) -> io::Result<StepRow> {
+        let first_position = self.number()?;
+        let (tokens, blocks) = (self.numbers()?, self.numbers()?);
+        Ok(StepRow { tokens, first_position, blocks: blocks.into_iter().map(BlockId).collect() })
+    }
+
+    /// All that is left.
+    pub fn floats(&mut self) -> io::Result<Vec<f32>> {
+        let bytes = std::mem::take(&mut self.0);
+        match bytes.len().is_multiple_of(4) {
+            true => Ok(words(bytes).map(f32::from_le_bytes).collect()),
+            false => Err(invalid("a frame ends within a number")),
+        }
+    }
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = [u8; 4]> {
+    bytes.as_chunks().0.iter().copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: Kind, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        write(&mut bytes, kind, payload).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn frames_come_back_as_they_went() {
+        for kind in Kind::ALL {
+            let (bytes, mut payload) = (frame(kind, &[1, 2, 3]), vec![9]);
+            assert_eq!(read(&mut &bytes[..], 3, &mut payload).unwrap(), kind);
+            assert_eq!(payload, [1, 2, 3]);
+        }
+    }
+
+    #[test]
+    fn what_is_no_frame_is_refused() {
+        let refusal = |bytes: &[u8], bound| read(&mut &bytes[..], bound, &mut Vec::new()).unwrap_err().to_string();
+        assert_eq!(refusal(&frame(Kind::Step, &[0; 5]), 4), "a frame of 5 bytes; 4 are the most");
+        assert_eq!(refusal(b"GET / HTTP/1.1", 1 << 30), "71 is no kind of frame");
+        assert_eq!(refusal(&frame(Kind::Step, &[0; 5])[..8], 5), "3 of a frame's 5 bytes");
+        assert_eq!(refusal(&[0; 3], 5), "the connection was closed");
+    }
+
+    #[test]
+    fn payloads_are_read_to_their_end_and_no_further() {
+        let mut bytes = Vec::new();
+        put(&mut bytes, [2, 7, 8]);
+        put(&mut bytes, [40, 1, 5, 2, 3, 4]);
+        put_floats(&mut bytes, &[0.5]);
+        let mut payload = Payload(&bytes);
+        assert_eq!(payload.copies().unwrap(), [BlockCopy { from: BlockId(7), to: BlockId(8) }]);
+        let row = StepRow { tokens: vec![5], first_position: 40, blocks: vec![BlockId(3), BlockId(4)] };
+        assert_eq!(payload.row().unwrap(), row);
+        assert_eq!(payload.floats().unwrap(), [0.5]);
+        assert!(payload.number().is_err());
+        // A count that says more than there is allocates nothing.
+        let mut short = Vec::new();
+        put(&mut short, [u32::MAX, 1]);
+        assert_eq!(Payload(&short).numbers().unwrap_err().to_string(), "a frame ends before its 4294967295 numbers");
+        assert!(Payload(&[0; 6]).floats().is_err());
+    }
+}

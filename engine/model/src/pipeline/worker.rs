@@ -1,0 +1,167 @@
+//! A process that computes an earlier stage for the one that leads the pipeline.
+
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use socket2::{SockRef, TcpKeepalive};
+use windlass_engine_core::executor::Geometry;
+
+use super::greeting::{Assign, Join};
+use super::wire::{self, Kind, Payload};
+use super::{PipelineError, frame_bound};
+use crate::backend::Backend;
+use crate::batch::{Batch, Logits};
+use crate::panic::message;
+use crate::places;
+use crate::ranks::Ranks;
+
+/// Pause between attempts to reach a leader that is not there yet.
+const RETRY: Duration = Duration::from_millis(200);
+/// How long a silent leader's host is trusted to be there.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
+
+/// A connection to the leader.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    stream: TcpStream,
+    leader: SocketAddr,
+    payload: Vec<u8>,
+}
+
+impl Worker {
+    /// Joins the pipeline that is led at `leader` (host and port), which may take until `patience` is over to be there.
+    pub fn join(leader: &str, own: &Join, patience: Duration) -> Result<Worker, PipelineError> {
+        let deadline = Instant::now() + patience;
+        let (stream, leader) = loop {
+            match connect(leader) {
+                Ok(connected) => break connected,
+                Err(_) if Instant::now() < deadline => thread::sleep(RETRY),
+                Err(source) => {
+                    let (leader, seconds) = (leader.to_owned(), patience.as_secs());
+                    return Err(PipelineError::NoLeader { leader, seconds, source });
+                }
+            }
+        };
+        let mut worker = Worker { stream, leader, payload: Vec::new() };
+        worker.send(Kind::Join, &own.to_payload())?;
+        Ok(worker)
+    }
+
+    /// Waits for all stages to join, and for what this one is to build.
+    pub fn assignment(&mut self) -> Result<Assign, PipelineError> {
+        match self.receive(wire::MAX_GREETING_BYTES)? {
+            Kind::Assign => Assign::parse(&self.payload).map_err(|why| self.failed(why)),
+            kind => Err(self.unexpected(kind)),
+        }
+    }
+
+    /// Tells why this stage ends.
+    pub fn give_up(&mut self, why: &str) {
+        // The leader may have ended first.
+        let _ = wire::write(&mut self.stream, Kind::Failed, why.as_bytes());
+    }
+
+    /// Computes steps until the leader says goodbye.
+    pub fn work<B: Backend>(mut self, mut ranks: Ranks<B>, geometry: &Geometry) -> Result<(), PipelineError> {
+        let bound = frame_bound(geometry, ranks.config().hidden);
+        self.send(Kind::Ready, &[])?;
+        let mut batch = Batch::default();
+        loop {
+            let outcome = match self.receive(bound)? {
+                Kind::Goodbye => return Ok(()),
+                Kind::Copies => copy_blocks(&self.payload, &mut ranks, geometry).map(|()| None),
+                Kind::Step => forward(&self.payload, &mut batch, &mut ranks, geometry).map(Some),
+                kind => return Err(self.unexpected(kind)),
+            };
+            match outcome {
+                Ok(None) => {}
+                Ok(Some(activations)) => {
+                    let mut payload = Vec::new();
+                    wire::put_floats(&mut payload, &activations);
+                    self.send(Kind::Activations, &payload)?;
+                }
+                Err(why) => {
+                    self.give_up(&why);
+                    return Err(PipelineError::Step(why));
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, kind: Kind, payload: &[u8]) -> Result<(), PipelineError> {
+        wire::write(&mut self.stream, kind, payload).map_err(|error| self.failed(error))
+    }
+
+    fn receive(&mut self, bound: usize) -> Result<Kind, PipelineError> {
+        wire::read(&mut self.stream, bound, &mut self.payload).map_err(|error| self.failed(error))
+    }
+
+    fn unexpected(&self, kind: Kind) -> PipelineError {
+        match kind {
+            Kind::Failed => self.failed(String::from_utf8_lossy(&self.payload)),
+            kind => self.failed(format!("it sent {kind:?}, which is not due")),
+        }
+    }
+
+    fn failed(&self, why: impl ToString) -> PipelineError {
+        PipelineError::Leader { address: self.leader, why: why.to_string() }
+    }
+}
+
+fn connect(leader: &str) -> std::io::Result<(TcpStream, SocketAddr)> {
+    let Some(address) = leader.to_socket_addrs()?.next() else {
+        return Err(std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address"));
+    };
+    let stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE))?;
+    Ok((stream, address))
+}
+
+fn copy_blocks<B: Backend>(payload: &[u8], ranks: &mut Ranks<B>, geometry: &Geometry) -> Result<(), String> {
+    let copies = Payload(payload).copies().map_err(|error| error.to_string())?;
+    match copies.iter().flat_map(|copy| [copy.from, copy.to]).find(|block| block.0 >= geometry.blocks) {
+        Some(block) => Err(format!("a copy names block {}; there are {}", block.0, geometry.blocks)),
+        None => compute(|| ranks.copy_blocks(&copies)),
+    }
+}
+
+/// The activations of a step, which is checked as one of our own scheduler's is.
+fn forward<B: Backend>(
+    payload: &[u8],
+    batch: &mut Batch,
+    ranks: &mut Ranks<B>,
+    geometry: &Geometry,
+) -> Result<Vec<f32>, String> {
+    let mut payload = Payload(payload);
+    let wrong = |error: std::io::Error| error.to_string();
+    batch.clear();
+    for _ in 0..payload.number().map_err(wrong)? {
+        let row = payload.row().map_err(wrong)?;
+        places::check(geometry, row.first_position, row.tokens.len(), &row.blocks)?;
+        row.tokens.iter().try_for_each(|&token| places::check_token(geometry, token))?;
+        batch.push(row.tokens, row.first_position, &row.blocks, Logits::NONE);
+    }
+    let (tokens, hidden) = (batch.tokens().len(), ranks.config().hidden);
+    let activations = payload.floats().map_err(wrong)?;
+    if tokens == 0 || tokens > geometry.max_step_tokens as usize {
+        return Err(format!("a step of {tokens} tokens; {} are the most", geometry.max_step_tokens));
+    }
+    let expected = if ranks.weights().embeds() { 0 } else { tokens * hidden };
+    if activations.len() != expected {
+        return Err(format!("{} activations came with {tokens} tokens, not {expected}", activations.len()));
+    }
+    compute(|| {
+        match activations.is_empty() {
+            true => ranks.forward(batch),
+            false => ranks.forward_from(batch, &activations),
+        }
+        ranks.activations(tokens)
+    })
+}
+
+fn compute<T>(task: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(task)).map_err(|panic| message(panic.as_ref()))
+}

@@ -1,0 +1,111 @@
+//! A model on several ranks and in several processes, as its users start it.
+
+use crate::common::{Answer, Client, post, real_model, within};
+use axum::body::Body;
+use serde_json::{Value, json};
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::Stdio;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use windlass_engine_contract::termination::{Reason, Termination};
+
+/// A process, and where it serves.
+struct Engine {
+    child: Child,
+    api: SocketAddr,
+    admin: SocketAddr,
+}
+
+fn spawn(model: &Path, flags: &str) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_windlass-engine"))
+        .arg("serve")
+        .arg(model)
+        .args(["--host", "127.0.0.1", "--port", "0", "--admin-port", "0", "--served-model-name", "smol"])
+        .args(["--kv-cache-memory-bytes", "50000000", "--log-format", "json"])
+        .args(flags.split_whitespace())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap()
+}
+
+/// Waits until it says where it serves.
+async fn serving(mut child: Child) -> Engine {
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let address = |line: &Value, port: &str| line[port].as_str().unwrap().parse().unwrap();
+    loop {
+        let line = within("a log line", lines.next_line()).await.unwrap().expect("it should serve");
+        let Ok(line) = serde_json::from_str::<Value>(&line) else { continue };
+        if line["message"] == "serving" {
+            let (api, admin) = (address(&line, "api"), address(&line, "admin"));
+            // What else it says must not block it.
+            tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+            return Engine { child, api, admin };
+        }
+    }
+}
+
+impl Engine {
+    async fn ask(&self) -> String {
+        let answer = Answer::read(Client::connect(self.api).await.send(question()).await.unwrap()).await;
+        answer.json()["choices"][0]["message"]["content"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{}", answer.text()))
+            .to_owned()
+    }
+
+    async fn effective(&self) -> Value {
+        crate::common::get(self.admin, "/stats").await.json()["effective"].clone()
+    }
+}
+
+fn question() -> hyper::Request<Body> {
+    let messages = json!([{"role": "user", "content": "List three colours."}]);
+    post("/v1/chat/completions", &json!({"model": "smol", "temperature": 0, "max_tokens": 24, "messages": messages}))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stats_say_how_many_ranks_were_built() {
+    let Some(model) = real_model() else { return };
+    let engine = serving(spawn(&model, "--tensor-parallel-size 3")).await;
+    assert_eq!(engine.effective().await["tensorParallel"], 3);
+    assert!(engine.ask().await.split_whitespace().count() > 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ranks_that_do_not_divide_the_heads_are_the_last_word() {
+    let Some(model) = real_model() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("termination-log");
+    let mut child = spawn(&model, &format!("--tensor-parallel-size 2 --termination-log {}", log.display()));
+    let status = within("it ends", child.wait()).await.unwrap();
+    assert_eq!(status.code(), Some(i32::from(Reason::Unsupported.exit_code())));
+    let termination = Termination::parse(&std::fs::read_to_string(&log).unwrap()).unwrap();
+    assert!(termination.message.contains("9 query heads and 3 key-value heads"), "{termination:?}");
+}
+
+/// Two processes give the text of one. When the second is killed, the first ends and names it.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_processes_share_the_layers() {
+    let Some(model) = real_model() else { return };
+    let alone = serving(spawn(&model, "--threads 1")).await;
+    let text = alone.ask().await;
+    drop(alone);
+
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("termination-log");
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let common = format!("--threads 1 --pipeline-parallel-size 2 --master-port {port}");
+    let mut second = spawn(&model, &format!("{common} --node-rank 1 --headless"));
+    let mut first = serving(spawn(&model, &format!("{common} --termination-log {}", log.display()))).await;
+    assert_eq!(first.ask().await, text);
+
+    second.kill().await.unwrap();
+    // The step that needs it fails; whether the answer still arrives is not what this is about.
+    let _ = Client::connect(first.api).await.send(question()).await;
+    let status = within("it ends", first.child.wait()).await.unwrap();
+    assert_eq!(status.code(), Some(i32::from(Reason::DeviceFailed.exit_code())));
+    let termination = Termination::parse(&std::fs::read_to_string(&log).unwrap()).unwrap();
+    assert!(termination.message.contains("node 1 of the pipeline"), "{termination:?}");
+}

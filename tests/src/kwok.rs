@@ -1,0 +1,246 @@
+//! Nodes and pods that only the API server knows: KWOK says for them what a kubelet would say. Every pod's address is
+//! this machine's, where [`Responder`] answers as an idle engine does.
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use windlass_engine_contract::ADMIN_PORT;
+use windlass_engine_contract::stats::{EffectiveConfig, Histogram, Phase, StartPhases, Stats};
+
+use crate::cluster::Cluster;
+use crate::process::Running;
+use crate::wait::{self, Look};
+use crate::{command, service};
+
+/// The label and the taint of its nodes.
+const NODE: &str = "test.windlass.dev/kwok";
+/// The name that every service on them serves: one responder speaks for all.
+const SERVED_NAME: &str = "shared";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Whether KWOK is on the PATH.
+pub fn is_installed() -> bool {
+    command::output(Command::new("kwok").arg("--version")).is_ok()
+}
+
+/// A running KWOK with its nodes; both go when it is dropped.
+#[derive(Debug)]
+pub struct Kwok<'a> {
+    cluster: &'a Cluster,
+    process: Running,
+}
+
+impl<'a> Kwok<'a> {
+    /// Starts it, with so many nodes.
+    ///
+    /// # Errors
+    /// When a node does not become ready.
+    pub fn start(cluster: &'a Cluster, nodes: usize, folder: &Path) -> Result<Kwok<'a>> {
+        let address = cluster.host_address().context("pods of this cluster cannot have this machine's address")?;
+        let stages = folder.join("stages.yaml");
+        let documents = stages_of(&address.to_string()).map(|stage| stage.to_string()).join("\n---\n");
+        std::fs::write(&stages, documents)?;
+        let mut kwok = Command::new("kwok");
+        kwok.arg("--kubeconfig").arg(cluster.kubeconfig()).arg("--config").arg(&stages);
+        kwok.args([&format!("--manage-nodes-with-label-selector={NODE}"), "--node-lease-duration-seconds=200"]);
+        let process = Running::start("kwok", &mut kwok, folder)?;
+        let kwok = Kwok { cluster, process };
+        let made: Vec<Value> = (0..nodes).map(|number| node(&format!("kwok-{number}"))).collect();
+        cluster.kubectl().apply(&made)?;
+        wait::until("KWOK's nodes are ready", PATIENCE, || {
+            let ready = cluster.kubectl().run(&["get", "nodes", "--selector", NODE, "--no-headers"])?;
+            let ready = ready.lines().filter(|line| line.contains(" Ready ")).count();
+            Ok(Look::when(ready == nodes, (), format!("{ready} are; {}", kwok.process.log())))
+        })?;
+        Ok(kwok)
+    }
+
+    /// A spec whose pods go to these nodes.
+    pub fn spec(&self) -> Value {
+        let mut spec = service::simulated(&[]);
+        spec["model"]["servedNames"] = json!([SERVED_NAME]);
+        spec["scheduling"] =
+            json!({"nodeSelector": {NODE: "yes"}, "tolerations": [{"key": NODE, "operator": "Exists"}]});
+        spec["resources"] = json!({"requests": {"cpu": "10m"}});
+        spec
+    }
+}
+
+impl Drop for Kwok<'_> {
+    fn drop(&mut self) {
+        let delete = ["delete", "nodes", "--selector", NODE, "--wait=false"];
+        if let Err(error) = self.cluster.kubectl().run(&delete) {
+            eprintln!("KWOK's nodes are left: {error:#}");
+        }
+    }
+}
+
+fn node(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": name, "labels": {NODE: "yes", "kubernetes.io/hostname": name}},
+        "spec": {"taints": [{"key": NODE, "value": "yes", "effect": "NoSchedule"}]},
+        "status": {
+            "allocatable": {"cpu": "1k", "memory": "1Ti", "pods": "5k"}, "capacity": {"cpu": "1k", "memory": "1Ti", "pods": "5k"},
+        },
+    })
+}
+
+/// What becomes of nodes and pods: ready at once, gone at once.
+fn stages_of(pod_address: &str) -> [Value; 3] {
+    let stage = |name: &str, kind: &str, selector: Value, next: Value| {
+        json!({
+            "apiVersion": "kwok.x-k8s.io/v1alpha1", "kind": "Stage", "metadata": {"name": name},
+            "spec": {"resourceRef": {"apiGroup": "v1", "kind": kind}, "selector": {"matchExpressions": selector}, "next": next},
+        })
+    };
+    let is_not_ready = json!({
+        "key": ".status.conditions.[] | select( .type == \"Ready\" ) | .status", "operator": "NotIn", "values": ["True"],
+    });
+    let stays = json!({"key": ".metadata.deletionTimestamp", "operator": "DoesNotExist"});
+    let leaves = json!({"key": ".metadata.deletionTimestamp", "operator": "Exists"});
+    [
+        stage("node-ready", "Node", json!([is_not_ready]), json!({"statusTemplate": NODE_READY})),
+        stage(
+            "pod-ready",
+            "Pod",
+            json!([stays, is_not_ready]),
+            json!({"statusTemplate": POD_READY.replace("ADDRESS", pod_address)}),
+        ),
+        stage("pod-gone", "Pod", json!([leaves]), json!({"delete": true})),
+    ]
+}
+
+const NODE_READY: &str = "\
+conditions:
+{{ range NodeConditions }}
+- {lastHeartbeatTime: {{ Now | Quote }}, lastTransitionTime: {{ Now | Quote }}, message: {{ .message | Quote }}, reason: {{ .reason | Quote }}, status: {{ .status | Quote }}, type: {{ .type | Quote }}}
+{{ end }}
+";
+
+const POD_READY: &str = "\
+{{ $now := Now }}
+conditions:
+- {lastTransitionTime: {{ $now | Quote }}, status: \"True\", type: Initialized}
+- {lastTransitionTime: {{ $now | Quote }}, status: \"True\", type: Ready}
+- {lastTransitionTime: {{ $now | Quote }}, status: \"True\", type: ContainersReady}
+containerStatuses:
+{{ range .spec.containers }}
+- {image: {{ .image | Quote }}, imageID: \"\", name: {{ .name | Quote }}, ready: true, restartCount: 0, state: {running: {startedAt: {{ $now | Quote }}}}}
+{{ end }}
+podIP: ADDRESS
+podIPs: [{ip: ADDRESS}]
+phase: Running
+startTime: {{ $now | Quote }}
+";
+
+/// Answers `/stats` on this machine's admin port, for every pod.
+#[derive(Debug)]
+pub struct Responder {
+    shared: Arc<Answers>,
+}
+
+#[derive(Debug)]
+struct Answers {
+    text: Vec<u8>,
+    given: AtomicU64,
+    is_over: AtomicBool,
+}
+
+impl Responder {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// When the port is taken.
+    pub fn start(cluster: &Cluster) -> Result<Responder> {
+        let address = cluster.host_address().context("pods of this cluster cannot have this machine's address")?;
+        let listener = TcpListener::bind((address, ADMIN_PORT)).with_context(|| format!("{address}:{ADMIN_PORT}"))?;
+        let body = serde_json::to_string(&idle())?;
+        let head =
+            format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", body.len());
+        let text = (head + &body).into_bytes();
+        let shared = Arc::new(Answers { text, given: AtomicU64::new(0), is_over: AtomicBool::new(false) });
+        let serving = shared.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                if serving.is_over.load(Ordering::Relaxed) {
+                    return;
+                }
+                let serving = serving.clone();
+                // Whoever asks may go away at any time.
+                std::thread::spawn(move || drop(serving.answer(&client)));
+            }
+        });
+        Ok(Responder { shared })
+    }
+
+    /// Answers so far.
+    pub fn given(&self) -> u64 {
+        self.shared.given.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Responder {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Answers {
+    fn answer(&self, client: &TcpStream) -> Result<()> {
+        let mut client_lines = BufReader::new(client.try_clone()?);
+        let mut line = String::new();
+        while client_lines.read_line(&mut line)? > 0 {
+            if line == "\r\n" {
+                { client }.write_all(&self.text)?;
+                self.given.fetch_add(1, Ordering::Relaxed);
+            }
+            line.clear();
+        }
+        Ok(())
+    }
+}
+
+/// What an idle engine says that has been ready for a while.
+fn idle() -> Stats {
+    let histogram = Histogram::default;
+    Stats {
+        uptime_seconds: 100.0,
+        phase: Phase::Ready,
+        simulated: true,
+        running: 0,
+        waiting: 0,
+        oldest_queue_age_seconds: 0.0,
+        queued_tokens: 0,
+        remaining_tokens: 0,
+        kv_usage: 0.0,
+        cached_blocks: 0,
+        utilization: Some(0.5),
+        finished: 0,
+        rejected: 0,
+        prompt_tokens: 0,
+        generation_tokens: 0,
+        time_to_first_token: histogram(),
+        inter_token: histogram(),
+        end_to_end: histogram(),
+        effective: Some(EffectiveConfig {
+            device: "sim".into(),
+            tensor_parallel: 1,
+            quantization: "q4_1".into(),
+            kv_cache_data_type: "f16".into(),
+            max_model_tokens: 8192,
+            max_sequences: 256,
+            kv_blocks: 1024,
+            block_tokens: 16,
+            served_names: vec![SERVED_NAME.into()],
+            kernels: "sim".into(),
+        }),
+        start: Some(StartPhases { download_seconds: 0.0, load_seconds: 0.1, warm_seconds: 0.1 }),
+    }
+}
