@@ -103,7 +103,7 @@ mod tests {
             (&br#"{}"#[..], "prompt"),
             (br#"{"prompt":"a","messages":[{"role":"user","content":"b"}]}"#, "messages"),
             (br#"{"messages":[]}"#, "messages"),
-            (br#"{"messages":[{"role":"robot","content":"b"}]}"#, "messages"),
+            (br#"{"messages":[{"role":"robot","content":"b"}]}"#, "messages[0].role"),
             (br#"{"prompt":"a","chat_template":"x"}"#, "chat_template"),
         ] {
             let error = TokenizeRequest::from_body(body).unwrap_err();
