@@ -32,12 +32,21 @@ pub struct KernelSpec {
     /// Most bytes of shared memory that a launch may ask for.
     pub shared_bytes: u32,
     /// Its parameters, in order.
-    pub parameters: &'static [(&'static str, Parameter)],
+    pub parameters: Signature,
 }
 
-/// Declares [`Kernel`] and its table from lines of `Name = symbol(parameters), threads, shared bytes;` by file.
+/// A kernel's parameters, as it declares them.
+type Signature = &'static [(&'static str, Parameter)];
+
+/// A list of parameters: `(name: kind, …)`, or `[list]` where several kernels share one.
+macro_rules! parameters {
+    (($($parameter:ident: $kind:expr),* $(,)?)) => { &[$((stringify!($parameter), $kind)),*] };
+    ([$shared:expr]) => { $shared };
+}
+
+/// Declares [`Kernel`] and its table from lines of `Name = symbol parameters, threads, shared bytes;` by file.
 macro_rules! kernels {
-    ($($file:literal { $($(#[$doc:meta])* $kernel:ident = $name:ident($($parameter:ident: $kind:expr),* $(,)?), $threads:expr, $shared:expr;)* })*) => {
+    ($($file:literal { $($(#[$doc:meta])* $kernel:ident = $name:ident $parameters:tt, $threads:expr, $shared:expr;)* })*) => {
         /// A kernel of the table.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Kernel { $($($(#[$doc])* $kernel,)*)* }
@@ -53,7 +62,7 @@ macro_rules! kernels {
                 match self { $($(Kernel::$kernel => {
                     const SPEC: KernelSpec = KernelSpec {
                         name: stringify!($name), file: $file, threads: $threads, shared_bytes: $shared,
-                        parameters: &[$((stringify!($parameter), $kind)),*],
+                        parameters: parameters!($parameters),
                     };
                     &SPEC
                 })*)* }
@@ -72,6 +81,57 @@ pub const GEMM_SHARED_BYTES: u32 = 4 * 2 * 128 * (32 + 8) * 2;
 pub const fn attention_shared_bytes(dim: usize, size: usize) -> u32 {
     let (pages, parts) = (2 * 2 * 64 * (dim * size + 16), 4 * 16 * dim * 4);
     if pages > parts { pages as u32 } else { parts as u32 }
+}
+
+/// Of products with weights in bf16.
+const LINEAR_BF16: Signature = parameters!((
+    weights: In(Bf16), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32,
+    cols: U32
+));
+
+/// Of products with weights of 4 bits.
+const LINEAR_INT4: Signature = parameters!((
+    codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+    rows: U32, cols: U32, affine: U32
+));
+
+/// Of products with weights of 8 bits that have f32 scales.
+const LINEAR_8BIT: Signature = parameters!((
+    codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+    rows: U32, cols: U32, group: U32
+));
+
+/// Of products with weights of 8 bits in groups of 32.
+const LINEAR_INT8_G32: Signature = parameters!((
+    codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
+    rows: U32, cols: U32
+));
+
+/// Of the append of keys and values to pages of a type.
+const fn placing(pages: ElementType) -> [(&'static str, Parameter); 16] {
+    *parameters!((
+        projected: In(Bf16), bias: In(F32), query_norm: In(F32), key_norm: In(F32), rope: In(F32), positions: In(Word),
+        slots: In(Word), query: Out(Bf16), pages: Out(pages), scales: In(F32), heads: U32, kv_heads: U32, dim: U32,
+        turning: U32, adjacent: U32, epsilon: Float
+    ))
+}
+
+/// Of attention of one token for each sequence over pages of a type.
+const fn decoding(pages: ElementType) -> [(&'static str, Parameter); 16] {
+    *parameters!((
+        query: In(Bf16), pages: In(pages), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
+        partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
+        splits: U32, scale: Float, window: U32, cap: Float
+    ))
+}
+
+/// Of attention of many tokens for each sequence over pages of a type.
+const fn prefilling(pages: ElementType) -> [(&'static str, Parameter); 16] {
+    *parameters!((
+        query: In(Bf16), pages: In(pages), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
+        first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
+        heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
+    ))
 }
 
 kernels! {
@@ -103,152 +163,65 @@ kernels! {
     }
     "linear.cu" {
         /// `out = input · weightsᵀ` for blocks of 8 tokens, weights in bf16.
-        LinearBf16T8 = linear_bf16_8(
-            weights: In(Bf16), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32,
-            cols: U32
-        ), 256, 0;
+        LinearBf16T8 = linear_bf16_8[LINEAR_BF16], 256, 0;
         /// `out = input · weightsᵀ` for blocks of 16 tokens, weights in bf16.
-        LinearBf16T16 = linear_bf16_16(
-            weights: In(Bf16), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32,
-            cols: U32
-        ), 256, 0;
+        LinearBf16T16 = linear_bf16_16[LINEAR_BF16], 256, 0;
         /// `out = input · weightsᵀ` for blocks of 32 tokens, weights in bf16.
-        LinearBf16T32 = linear_bf16_32(
-            weights: In(Bf16), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32,
-            cols: U32
-        ), 256, 0;
+        LinearBf16T32 = linear_bf16_32[LINEAR_BF16], 256, 0;
         /// `out = input · weightsᵀ` for blocks of 64 tokens, weights in bf16.
-        LinearBf16T64 = linear_bf16_64(
-            weights: In(Bf16), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32,
-            cols: U32
-        ), 256, 0;
+        LinearBf16T64 = linear_bf16_64[LINEAR_BF16], 256, 0;
         /// The same, weights of 4 bits in groups of 32.
-        LinearInt4G32T8 = linear_int4_g32_8(
-            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, affine: U32
-        ), 256, 0;
+        LinearInt4G32T8 = linear_int4_g32_8[LINEAR_INT4], 256, 0;
         /// The same, weights of 4 bits in groups of 32.
-        LinearInt4G32T16 = linear_int4_g32_16(
-            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, affine: U32
-        ), 256, 0;
+        LinearInt4G32T16 = linear_int4_g32_16[LINEAR_INT4], 256, 0;
         /// The same, weights of 4 bits in groups of 32.
-        LinearInt4G32T32 = linear_int4_g32_32(
-            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, affine: U32
-        ), 256, 0;
+        LinearInt4G32T32 = linear_int4_g32_32[LINEAR_INT4], 256, 0;
         /// The same, weights of 4 bits in groups of 32.
-        LinearInt4G32T64 = linear_int4_g32_64(
-            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, affine: U32
-        ), 256, 0;
+        LinearInt4G32T64 = linear_int4_g32_64[LINEAR_INT4], 256, 0;
         /// The same, weights of 4 bits in groups of 64.
-        LinearInt4G64T8 = linear_int4_g64_8(
-            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, affine: U32
-        ), 256, 0;
+        LinearInt4G64T8 = linear_int4_g64_8[LINEAR_INT4], 256, 0;
         /// The same, weights of 4 bits in groups of 64.
-        LinearInt4G64T16 = linear_int4_g64_16(
-            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, affine: U32
-        ), 256, 0;
+        LinearInt4G64T16 = linear_int4_g64_16[LINEAR_INT4], 256, 0;
         /// The same, weights of 4 bits in groups of 64.
-        LinearInt4G64T32 = linear_int4_g64_32(
-            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, affine: U32
-        ), 256, 0;
+        LinearInt4G64T32 = linear_int4_g64_32[LINEAR_INT4], 256, 0;
         /// The same, weights of 4 bits in groups of 64.
-        LinearInt4G64T64 = linear_int4_g64_64(
-            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, affine: U32
-        ), 256, 0;
+        LinearInt4G64T64 = linear_int4_g64_64[LINEAR_INT4], 256, 0;
         /// The same, weights of 4 bits in groups of 128.
-        LinearInt4G128T8 = linear_int4_g128_8(
-            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, affine: U32
-        ), 256, 0;
+        LinearInt4G128T8 = linear_int4_g128_8[LINEAR_INT4], 256, 0;
         /// The same, weights of 4 bits in groups of 128.
-        LinearInt4G128T16 = linear_int4_g128_16(
-            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, affine: U32
-        ), 256, 0;
+        LinearInt4G128T16 = linear_int4_g128_16[LINEAR_INT4], 256, 0;
         /// The same, weights of 4 bits in groups of 128.
-        LinearInt4G128T32 = linear_int4_g128_32(
-            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, affine: U32
-        ), 256, 0;
+        LinearInt4G128T32 = linear_int4_g128_32[LINEAR_INT4], 256, 0;
         /// The same, weights of 4 bits in groups of 128.
-        LinearInt4G128T64 = linear_int4_g128_64(
-            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, affine: U32
-        ), 256, 0;
+        LinearInt4G128T64 = linear_int4_g128_64[LINEAR_INT4], 256, 0;
         /// The same, weights of 8 bits (e4m3).
-        LinearFp8T8 = linear_fp8_8(
-            codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, group: U32
-        ), 256, 0;
+        LinearFp8T8 = linear_fp8_8[LINEAR_8BIT], 256, 0;
         /// The same, weights of 8 bits (e4m3).
-        LinearFp8T16 = linear_fp8_16(
-            codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, group: U32
-        ), 256, 0;
+        LinearFp8T16 = linear_fp8_16[LINEAR_8BIT], 256, 0;
         /// The same, weights of 8 bits (e4m3).
-        LinearFp8T32 = linear_fp8_32(
-            codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, group: U32
-        ), 256, 0;
+        LinearFp8T32 = linear_fp8_32[LINEAR_8BIT], 256, 0;
         /// The same, weights of 8 bits (e4m3).
-        LinearFp8T64 = linear_fp8_64(
-            codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, group: U32
-        ), 256, 0;
+        LinearFp8T64 = linear_fp8_64[LINEAR_8BIT], 256, 0;
         /// The same, weights of 8 bits (signed).
-        LinearInt8T8 = linear_int8_8(
-            codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, group: U32
-        ), 256, 0;
+        LinearInt8T8 = linear_int8_8[LINEAR_8BIT], 256, 0;
         /// The same, weights of 8 bits (signed).
-        LinearInt8T16 = linear_int8_16(
-            codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, group: U32
-        ), 256, 0;
+        LinearInt8T16 = linear_int8_16[LINEAR_8BIT], 256, 0;
         /// The same, weights of 8 bits (signed).
-        LinearInt8T32 = linear_int8_32(
-            codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, group: U32
-        ), 256, 0;
+        LinearInt8T32 = linear_int8_32[LINEAR_8BIT], 256, 0;
         /// The same, weights of 8 bits (signed).
-        LinearInt8T64 = linear_int8_64(
-            codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32, group: U32
-        ), 256, 0;
+        LinearInt8T64 = linear_int8_64[LINEAR_8BIT], 256, 0;
         /// The same, weights of signed 8 bits in groups of 32.
-        LinearInt8G32T8 = linear_int8_g32_8(
-            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32
-        ), 256, 0;
+        LinearInt8G32T8 = linear_int8_g32_8[LINEAR_INT8_G32], 256, 0;
         /// The same, weights of signed 8 bits in groups of 32.
-        LinearInt8G32T16 = linear_int8_g32_16(
-            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32
-        ), 256, 0;
+        LinearInt8G32T16 = linear_int8_g32_16[LINEAR_INT8_G32], 256, 0;
         /// The same, weights of signed 8 bits in groups of 32.
-        LinearInt8G32T32 = linear_int8_g32_32(
-            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32
-        ), 256, 0;
+        LinearInt8G32T32 = linear_int8_g32_32[LINEAR_INT8_G32], 256, 0;
         /// The same, weights of signed 8 bits in groups of 32.
-        LinearInt8G32T64 = linear_int8_g32_64(
-            codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-            rows: U32, cols: U32
-        ), 256, 0;
+        LinearInt8G32T64 = linear_int8_g32_64[LINEAR_INT8_G32], 256, 0;
     }
     "gemm.cu" {
         /// `out = input · weightsᵀ` for many tokens, weights in bf16.
-        GemmBf16 = gemm_bf16(
-            weights: In(Bf16), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32,
-            cols: U32
-        ), 256, GEMM_SHARED_BYTES;
+        GemmBf16 = gemm_bf16[LINEAR_BF16], 256, GEMM_SHARED_BYTES;
     }
     "activation.cu" {
         /// `out = silu(gate) · up`.
@@ -256,115 +229,43 @@ kernels! {
     }
     "heads.cu" {
         /// Bias, norm and rotation of heads, and the append of keys and values.
-        PlaceHeads = place_heads(
-            projected: In(Bf16), bias: In(F32), query_norm: In(F32), key_norm: In(F32), rope: In(F32), positions: In(Word),
-            slots: In(Word), query: Out(Bf16), pages: Out(Bf16), scales: In(F32), heads: U32, kv_heads: U32, dim: U32,
-            turning: U32, adjacent: U32, epsilon: Float
-        ), 128, 0;
+        PlaceHeads = place_heads[&placing(Bf16)], 128, 0;
         /// The same into pages in e4m3.
-        PlaceHeadsFp8 = place_heads_fp8(
-            projected: In(Bf16), bias: In(F32), query_norm: In(F32), key_norm: In(F32), rope: In(F32), positions: In(Word),
-            slots: In(Word), query: Out(Bf16), pages: Out(U8), scales: In(F32), heads: U32, kv_heads: U32, dim: U32,
-            turning: U32, adjacent: U32, epsilon: Float
-        ), 128, 0;
+        PlaceHeadsFp8 = place_heads_fp8[&placing(U8)], 128, 0;
     }
     "attention.cu" {
         /// Attention of one token for each sequence, over heads of 32.
-        AttentionDecode32 = attention_decode_32(
-            query: In(Bf16), pages: In(Bf16), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
-            partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
-            splits: U32, scale: Float, window: U32, cap: Float
-        ), 128, attention_shared_bytes(32, 2);
+        AttentionDecode32 = attention_decode_32[&decoding(Bf16)], 128, attention_shared_bytes(32, 2);
         /// Attention of one token for each sequence, over heads of 64.
-        AttentionDecode64 = attention_decode_64(
-            query: In(Bf16), pages: In(Bf16), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
-            partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
-            splits: U32, scale: Float, window: U32, cap: Float
-        ), 128, attention_shared_bytes(64, 2);
+        AttentionDecode64 = attention_decode_64[&decoding(Bf16)], 128, attention_shared_bytes(64, 2);
         /// Attention of one token for each sequence, over heads of 96.
-        AttentionDecode96 = attention_decode_96(
-            query: In(Bf16), pages: In(Bf16), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
-            partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
-            splits: U32, scale: Float, window: U32, cap: Float
-        ), 128, attention_shared_bytes(96, 2);
+        AttentionDecode96 = attention_decode_96[&decoding(Bf16)], 128, attention_shared_bytes(96, 2);
         /// Attention of one token for each sequence, over heads of 128.
-        AttentionDecode128 = attention_decode_128(
-            query: In(Bf16), pages: In(Bf16), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
-            partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
-            splits: U32, scale: Float, window: U32, cap: Float
-        ), 128, attention_shared_bytes(128, 2);
+        AttentionDecode128 = attention_decode_128[&decoding(Bf16)], 128, attention_shared_bytes(128, 2);
         /// Attention of many tokens for each sequence, over heads of 32.
-        AttentionPrefill32 = attention_prefill_32(
-            query: In(Bf16), pages: In(Bf16), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
-            first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
-            heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
-        ), 128, attention_shared_bytes(32, 2);
+        AttentionPrefill32 = attention_prefill_32[&prefilling(Bf16)], 128, attention_shared_bytes(32, 2);
         /// Attention of many tokens for each sequence, over heads of 64.
-        AttentionPrefill64 = attention_prefill_64(
-            query: In(Bf16), pages: In(Bf16), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
-            first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
-            heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
-        ), 128, attention_shared_bytes(64, 2);
+        AttentionPrefill64 = attention_prefill_64[&prefilling(Bf16)], 128, attention_shared_bytes(64, 2);
         /// Attention of many tokens for each sequence, over heads of 96.
-        AttentionPrefill96 = attention_prefill_96(
-            query: In(Bf16), pages: In(Bf16), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
-            first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
-            heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
-        ), 128, attention_shared_bytes(96, 2);
+        AttentionPrefill96 = attention_prefill_96[&prefilling(Bf16)], 128, attention_shared_bytes(96, 2);
         /// Attention of many tokens for each sequence, over heads of 128.
-        AttentionPrefill128 = attention_prefill_128(
-            query: In(Bf16), pages: In(Bf16), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
-            first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
-            heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
-        ), 128, attention_shared_bytes(128, 2);
+        AttentionPrefill128 = attention_prefill_128[&prefilling(Bf16)], 128, attention_shared_bytes(128, 2);
         /// Attention of one token for each sequence, over heads of 32, pages in e4m3.
-        AttentionDecodeFp832 = attention_decode_fp8_32(
-            query: In(Bf16), pages: In(U8), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
-            partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
-            splits: U32, scale: Float, window: U32, cap: Float
-        ), 128, attention_shared_bytes(32, 1);
+        AttentionDecodeFp832 = attention_decode_fp8_32[&decoding(U8)], 128, attention_shared_bytes(32, 1);
         /// Attention of one token for each sequence, over heads of 64, pages in e4m3.
-        AttentionDecodeFp864 = attention_decode_fp8_64(
-            query: In(Bf16), pages: In(U8), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
-            partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
-            splits: U32, scale: Float, window: U32, cap: Float
-        ), 128, attention_shared_bytes(64, 1);
+        AttentionDecodeFp864 = attention_decode_fp8_64[&decoding(U8)], 128, attention_shared_bytes(64, 1);
         /// Attention of one token for each sequence, over heads of 96, pages in e4m3.
-        AttentionDecodeFp896 = attention_decode_fp8_96(
-            query: In(Bf16), pages: In(U8), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
-            partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
-            splits: U32, scale: Float, window: U32, cap: Float
-        ), 128, attention_shared_bytes(96, 1);
+        AttentionDecodeFp896 = attention_decode_fp8_96[&decoding(U8)], 128, attention_shared_bytes(96, 1);
         /// Attention of one token for each sequence, over heads of 128, pages in e4m3.
-        AttentionDecodeFp8128 = attention_decode_fp8_128(
-            query: In(Bf16), pages: In(U8), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
-            partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
-            splits: U32, scale: Float, window: U32, cap: Float
-        ), 128, attention_shared_bytes(128, 1);
+        AttentionDecodeFp8128 = attention_decode_fp8_128[&decoding(U8)], 128, attention_shared_bytes(128, 1);
         /// Attention of many tokens for each sequence, over heads of 32, pages in e4m3.
-        AttentionPrefillFp832 = attention_prefill_fp8_32(
-            query: In(Bf16), pages: In(U8), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
-            first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
-            heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
-        ), 128, attention_shared_bytes(32, 1);
+        AttentionPrefillFp832 = attention_prefill_fp8_32[&prefilling(U8)], 128, attention_shared_bytes(32, 1);
         /// Attention of many tokens for each sequence, over heads of 64, pages in e4m3.
-        AttentionPrefillFp864 = attention_prefill_fp8_64(
-            query: In(Bf16), pages: In(U8), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
-            first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
-            heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
-        ), 128, attention_shared_bytes(64, 1);
+        AttentionPrefillFp864 = attention_prefill_fp8_64[&prefilling(U8)], 128, attention_shared_bytes(64, 1);
         /// Attention of many tokens for each sequence, over heads of 96, pages in e4m3.
-        AttentionPrefillFp896 = attention_prefill_fp8_96(
-            query: In(Bf16), pages: In(U8), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
-            first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
-            heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
-        ), 128, attention_shared_bytes(96, 1);
+        AttentionPrefillFp896 = attention_prefill_fp8_96[&prefilling(U8)], 128, attention_shared_bytes(96, 1);
         /// Attention of many tokens for each sequence, over heads of 128, pages in e4m3.
-        AttentionPrefillFp8128 = attention_prefill_fp8_128(
-            query: In(Bf16), pages: In(U8), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
-            first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
-            heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
-        ), 128, attention_shared_bytes(128, 1);
+        AttentionPrefillFp8128 = attention_prefill_fp8_128[&prefilling(U8)], 128, attention_shared_bytes(128, 1);
         /// Adds up the splits of decoding.
         AttentionMerge = attention_merge(
             partial: In(F32), partial_log: In(F32), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16), heads: U32,
