@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use windlass_checkpoint::Checkpoint;
+use windlass_engine_contract::memory::Ledger;
 use windlass_engine_core::draft::{Ask, DraftTree, Proposer};
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::BlockId;
@@ -14,7 +15,7 @@ use windlass_engine_core::request::{RequestId, Sampling, TokenId};
 
 use crate::batch::{Batch, Logits};
 use crate::cpu::CpuBackend;
-use crate::load::{Built, LoadError, build};
+use crate::load::{self, Built, LoadError, build};
 use crate::ranks::Ranks;
 use crate::sampler::{Draw, RowTask};
 use crate::sizes::LoadOptions;
@@ -52,12 +53,15 @@ struct Guessing {
 impl DraftModel {
     /// Loads the model. Its step and its pool bound how much it reads at once and how many sequences it remembers.
     pub fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<DraftModel, LoadError> {
-        // It is too small for the ranks of the large one.
-        let options = LoadOptions { tensor_parallel: 1, ..options.clone() };
-        let Built { decoder, geometry, .. } = build(checkpoint, &options)?;
+        let Built { decoder, geometry, .. } = build(checkpoint, &own(options))?;
         let free = (0..geometry.blocks).map(BlockId).collect();
         let (batch, sequences) = (Batch::default(), HashMap::new());
         Ok(DraftModel { decoder, geometry, batch, free, sequences, guesses: 0 })
+    }
+
+    /// What it would take, by its header; `options` are how the large model is loaded.
+    pub fn ledger(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Ledger, LoadError> {
+        load::ledger(checkpoint, &own(options))
     }
 
     /// Its token ids are below this.
@@ -126,6 +130,12 @@ impl DraftModel {
             }
         }
     }
+}
+
+/// How it is loaded beside a large model: it is too small for that one's ranks, has a context of its own, and reads again
+/// what its pool gives up.
+fn own(options: &LoadOptions) -> LoadOptions {
+    LoadOptions { tensor_parallel: 1, max_model_tokens: None, swap: None, ..options.clone() }
 }
 
 impl Proposer for DraftModel {

@@ -112,6 +112,12 @@ pub fn survey(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> Re
     Ok(Survey { shape, weight_type: manifest.dominant_type() })
 }
 
+/// What loading would take, all ranks together, by the header alone; fails where loading would for want of room.
+pub fn ledger(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Ledger, LoadError> {
+    let draft = Draft::read(checkpoint, options, |_| Ok(Stage::WHOLE))?;
+    Ok(draft.sizes(options)?.ranks.into_iter().sum())
+}
+
 /// Loads a model and starts its executor. The file is not needed afterwards.
 pub fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Loaded, LoadError> {
     start(build(checkpoint, options)?, Vec::new(), options)

@@ -66,6 +66,14 @@ impl Default for LoadOptions {
     }
 }
 
+impl LoadOptions {
+    /// The same with something else in memory too, which takes this much.
+    pub fn beside(self, other: Ledger) -> LoadOptions {
+        let memory_limit_bytes = self.memory_limit_bytes.map(|limit| limit.saturating_sub(other.total()));
+        LoadOptions { memory_limit_bytes, ..self }
+    }
+}
+
 /// Room for blocks outside the KV pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwapSpace {

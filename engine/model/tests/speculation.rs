@@ -20,7 +20,7 @@ use windlass_engine_core::executor::Executor;
 use windlass_engine_core::plan::{BlockId, History, InputToken, PlanRow, RowOutput, SampleRow, StepOutput, StepPlan};
 use windlass_engine_core::request::{Penalties, Request, RequestId, Sampling};
 use windlass_engine_core::update::DraftStats;
-use windlass_engine_model::{CpuExecutor, DraftModel, KvBudget, LoadOptions, load};
+use windlass_engine_model::{CpuExecutor, DraftModel, KvBudget, LoadOptions, build, load};
 use windlass_kernels::WeightType;
 
 const RANDOM: Sampling = Sampling::RANDOM;
@@ -122,6 +122,19 @@ fn a_draft_model_guesses_what_a_model_of_its_own_kind_says() {
         assert_eq!(found, answers(&file, None, &requests).0);
         assert!(stats.accepted == stats.tokens && stats.accepted > 20, "{stats:?}");
     }
+}
+
+#[test]
+fn a_draft_model_s_memory_is_known_and_bounded_before_it_is_loaded() {
+    let (file, within) = (tiny(), |limit| LoadOptions { memory_limit_bytes: Some(limit), ..options() });
+    let needed = DraftModel::ledger(&file, &options()).unwrap();
+    let room = |limit| DraftModel::ledger(&file, &within(limit));
+    assert_eq!(room(needed.total()).unwrap(), needed);
+    let refusal = room(needed.total() - 1).unwrap_err().to_string();
+    assert!(refusal.contains(&needed.total().to_string()), "{refusal}");
+    // Beside it a model of the same size needs as much again.
+    assert!(build(&file, &within(2 * needed.total()).beside(needed)).is_ok());
+    assert!(build(&file, &within(2 * needed.total() - 1).beside(needed)).is_err());
 }
 
 /// An executor that has read a prompt, and where it lies.

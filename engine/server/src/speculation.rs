@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::start::{load_failure, open};
 use serde::Deserialize;
 use std::path::PathBuf;
+use windlass_engine_contract::memory::Ledger;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::draft::{MAX_DRAFT_TOKENS, PromptLookup, Proposer, SuffixAutomaton};
 use windlass_engine_model::{DraftModel, KvBudget, LoadOptions};
@@ -61,8 +62,8 @@ impl Speculation {
             Method::PromptLookup { min, max } => Ok(Box::new(PromptLookup::new(*min, *max))),
             Method::Suffix => Ok(Box::new(SuffixAutomaton::new(SUFFIX_TOKENS))),
             Method::DraftModel(path) => {
-                let options =
-                    LoadOptions { memory_limit_bytes: None, max_model_tokens: None, swap: None, ..options.clone() };
+                // Its memory was checked together with the model's.
+                let options = LoadOptions { memory_limit_bytes: None, ..options.clone() };
                 let model = DraftModel::load(&open(path)?, &options).map_err(load_failure)?;
                 match model.vocabulary() == vocabulary {
                     true => Ok(Box::new(model)),
@@ -73,6 +74,17 @@ impl Speculation {
                     }
                 }
             }
+        }
+    }
+
+    /// What a proposer with weights takes, by their header; `options` are how the model is loaded.
+    pub fn ledger(&self, options: &LoadOptions) -> Result<Ledger, Failure> {
+        match &self.method {
+            Method::DraftModel(path) => DraftModel::ledger(&open(path)?, options).map_err(|error| {
+                let failure = load_failure(error);
+                Failure { message: format!("the draft model {}: {}", path.display(), failure.message), ..failure }
+            }),
+            Method::PromptLookup { .. } | Method::Suffix => Ok(Ledger::default()),
         }
     }
 

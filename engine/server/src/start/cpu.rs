@@ -31,6 +31,8 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
     let file = open(&cpu.model)?;
     let gathering = cpu.pipeline.as_ref().map(gathering).transpose()?;
     let options = options(config, cpu, &file)?;
+    let draft = config.speculation.as_ref().map(|speculation| speculation.ledger(&options)).transpose()?;
+    let options = options.beside(draft.unwrap_or_default());
     let (text, loaded) = std::thread::scope(|scope| {
         let text = scope.spawn(|| read_text(&file));
         let loaded = match &gathering {
@@ -70,7 +72,7 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
         fingerprint: fingerprint::word(fingerprint::weights(&file), text, flags, "cpu"),
         effective: effective(config, &geometry, ledgers.len(), weight_type, kernels),
         simulated: false,
-        ledger: Some(ledgers.into_iter().sum()),
+        ledger: Some(ledgers.into_iter().chain(draft).sum()),
         start: StartPhases { download_seconds, load_seconds, warm_seconds },
     };
     Ok(StartedModel { engine, tokenizer, template, built })
