@@ -7,6 +7,7 @@ use crate::tenants::Lease;
 use crate::text::detokenize::Detokenizer;
 use crate::text::stop_strings::StopStrings;
 use crate::text::tokenizer::Tokenizer;
+use crate::text_log::Written;
 use crate::traces::Answered;
 use futures::Stream;
 use std::sync::Arc;
@@ -144,6 +145,8 @@ pub struct Answer {
     first_token_seconds: Option<f64>,
     /// How it ended, for the log.
     outcome: &'static str,
+    /// Its text, where that is logged.
+    written: Option<Written>,
     begun: bool,
     ended: bool,
 }
@@ -176,9 +179,16 @@ impl Answer {
             began: Instant::now(),
             first_token_seconds: None,
             outcome: "abandoned",
+            written: None,
             begun: false,
             ended: false,
         }
+    }
+
+    /// The same, with its text kept for the log.
+    pub fn written_into(mut self, written: Option<Written>) -> Answer {
+        self.written = written;
+        self
     }
 
     /// The next piece; `None` after the last.
@@ -316,11 +326,14 @@ impl Answer {
     fn piece(&mut self, text: String, end: Option<End>, thoughts: Thoughts) -> Piece {
         let first = !std::mem::replace(&mut self.begun, true);
         let tokens = std::mem::take(&mut self.fresh);
+        if let Some(written) = &mut self.written {
+            written.push(&text);
+        }
         Piece { text, tokens, first, end, usage: self.usage, thoughts }
     }
 }
 
-/// One line for each answer, with no word of it.
+/// One line for each answer, with no word of it unless the flags ask for it.
 impl Drop for Answer {
     fn drop(&mut self) {
         let seconds = self.began.elapsed().as_secs_f64();
@@ -341,6 +354,7 @@ impl Drop for Answer {
             completion_tokens = self.usage.completion_tokens,
             seconds,
             outcome = self.outcome,
+            text = self.written.as_ref().map(Written::text),
             "answer"
         );
     }

@@ -166,6 +166,15 @@ pub struct ServeArgs {
     /// What to do with request fields that are in no API this server knows
     #[arg(long, value_enum, default_value_t = UnknownFields::Refuse, help_heading = "API")]
     pub unknown_fields: UnknownFields,
+    /// Log the prompt of every request that generates
+    #[arg(long, help_heading = "API")]
+    pub enable_log_requests: bool,
+    /// Log the text of every answer
+    #[arg(long, help_heading = "API")]
+    pub enable_log_outputs: bool,
+    /// Characters of a prompt or an answer that a log line holds at most
+    #[arg(long, value_name = "CHARACTERS", default_value_t = 2000, help_heading = "API")]
+    pub max_log_len: usize,
     /// Send a span for every request to this OTLP collector, by HTTP: http://host:4318/v1/traces
     #[arg(long, value_name = "URL", help_heading = "API")]
     pub otlp_traces_endpoint: Option<String>,

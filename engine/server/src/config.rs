@@ -9,6 +9,7 @@ use crate::machine;
 use crate::reply::ThoughtFormat;
 use crate::speculation::Speculation;
 use crate::tenants::{KeySource, Limits, LimitsSource, TenantSource};
+use crate::text_log::TextLog;
 use crate::tools::ToolFormat;
 use axum::http::HeaderValue;
 use std::net::SocketAddr;
@@ -47,6 +48,8 @@ pub struct Config {
     pub allowed_origins: Vec<HeaderValue>,
     /// Fields that nobody knows are ignored instead of refused.
     pub ignore_unknown_fields: bool,
+    /// Which texts are logged.
+    pub text_log: TextLog,
     /// Where spans of requests go, if anywhere.
     pub traces_endpoint: Option<String>,
     /// How the model converses, as far as flags say it.
@@ -218,6 +221,11 @@ impl Config {
             tls: tls(args)?,
             allowed_origins: allowed_origins(args)?,
             ignore_unknown_fields: args.unknown_fields == UnknownFields::Ignore,
+            text_log: TextLog {
+                prompts: args.enable_log_requests,
+                answers: args.enable_log_outputs,
+                most_chars: args.max_log_len,
+            },
             traces_endpoint: args.otlp_traces_endpoint.clone(),
             dialogue: dialogue(args)?,
             patience: Patience::default(),

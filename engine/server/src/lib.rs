@@ -39,6 +39,7 @@ pub mod structure;
 pub mod telemetry;
 pub mod tenants;
 pub mod text;
+pub mod text_log;
 pub mod tools;
 pub mod traces;
 pub mod vllm_flags;

@@ -81,6 +81,7 @@ impl Server {
             lifecycle: lifecycle.clone(),
             allowed_origins: config.allowed_origins,
             ignore_unknown_fields: config.ignore_unknown_fields,
+            text_log: config.text_log,
             traces: traces.clone(),
             patience,
         });

@@ -1,4 +1,5 @@
-//! Log lines on standard error. `RUST_LOG` chooses what is written; prompts, answers and secrets never are.
+//! Log lines on standard error. `RUST_LOG` chooses what is written; secrets never are, prompts and answers
+//! only where flags ask for it ([`crate::text_log`]).
 
 use crate::cli::LogFormat;
 use std::io::IsTerminal;

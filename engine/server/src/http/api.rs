@@ -121,6 +121,7 @@ impl Api {
         let prompt = generation.cut(prompt);
         let room = self.room(&prompt, generation).map_err(|reason| ApiError::rejected(&reason, 0, field))?;
         let most = default_max_tokens.min(room);
+        self.door.text_log.prompt(lease.request(), || self.tokenizer.decode(&prompt));
         let streams = self.submit_choices(lease, &prompt, generation, most)?;
         self.door.monitor.asked(generation.choices.generated, generation.max_tokens);
         let siblings = Siblings::new(self.door.monitor.clone());
@@ -129,14 +130,9 @@ impl Api {
             admitted(&mut stream, field).await?;
             let share = self.share(&prompt, generation, answers.is_empty());
             lease.spend(share.tokens);
-            answers.push(Answer::new(
-                stream,
-                self.tokenizer.clone(),
-                generation,
-                share,
-                lease.clone(),
-                siblings.clone(),
-            ));
+            let (tokenizer, written) = (self.tokenizer.clone(), self.door.text_log.answer());
+            let answer = Answer::new(stream, tokenizer, generation, share, lease.clone(), siblings.clone());
+            answers.push(answer.written_into(written));
         }
         Ok(answers)
     }

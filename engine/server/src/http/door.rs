@@ -7,6 +7,7 @@ use crate::config::Patience;
 use crate::lifecycle::{Lifecycle, Rest, Stage};
 use crate::monitor::Monitor;
 use crate::tenants::Tenants;
+use crate::text_log::TextLog;
 use crate::traces::Traces;
 use axum::Router;
 use axum::extract::{Request, State};
@@ -48,6 +49,8 @@ pub struct Rules {
     pub allowed_origins: Vec<HeaderValue>,
     /// Fields that nobody knows are taken out of requests instead of refused.
     pub ignore_unknown_fields: bool,
+    /// Which texts are logged.
+    pub text_log: TextLog,
     /// Where spans of requests go, if anywhere.
     pub traces: Option<Arc<Traces>>,
     /// How patient it is with clients.
