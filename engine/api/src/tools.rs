@@ -34,6 +34,8 @@ pub struct Tool {
     pub description: Option<String>,
     /// A JSON schema of an object.
     pub parameters: Value,
+    /// Whether calls that the model makes by itself keep the schema. Those that are required or named always do.
+    pub strict: bool,
 }
 
 /// Whether to call tools.
@@ -141,11 +143,10 @@ fn take_tool((index, value): (usize, Value)) -> Result<Tool, FieldError> {
     tool.finish(&[])?;
     let name = take_name(&mut function)?;
     let description = function.optional("description", "a string")?;
-    // Calls that are required or named are held to their schemas exactly, asked or not.
-    let _strict: Option<bool> = function.optional("strict", "true or false")?;
+    let strict = function.optional("strict", "true or false")?.unwrap_or(false);
     let parameters = take_parameters(&mut function)?;
     function.finish(&[])?;
-    Ok(Tool { name, description, parameters })
+    Ok(Tool { name, description, parameters, strict })
 }
 
 fn take_function_type(fields: &mut Fields) -> Result<(), FieldError> {

@@ -5,6 +5,7 @@ use crate::reply::{Reply, Thinking, ThoughtFormat};
 use crate::structure::Thought;
 use crate::text::chat_template::{ChatTemplate, TemplateError};
 use crate::text::tokenizer::{SpecialTokens, Tokenizer};
+use crate::text::vocabulary::Vocabulary;
 use crate::tools::{self, Format, Listed, Named, Parts, ToolFormat};
 use std::borrow::Cow;
 use std::fs;
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use windlass_engine_api::chat::{Conversation, Rendering};
 use windlass_engine_api::error::FieldError;
+use windlass_engine_api::structure::Structure;
 use windlass_engine_api::tools::{ToolChoice, Tools};
 use windlass_engine_core::request::TokenId;
 
@@ -117,6 +119,17 @@ impl Dialogue {
         let thought = self.thought_tokens.map(|(begin, end)| Thought { begin, end, inside });
         let (tools, calls, thoughts) = (tools.cloned(), self.calls, self.thoughts);
         Ok((text, Expected { tools, calls, thoughts, inside, thought }))
+    }
+
+    /// The form that tools give an answer.
+    pub fn form(&self, tools: &Tools, vocabulary: &Vocabulary) -> Result<Option<Structure>, FieldError> {
+        match (&tools.choice, self.calls) {
+            (ToolChoice::Auto, Some(format)) => {
+                let template = self.template.as_ref().map_or("", ChatTemplate::source);
+                tools::strict(tools, format, template, vocabulary)
+            }
+            _ => Ok(tools::forced(tools)),
+        }
     }
 
     /// Control tokens that readers of answers must see.

@@ -74,6 +74,7 @@ impl Structures {
         if let Some(known) = self.find(&form.key) {
             return Ok(known);
         }
+        self.prepare().await;
         let permit = timeout(COMPILE_TIMEOUT, self.permits.clone().acquire_owned()).await;
         let permit = permit.ok().and_then(Result::ok).ok_or(StructureError::Busy)?;
         let structures = self.clone();
@@ -90,9 +91,21 @@ impl Structures {
         }
     }
 
+    /// Reads the vocabulary for the first form, which takes longer than a form may and is not that one's time.
+    async fn prepare(self: &Arc<Structures>) {
+        if self.prepared.get().is_none() {
+            let structures = self.clone();
+            // What goes wrong is said to the form that needs it.
+            let _ = tokio::task::spawn_blocking(move || structures.prepared().is_ok()).await;
+        }
+    }
+
+    fn prepared(&self) -> Result<&Prepared, String> {
+        self.prepared.get_or_init(|| Prepared::new(&self.tokenizer)).as_ref().map_err(String::clone)
+    }
+
     fn compile_now(&self, form: form::Compilable) -> Result<Grammar, String> {
-        let prepared = self.prepared.get_or_init(|| Prepared::new(&self.tokenizer)).as_ref().map_err(String::clone)?;
-        let grammar = prepared.compile(form.grammar)?;
+        let grammar = self.prepared()?.compile(form.grammar)?;
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push_back((form.key, grammar.clone()));
         if kept.len() > KEPT {

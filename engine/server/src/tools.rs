@@ -17,6 +17,7 @@ mod parts;
 mod python_literal;
 mod pythonic;
 mod search;
+mod strict;
 
 pub use describe::described;
 pub use format::{Format, ToolFormat};
@@ -25,3 +26,4 @@ pub use listed::Listed;
 pub use named::Named;
 pub use parts::{Part, Parts};
 pub use search::{next_word, take_until};
+pub use strict::strict;

@@ -11,7 +11,6 @@ use super::stream;
 use crate::dialogue::Expected;
 use crate::generation::Generation;
 use crate::text::tokenizer::Tokenizer;
-use crate::tools;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -19,7 +18,7 @@ use std::sync::Arc;
 use windlass_engine_api::chat::{ChatRequest, Conversation};
 use windlass_engine_api::error::FieldError;
 use windlass_engine_api::structure::Structure;
-use windlass_engine_api::tools::Tools;
+use windlass_engine_api::tools::{ToolChoice, Tools};
 use windlass_engine_core::request::TokenId;
 use writer::Writer;
 
@@ -33,7 +32,7 @@ pub async fn create(
         api.door.read(&body, ChatRequest::from_body)?;
     api.door.check_model(&model)?;
     let streaming = fields.stream;
-    fields.structure = structure(fields.structure, conversation.tools.as_ref())?;
+    fields.structure = structure(&api, fields.structure, conversation.tools.as_ref())?;
     let (prompt, expected) = prompt(&api, &conversation).await?;
     let generation = api.generation(fields).await?.with_dialogue(expected.thought, api.dialogue.marks());
     check_choices(&generation)?;
@@ -47,15 +46,17 @@ pub async fn create(
     }
 }
 
-/// Calls that the client insists on are a form of the answer.
-fn structure(asked: Option<Structure>, tools: Option<&Tools>) -> Result<Option<Structure>, FieldError> {
-    match (asked, tools.and_then(tools::forced)) {
-        (Some(asked), Some(_)) => {
+/// Calls that the client insists on are a form of the answer; so are those that it leaves to the model, where tools are
+/// strict and it asks for no other form.
+fn structure(api: &Api, asked: Option<Structure>, tools: Option<&Tools>) -> Result<Option<Structure>, FieldError> {
+    let Some(tools) = tools else { return Ok(asked) };
+    match (asked, api.dialogue.form(tools, api.tokenizer.vocabulary())?) {
+        (Some(asked), Some(_)) if tools.choice != ToolChoice::Auto => {
             let message =
                 format!("`tool_choice` says what the answer is, and so does `{}`; send one of them", asked.field);
             Err(FieldError::invalid("tool_choice", message))
         }
-        (asked, forced) => Ok(asked.or(forced)),
+        (asked, form) => Ok(asked.or(form)),
     }
 }
 

@@ -227,7 +227,8 @@ mod tests {
     use windlass_engine_api::tools::{FunctionCall, Tool, ToolChoice};
 
     fn render_all(source: &str, messages: &[Message], rendering: &Rendering) -> Result<String, TemplateError> {
-        let tool = Tool { name: "f".to_owned(), description: None, parameters: json!({"type": "object"}) };
+        let tool =
+            Tool { name: "f".to_owned(), description: None, parameters: json!({"type": "object"}), strict: false };
         let tools = Some(Tools { offered: vec![tool], choice: ToolChoice::Auto, parallel: true });
         let (messages, rendering) = (messages.to_vec(), rendering.clone());
         ChatTemplate::new(source, "<s>", "</s>")?.render(&Conversation { messages, tools, rendering })

@@ -34,7 +34,8 @@ fn list(tools: &Tools) -> String {
     lark
 }
 
-fn schema(tool: &Tool) -> Value {
+/// The arguments of a call of it.
+pub(super) fn schema(tool: &Tool) -> Value {
     let mut schema = tool.parameters.clone();
     if let Value::Object(fields) = &mut schema {
         fields.entry("type").or_insert_with(|| json!("object"));
