@@ -19,23 +19,23 @@ fn folder() -> Option<PathBuf> {
     path
 }
 
-async fn encoder(flags: &str) -> Option<TestServer> {
+pub async fn encoder(flags: &str) -> Option<TestServer> {
     Some(serve_at(&folder()?, &format!("--served-model-name minilm {flags}")).await)
 }
 
-async fn embed(server: &TestServer, extra: Value) -> Answer {
+pub async fn embed(server: &TestServer, extra: Value) -> Answer {
     let mut body = json!({"model": "minilm"});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
     server.post("/v1/embeddings", &body).await
 }
 
-fn vectors(answer: &Answer) -> Vec<Vec<f32>> {
+pub fn vectors(answer: &Answer) -> Vec<Vec<f32>> {
     assert!(answer.status.is_success(), "{}", answer.text());
     let data = answer.json()["data"].as_array().unwrap().clone();
     data.iter().map(|one| serde_json::from_value(one["embedding"].clone()).unwrap()).collect()
 }
 
-fn cosine(a: &[f32], b: &[f32]) -> f32 {
+pub fn cosine(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 

@@ -3,6 +3,7 @@
 use crate::common::{
     Answer, Client, FAST, MODEL, TestServer, chat, config, eventually, get, post, serve, start, within,
 };
+use crate::encoders::{cosine, embed, encoder, vectors};
 use axum::body::{Body, Bytes};
 use futures::StreamExt;
 use hyper::{Request, StatusCode};
@@ -166,35 +167,69 @@ const FIELDS: &[&str] = &[
     "nobody_knows",
 ];
 
+const ENCODER_FIELDS: &[&str] = &[
+    "model",
+    "input",
+    "text_1",
+    "text_2",
+    "query",
+    "documents",
+    "top_n",
+    "return_documents",
+    "encoding_format",
+    "dimensions",
+    "truncate_prompt_tokens",
+    "user",
+    "priority",
+    "nobody_knows",
+];
+
+/// Sends `body` with every edge in the place of one field: each gets an answer or a short reason, and no 5xx.
+async fn answered_or_refused(server: &TestServer, path: &str, body: &Value, field: &str) {
+    let mut client = Client::connect(server.api).await;
+    for edge in edges() {
+        let mut body = body.clone();
+        body[field] = edge.clone();
+        let answer = within(field, client.post(path, &body)).await;
+        let shown: String = edge.to_string().chars().take(60).collect();
+        let status = answer.status.as_u16();
+        assert!((200..500).contains(&status), "{path} {field} {shown}: {status} {:.300}", answer.text());
+        if status != 200 {
+            let error = &answer.json()["error"];
+            let short = error["message"].as_str().is_some_and(|text| text.chars().count() <= 1001);
+            assert!(short, "{field} {shown}: {:.300}", error.to_string());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_encoders_fields_at_their_edges_are_answered_or_refused() {
+    let Some(server) = encoder("").await else { return };
+    let canary = || async { vectors(&embed(&server, json!({"input": "A man is eating food."})).await).remove(0) };
+    let expected = canary().await;
+    let requests = [
+        ("/v1/embeddings", json!({"model": "minilm", "input": "a text"})),
+        ("/v1/score", json!({"model": "minilm", "text_1": "a text", "text_2": "another"})),
+        ("/v1/rerank", json!({"model": "minilm", "query": "a text", "documents": ["one", "two"]})),
+    ];
+    for (path, body) in requests {
+        let (server, body, canary, expected) = (&server, &body, &canary, &expected);
+        let ask = |field: &'static str| async move {
+            answered_or_refused(server, path, body, field).await;
+            assert!(cosine(&canary().await, expected) > 0.99999, "{path} {field}");
+        };
+        futures::stream::iter(ENCODER_FIELDS.iter().copied()).for_each_concurrent(2, ask).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_field_at_its_edges_is_answered_or_refused() {
     let server = serve(&format!("{FAST} --max-model-len 256")).await;
     let canary = Canary::start(&server).await;
-    let (server, edges) = (&server, &edges());
-    for path in [CHAT, COMPLETIONS] {
-        let ask = |field: &'static str| async move {
-            let mut client = Client::connect(server.api).await;
-            for edge in edges {
-                let mut body = match path {
-                    CHAT => chat(json!({"max_tokens": 2})),
-                    _ => json!({"model": MODEL, "prompt": "the engine", "max_tokens": 2}),
-                };
-                body[field] = edge.clone();
-                let answer = within(field, client.post(path, &body)).await;
-                let shown: String = edge.to_string().chars().take(60).collect();
-                let status = answer.status.as_u16();
-                assert!((200..500).contains(&status), "{path} {field} {shown}: {status} {:.300}", answer.text());
-                if status != 200 {
-                    let error = &answer.json()["error"];
-                    assert!(
-                        error["message"].as_str().is_some_and(|text| text.chars().count() <= 1001),
-                        "{field} {shown}: {:.300}",
-                        error.to_string()
-                    );
-                }
-            }
-        };
-        futures::stream::iter(FIELDS).for_each_concurrent(4, |field| ask(field)).await;
+    let completion = json!({"model": MODEL, "prompt": "the engine", "max_tokens": 2});
+    for (path, body) in [(CHAT, chat(json!({"max_tokens": 2}))), (COMPLETIONS, completion)] {
+        let ask = |field: &'static str| answered_or_refused(&server, path, &body, field);
+        futures::stream::iter(FIELDS.iter().copied()).for_each_concurrent(4, ask).await;
     }
     canary.undisturbed().await;
     server.until("nothing is left", |stats| stats["running"] == 0 && stats["kvUsage"] == 0.0).await;
