@@ -31,6 +31,8 @@ struct alignas(16) Quad {
 #define DEVICE __device__ __forceinline__
 // Declares a kernel whose blocks have THREADS threads.
 #define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+// The same where one block at a time may have all registers of a multiprocessor.
+#define LARGE_KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads, 1) name
 // COUNT values that a block's threads share.
 #define SHARED(type, name, count) __shared__ alignas(16) type name[count]
 // The shared memory that the launch asked for, as `type* name`.

@@ -204,7 +204,8 @@ DEVICE u32 expand_int8(u32 word, u32 pair) {
 template <int TILES, bool FP8>
 DEVICE void linear_8bit(const u8* codes, const float* scales, const bf16* input, const Output& out, u32 tokens, u32 rows,
                         u32 cols, u32 group) {
-  constexpr int SPAN = 128;  // columns that a warp takes at a time
+  constexpr int SPAN = 128;                    // columns that a warp takes at a time
+  [[maybe_unused]] constexpr int UNROLLED = TILES < 4 ? 2 : 1;  // halves of one: registers do not hold all of it for many tokens
   const u32 lane_col = 16 * (lane_index() % 4), spans = ceil_divide(cols, SPAN), groups = ceil_divide(cols, group);
   const u8* row[2];
   const float* scale[2];
@@ -236,7 +237,7 @@ DEVICE void linear_8bit(const u8* codes, const float* scales, const bf16* input,
     const u32 index = smaller(span * SPAN / group, groups - 1);
     const float factor[2] = {scale[0][index], scale[1][index]};
     float dot[TILES][4] = {};
-#pragma unroll
+#pragma unroll UNROLLED
     for (u32 i = 0; i < 2; ++i) {
       const u32 col = SPAN * span + 64 * i;
 #pragma unroll
@@ -244,7 +245,7 @@ DEVICE void linear_8bit(const u8* codes, const float* scales, const bf16* input,
         u32 a[4];
 #pragma unroll
         for (u32 r = 0; r < 4; ++r) {
-          const u32 word = held[i][r % 2].word[quarter];
+          const u32 word = held[0][r % 2].word[quarter];
           a[r] = FP8 ? expand_fp8(word, r / 2) : expand_int8(word, r / 2);
         }
 #pragma unroll
@@ -256,6 +257,8 @@ DEVICE void linear_8bit(const u8* codes, const float* scales, const bf16* input,
           multiply_bf16(dot[n], a, b);
         }
       }
+      held[0][0] = held[1][0];
+      held[0][1] = held[1][1];
     }
 #pragma unroll
     for (int n = 0; n < TILES; ++n) {

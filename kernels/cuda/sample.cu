@@ -74,7 +74,7 @@ struct Row {
   DEVICE u64 share(float logit) const {
     const float scaled = (logit - largest) / temperature;
     if (!(scaled >= floor) || scaled < -87.0f) return 0;
-    return static_cast<u64>(static_cast<double>(expf(scaled)) * 1099511627776.0);
+    return static_cast<u64>(expf(scaled) * 1099511627776.0f);  // a power of two: exact
   }
   DEVICE bool kept(float logit) const { return (logit - largest) / temperature >= floor; }
 };
@@ -199,7 +199,7 @@ DEVICE void find_by_id(const Row& row, u64 bits, u32* answer) {
 
 // Draws a token for each row. `floors` are the logarithms of min-p (minus infinity for none); top-k 0 keeps all; a
 // temperature of 0 takes the most likely. Grid: rows.
-KERNEL(sample, THREADS)(const float* logits, const float* temperatures, const u32* top_ks, const float* top_ps,
+LARGE_KERNEL(sample, THREADS)(const float* logits, const float* temperatures, const u32* top_ks, const float* top_ps,
                         const float* floors, const u64* seeds, const u32* positions, u32* out, u32 vocabulary) {
   wait_for_previous();
   let_next_start();

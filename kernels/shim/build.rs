@@ -43,7 +43,10 @@ fn cuda_files(folder: &Path) -> io::Result<Vec<String>> {
 
 /// A C++ file that includes a source and enters its kernels.
 fn unit(stem: &str, source: &str) -> String {
-    let kernels = source.lines().filter_map(|line| line.strip_prefix("KERNEL(")?.split(',').next());
+    let kernels = source.lines().filter_map(|line| {
+        let declared = line.strip_prefix("LARGE_KERNEL(").or_else(|| line.strip_prefix("KERNEL("))?;
+        declared.split(',').next()
+    });
     let entries: String = kernels.map(|name| format!("  ENTER({name}, \"{stem}.cu\");\n")).collect();
     format!("#include \"{stem}.cu\"\n#include \"registry.h\"\nvoid enter_{stem}() {{\n{entries}}}\n")
 }

@@ -61,6 +61,7 @@ T value_of(const u8 (&slot)[SLOT_BYTES]) {
 #define KERNEL(name, threads) \
   constexpr u32 name##_threads = threads; \
   extern "C" void name
+#define LARGE_KERNEL(name, threads) KERNEL(name, threads)
 #define SHARED(type, name, count) type* name = shim::shared_array<type, count>([] {})
 #define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(shim::now.dynamic_shared)
 
