@@ -17,19 +17,12 @@ use crate::config::DecoderConfig;
 use crate::sampler::{Drawn, RowTask, SampleError};
 use crate::tier::Tier;
 
-/// A device that computes a decoder's layers.
-///
-/// `Step` carries a step's token count and places; a buffer's rows beyond that count are never read. Widths come from
-/// the weights and the configuration, so one buffer serves any width it has room for.
-pub trait Backend: Sized {
+/// What takes in the weights of a decoder.
+pub trait Packer {
     /// A weight matrix in the device's layout, `[outputs, inputs]`.
     type Matrix;
     /// A vector of f32, such as a norm's weights.
     type Vector;
-    /// Room for f32 activations.
-    type Buffer;
-    /// A batch made ready for the device: what depends on its rows and not on the layer.
-    type Step<'a>;
 
     /// Packs a file tensor of `[rows, cols]`. Its bytes are not needed afterwards.
     fn matrix(&self, kind: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Result<Self::Matrix, ShapeError>;
@@ -44,6 +37,18 @@ pub trait Backend: Sized {
     ) -> Result<Self::Matrix, ShapeError>;
     /// Takes in a vector.
     fn vector(&self, values: Vec<f32>) -> Self::Vector;
+}
+
+/// A device that computes a decoder's layers.
+///
+/// `Step` carries a step's token count and places; a buffer's rows beyond that count are never read. Widths come from
+/// the weights and the configuration, so one buffer serves any width it has room for.
+pub trait Backend: Packer + Sized {
+    /// Room for f32 activations.
+    type Buffer;
+    /// A batch made ready for the device: what depends on its rows and not on the layer.
+    type Step<'a>;
+
     /// Allocates room for `values` f32.
     fn buffer(&self, values: usize) -> Self::Buffer;
     /// Takes the memory of keys and values, or gives it back with everything in it. A backend that cannot keeps it.
@@ -204,27 +209,27 @@ pub enum Heads {
 
 /// The weights of one decoder layer. Matrices are `[outputs, inputs]`.
 #[allow(missing_docs)] // the field's own names
-pub struct Layer<B: Backend> {
-    pub attention_norm: B::Vector,
-    pub query: B::Matrix,
-    pub key: B::Matrix,
-    pub value: B::Matrix,
-    pub out: B::Matrix,
+pub struct Layer<P: Packer> {
+    pub attention_norm: P::Vector,
+    pub query: P::Matrix,
+    pub key: P::Matrix,
+    pub value: P::Matrix,
+    pub out: P::Matrix,
     /// Of query, key and value.
-    pub biases: Option<[B::Vector; 3]>,
+    pub biases: Option<[P::Vector; 3]>,
     /// Of the heads of query and key.
-    pub head_norms: Option<[B::Vector; 2]>,
+    pub head_norms: Option<[P::Vector; 2]>,
     /// Whether heads turn.
     pub rotary: bool,
-    pub feed_forward_norm: B::Vector,
-    pub gate: B::Matrix,
-    pub up: B::Matrix,
-    pub down: B::Matrix,
+    pub feed_forward_norm: P::Vector,
+    pub gate: P::Matrix,
+    pub up: P::Matrix,
+    pub down: P::Matrix,
 }
 
-impl<B: Backend> Layer<B> {
+impl<P: Packer> Layer<P> {
     /// All matrices.
-    pub fn matrices(&self) -> [&B::Matrix; 7] {
+    pub fn matrices(&self) -> [&P::Matrix; 7] {
         [&self.query, &self.key, &self.value, &self.out, &self.gate, &self.up, &self.down]
     }
 }

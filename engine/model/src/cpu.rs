@@ -9,7 +9,7 @@ use windlass_engine_core::plan::{BlockId, SlotId};
 use windlass_kernels::ops::{self, AttentionRow, Product, RopeTable};
 use windlass_kernels::{Activations, Integer, KvCache, KvLayout, KvType, PackedMatrix, Pool, ShapeError, WeightType};
 
-use crate::backend::{Backend, Heads, Rows, TokenMove};
+use crate::backend::{Backend, Heads, Packer, Rows, TokenMove};
 use crate::batch::{Batch, BatchRow};
 use crate::config::DecoderConfig;
 use crate::group::Member;
@@ -84,11 +84,9 @@ impl CpuBackend {
     }
 }
 
-impl Backend for CpuBackend {
+impl Packer for CpuBackend {
     type Matrix = PackedMatrix;
     type Vector = Vec<f32>;
-    type Buffer = Vec<f32>;
-    type Step<'a> = CpuStep<'a>;
 
     fn matrix(&self, kind: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Result<PackedMatrix, ShapeError> {
         PackedMatrix::pack(&self.pool, kind, rows, cols, bytes)
@@ -108,6 +106,11 @@ impl Backend for CpuBackend {
     fn vector(&self, values: Vec<f32>) -> Vec<f32> {
         values
     }
+}
+
+impl Backend for CpuBackend {
+    type Buffer = Vec<f32>;
+    type Step<'a> = CpuStep<'a>;
 
     fn buffer(&self, values: usize) -> Vec<f32> {
         vec![0.0; values]

@@ -9,9 +9,8 @@ use std::thread::{self, JoinHandle};
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
 use windlass_engine_core::plan::{StepOutput, StepPlan, Ticket};
 
-use crate::backend::Backend;
 use crate::panic::message;
-use crate::step::StepRunner;
+use crate::step::{Model, StepRunner};
 
 /// What came of a step, or why there will be no more.
 type Outcome = Result<StepOutput, String>;
@@ -37,18 +36,13 @@ enum Order {
 }
 
 impl CpuExecutor {
-    pub(crate) fn start<B>(geometry: Geometry, mut runner: StepRunner<B>) -> io::Result<CpuExecutor>
-    where
-        B: Backend<Matrix: Send, Vector: Send, Buffer: Send> + Send + 'static,
-    {
+    pub(crate) fn start<M: Model + Send + 'static>(mut runner: StepRunner<M>) -> io::Result<CpuExecutor> {
+        let geometry = *runner.geometry();
         CpuExecutor::spawn(geometry, move || {
             runner.settle();
             move |order| match order {
                 Order::Step(ticket, plan) => Some(runner.run(ticket, &plan).map_err(|error| error.to_string())),
-                Order::HoldKv(held) => {
-                    runner.hold_kv(held);
-                    None
-                }
+                Order::HoldKv(held) => runner.hold_kv(held).err().map(|error| Err(error.to_string())),
             }
         })
     }
@@ -72,20 +66,29 @@ impl CpuExecutor {
             _ => Err(gone()),
         }
     }
+}
 
-    fn check(&self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        let (rows, tokens, logits) = (plan.rows.len(), plan.token_count(), plan.logit_count());
-        let Geometry { max_step_rows, max_step_tokens, max_step_logits, .. } = self.geometry;
-        if self.in_flight.len() == MAX_IN_FLIGHT {
-            return Err(ExecutorError(format!("{MAX_IN_FLIGHT} steps are in flight; collect one first")));
-        }
-        let most = [max_step_rows, max_step_tokens, max_step_logits].map(|most| most as usize);
-        if [rows, tokens, logits].iter().zip(&most).any(|(size, most)| size > most) {
-            return Err(ExecutorError(format!(
-                "a step of {rows} rows, {tokens} tokens and {logits} rows of logits; {most:?} are the most"
-            )));
-        }
-        Ok(())
+/// Whether a step may be submitted while so many are in flight.
+pub(crate) fn check(geometry: &Geometry, plan: &StepPlan, in_flight: usize) -> Result<(), ExecutorError> {
+    let (rows, tokens, logits) = (plan.rows.len(), plan.token_count(), plan.logit_count());
+    let Geometry { max_step_rows, max_step_tokens, max_step_logits, .. } = *geometry;
+    if in_flight == MAX_IN_FLIGHT {
+        return Err(ExecutorError(format!("{MAX_IN_FLIGHT} steps are in flight; collect one first")));
+    }
+    let most = [max_step_rows, max_step_tokens, max_step_logits].map(|most| most as usize);
+    if [rows, tokens, logits].iter().zip(&most).any(|(size, most)| size > most) {
+        return Err(ExecutorError(format!(
+            "a step of {rows} rows, {tokens} tokens and {logits} rows of logits; {most:?} are the most"
+        )));
+    }
+    Ok(())
+}
+
+/// Whether a ticket is the oldest in flight.
+pub(crate) fn check_oldest(ticket: Ticket, oldest: Option<Ticket>) -> Result<(), ExecutorError> {
+    match oldest == Some(ticket) {
+        true => Ok(()),
+        false => Err(ExecutorError(format!("{ticket:?} was collected; the oldest is {oldest:?}"))),
     }
 }
 
@@ -95,7 +98,7 @@ impl Executor for CpuExecutor {
     }
 
     fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {
-        self.check(&plan)?;
+        check(&self.geometry, &plan, self.in_flight.len())?;
         let ticket = Ticket(self.next_ticket);
         self.order(Order::Step(ticket, plan))?;
         self.next_ticket += 1;
@@ -104,10 +107,7 @@ impl Executor for CpuExecutor {
     }
 
     fn collect(&mut self, ticket: Ticket) -> Result<StepOutput, ExecutorError> {
-        match self.in_flight.pop_front() {
-            Some(oldest) if oldest == ticket => {}
-            oldest => return Err(ExecutorError(format!("{ticket:?} was collected; the oldest is {oldest:?}"))),
-        }
+        check_oldest(ticket, self.in_flight.pop_front())?;
         match self.outputs.recv() {
             Ok(Ok(output)) => Ok(output),
             Ok(Err(why)) => Err(ExecutorError(why)),

@@ -12,6 +12,7 @@ mod batch;
 mod bounds;
 mod config;
 mod cpu;
+pub mod cuda;
 mod decoder;
 mod draft_model;
 mod encoder;
@@ -40,7 +41,7 @@ mod verdict;
 mod weights;
 
 pub use agreement::{Agreement, Perplexity};
-pub use backend::{Backend, Heads, Layer, Rows, Workspace};
+pub use backend::{Backend, Heads, Layer, Packer, Rows, Workspace};
 pub use batch::{Batch, BatchRow, Logits};
 pub use config::{ConfigError, DecoderConfig, RopeConfig, RotaryLayers, Unsupported};
 pub use cpu::{CpuBackend, CpuStep};

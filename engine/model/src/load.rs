@@ -14,6 +14,7 @@ use windlass_kernels::{Activations, KvType, Pool, processors};
 
 use crate::config::{ConfigError, DecoderConfig};
 use crate::cpu::{CpuBackend, Place};
+use crate::cuda::CudaError;
 use crate::decoder::Decoder;
 use crate::executor::CpuExecutor;
 use crate::group::Member;
@@ -43,6 +44,9 @@ pub enum LoadError {
     /// Other processes.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
+    /// A GPU.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     /// There is no place for blocks that leave the pool.
     #[error("cannot make the swap file: {source}")]
     Swap {
@@ -173,7 +177,7 @@ fn start(built: Built, earlier: Vec<Peer>, options: &LoadOptions) -> Result<Load
     let tier = tier.map_err(|source| LoadError::Swap { source })?;
     let kernels = decoder.backend().kernels();
     let pipeline = Pipeline { earlier, ranks: decoder };
-    let executor = CpuExecutor::start(geometry, StepRunner::new(pipeline, geometry, tier)).map_err(no_threads(1))?;
+    let executor = CpuExecutor::start(StepRunner::new(pipeline, geometry, tier)).map_err(no_threads(1))?;
     Ok(Loaded { executor, shape, ledgers, weight_type, kernels })
 }
 
@@ -296,7 +300,7 @@ fn shares(ranks: usize, threads: usize) -> Vec<Share> {
     }
 }
 
-fn no_threads(threads: usize) -> impl Fn(io::Error) -> LoadError {
+pub(crate) fn no_threads(threads: usize) -> impl Fn(io::Error) -> LoadError {
     move |source| LoadError::Threads { threads, source }
 }
 

@@ -3,7 +3,7 @@
 use windlass_checkpoint::Tensor;
 use windlass_kernels::{Integer, WeightType};
 
-use crate::backend::Backend;
+use crate::backend::Packer;
 use crate::packed::PackedTensor;
 use crate::part::Part;
 use crate::weights::{ShardError, TensorError};
@@ -72,20 +72,20 @@ impl MatrixTensor<'_> {
     }
 
     /// Packs a part that [`check`](Self::check) has passed.
-    pub fn pack<B: Backend>(&self, backend: &B, part: &Part) -> Result<B::Matrix, TensorError> {
+    pub fn pack<P: Packer>(&self, packer: &P, part: &Part) -> Result<P::Matrix, TensorError> {
         let [all_cols, all_rows] = self.shape();
         let [rows, cols] = part.shape(all_rows, all_cols);
         let packed = match self {
             MatrixTensor::Plain { tensor, kind, quantized } => {
                 let bytes = part.cut(*kind, all_cols, tensor.bytes);
                 match quantized {
-                    None => backend.matrix(*kind, rows, cols, &bytes),
-                    Some(to) => backend.quantized_matrix(*kind, *to, rows, cols, &bytes),
+                    None => packer.matrix(*kind, rows, cols, &bytes),
+                    Some(to) => packer.quantized_matrix(*kind, *to, rows, cols, &bytes),
                 }
             }
             MatrixTensor::Packed(packed) => {
                 let [row_range, col_range] = part.ranges(all_rows, all_cols);
-                backend.matrix(packed.kind, rows, cols, &packed.file_rows(row_range, col_range))
+                packer.matrix(packed.kind, rows, cols, &packed.file_rows(row_range, col_range))
             }
         };
         packed.map_err(|source| TensorError::Shape { name: self.name().to_owned(), source })

@@ -13,11 +13,14 @@ use std::io;
 use std::net::SocketAddr;
 
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::plan::BlockId;
+use windlass_engine_core::plan::{BlockId, SlotId};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, TokenMove};
 use crate::batch::Batch;
 use crate::ranks::Ranks;
+use crate::sampler::{Drawn, RowTask, SampleError};
+use crate::step::Model;
+use crate::tier::Tier;
 pub(crate) use greeting::Join;
 pub use peer::Gathering;
 pub(crate) use peer::Peer;
@@ -89,9 +92,20 @@ pub(crate) struct Pipeline<B: Backend> {
     pub ranks: Ranks<B>,
 }
 
-impl<B: Backend> Pipeline<B> {
-    /// Computes a step through all stages.
-    pub fn forward(&mut self, batch: &Batch) -> Result<(), PipelineError> {
+impl<B: Backend> Model for Pipeline<B> {
+    type Error = PipelineError;
+
+    fn settle(&self) {
+        self.ranks.settle();
+    }
+
+    /// On every rank of this process.
+    fn hold_kv(&mut self, held: bool) -> Result<(), PipelineError> {
+        self.ranks.hold_kv(held);
+        Ok(())
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), PipelineError> {
         let mut activations = Vec::new();
         for peer in &mut self.earlier {
             activations = peer.forward(batch, &activations)?;
@@ -103,10 +117,26 @@ impl<B: Backend> Pipeline<B> {
         Ok(())
     }
 
-    /// Copies K and V of a whole block in all stages.
-    pub fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), PipelineError> {
+    fn sample(&mut self, tasks: &[RowTask<'_>]) -> Result<Vec<Result<Drawn, SampleError>>, PipelineError> {
+        Ok(self.ranks.sample(tasks))
+    }
+
+    fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), PipelineError> {
         self.earlier.iter_mut().try_for_each(|peer| peer.copy_block(from, to))?;
         self.ranks.copy_block(from, to);
+        Ok(())
+    }
+
+    fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SlotId) -> io::Result<()> {
+        self.ranks.store_block(tier, block, slot)
+    }
+
+    fn load_block(&mut self, tier: &mut dyn Tier, slot: SlotId, block: BlockId) -> io::Result<()> {
+        self.ranks.load_block(tier, slot, block)
+    }
+
+    fn move_tokens(&mut self, moves: &[TokenMove]) -> Result<(), PipelineError> {
+        self.ranks.move_tokens(moves);
         Ok(())
     }
 }

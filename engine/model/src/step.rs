@@ -1,27 +1,56 @@
 //! One step on the executor's thread: the plan's rows become a batch, the batch becomes tokens.
 
 use std::collections::VecDeque;
+use std::io;
 use std::thread;
 use std::time::Instant;
 
 use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::executor::{Geometry, MAX_IN_FLIGHT};
-use windlass_engine_core::plan::{InputToken, Move, PlanRow, RowOutput, RowScores, StepOutput, StepPlan, Ticket};
+use windlass_engine_core::plan::{
+    BlockId, InputToken, Move, PlanRow, RowOutput, RowScores, SlotId, StepOutput, StepPlan, Ticket,
+};
 use windlass_engine_core::request::TokenId;
 
-use crate::backend::Backend;
+use crate::backend::TokenMove;
 use crate::batch::{Batch, Logits};
 use crate::bounds;
-use crate::pipeline::{Pipeline, PipelineError};
 use crate::places::{Mask, Place, masks, places};
 use crate::sampler::{Drawn, RowTask, SampleError};
 use crate::swap::Swapper;
 use crate::tier::Tier;
 use crate::verdict::{Outcome, moves, outcome};
 
-/// Runs plans on a decoder, in order, and keeps what later plans may feed back.
-pub(crate) struct StepRunner<B: Backend> {
-    model: Pipeline<B>,
+/// What steps run on: a decoder, wherever it computes.
+pub(crate) trait Model {
+    /// That of a device or another process: nothing more can be computed.
+    type Error: std::error::Error;
+
+    /// Makes the calling thread the one that runs steps.
+    fn settle(&self) {}
+    /// Takes the memory of keys and values, or gives it back with everything in it.
+    fn hold_kv(&mut self, held: bool) -> Result<(), Self::Error>;
+    /// Whether this device computes what a row asks for, and why not.
+    fn check(&self, _row: &PlanRow) -> Result<(), String> {
+        Ok(())
+    }
+    /// Computes a batch and leaves the logits that it asks for.
+    fn forward(&mut self, batch: &Batch) -> Result<(), Self::Error>;
+    /// Draws or scores a token for each row of those, which are used up.
+    fn sample(&mut self, tasks: &[RowTask<'_>]) -> Result<Vec<Result<Drawn, SampleError>>, Self::Error>;
+    /// Copies K and V of a whole block.
+    fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), Self::Error>;
+    /// Keeps K and V of a block in a slot of the tier.
+    fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SlotId) -> io::Result<()>;
+    /// Brings them back into a block.
+    fn load_block(&mut self, tier: &mut dyn Tier, slot: SlotId, block: BlockId) -> io::Result<()>;
+    /// Moves K and V of single tokens, in order.
+    fn move_tokens(&mut self, moves: &[TokenMove]) -> Result<(), Self::Error>;
+}
+
+/// Runs plans on a model, in order, and keeps what later plans may feed back.
+pub(crate) struct StepRunner<M: Model> {
+    model: M,
     geometry: Geometry,
     batch: Batch,
     /// Outputs of the last steps. A plan names steps that were in flight when it was made, and may be submitted after
@@ -31,24 +60,39 @@ pub(crate) struct StepRunner<B: Backend> {
     swapper: Option<Swapper>,
 }
 
-impl<B: Backend> StepRunner<B> {
-    pub fn new(model: Pipeline<B>, geometry: Geometry, tier: Option<Box<dyn Tier>>) -> StepRunner<B> {
+impl<M: Model> StepRunner<M> {
+    pub fn new(model: M, geometry: Geometry, tier: Option<Box<dyn Tier>>) -> StepRunner<M> {
         let (batch, kept, swapper) = (Batch::default(), VecDeque::new(), tier.map(Swapper::new));
         StepRunner { model, geometry, batch, kept, swapper }
     }
 
     /// Makes the calling thread the one that runs steps.
     pub fn settle(&self) {
-        self.model.ranks.settle();
+        self.model.settle();
     }
 
     /// Takes the memory of keys and values, or gives it back.
-    pub fn hold_kv(&mut self, held: bool) {
-        self.model.ranks.hold_kv(held);
+    pub fn hold_kv(&mut self, held: bool) -> Result<(), M::Error> {
+        self.model.hold_kv(held)
+    }
+
+    /// What steps run on.
+    pub fn model(&self) -> &M {
+        &self.model
+    }
+
+    /// The same, to change.
+    pub fn model_mut(&mut self) -> &mut M {
+        &mut self.model
+    }
+
+    /// Sizes that steps keep.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
     }
 
     /// Computes a step. A row that cannot be computed fails alone; an error is that of a device or another process.
-    pub fn run(&mut self, ticket: Ticket, plan: &StepPlan) -> Result<StepOutput, PipelineError> {
+    pub fn run(&mut self, ticket: Ticket, plan: &StepPlan) -> Result<StepOutput, M::Error> {
         let started = Instant::now();
         plan.moves.iter().try_for_each(|moved| self.move_block(*moved))?;
         let mut rows = self.fill_batch(plan);
@@ -56,17 +100,18 @@ impl<B: Backend> StepRunner<B> {
         if !self.batch.is_empty() {
             let places: Vec<Vec<Place>> = plan.rows.iter().map(|row| places(row, self.history(row))).collect();
             let masks = self.forward(plan, &places)?;
-            scores = self.draw(plan, &places, &masks, &mut rows);
+            scores = self.draw(plan, &places, &masks, &mut rows)?;
         }
         self.keep(ticket, &rows);
         Ok(StepOutput { rows, scores, busy_seconds: started.elapsed().as_secs_f64() })
     }
 
-    fn move_block(&mut self, moved: Move) -> Result<(), PipelineError> {
+    /// Moves K and V of a block.
+    pub fn move_block(&mut self, moved: Move) -> Result<(), M::Error> {
         match (moved, &mut self.swapper) {
             (Move::Copy { from, to }, _) => return self.model.copy_block(from, to),
-            (Move::Out { block, slot }, Some(swapper)) => swapper.store(&mut self.model.ranks, block, slot),
-            (Move::In { slot, block }, Some(swapper)) => swapper.load(&mut self.model.ranks, slot, block),
+            (Move::Out { block, slot }, Some(swapper)) => swapper.store(&mut self.model, block, slot),
+            (Move::In { slot, block }, Some(swapper)) => swapper.load(&mut self.model, slot, block),
             (Move::Out { .. } | Move::In { .. }, None) => unreachable!("without a tier there are no slots"),
         }
         Ok(())
@@ -81,11 +126,18 @@ impl<B: Backend> StepRunner<B> {
             .collect()
     }
 
-    fn fill_row(&mut self, row: &PlanRow) -> Result<(), String> {
+    /// Whether a row can be computed, as far as its tokens do not decide it.
+    pub fn check(&mut self, row: &PlanRow) -> Result<(), String> {
         bounds::check(&self.geometry, row.first_position, row.token_count(), &row.blocks)?;
-        if let Some(swapper) = &mut self.swapper {
-            swapper.check(row, self.geometry.block_tokens)?;
+        self.model.check(row)?;
+        match &mut self.swapper {
+            Some(swapper) => swapper.check(row, self.geometry.block_tokens),
+            None => Ok(()),
         }
+    }
+
+    fn fill_row(&mut self, row: &PlanRow) -> Result<(), String> {
+        self.check(row)?;
         for &token in &row.tokens {
             self.resolve(token)?;
         }
@@ -99,12 +151,14 @@ impl<B: Backend> StepRunner<B> {
         Ok(())
     }
 
-    fn resolve(&self, token: InputToken) -> Result<(), String> {
-        bounds::check_token(&self.geometry, resolve(&self.kept, token)?)
+    /// A token that is known by now.
+    pub fn resolve(&self, token: InputToken) -> Result<TokenId, String> {
+        let token = resolve(&self.kept, token)?;
+        bounds::check_token(&self.geometry, token).map(|()| token)
     }
 
     /// Computes the batch; what constraints allow is found meanwhile.
-    fn forward(&mut self, plan: &StepPlan, places: &[Vec<Place>]) -> Result<Vec<Vec<Mask>>, PipelineError> {
+    fn forward(&mut self, plan: &StepPlan, places: &[Vec<Place>]) -> Result<Vec<Vec<Mask>>, M::Error> {
         let constrained = |row: &PlanRow| row.sample.as_ref().is_some_and(|sample| sample.constraint.is_some());
         if !plan.rows.iter().any(constrained) {
             self.model.forward(&self.batch)?;
@@ -125,12 +179,12 @@ impl<B: Backend> StepRunner<B> {
         places: &[Vec<Place>],
         masks: &[Vec<Mask>],
         outputs: &mut [RowOutput],
-    ) -> Vec<RowScores> {
+    ) -> Result<Vec<RowScores>, M::Error> {
         let computed = |index: &usize| outputs[*index] == RowOutput::Computed;
         let indices: Vec<usize> = (0..plan.rows.len()).filter(computed).collect();
         let tasks_of = |&index: &usize| tasks(&plan.rows[index], &places[index], &masks[index]);
         let tasks: Vec<RowTask<'_>> = indices.iter().flat_map(tasks_of).collect();
-        let mut results: VecDeque<Result<Drawn, SampleError>> = self.model.ranks.sample(&tasks).into();
+        let mut results: VecDeque<Result<Drawn, SampleError>> = self.model.sample(&tasks)?.into();
         let mut scores = Vec::new();
         for &index in &indices {
             let row = &plan.rows[index];
@@ -138,14 +192,14 @@ impl<B: Backend> StepRunner<B> {
             match outcome(row, results, &masks[index]) {
                 Ok(Outcome { output, prompt, sampled, held }) => {
                     outputs[index] = output;
-                    self.model.ranks.move_tokens(&moves(row, &held, self.geometry.block_tokens as usize));
+                    self.model.move_tokens(&moves(row, &held, self.geometry.block_tokens as usize))?;
                     let told = !prompt.is_empty() || !sampled.is_empty();
                     scores.extend(told.then_some(RowScores { row: index as u32, prompt, sampled }));
                 }
                 Err(error) => outputs[index] = RowOutput::Failed(error),
             }
         }
-        scores
+        Ok(scores)
     }
 
     /// The tokens before the one that a row draws first, where drawing depends on them.
@@ -156,7 +210,8 @@ impl<B: Backend> StepRunner<B> {
         history.tokens.iter().copied().chain(sampled).collect()
     }
 
-    fn keep(&mut self, ticket: Ticket, rows: &[RowOutput]) {
+    /// Keeps what a step gave.
+    pub fn keep(&mut self, ticket: Ticket, rows: &[RowOutput]) {
         if self.kept.len() == MAX_IN_FLIGHT {
             self.kept.pop_front();
         }

@@ -4,8 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
 
-use crate::backend::Backend;
-use crate::ranks::Ranks;
+use crate::step::Model;
 use crate::tier::Tier;
 
 /// The tier behind a decoder's pool.
@@ -36,8 +35,8 @@ impl Swapper {
     }
 
     /// Keeps a block. If that fails, it cannot be brought back.
-    pub fn store<B: Backend>(&mut self, decoder: &mut Ranks<B>, block: BlockId, slot: SlotId) {
-        let stored = !self.lost.contains_key(&block) && decoder.store_block(&mut *self.tier, block, slot).is_ok();
+    pub fn store<M: Model>(&mut self, model: &mut M, block: BlockId, slot: SlotId) {
+        let stored = !self.lost.contains_key(&block) && model.store_block(&mut *self.tier, block, slot).is_ok();
         match stored {
             true => self.empty.remove(&slot),
             false => self.empty.insert(slot),
@@ -45,10 +44,10 @@ impl Swapper {
     }
 
     /// Brings a block back. If that fails, it is the affair of the rows that name it.
-    pub fn load<B: Backend>(&mut self, decoder: &mut Ranks<B>, slot: SlotId, block: BlockId) {
+    pub fn load<M: Model>(&mut self, model: &mut M, slot: SlotId, block: BlockId) {
         let loaded = match self.empty.contains(&slot) {
             true => Err("it could not be stored".to_owned()),
-            false => decoder.load_block(&mut *self.tier, slot, block).map_err(|error| error.to_string()),
+            false => model.load_block(&mut *self.tier, slot, block).map_err(|error| error.to_string()),
         };
         match loaded {
             Ok(()) => self.lost.remove(&block),

@@ -4,7 +4,7 @@ use windlass_checkpoint::{Checkpoint, ElementType, Tensor};
 use windlass_engine_contract::sharding::{Indivisible, Shard, Stage};
 use windlass_kernels::{ShapeError, WeightType, floats};
 
-use crate::backend::{Backend, Layer};
+use crate::backend::{Layer, Packer};
 use crate::config::{DecoderConfig, Unsupported};
 use crate::finder::{Finder, type_name, weight_type};
 use crate::matrix_tensor::MatrixTensor;
@@ -13,46 +13,46 @@ use crate::part::{Part, Parts};
 use crate::quantization::Quantization;
 
 /// A decoder's weights on a device.
-pub struct DecoderWeights<B: Backend> {
+pub struct DecoderWeights<P: Packer> {
     /// Absent in a stage that neither embeds nor multiplies with it.
-    pub(crate) embedding: Option<B::Matrix>,
-    pub(crate) layers: Vec<Layer<B>>,
+    pub(crate) embedding: Option<P::Matrix>,
+    pub(crate) layers: Vec<Layer<P>>,
     /// In the last stage.
-    pub(crate) head: Option<Head<B>>,
+    pub(crate) head: Option<Head<P>>,
     embeds: bool,
 }
 
 /// What makes logits of the last layer's output.
-pub(crate) struct Head<B: Backend> {
-    pub norm: B::Vector,
+pub(crate) struct Head<P: Packer> {
+    pub norm: P::Vector,
     /// Absent where it multiplies with the embedding.
-    untied: Option<B::Matrix>,
+    pub untied: Option<P::Matrix>,
 }
 
-impl<B: Backend> DecoderWeights<B> {
+impl<P: Packer> DecoderWeights<P> {
     /// Whether these are of a stage that embeds tokens.
     pub(crate) fn embeds(&self) -> bool {
         self.embeds
     }
 
     /// The head's norm and matrix.
-    pub(crate) fn output(&self) -> Option<(&B::Vector, &B::Matrix)> {
+    pub(crate) fn output(&self) -> Option<(&P::Vector, &P::Matrix)> {
         let head = self.head.as_ref()?;
         Some((&head.norm, head.untied.as_ref().or(self.embedding.as_ref())?))
     }
 
     /// The matrices that every token is multiplied with.
-    pub fn layer_products(&self) -> impl Iterator<Item = &B::Matrix> {
+    pub fn layer_products(&self) -> impl Iterator<Item = &P::Matrix> {
         self.layers.iter().flat_map(Layer::matrices)
     }
 
     /// The matrices that a token with logits is multiplied with: all but an embedding that is not the head too.
-    pub fn products(&self) -> impl Iterator<Item = &B::Matrix> {
+    pub fn products(&self) -> impl Iterator<Item = &P::Matrix> {
         self.layer_products().chain(self.output().map(|(_, matrix)| matrix))
     }
 
     /// Every matrix, each once.
-    pub fn matrices(&self) -> impl Iterator<Item = &B::Matrix> {
+    pub fn matrices(&self) -> impl Iterator<Item = &P::Matrix> {
         let untied = self.head.iter().flat_map(|head| &head.untied);
         self.layer_products().chain(&self.embedding).chain(untied)
     }
@@ -246,17 +246,45 @@ impl<'a> Manifest<'a> {
     }
 
     /// Packs a rank's part of every tensor of a stage for its device, a tied embedding once.
-    pub fn pack<B: Backend>(&self, backend: &B, parts: &Parts, stage: Stage) -> Result<DecoderWeights<B>, TensorError> {
-        let layers = self.layers_of(stage).iter().map(|layer| layer.pack(backend, parts));
-        let table = |table: MatrixTensor<'_>| table.pack(backend, &parts.vocabulary);
-        let untied = self.output_of(stage).map(table).transpose()?;
-        let head = || Head { norm: pack_vector(backend, self.output_norm, &Part::Whole), untied };
+    pub fn pack<P: Packer>(&self, packer: &P, parts: &Parts, stage: Stage) -> Result<DecoderWeights<P>, TensorError> {
         Ok(DecoderWeights {
-            layers: layers.collect::<Result<_, _>>()?,
-            embedding: self.embedding_of(stage).map(table).transpose()?,
-            head: stage.is_last().then(head),
+            layers: self.pack_layers(packer, parts, stage).collect::<Result<_, _>>()?,
+            embedding: self.pack_embedding(packer, parts, stage)?,
+            head: self.pack_head(packer, parts, stage)?,
             embeds: stage.is_first(),
         })
+    }
+
+    /// A rank's part of a stage's layers, one at a time.
+    pub fn pack_layers<'s, P: Packer>(
+        &'s self,
+        packer: &'s P,
+        parts: &'s Parts,
+        stage: Stage,
+    ) -> impl Iterator<Item = Result<Layer<P>, TensorError>> + 's {
+        self.layers_of(stage).iter().map(|layer| layer.pack(packer, parts))
+    }
+
+    /// A rank's part of the embedding, in a stage that reads it.
+    pub fn pack_embedding<P: Packer>(
+        &self,
+        packer: &P,
+        parts: &Parts,
+        stage: Stage,
+    ) -> Result<Option<P::Matrix>, TensorError> {
+        self.embedding_of(stage).map(|table| table.pack(packer, &parts.vocabulary)).transpose()
+    }
+
+    /// A rank's part of the head, in the last stage.
+    pub fn pack_head<P: Packer>(
+        &self,
+        packer: &P,
+        parts: &Parts,
+        stage: Stage,
+    ) -> Result<Option<Head<P>>, TensorError> {
+        let untied = self.output_of(stage).map(|table| table.pack(packer, &parts.vocabulary)).transpose()?;
+        let head = || Head { norm: pack_vector(packer, self.output_norm, &Part::Whole), untied };
+        Ok(stage.is_last().then(head))
     }
 }
 
@@ -296,31 +324,31 @@ impl<'a> LayerTensors<'a> {
         self.matrices().into_iter().zip([query, key, key, out, gate, gate, down])
     }
 
-    fn pack<B: Backend>(&self, backend: &B, parts: &Parts) -> Result<Layer<B>, TensorError> {
+    fn pack<P: Packer>(&self, packer: &P, parts: &Parts) -> Result<Layer<P>, TensorError> {
         let [query, key] = [&parts.query, &parts.key];
-        let vector = |tensor: Tensor<'_>| pack_vector(backend, tensor, &Part::Whole);
+        let vector = |tensor: Tensor<'_>| pack_vector(packer, tensor, &Part::Whole);
         let biases = |[of_query, of_key, of_value]: [Tensor<'_>; 3]| {
-            [(of_query, query), (of_key, key), (of_value, key)].map(|(bias, part)| pack_vector(backend, bias, part))
+            [(of_query, query), (of_key, key), (of_value, key)].map(|(bias, part)| pack_vector(packer, bias, part))
         };
         Ok(Layer {
             attention_norm: vector(self.attention_norm),
-            query: self.query.pack(backend, query)?,
-            key: self.key.pack(backend, key)?,
-            value: self.value.pack(backend, key)?,
-            out: self.out.pack(backend, &parts.out)?,
+            query: self.query.pack(packer, query)?,
+            key: self.key.pack(packer, key)?,
+            value: self.value.pack(packer, key)?,
+            out: self.out.pack(packer, &parts.out)?,
             biases: self.biases.map(biases),
             head_norms: self.head_norms.map(|norms| norms.map(vector)),
             rotary: self.rotary,
             feed_forward_norm: vector(self.feed_forward_norm),
-            gate: self.gate.pack(backend, &parts.gate)?,
-            up: self.up.pack(backend, &parts.gate)?,
-            down: self.down.pack(backend, &parts.down)?,
+            gate: self.gate.pack(packer, &parts.gate)?,
+            up: self.up.pack(packer, &parts.gate)?,
+            down: self.down.pack(packer, &parts.down)?,
         })
     }
 }
 
 /// Takes in a part of a vector that [`Finder::vector`] found.
-fn pack_vector<B: Backend>(backend: &B, tensor: Tensor<'_>, part: &Part) -> B::Vector {
+fn pack_vector<P: Packer>(packer: &P, tensor: Tensor<'_>, part: &Part) -> P::Vector {
     let kind = weight_type(tensor.kind).unwrap_or(WeightType::F32);
-    backend.vector(part.of_outputs(floats(kind, tensor.bytes)))
+    packer.vector(part.of_outputs(floats(kind, tensor.bytes)))
 }

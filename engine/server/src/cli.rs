@@ -240,7 +240,7 @@ pub struct ServeArgs {
     /// Serve nothing: what every node but 0 does
     #[arg(long, help_heading = "Model")]
     pub headless: bool,
-    /// Where to compute: auto or cpu
+    /// Where to compute: cpu, cuda, or auto for a GPU where there is one
     #[arg(long = bare(flags::DEVICE), default_value = "auto", help_heading = "Model")]
     pub device: String,
     /// What computes
@@ -256,9 +256,9 @@ pub struct ServeArgs {
     /// Most tokens in one step: longer prompts are computed in chunks
     #[arg(long, default_value_t = 512, value_name = "TOKENS", help_heading = "Batching and memory")]
     pub max_num_batched_tokens: u32,
-    /// Tokens in a KV block
-    #[arg(long, default_value_t = 16, value_name = "TOKENS", help_heading = "Batching and memory")]
-    pub block_size: u32,
+    /// Tokens in a KV block [default: 16, on CUDA 64]
+    #[arg(long, value_name = "TOKENS", help_heading = "Batching and memory")]
+    pub block_size: Option<u32>,
     /// Bytes of the KV cache [default: what the sequences can use, at most a quarter of the free memory]
     #[arg(long, value_name = "BYTES", help_heading = "Batching and memory")]
     pub kv_cache_memory_bytes: Option<u64>,

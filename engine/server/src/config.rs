@@ -80,9 +80,11 @@ pub struct EncoderConfig {
     pub limits: BatchLimits,
 }
 
-/// A model on this machine's CPU.
+/// A model on this machine's CPU, or on its GPU.
 #[derive(Clone, Debug)]
 pub struct CpuConfig {
+    /// Where it is computed.
+    pub device: DeviceChoice,
     /// GGUF file or folder.
     pub model: PathBuf,
     /// Threads that compute.
@@ -95,6 +97,17 @@ pub struct CpuConfig {
     pub quantization: Option<String>,
     /// The processes that share the layers, if there are several.
     pub pipeline: Option<PipelineConfig>,
+}
+
+/// Where a model is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// On a GPU where there is one.
+    Auto,
+    /// On the CPU.
+    Cpu,
+    /// On an NVIDIA GPU, which must be there.
+    Cuda,
 }
 
 /// Processes that share a model's layers.
@@ -136,8 +149,8 @@ pub struct Batching {
     pub max_sequences: u32,
     /// Most tokens in a step.
     pub max_step_tokens: u32,
-    /// Tokens in a KV block.
-    pub block_tokens: u32,
+    /// Tokens in a KV block; `None` for what suits the device.
+    pub block_tokens: Option<u32>,
     /// How keys and values are held.
     pub kv_data_type: KvDataType,
     /// Size of the KV pool; `None` for what suits the machine.
@@ -273,7 +286,9 @@ fn is_encoder(model: &Path) -> bool {
 }
 
 fn encoder(args: &ServeArgs) -> Result<EncoderConfig, Failure> {
-    check_device(&args.device)?;
+    if device(&args.device)? == DeviceChoice::Cuda {
+        return Err(unsupported(flags::DEVICE, "cuda", "encoders are computed on the CPU: use auto or cpu"));
+    }
     let sizes = [("--max-batch-size", args.max_batch_size), ("--max-batch-tokens", args.max_batch_tokens)];
     if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
         return Err(Failure::configuration(format!("{flag} must be at least 1")));
@@ -287,22 +302,23 @@ fn encoder(args: &ServeArgs) -> Result<EncoderConfig, Failure> {
     Ok(EncoderConfig { model: PathBuf::from(&args.model), limits })
 }
 
-fn check_device(device: &str) -> Result<(), Failure> {
-    match device {
-        "auto" | "cpu" => Ok(()),
-        "cuda" => Err(unsupported(flags::DEVICE, "cuda", "this build computes on the CPU: use cpu")),
-        other => Err(unsupported(flags::DEVICE, other, "use auto or cpu")),
+fn device(name: &str) -> Result<DeviceChoice, Failure> {
+    match name {
+        "auto" => Ok(DeviceChoice::Auto),
+        "cpu" => Ok(DeviceChoice::Cpu),
+        "cuda" => Ok(DeviceChoice::Cuda),
+        other => Err(unsupported(flags::DEVICE, other, "use auto, cpu or cuda")),
     }
 }
 
 fn cpu(args: &ServeArgs) -> Result<CpuConfig, Failure> {
-    check_device(&args.device)?;
     let threads = args.threads.unwrap_or_else(machine::cpus);
     if threads == 0 {
         return Err(Failure::configuration("--threads must be at least 1"));
     }
     let quantization = Some(args.quantization.to_ascii_lowercase()).filter(|kind| kind != "auto");
     Ok(CpuConfig {
+        device: device(&args.device)?,
         model: PathBuf::from(&args.model),
         threads,
         tensor_parallel: args.tensor_parallel_size,
@@ -385,7 +401,7 @@ fn batching(args: &ServeArgs) -> Result<Batching, Failure> {
         (flags::MAX_MODEL_LEN, args.max_model_len.unwrap_or(1)),
         (flags::MAX_NUM_SEQS, args.max_num_seqs),
         ("--max-num-batched-tokens", args.max_num_batched_tokens),
-        ("--block-size", args.block_size),
+        ("--block-size", args.block_size.unwrap_or(1)),
         ("--num-gpu-blocks-override", args.num_gpu_blocks_override.unwrap_or(1)),
     ];
     if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
@@ -600,7 +616,7 @@ mod tests {
     #[test]
     fn what_cannot_be_done_is_refused_by_name_and_reason() {
         for (line, reason, word) in [
-            ("m --device cuda", Reason::Unsupported, "--device cuda"),
+            ("m --device tpu", Reason::Unsupported, "--device tpu"),
             ("m --pipeline-parallel-size 0", Reason::InvalidConfiguration, "--pipeline-parallel-size"),
             ("m --pipeline-parallel-size 2 --nnodes 3", Reason::InvalidConfiguration, "--nnodes is 3"),
             ("m --pipeline-parallel-size 2 --node-rank 2", Reason::InvalidConfiguration, "--node-rank is 2"),

@@ -1,6 +1,7 @@
 //! From a configuration to an engine that has generated a token: read, load, warm.
 
 mod cpu;
+mod cuda;
 mod encoder;
 mod engine_thread;
 mod sim;
@@ -54,7 +55,10 @@ pub struct StartedModel {
 /// Does all of it; takes as long as loading takes.
 pub fn start(config: &Config, monitor: &Arc<Monitor>, clock: Clock) -> Result<Started, Failure> {
     let started = match &config.executor {
-        ExecutorConfig::Cpu(cpu) => Started::Model(Box::new(cpu::start(config, cpu, monitor, clock)?)),
+        ExecutorConfig::Cpu(cpu) => Started::Model(Box::new(match cuda::find(cpu)? {
+            Some(device) => cuda::start(config, cpu, &device, monitor, clock)?,
+            None => cpu::start(config, cpu, monitor, clock)?,
+        })),
         ExecutorConfig::Sim(sim) => Started::Model(Box::new(sim::start(config, sim, monitor, clock)?)),
         ExecutorConfig::Encoder(encoder) => {
             Started::Encoder(Box::new(encoder::start(config, encoder, monitor, clock)?))

@@ -18,3 +18,19 @@ mod state;
 pub use driver::{HostDriver, HostMachine, Kernels};
 pub use kernels::{Declared, declared};
 pub use state::Issued;
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use windlass_kernels::cuda::{Device, DriverError, Nvidia};
+
+/// What a test computes on: this machine's first NVIDIA GPU where `WINDLASS_GPU` names a folder for its machine code, else
+/// a device of so many bytes whose kernels run in the order of `seed`.
+pub fn device_under_test(seed: u64, bytes: usize) -> Result<Device, DriverError> {
+    static GPU: OnceLock<Option<Result<Device, DriverError>>> = OnceLock::new();
+    let open = || {
+        let cache = std::env::var_os("WINDLASS_GPU")?;
+        Some(Nvidia::open(0, Path::new(&cache)).map(|gpu| Device::new(Arc::new(gpu))))
+    };
+    GPU.get_or_init(open).clone().unwrap_or_else(|| Ok(HostMachine::new(Kernels::Run, seed).device(0, bytes)))
+}

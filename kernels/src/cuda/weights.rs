@@ -87,6 +87,29 @@ impl Matrix {
         }
     }
 
+    /// Takes in file tensors of one input as one matrix, outputs after outputs: each its type, its rows and its bytes. Where
+    /// their types differ all become bf16.
+    pub fn stack(
+        device: &Device,
+        pool: &Pool,
+        cols: usize,
+        tensors: &[(WeightType, usize, &[u8])],
+    ) -> Result<Matrix, LoadError> {
+        let rows = tensors.iter().map(|(_, rows, _)| rows).sum();
+        match tensors {
+            [(first, ..), others @ ..] if others.iter().all(|(other, ..)| other == first) => {
+                let bytes: Vec<u8> = tensors.iter().flat_map(|(.., bytes)| *bytes).copied().collect();
+                Matrix::load(device, pool, *first, rows, cols, &bytes)
+            }
+            _ => {
+                let values =
+                    |(kind, rows, bytes): &(WeightType, usize, &[u8])| as_bf16(pool, *kind, *rows, cols, bytes);
+                let values = tensors.iter().map(values).collect::<Result<Vec<_>, _>>()?;
+                Matrix::bf16(device, rows, cols, &values.concat())
+            }
+        }
+    }
+
     /// Takes in values, row after row.
     pub fn bf16(device: &Device, rows: usize, cols: usize, values: &[bf16]) -> Result<Matrix, LoadError> {
         check(rows, cols, values.len())?;

@@ -20,10 +20,14 @@ use windlass_engine_contract::sharding::kv_copies;
 use windlass_engine_contract::stats::{EffectiveConfig, StartPhases};
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::executor::{Executor, Geometry};
+use windlass_engine_model::cuda::{CudaError, DriverError, MatrixError};
 use windlass_engine_model::{
     ConfigError, DecoderConfig, Gathering, KvBudget, LoadError, LoadOptions, Loaded, Quantization, SizeError,
     TensorError, load, load_leader,
 };
+
+/// Tokens in a block where the flags give none.
+const BLOCK_TOKENS: u32 = 16;
 
 /// Loads weights and tokenizer side by side, then generates a token.
 pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Clock) -> Result<StartedModel, Failure> {
@@ -107,7 +111,7 @@ fn options(config: &Config, cpu: &CpuConfig, file: &Checkpoint) -> Result<LoadOp
         activations: cpu.activations,
         quantization: quantization(cpu),
         kv_data_type: batching.kv_data_type,
-        block_tokens: batching.block_tokens,
+        block_tokens: batching.block_tokens.unwrap_or(BLOCK_TOKENS),
         kv,
         swap: batching.swap.clone(),
         max_sequences: batching.max_sequences,
@@ -131,11 +135,11 @@ fn default_kv(config: &Config, cpu: &CpuConfig, file: &Checkpoint, free: Option<
 }
 
 /// What float weights are to become; the name of a file's type is only a check.
-fn quantization(cpu: &CpuConfig) -> Option<Quantization> {
+pub(super) fn quantization(cpu: &CpuConfig) -> Option<Quantization> {
     Quantization::named(cpu.quantization.as_deref()?)
 }
 
-fn check_quantization(cpu: &CpuConfig, weight_type: &str) -> Result<(), Failure> {
+pub(super) fn check_quantization(cpu: &CpuConfig, weight_type: &str) -> Result<(), Failure> {
     match &cpu.quantization {
         Some(wanted) if wanted != weight_type && Quantization::named(wanted).is_none() => {
             let flag = flags::QUANTIZATION;
@@ -173,8 +177,23 @@ pub fn load_failure(error: LoadError) -> Failure {
             Reason::OutOfMemory
         }
         LoadError::Sizes(_) => Reason::InvalidConfiguration,
+        LoadError::Cuda(error) => cuda_reason(error),
         LoadError::Swap { .. } => Reason::InvalidConfiguration,
         LoadError::Threads { .. } | LoadError::Pipeline(_) => Reason::DeviceFailed,
     };
     Failure::new(reason, error)
+}
+
+fn cuda_reason(error: &CudaError) -> Reason {
+    match error {
+        CudaError::Unsupported { .. } => Reason::Unsupported,
+        CudaError::Driver(DriverError::OutOfMemory { .. }) => Reason::OutOfMemory,
+        CudaError::Weights { source, .. } | CudaError::Table { source, .. } => match source {
+            MatrixError::Shape(_) => Reason::ModelInvalid,
+            MatrixError::Columns { .. } => Reason::Unsupported,
+            MatrixError::Driver(DriverError::OutOfMemory { .. }) => Reason::OutOfMemory,
+            MatrixError::Driver(_) => Reason::DeviceFailed,
+        },
+        CudaError::Driver(_) => Reason::DeviceFailed,
+    }
 }

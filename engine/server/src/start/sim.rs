@@ -20,6 +20,8 @@ use windlass_engine_model::KvBudget;
 
 /// Longest sequence where the flags give none.
 const DEFAULT_MODEL_TOKENS: u32 = 8192;
+/// Tokens in a block where the flags give none.
+const BLOCK_TOKENS: u32 = 16;
 /// KV blocks where the flags give none.
 const DEFAULT_BLOCKS: u32 = 4096;
 /// Bytes of KV that a token would take in a model of 8 billion parameters: what `--kv-cache-memory-bytes` is divided by.
@@ -64,7 +66,7 @@ pub fn start(config: &Config, sim: &SimConfig, monitor: &Arc<Monitor>, clock: Cl
 }
 
 fn geometry(batching: &Batching, vocabulary: u32) -> Geometry {
-    let block_tokens = batching.block_tokens;
+    let block_tokens = batching.block_tokens.unwrap_or(BLOCK_TOKENS);
     let blocks = match batching.kv {
         None => DEFAULT_BLOCKS,
         Some(KvBudget::Blocks(blocks)) => blocks,

@@ -350,7 +350,7 @@ fn the_binary_reports_a_wrong_flag_in_its_termination_message() {
         (&["serve", "/no/such/model.gguf"][..], 10, "/no/such/model.gguf"),
         (&["serve", "m", "--no-such-flag"], 2, "--no-such-flag"),
         (&["serve", "m", "--gpu-memory-utilization", "0.9"], 2, "--gpu-memory-utilization"),
-        (&["serve", "m", "--device", "cuda"], 13, "--device cuda"),
+        (&["serve", "m", "--device", "cuda"], 15, "--device cuda: no CUDA driver is installed"),
         (&["fetch", "ftp://host/file", "--to", "f", "--sha256", "00"], 2, "--sha256"),
     ] {
         let output = run(arguments);

@@ -1,15 +1,17 @@
 //! Devices, random values and comparisons.
+//!
+//! With `WINDLASS_GPU` set the device is this machine's first NVIDIA GPU (`tests/gpu/run`), else the shim.
 
 use half::bf16;
-use windlass_cuda_shim::{HostMachine, Kernels};
+use windlass_cuda_shim::device_under_test;
 use windlass_kernels::cuda::{Device, Element, Memory, Stream};
 
 /// Orders of threads and blocks that every kernel is tried in.
 pub const SEEDS: [u64; 3] = [1, 2, 3];
 
-/// A device that runs the kernels in the order of `seed`.
+/// A device that runs the kernels in the order of `seed`; a GPU has its own.
 pub fn device(seed: u64) -> (Device, Stream) {
-    let device = HostMachine::new(Kernels::Run, seed).device(0, 1 << 30);
+    let device = device_under_test(seed, 1 << 30).unwrap();
     let stream = device.stream().unwrap();
     (device, stream)
 }
@@ -50,7 +52,11 @@ impl Random {
 
 /// Memory whose contents no kernel has written: every float of it is a NaN.
 pub fn poisoned<T: Element>(device: &Device, len: usize) -> Memory<T> {
-    device.allocate(len).unwrap()
+    let mut memory = device.allocate(len).unwrap();
+    let stream = device.stream().unwrap();
+    stream.fill(memory.view_mut(), 0xff).unwrap();
+    stream.synchronize().unwrap();
+    memory
 }
 
 /// The largest distance in units in the last place of a bf16, of the exact values.

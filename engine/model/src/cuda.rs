@@ -1,0 +1,73 @@
+//! A decoder on a CUDA GPU, over `windlass_kernels::cuda`. Nothing here names a driver: the same code runs on a GPU and on
+//! the stand-in of tests.
+//!
+//! The residual stream and logits are f32, all between them bf16. Nothing is allocated once a model runs. A step of one
+//! token for each sequence is padded to one of a few sizes, captured as a graph the first time and replayed after that.
+
+mod compute;
+mod decoder;
+mod draws;
+mod executor;
+mod graphs;
+mod load;
+mod metadata;
+mod packer;
+mod support;
+mod weights;
+mod workspace;
+
+pub use windlass_kernels::cuda::{Device, DeviceFacts, DriverError, LoadError as MatrixError, Nvidia, devices};
+
+pub use decoder::CudaDecoder;
+pub use executor::CudaExecutor;
+pub use load::{CudaModel, LoadedCuda};
+
+/// Whether steps are captured as graphs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Replay {
+    /// Each size the first time that it is computed.
+    #[default]
+    Graphs,
+    /// Never: for comparison.
+    Eager,
+}
+
+/// Why something cannot be computed on a GPU, or no longer.
+#[derive(Debug, thiserror::Error)]
+pub enum CudaError {
+    /// This engine computes it elsewhere only.
+    #[error("{found} is not there on CUDA yet: use {right}")]
+    Unsupported {
+        /// What was asked for.
+        found: String,
+        /// What would be right.
+        right: String,
+    },
+    /// The driver, or the device.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// A weight matrix.
+    #[error("matrix {name} of layer {layer}: {source}")]
+    Weights {
+        /// Which one.
+        name: &'static str,
+        /// Of which layer, from 0.
+        layer: usize,
+        /// Why not.
+        source: MatrixError,
+    },
+    /// The embedding or the head.
+    #[error("the {name}: {source}")]
+    Table {
+        /// Which one.
+        name: &'static str,
+        /// Why not.
+        source: MatrixError,
+    },
+}
+
+impl CudaError {
+    pub(crate) fn unsupported(found: impl Into<String>, right: impl Into<String>) -> CudaError {
+        CudaError::Unsupported { found: found.into(), right: right.into() }
+    }
+}

@@ -1,0 +1,214 @@
+//! The executor on a GPU: a step is issued and the next one after it, while the host does something else.
+//!
+//! A token that a step in flight draws is the next step's input without the host. A step that asks for what only the
+//! host's sampler does (penalties, masks, log probabilities) is computed to its end when it is submitted.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
+use windlass_engine_core::plan::{InputToken, PlanRow, RowOutput, SampleRow, StepOutput, StepPlan, Ticket};
+use windlass_engine_core::request::{Sampling, TokenId};
+use windlass_engine_core::sampling::Penalties;
+use windlass_kernels::cuda::ops::{ALL_BANNED, NOT_FINITE};
+
+use super::decoder::{CudaDecoder, Feed};
+use super::draws::RowDraw;
+use crate::batch::{Batch, Logits};
+use crate::executor::{check, check_oldest};
+use crate::sampler::SampleError;
+use crate::step::StepRunner;
+
+/// Computes steps on one GPU.
+pub struct CudaExecutor {
+    runner: StepRunner<CudaDecoder>,
+    next_ticket: u64,
+    flights: VecDeque<Flight>,
+    batch: Batch,
+}
+
+/// A step that was submitted and not collected.
+struct Flight {
+    ticket: Ticket,
+    state: State,
+}
+
+enum State {
+    Issued(Issued),
+    Done(StepOutput),
+}
+
+/// A step that the device computes.
+struct Issued {
+    turn: usize,
+    rows: Vec<RowOutput>,
+    /// The rows that draw, in the order of their draws.
+    drawing: Vec<usize>,
+    /// Rows whose token another step in flight was to draw.
+    fed: Vec<(usize, InputToken)>,
+    started: Instant,
+}
+
+/// A step's tokens that come from another one, while its batch is filled.
+#[derive(Default)]
+struct Fed {
+    feeds: Vec<Feed>,
+    rows: Vec<(usize, InputToken)>,
+}
+
+impl CudaExecutor {
+    pub(super) fn new(runner: StepRunner<CudaDecoder>) -> CudaExecutor {
+        CudaExecutor { runner, next_ticket: 0, flights: VecDeque::new(), batch: Batch::default() }
+    }
+
+    /// The decoder.
+    pub fn decoder(&self) -> &CudaDecoder {
+        self.runner.model()
+    }
+
+    /// Issues a step.
+    fn issue(&mut self, ticket: Ticket, plan: &StepPlan) -> Result<Issued, ExecutorError> {
+        let started = Instant::now();
+        let turn = (ticket.0 % MAX_IN_FLIGHT as u64) as usize;
+        plan.moves.iter().try_for_each(|moved| self.runner.move_block(*moved)).map_err(failed)?;
+        let mut fed = Fed::default();
+        let rows = self.fill_batch(plan, &mut fed);
+        let draws = |index: &usize| plan.rows[*index].sample.is_some() && rows[*index] == RowOutput::Computed;
+        let drawing: Vec<usize> = (0..rows.len()).filter(draws).collect();
+        let row_draws: Vec<RowDraw<'_>> = drawing.iter().filter_map(|&index| row_draw(&plan.rows[index])).collect();
+        let CudaExecutor { runner, batch, .. } = self;
+        if !batch.is_empty() {
+            runner.model_mut().issue(batch, &fed.feeds).map_err(failed)?;
+        }
+        runner.model_mut().draw(turn, &row_draws).map_err(failed)?;
+        Ok(Issued { turn, rows, drawing, fed: fed.rows, started })
+    }
+
+    /// Puts every sound row into the batch.
+    fn fill_batch(&mut self, plan: &StepPlan, fed: &mut Fed) -> Vec<RowOutput> {
+        self.batch.clear();
+        let fill =
+            |(index, row)| self.fill_row(index, row, fed).map_or_else(RowOutput::Failed, |()| RowOutput::Computed);
+        plan.rows.iter().enumerate().map(fill).collect()
+    }
+
+    fn fill_row(&mut self, index: usize, row: &PlanRow, fed: &mut Fed) -> Result<(), String> {
+        self.runner.check(row)?;
+        let (mut tokens, mut feeds): (Vec<TokenId>, Vec<Feed>) = (Vec::with_capacity(row.tokens.len()), Vec::new());
+        for &token in &row.tokens {
+            match self.drawn_by(token)? {
+                Some((turn, draw)) => {
+                    feeds.push(Feed { token: self.batch.tokens().len() + tokens.len(), turn, draw });
+                    fed.rows.push((index, token));
+                    tokens.push(0);
+                }
+                None => tokens.push(self.runner.resolve(token)?),
+            }
+        }
+        fed.feeds.extend(feeds);
+        let logits = if row.sample.is_some() { Logits::LAST } else { Logits::NONE };
+        self.batch.push(tokens, row.first_position, &row.blocks, logits);
+        Ok(())
+    }
+
+    /// Where a step in flight draws a token: the step's turn, and which of its draws it is.
+    fn drawn_by(&self, token: InputToken) -> Result<Option<(usize, usize)>, String> {
+        let InputToken::SampledBy { ticket, row } = token else { return Ok(None) };
+        let flight = self.flights.iter().find(|flight| flight.ticket == ticket);
+        let Some(Flight { state: State::Issued(issued), .. }) = flight else { return Ok(None) };
+        match issued.drawing.iter().position(|&drawing| drawing == row as usize) {
+            Some(draw) => Ok(Some((issued.turn, draw))),
+            None => {
+                Err(format!("its input token was to be sampled in row {row} of step {}, which sampled none", ticket.0))
+            }
+        }
+    }
+
+    /// Waits for the steps in flight.
+    fn finish_all(&mut self) -> Result<(), ExecutorError> {
+        (0..self.flights.len()).try_for_each(|index| self.finish(index))
+    }
+
+    /// Waits for a step in flight; those before it are finished.
+    fn finish(&mut self, index: usize) -> Result<(), ExecutorError> {
+        let Some(Flight { ticket, state: State::Issued(issued) }) = self.flights.get(index) else { return Ok(()) };
+        let (ticket, mut rows) = (*ticket, issued.rows.clone());
+        let tokens = self.decoder().drawn(issued.turn, issued.drawing.len()).map_err(failed)?;
+        for (&row, token) in issued.drawing.iter().zip(tokens) {
+            rows[row] = output(token);
+        }
+        // What followed a token that did not come is worth nothing.
+        for &(row, token) in &issued.fed {
+            if let Err(why) = self.runner.resolve(token) {
+                rows[row] = RowOutput::Failed(why);
+            }
+        }
+        let busy_seconds = issued.started.elapsed().as_secs_f64();
+        self.runner.keep(ticket, &rows);
+        self.flights[index].state = State::Done(StepOutput { rows, scores: Vec::new(), busy_seconds });
+        Ok(())
+    }
+}
+
+impl Executor for CudaExecutor {
+    fn geometry(&self) -> Geometry {
+        *self.runner.geometry()
+    }
+
+    fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {
+        check(self.runner.geometry(), &plan, self.flights.len())?;
+        let ticket = Ticket(self.next_ticket);
+        let state = match plan.rows.iter().all(is_drawn_on_device) {
+            true => State::Issued(self.issue(ticket, &plan)?),
+            false => {
+                self.finish_all()?;
+                State::Done(self.runner.run(ticket, &plan).map_err(failed)?)
+            }
+        };
+        self.next_ticket += 1;
+        self.flights.push_back(Flight { ticket, state });
+        Ok(ticket)
+    }
+
+    fn collect(&mut self, ticket: Ticket) -> Result<StepOutput, ExecutorError> {
+        check_oldest(ticket, self.flights.front().map(|flight| flight.ticket))?;
+        self.finish(0)?;
+        match self.flights.pop_front() {
+            Some(Flight { state: State::Done(output), .. }) => Ok(output),
+            _ => Err(ExecutorError("the step was not finished".into())),
+        }
+    }
+
+    fn hold_kv(&mut self, held: bool) -> Result<(), ExecutorError> {
+        self.runner.hold_kv(held).map_err(failed)
+    }
+}
+
+fn failed(error: impl std::fmt::Display) -> ExecutorError {
+    ExecutorError(error.to_string())
+}
+
+fn output(token: u32) -> RowOutput {
+    match token {
+        NOT_FINITE => RowOutput::Failed("the model gave a logit that is not finite".into()),
+        ALL_BANNED => RowOutput::Failed(SampleError::AllBanned.to_string()),
+        token => RowOutput::Sampled(token),
+    }
+}
+
+fn row_draw(row: &PlanRow) -> Option<RowDraw<'_>> {
+    let sampling = row.sample.as_ref()?.sampling.as_ref();
+    Some((sampling, row.first_position + row.tokens.len() as u32))
+}
+
+/// Whether the device draws this row's token by itself.
+fn is_drawn_on_device(row: &PlanRow) -> bool {
+    let sample = row.sample.as_ref();
+    row.score.is_none()
+        && sample.is_none_or(|SampleRow { sampling, banned, history, constraint, logprobs, draft }| {
+            let Sampling { typical_p, penalties, logit_bias, bad_words, allowed_tokens, .. } = sampling.as_ref();
+            let alone = banned.is_empty() && history.is_none() && constraint.is_none() && logprobs.is_none();
+            let unedited = logit_bias.is_empty() && bad_words.is_empty() && allowed_tokens.is_empty();
+            alone && unedited && draft.is_empty() && *penalties == Penalties::NONE && *typical_p >= 1.0
+        })
+}

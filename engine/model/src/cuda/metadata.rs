@@ -1,0 +1,320 @@
+//! What kernels read of a step besides activations: tokens, positions and places. They lie at addresses that never
+//! change, so that captured graphs read them too.
+//!
+//! Rows of one token come first, then those of several: a row's attention depends on its own tokens alone.
+
+use std::ops::Range;
+
+use windlass_kernels::cuda::ops::{Chunks, DecodeRows, Heads, PAGE_TOKENS, prefill_tiles, splits};
+use windlass_kernels::cuda::{Device, DriverError, Memory, Pinned, Stream, View};
+
+use crate::batch::{Batch, BatchRow};
+
+/// Queries that a tile of prefill has.
+const TILE_QUERIES: usize = 64;
+
+/// Sizes of the arrays.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepSizes {
+    /// Most tokens of a step.
+    pub tokens: usize,
+    /// Most rows of a step.
+    pub rows: usize,
+    /// Most tokens that get logits.
+    pub logits: usize,
+    /// Longest sequence, tokens.
+    pub longest: usize,
+    /// The page that padded rows write to.
+    pub trash_page: u32,
+    /// The decoder's heads.
+    pub heads: Heads,
+}
+
+impl StepSizes {
+    /// Pages of the longest sequence.
+    pub fn pages(&self) -> usize {
+        self.longest.div_ceil(PAGE_TOKENS)
+    }
+
+    /// Splits of the longest sequence.
+    pub fn splits(&self) -> usize {
+        splits(self.longest)
+    }
+
+    /// Places for rows of one kind: views of them begin at multiples of 16 bytes.
+    fn row_places(&self) -> usize {
+        self.rows.next_multiple_of(4)
+    }
+
+    fn tiles(&self) -> usize {
+        // A tile has 64 of a row's queries, and every row's last one may be shorter.
+        let queries = self.tokens * (self.heads.heads / self.heads.kv_heads);
+        queries.div_ceil(TILE_QUERIES) + self.rows
+    }
+
+    /// Bytes on the device.
+    pub fn bytes(&self) -> u64 {
+        4 * offset(self, Array::ALL.len()) as u64
+    }
+}
+
+/// One array within the arena.
+#[derive(Clone, Copy, Debug)]
+enum Array {
+    Tokens,
+    Positions,
+    /// Where each token's key goes.
+    Slots,
+    LogitTokens,
+    /// Pages of each row, padded.
+    Tables,
+    /// Keys of each row after the step.
+    Lengths,
+    /// The first token of each row in this step.
+    FirstTokens,
+    /// How many it has.
+    TokenCounts,
+    /// The position of the first.
+    FirstPositions,
+    TileRows,
+    TileFirsts,
+}
+
+impl Array {
+    const ALL: [Array; 11] = [
+        Array::Tokens,
+        Array::Positions,
+        Array::Slots,
+        Array::LogitTokens,
+        Array::Tables,
+        Array::Lengths,
+        Array::FirstTokens,
+        Array::TokenCounts,
+        Array::FirstPositions,
+        Array::TileRows,
+        Array::TileFirsts,
+    ];
+
+    fn len(self, sizes: &StepSizes) -> usize {
+        match self {
+            Array::Tokens | Array::Positions | Array::Slots => sizes.tokens,
+            Array::LogitTokens => sizes.logits,
+            Array::Tables => 2 * sizes.row_places() * sizes.pages(),
+            // Rows of one token, then those of several, which begin at a place of their own.
+            Array::Lengths | Array::FirstTokens | Array::TokenCounts | Array::FirstPositions => 2 * sizes.row_places(),
+            Array::TileRows | Array::TileFirsts => sizes.tiles(),
+        }
+    }
+}
+
+/// How much of the arrays a step uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct StepCounts {
+    /// Tokens, those of padded rows included.
+    pub tokens: usize,
+    /// Tokens that get logits.
+    pub logits: usize,
+    /// Rows of one token, padded ones included.
+    pub decodes: usize,
+    /// Rows of several.
+    pub chunks: usize,
+    /// Tiles of those.
+    pub tiles: usize,
+}
+
+/// A step's numbers on the device.
+#[derive(Debug)]
+pub(super) struct Metadata {
+    sizes: StepSizes,
+    /// One for each step in flight: a copy may still read the other.
+    staging: [Pinned<u32>; 2],
+    turn: usize,
+    arena: Memory<u32>,
+}
+
+impl Metadata {
+    pub fn new(device: &Device, sizes: StepSizes) -> Result<Metadata, DriverError> {
+        let len = offset(&sizes, Array::ALL.len());
+        let staging = [device.pinned(len)?, device.pinned(len)?];
+        Ok(Metadata { sizes, staging, turn: 0, arena: device.allocate(len)? })
+    }
+
+    /// Copies a batch's numbers to the device. A step of one token a row is padded to `decodes` rows: those that the
+    /// batch lacks compute a token that is nobody's.
+    pub fn upload(
+        &mut self,
+        batch: &Batch,
+        decodes: Option<usize>,
+        stream: &Stream,
+    ) -> Result<StepCounts, DriverError> {
+        self.turn = 1 - self.turn;
+        let mut rows = Rows::of(batch, &self.sizes);
+        if let Some(decodes) = decodes {
+            rows.pad(decodes, &self.sizes);
+        }
+        let (decodes, chunks) = (rows.decodes.lengths.len(), rows.chunks.lengths.len());
+        let tiles = match chunks {
+            0 => Vec::new(),
+            _ => prefill_tiles(self.sizes.heads, &rows.chunks.token_counts),
+        };
+        let counts = StepCounts {
+            tokens: rows.tokens.len(),
+            logits: rows.logit_tokens.len(),
+            decodes,
+            chunks,
+            tiles: tiles.len(),
+        };
+        let (tile_rows, tile_firsts): (Vec<u32>, Vec<u32>) = tiles.into_iter().unzip();
+        let single = [
+            (Array::Tokens, &rows.tokens),
+            (Array::Positions, &rows.positions),
+            (Array::Slots, &rows.slots),
+            (Array::LogitTokens, &rows.logit_tokens),
+            (Array::TileRows, &tile_rows),
+            (Array::TileFirsts, &tile_firsts),
+        ];
+        for (array, values) in single {
+            self.copy(array, 0, values, stream)?;
+        }
+        for (kind, rows) in [(0, &rows.decodes), (1, &rows.chunks)] {
+            let at = kind * self.sizes.row_places();
+            self.copy(Array::Tables, at * self.sizes.pages(), &rows.tables, stream)?;
+            self.copy(Array::Lengths, at, &rows.lengths, stream)?;
+            self.copy(Array::FirstTokens, at, &rows.first_tokens, stream)?;
+            self.copy(Array::TokenCounts, at, &rows.token_counts, stream)?;
+            self.copy(Array::FirstPositions, at, &rows.first_positions, stream)?;
+        }
+        Ok(counts)
+    }
+
+    /// Puts tokens that lie on the device in the places of tokens that were not known.
+    pub fn feed(&mut self, at: usize, tokens: View<'_, u32>, stream: &Stream) -> Result<(), DriverError> {
+        let first = offset(&self.sizes, Array::Tokens as usize) + at;
+        stream.copy(self.arena.slice_mut(first..first + tokens.len()), tokens)
+    }
+
+    pub fn tokens(&self, counts: &StepCounts) -> View<'_, u32> {
+        self.array(Array::Tokens, 0..counts.tokens)
+    }
+
+    pub fn positions(&self, counts: &StepCounts) -> View<'_, u32> {
+        self.array(Array::Positions, 0..counts.tokens)
+    }
+
+    pub fn slots(&self, counts: &StepCounts) -> View<'_, u32> {
+        self.array(Array::Slots, 0..counts.tokens)
+    }
+
+    pub fn logit_tokens(&self, counts: &StepCounts) -> View<'_, u32> {
+        self.array(Array::LogitTokens, 0..counts.logits)
+    }
+
+    pub fn decode_rows(&self, counts: &StepCounts) -> DecodeRows<'_> {
+        DecodeRows {
+            tables: self.array(Array::Tables, 0..counts.decodes * self.sizes.pages()),
+            lengths: self.array(Array::Lengths, 0..counts.decodes),
+            tokens: self.array(Array::FirstTokens, 0..counts.decodes),
+            splits: self.sizes.splits(),
+        }
+    }
+
+    pub fn chunks(&self, counts: &StepCounts) -> Chunks<'_> {
+        let (rows, pages) = (self.sizes.row_places(), self.sizes.pages());
+        let of = |array: Array| self.array(array, rows..rows + counts.chunks);
+        Chunks {
+            tables: self.array(Array::Tables, rows * pages..(rows + counts.chunks) * pages),
+            tile_sequences: self.array(Array::TileRows, 0..counts.tiles),
+            tile_firsts: self.array(Array::TileFirsts, 0..counts.tiles),
+            first_tokens: of(Array::FirstTokens),
+            token_counts: of(Array::TokenCounts),
+            first_positions: of(Array::FirstPositions),
+        }
+    }
+
+    fn copy(&mut self, array: Array, at: usize, values: &[u32], stream: &Stream) -> Result<(), DriverError> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        assert!(at + values.len() <= array.len(&self.sizes), "{array:?} has room for {}", array.len(&self.sizes));
+        let first = offset(&self.sizes, array as usize) + at;
+        let staging = &self.staging[self.turn];
+        staging.write(first, values);
+        stream.copy_to_device(self.arena.slice_mut(first..first + values.len()), staging, first)
+    }
+
+    fn array(&self, array: Array, part: Range<usize>) -> View<'_, u32> {
+        let first = offset(&self.sizes, array as usize);
+        self.arena.slice(first + part.start..first + part.end)
+    }
+}
+
+/// Where array `index` begins. Each begins at a multiple of 16 bytes, as kernels expect.
+fn offset(sizes: &StepSizes, index: usize) -> usize {
+    Array::ALL[..index].iter().map(|array| array.len(sizes).next_multiple_of(4)).sum()
+}
+
+/// A batch's numbers, in the order of the arrays.
+#[derive(Debug, Default)]
+struct Rows {
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    slots: Vec<u32>,
+    logit_tokens: Vec<u32>,
+    decodes: RowNumbers,
+    chunks: RowNumbers,
+}
+
+#[derive(Debug, Default)]
+struct RowNumbers {
+    tables: Vec<u32>,
+    lengths: Vec<u32>,
+    first_tokens: Vec<u32>,
+    token_counts: Vec<u32>,
+    first_positions: Vec<u32>,
+}
+
+impl Rows {
+    fn of(batch: &Batch, sizes: &StepSizes) -> Rows {
+        let mut rows = Rows {
+            tokens: batch.tokens().to_vec(),
+            positions: batch.positions().to_vec(),
+            logit_tokens: batch.logit_tokens().iter().map(|&token| token as u32).collect(),
+            ..Rows::default()
+        };
+        for row in batch.rows() {
+            let first_token = rows.slots.len() as u32;
+            let positions = row.first_position..row.first_position + row.tokens as u32;
+            let page_tokens = PAGE_TOKENS as u32;
+            let slot = |at: u32| row.blocks[(at / page_tokens) as usize] * page_tokens + at % page_tokens;
+            rows.slots.extend(positions.map(slot));
+            let numbers = if row.tokens == 1 { &mut rows.decodes } else { &mut rows.chunks };
+            numbers.push(&row, first_token, sizes);
+        }
+        rows
+    }
+
+    fn pad(&mut self, decodes: usize, sizes: &StepSizes) {
+        let with_logits = !self.logit_tokens.is_empty();
+        while self.decodes.lengths.len() < decodes {
+            let token = self.tokens.len() as u32;
+            let blocks = [sizes.trash_page];
+            self.tokens.push(0);
+            self.positions.push(0);
+            self.slots.push(sizes.trash_page * PAGE_TOKENS as u32);
+            self.logit_tokens.extend(with_logits.then_some(token));
+            let row = BatchRow { tokens: 1, first_position: 0, blocks: &blocks, seen: &[] };
+            self.decodes.push(&row, token, sizes);
+        }
+    }
+}
+
+impl RowNumbers {
+    fn push(&mut self, row: &BatchRow<'_>, first_token: u32, sizes: &StepSizes) {
+        let pages = row.blocks.iter().copied().chain(std::iter::repeat(sizes.trash_page));
+        self.tables.extend(pages.take(sizes.pages()));
+        self.lengths.push(row.first_position + row.tokens as u32);
+        self.first_tokens.push(first_token);
+        self.token_counts.push(row.tokens as u32);
+        self.first_positions.push(row.first_position);
+    }
+}

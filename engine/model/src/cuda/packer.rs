@@ -1,0 +1,43 @@
+//! Weights as a file has them, on their way to a device.
+
+use windlass_kernels::{Integer, ShapeError, WeightType};
+
+use crate::backend::Packer;
+
+/// Keeps matrices as they are in the file: several are put together before the device takes them in.
+#[derive(Debug)]
+pub(super) struct FilePacker;
+
+/// A matrix `[rows = outputs, cols = inputs]`, row after row.
+#[derive(Debug)]
+pub(super) struct FileMatrix {
+    pub kind: WeightType,
+    pub rows: usize,
+    pub cols: usize,
+    pub bytes: Vec<u8>,
+}
+
+impl Packer for FilePacker {
+    type Matrix = FileMatrix;
+    type Vector = Vec<f32>;
+
+    fn matrix(&self, kind: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Result<FileMatrix, ShapeError> {
+        Ok(FileMatrix { kind, rows, cols, bytes: bytes.to_vec() })
+    }
+
+    /// Unreachable while `support` refuses to quantize at load.
+    fn quantized_matrix(
+        &self,
+        from: WeightType,
+        _to: Integer,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+    ) -> Result<FileMatrix, ShapeError> {
+        self.matrix(from, rows, cols, bytes)
+    }
+
+    fn vector(&self, values: Vec<f32>) -> Vec<f32> {
+        values
+    }
+}

@@ -1,0 +1,122 @@
+//! A decoder's weights on a GPU, stacked as its kernels multiply: query, key and value as one, gate and up as one.
+
+use windlass_kernels::Pool;
+use windlass_kernels::cuda::{Device, DriverError, LoadError, Matrix, Memory};
+
+use super::CudaError;
+use super::packer::{FileMatrix, FilePacker};
+use crate::backend::Layer;
+use crate::weights::Head;
+
+/// A whole decoder's.
+#[derive(Debug)]
+pub(super) struct Weights {
+    pub embedding: Matrix,
+    pub layers: Vec<LayerWeights>,
+    pub norm: Memory<f32>,
+    /// Absent where the head multiplies with the embedding.
+    untied: Option<Matrix>,
+}
+
+/// Those of a layer.
+#[derive(Debug)]
+pub(super) struct LayerWeights {
+    pub attention_norm: Memory<f32>,
+    /// Query, key and value.
+    pub qkv: Matrix,
+    /// Of them, one after the other.
+    pub biases: Option<Memory<f32>>,
+    /// Of the heads of query and key.
+    pub head_norms: Option<[Memory<f32>; 2]>,
+    /// Whether heads turn.
+    pub rotary: bool,
+    pub out: Matrix,
+    pub feed_forward_norm: Memory<f32>,
+    pub gate_up: Matrix,
+    pub down: Matrix,
+}
+
+impl Weights {
+    /// What makes logits.
+    pub fn output(&self) -> &Matrix {
+        self.untied.as_ref().unwrap_or(&self.embedding)
+    }
+
+    /// Bytes on the device.
+    pub fn bytes(&self) -> u64 {
+        let tables = [&self.embedding].into_iter().chain(&self.untied);
+        let matrices: usize =
+            tables.chain(self.layers.iter().flat_map(LayerWeights::matrices)).map(Matrix::bytes).sum();
+        let vectors = self.layers.iter().flat_map(LayerWeights::vectors).chain([&self.norm]);
+        (matrices + vectors.map(|vector| vector.view().bytes()).sum::<usize>()) as u64
+    }
+}
+
+impl LayerWeights {
+    fn matrices(&self) -> [&Matrix; 4] {
+        [&self.qkv, &self.out, &self.gate_up, &self.down]
+    }
+
+    fn vectors(&self) -> impl Iterator<Item = &Memory<f32>> {
+        let norms = [&self.attention_norm, &self.feed_forward_norm];
+        norms.into_iter().chain(&self.biases).chain(self.head_norms.iter().flatten())
+    }
+}
+
+/// Takes weights in.
+pub(super) struct Loader<'a> {
+    pub device: &'a Device,
+    /// Converts what the kernels do not multiply as it is.
+    pub pool: &'a Pool,
+}
+
+impl Loader<'_> {
+    /// A layer, which is no longer needed on the host afterwards.
+    pub fn layer(&self, index: usize, layer: Layer<FilePacker>) -> Result<LayerWeights, CudaError> {
+        let named = |name: &'static str| move |source| CudaError::Weights { name, layer: index, source };
+        let Layer { query, key, value, gate, up, biases, head_norms, .. } = layer;
+        let biases = biases.map(|biases| self.vector(&biases.concat())).transpose()?;
+        let head_norms = match head_norms {
+            Some([query, key]) => Some([self.vector(&query)?, self.vector(&key)?]),
+            None => None,
+        };
+        Ok(LayerWeights {
+            attention_norm: self.vector(&layer.attention_norm)?,
+            qkv: self.stack(&[query, key, value]).map_err(named("query, key and value"))?,
+            biases,
+            head_norms,
+            rotary: layer.rotary,
+            out: self.matrix(&layer.out).map_err(named("attention output"))?,
+            feed_forward_norm: self.vector(&layer.feed_forward_norm)?,
+            gate_up: self.stack(&[gate, up]).map_err(named("gate and up"))?,
+            down: self.matrix(&layer.down).map_err(named("down"))?,
+        })
+    }
+
+    /// What is before and behind the layers.
+    pub fn weights(
+        &self,
+        embedding: FileMatrix,
+        layers: Vec<LayerWeights>,
+        head: Head<FilePacker>,
+    ) -> Result<Weights, CudaError> {
+        let named = |name: &'static str| move |source| CudaError::Table { name, source };
+        let untied = head.untied.map(|matrix| self.matrix(&matrix).map_err(named("head"))).transpose()?;
+        let embedding = self.matrix(&embedding).map_err(named("token embedding"))?;
+        Ok(Weights { embedding, layers, norm: self.vector(&head.norm)?, untied })
+    }
+
+    fn vector(&self, values: &[f32]) -> Result<Memory<f32>, DriverError> {
+        self.device.upload(values)
+    }
+
+    fn matrix(&self, file: &FileMatrix) -> Result<Matrix, LoadError> {
+        Matrix::load(self.device, self.pool, file.kind, file.rows, file.cols, &file.bytes)
+    }
+
+    /// Matrices of the same input as one, outputs after outputs.
+    fn stack(&self, files: &[FileMatrix]) -> Result<Matrix, LoadError> {
+        let tensors: Vec<_> = files.iter().map(|file| (file.kind, file.rows, &file.bytes[..])).collect();
+        Matrix::stack(self.device, self.pool, files[0].cols, &tensors)
+    }
+}

@@ -1,0 +1,80 @@
+//! Activations of a step on the device, one row for each token: allocated once for the largest step.
+
+use half::bf16;
+use windlass_kernels::cuda::{Device, DriverError, Memory};
+
+use super::metadata::StepSizes;
+use crate::config::DecoderConfig;
+
+/// The buffers.
+#[derive(Debug)]
+pub(super) struct Workspace {
+    pub residual: Memory<f32>,
+    pub normed: Memory<bf16>,
+    /// Queries, keys and values of a token.
+    pub projected: Memory<bf16>,
+    pub query: Memory<bf16>,
+    pub attended: Memory<bf16>,
+    pub gate_up: Memory<bf16>,
+    pub gated: Memory<bf16>,
+    /// Splits of decoding: weighted values, and the logarithms of their weights.
+    pub partial: Memory<f32>,
+    pub partial_log: Memory<f32>,
+    /// Residuals of the tokens that get logits, and their norm.
+    pub picked: Memory<f32>,
+    pub picked_normed: Memory<bf16>,
+    pub logits: Memory<f32>,
+}
+
+impl Workspace {
+    pub fn new(device: &Device, config: &DecoderConfig, sizes: &StepSizes) -> Result<Workspace, DriverError> {
+        let lengths = Lengths::of(config, sizes);
+        Ok(Workspace {
+            residual: device.allocate(lengths.hidden)?,
+            normed: device.allocate(lengths.hidden)?,
+            projected: device.allocate(lengths.projected)?,
+            query: device.allocate(lengths.query)?,
+            attended: device.allocate(lengths.query)?,
+            gate_up: device.allocate(2 * lengths.gated)?,
+            gated: device.allocate(lengths.gated)?,
+            partial: device.allocate(lengths.splits * config.head_dim)?,
+            partial_log: device.allocate(lengths.splits)?,
+            picked: device.allocate(lengths.picked)?,
+            picked_normed: device.allocate(lengths.picked)?,
+            logits: device.allocate(lengths.logits)?,
+        })
+    }
+
+    /// Bytes of these buffers.
+    pub fn bytes(config: &DecoderConfig, sizes: &StepSizes) -> u64 {
+        let Lengths { hidden, projected, query, gated, splits, picked, logits } = Lengths::of(config, sizes);
+        let halves = hidden + projected + 2 * query + 3 * gated + picked;
+        let floats = hidden + splits * (config.head_dim + 1) + picked + logits;
+        (2 * halves + 4 * floats) as u64
+    }
+}
+
+/// Values of the buffers.
+struct Lengths {
+    hidden: usize,
+    projected: usize,
+    query: usize,
+    gated: usize,
+    splits: usize,
+    picked: usize,
+    logits: usize,
+}
+
+impl Lengths {
+    fn of(config: &DecoderConfig, sizes: &StepSizes) -> Lengths {
+        Lengths {
+            hidden: sizes.tokens * config.hidden,
+            projected: sizes.tokens * sizes.heads.projected_width(),
+            query: sizes.tokens * config.query_width(),
+            gated: sizes.tokens * config.feed_forward,
+            splits: sizes.rows * config.heads * sizes.splits(),
+            picked: sizes.logits * config.hidden,
+            logits: sizes.logits * config.vocabulary,
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! A model on this machine's first NVIDIA GPU.
+
+use super::engine_thread::launch;
+use super::{StartedModel, cpu, open, read_text};
+use crate::clock::Clock;
+use crate::config::{Config, CpuConfig, DeviceChoice};
+use crate::failure::Failure;
+use crate::fetch::record::FetchRecord;
+use crate::fingerprint;
+use crate::monitor::{Built, Monitor};
+use crate::text::chat_template::ChatTemplate;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tracing::{info, warn};
+use windlass_checkpoint::Checkpoint;
+use windlass_engine_contract::flags;
+use windlass_engine_contract::memory::kv_bytes_per_token;
+use windlass_engine_contract::stats::{EffectiveConfig, StartPhases};
+use windlass_engine_contract::termination::Reason;
+use windlass_engine_core::executor::{Executor, Geometry};
+use windlass_engine_model::cuda::{CudaModel, Device, DriverError, LoadedCuda, Nvidia, Replay, devices};
+use windlass_engine_model::{KvBudget, LoadOptions};
+
+/// Tokens in a block where the flags give none: a page of the kernels.
+const BLOCK_TOKENS: u32 = 64;
+/// Share of the memory that weights and workspace leave, which keys and values may take: the rest is for the driver's
+/// own, such as graphs.
+const KV_SHARE: f64 = 0.9;
+
+/// The GPU to compute on, if that is what the choice and the machine come to.
+pub fn find(cpu: &CpuConfig) -> Result<Option<Device>, Failure> {
+    match (cpu.device, &cpu.pipeline) {
+        (DeviceChoice::Cpu, _) => Ok(None),
+        (DeviceChoice::Cuda, Some(_)) => Err(unsupported("a pipeline of several nodes", "use one node")),
+        (DeviceChoice::Auto, Some(_)) => Ok(None),
+        (DeviceChoice::Cuda, None) => first_device()
+            .map(Some)
+            .map_err(|error| Failure::new(Reason::DeviceFailed, format!("{} cuda: {error}", flags::DEVICE))),
+        (DeviceChoice::Auto, None) => Ok(first_device().map_err(|error| tell(&error)).ok()),
+    }
+}
+
+/// Why `auto` is the CPU.
+fn tell(error: &DriverError) {
+    match error {
+        DriverError::NoDriver | DriverError::NoDevice { .. } => info!("computing on the CPU: {error}"),
+        _ => warn!("computing on the CPU, for the GPU cannot be used: {error}"),
+    }
+}
+
+fn first_device() -> Result<Device, DriverError> {
+    match devices()? {
+        0 => Err(DriverError::NoDevice { ordinal: 0, count: 0 }),
+        _ => Ok(Device::new(Arc::new(Nvidia::open(0, &kernel_cache())?))),
+    }
+}
+
+/// Where kernels that were compiled at start are kept.
+fn kernel_cache() -> PathBuf {
+    let home = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = home.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")));
+    home.unwrap_or_else(std::env::temp_dir).join("windlass").join("kernels")
+}
+
+fn unsupported(what: &str, right: &str) -> Failure {
+    Failure::new(Reason::Unsupported, format!("{what} is not there on CUDA yet: {right}, or {} cpu", flags::DEVICE))
+}
+
+/// Loads weights and tokenizer side by side, then generates a token.
+pub fn start(
+    config: &Config,
+    cpu: &CpuConfig,
+    device: &Device,
+    monitor: &Arc<Monitor>,
+    clock: Clock,
+) -> Result<StartedModel, Failure> {
+    if config.speculation.is_some() {
+        return Err(unsupported("--speculative-config", "leave it out"));
+    }
+    let began = clock.seconds();
+    let facts = device.facts();
+    info!(device = facts.name, driver = facts.driver, memory_bytes = facts.memory_bytes, "computing on a GPU");
+    let file = open(&cpu.model)?;
+    let load = {
+        let (config, cpu, device) = (config.clone(), cpu.clone(), device.clone());
+        move |file: &Checkpoint| load(&config, &cpu, &device, file)
+    };
+    let (text, loaded) = std::thread::scope(|scope| {
+        let text = scope.spawn(|| read_text(&file));
+        (text.join(), load(&file))
+    });
+    let (tokenizer, template) = text.map_err(|_| Failure::internal("reading the tokenizer panicked"))??;
+    let LoadedCuda { executor, ledger, weight_type, .. } = loaded?;
+    cpu::check_quantization(cpu, weight_type)?;
+    let geometry = executor.geometry();
+    let model = cpu.model.clone();
+    let reload = move || Ok(load(&open(&model)?)?.executor);
+    let load_seconds = clock.seconds() - began;
+    let (engine, warm_seconds) = launch(executor, reload, || Ok(None), &config.batching, monitor, clock)?;
+    let download_seconds = FetchRecord::beside(&cpu.model).map_or(0.0, |record| record.seconds);
+    let text = fingerprint::tokenizer(tokenizer.vocabulary(), template.as_ref().map(ChatTemplate::source));
+    let flags = vec![format!("quantization={weight_type}"), "kv-cache-dtype=bf16".to_owned()];
+    let built = Built {
+        fingerprint: fingerprint::word(fingerprint::weights(&file), text, flags, "cuda"),
+        effective: effective(config, &geometry, weight_type, device),
+        simulated: false,
+        ledger: Some(ledger),
+        start: StartPhases { download_seconds, load_seconds, warm_seconds },
+    };
+    Ok(StartedModel { engine, tokenizer, template, built })
+}
+
+fn load(config: &Config, cpu: &CpuConfig, device: &Device, file: &Checkpoint) -> Result<LoadedCuda, Failure> {
+    let model = CudaModel::load(file, &options(config, cpu), device).map_err(cpu::load_failure)?;
+    let kv = match config.batching.kv {
+        Some(kv) => kv,
+        None => default_kv(config, &model)?,
+    };
+    model.start(kv, Replay::Graphs).map_err(cpu::load_failure)
+}
+
+fn options(config: &Config, cpu: &CpuConfig) -> LoadOptions {
+    let batching = &config.batching;
+    LoadOptions {
+        threads: cpu.threads,
+        tensor_parallel: cpu.tensor_parallel,
+        quantization: cpu::quantization(cpu),
+        kv_data_type: batching.kv_data_type,
+        block_tokens: batching.block_tokens.unwrap_or(BLOCK_TOKENS),
+        swap: batching.swap.clone(),
+        max_sequences: batching.max_sequences,
+        max_step_tokens: batching.max_step_tokens,
+        max_model_tokens: batching.max_model_tokens,
+        ..LoadOptions::default()
+    }
+}
+
+/// What all sequences can use at their longest, and at most what the device has left.
+fn default_kv(config: &Config, model: &CudaModel) -> Result<KvBudget, Failure> {
+    let (batching, shape) = (&config.batching, model.shape());
+    let longest = batching.max_model_tokens.unwrap_or(shape.context_tokens).min(shape.context_tokens);
+    // A block more for each sequence: its last one is not full.
+    let tokens = (u64::from(longest) + u64::from(BLOCK_TOKENS)) * u64::from(batching.max_sequences);
+    let useful = tokens.saturating_mul(kv_bytes_per_token(&shape, batching.kv_data_type));
+    let free = model.free_bytes().map_err(cpu::load_failure)?;
+    Ok(KvBudget::Bytes(useful.min((free as f64 * KV_SHARE) as u64)))
+}
+
+fn effective(config: &Config, geometry: &Geometry, weight_type: &str, device: &Device) -> EffectiveConfig {
+    let (major, minor) = device.facts().capability;
+    EffectiveConfig {
+        device: "cuda".to_owned(),
+        tensor_parallel: 1,
+        quantization: weight_type.to_owned(),
+        kv_cache_data_type: config.batching.kv_data_type.name().to_owned(),
+        max_model_tokens: geometry.max_sequence_tokens,
+        max_sequences: geometry.max_step_rows,
+        kv_blocks: geometry.blocks,
+        block_tokens: geometry.block_tokens,
+        served_names: config.served_names.clone(),
+        kernels: format!("sm_{major}{minor}"),
+    }
+}
