@@ -10,8 +10,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use windlass_engine_contract::ADMIN_PORT;
-use windlass_engine_contract::stats::{EffectiveConfig, Histogram, Phase, StartPhases, Stats};
+use windlass_engine_contract::stats::{EffectiveConfig, Stats};
+use windlass_engine_contract::{ADMIN_PORT, fixture};
 
 use crate::cluster::Cluster;
 use crate::process::Running;
@@ -207,41 +207,9 @@ impl Answers {
     }
 }
 
-/// What an idle engine says that has been ready for a while.
+/// What the simulator says in every one of its pods, half busy for ever.
 fn idle() -> Stats {
-    let histogram = Histogram::default;
-    Stats {
-        uptime_seconds: 100.0,
-        phase: Phase::Ready,
-        simulated: true,
-        running: 0,
-        waiting: 0,
-        oldest_queue_age_seconds: 0.0,
-        queued_tokens: 0,
-        remaining_tokens: 0,
-        kv_usage: 0.0,
-        cached_blocks: 0,
-        utilization: Some(0.5),
-        finished: 0,
-        rejected: 0,
-        prompt_tokens: 0,
-        generation_tokens: 0,
-        time_to_first_token: histogram(),
-        inter_token: histogram(),
-        end_to_end: histogram(),
-        effective: Some(EffectiveConfig {
-            device: "sim".into(),
-            tensor_parallel: 1,
-            quantization: "q4_1".into(),
-            kv_cache_data_type: "f16".into(),
-            max_model_tokens: 8192,
-            max_sequences: 256,
-            kv_blocks: 1024,
-            block_tokens: 16,
-            served_names: vec![SERVED_NAME.into()],
-            kernels: "sim".into(),
-        }),
-        start: Some(StartPhases { download_seconds: 0.0, load_seconds: 0.1, warm_seconds: 0.1 }),
-        fingerprint: None,
-    }
+    let served_names = vec![SERVED_NAME.to_owned()];
+    let built = EffectiveConfig { device: "sim".into(), kernels: "sim".into(), served_names, ..fixture::effective() };
+    Stats { simulated: true, utilization: Some(0.5), effective: Some(built), ..fixture::idle() }
 }

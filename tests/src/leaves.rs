@@ -160,6 +160,7 @@ pub fn changes() -> Vec<(&'static str, Value)> {
             }})),
         ),
         ("shadow", builtin(json!({"shadow": true}))),
+        ("standby", builtin(json!({"standbyReplicas": 1}))),
         ("External", json!({"autoscaling": {"mode": "External"}})),
         (
             "spot first",

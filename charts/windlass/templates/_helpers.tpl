@@ -22,6 +22,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- else }}{{ required "serviceAccount.name is needed when serviceAccount.create is false" .Values.serviceAccount.name }}{{ end }}
 {{- end }}
 
+{{- /*
+The certificate of the Service {name} of this release, as the data of a Secret with its authority. It is made once and
+kept: each upgrade finds it in the cluster. To be asked for once in a rendering, for each answer is another.
+*/ -}}
+{{- define "windlass.certificate" -}}
+{{- $old := (lookup "v1" "Secret" .root.Release.Namespace .name).data | default dict }}
+{{- if hasKey $old "ca.crt" }}
+{{- pick $old "ca.crt" "tls.crt" "tls.key" | toYaml }}
+{{- else }}
+{{- $host := printf "%s.%s.svc" .name .root.Release.Namespace }}
+{{- $authority := genCA .name 3650 }}
+{{- $pair := genSignedCert $host nil (list $host) 3650 $authority }}
+{{- dict "ca.crt" ($authority.Cert | b64enc) "tls.crt" ($pair.Cert | b64enc) "tls.key" ($pair.Key | b64enc) | toYaml }}
+{{- end }}
+{{- end }}
+
 {{- /* An image reference from {image, version}: the digest wins over the tag. */ -}}
 {{- define "windlass.image" -}}
 {{- if .image.digest }}{{ .image.repository }}@{{ .image.digest }}

@@ -4,6 +4,7 @@
 //! The only edge between the two halves. It holds data and arithmetic: no I/O, no clock, serde alone.
 
 pub mod fingerprint;
+pub mod fixture;
 pub mod flags;
 pub mod inspection;
 pub mod memory;

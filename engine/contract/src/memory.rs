@@ -98,22 +98,12 @@ pub fn workspace_bytes(shape: &ModelShape, step_tokens: u32, logit_rows: u32) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixture::llama_8b;
 
     /// Llama-3.1-8B: 128 KiB of bf16 KV per token, the figure published for it.
     #[test]
     fn kv_of_llama_8b_is_128_kib_per_token() {
-        let shape = ModelShape {
-            architecture: "llama".into(),
-            layers: 32,
-            hidden: 4096,
-            feed_forward: 14_336,
-            heads: 32,
-            kv_heads: 8,
-            head_dim: 128,
-            vocabulary: 128_256,
-            context_tokens: 131_072,
-            weight_bytes: 16_060_522_496,
-        };
+        let shape = llama_8b();
         assert_eq!(kv_bytes_per_token(&shape, KvDataType::Bf16), 131_072);
         assert_eq!(kv_block_bytes(&shape, KvDataType::Bf16, 16), 2 << 20);
         assert_eq!(kv_bytes_per_token(&shape, KvDataType::Int8), 131_072 / 2 + 2 * 32 * 8 * 4);

@@ -20,12 +20,16 @@ use serde::{Deserialize, Serialize};
         "message": "spec.autoscaling.minReplicas: at most maxReplicas"
     },
     {
-        "rule": "self.mode in ['Builtin', 'HPA'] || (!has(self.minReplicas) && !has(self.maxReplicas) && !has(self.targets) && !has(self.gpuUtilization) && !has(self.behavior) && !has(self.shadow))",
+        "rule": "self.mode in ['Builtin', 'HPA'] || (!has(self.minReplicas) && !has(self.maxReplicas) && !has(self.targets) && !has(self.gpuUtilization) && !has(self.behavior) && !has(self.standbyReplicas) && !has(self.shadow))",
         "message": "spec.autoscaling: every field besides mode acts only in modes Builtin and HPA"
     },
     {
-        "rule": "self.mode != 'HPA' || (!has(self.shadow) && !(has(self.gpuUtilization) && has(self.gpuUtilization.scaleDownPercent)))",
-        "message": "spec.autoscaling: shadow and gpuUtilization.scaleDownPercent act only in mode Builtin"
+        "rule": "self.mode != 'HPA' || (!has(self.shadow) && !has(self.standbyReplicas) && !(has(self.gpuUtilization) && has(self.gpuUtilization.scaleDownPercent)))",
+        "message": "spec.autoscaling: shadow, standbyReplicas and gpuUtilization.scaleDownPercent act only in mode Builtin"
+    },
+    {
+        "rule": "!(has(self.shadow) && self.shadow && has(self.standbyReplicas) && self.standbyReplicas > 0)",
+        "message": "spec.autoscaling.standbyReplicas: none with shadow, which leaves the number of replicas alone"
     }
 ]))]
 pub struct Autoscaling {
@@ -53,6 +57,11 @@ pub struct Autoscaling {
     /// Pace of scaling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub behavior: Option<Behavior>,
+    /// Replicas beyond those that the load asks for, loaded and reached by no request: when one more is needed, one of
+    /// these takes requests within a moment and another is started. Absent: 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub standby_replicas: Option<i32>,
     /// Decide and report in status, but leave the number of replicas at `spec.replicas`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow: Option<bool>,

@@ -43,6 +43,10 @@ pub struct InferenceServiceStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000))]
     pub spot_replicas: Option<i32>,
+    /// Replicas to spare: loaded, reached by no request, and in none of the other numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub standby_replicas: Option<i32>,
     /// Label selector of the serving pods, for `/scale`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512))]
@@ -77,6 +81,11 @@ pub struct InferenceServiceStatus {
     /// What was chosen where the spec leaves a choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub choices: Option<Choices>,
+    /// What serves, as `system_fingerprint` of answers and the label `windlass.dev/fingerprint` of pods tell it: a word for
+    /// weights, tokenizer, flags, engine version and device. More than one while a rollout goes on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8), inner(length(max = 63)), extend("x-kubernetes-list-type" = "set"))]
+    pub fingerprints: Vec<String>,
     /// Cold start of the slowest replica that serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cold_start: Option<ColdStart>,

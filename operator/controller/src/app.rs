@@ -2,7 +2,6 @@
 
 use crate::apply::Applier;
 use crate::config::{Config, Scope};
-use crate::custom_metrics;
 use crate::http::{self, Overview};
 use crate::leader::Elector;
 use crate::metrics::{Metrics, ScalingReading, ServiceReading};
@@ -12,7 +11,9 @@ use crate::scrape::{Loads, Scraper};
 use crate::shutdown::Shutdown;
 use crate::watches::{Queue, Stores};
 use crate::written::Writes;
+use crate::{custom_metrics, guarded_metrics};
 use anyhow::Context as _;
+use axum::Router;
 use futures::channel::mpsc;
 use futures::{FutureExt, StreamExt};
 use kube::runtime::controller::{Config as ControllerConfig, Error as QueueError};
@@ -43,10 +44,14 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let operator = Arc::new(Operator::new(client, config)?);
     let listener = http::listen(operator.config.metrics_port).await.context("--metrics-port")?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), address = %listener.local_addr()?, "started");
-    let server = http::serve_on(listener, operator.metrics.clone(), operator.clone());
+    let probes = http::probes(operator.metrics.clone(), operator.clone());
+    let exposition = http::exposition(operator.metrics.clone(), operator.clone());
+    let is_guarded = operator.config.guarded_metrics.is_some();
+    let open = if is_guarded { probes } else { probes.merge(exposition.clone()) };
     tokio::select! {
-        served = server => served.context("the health port failed"),
-        ended = operator.serve_metrics() => ended.map(|never| match never {}),
+        served = http::serve_on(listener, open) => served.context("the health port failed"),
+        ended = operator.guard_metrics(exposition) => ended.map(|never| match never {}),
+        ended = operator.serve_custom_metrics() => ended.map(|never| match never {}),
         () = operator.lead(&shutdown) => Ok(()),
     }
 }
@@ -84,8 +89,14 @@ impl Operator {
         Ok(Operator { client, config, defaults, metrics: Metrics::new()?, serving: Mutex::default() })
     }
 
+    /// Serves the operator's own metrics behind a guard where that is asked for; returns only when that fails.
+    async fn guard_metrics(&self, exposition: Router) -> anyhow::Result<Infallible> {
+        let Some(config) = &self.config.guarded_metrics else { return std::future::pending().await };
+        guarded_metrics::serve(self.client.clone(), config, exposition).await
+    }
+
     /// Serves custom metrics, leading or not, where that is asked for; returns only when that fails.
-    async fn serve_metrics(&self) -> anyhow::Result<Infallible> {
+    async fn serve_custom_metrics(&self) -> anyhow::Result<Infallible> {
         let Some(config) = &self.config.custom_metrics else { return std::future::pending().await };
         custom_metrics::serve(self.client.clone(), config, &self.config.scopes, self.config.scrape, &self.metrics).await
     }
@@ -201,6 +212,7 @@ fn reading(service: &InferenceService) -> ServiceReading {
         spot_fallback: status.spot_fallback_replicas.unwrap_or(0).into(),
         scaling: status.autoscaling.as_ref().map(scaling),
         cold_start: status.cold_start.as_ref().map(phases).unwrap_or_default(),
+        fingerprints: status.fingerprints,
         conditions: status.conditions.into_iter().map(|found| (found.type_, found.status)).collect(),
     }
 }

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use windlass_engine_contract::ADMIN_PORT;
 use windlass_operator_api::InferenceService;
 use windlass_operator_core::observed::Observed;
-use windlass_operator_core::plan::{FIELD_MANAGER, Kind, Object, SCALE_MANAGER, Step};
+use windlass_operator_core::plan::{FIELD_MANAGER, Kind, Mark, Object, SCALE_MANAGER, Step};
 use windlass_operator_core::status::{Event, Outcome, StatusChange};
 
 /// Of a node's notice, kept for streams to end with their error event and for the process to end.
@@ -108,9 +108,7 @@ impl Applier {
     async fn step(&self, target: &Target<'_>, step: &Step) -> Result<(), kube::Error> {
         match step {
             Step::Apply(object) => self.object(target, object).await,
-            Step::AnnotatePod { pod, annotation, value } => {
-                self.annotate(target, pod, json!({ *annotation: value })).await
-            }
+            Step::MarkPod { pod, mark, value } => self.mark(target, pod, *mark, value.as_deref()).await,
             Step::Scale { deployment, replicas } => self.scale(target, deployment, *replicas).await,
             Step::Evacuate { pod, uid, address, budget } => {
                 self.evacuate(target, pod, uid, address.as_deref(), *budget).await
@@ -171,24 +169,22 @@ impl Applier {
         Ok(())
     }
 
-    async fn annotate(
-        &self,
-        target: &Target<'_>,
-        pod: &str,
-        annotations: serde_json::Value,
-    ) -> Result<(), kube::Error> {
-        let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
+    async fn mark(&self, target: &Target<'_>, pod: &str, mark: Mark, value: Option<&str>) -> Result<(), kube::Error> {
+        let patch = Patch::Merge(match mark {
+            Mark::Label(key) => json!({"metadata": {"labels": {key: value}}}),
+            Mark::Annotation(key) => json!({"metadata": {"annotations": {key: value}}}),
+        });
         let request = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let answer = self.api::<Pod>(target).patch_metadata(pod, &request, &patch).await;
         match self.counted::<Pod, _>(gone_is_fine(answer))? {
-            Some(answer) => self.annotated(target, answer.metadata),
-            None => tracing::debug!(pod, "was gone before it could be annotated"),
+            Some(answer) => self.marked(target, answer.metadata),
+            None => tracing::debug!(pod, "was gone before it could be marked"),
         }
         Ok(())
     }
 
     /// Notes new metadata of a pod, whose other parts stay as they were observed.
-    fn annotated(&self, target: &Target<'_>, metadata: ObjectMeta) {
+    fn marked(&self, target: &Target<'_>, metadata: ObjectMeta) {
         let observed = target.observed.pods.iter().find(|pod| pod.metadata.name == metadata.name);
         if let Some(pod) = observed {
             let pod = Pod { metadata, ..Pod::clone(pod) };
@@ -369,7 +365,8 @@ fn attempt(step: &Step) -> String {
             };
             format!("apply {kind}/{name}")
         }
-        Step::AnnotatePod { pod, annotation, .. } => format!("annotate Pod/{pod} with {annotation}"),
+        Step::MarkPod { pod, mark: Mark::Label(key), .. } => format!("label Pod/{pod} with {key}"),
+        Step::MarkPod { pod, mark: Mark::Annotation(key), .. } => format!("annotate Pod/{pod} with {key}"),
         Step::Evacuate { pod, .. } => format!("delete Pod/{pod}, whose node is taken back"),
         Step::Scale { deployment, replicas } => format!("scale Deployment/{deployment} to {replicas}"),
         Step::Delete { kind, name, .. } => format!("delete {kind:?}/{name}"),

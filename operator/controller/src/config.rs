@@ -158,7 +158,7 @@ pub struct RunArgs {
     #[arg(long, env = "POD_NAME", value_name = "NAME")]
     identity: Option<String>,
 
-    /// Port of /livez, /readyz and /metrics; 0 takes a free one and logs it
+    /// Port of /livez, /readyz and, unless it is guarded, /metrics; 0 takes a free one and logs it
     #[arg(long, env = "WINDLASS_METRICS_PORT", value_name = "PORT", default_value_t = 8080)]
     metrics_port: u16,
 
@@ -186,6 +186,14 @@ pub struct RunArgs {
     #[arg(long, env = "WINDLASS_CONCURRENCY", value_name = "COUNT", default_value_t = 16,
           value_parser = clap::value_parser!(u16).range(1..=256))]
     concurrency: u16,
+
+    /// Port of /metrics alone, over TLS, for those whose bearer token may get the path; absent: it is on --metrics-port
+    #[arg(long, env = "WINDLASS_GUARDED_METRICS_PORT", value_name = "PORT", requires = "guarded_metrics_certificates")]
+    guarded_metrics_port: Option<u16>,
+
+    /// Folder with the certificate of that port, tls.crt and tls.key
+    #[arg(long, env = "WINDLASS_GUARDED_METRICS_CERTIFICATES", value_name = "FOLDER")]
+    guarded_metrics_certificates: Option<PathBuf>,
 
     /// Port on which custom.metrics.k8s.io is served to the API server's aggregation layer; absent: it is not
     #[arg(long, env = "WINDLASS_CUSTOM_METRICS_PORT", value_name = "PORT",
@@ -275,6 +283,8 @@ pub struct Config {
     pub metrics_port: u16,
     /// When engines are read.
     pub scrape: ScrapeConfig,
+    /// Where the operator's own metrics are served behind a guard; `None`: on the port of health, to anybody.
+    pub guarded_metrics: Option<GuardedMetricsConfig>,
     /// Where custom metrics are served; `None`: nowhere.
     pub custom_metrics: Option<CustomMetricsConfig>,
     /// How long pods wait for their model's header; `None`: it is not read.
@@ -296,6 +306,15 @@ pub struct LeaseConfig {
     pub namespace: Option<String>,
     /// Silence after which another replica takes over.
     pub duration: Duration,
+}
+
+/// Where the operator's own metrics are served behind a guard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuardedMetricsConfig {
+    /// The port.
+    pub port: u16,
+    /// Folder with its certificate.
+    pub certificates: PathBuf,
 }
 
 /// Where custom metrics are served.
@@ -338,7 +357,13 @@ impl RunArgs {
             service: self.custom_metrics_service.unwrap_or_default(),
             namespace: self.operator_namespace.clone(),
         });
+        let guarded_metrics = self.guarded_metrics_port.map(|port| GuardedMetricsConfig {
+            port,
+            // clap has seen to it that it is given with the port.
+            certificates: self.guarded_metrics_certificates.unwrap_or_default(),
+        });
         Config {
+            guarded_metrics,
             custom_metrics,
             engine_image: self.engine_image,
             image_pull_policy: self.image_pull_policy,

@@ -2,13 +2,14 @@
 //! aggregation layer. An option: nothing of it runs without its flags.
 //!
 //! Every replica reads the engines by itself here, whether it leads or not, and answers from what it read. Only the API
-//! server may ask: its client certificate is checked against the authority that the cluster publishes for this purpose,
-//! and it has checked who asked, and for what, before.
+//! server may ask: its client certificate is checked against the authority and the names that the cluster publishes for
+//! this purpose, and it has checked who asked, and for what, before.
 
 mod answers;
-mod door;
+mod front_proxy;
 
 use crate::config::{CustomMetricsConfig, Scope, ScrapeConfig};
+use crate::door::Door;
 use crate::metrics::Metrics;
 use crate::scrape::{Loads, Scraper};
 use crate::watches::{Engines, Guarded};
@@ -41,7 +42,8 @@ pub async fn serve(
     metrics: &Metrics,
 ) -> anyhow::Result<Infallible> {
     wait_for_ownership(&client, config).await;
-    let door = door::Door::open(&client, config).await.context("custom metrics")?;
+    let clients = front_proxy::published(&client).await.context("custom metrics")?;
+    let door = Door::open(config.port, &config.certificates, clients).await.context("custom metrics")?;
     let mut readers = FuturesUnordered::new();
     let mut answers = Vec::new();
     for scope in scopes {

@@ -1,4 +1,5 @@
-//! The operator's own port: `/livez`, `/readyz`, `/metrics`. No request to it changes anything.
+//! The operator's own port: `/livez`, `/readyz`, and `/metrics` where that has no port of its own. No request to it
+//! changes anything.
 
 use crate::metrics::{Metrics, ServiceReading};
 use axum::extract::State;
@@ -40,16 +41,19 @@ pub async fn listen(port: u16) -> std::io::Result<TcpListener> {
 ///
 /// # Errors
 /// The listener failed.
-pub async fn serve_on(listener: TcpListener, metrics: Metrics, overview: Arc<dyn Overview>) -> std::io::Result<()> {
-    serve(listener, router(metrics, overview)).await
+pub async fn serve_on(listener: TcpListener, router: Router) -> std::io::Result<()> {
+    serve(listener, router).await
 }
 
-fn router(metrics: Metrics, overview: Arc<dyn Overview>) -> Router {
-    Router::new()
-        .route("/livez", get(|| async { "ok\n" }))
-        .route("/readyz", get(ready))
-        .route("/metrics", get(exposition))
-        .with_state(Shared { metrics, overview })
+/// `/livez` and `/readyz`.
+pub fn probes(metrics: Metrics, overview: Arc<dyn Overview>) -> Router {
+    let router = Router::new().route("/livez", get(|| async { "ok\n" })).route("/readyz", get(ready));
+    router.with_state(Shared { metrics, overview })
+}
+
+/// `/metrics`.
+pub fn exposition(metrics: Metrics, overview: Arc<dyn Overview>) -> Router {
+    Router::new().route("/metrics", get(expose)).with_state(Shared { metrics, overview })
 }
 
 async fn ready(State(shared): State<Shared>) -> Response {
@@ -63,7 +67,7 @@ async fn ready(State(shared): State<Shared>) -> Response {
     }
 }
 
-async fn exposition(State(shared): State<Shared>) -> Response {
+async fn expose(State(shared): State<Shared>) -> Response {
     match shared.metrics.render(&shared.overview.services()) {
         Ok(text) => ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),

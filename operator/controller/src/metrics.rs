@@ -25,6 +25,7 @@ pub struct Metrics {
     forecast: GaugeVec,
     planned_fill: GaugeVec,
     cold_start: GaugeVec,
+    served: IntGaugeVec,
     leader: IntGauge,
 }
 
@@ -44,6 +45,8 @@ pub struct ServiceReading {
     pub scaling: Option<ScalingReading>,
     /// Seconds of each phase of its slowest cold start.
     pub cold_start: Vec<(&'static str, f64)>,
+    /// What serves, in a word of each kind of engine.
+    pub fingerprints: Vec<String>,
     /// Condition types with their status, `True`, `False` or `Unknown`.
     pub conditions: Vec<(String, String)>,
 }
@@ -92,6 +95,11 @@ impl Metrics {
             &["namespace", "name", "phase"],
         )?;
         registry.register(Box::new(cold_start.clone()))?;
+        let served = IntGaugeVec::new(
+            Opts::new("windlass_operator_served_info", "Always 1; the label is what serves, in one word."),
+            &["namespace", "name", "fingerprint"],
+        )?;
+        registry.register(Box::new(served.clone()))?;
         let recommended = IntGaugeVec::new(
             Opts::new("windlass_autoscaler_recommended_replicas", "Replicas asked for, in shadow mode too."),
             &["namespace", "name"],
@@ -133,6 +141,7 @@ impl Metrics {
             forecast: autoscaler("forecast_replicas", "The same at the end of the longest cold start seen.")?,
             planned_fill: autoscaler("planned_fill_ratio", "How full a replica is planned to be.")?,
             cold_start,
+            served,
             leader,
             registry,
         })
@@ -178,7 +187,8 @@ impl Metrics {
     /// # Errors
     /// A value that the text format cannot carry.
     pub fn render(&self, services: &[ServiceReading]) -> Result<String, prometheus::Error> {
-        for vector in [&self.services, &self.desired, &self.ready, &self.spot_fallback, &self.recommended] {
+        for vector in [&self.services, &self.desired, &self.ready, &self.spot_fallback, &self.recommended, &self.served]
+        {
             vector.reset();
         }
         let needs = [&self.load, &self.forecast, &self.planned_fill];
@@ -196,6 +206,9 @@ impl Metrics {
             }
             for (phase, seconds) in &service.cold_start {
                 self.cold_start.with_label_values(&[labels[0], labels[1], phase]).set(*seconds);
+            }
+            for word in &service.fingerprints {
+                self.served.with_label_values(&[labels[0], labels[1], word]).set(1);
             }
             for (condition, status) in &service.conditions {
                 self.services.with_label_values(&[&service.namespace, condition, status]).inc();
@@ -220,6 +233,7 @@ mod tests {
             spot_fallback: 0,
             scaling: Some(ScalingReading { recommended: 3, need: Some([1.5, 1.75, 0.7]) }),
             cold_start: vec![("load", 1.25)],
+            fingerprints: vec!["fp_1".into()],
             conditions: vec![("Ready".into(), ready.into())],
         }
     }
@@ -231,6 +245,7 @@ mod tests {
         assert!(both.contains(r#"windlass_operator_services{condition="Ready",namespace="team",status="True"} 2"#));
         assert!(both.contains(r#"windlass_autoscaler_load_replicas{name="b",namespace="team"} 1.5"#), "{both}");
         assert!(both.contains(r#"cold_start_seconds{name="a",namespace="team",phase="load"} 1.25"#), "{both}");
+        assert!(both.contains(r#"served_info{fingerprint="fp_1",name="b",namespace="team"} 1"#), "{both}");
         assert!(both.contains(r#"windlass_autoscaler_recommended_replicas{name="a",namespace="team"} 3"#), "{both}");
         let one = metrics.render(&[service("a", "False")]).expect("text");
         assert!(!one.contains(r#"name="b""#), "{one}");

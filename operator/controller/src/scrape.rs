@@ -11,8 +11,6 @@ mod loads;
 mod schedule;
 
 pub use fetch::drain;
-#[cfg(test)]
-pub use fetch::tests::idle as idle_stats;
 pub use loads::Loads;
 
 use crate::config::ScrapeConfig;
@@ -193,9 +191,10 @@ fn has_traffic(previous: Option<&Stats>, current: &Stats) -> bool {
     is_working(current) || previous.is_some_and(|previous| went(previous) != went(current))
 }
 
-/// Whether a reading tells something new about readiness: the first one, another phase, another configuration.
+/// Whether a reading tells something new about what serves: the first one, another phase, configuration or fingerprint.
 fn matters(previous: Option<&Stats>, current: &Stats) -> bool {
-    previous.is_none_or(|previous| previous.phase != current.phase || previous.effective != current.effective)
+    let told = |stats: &Stats| (stats.phase, stats.effective.clone(), stats.fingerprint.clone());
+    previous.is_none_or(|previous| told(previous) != told(current))
 }
 
 /// `pause`, up to a tenth shorter or longer, so that many pods drift apart; `random` is even in 0 to 1.
@@ -205,9 +204,9 @@ fn jittered(pause: Duration, random: f64) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::fetch::tests::idle;
     use super::*;
     use serde_json::json;
+    use windlass_engine_contract::fixture::idle;
     use windlass_engine_contract::stats::Phase;
 
     fn pod(ready: &str, deleted: bool) -> Pod {
@@ -242,10 +241,11 @@ mod tests {
     }
 
     #[test]
-    fn the_first_reading_and_a_change_of_phase_matter() {
+    fn the_first_reading_and_a_change_of_phase_or_fingerprint_matter() {
         assert!(matters(None, &idle()));
         assert!(!matters(Some(&idle()), &Stats { running: 3, ..idle() }));
         assert!(matters(Some(&idle()), &Stats { phase: Phase::Draining, ..idle() }));
+        assert!(matters(Some(&idle()), &Stats { fingerprint: None, ..idle() }));
     }
 
     #[test]

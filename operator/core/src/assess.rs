@@ -18,6 +18,8 @@ use crate::observed::{Defaults, Observed};
 use crate::placement::Placement;
 use crate::revision;
 use crate::rollout;
+use crate::served;
+use crate::standby::Standby;
 use crate::validate::{Refusal, ValidatedService};
 use crate::verify;
 use crate::window::{Activity, WINDOW, minus};
@@ -78,6 +80,8 @@ pub struct Findings {
     pub revision: String,
     /// Revisions that can be gone back to, newest first.
     pub revisions: Vec<RevisionStatus>,
+    /// What serves, in a word of each kind of engine.
+    pub fingerprints: Vec<String>,
     /// Nodes that are taken back and have pods of the service.
     pub interrupted_nodes: Vec<String>,
     /// Autoscalers of others that set the same replicas.
@@ -107,6 +111,8 @@ pub struct Counts {
     pub current: i32,
     /// Serving, of the current template, and known to have built what the spec asks for.
     pub verified: i32,
+    /// On standby, in none of the numbers above; `None` where none are asked for.
+    pub standby: Option<i32>,
     /// In the spot workload; `None` without one.
     pub spot: Option<i32>,
     /// On demand because no spot node came.
@@ -137,6 +143,8 @@ pub struct Facts<'a> {
     pub service: &'a ValidatedService,
     /// Its workloads and pods.
     pub fleet: &'a Fleet<'a>,
+    /// Its replicas to spare.
+    pub standby: &'a Standby,
     /// Everything that was read.
     pub observed: &'a Observed,
     /// The operator's configuration.
@@ -156,11 +164,12 @@ pub struct Facts<'a> {
 impl Facts<'_> {
     /// Gathers the facts. `is_changing`: the plan makes or replaces a workload.
     pub fn findings(self, scaling: ScalingFinding, desired: i32, placement: &Placement, is_changing: bool) -> Findings {
-        let Facts { service, fleet, observed, defaults, made, revision, model, interrupted_nodes, now } = self;
-        let checks: Vec<Check> = fleet.ready().map(|pod| Check::of(service, pod, observed)).collect();
+        let Facts { service, fleet, standby, observed, defaults, made, revision, model, interrupted_nodes, now } = self;
+        let serving = fleet.ready().filter(|pod| !standby.holds(pod));
+        let checks: Vec<Check> = serving.map(|pod| Check::of(service, pod, observed)).collect();
         let unverified: Vec<&Check> = checks.iter().filter(|check| check.is_current && !check.is_known).collect();
         Findings {
-            counts: counts(service, fleet, &checks, desired, placement),
+            counts: counts(service, fleet, standby, &checks, desired, placement),
             floor: floor(service),
             mismatches: checks.iter().filter_map(|check| check.mismatch.clone()).collect(),
             unverified: count(unverified.iter()),
@@ -180,6 +189,7 @@ impl Facts<'_> {
             model,
             revision: revision.to_owned(),
             revisions: revision::told(service, observed),
+            fingerprints: served::fingerprints(fleet, observed),
             interrupted_nodes,
             foreign_autoscalers: hpa::foreign(service, observed),
             cold_start: cold_start(fleet, observed),
@@ -221,12 +231,14 @@ impl Check {
 fn counts(
     service: &ValidatedService,
     fleet: &Fleet<'_>,
+    standby: &Standby,
     checks: &[Check],
     desired: i32,
     placement: &Placement,
 ) -> Counts {
     let probes: i32 = fleet.workloads.iter().map(|workload| placement.probes(workload)).sum();
-    let live = || fleet.workloads.iter().flat_map(|workload| workload.live());
+    let spares = count(fleet.ready().filter(|pod| standby.holds(pod)));
+    let live = || fleet.workloads.iter().flat_map(|workload| workload.live()).filter(|pod| !standby.holds(pod));
     let spot = fleet.workloads.iter().find(|workload| workload.kind == WorkloadKind::Spot);
     let spot = spot.filter(|spot| service.spot.has_workload() || spot.deployment.is_some());
     Counts {
@@ -236,6 +248,7 @@ fn counts(
         updated: count(live().filter(|pod| pod.updated)),
         current: count(checks.iter().filter(|check| check.is_current)),
         verified: count(checks.iter().filter(|check| check.is_verified())),
+        standby: (standby.replicas > 0).then_some(spares),
         spot: spot.map(|spot| count(spot.live()) - placement.probes(spot)),
         fallback: placement.fallback,
     }

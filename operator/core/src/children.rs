@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::Metadata;
+use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
 
@@ -13,14 +14,15 @@ use crate::fleet::{Fleet, is_owned};
 use crate::names::WorkloadKind;
 use crate::observed::{Defaults, Observed};
 use crate::plan::{Kind, Object, Step};
+use crate::standby::Standby;
 use crate::validate::ValidatedService;
 use crate::workloads::is_wanted;
 
 /// Writes that bring these children to what the spec asks for: what pods need first comes first.
-pub fn steps(service: &ValidatedService, observed: &Observed, defaults: &Defaults) -> Vec<Step> {
+pub fn steps(service: &ValidatedService, standby: &Standby, observed: &Observed, defaults: &Defaults) -> Vec<Step> {
     let account = service_account::build(service).map(|wanted| wish(wanted, &observed.service_accounts));
     let policy = wish(network_policy::build(service, defaults), &observed.network_policies);
-    let endpoint = wish(service::build(service), &observed.services);
+    let endpoint = endpoint(service::build(service, standby), &observed.services);
     let budget = wish(disruption_budget::build(service), &observed.disruption_budgets);
     [
         account.flatten().map(Object::ServiceAccount),
@@ -33,6 +35,14 @@ pub fn steps(service: &ValidatedService, observed: &Observed, defaults: &Default
     .map(Step::Apply)
     .chain(autoscaler(service, observed))
     .collect()
+}
+
+/// `wanted`, unless the cluster has it already, and by the same labels: with one too many it would lead to fewer pods.
+fn endpoint(wanted: Service, observed: &[Arc<Service>]) -> Option<Service> {
+    let selector = |service: &Service| service.spec.as_ref().and_then(|spec| spec.selector.clone());
+    let existing = observed.iter().find(|found| found.metadata.name == wanted.metadata.name);
+    let leads_elsewhere = existing.is_some_and(|existing| selector(existing) != selector(&wanted));
+    if leads_elsewhere { Some(wanted) } else { wish(wanted, observed) }
 }
 
 /// The HorizontalPodAutoscaler of mode HPA, or its end in any other.

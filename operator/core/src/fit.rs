@@ -7,8 +7,8 @@
 use std::fmt;
 
 use windlass_engine_contract::inspection::Inspection;
-use windlass_engine_contract::memory::workspace_bytes;
-use windlass_operator_api::engine::Quantization;
+use windlass_engine_contract::memory::{KvDataType, kv_bytes_per_token, workspace_bytes};
+use windlass_operator_api::engine::{KvCacheDataType, Quantization};
 
 use crate::choice::Picked;
 use crate::inventory::{GpuKind, Inventory};
@@ -150,9 +150,17 @@ impl Asker<'_> {
         let ranks = u64::from(tensor.max(1));
         Need {
             weights: weights.div_ceil(ranks),
-            kv: (self.inspection.kv_bytes_per_token * u64::from(tokens)).div_ceil(ranks),
+            kv: (kv_bytes_per_token(shape, self.kv_data_type()) * u64::from(tokens)).div_ceil(ranks),
             tokens,
             workspace: workspace_bytes(shape, STEP_TOKENS, engine.max_sequences.unwrap_or(SEQUENCES)) + PROCESS_BYTES,
+        }
+    }
+
+    /// As the engine takes it.
+    fn kv_data_type(&self) -> KvDataType {
+        match self.service.engine.kv_cache_data_type {
+            KvCacheDataType::Auto | KvCacheDataType::BF16 => KvDataType::Bf16,
+            KvCacheDataType::Int8 => KvDataType::Int8,
         }
     }
 

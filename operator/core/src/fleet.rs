@@ -8,8 +8,9 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::names::{DELETION_COST, TEMPLATE_HASH, WORKLOAD_LABEL, WorkloadKind};
+use crate::names::{DELETION_COST, ROUTED, TEMPLATE_HASH, WORKLOAD_LABEL, WorkloadKind};
 use crate::observed::Observed;
+use crate::standby;
 use crate::validate::ValidatedService;
 
 /// What took longer was no start: a pod that became unready on its way, or waited for a node that somebody had to add.
@@ -177,6 +178,16 @@ impl FleetPod<'_> {
     /// Whether it serves.
     pub fn is_ready(&self) -> bool {
         matches!(self.stage, Stage::Ready { .. })
+    }
+
+    /// Whether it is marked as one on standby.
+    pub fn is_spare(&self) -> bool {
+        self.pod
+            .metadata
+            .labels
+            .as_ref()
+            .and_then(|labels| labels.get(ROUTED))
+            .is_some_and(|value| value == standby::OFF)
     }
 
     /// Whether a deletion cost was set on it.

@@ -10,6 +10,7 @@
 //! | [`fleet`] | workloads and pods as they are |
 //! | [`autoscale`], [`window`] | how many replicas, from readings of the engines |
 //! | [`capacity`] | what the autoscaler learned, kept over restarts |
+//! | [`standby`] | replicas that wait, loaded |
 //! | [`placement`] | which of them on spot nodes |
 //! | [`inspection`], [`inventory`], [`fit`] | the model's header, the nodes, and whether one fits the other |
 //! | [`choice`] | what a template is made with where the spec leaves a choice |
@@ -19,7 +20,7 @@
 //! | [`hpa`], [`custom_metrics`] | HorizontalPodAutoscalers, and the metrics they scale by |
 //! | [`build`] | children, one kind per file |
 //! | [`children`], [`workloads`], [`diff`] | writes that are needed, and no others |
-//! | [`verify`], [`cause`], [`assess`] | what is to be told |
+//! | [`verify`], [`served`], [`cause`], [`assess`] | what is to be told |
 //! | [`status`] | conditions, numbers and events |
 //!
 //! A template is made once per change of the spec. What was chosen then (image, format, split) stays with the child, so a
@@ -49,7 +50,9 @@ pub mod plan;
 pub mod quantity;
 pub mod revision;
 pub mod rollout;
+pub mod served;
 pub mod source;
+pub mod standby;
 pub mod status;
 #[cfg(test)]
 mod testing;
@@ -71,6 +74,7 @@ use fleet::{Fleet, Stage};
 use observed::{Defaults, Observed};
 use placement::Placement;
 use plan::{Object, Plan, Step};
+use standby::Standby;
 use validate::{ValidatedService, validate};
 
 /// With nothing to wait for, a look now and then mends what no event told.
@@ -104,8 +108,10 @@ pub fn plan(service: &InferenceService, observed: &Observed, defaults: &Defaults
     let made = fitting::Made::of(&valid, &stage, pinned, &fleet, observed, defaults);
     let valid = valid.decided(&made.choice.picked);
     let before = service.status.as_ref().map_or(0, |status| status.desired_replicas);
-    let mut scaled = scale(&valid, &fleet, observed, defaults, before, now);
-    let mut steps = children::steps(&valid, observed, defaults);
+    let standby = Standby::of(&valid, &fleet);
+    let mut scaled = scale(&valid, &fleet, &standby, observed, defaults, before, now);
+    let mut steps = children::steps(&valid, &standby, observed, defaults);
+    steps.extend(standby.steps(&fleet, scaled.replicas));
     steps.extend(inspection::steps(&valid, model, &stage, observed, defaults));
     let recipe = revision::Recipe::of(service, &made.choice);
     let revision = recipe.name(&valid.name);
@@ -114,11 +120,12 @@ pub fn plan(service: &InferenceService, observed: &Observed, defaults: &Defaults
     }
     let evacuation = evacuation::Evacuation::of(&valid, &fleet, observed);
     steps.splice(0..0, evacuation.steps);
-    let placement = Placement::of(&valid.spot, &fleet, scaled.replicas, now);
+    let placement = Placement::of(&valid.spot, &fleet, scaled.replicas + standby.replicas, now);
     let making = workloads::Making { choice: &made.choice, is_held: made.is_held };
     let workloads = workloads::plan(&valid, &fleet, &placement, making, observed, defaults);
     let is_changing = workloads.steps.iter().any(|step| matches!(step, Step::Apply(Object::Deployment(_))));
     steps.extend(workloads.steps);
+    steps.extend(served::steps(&fleet, observed));
     if matches!(valid.scaling, Scaling::Builtin(_)) {
         steps.extend(capacity::keep(&valid, &mut scaled.memory, now));
     }
@@ -127,6 +134,7 @@ pub fn plan(service: &InferenceService, observed: &Observed, defaults: &Defaults
     let facts = assess::Facts {
         service: &valid,
         fleet: &fleet,
+        standby: &standby,
         observed,
         defaults,
         made: &made,
@@ -169,6 +177,7 @@ impl Scaled {
 fn scale(
     service: &ValidatedService,
     fleet: &Fleet<'_>,
+    standby: &Standby,
     observed: &Observed,
     defaults: &Defaults,
     before: i32,
@@ -184,9 +193,10 @@ fn scale(
     };
     // A workload that somebody deleted comes back as large as it was.
     let wanted = policy.shadow.unwrap_or(before.clamp(policy.min, policy.max));
-    // While spot is given up or comes back, the two workloads together have more replicas than are wanted.
-    let asked = fleet.asked().filter(|_| service.spot.fallback_after.is_none() || before == 0).unwrap_or(wanted);
-    let supply = supply(fleet, asked);
+    // With spares, and while spot is given up or comes back, workloads have more replicas than are wanted.
+    let is_plain = service.spot.fallback_after.is_none() && standby.replicas == 0;
+    let asked = fleet.asked().filter(|_| is_plain || before == 0).unwrap_or(wanted);
+    let supply = supply(fleet, standby, &observed.memory, asked);
     let cadence = Cadence { active: defaults.scrape_active, idle: defaults.scrape_idle };
     let decision = autoscale::decide(policy, &supply, &observed.load, &observed.memory, cadence, now);
     Scaled {
@@ -198,14 +208,16 @@ fn scale(
 }
 
 /// How the service stands, with so many replicas wanted.
-fn supply<'a>(fleet: &Fleet<'a>, asked: i32) -> Supply<'a> {
+fn supply<'a>(fleet: &Fleet<'a>, standby: &Standby, memory: &Memory, asked: i32) -> Supply<'a> {
+    // A spare that was called upon serves since then, whenever it became ready.
+    let called = memory.last_up.filter(|_| standby.is_routed).unwrap_or(Timestamp::MIN);
     let since = |pod: &fleet::FleetPod<'a>| match pod.stage {
-        Stage::Ready { since } => Some((pod.name, since)),
+        Stage::Ready { since } => Some((pod.name, since.max(called))),
         Stage::Waiting | Stage::Leaving => None,
     };
     Supply {
         asked,
-        serving: fleet.pods().filter_map(since).collect(),
+        serving: fleet.pods().filter(|pod| !standby.holds(pod)).filter_map(since).collect(),
         leaving: fleet::count(fleet.pods().filter(|pod| pod.stage == Stage::Leaving)),
         is_rolling: fleet.is_rolling(),
         cold_start: fleet.ready().filter_map(fleet::FleetPod::cold_start).max(),

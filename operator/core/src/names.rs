@@ -24,6 +24,10 @@ pub const CHOICE_REASON: &str = "windlass.dev/choice-reason";
 pub const INSPECTION: &str = "windlass.dev/inspection";
 /// On pods: the user's version marker, `model.revision`.
 pub const MODEL_REVISION: &str = "windlass.dev/model-revision";
+/// The label of a pod that tells what its engine serves: [`crate::served`].
+pub const FINGERPRINT: &str = "windlass.dev/fingerprint";
+/// The label of a pod that tells whether requests reach it, in a service with standby: [`crate::standby`].
+pub const ROUTED: &str = "windlass.dev/routed";
 /// On pods: `rollout.restartedAt`.
 pub const RESTARTED_AT: &str = "windlass.dev/restarted-at";
 /// Kubernetes' hint to a ReplicaSet: of ready pods, that with the lowest cost goes first.

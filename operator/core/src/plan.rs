@@ -31,13 +31,13 @@ pub struct Plan {
 pub enum Step {
     /// Server-side apply, forced, by the field manager [`FIELD_MANAGER`].
     Apply(Object),
-    /// Merge patch `metadata.annotations` of a pod; `None` removes the annotation.
-    AnnotatePod {
+    /// Merge patch a label or an annotation of a pod.
+    MarkPod {
         /// The pod.
         pod: String,
-        /// The annotation's key.
-        annotation: &'static str,
-        /// Its value.
+        /// Which.
+        mark: Mark,
+        /// Its value; `None` removes it.
         value: Option<String>,
     },
     /// Merge patch `spec.replicas` of the Deployment's `scale` subresource, by the manager [`SCALE_MANAGER`].
@@ -67,6 +67,15 @@ pub enum Step {
         /// Its UID: an object made anew under the name is not meant.
         uid: String,
     },
+}
+
+/// A key in a pod's metadata.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// In `metadata.labels`.
+    Label(&'static str),
+    /// In `metadata.annotations`.
+    Annotation(&'static str),
 }
 
 /// Field manager of everything but replicas.

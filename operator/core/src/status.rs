@@ -80,6 +80,7 @@ fn of_findings(
         available_replicas: counts.verified,
         desired_replicas: counts.desired,
         spot_replicas: counts.spot,
+        standby_replicas: counts.standby,
         spot_fallback_replicas: (counts.fallback > 0).then_some(counts.fallback),
         selector: Some(findings.selector.clone()),
         url: Some(findings.url.clone()),
@@ -89,6 +90,7 @@ fn of_findings(
         revision: Some(findings.revision.clone()),
         revisions: findings.revisions.clone(),
         choices: Some(findings.choices.clone()),
+        fingerprints: findings.fingerprints.clone(),
         // What is known stays known while a scrape is missing.
         cold_start: findings.cold_start.or(previous.cold_start),
         load: Some(findings.load.clone()),

@@ -10,9 +10,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
+use windlass_engine_contract::fixture;
+pub use windlass_engine_contract::fixture::{effective, idle as stats};
 use windlass_engine_contract::inspection::Inspection;
-use windlass_engine_contract::shape::ModelShape;
-use windlass_engine_contract::stats::{EffectiveConfig, Histogram, Phase, StartPhases, Stats};
 use windlass_operator_api::InferenceService;
 
 use crate::observed::Defaults;
@@ -81,6 +81,12 @@ impl ServiceBuilder {
         self.with("autoscaling", bounds)
     }
 
+    /// So many replicas to spare, after [`ServiceBuilder::builtin`].
+    pub fn standby(mut self, replicas: i32) -> Self {
+        self.0["spec"]["autoscaling"]["standbyReplicas"] = json!(replicas);
+        self
+    }
+
     /// Sets the name.
     pub fn named(mut self, name: &str) -> Self {
         self.0["metadata"]["name"] = json!(name);
@@ -90,49 +96,6 @@ impl ServiceBuilder {
     /// The service.
     pub fn build(self) -> InferenceService {
         serde_json::from_value(self.0).expect("a service")
-    }
-}
-
-/// What an idle engine says, a thousand seconds after its start.
-pub fn stats() -> Stats {
-    Stats {
-        uptime_seconds: 1000.0,
-        phase: Phase::Ready,
-        simulated: false,
-        running: 0,
-        waiting: 0,
-        oldest_queue_age_seconds: 0.0,
-        queued_tokens: 0,
-        remaining_tokens: 0,
-        kv_usage: 0.0,
-        cached_blocks: 0,
-        utilization: Some(0.0),
-        finished: 0,
-        rejected: 0,
-        prompt_tokens: 0,
-        generation_tokens: 0,
-        time_to_first_token: Histogram::default(),
-        inter_token: Histogram::default(),
-        end_to_end: Histogram::default(),
-        effective: Some(effective()),
-        start: Some(StartPhases { download_seconds: 0.0, load_seconds: 0.25, warm_seconds: 0.5 }),
-        fingerprint: None,
-    }
-}
-
-/// What an engine built for [`service`].
-pub fn effective() -> EffectiveConfig {
-    EffectiveConfig {
-        device: "cpu".into(),
-        tensor_parallel: 1,
-        quantization: "q4_1".into(),
-        kv_cache_data_type: "bf16".into(),
-        max_model_tokens: 4096,
-        max_sequences: 64,
-        kv_blocks: 1000,
-        block_tokens: 16,
-        served_names: vec!["llama".into()],
-        kernels: "avx2".into(),
     }
 }
 
@@ -151,18 +114,7 @@ pub fn gpu_node(product: &str, mebibytes: u64, count: u32) -> Arc<Node> {
 /// What the header of Llama-3.1-8B in bf16 says: 128 KiB of KV cache a token, 15.0 GiB of weights.
 pub fn llama_8b() -> Inspection {
     Inspection {
-        shape: ModelShape {
-            architecture: "llama".into(),
-            layers: 32,
-            hidden: 4096,
-            feed_forward: 14_336,
-            heads: 32,
-            kv_heads: 8,
-            head_dim: 128,
-            vocabulary: 128_256,
-            context_tokens: 131_072,
-            weight_bytes: 16_060_522_496,
-        },
+        shape: fixture::llama_8b(),
         kv_bytes_per_token: 131_072,
         weight_type: "bf16".into(),
         int8_bytes: Some(8_532_152_576),

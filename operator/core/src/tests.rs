@@ -7,3 +7,4 @@ mod hpa;
 mod refusals;
 mod revision;
 mod rollout;
+mod standby;

@@ -14,6 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use thiserror::Error;
 use windlass_engine_contract::flags;
 use windlass_operator_api::accelerator::{AcceleratorType, Resources};
+use windlass_operator_api::autoscaling::{Autoscaling, AutoscalingMode};
 use windlass_operator_api::engine::{KvCacheDataType, Quantization};
 use windlass_operator_api::rollout::Rollout;
 use windlass_operator_api::scheduling::Scheduling;
@@ -73,6 +74,13 @@ pub struct ValidatedService {
     pub source_hash: String,
     /// The spec leaves it open over how many GPUs a replica is split.
     pub is_tensor_open: bool,
+}
+
+impl ValidatedService {
+    /// Whether replicas are kept to spare.
+    pub fn has_standby(&self) -> bool {
+        matches!(&self.scaling, Scaling::Builtin(policy) if policy.standby > 0)
+    }
 }
 
 /// What the engine is told.
@@ -425,7 +433,12 @@ pub(crate) fn bounded(field: &'static str, value: i32, min: i32, max: i32) -> Re
 pub fn of_pods(spec: &InferenceServiceSpec) -> InferenceServiceSpec {
     let mut pods = spec.clone();
     pods.replicas = 0;
-    pods.autoscaling = None;
+    // Pods of a service with standby have a label of their own; how many there are does not change them.
+    pods.autoscaling = spec.autoscaling.as_ref().filter(|scaling| has_standby(scaling)).map(|_| Autoscaling {
+        mode: AutoscalingMode::Builtin,
+        standby_replicas: Some(1),
+        ..Autoscaling::default()
+    });
     pods.network = None;
     pods.rollout = spec.rollout.as_ref().and_then(|rollout| {
         let restarted_at = rollout.restarted_at.clone()?;
@@ -438,4 +451,9 @@ pub fn of_pods(spec: &InferenceServiceSpec) -> InferenceServiceSpec {
         spot.fallback_after_seconds = spot.fallback_after_seconds.map(|_| 1);
     }
     pods
+}
+
+fn has_standby(scaling: &Autoscaling) -> bool {
+    let is_asked = scaling.standby_replicas.is_some_and(|replicas| replicas > 0);
+    is_asked && scaling.mode == AutoscalingMode::Builtin && scaling.shadow != Some(true)
 }

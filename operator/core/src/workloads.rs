@@ -11,7 +11,7 @@ use crate::fleet::{Fleet, FleetPod, Stage, Workload};
 use crate::names::{DELETION_COST, SPEC_HASH, TEMPLATE_HASH, WorkloadKind};
 use crate::observed::{Defaults, Observed};
 use crate::placement::Placement;
-use crate::plan::{Kind, Object, Step};
+use crate::plan::{Kind, Mark, Object, Step};
 use crate::rollout::Room;
 use crate::validate::ValidatedService;
 
@@ -193,16 +193,16 @@ fn mark(workload: &Workload<'_>, replicas: i32, observed: &Observed) -> Vec<Step
     let is_victim = |pod: &&&FleetPod<'_>| victims.contains(&pod.name);
     let is_stale = |pod: &&&FleetPod<'_>| pod.has_deletion_cost() && !victims.contains(&pod.name);
     let marked = live.iter().filter(is_victim).filter(|pod| !pod.has_deletion_cost());
-    let cost = |pod: &FleetPod<'_>, value: Option<&str>| Step::AnnotatePod {
+    let cost = |pod: &FleetPod<'_>, value: Option<&str>| Step::MarkPod {
         pod: pod.name.to_owned(),
-        annotation: DELETION_COST,
+        mark: Mark::Annotation(DELETION_COST),
         value: value.map(str::to_owned),
     };
     let cleared = live.iter().filter(is_stale).map(|pod| cost(pod, None));
     marked.map(|pod| cost(pod, Some(VICTIM_COST))).chain(cleared).collect()
 }
 
-/// The pods whose loss costs least. Those that do not serve go first in any case; of the others, those with the fewest
+/// The pods whose loss costs least. Those that no request reaches go first; of the others, those with the fewest
 /// tokens still to generate, then the coldest cache. A pod that is marked already stays the victim.
 fn victims<'a>(live: &[&FleetPod<'a>], count: usize, observed: &Observed) -> Vec<&'a str> {
     let mut ranked: Vec<_> = live.iter().map(|pod| (rank(pod, observed), pod.name)).collect();
@@ -214,7 +214,7 @@ fn victims<'a>(live: &[&FleetPod<'a>], count: usize, observed: &Observed) -> Vec
 type Rank = (bool, bool, u64, u32);
 
 fn rank(pod: &FleetPod<'_>, observed: &Observed) -> Rank {
-    let serves = matches!(pod.stage, Stage::Ready { .. });
+    let serves = matches!(pod.stage, Stage::Ready { .. }) && !pod.is_spare();
     let stats: Option<&Stats> = observed.load.latest(pod.name).map(|reading| &reading.stats);
     // A pod that was not read may hold anything: it goes last.
     let (tokens, blocks) = stats.map_or((u64::MAX, u32::MAX), |stats| (stats.remaining_tokens, stats.cached_blocks));

@@ -114,21 +114,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn llama_8b() -> ModelShape {
-        ModelShape {
-            architecture: "llama".into(),
-            layers: 32,
-            hidden: 4096,
-            feed_forward: 14_336,
-            heads: 32,
-            kv_heads: 8,
-            head_dim: 128,
-            vocabulary: 128_256,
-            context_tokens: 131_072,
-            weight_bytes: 16_060_522_496,
-        }
-    }
+    use windlass_engine_contract::fixture::llama_8b;
 
     #[test]
     fn what_is_left_holds_tokens_of_128_kib() {

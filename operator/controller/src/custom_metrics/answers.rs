@@ -223,7 +223,7 @@ mod tests {
     }
 
     fn busy() -> Stats {
-        Stats { utilization: Some(0.25), waiting: 3, ..crate::scrape::idle_stats() }
+        Stats { utilization: Some(0.25), waiting: 3, ..windlass_engine_contract::fixture::idle() }
     }
 
     #[tokio::test]

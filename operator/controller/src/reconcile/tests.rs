@@ -6,7 +6,7 @@ use crate::testing::{FakeApi, Watched};
 use crate::written::Writes;
 use kube::runtime::reflector::ObjectRef;
 use serde_json::{Value, json};
-use windlass_engine_contract::stats::{EffectiveConfig, Phase, Stats};
+use windlass_engine_contract::fixture::idle;
 
 const SERVICE: &str = "/apis/windlass.dev/v1alpha1/namespaces/n/inferenceservices/llama";
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/n/deployments/llama";
@@ -84,7 +84,7 @@ impl World {
                 "availableReplicas": 1,
             });
         });
-        self.loads.record(&("n".into(), "llama".into()), "llama-1", Timestamp::now(), reading());
+        self.loads.record(&("n".into(), "llama".into()), "llama-1", Timestamp::now(), idle());
         self.watched.catch_up(&self.api);
     }
 
@@ -116,22 +116,6 @@ fn defaults() -> Defaults {
         scrape_idle: Duration::from_secs(30),
         inspect_timeout: None,
     }
-}
-
-fn reading() -> Stats {
-    let effective = EffectiveConfig {
-        device: "cpu".into(),
-        tensor_parallel: 1,
-        quantization: "q4_1".into(),
-        kv_cache_data_type: "f16".into(),
-        max_model_tokens: 2048,
-        max_sequences: 256,
-        kv_blocks: 100,
-        block_tokens: 16,
-        served_names: vec!["llama".into()],
-        kernels: "avx2".into(),
-    };
-    Stats { phase: Phase::Ready, effective: Some(effective), ..crate::scrape::idle_stats() }
 }
 
 #[tokio::test]
@@ -176,7 +160,7 @@ async fn a_restarted_operator_finds_everything_as_it_should_be() {
     world.serve();
     world.settle().await;
     let restarted = World::over(world.api);
-    restarted.loads.record(&("n".into(), "llama".into()), "llama-1", Timestamp::now(), reading());
+    restarted.loads.record(&("n".into(), "llama".into()), "llama-1", Timestamp::now(), idle());
     restarted.reconcile().await;
     assert_eq!(restarted.api.writes(), Vec::<String>::new());
 }

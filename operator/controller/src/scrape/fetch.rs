@@ -134,38 +134,11 @@ fn check_histogram(histogram: &Histogram) -> Result<(), String> {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
-    use windlass_engine_contract::stats::Phase;
-
-    /// A ready engine without load.
-    pub fn idle() -> Stats {
-        Stats {
-            uptime_seconds: 60.0,
-            phase: Phase::Ready,
-            simulated: true,
-            running: 0,
-            waiting: 0,
-            oldest_queue_age_seconds: 0.0,
-            queued_tokens: 0,
-            remaining_tokens: 0,
-            kv_usage: 0.0,
-            cached_blocks: 0,
-            utilization: Some(0.0),
-            finished: 0,
-            rejected: 0,
-            prompt_tokens: 0,
-            generation_tokens: 0,
-            time_to_first_token: Histogram::default(),
-            inter_token: Histogram::default(),
-            end_to_end: Histogram::default(),
-            effective: None,
-            start: None,
-            fingerprint: None,
-        }
-    }
+    use windlass_engine_contract::fixture::idle;
 
     fn json(stats: &Stats) -> Vec<u8> {
         serde_json::to_vec(stats).expect("serializes")

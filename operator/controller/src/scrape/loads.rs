@@ -95,7 +95,7 @@ impl Loads {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scrape::fetch::tests::idle;
+    use windlass_engine_contract::fixture::idle;
 
     #[test]
     fn a_pod_answers_until_it_fails_and_is_forgotten_when_it_leaves() {

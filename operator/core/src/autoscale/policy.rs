@@ -52,6 +52,8 @@ pub struct Policy {
     pub down_window: Duration,
     /// Most replicas added at once.
     pub max_step: i32,
+    /// Replicas to spare, beyond those decided.
+    pub standby: i32,
     /// Replicas to keep while decisions are only reported; `None`: they are applied.
     pub shadow: Option<i32>,
 }
@@ -75,6 +77,7 @@ impl Target {
 }
 
 const MAX_REPLICAS: i32 = 1000;
+const MAX_STANDBY: i32 = 100;
 const DEFAULT_SCALE_UP_PERCENT: i32 = 80;
 const DEFAULT_SCALE_DOWN_PERCENT: i32 = 30;
 const DEFAULT_DOWN_WINDOW_SECONDS: i32 = 300;
@@ -115,6 +118,7 @@ impl Policy {
             up_window: seconds(up_pace.stabilization_window_seconds.unwrap_or(0)),
             down_window: seconds(down_pace.stabilization_window_seconds.unwrap_or(DEFAULT_DOWN_WINDOW_SECONDS)),
             max_step: up_pace.max_step.unwrap_or(DEFAULT_MAX_STEP).max(1),
+            standby: standby(autoscaling)?,
             shadow: autoscaling.shadow.unwrap_or(false).then_some(replicas),
         })
     }
@@ -129,6 +133,13 @@ fn bounds(autoscaling: &Autoscaling) -> Result<(i32, i32), Refusal> {
     let min = autoscaling.min_replicas.unwrap_or(1);
     bounded("spec.autoscaling.minReplicas", min, 1, max)?;
     Ok((min, max))
+}
+
+/// None in shadow, which leaves the number of replicas alone.
+fn standby(autoscaling: &Autoscaling) -> Result<i32, Refusal> {
+    let given = autoscaling.standby_replicas.unwrap_or(0);
+    bounded("spec.autoscaling.standbyReplicas", given, 0, MAX_STANDBY)?;
+    Ok(if autoscaling.shadow.unwrap_or(false) { 0 } else { given })
 }
 
 fn utilization(autoscaling: &Autoscaling) -> Result<(i32, i32), Refusal> {

@@ -16,6 +16,7 @@ use super::{affinity, args, service, service_account, some, volumes};
 use crate::names::{self, ENGINE_CONTAINER, FETCH_CONTAINER, WorkloadKind};
 use crate::observed::Defaults;
 use crate::source::ModelSource;
+use crate::standby;
 use crate::validate::{Device, ValidatedService};
 
 /// User and group of engine processes.
@@ -30,6 +31,7 @@ const ADMIN_PORT_NAME: &str = "admin";
 pub fn build(service: &ValidatedService, workload: WorkloadKind, image: &str, defaults: &Defaults) -> PodTemplateSpec {
     let mut labels = names::labels(&service.name);
     labels.extend(names::workload_labels(&service.name, workload));
+    labels.extend(service.has_standby().then(|| (names::ROUTED.to_owned(), standby::ON.to_owned())));
     PodTemplateSpec {
         metadata: Some(ObjectMeta { labels: Some(labels), annotations: markers(service), ..ObjectMeta::default() }),
         spec: Some(spec(service, workload, image, defaults)),

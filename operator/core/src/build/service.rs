@@ -5,14 +5,17 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use windlass_engine_contract::API_PORT;
 
 use super::metadata;
-use crate::names;
+use crate::names::{self, ROUTED};
+use crate::standby::{self, Standby};
 use crate::validate::ValidatedService;
 
 /// Name of the API port in pods and Service.
 pub const PORT_NAME: &str = "http";
 
-/// The Service of `service`.
-pub fn build(service: &ValidatedService) -> Service {
+/// The Service of `service`, which leaves out those on standby.
+pub fn build(service: &ValidatedService, standby: &Standby) -> Service {
+    let mut selector = names::selector_labels(&service.name);
+    selector.extend(standby.is_routed.then(|| (ROUTED.to_owned(), standby::ON.to_owned())));
     let port = ServicePort {
         name: Some(PORT_NAME.into()),
         port: API_PORT.into(),
@@ -25,7 +28,7 @@ pub fn build(service: &ValidatedService) -> Service {
         metadata: metadata(service, service.name.clone()),
         spec: Some(ServiceSpec {
             type_: Some("ClusterIP".into()),
-            selector: Some(names::selector_labels(&service.name)),
+            selector: Some(selector),
             ports: Some(vec![port]),
             ..ServiceSpec::default()
         }),

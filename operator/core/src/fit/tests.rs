@@ -85,6 +85,20 @@ fn a_model_that_does_not_fit_is_told_with_numbers_and_alternatives() {
     }
 }
 
+/// 65536 tokens are 8.0 GiB in bf16 and, with 4 bytes for each token and head, 4.1 GiB in int8.
+#[test]
+fn keys_and_values_in_bytes_take_about_half() {
+    let with = |kv: &str| {
+        let engine = json!({"quantization": "BF16", "maxModelTokens": 65_536, "kvCacheDataType": kv});
+        judged(gpu().with("engine", engine), &llama_8b(), &[rtx_4090(1)])
+    };
+    assert_eq!(chosen(&with("INT8")), (Some(1), None), "{:?}", with("INT8"));
+    for kv in ["BF16", "Auto"] {
+        let message = refused(with(kv));
+        assert!(message.contains("KV cache of 65536 tokens 8.00 GiB"), "{message}");
+    }
+}
+
 #[test]
 fn integers_are_not_converted() {
     let packed = Inspection { int8_bytes: None, int4_bytes: None, ..llama_8b() };

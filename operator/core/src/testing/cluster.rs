@@ -13,7 +13,7 @@ use super::{at, defaults, effective, stats};
 use crate::choice::Choice;
 use crate::fleet::Fleet;
 use crate::observed::{Defaults, Observed};
-use crate::plan::{Kind, Object, Plan, Step};
+use crate::plan::{Kind, Mark, Object, Plan, Step};
 use crate::status::{Event, Outcome, compute};
 use crate::validate::{ValidatedService, validate};
 
@@ -183,11 +183,14 @@ impl Cluster {
     pub fn carry_out(&mut self, step: &Step) {
         match step {
             Step::Apply(object) => self.apply(object),
-            Step::AnnotatePod { pod, annotation, value } => self.change_pod(pod, |pod| {
-                let annotations = pod.metadata.annotations.get_or_insert_default();
+            Step::MarkPod { pod, mark, value } => self.change_pod(pod, |pod| {
+                let (marks, key) = match mark {
+                    Mark::Label(key) => (&mut pod.metadata.labels, *key),
+                    Mark::Annotation(key) => (&mut pod.metadata.annotations, *key),
+                };
                 match value {
-                    Some(value) => annotations.insert((*annotation).to_owned(), value.clone()),
-                    None => annotations.remove(*annotation),
+                    Some(value) => marks.get_or_insert_default().insert(key.to_owned(), value.clone()),
+                    None => marks.get_or_insert_default().remove(key),
                 };
             }),
             Step::Scale { deployment, replicas } => {

@@ -308,15 +308,19 @@ pub fn specs() -> impl Strategy<Value = ServiceBuilder> {
     let resources =
         prop_oneof![Just(None), Just(Some(json!({"requests": {"cpu": "0.5"}, "limits": {"memory": "1024Mi"}})))];
     let auth = prop_oneof![Just(None), Just(Some(json!({"apiKeysSecretRef": {"name": "keys"}})))];
-    (source, accelerator, spot, resources, auth, 0..5_i32, any::<bool>()).prop_map(
-        |(mut spec, accelerator, spot, resources, auth, replicas, builtin)| {
+    let standby = prop_oneof![2 => Just(None), 1 => Just(Some(0)), 1 => Just(Some(2))];
+    (source, accelerator, spot, resources, auth, 0..5_i32, standby).prop_map(
+        |(mut spec, accelerator, spot, resources, auth, replicas, standby)| {
             if let Some((accelerator, tensor)) = accelerator {
                 spec = spec.with("accelerator", accelerator).with("parallelism", json!({"tensor": tensor}));
             }
             for (field, value) in [("spot", spot), ("resources", resources), ("auth", auth)] {
                 spec = value.map_or(spec.clone(), |value| spec.with(field, value));
             }
-            if builtin { spec.builtin(1, 4, 500) } else { spec.with("replicas", json!(replicas)) }
+            match standby {
+                Some(standby) => spec.builtin(1, 4, 500).standby(standby),
+                None => spec.with("replicas", json!(replicas)),
+            }
         },
     )
 }

@@ -5,7 +5,7 @@ use serde_json::json;
 use windlass_operator_api::status::condition;
 
 use crate::names::DELETION_COST;
-use crate::plan::{Kind, Step};
+use crate::plan::{Kind, Mark, Step};
 use crate::testing::cluster::Cluster;
 use crate::testing::{ServiceBuilder, service, stats};
 
@@ -160,8 +160,11 @@ fn the_victim_has_the_fewest_tokens_to_go_then_the_coldest_cache() {
         }
         cluster.edit(service().with("replicas", json!(2)).build());
         let plan = cluster.reconcile();
-        let annotate =
-            Step::AnnotatePod { pod: pods[victim].clone(), annotation: DELETION_COST, value: Some("-1".into()) };
+        let annotate = Step::MarkPod {
+            pod: pods[victim].clone(),
+            mark: Mark::Annotation(DELETION_COST),
+            value: Some("-1".into()),
+        };
         assert_eq!(plan.steps, [annotate, Step::Scale { deployment: "llama".into(), replicas: 2 }]);
         cluster.run_controllers();
         assert!(!cluster.live().contains(&pods[victim]));
@@ -176,7 +179,7 @@ fn a_pod_that_stays_after_all_loses_its_mark() {
     cluster.change_pod(&pod, |pod| {
         pod.metadata.annotations.get_or_insert_default().insert(DELETION_COST.into(), "-1".into());
     });
-    assert_eq!(cluster.reconcile().steps, [Step::AnnotatePod { pod, annotation: DELETION_COST, value: None }]);
+    assert_eq!(cluster.reconcile().steps, [Step::MarkPod { pod, mark: Mark::Annotation(DELETION_COST), value: None }]);
 }
 
 #[test]

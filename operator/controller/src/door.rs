@@ -1,0 +1,243 @@
+//! A TLS port: a certificate that is read again as it is renewed, and the clients that it lets in.
+
+use anyhow::{Context, Result};
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::service::TowerToHyperService;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ConfigBuilder, RootCertStore, ServerConfig, WantsVerifier};
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+/// A renewed certificate is taken within this time.
+const REFRESH: Duration = Duration::from_secs(60);
+/// Connections at once: an aggregation layer holds a few, as does whoever reads metrics.
+const CONNECTIONS: usize = 64;
+/// Until a client has shown its certificate.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// The open port.
+pub struct Door {
+    listener: TcpListener,
+    /// Folder of `tls.crt` and `tls.key`.
+    certificates: PathBuf,
+    clients: Arc<Clients>,
+}
+
+/// Who is let in.
+pub enum Clients {
+    /// Everybody: requests say who they are.
+    Anybody,
+    /// Who shows a certificate of one of the authorities, in one of these names; without names, in any.
+    Certified {
+        /// The authorities.
+        authorities: Arc<RootCertStore>,
+        /// Common names.
+        names: Vec<String>,
+    },
+}
+
+impl Door {
+    /// Opens `port` with the certificate in the folder `certificates`.
+    ///
+    /// # Errors
+    /// The port is taken, or the certificate cannot be used: said at once, and not with the first client.
+    pub async fn open(port: u16, certificates: &Path, clients: Clients) -> Result<Door> {
+        let listener = crate::http::listen(port).await.with_context(|| format!("listen on port {port}"))?;
+        let door = Door { listener, certificates: certificates.to_owned(), clients: Arc::new(clients) };
+        door.acceptor().map(|_| door)
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> String {
+        self.listener.local_addr().map(|address: SocketAddr| address.to_string()).unwrap_or_default()
+    }
+
+    /// Lets clients in, for ever.
+    ///
+    /// # Errors
+    /// The listener failed.
+    pub async fn serve(self, router: Router) -> Result<Infallible> {
+        let room = Arc::new(Semaphore::new(CONNECTIONS));
+        let (mut acceptor, mut read_at) = (self.acceptor()?, Instant::now());
+        loop {
+            let (stream, _) = self.listener.accept().await?;
+            if read_at.elapsed() >= REFRESH {
+                // A certificate that cannot be used leaves the old one in place.
+                match self.acceptor() {
+                    Ok(renewed) => acceptor = renewed,
+                    Err(error) => tracing::warn!(%error, "a certificate cannot be read again"),
+                }
+                read_at = Instant::now();
+            }
+            let Ok(place) = room.clone().try_acquire_owned() else { continue };
+            let (acceptor, clients, router) = (acceptor.clone(), self.clients.clone(), router.clone());
+            tokio::spawn(async move {
+                let _place = place;
+                match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+                    Ok(Ok(stream)) if clients.welcome(&stream) => answer(stream, router).await,
+                    Ok(Ok(_)) => tracing::debug!("a client's certificate has a name that is not allowed"),
+                    Ok(Err(error)) => tracing::debug!(%error, "a client was turned away"),
+                    Err(_elapsed) => tracing::debug!("a client showed no certificate in time"),
+                }
+            });
+        }
+    }
+
+    fn acceptor(&self) -> Result<TlsAcceptor> {
+        let [chain, key] = ["tls.crt", "tls.key"].map(|name| self.certificates.join(name));
+        let named = |path: &PathBuf| format!("read {}", path.display());
+        let certificates =
+            CertificateDer::pem_file_iter(&chain).and_then(Iterator::collect).with_context(|| named(&chain))?;
+        let private = PrivateKeyDer::from_pem_file(&key).with_context(|| named(&key))?;
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+        let config = self.clients.verified(config.with_safe_default_protocol_versions()?)?;
+        let mut config = config.with_single_cert(certificates, private)?;
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Arc::new(config).into())
+    }
+}
+
+type WantsCertificate = ConfigBuilder<ServerConfig, rustls::server::WantsServerCert>;
+
+impl Clients {
+    fn verified(&self, config: ConfigBuilder<ServerConfig, WantsVerifier>) -> Result<WantsCertificate> {
+        let Clients::Certified { authorities, .. } = self else { return Ok(config.with_no_client_auth()) };
+        let provider = Arc::new(ring::default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(authorities.clone(), provider).build()?;
+        Ok(config.with_client_cert_verifier(verifier))
+    }
+
+    /// Whether the name is right of a client whose certificate is.
+    fn welcome(&self, stream: &TlsStream<TcpStream>) -> bool {
+        let Clients::Certified { names, .. } = self else { return true };
+        let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+        names.is_empty() || shown.is_some_and(|shown| common_names(shown).iter().any(|name| names.contains(name)))
+    }
+}
+
+fn common_names(certificate: &CertificateDer<'_>) -> Vec<String> {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Vec::new() };
+    certificate.subject().iter_common_name().filter_map(|name| name.as_str().ok().map(str::to_owned)).collect()
+}
+
+async fn answer(stream: TlsStream<TcpStream>, router: Router) {
+    let server = Builder::new(TokioExecutor::new());
+    if let Err(error) = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).await {
+        tracing::debug!(%error, "a connection broke");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::routing::get;
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+    use rustls::ClientConfig;
+    use rustls::pki_types::ServerName;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio_rustls::TlsConnector;
+
+    /// An authority with the certificates that it gives.
+    struct Authority {
+        issuer: Issuer<'static, KeyPair>,
+        store: Arc<RootCertStore>,
+    }
+
+    impl Authority {
+        fn new() -> Authority {
+            let mut params = CertificateParams::default();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            let key = KeyPair::generate().expect("a key");
+            let mut store = RootCertStore::empty();
+            store.add(params.self_signed(&key).expect("signed").der().clone()).expect("an authority");
+            Authority { issuer: Issuer::new(params, key), store: Arc::new(store) }
+        }
+
+        fn gives(&self, name: &str) -> (rcgen::Certificate, KeyPair) {
+            let mut params = CertificateParams::new(vec!["localhost".to_owned()]).expect("a name");
+            params.distinguished_name.push(DnType::CommonName, name);
+            let key = KeyPair::generate().expect("a key");
+            (params.signed_by(&key, &self.issuer).expect("signed"), key)
+        }
+
+        /// An open door with a certificate of this authority.
+        async fn door(&self, clients: Clients) -> (String, std::path::PathBuf) {
+            let folder = std::env::temp_dir().join(format!("windlass-door-{:08x}", rand::random::<u32>()));
+            std::fs::create_dir(&folder).expect("a folder");
+            let (certificate, key) = self.gives("server");
+            std::fs::write(folder.join("tls.crt"), certificate.pem()).expect("written");
+            std::fs::write(folder.join("tls.key"), key.serialize_pem()).expect("written");
+            let door = Door::open(0, &folder, clients).await.expect("open");
+            let port = door.listener.local_addr().expect("bound").port();
+            tokio::spawn(door.serve(Router::new().route("/", get(|| async { "come in" }))));
+            (format!("127.0.0.1:{port}"), folder)
+        }
+
+        /// What a client gets that shows a certificate of this name, or none.
+        async fn asks(&self, address: &str, name: Option<&str>) -> String {
+            let provider = Arc::new(ring::default_provider());
+            let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+            let config = config.expect("versions").with_root_certificates(self.store.clone());
+            let config = match name.map(|name| self.gives(name)) {
+                Some((certificate, key)) => {
+                    let key = PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
+                    config.with_client_auth_cert(vec![certificate.der().clone()], key).expect("a pair")
+                }
+                None => config.with_no_client_auth(),
+            };
+            let stream = TcpStream::connect(address).await.expect("listens");
+            let localhost = ServerName::try_from("localhost").expect("a name");
+            let mut heard = Vec::new();
+            // Whether it is turned away in the handshake or after it is no matter.
+            if let Ok(mut stream) = TlsConnector::from(Arc::new(config)).connect(localhost, stream).await {
+                let request = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+                let _ = stream.write_all(request).await;
+                let _ = stream.read_to_end(&mut heard).await;
+            }
+            String::from_utf8_lossy(&heard).into_owned()
+        }
+    }
+
+    #[tokio::test]
+    async fn only_allowed_names_of_the_authority_come_in() {
+        let (ours, other) = (Authority::new(), Authority::new());
+        let certified = |names: &[&str]| Clients::Certified {
+            authorities: ours.store.clone(),
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        for (names, client, is_welcome) in [
+            (vec!["front-proxy"], Some("front-proxy"), true),
+            (vec!["a", "front-proxy"], Some("front-proxy"), true),
+            (vec!["front-proxy"], Some("somebody"), false),
+            (vec![], Some("somebody"), true),
+            (vec![], None, false),
+        ] {
+            let (address, folder) = ours.door(certified(&names)).await;
+            let heard = ours.asks(&address, client).await;
+            assert_eq!(heard.contains("come in"), is_welcome, "{names:?} {client:?}: {heard:?}");
+            std::fs::remove_dir_all(folder).expect("removed");
+        }
+        let (address, folder) = other.door(certified(&[])).await;
+        assert_eq!(other.asks(&address, Some("front-proxy")).await, "", "another authority's");
+        std::fs::remove_dir_all(folder).expect("removed");
+    }
+
+    #[tokio::test]
+    async fn a_certificate_that_is_not_there_is_named() {
+        let error = Door::open(0, Path::new("/nowhere"), Clients::Anybody).await.err().expect("refused");
+        assert!(format!("{error:#}").contains("/nowhere/tls.crt"), "{error:#}");
+    }
+}
