@@ -1,6 +1,7 @@
 //! The two images: what goes into each is staged in a folder, and any of docker, podman and buildah builds it.
 //!
-//! Nothing is fetched: the files are the stripped program, the shared libraries that it names, a user, and the notices.
+//! Nothing is fetched: the files are the stripped program, the shared libraries that it names, a user, the notices and
+//! the bill of materials.
 
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cluster::Cluster;
-use crate::{command, licences, workspace};
+use crate::{command, licences, sbom, workspace};
 
 /// The user that images run as; a number that owns nothing anywhere.
 const USER: u32 = 65_532;
@@ -81,7 +82,8 @@ pub fn stage(program: Program) -> Result<Staged> {
         fs::remove_dir_all(&rootfs).with_context(|| format!("cannot clear {}", rootfs.display()))?;
     }
     let libraries = shared_libraries(&binary)?;
-    strip(&binary, &placed(&rootfs, Path::new("/usr/bin").join(program.name()).as_path())?)?;
+    let installed = Path::new("/usr/bin").join(program.name());
+    strip(&binary, &placed(&rootfs, &installed)?)?;
     for library in &libraries {
         fs::copy(library, placed(&rootfs, library)?).with_context(|| format!("cannot copy {}", library.display()))?;
     }
@@ -90,6 +92,12 @@ pub fn stage(program: Program) -> Result<Staged> {
     write(&rootfs, "/etc/nsswitch.conf", "hosts: files dns\n")?;
     write(&rootfs, "/usr/share/doc/windlass/LICENSE", &fs::read_to_string(workspace::root().join("LICENSE"))?)?;
     write(&rootfs, "/usr/share/doc/windlass/THIRD-PARTY", &licences::notices(program.name(), &libraries)?)?;
+    let files = libraries.iter().chain([&installed]).map(|path| Ok((placed(&rootfs, path)?, path.as_path())));
+    write(
+        &rootfs,
+        "/usr/share/doc/windlass/sbom.cdx.json",
+        &sbom::cyclonedx(program.name(), &files.collect::<Result<Vec<_>>>()?)?,
+    )?;
     let (tag, bytes) = fingerprint(&rootfs, &program.dockerfile())?;
     Ok(Staged { program, context, tag, bytes })
 }

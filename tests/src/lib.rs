@@ -6,7 +6,8 @@
 //! |---|---|
 //! | [`command`], [`wait`], [`progress`] | run a program; wait for a condition; say what is going on |
 //! | [`workspace`] | where things are: the checkout, its binaries, the cache |
-//! | [`licences`], [`image`] | notices of what is linked; the two images, staged and built |
+//! | [`linked`], [`licences`], [`sbom`] | crates in a program; their notices; the bill of materials |
+//! | [`image`] | the two images, staged and built |
 //! | [`cluster`], [`kubectl`] | the user's cluster or our own (`tests/cluster/cluster`) and its command-line client |
 //! | [`operator`] | the charts, installed |
 //! | [`model`] | SmolLM2, fetched, checked, and put into a claim |
@@ -38,6 +39,7 @@ pub mod kwok;
 pub mod leaves;
 pub mod licences;
 pub mod life;
+pub mod linked;
 pub mod load;
 pub mod model;
 pub mod namespace;
@@ -47,6 +49,7 @@ pub mod process;
 pub mod progress;
 pub mod prometheus;
 pub mod rights;
+pub mod sbom;
 pub mod service;
 pub mod sieve;
 pub mod wait;

@@ -3,13 +3,13 @@
 //! Texts that many crates share appear once, under the list of those crates.
 
 use anyhow::{Context, Result, ensure};
-use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package, PackageId, TargetKind};
+use cargo_metadata::Package;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{command, workspace};
+use crate::{command, linked};
 
 /// Folders below a crate's own that are searched: C sources are vendored with their licence beside them.
 const DEPTH: usize = 4;
@@ -21,11 +21,9 @@ const NAMES: [&str; 6] = ["license", "licence", "copying", "notice", "copyright"
 /// # Errors
 /// When cargo cannot describe the workspace, or when the C library's or the standard library's notices are not found.
 pub fn notices(program: &str, libraries: &[PathBuf]) -> Result<String> {
-    let metadata = metadata()?;
-    let crates = linked(&metadata, program)?;
     let mut texts: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut summary = format!("Third-party software in {program}\n\n");
-    for package in crates {
+    for package in &linked::crates(program)? {
         let name = format!("{} {}", package.name, package.version);
         let licence = package.license.as_deref().unwrap_or("see below");
         writeln!(summary, "{name}: {licence}{}", repository(package))?;
@@ -48,36 +46,6 @@ fn section((text, names): (&String, &BTreeSet<String>)) -> String {
 
 fn repository(package: &Package) -> String {
     package.repository.as_ref().map(|url| format!(", {url}")).unwrap_or_default()
-}
-
-/// Dependencies of the whole workspace for this machine's target.
-fn metadata() -> Result<Metadata> {
-    let version = command::output(Command::new("rustc").arg("-vV"))?;
-    let host = version.lines().find_map(|line| line.strip_prefix("host: ")).context("rustc -vV names no host")?;
-    let mut command = MetadataCommand::new();
-    command.current_dir(workspace::root()).other_options(["--filter-platform".to_owned(), host.to_owned()]);
-    command.exec().context("cargo metadata failed")
-}
-
-/// Third-party crates reachable from `program` by normal dependencies. Procedural macros run at build time and leave
-/// nothing of theirs in the program.
-fn linked<'a>(metadata: &'a Metadata, program: &str) -> Result<Vec<&'a Package>> {
-    let resolve = metadata.resolve.as_ref().context("cargo metadata resolved nothing")?;
-    let root = metadata.workspace_packages().into_iter().find(|package| package.name.as_str() == program);
-    let mut pending = vec![&root.with_context(|| format!("no package {program} in this workspace"))?.id];
-    let mut seen: BTreeSet<&PackageId> = pending.iter().copied().collect();
-    while let Some(id) = pending.pop() {
-        let node = resolve.nodes.iter().find(|node| node.id == *id).context("a package was not resolved")?;
-        let normal =
-            node.deps.iter().filter(|dep| dep.dep_kinds.iter().any(|kind| kind.kind == DependencyKind::Normal));
-        pending.extend(normal.map(|dep| &dep.pkg).filter(|id| !is_macro(&metadata[id]) && seen.insert(id)));
-    }
-    let packages = seen.into_iter().map(|id| &metadata[id]);
-    Ok(packages.filter(|package| package.source.is_some()).collect())
-}
-
-fn is_macro(package: &Package) -> bool {
-    package.targets.iter().any(|target| target.kind.contains(&TargetKind::ProcMacro))
 }
 
 /// Contents of every licence file in `folder` and, `depth` levels down, in its subfolders.

@@ -19,7 +19,11 @@ const UNSEEN: [(&str, &str); 3] = [
 ];
 
 /// Rights that an option of the chart grants by a role of its own, and that a test of the option uses.
-const OPTIONAL: [(&str, &str); 1] = [("get", "apiregistration.k8s.io/apiservices")];
+const OPTIONAL: [(&str, &str); 3] = [
+    ("get", "apiregistration.k8s.io/apiservices"),
+    ("create", "authentication.k8s.io/tokenreviews"),
+    ("create", "authorization.k8s.io/subjectaccessreviews"),
+];
 
 /// A verb and a resource with its group.
 pub type Right = (String, String);

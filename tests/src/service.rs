@@ -36,9 +36,15 @@ pub fn real() -> Value {
     })
 }
 
+/// How long engines of a test that lets no request meet a pod that goes may take to be forgotten by clients.
+pub const PATIENT_DRAIN: &str = "--drain-accept-seconds=5";
+/// In all other tests pods go at once.
+const HASTY_DRAIN: &str = "--drain-accept-seconds=0";
+
 /// A spec that simulates the model: 50m CPU a replica. `flags` are further flags of `serve`.
 pub fn simulated(flags: &[&str]) -> Value {
-    let flags = [&["--executor=sim"], flags].concat();
+    let drain = (!flags.contains(&PATIENT_DRAIN)).then_some(HASTY_DRAIN);
+    let flags: Vec<&str> = ["--executor=sim"].into_iter().chain(drain).chain(flags.iter().copied()).collect();
     json!({
         "model": {"source": model::SOURCE},
         "engine": {"extraArgs": flags},

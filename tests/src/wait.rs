@@ -1,9 +1,10 @@
-//! Waiting for a condition, never for a time.
+//! Waiting for a condition, never for a time: where rest is the condition, for that nothing has changed for a while.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use std::time::{Duration, Instant};
 
-/// Between two looks. A look usually starts `kubectl`, so a shorter pause would compete with what is waited for.
+/// Between two looks, at least; else as long as the look took. Looking usually starts `kubectl`, and without a pause it
+/// would compete with what is waited for.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// What a look found.
@@ -21,6 +22,29 @@ impl<T> Look<T> {
     }
 }
 
+/// Looks until what is seen has stayed the same for as long as `still`.
+///
+/// # Errors
+/// After `timeout`, or when a look fails.
+pub fn until_still<T: PartialEq>(
+    what: &str,
+    timeout: Duration,
+    still: Duration,
+    mut look: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    let started = Instant::now();
+    let (mut seen, mut since) = (look()?, Instant::now());
+    while since.elapsed() < still {
+        ensure!(started.elapsed() < timeout, "{what}: not still for {still:?} within {} s", timeout.as_secs());
+        std::thread::sleep(PAUSE);
+        let now = look()?;
+        if now != seen {
+            (seen, since) = (now, Instant::now());
+        }
+    }
+    Ok(seen)
+}
+
 /// Looks until it is so.
 ///
 /// # Errors
@@ -29,6 +53,7 @@ impl<T> Look<T> {
 pub fn until<T>(what: &str, timeout: Duration, mut look: impl FnMut() -> Result<Look<T>>) -> Result<T> {
     let started = Instant::now();
     loop {
+        let looked = Instant::now();
         let seen = match look() {
             Ok(Look::Done(value)) => return Ok(value),
             Ok(Look::NotYet(seen)) => seen,
@@ -37,6 +62,24 @@ pub fn until<T>(what: &str, timeout: Duration, mut look: impl FnMut() -> Result<
         if started.elapsed() >= timeout {
             bail!("{what}: not within {} s. Last seen: {seen}", timeout.as_secs());
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(PAUSE.max(looked.elapsed()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_changes_is_not_still() {
+        let mut looks = 0;
+        let mut count = |most: u32| {
+            looks = (looks + 1).min(most);
+            Ok(looks)
+        };
+        let (still, patience) = (Duration::from_millis(600), Duration::from_secs(20));
+        assert_eq!(until_still("three", patience, still, || count(3)).expect("still"), 3);
+        let error = until_still("ever more", Duration::from_secs(1), still, || count(1000)).expect_err("never");
+        assert!(error.to_string().contains("ever more: not still"), "{error}");
     }
 }

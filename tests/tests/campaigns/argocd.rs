@@ -53,7 +53,7 @@ fn resource(name: &str, spec: Value) -> Value {
 }
 
 fn manual(more: Value) -> Value {
-    let mut spec = service::simulated(&[]);
+    let mut spec = service::simulated(&[service::PATIENT_DRAIN]);
     for (name, value) in more.as_object().into_iter().flatten() {
         spec[name] = value.clone();
     }
@@ -61,8 +61,12 @@ fn manual(more: Value) -> Value {
 }
 
 fn builtin() -> Value {
-    let mut spec =
-        service::simulated(&["--sim-step-us=50000", "--sim-mean-answer-tokens=0", "--max-connection-age-seconds=5"]);
+    let mut spec = service::simulated(&[
+        "--sim-step-us=50000",
+        "--sim-mean-answer-tokens=0",
+        "--max-connection-age-seconds=5",
+        service::PATIENT_DRAIN,
+    ]);
     spec["engine"]["maxSequences"] = json!(4);
     spec["autoscaling"] = json!({
         "mode": "Builtin", "minReplicas": 1, "maxReplicas": 2,

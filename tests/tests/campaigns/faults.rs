@@ -2,7 +2,7 @@
 //! watch event lost once, an older view after each restart, two operators at once, every field of the resource
 //! changed. States end as without them, and nothing is left.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,6 +17,11 @@ use windlass_tests::sieve::Sieve;
 use windlass_tests::wait::{self, Look};
 
 const PATIENCE: Duration = Duration::from_secs(60);
+/// An operator that writes nothing for so long has nothing to write: what a failed step is tried again after at first,
+/// several times over.
+const REST: Duration = Duration::from_secs(5);
+/// A state that stays for so long is an end: the longest pause between two steps of a plan, and more.
+const SETTLED: Duration = Duration::from_millis(1200);
 
 /// Runs `test` with the installed operator away and pods that are ready at once.
 fn on_kwok(name: &str, test: impl FnOnce(&Stage<'_>, &Namespace, Value) -> Result<()>) -> Result<()> {
@@ -92,12 +97,7 @@ fn an_older_view_after_a_restart_deletes_nothing() -> Result<()> {
             operator = stage.operator(&kubeconfig, &flags)?;
             operator.wait_ready()?;
             ensure!(proxy.is_done(), "no list was stale");
-            let quiet = wait::until("the operator has come to rest", PATIENCE, || {
-                let before = proxy.writes().len();
-                std::thread::sleep(Duration::from_secs(5));
-                Ok(Look::when(proxy.writes().len() == before, (), "it writes"))
-            });
-            quiet?;
+            wait::until_still("the operator has come to rest", PATIENCE, REST, || Ok(proxy.writes().len()))?;
             let deletes: Vec<_> = proxy.writes().into_iter().filter(|write| write.method == "DELETE").collect();
             ensure!(deletes.is_empty(), "an older view has deleted: {deletes:?}");
             ensure!(names(&service)? == pods, "pods were {pods:?} and are {:?}", names(&service)?);
@@ -190,17 +190,12 @@ fn ended(namespace: &Namespace, spec: &Value, patches: &[Value]) -> Result<Value
 
 /// Waits until the operator has seen the spec and nothing changes any more; whether it can be served is another matter.
 fn settled(namespace: &Namespace, service: &Service<'_>) -> Result<()> {
-    let mut last = Value::Null;
-    wait::until("the state has settled", PATIENCE, || {
+    wait::until("the operator has seen the spec", PATIENCE, || {
         let found = service.read()?;
-        let is_seen = found.status.is_some_and(|status| status.observed_generation == found.metadata.generation);
-        let state = if is_seen { life::state(namespace)? } else { Value::Null };
-        let is_still = is_seen && state == last;
-        last = state;
-        std::thread::sleep(Duration::from_millis(1200));
-        Ok(Look::when(is_still, (), "it changes"))
-    })
-    .context("a service that is changed")
+        let observed = found.status.and_then(|status| status.observed_generation);
+        Ok(Look::when(observed == found.metadata.generation, (), format!("{observed:?}")))
+    })?;
+    wait::until_still("the state has settled", PATIENCE, SETTLED, || life::state(namespace)).map(drop)
 }
 
 fn names(service: &Service<'_>) -> Result<BTreeSet<String>> {

@@ -20,6 +20,7 @@ fn load_scales_out_the_new_pod_serves_and_idleness_scales_in() -> Result<()> {
             "--sim-step-us=50000",
             "--sim-mean-answer-tokens=0",
             "--max-connection-age-seconds=5",
+            service::PATIENT_DRAIN,
         ]);
         spec["engine"]["maxSequences"] = json!(4);
         spec["autoscaling"] = json!({

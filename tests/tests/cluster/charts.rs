@@ -11,11 +11,22 @@ use windlass_tests::{command, operator, workspace};
 const CRD_BYTES: usize = 200_000;
 
 /// Values that between them reach every template but those that need other projects' kinds.
-const VALUES: [&[&str]; 3] = [
+const VALUES: [&[&str]; 5] = [
     &[],
     &["--set", "namespaces={blue,green}", "--set", "serviceAccount.create=false", "--set", "serviceAccount.name=mine"],
+    &[
+        "--set",
+        "guardedMetrics.enabled=true",
+        "--set",
+        "guardedMetrics.readers[0].namespace=a,guardedMetrics.readers[0].name=b",
+    ],
+    &["--set", DIGESTS],
     &["--set", "replicas=1", "--set", "networkPolicy.enabled=false", "--set", "grafanaDashboard.enabled=true"],
 ];
+
+/// Images by digest.
+const DIGESTS: &str = "image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef,\
+    engine.image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 #[test]
 fn what_the_chart_renders_is_accepted_without_a_word() -> Result<()> {

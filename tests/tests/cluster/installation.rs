@@ -13,6 +13,8 @@ use windlass_tests::operator::{self, Installation};
 use windlass_tests::service::{self, Service};
 use windlass_tests::wait::{self, Look};
 
+use crate::guarded_metrics;
+
 const PATIENCE: Duration = Duration::from_secs(90);
 
 #[test]
@@ -22,10 +24,15 @@ fn upgrade_failover_and_rollback_touch_no_pod() -> Result<()> {
         service.wait_ready(1, PATIENCE)?;
         let before = Seen::of(namespace, &service)?;
         let installation = Installation::of(namespace.cluster())?;
-        // Another version: other engine image by default, other flags, and one replica more.
-        installation.upgrade(&["engine.image.tag=of-another-version", "replicas=2", "scrape.idleSeconds=20"])?;
+        // Another version: other engine image by default, other flags, one replica more, and metrics that are guarded.
+        let guarded = guarded_metrics::values(namespace);
+        let other = ["engine.image.tag=of-another-version", "replicas=2", "scrape.idleSeconds=20"];
+        installation.upgrade(&other.into_iter().chain(guarded.iter().map(String::as_str)).collect::<Vec<_>>())?;
         follow(&service, 2)?;
         ensure!(Seen::of(namespace, &service)?.keeps(&before), "the upgrade has touched a pod");
+        if namespace.cluster().is_own() {
+            guarded_metrics::are_for_readers_alone(namespace)?;
+        }
 
         kill_leader(namespace.cluster())?;
         follow(&service, 1)?;

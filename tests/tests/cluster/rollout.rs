@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[test]
 fn an_edit_rolls_the_pods_and_no_request_fails() -> Result<()> {
     with_namespace("rollout", |namespace| {
-        let mut spec = service::simulated(&["--max-connection-age-seconds=5"]);
+        let mut spec = service::simulated(&["--max-connection-age-seconds=5", service::PATIENT_DRAIN]);
         spec["replicas"] = json!(2);
         let service = Service::apply(namespace, "rolled", &spec)?;
         service.wait_ready(2, PATIENCE)?;

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 fn crowded(namespace: &Namespace, name: &str, replicas: u32) -> Result<Value> {
     let resource = format!("{name}.test.windlass.dev/room");
     namespace.cluster().advertise(&resource, replicas).unwrap_or(Ok(()))?;
-    let mut spec = service::simulated(&["--max-connection-age-seconds=2"]);
+    let mut spec = service::simulated(&["--max-connection-age-seconds=2", service::PATIENT_DRAIN]);
     spec["replicas"] = json!(replicas);
     spec["resources"]["requests"][&resource] = json!("1");
     spec["resources"]["limits"][&resource] = json!("1");

@@ -15,10 +15,10 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// So many that hardly ever fewer than [`LEAST_STREAMS`] of them go to one of two pods (1 in 1,000).
 const STREAMS: u32 = 24;
 const LEAST_STREAMS: u32 = 5;
-/// A token every 100 ms: each stream takes 45 s.
+/// A token every 100 ms: each stream takes 30 s.
 const STEP: Duration = Duration::from_millis(100);
-const TOKENS: u32 = 450;
-const LEAST_LEFT: Duration = Duration::from_secs(20);
+const TOKENS: u32 = 300;
+const LEAST_LEFT: Duration = Duration::from_secs(12);
 
 #[test]
 fn a_scale_in_breaks_no_stream() -> Result<()> {

@@ -1,0 +1,82 @@
+//! The operator's metrics behind authentication, as a client sees them that trusts what the chart publishes.
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Secret;
+use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use serde_json::json;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+use windlass_tests::namespace::Namespace;
+use windlass_tests::operator;
+use windlass_tests::wait::{self, Look};
+
+const PORT: u16 = 8443;
+const OPEN_PORT: u16 = 8080;
+const SERVICE: &str = "windlass-metrics";
+/// The ServiceAccount that may read, and one that may not.
+const READER: &str = "reader";
+const STRANGER: &str = "stranger";
+/// A new role binding reaches the API server's authorizer within a moment, a new pod's port likewise.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Values of the chart that guard the metrics, and let the namespace's reader see them.
+pub fn values(namespace: &Namespace) -> [String; 3] {
+    let reader = |field: &str, value: &str| format!("guardedMetrics.readers[0].{field}={value}");
+    ["guardedMetrics.enabled=true".to_owned(), reader("namespace", namespace.name()), reader("name", READER)]
+}
+
+/// Asks as nobody, as somebody who may not and as the reader; and on the port that was open before.
+pub fn are_for_readers_alone(namespace: &Namespace) -> Result<()> {
+    let account = |name: &str| json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}});
+    namespace.apply(&[account(READER), account(STRANGER)])?;
+    let token = |name: &str| namespace.run(&["create", "token", name]).map(|token| token.trim().to_owned());
+    let pods = operator::pods(namespace.cluster())?;
+    let address = pods.iter().find_map(|pod| pod.status.as_ref()?.pod_ip.clone()).context("no address")?;
+    let address: IpAddr = address.parse()?;
+    let secret: Secret = namespace.cluster().kubectl().get(&["get", "secret", SERVICE, "-n", operator::NAMESPACE])?;
+    let authority = secret.data.and_then(|mut data| data.remove("ca.crt")).context("no authority")?.0;
+
+    let ask = |token: Option<&str>| guarded(SocketAddr::new(address, PORT), &authority, token);
+    for (who, token, status) in [
+        ("nobody", None, 401),
+        ("a token of no cluster", Some("x".to_owned()), 401),
+        ("a stranger", Some(token(STRANGER)?), 403),
+        ("the reader", Some(token(READER)?), 200),
+    ] {
+        wait::until(&format!("{who} is answered with {status}"), PATIENCE, || {
+            let answer = ask(token.as_deref())?;
+            let is_right = answer.starts_with(&format!("HTTP/1.1 {status} "));
+            ensure!(!is_right || (status == 200) == answer.contains("windlass_operator_leader"), "{who}: {answer}");
+            Ok(Look::when(is_right, (), answer.lines().next().unwrap_or_default()))
+        })?;
+    }
+    let open = plain(SocketAddr::new(address, OPEN_PORT))?;
+    ensure!(open.starts_with("HTTP/1.1 404 "), "the open port has them too: {open}");
+    Ok(())
+}
+
+fn guarded(address: SocketAddr, authority: &[u8], token: Option<&str>) -> Result<String> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(authority)?)?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let config = config.with_root_certificates(roots).with_no_client_auth();
+    let name = ServerName::try_from(format!("{SERVICE}.{}.svc", operator::NAMESPACE))?;
+    let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    exchange(StreamOwned::new(ClientConnection::new(Arc::new(config), name)?, stream), token)
+}
+
+fn plain(address: SocketAddr) -> Result<String> {
+    exchange(TcpStream::connect_timeout(&address, PATIENCE)?, None)
+}
+
+fn exchange(mut stream: impl Read + Write, token: Option<&str>) -> Result<String> {
+    let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
+    write!(stream, "GET /metrics HTTP/1.1\r\nhost: {SERVICE}\r\nconnection: close\r\n{token}\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
