@@ -15,6 +15,8 @@ use crate::service::Service;
 use crate::wait::{self, Look};
 use crate::{command, operator, workspace};
 
+/// For a definition to be established.
+const PATIENCE: Duration = Duration::from_secs(60);
 const NAMESPACE: &str = "argocd";
 const APPLICATION: &str = "windlass-test";
 
@@ -57,7 +59,11 @@ impl<'a> ArgoCd<'a> {
         for definition in definitions()? {
             let file = definition.to_str().context("a path that is no text")?;
             cluster.kubectl().run(&["apply", "--server-side", "--force-conflicts", "-f", file])?;
-            cluster.kubectl().run(&["wait", "--for=condition=Established", "--timeout=30s", "-f", file])?;
+            // Without a condition yet, `kubectl wait` fails at once.
+            wait::until("Argo CD's definitions are established", PATIENCE, || {
+                let wait = ["wait", "--for=condition=Established", "--timeout=5s", "-f", file];
+                cluster.kubectl().run(&wait).map(|_| Look::Done(()))
+            })?;
         }
         cluster.kubectl().apply(&settings(cluster)?)?;
         customize(cluster)?;
