@@ -156,7 +156,14 @@ impl<'a> ArgoCd<'a> {
         }
         git(&repository, &["add", "--all"])?;
         let who = ["-c", "user.name=test", "-c", "user.email=test@localhost"];
-        git(&repository, &[&who[..], &["commit", "--quiet", "--message", message]].concat())
+        git(&repository, &[&who[..], &["commit", "--quiet", "--message", message]].concat())?;
+        self.tell()
+    }
+
+    /// Tells Argo CD of the commit, as a repository's webhook does; else it may look for minutes at what it remembers.
+    fn tell(&self) -> Result<()> {
+        let look = ["annotate", "applications", "--all", "-n", NAMESPACE, "argocd.argoproj.io/refresh=normal"];
+        self.cluster.kubectl().run(&[&look[..], &["--overwrite"]].concat()).map(drop)
     }
 
     /// Lets it follow the repository into `namespace`, with self-healing and pruning.
