@@ -194,6 +194,9 @@ impl Shared {
     }
 }
 
+/// How the operator asks for the list that a watch begins with; other lists are shorter.
+const FIRST_PAGE: &str = "limit=500";
+
 /// What becomes of a request.
 enum Verdict {
     Pass,
@@ -278,9 +281,9 @@ impl Request {
         self.method == "GET" && self.target.contains("watch=")
     }
 
-    /// The key of a list, that of its path and selector; `None` for anything else.
+    /// The key of a list that a watch begins with, that of its path and selector; `None` for anything else.
     fn collection(&self) -> Option<String> {
-        let is_list = self.method == "GET" && !self.is_watch() && self.target.contains("resourceVersion=0");
+        let is_list = self.method == "GET" && !self.is_watch() && self.target.contains(FIRST_PAGE);
         is_list.then(|| self.target.clone())
     }
 
