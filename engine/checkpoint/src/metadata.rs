@@ -113,6 +113,14 @@ impl<'a> Metadata<'a> {
         Ok(self.words(key, ValueType::F32, "an array of f32")?.map(|words| words.map(f32::from_le_bytes)))
     }
 
+    /// An array of bytes, signed or not.
+    pub fn bytes(self, key: &str) -> Result<Option<&'a [u8]>, MetadataError> {
+        self.convert(key, "an array of bytes", |value| match value {
+            Value::Array { element: ValueType::U8 | ValueType::I8, bytes, .. } => Some(&self.bytes[bytes.clone()]),
+            _ => None,
+        })
+    }
+
     fn words(
         self,
         key: &str,

@@ -26,15 +26,20 @@ pub const PORT: &str = "--port";
 pub const ADMIN_PORT: &str = "--admin-port";
 pub const HOST: &str = "--host";
 
-/// `windlass-engine fetch URL …`: what the init container of an https source runs. It ends with 0 once the file at
-/// [`TO`](fetch::TO) has the checksum, at once where it already has; it resumes what an earlier run began.
+/// `windlass-engine fetch SOURCE …`: what the init container of a source that is no volume runs. It ends with 0 once the
+/// file or folder at [`TO`](fetch::TO) is what was asked for, at once where it already is; it resumes what an earlier run
+/// began.
 pub mod fetch {
-    /// The subcommand; its argument is the URL.
+    /// The subcommand; its argument is the source.
     pub const SUBCOMMAND: &str = "fetch";
-    /// Path of the file to write; its folder is made.
+    /// Path of the file to write, or of the folder for a model of several files; its folder is made.
     pub const TO: &str = "--to";
-    /// Hexadecimal SHA-256 of the file.
+    /// Hexadecimal SHA-256 of the file of an https source.
     pub const SHA256: &str = "--sha256";
+    /// Branch, tag or commit of an `hf://` source.
+    pub const REVISION: &str = "--revision";
+    /// Folder with a file for each setting of an object store, named like it (`AWS_ACCESS_KEY_ID`): a mounted Secret.
+    pub const CREDENTIALS_DIR: &str = "--credentials-dir";
     /// File with a token to send as `Authorization: Bearer`.
     pub const TOKEN_FILE: &str = "--token-file";
     /// File with PEM certificates to trust instead of the public ones.

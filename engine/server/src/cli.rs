@@ -23,8 +23,8 @@ Examples:
       The same server without a model: simulated times, made-up words.
   windlass-engine inspect SmolLM2-135M-Instruct.Q4_1.gguf --summary
       Prints the model's shape and the memory it takes.
-  windlass-engine fetch https://host/model.gguf --to /cache/model.gguf --sha256 9f86d0…
-      Downloads, resumes and verifies; does nothing when the file is already there.
+  windlass-engine fetch hf://org/name --to /cache/name
+      Downloads, resumes and verifies; does nothing for what is already there.
 
 Ask a running server:
   curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\
@@ -45,7 +45,7 @@ pub enum Command {
     /// Serve a model until told to stop
     #[command(after_help = AFTER_HELP)]
     Serve(Box<ServeArgs>),
-    /// Download a file, resume where an earlier attempt stopped, verify its checksum
+    /// Download a model or a file, resume where an earlier attempt stopped, verify checksums
     Fetch(FetchArgs),
     /// Print a model's shape and memory as JSON
     Inspect(InspectArgs),
@@ -371,15 +371,31 @@ Examples:
 An interrupted download leaves FILE.part and the next attempt goes on from there. The file appears under its own name \
 only after its checksum was verified.")]
 pub struct FetchArgs {
-    /// https:// or http:// address, or `-` for standard input
-    pub url: String,
-    /// Where the verified file goes; its folder is made
-    #[arg(long = bare(fetch::TO), value_name = "FILE")]
+    /// hf://org/name, s3://bucket/prefix, gs://…, az://…, oci://registry/repository:tag, each for a whole model or with a
+    /// GGUF file's name at the end; https:// or http:// for a file; or `-` for standard input
+    pub source: String,
+    /// Where it goes: the file that the source names, or a folder for the model's files
+    #[arg(long = bare(fetch::TO), value_name = "PATH")]
     pub to: PathBuf,
-    /// SHA-256 of the file, 64 hexadecimal digits
+    /// SHA-256 of the file, 64 hexadecimal digits: required for https://, http:// and -
     #[arg(long = bare(fetch::SHA256), value_name = "HEX")]
-    pub sha256: String,
-    /// File with a token to send as `Authorization: Bearer`
+    pub sha256: Option<String>,
+    /// Branch, tag or commit of hf:// [default: main]
+    #[arg(long = bare(fetch::REVISION), value_name = "REVISION")]
+    pub revision: Option<String>,
+    /// Folder of contents that models and pods share, on the file system of --to [default: blobs beside --to]
+    #[arg(long, value_name = "FOLDER")]
+    pub cache: Option<PathBuf>,
+    /// The hub, or a mirror of it
+    #[arg(long, env = "HF_ENDPOINT", default_value = "https://huggingface.co", value_name = "URL")]
+    pub hf_endpoint: String,
+    /// Folder with a file for each setting of an object store, named like it: AWS_ACCESS_KEY_ID, …
+    #[arg(long = bare(fetch::CREDENTIALS_DIR), value_name = "FOLDER")]
+    pub credentials_dir: Option<PathBuf>,
+    /// Parts that are downloaded at a time
+    #[arg(long, default_value_t = 8, value_name = "N")]
+    pub connections: usize,
+    /// File with a token to send as `Authorization: Bearer`; for oci://, with `user:password`
     #[arg(long = bare(fetch::TOKEN_FILE), value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// PEM file with certificate authorities to trust instead of the public ones

@@ -12,5 +12,7 @@ pub mod python_json;
 mod spm;
 pub mod stop_strings;
 pub mod tokenizer;
+mod ugm;
 pub mod vocabulary;
 pub mod words;
+mod wpm;

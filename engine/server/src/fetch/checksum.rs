@@ -40,6 +40,11 @@ impl Checksum {
         }
     }
 
+    /// The digest of `bytes`.
+    pub fn of_bytes(bytes: &[u8]) -> Checksum {
+        Checksum::finish(Sha256::new_with_prefix(bytes))
+    }
+
     /// The digest of what was fed to `hasher`.
     pub fn finish(hasher: Sha256) -> Checksum {
         Checksum(hasher.finalize().into())
@@ -49,6 +54,12 @@ impl Checksum {
 impl fmt::Display for Checksum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Checksum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
     }
 }
 

@@ -29,15 +29,7 @@ impl Partial {
         let mut name = target.as_os_str().to_owned();
         name.push(".part");
         let path = PathBuf::from(name);
-        let file = loop {
-            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
-            file.lock()?;
-            // Whoever held it may have renamed it meanwhile; then this handle is the finished file, not a partial one.
-            let opened = file.metadata()?;
-            if fs::metadata(&path).is_ok_and(|named| named.ino() == opened.ino() && named.dev() == opened.dev()) {
-                break file;
-            }
-        };
+        let file = lock_file(&path)?;
         Ok(Partial { file, path, target: target.to_owned(), hasher: Sha256::new(), bytes: 0, read_back: false })
     }
 
@@ -100,5 +92,18 @@ impl Partial {
     pub fn discard(self) {
         // A failure leaves an empty or unneeded file behind, which does no harm.
         let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Opens or makes a file and waits until no other process holds it.
+pub fn lock_file(path: &Path) -> io::Result<File> {
+    loop {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        file.lock()?;
+        // Whoever held it may have renamed it meanwhile; then this handle is the finished file, not a partial one.
+        let opened = file.metadata()?;
+        if fs::metadata(path).is_ok_and(|named| named.ino() == opened.ino() && named.dev() == opened.dev()) {
+            return Ok(file);
+        }
     }
 }

@@ -9,7 +9,8 @@ use std::time::UNIX_EPOCH;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FetchRecord {
-    sha256: String,
+    /// The checksum of a file, or a repository's revision.
+    revision: String,
     bytes: u64,
     modified_nanoseconds: u64,
     /// Seconds of the download; 0 where the file was already there.
@@ -17,21 +18,21 @@ pub struct FetchRecord {
 }
 
 impl FetchRecord {
-    /// The record of the file at `path`, if there is one.
+    /// The record of the file or folder at `path`, if there is one.
     pub fn beside(path: &Path) -> Option<FetchRecord> {
         serde_json::from_slice(&std::fs::read(record_path(path)).ok()?).ok()
     }
 
-    /// Whether `path` is unchanged since it was found to have this checksum.
-    pub fn describes(&self, path: &Path, sha256: &str) -> bool {
+    /// Whether `path` is unchanged since it was found to be this.
+    pub fn describes(&self, path: &Path, revision: &str) -> bool {
         let unchanged = |(bytes, modified)| (bytes, modified) == (self.bytes, self.modified_nanoseconds);
-        self.sha256 == sha256 && stamp(path).is_ok_and(unchanged)
+        self.revision == revision && stamp(path).is_ok_and(unchanged)
     }
 
-    /// Writes the record of a file that was just verified.
-    pub fn write(path: &Path, sha256: &str, seconds: f64) -> io::Result<()> {
+    /// Writes the record of what was just verified.
+    pub fn write(path: &Path, revision: &str, seconds: f64) -> io::Result<()> {
         let (bytes, modified_nanoseconds) = stamp(path)?;
-        let record = FetchRecord { sha256: sha256.to_owned(), bytes, modified_nanoseconds, seconds };
+        let record = FetchRecord { revision: revision.to_owned(), bytes, modified_nanoseconds, seconds };
         std::fs::write(record_path(path), serde_json::to_vec(&record)?)
     }
 }

@@ -15,7 +15,7 @@ use tokenizers::normalizers::{NormalizerWrapper, Prepend, Replace, Sequence};
 use windlass_checkpoint::Metadata;
 
 /// How pieces spell a space.
-const SPACE: &str = "\u{2581}";
+pub const SPACE: &str = "\u{2581}";
 
 /// Builds the encoder for `spellings`, the vocabulary in order of id, with its `types`.
 pub fn build(metadata: Metadata<'_>, spellings: &[&str], types: &[i32]) -> Result<Tokenizer, TokenizerError> {
@@ -72,7 +72,8 @@ fn normalizer(prefixed: bool) -> Result<NormalizerWrapper, TokenizerError> {
     Ok(if prefixed { Sequence::new(vec![prefix, spaces]).into() } else { spaces })
 }
 
-fn scores(metadata: Metadata<'_>, tokens: usize) -> Result<Vec<f32>, TokenizerError> {
+/// The score of each token.
+pub fn scores(metadata: Metadata<'_>, tokens: usize) -> Result<Vec<f32>, TokenizerError> {
     let scores: Vec<f32> = metadata.require("tokenizer.ggml.scores", Metadata::f32_array)?.collect();
     if scores.len() == tokens {
         return Ok(scores);

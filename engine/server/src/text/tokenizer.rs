@@ -2,7 +2,7 @@
 
 use super::detokenize::Detokenizer;
 use super::vocabulary::{TokenType, Vocabulary};
-use super::{bpe, byte_level, hub, spm, words};
+use super::{bpe, byte_level, hub, spm, ugm, words, wpm};
 use windlass_checkpoint::{HubError, HubFolder, Metadata, MetadataError};
 use windlass_engine_core::request::TokenId;
 
@@ -32,6 +32,9 @@ pub struct Tokenizer {
     special: SpecialTokens,
 }
 
+/// Builds an encoder from a file's metadata, its spellings in order of id and their types.
+type Build = fn(Metadata<'_>, &[&str], &[i32]) -> Result<tokenizers::Tokenizer, TokenizerError>;
+
 enum Encoder {
     Crate(Box<tokenizers::Tokenizer>),
     Words,
@@ -58,7 +61,7 @@ pub enum TokenizerError {
     Metadata(#[from] MetadataError),
     /// A kind that no decoder of this engine comes with.
     #[error(
-        "tokenizer.ggml.model is {0:?}; this engine reads \"gpt2\" (byte-level BPE) and \"llama\" (SentencePiece BPE)"
+        "tokenizer.ggml.model is {0:?}; this engine reads \"gpt2\" (byte-level BPE), \"llama\" (SentencePiece BPE), \"t5\" (unigram) and \"bert\" (WordPiece)"
     )]
     Model(String),
     /// The rule that cuts text into words is unknown, and guessing one would change prompts silently.
@@ -106,7 +109,9 @@ impl Tokenizer {
     pub fn from_metadata(metadata: Metadata<'_>) -> Result<Tokenizer, TokenizerError> {
         match metadata.require("tokenizer.ggml.model", Metadata::str)? {
             "gpt2" => Tokenizer::byte_level(metadata),
-            "llama" => Tokenizer::sentence_piece(metadata),
+            "llama" => Tokenizer::by_spaces(metadata, spm::build),
+            "t5" => Tokenizer::by_spaces(metadata, ugm::build),
+            "bert" => Tokenizer::by_spaces(metadata, wpm::build),
             other => Err(TokenizerError::Model(other.to_owned())),
         }
     }
@@ -131,10 +136,11 @@ impl Tokenizer {
         Ok(Tokenizer { encoder: Encoder::Crate(Box::new(encoder)), vocabulary: pieces(&spellings, &types), special })
     }
 
-    fn sentence_piece(metadata: Metadata<'_>) -> Result<Tokenizer, TokenizerError> {
+    /// A tokenizer whose pieces spell the beginning of a word.
+    fn by_spaces(metadata: Metadata<'_>, build: Build) -> Result<Tokenizer, TokenizerError> {
         let spellings: Vec<&str> = metadata.require("tokenizer.ggml.tokens", Metadata::str_array)?.collect();
         let types = token_types(metadata, spellings.len())?;
-        let encoder = spm::build(metadata, &spellings, &types)?;
+        let encoder = build(metadata, &spellings, &types)?;
         let special = special_tokens(metadata, &spellings, &types, true)?;
         let vocabulary = spm::pieces(&spellings, &types);
         Ok(Tokenizer { encoder: Encoder::Crate(Box::new(encoder)), vocabulary, special })

@@ -21,6 +21,7 @@ mod refusals;
 mod scheduling;
 mod schema_suite;
 mod security;
+mod sources;
 mod structured;
 mod tokenizer;
 mod tools;

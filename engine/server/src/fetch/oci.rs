@@ -1,0 +1,174 @@
+//! Models in container registries: `oci://registry/repository:tag` or `…@sha256:…`.
+//!
+//! An artifact's layers are its files, as ORAS, KitOps and the CNCF's ModelPack name them in annotations. Layers of images are archives,
+//! which are refused.
+
+use super::agent::{agent, document, read_credential, redact, refused};
+use super::attempt::Interruption;
+use super::checksum::Checksum;
+use super::listing::{Identity, Listing, Place, RemoteFile, Wanted};
+use super::source::Repository;
+use crate::cli::FetchArgs;
+use crate::failure::Failure;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::Value;
+use ureq::http::{Response, StatusCode, header};
+use ureq::{Agent, Body};
+use windlass_engine_contract::termination::Reason;
+
+/// Manifests that are understood.
+const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.index.v1+json";
+/// Annotations that hold a layer's file name.
+const TITLES: [&str; 2] = ["org.opencontainers.image.title", "org.cncf.model.filepath"];
+
+/// An image or artifact of a registry.
+pub struct Image {
+    agent: Agent,
+    /// With its scheme.
+    registry: String,
+    repository: String,
+    /// Tag or digest.
+    reference: String,
+    /// `user:password`, if there is one.
+    credentials: Option<String>,
+}
+
+impl Image {
+    /// Reads `registry/repository[:tag|@digest]`.
+    pub fn parse(args: &FetchArgs, rest: &str) -> Result<Image, Failure> {
+        let wrong = || Failure::configuration(format!("oci://{rest} is not oci://registry/repository:tag"));
+        if args.revision.is_some() {
+            return Err(Failure::configuration("--revision is for hf:// alone: an image has its tag or digest"));
+        }
+        let (host, path) = rest.split_once('/').ok_or_else(wrong)?;
+        let (repository, reference) = match path.split_once('@') {
+            Some(parts) => parts,
+            None => path.rsplit_once(':').unwrap_or((path, "latest")),
+        };
+        let odd = |character: char| !character.is_ascii_alphanumeric() && !"._-/:".contains(character);
+        if host.is_empty() || repository.is_empty() || reference.is_empty() || path.replace('@', "").contains(odd) {
+            return Err(wrong());
+        }
+        // As container tools do: a registry of this machine speaks plainly.
+        let local = ["localhost", "127.0.0.1"].contains(&host.split(':').next().unwrap_or(host));
+        let host = if host == "docker.io" { "registry-1.docker.io" } else { host };
+        let credentials = args.token_file.as_deref().map(|path| read_credential("--token-file", path)).transpose()?;
+        Ok(Image {
+            agent: agent(args.ca_file.as_deref())?,
+            registry: format!("{}://{host}", if local { "http" } else { "https" }),
+            repository: repository.to_owned(),
+            reference: reference.to_owned(),
+            credentials: credentials.map(|text| text.trim().to_owned()),
+        })
+    }
+
+    /// Asks for a manifest, with a token where the registry wants one.
+    fn manifest(&self, reference: &str) -> Result<(Value, Option<String>), Interruption> {
+        let url = format!("{}/v2/{}/manifests/{reference}", self.registry, self.repository);
+        let mut authorization = None;
+        let mut response = self.ask(&url, None)?;
+        if response.status() == StatusCode::UNAUTHORIZED {
+            authorization = Some(self.authorize(&response)?);
+            response = self.ask(&url, authorization.as_deref())?;
+        }
+        match response.status() {
+            StatusCode::OK => Ok((document(response)?, authorization)),
+            status => Err(refused(&url, status)),
+        }
+    }
+
+    fn ask(&self, url: &str, authorization: Option<&str>) -> Result<Response<Body>, Interruption> {
+        let mut request = self.agent.get(url).header(header::ACCEPT, MANIFESTS);
+        if let Some(authorization) = authorization {
+            request = request.header(header::AUTHORIZATION, authorization);
+        }
+        request.call().map_err(|error| Interruption::Retry(error.to_string()))
+    }
+
+    /// What the registry's challenge asks for: a token of its token server, or the credentials themselves.
+    fn authorize(&self, response: &Response<Body>) -> Result<String, Interruption> {
+        let challenge = response.headers().get(header::WWW_AUTHENTICATE).and_then(|value| value.to_str().ok());
+        let basic =
+            self.credentials.as_ref().map(|credentials| format!("Basic {}", BASE64_STANDARD.encode(credentials)));
+        let Some(bearer) = challenge.and_then(|challenge| challenge.strip_prefix("Bearer ")) else {
+            return basic.ok_or_else(|| refused(&self.registry, StatusCode::UNAUTHORIZED));
+        };
+        let part = |name: &str| parameter(bearer, name).unwrap_or_default();
+        let realm = part("realm");
+        if !realm.starts_with("https://") && !realm.starts_with("http://") {
+            return Err(refused(&self.registry, StatusCode::UNAUTHORIZED));
+        }
+        let url = format!("{realm}?service={}&scope=repository:{}:pull", part("service"), self.repository);
+        let response = self.ask(&url, basic.as_deref())?;
+        if response.status() != StatusCode::OK {
+            return Err(refused(&url, response.status()));
+        }
+        let answer = document(response)?;
+        let token = answer["token"].as_str().or(answer["access_token"].as_str());
+        let none = || Interruption::Retry(format!("{} gave no token", redact(&url)));
+        Ok(format!("Bearer {}", token.ok_or_else(none)?))
+    }
+
+    fn file(&self, layer: &Value, authorization: &Option<String>) -> Result<RemoteFile, Failure> {
+        let kind = layer["mediaType"].as_str().unwrap_or_default();
+        let title = TITLES.iter().find_map(|title| layer["annotations"][title].as_str());
+        // Docker's own models have no titles.
+        let title = title.or_else(|| kind.contains(".gguf").then_some("model.gguf"));
+        let archive = ["tar", "tar+gzip", "tar.gzip", "tar+zstd"].iter().any(|ending| kind.ends_with(ending));
+        let Some(title) = title.filter(|_| !archive) else {
+            let message =
+                format!("a layer of type {kind:?} is no file: images of archives are not read, only artifacts");
+            return Err(Failure::new(Reason::Unsupported, message));
+        };
+        let digest = layer["digest"].as_str().unwrap_or_default();
+        let sha256 = digest.strip_prefix("sha256:").and_then(|hex| Checksum::parse(hex).ok());
+        let (Some(sha256), Some(bytes)) = (sha256, layer["size"].as_u64()) else {
+            let message = format!("the layer {title:?} has no SHA-256 digest or no size");
+            return Err(Failure::new(Reason::ModelInvalid, message));
+        };
+        let url = format!("{}/v2/{}/blobs/{digest}", self.registry, self.repository);
+        let place = Place::Web { url, authorization: authorization.clone() };
+        let name = title.rsplit('/').next().unwrap_or(title).to_owned();
+        Ok(RemoteFile { name, bytes, identity: Identity::Sha256(sha256), place })
+    }
+}
+
+impl Repository for Image {
+    fn name(&self) -> String {
+        format!("oci://{}/{}:{}", self.registry.rsplit("://").next().unwrap_or(""), self.repository, self.reference)
+    }
+
+    fn list(&self) -> Result<Listing, Interruption> {
+        let (mut manifest, mut authorization) = self.manifest(&self.reference)?;
+        if let Some(first) = manifest["manifests"][0]["digest"].as_str().map(str::to_owned) {
+            (manifest, authorization) = self.manifest(&first)?;
+        }
+        let layers = manifest["layers"].as_array().cloned().unwrap_or_default();
+        let wanted = Wanted::Folder(String::new());
+        let files = layers.iter().map(|layer| self.file(layer, &authorization)).collect::<Result<Vec<_>, _>>();
+        let files = files.map_err(Interruption::Fatal)?;
+        let files = files.into_iter().filter(|file| wanted.name_of(&file.name).is_some()).collect();
+        let files = wanted.select(files).map_err(Interruption::Fatal)?;
+        let revision = files.iter().map(|file| format!("{}={:?};", file.name, file.identity)).collect::<String>();
+        Ok(Listing { revision: Checksum::of_bytes(revision.as_bytes()).to_string(), files })
+    }
+}
+
+/// `registry` of `realm="https://…",service="registry"`.
+fn parameter<'a>(challenge: &'a str, name: &str) -> Option<&'a str> {
+    let mut parts = challenge.split(',').filter_map(|part| part.trim().split_once('='));
+    parts.find(|(key, _)| *key == name).map(|(_, value)| value.trim_matches('"'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_challenge_is_read_by_its_parameters() {
+        let challenge = r#"realm="https://auth.example/token",service="registry.example""#;
+        assert_eq!(parameter(challenge, "service"), Some("registry.example"));
+        assert_eq!(parameter(challenge, "scope"), None);
+    }
+}

@@ -1,0 +1,413 @@
+//! `windlass-engine fetch` of whole models: a mirror of the hub, a registry and a real S3 server.
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path as Segments, Request, State};
+use axum::http::{Response, StatusCode, header};
+use axum::routing::get;
+use clap::Parser;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command as Process, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use windlass_engine::cli::{Cli, Command};
+use windlass_engine::failure::Failure;
+use windlass_engine::fetch;
+use windlass_engine_contract::termination::Reason;
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// A server with files that hands out ranges, keeps what it was asked, and breaks off now and then.
+struct Mirror {
+    files: BTreeMap<String, Vec<u8>>,
+    asked: Mutex<Vec<String>>,
+    /// Answers that still break off half-way.
+    broken: Mutex<usize>,
+    token: Option<&'static str>,
+}
+
+fn bytes(seed: u32, count: u32) -> Vec<u8> {
+    (0..count).map(|n| (n.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 24) as u8).collect()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Mirror {
+    fn new(files: &[(&str, Vec<u8>)]) -> Mirror {
+        let files = files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.clone())).collect();
+        Mirror { files, asked: Mutex::default(), broken: Mutex::new(0), token: None }
+    }
+
+    /// A model of 20 MB in two shards, among files that are none of it.
+    fn model() -> Mirror {
+        Mirror::new(&[
+            ("config.json", b"{}".to_vec()),
+            ("tokenizer.json", b"{\"a\":1}".to_vec()),
+            ("model-00001-of-00002.safetensors", bytes(1, 20_000_000)),
+            ("model-00002-of-00002.safetensors", bytes(2, 300_000)),
+            ("pytorch_model.bin", b"a pickle".to_vec()),
+            ("onnx/model.safetensors", b"another".to_vec()),
+        ])
+    }
+
+    async fn serve(self: &Arc<Mirror>) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new()
+            .route("/api/models/org/name/revision/{revision}", get(Mirror::describe))
+            .route("/org/name/resolve/{commit}/{*path}", get(Mirror::file))
+            .route("/v2/org/name/manifests/{reference}", get(Mirror::manifest))
+            .route("/v2/org/name/blobs/{digest}", get(Mirror::blob))
+            .route("/token", get(Mirror::grant))
+            .with_state(self.clone());
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        format!("http://{address}")
+    }
+
+    fn allows(&self, request: &Request) -> bool {
+        let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        self.asked.lock().unwrap().push(request.uri().path().to_owned());
+        self.token.is_none_or(|token| given == Some(&format!("Bearer {token}")))
+    }
+
+    async fn describe(State(mirror): State<Arc<Mirror>>, request: Request) -> Response<Body> {
+        if !mirror.allows(&request) {
+            return status(StatusCode::UNAUTHORIZED);
+        }
+        let sibling = |(name, bytes): (&String, &Vec<u8>)| match name.ends_with(".json") {
+            true => json!({"rfilename": name, "size": bytes.len(), "blobId": hex(bytes)[..40]}),
+            false => {
+                json!({"rfilename": name, "size": bytes.len(), "lfs": {"sha256": hex(bytes), "size": bytes.len()}})
+            }
+        };
+        let siblings: Vec<Value> = mirror.files.iter().map(sibling).collect();
+        Response::new(Body::from(json!({"sha": COMMIT, "siblings": siblings}).to_string()))
+    }
+
+    async fn file(
+        State(mirror): State<Arc<Mirror>>,
+        Segments((commit, path)): Segments<(String, String)>,
+        request: Request,
+    ) -> Response<Body> {
+        assert_eq!(commit, COMMIT);
+        match mirror.allows(&request) {
+            true => mirror.range(&mirror.files[&path], &request),
+            false => status(StatusCode::UNAUTHORIZED),
+        }
+    }
+
+    fn range(&self, bytes: &[u8], request: &Request) -> Response<Body> {
+        let range = request.headers()[header::RANGE].to_str().unwrap().strip_prefix("bytes=").unwrap();
+        let (from, to) = range.split_once('-').unwrap();
+        let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse().unwrap());
+        let part = bytes[from..=to].to_vec();
+        let builder = Response::builder()
+            .status(StatusCode::PARTIAL_CONTENT)
+            .header(header::CONTENT_LENGTH, part.len())
+            .header(header::CONTENT_RANGE, format!("bytes {from}-{to}/{}", bytes.len()));
+        let mut broken = self.broken.lock().unwrap();
+        if *broken > 0 {
+            *broken -= 1;
+            let half = bytes::Bytes::from(part[..part.len() / 2].to_vec());
+            let cut = futures::stream::iter([Ok(half), Err(std::io::Error::other("the line is cut"))]);
+            return builder.body(Body::from_stream(cut)).unwrap();
+        }
+        builder.body(Body::from(part)).unwrap()
+    }
+
+    async fn manifest(State(mirror): State<Arc<Mirror>>, request: Request) -> Response<Body> {
+        if !mirror.allows(&request) {
+            let host = request.headers()[header::HOST].to_str().unwrap();
+            let challenge = format!("Bearer realm=\"http://{host}/token\",service=\"here\"");
+            let builder = Response::builder().status(StatusCode::UNAUTHORIZED);
+            return builder.header(header::WWW_AUTHENTICATE, challenge).body(Body::empty()).unwrap();
+        }
+        let layer = |(name, bytes): (&String, &Vec<u8>)| {
+            let kind = if name.ends_with(".tar") {
+                "application/vnd.oci.image.layer.v1.tar"
+            } else {
+                "application/octet-stream"
+            };
+            json!({"mediaType": kind, "digest": format!("sha256:{}", hex(bytes)), "size": bytes.len(),
+                "annotations": {"org.opencontainers.image.title": name}})
+        };
+        let layers: Vec<Value> = mirror.files.iter().map(layer).collect();
+        Response::new(Body::from(json!({"schemaVersion": 2, "layers": layers}).to_string()))
+    }
+
+    async fn grant(State(mirror): State<Arc<Mirror>>, request: Request) -> Response<Body> {
+        let wanted = "service=here&scope=repository:org/name:pull";
+        assert_eq!(request.uri().query(), Some(wanted));
+        Response::new(Body::from(json!({"token": mirror.token}).to_string()))
+    }
+
+    async fn blob(
+        State(mirror): State<Arc<Mirror>>,
+        Segments(digest): Segments<String>,
+        request: Request,
+    ) -> Response<Body> {
+        if !mirror.allows(&request) {
+            return status(StatusCode::UNAUTHORIZED);
+        }
+        let found = mirror.files.values().find(|bytes| digest == format!("sha256:{}", hex(bytes)));
+        mirror.range(found.unwrap(), &request)
+    }
+
+    fn requests(&self) -> usize {
+        self.asked.lock().unwrap().len()
+    }
+}
+
+fn status(status: StatusCode) -> Response<Body> {
+    Response::builder().status(status).body(Body::empty()).unwrap()
+}
+
+async fn fetch(source: &str, to: &Path, flags: &[&str]) -> Result<(), Failure> {
+    let line = ["windlass-engine", "fetch", source, "--to", to.to_str().unwrap()];
+    let Command::Fetch(args) = Cli::try_parse_from(line.iter().chain(flags)).unwrap().command else { panic!() };
+    tokio::task::spawn_blocking(move || fetch::run(&args, Duration::from_millis(1))).await.unwrap()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn check_model(mirror: &Mirror, folder: &Path) {
+    let expected =
+        ["config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "tokenizer.json"];
+    assert_eq!(names(folder), expected);
+    for name in expected {
+        assert!(std::fs::read(folder.join(name)).unwrap() == mirror.files[name], "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repository_of_the_hub_is_fetched_in_parts_once_and_shared() {
+    let mirror = Arc::new(Mirror::model());
+    let endpoint = mirror.serve().await;
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--hf-endpoint", &endpoint];
+    fetch("hf://org/name", &folder.path().join("one"), &flags).await.unwrap();
+    check_model(&mirror, &folder.path().join("one"));
+    // The list, three parts of 20 MB, and three small files.
+    assert_eq!(mirror.requests(), 1 + 3 + 3);
+    fetch("hf://org/name", &folder.path().join("two"), &flags).await.unwrap();
+    assert_eq!(mirror.requests(), 8, "the second time only the list is asked for");
+    let inode = |model: &str| folder.path().join(model).join("config.json").metadata().unwrap().ino();
+    assert_eq!(inode("one"), inode("two"), "both are links to one content");
+    let pinned = ["--hf-endpoint", &endpoint, "--revision", COMMIT];
+    fetch("hf://org/name", &folder.path().join("two"), &pinned).await.unwrap();
+    assert_eq!(mirror.requests(), 8, "a commit that is there needs no server");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_that_broke_off_are_fetched_again_and_the_others_kept() {
+    let mirror = Arc::new(Mirror { broken: Mutex::new(2), ..Mirror::model() });
+    let endpoint = mirror.serve().await;
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("model");
+    fetch("hf://org/name", &to, &["--hf-endpoint", &endpoint]).await.unwrap();
+    check_model(&mirror, &to);
+    // So many failures that the first attempt gives up: the next one goes on where it was.
+    let mirror = Arc::new(Mirror { broken: Mutex::new(4), ..Mirror::model() });
+    let endpoint = mirror.serve().await;
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("model");
+    let flags = ["--hf-endpoint", &endpoint, "--connections", "1"];
+    let failure = fetch("hf://org/name", &to, &flags).await.unwrap_err();
+    assert_eq!(failure.reason, Reason::ModelUnavailable, "{failure}");
+    *mirror.broken.lock().unwrap() = 0;
+    fetch("hf://org/name", &to, &flags).await.unwrap();
+    check_model(&mirror, &to);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interrupted_fetch_asks_only_for_what_is_missing() {
+    let mirror = Arc::new(Mirror::model());
+    let endpoint = mirror.serve().await;
+    let folder = tempfile::tempdir().unwrap();
+    let large = &mirror.files["model-00001-of-00002.safetensors"];
+    let blobs = folder.path().join("blobs");
+    std::fs::create_dir(&blobs).unwrap();
+    std::fs::write(blobs.join(format!("sha256-{}.part", hex(large))), large).unwrap();
+    std::fs::write(blobs.join(format!("sha256-{}.parts", hex(large))), "0\n16777216\n").unwrap();
+    fetch("hf://org/name", &folder.path().join("model"), &["--hf-endpoint", &endpoint]).await.unwrap();
+    check_model(&mirror, &folder.path().join("model"));
+    assert_eq!(mirror.requests(), 1 + 1 + 3, "two of three parts were there");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_content_that_is_another_one_is_refused_and_forgotten() {
+    let mirror = Arc::new(Mirror::model());
+    let endpoint = mirror.serve().await;
+    let folder = tempfile::tempdir().unwrap();
+    let large = &mirror.files["model-00001-of-00002.safetensors"];
+    let blobs = folder.path().join("blobs");
+    std::fs::create_dir(&blobs).unwrap();
+    std::fs::write(blobs.join(format!("sha256-{}.part", hex(large))), vec![7; large.len()]).unwrap();
+    std::fs::write(blobs.join(format!("sha256-{}.parts", hex(large))), "0\n").unwrap();
+    let to = folder.path().join("model");
+    let failure = fetch("hf://org/name", &to, &["--hf-endpoint", &endpoint]).await.unwrap_err();
+    assert_eq!(failure.reason, Reason::ChecksumMismatch, "{failure}");
+    assert!(!to.exists());
+    fetch("hf://org/name", &to, &["--hf-endpoint", &endpoint]).await.unwrap();
+    check_model(&mirror, &to);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_that_share_a_cache_fetch_each_content_once() {
+    let mirror = Arc::new(Mirror::model());
+    let endpoint = mirror.serve().await;
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--hf-endpoint", &endpoint];
+    let (one, two) = (folder.path().join("one"), folder.path().join("two"));
+    let (first, second) = tokio::join!(fetch("hf://org/name", &one, &flags), fetch("hf://org/name", &two, &flags));
+    first.unwrap();
+    second.unwrap();
+    check_model(&mirror, &one);
+    check_model(&mirror, &two);
+    assert_eq!(mirror.requests(), 2 + 6);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_gguf_file_of_several_is_named_and_a_token_is_sent() {
+    let files = [("m.Q4_0.gguf", bytes(3, 5000)), ("m.Q8_0.gguf", bytes(4, 9000))];
+    let mirror = Arc::new(Mirror { token: Some("secret"), ..Mirror::new(&files) });
+    let endpoint = mirror.serve().await;
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("model.gguf");
+    let token = folder.path().join("token");
+    std::fs::write(&token, "secret\n").unwrap();
+    let flags = ["--hf-endpoint", &endpoint, "--token-file", token.to_str().unwrap()];
+    let several = fetch("hf://org/name", &to, &flags).await.unwrap_err();
+    assert!(several.message.contains("of m.Q4_0.gguf, m.Q8_0.gguf"), "{several}");
+    fetch("hf://org/name/m.Q8_0.gguf", &to, &flags).await.unwrap();
+    assert_eq!(std::fs::read(&to).unwrap(), files[1].1);
+    std::fs::write(&token, "wrong").unwrap();
+    let refused = fetch("hf://org/name/m.Q4_0.gguf", &to, &flags).await.unwrap_err();
+    assert!(refused.message.contains("401") && refused.message.contains("token"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_artifact_of_a_registry_is_fetched_with_the_token_it_asks_for() {
+    let mirror = Mirror::model();
+    let files: Vec<_> = mirror.files.iter().filter(|(name, _)| !name.contains("onnx")).collect();
+    let files: Vec<(&str, Vec<u8>)> = files.into_iter().map(|(name, bytes)| (name.as_str(), bytes.clone())).collect();
+    let mirror = Arc::new(Mirror { token: Some("granted"), ..Mirror::new(&files) });
+    let registry = mirror.serve().await.replace("http://", "oci://");
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("model");
+    fetch(&format!("{registry}/org/name:v1"), &to, &[]).await.unwrap();
+    check_model(&mirror, &to);
+    let image = Arc::new(Mirror::new(&[("layer.tar", vec![0; 100])]));
+    let registry = image.serve().await.replace("http://", "oci://");
+    let refused = fetch(&format!("{registry}/org/name"), &to, &[]).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::Unsupported);
+    assert!(refused.message.contains("only artifacts"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sources_that_name_nothing_are_refused_with_what_would_be_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("model");
+    for (source, flags, expected) in [
+        ("hf://org", &[][..], "is not hf://organization/name"),
+        ("hf://org/../name", &[], "is not hf://organization/name"),
+        ("hf://org/name", &["--revision", "a b"], "is no branch, tag or commit"),
+        ("hf://org/name", &["--sha256", "00"], "--sha256 is for one file"),
+        ("https://host/file.gguf", &[], "this source needs --sha256"),
+        ("https://host/file.gguf", &["--revision", "main"], "--revision is for hf:// alone"),
+        ("s3://", &[], "names no bucket"),
+        ("oci://registry", &[], "is not oci://registry/repository:tag"),
+        ("ftp://host/file", &[], "the source must begin with hf://"),
+    ] {
+        let failure = fetch(source, &to, flags).await.unwrap_err();
+        assert_eq!(failure.reason, Reason::InvalidConfiguration, "{failure}");
+        assert!(failure.message.contains(expected), "{failure}");
+    }
+}
+
+/// moto's S3 server, which speaks the protocol and checks requests' form.
+struct Moto {
+    process: Child,
+    endpoint: String,
+}
+
+impl Drop for Moto {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Moto {
+    async fn start() -> Option<Moto> {
+        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+        let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
+        let python = cache.join("windlass/python/moto-5.2.5/bin/python");
+        if !python.is_file() {
+            assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "there is no {}", python.display());
+            eprintln!("SKIPPED: there is no {}; tests/setup tests installs it", python.display());
+            return None;
+        }
+        let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+        let mut command = Process::new(python);
+        command.args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &port.to_string()]);
+        let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let moto = Moto { process, endpoint: format!("http://127.0.0.1:{port}") };
+        while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Some(moto)
+    }
+
+    async fn put(&self, path: &str, body: Vec<u8>) {
+        let url = format!("{}/{path}", self.endpoint);
+        let put = move || ureq::put(&url).header("x-amz-acl", "public-read").send(&body[..]).map(drop);
+        tokio::task::spawn_blocking(put).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_in_a_bucket_is_fetched_with_credentials_from_files() {
+    let Some(moto) = Moto::start().await else { return };
+    let mirror = Mirror::model();
+    moto.put("models", Vec::new()).await;
+    for (name, bytes) in &mirror.files {
+        moto.put(&format!("models/team/llama/{name}"), bytes.clone()).await;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let credentials = folder.path().join("credentials");
+    std::fs::create_dir(&credentials).unwrap();
+    let settings = [
+        ("AWS_ENDPOINT", moto.endpoint.as_str()),
+        ("AWS_ACCESS_KEY_ID", "key\n"),
+        ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ("AWS_REGION", "us-east-1"),
+    ];
+    for (name, value) in settings {
+        std::fs::write(credentials.join(name), value).unwrap();
+    }
+    let flags = ["--credentials-dir", credentials.to_str().unwrap()];
+    let to = folder.path().join("model");
+    fetch("s3://models/team/llama", &to, &flags).await.unwrap();
+    check_model(&mirror, &to);
+    moto.put("models/one/m.gguf", bytes(5, 9_000_000)).await;
+    let file = folder.path().join("m.gguf");
+    fetch("s3://models/one/m.gguf", &file, &flags).await.unwrap();
+    assert!(std::fs::read(&file).unwrap() == bytes(5, 9_000_000));
+    let nothing = fetch("s3://models/one/n.gguf", &file, &flags).await.unwrap_err();
+    assert_eq!(nothing.reason, Reason::ModelUnavailable, "{nothing}");
+    let empty = fetch("s3://models/nowhere", &to, &flags).await.unwrap_err();
+    assert!(empty.message.contains("neither a GGUF file nor"), "{empty}");
+}
