@@ -1,12 +1,10 @@
-//! For tests of every crate: writes small GGUF files, and finds the real model where it was fetched.
+//! For tests of every crate: writes small GGUF files, and finds models and suites where they were fetched.
 //!
 //! The writer checks nothing: a test may ask for a file that no reader should accept.
 
-use std::env;
-use std::path::PathBuf;
+mod fetched;
 
-/// The file of SmolLM2-135M-Instruct that tests run on, in the cache folder.
-const REAL_MODEL: &str = "windlass/models/SmolLM2-135M-Instruct.Q4_1.gguf";
+pub use fetched::{fetched, real_model, schema_suite, sentence_encoder};
 
 /// Value types' numbers in a file.
 const U32: u32 = 4;
@@ -163,24 +161,6 @@ impl GgufBuilder {
             next = (next + tensor.data.len() as u64).next_multiple_of(self.alignment as u64);
         }
     }
-}
-
-/// The real model: what `WINDLASS_MODEL` names, else the file in the user's cache folder. Where there is none it says
-/// so, for the test to be skipped.
-///
-/// # Panics
-/// When there is none and `CI` is `true`.
-pub fn real_model() -> Option<PathBuf> {
-    let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
-    let path = variable("WINDLASS_MODEL").or_else(|| Some(cache?.join(REAL_MODEL)))?;
-    if path.exists() {
-        return Some(path);
-    }
-    let missing = format!("no model at {}: set WINDLASS_MODEL to SmolLM2-135M-Instruct in Q4_1", path.display());
-    assert!(env::var("CI").as_deref() != Ok("true"), "{missing}");
-    eprintln!("SKIPPED: {missing}");
-    None
 }
 
 /// An array value's bytes.

@@ -4,9 +4,8 @@
 #![allow(clippy::unwrap_used)] // a helper that fails fails its test
 
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
 use windlass_checkpoint::HubFolder;
-use windlass_checkpoint::testing::SafetensorsBuilder;
+use windlass_checkpoint::testing::{SafetensorsBuilder, sentence_encoder};
 use windlass_engine_model::{Encoder, EncoderError, EncoderInput, Purpose};
 
 fn recorded() -> Value {
@@ -21,17 +20,6 @@ fn inputs(tokens: &Value, types: &Value) -> Vec<EncoderInput> {
     let tokens: Vec<Vec<u32>> = serde_json::from_value(tokens.clone()).unwrap();
     let types: Vec<Vec<u32>> = serde_json::from_value(types.clone()).unwrap_or_else(|_| vec![Vec::new(); tokens.len()]);
     tokens.into_iter().zip(types).map(|(tokens, types)| EncoderInput { tokens, types }).collect()
-}
-
-/// The folder of all-MiniLM-L6-v2, if it is there; with `CI=true` it must be.
-fn sentence_encoder() -> Option<PathBuf> {
-    let cached = || Some(Path::new(&std::env::var_os("HOME")?).join(".cache/windlass/models/all-MiniLM-L6-v2"));
-    let path = std::env::var_os("WINDLASS_ENCODER").map(Into::into).or_else(cached).filter(|path| path.is_dir());
-    if path.is_none() {
-        assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "there is no all-MiniLM-L6-v2: tests/setup tests");
-        eprintln!("SKIPPED: there is no all-MiniLM-L6-v2; `tests/setup tests` fetches it");
-    }
-    path
 }
 
 fn close(found: &[f32], expected: &[f32], tolerance: f32) -> bool {

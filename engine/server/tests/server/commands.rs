@@ -100,7 +100,7 @@ async fn a_bench_measures_and_draws() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fit_says_what_fits_and_what_does_not() {
-    let Some(model) = crate::common::real_model() else { return };
+    let Some(model) = windlass_checkpoint::testing::real_model() else { return };
     let model = model.to_str().unwrap();
     let told = succeeded(run(&["fit", model, "--memory", "64Mi,16Gi"], "").await);
     assert!(told.contains("2 × 30 layers × 3 heads × 128 bytes (bf16)"), "{told}");

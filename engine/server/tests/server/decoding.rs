@@ -1,9 +1,10 @@
 //! How tokens are found, over HTTP with real weights: guessed ahead, searched with beams, over keys of 8 bits, out of the
 //! swap space.
 
-use crate::common::{TestServer, real_model, start};
+use crate::common::{TestServer, start};
 use clap::Parser;
 use serde_json::{Value, json};
+use windlass_checkpoint::testing::real_model;
 use windlass_engine::cli::{Cli, Command};
 use windlass_engine::config::Config;
 

@@ -6,21 +6,10 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use futures::FutureExt;
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
-
-/// The model's folder; with `CI=true` it must be there.
-fn folder() -> Option<PathBuf> {
-    let cached = || Some(Path::new(&std::env::var_os("HOME")?).join(".cache/windlass/models/all-MiniLM-L6-v2"));
-    let path = std::env::var_os("WINDLASS_ENCODER").map(Into::into).or_else(cached).filter(|path| path.is_dir());
-    if path.is_none() {
-        assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "there is no all-MiniLM-L6-v2: tests/setup tests");
-        eprintln!("SKIPPED: there is no all-MiniLM-L6-v2; `tests/setup tests` fetches it");
-    }
-    path
-}
+use windlass_checkpoint::testing::sentence_encoder;
 
 pub async fn encoder(flags: &str) -> Option<TestServer> {
-    Some(serve_at(&folder()?, &format!("--served-model-name minilm {flags}")).await)
+    Some(serve_at(&sentence_encoder()?, &format!("--served-model-name minilm {flags}")).await)
 }
 
 pub async fn embed(server: &TestServer, extra: Value) -> Answer {
@@ -129,7 +118,7 @@ async fn what_an_encoder_cannot_do_is_refused_by_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn vectors_that_may_be_cut_are_cut() {
-    let Some(model) = folder() else { return };
+    let Some(model) = sentence_encoder() else { return };
     let copy = tempfile::tempdir().unwrap();
     for name in ["model.safetensors", "tokenizer.json", "modules.json", "sentence_bert_config.json", "1_Pooling"] {
         std::os::unix::fs::symlink(model.join(name), copy.path().join(name)).unwrap();

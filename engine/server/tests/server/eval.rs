@@ -1,8 +1,8 @@
 //! `eval` on the real model: equal models agree, and what cannot be scored is refused.
 
-use crate::common::real_model;
 use clap::Parser;
 use std::fs;
+use windlass_checkpoint::testing::real_model;
 use windlass_engine::cli::{Cli, Command};
 use windlass_engine::eval::evaluate;
 

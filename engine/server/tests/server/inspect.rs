@@ -1,6 +1,5 @@
 //! `windlass-engine inspect`: the same of a file and of a URL, of which only the header is fetched.
 
-use crate::common;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{Response, StatusCode, header};
@@ -63,7 +62,7 @@ async fn inspected(model: &str) -> Result<String, Failure> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_url_is_inspected_by_its_header_alone() {
-    let Some(model) = common::real_model() else { return };
+    let Some(model) = windlass_checkpoint::testing::real_model() else { return };
     let local = inspected(model.to_str().unwrap()).await.unwrap();
     assert!(local.len() <= MAX_TERMINATION_BYTES, "{}", local.len());
     let local = Inspection::parse(&local).unwrap();

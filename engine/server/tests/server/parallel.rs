@@ -1,6 +1,6 @@
 //! A model on several ranks and in several processes, as its users start it.
 
-use crate::common::{Answer, Client, post, real_model, within};
+use crate::common::{Answer, Client, post, within};
 use axum::body::Body;
 use serde_json::{Value, json};
 use std::net::{SocketAddr, TcpListener};
@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
+use windlass_checkpoint::testing::real_model;
 use windlass_engine_contract::termination::{Reason, Termination};
 
 /// A process, and where it serves.

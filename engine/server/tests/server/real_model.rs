@@ -1,8 +1,9 @@
 //! The whole way with real weights: a conversation over HTTP, whole and streamed, alone and among others.
 
-use crate::common::{TestServer, real_model, start, within};
+use crate::common::{TestServer, start, within};
 use clap::Parser;
 use serde_json::{Value, json};
+use windlass_checkpoint::testing::real_model;
 use windlass_engine::cli::{Cli, Command};
 use windlass_engine::config::Config;
 

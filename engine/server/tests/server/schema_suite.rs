@@ -4,27 +4,16 @@
 //! valid texts cannot be written, since an answer's properties come in the schema's order and numbers are spelled one
 //! way: those are counted, and no fault.
 
-use crate::common::real_model;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 use windlass_checkpoint::Checkpoint;
+use windlass_checkpoint::testing::{real_model, schema_suite};
 use windlass_engine::structure::Structures;
 use windlass_engine::text::tokenizer::Tokenizer;
 use windlass_engine_api::structure::{Form, Structure};
-
-/// The suite's folder; with `CI=true` it must be there.
-fn suite() -> Option<PathBuf> {
-    let folder = PathBuf::from(std::env::var_os("HOME")?).join(".cache/windlass/json-schema-test-suite");
-    if folder.is_dir() {
-        return Some(folder.join("tests/draft2020-12"));
-    }
-    assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "there is no JSON-Schema-Test-Suite: tests/setup tests");
-    eprintln!("SKIPPED: there is no JSON-Schema-Test-Suite; `tests/setup tests` fetches it");
-    None
-}
 
 /// Of one file of the suite.
 #[derive(Debug, Default)]
@@ -54,12 +43,13 @@ fn can_be(constraint: &dyn windlass_engine_core::constraint::Constraint, tokeniz
 
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_are_valid_by_the_test_suite() {
-    let (Some(folder), Some(model)) = (suite(), real_model()) else { return };
+    let (Some(folder), Some(model)) = (schema_suite(), real_model()) else { return };
     let Checkpoint::Gguf(file) = Checkpoint::open(&model).unwrap() else { panic!("the model is no GGUF file") };
     let tokenizer = Arc::new(Tokenizer::from_metadata(file.metadata()).unwrap());
     let structures = Arc::new(Structures::new(tokenizer.clone()));
     let mut tallies: BTreeMap<String, Tally> = BTreeMap::new();
-    let mut files: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(folder.join("tests/draft2020-12")).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
     for path in files {
         let keyword = path.file_stem().unwrap().to_string_lossy().into_owned();

@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command as Process, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::TcpListener;
+use windlass_checkpoint::testing::fetched;
 use windlass_engine::cli::{Cli, Command};
 use windlass_engine::failure::Failure;
 use windlass_engine::fetch;
@@ -352,14 +353,7 @@ impl Drop for Moto {
 
 impl Moto {
     async fn start() -> Option<Moto> {
-        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-        let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
-        let python = cache.join("windlass/python/moto-5.2.5/bin/python");
-        if !python.is_file() {
-            assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "there is no {}", python.display());
-            eprintln!("SKIPPED: there is no {}; tests/setup tests installs it", python.display());
-            return None;
-        }
+        let python = fetched("WINDLASS_MOTO_PYTHON", "python/moto-5.2.5/bin/python", "the S3 server moto")?;
         let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
         let mut command = Process::new(python);
         command.args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &port.to_string()]);

@@ -1,8 +1,9 @@
 //! Answers of a given form: on the simulator with its words, and on the real model with JSON.
 
-use crate::common::{Client, FAST, SLOW, TestServer, chat, real_model, serve, start};
+use crate::common::{Client, FAST, SLOW, TestServer, chat, serve, start};
 use clap::Parser;
 use serde_json::{Value, json};
+use windlass_checkpoint::testing::real_model;
 use windlass_engine::cli::{Cli, Command};
 use windlass_engine::config::Config;
 

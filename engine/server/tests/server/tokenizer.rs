@@ -1,9 +1,9 @@
 //! The tokenizer on a real vocabulary: the tokens that llama.cpp (xllamacpp 2026.10.11549) finds for the same texts
 //! with the same file.
 
-use crate::common::real_model;
 use std::time::Instant;
 use windlass_checkpoint::GgufFile;
+use windlass_checkpoint::testing::real_model;
 use windlass_engine::text::detokenize::Detokenizer;
 use windlass_engine::text::tokenizer::Tokenizer;
 

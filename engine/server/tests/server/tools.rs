@@ -1,8 +1,9 @@
 //! Calls of tools and thoughts, over HTTP: the simulator with the real model's tokenizer, its answers held to texts that
 //! models write.
 
-use crate::common::{Answer, FAST, TestServer, chat, real_model, serve_at};
+use crate::common::{Answer, FAST, TestServer, chat, serve_at};
 use serde_json::{Value, json};
+use windlass_checkpoint::testing::real_model;
 
 /// The simulator that can spell, if the tokenizer's file is there.
 async fn spelling(flags: &str) -> Option<TestServer> {

@@ -239,16 +239,3 @@ pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), future).await.unwrap_or_else(|_| panic!("it never happened: {what}"))
 }
-
-/// The real model's file. Without it tests that need it say so and pass; with `CI=true` its absence fails them.
-pub fn real_model() -> Option<std::path::PathBuf> {
-    let cached = || Some(std::path::Path::new(&std::env::var_os("HOME")?).join(CACHED_MODEL));
-    let path = std::env::var_os("WINDLASS_MODEL").map(Into::into).or_else(cached).filter(|path| path.is_file());
-    if path.is_none() {
-        assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "there is no {CACHED_MODEL} and no WINDLASS_MODEL");
-        eprintln!("SKIPPED: there is no ~/{CACHED_MODEL}, and WINDLASS_MODEL names no other file");
-    }
-    path
-}
-
-const CACHED_MODEL: &str = ".cache/windlass/models/SmolLM2-135M-Instruct.Q4_1.gguf";
