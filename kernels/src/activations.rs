@@ -45,6 +45,8 @@ pub struct Activations {
     blocks: Vec<Block>,
     /// `[tokens, cols]`, or empty.
     values: Vec<f32>,
+    /// The input in the order of the matrices' columns, where they have one.
+    sorted: Vec<f32>,
 }
 
 /// 32 values as bytes: value = code · scale.
@@ -72,13 +74,29 @@ impl Activations {
     /// Takes in `input`, `[tokens, cols]` row-major, in the forms that `matrices` need.
     ///
     /// # Panics
-    /// When `matrices` is empty or they differ in `cols`, or when `input` is not whole tokens.
+    /// When `matrices` is empty or they differ in `cols` or order, or when `input` is not whole tokens.
     pub fn load(&mut self, pool: &Pool, input: &[f32], matrices: &[&PackedMatrix]) {
         let cols = matrices[0].cols();
         assert!(matrices.iter().all(|matrix| matrix.cols() == cols), "matrices that share activations share cols");
         assert!(input.len().is_multiple_of(cols), "{} values are no whole tokens of {cols}", input.len());
+        let order = matrices[0].order();
+        assert!(
+            matrices.iter().all(|matrix| matrix.order() == order),
+            "matrices that share activations share an order"
+        );
         self.tokens = input.len() / cols;
         self.cols = cols;
+        let mut sorted = std::mem::take(&mut self.sorted);
+        sorted.clear();
+        if let Some(order) = order {
+            sorted.extend(input.chunks_exact(cols).flat_map(|token| order.iter().map(|&col| token[col as usize])));
+        }
+        self.convert(pool, if order.is_some() { &sorted } else { input }, matrices);
+        self.sorted = sorted;
+    }
+
+    fn convert(&mut self, pool: &Pool, input: &[f32], matrices: &[&PackedMatrix]) {
+        let cols = self.cols;
         self.values.clear();
         self.blocks.clear();
         if matrices.iter().any(|matrix| multiplies_floats(matrix.weight_type())) {

@@ -15,6 +15,8 @@ pub(crate) unsafe trait Zeroable: Copy {}
 // SAFETY: every pattern of bits is a number.
 unsafe impl Zeroable for f32 {}
 // SAFETY: every pattern of bits is a number.
+unsafe impl Zeroable for u8 {}
+// SAFETY: every pattern of bits is a number.
 unsafe impl Zeroable for i8 {}
 // SAFETY: every pattern of bits is a number.
 unsafe impl Zeroable for half::f16 {}
@@ -80,6 +82,34 @@ impl<T: Zeroable> Buffer<T> {
         let values = &mut self[values];
         // SAFETY: as for `bytes`; every pattern of bits is a number of these types, and `&mut self` is the only access.
         unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+    }
+}
+
+impl Buffer<u8> {
+    /// The bytes as values of another type.
+    ///
+    /// # Panics
+    /// If they are no whole number of these.
+    pub(crate) fn of<V: Zeroable>(&self) -> &[V] {
+        let (start, count) = self.start_of::<V>();
+        // SAFETY: `start_of` says where so many such values lie.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), count) }
+    }
+
+    /// The same, to be written.
+    pub(crate) fn of_mut<V: Zeroable>(&mut self) -> &mut [V] {
+        let (start, count) = self.start_of::<V>();
+        // SAFETY: as for `of`; any such values are bytes, and `&mut self` is the only access.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), count) }
+    }
+
+    /// Where the bytes lie as values of another type, which any bytes are, and how many they are: the mapping begins at
+    /// a page.
+    fn start_of<V: Zeroable>(&self) -> (NonNull<V>, usize) {
+        const { assert!(align_of::<V>() <= 4096 && size_of::<V>() > 0) };
+        assert!(self.len.is_multiple_of(size_of::<V>()), "{} bytes of values of {}", self.len, size_of::<V>());
+        let start = if self.len == 0 { NonNull::dangling() } else { self.start.cast() };
+        (start, self.len / size_of::<V>())
     }
 }
 

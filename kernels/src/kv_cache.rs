@@ -2,18 +2,43 @@
 
 use std::ops::Range;
 
-use half::bf16;
+use crate::buffer::{Buffer, Zeroable};
 
-use crate::buffer::Buffer;
-
-/// How the cache holds keys and values.
+/// How the cache holds keys and values: a row is those of a token and head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvType {
     /// Rounded to 8 bits of mantissa.
     #[default]
     Bf16,
-    /// Bytes with an f32 scale for each token and head: a little more than half the memory.
+    /// Rounded to 11 bits of mantissa; beyond ±65504 they are that.
+    F16,
+    /// Floats of 4 bits of exponent and 3 of mantissa (e4m3), with an f32 scale for each row.
+    Fp8,
+    /// Bytes with an f32 scale for each row: a little more than half the memory.
     Int8,
+    /// Half bytes with an f32 scale for each row.
+    Int4,
+}
+
+impl KvType {
+    /// Every one.
+    pub const ALL: [KvType; 5] = [KvType::Bf16, KvType::F16, KvType::Fp8, KvType::Int8, KvType::Int4];
+
+    /// Bytes of a row of `head_dim` values, its scale apart.
+    fn row_bytes(self, head_dim: usize) -> usize {
+        match self {
+            KvType::Bf16 | KvType::F16 => 2 * head_dim,
+            KvType::Fp8 | KvType::Int8 => head_dim,
+            KvType::Int4 => head_dim.div_ceil(2),
+        }
+    }
+
+    fn scale_bytes(self) -> usize {
+        match self {
+            KvType::Bf16 | KvType::F16 => 0,
+            KvType::Fp8 | KvType::Int8 | KvType::Int4 => size_of::<f32>(),
+        }
+    }
 }
 
 /// The shape of one block of the cache.
@@ -35,11 +60,7 @@ impl KvLayout {
 
     /// Bytes that one block takes over `layers` layers.
     pub fn block_bytes(&self, kind: KvType, layers: usize) -> usize {
-        let row = match kind {
-            KvType::Bf16 => self.head_dim * size_of::<bf16>(),
-            KvType::Int8 => self.head_dim + size_of::<f32>(),
-        };
-        self.block_rows() * layers * row
+        self.block_rows() * layers * (kind.row_bytes(self.head_dim) + kind.scale_bytes())
     }
 
     /// Distance in rows from a key to its value.
@@ -55,17 +76,12 @@ impl KvLayout {
 #[derive(Debug)]
 pub struct KvCache {
     layout: KvLayout,
+    kind: KvType,
     layers: usize,
     blocks: usize,
-    rows: Rows,
-}
-
-/// All rows of a cache.
-#[derive(Debug)]
-pub(crate) enum Rows {
-    Bf16(Buffer<bf16>),
-    /// Codes, and a scale for each row.
-    Int8(Buffer<i8>, Buffer<f32>),
+    cells: Buffer<u8>,
+    /// One for each row; none where the type has none.
+    scales: Buffer<f32>,
 }
 
 /// Where the blocks of one layer lie.
@@ -87,12 +103,10 @@ impl Places {
 impl KvCache {
     /// A zeroed cache (its pages take memory when first written) of `blocks` blocks in each of `layers` layers.
     pub fn new(layout: KvLayout, kind: KvType, layers: usize, blocks: usize) -> Self {
-        let count = blocks * layers * layout.block_rows();
-        let rows = match kind {
-            KvType::Bf16 => Rows::Bf16(Buffer::zeroed(count * layout.head_dim)),
-            KvType::Int8 => Rows::Int8(Buffer::zeroed(count * layout.head_dim), Buffer::zeroed(count)),
-        };
-        KvCache { layout, layers, blocks, rows }
+        let rows = blocks * layers * layout.block_rows();
+        let cells = Buffer::zeroed(rows * kind.row_bytes(layout.head_dim));
+        let scales = Buffer::zeroed(if kind.scale_bytes() > 0 { rows } else { 0 });
+        KvCache { layout, kind, layers, blocks, cells, scales }
     }
 
     /// The shape of a block.
@@ -102,10 +116,7 @@ impl KvCache {
 
     /// How values are held.
     pub fn kind(&self) -> KvType {
-        match self.rows {
-            Rows::Bf16(_) => KvType::Bf16,
-            Rows::Int8(..) => KvType::Int8,
-        }
+        self.kind
     }
 
     /// Blocks per layer.
@@ -120,7 +131,7 @@ impl KvCache {
 
     /// Bytes of all layers.
     pub fn bytes(&self) -> usize {
-        self.layout.block_bytes(self.kind(), self.layers) * self.blocks
+        self.layout.block_bytes(self.kind, self.layers) * self.blocks
     }
 
     /// Copies keys and values of block `from` into block `to`, in every layer.
@@ -128,17 +139,8 @@ impl KvCache {
     /// # Panics
     /// If there is no such block.
     pub fn copy_block(&mut self, from: usize, to: usize) {
-        assert!(from < self.blocks && to < self.blocks, "block {from} into {to} of {}", self.blocks);
-        let (rows, width) = (self.layers * self.layout.block_rows(), self.layout.head_dim);
-        let source = from * rows..(from + 1) * rows;
-        let values = source.start * width..source.end * width;
-        match &mut self.rows {
-            Rows::Bf16(all) => all.copy_within(values, to * rows * width),
-            Rows::Int8(codes, scales) => {
-                codes.copy_within(values, to * rows * width);
-                scales.copy_within(source, to * rows);
-            }
-        }
+        let (from, to) = (self.rows_of(from), self.rows_of(to));
+        self.copy_rows(from, to.start);
     }
 
     /// The bytes of a block, all layers together, in parts: what [`block_bytes_mut`](Self::block_bytes_mut) takes back.
@@ -147,11 +149,8 @@ impl KvCache {
     /// If there is no such block.
     pub fn block_bytes(&self, block: usize) -> Vec<&[u8]> {
         let rows = self.rows_of(block);
-        let values = rows.start * self.layout.head_dim..rows.end * self.layout.head_dim;
-        match &self.rows {
-            Rows::Bf16(all) => vec![all.bytes(values)],
-            Rows::Int8(codes, scales) => vec![codes.bytes(values), scales.bytes(rows)],
-        }
+        let (cells, scales) = (self.cells_of(rows.clone()), self.scales_of(rows));
+        vec![&self.cells[cells], self.scales.bytes(scales)]
     }
 
     /// The same, to be overwritten.
@@ -160,17 +159,32 @@ impl KvCache {
     /// If there is no such block.
     pub fn block_bytes_mut(&mut self, block: usize) -> Vec<&mut [u8]> {
         let rows = self.rows_of(block);
-        let values = rows.start * self.layout.head_dim..rows.end * self.layout.head_dim;
-        match &mut self.rows {
-            Rows::Bf16(all) => vec![all.bytes_mut(values)],
-            Rows::Int8(codes, scales) => vec![codes.bytes_mut(values), scales.bytes_mut(rows)],
-        }
+        let (cells, scales) = (self.cells_of(rows.clone()), self.scales_of(rows));
+        vec![&mut self.cells[cells], self.scales.bytes_mut(scales)]
     }
 
     fn rows_of(&self, block: usize) -> Range<usize> {
         assert!(block < self.blocks, "block {block} of {}", self.blocks);
         let rows = self.layers * self.layout.block_rows();
         block * rows..(block + 1) * rows
+    }
+
+    /// The bytes of some rows.
+    fn cells_of(&self, rows: Range<usize>) -> Range<usize> {
+        let bytes = self.kind.row_bytes(self.layout.head_dim);
+        rows.start * bytes..rows.end * bytes
+    }
+
+    /// The scales of some rows, if they have any.
+    fn scales_of(&self, rows: Range<usize>) -> Range<usize> {
+        if self.scales.is_empty() { 0..0 } else { rows }
+    }
+
+    fn copy_rows(&mut self, from: Range<usize>, to: usize) {
+        let (cells, scales) = (self.cells_of(from.clone()), self.scales_of(from));
+        let (to_cells, to_scales) = (self.cells_of(to..to).start, self.scales_of(to..to).start);
+        self.cells.copy_within(cells, to_cells);
+        self.scales.copy_within(scales, to_scales);
     }
 
     /// Copies keys and values of one token, given by block and place in it, to the place of another, in every layer.
@@ -181,19 +195,13 @@ impl KvCache {
         for (block, token) in [from, to] {
             assert!(block < self.blocks && token < self.layout.block_tokens, "token {token} of block {block}");
         }
-        let (layout, width) = (self.layout, self.layout.head_dim);
+        let layout = self.layout;
         for layer in 0..self.layers {
             let places = self.places(layer);
             for kv_head in 0..layout.kv_heads {
                 let [from, to] = [from, to].map(|(block, token)| places.key(block, kv_head, token));
-                for (from, to) in [(from, to), (from + layout.value_offset(), to + layout.value_offset())] {
-                    match &mut self.rows {
-                        Rows::Bf16(all) => all.copy_within(from * width..(from + 1) * width, to * width),
-                        Rows::Int8(codes, scales) => {
-                            codes.copy_within(from * width..(from + 1) * width, to * width);
-                            scales.copy_within(from..from + 1, to);
-                        }
-                    }
+                for offset in [0, layout.value_offset()] {
+                    self.copy_rows(from + offset..from + offset + 1, to + offset);
                 }
             }
         }
@@ -208,11 +216,13 @@ impl KvCache {
         Places { layout: self.layout, layers: self.layers, layer }
     }
 
-    pub(crate) fn rows(&self) -> &Rows {
-        &self.rows
+    /// All rows, as cells of the cache's type, and their scales.
+    pub(crate) fn rows<V: Zeroable>(&self) -> (&[V], &[f32]) {
+        (self.cells.of(), &self.scales)
     }
 
-    pub(crate) fn rows_mut(&mut self) -> &mut Rows {
-        &mut self.rows
+    /// The same, to be written.
+    pub(crate) fn rows_mut<V: Zeroable>(&mut self) -> (&mut [V], &mut [f32]) {
+        (self.cells.of_mut(), &mut self.scales)
     }
 }

@@ -28,4 +28,4 @@ pub use activations::{ActivationType, Activations};
 pub use kv_cache::{KvCache, KvLayout, KvType};
 pub use pool::{Pool, Worker};
 pub use simd::{Kernels, UnknownKernels};
-pub use weights::{Integer, PackedMatrix, ShapeError, WeightType, floats};
+pub use weights::{Group, Integer, PackedMatrix, ShapeError, WeightType, floats};

@@ -10,16 +10,29 @@ pub enum KvDataType {
     /// Brain floats of 2 bytes.
     #[default]
     Bf16,
+    /// Half-precision floats of 2 bytes.
+    F16,
+    /// Floats of one byte (e4m3), with a float of 4 bytes for each token and head.
+    Fp8,
     /// Bytes, with a float of 4 bytes for each token and head.
     Int8,
+    /// Half bytes, with a float of 4 bytes for each token and head.
+    Int4,
 }
 
 impl KvDataType {
+    /// Every one.
+    pub const ALL: [KvDataType; 5] =
+        [KvDataType::Bf16, KvDataType::F16, KvDataType::Fp8, KvDataType::Int8, KvDataType::Int4];
+
     /// The type of this name, as `--kv-cache-dtype` spells it, vLLM's names included.
     pub fn named(name: &str) -> Option<KvDataType> {
         match name {
             "auto" | "bf16" | "bfloat16" => Some(KvDataType::Bf16),
+            "f16" | "fp16" | "float16" => Some(KvDataType::F16),
+            "fp8" | "fp8_e4m3" | "fp8_per_token_head" => Some(KvDataType::Fp8),
             "int8" | "int8_per_token_head" => Some(KvDataType::Int8),
+            "int4" | "int4_per_token_head" => Some(KvDataType::Int4),
             _ => None,
         }
     }
@@ -27,8 +40,9 @@ impl KvDataType {
     /// Bytes of a key or value of one head.
     pub fn head_bytes(self, head_dim: u32) -> u64 {
         match self {
-            KvDataType::Bf16 => 2 * u64::from(head_dim),
-            KvDataType::Int8 => u64::from(head_dim) + 4,
+            KvDataType::Bf16 | KvDataType::F16 => 2 * u64::from(head_dim),
+            KvDataType::Fp8 | KvDataType::Int8 => u64::from(head_dim) + 4,
+            KvDataType::Int4 => u64::from(head_dim.div_ceil(2)) + 4,
         }
     }
 
@@ -36,7 +50,10 @@ impl KvDataType {
     pub fn name(self) -> &'static str {
         match self {
             KvDataType::Bf16 => "bf16",
+            KvDataType::F16 => "f16",
+            KvDataType::Fp8 => "fp8",
             KvDataType::Int8 => "int8",
+            KvDataType::Int4 => "int4",
         }
     }
 }
@@ -107,5 +124,9 @@ mod tests {
         assert_eq!(kv_bytes_per_token(&shape, KvDataType::Bf16), 131_072);
         assert_eq!(kv_block_bytes(&shape, KvDataType::Bf16, 16), 2 << 20);
         assert_eq!(kv_bytes_per_token(&shape, KvDataType::Int8), 131_072 / 2 + 2 * 32 * 8 * 4);
+        assert_eq!(kv_bytes_per_token(&shape, KvDataType::Int4), 131_072 / 4 + 2 * 32 * 8 * 4);
+        let names: Vec<&str> = KvDataType::ALL.map(KvDataType::name).to_vec();
+        assert_eq!(names, ["bf16", "f16", "fp8", "int8", "int4"]);
+        assert!(KvDataType::ALL.iter().all(|kind| KvDataType::named(kind.name()) == Some(*kind)));
     }
 }

@@ -22,6 +22,8 @@ pub struct Shard {
     pub kv_heads: Range<u32>,
     /// Columns of the feed-forward block.
     pub feed_forward: Range<u32>,
+    /// Columns that stay together.
+    pub feed_forward_unit: u32,
     /// Tokens whose embeddings and logits it holds.
     pub vocabulary: Range<u32>,
 }
@@ -57,22 +59,21 @@ impl Shard {
         if !divides(ranks, heads, kv_heads) {
             return Err(Indivisible::Heads { heads, kv_heads, ranks });
         }
-        let units = feed_forward / feed_forward_unit.max(1);
+        let feed_forward_unit = feed_forward_unit.max(1);
+        let units = feed_forward / feed_forward_unit;
         for (what, parts) in [("blocks of feed-forward columns", units), ("tokens of the vocabulary", vocabulary)] {
             if parts < ranks {
                 return Err(Indivisible::Parts { what, parts, ranks });
             }
         }
-        let shard = |rank: u32| {
-            let columns = run(units, rank, ranks);
-            Shard {
-                rank,
-                ranks,
-                heads: run(heads, rank, ranks),
-                kv_heads: kv_run(kv_heads, rank, ranks),
-                feed_forward: columns.start * feed_forward_unit..columns.end * feed_forward_unit,
-                vocabulary: run(vocabulary, rank, ranks),
-            }
+        let shard = |rank: u32| Shard {
+            rank,
+            ranks,
+            heads: run(heads, rank, ranks),
+            kv_heads: kv_run(kv_heads, rank, ranks),
+            feed_forward: columns(feed_forward, feed_forward_unit, rank, ranks),
+            feed_forward_unit,
+            vocabulary: run(vocabulary, rank, ranks),
         };
         Ok((0..ranks).map(shard).collect())
     }
@@ -86,8 +87,14 @@ impl Shard {
             heads: 0..heads,
             kv_heads: 0..kv_heads,
             feed_forward: 0..feed_forward,
+            feed_forward_unit: 1,
             vocabulary: 0..vocabulary,
         }
+    }
+
+    /// Its columns of another feed-forward block, `width` wide: an expert's. None where there are too few units.
+    pub fn columns(&self, width: u32) -> Range<u32> {
+        columns(width, self.feed_forward_unit, self.rank, self.ranks)
     }
 
     /// The rank's part as a decoder of its own, whose weights take so many bytes: what memory arithmetic reads. Logits
@@ -154,6 +161,12 @@ fn divides(ranks: u32, heads: u32, kv_heads: u32) -> bool {
 fn run(parts: u32, rank: u32, ranks: u32) -> Range<u32> {
     let border = |rank: u32| (u64::from(parts) * u64::from(rank) / u64::from(ranks)) as u32;
     border(rank)..border(rank + 1)
+}
+
+/// The same of `width` columns in whole units.
+fn columns(width: u32, unit: u32, rank: u32, ranks: u32) -> Range<u32> {
+    let units = run(width / unit, rank, ranks);
+    units.start * unit..units.end * unit
 }
 
 fn kv_run(kv_heads: u32, rank: u32, ranks: u32) -> Range<u32> {

@@ -29,6 +29,7 @@ const GEOMETRY: Geometry = Geometry {
     max_step_tokens: 1 << 20,
     max_step_logits: 1,
     vocabulary: u32::MAX,
+    read_back_tokens: None,
 };
 
 /// The ids of a line's blocks.

@@ -23,6 +23,7 @@ const GEOMETRY: Geometry = Geometry {
     max_step_tokens: 8192,
     max_step_logits: SEQUENCES,
     vocabulary: 50_000,
+    read_back_tokens: None,
 };
 
 fn request(id: u64, prompt_tokens: u32) -> Request {

@@ -27,6 +27,9 @@ pub struct Geometry {
     pub max_step_logits: u32,
     /// Ids are below this.
     pub vocabulary: u32,
+    /// Tokens at the end of a sequence, the one that is computed among them, before which nothing is read again; absent
+    /// where all of them are. Blocks that lie before may be given to others.
+    pub read_back_tokens: Option<u32>,
 }
 
 /// Computes steps. `submit` and `collect` are called by one thread, tickets are collected in order of submission,

@@ -35,6 +35,8 @@ pub(crate) struct KvCache {
     retiring: Vec<(Ticket, BlockTable)>,
     /// How long a prefix is kept that nobody uses.
     ttl_seconds: Option<f64>,
+    /// Tokens at the end of a sequence before which nothing is read again; absent where all are.
+    read_back_tokens: Option<usize>,
     /// The time of the last call that told it.
     now: f64,
 }
@@ -83,6 +85,7 @@ impl KvCache {
             moves: Vec::new(),
             retiring: Vec::new(),
             ttl_seconds: None,
+            read_back_tokens: None,
             now: 0.0,
         }
     }
@@ -90,6 +93,12 @@ impl KvCache {
     /// Forgets prefixes that nobody used for so long.
     pub(crate) fn with_ttl(mut self, ttl_seconds: Option<f64>) -> KvCache {
         self.ttl_seconds = ttl_seconds;
+        self
+    }
+
+    /// Lets sequences give up what lies before their last so many tokens.
+    pub(crate) fn with_read_back(mut self, tokens: Option<u32>) -> KvCache {
+        self.read_back_tokens = tokens.map(|tokens| tokens.max(1) as usize);
         self
     }
 
@@ -116,10 +125,11 @@ impl KvCache {
         std::mem::take(&mut self.moves)
     }
 
-    /// A sequence failed: what it computed or found is not to be found by others.
+    /// A sequence failed: what it computed or found is not to be found by others. What it passed served steps that did
+    /// not fail.
     pub(crate) fn distrust(&mut self, table: &BlockTable) {
         let Some(prefixes) = &mut self.prefixes else { return };
-        for (prefix, _) in table.blocks.iter().filter_map(|block| prefixes.remove(*block)) {
+        for (prefix, _) in table.held().iter().filter_map(|block| prefixes.remove(*block)) {
             if let Some(tier) = &mut self.tier {
                 tier.forget(prefix);
             }
@@ -173,7 +183,8 @@ impl KvCache {
     }
 
     /// A table for a sequence whose first `tokens` tokens are those of `table`, with room for one more: their full
-    /// blocks are shared, the one that both would write into is copied. `None` where blocks are short.
+    /// blocks are shared, the one that both would write into is copied. `None` where blocks are short, or were passed
+    /// that it would read.
     pub(crate) fn fork(
         &mut self,
         table: &BlockTable,
@@ -181,13 +192,14 @@ impl KvCache {
         scope: CacheScope,
         headroom: usize,
     ) -> Option<BlockTable> {
-        if 1 + headroom > self.pool.available() {
+        if 1 + headroom > self.pool.available() || !self.serves(table, tokens) {
             return None;
         }
-        let shared = tokens / self.block_tokens;
-        let mut fork = BlockTable { blocks: table.blocks[..shared].to_vec(), ..BlockTable::new(scope) };
-        fork.blocks.iter().for_each(|&block| self.pool.retain(block));
+        let (shared, passed) = (tokens / self.block_tokens, table.passed);
+        let mut fork = BlockTable { blocks: table.blocks[..shared].to_vec(), passed, ..BlockTable::new(scope) };
+        fork.held().iter().for_each(|&block| self.pool.retain(block));
         self.append(&mut fork, 1);
+        fork.pass(passed);
         let begun = !tokens.is_multiple_of(self.block_tokens);
         self.moves.extend(begun.then(|| Move::Copy { from: table.blocks[shared], to: fork.blocks[shared] }));
         Some(fork)
@@ -215,10 +227,28 @@ impl KvCache {
     /// Makes the full blocks of `computed` findable as prefixes. All of `computed` has its K and V in the table.
     pub(crate) fn publish(&mut self, table: &mut BlockTable, computed: &[TokenId]) {
         let Some(prefixes) = &mut self.prefixes else { return };
+        if table.published < table.passed {
+            return; // a fork, of which nobody has the beginning any more
+        }
         for tokens in computed.chunks_exact(self.block_tokens).skip(table.published) {
             let Some(before) = table.prefix else { return };
             table.prefix = prefixes.insert(before, tokens, table.blocks[table.published]);
             table.published += usize::from(table.prefix.is_some());
+        }
+    }
+
+    /// Whether `table` still has what is read for the tokens behind its first `tokens`.
+    pub(crate) fn serves(&self, table: &BlockTable, tokens: usize) -> bool {
+        table.passed <= self.unread(tokens)
+    }
+
+    /// Gives up the leading blocks of `table` that nothing reads once `computed` tokens are computed, at once or when the
+    /// step `in_flight` that last names them is collected.
+    pub(crate) fn pass_by(&mut self, table: &mut BlockTable, computed: usize, in_flight: Option<Ticket>) {
+        let passed = self.unread(computed).min(table.blocks.len() - 1);
+        if passed > table.passed {
+            let given_up = BlockTable { blocks: table.pass(passed), ..BlockTable::new(CacheScope::SHARED) };
+            self.release(given_up, in_flight);
         }
     }
 
@@ -244,7 +274,7 @@ impl KvCache {
     /// Blocks that become available once the steps in flight are collected, with nothing else released.
     pub(crate) fn returning(&self) -> usize {
         let mut named: HashMap<BlockId, u32> = HashMap::new();
-        for block in self.retiring.iter().flat_map(|(_, table)| &table.blocks) {
+        for block in self.retiring.iter().flat_map(|(_, table)| table.held()) {
             *named.entry(*block).or_default() += 1;
         }
         named.iter().filter(|(block, count)| self.pool.references(**block) == **count).count()
@@ -253,11 +283,16 @@ impl KvCache {
     /// Blocks by state; `tables` are those of all live sequences.
     pub(crate) fn usage<'a>(&'a self, tables: impl Iterator<Item = &'a BlockTable>) -> KvUsage {
         let retiring = self.retiring.iter().map(|(_, table)| table);
-        let accounted: usize = tables.chain(retiring).map(|table| table.blocks.len()).sum();
+        let accounted: usize = tables.chain(retiring).map(|table| table.held().len()).sum();
         let [total, free, cached] = [self.pool.total(), self.pool.free(), self.pool.cached()].map(|n| n as u32);
         let leaked = self.pool.total_references().abs_diff(accounted as u64) as u32;
         let swapped = self.tier.as_ref().map_or(0, Tier::len) as u32;
         KvUsage { total, free, cached, held: total - free - cached, swapped, leaked }
+    }
+
+    /// Leading blocks that are not read for the tokens behind the first `tokens`.
+    fn unread(&self, tokens: usize) -> usize {
+        self.read_back_tokens.map_or(0, |read| (tokens + 1).saturating_sub(read) / self.block_tokens)
     }
 
     fn missing(&self, table: &BlockTable, tokens: usize) -> usize {
@@ -340,7 +375,7 @@ impl KvCache {
 
     /// From the tail, so that a prefix outlives what continues it.
     fn drop_references(&mut self, table: &BlockTable) {
-        for &block in table.blocks.iter().rev() {
+        for &block in table.held().iter().rev() {
             let keep = self.prefixes.as_ref().is_some_and(|prefixes| prefixes.holds(block));
             self.pool.release(block, keep, self.now);
         }

@@ -89,7 +89,8 @@ impl Scheduler {
                 config.enable_prefix_cache.then_some(config.prefix_cache_key),
             )
             .with_ttl(config.prefix_cache_ttl_seconds)
-            .with_tier(geometry.swap_slots),
+            .with_tier(geometry.swap_slots)
+            .with_read_back(geometry.read_back_tokens),
             step_time: StepTimeModel::new(),
             answers: AnswerLength::default(),
             fairness: Fairness::default(),
@@ -297,10 +298,10 @@ impl Scheduler {
     fn leader(&self, sequence: &Sequence) -> Option<usize> {
         let leader = sequence.fork_of.filter(|_| sequence.generated() == 0)?;
         let index = self.running.iter().position(|run| run.sequence.id == leader)?;
-        let leader = &self.running[index].sequence;
+        let Running { sequence: leader, table, .. } = &self.running[index];
         let same = leader.cache_scope == sequence.cache_scope
             && leader.tokens[..leader.prompt_tokens] == sequence.tokens[..sequence.prompt_tokens];
-        same.then_some(index)
+        (same && self.kv.serves(table, leader.prompt_tokens - 1)).then_some(index)
     }
 
     /// Blocks for the one that waits at `next`, and how many of its tokens they hold already.
@@ -380,8 +381,10 @@ impl Scheduler {
             }
             return Ok(Some(sequence.fail(error)));
         }
+        let in_flight = self.last_in_flight(&self.running[index]);
         let run = &mut self.running[index];
         self.kv.publish(&mut run.table, &run.sequence.tokens[..row.end]);
+        self.kv.pass_by(&mut run.table, row.end, in_flight);
         let (prompt, sampled) = scores.map_or_else(Default::default, |scores| (scores.prompt, scores.sampled));
         run.sequence.take_scores(row.first, prompt);
         match result {
@@ -462,8 +465,13 @@ impl Scheduler {
     /// Out of the batch: its blocks return, after the last step in flight that names them.
     fn leave(&mut self, index: usize) -> Sequence {
         let run = self.running.remove(index);
-        let last = run.last_ticket.filter(|last| self.in_flight.iter().any(|step| step.ticket == *last));
+        let last = self.last_in_flight(&run);
         self.kv.release(run.table, last);
         run.sequence
+    }
+
+    /// The last step that names a sequence's blocks and is not collected.
+    fn last_in_flight(&self, run: &Running) -> Option<Ticket> {
+        run.last_ticket.filter(|last| self.in_flight.iter().any(|step| step.ticket == *last))
     }
 }

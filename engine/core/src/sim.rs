@@ -223,12 +223,15 @@ impl<P: Pace> SimExecutor<P> {
         constraint.allowed(&generated).map(Some)
     }
 
-    /// A hash over the blocks of the row's first `tokens` tokens and all before them.
+    /// A hash over the blocks of the row's first `tokens` tokens and those before them that are still read.
     fn context(&self, row: &PlanRow, tokens: usize, seed: u64) -> u64 {
         let end = row.first_position as usize + tokens;
+        let first_read = self.geometry.read_back_tokens.map_or(0, |read| end.saturating_sub(read as usize));
         let last_of_each_block =
             (self.block_tokens()..end).step_by(self.block_tokens()).chain([end]).map(|end| end - 1);
-        last_of_each_block.fold(seed, |hash, position| mix(hash, self.states[self.slot(row, position)]))
+        last_of_each_block
+            .filter(|position| *position >= first_read)
+            .fold(seed, |hash, position| mix(hash, self.states[self.slot(row, position)]))
     }
 
     /// The log probabilities that a computed row asked for.

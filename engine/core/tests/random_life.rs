@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use support::{CONFIG, GEOMETRY, Oracle, TestEngine, WORDS, alone, engine, updates_alone};
+use support::{CONFIG, GEOMETRY, Oracle, TestEngine, WORDS, engine, updates_alone_reading};
 use windlass_engine_core::engine::{EngineConfig, Policy};
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::Move;
@@ -103,13 +103,16 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 
 fn geometries() -> impl Strategy<Value = Geometry> {
     let slots = prop_oneof![Just(0), 1..40u32];
-    (1..6u32, 12..60u32, slots, 1..8u32, 1..40u32).prop_map(
-        |(block_tokens, blocks, swap_slots, max_step_rows, max_step_tokens)| Geometry {
+    // The simulator reads what the token before left, and that token knows all before it.
+    let read_back = prop_oneof![Just(None), (2..30u32).prop_map(Some)];
+    (1..6u32, 12..60u32, slots, 1..8u32, 1..40u32, read_back).prop_map(
+        |(block_tokens, blocks, swap_slots, max_step_rows, max_step_tokens, read_back_tokens)| Geometry {
             block_tokens,
             blocks,
             swap_slots,
             max_step_rows,
             max_step_tokens,
+            read_back_tokens,
             ..GEOMETRY
         },
     )
@@ -212,7 +215,7 @@ impl World {
         match self.engine.add(request.clone(), self.met.turns as f64) {
             Ok(()) => {
                 if let Some(oracle) = &self.oracle {
-                    let answer = alone(&request, self.geometry.block_tokens).0;
+                    let answer = support::text(&self.alone(&request), request.id.0).0;
                     oracle.tell(request.id, [&request.prompt[..], &answer].concat());
                 }
                 self.requests.push(request);
@@ -273,9 +276,14 @@ impl World {
         panic!("no rest: {:?}", self.engine.stats());
     }
 
+    /// What a request hears that has a large engine to itself.
+    fn alone(&self, request: &Request) -> Vec<RequestUpdate> {
+        updates_alone_reading(request, self.geometry.block_tokens, self.geometry.read_back_tokens)
+    }
+
     fn check_texts(&self) {
         for request in &self.requests {
-            let alone = updates_alone(request, self.geometry.block_tokens);
+            let alone = self.alone(request);
             let (whole, reason) = support::text(&alone, request.id.0);
             let heard = support::logprobs(&self.updates, request.id.0);
             for (whole, heard) in support::logprobs(&alone, request.id.0).iter().zip(&heard) {

@@ -24,8 +24,16 @@ pub trait Packer {
     /// A vector of f32, such as a norm's weights.
     type Vector;
 
-    /// Packs a file tensor of `[rows, cols]`. Its bytes are not needed afterwards.
-    fn matrix(&self, kind: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Result<Self::Matrix, ShapeError>;
+    /// Packs a file tensor of `[rows, cols]`, whose column `c` multiplies input `order[c]` where there is an order. Its
+    /// bytes are not needed afterwards.
+    fn matrix(
+        &self,
+        kind: WeightType,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+        order: Option<&[u32]>,
+    ) -> Result<Self::Matrix, ShapeError>;
     /// Packs a file tensor of floats as integers.
     fn quantized_matrix(
         &self,
@@ -92,14 +100,18 @@ pub trait Backend: Packer + Sized {
     fn add_bias(&mut self, step: &Self::Step<'_>, values: &mut Self::Buffer, bias: &Self::Vector);
     /// Root-mean-square norm of every head of queries or keys by itself.
     fn head_norm(&mut self, step: &Self::Step<'_>, heads: Heads, values: &mut Self::Buffer, weight: &Self::Vector);
-    /// Turns every query and key head by its token's position.
-    fn rope(&mut self, step: &Self::Step<'_>, query: &mut Self::Buffer, key: &mut Self::Buffer);
+    /// Turns every query and key head of a layer by its token's position.
+    fn rope(&mut self, step: &Self::Step<'_>, layer: usize, query: &mut Self::Buffer, key: &mut Self::Buffer);
     /// Writes keys and values into their blocks.
     fn append_kv(&mut self, step: &Self::Step<'_>, layer: usize, key: &Self::Buffer, value: &Self::Buffer);
     /// Causal attention of the queries over their sequences' blocks.
     fn attention(&mut self, step: &Self::Step<'_>, layer: usize, query: &Self::Buffer, out: &mut Self::Buffer);
-    /// `out = silu(gate) · up`.
-    fn silu_mul(&mut self, step: &Self::Step<'_>, gate: &Self::Buffer, up: &Self::Buffer, out: &mut Self::Buffer);
+    /// `out = activation(gate) · up`.
+    fn activate(&mut self, step: &Self::Step<'_>, gate: &Self::Buffer, up: &Self::Buffer, out: &mut Self::Buffer);
+    /// `projected = Σ weight · expert(normed)` over the experts that the router gives each token.
+    fn mix_experts(&mut self, step: &Self::Step<'_>, experts: &Experts<Self>, work: &mut Workspace<Self>);
+    /// Bends logits where the model has a cap for them.
+    fn cap_logits(&mut self, step: &Self::Step<'_>, logits: &mut Self::Buffer);
     /// Adds up what the ranks hold of `values`, which are as wide as the residual stream, in the order of ranks. Alone,
     /// nothing changes.
     fn all_reduce(&mut self, step: &Self::Step<'_>, values: &mut Self::Buffer);
@@ -137,7 +149,7 @@ pub trait Backend: Packer + Sized {
             self.head_norm(step, Heads::Key, &mut work.key, key);
         }
         if layer.rotary {
-            self.rope(step, &mut work.query, &mut work.key);
+            self.rope(step, index, &mut work.query, &mut work.key);
         }
         self.append_kv(step, index, &work.key, &work.value);
     }
@@ -157,18 +169,33 @@ pub trait Backend: Packer + Sized {
     fn project_out(&mut self, step: &Self::Step<'_>, layer: &Layer<Self>, work: &mut Workspace<Self>) {
         self.linear(Rows::Tokens, step, &work.attended, [(&layer.out, &mut work.projected)]);
         self.all_reduce(step, &mut work.projected);
+        self.norm_projected(step, layer.post_attention_norm.as_ref(), work);
         let norm = &layer.feed_forward_norm;
         self.add_rms_norm(step, &mut work.residual, &work.projected, norm, &mut work.normed);
     }
 
-    /// Gate and up, activation, down, residual.
+    /// Gate and up, activation, down, residual; or those of a few experts.
     fn feed_forward(&mut self, step: &Self::Step<'_>, layer: &Layer<Self>, work: &mut Workspace<Self>) {
-        let products = [(&layer.gate, &mut work.gate), (&layer.up, &mut work.up)];
-        self.linear(Rows::Tokens, step, &work.normed, products);
-        self.silu_mul(step, &work.gate, &work.up, &mut work.gated);
-        self.linear(Rows::Tokens, step, &work.gated, [(&layer.down, &mut work.projected)]);
+        match &layer.feed_forward {
+            FeedForward::Dense(Gated { gate, up, down }) => {
+                let products = [(gate, &mut work.gate), (up, &mut work.up)];
+                self.linear(Rows::Tokens, step, &work.normed, products);
+                self.activate(step, &work.gate, &work.up, &mut work.gated);
+                self.linear(Rows::Tokens, step, &work.gated, [(down, &mut work.projected)]);
+            }
+            FeedForward::Experts(experts) => self.mix_experts(step, experts, work),
+        }
         self.all_reduce(step, &mut work.projected);
+        self.norm_projected(step, layer.post_feed_forward_norm.as_ref(), work);
         self.add(step, &mut work.residual, &work.projected);
+    }
+
+    /// Norms what a block gave, in families that do.
+    fn norm_projected(&mut self, step: &Self::Step<'_>, norm: Option<&Self::Vector>, work: &mut Workspace<Self>) {
+        if let Some(norm) = norm {
+            self.rms_norm(Rows::Tokens, step, &work.projected, norm, &mut work.normed);
+            std::mem::swap(&mut work.projected, &mut work.normed);
+        }
     }
 
     /// Final norm and logits of the tokens that get them.
@@ -176,6 +203,7 @@ pub trait Backend: Packer + Sized {
         self.gather_logit_tokens(step, &work.residual, &mut work.projected);
         self.rms_norm(Rows::LogitTokens, step, &work.projected, norm, &mut work.normed);
         self.linear(Rows::LogitTokens, step, &work.normed, [(output, &mut work.logits)]);
+        self.cap_logits(step, &mut work.logits);
         self.gather_logits(step, &mut work.logits);
     }
 }
@@ -221,16 +249,70 @@ pub struct Layer<P: Packer> {
     pub head_norms: Option<[P::Vector; 2]>,
     /// Whether heads turn.
     pub rotary: bool,
+    /// Of what the attention gives.
+    pub post_attention_norm: Option<P::Vector>,
     pub feed_forward_norm: P::Vector,
+    pub feed_forward: FeedForward<P>,
+    /// Of what the feed-forward block gives.
+    pub post_feed_forward_norm: Option<P::Vector>,
+}
+
+/// A layer's feed-forward block.
+pub enum FeedForward<P: Packer> {
+    /// One for all tokens.
+    Dense(Gated<P>),
+    /// A few of many for each token.
+    Experts(Experts<P>),
+}
+
+/// A gated feed-forward block: `down · (activation(gate · x) · (up · x))`.
+#[allow(missing_docs)] // the field's own names
+pub struct Gated<P: Packer> {
     pub gate: P::Matrix,
     pub up: P::Matrix,
     pub down: P::Matrix,
 }
 
+/// A mixture of experts.
+pub struct Experts<P: Packer> {
+    /// Gives each token a score for each expert.
+    pub router: P::Matrix,
+    /// In the order of their scores.
+    pub experts: Vec<Gated<P>>,
+    /// One that every token goes through besides.
+    pub shared: Option<SharedExpert<P>>,
+}
+
+/// An expert that every token goes through.
+pub struct SharedExpert<P: Packer> {
+    /// The expert.
+    pub gated: Gated<P>,
+    /// Its weight is the logistic function of this with the token.
+    pub gate: P::Vector,
+}
+
 impl<P: Packer> Layer<P> {
     /// All matrices.
-    pub fn matrices(&self) -> [&P::Matrix; 7] {
-        [&self.query, &self.key, &self.value, &self.out, &self.gate, &self.up, &self.down]
+    pub fn matrices(&self) -> impl Iterator<Item = &P::Matrix> {
+        [&self.query, &self.key, &self.value, &self.out].into_iter().chain(self.feed_forward.matrices())
+    }
+}
+
+impl<P: Packer> FeedForward<P> {
+    fn matrices(&self) -> Vec<&P::Matrix> {
+        match self {
+            FeedForward::Dense(gated) => gated.matrices().to_vec(),
+            FeedForward::Experts(Experts { router, experts, shared }) => {
+                let shared = shared.iter().map(|shared| &shared.gated);
+                experts.iter().chain(shared).flat_map(Gated::matrices).chain([router]).collect()
+            }
+        }
+    }
+}
+
+impl<P: Packer> Gated<P> {
+    fn matrices(&self) -> [&P::Matrix; 3] {
+        [&self.gate, &self.up, &self.down]
     }
 }
 

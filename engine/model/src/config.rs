@@ -3,12 +3,15 @@
 mod gguf;
 mod hub;
 
+use std::ops::Range;
+
 use windlass_checkpoint::{Checkpoint, MetadataError};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::sharding::{Shard, Stage};
 use windlass_kernels::ops::RopePairing;
 
 use crate::family::Family;
+use crate::names::ExpertNames;
 use crate::packed::Scheme;
 
 /// Longest context that a file may claim, tokens. The largest published one is ten million.
@@ -25,7 +28,7 @@ pub struct DecoderConfig {
     pub layers: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Width of the feed-forward block.
+    /// Width of the feed-forward block; in a mixture of experts, of the widest expert.
     pub feed_forward: usize,
     /// Query heads, a multiple of `kv_heads`.
     pub heads: usize,
@@ -39,8 +42,28 @@ pub struct DecoderConfig {
     pub context_tokens: u32,
     /// Added to the mean square before its root.
     pub norm_epsilon: f32,
-    /// Rotary position embedding.
+    /// Rotary position embedding of the layers that see all keys.
     pub rope: RopeConfig,
+    /// The layers that see only a window of keys; absent where there are none.
+    pub local: Option<LocalAttention>,
+    /// Multiplies the products of queries and keys.
+    pub attention_scale: f32,
+    /// Bends the scores of attention to `cap · tanh(score / cap)`.
+    pub attention_soft_cap: Option<f32>,
+    /// Bends the logits alike.
+    pub logit_soft_cap: Option<f32>,
+    /// Multiplies the token embedding.
+    pub embedding_scale: f32,
+    /// Of the feed-forward block's gate.
+    pub activation: Activation,
+    /// What is added to the weights of norms.
+    pub norm_offset: f32,
+    /// What the attention and the feed-forward block give is normed before it is added.
+    pub post_norms: bool,
+    /// Queries, keys and values are one matrix, gate and up another.
+    pub fused: bool,
+    /// Absent where every token goes through the whole feed-forward block.
+    pub experts: Option<ExpertsConfig>,
     /// Queries, keys and values have biases.
     pub biases: bool,
     /// Each head of queries and keys is normed before it turns.
@@ -49,6 +72,50 @@ pub struct DecoderConfig {
     pub(crate) scheme: Option<Scheme>,
     /// The head multiplies with the token embedding's matrix.
     pub tied_output: bool,
+}
+
+/// What a gated feed-forward block does to its gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + e⁻ˣ)`.
+    Silu,
+    /// The Gaussian error unit by its hyperbolic tangent.
+    GeluTanh,
+}
+
+/// Layers whose queries see only the last keys.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LocalAttention {
+    /// Keys that a query sees, its own among them.
+    pub window: usize,
+    /// In which layers.
+    pub layers: LayerSet,
+    /// Their rotary embedding where it is another one.
+    pub rope: Option<RopeConfig>,
+}
+
+impl LocalAttention {
+    /// The same of a run of layers, which count from 0 there.
+    fn of_layers(&self, run: Range<u32>) -> LocalAttention {
+        let layers = LayerSet::Listed(run.map(|layer| self.layers.contains(layer as usize)).collect());
+        LocalAttention { layers, ..self.clone() }
+    }
+}
+
+/// A mixture of experts: a router sends each token through a few of many feed-forward blocks (Shazeer et al. 2017).
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsConfig {
+    /// Experts of a layer.
+    pub count: usize,
+    /// Experts of a token.
+    pub used: usize,
+    /// Width of an expert.
+    pub feed_forward: usize,
+    /// Width of the expert that every token goes through.
+    pub shared_feed_forward: Option<usize>,
+    /// The weights of a token's experts are scaled to a sum of one.
+    pub sum_to_one: bool,
+    pub(crate) names: &'static ExpertNames,
 }
 
 /// Rotary position embedding.
@@ -60,15 +127,44 @@ pub struct RopeConfig {
     pub theta: f32,
     /// What divides each pair's frequency (`dims / 2` values); absent for 1.
     pub factors: Option<Vec<f32>>,
+    /// What divides them instead where sequences may be long.
+    pub long: Option<LongRope>,
     /// Which values turn together.
     pub pairing: RopePairing,
     /// In which layers.
-    pub layers: RotaryLayers,
+    pub layers: LayerSet,
 }
 
-/// The layers whose heads turn.
+/// Other factors for long sequences (LongRoPE, Ding et al. 2024). Keys in a cache cannot change theirs, so the longest
+/// sequence that there may be decides.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRope {
+    /// Longest sequence for which the ordinary factors hold, tokens.
+    pub beyond_tokens: usize,
+    /// What divides each pair's frequency beyond that.
+    pub factors: Vec<f32>,
+    /// Length of what was turned, of either kind.
+    pub magnitude: f32,
+}
+
+impl RopeConfig {
+    /// What divides the frequencies where no sequence is longer than `tokens`.
+    pub fn factors_for(&self, tokens: usize) -> Option<&[f32]> {
+        match &self.long {
+            Some(long) if tokens > long.beyond_tokens => Some(&long.factors),
+            _ => self.factors.as_deref(),
+        }
+    }
+
+    /// Length of what was turned.
+    pub fn magnitude(&self) -> f32 {
+        self.long.as_ref().map_or(1.0, |long| long.magnitude)
+    }
+}
+
+/// Some of a decoder's layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RotaryLayers {
+pub enum LayerSet {
     /// Every one.
     All,
     /// Every one but the last of each so many.
@@ -77,13 +173,13 @@ pub enum RotaryLayers {
     Listed(Vec<bool>),
 }
 
-impl RotaryLayers {
+impl LayerSet {
     /// Whether `layer`, from 0, is one of them.
-    pub fn contain(&self, layer: usize) -> bool {
+    pub fn contains(&self, layer: usize) -> bool {
         match self {
-            RotaryLayers::All => true,
-            RotaryLayers::AllButEvery(interval) => !(layer + 1).is_multiple_of(*interval),
-            RotaryLayers::Listed(turns) => turns.get(layer).copied().unwrap_or(true),
+            LayerSet::All => true,
+            LayerSet::AllButEvery(interval) => !(layer + 1).is_multiple_of(*interval),
+            LayerSet::Listed(members) => members.get(layer).copied().unwrap_or(true),
         }
     }
 }
@@ -167,6 +263,34 @@ impl DecoderConfig {
         }
     }
 
+    /// The window of a layer whose queries do not see all keys.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        self.local.as_ref().filter(|local| local.layers.contains(layer)).map(|local| local.window)
+    }
+
+    /// Keys of a sequence that any layer still reads; absent where one reads all of them.
+    pub fn sequence_window(&self) -> Option<usize> {
+        let window = self.local.as_ref()?.window;
+        (0..self.layers).all(|layer| self.window(layer).is_some()).then_some(window)
+    }
+
+    /// The rotary embeddings that there are tables of: the first is every layer's, or that of layers without a window.
+    pub fn ropes(&self) -> impl Iterator<Item = &RopeConfig> {
+        let local = self.local.as_ref().and_then(|local| local.rope.as_ref());
+        [&self.rope].into_iter().chain(local)
+    }
+
+    /// Values that the tables of one position hold.
+    pub(crate) fn rotary_dims(&self) -> usize {
+        self.ropes().map(|rope| rope.dims).sum()
+    }
+
+    /// Which of [`ropes`](Self::ropes) turns a layer's heads.
+    pub fn rope_index(&self, layer: usize) -> usize {
+        let local = self.local.as_ref().filter(|local| local.rope.is_some() && local.layers.contains(layer));
+        usize::from(local.is_some())
+    }
+
     /// Values of all query heads of a token.
     pub fn query_width(&self) -> usize {
         self.heads * self.head_dim
@@ -177,13 +301,23 @@ impl DecoderConfig {
         self.kv_heads * self.head_dim
     }
 
+    /// Widths of an expert and of the one that every token goes through; 0 where there are none.
+    pub(crate) fn expert_widths(&self) -> [u32; 2] {
+        let experts = self.experts.as_ref();
+        let shared = experts.and_then(|experts| experts.shared_feed_forward);
+        [experts.map_or(0, |experts| experts.feed_forward), shared.unwrap_or(0)].map(|width| width as u32)
+    }
+
     /// The part of the decoder that a rank of a stage computes. The vocabulary stays whole: every rank reads all tokens.
     pub(crate) fn of_rank(&self, shard: &Shard, stage: Stage) -> DecoderConfig {
+        let experts = self.expert_widths().map(|width| shard.columns(width).len());
+        let feed_forward = experts.into_iter().fold(shard.feed_forward.len(), usize::max);
         DecoderConfig {
             layers: stage.layers(self.layers as u32).len(),
             heads: shard.heads.len(),
             kv_heads: shard.kv_heads.len(),
-            feed_forward: shard.feed_forward.len(),
+            feed_forward,
+            local: self.local.as_ref().map(|local| local.of_layers(stage.layers(self.layers as u32))),
             ..self.clone()
         }
     }

@@ -1,17 +1,19 @@
 //! The CPU as a backend: `windlass_kernels` over plain vectors.
 
+mod experts;
+
 use std::io;
 use std::ops::Range;
 use std::sync::Mutex;
 
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::{BlockId, SlotId};
-use windlass_kernels::ops::{self, AttentionRow, Product, RopeTable};
+use windlass_kernels::ops::{self, AttentionRow, Product, RopeTable, Scoring};
 use windlass_kernels::{Activations, Integer, KvCache, KvLayout, KvType, PackedMatrix, Pool, ShapeError, WeightType};
 
-use crate::backend::{Backend, Heads, Packer, Rows, TokenMove};
+use crate::backend::{Backend, Experts, Heads, Packer, Rows, TokenMove, Workspace};
 use crate::batch::{Batch, BatchRow};
-use crate::config::DecoderConfig;
+use crate::config::{Activation, DecoderConfig, RopeConfig};
 use crate::group::Member;
 use crate::sampler::{self, Drawn, RowTask, SampleError};
 use crate::tier::Tier;
@@ -24,7 +26,8 @@ pub struct CpuBackend {
     cache: KvCache,
     /// Blocks of the cache while its memory is held.
     blocks: usize,
-    rope: RopeTable,
+    /// One for each of the configuration's `ropes`.
+    ropes: Vec<RopeTable>,
     activations: Activations,
     place: Place,
     /// The input of an op that works in place.
@@ -74,8 +77,35 @@ impl CpuBackend {
             [geometry.block_tokens, geometry.blocks, geometry.max_sequence_tokens].map(|size| size as usize);
         let layout = KvLayout { block_tokens, kv_heads: config.kv_heads, head_dim: config.head_dim };
         let cache = KvCache::new(layout, kv, config.layers, blocks);
-        let rope = RopeTable::new(config.rope.dims, positions, config.rope.theta, config.rope.factors.as_deref());
-        CpuBackend { config, pool, cache, blocks, rope, activations, place, scratch: Vec::new() }
+        let table = |rope: &RopeConfig| {
+            RopeTable::new(rope.dims, positions, rope.theta, rope.factors_for(positions), rope.magnitude())
+        };
+        let ropes = config.ropes().map(table).collect();
+        CpuBackend { config, pool, cache, blocks, ropes, activations, place, scratch: Vec::new() }
+    }
+
+    /// Products of the tokens of one input, `[tokens, cols]`, with several matrices.
+    fn multiply<const N: usize>(&mut self, input: &[f32], products: [(&PackedMatrix, &mut [f32]); N]) {
+        let matrices = products.each_ref().map(|(matrix, _)| *matrix);
+        if matrices.iter().any(|matrix| matrix.order() != matrices[0].order()) {
+            return products.into_iter().for_each(|product| self.multiply(input, [product]));
+        }
+        self.activations.load(&self.pool, input, &matrices);
+        let mut products = products.map(|(matrix, out)| Product { matrix, out });
+        ops::matmul_many(&self.pool, &self.activations, &mut products);
+    }
+
+    fn gate(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
+        match self.config.activation {
+            Activation::Silu => ops::silu_mul(&self.pool, gate, up, out),
+            Activation::GeluTanh => ops::gelu_mul(&self.pool, gate, up, out),
+        }
+    }
+
+    /// Tokens at the end of a sequence that are read where every layer has a window of so many keys: attention reads
+    /// whole tiles.
+    pub(crate) fn read_back_tokens(window: usize) -> u32 {
+        u32::try_from(window + ops::ATTENTION_TILE_KEYS - 1).unwrap_or(u32::MAX)
     }
 
     /// The instruction set in use.
@@ -88,8 +118,19 @@ impl Packer for CpuBackend {
     type Matrix = PackedMatrix;
     type Vector = Vec<f32>;
 
-    fn matrix(&self, kind: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Result<PackedMatrix, ShapeError> {
-        PackedMatrix::pack(&self.pool, kind, rows, cols, bytes)
+    fn matrix(
+        &self,
+        kind: WeightType,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+        order: Option<&[u32]>,
+    ) -> Result<PackedMatrix, ShapeError> {
+        let packed = PackedMatrix::pack(&self.pool, kind, rows, cols, bytes)?;
+        match order {
+            None => Ok(packed),
+            Some(order) => packed.ordered(order),
+        }
     }
 
     fn quantized_matrix(
@@ -139,6 +180,10 @@ impl Backend for CpuBackend {
                 false => out.fill(0.0),
             }
         }
+        if self.config.embedding_scale != 1.0 {
+            let values = &mut out[..step.tokens() * table.cols()];
+            values.iter_mut().for_each(|value| *value *= self.config.embedding_scale);
+        }
     }
 
     fn gather_logit_tokens(&mut self, step: &CpuStep<'_>, input: &Vec<f32>, out: &mut Vec<f32>) {
@@ -179,10 +224,8 @@ impl Backend for CpuBackend {
         products: [(&PackedMatrix, &mut Vec<f32>); N],
     ) {
         let count = step.count(rows);
-        let matrices = products.each_ref().map(|(matrix, _)| *matrix);
-        self.activations.load(&self.pool, &input[..count * matrices[0].cols()], &matrices);
-        let mut products = products.map(|(matrix, out)| Product { matrix, out: &mut out[..count * matrix.rows()] });
-        ops::matmul_many(&self.pool, &self.activations, &mut products);
+        let values = count * products[0].0.cols();
+        self.multiply(&input[..values], products.map(|(matrix, out)| (matrix, &mut out[..count * matrix.rows()])));
     }
 
     fn add_bias(&mut self, step: &CpuStep<'_>, values: &mut Vec<f32>, bias: &Vec<f32>) {
@@ -202,11 +245,12 @@ impl Backend for CpuBackend {
         ops::rms_norm(&self.pool, &self.scratch, weight, self.config.norm_epsilon, values);
     }
 
-    fn rope(&mut self, step: &CpuStep<'_>, query: &mut Vec<f32>, key: &mut Vec<f32>) {
+    fn rope(&mut self, step: &CpuStep<'_>, layer: usize, query: &mut Vec<f32>, key: &mut Vec<f32>) {
         let (pairing, head_dim) = (self.config.rope.pairing, self.config.head_dim);
+        let table = &self.ropes[self.config.rope_index(layer)];
         for (values, width) in [(query, self.config.query_width()), (key, self.config.kv_width())] {
             let values = &mut values[..step.tokens() * width];
-            ops::rope(&self.pool, &self.rope, pairing, step.batch.positions(), head_dim, values);
+            ops::rope(&self.pool, table, pairing, step.batch.positions(), head_dim, values);
         }
     }
 
@@ -218,13 +262,26 @@ impl Backend for CpuBackend {
     fn attention(&mut self, step: &CpuStep<'_>, layer: usize, query: &Vec<f32>, out: &mut Vec<f32>) {
         let values = step.tokens() * self.config.query_width();
         let (query, out) = (&query[..values], &mut out[..values]);
-        let scale = 1.0 / (self.config.head_dim as f32).sqrt();
-        ops::paged_attention(&self.pool, &self.cache, layer, self.config.heads, scale, &step.rows, query, out);
+        let DecoderConfig { attention_scale, attention_soft_cap, heads, .. } = self.config;
+        let scoring =
+            Scoring { scale: attention_scale, soft_cap: attention_soft_cap, window: self.config.window(layer) };
+        ops::paged_attention(&self.pool, &self.cache, layer, heads, scoring, &step.rows, query, out);
     }
 
-    fn silu_mul(&mut self, step: &CpuStep<'_>, gate: &Vec<f32>, up: &Vec<f32>, out: &mut Vec<f32>) {
+    fn activate(&mut self, step: &CpuStep<'_>, gate: &Vec<f32>, up: &Vec<f32>, out: &mut Vec<f32>) {
         let values = step.tokens() * self.config.feed_forward;
-        ops::silu_mul(&self.pool, &gate[..values], &up[..values], &mut out[..values]);
+        self.gate(&gate[..values], &up[..values], &mut out[..values]);
+    }
+
+    fn mix_experts(&mut self, step: &CpuStep<'_>, experts: &Experts<CpuBackend>, work: &mut Workspace<CpuBackend>) {
+        self.mix(step.tokens(), experts, work);
+    }
+
+    fn cap_logits(&mut self, step: &CpuStep<'_>, logits: &mut Vec<f32>) {
+        if let Some(cap) = self.config.logit_soft_cap {
+            let values = step.count(Rows::LogitTokens) * self.place.vocabulary.len();
+            ops::soft_cap(&self.pool, cap, &mut logits[..values]);
+        }
     }
 
     fn all_reduce(&mut self, step: &CpuStep<'_>, values: &mut Vec<f32>) {

@@ -161,6 +161,7 @@ mod tests {
         max_step_tokens: 1,
         max_step_logits: 1,
         vocabulary: 1,
+        read_back_tokens: None,
     };
 
     fn numbered(order: Order) -> Option<Outcome> {

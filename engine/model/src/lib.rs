@@ -18,10 +18,8 @@ mod draft_model;
 mod encoder;
 mod executor;
 mod family;
-mod finder;
 mod group;
 mod load;
-mod matrix_tensor;
 mod names;
 mod packed;
 mod panic;
@@ -41,9 +39,11 @@ mod verdict;
 mod weights;
 
 pub use agreement::{Agreement, Perplexity};
-pub use backend::{Backend, Heads, Layer, Packer, Rows, Workspace};
+pub use backend::{Backend, Experts, FeedForward, Gated, Heads, Layer, Packer, Rows, SharedExpert, Workspace};
 pub use batch::{Batch, BatchRow, Logits};
-pub use config::{ConfigError, DecoderConfig, RopeConfig, RotaryLayers, Unsupported};
+pub use config::{
+    Activation, ConfigError, DecoderConfig, ExpertsConfig, LayerSet, LocalAttention, LongRope, RopeConfig, Unsupported,
+};
 pub use cpu::{CpuBackend, CpuStep};
 pub use decoder::Decoder;
 pub use draft_model::DraftModel;

@@ -154,7 +154,7 @@ pub fn work(
     let draft = Draft::read(checkpoint, options, |shape| Stage::of(node_rank.saturating_sub(1), stages, shape))?;
     let mut worker = Worker::join(leader, &draft.join(node_rank), patience)?;
     let geometry = worker.assignment()?.geometry();
-    let built = Sizes::check(&draft.shapes, draft.config.rope.dims, geometry, options).map_err(LoadError::from);
+    let built = Sizes::check(&draft.shapes, draft.config.rotary_dims(), geometry, options).map_err(LoadError::from);
     let built = built.and_then(|sizes| draft.build(sizes, options));
     match built {
         Ok(built) => Ok(worker.work(built.decoder, &geometry)?),
@@ -212,7 +212,10 @@ impl<'a> Draft<'a> {
     }
 
     fn sizes(&self, options: &LoadOptions) -> Result<Sizes, SizeError> {
-        Sizes::decide(&self.shapes, self.config.rope.dims, options)
+        let mut sizes = Sizes::decide(&self.shapes, self.config.rotary_dims(), options)?;
+        // Of the whole model: a stage whose layers all have windows shares its blocks with one whose layers have not.
+        sizes.geometry.read_back_tokens = self.config.sequence_window().map(CpuBackend::read_back_tokens);
+        Ok(sizes)
     }
 
     /// How this process presents itself to the other stages.
@@ -267,7 +270,10 @@ impl<'a> Draft<'a> {
         let config = self.config.of_rank(shard, self.stage);
         let kv = match options.kv_data_type {
             KvDataType::Bf16 => KvType::Bf16,
+            KvDataType::F16 => KvType::F16,
+            KvDataType::Fp8 => KvType::Fp8,
             KvDataType::Int8 => KvType::Int8,
+            KvDataType::Int4 => KvType::Int4,
         };
         let backend = CpuBackend::new(pool, activations, config.clone(), kv, Place { member, vocabulary }, geometry);
         let weights = self.manifest.pack(&backend, &Parts::of(shard, &self.config), self.stage)?;

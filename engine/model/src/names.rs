@@ -3,7 +3,7 @@
 use windlass_checkpoint::Checkpoint;
 
 /// A tensor, or one in each layer, by both names.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Name {
     gguf: &'static str,
     hub: &'static str,
@@ -28,8 +28,53 @@ pub(crate) const GATE: Name = name("ffn_gate", "mlp.gate_proj");
 pub(crate) const UP: Name = name("ffn_up", "mlp.up_proj");
 pub(crate) const DOWN: Name = name("ffn_down", "mlp.down_proj");
 
+/// Query, key and value in one.
+pub(crate) const FUSED_QKV: Name = name("attn_qkv", "self_attn.qkv_proj");
+/// Gate and up in one.
+pub(crate) const FUSED_GATE_UP: Name = name("ffn_up", "mlp.gate_up_proj");
+/// Families that norm behind a block too have other names for the norm before the feed-forward block.
+pub(crate) const POST_ATTENTION_NORM: Name = name("post_attention_norm", "post_attention_layernorm");
+pub(crate) const PRE_FEED_FORWARD_NORM: Name = name("ffn_norm", "pre_feedforward_layernorm");
+pub(crate) const POST_FEED_FORWARD_NORM: Name = name("post_ffw_norm", "post_feedforward_layernorm");
+/// Rotary factors of GGUF files for long and for short sequences (LongRoPE).
+pub(crate) const ROPE_FACTORS: [&str; 3] =
+    ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
+
+/// The parts of a mixture of experts. GGUF files stack all experts' matrices in one tensor; the hub has one each, in
+/// which `{}` stands for its number.
+#[derive(Debug, PartialEq)]
+pub(crate) struct ExpertNames {
+    pub router: Name,
+    pub gate: Name,
+    pub up: Name,
+    pub down: Name,
+    pub shared: [Name; 3],
+    pub shared_gate: Name,
+}
+
+pub(crate) const QWEN_EXPERTS: ExpertNames = ExpertNames {
+    router: name("ffn_gate_inp", "mlp.gate"),
+    gate: name("ffn_gate_exps", "mlp.experts.{}.gate_proj"),
+    up: name("ffn_up_exps", "mlp.experts.{}.up_proj"),
+    down: name("ffn_down_exps", "mlp.experts.{}.down_proj"),
+    shared: [
+        name("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+        name("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+        name("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+    ],
+    shared_gate: name("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+};
+
+pub(crate) const MIXTRAL_EXPERTS: ExpertNames = ExpertNames {
+    router: name("ffn_gate_inp", "block_sparse_moe.gate"),
+    gate: name("ffn_gate_exps", "block_sparse_moe.experts.{}.w1"),
+    up: name("ffn_up_exps", "block_sparse_moe.experts.{}.w3"),
+    down: name("ffn_down_exps", "block_sparse_moe.experts.{}.w2"),
+    ..QWEN_EXPERTS
+};
+
 /// How a checkpoint names tensors.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Naming {
     Gguf,
     Hub,
@@ -61,7 +106,7 @@ impl Naming {
     /// Whether a tensor is no weight: what older checkpoints saved along, or what the configuration reads.
     pub fn is_no_weight(self, tensor: &str) -> bool {
         match self {
-            Naming::Gguf => tensor == "rope_freqs.weight",
+            Naming::Gguf => ROPE_FACTORS.contains(&tensor),
             Naming::Hub => tensor.ends_with(".rotary_emb.inv_freq"),
         }
     }

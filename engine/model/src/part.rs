@@ -1,7 +1,8 @@
 //! Which part of each tensor a rank holds, and how it is cut out of the file's bytes.
 //!
 //! The one place that says which matrix is divided which way: q, k, v, gate, up, the embedding and the head by rows
-//! (outputs), the attention's output and down by columns (inputs). The GPU's ranks read the same.
+//! (outputs), the attention's output and down by columns (inputs). Each expert is divided like that, too; the router is
+//! on every rank. The GPU's ranks read the same.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -22,6 +23,28 @@ pub(crate) enum Part {
     Cols(Range<usize>),
 }
 
+/// The parts of a gated feed-forward block.
+#[derive(Clone, Debug)]
+pub(crate) struct GatedParts {
+    /// Of gate and up.
+    pub gate: Part,
+    pub down: Part,
+}
+
+impl GatedParts {
+    const WHOLE: GatedParts = GatedParts { gate: Part::Whole, down: Part::Whole };
+
+    /// Of gate, up and down.
+    pub fn each(&self) -> [&Part; 3] {
+        [&self.gate, &self.gate, &self.down]
+    }
+
+    fn of(columns: Range<u32>) -> GatedParts {
+        let columns = columns.start as usize..columns.end as usize;
+        GatedParts { gate: Part::Rows(columns.clone()), down: Part::Cols(columns) }
+    }
+}
+
 /// The parts of one rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
@@ -30,9 +53,11 @@ pub(crate) struct Parts {
     pub key: Part,
     /// Of the attention's output.
     pub out: Part,
-    /// Of gate and up.
-    pub gate: Part,
-    pub down: Part,
+    pub feed_forward: GatedParts,
+    /// Of every expert.
+    pub expert: GatedParts,
+    /// Of the expert that every token goes through.
+    pub shared_expert: GatedParts,
     /// Of the embedding and the head.
     pub vocabulary: Part,
 }
@@ -42,17 +67,19 @@ impl Parts {
     pub fn of(shard: &Shard, config: &DecoderConfig) -> Parts {
         if shard.ranks == 1 {
             let whole = || Part::Whole;
-            let [query, key, out, gate, down, vocabulary] = [(); 6].map(|()| whole());
-            return Parts { query, key, out, gate, down, vocabulary };
+            let [query, key, out, vocabulary] = [(); 4].map(|()| whole());
+            let [feed_forward, expert, shared_expert] = [GatedParts::WHOLE; 3];
+            return Parts { query, key, out, feed_forward, expert, shared_expert, vocabulary };
         }
         let heads = |heads: &Range<u32>| heads.start as usize * config.head_dim..heads.end as usize * config.head_dim;
-        let columns = shard.feed_forward.start as usize..shard.feed_forward.end as usize;
+        let [expert, shared_expert] = config.expert_widths().map(|width| GatedParts::of(shard.columns(width)));
         Parts {
             query: Part::Rows(heads(&shard.heads)),
             key: Part::Rows(heads(&shard.kv_heads)),
             out: Part::Cols(heads(&shard.heads)),
-            gate: Part::Rows(columns.clone()),
-            down: Part::Cols(columns),
+            feed_forward: GatedParts::of(shard.feed_forward.clone()),
+            expert,
+            shared_expert,
             vocabulary: Part::Rows(shard.vocabulary.start as usize..shard.vocabulary.end as usize),
         }
     }

@@ -1,38 +1,52 @@
 //! What `--quantization` makes of float weights as they are loaded.
 
-use windlass_kernels::Integer;
+use windlass_kernels::{Group, Integer};
 
 /// Float weights become integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Quantization {
-    /// 8 bits, groups of 32.
-    Int8,
-    /// 4 bits, groups of 32; the embedding and the head, which lose more, 8 bits.
-    Int4,
+pub struct Quantization {
+    name: &'static str,
+    layers: Integer,
+}
+
+const fn int4(name: &'static str, group: Group, symmetric: bool) -> Quantization {
+    Quantization { name, layers: Integer::Int4 { group, symmetric } }
 }
 
 impl Quantization {
-    /// All of them.
-    pub const ALL: [Quantization; 2] = [Quantization::Int8, Quantization::Int4];
+    /// 8 bits in groups of 32.
+    pub const INT8: Quantization = Quantization { name: "int8", layers: Integer::Int8 };
+    /// 4 bits in groups of 32 with a minimum.
+    pub const INT4: Quantization = int4("int4", Group::Of32, false);
+
+    /// All of them. The embedding and the head, which lose more, never get fewer than 8 bits.
+    pub const ALL: [Quantization; 7] = [
+        Quantization::INT8,
+        Quantization::INT4,
+        int4("int4-g64", Group::Of64, false),
+        int4("int4-g128", Group::Of128, false),
+        int4("int4-sym", Group::Of32, true),
+        int4("int4-g64-sym", Group::Of64, true),
+        int4("int4-g128-sym", Group::Of128, true),
+    ];
 
     /// As `--quantization` spells it.
     pub fn name(self) -> &'static str {
-        match self {
-            Quantization::Int8 => "int8",
-            Quantization::Int4 => "int4",
-        }
+        self.name
     }
 
     /// The one of this name.
     pub fn named(name: &str) -> Option<Quantization> {
-        Self::ALL.into_iter().find(|quantization| quantization.name() == name)
+        Self::ALL.into_iter().find(|quantization| quantization.name == name)
+    }
+
+    /// All names, comma-separated.
+    pub fn names() -> String {
+        Self::ALL.map(Quantization::name).join(", ")
     }
 
     pub(crate) fn of_layers(self) -> Integer {
-        match self {
-            Quantization::Int8 => Integer::Int8,
-            Quantization::Int4 => Integer::Int4,
-        }
+        self.layers
     }
 
     pub(crate) fn of_tables(self) -> Integer {

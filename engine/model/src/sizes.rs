@@ -188,6 +188,7 @@ impl Sizes {
             max_step_tokens: options.max_step_tokens,
             max_step_logits: options.max_sequences.max(MIN_STEP_LOGITS).min(options.max_step_tokens),
             vocabulary: shape.vocabulary,
+            read_back_tokens: None,
         };
         Sizes::check(ranks, rope_dims, geometry, options)
     }

@@ -1,16 +1,23 @@
 //! The tensors that a decoder needs of a checkpoint: found and checked all together, then packed.
 
-use windlass_checkpoint::{Checkpoint, ElementType, Tensor};
+mod error;
+mod finder;
+mod layer;
+mod matrix;
+
+use windlass_checkpoint::{Checkpoint, ElementType};
 use windlass_engine_contract::sharding::{Indivisible, Shard, Stage};
-use windlass_kernels::{ShapeError, WeightType, floats};
+use windlass_kernels::WeightType;
 
 use crate::backend::{Layer, Packer};
 use crate::config::{DecoderConfig, Unsupported};
-use crate::finder::{Finder, type_name, weight_type};
-use crate::matrix_tensor::MatrixTensor;
-use crate::names::{self, Name};
+use crate::names;
 use crate::part::{Part, Parts};
 use crate::quantization::Quantization;
+pub use error::{ShardError, TensorError};
+use finder::Finder;
+use layer::LayerTensors;
+use matrix::{MatrixTensor, VectorTensor};
 
 /// A decoder's weights on a device.
 pub struct DecoderWeights<P: Packer> {
@@ -58,96 +65,13 @@ impl<P: Packer> DecoderWeights<P> {
     }
 }
 
-/// Why a checkpoint's tensors do not make the decoder that its metadata describes.
-#[derive(Debug, thiserror::Error)]
-pub enum TensorError {
-    /// A tensor is not there.
-    #[error("tensor {name:?} is missing; it should have the dimensions {expected:?}")]
-    Missing {
-        /// The tensor.
-        name: String,
-        /// Fastest first.
-        expected: Vec<u64>,
-    },
-    /// A tensor has other dimensions.
-    #[error("tensor {name:?} has the dimensions {found:?}; it should have {expected:?}")]
-    Dimensions {
-        /// The tensor.
-        name: String,
-        /// Fastest first.
-        expected: Vec<u64>,
-        /// Fastest first.
-        found: Vec<u64>,
-    },
-    /// A tensor of a type, or with a purpose, that this engine does not have.
-    #[error(transparent)]
-    Unsupported(#[from] Unsupported),
-    /// A matrix that another tool quantized, whose parts do not make one.
-    #[error("matrix {name:?}: {problem}")]
-    Packed {
-        /// What plain checkpoints call it.
-        name: String,
-        /// What is wrong.
-        problem: String,
-    },
-    /// A tensor that the kernels do not take.
-    #[error("tensor {name:?}: {source}")]
-    Shape {
-        /// The tensor.
-        name: String,
-        /// Why not.
-        source: ShapeError,
-    },
-}
-
-/// Why a decoder cannot be divided among ranks.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ShardError {
-    /// Its sizes cannot.
-    #[error(transparent)]
-    Sizes(#[from] Indivisible),
-    /// A matrix's columns are quantized in blocks that ranks would have to break.
-    #[error(
-        "a rank would hold {cols} columns of {name:?}, no whole number of {kind} blocks of {block}: use fewer ranks"
-    )]
-    Blocks {
-        /// The tensor.
-        name: String,
-        /// Columns of a rank.
-        cols: usize,
-        /// The type's name.
-        kind: &'static str,
-        /// Values in a block.
-        block: usize,
-    },
-}
-
 /// All tensors of a decoder, found in a file and checked. Nothing is allocated for them yet.
 #[derive(Debug)]
 pub(crate) struct Manifest<'a> {
     embedding: MatrixTensor<'a>,
     layers: Vec<LayerTensors<'a>>,
-    output_norm: Tensor<'a>,
+    output_norm: VectorTensor<'a>,
     output: Option<MatrixTensor<'a>>,
-}
-
-#[derive(Debug)]
-struct LayerTensors<'a> {
-    attention_norm: Tensor<'a>,
-    query: MatrixTensor<'a>,
-    key: MatrixTensor<'a>,
-    value: MatrixTensor<'a>,
-    out: MatrixTensor<'a>,
-    /// Of query, key and value.
-    biases: Option<[Tensor<'a>; 3]>,
-    /// Of the heads of query and key.
-    head_norms: Option<[Tensor<'a>; 2]>,
-    /// Whether heads turn.
-    rotary: bool,
-    feed_forward_norm: Tensor<'a>,
-    gate: MatrixTensor<'a>,
-    up: MatrixTensor<'a>,
-    down: MatrixTensor<'a>,
 }
 
 impl<'a> Manifest<'a> {
@@ -157,7 +81,7 @@ impl<'a> Manifest<'a> {
         config: &DecoderConfig,
         quantization: Option<Quantization>,
     ) -> Result<Manifest<'a>, TensorError> {
-        let mut finder = Finder::new(checkpoint, quantization, config.scheme);
+        let mut finder = Finder::new(checkpoint, config, quantization);
         let naming = finder.naming;
         let [hidden, vocabulary] = [config.hidden, config.vocabulary].map(|size| size as u64);
         let embedding = finder.table(&naming.once(names::EMBEDDING), [hidden, vocabulary])?;
@@ -166,7 +90,7 @@ impl<'a> Manifest<'a> {
         for index in 0..config.layers {
             layers.push(LayerTensors::find(&mut finder, config, index)?);
         }
-        let output_norm = finder.vector(&naming.once(names::OUTPUT_NORM), hidden)?;
+        let output_norm = finder.norm(&naming.once(names::OUTPUT_NORM), hidden)?;
         let output = naming.once(names::OUTPUT);
         let output = match config.tied_output {
             true => finder.ignore(&output),
@@ -189,9 +113,15 @@ impl<'a> Manifest<'a> {
 
     /// What each of `ranks` ranks holds.
     pub fn shards(&self, config: &DecoderConfig, ranks: u32) -> Result<Vec<Shard>, ShardError> {
-        let down = self.layers.iter().map(|layer| layer.down.packed().block_elements());
+        let down = self.layers.iter().map(LayerTensors::feed_forward_block);
         // Blocks are powers of two: the largest is a multiple of the others.
         let shards = Shard::all(&config.shape(0), ranks, down.max().unwrap_or(1) as u32)?;
+        for width in config.expert_widths().into_iter().filter(|width| *width > 0) {
+            if shards.iter().any(|shard| shard.columns(width).is_empty()) {
+                let parts = width / shards[0].feed_forward_unit;
+                return Err(Indivisible::Parts { what: "blocks of an expert's columns", parts, ranks }.into());
+            }
+        }
         for parts in shards.iter().map(|shard| Parts::of(shard, config)) {
             let mut layers = self.layers.iter().flat_map(|layer| layer.parts(&parts));
             layers.try_for_each(|(matrix, part)| matrix.check(part))?;
@@ -208,7 +138,7 @@ impl<'a> Manifest<'a> {
         // Biases are counted whole.
         let norm = stage.is_last().then_some(&self.output_norm);
         let vectors = layers().flat_map(LayerTensors::vectors).chain(norm);
-        matrices + vectors.map(|vector| 4 * vector.dims[0]).sum::<u64>()
+        matrices + vectors.map(VectorTensor::bytes).sum::<u64>()
     }
 
     /// The type that holds most of the layers' weights once they are packed, as `q4_1`.
@@ -228,20 +158,20 @@ impl<'a> Manifest<'a> {
     }
 
     /// The embedding, where a stage embeds or its head multiplies with it.
-    fn embedding_of(&self, stage: Stage) -> Option<MatrixTensor<'a>> {
+    fn embedding_of(&self, stage: Stage) -> Option<&MatrixTensor<'a>> {
         let reads = stage.is_first() || stage.is_last() && self.output.is_none();
-        reads.then_some(self.embedding)
+        reads.then_some(&self.embedding)
     }
 
-    fn output_of(&self, stage: Stage) -> Option<MatrixTensor<'a>> {
-        self.output.filter(|_| stage.is_last())
+    fn output_of(&self, stage: Stage) -> Option<&MatrixTensor<'a>> {
+        self.output.as_ref().filter(|_| stage.is_last())
     }
 
-    fn tables(&self, stage: Stage) -> impl Iterator<Item = MatrixTensor<'a>> {
+    fn tables(&self, stage: Stage) -> impl Iterator<Item = &MatrixTensor<'a>> {
         self.embedding_of(stage).into_iter().chain(self.output_of(stage))
     }
 
-    fn layer_matrices(&self) -> impl Iterator<Item = MatrixTensor<'a>> {
+    fn layer_matrices(&self) -> impl Iterator<Item = &MatrixTensor<'a>> {
         self.layers.iter().flat_map(LayerTensors::matrices)
     }
 
@@ -283,72 +213,17 @@ impl<'a> Manifest<'a> {
         stage: Stage,
     ) -> Result<Option<Head<P>>, TensorError> {
         let untied = self.output_of(stage).map(|table| table.pack(packer, &parts.vocabulary)).transpose()?;
-        let head = || Head { norm: pack_vector(packer, self.output_norm, &Part::Whole), untied };
+        let head = || Head { norm: self.output_norm.pack(packer, &Part::Whole), untied };
         Ok(stage.is_last().then(head))
     }
 }
 
-impl<'a> LayerTensors<'a> {
-    fn find(finder: &mut Finder<'a>, config: &DecoderConfig, index: usize) -> Result<LayerTensors<'a>, TensorError> {
-        let naming = finder.naming;
-        let name = |part: Name| naming.weight(index, part);
-        let [hidden, feed_forward, query, kv] =
-            [config.hidden, config.feed_forward, config.query_width(), config.kv_width()].map(|size| size as u64);
-        Ok(LayerTensors {
-            attention_norm: finder.vector(&name(names::ATTENTION_NORM), hidden)?,
-            query: finder.matrix(&name(names::QUERY), [hidden, query])?,
-            key: finder.matrix(&name(names::KEY), [hidden, kv])?,
-            value: finder.matrix(&name(names::VALUE), [hidden, kv])?,
-            out: finder.matrix(&name(names::OUT), [query, hidden])?,
-            biases: config.biases.then(|| finder.biases(index, query, kv)).transpose()?,
-            head_norms: config.head_norms.then(|| finder.head_norms(index, config.head_dim as u64)).transpose()?,
-            rotary: config.rope.layers.contain(index),
-            feed_forward_norm: finder.vector(&name(names::FEED_FORWARD_NORM), hidden)?,
-            gate: finder.matrix(&name(names::GATE), [hidden, feed_forward])?,
-            up: finder.matrix(&name(names::UP), [hidden, feed_forward])?,
-            down: finder.matrix(&name(names::DOWN), [feed_forward, hidden])?,
-        })
-    }
-
-    fn vectors(&self) -> impl Iterator<Item = &Tensor<'a>> {
-        let norms = [&self.attention_norm, &self.feed_forward_norm];
-        norms.into_iter().chain(self.biases.iter().flatten()).chain(self.head_norms.iter().flatten())
-    }
-
-    fn matrices(&self) -> [MatrixTensor<'a>; 7] {
-        [self.query, self.key, self.value, self.out, self.gate, self.up, self.down]
-    }
-
-    fn parts<'p>(&self, parts: &'p Parts) -> impl Iterator<Item = (MatrixTensor<'a>, &'p Part)> {
-        let Parts { query, key, out, gate, down, .. } = parts;
-        self.matrices().into_iter().zip([query, key, key, out, gate, gate, down])
-    }
-
-    fn pack<P: Packer>(&self, packer: &P, parts: &Parts) -> Result<Layer<P>, TensorError> {
-        let [query, key] = [&parts.query, &parts.key];
-        let vector = |tensor: Tensor<'_>| pack_vector(packer, tensor, &Part::Whole);
-        let biases = |[of_query, of_key, of_value]: [Tensor<'_>; 3]| {
-            [(of_query, query), (of_key, key), (of_value, key)].map(|(bias, part)| pack_vector(packer, bias, part))
-        };
-        Ok(Layer {
-            attention_norm: vector(self.attention_norm),
-            query: self.query.pack(packer, query)?,
-            key: self.key.pack(packer, key)?,
-            value: self.value.pack(packer, key)?,
-            out: self.out.pack(packer, &parts.out)?,
-            biases: self.biases.map(biases),
-            head_norms: self.head_norms.map(|norms| norms.map(vector)),
-            rotary: self.rotary,
-            feed_forward_norm: vector(self.feed_forward_norm),
-            gate: self.gate.pack(packer, &parts.gate)?,
-            up: self.up.pack(packer, &parts.gate)?,
-            down: self.down.pack(packer, &parts.down)?,
-        })
-    }
+/// The kernels' type for a file's, where they have one.
+fn weight_type(kind: ElementType) -> Option<WeightType> {
+    WeightType::ALL.into_iter().find(|&weight_type| type_name(weight_type) == kind.name())
 }
 
-/// Takes in a part of a vector that [`Finder::vector`] found.
-fn pack_vector<P: Packer>(packer: &P, tensor: Tensor<'_>, part: &Part) -> P::Vector {
-    let kind = weight_type(tensor.kind).unwrap_or(WeightType::F32);
-    packer.vector(part.of_outputs(floats(kind, tensor.bytes)))
+/// As [`ElementType::name`] spells it.
+fn type_name(weight_type: WeightType) -> String {
+    weight_type.name().to_ascii_lowercase()
 }

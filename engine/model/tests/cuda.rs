@@ -8,7 +8,9 @@ mod common;
 use std::sync::Arc;
 
 use common::driver::{Job, generate, sample_row};
+use common::hub::{Family, config, llama_oracle};
 use common::tiny::Tiny;
+use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
 use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels, device_under_test};
 use windlass_engine_contract::memory::KvDataType;
@@ -236,10 +238,44 @@ fn what_the_kernels_do_not_compute_is_refused_by_name() {
         (LoadOptions { block_tokens: 16, ..options() }, "a KV block of 16 tokens"),
         (LoadOptions { tensor_parallel: 2, ..options() }, "2 ranks"),
         (LoadOptions { kv_data_type: KvDataType::Int8, ..options() }, "a KV cache in int8"),
+        (LoadOptions { kv_data_type: KvDataType::F16, ..options() }, "a KV cache in f16"),
+        (LoadOptions { kv_data_type: KvDataType::Fp8, ..options() }, "a KV cache in fp8"),
+        (LoadOptions { kv_data_type: KvDataType::Int4, ..options() }, "a KV cache in int4"),
         (LoadOptions { swap, ..options() }, "swap space"),
         (LoadOptions { quantization: Quantization::named("int8"), ..options() }, "at load"),
     ] {
         let refused = refusal(&options, tiny(WeightType::BF16));
+        assert!(refused.contains(named) && refused.contains("CUDA"), "{refused}");
+    }
+}
+
+#[test]
+fn what_only_some_families_have_is_refused_by_name() {
+    let device = HostMachine::new(Kernels::Record, 7).device(0, 1 << 28);
+    let refusal = |model_type: &str, more: Value| {
+        let family =
+            Family { config: config(model_type, more), biases: false, head_norms: false, oracle: llama_oracle };
+        CudaModel::load(&family.open(&family.safetensors()), &options(), &device)
+            .map(drop)
+            .map_err(|why| why.to_string())
+    };
+    let gemma = |mut more: Value| {
+        more["hidden_activation"] = "gelu_pytorch_tanh".into();
+        more
+    };
+    let factors = [1.5; 16];
+    let longrope = json!({"type": "longrope", "short_factor": factors, "long_factor": factors});
+    assert_eq!(refusal("mistral", json!({"sliding_window": 512})), Ok(()), "the window has room for every sequence");
+    for (model_type, more, named) in [
+        ("mistral", json!({"sliding_window": 20}), "a window of attention"),
+        ("mixtral", json!({"num_local_experts": 4, "num_experts_per_tok": 2}), "a mixture of experts"),
+        ("gemma2", gemma(json!({"sliding_window": 512, "attn_logit_softcapping": 5.0})), "a soft cap"),
+        ("gemma", gemma(json!({"final_logit_softcapping": 3.0})), "a soft cap"),
+        ("gemma2", gemma(json!({"sliding_window": 512})), "a norm behind a block"),
+        ("gemma", gemma(json!({})), "an activation other than SiLU"),
+        ("phi3", json!({"original_max_position_embeddings": 64, "rope_scaling": longrope}), "LongRoPE"),
+    ] {
+        let refused = refusal(model_type, more).unwrap_err();
         assert!(refused.contains(named) && refused.contains("CUDA"), "{refused}");
     }
 }

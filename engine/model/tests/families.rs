@@ -4,15 +4,20 @@
 
 mod common;
 
+use candle_core::Tensor;
 use candle_nn::VarBuilder;
-use candle_transformers::models::{mistral, qwen2, qwen3, smol::smollm3};
-use common::hub::{CHUNK, Family, Oracle, config, llama_oracle, tokens};
+use candle_transformers::models::{
+    gemma, gemma2, gemma3, mistral, mixtral, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, smol::smollm3,
+};
+use common::gguf::gguf;
+use common::hub::{CHUNK, Family, Oracle, POSITIONS, config, llama_oracle, tokens};
 use common::oracle::{compare, our_logits, our_logits_with};
 use half::bf16;
 use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
-use windlass_checkpoint::testing::{GgufBuilder, SafetensorsBuilder};
-use windlass_engine_model::{LoadOptions, Quantization, build};
+use windlass_checkpoint::testing::SafetensorsBuilder;
+use windlass_engine_contract::memory::KvDataType;
+use windlass_engine_model::{DecoderConfig, LoadOptions, Quantization, build};
 
 fn families() -> Vec<Family> {
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -32,7 +37,128 @@ fn families() -> Vec<Family> {
         plain(config("smollm3", json!({"no_rope_layers": [1, 0, 1, 0]})), smollm3_oracle),
         Family { biases: true, ..plain(config("qwen2", qwen), qwen2_oracle) },
         Family { head_norms: true, ..plain(config("qwen3", qwen3_keys), qwen3_oracle) },
+        plain(
+            config("mistral", json!({"head_dim": 64, "sliding_window": 20, "tie_word_embeddings": false})),
+            windowed_mistral_oracle,
+        ),
+        plain(config("mixtral", mixtral_keys()), mixtral_oracle),
+        Family { biases: true, ..plain(config("qwen2_moe", qwen2_moe_keys()), qwen2_moe_oracle) },
+        Family { head_norms: true, ..plain(config("qwen3_moe", qwen3_moe_keys()), qwen3_moe_oracle) },
+        plain(config("phi3", json!({"partial_rotary_factor": 0.5, "tie_word_embeddings": false})), phi3_oracle),
+        plain(config("phi3", long_rope(512)), phi3_oracle),
+        plain(config("phi3", long_rope(64)), phi3_oracle),
+        plain(config("gemma", gemma_keys(json!({}))), gemma_oracle),
+        plain(
+            config("gemma2", gemma_keys(json!({"sliding_window": 512, "attn_logit_softcapping": 5.0}))),
+            gemma2_oracle,
+        ),
+        Family { head_norms: true, ..plain(config("gemma3_text", gemma3_keys()), gemma3_oracle) },
     ]
+}
+
+/// Every expert is used: where a few are chosen, rounding may choose others.
+fn mixtral_keys() -> Value {
+    json!({"num_local_experts": 4, "num_experts_per_tok": 4, "sliding_window": 512, "use_flash_attn": false,
+        "tie_word_embeddings": false})
+}
+
+fn qwen2_moe_keys() -> Value {
+    json!({"num_experts": 6, "num_experts_per_tok": 6, "moe_intermediate_size": 96, "norm_topk_prob": false,
+        "shared_expert_intermediate_size": 160, "decoder_sparse_step": 1, "sliding_window": 512, "max_window_layers": 4,
+        "use_sliding_window": false, "tie_word_embeddings": false})
+}
+
+fn qwen3_moe_keys() -> Value {
+    json!({"num_experts": 6, "num_experts_per_tok": 6, "moe_intermediate_size": 96, "norm_topk_prob": true,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "head_dim": 64, "attention_bias": false,
+        "max_window_layers": 4, "sliding_window": null, "use_sliding_window": false, "tie_word_embeddings": false})
+}
+
+/// Factors of LongRoPE, the longer ones for sequences beyond `original` tokens.
+fn long_rope(original: u64) -> Value {
+    let factors = |most: f32| (0..16).map(|pair| 1.0 + most * pair as f32 / 16.0).collect::<Vec<_>>();
+    json!({"tie_word_embeddings": false, "original_max_position_embeddings": original, "rope_scaling":
+        {"type": "longrope", "short_factor": factors(0.5), "long_factor": factors(6.0), "attention_factor": 1.0}})
+}
+
+fn gemma_keys(more: Value) -> Value {
+    let mut keys = json!({"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 48,
+        "attention_bias": false, "query_pre_attn_scalar": 48, "final_logit_softcapping": 3.0});
+    keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    keys
+}
+
+fn gemma3_keys() -> Value {
+    gemma_keys(json!({"sliding_window": 20, "sliding_window_pattern": 3, "rope_local_base_freq": 1000.0,
+        "rope_theta": 50000.0, "final_logit_softcapping": null}))
+}
+
+/// Computes each token anew with all before it: candle's own cache would let it see them all.
+fn windowed_mistral_oracle(config: &Value, weights: VarBuilder<'static>) -> Oracle {
+    let mut config = config.clone();
+    config["use_flash_attn"] = false.into();
+    // candle lets a query see one key more than the model's authors do.
+    config["sliding_window"] = (config["sliding_window"].as_u64().unwrap() - 1).into();
+    let mut model = mistral::Model::new(&serde_json::from_value(config).unwrap(), weights).unwrap();
+    let mut all: Option<Tensor> = None;
+    Box::new(move |token, _| {
+        let tokens = match &all {
+            None => token.clone(),
+            Some(before) => Tensor::cat(&[before, token], 1)?,
+        };
+        model.clear_kv_cache();
+        let logits = model.forward(&tokens, 0);
+        all = Some(tokens);
+        logits
+    })
+}
+
+fn mixtral_oracle(config: &Value, weights: VarBuilder<'static>) -> Oracle {
+    let mut model = mixtral::Model::new(&serde_json::from_value(config.clone()).unwrap(), weights).unwrap();
+    Box::new(move |token, position| model.forward(token, position))
+}
+
+fn qwen2_moe_oracle(config: &Value, weights: VarBuilder<'static>) -> Oracle {
+    let mut model = qwen2_moe::Model::new(&serde_json::from_value(config.clone()).unwrap(), weights).unwrap();
+    Box::new(move |token, position| model.forward(token, position))
+}
+
+fn qwen3_moe_oracle(config: &Value, weights: VarBuilder<'static>) -> Oracle {
+    let mut model =
+        qwen3_moe::ModelForCausalLM::new(&serde_json::from_value(config.clone()).unwrap(), weights).unwrap();
+    Box::new(move |token, position| model.forward(token, position))
+}
+
+/// candle multiplies frequencies with the factors, where Phi-3's authors divide, and takes the long ones only where the
+/// position itself is far; here the whole sequence has one kind.
+fn phi3_oracle(config: &Value, weights: VarBuilder<'static>) -> Oracle {
+    let mut config = config.clone();
+    if config["rope_scaling"].is_object() {
+        let long = config["original_max_position_embeddings"].as_u64().unwrap() < POSITIONS as u64;
+        let factors = &config["rope_scaling"][if long { "long_factor" } else { "short_factor" }];
+        let inverse: Vec<f64> =
+            factors.as_array().unwrap().iter().map(|factor| 1.0 / factor.as_f64().unwrap()).collect();
+        config["rope_scaling"] = json!({"type": "longrope", "short_factor": inverse, "long_factor": inverse});
+    }
+    let mut model = phi3::Model::new(&serde_json::from_value(config).unwrap(), weights).unwrap();
+    Box::new(move |token, position| model.forward(token, position))
+}
+
+fn gemma_oracle(config: &Value, weights: VarBuilder<'static>) -> Oracle {
+    let mut model = gemma::Model::new(false, &serde_json::from_value(config.clone()).unwrap(), weights).unwrap();
+    // candle's first Gemma knows no cap, as its authors' does not.
+    let cap = config["final_logit_softcapping"].as_f64().unwrap();
+    Box::new(move |token, position| (model.forward(token, position)? / cap)?.tanh()? * cap)
+}
+
+fn gemma2_oracle(config: &Value, weights: VarBuilder<'static>) -> Oracle {
+    let mut model = gemma2::Model::new(false, &serde_json::from_value(config.clone()).unwrap(), weights).unwrap();
+    Box::new(move |token, position| model.forward(token, position))
+}
+
+fn gemma3_oracle(config: &Value, weights: VarBuilder<'static>) -> Oracle {
+    let mut model = gemma3::Model::new(false, &serde_json::from_value(config.clone()).unwrap(), weights).unwrap();
+    Box::new(move |token, position| model.forward(token, position))
 }
 
 fn mistral_oracle(config: &Value, weights: VarBuilder<'static>) -> Oracle {
@@ -57,15 +183,52 @@ fn qwen3_oracle(config: &Value, weights: VarBuilder<'static>) -> Oracle {
     Box::new(move |token, position| model.forward(token, position))
 }
 
-/// The error left is that of bf16 in the KV cache.
+/// Keys and values as finely as the cache can hold them.
+fn fine() -> LoadOptions {
+    LoadOptions { kv_data_type: KvDataType::F16, ..LoadOptions::default() }
+}
+
+/// The error left is that of f16 in the KV cache.
 #[test]
 fn every_family_computes_what_candle_computes() {
     for family in families() {
         let weights = family.safetensors();
-        let found = our_logits(&family.open(&weights), &tokens(), CHUNK);
+        let found = our_logits_with(&family.open(&weights), &tokens(), CHUNK, &fine());
         let agreement = compare(&family.candle_logits(weights), &found);
         println!("{} {agreement}", family.config);
-        assert!(agreement.relative_error() <= 0.006 && agreement.top_1() >= 0.97, "{}: {agreement}", family.config);
+        let (error, top_1) = (agreement.relative_error(), agreement.top_1());
+        assert!(error <= 2e-3 && top_1 >= 0.98, "{}: {agreement}", family.config);
+    }
+}
+
+/// Fewer experts than there are. A token whose experts are all but tied may go to another one than in candle; in a
+/// decoder of one layer that changes what this token gives, and no other.
+#[test]
+fn tokens_go_to_the_experts_that_candle_chooses() {
+    let with = |mut family: Family, more: Value| {
+        family.config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        family
+    };
+    for family in families() {
+        let Some(count) = [&family.config["num_local_experts"], &family.config["num_experts"]][..]
+            .iter()
+            .find_map(|count| count.as_u64())
+        else {
+            continue;
+        };
+        for used in 1..count {
+            let family = with(plain_of(&family), json!({"num_hidden_layers": 1, "num_experts_per_tok": used}));
+            let weights = family.safetensors();
+            let found = our_logits_with(&family.open(&weights), &tokens(), CHUNK, &fine());
+            let candle = family.candle_logits(weights);
+            let near = |position: &usize| {
+                let one = *position..position + 1;
+                compare(&candle[one.clone()], &found[one]).relative_error() < 5e-3
+            };
+            let agreeing = (0..candle.len()).filter(near).count();
+            println!("{} {used} of {count} experts: {agreeing} of {}", family.config["model_type"], candle.len());
+            assert!(agreeing + 1 >= candle.len(), "{}: {agreeing} of {}", family.config, candle.len());
+        }
     }
 }
 
@@ -83,7 +246,7 @@ fn what_distinguishes_a_family_changes_its_logits() {
 }
 
 fn plain_of(family: &Family) -> Family {
-    Family { config: family.config.clone(), biases: false, head_norms: false, oracle: family.oracle }
+    Family { config: family.config.clone(), ..*family }
 }
 
 #[test]
@@ -104,10 +267,20 @@ fn bf16_and_f16_load_as_they_are() {
 
 #[test]
 fn floats_are_quantized_as_they_are_loaded() {
-    let family = &families()[0];
+    let family = &Family { config: config("llama", json!({"intermediate_size": 256})), ..plain_of(&families()[0]) };
     let checkpoint = family.open(&family.safetensors());
     let exact = our_logits(&checkpoint, &tokens(), CHUNK);
-    for (quantization, kind, bound) in [(Quantization::Int8, "q8_0", 0.05), (Quantization::Int4, "q4_1", 0.45)] {
+    let cases = [
+        ("int8", "q8_0", 0.05),
+        ("int4", "q4_1", 0.45),
+        ("int4-g64", "INT4_G64", 0.5),
+        ("int4-g128", "INT4_G128", 0.6),
+        ("int4-sym", "q4_0", 0.6),
+        ("int4-g64-sym", "INT4_G64", 0.6),
+        ("int4-g128-sym", "INT4_G128", 0.7),
+    ];
+    for (name, kind, bound) in cases {
+        let quantization = Quantization::named(name).unwrap();
         let options = LoadOptions { quantization: Some(quantization), ..LoadOptions::default() };
         let agreement = compare(&exact, &our_logits_with(&checkpoint, &tokens(), CHUNK, &options));
         println!("{} {agreement}", quantization.name());
@@ -131,7 +304,7 @@ fn configurations_that_cannot_be_served_are_refused_by_name() {
     let cases = [
         (
             json!({"model_type": "mamba"}),
-            "the architecture \"mamba\" is not supported; supported are llama, mistral, qwen2",
+            "the architecture \"mamba\" is not supported; supported are gemma, gemma2, gemma3, gemma3_text, llama",
         ),
         (json!({"model_type": 3}), "\"config.json: model_type\" is 3; it must be a name"),
         (json!({"hidden_size": null}), "\"config.json: hidden_size\" is missing; it must be a positive integer"),
@@ -142,11 +315,19 @@ fn configurations_that_cannot_be_served_are_refused_by_name() {
         (json!({"max_position_embeddings": 33554432}), "max_position_embeddings\" is 33554432; it must be at most"),
         (json!({"attention_bias": true}), "a bias of the attention's output is not supported"),
         (json!({"hidden_act": "gelu"}), "this activation is not supported"),
-        (json!({"sliding_window": 64}), "sliding_window\" is 64: a window is not supported"),
+        (json!({"sliding_window": -1}), "sliding_window\" is -1; it must be a positive integer"),
+        (
+            json!({"sliding_window": 9, "layer_types": ["full_attention"]}),
+            "layer_types\" is [\"full_attention\"]; it must be",
+        ),
+        (
+            json!({"num_local_experts": 2, "num_experts_per_tok": 3}),
+            "num_experts_per_tok\" is 3; it must be at most the 2",
+        ),
         (json!({"quantization_config": {"quant_method": "exl2"}}), "\"exl2\": a checkpoint quantized this way is not"),
         (
-            json!({"quantization_config": {"quant_method": "gptq", "bits": 3}}),
-            "bits\" is 3: a checkpoint quantized this way",
+            json!({"quantization_config": {"quant_method": "gptq", "bits": 5}}),
+            "bits\" is 5: a checkpoint quantized this way",
         ),
         (
             json!({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 48}}),
@@ -171,76 +352,52 @@ fn configurations_that_cannot_be_served_are_refused_by_name() {
     }
 }
 
-/// What a GGUF file calls a tensor of the hub's.
-fn gguf_name(name: &str) -> String {
-    let parts = [
-        ("model.embed_tokens", "token_embd"),
-        ("model.norm", "output_norm"),
-        ("lm_head", "output"),
-        ("model.layers", "blk"),
-        ("input_layernorm", "attn_norm"),
-        ("post_attention_layernorm", "ffn_norm"),
-        ("self_attn.q_proj", "attn_q"),
-        ("self_attn.k_proj", "attn_k"),
-        ("self_attn.v_proj", "attn_v"),
-        ("self_attn.o_proj", "attn_output"),
-        ("self_attn.q_norm", "attn_q_norm"),
-        ("self_attn.k_norm", "attn_k_norm"),
-        ("mlp.gate_proj", "ffn_gate"),
-        ("mlp.up_proj", "ffn_up"),
-        ("mlp.down_proj", "ffn_down"),
-    ];
-    parts.iter().fold(name.to_owned(), |name, (hub, gguf)| name.replace(hub, gguf))
-}
-
-/// Rows of q or k in the order in which neighbours turn together.
-fn interleaved(values: &[f32], rows: usize, head_dim: usize) -> Vec<f32> {
-    let cols = values.len() / rows;
-    let from = |row: usize| row / head_dim * head_dim + row % 2 * head_dim / 2 + row % head_dim / 2;
-    (0..rows).flat_map(|row| values[from(row) * cols..][..cols].to_vec()).collect()
-}
-
-/// The family's checkpoint as the converter writes it.
-fn gguf(family: &Family, architecture: &str, interleave: bool) -> Checkpoint {
-    let head_dim =
-        family.config["head_dim"].as_u64().unwrap_or(family.size("hidden_size") / family.size("num_attention_heads"));
-    let key = |name: &str| format!("{architecture}.{name}");
-    let mut file = GgufBuilder::new()
-        .str("general.architecture", architecture)
-        .f32(&key("rope.freq_base"), 10_000.0)
-        .f32(&key("attention.layer_norm_rms_epsilon"), 1e-5)
-        .u32(&key("attention.key_length"), head_dim as u32)
-        .u32(&key("attention.value_length"), head_dim as u32);
-    for (name, hub) in [
-        ("block_count", "num_hidden_layers"),
-        ("context_length", "max_position_embeddings"),
-        ("embedding_length", "hidden_size"),
-        ("feed_forward_length", "intermediate_size"),
-        ("attention.head_count", "num_attention_heads"),
-        ("attention.head_count_kv", "num_key_value_heads"),
-    ] {
-        file = file.u32(&key(name), family.size(hub) as u32);
-    }
-    for (name, shape, values) in family.tensors() {
-        let turns = interleave && (name.ends_with("q_proj.weight") || name.ends_with("k_proj.weight"));
-        let values = if turns { interleaved(&values, shape[0] as usize, head_dim as usize) } else { values };
-        let dims: Vec<u64> = shape.iter().rev().copied().collect();
-        file = file.tensor_f32(&gguf_name(&name), &dims, &values);
-    }
-    Checkpoint::from_bytes(file.build()).unwrap()
-}
-
-/// Equal weights give equal bits, whatever file they come in; the hub's are held against candle above.
+/// Equal weights give nearly equal logits, whatever file they come in; the hub's are held against candle above.
 #[test]
 fn a_familys_gguf_files_compute_the_same() {
     let families = families();
-    for (index, architecture, interleave) in
-        [(0, "llama", true), (2, "llama", true), (3, "smollm3", true), (5, "qwen2", false), (6, "qwen3", false)]
-    {
+    for (index, architecture) in [
+        (0, "llama"),
+        (2, "llama"),
+        (3, "smollm3"),
+        (5, "qwen2"),
+        (6, "qwen3"),
+        (7, "llama"),
+        (8, "llama"),
+        (9, "qwen2moe"),
+        (10, "qwen3moe"),
+        (11, "phi3"),
+        (12, "phi3"),
+        (13, "phi3"),
+        (14, "gemma"),
+        (15, "gemma2"),
+        (16, "gemma3"),
+    ] {
         let family = &families[index];
         let hub = our_logits(&family.open(&family.safetensors()), &tokens(), CHUNK);
-        let found = our_logits(&gguf(family, architecture, interleave), &tokens(), CHUNK);
+        let found = our_logits(&Checkpoint::from_bytes(gguf(family, architecture)).unwrap(), &tokens(), CHUNK);
         let agreement = compare(&hub, &found);
         assert!(agreement.relative_error() <= 1e-3, "{architecture}: {agreement}");
     }
+}
+
+/// Which layers have windows, as each family's files say it.
+#[test]
+fn windows_are_where_the_family_has_them() {
+    let windows = |model_type: &str, more: Value| {
+        let family = Family { config: config(model_type, more), ..plain_of(&families()[0]) };
+        let config = DecoderConfig::read(&family.open(&family.safetensors())).unwrap();
+        let windows: Vec<usize> = (0..4).map(|layer| config.window(layer).unwrap_or(0)).collect();
+        (windows, config.sequence_window())
+    };
+    assert_eq!(windows("mistral", json!({"sliding_window": 9})), (vec![9; 4], Some(9)));
+    assert_eq!(windows("mistral", json!({"sliding_window": 512})), (vec![0; 4], None));
+    assert_eq!(windows("gemma2", gemma_keys(json!({"sliding_window": 9}))), (vec![9, 0, 9, 0], None));
+    assert_eq!(windows("gemma3_text", gemma_keys(json!({"sliding_window": 9}))), (vec![9; 4], Some(9)));
+    let types = ["full_attention", "sliding_attention", "full_attention", "full_attention"];
+    let listed = json!({"sliding_window": 9, "layer_types": types});
+    assert_eq!(windows("gemma2", gemma_keys(listed)), (vec![0, 9, 0, 0], None));
+    let upper = json!({"sliding_window": 9, "use_sliding_window": true, "max_window_layers": 3});
+    assert_eq!(windows("qwen2", upper), (vec![0, 0, 0, 9], None));
+    assert_eq!(windows("qwen2", json!({"sliding_window": 9, "use_sliding_window": false})), (vec![0; 4], None));
 }

@@ -60,8 +60,7 @@ fn configurations_are_refused_by_key() {
         ),
         (tiny().f32("llama.attention.value_length", 64.0), "must be an integer; it is a float"),
         (tiny().u32("llama.attention.value_length", 32), "\"llama.attention.value_length\" is 32"),
-        (tiny().u32("llama.expert_count", 8), "a mixture of experts is not supported"),
-        (tiny().u32("llama.attention.sliding_window", 4096), "a window is not supported"),
+        (tiny().u32("llama.expert_count", 8), "\"llama.expert_used_count\" is missing"),
         (tiny().str("llama.rope.scaling.type", "yarn"), "\"yarn\": this rotary scaling is not supported"),
         (tiny().str("llama.rope.scaling.type", "linear"), "\"llama.rope.scaling.factor\" is missing"),
         (

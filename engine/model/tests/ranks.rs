@@ -60,13 +60,42 @@ fn the_parts_of_other_families_are_divided_too() {
         "use_sliding_window": false, "tie_word_embeddings": false});
     let window = json!({"sliding_window": 512, "max_window_layers": 4, "use_sliding_window": false});
     let family = |config, biases, head_norms| Family { config, biases, head_norms, oracle: llama_oracle };
-    for family in [family(config("qwen3", more), false, true), family(config("qwen2", window), true, false)] {
+    let gemma = json!({"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 64,
+        "sliding_window": 20, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0});
+    let families = [
+        family(config("qwen3", more), false, true),
+        family(config("qwen2", window), true, false),
+        family(config("gemma2", gemma.clone()), false, false),
+        family(config("gemma3_text", gemma), false, true),
+        family(config("phi3", json!({"tie_word_embeddings": false})), false, false),
+    ];
+    for family in families {
         let checkpoint = family.open(&family.safetensors());
-        for quantization in [None, Some(Quantization::Int8), Some(Quantization::Int4)] {
+        for quantization in [None, Some(Quantization::INT8), Some(Quantization::INT4)] {
             let error = error_of(&checkpoint, common::hub::VOCABULARY, &LoadOptions { quantization, ..ranks(2) });
             assert!(error <= 1e-3, "{} {quantization:?}: {error}", family.config["model_type"]);
         }
     }
+}
+
+/// Experts of two widths, the one for all tokens among them. Every expert is used, as a token between two of them may go
+/// to either once sums have another order.
+#[test]
+fn experts_are_divided_by_their_columns() {
+    let more = json!({"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 96, "norm_topk_prob": false,
+        "shared_expert_intermediate_size": 160, "decoder_sparse_step": 1, "tie_word_embeddings": false});
+    let config = config("qwen2_moe", more);
+    let family = Family { config, biases: true, head_norms: false, oracle: llama_oracle };
+    let checkpoint = family.open(&family.safetensors());
+    for (quantization, count) in [(None, 2), (None, 4), (Some(Quantization::INT8), 2)] {
+        let error = error_of(&checkpoint, common::hub::VOCABULARY, &LoadOptions { quantization, ..ranks(count) });
+        assert!(error <= 1e-3, "{quantization:?} on {count}: {error}");
+    }
+    let int8 = LoadOptions { quantization: Some(Quantization::INT8), ..ranks(4) };
+    assert_eq!(
+        build(&checkpoint, &int8).map(drop).unwrap_err().to_string(),
+        "3 blocks of an expert's columns cannot be divided among 4"
+    );
 }
 
 #[test]

@@ -213,7 +213,7 @@ pub struct ServeArgs {
     /// Weight type: auto, or the one the file holds (q4_1, q8_0, …)
     #[arg(long = bare(flags::QUANTIZATION), default_value = "auto", value_name = "TYPE", help_heading = "Model")]
     pub quantization: String,
-    /// How the KV cache holds keys and values: auto, bf16, or int8 (half the memory)
+    /// How the KV cache holds keys and values: auto (bf16), f16, fp8 or int8 (half the memory), int4
     #[arg(long = bare(flags::KV_CACHE_DTYPE), default_value = "auto", value_name = "TYPE", help_heading = "Model")]
     pub kv_cache_dtype: String,
     /// How finely activations are rounded before they multiply quantized weights
@@ -439,12 +439,15 @@ pub struct EvalArgs {
     /// Model to compare with: usually what the first was quantized from
     #[arg(long, value_name = "MODEL")]
     pub against: Option<PathBuf>,
-    /// int8 or int4: what the model's float weights become as they are loaded
+    /// int8, int4 (also -g64, -g128, -sym, -g64-sym, -g128-sym): what float weights become as they are loaded
     #[arg(long, value_name = "TYPE")]
     pub quantization: Option<String>,
-    /// How the model's KV cache holds keys and values: bf16 or int8
+    /// How the model's KV cache holds keys and values: bf16, f16, fp8, int8 or int4
     #[arg(long, default_value = "bf16", value_name = "TYPE")]
     pub kv_cache_dtype: String,
+    /// How finely both models' activations are rounded before they multiply quantized weights
+    #[arg(long, value_enum, default_value_t = ActivationDtype::Int8, value_name = "TYPE")]
+    pub activation_dtype: ActivationDtype,
     /// Tokens that are read together; the second half of them is scored
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     pub window_tokens: usize,

@@ -393,7 +393,8 @@ fn microseconds(flag: &str, value: f64) -> Result<f64, Failure> {
 
 /// How the KV cache is to be held.
 pub fn kv_data_type(name: &str) -> Result<KvDataType, Failure> {
-    KvDataType::named(name).ok_or_else(|| unsupported(flags::KV_CACHE_DTYPE, name, "use auto, bf16 or int8"))
+    KvDataType::named(name)
+        .ok_or_else(|| unsupported(flags::KV_CACHE_DTYPE, name, "use auto, bf16, f16, fp8, int8 or int4"))
 }
 
 fn batching(args: &ServeArgs) -> Result<Batching, Failure> {
@@ -625,7 +626,7 @@ mod tests {
             ("m --executor sim --pipeline-parallel-size 2", Reason::Unsupported, "--pipeline-parallel-size 2"),
             ("m --tensor-parallel-size 3 --swap-space 1", Reason::Unsupported, "--swap-space 1"),
             ("m --tensor-parallel-size 0", Reason::InvalidConfiguration, "--tensor-parallel-size"),
-            ("m --kv-cache-dtype fp8", Reason::Unsupported, "--kv-cache-dtype fp8"),
+            ("m --kv-cache-dtype fp8_e5m2", Reason::Unsupported, "--kv-cache-dtype fp8_e5m2"),
             ("m --swap-space=-1", Reason::InvalidConfiguration, "--swap-space"),
             ("m --swap-dir /tmp", Reason::InvalidConfiguration, "--swap-space"),
             ("m --swap-space 1 --no-enable-prefix-caching", Reason::InvalidConfiguration, "--swap-space"),

@@ -73,13 +73,15 @@ impl Evaluated {
 /// How both models are loaded, unless flags say otherwise of the first.
 fn options(args: &EvalArgs) -> LoadOptions {
     let options = LoadOptions::default();
-    LoadOptions { threads: args.threads.unwrap_or(options.threads), ..options }
+    let threads = args.threads.unwrap_or(options.threads);
+    LoadOptions { threads, activations: args.activation_dtype.into(), ..options }
 }
 
 /// What the model's floats are to become.
 fn quantization(args: &EvalArgs) -> Result<Option<Quantization>, Failure> {
     let Some(name) = args.quantization.as_deref() else { return Ok(None) };
-    let wrong = || Failure::configuration(format!("--quantization is {name:?}; it must be int8 or int4"));
+    let wrong =
+        || Failure::configuration(format!("--quantization is {name:?}; it must be one of {}", Quantization::names()));
     Quantization::named(name).map(Some).ok_or_else(wrong)
 }
 

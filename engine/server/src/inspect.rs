@@ -57,8 +57,8 @@ fn document(file: &Checkpoint, summary: bool, revision: Option<Option<String>>) 
     let inspection = Inspection {
         kv_bytes_per_token: kv_bytes_per_token(&stored.shape, KvDataType::Bf16),
         weight_type: stored.weight_type.to_owned(),
-        int8_bytes: converted(Quantization::Int8),
-        int4_bytes: converted(Quantization::Int4),
+        int8_bytes: converted(Quantization::INT8),
+        int4_bytes: converted(Quantization::INT4),
         revision: revision.flatten(),
         shape: stored.shape,
     };

@@ -1,6 +1,6 @@
 //! Single ops in the shapes of SmolLM2-135M and of a 1B Llama.
 
-use windlass_kernels::ops::{AttentionRow, RopePairing, RopeTable};
+use windlass_kernels::ops::{AttentionRow, RopePairing, RopeTable, Scoring};
 use windlass_kernels::{ActivationType, Activations, KvCache, KvLayout, KvType, PackedMatrix, WeightType, ops};
 
 use crate::bench::{Bench, Work};
@@ -84,7 +84,7 @@ pub fn vectors(bench: &Bench) {
         bench.measure(&format!("silu_mul × {tokens}"), work(3 * wide), || {
             ops::silu_mul(&bench.pool, &gate, &input.repeat(3)[..wide], &mut up);
         });
-        let (table, positions) = (RopeTable::new(64, 512, 1e4, None), (0..tokens as u32).collect::<Vec<_>>());
+        let (table, positions) = (RopeTable::new(64, 512, 1e4, None, 1.0), (0..tokens as u32).collect::<Vec<_>>());
         for pairing in [RopePairing::Adjacent, RopePairing::HalfSplit] {
             bench.measure(&format!("rope {pairing:?} × {tokens}"), work(2 * hidden), || {
                 ops::rope(&bench.pool, &table, pairing, &positions, 64, &mut out);
@@ -119,7 +119,7 @@ pub fn attention(bench: &Bench) {
         let keys: usize = (first_position..first_position + tokens).map(|position| position + 1).sum();
         let work = Work { bytes: cache.bytes(), operations: 4 * sequences * keys * heads * layout.head_dim };
         bench.measure(name, work, || {
-            ops::paged_attention(&bench.pool, &cache, 0, heads, 0.125, &rows, &queries, &mut out);
+            ops::paged_attention(&bench.pool, &cache, 0, heads, Scoring::scaled(0.125), &rows, &queries, &mut out);
         });
     }
 }

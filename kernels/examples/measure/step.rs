@@ -1,6 +1,6 @@
 //! All ops of a forward pass, in the order of a Llama decoder, on made-up weights.
 
-use windlass_kernels::ops::{self, AttentionRow, Product, RopePairing, RopeTable};
+use windlass_kernels::ops::{self, AttentionRow, Product, RopePairing, RopeTable, Scoring};
 use windlass_kernels::{
     ActivationType, Activations, KvCache, KvLayout, KvType, PackedMatrix, Pool, ShapeError, WeightType,
 };
@@ -102,7 +102,7 @@ impl Weights {
             layers: (0..shape.layers).map(layer).collect::<Result<_, _>>()?,
             head: pack(head, shape.vocabulary, hidden)?,
             norm: vec![1.0; hidden],
-            rope: RopeTable::new(head_dim, 4096, 1e4, None),
+            rope: RopeTable::new(head_dim, 4096, 1e4, None, 1.0),
         })
     }
 
@@ -181,7 +181,7 @@ impl Pass {
             ops::rope(pool, &weights.rope, RopePairing::Adjacent, &positions, shape.head_dim, k);
             ops::append_kv(pool, cache, index, &rows, k, v);
             let queries = q.clone();
-            ops::paged_attention(pool, cache, index, shape.heads, 0.125, &rows, &queries, q);
+            ops::paged_attention(pool, cache, index, shape.heads, Scoring::scaled(0.125), &rows, &queries, q);
             activations.load(pool, q, &[&layer.o]);
             ops::matmul(pool, activations, &layer.o, normed);
             let addend = normed.clone();

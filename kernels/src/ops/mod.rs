@@ -7,8 +7,8 @@ mod norm;
 mod rope;
 mod select;
 
-pub use activation::{add, silu_mul};
-pub use attention::{AttentionRow, append_kv, paged_attention};
+pub use activation::{add, gelu_mul, silu_mul, soft_cap};
+pub use attention::{ATTENTION_TILE_KEYS, AttentionRow, Scoring, append_kv, paged_attention};
 pub use matmul::{Product, matmul, matmul_many};
 pub use norm::{add_rms_norm, rms_norm};
 pub use rope::{RopePairing, RopeTable, rope};

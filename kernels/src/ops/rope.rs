@@ -29,11 +29,12 @@ impl RopeTable {
     /// A table for the first `dims` values of a head (an even number) and positions below `positions`.
     ///
     /// Pair `i` turns by `position · theta^(-2i/dims) / factor[i]`; `frequency_factors` has `dims / 2` values
-    /// (Llama 3's scaling; the tensor `rope_freqs.weight` of a GGUF file) or is absent for 1.
+    /// (Llama 3's scaling; the tensor `rope_freqs.weight` of a GGUF file) or is absent for 1. Turned values are `magnitude`
+    /// times as long (LongRoPE; 1 for others).
     ///
     /// # Panics
     /// When `dims` is odd or the number of factors differs.
-    pub fn new(dims: usize, positions: usize, theta: f32, frequency_factors: Option<&[f32]>) -> Self {
+    pub fn new(dims: usize, positions: usize, theta: f32, frequency_factors: Option<&[f32]>, magnitude: f32) -> Self {
         assert!(dims.is_multiple_of(2), "rotary dimensions come in pairs, not {dims}");
         let pairs = dims / 2;
         if let Some(factors) = frequency_factors {
@@ -47,7 +48,8 @@ impl RopeTable {
             .collect();
         let turns = (0..positions)
             .flat_map(|position| frequencies.iter().map(move |frequency| (position as f64 * frequency).sin_cos()));
-        let (sines, cosines) = turns.map(|(sine, cosine)| (sine as f32, cosine as f32)).unzip();
+        let (sines, cosines) =
+            turns.map(|turn| <[f64; 2]>::from(turn).map(|part| (part * f64::from(magnitude)) as f32).into()).unzip();
         RopeTable { pairs, cosines, sines }
     }
 
@@ -151,7 +153,7 @@ mod tests {
         for (head_dim, dims, heads) in [(64, 64, 3), (80, 40, 2), (6, 4, 1), (128, 128, 1)] {
             for pairing in [RopePairing::Adjacent, RopePairing::HalfSplit] {
                 let factors: Vec<f32> = (0..dims / 2).map(|i| 1.0 + i as f32).collect();
-                let table = RopeTable::new(dims, 3000, 10_000.0, Some(&factors));
+                let table = RopeTable::new(dims, 3000, 10_000.0, Some(&factors), 1.25);
                 assert_eq!(table.positions(), 3000);
                 let positions: Vec<u32> = (0..37).map(|_| random.below(3000) as u32).collect();
                 let input = random.values(positions.len() * heads * head_dim, 1.0);
@@ -162,6 +164,7 @@ mod tests {
                             if pairing == RopePairing::Adjacent { (2 * i, 2 * i + 1) } else { (i, i + dims / 2) };
                         let frequency = 10_000f64.powf(-2.0 * i as f64 / dims as f64) / f64::from(factors[i]);
                         let (sine, cosine) = (f64::from(positions[head / heads]) * frequency).sin_cos();
+                        let (sine, cosine) = (1.25 * sine, 1.25 * cosine);
                         (out[a], out[b]) = (out[a] * cosine - out[b] * sine, out[a] * sine + out[b] * cosine);
                     }
                 }

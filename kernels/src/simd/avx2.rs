@@ -187,6 +187,14 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
     }
     #[inline(always)]
+    fn bits_of(self, value: Self::F) -> Self::I {
+        simd!([_mm256_castps_si256(value[0]), _mm256_castps_si256(value[1])])
+    }
+    #[inline(always)]
+    fn with_bits(self, bits: Self::I) -> Self::F {
+        simd!([_mm256_castsi256_ps(bits[0]), _mm256_castsi256_ps(bits[1])])
+    }
+    #[inline(always)]
     fn to_f32(self, value: Self::I) -> Self::F {
         simd!([_mm256_cvtepi32_ps(value[0]), _mm256_cvtepi32_ps(value[1])])
     }

@@ -138,6 +138,14 @@ impl Simd for Avx512 {
         simd!(_mm512_reduce_add_epi32(value))
     }
     #[inline(always)]
+    fn bits_of(self, value: Self::F) -> Self::I {
+        simd!(_mm512_castps_si512(value))
+    }
+    #[inline(always)]
+    fn with_bits(self, bits: Self::I) -> Self::F {
+        simd!(_mm512_castsi512_ps(bits))
+    }
+    #[inline(always)]
     fn to_f32(self, value: Self::I) -> Self::F {
         simd!(_mm512_cvtepi32_ps(value))
     }

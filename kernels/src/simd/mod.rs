@@ -66,6 +66,8 @@ pub(crate) trait Simd: Copy {
     /// `value · 2^BITS`.
     fn shift_left<const BITS: u32>(self, value: Self::I) -> Self::I;
     fn sum_i32(self, value: Self::I) -> i32;
+    fn bits_of(self, value: Self::F) -> Self::I;
+    fn with_bits(self, bits: Self::I) -> Self::F;
     fn to_f32(self, value: Self::I) -> Self::F;
     /// To the nearest integer, ties to even; the values fit i32.
     fn round(self, value: Self::F) -> Self::I;

@@ -125,6 +125,14 @@ impl Simd for Scalar {
         value.into_iter().fold(0, i32::wrapping_add)
     }
     #[inline(always)]
+    fn bits_of(self, value: Self::F) -> Self::I {
+        value.map(|lane| lane.to_bits().cast_signed())
+    }
+    #[inline(always)]
+    fn with_bits(self, bits: Self::I) -> Self::F {
+        bits.map(|lane| f32::from_bits(lane.cast_unsigned()))
+    }
+    #[inline(always)]
     fn to_f32(self, value: Self::I) -> Self::F {
         value.map(|lane| lane as f32)
     }

@@ -38,6 +38,12 @@ pub enum ShapeError {
         /// Bytes given.
         actual: usize,
     },
+    /// An order of columns that leaves one out.
+    #[error("the order of columns does not name each of the {cols} once")]
+    Order {
+        /// Columns.
+        cols: usize,
+    },
     /// A side is zero, or the size overflows.
     #[error("{rows} rows of {cols} values are no matrix")]
     Degenerate {
@@ -57,6 +63,8 @@ pub struct PackedMatrix {
     rows: usize,
     cols: usize,
     tiles: Tiles,
+    /// The input of each column, where that is not its own number.
+    order: Option<Box<[u32]>>,
 }
 
 /// The cells of all tiles, tile after tile, each from column 0 on.
@@ -142,7 +150,22 @@ impl PackedMatrix {
             WeightType::I4G128 => Tiles::I4G128(source.pack(pool)),
             WeightType::I8G128 => Tiles::I8G128(source.pack(pool)),
         };
-        Ok(PackedMatrix { weight_type, rows, cols, tiles })
+        Ok(PackedMatrix { weight_type, rows, cols, tiles, order: None })
+    }
+
+    /// The same with column `c` multiplying input `order[c]`: how GPTQ sorts inputs by weight before it groups them.
+    pub fn ordered(self, order: &[u32]) -> Result<Self, ShapeError> {
+        let mut seen = vec![false; self.cols];
+        let once = |&col: &u32| seen.get_mut(col as usize).is_some_and(|seen| !std::mem::replace(seen, true));
+        match order.len() == self.cols && order.iter().all(once) {
+            true => Ok(PackedMatrix { order: Some(order.into()), ..self }),
+            false => Err(ShapeError::Order { cols: self.cols }),
+        }
+    }
+
+    /// The input of each column, where that is not its own number.
+    pub fn order(&self) -> Option<&[u32]> {
+        self.order.as_deref()
     }
 
     /// Outputs.
@@ -173,6 +196,10 @@ impl PackedMatrix {
         assert!(row < self.rows, "row {row} of {}", self.rows);
         assert_eq!(out.len(), self.cols, "a row has {} values", self.cols);
         for_any!(&self.tiles, cells => dequantize(tile(cells, self.cols, row / TILE_ROWS), row % TILE_ROWS, out));
+        if let Some(order) = &self.order {
+            let columns = out.to_vec();
+            order.iter().zip(columns).for_each(|(&input, value)| out[input as usize] = value);
+        }
     }
 
     pub(crate) fn tiles(&self) -> &Tiles {

@@ -21,7 +21,7 @@ mod weight_type;
 
 pub use matrix::{PackedMatrix, ShapeError};
 pub(crate) use matrix::{Tiles, validated_row_bytes};
-pub use quantize::{Integer, floats};
+pub use quantize::{Group, Integer, floats};
 pub use weight_type::WeightType;
 
 #[cfg(test)]

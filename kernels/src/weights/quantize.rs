@@ -13,8 +13,22 @@ use crate::weights::cell::BLOCK;
 pub enum Integer {
     /// 8 bits with one scale for each 32 values, symmetric: 8.5 bits per weight.
     Int8,
-    /// 4 bits with one scale and one minimum for each 32 values: 5 bits per weight.
-    Int4,
+    /// 4 bits with one scale for each group, and a minimum where not symmetric: 4.25 to 5 bits per weight.
+    Int4 {
+        /// Values that share them.
+        group: Group,
+        /// The minimum is always eight steps below zero.
+        symmetric: bool,
+    },
+}
+
+/// Values that share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // their numbers
+pub enum Group {
+    Of32,
+    Of64,
+    Of128,
 }
 
 impl Integer {
@@ -22,14 +36,28 @@ impl Integer {
     pub fn weight_type(self) -> WeightType {
         match self {
             Integer::Int8 => WeightType::Q8_0,
-            Integer::Int4 => WeightType::Q4_1,
+            Integer::Int4 { group: Group::Of32, symmetric: true } => WeightType::Q4_0,
+            Integer::Int4 { group: Group::Of32, symmetric: false } => WeightType::Q4_1,
+            Integer::Int4 { group: Group::Of64, .. } => WeightType::I4G64,
+            Integer::Int4 { group: Group::Of128, .. } => WeightType::I4G128,
         }
+    }
+
+    /// Appends a row of values, whole blocks, as the format's file has it.
+    ///
+    /// # Panics
+    /// When the values are no whole blocks.
+    pub fn append_row(self, values: &[f32], out: &mut Vec<u8>) {
+        let block = self.weight_type().block_elements();
+        assert!(values.len().is_multiple_of(block), "{} values are no whole blocks", values.len());
+        values.chunks_exact(block).for_each(|block| self.append(block, out));
     }
 
     fn append(self, block: &[f32], out: &mut Vec<u8>) {
         match self {
             Integer::Int8 => append_int8(block, out),
-            Integer::Int4 => append_int4(block, out),
+            Integer::Int4 { symmetric: false, .. } => append_int4(block, out),
+            Integer::Int4 { symmetric: true, group } => append_symmetric_int4(block, group, out),
         }
     }
 }
@@ -58,7 +86,7 @@ impl PackedMatrix {
         pool.for_each(bytes.chunks_exact(row_bytes).zip(quantized.chunks_exact_mut(quantized_row)), |(row, out)| {
             let values = floats(from, row);
             let mut blocks = Vec::with_capacity(out.len());
-            values.chunks_exact(BLOCK).for_each(|block| to.append(block, &mut blocks));
+            to.append_row(&values, &mut blocks);
             out.copy_from_slice(&blocks);
         });
         PackedMatrix::pack(pool, to_type, rows, cols, &quantized)
@@ -96,7 +124,26 @@ fn append_int4(block: &[f32], out: &mut Vec<u8>) {
     let code = |value: f32| ((value - minimum.to_f32()) * inverse).round().clamp(0.0, 15.0) as u8;
     out.extend(scale.to_le_bytes());
     out.extend(minimum.to_le_bytes());
-    out.extend((0..BLOCK / 2).map(|i| code(block[i]) | code(block[i + BLOCK / 2]) << 4));
+    append_nibbles(block, code, out);
+}
+
+/// The largest magnitude is seven or eight steps from zero, whichever its sign allows.
+fn append_symmetric_int4(block: &[f32], group: Group, out: &mut Vec<u8>) {
+    let extreme = block.iter().fold(0_f32, |extreme, value| if value.abs() > extreme.abs() { *value } else { extreme });
+    let scale = f16::from_f32(extreme / -8.0);
+    let inverse = inverse(scale);
+    out.extend(scale.to_le_bytes());
+    if group != Group::Of32 {
+        out.extend(f16::from_f32(-8.0 * scale.to_f32()).to_le_bytes());
+    }
+    append_nibbles(block, |value| (value * inverse + 8.0).round().clamp(0.0, 15.0) as u8, out);
+}
+
+/// Codes of values, value i of each 32 beside value i + 16.
+fn append_nibbles(block: &[f32], code: impl Fn(f32) -> u8, out: &mut Vec<u8>) {
+    for block in block.chunks_exact(BLOCK) {
+        out.extend((0..BLOCK / 2).map(|i| code(block[i]) | code(block[i + BLOCK / 2]) << 4));
+    }
 }
 
 /// One over the scale, or 0 for a block of equal values.
@@ -113,7 +160,7 @@ mod tests {
     #[test]
     fn every_value_is_within_half_a_step() {
         let pool = Pool::new(2).unwrap();
-        let (rows, cols) = (37, 96);
+        let (rows, cols) = (37, 256);
         let mut values = Random::new(5).values(rows * cols, 2.0);
         values[..BLOCK].fill(0.0);
         values[BLOCK..2 * BLOCK].fill(0.75);
@@ -124,23 +171,40 @@ mod tests {
         ];
         for (from, bytes) in &encodings {
             let values = floats(*from, bytes);
-            for (to, steps) in [(Integer::Int8, 254.0), (Integer::Int4, 15.0)] {
+            for to in every_integer() {
                 let matrix = PackedMatrix::quantize(&pool, *from, to, rows, cols, bytes).unwrap();
                 assert_eq!(matrix.weight_type(), to.weight_type());
                 let mut row = vec![0.0; cols];
                 for index in 0..rows {
                     matrix.dequantize_row(index, &mut row);
+                    let group = to.weight_type().block_elements();
                     let expected = &values[index * cols..][..cols];
-                    for (found, expected) in row.chunks(BLOCK).zip(expected.chunks(BLOCK)) {
-                        let (least, most) = expected.iter().fold((0f32, 0f32), |(a, b), &v| (a.min(v), b.max(v)));
-                        let range = if to == Integer::Int8 { 2.0 * most.max(-least) } else { most - least };
+                    for (found, expected) in row.chunks(group).zip(expected.chunks(group)) {
+                        let step = step(to, expected);
                         for (found, expected) in found.iter().zip(expected) {
                             let error = (found - expected).abs();
-                            assert!(error <= 0.51 * range / steps + 1e-3, "{from:?} {to:?}: {expected} as {found}");
+                            assert!(error <= step + 1e-3, "{from:?} {to:?}: {expected} as {found}");
                         }
                     }
                 }
             }
+        }
+    }
+
+    fn every_integer() -> Vec<Integer> {
+        let groups = [Group::Of32, Group::Of64, Group::Of128];
+        let int4 = |group| [false, true].map(|symmetric| Integer::Int4 { group, symmetric });
+        [Integer::Int8].into_iter().chain(groups.into_iter().flat_map(int4)).collect()
+    }
+
+    /// The most that rounding moves a value. Symmetric codes end a step short of the largest magnitude on one side.
+    fn step(to: Integer, values: &[f32]) -> f32 {
+        let (least, most) = values.iter().fold((0_f32, 0_f32), |(a, b), &v| (a.min(v), b.max(v)));
+        let largest = most.max(-least);
+        match to {
+            Integer::Int8 => 0.51 * largest / 127.0,
+            Integer::Int4 { symmetric: false, .. } => 0.51 * (most - least) / 15.0,
+            Integer::Int4 { symmetric: true, .. } => 1.01 * largest / 8.0,
         }
     }
 

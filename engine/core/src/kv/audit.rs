@@ -20,7 +20,7 @@ impl KvCache {
             *count(&mut accounts[block.0 as usize]) += 1;
         };
         let retiring = self.retiring.iter().map(|(_, table)| table);
-        for &block in tables.chain(retiring).flat_map(|table| &table.blocks) {
+        for &block in tables.chain(retiring).flat_map(BlockTable::held) {
             account(block, |account| &mut account.named);
         }
         self.pool.free_blocks().for_each(|block| account(block, |account| &mut account.free));

@@ -14,6 +14,8 @@ pub struct Auditor {
     in_flight: VecDeque<(Ticket, StepPlan)>,
     last_plan: StepPlan,
     submitted: u64,
+    /// Does not say what it no longer reads.
+    hoards: bool,
     /// Requests whose rows fail when they are next collected.
     poisoned: Mutex<HashSet<RequestId>>,
 }
@@ -25,8 +27,14 @@ impl Auditor {
             in_flight: VecDeque::new(),
             last_plan: StepPlan::default(),
             submitted: 0,
+            hoards: false,
             poisoned: Mutex::default(),
         }
+    }
+
+    /// Of an executor that does not say what it no longer reads.
+    pub fn hoarding(self) -> Auditor {
+        Auditor { hoards: true, ..self }
     }
 
     pub fn poison(&self, request: RequestId) {
@@ -59,13 +67,26 @@ impl Auditor {
         assert!(!row.tokens.is_empty() && end <= geometry.max_sequence_tokens, "{row:?}");
         assert_eq!(row.blocks.len(), end.div_ceil(geometry.block_tokens) as usize, "{row:?}");
         assert!(row.blocks.iter().all(|block| block.0 < geometry.blocks), "{row:?}");
-        let distinct: HashSet<_> = row.blocks.iter().collect();
-        assert_eq!(distinct.len(), row.blocks.len(), "a block twice in {row:?}");
+        let read = &row.blocks[self.unread(row)..];
+        let distinct: HashSet<_> = read.iter().collect();
+        assert_eq!(distinct.len(), read.len(), "a block twice in {row:?}");
         row.tokens.iter().for_each(|token| self.check_input(row, *token));
         if row.draft().is_some() {
             assert!(matches!(row.tokens[..], [InputToken::Known(_)]), "guesses behind an unknown token: {row:?}");
             assert!(row.score.is_none(), "guesses beside scores: {row:?}");
         }
+    }
+
+    /// Leading blocks of a row that its tokens do not read.
+    fn unread(&self, row: &PlanRow) -> usize {
+        let Geometry { read_back_tokens, block_tokens, .. } = self.geometry();
+        let first_read = read_back_tokens.map_or(0, |read| (row.first_position + 1).saturating_sub(read));
+        (first_read / block_tokens) as usize
+    }
+
+    /// Where a block is among those that a row reads or writes.
+    fn place(&self, row: &PlanRow, block: BlockId) -> Option<usize> {
+        (self.unread(row)..row.blocks.len()).find(|&index| row.blocks[index] == block)
     }
 
     fn check_input(&self, row: &PlanRow, token: InputToken) {
@@ -110,7 +131,7 @@ impl Auditor {
         let in_flight = self.in_flight.iter().flat_map(|(_, plan)| &plan.rows);
         for (index, block) in row.blocks.iter().enumerate().skip(first_written) {
             for other in in_flight.clone().chain(&plan.rows) {
-                let named = other.blocks.iter().position(|other| other == block);
+                let named = self.place(other, *block);
                 let own = other.request == row.request && named == Some(index);
                 assert!(named.is_none() || own, "{row:?} writes into a block of {other:?}");
             }
@@ -120,7 +141,8 @@ impl Auditor {
 
 impl Executor for Auditor {
     fn geometry(&self) -> Geometry {
-        self.sim.geometry()
+        let geometry = self.sim.geometry();
+        Geometry { read_back_tokens: geometry.read_back_tokens.filter(|_| !self.hoards), ..geometry }
     }
 
     fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {

@@ -28,6 +28,7 @@ pub const GEOMETRY: Geometry = Geometry {
     max_step_tokens: 32,
     max_step_logits: 8,
     vocabulary: 100,
+    read_back_tokens: None,
 };
 
 pub const CONFIG: EngineConfig = EngineConfig {
@@ -42,7 +43,11 @@ pub const CONFIG: EngineConfig = EngineConfig {
 pub type TestEngine = Engine<Auditor>;
 
 pub fn engine(geometry: Geometry, config: EngineConfig) -> TestEngine {
-    Engine::new(Auditor::new(SimExecutor::new(geometry, StepTime::LARGE_GPU, VOCABULARY, Unpaced)), config)
+    Engine::new(auditor(geometry), config)
+}
+
+fn auditor(geometry: Geometry) -> Auditor {
+    Auditor::new(SimExecutor::new(geometry, StepTime::LARGE_GPU, VOCABULARY, Unpaced))
 }
 
 /// A prompt of so many tokens, unlike those of other ids, for 4 tokens, greedy.
@@ -138,8 +143,17 @@ pub fn alone(request: &Request, block_tokens: u32) -> (Vec<TokenId>, Option<Fini
 
 /// All that it hears there.
 pub fn updates_alone(request: &Request, block_tokens: u32) -> Vec<RequestUpdate> {
-    let geometry = Geometry { block_tokens, blocks: 128, max_step_tokens: 128, max_step_logits: 128, ..GEOMETRY };
-    let mut engine = engine(geometry, CONFIG);
+    updates_alone_reading(request, block_tokens, None)
+}
+
+/// The same where only so many tokens are read back, and all blocks are kept nevertheless.
+pub fn updates_alone_reading(
+    request: &Request,
+    block_tokens: u32,
+    read_back_tokens: Option<u32>,
+) -> Vec<RequestUpdate> {
+    let wide = Geometry { blocks: 128, max_step_tokens: 128, max_step_logits: 128, ..GEOMETRY };
+    let mut engine = Engine::new(auditor(Geometry { block_tokens, read_back_tokens, ..wide }).hoarding(), CONFIG);
     engine.add(request.clone(), 0.0).expect("a request that fits");
     drain(&mut engine)
 }

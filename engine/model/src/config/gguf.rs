@@ -1,27 +1,31 @@
 //! A decoder's configuration from a GGUF file's metadata.
 
-use windlass_checkpoint::{GgufFile, Metadata};
-use windlass_kernels::{WeightType, floats};
+mod rope;
 
-use super::{
-    ConfigError, DEFAULT_ROPE_THETA, DecoderConfig, MAX_CONTEXT_TOKENS, RopeConfig, RotaryLayers, Unsupported,
-};
-use crate::family::Family;
+use windlass_checkpoint::{GgufFile, Metadata};
+
+use super::{ConfigError, DecoderConfig, ExpertsConfig, LayerSet, LocalAttention, MAX_CONTEXT_TOKENS, Unsupported};
+use crate::family::{Family, LocalLayers};
 
 /// Reads the configuration of a file.
 pub(super) fn read(file: &GgufFile) -> Result<DecoderConfig, ConfigError> {
     let architecture = file.metadata().require("general.architecture", Metadata::str)?;
     let family = Family::of_gguf(architecture).ok_or_else(|| Unsupported::Architecture(architecture.to_owned()))?;
     let keys = Keys { metadata: file.metadata(), architecture, family };
-    keys.refuse_features()?;
     let hidden = keys.positive("embedding_length")?;
     let (heads, kv_heads) = keys.heads()?;
     let head_dim = keys.head_dim(hidden, heads)?;
+    let layers = keys.positive("block_count")?;
+    let experts = keys.experts()?;
+    let feed_forward = match &experts {
+        Some(experts) => experts.feed_forward.max(experts.shared_feed_forward.unwrap_or(0)),
+        None => keys.positive("feed_forward_length")?,
+    };
     Ok(DecoderConfig {
         architecture: architecture.to_owned(),
-        layers: keys.positive("block_count")?,
+        layers,
         hidden,
-        feed_forward: keys.positive("feed_forward_length")?,
+        feed_forward,
         heads,
         kv_heads,
         head_dim,
@@ -29,11 +33,31 @@ pub(super) fn read(file: &GgufFile) -> Result<DecoderConfig, ConfigError> {
         context_tokens: keys.context_tokens()?,
         norm_epsilon: keys.norm_epsilon()?,
         rope: keys.rope(file, head_dim)?,
+        local: keys.local(file, head_dim)?,
+        attention_scale: attention_scale(architecture, layers, hidden, heads, head_dim),
+        attention_soft_cap: keys.cap("attn_logit_softcapping")?,
+        logit_soft_cap: keys.cap("final_logit_softcapping")?,
+        embedding_scale: if family.scaled_embedding { (hidden as f32).sqrt() } else { 1.0 },
+        activation: family.activation,
+        norm_offset: 0.0,
+        post_norms: family.post_norms,
+        fused: family.fused,
+        experts,
         biases: family.biases,
         head_norms: family.head_norms,
         scheme: None,
         tied_output: file.tensor("output.weight").is_none(),
     })
+}
+
+/// Files do not say it. The largest of Gemma 2 and of Gemma 3, known by their layers, divide by the root of the width that
+/// a head would have if heads shared the residual stream (`query_pre_attn_scalar` of their `config.json`).
+fn attention_scale(architecture: &str, layers: usize, hidden: usize, heads: usize, head_dim: usize) -> f32 {
+    let width = match (architecture, layers) {
+        ("gemma2", 46) | ("gemma3", 62) => hidden / heads,
+        _ => head_dim,
+    };
+    (width as f32).sqrt().recip()
 }
 
 fn vocabulary(file: &GgufFile) -> Result<usize, ConfigError> {
@@ -114,71 +138,58 @@ impl Keys<'_> {
         }
     }
 
-    fn rope(self, file: &GgufFile, head_dim: usize) -> Result<RopeConfig, ConfigError> {
-        let dims = self.positive_or("rope.dimension_count", head_dim)?;
-        if !dims.is_multiple_of(2) || dims > head_dim {
-            return Err(self.invalid("rope.dimension_count", dims, format!("even and at most {head_dim}")));
-        }
-        let theta = self.metadata.f32(&self.key("rope.freq_base"))?.unwrap_or(DEFAULT_ROPE_THETA);
-        if !theta.is_finite() || theta < 1.0 {
-            return Err(self.invalid("rope.freq_base", theta, "finite and at least 1"));
-        }
-        let factors = combine(rope_factors(file, dims / 2)?, self.linear_scaling()?, dims / 2);
-        let layers = self.family.still_interval.map_or(RotaryLayers::All, RotaryLayers::AllButEvery);
-        Ok(RopeConfig { dims, theta, factors, pairing: self.family.gguf_pairing, layers })
-    }
-
-    /// What divides all frequencies (Chen et al. 2023), if positions are scaled linearly.
-    fn linear_scaling(self) -> Result<Option<f32>, ConfigError> {
-        let name = "rope.scaling.type";
-        match self.metadata.str(&self.key(name))? {
-            None | Some("none") => return Ok(None),
-            Some("linear") => {}
-            Some(other) => return Err(self.unsupported(name, format!("{other:?}"), "this rotary scaling")),
-        }
-        let name = "rope.scaling.factor";
-        let factor = self.metadata.require(&self.key(name), Metadata::f32)?;
-        match factor.is_finite() && factor > 0.0 {
-            true => Ok(Some(factor)),
-            false => Err(self.invalid(name, factor, "finite and positive")),
+    /// A soft cap, if it is there.
+    fn cap(self, name: &str) -> Result<Option<f32>, ConfigError> {
+        match self.metadata.f32(&self.key(name))? {
+            Some(cap) if !cap.is_finite() || cap <= 0.0 => Err(self.invalid(name, cap, "finite and positive")),
+            cap => Ok(cap),
         }
     }
 
-    /// Features that a file of a supported architecture may ask for and that would change its output.
-    fn refuse_features(self) -> Result<(), ConfigError> {
-        for (name, feature) in [("expert_count", "a mixture of experts"), ("attention.sliding_window", "a window")] {
-            match self.metadata.u32(&self.key(name))? {
-                None | Some(0) => {}
-                Some(value) => return Err(self.unsupported(name, value.to_string(), feature)),
+    /// The layers with a window, which is none where the context never leaves it.
+    fn local(self, file: &GgufFile, head_dim: usize) -> Result<Option<LocalAttention>, ConfigError> {
+        let name = "attention.sliding_window";
+        let window = match self.metadata.u32(&self.key(name))? {
+            None | Some(0) => return Ok(None),
+            Some(window) => window as usize,
+        };
+        let (layers, rope) = match self.family.local {
+            LocalLayers::All => (LayerSet::All, None),
+            LocalLayers::AllButEvery { interval, rope_theta } => {
+                let interval = self.positive_or("attention.sliding_window_pattern", interval)?;
+                let rope = rope_theta.map(|theta| self.local_rope(file, head_dim, theta)).transpose()?;
+                (LayerSet::AllButEvery(interval), rope)
             }
+            // Files do not say in which layers.
+            LocalLayers::Upper => return Err(self.unsupported(name, window.to_string(), "a window")),
+        };
+        let needless = window >= self.context_tokens()? as usize && rope.is_none();
+        Ok((!needless).then_some(LocalAttention { window, layers, rope }))
+    }
+
+    fn experts(self) -> Result<Option<ExpertsConfig>, ConfigError> {
+        let count = self.metadata.u32(&self.key("expert_count"))?.unwrap_or(0) as usize;
+        let names = match self.family.experts {
+            _ if count == 0 => return Ok(None),
+            Some(names) => names,
+            None => return Err(self.unsupported("expert_count", count.to_string(), "a mixture of experts")),
+        };
+        let used = self.positive("expert_used_count")?;
+        if used > count {
+            return Err(self.invalid("expert_used_count", used, format!("at most the {count} experts")));
         }
-        Ok(())
+        let width = "expert_feed_forward_length";
+        let feed_forward = match self.metadata.u32(&self.key(width))? {
+            None => self.positive("feed_forward_length")?,
+            Some(_) => self.positive(width)?,
+        };
+        let shared_feed_forward = self.metadata.u32(&self.key("expert_shared_feed_forward_length"))?;
+        let shared_feed_forward = shared_feed_forward.filter(|width| *width > 0).map(|width| width as usize);
+        let sum_to_one = self.family.experts_sum_to_one;
+        Ok(Some(ExpertsConfig { count, used, feed_forward, shared_feed_forward, sum_to_one, names }))
     }
 
     fn unsupported(self, name: &str, value: String, feature: &'static str) -> ConfigError {
         Unsupported::Feature { key: self.key(name), value, feature }.into()
-    }
-}
-
-/// Llama 3's per-pair factors, which its converter writes as a tensor.
-fn rope_factors(file: &GgufFile, pairs: usize) -> Result<Option<Vec<f32>>, ConfigError> {
-    let name = "rope_freqs.weight";
-    let Some(tensor) = file.tensor(name) else { return Ok(None) };
-    if tensor.kind.name() != "f32" || tensor.dims != [pairs as u64] {
-        let problem = format!("it is {} {:?}, not f32 [{pairs}]", tensor.kind, tensor.dims);
-        return Err(ConfigError::Tensor { name, problem });
-    }
-    let factors = floats(WeightType::F32, tensor.bytes);
-    match factors.iter().find(|factor| !factor.is_finite() || **factor <= 0.0) {
-        Some(wrong) => Err(ConfigError::Tensor { name, problem: format!("it holds {wrong}, which divides nothing") }),
-        None => Ok(Some(factors)),
-    }
-}
-
-fn combine(factors: Option<Vec<f32>>, linear: Option<f32>, pairs: usize) -> Option<Vec<f32>> {
-    match (factors, linear) {
-        (factors, None) => factors,
-        (None, Some(linear)) => Some(vec![linear; pairs]),
-        (Some(factors), Some(linear)) => Some(factors.iter().map(|factor| factor * linear).collect()),
     }
 }

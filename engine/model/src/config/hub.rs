@@ -1,13 +1,14 @@
 //! A decoder's configuration from the hub's `config.json`.
 
+mod rope;
+
 use serde_json::Value;
 use windlass_checkpoint::HubFolder;
-use windlass_kernels::ops::RopePairing;
 
 use super::{
-    ConfigError, DEFAULT_ROPE_THETA, DecoderConfig, MAX_CONTEXT_TOKENS, RopeConfig, RotaryLayers, Unsupported,
+    Activation, ConfigError, DecoderConfig, ExpertsConfig, LayerSet, LocalAttention, MAX_CONTEXT_TOKENS, Unsupported,
 };
-use crate::family::Family;
+use crate::family::{Family, LocalLayers};
 use crate::names::{Naming, OUTPUT};
 use crate::packed::Scheme;
 
@@ -19,7 +20,7 @@ pub(super) fn read(folder: &HubFolder) -> Result<DecoderConfig, ConfigError> {
     let keys = Keys(folder.config());
     let model_type = keys.0["model_type"].as_str().ok_or_else(|| keys.invalid("model_type", "a name"))?;
     let family = Family::of_hub(model_type).ok_or_else(|| Unsupported::Architecture(model_type.to_owned()))?;
-    keys.refuse_features()?;
+    keys.refuse_features(family)?;
     let (hidden, layers) = (keys.size("hidden_size")?, keys.size("num_hidden_layers")?);
     let heads = keys.size("num_attention_heads")?;
     let kv_heads = keys.size_or("num_key_value_heads", heads)?;
@@ -30,12 +31,17 @@ pub(super) fn read(folder: &HubFolder) -> Result<DecoderConfig, ConfigError> {
         return Err(keys.invalid("num_attention_heads", format!("a divisor of the width {hidden}")));
     }
     let head_dim = keys.size_or("head_dim", hidden / heads)?;
+    let experts = keys.experts(family)?;
+    let feed_forward = match &experts {
+        Some(experts) => experts.feed_forward.max(experts.shared_feed_forward.unwrap_or(0)),
+        None => keys.size("intermediate_size")?,
+    };
     let tied = keys.flag("tie_word_embeddings")? || folder.tensor(&Naming::Hub.once(OUTPUT)).is_none();
     Ok(DecoderConfig {
         architecture: model_type.to_owned(),
         layers,
         hidden,
-        feed_forward: keys.size("intermediate_size")?,
+        feed_forward,
         heads,
         kv_heads,
         head_dim,
@@ -43,6 +49,16 @@ pub(super) fn read(folder: &HubFolder) -> Result<DecoderConfig, ConfigError> {
         context_tokens: keys.context_tokens()?,
         norm_epsilon: keys.norm_epsilon()?,
         rope: keys.rope(head_dim, keys.rotary_layers(family)?)?,
+        local: keys.local(family, layers, head_dim)?,
+        attention_scale: keys.positive("query_pre_attn_scalar", Some(head_dim as f32))?.sqrt().recip(),
+        attention_soft_cap: keys.optional("attn_logit_softcapping")?,
+        logit_soft_cap: keys.optional("final_logit_softcapping")?,
+        embedding_scale: if family.scaled_embedding { (hidden as f32).sqrt() } else { 1.0 },
+        activation: family.activation,
+        norm_offset: if family.norms_above_one { 1.0 } else { 0.0 },
+        post_norms: family.post_norms,
+        fused: family.fused,
+        experts,
         biases: family.biases,
         head_norms: family.head_norms,
         scheme: Scheme::read(folder)?,
@@ -93,6 +109,11 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// A finite number above zero, if it is there.
+    fn optional(self, key: &str) -> Result<Option<f32>, ConfigError> {
+        if self.absent(key) { Ok(None) } else { self.positive(key, None).map(Some) }
+    }
+
     fn context_tokens(self) -> Result<u32, ConfigError> {
         match self.size("max_position_embeddings")? as u32 {
             tokens @ 1..=MAX_CONTEXT_TOKENS => Ok(tokens),
@@ -107,128 +128,96 @@ impl<'a> Keys<'a> {
         }
     }
 
-    fn rotary_layers(self, family: &Family) -> Result<RotaryLayers, ConfigError> {
-        if let Some(list) = self.0["no_rope_layers"].as_array().filter(|_| family.still_interval.is_some()) {
-            let turns = list.iter().map(|flag| flag.as_u64().filter(|flag| *flag <= 1).map(|flag| flag == 1));
-            let turns: Option<Vec<bool>> = turns.collect();
-            let expected = "a list of 1 (turns) and 0 for each layer";
-            let turns = turns.filter(|turns| turns.len() as u64 == self.0["num_hidden_layers"].as_u64().unwrap_or(0));
-            return turns.map(RotaryLayers::Listed).ok_or_else(|| self.invalid("no_rope_layers", expected));
+    /// The layers with a window, which is none where the context never leaves it.
+    fn local(self, family: &Family, layers: usize, head_dim: usize) -> Result<Option<LocalAttention>, ConfigError> {
+        let off = family.local == LocalLayers::Upper && !self.flag("use_sliding_window")?;
+        if off || self.absent("sliding_window") {
+            return Ok(None);
         }
-        match family.still_interval {
-            None => Ok(RotaryLayers::All),
-            Some(default) => Ok(RotaryLayers::AllButEvery(self.size_or("no_rope_layer_interval", default)?)),
-        }
-    }
-
-    /// Newer files have one object of rotary parameters, older ones the base beside an object of scaling.
-    fn rope(self, head_dim: usize, layers: RotaryLayers) -> Result<RopeConfig, ConfigError> {
-        let newer = !self.absent("rope_parameters");
-        let (base, scaling) =
-            if newer { (Keys(&self.0["rope_parameters"]), "rope_parameters") } else { (self, "rope_scaling") };
-        let theta = base.positive("rope_theta", Some(DEFAULT_ROPE_THETA))?;
-        let share = base.positive("partial_rotary_factor", Some(1.0))?;
-        let dims = (head_dim as f32 * share) as usize;
-        if share > 1.0 || dims == 0 || !dims.is_multiple_of(2) {
-            return Err(
-                self.invalid("partial_rotary_factor", format!("an even share of the {head_dim} values of a head"))
-            );
-        }
-        let factors = Keys(&self.0[scaling]).rope_factors(dims / 2, theta)?;
-        Ok(RopeConfig { dims, theta, factors, pairing: RopePairing::HalfSplit, layers })
-    }
-
-    /// What divides the frequencies; `self` is the object of scaling.
-    fn rope_factors(self, pairs: usize, theta: f32) -> Result<Option<Vec<f32>>, ConfigError> {
-        let kind = self.0["rope_type"].as_str().or(self.0["type"].as_str()).unwrap_or("default");
-        match kind {
-            "default" => Ok(None),
-            "linear" => Ok(Some(vec![self.positive("factor", None)?; pairs])),
-            "llama3" => Ok(Some(self.llama3()?.factors(pairs, theta))),
-            other => Err(self.unsupported("rope_type", format!("{other:?}"), "this rotary scaling")),
-        }
-    }
-
-    fn llama3(self) -> Result<Llama3Scaling, ConfigError> {
-        let scaling = Llama3Scaling {
-            factor: self.positive("factor", None)?,
-            low: self.positive("low_freq_factor", None)?,
-            high: self.positive("high_freq_factor", None)?,
-            context: self.positive("original_max_position_embeddings", None)?,
+        let window = self.size("sliding_window")?;
+        let set = self.local_layers(family, layers)?;
+        let rope = match family.local {
+            LocalLayers::AllButEvery { rope_theta: Some(theta), .. } => Some(self.local_rope(head_dim, theta)?),
+            _ => None,
         };
-        match scaling.low < scaling.high {
-            true => Ok(scaling),
-            false => Err(self.invalid("low_freq_factor", format!("below high_freq_factor, {}", scaling.high))),
+        let needless = window >= self.context_tokens()? as usize && rope.is_none();
+        Ok((!needless).then_some(LocalAttention { window, layers: set, rope }))
+    }
+
+    /// Newer files list the kind of every layer.
+    fn local_layers(self, family: &Family, layers: usize) -> Result<LayerSet, ConfigError> {
+        if !self.absent("layer_types") {
+            return self.listed_layers(layers);
         }
+        match family.local {
+            LocalLayers::All => Ok(LayerSet::All),
+            LocalLayers::AllButEvery { interval, .. } => {
+                Ok(LayerSet::AllButEvery(self.size_or("sliding_window_pattern", interval)?))
+            }
+            LocalLayers::Upper => {
+                let first = self.0["max_window_layers"].as_u64().unwrap_or(0);
+                Ok(LayerSet::Listed((0..layers as u64).map(|layer| layer >= first).collect()))
+            }
+        }
+    }
+
+    fn listed_layers(self, layers: usize) -> Result<LayerSet, ConfigError> {
+        let local = |kind: &Value| match kind.as_str() {
+            Some("sliding_attention") => Some(true),
+            Some("full_attention") => Some(false),
+            _ => None,
+        };
+        let list =
+            self.0["layer_types"].as_array().and_then(|kinds| kinds.iter().map(local).collect::<Option<Vec<_>>>());
+        let list = list.filter(|list| list.len() == layers);
+        let expected = "\"sliding_attention\" or \"full_attention\" for each layer";
+        list.map(LayerSet::Listed).ok_or_else(|| self.invalid("layer_types", expected))
+    }
+
+    fn experts(self, family: &Family) -> Result<Option<ExpertsConfig>, ConfigError> {
+        let key = if self.absent("num_experts") { "num_local_experts" } else { "num_experts" };
+        let Some(names) = family.experts.filter(|_| !self.absent(key)) else { return Ok(None) };
+        let (count, used) = (self.size(key)?, self.size("num_experts_per_tok")?);
+        if used > count {
+            return Err(self.invalid("num_experts_per_tok", format!("at most the {count} experts")));
+        }
+        if self.size_or("decoder_sparse_step", 1)? != 1 {
+            return Err(self.unsupported("decoder_sparse_step", "a layer without experts among those that have them"));
+        }
+        if self.0["mlp_only_layers"].as_array().is_some_and(|layers| !layers.is_empty()) {
+            return Err(self.unsupported("mlp_only_layers", "a layer without experts among those that have them"));
+        }
+        let width = if self.absent("moe_intermediate_size") { "intermediate_size" } else { "moe_intermediate_size" };
+        let shared = "shared_expert_intermediate_size";
+        let shared_feed_forward = if self.absent(shared) { None } else { Some(self.size(shared)?) };
+        let sum_to_one =
+            if self.absent("norm_topk_prob") { family.experts_sum_to_one } else { self.flag("norm_topk_prob")? };
+        Ok(Some(ExpertsConfig { count, used, feed_forward: self.size(width)?, shared_feed_forward, sum_to_one, names }))
     }
 
     /// Features that a file of a supported family may ask for and that would change its output.
-    fn refuse_features(self) -> Result<(), ConfigError> {
-        for (key, feature) in [
-            ("attention_bias", "a bias of the attention's output"),
-            ("mlp_bias", "a bias of the feed-forward block"),
-            ("use_sliding_window", "a window"),
-        ] {
+    fn refuse_features(self, family: &Family) -> Result<(), ConfigError> {
+        for (key, feature) in
+            [("attention_bias", "a bias of the attention's output"), ("mlp_bias", "a bias of the feed-forward block")]
+        {
             if self.flag(key)? {
-                return Err(self.unsupported(key, "true".into(), feature));
+                return Err(self.unsupported(key, feature));
             }
         }
-        let silent = self.absent("hidden_act") || self.0["hidden_act"] == "silu";
-        if !silent {
-            return Err(self.unsupported("hidden_act", self.0["hidden_act"].to_string(), "this activation"));
-        }
-        self.refuse_window()
-    }
-
-    /// A window that the context never leaves is none. Qwen names one that its own flag turns off.
-    fn refuse_window(self) -> Result<(), ConfigError> {
-        let windowed = self.absent("use_sliding_window")
-            && self.0["sliding_window"].as_u64() < self.0["max_position_embeddings"].as_u64()
-            && !self.absent("sliding_window");
-        match windowed {
-            true => Err(self.unsupported("sliding_window", self.0["sliding_window"].to_string(), "a window")),
-            false => Ok(()),
+        let key = if self.absent("hidden_activation") { "hidden_act" } else { "hidden_activation" };
+        let names: &[&str] = match family.activation {
+            Activation::Silu => &["silu"],
+            // Files of the first Gemma say gelu and mean this one.
+            Activation::GeluTanh => &["gelu_pytorch_tanh", "gelu"],
+        };
+        match self.absent(key) || self.0[key].as_str().is_some_and(|name| names.contains(&name)) {
+            true => Ok(()),
+            false => Err(self.unsupported(key, "this activation")),
         }
     }
 
-    fn unsupported(self, key: &str, value: String, feature: &'static str) -> ConfigError {
+    fn unsupported(self, key: &str, feature: &'static str) -> ConfigError {
+        let value = self.0[key].to_string();
         Unsupported::Feature { key: format!("config.json: {key}"), value, feature }.into()
-    }
-}
-
-/// Llama 3's scaling: long wavelengths are stretched, short ones kept, those between blended.
-struct Llama3Scaling {
-    factor: f32,
-    low: f32,
-    high: f32,
-    /// Tokens of the context before it was extended.
-    context: f32,
-}
-
-impl Llama3Scaling {
-    fn factors(&self, pairs: usize, theta: f32) -> Vec<f32> {
-        (0..pairs).map(|pair| self.factor_of(theta.powf(-(pair as f32) / pairs as f32))).collect()
-    }
-
-    /// What divides a frequency, in radians per token.
-    fn factor_of(&self, frequency: f32) -> f32 {
-        let turns = self.context * frequency / std::f32::consts::TAU;
-        let kept = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0);
-        1.0 / ((1.0 - kept) / self.factor + kept)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The longest and shortest wavelengths of Llama 3.1, whose published factors are 8 and 1.
-    #[test]
-    fn llama3_stretches_only_long_wavelengths() {
-        let scaling = Llama3Scaling { factor: 8.0, low: 1.0, high: 4.0, context: 8192.0 };
-        let factors = scaling.factors(64, 500_000.0);
-        assert_eq!((factors[0], factors[63]), (1.0, 8.0));
-        assert!(factors.windows(2).all(|pair| pair[0] <= pair[1]));
-        assert!(factors.iter().any(|factor| (1.5..7.0).contains(factor)), "some are between");
     }
 }

@@ -154,12 +154,8 @@ impl Kernels<'_> {
 
     /// Rows of one token, split over their keys, and rows of several, in tiles.
     fn attend(&mut self, pages: Pages<'_>) -> Result<(), DriverError> {
-        let shape = AttentionShape {
-            heads: heads(self.config),
-            scale: 1.0 / (self.config.head_dim as f32).sqrt(),
-            window: 0,
-            cap: 0.0,
-        };
+        let shape =
+            AttentionShape { heads: heads(self.config), scale: self.config.attention_scale, window: 0, cap: 0.0 };
         let values = self.step.tokens * self.config.query_width();
         let Workspace { query, attended, partial, partial_log, .. } = &mut *self.work;
         let query = query.slice(0..values);

@@ -15,14 +15,23 @@ pub(super) struct FileMatrix {
     pub rows: usize,
     pub cols: usize,
     pub bytes: Vec<u8>,
+    /// Whether its columns multiply inputs in an order of their own.
+    pub is_ordered: bool,
 }
 
 impl Packer for FilePacker {
     type Matrix = FileMatrix;
     type Vector = Vec<f32>;
 
-    fn matrix(&self, kind: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Result<FileMatrix, ShapeError> {
-        Ok(FileMatrix { kind, rows, cols, bytes: bytes.to_vec() })
+    fn matrix(
+        &self,
+        kind: WeightType,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+        order: Option<&[u32]>,
+    ) -> Result<FileMatrix, ShapeError> {
+        Ok(FileMatrix { kind, rows, cols, bytes: bytes.to_vec(), is_ordered: order.is_some() })
     }
 
     /// Unreachable while `support` refuses to quantize at load.
@@ -34,7 +43,7 @@ impl Packer for FilePacker {
         cols: usize,
         bytes: &[u8],
     ) -> Result<FileMatrix, ShapeError> {
-        self.matrix(from, rows, cols, bytes)
+        self.matrix(from, rows, cols, bytes, None)
     }
 
     fn vector(&self, values: Vec<f32>) -> Vec<f32> {

@@ -5,7 +5,7 @@ use windlass_engine_core::plan::PlanRow;
 use windlass_kernels::cuda::ops::PAGE_TOKENS;
 
 use super::CudaError;
-use crate::config::DecoderConfig;
+use crate::config::{Activation, DecoderConfig};
 use crate::sizes::LoadOptions;
 
 /// Values in a head that the attention kernels take.
@@ -15,6 +15,9 @@ const MAX_GROUP: usize = 16;
 
 /// Refuses a decoder that the kernels do not compute.
 pub(super) fn check_config(config: &DecoderConfig) -> Result<(), CudaError> {
+    if let Some(found) = unknown(config) {
+        return Err(CudaError::unsupported(found, "the CPU"));
+    }
     let group = config.heads / config.kv_heads;
     if !HEAD_DIMS.contains(&config.head_dim) {
         let found = format!("a head of {} values", config.head_dim);
@@ -25,6 +28,20 @@ pub(super) fn check_config(config: &DecoderConfig) -> Result<(), CudaError> {
         return Err(CudaError::unsupported(found, format!("a model with at most {MAX_GROUP}, or the CPU")));
     }
     Ok(())
+}
+
+/// What only some families have.
+fn unknown(config: &DecoderConfig) -> Option<&'static str> {
+    let features = [
+        (config.experts.is_some(), "a mixture of experts"),
+        ((0..config.layers).any(|layer| config.window(layer).is_some()), "a window of attention"),
+        (config.attention_soft_cap.is_some() || config.logit_soft_cap.is_some(), "a soft cap"),
+        (config.post_norms, "a norm behind a block"),
+        (config.activation != Activation::Silu, "an activation other than SiLU"),
+        (config.embedding_scale != 1.0, "a scale of the token embedding"),
+        (config.rope.long.is_some(), "LongRoPE"),
+    ];
+    features.into_iter().find_map(|(is_asked, name)| is_asked.then_some(name))
 }
 
 /// Refuses options that are for the CPU alone.

@@ -5,7 +5,7 @@ use windlass_kernels::cuda::{Device, DriverError, LoadError, Matrix, Memory};
 
 use super::CudaError;
 use super::packer::{FileMatrix, FilePacker};
-use crate::backend::Layer;
+use crate::backend::{FeedForward, Gated, Layer};
 use crate::weights::Head;
 
 /// A whole decoder's.
@@ -74,7 +74,11 @@ impl Loader<'_> {
     /// A layer, which is no longer needed on the host afterwards.
     pub fn layer(&self, index: usize, layer: Layer<FilePacker>) -> Result<LayerWeights, CudaError> {
         let named = |name: &'static str| move |source| CudaError::Weights { name, layer: index, source };
-        let Layer { query, key, value, gate, up, biases, head_norms, .. } = layer;
+        let Layer { query, key, value, biases, head_norms, feed_forward, .. } = layer;
+        let FeedForward::Dense(Gated { gate, up, down }) = feed_forward else {
+            return Err(CudaError::unsupported("a mixture of experts", "the CPU"));
+        };
+        check_order([&query, &key, &value, &layer.out, &gate, &up, &down])?;
         let biases = biases.map(|biases| self.vector(&biases.concat())).transpose()?;
         let head_norms = match head_norms {
             Some([query, key]) => Some([self.vector(&query)?, self.vector(&key)?]),
@@ -89,7 +93,7 @@ impl Loader<'_> {
             out: self.matrix(&layer.out).map_err(named("attention output"))?,
             feed_forward_norm: self.vector(&layer.feed_forward_norm)?,
             gate_up: self.stack(&[gate, up]).map_err(named("gate and up"))?,
-            down: self.matrix(&layer.down).map_err(named("down"))?,
+            down: self.matrix(&down).map_err(named("down"))?,
         })
     }
 
@@ -101,6 +105,7 @@ impl Loader<'_> {
         head: Head<FilePacker>,
     ) -> Result<Weights, CudaError> {
         let named = |name: &'static str| move |source| CudaError::Table { name, source };
+        check_order([&embedding].into_iter().chain(&head.untied))?;
         let untied = head.untied.map(|matrix| self.matrix(&matrix).map_err(named("head"))).transpose()?;
         let embedding = self.matrix(&embedding).map_err(named("token embedding"))?;
         Ok(Weights { embedding, layers, norm: self.vector(&head.norm)?, untied })
@@ -118,5 +123,67 @@ impl Loader<'_> {
     fn stack(&self, files: &[FileMatrix]) -> Result<Matrix, LoadError> {
         let tensors: Vec<_> = files.iter().map(|file| (file.kind, file.rows, &file.bytes[..])).collect();
         Matrix::stack(self.device, self.pool, files[0].cols, &tensors)
+    }
+}
+
+/// Refuses columns in an order of their own.
+fn check_order<'m>(matrices: impl IntoIterator<Item = &'m FileMatrix>) -> Result<(), CudaError> {
+    match matrices.into_iter().any(|matrix| matrix.is_ordered) {
+        true => Err(CudaError::unsupported("a matrix with columns in an order of their own", "one without desc_act")),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // in a test, a failed unwrap is the failure
+
+    use windlass_cuda_shim::{HostMachine, Kernels};
+    use windlass_kernels::WeightType;
+
+    use super::*;
+    use crate::backend::Packer;
+
+    const SIDE: usize = 64;
+
+    fn matrix(order: Option<&[u32]>) -> FileMatrix {
+        FilePacker.matrix(WeightType::BF16, SIDE, SIDE, &[0; 2 * SIDE * SIDE], order).unwrap()
+    }
+
+    /// A layer, of whose matrices one may be in an order of its own.
+    fn layer(ordered: Option<usize>) -> Layer<FilePacker> {
+        let order: Vec<u32> = (0..SIDE as u32).rev().collect();
+        let matrix = |index| matrix((ordered == Some(index)).then_some(&order));
+        Layer {
+            attention_norm: vec![1.0; SIDE],
+            query: matrix(0),
+            key: matrix(1),
+            value: matrix(2),
+            out: matrix(3),
+            biases: None,
+            head_norms: None,
+            rotary: true,
+            post_attention_norm: None,
+            feed_forward_norm: vec![1.0; SIDE],
+            feed_forward: FeedForward::Dense(Gated { gate: matrix(4), up: matrix(5), down: matrix(6) }),
+            post_feed_forward_norm: None,
+        }
+    }
+
+    #[test]
+    fn columns_in_an_order_of_their_own_are_refused_wherever_they_are() {
+        let device = HostMachine::new(Kernels::Record, 7).device(0, 1 << 24);
+        let loader = Loader { device: &device, pool: &Pool::new(1).unwrap() };
+        let is_refused = |found: CudaError| found.to_string().contains("use one without desc_act");
+        assert!(loader.layer(0, layer(None)).is_ok());
+        assert!((0..7).all(|ordered| loader.layer(0, layer(Some(ordered))).is_err_and(is_refused)));
+        let order: Vec<u32> = (0..SIDE as u32).rev().collect();
+        let tables = |embedding, head| {
+            let head = Head { norm: vec![1.0; SIDE], untied: Some(matrix(head)) };
+            loader.weights(matrix(embedding), Vec::new(), head)
+        };
+        assert!(tables(None, None).is_ok());
+        assert!(tables(Some(&order), None).is_err_and(is_refused));
+        assert!(tables(None, Some(&order)).is_err_and(is_refused));
     }
 }

@@ -78,6 +78,7 @@ impl Assign {
             max_step_logits,
             vocabulary,
             swap_slots: _,
+            read_back_tokens: _,
         } = *geometry;
         Assign {
             version: wire::VERSION,
@@ -104,6 +105,7 @@ impl Assign {
             max_step_tokens: self.max_step_tokens,
             max_step_logits: self.max_step_logits,
             vocabulary: self.vocabulary,
+            read_back_tokens: None,
         }
     }
 

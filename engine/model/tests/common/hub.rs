@@ -54,49 +54,91 @@ impl Family {
         self.config[key].as_u64().unwrap()
     }
 
+    fn is(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| self.config["model_type"] == *name)
+    }
+
+    /// Values of a head.
+    pub fn head_dim(&self) -> u64 {
+        self.config["head_dim"].as_u64().unwrap_or(self.size("hidden_size") / self.size("num_attention_heads"))
+    }
+
     /// Random weights, in f32.
     pub fn tensors(&self) -> Vec<(String, Vec<u64>, Vec<f32>)> {
-        let (hidden, feed_forward) = (self.size("hidden_size"), self.size("intermediate_size"));
-        let heads = self.size("num_attention_heads");
-        let head_dim = self.config["head_dim"].as_u64().unwrap_or(hidden / heads);
-        let (query, kv) = (heads * head_dim, self.size("num_key_value_heads") * head_dim);
-        let mut random = Random(0x57494e44);
-        let mut tensors = Vec::new();
-        let mut add = |name: String, shape: &[u64]| {
-            let count: u64 = shape.iter().product();
-            let deviation = 1.0 / (shape[shape.len() - 1] as f32).sqrt();
-            let value = |random: &mut Random| match shape.len() {
-                1 if name.ends_with("bias") => random.normal() * 0.5,
-                1 => 0.5 + random.uniform(),
-                _ => random.normal() * deviation,
-            };
-            let values = (0..count).map(|_| value(&mut random)).collect();
-            tensors.push((name, shape.to_vec(), values));
-        };
-        add("model.embed_tokens.weight".into(), &[VOCABULARY, hidden]);
+        let mut tensors = Tensors { random: Random(0x57494e44), list: Vec::new() };
+        let hidden = self.size("hidden_size");
+        tensors.add("model.embed_tokens.weight", &[VOCABULARY, hidden]);
         for layer in 0..self.size("num_hidden_layers") {
-            let mut part = |part: &str, shape: &[u64]| add(format!("model.layers.{layer}.{part}"), shape);
-            part("input_layernorm.weight", &[hidden]);
-            part("post_attention_layernorm.weight", &[hidden]);
+            let mut add =
+                |part: &str, shape: &[u64]| tensors.add(&format!("model.layers.{layer}.{part}.weight"), shape);
+            add("input_layernorm", &[hidden]);
+            add("post_attention_layernorm", &[hidden]);
+            if self.is(&["gemma2", "gemma3_text"]) {
+                add("pre_feedforward_layernorm", &[hidden]);
+                add("post_feedforward_layernorm", &[hidden]);
+            }
+            self.add_attention(layer, &mut tensors);
+            self.add_feed_forward(layer, &mut tensors);
+        }
+        tensors.add("model.norm.weight", &[hidden]);
+        if self.config["tie_word_embeddings"] == false {
+            tensors.add("lm_head.weight", &[VOCABULARY, hidden]);
+        }
+        tensors.list
+    }
+
+    fn add_attention(&self, layer: u64, tensors: &mut Tensors) {
+        let (hidden, head_dim) = (self.size("hidden_size"), self.head_dim());
+        let query = self.size("num_attention_heads") * head_dim;
+        let kv = self.size("num_key_value_heads") * head_dim;
+        let mut add = |part: &str, shape: &[u64]| tensors.add(&format!("model.layers.{layer}.self_attn.{part}"), shape);
+        if self.is(&["phi3"]) {
+            add("qkv_proj.weight", &[query + 2 * kv, hidden]);
+        } else {
             for (name, rows) in [("q", query), ("k", kv), ("v", kv)] {
-                part(&format!("self_attn.{name}_proj.weight"), &[rows, hidden]);
+                add(&format!("{name}_proj.weight"), &[rows, hidden]);
                 if self.biases {
-                    part(&format!("self_attn.{name}_proj.bias"), &[rows]);
+                    add(&format!("{name}_proj.bias"), &[rows]);
                 }
             }
-            for name in ["q_norm", "k_norm"].iter().filter(|_| self.head_norms) {
-                part(&format!("self_attn.{name}.weight"), &[head_dim]);
+        }
+        for name in ["q_norm", "k_norm"].iter().filter(|_| self.head_norms) {
+            add(&format!("{name}.weight"), &[head_dim]);
+        }
+        add("o_proj.weight", &[hidden, query]);
+    }
+
+    fn add_feed_forward(&self, layer: u64, tensors: &mut Tensors) {
+        let hidden = self.size("hidden_size");
+        let mut add = |part: &str, shape: &[u64]| tensors.add(&format!("model.layers.{layer}.{part}.weight"), shape);
+        let mut gated = |prefix: &str, names: [&str; 3], wide: u64| {
+            for (name, shape) in names.iter().zip([[wide, hidden], [wide, hidden], [hidden, wide]]) {
+                add(&format!("{prefix}.{name}"), &shape);
             }
-            part("self_attn.o_proj.weight", &[hidden, query]);
-            part("mlp.gate_proj.weight", &[feed_forward, hidden]);
-            part("mlp.up_proj.weight", &[feed_forward, hidden]);
-            part("mlp.down_proj.weight", &[hidden, feed_forward]);
+        };
+        const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+        if self.is(&["mixtral"]) {
+            for expert in 0..self.size("num_local_experts") {
+                let prefix = format!("block_sparse_moe.experts.{expert}");
+                gated(&prefix, ["w1", "w3", "w2"], self.size("intermediate_size"));
+            }
+            add("block_sparse_moe.gate", &[self.size("num_local_experts"), hidden]);
+        } else if let Some(experts) = self.config["num_experts"].as_u64() {
+            for expert in 0..experts {
+                gated(&format!("mlp.experts.{expert}"), NAMES, self.size("moe_intermediate_size"));
+            }
+            if let Some(wide) = self.config["shared_expert_intermediate_size"].as_u64() {
+                gated("mlp.shared_expert", NAMES, wide);
+                add("mlp.shared_expert_gate", &[1, hidden]);
+            }
+            add("mlp.gate", &[experts, hidden]);
+        } else if self.is(&["phi3"]) {
+            let wide = self.size("intermediate_size");
+            add("mlp.gate_up_proj", &[2 * wide, hidden]);
+            add("mlp.down_proj", &[hidden, wide]);
+        } else {
+            gated("mlp", NAMES, self.size("intermediate_size"));
         }
-        add("model.norm.weight".into(), &[hidden]);
-        if self.config["tie_word_embeddings"] == false {
-            add("lm_head.weight".into(), &[VOCABULARY, hidden]);
-        }
-        tensors
     }
 
     pub fn safetensors(&self) -> Vec<u8> {
@@ -121,6 +163,24 @@ impl Family {
             oracle(&input, position).unwrap().flatten_all().unwrap().to_vec1().unwrap()
         };
         tokens().iter().enumerate().map(logits_at).collect()
+    }
+}
+
+struct Tensors {
+    random: Random,
+    list: Vec<(String, Vec<u64>, Vec<f32>)>,
+}
+
+impl Tensors {
+    fn add(&mut self, name: &str, shape: &[u64]) {
+        let deviation = 1.0 / (shape[shape.len() - 1] as f32).sqrt();
+        let value = |random: &mut Random| match shape.len() {
+            1 if name.ends_with("bias") => random.normal() * 0.5,
+            1 => 0.5 + random.uniform(),
+            _ => random.normal() * deviation,
+        };
+        let values = (0..shape.iter().product()).map(|_| value(&mut self.random)).collect();
+        self.list.push((name.to_owned(), shape.to_vec(), values));
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each test binary uses its part
 
 pub mod driver;
+pub mod gguf;
 pub mod hub;
 pub mod oracle;
 pub mod tiny;

@@ -156,7 +156,7 @@ pub struct FitArgs {
     /// Longest sequence [default: what the model was trained for]
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<u32>,
-    /// How the KV cache holds keys and values: bf16 or int8
+    /// How the KV cache holds keys and values: bf16, f16, fp8, int8 or int4
     #[arg(long, default_value = "bf16", value_name = "TYPE")]
     pub kv_cache_dtype: String,
     /// Most sequences in one step

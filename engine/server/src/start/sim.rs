@@ -82,6 +82,7 @@ fn geometry(batching: &Batching, vocabulary: u32) -> Geometry {
         max_step_tokens: batching.max_step_tokens,
         max_step_logits: batching.max_sequences.max(32).min(batching.max_step_tokens),
         vocabulary,
+        read_back_tokens: None,
     }
 }
 

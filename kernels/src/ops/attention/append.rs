@@ -1,10 +1,12 @@
 //! Writing keys and values into their pages.
 
+use half::{bf16, f16};
+
 use super::AttentionRow;
-use super::row::Value;
-use crate::kv_cache::{Places, Rows};
+use super::row::{Fp8, Int4Pair, Value};
+use crate::kv_cache::Places;
 use crate::simd::{Kernel, Simd};
-use crate::{KvCache, Pool};
+use crate::{KvCache, KvType, Pool};
 
 /// Writes `keys` and `values`, `[tokens, kv_heads, head_dim]` with the rows' tokens one after the other, into the cache.
 ///
@@ -24,10 +26,25 @@ pub fn append_kv(
     assert_eq!(keys.len(), tokens * layout.kv_heads * layout.head_dim, "keys");
     assert_eq!(values.len(), keys.len(), "values");
     rows.iter().for_each(|row| row.check(layout, blocks));
-    match cache.rows_mut() {
-        Rows::Bf16(cells) => pool.kernels().call(Append { places, rows, keys, values, cells, scales: &mut [] }),
-        Rows::Int8(cells, scales) => pool.kernels().call(Append { places, rows, keys, values, cells, scales }),
+    match cache.kind() {
+        KvType::Bf16 => append::<bf16>(pool, cache, places, rows, keys, values),
+        KvType::F16 => append::<f16>(pool, cache, places, rows, keys, values),
+        KvType::Fp8 => append::<Fp8>(pool, cache, places, rows, keys, values),
+        KvType::Int8 => append::<i8>(pool, cache, places, rows, keys, values),
+        KvType::Int4 => append::<Int4Pair>(pool, cache, places, rows, keys, values),
     }
+}
+
+fn append<V: Value>(
+    pool: &Pool,
+    cache: &mut KvCache,
+    places: Places,
+    rows: &[AttentionRow<'_>],
+    keys: &[f32],
+    values: &[f32],
+) {
+    let (cells, scales) = cache.rows_mut::<V>();
+    pool.kernels().call(Append { places, rows, keys, values, cells, scales });
 }
 
 struct Append<'a, V> {
@@ -62,7 +79,8 @@ impl<V: Value> Kernel for Append<'_, V> {
 impl<V: Value> Append<'_, V> {
     #[inline(always)]
     fn store<S: Simd>(&mut self, simd: S, from: &[f32], at: usize) {
-        let scale = V::store(simd, from, &mut self.cells[at * from.len()..][..from.len()]);
+        let width = V::cells(from.len());
+        let scale = V::store(simd, from, &mut self.cells[at * width..][..width]);
         if V::SCALED {
             self.scales[at] = scale;
         }
@@ -97,6 +115,43 @@ mod tests {
             kernels.call(Store(&from, &mut to));
             for (from, to) in from.iter().zip(&to) {
                 assert_eq!(bf16::from_f32(*from).to_bits(), to.to_bits(), "{from}");
+            }
+        }
+    }
+
+    #[test]
+    fn eight_bit_floats_round_to_themselves_and_to_even() {
+        let number = |code: u8| Fp8::nearest(f32::from(code)).to_f32();
+        assert_eq!((number(17), number(18), number(19)), (16.0, 18.0, 20.0), "ties go to even mantissas");
+        for kernels in crate::Kernels::available() {
+            // Powers of two and the numbers between, subnormal ones too, under the scale that 448 gives.
+            let from: Vec<f32> =
+                (-9..9).flat_map(|power| (0..8).map(move |m| (1.0 + m as f32 / 8.0) * (power as f32).exp2())).collect();
+            let from: Vec<f32> = from.into_iter().filter(|value| *value <= 448.0).chain([0.0, -448.0]).collect();
+            let mut to = vec![Fp8::default(); from.len()];
+            assert_eq!(kernels.call(Store(&from, &mut to)), 256.0, "{}", kernels.name());
+            for (from, to) in from.iter().zip(&to) {
+                // Below 2⁻⁶ only multiples of 2⁻⁹ are left.
+                let expected = if from.abs() < 1.0 / 64.0 { (from * 512.0).round_ties_even() / 512.0 } else { *from };
+                assert_eq!(to.to_f32(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn half_bytes_are_nearest_in_every_set() {
+        let mut random = Random::new(10);
+        for from in [random.values(80, 5.0), random.values(7, 1.0), vec![0.0; 6]] {
+            for kernels in crate::Kernels::available() {
+                let mut pairs = vec![Int4Pair::default(); from.len().div_ceil(2)];
+                let scale = kernels.call(Store(&from, &mut pairs));
+                let codes = pairs.iter().flat_map(|pair| pair.codes());
+                for (code, &value) in codes.zip(&from) {
+                    let error = (f32::from(code) * scale - value).abs();
+                    // The largest code is 7: what would be 8 is a whole step away.
+                    let bound = if code == 7 { 1.0001 } else { 0.5001 };
+                    assert!(error <= bound * scale.abs(), "{value} as {code} · {scale}");
+                }
             }
         }
     }

@@ -6,12 +6,13 @@ use std::ops::Range;
 use super::product::{Dense, Right, STRIP_ROWS, multiply_add};
 use super::row::Value;
 use super::state::State;
-use super::{Item, SPAN_KEYS};
+use super::{Item, SPAN_KEYS, Scoring};
 use crate::kv_cache::Places;
+use crate::ops::activation::capped;
 use crate::simd::{Kernel, LANES, Simd};
 
-/// Keys that a query meets at a time, by absolute position.
-const TILE_KEYS: usize = 64;
+/// Keys that a query meets at a time: tiles begin at multiples of it.
+pub const TILE_KEYS: usize = 64;
 
 /// Vectors of a row of scores.
 const SCORE_VECTORS: usize = TILE_KEYS / LANES;
@@ -22,7 +23,7 @@ pub(super) struct Attend<'a, V> {
     pub(super) cells: &'a [V],
     /// One for each row of the cache; empty where values are not scaled.
     pub(super) scales: &'a [f32],
-    pub(super) scale: f32,
+    pub(super) scoring: Scoring,
     pub(super) item: Item<'a>,
 }
 
@@ -150,7 +151,7 @@ impl<V: Value> Attend<'_, V> {
         scratch.reset::<V>(self.item.positions.len() * self.group(), dim);
         for (query, scaled) in self.item.queries.iter().zip(scratch.queries.chunks_exact_mut(part.len())) {
             for (query, scaled) in query[part.clone()].chunks(LANES).zip(scaled.chunks_mut(LANES)) {
-                simd.store_partial(simd.mul(simd.load_partial(query), simd.splat(self.scale)), scaled);
+                simd.store_partial(simd.mul(simd.load_partial(query), simd.splat(self.scoring.scale)), scaled);
             }
         }
     }
@@ -192,6 +193,7 @@ impl<V: Value> Attend<'_, V> {
     #[inline(always)]
     fn load_keys<S: Simd>(&self, simd: S, tile: &Tile, next: &Tile, to: &mut [[f32; LANES]]) {
         let (dim, value_offset) = (self.places.layout.head_dim, self.places.layout.value_offset());
+        let width = V::cells(dim);
         for first in (0..TILE_KEYS).step_by(LANES) {
             self.prefetch(simd, next, first, 0);
             if first >= tile.keys {
@@ -205,8 +207,8 @@ impl<V: Value> Attend<'_, V> {
                 let mut rows = [&self.cells[..0]; LANES];
                 for lane in 0..LANES {
                     // Lanes beyond the last key repeat it; nothing reads their scores.
-                    let at = tile.at[(first + lane).min(tile.keys - 1)] * dim;
-                    rows[lane] = &self.cells[at + part..at + dim];
+                    let at = tile.at[(first + lane).min(tile.keys - 1)] * width;
+                    rows[lane] = &self.cells[at + part / V::PACKED..at + width];
                 }
                 V::transpose(simd, rows, &mut to[part * SCORE_VECTORS + first / LANES..], SCORE_VECTORS);
             }
@@ -228,10 +230,10 @@ impl<V: Value> Attend<'_, V> {
     /// Has the cache fetch 16 keys of a tile from `first` on, or what lies `offset` rows from them.
     #[inline(always)]
     fn prefetch<S: Simd>(&self, simd: S, tile: &Tile, first: usize, offset: usize) {
-        let dim = self.places.layout.head_dim;
-        let lines = (dim * size_of::<V>()).div_ceil(64);
+        let width = V::cells(self.places.layout.head_dim);
+        let lines = (width * size_of::<V>()).div_ceil(64);
         for at in &tile.at[first.min(tile.keys)..tile.keys.min(first + LANES)] {
-            simd.prefetch(self.cells.as_ptr().wrapping_add((at + offset) * dim).cast(), lines);
+            simd.prefetch(self.cells.as_ptr().wrapping_add((at + offset) * width).cast(), lines);
         }
     }
 
@@ -241,17 +243,13 @@ impl<V: Value> Attend<'_, V> {
         let vectors = self.places.layout.head_dim.div_ceil(LANES);
         let weights = (scratch.scores.as_flattened(), TILE_KEYS);
         let (head_dim, offset) = (self.places.layout.head_dim, self.places.layout.value_offset());
-        let paged = Values { cells: self.cells, head_dim, offset, at: &tile.at };
+        let paged = Values { cells: self.cells, width: V::cells(head_dim), offset, at: &tile.at };
         if scratch.span.maxima.len() <= STRIP_ROWS && head_dim.is_multiple_of(LANES) {
             return multiply_add(simd, weights, tile.keys, paged, &mut scratch.span.sums, vectors);
         }
         for (key, to) in scratch.values.chunks_exact_mut(vectors).enumerate().take(tile.keys) {
-            let (whole, part) = paged.row(key).as_chunks();
-            for (from, to) in whole.iter().zip(&mut *to) {
-                simd.store(V::load(simd, from), to);
-            }
-            if !part.is_empty() {
-                simd.store(paged.load(simd, key, whole.len()), &mut to[whole.len()]);
+            for (vector, to) in to.iter_mut().enumerate() {
+                simd.store(paged.load(simd, key, vector), to);
             }
         }
         let dense = Dense { cells: &scratch.values, vectors };
@@ -270,6 +268,8 @@ impl<V: Value> Attend<'_, V> {
             let visible = (position + 1).saturating_sub(tile.start).min(tile.keys);
             let trunk = self.item.row.trunk();
             let branches = position >= trunk && tile.start + tile.keys > trunk;
+            let first_key = self.scoring.first_key(self.item.row.text_position(position)).min(trunk);
+            let hidden = first_key.saturating_sub(tile.start).min(tile.keys);
             let scores = &mut scratch.scores[row * SCORE_VECTORS..][..SCORE_VECTORS];
             let nothing = simd.splat(f32::NEG_INFINITY);
             let mut lanes = [nothing; SCORE_VECTORS];
@@ -279,7 +279,11 @@ impl<V: Value> Attend<'_, V> {
                 if V::SCALED {
                     score = simd.mul(score, simd.load(&key_scales[v]));
                 }
-                lanes[v] = simd.keep_first(visible.saturating_sub(v * LANES), score, nothing);
+                if let Some(cap) = self.scoring.soft_cap {
+                    score = capped(simd, score, cap);
+                }
+                score = simd.keep_first(visible.saturating_sub(v * LANES), score, nothing);
+                lanes[v] = simd.keep_first(hidden.saturating_sub(v * LANES), nothing, score);
                 if branches {
                     lanes[v] = self.hide(simd, position, tile.start + v * LANES, lanes[v], f32::NEG_INFINITY);
                 }
@@ -290,7 +294,8 @@ impl<V: Value> Attend<'_, V> {
             let mut total = simd.splat(0.0);
             for v in 0..SCORE_VECTORS {
                 let weight = simd.exp(simd.sub(lanes[v], simd.splat(maximum)));
-                let mut weight = simd.keep_first(visible.saturating_sub(v * LANES), weight, simd.splat(0.0));
+                let weight = simd.keep_first(visible.saturating_sub(v * LANES), weight, simd.splat(0.0));
+                let mut weight = simd.keep_first(hidden.saturating_sub(v * LANES), simd.splat(0.0), weight);
                 if branches {
                     weight = self.hide(simd, position, tile.start + v * LANES, weight, 0.0);
                 }
@@ -316,7 +321,8 @@ impl<V: Value> Attend<'_, V> {
 }
 
 impl<V: Value> Attend<'_, V> {
-    /// Puts `nothing` in place of what the guess at `position` does not see of sixteen keys from `first` on.
+    /// Puts `nothing` in place of what the guess at `position` does not see of sixteen keys from `first` on: guesses on
+    /// other branches, and those of its own that lie before its window.
     #[inline(always)]
     fn hide<S: Simd>(&self, simd: S, position: usize, first: usize, lanes: S::F, nothing: f32) -> S::F {
         let row = &self.item.row;
@@ -324,7 +330,9 @@ impl<V: Value> Attend<'_, V> {
         let mut values = [0.0; LANES];
         simd.store(lanes, &mut values);
         for (key, value) in (first..).zip(&mut values).filter(|(key, _)| (row.trunk()..row.end()).contains(key)) {
-            if seen >> (key - row.trunk()) & 1 == 0 {
+            let from_key_on = seen >> (key - row.trunk());
+            let outside = self.scoring.window.is_some_and(|window| from_key_on.count_ones() as usize > window);
+            if from_key_on & 1 == 0 || outside {
                 *value = nothing;
             }
         }
@@ -336,7 +344,8 @@ impl<V: Value> Attend<'_, V> {
 #[derive(Clone, Copy)]
 struct Values<'a, V> {
     cells: &'a [V],
-    head_dim: usize,
+    /// Cells of a row.
+    width: usize,
     /// Rows from a key to its value.
     offset: usize,
     at: &'a [usize; TILE_KEYS],
@@ -345,13 +354,13 @@ struct Values<'a, V> {
 impl<V: Value> Values<'_, V> {
     #[inline(always)]
     fn row(&self, key: usize) -> &[V] {
-        &self.cells[(self.at[key] + self.offset) * self.head_dim..][..self.head_dim]
+        &self.cells[(self.at[key] + self.offset) * self.width..][..self.width]
     }
 }
 
 impl<V: Value> Right for Values<'_, V> {
     #[inline(always)]
     fn load<S: Simd>(self, simd: S, key: usize, vector: usize) -> S::F {
-        V::load_partial(simd, &self.row(key)[vector * LANES..])
+        V::load(simd, &self.row(key)[vector * LANES / V::PACKED..])
     }
 }

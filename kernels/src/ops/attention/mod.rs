@@ -13,14 +13,17 @@ mod state;
 use std::ops::Range;
 use std::sync::OnceLock;
 
+use half::{bf16, f16};
+
 pub use append::append_kv;
-use kernel::Attend;
-use row::Value;
+pub use kernel::TILE_KEYS as ATTENTION_TILE_KEYS;
+use kernel::{Attend, TILE_KEYS};
+use row::{Fp8, Int4Pair, Value};
 use state::State;
 
-use crate::kv_cache::{Places, Rows};
+use crate::kv_cache::Places;
 use crate::simd::{Kernel, Simd};
-use crate::{KvCache, KvLayout, Pool};
+use crate::{KvCache, KvLayout, KvType, Pool};
 
 /// Rows (queries times query heads that share a key-value head) that one worker computes together: each tile of keys
 /// and values is converted once for them.
@@ -55,6 +58,14 @@ impl AttentionRow<'_> {
         self.end() - self.seen.len()
     }
 
+    /// Where in its text the token stands that is at `position` of the row: guesses that branch share places.
+    fn text_position(&self, position: usize) -> usize {
+        match position.checked_sub(self.trunk()) {
+            None => position,
+            Some(guess) => self.trunk() + self.seen[guess].count_ones() as usize - 1,
+        }
+    }
+
     fn check(&self, layout: KvLayout, blocks: usize) {
         assert!(self.seen.len() <= self.tokens.min(64), "{} guesses in a row of {}", self.seen.len(), self.tokens);
         let itself = |(guess, seen): (usize, &u64)| seen >> guess == 1;
@@ -66,7 +77,31 @@ impl AttentionRow<'_> {
     }
 }
 
-/// `out = softmax(scale · queries · keysᵀ) · values` over each sequence's positions up to the query's own.
+/// What becomes of the products of queries and keys before the softmax.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scoring {
+    /// Multiplies them.
+    pub scale: f32,
+    /// Bends them to `cap · tanh(score / cap)` (Gemma 2).
+    pub soft_cap: Option<f32>,
+    /// A query sees so many keys, itself among them: those before have no weight. Absent for all of them.
+    pub window: Option<usize>,
+}
+
+impl Scoring {
+    /// A scale alone.
+    pub fn scaled(scale: f32) -> Scoring {
+        Scoring { scale, soft_cap: None, window: None }
+    }
+
+    /// Position of the first key that a query at `position` sees.
+    fn first_key(self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+}
+
+/// `out = softmax(score(queries · keysᵀ)) · values` over each sequence's positions up to the query's own, or the last of
+/// them that lie in the window. Nothing is read before the tile of [`ATTENTION_TILE_KEYS`] in which a window begins.
 ///
 /// `queries` and `out` are `[tokens, heads, head_dim]` with the rows' tokens one after the other. `heads` is a multiple
 /// of the cache's key-value heads; query head `h` reads key-value head `h / (heads / kv_heads)`. The rows' own keys and
@@ -80,7 +115,7 @@ pub fn paged_attention(
     cache: &KvCache,
     layer: usize,
     heads: usize,
-    scale: f32,
+    scoring: Scoring,
     rows: &[AttentionRow<'_>],
     queries: &[f32],
     out: &mut [f32],
@@ -92,10 +127,14 @@ pub fn paged_attention(
     assert_eq!(queries.len(), tokens * heads * layout.head_dim, "queries");
     assert_eq!(out.len(), queries.len(), "out");
     rows.iter().for_each(|row| row.check(layout, cache.blocks()));
-    let items = items(pool.threads(), layout, heads, rows, queries, out);
-    match cache.rows() {
-        Rows::Bf16(cells) => attend_all(pool, places, (cells, &[]), scale, items),
-        Rows::Int8(cells, scales) => attend_all(pool, places, (cells, scales), scale, items),
+    assert!(scoring.window != Some(0), "a window of no keys");
+    let items = items(pool.threads(), layout, heads, scoring, rows, queries, out);
+    match cache.kind() {
+        KvType::Bf16 => attend_all::<bf16>(pool, places, cache.rows(), scoring, items),
+        KvType::F16 => attend_all::<f16>(pool, places, cache.rows(), scoring, items),
+        KvType::Fp8 => attend_all::<Fp8>(pool, places, cache.rows(), scoring, items),
+        KvType::Int8 => attend_all::<i8>(pool, places, cache.rows(), scoring, items),
+        KvType::Int4 => attend_all::<Int4Pair>(pool, places, cache.rows(), scoring, items),
     }
 }
 
@@ -104,13 +143,13 @@ fn attend_all<V: Value>(
     pool: &Pool,
     places: Places,
     (cells, scales): (&[V], &[f32]),
-    scale: f32,
+    scoring: Scoring,
     mut items: Vec<Item<'_>>,
 ) {
     let kernels = pool.kernels();
-    let attend = |item| kernels.call(Attend { places, cells, scales, scale, item });
+    let attend = |item| kernels.call(Attend { places, cells, scales, scoring, item });
     let few = pool.threads() > 1 && items.len() < ITEMS_PER_WORKER * pool.threads();
-    if !few || items.iter().all(|item| item.keys.end <= SPAN_KEYS) {
+    if !few || items.iter().all(|item| item.keys.len() <= SPAN_KEYS) {
         return pool.for_each_of(items.len(), items.into_iter(), |item| drop(attend(item)));
     }
     let spans: Vec<(usize, Item<'_>)> = items.iter().enumerate().flat_map(|(i, item)| item.spans(i)).collect();
@@ -157,7 +196,7 @@ struct Item<'a> {
     kv_heads: Range<usize>,
     /// Positions of the queries.
     positions: Range<usize>,
-    /// Positions of the keys.
+    /// Positions of the keys, whole tiles but for the last.
     keys: Range<usize>,
     /// Of each query, `[query heads of these key-value heads, head_dim]`.
     queries: Vec<&'a [f32]>,
@@ -168,8 +207,9 @@ struct Item<'a> {
 impl<'a> Item<'a> {
     /// The item's spans of keys as items of their own, with the index of the item.
     fn spans(&self, index: usize) -> impl Iterator<Item = (usize, Item<'a>)> + use<'_, 'a> {
-        self.keys.clone().step_by(SPAN_KEYS).map(move |start| {
-            let keys = start..self.keys.end.min(start + SPAN_KEYS);
+        let first = self.keys.start / SPAN_KEYS * SPAN_KEYS;
+        (first..self.keys.end).step_by(SPAN_KEYS).map(move |start| {
+            let keys = start.max(self.keys.start)..self.keys.end.min(start + SPAN_KEYS);
             let Item { row, kv_heads, positions, queries, .. } = self;
             let (kv_heads, positions, queries) = (kv_heads.clone(), positions.clone(), queries.clone());
             (index, Item { row: *row, kv_heads, positions, keys, queries, out: Vec::new() })
@@ -182,10 +222,12 @@ const ITEMS_PER_WORKER: usize = 4;
 
 /// All items, those of the last queries of a row first: they read the most keys, and short ones end a region evenly.
 /// Key-value heads stay together where that leaves enough items: their keys then come from memory in one stream.
+#[allow(clippy::too_many_arguments)]
 fn items<'a>(
     threads: usize,
     layout: KvLayout,
     heads: usize,
+    scoring: Scoring,
     rows: &[AttentionRow<'a>],
     queries: &'a [f32],
     out: &'a mut [f32],
@@ -204,7 +246,9 @@ fn items<'a>(
             items.extend((0..layout.kv_heads).step_by(together).map(|kv_head| {
                 let count = positions.len();
                 let (queries, out) = (Vec::with_capacity(count), Vec::with_capacity(count));
-                let (kv_heads, keys) = (kv_head..kv_head + together, 0..positions.end);
+                // No guess of a tree stands before the first behind the trunk.
+                let first_key = scoring.first_key(positions.start.min(row.trunk())) / TILE_KEYS * TILE_KEYS;
+                let (kv_heads, keys) = (kv_head..kv_head + together, first_key..positions.end);
                 Item { row, kv_heads, positions: positions.clone(), keys, queries, out }
             }));
             let turns = (0..positions.len()).flat_map(|_| first..first + layout.kv_heads / together);

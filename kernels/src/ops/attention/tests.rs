@@ -6,6 +6,7 @@ use crate::{Kernels, KvType};
 struct Fixture {
     layout: KvLayout,
     heads: usize,
+    scoring: Scoring,
     lengths: Vec<usize>,
     tables: Vec<Vec<u32>>,
     queries: Vec<Vec<f32>>,
@@ -23,7 +24,8 @@ impl Fixture {
             |per_token: usize| lengths.iter().map(|&length| random.values(length * per_token, 2.0)).collect::<Vec<_>>();
         let kv = layout.kv_heads * layout.head_dim;
         let (queries, keys, values) = (fill(heads * layout.head_dim), fill(kv), fill(kv));
-        Fixture { layout, heads, lengths: lengths.to_vec(), tables, queries, keys, values }
+        let (scoring, lengths) = (Scoring::scaled(0.17), lengths.to_vec());
+        Fixture { layout, heads, scoring, lengths, tables, queries, keys, values }
     }
 
     fn cache(&self, kind: KvType) -> KvCache {
@@ -48,7 +50,7 @@ impl Fixture {
         append_kv(pool, cache, 1, &rows, &gather(&self.keys, kv), &gather(&self.values, kv));
         let queries = gather(&self.queries, q);
         let mut out = vec![f32::NAN; queries.len()];
-        paged_attention(pool, cache, 1, self.heads, 0.17, &rows, &queries, &mut out);
+        paged_attention(pool, cache, 1, self.heads, self.scoring, &rows, &queries, &mut out);
         let mut rest = &out[..];
         let mut take = |n: usize| {
             let (head, tail) = rest.split_at(n);
@@ -75,7 +77,11 @@ impl Fixture {
                 let query = &self.queries[sequence][position * q + head * dim..][..dim];
                 let at = |p: usize| p * kv + kv_head * dim..p * kv + kv_head * dim + dim;
                 let dot = |key: &[f64]| query.iter().zip(key).map(|(&q, k)| f64::from(q) * k).sum::<f64>();
-                let scores: Vec<f64> = (0..=position).map(|p| 0.17 * dot(&keys[at(p)])).collect();
+                let Scoring { scale, soft_cap, window } = self.scoring;
+                let bend = |score: f64| soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());
+                let seen = |p: usize| window.is_none_or(|window| p + window > position);
+                let score = |p: usize| if seen(p) { bend(f64::from(scale) * dot(&keys[at(p)])) } else { f64::MIN };
+                let scores: Vec<f64> = (0..=position).map(score).collect();
                 let max = scores.iter().copied().fold(f64::MIN, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
                 let total: f64 = weights.iter().sum();
@@ -90,19 +96,43 @@ impl Fixture {
     }
 }
 
-const KINDS: [KvType; 2] = [KvType::Bf16, KvType::Int8];
+const KINDS: [KvType; 5] = KvType::ALL;
 
 /// What the cache holds of `values`, rows of `dim`.
 fn rounded(values: &[f32], dim: usize, kind: KvType) -> Vec<f64> {
     let row = |row: &[f32]| -> Vec<f64> {
-        let scale = row.iter().fold(0.0_f32, |largest, value| largest.max(value.abs())) / 127.0;
+        let extreme = row.iter().copied().max_by(|a, b| a.abs().total_cmp(&b.abs())).unwrap();
+        let code = |value: f32, scale: f32| f64::from((value * (1.0 / scale)).round_ties_even());
         let round = |&value: &f32| match kind {
             KvType::Bf16 => half::bf16::from_f32(value).to_f64(),
-            KvType::Int8 => f64::from((value * (1.0 / scale)).round_ties_even() * scale),
+            KvType::F16 => half::f16::from_f32(value).to_f64(),
+            KvType::Fp8 => e4m3_nearest(f64::from(value * (448.0 / extreme.abs()))) * f64::from(extreme.abs()) / 448.0,
+            KvType::Int8 => code(value, extreme.abs() / 127.0) * f64::from(extreme.abs() / 127.0),
+            KvType::Int4 => code(value, -extreme / 8.0).min(7.0) * f64::from(-extreme / 8.0),
         };
         row.iter().map(round).collect()
     };
     values.chunks(dim).flat_map(row).collect()
+}
+
+/// The e4m3 number (Micikevicius et al. 2022) next to `value`.
+fn e4m3_nearest(value: f64) -> f64 {
+    let number = |code: i32| match (code >> 3, f64::from(code & 7)) {
+        (0, mantissa) => mantissa / 512.0,
+        (exponent, mantissa) => (1.0 + mantissa / 8.0) * f64::from(exponent - 7).exp2(),
+    };
+    let off = |code: &i32| (number(*code) - value.abs()).abs();
+    let even_first = (0..0x7f).step_by(2).chain((1..0x7f).step_by(2));
+    let nearest = even_first.min_by(|a, b| off(a).total_cmp(&off(b))).unwrap();
+    number(nearest).copysign(value)
+}
+
+/// How far results may lie from the reference: a value in the middle of two codes may go either way.
+fn tolerance(kind: KvType) -> f64 {
+    match kind {
+        KvType::Bf16 | KvType::F16 => 3e-6,
+        KvType::Fp8 | KvType::Int8 | KvType::Int4 => 1e-3,
+    }
 }
 
 fn layouts() -> [(KvLayout, usize); 5] {
@@ -126,9 +156,7 @@ fn matches_the_reference_in_every_set() {
             let out = fixture.whole(&Pool::with_kernels(2, kernels).unwrap(), kind);
             for (out, reference) in out.iter().zip(&references) {
                 let error = relative_error(out, reference);
-                // A value in the middle of two codes may go either way.
-                let bound = if kind == KvType::Bf16 { 1e-6 } else { 1e-3 };
-                assert!(error < bound, "{} {layout:?} {kind:?}: {error:e}", kernels.name());
+                assert!(error < tolerance(kind), "{} {layout:?} {kind:?}: {error:e}", kernels.name());
             }
             assert_eq!(*first.get_or_insert(out.clone()), out, "{} {layout:?} {kind:?}", kernels.name());
         }
@@ -141,12 +169,11 @@ fn spans_computed_apart_match_the_reference_and_change_no_bit() {
     let layout = KvLayout { block_tokens: 16, kv_heads: 1, head_dim: 24 };
     let length = 2 * SPAN_KEYS + 100;
     let fixture = Fixture::new(layout, 2, &[length]);
-    for kind in KINDS {
+    for kind in [KvType::Bf16, KvType::Int8] {
         let last = 2 * 24 * (length - 1);
         let reference = fixture.reference(0, kind)[last..].to_vec();
         let expected = fixture.whole(&Pool::new(1).unwrap(), kind)[0][last..].to_vec();
-        let bound = if kind == KvType::Bf16 { 1e-6 } else { 1e-3 };
-        assert!(relative_error(&expected, &reference) < bound, "{kind:?}");
+        assert!(relative_error(&expected, &reference) < tolerance(kind), "{kind:?}");
         for (kernels, threads) in Kernels::available().into_iter().flat_map(|kernels| [(kernels, 1), (kernels, 5)]) {
             let pool = Pool::with_kernels(threads, kernels).unwrap();
             let mut cache = fixture.cache(kind);
@@ -157,34 +184,89 @@ fn spans_computed_apart_match_the_reference_and_change_no_bit() {
     }
 }
 
+const WINDOWED: Scoring = Scoring { scale: 0.17, soft_cap: Some(2.0), window: Some(70) };
+
+#[test]
+fn windows_and_caps_match_the_reference_in_every_set() {
+    let kinds = KINDS.map(|kind| (layouts()[3], kind));
+    for ((layout, heads), kind) in layouts().map(|layout| (layout, KvType::Bf16)).into_iter().chain(kinds) {
+        for window in [None, Some(1), Some(64), Some(70), Some(500)] {
+            let plain = Fixture::new(layout, heads, &[1, 230]);
+            let fixture = Fixture { scoring: Scoring { window, ..WINDOWED }, ..plain };
+            let references: Vec<_> = (0..2).map(|sequence| fixture.reference(sequence, kind)).collect();
+            for kernels in Kernels::available() {
+                let out = fixture.whole(&Pool::with_kernels(2, kernels).unwrap(), kind);
+                for (out, reference) in out.iter().zip(&references) {
+                    let error = relative_error(out, reference);
+                    assert!(error < tolerance(kind), "{} {layout:?} {window:?} {kind:?}: {error:e}", kernels.name());
+                }
+            }
+        }
+    }
+}
+
+/// A window's first key lies in the middle of a span, and what lies before it may have been given to others.
+#[test]
+fn long_windows_compute_spans_apart_and_read_nothing_before_them() {
+    let layout = KvLayout { block_tokens: 16, kv_heads: 1, head_dim: 24 };
+    let length = 3 * SPAN_KEYS + 100;
+    let plain = Fixture::new(layout, 2, &[length]);
+    let fixture = Fixture { scoring: Scoring { window: Some(SPAN_KEYS + 300), ..WINDOWED }, ..plain };
+    let last = 2 * 24 * (length - 1);
+    let reference = fixture.reference(0, KvType::Bf16)[last..].to_vec();
+    let mut first: Option<Vec<u32>> = None;
+    for threads in [1, 5] {
+        let pool = Pool::new(threads).unwrap();
+        let mut cache = fixture.cache(KvType::Bf16);
+        fixture.step(&pool, &mut cache, &[(0, 0..length - 1)]);
+        let unread = (length - SPAN_KEYS - 300) / TILE_KEYS * TILE_KEYS / layout.block_tokens;
+        for &block in &fixture.tables[0][..unread] {
+            // No numbers.
+            cache.block_bytes_mut(block as usize).into_iter().for_each(|part| part.fill(0xff));
+        }
+        let alone = fixture.step(&pool, &mut cache, &[(0, length - 1..length)]);
+        assert!(relative_error(&alone[0], &reference) < 3e-6, "{threads}");
+        assert_eq!(*first.get_or_insert(bits(&alone[0])), bits(&alone[0]), "{threads}");
+    }
+}
+
 #[test]
 fn chunks_batches_and_threads_change_no_bit() {
     for ((layout, heads), kind) in layouts().into_iter().flat_map(|layout| KINDS.map(|kind| (layout, kind))) {
-        let fixture = Fixture::new(layout, heads, &[200, 77, 130]);
-        let expected = fixture.whole(&Pool::new(1).unwrap(), kind);
-        for threads in [1, 3] {
-            let pool = Pool::new(threads).unwrap();
-            let mut random = Random::new(threads as u64);
-            let mut cache = fixture.cache(kind);
-            let mut done = vec![0; 3];
-            let mut out = vec![Vec::new(); 3];
-            while done != fixture.lengths {
-                let mut parts = Vec::new();
-                for sequence in 0..3 {
-                    let left = fixture.lengths[sequence] - done[sequence];
-                    let tokens = [0, 1, 1, 7, 40][random.below(5)].min(left);
-                    if tokens > 0 {
-                        parts.push((sequence, done[sequence]..done[sequence] + tokens));
-                        done[sequence] += tokens;
-                    }
-                }
-                for ((sequence, _), rows) in parts.clone().into_iter().zip(fixture.step(&pool, &mut cache, &parts)) {
-                    out[sequence].extend(rows);
-                }
-            }
+        chunks_batches_and_threads(Fixture::new(layout, heads, &[200, 77, 130]), kind);
+    }
+    let (layout, heads) = layouts()[0];
+    chunks_batches_and_threads(
+        Fixture { scoring: WINDOWED, ..Fixture::new(layout, heads, &[200, 77, 130]) },
+        KvType::Bf16,
+    );
+}
+
+fn chunks_batches_and_threads(fixture: Fixture, kind: KvType) {
+    let expected = fixture.whole(&Pool::new(1).unwrap(), kind);
+    for threads in [1, 3] {
+        let pool = Pool::new(threads).unwrap();
+        let mut random = Random::new(threads as u64);
+        let mut cache = fixture.cache(kind);
+        let mut done = vec![0; 3];
+        let mut out = vec![Vec::new(); 3];
+        while done != fixture.lengths {
+            let mut parts = Vec::new();
             for sequence in 0..3 {
-                assert_eq!(bits(&expected[sequence]), bits(&out[sequence]), "{layout:?} {kind:?} on {threads} threads");
+                let left = fixture.lengths[sequence] - done[sequence];
+                let tokens = [0, 1, 1, 7, 40][random.below(5)].min(left);
+                if tokens > 0 {
+                    parts.push((sequence, done[sequence]..done[sequence] + tokens));
+                    done[sequence] += tokens;
+                }
             }
+            for ((sequence, _), rows) in parts.clone().into_iter().zip(fixture.step(&pool, &mut cache, &parts)) {
+                out[sequence].extend(rows);
+            }
+        }
+        for sequence in 0..3 {
+            let layout = fixture.layout;
+            assert_eq!(bits(&expected[sequence]), bits(&out[sequence]), "{layout:?} {kind:?} on {threads} threads");
         }
     }
 }
@@ -198,7 +280,7 @@ fn layers_and_sequences_do_not_mix() {
     let both = fixture.step(&pool, &mut cache, &[(0, 0..40), (1, 0..40)]);
     let alone = fixture.step(&pool, &mut fixture.cache(KvType::Bf16), &[(1, 0..40)]);
     assert_eq!(both[1], alone[0]);
-    let Rows::Bf16(cells) = cache.rows() else { panic!("a cache of bf16") };
+    let (cells, _) = cache.rows::<half::bf16>();
     let (places, offset) = (cache.places(0), layout.value_offset());
     for place in (0..cache.blocks()).map(|block| places.key(block, 0, 0)) {
         let layer = &cells[place * layout.head_dim..(place + 2 * offset) * layout.head_dim];
@@ -227,9 +309,12 @@ fn path(guess: usize) -> Vec<usize> {
 #[test]
 fn a_guess_in_a_tree_sees_the_text_and_the_guesses_before_it() {
     let pool = Pool::new(2).unwrap();
-    for (text, (layout, heads)) in [(1, layouts()[0]), (61, layouts()[1]), (64, layouts()[2]), (1100, layouts()[0])] {
-        for kind in KINDS {
-            let fixture = Fixture::new(layout, heads, &[text + PARENTS.len()]);
+    let places = [(1, layouts()[0]), (61, layouts()[1]), (64, layouts()[2]), (1100, layouts()[0])];
+    for (text, (layout, heads)) in places {
+        let kinds = KINDS.map(|kind| (kind, None));
+        for (kind, window) in [2, 3, 67].map(|window| (KvType::Bf16, Some(window))).into_iter().chain(kinds) {
+            let plain = Fixture::new(layout, heads, &[text + PARENTS.len()]);
+            let fixture = Fixture { scoring: Scoring { window, ..plain.scoring }, ..plain };
             let mut cache = fixture.cache(kind);
             fixture.step(&pool, &mut cache, &[(0, 0..text)]);
             let bits = |guess| path(guess).into_iter().fold(0, |seen, guess| seen | 1 << guess);
@@ -238,7 +323,10 @@ fn a_guess_in_a_tree_sees_the_text_and_the_guesses_before_it() {
             for (guess, found) in tree.iter().enumerate() {
                 let expected = fixture.along(&pool, kind, text, &path(guess));
                 for (found, expected) in found.iter().zip(&expected) {
-                    assert!((found - expected).abs() < 1e-5, "guess {guess} behind {text}: {found}, not {expected}");
+                    assert!(
+                        (found - expected).abs() < 1e-5,
+                        "guess {guess} behind {text}, {window:?}: {found}, not {expected}"
+                    );
                 }
             }
         }
@@ -252,7 +340,7 @@ impl Fixture {
         let (kv, q) = (self.layout.kv_heads * self.layout.head_dim, self.heads * self.layout.head_dim);
         append_kv(pool, cache, 1, &[row], &self.keys[0][text * kv..], &self.values[0][text * kv..]);
         let mut out = vec![f32::NAN; seen.len() * q];
-        paged_attention(pool, cache, 1, self.heads, 0.17, &[row], &self.queries[0][text * q..], &mut out);
+        paged_attention(pool, cache, 1, self.heads, self.scoring, &[row], &self.queries[0][text * q..], &mut out);
         out.chunks(q).map(<[f32]>::to_vec).collect()
     }
 

@@ -1,33 +1,37 @@
-//! Finds a decoder's tensors in a checkpoint by name, checks their sizes and types, and remembers which were asked for.
+//! Looks tensors up by name, checks their shapes, and remembers which were asked for.
 
 use std::collections::BTreeSet;
 
 use windlass_checkpoint::{Checkpoint, ElementType, Tensor};
 use windlass_kernels::{Integer, WeightType};
 
-use crate::config::Unsupported;
-use crate::matrix_tensor::MatrixTensor;
+use super::matrix::{MatrixTensor, PlainTensor, VectorTensor};
+use super::{TensorError, type_name, weight_type};
+use crate::config::{DecoderConfig, Unsupported};
 use crate::names::{self, Name, Naming};
 use crate::packed::{PackedTensor, Scheme};
 use crate::quantization::Quantization;
-use crate::weights::TensorError;
 
 /// Types of vectors.
 const FLOATS: [WeightType; 3] = [WeightType::F32, WeightType::F16, WeightType::BF16];
 
 /// Looks tensors up and remembers which were asked for.
-pub(crate) struct Finder<'a> {
+#[derive(Debug)]
+pub(super) struct Finder<'a> {
     checkpoint: &'a Checkpoint,
     pub naming: Naming,
     used: BTreeSet<&'a str>,
     quantization: Option<Quantization>,
     /// How matrices were quantized that are not there as plain ones.
     scheme: Option<Scheme>,
+    /// What is added to the weights of norms.
+    norm_offset: f32,
 }
 
 impl<'a> Finder<'a> {
-    pub fn new(checkpoint: &'a Checkpoint, quantization: Option<Quantization>, scheme: Option<Scheme>) -> Finder<'a> {
-        Finder { checkpoint, naming: Naming::of(checkpoint), used: BTreeSet::new(), quantization, scheme }
+    pub fn new(checkpoint: &'a Checkpoint, config: &DecoderConfig, quantization: Option<Quantization>) -> Finder<'a> {
+        let (naming, scheme, norm_offset) = (Naming::of(checkpoint), config.scheme, config.norm_offset);
+        Finder { checkpoint, naming, used: BTreeSet::new(), quantization, scheme, norm_offset }
     }
 
     fn find(&mut self, name: &str, expected: &[u64]) -> Result<Tensor<'a>, TensorError> {
@@ -65,9 +69,7 @@ impl<'a> Finder<'a> {
             return self.packed(scheme, name, dims);
         }
         let tensor = self.find(name, &dims)?;
-        let kind = weight_type(tensor.kind);
-        let kind = kind.ok_or_else(|| unsupported(&tensor, &file_types()))?;
-        Ok(MatrixTensor::Plain { tensor, kind, quantized: quantized.filter(|_| FLOATS.contains(&kind)) })
+        plain(tensor, dims.map(|dim| dim as usize), quantized)
     }
 
     /// Whether the matrix is there as codes. Tools leave the head, and what a user names, as it was.
@@ -86,24 +88,63 @@ impl<'a> Finder<'a> {
         Ok(MatrixTensor::Packed(packed))
     }
 
-    pub fn vector(&mut self, name: &str, length: u64) -> Result<Tensor<'a>, TensorError> {
-        let tensor = self.find(name, &[length])?;
+    /// A norm's weights.
+    pub fn norm(&mut self, name: &str, length: u64) -> Result<VectorTensor<'a>, TensorError> {
+        let offset = self.norm_offset;
+        self.floats(name, &[length]).map(|norm| norm.plus(offset))
+    }
+
+    /// Floats as they are.
+    pub fn floats(&mut self, name: &str, dims: &[u64]) -> Result<VectorTensor<'a>, TensorError> {
+        let tensor = self.find(name, dims)?;
         match weight_type(tensor.kind) {
-            Some(kind) if FLOATS.contains(&kind) => Ok(tensor),
+            Some(kind) if FLOATS.contains(&kind) => Ok(VectorTensor::of(tensor)),
             _ => Err(unsupported(&tensor, &FLOATS.map(type_name)).into()),
         }
     }
 
-    pub fn biases(&mut self, layer: usize, query: u64, kv: u64) -> Result<[Tensor<'a>; 3], TensorError> {
+    pub fn biases(&mut self, layer: usize, query: u64, kv: u64) -> Result<[VectorTensor<'a>; 3], TensorError> {
         let naming = self.naming;
-        let mut bias = |part: Name, length: u64| self.vector(&naming.bias(layer, part), length);
+        let mut bias = |part: Name, length: u64| self.floats(&naming.bias(layer, part), &[length]);
         Ok([bias(names::QUERY, query)?, bias(names::KEY, kv)?, bias(names::VALUE, kv)?])
     }
 
-    pub fn head_norms(&mut self, layer: usize, head_dim: u64) -> Result<[Tensor<'a>; 2], TensorError> {
+    pub fn head_norms(&mut self, layer: usize, head_dim: u64) -> Result<[VectorTensor<'a>; 2], TensorError> {
         let naming = self.naming;
-        let mut norm = |part: Name| self.vector(&naming.weight(layer, part), head_dim);
+        let mut norm = |part: Name| self.norm(&naming.weight(layer, part), head_dim);
         Ok([norm(names::QUERY_NORM)?, norm(names::KEY_NORM)?])
+    }
+
+    /// Floats of one output: a matrix of one row on the hub, a vector in GGUF files.
+    pub fn row(&mut self, name: &str, length: u64) -> Result<VectorTensor<'a>, TensorError> {
+        match self.naming {
+            Naming::Hub => self.floats(name, &[length, 1]),
+            Naming::Gguf => self.floats(name, &[length]),
+        }
+    }
+
+    /// A matrix that decides where tokens go: never quantized.
+    pub fn router(&mut self, name: &str, dims: [u64; 2]) -> Result<MatrixTensor<'a>, TensorError> {
+        self.typed(name, dims, None)
+    }
+
+    /// The same matrix of every expert: one tensor in GGUF files, one each on the hub.
+    pub fn experts(
+        &mut self,
+        layer: usize,
+        part: Name,
+        dims: [u64; 2],
+        count: usize,
+    ) -> Result<Vec<MatrixTensor<'a>>, TensorError> {
+        let name = self.naming.weight(layer, part);
+        if self.naming == Naming::Hub {
+            return (0..count).map(|expert| self.matrix(&name.replace("{}", &expert.to_string()), dims)).collect();
+        }
+        let stack = self.find(&name, &[dims[0], dims[1], count as u64])?;
+        let quantized = self.quantization.map(Quantization::of_layers);
+        let rows = dims[1] as usize;
+        let all = plain(stack, [dims[0] as usize, rows * count], quantized)?;
+        Ok((0..count).map(|expert| all.rows(expert * rows..(expert + 1) * rows)).collect())
     }
 
     /// Leaves a tensor out where another stands for it.
@@ -121,6 +162,17 @@ impl<'a> Finder<'a> {
     }
 }
 
+/// A matrix of floats or of the kernels' types.
+fn plain<'a>(
+    tensor: Tensor<'a>,
+    [cols, rows]: [usize; 2],
+    quantized: Option<Integer>,
+) -> Result<MatrixTensor<'a>, TensorError> {
+    let kind = weight_type(tensor.kind).ok_or_else(|| unsupported(&tensor, &file_types()))?;
+    let quantized = quantized.filter(|_| FLOATS.contains(&kind));
+    Ok(MatrixTensor::Plain(PlainTensor { name: tensor.name, rows, cols, bytes: tensor.bytes, kind, quantized }))
+}
+
 fn unsupported(tensor: &Tensor<'_>, supported: &[String]) -> Unsupported {
     let (name, kind) = (tensor.name.to_owned(), tensor.kind.name());
     Unsupported::TensorType { name, kind, supported: supported.join(", ") }
@@ -129,14 +181,4 @@ fn unsupported(tensor: &Tensor<'_>, supported: &[String]) -> Unsupported {
 /// Every type of a file that can be computed on.
 fn file_types() -> Vec<String> {
     WeightType::ALL.map(type_name).into_iter().filter(|name| ElementType::named(name).is_some()).collect()
-}
-
-/// The kernels' type for a file's, where they have one.
-pub(crate) fn weight_type(kind: ElementType) -> Option<WeightType> {
-    WeightType::ALL.into_iter().find(|&weight_type| type_name(weight_type) == kind.name())
-}
-
-/// As [`ElementType::name`] spells it.
-pub(crate) fn type_name(weight_type: WeightType) -> String {
-    weight_type.name().to_ascii_lowercase()
 }

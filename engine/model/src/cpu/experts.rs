@@ -1,0 +1,87 @@
+//! A mixture of experts on the CPU: tokens are grouped by expert, so that an expert's weights are read once for all of
+//! them. What a token gets is added in the order of the experts: the same bits in every batch.
+
+use windlass_kernels::PackedMatrix;
+
+use super::CpuBackend;
+use crate::backend::{Experts, Gated, SharedExpert, Workspace};
+use crate::config::ExpertsConfig;
+
+/// A token that goes through an expert.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Share {
+    token: usize,
+    weight: f32,
+}
+
+impl CpuBackend {
+    /// `projected = Σ weight · expert(normed)` of the first `tokens` tokens.
+    pub(super) fn mix(&mut self, tokens: usize, experts: &Experts<CpuBackend>, work: &mut Workspace<CpuBackend>) {
+        let values = tokens * self.config.hidden;
+        let shares = self.route(&experts.router, &work.normed[..values]);
+        work.projected[..values].fill(0.0);
+        for (expert, shares) in experts.experts.iter().zip(&shares) {
+            self.add_expert(expert, shares, work);
+        }
+        if let Some(SharedExpert { gated, gate }) = &experts.shared {
+            let shares: Vec<Share> = weigh_shared(&work.normed[..values], gate).collect();
+            self.add_expert(gated, &shares, work);
+        }
+    }
+
+    /// The tokens of each expert.
+    fn route(&mut self, router: &PackedMatrix, input: &[f32]) -> Vec<Vec<Share>> {
+        let mut scores = vec![0.0; input.len() / self.config.hidden * router.rows()];
+        self.multiply(input, [(router, &mut scores)]);
+        let mut shares = vec![Vec::new(); router.rows()];
+        let Some(experts) = &self.config.experts else { return shares };
+        for (token, scores) in scores.chunks_exact(router.rows()).enumerate() {
+            for (expert, weight) in choose(scores, experts) {
+                shares[expert].push(Share { token, weight });
+            }
+        }
+        shares
+    }
+
+    fn add_expert(&mut self, expert: &Gated<CpuBackend>, shares: &[Share], work: &mut Workspace<CpuBackend>) {
+        if shares.is_empty() {
+            return;
+        }
+        let hidden = self.config.hidden;
+        let mut rows = std::mem::take(&mut self.scratch);
+        rows.clear();
+        shares.iter().for_each(|share| rows.extend_from_slice(&work.normed[share.token * hidden..][..hidden]));
+        let wide = shares.len() * expert.gate.rows();
+        let (gate, up, gated) = (&mut work.gate[..wide], &mut work.up[..wide], &mut work.gated[..wide]);
+        self.multiply(&rows, [(&expert.gate, &mut *gate), (&expert.up, &mut *up)]);
+        self.gate(gate, up, gated);
+        self.multiply(gated, [(&expert.down, &mut rows)]);
+        for (Share { token, weight }, row) in shares.iter().zip(rows.chunks_exact(hidden)) {
+            let out = &mut work.projected[token * hidden..][..hidden];
+            out.iter_mut().zip(row).for_each(|(out, value)| *out += weight * value);
+        }
+        self.scratch = rows;
+    }
+}
+
+/// The experts with the highest scores, the first of equals, in their order: each with its share of the softmax.
+fn choose(scores: &[f32], experts: &ExpertsConfig) -> Vec<(usize, f32)> {
+    let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weights: Vec<f32> = scores.iter().map(|score| (score - largest).exp()).collect();
+    let mut order: Vec<usize> = (0..weights.len()).collect();
+    order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]));
+    order.truncate(experts.used);
+    order.sort_unstable();
+    let total: f32 = match experts.sum_to_one {
+        true => order.iter().map(|&expert| weights[expert]).sum(),
+        false => weights.iter().sum(),
+    };
+    order.into_iter().map(|expert| (expert, weights[expert] / total)).collect()
+}
+
+fn weigh_shared(input: &[f32], gate: &[f32]) -> impl Iterator<Item = Share> {
+    input.chunks_exact(gate.len()).enumerate().map(move |(token, row)| {
+        let score: f32 = row.iter().zip(gate).map(|(value, gate)| value * gate).sum();
+        Share { token, weight: 1.0 / (1.0 + (-score).exp()) }
+    })
+}

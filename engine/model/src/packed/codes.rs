@@ -1,0 +1,232 @@
+//! Integer codes with a scale, and mostly a zero point, for each group of inputs: `weight = scale · (code - zero point)`.
+//!
+//! GPTQ, AWQ and compressed-tensors differ in how the integers lie in their words. A code of up to four bits is kept as
+//! it is; scales and `-scale · zero point` are rounded to f16, which moves a weight by less than a hundredth of a step.
+
+use std::ops::Range;
+
+use half::f16;
+use windlass_checkpoint::Tensor;
+use windlass_kernels::{Integer, WeightType};
+
+use super::parts::{FloatPart, Parts};
+use super::scheme::Layout;
+
+/// Which nibble of a word holds which of eight outputs in AWQ: output `n` is nibble `AWQ_NIBBLE[n]`.
+const AWQ_NIBBLE: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+/// A matrix of codes, `[rows = outputs, cols = inputs]`.
+#[derive(Clone, Debug)]
+pub(super) struct Codes<'a> {
+    layout: Layout,
+    rows: usize,
+    cols: usize,
+    /// Inputs that share a scale.
+    group: usize,
+    codes: &'a [u8],
+    zeros: &'a [u8],
+    scales: FloatPart<'a>,
+    /// The input of every place, where groups are not in the order of inputs (`desc_act`).
+    pub order: Option<Vec<u32>>,
+    /// Codes of eight bits are exact as signed ones.
+    signed: bool,
+    pub kind: WeightType,
+}
+
+impl<'a> Codes<'a> {
+    /// Finds the parts of a matrix `[cols, rows]`.
+    pub fn find<F>(parts: &Parts<'_, F>, [cols, rows]: [usize; 2]) -> Result<Codes<'a>, String>
+    where
+        F: Fn(&str) -> Option<Tensor<'a>>,
+    {
+        let layout = parts.scheme.layout;
+        let group = parts.scheme.group.unwrap_or(cols);
+        if group == 0 || !cols.is_multiple_of(group) || !group.is_multiple_of(32) {
+            return Err(format!("groups of {group} do not divide its {cols} inputs, or are no multiple of 32"));
+        }
+        let groups = cols / group;
+        let words = |values: usize| layout.words(values);
+        let (codes, scales, zeros) = match layout {
+            Layout::Gptq { .. } | Layout::Awq => {
+                let dims = if layout == Layout::Awq { [words(rows)?, cols] } else { [rows, words(cols)?] };
+                let zeros = parts.part("qzeros", "i32", [words(rows)?, groups])?;
+                (parts.codes("i32", dims)?, parts.floats("scales", [rows, groups])?, zeros.bytes)
+            }
+            Layout::Packed { symmetric, .. } => {
+                let codes = parts.codes("i32", [words(cols)?, rows])?;
+                let zeros = || parts.part("weight_zero_point", "i32", [groups, words(rows)?]);
+                let zeros = if symmetric { &[][..] } else { zeros()?.bytes };
+                (codes, parts.floats("weight_scale", [groups, rows])?, zeros)
+            }
+            _ => {
+                let zeros = || parts.part("weight_zero_point", "i8", [groups, rows]);
+                let zeros = if layout == (Layout::Bytes { symmetric: true }) { &[][..] } else { zeros()?.bytes };
+                (parts.codes("i8", [cols, rows])?, parts.floats("weight_scale", [groups, rows])?, zeros)
+            }
+        };
+        let order = order(parts, cols, group)?;
+        let mut found = Codes {
+            layout,
+            rows,
+            cols,
+            group,
+            codes: codes.bytes,
+            zeros,
+            scales,
+            order,
+            signed: false,
+            kind: WeightType::Q8_0,
+        };
+        found.signed = found.bits() == 8 && (0..rows).all(|row| (0..groups).all(|group| found.zero(row, group) == 128));
+        found.kind = found.kind();
+        Ok(found)
+    }
+
+    fn bits(&self) -> u32 {
+        match self.layout {
+            Layout::Gptq { bits, .. } | Layout::Packed { bits, .. } => bits,
+            Layout::Awq => 4,
+            _ => 8,
+        }
+    }
+
+    /// The kernels' widest groups that these are made of. Codes of eight bits with other zero points become new ones.
+    fn kind(&self) -> WeightType {
+        let kinds: &[WeightType] = match (self.bits(), self.signed) {
+            (8, true) => &[WeightType::I8G128],
+            (8, false) => &[],
+            _ => &[WeightType::I4G128, WeightType::I4G64, WeightType::Q4_1],
+        };
+        let divides = |kind: &WeightType| self.group.is_multiple_of(kind.block_elements());
+        kinds.iter().copied().find(divides).unwrap_or(WeightType::Q8_0)
+    }
+
+    /// Appends some places of a row as the kernels' file has it.
+    pub fn append_row(&self, row: usize, places: Range<usize>, out: &mut Vec<u8>) {
+        if self.bits() == 8 && !self.signed {
+            let values: Vec<f32> = places.map(|place| self.value(row, place)).collect();
+            return Integer::Int8.append_row(&values, out);
+        }
+        for first in places.step_by(self.kind.block_elements()) {
+            self.append_block(row, first, out);
+        }
+    }
+
+    /// Appends the block of a row from place `first` on.
+    fn append_block(&self, row: usize, first: usize, out: &mut Vec<u8>) {
+        let group = first / self.group;
+        let scale = self.scales.get(self.scale_index(row, group));
+        let places = first..first + self.kind.block_elements();
+        out.extend(f16::from_f32(scale).to_le_bytes());
+        if self.bits() == 8 {
+            return out.extend(places.map(|place| (self.code(row, place) ^ 0x80) as u8));
+        }
+        out.extend(f16::from_f32(-scale * self.zero(row, group) as f32).to_le_bytes());
+        for block in places.step_by(32) {
+            let pair = |place: usize| (self.code(row, place) | self.code(row, place + 16) << 4) as u8;
+            out.extend((block..block + 16).map(pair));
+        }
+    }
+
+    fn value(&self, row: usize, place: usize) -> f32 {
+        let group = place / self.group;
+        let difference = self.code(row, place) as i32 - self.zero(row, group) as i32;
+        self.scales.get(self.scale_index(row, group)) * difference as f32
+    }
+
+    fn scale_index(&self, row: usize, group: usize) -> usize {
+        match self.layout {
+            Layout::Gptq { .. } | Layout::Awq => group * self.rows + row,
+            _ => row * (self.cols / self.group) + group,
+        }
+    }
+
+    /// The code of a row at a place, of bytes plus 128.
+    fn code(&self, row: usize, place: usize) -> u32 {
+        let col = self.order.as_ref().map_or(place, |order| order[place] as usize);
+        match self.layout {
+            Layout::Gptq { bits, .. } => bits_at(self.codes, row, self.rows, col, bits),
+            Layout::Awq => nibble(self.codes, (col * self.rows + row) / 8, AWQ_NIBBLE[row % 8]),
+            Layout::Packed { bits, .. } => {
+                let words = self.cols * bits as usize / 32;
+                bits_at(&self.codes[4 * row * words..], 0, 1, col, bits)
+            }
+            _ => u32::from(self.codes[row * self.cols + col] ^ 0x80),
+        }
+    }
+
+    fn zero(&self, row: usize, group: usize) -> u32 {
+        let groups = self.cols / self.group;
+        match self.layout {
+            Layout::Gptq { bits, zero_offset } => {
+                let words = self.rows * bits as usize / 32;
+                // Eight bits less one wrap around: a zero point of 0 was stored as 255.
+                let stored = bits_at(&self.zeros[4 * group * words..], 0, 1, row, bits) + zero_offset;
+                if bits == 8 { stored & 255 } else { stored }
+            }
+            Layout::Awq => nibble(self.zeros, (group * self.rows + row) / 8, AWQ_NIBBLE[row % 8]),
+            // Signed codes are stored plus half their range, and so are zero points.
+            Layout::Packed { bits, symmetric: true } => 1 << (bits - 1),
+            Layout::Packed { bits, .. } => bits_at(self.zeros, group, groups, row, bits),
+            Layout::Bytes { symmetric: true } => 128,
+            _ => u32::from(self.zeros[row * groups + group] ^ 0x80),
+        }
+    }
+}
+
+impl Layout {
+    /// Words that so many values take.
+    fn words(self, values: usize) -> Result<usize, String> {
+        let bits = match self {
+            Layout::Gptq { bits, .. } | Layout::Packed { bits, .. } => bits as usize,
+            _ => 4,
+        };
+        match (values * bits).is_multiple_of(32) {
+            true => Ok(values * bits / 32),
+            false => Err(format!("{values} values of {bits} bits do not fill words of 32")),
+        }
+    }
+}
+
+/// The places of inputs, sorted by their groups; absent where they are in that order already.
+fn order<'a, F>(parts: &Parts<'_, F>, cols: usize, group: usize) -> Result<Option<Vec<u32>>, String>
+where
+    F: Fn(&str) -> Option<Tensor<'a>>,
+{
+    let name = match parts.scheme.layout {
+        Layout::Gptq { .. } => "g_idx",
+        Layout::Packed { .. } => "weight_g_idx",
+        _ => return Ok(None),
+    };
+    let Some(tensor) = parts.optional(name) else { return Ok(None) };
+    if tensor.kind.name() != "i32" || tensor.dims != [cols as u64] {
+        return Err(format!("{:?} is {} {:?}; it should be i32 [{cols}]", tensor.name, tensor.kind, tensor.dims));
+    }
+    let groups: Vec<i32> = tensor.bytes.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect();
+    let mut order: Vec<u32> = (0..cols as u32).collect();
+    order.sort_by_key(|col| groups[*col as usize]);
+    let whole = order.iter().enumerate().all(|(place, col)| groups[*col as usize] == (place / group) as i32);
+    match whole {
+        true => Ok((!order.is_sorted()).then_some(order)),
+        false => Err(format!("{:?} does not give every group {group} inputs", tensor.name)),
+    }
+}
+
+/// Value `index` of `bits` bits in a stream of little-endian words that lie `stride` words apart from word `first` on. A
+/// value of three bits may begin in one word and end in the next.
+fn bits_at(words: &[u8], first: usize, stride: usize, index: usize, bits: u32) -> u32 {
+    let bit = index * bits as usize;
+    let word = |at: usize| {
+        let start = 4 * (first + at * stride);
+        u32::from_le_bytes([words[start], words[start + 1], words[start + 2], words[start + 3]])
+    };
+    let (at, shift) = (bit / 32, (bit % 32) as u32);
+    let low = u64::from(word(at)) >> shift;
+    let high = if shift + bits > 32 { u64::from(word(at + 1)) << (32 - shift) } else { 0 };
+    (low | high) as u32 & ((1 << bits) - 1)
+}
+
+/// Nibble `index` of little-endian word `word`.
+fn nibble(words: &[u8], word: usize, index: usize) -> u32 {
+    u32::from(words[4 * word + index / 2] >> (index % 2 * 4) & 15)
+}

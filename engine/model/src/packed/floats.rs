@@ -1,0 +1,181 @@
+//! Eight-bit floats and bitsandbytes' codes: turned into values as they are loaded, which become integers of eight bits.
+
+use std::ops::Range;
+
+use serde_json::Value;
+use windlass_checkpoint::Tensor;
+use windlass_kernels::Integer;
+
+use super::parts::{FloatPart, Parts};
+use super::scheme::{Float8Scales, Layout};
+
+/// Largest block of bitsandbytes.
+const MAX_BLOCK: u64 = 1 << 16;
+
+/// A matrix whose values are computed, `[rows = outputs, cols = inputs]`.
+#[derive(Clone, Debug)]
+pub(super) struct Floats<'a> {
+    codes: &'a [u8],
+    cols: usize,
+    /// The value of each code.
+    table: Vec<f32>,
+    /// Codes of four bits, the first in the high half of a byte.
+    nibbles: bool,
+    scales: Scales<'a>,
+    place: ScalePlace,
+}
+
+/// The scales of values.
+#[derive(Clone, Debug)]
+enum Scales<'a> {
+    Stored(FloatPart<'a>),
+    /// Quantized themselves: codes of a table of 256, scaled by runs, plus an offset.
+    Nested {
+        codes: &'a [u8],
+        table: Vec<f32>,
+        largest: FloatPart<'a>,
+        run: usize,
+        offset: f32,
+    },
+}
+
+impl Scales<'_> {
+    fn get(&self, index: usize) -> f32 {
+        match self {
+            Scales::Stored(scales) => scales.get(index),
+            Scales::Nested { codes, table, largest, run, offset } => {
+                table[usize::from(codes[index])] * largest.get(index / run) + offset
+            }
+        }
+    }
+}
+
+/// Which scale is a value's.
+#[derive(Clone, Copy, Debug)]
+enum ScalePlace {
+    /// `rows` outputs by `cols` inputs share one; there are `across` in a row of the matrix.
+    Blocks { rows: usize, cols: usize, across: usize },
+    /// So many values, row after row, share one.
+    Run(usize),
+}
+
+impl<'a> Floats<'a> {
+    /// Finds the parts of a matrix `[cols, rows]`.
+    pub fn find<F>(parts: &Parts<'_, F>, [cols, rows]: [usize; 2]) -> Result<Floats<'a>, String>
+    where
+        F: Fn(&str) -> Option<Tensor<'a>>,
+    {
+        if !cols.is_multiple_of(32) {
+            return Err(format!("its {cols} inputs are no multiple of 32"));
+        }
+        match parts.scheme.layout {
+            Layout::Float8 { scales, inverse } => Self::find_float8(parts, [cols, rows], scales, inverse),
+            Layout::Bnb8 => {
+                let scales = Scales::Stored(parts.floats("SCB", [1, rows])?);
+                let table = (0..=255_u8).map(|code| f32::from(code as i8) / 127.0).collect();
+                let place = ScalePlace::Blocks { rows: 1, cols, across: 1 };
+                Ok(Floats { codes: parts.codes("i8", [cols, rows])?.bytes, cols, table, nibbles: false, scales, place })
+            }
+            _ => Self::find_bnb4(parts, [cols, rows]),
+        }
+    }
+
+    fn find_float8<F>(
+        parts: &Parts<'_, F>,
+        [cols, rows]: [usize; 2],
+        scales: Float8Scales,
+        inverse: bool,
+    ) -> Result<Floats<'a>, String>
+    where
+        F: Fn(&str) -> Option<Tensor<'a>>,
+    {
+        let [high, wide] = match scales {
+            Float8Scales::Matrix => [rows, cols],
+            Float8Scales::Outputs => [1, cols],
+            Float8Scales::Blocks(size) => size,
+        };
+        let across = cols.div_ceil(wide);
+        // DeepSeek calls what multiplies an inverse.
+        let name = if inverse { "weight_scale_inv" } else { "weight_scale" };
+        let scales = Scales::Stored(parts.floats(name, [across, rows.div_ceil(high)])?);
+        let table = (0..=255).map(e4m3).collect();
+        let place = ScalePlace::Blocks { rows: high, cols: wide, across };
+        Ok(Floats { codes: parts.codes("f8_e4m3", [cols, rows])?.bytes, cols, table, nibbles: false, scales, place })
+    }
+
+    fn find_bnb4<F>(parts: &Parts<'_, F>, [cols, rows]: [usize; 2]) -> Result<Floats<'a>, String>
+    where
+        F: Fn(&str) -> Option<Tensor<'a>>,
+    {
+        let state = ["weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4"];
+        let state = state.iter().find_map(|part| parts.optional(part)).ok_or("its quant_state is missing")?;
+        let state: Value = serde_json::from_slice(state.bytes).map_err(|error| format!("its quant_state: {error}"))?;
+        let run = state["blocksize"].as_u64().filter(|size| (1..=MAX_BLOCK).contains(size));
+        let run = run.ok_or_else(|| format!("its quant_state has the blocksize {}", state["blocksize"]))? as usize;
+        let codes = parts.codes("u8", [1, (rows * cols).div_ceil(2)])?.bytes;
+        let table = parts.floats("weight.quant_map", [1, 16])?.all();
+        let scales = match parts.optional("weight.nested_absmax") {
+            None => Scales::Stored(parts.floats("weight.absmax", [1, (rows * cols).div_ceil(run)])?),
+            Some(_) => nested_scales(parts, &state, (rows * cols).div_ceil(run))?,
+        };
+        Ok(Floats { codes, cols, table, nibbles: true, scales, place: ScalePlace::Run(run) })
+    }
+
+    /// Appends some columns of a row as the kernels' file of eight-bit integers has it.
+    pub fn append_row(&self, row: usize, cols: Range<usize>, out: &mut Vec<u8>) {
+        let values: Vec<f32> = cols.map(|col| self.value(row, col)).collect();
+        Integer::Int8.append_row(&values, out);
+    }
+
+    fn value(&self, row: usize, col: usize) -> f32 {
+        let index = row * self.cols + col;
+        let code = match self.nibbles {
+            true => self.codes[index / 2] >> (4 - index % 2 * 4) & 15,
+            false => self.codes[index],
+        };
+        let scale = match self.place {
+            ScalePlace::Blocks { rows, cols, across } => row / rows * across + col / cols,
+            ScalePlace::Run(run) => index / run,
+        };
+        self.table[usize::from(code)] * self.scales.get(scale)
+    }
+}
+
+fn nested_scales<'a, F>(parts: &Parts<'_, F>, state: &Value, count: usize) -> Result<Scales<'a>, String>
+where
+    F: Fn(&str) -> Option<Tensor<'a>>,
+{
+    let number = |key: &str| state[key].as_f64().ok_or_else(|| format!("its quant_state has the {key} {}", state[key]));
+    let (run, offset) = (number("nested_blocksize")?, number("nested_offset")? as f32);
+    if !(1.0..=MAX_BLOCK as f64).contains(&run) {
+        return Err(format!("its quant_state has the nested_blocksize {run}"));
+    }
+    let codes = parts.part("weight.absmax", "u8", [1, count])?.bytes;
+    let largest = parts.floats("weight.nested_absmax", [1, count.div_ceil(run as usize)])?;
+    let table = parts.floats("weight.nested_quant_map", [1, 256])?.all();
+    Ok(Scales::Nested { codes, table, largest, run: run as usize, offset })
+}
+
+/// The value of an eight-bit float of four exponent bits (Micikevicius et al. 2022): no infinities; codes that are no
+/// number count as 0.
+fn e4m3(code: u32) -> f32 {
+    let (exponent, mantissa) = (code >> 3 & 15, (code & 7) as f32);
+    let magnitude = match (exponent, code & 7) {
+        (15, 7) => 0.0,
+        (0, _) => mantissa / 512.0,
+        _ => (1.0 + mantissa / 8.0) * 2_f32.powi(exponent as i32 - 7),
+    };
+    if code & 128 == 0 { magnitude } else { -magnitude }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn eight_bit_floats_have_their_published_values() {
+        for (code, value) in [(0x7e, 448.0), (0x38, 1.0), (0x08, 0.015625), (0x07, 0.013671875), (0x01, 0.001953125)] {
+            assert_eq!((e4m3(code), e4m3(code | 128)), (value, -value));
+        }
+    }
+}

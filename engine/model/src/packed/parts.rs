@@ -1,0 +1,89 @@
+//! The tensors of one quantized matrix, found by name and held to their shapes.
+
+use half::{bf16, f16};
+use windlass_checkpoint::Tensor;
+use windlass_kernels::{WeightType, floats};
+
+use super::scheme::{Scheme, replace};
+
+/// Gives the parts of the matrix that plain checkpoints call `name`.
+pub(super) struct Parts<'n, F> {
+    pub scheme: Scheme,
+    pub name: &'n str,
+    pub find: F,
+}
+
+impl<'a, F: Fn(&str) -> Option<Tensor<'a>>> Parts<'_, F> {
+    /// The codes, of this type and of these dimensions, the fastest first.
+    pub fn codes(&self, kind: &str, dims: [usize; 2]) -> Result<Tensor<'a>, String> {
+        let name = self.scheme.codes_name(self.name);
+        let codes = (self.find)(&name).ok_or_else(|| format!("{name:?} is missing"))?;
+        check(codes, kind, dims)
+    }
+
+    /// A part that may be missing.
+    pub fn optional(&self, part: &str) -> Option<Tensor<'a>> {
+        (self.find)(&replace(self.name, part))
+    }
+
+    /// A part of whatever shape.
+    pub fn any(&self, part: &str) -> Result<Tensor<'a>, String> {
+        self.optional(part).ok_or_else(|| format!("{:?} is missing", replace(self.name, part)))
+    }
+
+    /// A part of this type and of these dimensions.
+    pub fn part(&self, part: &str, kind: &str, dims: [usize; 2]) -> Result<Tensor<'a>, String> {
+        check(self.any(part)?, kind, dims)
+    }
+
+    /// A part of floats with these dimensions.
+    pub fn floats(&self, part: &str, dims: [usize; 2]) -> Result<FloatPart<'a>, String> {
+        let tensor = self.any(part)?;
+        let kind = match tensor.kind.name() {
+            "f16" => WeightType::F16,
+            "bf16" => WeightType::BF16,
+            "f32" => WeightType::F32,
+            other => return Err(format!("{:?} is {other}; it should be floats", tensor.name)),
+        };
+        Ok(FloatPart { kind, bytes: check(tensor, tensor.kind.name(), dims)?.bytes })
+    }
+}
+
+/// Floats as they lie in the file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FloatPart<'a> {
+    kind: WeightType,
+    bytes: &'a [u8],
+}
+
+impl FloatPart<'_> {
+    /// One of them.
+    pub fn get(&self, index: usize) -> f32 {
+        let size = self.kind.block_bytes();
+        let bytes = &self.bytes[index * size..][..size];
+        match (self.kind, bytes) {
+            (WeightType::F16, [a, b]) => f16::from_le_bytes([*a, *b]).to_f32(),
+            (WeightType::BF16, [a, b]) => bf16::from_le_bytes([*a, *b]).to_f32(),
+            (_, [a, b, c, d]) => f32::from_le_bytes([*a, *b, *c, *d]),
+            _ => unreachable!("a float has two or four bytes"),
+        }
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<f32> {
+        floats(self.kind, self.bytes)
+    }
+}
+
+/// A tensor of one dimension will do for the same number of elements in two.
+fn check<'a>(tensor: Tensor<'a>, kind: &str, dims: [usize; 2]) -> Result<Tensor<'a>, String> {
+    let expected = dims.map(|dim| dim as u64);
+    let count = expected[0].saturating_mul(expected[1]);
+    let flat = tensor.dims.iter().product::<u64>() == count && tensor.dims.contains(&count);
+    match tensor.kind.name() == kind && (tensor.dims == expected || flat || (count == 1 && tensor.dims.is_empty())) {
+        true => Ok(tensor),
+        false => {
+            Err(format!("{:?} is {} {:?}; it should be {kind} {expected:?}", tensor.name, tensor.kind, tensor.dims))
+        }
+    }
+}

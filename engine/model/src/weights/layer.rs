@@ -1,0 +1,262 @@
+//! The tensors of one decoder layer.
+
+use super::TensorError;
+use super::finder::Finder;
+use super::matrix::{MatrixTensor, VectorTensor};
+use crate::backend::{Experts, FeedForward, Gated, Layer, Packer, SharedExpert};
+use crate::config::{DecoderConfig, ExpertsConfig};
+use crate::names::{self, Name};
+use crate::part::{GatedParts, Part, Parts};
+
+#[derive(Debug)]
+pub(super) struct LayerTensors<'a> {
+    attention_norm: VectorTensor<'a>,
+    /// Query, key and value.
+    inputs: [MatrixTensor<'a>; 3],
+    out: MatrixTensor<'a>,
+    /// Of query, key and value.
+    biases: Option<[VectorTensor<'a>; 3]>,
+    /// Of the heads of query and key.
+    head_norms: Option<[VectorTensor<'a>; 2]>,
+    /// Whether heads turn.
+    rotary: bool,
+    /// Behind the attention and behind the feed-forward block.
+    post_norms: Option<[VectorTensor<'a>; 2]>,
+    feed_forward_norm: VectorTensor<'a>,
+    feed_forward: FeedForwardTensors<'a>,
+}
+
+#[derive(Debug)]
+enum FeedForwardTensors<'a> {
+    Dense(Box<GatedTensors<'a>>),
+    Experts(Box<ExpertTensors<'a>>),
+}
+
+#[derive(Debug)]
+struct ExpertTensors<'a> {
+    router: MatrixTensor<'a>,
+    experts: Vec<GatedTensors<'a>>,
+    shared: Option<SharedTensors<'a>>,
+}
+
+/// Gate, up and down.
+type GatedTensors<'a> = [MatrixTensor<'a>; 3];
+/// The expert that every token goes through, and what weighs it.
+type SharedTensors<'a> = (GatedTensors<'a>, VectorTensor<'a>);
+
+impl<'a> LayerTensors<'a> {
+    pub fn find(
+        finder: &mut Finder<'a>,
+        config: &DecoderConfig,
+        index: usize,
+    ) -> Result<LayerTensors<'a>, TensorError> {
+        let naming = finder.naming;
+        let name = |part: Name| naming.weight(index, part);
+        let [hidden, query, kv] = [config.hidden, config.query_width(), config.kv_width()].map(|size| size as u64);
+        let before = if config.post_norms { names::PRE_FEED_FORWARD_NORM } else { names::FEED_FORWARD_NORM };
+        let post_norms = [names::POST_ATTENTION_NORM, names::POST_FEED_FORWARD_NORM];
+        let mut post_norm = |part: Name| finder.norm(&name(part), hidden);
+        let post_norms = match config.post_norms {
+            true => Some([post_norm(post_norms[0])?, post_norm(post_norms[1])?]),
+            false => None,
+        };
+        Ok(LayerTensors {
+            attention_norm: finder.norm(&name(names::ATTENTION_NORM), hidden)?,
+            inputs: find_inputs(finder, config, index)?,
+            out: finder.matrix(&name(names::OUT), [query, hidden])?,
+            biases: config.biases.then(|| finder.biases(index, query, kv)).transpose()?,
+            head_norms: config.head_norms.then(|| finder.head_norms(index, config.head_dim as u64)).transpose()?,
+            rotary: config.rope.layers.contains(index),
+            post_norms,
+            feed_forward_norm: finder.norm(&name(before), hidden)?,
+            feed_forward: FeedForwardTensors::find(finder, config, index)?,
+        })
+    }
+
+    pub fn vectors(&self) -> impl Iterator<Item = &VectorTensor<'a>> {
+        let norms = [&self.attention_norm, &self.feed_forward_norm];
+        let more = self.biases.iter().flatten().chain(self.head_norms.iter().flatten());
+        norms.into_iter().chain(more).chain(self.post_norms.iter().flatten()).chain(self.feed_forward.vector())
+    }
+
+    pub fn matrices(&self) -> impl Iterator<Item = &MatrixTensor<'a>> {
+        self.inputs.iter().chain([&self.out]).chain(self.feed_forward.matrices())
+    }
+
+    /// Every matrix with a rank's part of it.
+    pub fn parts<'p>(&self, parts: &'p Parts) -> impl Iterator<Item = (&MatrixTensor<'a>, &'p Part)> {
+        let Parts { query, key, out, .. } = parts;
+        let attention = self.inputs.iter().chain([&self.out]).zip([query, key, key, out]);
+        attention.chain(self.feed_forward.parts(parts))
+    }
+
+    /// Values of the blocks of columns that ranks cannot break.
+    pub fn feed_forward_block(&self) -> usize {
+        self.feed_forward.downs().map(|down| down.packed().block_elements()).max().unwrap_or(1)
+    }
+
+    pub fn pack<P: Packer>(&self, packer: &P, parts: &Parts) -> Result<Layer<P>, TensorError> {
+        let [query, key, value] = &self.inputs;
+        let whole = |vector: VectorTensor<'_>| vector.pack(packer, &Part::Whole);
+        let biases = |[of_query, of_key, of_value]: [VectorTensor<'_>; 3]| {
+            [(of_query, &parts.query), (of_key, &parts.key), (of_value, &parts.key)]
+                .map(|(bias, part)| bias.pack(packer, part))
+        };
+        let [post_attention_norm, post_feed_forward_norm] = match self.post_norms {
+            Some(norms) => norms.map(|norm| Some(whole(norm))),
+            None => [None, None],
+        };
+        Ok(Layer {
+            attention_norm: whole(self.attention_norm),
+            query: query.pack(packer, &parts.query)?,
+            key: key.pack(packer, &parts.key)?,
+            value: value.pack(packer, &parts.key)?,
+            out: self.out.pack(packer, &parts.out)?,
+            biases: self.biases.map(biases),
+            head_norms: self.head_norms.map(|norms| norms.map(whole)),
+            rotary: self.rotary,
+            post_attention_norm,
+            feed_forward_norm: whole(self.feed_forward_norm),
+            feed_forward: self.feed_forward.pack(packer, parts)?,
+            post_feed_forward_norm,
+        })
+    }
+}
+
+/// Query, key and value: one tensor each, or rows of one.
+fn find_inputs<'a>(
+    finder: &mut Finder<'a>,
+    config: &DecoderConfig,
+    index: usize,
+) -> Result<[MatrixTensor<'a>; 3], TensorError> {
+    let (naming, hidden) = (finder.naming, config.hidden as u64);
+    let (query, kv) = (config.query_width(), config.kv_width());
+    if config.fused {
+        let all = finder.matrix(&naming.weight(index, names::FUSED_QKV), [hidden, (query + 2 * kv) as u64])?;
+        return Ok([0..query, query..query + kv, query + kv..query + 2 * kv].map(|rows| all.rows(rows)));
+    }
+    let mut find = |part: Name, rows: usize| finder.matrix(&naming.weight(index, part), [hidden, rows as u64]);
+    Ok([find(names::QUERY, query)?, find(names::KEY, kv)?, find(names::VALUE, kv)?])
+}
+
+impl<'a> FeedForwardTensors<'a> {
+    fn find(finder: &mut Finder<'a>, config: &DecoderConfig, index: usize) -> Result<Self, TensorError> {
+        if let Some(experts) = &config.experts {
+            return Self::find_experts(finder, config.hidden, experts, index);
+        }
+        let (naming, hidden, wide) = (finder.naming, config.hidden as u64, config.feed_forward);
+        let name = |part: Name| naming.weight(index, part);
+        if config.fused {
+            let both = finder.matrix(&name(names::FUSED_GATE_UP), [hidden, 2 * wide as u64])?;
+            let down = finder.matrix(&name(names::DOWN), [wide as u64, hidden])?;
+            let gated = [both.rows(0..wide), both.rows(wide..2 * wide), down];
+            return Ok(FeedForwardTensors::Dense(Box::new(gated)));
+        }
+        let parts = [names::GATE, names::UP, names::DOWN];
+        find_gated(finder, index, parts, hidden, wide as u64).map(|gated| FeedForwardTensors::Dense(Box::new(gated)))
+    }
+
+    fn find_experts(
+        finder: &mut Finder<'a>,
+        hidden: usize,
+        experts: &ExpertsConfig,
+        index: usize,
+    ) -> Result<Self, TensorError> {
+        let (names, count, naming) = (experts.names, experts.count, finder.naming);
+        let (hidden, wide) = (hidden as u64, experts.feed_forward as u64);
+        let router = finder.router(&naming.weight(index, names.router), [hidden, count as u64])?;
+        let gates = finder.experts(index, names.gate, [hidden, wide], count)?;
+        let ups = finder.experts(index, names.up, [hidden, wide], count)?;
+        let downs = finder.experts(index, names.down, [wide, hidden], count)?;
+        let shared = match experts.shared_feed_forward {
+            None => None,
+            Some(wide) => {
+                let gated = find_gated(finder, index, names.shared, hidden, wide as u64)?;
+                Some((gated, finder.row(&naming.weight(index, names.shared_gate), hidden)?))
+            }
+        };
+        let experts = gates.into_iter().zip(ups).zip(downs).map(|((gate, up), down)| [gate, up, down]).collect();
+        Ok(FeedForwardTensors::Experts(Box::new(ExpertTensors { router, experts, shared })))
+    }
+
+    fn vector(&self) -> Option<&VectorTensor<'a>> {
+        match self {
+            FeedForwardTensors::Dense(_) => None,
+            FeedForwardTensors::Experts(experts) => experts.shared.as_ref().map(|(_, gate)| gate),
+        }
+    }
+
+    fn matrices(&self) -> Vec<&MatrixTensor<'a>> {
+        match self {
+            FeedForwardTensors::Dense(gated) => gated.iter().collect(),
+            FeedForwardTensors::Experts(tensors) => {
+                let ExpertTensors { router, experts, shared } = tensors.as_ref();
+                let shared = shared.iter().flat_map(|(gated, _)| gated);
+                experts.iter().flatten().chain(shared).chain([router]).collect()
+            }
+        }
+    }
+
+    /// What sums up the columns that ranks divide.
+    fn downs(&self) -> impl Iterator<Item = &MatrixTensor<'a>> {
+        let gated: Vec<&GatedTensors<'a>> = match self {
+            FeedForwardTensors::Dense(gated) => vec![gated],
+            FeedForwardTensors::Experts(tensors) => {
+                tensors.experts.iter().chain(tensors.shared.iter().map(|(gated, _)| gated)).collect()
+            }
+        };
+        gated.into_iter().map(|[_, _, down]| down)
+    }
+
+    fn parts<'p>(&self, parts: &'p Parts) -> Vec<(&MatrixTensor<'a>, &'p Part)> {
+        match self {
+            FeedForwardTensors::Dense(gated) => gated.iter().zip(parts.feed_forward.each()).collect(),
+            FeedForwardTensors::Experts(tensors) => {
+                let ExpertTensors { router, experts, shared } = tensors.as_ref();
+                let experts = experts.iter().flat_map(|gated| gated.iter().zip(parts.expert.each()));
+                let shared = shared.iter().flat_map(|(gated, _)| gated.iter().zip(parts.shared_expert.each()));
+                experts.chain(shared).chain([(router, &Part::Whole)]).collect()
+            }
+        }
+    }
+
+    fn pack<P: Packer>(&self, packer: &P, parts: &Parts) -> Result<FeedForward<P>, TensorError> {
+        match self {
+            FeedForwardTensors::Dense(gated) => pack_gated(gated, packer, &parts.feed_forward).map(FeedForward::Dense),
+            FeedForwardTensors::Experts(tensors) => {
+                let ExpertTensors { router, experts, shared } = tensors.as_ref();
+                let pack_expert = |gated: &GatedTensors<'a>| pack_gated(gated, packer, &parts.expert);
+                let pack_shared = |(gated, gate): &SharedTensors<'a>| {
+                    let gated = pack_gated(gated, packer, &parts.shared_expert)?;
+                    Ok::<_, TensorError>(SharedExpert { gated, gate: gate.pack(packer, &Part::Whole) })
+                };
+                Ok(FeedForward::Experts(Experts {
+                    router: router.pack(packer, &Part::Whole)?,
+                    experts: experts.iter().map(pack_expert).collect::<Result<_, _>>()?,
+                    shared: shared.as_ref().map(pack_shared).transpose()?,
+                }))
+            }
+        }
+    }
+}
+
+fn find_gated<'a>(
+    finder: &mut Finder<'a>,
+    index: usize,
+    [gate, up, down]: [Name; 3],
+    hidden: u64,
+    wide: u64,
+) -> Result<GatedTensors<'a>, TensorError> {
+    let naming = finder.naming;
+    let mut find = |part: Name, dims: [u64; 2]| finder.matrix(&naming.weight(index, part), dims);
+    Ok([find(gate, [hidden, wide])?, find(up, [hidden, wide])?, find(down, [wide, hidden])?])
+}
+
+fn pack_gated<P: Packer>(
+    [gate, up, down]: &GatedTensors<'_>,
+    packer: &P,
+    parts: &GatedParts,
+) -> Result<Gated<P>, TensorError> {
+    let (gate, up) = (gate.pack(packer, &parts.gate)?, up.pack(packer, &parts.gate)?);
+    Ok(Gated { gate, up, down: down.pack(packer, &parts.down)? })
+}

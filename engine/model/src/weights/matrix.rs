@@ -1,0 +1,153 @@
+//! A matrix that was found in a checkpoint and not yet packed.
+
+use std::ops::Range;
+
+use windlass_checkpoint::Tensor;
+use windlass_kernels::{Integer, WeightType, floats};
+
+use super::{ShardError, TensorError, weight_type};
+use crate::backend::Packer;
+use crate::packed::PackedTensor;
+use crate::part::Part;
+
+/// A matrix, or some rows of one.
+#[derive(Clone, Debug)]
+pub(super) enum MatrixTensor<'a> {
+    /// As the kernels read it, or floats.
+    Plain(PlainTensor<'a>),
+    /// As another tool quantized it.
+    Packed(PackedTensor<'a>),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PlainTensor<'a> {
+    pub name: &'a str,
+    pub rows: usize,
+    pub cols: usize,
+    /// Row-major.
+    pub bytes: &'a [u8],
+    pub kind: WeightType,
+    /// What its floats become as they are packed.
+    pub quantized: Option<Integer>,
+}
+
+impl<'a> MatrixTensor<'a> {
+    fn name(&self) -> &str {
+        match self {
+            MatrixTensor::Plain(plain) => plain.name,
+            MatrixTensor::Packed(packed) => packed.name,
+        }
+    }
+
+    /// Some of its rows.
+    pub fn rows(&self, range: Range<usize>) -> MatrixTensor<'a> {
+        match self {
+            MatrixTensor::Plain(plain) => MatrixTensor::Plain(plain.rows(range)),
+            MatrixTensor::Packed(packed) => MatrixTensor::Packed(packed.clone().rows(range)),
+        }
+    }
+
+    /// The type it is packed in.
+    pub fn packed(&self) -> WeightType {
+        match self {
+            MatrixTensor::Plain(plain) => plain.quantized.map_or(plain.kind, Integer::weight_type),
+            MatrixTensor::Packed(packed) => packed.kind(),
+        }
+    }
+
+    /// Whether its floats become integers.
+    pub fn is_quantized_here(&self) -> bool {
+        matches!(self, MatrixTensor::Plain(PlainTensor { quantized: Some(_), .. }))
+    }
+
+    /// Bytes of a part in the type it is packed in.
+    pub fn bytes(&self, part: &Part) -> u64 {
+        let [cols, rows] = self.shape();
+        let [rows, cols] = part.shape(rows, cols);
+        self.packed().row_bytes(cols).map_or(0, |row| row as u64 * rows as u64)
+    }
+
+    /// Columns and rows, which the file's length bounds.
+    fn shape(&self) -> [usize; 2] {
+        match self {
+            MatrixTensor::Plain(plain) => [plain.cols, plain.rows],
+            MatrixTensor::Packed(packed) => [packed.cols, packed.row_count()],
+        }
+    }
+
+    /// Refuses a part of which no rank can make a matrix: one with broken blocks, or scattered inputs.
+    pub fn check(&self, part: &Part) -> Result<(), ShardError> {
+        let (kind, name) = (self.packed(), || self.name().to_owned());
+        match (part, self) {
+            (Part::Cols(_), MatrixTensor::Packed(packed)) if packed.order().is_some() => {
+                Err(ShardError::Order { name: name() })
+            }
+            (Part::Cols(cols), _) if !part.keeps_blocks(kind.block_elements()) => {
+                let (cols, block) = (cols.len(), kind.block_elements());
+                Err(ShardError::Blocks { name: name(), cols, kind: kind.name(), block })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Packs a part that [`check`](Self::check) has passed.
+    pub fn pack<P: Packer>(&self, packer: &P, part: &Part) -> Result<P::Matrix, TensorError> {
+        let [all_cols, all_rows] = self.shape();
+        let [rows, cols] = part.shape(all_rows, all_cols);
+        let packed = match self {
+            MatrixTensor::Plain(PlainTensor { kind, bytes, quantized, .. }) => {
+                let bytes = part.cut(*kind, all_cols, bytes);
+                match quantized {
+                    None => packer.matrix(*kind, rows, cols, &bytes, None),
+                    Some(to) => packer.quantized_matrix(*kind, *to, rows, cols, &bytes),
+                }
+            }
+            MatrixTensor::Packed(packed) => {
+                let [row_range, col_range] = part.ranges(all_rows, all_cols);
+                let rows_of_file = packed.file_rows(row_range, &col_range);
+                packer.matrix(packed.kind(), rows, cols, &rows_of_file, packed.order())
+            }
+        };
+        packed.map_err(|source| TensorError::Shape { name: self.name().to_owned(), source })
+    }
+}
+
+impl<'a> PlainTensor<'a> {
+    fn rows(&self, range: Range<usize>) -> PlainTensor<'a> {
+        let row_bytes = self.bytes.len() / self.rows;
+        let bytes = &self.bytes[range.start * row_bytes..range.end * row_bytes];
+        PlainTensor { rows: range.len(), bytes, ..*self }
+    }
+}
+
+/// A vector of floats, such as a norm's weights.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct VectorTensor<'a> {
+    tensor: Tensor<'a>,
+    /// What is added to its values.
+    offset: f32,
+}
+
+impl<'a> VectorTensor<'a> {
+    /// The values of a tensor of floats.
+    pub fn of(tensor: Tensor<'a>) -> VectorTensor<'a> {
+        VectorTensor { tensor, offset: 0.0 }
+    }
+
+    /// The same with `offset` added.
+    pub fn plus(self, offset: f32) -> VectorTensor<'a> {
+        VectorTensor { offset, ..self }
+    }
+
+    /// Bytes in f32.
+    pub fn bytes(&self) -> u64 {
+        4 * self.tensor.dims[0]
+    }
+
+    pub fn pack<P: Packer>(&self, packer: &P, part: &Part) -> P::Vector {
+        let kind = weight_type(self.tensor.kind).unwrap_or(WeightType::F32);
+        let mut values = floats(kind, self.tensor.bytes);
+        values.iter_mut().for_each(|value| *value += self.offset);
+        packer.vector(part.of_outputs(values))
+    }
+}
