@@ -351,7 +351,8 @@ fn the_binary_reports_a_wrong_flag_in_its_termination_message() {
         (&["serve", "m", "--no-such-flag"], 2, "--no-such-flag"),
         (&["serve", "m", "--gpu-memory-utilization", "0.9"], 2, "--gpu-memory-utilization"),
         (&["serve", "m", "--device", "cuda"], 15, "--device cuda: no CUDA driver is installed"),
-        (&["fetch", "ftp://host/file", "--to", "f", "--sha256", "00"], 2, "--sha256"),
+        (&["fetch", "https://host/file", "--to", "f", "--sha256", "00"], 2, "--sha256"),
+        (&["fetch", "ftp://host/file", "--to", "f", "--sha256", "00"], 2, "ftp://host/file"),
     ] {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
