@@ -20,7 +20,9 @@ use std::path::Path;
 use std::sync::Arc;
 use tracing::info;
 use windlass_checkpoint::{Checkpoint, HubError, OpenError};
+use windlass_engine_contract::stats::EffectiveConfig;
 use windlass_engine_contract::termination::Reason;
+use windlass_engine_core::executor::Geometry;
 
 /// What was started.
 pub enum Started {
@@ -74,6 +76,33 @@ pub fn start(config: &Config, monitor: &Arc<Monitor>, clock: Clock) -> Result<St
     );
     info!(seconds = phases.warm_seconds, kv_blocks = effective.kv_blocks, "start: first token");
     Ok(started)
+}
+
+/// What a model that generates was built with: `config` as far as it decides, and what came of it on a device.
+fn effective(config: &Config, geometry: &Geometry, device: BuiltOn<'_>) -> EffectiveConfig {
+    let BuiltOn { device, tensor_parallel, quantization, kernels } = device;
+    EffectiveConfig {
+        device: device.to_owned(),
+        tensor_parallel,
+        quantization: quantization.to_owned(),
+        kv_cache_data_type: config.batching.kv_data_type.name().to_owned(),
+        max_model_tokens: geometry.max_sequence_tokens,
+        max_sequences: geometry.max_step_rows,
+        kv_blocks: geometry.blocks,
+        block_tokens: geometry.block_tokens,
+        served_names: config.served_names.clone(),
+        kernels: kernels.to_owned(),
+    }
+}
+
+/// What a device made of a model.
+struct BuiltOn<'a> {
+    /// As `--device` names it.
+    device: &'a str,
+    tensor_parallel: u32,
+    /// The type of most weights.
+    quantization: &'a str,
+    kernels: &'a str,
 }
 
 /// Computes a stage of a pipeline until its leader ends.

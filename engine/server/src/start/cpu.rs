@@ -1,7 +1,7 @@
 //! A model on this machine's CPU.
 
 use super::engine_thread::launch;
-use super::{StartedModel, open, read_text};
+use super::{BuiltOn, StartedModel, effective, open, read_text};
 use crate::clock::Clock;
 use crate::config::{Config, CpuConfig, PipelineConfig};
 use crate::failure::Failure;
@@ -17,9 +17,9 @@ use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags;
 use windlass_engine_contract::memory::kv_bytes_per_token;
 use windlass_engine_contract::sharding::kv_copies;
-use windlass_engine_contract::stats::{EffectiveConfig, StartPhases};
+use windlass_engine_contract::stats::StartPhases;
 use windlass_engine_contract::termination::Reason;
-use windlass_engine_core::executor::{Executor, Geometry};
+use windlass_engine_core::executor::Executor;
 use windlass_engine_model::cuda::{CudaError, DriverError, MatrixError};
 use windlass_engine_model::{
     ConfigError, DecoderConfig, Gathering, KvBudget, LoadError, LoadOptions, Loaded, Quantization, SizeError,
@@ -71,10 +71,11 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
         format!("kv-cache-dtype={}", config.batching.kv_data_type.name()),
         format!("activation-dtype={:?}", cpu.activations),
     ];
+    let on = BuiltOn { device: "cpu", tensor_parallel: ledgers.len() as u32, quantization: weight_type, kernels };
     let text = fingerprint::tokenizer(tokenizer.vocabulary(), template.as_ref().map(ChatTemplate::source));
     let built = Built {
         fingerprint: fingerprint::word(fingerprint::weights(&file), text, flags, "cpu"),
-        effective: effective(config, &geometry, ledgers.len(), weight_type, kernels),
+        effective: effective(config, &geometry, on),
         simulated: false,
         ledger: Some(ledgers.into_iter().chain(draft).sum()),
         start: StartPhases { download_seconds, load_seconds, warm_seconds },
@@ -99,27 +100,30 @@ fn gathering(pipeline: &PipelineConfig) -> Result<Gathering, Failure> {
 }
 
 fn options(config: &Config, cpu: &CpuConfig, file: &Checkpoint) -> Result<LoadOptions, Failure> {
-    let batching = &config.batching;
     let free = machine::free_memory_bytes();
-    let kv = match batching.kv {
+    let kv = match config.batching.kv {
         Some(kv) => kv,
         None => default_kv(config, cpu, file, free)?,
     };
-    Ok(LoadOptions {
+    let asked = asked(config, cpu, BLOCK_TOKENS);
+    Ok(LoadOptions { activations: cpu.activations, kv, memory_limit_bytes: free, ..asked })
+}
+
+/// What the flags ask of any device; `block_tokens` counts where they give none.
+pub(super) fn asked(config: &Config, cpu: &CpuConfig, block_tokens: u32) -> LoadOptions {
+    let batching = &config.batching;
+    LoadOptions {
         threads: cpu.threads,
         tensor_parallel: cpu.tensor_parallel,
-        activations: cpu.activations,
         quantization: quantization(cpu),
         kv_data_type: batching.kv_data_type,
-        block_tokens: batching.block_tokens.unwrap_or(BLOCK_TOKENS),
-        kv,
+        block_tokens: batching.block_tokens.unwrap_or(block_tokens),
         swap: batching.swap.clone(),
         max_sequences: batching.max_sequences,
         max_step_tokens: batching.max_step_tokens,
         max_model_tokens: batching.max_model_tokens,
-        memory_limit_bytes: free,
         ..LoadOptions::default()
-    })
+    }
 }
 
 /// What all sequences can use at their longest, and at most a quarter of what the weights leave free.
@@ -135,7 +139,7 @@ fn default_kv(config: &Config, cpu: &CpuConfig, file: &Checkpoint, free: Option<
 }
 
 /// What float weights are to become; the name of a file's type is only a check.
-pub(super) fn quantization(cpu: &CpuConfig) -> Option<Quantization> {
+fn quantization(cpu: &CpuConfig) -> Option<Quantization> {
     Quantization::named(cpu.quantization.as_deref()?)
 }
 
@@ -147,21 +151,6 @@ pub(super) fn check_quantization(cpu: &CpuConfig, weight_type: &str) -> Result<(
             Err(Failure::new(Reason::Unsupported, message))
         }
         _ => Ok(()),
-    }
-}
-
-fn effective(config: &Config, geometry: &Geometry, ranks: usize, weight_type: &str, kernels: &str) -> EffectiveConfig {
-    EffectiveConfig {
-        device: "cpu".to_owned(),
-        tensor_parallel: ranks as u32,
-        quantization: weight_type.to_owned(),
-        kv_cache_data_type: config.batching.kv_data_type.name().to_owned(),
-        max_model_tokens: geometry.max_sequence_tokens,
-        max_sequences: geometry.max_step_rows,
-        kv_blocks: geometry.blocks,
-        block_tokens: geometry.block_tokens,
-        served_names: config.served_names.clone(),
-        kernels: kernels.to_owned(),
     }
 }
 

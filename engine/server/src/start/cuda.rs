@@ -1,7 +1,7 @@
 //! A model on this machine's first NVIDIA GPU.
 
 use super::engine_thread::launch;
-use super::{StartedModel, cpu, open, read_text};
+use super::{BuiltOn, StartedModel, cpu, effective, open, read_text};
 use crate::clock::Clock;
 use crate::config::{Config, CpuConfig, DeviceChoice};
 use crate::failure::Failure;
@@ -15,11 +15,11 @@ use tracing::{info, warn};
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags;
 use windlass_engine_contract::memory::kv_bytes_per_token;
-use windlass_engine_contract::stats::{EffectiveConfig, StartPhases};
+use windlass_engine_contract::stats::StartPhases;
 use windlass_engine_contract::termination::Reason;
-use windlass_engine_core::executor::{Executor, Geometry};
+use windlass_engine_core::executor::Executor;
+use windlass_engine_model::KvBudget;
 use windlass_engine_model::cuda::{CudaModel, Device, DriverError, LoadedCuda, Nvidia, Replay, devices};
-use windlass_engine_model::{KvBudget, LoadOptions};
 
 /// Tokens in a block where the flags give none: a page of the kernels.
 const BLOCK_TOKENS: u32 = 64;
@@ -100,9 +100,12 @@ pub fn start(
     let download_seconds = FetchRecord::beside(&cpu.model).map_or(0.0, |record| record.seconds);
     let text = fingerprint::tokenizer(tokenizer.vocabulary(), template.as_ref().map(ChatTemplate::source));
     let flags = vec![format!("quantization={weight_type}"), "kv-cache-dtype=bf16".to_owned()];
+    let (major, minor) = facts.capability;
+    let kernels = format!("sm_{major}{minor}");
+    let on = BuiltOn { device: "cuda", tensor_parallel: 1, quantization: weight_type, kernels: &kernels };
     let built = Built {
         fingerprint: fingerprint::word(fingerprint::weights(&file), text, flags, "cuda"),
-        effective: effective(config, &geometry, weight_type, device),
+        effective: effective(config, &geometry, on),
         simulated: false,
         ledger: Some(ledger),
         start: StartPhases { download_seconds, load_seconds, warm_seconds },
@@ -111,28 +114,12 @@ pub fn start(
 }
 
 fn load(config: &Config, cpu: &CpuConfig, device: &Device, file: &Checkpoint) -> Result<LoadedCuda, Failure> {
-    let model = CudaModel::load(file, &options(config, cpu), device).map_err(cpu::load_failure)?;
+    let model = CudaModel::load(file, &cpu::asked(config, cpu, BLOCK_TOKENS), device).map_err(cpu::load_failure)?;
     let kv = match config.batching.kv {
         Some(kv) => kv,
         None => default_kv(config, &model)?,
     };
     model.start(kv, Replay::Graphs).map_err(cpu::load_failure)
-}
-
-fn options(config: &Config, cpu: &CpuConfig) -> LoadOptions {
-    let batching = &config.batching;
-    LoadOptions {
-        threads: cpu.threads,
-        tensor_parallel: cpu.tensor_parallel,
-        quantization: cpu::quantization(cpu),
-        kv_data_type: batching.kv_data_type,
-        block_tokens: batching.block_tokens.unwrap_or(BLOCK_TOKENS),
-        swap: batching.swap.clone(),
-        max_sequences: batching.max_sequences,
-        max_step_tokens: batching.max_step_tokens,
-        max_model_tokens: batching.max_model_tokens,
-        ..LoadOptions::default()
-    }
 }
 
 /// What all sequences can use at their longest, and at most what the device has left.
@@ -144,20 +131,4 @@ fn default_kv(config: &Config, model: &CudaModel) -> Result<KvBudget, Failure> {
     let useful = tokens.saturating_mul(kv_bytes_per_token(&shape, batching.kv_data_type));
     let free = model.free_bytes().map_err(cpu::load_failure)?;
     Ok(KvBudget::Bytes(useful.min((free as f64 * KV_SHARE) as u64)))
-}
-
-fn effective(config: &Config, geometry: &Geometry, weight_type: &str, device: &Device) -> EffectiveConfig {
-    let (major, minor) = device.facts().capability;
-    EffectiveConfig {
-        device: "cuda".to_owned(),
-        tensor_parallel: 1,
-        quantization: weight_type.to_owned(),
-        kv_cache_data_type: config.batching.kv_data_type.name().to_owned(),
-        max_model_tokens: geometry.max_sequence_tokens,
-        max_sequences: geometry.max_step_rows,
-        kv_blocks: geometry.blocks,
-        block_tokens: geometry.block_tokens,
-        served_names: config.served_names.clone(),
-        kernels: format!("sm_{major}{minor}"),
-    }
 }

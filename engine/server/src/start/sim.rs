@@ -1,7 +1,7 @@
 //! The simulator behind the same server.
 
 use super::engine_thread::launch;
-use super::{StartedModel, open, read_text};
+use super::{BuiltOn, StartedModel, effective, open, read_text};
 use crate::clock::Clock;
 use crate::config::{Batching, Config, SimConfig};
 use crate::driver::RealTime;
@@ -12,7 +12,7 @@ use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer::Tokenizer;
 use crate::text::words;
 use std::sync::Arc;
-use windlass_engine_contract::stats::{EffectiveConfig, StartPhases};
+use windlass_engine_contract::stats::StartPhases;
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::request::TokenId;
 use windlass_engine_core::sim::{SimExecutor, SimStop, SimVocabulary};
@@ -54,10 +54,16 @@ pub fn start(config: &Config, sim: &SimConfig, monitor: &Arc<Monitor>, clock: Cl
     };
     let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
     let flags = vec![format!("mean-answer-tokens={:?}", sim.mean_answer_tokens)];
+    let on = BuiltOn {
+        device: "sim",
+        tensor_parallel: sim.tensor_parallel,
+        quantization: &sim.quantization,
+        kernels: "sim",
+    };
     let text = fingerprint::tokenizer(tokenizer.vocabulary(), template.as_ref().map(ChatTemplate::source));
     let built = Built {
         fingerprint: fingerprint::word(fingerprint::text("sim"), text, flags, "sim"),
-        effective: effective(config, sim, &geometry),
+        effective: effective(config, &geometry, on),
         simulated: true,
         ledger: None,
         start: StartPhases { download_seconds: 0.0, load_seconds, warm_seconds },
@@ -103,19 +109,4 @@ fn vocabulary(sim: &SimConfig, tokenizer: &Tokenizer) -> SimVocabulary {
 fn frequent_token(number: u64) -> TokenId {
     const FREQUENT: std::ops::Range<u64> = 300..4000;
     (FREQUENT.start + number % (FREQUENT.end - FREQUENT.start)) as TokenId
-}
-
-fn effective(config: &Config, sim: &SimConfig, geometry: &Geometry) -> EffectiveConfig {
-    EffectiveConfig {
-        device: "sim".to_owned(),
-        tensor_parallel: sim.tensor_parallel,
-        quantization: sim.quantization.clone(),
-        kv_cache_data_type: config.batching.kv_data_type.name().to_owned(),
-        max_model_tokens: geometry.max_sequence_tokens,
-        max_sequences: geometry.max_step_rows,
-        kv_blocks: geometry.blocks,
-        block_tokens: geometry.block_tokens,
-        served_names: config.served_names.clone(),
-        kernels: "sim".to_owned(),
-    }
 }

@@ -232,16 +232,22 @@ async fn parts_that_broke_off_are_fetched_again_and_the_others_kept() {
     check_model(&mirror, &to);
 }
 
+/// Leaves in `folder` what a fetch of the large file leaves that ended when the parts at `offsets` were there: of its
+/// content, what `written` makes of it.
+fn begun(folder: &Path, mirror: &Mirror, written: fn(&[u8]) -> Vec<u8>, offsets: &str) {
+    let large = &mirror.files["model-00001-of-00002.safetensors"];
+    let blobs = folder.join("blobs");
+    std::fs::create_dir(&blobs).unwrap();
+    std::fs::write(blobs.join(format!("sha256-{}.part", hex(large))), written(large)).unwrap();
+    std::fs::write(blobs.join(format!("sha256-{}.parts", hex(large))), offsets).unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interrupted_fetch_asks_only_for_what_is_missing() {
     let mirror = Arc::new(Mirror::model());
     let endpoint = mirror.serve().await;
     let folder = tempfile::tempdir().unwrap();
-    let large = &mirror.files["model-00001-of-00002.safetensors"];
-    let blobs = folder.path().join("blobs");
-    std::fs::create_dir(&blobs).unwrap();
-    std::fs::write(blobs.join(format!("sha256-{}.part", hex(large))), large).unwrap();
-    std::fs::write(blobs.join(format!("sha256-{}.parts", hex(large))), "0\n16777216\n").unwrap();
+    begun(folder.path(), &mirror, <[u8]>::to_vec, "0\n16777216\n");
     fetch("hf://org/name", &folder.path().join("model"), &["--hf-endpoint", &endpoint]).await.unwrap();
     check_model(&mirror, &folder.path().join("model"));
     assert_eq!(mirror.requests(), 1 + 1 + 3, "two of three parts were there");
@@ -252,11 +258,7 @@ async fn a_content_that_is_another_one_is_refused_and_forgotten() {
     let mirror = Arc::new(Mirror::model());
     let endpoint = mirror.serve().await;
     let folder = tempfile::tempdir().unwrap();
-    let large = &mirror.files["model-00001-of-00002.safetensors"];
-    let blobs = folder.path().join("blobs");
-    std::fs::create_dir(&blobs).unwrap();
-    std::fs::write(blobs.join(format!("sha256-{}.part", hex(large))), vec![7; large.len()]).unwrap();
-    std::fs::write(blobs.join(format!("sha256-{}.parts", hex(large))), "0\n").unwrap();
+    begun(folder.path(), &mirror, |large| vec![7; large.len()], "0\n");
     let to = folder.path().join("model");
     let failure = fetch("hf://org/name", &to, &["--hf-endpoint", &endpoint]).await.unwrap_err();
     assert_eq!(failure.reason, Reason::ChecksumMismatch, "{failure}");
