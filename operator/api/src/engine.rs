@@ -46,6 +46,12 @@ pub enum Quantization {
     /// Floats become 4 bits in groups of 32 as they are loaded, the embedding and the head 8 bits.
     #[serde(rename = "INT4")]
     Int4,
+    /// 2 bits, super-blocks of 256.
+    #[serde(rename = "Q2_K")]
+    Q2K,
+    /// 3 bits, super-blocks of 256.
+    #[serde(rename = "Q3_K")]
+    Q3K,
     /// 4 bits, blocks of 32 with a scale.
     #[serde(rename = "Q4_0")]
     Q4_0,
@@ -55,12 +61,29 @@ pub enum Quantization {
     /// 4 bits, super-blocks of 256.
     #[serde(rename = "Q4_K")]
     Q4K,
+    /// 5 bits, blocks of 32 with a scale.
+    #[serde(rename = "Q5_0")]
+    Q5_0,
+    /// 5 bits, blocks of 32 with scale and minimum.
+    #[serde(rename = "Q5_1")]
+    Q5_1,
+    /// 5 bits, super-blocks of 256.
+    #[serde(rename = "Q5_K")]
+    Q5K,
     /// 6 bits, super-blocks of 256.
     #[serde(rename = "Q6_K")]
     Q6K,
     /// 8 bits, blocks of 32 with a scale.
     #[serde(rename = "Q8_0")]
     Q8_0,
+    /// 4 bits of a table, blocks of 32.
+    #[serde(rename = "IQ4_NL")]
+    IQ4NL,
+    /// 4 bits of a table, super-blocks of 256.
+    #[serde(rename = "IQ4_XS")]
+    IQ4XS,
+    /// Floats of 4 bits, blocks of 32 with an exponent.
+    MXFP4,
     /// Half float.
     F16,
     /// Brain float.
@@ -72,19 +95,7 @@ pub enum Quantization {
 impl Quantization {
     /// As `--quantization` spells it; `None` for Auto.
     pub fn flag(self) -> Option<&'static str> {
-        match self {
-            Quantization::Auto => None,
-            Quantization::Int8 => Some("int8"),
-            Quantization::Int4 => Some("int4"),
-            Quantization::Q4_0 => Some("q4_0"),
-            Quantization::Q4_1 => Some("q4_1"),
-            Quantization::Q4K => Some("q4_k"),
-            Quantization::Q6K => Some("q6_k"),
-            Quantization::Q8_0 => Some("q8_0"),
-            Quantization::F16 => Some("f16"),
-            Quantization::BF16 => Some("bf16"),
-            Quantization::F32 => Some("f32"),
-        }
+        FLAGS.into_iter().find(|(quantization, _)| *quantization == self).map(|(_, flag)| flag)
     }
 
     /// What an engine that was told so says it built; `None` for Auto.
@@ -98,25 +109,34 @@ impl Quantization {
 
     /// The one that `--quantization` spells so.
     pub fn of_flag(flag: &str) -> Option<Quantization> {
-        Self::ALL.into_iter().find(|quantization| quantization.flag() == Some(flag))
+        FLAGS.into_iter().find(|(_, spelled)| *spelled == flag).map(|(quantization, _)| quantization)
     }
-
-    const ALL: [Quantization; 11] = [
-        Quantization::Auto,
-        Quantization::Int8,
-        Quantization::Int4,
-        Quantization::Q4_0,
-        Quantization::Q4_1,
-        Quantization::Q4K,
-        Quantization::Q6K,
-        Quantization::Q8_0,
-        Quantization::F16,
-        Quantization::BF16,
-        Quantization::F32,
-    ];
 }
 
-/// Format of the KV cache. Auto: the engine's choice for the device.
+/// Every format but Auto, and how `--quantization` spells it.
+const FLAGS: [(Quantization, &str); 18] = [
+    (Quantization::Int8, "int8"),
+    (Quantization::Int4, "int4"),
+    (Quantization::Q2K, "q2_k"),
+    (Quantization::Q3K, "q3_k"),
+    (Quantization::Q4_0, "q4_0"),
+    (Quantization::Q4_1, "q4_1"),
+    (Quantization::Q4K, "q4_k"),
+    (Quantization::Q5_0, "q5_0"),
+    (Quantization::Q5_1, "q5_1"),
+    (Quantization::Q5K, "q5_k"),
+    (Quantization::Q6K, "q6_k"),
+    (Quantization::Q8_0, "q8_0"),
+    (Quantization::IQ4NL, "iq4_nl"),
+    (Quantization::IQ4XS, "iq4_xs"),
+    (Quantization::MXFP4, "mxfp4"),
+    (Quantization::F16, "f16"),
+    (Quantization::BF16, "bf16"),
+    (Quantization::F32, "f32"),
+];
+
+/// Format of the KV cache. Auto: the engine's choice for the device. The forms of one byte hold nearly twice the tokens in the
+/// same memory, INT4 nearly four times, each less exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum KvCacheDataType {
     /// The engine's choice for the device.
@@ -124,9 +144,16 @@ pub enum KvCacheDataType {
     Auto,
     /// Brain float.
     BF16,
-    /// Bytes, with a float for each token and head: nearly twice the tokens in the same memory.
+    /// Half float.
+    F16,
+    /// Floats of a byte (e4m3), with a float for each token and head.
+    FP8,
+    /// Bytes, with a float for each token and head.
     #[serde(rename = "INT8")]
     Int8,
+    /// Half bytes, with a float for each token and head.
+    #[serde(rename = "INT4")]
+    Int4,
 }
 
 impl KvCacheDataType {
@@ -135,7 +162,10 @@ impl KvCacheDataType {
         match self {
             KvCacheDataType::Auto => None,
             KvCacheDataType::BF16 => Some("bf16"),
+            KvCacheDataType::F16 => Some("f16"),
+            KvCacheDataType::FP8 => Some("fp8"),
             KvCacheDataType::Int8 => Some("int8"),
+            KvCacheDataType::Int4 => Some("int4"),
         }
     }
 }

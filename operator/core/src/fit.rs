@@ -8,7 +8,7 @@ use std::fmt;
 
 use windlass_engine_contract::inspection::Inspection;
 use windlass_engine_contract::memory::{KvDataType, kv_bytes_per_token, workspace_bytes};
-use windlass_operator_api::engine::{KvCacheDataType, Quantization};
+use windlass_operator_api::engine::Quantization;
 
 use crate::choice::Picked;
 use crate::inventory::{GpuKind, Inventory};
@@ -156,12 +156,9 @@ impl Asker<'_> {
         }
     }
 
-    /// As the engine takes it.
+    /// As the engine takes it: its own choice is the type by default, on every device.
     fn kv_data_type(&self) -> KvDataType {
-        match self.service.engine.kv_cache_data_type {
-            KvCacheDataType::Auto | KvCacheDataType::BF16 => KvDataType::Bf16,
-            KvCacheDataType::Int8 => KvDataType::Int8,
-        }
+        self.service.engine.kv_cache_data_type.flag().and_then(KvDataType::named).unwrap_or_default()
     }
 
     fn places(&self, inventory: Option<&Inventory>) -> Vec<Place> {

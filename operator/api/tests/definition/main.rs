@@ -3,6 +3,7 @@
 mod bounds;
 mod examples;
 mod files;
+mod formats;
 mod rules;
 
 use serde_json::Value;
