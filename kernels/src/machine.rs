@@ -10,7 +10,10 @@ use crate::Pool;
 use crate::buffer::Buffer;
 use crate::simd::{Kernel, LANES, Simd};
 
-/// Multiply-add pairs of one [`Dots`] round per lane: 4 bytes, 2 operations each.
+/// Products of vectors in one round of [`Dots`].
+const DOTS_PER_ROUND: usize = 24;
+
+/// Operations of one: 4 bytes a lane, a multiplication and an addition each.
 const OPERATIONS_PER_DOT: u64 = (LANES * 4 * 2) as u64;
 
 /// The processor time that the calling thread has used: on a busy host, a steadier measure than the time passed.
@@ -30,7 +33,7 @@ pub fn int8_operations_per_second(pool: &Pool) -> f64 {
         let (operations, start) = (AtomicU64::new(0), clock());
         pool.run(|_| {
             black_box(pool.kernels().call(Dots { rounds: ROUNDS }));
-            operations.fetch_add(ROUNDS * 16 * OPERATIONS_PER_DOT, Ordering::Relaxed);
+            operations.fetch_add(ROUNDS * DOTS_PER_ROUND as u64 * OPERATIONS_PER_DOT, Ordering::Relaxed);
         });
         operations.into_inner() as f64 / (clock() - start).as_secs_f64()
     };
@@ -68,20 +71,42 @@ impl Kernel for Dots {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> i32 {
-        let codes = simd.load_bytes(black_box(&[3; 64]));
-        let mut sums = [simd.splat_i32(black_box(1)); 16];
-        for _ in 0..self.rounds {
+        // As many as hide each other's latency, and no more than registers hold.
+        match S::MANY_REGISTERS {
+            true => dots::<S, 12>(simd, self.rounds),
+            false => dots::<S, 3>(simd, self.rounds),
+        }
+    }
+}
+
+/// So many sums beside each other, each of codes of its own, in runs as long as codes of 4 bits allow.
+#[inline(always)]
+fn dots<S: Simd, const SUMS: usize>(simd: S, rounds: u64) -> i32 {
+    let mut codes = [simd.load_bytes(black_box(&[3; 64])); SUMS];
+    let mut sums = [simd.splat_i32(black_box(1)); SUMS];
+    for i in 1..SUMS {
+        codes[i] = simd.load_bytes(black_box(&[3; 64]));
+    }
+    for _ in 0..rounds {
+        let mut products = [simd.open(sums[0]); SUMS];
+        for i in 0..SUMS {
+            products[i] = simd.open(sums[i]);
+        }
+        for _ in 0..DOTS_PER_ROUND / SUMS {
             let values = black_box([1, 2, 3, 4]);
-            for sum in &mut sums {
-                *sum = simd.dot(*sum, codes, values);
+            for i in 0..SUMS {
+                products[i] = simd.multiply(products[i], codes[i], values);
             }
         }
-        let mut total = sums[0];
-        for i in 1..16 {
-            total = simd.add_i32(total, sums[i]);
+        for i in 0..SUMS {
+            sums[i] = simd.close(sums[i], products[i]);
         }
-        simd.sum_i32(total)
     }
+    let mut total = sums[0];
+    for i in 1..SUMS {
+        total = simd.add_i32(total, sums[i]);
+    }
+    simd.sum_i32(total)
 }
 
 struct Read<'a> {

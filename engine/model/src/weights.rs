@@ -149,7 +149,7 @@ impl<'a> Manifest<'a> {
         };
         let kinds = self.layer_matrices().map(|matrix| matrix.packed());
         let dominant = kinds.max_by_key(|kind| bytes_of(*kind)).unwrap_or(self.embedding.packed());
-        ElementType::named(&type_name(dominant)).map_or(dominant.name(), ElementType::name)
+        dominant.name()
     }
 
     fn layers_of(&self, stage: Stage) -> &[LayerTensors<'a>] {
@@ -220,10 +220,5 @@ impl<'a> Manifest<'a> {
 
 /// The kernels' type for a file's, where they have one.
 fn weight_type(kind: ElementType) -> Option<WeightType> {
-    WeightType::ALL.into_iter().find(|&weight_type| type_name(weight_type) == kind.name())
-}
-
-/// As [`ElementType::name`] spells it.
-fn type_name(weight_type: WeightType) -> String {
-    weight_type.name().to_ascii_lowercase()
+    WeightType::ALL.into_iter().find(|&weight_type| weight_type.name() == kind.name())
 }

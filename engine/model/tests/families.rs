@@ -273,11 +273,11 @@ fn floats_are_quantized_as_they_are_loaded() {
     let cases = [
         ("int8", "q8_0", 0.05),
         ("int4", "q4_1", 0.45),
-        ("int4-g64", "INT4_G64", 0.5),
-        ("int4-g128", "INT4_G128", 0.6),
+        ("int4-g64", "int4_g64", 0.5),
+        ("int4-g128", "int4_g128", 0.6),
         ("int4-sym", "q4_0", 0.6),
-        ("int4-g64-sym", "INT4_G64", 0.6),
-        ("int4-g128-sym", "INT4_G128", 0.7),
+        ("int4-g64-sym", "int4_g64", 0.6),
+        ("int4-g128-sym", "int4_g128", 0.7),
     ];
     for (name, kind, bound) in cases {
         let quantization = Quantization::named(name).unwrap();

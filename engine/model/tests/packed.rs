@@ -64,7 +64,7 @@ fn tools() -> Vec<Tool> {
             code: four_bits,
             zero: |random| four_bits(random) + 1,
             write: write_gptq::<4, 1>,
-            kind: "INT4_G128",
+            kind: "int4_g128",
         },
         Tool {
             name: "gptq v2, 64",
@@ -74,7 +74,7 @@ fn tools() -> Vec<Tool> {
             code: four_bits,
             zero: four_bits,
             write: write_gptq::<4, 0>,
-            kind: "INT4_G64",
+            kind: "int4_g64",
         },
         Tool {
             name: "gptq, rows",
@@ -84,7 +84,7 @@ fn tools() -> Vec<Tool> {
             code: four_bits,
             zero: |random| four_bits(random) + 1,
             write: write_gptq::<4, 1>,
-            kind: "INT4_G128",
+            kind: "int4_g128",
         },
         Tool {
             name: "awq 32",
@@ -104,7 +104,7 @@ fn tools() -> Vec<Tool> {
             code: four_bits,
             zero: |_| 8,
             write: write_packed::<4, true>,
-            kind: "INT4_G128",
+            kind: "int4_g128",
         },
         Tool {
             name: "compressed-tensors 8 bits",
@@ -114,7 +114,7 @@ fn tools() -> Vec<Tool> {
             code: |random| (random.bits() % 255) as i32 - 127,
             zero: |_| 0,
             write: write_bytes::<true>,
-            kind: "INT8_G128",
+            kind: "int8_g128",
         },
         Tool {
             name: "gptq of 8 bits",
@@ -144,7 +144,7 @@ fn tools() -> Vec<Tool> {
             code: |random| random.bits() as i32 & 7,
             zero: |random| 1 + (random.bits() & 7) as i32,
             write: write_gptq::<3, 1>,
-            kind: "INT4_G64",
+            kind: "int4_g64",
         },
         Tool {
             name: "gptq of 2 bits",
@@ -154,7 +154,7 @@ fn tools() -> Vec<Tool> {
             code: |random| random.bits() as i32 & 3,
             zero: |random| 1 + (random.bits() & 3) as i32,
             write: write_gptq::<2, 1>,
-            kind: "INT4_G64",
+            kind: "int4_g64",
         },
         Tool {
             name: "gptq with desc_act",
@@ -164,7 +164,7 @@ fn tools() -> Vec<Tool> {
             code: four_bits,
             zero: |random| four_bits(random) + 1,
             write: write_gptq::<4, 1>,
-            kind: "INT4_G64",
+            kind: "int4_g64",
         },
         Tool {
             name: "compressed-tensors 4 bits, asymmetric",
@@ -184,7 +184,7 @@ fn tools() -> Vec<Tool> {
             code: |random| random.bits() as i32 & 255,
             zero: |_| 128,
             write: write_packed::<8, true>,
-            kind: "INT8_G128",
+            kind: "int8_g128",
         },
         Tool {
             name: "compressed-tensors 8 bits, asymmetric groups",

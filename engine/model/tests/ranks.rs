@@ -111,7 +111,7 @@ fn what_ranks_cannot_share_is_refused_with_its_numbers() {
     // Two heads of 64 are half a block of Q4_K.
     assert_eq!(
         refusal(Tiny { feed_forward: 1024, ..Tiny::of(WeightType::Q4K) }, 2),
-        "a rank would hold 128 columns of \"blk.0.attn_output.weight\", no whole number of Q4_K blocks of 256: \
+        "a rank would hold 128 columns of \"blk.0.attn_output.weight\", no whole number of q4_k blocks of 256: \
          use fewer ranks"
     );
 }

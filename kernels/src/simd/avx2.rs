@@ -50,6 +50,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type F = [__m256; 2];
     type I = [__m256i; 2];
     type U = [__m256i; 2];
+    type P = [__m256i; 2];
 
     const MANY_REGISTERS: bool = false;
 
@@ -378,51 +379,60 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn dot(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I {
+    fn open(self, sum: Self::I) -> Self::P {
+        if VNNI { sum } else { self.splat_i32(0) }
+    }
+    #[inline(always)]
+    fn multiply(self, products: Self::P, codes: Self::U, values: [i8; 4]) -> Self::P {
         let values = i32::from_ne_bytes(values.map(|value| value as u8));
-        if VNNI {
-            return simd! {
+        let mut out = products;
+        for half in 0..2 {
+            out[half] = simd! {
                 let values = _mm256_set1_epi32(values);
-                [_mm256_dpbusd_avx_epi32(sum[0], codes[0], values), _mm256_dpbusd_avx_epi32(sum[1], codes[1], values)]
+                if VNNI {
+                    _mm256_dpbusd_avx_epi32(products[half], codes[half], values)
+                } else {
+                    // Codes below 128 keep pairs at most 2 · 127 · 127 = 32258, and a run of them fits by its length.
+                    _mm256_add_epi16(products[half], _mm256_maddubs_epi16(codes[half], values))
+                }
             };
         }
-        simd! {
-            let values = _mm256_set1_epi32(values);
-            // Pairs add in i16, saturating: codes below 128 keep them at most 2 · 127 · 127 = 32258.
-            [add_pairs(sum[0], _mm256_maddubs_epi16(codes[0], values)),
-             add_pairs(sum[1], _mm256_maddubs_epi16(codes[1], values))]
-        }
+        out
     }
     #[inline(always)]
-    fn start_biased(self, negated_sum_of_values: Self::I) -> Self::I {
-        if VNNI { self.shift_left::<7>(negated_sum_of_values) } else { self.splat_i32(0) }
-    }
-    #[inline(always)]
-    fn dot_biased(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I {
+    fn multiply_biased(self, products: Self::P, codes: Self::U, values: [i8; 4]) -> Self::P {
         if VNNI {
-            return self.dot(sum, codes, values);
+            return self.multiply(products, codes, values);
         }
         let values = i32::from_ne_bytes(values.map(|value| value as u8));
-        let mut out = sum;
+        let mut out = products;
         for half in 0..2 {
             simd! {
                 // Unsigned codes up to 255 would saturate the pairs, so the sign moves to the values:
                 // |code - 128| · ±value is at most 128 · 127, and a pair at most 32512.
                 let signed = _mm256_xor_si256(codes[half], _mm256_set1_epi8(-128));
                 let values = _mm256_sign_epi8(_mm256_set1_epi32(values), signed);
-                out[half] = add_pairs(sum[half], _mm256_maddubs_epi16(_mm256_abs_epi8(signed), values));
+                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(signed), values);
+                out[half] = _mm256_add_epi16(products[half], pairs);
             }
         }
         out
     }
-}
-
-/// # Safety
-/// The processor has AVX2.
-#[inline(always)]
-unsafe fn add_pairs(sum: __m256i, pairs: __m256i) -> __m256i {
-    // SAFETY: AVX2 by this function's own condition.
-    unsafe { _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))) }
+    #[inline(always)]
+    fn close(self, sum: Self::I, products: Self::P) -> Self::I {
+        if VNNI {
+            return products;
+        }
+        simd! {
+            let ones = _mm256_set1_epi16(1);
+            [_mm256_add_epi32(sum[0], _mm256_madd_epi16(products[0], ones)),
+             _mm256_add_epi32(sum[1], _mm256_madd_epi16(products[1], ones))]
+        }
+    }
+    #[inline(always)]
+    fn start_biased(self, negated_sum_of_values: Self::I) -> Self::I {
+        if VNNI { self.shift_left::<7>(negated_sum_of_values) } else { self.splat_i32(0) }
+    }
 }
 
 /// # Safety

@@ -37,6 +37,7 @@ impl Simd for Avx512 {
     type F = __m512;
     type I = __m512i;
     type U = __m512i;
+    type P = __m512i;
 
     const MANY_REGISTERS: bool = true;
 
@@ -283,16 +284,24 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn dot(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I {
+    fn open(self, sum: Self::I) -> Self::P {
+        sum
+    }
+    #[inline(always)]
+    fn multiply(self, products: Self::P, codes: Self::U, values: [i8; 4]) -> Self::P {
         let values = i32::from_ne_bytes(values.map(|value| value as u8));
-        simd!(_mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(values)))
+        simd!(_mm512_dpbusd_epi32(products, codes, _mm512_set1_epi32(values)))
+    }
+    #[inline(always)]
+    fn multiply_biased(self, products: Self::P, codes: Self::U, values: [i8; 4]) -> Self::P {
+        self.multiply(products, codes, values)
+    }
+    #[inline(always)]
+    fn close(self, _sum: Self::I, products: Self::P) -> Self::I {
+        products
     }
     #[inline(always)]
     fn start_biased(self, negated_sum_of_values: Self::I) -> Self::I {
         self.shift_left::<7>(negated_sum_of_values)
-    }
-    #[inline(always)]
-    fn dot_biased(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I {
-        self.dot(sum, codes, values)
     }
 }

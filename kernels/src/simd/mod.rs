@@ -31,6 +31,8 @@ pub(crate) trait Simd: Copy {
     type I: Copy;
     /// 64 × u8.
     type U: Copy;
+    /// Sums of products of bytes, as wide as the processor makes them at first: 16 × i32, or 32 × i16, two to a lane.
+    type P: Copy;
 
     /// Whether the processor has registers for tiles of 24 vectors; otherwise for about six.
     const MANY_REGISTERS: bool;
@@ -103,12 +105,17 @@ pub(crate) trait Simd: Copy {
     /// The entries of `table` that bytes below 16 name.
     fn lookup(self, table: &[u8; 16], indices: Self::U) -> Self::U;
 
-    /// Adds to each lane the products of its four codes, below 128, with `values`.
-    fn dot(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I;
-    /// Where sums of [`dot_biased`](Self::dot_biased) start, given the negated sum of all `values` that will come.
-    fn start_biased(self, negated_sum_of_values: Self::I) -> Self::I;
+    /// Opens a run of products that are added to `sum`: [`multiply`](Self::multiply) at most [`longest_run`] times, or
+    /// [`multiply_biased`](Self::multiply_biased) once, then [`close`](Self::close).
+    fn open(self, sum: Self::I) -> Self::P;
+    /// Adds to each lane the products of its four codes, below 128, with `values`, none of which is -128.
+    fn multiply(self, products: Self::P, codes: Self::U, values: [i8; 4]) -> Self::P;
     /// Adds to each lane the products of its four codes, each minus 128, with `values`, none of which is -128.
-    fn dot_biased(self, sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I;
+    fn multiply_biased(self, products: Self::P, codes: Self::U, values: [i8; 4]) -> Self::P;
+    /// `sum`, which the run was opened with, and its products.
+    fn close(self, sum: Self::I, products: Self::P) -> Self::I;
+    /// Where sums of biased products start, given the negated sum of all `values` that will come.
+    fn start_biased(self, negated_sum_of_values: Self::I) -> Self::I;
 
     /// The low and the high nibbles of sixteen bytes.
     #[inline(always)]
@@ -167,6 +174,12 @@ pub(crate) trait Simd: Copy {
         }
         self.mul(p, self.power_of_two(n))
     }
+}
+
+/// How many products of codes of so many bits may be added before they are widened: pairs of them fit 16 bits together.
+pub(crate) const fn longest_run(code_bits: u32) -> usize {
+    let largest_pair = 2 * 127 * ((1 << code_bits) - 1);
+    if largest_pair > i16::MAX as usize { 1 } else { i16::MAX as usize / largest_pair }
 }
 
 #[cfg(test)]

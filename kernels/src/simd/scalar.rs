@@ -20,6 +20,7 @@ impl Simd for Scalar {
     type F = [f32; LANES];
     type I = [i32; LANES];
     type U = [u8; 64];
+    type P = [i32; LANES];
 
     const MANY_REGISTERS: bool = false;
 
@@ -227,25 +228,33 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn dot(self, mut sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I {
+    fn open(self, sum: Self::I) -> Self::P {
+        sum
+    }
+    #[inline(always)]
+    fn multiply(self, mut products: Self::P, codes: Self::U, values: [i8; 4]) -> Self::P {
         for lane in 0..LANES {
             for i in 0..4 {
-                sum[lane] += i32::from(codes[4 * lane + i]) * i32::from(values[i]);
+                products[lane] += i32::from(codes[4 * lane + i]) * i32::from(values[i]);
             }
         }
-        sum
+        products
+    }
+    #[inline(always)]
+    fn multiply_biased(self, mut products: Self::P, codes: Self::U, values: [i8; 4]) -> Self::P {
+        for lane in 0..LANES {
+            for i in 0..4 {
+                products[lane] += (i32::from(codes[4 * lane + i]) - 128) * i32::from(values[i]);
+            }
+        }
+        products
+    }
+    #[inline(always)]
+    fn close(self, _sum: Self::I, products: Self::P) -> Self::I {
+        products
     }
     #[inline(always)]
     fn start_biased(self, _negated_sum_of_values: Self::I) -> Self::I {
         [0; LANES]
-    }
-    #[inline(always)]
-    fn dot_biased(self, mut sum: Self::I, codes: Self::U, values: [i8; 4]) -> Self::I {
-        for lane in 0..LANES {
-            for i in 0..4 {
-                sum[lane] += (i32::from(codes[4 * lane + i]) - 128) * i32::from(values[i]);
-            }
-        }
-        sum
     }
 }

@@ -48,7 +48,9 @@ pub(crate) trait FloatCell: Cell {
 pub(crate) trait QuantizedCell: Cell {
     /// Bytes of one row of the cell in the file.
     const FILE_BYTES: usize;
-    /// What is subtracted from the codes; with 128 codes take all 8 bits, otherwise at most 7.
+    /// Bits of a code.
+    const CODE_BITS: u32;
+    /// What is subtracted from the codes: with 8 bits 128.
     const OFFSET: i32;
     /// Scales per block: one for 32 columns, or two for 16 each.
     const SCALES: usize;

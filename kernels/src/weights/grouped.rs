@@ -36,6 +36,7 @@ impl<const BLOCKS: usize> Cell for Int4<BLOCKS> {
 
 impl<const BLOCKS: usize> QuantizedCell for Int4<BLOCKS> {
     const FILE_BYTES: usize = 4 + 16 * BLOCKS;
+    const CODE_BITS: u32 = 4;
     const OFFSET: i32 = 0;
     const SCALES: usize = 1;
     const MINIMUMS: usize = 1;
@@ -90,6 +91,7 @@ impl<const BLOCKS: usize> Cell for Int8<BLOCKS> {
 
 impl<const BLOCKS: usize> QuantizedCell for Int8<BLOCKS> {
     const FILE_BYTES: usize = 2 + BLOCK * BLOCKS;
+    const CODE_BITS: u32 = 8;
     const OFFSET: i32 = 128;
     const SCALES: usize = 1;
     const MINIMUMS: usize = 0;

@@ -34,6 +34,7 @@ impl Cell for Iq4Nl {
 
 impl QuantizedCell for Iq4Nl {
     const FILE_BYTES: usize = 18;
+    const CODE_BITS: u32 = 8;
     const OFFSET: i32 = 128;
     const SCALES: usize = 1;
     const MINIMUMS: usize = 0;

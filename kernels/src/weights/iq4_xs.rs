@@ -36,6 +36,7 @@ impl Cell for Iq4Xs {
 
 impl QuantizedCell for Iq4Xs {
     const FILE_BYTES: usize = 136;
+    const CODE_BITS: u32 = 8;
     const OFFSET: i32 = 128;
     const SCALES: usize = 1;
     const MINIMUMS: usize = 0;

@@ -31,6 +31,7 @@ impl Cell for Mxfp4 {
 
 impl QuantizedCell for Mxfp4 {
     const FILE_BYTES: usize = 17;
+    const CODE_BITS: u32 = 5;
     const OFFSET: i32 = 16;
     const SCALES: usize = 1;
     const MINIMUMS: usize = 0;

@@ -38,6 +38,7 @@ impl Cell for Q2K {
 
 impl QuantizedCell for Q2K {
     const FILE_BYTES: usize = 84;
+    const CODE_BITS: u32 = 2;
     const OFFSET: i32 = 0;
     const SCALES: usize = 2;
     const MINIMUMS: usize = 2;

@@ -37,6 +37,7 @@ impl Cell for Q3K {
 
 impl QuantizedCell for Q3K {
     const FILE_BYTES: usize = 110;
+    const CODE_BITS: u32 = 3;
     const OFFSET: i32 = 4;
     const SCALES: usize = 2;
     const MINIMUMS: usize = 0;

@@ -28,6 +28,7 @@ impl Cell for Q4_0 {
 
 impl QuantizedCell for Q4_0 {
     const FILE_BYTES: usize = 18;
+    const CODE_BITS: u32 = 4;
     const OFFSET: i32 = 8;
     const SCALES: usize = 1;
     const MINIMUMS: usize = 0;

@@ -30,6 +30,7 @@ impl Cell for Q4_1 {
 
 impl QuantizedCell for Q4_1 {
     const FILE_BYTES: usize = 20;
+    const CODE_BITS: u32 = 4;
     const OFFSET: i32 = 0;
     const SCALES: usize = 1;
     const MINIMUMS: usize = 1;

@@ -36,6 +36,7 @@ impl Cell for Q4K {
 
 impl QuantizedCell for Q4K {
     const FILE_BYTES: usize = 144;
+    const CODE_BITS: u32 = 4;
     const OFFSET: i32 = 0;
     const SCALES: usize = 1;
     const MINIMUMS: usize = 1;

@@ -33,6 +33,7 @@ impl Cell for Q5_0 {
 
 impl QuantizedCell for Q5_0 {
     const FILE_BYTES: usize = 22;
+    const CODE_BITS: u32 = 5;
     const OFFSET: i32 = 16;
     const SCALES: usize = 1;
     const MINIMUMS: usize = 0;

@@ -34,6 +34,7 @@ impl Cell for Q5_1 {
 
 impl QuantizedCell for Q5_1 {
     const FILE_BYTES: usize = 24;
+    const CODE_BITS: u32 = 5;
     const OFFSET: i32 = 0;
     const SCALES: usize = 1;
     const MINIMUMS: usize = 1;

@@ -41,6 +41,7 @@ impl Cell for Q5K {
 
 impl QuantizedCell for Q5K {
     const FILE_BYTES: usize = 176;
+    const CODE_BITS: u32 = 5;
     const OFFSET: i32 = 0;
     const SCALES: usize = 1;
     const MINIMUMS: usize = 1;

@@ -37,6 +37,7 @@ impl Cell for Q6K {
 
 impl QuantizedCell for Q6K {
     const FILE_BYTES: usize = 210;
+    const CODE_BITS: u32 = 6;
     const OFFSET: i32 = 32;
     const SCALES: usize = 2;
     const MINIMUMS: usize = 0;

@@ -27,6 +27,7 @@ impl Cell for Q8_0 {
 
 impl QuantizedCell for Q8_0 {
     const FILE_BYTES: usize = 34;
+    const CODE_BITS: u32 = 8;
     const OFFSET: i32 = 128;
     const SCALES: usize = 1;
     const MINIMUMS: usize = 0;

@@ -212,6 +212,6 @@ mod tests {
     fn rows_that_are_no_whole_blocks_are_refused() {
         let pool = Pool::new(1).unwrap();
         let message = PackedMatrix::quantize(&pool, WeightType::F32, Integer::Int8, 1, 40, &[0; 160]).unwrap_err();
-        assert_eq!(message.to_string(), "a row of 40 values is no whole number of Q8_0 blocks of 32");
+        assert_eq!(message.to_string(), "a row of 40 values is no whole number of q8_0 blocks of 32");
     }
 }

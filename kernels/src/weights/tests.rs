@@ -40,9 +40,9 @@ fn wrong_shapes_are_refused_with_their_numbers() {
     let message = |error: ShapeError| error.to_string();
     assert_eq!(
         message(pack(WeightType::Q4K, 2, 96, 288)),
-        "a row of 96 values is no whole number of Q4_K blocks of 256"
+        "a row of 96 values is no whole number of q4_k blocks of 256"
     );
-    assert_eq!(message(pack(WeightType::Q8_0, 2, 64, 135)), "2 rows of 64 Q8_0 values take 136 bytes, not 135");
+    assert_eq!(message(pack(WeightType::Q8_0, 2, 64, 135)), "2 rows of 64 q8_0 values take 136 bytes, not 135");
     assert_eq!(message(pack(WeightType::F16, 0, 64, 0)), "0 rows of 64 values are no matrix");
     assert!(matches!(pack(WeightType::F32, usize::MAX, usize::MAX, 4), ShapeError::Degenerate { .. }));
 }

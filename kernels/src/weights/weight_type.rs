@@ -50,28 +50,28 @@ impl WeightType {
         WeightType::I8G128,
     ];
 
-    /// The format's name; GGUF's as its tools print it.
+    /// The format's name, in small letters: GGUF's own where it has one.
     pub fn name(self) -> &'static str {
         match self {
-            WeightType::F32 => "F32",
-            WeightType::F16 => "F16",
-            WeightType::BF16 => "BF16",
-            WeightType::Q4_0 => "Q4_0",
-            WeightType::Q4_1 => "Q4_1",
-            WeightType::Q8_0 => "Q8_0",
-            WeightType::Q4K => "Q4_K",
-            WeightType::Q6K => "Q6_K",
-            WeightType::Q5_0 => "Q5_0",
-            WeightType::Q5_1 => "Q5_1",
-            WeightType::Q2K => "Q2_K",
-            WeightType::Q3K => "Q3_K",
-            WeightType::Q5K => "Q5_K",
-            WeightType::IQ4NL => "IQ4_NL",
-            WeightType::IQ4XS => "IQ4_XS",
-            WeightType::MXFP4 => "MXFP4",
-            WeightType::I4G64 => "INT4_G64",
-            WeightType::I4G128 => "INT4_G128",
-            WeightType::I8G128 => "INT8_G128",
+            WeightType::F32 => "f32",
+            WeightType::F16 => "f16",
+            WeightType::BF16 => "bf16",
+            WeightType::Q4_0 => "q4_0",
+            WeightType::Q4_1 => "q4_1",
+            WeightType::Q8_0 => "q8_0",
+            WeightType::Q4K => "q4_k",
+            WeightType::Q6K => "q6_k",
+            WeightType::Q5_0 => "q5_0",
+            WeightType::Q5_1 => "q5_1",
+            WeightType::Q2K => "q2_k",
+            WeightType::Q3K => "q3_k",
+            WeightType::Q5K => "q5_k",
+            WeightType::IQ4NL => "iq4_nl",
+            WeightType::IQ4XS => "iq4_xs",
+            WeightType::MXFP4 => "mxfp4",
+            WeightType::I4G64 => "int4_g64",
+            WeightType::I4G128 => "int4_g128",
+            WeightType::I8G128 => "int8_g128",
         }
     }
 

@@ -6,7 +6,7 @@ use windlass_checkpoint::{Checkpoint, ElementType, Tensor};
 use windlass_kernels::{Integer, WeightType};
 
 use super::matrix::{MatrixTensor, PlainTensor, VectorTensor};
-use super::{TensorError, type_name, weight_type};
+use super::{TensorError, weight_type};
 use crate::config::{DecoderConfig, Unsupported};
 use crate::names::{self, Name, Naming};
 use crate::packed::{PackedTensor, Scheme};
@@ -99,7 +99,7 @@ impl<'a> Finder<'a> {
         let tensor = self.find(name, dims)?;
         match weight_type(tensor.kind) {
             Some(kind) if FLOATS.contains(&kind) => Ok(VectorTensor::of(tensor)),
-            _ => Err(unsupported(&tensor, &FLOATS.map(type_name)).into()),
+            _ => Err(unsupported(&tensor, &FLOATS.map(WeightType::name)).into()),
         }
     }
 
@@ -173,12 +173,12 @@ fn plain<'a>(
     Ok(MatrixTensor::Plain(PlainTensor { name: tensor.name, rows, cols, bytes: tensor.bytes, kind, quantized }))
 }
 
-fn unsupported(tensor: &Tensor<'_>, supported: &[String]) -> Unsupported {
+fn unsupported(tensor: &Tensor<'_>, supported: &[&str]) -> Unsupported {
     let (name, kind) = (tensor.name.to_owned(), tensor.kind.name());
     Unsupported::TensorType { name, kind, supported: supported.join(", ") }
 }
 
 /// Every type of a file that can be computed on.
-fn file_types() -> Vec<String> {
-    WeightType::ALL.map(type_name).into_iter().filter(|name| ElementType::named(name).is_some()).collect()
+fn file_types() -> Vec<&'static str> {
+    WeightType::ALL.map(WeightType::name).into_iter().filter(|name| ElementType::named(name).is_some()).collect()
 }

@@ -32,7 +32,7 @@ pub fn widen(bytes: &[u8]) -> Vec<u8> {
 }
 
 fn dequantize(tensor: &windlass_checkpoint::Tensor<'_>) -> Vec<f32> {
-    let named = |kind: &WeightType| kind.name().eq_ignore_ascii_case(tensor.kind.name());
+    let named = |kind: &WeightType| kind.name() == tensor.kind.name();
     let kind = WeightType::ALL.into_iter().find(named).unwrap();
     let (cols, rows) = (tensor.dims[0] as usize, tensor.dims[1..].iter().product::<u64>() as usize);
     let matrix = PackedMatrix::pack(&Pool::new(1).unwrap(), kind, rows, cols, tensor.bytes).unwrap();

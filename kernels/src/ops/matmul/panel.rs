@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 
 use super::PANEL_TILES;
 use super::output::Columns;
-use super::quantized::{accumulate, dot, put, scaled_sum, start};
+use super::quantized::{accumulate, multiply_codes, put, run_of, scaled_sum, start};
 use crate::Activations;
 use crate::activations::Block;
 use crate::simd::{Kernel, Kernels, LANES, Simd};
@@ -250,15 +250,30 @@ fn register_tile<S: Simd, C: QuantizedCell, const TILES: usize, const INPUTS: us
                     dots[tile][input] = begin;
                 }
             }
-            for j in half * 8 / C::SCALES..(half + 1) * 8 / C::SCALES {
-                let mut codes = [simd.load_bytes(&weights[0].codes[j]); TILES];
-                for tile in 0..TILES {
-                    codes[tile] = simd.load_bytes(&weights[tile].codes[j]);
+            let run = const { run_of::<C>(8 / C::SCALES) };
+            for from in (half * 8 / C::SCALES..(half + 1) * 8 / C::SCALES).step_by(run) {
+                let mut products = [[simd.open(dots[0][0]); INPUTS]; TILES];
+                for input in 0..INPUTS {
+                    for tile in 0..TILES {
+                        products[tile][input] = simd.open(dots[tile][input]);
+                    }
+                }
+                for j in from..from + run {
+                    let mut codes = [simd.load_bytes(&weights[0].codes[j]); TILES];
+                    for tile in 0..TILES {
+                        codes[tile] = simd.load_bytes(&weights[tile].codes[j]);
+                    }
+                    for input in 0..INPUTS {
+                        let values = activations[input].codes[j];
+                        for tile in 0..TILES {
+                            products[tile][input] =
+                                multiply_codes::<S, C>(simd, products[tile][input], codes[tile], values);
+                        }
+                    }
                 }
                 for input in 0..INPUTS {
                     for tile in 0..TILES {
-                        dots[tile][input] =
-                            dot::<S, C>(simd, dots[tile][input], codes[tile], activations[input].codes[j]);
+                        dots[tile][input] = simd.close(dots[tile][input], products[tile][input]);
                     }
                 }
             }

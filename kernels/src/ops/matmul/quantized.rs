@@ -11,7 +11,7 @@ use super::panel::{self, LINE};
 use super::{DIRECT_INPUTS, PANEL_TILES};
 use crate::Activations;
 use crate::activations::Block;
-use crate::simd::{Kernel, Kernels, LANES, Simd};
+use crate::simd::{Kernel, Kernels, LANES, Simd, longest_run};
 use crate::weights::cell::{BLOCK, QuantizedCell};
 
 /// Multiplies panel `panel` of `cells` with all inputs; panel `next` comes after it.
@@ -102,11 +102,9 @@ impl<C: QuantizedCell, const INPUTS: usize> Kernel for TileProduct<'_, C, INPUTS
                 }
                 for input in 0..INPUTS {
                     let activation = &self.inputs[input][i * per_cell + block];
-                    let [mut low, mut high] = start::<S, C>(simd, activation);
-                    for j in 0..4 {
-                        low = dot::<S, C>(simd, low, codes[j], activation.codes[j]);
-                        high = dot::<S, C>(simd, high, codes[4 + j], activation.codes[4 + j]);
-                    }
+                    let [low, high] = start::<S, C>(simd, activation);
+                    let low = half_dot::<S, C>(simd, low, &codes, activation, 0);
+                    let high = half_dot::<S, C>(simd, high, &codes, activation, 4);
                     if C::SCALES == 2 {
                         sums[input] = accumulate(simd, sums[input], low, activation, scale);
                         sums[input] = accumulate(simd, sums[input], high, activation, second_scale);
@@ -151,9 +149,41 @@ fn start_from<S: Simd, C: QuantizedCell>(simd: S, negated_sum: S::I) -> S::I {
     }
 }
 
+/// Vectors of `vectors`, a power of two, whose products are added before they are widened: as many as may be.
+pub(super) const fn run_of<C: QuantizedCell>(vectors: usize) -> usize {
+    let mut run = vectors;
+    while run > longest_run(C::CODE_BITS) {
+        run /= 2;
+    }
+    run
+}
+
+/// The products of four vectors of a block, from vector `first` on, added to `sum`.
 #[inline(always)]
-pub(super) fn dot<S: Simd, C: QuantizedCell>(simd: S, sum: S::I, codes: S::U, values: [i8; 4]) -> S::I {
-    if C::OFFSET == 128 { simd.dot_biased(sum, codes, values) } else { simd.dot(sum, codes, values) }
+fn half_dot<S: Simd, C: QuantizedCell>(
+    simd: S,
+    mut sum: S::I,
+    codes: &[S::U; 8],
+    activation: &Block,
+    first: usize,
+) -> S::I {
+    let run = const { run_of::<C>(4) };
+    for from in (0..4).step_by(run) {
+        let mut products = simd.open(sum);
+        for j in from..from + run {
+            products = multiply_codes::<S, C>(simd, products, codes[first + j], activation.codes[first + j]);
+        }
+        sum = simd.close(sum, products);
+    }
+    sum
+}
+
+#[inline(always)]
+pub(super) fn multiply_codes<S: Simd, C: QuantizedCell>(simd: S, products: S::P, codes: S::U, values: [i8; 4]) -> S::P {
+    match C::CODE_BITS {
+        8 => simd.multiply_biased(products, codes, values),
+        _ => simd.multiply(products, codes, values),
+    }
 }
 
 #[inline(always)]
