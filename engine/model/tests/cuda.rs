@@ -16,7 +16,7 @@ use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels, device_under_
 use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::executor::Executor;
-use windlass_engine_core::plan::{BlockId, InputToken, PlanRow, RowOutput, SampleRow, ScoreRow, StepPlan};
+use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, RowOutput, SampleRow, ScoreRow, StepPlan};
 use windlass_engine_core::request::{RequestId, Sampling};
 use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, LoadedCuda, Replay};
 use windlass_engine_model::{ActivationType, KvBudget, LoadOptions, Quantization, SwapSpace, load};
@@ -24,7 +24,10 @@ use windlass_kernels::WeightType;
 
 const GENERATED: usize = 12;
 const VOCABULARY: u32 = 128;
-const BLOCKS: u32 = 8;
+/// Log probabilities that bf16 activations may confuse.
+const NEAR_TIE: f32 = 0.06;
+/// As many as the texts of a test take: none is left over for what is nobody's.
+const BLOCKS: u32 = 4;
 
 fn options() -> LoadOptions {
     LoadOptions {
@@ -67,7 +70,7 @@ fn executor(checkpoint: &Checkpoint, replay: Replay) -> CudaExecutor {
 
 fn jobs(sampling: &Sampling) -> Vec<Job> {
     let prompt = |job: u32| (0..5 + 7 * job).map(|token| (token * 37 + job) % VOCABULARY).collect();
-    (0..3).map(|job| Job { prompt: prompt(job), sampling: sampling.clone() }).collect()
+    (0..4).map(|job| Job { prompt: prompt(job), sampling: sampling.clone() }).collect()
 }
 
 /// A row of sequence 0, whose tokens all lie in block 1.
@@ -91,16 +94,36 @@ fn plan(rows: Vec<PlanRow>) -> StepPlan {
     StepPlan { rows, ..StepPlan::default() }
 }
 
-/// Every layout of weights that the kernels have, and one that becomes bf16.
+/// Log probability that an answer's tokens lack to the CPU's own choices after the same text, the most of them.
+fn most_regret(cpu: &mut dyn Executor, prompt: &[u32], answer: &[u32]) -> f32 {
+    let text = [prompt, answer].concat();
+    let mut most = 0.0_f32;
+    for (position, pair) in text.windows(2).enumerate() {
+        let score = Some(ScoreRow { targets: vec![pair[1]], top: 1 });
+        let asked = PlanRow { sample: None, score, ..row(InputToken::Known(pair[0]), position as u32) };
+        let ticket = cpu.submit(plan(vec![asked])).unwrap();
+        let scores = &cpu.collect(ticket).unwrap().scores[0].prompt[0];
+        if position + 1 >= prompt.len() {
+            most = most.max(scores.top[0].logprob - scores.chosen.logprob);
+        }
+    }
+    most
+}
+
+/// Every layout of weights that the kernels have, and one that becomes bf16. The head is not the embedding: what the layers
+/// say decides. Where the CPU's first two choices are as near as bf16 activations are coarse, either may be taken.
 #[test]
 fn a_models_greedy_tokens_are_the_cpus() {
     for kind in [WeightType::BF16, WeightType::Q4_1, WeightType::Q8_0, WeightType::Q4K, WeightType::Q6K] {
-        let checkpoint = checkpoint(tiny(kind));
-        let mut cpu = load(&checkpoint, &options()).unwrap().executor;
-        let expected = generate(&mut cpu, &jobs(&Sampling::GREEDY), GENERATED, 32, 2);
+        let checkpoint = checkpoint(Tiny { tied: false, ..tiny(kind) });
         let mut gpu = executor(&checkpoint, Replay::Graphs);
-        let found = generate(&mut gpu, &jobs(&Sampling::GREEDY), GENERATED, 32, 2);
-        assert_eq!(expected, found, "{}", kind.name());
+        let jobs = jobs(&Sampling::GREEDY);
+        let found = generate(&mut gpu, &jobs, GENERATED, 32, 2);
+        let mut cpu = load(&checkpoint, &options()).unwrap().executor;
+        for (job, answer) in jobs.iter().zip(&found) {
+            let regret = most_regret(&mut cpu, &job.prompt, answer);
+            assert!(regret <= NEAR_TIE, "{}: {answer:?} is {regret} from the CPU's choices", kind.name());
+        }
         assert!(gpu.decoder().graphs() > 0);
     }
 }
@@ -168,6 +191,25 @@ fn a_decoding_step_is_one_graph_and_allocates_nothing() {
     // Two layers of ten kernels (a sequence may have two splits), and four around them.
     assert_eq!(graphs, [2 * 10 + 4], "{issued:?}");
     assert_eq!(issued.iter().filter(|work| matches!(work, Issued::Launch(_))).count(), 1, "the draw: {issued:?}");
+}
+
+#[test]
+fn a_copied_block_is_read_like_the_one_it_was_copied_from() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    let mut executor = executor(&checkpoint, Replay::Graphs);
+    step(&mut executor, plan(vec![row(InputToken::Known(9), 0)]));
+    let told = || SampleRow { logprobs: Some(0), ..sample_row(&Sampling::GREEDY) };
+    let asks = |block: u32, position: u32| PlanRow {
+        blocks: vec![BlockId(block)],
+        sample: Some(told()),
+        ..row(InputToken::Known(3), position)
+    };
+    let moves = vec![Move::Copy { from: BlockId(1), to: BlockId(2) }];
+    let ticket = executor.submit(StepPlan { moves, rows: vec![asks(1, 1), asks(2, 1), asks(3, 0)] }).unwrap();
+    let scores = executor.collect(ticket).unwrap().scores;
+    let [own, copied, alone] = [0, 1, 2].map(|row: usize| scores[row].sampled[0].chosen.logprob);
+    assert_eq!(own, copied);
+    assert_ne!(own, alone, "the token before matters");
 }
 
 #[test]

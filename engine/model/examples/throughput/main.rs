@@ -4,7 +4,7 @@
 //! cargo run --release -p windlass-engine-model --example throughput -- MODEL.gguf [OPTION=VALUE]... [TEST]...
 //! ```
 //! Options are `threads=` (all processors), `repeats=` (3, the best counts: other work only ever slows a run),
-//! `kernels=` (the fastest). Tests are `pp512`, `tg128` (as `llama-bench -p 512 -n 128`), `tg64x16@128` (as
+//! `kernels=` (the fastest), `kv=` (bf16; how keys and values are held). Tests are `pp512`, `tg128` (as `llama-bench -p 512 -n 128`), `tg64x16@128` (as
 //! `llama-batched-bench -npp 128 -ntg 64 -npl 16`), with other numbers too; these three are run when none is named, and
 //! `machine` says what the machine reads and multiplies at best. One line is printed for each: its name and figures.
 
@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use test::Test;
 use windlass_checkpoint::Checkpoint;
+use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_core::plan::BlockId;
 use windlass_engine_model::{Batch, Built, KvBudget, LoadOptions, Logits, build};
 use windlass_kernels::{Kernels, PackedMatrix, Pool, machine};
@@ -32,6 +33,7 @@ struct Arguments {
     threads: usize,
     repeats: usize,
     kernels: Kernels,
+    kv_data_type: KvDataType,
     machine: bool,
     tests: Vec<Test>,
 }
@@ -52,15 +54,21 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 impl Arguments {
     fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, Box<dyn Error>> {
-        let path =
-            words.next().ok_or("usage: throughput MODEL.gguf [threads=N] [repeats=N] [kernels=NAME] [TEST]...")?;
+        let path = words
+            .next()
+            .ok_or("usage: throughput MODEL.gguf [threads=N] [repeats=N] [kernels=NAME] [kv=TYPE] [TEST]...")?;
         let (threads, kernels) = (LoadOptions::default().threads, Kernels::detect());
-        let mut arguments = Arguments { path, threads, repeats: 3, kernels, machine: false, tests: Vec::new() };
+        let kv_data_type = KvDataType::default();
+        let mut arguments =
+            Arguments { path, threads, repeats: 3, kernels, kv_data_type, machine: false, tests: Vec::new() };
         for word in words {
             match word.split_once('=') {
                 Some(("threads", value)) => arguments.threads = value.parse()?,
                 Some(("repeats", value)) => arguments.repeats = value.parse()?,
                 Some(("kernels", value)) => arguments.kernels = Kernels::named(value)?,
+                Some(("kv", value)) => {
+                    arguments.kv_data_type = KvDataType::named(value).ok_or("kv is bf16, f16, fp8, int8 or int4")?;
+                }
                 _ if word == "machine" => arguments.machine = true,
                 _ => arguments.tests.push(word.parse()?),
             }
@@ -84,6 +92,7 @@ fn load(arguments: &Arguments) -> Result<Built, Box<dyn Error>> {
     let options = LoadOptions {
         threads: arguments.threads,
         kernels: arguments.kernels,
+        kv_data_type: arguments.kv_data_type,
         block_tokens: BLOCK_TOKENS as u32,
         kv: KvBudget::Blocks(blocks.max(STEP_TOKENS / BLOCK_TOKENS) as u32),
         max_sequences: arguments.tests.iter().map(|test| test.sequences).max().unwrap_or(1) as u32,

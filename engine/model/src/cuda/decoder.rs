@@ -78,13 +78,14 @@ impl CudaDecoder {
     pub(super) fn issue(&mut self, batch: &Batch, feeds: &[Feed]) -> Result<(), DriverError> {
         let CudaDecoder { graphs, compute, draws, stream, .. } = self;
         let (rows, tokens, logits) = (batch.rows().len(), batch.tokens().len(), batch.logit_tokens().len());
-        let bucket = self.buckets.holding(rows).filter(|_| rows == tokens && rows == logits);
+        let repeats = self.replay == Replay::Graphs && rows == tokens && rows == logits;
+        let bucket = self.buckets.holding(rows).filter(|_| repeats);
         let counts = compute.metadata.upload(batch, bucket, stream)?;
         for (first, count) in runs(feeds) {
             let drawn = draws.on_device(first.turn, first.draw..first.draw + count);
             compute.metadata.feed(first.token, drawn, stream)?;
         }
-        match bucket.filter(|_| self.replay == Replay::Graphs) {
+        match bucket {
             None => compute.issue(&counts, stream),
             Some(bucket) => {
                 let graph = graphs.get_or_capture(bucket, || stream.capture(|| compute.issue(&counts, stream)))?;

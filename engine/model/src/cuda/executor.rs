@@ -25,6 +25,8 @@ pub struct CudaExecutor {
     next_ticket: u64,
     flights: VecDeque<Flight>,
     batch: Batch,
+    /// When the last step came to its end: the device computes one after the other.
+    last_end: Option<Instant>,
 }
 
 /// A step that was submitted and not collected.
@@ -58,7 +60,7 @@ struct Fed {
 
 impl CudaExecutor {
     pub(super) fn new(runner: StepRunner<CudaDecoder>) -> CudaExecutor {
-        CudaExecutor { runner, next_ticket: 0, flights: VecDeque::new(), batch: Batch::default() }
+        CudaExecutor { runner, next_ticket: 0, flights: VecDeque::new(), batch: Batch::default(), last_end: None }
     }
 
     /// The decoder.
@@ -134,6 +136,7 @@ impl CudaExecutor {
         let Some(Flight { ticket, state: State::Issued(issued) }) = self.flights.get(index) else { return Ok(()) };
         let (ticket, mut rows) = (*ticket, issued.rows.clone());
         let tokens = self.decoder().drawn(issued.turn, issued.drawing.len()).map_err(failed)?;
+        let (began, end) = (self.last_end.map_or(issued.started, |last| issued.started.max(last)), Instant::now());
         for (&row, token) in issued.drawing.iter().zip(tokens) {
             rows[row] = output(token);
         }
@@ -143,7 +146,8 @@ impl CudaExecutor {
                 rows[row] = RowOutput::Failed(why);
             }
         }
-        let busy_seconds = issued.started.elapsed().as_secs_f64();
+        let busy_seconds = end.duration_since(began).as_secs_f64();
+        self.last_end = Some(end);
         self.runner.keep(ticket, &rows);
         self.flights[index].state = State::Done(StepOutput { rows, scores: Vec::new(), busy_seconds });
         Ok(())

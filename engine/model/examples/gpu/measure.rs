@@ -1,0 +1,64 @@
+//! Rates.
+
+use std::time::Instant;
+
+use half::bf16;
+use windlass_engine_core::executor::Executor;
+use windlass_engine_model::cuda::CudaExecutor;
+use windlass_kernels::cuda::ops::{self, Output};
+use windlass_kernels::cuda::{Device, Matrix, Stream};
+
+use crate::Outcome;
+use crate::driver::{Job, generate};
+use crate::scale::Scale;
+
+/// Bytes read and written a second by a copy.
+pub fn copy_bytes_per_second(device: &Device, scale: &Scale) -> Outcome<f64> {
+    let (from, mut to) = (device.allocate::<u8>(scale.copy_bytes)?, device.allocate::<u8>(scale.copy_bytes)?);
+    let stream = device.stream()?;
+    let seconds = timed(&stream, scale.rounds, || Ok(stream.copy(to.view_mut(), from.view())?))?;
+    Ok(2.0 * scale.copy_bytes as f64 / seconds)
+}
+
+/// Bytes of weights read a second by products of so many tokens.
+pub fn linear_bytes_per_second(device: &Device, tokens: usize, scale: &Scale) -> Outcome<f64> {
+    let (rows, cols) = scale.matrix;
+    let values = vec![bf16::from_f32(0.01); rows * cols];
+    let matrices =
+        (0..scale.matrices).map(|_| Matrix::bf16(device, rows, cols, &values)).collect::<Result<Vec<_>, _>>()?;
+    let input = device.upload(&vec![bf16::ONE; tokens * cols])?;
+    let mut out = device.allocate::<bf16>(tokens * rows)?;
+    let stream = device.stream()?;
+    let seconds = timed(&stream, scale.rounds, || {
+        for matrix in &matrices {
+            ops::linear(&stream, matrix, input.view(), Output::Bf16(out.view_mut()))?;
+        }
+        Ok(())
+    })?;
+    Ok((2 * rows * cols * scale.matrices) as f64 / seconds)
+}
+
+/// Tokens a second that so many sequences get together, prompts and sampling included in none of it.
+pub fn decode_tokens_per_second(executor: &mut CudaExecutor, sequences: u32, scale: &Scale) -> Outcome<f64> {
+    let vocabulary = executor.geometry().vocabulary;
+    let job = |index: u32| Job::greedy(&[1 + index % (vocabulary - 1)]);
+    let jobs: Vec<Job> = (0..sequences).map(job).collect();
+    // The first time captures the graphs.
+    generate(executor, &jobs, 4, 64, 2);
+    let started = Instant::now();
+    generate(executor, &jobs, scale.decoded, 64, 2);
+    Ok((sequences as usize * scale.decoded) as f64 / started.elapsed().as_secs_f64())
+}
+
+/// Seconds of one round of work, the mean of some after a first one. The stream is full of them, so that what issuing takes
+/// is hidden.
+fn timed(stream: &Stream, rounds: usize, mut issue: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
+    issue()?;
+    stream.synchronize()?;
+    let started = Instant::now();
+    for _ in 0..rounds {
+        issue()?;
+    }
+    stream.synchronize()?;
+    Ok(started.elapsed().as_secs_f64() / rounds as f64)
+}
