@@ -39,7 +39,7 @@ MODELS = [
 
 # Decode at a long context, as a share of the rate at none, by the cache's type; and the type's name for the peer.
 DEPTH_MODEL, DEPTH = f"{LARGE}.Q4_K_M", 8000
-DEPTH_SHARES = {"bf16": (0.6, "f16")}
+DEPTH_SHARES = {"bf16": (0.6, "f16"), "int8": (0.7, "q8_0")}
 
 # Start to first token with the file in the page cache, and resident memory after it.
 START_MODEL = f"{SMALL}.Q4_1"
