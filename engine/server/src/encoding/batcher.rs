@@ -6,7 +6,7 @@ use crate::monitor::{Encoded, Monitor};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::RecvTimeoutError;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use windlass_engine_model::{Encoder, EncoderInput};
 
 /// How texts are put together.
@@ -66,11 +66,11 @@ impl Batcher {
 
     /// The first text and what comes in time and fits beside it.
     fn gather(&mut self, first: Job) -> Vec<Job> {
-        let deadline = Instant::now() + self.limits.max_wait;
+        let arrival = first.arrival_seconds;
         let mut longest = first.text.len();
         let mut batch = vec![first];
         while batch.len() < self.limits.max_texts {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = left(self.limits.max_wait, arrival, self.clock.seconds());
             let job = match self.jobs.receiver.recv_timeout(left) {
                 Ok(job) => job,
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
@@ -129,5 +129,23 @@ impl Batcher {
         let backlog = &self.jobs.backlog;
         let texts = backlog.texts.load(Ordering::Relaxed).saturating_sub(running.into());
         self.monitor.encoding(running, texts, backlog.tokens.load(Ordering::Relaxed));
+    }
+}
+
+/// How much longer a text that came at `arrival` waits for others; the time that an earlier batch took counts.
+fn left(max_wait: Duration, arrival: f64, now: f64) -> Duration {
+    max_wait.saturating_sub(Duration::try_from_secs_f64(now - arrival).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wait_counts_from_the_arrival() {
+        let milliseconds = Duration::from_millis;
+        for (now, expected) in [(7.0, 500), (7.125, 375), (7.5, 0), (9.0, 0), (6.9, 500)] {
+            assert_eq!(left(milliseconds(500), 7.0, now), milliseconds(expected), "{now}");
+        }
     }
 }

@@ -3,7 +3,7 @@
 use crate::clock::Clock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
+use std::sync::mpsc::{self, Receiver, SendError, Sender};
 use tokio::sync::oneshot;
 use windlass_engine_model::{EncoderInput, EncoderShape};
 
@@ -44,7 +44,7 @@ pub struct Failed(pub String);
 /// Submits texts. Cheap to clone.
 #[derive(Clone)]
 pub struct EncoderHandle {
-    jobs: SyncSender<Job>,
+    jobs: Sender<Job>,
     backlog: Arc<Backlog>,
     limit_tokens: u64,
     clock: Clock,
@@ -59,8 +59,8 @@ pub(super) struct Jobs {
 
 /// Both ends of the way to the encoder.
 pub(super) fn channel(shape: EncoderShape, limit_tokens: u64, clock: Clock) -> (EncoderHandle, Jobs) {
-    // Every text has a token, so the tokens' limit is met first.
-    let (jobs, receiver) = mpsc::sync_channel(usize::try_from(limit_tokens).unwrap_or(usize::MAX).min(1 << 20));
+    // What may wait is bounded by its tokens, and every text has one.
+    let (jobs, receiver) = mpsc::channel();
     let backlog = Arc::new(Backlog::default());
     let handle = EncoderHandle { jobs, backlog: backlog.clone(), limit_tokens, clock, shape: Arc::new(shape) };
     (handle, Jobs { receiver, backlog })
@@ -74,8 +74,7 @@ impl EncoderHandle {
 
     /// Computes texts, all or none of them. Never waits to be admitted.
     pub async fn run(&self, texts: Vec<EncoderInput>) -> Result<Result<Vec<Vec<f32>>, Failed>, Refused> {
-        let tokens = texts.iter().map(|text| text.len() as u64).sum();
-        self.admit(tokens)?;
+        self.admit(texts.iter().map(|text| text.len() as u64).sum())?;
         let answers: Vec<_> = texts.into_iter().map(|text| self.send(text)).collect();
         let mut vectors = Vec::with_capacity(answers.len());
         for answer in answers {
@@ -88,35 +87,63 @@ impl EncoderHandle {
     }
 
     fn admit(&self, tokens: u64) -> Result<(), Refused> {
-        let waiting = self.backlog.tokens.load(Ordering::Relaxed);
-        let total = waiting + tokens;
-        // A request alone is always taken: it could never be sent otherwise.
-        if waiting > 0 && total > self.limit_tokens {
+        self.backlog.take(tokens, self.limit_tokens).map_err(|waiting| {
             let speed = self.backlog.tokens_per_second.load(Ordering::Relaxed).max(1);
             let retry_after_seconds = (waiting / speed).clamp(1, 60) as u32;
-            return Err(Refused { tokens: total, limit_tokens: self.limit_tokens, retry_after_seconds });
-        }
-        Ok(())
+            Refused { tokens: waiting + tokens, limit_tokens: self.limit_tokens, retry_after_seconds }
+        })
     }
 
+    /// Sends a text whose tokens are admitted.
     fn send(&self, text: EncoderInput) -> oneshot::Receiver<Result<Vec<f32>, Failed>> {
         let (answer, receiver) = oneshot::channel();
-        let tokens = text.len() as u64;
         self.backlog.texts.fetch_add(1, Ordering::Relaxed);
-        self.backlog.tokens.fetch_add(tokens, Ordering::Relaxed);
         let job = Job { text, arrival_seconds: self.clock.seconds(), answer };
-        if let Err(TrySendError::Full(job) | TrySendError::Disconnected(job)) = self.jobs.try_send(job) {
-            self.backlog.forget(tokens);
-            let _ = job.answer.send(Err(Failed("the encoder takes no more texts; try again".to_owned())));
+        // Its answer ends with the job where the thread has ended.
+        if let Err(SendError(job)) = self.jobs.send(job) {
+            self.backlog.forget(job.text.len() as u64);
         }
         receiver
     }
 }
 
 impl Backlog {
+    /// Lets tokens wait, or says how many wait already. A request alone is always taken: it could never be sent
+    /// otherwise.
+    fn take(&self, tokens: u64, limit: u64) -> Result<(), u64> {
+        let fits = |waiting: u64| (waiting == 0 || waiting + tokens <= limit).then_some(waiting + tokens);
+        self.tokens.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).map(|_| ())
+    }
+
     /// A text waits no longer.
     pub(super) fn forget(&self, tokens: u64) {
         self.texts.fetch_sub(1, Ordering::Relaxed);
         self.tokens.fetch_sub(tokens, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_stays_below_its_limit_whoever_comes_at_once() {
+        const LIMIT: u64 = 100;
+        let backlog = Backlog::default();
+        assert_eq!(backlog.take(1000, LIMIT), Ok(()), "alone it may be longer");
+        assert_eq!(backlog.take(1, LIMIT), Err(1000));
+        backlog.texts.fetch_add(1, Ordering::Relaxed);
+        backlog.forget(1000);
+        let come = || {
+            for _ in 0..20_000 {
+                if backlog.take(30, LIMIT).is_ok() {
+                    assert!(backlog.tokens.load(Ordering::Relaxed) <= LIMIT);
+                    backlog.texts.fetch_add(1, Ordering::Relaxed);
+                    backlog.forget(30);
+                }
+            }
+        };
+        std::thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(come))));
+        assert_eq!(backlog.tokens.load(Ordering::Relaxed), 0);
     }
 }

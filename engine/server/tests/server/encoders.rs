@@ -133,3 +133,22 @@ async fn vectors_that_may_be_cut_are_cut() {
     let scale = short[0] / whole[0];
     assert!(short.iter().zip(&whole).all(|(a, b)| (a - b * scale).abs() < 1e-5));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_alone_is_taken_whatever_its_size() {
+    let Some(server) = encoder("--max-queue-tokens 16").await else { return };
+    let texts: Vec<String> = (0..200).map(|index| format!("text {index}")).collect();
+    assert_eq!(vectors(&embed(&server, json!({"input": texts})).await).len(), 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_holds_so_many_tokens() {
+    for (flags, texts) in [("", 4.0), ("--max-batch-tokens 16", 2.0)] {
+        let Some(server) = encoder(&format!("--max-batch-wait-ms 100 {flags}")).await else { return };
+        // Eight tokens each.
+        let input = ["A man is eating food."; 4];
+        assert_eq!(vectors(&embed(&server, json!({"input": input})).await).len(), 4);
+        let fill = server.metric("windlass:batch_fill_ratio").await;
+        assert!((fill * 32.0 - texts).abs() < 0.01, "{flags}: {fill}");
+    }
+}
