@@ -1,6 +1,8 @@
-//! What this machine lets the process use.
+//! What this machine lets the process use, and what it has used.
 
 use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// CPUs that the process may use, its cgroup's quota included; at least one.
 pub fn cpus() -> usize {
@@ -16,6 +18,40 @@ pub fn free_memory_bytes() -> Option<u64> {
         (Some(machine), Some(group)) => Some(machine.min(group)),
         (machine, group) => machine.or(group),
     }
+}
+
+/// Memory that a process holds; 0 where that cannot be read.
+pub fn resident_bytes(process: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok()).map_or(0, |kib| kib << 10)
+}
+
+/// What a thread is asked for its time by, from other threads, too.
+#[derive(Clone, Debug)]
+pub struct ThreadTime(PathBuf);
+
+/// The kernel's tick, in which it tells times whatever it counts by (`USER_HZ`).
+const TICK: Duration = Duration::from_millis(10);
+
+impl ThreadTime {
+    /// Of the thread that calls.
+    pub fn of_this_thread() -> ThreadTime {
+        let thread = fs::read_link("/proc/thread-self").unwrap_or_default();
+        ThreadTime(Path::new("/proc").join(thread).join("stat"))
+    }
+
+    /// Time on processors so far; zero where that cannot be read, or the thread is gone.
+    pub fn spent(&self) -> Duration {
+        let ticks = fs::read_to_string(&self.0).map_or(0, |stat| cpu_ticks(&stat));
+        TICK * u32::try_from(ticks).unwrap_or(u32::MAX)
+    }
+}
+
+/// The fields `utime` and `stime` of proc(5), the 12th and 13th behind the name in parentheses.
+fn cpu_ticks(stat: &str) -> u64 {
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
 }
 
 /// What this process's memory cgroup has left. Page cache counts as used there and is given back on demand, so only
@@ -49,6 +85,22 @@ mod tests {
     #[test]
     fn the_kernels_files_are_understood() {
         assert_eq!(mem_available_bytes("MemTotal:  10 kB\nMemAvailable:    2048 kB\n"), Some(2 << 20));
+        assert_eq!(cpu_ticks("7 (a) b) R 1 2 3 4 5 6 7 8 9 10 30 12 0 0"), 42);
         assert_eq!(field_bytes("anon_thp 1\nanon 4096\nfile 8192\n", "anon"), Some(4096));
+    }
+
+    #[test]
+    fn time_and_memory_that_were_taken_are_told() {
+        assert!(resident_bytes(std::process::id()) > 1 << 20);
+        let time = ThreadTime::of_this_thread();
+        let began = time.spent();
+        while time.spent() < began + 3 * TICK {
+            std::hint::black_box((0..1_000_000_u64).sum::<u64>());
+        }
+        let asleep = std::thread::spawn(|| {
+            std::thread::sleep(10 * TICK);
+            ThreadTime::of_this_thread().spent()
+        });
+        assert!(asleep.join().unwrap() < 5 * TICK, "time of its own alone");
     }
 }

@@ -6,10 +6,12 @@
 
 mod form;
 mod grammar;
+mod limited;
 mod prepared;
 mod thought;
 
 use crate::text::tokenizer::Tokenizer;
+use limited::{GivenUp, Limits, limited};
 use prepared::Prepared;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -22,10 +24,10 @@ pub(crate) use form::with_whitespace;
 pub use grammar::Grammar;
 pub use thought::Thought;
 
-/// Longest time for compiling, waiting for others included.
-const COMPILE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Forms compiled at once: one, so that hostile ones leave a core to the rest.
-const AT_ONCE: usize = 1;
+/// How long compiling may take.
+const LIMITS: Limits = Limits { time: Duration::from_secs(1), patience: Duration::from_secs(10) };
+/// Forms compiled at once: more than one, so that one that was given up and goes on does not keep all others out.
+const AT_ONCE: usize = 2;
 /// Compiled forms kept.
 const KEPT: usize = 64;
 
@@ -50,13 +52,13 @@ pub enum StructureError {
         reason: String,
     },
     /// It takes too long.
-    #[error("`{field}` takes longer than {} s to compile; make it simpler", COMPILE_TIMEOUT.as_secs())]
+    #[error("`{field}` takes longer than {} s to compile; make it simpler", LIMITS.time.as_secs())]
     TooSlow {
         /// The request's field.
         field: &'static str,
     },
-    /// Others are being compiled.
-    #[error("other grammars are being compiled; try again")]
+    /// Others take the time.
+    #[error("there is no time now to compile the form of the answer; try again")]
     Busy,
 }
 
@@ -75,19 +77,19 @@ impl Structures {
             return Ok(known);
         }
         self.prepare().await;
-        let permit = timeout(COMPILE_TIMEOUT, self.permits.clone().acquire_owned()).await;
+        let permit = timeout(LIMITS.patience, self.permits.clone().acquire_owned()).await;
         let permit = permit.ok().and_then(Result::ok).ok_or(StructureError::Busy)?;
         let structures = self.clone();
-        let compiling = tokio::task::spawn_blocking(move || {
+        let compiled = limited(LIMITS, move || {
             // Held until the work is done, though nobody may wait for it any more.
             let _permit = permit;
             structures.compile_now(form)
         });
-        match timeout(COMPILE_TIMEOUT, compiling).await {
-            Ok(Ok(Ok(grammar))) => Ok(grammar),
-            Ok(Ok(Err(reason))) => Err(StructureError::Invalid { field, reason }),
-            Ok(Err(_)) => Err(StructureError::Invalid { field, reason: "compiling it failed".to_owned() }),
-            Err(_) => Err(StructureError::TooSlow { field }),
+        match compiled.await {
+            Ok(compiled) => compiled.map_err(|reason| StructureError::Invalid { field, reason }),
+            Err(GivenUp::TooSlow) => Err(StructureError::TooSlow { field }),
+            Err(GivenUp::Busy) => Err(StructureError::Busy),
+            Err(GivenUp::Panicked) => Err(StructureError::Invalid { field, reason: "compiling it failed".to_owned() }),
         }
     }
 
