@@ -37,6 +37,8 @@ pub struct Conversation {
 /// What a client says about the chat template.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rendering {
+    /// Another template than the model's own.
+    pub template: Option<String>,
     /// Variables of the template's own.
     pub variables: Map<String, Value>,
     /// Texts to answer from, for templates that know them.
@@ -50,6 +52,7 @@ pub struct Rendering {
 impl Default for Rendering {
     fn default() -> Rendering {
         Rendering {
+            template: None,
             variables: Map::new(),
             documents: Vec::new(),
             add_generation_prompt: true,
@@ -136,6 +139,7 @@ impl Rendering {
             return Err(FieldError::invalid("continue_final_message", message));
         }
         Ok(Rendering {
+            template: fields.optional("chat_template", "a Jinja template")?,
             variables: fields.optional("chat_template_kwargs", "an object")?.unwrap_or_default(),
             documents: fields.optional("documents", "a list of objects")?.unwrap_or_default(),
             add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
@@ -356,7 +360,7 @@ mod tests {
             (r#""echo":true"#, "echo"),
             (r#""tools":[{"type":"function"}]"#, "tools[0].function"),
             (r#""response_format":{"type":"xml"}"#, "response_format.type"),
-            (r#""chat_template":"{{1}}""#, "chat_template"),
+            (r#""chat_template":7"#, "chat_template"),
             (r#""chat_template_kwargs":7"#, "chat_template_kwargs"),
             (r#""continue_final_message":true,"add_generation_prompt":true"#, "continue_final_message"),
             (r#""unheard_of":1"#, "unheard_of"),

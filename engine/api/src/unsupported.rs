@@ -100,7 +100,6 @@ pub const CHAT: &[Unsupported] = &[
     only("verbosity", &["\"medium\""], "verbosity cannot be set"),
     absent("thinking_token_budget", "reasoning has no budget of its own"),
     only("add_special_tokens", &["false"], OWN_TEMPLATE),
-    absent("chat_template", "templates from requests are not run; the model's own is used"),
     only("mm_processor_kwargs", &["{}"], ONLY_TEXT),
     only("media_io_kwargs", &["{}"], ONLY_TEXT),
 ];

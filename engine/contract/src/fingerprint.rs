@@ -12,10 +12,10 @@ pub const DIGITS: usize = 16;
 /// What goes into a fingerprint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
-    /// Hexadecimal SHA-256 over the tensors, by name: name, type, shape, and the first and last 4 KiB of the data. Files
-    /// are not read as a whole: they may have hundreds of gigabytes.
+    /// Hexadecimal SHA-256 over the tensors, by name: name, type, shape, and CRC-64/NVME of the data. It tells files
+    /// apart, and vouches for none: whoever wants to can make another file with the same checksums.
     pub weights: String,
-    /// Hexadecimal SHA-256 over the vocabulary's tokens in order, and the chat template.
+    /// Hexadecimal SHA-256 over the vocabulary's tokens in order, and the chat template in use.
     pub tokenizer: String,
     /// Flags that change answers, as `name=value`, sorted.
     pub flags: Vec<String>,

@@ -5,6 +5,10 @@
 
 /// Labels of every engine metric.
 pub const LABEL_MODEL: &str = "model_name";
+/// vLLM numbers the engines of a server by it.
+pub const LABEL_ENGINE: &str = "engine";
+/// Its value here: a server has one engine.
+pub const THIS_ENGINE: &str = "0";
 
 pub const NUM_REQUESTS_RUNNING: &str = "vllm:num_requests_running";
 pub const NUM_REQUESTS_WAITING: &str = "vllm:num_requests_waiting";
@@ -16,12 +20,16 @@ pub const CACHE_CONFIG_INFO: &str = "vllm:cache_config_info";
 pub const PROMPT_TOKENS: &str = "vllm:prompt_tokens_total";
 pub const PROMPT_TOKENS_CACHED: &str = "vllm:prompt_tokens_cached_total";
 pub const PROMPT_TOKENS_BY_SOURCE: &str = "vllm:prompt_tokens_by_source_total";
+pub const PROMPT_TOKENS_RECOMPUTED: &str = "vllm:prompt_tokens_recomputed_total";
+pub const CORRUPTED_REQUESTS: &str = "vllm:corrupted_requests_total";
 pub const VLLM_ADMISSION_REJECTIONS: &str = "vllm:admission_rejections_total";
 pub const GENERATION_TOKENS: &str = "vllm:generation_tokens_total";
 pub const NUM_PREEMPTIONS: &str = "vllm:num_preemptions_total";
 pub const REQUEST_SUCCESS: &str = "vllm:request_success_total";
 pub const PREFIX_CACHE_QUERIES: &str = "vllm:prefix_cache_queries_total";
 pub const PREFIX_CACHE_HITS: &str = "vllm:prefix_cache_hits_total";
+pub const EXTERNAL_PREFIX_CACHE_QUERIES: &str = "vllm:external_prefix_cache_queries_total";
+pub const EXTERNAL_PREFIX_CACHE_HITS: &str = "vllm:external_prefix_cache_hits_total";
 pub const SPEC_DECODE_DRAFTS: &str = "vllm:spec_decode_num_drafts_total";
 pub const SPEC_DECODE_DRAFT_TOKENS: &str = "vllm:spec_decode_num_draft_tokens_total";
 pub const SPEC_DECODE_ACCEPTED_TOKENS: &str = "vllm:spec_decode_num_accepted_tokens_total";

@@ -37,8 +37,18 @@ pub(crate) struct KvCache {
     ttl_seconds: Option<f64>,
     /// Tokens at the end of a sequence before which nothing is read again; absent where all are.
     read_back_tokens: Option<usize>,
+    tier_use: TierUse,
     /// The time of the last call that told it.
     now: f64,
+}
+
+/// What was looked up in the tier so far: what sequences needed and the pool had not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierUse {
+    /// Tokens looked up.
+    pub query_tokens: u64,
+    /// Tokens found.
+    pub hit_tokens: u64,
 }
 
 /// A block of a known prefix.
@@ -86,6 +96,7 @@ impl KvCache {
             retiring: Vec::new(),
             ttl_seconds: None,
             read_back_tokens: None,
+            tier_use: TierUse::default(),
             now: 0.0,
         }
     }
@@ -148,6 +159,11 @@ impl KvCache {
         missing + headroom <= self.pool.available() + self.returning()
     }
 
+    /// What was looked up in the tier so far.
+    pub(crate) fn tier_use(&self) -> TierUse {
+        self.tier_use
+    }
+
     /// Whether tables begin with blocks of earlier ones.
     pub(crate) fn caches_prefixes(&self) -> bool {
         self.prefixes.is_some()
@@ -168,6 +184,7 @@ impl KvCache {
             self.drop_references(&table);
             return None;
         }
+        self.count_tier_use(tokens.len(), &cached);
         self.bring_back(&mut table, tokens, &cached);
         let missing = self.missing(&table, tokens.len());
         self.append(&mut table, missing);
@@ -293,6 +310,14 @@ impl KvCache {
     /// Leading blocks that are not read for the tokens behind the first `tokens`.
     fn unread(&self, tokens: usize) -> usize {
         self.read_back_tokens.map_or(0, |read| (tokens + 1).saturating_sub(read) / self.block_tokens)
+    }
+
+    fn count_tier_use(&mut self, tokens: usize, cached: &[Cached]) {
+        if self.tier.is_some() {
+            let found = cached.iter().filter(|cached| cached.block.is_none()).count();
+            self.tier_use.query_tokens += (tokens - (cached.len() - found) * self.block_tokens) as u64;
+            self.tier_use.hit_tokens += (found * self.block_tokens) as u64;
+        }
     }
 
     fn missing(&self, table: &BlockTable, tokens: usize) -> usize {

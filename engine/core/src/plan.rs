@@ -175,8 +175,22 @@ pub enum RowOutput {
     Sampled(TokenId),
     /// What was drawn in a row with guesses: those that held, then a token that none foresaw.
     Verified(Vec<TokenId>),
-    /// This sequence failed (a logit was not finite, say); the others are fine.
-    Failed(String),
+    /// This sequence failed; the others are fine.
+    Failed(SequenceFailure),
+}
+
+/// Why one sequence failed while the others went on, in words for its client.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SequenceFailure {
+    /// What was asked for leaves nothing to go on with, and would leave nothing again: the client's to change.
+    #[error("{0}")]
+    Unsatisfiable(String),
+    /// The model gave numbers that are none.
+    #[error("{0}")]
+    Corrupted(String),
+    /// The row could not be computed.
+    #[error("{0}")]
+    Uncomputable(String),
 }
 
 /// The log probabilities that one row asked for.

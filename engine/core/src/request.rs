@@ -151,6 +151,20 @@ pub enum RejectReason {
         /// Blocks there are.
         total_blocks: u32,
     },
+    /// More requests come together than may ever wait: a client error.
+    TooMany {
+        /// Requests that came.
+        requests: u32,
+        /// Most that an idle engine takes.
+        limit: u32,
+    },
+    /// Requests that come together have more prompt tokens than may ever wait: a client error.
+    TooManyTokens {
+        /// Prompt tokens of all.
+        prompt_tokens: u64,
+        /// Most that may wait.
+        limit_tokens: u64,
+    },
     /// The queue is full: try again.
     QueueFull {
         /// Requests waiting.
@@ -182,6 +196,17 @@ impl fmt::Display for RejectReason {
             RejectReason::NeverFits { needed_blocks, total_blocks } => write!(
                 f,
                 "the request needs {needed_blocks} KV blocks and the engine has {total_blocks}; lower max_tokens"
+            ),
+            RejectReason::TooMany { requests, limit } => {
+                write!(
+                    f,
+                    "the request asks for {requests} answers and this server takes {limit} at once; ask for fewer"
+                )
+            }
+            RejectReason::TooManyTokens { prompt_tokens, limit_tokens } => write!(
+                f,
+                "the request's prompts have {prompt_tokens} tokens together and at most {limit_tokens} may wait; send \
+                 fewer of them at once"
             ),
             RejectReason::QueueFull { waiting, queued_tokens } => {
                 write!(f, "{waiting} requests with {queued_tokens} prompt tokens are waiting; try again later")

@@ -66,6 +66,7 @@ pub(crate) struct Scheduler {
     preemptions: u64,
     prefix_query_tokens: u64,
     prefix_hit_tokens: u64,
+    recomputed_tokens: u64,
 }
 
 /// A submitted step, as its results will need it.
@@ -106,6 +107,7 @@ impl Scheduler {
             preemptions: 0,
             prefix_query_tokens: 0,
             prefix_hit_tokens: 0,
+            recomputed_tokens: 0,
         }
     }
 
@@ -222,6 +224,8 @@ impl Scheduler {
             preemptions: self.preemptions,
             prefix_query_tokens: self.prefix_query_tokens,
             prefix_hit_tokens: self.prefix_hit_tokens,
+            recomputed_tokens: self.recomputed_tokens,
+            tier: self.kv.tier_use(),
             drafts: self.draft_stats(),
         }
     }
@@ -328,6 +332,7 @@ impl Scheduler {
         let shared_tokens = leader.sequence.prompt_tokens - 1;
         let table = self.kv.fork(&leader.table, shared_tokens, scope, self.running.len())?;
         step.copies_from(leader.stay);
+        self.recomputed_tokens += 1;
         Some((table, shared_tokens))
     }
 
@@ -373,13 +378,13 @@ impl Scheduler {
         scores: Option<RowScores>,
     ) -> Result<Option<RequestUpdate>, ExecutorError> {
         let Some(index) = self.find(row.stay) else { return Ok(None) };
-        if let RowOutput::Failed(error) = result {
+        if let RowOutput::Failed(failure) = result {
             self.kv.distrust(&self.running[index].table);
             let sequence = self.end(index);
             if let Some(beams) = sequence.beams {
-                self.dissolve(beams.leader, FinishReason::Error, Some(&error));
+                self.dissolve(beams.leader, FinishReason::Error, Some(&failure));
             }
-            return Ok(Some(sequence.fail(error)));
+            return Ok(Some(sequence.fail(failure)));
         }
         let in_flight = self.last_in_flight(&self.running[index]);
         let run = &mut self.running[index];
@@ -457,6 +462,7 @@ impl Scheduler {
             sequence.first_scheduled(now, cached_tokens);
             self.fairness.spend(sequence.tenant, sequence.prompt_tokens.saturating_sub(cached_tokens));
         }
+        self.recomputed_tokens += sequence.computed_prompt_tokens.saturating_sub(cached_tokens) as u64;
         self.stays += 1;
         self.running.push(Running::new(StayId(self.stays), sequence, table, cached_tokens));
         &self.running[self.running.len() - 1]
@@ -464,7 +470,8 @@ impl Scheduler {
 
     /// Out of the batch: its blocks return, after the last step in flight that names them.
     fn leave(&mut self, index: usize) -> Sequence {
-        let run = self.running.remove(index);
+        let mut run = self.running.remove(index);
+        run.sequence.computed_prompt_tokens = run.computed_prompt_tokens();
         let last = self.last_in_flight(&run);
         self.kv.release(run.table, last);
         run.sequence

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::constraint::Constraint;
 use crate::draft::DraftTree;
 use crate::kv::BlockTable;
-use crate::plan::{History, InputToken, PlanRow, SampleRow, ScoreRow, Ticket};
+use crate::plan::{History, InputToken, PlanRow, SampleRow, ScoreRow, SequenceFailure, Ticket};
 use crate::request::{Beams, CacheScope, FinishReason, Request, RequestId, Sampling, Tenant, TokenId};
 use crate::sampling::TokenLogprobs;
 use crate::scheduler::Guess;
@@ -25,6 +25,8 @@ pub(crate) struct Sequence {
     pub(crate) prompt_tokens: usize,
     /// What waiting for it means to others: tokens to compute, as far as they are known before it is scheduled.
     pub(crate) backlog_tokens: usize,
+    /// Tokens of the prompt that were computed or found when it was in the batch last.
+    pub(crate) computed_prompt_tokens: usize,
     /// A live request with the same prompt, whose blocks this one shares.
     pub(crate) fork_of: Option<RequestId>,
     /// The search that it is part of.
@@ -71,6 +73,7 @@ impl Sequence {
             prompt_tokens: prompt.len(),
             backlog_tokens: if fork_of.is_some() { 1 } else { prompt.len() },
             tokens: prompt,
+            computed_prompt_tokens: 0,
             fork_of: fork_of.filter(|_| prompt_logprobs.is_none() && beams.is_none()),
             beams,
             max_tokens: max_tokens as usize,
@@ -142,7 +145,7 @@ impl Sequence {
             logprobs,
             prompt_logprobs: std::mem::take(&mut self.scores),
             finish: None,
-            error: None,
+            failure: None,
             cached_tokens: self.cached_tokens,
             arrival_seconds: self.arrival_seconds,
             first_scheduled_seconds: self.first_scheduled_seconds,
@@ -165,8 +168,8 @@ impl Sequence {
     }
 
     /// The last update of a sequence that failed.
-    pub(crate) fn fail(self, error: String) -> RequestUpdate {
-        RequestUpdate { error: Some(error), ..self.end(FinishReason::Error) }
+    pub(crate) fn fail(self, failure: SequenceFailure) -> RequestUpdate {
+        RequestUpdate { failure: Some(failure), ..self.end(FinishReason::Error) }
     }
 
     /// How to draw generated token number `index`, and those behind guesses.
@@ -247,6 +250,11 @@ impl Running {
             _ if self.sequence.beams.is_some() => self.sequence.tokens.len() - self.submitted,
             _ => self.sequence.tokens.len() + self.sampling - self.submitted,
         }
+    }
+
+    /// Tokens of the prompt that are computed, or will be by a submitted step.
+    pub(crate) fn computed_prompt_tokens(&self) -> usize {
+        self.submitted.min(self.sequence.prompt_tokens)
     }
 
     /// Whether a submitted step computes the last token of the prompt.

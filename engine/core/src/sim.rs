@@ -14,7 +14,9 @@ use std::time::Duration;
 use crate::constraint::TokenSet;
 use crate::draft::DraftTree;
 use crate::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
-use crate::plan::{InputToken, Move, PlanRow, RowOutput, RowScores, SampleRow, StepOutput, StepPlan, Ticket};
+use crate::plan::{
+    InputToken, Move, PlanRow, RowOutput, RowScores, SampleRow, SequenceFailure, StepOutput, StepPlan, Ticket,
+};
 use crate::request::TokenId;
 use crate::sampling::{TokenLogprob, TokenLogprobs};
 
@@ -149,16 +151,18 @@ impl<P: Pace> SimExecutor<P> {
     fn compute(&mut self, row: &PlanRow) -> RowOutput {
         for (position, token) in (row.first_position as usize..).zip(&row.tokens) {
             let Some(token) = self.resolve(*token) else {
-                return RowOutput::Failed("the row that was to sample its input did not".into());
+                let why = "the row that was to sample its input did not".into();
+                return RowOutput::Failed(SequenceFailure::Uncomputable(why));
             };
             self.put(row, position, token);
         }
+        let failed = |why| RowOutput::Failed(SequenceFailure::Unsatisfiable(why));
         match &row.sample {
             None => RowOutput::Computed,
             Some(sample) if sample.draft.is_empty() => {
-                self.sample(row, sample, &[]).map_or_else(RowOutput::Failed, RowOutput::Sampled)
+                self.sample(row, sample, &[]).map_or_else(failed, RowOutput::Sampled)
             }
-            Some(sample) => self.verify(row, sample).map_or_else(RowOutput::Failed, RowOutput::Verified),
+            Some(sample) => self.verify(row, sample).map_or_else(failed, RowOutput::Verified),
         }
     }
 

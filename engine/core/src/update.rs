@@ -1,7 +1,8 @@
 //! What a turn of the engine gives back, and the engine's state in numbers. Times are the caller's, in seconds.
 
 use crate::draft::MAX_DRAFT_TOKENS;
-pub use crate::kv::KvUsage;
+pub use crate::kv::{KvUsage, TierUse};
+use crate::plan::SequenceFailure;
 use crate::request::{FinishReason, RequestId, TokenId};
 use crate::sampling::TokenLogprobs;
 
@@ -29,7 +30,7 @@ pub struct RequestUpdate {
     /// Set in the last update of a request, and in no other.
     pub finish: Option<FinishReason>,
     /// What went wrong, with [`FinishReason::Error`].
-    pub error: Option<String>,
+    pub failure: Option<SequenceFailure>,
     /// Prompt tokens whose K and V were found in the prefix cache when it was first scheduled.
     pub cached_tokens: u32,
     /// `now` of [`add`](crate::engine::Engine::add).
@@ -83,6 +84,11 @@ pub struct EngineStats {
     pub prefix_query_tokens: u64,
     /// Prompt tokens found there so far.
     pub prefix_hit_tokens: u64,
+    /// Prompt tokens so far that were computed before and had to be once more: after a preemption, or the last of a
+    /// prompt with several answers.
+    pub recomputed_tokens: u64,
+    /// What was looked up outside the pool so far, for sequences that return from a preemption, too.
+    pub tier: TierUse,
     /// Guesses so far.
     pub drafts: DraftStats,
 }

@@ -255,7 +255,7 @@ impl World {
     fn see(&mut self, update: RequestUpdate) {
         let id = update.request;
         assert!(!self.endings.contains_key(&id), "{id:?} goes on after its end");
-        assert_eq!(update.error.is_some(), update.finish == Some(FinishReason::Error));
+        assert_eq!(update.failure.is_some(), update.finish == Some(FinishReason::Error));
         self.texts.entry(id).or_default().extend(&update.tokens);
         self.updates.push(update.clone());
         if let Some(reason) = update.finish {

@@ -7,7 +7,7 @@ mod support;
 use support::{CONFIG, GEOMETRY, TestEngine, With, alone, drain, engine, logprobs, request, text, turn};
 use windlass_engine_core::engine::{EngineConfig, QueueLimits};
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::plan::{InputToken, Move, PlanRow};
+use windlass_engine_core::plan::{InputToken, Move, PlanRow, SequenceFailure};
 use windlass_engine_core::request::{FinishReason, RejectReason, Request, RequestId};
 use windlass_engine_core::update::RequestUpdate;
 
@@ -374,7 +374,7 @@ fn a_failed_row_ends_its_request_alone() {
     engine.executor().poison(RequestId(1));
     let updates = drain(&mut engine);
     assert_eq!(text(&updates, 1), (vec![], Some(FinishReason::Error)));
-    assert_eq!(updates[0].error.as_deref(), Some("poisoned"));
+    assert_eq!(updates[0].failure, Some(SequenceFailure::Corrupted("poisoned".into())));
     assert_eq!(text(&updates, 2), alone(&other, 4));
 }
 

@@ -1,13 +1,13 @@
 //! Where a row draws: behind its last token, and behind each guess of what comes next.
 
 use windlass_engine_core::constraint::TokenSet;
-use windlass_engine_core::plan::PlanRow;
+use windlass_engine_core::plan::{PlanRow, SequenceFailure};
 use windlass_engine_core::request::TokenId;
 
 use crate::sampler::Draw;
 
 /// The tokens that a constraint allows at a place; `None` without one.
-pub(crate) type Mask = Result<Option<TokenSet>, String>;
+pub(crate) type Mask = Result<Option<TokenSet>, SequenceFailure>;
 
 /// A place at which a token is drawn.
 #[derive(Debug)]
@@ -62,7 +62,8 @@ impl Place {
 
     fn mask(&self, row: &PlanRow) -> Mask {
         let constraint = row.sample.as_ref().and_then(|sample| sample.constraint.as_ref());
-        constraint.map(|constraint| constraint.allowed(&self.history[prompt_tokens(row)..])).transpose()
+        let allowed = constraint.map(|constraint| constraint.allowed(&self.history[prompt_tokens(row)..]));
+        allowed.transpose().map_err(SequenceFailure::Unsatisfiable)
     }
 
     /// Whether the guess before this place is allowed, by the masks of the places before.

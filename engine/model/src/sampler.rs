@@ -10,6 +10,7 @@ mod filters;
 mod logprobs;
 
 use windlass_engine_core::constraint::TokenSet;
+use windlass_engine_core::plan::SequenceFailure;
 use windlass_engine_core::request::{Sampling, TokenId};
 use windlass_engine_core::sampling::TokenLogprobs;
 use windlass_kernels::ops;
@@ -79,6 +80,17 @@ pub enum SampleError {
         /// Logits there are.
         vocabulary: usize,
     },
+}
+
+impl From<SampleError> for SequenceFailure {
+    fn from(error: SampleError) -> SequenceFailure {
+        let message = error.to_string();
+        match error {
+            SampleError::NotFinite { .. } => SequenceFailure::Corrupted(message),
+            SampleError::AllBanned => SequenceFailure::Unsatisfiable(message),
+            SampleError::Unknown { .. } => SequenceFailure::Uncomputable(message),
+        }
+    }
 }
 
 /// Does what `task` says with a row of logits, which are overwritten.

@@ -8,7 +8,7 @@ use std::time::Instant;
 use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::executor::{Geometry, MAX_IN_FLIGHT};
 use windlass_engine_core::plan::{
-    BlockId, InputToken, Move, PlanRow, RowOutput, RowScores, SlotId, StepOutput, StepPlan, Ticket,
+    BlockId, InputToken, Move, PlanRow, RowOutput, RowScores, SequenceFailure, SlotId, StepOutput, StepPlan, Ticket,
 };
 use windlass_engine_core::request::TokenId;
 
@@ -71,8 +71,11 @@ impl<M: Model> StepRunner<M> {
         self.model.settle();
     }
 
-    /// Takes the memory of keys and values, or gives it back.
+    /// Takes the memory of keys and values, or gives it back, and what is kept of them in the tier.
     pub fn hold_kv(&mut self, held: bool) -> Result<(), M::Error> {
+        if let Some(swapper) = self.swapper.as_mut().filter(|_| !held) {
+            swapper.clear();
+        }
         self.model.hold_kv(held)
     }
 
@@ -120,10 +123,7 @@ impl<M: Model> StepRunner<M> {
     /// Puts every sound row into the batch.
     fn fill_batch(&mut self, plan: &StepPlan) -> Vec<RowOutput> {
         self.batch.clear();
-        plan.rows
-            .iter()
-            .map(|row| self.fill_row(row).map_or_else(RowOutput::Failed, |()| RowOutput::Computed))
-            .collect()
+        plan.rows.iter().map(|row| self.fill_row(row).map_or_else(uncomputable, |()| RowOutput::Computed)).collect()
     }
 
     /// Whether a row can be computed, as far as its tokens do not decide it.
@@ -167,7 +167,7 @@ impl<M: Model> StepRunner<M> {
         thread::scope(|scope| {
             let masks = scope.spawn(|| plan.rows.iter().zip(places).map(|(row, places)| masks(row, places)).collect());
             self.model.forward(&self.batch)?;
-            let panicked = |place: &Place| Err(format!("the constraint panicked at {place:?}"));
+            let panicked = |_: &Place| Err(SequenceFailure::Uncomputable("the constraint panicked".to_owned()));
             Ok(masks.join().unwrap_or_else(|_| places.iter().map(|of| of.iter().map(panicked).collect()).collect()))
         })
     }
@@ -196,7 +196,7 @@ impl<M: Model> StepRunner<M> {
                     let told = !prompt.is_empty() || !sampled.is_empty();
                     scores.extend(told.then_some(RowScores { row: index as u32, prompt, sampled }));
                 }
-                Err(error) => outputs[index] = RowOutput::Failed(error),
+                Err(failure) => outputs[index] = RowOutput::Failed(failure),
             }
         }
         Ok(scores)
@@ -225,6 +225,11 @@ fn tasks<'a>(row: &'a PlanRow, places: &'a [Place], masks: &'a [Mask]) -> impl I
     let scored = scored.map(|(target, top)| RowTask::Score { target, top });
     let draws = places.iter().zip(masks).filter_map(|(place, mask)| place.draw(row, mask));
     scored.chain(draws.map(RowTask::Draw))
+}
+
+/// What becomes of a row that cannot be computed, and why.
+pub(crate) fn uncomputable(why: String) -> RowOutput {
+    RowOutput::Failed(SequenceFailure::Uncomputable(why))
 }
 
 fn resolve(kept: &VecDeque<(Ticket, Vec<RowOutput>)>, token: InputToken) -> Result<TokenId, String> {

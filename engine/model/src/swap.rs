@@ -21,6 +21,13 @@ impl Swapper {
         Swapper { tier, empty: HashSet::new(), lost: HashMap::new() }
     }
 
+    /// Forgets every block and gives the room back. Room that cannot be given back is kept, for what comes next.
+    pub fn clear(&mut self) {
+        let _ = self.tier.clear();
+        self.empty.clear();
+        self.lost.clear();
+    }
+
     /// Whether a row can rely on its blocks. One that begins in a block overwrites it.
     pub fn check(&mut self, row: &PlanRow, block_tokens: u32) -> Result<(), String> {
         if self.lost.is_empty() {

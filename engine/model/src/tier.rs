@@ -12,6 +12,9 @@ pub trait Tier: Send {
 
     /// Gives it back. What was never stored there is an error, or zeros.
     fn load(&mut self, slot: usize, parts: &mut [&mut [u8]]) -> io::Result<()>;
+
+    /// Forgets every block and gives its room back.
+    fn clear(&mut self) -> io::Result<()>;
 }
 
 /// A second pool in memory. A slot takes memory when it is first used.
@@ -47,6 +50,11 @@ impl Tier for MemoryTier {
             part.copy_from_slice(from);
             rest = after;
         }
+        Ok(())
+    }
+
+    fn clear(&mut self) -> io::Result<()> {
+        self.slots.fill(None);
         Ok(())
     }
 }
@@ -87,6 +95,12 @@ impl Tier for FileTier {
         }
         Ok(())
     }
+
+    fn clear(&mut self) -> io::Result<()> {
+        let bytes = self.file.metadata()?.len();
+        self.file.set_len(0)?;
+        self.file.set_len(bytes)
+    }
 }
 
 #[cfg(test)]
@@ -113,6 +127,27 @@ mod tests {
 
     #[test]
     fn a_slot_that_holds_nothing_is_an_error_in_memory() {
-        assert!(MemoryTier::new(1).load(0, &mut [&mut [0; 4]]).is_err());
+        let mut tier = MemoryTier::new(1);
+        assert!(tier.load(0, &mut [&mut [0; 4]]).is_err());
+        tier.store(0, &[&[1; 4]]).unwrap();
+        tier.clear().unwrap();
+        assert!(tier.load(0, &mut [&mut [0; 4]]).is_err());
+        tier.store(0, &[&[1; 4]]).unwrap();
+        tier.load(0, &mut [&mut [0; 4]]).unwrap();
+    }
+
+    #[test]
+    fn a_file_gives_its_disk_back_and_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut tier = FileTier::create(folder.path(), 2, 1 << 16).unwrap();
+        tier.store(1, &[&[7; 1 << 16]]).unwrap();
+        let held = |tier: &FileTier| std::os::unix::fs::MetadataExt::blocks(&tier.file.metadata().unwrap());
+        assert!(held(&tier) > 0);
+        tier.clear().unwrap();
+        assert_eq!(held(&tier), 0);
+        tier.store(1, &[&[8; 1 << 16]]).unwrap();
+        let mut back = [0; 1 << 16];
+        tier.load(1, &mut [&mut back]).unwrap();
+        assert_eq!(back, [8; 1 << 16]);
     }
 }

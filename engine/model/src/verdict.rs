@@ -1,7 +1,7 @@
 //! What a row gives, from what each of its logits gave: how far its guesses held.
 
 use windlass_engine_core::draft::Verdict;
-use windlass_engine_core::plan::{BlockId, PlanRow, RowOutput};
+use windlass_engine_core::plan::{BlockId, PlanRow, RowOutput, SequenceFailure};
 use windlass_engine_core::request::TokenId;
 use windlass_engine_core::sampling::TokenLogprobs;
 
@@ -25,10 +25,10 @@ pub(crate) fn outcome(
     row: &PlanRow,
     mut results: Vec<Result<Drawn, SampleError>>,
     masks: &[Mask],
-) -> Result<Outcome, String> {
+) -> Result<Outcome, SequenceFailure> {
     let scored = row.score.as_ref().map_or(0, |score| score.targets.len());
     let draws = results.split_off(scored);
-    let scored: Vec<Drawn> = results.into_iter().collect::<Result<_, _>>().map_err(|error| error.to_string())?;
+    let scored: Vec<Drawn> = results.into_iter().collect::<Result<_, _>>()?;
     let prompt = scored.into_iter().filter_map(|scored| scored.logprobs).collect();
     let Some(sample) = &row.sample else {
         return Ok(Outcome { output: RowOutput::Computed, prompt, sampled: Vec::new(), held: Vec::new() });
@@ -38,7 +38,7 @@ pub(crate) fn outcome(
         let place = after.map_or(0, |guess| guess as usize + 1);
         let drawn = drawn(&draws[place], &masks[place])?;
         sampled.extend(drawn.logprobs.clone());
-        Ok::<TokenId, String>(drawn.token)
+        Ok::<TokenId, SequenceFailure>(drawn.token)
     })?;
     let output = match tokens[..] {
         [token] if sample.draft.is_empty() => RowOutput::Sampled(token),
@@ -47,9 +47,9 @@ pub(crate) fn outcome(
     Ok(Outcome { output, prompt, sampled, held })
 }
 
-fn drawn<'a>(result: &'a Result<Drawn, SampleError>, mask: &Mask) -> Result<&'a Drawn, String> {
-    mask.as_ref().map_err(String::clone)?;
-    result.as_ref().map_err(SampleError::to_string)
+fn drawn<'a>(result: &'a Result<Drawn, SampleError>, mask: &Mask) -> Result<&'a Drawn, SequenceFailure> {
+    mask.as_ref().map_err(Clone::clone)?;
+    result.as_ref().map_err(|error| (*error).into())
 }
 
 /// Brings K and V of the guesses that held behind the row's tokens, in order. They are there already where the guesses

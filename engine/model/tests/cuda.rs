@@ -224,7 +224,7 @@ fn a_wrong_row_fails_alone_and_its_followers_with_it() {
     assert!(executor.collect(second).is_err(), "the first comes first");
     let rows = executor.collect(first).unwrap().rows;
     assert!(
-        matches!(&rows[..], [RowOutput::Sampled(_), RowOutput::Failed(why)] if why.contains("block 99")),
+        matches!(&rows[..], [RowOutput::Sampled(_), RowOutput::Failed(why)] if why.to_string().contains("block 99")),
         "{rows:?}"
     );
     let rows = executor.collect(second).unwrap().rows;
@@ -240,7 +240,7 @@ fn guesses_fail_by_name_and_nothing_else_does() {
     let other = PlanRow { blocks: vec![BlockId(2)], ..row(InputToken::Known(1), 0) };
     let rows = step(&mut executor, plan(vec![guessing, other]));
     assert!(
-        matches!(&rows[..], [RowOutput::Failed(why), RowOutput::Sampled(_)] if why.contains("guesses")),
+        matches!(&rows[..], [RowOutput::Failed(why), RowOutput::Sampled(_)] if why.to_string().contains("guesses")),
         "{rows:?}"
     );
 }

@@ -64,7 +64,7 @@ fn answers(file: &Checkpoint, way: &Way, requests: Vec<Request>) -> (Vec<Answer>
     let mut answers: HashMap<u64, Answer> = HashMap::new();
     while !engine.is_idle() {
         for update in engine.turn(0.0).unwrap().updates {
-            assert_eq!(update.error, None);
+            assert_eq!(update.failure, None);
             let told = update.logprobs.iter().map(|scores| scores.chosen.logprob);
             answers.entry(update.request.0).or_default().extend(update.tokens.iter().copied().zip(told));
         }

@@ -9,9 +9,11 @@ use common::tiny::Tiny;
 use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::{GgufBuilder, real_model};
 use windlass_engine_core::executor::Executor;
-use windlass_engine_core::plan::{BlockId, InputToken, PlanRow, RowOutput, StepPlan, Ticket};
+use windlass_engine_core::plan::{
+    BlockId, InputToken, Move, PlanRow, RowOutput, SequenceFailure, SlotId, StepPlan, Ticket,
+};
 use windlass_engine_core::request::{RequestId, Sampling};
-use windlass_engine_model::{KvBudget, LoadOptions, Loaded, build, load};
+use windlass_engine_model::{KvBudget, LoadOptions, Loaded, SwapSpace, build, load};
 use windlass_kernels::WeightType;
 
 fn options() -> LoadOptions {
@@ -207,7 +209,11 @@ fn a_bad_row_fails_alone() {
         let step = plan(vec![bad, row(known(&[1, 2, 3]), 0, &[2], true)]);
         let ticket = executor.submit(step).unwrap();
         let rows = executor.collect(ticket).unwrap().rows;
-        assert!(matches!(&rows[0], RowOutput::Failed(found) if found.contains(reason)), "{:?}: {reason}", rows[0]);
+        assert!(
+            matches!(&rows[0], RowOutput::Failed(found) if found.to_string().contains(reason)),
+            "{:?}: {reason}",
+            rows[0]
+        );
         assert_eq!(rows[1], RowOutput::Sampled(expected), "{reason}");
     }
 }
@@ -220,7 +226,10 @@ fn a_failed_row_fails_what_feeds_on_it_and_a_step_too_large_is_refused() {
     let second = executor.submit(plan(vec![fed])).unwrap();
     executor.collect(first).unwrap();
     let rows = executor.collect(second).unwrap().rows;
-    assert!(matches!(&rows[0], RowOutput::Failed(reason) if reason.contains("could not be sampled")), "{rows:?}");
+    assert!(
+        matches!(&rows[0], RowOutput::Failed(reason) if reason.to_string().contains("could not be sampled")),
+        "{rows:?}"
+    );
     let large = plan(vec![row(known(&[1; 33]), 0, &[0, 1, 2], false)]);
     assert!(executor.submit(large).unwrap_err().to_string().contains("33 tokens"));
 }
@@ -249,7 +258,34 @@ fn overflow_fails_the_row_and_not_the_engine() {
     for _ in 0..2 {
         let ticket = executor.submit(plan(rows())).unwrap();
         let rows = executor.collect(ticket).unwrap().rows;
-        assert!(matches!(&rows[0], RowOutput::Failed(reason) if reason.contains("not finite")), "{rows:?}");
+        let corrupted = RowOutput::Failed(SequenceFailure::Corrupted(
+            "the model gave a logit that is not finite, for token 0".to_owned(),
+        ));
+        assert_eq!(rows[0], corrupted);
         assert_eq!(rows[1], RowOutput::Computed);
     }
+}
+
+#[test]
+fn a_sleep_gives_the_swap_space_back_too() {
+    let swap = Some(SwapSpace { bytes: 1 << 20, folder: None });
+    let mut executor = load(&open(&tiny()), &LoadOptions { swap, ..options() }).unwrap().executor;
+    let mut step = |moves: Vec<Move>, next: PlanRow| {
+        let ticket = executor.submit(StepPlan { moves, rows: vec![next] }).unwrap();
+        executor.collect(ticket).unwrap().rows.remove(0)
+    };
+    let (kept, back) =
+        (Move::Out { block: BlockId(0), slot: SlotId(0) }, Move::In { slot: SlotId(0), block: BlockId(2) });
+    step(vec![], row(known(&[1, 2, 3]), 0, &[0], true));
+    step(vec![kept], row(known(&[9]), 0, &[1], true));
+    let follows = || row(known(&[4]), 3, &[2], true);
+    assert!(matches!(step(vec![back], follows()), RowOutput::Sampled(_)));
+    executor.hold_kv(false).unwrap();
+    executor.hold_kv(true).unwrap();
+    let ticket = executor.submit(StepPlan { moves: vec![back], rows: vec![follows()] }).unwrap();
+    let rows = executor.collect(ticket).unwrap().rows;
+    assert!(
+        matches!(&rows[0], RowOutput::Failed(why) if why.to_string().contains("could not be read back")),
+        "{rows:?}"
+    );
 }

@@ -47,7 +47,7 @@ fn answers(
     let mut answers: HashMap<u64, Vec<(u32, f32)>> = HashMap::new();
     while !engine.is_idle() {
         for update in engine.turn(0.0).unwrap().updates {
-            assert_eq!(update.error, None);
+            assert_eq!(update.failure, None);
             let told = update.logprobs.iter().map(|scores| scores.chosen.logprob);
             assert_eq!(told.len(), update.tokens.len());
             answers.entry(update.request.0).or_default().extend(update.tokens.iter().copied().zip(told));

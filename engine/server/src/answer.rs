@@ -16,6 +16,7 @@ use std::time::Instant;
 use tracing::info;
 use windlass_engine_api::generation::{FinishReason, StopReason};
 use windlass_engine_api::usage::Usage;
+use windlass_engine_core::plan::SequenceFailure;
 use windlass_engine_core::request::{FinishReason as Ending, TokenId};
 use windlass_engine_core::sampling::TokenLogprobs;
 use windlass_engine_core::update::RequestUpdate;
@@ -93,14 +94,27 @@ pub struct Whole {
     pub thoughts: Thoughts,
 }
 
-/// The engine gave the answer up.
+/// Why an answer ended before it was complete, in words for its client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub struct Interrupted {
-    /// Why, for the client.
-    pub message: String,
-    /// The same request may succeed elsewhere or later.
-    pub retry: bool,
+pub enum Interrupted {
+    /// The request leaves nothing to go on with, and would leave nothing again.
+    #[error("the request leaves its answer nothing to go on with: {0}")]
+    Unsatisfiable(String),
+    /// This sequence failed, and would again.
+    #[error("{0}")]
+    Failed(String),
+    /// It was given up: the same request may succeed elsewhere or later.
+    #[error("{0}")]
+    GivenUp(String),
+}
+
+impl From<SequenceFailure> for Interrupted {
+    fn from(failure: SequenceFailure) -> Interrupted {
+        match failure {
+            SequenceFailure::Unsatisfiable(why) => Interrupted::Unsatisfiable(why),
+            SequenceFailure::Corrupted(why) | SequenceFailure::Uncomputable(why) => Interrupted::Failed(why),
+        }
+    }
 }
 
 /// The answers to one prompt, for what is counted of them together.
@@ -198,6 +212,7 @@ impl Answer {
         }
         let piece = match self.stream.next().await {
             Some(Event::Update(update)) => self.take(update),
+            Some(Event::GivenUp(why)) => Err(Interrupted::GivenUp(why)),
             _ => Err(self.broken_off()),
         };
         self.ended = !matches!(piece, Ok(Piece { end: None, .. }));
@@ -234,14 +249,14 @@ impl Answer {
             true => "the client reads more slowly than the answer is generated, too far behind to go on",
             false => "the engine ended before this answer did",
         };
-        Interrupted { message: message.to_owned(), retry: true }
+        Interrupted::GivenUp(message.to_owned())
     }
 
-    fn take(&mut self, update: RequestUpdate) -> Result<Piece, Interrupted> {
-        if let Some(finish @ (Ending::Error | Ending::Abort)) = update.finish {
-            let message = update.error.unwrap_or_else(|| "the request was aborted".to_owned());
-            // An error is of this sequence alone and would come again; an abort is the server's.
-            return Err(Interrupted { message, retry: finish == Ending::Abort });
+    fn take(&mut self, mut update: RequestUpdate) -> Result<Piece, Interrupted> {
+        match (update.failure.take(), update.finish) {
+            (Some(failure), _) => return Err(failure.into()),
+            (None, Some(Ending::Abort)) => return Err(self.broken_off()),
+            (None, _) => (),
         }
         let mut text = std::mem::take(&mut self.prompt.text);
         let stop_token = update.tokens.last().copied().filter(|_| update.finish == Some(Ending::Stop));

@@ -9,6 +9,7 @@ use crate::attach::Attached;
 use crate::cli::BatchArgs;
 use crate::client::{Client, ClientError};
 use crate::failure::Failure;
+use crate::http::SHOULD_RETRY;
 use axum::http::StatusCode;
 use futures::StreamExt;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -39,14 +40,25 @@ pub async fn run(args: &BatchArgs) -> Result<(), Failure> {
     let progress = progress(total, done);
     let asked = left.into_iter().map(|item| ask(&attached, &input, item));
     let mut answers = futures::stream::iter(asked).buffer_unordered(args.concurrency);
+    let mut put_off = 0;
     while let Some(answer) = answers.next().await {
-        output.write(&answer?)?;
+        match answer? {
+            Some(answer) => output.write(&answer)?,
+            None => put_off += 1,
+        }
         progress.inc(1);
     }
     drop(answers);
     progress.finish_and_clear();
     println!("{total} requests, {done} of them answered before, {} of them refused", output.refused());
-    attached.detach().await
+    attached.detach().await?;
+    match put_off {
+        0 => Ok(()),
+        _ => Err(ClientError::Answer(format!(
+            "for {put_off} requests the server asked to come back {ATTEMPTS} times; run the command again later"
+        ))
+        .into()),
+    }
 }
 
 /// What a server of this command's own needs to take so many requests.
@@ -62,36 +74,33 @@ fn progress(total: usize, done: usize) -> ProgressBar {
     bar
 }
 
-/// The answer to one request; what is wrong with a line is an answer, too. A lost server ends everything.
-async fn ask(attached: &Attached, input: &Input, item: &Item) -> Result<Answer, Failure> {
+/// The answer to one request; what is wrong with a line is an answer, too. `None` where the server puts it off again and
+/// again: others may have more luck, and the next run asks once more. A lost server ends everything.
+async fn ask(attached: &Attached, input: &Input, item: &Item) -> Result<Option<Answer>, Failure> {
     let Line { url, body } = match input.line(item, &attached.model)? {
         Ok(line) => line,
-        Err(wrong) => return Ok(Answer::invalid(&item.custom_id, &wrong)),
+        Err(wrong) => return Ok(Some(Answer::invalid(&item.custom_id, &wrong))),
     };
-    let mut attempt = 0;
-    loop {
-        attempt += 1;
+    for _ in 0..ATTEMPTS {
         match answer(&attached.client, &url, &body).await? {
-            Asked::Later(pause) if attempt < ATTEMPTS => tokio::time::sleep(pause.min(LONGEST_PAUSE)).await,
-            Asked::Later(_) => {
-                let message = format!("the server asked to come back {ATTEMPTS} times; run the command again later");
-                return Err(ClientError::Answer(message).into());
-            }
-            Asked::Answered(status, body) => return Ok(Answer::new(&item.custom_id, status, body)),
+            Asked::Later(pause) => tokio::time::sleep(pause.min(LONGEST_PAUSE)).await,
+            Asked::Answered(status, body) => return Ok(Some(Answer::new(&item.custom_id, status, body))),
         }
     }
+    Ok(None)
 }
 
 enum Asked {
     Answered(StatusCode, Vec<u8>),
-    /// It is overloaded or stopping.
+    /// It is overloaded or stopping, or gave this one up and may not the next time.
     Later(Duration),
 }
 
 async fn answer(client: &Client, url: &str, body: &axum::body::Bytes) -> Result<Asked, ClientError> {
     let reply = client.post(url, body.clone()).await?;
     let status = reply.status;
-    if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+    let given_up = reply.headers.get(SHOULD_RETRY).is_some_and(|value| value == "true");
+    if given_up || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         let after = reply.headers.get("retry-after").and_then(|value| value.to_str().ok()?.parse().ok());
         reply.whole().await?;
         return Ok(Asked::Later(Duration::from_secs(after.unwrap_or(1))));

@@ -59,6 +59,9 @@ pub enum Command {
     Bench(BenchArgs),
     /// Reckon what fits into which memory, and how many replicas a peak needs
     Fit(FitArgs),
+    /// Run chat templates for a server, which starts this by itself
+    #[command(hide = true)]
+    RenderTemplates(ProcessArgs),
 }
 
 /// Flags of every command.
@@ -113,6 +116,41 @@ impl From<ActivationDtype> for ActivationType {
         match dtype {
             ActivationDtype::Int8 => ActivationType::Int8,
             ActivationDtype::Int16 => ActivationType::Int16,
+        }
+    }
+}
+
+/// What a model is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Runner {
+    /// As its files tell
+    Auto,
+    /// Texts
+    Generate,
+    /// Vectors and scores
+    Pooling,
+}
+
+/// What a model is for, as vLLM once called it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Task {
+    /// As its files tell
+    Auto,
+    /// Texts
+    Generate,
+    /// Vectors
+    #[value(alias = "embedding")]
+    Embed,
+    /// Scores
+    Score,
+}
+
+impl From<Task> for Runner {
+    fn from(task: Task) -> Runner {
+        match task {
+            Task::Auto => Runner::Auto,
+            Task::Generate => Runner::Generate,
+            Task::Embed | Task::Score => Runner::Pooling,
         }
     }
 }
@@ -197,6 +235,9 @@ pub struct ServeArgs {
     /// Chat template to use instead of the model's own
     #[arg(long, value_name = "FILE", help_heading = "Conversations")]
     pub chat_template: Option<PathBuf>,
+    /// Render requests that bring a chat template (`chat_template`) with theirs
+    #[arg(long, help_heading = "Conversations")]
+    pub trust_request_chat_template: bool,
     /// How the model writes calls of tools: auto (as its chat template tells), none, or a format's name
     #[arg(long, default_value = "auto", value_name = "FORMAT", help_heading = "Conversations")]
     pub tool_call_parser: String,
@@ -243,6 +284,15 @@ pub struct ServeArgs {
     /// Where to compute: cpu, cuda, or auto for a GPU where there is one
     #[arg(long = bare(flags::DEVICE), default_value = "auto", help_heading = "Model")]
     pub device: String,
+    /// On CUDA: launch every kernel of every step instead of replaying what was recorded; changes nothing elsewhere
+    #[arg(long, help_heading = "Model")]
+    pub enforce_eager: bool,
+    /// What the model is for, as a check
+    #[arg(long, value_enum, default_value_t = Runner::Auto, help_heading = "Model")]
+    pub runner: Runner,
+    /// The same by vLLM's older name
+    #[arg(long, value_enum, default_value_t = Task::Auto, help_heading = "Model")]
+    pub task: Task,
     /// What computes
     #[arg(long, value_enum, default_value_t = ExecutorKind::Cpu, help_heading = "Model")]
     pub executor: ExecutorKind,
@@ -466,7 +516,7 @@ impl Command {
     /// What is logged unless `RUST_LOG` says otherwise: where a person reads answers, only what goes wrong.
     pub fn log_level(&self) -> &'static str {
         match self {
-            Command::Serve(_) | Command::Fetch(_) | Command::Inspect(_) => "info",
+            Command::Serve(_) | Command::Fetch(_) | Command::Inspect(_) | Command::RenderTemplates(_) => "info",
             Command::Chat(_) | Command::Batch(_) | Command::Bench(_) | Command::Fit(_) | Command::Eval(_) => "warn",
         }
     }
@@ -482,6 +532,7 @@ impl Command {
             Command::Batch(args) => &args.process,
             Command::Bench(args) => &args.process,
             Command::Fit(args) => &args.process,
+            Command::RenderTemplates(process) => process,
         }
     }
 }

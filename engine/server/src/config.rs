@@ -1,6 +1,6 @@
 //! The server's configuration, validated once: what the flags mean together.
 
-use crate::cli::{ExecutorKind, SchedulingPolicy, ServeArgs, SimArgs, UnknownFields};
+use crate::cli::{ExecutorKind, Runner, SchedulingPolicy, ServeArgs, SimArgs, UnknownFields};
 use crate::dialogue::{Chosen, DialogueConfig};
 use crate::encoding::BatchLimits;
 use crate::failure::Failure;
@@ -54,6 +54,8 @@ pub struct Config {
     pub traces_endpoint: Option<String>,
     /// How the model converses, as far as flags say it.
     pub dialogue: DialogueConfig,
+    /// This program, which is started once more to run chat templates.
+    pub program: PathBuf,
     /// How patient the server is with clients.
     pub patience: Patience,
     /// Times of the life cycle.
@@ -91,6 +93,8 @@ pub struct CpuConfig {
     pub threads: usize,
     /// Ranks that the model is divided among.
     pub tensor_parallel: u32,
+    /// On a GPU, kernels are launched one by one instead of being replayed.
+    pub eager: bool,
     /// How finely activations are rounded.
     pub activations: ActivationType,
     /// The weight type that the file must have; `None` takes any.
@@ -241,6 +245,7 @@ impl Config {
             },
             traces_endpoint: args.otlp_traces_endpoint.clone(),
             dialogue: dialogue(args)?,
+            program: PathBuf::from("/proc/self/exe"),
             patience: Patience::default(),
             times: times(args)?,
         })
@@ -269,15 +274,27 @@ fn executor(args: &ServeArgs) -> Result<ExecutorConfig, Failure> {
     if args.tensor_parallel_size == 0 {
         return Err(Failure::configuration(format!("{} must be at least 1", flags::TENSOR_PARALLEL_SIZE)));
     }
+    let encodes = args.executor == ExecutorKind::Cpu && is_encoder(Path::new(&args.model));
+    check_runner(args, encodes)?;
     match args.executor {
         ExecutorKind::Sim if pipeline.is_some() => {
             let size = args.pipeline_parallel_size.to_string();
             Err(unsupported(flags::PIPELINE_PARALLEL_SIZE, &size, "the simulator is one process: use 1"))
         }
         ExecutorKind::Sim => Ok(ExecutorConfig::Sim(sim(args)?)),
-        ExecutorKind::Cpu if is_encoder(Path::new(&args.model)) => Ok(ExecutorConfig::Encoder(encoder(args)?)),
+        ExecutorKind::Cpu if encodes => Ok(ExecutorConfig::Encoder(encoder(args)?)),
         ExecutorKind::Cpu => Ok(ExecutorConfig::Cpu(CpuConfig { pipeline, ..cpu(args)? })),
     }
+}
+
+/// A model is served as what it is: the flags are a check.
+fn check_runner(args: &ServeArgs, encodes: bool) -> Result<(), Failure> {
+    let asked = [("--runner", args.runner), ("--task", args.task.into())];
+    let wrong = |runner| matches!((runner, encodes), (Runner::Generate, true) | (Runner::Pooling, false));
+    let Some((flag, _)) = asked.into_iter().find(|(_, runner)| wrong(*runner)) else { return Ok(()) };
+    let (wanted, is) = if encodes { ("texts", "vectors or scores") } else { ("vectors or scores", "texts") };
+    let message = format!("{flag} asks for a model that gives {wanted}, and this one gives {is}");
+    Err(Failure::new(Reason::Unsupported, message))
 }
 
 /// Whether the folder's configuration names an encoder. What cannot be read is refused later, with its reason.
@@ -322,6 +339,7 @@ fn cpu(args: &ServeArgs) -> Result<CpuConfig, Failure> {
         model: PathBuf::from(&args.model),
         threads,
         tensor_parallel: args.tensor_parallel_size,
+        eager: args.enforce_eager,
         activations: args.activation_dtype.into(),
         quantization,
         pipeline: None,
@@ -511,6 +529,7 @@ fn tls(args: &ServeArgs) -> Result<Option<TlsSource>, Failure> {
 fn dialogue(args: &ServeArgs) -> Result<DialogueConfig, Failure> {
     Ok(DialogueConfig {
         template: args.chat_template.clone(),
+        trust_requests: args.trust_request_chat_template,
         calls: chosen("--tool-call-parser", &args.tool_call_parser, ToolFormat::NAMES)?,
         thoughts: chosen("--reasoning-parser", &args.reasoning_parser, ThoughtFormat::NAMES)?,
     })
@@ -618,6 +637,8 @@ mod tests {
     fn what_cannot_be_done_is_refused_by_name_and_reason() {
         for (line, reason, word) in [
             ("m --device tpu", Reason::Unsupported, "--device tpu"),
+            ("m --runner pooling", Reason::Unsupported, "--runner"),
+            ("m --task embed", Reason::Unsupported, "--task"),
             ("m --pipeline-parallel-size 0", Reason::InvalidConfiguration, "--pipeline-parallel-size"),
             ("m --pipeline-parallel-size 2 --nnodes 3", Reason::InvalidConfiguration, "--nnodes is 3"),
             ("m --pipeline-parallel-size 2 --node-rank 2", Reason::InvalidConfiguration, "--node-rank is 2"),

@@ -1,14 +1,13 @@
 //! How a model converses: its chat template, and how it writes the calls and thoughts of its answers.
 
-use crate::failure::Failure;
 use crate::reply::{Reply, Thinking, ThoughtFormat};
 use crate::structure::Thought;
 use crate::text::chat_template::{ChatTemplate, TemplateError};
+use crate::text::renderers::Renderers;
 use crate::text::tokenizer::{SpecialTokens, Tokenizer};
 use crate::text::vocabulary::Vocabulary;
 use crate::tools::{self, Format, Listed, Named, Parts, ToolFormat};
 use std::borrow::Cow;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use windlass_engine_api::chat::{Conversation, Rendering};
@@ -22,6 +21,8 @@ use windlass_engine_core::request::TokenId;
 pub struct DialogueConfig {
     /// A template instead of the model's own.
     pub template: Option<PathBuf>,
+    /// Requests may bring a template.
+    pub trust_requests: bool,
     /// How calls are written.
     pub calls: Chosen<ToolFormat>,
     /// How thoughts are written.
@@ -42,12 +43,20 @@ pub enum Chosen<T> {
 /// A model's way to converse.
 pub struct Dialogue {
     template: Option<ChatTemplate>,
+    /// Where templates from requests run; absent where none do.
+    guests: Option<Guests>,
     calls: Option<ToolFormat>,
     thoughts: Option<ThoughtFormat>,
     /// The tokens around thoughts, where they are tokens of their own.
     thought_tokens: Option<(TokenId, TokenId)>,
     /// Control tokens that readers of answers must see.
     marks: Arc<[TokenId]>,
+}
+
+/// Templates from requests have a process of their own, so that none waits for them but them.
+struct Guests {
+    renderers: Arc<Renderers>,
+    special: SpecialTokens,
 }
 
 /// A conversation that cannot be had with this model.
@@ -77,12 +86,16 @@ pub struct Expected {
 }
 
 impl Dialogue {
-    /// Reads the flags' template, and finds out what the flags leave open.
-    pub fn new(config: &DialogueConfig, own: Option<ChatTemplate>, tokenizer: &Tokenizer) -> Result<Dialogue, Failure> {
-        let template = match &config.template {
-            Some(path) => Some(read_template(path, tokenizer.special())?),
-            None => own,
-        };
+    /// Finds out what the flags leave open. `program` is this one.
+    pub fn new(
+        config: &DialogueConfig,
+        template: Option<ChatTemplate>,
+        tokenizer: &Tokenizer,
+        program: &Path,
+    ) -> Dialogue {
+        let special = tokenizer.special().clone();
+        let guests =
+            config.trust_requests.then(|| Guests { renderers: Renderers::new(program.to_owned(), 1), special });
         let vocabulary = tokenizer.vocabulary();
         let tokens = |format: ThoughtFormat| Some((vocabulary.find(format.begin)?, vocabulary.find(format.end)?));
         let known = ThoughtFormat::NAMES.iter().map(|(_, format)| *format);
@@ -99,12 +112,16 @@ impl Dialogue {
         let call_marks = calls.map_or(&[][..], ToolFormat::marks).iter().copied();
         let marks = call_marks.chain(thoughts.iter().flat_map(|format| [format.begin, format.end]));
         let marks = marks.filter_map(|mark| vocabulary.find(mark)).collect();
-        Ok(Dialogue { template, calls, thoughts, thought_tokens: thoughts.and_then(tokens), marks })
+        Dialogue { template, guests, calls, thoughts, thought_tokens: thoughts.and_then(tokens), marks }
     }
 
     /// The prompt of a conversation, and what the answer to it will look like.
-    pub fn prompt(&self, conversation: &Conversation) -> Result<(String, Expected), DialogueError> {
-        let template = self.template.as_ref().ok_or(DialogueError::NoTemplate)?;
+    pub async fn prompt(&self, conversation: &Conversation) -> Result<(String, Expected), DialogueError> {
+        let brought = match &conversation.rendering.template {
+            Some(source) => Some(self.brought(source).await?),
+            None => None,
+        };
+        let template = brought.as_ref().or(self.template.as_ref()).ok_or(DialogueError::NoTemplate)?;
         let tools = conversation.tools.as_ref();
         self.check_tools(template, tools)?;
         check_rendering(template, &conversation.rendering)?;
@@ -114,11 +131,22 @@ impl Dialogue {
             None => Cow::Borrowed(conversation),
         };
         let told = if template.knows("tools") { told } else { Cow::Owned(tools::described(&told)) };
-        let text = template.render(&told)?;
+        let text = template.render(&told).await?;
         let inside = self.thoughts.is_some_and(|format| format.open_after(&text));
         let thought = self.thought_tokens.map(|(begin, end)| Thought { begin, end, inside });
         let (tools, calls, thoughts) = (tools.cloned(), self.calls, self.thoughts);
         Ok((text, Expected { tools, calls, thoughts, inside, thought }))
+    }
+
+    /// The template that a request brings.
+    async fn brought(&self, source: &str) -> Result<ChatTemplate, DialogueError> {
+        let Some(Guests { renderers, special }) = &self.guests else {
+            let message = "`chat_template` is not supported: templates from requests run only where the server was \
+                           started with --trust-request-chat-template";
+            let param = Some("chat_template".to_owned());
+            return Err(FieldError { param, message: message.to_owned(), code: "unsupported_parameter" }.into());
+        };
+        Ok(ChatTemplate::of_request(source, special, renderers).await?)
     }
 
     /// The form that tools give an answer.
@@ -208,10 +236,4 @@ fn check_rendering(template: &ChatTemplate, rendering: &Rendering) -> Result<(),
         }
         None => Ok(()),
     }
-}
-
-fn read_template(path: &Path, special: &SpecialTokens) -> Result<ChatTemplate, Failure> {
-    let wrong = |why: String| Failure::configuration(format!("--chat-template {}: {why}", path.display()));
-    let source = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-    ChatTemplate::new(&source, &special.bos_text, &special.eos_text).map_err(|error| wrong(error.to_string()))
 }

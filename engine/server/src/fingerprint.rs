@@ -1,12 +1,11 @@
 //! The word for what answers depend on: the contract says what goes into it, here it is read and digested.
 
+use crate::dialogue::DialogueConfig;
 use crate::text::vocabulary::Vocabulary;
+use crc_fast::CrcAlgorithm;
 use sha2::{Digest, Sha256};
 use windlass_checkpoint::{Checkpoint, Tensor};
 use windlass_engine_contract::fingerprint::Fingerprint;
-
-/// Bytes at either end of a tensor's data that are read.
-const EDGE_BYTES: usize = 4 << 10;
 
 /// The word for these parts; `flags` are those that change answers.
 pub fn word(weights: String, tokenizer: String, mut flags: Vec<String>, device: &str) -> String {
@@ -23,16 +22,20 @@ pub fn weights(checkpoint: &Checkpoint) -> String {
     tensors_digest(&tensors)
 }
 
-/// Tensors in this order.
+/// Tensors in this order. Every byte counts, by a checksum that is read as fast as memory is: beside loading it takes
+/// no time of its own.
 pub fn tensors_digest(tensors: &[Tensor<'_>]) -> String {
     let mut digest = Sha256::new();
-    for tensor in tensors {
-        let edge = tensor.bytes.len().min(EDGE_BYTES);
-        digest.update(format!("{} {} {:?}\n", tensor.name, tensor.kind.name(), tensor.dims));
-        digest.update(&tensor.bytes[..edge]);
-        digest.update(&tensor.bytes[tensor.bytes.len() - edge..]);
+    for Tensor { name, kind, dims, bytes } in tensors {
+        let data = crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes);
+        digest.update(format!("{name} {} {dims:?} {data:016x}\n", kind.name()));
     }
     hex(digest)
+}
+
+/// What flags say of how answers are read.
+pub fn dialogue(config: &DialogueConfig) -> [String; 2] {
+    [format!("tool-call-parser={:?}", config.calls), format!("reasoning-parser={:?}", config.thoughts)]
 }
 
 /// A vocabulary in its order, and a chat template.
@@ -60,6 +63,20 @@ fn hex(digest: Sha256) -> String {
 mod tests {
     use super::*;
     use crate::text::tokenizer::Tokenizer;
+    use windlass_checkpoint::testing::GgufBuilder;
+
+    #[test]
+    fn a_byte_anywhere_in_the_weights_changes_their_digest() {
+        let digest = |at: usize| {
+            let mut values = vec![1.0; 16 << 10];
+            values[at] = 2.0;
+            let file = GgufBuilder::new().tensor_f32("a", &[16 << 10], &values);
+            weights(&Checkpoint::from_bytes(file.build()).unwrap())
+        };
+        let digests: std::collections::BTreeSet<String> = [0, 5000, 8 << 10, (16 << 10) - 1].map(digest).into();
+        assert_eq!(digests.len(), 4);
+        assert_eq!(digest(5000), digest(5000));
+    }
 
     #[test]
     fn every_part_changes_the_word() {

@@ -184,6 +184,14 @@ impl Generation {
         prompt
     }
 
+    /// Requests that wait for each of `prompts`, and the tokens that they make others wait for: all answers to a prompt
+    /// share it, and those of a search wait as one.
+    pub fn backlog(&self, prompts: &[Vec<TokenId>]) -> (u32, u64) {
+        let waiting = if self.beam_search.is_some() { 1 } else { self.choices.generated };
+        let tokens: usize = prompts.iter().map(|prompt| prompt.len() + waiting as usize - 1).sum();
+        (prompts.len() as u32 * waiting, tokens as u64)
+    }
+
     /// Whether the prompt's log probabilities are wanted.
     pub fn scores_prompt(&self) -> bool {
         self.prompt_logprobs.is_some()

@@ -27,4 +27,5 @@ mod tgi;
 pub mod tls;
 mod unread;
 
+pub use error::SHOULD_RETRY;
 pub use respond::unix_seconds;

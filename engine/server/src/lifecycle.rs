@@ -25,7 +25,9 @@ pub enum Stage {
 pub enum Rest {
     /// It does.
     Awake,
-    /// It gave some back, or is about to, or takes it again; new requests are refused.
+    /// It is about to give some back, once nothing streams; new requests are refused.
+    FallingAsleep(Depth),
+    /// It gave some back, or takes it again; new requests are refused.
     Asleep(Depth),
 }
 
@@ -77,6 +79,12 @@ impl Lifecycle {
             }
             there
         })
+    }
+
+    /// Returns once it is at rest in another way than `rest`.
+    pub async fn left(&self, rest: Rest) {
+        // The sender lives as long as this value.
+        let _ = self.rest.subscribe().wait_for(|now| *now != rest).await;
     }
 
     /// Returns once `stage` is reached.

@@ -120,9 +120,9 @@ impl Monitor {
         self.metrics.rejected(reason);
     }
 
-    /// The engine's state now.
-    pub fn publish(&self, stats: &EngineStats) {
-        self.metrics.publish(stats);
+    /// The engine's state now, and when it was published last: its counters begin again when it wakes, ours go on.
+    pub fn publish(&self, stats: &EngineStats, before: &EngineStats) {
+        self.metrics.publish(stats, before);
         let oldest = stats.oldest_waiting_arrival_seconds.map_or(NONE, microseconds);
         self.oldest_arrival_us.store(oldest, Ordering::Relaxed);
     }

@@ -24,6 +24,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
 
@@ -61,6 +62,7 @@ impl Server {
             monitor: monitor.clone(),
             lifecycle: lifecycle.clone(),
             engine: OnceLock::new(),
+            turn: Mutex::new(()),
             drain_timeout: config.times.drain_timeout,
             stall_timeout_seconds: config.times.stall_timeout_seconds,
         });
@@ -92,9 +94,11 @@ impl Server {
                 let api = Api {
                     structures: Arc::new(Structures::new(tokenizer.clone())),
                     engine: handle.clone(),
-                    dialogue: Dialogue::new(&config.dialogue, template, &tokenizer)?,
+                    dialogue: Dialogue::new(&config.dialogue, template, &tokenizer, &config.program),
                     tokenizer,
                     cache_scopes: CacheScopes::new(config.batching.share_prefix_cache),
+                    queue: config.batching.queue,
+                    places: built.effective.max_sequences,
                     door,
                 };
                 // The engine is set once, here.

@@ -12,7 +12,8 @@ use crate::failure::Failure;
 use crate::monitor::{Built, Monitor};
 use crate::text::chat_template::{ChatTemplate, TemplateError};
 use crate::text::hub;
-use crate::text::tokenizer::{Tokenizer, TokenizerError};
+use crate::text::renderers::Renderers;
+use crate::text::tokenizer::{SpecialTokens, Tokenizer, TokenizerError};
 pub use cpu::load_failure;
 pub use encoder::StartedEncoder;
 pub use engine_thread::{EngineEnd, EngineThread};
@@ -23,6 +24,9 @@ use windlass_checkpoint::{Checkpoint, HubError, OpenError};
 use windlass_engine_contract::stats::EffectiveConfig;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::executor::Geometry;
+
+/// Processes that render conversations at most: two keep up with any engine on a machine.
+const RENDERERS: usize = 2;
 
 /// What was started.
 pub enum Started {
@@ -129,23 +133,44 @@ pub fn open(path: &Path) -> Result<Checkpoint, Failure> {
 
 /// The tokenizer of a checkpoint.
 pub fn tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer, Failure> {
-    read_text(checkpoint).map(|(tokenizer, _)| tokenizer)
+    let tokenizer = match checkpoint {
+        Checkpoint::Gguf(file) => Tokenizer::from_metadata(file.metadata()),
+        Checkpoint::Hub(folder) => Tokenizer::from_folder(folder),
+    };
+    tokenizer.map_err(tokenizer_failure)
 }
 
-/// The text side of a checkpoint.
-fn read_text(checkpoint: &Checkpoint) -> Result<(Tokenizer, Option<ChatTemplate>), Failure> {
-    let (tokenizer, source) = match checkpoint {
+/// The text side of a checkpoint. A chat template that the flags name counts instead of its own.
+fn read_text(checkpoint: &Checkpoint, config: &Config) -> Result<(Tokenizer, Option<ChatTemplate>), Failure> {
+    let tokenizer = tokenizer(checkpoint)?;
+    let renderers = Renderers::new(config.program.clone(), RENDERERS);
+    let template = match &config.dialogue.template {
+        Some(path) => Some(named_template(path, tokenizer.special(), &renderers)?),
+        None => own_template(checkpoint, tokenizer.special(), &renderers)?,
+    };
+    Ok((tokenizer, template))
+}
+
+fn own_template(
+    checkpoint: &Checkpoint,
+    special: &SpecialTokens,
+    renderers: &Arc<Renderers>,
+) -> Result<Option<ChatTemplate>, Failure> {
+    let source = match checkpoint {
         Checkpoint::Gguf(file) => {
             let source = file.metadata().str("tokenizer.chat_template").map_err(TokenizerError::from);
-            (Tokenizer::from_metadata(file.metadata()), source.map(|source| source.map(str::to_owned)))
+            source.map(|source| source.map(str::to_owned))
         }
-        Checkpoint::Hub(folder) => (Tokenizer::from_folder(folder), hub::chat_template(folder)),
+        Checkpoint::Hub(folder) => hub::chat_template(folder),
     };
-    let (tokenizer, source) = (tokenizer.map_err(tokenizer_failure)?, source.map_err(tokenizer_failure)?);
-    let special = tokenizer.special();
-    let compile = |source: String| ChatTemplate::new(&source, &special.bos_text, &special.eos_text);
-    let template = source.map(compile).transpose().map_err(template_failure)?;
-    Ok((tokenizer, template))
+    let compile = |source: String| ChatTemplate::new(&source, special, renderers);
+    source.map_err(tokenizer_failure)?.map(compile).transpose().map_err(template_failure)
+}
+
+fn named_template(path: &Path, special: &SpecialTokens, renderers: &Arc<Renderers>) -> Result<ChatTemplate, Failure> {
+    let wrong = |why: String| Failure::configuration(format!("--chat-template {}: {why}", path.display()));
+    let source = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    ChatTemplate::new(&source, special, renderers).map_err(|error| wrong(error.to_string()))
 }
 
 fn tokenizer_failure(error: TokenizerError) -> Failure {

@@ -34,13 +34,13 @@ const fn value(name: &'static str, accepted: &'static [&'static str], why: &'sta
     Flag { name, takes: Takes::Value(accepted), why }
 }
 
-const NO_GPU: &str = "there is no GPU executor; size the KV cache with --kv-cache-memory-bytes";
+const BY_BYTES: &str = "size the KV cache with --kv-cache-memory-bytes";
 const ONE_PROCESS: &str = "the engine is one process on one node";
 const NO_LORA: &str = "adapters are not available";
 const NO_MEDIA: &str = "the model reads and writes text only";
-const NO_COMPILE: &str = "nothing is compiled at start, so there is nothing to configure";
+const NO_COMPILE: &str = "kernels are written and not generated, so there is nothing to configure";
 const NO_CODE: &str = "the engine runs no code from a model";
-const FROM_FILE: &str = "a GGUF file holds it";
+const FROM_FILE: &str = "the model's own files hold it";
 const FILES_ONLY: &str = "secrets come from files: use --api-key-file or --api-key-dir";
 
 const FLAGS: &[Flag] = &[
@@ -53,14 +53,12 @@ const FLAGS: &[Flag] = &[
     value("--hf-token", &[], "models are read from files; use `windlass-engine fetch`"),
     value("--revision", &[], "models are read from files, which have no revision"),
     value("--code-revision", &[], NO_CODE),
-    value("--load-format", &["auto", "gguf"], "models are GGUF files"),
+    value("--load-format", &["auto", "gguf"], "the path tells it: a GGUF file, or a folder with safetensors"),
     value("--download-dir", &[], "models are read from files; use `windlass-engine fetch`"),
     value("--dtype", &["auto"], "weights are computed on as the file holds them"),
-    value("--runner", &["auto", "generate"], "the engine generates text"),
-    value("--convert", &["auto", "none"], "the engine generates text"),
-    value("--task", &["auto", "generate"], "the engine generates text"),
+    value("--convert", &["auto", "none"], "a model is served as what it was trained for"),
     value("--seed", &[], "each request has its own seed"),
-    value("--config-format", &["auto"], "models are GGUF files"),
+    value("--config-format", &["auto"], "the path tells it: a GGUF file, or a folder with config.json"),
     value("--rope-scaling", &[], FROM_FILE),
     value("--rope-theta", &[], FROM_FILE),
     value("--generation-config", &["auto", "vllm"], "defaults are the API's own"),
@@ -69,16 +67,18 @@ const FLAGS: &[Flag] = &[
     value("--logits-processors", &[], NO_CODE),
     refused("--trust-remote-code", NO_CODE),
     accepted("--no-trust-remote-code"),
-    accepted("--disable-sliding-window"),
+    refused(
+        "--disable-sliding-window",
+        "windows are computed as the model has them; a --max-model-len within them has the same effect",
+    ),
     refused("--enable-prompt-embeds", "prompts are text or token ids"),
     accepted("--no-enable-prompt-embeds"),
     accepted("--enable-sleep-mode"),
     accepted("--no-enable-sleep-mode"),
-    accepted("--enforce-eager"),
     refused("--skip-tokenizer-init", "requests are text"),
     // Memory and scheduling
-    value("--gpu-memory-utilization", &[], NO_GPU),
-    value("--cpu-offload-gb", &["0"], NO_GPU),
+    value("--gpu-memory-utilization", &[], BY_BYTES),
+    value("--cpu-offload-gb", &["0"], "weights are in the memory of the device that computes on them"),
     value("--kv-cache-memory", &[], "use --kv-cache-memory-bytes"),
     value("--kv-offloading-size", &[], "the KV cache stays in memory"),
     value("--prefix-caching-hash-algo", &[], "prompts are found by a keyed SipHash of 128 bits, and compared"),
@@ -97,7 +97,7 @@ const FLAGS: &[Flag] = &[
     refused("--no-enable-chunked-prefill", "prompts are always computed in chunks"),
     accepted("--async-scheduling"),
     accepted("--disable-hybrid-kv-cache-manager"),
-    refused("--calculate-kv-scales", "the KV cache is not scaled"),
+    refused("--calculate-kv-scales", "every token has scales of its own"),
     // Parallelism and devices
     value("--data-parallel-size", &["1"], ONE_PROCESS),
     value("--data-parallel-rank", &[], ONE_PROCESS),
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_default_spelled_out_is_dropped_and_the_rest_kept() {
-        let kept = strip_line("serve m --dtype auto --load-format=gguf --enforce-eager --port 1").unwrap();
+        let kept = strip_line("serve m --dtype auto --load-format=gguf --enable-prefix-caching --port 1").unwrap();
         assert_eq!(kept, ["serve", "m", "--port", "1"]);
     }
 
@@ -229,6 +229,7 @@ mod tests {
             ("serve m --dtype=float16", "--dtype is supported only as auto"),
             ("serve m --api-key hunter2", "--api-key-file"),
             ("serve m --enable-lora", "--enable-lora is not supported"),
+            ("serve m --disable-sliding-window", "--max-model-len"),
             ("serve m --tokenizer", "--tokenizer is not supported"),
         ] {
             let failure = strip_line(line).unwrap_err();

@@ -8,6 +8,7 @@
 //! from it meanwhile: it is computed again when it goes on.
 
 use super::Scheduler;
+use crate::plan::SequenceFailure;
 use crate::request::{Beams, FinishReason, RequestId, TokenId};
 use crate::sampling::{TokenLogprob, TokenLogprobs};
 use crate::sequence::{Running, Sequence};
@@ -157,12 +158,12 @@ impl Scheduler {
     }
 
     /// One of a group has ended before its answer: so do the others.
-    pub(super) fn dissolve(&mut self, leader: RequestId, reason: FinishReason, error: Option<&str>) {
+    pub(super) fn dissolve(&mut self, leader: RequestId, reason: FinishReason, failure: Option<&SequenceFailure>) {
         let Some(mut group) = self.groups.remove(&leader) else { return };
         for id in group.members.clone() {
             let Some(sequence) = self.take_out(&mut group, id) else { continue };
-            self.farewells.push(match error {
-                Some(error) => sequence.fail(error.to_owned()),
+            self.farewells.push(match failure {
+                Some(failure) => sequence.fail(failure.clone()),
                 None => sequence.end(reason),
             });
         }
@@ -217,7 +218,10 @@ impl Scheduler {
                     let generated = tokens[sequence.prompt_tokens..].to_vec();
                     sequence.end_with(reason, generated, logprobs)
                 }
-                None => sequence.fail("the search found fewer answers than were asked for".to_owned()),
+                None => sequence.fail(SequenceFailure::Unsatisfiable(format!(
+                    "a search with {} beams finds fewer answers than that; lower `n`",
+                    group.beams.width
+                ))),
             };
             self.farewells.push(update);
         }

@@ -16,6 +16,22 @@ pub struct QueueLimits {
     pub max_predicted_ttft_seconds: Option<f64>,
 }
 
+impl QueueLimits {
+    /// Refuses `requests` that come together, with `prompt_tokens` in all, where an idle engine with so many `places` in
+    /// its batch would refuse some of them: coming again would not help.
+    pub fn admit_together(&self, requests: u32, prompt_tokens: u64, places: u32) -> Result<(), RejectReason> {
+        let most = self.max_waiting_requests.saturating_add(places);
+        if requests > most {
+            return Err(RejectReason::TooMany { requests, limit: most });
+        }
+        let limit_tokens = self.max_queued_prompt_tokens;
+        match requests > 1 && prompt_tokens > limit_tokens {
+            true => Err(RejectReason::TooManyTokens { prompt_tokens, limit_tokens }),
+            false => Ok(()),
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Queue {
     limits: QueueLimits,
@@ -90,5 +106,21 @@ impl Queue {
         let sequence = self.sequences.remove(index)?;
         self.prompt_tokens -= sequence.backlog_tokens as u64;
         Some(sequence)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_idle_engine_would_refuse_is_refused_for_good() {
+        let limits =
+            QueueLimits { max_waiting_requests: 16, max_queued_prompt_tokens: 100, max_predicted_ttft_seconds: None };
+        assert_eq!(limits.admit_together(24, 100, 8), Ok(()));
+        assert_eq!(limits.admit_together(25, 1, 8), Err(RejectReason::TooMany { requests: 25, limit: 24 }));
+        let long = RejectReason::TooManyTokens { prompt_tokens: 101, limit_tokens: 100 };
+        assert_eq!(limits.admit_together(2, 101, 8), Err(long));
+        assert_eq!(limits.admit_together(1, 101, 8), Ok(()), "one alone may be longer");
     }
 }

@@ -4,7 +4,9 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Mutex;
 
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
-use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, RowOutput, StepOutput, StepPlan, Ticket};
+use windlass_engine_core::plan::{
+    BlockId, InputToken, Move, PlanRow, RowOutput, SequenceFailure, StepOutput, StepPlan, Ticket,
+};
 use windlass_engine_core::request::RequestId;
 use windlass_engine_core::sim::{SimExecutor, Unpaced};
 
@@ -165,7 +167,7 @@ impl Executor for Auditor {
         let mut poisoned = self.poisoned.lock().unwrap();
         for (index, (row, result)) in plan.rows.iter().zip(&mut output.rows).enumerate() {
             if poisoned.remove(&row.request) {
-                *result = RowOutput::Failed("poisoned".into());
+                *result = RowOutput::Failed(SequenceFailure::Corrupted("poisoned".into()));
                 output.scores.retain(|scores| scores.row as usize != index);
             }
         }

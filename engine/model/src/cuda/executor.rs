@@ -7,7 +7,9 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
-use windlass_engine_core::plan::{InputToken, PlanRow, RowOutput, SampleRow, StepOutput, StepPlan, Ticket};
+use windlass_engine_core::plan::{
+    InputToken, PlanRow, RowOutput, SampleRow, SequenceFailure, StepOutput, StepPlan, Ticket,
+};
 use windlass_engine_core::request::{Sampling, TokenId};
 use windlass_engine_core::sampling::Penalties;
 use windlass_kernels::cuda::ops::{ALL_BANNED, NOT_FINITE};
@@ -17,7 +19,7 @@ use super::draws::RowDraw;
 use crate::batch::{Batch, Logits};
 use crate::executor::{check, check_oldest};
 use crate::sampler::SampleError;
-use crate::step::StepRunner;
+use crate::step::{StepRunner, uncomputable};
 
 /// Computes steps on one GPU.
 pub struct CudaExecutor {
@@ -89,8 +91,7 @@ impl CudaExecutor {
     /// Puts every sound row into the batch.
     fn fill_batch(&mut self, plan: &StepPlan, fed: &mut Fed) -> Vec<RowOutput> {
         self.batch.clear();
-        let fill =
-            |(index, row)| self.fill_row(index, row, fed).map_or_else(RowOutput::Failed, |()| RowOutput::Computed);
+        let fill = |(index, row)| self.fill_row(index, row, fed).map_or_else(uncomputable, |()| RowOutput::Computed);
         plan.rows.iter().enumerate().map(fill).collect()
     }
 
@@ -143,7 +144,7 @@ impl CudaExecutor {
         // What followed a token that did not come is worth nothing.
         for &(row, token) in &issued.fed {
             if let Err(why) = self.runner.resolve(token) {
-                rows[row] = RowOutput::Failed(why);
+                rows[row] = uncomputable(why);
             }
         }
         let busy_seconds = end.duration_since(began).as_secs_f64();
@@ -194,8 +195,8 @@ fn failed(error: impl std::fmt::Display) -> ExecutorError {
 
 fn output(token: u32) -> RowOutput {
     match token {
-        NOT_FINITE => RowOutput::Failed("the model gave a logit that is not finite".into()),
-        ALL_BANNED => RowOutput::Failed(SampleError::AllBanned.to_string()),
+        NOT_FINITE => RowOutput::Failed(SequenceFailure::Corrupted("the model gave a logit that is not finite".into())),
+        ALL_BANNED => RowOutput::Failed(SampleError::AllBanned.into()),
         token => RowOutput::Sampled(token),
     }
 }

@@ -6,11 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
-
-/// Longest line that is read again, bytes.
-const MAX_LINE_BYTES: u64 = 64 << 20;
 
 /// One line.
 #[derive(Debug, Serialize)]
@@ -106,21 +103,48 @@ impl Output {
     }
 }
 
-/// Names of complete lines, and where the last of them ends.
-fn read_names(file: &File) -> std::io::Result<(HashSet<String>, u64)> {
-    let (mut lines, mut names, mut complete, mut line) = (BufReader::new(file), HashSet::new(), 0, Vec::new());
+/// Names of complete lines, and where the last of them ends. A line may be longer than memory.
+fn read_names(file: &File) -> io::Result<(HashSet<String>, u64)> {
+    let (mut lines, mut names, mut complete) = (BufReader::new(file), HashSet::new(), 0);
     loop {
-        line.clear();
-        let read = lines.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line)?;
-        if !line.ends_with(b"\n") {
+        let mut line = Line { lines: &mut lines, bytes: 0, ended: false };
+        let named = serde_json::from_reader::<_, Named>(BufReader::new(&mut line));
+        io::copy(&mut line, &mut io::sink())?;
+        if !line.ended {
             return Ok((names, complete));
         }
-        let named = serde_json::from_slice::<Named>(&line);
         let Named { custom_id } = named.map_err(|error| {
-            std::io::Error::other(format!("it holds something else than answers, at byte {complete}: {error}"))
+            io::Error::other(format!("it holds something else than answers, at byte {complete}: {error}"))
         })?;
         names.insert(custom_id);
-        complete += read as u64;
+        complete += line.bytes;
+    }
+}
+
+/// What is left of one line.
+struct Line<'a, R> {
+    lines: &'a mut R,
+    /// Read so far, with the end.
+    bytes: u64,
+    /// Its end was read.
+    ended: bool,
+}
+
+impl<R: BufRead> Read for Line<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.ended || buffer.is_empty() {
+            return Ok(0);
+        }
+        let ahead = self.lines.fill_buf()?;
+        let ahead = &ahead[..ahead.len().min(buffer.len())];
+        let end = ahead.iter().position(|byte| *byte == b'\n');
+        let taken = end.unwrap_or(ahead.len());
+        buffer[..taken].copy_from_slice(&ahead[..taken]);
+        let read = taken + usize::from(end.is_some());
+        self.lines.consume(read);
+        self.bytes += read as u64;
+        self.ended = end.is_some();
+        Ok(taken)
     }
 }
 
@@ -143,6 +167,21 @@ mod tests {
         assert_eq!(output.refused(), 1);
         let text = std::fs::read_to_string(file.path()).unwrap();
         assert_eq!(text.lines().filter(|line| serde_json::from_str::<Value>(line).is_ok()).count(), 2);
+    }
+
+    #[test]
+    fn a_line_of_any_length_was_answered() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut output = Output::open(file.path()).unwrap();
+        let long = format!("{{\"id\":\"{}\"}}", "x".repeat(65 << 20));
+        for (name, body) in [("a", "{}"), ("long", &long), ("b", "{}")] {
+            output.write(&Answer::new(name, StatusCode::OK, body.into())).unwrap();
+        }
+        drop(output);
+        let before = std::fs::metadata(file.path()).unwrap().len();
+        let output = Output::open(file.path()).unwrap();
+        assert!(["a", "long", "b"].iter().all(|name| output.has(name)));
+        assert_eq!(std::fs::metadata(file.path()).unwrap().len(), before);
     }
 
     #[test]

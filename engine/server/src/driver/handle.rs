@@ -38,7 +38,8 @@ pub(super) struct Submission {
     pub(super) cancel: Cancel,
 }
 
-/// What a request's stream carries: one answer to the submission, then updates up to the one with a finish.
+/// What a request's stream carries: one answer to the submission, then updates up to the one with a finish, unless it
+/// is given up before.
 #[derive(Debug)]
 pub enum Event {
     /// It waits for its turn.
@@ -52,6 +53,8 @@ pub enum Event {
     },
     /// News.
     Update(RequestUpdate),
+    /// It was ended, for this reason.
+    GivenUp(String),
 }
 
 /// A submission that did not reach the engine.
@@ -162,7 +165,7 @@ impl RequestStream {
 
     fn note_end(&mut self, event: Option<&Event>) {
         self.ended |= match event {
-            None | Some(Event::Rejected { .. }) => true,
+            None | Some(Event::Rejected { .. } | Event::GivenUp(_)) => true,
             Some(Event::Admitted) => false,
             Some(Event::Update(update)) => update.finish.is_some(),
         };

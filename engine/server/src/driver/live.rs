@@ -5,7 +5,6 @@ use super::handle::Event;
 use crate::monitor::RequestTimes;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
-use windlass_engine_core::update::RequestUpdate;
 
 /// One live request.
 pub(super) struct Live {
@@ -15,13 +14,13 @@ pub(super) struct Live {
 }
 
 impl Live {
-    /// Passes an update on, unless the request is cancelled and nobody waits for it. A reader who is too far behind
-    /// loses the update, which ends the request.
-    pub(super) fn send(&self, update: RequestUpdate) {
+    /// Passes an event on, unless the request is cancelled and nobody waits for it. A reader who is too far behind
+    /// loses the event, which ends the request.
+    pub(super) fn send(&self, event: Event) {
         if self.cancel.reason().is_some() {
             return;
         }
-        if let Err(TrySendError::Full(_)) = self.events.try_send(Event::Update(update)) {
+        if let Err(TrySendError::Full(_)) = self.events.try_send(event) {
             self.cancel.abandon();
         }
     }

@@ -6,6 +6,7 @@ use crate::failure::Failure;
 use tokio::sync::oneshot;
 use windlass_engine_core::engine::Engine;
 use windlass_engine_core::executor::{Executor, ExecutorError};
+use windlass_engine_core::update::EngineStats;
 
 /// How much is given back, by vLLM's levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +29,9 @@ struct Call {
 impl<E: Executor> StepLoop<E> {
     /// Sleeps until it is woken. Requests are live no more; `None` when nobody is left to wake it.
     pub(super) fn sleep(self, depth: Depth, asleep: oneshot::Sender<()>) -> Result<Option<StepLoop<E>>, ExecutorError> {
-        let StepLoop { engine, revive, commands, live, monitor, clock, last_arrival_seconds, published_seconds } = self;
+        let StepLoop {
+            engine, revive, commands, live, monitor, clock, last_arrival_seconds, published_seconds, ..
+        } = self;
         let mut executor = engine.into_executor();
         executor.hold_kv(false)?;
         let mut kept = (depth == Depth::KeepsWeights).then_some(executor);
@@ -51,6 +54,7 @@ impl<E: Executor> StepLoop<E> {
                         monitor,
                         clock,
                         last_arrival_seconds,
+                        published: EngineStats::default(),
                         published_seconds,
                     };
                     early.into_iter().for_each(|submission| awake.submit(submission));

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use windlass_engine_core::engine::Engine;
 use windlass_engine_core::executor::{Executor, ExecutorError};
 use windlass_engine_core::request::{FinishReason, RejectReason, RequestId};
-use windlass_engine_core::update::{RequestUpdate, Turn};
+use windlass_engine_core::update::{EngineStats, RequestUpdate, Turn};
 
 /// Between two publications of the engine's state, which costs a walk over its blocks, seconds.
 const PUBLISH_EVERY_SECONDS: f64 = 0.02;
@@ -27,6 +27,8 @@ pub struct StepLoop<E> {
     pub(super) monitor: Arc<Monitor>,
     pub(super) clock: Clock,
     pub(super) last_arrival_seconds: f64,
+    /// What was published of this engine, whose counters begin at zero.
+    pub(super) published: EngineStats,
     pub(super) published_seconds: f64,
 }
 
@@ -57,6 +59,7 @@ impl<E: Executor> StepLoop<E> {
             monitor,
             clock,
             last_arrival_seconds: 0.0,
+            published: EngineStats::default(),
             published_seconds: 0.0,
         }
     }
@@ -165,10 +168,10 @@ impl<E: Executor> StepLoop<E> {
 
     fn end_all(&mut self, message: &str) {
         for id in self.live.keys().copied().collect::<Vec<_>>() {
-            if let Some(update) = self.engine.finish(id, FinishReason::Abort) {
-                let update = RequestUpdate { error: Some(message.to_owned()), ..update };
-                self.deliver(update, self.clock.seconds());
-            }
+            let Some(update) = self.engine.finish(id, FinishReason::Abort) else { continue };
+            let Some(mut live) = self.live.remove(&id) else { continue };
+            self.monitor.update(&mut live.times, &update, self.clock.seconds());
+            live.send(Event::GivenUp(message.to_owned()));
         }
     }
 
@@ -193,7 +196,7 @@ impl<E: Executor> StepLoop<E> {
         let Some(live) = self.live.get_mut(&id) else { return };
         self.monitor.update(&mut live.times, &update, now);
         let ended = update.finish.is_some();
-        live.send(update);
+        live.send(Event::Update(update));
         if ended {
             self.live.remove(&id);
         }
@@ -201,6 +204,7 @@ impl<E: Executor> StepLoop<E> {
 
     fn publish(&mut self) {
         self.published_seconds = self.clock.seconds();
-        self.monitor.publish(&self.engine.stats());
+        let before = std::mem::replace(&mut self.published, self.engine.stats());
+        self.monitor.publish(&self.published, &before);
     }
 }

@@ -11,6 +11,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 use windlass_engine_contract::paths;
 use windlass_engine_contract::stats::Stats;
@@ -26,6 +27,8 @@ pub struct Admin {
     pub lifecycle: Lifecycle,
     /// The engine, once it stands.
     pub engine: OnceLock<EngineHandle>,
+    /// Held by whoever puts the engine to sleep or wakes it: one after the other.
+    pub turn: Mutex<()>,
     /// How long streams may take to finish before sleep.
     pub drain_timeout: Duration,
     /// With work and no finished step for longer than this the server is not ready; for twice as long, not alive.

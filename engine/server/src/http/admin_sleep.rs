@@ -2,7 +2,7 @@
 
 use super::admin::Admin;
 use crate::driver::{Depth, EngineHandle};
-use crate::lifecycle::{Lifecycle, Rest, Stage};
+use crate::lifecycle::{Rest, Stage};
 use axum::Json;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -51,15 +51,45 @@ pub async fn sleep(State(admin): State<Arc<Admin>>, Query(query): Query<SleepQue
         2 => Depth::DropsWeights,
         level => return refusal(StatusCode::BAD_REQUEST, &format!("level is {level}; it must be 1 or 2")),
     };
-    let Some(engine) = admin.engine.get().filter(|_| admin.lifecycle.stage() == Stage::Serving) else {
+    let Some(engine) = admin.engine.get().filter(|_| admin.lifecycle.stage() == Stage::Serving).cloned() else {
         return refusal(StatusCode::CONFLICT, "only a model that generates and is being served can sleep");
     };
-    if !admin.lifecycle.change_rest(Rest::Awake, Rest::Asleep(depth)) {
+    if !admin.lifecycle.change_rest(Rest::Awake, Rest::FallingAsleep(depth)) {
         return refusal(StatusCode::CONFLICT, "it sleeps already");
     }
-    if query.mode == Mode::Wait {
-        // What is left after that ends.
-        let _ = tokio::time::timeout(admin.drain_timeout, nothing_streams(&admin, engine)).await;
+    to_its_end(fall_asleep(admin, engine, depth, query.mode)).await
+}
+
+/// Takes memory again and generates a token; ready after that. What only falls asleep stays awake.
+pub async fn wake(State(admin): State<Arc<Admin>>) -> Response {
+    let Some(engine) = admin.engine.get().cloned() else { return StatusCode::OK.into_response() };
+    if let rest @ Rest::FallingAsleep(_) = admin.lifecycle.rest()
+        && admin.lifecycle.change_rest(rest, Rest::Awake)
+    {
+        return StatusCode::OK.into_response();
+    }
+    to_its_end(wake_up(admin, engine)).await
+}
+
+/// Does what was asked for though the client may go meanwhile: half of it would leave a server that is neither asleep
+/// nor awake.
+async fn to_its_end(work: impl Future<Output = Response> + Send + 'static) -> Response {
+    let failed = |_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "the server failed on this request");
+    tokio::spawn(work).await.unwrap_or_else(failed)
+}
+
+async fn fall_asleep(admin: Arc<Admin>, engine: EngineHandle, depth: Depth, mode: Mode) -> Response {
+    let falling = Rest::FallingAsleep(depth);
+    if mode == Mode::Wait {
+        tokio::select! {
+            // What is left after that ends.
+            _ = tokio::time::timeout(admin.drain_timeout, nothing_streams(&admin, &engine)) => (),
+            () = admin.lifecycle.left(falling) => (),
+        }
+    }
+    let _turn = admin.turn.lock().await;
+    if !admin.lifecycle.change_rest(falling, Rest::Asleep(depth)) {
+        return refusal(StatusCode::CONFLICT, "it was woken before it slept");
     }
     match engine.sleep(depth).await {
         Ok(()) => {
@@ -71,14 +101,12 @@ pub async fn sleep(State(admin): State<Arc<Admin>>, Query(query): Query<SleepQue
     }
 }
 
-/// Takes memory again and generates a token; ready after that.
-pub async fn wake(State(admin): State<Arc<Admin>>) -> Response {
-    let (Some(engine), Rest::Asleep(depth)) = (admin.engine.get(), admin.lifecycle.rest()) else {
-        return StatusCode::OK.into_response();
-    };
+async fn wake_up(admin: Arc<Admin>, engine: EngineHandle) -> Response {
+    let _turn = admin.turn.lock().await;
+    let asleep @ Rest::Asleep(_) = admin.lifecycle.rest() else { return StatusCode::OK.into_response() };
     match engine.wake().await {
         Ok(()) => {
-            woken(&admin.lifecycle, depth);
+            admin.lifecycle.change_rest(asleep, Rest::Awake);
             admin.monitor.rests(None);
             info!("awake");
             StatusCode::OK.into_response()
@@ -92,11 +120,6 @@ pub async fn wake(State(admin): State<Arc<Admin>>) -> Response {
 /// Whether it sleeps.
 pub async fn is_sleeping(State(admin): State<Arc<Admin>>) -> Json<Value> {
     Json(json!({"is_sleeping": admin.lifecycle.rest() != Rest::Awake}))
-}
-
-fn woken(lifecycle: &Lifecycle, depth: Depth) {
-    // Of several who wake it, one is the first.
-    lifecycle.change_rest(Rest::Asleep(depth), Rest::Awake);
 }
 
 async fn nothing_streams(admin: &Admin, engine: &EngineHandle) {

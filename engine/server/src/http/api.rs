@@ -17,6 +17,7 @@ use axum::http::{Method, StatusCode};
 use axum::routing::{get, post};
 use std::sync::Arc;
 use windlass_engine_api::generation::GenerationFields;
+use windlass_engine_core::engine::QueueLimits;
 use windlass_engine_core::request::{RejectReason, TokenId};
 
 /// A page for people, which asks for a key where it needs one.
@@ -41,6 +42,10 @@ pub struct Api {
     pub structures: Arc<Structures>,
     /// Who finds whose prompts in the cache.
     pub cache_scopes: CacheScopes,
+    /// How much may wait for the engine.
+    pub queue: QueueLimits,
+    /// Most requests in a step of the engine.
+    pub places: u32,
 }
 
 impl FromRef<Arc<Api>> for Door {
@@ -108,9 +113,29 @@ impl Api {
         Ok(encoded.map_err(failed)??)
     }
 
-    /// Submits a prompt, once for each answer, and waits until all are admitted. Where one is refused, the others end.
-    /// `default_max_tokens` counts where the client gave no limit and is cut to what fits; `field` holds the prompt.
+    /// Submits prompts, each once for each of its answers, and waits until all are admitted. Where one is refused, the
+    /// others end. `default_max_tokens` counts where the client gave no limit and is cut to what fits; `field` holds the
+    /// prompts.
     pub async fn submit(
+        &self,
+        lease: &Lease,
+        prompts: Vec<Vec<TokenId>>,
+        generation: &Generation,
+        default_max_tokens: u32,
+        field: &str,
+    ) -> Result<Vec<Answer>, ApiError> {
+        let prompts: Vec<Vec<TokenId>> = prompts.into_iter().map(|prompt| generation.cut(prompt)).collect();
+        let (requests, tokens) = generation.backlog(&prompts);
+        let together = self.queue.admit_together(requests, tokens, self.places);
+        together.map_err(|reason| ApiError::rejected(&reason, 0, field))?;
+        let mut answers = Vec::with_capacity(requests as usize);
+        for prompt in prompts {
+            answers.extend(self.submit_prompt(lease, prompt, generation, default_max_tokens, field).await?);
+        }
+        Ok(answers)
+    }
+
+    async fn submit_prompt(
         &self,
         lease: &Lease,
         prompt: Vec<TokenId>,
@@ -118,7 +143,6 @@ impl Api {
         default_max_tokens: u32,
         field: &str,
     ) -> Result<Vec<Answer>, ApiError> {
-        let prompt = generation.cut(prompt);
         let room = self.room(&prompt, generation).map_err(|reason| ApiError::rejected(&reason, 0, field))?;
         let most = default_max_tokens.min(room);
         self.door.text_log.prompt(lease.request(), || self.tokenizer.decode(&prompt));
@@ -146,7 +170,7 @@ impl Api {
         default_max_tokens: u32,
         field: &str,
     ) -> Result<Answer, ApiError> {
-        let mut answers = self.submit(lease, prompt, generation, default_max_tokens, field).await?;
+        let mut answers = self.submit(lease, vec![prompt], generation, default_max_tokens, field).await?;
         answers.pop().ok_or_else(|| NotAccepted::Gone.into())
     }
 
@@ -202,6 +226,6 @@ async fn admitted(stream: &mut RequestStream, field: &str) -> Result<(), ApiErro
         Some(Event::Rejected { reason, retry_after_seconds }) => {
             Err(ApiError::rejected(&reason, retry_after_seconds, field))
         }
-        Some(Event::Update(_)) | None => Err(NotAccepted::Gone.into()),
+        Some(Event::Update(_) | Event::GivenUp(_)) | None => Err(NotAccepted::Gone.into()),
     }
 }

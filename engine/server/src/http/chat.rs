@@ -36,7 +36,7 @@ pub async fn create(
     let (prompt, expected) = prompt(&api, &conversation).await?;
     let generation = api.generation(fields).await?.with_dialogue(expected.thought, api.dialogue.marks());
     check_choices(&generation)?;
-    let answers = api.submit(&lease, prompt, &generation, u32::MAX, "messages").await?;
+    let answers = api.submit(&lease, vec![prompt], &generation, u32::MAX, "messages").await?;
     let head = Head::new("chatcmpl", &lease, &api.door, model);
     let (tokenizer, shows) = (api.tokenizer.clone(), generation.shows);
     let writer = Writer::new(head, tokenizer, shows, expected, include_reasoning, answers.len());
@@ -70,7 +70,7 @@ fn check_choices(generation: &Generation) -> Result<(), FieldError> {
 
 /// The conversation as tokens, and what the answer will look like.
 pub(super) async fn prompt(api: &Arc<Api>, conversation: &Conversation) -> Result<(Vec<TokenId>, Expected), ApiError> {
-    let (text, expected) = api.dialogue.prompt(conversation)?;
+    let (text, expected) = api.dialogue.prompt(conversation).await?;
     api.check_length(&text, "messages")?;
     Ok((api.tokenize(text, Tokenizer::encode).await?, expected))
 }

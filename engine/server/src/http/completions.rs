@@ -63,25 +63,24 @@ fn check_choices(generation: &Generation, prompts: usize, streaming: bool) -> Re
     Ok(())
 }
 
-/// One or more answers per prompt. Where one is refused, the others are dropped, which ends them.
+/// One or more answers per prompt.
 async fn submit(
     api: &Arc<Api>,
     lease: &Lease,
     prompts: Vec<Prompt>,
     generation: &Generation,
 ) -> Result<Vec<Answer>, ApiError> {
-    let mut answers = Vec::with_capacity(prompts.len());
+    let mut tokens = Vec::with_capacity(prompts.len());
     for prompt in prompts {
-        let tokens = match prompt {
+        tokens.push(match prompt {
             Prompt::Tokens(tokens) => tokens,
             Prompt::Text(text) => {
                 api.check_length(&text, "prompt")?;
                 api.tokenize(text, Tokenizer::encode_prompt).await?
             }
-        };
-        answers.extend(api.submit(lease, tokens, generation, DEFAULT_MAX_TOKENS, "prompt").await?);
+        });
     }
-    Ok(answers)
+    api.submit(lease, tokens, generation, DEFAULT_MAX_TOKENS, "prompt").await
 }
 
 /// Writes answers as this endpoint does.

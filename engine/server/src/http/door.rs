@@ -120,7 +120,9 @@ async fn wrong_method(method: Method, uri: Uri) -> ApiError {
 async fn refuse_when_closed(State(door): State<Door>, request: Request, next: Next) -> Response {
     match (door.lifecycle.stage(), door.lifecycle.rest()) {
         (Stage::Refusing, _) => ApiError::shutting_down().into_response(),
-        (_, Rest::Asleep(_)) if request.uri().path() != HEALTH => ApiError::asleep().into_response(),
+        (_, Rest::FallingAsleep(_) | Rest::Asleep(_)) if request.uri().path() != HEALTH => {
+            ApiError::asleep().into_response()
+        }
         _ => next.run(request).await,
     }
 }

@@ -86,6 +86,8 @@ impl ApiError {
                 error.retry_after(retry_after_seconds)
             }
             RejectReason::TooLong { .. } => ApiError::bad_request("context_length_exceeded", message).param(prompt),
+            RejectReason::TooMany { .. } => ApiError::bad_request("invalid_value", message).param("n"),
+            RejectReason::TooManyTokens { .. } => ApiError::bad_request("invalid_value", message).param(prompt),
             RejectReason::NeverFits { .. } => ApiError::bad_request("invalid_value", message).param("max_tokens"),
             RejectReason::EmptyPrompt | RejectReason::UnknownToken { .. } => {
                 ApiError::bad_request("invalid_value", message).param(prompt)
@@ -145,8 +147,14 @@ impl From<NotAccepted> for ApiError {
 
 impl From<Interrupted> for ApiError {
     fn from(error: Interrupted) -> ApiError {
-        let converted = ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "interrupted", error.to_string());
-        ApiError { retry: Some(error.retry), ..converted }
+        let message = error.to_string();
+        let retry = match error {
+            Interrupted::Unsatisfiable(_) => return ApiError::bad_request("unsatisfiable", message),
+            Interrupted::Failed(_) => false,
+            Interrupted::GivenUp(_) => true,
+        };
+        let converted = ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "interrupted", message);
+        ApiError { retry: Some(retry), ..converted }
     }
 }
 
@@ -172,7 +180,16 @@ impl From<StructureError> for ApiError {
 
 impl From<TemplateError> for ApiError {
     fn from(error: TemplateError) -> ApiError {
-        ApiError::bad_request("invalid_conversation", error.to_string()).param("messages")
+        let message = error.to_string();
+        match error {
+            TemplateError::Busy => ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message).retry_after(1),
+            TemplateError::NoProcess(_) => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message),
+            // The model's own was found valid before there were requests.
+            TemplateError::Invalid(_) => ApiError::bad_request("invalid_value", message).param("chat_template"),
+            TemplateError::Refused(_) | TemplateError::Failed(_) => {
+                ApiError::bad_request("invalid_conversation", message).param("messages")
+            }
+        }
     }
 }
 
@@ -206,5 +223,26 @@ impl IntoResponse for ApiError {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interrupted_answer_says_whether_to_ask_again() {
+        let why = || "why".to_owned();
+        for (interrupted, status, retry) in [
+            (Interrupted::Unsatisfiable(why()), 400, None),
+            (Interrupted::Failed(why()), 500, Some("false")),
+            (Interrupted::GivenUp(why()), 500, Some("true")),
+        ] {
+            let error = ApiError::from(interrupted);
+            assert_eq!(error.clone().envelope().error.retry, Some(retry == Some("true")));
+            let response = error.into_response();
+            let told = response.headers().get(SHOULD_RETRY).map(|value| value.to_str().unwrap());
+            assert_eq!((response.status().as_u16(), told), (status, retry));
+        }
     }
 }

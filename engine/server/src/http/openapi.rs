@@ -24,7 +24,8 @@ fn document(own: Vec<(&str, Value)>) -> Value {
     let shared = [
         (
             "/health",
-            json!({"get": {"operationId": "health", "security": [{}], "responses": {"200": {"description": "It serves."}}}}),
+            json!({"get": {"operationId": "health", "security": [{}], "responses": {
+                "200": {"description": "It serves."}, "503": response(503, "Error")}}}),
         ),
         ("/v1/models", get("listModels", "ModelList")),
         ("/v1/models/{name}", named(get("showModel", "Model"))),
@@ -56,6 +57,7 @@ fn generating() -> Vec<(&'static str, Value)> {
         ("/detokenize", post("detokenize", "DetokenizeRequest", "DetokenizeResponse", "Error")),
         ("/generate", streaming("tgiGenerate", "TgiRequest", "TgiResponse", "TgiOrError")),
         ("/generate_stream", streaming("tgiStream", "TgiRequest", "TgiResponse", "TgiOrError")),
+        ("/", root()),
     ]
 }
 
@@ -63,8 +65,20 @@ fn encoding() -> Vec<(&'static str, Value)> {
     vec![
         ("/v1/embeddings", post("embed", "EmbeddingsRequest", "Embeddings", "Error")),
         ("/v1/score", post("score", "ScoreRequest", "Scores", "Error")),
+        ("/score", post("scoreByOldPath", "ScoreRequest", "Scores", "Error")),
         ("/v1/rerank", post("rerank", "RerankRequest", "Ranking", "Error")),
+        ("/v2/rerank", post("rerankByNewPath", "RerankRequest", "Ranking", "Error")),
+        ("/rerank", post("rerankByOldPath", "RerankRequest", "Ranking", "Error")),
     ]
+}
+
+/// A page for people; and where clients of Text Generation Inference post to that are given an address and nothing else.
+fn root() -> Value {
+    let mut path = streaming("tgiEither", "TgiRequest", "TgiResponses", "TgiOrError");
+    let page = json!({"text/html": {"schema": text()}});
+    path["get"] = json!({"operationId": "page", "security": [{}], "responses": {
+        "200": {"description": "A page for people.", "content": page}, "503": response(503, "Error")}});
+    path
 }
 
 fn reference(name: &str) -> Value {
@@ -76,20 +90,43 @@ fn content(name: &str) -> Value {
 }
 
 fn get(id: &str, answer: &str) -> Value {
-    json!({"get": {"operationId": id, "responses": {
-        "200": {"description": "The answer.", "content": content(answer)},
-        "default": {"description": "A refusal or a failure.", "content": content("Error")}
-    }}})
+    json!({"get": {"operationId": id, "responses": responses(answer, "Error", &[401, 500, 503])}})
+}
+
+/// What an operation may answer with, and nothing else.
+fn responses(answer: &str, error: &str, statuses: &[u16]) -> Value {
+    let mut responses = Map::new();
+    responses.insert("200".to_owned(), json!({"description": "The answer.", "content": content(answer)}));
+    responses.extend(statuses.iter().map(|status| (status.to_string(), response(*status, error))));
+    responses.into()
+}
+
+fn response(status: u16, error: &str) -> Value {
+    let description = match status {
+        400 => "The request is wrong; the error names the field.",
+        401 => "A key is required, or not valid.",
+        404 => "The model is not served here.",
+        408 => "The body did not come in time.",
+        413 => "The body is too large.",
+        415 => "The body is no JSON, or is compressed.",
+        422 => "What the request asks for is wrong.",
+        424 => "The answer was given up.",
+        429 => "Too much is asked for at once; `Retry-After` says when to come back.",
+        503 => "The server sleeps or is about to stop; `Retry-After` says when to come back.",
+        _ => "The server failed; `x-should-retry` says whether to send the request again.",
+    };
+    json!({"description": description, "content": content(error)})
 }
 
 fn post(id: &str, request: &str, answer: &str, error: &str) -> Value {
+    let statuses: &[u16] = match error {
+        "TgiOrError" => &[400, 401, 408, 413, 415, 422, 424, 429, 500, 503],
+        _ => &[400, 401, 404, 408, 413, 415, 429, 500, 503],
+    };
     json!({"post": {
         "operationId": id,
         "requestBody": {"required": true, "content": content(request)},
-        "responses": {
-            "200": {"description": "The answer.", "content": content(answer)},
-            "default": {"description": "A refusal or a failure.", "content": content(error)}
-        }
+        "responses": responses(answer, error, statuses)
     }})
 }
 
@@ -102,6 +139,7 @@ fn streaming(id: &str, request: &str, answer: &str, error: &str) -> Value {
 }
 
 fn named(mut path: Value) -> Value {
+    path["get"]["responses"]["404"] = response(404, "Error");
     let name = json!({"name": "name", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}});
     path["parameters"] = json!([name]);
     path

@@ -74,7 +74,13 @@ impl<E: Events> EventStream<E> {
         }
         tokio::select! {
             biased;
-            pieces = self.pieces.next() => Some(self.write(pieces)),
+            pieces = self.pieces.next() => {
+                let bytes = self.write(pieces);
+                if !bytes.is_empty() {
+                    self.keep_alive.reset();
+                }
+                Some(bytes)
+            }
             _ = self.keep_alive.tick() => Some(Bytes::from_static(b": keep-alive\n\n")),
         }
     }

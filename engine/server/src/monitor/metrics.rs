@@ -1,4 +1,5 @@
-//! Prometheus handles under the names of the contract, each labelled with the model. The only place that records.
+//! Prometheus handles under the names of the contract, each labelled with the model and the engine's number. The only
+//! place that records.
 
 use super::{Built, Moment};
 use crate::driver::Depth;
@@ -47,6 +48,10 @@ pub struct Metrics {
     pub(super) prompt_tokens_by_source: IntCounterVec,
     prefix_queries: Counter,
     prefix_hits: Counter,
+    external_queries: Counter,
+    external_hits: Counter,
+    recomputed: Counter,
+    corrupted: Counter,
     drafts: Counter,
     draft_tokens: Counter,
     accepted_tokens: Counter,
@@ -88,7 +93,7 @@ pub const QUEUE_FULL: &str = "queue_full";
 /// Why a request was refused: its first token would come too late.
 pub const TOO_SLOW: &str = "too_slow";
 
-/// Registers metrics that all carry the model's name.
+/// Registers metrics that all carry the model's name and the engine's number.
 struct Registrar<'a> {
     registry: &'a Registry,
     model_name: &'a str,
@@ -102,7 +107,8 @@ impl Registrar<'_> {
     }
 
     fn options(&self, name: &str, help: &str) -> Opts {
-        Opts::new(name, help).const_label(names::LABEL_MODEL, self.model_name)
+        let options = Opts::new(name, help).const_label(names::LABEL_MODEL, self.model_name);
+        options.const_label(names::LABEL_ENGINE, names::THIS_ENGINE)
     }
 
     fn gauge(&self, name: &str, help: &str) -> prometheus::Result<Gauge> {
@@ -135,8 +141,8 @@ impl Registrar<'_> {
     }
 
     fn histogram(&self, name: &str, help: &str, edges: Vec<f64>) -> prometheus::Result<Histogram> {
-        let options = HistogramOpts::new(name, help).const_label(names::LABEL_MODEL, self.model_name);
-        self.add(Histogram::with_opts(options.buckets(edges)))
+        let options = HistogramOpts { common_opts: self.options(name, help), buckets: edges };
+        self.add(Histogram::with_opts(options))
     }
 }
 
@@ -167,6 +173,12 @@ impl Metrics {
             )?,
             prefix_queries: add.counter(names::PREFIX_CACHE_QUERIES, "Prompt tokens looked up in the prefix cache")?,
             prefix_hits: add.counter(names::PREFIX_CACHE_HITS, "Prompt tokens found in the prefix cache")?,
+            external_queries: add
+                .counter(names::EXTERNAL_PREFIX_CACHE_QUERIES, "Tokens looked up in the swap space")?,
+            external_hits: add.counter(names::EXTERNAL_PREFIX_CACHE_HITS, "Tokens found in the swap space")?,
+            recomputed: add.counter(names::PROMPT_TOKENS_RECOMPUTED, "Prompt tokens computed once more")?,
+            corrupted: add
+                .counter(names::CORRUPTED_REQUESTS, "Requests for which the model gave numbers that are none")?,
             drafts: add.counter(names::SPEC_DECODE_DRAFTS, "Rows with guesses of what comes next")?,
             draft_tokens: add.counter(names::SPEC_DECODE_DRAFT_TOKENS, "Guesses computed")?,
             accepted_tokens: add.counter(names::SPEC_DECODE_ACCEPTED_TOKENS, "Guesses that held")?,
@@ -265,6 +277,11 @@ impl Metrics {
         self.request_success.with_label_values(&[reason.name()]).inc();
     }
 
+    /// The model gave a request numbers that are none.
+    pub(super) fn corrupted(&self) {
+        self.corrupted.inc();
+    }
+
     pub(super) fn rejected(&self, reason: &str) {
         self.rejections.with_label_values(&[reason]).inc();
     }
@@ -294,8 +311,8 @@ impl Metrics {
         }
     }
 
-    /// The engine's state; its counters are cumulative, as ours are, and only its thread calls this.
-    pub(super) fn publish(&self, stats: &EngineStats) {
+    /// The engine's state; counters grow by what they grew since `before`.
+    pub(super) fn publish(&self, stats: &EngineStats, before: &EngineStats) {
         self.running.set(stats.running.into());
         self.waiting.set(stats.waiting.into());
         // Nothing waits for anything but room.
@@ -308,10 +325,13 @@ impl Metrics {
         self.cached_blocks.set(stats.kv.cached.into());
         self.blocks_leaked.set(stats.kv.leaked.into());
         self.blocks_swapped.set(stats.kv.swapped.into());
-        raise(&self.preemptions, stats.preemptions);
-        raise(&self.prefix_queries, stats.prefix_query_tokens);
-        raise(&self.prefix_hits, stats.prefix_hit_tokens);
-        self.publish_drafts(&stats.drafts);
+        self.preemptions.inc_by(stats.preemptions - before.preemptions);
+        self.prefix_queries.inc_by(stats.prefix_query_tokens - before.prefix_query_tokens);
+        self.prefix_hits.inc_by(stats.prefix_hit_tokens - before.prefix_hit_tokens);
+        self.external_queries.inc_by(stats.tier.query_tokens - before.tier.query_tokens);
+        self.external_hits.inc_by(stats.tier.hit_tokens - before.tier.hit_tokens);
+        self.recomputed.inc_by(stats.recomputed_tokens - before.recomputed_tokens);
+        self.publish_drafts(&stats.drafts, &before.drafts);
         if stats.running == 0 {
             self.batch_fill.set(0.0);
         }
@@ -359,16 +379,13 @@ fn with_older_names(mut families: Vec<MetricFamily>) -> Vec<MetricFamily> {
 
 impl Metrics {
     /// Positions appear with their first guess that held.
-    fn publish_drafts(&self, drafts: &DraftStats) {
-        raise(&self.drafts, drafts.drafts);
-        raise(&self.draft_tokens, drafts.tokens);
-        raise(&self.accepted_tokens, drafts.accepted);
-        for (position, &accepted) in drafts.accepted_by_position.iter().enumerate().filter(|(_, count)| **count > 0) {
-            raise(&self.accepted_by_position.with_label_values(&[&position.to_string()]), accepted);
+    fn publish_drafts(&self, drafts: &DraftStats, before: &DraftStats) {
+        self.drafts.inc_by(drafts.drafts - before.drafts);
+        self.draft_tokens.inc_by(drafts.tokens - before.tokens);
+        self.accepted_tokens.inc_by(drafts.accepted - before.accepted);
+        let grown = drafts.accepted_by_position.iter().zip(before.accepted_by_position).map(|(now, then)| now - then);
+        for (position, grown) in grown.enumerate().filter(|(_, grown)| *grown > 0) {
+            self.accepted_by_position.with_label_values(&[&position.to_string()]).inc_by(grown);
         }
     }
-}
-
-fn raise(counter: &Counter, to: u64) {
-    counter.inc_by(to.saturating_sub(counter.get()));
 }

@@ -1,6 +1,7 @@
 //! The life of one request in moments, and the latencies between them.
 
 use super::metrics::Metrics;
+use windlass_engine_core::plan::SequenceFailure;
 use windlass_engine_core::request::FinishReason;
 use windlass_engine_core::update::RequestUpdate;
 
@@ -21,6 +22,13 @@ impl RequestTimes {
 
     /// Counts an update into the metrics.
     pub(super) fn observe(&mut self, update: &RequestUpdate, now: f64, metrics: &Metrics) {
+        let complete = matches!(update.finish, Some(FinishReason::Stop | FinishReason::Length));
+        if self.first_token_seconds.is_none() && (complete || !update.tokens.is_empty()) {
+            self.observe_prompt(update, metrics);
+        }
+        if let Some(SequenceFailure::Corrupted(_)) = update.failure {
+            metrics.corrupted();
+        }
         if !update.tokens.is_empty() {
             self.observe_tokens(update, now, metrics);
         }
@@ -29,21 +37,27 @@ impl RequestTimes {
         }
     }
 
+    /// The prompt is computed: a token follows it, or none was asked for.
+    fn observe_prompt(&self, update: &RequestUpdate, metrics: &Metrics) {
+        let cached = update.cached_tokens.min(self.prompt_tokens);
+        let computed = self.prompt_tokens - cached;
+        metrics.prompt_tokens.inc_by(u64::from(self.prompt_tokens));
+        metrics.prompt_tokens_cached.inc_by(cached.into());
+        metrics.prompt_tokens_by_source.with_label_values(&["local_cache_hit"]).inc_by(cached.into());
+        metrics.prompt_tokens_by_source.with_label_values(&["local_compute"]).inc_by(computed.into());
+        metrics.prefill_computed.observe(computed.into());
+        if let Some(scheduled) = update.first_scheduled_seconds {
+            metrics.queue_time.observe(scheduled - update.arrival_seconds);
+        }
+    }
+
     fn observe_tokens(&mut self, update: &RequestUpdate, now: f64, metrics: &Metrics) {
         match self.first_token_seconds {
             Some(_) => metrics.inter_token.observe(now - self.last_token_seconds),
             None => {
                 self.first_token_seconds = Some(now);
-                let cached = update.cached_tokens.min(self.prompt_tokens);
-                let computed = self.prompt_tokens - cached;
-                metrics.prompt_tokens.inc_by(u64::from(self.prompt_tokens));
-                metrics.prompt_tokens_cached.inc_by(cached.into());
-                metrics.prompt_tokens_by_source.with_label_values(&["local_cache_hit"]).inc_by(cached.into());
-                metrics.prompt_tokens_by_source.with_label_values(&["local_compute"]).inc_by(computed.into());
-                metrics.prefill_computed.observe(computed.into());
                 metrics.time_to_first_token.observe(now - update.arrival_seconds);
                 if let Some(scheduled) = update.first_scheduled_seconds {
-                    metrics.queue_time.observe(scheduled - update.arrival_seconds);
                     metrics.prefill_time.observe(now - scheduled);
                 }
             }
@@ -57,12 +71,16 @@ impl RequestTimes {
     fn observe_finish(&self, update: &RequestUpdate, reason: FinishReason, now: f64, metrics: &Metrics) {
         metrics.finished(reason);
         let complete = matches!(reason, FinishReason::Stop | FinishReason::Length);
-        let (true, Some(first), Some(scheduled)) = (complete, self.first_token_seconds, update.first_scheduled_seconds)
-        else {
-            return;
-        };
+        let (true, Some(scheduled)) = (complete, update.first_scheduled_seconds) else { return };
         metrics.end_to_end.observe(now - update.arrival_seconds);
         metrics.inference_time.observe(now - scheduled);
+        let first = match self.first_token_seconds {
+            Some(first) => first,
+            None => {
+                metrics.prefill_time.observe(now - scheduled);
+                now
+            }
+        };
         metrics.decode_time.observe(now - first);
         metrics.request_prompt_tokens.observe(f64::from(self.prompt_tokens));
         metrics.request_generation_tokens.observe(f64::from(self.generated));

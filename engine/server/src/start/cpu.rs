@@ -37,15 +37,17 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
     let options = options(config, cpu, &file)?;
     let draft = config.speculation.as_ref().map(|speculation| speculation.ledger(&options)).transpose()?;
     let options = options.beside(draft.unwrap_or_default());
-    let (text, loaded) = std::thread::scope(|scope| {
-        let text = scope.spawn(|| read_text(&file));
+    let (text, weights, loaded) = std::thread::scope(|scope| {
+        let text = scope.spawn(|| read_text(&file, config));
+        let weights = scope.spawn(|| fingerprint::weights(&file));
         let loaded = match &gathering {
             None => load(&file, &options),
             Some(gathering) => load_leader(&file, &options, gathering),
         };
-        (text.join(), loaded.map_err(load_failure))
+        (text.join(), weights.join(), loaded.map_err(load_failure))
     });
     let (tokenizer, template) = text.map_err(|_| Failure::internal("reading the tokenizer panicked"))??;
+    let weights = weights.map_err(|_| Failure::internal("reading the weights for their digest panicked"))?;
     let Loaded { executor, ledgers, weight_type, kernels, .. } = loaded?;
     check_quantization(cpu, weight_type)?;
     let geometry = executor.geometry();
@@ -66,15 +68,17 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
     let load_seconds = clock.seconds() - began;
     let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
     let download_seconds = FetchRecord::beside(&cpu.model).map_or(0.0, |record| record.seconds);
-    let flags = vec![
+    let mut flags = vec![
         format!("quantization={weight_type}"),
         format!("kv-cache-dtype={}", config.batching.kv_data_type.name()),
         format!("activation-dtype={:?}", cpu.activations),
+        format!("tensor-parallel-size={}", cpu.tensor_parallel),
     ];
+    flags.extend(fingerprint::dialogue(&config.dialogue));
     let on = BuiltOn { device: "cpu", tensor_parallel: ledgers.len() as u32, quantization: weight_type, kernels };
     let text = fingerprint::tokenizer(tokenizer.vocabulary(), template.as_ref().map(ChatTemplate::source));
     let built = Built {
-        fingerprint: fingerprint::word(fingerprint::weights(&file), text, flags, "cpu"),
+        fingerprint: fingerprint::word(weights, text, flags, "cpu"),
         effective: effective(config, &geometry, on),
         simulated: false,
         ledger: Some(ledgers.into_iter().chain(draft).sum()),

@@ -85,11 +85,14 @@ pub fn start(
         let (config, cpu, device) = (config.clone(), cpu.clone(), device.clone());
         move |file: &Checkpoint| load(&config, &cpu, &device, file)
     };
-    let (text, loaded) = std::thread::scope(|scope| {
-        let text = scope.spawn(|| read_text(&file));
-        (text.join(), load(&file))
+    let (text, weights, loaded) = std::thread::scope(|scope| {
+        let text = scope.spawn(|| read_text(&file, config));
+        let weights = scope.spawn(|| fingerprint::weights(&file));
+        let loaded = load(&file);
+        (text.join(), weights.join(), loaded)
     });
     let (tokenizer, template) = text.map_err(|_| Failure::internal("reading the tokenizer panicked"))??;
+    let weights = weights.map_err(|_| Failure::internal("reading the weights for their digest panicked"))?;
     let LoadedCuda { executor, ledger, weight_type, .. } = loaded?;
     cpu::check_quantization(cpu, weight_type)?;
     let geometry = executor.geometry();
@@ -99,12 +102,13 @@ pub fn start(
     let (engine, warm_seconds) = launch(executor, reload, || Ok(None), &config.batching, monitor, clock)?;
     let download_seconds = FetchRecord::beside(&cpu.model).map_or(0.0, |record| record.seconds);
     let text = fingerprint::tokenizer(tokenizer.vocabulary(), template.as_ref().map(ChatTemplate::source));
-    let flags = vec![format!("quantization={weight_type}"), "kv-cache-dtype=bf16".to_owned()];
+    let mut flags = vec![format!("quantization={weight_type}"), "kv-cache-dtype=bf16".to_owned()];
+    flags.extend(fingerprint::dialogue(&config.dialogue));
     let (major, minor) = facts.capability;
     let kernels = format!("sm_{major}{minor}");
     let on = BuiltOn { device: "cuda", tensor_parallel: 1, quantization: weight_type, kernels: &kernels };
     let built = Built {
-        fingerprint: fingerprint::word(fingerprint::weights(&file), text, flags, "cuda"),
+        fingerprint: fingerprint::word(weights, text, flags, "cuda"),
         effective: effective(config, &geometry, on),
         simulated: false,
         ledger: Some(ledger),
@@ -119,7 +123,8 @@ fn load(config: &Config, cpu: &CpuConfig, device: &Device, file: &Checkpoint) ->
         Some(kv) => kv,
         None => default_kv(config, &model)?,
     };
-    model.start(kv, Replay::Graphs).map_err(cpu::load_failure)
+    let replay = if cpu.eager { Replay::Eager } else { Replay::Graphs };
+    model.start(kv, replay).map_err(cpu::load_failure)
 }
 
 /// What all sequences can use at their longest, and at most what the device has left.

@@ -104,9 +104,9 @@ fn warm_up<E: Executor>(engine: &mut Engine<E>, clock: Clock) -> Result<(), Fail
 }
 
 fn check_first_token(update: &RequestUpdate) -> Result<(), Failure> {
-    match (update.finish, &update.error) {
+    match (update.finish, &update.failure) {
         (Some(FinishReason::Length | FinishReason::Stop), _) => Ok(()),
-        (_, Some(error)) => Err(Failure::new(Reason::ModelInvalid, format!("the first token: {error}"))),
+        (_, Some(failure)) => Err(Failure::new(Reason::ModelInvalid, format!("the first token: {failure}"))),
         (finish, None) => Err(Failure::internal(format!("the first request ended with {finish:?}"))),
     }
 }

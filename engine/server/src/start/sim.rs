@@ -1,7 +1,7 @@
 //! The simulator behind the same server.
 
 use super::engine_thread::launch;
-use super::{BuiltOn, StartedModel, effective, open, read_text};
+use super::{BuiltOn, RENDERERS, StartedModel, effective, named_template, open, read_text, template_failure};
 use crate::clock::Clock;
 use crate::config::{Batching, Config, SimConfig};
 use crate::driver::RealTime;
@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::fingerprint;
 use crate::monitor::{Built, Monitor};
 use crate::text::chat_template::ChatTemplate;
+use crate::text::renderers::Renderers;
 use crate::text::tokenizer::Tokenizer;
 use crate::text::words;
 use std::sync::Arc;
@@ -33,8 +34,12 @@ const TEMPLATE: &str = "{% for message in messages %}{{ message.role }} {{ messa
 pub fn start(config: &Config, sim: &SimConfig, monitor: &Arc<Monitor>, clock: Clock) -> Result<StartedModel, Failure> {
     let began = clock.seconds();
     let (tokenizer, template) = match &sim.tokenizer {
-        Some(path) => read_text(&open(path)?)?,
-        None => (Tokenizer::words(), Some(ChatTemplate::new(TEMPLATE, "", "").map_err(super::template_failure)?)),
+        Some(path) => read_text(&open(path)?, config)?,
+        None => {
+            let tokenizer = Tokenizer::words();
+            let template = words_template(config, &tokenizer)?;
+            (tokenizer, Some(template))
+        }
     };
     std::thread::sleep(sim.load_time);
     let geometry = geometry(&config.batching, tokenizer.vocabulary().len());
@@ -53,7 +58,8 @@ pub fn start(config: &Config, sim: &SimConfig, monitor: &Arc<Monitor>, clock: Cl
         proposer.transpose()
     };
     let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
-    let flags = vec![format!("mean-answer-tokens={:?}", sim.mean_answer_tokens)];
+    let mut flags = vec![format!("mean-answer-tokens={:?}", sim.mean_answer_tokens)];
+    flags.extend(fingerprint::dialogue(&config.dialogue));
     let on = BuiltOn {
         device: "sim",
         tensor_parallel: sim.tensor_parallel,
@@ -69,6 +75,14 @@ pub fn start(config: &Config, sim: &SimConfig, monitor: &Arc<Monitor>, clock: Cl
         start: StartPhases { download_seconds: 0.0, load_seconds, warm_seconds },
     };
     Ok(StartedModel { engine, tokenizer, template, built })
+}
+
+fn words_template(config: &Config, tokenizer: &Tokenizer) -> Result<ChatTemplate, Failure> {
+    let renderers = Renderers::new(config.program.clone(), RENDERERS);
+    match &config.dialogue.template {
+        Some(path) => named_template(path, tokenizer.special(), &renderers),
+        None => ChatTemplate::new(TEMPLATE, tokenizer.special(), &renderers).map_err(template_failure),
+    }
 }
 
 fn geometry(batching: &Batching, vocabulary: u32) -> Geometry {

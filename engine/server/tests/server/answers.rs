@@ -88,7 +88,7 @@ async fn a_stop_string_over_two_tokens_ends_the_answer_and_is_not_shown() {
     }
     // The engine is told, and counts it as what it is.
     server.until("all have ended", |stats| stats["finished"] == 3).await;
-    let stopped = server.metric("vllm:request_success_total{finished_reason=\"stop\"").await;
+    let stopped = server.metric("vllm:request_success_total{engine=\"0\",finished_reason=\"stop\"").await;
     assert!((stopped - 2.0).abs() < f64::EPSILON, "{stopped}");
 }
 

@@ -1,9 +1,17 @@
 //! The commands for a person, run as programs against a server in this process.
 
 use crate::common::{FAST, MODEL, TestServer, serve, within};
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use serde_json::{Value, json};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::io::AsyncWriteExt;
 
 /// Runs the program with some input.
@@ -111,4 +119,69 @@ async fn fit_says_what_fits_and_what_does_not() {
     // (500 / 1000 + 200 / 400) s a request, four a second, at most 80 % busy.
     assert!(succeeded(run(&peak, "").await).contains("replicas                  5"));
     assert_eq!(run(&["fit", model, "--memory", "lots"], "").await.status.code(), Some(2));
+}
+
+/// A server that puts one prompt off for ever, gives another up the first time, and answers.
+async fn moody() -> SocketAddr {
+    let models = get(async || Json(json!({"data": [{"id": "m"}]})));
+    let routes = Router::new().route("/v1/models", models).route("/v1/completions", post(complete));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, routes.with_state(Arc::default())).await });
+    address
+}
+
+async fn complete(State(given_up): State<Arc<AtomicBool>>, Json(body): Json<Value>) -> Response {
+    let failed = StatusCode::INTERNAL_SERVER_ERROR;
+    match body["prompt"].as_str() {
+        Some("never") => (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "0")], "later").into_response(),
+        Some("twice") if !given_up.swap(true, Ordering::Relaxed) => {
+            (failed, [("x-should-retry", "true"), ("retry-after", "0")], "given up").into_response()
+        }
+        Some("broken") => (failed, [("x-should-retry", "false")], "no").into_response(),
+        _ => Json(json!({"id": "x"})).into_response(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_server_puts_off_is_asked_again_and_keeps_nothing_else_from_its_answer() {
+    let url = format!("http://{}", moody().await);
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in.jsonl"), folder.path().join("out.jsonl"));
+    let line = |name: &str| json!({"custom_id": name, "url": "/v1/completions", "body": {"prompt": name}}).to_string();
+    let names = ["never", "twice", "broken", "good"];
+    std::fs::write(&input, names.map(line).join("\n")).unwrap();
+    let arguments = ["batch", &url, input.to_str().unwrap(), output.to_str().unwrap(), "--concurrency", "1"];
+    let ended = run(&arguments, "").await;
+    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(10), "{told}");
+    assert!(told.contains("for 1 requests the server asked to come back"), "{told}");
+    let statuses: std::collections::BTreeMap<String, u64> = std::fs::read_to_string(&output)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .map(|line| (line["custom_id"].as_str().unwrap().to_owned(), line["response"]["status_code"].as_u64().unwrap()))
+        .collect();
+    assert_eq!(
+        statuses,
+        [("broken", 500), ("good", 200), ("twice", 200)].map(|(name, code)| (name.to_owned(), code)).into()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_that_could_never_be_admitted_is_answered_with_its_error() {
+    let server = serve(&format!("{FAST} --max-num-seqs 4 --max-queue-requests 4")).await;
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in.jsonl"), folder.path().join("out.jsonl"));
+    let line = |name: &str, n: u32| {
+        let body = json!({"prompt": "a", "max_tokens": 1, "n": n});
+        json!({"custom_id": name, "url": "/v1/completions", "body": body}).to_string()
+    };
+    std::fs::write(&input, [line("many", 64), line("few", 2)].join("\n")).unwrap();
+    let url = url(&server);
+    succeeded(run(&["batch", &url, input.to_str().unwrap(), output.to_str().unwrap()], "").await);
+    let text = std::fs::read_to_string(&output).unwrap();
+    let many = text.lines().find(|line| line.contains("\"many\"")).unwrap();
+    assert!(many.contains("\"status_code\":400") && many.contains("takes 8 at once"), "{text}");
+    assert!(text.lines().any(|line| line.contains("\"few\"") && line.contains("\"status_code\":200")), "{text}");
 }

@@ -14,11 +14,15 @@ const REPEATING: &str = "One, two, three, four, five, six, seven, eight, nine, t
 
 /// The server on the real model, if there is one, with flags of which some hold spaces.
 async fn serve(flags: &[&str]) -> Option<TestServer> {
+    serve_sized(&[&["--kv-cache-memory-bytes", "100000000"], flags].concat()).await
+}
+
+/// The same with flags that say how large its cache is.
+async fn serve_sized(flags: &[&str]) -> Option<TestServer> {
     let model = real_model()?;
     let common =
         ["windlass-engine", "serve", model.to_str()?, "--host", "127.0.0.1", "--port", "0", "--admin-port", "0"];
-    let sizes = ["--served-model-name", "smol", "--kv-cache-memory-bytes", "100000000"];
-    let line = common.iter().chain(&sizes).chain(flags);
+    let line = common.iter().chain(&["--served-model-name", "smol"]).chain(flags);
     let Command::Serve(args) = Cli::try_parse_from(line).unwrap().command else { return None };
     Some(start(Config::from_args(&args).unwrap()).await)
 }
@@ -101,4 +105,45 @@ async fn a_prompt_that_had_to_go_comes_back_from_a_file() {
     assert_eq!((cached(&first), first["choices"] == again["choices"]), (0, true));
     assert!(cached(&again) >= 272, "{again}");
     assert!(server.metric("windlass:kv_blocks_swapped").await >= 17.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_method_guesses_and_changes_no_byte() {
+    let Some(plain) = serve(&[]).await else { return };
+    let model = real_model().unwrap();
+    let suffix = json!({"method": "suffix", "num_speculative_tokens": 6}).to_string();
+    let draft = json!({"method": "draft_model", "model": model, "num_speculative_tokens": 3}).to_string();
+    let extra = json!({"max_tokens": 30});
+    let expected = complete(&plain, extra.clone()).await;
+    for config in [suffix, draft] {
+        let guessing = serve(&["--speculative-config", &config]).await.unwrap();
+        let found = complete(&guessing, extra.clone()).await;
+        assert_eq!((&found["choices"], &found["usage"]), (&expected["choices"], &expected["usage"]), "{config}");
+        guessing.until("the last step is published", |stats| stats["running"] == json!(0)).await;
+        let accepted = guessing.metric("vllm:spec_decode_num_accepted_tokens_total").await;
+        assert!(accepted > 5.0, "{config}: {accepted} guesses held");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn real_weights_sleep_and_answer_the_same_when_they_wake() {
+    let flags = ["--num-gpu-blocks-override", "24", "--max-model-len", "350", "--swap-space", "0.1"];
+    let Some(server) = serve_sized(&flags).await else { return };
+    let [one, other] = ["One, two, three. ", "Red, green, blue. "].map(|text| text.repeat(50));
+    let ask = |prompt: &str| complete(&server, json!({"prompt": prompt, "max_tokens": 8, "logprobs": 2}));
+    let first = ask(&one).await;
+    ask(&other).await;
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!(cached(&ask(&one).await) >= 272, "out of the swap space");
+    let hits = server.metric("vllm:external_prefix_cache_hits_total").await;
+    assert!(hits >= 16.0 && server.metric("vllm:external_prefix_cache_queries_total").await >= hits, "{hits}");
+    for level in [1, 2] {
+        assert_eq!(server.admin_post(&format!("/sleep?level={level}")).await.status.as_u16(), 200, "level {level}");
+        assert_eq!(server.admin_post("/wake_up").await.status.as_u16(), 200, "level {level}");
+        let again = ask(&one).await;
+        assert_eq!((cached(&again), &again["choices"]), (0, &first["choices"]), "level {level}");
+        assert!(server.metric("windlass:kv_blocks_swapped").await < 17.0);
+        ask(&other).await;
+        assert_eq!(ask(&one).await["choices"], first["choices"], "level {level}, out of the swap space");
+    }
 }

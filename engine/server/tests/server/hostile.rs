@@ -247,7 +247,7 @@ async fn a_client_that_stops_reading_is_cut_and_its_request_ends() {
     deaf.write_all(head.as_bytes()).await.unwrap();
     server.until("it runs", |stats| stats["running"].as_u64() >= Some(32)).await;
     eventually("its requests are aborted", async || {
-        server.metric("vllm:request_success_total{finished_reason=\"abort\"").await > 31.0
+        server.metric("vllm:request_success_total{engine=\"0\",finished_reason=\"abort\"").await > 31.0
     })
     .await;
     assert!(!until_closed(&mut deaf).await.contains("[DONE]"), "it was complete: nothing was tested");
@@ -269,7 +269,7 @@ async fn an_http2_stream_whose_window_stays_closed_ends_alone() {
     let unread = sender.send_request(post(&uri, &body)).await.unwrap();
     server.until("it runs", |stats| stats["running"].as_u64() >= Some(1)).await;
     eventually("it is aborted", async || {
-        server.metric("vllm:request_success_total{finished_reason=\"abort\"").await > 0.0
+        server.metric("vllm:request_success_total{engine=\"0\",finished_reason=\"abort\"").await > 0.0
     })
     .await;
     // The connection and its other streams live on.
@@ -494,14 +494,8 @@ async fn hostile_tools_are_refused_soon_and_nobody_else_feels_them() {
             let body = chat(json!({"tools": [tool], "tool_choice": choice, "max_tokens": 4}));
             let answer = within("an answer", server.post(CHAT, &body)).await;
             let shown: String = tool.to_string().chars().take(100).collect();
-            // A form that this vocabulary cannot spell ends an answer, and says so.
             let status = answer.status.as_u16();
-            assert!(status == 200 || status == 500 || (400..500).contains(&status), "{shown}: {status}");
-            assert!(
-                status != 500 || answer.json()["error"]["code"] == "interrupted",
-                "{shown}: {:.200}",
-                answer.text()
-            );
+            assert!((200..500).contains(&status), "{shown}: {status} {:.200}", answer.text());
             assert!(began.elapsed().as_secs() < 5, "{shown} took {:?}", began.elapsed());
         }
     }

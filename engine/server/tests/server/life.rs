@@ -78,7 +78,7 @@ async fn it_sleeps_after_its_streams_and_answers_the_same_when_it_wakes() {
         );
         assert!(refused.header("retry-after").is_some());
         let state = if level == 1 { "weights_offloaded" } else { "discard_all" };
-        let name = format!("vllm:engine_sleep_state{{model_name=\"sim-model\",sleep_state=\"{state}\"}}");
+        let name = format!("vllm:engine_sleep_state{{engine=\"0\",model_name=\"sim-model\",sleep_state=\"{state}\"}}");
         assert!((server.metric(&name).await - 1.0).abs() < f64::EPSILON);
         let again = server.admin_post("/sleep?level=1").await;
         assert_eq!(again.status, StatusCode::CONFLICT);
@@ -119,7 +119,8 @@ async fn every_answer_names_what_it_depends_on() {
     assert!(events.iter().all(|event| event["system_fingerprint"] == fingerprint));
     let completion = json!({"model": "sim-model", "prompt": "the", "max_tokens": 2});
     assert_eq!(server.post("/v1/completions", &completion).await.json()["system_fingerprint"], fingerprint);
-    let name = format!("windlass:build_info{{device=\"sim\",fingerprint=\"{}\"", fingerprint.as_str().unwrap());
+    let name =
+        format!("windlass:build_info{{device=\"sim\",engine=\"0\",fingerprint=\"{}\"", fingerprint.as_str().unwrap());
     assert!((server.metric(&name).await - 1.0).abs() < f64::EPSILON);
     let other = serve("--sim-step-us 1000 --sim-mean-answer-tokens 9").await;
     assert_ne!(other.stats().await["fingerprint"], fingerprint);
@@ -139,7 +140,7 @@ async fn a_client_that_goes_away_ends_its_request() {
     server.until("it runs", |stats| stats["running"] == 1).await;
     whole.abort();
     server.until("it is aborted", |stats| stats["running"] == 0 && stats["kvUsage"] == 0.0).await;
-    let aborted = server.metric("vllm:request_success_total{finished_reason=\"abort\"").await;
+    let aborted = server.metric("vllm:request_success_total{engine=\"0\",finished_reason=\"abort\"").await;
     assert!((aborted - 2.0).abs() < f64::EPSILON, "{aborted}");
 }
 
@@ -258,7 +259,7 @@ async fn metrics_and_stats_tell_the_same_story() {
         ("vllm:time_to_first_token_seconds_count", 3.0),
         ("vllm:inter_token_latency_seconds_count", 12.0),
         ("vllm:e2e_request_latency_seconds_count", 3.0),
-        ("vllm:request_success_total{finished_reason=\"length\"", 3.0),
+        ("vllm:request_success_total{engine=\"0\",finished_reason=\"length\"", 3.0),
         ("vllm:num_requests_running", 0.0),
         ("vllm:cache_config_info{", 1.0),
         ("windlass:kv_blocks_leaked", 0.0),
@@ -267,7 +268,31 @@ async fn metrics_and_stats_tell_the_same_story() {
         assert!((found - value).abs() < f64::EPSILON, "{name}: {found}");
     }
     let text = get(server.admin, "/metrics").await.text();
-    assert!(text.lines().filter(|line| !line.starts_with('#')).all(|line| line.contains("model_name=\"sim-model\"")));
+    let mut samples = text.lines().filter(|line| !line.starts_with('#'));
+    assert!(samples.all(|line| line.contains("model_name=\"sim-model\"") && line.contains("engine=\"0\"")), "{text}");
+    // What only scores a prompt computes it, too.
+    let scored = json!({"model": "sim-model", "prompt": "the engine of a block", "max_tokens": 0, "echo": true});
+    assert_eq!(server.post("/v1/completions", &scored).await.status, StatusCode::OK);
+    server.until("its prompt is counted", |stats| stats["promptTokens"] == 23 && stats["finished"] == 4).await;
+    for (name, value) in [
+        ("vllm:prompt_tokens_total", 23.0),
+        ("vllm:prompt_tokens_by_source_total{engine=\"0\",model_name=\"sim-model\",source=\"local_compute\"}", 23.0),
+        ("vllm:request_prompt_tokens_count", 4.0),
+        ("vllm:e2e_request_latency_seconds_count", 4.0),
+        ("vllm:time_to_first_token_seconds_count", 3.0),
+        ("vllm:corrupted_requests_total", 0.0),
+        ("vllm:prompt_tokens_recomputed_total", 0.0),
+        ("vllm:external_prefix_cache_queries_total", 0.0),
+    ] {
+        let found = server.metric(name).await;
+        assert!((found - value).abs() < f64::EPSILON, "{name}: {found}");
+    }
+    // The last token of a prompt is computed once for each of its answers.
+    server.chat(json!({"max_tokens": 20, "n": 3})).await;
+    eventually("it is counted", async || {
+        (server.metric("vllm:prompt_tokens_recomputed_total").await - 2.0).abs() < 0.1
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -467,4 +492,121 @@ async fn sigterm_drains_and_exits_with_zero() {
     assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     let status = within("it exits", child.wait()).await.unwrap();
     assert_eq!(status.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waking_a_server_that_falls_asleep_keeps_it_awake() {
+    let server = serve(SLOW).await;
+    let mut client = Client::connect(server.api).await;
+    let mut stream = client.open(CHAT, &chat(json!({"max_tokens": 100, "stream": true}))).await;
+    assert!(stream.read_until("data").await);
+    let admin = server.admin;
+    let sleeping = tokio::spawn(async move { Client::connect(admin).await.post("/sleep", &json!({})).await });
+    server.until("it falls asleep", |stats| stats["phase"] == "Asleep").await;
+    assert_eq!(server.post(CHAT, &chat(json!({"max_tokens": 1}))).await.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(server.admin_post("/wake_up").await.status, StatusCode::OK);
+    assert_eq!(within("the sleeper learns of it", sleeping).await.unwrap().status, StatusCode::CONFLICT);
+    assert_eq!(get(server.admin, "/readyz").await.status, StatusCode::OK);
+    let answer = within("it answers", server.chat(json!({"max_tokens": 1}))).await;
+    assert_eq!(answer.status, StatusCode::OK);
+    assert!(stream.read_until("[DONE]").await, "the stream was cut: {}", stream.text);
+    // And it can sleep after that.
+    assert_eq!(within("it sleeps", server.admin_post("/sleep")).await.status, StatusCode::OK);
+    assert_eq!(server.admin_post("/wake_up").await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_sleeps_though_who_asked_is_gone() {
+    let server = serve(SLOW).await;
+    let mut client = Client::connect(server.api).await;
+    let mut stream = client.open(CHAT, &chat(json!({"max_tokens": 50, "stream": true}))).await;
+    assert!(stream.read_until("data").await);
+    let admin = server.admin;
+    let asking = tokio::spawn(async move { Client::connect(admin).await.post("/sleep", &json!({})).await });
+    server.until("it falls asleep", |stats| stats["phase"] == "Asleep").await;
+    asking.abort();
+    assert!(stream.read_until("[DONE]").await, "the stream was cut: {}", stream.text);
+    let name = "vllm:engine_sleep_state{engine=\"0\",model_name=\"sim-model\",sleep_state=\"weights_offloaded\"}";
+    eventually("memory is given back", async || server.metric(name).await > 0.5).await;
+    assert_eq!(server.admin_post("/wake_up").await.status, StatusCode::OK);
+    assert_eq!(server.chat(json!({"max_tokens": 1})).await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn counters_go_on_after_a_sleep() {
+    let server = serve(FAST).await;
+    const QUERIES: &str = "vllm:prefix_cache_queries_total";
+    server.chat(json!({"max_tokens": 1})).await;
+    eventually("a query is counted", async || server.metric(QUERIES).await > 1.0).await;
+    for level in [1, 2] {
+        let before = server.metric(QUERIES).await;
+        assert_eq!(server.admin_post(&format!("/sleep?level={level}")).await.status, StatusCode::OK);
+        assert!((server.metric(QUERIES).await - before).abs() < f64::EPSILON);
+        assert_eq!(server.admin_post("/wake_up").await.status, StatusCode::OK);
+        server.chat(json!({"max_tokens": 1})).await;
+        // Six tokens of the prompt, and one of the first token's.
+        eventually("the next query is counted", async || server.metric(QUERIES).await >= before + 7.0).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_is_given_up_says_that_it_may_be_asked_for_again() {
+    let server = serve(SLOW).await;
+    let api = server.api;
+    let asking = tokio::spawn(async move { Client::connect(api).await.post(CHAT, &endless(false)).await });
+    server.until("it runs", |stats| stats["running"] == 1).await;
+    assert_eq!(server.admin_post("/sleep?mode=abort").await.status, StatusCode::OK);
+    let answer = within("an error", asking).await.unwrap();
+    assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(
+        (answer.header("x-should-retry"), &answer.json()["error"]["code"]),
+        (Some("true"), &json!("interrupted"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flags_that_change_answers_change_what_they_depend_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        format!("--chat-template {}", path.display())
+    };
+    let one = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}";
+    let flags = [
+        String::new(),
+        template("a", one),
+        template("b", &format!("the {one}")),
+        "--reasoning-parser qwen3".to_owned(),
+        "--tool-call-parser hermes".to_owned(),
+    ];
+    let mut words = std::collections::BTreeSet::new();
+    for flags in &flags {
+        let fingerprint = serve(&format!("{FAST} {flags}")).await.stats().await["fingerprint"].clone();
+        assert!(words.insert(fingerprint.to_string()), "{flags:?} changes nothing");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_speaks_needs_no_sign_of_life() {
+    let mut config = config(SLOW);
+    config.patience.keep_alive = Duration::from_secs(1);
+    let server = start(config).await;
+    let answer = server.chat(json!({"max_tokens": 120, "stream": true})).await;
+    assert!(answer.text().contains("[DONE]") && !answer.text().contains("keep-alive"), "{}", answer.text());
+}
+
+#[test]
+fn a_port_that_is_taken_is_told() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    for flag in ["--port", "--admin-port"] {
+        let other = if flag == "--port" { "--admin-port" } else { "--port" };
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_windlass-engine"));
+        command.args(["serve", "m", "--executor", "sim", "--host", "127.0.0.1", flag, &port, other, "0"]);
+        let output = command.output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.contains("cannot listen on 127.0.0.1:") && told.contains(&port), "{told}");
+    }
 }

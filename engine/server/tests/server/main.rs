@@ -23,6 +23,7 @@ mod schema_suite;
 mod security;
 mod sources;
 mod structured;
+mod templates;
 mod tokenizer;
 mod tools;
 mod traces;

@@ -56,8 +56,8 @@ impl Engine {
             .to_owned()
     }
 
-    async fn effective(&self) -> Value {
-        crate::common::get(self.admin, "/stats").await.json()["effective"].clone()
+    async fn stats(&self) -> Value {
+        crate::common::get(self.admin, "/stats").await.json()
     }
 }
 
@@ -70,8 +70,11 @@ fn question() -> hyper::Request<Body> {
 async fn stats_say_how_many_ranks_were_built() {
     let Some(model) = real_model() else { return };
     let engine = serving(spawn(&model, "--tensor-parallel-size 3")).await;
-    assert_eq!(engine.effective().await["tensorParallel"], 3);
+    let stats = engine.stats().await;
+    assert_eq!(stats["effective"]["tensorParallel"], 3);
     assert!(engine.ask().await.split_whitespace().count() > 3);
+    let alone = serving(spawn(&model, "")).await.stats().await;
+    assert_ne!(stats["fingerprint"], alone["fingerprint"], "sums have another order");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,6 @@
 //! The whole way with real weights: a conversation over HTTP, whole and streamed, alone and among others.
 
-use crate::common::{TestServer, start, within};
+use crate::common::{PROGRAM, TestServer, start, within};
 use clap::Parser;
 use serde_json::{Value, json};
 use windlass_checkpoint::testing::real_model;
@@ -133,7 +133,7 @@ async fn what_the_file_does_not_hold_is_refused_with_its_reason() {
         let line =
             format!("windlass-engine serve {} --host 127.0.0.1 --port 0 --admin-port 0 {flags}", model.display());
         let Command::Serve(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command else { return };
-        let config = Config::from_args(&args).unwrap();
+        let config = Config { program: PROGRAM.into(), ..Config::from_args(&args).unwrap() };
         let started = windlass_engine::serve::Server::start(config, Default::default()).await;
         let failure = started.err().unwrap();
         assert_eq!(failure.reason.exit_code(), code, "{flags}: {failure}");

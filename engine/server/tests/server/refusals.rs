@@ -147,3 +147,30 @@ async fn a_message_with_something_else_than_text_is_refused_with_its_path() {
     let answer = server.chat(json!({"messages": image})).await;
     assert_refused(&answer, 400, Some("messages[0].content[0].type"), "invalid_value");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_could_never_be_admitted_is_refused_with_the_numbers() {
+    let server =
+        serve(&format!("{FAST} --max-num-seqs 8 --max-queue-requests 16 --max-queue-tokens 100 --max-model-len 200"))
+            .await;
+    let ask = async |extra: Value| {
+        let mut body = json!({"model": MODEL, "max_tokens": 1});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        server.post("/v1/completions", &body).await
+    };
+    for extra in [json!({"prompt": "a", "n": 32}), json!({"prompt": ["a", "b", "c", "d"], "n": 8})] {
+        let answer = ask(extra).await;
+        assert_refused(&answer, 400, Some("n"), "invalid_value");
+        assert!(answer.text().contains("32 answers") && answer.text().contains("takes 24"), "{}", answer.text());
+        assert_eq!(answer.header("retry-after"), None);
+    }
+    assert_refused(&server.chat(json!({"n": 25, "max_tokens": 1})).await, 400, Some("n"), "invalid_value");
+    let prompts: Vec<Vec<u32>> = (1..4).map(|first| vec![first; 40]).collect();
+    let long = ask(json!({"prompt": prompts})).await;
+    assert_refused(&long, 400, Some("prompt"), "invalid_value");
+    assert!(long.text().contains("120 tokens") && long.text().contains("at most 100"), "{}", long.text());
+    // As much as may wait is served, and one prompt alone may be longer.
+    assert_eq!(ask(json!({"prompt": "a", "n": 24})).await.status, StatusCode::OK);
+    assert_eq!(ask(json!({"prompt": prompts[..2]})).await.status, StatusCode::OK);
+    assert_eq!(ask(json!({"prompt": vec![7; 150]})).await.status, StatusCode::OK);
+}

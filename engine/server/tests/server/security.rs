@@ -1,6 +1,7 @@
 //! Keys, tenants, TLS and origins on real connections.
 
 use crate::common::{Answer, Client, FAST, MODEL, SLOW, TestServer, chat, get, post, serve, within};
+use crate::encoders::encoder;
 use axum::body::Body;
 use hyper::{Method, Request, StatusCode};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
@@ -46,7 +47,9 @@ async fn a_tenant_at_its_limit_waits_and_others_do_not() {
         ask(&server, "key-a", json!({"max_tokens": 1})).await.status == StatusCode::OK
     })
     .await;
-    let counted = server.metric("windlass:admission_rejections_total{model_name=\"sim-model\",reason=\"tenant_c").await;
+    let counted = server
+        .metric("windlass:admission_rejections_total{engine=\"0\",model_name=\"sim-model\",reason=\"tenant_c")
+        .await;
     assert!(counted >= 1.0, "{counted}");
 }
 
@@ -67,18 +70,33 @@ async fn tokens_of_prompts_and_answers_count_against_the_rate() {
     assert_eq!(ask(&server, "key-b", json!({"max_tokens": 24})).await.status, StatusCode::OK);
 }
 
+/// Every operation of a server's document asks for a key unless the document says that it needs none.
+async fn asks_for_a_key_everywhere(server: &TestServer, operations: usize) {
+    let document = get(server.api, "/openapi.json").await.json();
+    let mut asked = 0;
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap().iter().filter(|(name, _)| *name != "parameters") {
+            let request = Request::builder().method(method.to_uppercase().as_str()).uri(path.replace("{name}", MODEL));
+            let request = request.header("content-type", "application/json").body(Body::from("{}")).unwrap();
+            let answer = Answer::read(Client::connect(server.api).await.send(request).await.unwrap()).await;
+            let open = operation["security"] == json!([{}]);
+            assert_eq!(answer.status == StatusCode::UNAUTHORIZED, !open, "{method} {path}: {}", answer.status);
+            asked += usize::from(!open);
+        }
+    }
+    assert!(asked >= operations, "{asked} operations ask for a key: {document}");
+    assert_eq!(get(server.api, "/nothing").await.status, StatusCode::UNAUTHORIZED);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_route_of_every_dialect_asks_for_a_key() {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), "secret").unwrap();
-    let server = serve(&format!("{FAST} --api-key-file {}", file.path().display())).await;
-    for path in ["/tokenize", "/detokenize", "/v1/generate", "/generate", "/generate_stream", "/"] {
-        assert_eq!(server.post(path, &json!({})).await.status, StatusCode::UNAUTHORIZED, "{path}");
+    let flags = format!("--api-key-file {}", file.path().display());
+    asks_for_a_key_everywhere(&serve(&format!("{FAST} {flags}")).await, 12).await;
+    if let Some(encoder) = encoder(&flags).await {
+        asks_for_a_key_everywhere(&encoder, 9).await;
     }
-    for path in ["/v1/models", "/v1/metrics", "/info", "/nothing"] {
-        assert_eq!(get(server.api, path).await.status, StatusCode::UNAUTHORIZED, "{path}");
-    }
-    assert_eq!(get(server.api, "/health").await.status, StatusCode::OK);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -202,4 +220,51 @@ async fn clients_show_a_certificate_where_one_is_required() {
     assert!(ask_over_tls(&server, &own.authority, None).await.is_err());
     assert!(ask_over_tls(&server, &own.authority, Some(&stranger)).await.is_err());
     assert_eq!(ask_over_tls(&server, &own.authority, Some(&own)).await.unwrap(), "HTTP/1.1 200 OK");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_may_be_left_out_where_it_is_only_checked() {
+    let (folder, own, stranger) = (tempfile::tempdir().unwrap(), issue(), issue());
+    write(folder.path(), &own);
+    fs::write(folder.path().join("ca.crt"), &own.authority).unwrap();
+    let path = folder.path().display();
+    let flags = format!("--ssl-certfile {path}/tls.crt --ssl-keyfile {path}/tls.key --ssl-ca-certs {path}/ca.crt");
+    let server = serve(&format!("{FAST} {flags} --ssl-cert-reqs 1")).await;
+    assert_eq!(ask_over_tls(&server, &own.authority, None).await.unwrap(), "HTTP/1.1 200 OK");
+    assert_eq!(ask_over_tls(&server, &own.authority, Some(&own)).await.unwrap(), "HTTP/1.1 200 OK");
+    assert!(ask_over_tls(&server, &own.authority, Some(&stranger)).await.is_err(), "one that is shown is checked");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_authorities_count_without_a_restart() {
+    let (folder, own, other) = (tempfile::tempdir().unwrap(), issue(), issue());
+    write(folder.path(), &own);
+    fs::write(folder.path().join("ca.crt"), &own.authority).unwrap();
+    let path = folder.path().display();
+    let flags = format!("--ssl-certfile {path}/tls.crt --ssl-keyfile {path}/tls.key --ssl-ca-certs {path}/ca.crt");
+    let mut config = crate::common::config(&format!("{FAST} {flags} --ssl-cert-reqs 2"));
+    config.refresh_every = std::time::Duration::ZERO;
+    let server = crate::common::start(config).await;
+    assert!(ask_over_tls(&server, &own.authority, Some(&other)).await.is_err());
+    fs::write(folder.path().join("ca.crt"), &other.authority).unwrap();
+    assert_eq!(ask_over_tls(&server, &own.authority, Some(&other)).await.unwrap(), "HTTP/1.1 200 OK");
+    assert!(ask_over_tls(&server, &own.authority, Some(&own)).await.is_err(), "the old authority counts no more");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tenants_find_each_others_prompts_only_where_they_share() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), "alice key-a\nalice key-a2\nbob key-b\n").unwrap();
+    for (flag, shared) in [("", 0), ("--share-prefix-cache", 96)] {
+        let server = serve(&format!("{FAST} --api-key-file {} {flag}", file.path().display())).await;
+        let cached = async |key: &str| {
+            let prompt: Vec<u32> = (1..100).collect();
+            let body = json!({"model": MODEL, "prompt": prompt, "max_tokens": 1});
+            let request = with_key(post("/v1/completions", &body), key);
+            let answer = Answer::read(Client::connect(server.api).await.send(request).await.unwrap()).await;
+            answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+        };
+        assert_eq!((cached("key-a").await, cached("key-a2").await), (0, 96), "keys of one tenant");
+        assert_eq!((cached("key-b").await, cached("key-b").await), (shared, 96), "{flag:?}");
+    }
 }

@@ -55,7 +55,7 @@ impl Timed {
 
     fn respond(self, head: Head) -> Result<GenerateResponse, Interrupted> {
         let timings = self.timings();
-        let broken = || Interrupted { message: "the answer has no end".to_owned(), retry: true };
+        let broken = || Interrupted::GivenUp("the answer has no end".to_owned());
         let last = self.last.ok_or_else(broken)?;
         let end = last.end.ok_or_else(broken)?;
         let usage = last.usage;

@@ -52,6 +52,7 @@ pub fn schemas() -> Map<String, Value> {
             "max_model_len": whole(), "tokens": tokens(), "token_strs": maybe(&list(&text()))})),
         "DetokenizeResponse": object(&["prompt"], json!({"prompt": text()})),
         "TgiResponse": object(&["generated_text"], json!({"generated_text": text(), "details": {"type": "object"}})),
+        "TgiResponses": list(&reference("TgiResponse")),
         "TgiInfo": object(&["model_id", "max_total_tokens", "max_input_tokens", "version"], json!({"model_id": text(),
             "model_sha": maybe(&text()), "max_total_tokens": whole(), "max_input_tokens": whole(),
             "max_stop_sequences": whole(), "version": text()})),

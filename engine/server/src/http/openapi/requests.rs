@@ -64,7 +64,7 @@ fn conversation() -> Value {
         "tools": {"type": "array", "maxItems": MAX_TOOLS, "items": reference("Tool")},
         "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, named]},
         "parallel_tool_calls": truth(), "documents": list(&json!({"type": "object"})),
-        "chat_template_kwargs": {"type": "object"}, "add_generation_prompt": truth(), "continue_final_message": truth()
+        "chat_template": text(), "chat_template_kwargs": {"type": "object"}, "add_generation_prompt": truth(), "continue_final_message": truth()
     })
 }
 

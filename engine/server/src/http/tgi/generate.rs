@@ -99,7 +99,7 @@ async fn read(mut answer: Answer, prefix: String, seed: Option<i64>) -> Result<G
             return Ok(GenerateResponse { generated_text, details: Some(details) });
         }
     }
-    Err(Interrupted { message: "the answer has no end".to_owned(), retry: true })
+    Err(Interrupted::GivenUp("the answer has no end".to_owned()))
 }
 
 /// The tokens of a piece, whose text the last of them completes.

@@ -23,6 +23,8 @@ use windlass_engine::failure::Failure;
 use windlass_engine::lifecycle::Lifecycle;
 use windlass_engine::serve::Server;
 
+/// The program as it is shipped.
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_windlass-engine");
 pub const MODEL: &str = "sim-model";
 /// Steps of a millisecond and answers that end only at their limit.
 pub const FAST: &str =
@@ -41,7 +43,8 @@ pub struct TestServer {
 pub fn config(flags: &str) -> Config {
     let line = format!("windlass-engine serve {MODEL} --executor sim --host 127.0.0.1 --port 0 --admin-port 0 {flags}");
     match Cli::try_parse_from(line.split_whitespace()).unwrap().command {
-        Command::Serve(args) => Config::from_args(&args).unwrap(),
+        // This process is the tests'.
+        Command::Serve(args) => Config { program: PROGRAM.into(), ..Config::from_args(&args).unwrap() },
         other => panic!("{other:?}"),
     }
 }
@@ -60,6 +63,7 @@ pub async fn serve_at(path: &Path, flags: &str) -> TestServer {
 }
 
 pub async fn start(config: Config) -> TestServer {
+    let config = Config { program: PROGRAM.into(), ..config };
     let lifecycle = Lifecycle::default();
     let server = Server::start(config, lifecycle.clone()).await.unwrap();
     let (api, admin) = (server.api_address(), server.admin_address());

@@ -1,0 +1,162 @@
+//! The process that runs chat templates for a server: jobs come in on standard input, a line each, and answers go out on
+//! standard output. It ends itself where a job takes too much of anything, and when the server is gone.
+
+use super::chat_template::TemplateError;
+use super::renderers::{Answer, Job};
+use super::template_program::Program;
+use crate::machine::{ThreadTime, resident_bytes};
+use std::fmt;
+use std::io::{self, BufRead, Write};
+use std::process::exit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+/// The subcommand that becomes such a process.
+pub const COMMAND: &str = "render-templates";
+
+/// Most memory that the process may hold: several times what a conversation of the largest body takes.
+const MAX_RESIDENT_BYTES: u64 = 256 << 20;
+/// Longest time on a processor for one job.
+const MAX_TIME: Duration = Duration::from_secs(1);
+/// Between two looks at a job that goes on.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// Why a process ended itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The job took too much memory.
+    Memory = 3,
+    /// The job took too much time.
+    Time = 4,
+}
+
+impl End {
+    /// What an exit code says.
+    pub fn of(code: i32) -> Option<End> {
+        [End::Memory, End::Time].into_iter().find(|end| *end as i32 == code)
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            End::Memory => write!(f, "it takes more than {} MiB of memory", MAX_RESIDENT_BYTES >> 20),
+            End::Time => write!(f, "it takes longer than {MAX_TIME:?}"),
+        }
+    }
+}
+
+/// Works until standard input ends.
+pub fn work() -> io::Result<()> {
+    let watch = Watch::start()?;
+    let (mut known, mut answers) = (None, io::stdout().lock());
+    for line in io::stdin().lock().lines() {
+        let job: Job = serde_json::from_str(&line?)?;
+        watch.begin();
+        let mut answer = serde_json::to_vec(&answer(&mut known, &job))?;
+        watch.end();
+        answer.push(b'\n');
+        answers.write_all(&answer)?;
+        answers.flush()?;
+    }
+    Ok(())
+}
+
+/// Keeps the last template compiled: mostly there is only one.
+fn answer(known: &mut Option<(String, Program)>, job: &Job) -> Answer {
+    let done = program(known, &job.source).and_then(|program| match &job.variables {
+        None => Ok(Answer::Variables(program.variables())),
+        Some(variables) => program.run(variables).map(Answer::Prompt),
+    });
+    done.unwrap_or_else(Answer::Error)
+}
+
+fn program<'a>(known: &'a mut Option<(String, Program)>, source: &str) -> Result<&'a Program, TemplateError> {
+    let program = match known.take().filter(|(known, _)| known == source) {
+        Some((_, program)) => program,
+        None => Program::new(source)?,
+    };
+    Ok(&known.insert((source.to_owned(), program)).1)
+}
+
+/// A thread that looks at this one while it does a job.
+struct Watch {
+    turns: Arc<Turns>,
+    thread: Thread,
+}
+
+/// Counts beginnings and ends of jobs: odd while one is done.
+#[derive(Default)]
+struct Turns(AtomicU64);
+
+impl Turns {
+    fn turn(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Which job is being done, if one is.
+    fn job(&self) -> Option<u64> {
+        Some(self.0.load(Ordering::Acquire)).filter(|turns| !turns.is_multiple_of(2))
+    }
+}
+
+impl Watch {
+    fn start() -> io::Result<Watch> {
+        let turns = Arc::new(Turns::default());
+        let seen = turns.clone();
+        let time = ThreadTime::of_this_thread();
+        let thread = thread::Builder::new().spawn(move || watch(&seen, &time))?.thread().clone();
+        Ok(Watch { turns, thread })
+    }
+
+    fn begin(&self) {
+        self.turns.turn();
+        self.thread.unpark();
+    }
+
+    fn end(&self) {
+        self.turns.turn();
+    }
+}
+
+fn watch(turns: &Turns, time: &ThreadTime) {
+    loop {
+        thread::park();
+        let (mut watched, mut began) = (None, Duration::ZERO);
+        while let Some(job) = turns.job() {
+            if watched.replace(job) != Some(job) {
+                began = time.spent();
+            }
+            if resident_bytes(std::process::id()) > MAX_RESIDENT_BYTES {
+                exit(End::Memory as i32);
+            }
+            if time.spent().saturating_sub(began) > MAX_TIME {
+                exit(End::Time as i32);
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_template_is_compiled_once() {
+        let mut known = None;
+        let job = |source: &str, name: &str| {
+            let variables = serde_json::json!({"name": name}).as_object().cloned();
+            Job { source: source.into(), variables }
+        };
+        for (source, name, expected) in
+            [("{{ name }}", "a", "a"), ("{{ name }}", "b", "b"), ("<{{ name }}>", "c", "<c>")]
+        {
+            let Answer::Prompt(prompt) = answer(&mut known, &job(source, name)) else { panic!("{source}") };
+            assert_eq!(prompt, expected);
+        }
+        assert!(matches!(answer(&mut known, &job("{%", "d")), Answer::Error(TemplateError::Invalid(_))));
+    }
+}
