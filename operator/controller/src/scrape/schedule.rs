@@ -19,15 +19,9 @@ struct Entry {
 }
 
 impl Schedule {
-    /// Of `targets`, at most `room` whose time has come, the longest overdue first; they are under way until
+    /// Those of `targets` whose time has come, the longest overdue first; they are under way until
     /// [`Schedule::put_back`]. A pod not seen before is due after `delay()`, one that is no target any more is forgotten.
-    pub fn take(
-        &mut self,
-        targets: Vec<Target>,
-        room: usize,
-        now: Instant,
-        mut delay: impl FnMut() -> Duration,
-    ) -> Vec<Target> {
+    pub fn take(&mut self, targets: Vec<Target>, now: Instant, mut delay: impl FnMut() -> Duration) -> Vec<Target> {
         let mut kept = HashMap::with_capacity(targets.len());
         let mut due = Vec::new();
         for target in targets {
@@ -43,7 +37,7 @@ impl Schedule {
         }
         self.pods = kept;
         due.sort_by_key(|(time, _)| *time);
-        let chosen: Vec<_> = due.into_iter().take(room).map(|(_, target)| target).collect();
+        let chosen: Vec<_> = due.into_iter().map(|(_, target)| target).collect();
         for target in &chosen {
             if let Some(entry) = self.pods.get_mut(&target.uid) {
                 entry.is_under_way = true;
@@ -89,44 +83,43 @@ mod tests {
     fn a_new_pod_waits_for_its_delay_and_is_then_taken_once() {
         let (mut schedule, start) = (Schedule::default(), Instant::now());
         let second = Duration::from_secs(1);
-        assert!(schedule.take(targets(&["a"]), 9, start, || second).is_empty());
-        assert_eq!(names(schedule.take(targets(&["a"]), 9, start + second, || second)), ["a"]);
-        assert!(schedule.take(targets(&["a"]), 9, start + second * 9, || second).is_empty(), "still under way");
+        assert!(schedule.take(targets(&["a"]), start, || second).is_empty());
+        assert_eq!(names(schedule.take(targets(&["a"]), start + second, || second)), ["a"]);
+        assert!(schedule.take(targets(&["a"]), start + second * 9, || second).is_empty(), "still under way");
         schedule.put_back("a", start + second * 20);
-        assert!(schedule.take(targets(&["a"]), 9, start + second * 19, || second).is_empty());
-        assert_eq!(names(schedule.take(targets(&["a"]), 9, start + second * 20, || second)), ["a"]);
+        assert!(schedule.take(targets(&["a"]), start + second * 19, || second).is_empty());
+        assert_eq!(names(schedule.take(targets(&["a"]), start + second * 20, || second)), ["a"]);
     }
 
     #[test]
-    fn the_longest_overdue_go_first_and_no_more_than_there_is_room_for() {
+    fn the_longest_overdue_go_first() {
         let (mut schedule, start) = (Schedule::default(), Instant::now());
         let mut delay = 0;
         let mut growing = || {
             delay += 1;
             Duration::from_secs(10 - delay)
         };
-        assert!(schedule.take(targets(&["a", "b", "c"]), 9, start, &mut growing).is_empty());
+        assert!(schedule.take(targets(&["a", "b", "c"]), start, &mut growing).is_empty());
         let later = start + Duration::from_secs(60);
-        assert_eq!(names(schedule.take(targets(&["a", "b", "c"]), 2, later, &mut growing)), ["c", "b"]);
-        assert_eq!(names(schedule.take(targets(&["a", "b", "c"]), 2, later, &mut growing)), ["a"]);
+        assert_eq!(names(schedule.take(targets(&["a", "b", "c"]), later, &mut growing)), ["c", "b", "a"]);
     }
 
     #[test]
     fn a_service_that_wakes_up_is_read_at_once() {
         let (mut schedule, now) = (Schedule::default(), Instant::now());
         let minute = Duration::from_secs(60);
-        schedule.take(targets(&["a", "b"]), 9, now, || minute);
+        schedule.take(targets(&["a", "b"]), now, || minute);
         schedule.hasten(&("n".into(), "other".into()), now);
-        assert!(schedule.take(targets(&["a", "b"]), 9, now, || minute).is_empty());
+        assert!(schedule.take(targets(&["a", "b"]), now, || minute).is_empty());
         schedule.hasten(&("n".into(), "a".into()), now);
-        assert_eq!(schedule.take(targets(&["a", "b"]), 9, now, || minute).len(), 2);
+        assert_eq!(schedule.take(targets(&["a", "b"]), now, || minute).len(), 2);
     }
 
     #[test]
     fn a_pod_that_left_is_forgotten() {
         let (mut schedule, now) = (Schedule::default(), Instant::now());
-        schedule.take(targets(&["a"]), 9, now, || Duration::ZERO);
-        schedule.take(Vec::new(), 9, now, || Duration::ZERO);
+        schedule.take(targets(&["a"]), now, || Duration::ZERO);
+        schedule.take(Vec::new(), now, || Duration::ZERO);
         schedule.put_back("a", now);
         assert!(schedule.pods.is_empty());
     }
