@@ -32,11 +32,12 @@ fn chats_that_come_in_bursts() {
 
 #[test]
 fn the_code_trace_as_it_is() {
-    let Some(file) = std::env::var_os("WINDLASS_DATA").map(|data| PathBuf::from(data).join("azure_code_2023.csv.gz"))
-    else {
-        return eprintln!("SKIPPED: WINDLASS_DATA names no folder with azure_code_2023.csv.gz");
+    let Some(data) = std::env::var_os("WINDLASS_DATA") else {
+        return eprintln!("SKIPPED: WINDLASS_DATA is not set, which names the folder of azure_code_2023.csv.gz");
     };
+    let file = PathBuf::from(data).join("azure_code_2023.csv.gz");
     let unpacked = Command::new("gzip").arg("-dc").arg(&file).output().expect("gzip");
+    assert!(unpacked.status.success(), "WINDLASS_DATA: {}", String::from_utf8_lossy(&unpacked.stderr));
     let trace = trace::read(unpacked.stdout.as_slice()).expect("a trace");
     assert_eq!(trace.len(), 8819);
     for cold_start in [30.0, 180.0] {
