@@ -148,7 +148,8 @@ pub struct ScaleUp {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 3600))]
     pub stabilization_window_seconds: Option<i32>,
-    /// Most replicas added by one decision. Absent: 4.
+    /// Most replicas added in as long as busy engines take to be read, 5 seconds unless the operator is told otherwise; in
+    /// mode HPA, in 15 seconds. Absent: 4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub max_step: Option<i32>,

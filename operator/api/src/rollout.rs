@@ -12,7 +12,9 @@ pub struct Rollout {
     /// with one, nothing rolls and Progressing says NoCapacity. Absent: Auto.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<RolloutStrategy>,
-    /// Without progress for so many seconds, a rollout is reported as stuck; it goes on being tried. Absent: 600.
+    /// Without progress for so many seconds, a rollout is reported as stuck. It goes on being tried, unless an old pod has
+    /// made room for one that does not start: then pods of the old revision come back, and `restartedAt` tries again. The
+    /// autoscaler waits as long for a replica to serve. Absent: 600.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 60, max = 86_400))]
     pub progress_deadline_seconds: Option<i32>,
@@ -34,7 +36,7 @@ pub struct Rollout {
     #[schemars(range(min = 0, max = 50))]
     pub revision_history_limit: Option<i32>,
     /// What an operator with another default engine image does. OnSpecChange: nothing, until the next change of the spec.
-    /// Automatic: it rolls to that image, one service of the cluster at a time. Absent: OnSpecChange.
+    /// Automatic: it rolls to that image, one at a time of all services of this operator. Absent: OnSpecChange.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine_upgrade: Option<EngineUpgrade>,
 }

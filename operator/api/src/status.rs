@@ -247,6 +247,11 @@ pub struct AutoscalingStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), inner(length(max = 256)), extend("x-kubernetes-list-type" = "atomic"))]
     pub blockers: Vec<String>,
+    /// When the change that the load asks for can be made at the earliest. Absent: it asks for none, or the change waits for
+    /// something else than time, which `blockers` names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::schema::time")]
+    pub next_change_time: Option<Time>,
     /// When the number of replicas was last changed by the autoscaler.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::schema::time")]

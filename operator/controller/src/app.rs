@@ -1,12 +1,13 @@
 //! Wires the program: client, health port, leadership, and for each scope its watches, scraper and reconciles.
 
 use crate::apply::Applier;
-use crate::config::{Config, Scope};
+use crate::config::Config;
 use crate::http::{self, Overview};
 use crate::leader::Elector;
 use crate::metrics::{Metrics, ScalingReading, ServiceReading};
 use crate::observe::Observer;
 use crate::reconcile::{Context, Failures, after_error, reconcile};
+use crate::scopes::Scopes;
 use crate::scrape::{Loads, Scraper};
 use crate::shutdown::Shutdown;
 use crate::watches::{Queue, Stores};
@@ -19,7 +20,7 @@ use futures::{FutureExt, StreamExt};
 use kube::runtime::controller::{Config as ControllerConfig, Error as QueueError};
 use kube::{Client, ResourceExt};
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use windlass_operator_api::InferenceService;
 use windlass_operator_api::status::{AutoscalingStatus, ColdStart};
@@ -51,7 +52,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     tokio::select! {
         served = http::serve_on(listener, open) => served.context("the health port failed"),
         ended = operator.guard_metrics(exposition) => ended.map(|never| match never {}),
-        ended = operator.serve_custom_metrics() => ended.map(|never| match never {}),
+        never = operator.serve_custom_metrics() => match never {},
         () = operator.lead(&shutdown) => Ok(()),
     }
 }
@@ -69,8 +70,8 @@ struct Operator {
     config: Config,
     defaults: Defaults,
     metrics: Metrics,
-    /// Stores of the scopes that are served now: empty on a standby.
-    serving: Mutex<Vec<Stores>>,
+    /// What is served now: nothing on a standby.
+    serving: Scopes,
 }
 
 impl Operator {
@@ -86,7 +87,7 @@ impl Operator {
             scrape_idle: config.scrape.idle,
             inspect_timeout: config.inspect_timeout,
         };
-        Ok(Operator { client, config, defaults, metrics: Metrics::new()?, serving: Mutex::default() })
+        Ok(Operator { client, config, defaults, metrics: Metrics::new()?, serving: Scopes::default() })
     }
 
     /// Serves the operator's own metrics behind a guard where that is asked for; returns only when that fails.
@@ -95,10 +96,11 @@ impl Operator {
         guarded_metrics::serve(self.client.clone(), config, exposition).await
     }
 
-    /// Serves custom metrics, leading or not, where that is asked for; returns only when that fails.
-    async fn serve_custom_metrics(&self) -> anyhow::Result<Infallible> {
+    /// Serves custom metrics, leading or not, where that is asked for.
+    async fn serve_custom_metrics(&self) -> Infallible {
         let Some(config) = &self.config.custom_metrics else { return std::future::pending().await };
-        custom_metrics::serve(self.client.clone(), config, &self.config.scopes, self.config.scrape, &self.metrics).await
+        let (client, scrape) = (self.client.clone(), self.config.scrape);
+        custom_metrics::serve(client, config, &self.config.scopes, scrape, &self.metrics, custom_metrics::RETRY).await
     }
 
     /// Serves, whenever this replica leads where a lease is asked for, until the shutdown.
@@ -127,7 +129,10 @@ impl Operator {
     /// Serves every scope until the shutdown, then lets running reconciles finish.
     async fn serve(&self, shutdown: &Shutdown) {
         self.metrics.leads(true);
-        let scopes: Vec<_> = self.config.scopes.iter().map(|scope| self.scope(scope, shutdown.clone())).collect();
+        let watch = |scope| Stores::watch(&self.client, scope, &self.metrics);
+        let watches: Vec<_> = self.config.scopes.iter().map(watch).collect();
+        self.serving.set(watches.iter().map(|(stores, _)| stores.clone()).collect());
+        let scopes = watches.into_iter().map(|(stores, queue)| self.scope(stores, queue, shutdown.clone()));
         let all = futures::future::join_all(scopes);
         let overdue = async {
             shutdown.asked().await;
@@ -139,13 +144,11 @@ impl Operator {
 
     fn stand_by(&self) {
         self.metrics.leads(false);
-        self.serving.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.serving.set(Vec::new());
     }
 
     /// Serves one scope: its watches and readings queue services, each is reconciled by one task at a time.
-    async fn scope(&self, scope: &Scope, shutdown: Shutdown) {
-        let (stores, mut queue) = Stores::watch(&self.client, scope, &self.metrics);
-        self.serving.lock().unwrap_or_else(PoisonError::into_inner).push(stores.clone());
+    async fn scope(&self, stores: Stores, mut queue: Queue, shutdown: Shutdown) {
         let loads = Loads::default();
         let (by_readings, read) = mpsc::channel(QUEUED_BY_READINGS);
         queue.push(read.boxed());
@@ -161,8 +164,9 @@ impl Operator {
     fn context(&self, stores: Stores, loads: Loads) -> Context {
         let writes = Arc::new(Writes::default());
         let (client, metrics) = (self.client.clone(), self.metrics.clone());
+        let (all, image) = (self.serving.clone(), &self.config.engine_image);
         Context {
-            observer: Observer::new(client.clone(), stores, writes.clone(), loads, &self.config.engine_image),
+            observer: Observer::new(client.clone(), stores, all, writes.clone(), loads, image),
             applier: Applier::new(client, writes, metrics.clone(), &self.config.identity),
             defaults: self.defaults.clone(),
             metrics,
@@ -190,15 +194,11 @@ impl Operator {
 
 impl Overview for Operator {
     fn missing(&self) -> Vec<&'static str> {
-        let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut missing: Vec<_> = serving.iter().flat_map(Stores::missing).collect();
-        missing.dedup();
-        missing
+        self.serving.missing()
     }
 
     fn services(&self) -> Vec<ServiceReading> {
-        let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        serving.iter().flat_map(Stores::services).map(|service| reading(&service)).collect()
+        self.serving.services().iter().map(reading).collect()
     }
 }
 

@@ -1,7 +1,4 @@
 //! The only writes: walks a plan in order, without a choice of its own, and says how it ended.
-//!
-//! What the API server refuses (a quota, an admission policy, somebody else's object) is an outcome for `status`; only
-//! what says nothing about the content of a request is an error.
 
 use crate::error::Error;
 use crate::metrics::Metrics;
@@ -9,7 +6,7 @@ use crate::scrape;
 use crate::written::{ServiceKey, Writes, Written};
 use jiff::Timestamp;
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment};
+use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, ReplicaSet};
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
@@ -30,7 +27,7 @@ use windlass_engine_contract::ADMIN_PORT;
 use windlass_operator_api::InferenceService;
 use windlass_operator_core::observed::Observed;
 use windlass_operator_core::plan::{FIELD_MANAGER, Kind, Mark, Object, SCALE_MANAGER, Step};
-use windlass_operator_core::status::{Event, Outcome, StatusChange};
+use windlass_operator_core::status::{Event, StatusChange};
 
 /// Of a node's notice, kept for streams to end with their error event and for the process to end.
 const LAST_WORDS: Duration = Duration::from_secs(3);
@@ -60,24 +57,16 @@ impl Applier {
         Applier { client, writes, metrics, identity: identity.to_owned() }
     }
 
-    /// Carries out `steps` in order, to the first that is refused.
+    /// Carries out `steps` in order, to the first that fails.
     ///
     /// # Errors
-    /// A request was not answered, or the server itself failed.
-    pub async fn apply(&self, key: &ServiceKey, observed: &Observed, steps: &[Step]) -> Result<Outcome, Error> {
+    /// A request was refused or not answered.
+    pub async fn apply(&self, key: &ServiceKey, observed: &Observed, steps: &[Step]) -> Result<(), Error> {
         let target = Target { key, observed };
         for step in steps {
-            match self.step(&target, step).await {
-                Ok(()) => {}
-                Err(kube::Error::Api(status)) => {
-                    let (attempt, message) = (attempt(step), status.message.clone());
-                    tracing::warn!(attempt, message, "refused");
-                    return Ok(Outcome::Failed { attempt, message });
-                }
-                Err(error) => return Err(Error::attempting(attempt(step))(error)),
-            }
+            self.step(&target, step).await.map_err(|error| Error::attempting(attempt(step))(error))?;
         }
-        Ok(Outcome::Applied)
+        Ok(())
     }
 
     /// Writes the status where it changed, then the events of the change.
@@ -113,6 +102,7 @@ impl Applier {
             Step::Evacuate { pod, uid, address, budget } => {
                 self.evacuate(target, pod, uid, address.as_deref(), *budget).await
             }
+            Step::Withdraw { replica_set } => self.withdraw(target, replica_set).await,
             Step::Delete { kind, name, uid } => self.delete(target, *kind, name, uid).await,
         }
     }
@@ -193,12 +183,21 @@ impl Applier {
     }
 
     async fn scale(&self, target: &Target<'_>, deployment: &str, replicas: i32) -> Result<(), kube::Error> {
-        let request = PatchParams { field_manager: Some(SCALE_MANAGER.to_owned()), ..PatchParams::default() };
+        let request = scaling();
         let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
         let answer = self.api::<Deployment>(target).patch_scale(deployment, &request, &patch).await;
         let answer = self.counted::<Deployment, _>(answer)?;
         self.scaled(target, deployment, replicas, answer.metadata.resource_version);
         tracing::info!(deployment, replicas, "scaled");
+        Ok(())
+    }
+
+    async fn withdraw(&self, target: &Target<'_>, replica_set: &str) -> Result<(), kube::Error> {
+        let request = scaling();
+        let patch = Patch::Merge(json!({"spec": {"replicas": 0}}));
+        let answer = self.api::<ReplicaSet>(target).patch_scale(replica_set, &request, &patch).await;
+        self.counted::<ReplicaSet, _>(gone_is_fine(answer))?;
+        tracing::info!(replica_set, "withdrawn");
         Ok(())
     }
 
@@ -231,7 +230,7 @@ impl Applier {
         }
         let request = DeleteParams {
             grace_period_seconds: budget.and_then(|budget| u32::try_from(budget.as_secs().max(1)).ok()),
-            preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
+            preconditions: Some(this_one(uid)),
             ..DeleteParams::default()
         };
         let answer = self.api::<Pod>(target).delete(pod, &request).await;
@@ -278,8 +277,7 @@ impl Applier {
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Serialize + Debug,
     {
-        let precondition = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
-        let request = DeleteParams { preconditions: Some(precondition), ..DeleteParams::background() };
+        let request = DeleteParams { preconditions: Some(this_one(uid)), ..DeleteParams::background() };
         let answer = self.api::<K>(target).delete(name, &request).await;
         self.counted::<K, _>(gone_is_fine(answer))?;
         written.forget_object(target.key, name);
@@ -348,6 +346,16 @@ impl Applier {
     }
 }
 
+/// A change of replicas, by the manager of those.
+fn scaling() -> PatchParams {
+    PatchParams { field_manager: Some(SCALE_MANAGER.to_owned()), ..PatchParams::default() }
+}
+
+/// An object made anew under the name is not meant.
+fn this_one(uid: &str) -> Preconditions {
+    Preconditions { uid: Some(uid.to_owned()), resource_version: None }
+}
+
 /// What a step attempts, in words.
 fn attempt(step: &Step) -> String {
     match step {
@@ -369,6 +377,7 @@ fn attempt(step: &Step) -> String {
         Step::MarkPod { pod, mark: Mark::Annotation(key), .. } => format!("annotate Pod/{pod} with {key}"),
         Step::Evacuate { pod, .. } => format!("delete Pod/{pod}, whose node is taken back"),
         Step::Scale { deployment, replicas } => format!("scale Deployment/{deployment} to {replicas}"),
+        Step::Withdraw { replica_set } => format!("scale ReplicaSet/{replica_set} to 0"),
         Step::Delete { kind, name, .. } => format!("delete {kind:?}/{name}"),
     }
 }

@@ -14,7 +14,6 @@ use crate::metrics::Metrics;
 use crate::scrape::{Loads, Scraper};
 use crate::watches::{Engines, Guarded};
 use answers::Answers;
-use anyhow::Context;
 use futures::StreamExt;
 use futures::channel::mpsc;
 use futures::stream::FuturesUnordered;
@@ -30,24 +29,43 @@ const API_SERVICE: &str = "v1beta2.custom.metrics.k8s.io";
 /// Between looks at whose the API service is, while it is not ours.
 const OWNER_CHECK: Duration = Duration::from_secs(60);
 
-/// Reads engines and answers, as long as it is polled.
-///
-/// # Errors
-/// The port, the certificate or the cluster's authority cannot be had.
+/// Before it is tried again after a failure.
+pub const RETRY: Duration = Duration::from_secs(10);
+
+/// Reads engines and answers, as long as it is polled. Where it cannot, that is said, and tried again after `retry`: the rest
+/// of the operator goes on without.
 pub async fn serve(
     client: Client,
     config: &CustomMetricsConfig,
     scopes: &[Scope],
     scrape: ScrapeConfig,
     metrics: &Metrics,
+    retry: Duration,
+) -> Infallible {
+    loop {
+        let Err(error) = attempt(&client, config, scopes, scrape, metrics).await;
+        metrics.serves_custom_metrics(false);
+        tracing::error!(error = format!("{error:#}"), ?retry, "custom metrics are not served");
+        tokio::time::sleep(retry).await;
+    }
+}
+
+/// # Errors
+/// The port, the certificate or the cluster's authority cannot be had, or are lost.
+async fn attempt(
+    client: &Client,
+    config: &CustomMetricsConfig,
+    scopes: &[Scope],
+    scrape: ScrapeConfig,
+    metrics: &Metrics,
 ) -> anyhow::Result<Infallible> {
-    wait_for_ownership(&client, config).await;
-    let clients = front_proxy::published(&client).await.context("custom metrics")?;
-    let door = Door::open(config.port, &config.certificates, clients).await.context("custom metrics")?;
+    wait_for_ownership(client, config).await;
+    let clients = front_proxy::published(client).await?;
+    let door = Door::open(config.port, &config.certificates, clients).await?;
     let mut readers = FuturesUnordered::new();
     let mut answers = Vec::new();
     for scope in scopes {
-        let (engines, changes) = Engines::watch(&client, scope, metrics);
+        let (engines, changes) = Engines::watch(client, scope, metrics);
         let loads = Loads::default();
         // Nobody here waits for readings: the queue's other end is gone, and what is queued with it.
         let (nobody, _) = mpsc::channel::<ObjectRef<Guarded>>(1);
@@ -56,9 +74,10 @@ pub async fn serve(
         readers.push(async move { tokio::join!(changes.for_each(|()| std::future::ready(())), scraper.run()) });
     }
     tracing::info!(address = %door.address(), "serving custom metrics");
+    metrics.serves_custom_metrics(true);
     tokio::select! {
-        failed = door.serve(answers::router(Arc::new(answers))) => failed.context("custom metrics"),
-        _ = readers.next() => anyhow::bail!("the watches of custom metrics have ended"),
+        failed = door.serve(answers::router(Arc::new(answers))) => failed,
+        _ = readers.next() => anyhow::bail!("the watches have ended"),
     }
 }
 
@@ -94,16 +113,57 @@ fn is_ours(found: &APIService, config: &CustomMetricsConfig) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::FakeApi;
     use serde_json::json;
+
+    fn config() -> CustomMetricsConfig {
+        CustomMetricsConfig {
+            port: 0,
+            certificates: "/nowhere".into(),
+            service: "windlass".into(),
+            namespace: Some("w".into()),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_served_is_tried_again_and_ends_nothing() {
+        const AUTHENTICATION: &str = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+        let (api, metrics) = (FakeApi::default(), Metrics::new().expect("names"));
+        metrics.serves_custom_metrics(true);
+        let scrape = ScrapeConfig {
+            active: Duration::from_secs(5),
+            idle: Duration::from_secs(30),
+            timeout: Duration::from_secs(1),
+        };
+        let tried = |wanted: usize| {
+            let api = &api;
+            async move {
+                let mut tried = 0;
+                while tried < wanted {
+                    tried += api.requests().iter().filter(|request| request.ends_with(AUTHENTICATION)).count();
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            }
+        };
+        let enough = async {
+            tried(3).await;
+            // What is missing next is no end either.
+            let data = json!({"requestheader-client-ca-file": ""});
+            api.put(AUTHENTICATION, json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {}, "data": data}));
+            tried(3).await;
+        };
+        let config = config();
+        tokio::select! {
+            never = serve(api.client(), &config, &[Scope::Cluster], scrape, &metrics, Duration::from_millis(1)) => match never {},
+            () = enough => {}
+        }
+        let text = metrics.render(&[]).expect("text");
+        assert!(text.contains("windlass_operator_custom_metrics_served 0\n"), "{text}");
+    }
 
     #[test]
     fn an_api_service_of_another_server_is_not_ours() {
-        let config = CustomMetricsConfig {
-            port: 0,
-            certificates: "/".into(),
-            service: "windlass".into(),
-            namespace: Some("w".into()),
-        };
+        let config = config();
         let of = |service: serde_json::Value| -> APIService {
             let object = json!({"spec": {"groupPriorityMinimum": 100, "versionPriority": 100, "service": service}});
             serde_json::from_value(object).expect("an API service")

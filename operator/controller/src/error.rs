@@ -2,11 +2,16 @@
 
 use kube::runtime::reflector::store::WriterDropped;
 use std::time::Duration;
+use windlass_operator_core::status::Outcome;
 
-/// Failures of a reconcile. What the API server refuses on content is none: that is an outcome, told in `status`.
+/// Too many requests.
+const THROTTLED: u16 = 429;
+
+/// Failures of a reconcile: each is counted, and tried again ever more seldom. What the API server answers is told in
+/// `status` besides.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A request was not answered, or answered with an error that says nothing about its content.
+    /// A request was refused or not answered.
     #[error("{attempt}: {source}")]
     Api {
         /// What was attempted.
@@ -33,6 +38,16 @@ impl Error {
         move |source| Error::Api { attempt, source }
     }
 
+    /// How the plan ended, where a server has said so. One that asks for fewer requests is not sent a status either.
+    pub fn outcome(&self) -> Option<Outcome> {
+        match self {
+            Error::Api { attempt, source: kube::Error::Api(status) } if status.code != THROTTLED => {
+                Some(Outcome::Failed { attempt: attempt.clone(), message: status.message.clone() })
+            }
+            _ => None,
+        }
+    }
+
     /// A stable word for metrics.
     pub fn category(&self) -> &'static str {
         match self {
@@ -40,7 +55,8 @@ impl Error {
                 401 | 403 => "forbidden",
                 404 => "not_found",
                 409 => "conflict",
-                429 => "throttled",
+                THROTTLED => "throttled",
+                400..500 => "invalid",
                 _ => "server",
             },
             Error::Api { .. } => "transport",
@@ -78,5 +94,23 @@ mod tests {
         };
         assert_eq!(chain(&error).matches("refused").count(), 1, "{}", chain(&error));
         assert_eq!(error.category(), "transport");
+    }
+
+    #[test]
+    fn an_answer_is_told_and_counted_by_what_it_says() {
+        for (code, category, is_told) in [
+            (403, "forbidden", true),
+            (409, "conflict", true),
+            (422, "invalid", true),
+            (429, "throttled", false),
+            (500, "server", true),
+            (503, "server", true),
+        ] {
+            let status = kube::core::Status { code, message: "m".into(), ..kube::core::Status::default() };
+            let source = kube::Error::Api(Box::new(status));
+            let error = Error::Api { attempt: "a".into(), source };
+            let told = Outcome::Failed { attempt: "a".into(), message: "m".into() };
+            assert_eq!((error.category(), error.outcome()), (category, is_told.then_some(told)), "{code}");
+        }
     }
 }

@@ -18,6 +18,7 @@ mod metrics;
 mod observe;
 mod reconcile;
 mod replay;
+mod scopes;
 mod scrape;
 mod shutdown;
 mod telemetry;

@@ -27,6 +27,7 @@ pub struct Metrics {
     cold_start: GaugeVec,
     served: IntGaugeVec,
     leader: IntGauge,
+    custom_metrics: IntGauge,
 }
 
 /// What one service looks like on `/metrics`.
@@ -113,6 +114,11 @@ impl Metrics {
         registry.register(Box::new(reconcile_seconds.clone()))?;
         let leader = IntGauge::new("windlass_operator_leader", "1 while this replica acts, 0 while it stands by.")?;
         registry.register(Box::new(leader.clone()))?;
+        let custom_metrics = IntGauge::new(
+            "windlass_operator_custom_metrics_served",
+            "1 while this replica serves custom.metrics.k8s.io, 0 while it cannot, or is not asked to.",
+        )?;
+        registry.register(Box::new(custom_metrics.clone()))?;
         Ok(Metrics {
             reconciles: counters("reconciles_total", "Reconciles by result: ok or error.", &["result"])?,
             reconcile_errors: counters("reconcile_errors_total", "Failed reconciles by category.", &["category"])?,
@@ -138,11 +144,15 @@ impl Metrics {
             )?,
             recommended,
             load: autoscaler("load_replicas", "Full replicas' worth of the tokens that arrive.")?,
-            forecast: autoscaler("forecast_replicas", "The same at the end of the longest cold start seen.")?,
+            forecast: autoscaler(
+                "forecast_replicas",
+                "The same at the end of a cold start, as nine in ten of the latest were no longer.",
+            )?,
             planned_fill: autoscaler("planned_fill_ratio", "How full a replica is planned to be.")?,
             cold_start,
             served,
             leader,
+            custom_metrics,
             registry,
         })
     }
@@ -175,6 +185,11 @@ impl Metrics {
     /// This replica acts, or stands by.
     pub fn leads(&self, leads: bool) {
         self.leader.set(leads.into());
+    }
+
+    /// This replica serves custom metrics, or does not.
+    pub fn serves_custom_metrics(&self, serves: bool) {
+        self.custom_metrics.set(serves.into());
     }
 
     /// Whether this replica acts.

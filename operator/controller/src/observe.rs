@@ -4,6 +4,7 @@
 //! the objects that the spec names looked up, because nothing that is watched tells of them.
 
 use crate::error::Error;
+use crate::scopes::Scopes;
 use crate::scrape::Loads;
 use crate::watches::{Stores, children_of};
 use crate::written::{ServiceKey, Writes};
@@ -43,6 +44,8 @@ const GRACE: SignedDuration = SignedDuration::from_secs(3);
 pub struct Observer {
     client: Client,
     stores: Stores,
+    /// Every scope, this one among them.
+    all: Scopes,
     writes: Arc<Writes>,
     loads: Loads,
     memories: Mutex<HashMap<ServiceKey, Memory>>,
@@ -61,10 +64,17 @@ pub struct Observation {
 }
 
 impl Observer {
-    /// An observer over `stores`, which sees `writes` before the watches do.
-    pub fn new(client: Client, stores: Stores, writes: Arc<Writes>, loads: Loads, engine_image: &str) -> Self {
+    /// An observer over `stores`, one scope of `all`, which sees `writes` before the watches do.
+    pub fn new(
+        client: Client,
+        stores: Stores,
+        all: Scopes,
+        writes: Arc<Writes>,
+        loads: Loads,
+        engine_image: &str,
+    ) -> Self {
         let engine_image = engine_image.to_owned();
-        Observer { client, stores, writes, loads, memories: Mutex::default(), engine_image }
+        Observer { client, stores, all, writes, loads, memories: Mutex::default(), engine_image }
     }
 
     /// Reads what `service` looks like.
@@ -108,7 +118,8 @@ impl Observer {
                 Object::NetworkPolicy(wish) => self.stranger(key, wish, &mut observed.network_policies).await?,
                 Object::PodDisruptionBudget(wish) => self.stranger(key, wish, &mut observed.disruption_budgets).await?,
                 // Named by a fingerprint: nobody else has one of that name by accident.
-                Object::Job(_) | Object::ControllerRevision(_) | Object::ConfigMap(_) => false,
+                Object::Job(_) | Object::ControllerRevision(_) => false,
+                Object::ConfigMap(wish) => self.stranger(key, wish, &mut observed.capacities).await?,
                 Object::HorizontalPodAutoscaler(_) => false,
                 Object::Deployment(wish) => self.stranger(key, wish.as_ref(), &mut observed.deployments).await?,
             };
@@ -140,6 +151,7 @@ impl Observer {
             jobs: children_of(&stores.jobs, namespace, name),
             revisions: children_of(&stores.revisions, namespace, name),
             autoscalers: autoscalers_of(&stores.autoscalers, namespace, name),
+            capacities: Vec::new(),
             pods: children_of(&stores.pods, namespace, name),
             inspectors: Vec::new(),
             nodes: stores.nodes.as_ref().map(reflector::Store::state),
@@ -198,7 +210,7 @@ impl Observer {
         if !upgrade::is_automatic(service) || !upgrade::is_outdated(service, &self.engine_image) {
             return false;
         }
-        let services = self.stores.services();
+        let Some(services) = self.all.every_service() else { return false };
         upgrade::whose_turn(services.iter(), &self.engine_image) == Some((&key.0, &key.1))
     }
 
@@ -334,7 +346,9 @@ fn warning(event: Event) -> Option<Warning> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{FakeApi, Watched};
     use serde_json::json;
+    use windlass_operator_core::assess::Assessment;
 
     fn seconds(second: i64) -> Timestamp {
         Timestamp::from_second(second).expect("in range")
@@ -388,6 +402,74 @@ mod tests {
         assert!(!is_stuck(&pod("False"), seconds(32)));
         assert!(is_stuck(&pod("False"), seconds(33)));
         assert!(!is_stuck(&pod("True"), seconds(99)));
+    }
+
+    /// A service that takes every default engine image, as it stands.
+    fn upgrading(name: &str, image: &str, progressing: &str) -> serde_json::Value {
+        json!({
+            "apiVersion": "windlass.dev/v1alpha1", "kind": "InferenceService",
+            "metadata": {"namespace": name, "name": name},
+            "spec": {"model": {"source": "pvc://models/a.gguf"}, "rollout": {"engineUpgrade": "Automatic"}},
+            "status": {"choices": {"engineImage": image}, "conditions": [{
+                "type": "Progressing", "status": "True", "reason": progressing, "message": "",
+                "lastTransitionTime": "1970-01-01T00:01:00Z",
+            }]},
+        })
+    }
+
+    #[tokio::test]
+    async fn a_config_map_of_the_name_is_looked_up_before_it_is_written() {
+        let (api, key) = (FakeApi::default(), ("n".to_owned(), "a".to_owned()));
+        let map =
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "n", "name": "a-capacity"}});
+        let wish: ConfigMap = serde_json::from_value(map.clone()).expect("a ConfigMap");
+        let plan = Plan {
+            steps: vec![Step::Apply(Object::ConfigMap(wish))],
+            memory: Memory::default(),
+            assessment: Assessment::Leaving,
+            requeue_after: Duration::ZERO,
+        };
+        let stores = Watched::empty().stores;
+        let observer =
+            Observer::new(api.client(), stores, Scopes::default(), Arc::default(), Loads::default(), "engine:1");
+        let mut observed = Observed::default();
+        assert!(!observer.find_strangers(&key, &plan, &mut observed).await.expect("an answer"), "there is none");
+        api.put("/api/v1/namespaces/n/configmaps/a-capacity", map);
+        assert!(observer.find_strangers(&key, &plan, &mut observed).await.expect("an answer"));
+        assert_eq!(observed.capacities.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn of_all_scopes_one_service_at_a_time_takes_another_image() {
+        let scope = |service: serde_json::Value| {
+            let (api, mut watched) = (FakeApi::default(), Watched::empty());
+            let name = service["metadata"]["name"].as_str().expect("a name").to_owned();
+            api.put(&format!("/apis/windlass.dev/v1alpha1/namespaces/{name}/inferenceservices/{name}"), service);
+            watched.catch_up(&api);
+            watched
+        };
+        let ours = scope(upgrading("b", "engine:1", "Complete"));
+        let is_turn = |other: &Stores| {
+            let all = Scopes::default();
+            all.set(vec![ours.stores.clone(), other.clone()]);
+            let client = FakeApi::default().client();
+            let observer =
+                Observer::new(client, ours.stores.clone(), all, Arc::default(), Loads::default(), "engine:2");
+            let service = ours.stores.services().remove(0);
+            observer.is_upgrade_turn(&service, &("b".into(), "b".into()))
+        };
+        for (name, image, progressing, expected) in [
+            ("a", "engine:2", "RollingOut", false),
+            ("a", "engine:2", "Complete", true),
+            ("a", "engine:1", "Complete", false),
+            ("c", "engine:1", "Complete", true),
+        ] {
+            let other = scope(upgrading(name, image, progressing));
+            assert_eq!(is_turn(&other.stores), expected, "{name} {image} {progressing}");
+        }
+        let (services, _writer) = reflector::store();
+        let unlisted = Stores { services, ..Watched::empty().stores };
+        assert!(!is_turn(&unlisted), "another scope has not told its services");
     }
 
     #[test]

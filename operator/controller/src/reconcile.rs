@@ -83,23 +83,17 @@ async fn steps(service: Arc<InferenceService>, key: &ServiceKey, context: &Conte
     if context.observer.find_strangers(key, &wanted, &mut seen.observed).await? {
         wanted = plan(&seen.service, &seen.observed, &context.defaults, Timestamp::now());
     }
-    let outcome = context.applier.apply(key, &seen.observed, &wanted.steps).await?;
-    let change = status::compute(&seen.service, &wanted, &outcome, Timestamp::now());
-    context.applier.publish(&seen.service, change).await?;
-    context.observer.remember(key, wanted.memory);
+    let applied = context.applier.apply(key, &seen.observed, &wanted.steps).await;
     let again = seen.look_again.map_or(wanted.requeue_after, |soon| soon.min(wanted.requeue_after));
-    Ok(Action::requeue(next(outcome, again, key, context)))
-}
-
-/// The plan's own time, or sooner where the API server refused and may change its mind.
-fn next(outcome: Outcome, again: Duration, key: &ServiceKey, context: &Context) -> Duration {
-    match outcome {
-        Outcome::Applied => {
-            context.failures.clear(key);
-            again
-        }
-        Outcome::Failed { .. } => context.failures.next_delay(key),
+    let mut published = Ok(());
+    if let Some(outcome) = applied.as_ref().map_or_else(Error::outcome, |()| Some(Outcome::Applied)) {
+        let change = status::compute(&seen.service, &wanted, &outcome, Timestamp::now());
+        published = context.applier.publish(&seen.service, change).await;
+        context.observer.remember(key, wanted.remembered(&seen.observed.memory, &outcome));
     }
+    applied.and(published)?;
+    context.failures.clear(key);
+    Ok(Action::requeue(again))
 }
 
 fn key_of(service: &Guarded) -> ServiceKey {

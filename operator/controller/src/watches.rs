@@ -144,6 +144,11 @@ impl Stores {
         .collect()
     }
 
+    /// Whether the first list of services has arrived.
+    pub fn has_services(&self) -> bool {
+        !is_missing(&self.services)
+    }
+
     /// What reading engines takes.
     pub fn engines(&self) -> Engines {
         Engines { services: self.services.clone(), pods: self.pods.clone() }

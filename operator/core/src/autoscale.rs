@@ -4,12 +4,13 @@
 //! are busy or requests wait; or the tokens that arrive, now or by the time a replica could be there, are more than
 //! what was asked for can compute within the targets. A breach while engines idle and queues are empty is no matter of
 //! capacity and changes nothing. **Down**: engines are idle enough, or what would remain holds every target; one
-//! replica at a time, a serving one only when all others serve. What is not known holds the number where it is, with one exception: a breach is never held
-//! back by a missing utilization.
+//! replica at a time, one that does not serve first. What is not known holds the number where it is, with one exception:
+//! a breach is never held back by a missing utilization.
 //!
 //! This module reads no object and no clock. [`signals`] measures, [`speed`] learns what a replica computes, [`need`]
-//! holds the two against each other, [`recommend`] is the rule, [`pace`] stabilizes.
+//! holds the two against each other, [`cold_start`] knows how far to look ahead, [`recommend`] is the rule, [`pace`] stabilizes.
 
+pub mod cold_start;
 pub mod need;
 pub mod pace;
 pub mod policy;
@@ -40,8 +41,10 @@ pub struct Supply<'a> {
     pub leaving: i32,
     /// Pods are being replaced by those of another template.
     pub is_rolling: bool,
-    /// The longest time that a pod which serves took to do so.
-    pub cold_start: Option<Duration>,
+    /// Replicas asked for so long ago that they should serve, and do not.
+    pub overdue: i32,
+    /// Since when pods serve, and how long each of them took to do so; those that do not tell are left out.
+    pub cold_starts: Vec<(Timestamp, Duration)>,
 }
 
 impl Supply<'_> {
@@ -50,8 +53,17 @@ impl Supply<'_> {
         crate::fleet::count(self.serving.iter())
     }
 
-    /// Replicas asked for that do not serve yet.
+    /// Replicas asked for that do not serve yet, and are to be waited for.
     pub fn pending(&self) -> i32 {
+        self.missing() - self.stuck()
+    }
+
+    /// Replicas asked for that are not waited for any longer: no node came for them, or they do not start.
+    pub fn stuck(&self) -> i32 {
+        self.overdue.clamp(0, self.missing())
+    }
+
+    fn missing(&self) -> i32 {
         (self.asked - self.ready()).max(0)
     }
 }
@@ -82,6 +94,8 @@ pub struct Decision {
     pub inputs: Vec<TargetReading>,
     /// What keeps a further step from being taken now.
     pub blockers: Vec<String>,
+    /// When it can be taken, where nothing but time keeps it.
+    pub next_change: Option<Timestamp>,
     /// What to remember.
     pub memory: Memory,
 }
@@ -99,7 +113,7 @@ pub fn decide(
     let learned = memory.learn(policy, supply, &signals, now);
     let need = learned.need(policy, &signals);
     let recommendation = recommend::recommend(policy, supply, &signals, &learned, need, now);
-    Decision { need, ..pace::apply(policy, supply, &signals, recommendation, learned, now) }
+    Decision { need, ..pace::apply(policy, supply, &signals, recommendation, learned, cadence.active, now) }
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Why replicas do not serve: the first cause that the cluster tells, in words that do not change from one look to the
 //! next while the cause is the same.
 
-use k8s_openapi::api::apps::v1::DeploymentCondition;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, PodCondition};
 use windlass_engine_contract::termination::Termination;
 
@@ -47,15 +46,18 @@ pub fn find(fleet: &Fleet<'_>, warnings: &[Warning]) -> Option<Cause> {
 /// One that was given up is not meant to make any.
 pub fn deadline_exceeded(fleet: &Fleet<'_>, placement: &Placement) -> Option<String> {
     let stuck = |workload: &Workload<'_>| {
-        let found = condition(workload, "Progressing")?;
-        (found.reason.as_deref() == Some("ProgressDeadlineExceeded")).then(|| found.message.clone().unwrap_or_default())
+        let found = workload.condition("Progressing").filter(|_| workload.is_overdue())?;
+        let message = found.message.clone().unwrap_or_default();
+        let remedy =
+            "pods of the earlier revision are back; change the spec, or spec.rollout.restartedAt, to try again";
+        Some(if workload.is_given_up() { format!("{message}: {remedy}") } else { message })
     };
     fleet.workloads.iter().filter(|workload| !placement.is_given_up(workload.kind)).find_map(stuck)
 }
 
 /// Pods that the API server did not let be created: a quota, an admission policy, a missing ServiceAccount.
 fn pods_refused(workload: &Workload<'_>) -> Option<Cause> {
-    let found = condition(workload, "ReplicaFailure").filter(|found| found.status == "True")?;
+    let found = workload.condition("ReplicaFailure").filter(|found| found.status == "True")?;
     let message = found.message.as_deref().unwrap_or_default();
     let reason = if message.contains("exceeded quota") { "QuotaExceeded" } else { "PodsRefused" };
     Some(cause(reason, &without_pod_name(message)))
@@ -67,11 +69,6 @@ fn without_pod_name(message: &str) -> String {
         (Some((before, _)), Some((_, after))) => format!("{before}pods are forbidden: {after}"),
         _ => message.to_owned(),
     }
-}
-
-fn condition<'a>(workload: &Workload<'a>, kind: &str) -> Option<&'a DeploymentCondition> {
-    let conditions = workload.deployment?.status.as_ref()?.conditions.as_ref()?;
-    conditions.iter().find(|condition| condition.type_ == kind)
 }
 
 /// A container that ended, now or before its last restart.

@@ -7,11 +7,14 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::build::affinity::SPOT_LABELS;
 use crate::fleet::{Fleet, FleetPod, Stage};
 use crate::observed::Observed;
+use crate::placement::Placement;
 use crate::plan::Step;
 use crate::validate::ValidatedService;
 
@@ -48,6 +51,9 @@ const NOTICES: [Notice; 8] = [
 /// A node object that is being deleted: Karpenter's finalizer empties it first.
 const DELETED: Notice = notice("deletion", 120, Certain::OnSpot);
 
+/// Of a notice that has passed, while its node still stands.
+const LEAST: Duration = Duration::from_secs(1);
+
 const fn notice(taint: &'static str, seconds: u64, certain: Certain) -> Notice {
     Notice { taint, budget: Duration::from_secs(seconds), certain }
 }
@@ -63,22 +69,33 @@ pub struct Evacuation {
 
 impl Evacuation {
     /// Of the service's pods.
-    pub fn of(service: &ValidatedService, fleet: &Fleet<'_>, observed: &Observed) -> Evacuation {
-        let doomed: Vec<Doomed<'_>> = fleet.pods().filter_map(|pod| Doomed::of(service, pod, observed)).collect();
+    pub fn of(
+        service: &ValidatedService,
+        fleet: &Fleet<'_>,
+        placement: &Placement,
+        observed: &Observed,
+        now: Timestamp,
+    ) -> Evacuation {
+        let doomed: Vec<Doomed<'_>> = fleet.pods().filter_map(|pod| Doomed::of(service, pod, observed, now)).collect();
         let mut nodes: Vec<String> = doomed.iter().map(|one| format!("{} ({})", one.node, one.notice.taint)).collect();
         nodes.sort();
         nodes.dedup();
         let live = || doomed.iter().filter(|one| one.pod.stage != Stage::Leaving);
         let certain: Vec<Step> = live().filter(|one| one.is_certain).map(Doomed::leave).collect();
-        let steps = if certain.is_empty() { one_at_a_time(fleet, &doomed).into_iter().collect() } else { certain };
+        let steps =
+            if certain.is_empty() { one_at_a_time(fleet, placement, &doomed).into_iter().collect() } else { certain };
         Evacuation { steps, nodes }
     }
 }
 
 /// The pod that goes first from nodes that are being emptied, if the service can do without one.
-fn one_at_a_time(fleet: &Fleet<'_>, doomed: &[Doomed<'_>]) -> Option<Step> {
+fn one_at_a_time(fleet: &Fleet<'_>, placement: &Placement, doomed: &[Doomed<'_>]) -> Option<Step> {
     let is_doomed = |pod: &FleetPod<'_>| doomed.iter().any(|one| one.pod.name == pod.name);
-    let mut others = fleet.pods().filter(|pod| !is_doomed(pod)).peekable();
+    let replicas = fleet
+        .workloads
+        .iter()
+        .flat_map(|workload| workload.pods.iter().filter(|pod| !placement.is_probe(workload.kind, pod)));
+    let mut others = replicas.filter(|pod| !is_doomed(pod)).peekable();
     let can_spare = others.peek().is_some() && others.all(FleetPod::is_ready) && !fleet.is_rolling();
     let is_leaving = doomed.iter().any(|one| one.pod.stage == Stage::Leaving);
     doomed.first().filter(|_| can_spare && !is_leaving).map(Doomed::leave)
@@ -89,20 +106,22 @@ struct Doomed<'a> {
     pod: FleetPod<'a>,
     node: &'a str,
     notice: &'static Notice,
+    /// What is left of the notice.
+    left: Duration,
     is_certain: bool,
 }
 
 impl<'a> Doomed<'a> {
-    fn of(service: &ValidatedService, pod: &FleetPod<'a>, observed: &Observed) -> Option<Doomed<'a>> {
+    fn of(service: &ValidatedService, pod: &FleetPod<'a>, observed: &Observed, now: Timestamp) -> Option<Doomed<'a>> {
         let name = pod.pod.spec.as_ref()?.node_name.as_deref()?;
         let node = observed.nodes.as_ref()?.iter().find(|node| node.metadata.name.as_deref() == Some(name))?;
-        let notice = told(node)?;
+        let (notice, left) = told(node, now)?;
         let is_certain = match notice.certain {
             Certain::Always => true,
             Certain::OnSpot => is_spot(service, node),
             Certain::Never => false,
         };
-        Some(Doomed { pod: *pod, node: name, notice, is_certain })
+        Some(Doomed { pod: *pod, node: name, notice, left, is_certain })
     }
 
     fn leave(&self) -> Step {
@@ -110,17 +129,25 @@ impl<'a> Doomed<'a> {
             pod: self.pod.name.to_owned(),
             uid: self.pod.pod.metadata.uid.clone().unwrap_or_default(),
             address: self.pod.pod.status.as_ref().and_then(|status| status.pod_ip.clone()),
-            budget: self.is_certain.then_some(self.notice.budget),
+            budget: self.is_certain.then_some(self.left),
         }
     }
 }
 
-/// The shortest notice that the node gives.
-fn told(node: &Node) -> Option<&'static Notice> {
-    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
-    let is_told = |notice: &&Notice| taints.into_iter().flatten().any(|taint| taint.key == notice.taint);
-    let deleted = node.metadata.deletion_timestamp.as_ref().map(|_| &DELETED);
-    NOTICES.iter().filter(is_told).chain(deleted).min_by_key(|notice| notice.budget)
+/// The notice of the node of which least is left, and how much. It counts from when it was given, where that is told:
+/// whoever comes later, as the next leader does, has less of it.
+fn told(node: &Node, now: Timestamp) -> Option<(&'static Notice, Duration)> {
+    let taints = || node.spec.as_ref().and_then(|spec| spec.taints.as_ref()).into_iter().flatten();
+    let tainted = taints().filter_map(|taint| {
+        let notice = NOTICES.iter().find(|notice| notice.taint == taint.key)?;
+        Some((notice, taint.time_added.as_ref()))
+    });
+    let deleted = node.metadata.deletion_timestamp.as_ref().map(|since| (&DELETED, Some(since)));
+    let left = |(notice, since): (&'static Notice, Option<&Time>)| {
+        let passed = since.and_then(|since| Duration::try_from(now.duration_since(since.0)).ok()).unwrap_or_default();
+        (notice, notice.budget.saturating_sub(passed).max(LEAST))
+    };
+    tainted.chain(deleted).map(left).min_by_key(|(_, left)| *left)
 }
 
 fn is_spot(service: &ValidatedService, node: &Node) -> bool {
@@ -226,6 +253,58 @@ mod tests {
         let mut cluster = spread();
         (0..3).for_each(|index| taint(&mut cluster, index, "karpenter.sh/disrupted", false));
         assert_eq!(evacuated(&mut cluster), []);
+    }
+
+    #[test]
+    fn a_notice_counts_from_when_it_was_given() {
+        let given = |seconds: i64, key: &str| {
+            let mut cluster = spread();
+            let since = windlass_operator_api::status::time(cluster.now - jiff::SignedDuration::from_secs(seconds));
+            let mut told = Node::clone(&node(0, (key != "deletion").then_some(key), true));
+            if key == "deletion" {
+                told.metadata.deletion_timestamp = Some(since);
+            } else {
+                told.spec.get_or_insert_default().taints.get_or_insert_default()[0].time_added = Some(since);
+            }
+            cluster.observed.nodes.as_mut().expect("nodes")[0] = Arc::new(told);
+            evacuated(&mut cluster)[0].1
+        };
+        for (key, passed, left) in [
+            ("deletion", 0, 120),
+            ("deletion", 50, 70),
+            ("deletion", 5000, 1),
+            ("deletion", -30, 120),
+            ("aws-node-termination-handler/spot-itn", 100, 20),
+            ("cloud.google.com/impending-node-termination", 14, 1),
+        ] {
+            assert_eq!(given(passed, key), Some(left), "{key} {passed}");
+        }
+    }
+
+    #[test]
+    fn a_probe_for_a_spot_node_is_no_replica_that_is_waited_for() {
+        let spot = json!({"mode": "Prefer", "onDemandBase": 3, "fallbackAfterSeconds": 60});
+        let spec = service().with("replicas", json!(4)).with("spot", spot);
+        let mut cluster = Cluster::new(spec.build());
+        let start = |cluster: &mut Cluster| {
+            cluster.reconcile();
+            cluster.run_controllers();
+            for name in cluster.live().into_iter().filter(|name| !name.starts_with("llama-spot")) {
+                let node = format!("node-{}", name.bytes().last().unwrap_or_default() % 4);
+                cluster.change_pod(&name, |pod| pod.spec.get_or_insert_default().node_name = Some(node));
+                cluster.start_pod(&name);
+            }
+            cluster.read_engines();
+        };
+        start(&mut cluster);
+        let probe = cluster.live().into_iter().find(|name| name.starts_with("llama-spot")).expect("a spot pod");
+        cluster.strand(&probe);
+        cluster.pass(60);
+        (0..3).for_each(|_| start(&mut cluster));
+        assert_eq!(cluster.service.status.as_ref().and_then(|status| status.spot_fallback_replicas), Some(1));
+        cluster.observed.nodes = Some((0..4).map(|index| node(index, None, false)).collect());
+        taint(&mut cluster, 1, "karpenter.sh/disrupted", false);
+        assert_eq!(evacuated(&mut cluster).len(), 1);
     }
 
     #[test]

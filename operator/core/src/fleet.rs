@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentCondition};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::names::{DELETION_COST, ROUTED, TEMPLATE_HASH, WORKLOAD_LABEL, WorkloadKind};
+use crate::names::{DELETION_COST, GIVEN_UP, ROUTED, TEMPLATE_HASH, WORKLOAD_LABEL, WorkloadKind};
 use crate::observed::Observed;
 use crate::standby;
 use crate::validate::ValidatedService;
@@ -125,10 +125,43 @@ impl<'a> Workload<'a> {
     pub fn is_rolling(&self) -> bool {
         let Some(deployment) = self.deployment else { return false };
         let Some(status) = &deployment.status else { return true };
+        if self.is_given_up() && !self.live().any(|pod| pod.updated) {
+            return false;
+        }
         let replicas = status.replicas.unwrap_or(0);
-        status.observed_generation < deployment.metadata.generation
-            || status.updated_replicas.unwrap_or(0) < replicas
-            || self.live().any(|pod| !pod.updated)
+        !self.is_observed() || status.updated_replicas.unwrap_or(0) < replicas || self.live().any(|pod| !pod.updated)
+    }
+
+    /// Whether the Deployment's status speaks of it as it is.
+    pub fn is_observed(&self) -> bool {
+        self.deployment.is_some_and(|deployment| {
+            let status = deployment.status.as_ref();
+            status.is_some_and(|status| status.observed_generation >= deployment.metadata.generation)
+        })
+    }
+
+    /// Whether its rollout has made no progress within the progress deadline.
+    pub fn is_overdue(&self) -> bool {
+        self.condition("Progressing").is_some_and(|found| found.reason.as_deref() == Some("ProgressDeadlineExceeded"))
+    }
+
+    /// Whether its template is known not to start.
+    pub fn is_given_up(&self) -> bool {
+        self.annotation(GIVEN_UP).is_some()
+    }
+
+    /// A condition of the Deployment.
+    pub fn condition(&self, kind: &str) -> Option<&'a DeploymentCondition> {
+        let conditions = self.deployment?.status.as_ref()?.conditions.as_ref()?;
+        conditions.iter().find(|condition| condition.type_ == kind)
+    }
+
+    /// Pods asked for that the API server has not let be made since `limit` or longer.
+    pub fn refused(&self, limit: Timestamp) -> i32 {
+        let refusal = self.condition("ReplicaFailure").filter(|found| found.status == "True");
+        let since = refusal.and_then(|found| found.last_transition_time.as_ref());
+        let is_late = since.is_some_and(|since| since.0 <= limit);
+        if is_late { (self.asked().unwrap_or(0) - count(self.live())).max(0) } else { 0 }
     }
 
     /// An annotation of the Deployment.
@@ -143,13 +176,26 @@ impl FleetPod<'_> {
         self.is_ready() || self.pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())
     }
 
-    /// How long it took to serve; `None` unless it does for the first time since its container started.
-    pub fn cold_start(&self) -> Option<Duration> {
+    /// Since when it serves, and how long it took to do so; `None` unless it does for the first time since its container
+    /// started.
+    pub fn cold_start(&self) -> Option<(Timestamp, Duration)> {
         let Stage::Ready { since } = self.stage else { return None };
         let restarts = self.pod.status.as_ref()?.container_statuses.as_ref()?.iter().map(|found| found.restart_count);
         let created = self.pod.metadata.creation_timestamp.as_ref()?;
         let took = Duration::try_from(since.duration_since(created.0)).ok()?;
-        (restarts.sum::<i32>() == 0 && took <= LONGEST_COLD_START).then_some(took)
+        (restarts.sum::<i32>() == 0 && took <= LONGEST_COLD_START).then_some((since, took))
+    }
+
+    /// Since when it does not serve: since it was ready last, or placed, or found no node, or was made. `None` while it
+    /// does, or leaves.
+    pub fn waiting_since(&self) -> Option<Timestamp> {
+        let conditions = self.pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+        let lacks = |kind: &str| {
+            let found = conditions.into_iter().flatten().find(|one| one.type_ == kind && one.status == "False")?;
+            found.last_transition_time.as_ref()
+        };
+        let since = lacks("Ready").or_else(|| lacks("PodScheduled")).or(self.pod.metadata.creation_timestamp.as_ref());
+        since.filter(|_| self.stage == Stage::Waiting).map(|time| time.0)
     }
 
     /// When it was placed on its node, and when its first container ran; whole seconds, as Kubernetes tells them.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::autoscaling::v2::{HorizontalPodAutoscaler, HorizontalPodAutoscalerCondition};
+use windlass_operator_api::GROUP;
 
+use crate::autoscale::policy::Scaling;
 use crate::fleet::is_owned;
 use crate::names::WorkloadKind;
 use crate::observed::Observed;
@@ -51,10 +53,17 @@ fn condition<'a>(hpa: &'a HorizontalPodAutoscaler, kind: &str) -> Option<&'a Hor
     hpa.status.as_ref()?.conditions.as_ref()?.iter().find(|found| found.type_ == kind)
 }
 
-/// Autoscalers of others that set the replicas of this service or of its workloads, in words.
+/// Autoscalers of others that set the same replicas as we do, in words: those of a workload, and those of the service
+/// unless they are asked for.
 pub fn foreign(service: &ValidatedService, observed: &Observed) -> Vec<String> {
+    let is_asked_for = matches!(service.scaling, Scaling::External { .. });
     let others = observed.autoscalers.iter().filter(|found| !is_owned(&found.metadata, &service.uid));
-    let mut told: Vec<String> = others.filter(|hpa| targets(hpa, service)).map(told).collect();
+    let is_foreign = |hpa: &&Arc<HorizontalPodAutoscaler>| match Aim::of(hpa, service) {
+        Some(Aim::Workload) => true,
+        Some(Aim::Service) => !is_asked_for,
+        None => false,
+    };
+    let mut told: Vec<String> = others.filter(is_foreign).map(told).collect();
     told.sort();
     told
 }
@@ -67,12 +76,23 @@ fn told(hpa: &Arc<HorizontalPodAutoscaler>) -> String {
     }
 }
 
-/// Whether the autoscaler's target is the service or one of its workloads.
-pub fn targets(hpa: &HorizontalPodAutoscaler, service: &ValidatedService) -> bool {
-    let Some(target) = hpa.spec.as_ref().map(|spec| &spec.scale_target_ref) else { return false };
-    match target.kind.as_str() {
-        "InferenceService" => target.name == service.name,
-        "Deployment" => WorkloadKind::ALL.iter().any(|kind| kind.deployment(&service.name) == target.name),
-        _ => false,
+/// Whose replicas an autoscaler sets.
+enum Aim {
+    /// Those of the service.
+    Service,
+    /// Those of one of its workloads, which are ours to set.
+    Workload,
+}
+
+impl Aim {
+    fn of(hpa: &HorizontalPodAutoscaler, service: &ValidatedService) -> Option<Aim> {
+        let target = &hpa.spec.as_ref()?.scale_target_ref;
+        let group = target.api_version.as_deref()?.split_once('/').map(|(group, _)| group)?;
+        let is_workload = || WorkloadKind::ALL.iter().any(|kind| kind.deployment(&service.name) == target.name);
+        match (group, target.kind.as_str()) {
+            (GROUP, "InferenceService") if target.name == service.name => Some(Aim::Service),
+            ("apps", "Deployment") if is_workload() => Some(Aim::Workload),
+            _ => None,
+        }
     }
 }

@@ -71,11 +71,13 @@ use assess::{Assessment, ScalingFinding};
 use autoscale::policy::Scaling;
 use autoscale::{Cadence, Memory, Supply};
 use fleet::{Fleet, Stage};
+use names::WorkloadKind;
 use observed::{Defaults, Observed};
 use placement::Placement;
 use plan::{Object, Plan, Step};
 use standby::Standby;
 use validate::{ValidatedService, validate};
+use window::minus;
 
 /// With nothing to wait for, a look now and then mends what no event told.
 const RESYNC: Duration = Duration::from_secs(300);
@@ -118,18 +120,20 @@ pub fn plan(service: &InferenceService, observed: &Observed, defaults: &Defaults
     if !made.is_held {
         steps.extend(revision::steps(&valid, &recipe, &revision, observed));
     }
-    let evacuation = evacuation::Evacuation::of(&valid, &fleet, observed);
+    let was_given_up = service.status.as_ref().is_some_and(|status| status.spot_fallback_replicas.is_some());
+    let placement = Placement::of(&valid.spot, &fleet, scaled.replicas + standby.replicas, was_given_up, now);
+    let evacuation = evacuation::Evacuation::of(&valid, &fleet, &placement, observed, now);
     steps.splice(0..0, evacuation.steps);
-    let placement = Placement::of(&valid.spot, &fleet, scaled.replicas + standby.replicas, now);
     let making = workloads::Making { choice: &made.choice, is_held: made.is_held };
     let workloads = workloads::plan(&valid, &fleet, &placement, making, observed, defaults);
     let is_changing = workloads.steps.iter().any(|step| matches!(step, Step::Apply(Object::Deployment(_))));
     steps.extend(workloads.steps);
     steps.extend(served::steps(&fleet, observed));
-    if matches!(valid.scaling, Scaling::Builtin(_)) {
-        steps.extend(capacity::keep(&valid, &mut scaled.memory, now));
-    }
     steps.extend(children::leftovers(&valid, &fleet, observed));
+    // Last: it is known to be written when no step has failed, and keeps no other from being done.
+    if matches!(valid.scaling, Scaling::Builtin(_)) {
+        steps.extend(capacity::keep(&valid, observed, &mut scaled.memory, now));
+    }
     fleet.hold_to(&workloads.templates);
     let facts = assess::Facts {
         service: &valid,
@@ -196,7 +200,7 @@ fn scale(
     // With spares, and while spot is given up or comes back, workloads have more replicas than are wanted.
     let is_plain = service.spot.fallback_after.is_none() && standby.replicas == 0;
     let asked = fleet.asked().filter(|_| is_plain || before == 0).unwrap_or(wanted);
-    let supply = supply(fleet, standby, &observed.memory, asked);
+    let supply = supply(service, fleet, standby, &observed.memory, asked, now);
     let cadence = Cadence { active: defaults.scrape_active, idle: defaults.scrape_idle };
     let decision = autoscale::decide(policy, &supply, &observed.load, &observed.memory, cadence, now);
     Scaled {
@@ -208,7 +212,14 @@ fn scale(
 }
 
 /// How the service stands, with so many replicas wanted.
-fn supply<'a>(fleet: &Fleet<'a>, standby: &Standby, memory: &Memory, asked: i32) -> Supply<'a> {
+fn supply<'a>(
+    service: &ValidatedService,
+    fleet: &Fleet<'a>,
+    standby: &Standby,
+    memory: &Memory,
+    asked: i32,
+    now: Timestamp,
+) -> Supply<'a> {
     // A spare that was called upon serves since then, whenever it became ready.
     let called = memory.last_up.filter(|_| standby.is_routed).unwrap_or(Timestamp::MIN);
     let since = |pod: &fleet::FleetPod<'a>| match pod.stage {
@@ -220,8 +231,23 @@ fn supply<'a>(fleet: &Fleet<'a>, standby: &Standby, memory: &Memory, asked: i32)
         serving: fleet.pods().filter(|pod| !standby.holds(pod)).filter_map(since).collect(),
         leaving: fleet::count(fleet.pods().filter(|pod| pod.stage == Stage::Leaving)),
         is_rolling: fleet.is_rolling(),
-        cold_start: fleet.ready().filter_map(fleet::FleetPod::cold_start).max(),
+        overdue: overdue(service, fleet, now),
+        cold_starts: fleet.ready().filter_map(fleet::FleetPod::cold_start).collect(),
     }
+}
+
+/// Replicas that did not come in the time that a rollout is given. Those that wait for a spot node are placement's.
+fn overdue(service: &ValidatedService, fleet: &Fleet<'_>, now: Timestamp) -> i32 {
+    let limit = minus(now, service.rollout.progress_deadline());
+    let falls_back = |kind| kind == WorkloadKind::Spot && service.spot.fallback_after.is_some();
+    let late = |workload: &fleet::Workload<'_>| {
+        let waits_for_spot =
+            |pod: &fleet::FleetPod<'_>| falls_back(workload.kind) && pod.unschedulable_since().is_some();
+        let is_late = |pod: &fleet::FleetPod<'_>| pod.waiting_since().is_some_and(|since| since <= limit);
+        let pods = workload.live().filter(|pod| is_late(pod) && !waits_for_spot(pod));
+        fleet::count(pods) + workload.refused(limit)
+    };
+    fleet.workloads.iter().map(late).sum()
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ pub const WORKLOAD_LABEL: &str = "windlass.dev/workload";
 pub const SPEC_HASH: &str = "windlass.dev/spec-hash";
 /// On a Deployment and on its pods: fingerprint of the template.
 pub const TEMPLATE_HASH: &str = "windlass.dev/template-hash";
+/// On a Deployment: its template does not start, and pods of the one before were brought back: [`crate::rollout`].
+pub const GIVEN_UP: &str = "windlass.dev/given-up";
 /// On a Deployment: the engine image that was chosen when its template was made.
 pub const ENGINE_IMAGE: &str = "windlass.dev/engine-image";
 /// On a Deployment and its template: the split that was chosen, where the spec leaves it open.

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment};
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Node, Pod, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
@@ -38,6 +38,8 @@ pub struct Observed {
     pub revisions: Vec<Arc<ControllerRevision>>,
     /// Autoscalers whose target is the service or one of its workloads, whoever made them; and those of our names.
     pub autoscalers: Vec<Arc<HorizontalPodAutoscaler>>,
+    /// What the autoscaler learned, looked up by name before it is written; of whomever it is.
+    pub capacities: Vec<Arc<ConfigMap>>,
     /// Pods, by label, terminating ones included.
     pub pods: Vec<Arc<Pod>>,
     /// Pods of the inspect Jobs, looked up while there is one.

@@ -2,7 +2,8 @@
 //!
 //! When a replica has found no spot node for `fallbackAfterSeconds`, all that have none run on demand instead, but one
 //! pod goes on asking: the probe. It is no replica that anybody counts. When it gets a node, the others are asked for
-//! on spot again, and on-demand replicas go as they come. Nothing is remembered for this: the pods tell it.
+//! on spot again, and on-demand replicas go as they come. That spot was given up is in status: a probe that is replaced by
+//! another has asked for a moment only.
 
 use std::time::Duration;
 
@@ -26,8 +27,9 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Of `total` replicas, for the pods of `fleet` as they are at `now`.
-    pub fn of(policy: &SpotPolicy, fleet: &Fleet<'_>, total: i32, now: Timestamp) -> Self {
+    /// Of `total` replicas, for the pods of `fleet` as they are at `now`. `was_given_up`: some ran on demand at the last look
+    /// because no spot node came.
+    pub fn of(policy: &SpotPolicy, fleet: &Fleet<'_>, total: i32, was_given_up: bool, now: Timestamp) -> Self {
         let wished = Placement::by_policy(policy, total);
         let Some(after) = policy.fallback_after.and_then(|after| SignedDuration::try_from(after).ok()) else {
             return wished;
@@ -35,6 +37,9 @@ impl Placement {
         let Some(spot) = fleet.workloads.iter().find(|workload| workload.kind == WorkloadKind::Spot) else {
             return wished;
         };
+        if was_given_up && !is_back(spot) {
+            return wished.fall_back(placed(spot));
+        }
         let Some(since) = spot.live().filter_map(FleetPod::unschedulable_since).min() else { return wished };
         let left = after - now.duration_since(since);
         match Duration::try_from(left) {
@@ -72,11 +77,18 @@ impl Placement {
 
     /// Pods that are only asked whether there is a node: no replicas.
     pub fn probes(&self, workload: &Workload<'_>) -> i32 {
-        if !self.is_given_up(workload.kind) {
-            return 0;
-        }
-        count(workload.live().filter(|pod| !pod.is_placed()))
+        count(workload.live().filter(|pod| self.is_probe(workload.kind, pod)))
     }
+
+    /// Whether the pod, of a workload of this kind, is only asked whether there is a node.
+    pub fn is_probe(&self, kind: WorkloadKind, pod: &FleetPod<'_>) -> bool {
+        self.is_given_up(kind) && !pod.is_placed()
+    }
+}
+
+/// Whether every pod that is asked for has a spot node, the probe included.
+fn is_back(spot: &Workload<'_>) -> bool {
+    spot.asked().is_some_and(|asked| asked > 0 && placed(spot) >= asked)
 }
 
 fn placed(workload: &Workload<'_>) -> i32 {

@@ -11,6 +11,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
 use crate::assess::Assessment;
 use crate::autoscale::Memory;
+use crate::status::Outcome;
 
 /// What is to be done for one service.
 #[derive(Clone, Debug)]
@@ -23,6 +24,17 @@ pub struct Plan {
     pub assessment: Assessment,
     /// When to plan again although nothing has changed.
     pub requeue_after: Duration,
+}
+
+impl Plan {
+    /// What is remembered after the plan ended with `outcome`; `before`: what was remembered when it was made. What was
+    /// learned is written by the last step: where one failed, it was not.
+    pub fn remembered(self, before: &Memory, outcome: &Outcome) -> Memory {
+        match outcome {
+            Outcome::Applied => self.memory,
+            Outcome::Failed { .. } => Memory { kept: before.kept, ..self.memory },
+        }
+    }
 }
 
 /// One write.
@@ -46,6 +58,11 @@ pub enum Step {
         deployment: String,
         /// Its replicas.
         replicas: i32,
+    },
+    /// Merge patch `spec.replicas` of a ReplicaSet's `scale` subresource to 0: its pods do not start.
+    Withdraw {
+        /// The ReplicaSet.
+        replica_set: String,
     },
     /// Tell the engine in a pod to drain, then delete the pod with this UID: its node is taken back.
     Evacuate {

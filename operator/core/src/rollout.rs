@@ -1,8 +1,16 @@
-//! Room for a rollout: whether a new pod comes before an old one goes.
+//! Room for a rollout: whether a new pod comes before an old one goes, and what becomes of it where the new one does not
+//! start.
+//!
+//! A Deployment never makes a pod of an old template again. So a rollout in which an old pod has made room in vain is
+//! paused, and the pods that do not start are withdrawn: a paused Deployment makes the pods it lacks of what is left.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
 
 use windlass_operator_api::rollout::{EngineUpgrade, Rollout, RolloutStrategy};
 
-use crate::fleet::{Fleet, Workload};
+use crate::fleet::{Fleet, FleetPod, Workload, count};
+use crate::plan::Step;
 use crate::validate::ValidatedService;
 
 /// `spec.rollout`, validated.
@@ -44,6 +52,11 @@ impl RolloutPolicy {
             engine_upgrade: given.engine_upgrade.unwrap_or_default(),
         }
     }
+
+    /// After so long without progress a rollout is stuck.
+    pub fn progress_deadline(&self) -> Duration {
+        Duration::from_secs(self.progress_deadline_seconds.max(0).unsigned_abs().into())
+    }
 }
 
 /// What comes first in a workload's rollout.
@@ -53,19 +66,51 @@ pub enum Room {
     Surge,
     /// An old pod drains first.
     Drain,
+    /// One has drained, and no new one starts: old ones come back, and stay until there is another template.
+    GivenUp,
 }
 
 impl Room {
-    /// For a workload of so many replicas.
-    pub fn of(policy: &RolloutPolicy, workload: &Workload<'_>, replicas: i32) -> Self {
+    /// For a template that no pod has yet.
+    pub fn first(policy: &RolloutPolicy) -> Self {
+        if policy.strategy == RolloutStrategy::Drain { Room::Drain } else { Room::Surge }
+    }
+
+    /// For the template that a workload of so many replicas has.
+    pub fn of(policy: &RolloutPolicy, fleet: &Fleet<'_>, workload: &Workload<'_>, replicas: i32) -> Self {
+        if workload.is_given_up() || is_in_vain(workload, replicas) {
+            return Room::GivenUp;
+        }
+        // The last pod that serves is not given up for one that may not start.
+        let others = fleet.workloads.iter().filter(|other| other.kind != workload.kind);
+        let is_last = replicas <= 1 && others.map(Workload::ready).sum::<i32>() == 0;
         match policy.strategy {
-            RolloutStrategy::Surge => Room::Surge,
-            RolloutStrategy::Drain => Room::Drain,
-            // The last pod that serves is not given up for one that may not start.
-            RolloutStrategy::Auto if is_without_room(workload) && replicas > 1 => Room::Drain,
-            RolloutStrategy::Auto => Room::Surge,
+            RolloutStrategy::Auto if is_without_room(workload) && !is_last => Room::Drain,
+            RolloutStrategy::Auto | RolloutStrategy::Surge | RolloutStrategy::Drain => Room::first(policy),
         }
     }
+}
+
+/// Whether an old pod has made room for one that has its node and did not come to serve within the progress deadline, and
+/// others are left of which there can be one more.
+fn is_in_vain(workload: &Workload<'_>, replicas: i32) -> bool {
+    let (new, old): (Vec<&FleetPod<'_>>, Vec<_>) = workload.live().partition(|pod| pod.updated);
+    let has_made_room = !old.is_empty() && count(old.iter()) < replicas;
+    let is_placed_in_vain = !new.iter().any(|pod| pod.is_ready()) && new.iter().any(|pod| pod.is_placed());
+    workload.is_overdue() && workload.is_observed() && has_made_room && is_placed_in_vain
+}
+
+/// Takes away the pods of a template that was given up, once the Deployment is known not to make them again.
+pub fn withdraw(workload: &Workload<'_>) -> Vec<Step> {
+    if !workload.is_given_up() || !workload.is_observed() {
+        return Vec::new();
+    }
+    let owner = |pod: &FleetPod<'_>| {
+        let owners = pod.pod.metadata.owner_references.iter().flatten();
+        owners.into_iter().find(|owner| owner.kind == "ReplicaSet").map(|owner| owner.name.clone())
+    };
+    let names: BTreeSet<String> = workload.live().filter(|pod| pod.updated).filter_map(owner).collect();
+    names.into_iter().map(|replica_set| Step::Withdraw { replica_set }).collect()
 }
 
 /// Whether a pod of the new revision has found no node.
@@ -77,7 +122,7 @@ fn is_without_room(workload: &Workload<'_>) -> bool {
 pub fn lacks_capacity(service: &ValidatedService, fleet: &Fleet<'_>) -> bool {
     let waits = |workload: &Workload<'_>| {
         is_without_room(workload)
-            && Room::of(&service.rollout, workload, workload.asked().unwrap_or(0)) == Room::Surge
+            && Room::of(&service.rollout, fleet, workload, workload.asked().unwrap_or(0)) == Room::Surge
             && workload.ready() > 0
     };
     fleet.workloads.iter().any(waits)

@@ -114,8 +114,9 @@ fn autoscaling(
         recommended_replicas: decision.replicas,
         shadow: *shadow,
         inputs: decision.inputs.clone(),
-        need: decision.need.map(|need| token_need(need, decision.memory.cold_start)),
+        need: decision.need.map(|need| token_need(need, decision.memory.cold_starts.p90())),
         blockers: decision.blockers.clone(),
+        next_change_time: decision.next_change.map(time),
         last_scale_time: if is_applied { Some(time(now)) } else { before },
     })
 }
@@ -154,6 +155,7 @@ fn without_measured(status: &InferenceServiceStatus) -> InferenceServiceStatus {
         autoscaling.message.clear();
         autoscaling.inputs.clear();
         autoscaling.need = None;
+        autoscaling.next_change_time = None;
     }
     let scaling = bare.conditions.iter_mut().find(|found| found.type_ == condition::SCALING_ACTIVE);
     if let Some(scaling) = scaling {

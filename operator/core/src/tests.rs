@@ -4,6 +4,8 @@ mod children;
 mod convergence;
 mod fit;
 mod hpa;
+mod overdue;
+mod reasons;
 mod refusals;
 mod revision;
 mod rollout;

@@ -327,5 +327,9 @@ pub(crate) fn minus(at: Timestamp, duration: Duration) -> Timestamp {
     at.checked_sub(signed(duration)).unwrap_or(Timestamp::MIN)
 }
 
+pub(crate) fn plus(at: Timestamp, duration: Duration) -> Timestamp {
+    at.checked_add(signed(duration)).unwrap_or(Timestamp::MAX)
+}
+
 #[cfg(test)]
 mod tests;

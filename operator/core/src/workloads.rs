@@ -12,7 +12,7 @@ use crate::names::{DELETION_COST, SPEC_HASH, TEMPLATE_HASH, WorkloadKind};
 use crate::observed::{Defaults, Observed};
 use crate::placement::Placement;
 use crate::plan::{Kind, Mark, Object, Step};
-use crate::rollout::Room;
+use crate::rollout::{self, Room};
 use crate::validate::ValidatedService;
 
 /// A victim's deletion cost: less than the 0 of all others.
@@ -49,15 +49,17 @@ pub fn plan(
     let mut is_rolling = false;
     for workload in &fleet.workloads {
         let kind = workload.kind;
-        let replicas = make_before_break(fleet, workload, placement);
+        let replicas = shrunk(service, workload, make_before_break(fleet, workload, placement));
         if is_wanted(service, kind) {
-            let change = Change::of(service, workload, replicas, making.choice, defaults);
+            let change = Change::of(service, fleet, workload, replicas, making.choice, defaults);
             // One after the other: the second workload keeps its template until the first has rolled.
             let may_roll = !is_rolling && !making.is_held;
             if making.is_held && matches!(change, Change::Create(_)) {
                 continue;
             }
-            is_rolling |= workload.deployment.is_some() && (workload.is_rolling() || change.rolls());
+            // Nor does it follow one that was given up.
+            let is_first = workload.deployment.is_none();
+            is_rolling |= !is_first && (workload.is_rolling() || workload.is_given_up() || change.rolls());
             planned.templates.extend(change.template(workload).map(|hash| (kind, hash.to_owned())));
             planned.steps.extend(change.steps(workload, replicas, observed, may_roll));
         } else {
@@ -82,6 +84,16 @@ fn make_before_break(fleet: &Fleet<'_>, workload: &Workload<'_>, placement: &Pla
     target.max(total - serving).min(asked)
 }
 
+/// While pods are replaced, which of them go is not ours to say. So a smaller number waits for a new pod that is starting,
+/// unless as many serve as were asked for: else it might take one of those that are left.
+fn shrunk(service: &ValidatedService, workload: &Workload<'_>, replicas: i32) -> i32 {
+    let Some(asked) = workload.asked().filter(|asked| *asked > replicas) else { return replicas };
+    let is_starting = |pod: &FleetPod<'_>| pod.updated && !pod.is_ready() && pod.unschedulable_since().is_none();
+    let is_moving = workload.is_rolling() && !workload.is_overdue() && !service.rollout.is_paused;
+    let waits = is_moving && workload.ready() < asked && workload.live().any(is_starting);
+    if waits { asked } else { replicas }
+}
+
 /// What the current spec means for a workload.
 enum Change {
     /// There is none yet.
@@ -95,29 +107,32 @@ enum Change {
 impl Change {
     fn of(
         service: &ValidatedService,
+        fleet: &Fleet<'_>,
         workload: &Workload<'_>,
         replicas: i32,
         choice: &Choice,
         defaults: &Defaults,
     ) -> Self {
-        let room = Room::of(&service.rollout, workload, replicas);
+        let is_of_spec = workload.annotation(SPEC_HASH) == Some(service.spec_hash.as_str());
+        let is_current = is_of_spec && Choice::held(workload).is_none_or(|held| held.is_same(choice));
+        let policy = &service.rollout;
+        let room = if is_current { Room::of(policy, fleet, workload, replicas) } else { Room::first(policy) };
         let mut wanted = deployment::build(service, workload.kind, choice, replicas, room, defaults);
         let Some(existing) = workload.deployment else { return Change::Create(Box::new(wanted)) };
-        let is_of_spec = workload.annotation(SPEC_HASH) == Some(service.spec_hash.as_str());
-        let is_chosen = Choice::held(workload).is_none_or(|held| held.is_same(choice));
-        if !is_of_spec || !is_chosen {
+        if !is_current {
             let rolls = template_hash(&wanted) != workload.annotation(TEMPLATE_HASH);
             return Change::Replace { wanted: Box::new(wanted), rolls };
         }
         if template_hash(&wanted) != workload.annotation(TEMPLATE_HASH) {
-            // Another version of the operator made it, and would not make it the same: the child wins.
-            return Change::Keep;
+            // Another version of the operator made it, and would not make it the same: of the template, the child wins.
+            keep_template(&mut wanted, existing);
         }
         if let Some(spec) = wanted.spec.as_mut() {
             spec.replicas = None;
         }
-        let is_paused = existing.spec.as_ref().and_then(|spec| spec.paused).unwrap_or(false);
-        if diff::covers(existing, &wanted) && is_paused == service.rollout.is_paused {
+        let is_paused =
+            |deployment: &Deployment| deployment.spec.as_ref().and_then(|spec| spec.paused).unwrap_or(false);
+        if diff::covers(existing, &wanted) && is_paused(existing) == is_paused(&wanted) {
             return Change::Keep;
         }
         let rolls = !diff::covers(&pods_of(existing), &pods_of(&wanted));
@@ -147,8 +162,21 @@ impl Change {
                 steps.push(Step::Apply(Object::Deployment(wanted)));
                 steps
             }
-            Change::Replace { .. } | Change::Keep => scale(workload, replicas, observed),
+            Change::Keep => [rollout::withdraw(workload), scale(workload, replicas, observed)].concat(),
+            Change::Replace { .. } => scale(workload, replicas, observed),
         }
+    }
+}
+
+/// Pods of `wanted` stay as they are made by `existing`; how they are replaced, and whether, does not.
+fn keep_template(wanted: &mut Deployment, existing: &Deployment) {
+    let annotations = wanted.metadata.annotations.get_or_insert_default();
+    match template_hash(existing) {
+        Some(hash) => annotations.insert(TEMPLATE_HASH.to_owned(), hash.to_owned()),
+        None => annotations.remove(TEMPLATE_HASH),
+    };
+    if let (Some(wanted), Some(existing)) = (wanted.spec.as_mut(), existing.spec.as_ref()) {
+        wanted.template = existing.template.clone();
     }
 }
 

@@ -71,7 +71,8 @@ impl Policy for Builtin {
             serving: tick.ready().map(|pod| (pod.name.as_str(), since(pod))).collect(),
             leaving: tick.pods.iter().filter(|pod| pod.phase == PodPhase::Draining).count() as i32,
             is_rolling: false,
-            cold_start: tick.ready().filter_map(cold_start).max(),
+            overdue: 0,
+            cold_starts: tick.ready().filter_map(|pod| Some((since(pod), cold_start(pod)?))).collect(),
         };
         let decision = decide(&self.limits, &supply, &self.window, &self.memory, self.cadence, at(tick.t));
         self.memory = decision.memory;
@@ -97,7 +98,7 @@ fn victims(tick: &Tick, replicas: i32) -> Vec<String> {
 /// How long a pod took to serve; those that were there at the start tell nothing.
 fn cold_start(pod: &Pod) -> Option<Duration> {
     let seconds = pod.age_seconds - pod.ready_seconds?;
-    Duration::try_from_secs_f64(seconds).ok()
+    Duration::try_from_secs_f64(seconds).ok().filter(|took| !took.is_zero())
 }
 
 /// Of a request's tokens, those that follow a long step are late; the mean over a request, which is what the protocol

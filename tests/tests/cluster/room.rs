@@ -75,6 +75,36 @@ fn without_room_pods_are_replaced_one_at_a_time_and_no_request_fails() -> Result
 }
 
 #[test]
+fn without_room_a_pod_that_went_for_one_that_does_not_start_comes_back() -> Result<()> {
+    with_namespace("in-vain", |namespace| {
+        if !namespace.cluster().is_own() {
+            return skip("the nodes of this cluster are not ours to change");
+        }
+        let mut spec = crowded(namespace, "vain", 2)?;
+        spec["rollout"]["progressDeadlineSeconds"] = json!(60);
+        let service = Service::apply(namespace, "vain", &spec)?;
+        service.wait_ready(2, PATIENCE)?;
+        let before = ready(&service)?;
+        let mut args = spec["engine"]["extraArgs"].as_array().cloned().unwrap_or_default();
+        args.push(json!("--no-such-flag"));
+        service.patch(&json!({"spec": {"engine": {"extraArgs": args}}}))?;
+        wait::until("an old pod has made room", PATIENCE, || {
+            let now = ready(&service)?;
+            Ok(Look::when(now.len() == 1 && now.is_subset(&before), (), format!("{now:?} serve")))
+        })?;
+        service.wait_condition("Progressing", "False", Some("ProgressDeadlineExceeded"), PATIENCE * 2)?;
+        let back = wait::until("as many serve as before", PATIENCE, || {
+            let (now, all) = (ready(&service)?, service.pods()?.len());
+            Ok(Look::when(now.len() == 2 && all == 2, now.clone(), format!("{now:?} serve, of {all}")))
+        })?;
+        service.patch(&json!({"spec": {"engine": {"extraArgs": spec["engine"]["extraArgs"], "maxSequences": 16}}}))?;
+        service.wait_condition("Progressing", "True", Some("Complete"), PATIENCE * 2)?;
+        ensure!(ready(&service)?.is_disjoint(&back), "a pod of the earlier spec is left");
+        Ok(())
+    })
+}
+
+#[test]
 fn a_paused_rollout_changes_no_pod_but_their_number_and_goes_on_when_resumed() -> Result<()> {
     with_namespace("paused", |namespace| {
         let service = Service::apply(namespace, "held", &service::simulated(&[]))?;

@@ -1,6 +1,7 @@
 //! Reconciles against a server at its own contract: which requests are made, which are not, and what is told.
 
 use super::*;
+use crate::scopes::Scopes;
 use crate::scrape::Loads;
 use crate::testing::{FakeApi, Watched};
 use crate::written::Writes;
@@ -40,8 +41,9 @@ impl World {
     fn over(api: FakeApi) -> Self {
         let (watched, loads) = (Watched::empty(), Loads::default());
         let (client, writes, metrics) = (api.client(), Arc::new(Writes::default()), Metrics::new().expect("names"));
+        let (stores, all) = (watched.stores.clone(), Scopes::default());
         let context = Arc::new(Context {
-            observer: Observer::new(client.clone(), watched.stores.clone(), writes.clone(), loads.clone(), "engine:1"),
+            observer: Observer::new(client.clone(), stores, all, writes.clone(), loads.clone(), "engine:1"),
             applier: Applier::new(client, writes, metrics.clone(), "operator-0"),
             defaults: defaults(),
             metrics,
@@ -54,9 +56,24 @@ impl World {
 
     /// Reconciles what the watch holds.
     async fn reconcile(&self) -> Action {
+        reconcile(self.service(), self.context.clone()).await.expect("no failure")
+    }
+
+    /// Reconciles what the watch holds, in vain: the category of the failure, and what follows.
+    async fn fail(&self) -> (&'static str, Action) {
+        let error = reconcile(self.service(), self.context.clone()).await.expect_err("a failure");
+        (error.category(), after_error(self.service(), &error, self.context.clone()))
+    }
+
+    fn service(&self) -> Arc<Guarded> {
         let service = ObjectRef::new("llama").within("n");
-        let service = self.watched.stores.services.get(&service).expect("the service is watched");
-        reconcile(service, self.context.clone()).await.expect("no failure")
+        self.watched.stores.services.get(&service).expect("the service is watched")
+    }
+
+    /// Failed reconciles so far, of a category.
+    fn failures(&self, category: &str) -> bool {
+        let text = self.context.metrics.render(&[]).expect("text");
+        text.contains(&format!("windlass_operator_reconcile_errors_total{{category=\"{category}\"}} 1\n"))
     }
 
     /// Lets the cluster and the engine do their part: a ready pod of the current template that was read.
@@ -181,16 +198,28 @@ async fn drift_is_mended_by_one_apply() {
 async fn a_refusal_becomes_a_condition_with_the_servers_text_and_is_tried_again() {
     let mut world = World::new();
     world.api.refuse("/deployments/", 403, "exceeded quota: team, requested: count/deployments.apps=1, limited: 0");
-    let action = world.reconcile().await;
+    assert_eq!(world.fail().await, ("forbidden", Action::requeue(BACKOFF.0)));
     let ready = world.condition("Ready");
     assert_eq!(ready["status"], "False");
     assert!(ready["message"].as_str().is_some_and(|text| text.contains("exceeded quota: team")), "{ready}");
-    assert_eq!(action, Action::requeue(BACKOFF.0));
+    assert!(world.failures("forbidden"));
+    assert_eq!(world.fail().await.1, Action::requeue(BACKOFF.0 * 2));
 
     world.api.accept();
     world.watched.catch_up(&world.api);
     world.reconcile().await;
     assert!(world.api.get(DEPLOYMENT).is_some());
+}
+
+#[tokio::test]
+async fn a_server_in_trouble_is_a_failure_and_one_that_is_flooded_gets_no_status() {
+    for (code, category, told) in [(500, "server", "ApplyFailed"), (429, "throttled", "")] {
+        let world = World::new();
+        world.api.refuse("/deployments/", code, "failed calling webhook");
+        assert_eq!(world.fail().await, (category, Action::requeue(BACKOFF.0)));
+        assert!(world.failures(category), "{category}");
+        assert_eq!(world.condition("Ready")["reason"].as_str().unwrap_or_default(), told);
+    }
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use windlass_operator_api::status::ScalingDecision;
 
+use super::cold_start::ColdStarts;
 use super::need::{Headroom, Need, Trend};
 use super::policy::Policy;
 use super::recommend::{Reason, Recommendation};
@@ -13,7 +14,7 @@ use super::signals::Signals;
 use super::speed::Speed;
 use super::{Decision, Supply};
 use crate::capacity::Kept;
-use crate::window::minus;
+use crate::window::{minus, plus};
 
 /// After new replicas serve, requests need this long to spread.
 const SETTLE_UP: Duration = Duration::from_secs(30);
@@ -37,6 +38,8 @@ pub struct Memory {
     pub recommendations: VecDeque<(Timestamp, i32)>,
     /// When replicas were last added.
     pub last_up: Option<Timestamp>,
+    /// Replicas that were added of late, oldest first.
+    pub added: VecDeque<(Timestamp, i32)>,
     /// When the number of replicas was last changed.
     pub last_change: Option<Timestamp>,
     /// Requests a second at which one replica was seen to hold every target.
@@ -49,8 +52,8 @@ pub struct Memory {
     pub headroom: Headroom,
     /// How the load grows.
     pub trend: Trend,
-    /// The longest time that a replica took to serve.
-    pub cold_start: Duration,
+    /// How long replicas take to serve.
+    pub cold_starts: ColdStarts,
     /// When all this was last brought up to date.
     pub learned_at: Option<Timestamp>,
     /// What was last written down of it.
@@ -79,7 +82,7 @@ impl Memory {
     /// How many replicas the tokens ask for, where it is known what they cost.
     pub(super) fn need(&self, policy: &Policy, signals: &Signals) -> Option<Need> {
         let costs = self.speed.costs()?;
-        Some(Need::of(policy, signals, &costs, self.headroom.0, self.trend.growth(self.cold_start)))
+        Some(Need::of(policy, signals, &costs, self.headroom.0, self.trend.growth(self.cold_starts.p90())))
     }
 
     /// Learns from the signals what a replica manages, and what is asked of it.
@@ -88,12 +91,14 @@ impl Memory {
         if !supply.is_rolling {
             memory.speed.learn(signals.samples.iter().copied(), now);
         }
-        memory.cold_start = memory.cold_start.max(supply.cold_start.unwrap_or_default());
+        memory.cold_starts.learn(&supply.cold_starts);
         let elapsed = self.learned_at.map_or(0, |last| now.duration_since(last).as_secs().max(0));
         memory.learned_at = Some(now);
         let Some(need) = memory.need(policy, signals) else { return memory };
         memory.trend = self.trend.with(need.load, now);
-        let had_enough = supply.ready() == supply.asked && !self.is_settling_up(supply, now);
+        // What is stuck is not missed where those that serve are as many as the tokens ask for.
+        let is_short = supply.stuck() > 0 && f64::from(supply.ready()) < need.least();
+        let had_enough = supply.pending() == 0 && !is_short && !self.is_settling_up(supply, now);
         let is_breached = signals.breached().next().is_some() && signals.fresh > 0;
         if (is_breached && had_enough && is_saturated(policy, signals)) || signals.all_held() {
             memory.headroom = self.headroom.after(Duration::from_secs(elapsed.unsigned_abs()), is_breached);
@@ -129,16 +134,36 @@ impl Memory {
         }
     }
 
-    /// Recommendations in force at any time of the last `window`.
-    fn within(&self, window: Duration, now: Timestamp) -> impl Iterator<Item = i32> {
-        let start = minus(now, window);
-        let ends = self.recommendations.iter().skip(1).map(|(from, _)| *from).chain([Timestamp::MAX]);
-        self.recommendations.iter().zip(ends).filter(move |(_, end)| *end > start).map(|((_, replicas), _)| *replicas)
+    /// Recommendations with the times at which they ended, those that have.
+    fn ended(&self) -> impl Iterator<Item = (i32, Timestamp)> {
+        let ends = self.recommendations.iter().skip(1).map(|(from, _)| *from);
+        self.recommendations.iter().map(|(_, replicas)| *replicas).zip(ends)
     }
 
-    /// Whether what is remembered covers the whole of the last `window`.
-    fn covers(&self, window: Duration, now: Timestamp) -> bool {
-        self.recommendations.front().is_some_and(|(from, _)| *from <= minus(now, window))
+    /// The smallest recommendation that was in force at any time of the last `window`.
+    fn least_within(&self, window: Duration, now: Timestamp) -> Option<i32> {
+        let start = minus(now, window);
+        let ended = self.ended().filter(|(_, end)| *end > start).map(|(replicas, _)| replicas);
+        ended.chain(self.recommendations.back().map(|(_, replicas)| *replicas)).min()
+    }
+
+    /// From when on a whole `window` is remembered in which none was `against` the last recommendation.
+    fn agrees_from(&self, window: Duration, against: impl Fn(i32) -> bool) -> Timestamp {
+        let began = self.recommendations.front().map_or(Timestamp::MAX, |(from, _)| *from);
+        let last = self.ended().filter(|(replicas, _)| against(*replicas)).map(|(_, end)| end).max();
+        plus(last.map_or(began, |last| last.max(began)), window)
+    }
+
+    /// Notes that so many replicas were added at `now`, and forgets what is older than `period`.
+    fn note_added(&mut self, replicas: i32, period: Duration, now: Timestamp) {
+        self.added.retain(|(at, _)| *at > minus(now, period));
+        self.added.push_back((now, replicas));
+    }
+
+    /// Replicas added within the last `period`, with the time of the first.
+    fn added_within(&self, period: Duration, now: Timestamp) -> (i32, Option<Timestamp>) {
+        let recent = || self.added.iter().filter(|(at, _)| *at > minus(now, period));
+        (recent().map(|(_, replicas)| *replicas).sum(), recent().next().map(|(at, _)| *at))
     }
 }
 
@@ -146,22 +171,37 @@ fn is_saturated(policy: &Policy, signals: &Signals) -> bool {
     signals.waiting > 0 || signals.utilization.is_some_and(|share| share >= policy.scale_up_at)
 }
 
-/// Turns a recommendation into a decision: stabilized, one replica at a time downwards.
+/// What a recommendation comes to now.
+struct Paced {
+    replicas: i32,
+    blockers: Vec<String>,
+    next_change: Option<Timestamp>,
+}
+
+impl Paced {
+    fn at_once(replicas: i32) -> Self {
+        Paced { replicas, blockers: Vec::new(), next_change: None }
+    }
+}
+
+/// Turns a recommendation into a decision: stabilized, `maxStep` replicas upwards in a `period` at most, one at a time
+/// downwards.
 pub(super) fn apply(
     policy: &Policy,
     supply: &Supply<'_>,
     signals: &Signals,
     wish: Recommendation,
     mut memory: Memory,
+    period: Duration,
     now: Timestamp,
 ) -> Decision {
     memory.note(policy, wish.replicas, now);
-    let (replicas, blockers) = match wish.reason {
+    let Paced { replicas, blockers, next_change } = match wish.reason {
         // The user has changed the bounds: no load is weighed.
-        Reason::BelowMinimum | Reason::AboveMaximum => (wish.replicas, Vec::new()),
-        _ if wish.replicas > supply.asked => up(policy, supply, &memory, now),
+        Reason::BelowMinimum | Reason::AboveMaximum => Paced::at_once(wish.replicas),
+        _ if wish.replicas > supply.asked => up(policy, supply, &memory, period, now),
         _ if wish.replicas < supply.asked => down(policy, supply, signals, &memory, now),
-        _ => (supply.asked, Vec::new()),
+        _ => Paced::at_once(supply.asked),
     };
     let kind = match replicas.cmp(&supply.asked) {
         std::cmp::Ordering::Greater => ScalingDecision::ScaleUp,
@@ -170,7 +210,10 @@ pub(super) fn apply(
     };
     if policy.shadow.is_none() && kind != ScalingDecision::Hold {
         memory.last_change = Some(now);
-        memory.last_up = if kind == ScalingDecision::ScaleUp { Some(now) } else { memory.last_up };
+        if kind == ScalingDecision::ScaleUp {
+            memory.last_up = Some(now);
+            memory.note_added(replicas - supply.asked, period, now);
+        }
     }
     Decision {
         replicas,
@@ -180,45 +223,50 @@ pub(super) fn apply(
         need: None,
         inputs: signals.inputs(),
         blockers,
+        next_change,
         memory,
     }
 }
 
-/// The smallest recommendation of the window counts, and none lowers the number here.
-fn up(policy: &Policy, supply: &Supply<'_>, memory: &Memory, now: Timestamp) -> (i32, Vec<String>) {
-    let window = policy.up_window;
-    if !window.is_zero() && !memory.covers(window, now) {
-        return (supply.asked, vec![format!("scaleUp.stabilizationWindowSeconds: {}", window.as_secs())]);
+/// The smallest recommendation of the window counts, as far as the step lets it, and none lowers the number here. However
+/// often it is looked: events of pods bring looks that know of no other load.
+fn up(policy: &Policy, supply: &Supply<'_>, memory: &Memory, period: Duration, now: Timestamp) -> Paced {
+    let (window, asked) = (policy.up_window, supply.asked);
+    let agrees_from = memory.agrees_from(window, |replicas| replicas <= asked);
+    if agrees_from > now {
+        let blocker = format!("scaleUp.stabilizationWindowSeconds: {}", window.as_secs());
+        return Paced { replicas: asked, blockers: vec![blocker], next_change: Some(agrees_from) };
     }
-    let least = memory.within(window, now).min().unwrap_or(supply.asked);
-    let blocker = (least <= supply.asked).then(|| format!("scaleUp.stabilizationWindowSeconds: {}", window.as_secs()));
-    (least.max(supply.asked), blocker.into_iter().collect())
+    let least = memory.least_within(window, now).unwrap_or(asked);
+    let (added, since) = memory.added_within(period, now);
+    let replicas = least.min(asked + (policy.max_step - added).max(0)).max(asked);
+    if replicas >= least {
+        return Paced::at_once(replicas);
+    }
+    let blocker = format!("scaleUp.maxStep: {} in {} seconds", policy.max_step, period.as_secs());
+    Paced { replicas, blockers: vec![blocker], next_change: since.map(|since| plus(since, period)) }
 }
 
 /// One replica fewer, when nothing speaks against it. One that does not serve goes first, so a replica for which there
 /// is no node never keeps the others.
-fn down(
-    policy: &Policy,
-    supply: &Supply<'_>,
-    signals: &Signals,
-    memory: &Memory,
-    now: Timestamp,
-) -> (i32, Vec<String>) {
+fn down(policy: &Policy, supply: &Supply<'_>, signals: &Signals, memory: &Memory, now: Timestamp) -> Paced {
     let window = policy.down_window;
-    let most = memory.within(window, now).max().unwrap_or(supply.asked);
-    let is_stable = memory.covers(window, now) && most < supply.asked;
     let settle = if memory.speed.costs().is_some() { SETTLE_DOWN_KNOWN } else { SETTLE_DOWN }.min(window);
-    let has_settled = memory.last_change.is_none_or(|change| change <= minus(now, settle));
-    let blockers: Vec<String> = [
-        (!is_stable).then(|| format!("scaleDown.stabilizationWindowSeconds: {}", window.as_secs())),
-        (!has_settled).then(|| format!("replicas changed less than {} seconds ago", settle.as_secs())),
+    let agrees_from = memory.agrees_from(window, |replicas| replicas >= supply.asked);
+    let settled_at = memory.last_change.map_or(now, |change| plus(change, settle));
+    let waits = [
+        (agrees_from > now).then(|| format!("scaleDown.stabilizationWindowSeconds: {}", window.as_secs())),
+        (settled_at > now).then(|| format!("replicas changed less than {} seconds ago", settle.as_secs())),
+    ];
+    let others = [
         (supply.leaving > 0).then(|| "a replica still drains".to_owned()),
         supply.is_rolling.then(|| "a rollout is under way".to_owned()),
         (!signals.silent.is_empty()).then(|| "no recent reading of every replica".to_owned()),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
-    let replicas = if blockers.is_empty() { supply.asked - 1 } else { supply.asked };
-    (replicas, blockers)
+    ];
+    let waits_alone = others.iter().all(Option::is_none);
+    let blockers: Vec<String> = waits.into_iter().chain(others).flatten().collect();
+    if blockers.is_empty() {
+        return Paced::at_once(supply.asked - 1);
+    }
+    Paced { replicas: supply.asked, blockers, next_change: waits_alone.then(|| agrees_from.max(settled_at)) }
 }

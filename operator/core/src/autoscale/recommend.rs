@@ -43,6 +43,8 @@ pub enum Reason {
     TargetBreached,
     /// The same, and what was asked for already is still on its way or has just come.
     AwaitingReplicas,
+    /// More would be needed, and replicas asked for long ago do not come: neither would others.
+    ReplicasStuck,
     /// The tokens that arrive, or will by the time a replica serves, are more than what was asked for computes.
     DemandForeseen,
     /// A target was breached by a load that has passed.
@@ -137,6 +139,9 @@ impl Context<'_> {
             let message = format!("{told}, by a load that has passed: {}", self.words());
             return self.hold(Reason::LoadHasPassed, message);
         }
+        if let Some(stuck) = self.stuck(&told) {
+            return Some(stuck);
+        }
         let replicas = needed.max(self.supply.asked + 1).min(self.supply.asked + max_step).min(*max);
         let waiting = self.signals.waiting;
         let message = format!("{told}; engines are {} busy, {waiting} requests wait", percent(self.signals));
@@ -153,7 +158,20 @@ impl Context<'_> {
         if asked >= *max {
             return self.hold(Reason::AtMaximum, format!("{}; maxReplicas is {max}", self.words()));
         }
+        if let Some(stuck) = self.stuck(&self.words()) {
+            return Some(stuck);
+        }
         say(needed.min(asked + max_step).min(*max), Reason::DemandForeseen, self.words())
+    }
+
+    /// No more is asked for where what was asked for does not come.
+    fn stuck(&self, why: &str) -> Option<Recommendation> {
+        let (stuck, asked) = (self.supply.stuck(), self.supply.asked);
+        if stuck == 0 {
+            return None;
+        }
+        let late = "did not come to serve within spec.rollout.progressDeadlineSeconds, and neither would more";
+        self.hold(Reason::ReplicasStuck, format!("{why}; {stuck} of {asked} replicas {late}"))
     }
 
     /// Tokens and capacity in words.
@@ -161,7 +179,7 @@ impl Context<'_> {
         let demand = &self.signals.demand;
         let tokens = format!("{:.0} prompt and {:.0} answer tokens a second", demand.prompt, demand.generated);
         let Some(need) = self.need else { return format!("{tokens} arrive") };
-        let ahead = self.memory.cold_start.as_secs();
+        let ahead = self.memory.cold_starts.p90().as_secs();
         format!(
             "{tokens} fill {:.2} replicas, {:.2} in {ahead} s; each is to be filled to {}",
             need.load,

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use super::{metadata, pod};
 use crate::choice::Choice;
 use crate::digest::fingerprint;
-use crate::names::{self, CHOSEN_QUANTIZATION, CHOSEN_TENSOR, SPEC_HASH, TEMPLATE_HASH, WorkloadKind};
+use crate::names::{self, CHOSEN_QUANTIZATION, CHOSEN_TENSOR, GIVEN_UP, SPEC_HASH, TEMPLATE_HASH, WorkloadKind};
 use crate::observed::Defaults;
 use crate::rollout::Room;
 use crate::validate::ValidatedService;
@@ -40,6 +40,9 @@ pub fn build(
     let mut annotations = choice.annotations();
     annotations.insert(SPEC_HASH.to_owned(), service.spec_hash.clone());
     annotations.insert(TEMPLATE_HASH.to_owned(), hash);
+    if room == Room::GivenUp {
+        annotations.insert(GIVEN_UP.to_owned(), "true".to_owned());
+    }
     meta.annotations = Some(annotations);
     Deployment {
         metadata: meta,
@@ -52,7 +55,7 @@ pub fn build(
             template,
             strategy: Some(strategy(room)),
             progress_deadline_seconds: Some(service.rollout.progress_deadline_seconds),
-            paused: service.rollout.is_paused.then_some(true),
+            paused: (service.rollout.is_paused || room == Room::GivenUp).then_some(true),
             revision_history_limit: Some(REPLICA_SETS),
             ..DeploymentSpec::default()
         }),
@@ -62,7 +65,7 @@ pub fn build(
 
 fn strategy(room: Room) -> DeploymentStrategy {
     let (max_surge, max_unavailable) = match room {
-        Room::Surge => (1, 0),
+        Room::Surge | Room::GivenUp => (1, 0),
         Room::Drain => (0, 1),
     };
     DeploymentStrategy {

@@ -1,6 +1,5 @@
 //! The split between workloads, and what happens where spot does not come.
 
-use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 use serde_json::json;
@@ -8,7 +7,7 @@ use windlass_operator_api::spot::SpotMode;
 use windlass_operator_api::status::condition;
 
 use super::*;
-use crate::testing::cluster::Cluster;
+use crate::testing::cluster::{Cluster, is_ready};
 use crate::testing::{ServiceBuilder, service};
 
 fn policy(mode: Option<SpotMode>, base: i32, percent: i32) -> SpotPolicy {
@@ -72,19 +71,7 @@ fn spot_pods(cluster: &Cluster) -> Vec<String> {
 
 /// The scheduler finds no node for these pods.
 fn strand(cluster: &mut Cluster, pods: &[String]) {
-    let now = cluster.now;
-    for name in pods {
-        let condition = PodCondition {
-            type_: "PodScheduled".into(),
-            status: "False".into(),
-            reason: Some("Unschedulable".into()),
-            last_transition_time: Some(Time(now)),
-            ..PodCondition::default()
-        };
-        cluster.change_pod(name, |pod| {
-            pod.status = Some(PodStatus { conditions: Some(vec![condition]), ..PodStatus::default() });
-        });
-    }
+    pods.iter().for_each(|name| cluster.strand(name));
 }
 
 /// One look; pods on demand start at once, those on spot stay as they are.
@@ -93,15 +80,17 @@ fn look(cluster: &mut Cluster) {
     cluster.run_controllers();
     cluster.end_pods();
     for name in cluster.live().into_iter().filter(|name| !name.starts_with("llama-spot")) {
-        cluster.change_pod(&name, |pod| {
-            let now = Some(Time(Timestamp::UNIX_EPOCH));
-            let (type_, status) = ("Ready".into(), "True".into());
-            let ready = PodCondition { type_, status, last_transition_time: now, ..PodCondition::default() };
-            pod.status = Some(PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() });
-        });
+        if !is_serving(cluster, &name) {
+            cluster.start_pod(&name);
+        }
     }
     cluster.read_engines();
     cluster.pass(1);
+}
+
+fn is_serving(cluster: &Cluster, name: &str) -> bool {
+    let found = cluster.observed.pods.iter().find(|pod| pod.metadata.name.as_deref() == Some(name));
+    found.is_some_and(|pod| is_ready(pod))
 }
 
 /// A cluster whose spot replicas have found no node for so many seconds.
@@ -130,6 +119,27 @@ fn spot_is_waited_for_and_then_replicas_run_on_demand_beside_one_probe() {
     given_up.pass(3600);
     look(&mut given_up);
     assert!(given_up.reconcile().steps.is_empty() && given_up.status_writes == writes, "at rest");
+}
+
+#[test]
+fn a_probe_that_is_replaced_asks_on_and_no_replica_moves() {
+    let mut cluster = stranded(60);
+    for _ in 0..3 {
+        let probe = spot_pods(&cluster);
+        let now = cluster.now;
+        cluster.change_pod(&probe[0], |pod| pod.metadata.deletion_timestamp = Some(Time(now)));
+        // Another takes its place, and the scheduler has not looked at it yet.
+        for _ in 0..3 {
+            look(&mut cluster);
+            assert_eq!(replicas(&cluster), (4, 1));
+        }
+        let probe = spot_pods(&cluster);
+        strand(&mut cluster, &probe);
+        look(&mut cluster);
+        assert_eq!(replicas(&cluster), (4, 1));
+    }
+    let told = |reason: &str| cluster.events.iter().filter(|event| event.reason == reason).count();
+    assert_eq!((told("SpotFallback"), told("SpotReturned")), (1, 0));
 }
 
 #[test]

@@ -145,11 +145,15 @@ impl View<'_> {
     fn scaling(&self) -> Verdict {
         let own = self.own_scaling();
         let foreign = &self.findings.foreign_autoscalers;
-        if foreign.is_empty() || matches!(self.findings.scaling, ScalingFinding::Manual | ScalingFinding::External) {
+        if foreign.is_empty() {
             return own;
         }
+        let remedy = match self.findings.scaling {
+            ScalingFinding::External => "let its target be the InferenceService",
+            _ => "use mode External and the InferenceService as its target",
+        };
         let message = format!(
-            "{} sets replicas of this service too: delete it, or use mode External; meanwhile: {}",
+            "{} sets replicas of this service too: delete it, or {remedy}; meanwhile: {}",
             foreign.join(", "),
             own.message
         );
@@ -180,7 +184,13 @@ impl View<'_> {
         } else {
             "spec.replicas is not used in mode Builtin".to_owned()
         };
-        format!("{} ({note})", decision.message)
+        let forgets = decision.memory.kept.is_some_and(|kept| kept.is_taken);
+        let taken = if forgets {
+            "; what it learns is lost with a restart: the ConfigMap for it is somebody else's"
+        } else {
+            ""
+        };
+        format!("{} ({note}{taken})", decision.message)
     }
 
     fn progressing(&self) -> Verdict {

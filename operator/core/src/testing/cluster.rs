@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentStatus};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, PodCondition, PodStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, PodCondition, PodSpec, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use windlass_engine_contract::stats::Stats;
 use windlass_operator_api::InferenceService;
 
 use super::{at, defaults, effective, stats};
 use crate::choice::Choice;
 use crate::fleet::Fleet;
+use crate::names::TEMPLATE_HASH;
 use crate::observed::{Defaults, Observed};
 use crate::plan::{Kind, Mark, Object, Plan, Step};
 use crate::status::{Event, Outcome, compute};
@@ -199,6 +200,13 @@ impl Cluster {
                 let spec = Arc::make_mut(found.expect("the Deployment")).spec.as_mut();
                 spec.expect("a spec").replicas = Some(*replicas);
             }
+            Step::Withdraw { replica_set } => {
+                let now = self.now;
+                let owner = |pod: &Pod| Some(pod.metadata.owner_references.as_ref()?.first()?.name.clone());
+                for pod in self.observed.pods.iter_mut().filter(|pod| owner(pod).as_ref() == Some(replica_set)) {
+                    Arc::make_mut(pod).metadata.deletion_timestamp = Some(Time(now));
+                }
+            }
             Step::Evacuate { pod, .. } => {
                 let now = self.now;
                 self.change_pod(pod, |pod| pod.metadata.deletion_timestamp = Some(Time(now)));
@@ -292,28 +300,53 @@ impl Cluster {
         }
     }
 
-    fn make_pod(&mut self, deployment: &str, template: &ObjectMeta, spec: Option<k8s_openapi::api::core::v1::PodSpec>) {
+    fn make_pod(&mut self, deployment: &str, template: &ObjectMeta, spec: Option<PodSpec>) -> String {
         self.pods_made += 1;
         let mut metadata = template.clone();
-        metadata.name = Some(format!("{deployment}-{:03}", self.pods_made));
+        let name = format!("{deployment}-{:03}", self.pods_made);
+        let hash = template.annotations.as_ref().and_then(|found| found.get(TEMPLATE_HASH));
+        let replica_set = OwnerReference {
+            kind: "ReplicaSet".into(),
+            name: format!("{deployment}-{}", hash.map_or("", String::as_str)),
+            ..OwnerReference::default()
+        };
+        metadata.owner_references = Some(vec![replica_set]);
+        metadata.name = Some(name.clone());
         metadata.creation_timestamp = Some(Time(self.now));
         metadata.labels.get_or_insert_default().insert("test/deployment".into(), deployment.to_owned());
         self.observed.pods.push(Arc::new(Pod { metadata, spec, status: Some(PodStatus::default()) }));
+        name
     }
 
     /// A pod of the Deployment's new template is made beside the others, and the scheduler finds no node for it.
     pub fn strand_new(&mut self, deployment: &str, template: ObjectMeta) {
-        self.make_pod(deployment, &template, None);
-        let since = self.now;
+        let name = self.make_pod(deployment, &template, None);
+        self.strand(&name);
+    }
+
+    /// The scheduler finds no node for the pod.
+    pub fn strand(&mut self, name: &str) {
         let condition = PodCondition {
             type_: "PodScheduled".into(),
             status: "False".into(),
             reason: Some("Unschedulable".into()),
-            last_transition_time: Some(Time(since)),
+            last_transition_time: Some(Time(self.now)),
             ..PodCondition::default()
         };
-        let pod = self.observed.pods.last_mut().map(Arc::make_mut).expect("the pod");
-        pod.status = Some(PodStatus { conditions: Some(vec![condition]), ..PodStatus::default() });
+        let status = PodStatus { conditions: Some(vec![condition]), ..PodStatus::default() };
+        self.change_pod(name, |pod| pod.status = Some(status));
+    }
+
+    /// The pod serves from now on.
+    pub fn start_pod(&mut self, name: &str) {
+        let ready = PodCondition {
+            type_: "Ready".into(),
+            status: "True".into(),
+            last_transition_time: Some(Time(self.now)),
+            ..PodCondition::default()
+        };
+        let status = PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() };
+        self.change_pod(name, |pod| pod.status = Some(status));
     }
 
     fn deployment_status(&self, deployment: &Deployment) -> DeploymentStatus {
@@ -323,10 +356,10 @@ impl Cluster {
             pod.metadata.labels.as_ref().and_then(|labels| labels.get("test/deployment")) == name
                 && pod.metadata.deletion_timestamp.is_none()
         });
-        let hash = template.annotations.as_ref().and_then(|found| found.get(crate::names::TEMPLATE_HASH));
-        let updated = mine.clone().filter(|pod| {
-            pod.metadata.annotations.as_ref().and_then(|found| found.get(crate::names::TEMPLATE_HASH)) == hash
-        });
+        let hash = template.annotations.as_ref().and_then(|found| found.get(TEMPLATE_HASH));
+        let updated = mine
+            .clone()
+            .filter(|pod| pod.metadata.annotations.as_ref().and_then(|found| found.get(TEMPLATE_HASH)) == hash);
         DeploymentStatus {
             observed_generation: deployment.metadata.generation,
             replicas: i32::try_from(mine.clone().count()).ok(),
@@ -338,17 +371,10 @@ impl Cluster {
 
     /// Every pod that does not leave serves from now on.
     pub fn start_pods(&mut self) {
-        let now = self.now;
-        for pod in self.observed.pods.iter_mut().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
-            if !is_ready(pod) {
-                let ready = PodCondition {
-                    type_: "Ready".into(),
-                    status: "True".into(),
-                    last_transition_time: Some(Time(now)),
-                    ..PodCondition::default()
-                };
-                Arc::make_mut(pod).status = Some(PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() });
-            }
+        let is_starting = |pod: &&Arc<Pod>| pod.metadata.deletion_timestamp.is_none() && !is_ready(pod);
+        let starting = self.observed.pods.iter().filter(is_starting).filter_map(|pod| pod.metadata.name.clone());
+        for name in starting.collect::<Vec<_>>() {
+            self.start_pod(&name);
         }
     }
 

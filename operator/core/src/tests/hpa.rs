@@ -23,10 +23,13 @@ fn made(cluster: &Cluster) -> Value {
 }
 
 fn foreign(kind: &str, target: &str, name: &str) -> Arc<HorizontalPodAutoscaler> {
-    let object = json!({
-        "metadata": {"name": name},
-        "spec": {"maxReplicas": 9, "scaleTargetRef": {"kind": kind, "name": target}},
-    });
+    let group = if kind == "Deployment" { "apps/v1" } else { "windlass.dev/v1alpha1" };
+    foreign_of(group, kind, target, name)
+}
+
+fn foreign_of(version: &str, kind: &str, target: &str, name: &str) -> Arc<HorizontalPodAutoscaler> {
+    let target = json!({"apiVersion": version, "kind": kind, "name": target});
+    let object = json!({"metadata": {"name": name}, "spec": {"maxReplicas": 9, "scaleTargetRef": target}});
     Arc::new(serde_json::from_value(object).expect("an autoscaler"))
 }
 
@@ -109,13 +112,30 @@ fn an_autoscaler_of_somebody_else_is_said_where_it_does_harm() {
 }
 
 #[test]
-fn autoscalers_of_other_targets_and_in_other_modes_are_nobodys_business() {
-    let mut cluster = Cluster::serving(service().builtin(1, 4, 500).build());
-    cluster.observed.autoscalers.push(foreign("Deployment", "other", "theirs"));
-    cluster.reconcile();
-    assert_ne!(cluster.condition("ScalingActive").1, "ForeignAutoscaler");
-    let mut cluster = Cluster::serving(service().with("autoscaling", json!({"mode": "External"})).build());
-    cluster.observed.autoscalers.push(foreign("InferenceService", "llama", "theirs"));
-    cluster.reconcile();
-    assert_eq!(cluster.condition("ScalingActive").1, "External");
+fn autoscalers_of_other_targets_are_nobodys_business() {
+    for other in [
+        foreign("Deployment", "other", "theirs"),
+        foreign_of("serving.kserve.io/v1beta1", "InferenceService", "llama", "theirs"),
+        foreign_of("apps.example/v1", "Deployment", "llama", "theirs"),
+    ] {
+        let mut cluster = Cluster::serving(service().builtin(1, 4, 500).build());
+        cluster.observed.autoscalers.push(other);
+        cluster.reconcile();
+        assert_ne!(cluster.condition("ScalingActive").1, "ForeignAutoscaler");
+    }
+}
+
+#[test]
+fn in_every_mode_a_workload_s_replicas_are_ours_and_in_mode_external_alone_the_service_s_are_not() {
+    for (mode, kind, told) in [
+        ("Manual", "Deployment", "ForeignAutoscaler"),
+        ("Manual", "InferenceService", "ForeignAutoscaler"),
+        ("External", "Deployment", "ForeignAutoscaler"),
+        ("External", "InferenceService", "External"),
+    ] {
+        let mut cluster = Cluster::serving(service().with("autoscaling", json!({"mode": mode})).build());
+        cluster.observed.autoscalers.push(foreign(kind, "llama", "theirs"));
+        cluster.reconcile();
+        assert_eq!(cluster.condition("ScalingActive").1, told, "{mode} {kind}");
+    }
 }

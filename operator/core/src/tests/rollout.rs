@@ -1,10 +1,13 @@
 //! Edits roll, upgrades do not, workloads roll one after the other, and no step loses replicas.
 
+use k8s_openapi::api::apps::v1::{DeploymentCondition, DeploymentStatus};
+use k8s_openapi::api::core::v1::PodTemplateSpec;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use serde_json::json;
+use serde_json::{Value, json};
 use windlass_operator_api::status::condition;
 
-use crate::names::DELETION_COST;
+use crate::names::{DELETION_COST, GIVEN_UP};
 use crate::plan::{Kind, Mark, Step};
 use crate::testing::cluster::Cluster;
 use crate::testing::{ServiceBuilder, service, stats};
@@ -12,6 +15,11 @@ use crate::testing::{ServiceBuilder, service, stats};
 fn template_hash(cluster: &Cluster, name: &str) -> Option<String> {
     let annotations = cluster.deployment(name)?.metadata.annotations.as_ref()?;
     annotations.get(crate::names::TEMPLATE_HASH).cloned()
+}
+
+/// The template of the Deployment.
+fn pods(cluster: &Cluster) -> Option<PodTemplateSpec> {
+    cluster.deployment("llama")?.spec.as_ref().map(|spec| spec.template.clone())
 }
 
 fn spot(replicas: i32, mode: &str) -> ServiceBuilder {
@@ -83,6 +91,31 @@ fn another_way_to_build_pods_rolls_nothing_and_scaling_still_works() {
     cluster.edit(service().with("replicas", json!(3)).build());
     let plan = cluster.reconcile();
     assert_eq!(plan.steps, [Step::Scale { deployment: "llama".into(), replicas: 3 }]);
+}
+
+#[test]
+fn a_template_of_another_operator_is_kept_and_how_it_rolls_follows_the_spec() {
+    let spec = |rollout: Value| service().with("rollout", rollout).build();
+    let mut cluster = Cluster::serving(spec(json!({"paused": true})));
+    let (hash, template) = (template_hash(&cluster, "llama"), pods(&cluster));
+    cluster.defaults.image_pull_policy = Some("Always".into());
+    assert_eq!(cluster.reconcile().steps, vec![]);
+    let told = |cluster: &Cluster| {
+        let spec = cluster.deployment("llama").and_then(|found| found.spec.clone()).expect("a spec");
+        (spec.paused, spec.progress_deadline_seconds, pace(cluster))
+    };
+    for (rollout, expected) in [
+        (json!({"paused": false}), (None, Some(600), surge())),
+        (json!({"strategy": "Drain"}), (None, Some(600), drain())),
+        (json!({"progressDeadlineSeconds": 120}), (None, Some(120), surge())),
+        (json!({"paused": true}), (Some(true), Some(600), surge())),
+    ] {
+        cluster.edit(spec(rollout.clone()));
+        cluster.reconcile();
+        assert_eq!(told(&cluster), expected, "{rollout}");
+        assert_eq!((template_hash(&cluster, "llama"), pods(&cluster)), (hash.clone(), template.clone()), "{rollout}");
+        assert_eq!(cluster.reconcile().steps, vec![], "{rollout}");
+    }
 }
 
 #[test]
@@ -243,6 +276,138 @@ fn the_last_pod_is_not_given_up_unless_that_is_asked_for() {
     let mut never = crowded(3, "Surge");
     never.reconcile();
     assert_eq!((pace(&never), never.condition(condition::PROGRESSING).1.as_str()), (surge(), "NoCapacity"));
+}
+
+/// What has become of a rollout of three replicas in which an old pod went first.
+#[derive(Clone, Copy)]
+struct Outcome {
+    /// Old pods that are left.
+    old: usize,
+    is_placed: bool,
+    is_ready: bool,
+    is_overdue: bool,
+}
+
+const IN_VAIN: Outcome = Outcome { old: 2, is_placed: true, is_ready: false, is_overdue: true };
+
+fn became(outcome: Outcome) -> Cluster {
+    let mut cluster = crowded(3, "Auto");
+    cluster.reconcile();
+    let pods = cluster.live();
+    let (new, old) = pods.split_last().expect("pods");
+    for gone in &old[outcome.old..] {
+        let now = cluster.now;
+        cluster.change_pod(gone, |pod| pod.metadata.deletion_timestamp = Some(Time(now)));
+    }
+    cluster.end_pods();
+    cluster.change_pod(new, |pod| {
+        pod.status = None;
+        pod.spec.get_or_insert_default().node_name = outcome.is_placed.then(|| "node".into());
+    });
+    if outcome.is_ready {
+        cluster.start_pod(new);
+    }
+    told(&mut cluster, outcome.is_overdue);
+    cluster
+}
+
+/// The Deployment's controller tells how the rollout stands.
+fn told(cluster: &mut Cluster, is_overdue: bool) {
+    let deployment = std::sync::Arc::make_mut(&mut cluster.observed.deployments[0]);
+    let reason = if is_overdue { "ProgressDeadlineExceeded" } else { "ReplicaSetUpdated" };
+    let progressing =
+        DeploymentCondition { type_: "Progressing".into(), reason: Some(reason.into()), ..Default::default() };
+    deployment.status = Some(DeploymentStatus {
+        observed_generation: deployment.metadata.generation,
+        replicas: Some(3),
+        updated_replicas: Some(1),
+        conditions: Some(vec![progressing]),
+        ..DeploymentStatus::default()
+    });
+}
+
+fn is_given_up(cluster: &Cluster) -> bool {
+    let deployment = cluster.deployment("llama").expect("a workload");
+    let is_marked = deployment.metadata.annotations.as_ref().is_some_and(|found| found.contains_key(GIVEN_UP));
+    let is_paused = deployment.spec.as_ref().and_then(|spec| spec.paused) == Some(true);
+    assert_eq!(is_marked, is_paused);
+    is_paused
+}
+
+#[test]
+fn an_old_pod_that_made_room_in_vain_comes_back_when_the_deadline_has_passed() {
+    let mut cluster = became(IN_VAIN);
+    let new = cluster.live().pop().expect("a new pod");
+    cluster.reconcile();
+    assert!(is_given_up(&cluster));
+    assert!(cluster.live().contains(&new), "first the Deployment has to know");
+    told(&mut cluster, true);
+    let plan = cluster.reconcile();
+    let replica_set = format!("llama-{}", template_hash(&cluster, "llama").expect("a hash"));
+    assert_eq!(plan.steps, [Step::Withdraw { replica_set }]);
+    cluster.end_pods();
+    assert!(!cluster.live().contains(&new));
+    assert_eq!(cluster.reconcile().steps, vec![], "and stays");
+    assert!(is_given_up(&cluster));
+    assert_eq!(cluster.condition(condition::PROGRESSING), ("False".into(), "ProgressDeadlineExceeded".into()));
+    assert!(cluster.message(condition::PROGRESSING).contains("are back"), "{}", cluster.message("Progressing"));
+    let again = service().with("replicas", json!(3)).with("engine", json!({"maxModelTokens": 4096}));
+    cluster.edit(again.build());
+    cluster.reconcile();
+    assert!(!is_given_up(&cluster), "another template is tried");
+}
+
+#[test]
+fn a_rollout_that_may_yet_come_or_has_cost_nothing_is_not_given_up() {
+    for (outcome, why) in [
+        (Outcome { is_overdue: false, ..IN_VAIN }, "there is time"),
+        (Outcome { is_ready: true, ..IN_VAIN }, "the template starts"),
+        (Outcome { is_placed: false, ..IN_VAIN }, "no old pod would find a node either"),
+        (Outcome { old: 3, ..IN_VAIN }, "none has gone"),
+        (Outcome { old: 0, ..IN_VAIN }, "none is left to be made again"),
+    ] {
+        let mut cluster = became(outcome);
+        cluster.reconcile();
+        assert!(!is_given_up(&cluster), "{why}");
+    }
+}
+
+#[test]
+fn the_only_replica_of_a_workload_makes_room_where_the_other_workload_serves() {
+    let with = |tokens: i32| spot(2, "Require").with("engine", json!({"maxModelTokens": tokens})).build();
+    let mut cluster = Cluster::serving(with(1024));
+    assert_eq!((cluster.replicas("llama"), cluster.replicas("llama-spot")), (Some(1), Some(1)));
+    cluster.edit(with(2048));
+    cluster.reconcile();
+    let template = cluster.deployment("llama").and_then(|found| found.spec.clone()).map(|spec| spec.template);
+    cluster.strand_new("llama", template.and_then(|template| template.metadata).expect("a template"));
+    let other = cluster.live().into_iter().find(|name| name.starts_with("llama-spot")).expect("a spot pod");
+    let mut alone = cluster.observed.pods.clone();
+    alone.retain(|pod| pod.metadata.name.as_ref() != Some(&other));
+    cluster.reconcile();
+    assert_eq!(pace(&cluster), drain());
+    assert_ne!(cluster.condition(condition::PROGRESSING).1, "NoCapacity");
+    cluster.observed.pods = alone;
+    cluster.reconcile();
+    assert_eq!((pace(&cluster), cluster.condition(condition::PROGRESSING).1.as_str()), (surge(), "NoCapacity"));
+}
+
+#[test]
+fn a_smaller_number_waits_for_the_pod_that_took_the_place_of_an_old_one() {
+    let smaller = |cluster: &mut Cluster| {
+        let spec = service().with("replicas", json!(2)).with("rollout", json!({"strategy": "Auto"}));
+        cluster.edit(spec.with("engine", json!({"maxModelTokens": 2048})).build());
+        cluster.reconcile();
+        cluster.replicas("llama")
+    };
+    let starting = Outcome { is_overdue: false, ..IN_VAIN };
+    assert_eq!(smaller(&mut became(starting)), Some(3), "one of two that serve would go");
+    assert_eq!(smaller(&mut became(Outcome { is_ready: true, ..starting })), Some(2));
+    assert_eq!(smaller(&mut became(Outcome { old: 3, ..starting })), Some(2), "three serve");
+    let mut homeless = became(Outcome { is_placed: false, ..starting });
+    let new = homeless.live().pop().expect("a new pod");
+    homeless.strand(&new);
+    assert_eq!(smaller(&mut homeless), Some(2), "one that has no room is not waited for");
 }
 
 #[test]

@@ -20,6 +20,7 @@ struct Situation {
     pods: Vec<Pod>,
     leaving: i32,
     is_rolling: bool,
+    overdue: i32,
     memory: Memory,
     shadow: Option<i32>,
     up_window: Duration,
@@ -94,6 +95,7 @@ fn situation(pods: Vec<Pod>) -> Situation {
         pods,
         leaving: 0,
         is_rolling: false,
+        overdue: 0,
         memory,
         shadow: None,
         up_window: Duration::ZERO,
@@ -112,7 +114,8 @@ impl Situation {
             serving: names.iter().map(|name| (name.as_str(), at(0))).collect(),
             leaving: self.leaving,
             is_rolling: self.is_rolling,
-            cold_start: None,
+            overdue: self.overdue,
+            cold_starts: Vec::new(),
         };
         decide(&self.policy(), &supply, &self.window(&names), &self.memory, cadence(), at(NOW))
     }
@@ -157,6 +160,12 @@ impl Situation {
     }
 }
 
+/// One replica that has served for long.
+fn alone() -> Supply<'static> {
+    let serving = vec![("pod-0", at(0))];
+    Supply { asked: 1, serving, leaving: 0, is_rolling: false, overdue: 0, cold_starts: Vec::new() }
+}
+
 fn read_at(age: i64) -> Timestamp {
     at(NOW - age)
 }
@@ -197,8 +206,7 @@ fn the_99th_percentile_needs_a_hundred_observations() {
         let mut policy = situation.policy();
         policy.targets[0].percentile = 99;
         let names = ["pod-0".to_owned()];
-        let supply =
-            Supply { asked: 1, serving: vec![("pod-0", at(0))], leaving: 0, is_rolling: false, cold_start: None };
+        let supply = alone();
         decide(&policy, &supply, &situation.window(&names), &situation.memory, cadence(), at(NOW)).kind
     };
     assert_eq!((with(97), with(98)), (Hold, ScaleUp));
@@ -247,7 +255,7 @@ fn a_target_on_the_time_between_tokens_is_blind_to_queues() {
     valid.targets[0].metric = windlass_operator_api::autoscaling::LatencyMetric::InterToken;
     let situation = situation(vec![pod(1.0).queue(50, 30.0)]);
     let names = ["pod-0".to_owned()];
-    let supply = Supply { asked: 1, serving: vec![("pod-0", at(0))], leaving: 0, is_rolling: false, cold_start: None };
+    let supply = alone();
     let decision = decide(&valid, &supply, &situation.window(&names), &situation.memory, cadence(), at(NOW));
     assert_eq!(decision.kind, Hold, "{decision:?}");
 }
@@ -355,6 +363,75 @@ fn replicas_on_their_way_count_as_supply() {
     let breached = || situation(vec![pod(0.9).served(30, 900.0); 2]);
     breached().gives(ScaleUp, 3, Reason::TargetBreached);
     Situation { asked: 3, ..breached() }.gives(Hold, 3, Reason::AwaitingReplicas);
+}
+
+#[test]
+fn what_does_not_come_is_not_waited_for_and_no_more_is_asked_for() {
+    let breached = || situation(vec![pod(0.9).served(30, 900.0); 2]);
+    Situation { asked: 4, overdue: 1, ..breached() }.gives(Hold, 4, Reason::AwaitingReplicas);
+    let stuck = Situation { asked: 4, overdue: 2, ..breached() };
+    stuck.gives(Hold, 4, Reason::ReplicasStuck);
+    assert!(stuck.decide().message.contains("2 of 4 replicas did not come"), "{}", stuck.decide().message);
+    // A new pod of a rollout that does not start is none that was asked for.
+    Situation { overdue: 1, ..breached() }.gives(ScaleUp, 3, Reason::TargetBreached);
+    // Nor is more asked for ahead of a load.
+    let mut foreseen = situation(vec![pod(1.0).served(30, 100.0).prompted(20_000 * 30); 2]);
+    foreseen.memory.speed = known_speed();
+    Situation { asked: 3, overdue: 1, ..foreseen }.gives(Hold, 3, Reason::ReplicasStuck);
+}
+
+#[test]
+fn the_headroom_is_learned_beside_what_is_stuck_where_the_others_are_enough() {
+    let headroom = |tokens: u64| {
+        let mut breached = situation(vec![pod(0.9).served(30, 900.0).prompted(tokens * 30); 2]);
+        breached.memory.speed = known_speed();
+        breached.memory.learned_at = Some(at(NOW - 5));
+        Situation { asked: 3, overdue: 1, ..breached }.decide().memory.headroom
+    };
+    let first = Memory::default().headroom;
+    assert!(headroom(9_000).0 < first.0, "two replicas are as many as the tokens ask for");
+    assert_eq!(headroom(12_000), first, "they lack the third");
+}
+
+#[test]
+fn however_often_it_is_looked_no_more_than_a_step_is_added_in_a_period() {
+    let flooded = || situation(vec![pod(1.0).served(30, 900.0).queue(60, 30.0); 2]);
+    let added = |age: i64, replicas: i32| Memory { added: [(at(NOW - age), replicas)].into(), ..flooded().memory };
+    let after = |age, replicas| Situation { asked: 2 + replicas, memory: added(age, replicas), ..flooded() };
+    after(1, 3).gives(ScaleUp, 6, Reason::TargetBreached);
+    after(1, 4).is_blocked_by("scaleUp.maxStep: 4 in 5 seconds");
+    assert_eq!(after(1, 4).decide().next_change, Some(at(NOW + 4)));
+    after(5, 4).gives(ScaleUp, 8, Reason::TargetBreached);
+    let remembered = flooded().decide().memory;
+    assert_eq!(remembered.added, [(at(NOW), 4)]);
+}
+
+#[test]
+fn the_next_change_is_told_where_only_time_is_waited_for() {
+    let remembered = |entries: &[(i64, i32)], last_change: Option<i64>| Memory {
+        recommendations: entries.iter().map(|(age, replicas)| (at(NOW - age), *replicas)).collect(),
+        last_change: last_change.map(|age| at(NOW - age)),
+        ..Memory::default()
+    };
+    let idle = |memory| Situation { memory, ..situation(vec![pod(0.0); 3]) };
+    for (memory, expected) in [
+        (remembered(&[(400, 1)], None), None),
+        (remembered(&[(400, 3), (299, 1)], None), Some(1)),
+        (remembered(&[(400, 3), (200, 1), (100, 3), (50, 1)], None), Some(250)),
+        (remembered(&[], None), Some(300)),
+        (remembered(&[(400, 1)], Some(20)), Some(40)),
+        (remembered(&[(400, 3), (290, 1)], Some(20)), Some(40)),
+    ] {
+        assert_eq!(idle(memory.clone()).decide().next_change, expected.map(|wait| at(NOW + wait)), "{memory:?}");
+    }
+    let drains = Situation { leaving: 1, ..idle(remembered(&[(400, 3), (299, 1)], None)) };
+    assert_eq!(drains.decide().next_change, None, "nobody knows when");
+    let breached = Situation {
+        up_window: Duration::from_secs(60),
+        memory: remembered(&[(90, 2), (30, 3)], None),
+        ..situation(vec![pod(0.9).served(30, 900.0); 2])
+    };
+    assert_eq!(breached.decide().next_change, Some(at(NOW + 30)));
 }
 
 #[test]

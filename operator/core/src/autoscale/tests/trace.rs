@@ -151,7 +151,8 @@ impl World {
             serving: serving.map(|(name, replica)| (name.as_str(), at(100_000 + replica.ready_at))).collect(),
             leaving: 0,
             is_rolling: false,
-            cold_start: None,
+            overdue: 0,
+            cold_starts: Vec::new(),
         };
         let cadence = Cadence { active: Duration::from_secs(5), idle: Duration::from_secs(30) };
         let decision = decide(&self.policy, &supply, &self.window, &self.memory, cadence, at(100_000 + self.now));

@@ -1,0 +1,84 @@
+//! Replicas that do not come are waited for as long as a rollout is given, and not for ever.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::DeploymentCondition;
+use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::json;
+
+use crate::plan::Step;
+use crate::testing::cluster::Cluster;
+use crate::testing::{ServiceBuilder, service, stats};
+
+/// Why the autoscaler decides as it does with a breached target, so many seconds after a second replica was asked for.
+/// `hinder` keeps it from coming.
+fn reason_after(spec: ServiceBuilder, seconds: i64, hinder: impl Fn(&mut Cluster)) -> String {
+    let mut cluster = Cluster::serving(spec.build());
+    let serving = cluster.live()[0].clone();
+    cluster.carry_out(&Step::Scale { deployment: "llama".into(), replicas: 2 });
+    hinder(&mut cluster);
+    let mut said = stats();
+    for (wait, late) in [(seconds - 30, 0), (30, 30)] {
+        cluster.pass(wait);
+        said.uptime_seconds += wait as f64;
+        (said.utilization, said.running) = (Some(0.95), 4);
+        (0..late).for_each(|_| said.time_to_first_token.observe(900.0));
+        cluster.read(&serving, said.clone());
+    }
+    cluster.reconcile();
+    cluster.condition("ScalingActive").1
+}
+
+fn condition(cluster: &mut Cluster, kind: &str, reason: &str) {
+    let (name, since) = (cluster.live()[1].clone(), Time(cluster.now));
+    let condition = PodCondition {
+        type_: kind.into(),
+        status: "False".into(),
+        reason: Some(reason.into()),
+        last_transition_time: Some(since),
+        ..PodCondition::default()
+    };
+    let status = PodStatus { conditions: Some(vec![condition]), ..PodStatus::default() };
+    cluster.change_pod(&name, |pod| pod.status = Some(status));
+}
+
+fn starts_for_ever(cluster: &mut Cluster) {
+    cluster.run_controllers();
+}
+
+fn finds_no_node(cluster: &mut Cluster) {
+    cluster.run_controllers();
+    cluster.pass(100);
+    condition(cluster, "PodScheduled", "Unschedulable");
+}
+
+fn crashes(cluster: &mut Cluster) {
+    cluster.run_controllers();
+    cluster.pass(100);
+    condition(cluster, "Ready", "ContainersNotReady");
+}
+
+fn is_refused(cluster: &mut Cluster) {
+    let refusal = DeploymentCondition {
+        type_: "ReplicaFailure".into(),
+        status: "True".into(),
+        last_transition_time: Some(Time(cluster.now)),
+        ..DeploymentCondition::default()
+    };
+    let status = Arc::make_mut(&mut cluster.observed.deployments[0]).status.as_mut().expect("a status");
+    status.conditions = Some(vec![refusal]);
+}
+
+#[test]
+fn a_replica_that_does_not_come_within_the_progress_deadline_is_stuck() {
+    let hindrances: [fn(&mut Cluster); 4] = [starts_for_ever, finds_no_node, crashes, is_refused];
+    for (index, hinder) in hindrances.into_iter().enumerate() {
+        let builtin = || service().builtin(1, 4, 500);
+        let reasons = [599, 600].map(|seconds| reason_after(builtin(), seconds, hinder));
+        assert_eq!(reasons, ["AwaitingReplicas", "ReplicasStuck"], "{index}");
+        let patient = || builtin().with("rollout", json!({"progressDeadlineSeconds": 900}));
+        let reasons = [899, 900].map(|seconds| reason_after(patient(), seconds, hinder));
+        assert_eq!(reasons, ["AwaitingReplicas", "ReplicasStuck"], "{index}");
+    }
+}
