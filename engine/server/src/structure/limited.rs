@@ -79,6 +79,8 @@ mod tests {
         assert_eq!(limited(short, spins).await, Err(GivenUp::TooSlow));
         let impatient = Limits { time: MINUTE, patience: Duration::from_millis(100) };
         assert_eq!(limited(impatient, || sleep(Duration::from_secs(1))).await, Err(GivenUp::Busy));
-        assert_eq!(limited(short, || panic!("as llguidance may")).await, Err::<(), _>(GivenUp::Panicked));
+        // To print where it was may take a while.
+        let ample = Limits { time: MINUTE, patience: MINUTE };
+        assert_eq!(limited(ample, || panic!("as llguidance may")).await, Err::<(), _>(GivenUp::Panicked));
     }
 }
