@@ -12,7 +12,7 @@ pub fn cpus() -> usize {
 /// Bytes that the process may still take: of its cgroup's limit or of the machine, whichever is less. `None` where
 /// neither can be read.
 pub fn free_memory_bytes() -> Option<u64> {
-    let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_available_bytes(&text));
+    let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| kibibytes_as_bytes(&text, "MemAvailable:"));
     let group = cgroup_free_bytes();
     match (machine, group) {
         (Some(machine), Some(group)) => Some(machine.min(group)),
@@ -23,8 +23,7 @@ pub fn free_memory_bytes() -> Option<u64> {
 /// Memory that a process holds; 0 where that cannot be read.
 pub fn resident_bytes(process: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok()).map_or(0, |kib| kib << 10)
+    kibibytes_as_bytes(&status, "VmRSS:").unwrap_or(0)
 }
 
 /// What a thread is asked for its time by, from other threads, too.
@@ -68,10 +67,11 @@ fn free_bytes(folder: &str, limit: &str, used: &str) -> Option<u64> {
     Some(limit.saturating_sub(field_bytes(&read("memory.stat")?, used)?))
 }
 
-fn mem_available_bytes(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+/// A line of the kernel's that gives its number in `kB`, by which it means 1024 bytes.
+fn kibibytes_as_bytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
-    Some(kibibytes << 10)
+    kibibytes.checked_mul(1 << 10)
 }
 
 fn field_bytes(stat: &str, name: &str) -> Option<u64> {
@@ -84,7 +84,8 @@ mod tests {
 
     #[test]
     fn the_kernels_files_are_understood() {
-        assert_eq!(mem_available_bytes("MemTotal:  10 kB\nMemAvailable:    2048 kB\n"), Some(2 << 20));
+        let memory = "MemTotal:  10 kB\nMemAvailable:    2048 kB\n";
+        assert_eq!(kibibytes_as_bytes(memory, "MemAvailable:"), Some(2 << 20));
         assert_eq!(cpu_ticks("7 (a) b) R 1 2 3 4 5 6 7 8 9 10 30 12 0 0"), 42);
         assert_eq!(field_bytes("anon_thp 1\nanon 4096\nfile 8192\n", "anon"), Some(4096));
     }

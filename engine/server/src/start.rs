@@ -9,6 +9,7 @@ mod sim;
 use crate::clock::Clock;
 use crate::config::{Config, CpuConfig, ExecutorConfig};
 use crate::failure::Failure;
+use crate::fingerprint;
 use crate::monitor::{Built, Monitor};
 use crate::text::chat_template::{ChatTemplate, TemplateError};
 use crate::text::hub;
@@ -138,6 +139,42 @@ pub fn tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer, Failure> {
         Checkpoint::Hub(folder) => Tokenizer::from_folder(folder),
     };
     tokenizer.map_err(tokenizer_failure)
+}
+
+/// What is read of a checkpoint while its weights are loaded.
+struct ReadBeside {
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    /// The weights' digest.
+    weights: String,
+}
+
+impl ReadBeside {
+    /// The word for what answers depend on: with this text and these weights go the device and those of its `flags`
+    /// that change answers.
+    fn fingerprint(&self, config: &Config, mut flags: Vec<String>, device: &str) -> String {
+        flags.extend(fingerprint::dialogue(&config.dialogue));
+        let template = self.template.as_ref().map(ChatTemplate::source);
+        let text = fingerprint::tokenizer(self.tokenizer.vocabulary(), template);
+        fingerprint::word(self.weights.clone(), text, flags, device)
+    }
+}
+
+/// Loads, and reads the rest on threads of their own meanwhile.
+fn read_beside<T>(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    load: impl FnOnce() -> Result<T, Failure>,
+) -> Result<(ReadBeside, T), Failure> {
+    let (text, weights, loaded) = std::thread::scope(|scope| {
+        let text = scope.spawn(|| read_text(checkpoint, config));
+        let weights = scope.spawn(|| fingerprint::weights(checkpoint));
+        let loaded = load();
+        (text.join(), weights.join(), loaded)
+    });
+    let (tokenizer, template) = text.map_err(|_| Failure::internal("reading the tokenizer panicked"))??;
+    let weights = weights.map_err(|_| Failure::internal("reading the weights for their digest panicked"))?;
+    Ok((ReadBeside { tokenizer, template, weights }, loaded?))
 }
 
 /// The text side of a checkpoint. A chat template that the flags name counts instead of its own.

@@ -1,15 +1,13 @@
 //! A model on this machine's CPU.
 
 use super::engine_thread::launch;
-use super::{BuiltOn, StartedModel, effective, open, read_text};
+use super::{BuiltOn, StartedModel, effective, open, read_beside};
 use crate::clock::Clock;
 use crate::config::{Config, CpuConfig, PipelineConfig};
 use crate::failure::Failure;
 use crate::fetch::record::FetchRecord;
-use crate::fingerprint;
 use crate::machine;
 use crate::monitor::{Built, Monitor};
-use crate::text::chat_template::ChatTemplate;
 use std::net::TcpListener;
 use std::sync::Arc;
 use tracing::info;
@@ -37,18 +35,12 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
     let options = options(config, cpu, &file)?;
     let draft = config.speculation.as_ref().map(|speculation| speculation.ledger(&options)).transpose()?;
     let options = options.beside(draft.unwrap_or_default());
-    let (text, weights, loaded) = std::thread::scope(|scope| {
-        let text = scope.spawn(|| read_text(&file, config));
-        let weights = scope.spawn(|| fingerprint::weights(&file));
-        let loaded = match &gathering {
-            None => load(&file, &options),
-            Some(gathering) => load_leader(&file, &options, gathering),
-        };
-        (text.join(), weights.join(), loaded.map_err(load_failure))
-    });
-    let (tokenizer, template) = text.map_err(|_| Failure::internal("reading the tokenizer panicked"))??;
-    let weights = weights.map_err(|_| Failure::internal("reading the weights for their digest panicked"))?;
-    let Loaded { executor, ledgers, weight_type, kernels, .. } = loaded?;
+    let load_weights = || match &gathering {
+        None => load(&file, &options).map_err(load_failure),
+        Some(gathering) => load_leader(&file, &options, gathering).map_err(load_failure),
+    };
+    let (read, loaded) = read_beside(&file, config, load_weights)?;
+    let Loaded { executor, ledgers, weight_type, kernels, .. } = loaded;
     check_quantization(cpu, weight_type)?;
     let geometry = executor.geometry();
     let (speculation, guessing, vocabulary) = (config.speculation.clone(), options.clone(), geometry.vocabulary);
@@ -68,23 +60,21 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
     let load_seconds = clock.seconds() - began;
     let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
     let download_seconds = FetchRecord::beside(&cpu.model).map_or(0.0, |record| record.seconds);
-    let mut flags = vec![
+    let flags = vec![
         format!("quantization={weight_type}"),
         format!("kv-cache-dtype={}", config.batching.kv_data_type.name()),
         format!("activation-dtype={:?}", cpu.activations),
         format!("tensor-parallel-size={}", cpu.tensor_parallel),
     ];
-    flags.extend(fingerprint::dialogue(&config.dialogue));
     let on = BuiltOn { device: "cpu", tensor_parallel: ledgers.len() as u32, quantization: weight_type, kernels };
-    let text = fingerprint::tokenizer(tokenizer.vocabulary(), template.as_ref().map(ChatTemplate::source));
     let built = Built {
-        fingerprint: fingerprint::word(weights, text, flags, "cpu"),
+        fingerprint: read.fingerprint(config, flags, "cpu"),
         effective: effective(config, &geometry, on),
         simulated: false,
         ledger: Some(ledgers.into_iter().chain(draft).sum()),
         start: StartPhases { download_seconds, load_seconds, warm_seconds },
     };
-    Ok(StartedModel { engine, tokenizer, template, built })
+    Ok(StartedModel { engine, tokenizer: read.tokenizer, template: read.template, built })
 }
 
 /// Computes a stage for the process that leads the pipeline, as long as that wants.

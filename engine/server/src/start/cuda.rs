@@ -1,14 +1,12 @@
 //! A model on this machine's first NVIDIA GPU.
 
 use super::engine_thread::launch;
-use super::{BuiltOn, StartedModel, cpu, effective, open, read_text};
+use super::{BuiltOn, StartedModel, cpu, effective, open, read_beside};
 use crate::clock::Clock;
 use crate::config::{Config, CpuConfig, DeviceChoice};
 use crate::failure::Failure;
 use crate::fetch::record::FetchRecord;
-use crate::fingerprint;
 use crate::monitor::{Built, Monitor};
-use crate::text::chat_template::ChatTemplate;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tracing::{info, warn};
@@ -85,15 +83,8 @@ pub fn start(
         let (config, cpu, device) = (config.clone(), cpu.clone(), device.clone());
         move |file: &Checkpoint| load(&config, &cpu, &device, file)
     };
-    let (text, weights, loaded) = std::thread::scope(|scope| {
-        let text = scope.spawn(|| read_text(&file, config));
-        let weights = scope.spawn(|| fingerprint::weights(&file));
-        let loaded = load(&file);
-        (text.join(), weights.join(), loaded)
-    });
-    let (tokenizer, template) = text.map_err(|_| Failure::internal("reading the tokenizer panicked"))??;
-    let weights = weights.map_err(|_| Failure::internal("reading the weights for their digest panicked"))?;
-    let LoadedCuda { executor, ledger, weight_type, .. } = loaded?;
+    let (read, loaded) = read_beside(&file, config, || load(&file))?;
+    let LoadedCuda { executor, ledger, weight_type, .. } = loaded;
     cpu::check_quantization(cpu, weight_type)?;
     let geometry = executor.geometry();
     let model = cpu.model.clone();
@@ -101,20 +92,18 @@ pub fn start(
     let load_seconds = clock.seconds() - began;
     let (engine, warm_seconds) = launch(executor, reload, || Ok(None), &config.batching, monitor, clock)?;
     let download_seconds = FetchRecord::beside(&cpu.model).map_or(0.0, |record| record.seconds);
-    let text = fingerprint::tokenizer(tokenizer.vocabulary(), template.as_ref().map(ChatTemplate::source));
-    let mut flags = vec![format!("quantization={weight_type}"), "kv-cache-dtype=bf16".to_owned()];
-    flags.extend(fingerprint::dialogue(&config.dialogue));
+    let flags = vec![format!("quantization={weight_type}"), "kv-cache-dtype=bf16".to_owned()];
     let (major, minor) = facts.capability;
     let kernels = format!("sm_{major}{minor}");
     let on = BuiltOn { device: "cuda", tensor_parallel: 1, quantization: weight_type, kernels: &kernels };
     let built = Built {
-        fingerprint: fingerprint::word(weights, text, flags, "cuda"),
+        fingerprint: read.fingerprint(config, flags, "cuda"),
         effective: effective(config, &geometry, on),
         simulated: false,
         ledger: Some(ledger),
         start: StartPhases { download_seconds, load_seconds, warm_seconds },
     };
-    Ok(StartedModel { engine, tokenizer, template, built })
+    Ok(StartedModel { engine, tokenizer: read.tokenizer, template: read.template, built })
 }
 
 fn load(config: &Config, cpu: &CpuConfig, device: &Device, file: &Checkpoint) -> Result<LoadedCuda, Failure> {

@@ -1,7 +1,9 @@
 //! The simulator behind the same server.
 
 use super::engine_thread::launch;
-use super::{BuiltOn, RENDERERS, StartedModel, effective, named_template, open, read_text, template_failure};
+use super::{
+    BuiltOn, RENDERERS, ReadBeside, StartedModel, effective, named_template, open, read_text, template_failure,
+};
 use crate::clock::Clock;
 use crate::config::{Batching, Config, SimConfig};
 use crate::driver::RealTime;
@@ -41,9 +43,10 @@ pub fn start(config: &Config, sim: &SimConfig, monitor: &Arc<Monitor>, clock: Cl
             (tokenizer, Some(template))
         }
     };
+    let read = ReadBeside { tokenizer, template, weights: fingerprint::text("sim") };
     std::thread::sleep(sim.load_time);
-    let geometry = geometry(&config.batching, tokenizer.vocabulary().len());
-    let (step_time, words, load_time) = (sim.step_time, vocabulary(sim, &tokenizer), sim.load_time);
+    let geometry = geometry(&config.batching, read.tokenizer.vocabulary().len());
+    let (step_time, words, load_time) = (sim.step_time, vocabulary(sim, &read.tokenizer), sim.load_time);
     let executor = SimExecutor::new(geometry, step_time, words, RealTime::start());
     let reload = move || {
         std::thread::sleep(load_time);
@@ -58,23 +61,21 @@ pub fn start(config: &Config, sim: &SimConfig, monitor: &Arc<Monitor>, clock: Cl
         proposer.transpose()
     };
     let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
-    let mut flags = vec![format!("mean-answer-tokens={:?}", sim.mean_answer_tokens)];
-    flags.extend(fingerprint::dialogue(&config.dialogue));
+    let flags = vec![format!("mean-answer-tokens={:?}", sim.mean_answer_tokens)];
     let on = BuiltOn {
         device: "sim",
         tensor_parallel: sim.tensor_parallel,
         quantization: &sim.quantization,
         kernels: "sim",
     };
-    let text = fingerprint::tokenizer(tokenizer.vocabulary(), template.as_ref().map(ChatTemplate::source));
     let built = Built {
-        fingerprint: fingerprint::word(fingerprint::text("sim"), text, flags, "sim"),
+        fingerprint: read.fingerprint(config, flags, "sim"),
         effective: effective(config, &geometry, on),
         simulated: true,
         ledger: None,
         start: StartPhases { download_seconds: 0.0, load_seconds, warm_seconds },
     };
-    Ok(StartedModel { engine, tokenizer, template, built })
+    Ok(StartedModel { engine, tokenizer: read.tokenizer, template: read.template, built })
 }
 
 fn words_template(config: &Config, tokenizer: &Tokenizer) -> Result<ChatTemplate, Failure> {

@@ -1,9 +1,8 @@
 //! The life of a server: readiness, disconnects, drain, connection age, and what it tells about itself.
 
-use crate::common::{Answer, Client, FAST, SLOW, chat, config, eventually, get, post, serve, start, within};
+use crate::common::{Answer, Client, FAST, SLOW, chat, config, endless, eventually, get, post, serve, start, within};
 use hyper::StatusCode;
 use serde_json::{Value, json};
-use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use windlass_engine::lifecycle::{Lifecycle, Stage};
@@ -11,10 +10,6 @@ use windlass_engine::serve::Server;
 use windlass_engine_contract::stats::{MAX_STATS_BYTES, Phase, Stats};
 
 const CHAT: &str = "/v1/chat/completions";
-
-fn endless(stream: bool) -> Value {
-    chat(json!({"max_tokens": 5000, "stream": stream}))
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_is_ready_once_a_token_was_generated() {
@@ -53,59 +48,6 @@ async fn clients_that_come_early_all_at_once_wait_in_the_queue() {
     assert_eq!(get(admin, "/stats").await.json()["phase"], "Starting");
     within("it starts", starting).await.unwrap().unwrap();
     drop(waiting);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn it_sleeps_after_its_streams_and_answers_the_same_when_it_wakes() {
-    for level in [1, 2] {
-        let server = serve(SLOW).await;
-        let body = chat(json!({"max_tokens": 20, "seed": 7, "stream": true}));
-        let mut client = Client::connect(server.api).await;
-        let mut stream = client.open(CHAT, &body).await;
-        assert!(stream.read_until("data").await);
-        let path = format!("/sleep?level={level}");
-        let sleep = server.admin_post(&path);
-        assert_eq!(within("it sleeps", sleep).await.status, StatusCode::OK);
-        assert!(stream.read_until("[DONE]").await, "a stream was cut: {}", stream.text);
-        assert_eq!(get(server.admin, "/is_sleeping").await.json(), json!({"is_sleeping": true}));
-        assert_eq!(get(server.admin, "/readyz").await.status, StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(get(server.admin, "/livez").await.status, StatusCode::OK);
-        assert_eq!(server.stats().await["phase"], "Asleep");
-        let refused = server.post(CHAT, &body).await;
-        assert_eq!(
-            (refused.status, &refused.json()["error"]["code"]),
-            (StatusCode::SERVICE_UNAVAILABLE, &json!("asleep"))
-        );
-        assert!(refused.header("retry-after").is_some());
-        let state = if level == 1 { "weights_offloaded" } else { "discard_all" };
-        let name = format!("vllm:engine_sleep_state{{engine=\"0\",model_name=\"sim-model\",sleep_state=\"{state}\"}}");
-        assert!((server.metric(&name).await - 1.0).abs() < f64::EPSILON);
-        let again = server.admin_post("/sleep?level=1").await;
-        assert_eq!(again.status, StatusCode::CONFLICT);
-        assert_eq!(server.admin_post("/wake_up").await.status, StatusCode::OK);
-        assert_eq!(get(server.admin, "/readyz").await.status, StatusCode::OK);
-        let after = server.post(CHAT, &body).await;
-        let content = |text: &str| -> String {
-            let events = text.lines().filter_map(|line| line.strip_prefix("data: {"));
-            let events = events.map(|event| serde_json::from_str::<Value>(&format!("{{{event}")).unwrap());
-            events.filter_map(|e| e["choices"][0]["delta"]["content"].as_str().map(str::to_owned)).collect()
-        };
-        assert_eq!(content(&after.text()), content(&stream.text));
-    }
-    let server = serve(FAST).await;
-    assert_eq!(server.admin_post("/sleep?level=3").await.status, StatusCode::BAD_REQUEST);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn sleep_that_does_not_wait_ends_its_streams_with_an_error() {
-    let server = serve(SLOW).await;
-    let mut client = Client::connect(server.api).await;
-    let mut stream = client.open(CHAT, &endless(true)).await;
-    assert!(stream.read_until("data").await);
-    assert_eq!(server.admin_post("/sleep?level=2&mode=abort").await.status, StatusCode::OK);
-    assert!(stream.read_until("went to sleep").await && stream.text.contains("\"retry\":true"), "{}", stream.text);
-    assert_eq!(server.admin_post("/wake_up").await.status, StatusCode::OK);
-    assert_eq!(server.chat(json!({"max_tokens": 2})).await.status, StatusCode::OK);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -389,89 +331,6 @@ fn the_binary_reports_a_wrong_flag_in_its_termination_message() {
     assert!(run(&["--help"]).status.success());
 }
 
-/// A server as a process of its own, whose log is read.
-struct Logged {
-    log: tokio::io::Lines<tokio::io::BufReader<tokio::process::ChildStderr>>,
-    api: SocketAddr,
-    /// Ends with this.
-    _child: tokio::process::Child,
-}
-
-impl Logged {
-    async fn start(flags: &[&str]) -> Logged {
-        let mut child = tokio::process::Command::new(env!("CARGO_BIN_EXE_windlass-engine"))
-            .args(["serve", "m", "--executor", "sim", "--host", "127.0.0.1", "--port", "0", "--admin-port", "0"])
-            .args(["--log-format", "json"])
-            .args(flags)
-            .stderr(std::process::Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let log = tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(child.stderr.take().unwrap()));
-        let mut server = Logged { log, api: ([127, 0, 0, 1], 0).into(), _child: child };
-        server.api = server.line("serving").await["api"].as_str().unwrap().parse().unwrap();
-        server
-    }
-
-    /// The next line with this message.
-    async fn line(&mut self, message: &str) -> Value {
-        self.lines_until(message).await.pop().unwrap()
-    }
-
-    /// Lines up to the next one with this message.
-    async fn lines_until(&mut self, message: &str) -> Vec<Value> {
-        let mut lines = Vec::new();
-        while lines.last().is_none_or(|line: &Value| line["message"] != message) {
-            let line = within("a log line", self.log.next_line()).await.unwrap().unwrap();
-            lines.push(serde_json::from_str(&line).unwrap());
-        }
-        lines
-    }
-
-    async fn ask(&self, name: &str, extra: Value) -> Answer {
-        let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "mellifluous"}], "max_tokens": 3});
-        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-        let mut request = post(CHAT, &body);
-        request.headers_mut().insert("x-request-id", name.parse().unwrap());
-        Answer::read(Client::connect(self.api).await.send(request).await.unwrap()).await
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_log_line_names_the_request_and_quotes_nothing() {
-    let mut server = Logged::start(&[]).await;
-    let answer = server.ask("trace-42", json!({})).await;
-    assert_eq!(
-        (answer.header("x-request-id"), answer.json()["id"].as_str()),
-        (Some("trace-42"), Some("chatcmpl-trace-42"))
-    );
-    let lines = server.lines_until("answer").await;
-    assert!(lines.iter().all(|line| !line.to_string().contains("mellifluous") && line["text"].is_null()), "{lines:?}");
-    let line = lines.last().unwrap();
-    assert_eq!((&line["request"], &line["completion_tokens"]), (&json!("trace-42"), &json!(3)));
-    assert_eq!(line["outcome"], "complete");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn texts_are_logged_where_the_flags_ask_for_them_and_no_more_of_them() {
-    let flags = ["--enable-log-requests", "--enable-log-outputs", "--max-log-len", "10"];
-    let mut server = Logged::start(&flags).await;
-    for extra in [json!({"max_tokens": 40}), json!({"max_tokens": 40, "stream": true})] {
-        let answer = server.ask("trace-43", extra.clone()).await;
-        let text: String = match extra["stream"] == true {
-            true => {
-                answer.events().iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect()
-            }
-            false => answer.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned(),
-        };
-        let prompt = server.line("prompt").await;
-        assert_eq!(prompt["request"], "trace-43");
-        assert_eq!(prompt["text"].as_str().unwrap().chars().count(), 10);
-        let answer = server.line("answer").await;
-        assert_eq!(answer["text"], text.chars().take(10).collect::<String>());
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_drains_and_exits_with_zero() {
     let mut child = tokio::process::Command::new(env!("CARGO_BIN_EXE_windlass-engine"))
@@ -492,76 +351,6 @@ async fn sigterm_drains_and_exits_with_zero() {
     assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     let status = within("it exits", child.wait()).await.unwrap();
     assert_eq!(status.code(), Some(0));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn waking_a_server_that_falls_asleep_keeps_it_awake() {
-    let server = serve(SLOW).await;
-    let mut client = Client::connect(server.api).await;
-    let mut stream = client.open(CHAT, &chat(json!({"max_tokens": 100, "stream": true}))).await;
-    assert!(stream.read_until("data").await);
-    let admin = server.admin;
-    let sleeping = tokio::spawn(async move { Client::connect(admin).await.post("/sleep", &json!({})).await });
-    server.until("it falls asleep", |stats| stats["phase"] == "Asleep").await;
-    assert_eq!(server.post(CHAT, &chat(json!({"max_tokens": 1}))).await.status, StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(server.admin_post("/wake_up").await.status, StatusCode::OK);
-    assert_eq!(within("the sleeper learns of it", sleeping).await.unwrap().status, StatusCode::CONFLICT);
-    assert_eq!(get(server.admin, "/readyz").await.status, StatusCode::OK);
-    let answer = within("it answers", server.chat(json!({"max_tokens": 1}))).await;
-    assert_eq!(answer.status, StatusCode::OK);
-    assert!(stream.read_until("[DONE]").await, "the stream was cut: {}", stream.text);
-    // And it can sleep after that.
-    assert_eq!(within("it sleeps", server.admin_post("/sleep")).await.status, StatusCode::OK);
-    assert_eq!(server.admin_post("/wake_up").await.status, StatusCode::OK);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn it_sleeps_though_who_asked_is_gone() {
-    let server = serve(SLOW).await;
-    let mut client = Client::connect(server.api).await;
-    let mut stream = client.open(CHAT, &chat(json!({"max_tokens": 50, "stream": true}))).await;
-    assert!(stream.read_until("data").await);
-    let admin = server.admin;
-    let asking = tokio::spawn(async move { Client::connect(admin).await.post("/sleep", &json!({})).await });
-    server.until("it falls asleep", |stats| stats["phase"] == "Asleep").await;
-    asking.abort();
-    assert!(stream.read_until("[DONE]").await, "the stream was cut: {}", stream.text);
-    let name = "vllm:engine_sleep_state{engine=\"0\",model_name=\"sim-model\",sleep_state=\"weights_offloaded\"}";
-    eventually("memory is given back", async || server.metric(name).await > 0.5).await;
-    assert_eq!(server.admin_post("/wake_up").await.status, StatusCode::OK);
-    assert_eq!(server.chat(json!({"max_tokens": 1})).await.status, StatusCode::OK);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn counters_go_on_after_a_sleep() {
-    let server = serve(FAST).await;
-    const QUERIES: &str = "vllm:prefix_cache_queries_total";
-    server.chat(json!({"max_tokens": 1})).await;
-    eventually("a query is counted", async || server.metric(QUERIES).await > 1.0).await;
-    for level in [1, 2] {
-        let before = server.metric(QUERIES).await;
-        assert_eq!(server.admin_post(&format!("/sleep?level={level}")).await.status, StatusCode::OK);
-        assert!((server.metric(QUERIES).await - before).abs() < f64::EPSILON);
-        assert_eq!(server.admin_post("/wake_up").await.status, StatusCode::OK);
-        server.chat(json!({"max_tokens": 1})).await;
-        // Six tokens of the prompt, and one of the first token's.
-        eventually("the next query is counted", async || server.metric(QUERIES).await >= before + 7.0).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_is_given_up_says_that_it_may_be_asked_for_again() {
-    let server = serve(SLOW).await;
-    let api = server.api;
-    let asking = tokio::spawn(async move { Client::connect(api).await.post(CHAT, &endless(false)).await });
-    server.until("it runs", |stats| stats["running"] == 1).await;
-    assert_eq!(server.admin_post("/sleep?mode=abort").await.status, StatusCode::OK);
-    let answer = within("an error", asking).await.unwrap();
-    assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
-    assert_eq!(
-        (answer.header("x-should-retry"), &answer.json()["error"]["code"]),
-        (Some("true"), &json!("interrupted"))
-    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

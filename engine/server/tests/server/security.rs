@@ -140,6 +140,17 @@ fn write(folder: &Path, issued: &Issued) {
     fs::write(folder.join("tls.key"), &issued.key).unwrap();
 }
 
+/// A folder with what a server needs that checks its clients' certificates, by the authority that issued its own, and
+/// the flags that say so.
+fn mutual(own: &Issued) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), own);
+    fs::write(folder.path().join("ca.crt"), &own.authority).unwrap();
+    let path = folder.path().display();
+    let flags = format!("--ssl-certfile {path}/tls.crt --ssl-keyfile {path}/tls.key --ssl-ca-certs {path}/ca.crt");
+    (folder, flags)
+}
+
 /// The status line that a client gets which trusts `authority`, or why it gets none.
 async fn ask_over_tls(server: &TestServer, authority: &str, client: Option<&Issued>) -> std::io::Result<String> {
     let mut roots = rustls::RootCertStore::empty();
@@ -211,11 +222,8 @@ async fn tls_is_spoken_and_a_renewed_certificate_counts_without_a_restart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_show_a_certificate_where_one_is_required() {
-    let (folder, own, stranger) = (tempfile::tempdir().unwrap(), issue(), issue());
-    write(folder.path(), &own);
-    fs::write(folder.path().join("ca.crt"), &own.authority).unwrap();
-    let path = folder.path().display();
-    let flags = format!("--ssl-certfile {path}/tls.crt --ssl-keyfile {path}/tls.key --ssl-ca-certs {path}/ca.crt");
+    let (own, stranger) = (issue(), issue());
+    let (_folder, flags) = mutual(&own);
     let server = serve(&format!("{FAST} {flags} --ssl-cert-reqs 2")).await;
     assert!(ask_over_tls(&server, &own.authority, None).await.is_err());
     assert!(ask_over_tls(&server, &own.authority, Some(&stranger)).await.is_err());
@@ -224,11 +232,8 @@ async fn clients_show_a_certificate_where_one_is_required() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_may_be_left_out_where_it_is_only_checked() {
-    let (folder, own, stranger) = (tempfile::tempdir().unwrap(), issue(), issue());
-    write(folder.path(), &own);
-    fs::write(folder.path().join("ca.crt"), &own.authority).unwrap();
-    let path = folder.path().display();
-    let flags = format!("--ssl-certfile {path}/tls.crt --ssl-keyfile {path}/tls.key --ssl-ca-certs {path}/ca.crt");
+    let (own, stranger) = (issue(), issue());
+    let (_folder, flags) = mutual(&own);
     let server = serve(&format!("{FAST} {flags} --ssl-cert-reqs 1")).await;
     assert_eq!(ask_over_tls(&server, &own.authority, None).await.unwrap(), "HTTP/1.1 200 OK");
     assert_eq!(ask_over_tls(&server, &own.authority, Some(&own)).await.unwrap(), "HTTP/1.1 200 OK");
@@ -237,11 +242,8 @@ async fn a_certificate_may_be_left_out_where_it_is_only_checked() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn other_authorities_count_without_a_restart() {
-    let (folder, own, other) = (tempfile::tempdir().unwrap(), issue(), issue());
-    write(folder.path(), &own);
-    fs::write(folder.path().join("ca.crt"), &own.authority).unwrap();
-    let path = folder.path().display();
-    let flags = format!("--ssl-certfile {path}/tls.crt --ssl-keyfile {path}/tls.key --ssl-ca-certs {path}/ca.crt");
+    let (own, other) = (issue(), issue());
+    let (folder, flags) = mutual(&own);
     let mut config = crate::common::config(&format!("{FAST} {flags} --ssl-cert-reqs 2"));
     config.refresh_every = std::time::Duration::ZERO;
     let server = crate::common::start(config).await;

@@ -107,6 +107,11 @@ pub fn chat(extra: Value) -> Value {
     body
 }
 
+/// One that runs until it is ended.
+pub fn endless(stream: bool) -> Value {
+    chat(json!({"max_tokens": 5000, "stream": stream}))
+}
+
 /// A received response.
 #[derive(Debug)]
 pub struct Answer {
