@@ -59,6 +59,8 @@ async def resets(server, count=20_000):
         sent = 0
         with contextlib.suppress(ConnectionError):
             for stream in range(1, 2 * count, 2):
+                if writer.transport.is_closing():
+                    break
                 # :method GET, :scheme http, :path /, all of HPACK's static table; then "I do not want it" (8, CANCEL).
                 writer.write(frame(1, 5, stream, b"\x82\x86\x84") + frame(3, 0, stream, b"\0\0\0\x08"))
                 sent += 1
@@ -113,6 +115,8 @@ async def leaks(server):
         await server.ask("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": "secret-of-another"}]})
         for number in range(1000):
             field, value = FIELDS[number % len(FIELDS)], WRONG[number // len(FIELDS) % len(WRONG)]
+            if (field, value) == ("max_tokens", None):
+                continue  # No bound is no mistake, and this model would speak for minutes.
             path = "/v1/chat/completions" if number % 3 else f"/v1/%2e%2e/{number}"
             status, body = await server.ask(path, {**CHAT, field: value})
             statuses.add(status)

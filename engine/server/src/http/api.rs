@@ -1,8 +1,8 @@
-//! The API port: OpenAI's routes over one engine.
+//! The API port: every dialect's routes over one engine.
 
 use super::door::{Door, HEALTH};
 use super::error::ApiError;
-use super::{chat, completions, models, native, openapi, page, tgi};
+use super::{native, openai, openapi, page, tgi};
 use crate::answer::{Answer, PromptShare, Siblings};
 use crate::cache_scopes::CacheScopes;
 use crate::dialogue::Dialogue;
@@ -14,7 +14,7 @@ use crate::text::tokenizer::Tokenizer;
 use axum::Router;
 use axum::extract::FromRef;
 use axum::http::{Method, StatusCode};
-use axum::routing::{get, post};
+use axum::routing::get;
 use std::sync::Arc;
 use windlass_engine_api::generation::GenerationFields;
 use windlass_engine_core::engine::QueueLimits;
@@ -58,12 +58,9 @@ impl FromRef<Arc<Api>> for Door {
 pub fn router(api: Arc<Api>) -> Router {
     let door = api.door.clone();
     let routes = Router::new()
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*name}", get(models::show))
-        .route("/v1/chat/completions", post(chat::create))
-        .route("/v1/completions", post(completions::create))
         .route(PAGE, get(page::show))
         .route(OPENAPI, get(openapi::show))
+        .merge(openai::routes())
         .merge(native::routes())
         .merge(tgi::routes())
         .with_state(api);

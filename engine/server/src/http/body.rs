@@ -2,9 +2,11 @@
 
 use super::door::Door;
 use super::error::ApiError;
-use axum::body::{Bytes, to_bytes};
+use axum::body::{Body, Bytes};
 use axum::extract::{FromRef, FromRequest, Request};
 use axum::http::{StatusCode, header};
+use futures::StreamExt;
+use std::time::Duration;
 
 /// Largest body.
 const MAX_BODY_BYTES: usize = 32 << 20;
@@ -21,15 +23,8 @@ where
     async fn from_request(request: Request, state: &S) -> Result<JsonBody, ApiError> {
         check_type(&request)?;
         let limit = Door::from_ref(state).patience.body;
-        let read = tokio::time::timeout(limit, to_bytes(request.into_body(), MAX_BODY_BYTES)).await;
-        match read {
-            Ok(Ok(bytes)) => Ok(JsonBody(bytes)),
-            Ok(Err(error)) => Err(unreadable(&error)),
-            Err(_) => {
-                let message = format!("the body did not arrive within {} s", limit.as_secs_f64());
-                Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message))
-            }
-        }
+        let read = tokio::time::timeout(limit, read(request.into_body(), MAX_BODY_BYTES)).await;
+        read.unwrap_or_else(|_| Err(late(limit))).map(JsonBody)
     }
 }
 
@@ -48,11 +43,76 @@ fn check_type(request: &Request) -> Result<(), ApiError> {
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
 }
 
-fn unreadable(error: &axum::Error) -> ApiError {
-    let too_long = std::error::Error::source(error).is_some_and(|source| source.to_string().contains("length limit"));
-    if too_long {
-        let message = format!("the body is longer than {MAX_BODY_BYTES} bytes");
-        return ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message);
+/// All of a body of at most `most_bytes`. Its chunks are copied together as they come: a million of a byte each would
+/// take forty times their length, and keep the buffers that they arrived in.
+async fn read(body: Body, most_bytes: usize) -> Result<Bytes, ApiError> {
+    let mut chunks = body.into_data_stream();
+    let mut whole = Vec::new();
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|error| unreadable(&error))?;
+        if chunk.len() > most_bytes - whole.len() {
+            return Err(too_long(most_bytes));
+        }
+        whole.extend_from_slice(&chunk);
     }
+    Ok(whole.into())
+}
+
+fn unreadable(error: &axum::Error) -> ApiError {
     ApiError::bad_request("unreadable_body", format!("the body could not be read: {error}"))
+}
+
+fn too_long(most_bytes: usize) -> ApiError {
+    let message = format!("the body is longer than {most_bytes} bytes");
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+}
+
+fn late(limit: Duration) -> ApiError {
+    let message = format!("the body did not arrive within {} s", limit.as_secs_f64());
+    ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::response::IntoResponse;
+    use std::convert::Infallible;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// A chunk's buffer, counted while it is held.
+    struct Held(Arc<AtomicUsize>);
+
+    impl AsRef<[u8]> for Held {
+        fn as_ref(&self) -> &[u8] {
+            b"a"
+        }
+    }
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test]
+    async fn chunks_are_given_back_as_they_come() {
+        let (held, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let chunk = |(held, most): (Arc<AtomicUsize>, Arc<AtomicUsize>)| {
+            most.fetch_max(held.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+            Ok::<_, Infallible>(Bytes::from_owner(Held(held)))
+        };
+        let chunks = vec![(held.clone(), most.clone()); 1000].into_iter().map(chunk);
+        let whole = read(Body::from_stream(futures::stream::iter(chunks)), 1000).await.unwrap();
+        assert_eq!(whole, "a".repeat(1000));
+        assert!(most.load(Ordering::Relaxed) <= 2, "{most:?} chunks at once");
+    }
+
+    #[tokio::test]
+    async fn a_body_may_be_as_long_as_the_limit_and_no_longer() {
+        let chunks = |count: usize| Body::from_stream(futures::stream::iter(vec![Ok::<_, Infallible>("ab"); count]));
+        assert_eq!(read(chunks(4), 8).await.unwrap().len(), 8);
+        let refused = read(chunks(5), 8).await.unwrap_err().into_response();
+        assert_eq!(refused.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    }
 }

@@ -5,7 +5,7 @@ mod rank;
 
 use super::door::Door;
 use super::error::ApiError;
-use super::{models, openapi};
+use super::{openai, openapi};
 use crate::encoding::{EncoderHandle, Failed, Refused};
 use crate::tenants::Lease;
 use crate::text::encoder_text::EncoderText;
@@ -37,9 +37,7 @@ impl FromRef<Arc<EncoderApi>> for Door {
 /// The routes.
 pub fn router(api: Arc<EncoderApi>) -> Router {
     let door = api.door.clone();
-    let routes = Router::new()
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*name}", get(models::show))
+    let routes = openai::model_routes()
         .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/score", post(rank::score))
         .route("/score", post(rank::score))

@@ -22,7 +22,7 @@ pub async fn tokenize(
     let TokenizeRequest { model, input, return_token_strs } = api.door.read(&body, TokenizeRequest::from_body)?;
     api.door.model_or_first(model)?;
     let tokens = match input {
-        TokenizeInput::Messages(conversation) => crate::http::chat::prompt(&api, &conversation).await?.0,
+        TokenizeInput::Messages(conversation) => crate::http::openai::prompt(&api, &conversation).await?.0,
         TokenizeInput::Prompt { text, add_special_tokens } => {
             api.check_length(&text, "prompt")?;
             let encode = if add_special_tokens { Tokenizer::encode_prompt } else { Tokenizer::encode };

@@ -4,7 +4,7 @@ use crate::answer::{Answer, End, Piece, Thoughts, Whole};
 use crate::dialogue::Expected;
 use crate::generation::Shows;
 use crate::http::error::ApiError;
-use crate::http::logprobs;
+use crate::http::openai::logprobs;
 use crate::http::respond::{EventBuffer, Events, Head};
 use crate::reply::Reply;
 use crate::text::tokenizer::Tokenizer;

@@ -2,14 +2,14 @@
 
 mod writer;
 
-use super::api::Api;
-use super::auth::Admitted;
-use super::body::JsonBody;
-use super::error::ApiError;
-use super::respond::Head;
-use super::stream;
 use crate::dialogue::Expected;
 use crate::generation::Generation;
+use crate::http::api::Api;
+use crate::http::auth::Admitted;
+use crate::http::body::JsonBody;
+use crate::http::error::ApiError;
+use crate::http::respond::Head;
+use crate::http::stream;
 use crate::text::tokenizer::Tokenizer;
 use axum::Json;
 use axum::extract::State;
@@ -69,7 +69,7 @@ fn check_choices(generation: &Generation) -> Result<(), FieldError> {
 }
 
 /// The conversation as tokens, and what the answer will look like.
-pub(super) async fn prompt(api: &Arc<Api>, conversation: &Conversation) -> Result<(Vec<TokenId>, Expected), ApiError> {
+pub async fn prompt(api: &Arc<Api>, conversation: &Conversation) -> Result<(Vec<TokenId>, Expected), ApiError> {
     let (text, expected) = api.dialogue.prompt(conversation).await?;
     api.check_length(&text, "messages")?;
     Ok((api.tokenize(text, Tokenizer::encode).await?, expected))

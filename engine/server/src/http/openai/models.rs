@@ -1,7 +1,7 @@
 //! `/v1/models`.
 
-use super::door::Door;
-use super::error::ApiError;
+use crate::http::door::Door;
+use crate::http::error::ApiError;
 use axum::Json;
 use axum::extract::{Path, State};
 use windlass_engine_api::models::{Model, ModelList};

@@ -1,13 +1,14 @@
 //! `/v1/completions`.
 
-use super::api::Api;
-use super::auth::Admitted;
-use super::body::JsonBody;
-use super::error::ApiError;
-use super::respond::{EventBuffer, Events, Head};
-use super::{best, logprobs, stream};
+use super::{best, logprobs};
 use crate::answer::{Answer, Piece, Thoughts, Whole};
 use crate::generation::{Choices, Generation, MAX_CHOICES, Shows};
+use crate::http::api::Api;
+use crate::http::auth::Admitted;
+use crate::http::body::JsonBody;
+use crate::http::error::ApiError;
+use crate::http::respond::{EventBuffer, Events, Head};
+use crate::http::stream;
 use crate::tenants::Lease;
 use crate::text::tokenizer::Tokenizer;
 use axum::Json;
