@@ -12,6 +12,7 @@ use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::request::{Request, RequestId};
 
 const SEQUENCES: u32 = 256;
+const WAITING: u32 = 1000;
 const STEPS: u32 = 400;
 
 const GEOMETRY: Geometry = Geometry {
@@ -31,10 +32,21 @@ fn request(id: u64, prompt_tokens: u32) -> Request {
     Request { stop_tokens: vec![0, 2], ..Request::greedy(RequestId(id), prompt, 1000) }
 }
 
+/// What is scheduled.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    prompt_tokens: u32,
+    prefix_cache: bool,
+    policy: Policy,
+    /// Requests that wait for a place.
+    waiting: u32,
+}
+
 /// Microseconds of a turn while all sequences decode: the median, and what nine of ten stay under.
-fn measure(prompt_tokens: u32, enable_prefix_cache: bool, policy: Policy) -> (f64, f64) {
+fn measure(load: Load) -> (f64, f64) {
+    let Load { prompt_tokens, prefix_cache: enable_prefix_cache, policy, waiting } = load;
     let queue = QueueLimits {
-        max_waiting_requests: 1000,
+        max_waiting_requests: WAITING,
         max_queued_prompt_tokens: u64::MAX,
         max_predicted_ttft_seconds: None,
     };
@@ -53,6 +65,9 @@ fn measure(prompt_tokens: u32, enable_prefix_cache: bool, policy: Policy) -> (f6
     while engine.stats().running < SEQUENCES || engine.turn(0.0).is_ok_and(|turn| turn.updates.len() < 256) {
         engine.turn(0.0).expect("this executor does not fail");
     }
+    for id in SEQUENCES..SEQUENCES + waiting {
+        engine.add(request(id.into(), prompt_tokens), 0.0).expect("an admissible request");
+    }
     let mut micros: Vec<f64> = (0..STEPS).map(|_| timed_turn(&mut engine)).collect();
     micros.sort_by(f64::total_cmp);
     (micros[micros.len() / 2], micros[micros.len() * 9 / 10])
@@ -68,13 +83,21 @@ fn timed_turn(engine: &mut Engine<Nothing>) -> f64 {
 
 fn main() {
     println!("{SEQUENCES} decoding sequences, µs per step (median, 90 % of {STEPS}):");
+    let plain = Load { prompt_tokens: 1000, prefix_cache: true, policy: Policy::Fcfs, waiting: 0 };
     let priority = Policy::Priority { preemption_threshold: 0 };
-    let cases =
-        [(128, false, Policy::Fcfs), (1000, false, Policy::Fcfs), (1000, true, Policy::Fcfs), (1000, true, priority)];
-    for (prompt_tokens, prefix_cache, policy) in cases {
-        let (median, most) = measure(prompt_tokens, prefix_cache, policy);
+    let queued = [Policy::Fcfs, priority, Policy::Fair, Policy::LongestPrefix];
+    let loads = [
+        Load { prompt_tokens: 128, prefix_cache: false, ..plain },
+        Load { prefix_cache: false, ..plain },
+        plain,
+        Load { policy: priority, ..plain },
+    ];
+    for load in loads.into_iter().chain(queued.map(|policy| Load { policy, waiting: WAITING, ..plain })) {
+        let (median, most) = measure(load);
+        let Load { prompt_tokens, prefix_cache, policy, waiting } = load;
         println!(
-            "  prompts of {prompt_tokens:4} tokens, prefix cache {prefix_cache:5}, {policy:?}: {median:6.1} {most:6.1}"
+            "  prompts of {prompt_tokens:4} tokens, prefix cache {prefix_cache:5}, {policy:?}, {waiting:4} waiting: \
+             {median:6.1} {most:6.1}"
         );
     }
 }
