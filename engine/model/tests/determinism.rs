@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use common::harbour_tokens;
 use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::real_model;
+use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_core::draft::SuffixAutomaton;
 use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::request::{Request, RequestId, Sampling};
@@ -33,22 +34,29 @@ fn requests() -> Vec<Request> {
 }
 
 /// How an engine is made and told to work.
-#[derive(Clone, Default)]
+#[derive(Clone, Copy)]
 struct Way {
     blocks: u32,
     max_step_tokens: u32,
     caches: bool,
     swaps: bool,
     guesses: bool,
+    kv: KvDataType,
 }
 
-const ROOMY: Way = Way { blocks: 64, max_step_tokens: 64, caches: false, swaps: false, guesses: false };
+const ROOMY: Way =
+    Way { blocks: 64, max_step_tokens: 64, caches: false, swaps: false, guesses: false, kv: KvDataType::Bf16 };
+/// Eight sequences of six blocks in the end, and blocks for four of them.
+const SHORT: Way = Way { blocks: 24, caches: true, ..ROOMY };
+/// All that a server may do at once.
+const ALL: Way = Way { max_step_tokens: 16, swaps: true, guesses: true, ..SHORT };
 
 /// What each of `requests` gets from an engine, and its state afterwards.
-fn answers(file: &Checkpoint, way: &Way, requests: Vec<Request>) -> (Vec<Answer>, EngineStats) {
+fn answers(file: &Checkpoint, way: Way, requests: Vec<Request>) -> (Vec<Answer>, EngineStats) {
     let options = LoadOptions {
         threads: 2,
         kv: KvBudget::Blocks(way.blocks),
+        kv_data_type: way.kv,
         swap: way.swaps.then_some(SwapSpace { bytes: 1 << 30, folder: None }),
         max_sequences: 8,
         max_step_tokens: way.max_step_tokens,
@@ -72,30 +80,31 @@ fn answers(file: &Checkpoint, way: &Way, requests: Vec<Request>) -> (Vec<Answer>
     ((0..count).map(|id| answers.remove(&id).unwrap()).collect(), engine.stats())
 }
 
+/// What each request gets from an engine of its own.
+fn alone(file: &Checkpoint, kv: KvDataType) -> Vec<Answer> {
+    let answer = |request| {
+        let only = Request { id: RequestId(0), fork_of: None, ..request };
+        answers(file, Way { kv, ..ROOMY }, vec![only]).0.remove(0)
+    };
+    requests().into_iter().map(answer).collect()
+}
+
 #[test]
 fn preemption_prefix_hits_forks_chunks_swaps_and_guesses_change_no_bit() {
     let Some(path) = real_model() else { return };
     let file = Checkpoint::open(&path).unwrap();
-    let alone: Vec<Answer> = requests()
-        .into_iter()
-        .map(|request| {
-            let only = Request { id: RequestId(0), fork_of: None, ..request };
-            answers(&file, &ROOMY, vec![only]).0.remove(0)
-        })
-        .collect();
+    let alone = alone(&file, ROOMY.kv);
     assert!(alone.iter().all(|answer| answer.len() == 40));
-    // Eight sequences of six blocks in the end, and blocks for four of them.
-    let short = Way { blocks: 24, caches: true, ..ROOMY };
     let ways = [
-        ("together", Way { blocks: 64, ..ROOMY }),
+        ("together", ROOMY),
         ("in chunks", Way { max_step_tokens: 9, ..ROOMY }),
-        ("short of blocks", short.clone()),
-        ("with a swap space", Way { swaps: true, ..short.clone() }),
+        ("short of blocks", SHORT),
+        ("with a swap space", Way { swaps: true, ..SHORT }),
         ("with guesses", Way { guesses: true, ..ROOMY }),
-        ("with all of it", Way { max_step_tokens: 16, swaps: true, guesses: true, ..short }),
+        ("with all of it", ALL),
     ];
     for (name, way) in ways {
-        let (found, stats) = answers(&file, &way, requests());
+        let (found, stats) = answers(&file, way, requests());
         let drafts = stats.drafts;
         println!(
             "{name}: {} preemptions, {} tokens found, {} blocks outside, {} of {} guesses held",
@@ -104,5 +113,16 @@ fn preemption_prefix_hits_forks_chunks_swaps_and_guesses_change_no_bit() {
         assert_eq!(found, alone, "{name}");
         assert_eq!(stats.preemptions > 0 && stats.prefix_hit_tokens > 0, way.caches, "{name}: {stats:?}");
         assert_eq!((stats.kv.swapped > 0, drafts.tokens > 0), (way.swaps, way.guesses), "{name}: {stats:?}");
+    }
+}
+
+#[test]
+fn keys_and_values_of_any_type_change_no_bit_either() {
+    let Some(path) = real_model() else { return };
+    let file = Checkpoint::open(&path).unwrap();
+    for kv in KvDataType::ALL.into_iter().filter(|kv| *kv != ROOMY.kv) {
+        let (found, stats) = answers(&file, Way { kv, ..ALL }, requests());
+        assert_eq!(found, alone(&file, kv), "{kv:?}");
+        assert!(stats.preemptions > 0 && stats.prefix_hit_tokens > 0 && stats.kv.swapped > 0, "{kv:?}: {stats:?}");
     }
 }
