@@ -1,6 +1,6 @@
 //! The API server's audit log: what the operator was seen doing.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
@@ -57,9 +57,11 @@ impl Mark {
     /// What the operator did since.
     ///
     /// # Errors
-    /// When the log cannot be read, or holds what is no audit event.
+    /// When the log cannot be read, or begins anew behind the mark: what was in between is not known.
     pub fn acts(&self) -> Result<Vec<Act>> {
         let mut file = File::open(&self.log).with_context(|| format!("cannot open {}", self.log.display()))?;
+        let length = file.metadata()?.len();
+        ensure!(length >= self.offset, "the audit log was {} bytes long and is {length} now", self.offset);
         file.seek(SeekFrom::Start(self.offset))?;
         let mut acts = Vec::new();
         for line in BufReader::new(file).split(b'\n') {

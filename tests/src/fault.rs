@@ -23,9 +23,10 @@ const EXPIRED: &[u8] = br#"{"type":"ERROR","object":{"kind":"Status","apiVersion
 "#;
 
 /// What is done to the operator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
     /// Nothing.
+    #[default]
     None,
     /// The n-th write, from 1, is done and its answer lost; then nothing passes until the next fault is set.
     LoseAnswer(usize),
@@ -62,7 +63,7 @@ struct Shared {
     is_over: AtomicBool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     fault: Fault,
     /// The fault has happened.
@@ -71,6 +72,8 @@ struct State {
     events: usize,
     first_lists: HashMap<String, Vec<u8>>,
     served_stale: HashSet<String>,
+    /// Paths whose watch has expired and that were not listed since.
+    unlisted: HashSet<String>,
 }
 
 impl Proxy {
@@ -81,15 +84,7 @@ impl Proxy {
     pub fn start(upstream: SocketAddr) -> Result<Proxy> {
         let listener = TcpListener::bind("127.0.0.1:0").context("no port for the proxy")?;
         let address = listener.local_addr()?;
-        let state = State {
-            fault: Fault::None,
-            is_done: false,
-            writes: Vec::new(),
-            events: 0,
-            first_lists: HashMap::new(),
-            served_stale: HashSet::new(),
-        };
-        let shared = Arc::new(Shared { upstream, state: Mutex::new(state), is_over: AtomicBool::new(false) });
+        let shared = Arc::new(Shared { upstream, state: Mutex::default(), is_over: AtomicBool::new(false) });
         let serving = shared.clone();
         std::thread::spawn(move || serving.serve(&listener));
         Ok(Proxy { address, shared })
@@ -106,6 +101,7 @@ impl Proxy {
         (state.fault, state.is_done, state.events) = (fault, false, 0);
         state.writes.clear();
         state.served_stale.clear();
+        state.unlisted.clear();
     }
 
     /// Lets everything pass again after the fault has happened.
@@ -116,6 +112,11 @@ impl Proxy {
     /// Whether the fault has happened.
     pub fn is_done(&self) -> bool {
         self.shared.state().is_done
+    }
+
+    /// Whether every collection whose watch has expired was listed again: what was lost shows nowhere else.
+    pub fn has_listed_again(&self) -> bool {
+        self.shared.state().unlisted.is_empty()
     }
 
     /// Writes since the fault was set, those of Leases and events left out.
@@ -184,7 +185,7 @@ impl Shared {
             return Ok(client.write_all(&body)?);
         }
         while let Some(line) = upstream.line()? {
-            if !self.state().lets_through(&line) {
+            if !self.state().lets_through(request.path(), &line) {
                 std::thread::sleep(UNSEEN);
                 return Ok(client.write_all(EXPIRED)?);
             }
@@ -217,6 +218,9 @@ impl State {
             self.is_done = true;
             return Verdict::Answer(list.clone());
         }
+        if request.collection().is_some() {
+            self.unlisted.remove(request.path());
+        }
         let Some(write) = request.write() else { return Verdict::Pass };
         self.writes.push(write);
         if self.fault == Fault::LoseAnswer(self.writes.len()) { Verdict::PassSilently } else { Verdict::Pass }
@@ -228,13 +232,15 @@ impl State {
         }
     }
 
-    fn lets_through(&mut self, line: &[u8]) -> bool {
+    /// Whether an event of the watch of `path` may pass.
+    fn lets_through(&mut self, path: &str, line: &[u8]) -> bool {
         if line.starts_with(br#"{"type":"BOOKMARK""#) {
             return true;
         }
         self.events += 1;
         let is_lost = self.fault == Fault::LoseEvent(self.events);
         self.is_done |= is_lost;
+        self.unlisted.extend(is_lost.then(|| path.to_owned()));
         !is_lost
     }
 }
@@ -337,5 +343,29 @@ impl Upstream {
         let mut line = Vec::new();
         let read = self.connection.read_until(b'\n', &mut line)?;
         Ok((read > 0).then_some(line))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn get(target: &str) -> Request {
+        Request { method: "GET".into(), target: target.into(), headers: Vec::new(), body: Vec::new() }
+    }
+
+    #[test]
+    fn what_a_lost_event_told_is_owed_until_the_whole_is_listed() {
+        let mut state = State { fault: Fault::LoseEvent(2), ..State::default() };
+        assert!(state.lets_through("/pods", b"{\"type\":\"ADDED\"}"));
+        assert!(!state.lets_through("/pods", b"{\"type\":\"DELETED\"}"));
+        assert!(state.is_done && state.unlisted.contains("/pods"));
+        // Neither a watch from where it broke off nor the list of another kind tells what was lost.
+        for other in ["/pods?watch=true&resourceVersion=7", "/nodes?limit=500", "/pods/one"] {
+            state.judge(&get(other));
+            assert!(state.unlisted.contains("/pods"), "{other}");
+        }
+        state.judge(&get("/pods?limit=500&resourceVersion=0"));
+        assert!(state.unlisted.is_empty());
     }
 }

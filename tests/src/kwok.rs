@@ -1,5 +1,6 @@
-//! Nodes and pods that only the API server knows: KWOK says for them what a kubelet would say. Every pod's address is
-//! this machine's, where [`Responder`] answers as an idle engine does.
+//! Nodes and pods that only the API server knows: KWOK says for them what a kubelet would say. Every engine's address is
+//! this machine's, where [`Responder`] answers as an idle engine or a busy one does; a pod that inspects a model has found
+//! a small one.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -7,9 +8,11 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
+use windlass_engine_contract::inspection::Inspection;
+use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::stats::{EffectiveConfig, Stats};
 use windlass_engine_contract::{ADMIN_PORT, fixture};
 
@@ -92,8 +95,8 @@ fn node(name: &str) -> Value {
     })
 }
 
-/// What becomes of nodes and pods: ready at once, gone at once.
-fn stages_of(pod_address: &str) -> [Value; 3] {
+/// What becomes of nodes and pods: ready at once, done at once where they inspect, gone at once.
+fn stages_of(pod_address: &str) -> [Value; 4] {
     let stage = |name: &str, kind: &str, selector: Value, next: Value| {
         json!({
             "apiVersion": "kwok.x-k8s.io/v1alpha1", "kind": "Stage", "metadata": {"name": name},
@@ -103,6 +106,8 @@ fn stages_of(pod_address: &str) -> [Value; 3] {
     let is_not_ready = json!({
         "key": ".status.conditions.[] | select( .type == \"Ready\" ) | .status", "operator": "NotIn", "values": ["True"],
     });
+    let inspects = |operator: &str| json!({"key": APPLICATION, "operator": operator, "values": ["windlass-inspect"]});
+    let is_not_done = json!({"key": ".status.phase", "operator": "NotIn", "values": ["Succeeded"]});
     let stays = json!({"key": ".metadata.deletionTimestamp", "operator": "DoesNotExist"});
     let leaves = json!({"key": ".metadata.deletionTimestamp", "operator": "Exists"});
     [
@@ -110,8 +115,14 @@ fn stages_of(pod_address: &str) -> [Value; 3] {
         stage(
             "pod-ready",
             "Pod",
-            json!([stays, is_not_ready]),
+            json!([stays, is_not_ready, inspects("NotIn")]),
             json!({"statusTemplate": POD_READY.replace("ADDRESS", pod_address)}),
+        ),
+        stage(
+            "model-inspected",
+            "Pod",
+            json!([stays, is_not_done, inspects("In")]),
+            json!({"statusTemplate": INSPECTED.replace("FOUND", &json!(found()).to_string())}),
         ),
         stage("pod-gone", "Pod", json!([leaves]), json!({"delete": true})),
     ]
@@ -140,6 +151,43 @@ phase: Running
 startTime: {{ $now | Quote }}
 ";
 
+/// Where KWOK finds what a pod is.
+const APPLICATION: &str = ".metadata.labels[\"app.kubernetes.io/name\"]";
+
+const INSPECTED: &str = "\
+{{ $now := Now }}
+containerStatuses:
+{{ range .spec.containers }}
+- image: {{ .image | Quote }}
+  imageID: \"\"
+  name: {{ .name | Quote }}
+  ready: false
+  restartCount: 0
+  state: {terminated: {exitCode: 0, reason: Completed, startedAt: {{ $now | Quote }}, finishedAt: {{ $now | Quote }}, message: 'FOUND'}}
+{{ end }}
+phase: Succeeded
+startTime: {{ $now | Quote }}
+";
+
+/// The model in every source: one of the size of SmolLM2-135M.
+fn found() -> Inspection {
+    let shape = ModelShape {
+        architecture: "llama".into(),
+        layers: 30,
+        hidden: 576,
+        feed_forward: 1536,
+        heads: 9,
+        kv_heads: 3,
+        head_dim: 64,
+        vocabulary: 49152,
+        context_tokens: 2048,
+        weight_bytes: 98_000_000,
+    };
+    let kv_bytes_per_token = 2 * 2 * u64::from(shape.layers * shape.kv_heads * shape.head_dim);
+    let weight_type = "q4_1".into();
+    Inspection { shape, kv_bytes_per_token, weight_type, int8_bytes: None, int4_bytes: None, revision: None }
+}
+
 /// Answers `/stats` on this machine's admin port, for every pod.
 #[derive(Debug)]
 pub struct Responder {
@@ -148,24 +196,27 @@ pub struct Responder {
 
 #[derive(Debug)]
 struct Answers {
-    text: Vec<u8>,
+    /// The whole answer, head and body.
+    text: RwLock<Arc<Vec<u8>>>,
     given: AtomicU64,
+    is_busy: AtomicBool,
     is_over: AtomicBool,
 }
 
 impl Responder {
-    /// Starts it.
+    /// Starts it; its engines are idle.
     ///
     /// # Errors
     /// When the port is taken.
     pub fn start(cluster: &Cluster) -> Result<Responder> {
         let address = cluster.host_address().context("pods of this cluster cannot have this machine's address")?;
         let listener = TcpListener::bind((address, ADMIN_PORT)).with_context(|| format!("{address}:{ADMIN_PORT}"))?;
-        let body = serde_json::to_string(&idle())?;
-        let head =
-            format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", body.len());
-        let text = (head + &body).into_bytes();
-        let shared = Arc::new(Answers { text, given: AtomicU64::new(0), is_over: AtomicBool::new(false) });
+        let shared = Arc::new(Answers {
+            text: RwLock::new(Arc::new(answer(&idle())?)),
+            given: AtomicU64::new(0),
+            is_busy: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
+        });
         let serving = shared.clone();
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
@@ -177,7 +228,14 @@ impl Responder {
                 std::thread::spawn(move || drop(serving.answer(&client)));
             }
         });
+        let working = shared.clone();
+        std::thread::spawn(move || working.work());
         Ok(Responder { shared })
+    }
+
+    /// From now on its engines have traffic, well within any target.
+    pub fn begin_traffic(&self) {
+        self.shared.is_busy.store(true, Ordering::Relaxed);
     }
 
     /// Answers so far.
@@ -198,13 +256,56 @@ impl Answers {
         let mut line = String::new();
         while client_lines.read_line(&mut line)? > 0 {
             if line == "\r\n" {
-                { client }.write_all(&self.text)?;
+                let text = self.text.read().unwrap_or_else(PoisonError::into_inner).clone();
+                { client }.write_all(&text)?;
                 self.given.fetch_add(1, Ordering::Relaxed);
             }
             line.clear();
         }
         Ok(())
     }
+
+    /// Lets every engine get on by a second each second, while it is busy.
+    fn work(&self) {
+        let mut stats = idle();
+        while !self.is_over.load(Ordering::Relaxed) {
+            std::thread::sleep(SECOND);
+            if !self.is_busy.load(Ordering::Relaxed) {
+                continue;
+            }
+            get_on(&mut stats);
+            // Numbers always serialize.
+            let Ok(text) = answer(&stats) else { return };
+            *self.text.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(text);
+        }
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+/// What a busy engine does in a second.
+const REQUESTS: u64 = 2;
+const PROMPT_TOKENS: u64 = 300;
+const ANSWER_TOKENS: u64 = 20;
+const FIRST_TOKEN_MS: f64 = 80.0;
+const INTER_TOKEN_MS: f64 = 20.0;
+
+fn get_on(stats: &mut Stats) {
+    stats.uptime_seconds += SECOND.as_secs_f64();
+    (stats.running, stats.remaining_tokens) = (1, ANSWER_TOKENS);
+    stats.finished += REQUESTS;
+    stats.prompt_tokens += REQUESTS * PROMPT_TOKENS;
+    stats.generation_tokens += REQUESTS * ANSWER_TOKENS;
+    for _ in 0..REQUESTS {
+        stats.time_to_first_token.observe(FIRST_TOKEN_MS);
+        (1..ANSWER_TOKENS).for_each(|_| stats.inter_token.observe(INTER_TOKEN_MS));
+        stats.end_to_end.observe(FIRST_TOKEN_MS + (ANSWER_TOKENS - 1) as f64 * INTER_TOKEN_MS);
+    }
+}
+
+fn answer(stats: &Stats) -> Result<Vec<u8>> {
+    let body = serde_json::to_string(stats)?;
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", body.len());
+    Ok((head + &body).into_bytes())
 }
 
 /// What the simulator says in every one of its pods, half busy for ever.

@@ -161,6 +161,7 @@ pub fn changes() -> Vec<(&'static str, Value)> {
         ),
         ("shadow", builtin(json!({"shadow": true}))),
         ("standby", builtin(json!({"standbyReplicas": 1}))),
+        ("HPA", json!({"autoscaling": {"mode": "HPA", "maxReplicas": 3, "targets": [target("TimeToFirstToken")]}})),
         ("External", json!({"autoscaling": {"mode": "External"}})),
         (
             "spot first",

@@ -13,7 +13,10 @@ use crate::wait::{self, Look};
 const PATIENCE: Duration = Duration::from_secs(60);
 const NAME: &str = "life";
 /// Kinds that the operator makes, and those that follow from them.
-const KINDS: &str = "deployments,replicasets,services,serviceaccounts,networkpolicies,poddisruptionbudgets";
+const KINDS: &str = "deployments,replicasets,services,serviceaccounts,networkpolicies,poddisruptionbudgets,jobs,\
+                     horizontalpodautoscalers,configmaps";
+/// What else nothing of a service may be left of: how it came to be so, and what others make.
+const TRACES: &str = "controllerrevisions,pods,endpointslices";
 
 /// One step: a change of the spec, and how many pods of each workload serve when it has come to its end.
 #[derive(Clone, Debug)]
@@ -26,17 +29,29 @@ pub struct Step {
     pub pods: (usize, usize),
 }
 
-/// Create, scale out, roll, move to spot and back, scale in.
+/// Create, scale out, roll, inspect the model and roll, move to spot and back, scale in, by load, by the cluster's own
+/// autoscaler, and by hand again.
 pub fn steps() -> Vec<Step> {
     let step = |name, patch, pods| Step { name, patch, pods };
     vec![
         step("create", json!({}), (1, 0)),
         step("scale out", json!({"replicas": 3}), (3, 0)),
         step("roll", json!({"drainTimeoutSeconds": 61}), (3, 0)),
+        // An engine that is not simulated: a Job reads its model's header before its pods are made.
+        step("inspect the model", json!({"engine": {"extraArgs": null}}), (3, 0)),
         step("move to spot", json!({"spot": {"mode": "Prefer", "onDemandBase": 1}}), (1, 2)),
         step("lose spot", json!({"spot": {"mode": "Never", "onDemandBase": null}}), (3, 0)),
         step("scale in", json!({"replicas": 1}), (1, 0)),
+        step("scale by load", json!({"autoscaling": autoscaled("Builtin", 2)}), (2, 0)),
+        // No metrics API is there: it keeps what it finds.
+        step("scale by the cluster", json!({"replicas": 2, "autoscaling": autoscaled("HPA", 1)}), (2, 0)),
+        step("scale by hand", json!({"replicas": 1, "autoscaling": null}), (1, 0)),
     ]
+}
+
+fn autoscaled(mode: &str, least: u32) -> Value {
+    let target = json!({"metric": "TimeToFirstToken", "percentile": 95, "milliseconds": 500});
+    json!({"mode": mode, "minReplicas": least, "maxReplicas": 3, "targets": [target]})
 }
 
 /// Leads a service of `spec` through `steps` and returns the state at the end; then deletes it, and nothing is left.
@@ -132,6 +147,6 @@ fn essential(status: &Value) -> Value {
 }
 
 fn names(namespace: &Namespace) -> Result<Vec<String>> {
-    let kinds = format!("{KINDS},pods,endpointslices,{RESOURCE}");
+    let kinds = format!("{KINDS},{TRACES},{RESOURCE}");
     Ok(namespace.run(&["get", &kinds, "-o", "name"])?.lines().map(str::to_owned).collect())
 }

@@ -1,11 +1,12 @@
-//! Many requests at a time, until stopped; every failure is kept.
+//! Many requests at a time, until stopped, or coming and going like a tide; every failure is kept.
 
 use serde_json::Value;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use crate::chat::{Answer, Client};
+use crate::chat::{self, Answer, Client};
 
 /// Load in progress.
 pub struct Load {
@@ -72,6 +73,52 @@ impl Shared {
         if let Ok(mut failures) = self.failures.lock() {
             failures.push(failure);
         }
+    }
+}
+
+/// Requests that come and stay away in turn: what tokens cost a replica shows only where there are more and fewer.
+pub struct Tide {
+    client: Client,
+    model: String,
+    high: Option<Load>,
+    turned_at: Instant,
+    failures: Vec<String>,
+}
+
+impl Tide {
+    /// How long it stays: as long as the operator takes together for one observation, and a reading more.
+    const STAYS: Duration = Duration::from_secs(20);
+    const CLIENTS: usize = 12;
+
+    /// For `model`, served at `url`; low at first.
+    pub fn new(url: &str, model: &str) -> Tide {
+        let client = Client::unpooled(url);
+        Tide { client, model: model.to_owned(), high: None, turned_at: Instant::now(), failures: Vec::new() }
+    }
+
+    /// Turns it if its time has come.
+    pub fn turn(&mut self) {
+        if self.turned_at.elapsed() < Tide::STAYS {
+            return;
+        }
+        self.turned_at = Instant::now();
+        match self.high.take() {
+            Some(high) => self.failures.extend(high.stop().failures),
+            None => self.high = Some(self.rise()),
+        }
+    }
+
+    fn rise(&self) -> Load {
+        let model = self.model.clone();
+        Load::start(&self.client, Tide::CLIENTS, move |number| {
+            chat::request(&model, &format!("A wave of many words that differ: {number}"), 60)
+        })
+    }
+
+    /// Why requests failed.
+    pub fn end(mut self) -> Vec<String> {
+        self.failures.extend(self.high.take().into_iter().flat_map(|high| high.stop().failures));
+        self.failures
     }
 }
 

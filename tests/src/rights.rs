@@ -10,10 +10,7 @@ use crate::cluster::Cluster;
 use crate::operator;
 
 /// Rights that no request shows, and why they are granted nevertheless.
-const UNSEEN: [(&str, &str); 3] = [
-    // Written once the autoscaler has learned what tokens cost, which takes more load than a test puts on it.
-    ("create", "/configmaps"),
-    ("patch", "/configmaps"),
+const UNSEEN: [(&str, &str); 1] = [
     // Asked for by an admission plugin that OpenShift switches on, not by a request of ours.
     ("update", "windlass.dev/inferenceservices/finalizers"),
 ];

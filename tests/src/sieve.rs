@@ -11,7 +11,10 @@ use crate::host::{HostOperator, Stage};
 use crate::life::{self, Step};
 use crate::namespace::Namespace;
 use crate::process::Running;
+use crate::wait::{self, Look};
 
+/// For a list after a watch has expired.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks at whether the fault has happened.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -68,6 +71,9 @@ impl<'a> Sieve<'a> {
         let end = end.with_context(|| format!("{fault:?}; the operator's log:\n{}", operator.log()))?;
         ensure!(!operator.has_ended(), "the operator has ended: {}", operator.log());
         ensure!(fault == Fault::None || self.proxy.is_done(), "{fault:?} never happened");
+        wait::until("what was lost is listed", PATIENCE, || {
+            Ok(Look::when(self.proxy.has_listed_again(), (), "its collection was not listed since"))
+        })?;
         Ok(Run { end, writes: self.proxy.writes().len(), events: self.proxy.events() })
     }
 

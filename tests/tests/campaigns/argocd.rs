@@ -4,15 +4,12 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 use windlass_tests::argocd::{self, ArgoCd};
 use windlass_tests::chat::{self, Client};
 use windlass_tests::load::Load;
 use windlass_tests::namespace::{Namespace, skip, with_namespace};
 use windlass_tests::service::{self, Service, pod_name};
-use windlass_tests::{command, workspace};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const REST: Duration = Duration::from_secs(300);
@@ -161,43 +158,4 @@ fn broken_and_mended(argocd: &ArgoCd<'_>, namespace: &Namespace) -> Result<()> {
 
 fn names(service: &Service<'_>) -> Result<BTreeSet<String>> {
     Ok(service.pods()?.iter().map(|pod| pod_name(pod).to_owned()).collect())
-}
-
-/// A release of KEDA, whose Go module holds its definitions.
-const KEDA: &str = "github.com/kedacore/keda/v2@v2.17.2";
-
-#[test]
-fn examples_for_other_projects_are_accepted_by_their_definitions() -> Result<()> {
-    with_namespace("others", |namespace| {
-        if !namespace.cluster().is_own() {
-            return skip("definitions of other projects are installed on our own cluster alone");
-        }
-        let kubectl = namespace.cluster().kubectl();
-        let mut definitions = argocd::definitions()?;
-        definitions.push(module(KEDA)?.join("config/crd/bases/keda.sh_scaledobjects.yaml"));
-        let files: Vec<_> = definitions.iter().filter_map(|file| file.to_str()).collect();
-        for file in &files {
-            kubectl.run(&["apply", "--server-side", "--force-conflicts", "-f", file])?;
-            kubectl.run(&["wait", "--for=condition=Established", "--timeout=30s", "-f", file])?;
-        }
-        let argocd = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "argocd"}});
-        kubectl.apply(&[argocd])?;
-        let examples = workspace::root().join("crds/examples");
-        let outcome = ["external-keda.yaml", "argocd-application.yaml"].iter().try_for_each(|name| {
-            let file = examples.join(name);
-            let file = file.to_str().context("a path that is no text")?;
-            let apply = ["apply", "--dry-run=server", "--validate=strict", "-f", file];
-            if name.starts_with("argocd") { kubectl.run(&apply) } else { namespace.run(&apply) }.map(drop)
-        });
-        kubectl.run(&["delete", "namespace", "argocd", "--timeout=60s"])?;
-        files.iter().try_for_each(|file| kubectl.run(&["delete", "--wait=false", "-f", file]).map(drop))?;
-        outcome
-    })
-}
-
-/// The folder of a Go module, downloaded if it is not there.
-fn module(name: &str) -> Result<PathBuf> {
-    let said = command::output(Command::new("go").args(["mod", "download", "-json", name]))?;
-    let said: Value = serde_json::from_str(&said)?;
-    Ok(said["Dir"].as_str().context("go names no folder")?.into())
 }

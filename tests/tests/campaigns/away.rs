@@ -46,8 +46,10 @@ fn without_api_server_and_metrics_the_data_plane_goes_on() -> Result<()> {
             Load::start(&Client::pooled(reach.url()), 2, |n| chat::request("blind", &format!("Request {n}"), 20));
 
         let silence = Silence::begin()?;
+        let blind = || service.wait_condition("ScalingActive", "False", Some("StaleMetrics"), PATIENCE);
+        blind()?;
         service.patch(&json!({"spec": {"autoscaling": {"minReplicas": 1}}}))?;
-        service.wait_condition("ScalingActive", "False", Some("StaleMetrics"), PATIENCE)?;
+        blind()?;
         ensure!(names(&service)? == before, "blind, it has scaled");
         proxy.set(Fault::Away);
         let answered = load.completed();

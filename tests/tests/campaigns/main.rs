@@ -4,4 +4,5 @@ mod argocd;
 mod away;
 mod faults;
 mod monitoring;
+mod others;
 mod scale;

@@ -2,12 +2,12 @@
 
 use anyhow::{Result, ensure};
 use serde_json::json;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use windlass_tests::chat::{self, Client};
-use windlass_tests::load::Load;
+use windlass_tests::load::{Load, Tide};
 use windlass_tests::namespace::{skip, with_namespace};
 use windlass_tests::prometheus::{self, Prometheus};
-use windlass_tests::service::{self, Reach, Service};
+use windlass_tests::service::{self, Service};
 use windlass_tests::wait::{self, Look};
 use windlass_tests::{dashboard, operator};
 
@@ -36,7 +36,7 @@ fn every_panel_and_every_measurement_has_data() -> Result<()> {
         let panels = dashboard::panels(&operator::chart("windlass"))?;
         let queries = panels.iter().flat_map(|panel| panel.queries.iter());
         let queries: Vec<&str> = queries.map(String::as_str).chain(MEASUREMENTS).collect();
-        let mut tide = Tide::new(&reach);
+        let mut tide = Tide::new(reach.url(), "measured");
         wait::until("every query has data", LEARNED, || {
             tide.turn();
             let mut empty = Vec::new();
@@ -55,42 +55,6 @@ fn every_panel_and_every_measurement_has_data() -> Result<()> {
         println!("{} queries of {} panels have data", queries.len() - MEASUREMENTS.len(), panels.len());
         Ok(())
     })
-}
-
-/// Requests that come and stay away in turn: what tokens cost a replica shows only where there are more and fewer.
-struct Tide {
-    client: Client,
-    high: Option<Load>,
-    turned_at: Instant,
-    failures: Vec<String>,
-}
-
-impl Tide {
-    /// How long it stays: as long as the operator takes together for one observation, and a reading more.
-    const STAYS: Duration = Duration::from_secs(20);
-    const CLIENTS: usize = 12;
-
-    fn new(reach: &Reach) -> Tide {
-        Tide { client: Client::unpooled(reach.url()), high: None, turned_at: Instant::now(), failures: Vec::new() }
-    }
-
-    /// Why requests failed.
-    fn end(mut self) -> Vec<String> {
-        self.failures.extend(self.high.take().into_iter().flat_map(|high| high.stop().failures));
-        self.failures
-    }
-
-    fn turn(&mut self) {
-        if self.turned_at.elapsed() < Tide::STAYS {
-            return;
-        }
-        self.turned_at = Instant::now();
-        let ask = |number| chat::request("measured", &format!("A wave of many words that differ: {number}"), 60);
-        match self.high.take() {
-            Some(high) => self.failures.extend(high.stop().failures),
-            None => self.high = Some(Load::start(&self.client, Tide::CLIENTS, ask)),
-        }
-    }
 }
 
 /// What the alerts compare, of the service under load.

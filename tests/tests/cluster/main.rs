@@ -1,6 +1,7 @@
 //! Tests on a real cluster with the operator installed, one behaviour a file. `tests/run cluster` prepares it.
 
 mod autoscaling;
+mod capacity;
 mod charts;
 mod chat;
 mod deletion;
@@ -14,6 +15,7 @@ mod hpa;
 mod https_source;
 mod installation;
 mod leftovers;
+mod monitors;
 mod network;
 mod operator_restart;
 mod placement;
