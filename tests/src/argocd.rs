@@ -103,7 +103,8 @@ impl<'a> ArgoCd<'a> {
                     &["argocd-application-controller"],
                     &cache[..],
                     &repositories,
-                    &["--metrics-port", &metrics()?, "--app-resync", "5"],
+                    // The health of each resource is in the application's status, where it is looked for.
+                    &["--metrics-port", &metrics()?, "--app-resync", "5", "--persist-resource-health"],
                 ]
                 .concat(),
             )?,

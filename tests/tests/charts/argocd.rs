@@ -61,11 +61,13 @@ fn health_follows_the_conditions() -> Result<()> {
     }
     let (manual, builtin) = (json!({}), json!({"autoscaling": {"mode": "Builtin"}}));
     let starting = ("Progressing", "True", "ReplicasStarting");
+    let complete = ("Progressing", "True", "Complete");
+    let failing = [("Reconciling", "True", "ApplyFailed"), CONVERGING[1]];
     let rolling = ("Progressing", "True", "RollingOut");
     let stalled = |reason| [("Ready", "False", reason), ("Reconciling", "False", reason), ("Stalled", "True", reason)];
     let not_ready = |reason| vec![("Ready", "False", reason), CONVERGING[0], CONVERGING[1]];
     let cases = [
-        ("serving", &manual, vec![SERVING, ("Progressing", "True", "Complete"), SETTLED[0], SETTLED[1]], "Healthy"),
+        ("serving", &manual, vec![SERVING, complete, SETTLED[0], SETTLED[1]], "Healthy"),
         ("starting", &manual, not_ready("Starting"), "Progressing"),
         ("no node yet, which more nodes will end", &manual, not_ready("Unschedulable"), "Progressing"),
         ("not reached yet, which is tried for ever", &manual, not_ready("ModelUnavailable"), "Progressing"),
@@ -74,6 +76,9 @@ fn health_follows_the_conditions() -> Result<()> {
         ("a rollout that is stuck", &manual, stalled("ProgressDeadlineExceeded").into(), "Degraded"),
         ("scaled by hand", &manual, vec![SERVING, starting, CONVERGING[0], CONVERGING[1]], "Progressing"),
         ("scaled by the autoscaler", &builtin, vec![SERVING, starting, CONVERGING[0], CONVERGING[1]], "Healthy"),
+        ("scaled in by hand", &manual, vec![SERVING, complete, CONVERGING[0], CONVERGING[1]], "Progressing"),
+        ("scaled in by the autoscaler", &builtin, vec![SERVING, complete, CONVERGING[0], CONVERGING[1]], "Healthy"),
+        ("a write that fails", &builtin, vec![SERVING, complete, failing[0], failing[1]], "Progressing"),
         ("rolling", &builtin, vec![SERVING, rolling, CONVERGING[0], CONVERGING[1]], "Progressing"),
         ("paused", &manual, vec![SERVING, ("Progressing", "False", "Paused"), CONVERGING[0]], "Suspended"),
         ("scaled to zero", &manual, vec![("Ready", "False", "ScaledToZero"), SETTLED[0], SETTLED[1]], "Suspended"),

@@ -31,7 +31,10 @@ if is("Progressing", "False", "Paused") then
   return report("Suspended", conditions.Progressing)
 end
 local mode = (obj.spec.autoscaling or {}).mode or "Manual"
-local is_scaling = mode ~= "Manual" and is("Progressing", "True", "ReplicasStarting")
+-- More replicas start, or some of more than are wanted leave; neither a rollout nor a write that failed.
+local is_scaling = mode ~= "Manual"
+  and is("Reconciling", "True", "Converging")
+  and (is("Progressing", "True", "ReplicasStarting") or is("Progressing", "True", "Complete"))
 if is("Ready", "True") and (is("Reconciling", "False") or is_scaling) then
   return { status = "Healthy", message = conditions.Ready.message }
 end
