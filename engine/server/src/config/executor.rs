@@ -1,0 +1,241 @@
+//! What computes: a model on a CPU or GPU, an encoder, or the simulator.
+
+use super::unsupported;
+use crate::cli::{ExecutorKind, Runner, ServeArgs, SimArgs};
+use crate::encoding::BatchLimits;
+use crate::failure::Failure;
+use crate::machine;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use windlass_checkpoint::HubFolder;
+use windlass_engine_contract::flags;
+use windlass_engine_contract::termination::Reason;
+use windlass_engine_core::sim::StepTime;
+use windlass_engine_model::{ActivationType, Encoder};
+
+/// What computes.
+#[derive(Clone, Debug)]
+pub enum ExecutorConfig {
+    /// A model on this machine's CPU.
+    Cpu(CpuConfig),
+    /// The simulator.
+    Sim(SimConfig),
+    /// An encoder on this machine's CPU.
+    Encoder(EncoderConfig),
+}
+
+/// A model that reads texts and writes none.
+#[derive(Clone, Debug)]
+pub struct EncoderConfig {
+    /// Folder.
+    pub model: PathBuf,
+    /// How texts are put together.
+    pub limits: BatchLimits,
+}
+
+/// A model on this machine's CPU, or on its GPU.
+#[derive(Clone, Debug)]
+pub struct CpuConfig {
+    /// Where it is computed.
+    pub device: DeviceChoice,
+    /// GGUF file or folder.
+    pub model: PathBuf,
+    /// Threads that compute.
+    pub threads: usize,
+    /// Ranks that the model is divided among.
+    pub tensor_parallel: u32,
+    /// On a GPU, kernels are launched one by one instead of being replayed.
+    pub eager: bool,
+    /// How finely activations are rounded.
+    pub activations: ActivationType,
+    /// The weight type that the file must have; `None` takes any.
+    pub quantization: Option<String>,
+    /// The processes that share the layers, if there are several.
+    pub pipeline: Option<PipelineConfig>,
+}
+
+/// Where a model is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// On a GPU where there is one.
+    Auto,
+    /// On the CPU.
+    Cpu,
+    /// On an NVIDIA GPU, which must be there.
+    Cuda,
+}
+
+/// Processes that share a model's layers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PipelineConfig {
+    /// How many there are.
+    pub nodes: u32,
+    /// Which one this is: 0 serves.
+    pub node_rank: u32,
+    /// Where node 0 listens for the others, `host:port`.
+    pub master: String,
+    /// How long they wait for each other.
+    pub patience: Duration,
+}
+
+/// The simulator.
+#[derive(Clone, Debug)]
+pub struct SimConfig {
+    /// GGUF file or folder whose tokenizer and template are used; without one, the simulator's own words.
+    pub tokenizer: Option<PathBuf>,
+    /// How long steps take.
+    pub step_time: StepTime,
+    /// Tokens after which an answer ends by itself, on average; `None` for never.
+    pub mean_answer_tokens: Option<u64>,
+    /// How long loading takes.
+    pub load_time: Duration,
+    /// Ranks it says it has.
+    pub tensor_parallel: u32,
+    /// Weight type it says it has.
+    pub quantization: String,
+}
+
+/// How long the processes of a pipeline wait for each other to start and to load.
+const NODE_PATIENCE: Duration = Duration::from_secs(600);
+
+/// What the flags say of what computes.
+pub(super) fn from_args(args: &ServeArgs) -> Result<ExecutorConfig, Failure> {
+    let pipeline = pipeline(args)?;
+    check_together(args)?;
+    if args.tensor_parallel_size == 0 {
+        return Err(Failure::configuration(format!("{} must be at least 1", flags::TENSOR_PARALLEL_SIZE)));
+    }
+    let encodes = args.executor == ExecutorKind::Cpu && is_encoder(Path::new(&args.model));
+    check_runner(args, encodes)?;
+    match args.executor {
+        ExecutorKind::Sim if pipeline.is_some() => {
+            let size = args.pipeline_parallel_size.to_string();
+            Err(unsupported(flags::PIPELINE_PARALLEL_SIZE, &size, "the simulator is one process: use 1"))
+        }
+        ExecutorKind::Sim => Ok(ExecutorConfig::Sim(sim(args)?)),
+        ExecutorKind::Cpu if encodes => Ok(ExecutorConfig::Encoder(encoder(args)?)),
+        ExecutorKind::Cpu => Ok(ExecutorConfig::Cpu(CpuConfig { pipeline, ..cpu(args)? })),
+    }
+}
+
+/// A model is served as what it is: the flags are a check.
+fn check_runner(args: &ServeArgs, encodes: bool) -> Result<(), Failure> {
+    let asked = [("--runner", args.runner), ("--task", args.task.into())];
+    let wrong = |runner| matches!((runner, encodes), (Runner::Generate, true) | (Runner::Pooling, false));
+    let Some((flag, _)) = asked.into_iter().find(|(_, runner)| wrong(*runner)) else { return Ok(()) };
+    let (wanted, is) = if encodes { ("texts", "vectors or scores") } else { ("vectors or scores", "texts") };
+    let message = format!("{flag} asks for a model that gives {wanted}, and this one gives {is}");
+    Err(Failure::new(Reason::Unsupported, message))
+}
+
+/// Whether the folder's configuration names an encoder. What cannot be read is refused later, with its reason.
+fn is_encoder(model: &Path) -> bool {
+    HubFolder::is_at(model) && HubFolder::open(model).is_ok_and(|folder| Encoder::is_in(&folder))
+}
+
+fn encoder(args: &ServeArgs) -> Result<EncoderConfig, Failure> {
+    if device(&args.device)? == DeviceChoice::Cuda {
+        return Err(unsupported(flags::DEVICE, "cuda", "encoders are computed on the CPU: use auto or cpu"));
+    }
+    let sizes = [("--max-batch-size", args.max_batch_size), ("--max-batch-tokens", args.max_batch_tokens)];
+    if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+        return Err(Failure::configuration(format!("{flag} must be at least 1")));
+    }
+    let limits = BatchLimits {
+        max_wait: Duration::from_millis(args.max_batch_wait_ms.into()),
+        max_texts: args.max_batch_size as usize,
+        max_tokens: args.max_batch_tokens as usize,
+        max_queue_tokens: args.max_queue_tokens,
+    };
+    Ok(EncoderConfig { model: PathBuf::from(&args.model), limits })
+}
+
+fn device(name: &str) -> Result<DeviceChoice, Failure> {
+    match name {
+        "auto" => Ok(DeviceChoice::Auto),
+        "cpu" => Ok(DeviceChoice::Cpu),
+        "cuda" => Ok(DeviceChoice::Cuda),
+        other => Err(unsupported(flags::DEVICE, other, "use auto, cpu or cuda")),
+    }
+}
+
+fn cpu(args: &ServeArgs) -> Result<CpuConfig, Failure> {
+    let threads = args.threads.unwrap_or_else(machine::cpus);
+    if threads == 0 {
+        return Err(Failure::configuration("--threads must be at least 1"));
+    }
+    let quantization = Some(args.quantization.to_ascii_lowercase()).filter(|kind| kind != "auto");
+    Ok(CpuConfig {
+        device: device(&args.device)?,
+        model: PathBuf::from(&args.model),
+        threads,
+        tensor_parallel: args.tensor_parallel_size,
+        eager: args.enforce_eager,
+        activations: args.activation_dtype.into(),
+        quantization,
+        pipeline: None,
+    })
+}
+
+/// What several ranks or processes do not do yet.
+fn check_together(args: &ServeArgs) -> Result<(), Failure> {
+    let (ranks, nodes) = (args.tensor_parallel_size, args.pipeline_parallel_size);
+    if args.swap_space > 0.0 && (ranks > 1 || nodes > 1) {
+        let size = args.swap_space.to_string();
+        return Err(unsupported("--swap-space", &size, "blocks that are divided among ranks or nodes are not swapped"));
+    }
+    match &args.speculative_config {
+        Some(config) if nodes > 1 => {
+            Err(unsupported("--speculative-config", config, "a pipeline of several nodes computes no guesses"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn pipeline(args: &ServeArgs) -> Result<Option<PipelineConfig>, Failure> {
+    let (nodes, node_rank) = (args.pipeline_parallel_size, args.node_rank);
+    let flag = flags::PIPELINE_PARALLEL_SIZE;
+    let wrong = match (args.nnodes, args.headless) {
+        _ if nodes == 0 => format!("{flag} must be at least 1"),
+        (Some(count), _) if count != nodes => {
+            format!("--nnodes is {count} and {flag} is {nodes}: every node is a stage, so they are the same")
+        }
+        _ if node_rank >= nodes => format!("--node-rank is {node_rank}; with {flag} {nodes} it is less than {nodes}"),
+        (_, true) if node_rank == 0 => "--headless is for nodes other than 0, which serves".to_owned(),
+        (_, false) if node_rank > 0 => format!("node {node_rank} serves nothing: give it --headless"),
+        _ => {
+            let master = format!("{}:{}", args.master_addr, args.master_port);
+            let pipeline = PipelineConfig { nodes, node_rank, master, patience: NODE_PATIENCE };
+            return Ok(Some(pipeline).filter(|_| nodes > 1));
+        }
+    };
+    Err(Failure::configuration(wrong))
+}
+
+fn sim(args: &ServeArgs) -> Result<SimConfig, Failure> {
+    let SimArgs { sim_step_us, sim_prefill_token_us, sim_decode_sequence_us, sim_context_token_us, .. } = args.sim;
+    let step_time = StepTime {
+        base_us: microseconds("--sim-step-us", sim_step_us)?,
+        prefill_token_us: microseconds("--sim-prefill-token-us", sim_prefill_token_us)?,
+        decode_row_us: microseconds("--sim-decode-sequence-us", sim_decode_sequence_us)?,
+        context_token_us: microseconds("--sim-context-token-us", sim_context_token_us)?,
+    };
+    let path = PathBuf::from(&args.model);
+    Ok(SimConfig {
+        tokenizer: path.exists().then_some(path),
+        step_time,
+        mean_answer_tokens: Some(args.sim.sim_mean_answer_tokens).filter(|tokens| *tokens > 0),
+        load_time: Duration::try_from_secs_f64(args.sim.sim_load_seconds)
+            .map_err(|error| Failure::configuration(format!("--sim-load-seconds: {error}")))?,
+        tensor_parallel: args.tensor_parallel_size,
+        quantization: if args.quantization == "auto" { "bf16".to_owned() } else { args.quantization.clone() },
+    })
+}
+
+/// A step may take at most an hour, which keeps every sum of them a time.
+fn microseconds(flag: &str, value: f64) -> Result<f64, Failure> {
+    match (0.0..=3.6e9).contains(&value) {
+        true => Ok(value),
+        false => Err(Failure::configuration(format!("{flag} is {value}; it must be from 0 to 3.6e9"))),
+    }
+}
