@@ -25,7 +25,7 @@ fn main() -> ExitCode {
         Err(ParseEnd::Wrong { failure, log }) => return end(&failure, log),
     };
     let process = command.process().clone();
-    telemetry::start(process.log_format, command.log_level());
+    let log = telemetry::start(process.log_format, command.log_level());
     let done = match &command {
         Command::Serve(args) => serve(args),
         Command::Fetch(args) => fetch::run(args, fetch::FIRST_PAUSE),
@@ -41,6 +41,8 @@ fn main() -> ExitCode {
             Ok(())
         }
     };
+    // Before what ends it is told.
+    drop(log);
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => end(&failure, process.termination_log),

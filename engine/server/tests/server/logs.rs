@@ -1,6 +1,7 @@
 //! What the log says of requests.
 
 use crate::common::{Answer, Client, post, within};
+use hyper::StatusCode;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
@@ -86,5 +87,16 @@ async fn texts_are_logged_where_the_flags_ask_for_them_and_no_more_of_them() {
         assert_eq!(prompt["text"].as_str().unwrap().chars().count(), 10);
         let answer = server.line("answer").await;
         assert_eq!(answer["text"], text.chars().take(10).collect::<String>());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_nobody_reads_holds_up_nobody() {
+    let server = Logged::start(&["--enable-log-requests"]).await;
+    // Twenty times 10,000 bytes: three times what a pipe holds.
+    let long = json!([{"role": "user", "content": "word ".repeat(2000)}]);
+    for _ in 0..20 {
+        let answer = within("an answer", server.ask("trace-44", json!({"messages": long}))).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
     }
 }
