@@ -7,6 +7,7 @@
 
 mod app;
 mod apply;
+mod children;
 mod config;
 mod custom_metrics;
 mod door;

@@ -6,7 +6,7 @@
 use crate::error::Error;
 use crate::scopes::Scopes;
 use crate::scrape::Loads;
-use crate::watches::{Stores, children_of};
+use crate::watches::Stores;
 use crate::written::{ServiceKey, Writes};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::NamespaceResourceScope;
@@ -143,16 +143,16 @@ impl Observer {
         let (namespace, name) = (key.0.as_str(), key.1.as_str());
         let stores = &self.stores;
         Observed {
-            deployments: children_of(&stores.deployments, namespace, name),
-            services: children_of(&stores.endpoints, namespace, name),
-            service_accounts: children_of(&stores.accounts, namespace, name),
-            disruption_budgets: children_of(&stores.budgets, namespace, name),
-            network_policies: children_of(&stores.policies, namespace, name),
-            jobs: children_of(&stores.jobs, namespace, name),
-            revisions: children_of(&stores.revisions, namespace, name),
+            deployments: stores.deployments.of(key),
+            services: stores.endpoints.of(key),
+            service_accounts: stores.accounts.of(key),
+            disruption_budgets: stores.budgets.of(key),
+            network_policies: stores.policies.of(key),
+            jobs: stores.jobs.of(key),
+            revisions: stores.revisions.of(key),
             autoscalers: autoscalers_of(&stores.autoscalers, namespace, name),
             capacities: Vec::new(),
-            pods: children_of(&stores.pods, namespace, name),
+            pods: stores.pods.of(key),
             inspectors: Vec::new(),
             nodes: stores.nodes.as_ref().map(reflector::Store::state),
             is_upgrade_turn: false,

@@ -13,10 +13,11 @@ mod schedule;
 pub use fetch::drain;
 pub use loads::Loads;
 
+use crate::children::owner;
 use crate::config::ScrapeConfig;
 use crate::metrics::Metrics;
 use crate::observe::is_ready_pod;
-use crate::watches::{Engines, Guarded, owner};
+use crate::watches::{Engines, Guarded};
 use crate::written::ServiceKey;
 use futures::channel::mpsc::{self, Sender};
 use futures::stream::StreamExt;
@@ -111,7 +112,7 @@ impl Scraper {
 
     /// Pods whose time has come.
     fn due(&mut self) -> Vec<Target> {
-        let targets: Vec<_> = self.engines.pods.state().iter().filter_map(|pod| target(pod)).collect();
+        let targets: Vec<_> = self.engines.pods.all().state().iter().filter_map(|pod| target(pod)).collect();
         self.loads.retain(targets.iter().map(|target| (&target.service, target.pod.as_str())));
         // New pods are read within a tick or two, so that Ready does not wait for a cadence.
         self.schedule.take(targets, Instant::now(), || rand::rng().random_range(Duration::ZERO..TICK))
@@ -214,6 +215,7 @@ fn jittered(pause: Duration, random: f64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::children::Children;
     use kube::runtime::reflector;
     use kube::runtime::watcher::Event;
     use serde_json::json;
@@ -262,14 +264,14 @@ mod tests {
 
     /// So many pods that serve.
     fn crowd(count: u32) -> Engines {
-        let (pods, mut writer) = reflector::store();
-        writer.apply_watcher_event(&Event::Init);
+        let (pods, mut feed) = Children::new();
+        feed.take(&Event::Init);
         for index in 0..count {
             let mut pod = pod("True", false);
             (pod.metadata.name, pod.metadata.uid) = (Some(format!("p-{index}")), Some(format!("u-{index}")));
-            writer.apply_watcher_event(&Event::InitApply(pod));
+            feed.take(&Event::InitApply(pod));
         }
-        writer.apply_watcher_event(&Event::InitDone);
+        feed.take(&Event::InitDone);
         Engines { services: reflector::store().0, pods }
     }
 

@@ -1,6 +1,7 @@
 //! An API server small enough to read: objects by path, server-side apply as a deep merge, versions, and refusals on
 //! request. It stands in for the real one at its own contract, so that tests see which requests are made, and not how.
 
+use crate::children::{Children, owner};
 use crate::watches::{Guarded, Stores};
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -221,15 +222,15 @@ impl Watched {
         let mut fills = Vec::new();
         let stores = Stores {
             services: store::<Guarded>(&mut fills),
-            deployments: store(&mut fills),
-            endpoints: store(&mut fills),
-            accounts: store(&mut fills),
-            budgets: store(&mut fills),
-            policies: store(&mut fills),
-            jobs: store(&mut fills),
-            revisions: store(&mut fills),
+            deployments: children(&mut fills),
+            endpoints: children(&mut fills),
+            accounts: children(&mut fills),
+            budgets: children(&mut fills),
+            policies: children(&mut fills),
+            jobs: children(&mut fills),
+            revisions: children(&mut fills),
             autoscalers: store(&mut fills),
-            pods: store(&mut fills),
+            pods: children(&mut fills),
             nodes: None,
         };
         let mut watched = Watched { stores, fills };
@@ -248,14 +249,24 @@ where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
     let (reader, mut writer): (_, Writer<K>) = reflector::store();
+    fills.push(Box::new(move |api| listed(api.all()).iter().for_each(|event| writer.apply_watcher_event(event))));
+    reader
+}
+
+fn children<K>(fills: &mut Vec<Fill>) -> Children<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    let (reader, mut feed) = Children::new();
     fills.push(Box::new(move |api| {
-        writer.apply_watcher_event(&Event::Init);
-        let is_service = K::plural(&()) == "inferenceservices";
-        for object in api.all::<K>().into_iter().filter(|object| is_service || crate::watches::owner(object).is_some())
-        {
-            writer.apply_watcher_event(&Event::InitApply(object));
-        }
-        writer.apply_watcher_event(&Event::InitDone);
+        let ours = api.all::<K>().into_iter().filter(|object| owner(object).is_some());
+        listed(ours.collect()).iter().for_each(|event| feed.take(event));
     }));
     reader
+}
+
+/// What a watch tells of a list.
+fn listed<K>(objects: Vec<K>) -> Vec<Event<K>> {
+    let objects = objects.into_iter().map(Event::InitApply);
+    [Event::Init].into_iter().chain(objects).chain([Event::InitDone]).collect()
 }

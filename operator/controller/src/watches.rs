@@ -4,9 +4,10 @@
 //! Which objects are watched is decided here; what they mean is not. Of children only those with the service's label
 //! arrive; Secrets and the content of ConfigMaps are never read.
 
+use crate::children::{Children, owner};
 use crate::config::Scope;
 use crate::metrics::Metrics;
-use futures::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
+use futures::stream::{self, BoxStream, SelectAll, Stream, StreamExt, TryStreamExt};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment};
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
@@ -22,7 +23,6 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use std::collections::HashMap;
 use std::fmt::Debug;
-use std::sync::Arc;
 use windlass_operator_api::InferenceService;
 use windlass_operator_core::names::{SERVICE_LABEL, SPOT_SUFFIX};
 
@@ -35,23 +35,23 @@ pub struct Stores {
     /// Every service.
     pub services: Store<Guarded>,
     /// Workloads.
-    pub deployments: Store<Deployment>,
+    pub deployments: Children<Deployment>,
     /// Endpoints.
-    pub endpoints: Store<Service>,
+    pub endpoints: Children<Service>,
     /// Identities of pods.
-    pub accounts: Store<ServiceAccount>,
+    pub accounts: Children<ServiceAccount>,
     /// Disruption budgets.
-    pub budgets: Store<PodDisruptionBudget>,
+    pub budgets: Children<PodDisruptionBudget>,
     /// Network policies.
-    pub policies: Store<NetworkPolicy>,
+    pub policies: Children<NetworkPolicy>,
     /// Jobs that read models' headers.
-    pub jobs: Store<Job>,
+    pub jobs: Children<Job>,
     /// What templates were made from.
-    pub revisions: Store<ControllerRevision>,
+    pub revisions: Children<ControllerRevision>,
     /// Autoscalers, those of others too: they may set the replicas of a service of ours.
     pub autoscalers: Store<HorizontalPodAutoscaler>,
     /// Engine pods, without what nothing looks at.
-    pub pods: Store<Pod>,
+    pub pods: Children<Pod>,
     /// Nodes; `None` where only some namespaces are served, with rights on nothing else.
     pub nodes: Option<Store<Node>>,
 }
@@ -62,7 +62,7 @@ pub struct Engines {
     /// Every service.
     pub services: Store<Guarded>,
     /// Engine pods.
-    pub pods: Store<Pod>,
+    pub pods: Children<Pod>,
 }
 
 impl Engines {
@@ -110,34 +110,34 @@ impl Stores {
     /// The watches have ended.
     pub async fn ready(&self) -> Result<(), reflector::store::WriterDropped> {
         self.services.wait_until_ready().await?;
-        self.deployments.wait_until_ready().await?;
-        self.endpoints.wait_until_ready().await?;
-        self.accounts.wait_until_ready().await?;
-        self.budgets.wait_until_ready().await?;
-        self.policies.wait_until_ready().await?;
-        self.jobs.wait_until_ready().await?;
-        self.revisions.wait_until_ready().await?;
+        self.deployments.all().wait_until_ready().await?;
+        self.endpoints.all().wait_until_ready().await?;
+        self.accounts.all().wait_until_ready().await?;
+        self.budgets.all().wait_until_ready().await?;
+        self.policies.all().wait_until_ready().await?;
+        self.jobs.all().wait_until_ready().await?;
+        self.revisions.all().wait_until_ready().await?;
         self.autoscalers.wait_until_ready().await?;
         if let Some(nodes) = &self.nodes {
             nodes.wait_until_ready().await?;
         }
-        self.pods.wait_until_ready().await
+        self.pods.all().wait_until_ready().await
     }
 
     /// Kinds whose first list has not arrived.
     pub fn missing(&self) -> Vec<&'static str> {
         [
             is_missing(&self.services).then_some("inferenceservices"),
-            is_missing(&self.deployments).then_some("deployments"),
-            is_missing(&self.endpoints).then_some("services"),
-            is_missing(&self.accounts).then_some("serviceaccounts"),
-            is_missing(&self.budgets).then_some("poddisruptionbudgets"),
-            is_missing(&self.policies).then_some("networkpolicies"),
-            is_missing(&self.jobs).then_some("jobs"),
-            is_missing(&self.revisions).then_some("controllerrevisions"),
+            is_missing(self.deployments.all()).then_some("deployments"),
+            is_missing(self.endpoints.all()).then_some("services"),
+            is_missing(self.accounts.all()).then_some("serviceaccounts"),
+            is_missing(self.budgets.all()).then_some("poddisruptionbudgets"),
+            is_missing(self.policies.all()).then_some("networkpolicies"),
+            is_missing(self.jobs.all()).then_some("jobs"),
+            is_missing(self.revisions.all()).then_some("controllerrevisions"),
             is_missing(&self.autoscalers).then_some("horizontalpodautoscalers"),
             self.nodes.as_ref().is_some_and(is_missing).then_some("nodes"),
-            is_missing(&self.pods).then_some("pods"),
+            is_missing(self.pods.all()).then_some("pods"),
         ]
         .into_iter()
         .flatten()
@@ -160,19 +160,6 @@ impl Stores {
     }
 }
 
-/// The store's objects that belong to `name` in `namespace`.
-pub fn children_of<K>(store: &Store<K>, namespace: &str, name: &str) -> Vec<Arc<K>>
-where
-    K: Resource<DynamicType = ()> + Clone + 'static,
-{
-    store.state_filter(|child| child.meta().namespace.as_deref() == Some(namespace) && owner(child) == Some(name))
-}
-
-/// The name of the service that `child` belongs to, by its label.
-pub fn owner(child: &impl Resource) -> Option<&str> {
-    child.meta().labels.as_ref()?.get(SERVICE_LABEL).map(String::as_str)
-}
-
 fn is_missing<K>(store: &Store<K>) -> bool
 where
     K: reflector::Lookup<DynamicType = ()> + Clone + 'static,
@@ -190,13 +177,15 @@ struct Watch<'a> {
 impl Watch<'_> {
     /// Services, queued when anything but their status has changed.
     fn services(&self) -> (Store<Guarded>, BoxStream<'static, ObjectRef<Guarded>>) {
-        let (store, events) = self.start(self.objects(), watcher::Config::default(), strip);
+        let (store, mut writer) = reflector::store();
+        let take_in = move |event: &_| writer.apply_watcher_event(event);
+        let events = self.start(self.objects(), watcher::Config::default(), strip, take_in);
         let (all, mut seen) = (store.clone(), HashMap::new());
         (store, events.flat_map(move |event| stream::iter(changed_services(event, &all, &mut seen))).boxed())
     }
 
     /// Children of one kind; every change of one queues the service it belongs to.
-    fn children<K>(&self, services: &Store<Guarded>, queue: &mut Queue, strip: fn(&mut K)) -> Store<K>
+    fn children<K>(&self, services: &Store<Guarded>, queue: &mut Queue, strip: fn(&mut K)) -> Children<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + Clone
@@ -207,15 +196,18 @@ impl Watch<'_> {
             + 'static,
     {
         let labelled = watcher::Config::default().labels(SERVICE_LABEL);
-        let (store, events) = self.start(self.objects(), labelled, strip);
+        let (children, mut feed) = Children::new();
+        let events = self.start(self.objects(), labelled, strip, move |event| feed.take(event));
         let services = services.clone();
         queue.push(events.flat_map(move |event| stream::iter(owners(event, &services))).boxed());
-        store
+        children
     }
 
     /// Autoscalers, each of which queues the service that it sets the replicas of.
     fn autoscalers(&self, services: &Store<Guarded>, queue: &mut Queue) -> Store<HorizontalPodAutoscaler> {
-        let (store, events) = self.start(self.objects(), watcher::Config::default(), strip_autoscaler);
+        let (store, mut writer) = reflector::store();
+        let take_in = move |event: &_| writer.apply_watcher_event(event);
+        let events = self.start(self.objects(), watcher::Config::default(), strip_autoscaler, take_in);
         let services = services.clone();
         queue.push(events.flat_map(move |event| stream::iter(scaled_by(event, &services))).boxed());
         store
@@ -223,7 +215,9 @@ impl Watch<'_> {
 
     /// Nodes; one whose taints change, or that goes, queues the services that have pods on it.
     fn nodes(&self, stores: &Stores, queue: &mut Queue) -> Store<Node> {
-        let (store, events) = self.start(Api::all(self.client.clone()), watcher::Config::default(), strip_node);
+        let (store, mut writer) = reflector::store();
+        let take_in = move |event: &_| writer.apply_watcher_event(event);
+        let events = self.start(Api::all(self.client.clone()), watcher::Config::default(), strip_node, take_in);
         let (pods, mut seen) = (stores.pods.clone(), HashMap::new());
         queue.push(events.flat_map(move |event| stream::iter(residents(event, &pods, &mut seen))).boxed());
         store
@@ -237,27 +231,26 @@ impl Watch<'_> {
         }
     }
 
-    /// A watch that fills a store, resumes after errors, and yields what the store has taken in.
+    /// A watch that resumes after errors, and yields what `take_in` was given.
     fn start<K>(
         &self,
         api: Api<K>,
         config: watcher::Config,
         strip: fn(&mut K),
-    ) -> (Store<K>, impl Stream<Item = Event<K>> + Send + 'static)
+        take_in: impl FnMut(&Event<K>) + Send + 'static,
+    ) -> impl Stream<Item = Event<K>> + Send + 'static
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     {
-        let (store, writer) = reflector::store();
-        let events = watcher(api, config).default_backoff().modify(strip).reflect(writer);
+        let events = watcher(api, config).default_backoff().modify(strip).inspect_ok(take_in);
         let (kind, metrics) = (K::plural(&()).into_owned(), self.metrics.clone());
-        let healthy = events.filter_map(move |event| {
+        events.filter_map(move |event| {
             let event = event.inspect_err(|error| {
                 metrics.watch_broke(&kind);
                 tracing::warn!(kind, error = %crate::error::chain(error), "{}", hint(error));
             });
             std::future::ready(event.ok())
-        });
-        (store, healthy)
+        })
     }
 }
 
@@ -366,7 +359,11 @@ struct Standing {
 
 /// The services that have pods on a node whose standing has changed. The first sight of a node is no change: services are
 /// queued by themselves at a start.
-fn residents(event: Event<Node>, pods: &Store<Pod>, seen: &mut HashMap<String, Standing>) -> Vec<ObjectRef<Guarded>> {
+fn residents(
+    event: Event<Node>,
+    pods: &Children<Pod>,
+    seen: &mut HashMap<String, Standing>,
+) -> Vec<ObjectRef<Guarded>> {
     let (node, is_gone) = match event {
         Event::Apply(node) => (node, false),
         Event::Delete(node) => (node, true),
@@ -382,7 +379,7 @@ fn residents(event: Event<Node>, pods: &Store<Pod>, seen: &mut HashMap<String, S
         return Vec::new();
     }
     let here = |pod: &Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.as_ref() == Some(&name));
-    let mut owners: Vec<_> = pods.state_filter(here).iter().filter_map(|pod| owner_ref(pod.as_ref())).collect();
+    let mut owners: Vec<_> = pods.all().state_filter(here).iter().filter_map(|pod| owner_ref(pod.as_ref())).collect();
     owners.sort_by(|left, right| (&left.namespace, &left.name).cmp(&(&right.namespace, &right.name)));
     owners.dedup();
     owners

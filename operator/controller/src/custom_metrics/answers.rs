@@ -1,7 +1,7 @@
 //! Paths and documents of `custom.metrics.k8s.io/v1beta2`.
 
 use crate::scrape::Loads;
-use crate::watches::{Engines, children_of};
+use crate::watches::Engines;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -53,10 +53,10 @@ fn resources() -> Value {
 
 async fn of_service(State(scopes): State<Scopes>, Path((namespace, name, metric)): Path<Names>) -> Response {
     let Some(metric) = Metric::named(&metric) else { return unknown(&metric) };
+    let service = (namespace.clone(), name.clone());
     let value = scopes.iter().find_map(|scope| {
-        let pods = children_of(&scope.engines.pods, &namespace, &name);
-        let names: Vec<String> = pods.iter().map(|pod| pod.name_any()).collect();
-        let load = scope.loads.of(&(namespace.clone(), name.clone()));
+        let names: Vec<String> = scope.engines.pods.of(&service).iter().map(|pod| pod.name_any()).collect();
+        let load = scope.loads.of(&service);
         metric.value(&load, names.iter().map(String::as_str), Timestamp::now())
     });
     match value {
@@ -101,7 +101,7 @@ fn label_selector(query: &str) -> String {
 }
 
 fn measured(scope: &Answers, namespace: &str, metric: &Metric, is_meant: impl Fn(&Pod) -> bool) -> Vec<Value> {
-    let pods = scope.engines.pods.state_filter(is_meant);
+    let pods = scope.engines.pods.all().state_filter(is_meant);
     let value = |pod: &Arc<Pod>| {
         let (name, service) = (pod.name_any(), pod.labels().get(SERVICE_LABEL)?.clone());
         let load = scope.loads.of(&(namespace.to_owned(), service));
