@@ -23,6 +23,8 @@ use crate::{command, service};
 
 /// The label and the taint of its nodes.
 const NODE: &str = "test.windlass.dev/kwok";
+/// Renewed every 10 s: a node that is silent for 50 s counts as lost, and its pods as not ready.
+const LEASE: &str = "--node-lease-duration-seconds=40";
 /// The name that every service on them serves: one responder speaks for all.
 const SERVED_NAME: &str = "shared";
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -51,7 +53,7 @@ impl<'a> Kwok<'a> {
         std::fs::write(&stages, documents)?;
         let mut kwok = Command::new("kwok");
         kwok.arg("--kubeconfig").arg(cluster.kubeconfig()).arg("--config").arg(&stages);
-        kwok.args([&format!("--manage-nodes-with-label-selector={NODE}"), "--node-lease-duration-seconds=200"]);
+        kwok.args([&format!("--manage-nodes-with-label-selector={NODE}"), LEASE]);
         let process = Running::start("kwok", &mut kwok, folder)?;
         let kwok = Kwok { cluster, process };
         let made: Vec<Value> = (0..nodes).map(|number| node(&format!("kwok-{number}"))).collect();
