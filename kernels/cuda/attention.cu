@@ -4,6 +4,9 @@
 // of the same product: row r of a sequence is head r % group of token r / group. A page at a time is copied to shared
 // memory while the one before is computed: S = Q · Kᵀ, online softmax in base 2, O += P · V (FlashAttention 2).
 //
+// A kernel's heads have up to DIM values; those that a shorter one lacks are zeros in shared memory and in registers. Codes
+// of 8 bits have a scale for each token: a key's multiplies its scores, a value's its weights.
+//
 // Decoding: the block has one token's rows, at most 16, and its four warps take 16 keys each of every page. A long
 // context is split over blocks by its own length alone, and the parts are merged in their order. Prefill: each warp has
 // 16 rows of its own and takes all keys.
@@ -15,64 +18,85 @@ constexpr int PAGE = 64;
 constexpr int ROWS = 16;
 constexpr float LOG2_E = 1.44269504f;
 
+// How pages hold values.
+enum class Code { Bf16, E4m3, Int8 };
+
+// Keys and values of a layer: `codes` [page][K|V][kv_head][64][dim], and where those are bytes their scales, without dim.
+struct Pages {
+  const u8* codes;
+  const float* scales;
+};
+
 // What does not change within a launch.
 struct Shape {
-  u32 heads, kv_heads, max_pages;
+  u32 heads, kv_heads, dim, max_pages;
   float scale;    // of scores, before the exponential
   u32 window;     // keys that a query sees, 0 for all
   float cap;      // of scores: cap · tanh(score / cap); 0 for none
-  const float* scales;  // [K|V][kv_head], what pages hold is to be multiplied with; null for 1
-
-  // The shape with the scale of one head's keys.
-  DEVICE Shape of(u32 head) const {
-    Shape own = *this;
-    if (scales) own.scale *= scales[head];
-    return own;
-  }
-  DEVICE float value_scale(u32 head) const { return scales ? scales[kv_heads + head] : 1.0f; }
 };
 
 // Keys of a split, by the length of the whole sequence (kernels.rs, `split_keys`, says the same).
 DEVICE u32 split_keys(u32 length) { return length <= 2048 ? 128 : length <= 8192 ? 256 : 512; }
 
-// One head's keys and values of a page, in bf16 or e4m3.
-template <int DIM, bool FP8>
+// One head's keys and values of a page.
+template <int DIM, Code CODE>
 struct Stage {
-  static constexpr int ROW_BYTES = DIM * (FP8 ? 1 : 2);
-  static constexpr int STRIDE = ROW_BYTES + 16;  // so that eight rows lie in different banks
+  static constexpr bool SCALED = CODE != Code::Bf16;
+  static constexpr int VALUE_BYTES = SCALED ? 1 : 2;
+  static constexpr int STRIDE = DIM * VALUE_BYTES + 16;  // so that eight rows lie in different banks
   alignas(16) u8 keys[PAGE * STRIDE];
   alignas(16) u8 values[PAGE * STRIDE];
+  alignas(16) float scales[2][SCALED ? PAGE : 4];  // of keys, of values
 };
+
+// Stages in shared memory: one where two would leave no room for other blocks (table.rs, `attention_shared_bytes`).
+template <int DIM, Code CODE>
+constexpr int STAGES = sizeof(Stage<DIM, CODE>) > 48 << 10 ? 1 : 2;
 
 // Starts to copy one head's keys and values of a page, `count` of them. What lies behind is nobody's: it becomes zeros, for
 // a weight of nothing times a NaN is a NaN.
-template <int DIM, bool FP8>
-DEVICE void fetch(Stage<DIM, FP8>& stage, const u8* pages, u32 page, u32 count, u32 head, u32 kv_heads) {
-  using Place = Stage<DIM, FP8>;
-  constexpr u32 CHUNKS = Place::ROW_BYTES / 16;
-  const u8* keys = pages + (static_cast<u64>(page) * 2 * kv_heads + head) * PAGE * Place::ROW_BYTES;
-  const u8* values = keys + static_cast<u64>(kv_heads) * PAGE * Place::ROW_BYTES;
+template <int DIM, Code CODE>
+DEVICE void fetch(Stage<DIM, CODE>& stage, const Pages& pages, u32 page, u32 count, u32 head, const Shape& shape) {
+  using Place = Stage<DIM, CODE>;
+  constexpr u32 CHUNKS = DIM * Place::VALUE_BYTES / 16;
+  const u32 row_bytes = shape.dim * Place::VALUE_BYTES;
+  const u64 row = (static_cast<u64>(page) * 2 * shape.kv_heads + head) * PAGE;  // of the first key
+  const u32 apart = shape.kv_heads * PAGE;                                       // rows to its value
+  const u8 *keys = pages.codes + row * row_bytes, *values = keys + static_cast<u64>(apart) * row_bytes;
   for (u32 i = thread_index(); i < PAGE * CHUNKS; i += THREADS) {
-    const u32 at = i / CHUNKS * Place::STRIDE + i % CHUNKS * 16;
-    const bool valid = i / CHUNKS < count;
-    copy_async(stage.keys + at, keys + 16 * i, valid);
-    copy_async(stage.values + at, values + 16 * i, valid);
+    const u32 token = i / CHUNKS, byte = i % CHUNKS * 16;
+    const bool valid = token < count && byte < row_bytes;
+    copy_async(stage.keys + token * Place::STRIDE + byte, keys + token * row_bytes + byte, valid);
+    copy_async(stage.values + token * Place::STRIDE + byte, values + token * row_bytes + byte, valid);
   }
+  if (Place::SCALED && thread_index() < 2 * PAGE / 4) {
+    const u32 kind = thread_index() / (PAGE / 4), token = 4 * (thread_index() % (PAGE / 4));
+    copy_async(stage.scales[kind] + token, pages.scales + row + kind * apart + token, token < count);
+  }
+}
+
+// Two of a page's codes, at bits 0 and 16, as a pair of bf16, exactly.
+template <Code CODE>
+DEVICE u32 expand(u32 bytes) {
+  return CODE == Code::E4m3 ? expand_e4m3(bytes) : expand_signed(bytes);
 }
 
 // Sixteen rows of a warp: rows g and g + 8 in lane 4g + t, as mma has them.
 //
-// Of e4m3, a lane reads four neighbouring bytes where it reads two neighbouring values of bf16. So the values of sixteen
+// Of bytes, a lane reads four neighbours where it reads two neighbouring values of bf16. So the values of sixteen
 // take another order along them: lane 4g + t has values 4t .. 4t + 4 of a query and of a key, and of the two products
 // with sixteen of a value's columns the former has the even ones and the latter the odd ones.
-template <int DIM, bool FP8>
+template <int DIM, Code CODE>
 struct Rows {
+  using Place = Stage<DIM, CODE>;
+  static constexpr bool BYTES = Place::SCALED;
   u32 query[DIM / 16][4];
   float out[DIM / 8][4];
   float largest[2], sum[2];
   u32 first[2], end[2];  // keys that each row sees
 
   DEVICE void clear() {
+#pragma unroll
     for (int n = 0; n < DIM / 8; ++n) {
       for (int i = 0; i < 4; ++i) out[n][i] = 0;
     }
@@ -83,15 +107,16 @@ struct Rows {
   }
 
   // Row `half` reads its query from `from`; a row that is none (null) sees no keys.
-  DEVICE void load(int half, const bf16* from, u32 position, u32 window) {
+  DEVICE void load(int half, const bf16* from, u32 position, const Shape& shape) {
     end[half] = from ? position + 1 : 0;
-    first[half] = window && end[half] > window ? end[half] - window : 0;
+    first[half] = shape.window && end[half] > shape.window ? end[half] - shape.window : 0;
     const u32 place = lane_index() % 4;
+#pragma unroll
     for (int k = 0; k < DIM / 16; ++k) {
       for (int part = 0; part < 2; ++part) {
-        const u32 at = 16 * k + (FP8 ? 4 * place + 2 * part : 2 * place + 8 * part);
+        const u32 at = 16 * k + (BYTES ? 4 * place + 2 * part : 2 * place + 8 * part);
         const u32* pair = reinterpret_cast<const u32*>(from + at);
-        query[k][2 * part + half] = from ? *pair : 0;
+        query[k][2 * part + half] = from && at < shape.dim ? *pair : 0;
       }
     }
   }
@@ -99,39 +124,41 @@ struct Rows {
   // Which of the values is column `i % 2` of this lane's in product `n`.
   DEVICE static u32 column(int n, int i) {
     const u32 place = lane_index() % 4;
-    return FP8 ? 16 * (n / 2) + 4 * place + 2 * (i % 2) + n % 2 : 8 * n + 2 * place + i % 2;
+    return BYTES ? 16 * (n / 2) + 4 * place + 2 * (i % 2) + n % 2 : 8 * n + 2 * place + i % 2;
   }
 
-  // Takes KEYS keys and values that lie in shared memory; the first is at position `start`.
+  // Takes KEYS keys and values of a stage, from `at` on; the stage's first key is at position `start`.
   template <int KEYS>
-  DEVICE void attend(const u8* keys, const u8* values, u32 start, const Shape& shape) {
+  DEVICE void attend(const Place& stage, u32 at, u32 start, const Shape& shape) {
     float score[KEYS / 8][4] = {};
-    for (int n = 0; n < KEYS / 16; ++n) compare(score[2 * n], score[2 * n + 1], keys + 16 * n * STRIDE);
-    mask<KEYS>(score, start, shape);
+#pragma unroll
+    for (int n = 0; n < KEYS / 16; ++n) compare(score[2 * n], score[2 * n + 1], stage.keys + (at + 16 * n) * STRIDE);
+    mask<KEYS>(score, stage.scales[0] + at, start + at, shape);
     soften<KEYS>(score);
+    if (BYTES) weigh<KEYS>(score, stage.scales[1] + at);
 #pragma unroll
     for (int k = 0; k < KEYS / 16; ++k) {
       const u32 weights[4] = {pack_bf16(score[2 * k][0], score[2 * k][1]), pack_bf16(score[2 * k][2], score[2 * k][3]),
                               pack_bf16(score[2 * k + 1][0], score[2 * k + 1][1]),
                               pack_bf16(score[2 * k + 1][2], score[2 * k + 1][3])};
-      add(weights, values + 16 * k * STRIDE);
+      add(weights, stage.values + (at + 16 * k) * STRIDE);
     }
   }
 
-  static constexpr int STRIDE = Stage<DIM, FP8>::STRIDE;
+  static constexpr int STRIDE = Place::STRIDE;
 
   // Scores of sixteen keys.
   DEVICE void compare(float (&former)[4], float (&latter)[4], const u8* keys) const {
     const u32 matrix = lane_index() / 8, row = lane_index() % 8;
 #pragma unroll
-    for (int k = 0; k < DIM / 16; k += FP8 ? 2 : 1) {
+    for (int k = 0; k < DIM / 16; k += BYTES ? 2 : 1) {
       u32 b[4];
-      if constexpr (FP8) {  // eight keys and sixteen values each: former, latter, and both of the next sixteen
+      if constexpr (BYTES) {  // eight keys and sixteen values each: former, latter, and both of the next sixteen
         load_matrices(b, keys + (row + 8 * (matrix % 2)) * STRIDE + 16 * (k + matrix / 2));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const u32 key[2] = {expand_e4m3((b[i] & 0xff) | (b[i] & 0xff00) << 8),
-                              expand_e4m3((b[i] >> 16 & 0xff) | (b[i] & 0xff000000u) >> 8)};
+          const u32 key[2] = {expand<CODE>((b[i] & 0xff) | (b[i] & 0xff00) << 8),
+                              expand<CODE>((b[i] >> 16 & 0xff) | (b[i] & 0xff000000u) >> 8)};
           multiply_bf16(i % 2 ? latter : former, query[k + i / 2], key);
         }
       } else {
@@ -147,14 +174,14 @@ struct Rows {
   DEVICE void add(const u32 (&weights)[4], const u8* values) {
     const u32 matrix = lane_index() / 8, row = lane_index() % 8;
 #pragma unroll
-    for (int n = 0; n < DIM / 16; n += FP8 ? 2 : 1) {
+    for (int n = 0; n < DIM / 16; n += BYTES ? 2 : 1) {
       u32 b[4];
-      if constexpr (FP8) {  // eight values and sixteen columns each: former and latter eight, and both of the next sixteen
+      if constexpr (BYTES) {  // eight values and sixteen columns each: former and latter eight, and both of the next sixteen
         load_matrices_transposed(b, values + (row + 8 * (matrix % 2)) * STRIDE + 16 * (n + matrix / 2));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const u32 even[2] = {expand_e4m3(b[2 * i] & 0x00ff00ffu), expand_e4m3(b[2 * i + 1] & 0x00ff00ffu)};
-          const u32 odd[2] = {expand_e4m3(b[2 * i] >> 8 & 0x00ff00ffu), expand_e4m3(b[2 * i + 1] >> 8 & 0x00ff00ffu)};
+          const u32 even[2] = {expand<CODE>(b[2 * i] & 0x00ff00ffu), expand<CODE>(b[2 * i + 1] & 0x00ff00ffu)};
+          const u32 odd[2] = {expand<CODE>(b[2 * i] >> 8 & 0x00ff00ffu), expand<CODE>(b[2 * i + 1] >> 8 & 0x00ff00ffu)};
           multiply_bf16(out[2 * (n + i)], weights, even);
           multiply_bf16(out[2 * (n + i) + 1], weights, odd);
         }
@@ -167,15 +194,27 @@ struct Rows {
     }
   }
 
-  // Scores in base 2; minus infinity where a row does not see the key.
+  // Scores in base 2; minus infinity where a row does not see the key, whose scale may be anything.
   template <int KEYS>
-  DEVICE void mask(float (&score)[KEYS / 8][4], u32 start, const Shape& shape) {
+  DEVICE void mask(float (&score)[KEYS / 8][4], const float* scales, u32 start, const Shape& shape) {
     for (int n = 0; n < KEYS / 8; ++n) {
       for (int i = 0; i < 4; ++i) {
-        const u32 key = start + 8 * n + 2 * (lane_index() % 4) + i % 2;
+        const u32 index = 8 * n + 2 * (lane_index() % 4) + i % 2, key = start + index;
         float value = score[n][i] * shape.scale;
+        if (BYTES) value *= scales[index];
         if (shape.cap > 0) value = shape.cap * tanhf(value / shape.cap);
         score[n][i] = key >= first[i / 2] && key < end[i / 2] ? value * LOG2_E : minus_infinity();
+      }
+    }
+  }
+
+  // Gives the values' scales to their weights; what no row sees keeps none.
+  template <int KEYS>
+  DEVICE void weigh(float (&weight)[KEYS / 8][4], const float* scales) {
+    for (int n = 0; n < KEYS / 8; ++n) {
+      for (int i = 0; i < 4; ++i) {
+        const float scale = scales[8 * n + 2 * (lane_index() % 4) + i % 2];
+        weight[n][i] = weight[n][i] > 0 ? weight[n][i] * scale : 0;
       }
     }
   }
@@ -183,6 +222,7 @@ struct Rows {
   // Turns scores into weights relative to the largest so far, and what was summed before along with them.
   template <int KEYS>
   DEVICE void soften(float (&score)[KEYS / 8][4]) {
+#pragma unroll
     for (int half = 0; half < 2; ++half) {
       float most = largest[half];
       for (int n = 0; n < KEYS / 8; ++n) most = larger(most, larger(score[n][2 * half], score[n][2 * half + 1]));
@@ -192,6 +232,7 @@ struct Rows {
       const float factor = exp2_fast(largest[half] - base);
       largest[half] = most;
       sum[half] *= factor;
+#pragma unroll
       for (int n = 0; n < DIM / 8; ++n) {
         out[n][2 * half] *= factor;
         out[n][2 * half + 1] *= factor;
@@ -214,54 +255,51 @@ struct Rows {
 };
 
 // Goes through a sequence's keys from page `page` to `keys`: STEP(stage, position of the page's first key) computes one.
-template <int DIM, bool FP8, typename STEP>
-DEVICE void for_pages(const u8* pages, const u32* table, u32 page, u32 keys, u32 head, u32 kv_heads, STEP step) {
-  using Place = Stage<DIM, FP8>;
+template <int DIM, Code CODE, typename STEP>
+DEVICE void for_pages(const Pages& pages, const u32* table, u32 page, u32 keys, u32 head, const Shape& shape, STEP step) {
+  using Place = Stage<DIM, CODE>;
+  constexpr int AHEAD = STAGES<DIM, CODE> - 1;
   DYNAMIC_SHARED(Place, stages);
   const u32 end = ceil_divide(keys, PAGE);
   const auto start = [&](u32 next) {
-    if (next < end) fetch<DIM, FP8>(stages[next % 2], pages, table[next], keys - next * PAGE, head, kv_heads);
+    if (next < end) fetch(stages[next % (AHEAD + 1)], pages, table[next], keys - next * PAGE, head, shape);
     commit_copies();
   };
-  start(page);
+  if (AHEAD) start(page);
   for (; page < end; ++page) {
-    start(page + 1);
-    wait_copies<1>();
+    start(page + AHEAD);
+    wait_copies<AHEAD>();
     sync_threads();  // everybody's copies are there
-    step(stages[page % 2], page * PAGE);
+    step(stages[page % (AHEAD + 1)], page * PAGE);
     sync_threads();  // nobody reads the stage any more that is filled next
   }
   wait_copies<0>();
 }
 
 // One token of a sequence, one key-value head, one split. Grid: (rows, kv_heads, splits).
-template <int DIM, bool FP8>
-DEVICE void decode(const bf16* query, const u8* pages, const u32* tables, const u32* lengths, const u32* row_tokens,
-                   bf16* out, float* partial, float* partial_log, const Shape& layer, u32 splits) {
+template <int DIM, Code CODE>
+DEVICE void decode(const bf16* query, const Pages& pages, const u32* tables, const u32* lengths, const u32* row_tokens,
+                   bf16* out, float* partial, float* partial_log, const Shape& shape, u32 splits) {
   wait_for_previous();
   let_next_start();
-  const Shape shape = layer.of(block_y());
   const u32 row = block_x(), head = block_y(), split = block_z(), length = lengths[row];
   const u32 size = split_keys(length), used = ceil_divide(length, size);
   if (split >= used) return;
   const u32 group = shape.heads / shape.kv_heads, lane = lane_index(), warp = warp_index();
   const u64 token_heads = static_cast<u64>(row_tokens[row]) * shape.heads + head * group;
-  Rows<DIM, FP8> rows;
+  Rows<DIM, CODE> rows;
   rows.clear();
   for (int half = 0; half < 2; ++half) {
     const u32 member = lane / 4 + 8 * half;
-    rows.load(half, member < group ? query + (token_heads + member) * DIM : nullptr, length - 1, shape.window);
+    rows.load(half, member < group ? query + (token_heads + member) * shape.dim : nullptr, length - 1, shape);
   }
   const u32 seen = shape.window && length > shape.window ? (length - shape.window) / PAGE : 0;
   const u32 keys = smaller((split + 1) * size, length);
   const u32* table = tables + static_cast<u64>(row) * shape.max_pages;
-  using Place = Stage<DIM, FP8>;
-  for_pages<DIM, FP8>(pages, table, larger(split * (size / PAGE), seen), keys, head, shape.kv_heads,
-                      [&](const Place& stage, u32 start) {
-                        const u32 own = 16 * warp;
-                        rows.template attend<16>(stage.keys + own * Place::STRIDE, stage.values + own * Place::STRIDE,
-                                                 start + own, shape);
-                      });
+  for_pages<DIM, CODE>(pages, table, larger(split * (size / PAGE), seen), keys, head, shape,
+                       [&](const Stage<DIM, CODE>& stage, u32 start) {
+                         rows.template attend<16>(stage, 16 * warp, start, shape);
+                       });
 
   // The warps' parts of every row, merged in the warps' order.
   SHARED(float, logs, WARPS * ROWS);
@@ -275,6 +313,7 @@ DEVICE void decode(const bf16* query, const u8* pages, const u32* tables, const 
       logs[warp * ROWS + member] = rows.largest[half];
       sums[warp * ROWS + member] = total;
     }
+#pragma unroll
     for (int n = 0; n < DIM / 8; ++n) {
       float* to = parts + (warp * ROWS + member) * DIM;
       for (int i = 0; i < 2; ++i) to[rows.column(n, i)] = rows.out[n][2 * half + i];
@@ -282,7 +321,8 @@ DEVICE void decode(const bf16* query, const u8* pages, const u32* tables, const 
   }
   sync_threads();
   for (u32 i = thread_index(); i < group * DIM; i += THREADS) {
-    const u32 member = i / DIM;
+    const u32 member = i / DIM, at = i % DIM;
+    if (at >= shape.dim) continue;
     float most = minus_infinity(), sum = 0, value = 0;
     for (u32 w = 0; w < WARPS; ++w) most = larger(most, logs[w * ROWS + member]);
     const float base = most == minus_infinity() ? 0 : most;  // a split that lies before the window
@@ -291,14 +331,14 @@ DEVICE void decode(const bf16* query, const u8* pages, const u32* tables, const 
       sum += factor * sums[w * ROWS + member];
       value += factor * parts[w * ROWS * DIM + i];
     }
-    value = sum > 0 ? value / sum * shape.value_scale(head) : 0;
+    value = sum > 0 ? value / sum : 0;
     if (used == 1) {
-      out[token_heads * DIM + i] = to_bf16(value);
+      out[(token_heads + member) * shape.dim + at] = to_bf16(value);
       continue;
     }
     const u64 place = (static_cast<u64>(row) * shape.heads + head * group + member) * splits + split;
-    partial[place * DIM + i % DIM] = value;
-    if (i % DIM == 0) partial_log[place] = sum > 0 ? most + log2f(sum) : minus_infinity();
+    partial[place * shape.dim + at] = value;
+    if (at == 0) partial_log[place] = sum > 0 ? most + log2f(sum) : minus_infinity();
   }
 }
 
@@ -326,78 +366,101 @@ KERNEL(attention_merge, THREADS)(const float* partial, const float* partial_log,
 
 // 64 rows of a sequence's tokens in this step. Grid: (tiles, kv_heads); tile i has rows from `tile_firsts[i]` of
 // sequence `tile_sequences[i]`.
-template <int DIM, bool FP8>
-DEVICE void prefill(const bf16* query, const u8* pages, const u32* tables, const u32* tile_sequences,
+template <int DIM, Code CODE>
+DEVICE void prefill(const bf16* query, const Pages& pages, const u32* tables, const u32* tile_sequences,
                     const u32* tile_firsts, const u32* first_tokens, const u32* token_counts,
-                    const u32* first_positions, bf16* out, const Shape& layer) {
+                    const u32* first_positions, bf16* out, const Shape& shape) {
+  // Registers do not hold the scores of a whole page beside rows of many values.
+  constexpr int KEYS = DIM > 128 ? 16 : PAGE;
   wait_for_previous();
   let_next_start();
-  const Shape shape = layer.of(block_y());
   const u32 sequence = tile_sequences[block_x()], first_row = tile_firsts[block_x()], head = block_y();
   const u32 group = shape.heads / shape.kv_heads, lane = lane_index();
   const u32 rows_end = token_counts[sequence] * group, position = first_positions[sequence];
   const u64 first_token = first_tokens[sequence];
-  const auto place = [&](u32 row) { return ((first_token + row / group) * shape.heads + head * group + row % group) * DIM; };
-  Rows<DIM, FP8> rows;
+  const auto place = [&](u32 row) {
+    return ((first_token + row / group) * shape.heads + head * group + row % group) * shape.dim;
+  };
+  Rows<DIM, CODE> rows;
   rows.clear();
   u32 own[2];
+#pragma unroll
   for (int half = 0; half < 2; ++half) {
     own[half] = first_row + warp_index() * ROWS + lane / 4 + 8 * half;
     const bool valid = own[half] < rows_end;
-    rows.load(half, valid ? query + place(own[half]) : nullptr, position + own[half] / group, shape.window);
+    rows.load(half, valid ? query + place(own[half]) : nullptr, position + own[half] / group, shape);
   }
   const u32 first_seen = position + first_row / group + 1;
   const u32 last_row = smaller(first_row + WARPS * ROWS, rows_end) - 1;
   const u32 page = shape.window && first_seen > shape.window ? (first_seen - shape.window) / PAGE : 0;
   const u32 keys = position + last_row / group + 1;
   const u32* table = tables + static_cast<u64>(sequence) * shape.max_pages;
-  using Place = Stage<DIM, FP8>;
-  for_pages<DIM, FP8>(pages, table, page, keys, head, shape.kv_heads, [&](const Place& stage, u32 start) {
-    rows.template attend<PAGE>(stage.keys, stage.values, start, shape);
+  for_pages<DIM, CODE>(pages, table, page, keys, head, shape, [&](const Stage<DIM, CODE>& stage, u32 start) {
+#pragma unroll 1
+    for (u32 at = 0; at < PAGE; at += KEYS) rows.template attend<KEYS>(stage, at, start, shape);
   });
+#pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float total = rows.whole(half);
     if (own[half] >= rows_end) continue;
-    const float factor = shape.value_scale(head) / total;
+    const float factor = 1.0f / total;
     bf16* to = out + place(own[half]);
+#pragma unroll
     for (int n = 0; n < DIM / 8; ++n) {
-      for (int i = 0; i < 2; ++i) to[rows.column(n, i)] = to_bf16(rows.out[n][2 * half + i] * factor);
+      for (int i = 0; i < 2; ++i) {
+        const u32 at = rows.column(n, i);
+        if (at < shape.dim) to[at] = to_bf16(rows.out[n][2 * half + i] * factor);
+      }
     }
   }
 }
 
 #define DECODE_PARAMETERS(pages_type)                                                                                  \
-  (const bf16* query, const pages_type* pages, const u32* tables, const u32* lengths, const u32* row_tokens,           \
-   bf16* out, float* partial, float* partial_log, const float* scales, u32 heads, u32 kv_heads, u32 max_pages,         \
-   u32 splits, float scale, u32 window, float cap) {                                                                   \
+  (const bf16* query, const pages_type* pages, const float* scales, const u32* tables, const u32* lengths,             \
+   const u32* row_tokens, bf16* out, float* partial, float* partial_log, u32 heads, u32 kv_heads, u32 dim,             \
+   u32 max_pages, u32 splits, float scale, u32 window, float cap) {                                                    \
     decode
-#define DECODE_ARGUMENTS                                                                                \
-  (query, reinterpret_cast<const u8*>(pages), tables, lengths, row_tokens, out, partial, partial_log,   \
-   {heads, kv_heads, max_pages, scale, window, cap, scales}, splits); }
-
-KERNEL(attention_decode_32, THREADS) DECODE_PARAMETERS(bf16)<32, false> DECODE_ARGUMENTS
-KERNEL(attention_decode_64, THREADS) DECODE_PARAMETERS(bf16)<64, false> DECODE_ARGUMENTS
-KERNEL(attention_decode_96, THREADS) DECODE_PARAMETERS(bf16)<96, false> DECODE_ARGUMENTS
-KERNEL(attention_decode_128, THREADS) DECODE_PARAMETERS(bf16)<128, false> DECODE_ARGUMENTS
-KERNEL(attention_decode_fp8_32, THREADS) DECODE_PARAMETERS(u8)<32, true> DECODE_ARGUMENTS
-KERNEL(attention_decode_fp8_64, THREADS) DECODE_PARAMETERS(u8)<64, true> DECODE_ARGUMENTS
-KERNEL(attention_decode_fp8_96, THREADS) DECODE_PARAMETERS(u8)<96, true> DECODE_ARGUMENTS
-KERNEL(attention_decode_fp8_128, THREADS) DECODE_PARAMETERS(u8)<128, true> DECODE_ARGUMENTS
+#define DECODE_ARGUMENTS                                                                                           \
+  (query, {reinterpret_cast<const u8*>(pages), scales}, tables, lengths, row_tokens, out, partial, partial_log,    \
+   {heads, kv_heads, dim, max_pages, scale, window, cap}, splits); }
 
 #define PREFILL_PARAMETERS(pages_type)                                                                                 \
-  (const bf16* query, const pages_type* pages, const u32* tables, const u32* tile_sequences, const u32* tile_firsts,   \
-   const u32* first_tokens, const u32* token_counts, const u32* first_positions, bf16* out, const float* scales,       \
-   u32 heads, u32 kv_heads, u32 max_pages, float scale, u32 window, float cap) {                                       \
+  (const bf16* query, const pages_type* pages, const float* scales, const u32* tables, const u32* tile_sequences,      \
+   const u32* tile_firsts, const u32* first_tokens, const u32* token_counts, const u32* first_positions, bf16* out,    \
+   u32 heads, u32 kv_heads, u32 dim, u32 max_pages, float scale, u32 window, float cap) {                              \
     prefill
-#define PREFILL_ARGUMENTS                                                                                       \
-  (query, reinterpret_cast<const u8*>(pages), tables, tile_sequences, tile_firsts, first_tokens, token_counts,  \
-   first_positions, out, {heads, kv_heads, max_pages, scale, window, cap, scales}); }
+#define PREFILL_ARGUMENTS                                                                                             \
+  (query, {reinterpret_cast<const u8*>(pages), scales}, tables, tile_sequences, tile_firsts, first_tokens,            \
+   token_counts, first_positions, out, {heads, kv_heads, dim, max_pages, scale, window, cap}); }
 
-KERNEL(attention_prefill_32, THREADS) PREFILL_PARAMETERS(bf16)<32, false> PREFILL_ARGUMENTS
-KERNEL(attention_prefill_64, THREADS) PREFILL_PARAMETERS(bf16)<64, false> PREFILL_ARGUMENTS
-KERNEL(attention_prefill_96, THREADS) PREFILL_PARAMETERS(bf16)<96, false> PREFILL_ARGUMENTS
-KERNEL(attention_prefill_128, THREADS) PREFILL_PARAMETERS(bf16)<128, false> PREFILL_ARGUMENTS
-KERNEL(attention_prefill_fp8_32, THREADS) PREFILL_PARAMETERS(u8)<32, true> PREFILL_ARGUMENTS
-KERNEL(attention_prefill_fp8_64, THREADS) PREFILL_PARAMETERS(u8)<64, true> PREFILL_ARGUMENTS
-KERNEL(attention_prefill_fp8_96, THREADS) PREFILL_PARAMETERS(u8)<96, true> PREFILL_ARGUMENTS
-KERNEL(attention_prefill_fp8_128, THREADS) PREFILL_PARAMETERS(u8)<128, true> PREFILL_ARGUMENTS
+KERNEL(attention_decode_32, THREADS) DECODE_PARAMETERS(bf16)<32, Code::Bf16> DECODE_ARGUMENTS
+KERNEL(attention_decode_64, THREADS) DECODE_PARAMETERS(bf16)<64, Code::Bf16> DECODE_ARGUMENTS
+KERNEL(attention_decode_96, THREADS) DECODE_PARAMETERS(bf16)<96, Code::Bf16> DECODE_ARGUMENTS
+KERNEL(attention_decode_128, THREADS) DECODE_PARAMETERS(bf16)<128, Code::Bf16> DECODE_ARGUMENTS
+KERNEL(attention_decode_256, THREADS) DECODE_PARAMETERS(bf16)<256, Code::Bf16> DECODE_ARGUMENTS
+KERNEL(attention_decode_fp8_32, THREADS) DECODE_PARAMETERS(u8)<32, Code::E4m3> DECODE_ARGUMENTS
+KERNEL(attention_decode_fp8_64, THREADS) DECODE_PARAMETERS(u8)<64, Code::E4m3> DECODE_ARGUMENTS
+KERNEL(attention_decode_fp8_96, THREADS) DECODE_PARAMETERS(u8)<96, Code::E4m3> DECODE_ARGUMENTS
+KERNEL(attention_decode_fp8_128, THREADS) DECODE_PARAMETERS(u8)<128, Code::E4m3> DECODE_ARGUMENTS
+KERNEL(attention_decode_fp8_256, THREADS) DECODE_PARAMETERS(u8)<256, Code::E4m3> DECODE_ARGUMENTS
+KERNEL(attention_decode_int8_32, THREADS) DECODE_PARAMETERS(u8)<32, Code::Int8> DECODE_ARGUMENTS
+KERNEL(attention_decode_int8_64, THREADS) DECODE_PARAMETERS(u8)<64, Code::Int8> DECODE_ARGUMENTS
+KERNEL(attention_decode_int8_96, THREADS) DECODE_PARAMETERS(u8)<96, Code::Int8> DECODE_ARGUMENTS
+KERNEL(attention_decode_int8_128, THREADS) DECODE_PARAMETERS(u8)<128, Code::Int8> DECODE_ARGUMENTS
+KERNEL(attention_decode_int8_256, THREADS) DECODE_PARAMETERS(u8)<256, Code::Int8> DECODE_ARGUMENTS
+
+KERNEL(attention_prefill_32, THREADS) PREFILL_PARAMETERS(bf16)<32, Code::Bf16> PREFILL_ARGUMENTS
+KERNEL(attention_prefill_64, THREADS) PREFILL_PARAMETERS(bf16)<64, Code::Bf16> PREFILL_ARGUMENTS
+KERNEL(attention_prefill_96, THREADS) PREFILL_PARAMETERS(bf16)<96, Code::Bf16> PREFILL_ARGUMENTS
+KERNEL(attention_prefill_128, THREADS) PREFILL_PARAMETERS(bf16)<128, Code::Bf16> PREFILL_ARGUMENTS
+KERNEL(attention_prefill_256, THREADS) PREFILL_PARAMETERS(bf16)<256, Code::Bf16> PREFILL_ARGUMENTS
+KERNEL(attention_prefill_fp8_32, THREADS) PREFILL_PARAMETERS(u8)<32, Code::E4m3> PREFILL_ARGUMENTS
+KERNEL(attention_prefill_fp8_64, THREADS) PREFILL_PARAMETERS(u8)<64, Code::E4m3> PREFILL_ARGUMENTS
+KERNEL(attention_prefill_fp8_96, THREADS) PREFILL_PARAMETERS(u8)<96, Code::E4m3> PREFILL_ARGUMENTS
+KERNEL(attention_prefill_fp8_128, THREADS) PREFILL_PARAMETERS(u8)<128, Code::E4m3> PREFILL_ARGUMENTS
+KERNEL(attention_prefill_fp8_256, THREADS) PREFILL_PARAMETERS(u8)<256, Code::E4m3> PREFILL_ARGUMENTS
+KERNEL(attention_prefill_int8_32, THREADS) PREFILL_PARAMETERS(u8)<32, Code::Int8> PREFILL_ARGUMENTS
+KERNEL(attention_prefill_int8_64, THREADS) PREFILL_PARAMETERS(u8)<64, Code::Int8> PREFILL_ARGUMENTS
+KERNEL(attention_prefill_int8_96, THREADS) PREFILL_PARAMETERS(u8)<96, Code::Int8> PREFILL_ARGUMENTS
+KERNEL(attention_prefill_int8_128, THREADS) PREFILL_PARAMETERS(u8)<128, Code::Int8> PREFILL_ARGUMENTS
+KERNEL(attention_prefill_int8_256, THREADS) PREFILL_PARAMETERS(u8)<256, Code::Int8> PREFILL_ARGUMENTS

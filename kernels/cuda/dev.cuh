@@ -183,7 +183,12 @@ DEVICE u32 expand_e4m3(u32 bytes) {
   return fma_bf16((bytes & 0x007f007fu) << 4 | (bytes & 0x00800080u) << 8, 0x7b807b80u, 0x80008000u);
 }
 
-// The nearest of them, ties to even, at most 448: as above, in f32.
+// Two signed bytes, at bits 0 and 16, as a pair of bf16, exactly: 128 and the last seven bits, less 128 or 256.
+DEVICE u32 expand_signed(u32 bytes) {
+  return fma_bf16((bytes & 0x007f007fu) | 0x43004300u, 0x3f803f80u, (bytes & 0x00800080u) | 0xc300c300u);
+}
+
+// The nearest float in e4m3, ties to even, at most 448: by their bits as above, in f32.
 DEVICE u8 to_e4m3(float value) {
   const u32 bits = bits_of(value), size = bits_of((fabsf(value) < 448.0f ? fabsf(value) : 448.0f) * 0x1p-120f);
   return static_cast<u8>((size + 0x7ffff + (size >> 20 & 1)) >> 20 | (bits >> 24 & 0x80));

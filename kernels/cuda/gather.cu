@@ -1,9 +1,9 @@
-// Rows picked by index. One block per row; an index outside gives zeros.
+// Rows picked by index; those of a table of embeddings times `factor`. One block per row; an index outside gives zeros.
 #include "dev.cuh"
 
 constexpr int THREADS = 128;
 
-KERNEL(embed_bf16, THREADS)(const u32* tokens, const bf16* table, float* out, u32 cols, u32 rows) {
+KERNEL(embed_bf16, THREADS)(const u32* tokens, const bf16* table, float* out, u32 cols, u32 rows, float factor) {
   wait_for_previous();
   let_next_start();
   const u32 token = tokens[block_x()];
@@ -13,7 +13,8 @@ KERNEL(embed_bf16, THREADS)(const u32* tokens, const bf16* table, float* out, u3
     if (inside) pairs = load_quad(table + static_cast<u64>(token) * cols + col);
     for (u32 half = 0; half < 2; ++half) {
       const u32 a = pairs.word[2 * half], b = pairs.word[2 * half + 1];
-      const Quad floats = {{a << 16, a & 0xffff0000u, b << 16, b & 0xffff0000u}};
+      const Quad floats = {{bits_of(low_float(a) * factor), bits_of(high_float(a) * factor),
+                            bits_of(low_float(b) * factor), bits_of(high_float(b) * factor)}};
       store_quad(out + static_cast<u64>(block_x()) * cols + col + 4 * half, floats);
     }
   }
@@ -21,7 +22,7 @@ KERNEL(embed_bf16, THREADS)(const u32* tokens, const bf16* table, float* out, u3
 
 // A table of 4-bit codes as linear.cu packs it: a word holds four columns of a row and of the eighth after it.
 KERNEL(embed_int4, THREADS)(const u32* tokens, const u32* codes, const u32* scales, float* out, u32 cols, u32 rows,
-                            u32 group) {
+                            float factor, u32 group) {
   wait_for_previous();
   let_next_start();
   const u32 token = tokens[block_x()], tile = token / 16, lane_group = token % 8, upper = token / 8 % 2;
@@ -34,7 +35,7 @@ KERNEL(embed_int4, THREADS)(const u32* tokens, const u32* codes, const u32* scal
       const u32 scale = scales[(static_cast<u64>(tile) * groups + col / group) * 16 + 2 * lane_group + upper];
       for (u32 i = 0; i < 4; ++i) {
         const u32 code = word >> (4 * (2 * (i / 2) + upper) + 16 * (i % 2)) & 15;
-        values.word[i] = bits_of(half_to_float(scale & 0xffff) * code + half_to_float(scale >> 16));
+        values.word[i] = bits_of((half_to_float(scale & 0xffff) * code + half_to_float(scale >> 16)) * factor);
       }
     }
     store_quad(out + static_cast<u64>(block_x()) * cols + col, values);
@@ -42,7 +43,8 @@ KERNEL(embed_int4, THREADS)(const u32* tokens, const u32* codes, const u32* scal
 }
 
 // A table of signed 8-bit codes in groups of 32 as linear.cu packs it: a word holds four columns of a row.
-KERNEL(embed_int8_g32, THREADS)(const u32* tokens, const u32* codes, const u32* scales, float* out, u32 cols, u32 rows) {
+KERNEL(embed_int8_g32, THREADS)(const u32* tokens, const u32* codes, const u32* scales, float* out, u32 cols, u32 rows,
+                                float factor) {
   wait_for_previous();
   let_next_start();
   const u32 token = tokens[block_x()], lane_group = token % 8, upper = token / 8 % 2;
@@ -53,7 +55,7 @@ KERNEL(embed_int8_g32, THREADS)(const u32* tokens, const u32* codes, const u32* 
       const u32 word = codes[block * 128 + 4 * (4 * lane_group + col % 32 / 8) + 2 * upper + col % 8 / 4];
       const float scale = half_to_float(scales[block * 8 + lane_group] >> 16 * upper & 0xffff);
       for (u32 i = 0; i < 4; ++i) {
-        values.word[i] = bits_of(scale * static_cast<float>(static_cast<signed char>(word >> 8 * i & 0xff)));
+        values.word[i] = bits_of(scale * static_cast<float>(static_cast<signed char>(word >> 8 * i & 0xff)) * factor);
       }
     }
     store_quad(out + static_cast<u64>(block_x()) * cols + col, values);
@@ -62,7 +64,7 @@ KERNEL(embed_int8_g32, THREADS)(const u32* tokens, const u32* codes, const u32* 
 
 // A table of 8-bit codes, row after row: e4m3, or signed integers.
 KERNEL(embed_8bit, THREADS)(const u32* tokens, const u8* codes, const float* scales, float* out, u32 cols, u32 rows,
-                            u32 group, u32 e4m3) {
+                            float factor, u32 group, u32 e4m3) {
   wait_for_previous();
   let_next_start();
   const u32 token = tokens[block_x()];
@@ -75,7 +77,7 @@ KERNEL(embed_8bit, THREADS)(const u32* tokens, const u8* codes, const float* sca
       value = e4m3 ? scaled : static_cast<float>(static_cast<signed char>(code));
       value *= scales[static_cast<u64>(token) * ceil_divide(cols, group) + col / group];
     }
-    out[static_cast<u64>(block_x()) * cols + col] = value;
+    out[static_cast<u64>(block_x()) * cols + col] = value * factor;
   }
 }
 

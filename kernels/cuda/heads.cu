@@ -13,26 +13,48 @@ DEVICE u32 member(u32 index, u32 second, u32 turning, bool adjacent) {
   return index + second * turning;
 }
 
-DEVICE void store(bf16* to, float value, float) { *to = to_bf16(value); }
-DEVICE void store(u8* to, float value, float scale) { *to = to_e4m3(value / scale); }
+// How pages hold values: those of a row relative to its scale, which makes its largest MOST, or as they are.
+struct Halves {
+  using Type = bf16;
+  static constexpr float MOST = 0;
+  DEVICE static bf16 of(float value) { return to_bf16(value); }
+};
+struct E4m3 {
+  using Type = u8;
+  static constexpr float MOST = 448;
+  DEVICE static u8 of(float value) { return to_e4m3(value); }
+};
+struct Int8 {
+  using Type = u8;
+  static constexpr float MOST = 127;
+  DEVICE static u8 of(float value) { return static_cast<u8>(static_cast<int>(rintf(value))); }
+};
 
-// Writes a lane's values of a head.
-template <typename T>
-DEVICE void write_head(T* to, const float (&value)[PAIRS][2], u32 dim, u32 turning, bool adjacent, float scale) {
+// Writes a lane's values of a head, times `factor`.
+template <typename CODE>
+DEVICE void write_head(typename CODE::Type* to, const float (&value)[PAIRS][2], u32 dim, u32 turning, bool adjacent,
+                       float factor) {
   for (int i = 0; i < PAIRS; ++i) {
     const u32 pair = lane_index() + 32 * i;
     if (2 * pair >= dim) break;
-    for (u32 k = 0; k < 2; ++k) store(to + member(pair, k, turning, adjacent), value[i][k], scale);
+    for (u32 k = 0; k < 2; ++k) to[member(pair, k, turning, adjacent)] = CODE::of(value[i][k] * factor);
   }
 }
 
+// The largest size among a warp's values; those that a head lacks are zeros.
+DEVICE float largest(const float (&value)[PAIRS][2]) {
+  float most = 0;
+  for (int i = 0; i < PAIRS; ++i) most = larger(most, larger(fabsf(value[i][0]), fabsf(value[i][1])));
+  return warp_max(most);
+}
+
 // Heads of a token: queries, then keys, then values. `rope` holds cosine and sine of each position and pair; a slot is
-// `page · 64 + token in page`; pages are [K|V][head][token][dim], in e4m3 relative to `scales` [K|V][head]. Grid: (tokens,
+// `page · 64 + token in page`; pages are [K|V][head][token][dim], and their scales the same without dim. Grid: (tokens,
 // parts of the heads).
-template <typename KV>
+template <typename CODE>
 DEVICE void place_heads_in(const bf16* projected, const float* bias, const float* query_norm, const float* key_norm,
-                           const float* rope, const u32* positions, const u32* slots, bf16* query, KV* pages,
-                           const float* scales, u32 heads, u32 kv_heads, u32 dim, u32 turning, u32 adjacent,
+                           const float* rope, const u32* positions, const u32* slots, bf16* query,
+                           typename CODE::Type* pages, float* scales, u32 heads, u32 kv_heads, u32 dim, u32 turning, u32 adjacent,
                            float epsilon) {
   wait_for_previous();
   let_next_start();
@@ -70,22 +92,29 @@ DEVICE void place_heads_in(const bf16* projected, const float* bias, const float
     }
   }
   if (is_query) {
-    write_head(query + (static_cast<u64>(token) * heads + head) * dim, value, dim, turning, adjacent, 1.0f);
-    return;
+    const u64 first = (static_cast<u64>(token) * heads + head) * dim;
+    return write_head<Halves>(query + first, value, dim, turning, adjacent, 1.0f);
   }
+  // Keys of all heads come before the values.
   const u32 page = slots[token] / PAGE_TOKENS, place = slots[token] % PAGE_TOKENS;
-  const u32 row = head - heads;  // keys of all heads come before the values
-  const u64 at = ((static_cast<u64>(page) * 2 * kv_heads + row) * PAGE_TOKENS + place) * dim;
-  write_head(pages + at, value, dim, turning, adjacent, scales ? scales[row] : 1.0f);
+  const u64 row = (static_cast<u64>(page) * 2 * kv_heads + (head - heads)) * PAGE_TOKENS + place;
+  float factor = 1.0f;
+  if constexpr (CODE::MOST > 0) {
+    const float most = largest(value);
+    factor = most > 0 ? CODE::MOST / most : 0.0f;
+    if (lane_index() == 0) scales[row] = most / CODE::MOST;
+  }
+  write_head<CODE>(pages + row * dim, value, dim, turning, adjacent, factor);
 }
 
-#define PARAMETERS(pages_type)                                                                                         \
+#define PARAMETERS(code, pages_type)                                                                                   \
   (const bf16* projected, const float* bias, const float* query_norm, const float* key_norm, const float* rope,        \
-   const u32* positions, const u32* slots, bf16* query, pages_type* pages, const float* scales, u32 heads,             \
-   u32 kv_heads, u32 dim, u32 turning, u32 adjacent, float epsilon) {                                                  \
-    place_heads_in(projected, bias, query_norm, key_norm, rope, positions, slots, query, pages, scales, heads,         \
-                   kv_heads, dim, turning, adjacent, epsilon);                                                         \
+   const u32* positions, const u32* slots, bf16* query, pages_type* pages, float* scales, u32 heads, u32 kv_heads,     \
+   u32 dim, u32 turning, u32 adjacent, float epsilon) {                                                                \
+    place_heads_in<code>(projected, bias, query_norm, key_norm, rope, positions, slots, query, pages, scales, heads,   \
+                         kv_heads, dim, turning, adjacent, epsilon);                                                   \
   }
 
-KERNEL(place_heads, THREADS) PARAMETERS(bf16)
-KERNEL(place_heads_fp8, THREADS) PARAMETERS(u8)
+KERNEL(place_heads, THREADS) PARAMETERS(Halves, bf16)
+KERNEL(place_heads_fp8, THREADS) PARAMETERS(E4m3, u8)
+KERNEL(place_heads_int8, THREADS) PARAMETERS(Int8, u8)

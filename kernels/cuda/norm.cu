@@ -1,4 +1,4 @@
-// Root-mean-square norms: f32 rows in, bf16 rows out. One block per row.
+// Root-mean-square norms. One block per row.
 #include "dev.cuh"
 
 constexpr int THREADS = 256;
@@ -65,5 +65,33 @@ KERNEL(add_rms_norm, THREADS)(float* residual, const bf16* addend, const float* 
   for (u32 col = 8 * thread_index(); col < cols; col += 8 * THREADS) {
     load_eight(values, residual + first + col);  // written above by this very thread
     store_normed(out + first + col, values, weight + col, factor);
+  }
+}
+
+// residual += norm(addend) · weight: what a block gave is normed before it is added.
+KERNEL(add_normed, THREADS)(float* residual, const bf16* addend, const float* weight, u32 cols, float epsilon) {
+  wait_for_previous();
+  let_next_start();
+  const u64 first = static_cast<u64>(block_x()) * cols;
+  const auto load = [&](float(&to)[8], u32 col) {
+    const Quad pairs = load_quad(addend + first + col);
+    for (int i = 0; i < 4; ++i) {
+      to[2 * i] = low_float(pairs.word[i]);
+      to[2 * i + 1] = high_float(pairs.word[i]);
+    }
+  };
+  float values[8], squares = 0;
+  for (u32 col = 8 * thread_index(); col < cols; col += 8 * THREADS) {
+    load(values, col);
+    for (int i = 0; i < 8; ++i) squares += values[i] * values[i];
+  }
+  const float factor = 1.0f / sqrtf(block_sum<THREADS>(squares) / cols + epsilon);
+  for (u32 col = 8 * thread_index(); col < cols; col += 8 * THREADS) {
+    float scale[8], sum[8];
+    load(values, col);
+    load_eight(scale, weight + col);
+    load_eight(sum, residual + first + col);
+    for (int i = 0; i < 8; ++i) sum[i] += values[i] * factor * scale[i];
+    store_eight(residual + first + col, sum);
   }
 }

@@ -4,6 +4,7 @@
 //! The residual stream and logits are f32, all between them bf16. Nothing is allocated once a model runs. A step of one
 //! token for each sequence is padded to one of a few sizes, captured as a graph the first time and replayed after that.
 
+mod cache;
 mod compute;
 mod decoder;
 mod draws;

@@ -13,15 +13,17 @@ mod norm;
 mod sample;
 mod step;
 
-pub use activation::silu_mul;
+pub use activation::{Gate, gate_mul, soft_cap};
 pub use attention::{
-    AttentionShape, Chunks, DecodeRows, DecodeWork, attention_decode, attention_prefill, prefill_tiles, split_keys,
-    splits,
+    AttentionShape, Chunks, DecodeRows, DecodeWork, MAX_GROUP, attention_decode, attention_prefill, prefill_tiles,
+    split_keys, splits,
 };
 pub use gather::{embed, gather_rows};
-pub use heads::{Heads, PAGE_TOKENS, Pages, PagesMut, Placement, Places, Rotation, place_heads, rope_table};
+pub use heads::{
+    Heads, MAX_HEAD_DIM, PAGE_TOKENS, Pages, PagesMut, Placement, Places, Rotation, place_heads, rope_table,
+};
 pub use linear::{Output, linear, linear_wide};
-pub use norm::{add_rms_norm, rms_norm};
+pub use norm::{add_normed, add_rms_norm, rms_norm};
 pub use sample::{ALL_BANNED, Edits, Masks, NOT_FINITE, Samplers, adjust_logits, sample};
 pub use step::{NextStep, advance};
 

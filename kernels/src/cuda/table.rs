@@ -76,10 +76,13 @@ use Parameter::{F32 as Float, In, Out, U32};
 /// Bytes of shared memory of the product of many tokens: four stages of two tiles of 128 x 32, each row with 16 bytes more.
 pub const GEMM_SHARED_BYTES: u32 = 4 * 2 * 128 * (32 + 8) * 2;
 
-/// Bytes of shared memory that attention over heads of `dim` values of `size` bytes needs: two pages of keys and values,
-/// each row with 16 bytes more; afterwards, when decoding, what four warps have of 16 rows.
+/// Bytes of shared memory that attention over heads of up to `dim` values of `size` bytes needs: one or two pages of keys
+/// and values, each row with 16 bytes more, and what room their scales have; afterwards, when decoding, what four warps
+/// have of 16 rows.
 pub const fn attention_shared_bytes(dim: usize, size: usize) -> u32 {
-    let (pages, parts) = (2 * 2 * 64 * (dim * size + 16), 4 * 16 * dim * 4);
+    let scales = 2 * 4 * if size == 1 { 64 } else { 4 };
+    let page = 2 * 64 * (dim * size + 16) + scales;
+    let (pages, parts) = (if page > 48 << 10 { page } else { 2 * page }, 4 * 16 * dim * 4);
     if pages > parts { pages as u32 } else { parts as u32 }
 }
 
@@ -111,26 +114,26 @@ const LINEAR_INT8_G32: Signature = parameters!((
 const fn placing(pages: ElementType) -> [(&'static str, Parameter); 16] {
     *parameters!((
         projected: In(Bf16), bias: In(F32), query_norm: In(F32), key_norm: In(F32), rope: In(F32), positions: In(Word),
-        slots: In(Word), query: Out(Bf16), pages: Out(pages), scales: In(F32), heads: U32, kv_heads: U32, dim: U32,
+        slots: In(Word), query: Out(Bf16), pages: Out(pages), scales: Out(F32), heads: U32, kv_heads: U32, dim: U32,
         turning: U32, adjacent: U32, epsilon: Float
     ))
 }
 
 /// Of attention of one token for each sequence over pages of a type.
-const fn decoding(pages: ElementType) -> [(&'static str, Parameter); 16] {
+const fn decoding(pages: ElementType) -> [(&'static str, Parameter); 17] {
     *parameters!((
-        query: In(Bf16), pages: In(pages), tables: In(Word), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16),
-        partial: Out(F32), partial_log: Out(F32), scales: In(F32), heads: U32, kv_heads: U32, max_pages: U32,
+        query: In(Bf16), pages: In(pages), scales: In(F32), tables: In(Word), lengths: In(Word), row_tokens: In(Word),
+        out: Out(Bf16), partial: Out(F32), partial_log: Out(F32), heads: U32, kv_heads: U32, dim: U32, max_pages: U32,
         splits: U32, scale: Float, window: U32, cap: Float
     ))
 }
 
 /// Of attention of many tokens for each sequence over pages of a type.
-const fn prefilling(pages: ElementType) -> [(&'static str, Parameter); 16] {
+const fn prefilling(pages: ElementType) -> [(&'static str, Parameter); 17] {
     *parameters!((
-        query: In(Bf16), pages: In(pages), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
-        first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), scales: In(F32),
-        heads: U32, kv_heads: U32, max_pages: U32, scale: Float, window: U32, cap: Float
+        query: In(Bf16), pages: In(pages), scales: In(F32), tables: In(Word), tile_sequences: In(Word),
+        tile_firsts: In(Word), first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word),
+        out: Out(Bf16), heads: U32, kv_heads: U32, dim: U32, max_pages: U32, scale: Float, window: U32, cap: Float
     ))
 }
 
@@ -142,21 +145,27 @@ kernels! {
         AddRmsNorm = add_rms_norm(
             residual: Out(F32), addend: In(Bf16), weight: In(F32), out: Out(Bf16), cols: U32, epsilon: Float
         ), 256, 0;
+        /// `residual += addend / rms(addend) · weight`.
+        AddNormed = add_normed(residual: Out(F32), addend: In(Bf16), weight: In(F32), cols: U32, epsilon: Float), 256, 0;
     }
     "gather.cu" {
-        /// `out[t] = table[token of t]`, a table in bf16.
-        EmbedBf16 = embed_bf16(tokens: In(Word), table: In(Bf16), out: Out(F32), cols: U32, rows: U32), 128, 0;
+        /// `out[t] = table[token of t] · factor`, a table in bf16.
+        EmbedBf16 = embed_bf16(
+            tokens: In(Word), table: In(Bf16), out: Out(F32), cols: U32, rows: U32, factor: Float
+        ), 128, 0;
         /// The same, a table of 4 bits.
         EmbedInt4 = embed_int4(
-            tokens: In(Word), codes: In(Word), scales: In(Word), out: Out(F32), cols: U32, rows: U32, group: U32
+            tokens: In(Word), codes: In(Word), scales: In(Word), out: Out(F32), cols: U32, rows: U32, factor: Float,
+            group: U32
         ), 128, 0;
         /// The same, a table of signed 8 bits in groups of 32.
         EmbedInt8G32 = embed_int8_g32(
-            tokens: In(Word), codes: In(Word), scales: In(Word), out: Out(F32), cols: U32, rows: U32
+            tokens: In(Word), codes: In(Word), scales: In(Word), out: Out(F32), cols: U32, rows: U32, factor: Float
         ), 128, 0;
         /// The same, a table of 8 bits.
         Embed8Bit = embed_8bit(
-            tokens: In(Word), codes: In(U8), scales: In(F32), out: Out(F32), cols: U32, rows: U32, group: U32, e4m3: U32
+            tokens: In(Word), codes: In(U8), scales: In(F32), out: Out(F32), cols: U32, rows: U32, factor: Float,
+            group: U32, e4m3: U32
         ), 128, 0;
         /// `out[i] = input[indices[i]]`.
         GatherRows = gather_rows(indices: In(Word), input: In(F32), out: Out(F32), cols: U32, rows: U32), 128, 0;
@@ -226,46 +235,80 @@ kernels! {
     "activation.cu" {
         /// `out = silu(gate) · up`.
         SiluMul = silu_mul(gate_up: In(Bf16), out: Out(Bf16), cols: U32), 256, 0;
+        /// `out = gelu(gate) · up`.
+        GeluMul = gelu_mul(gate_up: In(Bf16), out: Out(Bf16), cols: U32), 256, 0;
+        /// `values = cap · tanh(values / cap)`.
+        SoftCap = soft_cap(values: Out(F32), count: U32, cap: Float), 256, 0;
     }
     "heads.cu" {
         /// Bias, norm and rotation of heads, and the append of keys and values.
         PlaceHeads = place_heads[&placing(Bf16)], 128, 0;
         /// The same into pages in e4m3.
         PlaceHeadsFp8 = place_heads_fp8[&placing(U8)], 128, 0;
+        /// The same into pages of signed bytes.
+        PlaceHeadsInt8 = place_heads_int8[&placing(U8)], 128, 0;
     }
     "attention.cu" {
-        /// Attention of one token for each sequence, over heads of 32.
-        AttentionDecode32 = attention_decode_32[&decoding(Bf16)], 128, attention_shared_bytes(32, 2);
-        /// Attention of one token for each sequence, over heads of 64.
-        AttentionDecode64 = attention_decode_64[&decoding(Bf16)], 128, attention_shared_bytes(64, 2);
-        /// Attention of one token for each sequence, over heads of 96.
-        AttentionDecode96 = attention_decode_96[&decoding(Bf16)], 128, attention_shared_bytes(96, 2);
-        /// Attention of one token for each sequence, over heads of 128.
-        AttentionDecode128 = attention_decode_128[&decoding(Bf16)], 128, attention_shared_bytes(128, 2);
-        /// Attention of many tokens for each sequence, over heads of 32.
-        AttentionPrefill32 = attention_prefill_32[&prefilling(Bf16)], 128, attention_shared_bytes(32, 2);
-        /// Attention of many tokens for each sequence, over heads of 64.
-        AttentionPrefill64 = attention_prefill_64[&prefilling(Bf16)], 128, attention_shared_bytes(64, 2);
-        /// Attention of many tokens for each sequence, over heads of 96.
-        AttentionPrefill96 = attention_prefill_96[&prefilling(Bf16)], 128, attention_shared_bytes(96, 2);
-        /// Attention of many tokens for each sequence, over heads of 128.
-        AttentionPrefill128 = attention_prefill_128[&prefilling(Bf16)], 128, attention_shared_bytes(128, 2);
-        /// Attention of one token for each sequence, over heads of 32, pages in e4m3.
-        AttentionDecodeFp832 = attention_decode_fp8_32[&decoding(U8)], 128, attention_shared_bytes(32, 1);
-        /// Attention of one token for each sequence, over heads of 64, pages in e4m3.
-        AttentionDecodeFp864 = attention_decode_fp8_64[&decoding(U8)], 128, attention_shared_bytes(64, 1);
-        /// Attention of one token for each sequence, over heads of 96, pages in e4m3.
-        AttentionDecodeFp896 = attention_decode_fp8_96[&decoding(U8)], 128, attention_shared_bytes(96, 1);
-        /// Attention of one token for each sequence, over heads of 128, pages in e4m3.
-        AttentionDecodeFp8128 = attention_decode_fp8_128[&decoding(U8)], 128, attention_shared_bytes(128, 1);
-        /// Attention of many tokens for each sequence, over heads of 32, pages in e4m3.
-        AttentionPrefillFp832 = attention_prefill_fp8_32[&prefilling(U8)], 128, attention_shared_bytes(32, 1);
-        /// Attention of many tokens for each sequence, over heads of 64, pages in e4m3.
-        AttentionPrefillFp864 = attention_prefill_fp8_64[&prefilling(U8)], 128, attention_shared_bytes(64, 1);
-        /// Attention of many tokens for each sequence, over heads of 96, pages in e4m3.
-        AttentionPrefillFp896 = attention_prefill_fp8_96[&prefilling(U8)], 128, attention_shared_bytes(96, 1);
-        /// Attention of many tokens for each sequence, over heads of 128, pages in e4m3.
-        AttentionPrefillFp8128 = attention_prefill_fp8_128[&prefilling(U8)], 128, attention_shared_bytes(128, 1);
+        /// Attention of one token for each sequence, over heads of up to 32.
+        AttentionDecodeD32 = attention_decode_32[&decoding(Bf16)], 128, attention_shared_bytes(32, 2);
+        /// Attention of one token for each sequence, over heads of up to 64.
+        AttentionDecodeD64 = attention_decode_64[&decoding(Bf16)], 128, attention_shared_bytes(64, 2);
+        /// Attention of one token for each sequence, over heads of up to 96.
+        AttentionDecodeD96 = attention_decode_96[&decoding(Bf16)], 128, attention_shared_bytes(96, 2);
+        /// Attention of one token for each sequence, over heads of up to 128.
+        AttentionDecodeD128 = attention_decode_128[&decoding(Bf16)], 128, attention_shared_bytes(128, 2);
+        /// Attention of one token for each sequence, over heads of up to 256.
+        AttentionDecodeD256 = attention_decode_256[&decoding(Bf16)], 128, attention_shared_bytes(256, 2);
+        /// Attention of one token for each sequence, over heads of up to 32, pages in e4m3.
+        AttentionDecodeFp8D32 = attention_decode_fp8_32[&decoding(U8)], 128, attention_shared_bytes(32, 1);
+        /// Attention of one token for each sequence, over heads of up to 64, pages in e4m3.
+        AttentionDecodeFp8D64 = attention_decode_fp8_64[&decoding(U8)], 128, attention_shared_bytes(64, 1);
+        /// Attention of one token for each sequence, over heads of up to 96, pages in e4m3.
+        AttentionDecodeFp8D96 = attention_decode_fp8_96[&decoding(U8)], 128, attention_shared_bytes(96, 1);
+        /// Attention of one token for each sequence, over heads of up to 128, pages in e4m3.
+        AttentionDecodeFp8D128 = attention_decode_fp8_128[&decoding(U8)], 128, attention_shared_bytes(128, 1);
+        /// Attention of one token for each sequence, over heads of up to 256, pages in e4m3.
+        AttentionDecodeFp8D256 = attention_decode_fp8_256[&decoding(U8)], 128, attention_shared_bytes(256, 1);
+        /// Attention of one token for each sequence, over heads of up to 32, pages of signed bytes.
+        AttentionDecodeInt8D32 = attention_decode_int8_32[&decoding(U8)], 128, attention_shared_bytes(32, 1);
+        /// Attention of one token for each sequence, over heads of up to 64, pages of signed bytes.
+        AttentionDecodeInt8D64 = attention_decode_int8_64[&decoding(U8)], 128, attention_shared_bytes(64, 1);
+        /// Attention of one token for each sequence, over heads of up to 96, pages of signed bytes.
+        AttentionDecodeInt8D96 = attention_decode_int8_96[&decoding(U8)], 128, attention_shared_bytes(96, 1);
+        /// Attention of one token for each sequence, over heads of up to 128, pages of signed bytes.
+        AttentionDecodeInt8D128 = attention_decode_int8_128[&decoding(U8)], 128, attention_shared_bytes(128, 1);
+        /// Attention of one token for each sequence, over heads of up to 256, pages of signed bytes.
+        AttentionDecodeInt8D256 = attention_decode_int8_256[&decoding(U8)], 128, attention_shared_bytes(256, 1);
+        /// Attention of many tokens for each sequence, over heads of up to 32.
+        AttentionPrefillD32 = attention_prefill_32[&prefilling(Bf16)], 128, attention_shared_bytes(32, 2);
+        /// Attention of many tokens for each sequence, over heads of up to 64.
+        AttentionPrefillD64 = attention_prefill_64[&prefilling(Bf16)], 128, attention_shared_bytes(64, 2);
+        /// Attention of many tokens for each sequence, over heads of up to 96.
+        AttentionPrefillD96 = attention_prefill_96[&prefilling(Bf16)], 128, attention_shared_bytes(96, 2);
+        /// Attention of many tokens for each sequence, over heads of up to 128.
+        AttentionPrefillD128 = attention_prefill_128[&prefilling(Bf16)], 128, attention_shared_bytes(128, 2);
+        /// Attention of many tokens for each sequence, over heads of up to 256.
+        AttentionPrefillD256 = attention_prefill_256[&prefilling(Bf16)], 128, attention_shared_bytes(256, 2);
+        /// Attention of many tokens for each sequence, over heads of up to 32, pages in e4m3.
+        AttentionPrefillFp8D32 = attention_prefill_fp8_32[&prefilling(U8)], 128, attention_shared_bytes(32, 1);
+        /// Attention of many tokens for each sequence, over heads of up to 64, pages in e4m3.
+        AttentionPrefillFp8D64 = attention_prefill_fp8_64[&prefilling(U8)], 128, attention_shared_bytes(64, 1);
+        /// Attention of many tokens for each sequence, over heads of up to 96, pages in e4m3.
+        AttentionPrefillFp8D96 = attention_prefill_fp8_96[&prefilling(U8)], 128, attention_shared_bytes(96, 1);
+        /// Attention of many tokens for each sequence, over heads of up to 128, pages in e4m3.
+        AttentionPrefillFp8D128 = attention_prefill_fp8_128[&prefilling(U8)], 128, attention_shared_bytes(128, 1);
+        /// Attention of many tokens for each sequence, over heads of up to 256, pages in e4m3.
+        AttentionPrefillFp8D256 = attention_prefill_fp8_256[&prefilling(U8)], 128, attention_shared_bytes(256, 1);
+        /// Attention of many tokens for each sequence, over heads of up to 32, pages of signed bytes.
+        AttentionPrefillInt8D32 = attention_prefill_int8_32[&prefilling(U8)], 128, attention_shared_bytes(32, 1);
+        /// Attention of many tokens for each sequence, over heads of up to 64, pages of signed bytes.
+        AttentionPrefillInt8D64 = attention_prefill_int8_64[&prefilling(U8)], 128, attention_shared_bytes(64, 1);
+        /// Attention of many tokens for each sequence, over heads of up to 96, pages of signed bytes.
+        AttentionPrefillInt8D96 = attention_prefill_int8_96[&prefilling(U8)], 128, attention_shared_bytes(96, 1);
+        /// Attention of many tokens for each sequence, over heads of up to 128, pages of signed bytes.
+        AttentionPrefillInt8D128 = attention_prefill_int8_128[&prefilling(U8)], 128, attention_shared_bytes(128, 1);
+        /// Attention of many tokens for each sequence, over heads of up to 256, pages of signed bytes.
+        AttentionPrefillInt8D256 = attention_prefill_int8_256[&prefilling(U8)], 128, attention_shared_bytes(256, 1);
         /// Adds up the splits of decoding.
         AttentionMerge = attention_merge(
             partial: In(F32), partial_log: In(F32), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16), heads: U32,

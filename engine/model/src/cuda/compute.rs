@@ -3,63 +3,50 @@
 use half::bf16;
 use windlass_engine_core::executor::Geometry;
 use windlass_kernels::cuda::ops::{
-    self, AttentionShape, DecodeWork, Heads, Output, Pages, PagesMut, Placement, Places, Rotation,
+    self, AttentionShape, DecodeWork, Gate, Heads, Output, Pages, PagesMut, Placement, Places, Rotation,
 };
 use windlass_kernels::cuda::{Device, DriverError, Matrix, Memory, Stream, View, ViewMut};
 
+use super::cache::{Cache, CacheShape, PageType};
 use super::metadata::{Metadata, StepCounts, StepSizes};
 use super::weights::{LayerWeights, Weights};
 use super::workspace::Workspace;
-use crate::config::DecoderConfig;
+use crate::config::{Activation, DecoderConfig, RopeConfig};
 
 /// What a step's kernels read and write.
 #[derive(Debug)]
 pub(super) struct Compute {
     pub config: DecoderConfig,
     weights: Weights,
-    /// Cosine and sine of every pair, for each position.
-    rope: Memory<f32>,
+    /// One for each of the configuration's `ropes`.
+    ropes: Vec<Rope>,
     pub metadata: Metadata,
     work: Workspace,
     /// Absent while its memory is given back.
     pub cache: Option<Cache>,
 }
 
-/// Keys and values, `[layer][page][K|V][kv_head][64][dim]`.
+/// A rotary embedding.
 #[derive(Debug)]
-pub(super) struct Cache {
-    values: Memory<bf16>,
-    /// Values of a layer's pages.
-    layer: usize,
-    /// Values of a page.
-    page: usize,
-    layers: usize,
+struct Rope {
+    /// Cosine and sine of every pair, for each position.
+    table: Memory<f32>,
+    /// Pairs that turn.
+    pairs: usize,
 }
 
-impl Cache {
-    /// Pages for so many blocks, and one more that padded rows write to.
-    pub fn new(device: &Device, config: &DecoderConfig, blocks: u32) -> Result<Cache, DriverError> {
-        let (page, layers) = (heads(config).page_values(), config.layers);
-        let layer = (blocks as usize + 1) * page;
-        Ok(Cache { values: device.allocate(layers * layer)?, layer, page, layers })
+impl Rope {
+    /// For sequences of up to `longest` tokens.
+    fn new(device: &Device, rope: &RopeConfig, longest: usize) -> Result<Rope, DriverError> {
+        let pairs = rope.dims / 2;
+        let table = ops::rope_table(pairs, longest, rope.theta, rope.factors_for(longest), rope.magnitude());
+        Ok(Rope { table: device.upload(&table)?, pairs })
     }
+}
 
-    /// Copies a page in all layers.
-    pub fn copy(&mut self, from: usize, to: usize, stream: &Stream) -> Result<(), DriverError> {
-        let &mut Cache { layer, page, layers, .. } = self;
-        (0..layers).try_for_each(|index| {
-            let [from, to] = [from, to].map(|at| index * layer + at * page);
-            stream.copy_within(self.values.view_mut(), from..from + page, to)
-        })
-    }
-
-    fn pages(&self, index: usize) -> Pages<'_> {
-        Pages::Bf16(self.values.slice(index * self.layer..(index + 1) * self.layer))
-    }
-
-    fn pages_mut(&mut self, index: usize) -> PagesMut<'_> {
-        PagesMut::Bf16(self.values.slice_mut(index * self.layer..(index + 1) * self.layer))
-    }
+/// How large the cache of a decoder is.
+pub(super) fn cache_shape(config: &DecoderConfig, geometry: &Geometry, kind: PageType) -> CacheShape {
+    CacheShape { kind, heads: heads(config), layers: config.layers, blocks: geometry.blocks as usize }
 }
 
 /// The sizes of a decoder's steps.
@@ -85,15 +72,16 @@ impl Compute {
         config: DecoderConfig,
         weights: Weights,
         geometry: &Geometry,
+        cache: CacheShape,
     ) -> Result<Compute, DriverError> {
-        let (sizes, rope) = (step_sizes(&config, geometry), &config.rope);
-        let table = ops::rope_table(rope.dims / 2, sizes.longest, rope.theta, rope.factors.as_deref());
+        let sizes = step_sizes(&config, geometry);
+        let ropes = config.ropes().map(|rope| Rope::new(device, rope, sizes.longest));
         Ok(Compute {
             weights,
-            rope: device.upload(&table)?,
+            ropes: ropes.collect::<Result<_, _>>()?,
             metadata: Metadata::new(device, sizes)?,
             work: Workspace::new(device, &config, &sizes)?,
-            cache: Some(Cache::new(device, &config, geometry.blocks)?),
+            cache: Some(Cache::new(device, cache)?),
             config,
         })
     }
@@ -105,13 +93,13 @@ impl Compute {
 
     /// Issues every kernel of the step whose numbers are on the device.
     pub fn issue(&mut self, step: &StepCounts, stream: &Stream) -> Result<(), DriverError> {
-        let Compute { config, weights, rope, metadata, work, cache } = self;
+        let Compute { config, weights, ropes, metadata, work, cache } = self;
         let Some(cache) = cache else { return Err(DriverError::refused("a step", "the KV cache was given back")) };
-        let mut kernels = Kernels { config, rope, metadata, work, step, stream };
+        let mut kernels = Kernels { config, ropes, metadata, work, step, stream };
         kernels.embed(&weights.embedding)?;
         for (index, layer) in weights.layers.iter().enumerate() {
-            kernels.project_qkv(layer, cache.pages_mut(index))?;
-            kernels.attend(cache.pages(index))?;
+            kernels.project_qkv(index, layer, cache.pages_mut(index))?;
+            kernels.attend(index, cache.pages(index))?;
             kernels.project_out(layer)?;
             kernels.feed_forward(layer)?;
         }
@@ -125,7 +113,7 @@ impl Compute {
 /// A step while its kernels are issued.
 struct Kernels<'a> {
     config: &'a DecoderConfig,
-    rope: &'a Memory<f32>,
+    ropes: &'a [Rope],
     metadata: &'a Metadata,
     work: &'a mut Workspace,
     step: &'a StepCounts,
@@ -135,11 +123,11 @@ struct Kernels<'a> {
 impl Kernels<'_> {
     fn embed(&mut self, table: &Matrix) -> Result<(), DriverError> {
         let out = self.work.residual.slice_mut(0..self.step.tokens * self.config.hidden);
-        ops::embed(self.stream, self.metadata.tokens(self.step), table, out)
+        ops::embed(self.stream, self.metadata.tokens(self.step), table, self.config.embedding_scale, out)
     }
 
     /// Norm, q, k and v, bias, norm and rotation of heads, and the append to the pages.
-    fn project_qkv(&mut self, layer: &LayerWeights, pages: PagesMut<'_>) -> Result<(), DriverError> {
+    fn project_qkv(&mut self, index: usize, layer: &LayerWeights, pages: PagesMut<'_>) -> Result<(), DriverError> {
         let (tokens, heads) = (self.step.tokens, heads(self.config));
         self.norm(&layer.attention_norm)?;
         let Workspace { normed, projected, query, .. } = &mut *self.work;
@@ -148,14 +136,13 @@ impl Kernels<'_> {
         ops::linear(self.stream, &layer.qkv, normed.slice(0..tokens * self.config.hidden), out)?;
         let places = Places { positions: self.metadata.positions(self.step), slots: self.metadata.slots(self.step) };
         let query = query.slice_mut(0..tokens * heads.query_width());
-        let placement = placement(layer, self.config, self.rope);
+        let placement = placement(layer, self.config, &self.ropes[self.config.rope_index(index)]);
         ops::place_heads(self.stream, heads, placement, projected.slice(0..width), places, query, pages)
     }
 
     /// Rows of one token, split over their keys, and rows of several, in tiles.
-    fn attend(&mut self, pages: Pages<'_>) -> Result<(), DriverError> {
-        let shape =
-            AttentionShape { heads: heads(self.config), scale: self.config.attention_scale, window: 0, cap: 0.0 };
+    fn attend(&mut self, index: usize, pages: Pages<'_>) -> Result<(), DriverError> {
+        let shape = attention(self.config, index);
         let values = self.step.tokens * self.config.query_width();
         let Workspace { query, attended, partial, partial_log, .. } = &mut *self.work;
         let query = query.slice(0..values);
@@ -173,9 +160,18 @@ impl Kernels<'_> {
 
     /// Output projection, residual, and the feed-forward block's norm.
     fn project_out(&mut self, layer: &LayerWeights) -> Result<(), DriverError> {
-        let attended = self.work.attended.slice(0..self.step.tokens * self.config.query_width());
-        let residual = residual(&mut self.work.residual, self.step, self.config);
-        ops::linear(self.stream, &layer.out, attended, Output::AddTo(residual))?;
+        let Workspace { residual: sums, normed, attended, .. } = &mut *self.work;
+        let attended = attended.slice(0..self.step.tokens * self.config.query_width());
+        let residual = residual(sums, self.step, self.config);
+        add_product(
+            self.stream,
+            self.config,
+            &layer.out,
+            attended,
+            layer.post_attention_norm.as_ref(),
+            normed,
+            residual,
+        )?;
         self.norm(&layer.feed_forward_norm)
     }
 
@@ -185,9 +181,11 @@ impl Kernels<'_> {
         let Workspace { residual: sums, normed, gate_up, gated, .. } = &mut *self.work;
         let out = Output::Bf16(gate_up.slice_mut(0..2 * tokens * width));
         ops::linear(self.stream, &layer.gate_up, normed.slice(0..tokens * self.config.hidden), out)?;
-        ops::silu_mul(self.stream, gate_up.slice(0..2 * tokens * width), width, gated.slice_mut(0..tokens * width))?;
-        let out = Output::AddTo(residual(sums, self.step, self.config));
-        ops::linear(self.stream, &layer.down, gated.slice(0..tokens * width), out)
+        let (wide, gated) = (gate_up.slice(0..2 * tokens * width), &mut *gated);
+        ops::gate_mul(self.stream, gate(self.config), wide, width, gated.slice_mut(0..tokens * width))?;
+        let (gated, norm) = (gated.slice(0..tokens * width), layer.post_feed_forward_norm.as_ref());
+        let residual = residual(sums, self.step, self.config);
+        add_product(self.stream, self.config, &layer.down, gated, norm, normed, residual)
     }
 
     /// Final norm and logits of the tokens that get them.
@@ -200,7 +198,11 @@ impl Kernels<'_> {
         let normed = picked_normed.slice_mut(0..values);
         ops::rms_norm(self.stream, picked.slice(0..values), norm.view(), self.config.norm_epsilon, normed)?;
         let out = Output::F32(logits.slice_mut(0..rows * self.config.vocabulary));
-        ops::linear(self.stream, output, picked_normed.slice(0..values), out)
+        ops::linear(self.stream, output, picked_normed.slice(0..values), out)?;
+        match self.config.logit_soft_cap {
+            Some(cap) => ops::soft_cap(self.stream, cap, logits.slice_mut(0..rows * self.config.vocabulary)),
+            None => Ok(()),
+        }
     }
 
     /// Norms the residual stream.
@@ -217,10 +219,43 @@ fn residual<'a>(memory: &'a mut Memory<f32>, step: &StepCounts, config: &Decoder
     memory.slice_mut(0..step.tokens * config.hidden)
 }
 
+/// `residual += matrix · input`, normed before it is added where there is a norm: `room` holds it until then.
+fn add_product(
+    stream: &Stream,
+    config: &DecoderConfig,
+    matrix: &Matrix,
+    input: View<'_, bf16>,
+    norm: Option<&Memory<f32>>,
+    room: &mut Memory<bf16>,
+    residual: ViewMut<'_, f32>,
+) -> Result<(), DriverError> {
+    let Some(norm) = norm else { return ops::linear(stream, matrix, input, Output::AddTo(residual)) };
+    let values = residual.len();
+    ops::linear(stream, matrix, input, Output::Bf16(room.slice_mut(0..values)))?;
+    ops::add_normed(stream, residual, room.slice(0..values), norm.view(), config.norm_epsilon)
+}
+
+/// What a layer's attention computes.
+fn attention(config: &DecoderConfig, layer: usize) -> AttentionShape {
+    AttentionShape {
+        heads: heads(config),
+        scale: config.attention_scale,
+        // No sequence is longer than positions count.
+        window: config.window(layer).map_or(0, |window| u32::try_from(window).unwrap_or(0)),
+        cap: config.attention_soft_cap.unwrap_or(0.0),
+    }
+}
+
+fn gate(config: &DecoderConfig) -> Gate {
+    match config.activation {
+        Activation::Silu => Gate::Silu,
+        Activation::GeluTanh => Gate::GeluTanh,
+    }
+}
+
 /// What is done to a layer's heads.
-fn placement<'a>(layer: &'a LayerWeights, config: &DecoderConfig, table: &'a Memory<f32>) -> Placement<'a> {
-    let rope = &config.rope;
-    let rotation = Rotation { table: table.view(), pairs: rope.dims / 2, pairing: rope.pairing };
+fn placement<'a>(layer: &'a LayerWeights, config: &DecoderConfig, rope: &'a Rope) -> Placement<'a> {
+    let rotation = Rotation { table: rope.table.view(), pairs: rope.pairs, pairing: config.rope.pairing };
     Placement {
         bias: layer.biases.as_ref().map(Memory::view),
         norms: layer.head_norms.as_ref().map(|norms| norms.each_ref().map(Memory::view)),

@@ -6,7 +6,8 @@ use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
 use windlass_kernels::cuda::{Device, DriverError, Pinned, Stream};
 
-use super::compute::{Cache, Compute};
+use super::cache::{Cache, CacheShape, PageType};
+use super::compute::{Compute, cache_shape};
 use super::draws::{Draws, RowDraw};
 use super::graphs::{Buckets, Graphs};
 use super::weights::Weights;
@@ -30,8 +31,8 @@ pub struct CudaDecoder {
     draws: Draws,
     /// Logits on their way to the sampler of the host.
     logits: Pinned<f32>,
-    /// Blocks of the cache while its memory is held.
-    blocks: u32,
+    /// The cache while its memory is held.
+    cache: CacheShape,
     stream: Stream,
     device: Device,
 }
@@ -53,8 +54,10 @@ impl CudaDecoder {
         config: DecoderConfig,
         weights: Weights,
         geometry: &Geometry,
+        pages: PageType,
         replay: Replay,
     ) -> Result<CudaDecoder, DriverError> {
+        let cache = cache_shape(&config, geometry, pages);
         let [rows, logits] = [geometry.max_step_rows, geometry.max_step_logits].map(|size| size as usize);
         Ok(CudaDecoder {
             graphs: Graphs::default(),
@@ -62,8 +65,8 @@ impl CudaDecoder {
             replay,
             draws: Draws::new(device, rows)?,
             logits: device.pinned(logits * config.vocabulary)?,
-            compute: Compute::new(device, config, weights, geometry)?,
-            blocks: geometry.blocks,
+            compute: Compute::new(device, config, weights, geometry, cache)?,
+            cache,
             stream: device.stream()?,
             device: device.clone(),
         })
@@ -120,7 +123,7 @@ impl Model for CudaDecoder {
         self.graphs.clear();
         self.compute.cache = None;
         if held {
-            self.compute.cache = Some(Cache::new(&self.device, &self.compute.config, self.blocks)?);
+            self.compute.cache = Some(Cache::new(&self.device, self.cache)?);
         }
         Ok(())
     }

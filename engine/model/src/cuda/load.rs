@@ -7,8 +7,10 @@ use windlass_engine_contract::sharding::{Shard, Stage};
 use windlass_engine_core::executor::Geometry;
 use windlass_kernels::Pool;
 use windlass_kernels::cuda::Device;
+use windlass_kernels::cuda::ops::PAGE_TOKENS;
 
-use super::compute::step_sizes;
+use super::cache::PageType;
+use super::compute::{cache_shape, step_sizes};
 use super::decoder::CudaDecoder;
 use super::executor::CudaExecutor;
 use super::packer::FilePacker;
@@ -28,6 +30,8 @@ pub struct CudaModel {
     config: DecoderConfig,
     weights: Weights,
     weight_type: &'static str,
+    /// How the cache holds keys and values.
+    pages: PageType,
     options: LoadOptions,
 }
 
@@ -47,8 +51,8 @@ impl CudaModel {
     /// Takes weights in, a layer at a time. The file is not needed afterwards.
     pub fn load(checkpoint: &Checkpoint, options: &LoadOptions, device: &Device) -> Result<CudaModel, LoadError> {
         support::check_options(options)?;
-        let config = DecoderConfig::read(checkpoint)?;
-        support::check_config(&config)?;
+        let (config, pages) = (DecoderConfig::read(checkpoint)?, support::page_type(options.kv_data_type)?);
+        support::check_config(&config, pages)?;
         let manifest = Manifest::read(checkpoint, &config, None)?;
         let pool = Pool::with_kernels(options.threads, options.kernels).map_err(no_threads(options.threads))?;
         Ok(CudaModel {
@@ -56,6 +60,7 @@ impl CudaModel {
             weight_type: manifest.dominant_type(),
             device: device.clone(),
             options: options.clone(),
+            pages,
             config,
         })
     }
@@ -77,22 +82,23 @@ impl CudaModel {
     pub fn start(self, kv: KvBudget, replay: Replay) -> Result<LoadedCuda, LoadError> {
         let geometry = self.sizes(kv)?.geometry;
         let (shape, ledger) = (self.shape(), self.ledger(&geometry));
-        let CudaModel { device, config, weights, weight_type, .. } = self;
-        let decoder = CudaDecoder::new(&device, config, weights, &geometry, replay).map_err(CudaError::from)?;
+        let CudaModel { device, config, weights, weight_type, pages, .. } = self;
+        let decoder = CudaDecoder::new(&device, config, weights, &geometry, pages, replay).map_err(CudaError::from)?;
         let executor = CudaExecutor::new(StepRunner::new(decoder, geometry, None));
         Ok(LoadedCuda { executor, shape, ledger, weight_type })
     }
 
     fn sizes(&self, kv: KvBudget) -> Result<Sizes, SizeError> {
         let options = LoadOptions { kv, memory_limit_bytes: None, ..self.options.clone() };
-        Sizes::decide(&[self.shape()], self.config.rope.dims, &options)
+        let mut sizes = Sizes::decide(&[self.shape()], self.config.rotary_dims(), &options)?;
+        sizes.geometry.read_back_tokens = self.config.sequence_window().map(read_back_tokens);
+        Ok(sizes)
     }
 
     fn ledger(&self, geometry: &Geometry) -> Ledger {
-        let page = 2 * step_sizes(&self.config, geometry).heads.page_values() as u64;
         Ledger {
             weights: self.weights.bytes(),
-            kv: self.config.layers as u64 * (u64::from(geometry.blocks) + 1) * page,
+            kv: cache_shape(&self.config, geometry, self.pages).bytes(),
             swap: 0,
             workspace: self.workspace_bytes(geometry),
         }
@@ -101,9 +107,14 @@ impl CudaModel {
     /// Activations, the step's numbers, and the rotary table.
     fn workspace_bytes(&self, geometry: &Geometry) -> u64 {
         let sizes = step_sizes(&self.config, geometry);
-        let rope = 4 * (sizes.longest * self.config.rope.dims) as u64;
+        let rope = 4 * (sizes.longest * self.config.rotary_dims()) as u64;
         Workspace::bytes(&self.config, &sizes) + sizes.bytes() + rope
     }
+}
+
+/// Tokens at the end of a sequence that are read where every layer has a window of so many keys: attention reads whole pages.
+fn read_back_tokens(window: usize) -> u32 {
+    u32::try_from(window + PAGE_TOKENS - 1).unwrap_or(u32::MAX)
 }
 
 fn load_weights(manifest: &Manifest<'_>, config: &DecoderConfig, loader: &Loader<'_>) -> Result<Weights, LoadError> {

@@ -2,46 +2,40 @@
 
 use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_core::plan::PlanRow;
-use windlass_kernels::cuda::ops::PAGE_TOKENS;
+use windlass_kernels::cuda::ops::{MAX_GROUP, MAX_HEAD_DIM, PAGE_TOKENS};
 
 use super::CudaError;
-use crate::config::{Activation, DecoderConfig};
+use super::cache::PageType;
+use crate::config::DecoderConfig;
 use crate::sizes::LoadOptions;
 
-/// Values in a head that the attention kernels take.
-const HEAD_DIMS: [usize; 4] = [32, 64, 96, 128];
-/// Query heads that may share a key head.
-const MAX_GROUP: usize = 16;
+/// Values that kernels read at a time: a head has a multiple.
+const HEAD_STEP: usize = 8;
+
+/// How pages are to hold values.
+pub(super) fn page_type(kind: KvDataType) -> Result<PageType, CudaError> {
+    PageType::of(kind)
+        .ok_or_else(|| CudaError::unsupported(format!("a KV cache in {}", kind.name()), "bf16, fp8 or int8"))
+}
 
 /// Refuses a decoder that the kernels do not compute.
-pub(super) fn check_config(config: &DecoderConfig) -> Result<(), CudaError> {
-    if let Some(found) = unknown(config) {
-        return Err(CudaError::unsupported(found, "the CPU"));
+pub(super) fn check_config(config: &DecoderConfig, pages: PageType) -> Result<(), CudaError> {
+    if config.experts.is_some() {
+        return Err(CudaError::unsupported("a mixture of experts", "the CPU"));
     }
-    let group = config.heads / config.kv_heads;
-    if !HEAD_DIMS.contains(&config.head_dim) {
-        let found = format!("a head of {} values", config.head_dim);
-        return Err(CudaError::unsupported(found, "a model with heads of 32, 64, 96 or 128, or the CPU"));
+    let (dim, group) = (config.head_dim, config.heads / config.kv_heads);
+    if !dim.is_multiple_of(HEAD_STEP) || dim > MAX_HEAD_DIM {
+        let right = format!("a model with heads of a multiple of {HEAD_STEP} up to {MAX_HEAD_DIM}, or the CPU");
+        return Err(CudaError::unsupported(format!("a head of {dim} values"), right));
+    }
+    if pages != PageType::Bf16 && !dim.is_multiple_of(2 * HEAD_STEP) {
+        return Err(CudaError::unsupported(format!("a KV cache in bytes with heads of {dim} values"), "bf16"));
     }
     if group > MAX_GROUP {
         let found = format!("{group} query heads that share a key head");
         return Err(CudaError::unsupported(found, format!("a model with at most {MAX_GROUP}, or the CPU")));
     }
     Ok(())
-}
-
-/// What only some families have.
-fn unknown(config: &DecoderConfig) -> Option<&'static str> {
-    let features = [
-        (config.experts.is_some(), "a mixture of experts"),
-        ((0..config.layers).any(|layer| config.window(layer).is_some()), "a window of attention"),
-        (config.attention_soft_cap.is_some() || config.logit_soft_cap.is_some(), "a soft cap"),
-        (config.post_norms, "a norm behind a block"),
-        (config.activation != Activation::Silu, "an activation other than SiLU"),
-        (config.embedding_scale != 1.0, "a scale of the token embedding"),
-        (config.rope.long.is_some(), "LongRoPE"),
-    ];
-    features.into_iter().find_map(|(is_asked, name)| is_asked.then_some(name))
 }
 
 /// Refuses options that are for the CPU alone.
@@ -52,9 +46,6 @@ pub(super) fn check_options(options: &LoadOptions) -> Result<(), CudaError> {
     }
     if options.block_tokens as usize != PAGE_TOKENS {
         return refuse(format!("a KV block of {} tokens", options.block_tokens), "blocks of 64");
-    }
-    if options.kv_data_type != KvDataType::Bf16 {
-        return refuse(format!("a KV cache in {}", options.kv_data_type.name()), "bf16");
     }
     if options.swap.is_some() {
         return refuse("swap space".to_owned(), "none");

@@ -31,9 +31,13 @@ pub(super) struct LayerWeights {
     /// Whether heads turn.
     pub rotary: bool,
     pub out: Matrix,
+    /// Of what the attention gives.
+    pub post_attention_norm: Option<Memory<f32>>,
     pub feed_forward_norm: Memory<f32>,
     pub gate_up: Matrix,
     pub down: Matrix,
+    /// Of what the feed-forward block gives.
+    pub post_feed_forward_norm: Option<Memory<f32>>,
 }
 
 impl Weights {
@@ -59,7 +63,8 @@ impl LayerWeights {
 
     fn vectors(&self) -> impl Iterator<Item = &Memory<f32>> {
         let norms = [&self.attention_norm, &self.feed_forward_norm];
-        norms.into_iter().chain(&self.biases).chain(self.head_norms.iter().flatten())
+        let post_norms = self.post_attention_norm.iter().chain(&self.post_feed_forward_norm);
+        norms.into_iter().chain(post_norms).chain(&self.biases).chain(self.head_norms.iter().flatten())
     }
 }
 
@@ -75,6 +80,7 @@ impl Loader<'_> {
     pub fn layer(&self, index: usize, layer: Layer<FilePacker>) -> Result<LayerWeights, CudaError> {
         let named = |name: &'static str| move |source| CudaError::Weights { name, layer: index, source };
         let Layer { query, key, value, biases, head_norms, feed_forward, .. } = layer;
+        let optional = |norm: Option<Vec<f32>>| norm.map(|norm| self.vector(&norm)).transpose();
         let FeedForward::Dense(Gated { gate, up, down }) = feed_forward else {
             return Err(CudaError::unsupported("a mixture of experts", "the CPU"));
         };
@@ -91,9 +97,11 @@ impl Loader<'_> {
             head_norms,
             rotary: layer.rotary,
             out: self.matrix(&layer.out).map_err(named("attention output"))?,
+            post_attention_norm: optional(layer.post_attention_norm)?,
             feed_forward_norm: self.vector(&layer.feed_forward_norm)?,
             gate_up: self.stack(&[gate, up]).map_err(named("gate and up"))?,
             down: self.matrix(&down).map_err(named("down"))?,
+            post_feed_forward_norm: optional(layer.post_feed_forward_norm)?,
         })
     }
 

@@ -1,5 +1,6 @@
 use half::bf16;
 use windlass_kernels::cuda::ops::{self, AttentionShape, Chunks, DecodeRows, DecodeWork, Heads, Pages};
+use windlass_kernels::cuda::weights::EightBits;
 use windlass_kernels::cuda::{Device, Memory, Stream};
 
 use crate::common::{Random, SEEDS, device, poisoned, relative_error};
@@ -13,20 +14,20 @@ struct Scene {
     tables: Vec<u32>,
     pages: Vec<bf16>,
     query: Vec<bf16>,
-    /// The pages as codes, and the scales of keys and values, where they are in e4m3.
-    fp8: Option<(Vec<u8>, Vec<f32>)>,
+    /// The pages as codes, and the scale of each token and head, where they are in bytes.
+    bytes: Option<(EightBits, Vec<u8>, Vec<f32>)>,
 }
 
 /// Pages on a device.
 struct Cache {
     pages: Memory<bf16>,
-    fp8: Option<(Memory<u8>, Memory<f32>)>,
+    bytes: Option<(EightBits, Memory<u8>, Memory<f32>)>,
 }
 
 impl Cache {
     fn pages(&self) -> Pages<'_> {
-        match &self.fp8 {
-            Some((pages, scales)) => Pages::Fp8 { pages: pages.view(), scales: scales.view() },
+        match &self.bytes {
+            Some((code, codes, scales)) => Pages::Bytes { code: *code, codes: codes.view(), scales: scales.view() },
             None => Pages::Bf16(self.pages.view()),
         }
     }
@@ -56,32 +57,38 @@ impl Scene {
         let tokens: usize = sequences.iter().map(|(_, new)| new).sum();
         let query = random.halves(tokens * shape.heads.query_width(), 2.0);
         let (sequences, tables) = (sequences.to_vec(), order);
-        Scene { shape, sequences, max_pages, tables, pages, query, fp8: None }
+        Scene { shape, sequences, max_pages, tables, pages, query, bytes: None }
     }
 
-    /// The same with pages in e4m3, whose values times scales become the pages that the reference reads.
-    fn in_fp8(mut self, random: &mut Random) -> Scene {
-        let Heads { kv_heads, dim, .. } = self.shape.heads;
-        let scales: Vec<f32> = (0..2 * kv_heads).map(|i| 2f32.powi(i as i32 - 8)).collect();
-        // Up to 16 in size: below 0x58; a NaN in page 0.
-        let mut codes: Vec<u8> = self.pages.iter().map(|_| (random.below(0x58) | random.below(2) << 7) as u8).collect();
-        codes[..self.shape.heads.page_values()].fill(0x7f);
-        for (i, value) in self.pages.iter_mut().enumerate().skip(self.shape.heads.page_values()) {
-            if value.is_nan() {
-                codes[i] = 0x7f;
+    /// The same with pages in bytes, whose values times scales become the pages that the reference reads. What is nobody's
+    /// has a scale that is no number.
+    fn in_bytes(mut self, random: &mut Random, code: EightBits) -> Scene {
+        let dim = self.shape.heads.dim;
+        let (mut codes, mut scales) = (vec![0x7f; self.pages.len()], vec![f32::NAN; self.pages.len() / dim]);
+        for ((row, codes), scale) in self.pages.chunks_mut(dim).zip(codes.chunks_mut(dim)).zip(&mut scales) {
+            if row[0].is_nan() {
                 continue;
             }
-            let scale = scales[i / (64 * dim) % (2 * kv_heads)];
-            *value = bf16::from_f64(crate::linear::e4m3(codes[i]) * f64::from(scale));
+            // Powers of two: what the reference reads is exact.
+            *scale = 2f32.powi(random.below(4) as i32 - 9);
+            for (value, byte) in row.iter_mut().zip(codes) {
+                *byte = random.below(0x78) as u8 | (random.below(2) as u8) << 7;
+                let exact = match code {
+                    EightBits::E4m3 => crate::linear::e4m3(*byte),
+                    EightBits::Int8 => byte.cast_signed().into(),
+                };
+                *value = bf16::from_f64(exact * f64::from(*scale));
+            }
         }
-        self.fp8 = Some((codes, scales));
+        self.bytes = Some((code, codes, scales));
         self
     }
 
     fn cache(&self, device: &Device) -> Cache {
-        let upload =
-            |(codes, scales): &(Vec<u8>, Vec<f32>)| (device.upload(codes).unwrap(), device.upload(scales).unwrap());
-        Cache { pages: device.upload(&self.pages).unwrap(), fp8: self.fp8.as_ref().map(upload) }
+        let upload = |(code, codes, scales): &(EightBits, Vec<u8>, Vec<f32>)| {
+            (*code, device.upload(codes).unwrap(), device.upload(scales).unwrap())
+        };
+        Cache { pages: device.upload(&self.pages).unwrap(), bytes: self.bytes.as_ref().map(upload) }
     }
 
     fn at(&self, sequence: usize, key: usize, value: bool, head: usize) -> &[bf16] {
@@ -185,7 +192,13 @@ fn decoding_matches_the_reference_over_any_splits() {
         (shape(16, 1, 96), vec![131]),
         (shape(8, 2, 128), vec![257, 640]),
         (shape(2, 1, 64), vec![2049, 3]),
+        (shape(4, 2, 8), vec![66]),
+        (shape(3, 3, 80), vec![130]),
+        (shape(4, 1, 120), vec![90, 1]),
+        (shape(8, 4, 256), vec![131, 70]),
+        (shape(2, 1, 160), vec![65]),
         (AttentionShape { window: 70, ..shape(2, 1, 64) }, vec![400, 69, 71]),
+        (AttentionShape { window: 65, cap: 9.0, ..shape(2, 1, 256) }, vec![200]),
         (AttentionShape { cap: 5.0, ..shape(2, 2, 32) }, vec![100]),
     ]) {
         let (device, stream) = device(seed);
@@ -205,7 +218,12 @@ fn prefill_matches_the_reference_at_any_cut() {
         (shape(2, 2, 32), vec![(130, 70), (64, 64)]),
         (shape(2, 1, 96), vec![(100, 1)]),
         (shape(4, 1, 128), vec![(200, 20)]),
+        (shape(2, 1, 16), vec![(70, 66)]),
+        (shape(3, 1, 80), vec![(100, 37)]),
+        (shape(2, 2, 120), vec![(33, 33)]),
+        (shape(4, 2, 256), vec![(90, 40), (5, 5)]),
         (AttentionShape { window: 33, ..shape(2, 1, 64) }, vec![(150, 100)]),
+        (AttentionShape { window: 20, cap: 9.0, ..shape(2, 2, 256) }, vec![(130, 70)]),
         (AttentionShape { cap: 5.0, ..shape(1, 1, 32) }, vec![(65, 65)]),
     ]) {
         let (device, stream) = device(seed);
@@ -237,20 +255,26 @@ fn there_is_room_for_the_splits_of_every_shorter_sequence() {
 }
 
 #[test]
-fn pages_in_e4m3_match_the_reference() {
+fn pages_in_bytes_match_the_reference() {
     let mut random = Random::new(19);
-    for (seed, (shape, keys)) in SEEDS.into_iter().cycle().zip([
+    let cases = [
         (shape(3, 1, 32), 70),
         (shape(4, 2, 64), 200),
         (shape(2, 2, 96), 65),
         (shape(8, 1, 128), 130),
-    ]) {
-        let (device, stream) = device(seed);
-        let scene = Scene::new(&mut random, shape, &[(keys, 1)]).in_fp8(&mut random);
-        let error = relative_error(&scene.decode(&device, &stream, ops::splits(keys)), &scene.reference());
-        assert!(error <= 1e-2, "decoding {shape:?}: {error}");
-        let scene = Scene::new(&mut random, shape, &[(keys, 40), (9, 9)]).in_fp8(&mut random);
-        let error = relative_error(&scene.prefill(&device, &stream), &scene.reference());
-        assert!(error <= 1e-2, "prefill {shape:?}: {error}");
+        (shape(2, 1, 80), 77),
+        (shape(4, 2, 256), 140),
+        (AttentionShape { window: 31, cap: 4.0, ..shape(2, 1, 48) }, 150),
+    ];
+    for code in [EightBits::E4m3, EightBits::Int8] {
+        for (seed, &(shape, keys)) in SEEDS.into_iter().cycle().zip(&cases) {
+            let (device, stream) = device(seed);
+            let scene = Scene::new(&mut random, shape, &[(keys, 1)]).in_bytes(&mut random, code);
+            let error = relative_error(&scene.decode(&device, &stream, ops::splits(keys)), &scene.reference());
+            assert!(error <= 1e-2, "decoding {shape:?} in {code:?}: {error}");
+            let scene = Scene::new(&mut random, shape, &[(keys, 40), (9, 9)]).in_bytes(&mut random, code);
+            let error = relative_error(&scene.prefill(&device, &stream), &scene.reference());
+            assert!(error <= 1e-2, "prefill {shape:?} in {code:?}: {error}");
+        }
     }
 }

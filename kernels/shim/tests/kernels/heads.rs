@@ -1,8 +1,12 @@
 use half::bf16;
 use windlass_kernels::cuda::ops::{self, Heads, PagesMut, Placement, Places, Rotation};
+use windlass_kernels::cuda::weights::EightBits;
 use windlass_kernels::ops::RopePairing;
 
 use crate::common::{Random, device, poisoned, worst_ulps};
+
+/// Length of what was turned.
+const MAGNITUDE: f32 = 1.25;
 
 struct Case {
     heads: Heads,
@@ -37,6 +41,8 @@ fn reference(
         for i in 0..pairs {
             let (a, b) = if pairing == RopePairing::Adjacent { (2 * i, 2 * i + 1) } else { (i, i + pairs) };
             let (sine, cosine) = angle(i).sin_cos();
+            let magnitude = f64::from(MAGNITUDE);
+            let (sine, cosine) = (sine * magnitude, cosine * magnitude);
             (x[a], x[b]) = (x[a] * cosine - x[b] * sine, x[b] * cosine + x[a] * sine);
         }
     }
@@ -65,9 +71,9 @@ fn heads_are_biased_normed_turned_and_placed() {
         let slots = [70u32, 255, 64, 1, 130];
         let factors: Option<Vec<f32>> =
             case.turning.map(|(pairs, _)| (0..pairs).map(|i| 1.0 + i as f32 / 7.0).collect());
-        let table = case
-            .turning
-            .map(|(pairs, _)| device.upload(&ops::rope_table(pairs, positions, 10_000.0, factors.as_deref())).unwrap());
+        let table = case.turning.map(|(pairs, _)| {
+            device.upload(&ops::rope_table(pairs, positions, 10_000.0, factors.as_deref(), MAGNITUDE)).unwrap()
+        });
         let (bias_memory, slot_memory) = (device.upload(&bias).unwrap(), device.upload(&slots).unwrap());
         let norm_memory = norms.each_ref().map(|norm| device.upload(norm).unwrap());
         let placement = Placement {
@@ -124,38 +130,51 @@ fn heads_are_biased_normed_turned_and_placed() {
     }
 }
 
+/// A row's largest value becomes the largest code; ties, what is below the smallest normal number, and zeros.
 #[test]
-fn keys_and_values_are_rounded_to_e4m3_relative_to_their_scales() {
+fn keys_and_values_are_rounded_relative_to_their_largest() {
     let mut random = Random::new(18);
-    let (device, stream) = device(1);
-    let heads = Heads { heads: 1, kv_heads: 2, dim: 64 };
-    let tokens = 40;
+    let heads = Heads { heads: 1, kv_heads: 2, dim: 48 };
+    let tokens = 70;
     let mut projected = random.halves(tokens * heads.projected_width(), 4.0);
-    // The largest, ties, what is below the smallest normal number, and what is too large.
+    // Times a half, a row's scale: of e4m3 448 is the largest and 17 and 19 are ties, of integers 254.
     for (place, value) in
-        [448.0, 464.0, 1e4, -1e4, 17.0, 19.0, 0.0146484375, 0.001, 0.0009, -0.0].into_iter().enumerate()
+        [448.0, 17.0, 19.0, 0.0146484375, 0.001, 0.0009, -0.0, -448.0, 0.0, 12.4].into_iter().enumerate()
     {
         projected[heads.query_width() + place] = bf16::from_f32(value * 0.5);
     }
-    let scales = [0.5, 0.01, 1.0, 2.0];
-    let (memory, scale_memory) = (device.upload(&projected).unwrap(), device.upload(&scales).unwrap());
-    let places = device.upload(&(0..tokens as u32).collect::<Vec<_>>()).unwrap();
-    let mut query = poisoned::<bf16>(&device, tokens * heads.query_width());
-    let mut cache = poisoned::<u8>(&device, heads.page_values());
-    let placement = Placement { bias: None, norms: None, epsilon: 0.0, rotation: None };
-    let pages = PagesMut::Fp8 { pages: cache.view_mut(), scales: scale_memory.view() };
-    let at = Places { positions: places.view(), slots: places.view() };
-    ops::place_heads(&stream, heads, placement, memory.view(), at, query.view_mut(), pages).unwrap();
-    let cache = cache.read(&stream).unwrap();
-    for token in 0..tokens {
-        for row in 0..4 {
-            for i in 0..64 {
-                // Adding no bias makes -0 a 0.
-                let value = (f32::from(projected[(token * 5 + 1 + row) * 64 + i]) + 0.0) / scales[row];
-                let found = cache[(row * 64 + token) * 64 + i];
-                assert_eq!(found, nearest_e4m3(value.into()), "{value} is not {found:#x}");
+    projected[heads.query_width() + 48..][..48].fill(bf16::ZERO);
+    for code in [EightBits::E4m3, EightBits::Int8] {
+        let (device, stream) = device(1);
+        let memory = device.upload(&projected).unwrap();
+        let slots: Vec<u32> = (0..tokens as u32).map(|token| token * 5 % 128).collect();
+        let (positions, slot_memory) = (device.upload(&slots).unwrap(), device.upload(&slots).unwrap());
+        let mut query = poisoned::<bf16>(&device, tokens * heads.query_width());
+        let mut codes = poisoned::<u8>(&device, 2 * heads.page_values());
+        let mut scales = poisoned::<f32>(&device, 2 * heads.page_rows());
+        let placement = Placement { bias: None, norms: None, epsilon: 0.0, rotation: None };
+        let pages = PagesMut::Bytes { code, codes: codes.view_mut(), scales: scales.view_mut() };
+        let at = Places { positions: positions.view(), slots: slot_memory.view() };
+        ops::place_heads(&stream, heads, placement, memory.view(), at, query.view_mut(), pages).unwrap();
+        let (codes, scales) = (codes.read(&stream).unwrap(), scales.read(&stream).unwrap());
+        for (token, slot) in slots.iter().enumerate() {
+            for row in 0..4 {
+                let values: Vec<f32> =
+                    (0..48).map(|i| f32::from(projected[(token * 5 + 1 + row) * 48 + i]) + 0.0).collect();
+                let at = (*slot as usize / 64 * 4 + row) * 64 + *slot as usize % 64;
+                let most = values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+                let (largest, round): (f32, fn(f32) -> u8) = match code {
+                    EightBits::E4m3 => (448.0, |value| nearest_e4m3(value.into())),
+                    EightBits::Int8 => (127.0, |value| (value.round_ties_even() as i8).cast_unsigned()),
+                };
+                let factor = if most > 0.0 { largest / most } else { 0.0 };
+                let exact: Vec<u8> = values.iter().map(|value| round(value * factor)).collect();
+                assert_eq!(codes[at * 48..][..48], exact, "{code:?} of token {token}, row {row}: {values:?}");
+                assert_eq!(scales[at], most / largest, "{code:?} of token {token}, row {row}");
             }
         }
+        let written = scales.iter().filter(|scale| !scale.is_nan()).count();
+        assert_eq!(written, 4 * tokens, "no other row was written");
     }
 }
 

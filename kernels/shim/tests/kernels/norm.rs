@@ -32,6 +32,15 @@ fn norms_match_the_reference() {
             let (plain, added) = (plain.read(&stream).unwrap(), added.read(&stream).unwrap());
             assert!(worst_ulps(&plain, &reference(&residual, &weight, 1e-5)) <= 0.51, "{tokens} x {cols}");
             assert!(worst_ulps(&added, &reference(&sums, &weight, 1e-5)) <= 0.51, "{tokens} x {cols}");
+            let mut with_normed = device.upload(&residual).unwrap();
+            ops::add_normed(&stream, with_normed.view_mut(), addend.view(), weights.view(), 1e-5).unwrap();
+            let wide: Vec<f32> = addend.read(&stream).unwrap().iter().map(|value| value.to_f32()).collect();
+            let normed = reference(&wide, &weight, 1e-5);
+            let near = |((found, before), normed): ((f32, &f32), &f64)| {
+                (f64::from(found) - f64::from(*before) - normed).abs() <= 2e-6 * (1.0 + normed.abs())
+            };
+            let found = with_normed.read(&stream).unwrap();
+            assert!(found.into_iter().zip(&residual).zip(&normed).all(near), "{tokens} x {cols}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Gated activation (Shazeer 2020).
+//! Elementwise ops: the gated activation (Shazeer 2020) and the cap of logits.
 
 use half::bf16;
 
@@ -6,15 +6,27 @@ use super::word;
 use crate::cuda::launch::Launch;
 use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
 
-/// Values that a block computes.
-const BLOCK_VALUES: usize = 256 * 8;
+/// Threads of a block.
+const BLOCK: usize = 256;
+/// Values of a row that a block gates.
+const BLOCK_VALUES: usize = BLOCK * 8;
 
-/// `out[t] = silu(gate) · up`, of tokens that hold `cols` gates and then `cols` ups.
+/// What is done to a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// `x / (1 + e⁻ˣ)`.
+    Silu,
+    /// The Gaussian error unit by its hyperbolic tangent (Hendrycks and Gimpel 2016).
+    GeluTanh,
+}
+
+/// `out[t] = activation(gate) · up`, of tokens that hold `cols` gates and then `cols` ups.
 ///
 /// # Panics
 /// When the lengths do not match, or `cols` is no multiple of 8.
-pub fn silu_mul(
+pub fn gate_mul(
     stream: &Stream,
+    gate: Gate,
     gate_up: View<'_, bf16>,
     cols: usize,
     out: ViewMut<'_, bf16>,
@@ -22,8 +34,24 @@ pub fn silu_mul(
     assert!(cols > 0 && cols.is_multiple_of(8), "rows of {cols} values; kernels read 8 at a time");
     assert!(out.len().is_multiple_of(cols), "{} values are no whole tokens of {cols}", out.len());
     assert_eq!(gate_up.len(), 2 * out.len(), "a gate and an up for each value");
+    let kernel = match gate {
+        Gate::Silu => Kernel::SiluMul,
+        Gate::GeluTanh => Kernel::GeluMul,
+    };
     let grid = [word(cols.div_ceil(BLOCK_VALUES)), word(out.len() / cols), 1];
-    let launch = Launch::new(Kernel::SiluMul, grid).with(gate_up).with(out).with(word(cols));
+    let launch = Launch::new(kernel, grid).with(gate_up).with(out).with(word(cols));
     // SAFETY: each thread computes 8 of a token's `cols` values, those that are there.
     unsafe { stream.launch(&launch) }
+}
+
+/// `values = cap · tanh(values / cap)`: no value leaves `-cap..cap`.
+///
+/// # Panics
+/// When there are no values, or `cap` is not positive.
+pub fn soft_cap(stream: &Stream, cap: f32, values: ViewMut<'_, f32>) -> Result<(), DriverError> {
+    assert!(cap > 0.0 && !values.is_empty(), "{} values and a cap of {cap}", values.len());
+    let count = word(values.len());
+    let launch = Launch::new(Kernel::SoftCap, [word(values.len().div_ceil(BLOCK)), 1, 1]);
+    // SAFETY: each thread reads and writes one of `count` values.
+    unsafe { stream.launch(&launch.with(values).with(count).with(cap)) }
 }

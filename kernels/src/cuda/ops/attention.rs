@@ -2,15 +2,16 @@
 
 use half::bf16;
 
-use super::heads::{Heads, PAGE_TOKENS, Pages};
+use super::heads::{Heads, MAX_HEAD_DIM, PAGE_TOKENS, Pages};
 use super::word;
 use crate::cuda::launch::Launch;
+use crate::cuda::weights::EightBits;
 use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
 
 /// Rows that a block of prefill takes.
 const PREFILL_ROWS: usize = 64;
 /// Most query heads that share a key head when decoding: the rows of one product.
-const MAX_GROUP: usize = 16;
+pub const MAX_GROUP: usize = 16;
 
 /// What attention computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,6 +70,7 @@ impl AttentionShape {
         assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "{heads} heads share {kv_heads}");
         assert_eq!(query, out, "a result for each query");
         assert!(query.is_multiple_of(heads * dim), "whole tokens");
+        assert!(dim > 0 && dim.is_multiple_of(8) && dim <= MAX_HEAD_DIM, "heads of {dim} values");
         heads / kv_heads
     }
 }
@@ -76,7 +78,7 @@ impl AttentionShape {
 /// `out = softmax(query · keysᵀ · scale) · values` of one token of each row.
 ///
 /// # Panics
-/// When the lengths do not match, more than 16 heads share a key head, or heads have another size than 32, 64, 96, 128.
+/// When the lengths do not match, more than [`MAX_GROUP`] heads share a key head, or pages do not hold such heads.
 pub fn attention_decode(
     stream: &Stream,
     shape: &AttentionShape,
@@ -93,13 +95,12 @@ pub fn attention_decode(
     assert!(count > 0 && rows.tokens.len() == count && rows.tables.len().is_multiple_of(count), "a table for each row");
     assert!(splits > 0 && work.partial.len() >= count * heads * splits * dim, "room for {splits} splits");
     assert!(work.partial_log.len() >= count * heads * splits, "room for {splits} splits");
-    let kernel = decode_kernel(dim, pages);
+    let kernel = kernel(&DECODE, dim, pages);
     let [pages, scales] = pages.arguments(shape.heads);
     let launch = Launch::new(kernel, [word(count), word(kv_heads), word(splits)]).shared(kernel.spec().shared_bytes);
-    let launch = launch.with(query).with(pages).with(rows.tables).with(rows.lengths).with(rows.tokens);
+    let launch = launch.with(query).with(pages).with(scales).with(rows.tables).with(rows.lengths).with(rows.tokens);
     let launch = launch.with(out.reborrow()).with(work.partial.reborrow()).with(work.partial_log.reborrow());
-    let launch = launch.with(scales);
-    let launch = launch.with(word(heads)).with(word(kv_heads)).with(word(rows.tables.len() / count));
+    let launch = launch.with(word(heads)).with(word(kv_heads)).with(word(dim)).with(word(rows.tables.len() / count));
     let launch = launch.with(word(splits)).with(shape.scale).with(shape.window).with(shape.cap);
     // SAFETY: blocks read pages of their row's table and write their row; what tables name is the caller's promise.
     unsafe { stream.launch(&launch) }?;
@@ -142,7 +143,7 @@ pub fn prefill_tiles(heads: Heads, token_counts: &[u32]) -> Vec<(u32, u32)> {
 /// `out = softmax(query · keysᵀ · scale) · values` of every token of the chunks; each sees the keys up to its own.
 ///
 /// # Panics
-/// When the lengths do not match, or heads have another size than 32, 64, 96, 128.
+/// When the lengths do not match, or pages do not hold such heads.
 pub fn attention_prefill(
     stream: &Stream,
     shape: &AttentionShape,
@@ -160,44 +161,79 @@ pub fn attention_prefill(
         "one for each sequence"
     );
     assert!(sequences > 0 && chunks.tables.len().is_multiple_of(sequences), "a table for each sequence");
-    let kernel = prefill_kernel(dim, pages);
+    let kernel = kernel(&PREFILL, dim, pages);
     let [pages, scales] = pages.arguments(shape.heads);
     let launch = Launch::new(kernel, [word(tiles), word(kv_heads), 1]).shared(kernel.spec().shared_bytes);
-    let launch = launch.with(query).with(pages).with(chunks.tables).with(chunks.tile_sequences);
+    let launch = launch.with(query).with(pages).with(scales).with(chunks.tables).with(chunks.tile_sequences);
     let launch = launch.with(chunks.tile_firsts).with(chunks.first_tokens).with(chunks.token_counts);
-    let launch = launch.with(chunks.first_positions).with(out).with(scales).with(word(heads)).with(word(kv_heads));
-    let launch =
-        launch.with(word(chunks.tables.len() / sequences)).with(shape.scale).with(shape.window).with(shape.cap);
+    let launch = launch.with(chunks.first_positions).with(out).with(word(heads)).with(word(kv_heads)).with(word(dim));
+    let launch = launch.with(word(chunks.tables.len() / sequences));
+    let launch = launch.with(shape.scale).with(shape.window).with(shape.cap);
     // SAFETY: blocks read pages of their sequence's table and write their rows; what tables name is the caller's promise.
     unsafe { stream.launch(&launch) }
 }
 
-fn decode_kernel(dim: usize, pages: Pages<'_>) -> Kernel {
-    match (dim, pages) {
-        (32, Pages::Bf16(_)) => Kernel::AttentionDecode32,
-        (64, Pages::Bf16(_)) => Kernel::AttentionDecode64,
-        (96, Pages::Bf16(_)) => Kernel::AttentionDecode96,
-        (128, Pages::Bf16(_)) => Kernel::AttentionDecode128,
-        (32, Pages::Fp8 { .. }) => Kernel::AttentionDecodeFp832,
-        (64, Pages::Fp8 { .. }) => Kernel::AttentionDecodeFp864,
-        (96, Pages::Fp8 { .. }) => Kernel::AttentionDecodeFp896,
-        (128, Pages::Fp8 { .. }) => Kernel::AttentionDecodeFp8128,
-        (dim, _) => panic!("heads of {dim} values: kernels take 32, 64, 96 and 128"),
-    }
-}
+/// Largest heads of the kernels, each for those that the one before does not hold.
+const HEAD_DIMS: [usize; 5] = [32, 64, 96, 128, MAX_HEAD_DIM];
 
-fn prefill_kernel(dim: usize, pages: Pages<'_>) -> Kernel {
-    match (dim, pages) {
-        (32, Pages::Bf16(_)) => Kernel::AttentionPrefill32,
-        (64, Pages::Bf16(_)) => Kernel::AttentionPrefill64,
-        (96, Pages::Bf16(_)) => Kernel::AttentionPrefill96,
-        (128, Pages::Bf16(_)) => Kernel::AttentionPrefill128,
-        (32, Pages::Fp8 { .. }) => Kernel::AttentionPrefillFp832,
-        (64, Pages::Fp8 { .. }) => Kernel::AttentionPrefillFp864,
-        (96, Pages::Fp8 { .. }) => Kernel::AttentionPrefillFp896,
-        (128, Pages::Fp8 { .. }) => Kernel::AttentionPrefillFp8128,
-        (dim, _) => panic!("heads of {dim} values: kernels take 32, 64, 96 and 128"),
-    }
+/// Kernels for pages in bf16, e4m3 and signed bytes, by [`HEAD_DIMS`].
+type Kernels = [[Kernel; HEAD_DIMS.len()]; 3];
+
+const DECODE: Kernels = [
+    [
+        Kernel::AttentionDecodeD32,
+        Kernel::AttentionDecodeD64,
+        Kernel::AttentionDecodeD96,
+        Kernel::AttentionDecodeD128,
+        Kernel::AttentionDecodeD256,
+    ],
+    [
+        Kernel::AttentionDecodeFp8D32,
+        Kernel::AttentionDecodeFp8D64,
+        Kernel::AttentionDecodeFp8D96,
+        Kernel::AttentionDecodeFp8D128,
+        Kernel::AttentionDecodeFp8D256,
+    ],
+    [
+        Kernel::AttentionDecodeInt8D32,
+        Kernel::AttentionDecodeInt8D64,
+        Kernel::AttentionDecodeInt8D96,
+        Kernel::AttentionDecodeInt8D128,
+        Kernel::AttentionDecodeInt8D256,
+    ],
+];
+
+const PREFILL: Kernels = [
+    [
+        Kernel::AttentionPrefillD32,
+        Kernel::AttentionPrefillD64,
+        Kernel::AttentionPrefillD96,
+        Kernel::AttentionPrefillD128,
+        Kernel::AttentionPrefillD256,
+    ],
+    [
+        Kernel::AttentionPrefillFp8D32,
+        Kernel::AttentionPrefillFp8D64,
+        Kernel::AttentionPrefillFp8D96,
+        Kernel::AttentionPrefillFp8D128,
+        Kernel::AttentionPrefillFp8D256,
+    ],
+    [
+        Kernel::AttentionPrefillInt8D32,
+        Kernel::AttentionPrefillInt8D64,
+        Kernel::AttentionPrefillInt8D96,
+        Kernel::AttentionPrefillInt8D128,
+        Kernel::AttentionPrefillInt8D256,
+    ],
+];
+
+fn kernel(kernels: &Kernels, dim: usize, pages: Pages<'_>) -> Kernel {
+    let by_dim = match pages {
+        Pages::Bf16(_) => &kernels[0],
+        Pages::Bytes { code: EightBits::E4m3, .. } => &kernels[1],
+        Pages::Bytes { code: EightBits::Int8, .. } => &kernels[2],
+    };
+    by_dim[HEAD_DIMS.iter().filter(|&&largest| largest < dim).count()]
 }
 
 const _: () = assert!(PREFILL_ROWS == PAGE_TOKENS, "a block's four warps have 16 rows each");

@@ -5,11 +5,17 @@ use crate::cuda::launch::Launch;
 use crate::cuda::weights::{EightBits, Matrix, Values};
 use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
 
-/// `out[t] = table[tokens[t]]`. A token outside the table gives zeros.
+/// `out[t] = table[tokens[t]] · factor`. A token outside the table gives zeros.
 ///
 /// # Panics
 /// When the lengths do not match.
-pub fn embed(stream: &Stream, tokens: View<'_, u32>, table: &Matrix, out: ViewMut<'_, f32>) -> Result<(), DriverError> {
+pub fn embed(
+    stream: &Stream,
+    tokens: View<'_, u32>,
+    table: &Matrix,
+    factor: f32,
+    out: ViewMut<'_, f32>,
+) -> Result<(), DriverError> {
     let (rows, cols) = (table.rows(), table.cols());
     assert_eq!(out.len(), tokens.len() * cols, "one row for each token");
     let new = |kernel| Launch::new(kernel, [word(tokens.len()), 1, 1]).with(tokens);
@@ -19,7 +25,7 @@ pub fn embed(stream: &Stream, tokens: View<'_, u32>, table: &Matrix, out: ViewMu
         Values::Int8 { codes, scales } => new(Kernel::EmbedInt8G32).with(codes.view()).with(scales.view()),
         Values::Eight { codes, scales, .. } => new(Kernel::Embed8Bit).with(codes.view()).with(scales.view()),
     };
-    let launch = launch.with(out).with(word(cols)).with(word(rows));
+    let launch = launch.with(out).with(word(cols)).with(word(rows)).with(factor);
     let launch = match table.values() {
         Values::Bf16(_) | Values::Int8 { .. } => launch,
         Values::Int4 { group, .. } => launch.with(word(group.cols())),

@@ -4,6 +4,7 @@ use half::bf16;
 
 use super::word;
 use crate::cuda::launch::{Argument, Launch};
+use crate::cuda::weights::EightBits;
 use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
 use crate::ops::RopePairing;
 
@@ -12,7 +13,7 @@ pub const PAGE_TOKENS: usize = 64;
 /// Heads that a block takes, one for each of its warps.
 const BLOCK_HEADS: usize = 4;
 /// Largest head: a lane holds four pairs.
-const MAX_DIM: usize = 256;
+pub const MAX_HEAD_DIM: usize = 256;
 
 /// Heads of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +39,12 @@ impl Heads {
 
     /// Values of a layer's page, `[K|V][kv_head][64][dim]`.
     pub fn page_values(&self) -> usize {
-        2 * self.kv_heads * PAGE_TOKENS * self.dim
+        self.page_rows() * self.dim
+    }
+
+    /// Keys and values of a layer's page, `[K|V][kv_head][64]`: so many scales it has where it holds bytes.
+    pub fn page_rows(&self) -> usize {
+        2 * self.kv_heads * PAGE_TOKENS
     }
 }
 
@@ -55,11 +61,12 @@ pub struct Rotation<'a> {
 
 /// Cosine and sine of each position below `positions` and each pair, `[position, pair, 2]`.
 ///
-/// Pair `i` turns by `position · theta^(-i/pairs) / factor[i]`; without factors, by 1.
+/// Pair `i` turns by `position · theta^(-i/pairs) / factor[i]`; without factors, by 1. What was turned is `magnitude` times
+/// as long (LongRoPE; 1 for others).
 ///
 /// # Panics
 /// When there is another number of factors.
-pub fn rope_table(pairs: usize, positions: usize, theta: f32, factors: Option<&[f32]>) -> Vec<f32> {
+pub fn rope_table(pairs: usize, positions: usize, theta: f32, factors: Option<&[f32]>, magnitude: f32) -> Vec<f32> {
     assert!(factors.is_none_or(|factors| factors.len() == pairs), "one frequency factor per pair");
     let frequency = |i: usize| {
         let factor = factors.map_or(1.0, |factors| f64::from(factors[i]));
@@ -68,7 +75,7 @@ pub fn rope_table(pairs: usize, positions: usize, theta: f32, factors: Option<&[
     let frequencies: Vec<f64> = (0..pairs).map(frequency).collect();
     let turns =
         (0..positions).flat_map(|at| frequencies.iter().map(move |frequency| (at as f64 * frequency).sin_cos()));
-    turns.flat_map(|(sine, cosine)| [cosine as f32, sine as f32]).collect()
+    turns.flat_map(|(sine, cosine)| [cosine, sine].map(|part| (part * f64::from(magnitude)) as f32)).collect()
 }
 
 /// What is done to a layer's heads.
@@ -98,11 +105,13 @@ pub struct Places<'a> {
 pub enum Pages<'a> {
     /// In bf16.
     Bf16(View<'a, bf16>),
-    /// In e4m3, relative to a scale for each `[K|V][kv_head]`.
-    Fp8 {
+    /// In bytes, relative to a scale for each token and head.
+    Bytes {
+        /// What they stand for.
+        code: EightBits,
         /// The values.
-        pages: View<'a, u8>,
-        /// What they are to be multiplied with.
+        codes: View<'a, u8>,
+        /// What they are to be multiplied with, `[page][K|V][kv_head][64]`.
         scales: View<'a, f32>,
     },
 }
@@ -112,12 +121,14 @@ pub enum Pages<'a> {
 pub enum PagesMut<'a> {
     /// In bf16.
     Bf16(ViewMut<'a, bf16>),
-    /// In e4m3; what is beyond 448 times the scale becomes that.
-    Fp8 {
+    /// In bytes: the largest of a token and head becomes 448 in e4m3, and 127 in signed bytes.
+    Bytes {
+        /// What they stand for.
+        code: EightBits,
         /// The values.
-        pages: ViewMut<'a, u8>,
-        /// What they are to be multiplied with.
-        scales: View<'a, f32>,
+        codes: ViewMut<'a, u8>,
+        /// What they are to be multiplied with, `[page][K|V][kv_head][64]`.
+        scales: ViewMut<'a, f32>,
     },
 }
 
@@ -129,9 +140,29 @@ impl Pages<'_> {
                 check_pages(heads, pages.len(), None);
                 [pages.into(), Argument::none::<f32>()]
             }
-            Pages::Fp8 { pages, scales } => {
-                check_pages(heads, pages.len(), Some(scales.len()));
-                [pages.into(), scales.into()]
+            Pages::Bytes { codes, scales, .. } => {
+                check_pages(heads, codes.len(), Some(scales.len()));
+                [codes.into(), scales.into()]
+            }
+        }
+    }
+}
+
+impl PagesMut<'_> {
+    /// What fills them, the pages, and their scales.
+    fn arguments(self, heads: Heads) -> (Kernel, [Argument; 2]) {
+        match self {
+            PagesMut::Bf16(pages) => {
+                check_pages(heads, pages.len(), None);
+                (Kernel::PlaceHeads, [pages.into(), Argument::none::<f32>()])
+            }
+            PagesMut::Bytes { code, codes, scales } => {
+                check_pages(heads, codes.len(), Some(scales.len()));
+                let kernel = match code {
+                    EightBits::E4m3 => Kernel::PlaceHeadsFp8,
+                    EightBits::Int8 => Kernel::PlaceHeadsInt8,
+                };
+                (kernel, [codes.into(), scales.into()])
             }
         }
     }
@@ -139,7 +170,8 @@ impl Pages<'_> {
 
 fn check_pages(heads: Heads, values: usize, scales: Option<usize>) {
     assert!(values.is_multiple_of(heads.page_values()), "{values} values are no whole pages");
-    assert!(scales.is_none_or(|scales| scales == 2 * heads.kv_heads), "scales of keys and values of each head");
+    assert!(scales.is_none_or(|scales| scales * heads.dim == values), "a scale for each token and head");
+    assert!(scales.is_none() || heads.dim.is_multiple_of(16), "rows of {} bytes; kernels copy 16", heads.dim);
 }
 
 /// Takes the heads of `projected`, `[token][queries, keys, values]`, through bias, norm and rotation, writes queries to
@@ -158,20 +190,11 @@ pub fn place_heads(
 ) -> Result<(), DriverError> {
     let Places { positions, slots } = places;
     let (tokens, dim) = (positions.len(), heads.dim);
-    assert!(dim > 0 && dim.is_multiple_of(8) && dim <= MAX_DIM, "heads of {dim} values");
+    assert!(dim > 0 && dim.is_multiple_of(8) && dim <= MAX_HEAD_DIM, "heads of {dim} values");
     assert_eq!(projected.len(), tokens * heads.projected_width(), "heads of {tokens} tokens");
     assert_eq!(query.len(), tokens * heads.query_width(), "queries of {tokens} tokens");
     assert_eq!(slots.len(), tokens, "a slot for each token");
-    let (kernel, [pages, scales]) = match pages {
-        PagesMut::Bf16(pages) => {
-            check_pages(heads, pages.len(), None);
-            (Kernel::PlaceHeads, [pages.into(), Argument::none::<f32>()])
-        }
-        PagesMut::Fp8 { pages, scales } => {
-            check_pages(heads, pages.len(), Some(scales.len()));
-            (Kernel::PlaceHeadsFp8, [pages.into(), scales.into()])
-        }
-    };
+    let (kernel, [pages, scales]) = pages.arguments(heads);
     assert!(placement.bias.is_none_or(|bias| bias.len() == heads.projected_width()), "a bias for each value");
     assert!(placement.norms.is_none_or(|norms| norms.iter().all(|norm| norm.len() == dim)), "norms of one head");
     let rotation = placement.rotation;

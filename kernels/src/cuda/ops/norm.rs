@@ -1,4 +1,4 @@
-//! Root-mean-square norms (Zhang and Sennrich 2019): f32 in, bf16 out, one block per token.
+//! Root-mean-square norms (Zhang and Sennrich 2019), one block per token.
 
 use half::bf16;
 
@@ -44,10 +44,28 @@ pub fn add_rms_norm(
     unsafe { stream.launch(&launch) }
 }
 
+/// `residual[t] += addend[t] / sqrt(mean(addend[t]²) + epsilon) · weight`: what a block gave is normed before it is added.
+///
+/// # Panics
+/// When the lengths are no whole tokens or differ, or a token is no multiple of 8 values.
+pub fn add_normed(
+    stream: &Stream,
+    residual: ViewMut<'_, f32>,
+    addend: View<'_, bf16>,
+    weight: View<'_, f32>,
+    epsilon: f32,
+) -> Result<(), DriverError> {
+    let (rows, cols) = shape(residual.len(), weight.len(), addend.len());
+    let launch = Launch::new(Kernel::AddNormed, [word(rows), 1, 1]);
+    let launch = launch.with(residual).with(addend).with(weight).with(word(cols)).with(epsilon);
+    // SAFETY: one block reads and writes one of `rows` tokens of `cols` values.
+    unsafe { stream.launch(&launch) }
+}
+
 /// Tokens, and values of one.
 fn shape(values: usize, cols: usize, out: usize) -> (usize, usize) {
     assert!(cols > 0 && cols.is_multiple_of(8), "tokens of {cols} values; kernels read 8 at a time");
     assert!(values > 0 && values.is_multiple_of(cols), "{values} values are no whole tokens of {cols}");
-    assert_eq!(values, out, "input and out");
+    assert_eq!(values, out, "as many of both");
     (values / cols, cols)
 }

@@ -1,0 +1,125 @@
+//! Keys and values on the device, `[layer][page][K|V][kv_head][64][dim]`.
+
+use half::bf16;
+use windlass_engine_contract::memory::KvDataType;
+use windlass_kernels::cuda::ops::{Heads, Pages, PagesMut};
+use windlass_kernels::cuda::weights::EightBits;
+use windlass_kernels::cuda::{Device, DriverError, Memory, Stream};
+
+/// How pages hold values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PageType {
+    Bf16,
+    /// Relative to a scale for each token and head.
+    Bytes(EightBits),
+}
+
+impl PageType {
+    /// The one of a cache in `kind`, if the kernels have it.
+    pub fn of(kind: KvDataType) -> Option<PageType> {
+        match kind {
+            KvDataType::Bf16 => Some(PageType::Bf16),
+            KvDataType::Fp8 => Some(PageType::Bytes(EightBits::E4m3)),
+            KvDataType::Int8 => Some(PageType::Bytes(EightBits::Int8)),
+            KvDataType::F16 | KvDataType::Int4 => None,
+        }
+    }
+}
+
+/// How large a cache is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CacheShape {
+    pub kind: PageType,
+    pub heads: Heads,
+    pub layers: usize,
+    /// Blocks of the scheduler; there is one page more, which padded rows write to.
+    pub blocks: usize,
+}
+
+impl CacheShape {
+    /// Keys and values of a layer, scales where they have some.
+    fn layer_rows(&self) -> usize {
+        (self.blocks + 1) * self.heads.page_rows()
+    }
+
+    /// Bytes on the device.
+    pub fn bytes(&self) -> u64 {
+        let row = match self.kind {
+            PageType::Bf16 => size_of::<bf16>() * self.heads.dim,
+            PageType::Bytes(_) => self.heads.dim + size_of::<f32>(),
+        };
+        (self.layers * self.layer_rows() * row) as u64
+    }
+}
+
+/// The memory.
+#[derive(Debug)]
+pub(super) struct Cache {
+    shape: CacheShape,
+    values: Values,
+}
+
+#[derive(Debug)]
+enum Values {
+    Bf16(Memory<bf16>),
+    Bytes { code: EightBits, codes: Memory<u8>, scales: Memory<f32> },
+}
+
+impl Cache {
+    pub fn new(device: &Device, shape: CacheShape) -> Result<Cache, DriverError> {
+        let rows = shape.layers * shape.layer_rows();
+        let values = match shape.kind {
+            PageType::Bf16 => Values::Bf16(device.allocate(rows * shape.heads.dim)?),
+            PageType::Bytes(code) => {
+                Values::Bytes { code, codes: device.allocate(rows * shape.heads.dim)?, scales: device.allocate(rows)? }
+            }
+        };
+        Ok(Cache { shape, values })
+    }
+
+    /// Copies a page in all layers.
+    pub fn copy(&mut self, from: usize, to: usize, stream: &Stream) -> Result<(), DriverError> {
+        let CacheShape { heads, layers, .. } = self.shape;
+        let (layer, page, dim) = (self.shape.layer_rows(), heads.page_rows(), heads.dim);
+        for index in 0..layers {
+            let [from, to] = [from, to].map(|at| index * layer + at * page);
+            let values = from * dim..(from + page) * dim;
+            match &mut self.values {
+                Values::Bf16(pages) => stream.copy_within(pages.view_mut(), values, to * dim)?,
+                Values::Bytes { codes, scales, .. } => {
+                    stream.copy_within(codes.view_mut(), values, to * dim)?;
+                    stream.copy_within(scales.view_mut(), from..from + page, to)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A layer's pages.
+    pub fn pages(&self, layer: usize) -> Pages<'_> {
+        let (rows, dim) = (self.shape.layer_rows(), self.shape.heads.dim);
+        let (first, end) = (layer * rows, (layer + 1) * rows);
+        match &self.values {
+            Values::Bf16(pages) => Pages::Bf16(pages.slice(first * dim..end * dim)),
+            Values::Bytes { code, codes, scales } => Pages::Bytes {
+                code: *code,
+                codes: codes.slice(first * dim..end * dim),
+                scales: scales.slice(first..end),
+            },
+        }
+    }
+
+    /// The same, to be written.
+    pub fn pages_mut(&mut self, layer: usize) -> PagesMut<'_> {
+        let (rows, dim) = (self.shape.layer_rows(), self.shape.heads.dim);
+        let (first, end) = (layer * rows, (layer + 1) * rows);
+        match &mut self.values {
+            Values::Bf16(pages) => PagesMut::Bf16(pages.slice_mut(first * dim..end * dim)),
+            Values::Bytes { code, codes, scales } => PagesMut::Bytes {
+                code: *code,
+                codes: codes.slice_mut(first * dim..end * dim),
+                scales: scales.slice_mut(first..end),
+            },
+        }
+    }
+}
