@@ -12,21 +12,21 @@ struct Gelu {
   DEVICE static float of(float x) { return x / (1.0f + expf(-1.595769122f * x * (1.0f + 0.044715f * x * x))); }
 };
 
-// out[t] = activation(gate) · up, of rows that hold `cols` gates and then `cols` ups. Grid: (parts of a row, tokens).
+// out[t] = activation(gate) · up, of rows that hold `cols` gates and then `cols` ups. Grid: (tokens, parts of a row).
 template <typename ACTIVATION>
 DEVICE void gate(const bf16* gate_up, bf16* out, u32 cols) {
   wait_for_previous();
   let_next_start();
-  const u32 col = 8 * (block_x() * THREADS + thread_index());
+  const u32 col = 8 * (block_y() * THREADS + thread_index());
   if (col >= cols) return;
-  const bf16* row = gate_up + 2 * static_cast<u64>(block_y()) * cols + col;
+  const bf16* row = gate_up + 2 * static_cast<u64>(block_x()) * cols + col;
   const Quad gates = load_quad(row), ups = load_quad(row + cols);
   Quad product;
   for (int i = 0; i < 4; ++i) {
     const u32 g = gates.word[i], u = ups.word[i];
     product.word[i] = pack_bf16(ACTIVATION::of(low_float(g)) * low_float(u), ACTIVATION::of(high_float(g)) * high_float(u));
   }
-  store_quad(out + static_cast<u64>(block_y()) * cols + col, product);
+  store_quad(out + static_cast<u64>(block_x()) * cols + col, product);
 }
 
 KERNEL(silu_mul, THREADS)(const bf16* gate_up, bf16* out, u32 cols) { gate<Silu>(gate_up, out, cols); }

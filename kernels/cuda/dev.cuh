@@ -116,6 +116,8 @@ DEVICE u32 multiply_high(u32 a, u32 b) { return __umulhi(a, b); }
 // Adds to what threads of a block share. Integers alone: their sum is the same in any order.
 DEVICE void add_shared(u32* to, u32 value) { atomicAdd(to, value); }
 DEVICE void add_shared(u64* to, u64 value) { atomicAdd(to, value); }
+// The same, and gives what was there: no two threads get the same.
+DEVICE u32 take_shared(u32* from, u32 value) { return atomicAdd(from, value); }
 
 // Reads what is used once: it passes the first-level cache by.
 DEVICE Quad load_once(const void* from) {

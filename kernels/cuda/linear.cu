@@ -4,6 +4,9 @@
 // one token wastes no reading, and every weight is read once, straight into registers. Eight warps take turns along k
 // and their sums are added in the warps' order: a token's result depends neither on the batch nor on its place in it.
 //
+// Of a mixture of experts the weights are those of all experts, rows after rows, and a block's tokens are a tile of those
+// that go through one of them.
+//
 // Sums over k may take any order, as long as both operands take the same. In every 32 columns, lane 4g + t holds columns
 // 8t .. 8t + 8, which is 16 bytes of bf16: the first mma multiplies the former four of them, the second the latter.
 #include "dev.cuh"
@@ -19,29 +22,58 @@ struct Output {
   u32 add;
 };
 
+// The tiles of a mixture of experts, {expert, first place, end, -} each, and the token at each place; null where places are
+// rows of the input. Without tiles every token goes through the same weights.
+struct Mixture {
+  const u32* tiles;
+  const u32* tokens;
+};
+
+// The places of a block's tokens in the output, and whose weights they go through.
+struct Part {
+  u32 first, end, expert;
+  const u32* tokens;
+  bool used;
+
+  DEVICE Part(const Mixture& mixture, u32 count, u32 width)
+      : first(block_y() * width), end(count), expert(0), tokens(nullptr), used(true) {
+    if (!mixture.tiles) return;
+    wait_for_previous();  // who goes through which expert was computed just now
+    const u32* tile = mixture.tiles + 4 * block_y();
+    expert = tile[0];
+    first = tile[1];
+    end = tile[2];
+    tokens = mixture.tokens;
+    used = expert != 0xffffffffu;
+  }
+
+  // The row of the input that a place has.
+  DEVICE u32 input_row(u32 place) const { return tokens ? tokens[place] : place; }
+};
+
 // This lane's share of the input for the columns of one mma of 8 tokens.
 template <int TILES>
 struct Tokens {
-  const bf16* row[TILES];
-  bool valid[TILES];
+  static constexpr u32 NONE = 0xffffffffu;
+  const bf16* input;
+  u32 first[TILES];  // of its values; NONE where there is no token
 
-  DEVICE Tokens(const bf16* input, u32 tokens, u32 cols) {
+  DEVICE Tokens(const bf16* values, const Part& part, u32 cols) : input(values) {
     for (int n = 0; n < TILES; ++n) {
-      const u32 token = block_y() * 8 * TILES + 8 * n + lane_index() / 4;
-      valid[n] = token < tokens;
-      row[n] = input + static_cast<u64>(valid[n] ? token : 0) * cols + 8 * (lane_index() % 4);
+      const u32 place = part.first + 8 * n + lane_index() / 4;
+      first[n] = place < part.end ? part.input_row(place) * cols + 8 * (lane_index() % 4) : NONE;
     }
   }
 
   // Columns 32 block .. 32 block + 32.
   DEVICE Quad load(int n, u32 block, bool inside) const {
-    return valid[n] && inside ? load_quad(row[n] + 32 * block) : Quad{};
+    return inside && first[n] != NONE ? load_quad(input + first[n] + 32 * block) : Quad{};
   }
 };
 
 // Adds the warps' sums in their order and writes the results.
 template <int TILES>
-DEVICE void finish(const float (&sum)[TILES][4], const Output& out, u32 tokens, u32 rows) {
+DEVICE void finish(const float (&sum)[TILES][4], const Output& out, const Part& part, u32 rows) {
   SHARED(float, partial, WARPS * 8 * TILES * ROWS);
   const u32 group = lane_index() / 4, place = lane_index() % 4;
   for (int n = 0; n < TILES; ++n) {
@@ -52,8 +84,8 @@ DEVICE void finish(const float (&sum)[TILES][4], const Output& out, u32 tokens, 
   }
   sync_threads();
   for (u32 i = thread_index(); i < 8 * TILES * ROWS; i += THREADS) {
-    const u32 token = block_y() * 8 * TILES + i / ROWS, row = block_x() * ROWS + i % ROWS;
-    if (token >= tokens || row >= rows) continue;
+    const u32 token = part.first + i / ROWS, row = block_x() * ROWS + i % ROWS;
+    if (token >= part.end || row >= rows) continue;
     float total = 0;
     for (int warp = 0; warp < WARPS; ++warp) total += partial[warp * 8 * TILES * ROWS + i];
     const u64 place = static_cast<u64>(token) * rows + row;
@@ -64,13 +96,16 @@ DEVICE void finish(const float (&sum)[TILES][4], const Output& out, u32 tokens, 
 
 // Weights in bf16, row after row.
 template <int TILES>
-DEVICE void linear_bf16(const bf16* weights, const bf16* input, const Output& out, u32 tokens, u32 rows, u32 cols) {
+DEVICE void linear_bf16(const bf16* weights, const bf16* input, const Mixture& mixture, const Output& out, u32 tokens,
+                        u32 rows, u32 cols) {
+  const Part part(mixture, tokens, 8 * TILES);
+  if (!part.used) return;
   constexpr int DEPTH = 4;  // blocks of 32 columns that a warp reads ahead
   const u32 group = lane_index() / 4, place = lane_index() % 4, blocks = cols / 32;
   const bf16* row[2];
   for (u32 half = 0; half < 2; ++half) {
     const u32 index = smaller(block_x() * ROWS + group + 8 * half, rows - 1);
-    row[half] = weights + static_cast<u64>(index) * cols + 8 * place;
+    row[half] = weights + (static_cast<u64>(part.expert) * rows + index) * cols + 8 * place;
   }
   Quad held[DEPTH][2], next[DEPTH][2];
   const auto load = [&](Quad(&to)[DEPTH][2], u32 first) {
@@ -83,7 +118,7 @@ DEVICE void linear_bf16(const bf16* weights, const bf16* input, const Output& ou
   load(held, warp_index() * DEPTH);
   wait_for_previous();  // the weights are nobody's output
   let_next_start();
-  const Tokens<TILES> columns(input, tokens, cols);
+  const Tokens<TILES> columns(input, part, cols);
   float sum[TILES][4] = {};
   for (u32 first = warp_index() * DEPTH; first < blocks; first += WARPS * DEPTH) {
     load(next, first + WARPS * DEPTH);
@@ -104,7 +139,7 @@ DEVICE void linear_bf16(const bf16* weights, const bf16* input, const Output& ou
       for (int half = 0; half < 2; ++half) held[i][half] = next[i][half];
     }
   }
-  finish<TILES>(sum, out, tokens, rows);
+  finish<TILES>(sum, out, part, rows);
 }
 
 // Eight codes of four bits as an operand of mma, each less 8. Code i of the word's low half is at bits 4i and is the
@@ -123,12 +158,15 @@ DEVICE void expand_int4(u32 (&out)[4], u32 word) {
 // 32s .. 32s + 32 in mma p. Scales of 16 rows and a group are 16 words, those of rows g and g + 8 side by side: f16
 // scale in the low half, f16 minimum in the high one.
 template <int TILES, int GROUP>
-DEVICE void linear_int4(const u32* codes, const u32* scales, const bf16* input, const Output& out, u32 tokens, u32 rows,
-                        u32 cols, u32 affine) {
+DEVICE void linear_int4(const u32* codes, const u32* scales, const bf16* input, const Mixture& mixture,
+                        const Output& out, u32 tokens, u32 rows, u32 cols, u32 affine) {
+  const Part part(mixture, tokens, 8 * TILES);
+  if (!part.used) return;
   constexpr int SPAN = 128;  // columns that a warp takes at a time: whole groups
   const u32 blocks = ceil_divide(cols, 64), groups = ceil_divide(cols, GROUP), spans = ceil_divide(cols, SPAN);
-  const u32* own_codes = codes + static_cast<u64>(block_x()) * blocks * 128 + 4 * lane_index();
-  const u32* own_scales = scales + static_cast<u64>(block_x()) * groups * ROWS + 2 * (lane_index() / 4);
+  const u64 tile = static_cast<u64>(part.expert) * (rows / ROWS) + block_x();  // experts have whole tiles of rows
+  const u32* own_codes = codes + tile * blocks * 128 + 4 * lane_index();
+  const u32* own_scales = scales + tile * groups * ROWS + 2 * (lane_index() / 4);
   Quad held[2], next[2];
   const auto load = [&](Quad(&to)[2], u32 span) {
     for (u32 i = 0; i < 2; ++i) {
@@ -138,7 +176,7 @@ DEVICE void linear_int4(const u32* codes, const u32* scales, const bf16* input, 
   load(held, warp_index());
   wait_for_previous();  // the weights are nobody's output
   let_next_start();
-  const Tokens<TILES> columns(input, tokens, cols);
+  const Tokens<TILES> columns(input, part, cols);
   const u32 ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
   float sum[TILES][4] = {};
   for (u32 span = warp_index(); span < spans; span += WARPS) {
@@ -183,7 +221,7 @@ DEVICE void linear_int4(const u32* codes, const u32* scales, const bf16* input, 
     held[0] = next[0];
     held[1] = next[1];
   }
-  finish<TILES>(sum, out, tokens, rows);
+  finish<TILES>(sum, out, part, rows);
 }
 
 // Two of four bytes in e4m3 as a pair of bf16.
@@ -202,8 +240,10 @@ DEVICE u32 expand_int8(u32 word, u32 pair) {
 // Weights scale · code of 8-bit codes, row after row, with a scale for every `group` columns of a row: whole spans of 128,
 // or all of them. In every 64 columns, lane 4g + t holds columns 16t .. 16t + 16.
 template <int TILES, bool FP8>
-DEVICE void linear_8bit(const u8* codes, const float* scales, const bf16* input, const Output& out, u32 tokens, u32 rows,
-                        u32 cols, u32 group) {
+DEVICE void linear_8bit(const u8* codes, const float* scales, const bf16* input, const Mixture& mixture,
+                        const Output& out, u32 tokens, u32 rows, u32 cols, u32 group) {
+  const Part part(mixture, tokens, 8 * TILES);
+  if (!part.used) return;
   constexpr int SPAN = 128;                    // columns that a warp takes at a time
   [[maybe_unused]] constexpr int UNROLLED = TILES < 4 ? 2 : 1;  // halves of one: registers do not hold all of it for many tokens
   const u32 lane_col = 16 * (lane_index() % 4), spans = ceil_divide(cols, SPAN), groups = ceil_divide(cols, group);
@@ -211,8 +251,9 @@ DEVICE void linear_8bit(const u8* codes, const float* scales, const bf16* input,
   const float* scale[2];
   for (u32 half = 0; half < 2; ++half) {
     const u32 index = smaller(block_x() * ROWS + lane_index() / 4 + 8 * half, rows - 1);
-    row[half] = codes + static_cast<u64>(index) * cols + lane_col;
-    scale[half] = scales + static_cast<u64>(index) * groups;
+    const u64 weight_row = static_cast<u64>(part.expert) * rows + index;
+    row[half] = codes + weight_row * cols + lane_col;
+    scale[half] = scales + weight_row * groups;
   }
   Quad held[2][2], next[2][2];
   const auto load = [&](Quad(&to)[2][2], u32 span) {
@@ -224,12 +265,13 @@ DEVICE void linear_8bit(const u8* codes, const float* scales, const bf16* input,
   load(held, warp_index());
   wait_for_previous();  // the weights are nobody's output
   let_next_start();
+  // Pointers: with places in the input, as above, the compiler has too few registers here.
   const bf16* columns[TILES];
   bool valid[TILES];
   for (int n = 0; n < TILES; ++n) {
-    const u32 token = block_y() * 8 * TILES + 8 * n + lane_index() / 4;
-    valid[n] = token < tokens;
-    columns[n] = input + static_cast<u64>(valid[n] ? token : 0) * cols + lane_col;
+    const u32 place = part.first + 8 * n + lane_index() / 4;
+    valid[n] = place < part.end;
+    columns[n] = input + static_cast<u64>(valid[n] ? part.input_row(place) : 0) * cols + lane_col;
   }
   float sum[TILES][4] = {};
   for (u32 span = warp_index(); span < spans; span += WARPS) {
@@ -268,7 +310,7 @@ DEVICE void linear_8bit(const u8* codes, const float* scales, const bf16* input,
 #pragma unroll
     for (int i = 0; i < 4; ++i) held[i / 2][i % 2] = next[i / 2][i % 2];
   }
-  finish<TILES>(sum, out, tokens, rows);
+  finish<TILES>(sum, out, part, rows);
 }
 
 // Weights scale · code of signed 8-bit codes in groups of 32 columns (Q8_0).
@@ -276,12 +318,15 @@ DEVICE void linear_8bit(const u8* codes, const float* scales, const bf16* input,
 // Codes of 16 rows and 32 columns are 128 words, 4 for each lane: lane 4g + t has columns 8t .. 8t + 8 of row g and then of
 // row g + 8. Their scales are 8 words: f16 of row g in the low half, of row g + 8 in the high one.
 template <int TILES>
-DEVICE void linear_int8_g32(const u32* codes, const u32* scales, const bf16* input, const Output& out, u32 tokens,
-                            u32 rows, u32 cols) {
+DEVICE void linear_int8_g32(const u32* codes, const u32* scales, const bf16* input, const Mixture& mixture,
+                            const Output& out, u32 tokens, u32 rows, u32 cols) {
+  const Part part(mixture, tokens, 8 * TILES);
+  if (!part.used) return;
   constexpr int DEPTH = 4;  // blocks of 32 columns that a warp reads ahead
   const u32 blocks = cols / 32;
-  const u32* own_codes = codes + static_cast<u64>(block_x()) * blocks * 128 + 4 * lane_index();
-  const u32* own_scales = scales + static_cast<u64>(block_x()) * blocks * 8 + lane_index() / 4;
+  const u64 tile = static_cast<u64>(part.expert) * (rows / ROWS) + block_x();  // experts have whole tiles of rows
+  const u32* own_codes = codes + tile * blocks * 128 + 4 * lane_index();
+  const u32* own_scales = scales + tile * blocks * 8 + lane_index() / 4;
   Quad held[DEPTH], next[DEPTH];
   const auto load = [&](Quad(&to)[DEPTH], u32 first) {
     for (int i = 0; i < DEPTH; ++i) to[i] = first + i < blocks ? load_once(own_codes + (first + i) * 128) : Quad{};
@@ -289,7 +334,7 @@ DEVICE void linear_int8_g32(const u32* codes, const u32* scales, const bf16* inp
   load(held, warp_index() * DEPTH);
   wait_for_previous();  // the weights are nobody's output
   let_next_start();
-  const Tokens<TILES> columns(input, tokens, cols);
+  const Tokens<TILES> columns(input, part, cols);
   float sum[TILES][4] = {};
   for (u32 first = warp_index() * DEPTH; first < blocks; first += WARPS * DEPTH) {
     load(next, first + WARPS * DEPTH);
@@ -316,13 +361,14 @@ DEVICE void linear_int8_g32(const u32* codes, const u32* scales, const bf16* inp
       held[i] = next[i];
     }
   }
-  finish<TILES>(sum, out, tokens, rows);
+  finish<TILES>(sum, out, part, rows);
 }
 
 #define BF16_PARAMETERS                                                                                            \
-  (const bf16* weights, const bf16* input, bf16* halves, float* floats, u32 add, u32 tokens, u32 rows, u32 cols) { \
+  (const bf16* weights, const bf16* input, const u32* tiles, const u32* places, bf16* halves, float* floats,       \
+   u32 add, u32 tokens, u32 rows, u32 cols) {                                                                      \
     linear_bf16
-#define BF16_ARGUMENTS (weights, input, {halves, floats, add}, tokens, rows, cols); }
+#define BF16_ARGUMENTS (weights, input, {tiles, places}, {halves, floats, add}, tokens, rows, cols); }
 
 KERNEL(linear_bf16_8, THREADS) BF16_PARAMETERS<1> BF16_ARGUMENTS
 KERNEL(linear_bf16_16, THREADS) BF16_PARAMETERS<2> BF16_ARGUMENTS
@@ -330,10 +376,11 @@ KERNEL(linear_bf16_32, THREADS) BF16_PARAMETERS<4> BF16_ARGUMENTS
 KERNEL(linear_bf16_64, THREADS) BF16_PARAMETERS<8> BF16_ARGUMENTS
 
 #define INT4_PARAMETERS                                                                                            \
-  (const u32* codes, const u32* scales, const bf16* input, bf16* halves, float* floats, u32 add, u32 tokens,       \
-   u32 rows, u32 cols, u32 affine) {                                                                               \
+  (const u32* codes, const u32* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves,      \
+   float* floats, u32 add, u32 tokens, u32 rows, u32 cols, u32 affine) {                                           \
     linear_int4
-#define INT4_ARGUMENTS (codes, scales, input, {halves, floats, add}, tokens, rows, cols, affine); }
+#define INT4_ARGUMENTS                                                                                             \
+  (codes, scales, input, {tiles, places}, {halves, floats, add}, tokens, rows, cols, affine); }
 
 KERNEL(linear_int4_g32_8, THREADS) INT4_PARAMETERS<1, 32> INT4_ARGUMENTS
 KERNEL(linear_int4_g32_16, THREADS) INT4_PARAMETERS<2, 32> INT4_ARGUMENTS
@@ -349,10 +396,11 @@ KERNEL(linear_int4_g128_32, THREADS) INT4_PARAMETERS<4, 128> INT4_ARGUMENTS
 KERNEL(linear_int4_g128_64, THREADS) INT4_PARAMETERS<8, 128> INT4_ARGUMENTS
 
 #define EIGHT_BIT_PARAMETERS                                                                                       \
-  (const u8* codes, const float* scales, const bf16* input, bf16* halves, float* floats, u32 add, u32 tokens,      \
-   u32 rows, u32 cols, u32 group) {                                                                                \
+  (const u8* codes, const float* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves,     \
+   float* floats, u32 add, u32 tokens, u32 rows, u32 cols, u32 group) {                                            \
     linear_8bit
-#define EIGHT_BIT_ARGUMENTS (codes, scales, input, {halves, floats, add}, tokens, rows, cols, group); }
+#define EIGHT_BIT_ARGUMENTS                                                                                        \
+  (codes, scales, input, {tiles, places}, {halves, floats, add}, tokens, rows, cols, group); }
 
 KERNEL(linear_fp8_8, THREADS) EIGHT_BIT_PARAMETERS<1, true> EIGHT_BIT_ARGUMENTS
 KERNEL(linear_fp8_16, THREADS) EIGHT_BIT_PARAMETERS<2, true> EIGHT_BIT_ARGUMENTS
@@ -364,10 +412,10 @@ KERNEL(linear_int8_32, THREADS) EIGHT_BIT_PARAMETERS<4, false> EIGHT_BIT_ARGUMEN
 KERNEL(linear_int8_64, THREADS) EIGHT_BIT_PARAMETERS<8, false> EIGHT_BIT_ARGUMENTS
 
 #define INT8_G32_PARAMETERS                                                                                        \
-  (const u32* codes, const u32* scales, const bf16* input, bf16* halves, float* floats, u32 add, u32 tokens,       \
-   u32 rows, u32 cols) {                                                                                           \
+  (const u32* codes, const u32* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves,      \
+   float* floats, u32 add, u32 tokens, u32 rows, u32 cols) {                                                       \
     linear_int8_g32
-#define INT8_G32_ARGUMENTS (codes, scales, input, {halves, floats, add}, tokens, rows, cols); }
+#define INT8_G32_ARGUMENTS (codes, scales, input, {tiles, places}, {halves, floats, add}, tokens, rows, cols); }
 
 KERNEL(linear_int8_g32_8, THREADS) INT8_G32_PARAMETERS<1> INT8_G32_ARGUMENTS
 KERNEL(linear_int8_g32_16, THREADS) INT8_G32_PARAMETERS<2> INT8_G32_ARGUMENTS

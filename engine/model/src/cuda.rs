@@ -9,6 +9,7 @@ mod compute;
 mod decoder;
 mod draws;
 mod executor;
+mod experts;
 mod graphs;
 mod load;
 mod metadata;

@@ -198,6 +198,28 @@ fn families_with_more_than_llama_compute_what_the_cpu_computes() {
     }
 }
 
+/// Experts of which a token uses some or all, with one that every token goes through or without.
+#[test]
+fn mixtures_of_experts_compute_what_the_cpu_computes() {
+    let qwen = |norm_topk_prob: bool, used: u32, more: Value| {
+        let mut keys = json!({"num_experts": 6, "num_experts_per_tok": used, "moe_intermediate_size": 96,
+            "norm_topk_prob": norm_topk_prob, "decoder_sparse_step": 1, "use_sliding_window": false,
+            "num_hidden_layers": 2, "tie_word_embeddings": false});
+        keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        keys
+    };
+    let mixtral = json!({"num_local_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2,
+        "tie_word_embeddings": false});
+    let shared = json!({"shared_expert_intermediate_size": 160});
+    for (name, checkpoint) in [
+        ("mixtral", family("mixtral", false, mixtral)),
+        ("qwen2_moe", family("qwen2_moe", false, qwen(false, 6, shared))),
+        ("qwen3_moe", family("qwen3_moe", true, qwen(true, 6, json!({"head_dim": 64, "mlp_only_layers": []})))),
+    ] {
+        agrees_with_the_cpu(name, &checkpoint, &options());
+    }
+}
+
 /// Asks both for log probabilities, and the CPU for what it thinks of the GPU's greedy tokens.
 fn agrees_with_the_cpu(name: &str, checkpoint: &Checkpoint, options: &LoadOptions) {
     let model = CudaModel::load(checkpoint, options, &device(7)).unwrap();
@@ -390,9 +412,10 @@ fn what_the_kernels_do_not_compute_is_refused_by_name() {
     );
     let many = Tiny { heads: 32, kv_heads: 1, rope_dims: 8, ..tiny(WeightType::BF16) };
     assert!(refusal(&options(), many).contains("32 query heads that share a key head"));
-    let experts = family("mixtral", false, json!({"num_local_experts": 4, "num_experts_per_tok": 2}));
+    let experts = json!({"num_local_experts": 40, "num_experts_per_tok": 33, "intermediate_size": 32});
+    let experts = family("mixtral", false, experts);
     let refused = CudaModel::load(&experts, &options(), &device).map(drop).unwrap_err().to_string();
-    assert!(refused.contains("a mixture of experts"), "{refused}");
+    assert!(refused.contains("a mixture of 40 experts of which a token uses 33"), "{refused}");
     let swap = Some(SwapSpace { bytes: 1 << 20, folder: None });
     for (options, named) in [
         (LoadOptions { block_tokens: 16, ..options() }, "a KV block of 16 tokens"),

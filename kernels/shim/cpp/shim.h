@@ -113,6 +113,11 @@ DEVICE u64 multiply_high(u64 a, u64 b) { return static_cast<u64>(static_cast<uns
 DEVICE u32 multiply_high(u32 a, u32 b) { return static_cast<u32>(static_cast<u64>(a) * b >> 32); }
 DEVICE void add_shared(u32* to, u32 value) { *to += value; }
 DEVICE void add_shared(u64* to, u64 value) { *to += value; }
+DEVICE u32 take_shared(u32* from, u32 value) {
+  const u32 before = *from;
+  *from += value;
+  return before;
+}
 DEVICE Quad load_once(const void* from) { return *static_cast<const Quad*>(from); }
 
 DEVICE void load_matrices(u32 (&out)[4], const void* row, int site = __builtin_LINE()) {

@@ -6,6 +6,7 @@
 
 mod activation;
 mod attention;
+mod experts;
 mod gather;
 mod heads;
 mod linear;
@@ -18,11 +19,12 @@ pub use attention::{
     AttentionShape, Chunks, DecodeRows, DecodeWork, MAX_GROUP, attention_decode, attention_prefill, prefill_tiles,
     split_keys, splits,
 };
+pub use experts::{MAX_EXPERTS, MAX_USED_EXPERTS, Mixture, Routes};
 pub use gather::{embed, gather_rows};
 pub use heads::{
     Heads, MAX_HEAD_DIM, PAGE_TOKENS, Pages, PagesMut, Placement, Places, Rotation, place_heads, rope_table,
 };
-pub use linear::{Output, linear, linear_wide};
+pub use linear::{ExpertInput, Output, linear, linear_experts, linear_wide};
 pub use norm::{add_normed, add_rms_norm, rms_norm};
 pub use sample::{ALL_BANNED, Edits, Masks, NOT_FINITE, Samplers, adjust_logits, sample};
 pub use step::{NextStep, advance};

@@ -88,26 +88,32 @@ pub const fn attention_shared_bytes(dim: usize, size: usize) -> u32 {
 
 /// Of products with weights in bf16.
 const LINEAR_BF16: Signature = parameters!((
+    weights: In(Bf16), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16), floats: Out(F32), add: U32,
+    tokens: U32, rows: U32, cols: U32
+));
+
+/// Of products of many tokens with weights in bf16.
+const GEMM: Signature = parameters!((
     weights: In(Bf16), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32,
     cols: U32
 ));
 
 /// Of products with weights of 4 bits.
 const LINEAR_INT4: Signature = parameters!((
-    codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-    rows: U32, cols: U32, affine: U32
+    codes: In(Word), scales: In(Word), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
+    floats: Out(F32), add: U32, tokens: U32, rows: U32, cols: U32, affine: U32
 ));
 
 /// Of products with weights of 8 bits that have f32 scales.
 const LINEAR_8BIT: Signature = parameters!((
-    codes: In(U8), scales: In(F32), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-    rows: U32, cols: U32, group: U32
+    codes: In(U8), scales: In(F32), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
+    floats: Out(F32), add: U32, tokens: U32, rows: U32, cols: U32, group: U32
 ));
 
 /// Of products with weights of 8 bits in groups of 32.
 const LINEAR_INT8_G32: Signature = parameters!((
-    codes: In(Word), scales: In(Word), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32,
-    rows: U32, cols: U32
+    codes: In(Word), scales: In(Word), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
+    floats: Out(F32), add: U32, tokens: U32, rows: U32, cols: U32
 ));
 
 /// Of the append of keys and values to pages of a type.
@@ -230,7 +236,23 @@ kernels! {
     }
     "gemm.cu" {
         /// `out = input · weightsᵀ` for many tokens, weights in bf16.
-        GemmBf16 = gemm_bf16[LINEAR_BF16], 256, GEMM_SHARED_BYTES;
+        GemmBf16 = gemm_bf16[GEMM], 256, GEMM_SHARED_BYTES;
+    }
+    "experts.cu" {
+        /// The experts of each token, and their weights.
+        ChooseExperts = choose_experts(
+            scores: In(F32), chosen: Out(Word), weights: Out(F32), tokens: U32, experts: U32, used: U32, shared: U32,
+            sum_to_one: U32
+        ), 128, 0;
+        /// Tokens sorted by expert.
+        GroupTokens = group_tokens(
+            chosen: In(Word), tokens: Out(Word), places: Out(Word), tiles: Out(Word), pairs: U32, experts: U32, used: U32,
+            width: U32, tile_count: U32
+        ), 512, 0;
+        /// `residual += Σ weight · what an expert gave`.
+        MixExperts = mix_experts(
+            given: In(Bf16), places: In(Word), weights: In(F32), shared: In(Bf16), residual: Out(F32), used: U32, cols: U32
+        ), 128, 0;
     }
     "activation.cu" {
         /// `out = silu(gate) · up`.

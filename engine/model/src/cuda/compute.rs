@@ -8,8 +8,9 @@ use windlass_kernels::cuda::ops::{
 use windlass_kernels::cuda::{Device, DriverError, Matrix, Memory, Stream, View, ViewMut};
 
 use super::cache::{Cache, CacheShape, PageType};
+use super::experts;
 use super::metadata::{Metadata, StepCounts, StepSizes};
-use super::weights::{LayerWeights, Weights};
+use super::weights::{FeedForwardWeights, GatedWeights, LayerWeights, Weights};
 use super::workspace::Workspace;
 use crate::config::{Activation, DecoderConfig, RopeConfig};
 
@@ -175,17 +176,26 @@ impl Kernels<'_> {
         self.norm(&layer.feed_forward_norm)
     }
 
-    /// Gate and up, activation, down, residual.
+    /// Gate and up, activation, down, residual; or those of a few experts.
     fn feed_forward(&mut self, layer: &LayerWeights) -> Result<(), DriverError> {
-        let (tokens, width) = (self.step.tokens, self.config.feed_forward);
+        match &layer.feed_forward {
+            FeedForwardWeights::Dense(gated) => self.gated(gated, layer.post_feed_forward_norm.as_ref()),
+            FeedForwardWeights::Experts(weights) => {
+                experts::mix(self.stream, weights, gate(self.config), self.step.tokens, self.work)
+            }
+        }
+    }
+
+    fn gated(&mut self, weights: &GatedWeights, norm: Option<&Memory<f32>>) -> Result<(), DriverError> {
+        let (tokens, width) = (self.step.tokens, weights.down.cols());
         let Workspace { residual: sums, normed, gate_up, gated, .. } = &mut *self.work;
         let out = Output::Bf16(gate_up.slice_mut(0..2 * tokens * width));
-        ops::linear(self.stream, &layer.gate_up, normed.slice(0..tokens * self.config.hidden), out)?;
+        ops::linear(self.stream, &weights.gate_up, normed.slice(0..tokens * self.config.hidden), out)?;
         let (wide, gated) = (gate_up.slice(0..2 * tokens * width), &mut *gated);
         ops::gate_mul(self.stream, gate(self.config), wide, width, gated.slice_mut(0..tokens * width))?;
-        let (gated, norm) = (gated.slice(0..tokens * width), layer.post_feed_forward_norm.as_ref());
+        let gated = gated.slice(0..tokens * width);
         let residual = residual(sums, self.step, self.config);
-        add_product(self.stream, self.config, &layer.down, gated, norm, normed, residual)
+        add_product(self.stream, self.config, &weights.down, gated, norm, normed, residual)
     }
 
     /// Final norm and logits of the tokens that get them.

@@ -2,11 +2,11 @@
 
 use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_core::plan::PlanRow;
-use windlass_kernels::cuda::ops::{MAX_GROUP, MAX_HEAD_DIM, PAGE_TOKENS};
+use windlass_kernels::cuda::ops::{MAX_EXPERTS, MAX_GROUP, MAX_HEAD_DIM, MAX_USED_EXPERTS, PAGE_TOKENS};
 
 use super::CudaError;
 use super::cache::PageType;
-use crate::config::DecoderConfig;
+use crate::config::{DecoderConfig, ExpertsConfig};
 use crate::sizes::LoadOptions;
 
 /// Values that kernels read at a time: a head has a multiple.
@@ -20,8 +20,8 @@ pub(super) fn page_type(kind: KvDataType) -> Result<PageType, CudaError> {
 
 /// Refuses a decoder that the kernels do not compute.
 pub(super) fn check_config(config: &DecoderConfig, pages: PageType) -> Result<(), CudaError> {
-    if config.experts.is_some() {
-        return Err(CudaError::unsupported("a mixture of experts", "the CPU"));
+    if let Some(experts) = &config.experts {
+        check_experts(experts, config.post_norms)?;
     }
     let (dim, group) = (config.head_dim, config.heads / config.kv_heads);
     if !dim.is_multiple_of(HEAD_STEP) || dim > MAX_HEAD_DIM {
@@ -36,6 +36,21 @@ pub(super) fn check_config(config: &DecoderConfig, pages: PageType) -> Result<()
         return Err(CudaError::unsupported(found, format!("a model with at most {MAX_GROUP}, or the CPU")));
     }
     Ok(())
+}
+
+fn check_experts(experts: &ExpertsConfig, post_norms: bool) -> Result<(), CudaError> {
+    let (count, used) = (experts.count, experts.used);
+    if count > MAX_EXPERTS || used > MAX_USED_EXPERTS {
+        let right = format!("at most {MAX_EXPERTS} of which a token uses {MAX_USED_EXPERTS}, or the CPU");
+        return Err(CudaError::unsupported(
+            format!("a mixture of {count} experts of which a token uses {used}"),
+            right,
+        ));
+    }
+    match post_norms {
+        true => Err(CudaError::unsupported("a norm behind a mixture of experts", "the CPU")),
+        false => Ok(()),
+    }
 }
 
 /// Refuses options that are for the CPU alone.

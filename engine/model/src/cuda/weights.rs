@@ -1,11 +1,11 @@
 //! A decoder's weights on a GPU, stacked as its kernels multiply: query, key and value as one, gate and up as one.
 
-use windlass_kernels::Pool;
 use windlass_kernels::cuda::{Device, DriverError, LoadError, Matrix, Memory};
+use windlass_kernels::{Pool, WeightType};
 
 use super::CudaError;
 use super::packer::{FileMatrix, FilePacker};
-use crate::backend::{FeedForward, Gated, Layer};
+use crate::backend::{Experts, FeedForward, Gated, Layer};
 use crate::weights::Head;
 
 /// A whole decoder's.
@@ -34,10 +34,52 @@ pub(super) struct LayerWeights {
     /// Of what the attention gives.
     pub post_attention_norm: Option<Memory<f32>>,
     pub feed_forward_norm: Memory<f32>,
-    pub gate_up: Matrix,
-    pub down: Matrix,
+    pub feed_forward: FeedForwardWeights,
     /// Of what the feed-forward block gives.
     pub post_feed_forward_norm: Option<Memory<f32>>,
+}
+
+/// A layer's feed-forward block.
+#[derive(Debug)]
+pub(super) enum FeedForwardWeights {
+    Dense(GatedWeights),
+    Experts(Box<ExpertWeights>),
+}
+
+/// A gated block, or several one after the other.
+#[derive(Debug)]
+pub(super) struct GatedWeights {
+    /// Gate and then up, of each block.
+    pub gate_up: Matrix,
+    pub down: Matrix,
+}
+
+/// A mixture of experts.
+#[derive(Debug)]
+pub(super) struct ExpertWeights {
+    /// A row for each expert, and at last one for the shared one.
+    pub router: Matrix,
+    /// Of all experts.
+    pub gated: GatedWeights,
+    pub shared: Option<GatedWeights>,
+}
+
+impl FeedForwardWeights {
+    fn matrices(&self) -> Vec<&Matrix> {
+        match self {
+            FeedForwardWeights::Dense(gated) => gated.matrices().to_vec(),
+            FeedForwardWeights::Experts(experts) => {
+                let ExpertWeights { router, gated, shared } = &**experts;
+                [gated].into_iter().chain(shared).flat_map(GatedWeights::matrices).chain([router]).collect()
+            }
+        }
+    }
+}
+
+impl GatedWeights {
+    fn matrices(&self) -> [&Matrix; 2] {
+        [&self.gate_up, &self.down]
+    }
 }
 
 impl Weights {
@@ -57,8 +99,8 @@ impl Weights {
 }
 
 impl LayerWeights {
-    fn matrices(&self) -> [&Matrix; 4] {
-        [&self.qkv, &self.out, &self.gate_up, &self.down]
+    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        [&self.qkv, &self.out].into_iter().chain(self.feed_forward.matrices())
     }
 
     fn vectors(&self) -> impl Iterator<Item = &Memory<f32>> {
@@ -81,10 +123,7 @@ impl Loader<'_> {
         let named = |name: &'static str| move |source| CudaError::Weights { name, layer: index, source };
         let Layer { query, key, value, biases, head_norms, feed_forward, .. } = layer;
         let optional = |norm: Option<Vec<f32>>| norm.map(|norm| self.vector(&norm)).transpose();
-        let FeedForward::Dense(Gated { gate, up, down }) = feed_forward else {
-            return Err(CudaError::unsupported("a mixture of experts", "the CPU"));
-        };
-        check_order([&query, &key, &value, &layer.out, &gate, &up, &down])?;
+        check_order([&query, &key, &value, &layer.out])?;
         let biases = biases.map(|biases| self.vector(&biases.concat())).transpose()?;
         let head_norms = match head_norms {
             Some([query, key]) => Some([self.vector(&query)?, self.vector(&key)?]),
@@ -92,16 +131,49 @@ impl Loader<'_> {
         };
         Ok(LayerWeights {
             attention_norm: self.vector(&layer.attention_norm)?,
-            qkv: self.stack(&[query, key, value]).map_err(named("query, key and value"))?,
+            qkv: self.stack(&[&query, &key, &value]).map_err(named("query, key and value"))?,
             biases,
             head_norms,
             rotary: layer.rotary,
             out: self.matrix(&layer.out).map_err(named("attention output"))?,
             post_attention_norm: optional(layer.post_attention_norm)?,
             feed_forward_norm: self.vector(&layer.feed_forward_norm)?,
-            gate_up: self.stack(&[gate, up]).map_err(named("gate and up"))?,
-            down: self.matrix(&down).map_err(named("down"))?,
+            feed_forward: self.feed_forward(index, &feed_forward)?,
             post_feed_forward_norm: optional(layer.post_feed_forward_norm)?,
+        })
+    }
+
+    fn feed_forward(&self, layer: usize, block: &FeedForward<FilePacker>) -> Result<FeedForwardWeights, CudaError> {
+        let Experts { router, experts, shared } = match block {
+            FeedForward::Dense(gated) => return Ok(FeedForwardWeights::Dense(self.gated(layer, [gated])?)),
+            FeedForward::Experts(experts) => experts,
+        };
+        check_order([router])?;
+        let gate: Vec<u8> =
+            shared.iter().flat_map(|shared| &shared.gate).flat_map(|value| value.to_le_bytes()).collect();
+        let rows = [(router.kind, router.rows, &router.bytes[..])];
+        let rows: Vec<_> = rows.into_iter().chain(shared.iter().map(|_| (WeightType::F32, 1, &gate[..]))).collect();
+        let router = Matrix::stack(self.device, self.pool, router.cols, &rows)
+            .map_err(|source| CudaError::Weights { name: "router", layer, source })?;
+        let shared = shared.as_ref().map(|shared| self.gated(layer, [&shared.gated])).transpose()?;
+        let gated = self.gated(layer, experts)?;
+        Ok(FeedForwardWeights::Experts(Box::new(ExpertWeights { router, gated, shared })))
+    }
+
+    /// Gated blocks, one after the other.
+    fn gated<'m>(
+        &self,
+        layer: usize,
+        blocks: impl IntoIterator<Item = &'m Gated<FilePacker>>,
+    ) -> Result<GatedWeights, CudaError> {
+        let named = |name: &'static str| move |source| CudaError::Weights { name, layer, source };
+        let (gates_and_ups, downs): (Vec<_>, Vec<_>) =
+            blocks.into_iter().map(|Gated { gate, up, down }| ([gate, up], down)).unzip();
+        let gates_and_ups = gates_and_ups.concat();
+        check_order(gates_and_ups.iter().chain(&downs).copied())?;
+        Ok(GatedWeights {
+            gate_up: self.stack(&gates_and_ups).map_err(named("gate and up"))?,
+            down: self.stack(&downs).map_err(named("down"))?,
         })
     }
 
@@ -128,7 +200,7 @@ impl Loader<'_> {
     }
 
     /// Matrices of the same input as one, outputs after outputs.
-    fn stack(&self, files: &[FileMatrix]) -> Result<Matrix, LoadError> {
+    fn stack(&self, files: &[&FileMatrix]) -> Result<Matrix, LoadError> {
         let tensors: Vec<_> = files.iter().map(|file| (file.kind, file.rows, &file.bytes[..])).collect();
         Matrix::stack(self.device, self.pool, files[0].cols, &tensors)
     }

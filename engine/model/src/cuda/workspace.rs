@@ -3,6 +3,7 @@
 use half::bf16;
 use windlass_kernels::cuda::{Device, DriverError, Memory};
 
+use super::experts::ExpertRoom;
 use super::metadata::StepSizes;
 use crate::config::DecoderConfig;
 
@@ -24,6 +25,8 @@ pub(super) struct Workspace {
     pub picked: Memory<f32>,
     pub picked_normed: Memory<bf16>,
     pub logits: Memory<f32>,
+    /// Absent in a decoder without experts.
+    pub experts: Option<ExpertRoom>,
 }
 
 impl Workspace {
@@ -42,6 +45,7 @@ impl Workspace {
             picked: device.allocate(lengths.picked)?,
             picked_normed: device.allocate(lengths.picked)?,
             logits: device.allocate(lengths.logits)?,
+            experts: ExpertRoom::new(device, config, sizes)?,
         })
     }
 
@@ -50,7 +54,7 @@ impl Workspace {
         let Lengths { hidden, projected, query, gated, splits, picked, logits } = Lengths::of(config, sizes);
         let halves = hidden + projected + 2 * query + 3 * gated + picked;
         let floats = hidden + splits * (config.head_dim + 1) + picked + logits;
-        (2 * halves + 4 * floats) as u64
+        (2 * halves + 4 * floats) as u64 + ExpertRoom::bytes(config, sizes)
     }
 }
 

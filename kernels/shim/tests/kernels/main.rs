@@ -6,6 +6,7 @@
 mod activation;
 mod attention;
 mod common;
+mod experts;
 mod gather;
 mod heads;
 mod image;

@@ -38,7 +38,7 @@ pub fn gate_mul(
         Gate::Silu => Kernel::SiluMul,
         Gate::GeluTanh => Kernel::GeluMul,
     };
-    let grid = [word(cols.div_ceil(BLOCK_VALUES)), word(out.len() / cols), 1];
+    let grid = [word(out.len() / cols), word(cols.div_ceil(BLOCK_VALUES)), 1];
     let launch = Launch::new(kernel, grid).with(gate_up).with(out).with(word(cols));
     // SAFETY: each thread computes 8 of a token's `cols` values, those that are there.
     unsafe { stream.launch(&launch) }

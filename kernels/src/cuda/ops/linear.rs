@@ -2,6 +2,7 @@
 
 use half::bf16;
 
+use super::experts::{Mixture, Routes};
 use super::word;
 use crate::cuda::launch::{Argument, Launch};
 use crate::cuda::table::GEMM_SHARED_BYTES;
@@ -52,6 +53,68 @@ pub fn linear(stream: &Stream, matrix: &Matrix, input: View<'_, bf16>, out: Outp
     assert_eq!(out.len(), tokens * rows, "{tokens} tokens of {rows} values");
     let width = Width::for_tokens(tokens);
     let grid = [word(rows.div_ceil(ROW_TILE)), word(tokens.div_ceil(width.tokens())), 1];
+    let whole = [Argument::none::<u32>(), Argument::none::<u32>()];
+    let launch = product(matrix, width, grid, input, whole, out, tokens, rows);
+    // SAFETY: blocks read whole rows of the matrix and of the tokens, and write rows and tokens that are there.
+    unsafe { stream.launch(&launch) }
+}
+
+/// What experts multiply.
+#[derive(Clone, Copy, Debug)]
+pub enum ExpertInput<'a> {
+    /// A row of each token: it goes to all its experts.
+    Tokens(View<'a, bf16>),
+    /// A row of each token and expert, where an earlier product of experts left it.
+    Given(View<'a, bf16>),
+}
+
+/// `out[place] = matrix of the place's expert · input`, for each token and each of its experts. The matrix holds those of all
+/// experts, rows after rows. Tokens are those that `routes` were chosen for last.
+///
+/// # Panics
+/// When the lengths do not match, or an expert's rows are no whole tiles of the kernels.
+pub fn linear_experts(
+    stream: &Stream,
+    matrix: &Matrix,
+    routes: &Routes,
+    input: ExpertInput<'_>,
+    out: ViewMut<'_, bf16>,
+) -> Result<(), DriverError> {
+    let Mixture { count, used, .. } = *routes.mixture();
+    let (rows, cols) = (matrix.rows() / count, matrix.cols());
+    assert!(matrix.rows() == count * rows && rows.is_multiple_of(ROW_TILE), "{} rows of {count}", matrix.rows());
+    let (values, inputs) = match input {
+        ExpertInput::Tokens(values) => (values, values.len() / cols * used),
+        ExpertInput::Given(values) => (values, values.len() / cols),
+    };
+    assert!(inputs > 0 && inputs.is_multiple_of(used), "{inputs} rows of tokens with {used} experts");
+    assert_eq!(out.len(), inputs * rows, "{inputs} rows of {rows} values");
+    let (tiles, token_at, tile_count, width) = routes.tiles(inputs / used);
+    let rows_of_input = match input {
+        ExpertInput::Tokens(_) => token_at.into(),
+        ExpertInput::Given(_) => Argument::none::<u32>(),
+    };
+    let grid = [word(rows / ROW_TILE), word(tile_count), 1];
+    let parts = [tiles.into(), rows_of_input];
+    let launch = product(matrix, width, grid, values, parts, Output::Bf16(out), inputs, rows);
+    // SAFETY: tiles name experts that there are and places of as many inputs, each place once.
+    unsafe { stream.launch(&launch) }
+}
+
+/// The launch of a product with `rows` rows of the matrix. `parts` are its tiles and the rows of their input, or nothing.
+#[allow(clippy::too_many_arguments)] // a kernel's
+fn product(
+    matrix: &Matrix,
+    width: Width,
+    grid: [u32; 3],
+    input: View<'_, bf16>,
+    parts: [Argument; 2],
+    out: Output<'_>,
+    tokens: usize,
+    rows: usize,
+) -> Launch {
+    let cols = matrix.cols();
+    assert!(u32::try_from(input.len()).is_ok(), "{} values; kernels count them in 32 bits", input.len());
     let (launch, last) = match matrix.values() {
         Values::Bf16(weights) => (Launch::new(width.bf16(), grid).with(weights.view()), None),
         Values::Int4 { codes, scales, group, affine } => {
@@ -65,11 +128,9 @@ pub fn linear(stream: &Stream, matrix: &Matrix, input: View<'_, bf16>, out: Outp
             (launch, Some(word((*group).min(cols))))
         }
     };
-    let launch = out.arguments().into_iter().fold(launch.with(input), Launch::with);
+    let launch = parts.into_iter().chain(out.arguments()).fold(launch.with(input), Launch::with);
     let launch = launch.with(word(tokens)).with(word(rows)).with(word(cols));
-    let launch = last.into_iter().fold(launch, Launch::with);
-    // SAFETY: blocks read whole rows of the matrix and of the tokens, and write rows and tokens that are there.
-    unsafe { stream.launch(&launch) }
+    last.into_iter().fold(launch, Launch::with)
 }
 
 /// [`linear`] with a bf16 matrix for many tokens: faster from about a hundred on, and equal but for rounding, because it
@@ -97,7 +158,7 @@ pub fn linear_wide(
 
 /// Tokens that a block multiplies a weight with while it holds it.
 #[derive(Clone, Copy, Debug)]
-enum Width {
+pub(super) enum Width {
     T8,
     T16,
     T32,
@@ -105,7 +166,7 @@ enum Width {
 }
 
 impl Width {
-    fn for_tokens(tokens: usize) -> Width {
+    pub(super) fn for_tokens(tokens: usize) -> Width {
         match tokens {
             0..=8 => Width::T8,
             9..=16 => Width::T16,
@@ -114,7 +175,7 @@ impl Width {
         }
     }
 
-    fn tokens(self) -> usize {
+    pub(super) fn tokens(self) -> usize {
         match self {
             Width::T8 => 8,
             Width::T16 => 16,

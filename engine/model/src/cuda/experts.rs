@@ -1,0 +1,85 @@
+//! A mixture of experts on the device: its room, and its kernels in their order.
+
+use half::bf16;
+use windlass_kernels::cuda::ops::{self, ExpertInput, Gate, Mixture, Output, Routes};
+use windlass_kernels::cuda::{Device, DriverError, Memory, Stream};
+
+use super::metadata::StepSizes;
+use super::weights::{ExpertWeights, GatedWeights};
+use super::workspace::Workspace;
+use crate::config::{DecoderConfig, ExpertsConfig};
+
+/// What a step's tokens need besides the other activations: rows are of a token and an expert.
+#[derive(Debug)]
+pub(super) struct ExpertRoom {
+    routes: Routes,
+    scores: Memory<f32>,
+    gate_up: Memory<bf16>,
+    gated: Memory<bf16>,
+    given: Memory<bf16>,
+}
+
+pub(super) fn mixture(experts: &ExpertsConfig) -> Mixture {
+    let ExpertsConfig { count, used, sum_to_one, .. } = *experts;
+    Mixture { count, used, shared: experts.shared_feed_forward.is_some(), sum_to_one }
+}
+
+impl ExpertRoom {
+    /// For the largest step, if the decoder has experts.
+    pub fn new(device: &Device, config: &DecoderConfig, sizes: &StepSizes) -> Result<Option<ExpertRoom>, DriverError> {
+        let Some(experts) = &config.experts else { return Ok(None) };
+        let (mixture, rows) = (mixture(experts), sizes.tokens * experts.used);
+        Ok(Some(ExpertRoom {
+            routes: Routes::new(device, mixture, sizes.tokens)?,
+            scores: device.allocate(sizes.tokens * mixture.scores())?,
+            gate_up: device.allocate(2 * rows * experts.feed_forward)?,
+            gated: device.allocate(rows * experts.feed_forward)?,
+            given: device.allocate(rows * config.hidden)?,
+        }))
+    }
+
+    /// Bytes of it.
+    pub fn bytes(config: &DecoderConfig, sizes: &StepSizes) -> u64 {
+        let Some(experts) = &config.experts else { return 0 };
+        let (mixture, rows) = (mixture(experts), sizes.tokens * experts.used);
+        let halves = rows * (3 * experts.feed_forward + config.hidden);
+        Routes::bytes(&mixture, sizes.tokens) + (4 * sizes.tokens * mixture.scores() + 2 * halves) as u64
+    }
+}
+
+/// `residual += Σ weight · expert(normed)` of the first `tokens` tokens.
+///
+/// # Panics
+/// When the workspace has no room for experts.
+pub(super) fn mix(
+    stream: &Stream,
+    weights: &ExpertWeights,
+    gate: Gate,
+    tokens: usize,
+    work: &mut Workspace,
+) -> Result<(), DriverError> {
+    let Workspace { residual, normed, gate_up, gated, experts, .. } = work;
+    let Some(room) = experts else { panic!("a layer of experts in a decoder that has none") };
+    let (hidden, used) = (weights.gated.gate_up.cols(), room.routes.mixture().used);
+    let (values, rows, wide) = (tokens * hidden, tokens * used, weights.gated.down.cols());
+    let scores = tokens * weights.router.rows();
+    let input = normed.slice(0..values);
+    ops::linear(stream, &weights.router, input, Output::F32(room.scores.slice_mut(0..scores)))?;
+    room.routes.choose(stream, room.scores.slice(0..scores))?;
+    let out = room.gate_up.slice_mut(0..2 * rows * wide);
+    ops::linear_experts(stream, &weights.gated.gate_up, &room.routes, ExpertInput::Tokens(input), out)?;
+    let both = room.gate_up.slice(0..2 * rows * wide);
+    ops::gate_mul(stream, gate, both, wide, room.gated.slice_mut(0..rows * wide))?;
+    let (own, out) = (room.gated.slice(0..rows * wide), room.given.slice_mut(0..rows * hidden));
+    ops::linear_experts(stream, &weights.gated.down, &room.routes, ExpertInput::Given(own), out)?;
+    if let Some(GatedWeights { gate_up: both, down }) = &weights.shared {
+        let wide = down.cols();
+        ops::linear(stream, both, normed.slice(0..values), Output::Bf16(gate_up.slice_mut(0..2 * tokens * wide)))?;
+        let both = gate_up.slice(0..2 * tokens * wide);
+        ops::gate_mul(stream, gate, both, wide, gated.slice_mut(0..tokens * wide))?;
+        // Nobody reads the norm any more.
+        ops::linear(stream, down, gated.slice(0..tokens * wide), Output::Bf16(normed.slice_mut(0..values)))?;
+    }
+    let shared = weights.shared.is_some().then(|| normed.slice(0..values));
+    room.routes.mix(stream, room.given.slice(0..rows * hidden), shared, hidden, residual.slice_mut(0..values))
+}

@@ -1,0 +1,172 @@
+use half::{bf16, f16};
+use windlass_kernels::cuda::ops::{self, ExpertInput, Mixture, Routes};
+use windlass_kernels::cuda::weights::{EightBits, Group, Int4, Int8, Matrix};
+use windlass_kernels::cuda::{Device, Stream};
+
+use crate::common::{Random, SEEDS, device, poisoned, relative_error};
+
+/// A matrix of all experts, and its values.
+type Weights = (Matrix, Box<dyn Fn(usize, usize) -> f64>);
+
+/// The layouts that experts' weights have.
+#[derive(Clone, Copy, Debug)]
+enum Layout {
+    Bf16,
+    Int4,
+    Int8Groups,
+    E4m3,
+}
+
+impl Layout {
+    fn weights(self, device: &Device, random: &mut Random, rows: usize, cols: usize) -> Weights {
+        match self {
+            Layout::Bf16 => {
+                let values = random.halves(rows * cols, 1.0);
+                let matrix = Matrix::bf16(device, rows, cols, &values).unwrap();
+                (matrix, Box::new(move |row, col| values[row * cols + col].into()))
+            }
+            Layout::Int4 => {
+                let codes = (0..rows * cols).map(|_| random.below(16) as u8).collect();
+                let mut half = || f16::from_f32(random.value(0.2));
+                let scales = (0..rows * cols.div_ceil(64)).map(|_| (half(), half())).collect();
+                let int4 = Int4::new(rows, cols, Group::G64, codes, scales);
+                (Matrix::int4(device, &int4).unwrap(), Box::new(move |row, col| int4.value(row, col)))
+            }
+            Layout::Int8Groups => {
+                let int8 = Int8::read(rows, cols, &crate::linear::q8_0(random, rows, cols)).unwrap();
+                (Matrix::int8(device, &int8).unwrap(), Box::new(move |row, col| int8.value(row, col)))
+            }
+            Layout::E4m3 => {
+                let codes: Vec<u8> = (0..rows * cols).map(|_| random.below(0x7f) as u8).collect();
+                let scales = random.values(rows, 0.01);
+                let matrix =
+                    Matrix::eight_bits(device, EightBits::E4m3, [rows, cols], usize::MAX, &codes, &scales).unwrap();
+                let value =
+                    move |row: usize, col: usize| crate::linear::e4m3(codes[row * cols + col]) * f64::from(scales[row]);
+                (matrix, Box::new(value))
+            }
+        }
+    }
+}
+
+/// Two products of experts, one after the other, with nothing between.
+struct Scene {
+    mixture: Mixture,
+    hidden: usize,
+    wide: usize,
+    up: Weights,
+    down: Weights,
+    scores: Vec<f32>,
+    input: Vec<bf16>,
+    shared: Vec<bf16>,
+    residual: Vec<f32>,
+}
+
+impl Scene {
+    fn new(device: &Device, random: &mut Random, mixture: Mixture, layout: Layout, tokens: usize) -> Scene {
+        let (hidden, wide) = (64, 96);
+        // Few different scores: the first of equals is chosen.
+        let scores = (0..tokens * mixture.scores()).map(|_| random.below(9) as f32 / 2.0 - 2.0).collect();
+        Scene {
+            mixture,
+            hidden,
+            wide,
+            up: layout.weights(device, random, mixture.count * wide, hidden),
+            down: layout.weights(device, random, mixture.count * hidden, wide),
+            scores,
+            input: random.halves(tokens * hidden, 1.0),
+            shared: random.halves(tokens * hidden, 20.0),
+            residual: random.values(tokens * hidden, 20.0),
+        }
+    }
+
+    /// What becomes of the first `tokens` tokens' residual.
+    fn run(&self, device: &Device, stream: &Stream, tokens: usize) -> Vec<f32> {
+        let (mixture, values, rows) = (self.mixture, tokens * self.hidden, tokens * self.mixture.used);
+        let mut routes = Routes::new(device, mixture, tokens + 3).unwrap();
+        let scores = device.upload(&self.scores[..tokens * mixture.scores()]).unwrap();
+        let input = device.upload(&self.input[..values]).unwrap();
+        let shared = device.upload(&self.shared[..values]).unwrap();
+        let mut residual = device.upload(&self.residual[..values]).unwrap();
+        let mut wide = poisoned::<bf16>(device, rows * self.wide);
+        let mut given = poisoned::<bf16>(device, rows * self.hidden);
+        routes.choose(stream, scores.view()).unwrap();
+        let from = ExpertInput::Tokens(input.view());
+        ops::linear_experts(stream, &self.up.0, &routes, from, wide.view_mut()).unwrap();
+        let from = ExpertInput::Given(wide.view());
+        ops::linear_experts(stream, &self.down.0, &routes, from, given.view_mut()).unwrap();
+        let shared = mixture.shared.then(|| shared.view());
+        routes.mix(stream, given.view(), shared, self.hidden, residual.view_mut()).unwrap();
+        residual.read(stream).unwrap()
+    }
+
+    /// What is added to it.
+    fn reference(&self) -> Vec<f64> {
+        let tokens = self.scores.chunks(self.mixture.scores()).zip(self.input.chunks(self.hidden));
+        tokens.zip(self.shared.chunks(self.hidden)).flat_map(|((s, x), shared)| self.token(s, x, shared)).collect()
+    }
+
+    fn token(&self, scores: &[f32], input: &[bf16], shared: &[bf16]) -> Vec<f64> {
+        let Mixture { count, used, sum_to_one, .. } = self.mixture;
+        let mut order: Vec<usize> = (0..count).collect();
+        order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
+        let weight = |expert: usize| f64::from(scores[expert]).exp();
+        let chosen = &order[..used];
+        let total: f64 = if sum_to_one { chosen } else { &order[..] }.iter().map(|&expert| weight(expert)).sum();
+        let mut out = vec![0.0; self.hidden];
+        for &expert in chosen {
+            let row = |row: usize| (0..self.hidden).map(|col| self.up.1(row, col) * f64::from(input[col])).sum();
+            let wide: Vec<f64> = (0..self.wide).map(|r| row(expert * self.wide + r)).collect();
+            for (r, out) in out.iter_mut().enumerate() {
+                let dot: f64 = (0..self.wide).map(|col| self.down.1(expert * self.hidden + r, col) * wide[col]).sum();
+                *out += weight(expert) / total * dot;
+            }
+        }
+        if self.mixture.shared {
+            let weight = 1.0 / (1.0 + (-f64::from(scores[count])).exp());
+            out.iter_mut().zip(shared).for_each(|(out, &value)| *out += weight * f64::from(value));
+        }
+        out
+    }
+}
+
+fn mixture(count: usize, used: usize, shared: bool, sum_to_one: bool) -> Mixture {
+    Mixture { count, used, shared, sum_to_one }
+}
+
+#[test]
+fn mixtures_of_experts_match_the_reference() {
+    let mut random = Random::new(31);
+    for (seed, (mixture, layout, tokens)) in SEEDS.into_iter().cycle().zip([
+        (mixture(8, 2, false, true), Layout::Bf16, 1),
+        (mixture(8, 2, false, true), Layout::Int4, 45),
+        (mixture(60, 4, true, false), Layout::Bf16, 7),
+        (mixture(4, 4, true, true), Layout::Int8Groups, 19),
+        (mixture(3, 1, false, false), Layout::E4m3, 70),
+        (mixture(130, 8, false, true), Layout::Int8Groups, 5),
+    ]) {
+        let (device, stream) = device(seed);
+        let scene = Scene::new(&device, &mut random, mixture, layout, tokens);
+        let found = scene.run(&device, &stream, tokens);
+        let added: Vec<f64> =
+            found.iter().zip(&scene.residual).map(|(found, before)| f64::from(*found) - f64::from(*before)).collect();
+        let error = relative_error(&added, &scene.reference());
+        assert!(error <= 5e-3, "{mixture:?} in {layout:?}, {tokens} tokens: {error}");
+        // Alone it goes through narrower tiles, in another order.
+        let alone = scene.run(&device, &stream, 1);
+        assert_eq!(alone, found[..scene.hidden], "{mixture:?} in {layout:?}: a token alone");
+    }
+}
+
+/// A score that is no number spoils its own token and touches nothing else.
+#[test]
+fn a_score_that_is_no_number_leads_nowhere_else() {
+    let mut random = Random::new(32);
+    let (device, stream) = device(2);
+    let mut scene = Scene::new(&device, &mut random, mixture(8, 2, false, true), Layout::Bf16, 3);
+    let sound = scene.run(&device, &stream, 3);
+    scene.scores[8..16].fill(f32::NAN);
+    let found = scene.run(&device, &stream, 3);
+    let hidden = scene.hidden;
+    assert_eq!((&found[..hidden], &found[2 * hidden..]), (&sound[..hidden], &sound[2 * hidden..]));
+}
