@@ -119,6 +119,17 @@ DEVICE void add_shared(u64* to, u64 value) { atomicAdd(to, value); }
 // The same, and gives what was there: no two threads get the same.
 DEVICE u32 take_shared(u32* from, u32 value) { return atomicAdd(from, value); }
 
+// Writes what other devices read, after all that this block wrote before its last barrier; and reads it, before all that the
+// block reads after its next one.
+DEVICE void tell_peer(u32* flag, u32 value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+DEVICE u32 hear_peer(const u32* flag) {
+  u32 value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+  return value;
+}
+
 // Reads what is used once: it passes the first-level cache by.
 DEVICE Quad load_once(const void* from) {
   Quad quad;

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <sched.h>
 #include <type_traits>
 #include <utility>
 
@@ -117,6 +118,11 @@ DEVICE u32 take_shared(u32* from, u32 value) {
   const u32 before = *from;
   *from += value;
   return before;
+}
+DEVICE void tell_peer(u32* flag, u32 value) { __atomic_store_n(flag, value, __ATOMIC_RELEASE); }
+DEVICE u32 hear_peer(const u32* flag) {
+  sched_yield();  // who is waited for may need this processor
+  return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
 }
 DEVICE Quad load_once(const void* from) { return *static_cast<const Quad*>(from); }
 

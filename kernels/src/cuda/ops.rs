@@ -11,6 +11,7 @@ mod gather;
 mod heads;
 mod linear;
 mod norm;
+mod reduce;
 mod sample;
 mod step;
 
@@ -26,6 +27,7 @@ pub use heads::{
 };
 pub use linear::{ExpertInput, Output, linear, linear_experts, linear_wide};
 pub use norm::{add_normed, add_rms_norm, rms_norm};
+pub use reduce::{MAX_RANKS, PeerRank};
 pub use sample::{ALL_BANNED, Edits, Masks, NOT_FINITE, Samplers, adjust_logits, sample};
 pub use step::{NextStep, advance};
 

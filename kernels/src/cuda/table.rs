@@ -337,6 +337,12 @@ kernels! {
             dim: U32, splits: U32
         ), 128, 0;
     }
+    "reduce.cu" {
+        /// `residual += Σ over the ranks of what each holds`.
+        AddReduced = add_reduced(
+            parts: In(Long), flags: In(Long), rounds: Out(Word), residual: Out(F32), rank: U32, ranks: U32, count: U32
+        ), 256, 0;
+    }
     "sample.cu" {
         /// Masks, biases and penalties.
         AdjustLogits = adjust_logits(

@@ -12,6 +12,7 @@ mod heads;
 mod image;
 mod linear;
 mod norm;
+mod reduce;
 mod rules;
 mod sample;
 mod step;
