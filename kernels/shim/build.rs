@@ -1,5 +1,7 @@
-//! Compiles the CUDA sources for the CPU: each with a function that enters its kernels into the registry.
+//! Compiles the CUDA sources for the CPU: each with a function that enters its kernels into the registry. One that is as it was
+//! when its object was made is not compiled again.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
@@ -11,21 +13,63 @@ fn main() -> io::Result<()> {
         println!("cargo::rerun-if-changed={}", watched.display());
     }
     println!("cargo::rerun-if-env-changed=WINDLASS_CUDA_SOURCES");
-    let mut build = cc::Build::new();
-    build.cpp(true).std("c++17").opt_level(2).define("CPU_SHIM", None).include("cpp").include(&sources);
-    // A product and a sum round twice, as the references do; warnings of NVIDIA's pragmas say nothing here.
-    build.flag("-ffp-contract=off").flag("-Wno-unknown-pragmas").flag("-fno-strict-aliasing");
-    let mut enter_all = String::new();
+    let compiler = compiler(&sources);
+    let headers = [sources.join("dev.cuh"), "cpp/shim.h".into(), "cpp/registry.h".into()];
+    let headers = headers.iter().map(fs::read_to_string).collect::<io::Result<String>>()?;
+    let (mut library, mut enter_all) = (compiler.clone(), String::new());
     for stem in cuda_files(&sources)? {
-        let file = out.join(format!("{stem}.cpp"));
-        fs::write(&file, unit(&stem, &fs::read_to_string(sources.join(format!("{stem}.cu")))?))?;
-        build.file(file);
+        let source = fs::read_to_string(sources.join(format!("{stem}.cu")))?;
+        let unit = Unit { name: stem.clone(), text: unit(&stem, &source), made_of: headers.clone() + &source };
+        for object in unit.objects(&compiler, &out)? {
+            library.object(object);
+        }
         enter_all += &format!("void enter_{stem}();\n");
     }
     let calls: String = cuda_files(&sources)?.iter().map(|stem| format!("  enter_{stem}();\n")).collect();
     fs::write(out.join("all.cpp"), format!("{enter_all}extern \"C\" void shim_enter_all() {{\n{calls}}}\n"))?;
-    build.file(out.join("all.cpp")).file("cpp/runtime.cpp").compile("cuda_shim");
+    library.file(out.join("all.cpp")).file("cpp/runtime.cpp").compile("cuda_shim");
     Ok(())
+}
+
+/// A product and a sum round twice, as the references do; warnings of NVIDIA's pragmas say nothing here.
+const FLAGS: [&str; 3] = ["-ffp-contract=off", "-Wno-unknown-pragmas", "-fno-strict-aliasing"];
+
+fn compiler(sources: &Path) -> cc::Build {
+    let mut build = cc::Build::new();
+    build.cpp(true).std("c++17").opt_level(2).define("CPU_SHIM", None).include("cpp").include(sources);
+    FLAGS.iter().for_each(|flag| {
+        build.flag(flag);
+    });
+    build
+}
+
+/// A C++ file to compile.
+struct Unit {
+    name: String,
+    text: String,
+    /// All that decides what becomes of it.
+    made_of: String,
+}
+
+impl Unit {
+    /// Its object, made unless an earlier build made it of the same.
+    fn objects(&self, compiler: &cc::Build, out: &Path) -> io::Result<Vec<PathBuf>> {
+        let mut hasher = DefaultHasher::new();
+        (&self.text, &self.made_of, FLAGS).hash(&mut hasher);
+        let (key, kept) = (format!("{:016x}", hasher.finish()), out.join(format!("{}.made", self.name)));
+        if let Some(made) = fs::read_to_string(&kept).ok().and_then(|made| made.strip_prefix(&key).map(str::to_owned)) {
+            let objects: Vec<PathBuf> = made.lines().filter(|line| !line.is_empty()).map(PathBuf::from).collect();
+            if objects.iter().all(|object| object.exists()) {
+                return Ok(objects);
+            }
+        }
+        let file = out.join(format!("{}.cpp", self.name));
+        fs::write(&file, &self.text)?;
+        let objects = compiler.clone().file(file).compile_intermediates();
+        let names: String = objects.iter().map(|object| format!("\n{}", object.display())).collect();
+        fs::write(kept, key + &names)?;
+        Ok(objects)
+    }
 }
 
 /// Names of the sources without their `.cu`, sorted.

@@ -25,7 +25,7 @@ pub fn sources() -> &'static [(&'static str, &'static str)] {
 }
 
 /// The image of a source file for a device of `capability`: its own code, else PTX, which the driver compiles.
-pub fn of(file: &'static str, capability: (u32, u32), cache: &Path) -> Result<Cow<'static, [u8]>, DriverError> {
+fn of(file: &'static str, capability: (u32, u32), cache: &Path) -> Result<Cow<'static, [u8]>, DriverError> {
     let own = architecture(capability);
     let targets = [own.as_str(), "fatbin", "ptx"];
     let built = |target: &&str| built::IMAGES.iter().find(|(name, made_for, _)| *name == file && made_for == target);
@@ -35,10 +35,19 @@ pub fn of(file: &'static str, capability: (u32, u32), cache: &Path) -> Result<Co
     }
 }
 
+/// The images of all sources, in the order of [`Kernel::FILES`]. Those that are compiled now are so side by side.
+pub fn all(capability: (u32, u32), cache: &Path) -> Result<Vec<Cow<'static, [u8]>>, DriverError> {
+    std::thread::scope(|scope| {
+        let start = |file: &'static str| (file, scope.spawn(move || of(file, capability, cache)));
+        let started: Vec<_> = Kernel::FILES.iter().map(|&file| start(file)).collect();
+        let panicked = |file| DriverError::Image { file, reason: "making it panicked".into() };
+        started.into_iter().map(|(file, made)| made.join().unwrap_or_else(|_| Err(panicked(file)))).collect()
+    })
+}
+
 /// Makes every image for a device of `capability` ready in `cache`, so that no start has to; the number of sources.
 pub fn prepare(capability: (u32, u32), cache: &Path) -> Result<usize, DriverError> {
-    Kernel::FILES.iter().try_for_each(|&file| of(file, capability, cache).map(drop))?;
-    Ok(Kernel::FILES.len())
+    all(capability, cache).map(|images| images.len())
 }
 
 /// The architecture that code for a device of `capability` is made for. `a` adds what only Hopper itself has (wgmma).

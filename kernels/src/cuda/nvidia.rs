@@ -68,8 +68,7 @@ impl Nvidia {
     /// Loads every kernel now: the first launch may be in a capture, where nothing can be loaded.
     fn load(&mut self, cache: &Path) -> Result<(), DriverError> {
         self.bind()?;
-        for &file in Kernel::FILES {
-            let image = image::of(file, self.facts.capability, cache)?;
+        for (&file, image) in Kernel::FILES.iter().zip(image::all(self.facts.capability, cache)?) {
             let mut module = null_mut();
             // SAFETY: the image is a whole cubin or fatbin, which describes its own length.
             let loaded = call("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) });
