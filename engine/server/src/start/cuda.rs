@@ -92,7 +92,8 @@ pub fn start(
     let load_seconds = clock.seconds() - began;
     let (engine, warm_seconds) = launch(executor, reload, || Ok(None), &config.batching, monitor, clock)?;
     let download_seconds = FetchRecord::beside(&cpu.model).map_or(0.0, |record| record.seconds);
-    let flags = vec![format!("quantization={weight_type}"), "kv-cache-dtype=bf16".to_owned()];
+    let kv = config.batching.kv_data_type.name();
+    let flags = vec![format!("quantization={weight_type}"), format!("kv-cache-dtype={kv}")];
     let (major, minor) = facts.capability;
     let kernels = format!("sm_{major}{minor}");
     let on = BuiltOn { device: "cuda", tensor_parallel: 1, quantization: weight_type, kernels: &kernels };
