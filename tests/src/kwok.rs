@@ -21,6 +21,8 @@ use crate::process::Running;
 use crate::wait::{self, Look};
 use crate::{command, service};
 
+/// A class of runtimes that is there.
+pub const RUNTIME: &str = "kwok";
 /// The label and the taint of its nodes.
 const NODE: &str = "test.windlass.dev/kwok";
 /// Renewed every 10 s: a node that is silent for 50 s counts as lost, and its pods as not ready.
@@ -56,7 +58,8 @@ impl<'a> Kwok<'a> {
         kwok.args([&format!("--manage-nodes-with-label-selector={NODE}"), LEASE]);
         let process = Running::start("kwok", &mut kwok, folder)?;
         let kwok = Kwok { cluster, process };
-        let made: Vec<Value> = (0..nodes).map(|number| node(&format!("kwok-{number}"))).collect();
+        let runtime = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": RUNTIME}, "handler": "runc"});
+        let made: Vec<Value> = (0..nodes).map(|number| node(&format!("kwok-{number}"))).chain([runtime]).collect();
         cluster.kubectl().apply(&made)?;
         wait::until("KWOK's nodes are ready", PATIENCE, || {
             let ready = cluster.kubectl().run(&["get", "nodes", "--selector", NODE, "--no-headers"])?;
@@ -79,21 +82,26 @@ impl<'a> Kwok<'a> {
 
 impl Drop for Kwok<'_> {
     fn drop(&mut self) {
-        let delete = ["delete", "nodes", "--selector", NODE, "--wait=false"];
-        if let Err(error) = self.cluster.kubectl().run(&delete) {
-            eprintln!("KWOK's nodes are left: {error:#}");
+        let (nodes, runtime) = (["nodes", "--selector", NODE], ["runtimeclass", RUNTIME, "--ignore-not-found"]);
+        for what in [nodes, runtime] {
+            if let Err(error) = self.cluster.kubectl().run(&[&["delete", "--wait=false"][..], &what].concat()) {
+                eprintln!("KWOK's objects are left: {error:#}");
+            }
         }
     }
 }
 
+/// One that has room for whatever [`crate::leaves::changes`] asks for: what finds no node is held back, not changed.
 fn node(name: &str) -> Value {
+    let room = json!({"cpu": "1k", "memory": "1Ti", "pods": "5k", "nvidia.com/gpu": "1k"});
+    let labels = json!({
+        NODE: "yes", "kubernetes.io/hostname": name, "pool": "spot",
+        "nvidia.com/gpu.product": "NVIDIA-H200", "nvidia.com/gpu.memory": "143771",
+    });
     json!({
-        "apiVersion": "v1", "kind": "Node",
-        "metadata": {"name": name, "labels": {NODE: "yes", "kubernetes.io/hostname": name}},
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels},
         "spec": {"taints": [{"key": NODE, "value": "yes", "effect": "NoSchedule"}]},
-        "status": {
-            "allocatable": {"cpu": "1k", "memory": "1Ti", "pods": "5k"}, "capacity": {"cpu": "1k", "memory": "1Ti", "pods": "5k"},
-        },
+        "status": {"allocatable": room, "capacity": room},
     })
 }
 

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
-use crate::workspace;
+use crate::{kwok, workspace};
 
 /// Kubernetes' own types, each one leaf to us.
 const EMBEDDED: [&str; 5] = ["affinity", "tolerations", "topologySpreadConstraints", "allowFrom", "nodeSelector"];
@@ -88,7 +88,7 @@ pub fn undone(patch: &Value, spec: &Value) -> Value {
     Value::Object(fields.into_iter().map(back).collect::<Map<_, _>>())
 }
 
-/// Changes that between them set every leaf; each is valid on a service of a claim on CPU.
+/// Changes that between them set every leaf; each is valid on a service of a claim on CPU, and finds a node of KWOK's.
 pub fn changes() -> Vec<(&'static str, Value)> {
     let https = |more: Value| {
         let mut model = json!({"source": "https://models.example.com/m.gguf", "sha256": "0".repeat(64)});
@@ -106,7 +106,7 @@ pub fn changes() -> Vec<(&'static str, Value)> {
         ("replicas", json!({"replicas": 2})),
         ("no replicas", json!({"replicas": 0})),
         ("revision", json!({"model": {"revision": "2"}})),
-        ("another claim", json!({"model": {"source": "pvc://absent/m.gguf"}})),
+        ("another file", json!({"model": {"source": "pvc://models/m.gguf"}})),
         ("https", https(json!({}))),
         ("https with a secret", https(json!({"secretRef": {"name": "token"}}))),
         ("https with authorities", https(json!({"caConfigMapRef": {"name": "ca"}}))),
@@ -136,9 +136,9 @@ pub fn changes() -> Vec<(&'static str, Value)> {
                 {"weight": 1, "preference": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}},
             ]}}}}),
         ),
-        ("node labels", json!({"scheduling": {"nodeSelector": {"a": "b"}}})),
+        ("node labels", json!({"scheduling": {"nodeSelector": {"pool": "spot"}}})),
         ("priority", json!({"scheduling": {"priorityClassName": "system-cluster-critical"}})),
-        ("runtime", json!({"scheduling": {"runtimeClassName": "absent"}})),
+        ("runtime", json!({"scheduling": {"runtimeClassName": kwok::RUNTIME}})),
         (
             "spread",
             json!({"scheduling": {"topologySpreadConstraints": [
