@@ -8,8 +8,19 @@
 pub struct ManagedFlag {
     /// The flag as typed, with its dashes.
     pub flag: &'static str,
-    /// The field of the InferenceService that sets it.
-    pub field: &'static str,
+    /// The field of the InferenceService that sets it; `None`: nothing changes it.
+    pub field: Option<&'static str>,
+}
+
+impl ManagedFlag {
+    /// Why `engine.extraArgs` may not carry it, and what would be right.
+    pub fn refusal(&self) -> String {
+        let ManagedFlag { flag, field } = self;
+        match field {
+            Some(field) => format!("{flag} is set by the operator; use {field}"),
+            None => format!("{flag} is set by the operator and stays as it is"),
+        }
+    }
 }
 
 pub const SERVED_MODEL_NAME: &str = "--served-model-name";
@@ -58,18 +69,18 @@ pub mod inspect {
 
 /// Every managed flag with its field.
 pub const MANAGED: &[ManagedFlag] = &[
-    ManagedFlag { flag: SERVED_MODEL_NAME, field: "spec.model.servedNames" },
-    ManagedFlag { flag: MAX_MODEL_LEN, field: "spec.engine.maxModelTokens" },
-    ManagedFlag { flag: MAX_NUM_SEQS, field: "spec.engine.maxSequences" },
-    ManagedFlag { flag: TENSOR_PARALLEL_SIZE, field: "spec.parallelism.tensor" },
-    ManagedFlag { flag: QUANTIZATION, field: "spec.engine.quantization" },
-    ManagedFlag { flag: KV_CACHE_DTYPE, field: "spec.engine.kvCacheDataType" },
-    ManagedFlag { flag: DEVICE, field: "spec.accelerator.type" },
-    ManagedFlag { flag: API_KEY_DIR, field: "spec.auth.apiKeysSecretRef" },
-    ManagedFlag { flag: DRAIN_TIMEOUT_SECONDS, field: "spec.drainTimeoutSeconds" },
-    ManagedFlag { flag: PORT, field: "(fixed)" },
-    ManagedFlag { flag: ADMIN_PORT, field: "(fixed)" },
-    ManagedFlag { flag: HOST, field: "(fixed)" },
+    ManagedFlag { flag: SERVED_MODEL_NAME, field: Some("spec.model.servedNames") },
+    ManagedFlag { flag: MAX_MODEL_LEN, field: Some("spec.engine.maxModelTokens") },
+    ManagedFlag { flag: MAX_NUM_SEQS, field: Some("spec.engine.maxSequences") },
+    ManagedFlag { flag: TENSOR_PARALLEL_SIZE, field: Some("spec.parallelism.tensor") },
+    ManagedFlag { flag: QUANTIZATION, field: Some("spec.engine.quantization") },
+    ManagedFlag { flag: KV_CACHE_DTYPE, field: Some("spec.engine.kvCacheDataType") },
+    ManagedFlag { flag: DEVICE, field: Some("spec.accelerator.type") },
+    ManagedFlag { flag: API_KEY_DIR, field: Some("spec.auth.apiKeysSecretRef") },
+    ManagedFlag { flag: DRAIN_TIMEOUT_SECONDS, field: Some("spec.drainTimeoutSeconds") },
+    ManagedFlag { flag: PORT, field: None },
+    ManagedFlag { flag: ADMIN_PORT, field: None },
+    ManagedFlag { flag: HOST, field: None },
 ];
 
 /// The managed flag that `argument` sets, in any of the forms `--flag`, `--flag=value`.

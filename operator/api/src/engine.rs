@@ -2,6 +2,8 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use windlass_engine_contract::flags::{self, ManagedFlag};
 
 /// How the engine runs the model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -29,8 +31,23 @@ pub struct Engine {
     pub max_sequences: Option<i32>,
     /// Further flags of `windlass-engine serve`. Flags that a field of this resource sets are refused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(min = 1, max = 1024)), extend("x-kubernetes-list-type" = "atomic"))]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 1024)), extend(
+        "x-kubernetes-list-type" = "atomic",
+        "x-kubernetes-validations" = managed_flag_rules()
+    ))]
     pub extra_args: Vec<String>,
+}
+
+/// A rule for each managed flag, so that the refusal can name the field that owns it.
+fn managed_flag_rules() -> Value {
+    let rule = |managed: &ManagedFlag| {
+        let flag = managed.flag;
+        json!({
+            "rule": format!("self.all(argument, argument != '{flag}' && !argument.startsWith('{flag}='))"),
+            "message": format!("spec.engine.extraArgs: {}", managed.refusal()),
+        })
+    };
+    flags::MANAGED.iter().map(rule).collect()
 }
 
 /// Format of the weights. INT8 and INT4 convert floats as they are loaded; every other name is that of the file's own

@@ -48,8 +48,8 @@ pub struct Model {
             "message": "spec.model.source: a path in a claim has no . or .. parts"
         },
         {
-            "rule": "!self.startsWith('https://') || self.matches('^https://[^/\\\\s@?#]+/[^\\\\s#]+$')",
-            "message": "spec.model.source: a URL reads https://host/path, without spaces or fragment; credentials belong in spec.model.secretRef"
+            "rule": "!self.startsWith('https://') || self.matches('^https://([^/\\\\s@?#:\\\\[\\\\]]+|\\\\[[0-9A-Fa-f:.]+\\\\])(:0*([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?/[^\\\\s#]+$')",
+            "message": "spec.model.source: a URL reads https://host/path or https://host:port/path, without spaces or fragment; credentials belong in spec.model.secretRef"
         }
     ]))]
     pub source: String,

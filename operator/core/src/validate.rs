@@ -192,12 +192,10 @@ pub enum Refusal {
         problem: &'static str,
     },
     /// A flag that a field owns.
-    #[error("spec.engine.extraArgs: {argument:?} is set by the operator; use {owner}")]
+    #[error("spec.engine.extraArgs: {problem}")]
     ManagedFlag {
-        /// As written.
-        argument: String,
-        /// The owning field.
-        owner: &'static str,
+        /// Which, and the field that owns it.
+        problem: String,
     },
     /// A CPU replica cannot be split.
     #[error("spec.parallelism.tensor: {tensor} needs spec.accelerator.type NvidiaGPU; a CPU replica is one rank")]
@@ -341,8 +339,8 @@ fn served_names(spec: &InferenceServiceSpec, name: &str) -> Vec<String> {
 
 fn engine(spec: &InferenceServiceSpec) -> Result<EngineSettings, Refusal> {
     let engine = spec.engine.clone().unwrap_or_default();
-    if let Some((argument, managed)) = engine.extra_args.iter().find_map(|text| Some((text, flags::managed(text)?))) {
-        return Err(Refusal::ManagedFlag { argument: argument.clone(), owner: managed.field });
+    if let Some(managed) = engine.extra_args.iter().find_map(|argument| flags::managed(argument)) {
+        return Err(Refusal::ManagedFlag { problem: managed.refusal() });
     }
     let limit = |field, value: Option<i32>, max| value.map(|value| bounded(field, value, 1, max)).transpose();
     Ok(EngineSettings {

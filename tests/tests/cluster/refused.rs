@@ -8,7 +8,7 @@ use windlass_tests::service::{self, Service};
 #[test]
 fn a_bad_resource_is_refused_with_its_field() -> Result<()> {
     let checksum = "0".repeat(64);
-    let cases: [(&str, Value, &str); 12] = [
+    let cases: [(&str, Value, &str); 15] = [
         (
             "no source",
             json!({"model": {}}),
@@ -28,6 +28,13 @@ fn a_bad_resource_is_refused_with_its_field() -> Result<()> {
         ("GPUs by hand", with("resources", json!({"limits": {"nvidia.com/gpu": "1"}})), "spec.resources.limits"),
         ("Builtin without bounds", with("autoscaling", json!({"mode": "Builtin"})), "spec.autoscaling.maxReplicas"),
         ("unknown quantization", with("engine", json!({"quantization": "Q9"})), "spec.engine.quantization"),
+        ("a field's flag", with("engine", json!({"extraArgs": ["--max-model-len=9"]})), "spec.engine.maxModelTokens"),
+        ("a fixed flag", with("engine", json!({"extraArgs": ["--port", "9"]})), "spec.engine.extraArgs: --port"),
+        (
+            "a port that is none",
+            json!({"model": {"source": "https://host:70000/m", "sha256": checksum}}),
+            "spec.model.source",
+        ),
         ("drain without end", with("drainTimeoutSeconds", json!(1_000_000)), "spec.drainTimeoutSeconds"),
     ];
     with_namespace("refused", |namespace| {
@@ -37,19 +44,6 @@ fn a_bad_resource_is_refused_with_its_field() -> Result<()> {
                 Err(error) => ensure!(format!("{error:#}").contains(field), "{case}: no {field} in: {error:#}"),
             }
         }
-        Ok(())
-    })
-}
-
-#[test]
-fn a_managed_flag_is_refused_with_the_field_that_owns_it() -> Result<()> {
-    with_namespace("flag", |namespace| {
-        let spec = with("engine", json!({"extraArgs": ["--max-model-len=1024"]}));
-        let refused = match Service::apply(namespace, "flag", &spec) {
-            Err(error) => format!("{error:#}"),
-            Ok(service) => service.wait_words("--max-model-len", std::time::Duration::from_secs(30))?.message,
-        };
-        ensure!(refused.contains("spec.engine.maxModelTokens"), "{refused}");
         Ok(())
     })
 }

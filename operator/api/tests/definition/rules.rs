@@ -51,6 +51,9 @@ fn good_resources_break_no_rule() {
         json!({"model": {"source": "pvc://models/..hidden/a..b"}}),
         json!({"model": {"source": "pvc://models"}}),
         https(json!({})),
+        https(json!({"source": "https://[::1]:65535/a.gguf"})),
+        https(json!({"source": "https://host:443/a:70000"})),
+        json!({"engine": {"extraArgs": ["--executor=sim", "--portable", "--max-model-lens=1"]}}),
         https(json!({"secretRef": {"name": "a"}, "caConfigMapRef": {"name": "b"}})),
         https(json!({"cache": {"type": "EmptyDir", "sizeLimit": "10Gi"}})),
         https(json!({"cache": {"type": "PersistentVolumeClaim", "claimName": "a"}})),
@@ -85,6 +88,10 @@ fn each_bad_resource_breaks_the_rule_that_names_its_field() {
         (https(json!({"source": "https://host"})), "spec.model.source"),
         (https(json!({"source": "https://user:word@host/a"})), "spec.model.source"),
         (https(json!({"source": "https://host/a#b"})), "spec.model.source"),
+        (https(json!({"source": "https://host:0/a"})), "spec.model.source"),
+        (https(json!({"source": "https://host:65536/a"})), "spec.model.source"),
+        (https(json!({"source": "https://host:port/a"})), "spec.model.source"),
+        (https(json!({"source": "https://[::1/a"})), "spec.model.source"),
         (source("https://host/a"), "spec.model.sha256"),
         (pvc("sha256", json!("0".repeat(64))), "spec.model.sha256"),
         (pvc("secretRef", json!({"name": "a"})), "spec.model.secretRef"),
@@ -121,6 +128,16 @@ fn each_bad_resource_breaks_the_rule_that_names_its_field() {
         let resource = resource("llama", spec);
         let found = broken(&resource);
         assert!(found.len() == 1 && found[0].starts_with(field), "{field}: {found:?} {resource}");
+    }
+}
+
+#[test]
+fn each_managed_flag_is_refused_in_both_spellings_with_its_field() {
+    for managed in windlass_engine_contract::flags::MANAGED {
+        for argument in [managed.flag.to_owned(), format!("{}=1", managed.flag)] {
+            let found = broken(&resource("llama", json!({"engine": {"extraArgs": ["--seed=1", argument]}})));
+            assert_eq!(found, [format!("spec.engine.extraArgs: {}", managed.refusal())]);
+        }
     }
 }
 
