@@ -4,6 +4,7 @@ mod children;
 mod convergence;
 mod fit;
 mod hpa;
+mod kstatus;
 mod overdue;
 mod reasons;
 mod refusals;

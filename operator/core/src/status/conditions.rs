@@ -207,8 +207,8 @@ impl View<'_> {
                            let spec.rollout.strategy be Drain";
             return verdict(kind, "False", "NoCapacity", message);
         }
-        if let Some(message) = &self.findings.deadline_exceeded {
-            return verdict(kind, "False", "ProgressDeadlineExceeded", message);
+        if let Some(message) = self.overdue() {
+            return verdict(kind, "False", "ProgressDeadlineExceeded", &message);
         }
         if self.findings.is_rolling {
             return self.rolling();
@@ -217,6 +217,13 @@ impl View<'_> {
             return verdict(kind, "True", "ReplicasStarting", &self.on_the_way());
         }
         verdict(kind, "True", "Complete", "every replica is of the current spec and serves")
+    }
+
+    /// That nothing has moved for too long, and what hinders it.
+    fn overdue(&self) -> Option<String> {
+        let message = self.findings.deadline_exceeded.as_ref()?;
+        let cause = self.findings.cause.as_ref().map(|cause| format!(": {}: {}", cause.reason, cause.message));
+        Some(format!("{message}{}", cause.unwrap_or_default()))
     }
 
     /// A rollout, and why its new pods do not serve.
@@ -274,7 +281,7 @@ impl View<'_> {
         let terminal = terminal.map(|cause| (cause.reason.clone(), cause.message.clone()));
         let unfit = (findings.is_held && findings.fit.status == "False")
             .then(|| (findings.fit.reason.clone(), findings.fit.message.clone()));
-        let deadline = findings.deadline_exceeded.clone().map(|text| ("ProgressDeadlineExceeded".to_owned(), text));
+        let deadline = self.overdue().map(|text| ("ProgressDeadlineExceeded".to_owned(), text));
         terminal.or(unfit).or(deadline)
     }
 }
