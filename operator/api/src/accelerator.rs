@@ -36,9 +36,15 @@ pub enum AcceleratorType {
     NvidiaGpu,
 }
 
-/// Which GPUs will do, by the labels of NVIDIA's GPU feature discovery.
+/// Which GPUs will do, by the labels of NVIDIA's GPU feature discovery; or a claim template by which they are allocated.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "!has(self.resourceClaimTemplateName) || (!has(self.products) && !has(self.minMemory))",
+        "message": "spec.accelerator.nvidiaGPU.resourceClaimTemplateName: its selectors choose the GPUs; leave products and minMemory out"
+    }
+]))]
 pub struct NvidiaGpu {
     /// Values of the node label nvidia.com/gpu.product, any of which will do. Absent: any product.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -52,6 +58,11 @@ pub struct NvidiaGpu {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::schema::quantity")]
     pub min_memory: Option<Quantity>,
+    /// A ResourceClaimTemplate (resource.k8s.io/v1) of the namespace, by which each pod claims its GPUs from a DRA driver
+    /// instead of asking for nvidia.com/gpu. It asks for as many devices as `parallelism.tensor` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    pub resource_claim_template_name: Option<String>,
 }
 
 /// How one replica is split.

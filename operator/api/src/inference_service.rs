@@ -39,6 +39,10 @@ use crate::status::InferenceServiceStatus;
     {
         "rule": "!has(self.parallelism) || !has(self.parallelism.tensor) || self.parallelism.tensor == 1 || (has(self.accelerator) && self.accelerator.type == 'NvidiaGPU')",
         "message": "spec.parallelism.tensor: more than 1 needs spec.accelerator.type NvidiaGPU; a CPU replica is one rank"
+    },
+    {
+        "rule": "!has(self.accelerator) || !has(self.accelerator.nvidiaGPU) || !has(self.accelerator.nvidiaGPU.resourceClaimTemplateName) || (has(self.parallelism) && has(self.parallelism.tensor))",
+        "message": "spec.parallelism.tensor: required with resourceClaimTemplateName; as many as its template asks for"
     }
 ]))]
 pub struct InferenceServiceSpec {

@@ -79,7 +79,10 @@ impl Inventory {
 }
 
 fn gpus(service: &ValidatedService, nodes: &[&Node]) -> Vec<GpuKind> {
-    let Device::NvidiaGpu { products, min_memory_mebibytes, .. } = &service.device else { return Vec::new() };
+    // What a driver offers to claims is in ResourceSlices, which are not read.
+    let Device::NvidiaGpu { products, min_memory_mebibytes, claim_template: None, .. } = &service.device else {
+        return Vec::new();
+    };
     let mut kinds: BTreeMap<(String, u64), GpuKind> = BTreeMap::new();
     let mut add = |kind: GpuKind| {
         let known =
@@ -212,6 +215,13 @@ mod tests {
         tolerant = tolerant.with("scheduling", json!({"tolerations": [{"key": "team", "operator": "Exists"}]}));
         let tolerant = validate(&tolerant.build()).expect("valid");
         assert_eq!(Inventory::of(&tolerant, &tainted("team")).gpus.len(), 1);
+    }
+
+    #[test]
+    fn what_is_claimed_is_not_counted_by_the_device_plugin() {
+        let nodes = [gpu_node("NVIDIA-H200", 143_771, 8)];
+        let claimed = json!({"type": "NvidiaGPU", "nvidiaGPU": {"resourceClaimTemplateName": "gpus"}});
+        assert_eq!(inventory(claimed, &nodes).gpus, []);
     }
 
     #[test]

@@ -10,4 +10,5 @@ mod reasons;
 mod refusals;
 mod revision;
 mod rollout;
+mod scheduling;
 mod standby;

@@ -115,6 +115,8 @@ pub enum Device {
         products: Vec<String>,
         /// Least memory of one, MiB.
         min_memory_mebibytes: Option<u64>,
+        /// ResourceClaimTemplate by which a pod claims them; `None`: it asks for the device plugin's resource.
+        claim_template: Option<String>,
     },
 }
 
@@ -366,7 +368,13 @@ const SIMULATOR: &str = "sim";
 fn is_tensor_open(spec: &InferenceServiceSpec) -> bool {
     let is_given = spec.parallelism.as_ref().is_some_and(|parallelism| parallelism.tensor.is_some());
     let kind = spec.accelerator.as_ref().map(|accelerator| accelerator.kind).unwrap_or_default();
-    kind == AcceleratorType::NvidiaGpu && !is_given
+    kind == AcceleratorType::NvidiaGpu && !is_given && !claims(spec)
+}
+
+/// Whether GPUs are claimed, so many as the claim's template says.
+fn claims(spec: &InferenceServiceSpec) -> bool {
+    let gpu = spec.accelerator.as_ref().and_then(|accelerator| accelerator.nvidia_gpu.as_ref());
+    gpu.is_some_and(|gpu| gpu.resource_claim_template_name.is_some())
 }
 
 fn device(spec: &InferenceServiceSpec) -> Result<Device, Refusal> {
@@ -384,7 +392,12 @@ fn device(spec: &InferenceServiceSpec) -> Result<Device, Refusal> {
         (AcceleratorType::NvidiaGpu, wish) => {
             let wish = wish.unwrap_or_default();
             let min_memory_mebibytes = wish.min_memory.as_ref().map(gpu_memory).transpose()?;
-            Ok(Device::NvidiaGpu { count, products: wish.products, min_memory_mebibytes })
+            Ok(Device::NvidiaGpu {
+                count,
+                products: wish.products,
+                min_memory_mebibytes,
+                claim_template: wish.resource_claim_template_name,
+            })
         }
     }
 }

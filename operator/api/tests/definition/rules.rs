@@ -33,6 +33,15 @@ fn https(fields: Value) -> Value {
     json!({"model": model})
 }
 
+/// An accelerator whose GPUs are claimed.
+fn claiming(fields: Value) -> Value {
+    let mut gpu = json!({"resourceClaimTemplateName": "two-gpus"});
+    for (field, value) in fields.as_object().expect("fields") {
+        gpu[field] = value.clone();
+    }
+    json!({"type": "NvidiaGPU", "nvidiaGPU": gpu})
+}
+
 fn builtin(fields: Value) -> Value {
     let target = json!({"metric": "TimeToFirstToken", "percentile": 95, "milliseconds": 500});
     let mut autoscaling = json!({"mode": "Builtin", "maxReplicas": 4, "targets": [target]});
@@ -59,6 +68,7 @@ fn good_resources_break_no_rule() {
         https(json!({"cache": {"type": "PersistentVolumeClaim", "claimName": "a"}})),
         json!({"parallelism": {"tensor": 1}}),
         json!({"accelerator": gpu, "parallelism": {"tensor": 4}}),
+        json!({"accelerator": claiming(json!({})), "parallelism": {"tensor": 2}}),
         json!({"accelerator": {"type": "CPU"}, "resources": {"requests": {"cpu": "4"}, "limits": {"memory": "1Gi"}}}),
         builtin(json!({})),
         builtin(json!({"minReplicas": 4, "gpuUtilization": {"scaleUpPercent": 31}})),
@@ -106,6 +116,15 @@ fn each_bad_resource_breaks_the_rule_that_names_its_field() {
         (json!({"parallelism": {"tensor": 2}}), "spec.parallelism.tensor"),
         (json!({"parallelism": {"tensor": 2}, "accelerator": {"type": "CPU"}}), "spec.parallelism.tensor"),
         (json!({"accelerator": {"type": "CPU", "nvidiaGPU": {}}}), "spec.accelerator.nvidiaGPU"),
+        (json!({"accelerator": claiming(json!({}))}), "spec.parallelism.tensor"),
+        (
+            json!({"accelerator": claiming(json!({"products": ["H200"]})), "parallelism": {"tensor": 1}}),
+            "spec.accelerator.nvidiaGPU.resourceClaimTemplateName",
+        ),
+        (
+            json!({"accelerator": claiming(json!({"minMemory": "1Gi"})), "parallelism": {"tensor": 1}}),
+            "spec.accelerator.nvidiaGPU.resourceClaimTemplateName",
+        ),
         (json!({"resources": {"requests": {"nvidia.com/gpu": "1"}}}), "spec.resources.requests"),
         (json!({"resources": {"limits": {"nvidia.com/mig-1g.5gb": "1"}}}), "spec.resources.limits"),
         (

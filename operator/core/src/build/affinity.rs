@@ -14,6 +14,8 @@ use crate::validate::{Device, SpotPolicy, ValidatedService};
 /// Labels of GPU feature discovery: product name, memory in MiB.
 pub(crate) const GPU_PRODUCT: &str = "nvidia.com/gpu.product";
 pub(crate) const GPU_MEMORY: &str = "nvidia.com/gpu.memory";
+/// Label of nodes whose GPUs are joined by NVLink: their domain and clique.
+const GPU_CLIQUE: &str = "nvidia.com/gpu.clique";
 
 /// Labels by which providers mark spot nodes, each with its value: Karpenter, EKS, GKE, AKS.
 pub(crate) const SPOT_LABELS: [(&str, &str); 4] = [
@@ -33,6 +35,10 @@ type Alternatives = Vec<Vec<NodeSelectorRequirement>>;
 pub fn build(service: &ValidatedService, workload: WorkloadKind) -> Option<Affinity> {
     let mut affinity = service.scheduling.affinity.clone().unwrap_or_default();
     require(&mut affinity, vec![gpu(&service.device)]);
+    if service.device.tensor() > 1 {
+        // Every layer ends with an exchange between GPUs.
+        prefer(&mut affinity, vec![vec![exists(GPU_CLIQUE)]]);
+    }
     place(&mut affinity, &service.spot, workload);
     (affinity != Affinity::default()).then_some(affinity)
 }
@@ -75,6 +81,10 @@ fn off_spot(spot: &SpotPolicy) -> Alternatives {
 
 fn requirement(key: &str, operator: &str, values: Vec<String>) -> NodeSelectorRequirement {
     NodeSelectorRequirement { key: key.to_owned(), operator: operator.to_owned(), values: Some(values) }
+}
+
+fn exists(key: &str) -> NodeSelectorRequirement {
+    NodeSelectorRequirement { key: key.to_owned(), operator: "Exists".to_owned(), values: None }
 }
 
 /// Adds "one of `alternatives` holds" to what nodes must fulfil.

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Capabilities, Container, ContainerPort, HTTPGetAction, LocalObjectReference, PodSecurityContext, PodSpec,
-    PodTemplateSpec, Probe, ResourceRequirements, SeccompProfile, SecurityContext, Toleration,
+    Capabilities, Container, ContainerPort, HTTPGetAction, LocalObjectReference, PodResourceClaim, PodSecurityContext,
+    PodSpec, PodTemplateSpec, Probe, ResourceClaim, ResourceRequirements, SeccompProfile, SecurityContext, Toleration,
     TopologySpreadConstraint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -26,6 +26,10 @@ const GRACE_AFTER_DRAIN_SECONDS: u32 = 30;
 /// The resource that NVIDIA's device plugin offers, also the key of the taint on its nodes.
 pub const GPU_RESOURCE: &str = "nvidia.com/gpu";
 const ADMIN_PORT_NAME: &str = "admin";
+/// Name of the claim in a pod whose GPUs are claimed.
+const GPU_CLAIM: &str = "gpus";
+/// What the pods of the spot workload are spread over: spot nodes of a zone are taken back together.
+const SPOT_SPREAD: [&str; 2] = ["topology.kubernetes.io/zone", "kubernetes.io/hostname"];
 
 /// The template of pods of one workload with this engine image, its own fingerprint left out.
 pub fn build(service: &ValidatedService, workload: WorkloadKind, image: &str, defaults: &Defaults) -> PodTemplateSpec {
@@ -65,7 +69,15 @@ fn spec(service: &ValidatedService, workload: WorkloadKind, image: &str, default
         node_selector: (!scheduling.node_selector.is_empty()).then(|| scheduling.node_selector.clone()),
         tolerations: some(tolerations(service, workload)),
         affinity: affinity::build(service, workload),
-        topology_spread_constraints: some(spread(service)),
+        topology_spread_constraints: some(spread(service, workload)),
+        resource_claims: claim_template(service).map(|template| {
+            let template = Some(template.to_owned());
+            vec![PodResourceClaim {
+                name: GPU_CLAIM.into(),
+                resource_claim_template_name: template,
+                ..PodResourceClaim::default()
+            }]
+        }),
         priority_class_name: scheduling.priority_class_name.clone(),
         runtime_class_name: scheduling.runtime_class_name.clone(),
         ..PodSpec::default()
@@ -138,7 +150,7 @@ fn container_security() -> SecurityContext {
 fn resources(service: &ValidatedService, with_gpus: bool) -> ResourceRequirements {
     let mut requests = service.resources.requests.clone();
     let mut limits = service.resources.limits.clone();
-    if let (Device::NvidiaGpu { count, .. }, true) = (&service.device, with_gpus) {
+    if let (Device::NvidiaGpu { count, claim_template: None, .. }, true) = (&service.device, with_gpus) {
         for amounts in [&mut requests, &mut limits] {
             amounts.insert(GPU_RESOURCE.into(), Quantity(count.to_string()));
         }
@@ -146,7 +158,16 @@ fn resources(service: &ValidatedService, with_gpus: bool) -> ResourceRequirement
     ResourceRequirements {
         requests: (!requests.is_empty()).then_some(requests),
         limits: (!limits.is_empty()).then_some(limits),
-        claims: None,
+        claims: claim_template(service)
+            .filter(|_| with_gpus)
+            .map(|_| vec![ResourceClaim { name: GPU_CLAIM.into(), request: None }]),
+    }
+}
+
+fn claim_template(service: &ValidatedService) -> Option<&str> {
+    match &service.device {
+        Device::NvidiaGpu { claim_template, .. } => claim_template.as_deref(),
+        Device::Cpu => None,
     }
 }
 
@@ -203,13 +224,24 @@ fn spot_taint((key, value): (&str, &str)) -> Toleration {
     }
 }
 
-/// A constraint without a selector would count nothing: it counts this service's pods.
-fn spread(service: &ValidatedService) -> Vec<TopologySpreadConstraint> {
-    let own =
-        || LabelSelector { match_labels: Some(names::selector_labels(&service.name)), ..LabelSelector::default() };
+/// The user's constraints, those without a selector about this service's pods; and in the spot workload, which the
+/// cluster's own defaults no longer spread then, what can be had of [`SPOT_SPREAD`].
+fn spread(service: &ValidatedService, workload: WorkloadKind) -> Vec<TopologySpreadConstraint> {
+    let about = |labels| LabelSelector { match_labels: Some(labels), ..LabelSelector::default() };
     let mut constraints = service.scheduling.topology_spread_constraints.clone();
     constraints.iter_mut().for_each(|constraint| {
-        constraint.label_selector.get_or_insert_with(own);
+        constraint.label_selector.get_or_insert_with(|| about(names::selector_labels(&service.name)));
     });
-    constraints
+    let is_open = |topology: &&str| !constraints.iter().any(|constraint| constraint.topology_key == *topology);
+    let topologies = SPOT_SPREAD.into_iter().filter(|_| workload == WorkloadKind::Spot).filter(is_open);
+    let added: Vec<_> = topologies
+        .map(|topology| TopologySpreadConstraint {
+            topology_key: topology.to_owned(),
+            max_skew: 1,
+            when_unsatisfiable: "ScheduleAnyway".into(),
+            label_selector: Some(about(names::workload_labels(&service.name, workload))),
+            ..TopologySpreadConstraint::default()
+        })
+        .collect();
+    constraints.into_iter().chain(added).collect()
 }

@@ -15,17 +15,17 @@ use crate::testing::restricted::violations;
 use crate::testing::{SHA256, ServiceBuilder, defaults, service};
 use crate::validate::validate;
 
-fn workload(service: ServiceBuilder, name: &str) -> Deployment {
+pub(super) fn workload(service: ServiceBuilder, name: &str) -> Deployment {
     let mut cluster = Cluster::new(service.build());
     cluster.reconcile();
     cluster.deployment(name).expect("a Deployment").clone()
 }
 
-fn pod(service: ServiceBuilder) -> PodSpec {
+pub(super) fn pod(service: ServiceBuilder) -> PodSpec {
     pod_of(&workload(service, "llama"))
 }
 
-fn pod_of(deployment: &Deployment) -> PodSpec {
+pub(super) fn pod_of(deployment: &Deployment) -> PodSpec {
     deployment.spec.clone().and_then(|spec| spec.template.spec).expect("a pod")
 }
 
@@ -169,62 +169,6 @@ fn a_new_pod_comes_before_an_old_one_goes_unless_that_is_to_drain_first() {
     assert_eq!(rolling(service()), json!({"maxSurge": 1, "maxUnavailable": 0}));
     let drain = service().with("rollout", json!({"strategy": "Drain"}));
     assert_eq!(rolling(drain), json!({"maxSurge": 0, "maxUnavailable": 1}));
-}
-
-#[test]
-fn an_accelerator_s_needs_are_joined_to_each_of_the_user_s_alternatives() {
-    let zone = |name: &str| json!({"matchExpressions": [{"key": "zone", "operator": "In", "values": [name]}]});
-    let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
-        "nodeSelectorTerms": [zone("a"), zone("b")],
-    }}});
-    let spec = service()
-        .with("scheduling", json!({"affinity": affinity}))
-        .with("accelerator", json!({"type": "NvidiaGPU", "nvidiaGPU": {"products": ["H200"]}}));
-    let affinity = serde_json::to_value(pod(spec).affinity).expect("json");
-    let terms = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"].clone();
-    let keys = |term: &Value| -> Vec<String> {
-        let expressions = term["matchExpressions"].as_array().expect("expressions");
-        expressions.iter().map(|one| one["key"].as_str().unwrap_or_default().to_owned()).collect()
-    };
-    let found: Vec<_> = terms.as_array().expect("terms").iter().map(keys).collect();
-    assert_eq!(found, [["zone", "nvidia.com/gpu.product"], ["zone", "nvidia.com/gpu.product"]]);
-}
-
-#[test]
-fn spot_pods_go_where_spot_is_and_the_base_stays_off_it() {
-    let with = |mode: &str| {
-        service().with("replicas", json!(3)).with(
-            "spot",
-            json!({"mode": mode, "onDemandBase": 1, "nodeSelector": {"pool": "spot"}, "tolerations": [{"key": "s"}]}),
-        )
-    };
-    let text = |service: ServiceBuilder, name: &str| {
-        let pod = pod_of(&workload(service, name));
-        (serde_json::to_string(&pod.affinity).expect("json"), pod.tolerations.unwrap_or_default().len())
-    };
-    let requirement = |operator: &str| format!(r#"{{"key":"pool","operator":"{operator}","values":["spot"]}}"#);
-    let (base, tolerated) = text(with("Prefer"), "llama");
-    assert!(base.contains(&requirement("NotIn")) && base.contains("required"), "{base}");
-    assert_eq!(tolerated, 0);
-    let (prefer, tolerated) = text(with("Prefer"), "llama-spot");
-    assert!(prefer.contains(&requirement("In")) && !prefer.contains("required"), "{prefer}");
-    assert_eq!(tolerated, 1);
-    let (require, _) = text(with("Require"), "llama-spot");
-    assert!(require.contains(&requirement("In")) && require.contains("required"), "{require}");
-}
-
-#[test]
-fn without_an_opinion_on_spot_nothing_is_asked_of_nodes() {
-    assert_eq!(pod(service()).affinity, None);
-    assert!(pod(service().with("spot", json!({"mode": "Never"}))).affinity.is_some());
-}
-
-#[test]
-fn a_spread_constraint_without_selector_counts_this_service() {
-    let constraint = json!({"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"});
-    let pod = pod(service().with("scheduling", json!({"topologySpreadConstraints": [constraint]})));
-    let selector = pod.topology_spread_constraints.expect("constraints")[0].label_selector.clone();
-    assert_eq!(selector.and_then(|selector| selector.match_labels), Some(crate::names::selector_labels("llama")));
 }
 
 #[test]
