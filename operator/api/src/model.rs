@@ -19,33 +19,47 @@ use crate::access::LocalReference;
         "message": "spec.model.sha256: acts only on an https:// source"
     },
     {
-        "rule": "self.source.startsWith('https://') || !has(self.secretRef)",
-        "message": "spec.model.secretRef: acts only on an https:// source"
+        "rule": "!self.source.startsWith('pvc://') || !has(self.secretRef)",
+        "message": "spec.model.secretRef: acts only on a source that is fetched; a pvc:// source is read in place"
     },
     {
-        "rule": "self.source.startsWith('https://') || !has(self.caConfigMapRef)",
-        "message": "spec.model.caConfigMapRef: acts only on an https:// source"
+        "rule": "!self.source.startsWith('pvc://') || !has(self.caConfigMapRef)",
+        "message": "spec.model.caConfigMapRef: acts only on a source that is fetched; a pvc:// source is read in place"
     },
     {
-        "rule": "self.source.startsWith('https://') || !has(self.cache)",
-        "message": "spec.model.cache: acts only on an https:// source; a pvc:// source is read in place"
+        "rule": "!self.source.startsWith('pvc://') || !has(self.cache)",
+        "message": "spec.model.cache: acts only on a source that is fetched; a pvc:// source is read in place"
     }
 ]))]
 pub struct Model {
-    /// Where the weights are: `pvc://claim/path` (a file or folder in a claim, read in place) or `https://host/path`
-    /// (one GGUF file, fetched into the cache and checked against `sha256`).
+    /// Where the weights are. `pvc://claim/path`: a file or folder in a claim, read in place. Others are fetched into the
+    /// cache, a GGUF file where the address ends with its name, else all files of a model: `hf://organization/name`,
+    /// `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `oci://registry/name:tag`, and
+    /// `https://host/path`, one GGUF file checked against `sha256`.
     #[schemars(length(min = 1, max = 2048), extend("x-kubernetes-validations" = [
         {
-            "rule": "self.startsWith('pvc://') || self.startsWith('https://')",
-            "message": "spec.model.source: starts with pvc:// or https://; other sources (hf, s3, gs, az, oci) are not supported yet"
+            "rule": "self.matches('^(pvc|https|hf|s3|gs|az|oci)://')",
+            "message": "spec.model.source: starts with pvc://, https://, hf://, s3://, gs://, az:// or oci://"
         },
         {
             "rule": "!self.startsWith('pvc://') || self.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/\\\\s]+)*$')",
             "message": "spec.model.source: a claim reads pvc://claim/path/in/claim, without spaces or empty parts"
         },
         {
-            "rule": "!self.startsWith('pvc://') || !self.matches('/[.][.]?(/|$)')",
-            "message": "spec.model.source: a path in a claim has no . or .. parts"
+            "rule": "!self.matches('^(pvc|s3|gs|az)://') || !self.matches('/[.][.]?(/|$)')",
+            "message": "spec.model.source: a path in a claim or bucket has no . or .. parts"
+        },
+        {
+            "rule": "!self.startsWith('hf://') || self.matches('^hf://[.]*[-A-Za-z0-9_][-A-Za-z0-9._]*(/[.]*[-A-Za-z0-9_][-A-Za-z0-9._]*)+$')",
+            "message": "spec.model.source: a model of the hub reads hf://organization/name, with a file or folder behind it or not; a branch, tag or commit belongs in spec.model.revision"
+        },
+        {
+            "rule": "!self.matches('^(s3|gs|az)://') || self.matches('^(s3|gs|az)://[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?(/[^/\\\\s]+)*$')",
+            "message": "spec.model.source: a bucket reads s3://bucket/path (gs://, az://), without spaces or empty parts; credentials belong in spec.model.secretRef"
+        },
+        {
+            "rule": "!self.startsWith('oci://') || self.matches('^oci://[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:0*([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?(/[A-Za-z0-9][-A-Za-z0-9._]*)+(:[A-Za-z0-9_][-A-Za-z0-9._]*|@sha256:[a-f0-9]{64})?$')",
+            "message": "spec.model.source: an artifact reads oci://registry/name:tag or oci://registry/name@sha256:digest"
         },
         {
             "rule": "!self.startsWith('https://') || self.matches('^https://([^/\\\\s@?#:\\\\[\\\\]]+|\\\\[[0-9A-Fa-f:.]+\\\\])(:0*([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?/[^\\\\s#]+$')",
@@ -53,8 +67,9 @@ pub struct Model {
         }
     ]))]
     pub source: String,
-    /// A version marker of your own: a change of it rolls the pods. Use it when the content behind an unchanged `source`
-    /// has changed.
+    /// Of an hf:// source the branch, tag or commit; only a commit means the same files for ever. Absent: main. Of any other
+    /// source a marker of your own. A change of it rolls the pods: use it when the content behind an unchanged `source` has
+    /// changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63), regex(pattern = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"))]
     pub revision: Option<String>,
@@ -70,15 +85,16 @@ pub struct Model {
         extend("x-kubernetes-list-type" = "set")
     )]
     pub served_names: Vec<String>,
-    /// Secret whose key `token` is sent to an https source as `Authorization: Bearer`. Mounted into pods; the operator
-    /// never reads it.
+    /// Secret with credentials, mounted into pods; the operator never reads it. Of https:// and hf:// the key `token`, sent as
+    /// `Authorization: Bearer`; of oci:// the same with `user:password`; of s3://, gs:// and az:// a key for each setting,
+    /// named like it (`AWS_ACCESS_KEY_ID`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<LocalReference>,
-    /// ConfigMap whose key `ca.crt` holds the certificates (PEM) that an https source is checked against instead of
-    /// the public ones.
+    /// ConfigMap whose key `ca.crt` holds the certificates (PEM) that the server of the source is checked against
+    /// instead of the public ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_config_map_ref: Option<LocalReference>,
-    /// Where an https source is kept in the pod. Absent: EmptyDir.
+    /// Where a source that is fetched is kept in the pod. Absent: EmptyDir.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<Cache>,
 }

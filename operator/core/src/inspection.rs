@@ -52,6 +52,9 @@ impl Stage {
         defaults: &Defaults,
         now: Timestamp,
     ) -> Stage {
+        if !service.source.has_readable_header() {
+            return Stage::NotAsked { because: "the header of such a source is not read before all of it is fetched" };
+        }
         if let Some(known) = kept(service, model) {
             return Stage::Known(Box::new(known));
         }

@@ -5,6 +5,7 @@ use windlass_operator_api::model::{Cache, CacheType, Model};
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::digest::fingerprint;
 use crate::validate::Refusal;
 
 /// A source that an engine pod can read.
@@ -17,25 +18,47 @@ pub enum ModelSource {
         /// Path in it, without a leading slash; empty for its root.
         path: String,
     },
-    /// A file behind a URL, fetched into the cache.
-    Https(HttpsSource),
+    /// What is brought into the cache before the engine starts.
+    Fetched(FetchedSource),
 }
 
-/// A file behind a URL.
+/// What is brought into the cache.
 #[derive(Clone, Debug, PartialEq)]
-pub struct HttpsSource {
-    /// The URL.
+pub struct FetchedSource {
+    /// Its address.
     pub url: String,
-    /// The URL's port.
-    pub port: u16,
-    /// The file's checksum, 64 hexadecimal digits.
-    pub sha256: String,
-    /// Secret with the key `token`.
-    pub token_secret: Option<String>,
+    /// Who has it.
+    pub server: Server,
+    /// Secret with credentials.
+    pub secret: Option<String>,
     /// ConfigMap with the key `ca.crt`.
     pub ca_config_map: Option<String>,
-    /// Where the file is kept.
+    /// Where it is kept.
     pub cache: ModelCache,
+}
+
+/// Kinds of servers that have models.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Server {
+    /// A web server, that has one file.
+    Web {
+        /// Its port.
+        port: u16,
+        /// The file's checksum, 64 hexadecimal digits.
+        sha256: String,
+    },
+    /// The Hugging Face hub.
+    Hub {
+        /// Branch, tag or commit.
+        revision: Option<String>,
+    },
+    /// An object store.
+    Objects,
+    /// A container registry.
+    Registry {
+        /// Its port.
+        port: u16,
+    },
 }
 
 /// Where fetched files are kept.
@@ -57,52 +80,50 @@ const HTTPS_PORT: u16 = 443;
 
 impl ModelSource {
     pub(crate) fn validate(model: &Model) -> Result<Self, Refusal> {
-        if let Some(rest) = model.source.strip_prefix("pvc://") {
-            return Self::claim(model, rest);
-        }
-        let Some(rest) = model.source.strip_prefix("https://") else {
-            return Err(refused(model, "does not start with pvc:// or https://"));
+        let refuse = |problem| Refusal::Source { source_text: model.source.clone(), problem };
+        let Some((scheme, rest)) = model.source.split_once("://") else {
+            return Err(refuse("does not start with pvc://, https://, hf://, s3://, gs://, az:// or oci://"));
         };
-        Self::https(model, rest)
+        let server = match scheme {
+            "pvc" => return Self::claim(model, rest),
+            "https" => web(model, rest)?,
+            "hf" if is_repository(rest) => Server::Hub { revision: model.revision.clone() },
+            "hf" => return Err(refuse("is not hf://organization/name, with a file or folder behind it or not")),
+            "s3" | "gs" | "az" if is_clean(rest) => Server::Objects,
+            "s3" | "gs" | "az" => return Err(refuse("is no bucket, with a path in it without empty, . or .. parts")),
+            "oci" => Server::Registry { port: registry(rest).ok_or_else(|| refuse("is not oci://registry/name:tag"))? },
+            _ => return Err(refuse("does not start with pvc://, https://, hf://, s3://, gs://, az:// or oci://")),
+        };
+        if model.sha256.is_some() && !matches!(server, Server::Web { .. }) {
+            return Err(Refusal::ActsOnlyOnHttps { field: "spec.model.sha256" });
+        }
+        Ok(ModelSource::Fetched(FetchedSource {
+            url: model.source.clone(),
+            server,
+            secret: model.secret_ref.as_ref().map(|reference| reference.name.clone()),
+            ca_config_map: model.ca_config_map_ref.as_ref().map(|reference| reference.name.clone()),
+            cache: ModelCache::validate(model.cache.as_ref())?,
+        }))
     }
 
     fn claim(model: &Model, rest: &str) -> Result<Self, Refusal> {
+        if model.sha256.is_some() {
+            return Err(Refusal::ActsOnlyOnHttps { field: "spec.model.sha256" });
+        }
         let inert = [
-            ("spec.model.sha256", model.sha256.is_some()),
             ("spec.model.secretRef", model.secret_ref.is_some()),
             ("spec.model.caConfigMapRef", model.ca_config_map_ref.is_some()),
             ("spec.model.cache", model.cache.is_some()),
         ];
         if let Some((field, _)) = inert.into_iter().find(|(_, given)| *given) {
-            return Err(Refusal::ActsOnlyOnHttps { field });
+            return Err(Refusal::NothingIsFetched { field });
+        }
+        if !is_clean(rest) {
+            let problem = "is not pvc://claim/path/in/claim, without empty, . or .. parts";
+            return Err(Refusal::Source { source_text: model.source.clone(), problem });
         }
         let (name, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let clean = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains(char::is_whitespace);
-        if name.is_empty() || !(path.is_empty() || path.split('/').all(clean)) {
-            return Err(refused(model, "is not pvc://claim/path/in/claim, without empty, . or .. parts"));
-        }
         Ok(ModelSource::Claim { name: name.to_owned(), path: path.to_owned() })
-    }
-
-    fn https(model: &Model, rest: &str) -> Result<Self, Refusal> {
-        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let odd = rest.contains(|character: char| character.is_whitespace() || character == '#');
-        if authority.is_empty() || path.is_empty() || odd || authority.contains(['@', '?']) {
-            return Err(refused(model, "is not https://host/path, without credentials, spaces or fragment"));
-        }
-        let port = port(authority).ok_or_else(|| refused(model, "has a port that is not between 1 and 65535"))?;
-        let sha256 = model.sha256.clone().ok_or(Refusal::MissingForHttps { field: "spec.model.sha256" })?;
-        if sha256.len() != 64 || !sha256.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-            return Err(Refusal::Union { field: "spec.model.sha256", problem: "is not 64 hexadecimal digits" });
-        }
-        Ok(ModelSource::Https(HttpsSource {
-            url: model.source.clone(),
-            port,
-            sha256,
-            token_secret: model.secret_ref.as_ref().map(|reference| reference.name.clone()),
-            ca_config_map: model.ca_config_map_ref.as_ref().map(|reference| reference.name.clone()),
-            cache: ModelCache::validate(model.cache.as_ref())?,
-        }))
     }
 
     /// What `windlass-engine serve` is given.
@@ -110,15 +131,40 @@ impl ModelSource {
         match self {
             ModelSource::Claim { path, .. } if path.is_empty() => paths::MODEL_DIR.to_owned(),
             ModelSource::Claim { path, .. } => format!("{}/{path}", paths::MODEL_DIR),
-            ModelSource::Https(source) => source.path_in_pod(),
+            ModelSource::Fetched(source) => source.path_in_pod(),
+        }
+    }
+
+    /// Whether its header can be read before all of it is there.
+    pub fn has_readable_header(&self) -> bool {
+        match self {
+            ModelSource::Claim { .. } => true,
+            ModelSource::Fetched(source) => matches!(source.server, Server::Web { .. }),
         }
     }
 }
 
-impl HttpsSource {
-    /// The file in the cache. Its name is its content, so pods of several versions can share a claim.
+impl FetchedSource {
+    /// The file or folder in the cache. Its name is that of its content, or of its address and revision, so pods of several
+    /// versions can share a claim.
     pub fn path_in_pod(&self) -> String {
-        format!("{}/{}.gguf", paths::CACHE_DIR, self.sha256)
+        let file = if self.url.ends_with(".gguf") { ".gguf" } else { "" };
+        match &self.server {
+            Server::Web { sha256, .. } => format!("{}/{sha256}.gguf", paths::CACHE_DIR),
+            Server::Hub { revision } => format!("{}/{}{file}", paths::CACHE_DIR, fingerprint(&(&self.url, revision))),
+            Server::Objects | Server::Registry { .. } => {
+                format!("{}/{}{file}", paths::CACHE_DIR, fingerprint(&self.url))
+            }
+        }
+    }
+
+    /// The server's port; `None` for an object store, whose address a Secret may hold.
+    pub fn port(&self) -> Option<u16> {
+        match self.server {
+            Server::Web { port, .. } | Server::Registry { port } => Some(port),
+            Server::Hub { .. } => Some(HTTPS_PORT),
+            Server::Objects => None,
+        }
     }
 }
 
@@ -142,8 +188,43 @@ impl ModelCache {
     }
 }
 
-fn refused(model: &Model, problem: &'static str) -> Refusal {
-    Refusal::Source { source_text: model.source.clone(), problem }
+fn web(model: &Model, rest: &str) -> Result<Server, Refusal> {
+    let refuse = |problem| Refusal::Source { source_text: model.source.clone(), problem };
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let odd = rest.contains(|character: char| character.is_whitespace() || character == '#');
+    if authority.is_empty() || path.is_empty() || odd || authority.contains(['@', '?']) {
+        return Err(refuse("is not https://host/path, without credentials, spaces or fragment"));
+    }
+    let port = port(authority).ok_or_else(|| refuse("has a port that is not between 1 and 65535"))?;
+    let sha256 = model.sha256.clone().ok_or(Refusal::MissingForHttps { field: "spec.model.sha256" })?;
+    if sha256.len() != 64 || !sha256.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return Err(Refusal::Union { field: "spec.model.sha256", problem: "is not 64 hexadecimal digits" });
+    }
+    Ok(Server::Web { port, sha256 })
+}
+
+/// `organization/name[/path]`, each part of letters, digits, `.`, `_` and `-`.
+fn is_repository(text: &str) -> bool {
+    let is_part = |part: &str| {
+        let is_plain = part.chars().all(|character| character.is_ascii_alphanumeric() || "._-".contains(character));
+        is_plain && !part.trim_matches('.').is_empty()
+    };
+    text.contains('/') && text.split('/').all(is_part)
+}
+
+/// Parts between slashes, none of which is empty, `.` or `..`, or has a space.
+fn is_clean(text: &str) -> bool {
+    let is_part = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains(char::is_whitespace);
+    text.split('/').all(is_part)
+}
+
+/// The registry's port in `registry/repository[:tag|@digest]`.
+fn registry(text: &str) -> Option<u16> {
+    let (host, name) = text.split_once('/')?;
+    let is_plain = |character: char| character.is_ascii_alphanumeric() || "._-/:@".contains(character);
+    let is_named =
+        !host.is_empty() && !host.contains('@') && name.starts_with(|first: char| first.is_ascii_alphanumeric());
+    port(host).filter(|_| is_named && name.chars().all(is_plain) && is_clean(name))
 }
 
 /// The port of `host`, `host:port`, `[address]` or `[address]:port`.

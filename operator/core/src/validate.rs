@@ -185,6 +185,12 @@ pub enum Refusal {
         /// The field.
         field: &'static str,
     },
+    /// A field that does nothing where nothing is fetched.
+    #[error("{field}: acts only on a source that is fetched; a pvc:// source is read in place")]
+    NothingIsFetched {
+        /// The field.
+        field: &'static str,
+    },
     /// A union's member does not go with its type.
     #[error("{field}: {problem}")]
     Union {

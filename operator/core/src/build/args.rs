@@ -3,7 +3,7 @@
 use windlass_engine_contract::flags::{self, fetch, inspect};
 use windlass_engine_contract::{ADMIN_PORT, API_PORT, paths};
 
-use crate::source::{HttpsSource, ModelSource};
+use crate::source::{FetchedSource, ModelSource, Server};
 use crate::validate::{Device, ValidatedService};
 
 /// Key of the bearer token in the Secret of `model.secretRef`.
@@ -33,31 +33,34 @@ pub fn serve(service: &ValidatedService) -> Vec<String> {
 }
 
 /// Arguments of the container that fetches the model.
-pub fn fetch(source: &HttpsSource) -> Vec<String> {
-    let fixed = [
-        fetch::SUBCOMMAND.to_owned(),
-        source.url.clone(),
-        flag(fetch::SHA256, &source.sha256),
-        flag(fetch::TO, source.path_in_pod()),
-    ];
-    fixed.into_iter().chain(credentials(source)).collect()
+pub fn fetch(source: &FetchedSource) -> Vec<String> {
+    let fixed = [fetch::SUBCOMMAND.to_owned(), source.url.clone()];
+    let version = match &source.server {
+        Server::Web { sha256, .. } => Some(flag(fetch::SHA256, sha256)),
+        Server::Hub { revision } => revision.as_ref().map(|revision| flag(fetch::REVISION, revision)),
+        Server::Objects | Server::Registry { .. } => None,
+    };
+    let to = flag(fetch::TO, source.path_in_pod());
+    fixed.into_iter().chain(version).chain([to]).chain(credentials(source)).collect()
 }
 
-/// Files in which an https source's token and authority are.
-fn credentials(source: &HttpsSource) -> impl Iterator<Item = String> {
-    let token =
-        source.token_secret.as_ref().map(|_| flag(fetch::TOKEN_FILE, mounted(paths::MODEL_SECRET_DIR, TOKEN_KEY)));
+/// Where the credentials of a source and the authority of its server are.
+fn credentials(source: &FetchedSource) -> impl Iterator<Item = String> {
+    let token = source.secret.as_ref().map(|_| match source.server {
+        Server::Objects => flag(fetch::CREDENTIALS_DIR, paths::MODEL_SECRET_DIR),
+        _ => flag(fetch::TOKEN_FILE, mounted(paths::MODEL_SECRET_DIR, TOKEN_KEY)),
+    });
     let authority = source.ca_config_map.as_ref().map(|_| flag(fetch::CA_FILE, mounted(paths::MODEL_CA_DIR, CA_KEY)));
     token.into_iter().chain(authority)
 }
 
 /// Arguments of the container that reads the model's header.
 pub fn inspect(source: &ModelSource) -> Vec<String> {
-    let ModelSource::Https(https) = source else {
+    let ModelSource::Fetched(fetched) = source else {
         return vec![inspect::SUBCOMMAND.to_owned(), source.path_in_pod(), inspect::SUMMARY.to_owned()];
     };
-    let fixed = [inspect::SUBCOMMAND, &https.url, inspect::SUMMARY].map(str::to_owned);
-    fixed.into_iter().chain(credentials(https)).collect()
+    let fixed = [inspect::SUBCOMMAND, &fetched.url, inspect::SUMMARY].map(str::to_owned);
+    fixed.into_iter().chain(credentials(fetched)).collect()
 }
 
 /// On a GPU node the engine finds the device itself; that it did is seen in what it reports, not in what it is told.

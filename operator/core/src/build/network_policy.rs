@@ -58,11 +58,11 @@ fn admin_peers(defaults: &Defaults) -> Vec<NetworkPolicyPeer> {
 
 /// Only a pod that fetches its model needs to go anywhere: to name servers and to the source's port.
 fn egress(service: &ValidatedService) -> Vec<NetworkPolicyEgressRule> {
-    let ModelSource::Https(source) = &service.source else { return Vec::new() };
+    let ModelSource::Fetched(source) = &service.source else { return Vec::new() };
     let names = vec![port(DNS_PORT, "UDP"), port(DNS_PORT, "TCP")];
-    [names, vec![port(source.port, "TCP")]]
-        .map(|ports| NetworkPolicyEgressRule { ports: Some(ports), to: None })
-        .to_vec()
+    // Where an object store is, a Secret may say: no port is named then, which means all.
+    let server = source.port().map(|number| vec![port(number, "TCP")]);
+    [Some(names), server].map(|ports| NetworkPolicyEgressRule { ports, to: None }).to_vec()
 }
 
 fn same_namespace() -> NetworkPolicyPeer {

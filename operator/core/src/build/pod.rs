@@ -104,7 +104,7 @@ fn fetch(
     defaults: &Defaults,
     mounted: &[volumes::Mounted],
 ) -> Option<Container> {
-    let ModelSource::Https(source) = &service.source else { return None };
+    let ModelSource::Fetched(source) = &service.source else { return None };
     Some(Container {
         args: Some(args::fetch(source)),
         resources: Some(resources(service, false)),

@@ -31,9 +31,9 @@ const SHARED_MEMORY_SIZE: &str = "1Gi";
 pub fn build(service: &ValidatedService) -> Vec<Mounted> {
     let model = match &service.source {
         ModelSource::Claim { name, .. } => vec![model_claim(name)],
-        ModelSource::Https(source) => [
+        ModelSource::Fetched(source) => [
             Some(cache(&source.cache)),
-            source.token_secret.as_deref().map(model_secret),
+            source.secret.as_deref().map(model_secret),
             source.ca_config_map.as_deref().map(model_authority),
         ]
         .into_iter()
@@ -53,8 +53,8 @@ pub fn for_inspection(service: &ValidatedService) -> Vec<Mounted> {
             let claim = model_claim(name);
             vec![Mounted { fetch: claim.engine.clone(), ..claim }]
         }
-        ModelSource::Https(source) => {
-            let secret = source.token_secret.as_deref().map(model_secret);
+        ModelSource::Fetched(source) => {
+            let secret = source.secret.as_deref().map(model_secret);
             secret.into_iter().chain(source.ca_config_map.as_deref().map(model_authority)).collect()
         }
     };

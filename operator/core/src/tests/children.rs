@@ -137,6 +137,53 @@ fn an_https_source_is_fetched_with_its_checksum_token_and_authority() {
 }
 
 #[test]
+fn each_kind_of_source_is_fetched_by_what_it_needs() {
+    let fetched = |source: &str| {
+        let model = service().model("source", json!(source)).model("secretRef", json!({"name": "a"}));
+        let pod = pod(model.model("revision", json!("v1")));
+        (args(&pod.init_containers.as_ref().expect("one that fetches")[0]), args(&pod.containers[0]))
+    };
+    let token = "--token-file=/etc/windlass/model-secret/token";
+    let settings = "--credentials-dir=/etc/windlass/model-secret";
+    for (source, version, credentials) in [
+        ("hf://org/name", Some("--revision=v1"), token),
+        ("hf://org/name/a.gguf", Some("--revision=v1"), token),
+        ("s3://bucket/llama", None, settings),
+        ("gs://bucket", None, settings),
+        ("az://container/a.gguf", None, settings),
+        ("oci://registry:5000/team/llama:8b", None, token),
+    ] {
+        let (fetch, serve) = fetched(source);
+        let to = fetch.iter().find_map(|argument| argument.strip_prefix("--to=")).expect("a place");
+        let given: Vec<_> =
+            fetch.iter().map(String::as_str).filter(|argument| !argument.starts_with("--to=")).collect();
+        let expected: Vec<_> = ["fetch", source].into_iter().chain(version).chain([credentials]).collect();
+        assert_eq!(given, expected);
+        assert_eq!(serve[1], to, "what was fetched is served");
+        assert_eq!(to.ends_with(".gguf"), source.ends_with(".gguf"), "{to}: a file for a file, else a folder");
+    }
+    let place = |revision: &str| {
+        let model = service().model("source", json!("hf://org/name")).model("revision", json!(revision));
+        args(&pod(model).containers[0])[1].clone()
+    };
+    assert_ne!(place("v1"), place("v2"), "pods of both can share a claim");
+}
+
+#[test]
+fn a_pod_that_fetches_goes_to_its_source_and_nowhere_else() {
+    let ports = |source: &str| -> Vec<Value> {
+        let model = service().model("source", json!(source)).build();
+        let policy = network_policy::build(&validate(&model).expect("valid"), &defaults());
+        let policy = serde_json::to_value(policy.spec).expect("json");
+        policy["egress"].as_array().expect("rules").iter().map(|rule| rule["ports"][0]["port"].clone()).collect()
+    };
+    assert_eq!(ports("pvc://models/a"), Vec::<Value>::new());
+    assert_eq!(ports("hf://org/name"), [json!(53), json!(443)]);
+    assert_eq!(ports("oci://registry:5000/llama"), [json!(53), json!(5000)]);
+    assert_eq!(ports("s3://bucket"), [json!(53), Value::Null], "its endpoint may be in a Secret, with any port");
+}
+
+#[test]
 fn tensor_parallel_size_becomes_gpus_a_flag_and_shared_memory() {
     let spec = service()
         .with("accelerator", json!({"type": "NvidiaGPU", "nvidiaGPU": {"products": ["H200"], "minMemory": "80Gi"}}))
