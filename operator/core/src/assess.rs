@@ -180,7 +180,7 @@ impl Facts<'_> {
             lacks_capacity: rollout::lacks_capacity(service, fleet),
             is_paused: service.rollout.is_paused,
             deadline_exceeded: cause::deadline_exceeded(fleet, placement),
-            is_simulated: checks.iter().any(|check| check.is_simulated),
+            is_simulated: service.engine.is_simulated || checks.iter().any(|check| check.is_simulated),
             scaling,
             load: load(fleet, observed, now),
             choices: choices(service, fleet, made, observed),

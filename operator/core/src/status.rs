@@ -55,7 +55,13 @@ pub fn compute(service: &InferenceService, plan: &Plan, outcome: &Outcome, now: 
     let mut next = match &plan.assessment {
         Assessment::Leaving => return StatusChange { status: None, events: Vec::new() },
         Assessment::Refused(_) | Assessment::Strangers(_) => previous.clone(),
-        Assessment::Planned(findings) => of_findings(findings, &previous, outcome, now),
+        Assessment::Planned(findings) => {
+            let mut next = of_findings(findings, &previous, outcome, now);
+            if conditions::was_ready(service, &previous) {
+                believe(&previous, findings, &mut next);
+            }
+            next
+        }
     };
     next.observed_generation = service.metadata.generation;
     next.conditions = conditions::all(service, &previous, &plan.assessment, outcome, now);
@@ -95,6 +101,19 @@ fn of_findings(
         cold_start: findings.cold_start.or(previous.cold_start),
         load: Some(findings.load.clone()),
         autoscaling: autoscaling(findings, previous, outcome, now),
+    }
+}
+
+/// What was found of engines for this spec stands until they are read again: a new operator takes nothing back.
+fn believe(previous: &InferenceServiceStatus, findings: &Findings, next: &mut InferenceServiceStatus) {
+    let most = findings.counts.verified + findings.unverified;
+    next.available_replicas = next.available_replicas.max(previous.available_replicas.min(most));
+    let found = previous.choices.as_ref().and_then(|choices| choices.quantization.clone());
+    if let Some(choices) = next.choices.as_mut() {
+        choices.quantization = choices.quantization.take().or(found);
+    }
+    if findings.counts.verified == 0 {
+        next.load.clone_from(&previous.load);
     }
 }
 

@@ -61,7 +61,7 @@ fn stopped(reason: &str, message: &str) -> Vec<Verdict> {
 }
 
 /// Whether this generation of the spec was found to be served before.
-fn was_ready(service: &InferenceService, previous: &InferenceServiceStatus) -> bool {
+pub(super) fn was_ready(service: &InferenceService, previous: &InferenceServiceStatus) -> bool {
     of_type(previous, condition::READY)
         .is_some_and(|ready| ready.status == "True" && ready.observed_generation == service.metadata.generation)
 }

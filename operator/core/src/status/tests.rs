@@ -56,10 +56,21 @@ fn an_engine_that_built_something_else_is_not_ready_and_says_what() {
 
 #[test]
 fn a_restarted_operator_believes_the_status_until_it_has_read_engines_again() {
-    let mut cluster = Cluster::serving(service().build());
+    let mut cluster = Cluster::serving(service().with("replicas", json!(2)).build());
+    let before = status(&cluster).clone();
     cluster.observed.load = Default::default();
     cluster.reconcile();
-    assert_eq!(cluster.condition("Ready").0, "True");
+    assert_eq!(*status(&cluster), before);
+    let [first, second] = <[String; 2]>::try_from(cluster.live()).expect("two pods");
+    cluster.read(&first, stats());
+    cluster.reconcile();
+    assert_eq!(status(&cluster).available_replicas, 2, "the second is not read yet");
+    let built = windlass_engine_contract::stats::EffectiveConfig { tensor_parallel: 2, ..effective() };
+    cluster.read(&second, windlass_engine_contract::stats::Stats { effective: Some(built), ..stats() });
+    cluster.reconcile();
+    assert_eq!(status(&cluster).available_replicas, 1, "what is read counts");
+    cluster.read(&second, stats());
+    cluster.reconcile();
     cluster.edit(service().with("engine", json!({"maxSequences": 4})).build());
     cluster.reconcile();
     assert_eq!(cluster.condition("Ready").0, "False", "not for another spec");
