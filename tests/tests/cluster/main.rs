@@ -5,6 +5,7 @@ mod capacity;
 mod charts;
 mod chat;
 mod deletion;
+mod drain;
 mod evacuation;
 mod examples;
 mod external;
