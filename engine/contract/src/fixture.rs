@@ -51,6 +51,7 @@ pub fn effective() -> EffectiveConfig {
     EffectiveConfig {
         device: "cpu".into(),
         tensor_parallel: 1,
+        pipeline_parallel: 1,
         quantization: "q4_1".into(),
         kv_cache_data_type: "bf16".into(),
         max_model_tokens: 4096,

@@ -28,6 +28,11 @@ pub const MAX_MODEL_LEN: &str = "--max-model-len";
 pub const MAX_NUM_SEQS: &str = "--max-num-seqs";
 pub const TENSOR_PARALLEL_SIZE: &str = "--tensor-parallel-size";
 pub const PIPELINE_PARALLEL_SIZE: &str = "--pipeline-parallel-size";
+pub const NODE_RANK: &str = "--node-rank";
+pub const NNODES: &str = "--nnodes";
+pub const MASTER_ADDR: &str = "--master-addr";
+pub const MASTER_PORT: &str = "--master-port";
+pub const HEADLESS: &str = "--headless";
 pub const QUANTIZATION: &str = "--quantization";
 pub const KV_CACHE_DTYPE: &str = "--kv-cache-dtype";
 pub const DEVICE: &str = "--device";
@@ -73,6 +78,7 @@ pub const MANAGED: &[ManagedFlag] = &[
     ManagedFlag { flag: MAX_MODEL_LEN, field: Some("spec.engine.maxModelTokens") },
     ManagedFlag { flag: MAX_NUM_SEQS, field: Some("spec.engine.maxSequences") },
     ManagedFlag { flag: TENSOR_PARALLEL_SIZE, field: Some("spec.parallelism.tensor") },
+    ManagedFlag { flag: PIPELINE_PARALLEL_SIZE, field: Some("spec.parallelism.pipeline") },
     ManagedFlag { flag: QUANTIZATION, field: Some("spec.engine.quantization") },
     ManagedFlag { flag: KV_CACHE_DTYPE, field: Some("spec.engine.kvCacheDataType") },
     ManagedFlag { flag: DEVICE, field: Some("spec.accelerator.type") },
@@ -81,6 +87,11 @@ pub const MANAGED: &[ManagedFlag] = &[
     ManagedFlag { flag: PORT, field: None },
     ManagedFlag { flag: ADMIN_PORT, field: None },
     ManagedFlag { flag: HOST, field: None },
+    ManagedFlag { flag: NODE_RANK, field: None },
+    ManagedFlag { flag: NNODES, field: None },
+    ManagedFlag { flag: MASTER_ADDR, field: None },
+    ManagedFlag { flag: MASTER_PORT, field: None },
+    ManagedFlag { flag: HEADLESS, field: None },
 ];
 
 /// The managed flag that `argument` sets, in any of the forms `--flag`, `--flag=value`.

@@ -19,3 +19,5 @@ pub mod termination;
 pub const API_PORT: u16 = 8000;
 /// Port of probes, `/metrics`, `/stats` and `/drain`. In no Service: the operator reaches pods by address.
 pub const ADMIN_PORT: u16 = 8001;
+/// Where the first node of a replica that several share waits for the others.
+pub const PIPELINE_PORT: u16 = 29_501;

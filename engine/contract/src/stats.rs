@@ -89,6 +89,10 @@ pub struct Histogram {
     pub sum_ms: f64,
 }
 
+fn one() -> u32 {
+    1
+}
+
 /// What was built, as opposed to what was asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -97,6 +101,9 @@ pub struct EffectiveConfig {
     pub device: String,
     /// Tensor-parallel ranks that hold a shard.
     pub tensor_parallel: u32,
+    /// Processes that hold a part of the layers.
+    #[serde(default = "one")]
+    pub pipeline_parallel: u32,
     /// Weight type that holds most bytes, as `--quantization` spells it (`q4_1`, `bf16`, …).
     pub quantization: String,
     /// Element type of the KV cache.
@@ -183,6 +190,7 @@ mod tests {
             effective: Some(EffectiveConfig {
                 device: "cuda".into(),
                 tensor_parallel: 8,
+                pipeline_parallel: 16,
                 quantization: "compressed-tensors".into(),
                 kv_cache_data_type: "fp8_e4m3".into(),
                 max_model_tokens: 1_048_576,

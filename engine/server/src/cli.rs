@@ -7,7 +7,7 @@ pub use person::{BatchArgs, BenchArgs, ChatArgs, FitArgs, Profile, ServerArgs};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use windlass_engine_contract::flags::{self, fetch, inspect};
-use windlass_engine_contract::{ADMIN_PORT, API_PORT};
+use windlass_engine_contract::{ADMIN_PORT, API_PORT, PIPELINE_PORT};
 use windlass_engine_model::ActivationType;
 
 /// A flag's name as clap wants it, without its dashes.
@@ -267,19 +267,19 @@ pub struct ServeArgs {
     #[arg(long = bare(flags::PIPELINE_PARALLEL_SIZE), default_value_t = 1, value_name = "N", help_heading = "Model")]
     pub pipeline_parallel_size: u32,
     /// Which of those processes this is: 0 serves, the others (`--headless`) only compute
-    #[arg(long, default_value_t = 0, value_name = "N", help_heading = "Model")]
+    #[arg(long = bare(flags::NODE_RANK), default_value_t = 0, value_name = "N", help_heading = "Model")]
     pub node_rank: u32,
     /// How many processes there are: as many as `--pipeline-parallel-size`
-    #[arg(long, value_name = "N", help_heading = "Model")]
+    #[arg(long = bare(flags::NNODES), value_name = "N", help_heading = "Model")]
     pub nnodes: Option<u32>,
     /// Where node 0 listens for the others. It trusts who comes: never expose it
-    #[arg(long, default_value = "127.0.0.1", value_name = "HOST", help_heading = "Model")]
+    #[arg(long = bare(flags::MASTER_ADDR), default_value = "127.0.0.1", value_name = "HOST", help_heading = "Model")]
     pub master_addr: String,
     /// Port of that
-    #[arg(long, default_value_t = 29_501, value_name = "PORT", help_heading = "Model")]
+    #[arg(long = bare(flags::MASTER_PORT), default_value_t = PIPELINE_PORT, value_name = "PORT", help_heading = "Model")]
     pub master_port: u16,
     /// Serve nothing: what every node but 0 does
-    #[arg(long, help_heading = "Model")]
+    #[arg(long = bare(flags::HEADLESS), help_heading = "Model")]
     pub headless: bool,
     /// Where to compute: cpu, cuda, or auto for a GPU where there is one
     #[arg(long = bare(flags::DEVICE), default_value = "auto", help_heading = "Model")]

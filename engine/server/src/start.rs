@@ -85,10 +85,11 @@ pub fn start(config: &Config, monitor: &Arc<Monitor>, clock: Clock) -> Result<St
 
 /// What a model that generates was built with: `config` as far as it decides, and what came of it on a device.
 fn effective(config: &Config, geometry: &Geometry, device: BuiltOn<'_>) -> EffectiveConfig {
-    let BuiltOn { device, tensor_parallel, quantization, kernels } = device;
+    let BuiltOn { device, tensor_parallel, pipeline_parallel, quantization, kernels } = device;
     EffectiveConfig {
         device: device.to_owned(),
         tensor_parallel,
+        pipeline_parallel,
         quantization: quantization.to_owned(),
         kv_cache_data_type: config.batching.kv_data_type.name().to_owned(),
         max_model_tokens: geometry.max_sequence_tokens,
@@ -105,6 +106,8 @@ struct BuiltOn<'a> {
     /// As `--device` names it.
     device: &'a str,
     tensor_parallel: u32,
+    /// Processes that have joined, this one among them.
+    pipeline_parallel: u32,
     /// The type of most weights.
     quantization: &'a str,
     kernels: &'a str,

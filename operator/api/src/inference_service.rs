@@ -43,6 +43,10 @@ use crate::status::InferenceServiceStatus;
     {
         "rule": "!has(self.accelerator) || !has(self.accelerator.nvidiaGPU) || !has(self.accelerator.nvidiaGPU.resourceClaimTemplateName) || (has(self.parallelism) && has(self.parallelism.tensor))",
         "message": "spec.parallelism.tensor: required with resourceClaimTemplateName; as many as its template asks for"
+    },
+    {
+        "rule": "!has(self.parallelism) || !has(self.parallelism.pipeline) || self.parallelism.pipeline == 1 || !has(self.accelerator) || self.accelerator.type == 'CPU'",
+        "message": "spec.parallelism.pipeline: more than 1 needs spec.accelerator.type CPU; GPUs of several nodes do not share a replica yet"
     }
 ]))]
 pub struct InferenceServiceSpec {
@@ -59,7 +63,7 @@ pub struct InferenceServiceSpec {
     /// What it runs on. Absent: CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accelerator: Option<Accelerator>,
-    /// How one replica is split over accelerators.
+    /// How one replica is split over accelerators or nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallelism: Option<Parallelism>,
     /// CPU, memory and other resources of one engine container. GPUs follow from `parallelism` and are refused here.

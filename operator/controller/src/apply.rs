@@ -129,6 +129,9 @@ impl Applier {
             Object::HorizontalPodAutoscaler(wish) => {
                 self.server_side(target, wish.as_ref(), &observed.autoscalers, &writes.autoscalers).await
             }
+            Object::StatefulSet(wish) => {
+                self.server_side(target, wish.as_ref(), &observed.stateful_sets, &writes.stateful_sets).await
+            }
             Object::Deployment(wish) => {
                 self.server_side(target, wish.as_ref(), &observed.deployments, &writes.deployments).await
             }
@@ -369,6 +372,7 @@ fn attempt(step: &Step) -> String {
                 Object::Job(object) => ("Job", object.name_any()),
                 Object::ControllerRevision(object) => ("ControllerRevision", object.name_any()),
                 Object::HorizontalPodAutoscaler(object) => ("HorizontalPodAutoscaler", object.name_any()),
+                Object::StatefulSet(object) => ("StatefulSet", object.name_any()),
                 Object::Deployment(object) => ("Deployment", object.name_any()),
             };
             format!("apply {kind}/{name}")

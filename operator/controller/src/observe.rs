@@ -37,6 +37,8 @@ const DIAGNOSED_PODS: usize = 3;
 const WARNINGS_OF_A_POD: u32 = 20;
 /// Pods of inspect Jobs read at once: one for each source that a spec had of late.
 const INSPECTORS: u32 = 8;
+/// Workers read at once: more of them fail alike.
+const WORKERS: u32 = 32;
 /// A pod younger than this is expected to be unready.
 const GRACE: SignedDuration = SignedDuration::from_secs(3);
 
@@ -90,11 +92,15 @@ impl Observer {
         observed.memory = self.memory(&service, key).await;
         observed.is_upgrade_turn = self.is_upgrade_turn(&service, key);
         if !observed.jobs.is_empty() {
-            observed.inspectors = self.inspectors(key).await?;
+            let attempt = "list pods of inspect Jobs";
+            observed.inspectors = self.labelled(key, names::INSPECTION, INSPECTORS, attempt).await?;
         }
         let unready_since = unready_since(&service, &observed);
         if let Some(since) = unready_since {
             observed.absent = self.absent(&service, key).await?;
+            if !observed.stateful_sets.is_empty() {
+                observed.workers = self.labelled(key, names::LEADER, WORKERS, "list pods of workers").await?;
+            }
             observed.warnings = self.warnings(&observed.pods, key).await?;
             tracing::debug!(%since, absent = observed.absent.len(), warnings = observed.warnings.len(), "diagnosed");
         }
@@ -118,7 +124,7 @@ impl Observer {
                 Object::NetworkPolicy(wish) => self.stranger(key, wish, &mut observed.network_policies).await?,
                 Object::PodDisruptionBudget(wish) => self.stranger(key, wish, &mut observed.disruption_budgets).await?,
                 // Named by a fingerprint: nobody else has one of that name by accident.
-                Object::Job(_) | Object::ControllerRevision(_) => false,
+                Object::Job(_) | Object::ControllerRevision(_) | Object::StatefulSet(_) => false,
                 Object::ConfigMap(wish) => self.stranger(key, wish, &mut observed.capacities).await?,
                 Object::HorizontalPodAutoscaler(_) => false,
                 Object::Deployment(wish) => self.stranger(key, wish.as_ref(), &mut observed.deployments).await?,
@@ -144,6 +150,8 @@ impl Observer {
         let stores = &self.stores;
         Observed {
             deployments: stores.deployments.of(key),
+            stateful_sets: stores.stateful_sets.of(key),
+            workers: Vec::new(),
             services: stores.endpoints.of(key),
             service_accounts: stores.accounts.of(key),
             disruption_budgets: stores.budgets.of(key),
@@ -193,6 +201,7 @@ impl Observer {
         [
             writes.services.overlay(key, service, now),
             writes.deployments.overlay(key, &mut observed.deployments, now),
+            writes.stateful_sets.overlay(key, &mut observed.stateful_sets, now),
             writes.endpoints.overlay(key, &mut observed.services, now),
             writes.accounts.overlay(key, &mut observed.service_accounts, now),
             writes.budgets.overlay(key, &mut observed.disruption_budgets, now),
@@ -214,12 +223,18 @@ impl Observer {
         upgrade::whose_turn(services.iter(), &self.engine_image) == Some((&key.0, &key.1))
     }
 
-    /// Pods of the service's inspect Jobs.
-    async fn inspectors(&self, key: &ServiceKey) -> Result<Vec<Arc<Pod>>, Error> {
-        let about = format!("{},app.kubernetes.io/instance={}", names::INSPECTION, key.1);
-        let list = ListParams::default().labels(&about).limit(INSPECTORS);
+    /// Pods of the service that no watch brings: those with `label`, at most `limit`.
+    async fn labelled(
+        &self,
+        key: &ServiceKey,
+        label: &str,
+        limit: u32,
+        attempt: &'static str,
+    ) -> Result<Vec<Arc<Pod>>, Error> {
+        let about = format!("{label},app.kubernetes.io/instance={}", key.1);
+        let list = ListParams::default().labels(&about).limit(limit);
         let pods = Api::<Pod>::namespaced(self.client.clone(), &key.0).list(&list).await;
-        Ok(pods.map_err(Error::attempting("list pods of inspect Jobs"))?.items.into_iter().map(Arc::new).collect())
+        Ok(pods.map_err(Error::attempting(attempt))?.items.into_iter().map(Arc::new).collect())
     }
 
     async fn stranger<K>(&self, key: &ServiceKey, wish: &K, known: &mut Vec<Arc<K>>) -> Result<bool, Error>

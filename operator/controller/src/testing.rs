@@ -223,6 +223,7 @@ impl Watched {
         let stores = Stores {
             services: store::<Guarded>(&mut fills),
             deployments: children(&mut fills),
+            stateful_sets: children(&mut fills),
             endpoints: children(&mut fills),
             accounts: children(&mut fills),
             budgets: children(&mut fills),

@@ -9,7 +9,7 @@ use crate::config::Scope;
 use crate::metrics::Metrics;
 use futures::stream::{self, BoxStream, SelectAll, Stream, StreamExt, TryStreamExt};
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment};
+use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, StatefulSet};
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Node, NodeStatus, Pod, Service, ServiceAccount, Taint};
@@ -36,6 +36,8 @@ pub struct Stores {
     pub services: Store<Guarded>,
     /// Workloads.
     pub deployments: Children<Deployment>,
+    /// Workers of pods that lead some.
+    pub stateful_sets: Children<StatefulSet>,
     /// Endpoints.
     pub endpoints: Children<Service>,
     /// Identities of pods.
@@ -89,6 +91,7 @@ impl Stores {
         queue.push(touched);
         let stores = Stores {
             deployments: watch.children(&services, &mut queue, strip),
+            stateful_sets: watch.children(&services, &mut queue, strip),
             endpoints: watch.children(&services, &mut queue, strip),
             accounts: watch.children(&services, &mut queue, strip),
             budgets: watch.children(&services, &mut queue, strip),
@@ -111,6 +114,7 @@ impl Stores {
     pub async fn ready(&self) -> Result<(), reflector::store::WriterDropped> {
         self.services.wait_until_ready().await?;
         self.deployments.all().wait_until_ready().await?;
+        self.stateful_sets.all().wait_until_ready().await?;
         self.endpoints.all().wait_until_ready().await?;
         self.accounts.all().wait_until_ready().await?;
         self.budgets.all().wait_until_ready().await?;
@@ -129,6 +133,7 @@ impl Stores {
         [
             is_missing(&self.services).then_some("inferenceservices"),
             is_missing(self.deployments.all()).then_some("deployments"),
+            is_missing(self.stateful_sets.all()).then_some("statefulsets"),
             is_missing(self.endpoints.all()).then_some("services"),
             is_missing(self.accounts.all()).then_some("serviceaccounts"),
             is_missing(self.budgets.all()).then_some("poddisruptionbudgets"),

@@ -5,7 +5,7 @@
 //! never agree, and the same apply would be planned for ever. So the answer to the last one is remembered: as long as the
 //! wish is the same and the object still has what that apply left behind, applying it again is left out.
 
-use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment};
+use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, StatefulSet};
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service, ServiceAccount};
@@ -132,6 +132,8 @@ pub struct Writes {
     pub services: Written<InferenceService>,
     /// Workloads.
     pub deployments: Written<Deployment>,
+    /// Workers of pods that lead some.
+    pub stateful_sets: Written<StatefulSet>,
     /// Endpoints.
     pub endpoints: Written<Service>,
     /// Identities of pods.
@@ -158,6 +160,7 @@ impl Writes {
         let Writes {
             services,
             deployments,
+            stateful_sets,
             endpoints,
             accounts,
             budgets,
@@ -170,6 +173,7 @@ impl Writes {
         } = self;
         services.forget(service);
         deployments.forget(service);
+        stateful_sets.forget(service);
         endpoints.forget(service);
         accounts.forget(service);
         budgets.forget(service);

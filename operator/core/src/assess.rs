@@ -174,7 +174,7 @@ impl Facts<'_> {
             mismatches: checks.iter().filter_map(|check| check.mismatch.clone()).collect(),
             unverified: count(unverified.iter()),
             unread: unverified.iter().rev().find_map(|check| check.unread.clone()),
-            cause: cause::find(fleet, &observed.warnings),
+            cause: cause::find(fleet, &observed.workers, &observed.warnings),
             absent: observed.absent.clone(),
             is_rolling: is_changing || fleet.is_rolling(),
             lacks_capacity: rollout::lacks_capacity(service, fleet),

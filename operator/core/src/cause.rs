@@ -1,7 +1,9 @@
 //! Why replicas do not serve: the first cause that the cluster tells, in words that do not change from one look to the
 //! next while the cause is the same.
 
-use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, PodCondition};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, Pod, PodCondition};
 use windlass_engine_contract::termination::Termination;
 
 use crate::fleet::{Fleet, FleetPod, Stage, Workload};
@@ -30,7 +32,8 @@ pub(crate) const ORDINARY_REASONS: [&str; 3] = ["ContainerCreating", "PodInitial
 const WARNINGS: [&str; 4] = ["FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedScheduling"];
 
 /// The cause that keeps replicas from serving, if the cluster tells one. Pods of the current template come first.
-pub fn find(fleet: &Fleet<'_>, warnings: &[Warning]) -> Option<Cause> {
+/// Of workers, without which their leader waits, it is told where no replica has a cause of its own.
+pub fn find(fleet: &Fleet<'_>, workers: &[Arc<Pod>], warnings: &[Warning]) -> Option<Cause> {
     let refused = fleet.workloads.iter().find_map(pods_refused);
     let mut waiting: Vec<&FleetPod<'_>> = fleet.pods().filter(|pod| pod.stage == Stage::Waiting).collect();
     waiting.sort_by_key(|pod| (!pod.updated, pod.name));
@@ -40,6 +43,13 @@ pub fn find(fleet: &Fleet<'_>, warnings: &[Warning]) -> Option<Cause> {
         .or_else(|| first(&not_started))
         .or_else(|| first(&unschedulable))
         .or_else(|| first(&|pod| warned(pod, warnings)))
+        .or_else(|| workers.iter().map(|pod| FleetPod::worker(pod)).find_map(|worker| of_worker(&worker)))
+}
+
+/// A worker that has not begun to compute.
+fn of_worker(worker: &FleetPod<'_>) -> Option<Cause> {
+    let cause = ended(worker).or_else(|| not_started(worker)).or_else(|| unschedulable(worker))?;
+    Some(Cause { message: format!("worker {}: {}", worker.name, cause.message), ..cause })
 }
 
 /// Whether and why a rollout has made no progress for too long.

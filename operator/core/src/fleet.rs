@@ -170,7 +170,12 @@ impl<'a> Workload<'a> {
     }
 }
 
-impl FleetPod<'_> {
+impl<'a> FleetPod<'a> {
+    /// A pod that is no replica, but a part of one.
+    pub fn worker(pod: &'a Pod) -> FleetPod<'a> {
+        FleetPod { name: pod.metadata.name.as_deref().unwrap_or_default(), pod, stage: stage(pod), updated: true }
+    }
+
     /// Whether it has a node.
     pub fn is_placed(&self) -> bool {
         self.is_ready() || self.pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())

@@ -16,6 +16,7 @@
 //! | [`choice`] | what a template is made with where the spec leaves a choice |
 //! | [`revision`], [`upgrade`] | what can be gone back to; whose turn it is to take a new engine |
 //! | [`rollout`] | whether there is room for it |
+//! | [`workers`] | the other nodes of replicas that one node does not hold |
 //! | [`evacuation`] | which pods leave nodes that are taken back |
 //! | [`hpa`], [`custom_metrics`] | HorizontalPodAutoscalers, and the metrics they scale by |
 //! | [`build`] | children, one kind per file |
@@ -60,6 +61,7 @@ pub mod upgrade;
 pub mod validate;
 pub mod verify;
 pub mod window;
+pub mod workers;
 pub mod workloads;
 
 use std::time::Duration;
@@ -128,6 +130,7 @@ pub fn plan(service: &InferenceService, observed: &Observed, defaults: &Defaults
     let workloads = workloads::plan(&valid, &fleet, &placement, making, observed, defaults);
     let is_changing = workloads.steps.iter().any(|step| matches!(step, Step::Apply(Object::Deployment(_))));
     steps.extend(workloads.steps);
+    steps.extend(workers::steps(&valid, &fleet, observed));
     steps.extend(served::steps(&fleet, observed));
     steps.extend(children::leftovers(&valid, &fleet, observed));
     // Last: it is known to be written when no step has failed, and keeps no other from being done.

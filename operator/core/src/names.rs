@@ -30,6 +30,12 @@ pub const MODEL_REVISION: &str = "windlass.dev/model-revision";
 pub const FINGERPRINT: &str = "windlass.dev/fingerprint";
 /// The label of a pod that tells whether requests reach it, in a service with standby: [`crate::standby`].
 pub const ROUTED: &str = "windlass.dev/routed";
+/// On pods that lead others: the nodes of their replica, their own included: [`crate::workers`].
+pub const NODES: &str = "windlass.dev/nodes";
+/// The label of workers: the pod that leads them.
+pub const LEADER: &str = "windlass.dev/leader";
+/// On the StatefulSet of workers: the address of the pod that leads them.
+pub const LEADER_ADDRESS: &str = "windlass.dev/leader-address";
 /// On pods: `rollout.restartedAt`.
 pub const RESTARTED_AT: &str = "windlass.dev/restarted-at";
 /// Kubernetes' hint to a ReplicaSet: of ready pods, that with the lowest cost goes first.

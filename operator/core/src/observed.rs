@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment};
+use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, StatefulSet};
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Service, ServiceAccount};
@@ -42,6 +42,10 @@ pub struct Observed {
     pub capacities: Vec<Arc<ConfigMap>>,
     /// Pods, by label, terminating ones included.
     pub pods: Vec<Arc<Pod>>,
+    /// Workers of each pod that leads some, by label.
+    pub stateful_sets: Vec<Arc<StatefulSet>>,
+    /// Their pods, looked up while the service is not ready.
+    pub workers: Vec<Arc<Pod>>,
     /// Pods of the inspect Jobs, looked up while there is one.
     pub inspectors: Vec<Arc<Pod>>,
     /// Every node of the cluster; `None` where they may not be read.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment};
+use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, StatefulSet};
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
@@ -141,6 +141,8 @@ pub enum Object {
     ControllerRevision(ControllerRevision),
     /// What sets `spec.replicas` in mode HPA.
     HorizontalPodAutoscaler(Box<HorizontalPodAutoscaler>),
+    /// The other nodes of a replica.
+    StatefulSet(Box<StatefulSet>),
     /// A workload.
     Deployment(Box<Deployment>),
 }

@@ -12,3 +12,4 @@ mod revision;
 mod rollout;
 mod scheduling;
 mod standby;
+mod workers;

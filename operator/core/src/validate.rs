@@ -48,6 +48,8 @@ pub struct ValidatedService {
     pub engine: EngineSettings,
     /// What a replica runs on.
     pub device: Device,
+    /// Nodes over which its layers are divided.
+    pub nodes: u32,
     /// Requests and limits besides GPUs.
     pub resources: Resources,
     /// Where pods may run.
@@ -211,6 +213,12 @@ pub enum Refusal {
         /// As written.
         tensor: i32,
     },
+    /// GPUs of several nodes do not share a replica.
+    #[error("spec.parallelism.pipeline: {pipeline} needs spec.accelerator.type CPU")]
+    PipelineOnGpu {
+        /// As written.
+        pipeline: i32,
+    },
     /// GPUs are derived.
     #[error("{field}: {resource} follows from spec.accelerator and spec.parallelism.tensor; leave it out")]
     GpuInResources {
@@ -268,12 +276,13 @@ pub fn validate(service: &InferenceService) -> Result<ValidatedService, Vec<Refu
     refusals.check(is_service_name(&name), || Refusal::Name { name: name.clone() });
     let source = refusals.take(ModelSource::validate(&spec.model));
     let device = refusals.take(device(spec));
+    let nodes = refusals.take(nodes(spec));
     let engine = refusals.take(engine(spec));
     let scaling = refusals.take(Policy::validate(spec));
     let drain = refusals.take(bounded("spec.drainTimeoutSeconds", spec.drain_timeout_seconds, 0, 86_400));
     refusals.all(gpus_in_resources(spec));
-    let (Some(source), Some(device), Some(engine), Some(scaling), Some(drain_timeout_seconds), true) =
-        (source, device, engine, scaling, drain, refusals.0.is_empty())
+    let (Some(source), Some(device), Some(nodes), Some(engine), Some(scaling), Some(drain_timeout_seconds), true) =
+        (source, device, nodes, engine, scaling, drain, refusals.0.is_empty())
     else {
         return Err(refusals.0);
     };
@@ -286,6 +295,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidatedService, Vec<Refu
         served_names: served_names(spec, &name),
         engine,
         device,
+        nodes,
         resources: spec.resources.clone().unwrap_or_default(),
         scheduling: spec.scheduling.clone().unwrap_or_default(),
         service_account_name: spec.service_account_name.clone(),
@@ -406,6 +416,15 @@ fn device(spec: &InferenceServiceSpec) -> Result<Device, Refusal> {
             })
         }
     }
+}
+
+fn nodes(spec: &InferenceServiceSpec) -> Result<u32, Refusal> {
+    let pipeline = spec.parallelism.as_ref().and_then(|parallelism| parallelism.pipeline).unwrap_or(1);
+    let kind = spec.accelerator.as_ref().map(|accelerator| accelerator.kind).unwrap_or_default();
+    if pipeline > 1 && kind == AcceleratorType::NvidiaGpu {
+        return Err(Refusal::PipelineOnGpu { pipeline });
+    }
+    bounded("spec.parallelism.pipeline", pipeline, 1, 16)
 }
 
 fn gpu_memory(quantity: &Quantity) -> Result<u64, Refusal> {

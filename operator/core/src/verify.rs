@@ -18,6 +18,7 @@ pub fn differences(service: &ValidatedService, effective: &EffectiveConfig) -> V
     [
         ("accelerator", Some(device(&service.device).to_owned()).filter(|_| !simulated), effective.device.clone()),
         ("parallelism.tensor", Some(service.device.tensor().to_string()), effective.tensor_parallel.to_string()),
+        ("parallelism.pipeline", Some(service.nodes.to_string()), effective.pipeline_parallel.to_string()),
         ("engine.quantization", formats(engine.quantization.built()), effective.quantization.clone()),
         ("engine.kvCacheDataType", formats(engine.kv_cache_data_type.flag()), effective.kv_cache_data_type.clone()),
         ("engine.maxModelTokens", number(engine.max_model_tokens), effective.max_model_tokens.to_string()),
@@ -58,8 +59,16 @@ mod tests {
         let service = validate(&spec.build()).expect("valid");
         let mut built = effective();
         built.tensor_parallel = 2;
+        built.pipeline_parallel = 3;
         built.served_names = vec!["other".into()];
-        let fields = ["parallelism.tensor", "quantization", "maxModelTokens", "maxSequences", "servedNames"];
+        let fields = [
+            "parallelism.tensor",
+            "parallelism.pipeline",
+            "quantization",
+            "maxModelTokens",
+            "maxSequences",
+            "servedNames",
+        ];
         let found = differences(&service, &built);
         assert_eq!(found.len(), fields.len(), "{found:?}");
         for (difference, field) in found.iter().zip(fields) {

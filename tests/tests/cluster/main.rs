@@ -19,6 +19,7 @@ mod leftovers;
 mod monitors;
 mod network;
 mod operator_restart;
+mod pipeline;
 mod placement;
 mod pod_killed;
 mod quota;

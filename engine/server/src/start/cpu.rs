@@ -66,7 +66,13 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
         format!("activation-dtype={:?}", cpu.activations),
         format!("tensor-parallel-size={}", cpu.tensor_parallel),
     ];
-    let on = BuiltOn { device: "cpu", tensor_parallel: ledgers.len() as u32, quantization: weight_type, kernels };
+    let on = BuiltOn {
+        device: "cpu",
+        tensor_parallel: ledgers.len() as u32,
+        pipeline_parallel: gathering.as_ref().map_or(1, |gathering| gathering.stages),
+        quantization: weight_type,
+        kernels,
+    };
     let built = Built {
         fingerprint: read.fingerprint(config, flags, "cpu"),
         effective: effective(config, &geometry, on),

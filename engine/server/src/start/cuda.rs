@@ -96,7 +96,13 @@ pub fn start(
     let flags = vec![format!("quantization={weight_type}"), format!("kv-cache-dtype={kv}")];
     let (major, minor) = facts.capability;
     let kernels = format!("sm_{major}{minor}");
-    let on = BuiltOn { device: "cuda", tensor_parallel: 1, quantization: weight_type, kernels: &kernels };
+    let on = BuiltOn {
+        device: "cuda",
+        tensor_parallel: 1,
+        pipeline_parallel: 1,
+        quantization: weight_type,
+        kernels: &kernels,
+    };
     let built = Built {
         fingerprint: read.fingerprint(config, flags, "cuda"),
         effective: effective(config, &geometry, on),

@@ -92,6 +92,7 @@ fn effective(config: &Config, encoder: &EncoderConfig, shape: &EncoderShape) -> 
     EffectiveConfig {
         device: "cpu".to_owned(),
         tensor_parallel: 1,
+        pipeline_parallel: 1,
         quantization: "f32".to_owned(),
         kv_cache_data_type: "none".to_owned(),
         max_model_tokens: shape.max_tokens,

@@ -65,6 +65,7 @@ pub fn start(config: &Config, sim: &SimConfig, monitor: &Arc<Monitor>, clock: Cl
     let on = BuiltOn {
         device: "sim",
         tensor_parallel: sim.tensor_parallel,
+        pipeline_parallel: 1,
         quantization: &sim.quantization,
         kernels: "sim",
     };

@@ -1,7 +1,7 @@
 //! The engine's command lines: flags from fields, then the user's own. Each flag is one argument, `--flag=value`.
 
 use windlass_engine_contract::flags::{self, fetch, inspect};
-use windlass_engine_contract::{ADMIN_PORT, API_PORT, paths};
+use windlass_engine_contract::{ADMIN_PORT, API_PORT, PIPELINE_PORT, paths};
 
 use crate::source::{FetchedSource, ModelSource, Server};
 use crate::validate::{Device, ValidatedService};
@@ -10,6 +10,8 @@ use crate::validate::{Device, ValidatedService};
 pub const TOKEN_KEY: &str = "token";
 /// Key of the certificates in the ConfigMap of `model.caConfigMapRef`.
 pub const CA_KEY: &str = "ca.crt";
+/// The variable that holds the address of a pod whose replica has other nodes.
+pub const POD_IP: &str = "POD_IP";
 
 /// Arguments of the serving container.
 pub fn serve(service: &ValidatedService) -> Vec<String> {
@@ -29,7 +31,8 @@ pub fn serve(service: &ValidatedService) -> Vec<String> {
         Some(flag(flags::DRAIN_TIMEOUT_SECONDS, service.drain_timeout_seconds)),
     ];
     let first = ["serve".to_owned(), service.source.path_in_pod()];
-    first.into_iter().chain(names.chain(rest).flatten()).chain(engine.extra_args.iter().cloned()).collect()
+    let own = names.chain(rest).flatten().chain(pipeline(service.nodes));
+    first.into_iter().chain(own).chain(engine.extra_args.iter().cloned()).collect()
 }
 
 /// Arguments of the container that fetches the model.
@@ -66,6 +69,18 @@ pub fn inspect(source: &ModelSource) -> Vec<String> {
 /// On a GPU node the engine finds the device itself; that it did is seen in what it reports, not in what it is told.
 fn device(device: &Device) -> Option<String> {
     matches!(device, Device::Cpu).then(|| flag(flags::DEVICE, "cpu"))
+}
+
+/// Where the first of several nodes waits for the others.
+fn pipeline(nodes: u32) -> Vec<String> {
+    if nodes == 1 {
+        return Vec::new();
+    }
+    vec![
+        flag(flags::PIPELINE_PARALLEL_SIZE, nodes),
+        flag(flags::MASTER_ADDR, format!("$({POD_IP})")),
+        flag(flags::MASTER_PORT, PIPELINE_PORT),
+    ]
 }
 
 fn mounted(folder: &str, key: &str) -> String {

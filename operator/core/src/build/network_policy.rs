@@ -8,7 +8,7 @@ use k8s_openapi::api::networking::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use windlass_engine_contract::{ADMIN_PORT, API_PORT};
+use windlass_engine_contract::{ADMIN_PORT, API_PORT, PIPELINE_PORT};
 
 use super::metadata;
 use crate::names;
@@ -43,8 +43,14 @@ fn ingress(service: &ValidatedService, defaults: &Defaults) -> Vec<NetworkPolicy
     let api = NetworkPolicyIngressRule { from: Some(callers), ports: Some(vec![port(API_PORT, "TCP")]) };
     let readers = admin_peers(defaults);
     let admin = NetworkPolicyIngressRule { from: Some(readers), ports: Some(vec![port(ADMIN_PORT, "TCP")]) };
+    let nodes =
+        nodes(service).map(|(pods, port)| NetworkPolicyIngressRule { from: Some(vec![pods]), ports: Some(vec![port]) });
     // A rule without peers would let everybody in.
-    [api, admin].into_iter().filter(|rule| rule.from.as_ref().is_some_and(|from| !from.is_empty())).collect()
+    [api, admin]
+        .into_iter()
+        .chain(nodes)
+        .filter(|rule| rule.from.as_ref().is_some_and(|from| !from.is_empty()))
+        .collect()
 }
 
 fn admin_peers(defaults: &Defaults) -> Vec<NetworkPolicyPeer> {
@@ -56,8 +62,22 @@ fn admin_peers(defaults: &Defaults) -> Vec<NetworkPolicyPeer> {
     operator.into_iter().chain(monitoring).collect()
 }
 
-/// Only a pod that fetches its model needs to go anywhere: to name servers and to the source's port.
+/// Only a pod that fetches its model, or joins others, needs to go anywhere.
 fn egress(service: &ValidatedService) -> Vec<NetworkPolicyEgressRule> {
+    let nodes =
+        nodes(service).map(|(pods, port)| NetworkPolicyEgressRule { to: Some(vec![pods]), ports: Some(vec![port]) });
+    fetching(service).into_iter().chain(nodes).collect()
+}
+
+/// The nodes of a replica trust whoever comes: the pods of the service, and the port on which they meet.
+fn nodes(service: &ValidatedService) -> Option<(NetworkPolicyPeer, NetworkPolicyPort)> {
+    let pods = labelled(names::instance_labels(&service.name));
+    let peer = NetworkPolicyPeer { pod_selector: Some(pods), ..NetworkPolicyPeer::default() };
+    (service.nodes > 1).then(|| (peer, port(PIPELINE_PORT, "TCP")))
+}
+
+/// To name servers and to the source's port.
+fn fetching(service: &ValidatedService) -> Vec<NetworkPolicyEgressRule> {
     let ModelSource::Fetched(source) = &service.source else { return Vec::new() };
     let names = vec![port(DNS_PORT, "UDP"), port(DNS_PORT, "TCP")];
     // Where an object store is, a Secret may say: no port is named then, which means all.

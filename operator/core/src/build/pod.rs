@@ -18,6 +18,7 @@ use crate::observed::Defaults;
 use crate::source::ModelSource;
 use crate::standby;
 use crate::validate::{Device, ValidatedService};
+use crate::workers;
 
 /// User and group of engine processes.
 const NOBODY: i64 = 65_532;
@@ -42,11 +43,13 @@ pub fn build(service: &ValidatedService, workload: WorkloadKind, image: &str, de
     }
 }
 
-/// The user's version marker and the last restart asked for, so that a change of either is a change of the template.
+/// The user's version marker, the last restart asked for, and how many nodes a replica has, so that a change of either is a
+/// change of the template.
 fn markers(service: &ValidatedService) -> Option<BTreeMap<String, String>> {
     let revision = service.revision.clone().map(|revision| (names::MODEL_REVISION.to_owned(), revision));
     let restart = service.rollout.restarted_at.clone().map(|at| (names::RESTARTED_AT.to_owned(), at));
-    let markers: BTreeMap<_, _> = revision.into_iter().chain(restart).collect();
+    let nodes = (service.nodes > 1).then(|| (names::NODES.to_owned(), service.nodes.to_string()));
+    let markers: BTreeMap<_, _> = revision.into_iter().chain(restart).chain(nodes).collect();
     (!markers.is_empty()).then_some(markers)
 }
 
@@ -87,6 +90,7 @@ fn spec(service: &ValidatedService, workload: WorkloadKind, image: &str, default
 fn engine(service: &ValidatedService, image: &str, defaults: &Defaults, mounted: &[volumes::Mounted]) -> Container {
     Container {
         args: Some(args::serve(service)),
+        env: (service.nodes > 1).then(|| vec![workers::from_field(args::POD_IP, "status.podIP")]),
         ports: Some(vec![port(service::PORT_NAME, API_PORT), port(ADMIN_PORT_NAME, ADMIN_PORT)]),
         // Loading may take long and a broken load ends by itself, so the limit is an hour and asking is cheap.
         startup_probe: Some(probe(paths::READYZ, 1, 3, 3600)),

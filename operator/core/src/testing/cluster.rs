@@ -152,6 +152,7 @@ impl Cluster {
         let mut built = effective();
         built.served_names = valid.served_names.clone();
         built.tensor_parallel = valid.device.tensor();
+        built.pipeline_parallel = valid.nodes;
         built.device = if valid.device.tensor() > 1 { "sim".into() } else { built.device };
         built.max_model_tokens = valid.engine.max_model_tokens.unwrap_or(built.max_model_tokens);
         built.max_sequences = valid.engine.max_sequences.unwrap_or(built.max_sequences);
@@ -237,6 +238,7 @@ impl Cluster {
                 put(&mut observed.disruption_budgets, object, |one| &mut one.metadata)
             }
             Object::ConfigMap(object) => self.capacities.push(object.clone()),
+            Object::StatefulSet(object) => put(&mut observed.stateful_sets, object.as_ref(), |one| &mut one.metadata),
             Object::Job(object) => put(&mut observed.jobs, object.as_ref(), |one| &mut one.metadata),
             Object::ControllerRevision(object) => put(&mut observed.revisions, object, |one| &mut one.metadata),
             Object::HorizontalPodAutoscaler(object) => {

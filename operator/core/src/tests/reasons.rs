@@ -18,7 +18,7 @@ const SOURCES: [&str; 8] = [
     "controller/src/apply.rs",
 ];
 /// Words in quotes there that are no reasons of ours: values of a condition's status, what is done, what others say.
-const OTHERS: [&str; 36] = [
+const OTHERS: [&str; 37] = [
     "True",
     "False",
     "Unknown",
@@ -54,6 +54,7 @@ const OTHERS: [&str; 36] = [
     "ControllerRevision",
     "HorizontalPodAutoscaler",
     "ReplicaSet",
+    "StatefulSet",
     "Pod",
 ];
 /// Reasons that are passed on as the kubelet and the scheduler give them.
