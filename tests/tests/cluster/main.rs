@@ -4,6 +4,7 @@ mod autoscaling;
 mod capacity;
 mod charts;
 mod chat;
+mod claims;
 mod deletion;
 mod drain;
 mod evacuation;

@@ -17,7 +17,9 @@ fn the_cause_becomes_a_condition_and_the_operator_stays_up() -> Result<()> {
         let before = restarts(namespace.cluster())?;
         let no_claim =
             Service::apply(namespace, "no-claim", &with_model(json!({"source": "pvc://nowhere/model.gguf"})))?;
-        let no_file = Service::apply(namespace, "no-file", &with_model(json!({"source": "pvc://models/absent.gguf"})))?;
+        let mut absent = with_model(json!({"source": "pvc://models/absent.gguf"}));
+        absent["rollout"] = json!({"progressDeadlineSeconds": 60});
+        let no_file = Service::apply(namespace, "no-file", &absent)?;
         let closed = json!({"source": "https://127.0.0.1:9/model.gguf", "sha256": "0".repeat(64)});
         let no_server = Service::apply(namespace, "no-server", &with_model(closed))?;
 
@@ -27,6 +29,11 @@ fn the_cause_becomes_a_condition_and_the_operator_stays_up() -> Result<()> {
         ensure!(condition.message.contains("absent.gguf"), "{condition:?}");
         let condition = no_server.wait_condition("Ready", "False", Some("ModelUnavailable"), PATIENCE)?;
         ensure!(condition.message.contains("127.0.0.1:9"), "{condition:?}");
+
+        // It is tried again for ever; that it has not come to serve in time is told, and why.
+        let stuck = no_file.wait_condition("Stalled", "True", Some("ProgressDeadlineExceeded"), PATIENCE)?;
+        ensure!(stuck.message.contains("ModelUnavailable"), "{stuck:?}");
+        no_file.wait_condition("Reconciling", "False", Some("ProgressDeadlineExceeded"), PATIENCE)?;
 
         let after = restarts(namespace.cluster())?;
         ensure!(before == after, "the operator restarted: {before:?}, then {after:?}");
