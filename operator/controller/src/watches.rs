@@ -182,9 +182,7 @@ struct Watch<'a> {
 impl Watch<'_> {
     /// Services, queued when anything but their status has changed.
     fn services(&self) -> (Store<Guarded>, BoxStream<'static, ObjectRef<Guarded>>) {
-        let (store, mut writer) = reflector::store();
-        let take_in = move |event: &_| writer.apply_watcher_event(event);
-        let events = self.start(self.objects(), watcher::Config::default(), strip, take_in);
+        let (store, events) = self.stored(self.objects(), strip);
         let (all, mut seen) = (store.clone(), HashMap::new());
         (store, events.flat_map(move |event| stream::iter(changed_services(event, &all, &mut seen))).boxed())
     }
@@ -210,9 +208,7 @@ impl Watch<'_> {
 
     /// Autoscalers, each of which queues the service that it sets the replicas of.
     fn autoscalers(&self, services: &Store<Guarded>, queue: &mut Queue) -> Store<HorizontalPodAutoscaler> {
-        let (store, mut writer) = reflector::store();
-        let take_in = move |event: &_| writer.apply_watcher_event(event);
-        let events = self.start(self.objects(), watcher::Config::default(), strip_autoscaler, take_in);
+        let (store, events) = self.stored(self.objects(), strip_autoscaler);
         let services = services.clone();
         queue.push(events.flat_map(move |event| stream::iter(scaled_by(event, &services))).boxed());
         store
@@ -220,9 +216,7 @@ impl Watch<'_> {
 
     /// Nodes; one whose taints change, or that goes, queues the services that have pods on it.
     fn nodes(&self, stores: &Stores, queue: &mut Queue) -> Store<Node> {
-        let (store, mut writer) = reflector::store();
-        let take_in = move |event: &_| writer.apply_watcher_event(event);
-        let events = self.start(Api::all(self.client.clone()), watcher::Config::default(), strip_node, take_in);
+        let (store, events) = self.stored(Api::all(self.client.clone()), strip_node);
         let (pods, mut seen) = (stores.pods.clone(), HashMap::new());
         queue.push(events.flat_map(move |event| stream::iter(residents(event, &pods, &mut seen))).boxed());
         store
@@ -234,6 +228,16 @@ impl Watch<'_> {
             Scope::Cluster => Api::all(self.client.clone()),
             Scope::Namespace(name) => Api::namespaced(self.client.clone(), name),
         }
+    }
+
+    /// A watch that fills a store, and yields what the store has taken in.
+    fn stored<K>(&self, api: Api<K>, strip: fn(&mut K)) -> (Store<K>, impl Stream<Item = Event<K>> + Send + 'static)
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    {
+        let (store, mut writer) = reflector::store();
+        let take_in = move |event: &_| writer.apply_watcher_event(event);
+        (store, self.start(api, watcher::Config::default(), strip, take_in))
     }
 
     /// A watch that resumes after errors, and yields what `take_in` was given.
