@@ -187,13 +187,9 @@ impl Kernels<'_> {
     }
 
     fn gated(&mut self, weights: &GatedWeights, norm: Option<&Memory<f32>>) -> Result<(), DriverError> {
-        let (tokens, width) = (self.step.tokens, weights.down.cols());
         let Workspace { residual: sums, normed, gate_up, gated, .. } = &mut *self.work;
-        let out = Output::Bf16(gate_up.slice_mut(0..2 * tokens * width));
-        ops::linear(self.stream, &weights.gate_up, normed.slice(0..tokens * self.config.hidden), out)?;
-        let (wide, gated) = (gate_up.slice(0..2 * tokens * width), &mut *gated);
-        ops::gate_mul(self.stream, gate(self.config), wide, width, gated.slice_mut(0..tokens * width))?;
-        let gated = gated.slice(0..tokens * width);
+        let input = normed.slice(0..self.step.tokens * self.config.hidden);
+        let gated = gate_product(self.stream, gate(self.config), weights, input, gate_up, gated)?;
         let residual = residual(sums, self.step, self.config);
         add_product(self.stream, self.config, &weights.down, gated, norm, normed, residual)
     }
@@ -227,6 +223,22 @@ impl Kernels<'_> {
 /// The residual stream of a step's tokens.
 fn residual<'a>(memory: &'a mut Memory<f32>, step: &StepCounts, config: &DecoderConfig) -> ViewMut<'a, f32> {
     memory.slice_mut(0..step.tokens * config.hidden)
+}
+
+/// `activation(gate · input) · (up · input)` for each token: what goes down, held in `gated`. `gate_up` is room for both.
+pub(super) fn gate_product<'a>(
+    stream: &Stream,
+    gate: Gate,
+    weights: &GatedWeights,
+    input: View<'_, bf16>,
+    gate_up: &mut Memory<bf16>,
+    gated: &'a mut Memory<bf16>,
+) -> Result<View<'a, bf16>, DriverError> {
+    let (tokens, width) = (input.len() / weights.gate_up.cols(), weights.down.cols());
+    ops::linear(stream, &weights.gate_up, input, Output::Bf16(gate_up.slice_mut(0..2 * tokens * width)))?;
+    let both = gate_up.slice(0..2 * tokens * width);
+    ops::gate_mul(stream, gate, both, width, gated.slice_mut(0..tokens * width))?;
+    Ok(gated.slice(0..tokens * width))
 }
 
 /// `residual += matrix · input`, normed before it is added where there is a norm: `room` holds it until then.

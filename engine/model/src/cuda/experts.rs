@@ -4,8 +4,9 @@ use half::bf16;
 use windlass_kernels::cuda::ops::{self, ExpertInput, Gate, Mixture, Output, Routes};
 use windlass_kernels::cuda::{Device, DriverError, Memory, Stream};
 
+use super::compute::gate_product;
 use super::metadata::StepSizes;
-use super::weights::{ExpertWeights, GatedWeights};
+use super::weights::ExpertWeights;
 use super::workspace::Workspace;
 use crate::config::{DecoderConfig, ExpertsConfig};
 
@@ -72,13 +73,10 @@ pub(super) fn mix(
     ops::gate_mul(stream, gate, both, wide, room.gated.slice_mut(0..rows * wide))?;
     let (own, out) = (room.gated.slice(0..rows * wide), room.given.slice_mut(0..rows * hidden));
     ops::linear_experts(stream, &weights.gated.down, &room.routes, ExpertInput::Given(own), out)?;
-    if let Some(GatedWeights { gate_up: both, down }) = &weights.shared {
-        let wide = down.cols();
-        ops::linear(stream, both, normed.slice(0..values), Output::Bf16(gate_up.slice_mut(0..2 * tokens * wide)))?;
-        let both = gate_up.slice(0..2 * tokens * wide);
-        ops::gate_mul(stream, gate, both, wide, gated.slice_mut(0..tokens * wide))?;
+    if let Some(shared) = &weights.shared {
+        let own = gate_product(stream, gate, shared, normed.slice(0..values), gate_up, gated)?;
         // Nobody reads the norm any more.
-        ops::linear(stream, down, gated.slice(0..tokens * wide), Output::Bf16(normed.slice_mut(0..values)))?;
+        ops::linear(stream, &shared.down, own, Output::Bf16(normed.slice_mut(0..values)))?;
     }
     let shared = weights.shared.is_some().then(|| normed.slice(0..values));
     room.routes.mix(stream, room.given.slice(0..rows * hidden), shared, hidden, residual.slice_mut(0..values))
