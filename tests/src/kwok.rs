@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use windlass_engine_contract::inspection::Inspection;
+use windlass_engine_contract::memory::{KvDataType, kv_bytes_per_token};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::stats::{EffectiveConfig, Stats};
 use windlass_engine_contract::{ADMIN_PORT, fixture};
@@ -193,7 +194,7 @@ fn found() -> Inspection {
         context_tokens: 2048,
         weight_bytes: 98_000_000,
     };
-    let kv_bytes_per_token = 2 * 2 * u64::from(shape.layers * shape.kv_heads * shape.head_dim);
+    let kv_bytes_per_token = kv_bytes_per_token(&shape, KvDataType::Bf16);
     let weight_type = "q4_1".into();
     Inspection { shape, kv_bytes_per_token, weight_type, int8_bytes: None, int4_bytes: None, revision: None }
 }
