@@ -113,8 +113,12 @@ class Watch:
     async def __aexit__(self, *_):
         # An attack that is over at once has aftermaths, too; and too few looks would say nothing.
         while len(self.gaps) < LEAST_GAPS and self.server.process.returncode is None:
+            if any(task.done() for task in self.tasks):
+                break
             await asyncio.sleep(0.1)
         for task in self.tasks:
+            if task.done():
+                task.result()  # Nobody watched any more: why.
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
