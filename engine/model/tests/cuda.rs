@@ -28,7 +28,9 @@ const VOCABULARY: u32 = 128;
 /// Log probabilities that bf16 activations may confuse.
 const NEAR_TIE: f32 = 0.06;
 /// Log probabilities that they may give a token otherwise.
-const APART: f32 = 0.1;
+const APART: f32 = 0.08;
+/// As much where attention is sharp and four layers pass it on.
+const APART_IF_SHARP: f32 = 0.3;
 /// As many as the texts of a test take: none is left over for what is nobody's.
 const BLOCKS: u32 = 4;
 
@@ -181,20 +183,22 @@ fn families_with_more_than_llama_compute_what_the_cpu_computes() {
         json!({"type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.2});
     let phi = json!({"partial_rotary_factor": 0.5, "original_max_position_embeddings": 64, "rope_scaling": longrope,
         "tie_word_embeddings": false});
+    let sharp = json!({"sliding_window": 20, "sliding_window_pattern": 2, "rope_local_base_freq": 1000.0});
     // Few layers, and scores that are not large: in bf16 activations differ more where attention is sharp.
     let capped = json!({"final_logit_softcapping": 3.0, "num_hidden_layers": 1});
     let second = json!({"sliding_window": 20, "attn_logit_softcapping": 1.0, "final_logit_softcapping": 3.0,
         "head_dim": 256, "query_pre_attn_scalar": 4096, "num_hidden_layers": 2});
     let local = json!({"sliding_window": 20, "sliding_window_pattern": 2, "rope_local_base_freq": 1000.0,
         "query_pre_attn_scalar": 4096, "num_hidden_layers": 2});
-    for (name, checkpoint) in [
-        ("mistral", family("mistral", false, json!({"sliding_window": 20, "tie_word_embeddings": false}))),
-        ("gemma", family("gemma", false, gemma(capped))),
-        ("gemma2", family("gemma2", false, gemma(second))),
-        ("gemma3", family("gemma3_text", true, gemma(local))),
-        ("phi3", family("phi3", false, phi)),
+    for (name, bound, checkpoint) in [
+        ("mistral", APART, family("mistral", false, json!({"sliding_window": 20, "tie_word_embeddings": false}))),
+        ("gemma", APART, family("gemma", false, gemma(capped))),
+        ("gemma2", APART, family("gemma2", false, gemma(second))),
+        ("gemma3", APART, family("gemma3_text", true, gemma(local))),
+        ("gemma3, sharp", APART_IF_SHARP, family("gemma3_text", true, gemma(sharp))),
+        ("phi3", APART, family("phi3", false, phi)),
     ] {
-        agrees_with_the_cpu(name, &checkpoint, &options());
+        agrees_with_the_cpu(name, &checkpoint, &options(), bound);
     }
 }
 
@@ -204,24 +208,23 @@ fn mixtures_of_experts_compute_what_the_cpu_computes() {
     let qwen = |norm_topk_prob: bool, used: u32, more: Value| {
         let mut keys = json!({"num_experts": 6, "num_experts_per_tok": used, "moe_intermediate_size": 96,
             "norm_topk_prob": norm_topk_prob, "decoder_sparse_step": 1, "use_sliding_window": false,
-            "num_hidden_layers": 2, "tie_word_embeddings": false});
+            "tie_word_embeddings": false});
         keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         keys
     };
-    let mixtral = json!({"num_local_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2,
-        "tie_word_embeddings": false});
+    let mixtral = json!({"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": false});
     let shared = json!({"shared_expert_intermediate_size": 160});
     for (name, checkpoint) in [
         ("mixtral", family("mixtral", false, mixtral)),
         ("qwen2_moe", family("qwen2_moe", false, qwen(false, 6, shared))),
-        ("qwen3_moe", family("qwen3_moe", true, qwen(true, 6, json!({"head_dim": 64, "mlp_only_layers": []})))),
+        ("qwen3_moe", family("qwen3_moe", true, qwen(true, 3, json!({"head_dim": 64, "mlp_only_layers": []})))),
     ] {
-        agrees_with_the_cpu(name, &checkpoint, &options());
+        agrees_with_the_cpu(name, &checkpoint, &options(), APART);
     }
 }
 
-/// Asks both for log probabilities, and the CPU for what it thinks of the GPU's greedy tokens.
-fn agrees_with_the_cpu(name: &str, checkpoint: &Checkpoint, options: &LoadOptions) {
+/// Asks both for log probabilities, which are at most `bound` apart, and the CPU for what it thinks of the GPU's greedy tokens.
+fn agrees_with_the_cpu(name: &str, checkpoint: &Checkpoint, options: &LoadOptions, bound: f32) {
     let model = CudaModel::load(checkpoint, options, &device(7)).unwrap();
     let mut gpu = model.start(options.kv, Replay::Graphs).unwrap().executor;
     let mut cpu = load(checkpoint, options).unwrap().executor;
@@ -231,7 +234,7 @@ fn agrees_with_the_cpu(name: &str, checkpoint: &Checkpoint, options: &LoadOption
     let regret = jobs.iter().zip(&found).map(|(job, answer)| most_regret(&mut cpu, &job.prompt, answer));
     let regret = regret.fold(0.0, f32::max);
     println!("{name}: log probabilities at most {worst} apart, choices {regret}");
-    assert!(worst < APART && regret <= NEAR_TIE, "{name}: {worst} apart, and {regret} from the CPU's choices");
+    assert!(worst < bound && regret <= bound, "{name}: {worst} apart, and {regret} from the CPU's choices");
 }
 
 /// A key and a value of each token and head has a scale of its own, as on the CPU; copied blocks keep them.
@@ -240,7 +243,7 @@ fn a_cache_in_bytes_gives_what_the_cpus_gives_and_takes_what_it_should() {
     for kind in [KvDataType::Fp8, KvDataType::Int8] {
         let options = LoadOptions { kv_data_type: kind, ..options() };
         let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
-        agrees_with_the_cpu(kind.name(), &checkpoint, &options);
+        agrees_with_the_cpu(kind.name(), &checkpoint, &options, APART);
         let driver = driver();
         let free = || driver.device().driver().memory().unwrap().free_bytes as u64;
         let model = CudaModel::load(&checkpoint, &options, &driver.device()).unwrap();

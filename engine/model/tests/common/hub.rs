@@ -179,7 +179,9 @@ impl Tensors {
             1 => 0.5 + random.uniform(),
             _ => random.normal() * deviation,
         };
-        let values = (0..shape.iter().product()).map(|_| value(&mut self.random)).collect();
+        // As bf16 has them: what computes in bf16 begins with the same weights.
+        let coarse = |value: f32| half::bf16::from_f32(value).to_f32();
+        let values = (0..shape.iter().product()).map(|_| coarse(value(&mut self.random))).collect();
         self.list.push((name.to_owned(), shape.to_vec(), values));
     }
 }
