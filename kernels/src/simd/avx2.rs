@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code)]
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use half::{bf16, f16};
@@ -392,8 +393,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                 if VNNI {
                     _mm256_dpbusd_avx_epi32(products[half], codes[half], values)
                 } else {
-                    // Codes below 128 keep pairs at most 2 · 127 · 127 = 32258, and a run of them fits by its length.
-                    _mm256_add_epi16(products[half], _mm256_maddubs_epi16(codes[half], values))
+                    add_pairs(products[half], codes[half], values)
                 }
             };
         }
@@ -412,8 +412,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                 // |code - 128| · ±value is at most 128 · 127, and a pair at most 32512.
                 let signed = _mm256_xor_si256(codes[half], _mm256_set1_epi8(-128));
                 let values = _mm256_sign_epi8(_mm256_set1_epi32(values), signed);
-                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(signed), values);
-                out[half] = _mm256_add_epi16(products[half], pairs);
+                out[half] = add_pairs(products[half], _mm256_abs_epi8(signed), values);
             }
         }
         out
@@ -433,6 +432,32 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     fn start_biased(self, negated_sum_of_values: Self::I) -> Self::I {
         if VNNI { self.shift_left::<7>(negated_sum_of_values) } else { self.splat_i32(0) }
     }
+}
+
+/// `sums` and the products of codes, below 128, with values, two of them added: at most 2 · 127 · 127 = 32258, and a run of
+/// such pairs fits by its length.
+///
+/// The compiler knows how to add in another order, one sum of a tile after the other, and then keeps every value of all of
+/// them on the stack: so it is not told what is added.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn add_pairs(mut sums: __m256i, codes: __m256i, values: __m256i) -> __m256i {
+    // SAFETY: AVX2 by this function's own condition; registers alone are touched.
+    unsafe {
+        asm!(
+            "vpmaddubsw {pairs}, {codes}, {values}",
+            "vpaddw {sums}, {sums}, {pairs}",
+            pairs = out(ymm_reg) _,
+            sums = inout(ymm_reg) sums,
+            codes = in(ymm_reg) codes,
+            values = in(ymm_reg) values,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    sums
 }
 
 /// # Safety

@@ -53,8 +53,14 @@ pub(super) fn multiply_add<S: Simd>(
             };
         }
     } else {
-        for row in 0..rows {
-            strip::<S, _, 1, 2>(simd, (&a[row * a_stride..], a_stride), depth, b, &mut c[row * vectors..], vectors);
+        // Sixteen registers: eight sums, which are as many as hide each other's latency, and what they are made of.
+        for row in (0..rows).step_by(2) {
+            let a = &a[row * a_stride..];
+            let c = &mut c[row * vectors..];
+            match rows - row {
+                1 => strip::<S, _, 1, 2>(simd, (a, a_stride), depth, b, c, vectors),
+                _ => strip::<S, _, 2, 2>(simd, (a, a_stride), depth, b, c, vectors),
+            };
         }
     }
 }
