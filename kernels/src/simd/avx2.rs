@@ -412,7 +412,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                 // |code - 128| · ±value is at most 128 · 127, and a pair at most 32512.
                 let signed = _mm256_xor_si256(codes[half], _mm256_set1_epi8(-128));
                 let values = _mm256_sign_epi8(_mm256_set1_epi32(values), signed);
-                out[half] = add_pairs(products[half], _mm256_abs_epi8(signed), values);
+                // One product fills the pairs: there is none yet that it could be added to.
+                out[half] = _mm256_maddubs_epi16(_mm256_abs_epi8(signed), values);
             }
         }
         out

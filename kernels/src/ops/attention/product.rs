@@ -53,13 +53,16 @@ pub(super) fn multiply_add<S: Simd>(
             };
         }
     } else {
-        // Sixteen registers: eight sums, which are as many as hide each other's latency, and what they are made of.
-        for row in (0..rows).step_by(2) {
+        // Sixteen registers: up to eight sums, which are as many as hide each other's latency, and what they are made of.
+        let mut row = 0;
+        while row < rows {
             let a = &a[row * a_stride..];
             let c = &mut c[row * vectors..];
-            match rows - row {
-                1 => strip::<S, _, 1, 2>(simd, (a, a_stride), depth, b, c, vectors),
-                _ => strip::<S, _, 2, 2>(simd, (a, a_stride), depth, b, c, vectors),
+            row += match rows - row {
+                1 => strip::<S, _, 1, 4>(simd, (a, a_stride), depth, b, c, vectors),
+                2 => strip::<S, _, 2, 2>(simd, (a, a_stride), depth, b, c, vectors),
+                3 => strip::<S, _, 3, 1>(simd, (a, a_stride), depth, b, c, vectors),
+                _ => strip::<S, _, 4, 1>(simd, (a, a_stride), depth, b, c, vectors),
             };
         }
     }
