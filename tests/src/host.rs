@@ -106,6 +106,8 @@ impl<'a> Stage<'a> {
         let program = workspace::binaries()?.join("windlass-operator");
         let port = free_port()?;
         let mut command = Command::new(program);
+        // As its image has it.
+        command.env("MIMALLOC_ALLOW_THP", "0");
         command.env("KUBECONFIG", kubeconfig).arg("run").args(["--engine-image", &self.engine_image]);
         command.args(["--metrics-port", &port.to_string(), "--lease-namespace", operator::NAMESPACE]).args(flags);
         let process = Running::start("operator", &mut command, self.folder())?;

@@ -7,6 +7,7 @@ use kube::runtime::watcher::Event;
 use kube::{Resource, ResourceExt};
 use std::collections::{BTreeSet, HashMap};
 use std::mem::take;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use windlass_operator_core::names::SERVICE_LABEL;
 
@@ -23,6 +24,7 @@ where
 {
     store: Store<K>,
     names: Arc<RwLock<Names>>,
+    changes: Arc<AtomicU64>,
 }
 
 /// Names of children by service. It may have names that the store lacks, and none of the store's is missing.
@@ -34,8 +36,9 @@ where
 {
     /// An empty one, and what fills it.
     pub fn new() -> (Children<K>, Feed<K>) {
-        let ((store, writer), names) = (reflector::store(), Arc::<RwLock<Names>>::default());
-        (Children { store, names: names.clone() }, Feed { writer, names, listed: Names::new() })
+        let ((store, writer), names, changes) = (reflector::store(), Arc::<RwLock<Names>>::default(), Arc::default());
+        let children = Children { store, names: names.clone(), changes: Arc::clone(&changes) };
+        (children, Feed { writer, names, changes, listed: Names::new() })
     }
 
     /// Those of `service`.
@@ -50,6 +53,11 @@ where
     pub fn all(&self) -> &Store<K> {
         &self.store
     }
+
+    /// Events so far: what was made of the store at this count stands as long as it is the same.
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
 }
 
 /// Fills a store and its index with what a watch brings.
@@ -59,6 +67,7 @@ where
 {
     writer: Writer<K>,
     names: Arc<RwLock<Names>>,
+    changes: Arc<AtomicU64>,
     /// Of the list that is coming in.
     listed: Names,
 }
@@ -77,6 +86,7 @@ where
             Event::Delete(child) => remove(&mut self.index(), child),
         }
         self.writer.apply_watcher_event(event);
+        self.changes.fetch_add(1, Ordering::Release);
     }
 
     fn index(&self) -> RwLockWriteGuard<'_, Names> {
@@ -125,6 +135,7 @@ mod tests {
         [Event::Init].into_iter().chain(listed).chain([Event::InitDone]).for_each(|event| feed.take(&event));
         assert_eq!((names(&children, "a"), names(&children, "b")), (vec!["1".into(), "2".into()], vec!["3".into()]));
         assert!(children.of(&("other".into(), "a".into())).is_empty(), "a namesake in another namespace");
+        assert_eq!(children.changes(), 5);
 
         feed.take(&Event::Apply(pod("4", "a")));
         feed.take(&Event::Delete(pod("1", "a")));

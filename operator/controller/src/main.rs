@@ -22,6 +22,7 @@ mod replay;
 mod scopes;
 mod scrape;
 mod shutdown;
+mod strip;
 mod telemetry;
 #[cfg(test)]
 mod testing;
@@ -41,7 +42,7 @@ fn main() -> anyhow::Result<()> {
         Command::Replay(args) => replay::run(&args),
         Command::Run(args) => {
             let config = args.into_config(rand::random());
-            telemetry::start(config.log_format, &config.log_level)?;
+            let _log = telemetry::start(config.log_format, &config.log_level)?;
             tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(app::run(config))
         }
     }

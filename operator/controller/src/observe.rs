@@ -3,12 +3,16 @@
 //! A service whose pods are ready is observed without a single request. Only while something is amiss are warnings and
 //! the objects that the spec names looked up, because nothing that is watched tells of them.
 
+mod diagnosis;
+
+pub use diagnosis::is_ready_pod;
+
 use crate::error::Error;
 use crate::scopes::Scopes;
 use crate::scrape::Loads;
 use crate::watches::Stores;
 use crate::written::{ServiceKey, Writes};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, PersistentVolumeClaim, Pod, ServiceAccount};
@@ -23,7 +27,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use windlass_operator_api::InferenceService;
 use windlass_operator_api::autoscaling::AutoscalingMode;
-use windlass_operator_api::status::condition;
 use windlass_operator_core::autoscale::Memory;
 use windlass_operator_core::capacity;
 use windlass_operator_core::names::{self, Reference, ReferenceKind};
@@ -39,8 +42,6 @@ const WARNINGS_OF_A_POD: u32 = 20;
 const INSPECTORS: u32 = 8;
 /// Workers read at once: more of them fail alike.
 const WORKERS: u32 = 32;
-/// A pod younger than this is expected to be unready.
-const GRACE: SignedDuration = SignedDuration::from_secs(3);
 
 /// Reads for one scope of watches.
 pub struct Observer {
@@ -95,9 +96,11 @@ impl Observer {
             let attempt = "list pods of inspect Jobs";
             observed.inspectors = self.labelled(key, names::INSPECTION, INSPECTORS, attempt).await?;
         }
-        let unready_since = unready_since(&service, &observed);
+        let unready_since = diagnosis::unready_since(&service, &observed);
         if let Some(since) = unready_since {
-            observed.absent = self.absent(&service, key).await?;
+            if diagnosis::may_lack_something(&observed) {
+                observed.absent = self.absent(&service, key).await?;
+            }
             if !observed.stateful_sets.is_empty() {
                 observed.workers = self.labelled(key, names::LEADER, WORKERS, "list pods of workers").await?;
             }
@@ -105,7 +108,7 @@ impl Observer {
             tracing::debug!(%since, absent = observed.absent.len(), warnings = observed.warnings.len(), "diagnosed");
         }
         let lag = is_lagging.then_some(crate::written::WATCH_LAG);
-        let look_again = unready_since.map(|since| diagnosis_interval(since, Timestamp::now())).into_iter().chain(lag);
+        let look_again = unready_since.map(|since| diagnosis::interval(since, Timestamp::now())).into_iter().chain(lag);
         Ok(Observation { service, observed, look_again: look_again.min() })
     }
 
@@ -280,10 +283,10 @@ impl Observer {
         }
     }
 
-    /// Warnings about the oldest pods that are unready for longer than a start takes, newest first.
+    /// Warnings about the oldest pods that have no container for longer than a start takes, newest first.
     async fn warnings(&self, pods: &[Arc<Pod>], key: &ServiceKey) -> Result<Vec<Warning>, Error> {
         let (api, now) = (Api::<Event>::namespaced(self.client.clone(), &key.0), Timestamp::now());
-        let mut stuck: Vec<_> = pods.iter().filter(|pod| is_stuck(pod, now)).collect();
+        let mut stuck: Vec<_> = pods.iter().filter(|pod| diagnosis::is_stuck(pod, now)).collect();
         stuck.sort_by_key(|pod| pod.creation_timestamp().map(|time| time.0));
         let mut warnings = Vec::new();
         for pod in stuck.into_iter().take(DIAGNOSED_PODS) {
@@ -291,7 +294,7 @@ impl Observer {
             let about = format!("type=Warning,involvedObject.kind=Pod,involvedObject.name={name}");
             let list = ListParams::default().fields(&about).limit(WARNINGS_OF_A_POD);
             let events = api.list(&list).await.map_err(Error::attempting(format!("list events of Pod/{name}")))?;
-            warnings.extend(events.items.into_iter().filter_map(warning));
+            warnings.extend(events.items.into_iter().filter_map(diagnosis::warning));
         }
         warnings.sort_by_key(|warning| std::cmp::Reverse(warning.at));
         Ok(warnings)
@@ -311,113 +314,12 @@ fn autoscalers_of(
     store.state_filter(|hpa| hpa.metadata.namespace.as_deref() == Some(namespace) && concerns(hpa))
 }
 
-/// Since when a service has not been what it should be; `None` for one that needs no diagnosis.
-fn unready_since(service: &InferenceService, observed: &Observed) -> Option<Timestamp> {
-    let status = service.status.as_ref();
-    let ready = status.and_then(|status| status.conditions.iter().find(|found| found.type_ == condition::READY));
-    let is_ready =
-        ready.is_some_and(|ready| ready.status == "True" && ready.observed_generation == service.metadata.generation);
-    let pod = observed.pods.iter().filter(|pod| !is_ready_pod(pod) && pod.metadata.deletion_timestamp.is_none());
-    let pod = pod.filter_map(|pod| pod.creation_timestamp().map(|time| time.0)).min();
-    if is_ready {
-        return pod;
-    }
-    let created = || service.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    let changed = ready.filter(|ready| ready.status != "True").map(|ready| ready.last_transition_time.0);
-    Some(changed.or(pod).or_else(created).unwrap_or_default())
-}
-
-/// Often at first, when a user waits for an answer; seldom once it has been wrong for long.
-fn diagnosis_interval(since: Timestamp, now: Timestamp) -> Duration {
-    let age = Duration::try_from(now.duration_since(since)).unwrap_or_default();
-    (age / 4).clamp(Duration::from_secs(3), Duration::from_secs(30))
-}
-
-/// Unready for longer than an ordinary start takes, and not on its way out.
-fn is_stuck(pod: &Pod, now: Timestamp) -> bool {
-    let age = pod.creation_timestamp().map_or(SignedDuration::ZERO, |time| now.duration_since(time.0));
-    pod.metadata.deletion_timestamp.is_none() && !is_ready_pod(pod) && age >= GRACE
-}
-
-/// Whether the kubelet reports the pod ready.
-pub fn is_ready_pod(pod: &Pod) -> bool {
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.into_iter().flatten().any(|found| found.type_ == "Ready" && found.status == "True")
-}
-
-/// An event as planning takes it, whichever of its two generations of fields its author filled.
-fn warning(event: Event) -> Option<Warning> {
-    let series = event.series.and_then(|series| series.last_observed_time).map(|time| time.0);
-    let at = series.or(event.last_timestamp.map(|time| time.0)).or(event.event_time.map(|time| time.0));
-    let about = event.involved_object;
-    Some(Warning {
-        about: format!("{}/{}", about.kind?, about.name?),
-        reason: event.reason?,
-        message: event.message?,
-        at: at.or(event.metadata.creation_timestamp.map(|time| time.0))?,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::{FakeApi, Watched};
     use serde_json::json;
     use windlass_operator_core::assess::Assessment;
-
-    fn seconds(second: i64) -> Timestamp {
-        Timestamp::from_second(second).expect("in range")
-    }
-
-    fn service(ready: &str, observed_generation: i64) -> InferenceService {
-        serde_json::from_value(json!({
-            "apiVersion": "windlass.dev/v1alpha1", "kind": "InferenceService",
-            "metadata": {"namespace": "n", "name": "a", "generation": 2, "creationTimestamp": "1970-01-01T00:00:05Z"},
-            "spec": {"model": {"source": "pvc://models/a.gguf"}},
-            "status": {"conditions": [{
-                "type": "Ready", "status": ready, "reason": "R", "message": "", "observedGeneration": observed_generation,
-                "lastTransitionTime": "1970-01-01T00:01:00Z",
-            }]},
-        }))
-        .expect("a service")
-    }
-
-    fn pod(ready: &str) -> Arc<Pod> {
-        let pod = json!({
-            "metadata": {"name": "p", "creationTimestamp": "1970-01-01T00:00:30Z"},
-            "status": {"conditions": [{"type": "Ready", "status": ready}]},
-        });
-        Arc::new(serde_json::from_value(pod).expect("a pod"))
-    }
-
-    #[test]
-    fn a_ready_service_is_observed_without_requests() {
-        let observed = Observed { pods: vec![pod("True")], ..Observed::default() };
-        assert_eq!(unready_since(&service("True", 2), &observed), None);
-    }
-
-    #[test]
-    fn a_new_generation_an_unready_service_and_an_unready_pod_are_diagnosed() {
-        let none = Observed::default();
-        assert_eq!(unready_since(&service("True", 1), &none), Some(seconds(5)), "a new spec: since it exists");
-        assert_eq!(unready_since(&service("False", 2), &none), Some(seconds(60)), "since the condition says so");
-        let stuck = Observed { pods: vec![pod("False")], ..Observed::default() };
-        assert_eq!(unready_since(&service("True", 2), &stuck), Some(seconds(30)), "since the pod exists");
-    }
-
-    #[test]
-    fn diagnosis_grows_rarer_and_keeps_its_bounds() {
-        let interval = |age| diagnosis_interval(seconds(0), seconds(age)).as_secs();
-        assert_eq!((interval(0), interval(40), interval(86_400)), (3, 10, 30));
-        assert_eq!(diagnosis_interval(seconds(10), seconds(0)).as_secs(), 3, "a clock that went back");
-    }
-
-    #[test]
-    fn a_starting_pod_is_given_time() {
-        assert!(!is_stuck(&pod("False"), seconds(32)));
-        assert!(is_stuck(&pod("False"), seconds(33)));
-        assert!(!is_stuck(&pod("True"), seconds(99)));
-    }
 
     /// A service that takes every default engine image, as it stands.
     fn upgrading(name: &str, image: &str, progressing: &str) -> serde_json::Value {
@@ -485,18 +387,5 @@ mod tests {
         let (services, _writer) = reflector::store();
         let unlisted = Stores { services, ..Watched::empty().stores };
         assert!(!is_turn(&unlisted), "another scope has not told its services");
-    }
-
-    #[test]
-    fn a_warning_carries_the_time_it_was_last_seen() {
-        let event: Event = serde_json::from_value(json!({
-            "metadata": {"name": "e", "creationTimestamp": "1970-01-01T00:00:01Z"},
-            "involvedObject": {"kind": "Pod", "name": "p"}, "type": "Warning",
-            "reason": "FailedMount", "message": "secret not found",
-            "lastTimestamp": "1970-01-01T00:00:07Z",
-        }))
-        .expect("an event");
-        let read = warning(event).expect("complete");
-        assert_eq!((read.about.as_str(), read.at), ("Pod/p", seconds(7)));
     }
 }

@@ -63,6 +63,8 @@ pub struct Scraper {
     metrics: Metrics,
     queue: Sender<ObjectRef<Guarded>>,
     schedule: Schedule,
+    /// Changes of pods that the schedule has followed.
+    followed: Option<u64>,
     /// Services whose plan a reading may have changed since the last tick.
     touched: HashSet<ServiceKey>,
 }
@@ -77,7 +79,7 @@ impl Scraper {
         queue: Sender<ObjectRef<Guarded>>,
     ) -> Self {
         let schedule = Schedule::default();
-        Scraper { config, engines, loads, metrics, queue, schedule, touched: HashSet::new() }
+        Scraper { config, engines, loads, metrics, queue, schedule, followed: None, touched: HashSet::new() }
     }
 
     /// Reads until it is dropped.
@@ -112,14 +114,26 @@ impl Scraper {
 
     /// Pods whose time has come.
     fn due(&mut self) -> Vec<Target> {
+        let changes = self.engines.pods.changes();
+        if self.followed.replace(changes) != Some(changes) {
+            self.follow();
+        }
+        self.schedule.take(Instant::now())
+    }
+
+    /// Takes notice of which pods serve now.
+    fn follow(&mut self) {
         let targets: Vec<_> = self.engines.pods.all().state().iter().filter_map(|pod| target(pod)).collect();
         self.loads.retain(targets.iter().map(|target| (&target.service, target.pod.as_str())));
         // New pods are read within a tick or two, so that Ready does not wait for a cadence.
-        self.schedule.take(targets, Instant::now(), || rand::rng().random_range(Duration::ZERO..TICK))
+        self.schedule.follow(targets, Instant::now(), || rand::rng().random_range(Duration::ZERO..TICK));
     }
 
     fn take_in(&mut self, finished: Finished) {
         let Finished { target, result } = finished;
+        if !self.schedule.follows(&target.uid) {
+            return;
+        }
         let previous = self.loads.latest(&target.service, &target.pod);
         self.metrics.scraped(result.as_ref().map_or_else(fetch::Error::category, |_| "ok"));
         let is_busy = result.as_ref().is_ok_and(|stats| has_traffic(previous.as_ref(), stats));
@@ -203,8 +217,10 @@ fn has_traffic(previous: Option<&Stats>, current: &Stats) -> bool {
 
 /// Whether a reading tells something new about what serves: the first one, another phase, configuration or fingerprint.
 fn matters(previous: Option<&Stats>, current: &Stats) -> bool {
-    let told = |stats: &Stats| (stats.phase, stats.effective.clone(), stats.fingerprint.clone());
-    previous.is_none_or(|previous| told(previous) != told(current))
+    previous.is_none_or(|previous| {
+        let before = (previous.phase, &previous.effective, &previous.fingerprint);
+        before != (current.phase, &current.effective, &current.fingerprint)
+    })
 }
 
 /// `pause`, up to a tenth shorter or longer, so that many pods drift apart; `random` is even in 0 to 1.

@@ -7,12 +7,13 @@
 use crate::children::{Children, owner};
 use crate::config::Scope;
 use crate::metrics::Metrics;
+use crate::strip;
 use futures::stream::{self, BoxStream, SelectAll, Stream, StreamExt, TryStreamExt};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, StatefulSet};
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Node, NodeStatus, Pod, Service, ServiceAccount, Taint};
+use k8s_openapi::api::core::v1::{Node, Pod, Service, ServiceAccount, Taint};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::core::DeserializeGuard;
@@ -74,7 +75,7 @@ impl Engines {
         let (services, touched) = watch.services();
         let mut queue: Queue = SelectAll::new();
         queue.push(touched);
-        let pods = watch.children(&services, &mut queue, strip_pod);
+        let pods = watch.children(&services, &mut queue, strip::pod);
         (Engines { services, pods }, queue.map(drop).boxed())
     }
 }
@@ -90,16 +91,16 @@ impl Stores {
         let mut queue: Queue = SelectAll::new();
         queue.push(touched);
         let stores = Stores {
-            deployments: watch.children(&services, &mut queue, strip),
-            stateful_sets: watch.children(&services, &mut queue, strip),
-            endpoints: watch.children(&services, &mut queue, strip),
-            accounts: watch.children(&services, &mut queue, strip),
-            budgets: watch.children(&services, &mut queue, strip),
-            policies: watch.children(&services, &mut queue, strip),
-            jobs: watch.children(&services, &mut queue, strip),
-            revisions: watch.children(&services, &mut queue, strip),
+            deployments: watch.children(&services, &mut queue, strip::object),
+            stateful_sets: watch.children(&services, &mut queue, strip::object),
+            endpoints: watch.children(&services, &mut queue, strip::object),
+            accounts: watch.children(&services, &mut queue, strip::object),
+            budgets: watch.children(&services, &mut queue, strip::object),
+            policies: watch.children(&services, &mut queue, strip::object),
+            jobs: watch.children(&services, &mut queue, strip::object),
+            revisions: watch.children(&services, &mut queue, strip::object),
             autoscalers: watch.autoscalers(&services, &mut queue),
-            pods: watch.children(&services, &mut queue, strip_pod),
+            pods: watch.children(&services, &mut queue, strip::pod),
             nodes: None,
             services,
         };
@@ -182,7 +183,7 @@ struct Watch<'a> {
 impl Watch<'_> {
     /// Services, queued when anything but their status has changed.
     fn services(&self) -> (Store<Guarded>, BoxStream<'static, ObjectRef<Guarded>>) {
-        let (store, events) = self.stored(self.objects(), strip);
+        let (store, events) = self.stored(self.objects(), strip::object);
         let (all, mut seen) = (store.clone(), HashMap::new());
         (store, events.flat_map(move |event| stream::iter(changed_services(event, &all, &mut seen))).boxed())
     }
@@ -208,7 +209,7 @@ impl Watch<'_> {
 
     /// Autoscalers, each of which queues the service that it sets the replicas of.
     fn autoscalers(&self, services: &Store<Guarded>, queue: &mut Queue) -> Store<HorizontalPodAutoscaler> {
-        let (store, events) = self.stored(self.objects(), strip_autoscaler);
+        let (store, events) = self.stored(self.objects(), strip::autoscaler);
         let services = services.clone();
         queue.push(events.flat_map(move |event| stream::iter(scaled_by(event, &services))).boxed());
         store
@@ -216,7 +217,7 @@ impl Watch<'_> {
 
     /// Nodes; one whose taints change, or that goes, queues the services that have pods on it.
     fn nodes(&self, stores: &Stores, queue: &mut Queue) -> Store<Node> {
-        let (store, events) = self.stored(Api::all(self.client.clone()), strip_node);
+        let (store, events) = self.stored(Api::all(self.client.clone()), strip::node);
         let (pods, mut seen) = (stores.pods.clone(), HashMap::new());
         queue.push(events.flat_map(move |event| stream::iter(residents(event, &pods, &mut seen))).boxed());
         store
@@ -401,46 +402,6 @@ fn standing(node: &Node) -> Standing {
 
 fn owner_ref(child: &impl Resource) -> Option<ObjectRef<Guarded>> {
     Some(ObjectRef::new(owner(child)?).within(child.meta().namespace.as_deref()?))
-}
-
-/// Of an autoscaler, its target and what it says of itself.
-fn strip_autoscaler(hpa: &mut HorizontalPodAutoscaler) {
-    strip(hpa);
-    hpa.metadata.annotations = None;
-    if let Some(status) = &mut hpa.status {
-        status.current_metrics = None;
-    }
-}
-
-/// Of a node, its labels and taints, and what it offers.
-fn strip_node(node: &mut Node) {
-    strip(node);
-    node.metadata.annotations = None;
-    let Some(status) = &mut node.status else { return };
-    let allocatable = status.allocatable.take();
-    *status = NodeStatus { allocatable, ..NodeStatus::default() };
-}
-
-/// Field ownership is a large part of every object, and read by nobody here.
-fn strip<K: Resource>(object: &mut K) {
-    object.meta_mut().managed_fields = None;
-}
-
-/// Of ten thousand pods, what observation and scraping look at.
-fn strip_pod(pod: &mut Pod) {
-    strip(pod);
-    let Some(spec) = &mut pod.spec else { return };
-    spec.volumes = None;
-    spec.tolerations = None;
-    spec.affinity = None;
-    for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
-        container.env = None;
-        container.volume_mounts = None;
-        container.security_context = None;
-        container.liveness_probe = None;
-        container.readiness_probe = None;
-        container.startup_probe = None;
-    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! never agree, and the same apply would be planned for ever. So the answer to the last one is remembered: as long as the
 //! wish is the same and the object still has what that apply left behind, applying it again is left out.
 
+use crate::strip;
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, StatefulSet};
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::batch::v1::Job;
@@ -95,7 +96,8 @@ impl<K: Resource<DynamicType = ()> + Serialize> Written<K> {
     }
 
     /// Remembers the server's answer to any other write.
-    pub fn patched(&self, service: &ServiceKey, answer: K, at: Instant) {
+    pub fn patched(&self, service: &ServiceKey, mut answer: K, at: Instant) {
+        strip::object(&mut answer);
         let answer = Arc::new(answer);
         self.change(service, &answer.clone(), |entry| entry.pending = Some((answer, at)));
     }

@@ -13,37 +13,37 @@ pub struct Schedule {
 
 #[derive(Debug)]
 struct Entry {
-    service: ServiceKey,
+    target: Target,
     due: Instant,
     is_under_way: bool,
 }
 
 impl Schedule {
-    /// Those of `targets` whose time has come, the longest overdue first; they are under way until
-    /// [`Schedule::put_back`]. A pod not seen before is due after `delay()`, one that is no target any more is forgotten.
-    pub fn take(&mut self, targets: Vec<Target>, now: Instant, mut delay: impl FnMut() -> Duration) -> Vec<Target> {
-        let mut kept = HashMap::with_capacity(targets.len());
-        let mut due = Vec::new();
-        for target in targets {
-            let known = self.pods.remove(&target.uid);
-            let entry = known.unwrap_or_else(|| {
-                let service = target.service.clone();
-                Entry { service, due: now + delay(), is_under_way: false }
-            });
-            if !entry.is_under_way && entry.due <= now {
-                due.push((entry.due, target.clone()));
-            }
-            kept.insert(target.uid, entry);
-        }
-        self.pods = kept;
-        due.sort_by_key(|(time, _)| *time);
-        let chosen: Vec<_> = due.into_iter().map(|(_, target)| target).collect();
-        for target in &chosen {
-            if let Some(entry) = self.pods.get_mut(&target.uid) {
-                entry.is_under_way = true;
-            }
-        }
-        chosen
+    /// From now on `targets` and no others; one not seen before is due after `delay()`.
+    pub fn follow(&mut self, targets: Vec<Target>, now: Instant, mut delay: impl FnMut() -> Duration) {
+        let mut before = std::mem::take(&mut self.pods);
+        let entry = |target: Target| {
+            let uid = target.uid.clone();
+            let entry = match before.remove(&uid) {
+                Some(known) => Entry { target, ..known },
+                None => Entry { target, due: now + delay(), is_under_way: false },
+            };
+            (uid, entry)
+        };
+        self.pods = targets.into_iter().map(entry).collect();
+    }
+
+    /// Those whose time has come, the longest overdue first; they are under way until [`Schedule::put_back`].
+    pub fn take(&mut self, now: Instant) -> Vec<Target> {
+        let mut due: Vec<_> = self.pods.values_mut().filter(|entry| !entry.is_under_way && entry.due <= now).collect();
+        due.sort_by_key(|entry| entry.due);
+        due.iter_mut().for_each(|entry| entry.is_under_way = true);
+        due.into_iter().map(|entry| entry.target.clone()).collect()
+    }
+
+    /// Whether `uid` is still to be read: it may have left while it was.
+    pub fn follows(&self, uid: &str) -> bool {
+        self.pods.contains_key(uid)
     }
 
     /// The reading of `uid` is over; the next is due at `due`.
@@ -55,7 +55,7 @@ impl Schedule {
 
     /// Every pod of `service` is due by `due` at the latest.
     pub fn hasten(&mut self, service: &ServiceKey, due: Instant) {
-        for entry in self.pods.values_mut().filter(|entry| entry.service == *service) {
+        for entry in self.pods.values_mut().filter(|entry| entry.target.service == *service) {
             entry.due = entry.due.min(due);
         }
     }
@@ -83,44 +83,48 @@ mod tests {
     fn a_new_pod_waits_for_its_delay_and_is_then_taken_once() {
         let (mut schedule, start) = (Schedule::default(), Instant::now());
         let second = Duration::from_secs(1);
-        assert!(schedule.take(targets(&["a"]), start, || second).is_empty());
-        assert_eq!(names(schedule.take(targets(&["a"]), start + second, || second)), ["a"]);
-        assert!(schedule.take(targets(&["a"]), start + second * 9, || second).is_empty(), "still under way");
+        schedule.follow(targets(&["a"]), start, || second);
+        assert!(schedule.take(start).is_empty());
+        assert_eq!(names(schedule.take(start + second)), ["a"]);
+        schedule.follow(targets(&["a"]), start + second, || second);
+        assert!(schedule.take(start + second * 9).is_empty(), "still under way");
         schedule.put_back("a", start + second * 20);
-        assert!(schedule.take(targets(&["a"]), start + second * 19, || second).is_empty());
-        assert_eq!(names(schedule.take(targets(&["a"]), start + second * 20, || second)), ["a"]);
+        schedule.follow(targets(&["a"]), start + second * 9, || second);
+        assert!(schedule.take(start + second * 19).is_empty());
+        assert_eq!(names(schedule.take(start + second * 20)), ["a"]);
     }
 
     #[test]
     fn the_longest_overdue_go_first() {
         let (mut schedule, start) = (Schedule::default(), Instant::now());
         let mut delay = 0;
-        let mut growing = || {
+        let growing = || {
             delay += 1;
             Duration::from_secs(10 - delay)
         };
-        assert!(schedule.take(targets(&["a", "b", "c"]), start, &mut growing).is_empty());
-        let later = start + Duration::from_secs(60);
-        assert_eq!(names(schedule.take(targets(&["a", "b", "c"]), later, &mut growing)), ["c", "b", "a"]);
+        schedule.follow(targets(&["a", "b", "c"]), start, growing);
+        assert_eq!(names(schedule.take(start + Duration::from_secs(60))), ["c", "b", "a"]);
     }
 
     #[test]
     fn a_service_that_wakes_up_is_read_at_once() {
         let (mut schedule, now) = (Schedule::default(), Instant::now());
-        let minute = Duration::from_secs(60);
-        schedule.take(targets(&["a", "b"]), now, || minute);
+        schedule.follow(targets(&["a", "b"]), now, || Duration::from_secs(60));
         schedule.hasten(&("n".into(), "other".into()), now);
-        assert!(schedule.take(targets(&["a", "b"]), now, || minute).is_empty());
+        assert!(schedule.take(now).is_empty());
         schedule.hasten(&("n".into(), "a".into()), now);
-        assert_eq!(schedule.take(targets(&["a", "b"]), now, || minute).len(), 2);
+        assert_eq!(schedule.take(now).len(), 2);
     }
 
     #[test]
-    fn a_pod_that_left_is_forgotten() {
+    fn a_pod_that_left_is_forgotten_and_one_that_moved_is_read_where_it_is() {
         let (mut schedule, now) = (Schedule::default(), Instant::now());
-        schedule.take(targets(&["a"]), now, || Duration::ZERO);
-        schedule.take(Vec::new(), now, || Duration::ZERO);
+        schedule.follow(targets(&["a", "b"]), now, || Duration::ZERO);
+        let moved = Target { address: ([127, 0, 0, 2], 1).into(), ..targets(&["b"]).remove(0) };
+        schedule.follow(vec![moved.clone()], now, || Duration::ZERO);
         schedule.put_back("a", now);
-        assert!(schedule.pods.is_empty());
+        assert!(!schedule.follows("a") && schedule.follows("b"));
+        assert_eq!(schedule.take(now), [moved]);
+        assert_eq!(schedule.pods.len(), 1);
     }
 }
