@@ -112,6 +112,12 @@ pub fn changes() -> Vec<(&'static str, Value)> {
         ("https with authorities", https(json!({"caConfigMapRef": {"name": "ca"}}))),
         ("https into a claim", https(json!({"cache": {"type": "PersistentVolumeClaim", "claimName": "models"}}))),
         ("https with a limit", https(json!({"cache": {"type": "EmptyDir", "sizeLimit": "1Gi"}}))),
+        (
+            "https into a node's volume",
+            https(json!({"cache": {
+                "type": "Node", "claimName": "models", "sizeLimit": "1Gi", "keepUnusedSeconds": 86_400,
+            }})),
+        ),
         ("names", json!({"model": {"servedNames": ["shared", "other"]}})),
         ("image", json!({"engine": {"image": "other:2"}})),
         ("quantization", json!({"engine": {"quantization": "Q4_1"}})),

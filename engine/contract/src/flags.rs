@@ -50,6 +50,12 @@ pub mod fetch {
     pub const SUBCOMMAND: &str = "fetch";
     /// Path of the file to write, or of the folder for a model of several files; its folder is made.
     pub const TO: &str = "--to";
+    /// Most bytes that the models in the folder of [`TO`] may take together.
+    pub const CACHE_MAX_BYTES: &str = "--cache-max-bytes";
+    /// Seconds that a model in the folder of [`TO`] is kept unused.
+    pub const CACHE_KEEP_SECONDS: &str = "--cache-keep-seconds";
+    /// The fewest of [`CACHE_KEEP_SECONDS`]: for so long a fetched model may wait for its engine.
+    pub const MIN_CACHE_KEEP_SECONDS: u32 = 3600;
     /// Hexadecimal SHA-256 of the file of an https source.
     pub const SHA256: &str = "--sha256";
     /// Branch, tag or commit of an `hf://` source.

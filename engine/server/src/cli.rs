@@ -436,6 +436,13 @@ pub struct FetchArgs {
     /// Folder of contents that models and pods share, on the file system of --to [default: blobs beside --to]
     #[arg(long, value_name = "FOLDER")]
     pub cache: Option<PathBuf>,
+    /// Most bytes that the models in the folder of --to may take together. What no engine serves makes room, the longest
+    /// unused first
+    #[arg(long = bare(fetch::CACHE_MAX_BYTES), value_name = "BYTES")]
+    pub cache_max_bytes: Option<u64>,
+    /// Removes models in the folder of --to that no engine serves, and that were not asked for in so many seconds
+    #[arg(long = bare(fetch::CACHE_KEEP_SECONDS), value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(u64::from(fetch::MIN_CACHE_KEEP_SECONDS)..))]
+    pub cache_keep_seconds: Option<u64>,
     /// The hub, or a mirror of it
     #[arg(long, env = "HF_ENDPOINT", default_value = "https://huggingface.co", value_name = "URL")]
     pub hf_endpoint: String,

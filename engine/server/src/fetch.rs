@@ -17,20 +17,22 @@ mod oci;
 mod partial;
 mod progress;
 pub mod record;
+mod room;
 pub mod source;
 mod web;
 
 use crate::cli::FetchArgs;
 use crate::failure::Failure;
-use blob::blob_path;
+use blob::{blob_path, missing_bytes};
 use checksum::Checksum;
 use download::Downloader;
 use listing::{Listing, Wanted};
 use partial::Partial;
 use record::FetchRecord;
+use room::Room;
 use source::{FileSource, Repository, Source};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tracing::info;
 use windlass_engine_contract::termination::Reason;
 
@@ -49,12 +51,16 @@ fn fetch_file(args: &FetchArgs, source: &FileSource) -> Result<(), Failure> {
     let started = Instant::now();
     let sha256 = args.sha256.as_deref();
     let checksum = Checksum::parse(sha256.ok_or_else(|| Failure::configuration("this source needs --sha256"))?)?;
+    let room = Room::enter(args)?;
     let mut partial = Partial::lock(&args.to).map_err(|error| storage(&args.to, &error))?;
     if present(&args.to, &checksum).map_err(|error| storage(&args.to, &error))? {
         info!(file = %args.to.display(), "already there with the right checksum");
         partial.discard();
-        return keep_record(args, &checksum.to_string(), 0.0);
+        keep_record(args, &checksum.to_string(), 0.0)?;
+        return room.make(0, SystemTime::now());
     }
+    let more = if room.is_bounded() { source.remaining(&mut partial)? } else { 0 };
+    room.make(more, SystemTime::now())?;
     source.download(&mut partial, args.max_bytes)?;
     let bytes = partial.len();
     partial.publish(&checksum)?;
@@ -65,13 +71,15 @@ fn fetch_file(args: &FetchArgs, source: &FileSource) -> Result<(), Failure> {
 
 fn fetch_model(args: &FetchArgs, repository: &dyn Repository, first_pause: Duration) -> Result<(), Failure> {
     let started = Instant::now();
+    let room = Room::enter(args)?;
     if is_there(args) {
         info!(to = %args.to.display(), "already there");
-        return Ok(());
+        return room.make(0, SystemTime::now());
     }
     let listing = attempt::persist(&repository.name(), first_pause, || repository.list())?;
     check_size(args, &listing)?;
     let cache = args.cache.clone().unwrap_or_else(|| default_cache(&args.to));
+    room.make(listing.files.iter().map(|file| missing_bytes(&cache, file)).sum(), SystemTime::now())?;
     let downloader =
         Downloader { agent: agent::agent(args.ca_file.as_deref())?, connections: args.connections, first_pause };
     let bytes = downloader.fetch(&cache, &listing.files)?;
@@ -84,7 +92,7 @@ fn fetch_model(args: &FetchArgs, repository: &dyn Repository, first_pause: Durat
 /// Whether a revision that can never mean other files was fetched before.
 fn is_there(args: &FetchArgs) -> bool {
     let Some(commit) = args.revision.as_deref().filter(|revision| hub::is_commit(revision)) else { return false };
-    FetchRecord::beside(&args.to).is_some_and(|record| record.describes(&args.to, commit))
+    FetchRecord::renew(&args.to, commit)
 }
 
 fn check_size(args: &FetchArgs, listing: &Listing) -> Result<(), Failure> {
@@ -125,7 +133,7 @@ fn present(path: &Path, wanted: &Checksum) -> std::io::Result<bool> {
     if !path.is_file() {
         return Ok(false);
     }
-    if FetchRecord::beside(path).is_some_and(|record| record.describes(path, &wanted.to_string())) {
+    if FetchRecord::renew(path, &wanted.to_string()) {
         return Ok(true);
     }
     Ok(Checksum::of(&mut std::fs::File::open(path)?)? == *wanted)

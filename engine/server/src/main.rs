@@ -1,7 +1,7 @@
 //! `windlass-engine`: parse, run, say how it ended.
 
 use clap::Parser;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing::info;
 use windlass_engine::cli::{Cli, Command, ServeArgs};
@@ -86,7 +86,9 @@ fn end(failure: &Failure, log: Option<PathBuf>) -> ExitCode {
 }
 
 fn serve(args: &ServeArgs) -> Result<(), Failure> {
-    wait_for(serve_until_told(Config::from_args(args)?))
+    let config = Config::from_args(args)?;
+    fetch::record::hold(Path::new(&args.model));
+    wait_for(serve_until_told(config))
 }
 
 /// Runs until `work` is done.

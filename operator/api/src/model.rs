@@ -104,26 +104,39 @@ pub struct Model {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
     {
-        "rule": "(self.type == 'PersistentVolumeClaim') == has(self.claimName)",
-        "message": "spec.model.cache.claimName: required with type PersistentVolumeClaim, and only there"
+        "rule": "(self.type == 'EmptyDir') != has(self.claimName)",
+        "message": "spec.model.cache.claimName: required with types PersistentVolumeClaim and Node, and only there"
     },
     {
-        "rule": "self.type == 'EmptyDir' || !has(self.sizeLimit)",
-        "message": "spec.model.cache.sizeLimit: only with type EmptyDir"
+        "rule": "self.type != 'Node' || has(self.sizeLimit)",
+        "message": "spec.model.cache.sizeLimit: required with type Node, where nothing else bounds what models take of a disk"
+    },
+    {
+        "rule": "self.type != 'EmptyDir' || !has(self.keepUnusedSeconds)",
+        "message": "spec.model.cache.keepUnusedSeconds: only with types PersistentVolumeClaim and Node; an EmptyDir goes with its pod"
     }
 ]))]
 pub struct Cache {
     /// EmptyDir: each pod fetches for itself. PersistentVolumeClaim: fetched once, kept for every pod that mounts the claim.
+    /// Node: fetched once a node, kept for every pod there; the claim's volume is one that each node has for itself, such as
+    /// a `local` PersistentVolume whose node affinity fits several nodes.
     #[serde(rename = "type")]
     pub kind: CacheType,
-    /// An existing claim. Pods on several nodes need ReadWriteMany.
+    /// An existing claim. With type PersistentVolumeClaim, pods on several nodes need ReadWriteMany.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub claim_name: Option<String>,
-    /// Most bytes the model may take on the node's disk; a pod that exceeds it is evicted.
+    /// Of an EmptyDir, the most bytes the model may take on the node's disk; a pod that exceeds it is evicted. Of a claim, the
+    /// most bytes that all models in it may take together: those that no pod serves make room, the longest unused first, and
+    /// a pod whose model finds none does not start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::schema::quantity")]
     pub size_limit: Option<Quantity>,
+    /// A model in the claim that no pod serves, and that no pod has started with for so long, is removed when the next pod
+    /// starts. Absent: it is kept as long as there is room.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 3600, max = 31_536_000))]
+    pub keep_unused_seconds: Option<i32>,
 }
 
 /// Kinds of cache.
@@ -133,4 +146,6 @@ pub enum CacheType {
     EmptyDir,
     /// A claim shared by pods.
     PersistentVolumeClaim,
+    /// A claim whose volume each node has for itself.
+    Node,
 }

@@ -29,10 +29,15 @@ pub fn milli(text: &str) -> Option<f64> {
     value.is_finite().then(|| (value * factor * 1000.0).round())
 }
 
-/// Whole mebibytes, rounded up.
+/// Whole mebibytes, rounded up; `None` for less than one byte.
 pub fn mebibytes(quantity: &Quantity) -> Option<u64> {
+    bytes(quantity).map(|bytes| bytes.div_ceil(1_048_576))
+}
+
+/// Whole bytes, rounded up; `None` for none of them.
+pub fn bytes(quantity: &Quantity) -> Option<u64> {
     let bytes = milli(&quantity.0)? / 1000.0;
-    (bytes > 0.0).then_some((bytes / 1_048_576.0).ceil() as u64)
+    (bytes > 0.0).then_some(bytes.ceil() as u64)
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! Where the weights come from, parsed once, and the paths they have inside a pod.
 
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use windlass_engine_contract::flags::fetch::MIN_CACHE_KEEP_SECONDS;
 use windlass_engine_contract::paths;
 use windlass_operator_api::model::{Cache, CacheType, Model};
 
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-
 use crate::digest::fingerprint;
-use crate::validate::Refusal;
+use crate::quantity;
+use crate::validate::{Refusal, bounded};
 
 /// A source that an engine pod can read.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,14 +70,28 @@ pub enum ModelCache {
         /// Most it may take.
         size_limit: Option<Quantity>,
     },
-    /// A claim that pods share.
+    /// A claim that pods share, everywhere or on a node.
     Claim {
         /// The claim.
         name: String,
+        /// What of it is kept.
+        keep: Keep,
     },
 }
 
+/// How much of what was fetched is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Keep {
+    /// Most bytes of all models together.
+    pub max_bytes: Option<u64>,
+    /// Longest that a model is kept unused.
+    pub unused_seconds: Option<u32>,
+}
+
 const HTTPS_PORT: u16 = 443;
+/// Bounds of what a model is kept unused.
+const MIN_KEEP_SECONDS: i32 = MIN_CACHE_KEEP_SECONDS as i32;
+const MAX_KEEP_SECONDS: i32 = 365 * 86_400;
 
 impl ModelSource {
     pub(crate) fn validate(model: &Model) -> Result<Self, Refusal> {
@@ -172,19 +187,38 @@ impl ModelCache {
     fn validate(cache: Option<&Cache>) -> Result<Self, Refusal> {
         let Some(cache) = cache else { return Ok(ModelCache::EmptyDir { size_limit: None }) };
         let union = |field, problem| Err(Refusal::Union { field, problem });
-        match (cache.kind, &cache.claim_name, &cache.size_limit) {
-            (CacheType::EmptyDir, None, size_limit) => Ok(ModelCache::EmptyDir { size_limit: size_limit.clone() }),
-            (CacheType::PersistentVolumeClaim, Some(name), None) => Ok(ModelCache::Claim { name: name.clone() }),
-            (CacheType::EmptyDir, Some(_), _) => {
-                union("spec.model.cache.claimName", "only with type PersistentVolumeClaim")
+        match (cache.kind, &cache.claim_name) {
+            (CacheType::EmptyDir, Some(_)) => {
+                union("spec.model.cache.claimName", "only with types PersistentVolumeClaim and Node")
             }
-            (CacheType::PersistentVolumeClaim, None, _) => {
-                union("spec.model.cache.claimName", "required with type PersistentVolumeClaim")
+            (CacheType::EmptyDir, None) if cache.keep_unused_seconds.is_some() => {
+                union("spec.model.cache.keepUnusedSeconds", "only with types PersistentVolumeClaim and Node")
             }
-            (CacheType::PersistentVolumeClaim, _, Some(_)) => {
-                union("spec.model.cache.sizeLimit", "only with type EmptyDir")
+            (CacheType::EmptyDir, None) => Ok(ModelCache::EmptyDir { size_limit: cache.size_limit.clone() }),
+            (CacheType::PersistentVolumeClaim | CacheType::Node, None) => {
+                union("spec.model.cache.claimName", "required with types PersistentVolumeClaim and Node")
+            }
+            (CacheType::Node, Some(_)) if cache.size_limit.is_none() => {
+                union("spec.model.cache.sizeLimit", "required with type Node")
+            }
+            (CacheType::PersistentVolumeClaim | CacheType::Node, Some(name)) => {
+                Ok(ModelCache::Claim { name: name.clone(), keep: Keep::validate(cache)? })
             }
         }
+    }
+}
+
+impl Keep {
+    fn validate(cache: &Cache) -> Result<Self, Refusal> {
+        let bytes = |limit: &Quantity| {
+            let wrong =
+                || Refusal::Union { field: "spec.model.cache.sizeLimit", problem: "is no amount, such as 200Gi" };
+            quantity::bytes(limit).ok_or_else(wrong)
+        };
+        let max_bytes = cache.size_limit.as_ref().map(bytes).transpose()?;
+        let seconds =
+            |seconds| bounded("spec.model.cache.keepUnusedSeconds", seconds, MIN_KEEP_SECONDS, MAX_KEEP_SECONDS);
+        Ok(Keep { max_bytes, unused_seconds: cache.keep_unused_seconds.map(seconds).transpose()? })
     }
 }
 

@@ -19,6 +19,7 @@ mod installation;
 mod leftovers;
 mod monitors;
 mod network;
+mod node_cache;
 mod operator_restart;
 mod pipeline;
 mod placement;

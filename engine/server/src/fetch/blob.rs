@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use windlass_engine_contract::termination::Reason;
@@ -25,6 +25,17 @@ pub fn blob_path(cache: &Path, identity: &Identity) -> PathBuf {
         Identity::Version(version) => format!("version-{}", Checksum::of_bytes(version.as_bytes())),
     };
     cache.join(name)
+}
+
+/// Bytes that are still to come of a file's content.
+pub fn missing_bytes(cache: &Path, file: &RemoteFile) -> u64 {
+    let target = blob_path(cache, &file.identity);
+    if is_complete(&target, file.bytes) {
+        return 0;
+    }
+    // As long as the whole from the beginning on, and stored as far as it has come.
+    let stored = fs::metadata(target.with_extension("part")).map_or(0, |part| part.blocks() * 512);
+    file.bytes.saturating_sub(stored)
 }
 
 /// An incomplete file, held by this process alone until it is dropped.

@@ -1,9 +1,13 @@
-//! `FILE.fetched.json`: what the last fetch found, beside the file.
+//! `FILE.fetched.json`: what the last fetch found, beside the file. When it was written is when the file was last used, and
+//! who serves the file holds it locked.
 
 use serde::{Deserialize, Serialize};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+const SUFFIX: &str = ".fetched.json";
 
 /// What a fetch verified and how long it took.
 #[derive(Debug, Serialize, Deserialize)]
@@ -23,8 +27,16 @@ impl FetchRecord {
         serde_json::from_slice(&std::fs::read(record_path(path)).ok()?).ok()
     }
 
-    /// Whether `path` is unchanged since it was found to be this.
-    pub fn describes(&self, path: &Path, revision: &str) -> bool {
+    /// Whether `path` is unchanged since it was found to be this; then it is used from now on.
+    pub fn renew(path: &Path, revision: &str) -> bool {
+        let Ok(file) = File::options().read(true).write(true).open(record_path(path)) else { return false };
+        // Whoever clears it away holds it alone. Where nothing can be locked, nothing is cleared away either.
+        let _ = file.lock_shared();
+        let is_it = FetchRecord::beside(path).is_some_and(|record| record.describes(path, revision));
+        is_it && file.set_modified(SystemTime::now()).is_ok()
+    }
+
+    fn describes(&self, path: &Path, revision: &str) -> bool {
         let unchanged = |(bytes, modified)| (bytes, modified) == (self.bytes, self.modified_nanoseconds);
         self.revision == revision && stamp(path).is_ok_and(unchanged)
     }
@@ -37,9 +49,27 @@ impl FetchRecord {
     }
 }
 
-fn record_path(path: &Path) -> PathBuf {
+/// Keeps the model at `path` from being cleared away until the process ends.
+pub fn hold(path: &Path) {
+    // Closed, and by that given up, when the process ends: until then it may load the model again.
+    std::mem::forget(hold_until(path));
+}
+
+/// Keeps the model at `path` from being cleared away until the file is closed; `None` for one that was not fetched.
+pub fn hold_until(path: &Path) -> Option<File> {
+    let file = File::open(record_path(path)).ok()?;
+    file.lock_shared().ok().map(|()| file)
+}
+
+/// The model that a record is of.
+pub fn model_of(record: &Path) -> Option<PathBuf> {
+    Some(record.with_file_name(record.file_name()?.to_str()?.strip_suffix(SUFFIX)?))
+}
+
+/// The record of a model.
+pub fn record_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(".fetched.json");
+    name.push(SUFFIX);
     PathBuf::from(name)
 }
 

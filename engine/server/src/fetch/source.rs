@@ -73,6 +73,15 @@ fn http(args: &FetchArgs, first_pause: Duration) -> Result<FileSource, Failure> 
 }
 
 impl FileSource {
+    /// Bytes that `partial` lacks.
+    pub fn remaining(&self, partial: &mut Partial) -> Result<u64, Failure> {
+        let FileSource::Http(source) = self else {
+            return Err(Failure::configuration("--cache-max-bytes is for a source that tells its length; - does not"));
+        };
+        let there = partial.resume().map_err(|error| storage(Path::new("the file"), &error))?;
+        Ok(source.length()?.saturating_sub(there))
+    }
+
     /// Brings everything into `partial`, at most `max_bytes`.
     pub fn download(&self, partial: &mut Partial, max_bytes: u64) -> Result<(), Failure> {
         match self {

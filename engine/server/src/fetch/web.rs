@@ -1,7 +1,7 @@
 //! One file of a web server that may stop half-way, ignore ranges and not say how long the file is.
 
 use super::agent::{agent, bearer, redact, refused, unavailable};
-use super::attempt::{FRUITLESS_ATTEMPTS, Interruption};
+use super::attempt::{FRUITLESS_ATTEMPTS, Interruption, persist};
 use super::partial::Partial;
 use super::progress::Progress;
 use super::storage;
@@ -68,6 +68,12 @@ impl HttpSource {
             .and_then(|_| reader.take(end - start).read_to_end(&mut bytes));
         copied.map_err(|error| unavailable(error.to_string()))?;
         Ok(Part { bytes, whole, tag })
+    }
+
+    /// Length of the file.
+    pub fn length(&self) -> Result<u64, Failure> {
+        let first = || self.part(0, 1).map_err(|failure| Interruption::Retry(failure.message));
+        persist(&redact(&self.url), self.first_pause, first).map(|part| part.whole)
     }
 
     fn request(&self) -> RequestBuilder<WithoutBody> {

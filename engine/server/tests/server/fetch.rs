@@ -70,8 +70,13 @@ impl Web {
         let from: usize = match (&range, web.manner) {
             (_, Manner::Refuses(status)) => return Response::builder().status(status).body(Body::empty()).unwrap(),
             (_, Manner::IgnoresRanges) | (None, _) => 0,
-            (Some(range), _) => range.strip_prefix("bytes=").unwrap().strip_suffix('-').unwrap().parse().unwrap(),
+            (Some(range), _) => range.strip_prefix("bytes=").unwrap().split_once('-').unwrap().0.parse().unwrap(),
         };
+        if range.as_deref() == Some("bytes=0-0") {
+            let builder = Response::builder().status(StatusCode::PARTIAL_CONTENT);
+            let range = format!("bytes 0-0/{}", web.file.len());
+            return builder.header(header::CONTENT_RANGE, range).body(web.file.slice(..1).into()).unwrap();
+        }
         let total = web.file.len();
         if from >= total {
             let builder = Response::builder().status(StatusCode::RANGE_NOT_SATISFIABLE);
@@ -274,4 +279,28 @@ async fn a_private_authority_is_trusted_only_when_given() {
     std::fs::write(authority.path(), certified.cert.pem()).unwrap();
     fetch(&url, &target.file, &web.sha256(), &["--ca-file", authority.path().to_str().unwrap()]).await.unwrap();
     assert_eq!(std::fs::read(&target.file).unwrap(), web.file);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_nobody_serves_makes_room_for_one_that_is_fetched() {
+    let (web, target) = (Web::new(Manner::Proper), Target::new());
+    let (url, sha256) = (web.serve().await, web.sha256());
+    let folder = target.file.parent().unwrap();
+    let [first, second] = ["first.gguf", "second.gguf"].map(|name| folder.join(name));
+    let bounded = ["--cache-max-bytes", "1600000"];
+    fetch(&url, &first, &sha256, &bounded).await.unwrap();
+
+    let failure = fetch(&url, &second, &sha256, &bounded).await.unwrap_err();
+    assert_eq!(failure.reason, Reason::ModelUnavailable, "one that was fetched just now is about to be served");
+    assert!(failure.message.contains("may hold 1600000 bytes"), "{failure}");
+
+    let record = std::fs::File::options().write(true).open(folder.join("first.gguf.fetched.json")).unwrap();
+    let long_ago = std::time::SystemTime::now() - Duration::from_secs(100_000);
+    record.set_modified(long_ago).unwrap();
+    fetch(&url, &first, &sha256, &bounded).await.unwrap();
+    fetch(&url, &second, &sha256, &bounded).await.expect_err("what a pod has asked for again is used");
+
+    record.set_modified(long_ago).unwrap();
+    fetch(&url, &second, &sha256, &bounded).await.unwrap();
+    assert!(!first.exists() && second.exists());
 }

@@ -3,7 +3,7 @@
 use windlass_engine_contract::flags::{self, fetch, inspect};
 use windlass_engine_contract::{ADMIN_PORT, API_PORT, PIPELINE_PORT, paths};
 
-use crate::source::{FetchedSource, ModelSource, Server};
+use crate::source::{FetchedSource, Keep, ModelCache, ModelSource, Server};
 use crate::validate::{Device, ValidatedService};
 
 /// Key of the bearer token in the Secret of `model.secretRef`.
@@ -44,7 +44,17 @@ pub fn fetch(source: &FetchedSource) -> Vec<String> {
         Server::Objects | Server::Registry { .. } => None,
     };
     let to = flag(fetch::TO, source.path_in_pod());
-    fixed.into_iter().chain(version).chain([to]).chain(credentials(source)).collect()
+    fixed.into_iter().chain(version).chain([to]).chain(credentials(source)).chain(kept(&source.cache)).collect()
+}
+
+/// What of a cache that pods share is kept.
+fn kept(cache: &ModelCache) -> impl Iterator<Item = String> {
+    let keep = match cache {
+        ModelCache::EmptyDir { .. } => Keep::default(),
+        ModelCache::Claim { keep, .. } => keep.clone(),
+    };
+    let max_bytes = keep.max_bytes.map(|bytes| flag(fetch::CACHE_MAX_BYTES, bytes));
+    max_bytes.into_iter().chain(keep.unused_seconds.map(|seconds| flag(fetch::CACHE_KEEP_SECONDS, seconds)))
 }
 
 /// Where the credentials of a source and the authority of its server are.

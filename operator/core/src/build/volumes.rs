@@ -74,7 +74,7 @@ fn cache(cache: &ModelCache) -> Mounted {
     let name = "model-cache";
     let volume = match cache {
         ModelCache::EmptyDir { size_limit } => empty_dir(name, None, size_limit.clone()),
-        ModelCache::Claim { name: claim } => claim_volume(name, claim, false),
+        ModelCache::Claim { name: claim, .. } => claim_volume(name, claim, false),
     };
     Mounted {
         volume,

@@ -137,6 +137,27 @@ fn an_https_source_is_fetched_with_its_checksum_token_and_authority() {
 }
 
 #[test]
+fn whoever_fetches_into_a_shared_cache_is_told_what_of_it_is_kept() {
+    for (cache, claim, kept) in [
+        (json!({"type": "EmptyDir", "sizeLimit": "1Gi"}), None, &[][..]),
+        (json!({"type": "PersistentVolumeClaim", "claimName": "c"}), Some("c"), &[]),
+        (
+            json!({"type": "PersistentVolumeClaim", "claimName": "c", "sizeLimit": "1.5k", "keepUnusedSeconds": 7200}),
+            Some("c"),
+            &["--cache-max-bytes=1500", "--cache-keep-seconds=7200"],
+        ),
+        (json!({"type": "Node", "claimName": "c", "sizeLimit": "2Ki"}), Some("c"), &["--cache-max-bytes=2048"]),
+    ] {
+        let pod = pod(service().https().model("cache", cache));
+        let fetch = &pod.init_containers.as_ref().expect("a container that fetches")[0];
+        assert_eq!(args(fetch)[4..], *kept);
+        let volume = pod.volumes.iter().flatten().find(|volume| volume.name == "model-cache").expect("a cache");
+        let found = volume.persistent_volume_claim.as_ref();
+        assert_eq!(found.map(|found| (found.claim_name.as_str(), found.read_only)), claim.map(|claim| (claim, None)));
+    }
+}
+
+#[test]
 fn each_kind_of_source_is_fetched_by_what_it_needs() {
     let fetched = |source: &str| {
         let model = service().model("source", json!(source)).model("secretRef", json!({"name": "a"}));
@@ -284,6 +305,7 @@ pub fn specs() -> impl Strategy<Value = ServiceBuilder> {
         Just(service().https().model("secretRef", json!({"name": "t"})).model("caConfigMapRef", json!({"name": "c"}))),
         Just(service().https().model("cache", json!({"type": "EmptyDir", "sizeLimit": "10Gi"}))),
         Just(service().https().model("cache", json!({"type": "PersistentVolumeClaim", "claimName": "c"}))),
+        Just(service().https().model("cache", json!({"type": "Node", "claimName": "c", "sizeLimit": "1Gi"}))),
     ];
     let accelerator = prop_oneof![
         Just(None),

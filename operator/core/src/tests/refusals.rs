@@ -40,11 +40,21 @@ fn each_refusal_names_its_field() {
         (service().model("cache", json!({"type": "EmptyDir"})), "spec.model.cache"),
         (service().https().model("cache", json!({"type": "PersistentVolumeClaim"})), "spec.model.cache.claimName"),
         (service().https().model("cache", json!({"type": "EmptyDir", "claimName": "a"})), "spec.model.cache.claimName"),
+        (service().https().model("cache", json!({"type": "Node", "sizeLimit": "1Gi"})), "spec.model.cache.claimName"),
+        (service().https().model("cache", json!({"type": "Node", "claimName": "a"})), "spec.model.cache.sizeLimit"),
+        (
+            service().https().model("cache", json!({"type": "Node", "claimName": "a", "sizeLimit": "0"})),
+            "spec.model.cache.sizeLimit",
+        ),
+        (
+            service().https().model("cache", json!({"type": "EmptyDir", "keepUnusedSeconds": 86_400})),
+            "spec.model.cache.keepUnusedSeconds",
+        ),
         (
             service()
                 .https()
-                .model("cache", json!({"type": "PersistentVolumeClaim", "claimName": "a", "sizeLimit": "1"})),
-            "spec.model.cache.sizeLimit",
+                .model("cache", json!({"type": "PersistentVolumeClaim", "claimName": "a", "keepUnusedSeconds": 60})),
+            "spec.model.cache.keepUnusedSeconds",
         ),
         (service().with("engine", json!({"extraArgs": ["--port=9"]})), "spec.engine.extraArgs"),
         (service().with("engine", json!({"maxModelTokens": 0})), "spec.engine.maxModelTokens"),
