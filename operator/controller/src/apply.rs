@@ -404,3 +404,6 @@ fn gone_is_fine<T>(answer: Result<T, kube::Error>) -> Result<Option<T>, kube::Er
 fn clipped(text: &str, bytes: usize) -> &str {
     &text[..text.floor_char_boundary(bytes)]
 }
+
+#[cfg(test)]
+mod tests;

@@ -26,6 +26,7 @@ struct Inner {
     objects: BTreeMap<String, Value>,
     version: u64,
     requests: Vec<String>,
+    managers: Vec<(String, String)>,
     refusals: Vec<(String, u16, String)>,
     /// What an admission webhook does to every object that is applied.
     mutate: Option<fn(&mut Value)>,
@@ -82,6 +83,11 @@ impl FakeApi {
     /// Of [`FakeApi::requests`], those that change something.
     pub fn writes(&self) -> Vec<String> {
         self.requests().into_iter().filter(|request| !request.starts_with("GET ")).collect()
+    }
+
+    /// Paths that were patched since the last call, each with the manager that fields were written as.
+    pub fn managers(&self) -> Vec<(String, String)> {
+        std::mem::take(&mut self.lock().managers)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -154,9 +160,18 @@ impl Inner {
                     object
                 })
             }
-            "DELETE" => self.objects.remove(path).ok_or((404, "not found".to_owned())),
+            "DELETE" => self.delete(path, &body["preconditions"]["uid"]),
             other => panic!("{other} {path} is not expected"),
         }
+    }
+
+    /// Removes the object that has this UID, or whichever there is where none is named.
+    fn delete(&mut self, path: &str, uid: &Value) -> Result<Value, (u16, String)> {
+        let found = self.objects.get(path).ok_or((404, "not found".to_owned()))?;
+        if !uid.is_null() && found["metadata"]["uid"] != *uid {
+            return Err((409, "the UID in the precondition is another's".into()));
+        }
+        Ok(self.objects.remove(path).unwrap_or_default())
     }
 
     fn write(&mut self, path: &str, change: impl FnOnce(Value) -> Value) -> Result<Value, (u16, String)> {
@@ -196,7 +211,11 @@ async fn answer(State(api): State<FakeApi>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let bytes = to_bytes(body, 1 << 20).await.expect("a small body");
     let body = if bytes.is_empty() { Value::Null } else { serde_json::from_slice(&bytes).expect("JSON") };
-    match api.lock().handle(&parts.method, parts.uri.path(), &body) {
+    let mut inner = api.lock();
+    let mut query = form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes()).into_owned();
+    let manager = query.find(|(name, _)| name == "fieldManager").map(|(_, manager)| manager);
+    inner.managers.extend(manager.map(|manager| (parts.uri.path().to_owned(), manager)));
+    match inner.handle(&parts.method, parts.uri.path(), &body) {
         Ok(object) => Body::from(object.to_string()).into_response(),
         Err((code, message)) => {
             let reason = if code == 404 { "NotFound" } else { "" };

@@ -67,15 +67,15 @@ fn unused_for(age: Duration, disk: &Path, models: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Pods that fetch something small, and by that clear away.
+/// Pods that fetch something small, and by that clear away; that it is no model they find out later.
 fn start_another(namespace: &Namespace, name: &str, server: &crate::tls::Server) -> Result<()> {
     let file = fs::read(workspace::root().join("LICENSE"))?;
     let sha256: String = Sha256::digest(file).iter().map(|byte| format!("{byte:02x}")).collect();
     let spec = with(service::simulated(&[]), json!({"source": server.url(), "sha256": sha256}));
-    Service::apply(namespace, name, &spec)?.wait_ready(2, PATIENCE)
+    Service::apply(namespace, name, &spec)?.wait_condition("Ready", "False", Some("ModelInvalid"), PATIENCE).map(drop)
 }
 
-/// Two pods of `spec` that serve `model` from the node's cache.
+/// Two pods of `spec` with `model` in the node's cache.
 fn with(mut spec: Value, mut model: Value) -> Value {
     model["caConfigMapRef"] = json!({"name": "authorities"});
     model["cache"] =

@@ -209,6 +209,12 @@ async fn a_refusal_becomes_a_condition_with_the_servers_text_and_is_tried_again(
     world.watched.catch_up(&world.api);
     world.reconcile().await;
     assert!(world.api.get(DEPLOYMENT).is_some());
+
+    // What went well in between is no part of the next trouble.
+    world.api.change(DEPLOYMENT, |deployment| deployment["spec"]["progressDeadlineSeconds"] = 7.into());
+    world.api.refuse("/deployments/", 403, "exceeded quota: team");
+    world.watched.catch_up(&world.api);
+    assert_eq!(world.fail().await.1, Action::requeue(BACKOFF.0));
 }
 
 #[tokio::test]
