@@ -291,6 +291,35 @@ mod tests {
         Engines { services: reflector::store().0, pods }
     }
 
+    #[test]
+    fn a_pod_that_comes_later_is_followed_and_nothing_is_kept_of_one_that_has_left() {
+        let named = |name: &str| {
+            let mut pod = pod("True", false);
+            (pod.metadata.name, pod.metadata.uid) = (Some(name.into()), Some(name.into()));
+            pod
+        };
+        let (pods, mut feed) = Children::new();
+        [Event::Init, Event::InitApply(named("a")), Event::InitDone].iter().for_each(|event| feed.take(event));
+        let engines = Engines { services: reflector::store().0, pods };
+        let second = Duration::from_secs(1);
+        let config = ScrapeConfig { active: second, idle: second, timeout: second };
+        let (loads, metrics) = (Loads::default(), Metrics::new().expect("names"));
+        let mut scraper = Scraper::new(config, engines, loads.clone(), metrics, mpsc::channel(1).0);
+        scraper.due();
+        let read = |name| Finished { target: target(&named(name)).expect("it serves"), result: Ok(idle()) };
+        scraper.take_in(read("a"));
+        assert_eq!(loads.pods(&("n".into(), "a".into())), 1);
+
+        feed.take(&Event::Apply(named("b")));
+        feed.take(&Event::Delete(named("a")));
+        scraper.due();
+        // Its reading was under way when it left.
+        scraper.take_in(read("a"));
+        assert_eq!(loads.pods(&("n".into(), "a".into())), 0);
+        scraper.take_in(read("b"));
+        assert_eq!(loads.pods(&("n".into(), "a".into())), 1);
+    }
+
     #[tokio::test]
     async fn ten_thousand_pods_are_read_as_others_end_and_a_bounded_number_at_a_time() {
         const PODS: u32 = 10_000;

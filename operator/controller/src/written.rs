@@ -310,6 +310,16 @@ mod tests {
     }
 
     #[test]
+    fn of_what_was_written_as_little_is_held_as_of_what_is_watched() {
+        let (written, mut whole) = (Written::default(), answer("10", 80));
+        whole.metadata.managed_fields = Some(vec![Default::default()]);
+        written.patched(&key(), whole, Instant::now());
+        let mut seen = Vec::new();
+        written.overlay(&key(), &mut seen, Instant::now());
+        assert_eq!(seen, [Arc::new(answer("10", 80))]);
+    }
+
+    #[test]
     fn an_absence_is_believed_after_the_longest_lag() {
         assert_eq!(seen(&wrote("10"), None, Instant::now() + WATCH_LAG), (None, false));
     }
