@@ -68,6 +68,8 @@ struct State {
     fault: Fault,
     /// The fault has happened.
     is_done: bool,
+    /// Faults set so far.
+    turn: usize,
     writes: Vec<Written>,
     events: usize,
     first_lists: HashMap<String, Vec<u8>>,
@@ -95,9 +97,11 @@ impl Proxy {
         self.address
     }
 
-    /// From now on this fault; counts begin anew.
+    /// From now on this fault; counts begin anew, and watches that are under way end with their next event: it would
+    /// reach an operator that is gone, and count as one that the next has lost.
     pub fn set(&self, fault: Fault) {
         let mut state = self.shared.state();
+        state.turn += 1;
         (state.fault, state.is_done, state.events) = (fault, false, 0);
         state.writes.clear();
         state.served_stale.clear();
@@ -184,8 +188,15 @@ impl Shared {
             self.state().keep_first(request, &upstream.head, &body);
             return Ok(client.write_all(&body)?);
         }
+        let turn = self.state().turn;
         while let Some(line) = upstream.line()? {
-            if !self.state().lets_through(request.path(), &line) {
+            let mut state = self.state();
+            if state.turn != turn {
+                return Ok(());
+            }
+            let passes = state.lets_through(request.path(), &line);
+            drop(state);
+            if !passes {
                 std::thread::sleep(UNSEEN);
                 return Ok(client.write_all(EXPIRED)?);
             }
