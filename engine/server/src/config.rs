@@ -15,7 +15,7 @@ use crate::text_log::TextLog;
 use crate::tools::ToolFormat;
 use axum::http::HeaderValue;
 pub use batching::{Batching, kv_data_type};
-pub use executor::{CpuConfig, DeviceChoice, EncoderConfig, ExecutorConfig, PipelineConfig, SimConfig};
+pub use executor::{CpuConfig, DeviceChoice, EncoderConfig, EncoderModel, ExecutorConfig, PipelineConfig, SimConfig};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -5,6 +5,8 @@
 
 mod batcher;
 mod handle;
+mod sim;
 
-pub use batcher::{BatchLimits, Batcher};
+pub use batcher::{BatchLimits, Batcher, Encode};
 pub use handle::{EncoderHandle, Failed, Refused};
+pub use sim::{DIMENSIONS, SimEncoder};

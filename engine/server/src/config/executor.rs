@@ -1,7 +1,7 @@
 //! What computes: a model on a CPU or GPU, an encoder, or the simulator.
 
 use super::unsupported;
-use crate::cli::{ExecutorKind, Runner, ServeArgs, SimArgs};
+use crate::cli::{ExecutorKind, Runner, ServeArgs, SimArgs, Task};
 use crate::encoding::BatchLimits;
 use crate::failure::Failure;
 use crate::machine;
@@ -20,17 +20,31 @@ pub enum ExecutorConfig {
     Cpu(CpuConfig),
     /// The simulator.
     Sim(SimConfig),
-    /// An encoder on this machine's CPU.
+    /// An encoder, on this machine's CPU or simulated.
     Encoder(EncoderConfig),
 }
 
 /// A model that reads texts and writes none.
 #[derive(Clone, Debug)]
 pub struct EncoderConfig {
-    /// Folder.
-    pub model: PathBuf,
+    /// What reads them.
+    pub model: EncoderModel,
     /// How texts are put together.
     pub limits: BatchLimits,
+}
+
+/// What an encoder is.
+#[derive(Clone, Debug)]
+pub enum EncoderModel {
+    /// A folder's weights, on this machine's CPU.
+    Folder(PathBuf),
+    /// The simulator.
+    Sim {
+        /// As it simulates any model.
+        sim: SimConfig,
+        /// It gives scores of pairs, and not vectors.
+        scores: bool,
+    },
 }
 
 /// A model on this machine's CPU, or on its GPU.
@@ -105,15 +119,26 @@ pub(super) fn from_args(args: &ServeArgs) -> Result<ExecutorConfig, Failure> {
     if args.tensor_parallel_size == 0 {
         return Err(Failure::configuration(format!("{} must be at least 1", flags::TENSOR_PARALLEL_SIZE)));
     }
-    let encodes = args.executor == ExecutorKind::Cpu && is_encoder(Path::new(&args.model));
+    let encodes = match args.executor {
+        ExecutorKind::Cpu => is_encoder(Path::new(&args.model)),
+        // The simulator is what it is asked to be.
+        ExecutorKind::Sim => [args.runner, args.task.into()].contains(&Runner::Pooling),
+    };
     check_runner(args, encodes)?;
     match args.executor {
         ExecutorKind::Sim if pipeline.is_some() => {
             let size = args.pipeline_parallel_size.to_string();
             Err(unsupported(flags::PIPELINE_PARALLEL_SIZE, &size, "the simulator is one process: use 1"))
         }
+        ExecutorKind::Sim if encodes => {
+            let model = EncoderModel::Sim { sim: sim(args)?, scores: args.task == Task::Score };
+            Ok(ExecutorConfig::Encoder(encoder(args, model)?))
+        }
         ExecutorKind::Sim => Ok(ExecutorConfig::Sim(sim(args)?)),
-        ExecutorKind::Cpu if encodes => Ok(ExecutorConfig::Encoder(encoder(args)?)),
+        ExecutorKind::Cpu if encodes => {
+            let model = EncoderModel::Folder(PathBuf::from(&args.model));
+            Ok(ExecutorConfig::Encoder(encoder(args, model)?))
+        }
         ExecutorKind::Cpu => Ok(ExecutorConfig::Cpu(CpuConfig { pipeline, ..cpu(args)? })),
     }
 }
@@ -133,7 +158,7 @@ fn is_encoder(model: &Path) -> bool {
     HubFolder::is_at(model) && HubFolder::open(model).is_ok_and(|folder| Encoder::is_in(&folder))
 }
 
-fn encoder(args: &ServeArgs) -> Result<EncoderConfig, Failure> {
+fn encoder(args: &ServeArgs, model: EncoderModel) -> Result<EncoderConfig, Failure> {
     if device(&args.device)? == DeviceChoice::Cuda {
         return Err(unsupported(flags::DEVICE, "cuda", "encoders are computed on the CPU: use auto or cpu"));
     }
@@ -147,7 +172,7 @@ fn encoder(args: &ServeArgs) -> Result<EncoderConfig, Failure> {
         max_tokens: args.max_batch_tokens as usize,
         max_queue_tokens: args.max_queue_tokens,
     };
-    Ok(EncoderConfig { model: PathBuf::from(&args.model), limits })
+    Ok(EncoderConfig { model, limits })
 }
 
 fn device(name: &str) -> Result<DeviceChoice, Failure> {

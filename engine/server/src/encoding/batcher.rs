@@ -7,7 +7,26 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
-use windlass_engine_model::{Encoder, EncoderInput};
+use windlass_engine_model::{Encoder, EncoderError, EncoderInput, EncoderShape};
+
+/// What computes batches of texts.
+pub trait Encode: Send {
+    /// What it takes and gives.
+    fn shape(&self) -> &EncoderShape;
+
+    /// A vector, or a score of its own, for each text, of which each is what [`shape`](Self::shape) takes.
+    fn run(&self, texts: &[EncoderInput]) -> Result<Vec<Vec<f32>>, EncoderError>;
+}
+
+impl Encode for Encoder {
+    fn shape(&self) -> &EncoderShape {
+        Encoder::shape(self)
+    }
+
+    fn run(&self, texts: &[EncoderInput]) -> Result<Vec<Vec<f32>>, EncoderError> {
+        Encoder::run(self, texts)
+    }
+}
 
 /// How texts are put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +43,7 @@ pub struct BatchLimits {
 
 /// The encoder with everything that its thread owns.
 pub struct Batcher {
-    encoder: Encoder,
+    encoder: Box<dyn Encode>,
     jobs: Jobs,
     limits: BatchLimits,
     monitor: Arc<Monitor>,
@@ -35,7 +54,12 @@ pub struct Batcher {
 
 impl Batcher {
     /// An encoder that has nothing to do yet.
-    pub fn new(encoder: Encoder, limits: BatchLimits, monitor: Arc<Monitor>, clock: Clock) -> (EncoderHandle, Batcher) {
+    pub fn new(
+        encoder: Box<dyn Encode>,
+        limits: BatchLimits,
+        monitor: Arc<Monitor>,
+        clock: Clock,
+    ) -> (EncoderHandle, Batcher) {
         let (handle, jobs) = channel(encoder.shape().clone(), limits.max_queue_tokens, clock);
         (handle, Batcher { encoder, jobs, limits, monitor, clock, held: None })
     }

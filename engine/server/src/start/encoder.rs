@@ -1,22 +1,26 @@
-//! An encoder on this machine's CPU.
+//! An encoder on this machine's CPU, or a simulated one.
 
 use super::engine_thread::EngineEnd;
 use super::tokenizer_failure;
 use crate::clock::Clock;
-use crate::config::{Config, EncoderConfig};
-use crate::encoding::{Batcher, EncoderHandle};
+use crate::config::{Config, EncoderConfig, EncoderModel, SimConfig};
+use crate::encoding::{Batcher, DIMENSIONS, Encode, EncoderHandle, SimEncoder};
 use crate::failure::Failure;
 use crate::fingerprint;
 use crate::machine;
 use crate::monitor::{Built, Monitor};
 use crate::text::encoder_text::EncoderText;
+use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 use windlass_checkpoint::HubFolder;
 use windlass_engine_contract::memory::Ledger;
 use windlass_engine_contract::stats::{EffectiveConfig, StartPhases};
 use windlass_engine_contract::termination::Reason;
-use windlass_engine_model::{Encoder, EncoderError, EncoderInput, EncoderShape};
+use windlass_engine_model::{Encoder, EncoderError, EncoderInput, EncoderShape, Purpose};
+
+/// Longest text of a simulated encoder where the flags give none.
+const SIMULATED_TOKENS: u32 = 512;
 
 /// An encoder that has read a text, with all that serving it takes.
 pub struct StartedEncoder {
@@ -32,6 +36,17 @@ pub struct StartedEncoder {
     pub built: Built,
 }
 
+/// An encoder that has read nothing yet.
+struct Loaded {
+    model: Box<dyn Encode>,
+    text: EncoderText,
+    cuttable: bool,
+    /// Digests of weights and tokenizer.
+    digests: [String; 2],
+    /// As `--device` names it, and what computes there.
+    on: [&'static str; 2],
+}
+
 /// Loads weights and tokenizer, then reads a text.
 pub fn start(
     config: &Config,
@@ -40,22 +55,21 @@ pub fn start(
     clock: Clock,
 ) -> Result<StartedEncoder, Failure> {
     let began = clock.seconds();
-    let failed = |error| Failure::new(reason(&error), error);
-    let folder = HubFolder::open(&encoder.model).map_err(|error| failed(error.into()))?;
-    check_memory(&folder)?;
-    let text = EncoderText::read(&folder).map_err(tokenizer_failure)?;
-    let model = Encoder::load(&folder).map_err(failed)?;
+    let Loaded { model, text, cuttable, digests: [weights, tokens], on: [device, kernels] } = match &encoder.model {
+        EncoderModel::Folder(path) => load(path)?,
+        EncoderModel::Sim { sim, scores } => simulate(sim, *scores, config.batching.max_model_tokens)?,
+    };
     let load_seconds = clock.seconds() - began;
     let began = clock.seconds();
     model.run(&[EncoderInput { tokens: vec![0], types: Vec::new() }]).map_err(failed)?;
     let warm_seconds = clock.seconds() - began;
-    let tensors: Vec<_> = folder.tensors().collect();
-    let tokens = fingerprint::text(&folder.text("tokenizer.json").ok().flatten().unwrap_or_default());
+    let weight_bytes = model.shape().weight_bytes;
+    let simulated = matches!(encoder.model, EncoderModel::Sim { .. });
     let built = Built {
-        fingerprint: fingerprint::word(fingerprint::tensors_digest(&tensors), tokens, Vec::new(), "cpu"),
-        effective: effective(config, encoder, model.shape()),
-        simulated: false,
-        ledger: Some(Ledger { weights: model.shape().weight_bytes, kv: 0, swap: 0, workspace: 0 }),
+        fingerprint: fingerprint::word(weights, tokens, Vec::new(), device),
+        effective: effective(config, encoder, model.shape(), [device, kernels]),
+        simulated,
+        ledger: (!simulated).then_some(Ledger { weights: weight_bytes, kv: 0, swap: 0, workspace: 0 }),
         start: StartPhases { download_seconds: 0.0, load_seconds, warm_seconds },
     };
     let (handle, batcher) = Batcher::new(model, encoder.limits, monitor.clone(), clock);
@@ -66,7 +80,41 @@ pub fn start(
         let _ = ended.send(Ok(()));
     };
     std::thread::Builder::new().name("encoder".to_owned()).spawn(run).map_err(Failure::internal)?;
-    Ok(StartedEncoder { handle, end: EngineEnd::of(end), text, cuttable: is_cuttable(&folder), built })
+    Ok(StartedEncoder { handle, end: EngineEnd::of(end), text, cuttable, built })
+}
+
+fn load(path: &Path) -> Result<Loaded, Failure> {
+    let folder = HubFolder::open(path).map_err(|error| failed(error.into()))?;
+    check_memory(&folder)?;
+    let text = EncoderText::read(&folder).map_err(tokenizer_failure)?;
+    let model = Encoder::load(&folder).map_err(failed)?;
+    let tensors: Vec<_> = folder.tensors().collect();
+    let tokens = fingerprint::text(&folder.text("tokenizer.json").ok().flatten().unwrap_or_default());
+    Ok(Loaded {
+        model: Box::new(model),
+        text,
+        cuttable: is_cuttable(&folder),
+        digests: [fingerprint::tensors_digest(&tensors), tokens],
+        on: ["cpu", "candle"],
+    })
+}
+
+/// One without weights, which reads the simulator's words unless the model is a folder with a tokenizer.
+fn simulate(sim: &SimConfig, scores: bool, max_tokens: Option<u32>) -> Result<Loaded, Failure> {
+    let text = match &sim.tokenizer {
+        Some(path) => {
+            let folder = HubFolder::open(path).map_err(|error| failed(error.into()))?;
+            EncoderText::read(&folder).map_err(tokenizer_failure)?
+        }
+        None => EncoderText::words(),
+    };
+    std::thread::sleep(sim.load_time);
+    let purpose = if scores { Purpose::Scores } else { Purpose::Vectors { dimensions: DIMENSIONS } };
+    let max_tokens = max_tokens.unwrap_or(SIMULATED_TOKENS);
+    let shape = EncoderShape { purpose, max_tokens, vocabulary: text.vocabulary(), weight_bytes: 0 };
+    let digests = ["sim", "words"].map(fingerprint::text);
+    let model = Box::new(SimEncoder::new(shape, sim.step_time));
+    Ok(Loaded { model, text, cuttable: false, digests, on: ["sim", "sim"] })
 }
 
 /// Trained so that the first numbers of a vector say the most (Kusupati et al., Matryoshka Representation Learning).
@@ -88,9 +136,14 @@ fn check_memory(folder: &HubFolder) -> Result<(), Failure> {
     }
 }
 
-fn effective(config: &Config, encoder: &EncoderConfig, shape: &EncoderShape) -> EffectiveConfig {
+fn effective(
+    config: &Config,
+    encoder: &EncoderConfig,
+    shape: &EncoderShape,
+    [device, kernels]: [&str; 2],
+) -> EffectiveConfig {
     EffectiveConfig {
-        device: "cpu".to_owned(),
+        device: device.to_owned(),
         tensor_parallel: 1,
         pipeline_parallel: 1,
         quantization: "f32".to_owned(),
@@ -100,8 +153,12 @@ fn effective(config: &Config, encoder: &EncoderConfig, shape: &EncoderShape) -> 
         kv_blocks: 0,
         block_tokens: 0,
         served_names: config.served_names.clone(),
-        kernels: "candle".to_owned(),
+        kernels: kernels.to_owned(),
     }
+}
+
+fn failed(error: EncoderError) -> Failure {
+    Failure::new(reason(&error), error)
 }
 
 fn reason(error: &EncoderError) -> Reason {

@@ -1,12 +1,20 @@
 //! Texts for encoders: one or two of them as tokens, with the special ones around.
 
 use super::tokenizer::TokenizerError;
+use super::vocabulary::Vocabulary;
+use super::words;
 use tokenizers::{Encoding, Tokenizer};
 use windlass_checkpoint::HubFolder;
 use windlass_engine_model::EncoderInput;
 
 /// The tokenizer of an encoder.
-pub struct EncoderText(Tokenizer);
+pub struct EncoderText(Kind);
+
+enum Kind {
+    File(Box<Tokenizer>),
+    /// The simulator's words, with nothing around them.
+    Words(Vocabulary),
+}
 
 impl EncoderText {
     /// Reads `tokenizer.json`. Cutting and padding are decided for each request, not there.
@@ -16,20 +24,45 @@ impl EncoderText {
         let mut tokenizer = Tokenizer::from_bytes(&file).map_err(invalid)?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(invalid)?;
-        Ok(EncoderText(tokenizer))
+        Ok(EncoderText(Kind::File(Box::new(tokenizer))))
+    }
+
+    /// The simulator's.
+    pub fn words() -> EncoderText {
+        EncoderText(Kind::Words(words::vocabulary()))
+    }
+
+    /// Token ids are below it.
+    pub fn vocabulary(&self) -> u32 {
+        match &self.0 {
+            Kind::File(tokenizer) => tokenizer.get_vocab_size(true) as u32,
+            Kind::Words(words) => words.len(),
+        }
     }
 
     /// One text.
     pub fn one(&self, text: &str) -> Result<EncoderInput, String> {
-        self.0.encode(text, true).map(|encoding| input(&encoding)).map_err(|error| error.to_string())
+        match &self.0 {
+            Kind::File(tokenizer) => read(tokenizer.encode(text, true)),
+            Kind::Words(vocabulary) => Ok(EncoderInput { tokens: words::encode(text, vocabulary), types: Vec::new() }),
+        }
     }
 
     /// A text and another, for models that compare.
     pub fn pair(&self, first: &str, second: &str) -> Result<EncoderInput, String> {
-        self.0.encode((first, second), true).map(|encoding| input(&encoding)).map_err(|error| error.to_string())
+        match &self.0 {
+            Kind::File(tokenizer) => read(tokenizer.encode((first, second), true)),
+            Kind::Words(vocabulary) => {
+                let [mut tokens, second] = [first, second].map(|text| words::encode(text, vocabulary));
+                let types = [vec![0; tokens.len()], vec![1; second.len()]].concat();
+                tokens.extend(second);
+                Ok(EncoderInput { tokens, types })
+            }
+        }
     }
 }
 
-fn input(encoding: &Encoding) -> EncoderInput {
-    EncoderInput { tokens: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec() }
+fn read(encoded: tokenizers::Result<Encoding>) -> Result<EncoderInput, String> {
+    let encoding = encoded.map_err(|error| error.to_string())?;
+    Ok(EncoderInput { tokens: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec() })
 }

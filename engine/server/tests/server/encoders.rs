@@ -1,11 +1,13 @@
 //! Embeddings, scores and rankings over HTTP, by all-MiniLM-L6-v2 where it is there. The vectors themselves are held
-//! against transformers' in the encoder's own tests; here it is what the API makes of them.
+//! against transformers' in the encoder's own tests; here it is what the API makes of them. How texts are put together and
+//! admitted is tried on the simulated encoder.
 
-use crate::common::{Answer, TestServer, eventually, get, serve_at};
+use crate::common::{Answer, Client, MODEL, TestServer, eventually, get, serve, serve_at};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use futures::FutureExt;
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 use windlass_checkpoint::testing::sentence_encoder;
 
 pub async fn encoder(flags: &str) -> Option<TestServer> {
@@ -151,4 +153,100 @@ async fn a_batch_holds_so_many_tokens() {
         let fill = server.metric("windlass:batch_fill_ratio").await;
         assert!((fill * 32.0 - texts).abs() < 0.01, "{flags}: {fill}");
     }
+}
+
+/// A simulated encoder that takes so many milliseconds for a batch.
+async fn simulated(step_ms: u32, flags: &str) -> TestServer {
+    let time = format!("--sim-step-us {step_ms}000 --sim-prefill-token-us 0");
+    serve(&format!("--runner pooling {time} {flags}")).await
+}
+
+/// What the vectors of these texts are asked with, of so many words each.
+fn texts(count: usize, words: usize) -> Value {
+    json!({"model": MODEL, "input": vec!["word ".repeat(words); count]})
+}
+
+/// The same, on its way.
+fn asking(server: &TestServer, count: usize, words: usize) -> JoinHandle<Answer> {
+    let (api, body) = (server.api, texts(count, words));
+    tokio::spawn(async move { Client::connect(api).await.post("/v1/embeddings", &body).await })
+}
+
+/// The texts of the last batch.
+async fn batch(server: &TestServer, max_texts: f64) -> f64 {
+    (server.metric("windlass:batch_fill_ratio").await * max_texts).round()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_simulated_encoder_serves_what_an_encoder_does() {
+    let server = simulated(1, "--max-model-len 32").await;
+    let documents = ["the stock market", "a man eats bread", "it will rain"];
+    let ranking = json!({"model": MODEL, "query": "a man eats", "documents": documents});
+    let ranking = server.post("/v1/rerank", &ranking).await.json();
+    assert_eq!(ranking["results"][0]["index"], 1, "{ranking}");
+    let answer = server.post("/v1/embeddings", &json!({"model": MODEL, "input": ["a man", "a man eats"]})).await;
+    let found = vectors(&answer);
+    assert_eq!(answer.json()["usage"]["prompt_tokens"], 5);
+    assert!((cosine(&found[0], &found[0]) - 1.0).abs() < 1e-5 && cosine(&found[0], &found[1]) > 0.5);
+    let long = server.post("/v1/embeddings", &texts(1, 33)).await;
+    assert_eq!((long.status.as_u16(), &long.json()["error"]["code"]), (400, &json!("context_length_exceeded")));
+    let stats = server.stats().await;
+    assert_eq!((&stats["simulated"], &stats["effective"]["device"]), (&json!(true), &json!("sim")), "{stats}");
+    assert_eq!(server.chat(json!({})).await.status.as_u16(), 400);
+
+    let scores = simulated(1, "--task score").await;
+    let pairs = json!({"model": MODEL, "text_1": "a man eats", "text_2": documents});
+    let pairs = scores.post("/v1/score", &pairs).await.json();
+    let score = |index: usize| pairs["data"][index]["score"].as_f64().unwrap();
+    assert!(score(1) > score(0) && score(1) > score(2) && score(1) <= 1.0 && score(0) >= 0.0, "{pairs}");
+}
+
+/// Each bound ends a batch. The wait is long where it is not to be the one, and nothing is waited for in vain.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_goes_when_it_has_texts_or_tokens_or_waited() {
+    for (flags, asked, last) in [
+        // Two full batches of four.
+        ("--max-batch-wait-ms 60000 --max-batch-size 4", texts(8, 3), 4.0),
+        // Three texts of four tokens fill twelve, so the fourth begins a batch, which waits for its time.
+        ("--max-batch-wait-ms 200 --max-batch-size 4 --max-batch-tokens 14", texts(4, 4), 1.0),
+        // A text alone is computed however long it is.
+        ("--max-batch-wait-ms 200 --max-batch-size 4 --max-batch-tokens 2", texts(1, 9), 1.0),
+        // Two are not enough for anything but the time.
+        ("--max-batch-wait-ms 200 --max-batch-size 4", texts(2, 3), 2.0),
+    ] {
+        let server = simulated(1, flags).await;
+        let answer = server.post("/v1/embeddings", &asked).await;
+        assert_eq!(vectors(&answer).len(), asked["input"].as_array().unwrap().len(), "{flags}");
+        assert_eq!(batch(&server, 4.0).await, last, "{flags}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn texts_that_come_while_a_batch_is_computed_are_the_next_one() {
+    let server = simulated(1000, "--max-batch-wait-ms 0 --max-batch-size 8").await;
+    let first = asking(&server, 1, 3);
+    server.until("the first is computed", |stats| stats["running"] == 1).await;
+    let others = asking(&server, 5, 3);
+    assert!(first.await.unwrap().status.is_success() && others.await.unwrap().status.is_success());
+    assert_eq!(batch(&server, 8.0).await, 5.0);
+}
+
+/// However many come at once, no more tokens wait than may.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_come_together_are_admitted_up_to_the_limit_and_no_further() {
+    let server = simulated(3000, "--max-batch-wait-ms 0 --max-queue-tokens 100").await;
+    let first = asking(&server, 1, 10);
+    server.until("the first is computed", |stats| stats["running"] == 1).await;
+    let others: Vec<_> = (0..40).map(|_| asking(&server, 2, 15)).collect();
+    assert!(first.await.unwrap().status.is_success());
+    let mut statuses = Vec::new();
+    for answer in others {
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.header("retry-after").is_some(), answer.status.as_u16() == 429, "{answer:?}");
+        statuses.push(answer.status.as_u16());
+    }
+    // Ten tokens are being computed, and thirty of each request may wait three times.
+    let taken = statuses.iter().filter(|status| **status == 200).count();
+    assert!(taken == 3 && statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
+    server.until("nothing waits", |stats| stats["waiting"] == 0 && stats["queuedTokens"] == 0).await;
 }
