@@ -193,6 +193,7 @@ fn found() -> Inspection {
         vocabulary: 49152,
         context_tokens: 2048,
         weight_bytes: 98_000_000,
+        windowed: None,
     };
     let kv_bytes_per_token = kv_bytes_per_token(&shape, KvDataType::Bf16);
     let weight_type = "q4_1".into();

@@ -16,6 +16,7 @@ pub fn llama_8b() -> ModelShape {
         vocabulary: 128_256,
         context_tokens: 131_072,
         weight_bytes: 16_060_522_496,
+        windowed: None,
     }
 }
 

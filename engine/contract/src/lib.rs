@@ -7,6 +7,7 @@ pub mod fingerprint;
 pub mod fixture;
 pub mod flags;
 pub mod inspection;
+pub mod kv_groups;
 pub mod memory;
 pub mod metrics;
 pub mod paths;

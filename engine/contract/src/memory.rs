@@ -2,6 +2,7 @@
 
 use std::iter::Sum;
 
+use crate::kv_groups::KvGroups;
 use crate::shape::ModelShape;
 
 /// How the KV cache holds keys and values.
@@ -95,9 +96,41 @@ pub fn kv_bytes_per_token(shape: &ModelShape, data_type: KvDataType) -> u64 {
     2 * u64::from(shape.layers) * u64::from(shape.kv_heads) * data_type.head_bytes(shape.head_dim)
 }
 
-/// Bytes of one KV block of `block_tokens` tokens over all layers.
-pub fn kv_block_bytes(shape: &ModelShape, data_type: KvDataType, block_tokens: u32) -> u64 {
-    kv_bytes_per_token(shape, data_type) * u64::from(block_tokens)
+/// Bytes of one KV block of `block_tokens` tokens over the layers of one of these groups.
+pub fn kv_block_bytes(shape: &ModelShape, groups: &KvGroups, data_type: KvDataType, block_tokens: u32) -> u64 {
+    let group = ModelShape { layers: groups.layers(shape), windowed: None, ..shape.clone() };
+    kv_bytes_per_token(&group, data_type) * u64::from(block_tokens)
+}
+
+/// Bytes of K and V that a sequence of `tokens` tokens holds, which are in windows where layers have them.
+pub fn kv_sequence_bytes(shape: &ModelShape, data_type: KvDataType, tokens: u32) -> u64 {
+    let groups = KvGroups::of(shape, tokens);
+    groups.sequence_tokens(tokens.into()) * kv_block_bytes(shape, &groups, data_type, 1)
+}
+
+/// What an engine is to hold at once in its KV pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvDemand {
+    /// Sequences.
+    pub sequences: u32,
+    /// Tokens of each.
+    pub longest: u32,
+    /// Most tokens of a step.
+    pub step_tokens: u32,
+    /// Tokens in a block.
+    pub block_tokens: u32,
+}
+
+/// Bytes of a pool in which these sequences never wait for a block: what they hold, and in windows what the steps on
+/// their way compute and leave behind.
+pub fn kv_pool_bytes(shape: &ModelShape, data_type: KvDataType, demand: &KvDemand) -> u64 {
+    let KvDemand { sequences, longest, step_tokens, block_tokens } = *demand;
+    let groups = KvGroups::of(shape, longest);
+    let held = u64::from(sequences) * groups.sequence_blocks(longest.into(), block_tokens);
+    // Two steps in flight, and one whose blocks return with the next.
+    let on_their_way = u64::from(groups.windowed) * (3 * u64::from(step_tokens)).div_ceil(block_tokens.max(1).into());
+    let whole = u64::from(sequences) * u64::from(groups.count()) * u64::from(longest.div_ceil(block_tokens.max(1)));
+    (held + on_their_way).min(whole).saturating_mul(kv_block_bytes(shape, &groups, data_type, block_tokens))
 }
 
 /// Bytes of activations for a step of `step_tokens`, of which `logit_rows` rows are sampled.
@@ -116,17 +149,35 @@ pub fn workspace_bytes(shape: &ModelShape, step_tokens: u32, logit_rows: u32) ->
 mod tests {
     use super::*;
     use crate::fixture::llama_8b;
+    use crate::shape::WindowedLayers;
 
     /// Llama-3.1-8B: 128 KiB of bf16 KV per token, the figure published for it.
     #[test]
     fn kv_of_llama_8b_is_128_kib_per_token() {
         let shape = llama_8b();
         assert_eq!(kv_bytes_per_token(&shape, KvDataType::Bf16), 131_072);
-        assert_eq!(kv_block_bytes(&shape, KvDataType::Bf16, 16), 2 << 20);
+        assert_eq!(kv_block_bytes(&shape, &KvGroups::ONE, KvDataType::Bf16, 16), 2 << 20);
+        assert_eq!(kv_sequence_bytes(&shape, KvDataType::Bf16, 1000), 131_072 * 1000);
         assert_eq!(kv_bytes_per_token(&shape, KvDataType::Int8), 131_072 / 2 + 2 * 32 * 8 * 4);
         assert_eq!(kv_bytes_per_token(&shape, KvDataType::Int4), 131_072 / 4 + 2 * 32 * 8 * 4);
         let names: Vec<&str> = KvDataType::ALL.map(KvDataType::name).to_vec();
         assert_eq!(names, ["bf16", "f16", "fp8", "int8", "int4"]);
         assert!(KvDataType::ALL.iter().all(|kind| KvDataType::named(kind.name()) == Some(*kind)));
+    }
+    /// Gemma 3 4B, 34 layers of which 29 see 1024 keys: 16 GiB of bf16 KV for 128 Ki tokens without windows, and what
+    /// five full layers and 30 windows of 1087 tokens hold with them.
+    #[test]
+    fn windows_of_gemma_3_hold_no_more_than_they_read() {
+        let windowed = Some(WindowedLayers { layers: 29, tokens: 1024 });
+        let shape = ModelShape { layers: 34, kv_heads: 4, head_dim: 256, windowed, ..llama_8b() };
+        let layer = 2 * 4 * 512;
+        assert_eq!(kv_bytes_per_token(&shape, KvDataType::Bf16), 34 * layer);
+        assert_eq!(kv_sequence_bytes(&shape, KvDataType::Bf16, 131_072), (5 * 131_072 + 30 * 1087) * layer);
+        assert_eq!(kv_sequence_bytes(&shape, KvDataType::Bf16, 1000), 34 * 1000 * layer);
+        let demand = KvDemand { sequences: 2, longest: 131_072, step_tokens: 512, block_tokens: 16 };
+        let blocks = 2 * (8192 + 6 * 69) + 6 * 96;
+        assert_eq!(kv_pool_bytes(&shape, KvDataType::Bf16, &demand), blocks * 5 * 16 * layer);
+        let short = KvDemand { longest: 1000, ..demand };
+        assert_eq!(kv_pool_bytes(&shape, KvDataType::Bf16, &short), 2 * 63 * 34 * 16 * layer);
     }
 }

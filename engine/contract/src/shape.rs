@@ -26,4 +26,17 @@ pub struct ModelShape {
     pub context_tokens: u32,
     /// Bytes of all weights as stored, a tied output counted once.
     pub weight_bytes: u64,
+    /// The layers that see only a window of keys. Absent: there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub windowed: Option<WindowedLayers>,
+}
+
+/// Layers whose queries see only the last keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WindowedLayers {
+    /// How many.
+    pub layers: u32,
+    /// Keys that a query sees, its own among them.
+    pub tokens: u32,
 }

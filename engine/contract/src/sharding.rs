@@ -214,6 +214,7 @@ mod tests {
             vocabulary,
             context_tokens: 64,
             weight_bytes: 0,
+            windowed: None,
         }
     }
 

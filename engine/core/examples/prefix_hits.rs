@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use common::Nothing;
 use windlass_engine_core::engine::{Engine, EngineConfig, QueueLimits};
-use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_engine_core::request::{Request, RequestId, TokenId};
 
 const BLOCK_TOKENS: u32 = 512;
@@ -29,7 +29,7 @@ const GEOMETRY: Geometry = Geometry {
     max_step_tokens: 1 << 20,
     max_step_logits: 1,
     vocabulary: u32::MAX,
-    read_back_tokens: None,
+    groups: KvGroups::ONE,
 };
 
 /// The ids of a line's blocks.

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use common::Nothing;
 use windlass_engine_core::engine::{Engine, EngineConfig, Policy, QueueLimits};
-use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_engine_core::request::{Request, RequestId};
 
 const SEQUENCES: u32 = 256;
@@ -17,14 +17,14 @@ const STEPS: u32 = 400;
 
 const GEOMETRY: Geometry = Geometry {
     block_tokens: 16,
-    blocks: 40_000,
+    blocks: 160_000,
     swap_slots: 0,
     max_sequence_tokens: 32_768,
     max_step_rows: SEQUENCES,
     max_step_tokens: 8192,
     max_step_logits: SEQUENCES,
     vocabulary: 50_000,
-    read_back_tokens: None,
+    groups: KvGroups::ONE,
 };
 
 fn request(id: u64, prompt_tokens: u32) -> Request {
@@ -40,11 +40,13 @@ struct Load {
     policy: Policy,
     /// Requests that wait for a place.
     waiting: u32,
+    /// How layers are grouped.
+    groups: KvGroups,
 }
 
 /// Microseconds of a turn while all sequences decode: the median, and what nine of ten stay under.
 fn measure(load: Load) -> (f64, f64) {
-    let Load { prompt_tokens, prefix_cache: enable_prefix_cache, policy, waiting } = load;
+    let Load { prompt_tokens, prefix_cache: enable_prefix_cache, policy, waiting, groups } = load;
     let queue = QueueLimits {
         max_waiting_requests: WAITING,
         max_queued_prompt_tokens: u64::MAX,
@@ -58,7 +60,7 @@ fn measure(load: Load) -> (f64, f64) {
         target_inter_token_seconds: Some(0.05),
         ..EngineConfig::PLAIN
     };
-    let mut engine = Engine::new(Nothing::new(GEOMETRY), config);
+    let mut engine = Engine::new(Nothing::new(Geometry { groups, ..GEOMETRY }), config);
     for id in 0..SEQUENCES {
         engine.add(request(id.into(), prompt_tokens), 0.0).expect("an admissible request");
     }
@@ -83,7 +85,11 @@ fn timed_turn(engine: &mut Engine<Nothing>) -> f64 {
 
 fn main() {
     println!("{SEQUENCES} decoding sequences, µs per step (median, 90 % of {STEPS}):");
-    let plain = Load { prompt_tokens: 1000, prefix_cache: true, policy: Policy::Fcfs, waiting: 0 };
+    let plain =
+        Load { prompt_tokens: 1000, prefix_cache: true, policy: Policy::Fcfs, waiting: 0, groups: KvGroups::ONE };
+    // Those of Gemma 2, and of Gemma 3 4B.
+    let grouped =
+        [(1, 4159), (6, 1087)].map(|(windowed, read_back_tokens)| KvGroups { full: 1, windowed, read_back_tokens });
     let priority = Policy::Priority { preemption_threshold: 0 };
     let queued = [Policy::Fcfs, priority, Policy::Fair, Policy::LongestPrefix];
     let loads = [
@@ -92,12 +98,15 @@ fn main() {
         plain,
         Load { policy: priority, ..plain },
     ];
-    for load in loads.into_iter().chain(queued.map(|policy| Load { policy, waiting: WAITING, ..plain })) {
+    let queued = queued.map(|policy| Load { policy, waiting: WAITING, ..plain });
+    let grouped = grouped.map(|groups| Load { groups, ..plain });
+    for load in loads.into_iter().chain(queued).chain(grouped) {
         let (median, most) = measure(load);
-        let Load { prompt_tokens, prefix_cache, policy, waiting } = load;
+        let Load { prompt_tokens, prefix_cache, policy, waiting, groups } = load;
         println!(
-            "  prompts of {prompt_tokens:4} tokens, prefix cache {prefix_cache:5}, {policy:?}, {waiting:4} waiting: \
-             {median:6.1} {most:6.1}"
+            "  prompts of {prompt_tokens:4} tokens, prefix cache {prefix_cache:5}, {policy:?}, {waiting:4} waiting, \
+             {} groups: {median:6.1} {most:6.1}",
+            groups.count()
         );
     }
 }

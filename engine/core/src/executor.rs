@@ -3,6 +3,8 @@
 //! Asynchronous: a step is submitted, and the next may be submitted before the first is collected. An executor
 //! knows blocks and tokens; it knows nothing of requests' limits, streams or queues.
 
+pub use windlass_engine_contract::kv_groups::KvGroups;
+
 use crate::plan::{StepOutput, StepPlan, Ticket};
 
 /// Steps that may be submitted and not collected.
@@ -13,7 +15,7 @@ pub const MAX_IN_FLIGHT: usize = 2;
 pub struct Geometry {
     /// Tokens in a KV block.
     pub block_tokens: u32,
-    /// KV blocks in the pool.
+    /// KV blocks in the pool, each for the layers of one group.
     pub blocks: u32,
     /// Longest sequence, tokens.
     pub max_sequence_tokens: u32,
@@ -27,9 +29,8 @@ pub struct Geometry {
     pub max_step_logits: u32,
     /// Ids are below this.
     pub vocabulary: u32,
-    /// Tokens at the end of a sequence, the one that is computed among them, before which nothing is read again; absent
-    /// where all of them are. Blocks that lie before may be given to others.
-    pub read_back_tokens: Option<u32>,
+    /// How layers share blocks. What lies before the window of a group may be given to others.
+    pub groups: KvGroups,
 }
 
 /// Computes steps. `submit` and `collect` are called by one thread, tickets are collected in order of submission,

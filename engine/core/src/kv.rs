@@ -1,29 +1,39 @@
 //! The KV cache as bookkeeping: which block belongs to whom, which may be reused, which must still wait.
 //!
 //! Ids and counts only; the tensors are the executor's. Every block is in exactly one state:
-//! - *held*: a block table names it (a sequence's, or a released one that a step in flight still names);
+//! - *held*: a block table names it, or a step in flight still does that named a released one;
 //! - *cached*: nobody names it and its contents are a known prefix, kept until the room is needed;
 //! - *free*.
+//!
+//! Layers are divided into groups ([`KvGroups`]), and a sequence has blocks in each. Groups that read a window of a
+//! sequence take its blocks as they are computed, and give them up behind the window.
 
 mod audit;
 mod block_pool;
 mod block_table;
+mod extent;
+mod known;
 mod prefix_cache;
 mod tier;
 
 use std::collections::HashMap;
 
+use windlass_engine_contract::kv_groups::KvGroups;
+
 use crate::plan::{BlockId, Move, Ticket};
 use crate::request::{CacheScope, TokenId};
 use block_pool::BlockPool;
 pub(crate) use block_table::BlockTable;
-use prefix_cache::{PrefixCache, PrefixId};
+use extent::Extent;
+use known::Known;
+use prefix_cache::{Page, PrefixCache};
 use tier::Tier;
 
 /// Blocks, their references and the prefix cache over them.
 #[derive(Debug)]
 pub(crate) struct KvCache {
     block_tokens: usize,
+    groups: KvGroups,
     pool: BlockPool,
     /// `None` where the prefix cache is switched off.
     prefixes: Option<PrefixCache>,
@@ -31,12 +41,10 @@ pub(crate) struct KvCache {
     tier: Option<Tier>,
     /// Moves that no step makes yet, in order.
     moves: Vec<Move>,
-    /// Released tables that a step in flight still names, each with the last such step.
-    retiring: Vec<(Ticket, BlockTable)>,
+    /// Released blocks that a step in flight still names, each with the last such step.
+    retiring: Vec<(Ticket, Vec<BlockId>)>,
     /// How long a prefix is kept that nobody uses.
     ttl_seconds: Option<f64>,
-    /// Tokens at the end of a sequence before which nothing is read again; absent where all are.
-    read_back_tokens: Option<usize>,
     tier_use: TierUse,
     /// The time of the last call that told it.
     now: f64,
@@ -49,14 +57,6 @@ pub struct TierUse {
     pub query_tokens: u64,
     /// Tokens found.
     pub hit_tokens: u64,
-}
-
-/// A block of a known prefix.
-#[derive(Clone, Copy, Debug)]
-struct Cached {
-    prefix: PrefixId,
-    /// Absent where it is in the tier.
-    block: Option<BlockId>,
 }
 
 /// Blocks by state.
@@ -89,13 +89,13 @@ impl KvCache {
         assert!(blocks > 0 && block_tokens > 0, "a KV cache of {blocks} blocks of {block_tokens} tokens");
         KvCache {
             block_tokens: block_tokens as usize,
+            groups: KvGroups::ONE,
             pool: BlockPool::new(blocks),
             prefixes: prefix_key.map(|key| PrefixCache::new(blocks, key)),
             tier: None,
             moves: Vec::new(),
             retiring: Vec::new(),
             ttl_seconds: None,
-            read_back_tokens: None,
             tier_use: TierUse::default(),
             now: 0.0,
         }
@@ -107,9 +107,10 @@ impl KvCache {
         self
     }
 
-    /// Lets sequences give up what lies before their last so many tokens.
-    pub(crate) fn with_read_back(mut self, tokens: Option<u32>) -> KvCache {
-        self.read_back_tokens = tokens.map(|tokens| tokens.max(1) as usize);
+    /// Divides layers like that: each group of them has blocks of its own.
+    pub(crate) fn with_groups(mut self, groups: KvGroups) -> KvCache {
+        assert!(groups.count() > 0, "a KV cache of no layers");
+        self.groups = groups;
         self
     }
 
@@ -140,23 +141,24 @@ impl KvCache {
     /// not fail.
     pub(crate) fn distrust(&mut self, table: &BlockTable) {
         let Some(prefixes) = &mut self.prefixes else { return };
-        for (prefix, _) in table.held().iter().filter_map(|block| prefixes.remove(*block)) {
+        for (page, _) in table.held().filter_map(|block| prefixes.remove(block)) {
             if let Some(tier) = &mut self.tier {
-                tier.forget(prefix);
+                tier.forget(page);
             }
         }
     }
 
     /// Leading tokens of `tokens` that are cached.
     pub(crate) fn cached_tokens(&self, tokens: &[TokenId], scope: CacheScope) -> usize {
-        self.cached_blocks(&tokens[..tokens.len() - 1], scope).len() * self.block_tokens
+        self.known(&tokens[..tokens.len() - 1], scope).blocks() * self.block_tokens
     }
 
     /// Whether `tokens` tokens, of which `cached` are cached, would find blocks now or once the steps in flight are
-    /// collected, with `headroom` left.
+    /// collected, with `headroom` sequences left to grow.
     pub(crate) fn will_fit(&self, tokens: usize, cached: usize, headroom: usize) -> bool {
-        let missing = tokens.div_ceil(self.block_tokens) - cached / self.block_tokens;
-        missing + headroom <= self.pool.available() + self.returning()
+        let known = cached / self.block_tokens;
+        let missing = self.beyond(self.first_extent(tokens, known), known);
+        missing + self.block_each(headroom) <= self.pool.available() + self.returning()
     }
 
     /// What was looked up in the tier so far.
@@ -169,33 +171,36 @@ impl KvCache {
         self.prefixes.is_some()
     }
 
-    /// A table that covers `tokens`, beginning with the cached blocks of their longest known prefix.
+    /// A table for `tokens`, beginning with the cached blocks of their longest known prefix. Groups that read everything
+    /// get all blocks that these need, and windowed ones a block for what is to be computed first.
     ///
     /// At least the last token stays to be computed: its logits are what the caller wants. `None`, with nothing
-    /// changed, unless `headroom` blocks remain available beside it.
+    /// changed, unless `headroom` sequences can grow by a block beside it.
     pub(crate) fn open(&mut self, tokens: &[TokenId], scope: CacheScope, headroom: usize) -> Option<BlockTable> {
-        if self.pool.available() <= headroom {
+        if self.pool.available() <= self.block_each(headroom) {
             return None; // without walking the prefix first: a full pool is asked in every step
         }
-        let cached = self.cached_blocks(&tokens[..tokens.len() - 1], scope);
-        let mut table = self.retained(&cached, scope);
-        let new = tokens.len().div_ceil(self.block_tokens) - table.blocks.len();
-        if new + headroom > self.pool.available() {
-            self.drop_references(&table);
+        let known = self.known(&tokens[..tokens.len() - 1], scope);
+        let cached = known.in_pool();
+        cached.iter().for_each(|&block| self.pool.retain(block));
+        let extent = self.first_extent(tokens.len(), known.blocks());
+        let new = self.beyond(extent, known.blocks()) + known.in_tier().count();
+        if new + self.block_each(headroom) > self.pool.available() {
+            self.drop_references(&cached);
             return None;
         }
-        self.count_tier_use(tokens.len(), &cached);
-        self.bring_back(&mut table, tokens, &cached);
-        let missing = self.missing(&table, tokens.len());
-        self.append(&mut table, missing);
+        self.count_tier_use(tokens.len(), &known);
+        let mut table = self.table_of(&known, tokens, scope);
+        self.extend(&mut table, extent);
         Some(table)
     }
 
-    /// A table of new blocks that covers `tokens` tokens, whatever is cached of them.
+    /// A table of new blocks for `tokens` tokens, whatever is cached of them.
     pub(crate) fn open_uncached(&mut self, tokens: usize, scope: CacheScope, headroom: usize) -> Option<BlockTable> {
-        let mut table = BlockTable::new(scope);
-        let missing = self.missing(&table, tokens);
-        (missing + headroom <= self.pool.available()).then(|| self.append(&mut table, missing))?;
+        let mut table = BlockTable::new(self.groups.count(), scope);
+        let extent = self.first_extent(tokens, 0);
+        let fits = self.missing(&table, extent) + self.block_each(headroom) <= self.pool.available();
+        fits.then(|| self.extend(&mut table, extent))?;
         Some(table)
     }
 
@@ -209,89 +214,96 @@ impl KvCache {
         scope: CacheScope,
         headroom: usize,
     ) -> Option<BlockTable> {
-        if 1 + headroom > self.pool.available() || !self.serves(table, tokens) {
+        if self.block_each(1 + headroom) > self.pool.available() || !self.serves(table, tokens) {
             return None;
         }
-        let (shared, passed) = (tokens / self.block_tokens, table.passed);
-        let mut fork = BlockTable { blocks: table.blocks[..shared].to_vec(), passed, ..BlockTable::new(scope) };
-        fork.held().iter().for_each(|&block| self.pool.retain(block));
-        self.append(&mut fork, 1);
-        fork.pass(passed);
-        let begun = !tokens.is_multiple_of(self.block_tokens);
-        self.moves.extend(begun.then(|| Move::Copy { from: table.blocks[shared], to: fork.blocks[shared] }));
+        let (shared, begun) = (tokens / self.block_tokens, !tokens.is_multiple_of(self.block_tokens));
+        let groups = table.groups.iter().map(|group| group.first(shared)).collect();
+        let mut fork = BlockTable { groups, ..BlockTable::new(0, scope) };
+        fork.held().for_each(|block| self.pool.retain(block));
+        self.extend(&mut fork, Extent::all(shared + 1));
+        if begun {
+            let written = table.groups.iter().zip(&fork.groups);
+            let pairs = written.filter_map(|(from, to)| Some((from.block(shared)?, to.block(shared)?)));
+            self.moves.extend(pairs.map(|(from, to)| Move::Copy { from, to }));
+        }
         Some(fork)
     }
 
     /// Extends `table` to cover `tokens` tokens. False, with nothing changed, where blocks are short.
     pub(crate) fn grow(&mut self, table: &mut BlockTable, tokens: usize) -> bool {
-        let missing = self.missing(table, tokens);
-        let fits = missing <= self.pool.available();
+        let extent = Extent::all(tokens.div_ceil(self.block_tokens));
+        let fits = self.missing(table, extent) <= self.pool.available();
         if fits {
-            self.append(table, missing);
+            self.extend(table, extent);
         }
         fits
     }
 
-    /// Extends `table` towards covering `tokens` tokens by blocks that nobody misses while `headroom` others are left.
-    /// How many tokens it covers then.
+    /// Extends `table` towards covering `tokens` tokens by blocks that nobody misses while `headroom` sequences can still
+    /// grow by one. How many tokens it covers then.
     pub(crate) fn grow_spare(&mut self, table: &mut BlockTable, tokens: usize, headroom: usize) -> usize {
-        let spare = self.pool.available().saturating_sub(headroom);
-        let missing = self.missing(table, tokens).min(spare);
-        self.append(table, missing);
-        table.blocks.len() * self.block_tokens
+        for blocks in table.covered_blocks() + 1..=tokens.div_ceil(self.block_tokens) {
+            let extent = Extent::all(blocks);
+            if self.missing(table, extent) + self.block_each(headroom) > self.pool.available() {
+                break;
+            }
+            self.extend(table, extent);
+        }
+        table.covered_blocks() * self.block_tokens
     }
 
-    /// Makes the full blocks of `computed` findable as prefixes. All of `computed` has its K and V in the table.
+    /// Makes the full blocks of `computed` findable as prefixes. All of `computed` has its K and V in the table, but for
+    /// what it has passed.
     pub(crate) fn publish(&mut self, table: &mut BlockTable, computed: &[TokenId]) {
         let Some(prefixes) = &mut self.prefixes else { return };
-        if table.published < table.passed {
-            return; // a fork, of which nobody has the beginning any more
-        }
         for tokens in computed.chunks_exact(self.block_tokens).skip(table.published) {
             let Some(before) = table.prefix else { return };
-            table.prefix = prefixes.insert(before, tokens, table.blocks[table.published]);
-            table.published += usize::from(table.prefix.is_some());
+            let prefix = prefixes.longer(before, tokens);
+            let mut blocks =
+                (0..).zip(&table.groups).filter_map(|(group, of)| Some((group, of.block(table.published)?)));
+            let insert = |(group, block)| prefixes.insert(Page { prefix, group }, before, tokens, block);
+            let is_kept = blocks.all(insert);
+            table.prefix = is_kept.then_some(prefix);
+            table.published += usize::from(is_kept);
         }
     }
 
     /// Whether `table` still has what is read for the tokens behind its first `tokens`.
     pub(crate) fn serves(&self, table: &BlockTable, tokens: usize) -> bool {
-        table.passed <= self.unread(tokens)
+        table.groups.iter().all(|group| group.passed <= self.unread(tokens))
     }
 
     /// Gives up the leading blocks of `table` that nothing reads once `computed` tokens are computed, at once or when the
     /// step `in_flight` that last names them is collected.
     pub(crate) fn pass_by(&mut self, table: &mut BlockTable, computed: usize, in_flight: Option<Ticket>) {
-        let passed = self.unread(computed).min(table.blocks.len() - 1);
-        if passed > table.passed {
-            let given_up = BlockTable { blocks: table.pass(passed), ..BlockTable::new(CacheScope::SHARED) };
-            self.release(given_up, in_flight);
+        let unread = self.unread(computed);
+        let windowed = &mut table.groups[self.groups.full as usize..];
+        let given_up: Vec<BlockId> = windowed.iter_mut().flat_map(|group| group.pass(unread)).rev().collect();
+        if !given_up.is_empty() {
+            self.give_up(given_up, in_flight);
         }
     }
 
-    /// Gives a table's blocks up, at once or when the step `in_flight` that last names them is collected.
+    /// Gives a table's blocks up, at once or when the step `in_flight` that last names them is collected. From the tail, so
+    /// that a prefix outlives what continues it.
     pub(crate) fn release(&mut self, table: BlockTable, in_flight: Option<Ticket>) {
-        // Nobody reads what was to be copied for it.
-        self.moves.retain(|moved| !matches!(moved, Move::Copy { to, .. } if table.blocks.contains(to)));
-        match in_flight {
-            Some(ticket) => self.retiring.push((ticket, table)),
-            None => self.drop_references(&table),
-        }
+        self.give_up(table.tail_first(), in_flight);
     }
 
     /// The step is over: blocks that only it still named return.
     pub(crate) fn collected(&mut self, ticket: Ticket) {
         let (over, waiting) = self.retiring.drain(..).partition(|(last, _)| *last == ticket);
         self.retiring = waiting;
-        for (_, table) in over {
-            self.drop_references(&table);
+        for (_, blocks) in over {
+            self.drop_references(&blocks);
         }
     }
 
     /// Blocks that become available once the steps in flight are collected, with nothing else released.
     pub(crate) fn returning(&self) -> usize {
         let mut named: HashMap<BlockId, u32> = HashMap::new();
-        for block in self.retiring.iter().flat_map(|(_, table)| table.held()) {
+        for block in self.retiring.iter().flat_map(|(_, blocks)| blocks) {
             *named.entry(*block).or_default() += 1;
         }
         named.iter().filter(|(block, count)| self.pool.references(**block) == **count).count()
@@ -299,108 +311,53 @@ impl KvCache {
 
     /// Blocks by state; `tables` are those of all live sequences.
     pub(crate) fn usage<'a>(&'a self, tables: impl Iterator<Item = &'a BlockTable>) -> KvUsage {
-        let retiring = self.retiring.iter().map(|(_, table)| table);
-        let accounted: usize = tables.chain(retiring).map(|table| table.held().len()).sum();
+        let retiring: usize = self.retiring.iter().map(|(_, blocks)| blocks.len()).sum();
+        let accounted = retiring + tables.flat_map(|table| &table.groups).map(|group| group.held.len()).sum::<usize>();
         let [total, free, cached] = [self.pool.total(), self.pool.free(), self.pool.cached()].map(|n| n as u32);
         let leaked = self.pool.total_references().abs_diff(accounted as u64) as u32;
         let swapped = self.tier.as_ref().map_or(0, Tier::len) as u32;
         KvUsage { total, free, cached, held: total - free - cached, swapped, leaked }
     }
 
-    /// Leading blocks that are not read for the tokens behind the first `tokens`.
-    fn unread(&self, tokens: usize) -> usize {
-        self.read_back_tokens.map_or(0, |read| (tokens + 1).saturating_sub(read) / self.block_tokens)
-    }
-
-    fn count_tier_use(&mut self, tokens: usize, cached: &[Cached]) {
+    fn count_tier_use(&mut self, tokens: usize, known: &Known) {
         if self.tier.is_some() {
-            let found = cached.iter().filter(|cached| cached.block.is_none()).count();
-            self.tier_use.query_tokens += (tokens - (cached.len() - found) * self.block_tokens) as u64;
-            self.tier_use.hit_tokens += (found * self.block_tokens) as u64;
+            let mut found: Vec<usize> = known.in_tier().map(|(index, _)| index).collect();
+            found.sort_unstable();
+            found.dedup();
+            self.tier_use.query_tokens += (tokens - (known.blocks() - found.len()) * self.block_tokens) as u64;
+            self.tier_use.hit_tokens += (found.len() * self.block_tokens) as u64;
         }
     }
 
-    fn missing(&self, table: &BlockTable, tokens: usize) -> usize {
-        tokens.div_ceil(self.block_tokens).saturating_sub(table.blocks.len())
-    }
-
-    /// Where the longest chain of blocks is that begins `tokens`.
-    fn cached_blocks(&self, tokens: &[TokenId], scope: CacheScope) -> Vec<Cached> {
-        let (Some(prefixes), mut before) = (&self.prefixes, PrefixId::root(scope)) else { return Vec::new() };
-        let mut cached = Vec::new();
-        for chunk in tokens.chunks_exact(self.block_tokens) {
-            let prefix = prefixes.longer(before, chunk);
-            let block = prefixes.find(prefix, before, chunk);
-            if block.is_none() && !self.tier.as_ref().is_some_and(|tier| tier.holds(prefix, before, chunk)) {
-                break;
-            }
-            cached.push(Cached { prefix, block });
-            before = prefix;
+    /// A block, of which the pool has one.
+    fn take(&mut self) -> BlockId {
+        let (block, evicted) = self.pool.take().expect("availability was checked");
+        if evicted {
+            self.evict(block);
         }
-        cached
-    }
-
-    /// Takes references on those of the cached blocks that are in the pool, so that nothing evicts them.
-    fn retained(&mut self, cached: &[Cached], scope: CacheScope) -> BlockTable {
-        let mut table = BlockTable::new(scope);
-        for block in cached.iter().filter_map(|cached| cached.block) {
-            self.pool.retain(block);
-            table.blocks.push(block);
-        }
-        table
-    }
-
-    /// Makes the table that of all cached blocks: those in the tier come back into new blocks, for which there is room.
-    fn bring_back(&mut self, table: &mut BlockTable, tokens: &[TokenId], cached: &[Cached]) {
-        let absent = cached.iter().filter(|cached| cached.block.is_none()).map(|cached| cached.prefix);
-        if let Some(tier) = &mut self.tier {
-            tier.pin(absent, self.now);
-        }
-        table.blocks.clear();
-        for (Cached { prefix, block }, chunk) in cached.iter().zip(tokens.chunks_exact(self.block_tokens)) {
-            match block {
-                Some(block) => table.blocks.push(*block),
-                None => self.restore(table, *prefix, chunk),
-            }
-            table.prefix = Some(*prefix);
-        }
-        table.published = table.blocks.len();
-        if let Some(tier) = &mut self.tier {
-            tier.unpin();
-        }
-    }
-
-    fn restore(&mut self, table: &mut BlockTable, prefix: PrefixId, tokens: &[TokenId]) {
-        self.append(table, 1);
-        let block = table.blocks[table.blocks.len() - 1];
-        if let (Some(tier), Some(prefixes), Some(before)) = (&mut self.tier, &mut self.prefixes, table.prefix) {
-            self.moves.extend(tier.bring_back(prefix, block));
-            prefixes.insert(before, tokens, block);
-        }
-    }
-
-    /// Adds `count` blocks, of which the pool has enough.
-    fn append(&mut self, table: &mut BlockTable, count: usize) {
-        for _ in 0..count {
-            let (block, evicted) = self.pool.take().expect("availability was checked");
-            if evicted {
-                self.evict(block);
-            }
-            table.blocks.push(block);
-        }
+        block
     }
 
     /// The block's contents are given up for others.
     fn evict(&mut self, block: BlockId) {
         let entry = self.prefixes.as_mut().and_then(|prefixes| prefixes.remove(block));
-        if let (Some((prefix, entry)), Some(tier)) = (entry, &mut self.tier) {
-            self.moves.extend(tier.take_in(prefix, entry, self.now));
+        if let (Some((page, entry)), Some(tier)) = (entry, &mut self.tier) {
+            self.moves.extend(tier.take_in(page, entry, self.now));
         }
     }
 
-    /// From the tail, so that a prefix outlives what continues it.
-    fn drop_references(&mut self, table: &BlockTable) {
-        for &block in table.held().iter().rev() {
+    /// Gives blocks up in this order, at once or when the step `in_flight` that last names them is collected.
+    fn give_up(&mut self, blocks: Vec<BlockId>, in_flight: Option<Ticket>) {
+        // Nobody reads what was to be copied for them.
+        self.moves.retain(|moved| !matches!(moved, Move::Copy { to, .. } if blocks.contains(to)));
+        match in_flight {
+            Some(ticket) => self.retiring.push((ticket, blocks)),
+            None => self.drop_references(&blocks),
+        }
+    }
+
+    fn drop_references(&mut self, blocks: &[BlockId]) {
+        for &block in blocks {
             let keep = self.prefixes.as_ref().is_some_and(|prefixes| prefixes.holds(block));
             self.pool.release(block, keep, self.now);
         }

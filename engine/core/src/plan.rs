@@ -1,6 +1,9 @@
 //! One step as data: what the scheduler decided and what the executor gave back.
 
+use std::slice::ChunksExact;
 use std::sync::Arc;
+
+use windlass_engine_contract::kv_groups::KvGroups;
 
 use crate::constraint::Constraint;
 use crate::draft::DraftTree;
@@ -34,7 +37,7 @@ pub enum InputToken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId(pub u32);
 
-/// Moves K and V of a whole block, in all layers.
+/// Moves K and V of a whole block, in all layers of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Move {
     /// From one block to another.
@@ -79,7 +82,8 @@ pub struct PlanRow {
     /// Tokens of this sequence whose K and V are already in its blocks.
     pub first_position: u32,
     /// Blocks of the whole sequence in order, covering `first_position + tokens.len()` tokens and a place for each
-    /// guess behind them.
+    /// guess behind them: as many for each group of layers, one group's after another's. In the place of one that its
+    /// group no longer reads is any other.
     pub blocks: Vec<BlockId>,
     /// Draw a token from the logits of the row's last token. Absent for a prefill chunk that is not the last.
     pub sample: Option<SampleRow>,
@@ -126,6 +130,11 @@ pub struct ScoreRow {
 }
 
 impl PlanRow {
+    /// The blocks of each group of layers.
+    pub fn tables(&self, groups: &KvGroups) -> ChunksExact<'_, BlockId> {
+        self.blocks.chunks_exact((self.blocks.len() / groups.count() as usize).max(1))
+    }
+
     /// Rows of logits that this row needs.
     pub fn logit_count(&self) -> usize {
         let scored = self.score.as_ref().map_or(0, |score| score.targets.len());

@@ -1,7 +1,7 @@
 //! Who runs in the next step, with how many tokens, in which blocks; and what its results mean.
 //!
 //! Within a token budget per step: decodes first, then prefill chunks of what runs, then admission from the queue, all
-//! in the order of the [`Policy`]. Where a decode finds no block, the sequence that is last in that order is preempted:
+//! in the order of the [`Policy`]. Where a sequence finds no block for its next token, the sequence that is last in that order is preempted:
 //! its blocks are given up and its tokens computed again later. Knows no executor and no clock; steps may be in flight
 //! while it decides.
 //!
@@ -91,7 +91,7 @@ impl Scheduler {
             )
             .with_ttl(config.prefix_cache_ttl_seconds)
             .with_tier(geometry.swap_slots)
-            .with_read_back(geometry.read_back_tokens),
+            .with_groups(geometry.groups),
             step_time: StepTimeModel::new(),
             answers: AnswerLength::default(),
             fairness: Fairness::default(),
@@ -247,8 +247,7 @@ impl Scheduler {
         self.kv.audit(self.running.iter().map(|run| &run.table))
     }
 
-    /// Sequences with one token to compute. Only these may need a block that they do not have: a prefill got all of its
-    /// blocks when it was admitted.
+    /// Sequences with one token to compute.
     fn schedule_decodes(&mut self, step: &mut StepBuilder) {
         let (bar, mut others) = (self.bar(), self.running.iter().filter(|run| run.uncomputed() == 1).count());
         for stay in self.service_order() {
@@ -264,15 +263,26 @@ impl Scheduler {
         }
     }
 
+    /// Sequences with several. They have blocks for all of them but in windowed groups.
     fn schedule_prefills(&mut self, step: &mut StepBuilder) {
         for stay in self.service_order() {
             if !step.has_room() {
                 break;
             }
-            if let Some(index) = self.find(stay).filter(|index| self.running[*index].uncomputed() > 1) {
-                step.push(&self.running[index]);
+            let prefills = self.find(stay).is_some_and(|index| self.running[index].uncomputed() > 1);
+            if let Some(index) = prefills.then(|| self.make_room(stay, step)).flatten() {
+                self.prefill(index, step);
             }
         }
+    }
+
+    /// Adds the next tokens of the sequence at `index`, as many as there is room for in the step and in its windows.
+    fn prefill(&mut self, index: usize, step: &mut StepBuilder) {
+        let headroom = self.running.len();
+        let run = &mut self.running[index];
+        let covered = run.covered_after(step.room_for(run));
+        self.kv.grow_spare(&mut run.table, covered, headroom);
+        step.push(run);
     }
 
     /// Admits from the queue while there is room in the step, in the batch and in the pool.
@@ -294,7 +304,8 @@ impl Scheduler {
                 break;
             };
             let sequence = self.waiting.remove(next).expect("the next one is in the queue");
-            step.push(self.enter(sequence, table, cached_tokens, now));
+            self.enter(sequence, table, cached_tokens, now);
+            self.prefill(self.running.len() - 1, step);
         }
     }
 
@@ -336,7 +347,7 @@ impl Scheduler {
         Some((table, shared_tokens))
     }
 
-    /// Gives a decode the block that it may need, preempting others for it. Where it is then; `None` where it has to
+    /// Gives a sequence the blocks that its next token may need, preempting others for it. Where it is then; `None` where it has to
     /// sit this step out.
     fn make_room(&mut self, stay: StayId, step: &mut StepBuilder) -> Option<usize> {
         loop {
@@ -347,7 +358,7 @@ impl Scheduler {
                 return Some(index);
             }
             // Blocks on their way back count first: one preemption must not turn into several.
-            if self.kv.returning() > step.sitting_out || !(self.park_idle_beam() || self.preempt_behind(index)) {
+            if self.kv.returning() > step.sitting_out || !(self.park_idle_beam() || self.preempt_behind(index, step)) {
                 step.sitting_out += 1;
                 return None;
             }
@@ -355,10 +366,12 @@ impl Scheduler {
     }
 
     /// Preempts the last in the order of service behind the one at `index`, sparing those that only wait for their last
-    /// token. False where there is none: those before it go first, and it keeps what it has until they need it.
-    fn preempt_behind(&mut self, index: usize) -> bool {
+    /// token, and those in the step. False where there is none: others go first, and it keeps what it has until they
+    /// need it.
+    fn preempt_behind(&mut self, index: usize, step: &StepBuilder) -> bool {
         let own = self.rank(&self.running[index]);
-        let behind = self.running.iter().enumerate().filter(|(_, run)| run.uncomputed() > 0 && self.rank(run) > own);
+        let running = self.running.iter().enumerate().filter(|(_, run)| run.uncomputed() > 0);
+        let behind = running.filter(|(_, run)| self.rank(run) > own && !step.has(run.stay));
         let Some((victim, _)) = behind.max_by_key(|(_, run)| self.rank(run)) else { return false };
         self.preempt(victim);
         true
@@ -456,8 +469,8 @@ impl Scheduler {
         self.geometry.max_step_rows as usize - self.running.len()
     }
 
-    /// Into the batch, where `table` covers all of the sequence's tokens and holds the first `cached_tokens`.
-    fn enter(&mut self, mut sequence: Sequence, table: BlockTable, cached_tokens: usize, now: f64) -> &Running {
+    /// Into the batch, as its last, where `table` holds the first `cached_tokens` of the sequence's tokens.
+    fn enter(&mut self, mut sequence: Sequence, table: BlockTable, cached_tokens: usize, now: f64) {
         if !sequence.was_scheduled() {
             sequence.first_scheduled(now, cached_tokens);
             self.fairness.spend(sequence.tenant, sequence.prompt_tokens.saturating_sub(cached_tokens));
@@ -465,7 +478,6 @@ impl Scheduler {
         self.recomputed_tokens += sequence.computed_prompt_tokens.saturating_sub(cached_tokens) as u64;
         self.stays += 1;
         self.running.push(Running::new(StayId(self.stays), sequence, table, cached_tokens));
-        &self.running[self.running.len() - 1]
     }
 
     /// Out of the batch: its blocks return, after the last step in flight that names them.

@@ -272,6 +272,11 @@ impl Running {
         self.sequence.scores_prompt() && self.submitted + 1 < self.sequence.prompt_tokens
     }
 
+    /// Tokens behind the submitted ones that the table covers.
+    pub(crate) fn covered_uncomputed(&self, block_tokens: usize) -> usize {
+        self.table.covered_blocks() * block_tokens - self.submitted
+    }
+
     /// Tokens that the table has to cover for the next `count` to be computed.
     pub(crate) fn covered_after(&self, count: usize) -> usize {
         self.submitted + count
@@ -291,7 +296,7 @@ impl Running {
             request: self.sequence.id,
             tokens,
             first_position: self.submitted as u32,
-            blocks: self.table.blocks[..(end + draft.len()).div_ceil(block_tokens)].to_vec(),
+            blocks: self.table.leading((end + draft.len()).div_ceil(block_tokens)),
             sample: (count == self.uncomputed() && self.sequence.generates())
                 .then(|| self.sequence.sample_row(self.sequence.generated() + self.sampling, draft)),
             score: self.sequence.score_row(self.submitted, end),

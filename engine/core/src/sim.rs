@@ -15,7 +15,7 @@ use crate::constraint::TokenSet;
 use crate::draft::DraftTree;
 use crate::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
 use crate::plan::{
-    InputToken, Move, PlanRow, RowOutput, RowScores, SampleRow, SequenceFailure, StepOutput, StepPlan, Ticket,
+    BlockId, InputToken, Move, PlanRow, RowOutput, RowScores, SampleRow, SequenceFailure, StepOutput, StepPlan, Ticket,
 };
 use crate::request::TokenId;
 use crate::sampling::{TokenLogprob, TokenLogprobs};
@@ -184,11 +184,14 @@ impl<P: Pace> SimExecutor<P> {
         Ok(verdict.tokens)
     }
 
-    /// Leaves the state of a token behind that of the one before.
+    /// Leaves the state of a token behind that of the one before, in each group of layers.
     fn put(&mut self, row: &PlanRow, position: usize, token: TokenId) {
-        let before = position.checked_sub(1).map_or(0, |previous| self.states[self.slot(row, previous)]);
-        let slot = self.slot(row, position);
-        self.states[slot] = mix(before, u64::from(token));
+        for (group, table) in (0..).zip(row.tables(&self.geometry.groups)) {
+            // Groups begin differently, so that the blocks of one do not serve another.
+            let before = position.checked_sub(1).map_or(group, |previous| self.states[self.slot(table, previous)]);
+            let slot = self.slot(table, position);
+            self.states[slot] = mix(before, u64::from(token));
+        }
     }
 
     /// The id of an input token, unless the row that was to sample it failed.
@@ -227,15 +230,19 @@ impl<P: Pace> SimExecutor<P> {
         constraint.allowed(&generated).map(Some)
     }
 
-    /// A hash over the blocks of the row's first `tokens` tokens and those before them that are still read.
+    /// A hash over the blocks of the row's first `tokens` tokens and those before them that are still read, in each group
+    /// of layers.
     fn context(&self, row: &PlanRow, tokens: usize, seed: u64) -> u64 {
         let end = row.first_position as usize + tokens;
-        let first_read = self.geometry.read_back_tokens.map_or(0, |read| end.saturating_sub(read as usize));
-        let last_of_each_block =
-            (self.block_tokens()..end).step_by(self.block_tokens()).chain([end]).map(|end| end - 1);
-        last_of_each_block
-            .filter(|position| *position >= first_read)
-            .fold(seed, |hash, position| mix(hash, self.states[self.slot(row, position)]))
+        let groups = &self.geometry.groups;
+        (0..).zip(row.tables(groups)).fold(seed, |hash, (group, table)| {
+            let first_read = groups.read_back(group).map_or(0, |read| end.saturating_sub(read as usize));
+            let last_of_each_block =
+                (self.block_tokens()..end).step_by(self.block_tokens()).chain([end]).map(|end| end - 1);
+            last_of_each_block
+                .filter(|position| *position >= first_read)
+                .fold(hash, |hash, position| mix(hash, self.states[self.slot(table, position)]))
+        })
     }
 
     /// The log probabilities that a computed row asked for.
@@ -272,8 +279,8 @@ impl<P: Pace> SimExecutor<P> {
         TokenLogprobs { chosen: ranked[0], top: ranked.into_iter().take(top as usize).collect() }
     }
 
-    fn slot(&self, row: &PlanRow, position: usize) -> usize {
-        let block = row.blocks[position / self.block_tokens()];
+    fn slot(&self, table: &[BlockId], position: usize) -> usize {
+        let block = table[position / self.block_tokens()];
         block.0 as usize * self.block_tokens() + position % self.block_tokens()
     }
 

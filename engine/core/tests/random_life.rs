@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use support::{CONFIG, GEOMETRY, Oracle, TestEngine, WORDS, engine, updates_alone_reading};
 use windlass_engine_core::engine::{EngineConfig, Policy};
-use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_engine_core::plan::Move;
 use windlass_engine_core::request::{
     CacheScope, FinishReason, RejectReason, Request, RequestId, Sampling, Tenant, TokenId,
@@ -104,15 +104,24 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 fn geometries() -> impl Strategy<Value = Geometry> {
     let slots = prop_oneof![Just(0), 1..40u32];
     // The simulator reads what the token before left, and that token knows all before it.
-    let read_back = prop_oneof![Just(None), (2..30u32).prop_map(Some)];
-    (1..6u32, 12..60u32, slots, 1..8u32, 1..40u32, read_back).prop_map(
-        |(block_tokens, blocks, swap_slots, max_step_rows, max_step_tokens, read_back_tokens)| Geometry {
+    let windowed = |full: u32, windowed: u32| {
+        (2..30u32).prop_map(move |read_back_tokens| KvGroups { full, windowed, read_back_tokens })
+    };
+    let groups = prop_oneof![
+        2 => Just(KvGroups::ONE),
+        2 => windowed(0, 1),
+        2 => windowed(1, 1),
+        1 => windowed(1, 3),
+        1 => windowed(2, 1),
+    ];
+    (1..6u32, 12..60u32, slots, 1..8u32, 1..40u32, groups).prop_map(
+        |(block_tokens, blocks, swap_slots, max_step_rows, max_step_tokens, groups)| Geometry {
             block_tokens,
-            blocks,
+            blocks: blocks * (1 + groups.full + groups.windowed) / 2,
             swap_slots,
             max_step_rows,
             max_step_tokens,
-            read_back_tokens,
+            groups,
             ..GEOMETRY
         },
     )
@@ -278,7 +287,7 @@ impl World {
 
     /// What a request hears that has a large engine to itself.
     fn alone(&self, request: &Request) -> Vec<RequestUpdate> {
-        updates_alone_reading(request, self.geometry.block_tokens, self.geometry.read_back_tokens)
+        updates_alone_reading(request, self.geometry.block_tokens, self.geometry.groups)
     }
 
     fn check_texts(&self) {

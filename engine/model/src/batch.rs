@@ -33,11 +33,19 @@ pub struct BatchRow<'a> {
     pub tokens: usize,
     /// Position of the first one.
     pub first_position: u32,
-    /// Blocks of the whole sequence, in order.
+    /// Blocks of the whole sequence, in order: as many for each group of layers, one group's after another's.
     pub blocks: &'a [u32],
     /// Of the row's last tokens, if they are guesses that branch: which of them each sees, as bits. Each guess lies in
     /// the blocks behind the one before, whatever its position in the text.
     pub seen: &'a [u64],
+}
+
+impl<'a> BatchRow<'a> {
+    /// The blocks of one of so many groups of layers.
+    pub fn table(&self, group: usize, groups: usize) -> &'a [u32] {
+        let length = self.blocks.len() / groups;
+        &self.blocks[group * length..][..length]
+    }
 }
 
 /// Which tokens of a row get logits.

@@ -4,11 +4,12 @@ use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::BlockId;
 use windlass_engine_core::request::TokenId;
 
-/// Checks that `tokens` tokens from `first_position` on lie within the sequence's `blocks`, and those within the pool.
+/// Checks that `tokens` tokens from `first_position` on lie within the sequence's `blocks`, as many for each
+/// group of layers, and those within the pool.
 pub(crate) fn check(geometry: &Geometry, first_position: u32, tokens: usize, blocks: &[BlockId]) -> Result<(), String> {
-    let Geometry { block_tokens, blocks: pool, max_sequence_tokens, .. } = *geometry;
+    let Geometry { block_tokens, blocks: pool, max_sequence_tokens, groups, .. } = *geometry;
     let end = u64::from(first_position) + tokens as u64;
-    let held = blocks.len() as u64 * u64::from(block_tokens);
+    let held = blocks.len() as u64 / u64::from(groups.count()) * u64::from(block_tokens);
     if tokens == 0 {
         return Err("the row has no tokens".into());
     }

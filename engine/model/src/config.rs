@@ -6,7 +6,7 @@ mod hub;
 use std::ops::Range;
 
 use windlass_checkpoint::{Checkpoint, MetadataError};
-use windlass_engine_contract::shape::ModelShape;
+use windlass_engine_contract::shape::{ModelShape, WindowedLayers};
 use windlass_engine_contract::sharding::{Shard, Stage};
 use windlass_kernels::ops::RopePairing;
 
@@ -268,10 +268,11 @@ impl DecoderConfig {
         self.local.as_ref().filter(|local| local.layers.contains(layer)).map(|local| local.window)
     }
 
-    /// Keys of a sequence that any layer still reads; absent where one reads all of them.
-    pub fn sequence_window(&self) -> Option<usize> {
-        let window = self.local.as_ref()?.window;
-        (0..self.layers).all(|layer| self.window(layer).is_some()).then_some(window)
+    /// The layers that do not, all together.
+    fn windowed_layers(&self) -> Option<WindowedLayers> {
+        let layers = (0..self.layers).filter(|layer| self.window(*layer).is_some()).count() as u32;
+        let tokens = self.local.as_ref().map(|local| u32::try_from(local.window).unwrap_or(u32::MAX))?;
+        (layers > 0).then_some(WindowedLayers { layers, tokens })
     }
 
     /// The rotary embeddings that there are tables of: the first is every layer's, or that of layers without a window.
@@ -339,6 +340,7 @@ impl DecoderConfig {
             vocabulary,
             context_tokens: self.context_tokens,
             weight_bytes,
+            windowed: self.windowed_layers(),
         }
     }
 }

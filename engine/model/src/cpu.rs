@@ -6,6 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Mutex;
 
+use windlass_engine_contract::kv_groups::READ_TILE_TOKENS;
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::{BlockId, SlotId};
 use windlass_kernels::ops::{self, AttentionRow, Product, RopeTable, Scoring};
@@ -15,14 +16,19 @@ use crate::backend::{Backend, Experts, Heads, Packer, Rows, TokenMove, Workspace
 use crate::batch::{Batch, BatchRow};
 use crate::config::{Activation, DecoderConfig, RopeConfig};
 use crate::group::Member;
+use crate::kv_layers::{KvLayers, KvPlace};
 use crate::sampler::{self, Drawn, RowTask, SampleError};
 use crate::tier::Tier;
+
+// What a windowed group keeps is enough for this device's attention.
+const _: () = assert!(ops::ATTENTION_TILE_KEYS <= READ_TILE_TOKENS as usize);
 
 /// The thread pool, the KV cache, the rotary table, and the quantized copy of a product's input.
 #[derive(Debug)]
 pub struct CpuBackend {
     config: DecoderConfig,
     pool: Pool,
+    kv_layers: KvLayers,
     cache: KvCache,
     /// Blocks of the cache while its memory is held.
     blocks: usize,
@@ -47,7 +53,8 @@ pub(crate) struct Place {
 #[derive(Debug)]
 pub struct CpuStep<'a> {
     batch: &'a Batch,
-    rows: Vec<AttentionRow<'a>>,
+    /// By group of layers.
+    rows: Vec<Vec<AttentionRow<'a>>>,
 }
 
 impl CpuStep<'_> {
@@ -76,12 +83,13 @@ impl CpuBackend {
         let [block_tokens, blocks, positions] =
             [geometry.block_tokens, geometry.blocks, geometry.max_sequence_tokens].map(|size| size as usize);
         let layout = KvLayout { block_tokens, kv_heads: config.kv_heads, head_dim: config.head_dim };
-        let cache = KvCache::new(layout, kv, config.layers, blocks);
+        let kv_layers = KvLayers::new(&config, &geometry.groups);
+        let cache = KvCache::new(layout, kv, kv_layers.per_block, blocks);
         let table = |rope: &RopeConfig| {
             RopeTable::new(rope.dims, positions, rope.theta, rope.factors_for(positions), rope.magnitude())
         };
         let ropes = config.ropes().map(table).collect();
-        CpuBackend { config, pool, cache, blocks, ropes, activations, place, scratch: Vec::new() }
+        CpuBackend { config, pool, kv_layers, cache, blocks, ropes, activations, place, scratch: Vec::new() }
     }
 
     /// Products of the tokens of one input, `[tokens, cols]`, with several matrices.
@@ -100,12 +108,6 @@ impl CpuBackend {
             Activation::Silu => ops::silu_mul(&self.pool, gate, up, out),
             Activation::GeluTanh => ops::gelu_mul(&self.pool, gate, up, out),
         }
-    }
-
-    /// Tokens at the end of a sequence that are read where every layer has a window of so many keys: attention reads
-    /// whole tiles.
-    pub(crate) fn read_back_tokens(window: usize) -> u32 {
-        u32::try_from(window + ops::ATTENTION_TILE_KEYS - 1).unwrap_or(u32::MAX)
     }
 
     /// The instruction set in use.
@@ -163,13 +165,15 @@ impl Backend for CpuBackend {
     }
 
     fn begin<'a>(&mut self, batch: &'a Batch) -> CpuStep<'a> {
-        let row = |row: BatchRow<'a>| AttentionRow {
-            block_table: row.blocks,
+        let groups = self.kv_layers.groups;
+        let row = |row: BatchRow<'a>, group| AttentionRow {
+            block_table: row.table(group, groups),
             first_position: row.first_position as usize,
             tokens: row.tokens,
             seen: row.seen,
         };
-        CpuStep { batch, rows: batch.rows().map(row).collect() }
+        let rows = |group| batch.rows().map(|of| row(of, group)).collect();
+        CpuStep { batch, rows: (0..groups).map(rows).collect() }
     }
 
     fn embed(&mut self, step: &CpuStep<'_>, table: &PackedMatrix, out: &mut Vec<f32>) {
@@ -256,7 +260,8 @@ impl Backend for CpuBackend {
 
     fn append_kv(&mut self, step: &CpuStep<'_>, layer: usize, key: &Vec<f32>, value: &Vec<f32>) {
         let values = step.tokens() * self.config.kv_width();
-        ops::append_kv(&self.pool, &mut self.cache, layer, &step.rows, &key[..values], &value[..values]);
+        let KvPlace { group, index } = self.kv_layers.place(layer);
+        ops::append_kv(&self.pool, &mut self.cache, index, &step.rows[group], &key[..values], &value[..values]);
     }
 
     fn attention(&mut self, step: &CpuStep<'_>, layer: usize, query: &Vec<f32>, out: &mut Vec<f32>) {
@@ -265,7 +270,8 @@ impl Backend for CpuBackend {
         let DecoderConfig { attention_scale, attention_soft_cap, heads, .. } = self.config;
         let scoring =
             Scoring { scale: attention_scale, soft_cap: attention_soft_cap, window: self.config.window(layer) };
-        ops::paged_attention(&self.pool, &self.cache, layer, heads, scoring, &step.rows, query, out);
+        let KvPlace { group, index } = self.kv_layers.place(layer);
+        ops::paged_attention(&self.pool, &self.cache, index, heads, scoring, &step.rows[group], query, out);
     }
 
     fn activate(&mut self, step: &CpuStep<'_>, gate: &Vec<f32>, up: &Vec<f32>, out: &mut Vec<f32>) {

@@ -150,6 +150,7 @@ fn work(mut run: impl FnMut(Order) -> Option<Outcome>, orders: &Receiver<Order>,
 #[cfg(test)]
 mod tests {
     use super::*;
+    use windlass_engine_core::executor::KvGroups;
     use windlass_engine_core::plan::RowOutput;
 
     const GEOMETRY: Geometry = Geometry {
@@ -161,7 +162,7 @@ mod tests {
         max_step_tokens: 1,
         max_step_logits: 1,
         vocabulary: 1,
-        read_back_tokens: None,
+        groups: KvGroups::ONE,
     };
 
     fn numbered(order: Order) -> Option<Outcome> {

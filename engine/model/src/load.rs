@@ -9,7 +9,7 @@ use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::memory::{KvDataType, Ledger};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::sharding::{Indivisible, Shard, Stage};
-use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_kernels::{Activations, KvType, Pool, processors};
 
 use crate::config::{ConfigError, DecoderConfig};
@@ -116,22 +116,25 @@ pub fn survey(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> Re
     Ok(Survey { shape, weight_type: manifest.dominant_type() })
 }
 
-/// What loading would take, all ranks together, by the header alone; fails where loading would for want of room.
+/// What [`build`] would take, all ranks together, by the header alone; fails where it would for want of room.
 pub fn ledger(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Ledger, LoadError> {
     let draft = Draft::read(checkpoint, options, |_| Ok(Stage::WHOLE))?;
-    Ok(draft.sizes(options)?.ranks.into_iter().sum())
+    Ok(draft.sizes(KvGroups::ONE, options)?.ranks.into_iter().sum())
 }
 
 /// Loads a model and starts its executor. The file is not needed afterwards.
 pub fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Loaded, LoadError> {
-    start(build(checkpoint, options)?, Vec::new(), options)
+    let draft = Draft::read(checkpoint, options, |_| Ok(Stage::WHOLE))?;
+    let built = draft.build(draft.sizes(options.kv_groups(&draft.config.shape(0)), options)?, options)?;
+    start(built, Vec::new(), options)
 }
 
 /// Loads the last stage of a pipeline, has the others load theirs, and starts the executor of all.
 pub fn load_leader(checkpoint: &Checkpoint, options: &LoadOptions, gathering: &Gathering) -> Result<Loaded, LoadError> {
     let stages = gathering.stages;
     let draft = Draft::read(checkpoint, options, |shape| Stage::of(stages.saturating_sub(1), stages, shape))?;
-    let sizes = draft.sizes(options)?;
+    // A stage's layers are not those of another, whose groups would be others.
+    let sizes = draft.sizes(KvGroups::undivided(&draft.config.shape(0)), options)?;
     let mut earlier = gathering.gather(&draft.join(0))?;
     for peer in &mut earlier {
         peer.assign(stages, &sizes.geometry, draft.config.hidden)?;
@@ -165,10 +168,10 @@ pub fn work(
     }
 }
 
-/// Loads a model. The file is not needed afterwards.
+/// Loads a model, whose layers all read everything from one table of blocks. The file is not needed afterwards.
 pub fn build(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Built, LoadError> {
     let draft = Draft::read(checkpoint, options, |_| Ok(Stage::WHOLE))?;
-    draft.build(draft.sizes(options)?, options)
+    draft.build(draft.sizes(KvGroups::ONE, options)?, options)
 }
 
 fn start(built: Built, earlier: Vec<Peer>, options: &LoadOptions) -> Result<Loaded, LoadError> {
@@ -205,17 +208,15 @@ impl<'a> Draft<'a> {
         let shape = |shard: &Shard| {
             let bytes = manifest.bytes(&Parts::of(shard, &config), stage);
             let layers = stage.layers(config.layers as u32).len() as u32;
-            ModelShape { layers, ..shard.shape(&config.shape(0), bytes) }
+            let whole = shard.shape(&config.shape(0), bytes);
+            ModelShape { layers, windowed: whole.windowed.filter(|_| stage == Stage::WHOLE), ..whole }
         };
         let shapes = shards.iter().map(shape).collect();
         Ok(Draft { config, manifest, stage, shards, shapes })
     }
 
-    fn sizes(&self, options: &LoadOptions) -> Result<Sizes, SizeError> {
-        let mut sizes = Sizes::decide(&self.shapes, self.config.rotary_dims(), options)?;
-        // Of the whole model: a stage whose layers all have windows shares its blocks with one whose layers have not.
-        sizes.geometry.read_back_tokens = self.config.sequence_window().map(CpuBackend::read_back_tokens);
-        Ok(sizes)
+    fn sizes(&self, groups: KvGroups, options: &LoadOptions) -> Result<Sizes, SizeError> {
+        Sizes::decide(&self.shapes, self.config.rotary_dims(), groups, options)
     }
 
     /// How this process presents itself to the other stages.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use windlass_engine_contract::memory::{self, KvDataType, Ledger};
 use windlass_engine_contract::shape::ModelShape;
-use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_kernels::{ActivationType, Kernels};
 
 use crate::quantization::Quantization;
@@ -67,6 +67,12 @@ impl Default for LoadOptions {
 }
 
 impl LoadOptions {
+    /// The groups of layers that take least for the longest sequence.
+    pub(crate) fn kv_groups(&self, shape: &ModelShape) -> KvGroups {
+        let longest = self.max_model_tokens.unwrap_or(shape.context_tokens);
+        KvGroups::of(shape, longest.min(shape.context_tokens))
+    }
+
     /// The same with something else in memory too, which takes this much.
     pub fn beside(self, other: Ledger) -> LoadOptions {
         let memory_limit_bytes = self.memory_limit_bytes.map(|limit| limit.saturating_sub(other.total()));
@@ -90,7 +96,8 @@ impl SwapSpace {
 
     /// Makes the places.
     pub(crate) fn tier(&self, shape: &ModelShape, geometry: &Geometry, kv: KvDataType) -> io::Result<Box<dyn Tier>> {
-        let (slots, block) = (geometry.swap_slots, memory::kv_block_bytes(shape, kv, geometry.block_tokens));
+        let (slots, block) =
+            (geometry.swap_slots, memory::kv_block_bytes(shape, &geometry.groups, kv, geometry.block_tokens));
         match &self.folder {
             None => Ok(Box::new(MemoryTier::new(slots as usize))),
             Some(folder) => Ok(Box::new(FileTier::create(folder, slots.into(), block)?)),
@@ -135,7 +142,7 @@ pub enum SizeError {
          give it more memory or lower the maximum"
     )]
     KvTooSmall {
-        /// Tokens that the pool holds.
+        /// Tokens of the longest sequence that the pool holds.
         held: u64,
         /// Blocks of the pool.
         blocks: u32,
@@ -173,22 +180,27 @@ pub(crate) struct Sizes {
 
 impl Sizes {
     /// Decides the KV pool and the longest sequence, and checks the memory that all ranks take together. `ranks` are
-    /// their parts of the decoder; `rope_dims` sizes the rotary table.
-    pub fn decide(ranks: &[ModelShape], rope_dims: usize, options: &LoadOptions) -> Result<Sizes, SizeError> {
+    /// their parts of the decoder, whose layers are in these groups; `rope_dims` sizes the rotary table.
+    pub fn decide(
+        ranks: &[ModelShape],
+        rope_dims: usize,
+        groups: KvGroups,
+        options: &LoadOptions,
+    ) -> Result<Sizes, SizeError> {
         let [shape, ..] = ranks else { return Err(SizeError::Zero("the number of ranks")) };
         check_positive(options)?;
-        let blocks = blocks(ranks, options)?;
-        let max_sequence_tokens = max_sequence_tokens(shape, options, blocks)?;
+        let blocks = blocks(ranks, &groups, options)?;
+        let max_sequence_tokens = max_sequence_tokens(shape, &groups, options, blocks)?;
         let geometry = Geometry {
             block_tokens: options.block_tokens,
             blocks,
-            swap_slots: swap_slots(shape, options),
+            swap_slots: swap_slots(shape, &groups, options),
             max_sequence_tokens,
             max_step_rows: options.max_sequences,
             max_step_tokens: options.max_step_tokens,
             max_step_logits: options.max_sequences.max(MIN_STEP_LOGITS).min(options.max_step_tokens),
             vocabulary: shape.vocabulary,
-            read_back_tokens: None,
+            groups,
         };
         Sizes::check(ranks, rope_dims, geometry, options)
     }
@@ -227,8 +239,8 @@ fn check_positive(options: &LoadOptions) -> Result<(), SizeError> {
     }
 }
 
-fn blocks(ranks: &[ModelShape], options: &LoadOptions) -> Result<u32, SizeError> {
-    let block = |rank: &ModelShape| memory::kv_block_bytes(rank, options.kv_data_type, options.block_tokens);
+fn blocks(ranks: &[ModelShape], groups: &KvGroups, options: &LoadOptions) -> Result<u32, SizeError> {
+    let block = |rank: &ModelShape| memory::kv_block_bytes(rank, groups, options.kv_data_type, options.block_tokens);
     let block = ranks.iter().map(block).sum();
     match options.kv {
         KvBudget::Blocks(0) => Err(SizeError::Zero("the number of KV blocks")),
@@ -238,13 +250,18 @@ fn blocks(ranks: &[ModelShape], options: &LoadOptions) -> Result<u32, SizeError>
     }
 }
 
-fn swap_slots(shape: &ModelShape, options: &LoadOptions) -> u32 {
-    let block = memory::kv_block_bytes(shape, options.kv_data_type, options.block_tokens);
+fn swap_slots(shape: &ModelShape, groups: &KvGroups, options: &LoadOptions) -> u32 {
+    let block = memory::kv_block_bytes(shape, groups, options.kv_data_type, options.block_tokens);
     options.swap.as_ref().map_or(0, |swap| swap.slots(block))
 }
 
-fn max_sequence_tokens(shape: &ModelShape, options: &LoadOptions, blocks: u32) -> Result<u32, SizeError> {
-    let (held, context) = (u64::from(blocks) * u64::from(options.block_tokens), shape.context_tokens);
+fn max_sequence_tokens(
+    shape: &ModelShape,
+    groups: &KvGroups,
+    options: &LoadOptions,
+    blocks: u32,
+) -> Result<u32, SizeError> {
+    let (held, context) = (groups.longest_tokens(blocks.into(), options.block_tokens), shape.context_tokens);
     match options.max_model_tokens {
         None => Ok(u32::try_from(held).unwrap_or(u32::MAX).min(context)),
         Some(asked) if asked > context => Err(SizeError::BeyondContext { asked, context }),
@@ -254,7 +271,7 @@ fn max_sequence_tokens(shape: &ModelShape, options: &LoadOptions, blocks: u32) -
 }
 
 fn ledger(shape: &ModelShape, rope_dims: usize, geometry: &Geometry, options: &LoadOptions) -> Ledger {
-    let block = memory::kv_block_bytes(shape, options.kv_data_type, geometry.block_tokens);
+    let block = memory::kv_block_bytes(shape, &geometry.groups, options.kv_data_type, geometry.block_tokens);
     let in_memory = options.swap.as_ref().is_some_and(|swap| swap.folder.is_none());
     let slots = if in_memory { geometry.swap_slots } else { 0 };
     // A cosine and a sine in f32 for each pair of each position.

@@ -131,7 +131,7 @@ impl<M: Model> StepRunner<M> {
         bounds::check(&self.geometry, row.first_position, row.token_count(), &row.blocks)?;
         self.model.check(row)?;
         match &mut self.swapper {
-            Some(swapper) => swapper.check(row, self.geometry.block_tokens),
+            Some(swapper) => swapper.check(row, &self.geometry),
             None => Ok(()),
         }
     }
@@ -192,7 +192,7 @@ impl<M: Model> StepRunner<M> {
             match outcome(row, results, &masks[index]) {
                 Ok(Outcome { output, prompt, sampled, held }) => {
                     outputs[index] = output;
-                    self.model.move_tokens(&moves(row, &held, self.geometry.block_tokens as usize))?;
+                    self.model.move_tokens(&moves(row, &held, &self.geometry))?;
                     let told = !prompt.is_empty() || !sampled.is_empty();
                     scores.extend(told.then_some(RowScores { row: index as u32, prompt, sampled }));
                 }

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
 
 use crate::step::Model;
@@ -29,12 +30,13 @@ impl Swapper {
     }
 
     /// Whether a row can rely on its blocks. One that begins in a block overwrites it.
-    pub fn check(&mut self, row: &PlanRow, block_tokens: u32) -> Result<(), String> {
+    pub fn check(&mut self, row: &PlanRow, geometry: &Geometry) -> Result<(), String> {
         if self.lost.is_empty() {
             return Ok(());
         }
-        let read = row.first_position.div_ceil(block_tokens) as usize;
-        row.blocks[read.min(row.blocks.len())..].iter().for_each(|block| _ = self.lost.remove(block));
+        let read = row.first_position.div_ceil(geometry.block_tokens) as usize;
+        let written = row.tables(&geometry.groups).flat_map(|table| table.iter().skip(read));
+        written.for_each(|block| _ = self.lost.remove(block));
         match row.blocks.iter().find_map(|block| self.lost.get(block)) {
             Some(error) => Err(format!("its cached prompt could not be read back: {error}")),
             None => Ok(()),

@@ -1,6 +1,7 @@
 //! What a row gives, from what each of its logits gave: how far its guesses held.
 
 use windlass_engine_core::draft::Verdict;
+use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::{BlockId, PlanRow, RowOutput, SequenceFailure};
 use windlass_engine_core::request::TokenId;
 use windlass_engine_core::sampling::TokenLogprobs;
@@ -54,12 +55,16 @@ fn drawn<'a>(result: &'a Result<Drawn, SampleError>, mask: &Mask) -> Result<&'a 
 
 /// Brings K and V of the guesses that held behind the row's tokens, in order. They are there already where the guesses
 /// did not branch.
-pub(crate) fn moves(row: &PlanRow, held: &[u32], block_tokens: usize) -> Vec<TokenMove> {
-    let first = row.first_position as usize + row.tokens.len();
-    let place = |index: usize| -> (BlockId, usize) {
+pub(crate) fn moves(row: &PlanRow, held: &[u32], geometry: &Geometry) -> Vec<TokenMove> {
+    let (first, block_tokens) = (row.first_position as usize + row.tokens.len(), geometry.block_tokens as usize);
+    let place = |table: &[BlockId], index: usize| -> (BlockId, usize) {
         let position = first + index;
-        (row.blocks[position / block_tokens], position % block_tokens)
+        (table[position / block_tokens], position % block_tokens)
     };
     let misplaced = held.iter().enumerate().filter(|(index, guess)| *index != **guess as usize);
-    misplaced.map(|(index, &guess)| TokenMove { from: place(guess as usize), to: place(index) }).collect()
+    let of_group = |table| {
+        let moved = misplaced.clone();
+        moved.map(move |(index, &guess)| TokenMove { from: place(table, guess as usize), to: place(table, index) })
+    };
+    row.tables(&geometry.groups).flat_map(of_group).collect()
 }

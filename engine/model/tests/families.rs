@@ -388,16 +388,16 @@ fn windows_are_where_the_family_has_them() {
         let family = Family { config: config(model_type, more), ..plain_of(&families()[0]) };
         let config = DecoderConfig::read(&family.open(&family.safetensors())).unwrap();
         let windows: Vec<usize> = (0..4).map(|layer| config.window(layer).unwrap_or(0)).collect();
-        (windows, config.sequence_window())
+        (windows, config.shape(0).windowed.map(|windowed| (windowed.layers, windowed.tokens)))
     };
-    assert_eq!(windows("mistral", json!({"sliding_window": 9})), (vec![9; 4], Some(9)));
+    assert_eq!(windows("mistral", json!({"sliding_window": 9})), (vec![9; 4], Some((4, 9))));
     assert_eq!(windows("mistral", json!({"sliding_window": 512})), (vec![0; 4], None));
-    assert_eq!(windows("gemma2", gemma_keys(json!({"sliding_window": 9}))), (vec![9, 0, 9, 0], None));
-    assert_eq!(windows("gemma3_text", gemma_keys(json!({"sliding_window": 9}))), (vec![9; 4], Some(9)));
+    assert_eq!(windows("gemma2", gemma_keys(json!({"sliding_window": 9}))), (vec![9, 0, 9, 0], Some((2, 9))));
+    assert_eq!(windows("gemma3_text", gemma_keys(json!({"sliding_window": 9}))), (vec![9; 4], Some((4, 9))));
     let types = ["full_attention", "sliding_attention", "full_attention", "full_attention"];
     let listed = json!({"sliding_window": 9, "layer_types": types});
-    assert_eq!(windows("gemma2", gemma_keys(listed)), (vec![0, 9, 0, 0], None));
+    assert_eq!(windows("gemma2", gemma_keys(listed)), (vec![0, 9, 0, 0], Some((1, 9))));
     let upper = json!({"sliding_window": 9, "use_sliding_window": true, "max_window_layers": 3});
-    assert_eq!(windows("qwen2", upper), (vec![0, 0, 0, 9], None));
+    assert_eq!(windows("qwen2", upper), (vec![0, 0, 0, 9], Some((1, 9))));
     assert_eq!(windows("qwen2", json!({"sliding_window": 9, "use_sliding_window": false})), (vec![0; 4], None));
 }

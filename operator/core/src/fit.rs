@@ -7,7 +7,7 @@
 use std::fmt;
 
 use windlass_engine_contract::inspection::Inspection;
-use windlass_engine_contract::memory::{KvDataType, kv_bytes_per_token, workspace_bytes};
+use windlass_engine_contract::memory::{KvDataType, kv_sequence_bytes, workspace_bytes};
 use windlass_operator_api::engine::Quantization;
 
 use crate::choice::Picked;
@@ -150,7 +150,7 @@ impl Asker<'_> {
         let ranks = u64::from(tensor.max(1));
         Need {
             weights: weights.div_ceil(ranks),
-            kv: (kv_bytes_per_token(shape, self.kv_data_type()) * u64::from(tokens)).div_ceil(ranks),
+            kv: kv_sequence_bytes(shape, self.kv_data_type(), tokens).div_ceil(ranks),
             tokens,
             workspace: workspace_bytes(shape, STEP_TOKENS, engine.max_sequences.unwrap_or(SEQUENCES)) + PROCESS_BYTES,
         }

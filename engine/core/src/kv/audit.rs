@@ -19,8 +19,8 @@ impl KvCache {
         let mut account = |block: BlockId, count: fn(&mut Account) -> &mut u32| {
             *count(&mut accounts[block.0 as usize]) += 1;
         };
-        let retiring = self.retiring.iter().map(|(_, table)| table);
-        for &block in tables.chain(retiring).flat_map(BlockTable::held) {
+        let retiring = self.retiring.iter().flat_map(|(_, blocks)| blocks).copied();
+        for block in tables.flat_map(BlockTable::held).chain(retiring) {
             account(block, |account| &mut account.named);
         }
         self.pool.free_blocks().for_each(|block| account(block, |account| &mut account.free));

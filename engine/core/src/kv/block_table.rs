@@ -1,46 +1,92 @@
-//! The blocks of one sequence, in order.
+//! The blocks of one sequence: a table for each group of layers.
 
 use super::prefix_cache::PrefixId;
 use crate::plan::BlockId;
 use crate::request::CacheScope;
 
-/// Block `i` holds the tokens at `i * block_tokens ..`. Each entry but the passed ones is one reference on its block.
+/// A sequence's blocks. Each held one is one reference on it.
 ///
 /// Not `Clone`: a second holder of the same blocks has to take its own references.
 #[derive(Debug)]
 pub(crate) struct BlockTable {
-    pub(crate) blocks: Vec<BlockId>,
-    /// Leading blocks that were given up, as nothing reads them again: these entries repeat the first one that is held,
-    /// and are no references.
-    pub(super) passed: usize,
+    pub(super) groups: Vec<GroupTable>,
     /// Leading blocks that came from the prefix cache or were offered to it.
     pub(super) published: usize,
     /// What the published blocks spell; absent where it cannot be told apart from another prefix.
     pub(super) prefix: Option<PrefixId>,
 }
 
+/// The blocks of one group of layers, in order: block `i` holds the tokens at `i * block_tokens ..`.
+#[derive(Debug, Default)]
+pub(super) struct GroupTable {
+    /// Leading blocks that nothing reads again: they were given up, or never taken.
+    pub(super) passed: usize,
+    /// Those behind them.
+    pub(super) held: Vec<BlockId>,
+}
+
 impl BlockTable {
     /// No blocks yet.
-    pub(super) fn new(scope: CacheScope) -> BlockTable {
-        BlockTable { blocks: Vec::new(), passed: 0, published: 0, prefix: Some(PrefixId::root(scope)) }
+    pub(super) fn new(groups: u32, scope: CacheScope) -> BlockTable {
+        let groups = (0..groups).map(|_| GroupTable::default()).collect();
+        BlockTable { groups, published: 0, prefix: Some(PrefixId::root(scope)) }
     }
 
     /// The blocks that it has references on.
-    pub(super) fn held(&self) -> &[BlockId] {
-        &self.blocks[self.passed..]
+    pub(super) fn held(&self) -> impl Iterator<Item = BlockId> {
+        self.groups.iter().flat_map(|group| &group.held).copied()
     }
 
-    /// Takes the leading blocks up to `passed`, of which there are more, out of the table.
-    pub(super) fn pass(&mut self, passed: usize) -> Vec<BlockId> {
-        let given_up = self.blocks[self.passed..passed].to_vec();
-        let first_held = self.blocks[passed];
-        self.blocks[..passed].fill(first_held);
-        self.passed = passed;
-        given_up
+    /// The same from the tail: what was held longest comes last.
+    pub(super) fn tail_first(&self) -> Vec<BlockId> {
+        let first = self.groups.iter().map(|group| group.passed).min().unwrap_or(0);
+        let end = self.groups.iter().map(GroupTable::len).max().unwrap_or(0);
+        let places = (first..end).rev();
+        places.flat_map(|index| self.groups.iter().filter_map(move |group| group.block(index))).collect()
+    }
+
+    /// Leading blocks that every group has, or has passed.
+    pub(crate) fn covered_blocks(&self) -> usize {
+        self.groups.iter().map(GroupTable::len).min().unwrap_or(0)
+    }
+
+    /// The first `count` blocks of each group, one group's after another's. In the place of a passed one is the first that
+    /// is held.
+    pub(crate) fn leading(&self, count: usize) -> Vec<BlockId> {
+        let mut leading = Vec::with_capacity(self.groups.len() * count);
+        for GroupTable { passed, held } in &self.groups {
+            leading.extend(std::iter::repeat_n(held[0], (*passed).min(count)));
+            leading.extend_from_slice(&held[..count.saturating_sub(*passed)]);
+        }
+        leading
     }
 
     /// Leading blocks whose contents are known to the prefix cache.
     pub(crate) fn published_blocks(&self) -> usize {
         self.published
+    }
+}
+
+impl GroupTable {
+    /// Blocks, passed ones included.
+    pub(super) fn len(&self) -> usize {
+        self.passed + self.held.len()
+    }
+
+    /// The block at `index`, if it is held.
+    pub(super) fn block(&self, index: usize) -> Option<BlockId> {
+        self.held.get(index.checked_sub(self.passed)?).copied()
+    }
+
+    /// The table of the first `count` blocks, of which it has passed no more.
+    pub(super) fn first(&self, count: usize) -> GroupTable {
+        GroupTable { passed: self.passed, held: self.held[..count - self.passed].to_vec() }
+    }
+
+    /// Gives the leading blocks up to `passed` up, but for the last of all.
+    pub(super) fn pass(&mut self, passed: usize) -> Vec<BlockId> {
+        let count = passed.min(self.len().saturating_sub(1)).saturating_sub(self.passed);
+        self.passed += count;
+        self.held.drain(..count).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! Which block holds the K and V of which prefix.
+//! Which block holds the K and V of which prefix, in which group of layers.
 //!
 //! K and V of a block depend on its tokens and on all before them, so a block is known by a digest of both: SipHash of
 //! 128 bits (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012) over the digest of the prefix and the
@@ -26,7 +26,14 @@ impl PrefixId {
     }
 }
 
-/// The last block of a prefix.
+/// The last block of a prefix, as one group of layers has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Page {
+    pub(super) prefix: PrefixId,
+    pub(super) group: u32,
+}
+
+/// What a page is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) block: BlockId,
@@ -37,9 +44,9 @@ pub(super) struct Entry {
 #[derive(Debug)]
 pub(super) struct PrefixCache {
     digest: Digest,
-    found: HashMap<PrefixId, Entry>,
-    /// By block: the prefix that ends with it.
-    held: Vec<Option<PrefixId>>,
+    found: HashMap<Page, Entry>,
+    /// By block: what it is.
+    held: Vec<Option<Page>>,
 }
 
 impl PrefixCache {
@@ -52,29 +59,26 @@ impl PrefixCache {
         self.digest.of(before, tokens)
     }
 
-    /// The block that ends `prefix`, which is `before` and `tokens`.
-    pub(super) fn find(&self, prefix: PrefixId, before: PrefixId, tokens: &[TokenId]) -> Option<BlockId> {
-        self.found.get(&prefix).filter(|entry| entry.is(before, tokens)).map(|entry| entry.block)
+    /// The block of a page, whose prefix is `before` and `tokens`.
+    pub(super) fn find(&self, page: Page, before: PrefixId, tokens: &[TokenId]) -> Option<BlockId> {
+        self.found.get(&page).filter(|entry| entry.is(before, tokens)).map(|entry| entry.block)
     }
 
-    /// Makes `block` the one that continues `before` with `tokens`, unless another already is. `None` where the digest
-    /// is another prefix's: then what follows cannot be kept.
-    pub(super) fn insert(&mut self, before: PrefixId, tokens: &[TokenId], block: BlockId) -> Option<PrefixId> {
-        let longer = self.longer(before, tokens);
-        match self.found.get(&longer) {
-            Some(entry) => entry.is(before, tokens).then_some(longer),
-            None => {
-                self.found.insert(longer, Entry { block, before, tokens: tokens.into() });
-                self.held[block.0 as usize] = Some(longer);
-                Some(longer)
-            }
+    /// Makes `block` that of a page, whose prefix is `before` and `tokens`, unless another already is. False where the
+    /// digest is another prefix's: then what follows cannot be kept.
+    pub(super) fn insert(&mut self, page: Page, before: PrefixId, tokens: &[TokenId], block: BlockId) -> bool {
+        if let Some(entry) = self.found.get(&page) {
+            return entry.is(before, tokens);
         }
+        self.found.insert(page, Entry { block, before, tokens: tokens.into() });
+        self.held[block.0 as usize] = Some(page);
+        true
     }
 
     /// The block's contents are about to be overwritten: what they were.
-    pub(super) fn remove(&mut self, block: BlockId) -> Option<(PrefixId, Entry)> {
-        let prefix = self.held[block.0 as usize].take()?;
-        self.found.remove_entry(&prefix)
+    pub(super) fn remove(&mut self, block: BlockId) -> Option<(Page, Entry)> {
+        let page = self.held[block.0 as usize].take()?;
+        self.found.remove_entry(&page)
     }
 
     pub(super) fn holds(&self, block: BlockId) -> bool {
@@ -115,6 +119,16 @@ mod tests {
 
     const ROOT: PrefixId = PrefixId(1 << 127);
 
+    fn page(prefix: PrefixId) -> Page {
+        Page { prefix, group: 0 }
+    }
+
+    /// Makes `block` the one that continues `before`: what it spells then.
+    fn insert(cache: &mut PrefixCache, before: PrefixId, tokens: &[TokenId], block: u32) -> Option<PrefixId> {
+        let longer = cache.longer(before, tokens);
+        cache.insert(page(longer), before, tokens, BlockId(block)).then_some(longer)
+    }
+
     fn tokens(number: u32) -> [TokenId; 2] {
         [number / 7, number % 7]
     }
@@ -137,11 +151,11 @@ mod tests {
     fn colliding_digests_serve_no_other_prompt() {
         let mut cache = PrefixCache::new(100, 3);
         cache.digest.bits = 4;
-        let kept: Vec<_> = (0..40).map(|number| cache.insert(ROOT, &tokens(number), BlockId(number))).collect();
+        let kept: Vec<_> = (0..40).map(|number| insert(&mut cache, ROOT, &tokens(number), number)).collect();
         for number in 0..40 {
             let prefix = cache.longer(ROOT, &tokens(number));
             let own = kept[number as usize].map(|_| BlockId(number));
-            assert_eq!(cache.find(prefix, ROOT, &tokens(number)), own, "{number}");
+            assert_eq!(cache.find(page(prefix), ROOT, &tokens(number)), own, "{number}");
         }
         let refused = kept.iter().filter(|prefix| prefix.is_none()).count();
         assert!((20..40).contains(&refused), "{refused} of 40 prompts share the 16 digests of others");
@@ -150,13 +164,14 @@ mod tests {
     #[test]
     fn what_followed_an_evicted_block_is_found_again() {
         let mut cache = PrefixCache::new(4, 3);
-        let first = cache.insert(ROOT, &[1], BlockId(0)).unwrap();
-        let second = cache.insert(first, &[2], BlockId(1)).unwrap();
-        assert_eq!(cache.remove(BlockId(0)).map(|(prefix, _)| prefix), Some(first));
-        assert_eq!(cache.find(first, ROOT, &[1]), None);
-        assert_eq!(cache.insert(ROOT, &[1], BlockId(2)), Some(first));
-        assert_eq!(cache.find(second, first, &[2]), Some(BlockId(1)));
-        assert_eq!(cache.insert(ROOT, &[1], BlockId(3)), Some(first), "the first one stays");
+        let first = insert(&mut cache, ROOT, &[1], 0).unwrap();
+        let second = insert(&mut cache, first, &[2], 1).unwrap();
+        assert_eq!(cache.remove(BlockId(0)).map(|(page, _)| page.prefix), Some(first));
+        assert_eq!(cache.find(page(first), ROOT, &[1]), None);
+        assert_eq!(insert(&mut cache, ROOT, &[1], 2), Some(first));
+        assert_eq!(cache.find(page(second), first, &[2]), Some(BlockId(1)));
+        assert_eq!(cache.find(Page { group: 1, ..page(second) }, first, &[2]), None, "another group's");
+        assert_eq!(insert(&mut cache, ROOT, &[1], 3), Some(first), "the first one stays");
         assert!(cache.holds(BlockId(2)) && !cache.holds(BlockId(3)));
     }
 }

@@ -5,16 +5,16 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::prefix_cache::{Entry, PrefixId};
+use super::prefix_cache::{Entry, Page, PrefixId};
 use crate::plan::{BlockId, Move, SlotId};
 use crate::request::TokenId;
 
 #[derive(Debug)]
 pub(super) struct Tier {
     free: Vec<SlotId>,
-    kept: HashMap<PrefixId, Kept>,
-    /// Prefixes by their last use, the longest unused first.
-    order: BTreeMap<u64, PrefixId>,
+    kept: HashMap<Page, Kept>,
+    /// Pages by their last use, the longest unused first.
+    order: BTreeMap<u64, Page>,
     uses: u64,
     /// Uses from this one on are of what must stay.
     pinned_from: u64,
@@ -34,15 +34,15 @@ impl Tier {
         Tier { free, kept: HashMap::new(), order: BTreeMap::new(), uses: 0, pinned_from: u64::MAX }
     }
 
-    /// Whether it has the block that ends `prefix`, which is `before` and `tokens`.
-    pub(super) fn holds(&self, prefix: PrefixId, before: PrefixId, tokens: &[TokenId]) -> bool {
-        self.kept.get(&prefix).is_some_and(|kept| kept.entry.is(before, tokens))
+    /// Whether it has the block of a page, whose prefix is `before` and `tokens`.
+    pub(super) fn holds(&self, page: Page, before: PrefixId, tokens: &[TokenId]) -> bool {
+        self.kept.get(&page).is_some_and(|kept| kept.entry.is(before, tokens))
     }
 
     /// Keeps these until [`unpin`](Self::unpin): they are about to be brought back, while others come in.
-    pub(super) fn pin(&mut self, prefixes: impl Iterator<Item = PrefixId>, now: f64) {
+    pub(super) fn pin(&mut self, pages: impl Iterator<Item = Page>, now: f64) {
         self.pinned_from = self.uses + 1;
-        prefixes.for_each(|prefix| self.touch(prefix, now));
+        pages.for_each(|page| self.touch(page, now));
     }
 
     /// Everything may be given up again.
@@ -52,29 +52,29 @@ impl Tier {
 
     /// Takes in a block that the pool is about to overwrite, in place of the longest unused one if need be: the move
     /// that this takes.
-    pub(super) fn take_in(&mut self, prefix: PrefixId, entry: Entry, now: f64) -> Option<Move> {
+    pub(super) fn take_in(&mut self, page: Page, entry: Entry, now: f64) -> Option<Move> {
         let block = entry.block;
-        if let Some(known) = self.kept.get(&prefix) {
+        if let Some(known) = self.kept.get(&page) {
             // Of two prefixes with one digest, the first one stays.
             if known.entry.is(entry.before, &entry.tokens) {
-                self.touch(prefix, now);
+                self.touch(page, now);
             }
             return None;
         }
         let slot = self.free.pop().or_else(|| self.drop_oldest())?;
-        self.kept.insert(prefix, Kept { slot, entry, used: 0, since_seconds: now });
-        self.touch(prefix, now);
+        self.kept.insert(page, Kept { slot, entry, used: 0, since_seconds: now });
+        self.touch(page, now);
         Some(Move::Out { block, slot })
     }
 
     /// Brings a kept block back into `block`: the move that this takes.
-    pub(super) fn bring_back(&self, prefix: PrefixId, block: BlockId) -> Option<Move> {
-        self.kept.get(&prefix).map(|kept| Move::In { slot: kept.slot, block })
+    pub(super) fn bring_back(&self, page: Page, block: BlockId) -> Option<Move> {
+        self.kept.get(&page).map(|kept| Move::In { slot: kept.slot, block })
     }
 
     /// What cannot be relied on any more.
-    pub(super) fn forget(&mut self, prefix: PrefixId) {
-        if let Some(kept) = self.kept.remove(&prefix) {
+    pub(super) fn forget(&mut self, page: Page) {
+        if let Some(kept) = self.kept.remove(&page) {
             self.order.remove(&kept.used);
             self.free.push(kept.slot);
         }
@@ -95,12 +95,12 @@ impl Tier {
         self.kept.len()
     }
 
-    fn touch(&mut self, prefix: PrefixId, now: f64) {
+    fn touch(&mut self, page: Page, now: f64) {
         self.uses += 1;
-        if let Some(kept) = self.kept.get_mut(&prefix) {
+        if let Some(kept) = self.kept.get_mut(&page) {
             self.order.remove(&kept.used);
             (kept.used, kept.since_seconds) = (self.uses, now);
-            self.order.insert(self.uses, prefix);
+            self.order.insert(self.uses, page);
         }
     }
 

@@ -22,7 +22,8 @@ pub(super) fn fits_engine(request: &Request, geometry: &Geometry) -> Result<(), 
     }
     // Nothing follows the last generated token, so its K and V are never computed.
     let computed = tokens - u64::from(request.max_tokens.min(1));
-    let needed_blocks = computed.div_ceil(u64::from(geometry.block_tokens)) as u32;
+    let needed_blocks = geometry.groups.sequence_blocks(computed, geometry.block_tokens);
+    let needed_blocks = u32::try_from(needed_blocks).unwrap_or(u32::MAX);
     if needed_blocks > geometry.blocks {
         return Err(RejectReason::NeverFits { needed_blocks, total_blocks: geometry.blocks });
     }

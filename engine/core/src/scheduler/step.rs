@@ -50,6 +50,11 @@ impl StepBuilder {
         }
     }
 
+    /// Whether it has a row of the sequence that stays as `stay`.
+    pub(super) fn has(&self, stay: StayId) -> bool {
+        self.step.rows.iter().any(|row| row.stay == stay)
+    }
+
     /// Room for a token and its logits at least. Rows are not counted: no more sequences run than a step may have
     /// rows.
     pub(super) fn has_room(&self) -> bool {
@@ -61,16 +66,22 @@ impl StepBuilder {
         self.tokens_left.min(self.logits_left).saturating_sub(1 + others)
     }
 
-    /// Adds as many of the sequence's next tokens as the budget allows.
+    /// As many of the sequence's next tokens as the budget allows.
+    pub(super) fn room_for(&self, run: &Running) -> usize {
+        let most = if run.scores_next() { self.tokens_left.min(self.logits_left) } else { self.tokens_left };
+        run.uncomputed().min(most)
+    }
+
+    /// Adds these, as far as the sequence has blocks for them.
     pub(super) fn push(&mut self, run: &Running) {
         self.push_drafted(run, DraftTree::default());
     }
 
     /// The same with guesses behind them, for which there is room.
     pub(super) fn push_drafted(&mut self, run: &Running, draft: DraftTree) {
-        let most = if run.scores_next() { self.tokens_left.min(self.logits_left) } else { self.tokens_left };
         let drafted = draft.len();
-        let row = run.row(run.uncomputed().min(most), draft, self.block_tokens);
+        let count = self.room_for(run).min(run.covered_uncomputed(self.block_tokens));
+        let row = run.row(count, draft, self.block_tokens);
         self.tokens_left -= row.token_count();
         self.logits_left -= row.logit_count();
         self.count(&row, run.sequence.prompt_tokens);

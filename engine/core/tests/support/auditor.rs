@@ -3,7 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::Mutex;
 
-use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
+use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, KvGroups, MAX_IN_FLIGHT};
 use windlass_engine_core::plan::{
     BlockId, InputToken, Move, PlanRow, RowOutput, SequenceFailure, StepOutput, StepPlan, Ticket,
 };
@@ -67,9 +67,9 @@ impl Auditor {
         let geometry = self.geometry();
         let end = row.first_position + row.token_count() as u32;
         assert!(!row.tokens.is_empty() && end <= geometry.max_sequence_tokens, "{row:?}");
-        assert_eq!(row.blocks.len(), end.div_ceil(geometry.block_tokens) as usize, "{row:?}");
+        assert_eq!(row.blocks.len() as u32, geometry.groups.count() * end.div_ceil(geometry.block_tokens), "{row:?}");
         assert!(row.blocks.iter().all(|block| block.0 < geometry.blocks), "{row:?}");
-        let read = &row.blocks[self.unread(row)..];
+        let read: Vec<BlockId> = self.read(row).map(|(block, _)| block).collect();
         let distinct: HashSet<_> = read.iter().collect();
         assert_eq!(distinct.len(), read.len(), "a block twice in {row:?}");
         row.tokens.iter().for_each(|token| self.check_input(row, *token));
@@ -79,16 +79,19 @@ impl Auditor {
         }
     }
 
-    /// Leading blocks of a row that its tokens do not read.
-    fn unread(&self, row: &PlanRow) -> usize {
-        let Geometry { read_back_tokens, block_tokens, .. } = self.geometry();
-        let first_read = read_back_tokens.map_or(0, |read| (row.first_position + 1).saturating_sub(read));
-        (first_read / block_tokens) as usize
+    /// The blocks that a row reads or writes, each with its group and its place there.
+    fn read(&self, row: &PlanRow) -> impl Iterator<Item = (BlockId, (u32, usize))> {
+        let Geometry { groups, block_tokens, .. } = self.geometry();
+        (0..).zip(row.tables(&groups)).flat_map(move |(group, table)| {
+            let first_read = groups.read_back(group).map_or(0, |read| (row.first_position + 1).saturating_sub(read));
+            let places = (first_read / block_tokens) as usize..table.len();
+            places.map(move |index| (table[index], (group, index)))
+        })
     }
 
-    /// Where a block is among those that a row reads or writes.
-    fn place(&self, row: &PlanRow, block: BlockId) -> Option<usize> {
-        (self.unread(row)..row.blocks.len()).find(|&index| row.blocks[index] == block)
+    /// Where a block is among those.
+    fn place(&self, row: &PlanRow, block: BlockId) -> Option<(u32, usize)> {
+        self.read(row).find(|(read, _)| *read == block).map(|(_, place)| place)
     }
 
     fn check_input(&self, row: &PlanRow, token: InputToken) {
@@ -113,8 +116,8 @@ impl Auditor {
         assert!(slot.0 < self.geometry().swap_slots, "{moved:?}");
         if matches!(moved, Move::In { .. }) {
             let computed = |row: &PlanRow| (row.first_position / self.geometry().block_tokens) as usize;
-            let reads = plan.rows.iter().filter(|row| row.blocks[..computed(row)].contains(block)).count();
-            assert!(reads > 0, "{moved:?} for nobody");
+            let reads = |row: &PlanRow| self.place(row, *block).is_some_and(|(_, index)| index < computed(row));
+            assert!(plan.rows.iter().any(reads), "{moved:?} for nobody");
         }
     }
 
@@ -123,7 +126,8 @@ impl Auditor {
         let in_flight = self.in_flight.iter().flat_map(|(_, plan)| &plan.rows);
         let named: Vec<_> = in_flight.chain(&plan.rows).filter(|row| row.blocks.contains(&to)).collect();
         assert_eq!(named.len(), 1, "{to:?} is of {named:?}");
-        assert_eq!(named[0].blocks.last(), Some(&to), "{to:?} for {:?}", named[0]);
+        let mut ends = named[0].tables(&self.geometry().groups).filter_map(|table| table.last());
+        assert!(ends.any(|end| *end == to), "{to:?} for {:?}", named[0]);
         assert!(!named[0].first_position.is_multiple_of(self.geometry().block_tokens), "nothing of {to:?} is used");
     }
 
@@ -131,10 +135,10 @@ impl Auditor {
     fn check_writes(&self, plan: &StepPlan, row: &PlanRow) {
         let first_written = (row.first_position / self.geometry().block_tokens) as usize;
         let in_flight = self.in_flight.iter().flat_map(|(_, plan)| &plan.rows);
-        for (index, block) in row.blocks.iter().enumerate().skip(first_written) {
+        for (block, place) in self.read(row).filter(|(_, (_, index))| *index >= first_written) {
             for other in in_flight.clone().chain(&plan.rows) {
-                let named = self.place(other, *block);
-                let own = other.request == row.request && named == Some(index);
+                let named = self.place(other, block);
+                let own = other.request == row.request && named == Some(place);
                 assert!(named.is_none() || own, "{row:?} writes into a block of {other:?}");
             }
         }
@@ -144,7 +148,10 @@ impl Auditor {
 impl Executor for Auditor {
     fn geometry(&self) -> Geometry {
         let geometry = self.sim.geometry();
-        Geometry { read_back_tokens: geometry.read_back_tokens.filter(|_| !self.hoards), ..geometry }
+        match self.hoards {
+            true => Geometry { groups: KvGroups { full: geometry.groups.count(), ..KvGroups::ONE }, ..geometry },
+            false => geometry,
+        }
     }
 
     fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {

@@ -9,7 +9,7 @@ pub use auditor::Auditor;
 #[allow(unused_imports)] // each test file uses its share
 pub use oracle::Oracle;
 use windlass_engine_core::engine::{Engine, EngineConfig, QueueLimits};
-use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_engine_core::request::{CacheScope, FinishReason, Request, RequestId, Tenant, TokenId};
 use windlass_engine_core::sampling::TokenLogprobs;
 use windlass_engine_core::sim::{SimExecutor, SimVocabulary, StepTime, Unpaced};
@@ -28,7 +28,7 @@ pub const GEOMETRY: Geometry = Geometry {
     max_step_tokens: 32,
     max_step_logits: 8,
     vocabulary: 100,
-    read_back_tokens: None,
+    groups: KvGroups::ONE,
 };
 
 pub const CONFIG: EngineConfig = EngineConfig {
@@ -143,17 +143,13 @@ pub fn alone(request: &Request, block_tokens: u32) -> (Vec<TokenId>, Option<Fini
 
 /// All that it hears there.
 pub fn updates_alone(request: &Request, block_tokens: u32) -> Vec<RequestUpdate> {
-    updates_alone_reading(request, block_tokens, None)
+    updates_alone_reading(request, block_tokens, KvGroups::ONE)
 }
 
-/// The same where only so many tokens are read back, and all blocks are kept nevertheless.
-pub fn updates_alone_reading(
-    request: &Request,
-    block_tokens: u32,
-    read_back_tokens: Option<u32>,
-) -> Vec<RequestUpdate> {
-    let wide = Geometry { blocks: 128, max_step_tokens: 128, max_step_logits: 128, ..GEOMETRY };
-    let mut engine = Engine::new(auditor(Geometry { block_tokens, read_back_tokens, ..wide }).hoarding(), CONFIG);
+/// The same with layers in such groups, whose blocks are all kept nevertheless.
+pub fn updates_alone_reading(request: &Request, block_tokens: u32, groups: KvGroups) -> Vec<RequestUpdate> {
+    let wide = Geometry { blocks: 128 * groups.count(), max_step_tokens: 128, max_step_logits: 128, ..GEOMETRY };
+    let mut engine = Engine::new(auditor(Geometry { block_tokens, groups, ..wide }).hoarding(), CONFIG);
     engine.add(request.clone(), 0.0).expect("a request that fits");
     drain(&mut engine)
 }

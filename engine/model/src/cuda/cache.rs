@@ -1,4 +1,4 @@
-//! Keys and values on the device, `[layer][page][K|V][kv_head][64][dim]`.
+//! Keys and values on the device, `[layer of a group][page][K|V][kv_head][64][dim]`.
 
 use half::bf16;
 use windlass_engine_contract::memory::KvDataType;
@@ -31,6 +31,7 @@ impl PageType {
 pub(super) struct CacheShape {
     pub kind: PageType,
     pub heads: Heads,
+    /// Layers of a group.
     pub layers: usize,
     /// Blocks of the scheduler; there is one page more, which padded rows write to.
     pub blocks: usize,

@@ -13,6 +13,7 @@ use super::metadata::{Metadata, StepCounts, StepSizes};
 use super::weights::{FeedForwardWeights, GatedWeights, LayerWeights, Weights};
 use super::workspace::Workspace;
 use crate::config::{Activation, DecoderConfig, RopeConfig};
+use crate::kv_layers::KvLayers;
 
 /// What a step's kernels read and write.
 #[derive(Debug)]
@@ -23,6 +24,7 @@ pub(super) struct Compute {
     ropes: Vec<Rope>,
     pub metadata: Metadata,
     work: Workspace,
+    kv_layers: KvLayers,
     /// Absent while its memory is given back.
     pub cache: Option<Cache>,
 }
@@ -47,18 +49,21 @@ impl Rope {
 
 /// How large the cache of a decoder is.
 pub(super) fn cache_shape(config: &DecoderConfig, geometry: &Geometry, kind: PageType) -> CacheShape {
-    CacheShape { kind, heads: heads(config), layers: config.layers, blocks: geometry.blocks as usize }
+    let layers = KvLayers::new(config, &geometry.groups).per_block;
+    CacheShape { kind, heads: heads(config), layers, blocks: geometry.blocks as usize }
 }
 
 /// The sizes of a decoder's steps.
 pub(super) fn step_sizes(config: &DecoderConfig, geometry: &Geometry) -> StepSizes {
-    let Geometry { blocks, max_sequence_tokens, max_step_rows, max_step_tokens, max_step_logits, .. } = *geometry;
+    let Geometry { blocks, max_sequence_tokens, max_step_rows, max_step_tokens, max_step_logits, groups, .. } =
+        *geometry;
     StepSizes {
         tokens: max_step_tokens as usize,
         rows: max_step_rows as usize,
         logits: max_step_logits as usize,
         longest: max_sequence_tokens as usize,
         trash_page: blocks,
+        groups: groups.count() as usize,
         heads: heads(config),
     }
 }
@@ -83,6 +88,7 @@ impl Compute {
             metadata: Metadata::new(device, sizes)?,
             work: Workspace::new(device, &config, &sizes)?,
             cache: Some(Cache::new(device, cache)?),
+            kv_layers: KvLayers::new(&config, &geometry.groups),
             config,
         })
     }
@@ -94,13 +100,14 @@ impl Compute {
 
     /// Issues every kernel of the step whose numbers are on the device.
     pub fn issue(&mut self, step: &StepCounts, stream: &Stream) -> Result<(), DriverError> {
-        let Compute { config, weights, ropes, metadata, work, cache } = self;
+        let Compute { config, weights, ropes, metadata, work, kv_layers, cache } = self;
         let Some(cache) = cache else { return Err(DriverError::refused("a step", "the KV cache was given back")) };
         let mut kernels = Kernels { config, ropes, metadata, work, step, stream };
         kernels.embed(&weights.embedding)?;
         for (index, layer) in weights.layers.iter().enumerate() {
-            kernels.project_qkv(index, layer, cache.pages_mut(index))?;
-            kernels.attend(index, cache.pages(index))?;
+            let place = kv_layers.place(index);
+            kernels.project_qkv(index, layer, place.group, cache.pages_mut(place.index))?;
+            kernels.attend(index, place.group, cache.pages(place.index))?;
             kernels.project_out(layer)?;
             kernels.feed_forward(layer)?;
         }
@@ -128,32 +135,39 @@ impl Kernels<'_> {
     }
 
     /// Norm, q, k and v, bias, norm and rotation of heads, and the append to the pages.
-    fn project_qkv(&mut self, index: usize, layer: &LayerWeights, pages: PagesMut<'_>) -> Result<(), DriverError> {
+    fn project_qkv(
+        &mut self,
+        index: usize,
+        layer: &LayerWeights,
+        group: usize,
+        pages: PagesMut<'_>,
+    ) -> Result<(), DriverError> {
         let (tokens, heads) = (self.step.tokens, heads(self.config));
         self.norm(&layer.attention_norm)?;
         let Workspace { normed, projected, query, .. } = &mut *self.work;
         let width = tokens * heads.projected_width();
         let out = Output::Bf16(projected.slice_mut(0..width));
         ops::linear(self.stream, &layer.qkv, normed.slice(0..tokens * self.config.hidden), out)?;
-        let places = Places { positions: self.metadata.positions(self.step), slots: self.metadata.slots(self.step) };
+        let (positions, slots) = (self.metadata.positions(self.step), self.metadata.slots(self.step, group));
+        let places = Places { positions, slots };
         let query = query.slice_mut(0..tokens * heads.query_width());
         let placement = placement(layer, self.config, &self.ropes[self.config.rope_index(index)]);
         ops::place_heads(self.stream, heads, placement, projected.slice(0..width), places, query, pages)
     }
 
     /// Rows of one token, split over their keys, and rows of several, in tiles.
-    fn attend(&mut self, index: usize, pages: Pages<'_>) -> Result<(), DriverError> {
+    fn attend(&mut self, index: usize, group: usize, pages: Pages<'_>) -> Result<(), DriverError> {
         let shape = attention(self.config, index);
         let values = self.step.tokens * self.config.query_width();
         let Workspace { query, attended, partial, partial_log, .. } = &mut *self.work;
         let query = query.slice(0..values);
         if self.step.decodes > 0 {
-            let rows = self.metadata.decode_rows(self.step);
+            let rows = self.metadata.decode_rows(self.step, group);
             let splits = DecodeWork { partial: partial.view_mut(), partial_log: partial_log.view_mut() };
             ops::attention_decode(self.stream, &shape, rows, query, pages, splits, attended.slice_mut(0..values))?;
         }
         if self.step.chunks > 0 {
-            let chunks = self.metadata.chunks(self.step);
+            let chunks = self.metadata.chunks(self.step, group);
             ops::attention_prefill(self.stream, &shape, chunks, query, pages, attended.slice_mut(0..values))?;
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! From a checkpoint to a decoder that runs on a GPU: weights first, then what they leave is divided.
 
 use windlass_checkpoint::Checkpoint;
+use windlass_engine_contract::kv_groups::READ_TILE_TOKENS;
 use windlass_engine_contract::memory::Ledger;
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::sharding::{Shard, Stage};
@@ -23,6 +24,9 @@ use crate::part::Parts;
 use crate::sizes::{KvBudget, LoadOptions, SizeError, Sizes};
 use crate::step::StepRunner;
 use crate::weights::Manifest;
+
+// What a windowed group keeps is enough for this device's attention.
+const _: () = assert!(PAGE_TOKENS <= READ_TILE_TOKENS as usize);
 
 /// A model whose weights are on a device.
 pub struct CudaModel {
@@ -90,9 +94,8 @@ impl CudaModel {
 
     fn sizes(&self, kv: KvBudget) -> Result<Sizes, SizeError> {
         let options = LoadOptions { kv, memory_limit_bytes: None, ..self.options.clone() };
-        let mut sizes = Sizes::decide(&[self.shape()], self.config.rotary_dims(), &options)?;
-        sizes.geometry.read_back_tokens = self.config.sequence_window().map(read_back_tokens);
-        Ok(sizes)
+        let (shape, groups) = (self.shape(), options.kv_groups(&self.shape()));
+        Sizes::decide(&[shape], self.config.rotary_dims(), groups, &options)
     }
 
     fn ledger(&self, geometry: &Geometry) -> Ledger {
@@ -110,11 +113,6 @@ impl CudaModel {
         let rope = 4 * (sizes.longest * self.config.rotary_dims()) as u64;
         Workspace::bytes(&self.config, &sizes) + sizes.bytes() + rope
     }
-}
-
-/// Tokens at the end of a sequence that are read where every layer has a window of so many keys: attention reads whole pages.
-fn read_back_tokens(window: usize) -> u32 {
-    u32::try_from(window + PAGE_TOKENS - 1).unwrap_or(u32::MAX)
 }
 
 fn load_weights(manifest: &Manifest<'_>, config: &DecoderConfig, loader: &Loader<'_>) -> Result<Weights, LoadError> {

@@ -26,6 +26,8 @@ pub(super) struct StepSizes {
     pub longest: usize,
     /// The page that padded rows write to.
     pub trash_page: u32,
+    /// Groups of layers, each with slots and tables of its own.
+    pub groups: usize,
     /// The decoder's heads.
     pub heads: Heads,
 }
@@ -46,6 +48,16 @@ impl StepSizes {
         self.rows.next_multiple_of(4)
     }
 
+    /// Places for a group's slots.
+    fn slot_places(&self) -> usize {
+        self.tokens.next_multiple_of(4)
+    }
+
+    /// Places for a group's tables of both kinds of rows.
+    fn table_places(&self) -> usize {
+        2 * self.row_places() * self.pages()
+    }
+
     fn tiles(&self) -> usize {
         // A tile has 64 of a row's queries, and every row's last one may be shorter.
         let queries = self.tokens * (self.heads.heads / self.heads.kv_heads);
@@ -63,10 +75,10 @@ impl StepSizes {
 enum Array {
     Tokens,
     Positions,
-    /// Where each token's key goes.
+    /// Where each token's key goes, by group.
     Slots,
     LogitTokens,
-    /// Pages of each row, padded.
+    /// Pages of each row, padded, by group.
     Tables,
     /// Keys of each row after the step.
     Lengths,
@@ -97,9 +109,10 @@ impl Array {
 
     fn len(self, sizes: &StepSizes) -> usize {
         match self {
-            Array::Tokens | Array::Positions | Array::Slots => sizes.tokens,
+            Array::Tokens | Array::Positions => sizes.tokens,
+            Array::Slots => sizes.groups * sizes.slot_places(),
             Array::LogitTokens => sizes.logits,
-            Array::Tables => 2 * sizes.row_places() * sizes.pages(),
+            Array::Tables => sizes.groups * sizes.table_places(),
             // Rows of one token, then those of several, which begin at a place of their own.
             Array::Lengths | Array::FirstTokens | Array::TokenCounts | Array::FirstPositions => 2 * sizes.row_places(),
             Array::TileRows | Array::TileFirsts => sizes.tiles(),
@@ -168,7 +181,6 @@ impl Metadata {
         let single = [
             (Array::Tokens, &rows.tokens),
             (Array::Positions, &rows.positions),
-            (Array::Slots, &rows.slots),
             (Array::LogitTokens, &rows.logit_tokens),
             (Array::TileRows, &tile_rows),
             (Array::TileFirsts, &tile_firsts),
@@ -176,9 +188,15 @@ impl Metadata {
         for (array, values) in single {
             self.copy(array, 0, values, stream)?;
         }
+        for (group, slots) in rows.slots.iter().enumerate() {
+            self.copy(Array::Slots, group * self.sizes.slot_places(), slots, stream)?;
+        }
         for (kind, rows) in [(0, &rows.decodes), (1, &rows.chunks)] {
             let at = kind * self.sizes.row_places();
-            self.copy(Array::Tables, at * self.sizes.pages(), &rows.tables, stream)?;
+            for (group, table) in rows.tables.iter().enumerate() {
+                let first = group * self.sizes.table_places() + at * self.sizes.pages();
+                self.copy(Array::Tables, first, table, stream)?;
+            }
             self.copy(Array::Lengths, at, &rows.lengths, stream)?;
             self.copy(Array::FirstTokens, at, &rows.first_tokens, stream)?;
             self.copy(Array::TokenCounts, at, &rows.token_counts, stream)?;
@@ -201,28 +219,31 @@ impl Metadata {
         self.array(Array::Positions, 0..counts.tokens)
     }
 
-    pub fn slots(&self, counts: &StepCounts) -> View<'_, u32> {
-        self.array(Array::Slots, 0..counts.tokens)
+    pub fn slots(&self, counts: &StepCounts, group: usize) -> View<'_, u32> {
+        let first = group * self.sizes.slot_places();
+        self.array(Array::Slots, first..first + counts.tokens)
     }
 
     pub fn logit_tokens(&self, counts: &StepCounts) -> View<'_, u32> {
         self.array(Array::LogitTokens, 0..counts.logits)
     }
 
-    pub fn decode_rows(&self, counts: &StepCounts) -> DecodeRows<'_> {
+    pub fn decode_rows(&self, counts: &StepCounts, group: usize) -> DecodeRows<'_> {
+        let first = group * self.sizes.table_places();
         DecodeRows {
-            tables: self.array(Array::Tables, 0..counts.decodes * self.sizes.pages()),
+            tables: self.array(Array::Tables, first..first + counts.decodes * self.sizes.pages()),
             lengths: self.array(Array::Lengths, 0..counts.decodes),
             tokens: self.array(Array::FirstTokens, 0..counts.decodes),
             splits: self.sizes.splits(),
         }
     }
 
-    pub fn chunks(&self, counts: &StepCounts) -> Chunks<'_> {
+    pub fn chunks(&self, counts: &StepCounts, group: usize) -> Chunks<'_> {
         let (rows, pages) = (self.sizes.row_places(), self.sizes.pages());
+        let first = group * self.sizes.table_places() + rows * pages;
         let of = |array: Array| self.array(array, rows..rows + counts.chunks);
         Chunks {
-            tables: self.array(Array::Tables, rows * pages..(rows + counts.chunks) * pages),
+            tables: self.array(Array::Tables, first..first + counts.chunks * pages),
             tile_sequences: self.array(Array::TileRows, 0..counts.tiles),
             tile_firsts: self.array(Array::TileFirsts, 0..counts.tiles),
             first_tokens: of(Array::FirstTokens),
@@ -258,7 +279,8 @@ fn offset(sizes: &StepSizes, index: usize) -> usize {
 struct Rows {
     tokens: Vec<u32>,
     positions: Vec<u32>,
-    slots: Vec<u32>,
+    /// By group.
+    slots: Vec<Vec<u32>>,
     logit_tokens: Vec<u32>,
     decodes: RowNumbers,
     chunks: RowNumbers,
@@ -266,7 +288,8 @@ struct Rows {
 
 #[derive(Debug, Default)]
 struct RowNumbers {
-    tables: Vec<u32>,
+    /// By group.
+    tables: Vec<Vec<u32>>,
     lengths: Vec<u32>,
     first_tokens: Vec<u32>,
     token_counts: Vec<u32>,
@@ -279,14 +302,17 @@ impl Rows {
             tokens: batch.tokens().to_vec(),
             positions: batch.positions().to_vec(),
             logit_tokens: batch.logit_tokens().iter().map(|&token| token as u32).collect(),
-            ..Rows::default()
+            slots: vec![Vec::new(); sizes.groups],
+            decodes: RowNumbers::of_groups(sizes.groups),
+            chunks: RowNumbers::of_groups(sizes.groups),
         };
         for row in batch.rows() {
-            let first_token = rows.slots.len() as u32;
-            let positions = row.first_position..row.first_position + row.tokens as u32;
-            let page_tokens = PAGE_TOKENS as u32;
-            let slot = |at: u32| row.blocks[(at / page_tokens) as usize] * page_tokens + at % page_tokens;
-            rows.slots.extend(positions.map(slot));
+            let first_token = rows.slots.first().map_or(0, Vec::len) as u32;
+            for (group, slots) in rows.slots.iter_mut().enumerate() {
+                let (table, page_tokens) = (row.table(group, sizes.groups), PAGE_TOKENS as u32);
+                let slot = |at: u32| table[(at / page_tokens) as usize] * page_tokens + at % page_tokens;
+                slots.extend((row.first_position..row.first_position + row.tokens as u32).map(slot));
+            }
             let numbers = if row.tokens == 1 { &mut rows.decodes } else { &mut rows.chunks };
             numbers.push(&row, first_token, sizes);
         }
@@ -297,10 +323,10 @@ impl Rows {
         let with_logits = !self.logit_tokens.is_empty();
         while self.decodes.lengths.len() < decodes {
             let token = self.tokens.len() as u32;
-            let blocks = [sizes.trash_page];
+            let blocks = vec![sizes.trash_page; sizes.groups];
             self.tokens.push(0);
             self.positions.push(0);
-            self.slots.push(sizes.trash_page * PAGE_TOKENS as u32);
+            self.slots.iter_mut().for_each(|slots| slots.push(sizes.trash_page * PAGE_TOKENS as u32));
             self.logit_tokens.extend(with_logits.then_some(token));
             let row = BatchRow { tokens: 1, first_position: 0, blocks: &blocks, seen: &[] };
             self.decodes.push(&row, token, sizes);
@@ -309,9 +335,15 @@ impl Rows {
 }
 
 impl RowNumbers {
+    fn of_groups(groups: usize) -> RowNumbers {
+        RowNumbers { tables: vec![Vec::new(); groups], ..RowNumbers::default() }
+    }
+
     fn push(&mut self, row: &BatchRow<'_>, first_token: u32, sizes: &StepSizes) {
-        let pages = row.blocks.iter().copied().chain(std::iter::repeat(sizes.trash_page));
-        self.tables.extend(pages.take(sizes.pages()));
+        for (group, tables) in self.tables.iter_mut().enumerate() {
+            let pages = row.table(group, sizes.groups).iter().copied().chain(std::iter::repeat(sizes.trash_page));
+            tables.extend(pages.take(sizes.pages()));
+        }
         self.lengths.push(row.first_position + row.tokens as u32);
         self.first_tokens.push(first_token);
         self.token_counts.push(row.tokens as u32);

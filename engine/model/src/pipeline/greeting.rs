@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use windlass_engine_contract::shape::ModelShape;
-use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::executor::{Geometry, KvGroups};
 
 use super::wire;
 
@@ -78,7 +78,7 @@ impl Assign {
             max_step_logits,
             vocabulary,
             swap_slots: _,
-            read_back_tokens: _,
+            groups: _,
         } = *geometry;
         Assign {
             version: wire::VERSION,
@@ -105,7 +105,7 @@ impl Assign {
             max_step_tokens: self.max_step_tokens,
             max_step_logits: self.max_step_logits,
             vocabulary: self.vocabulary,
-            read_back_tokens: None,
+            groups: KvGroups::ONE,
         }
     }
 
@@ -141,6 +141,7 @@ mod tests {
             vocabulary: 100,
             context_tokens: 64,
             weight_bytes: 1000,
+            windowed: None,
         };
         Join { version: wire::VERSION, node_rank: 1, stages: 2, shape, weight_type: "f32".into() }
     }

@@ -69,6 +69,7 @@ fn start(executor: &dyn Executor, jobs: &[Job], count: usize) -> Vec<Sequence> {
     let mut next = 0;
     let sequence = |job: &Job| {
         let blocks = (job.prompt.len() + count).div_ceil(geometry.block_tokens as usize) as u32;
+        let blocks = blocks * geometry.groups.count();
         // Every other block, from the end: a table that is neither contiguous nor ascending.
         let ids = (next..next + blocks).map(|block| BlockId(geometry.blocks - 1 - block)).collect();
         next += blocks;

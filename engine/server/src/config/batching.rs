@@ -4,7 +4,7 @@ use super::{milliseconds, positive, unsupported};
 use crate::cli::{SchedulingPolicy, ServeArgs};
 use crate::failure::Failure;
 use windlass_engine_contract::flags;
-use windlass_engine_contract::memory::KvDataType;
+use windlass_engine_contract::memory::{KvDataType, KvDemand};
 use windlass_engine_core::engine::{Policy, QueueLimits};
 use windlass_engine_model::{KvBudget, SwapSpace};
 
@@ -37,6 +37,19 @@ pub struct Batching {
     pub policy: Policy,
     /// Time between tokens that prefill beside them should not exceed.
     pub target_inter_token_seconds: Option<f64>,
+}
+
+impl Batching {
+    /// What the KV pool can be used for at most, by sequences of `longest` tokens; `block_tokens` counts where the flags
+    /// give none.
+    pub fn kv_demand(&self, longest: u32, block_tokens: u32) -> KvDemand {
+        KvDemand {
+            sequences: self.max_sequences,
+            longest,
+            step_tokens: self.max_step_tokens,
+            block_tokens: self.block_tokens.unwrap_or(block_tokens),
+        }
+    }
 }
 
 /// How the KV cache is to be held.

@@ -1,8 +1,8 @@
 //! Bytes: of a model, of its KV cache, of a step; and what is left of a memory.
 
 use crate::failure::Failure;
-use windlass_engine_contract::memory::{KvDataType, kv_bytes_per_token, workspace_bytes};
-use windlass_engine_contract::shape::ModelShape;
+use windlass_engine_contract::memory::{KvDataType, kv_bytes_per_token, kv_sequence_bytes, workspace_bytes};
+use windlass_engine_contract::shape::{ModelShape, WindowedLayers};
 
 /// What an engine takes, by use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +11,8 @@ pub struct Demand {
     workspace: u64,
     kv: KvDataType,
     kv_per_token: u64,
+    /// Of a sequence at its longest.
+    kv_per_sequence: u64,
     longest: u32,
     step_tokens: u32,
     sequences: u32,
@@ -23,7 +25,7 @@ pub struct Fit {
     pub memory: u64,
     /// Left for KV.
     pub kv_bytes: u64,
-    /// Tokens that these hold.
+    /// Tokens that these hold, in sequences at their longest.
     pub kv_tokens: u64,
     /// Sequences at their longest that these hold.
     pub sequences: f64,
@@ -39,6 +41,7 @@ impl Demand {
             workspace: workspace_bytes(shape, step_tokens, sequences),
             kv,
             kv_per_token: kv_bytes_per_token(shape, kv),
+            kv_per_sequence: kv_sequence_bytes(shape, kv, longest),
             longest,
             step_tokens,
             sequences,
@@ -48,30 +51,31 @@ impl Demand {
     /// What is left of a memory.
     pub fn fit(&self, memory: u64) -> Fit {
         let fixed = self.weights + self.workspace;
-        let one = self.kv_per_token * u64::from(self.longest);
         let kv_bytes = memory.saturating_sub(fixed);
-        let kv_tokens = kv_bytes / self.kv_per_token.max(1);
-        let sequences = kv_tokens as f64 / f64::from(self.longest.max(1));
-        Fit { memory, kv_bytes, kv_tokens, sequences, missing: (fixed + one).saturating_sub(memory) }
+        let sequences = kv_bytes as f64 / self.kv_per_sequence.max(1) as f64;
+        let kv_tokens = (sequences * f64::from(self.longest)) as u64;
+        Fit { memory, kv_bytes, kv_tokens, sequences, missing: (fixed + self.kv_per_sequence).saturating_sub(memory) }
     }
 
     /// Where the bytes come from.
     pub fn explain(&self, shape: &ModelShape) -> String {
         let ModelShape { architecture, layers, hidden, heads, kv_heads, head_dim, vocabulary, context_tokens, .. } =
             shape;
-        let one = self.kv_per_token * u64::from(self.longest);
+        let windows = shape.windowed.map_or(String::new(), |WindowedLayers { layers, tokens }| {
+            format!("; the last {tokens} in {layers} layers with windows")
+        });
         format!(
             "{architecture}: {layers} layers of width {hidden}, {heads} heads of {head_dim}, {kv_heads} for K and V, \
              {vocabulary} tokens, context {context_tokens}\n\n\
              weights        {:>12}  as stored\n\
              KV of a token  {:>12}  2 × {layers} layers × {kv_heads} heads × {} bytes ({})\n\
-             KV of a sequence {:>10}  × {} tokens\n\
+             KV of a sequence {:>10}  × {} tokens{windows}\n\
              workspace      {:>12}  {} tokens in a step, {} rows of logits\n",
             bytes(self.weights),
             bytes(self.kv_per_token),
             self.kv.head_bytes(*head_dim),
             self.kv.name(),
-            bytes(one),
+            bytes(self.kv_per_sequence),
             self.longest,
             bytes(self.workspace),
             self.step_tokens,
@@ -123,6 +127,18 @@ mod tests {
         assert_eq!(fit.missing, 0);
         assert_eq!(fit.kv_tokens, fit.kv_bytes / 131_072);
         assert!((60.0..66.0).contains(&fit.sequences), "{fit:?}");
+    }
+
+    #[test]
+    fn windows_leave_room_for_more_sequences() {
+        let windowed = Some(WindowedLayers { layers: 28, tokens: 1024 });
+        let shape = ModelShape { windowed, ..llama_8b() };
+        let demand = Demand::of(&shape, KvDataType::Bf16, 65_536, 64, 512);
+        let [some, all] = [demand, Demand::of(&llama_8b(), KvDataType::Bf16, 65_536, 64, 512)]
+            .map(|demand| demand.fit(80 << 30).sequences);
+        assert!((7.0..8.0).contains(&(some / all)), "{some} and {all}");
+        let told = demand.explain(&shape);
+        assert!(told.contains("× 65536 tokens; the last 1024 in 28 layers with windows"), "{told}");
     }
 
     #[test]

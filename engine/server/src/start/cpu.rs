@@ -13,7 +13,8 @@ use std::sync::Arc;
 use tracing::info;
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags;
-use windlass_engine_contract::memory::kv_bytes_per_token;
+use windlass_engine_contract::memory::kv_pool_bytes;
+use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::sharding::kv_copies;
 use windlass_engine_contract::stats::StartPhases;
 use windlass_engine_contract::termination::Reason;
@@ -131,9 +132,11 @@ fn default_kv(config: &Config, cpu: &CpuConfig, file: &Checkpoint, free: Option<
     let weights: u64 = file.tensors().map(|tensor| tensor.bytes.len() as u64).sum();
     let shape = DecoderConfig::read(file).map_err(|error| load_failure(error.into()))?.shape(weights);
     let longest = config.batching.max_model_tokens.unwrap_or(shape.context_tokens).min(shape.context_tokens);
-    let tokens = u64::from(longest) * u64::from(config.batching.max_sequences);
+    // Stages of a pipeline keep everything in all layers.
+    let shape = ModelShape { windowed: shape.windowed.filter(|_| cpu.pipeline.is_none()), ..shape };
+    let demand = config.batching.kv_demand(longest, BLOCK_TOKENS);
     let copies = u64::from(kv_copies(&shape, cpu.tensor_parallel));
-    let useful = tokens.saturating_mul(copies * kv_bytes_per_token(&shape, config.batching.kv_data_type));
+    let useful = copies.saturating_mul(kv_pool_bytes(&shape, config.batching.kv_data_type, &demand));
     let affordable = free.map_or(u64::MAX, |free| free.saturating_sub(weights) / 4);
     Ok(KvBudget::Bytes(useful.min(affordable)))
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tracing::{info, warn};
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags;
-use windlass_engine_contract::memory::kv_bytes_per_token;
+use windlass_engine_contract::memory::kv_pool_bytes;
 use windlass_engine_contract::stats::StartPhases;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::executor::Executor;
@@ -127,9 +127,7 @@ fn load(config: &Config, cpu: &CpuConfig, device: &Device, file: &Checkpoint) ->
 fn default_kv(config: &Config, model: &CudaModel) -> Result<KvBudget, Failure> {
     let (batching, shape) = (&config.batching, model.shape());
     let longest = batching.max_model_tokens.unwrap_or(shape.context_tokens).min(shape.context_tokens);
-    // A block more for each sequence: its last one is not full.
-    let tokens = (u64::from(longest) + u64::from(BLOCK_TOKENS)) * u64::from(batching.max_sequences);
-    let useful = tokens.saturating_mul(kv_bytes_per_token(&shape, batching.kv_data_type));
+    let useful = kv_pool_bytes(&shape, batching.kv_data_type, &batching.kv_demand(longest, BLOCK_TOKENS));
     let free = model.free_bytes().map_err(cpu::load_failure)?;
     Ok(KvBudget::Bytes(useful.min((free as f64 * KV_SHARE) as u64)))
 }

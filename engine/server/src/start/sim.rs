@@ -16,7 +16,7 @@ use crate::text::tokenizer::Tokenizer;
 use crate::text::words;
 use std::sync::Arc;
 use windlass_engine_contract::stats::StartPhases;
-use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_engine_core::request::TokenId;
 use windlass_engine_core::sim::{SimExecutor, SimStop, SimVocabulary};
 use windlass_engine_model::KvBudget;
@@ -104,7 +104,7 @@ fn geometry(batching: &Batching, vocabulary: u32) -> Geometry {
         max_step_tokens: batching.max_step_tokens,
         max_step_logits: batching.max_sequences.max(32).min(batching.max_step_tokens),
         vocabulary,
-        read_back_tokens: None,
+        groups: KvGroups::ONE,
     }
 }
 
