@@ -205,8 +205,8 @@ impl KvCache {
     }
 
     /// A table for a sequence whose first `tokens` tokens are those of `table`, with room for one more: their full
-    /// blocks are shared, the one that both would write into is copied. `None` where blocks are short, or were passed
-    /// that it would read.
+    /// blocks are shared, the one that both would write into is copied. `None` where blocks are short. `table` still has
+    /// what is read behind these tokens ([`serves`](Self::serves)).
     pub(crate) fn fork(
         &mut self,
         table: &BlockTable,
@@ -214,7 +214,7 @@ impl KvCache {
         scope: CacheScope,
         headroom: usize,
     ) -> Option<BlockTable> {
-        if self.block_each(1 + headroom) > self.pool.available() || !self.serves(table, tokens) {
+        if self.block_each(1 + headroom) > self.pool.available() {
             return None;
         }
         let (shared, begun) = (tokens / self.block_tokens, !tokens.is_multiple_of(self.block_tokens));
