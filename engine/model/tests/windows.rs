@@ -113,7 +113,7 @@ fn prompt(id: u32) -> Vec<u32> {
     (0..PROMPT).map(|index| (index * factor(index) + 7) % VOCABULARY as u32).collect()
 }
 
-/// Guesses by texts that it knows, beside others that are wrong; now and then it errs.
+/// Guesses by texts that it knows; now and then it errs.
 #[derive(Debug)]
 struct Knowing(Vec<Vec<u32>>);
 
@@ -122,8 +122,7 @@ impl Proposer for Knowing {
         let guess = |ask: &Ask<'_>| {
             let (mut tree, mut parent) = (DraftTree::default(), None);
             let next = self.0[ask.request.0 as usize].iter().enumerate().skip(ask.tokens.len());
-            for (index, token) in next.take(ask.most / 2) {
-                tree.push((token + 1) % VOCABULARY as u32, parent);
+            for (index, token) in next.take(ask.most) {
                 parent = Some(tree.push((token + 2 * u32::from(index % 7 == 0)) % VOCABULARY as u32, parent));
             }
             tree
