@@ -1,9 +1,9 @@
 //! Who runs in the next step, with how many tokens, in which blocks; and what its results mean.
 //!
 //! Within a token budget per step: decodes first, then prefill chunks of what runs, then admission from the queue, all
-//! in the order of the [`Policy`]. Where a sequence finds no block for its next token, the sequence that is last in that order is preempted:
-//! its blocks are given up and its tokens computed again later. Knows no executor and no clock; steps may be in flight
-//! while it decides.
+//! in the order of the [`Policy`]. Where a sequence finds no block for its next token, the sequence that is last in that
+//! order is preempted: its blocks are given up and its tokens computed again later. Knows no executor and no clock; steps
+//! may be in flight while it decides.
 //!
 //! `running` is sorted by stay. First come, first served, it is sorted by arrival, too, and everything in it arrived
 //! before everything in `waiting`.
@@ -347,8 +347,8 @@ impl Scheduler {
         Some((table, shared_tokens))
     }
 
-    /// Gives a sequence the blocks that its next token may need, preempting others for it. Where it is then; `None` where it has to
-    /// sit this step out.
+    /// Gives a sequence the blocks that its next token may need, preempting others for it. Where it is then; `None` where
+    /// it has to sit this step out.
     fn make_room(&mut self, stay: StayId, step: &mut StepBuilder) -> Option<usize> {
         loop {
             let index = self.find(stay)?;
