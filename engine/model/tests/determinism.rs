@@ -8,14 +8,15 @@ mod common;
 use std::collections::HashMap;
 
 use common::harbour_tokens;
+use common::way::Way;
 use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::real_model;
 use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_core::draft::SuffixAutomaton;
-use windlass_engine_core::engine::{Engine, EngineConfig};
+use windlass_engine_core::engine::Engine;
 use windlass_engine_core::request::{Request, RequestId, Sampling};
 use windlass_engine_core::update::EngineStats;
-use windlass_engine_model::{KvBudget, LoadOptions, SwapSpace, load};
+use windlass_engine_model::load;
 
 /// Tokens and log probabilities of a request.
 type Answer = Vec<(u32, f32)>;
@@ -33,19 +34,7 @@ fn requests() -> Vec<Request> {
     (0..8).map(request).collect()
 }
 
-/// How an engine is made and told to work.
-#[derive(Clone, Copy)]
-struct Way {
-    blocks: u32,
-    max_step_tokens: u32,
-    caches: bool,
-    swaps: bool,
-    guesses: bool,
-    kv: KvDataType,
-}
-
-const ROOMY: Way =
-    Way { blocks: 64, max_step_tokens: 64, caches: false, swaps: false, guesses: false, kv: KvDataType::Bf16 };
+const ROOMY: Way = Way::plain(64, 64);
 /// Eight sequences of six blocks in the end, and blocks for four of them.
 const SHORT: Way = Way { blocks: 24, caches: true, ..ROOMY };
 /// All that a server may do at once.
@@ -53,17 +42,7 @@ const ALL: Way = Way { max_step_tokens: 16, swaps: true, guesses: true, ..SHORT 
 
 /// What each of `requests` gets from an engine, and its state afterwards.
 fn answers(file: &Checkpoint, way: Way, requests: Vec<Request>) -> (Vec<Answer>, EngineStats) {
-    let options = LoadOptions {
-        threads: 2,
-        kv: KvBudget::Blocks(way.blocks),
-        kv_data_type: way.kv,
-        swap: way.swaps.then_some(SwapSpace { bytes: 1 << 30, folder: None }),
-        max_sequences: 8,
-        max_step_tokens: way.max_step_tokens,
-        ..LoadOptions::default()
-    };
-    let config = EngineConfig { enable_prefix_cache: way.caches, ..EngineConfig::PLAIN };
-    let mut engine = Engine::new(load(file, &options).unwrap().executor, config);
+    let mut engine = Engine::new(load(file, &way.load_options()).unwrap().executor, way.engine_config());
     if way.guesses {
         engine = engine.with_proposer(Box::new(SuffixAutomaton::new(1)), 8);
     }

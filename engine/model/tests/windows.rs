@@ -6,6 +6,7 @@
 mod common;
 
 use common::hub::{Family, VOCABULARY, config, llama_oracle};
+use common::way::Way;
 use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_core::draft::{Ask, DraftTree, Proposer};
@@ -14,7 +15,7 @@ use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, KvGroups
 use windlass_engine_core::plan::{StepOutput, StepPlan, Ticket};
 use windlass_engine_core::request::{Request, RequestId};
 use windlass_engine_core::update::EngineStats;
-use windlass_engine_model::{CpuExecutor, KvBudget, LoadOptions, Reader, SwapSpace, load};
+use windlass_engine_model::{CpuExecutor, KvBudget, LoadOptions, Reader, load};
 
 const WINDOW: u32 = 20;
 /// A window, and what is before it in the tile of 64 keys where it begins.
@@ -52,31 +53,10 @@ fn halves() -> Checkpoint {
 
 const GEMMA_GROUPS: KvGroups = KvGroups { full: 1, windowed: 3, read_back_tokens: READ_BACK };
 
-/// How an engine is made and told to work.
-#[derive(Clone, Copy, Debug)]
-struct Way {
-    blocks: u32,
-    max_step_tokens: u32,
-    caches: bool,
-    swaps: bool,
-    guesses: bool,
-}
-
-const PLAIN: Way = Way { blocks: 320, max_step_tokens: 32, caches: false, swaps: false, guesses: false };
-
-fn options(way: Way) -> LoadOptions {
-    LoadOptions {
-        threads: 2,
-        kv: KvBudget::Blocks(way.blocks),
-        swap: way.swaps.then_some(SwapSpace { bytes: 1 << 28, folder: None }),
-        max_step_tokens: way.max_step_tokens,
-        max_sequences: 8,
-        ..LoadOptions::default()
-    }
-}
+const PLAIN: Way = Way::plain(320, 32);
 
 fn executor(checkpoint: &Checkpoint, way: Way) -> CpuExecutor {
-    let options = LoadOptions { max_model_tokens: Some(PROMPT + ANSWER), ..options(way) };
+    let options = LoadOptions { max_model_tokens: Some(PROMPT + ANSWER), ..way.load_options() };
     load(checkpoint, &options).unwrap().executor
 }
 
@@ -139,7 +119,7 @@ impl Proposer for Knowing {
 
 /// Five requests, one after the other where blocks are short. `known` are their answers, where these are guessed.
 fn run(executor: impl Executor, way: Way, known: &[Vec<(u32, f32)>]) -> Run {
-    let mut engine = Engine::new(executor, EngineConfig { enable_prefix_cache: way.caches, ..EngineConfig::PLAIN });
+    let mut engine = Engine::new(executor, way.engine_config());
     if way.guesses {
         let answer = |id: usize| known[id].iter().map(|(token, _)| *token);
         let text = |id| prompt(id).into_iter().chain(answer(id as usize)).collect();
@@ -229,7 +209,7 @@ fn layers_in_groups_compute_what_layers_in_one_do() {
 fn agrees_with_one_group(checkpoint: &Checkpoint) {
     let answer = run(executor(checkpoint, PLAIN), PLAIN, &[]).answers.remove(0);
     let text: Vec<u32> = prompt(0).into_iter().chain(answer.iter().map(|(token, _)| *token)).collect();
-    let mut reader = Reader::load(checkpoint, text.len(), &options(PLAIN)).unwrap();
+    let mut reader = Reader::load(checkpoint, text.len(), &PLAIN.load_options()).unwrap();
     let mut logits: Vec<Vec<f32>> = Vec::new();
     for chunk in text.chunks(Reader::STEP_TOKENS) {
         let read = reader.read(chunk, logits.len());
@@ -267,7 +247,7 @@ fn a_long_sequence_holds_what_its_full_layers_read_and_the_windows() {
         })
     }
     let checkpoint = gemma();
-    let load = || load(&checkpoint, &options(way)).unwrap().executor;
+    let load = || load(&checkpoint, &way.load_options()).unwrap().executor;
     assert_eq!(load().geometry().max_sequence_tokens, TOKENS);
     let (all, _) = held(&|| steps(Hoarding(load())));
     let (most, generating) = held(&|| steps(load()));
@@ -289,7 +269,7 @@ fn a_model_says_how_its_layers_are_grouped() {
 /// The same bytes hold more of the longest sequences, and a longer one.
 #[test]
 fn the_same_memory_holds_more_sequences() {
-    let options = LoadOptions { kv: KvBudget::Bytes(1 << 20), ..options(PLAIN) };
+    let options = LoadOptions { kv: KvBudget::Bytes(1 << 20), ..PLAIN.load_options() };
     let sequences = |checkpoint: &Checkpoint| {
         let geometry = load(checkpoint, &options).unwrap().executor.geometry();
         let one = geometry.groups.sequence_blocks(geometry.max_sequence_tokens.into(), geometry.block_tokens);

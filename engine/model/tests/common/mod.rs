@@ -7,6 +7,7 @@ pub mod gguf;
 pub mod hub;
 pub mod oracle;
 pub mod tiny;
+pub mod way;
 
 /// Token ids of `data/harbour.txt` under SmolLM2's tokenizer, 1000 of them.
 pub fn harbour_tokens() -> Vec<u32> {
