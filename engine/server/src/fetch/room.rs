@@ -118,7 +118,7 @@ impl Room {
         if holder.try_lock().is_err() {
             return Ok(());
         }
-        let linked: Vec<u64> = files(&kept.path)?.iter().map(|(_, metadata)| metadata.ino()).collect();
+        let linked: Vec<u64> = files(&kept.path)?.iter().map(Metadata::ino).collect();
         // The record goes first: nobody takes half a model for a whole one.
         gone(fs::remove_file(&kept.held_by))?;
         gone(if kept.path.is_dir() { fs::remove_dir_all(&kept.path) } else { fs::remove_file(&kept.path) })?;
@@ -139,7 +139,7 @@ impl Room {
         let contents = listed(&self.contents)?.into_iter().filter(|path| is_content(path));
         let mut found = HashMap::new();
         for path in models.chain(contents) {
-            found.extend(files(&path)?.into_iter().map(|(_, file)| ((file.dev(), file.ino()), file.blocks() * 512)));
+            found.extend(files(&path)?.into_iter().map(|file| ((file.dev(), file.ino()), file.blocks() * 512)));
         }
         Ok(found.values().sum())
     }
@@ -170,10 +170,10 @@ fn listed(folder: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Every file at or below `path`; none where it is gone. A link to elsewhere is a file of no size.
-fn files(path: &Path) -> io::Result<Vec<(PathBuf, Metadata)>> {
+fn files(path: &Path) -> io::Result<Vec<Metadata>> {
     let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(Vec::new()) };
     if !metadata.is_dir() {
-        return Ok(vec![(path.to_owned(), metadata)]);
+        return Ok(vec![metadata]);
     }
     let below = listed(path)?.into_iter().map(|path| files(&path));
     Ok(below.collect::<io::Result<Vec<_>>>()?.concat())
