@@ -340,7 +340,7 @@ impl SimVocabulary {
 }
 
 /// One round of the SplitMix64 finalizer (Steele, Lea and Flood 2014) over two words.
-fn mix(hash: u64, word: u64) -> u64 {
+pub fn mix(hash: u64, word: u64) -> u64 {
     let mut z = (hash.rotate_left(25) ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

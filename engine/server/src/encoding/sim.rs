@@ -5,7 +5,7 @@
 
 use super::batcher::Encode;
 use std::time::Duration;
-use windlass_engine_core::sim::StepTime;
+use windlass_engine_core::sim::{StepTime, mix};
 use windlass_engine_model::{EncoderError, EncoderInput, EncoderShape, Purpose};
 
 /// Numbers of a vector, where vectors are what it gives.
@@ -63,17 +63,9 @@ fn likeness(text: &EncoderInput) -> f32 {
 fn direction<'a>(tokens: impl Iterator<Item = &'a u32>) -> Vec<f32> {
     let mut sum = vec![0.0; DIMENSIONS as usize];
     for &token in tokens {
-        let signs = mixed(token.into());
+        let signs = mix(0, token.into());
         sum.iter_mut().enumerate().for_each(|(bit, value)| *value += if signs >> bit & 1 == 1 { 1.0 } else { -1.0 });
     }
     let length = sum.iter().map(|value| value * value).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);
     sum.iter().map(|value| value / length).collect()
-}
-
-/// The SplitMix64 finalizer (Steele, Lea and Flood 2014).
-fn mixed(token: u64) -> u64 {
-    let mut z = token.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
