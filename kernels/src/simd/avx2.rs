@@ -53,6 +53,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type U = [__m256i; 2];
     type P = [__m256i; 2];
 
+    const REGISTERS: bool = true;
     const MANY_REGISTERS: bool = false;
 
     #[inline(always)]

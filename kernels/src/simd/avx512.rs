@@ -39,6 +39,7 @@ impl Simd for Avx512 {
     type U = __m512i;
     type P = __m512i;
 
+    const REGISTERS: bool = true;
     const MANY_REGISTERS: bool = true;
 
     #[inline(always)]

@@ -34,7 +34,10 @@ pub(crate) trait Simd: Copy {
     /// Sums of products of bytes, as wide as the processor makes them at first: 16 × i32, or 32 × i16, two to a lane.
     type P: Copy;
 
-    /// Whether the processor has registers for tiles of 24 vectors; otherwise for about six.
+    /// Whether vectors are kept in registers at all. Where they are not, tiles of several sums win nothing, and loops
+    /// that make one sum after another are a fraction of the code to compile.
+    const REGISTERS: bool;
+    /// Whether there are registers for tiles of 24 vectors; otherwise for about six.
     const MANY_REGISTERS: bool;
 
     fn splat(self, value: f32) -> Self::F;

@@ -22,6 +22,7 @@ impl Simd for Scalar {
     type U = [u8; 64];
     type P = [i32; LANES];
 
+    const REGISTERS: bool = false;
     const MANY_REGISTERS: bool = false;
 
     #[inline(always)]

@@ -38,33 +38,30 @@ pub(super) fn multiply_add<S: Simd>(
     vectors: usize,
 ) {
     let rows = c.len() / vectors;
-    if S::MANY_REGISTERS {
-        let mut row = 0;
-        while row < rows {
-            let a = &a[row * a_stride..];
-            let c = &mut c[row * vectors..];
-            row += match rows - row {
-                1 => strip::<S, _, 1, 4>(simd, (a, a_stride), depth, b, c, vectors),
-                2 => strip::<S, _, 2, 4>(simd, (a, a_stride), depth, b, c, vectors),
-                3 => strip::<S, _, 3, 4>(simd, (a, a_stride), depth, b, c, vectors),
-                4 => strip::<S, _, 4, 4>(simd, (a, a_stride), depth, b, c, vectors),
-                5 => strip::<S, _, 5, 4>(simd, (a, a_stride), depth, b, c, vectors),
-                _ => strip::<S, _, STRIP_ROWS, 4>(simd, (a, a_stride), depth, b, c, vectors),
-            };
-        }
-    } else {
-        // Sixteen registers: up to eight sums, which are as many as hide each other's latency, and what they are made of.
-        let mut row = 0;
-        while row < rows {
-            let a = &a[row * a_stride..];
-            let c = &mut c[row * vectors..];
-            row += match rows - row {
-                1 => strip::<S, _, 1, 4>(simd, (a, a_stride), depth, b, c, vectors),
-                2 => strip::<S, _, 2, 2>(simd, (a, a_stride), depth, b, c, vectors),
-                3 => strip::<S, _, 3, 1>(simd, (a, a_stride), depth, b, c, vectors),
-                _ => strip::<S, _, 4, 1>(simd, (a, a_stride), depth, b, c, vectors),
-            };
-        }
+    let mut row = 0;
+    while row < rows {
+        let a = (&a[row * a_stride..], a_stride);
+        let c = &mut c[row * vectors..];
+        row += if !S::REGISTERS {
+            strip::<S, _, 1, 1>(simd, a, depth, b, c, vectors)
+        } else if S::MANY_REGISTERS {
+            match rows - row {
+                1 => strip::<S, _, 1, 4>(simd, a, depth, b, c, vectors),
+                2 => strip::<S, _, 2, 4>(simd, a, depth, b, c, vectors),
+                3 => strip::<S, _, 3, 4>(simd, a, depth, b, c, vectors),
+                4 => strip::<S, _, 4, 4>(simd, a, depth, b, c, vectors),
+                5 => strip::<S, _, 5, 4>(simd, a, depth, b, c, vectors),
+                _ => strip::<S, _, STRIP_ROWS, 4>(simd, a, depth, b, c, vectors),
+            }
+        } else {
+            // Sixteen: up to eight sums, which are as many as hide each other's latency, and what they are made of.
+            match rows - row {
+                1 => strip::<S, _, 1, 4>(simd, a, depth, b, c, vectors),
+                2 => strip::<S, _, 2, 2>(simd, a, depth, b, c, vectors),
+                3 => strip::<S, _, 3, 1>(simd, a, depth, b, c, vectors),
+                _ => strip::<S, _, 4, 1>(simd, a, depth, b, c, vectors),
+            }
+        };
     }
 }
 

@@ -127,6 +127,10 @@ struct Ahead {
     lines: usize,
 }
 
+impl Ahead {
+    const NOTHING: Ahead = Ahead { start: std::ptr::null(), lines: 0 };
+}
+
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;
 
@@ -192,6 +196,9 @@ impl<C: QuantizedCell, const INPUTS: usize> Kernel for PanelProduct<'_, C, INPUT
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
+        if !S::REGISTERS {
+            return one_by_one::<S, C>(simd, self.panel, &self.inputs, self.sums);
+        }
         if S::MANY_REGISTERS {
             return register_tile::<S, C, PANEL_TILES, INPUTS>(simd, self.panel, 0, self.inputs, self.ahead, self.sums);
         }
@@ -214,6 +221,16 @@ impl<C: QuantizedCell, const INPUTS: usize> Kernel for PanelProduct<'_, C, INPUT
                 }
                 ahead.lines = 0;
             }
+        }
+    }
+}
+
+/// Every sum alone, compiled once for any number of inputs.
+#[inline(never)]
+fn one_by_one<S: Simd, C: QuantizedCell>(simd: S, panel: &[PanelBlock], inputs: &[&[Block]], sums: &mut [Sums]) {
+    for (input, sums) in inputs.iter().zip(sums) {
+        for tile in 0..PANEL_TILES {
+            register_tile::<S, C, 1, 1>(simd, panel, tile, [input], Ahead::NOTHING, array::from_mut(sums));
         }
     }
 }

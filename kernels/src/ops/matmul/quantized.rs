@@ -86,6 +86,21 @@ impl<C: QuantizedCell, const INPUTS: usize> Kernel for TileProduct<'_, C, INPUTS
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> Self::Output {
+        if S::REGISTERS { self.together(simd) } else { self.inputs.map(|input| alone(simd, self.cells, input)) }
+    }
+}
+
+/// One input's sums, compiled once for any number of inputs.
+#[inline(never)]
+fn alone<S: Simd, C: QuantizedCell>(simd: S, cells: &[C], input: &[Block]) -> [f32; LANES] {
+    let [sums] = TileProduct { cells, inputs: [input] }.together(simd);
+    sums
+}
+
+impl<C: QuantizedCell, const INPUTS: usize> TileProduct<'_, C, INPUTS> {
+    /// The sums of all inputs while the cells go by.
+    #[inline(always)]
+    fn together<S: Simd>(self, simd: S) -> [[f32; LANES]; INPUTS] {
         let per_cell = C::COLS / BLOCK;
         let mut sums = [simd.splat(0.0); INPUTS];
         for (i, cell) in self.cells.iter().enumerate() {
