@@ -11,6 +11,10 @@ use windlass_engine_core::engine::{Engine, EngineConfig, Policy, QueueLimits};
 use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_engine_core::request::{Request, RequestId};
 
+/// The server's.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const SEQUENCES: u32 = 256;
 const WAITING: u32 = 1000;
 const STEPS: u32 = 400;

@@ -218,12 +218,12 @@ impl KvCache {
             return None;
         }
         let (shared, begun) = (tokens / self.block_tokens, !tokens.is_multiple_of(self.block_tokens));
-        let groups = table.groups.iter().map(|group| group.first(shared)).collect();
-        let mut fork = BlockTable { groups, ..BlockTable::new(0, scope) };
+        let groups = table.groups().iter().map(|group| group.first(shared)).collect();
+        let mut fork = BlockTable::of(groups, scope);
         fork.held().for_each(|block| self.pool.retain(block));
         self.extend(&mut fork, Extent::all(shared + 1));
         if begun {
-            let written = table.groups.iter().zip(&fork.groups);
+            let written = table.groups().iter().zip(fork.groups());
             let pairs = written.filter_map(|(from, to)| Some((from.block(shared)?, to.block(shared)?)));
             self.moves.extend(pairs.map(|(from, to)| Move::Copy { from, to }));
         }
@@ -261,7 +261,7 @@ impl KvCache {
             let Some(before) = table.prefix else { return };
             let prefix = prefixes.longer(before, tokens);
             let mut blocks =
-                (0..).zip(&table.groups).filter_map(|(group, of)| Some((group, of.block(table.published)?)));
+                (0..).zip(table.groups()).filter_map(|(group, of)| Some((group, of.block(table.published)?)));
             let insert = |(group, block)| prefixes.insert(Page { prefix, group }, before, tokens, block);
             let is_kept = blocks.all(insert);
             table.prefix = is_kept.then_some(prefix);
@@ -271,15 +271,14 @@ impl KvCache {
 
     /// Whether `table` still has what is read for the tokens behind its first `tokens`.
     pub(crate) fn serves(&self, table: &BlockTable, tokens: usize) -> bool {
-        table.groups.iter().all(|group| group.passed <= self.unread(tokens))
+        table.groups().iter().all(|group| group.passed <= self.unread(tokens))
     }
 
     /// Gives up the leading blocks of `table` that nothing reads once `computed` tokens are computed, at once or when the
     /// step `in_flight` that last names them is collected.
     pub(crate) fn pass_by(&mut self, table: &mut BlockTable, computed: usize, in_flight: Option<Ticket>) {
         let unread = self.unread(computed);
-        let windowed = &mut table.groups[self.groups.full as usize..];
-        let given_up: Vec<BlockId> = windowed.iter_mut().flat_map(|group| group.pass(unread)).rev().collect();
+        let given_up = table.pass(self.groups.full, unread);
         if !given_up.is_empty() {
             self.give_up(given_up, in_flight);
         }
@@ -312,7 +311,7 @@ impl KvCache {
     /// Blocks by state; `tables` are those of all live sequences.
     pub(crate) fn usage<'a>(&'a self, tables: impl Iterator<Item = &'a BlockTable>) -> KvUsage {
         let retiring: usize = self.retiring.iter().map(|(_, blocks)| blocks.len()).sum();
-        let accounted = retiring + tables.flat_map(|table| &table.groups).map(|group| group.held.len()).sum::<usize>();
+        let accounted = retiring + tables.flat_map(BlockTable::groups).map(|group| group.held.len()).sum::<usize>();
         let [total, free, cached] = [self.pool.total(), self.pool.free(), self.pool.cached()].map(|n| n as u32);
         let leaked = self.pool.total_references().abs_diff(accounted as u64) as u32;
         let swapped = self.tier.as_ref().map_or(0, Tier::len) as u32;

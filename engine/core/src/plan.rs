@@ -81,10 +81,10 @@ pub struct PlanRow {
     pub tokens: Vec<InputToken>,
     /// Tokens of this sequence whose K and V are already in its blocks.
     pub first_position: u32,
-    /// Blocks of the whole sequence in order, covering `first_position + tokens.len()` tokens and a place for each
-    /// guess behind them: as many for each group of layers, one group's after another's. In the place of one that its
-    /// group no longer reads is any other.
-    pub blocks: Vec<BlockId>,
+    /// Blocks of the whole sequence in order, covering at least `first_position + tokens.len()` tokens and a place for
+    /// each guess behind them: as many for each group of layers, one group's after another's. In the place of one that
+    /// its group no longer reads is any other. Most rows share them with the sequence's row before.
+    pub blocks: Arc<[BlockId]>,
     /// Draw a token from the logits of the row's last token. Absent for a prefill chunk that is not the last.
     pub sample: Option<SampleRow>,
     /// Report what the model thought of the tokens that follow the row's first ones.

@@ -284,7 +284,7 @@ impl Running {
 
     /// The row that computes the next `count` tokens, at most [`uncomputed`](Self::uncomputed), and samples after
     /// the last of them and of the guesses.
-    pub(crate) fn row(&self, count: usize, draft: DraftTree, block_tokens: usize) -> PlanRow {
+    pub(crate) fn row(&self, count: usize, draft: DraftTree) -> PlanRow {
         let end = self.submitted + count;
         let known = self.sequence.tokens.get(self.submitted..end);
         let tokens = match (known, self.last_sample) {
@@ -296,7 +296,7 @@ impl Running {
             request: self.sequence.id,
             tokens,
             first_position: self.submitted as u32,
-            blocks: self.table.leading((end + draft.len()).div_ceil(block_tokens)),
+            blocks: self.table.row_blocks(),
             sample: (count == self.uncomputed() && self.sequence.generates())
                 .then(|| self.sequence.sample_row(self.sequence.generated() + self.sampling, draft)),
             score: self.sequence.score_row(self.submitted, end),

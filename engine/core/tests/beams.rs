@@ -74,7 +74,7 @@ fn beams_share_the_prompts_blocks_and_copy_what_both_would_write() {
         if engine.executor().submitted() > before {
             let plan = engine.executor().last_plan();
             copies += plan.moves.iter().filter(|moved| matches!(moved, Move::Copy { .. })).count();
-            let named: HashSet<_> = plan.rows.iter().flat_map(|row| &row.blocks).collect();
+            let named: HashSet<_> = plan.rows.iter().flat_map(|row| row.blocks.iter()).collect();
             most_held = most_held.max(named.len());
             assert!(plan.rows.iter().skip(1).all(|row| row.tokens.len() == 1), "a beam computes its prompt again");
         }

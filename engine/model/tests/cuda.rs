@@ -84,7 +84,7 @@ fn row(token: InputToken, position: u32) -> PlanRow {
         request: RequestId(0),
         tokens: vec![token],
         first_position: position,
-        blocks: vec![BlockId(1)],
+        blocks: [BlockId(1)].into(),
         sample: Some(sample_row(&Sampling::GREEDY)),
         score: None,
     }
@@ -100,7 +100,7 @@ fn plan(rows: Vec<PlanRow>) -> StepPlan {
 }
 
 /// A block for each group of layers.
-fn tables(executor: &dyn Executor) -> Vec<BlockId> {
+fn tables(executor: &dyn Executor) -> Arc<[BlockId]> {
     (0..executor.geometry().groups.count()).map(BlockId).collect()
 }
 
@@ -360,7 +360,7 @@ fn copied_blocks_are_read_alike(executor: &mut CudaExecutor) {
     step(executor, plan(vec![row(InputToken::Known(9), 0)]));
     let told = || SampleRow { logprobs: Some(0), ..sample_row(&Sampling::GREEDY) };
     let asks = |block: u32, position: u32| PlanRow {
-        blocks: vec![BlockId(block)],
+        blocks: [BlockId(block)].into(),
         sample: Some(told()),
         ..row(InputToken::Known(3), position)
     };
@@ -376,7 +376,7 @@ fn copied_blocks_are_read_alike(executor: &mut CudaExecutor) {
 fn a_wrong_row_fails_alone_and_its_followers_with_it() {
     let checkpoint = checkpoint(tiny(WeightType::BF16));
     let mut executor = executor(&checkpoint, Replay::Graphs);
-    let wrong = PlanRow { blocks: vec![BlockId(99)], ..row(InputToken::Known(1), 0) };
+    let wrong = PlanRow { blocks: [BlockId(99)].into(), ..row(InputToken::Known(1), 0) };
     let first = executor.submit(plan(vec![row(InputToken::Known(1), 0), wrong])).unwrap();
     let follow = |index| row(InputToken::SampledBy { ticket: first, row: index }, 1);
     let second = executor.submit(plan(vec![follow(0), follow(1)])).unwrap();
@@ -397,7 +397,7 @@ fn guesses_fail_by_name_and_nothing_else_does() {
     let mut executor = executor(&checkpoint, Replay::Graphs);
     let sample = SampleRow { draft: DraftTree::chain([4]), ..sample_row(&Sampling::GREEDY) };
     let guessing = PlanRow { sample: Some(sample), ..row(InputToken::Known(1), 0) };
-    let other = PlanRow { blocks: vec![BlockId(2)], ..row(InputToken::Known(1), 0) };
+    let other = PlanRow { blocks: [BlockId(2)].into(), ..row(InputToken::Known(1), 0) };
     let rows = step(&mut executor, plan(vec![guessing, other]));
     assert!(
         matches!(&rows[..], [RowOutput::Failed(why), RowOutput::Sampled(_)] if why.to_string().contains("guesses")),

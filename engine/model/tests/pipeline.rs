@@ -94,7 +94,7 @@ fn blocks_are_copied_in_every_stage() {
             request: RequestId(0),
             tokens: tokens.iter().copied().map(InputToken::Known).collect(),
             first_position,
-            blocks: vec![BlockId(block)],
+            blocks: [BlockId(block)].into(),
             sample: Some(common::driver::sample_row(&Sampling::GREEDY)),
             score: None,
         };
@@ -132,7 +132,7 @@ fn row() -> PlanRow {
         request: RequestId(0),
         tokens: vec![InputToken::Known(1)],
         first_position: 0,
-        blocks: vec![BlockId(0)],
+        blocks: [BlockId(0)].into(),
         sample: None,
         score: None,
     }

@@ -141,14 +141,14 @@ fn a_draft_model_s_memory_is_known_and_bounded_before_it_is_loaded() {
 struct Prompted {
     executor: CpuExecutor,
     prompt: Vec<u32>,
-    blocks: Vec<BlockId>,
+    blocks: Arc<[BlockId]>,
 }
 
 impl Prompted {
     fn new() -> Prompted {
         let mut executor = load(&tiny(), &options()).unwrap().executor;
         let prompt: Vec<u32> = (0..41).map(|index| index * 13 % 320).collect();
-        let blocks: Vec<BlockId> = (0..8).rev().map(BlockId).collect();
+        let blocks: Arc<[BlockId]> = (0..8).rev().map(BlockId).collect();
         let tokens = prompt[..40].iter().map(|&token| InputToken::Known(token)).collect();
         let row = PlanRow {
             request: RequestId(0),

@@ -1,5 +1,8 @@
 //! The blocks of one sequence: a table for each group of layers.
 
+use std::cell::OnceCell;
+use std::sync::Arc;
+
 use super::prefix_cache::PrefixId;
 use crate::plan::BlockId;
 use crate::request::CacheScope;
@@ -9,7 +12,9 @@ use crate::request::CacheScope;
 /// Not `Clone`: a second holder of the same blocks has to take its own references.
 #[derive(Debug)]
 pub(crate) struct BlockTable {
-    pub(super) groups: Vec<GroupTable>,
+    groups: Vec<GroupTable>,
+    /// What rows name, made when the first row after a change asks for it.
+    row_blocks: OnceCell<Arc<[BlockId]>>,
     /// Leading blocks that came from the prefix cache or were offered to it.
     pub(super) published: usize,
     /// What the published blocks spell; absent where it cannot be told apart from another prefix.
@@ -28,8 +33,34 @@ pub(super) struct GroupTable {
 impl BlockTable {
     /// No blocks yet.
     pub(super) fn new(groups: u32, scope: CacheScope) -> BlockTable {
-        let groups = (0..groups).map(|_| GroupTable::default()).collect();
-        BlockTable { groups, published: 0, prefix: Some(PrefixId::root(scope)) }
+        BlockTable::of((0..groups).map(|_| GroupTable::default()).collect(), scope)
+    }
+
+    /// These blocks, of which the prefix cache knows none yet.
+    pub(super) fn of(groups: Vec<GroupTable>, scope: CacheScope) -> BlockTable {
+        BlockTable { groups, row_blocks: OnceCell::new(), published: 0, prefix: Some(PrefixId::root(scope)) }
+    }
+
+    /// The blocks of each group of layers.
+    pub(super) fn groups(&self) -> &[GroupTable] {
+        &self.groups
+    }
+
+    /// Appends a block of a group.
+    pub(super) fn push(&mut self, group: u32, block: BlockId) {
+        self.groups[group as usize].held.push(block);
+        self.row_blocks.take();
+    }
+
+    /// Gives up, in the groups from `first_group` on, the leading blocks up to `passed`, but for the last of all. From the
+    /// tail.
+    pub(super) fn pass(&mut self, first_group: u32, passed: usize) -> Vec<BlockId> {
+        let windowed = &mut self.groups[first_group as usize..];
+        if windowed.iter().all(|group| group.passed >= passed) {
+            return Vec::new(); // as after most steps
+        }
+        self.row_blocks.take();
+        windowed.iter_mut().flat_map(|group| group.pass(passed)).rev().collect()
     }
 
     /// The blocks that it has references on.
@@ -50,15 +81,20 @@ impl BlockTable {
         self.groups.iter().map(GroupTable::len).min().unwrap_or(0)
     }
 
-    /// The first `count` blocks of each group, one group's after another's. In the place of a passed one is the first that
-    /// is held.
-    pub(crate) fn leading(&self, count: usize) -> Vec<BlockId> {
-        let mut leading = Vec::with_capacity(self.groups.len() * count);
+    /// The leading blocks that every group has, one group's after another's. In the place of a passed one is the first
+    /// that is held.
+    pub(crate) fn row_blocks(&self) -> Arc<[BlockId]> {
+        self.row_blocks.get_or_init(|| self.covered()).clone()
+    }
+
+    fn covered(&self) -> Arc<[BlockId]> {
+        let count = self.covered_blocks();
+        let mut covered = Vec::with_capacity(self.groups.len() * count);
         for GroupTable { passed, held } in &self.groups {
-            leading.extend(std::iter::repeat_n(held[0], (*passed).min(count)));
-            leading.extend_from_slice(&held[..count.saturating_sub(*passed)]);
+            covered.extend(std::iter::repeat_n(held[0], (*passed).min(count)));
+            covered.extend_from_slice(&held[..count.saturating_sub(*passed)]);
         }
-        leading
+        covered.into()
     }
 
     /// Leading blocks whose contents are known to the prefix cache.
@@ -84,7 +120,7 @@ impl GroupTable {
     }
 
     /// Gives the leading blocks up to `passed` up, but for the last of all.
-    pub(super) fn pass(&mut self, passed: usize) -> Vec<BlockId> {
+    fn pass(&mut self, passed: usize) -> Vec<BlockId> {
         let count = passed.min(self.len().saturating_sub(1)).saturating_sub(self.passed);
         self.passed += count;
         self.held.drain(..count).collect()

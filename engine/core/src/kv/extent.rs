@@ -41,15 +41,15 @@ impl KvCache {
 
     /// Blocks that `table` lacks.
     pub(super) fn missing(&self, table: &BlockTable, extent: Extent) -> usize {
-        let groups = (0..).zip(&table.groups);
+        let groups = (0..).zip(table.groups());
         groups.map(|(group, of)| self.count(extent, group).saturating_sub(of.len())).sum()
     }
 
     /// Adds what `table` lacks, of which the pool has enough.
     pub(super) fn extend(&mut self, table: &mut BlockTable, extent: Extent) {
-        for (group, of) in (0..).zip(&mut table.groups) {
-            for _ in of.len()..self.count(extent, group) {
-                of.held.push(self.take());
+        for group in 0..self.groups.count() {
+            for _ in table.groups()[group as usize].len()..self.count(extent, group) {
+                table.push(group, self.take());
             }
         }
     }

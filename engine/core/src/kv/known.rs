@@ -95,18 +95,19 @@ impl KvCache {
         if let Some(tier) = &mut self.tier {
             tier.pin(known.in_tier().map(|(_, page)| page), self.now);
         }
-        let mut table = BlockTable::new(0, scope);
+        let mut groups = Vec::new();
         for (group, places) in (0..).zip(&known.places) {
             let block = |(index, place): (usize, &Place)| match place {
                 Place::Pool(block) => *block,
                 Place::Tier => self.restore(known, tokens, index, group),
             };
             let held: Vec<BlockId> = known.indices(places).map(block).collect();
-            table.groups.push(GroupTable { passed: known.blocks() - held.len(), held });
+            groups.push(GroupTable { passed: known.blocks() - held.len(), held });
         }
         if let Some(tier) = &mut self.tier {
             tier.unpin();
         }
+        let mut table = BlockTable::of(groups, scope);
         (table.published, table.prefix) = (known.blocks(), Some(known.before(known.blocks())));
         table
     }

@@ -81,7 +81,7 @@ impl StepBuilder {
     pub(super) fn push_drafted(&mut self, run: &Running, draft: DraftTree) {
         let drafted = draft.len();
         let count = self.room_for(run).min(run.covered_uncomputed(self.block_tokens));
-        let row = run.row(count, draft, self.block_tokens);
+        let row = run.row(count, draft);
         self.tokens_left -= row.token_count();
         self.logits_left -= row.logit_count();
         self.count(&row, run.sequence.prompt_tokens);

@@ -23,7 +23,7 @@ impl Job {
 struct Sequence {
     prompt: Vec<u32>,
     sampling: Sampling,
-    blocks: Vec<BlockId>,
+    blocks: Arc<[BlockId]>,
     /// Tokens whose K and V are computed or planned.
     planned: usize,
     last: Option<(Ticket, u32)>,
