@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
+use windlass_operator_replay::market::{Interruption, Span};
 
 /// Serves language models on Kubernetes: turns each InferenceService into engine pods and keeps them at their target.
 #[derive(Debug, Parser)]
@@ -42,6 +43,9 @@ Examples:
     windlass-operator replay trace.csv --scale 4 --max-replicas 64 --cold-start-seconds 90
   Only two policies:
     windlass-operator replay trace.csv --policy builtin,static-12
+  One replica on demand and the others on spot, which is away for ten minutes and taken back twice:
+    windlass-operator replay trace.csv --policy builtin --on-demand-base 1 \\
+      --spot-absences 600-1200 --spot-interruptions 300=1,2000=2
   Answer a judge:
     windlass-operator replay --stdio";
 
@@ -94,6 +98,28 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 200,
           value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub inter_token_milliseconds: u32,
+
+    /// Replicas above so many run on spot nodes, where there are some
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(i32).range(0..=1000))]
+    pub on_demand_base: Option<i32>,
+
+    /// Spans without a spot node for a new pod, separated by commas
+    #[arg(long, value_name = "FROM-TO", value_delimiter = ',', requires = "on_demand_base")]
+    pub spot_absences: Vec<Span>,
+
+    /// When spot nodes are taken back, and how many, separated by commas
+    #[arg(long, value_name = "AT=NODES", value_delimiter = ',', requires = "on_demand_base")]
+    pub spot_interruptions: Vec<Interruption>,
+
+    /// Between the notice and the end of a spot node
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, requires = "on_demand_base",
+          value_parser = clap::value_parser!(u32).range(0..=3600))]
+    pub spot_notice_seconds: u32,
+
+    /// Replicas run on demand when one has waited for a spot node for so long
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "on_demand_base",
+          value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub fallback_after_seconds: u32,
 }
 
 const RUN_EXAMPLES: &str = "\

@@ -4,7 +4,9 @@ use crate::config::ReplayArgs;
 use anyhow::Context as _;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
+use windlass_operator_replay::market::Market;
 use windlass_operator_replay::policy::Name;
+use windlass_operator_replay::protocol::SpotSupply;
 use windlass_operator_replay::trace::{self, Request, Variant};
 use windlass_operator_replay::world::{Scenario, replay};
 use windlass_operator_replay::{report, stdio};
@@ -51,5 +53,15 @@ fn scenario(args: &ReplayArgs) -> Scenario {
     spec.initial_replicas = args.initial_replicas.clamp(args.min_replicas, args.max_replicas);
     spec.targets.ttft_seconds = f64::from(args.time_to_first_token_milliseconds) / 1000.0;
     spec.targets.inter_token_seconds = f64::from(args.inter_token_milliseconds) / 1000.0;
+    scenario.market = args.on_demand_base.map(|base| market(args, base, &mut scenario.spec.spot));
     scenario
+}
+
+/// Spot nodes, and how they are used.
+fn market(args: &ReplayArgs, base: i32, policy: &mut SpotSupply) -> Market {
+    policy.on_demand_base = Some(base);
+    policy.fallback_after_seconds = Some(args.fallback_after_seconds.into());
+    let mut interruptions = args.spot_interruptions.clone();
+    interruptions.sort_by(|left, right| left.at.total_cmp(&right.at));
+    Market { absences: args.spot_absences.clone(), interruptions, notice: args.spot_notice_seconds.into() }
 }

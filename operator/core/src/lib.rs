@@ -123,7 +123,8 @@ pub fn plan(service: &InferenceService, observed: &Observed, defaults: &Defaults
         steps.extend(revision::steps(&valid, &recipe, &revision, observed));
     }
     let was_given_up = service.status.as_ref().is_some_and(|status| status.spot_fallback_replicas.is_some());
-    let placement = Placement::of(&valid.spot, &fleet, scaled.replicas + standby.replicas, was_given_up, now);
+    let total = scaled.replicas + standby.replicas;
+    let placement = Placement::of(&valid.spot, placement::Standing::of(&fleet), total, was_given_up, now);
     let evacuation = evacuation::Evacuation::of(&valid, &fleet, &placement, observed, now);
     steps.splice(0..0, evacuation.steps);
     let making = workloads::Making { choice: &made.choice, is_held: made.is_held };

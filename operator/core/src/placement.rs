@@ -26,25 +26,51 @@ pub struct Placement {
     pub look_again: Option<Duration>,
 }
 
+/// How the pods for spot nodes stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Pods that are asked for, the probe included.
+    pub asked: i32,
+    /// Pods with a node.
+    pub placed: i32,
+    /// Since when one finds none.
+    pub waiting_since: Option<Timestamp>,
+}
+
+impl Standing {
+    /// In `fleet`.
+    pub fn of(fleet: &Fleet<'_>) -> Option<Self> {
+        let spot = fleet.workloads.iter().find(|workload| workload.kind == WorkloadKind::Spot)?;
+        Some(Standing {
+            asked: spot.asked().unwrap_or(0),
+            placed: count(spot.live().filter(|pod| pod.is_placed())),
+            waiting_since: spot.live().filter_map(FleetPod::unschedulable_since).min(),
+        })
+    }
+
+    /// Whether every pod that is asked for has a spot node, the probe included.
+    fn is_back(&self) -> bool {
+        self.asked > 0 && self.placed >= self.asked
+    }
+}
+
 impl Placement {
-    /// Of `total` replicas, for the pods of `fleet` as they are at `now`. `was_given_up`: some ran on demand at the last look
+    /// Of `total` replicas, for pods that stand like this at `now`. `was_given_up`: some ran on demand at the last look
     /// because no spot node came.
-    pub fn of(policy: &SpotPolicy, fleet: &Fleet<'_>, total: i32, was_given_up: bool, now: Timestamp) -> Self {
+    pub fn of(policy: &SpotPolicy, spot: Option<Standing>, total: i32, was_given_up: bool, now: Timestamp) -> Self {
         let wished = Placement::by_policy(policy, total);
         let Some(after) = policy.fallback_after.and_then(|after| SignedDuration::try_from(after).ok()) else {
             return wished;
         };
-        let Some(spot) = fleet.workloads.iter().find(|workload| workload.kind == WorkloadKind::Spot) else {
-            return wished;
-        };
-        if was_given_up && !is_back(spot) {
-            return wished.fall_back(placed(spot));
+        let Some(spot) = spot else { return wished };
+        if was_given_up && !spot.is_back() {
+            return wished.fall_back(spot.placed);
         }
-        let Some(since) = spot.live().filter_map(FleetPod::unschedulable_since).min() else { return wished };
+        let Some(since) = spot.waiting_since else { return wished };
         let left = after - now.duration_since(since);
         match Duration::try_from(left) {
             Ok(left) if !left.is_zero() => Placement { look_again: Some(left), ..wished },
-            _ => wished.fall_back(placed(spot)),
+            _ => wished.fall_back(spot.placed),
         }
     }
 
@@ -84,15 +110,6 @@ impl Placement {
     pub fn is_probe(&self, kind: WorkloadKind, pod: &FleetPod<'_>) -> bool {
         self.is_given_up(kind) && !pod.is_placed()
     }
-}
-
-/// Whether every pod that is asked for has a spot node, the probe included.
-fn is_back(spot: &Workload<'_>) -> bool {
-    spot.asked().is_some_and(|asked| asked > 0 && placed(spot) >= asked)
-}
-
-fn placed(workload: &Workload<'_>) -> i32 {
-    count(workload.live().filter(|pod| pod.is_placed()))
 }
 
 #[cfg(test)]

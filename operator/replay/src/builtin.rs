@@ -6,13 +6,15 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use windlass_engine_contract::stats::{self, LATENCY_EDGES_MS, Phase, Stats};
 use windlass_operator_api::autoscaling::{Autoscaling, AutoscalingMode, LatencyMetric, LatencyTarget};
+use windlass_operator_api::spot::SpotMode;
 use windlass_operator_core::autoscale::policy::Policy as Limits;
 use windlass_operator_core::autoscale::{Cadence, Memory, Supply, decide};
-use windlass_operator_core::validate::Refusal;
+use windlass_operator_core::placement::{Placement, Standing};
+use windlass_operator_core::validate::{Refusal, SpotPolicy};
 use windlass_operator_core::window::LoadWindow;
 
 use crate::policy::Policy;
-use crate::protocol::{Edges, Hello, Histogram, Pod, PodMetrics, PodPhase, Reply, Tick};
+use crate::protocol::{CapacityType, Edges, Hello, Histogram, Pod, PodMetrics, PodPhase, Reply, Spec, Tick};
 
 /// Readings over which an engine's utilization is a mean: those of a minute.
 const UTILIZATION_READINGS: usize = 12;
@@ -25,6 +27,16 @@ pub struct Builtin {
     window: LoadWindow,
     utilization: BTreeMap<String, VecDeque<f64>>,
     memory: Memory,
+    spot: Option<Spot>,
+}
+
+/// Replicas on spot nodes.
+struct Spot {
+    policy: SpotPolicy,
+    /// Replicas wanted at the last tick: of the pods there are, one may be a probe.
+    wanted: i32,
+    /// Some ran on demand then because no spot node came.
+    was_given_up: bool,
 }
 
 impl Builtin {
@@ -41,6 +53,7 @@ impl Builtin {
             window: LoadWindow::default(),
             utilization: BTreeMap::new(),
             memory: Memory::default(),
+            spot: hello.spec.spot.available.then(|| Spot::new(&hello.spec)),
         })
     }
 
@@ -67,7 +80,7 @@ impl Policy for Builtin {
         self.read(tick);
         let since = |pod: &Pod| at(tick.t - pod.ready_seconds.unwrap_or(0.0));
         let supply = Supply {
-            asked: tick.replicas(),
+            asked: self.spot.as_ref().map_or(tick.replicas(), |spot| spot.wanted),
             serving: tick.ready().map(|pod| (pod.name.as_str(), since(pod))).collect(),
             leaving: tick.pods.iter().filter(|pod| pod.phase == PodPhase::Draining).count() as i32,
             is_rolling: false,
@@ -77,22 +90,80 @@ impl Policy for Builtin {
         let decision = decide(&self.limits, &supply, &self.window, &self.memory, self.cadence, at(tick.t));
         self.memory = decision.memory;
         let reason = format!("{}: {}", decision.reason, decision.message);
-        Reply { reason, victims: victims(tick, decision.replicas), ..Reply::of(decision.replicas) }
+        match &mut self.spot {
+            Some(spot) => Reply { reason, ..spot.place(tick, decision.replicas) },
+            None => Reply { reason, victims: victims(tick, decision.replicas), ..Reply::of(decision.replicas) },
+        }
+    }
+}
+
+impl Spot {
+    /// As a user would write it: the fewest replicas on demand, the others on spot, and on demand when it does not come.
+    fn new(spec: &Spec) -> Self {
+        let after = spec.spot.fallback_after_seconds.unwrap_or(60.0).clamp(1.0, 3600.0);
+        let policy = SpotPolicy {
+            mode: Some(SpotMode::Prefer),
+            on_demand_base: spec.spot.on_demand_base.unwrap_or(spec.min_replicas).max(0),
+            max_percent_above_base: 100,
+            fallback_after: Some(Duration::from_secs_f64(after)),
+            node_selector: BTreeMap::new(),
+            tolerations: Vec::new(),
+        };
+        Spot { policy, wanted: spec.initial_replicas, was_given_up: false }
+    }
+
+    /// Where so many replicas go. A probe is asked for beyond them; where the judge holds to its maximum, there is none.
+    fn place(&mut self, tick: &Tick, replicas: i32) -> Reply {
+        let placement = Placement::of(&self.policy, Some(standing(tick)), replicas, self.was_given_up, at(tick.t));
+        (self.wanted, self.was_given_up) = (replicas, placement.fallback > 0);
+        let mut victims = doomed(tick);
+        for (capacity, wanted) in [(CapacityType::OnDemand, placement.on_demand), (CapacityType::Spot, placement.spot)]
+        {
+            let is_it = |pod: &Pod| pod.capacity_type == capacity;
+            let ready = tick.ready().filter(|pod| is_it(pod) && !is_doomed(pod)).count() as i32;
+            // What one kind has too many serves until the other kind does.
+            let spared = tick.ready().filter(|pod| !is_doomed(pod)).count() as i32 - replicas;
+            victims.extend(idlest(tick, (ready - wanted).min(spared), is_it));
+        }
+        Reply { on_demand: Some(placement.on_demand), victims, ..Reply::of(placement.on_demand + placement.spot) }
+    }
+}
+
+/// How the pods for spot nodes stand. Those whose node is taken away are on their way out.
+fn standing(tick: &Tick) -> Standing {
+    let on_spot = || tick.standing().filter(|pod| !is_doomed(pod) && pod.capacity_type == CapacityType::Spot);
+    let (waiting, placed): (Vec<&Pod>, Vec<&Pod>) = on_spot().partition(|pod| pod.phase == PodPhase::Pending);
+    Standing {
+        asked: on_spot().count() as i32,
+        placed: placed.len() as i32,
+        waiting_since: waiting.iter().map(|pod| at(tick.t - pod.age_seconds)).min(),
     }
 }
 
 /// Pods whose node is taken away, and the ones that a smaller number of replicas can miss best: those with the fewest
 /// requests. A pod that does not serve goes by itself before any that does.
 fn victims(tick: &Tick, replicas: i32) -> Vec<String> {
-    let is_leaving = |pod: &&Pod| pod.reclaim_in_seconds.is_some();
-    let mut victims: Vec<String> = tick.standing().filter(is_leaving).map(|pod| pod.name.clone()).collect();
+    let mut victims = doomed(tick);
     let staying = tick.replicas() - victims.len() as i32;
     let unready = tick.standing().filter(|pod| pod.phase != PodPhase::Ready).count() as i32;
-    let surplus = (staying - replicas - unready).max(0) as usize;
-    let mut ready: Vec<&Pod> = tick.ready().filter(|pod| !is_leaving(pod)).collect();
-    ready.sort_by_key(|pod| pod.metrics.as_ref().map_or(u32::MAX, |said| said.running + said.waiting));
-    victims.extend(ready.into_iter().take(surplus).map(|pod| pod.name.clone()));
+    victims.extend(idlest(tick, staying - replicas - unready, |_| true));
     victims
+}
+
+/// Pods whose node is taken away.
+fn doomed(tick: &Tick) -> Vec<String> {
+    tick.standing().filter(|pod| is_doomed(pod)).map(|pod| pod.name.clone()).collect()
+}
+
+fn is_doomed(pod: &Pod) -> bool {
+    pod.reclaim_in_seconds.is_some()
+}
+
+/// So many of these pods, those with the fewest requests.
+fn idlest(tick: &Tick, count: i32, is_meant: impl Fn(&Pod) -> bool) -> impl Iterator<Item = String> {
+    let mut ready: Vec<&Pod> = tick.ready().filter(|pod| !is_doomed(pod) && is_meant(pod)).collect();
+    ready.sort_by_key(|pod| pod.metrics.as_ref().map_or(u32::MAX, |said| said.running + said.waiting));
+    ready.into_iter().take(count.max(0) as usize).map(|pod| pod.name.clone()).collect::<Vec<_>>().into_iter()
 }
 
 /// How long a pod took to serve; those that were there at the start tell nothing.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`trace`] | requests over time, and variants of them |
 //! | [`engine`] | one engine: a queue and a step clock |
-//! | [`world`] | pods, gateway and bill |
+//! | [`world`], [`market`] | pods, gateway and bill; spot nodes |
 //! | [`protocol`], [`stdio`] | what a policy sees and answers, also as lines of JSON |
 //! | [`policy`], [`builtin`], [`peers`] | who decides |
 //! | [`score`], [`report`] | what came of it |
@@ -16,6 +16,7 @@
 pub mod builtin;
 pub mod campaign;
 pub mod engine;
+pub mod market;
 pub mod peers;
 pub mod policy;
 pub mod protocol;

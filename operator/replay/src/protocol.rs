@@ -76,12 +76,18 @@ pub struct Targets {
 }
 
 /// Spot nodes.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SpotSupply {
     /// There are some, at times.
     #[serde(default)]
     pub available: bool,
+    /// Replicas that stay off them; absent: the fewest.
+    #[serde(default)]
+    pub on_demand_base: Option<i32>,
+    /// Replicas run on demand when one has waited for so long; absent: 60.
+    #[serde(default)]
+    pub fallback_after_seconds: Option<f64>,
 }
 
 /// Sizes of the engine.

@@ -9,15 +9,19 @@ use crate::world::TICK;
 /// Columns of the plot.
 const WIDTH: usize = 96;
 
-/// One line per policy: attainment, GPU-hours, mean and most replicas, broken streams.
+/// One line per policy: attainment, GPU-hours as paid and those on spot, mean and most replicas, broken streams.
 pub fn table<'a>(scores: impl Iterator<Item = (&'a str, &'a Score)>) -> String {
-    let mut text = String::from("policy       attainment   GPU-hours   mean   most   broken\n");
+    let mut text = String::from("policy       attainment   GPU-hours   of spot   mean   most   broken\n");
     for (name, score) in scores {
         let ticks = score.replicas.len().max(1) as f64;
         let mean = score.replicas.iter().map(|count| f64::from(*count)).sum::<f64>() / ticks;
         let most = score.replicas.iter().max().copied().unwrap_or(0);
         let (attainment, hours, broken) = (score.attainment() * 100.0, score.gpu_hours(), score.broken);
-        let _ = writeln!(text, "{name:<12} {attainment:>8.2} % {hours:>11.2} {mean:>6.1} {most:>6} {broken:>8}");
+        let spot = score.spot_seconds / 3600.0;
+        let _ = writeln!(
+            text,
+            "{name:<12} {attainment:>8.2} % {hours:>11.2} {spot:>9.2} {mean:>6.1} {most:>6} {broken:>8}"
+        );
     }
     text
 }

@@ -1,7 +1,8 @@
 //! What a run came to, and how two of them compare.
 
 use crate::engine::Ended;
-use crate::protocol::Targets;
+use crate::market::SPOT_PRICE;
+use crate::protocol::{CapacityType, Targets};
 
 /// What a run came to.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -12,8 +13,10 @@ pub struct Score {
     pub attained: usize,
     /// Streams cut by a drain timeout.
     pub broken: usize,
-    /// Paid time of all pods.
+    /// Paid time of all pods, in seconds on demand.
     pub gpu_seconds: f64,
+    /// Paid time of pods on spot nodes.
+    pub spot_seconds: f64,
     /// Pods that do not drain, by tick.
     pub replicas: Vec<i32>,
 }
@@ -25,12 +28,23 @@ impl Score {
         self.attained += ended.drain(..).filter(holds).count();
     }
 
+    /// Pays for time of a node, or takes it back.
+    pub(crate) fn pay(&mut self, capacity: CapacityType, seconds: f64) {
+        match capacity {
+            CapacityType::OnDemand => self.gpu_seconds += seconds,
+            CapacityType::Spot => {
+                self.gpu_seconds += seconds * SPOT_PRICE;
+                self.spot_seconds += seconds;
+            }
+        }
+    }
+
     /// Share of requests that held both targets.
     pub fn attainment(&self) -> f64 {
         self.attained as f64 / self.requests.max(1) as f64
     }
 
-    /// Paid hours.
+    /// Paid hours, in hours on demand.
     pub fn gpu_hours(&self) -> f64 {
         self.gpu_seconds / 3600.0
     }
