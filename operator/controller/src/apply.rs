@@ -9,7 +9,7 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, ReplicaSet};
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{Service, ServiceAccount};
 use k8s_openapi::api::events::v1::Event as EventObject;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -27,6 +27,7 @@ use windlass_engine_contract::ADMIN_PORT;
 use windlass_operator_api::InferenceService;
 use windlass_operator_core::observed::Observed;
 use windlass_operator_core::plan::{FIELD_MANAGER, Kind, Mark, Object, SCALE_MANAGER, Step};
+use windlass_operator_core::pod::Pod;
 use windlass_operator_core::status::{Event, StatusChange};
 
 /// Of a node's notice, kept for streams to end with their error event and for the process to end.

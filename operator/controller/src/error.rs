@@ -1,6 +1,6 @@
 //! Why a reconcile did not come to its end, and the stable word that metrics and logs know it by.
 
-use kube::runtime::reflector::store::WriterDropped;
+use crate::children::WatchEnded;
 use std::time::Duration;
 use windlass_operator_core::status::Outcome;
 
@@ -21,8 +21,8 @@ pub enum Error {
         source: kube::Error,
     },
     /// The watches have ended: the program is stopping.
-    #[error("the watches have ended")]
-    Watches(#[from] WriterDropped),
+    #[error(transparent)]
+    Watches(#[from] WatchEnded),
     /// It took too long; what was done is done, the rest is tried again.
     #[error("not done after {0:?}")]
     Timeout(Duration),

@@ -5,8 +5,6 @@
 
 mod diagnosis;
 
-pub use diagnosis::is_ready_pod;
-
 use crate::error::Error;
 use crate::scopes::Scopes;
 use crate::scrape::Loads;
@@ -15,7 +13,7 @@ use crate::written::{ServiceKey, Writes};
 use jiff::Timestamp;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
-use k8s_openapi::api::core::v1::{ConfigMap, Event, PersistentVolumeClaim, Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, PersistentVolumeClaim, ServiceAccount};
 use kube::api::ListParams;
 use kube::runtime::reflector::{self, Store};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -32,6 +30,7 @@ use windlass_operator_core::capacity;
 use windlass_operator_core::names::{self, Reference, ReferenceKind};
 use windlass_operator_core::observed::{Observed, Warning};
 use windlass_operator_core::plan::{Object, Plan, Step};
+use windlass_operator_core::pod::Pod;
 use windlass_operator_core::upgrade;
 
 /// Pods whose warnings are read at once. They fail alike; more would cost requests and tell nothing new.
@@ -287,7 +286,7 @@ impl Observer {
     async fn warnings(&self, pods: &[Arc<Pod>], key: &ServiceKey) -> Result<Vec<Warning>, Error> {
         let (api, now) = (Api::<Event>::namespaced(self.client.clone(), &key.0), Timestamp::now());
         let mut stuck: Vec<_> = pods.iter().filter(|pod| diagnosis::is_stuck(pod, now)).collect();
-        stuck.sort_by_key(|pod| pod.creation_timestamp().map(|time| time.0));
+        stuck.sort_by_key(|pod| pod.created());
         let mut warnings = Vec::new();
         for pod in stuck.into_iter().take(DIAGNOSED_PODS) {
             let name = pod.name_any();

@@ -16,13 +16,11 @@ pub use loads::Loads;
 use crate::children::owner;
 use crate::config::ScrapeConfig;
 use crate::metrics::Metrics;
-use crate::observe::is_ready_pod;
 use crate::watches::{Engines, Guarded};
 use crate::written::ServiceKey;
 use futures::channel::mpsc::{self, Sender};
 use futures::stream::StreamExt;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use rand::Rng;
@@ -33,6 +31,7 @@ use std::time::{Duration, Instant};
 use windlass_engine_contract::ADMIN_PORT;
 use windlass_engine_contract::stats::Stats;
 use windlass_operator_api::autoscaling::AutoscalingMode;
+use windlass_operator_core::pod::Pod;
 
 /// How often the set of pods is compared with the schedule, and queued services are let go.
 const TICK: Duration = Duration::from_millis(500);
@@ -123,7 +122,7 @@ impl Scraper {
 
     /// Takes notice of which pods serve now.
     fn follow(&mut self) {
-        let targets: Vec<_> = self.engines.pods.all().state().iter().filter_map(|pod| target(pod)).collect();
+        let targets: Vec<_> = self.engines.pods.all().iter().filter_map(|pod| target(pod)).collect();
         self.loads.retain(targets.iter().map(|target| (&target.service, target.pod.as_str())));
         // New pods are read within a tick or two, so that Ready does not wait for a cadence.
         self.schedule.follow(targets, Instant::now(), || rand::rng().random_range(Duration::ZERO..TICK));
@@ -192,8 +191,8 @@ impl Scraper {
 
 /// A pod that serves: ready, with an address, and not on its way out.
 fn target(pod: &Pod) -> Option<Target> {
-    let address: IpAddr = pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
-    if pod.metadata.deletion_timestamp.is_some() || !is_ready_pod(pod) {
+    let address: IpAddr = pod.status.pod_ip.as_ref()?.parse().ok()?;
+    if pod.is_leaving() || !pod.is_ready() {
         return None;
     }
     Some(Target {
@@ -218,8 +217,8 @@ fn has_traffic(previous: Option<&Stats>, current: &Stats) -> bool {
 /// Whether a reading tells something new about what serves: the first one, another phase, configuration or fingerprint.
 fn matters(previous: Option<&Stats>, current: &Stats) -> bool {
     previous.is_none_or(|previous| {
-        let before = (previous.phase, &previous.effective, &previous.fingerprint);
-        before != (current.phase, &current.effective, &current.fingerprint)
+        let is_built_anew = current.effective.is_some() && current.effective != previous.effective;
+        is_built_anew || (current.phase, &current.fingerprint) != (previous.phase, &previous.fingerprint)
     })
 }
 

@@ -1,7 +1,7 @@
 //! An API server small enough to read: objects by path, server-side apply as a deep merge, versions, and refusals on
 //! request. It stands in for the real one at its own contract, so that tests see which requests are made, and not how.
 
-use crate::children::{Children, owner};
+use crate::children::{Children, Form, owner};
 use crate::watches::{Guarded, Stores};
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -273,8 +273,9 @@ where
     reader
 }
 
-fn children<K>(fills: &mut Vec<Fill>) -> Children<K>
+fn children<K, F>(fills: &mut Vec<Fill>) -> Children<K, F>
 where
+    F: Form<K> + Send + Sync + 'static,
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
     let (reader, mut feed) = Children::new();

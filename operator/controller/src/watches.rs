@@ -4,16 +4,17 @@
 //! Which objects are watched is decided here; what they mean is not. Of children only those with the service's label
 //! arrive; Secrets and the content of ConfigMaps are never read.
 
-use crate::children::{Children, owner};
+use crate::children::{Children, Form, WatchEnded, Whole, owner};
 use crate::config::Scope;
 use crate::metrics::Metrics;
 use crate::strip;
+use futures::FutureExt;
 use futures::stream::{self, BoxStream, SelectAll, Stream, StreamExt, TryStreamExt};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, StatefulSet};
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Node, Pod, Service, ServiceAccount, Taint};
+use k8s_openapi::api::core::v1::{Node, Service, ServiceAccount, Taint};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::core::DeserializeGuard;
@@ -26,6 +27,7 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use windlass_operator_api::InferenceService;
 use windlass_operator_core::names::{SERVICE_LABEL, SPOT_SUFFIX};
+use windlass_operator_core::pod::Pod;
 
 /// A service that was read, or the reason why it could not be: one bad object cannot stall the watch.
 pub type Guarded = DeserializeGuard<InferenceService>;
@@ -53,8 +55,8 @@ pub struct Stores {
     pub revisions: Children<ControllerRevision>,
     /// Autoscalers, those of others too: they may set the replicas of a service of ours.
     pub autoscalers: Store<HorizontalPodAutoscaler>,
-    /// Engine pods, without what nothing looks at.
-    pub pods: Children<Pod>,
+    /// Engine pods.
+    pub pods: Children<Pod, Whole<Pod>>,
     /// Nodes; `None` where only some namespaces are served, with rights on nothing else.
     pub nodes: Option<Store<Node>>,
 }
@@ -65,7 +67,7 @@ pub struct Engines {
     /// Every service.
     pub services: Store<Guarded>,
     /// Engine pods.
-    pub pods: Children<Pod>,
+    pub pods: Children<Pod, Whole<Pod>>,
 }
 
 impl Engines {
@@ -75,7 +77,7 @@ impl Engines {
         let (services, touched) = watch.services();
         let mut queue: Queue = SelectAll::new();
         queue.push(touched);
-        let pods = watch.children(&services, &mut queue, strip::pod);
+        let pods = watch.children(&services, &mut queue);
         (Engines { services, pods }, queue.map(drop).boxed())
     }
 }
@@ -91,16 +93,16 @@ impl Stores {
         let mut queue: Queue = SelectAll::new();
         queue.push(touched);
         let stores = Stores {
-            deployments: watch.children(&services, &mut queue, strip::object),
-            stateful_sets: watch.children(&services, &mut queue, strip::object),
-            endpoints: watch.children(&services, &mut queue, strip::object),
-            accounts: watch.children(&services, &mut queue, strip::object),
-            budgets: watch.children(&services, &mut queue, strip::object),
-            policies: watch.children(&services, &mut queue, strip::object),
-            jobs: watch.children(&services, &mut queue, strip::object),
-            revisions: watch.children(&services, &mut queue, strip::object),
+            deployments: watch.children(&services, &mut queue),
+            stateful_sets: watch.children(&services, &mut queue),
+            endpoints: watch.children(&services, &mut queue),
+            accounts: watch.children(&services, &mut queue),
+            budgets: watch.children(&services, &mut queue),
+            policies: watch.children(&services, &mut queue),
+            jobs: watch.children(&services, &mut queue),
+            revisions: watch.children(&services, &mut queue),
             autoscalers: watch.autoscalers(&services, &mut queue),
-            pods: watch.children(&services, &mut queue, strip::pod),
+            pods: watch.children(&services, &mut queue),
             nodes: None,
             services,
         };
@@ -112,38 +114,38 @@ impl Stores {
     ///
     /// # Errors
     /// The watches have ended.
-    pub async fn ready(&self) -> Result<(), reflector::store::WriterDropped> {
-        self.services.wait_until_ready().await?;
-        self.deployments.all().wait_until_ready().await?;
-        self.stateful_sets.all().wait_until_ready().await?;
-        self.endpoints.all().wait_until_ready().await?;
-        self.accounts.all().wait_until_ready().await?;
-        self.budgets.all().wait_until_ready().await?;
-        self.policies.all().wait_until_ready().await?;
-        self.jobs.all().wait_until_ready().await?;
-        self.revisions.all().wait_until_ready().await?;
-        self.autoscalers.wait_until_ready().await?;
+    pub async fn ready(&self) -> Result<(), WatchEnded> {
+        listed(&self.services).await?;
+        self.deployments.listed().await?;
+        self.stateful_sets.listed().await?;
+        self.endpoints.listed().await?;
+        self.accounts.listed().await?;
+        self.budgets.listed().await?;
+        self.policies.listed().await?;
+        self.jobs.listed().await?;
+        self.revisions.listed().await?;
+        listed(&self.autoscalers).await?;
         if let Some(nodes) = &self.nodes {
-            nodes.wait_until_ready().await?;
+            listed(nodes).await?;
         }
-        self.pods.all().wait_until_ready().await
+        self.pods.listed().await
     }
 
     /// Kinds whose first list has not arrived.
     pub fn missing(&self) -> Vec<&'static str> {
         [
             is_missing(&self.services).then_some("inferenceservices"),
-            is_missing(self.deployments.all()).then_some("deployments"),
-            is_missing(self.stateful_sets.all()).then_some("statefulsets"),
-            is_missing(self.endpoints.all()).then_some("services"),
-            is_missing(self.accounts.all()).then_some("serviceaccounts"),
-            is_missing(self.budgets.all()).then_some("poddisruptionbudgets"),
-            is_missing(self.policies.all()).then_some("networkpolicies"),
-            is_missing(self.jobs.all()).then_some("jobs"),
-            is_missing(self.revisions.all()).then_some("controllerrevisions"),
+            self.deployments.is_missing().then_some("deployments"),
+            self.stateful_sets.is_missing().then_some("statefulsets"),
+            self.endpoints.is_missing().then_some("services"),
+            self.accounts.is_missing().then_some("serviceaccounts"),
+            self.budgets.is_missing().then_some("poddisruptionbudgets"),
+            self.policies.is_missing().then_some("networkpolicies"),
+            self.jobs.is_missing().then_some("jobs"),
+            self.revisions.is_missing().then_some("controllerrevisions"),
             is_missing(&self.autoscalers).then_some("horizontalpodautoscalers"),
             self.nodes.as_ref().is_some_and(is_missing).then_some("nodes"),
-            is_missing(self.pods.all()).then_some("pods"),
+            self.pods.is_missing().then_some("pods"),
         ]
         .into_iter()
         .flatten()
@@ -166,11 +168,18 @@ impl Stores {
     }
 }
 
+async fn listed<K>(store: &Store<K>) -> Result<(), WatchEnded>
+where
+    K: reflector::Lookup<DynamicType = ()> + Clone + 'static,
+{
+    store.wait_until_ready().await.map_err(|_| WatchEnded)
+}
+
 fn is_missing<K>(store: &Store<K>) -> bool
 where
     K: reflector::Lookup<DynamicType = ()> + Clone + 'static,
 {
-    futures::FutureExt::now_or_never(store.wait_until_ready()).is_none()
+    store.wait_until_ready().now_or_never().is_none()
 }
 
 /// What every watch of a scope has in common.
@@ -189,8 +198,9 @@ impl Watch<'_> {
     }
 
     /// Children of one kind; every change of one queues the service it belongs to.
-    fn children<K>(&self, services: &Store<Guarded>, queue: &mut Queue, strip: fn(&mut K)) -> Children<K>
+    fn children<K, F>(&self, services: &Store<Guarded>, queue: &mut Queue) -> Children<K, F>
     where
+        F: Form<K> + Send + Sync + 'static,
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + Clone
             + DeserializeOwned
@@ -201,7 +211,7 @@ impl Watch<'_> {
     {
         let labelled = watcher::Config::default().labels(SERVICE_LABEL);
         let (children, mut feed) = Children::new();
-        let events = self.start(self.objects(), labelled, strip, move |event| feed.take(event));
+        let events = self.start(self.objects(), labelled, strip::object, move |event| feed.take(event));
         let services = services.clone();
         queue.push(events.flat_map(move |event| stream::iter(owners(event, &services))).boxed());
         children
@@ -371,7 +381,7 @@ struct Standing {
 /// queued by themselves at a start.
 fn residents(
     event: Event<Node>,
-    pods: &Children<Pod>,
+    pods: &Children<Pod, Whole<Pod>>,
     seen: &mut HashMap<String, Standing>,
 ) -> Vec<ObjectRef<Guarded>> {
     let (node, is_gone) = match event {
@@ -388,8 +398,9 @@ fn residents(
     if !is_gone && before.is_none_or(|before| before == standing(&node)) {
         return Vec::new();
     }
-    let here = |pod: &Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.as_ref() == Some(&name));
-    let mut owners: Vec<_> = pods.all().state_filter(here).iter().filter_map(|pod| owner_ref(pod.as_ref())).collect();
+    let here = |pod: &Pod| pod.spec.node_name.as_deref() == Some(&name);
+    let pods = pods.all().into_iter().filter(|pod| here(pod));
+    let mut owners: Vec<_> = pods.filter_map(|pod| owner_ref(pod.as_ref())).collect();
     owners.sort_by(|left, right| (&left.namespace, &left.name).cmp(&(&right.namespace, &right.name)));
     owners.dedup();
     owners

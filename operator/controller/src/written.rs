@@ -9,7 +9,7 @@ use crate::strip;
 use k8s_openapi::api::apps::v1::{ControllerRevision, Deployment, StatefulSet};
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Service, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Resource;
@@ -20,6 +20,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use windlass_operator_api::InferenceService;
+use windlass_operator_core::pod::Pod;
 
 /// How long a watch may lag behind a write. Longer than any healthy lag; then the watch is believed again, so that a
 /// deletion by somebody else is not hidden for good.
@@ -48,7 +49,7 @@ impl<K> Default for Written<K> {
     }
 }
 
-impl<K: Resource<DynamicType = ()> + Serialize> Written<K> {
+impl<K: Resource<DynamicType = ()>> Written<K> {
     /// Brings `watched`, the service's objects as the watch has them, up to date with what was written here. True when
     /// the watch lags: look again after [`WATCH_LAG`] even if no event comes.
     pub fn overlay(&self, service: &ServiceKey, watched: &mut Vec<Arc<K>>, now: Instant) -> bool {
@@ -80,21 +81,6 @@ impl<K: Resource<DynamicType = ()> + Serialize> Written<K> {
         lagging
     }
 
-    /// Whether applying `desired` over `observed` would change nothing.
-    pub fn is_current(&self, service: &ServiceKey, desired: &K, observed: Option<&K>) -> bool {
-        let (Some(observed), Some(name)) = (observed, desired.meta().name.as_ref()) else { return false };
-        let entries = self.lock();
-        let applied = entries.get(service).and_then(|entries| entries.get(name)).and_then(|entry| entry.applied);
-        applied.is_some_and(|applied| applied == fingerprints(desired, observed))
-    }
-
-    /// Remembers the server's answer to an apply of `desired`.
-    pub fn applied(&self, service: &ServiceKey, desired: &K, answer: K, at: Instant) {
-        let applied = fingerprints(desired, &answer);
-        self.change(service, &answer, |entry| entry.applied = Some(applied));
-        self.patched(service, answer, at);
-    }
-
     /// Remembers the server's answer to any other write.
     pub fn patched(&self, service: &ServiceKey, mut answer: K, at: Instant) {
         strip::object(&mut answer);
@@ -124,6 +110,23 @@ impl<K: Resource<DynamicType = ()> + Serialize> Written<K> {
     /// A panic elsewhere leaves the map whole: every change of it is one insert, remove or assignment.
     fn lock(&self) -> MutexGuard<'_, Entries<K>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Resource<DynamicType = ()> + Serialize> Written<K> {
+    /// Whether applying `desired` over `observed` would change nothing.
+    pub fn is_current(&self, service: &ServiceKey, desired: &K, observed: Option<&K>) -> bool {
+        let (Some(observed), Some(name)) = (observed, desired.meta().name.as_ref()) else { return false };
+        let entries = self.lock();
+        let applied = entries.get(service).and_then(|entries| entries.get(name)).and_then(|entry| entry.applied);
+        applied.is_some_and(|applied| applied == fingerprints(desired, observed))
+    }
+
+    /// Remembers the server's answer to an apply of `desired`.
+    pub fn applied(&self, service: &ServiceKey, desired: &K, answer: K, at: Instant) {
+        let applied = fingerprints(desired, &answer);
+        self.change(service, &answer, |entry| entry.applied = Some(applied));
+        self.patched(service, answer, at);
     }
 }
 

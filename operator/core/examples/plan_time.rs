@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 use windlass_operator_api::InferenceService;
 use windlass_operator_core::observed::{Defaults, Observed};
 use windlass_operator_core::plan;
 use windlass_operator_core::plan::{Object, Step};
+use windlass_operator_core::pod::Pod;
 
 const PODS: usize = 10;
 const ROUNDS: u32 = 2000;
@@ -73,11 +73,7 @@ fn at_rest(service: &InferenceService) -> Observed {
     let template = observed.deployments[0].spec.clone().unwrap_or_default().template;
     observed.pods = (0..PODS)
         .map(|index| {
-            let mut pod = Pod {
-                metadata: template.metadata.clone().unwrap_or_default(),
-                spec: template.spec.clone(),
-                status: None,
-            };
+            let mut pod = Pod { metadata: template.metadata.clone().unwrap_or_default(), ..Pod::default() };
             pod.metadata.name = Some(format!("llama-{index}"));
             Arc::new(pod)
         })

@@ -301,7 +301,7 @@ fn cold_start(fleet: &Fleet<'_>, observed: &Observed) -> Option<ColdStart> {
     let total = |start: &StartPhases| start.download_seconds + start.load_seconds + start.warm_seconds;
     let (pod, slowest) = starts.max_by(|(_, left), (_, right)| total(left).total_cmp(&total(right)))?;
     let milliseconds = |seconds: f64| (seconds * 1000.0).clamp(0.0, 1e9).round() as i64;
-    let created = pod.pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let created = pod.pod.created();
     let (placed, running) = pod.placed_and_running();
     let between = |from: Option<Timestamp>, to: Option<Timestamp>| {
         from.zip(to).map(|(from, to)| milliseconds(to.duration_since(from).as_secs_f64()))

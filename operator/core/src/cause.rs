@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, Pod, PodCondition};
 use windlass_engine_contract::termination::Termination;
 
 use crate::fleet::{Fleet, FleetPod, Stage, Workload};
 use crate::observed::Warning;
 use crate::placement::Placement;
+use crate::pod::{Container, Pod, Terminated, Waiting};
 
 /// Why replicas do not serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,15 +83,14 @@ fn without_pod_name(message: &str) -> String {
 
 /// A container that ended, now or before its last restart.
 fn ended(pod: &FleetPod<'_>) -> Option<Cause> {
-    containers(pod).find_map(|container| {
-        let now = container.state.as_ref().and_then(|state| state.terminated.as_ref());
-        let before = container.last_state.as_ref().and_then(|state| state.terminated.as_ref());
+    pod.pod.status.containers.iter().find_map(|container| {
+        let (now, before) = (container.state.terminated.as_ref(), container.last_state.terminated.as_ref());
         let ended = now.or(before).filter(|ended| ended.exit_code != 0)?;
         Some(of_end(pod, container, ended))
     })
 }
 
-fn of_end(pod: &FleetPod<'_>, container: &ContainerStatus, ended: &ContainerStateTerminated) -> Cause {
+fn of_end(pod: &FleetPod<'_>, container: &Container, ended: &Terminated) -> Cause {
     let text = ended.message.as_deref().unwrap_or_default();
     let place = format!("container {} of pod {}", container.name, pod.name);
     if let Some(last_word) = Termination::parse(text.trim()) {
@@ -107,14 +106,14 @@ fn of_end(pod: &FleetPod<'_>, container: &ContainerStatus, ended: &ContainerStat
 
 /// A container that cannot be started.
 fn not_started(pod: &FleetPod<'_>) -> Option<Cause> {
-    containers(pod).find_map(|container| {
-        let waiting = container.state.as_ref()?.waiting.as_ref()?;
+    pod.pod.status.containers.iter().find_map(|container| {
+        let waiting = container.state.waiting.as_ref()?;
         let reason = waiting.reason.as_deref().filter(|reason| !ORDINARY_REASONS.contains(reason))?;
         Some(of_waiting(container, waiting, reason))
     })
 }
 
-fn of_waiting(container: &ContainerStatus, waiting: &ContainerStateWaiting, reason: &str) -> Cause {
+fn of_waiting(container: &Container, waiting: &Waiting, reason: &str) -> Cause {
     let text = waiting.message.as_deref().unwrap_or_default();
     if IMAGE_REASONS.contains(&reason) {
         let detail = text.rsplit("ErrImagePull: ").next().filter(|detail| !detail.starts_with("Back-off"));
@@ -126,11 +125,8 @@ fn of_waiting(container: &ContainerStatus, waiting: &ContainerStateWaiting, reas
 }
 
 fn unschedulable(pod: &FleetPod<'_>) -> Option<Cause> {
-    let is_it = |condition: &&PodCondition| {
-        condition.type_ == "PodScheduled" && condition.status == "False" && condition.reason.is_some()
-    };
-    let found = pod.pod.status.as_ref()?.conditions.as_ref()?.iter().find(is_it)?;
-    Some(cause(found.reason.as_deref().unwrap_or("Unschedulable"), found.message.as_deref().unwrap_or_default()))
+    let found = pod.pod.status.scheduled.as_ref().filter(|found| found.fails())?;
+    Some(cause(found.reason.as_deref()?, found.message.as_deref().unwrap_or_default()))
 }
 
 /// A warning about the pod, newest first.
@@ -138,13 +134,6 @@ fn warned(pod: &FleetPod<'_>, warnings: &[Warning]) -> Option<Cause> {
     let about = format!("Pod/{}", pod.name);
     let found = warnings.iter().find(|one| one.about == about && WARNINGS.contains(&one.reason.as_str()))?;
     Some(cause(&found.reason, &found.message))
-}
-
-fn containers<'a>(pod: &FleetPod<'a>) -> impl Iterator<Item = &'a ContainerStatus> {
-    let status = pod.pod.status.as_ref();
-    let first = status.and_then(|status| status.init_container_statuses.as_ref());
-    let then = status.and_then(|status| status.container_statuses.as_ref());
-    first.into_iter().chain(then).flatten()
 }
 
 fn cause(reason: &str, message: &str) -> Cause {

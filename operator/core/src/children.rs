@@ -60,7 +60,7 @@ fn autoscaler(service: &ValidatedService, observed: &Observed) -> Option<Step> {
 pub fn leftovers(service: &ValidatedService, fleet: &Fleet<'_>, observed: &Observed) -> Option<Step> {
     let ours = observed.service_accounts.iter().find(|account| is_owned(&account.metadata, &service.uid))?;
     let is_used = |pod: &crate::fleet::FleetPod<'_>| {
-        pod.pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_ref()) == ours.metadata.name.as_ref()
+        pod.pod.spec.service_account_name.as_deref() == ours.metadata.name.as_deref()
     };
     if service.service_account_name.is_none() || fleet.is_rolling() || fleet.pods().any(is_used) {
         return None;

@@ -113,7 +113,7 @@ struct Doomed<'a> {
 
 impl<'a> Doomed<'a> {
     fn of(service: &ValidatedService, pod: &FleetPod<'a>, observed: &Observed, now: Timestamp) -> Option<Doomed<'a>> {
-        let name = pod.pod.spec.as_ref()?.node_name.as_deref()?;
+        let name = pod.pod.spec.node_name.as_deref()?;
         let node = observed.nodes.as_ref()?.iter().find(|node| node.metadata.name.as_deref() == Some(name))?;
         let (notice, left) = told(node, now)?;
         let is_certain = match notice.certain {
@@ -128,7 +128,7 @@ impl<'a> Doomed<'a> {
         Step::Evacuate {
             pod: self.pod.name.to_owned(),
             uid: self.pod.pod.metadata.uid.clone().unwrap_or_default(),
-            address: self.pod.pod.status.as_ref().and_then(|status| status.pod_ip.clone()),
+            address: self.pod.pod.status.pod_ip.as_deref().map(str::to_owned),
             budget: self.is_certain.then_some(self.left),
         }
     }
@@ -170,7 +170,7 @@ mod tests {
     fn spread() -> Cluster {
         let mut cluster = Cluster::serving(service().with("replicas", json!(3)).build());
         for (index, name) in cluster.live().into_iter().enumerate() {
-            cluster.change_pod(&name, |pod| pod.spec.get_or_insert_default().node_name = Some(format!("node-{index}")));
+            cluster.change_pod(&name, |pod| pod.spec.node_name = Some(format!("node-{index}").into()));
         }
         cluster.observed.nodes = Some((0..3).map(|index| node(index, None, false)).collect());
         cluster
@@ -291,7 +291,7 @@ mod tests {
             cluster.run_controllers();
             for name in cluster.live().into_iter().filter(|name| !name.starts_with("llama-spot")) {
                 let node = format!("node-{}", name.bytes().last().unwrap_or_default() % 4);
-                cluster.change_pod(&name, |pod| pod.spec.get_or_insert_default().node_name = Some(node));
+                cluster.change_pod(&name, |pod| pod.spec.node_name = Some(node.into()));
                 cluster.start_pod(&name);
             }
             cluster.read_engines();

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentCondition};
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::names::{DELETION_COST, GIVEN_UP, ROUTED, TEMPLATE_HASH, WORKLOAD_LABEL, WorkloadKind};
 use crate::observed::Observed;
+use crate::pod::{Condition, Pod, Status};
 use crate::standby;
 use crate::validate::ValidatedService;
 
@@ -78,7 +78,7 @@ impl<'a> Fleet<'a> {
         for workload in &mut self.workloads {
             let template = templates.iter().find(|(kind, _)| *kind == workload.kind).map(|(_, hash)| hash.as_str());
             for pod in &mut workload.pods {
-                pod.updated = template.is_some() && annotation(&pod.pod.metadata, TEMPLATE_HASH) == template;
+                pod.updated = template.is_some() && pod.pod.annotation(TEMPLATE_HASH) == template;
             }
         }
     }
@@ -178,52 +178,43 @@ impl<'a> FleetPod<'a> {
 
     /// Whether it has a node.
     pub fn is_placed(&self) -> bool {
-        self.is_ready() || self.pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())
+        self.is_ready() || self.pod.spec.node_name.is_some()
     }
 
     /// Since when it serves, and how long it took to do so; `None` unless it does for the first time since its container
     /// started.
     pub fn cold_start(&self) -> Option<(Timestamp, Duration)> {
         let Stage::Ready { since } = self.stage else { return None };
-        let restarts = self.pod.status.as_ref()?.container_statuses.as_ref()?.iter().map(|found| found.restart_count);
-        let created = self.pod.metadata.creation_timestamp.as_ref()?;
-        let took = Duration::try_from(since.duration_since(created.0)).ok()?;
-        (restarts.sum::<i32>() == 0 && took <= LONGEST_COLD_START).then_some((since, took))
+        let took = Duration::try_from(since.duration_since(self.pod.created()?)).ok()?;
+        let containers = &self.pod.status.containers;
+        let is_first = !containers.is_empty() && containers.iter().all(|container| container.restart_count == 0);
+        (is_first && took <= LONGEST_COLD_START).then_some((since, took))
     }
 
     /// Since when it does not serve: since it was ready last, or placed, or found no node, or was made. `None` while it
     /// does, or leaves.
     pub fn waiting_since(&self) -> Option<Timestamp> {
-        let conditions = self.pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-        let lacks = |kind: &str| {
-            let found = conditions.into_iter().flatten().find(|one| one.type_ == kind && one.status == "False")?;
-            found.last_transition_time.as_ref()
-        };
-        let since = lacks("Ready").or_else(|| lacks("PodScheduled")).or(self.pod.metadata.creation_timestamp.as_ref());
-        since.filter(|_| self.stage == Stage::Waiting).map(|time| time.0)
+        let Status { ready, scheduled, .. } = &self.pod.status;
+        let lacks = |condition: &Option<Condition>| condition.as_ref().filter(|found| found.fails())?.since;
+        let since = lacks(ready).or_else(|| lacks(scheduled)).or(self.pod.created());
+        since.filter(|_| self.stage == Stage::Waiting)
     }
 
     /// When it was placed on its node, and when its first container ran; whole seconds, as Kubernetes tells them.
     pub fn placed_and_running(&self) -> (Option<Timestamp>, Option<Timestamp>) {
-        let status = self.pod.status.as_ref();
-        let conditions = status.and_then(|status| status.conditions.as_ref());
-        let placed = conditions.into_iter().flatten().find(|one| one.type_ == "PodScheduled" && one.status == "True");
-        let first = status.and_then(|status| status.init_container_statuses.as_ref());
-        let then = status.and_then(|status| status.container_statuses.as_ref());
-        let ran = first.into_iter().chain(then).flatten().find_map(|container| {
-            let state = container.state.as_ref()?;
-            let ended = || state.terminated.as_ref()?.started_at.as_ref();
-            state.running.as_ref().and_then(|running| running.started_at.as_ref()).or_else(ended)
+        let placed = self.pod.status.scheduled.as_ref().filter(|found| found.holds == Some(true));
+        let ran = self.pod.status.containers.iter().find_map(|container| {
+            let ended = || container.state.terminated.as_ref()?.started_at;
+            container.state.running.and_then(|running| running.started_at).or_else(ended)
         });
-        (placed.and_then(|found| Some(found.last_transition_time.as_ref()?.0)), ran.map(|time| time.0))
+        (placed.and_then(|found| found.since), ran)
     }
 
     /// Since when the scheduler has found no node for it.
     pub fn unschedulable_since(&self) -> Option<Timestamp> {
-        let conditions = self.pod.status.as_ref()?.conditions.as_ref()?;
-        let found = conditions.iter().find(|found| found.type_ == "PodScheduled" && found.status == "False")?;
+        let found = self.pod.status.scheduled.as_ref().filter(|found| found.fails())?;
         let is_it = found.reason.as_deref() == Some("Unschedulable") && !self.is_placed();
-        found.last_transition_time.as_ref().filter(|_| is_it).map(|time| time.0)
+        found.since.filter(|_| is_it)
     }
 
     /// Whether it serves.
@@ -233,17 +224,12 @@ impl<'a> FleetPod<'a> {
 
     /// Whether it is marked as one on standby.
     pub fn is_spare(&self) -> bool {
-        self.pod
-            .metadata
-            .labels
-            .as_ref()
-            .and_then(|labels| labels.get(ROUTED))
-            .is_some_and(|value| value == standby::OFF)
+        self.pod.label(ROUTED) == Some(standby::OFF)
     }
 
     /// Whether a deletion cost was set on it.
     pub fn has_deletion_cost(&self) -> bool {
-        annotation(&self.pod.metadata, DELETION_COST).is_some()
+        self.pod.annotation(DELETION_COST).is_some()
     }
 }
 
@@ -273,27 +259,22 @@ fn pods<'a>(kind: WorkloadKind, deployment: Option<&Deployment>, observed: &'a O
 }
 
 fn fleet_pod<'a>(pod: &'a Pod, kind: WorkloadKind, template: Option<&str>) -> Option<FleetPod<'a>> {
-    let workload = pod.metadata.labels.as_ref()?.get(WORKLOAD_LABEL)?;
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    let ended = matches!(phase, Some("Failed" | "Succeeded"));
+    let workload = pod.label(WORKLOAD_LABEL)?;
+    let ended = matches!(pod.status.phase.as_deref(), Some("Failed" | "Succeeded"));
     (workload == kind.label() && !ended).then(|| FleetPod {
         name: pod.metadata.name.as_deref().unwrap_or_default(),
         pod,
         stage: stage(pod),
-        updated: template.is_some() && annotation(&pod.metadata, TEMPLATE_HASH) == template,
+        updated: template.is_some() && pod.annotation(TEMPLATE_HASH) == template,
     })
 }
 
 fn stage(pod: &Pod) -> Stage {
-    if pod.metadata.deletion_timestamp.is_some() {
-        return Stage::Leaving;
-    }
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready" && condition.status == "True");
-    match ready {
-        Some(ready) => {
-            Stage::Ready { since: ready.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0) }
+    match &pod.status.ready {
+        _ if pod.is_leaving() => Stage::Leaving,
+        Some(ready) if ready.holds == Some(true) => {
+            Stage::Ready { since: ready.since.unwrap_or(Timestamp::UNIX_EPOCH) }
         }
-        None => Stage::Waiting,
+        _ => Stage::Waiting,
     }
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use windlass_engine_contract::inspection::Inspection;
 use windlass_engine_contract::termination::Termination;
 use windlass_operator_api::status::ModelStatus;
@@ -18,6 +17,7 @@ use crate::fleet::{Fleet, is_owned};
 use crate::names::{INSPECTION, SPEC_HASH};
 use crate::observed::{Defaults, Observed};
 use crate::plan::{Kind, Object, Step};
+use crate::pod::Pod;
 use crate::validate::ValidatedService;
 use crate::workloads::is_wanted;
 
@@ -128,14 +128,13 @@ fn job<'a>(service: &ValidatedService, observed: &'a Observed) -> Option<&'a Job
 
 /// The newest pod of the Job.
 fn pod<'a>(service: &ValidatedService, observed: &'a Observed) -> Option<&'a Pod> {
-    let label = |pod: &Pod| pod.metadata.labels.as_ref()?.get(INSPECTION).cloned();
-    let mine = observed.inspectors.iter().filter(|pod| label(pod).as_ref() == Some(&service.source_hash));
-    mine.map(AsRef::as_ref).max_by_key(|pod: &&Pod| pod.metadata.creation_timestamp.as_ref().map(|time| time.0))
+    let mine = observed.inspectors.iter().filter(|pod| pod.label(INSPECTION) == Some(&service.source_hash));
+    mine.map(AsRef::as_ref).max_by_key(|pod: &&Pod| pod.created())
 }
 
 fn said(pod: &Pod) -> Option<Box<Inspection>> {
-    containers(pod).find_map(|container| {
-        let ended = container.state.as_ref()?.terminated.as_ref()?;
+    pod.status.containers.iter().find_map(|container| {
+        let ended = container.state.terminated.as_ref()?;
         Inspection::parse(ended.message.as_deref()?).map(Box::new)
     })
 }
@@ -162,28 +161,22 @@ fn under_way(job: &Job, pod: Option<&Pod>, patience: Duration, now: Timestamp) -
 }
 
 fn last_word(pod: &Pod) -> Option<Termination> {
-    containers(pod).find_map(|container| {
-        let ended = container.state.as_ref()?.terminated.as_ref()?;
+    pod.status.containers.iter().find_map(|container| {
+        let ended = container.state.terminated.as_ref()?;
         Termination::parse(ended.message.as_deref()?.trim())
     })
 }
 
 /// Why the pod does not start.
 fn blocked(pod: &Pod) -> Option<(&str, &str)> {
-    let waiting = containers(pod).find_map(|container| {
-        let waiting = container.state.as_ref()?.waiting.as_ref()?;
+    let waiting = pod.status.containers.iter().find_map(|container| {
+        let waiting = container.state.waiting.as_ref()?;
         let reason = waiting.reason.as_deref().filter(|reason| !ORDINARY_REASONS.contains(reason))?;
         Some((reason, waiting.message.as_deref().unwrap_or_default()))
     });
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let unplaced = conditions.into_iter().find(|found| {
-        found.type_ == "PodScheduled" && found.status == "False" && found.reason.as_deref() == Some("Unschedulable")
-    });
+    let scheduled = pod.status.scheduled.as_ref();
+    let unplaced = scheduled.filter(|found| found.fails() && found.reason.as_deref() == Some("Unschedulable"));
     waiting.or_else(|| unplaced.map(|found| ("Unschedulable", found.message.as_deref().unwrap_or_default())))
-}
-
-fn containers(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
-    pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten())
 }
 
 /// Whether a workload is to get another template, or its first.

@@ -5,7 +5,7 @@
 //!
 //! | file | noun |
 //! |---|---|
-//! | [`observed`] | everything that was read |
+//! | [`observed`], [`pod`] | everything that was read |
 //! | [`validate`], [`source`] | the spec, parsed once |
 //! | [`fleet`] | workloads and pods as they are |
 //! | [`autoscale`], [`window`] | how many replicas, from readings of the engines |
@@ -48,6 +48,7 @@ pub mod names;
 pub mod observed;
 pub mod placement;
 pub mod plan;
+pub mod pod;
 pub mod quantity;
 pub mod revision;
 pub mod rollout;

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use windlass_operator_api::InferenceService;
 
+/// What our labels and annotations have in common.
+pub const PREFIX: &str = "windlass.dev/";
 /// The label of every child: the service's name.
 pub const SERVICE_LABEL: &str = "windlass.dev/inference-service";
 /// The label that tells workloads of one service apart: [`WorkloadKind::label`].

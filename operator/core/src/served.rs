@@ -35,7 +35,7 @@ fn told_by<'a>(pod: &FleetPod<'a>, observed: &'a Observed) -> Option<&'a str> {
 }
 
 fn labelled<'a>(pod: &FleetPod<'a>) -> Option<&'a str> {
-    pod.pod.metadata.labels.as_ref()?.get(FINGERPRINT).map(String::as_str)
+    pod.pod.label(FINGERPRINT)
 }
 
 fn is_label_value(text: &str) -> bool {
@@ -60,7 +60,7 @@ mod tests {
     }
 
     fn labels(cluster: &Cluster) -> Vec<Option<String>> {
-        let label = |pod: &k8s_openapi::api::core::v1::Pod| pod.metadata.labels.as_ref()?.get(FINGERPRINT).cloned();
+        let label = |pod: &crate::pod::Pod| pod.label(FINGERPRINT).map(str::to_owned);
         cluster.observed.pods.iter().map(|pod| label(pod)).collect()
     }
 

@@ -71,7 +71,7 @@ impl Standby {
 }
 
 fn label<'a>(pod: &FleetPod<'a>) -> Option<&'a str> {
-    pod.pod.metadata.labels.as_ref()?.get(ROUTED).map(String::as_str)
+    pod.pod.label(ROUTED)
 }
 
 fn count(replicas: i32) -> usize {

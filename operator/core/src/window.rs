@@ -4,7 +4,6 @@
 //! differences of several engines can be added. Percentiles are taken last, of the sum: never averaged.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -17,6 +16,8 @@ pub const WINDOW: Duration = Duration::from_secs(120);
 const RESOLUTION: Duration = Duration::from_secs(4);
 /// Buckets of a histogram, the last without an upper edge.
 const BUCKETS: usize = LATENCY_EDGES_MS.len() + 1;
+/// Buckets of all three histograms.
+const PLACES: usize = 3 * BUCKETS;
 
 /// Readings of a service's pods, by pod name.
 #[derive(Clone, Debug, Default)]
@@ -30,10 +31,6 @@ struct PodReadings {
     latest: Option<Reading>,
     /// Oldest first, the newest included.
     history: VecDeque<Sample>,
-    /// What the engine built, as it last said.
-    effective: Option<EffectiveConfig>,
-    /// Its cold start.
-    start: Option<StartPhases>,
     failure: Option<Failure>,
 }
 
@@ -42,7 +39,7 @@ struct PodReadings {
 pub struct Reading {
     /// When it was taken.
     pub at: Timestamp,
-    /// What the engine said.
+    /// What the engine said; of what it built and of its start, what it last said.
     pub stats: Stats,
 }
 
@@ -50,7 +47,6 @@ pub struct Reading {
 #[derive(Clone, Debug)]
 struct Sample {
     at: Timestamp,
-    uptime_seconds: f64,
     in_flight: u64,
     finished: u64,
     rejected: u64,
@@ -59,12 +55,20 @@ struct Sample {
     generation_tokens: u64,
     /// Sum of all times between tokens.
     inter_token_ms: f64,
-    /// Shared by samples between which nothing happened.
-    latencies: Arc<Latencies>,
+    /// Latencies observed since the sample before: of seventy buckets a few.
+    gained: Box<[Gain]>,
 }
 
-#[derive(Debug, PartialEq)]
-struct Latencies([Buckets; 3]);
+/// Observations in one bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Gain {
+    /// Of [`PLACES`].
+    place: u8,
+    count: u32,
+}
+
+/// Observations per bucket, of one histogram after the other.
+type Observations = [u64; PLACES];
 
 /// Cumulative counts per bucket.
 type Buckets = [u64; BUCKETS];
@@ -101,12 +105,12 @@ impl LoadWindow {
 
     /// What the engine in `pod` built.
     pub fn effective(&self, pod: &str) -> Option<&EffectiveConfig> {
-        self.pods.get(pod)?.effective.as_ref()
+        self.latest(pod)?.stats.effective.as_ref()
     }
 
     /// The cold start of `pod`.
     pub fn start(&self, pod: &str) -> Option<StartPhases> {
-        self.pods.get(pod)?.start
+        self.latest(pod)?.stats.start
     }
 
     /// The last scrape of `pod`, when it failed.
@@ -121,18 +125,23 @@ impl LoadWindow {
 }
 
 impl PodReadings {
-    fn record(&mut self, at: Timestamp, stats: Stats) {
-        let restarted = self.history.back().is_some_and(|last| stats.uptime_seconds < last.uptime_seconds);
-        if restarted {
+    fn record(&mut self, at: Timestamp, mut stats: Stats) {
+        if self.latest.as_ref().is_some_and(|last| stats.uptime_seconds < last.stats.uptime_seconds) {
             *self = PodReadings::default();
         }
+        let (now, before) = (observations(&stats), self.latest.as_ref().map(|last| observations(&last.stats)));
+        let mut gained: Observations =
+            std::array::from_fn(|i| now[i].saturating_sub(before.map_or(0, |before| before[i])));
         if self.is_crowded() {
-            self.history.pop_back();
+            let replaced = self.history.pop_back();
+            replaced.iter().flat_map(|sample| &sample.gained).for_each(|gain| gain.add_to(&mut gained));
         }
-        self.history.push_back(Sample::new(at, &stats, self.history.back()));
+        self.history.push_back(Sample::new(at, &stats, &gained));
         self.forget_before(minus(at, WINDOW));
-        self.effective = stats.effective.clone().or(self.effective.take());
-        self.start = stats.start.or(self.start);
+        if let Some(last) = self.latest.take() {
+            stats.effective = stats.effective.or(last.stats.effective);
+            stats.start = stats.start.or(last.stats.start);
+        }
         self.failure = None;
         self.latest = Some(Reading { at, stats });
     }
@@ -154,30 +163,25 @@ impl PodReadings {
     }
 
     fn activity(&self, since: Timestamp) -> Option<Activity> {
-        let latest = self.history.back()?;
-        let before = self.history.iter().rev().find(|sample| sample.at <= since);
-        let began = minus(latest.at, Duration::from_secs_f64(latest.uptime_seconds.clamp(0.0, 1e9)));
-        match before {
-            Some(before) if before.at < latest.at => Some(Activity::between(Some(before), before.at, latest)),
-            Some(_) => None,
+        let (newest, said) = (self.history.back()?, &self.latest.as_ref()?.stats);
+        let began = minus(newest.at, Duration::from_secs_f64(said.uptime_seconds.clamp(0.0, 1e9)));
+        let before = match self.history.iter().rposition(|sample| sample.at <= since) {
             // The process began inside the span, and counted from nothing.
-            None if began >= since => Some(Activity::between(None, began, latest)),
-            None => {
-                let oldest = self.history.front().filter(|oldest| oldest.at < latest.at)?;
-                Some(Activity::between(Some(oldest), oldest.at, latest))
-            }
-        }
+            None if began >= since => return Some(Activity::between(None, began, newest, &observations(said))),
+            before => before.unwrap_or(0),
+        };
+        let earlier = self.history.get(before).filter(|earlier| earlier.at < newest.at)?;
+        let mut gained = [0; PLACES];
+        let later = self.history.iter().skip(before + 1);
+        later.flat_map(|sample| &sample.gained).for_each(|gain| gain.add_to(&mut gained));
+        Some(Activity::between(Some(earlier), earlier.at, newest, &gained))
     }
 }
 
 impl Sample {
-    fn new(at: Timestamp, stats: &Stats, previous: Option<&Sample>) -> Self {
-        let histograms = [&stats.time_to_first_token, &stats.inter_token, &stats.end_to_end];
-        let latencies = Latencies(histograms.map(buckets));
-        let shared = previous.map(|previous| &previous.latencies).filter(|shared| ***shared == latencies);
+    fn new(at: Timestamp, stats: &Stats, gained: &Observations) -> Self {
         Sample {
             at,
-            uptime_seconds: stats.uptime_seconds,
             in_flight: u64::from(stats.running) + u64::from(stats.waiting),
             finished: stats.finished,
             rejected: stats.rejected,
@@ -185,8 +189,20 @@ impl Sample {
             queued_tokens: stats.queued_tokens,
             generation_tokens: stats.generation_tokens,
             inter_token_ms: stats.inter_token.sum_ms,
-            latencies: shared.cloned().unwrap_or_else(|| Arc::new(latencies)),
+            gained: gained.iter().enumerate().filter_map(Gain::of).collect(),
         }
+    }
+}
+
+impl Gain {
+    /// `None` for a bucket in which nothing was observed.
+    fn of((place, &count): (usize, &u64)) -> Option<Gain> {
+        let gain = Gain { place: u8::try_from(place).ok()?, count: u32::try_from(count).unwrap_or(u32::MAX) };
+        (count > 0).then_some(gain)
+    }
+
+    fn add_to(&self, sum: &mut Observations) {
+        sum[usize::from(self.place)] += u64::from(self.count);
     }
 }
 
@@ -213,7 +229,7 @@ pub struct Activity {
 }
 
 impl Activity {
-    fn between(before: Option<&Sample>, began: Timestamp, latest: &Sample) -> Self {
+    fn between(before: Option<&Sample>, began: Timestamp, latest: &Sample, gained: &Observations) -> Self {
         let seconds = latest.at.duration_since(began).as_secs_f64().max(1e-3);
         let finished = latest.finished.saturating_sub(before.map_or(0, |sample| sample.finished));
         let rejected = latest.rejected.saturating_sub(before.map_or(0, |sample| sample.rejected));
@@ -222,8 +238,11 @@ impl Activity {
         let queued = latest.queued_tokens as f64 - before.map_or(0, |sample| sample.queued_tokens) as f64;
         let generated = latest.generation_tokens.saturating_sub(before.map_or(0, |sample| sample.generation_tokens));
         let counts = |metric: usize| {
-            let earlier = before.map_or([0; BUCKETS], |sample| sample.latencies.0[metric]);
-            LatencyCounts(std::array::from_fn(|i| latest.latencies.0[metric][i].saturating_sub(earlier[i])))
+            let mut sum = 0;
+            LatencyCounts(std::array::from_fn(|bucket| {
+                sum += gained[metric * BUCKETS + bucket];
+                sum
+            }))
         };
         Activity {
             seconds,
@@ -311,6 +330,15 @@ impl LatencyCounts {
 
 fn lower_edge(bucket: usize) -> f64 {
     if bucket == 0 { 0.0 } else { f64::from(LATENCY_EDGES_MS[bucket - 1]) }
+}
+
+/// Observations since the engine started.
+fn observations(stats: &Stats) -> Observations {
+    let histograms = [&stats.time_to_first_token, &stats.inter_token, &stats.end_to_end].map(buckets);
+    std::array::from_fn(|place| {
+        let (counts, bucket) = (&histograms[place / BUCKETS], place % BUCKETS);
+        counts[bucket].saturating_sub(if bucket == 0 { 0 } else { counts[bucket - 1] })
+    })
 }
 
 /// The counts of a histogram as it came from outside: one of another length counts as empty.

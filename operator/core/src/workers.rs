@@ -66,10 +66,9 @@ struct Leader<'a> {
 impl<'a> Leader<'a> {
     /// `None` for a pod that is a replica by itself, or has no address yet.
     fn of(pod: &FleetPod<'a>) -> Option<Leader<'a>> {
-        let metadata = &pod.pod.metadata;
-        let nodes = metadata.annotations.as_ref()?.get(NODES)?.parse().ok().filter(|nodes| *nodes > 1)?;
-        let address = pod.pod.status.as_ref()?.pod_ip.as_deref()?;
-        Some(Leader { name: pod.name, uid: metadata.uid.as_deref()?, address, nodes })
+        let nodes = pod.pod.annotation(NODES)?.parse().ok().filter(|nodes| *nodes > 1)?;
+        let address = pod.pod.status.pod_ip.as_deref()?;
+        Some(Leader { name: pod.name, uid: pod.pod.metadata.uid.as_deref()?, address, nodes })
     }
 
     fn workers(&self) -> BTreeMap<String, String> {

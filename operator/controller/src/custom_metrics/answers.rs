@@ -8,12 +8,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use windlass_operator_core::custom_metrics::Metric;
 use windlass_operator_core::names::SERVICE_LABEL;
+use windlass_operator_core::pod::Pod;
 use windlass_operator_core::window::WINDOW;
 
 const GROUP_VERSION: &str = "custom.metrics.k8s.io/v1beta2";
@@ -101,14 +101,14 @@ fn label_selector(query: &str) -> String {
 }
 
 fn measured(scope: &Answers, namespace: &str, metric: &Metric, is_meant: impl Fn(&Pod) -> bool) -> Vec<Value> {
-    let pods = scope.engines.pods.all().state_filter(is_meant);
+    let pods = scope.engines.pods.all().into_iter().filter(|pod| is_meant(pod));
     let value = |pod: &Arc<Pod>| {
         let (name, service) = (pod.name_any(), pod.labels().get(SERVICE_LABEL)?.clone());
         let load = scope.loads.of(&(namespace.to_owned(), service));
         let value = metric.value(&load, std::iter::once(name.as_str()), Timestamp::now())?;
         Some(item(json!({"kind": "Pod", "apiVersion": "/v1", "namespace": namespace, "name": name}), metric, value))
     };
-    pods.iter().filter_map(value).collect()
+    pods.filter_map(|pod| value(&pod)).collect()
 }
 
 /// `thousandths` as a quantity.

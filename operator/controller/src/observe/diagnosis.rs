@@ -2,12 +2,12 @@
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ContainerState, Event, Pod};
-use kube::ResourceExt;
+use k8s_openapi::api::core::v1::Event;
 use std::time::Duration;
 use windlass_operator_api::InferenceService;
 use windlass_operator_api::status::condition;
 use windlass_operator_core::observed::{Observed, Warning};
+use windlass_operator_core::pod::Pod;
 
 /// A pod younger than this is expected to be unready.
 const GRACE: SignedDuration = SignedDuration::from_secs(3);
@@ -18,8 +18,8 @@ pub fn unready_since(service: &InferenceService, observed: &Observed) -> Option<
     let ready = status.and_then(|status| status.conditions.iter().find(|found| found.type_ == condition::READY));
     let is_ready =
         ready.is_some_and(|ready| ready.status == "True" && ready.observed_generation == service.metadata.generation);
-    let pod = observed.pods.iter().filter(|pod| !is_ready_pod(pod) && pod.metadata.deletion_timestamp.is_none());
-    let pod = pod.filter_map(|pod| pod.creation_timestamp().map(|time| time.0)).min();
+    let pod =
+        observed.pods.iter().filter(|pod| !pod.is_ready() && !pod.is_leaving()).filter_map(|pod| pod.created()).min();
     if is_ready {
         return pod;
     }
@@ -41,36 +41,26 @@ pub fn may_lack_something(observed: &Observed) -> bool {
         let conditions = deployment.status.as_ref().and_then(|status| status.conditions.as_ref());
         conditions.into_iter().flatten().any(|found| found.type_ == "ReplicaFailure" && found.status == "True")
     };
-    let waits = |pod: &Pod| pod.metadata.deletion_timestamp.is_none() && !is_placed(pod);
     observed.pods.is_empty()
-        || observed.pods.iter().any(|pod| waits(pod))
+        || observed.pods.iter().any(|pod| !pod.is_leaving() && !is_placed(pod))
         || observed.deployments.iter().any(|deployment| refuses(deployment))
 }
 
 /// On a node for longer than an ordinary start takes, not on its way out, and without a container: of nothing else do
 /// warnings tell more than the pod itself, and listing them is the API server's dearest answer.
 pub fn is_stuck(pod: &Pod, now: Timestamp) -> bool {
-    let age = pod.creation_timestamp().map_or(SignedDuration::ZERO, |time| now.duration_since(time.0));
-    pod.metadata.deletion_timestamp.is_none() && is_placed(pod) && !has_begun(pod) && age >= GRACE
+    let age = pod.created().map_or(SignedDuration::ZERO, |created| now.duration_since(created));
+    !pod.is_leaving() && is_placed(pod) && !has_begun(pod) && age >= GRACE
 }
 
 fn is_placed(pod: &Pod) -> bool {
-    pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())
+    pod.spec.node_name.is_some()
 }
 
 /// Whether one of its containers was ever created.
 fn has_begun(pod: &Pod) -> bool {
-    let status = pod.status.as_ref();
-    let first = status.and_then(|status| status.init_container_statuses.as_ref());
-    let then = status.and_then(|status| status.container_statuses.as_ref());
-    let waits = |state: &ContainerState| state.running.is_none() && state.terminated.is_none();
-    first.into_iter().chain(then).flatten().any(|container| !container.state.as_ref().is_none_or(waits))
-}
-
-/// Whether the kubelet reports the pod ready.
-pub fn is_ready_pod(pod: &Pod) -> bool {
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.into_iter().flatten().any(|found| found.type_ == "Ready" && found.status == "True")
+    let mut states = pod.status.containers.iter().map(|container| &container.state);
+    states.any(|state| state.running.is_some() || state.terminated.is_some())
 }
 
 /// An event as planning takes it, whichever of its two generations of fields its author filled.

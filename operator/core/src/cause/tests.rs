@@ -1,7 +1,6 @@
 //! What the cluster tells about pods that do not serve.
 
 use k8s_openapi::api::apps::v1::DeploymentCondition;
-use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::{Value, json};
 
 use windlass_engine_contract::termination::Reason;
@@ -22,8 +21,8 @@ fn starting(status: Value) -> Cluster {
     cluster.reconcile();
     cluster.run_controllers();
     let pod = cluster.live()[0].clone();
-    let status: PodStatus = serde_json::from_value(status).expect("a pod's status");
-    cluster.change_pod(&pod, |pod| pod.status = Some(status));
+    let status = serde_json::from_value(status).expect("a pod's status");
+    cluster.change_pod(&pod, |pod| pod.status = status);
     cluster
 }
 
@@ -170,7 +169,7 @@ fn what_hinders_a_replica_beyond_the_floor_is_told_though_the_service_is_ready()
     });
     let pod = cluster.live()[1].clone();
     let status = serde_json::from_value(json!({"conditions": [condition]})).expect("a pod's status");
-    cluster.change_pod(&pod, |pod| pod.status = Some(status));
+    cluster.change_pod(&pod, |pod| pod.status = status);
     cluster.reconcile();
     assert_eq!(cluster.condition("Ready").0, "True");
     assert_eq!(cluster.message("Progressing"), "1 of 2 replicas serve: Unschedulable: 0/1 nodes: Insufficient cpu");

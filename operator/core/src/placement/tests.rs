@@ -7,7 +7,7 @@ use windlass_operator_api::spot::SpotMode;
 use windlass_operator_api::status::condition;
 
 use super::*;
-use crate::testing::cluster::{Cluster, is_ready};
+use crate::testing::cluster::Cluster;
 use crate::testing::{ServiceBuilder, service};
 
 fn policy(mode: Option<SpotMode>, base: i32, percent: i32) -> SpotPolicy {
@@ -90,7 +90,7 @@ fn look(cluster: &mut Cluster) {
 
 fn is_serving(cluster: &Cluster, name: &str) -> bool {
     let found = cluster.observed.pods.iter().find(|pod| pod.metadata.name.as_deref() == Some(name));
-    found.is_some_and(|pod| is_ready(pod))
+    found.is_some_and(|pod| pod.is_ready())
 }
 
 /// A cluster whose spot replicas have found no node for so many seconds.

@@ -93,7 +93,7 @@ fn while_an_edit_rolls_the_old_replicas_are_told_of() {
 fn every_replica_that_was_asked_for_counts_and_those_that_load_added_do_not() {
     let lose_one = |cluster: &mut Cluster| {
         let pod = cluster.live()[0].clone();
-        cluster.change_pod(&pod, |pod| pod.status = None);
+        cluster.change_pod(&pod, |pod| pod.status = Default::default());
         cluster.reconcile();
         cluster.condition("Ready").0
     };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentStatus};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, PodCondition, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{ConfigMap, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use windlass_engine_contract::stats::Stats;
 use windlass_operator_api::InferenceService;
@@ -15,6 +15,7 @@ use crate::fleet::Fleet;
 use crate::names::TEMPLATE_HASH;
 use crate::observed::{Defaults, Observed};
 use crate::plan::{Kind, Mark, Object, Plan, Step};
+use crate::pod::{Condition, Pod, Spec, Status};
 use crate::status::{Event, Outcome, compute};
 use crate::validate::{ValidatedService, validate};
 
@@ -289,7 +290,7 @@ impl Cluster {
         mine.sort_by_key(|&index| {
             let pod = &self.observed.pods[index];
             let cost = pod.metadata.annotations.as_ref().and_then(|found| found.get(crate::names::DELETION_COST));
-            (is_current(pod), is_ready(pod), cost.is_none())
+            (is_current(pod), pod.is_ready(), cost.is_none())
         });
         let current = mine.iter().filter(|&&index| is_current(&self.observed.pods[index])).count();
         let outdated = mine.len() - current;
@@ -316,7 +317,9 @@ impl Cluster {
         metadata.name = Some(name.clone());
         metadata.creation_timestamp = Some(Time(self.now));
         metadata.labels.get_or_insert_default().insert("test/deployment".into(), deployment.to_owned());
-        self.observed.pods.push(Arc::new(Pod { metadata, spec, status: Some(PodStatus::default()) }));
+        let account = spec.and_then(|spec| spec.service_account_name).map(Into::into);
+        let spec = Spec { node_name: None, service_account_name: account };
+        self.observed.pods.push(Arc::new(Pod { metadata, spec, status: Status::default() }));
         name
     }
 
@@ -328,27 +331,17 @@ impl Cluster {
 
     /// The scheduler finds no node for the pod.
     pub fn strand(&mut self, name: &str) {
-        let condition = PodCondition {
-            type_: "PodScheduled".into(),
-            status: "False".into(),
-            reason: Some("Unschedulable".into()),
-            last_transition_time: Some(Time(self.now)),
-            ..PodCondition::default()
-        };
-        let status = PodStatus { conditions: Some(vec![condition]), ..PodStatus::default() };
-        self.change_pod(name, |pod| pod.status = Some(status));
+        let since = Some(self.now);
+        let scheduled = Condition { holds: Some(false), reason: Some("Unschedulable".into()), message: None, since };
+        let status = Status { scheduled: Some(scheduled), ..Status::default() };
+        self.change_pod(name, |pod| pod.status = status);
     }
 
     /// The pod serves from now on.
     pub fn start_pod(&mut self, name: &str) {
-        let ready = PodCondition {
-            type_: "Ready".into(),
-            status: "True".into(),
-            last_transition_time: Some(Time(self.now)),
-            ..PodCondition::default()
-        };
-        let status = PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() };
-        self.change_pod(name, |pod| pod.status = Some(status));
+        let ready = Condition { holds: Some(true), since: Some(self.now), ..Condition::default() };
+        let status = Status { ready: Some(ready), ..Status::default() };
+        self.change_pod(name, |pod| pod.status = status);
     }
 
     fn deployment_status(&self, deployment: &Deployment) -> DeploymentStatus {
@@ -366,14 +359,14 @@ impl Cluster {
             observed_generation: deployment.metadata.generation,
             replicas: i32::try_from(mine.clone().count()).ok(),
             updated_replicas: i32::try_from(updated.count()).ok(),
-            ready_replicas: i32::try_from(mine.filter(|pod| is_ready(pod)).count()).ok(),
+            ready_replicas: i32::try_from(mine.filter(|pod| pod.is_ready()).count()).ok(),
             ..DeploymentStatus::default()
         }
     }
 
     /// Every pod that does not leave serves from now on.
     pub fn start_pods(&mut self) {
-        let is_starting = |pod: &&Arc<Pod>| pod.metadata.deletion_timestamp.is_none() && !is_ready(pod);
+        let is_starting = |pod: &&Arc<Pod>| pod.metadata.deletion_timestamp.is_none() && !pod.is_ready();
         let starting = self.observed.pods.iter().filter(is_starting).filter_map(|pod| pod.metadata.name.clone());
         for name in starting.collect::<Vec<_>>() {
             self.start_pod(&name);
@@ -384,12 +377,6 @@ impl Cluster {
     pub fn end_pods(&mut self) {
         self.observed.pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
     }
-}
-
-/// Whether the pod serves.
-pub fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// Server-side apply: the object takes the place of that of the same name, which keeps its UID.

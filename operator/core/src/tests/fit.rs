@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
+use windlass_engine_contract::termination::{self, Termination};
 
 use crate::build::inspect_job;
 use crate::names::{CHOSEN_QUANTIZATION, CHOSEN_TENSOR, INSPECTION, SERVICE_LABEL};
 use crate::plan::{Kind, Object, Step};
+use crate::pod::Pod;
 use crate::testing::cluster::Cluster;
 use crate::testing::restricted::violations;
 use crate::testing::{ServiceBuilder, gpu_node, llama_8b, service};
@@ -82,6 +83,33 @@ fn what_was_found_chooses_and_the_job_goes_once_it_is_kept() {
     assert_eq!((choices.tensor, choices.reason.is_some()), (Some(2), true));
     assert_eq!(status.model.map(|model| model.weight_bytes), Some(16_060_522_496));
     assert_eq!(cluster.condition("Ready").0, "True", "{}", cluster.message("Ready"));
+}
+
+#[test]
+fn of_several_pods_of_a_job_the_newest_is_believed() {
+    let found = serde_json::to_string(&llama_8b()).expect("json");
+    let lost = Termination { reason: termination::Reason::ModelUnavailable, message: "no route".into() }.to_json();
+    for (earlier, later, reason) in [
+        (ended(1, &lost), ended(0, &found), "Fits"),
+        (ended(1, &lost), json!({"running": {}}), "Inspecting"),
+        (json!({"running": {}}), ended(1, &lost), "ModelUnavailable"),
+    ] {
+        let mut cluster = inspecting(gpu());
+        cluster.reconcile();
+        let mut pods = Vec::new();
+        // A list names them in no order of time.
+        for (state, age) in [(later, 10), (earlier, 20)] {
+            inspector(&mut cluster, state);
+            let mut pod = Pod::clone(&cluster.observed.inspectors[0]);
+            let created = cluster.now - jiff::SignedDuration::from_secs(age);
+            pod.metadata.creation_timestamp = Some(windlass_operator_api::status::time(created));
+            pods.push(Arc::new(pod));
+        }
+        pods.rotate_left(usize::from(reason == "Fits"));
+        cluster.observed.inspectors = pods;
+        cluster.reconcile();
+        assert_eq!(cluster.condition("Fits").1, reason);
+    }
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn overdue(mut cluster: Cluster) -> Cluster {
         "name": "engine", "image": "engine:1", "imageID": "", "ready": false, "restartCount": 0,
         "state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}},
     }]});
-    cluster.change_pod(&new, |pod| pod.status = serde_json::from_value(status).ok());
+    cluster.change_pod(&new, |pod| pod.status = serde_json::from_value(status).expect("a status"));
     cluster.reconcile();
     cluster
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::DeploymentCondition;
-use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
@@ -32,15 +31,9 @@ fn reason_after(spec: ServiceBuilder, seconds: i64, hinder: impl Fn(&mut Cluster
 
 fn condition(cluster: &mut Cluster, kind: &str, reason: &str) {
     let (name, since) = (cluster.live()[1].clone(), Time(cluster.now));
-    let condition = PodCondition {
-        type_: kind.into(),
-        status: "False".into(),
-        reason: Some(reason.into()),
-        last_transition_time: Some(since),
-        ..PodCondition::default()
-    };
-    let status = PodStatus { conditions: Some(vec![condition]), ..PodStatus::default() };
-    cluster.change_pod(&name, |pod| pod.status = Some(status));
+    let condition = json!({"type": kind, "status": "False", "reason": reason, "lastTransitionTime": since});
+    let status = serde_json::from_value(json!({"conditions": [condition]})).expect("a pod's status");
+    cluster.change_pod(&name, |pod| pod.status = status);
 }
 
 fn starts_for_ever(cluster: &mut Cluster) {

@@ -9,6 +9,7 @@ use windlass_operator_api::status::condition;
 
 use crate::names::{DELETION_COST, GIVEN_UP};
 use crate::plan::{Kind, Mark, Step};
+use crate::pod::Status;
 use crate::testing::cluster::Cluster;
 use crate::testing::{ServiceBuilder, service, stats};
 
@@ -163,12 +164,7 @@ fn moving_replicas_between_workloads_keeps_as_many_serving() {
     for _ in 0..6 {
         cluster.reconcile();
         cluster.run_controllers();
-        let serving = cluster
-            .observed
-            .pods
-            .iter()
-            .filter(|pod| pod.metadata.deletion_timestamp.is_none() && crate::testing::cluster::is_ready(pod))
-            .count();
+        let serving = cluster.observed.pods.iter().filter(|pod| !pod.is_leaving() && pod.is_ready()).count();
         // A rolling template replaces pods too; none of that may take a serving pod without another in its place.
         assert!(serving >= 3, "{serving}");
         cluster.start_pods();
@@ -301,8 +297,8 @@ fn became(outcome: Outcome) -> Cluster {
     }
     cluster.end_pods();
     cluster.change_pod(new, |pod| {
-        pod.status = None;
-        pod.spec.get_or_insert_default().node_name = outcome.is_placed.then(|| "node".into());
+        pod.status = Status::default();
+        pod.spec.node_name = outcome.is_placed.then(|| "node".into());
     });
     if outcome.is_ready {
         cluster.start_pod(new);

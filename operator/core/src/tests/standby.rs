@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::Service;
 
 use crate::names::ROUTED;
 use crate::plan::{Mark, Step};
+use crate::pod::Status;
 use crate::testing::cluster::Cluster;
 use crate::testing::{ServiceBuilder, service, stats};
 
@@ -106,7 +107,7 @@ fn a_replica_that_is_needed_no_more_is_spared_and_a_spare_goes() {
 fn a_replica_that_ends_is_replaced_by_a_spare() {
     let mut cluster = Cluster::serving(with_standby(1).build());
     let first = routed(&cluster);
-    cluster.change_pod(&first[0], |pod| pod.status = None);
+    cluster.change_pod(&first[0], |pod| pod.status = Status::default());
     cluster.reconcile();
     let serving: Vec<_> = routed(&cluster).into_iter().filter(|pod| *pod != first[0]).collect();
     assert_eq!(serving.len(), 1, "the spare");

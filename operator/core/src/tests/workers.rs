@@ -19,7 +19,7 @@ fn address(cluster: &mut Cluster) {
         let last = name.bytes().last().unwrap_or_default() - b'0';
         cluster.change_pod(&name, |pod| {
             pod.metadata.uid = Some(format!("uid-of-{name}"));
-            pod.status.get_or_insert_default().pod_ip.get_or_insert(format!("10.0.0.{last}"));
+            pod.status.pod_ip.get_or_insert(format!("10.0.0.{last}").into());
         });
     }
 }
@@ -86,7 +86,7 @@ fn a_worker_is_its_leader_but_for_what_serves() {
 fn a_leader_that_moved_tells_its_workers_and_nothing_else_changes_them() {
     let mut cluster = running();
     let moved = cluster.live()[1].clone();
-    cluster.change_pod(&moved, |pod| pod.status.get_or_insert_default().pod_ip = Some("10.0.0.9".into()));
+    cluster.change_pod(&moved, |pod| pod.status.pod_ip = Some("10.0.0.9".into()));
     let sets = made(&cluster.reconcile().steps);
     assert_eq!(sets.len(), 1);
     assert!(serde_json::to_string(&sets[0]).expect("json").contains("--master-addr=10.0.0.9"));
@@ -126,7 +126,7 @@ fn one_node_is_a_replica_by_itself() {
 fn what_hinders_a_worker_is_told_as_the_cause() {
     let mut cluster = running();
     let leader = cluster.live()[0].clone();
-    cluster.change_pod(&leader, |pod| pod.status.get_or_insert_default().conditions = None);
+    cluster.change_pod(&leader, |pod| (pod.status.ready, pod.status.scheduled) = (None, None));
     let condition = json!({
         "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: Insufficient cpu",
     });

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::testing::{at, stats};
+use proptest::collection::vec;
+use proptest::prelude::*;
 
 /// A reading `uptime` seconds after the start, with these times to first token so far.
 fn reading(uptime: f64, milliseconds: &[f64]) -> Stats {
@@ -133,4 +135,32 @@ fn what_the_engine_built_outlives_a_failed_scrape() {
     assert!(window.effective("a").is_some() && window.failure("a").is_some());
     window.retain(|pod| pod != "a");
     assert!(window.effective("a").is_none());
+}
+
+proptest! {
+    /// Samples hold what came with them; sums of it are what whole readings would have told.
+    #[test]
+    fn what_happened_is_the_difference_of_two_readings(
+        pauses in vec(1_i64..40, 2..60),
+        latencies in vec((0.0_f64..90_000.0, 0_usize..4), 60),
+        back in 0_i64..200,
+    ) {
+        let (mut window, mut told, mut now) = (LoadWindow::default(), stats(), 1_000);
+        let mut readings = BTreeMap::new();
+        for (pause, (milliseconds, count)) in pauses.into_iter().zip(latencies) {
+            now += pause;
+            told.uptime_seconds = 1_000_000.0 + now as f64;
+            (0..count).for_each(|_| told.time_to_first_token.observe(milliseconds));
+            window.record("a", at(now), told.clone());
+            readings.insert(at(now), buckets(&told.time_to_first_token));
+        }
+        let since = at(now - back);
+        let kept: Vec<Timestamp> = window.pods["a"].history.iter().map(|sample| sample.at).collect();
+        let before = kept.iter().rfind(|kept| **kept <= since).unwrap_or(&kept[0]);
+        let expected = (*before < at(now)).then(|| {
+            LatencyCounts(std::array::from_fn(|i| readings[&at(now)][i] - readings[before][i]))
+        });
+        let activity = window.activity("a", since);
+        prop_assert_eq!(activity.map(|found| found.latency(LatencyMetric::TimeToFirstToken).clone()), expected);
+    }
 }
