@@ -6,7 +6,7 @@ use crate::http::{self, Overview};
 use crate::leader::Elector;
 use crate::metrics::{Metrics, ScalingReading, ServiceReading};
 use crate::observe::Observer;
-use crate::reconcile::{Context, Failures, after_error, reconcile};
+use crate::reconcile::{Context, Endings, Failures, after_error, reconcile};
 use crate::scopes::Scopes;
 use crate::scrape::{Loads, Scraper};
 use crate::shutdown::Shutdown;
@@ -171,6 +171,7 @@ impl Operator {
             defaults: self.defaults.clone(),
             metrics,
             failures: Failures::default(),
+            endings: Endings::default(),
         }
     }
 
@@ -184,6 +185,7 @@ impl Operator {
                 if let Err(QueueError::ObjectNotFound(gone)) = result {
                     let key = (gone.namespace.clone().unwrap_or_default(), gone.name.clone());
                     context.failures.clear(&key);
+                    context.endings.forget(&key);
                     context.observer.forget(&key);
                 }
                 std::future::ready(())

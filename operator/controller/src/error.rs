@@ -48,6 +48,13 @@ impl Error {
         }
     }
 
+    /// Whether the namespace is being deleted: nothing can be made in it any more, and what is there goes with it.
+    pub fn is_of_ending_namespace(&self) -> bool {
+        let Error::Api { source: kube::Error::Api(status), .. } = self else { return false };
+        let mut causes = status.details.iter().flat_map(|details| &details.causes);
+        status.code == 403 && causes.any(|cause| cause.reason == "NamespaceTerminating")
+    }
+
     /// A stable word for metrics.
     pub fn category(&self) -> &'static str {
         match self {

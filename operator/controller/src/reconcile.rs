@@ -12,11 +12,12 @@ use kube::ResourceExt;
 use kube::runtime::controller::Action;
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use windlass_operator_api::InferenceService;
 use windlass_operator_core::observed::Defaults;
-use windlass_operator_core::status::Outcome;
+use windlass_operator_core::plan::Plan;
+use windlass_operator_core::status::{Outcome, StatusChange};
 use windlass_operator_core::{plan, status};
 
 /// A reconcile is a handful of requests; one that takes this long waits for a server that does not answer.
@@ -36,6 +37,8 @@ pub struct Context {
     pub metrics: Metrics,
     /// Consecutive failures by service.
     pub failures: Failures,
+    /// Services whose namespace is being deleted.
+    pub endings: Endings,
 }
 
 /// Reconciles one service: contained, limited in time, counted.
@@ -62,6 +65,7 @@ pub fn after_error(guarded: Arc<Guarded>, error: &Error, context: Arc<Context>) 
 
 async fn contained(guarded: &Guarded, key: &ServiceKey, context: &Context) -> Result<Action, Error> {
     let service = match &guarded.0 {
+        Ok(service) if context.endings.has(key, service) => return Ok(Action::await_change()),
         Ok(service) if service.metadata.deletion_timestamp.is_none() => Arc::new(service.clone()),
         Ok(_deleted) => return Ok(Action::await_change()),
         Err(invalid) => {
@@ -85,6 +89,9 @@ async fn steps(service: Arc<InferenceService>, key: &ServiceKey, context: &Conte
     }
     let applied = context.applier.apply(key, &seen.observed, &wanted.steps).await;
     let again = seen.look_again.map_or(wanted.requeue_after, |soon| soon.min(wanted.requeue_after));
+    if applied.as_ref().is_err_and(Error::is_of_ending_namespace) {
+        return Ok(end(&seen.service, key, &wanted, context).await);
+    }
     let mut published = Ok(());
     if let Some(outcome) = applied.as_ref().map_or_else(Error::outcome, |()| Some(Outcome::Applied)) {
         let change = status::compute(&seen.service, &wanted, &outcome, Timestamp::now());
@@ -96,6 +103,17 @@ async fn steps(service: Arc<InferenceService>, key: &ServiceKey, context: &Conte
     Ok(Action::requeue(again))
 }
 
+/// Says that the namespace is being deleted, where that can still be said, and does nothing for the service any more.
+async fn end(service: &InferenceService, key: &ServiceKey, wanted: &Plan, context: &Context) -> Action {
+    context.endings.note(key, service);
+    context.failures.clear(key);
+    let change = status::compute(service, wanted, &Outcome::NamespaceEnds, Timestamp::now());
+    // No event: it could not be made.
+    let told = context.applier.publish(service, StatusChange { events: Vec::new(), ..change }).await;
+    tracing::info!(namespace = key.0, service = key.1, is_told = told.is_ok(), "the namespace is being deleted");
+    Action::await_change()
+}
+
 fn key_of(service: &Guarded) -> ServiceKey {
     (service.namespace().unwrap_or_default(), service.name_any())
 }
@@ -103,6 +121,30 @@ fn key_of(service: &Guarded) -> ServiceKey {
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
+}
+
+/// Services whose namespace is being deleted, which nothing takes back. One that is made anew, in a namespace of the same
+/// name, has another UID.
+#[derive(Default)]
+pub struct Endings(Mutex<HashMap<ServiceKey, Option<String>>>);
+
+impl Endings {
+    fn note(&self, key: &ServiceKey, service: &InferenceService) {
+        self.lock().insert(key.clone(), service.metadata.uid.clone());
+    }
+
+    fn has(&self, key: &ServiceKey, service: &InferenceService) -> bool {
+        self.lock().get(key).is_some_and(|uid| *uid == service.metadata.uid)
+    }
+
+    /// Forgets a service that was deleted.
+    pub fn forget(&self, key: &ServiceKey) {
+        self.lock().remove(key);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ServiceKey, Option<String>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Consecutive failures by service.

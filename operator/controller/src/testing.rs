@@ -219,7 +219,10 @@ async fn answer(State(api): State<FakeApi>, request: Request) -> Response {
         Ok(object) => Body::from(object.to_string()).into_response(),
         Err((code, message)) => {
             let reason = if code == 404 { "NotFound" } else { "" };
-            let status = json!({"status": "Failure", "code": code, "message": message, "reason": reason});
+            let mut status = json!({"status": "Failure", "code": code, "message": message, "reason": reason});
+            if message.ends_with("because it is being terminated") {
+                status["details"] = json!({"causes": [{"reason": "NamespaceTerminating"}]});
+            }
             (StatusCode::from_u16(code).expect("a status"), status.to_string()).into_response()
         }
     }

@@ -32,7 +32,7 @@ impl Plan {
     pub fn remembered(self, before: &Memory, outcome: &Outcome) -> Memory {
         match outcome {
             Outcome::Applied => self.memory,
-            Outcome::Failed { .. } => Memory { kept: before.kept, ..self.memory },
+            Outcome::Failed { .. } | Outcome::NamespaceEnds => Memory { kept: before.kept, ..self.memory },
         }
     }
 }

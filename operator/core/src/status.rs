@@ -37,6 +37,8 @@ pub enum Outcome {
         /// What the API server answered.
         message: String,
     },
+    /// Nothing can be made any more: the namespace is being deleted.
+    NamespaceEnds,
 }
 
 /// What is to be written after a plan was carried out.

@@ -48,6 +48,7 @@ impl World {
             defaults: defaults(),
             metrics,
             failures: Failures::default(),
+            endings: Endings::default(),
         });
         let mut world = World { api, watched, loads, context };
         world.watched.catch_up(&world.api);
@@ -282,6 +283,27 @@ async fn a_service_on_its_way_out_is_left_to_the_garbage_collector() {
     world.watched.catch_up(&world.api);
     assert_eq!(world.reconcile().await, Action::await_change());
     assert_eq!(world.api.requests(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn in_a_namespace_that_is_being_deleted_one_attempt_is_made_and_told_and_no_other() {
+    let mut world = World::new();
+    let text = "unable to create new content in namespace n because it is being terminated";
+    world.api.refuse("/deployments/", 403, text);
+    assert_eq!(world.reconcile().await, Action::await_change());
+    assert_eq!(world.condition("Ready")["reason"], "NamespaceTerminating");
+    assert!(!world.failures("forbidden"), "it is no failure");
+    let writes = world.api.writes();
+    assert!(!writes.iter().any(|write| write.contains("/events")), "none could be made: {writes:?}");
+    world.watched.catch_up(&world.api);
+    assert_eq!(world.reconcile().await, Action::await_change());
+    assert_eq!(world.api.requests(), Vec::<String>::new());
+
+    // The service of that name in the next namespace of that name.
+    world.api.change(SERVICE, |service| service["metadata"]["uid"] = "another".into());
+    world.watched.catch_up(&world.api);
+    world.reconcile().await;
+    assert!(!world.api.requests().is_empty(), "it is looked after");
 }
 
 #[test]

@@ -12,6 +12,11 @@ use crate::autoscale::{Decision, Reason};
 /// Longest message, bytes: metav1.Condition takes 32 KiB, but status is read by people.
 const MAX_MESSAGE_BYTES: usize = 4096;
 
+/// The reason, and the text, where nothing can be made any more.
+const NAMESPACE_ENDS: &str = "NamespaceTerminating";
+const NAMESPACE_ENDS_TEXT: &str =
+    "the namespace is being deleted: nothing can be made in it, and the service goes with it";
+
 /// A condition before it is dated.
 struct Verdict {
     kind: &'static str,
@@ -114,8 +119,12 @@ impl View<'_> {
         let findings = self.findings;
         let (counts, floor) = (findings.counts, findings.floor);
         let progress = format!("{} of {floor} replicas serve", counts.current);
-        if let Outcome::Failed { attempt, message } = self.outcome {
-            return ("ApplyFailed".into(), format!("{progress}: {attempt}: {message}"));
+        match self.outcome {
+            Outcome::Applied => {}
+            Outcome::Failed { attempt, message } => {
+                return ("ApplyFailed".into(), format!("{progress}: {attempt}: {message}"));
+            }
+            Outcome::NamespaceEnds => return (NAMESPACE_ENDS.into(), format!("{progress}: {NAMESPACE_ENDS_TEXT}")),
         }
         if !findings.absent.is_empty() {
             let missing = findings
@@ -256,8 +265,12 @@ impl View<'_> {
         if let Some((reason, message)) = self.stuck() {
             return verdict(kind, "False", &reason, &message);
         }
-        if let Outcome::Failed { attempt, message } = self.outcome {
-            return verdict(kind, "True", "ApplyFailed", &format!("{attempt}: {message}"));
+        match self.outcome {
+            Outcome::Applied => {}
+            Outcome::Failed { attempt, message } => {
+                return verdict(kind, "True", "ApplyFailed", &format!("{attempt}: {message}"));
+            }
+            Outcome::NamespaceEnds => return verdict(kind, "True", NAMESPACE_ENDS, NAMESPACE_ENDS_TEXT),
         }
         if self.findings.is_rolling || counts.current < counts.desired || counts.replicas > counts.desired {
             return verdict(kind, "True", "Converging", &self.on_the_way());
