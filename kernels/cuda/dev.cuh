@@ -24,6 +24,11 @@ struct alignas(16) Quad {
   u32 word[4];
 };
 
+// Where memory lies that a kernel finds through other memory: of its own device, or of one that this reaches.
+struct Address {
+  u64 at;
+};
+
 #ifdef CPU_SHIM
 #include "shim.h"
 #else

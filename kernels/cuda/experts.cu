@@ -123,10 +123,11 @@ KERNEL(group_tokens, MAX_EXPERTS)(const u32* chosen, u32* tokens, u32* places, u
   }
 }
 
-// residual[t] += sum over its experts of weight · what that one gave, in the experts' order, and at last the shared one's.
+// residual[t] += sum over its experts of weight · what that one gave, in the experts' order, and at last the shared one's. With
+// `halves`, the sum goes there instead.
 // Grid: (tokens, parts of a row).
 KERNEL(mix_experts, 32 * WARPS)(const bf16* given, const u32* places, const float* weights, const bf16* shared,
-                                float* residual, u32 used, u32 cols) {
+                                bf16* halves, float* residual, u32 used, u32 cols) {
   wait_for_previous();
   let_next_start();
   const u32 col = 2 * (block_y() * 32 * WARPS + thread_index()), token = block_x();
@@ -142,7 +143,12 @@ KERNEL(mix_experts, 32 * WARPS)(const bf16* given, const u32* places, const floa
     add(given + static_cast<u64>(places[static_cast<u64>(token) * used + i]) * cols, own_weights[i]);
   }
   if (shared) add(shared + static_cast<u64>(token) * cols, own_weights[used]);
-  float* to = residual + static_cast<u64>(token) * cols + col;
+  const u64 place = static_cast<u64>(token) * cols + col;
+  if (halves) {
+    *reinterpret_cast<u32*>(halves + place) = pack_bf16(sum[0], sum[1]);
+    return;
+  }
+  float* to = residual + place;
   to[0] += sum[0];
   to[1] += sum[1];
 }

@@ -1,12 +1,14 @@
-// Rows picked by index; those of a table of embeddings times `factor`. One block per row; an index outside gives zeros.
+// Rows picked by index; those of a table of embeddings times `factor`. One block per row; an index outside gives zeros. A
+// table holds the rows of tokens from `first` on.
 #include "dev.cuh"
 
 constexpr int THREADS = 128;
 
-KERNEL(embed_bf16, THREADS)(const u32* tokens, const bf16* table, float* out, u32 cols, u32 rows, float factor) {
+KERNEL(embed_bf16, THREADS)(const u32* tokens, const bf16* table, float* out, u32 cols, u32 rows, u32 first,
+                            float factor) {
   wait_for_previous();
   let_next_start();
-  const u32 token = tokens[block_x()];
+  const u32 token = tokens[block_x()] - first;
   const bool inside = token < rows;
   for (u32 col = 8 * thread_index(); col < cols; col += 8 * THREADS) {
     Quad pairs = {};
@@ -22,10 +24,10 @@ KERNEL(embed_bf16, THREADS)(const u32* tokens, const bf16* table, float* out, u3
 
 // A table of 4-bit codes as linear.cu packs it: a word holds four columns of a row and of the eighth after it.
 KERNEL(embed_int4, THREADS)(const u32* tokens, const u32* codes, const u32* scales, float* out, u32 cols, u32 rows,
-                            float factor, u32 group) {
+                            u32 first, float factor, u32 group) {
   wait_for_previous();
   let_next_start();
-  const u32 token = tokens[block_x()], tile = token / 16, lane_group = token % 8, upper = token / 8 % 2;
+  const u32 token = tokens[block_x()] - first, tile = token / 16, lane_group = token % 8, upper = token / 8 % 2;
   const u32 blocks = ceil_divide(cols, 64), groups = ceil_divide(cols, group);
   for (u32 col = 4 * thread_index(); col < cols; col += 4 * THREADS) {
     Quad values = {};
@@ -44,10 +46,10 @@ KERNEL(embed_int4, THREADS)(const u32* tokens, const u32* codes, const u32* scal
 
 // A table of signed 8-bit codes in groups of 32 as linear.cu packs it: a word holds four columns of a row.
 KERNEL(embed_int8_g32, THREADS)(const u32* tokens, const u32* codes, const u32* scales, float* out, u32 cols, u32 rows,
-                                float factor) {
+                                u32 first, float factor) {
   wait_for_previous();
   let_next_start();
-  const u32 token = tokens[block_x()], lane_group = token % 8, upper = token / 8 % 2;
+  const u32 token = tokens[block_x()] - first, lane_group = token % 8, upper = token / 8 % 2;
   for (u32 col = 4 * thread_index(); col < cols; col += 4 * THREADS) {
     Quad values = {};
     if (token < rows) {
@@ -64,10 +66,10 @@ KERNEL(embed_int8_g32, THREADS)(const u32* tokens, const u32* codes, const u32* 
 
 // A table of 8-bit codes, row after row: e4m3, or signed integers.
 KERNEL(embed_8bit, THREADS)(const u32* tokens, const u8* codes, const float* scales, float* out, u32 cols, u32 rows,
-                            float factor, u32 group, u32 e4m3) {
+                            u32 first, float factor, u32 group, u32 e4m3) {
   wait_for_previous();
   let_next_start();
-  const u32 token = tokens[block_x()];
+  const u32 token = tokens[block_x()] - first;
   for (u32 col = thread_index(); col < cols; col += THREADS) {
     float value = 0;
     if (token < rows) {

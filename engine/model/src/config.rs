@@ -311,13 +311,19 @@ impl DecoderConfig {
 
     /// The part of the decoder that a rank of a stage computes. The vocabulary stays whole: every rank reads all tokens.
     pub(crate) fn of_rank(&self, shard: &Shard, stage: Stage) -> DecoderConfig {
-        let experts = self.expert_widths().map(|width| shard.columns(width).len());
-        let feed_forward = experts.into_iter().fold(shard.feed_forward.len(), usize::max);
+        let [expert, shared] = self.expert_widths().map(|width| shard.columns(width).len());
+        let feed_forward = shard.feed_forward.len().max(expert).max(shared);
+        let experts = self.experts.as_ref().map(|experts| ExpertsConfig {
+            feed_forward: expert,
+            shared_feed_forward: experts.shared_feed_forward.map(|_| shared),
+            ..experts.clone()
+        });
         DecoderConfig {
             layers: stage.layers(self.layers as u32).len(),
             heads: shard.heads.len(),
             kv_heads: shard.kv_heads.len(),
             feed_forward,
+            experts,
             local: self.local.as_ref().map(|local| local.of_layers(stage.layers(self.layers as u32))),
             ..self.clone()
         }

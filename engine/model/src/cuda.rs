@@ -1,4 +1,4 @@
-//! A decoder on a CUDA GPU, over `windlass_kernels::cuda`. Nothing here names a driver: the same code runs on a GPU and on
+//! A decoder on a CUDA GPU or several, over `windlass_kernels::cuda`. Nothing here names a driver: the same code runs on a GPU and on
 //! the stand-in of tests.
 //!
 //! The residual stream and logits are f32, all between them bf16. Nothing is allocated once a model runs. A step of one
@@ -10,10 +10,12 @@ mod decoder;
 mod draws;
 mod executor;
 mod experts;
+mod follower;
 mod graphs;
 mod load;
 mod metadata;
 mod packer;
+mod rank;
 mod support;
 mod weights;
 mod workspace;
@@ -48,6 +50,30 @@ pub enum CudaError {
     /// The driver, or the device.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// Every rank needs a GPU of its own.
+    #[error("{ranks} ranks need a GPU each, and there are {devices}: use {right}")]
+    TooFewDevices {
+        /// Ranks asked for.
+        ranks: u32,
+        /// GPUs there are.
+        devices: usize,
+        /// What would be right.
+        right: String,
+    },
+    /// GPUs that cannot be ranks of one group.
+    #[error(
+        "these {ranks} GPUs cannot reach each other's memory ({source}): use one rank, or GPUs that NVLink or PCIe with peer \
+         access joins"
+    )]
+    NoPeerAccess {
+        /// GPUs.
+        ranks: usize,
+        /// What the driver said.
+        source: DriverError,
+    },
+    /// A rank of the group has failed: nothing more can be computed.
+    #[error("{0}")]
+    RankLeft(String),
     /// A weight matrix.
     #[error("matrix {name} of layer {layer}: {source}")]
     Weights {

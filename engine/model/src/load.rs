@@ -204,7 +204,7 @@ impl<'a> Draft<'a> {
         let config = DecoderConfig::read(checkpoint)?;
         let manifest = Manifest::read(checkpoint, &config, options.quantization)?;
         let stage = stage(&config.shape(0)).map_err(ShardError::from)?;
-        let shards = manifest.shards(&config, options.tensor_parallel)?;
+        let shards = manifest.shards(&config, options.tensor_parallel, 1)?;
         let shape = |shard: &Shard| {
             let bytes = manifest.bytes(&Parts::of(shard, &config), stage);
             let layers = stage.layers(config.layers as u32).len() as u32;

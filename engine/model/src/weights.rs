@@ -111,11 +111,11 @@ impl<'a> Manifest<'a> {
         }
     }
 
-    /// What each of `ranks` ranks holds.
-    pub fn shards(&self, config: &DecoderConfig, ranks: u32) -> Result<Vec<Shard>, ShardError> {
-        let down = self.layers.iter().map(LayerTensors::feed_forward_block);
+    /// What each of `ranks` ranks holds, whose devices multiply `least_columns` columns at a time: a power of two.
+    pub fn shards(&self, config: &DecoderConfig, ranks: u32, least_columns: u32) -> Result<Vec<Shard>, ShardError> {
+        let down = self.layers.iter().map(|layer| layer.feed_forward_block() as u32);
         // Blocks are powers of two: the largest is a multiple of the others.
-        let shards = Shard::all(&config.shape(0), ranks, down.max().unwrap_or(1) as u32)?;
+        let shards = Shard::all(&config.shape(0), ranks, down.fold(least_columns, u32::max))?;
         for width in config.expert_widths().into_iter().filter(|width| *width > 0) {
             if shards.iter().any(|shard| shard.columns(width).is_empty()) {
                 let parts = width / shards[0].feed_forward_unit;

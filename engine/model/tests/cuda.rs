@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::slice;
 use std::sync::Arc;
 
 use common::driver::{Job, generate, sample_row};
@@ -66,7 +67,7 @@ fn device(seed: u64) -> Device {
 }
 
 fn loaded(checkpoint: &Checkpoint, device: &Device, replay: Replay) -> LoadedCuda {
-    CudaModel::load(checkpoint, &options(), device).unwrap().start(options().kv, replay).unwrap()
+    CudaModel::load(checkpoint, &options(), slice::from_ref(device)).unwrap().start(options().kv, replay).unwrap()
 }
 
 fn executor(checkpoint: &Checkpoint, replay: Replay) -> CudaExecutor {
@@ -235,7 +236,7 @@ fn agrees_with_the_cpu(name: &str, checkpoint: &Checkpoint, options: &LoadOption
     let shape = DecoderConfig::read(checkpoint).unwrap().shape(0);
     let groups = KvGroups::of(&shape, options.max_model_tokens.unwrap()).count();
     let options = LoadOptions { kv: KvBudget::Blocks(groups * BLOCKS), ..options.clone() };
-    let model = CudaModel::load(checkpoint, &options, &device(7)).unwrap();
+    let model = CudaModel::load(checkpoint, &options, &[device(7)]).unwrap();
     let mut gpu = model.start(options.kv, Replay::Graphs).unwrap().executor;
     let mut cpu = load(checkpoint, &options).unwrap().executor;
     let worst = apart(&mut cpu, &mut gpu);
@@ -256,8 +257,9 @@ fn a_cache_in_bytes_gives_what_the_cpus_gives_and_takes_what_it_should() {
         agrees_with_the_cpu(kind.name(), &checkpoint, &options, APART);
         let driver = driver();
         let free = || driver.device().driver().memory().unwrap().free_bytes as u64;
-        let model = CudaModel::load(&checkpoint, &options, &driver.device()).unwrap();
-        let LoadedCuda { mut executor, ledger, .. } = model.start(options.kv, Replay::Graphs).unwrap();
+        let model = CudaModel::load(&checkpoint, &options, &[driver.device()]).unwrap();
+        let loaded = model.start(options.kv, Replay::Graphs).unwrap();
+        let (ledger, mut executor) = (loaded.ledger(), loaded.executor);
         copied_blocks_are_read_alike(&mut executor);
         let awake = free();
         executor.hold_kv(false).unwrap();
@@ -265,7 +267,7 @@ fn a_cache_in_bytes_gives_what_the_cpus_gives_and_takes_what_it_should() {
     }
     let odd = Tiny { hidden: 128, heads: 16, kv_heads: 16, rope_dims: 8, ..tiny(WeightType::BF16) };
     let options = LoadOptions { kv_data_type: KvDataType::Int8, ..options() };
-    let refused = CudaModel::load(&checkpoint(odd), &options, &device(7)).map(drop).unwrap_err().to_string();
+    let refused = CudaModel::load(&checkpoint(odd), &options, &[device(7)]).map(drop).unwrap_err().to_string();
     assert!(refused.contains("a KV cache in bytes with heads of 8 values"), "{refused}");
 }
 
@@ -288,7 +290,7 @@ fn gives_up_what_is_before_its_windows(checkpoint: &Checkpoint, groups: KvGroups
     const PROMPT: u32 = 200;
     let options = LoadOptions { max_sequences: 2, kv: KvBudget::Blocks(groups.count() * BLOCKS), ..options() };
     let executor = || {
-        let model = CudaModel::load(checkpoint, &options, &device(7)).unwrap();
+        let model = CudaModel::load(checkpoint, &options, &[device(7)]).unwrap();
         model.start(options.kv, Replay::Graphs).unwrap().executor
     };
     let prompt: Vec<u32> = (0..PROMPT).map(|index| index * 11 % VOCABULARY).collect();
@@ -410,7 +412,8 @@ fn memory_of_keys_and_values_comes_and_goes_and_the_ledger_knows_all_of_it() {
     let (checkpoint, driver) = (checkpoint(tiny(WeightType::BF16)), driver());
     let free = || driver.device().driver().memory().unwrap().free_bytes as u64;
     let before = free();
-    let LoadedCuda { mut executor, ledger, .. } = loaded(&checkpoint, &driver.device(), Replay::Graphs);
+    let loaded = loaded(&checkpoint, &driver.device(), Replay::Graphs);
+    let (ledger, mut executor) = (loaded.ledger(), loaded.executor);
     let awake = free();
     let small = before - awake - ledger.total();
     assert!(small < 64 << 10, "{ledger:?} of {}", before - awake);
@@ -428,7 +431,7 @@ fn memory_of_keys_and_values_comes_and_goes_and_the_ledger_knows_all_of_it() {
 fn what_the_kernels_do_not_compute_is_refused_by_name() {
     let device = HostMachine::new(Kernels::Record, 7).device(0, 1 << 28);
     let refusal = |options: &LoadOptions, tiny: Tiny| {
-        CudaModel::load(&checkpoint(tiny), options, &device).map(drop).unwrap_err().to_string()
+        CudaModel::load(&checkpoint(tiny), options, slice::from_ref(&device)).map(drop).unwrap_err().to_string()
     };
     let small = Tiny { heads: 64, kv_heads: 64, rope_dims: 4, ..tiny(WeightType::BF16) };
     assert_eq!(
@@ -439,12 +442,12 @@ fn what_the_kernels_do_not_compute_is_refused_by_name() {
     assert!(refusal(&options(), many).contains("32 query heads that share a key head"));
     let experts = json!({"num_local_experts": 40, "num_experts_per_tok": 33, "intermediate_size": 32});
     let experts = family("mixtral", false, experts);
-    let refused = CudaModel::load(&experts, &options(), &device).map(drop).unwrap_err().to_string();
+    let refused = CudaModel::load(&experts, &options(), slice::from_ref(&device)).map(drop).unwrap_err().to_string();
     assert!(refused.contains("a mixture of 40 experts of which a token uses 33"), "{refused}");
     let swap = Some(SwapSpace { bytes: 1 << 20, folder: None });
     for (options, named) in [
         (LoadOptions { block_tokens: 16, ..options() }, "a KV block of 16 tokens"),
-        (LoadOptions { tensor_parallel: 2, ..options() }, "2 ranks"),
+        (LoadOptions { tensor_parallel: 9, ..options() }, "a group of 9 ranks"),
         (LoadOptions { kv_data_type: KvDataType::F16, ..options() }, "a KV cache in f16"),
         (LoadOptions { kv_data_type: KvDataType::Int4, ..options() }, "a KV cache in int4"),
         (LoadOptions { swap, ..options() }, "swap space"),
@@ -458,6 +461,8 @@ fn what_the_kernels_do_not_compute_is_refused_by_name() {
 #[test]
 fn a_device_that_is_too_small_says_how_small() {
     let device = HostMachine::new(Kernels::Record, 7).device(0, 1 << 20);
-    let refused = CudaModel::load(&checkpoint(tiny(WeightType::BF16)), &options(), &device).map(drop).unwrap_err();
+    let refused = CudaModel::load(&checkpoint(tiny(WeightType::BF16)), &options(), slice::from_ref(&device))
+        .map(drop)
+        .unwrap_err();
     assert!(refused.to_string().contains("no room for"), "{refused}");
 }

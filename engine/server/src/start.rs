@@ -63,7 +63,7 @@ pub struct StartedModel {
 pub fn start(config: &Config, monitor: &Arc<Monitor>, clock: Clock) -> Result<Started, Failure> {
     let started = match &config.executor {
         ExecutorConfig::Cpu(cpu) => Started::Model(Box::new(match cuda::find(cpu)? {
-            Some(device) => cuda::start(config, cpu, &device, monitor, clock)?,
+            Some(devices) => cuda::start(config, cpu, &devices, monitor, clock)?,
             None => cpu::start(config, cpu, monitor, clock)?,
         })),
         ExecutorConfig::Sim(sim) => Started::Model(Box::new(sim::start(config, sim, monitor, clock)?)),

@@ -18,6 +18,7 @@ template <typename T> struct TypeName;
 template <> struct TypeName<u8> { static constexpr const char* value = "u8"; };
 template <> struct TypeName<u32> { static constexpr const char* value = "u32"; };
 template <> struct TypeName<u64> { static constexpr const char* value = "u64"; };
+template <> struct TypeName<Address> { static constexpr const char* value = "address"; };
 template <> struct TypeName<float> { static constexpr const char* value = "f32"; };
 template <> struct TypeName<bf16> { static constexpr const char* value = "bf16"; };
 

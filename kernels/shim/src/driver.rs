@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::thread::{self, Thread};
 
 use windlass_kernels::cuda::driver::{
     DeviceFacts, DevicePointer, Driver, EventHandle, GraphHandle, MemoryFacts, StreamHandle,
 };
-use windlass_kernels::cuda::launch::Launch;
-use windlass_kernels::cuda::{Device, DriverError};
+use windlass_kernels::cuda::launch::{Argument, Launch};
+use windlass_kernels::cuda::{Device, DriverError, ElementType};
 
 use crate::kernels;
 use crate::mapped::Mapped;
@@ -30,12 +31,18 @@ pub struct HostMachine {
     memories: Arc<Mutex<Memories>>,
     kernels: Kernels,
     seed: u64,
+    has_peer_access: bool,
 }
 
 impl HostMachine {
     /// A machine. `seed` decides the order of threads and blocks, and when deferred work runs.
     pub fn new(kernels: Kernels, seed: u64) -> HostMachine {
-        HostMachine { memories: Arc::default(), kernels, seed }
+        HostMachine { memories: Arc::default(), kernels, seed, has_peer_access: true }
+    }
+
+    /// The same with devices that cannot reach each other.
+    pub fn without_peer_access(self) -> HostMachine {
+        HostMachine { has_peer_access: false, ..self }
     }
 
     /// A Hopper-like device with `memory_bytes`.
@@ -52,7 +59,15 @@ impl HostMachine {
         };
         let reachable = Mutex::new(BTreeSet::from([ordinal]));
         let random = AtomicU64::new(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ ordinal as u64);
-        Arc::new(HostDriver { facts, machine: self.clone(), reachable, random, state: Mutex::default() })
+        Arc::new_cyclic(|own| HostDriver {
+            facts,
+            machine: self.clone(),
+            reachable,
+            random,
+            state: Mutex::default(),
+            own: own.clone(),
+            runner: OnceLock::new(),
+        })
     }
 
     /// The same as a device.
@@ -70,6 +85,15 @@ pub struct HostDriver {
     reachable: Mutex<BTreeSet<usize>>,
     random: AtomicU64,
     state: Mutex<State>,
+    own: Weak<HostDriver>,
+    /// Runs what is pending once there are peers: their kernels may wait for this device's.
+    runner: OnceLock<Thread>,
+}
+
+impl Drop for HostDriver {
+    fn drop(&mut self) {
+        self.wake();
+    }
 }
 
 impl HostDriver {
@@ -83,8 +107,19 @@ impl HostDriver {
         Device::new(self.clone())
     }
 
+    /// Loses the device, for this reason, once so many more pieces of work have run.
+    pub fn lose_after(&self, pieces: usize, reason: &str) {
+        self.state().fate = Some((pieces, reason.to_owned()));
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
+    }
+
+    fn wake(&self) {
+        if let Some(runner) = self.runner.get() {
+            runner.unpark();
+        }
     }
 
     fn memories(&self) -> MutexGuard<'_, Memories> {
@@ -141,6 +176,8 @@ impl HostDriver {
         if self.random() >> 40 & 1 == 0 {
             self.run_one(&mut state, stream.0);
         }
+        drop(state);
+        self.wake();
         Ok(())
     }
 
@@ -203,6 +240,7 @@ impl HostDriver {
     }
 
     fn perform(&self, state: &mut State, work: &Work) {
+        state.meet_fate();
         if state.lost.is_some() {
             return;
         }
@@ -222,6 +260,7 @@ impl HostDriver {
     }
 
     fn run_kernel(&self, launch: &Launch) -> Result<(), String> {
+        self.check_addresses(launch)?;
         if self.machine.kernels == Kernels::Record {
             return Ok(());
         }
@@ -231,6 +270,21 @@ impl HostDriver {
         for (address, bytes) in Work::Launch(Box::new(*launch)).memory() {
             if memories.holding(address, bytes).is_some_and(|allocation| allocation.memory.overrun()) {
                 return Err(format!("kernel {} wrote behind an allocation", launch.kernel().spec().name));
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory that a kernel finds through other memory: a device that does not reach it is lost.
+    fn check_addresses(&self, launch: &Launch) -> Result<(), String> {
+        let (memories, reachable) = (self.memories(), lock(&self.reachable));
+        for address in launch.arguments().iter().flat_map(addresses) {
+            let device = memories.holding(address, 1).map(|allocation| allocation.device);
+            if !device.is_some_and(|device| device.is_none_or(|device| reachable.contains(&device))) {
+                let name = launch.kernel().spec().name;
+                return Err(format!(
+                    "CUDA_ERROR_ILLEGAL_ADDRESS: kernel {name} touches {address:#x}, which this device does not reach"
+                ));
             }
         }
         Ok(())
@@ -463,7 +517,43 @@ impl Driver for HostDriver {
     }
 
     fn reach(&self, peer: &DeviceFacts) -> Result<(), DriverError> {
+        let refused = |reason| Err(refused("cuCtxEnablePeerAccess", reason));
+        if peer.ordinal == self.facts.ordinal {
+            return refused("CUDA_ERROR_INVALID_DEVICE: it is this device");
+        }
+        if !self.machine.has_peer_access {
+            return refused("CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: peer access is not supported between these devices");
+        }
         lock(&self.reachable).insert(peer.ordinal);
+        self.runner.get_or_init(|| {
+            let own = self.own.clone();
+            thread::spawn(move || run_pending(&own)).thread().clone()
+        });
         Ok(())
+    }
+}
+
+/// A device's own time, as long as it is there: what is pending runs whether somebody waits for it or not.
+fn run_pending(own: &Weak<HostDriver>) {
+    while let Some(driver) = own.upgrade() {
+        let mut state = driver.state();
+        let streams: Vec<u64> = state.streams.keys().copied().collect();
+        let ran = streams.into_iter().any(|stream| driver.run_one(&mut state, stream));
+        drop(state);
+        drop(driver);
+        if !ran {
+            thread::park();
+        }
+    }
+}
+
+/// The addresses that an argument's memory holds.
+fn addresses(argument: &Argument) -> Vec<u64> {
+    match *argument {
+        Argument::Memory { at, bytes, element: ElementType::Address, .. } => {
+            // SAFETY: the memory was checked when the launch was issued, and is freed only once all work is done.
+            (0..bytes / 8).map(|index| unsafe { (at.0 as *const u64).add(index).read() }).collect()
+        }
+        _ => Vec::new(),
     }
 }

@@ -3,7 +3,8 @@
 //! [`HostMachine`] gives drivers ([`HostDriver`]) that do what is asked of a CUDA driver with memory of the host, and
 //! refuse what CUDA refuses: memory that is not there or not theirs, handles of another device, allocation while a
 //! stream is captured, graphs whose memory is gone. Work is deferred: it runs when somebody waits for it, or at random
-//! before, so that code which does not wait reads what is not there yet.
+//! before, so that code which does not wait reads what is not there yet. Devices that reach each other run it beside each
+//! other, as their kernels may wait for one another.
 //!
 //! Kernels run from their own sources (`kernels/cuda/*.cu`, compiled for the CPU), or are only recorded.
 

@@ -90,6 +90,8 @@ pub(crate) struct State {
     pub(crate) issued: Vec<Issued>,
     /// Why nothing can be computed any more.
     pub(crate) lost: Option<String>,
+    /// After how many pieces of work it is to be lost, and why.
+    pub(crate) fate: Option<(usize, String)>,
 }
 
 #[derive(Debug, Default)]
@@ -123,6 +125,16 @@ pub(crate) struct GraphState {
 }
 
 impl State {
+    /// One more piece of work is about to run.
+    pub(crate) fn meet_fate(&mut self) {
+        match &mut self.fate {
+            Some((0, reason)) => self.lost = Some(std::mem::take(reason)),
+            Some((pieces, _)) => *pieces -= 1,
+            None => {}
+        }
+        self.fate.take_if(|_| self.lost.is_some());
+    }
+
     /// A call that CUDA forbids while this thread captures; it also spoils the capture.
     pub(crate) fn not_while_capturing(&mut self, call: &'static str, whole_device: bool) -> Result<(), DriverError> {
         let own = thread::current().id();

@@ -10,6 +10,7 @@ use super::error::DriverError;
 use super::launch::Launch;
 
 /// An address in a device's memory.
+#[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DevicePointer(pub u64);
 
@@ -83,7 +84,7 @@ pub trait Driver: Debug + Send + Sync {
     fn allocate(&self, bytes: usize) -> Result<DevicePointer, DriverError>;
     /// Gives memory back, once all work issued so far is done.
     fn free(&self, at: DevicePointer) -> Result<(), DriverError>;
-    /// Memory of the host that the device copies to and from by itself.
+    /// Memory of the host that every device copies to and from by itself, and whose kernels may read it.
     fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, DriverError>;
     /// Gives it back, once all work issued so far is done.
     ///

@@ -21,6 +21,8 @@ pub enum ElementType {
     U32,
     U64,
     F32,
+    /// Addresses of memory: of the device, or of others that it reaches.
+    Address,
 }
 
 /// A type of which any bits are a value, and which means the same to the kernels.
@@ -51,6 +53,11 @@ unsafe impl Element for u64 {
 // SAFETY: as above.
 unsafe impl Element for f32 {
     const TYPE: ElementType = ElementType::F32;
+}
+
+// SAFETY: a number in a wrapper without padding.
+unsafe impl Element for DevicePointer {
+    const TYPE: ElementType = ElementType::Address;
 }
 
 /// A device: the driver that is asked for everything. Clones are the same device.
@@ -305,6 +312,11 @@ impl<T: Element> Pinned<T> {
             // SAFETY: `at` has room for the values, and elements are plain numbers.
             unsafe { at.add(i).write_volatile(value) };
         }
+    }
+
+    /// All of it as kernels read it where it is: addresses of the host and of all devices are unified.
+    pub fn on_device(&self) -> View<'_, T> {
+        View { pointer: DevicePointer(self.pointer.as_ptr() as u64), len: self.len, owner: PhantomData }
     }
 
     /// A copy of a part.

@@ -20,14 +20,14 @@ pub use attention::{
     AttentionShape, Chunks, DecodeRows, DecodeWork, MAX_GROUP, attention_decode, attention_prefill, prefill_tiles,
     split_keys, splits,
 };
-pub use experts::{MAX_EXPERTS, MAX_USED_EXPERTS, Mixture, Routes};
+pub use experts::{ExpertSum, MAX_EXPERTS, MAX_USED_EXPERTS, Mixture, Routes};
 pub use gather::{embed, gather_rows};
 pub use heads::{
     Heads, MAX_HEAD_DIM, PAGE_TOKENS, Pages, PagesMut, Placement, Places, Rotation, place_heads, rope_table,
 };
 pub use linear::{ExpertInput, Output, linear, linear_experts, linear_wide};
 pub use norm::{add_normed, add_rms_norm, rms_norm};
-pub use reduce::{MAX_RANKS, PeerRank};
+pub use reduce::{ExchangeSizes, MAX_RANKS, PeerGroup, PeerRank, reach_each_other};
 pub use sample::{ALL_BANNED, Edits, Masks, NOT_FINITE, Samplers, adjust_logits, sample};
 pub use step::{NextStep, advance};
 

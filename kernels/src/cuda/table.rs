@@ -3,7 +3,7 @@
 //! Launches are checked against it, the shim finds its kernels by it, and a test compares it with the parameters that
 //! the C++ compiler sees in the sources.
 
-use super::memory::ElementType::{self, Bf16, F32, U8, U32 as Word, U64 as Long};
+use super::memory::ElementType::{self, Address, Bf16, F32, U8, U32 as Word, U64 as Long};
 
 /// What a kernel expects at one place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,6 +143,14 @@ const fn prefilling(pages: ElementType) -> [(&'static str, Parameter); 17] {
     ))
 }
 
+/// Of sums over the ranks of a group, into memory of a type.
+const fn exchanging(out: ElementType) -> [(&'static str, Parameter); 8] {
+    *parameters!((
+        parts: In(Address), flags: In(Address), left: In(Word), rounds: Out(Word), out: Out(out), rank: U32, ranks: U32,
+        count: U32
+    ))
+}
+
 kernels! {
     "norm.cu" {
         /// `out[t] = input[t] / rms(input[t]) · weight`.
@@ -157,21 +165,22 @@ kernels! {
     "gather.cu" {
         /// `out[t] = table[token of t] · factor`, a table in bf16.
         EmbedBf16 = embed_bf16(
-            tokens: In(Word), table: In(Bf16), out: Out(F32), cols: U32, rows: U32, factor: Float
+            tokens: In(Word), table: In(Bf16), out: Out(F32), cols: U32, rows: U32, first: U32, factor: Float
         ), 128, 0;
         /// The same, a table of 4 bits.
         EmbedInt4 = embed_int4(
-            tokens: In(Word), codes: In(Word), scales: In(Word), out: Out(F32), cols: U32, rows: U32, factor: Float,
-            group: U32
+            tokens: In(Word), codes: In(Word), scales: In(Word), out: Out(F32), cols: U32, rows: U32, first: U32,
+            factor: Float, group: U32
         ), 128, 0;
         /// The same, a table of signed 8 bits in groups of 32.
         EmbedInt8G32 = embed_int8_g32(
-            tokens: In(Word), codes: In(Word), scales: In(Word), out: Out(F32), cols: U32, rows: U32, factor: Float
+            tokens: In(Word), codes: In(Word), scales: In(Word), out: Out(F32), cols: U32, rows: U32, first: U32,
+            factor: Float
         ), 128, 0;
         /// The same, a table of 8 bits.
         Embed8Bit = embed_8bit(
-            tokens: In(Word), codes: In(U8), scales: In(F32), out: Out(F32), cols: U32, rows: U32, factor: Float,
-            group: U32, e4m3: U32
+            tokens: In(Word), codes: In(U8), scales: In(F32), out: Out(F32), cols: U32, rows: U32, first: U32,
+            factor: Float, group: U32, e4m3: U32
         ), 128, 0;
         /// `out[i] = input[indices[i]]`.
         GatherRows = gather_rows(indices: In(Word), input: In(F32), out: Out(F32), cols: U32, rows: U32), 128, 0;
@@ -251,7 +260,8 @@ kernels! {
         ), 512, 0;
         /// `residual += Σ weight · what an expert gave`.
         MixExperts = mix_experts(
-            given: In(Bf16), places: In(Word), weights: In(F32), shared: In(Bf16), residual: Out(F32), used: U32, cols: U32
+            given: In(Bf16), places: In(Word), weights: In(F32), shared: In(Bf16), halves: Out(Bf16), residual: Out(F32),
+            used: U32, cols: U32
         ), 128, 0;
     }
     "activation.cu" {
@@ -339,8 +349,15 @@ kernels! {
     }
     "reduce.cu" {
         /// `residual += Σ over the ranks of what each holds`.
-        AddReduced = add_reduced(
-            parts: In(Long), flags: In(Long), rounds: Out(Word), residual: Out(F32), rank: U32, ranks: U32, count: U32
+        AddReduced = add_reduced[&exchanging(F32)], 256, 0;
+        /// `out = Σ over the ranks of what each holds`.
+        Reduced = reduced[&exchanging(Bf16)], 256, 0;
+        /// The same of floats.
+        ReducedFloats = reduced_floats[&exchanging(F32)], 256, 0;
+        /// The columns that the ranks hold, side by side.
+        GatherColumns = gather_columns(
+            parts: In(Address), flags: In(Address), left: In(Word), rounds: Out(Word), out: Out(F32), firsts: In(Word),
+            rank: U32, ranks: U32, rows: U32, cols: U32
         ), 256, 0;
     }
     "sample.cu" {

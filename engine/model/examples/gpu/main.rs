@@ -88,7 +88,7 @@ fn options() -> LoadOptions {
 }
 
 fn gpu(checkpoint: &Checkpoint, device: &Device, replay: Replay) -> Outcome<CudaExecutor> {
-    Ok(CudaModel::load(checkpoint, &options(), device)?.start(options().kv, replay)?.executor)
+    Ok(CudaModel::load(checkpoint, &options(), std::slice::from_ref(device))?.start(options().kv, replay)?.executor)
 }
 
 /// Greedy texts of the GPU against the CPU's, of graphs against eager steps, and of one step over and over.

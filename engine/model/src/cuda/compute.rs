@@ -3,7 +3,7 @@
 use half::bf16;
 use windlass_engine_core::executor::Geometry;
 use windlass_kernels::cuda::ops::{
-    self, AttentionShape, DecodeWork, Gate, Heads, Output, Pages, PagesMut, Placement, Places, Rotation,
+    self, AttentionShape, DecodeWork, Gate, Heads, Output, Pages, PagesMut, PeerRank, Placement, Places, Rotation,
 };
 use windlass_kernels::cuda::{Device, DriverError, Matrix, Memory, Stream, View, ViewMut};
 
@@ -27,6 +27,17 @@ pub(super) struct Compute {
     kv_layers: KvLayers,
     /// Absent while its memory is given back.
     pub cache: Option<Cache>,
+    /// Absent where the decoder is whole.
+    exchange: Option<Exchange>,
+}
+
+/// What a rank has of the group whose ranks hold a decoder together.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    /// Adds up what the ranks compute.
+    pub peer: PeerRank,
+    /// The first token whose embedding this rank holds.
+    pub first_token: usize,
 }
 
 /// A rotary embedding.
@@ -77,6 +88,7 @@ impl Compute {
         device: &Device,
         config: DecoderConfig,
         weights: Weights,
+        exchange: Option<Exchange>,
         geometry: &Geometry,
         cache: CacheShape,
     ) -> Result<Compute, DriverError> {
@@ -90,6 +102,7 @@ impl Compute {
             cache: Some(Cache::new(device, cache)?),
             kv_layers: KvLayers::new(&config, &geometry.groups),
             config,
+            exchange,
         })
     }
 
@@ -100,9 +113,9 @@ impl Compute {
 
     /// Issues every kernel of the step whose numbers are on the device.
     pub fn issue(&mut self, step: &StepCounts, stream: &Stream) -> Result<(), DriverError> {
-        let Compute { config, weights, ropes, metadata, work, kv_layers, cache } = self;
+        let Compute { config, weights, ropes, metadata, work, kv_layers, cache, exchange } = self;
         let Some(cache) = cache else { return Err(DriverError::refused("a step", "the KV cache was given back")) };
-        let mut kernels = Kernels { config, ropes, metadata, work, step, stream };
+        let mut kernels = Kernels { config, ropes, metadata, work, exchange, step, stream };
         kernels.embed(&weights.embedding)?;
         for (index, layer) in weights.layers.iter().enumerate() {
             let place = kv_layers.place(index);
@@ -124,14 +137,20 @@ struct Kernels<'a> {
     ropes: &'a [Rope],
     metadata: &'a Metadata,
     work: &'a mut Workspace,
+    exchange: &'a mut Option<Exchange>,
     step: &'a StepCounts,
     stream: &'a Stream,
 }
 
 impl Kernels<'_> {
     fn embed(&mut self, table: &Matrix) -> Result<(), DriverError> {
-        let out = self.work.residual.slice_mut(0..self.step.tokens * self.config.hidden);
-        ops::embed(self.stream, self.metadata.tokens(self.step), table, self.config.embedding_scale, out)
+        let (tokens, scale) = (self.metadata.tokens(self.step), self.config.embedding_scale);
+        let out = residual(&mut self.work.residual, self.step, self.config);
+        let Some(Exchange { peer, first_token }) = self.exchange else {
+            return ops::embed(self.stream, tokens, table, 0, scale, out);
+        };
+        ops::embed(self.stream, tokens, table, *first_token, scale, peer.floats(out.len()))?;
+        peer.reduce_floats(self.stream, out)
     }
 
     /// Norm, q, k and v, bias, norm and rotation of heads, and the append to the pages.
@@ -177,16 +196,9 @@ impl Kernels<'_> {
     fn project_out(&mut self, layer: &LayerWeights) -> Result<(), DriverError> {
         let Workspace { residual: sums, normed, attended, .. } = &mut *self.work;
         let attended = attended.slice(0..self.step.tokens * self.config.query_width());
+        let norm = layer.post_attention_norm.as_ref().map(|norm| (norm, normed));
         let residual = residual(sums, self.step, self.config);
-        add_product(
-            self.stream,
-            self.config,
-            &layer.out,
-            attended,
-            layer.post_attention_norm.as_ref(),
-            normed,
-            residual,
-        )?;
+        add_product(self.stream, self.config, self.exchange, &layer.out, attended, norm, residual)?;
         self.norm(&layer.feed_forward_norm)
     }
 
@@ -195,7 +207,7 @@ impl Kernels<'_> {
         match &layer.feed_forward {
             FeedForwardWeights::Dense(gated) => self.gated(gated, layer.post_feed_forward_norm.as_ref()),
             FeedForwardWeights::Experts(weights) => {
-                experts::mix(self.stream, weights, gate(self.config), self.step.tokens, self.work)
+                experts::mix(self.stream, weights, gate(self.config), self.step.tokens, self.work, self.exchange)
             }
         }
     }
@@ -204,8 +216,9 @@ impl Kernels<'_> {
         let Workspace { residual: sums, normed, gate_up, gated, .. } = &mut *self.work;
         let input = normed.slice(0..self.step.tokens * self.config.hidden);
         let gated = gate_product(self.stream, gate(self.config), weights, input, gate_up, gated)?;
+        let norm = norm.map(|norm| (norm, normed));
         let residual = residual(sums, self.step, self.config);
-        add_product(self.stream, self.config, &weights.down, gated, norm, normed, residual)
+        add_product(self.stream, self.config, self.exchange, &weights.down, gated, norm, residual)
     }
 
     /// Final norm and logits of the tokens that get them.
@@ -217,10 +230,16 @@ impl Kernels<'_> {
         ops::gather_rows(self.stream, tokens, all, hidden, picked.slice_mut(0..values))?;
         let normed = picked_normed.slice_mut(0..values);
         ops::rms_norm(self.stream, picked.slice(0..values), norm.view(), self.config.norm_epsilon, normed)?;
-        let out = Output::F32(logits.slice_mut(0..rows * self.config.vocabulary));
-        ops::linear(self.stream, output, picked_normed.slice(0..values), out)?;
+        let (normed, values) = (picked_normed.slice(0..values), rows * self.config.vocabulary);
+        match self.exchange {
+            None => ops::linear(self.stream, output, normed, Output::F32(logits.slice_mut(0..values)))?,
+            Some(Exchange { peer, .. }) => {
+                ops::linear(self.stream, output, normed, Output::F32(peer.columns(rows)))?;
+                peer.gather_columns(self.stream, logits.slice_mut(0..values))?;
+            }
+        }
         match self.config.logit_soft_cap {
-            Some(cap) => ops::soft_cap(self.stream, cap, logits.slice_mut(0..rows * self.config.vocabulary)),
+            Some(cap) => ops::soft_cap(self.stream, cap, logits.slice_mut(0..values)),
             None => Ok(()),
         }
     }
@@ -255,19 +274,31 @@ pub(super) fn gate_product<'a>(
     Ok(gated.slice(0..tokens * width))
 }
 
-/// `residual += matrix · input`, normed before it is added where there is a norm: `room` holds it until then.
+/// `residual += matrix · input`, added up over the ranks. With a norm it is normed before it is added: the room beside that
+/// holds it until then.
 fn add_product(
     stream: &Stream,
     config: &DecoderConfig,
+    exchange: &mut Option<Exchange>,
     matrix: &Matrix,
     input: View<'_, bf16>,
-    norm: Option<&Memory<f32>>,
-    room: &mut Memory<bf16>,
+    norm: Option<(&Memory<f32>, &mut Memory<bf16>)>,
     residual: ViewMut<'_, f32>,
 ) -> Result<(), DriverError> {
-    let Some(norm) = norm else { return ops::linear(stream, matrix, input, Output::AddTo(residual)) };
     let values = residual.len();
-    ops::linear(stream, matrix, input, Output::Bf16(room.slice_mut(0..values)))?;
+    if let Some(Exchange { peer, .. }) = exchange {
+        ops::linear(stream, matrix, input, Output::Bf16(peer.part(values)))?;
+    }
+    let Some((norm, room)) = norm else {
+        return match exchange {
+            None => ops::linear(stream, matrix, input, Output::AddTo(residual)),
+            Some(Exchange { peer, .. }) => peer.add_reduced(stream, residual),
+        };
+    };
+    match exchange {
+        None => ops::linear(stream, matrix, input, Output::Bf16(room.slice_mut(0..values)))?,
+        Some(Exchange { peer, .. }) => peer.reduce(stream, room.slice_mut(0..values))?,
+    }
     ops::add_normed(stream, residual, room.slice(0..values), norm.view(), config.norm_epsilon)
 }
 

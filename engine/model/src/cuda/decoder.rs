@@ -1,131 +1,124 @@
-//! A decoder on one GPU: what a step needs of the device besides its kernels.
+//! A decoder on one GPU, or on the GPUs of a tensor-parallel group, driven as one.
 
 use std::io;
+use std::mem;
+use std::sync::Arc;
 
-use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
-use windlass_kernels::cuda::{Device, DriverError, Pinned, Stream};
+use windlass_kernels::cuda::DriverError;
+use windlass_kernels::cuda::ops::PeerGroup;
 
-use super::cache::{Cache, CacheShape, PageType};
-use super::compute::{Compute, cache_shape};
-use super::draws::{Draws, RowDraw};
-use super::graphs::{Buckets, Graphs};
-use super::weights::Weights;
-use super::{CudaError, Replay, support};
+use super::draws::RowDraw;
+use super::follower::{Command, Follower};
+use super::rank::{Feed, Rank, Step};
+use super::{CudaError, support};
 use crate::backend::TokenMove;
 use crate::batch::Batch;
-use crate::config::DecoderConfig;
 use crate::sampler::{self, Drawn, RowTask, SampleError};
 use crate::step::Model;
 use crate::tier::Tier;
 
-/// A decoder on one GPU.
+/// A decoder on one or more GPUs.
 ///
-/// Fields are dropped in their order: graphs name the memory of what follows them.
+/// All ranks issue the same steps in the same order. They meet in their kernels, and draw the same tokens of the same
+/// logits, so that no token goes from one to another. The first one issues on the calling thread.
 #[derive(Debug)]
 pub struct CudaDecoder {
-    graphs: Graphs,
-    buckets: Buckets,
-    replay: Replay,
-    compute: Compute,
-    draws: Draws,
-    /// Logits on their way to the sampler of the host.
-    logits: Pinned<f32>,
-    /// The cache while its memory is held.
-    cache: CacheShape,
-    stream: Stream,
-    device: Device,
-}
-
-/// A token that an earlier step in flight draws.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Feed {
-    /// Which of the step's tokens it is.
-    pub token: usize,
-    /// The turn of the step that draws it.
-    pub turn: usize,
-    /// Which of that one's draws it is.
-    pub draw: usize,
+    first: Rank,
+    others: Vec<Follower>,
+    /// Absent where there is one rank.
+    peers: Option<Arc<PeerGroup>>,
 }
 
 impl CudaDecoder {
-    pub(super) fn new(
-        device: &Device,
-        config: DecoderConfig,
-        weights: Weights,
-        geometry: &Geometry,
-        pages: PageType,
-        replay: Replay,
-    ) -> Result<CudaDecoder, DriverError> {
-        let cache = cache_shape(&config, geometry, pages);
-        let [rows, logits] = [geometry.max_step_rows, geometry.max_step_logits].map(|size| size as usize);
-        Ok(CudaDecoder {
-            graphs: Graphs::default(),
-            buckets: Buckets::up_to(rows),
-            replay,
-            draws: Draws::new(device, rows)?,
-            logits: device.pinned(logits * config.vocabulary)?,
-            compute: Compute::new(device, config, weights, geometry, cache)?,
-            cache,
-            stream: device.stream()?,
-            device: device.clone(),
-        })
+    /// One rank alone.
+    pub(super) fn alone(rank: Rank) -> CudaDecoder {
+        CudaDecoder { first: rank, others: Vec::new(), peers: None }
     }
 
-    /// Graphs captured so far.
+    /// A group of `first` and `others`, which are in the order of ranks.
+    pub(super) fn group(first: Rank, others: Vec<Rank>, peers: Arc<PeerGroup>) -> io::Result<CudaDecoder> {
+        let mut decoder = CudaDecoder { first, others: Vec::new(), peers: Some(Arc::clone(&peers)) };
+        for (index, rank) in others.into_iter().enumerate() {
+            decoder.others.push(Follower::start(index + 1, rank, Arc::clone(&peers))?);
+        }
+        Ok(decoder)
+    }
+
+    /// Ranks.
+    pub fn ranks(&self) -> usize {
+        self.others.len() + 1
+    }
+
+    /// Graphs captured so far, by each rank.
     pub fn graphs(&self) -> usize {
-        self.graphs.count()
+        self.first.graphs()
     }
 
-    /// Issues a step's kernels. The tokens of `feeds` lie on the device, or will when the kernels run.
-    pub(super) fn issue(&mut self, batch: &Batch, feeds: &[Feed]) -> Result<(), DriverError> {
-        let CudaDecoder { graphs, compute, draws, stream, .. } = self;
-        let (rows, tokens, logits) = (batch.rows().len(), batch.tokens().len(), batch.logit_tokens().len());
-        let repeats = self.replay == Replay::Graphs && rows == tokens && rows == logits;
-        let bucket = self.buckets.holding(rows).filter(|_| repeats);
-        let counts = compute.metadata.upload(batch, bucket, stream)?;
-        for (first, count) in runs(feeds) {
-            let drawn = draws.on_device(first.turn, first.draw..first.draw + count);
-            compute.metadata.feed(first.token, drawn, stream)?;
+    /// Issues a step. The tokens of `feeds` lie on the device, or will when the kernels run; for each of `draws` a token is
+    /// drawn from the first rows of logits.
+    pub(super) fn step(
+        &mut self,
+        batch: &mut Batch,
+        feeds: Vec<Feed>,
+        turn: usize,
+        draws: Vec<RowDraw>,
+    ) -> Result<(), CudaError> {
+        // The batch's room is taken back below.
+        let step = Arc::new(Step { batch: mem::take(batch), feeds, turn, draws });
+        self.tell(|| Command::Step(Arc::clone(&step)));
+        let issued = self.first.step(&step);
+        if let Some(step) = Arc::into_inner(step) {
+            *batch = step.batch;
         }
-        match bucket {
-            None => compute.issue(&counts, stream),
-            Some(bucket) => {
-                let graph = graphs.get_or_capture(bucket, || stream.capture(|| compute.issue(&counts, stream)))?;
-                stream.launch_graph(graph)
-            }
-        }
-    }
-
-    /// Draws a token from each of the first rows of logits, for the step of this turn.
-    pub(super) fn draw(&mut self, turn: usize, draws: &[RowDraw<'_>]) -> Result<(), DriverError> {
-        match draws {
-            [] => self.draws.skip(turn, &self.stream),
-            draws => {
-                let vocabulary = self.compute.config.vocabulary;
-                self.draws.draw(turn, draws, self.compute.logits(draws.len()), vocabulary, &self.stream)
-            }
-        }
+        self.checked(issued)
     }
 
     /// Waits for the step of this turn, and gives the tokens that it drew.
-    pub(super) fn drawn(&self, turn: usize, rows: usize) -> Result<Vec<u32>, DriverError> {
-        self.draws.wait(turn, rows)
+    pub(super) fn drawn(&self, turn: usize, rows: usize) -> Result<Vec<u32>, CudaError> {
+        // Each rank waits for its own device: the others would not hear from one that is lost.
+        self.tell(|| Command::Wait(turn));
+        self.checked(self.first.wait(turn))?;
+        Ok(self.first.drawn(turn, rows))
+    }
+
+    fn tell(&self, command: impl Fn() -> Command) {
+        self.others.iter().for_each(|other| other.tell(command()));
+    }
+
+    /// What came of the first rank's part, unless a rank has left: what is computed then means nothing.
+    fn checked<T>(&self, result: Result<T, DriverError>) -> Result<T, CudaError> {
+        let Some(peers) = &self.peers else { return Ok(result?) };
+        if let Err(error) = &result {
+            peers.leave(0, &error.to_string());
+        }
+        match peers.why_left() {
+            Some(why) => Err(CudaError::RankLeft(why)),
+            None => Ok(result?),
+        }
+    }
+}
+
+impl Drop for CudaDecoder {
+    fn drop(&mut self) {
+        let Some(peers) = &self.peers else { return };
+        // A rank that waits for another would wait for ever.
+        peers.leave(0, "the group has ended");
+        // A device that is lost has nothing to wait for.
+        let _ = self.first.settle();
+        // Ranks read each other's memory: none gives it back before all have ended.
+        let ended: Vec<Option<Rank>> = self.others.drain(..).map(Follower::end).collect();
+        drop(ended);
     }
 }
 
 impl Model for CudaDecoder {
     type Error = CudaError;
 
-    /// Graphs know where the cache was, so they go with it.
     fn hold_kv(&mut self, held: bool) -> Result<(), CudaError> {
-        self.stream.synchronize()?;
-        self.graphs.clear();
-        self.compute.cache = None;
-        if held {
-            self.compute.cache = Some(Cache::new(&self.device, self.cache)?);
-        }
-        Ok(())
+        self.tell(|| Command::HoldKv(held));
+        let done = self.first.hold_kv(held);
+        self.checked(done)
     }
 
     fn check(&self, row: &PlanRow) -> Result<(), String> {
@@ -133,26 +126,26 @@ impl Model for CudaDecoder {
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<(), CudaError> {
-        Ok(self.issue(batch, &[])?)
+        if !self.others.is_empty() {
+            let batch = Arc::new(batch.clone());
+            self.tell(|| Command::Forward(Arc::clone(&batch)));
+        }
+        let issued = self.first.issue(batch, &[]);
+        self.checked(issued)
     }
 
     /// On the host: what the device's sampler does not do.
     fn sample(&mut self, tasks: &[RowTask<'_>]) -> Result<Vec<Result<Drawn, SampleError>>, CudaError> {
-        let vocabulary = self.compute.config.vocabulary;
-        if !tasks.is_empty() {
-            self.stream.copy_to_host(&self.logits, 0, self.compute.logits(tasks.len()))?;
-        }
-        // Also without logits: the step's numbers may be written over once this returns.
-        self.stream.synchronize()?;
-        let mut logits = self.logits.read(0..tasks.len() * vocabulary);
-        Ok(logits.chunks_exact_mut(vocabulary).zip(tasks).map(|(row, task)| sampler::sample(row, task)).collect())
+        self.tell(|| Command::Settle);
+        let mut logits = self.checked(self.first.logits(tasks.len()))?;
+        let rows = logits.chunks_exact_mut(self.first.vocabulary());
+        Ok(rows.zip(tasks).map(|(row, task)| sampler::sample(row, task)).collect())
     }
 
     fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), CudaError> {
-        match &mut self.compute.cache {
-            Some(cache) => Ok(cache.copy(from.0 as usize, to.0 as usize, &self.stream)?),
-            None => Err(DriverError::refused("a copy", "the KV cache was given back").into()),
-        }
+        self.tell(|| Command::CopyBlock(from, to));
+        let copied = self.first.copy_block(from, to);
+        self.checked(copied)
     }
 
     fn store_block(&mut self, _tier: &mut dyn Tier, _block: BlockId, _slot: SlotId) -> io::Result<()> {
@@ -168,36 +161,5 @@ impl Model for CudaDecoder {
             [] => Ok(()),
             _ => Err(CudaError::unsupported("guesses that branch", "no speculation")),
         }
-    }
-}
-
-/// Feeds of neighbours as one copy each: the first, and how many follow one another.
-fn runs(feeds: &[Feed]) -> Vec<(Feed, usize)> {
-    let mut runs: Vec<(Feed, usize)> = Vec::new();
-    for feed in feeds {
-        match runs.last_mut() {
-            Some((first, count))
-                if feed.turn == first.turn
-                    && feed.token == first.token + *count
-                    && feed.draw == first.draw + *count =>
-            {
-                *count += 1;
-            }
-            _ => runs.push((*feed, 1)),
-        }
-    }
-    runs
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn neighbours_are_fed_by_one_copy() {
-        let feed = |token, turn, draw| Feed { token, turn, draw };
-        let feeds = [feed(0, 0, 3), feed(1, 0, 4), feed(2, 0, 6), feed(3, 1, 7), feed(5, 1, 8)];
-        let expected = [(feeds[0], 2), (feeds[2], 1), (feeds[3], 1), (feeds[4], 1)];
-        assert_eq!(runs(&feeds), expected);
     }
 }

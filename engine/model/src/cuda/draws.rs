@@ -1,5 +1,7 @@
 //! Tokens drawn on the device: how, where they lie for the next step, and how they come to the host.
 
+use std::sync::Arc;
+
 use windlass_engine_core::request::Sampling;
 use windlass_kernels::cuda::ops::{self, Samplers};
 use windlass_kernels::cuda::{Device, DriverError, Element, Event, Memory, Pinned, Stream, View};
@@ -50,7 +52,7 @@ impl<T: Element> Arrays<T> {
 }
 
 /// One row's draw: what decides it, and the position that its token will have.
-pub(super) type RowDraw<'a> = (&'a Sampling, u32);
+pub(super) type RowDraw = (Arc<Sampling>, u32);
 
 impl Draws {
     /// Room for draws of `rows` rows.
@@ -73,7 +75,7 @@ impl Draws {
     pub fn draw(
         &mut self,
         turn: usize,
-        draws: &[RowDraw<'_>],
+        draws: &[RowDraw],
         logits: View<'_, f32>,
         vocabulary: usize,
         stream: &Stream,
@@ -116,10 +118,13 @@ impl Draws {
         self.sets[turn].drawn.slice(rows)
     }
 
-    /// The same on the host, which this waits for.
-    pub fn wait(&self, turn: usize, rows: usize) -> Result<Vec<u32>, DriverError> {
-        let set = &self.sets[turn];
-        set.copied.synchronize()?;
-        Ok(set.drawn_on_host.read(0..rows))
+    /// Waits until they are on the host.
+    pub fn wait(&self, turn: usize) -> Result<(), DriverError> {
+        self.sets[turn].copied.synchronize()
+    }
+
+    /// The same on the host, once they were waited for.
+    pub fn drawn(&self, turn: usize, rows: usize) -> Vec<u32> {
+        self.sets[turn].drawn_on_host.read(0..rows)
     }
 }

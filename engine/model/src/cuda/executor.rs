@@ -1,9 +1,10 @@
-//! The executor on a GPU: a step is issued and the next one after it, while the host does something else.
+//! The executor on GPUs: a step is issued and the next one after it, while the host does something else.
 //!
 //! A token that a step in flight draws is the next step's input without the host. A step that asks for what only the
 //! host's sampler does (penalties, masks, log probabilities) is computed to its end when it is submitted.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
@@ -14,14 +15,15 @@ use windlass_engine_core::request::{Sampling, TokenId};
 use windlass_engine_core::sampling::Penalties;
 use windlass_kernels::cuda::ops::{ALL_BANNED, NOT_FINITE};
 
-use super::decoder::{CudaDecoder, Feed};
+use super::decoder::CudaDecoder;
 use super::draws::RowDraw;
+use super::rank::Feed;
 use crate::batch::{Batch, Logits};
 use crate::executor::{check, check_oldest};
 use crate::sampler::SampleError;
 use crate::step::{StepRunner, uncomputable};
 
-/// Computes steps on one GPU.
+/// Computes steps on one GPU, or on several that share the model.
 pub struct CudaExecutor {
     runner: StepRunner<CudaDecoder>,
     next_ticket: u64,
@@ -79,12 +81,9 @@ impl CudaExecutor {
         let rows = self.fill_batch(plan, &mut fed);
         let draws = |index: &usize| plan.rows[*index].sample.is_some() && rows[*index] == RowOutput::Computed;
         let drawing: Vec<usize> = (0..rows.len()).filter(draws).collect();
-        let row_draws: Vec<RowDraw<'_>> = drawing.iter().filter_map(|&index| row_draw(&plan.rows[index])).collect();
+        let row_draws: Vec<RowDraw> = drawing.iter().filter_map(|&index| row_draw(&plan.rows[index])).collect();
         let CudaExecutor { runner, batch, .. } = self;
-        if !batch.is_empty() {
-            runner.model_mut().issue(batch, &fed.feeds).map_err(failed)?;
-        }
-        runner.model_mut().draw(turn, &row_draws).map_err(failed)?;
+        runner.model_mut().step(batch, fed.feeds, turn, row_draws).map_err(failed)?;
         Ok(Issued { turn, rows, drawing, fed: fed.rows, started })
     }
 
@@ -201,8 +200,8 @@ fn output(token: u32) -> RowOutput {
     }
 }
 
-fn row_draw(row: &PlanRow) -> Option<RowDraw<'_>> {
-    let sampling = row.sample.as_ref()?.sampling.as_ref();
+fn row_draw(row: &PlanRow) -> Option<RowDraw> {
+    let sampling = Arc::clone(&row.sample.as_ref()?.sampling);
     Some((sampling, row.first_position + row.tokens.len() as u32))
 }
 

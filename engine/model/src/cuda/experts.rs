@@ -1,10 +1,10 @@
 //! A mixture of experts on the device: its room, and its kernels in their order.
 
 use half::bf16;
-use windlass_kernels::cuda::ops::{self, ExpertInput, Gate, Mixture, Output, Routes};
+use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Gate, Mixture, Output, Routes};
 use windlass_kernels::cuda::{Device, DriverError, Memory, Stream};
 
-use super::compute::gate_product;
+use super::compute::{Exchange, gate_product};
 use super::metadata::StepSizes;
 use super::weights::ExpertWeights;
 use super::workspace::Workspace;
@@ -48,7 +48,7 @@ impl ExpertRoom {
     }
 }
 
-/// `residual += Σ weight · expert(normed)` of the first `tokens` tokens.
+/// `residual += Σ weight · expert(normed)` of the first `tokens` tokens, added up over the ranks.
 ///
 /// # Panics
 /// When the workspace has no room for experts.
@@ -58,6 +58,7 @@ pub(super) fn mix(
     gate: Gate,
     tokens: usize,
     work: &mut Workspace,
+    exchange: &mut Option<Exchange>,
 ) -> Result<(), DriverError> {
     let Workspace { residual, normed, gate_up, gated, experts, .. } = work;
     let Some(room) = experts else { panic!("a layer of experts in a decoder that has none") };
@@ -79,5 +80,12 @@ pub(super) fn mix(
         ops::linear(stream, &shared.down, own, Output::Bf16(normed.slice_mut(0..values)))?;
     }
     let shared = weights.shared.is_some().then(|| normed.slice(0..values));
-    room.routes.mix(stream, room.given.slice(0..rows * hidden), shared, hidden, residual.slice_mut(0..values))
+    let (given, residual) = (room.given.slice(0..rows * hidden), residual.slice_mut(0..values));
+    match exchange {
+        None => room.routes.mix(stream, given, shared, hidden, ExpertSum::AddTo(residual)),
+        Some(Exchange { peer, .. }) => {
+            room.routes.mix(stream, given, shared, hidden, ExpertSum::Bf16(peer.part(values)))?;
+            peer.add_reduced(stream, residual)
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_core::plan::PlanRow;
-use windlass_kernels::cuda::ops::{MAX_EXPERTS, MAX_GROUP, MAX_HEAD_DIM, MAX_USED_EXPERTS, PAGE_TOKENS};
+use windlass_kernels::cuda::ops::{MAX_EXPERTS, MAX_GROUP, MAX_HEAD_DIM, MAX_RANKS, MAX_USED_EXPERTS, PAGE_TOKENS};
 
 use super::CudaError;
 use super::cache::PageType;
@@ -11,6 +11,9 @@ use crate::sizes::LoadOptions;
 
 /// Values that kernels read at a time: a head has a multiple.
 const HEAD_STEP: usize = 8;
+
+/// Columns that products read at a time: a rank's part of a matrix has a multiple.
+pub(super) const COLUMN_STEP: u32 = 32;
 
 /// How pages are to hold values.
 pub(super) fn page_type(kind: KvDataType) -> Result<PageType, CudaError> {
@@ -38,6 +41,19 @@ pub(super) fn check_config(config: &DecoderConfig, pages: PageType) -> Result<()
     Ok(())
 }
 
+/// Refuses a decoder whose parts the kernels would not compute.
+pub(super) fn check_divided(config: &DecoderConfig) -> Result<(), CudaError> {
+    let [expert, shared] = config.expert_widths();
+    let widths = [("feed-forward block", config.feed_forward as u32), ("expert", expert), ("shared expert", shared)];
+    match widths.into_iter().find(|(_, width)| !width.is_multiple_of(COLUMN_STEP)) {
+        Some((what, width)) => {
+            let found = format!("a divided {what} of {width} columns");
+            Err(CudaError::unsupported(found, format!("one rank, or a model with a multiple of {COLUMN_STEP}")))
+        }
+        None => Ok(()),
+    }
+}
+
 fn check_experts(experts: &ExpertsConfig, post_norms: bool) -> Result<(), CudaError> {
     let (count, used) = (experts.count, experts.used);
     if count > MAX_EXPERTS || used > MAX_USED_EXPERTS {
@@ -56,8 +72,8 @@ fn check_experts(experts: &ExpertsConfig, post_norms: bool) -> Result<(), CudaEr
 /// Refuses options that are for the CPU alone.
 pub(super) fn check_options(options: &LoadOptions) -> Result<(), CudaError> {
     let refuse = |found: String, right: &str| Err(CudaError::unsupported(found, right));
-    if options.tensor_parallel > 1 {
-        return refuse(format!("a group of {} ranks", options.tensor_parallel), "one");
+    if options.tensor_parallel as usize > MAX_RANKS {
+        return refuse(format!("a group of {} ranks", options.tensor_parallel), &format!("up to {MAX_RANKS}"));
     }
     if options.block_tokens as usize != PAGE_TOKENS {
         return refuse(format!("a KV block of {} tokens", options.block_tokens), "blocks of 64");

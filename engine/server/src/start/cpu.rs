@@ -178,7 +178,9 @@ pub fn load_failure(error: LoadError) -> Failure {
 
 fn cuda_reason(error: &CudaError) -> Reason {
     match error {
-        CudaError::Unsupported { .. } => Reason::Unsupported,
+        CudaError::Unsupported { .. } | CudaError::TooFewDevices { .. } | CudaError::NoPeerAccess { .. } => {
+            Reason::Unsupported
+        }
         CudaError::Driver(DriverError::OutOfMemory { .. }) => Reason::OutOfMemory,
         CudaError::Weights { source, .. } | CudaError::Table { source, .. } => match source {
             MatrixError::Shape(_) => Reason::ModelInvalid,
@@ -186,6 +188,6 @@ fn cuda_reason(error: &CudaError) -> Reason {
             MatrixError::Driver(DriverError::OutOfMemory { .. }) => Reason::OutOfMemory,
             MatrixError::Driver(_) => Reason::DeviceFailed,
         },
-        CudaError::Driver(_) => Reason::DeviceFailed,
+        CudaError::Driver(_) | CudaError::RankLeft(_) => Reason::DeviceFailed,
     }
 }

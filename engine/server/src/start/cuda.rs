@@ -1,4 +1,4 @@
-//! A model on this machine's first NVIDIA GPU.
+//! A model on this machine's first NVIDIA GPUs: one, or one for each rank of a tensor-parallel group.
 
 use super::engine_thread::launch;
 use super::{BuiltOn, StartedModel, cpu, effective, open, read_beside};
@@ -25,16 +25,16 @@ const BLOCK_TOKENS: u32 = 64;
 /// own, such as graphs.
 const KV_SHARE: f64 = 0.9;
 
-/// The GPU to compute on, if that is what the choice and the machine come to.
-pub fn find(cpu: &CpuConfig) -> Result<Option<Device>, Failure> {
+/// The GPUs to compute on, if that is what the choice and the machine come to: as many as there are ranks, or all.
+pub fn find(cpu: &CpuConfig) -> Result<Option<Vec<Device>>, Failure> {
     match (cpu.device, &cpu.pipeline) {
         (DeviceChoice::Cpu, _) => Ok(None),
         (DeviceChoice::Cuda, Some(_)) => Err(unsupported("a pipeline of several nodes", "use one node")),
         (DeviceChoice::Auto, Some(_)) => Ok(None),
-        (DeviceChoice::Cuda, None) => first_device()
+        (DeviceChoice::Cuda, None) => first_devices(cpu.tensor_parallel)
             .map(Some)
             .map_err(|error| Failure::new(Reason::DeviceFailed, format!("{} cuda: {error}", flags::DEVICE))),
-        (DeviceChoice::Auto, None) => Ok(first_device().map_err(|error| tell(&error)).ok()),
+        (DeviceChoice::Auto, None) => Ok(first_devices(cpu.tensor_parallel).map_err(|error| tell(&error)).ok()),
     }
 }
 
@@ -46,10 +46,14 @@ fn tell(error: &DriverError) {
     }
 }
 
-fn first_device() -> Result<Device, DriverError> {
+fn first_devices(ranks: u32) -> Result<Vec<Device>, DriverError> {
     match devices()? {
         0 => Err(DriverError::NoDevice { ordinal: 0, count: 0 }),
-        _ => Ok(Device::new(Arc::new(Nvidia::open(0, &kernel_cache())?))),
+        count => {
+            let cache = kernel_cache();
+            let open = |ordinal| Ok(Device::new(Arc::new(Nvidia::open(ordinal, &cache)?)));
+            (0..count.min(ranks as usize)).map(open).collect()
+        }
     }
 }
 
@@ -68,7 +72,7 @@ fn unsupported(what: &str, right: &str) -> Failure {
 pub fn start(
     config: &Config,
     cpu: &CpuConfig,
-    device: &Device,
+    devices: &[Device],
     monitor: &Arc<Monitor>,
     clock: Clock,
 ) -> Result<StartedModel, Failure> {
@@ -76,15 +80,17 @@ pub fn start(
         return Err(unsupported("--speculative-config", "leave it out"));
     }
     let began = clock.seconds();
-    let facts = device.facts();
-    info!(device = facts.name, driver = facts.driver, memory_bytes = facts.memory_bytes, "computing on a GPU");
+    let facts = devices[0].facts();
+    for facts in devices.iter().map(Device::facts) {
+        info!(device = facts.name, driver = facts.driver, memory_bytes = facts.memory_bytes, "computing on a GPU");
+    }
     let file = open(&cpu.model)?;
     let load = {
-        let (config, cpu, device) = (config.clone(), cpu.clone(), device.clone());
-        move |file: &Checkpoint| load(&config, &cpu, &device, file)
+        let (config, cpu, devices) = (config.clone(), cpu.clone(), devices.to_vec());
+        move |file: &Checkpoint| load(&config, &cpu, &devices, file)
     };
     let (read, loaded) = read_beside(&file, config, || load(&file))?;
-    let LoadedCuda { executor, ledger, weight_type, .. } = loaded;
+    let LoadedCuda { executor, ledgers, weight_type, .. } = loaded;
     cpu::check_quantization(cpu, weight_type)?;
     let geometry = executor.geometry();
     let model = cpu.model.clone();
@@ -93,12 +99,17 @@ pub fn start(
     let (engine, warm_seconds) = launch(executor, reload, || Ok(None), &config.batching, monitor, clock)?;
     let download_seconds = FetchRecord::beside(&cpu.model).map_or(0.0, |record| record.seconds);
     let kv = config.batching.kv_data_type.name();
-    let flags = vec![format!("quantization={weight_type}"), format!("kv-cache-dtype={kv}")];
+    let ranks = ledgers.len() as u32;
+    let flags = vec![
+        format!("quantization={weight_type}"),
+        format!("kv-cache-dtype={kv}"),
+        format!("tensor-parallel-size={ranks}"),
+    ];
     let (major, minor) = facts.capability;
     let kernels = format!("sm_{major}{minor}");
     let on = BuiltOn {
         device: "cuda",
-        tensor_parallel: 1,
+        tensor_parallel: ranks,
         pipeline_parallel: 1,
         quantization: weight_type,
         kernels: &kernels,
@@ -107,14 +118,14 @@ pub fn start(
         fingerprint: read.fingerprint(config, flags, "cuda"),
         effective: effective(config, &geometry, on),
         simulated: false,
-        ledger: Some(ledger),
+        ledger: Some(ledgers.into_iter().sum()),
         start: StartPhases { download_seconds, load_seconds, warm_seconds },
     };
     Ok(StartedModel { engine, tokenizer: read.tokenizer, template: read.template, built })
 }
 
-fn load(config: &Config, cpu: &CpuConfig, device: &Device, file: &Checkpoint) -> Result<LoadedCuda, Failure> {
-    let model = CudaModel::load(file, &cpu::asked(config, cpu, BLOCK_TOKENS), device).map_err(cpu::load_failure)?;
+fn load(config: &Config, cpu: &CpuConfig, devices: &[Device], file: &Checkpoint) -> Result<LoadedCuda, Failure> {
+    let model = CudaModel::load(file, &cpu::asked(config, cpu, BLOCK_TOKENS), devices).map_err(cpu::load_failure)?;
     let kv = match config.batching.kv {
         Some(kv) => kv,
         None => default_kv(config, &model)?,
@@ -128,6 +139,7 @@ fn default_kv(config: &Config, model: &CudaModel) -> Result<KvBudget, Failure> {
     let (batching, shape) = (&config.batching, model.shape());
     let longest = batching.max_model_tokens.unwrap_or(shape.context_tokens).min(shape.context_tokens);
     let useful = kv_pool_bytes(&shape, batching.kv_data_type, &batching.kv_demand(longest, BLOCK_TOKENS));
+    let useful = useful.saturating_mul(model.kv_copies().into());
     let free = model.free_bytes().map_err(cpu::load_failure)?;
     Ok(KvBudget::Bytes(useful.min((free as f64 * KV_SHARE) as u64)))
 }

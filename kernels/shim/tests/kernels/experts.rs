@@ -1,5 +1,5 @@
 use half::{bf16, f16};
-use windlass_kernels::cuda::ops::{self, ExpertInput, Mixture, Routes};
+use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Mixture, Routes};
 use windlass_kernels::cuda::weights::{EightBits, Group, Int4, Int8, Matrix};
 use windlass_kernels::cuda::{Device, Stream};
 
@@ -96,8 +96,17 @@ impl Scene {
         let from = ExpertInput::Given(wide.view());
         ops::linear_experts(stream, &self.down.0, &routes, from, given.view_mut()).unwrap();
         let shared = mixture.shared.then(|| shared.view());
-        routes.mix(stream, given.view(), shared, self.hidden, residual.view_mut()).unwrap();
-        residual.read(stream).unwrap()
+        routes.mix(stream, given.view(), shared, self.hidden, ExpertSum::AddTo(residual.view_mut())).unwrap();
+        let mut rounded = poisoned::<bf16>(device, residual.len());
+        routes.mix(stream, given.view(), shared, self.hidden, ExpertSum::Bf16(rounded.view_mut())).unwrap();
+        let (found, rounded) = (residual.read(stream).unwrap(), rounded.read(stream).unwrap());
+        for ((found, before), rounded) in found.iter().zip(&self.residual).zip(rounded) {
+            let (sum, bound) = (found - before, found.abs().max(before.abs()) * 1e-6);
+            let apart = (sum - rounded.to_f32()).abs();
+            let same = apart <= bound + sum.abs() / 256.0 || sum.is_nan() && rounded.is_nan();
+            assert!(same, "{sum}, and {rounded} as a part of a sum");
+        }
+        found
     }
 
     /// What is added to it.

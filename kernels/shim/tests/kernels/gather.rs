@@ -36,10 +36,17 @@ fn tokens_are_embedded_from_any_table() {
     let cols = 608;
     let check = |matrix: &Matrix, value: &dyn Fn(usize, usize) -> f32, what: &str| {
         let mut out = poisoned::<f32>(&device, INDICES.len() * cols);
-        ops::embed(&stream, tokens.view(), matrix, FACTOR, out.view_mut()).unwrap();
+        ops::embed(&stream, tokens.view(), matrix, 0, FACTOR, out.view_mut()).unwrap();
         let (found, exact) = (out.read(&stream).unwrap(), picked(cols, |row, col| value(row, col) * FACTOR));
         let same = found.iter().zip(&exact).all(|(found, exact)| (found - exact).abs() <= 1e-6 * exact.abs().max(0.1));
         assert!(same, "{what}");
+        // The same table as that of the tokens from 5 on: earlier ones are not in it, and later ones lie higher.
+        let later: Vec<u32> = INDICES.iter().map(|&index| index.wrapping_add(5)).chain([0, 4]).collect();
+        let mut out = poisoned::<f32>(&device, later.len() * cols);
+        let tokens = device.upload(&later).unwrap();
+        ops::embed(&stream, tokens.view(), matrix, 5, FACTOR, out.view_mut()).unwrap();
+        let part = out.read(&stream).unwrap();
+        assert!(part[..found.len()] == found && part[found.len()..].iter().all(|value| *value == 0.0), "{what}");
     };
     let halves: Vec<bf16> = random.halves(ROWS * cols, 3.0);
     let matrix = Matrix::bf16(&device, ROWS, cols, &halves).unwrap();

@@ -64,6 +64,63 @@ fn a_device_reaches_a_peer_only_when_told() {
 }
 
 #[test]
+fn devices_without_peer_access_reach_only_themselves() {
+    let machine = HostMachine::new(Kernels::Record, 0).without_peer_access();
+    let (one, other) = (machine.device(0, 1 << 20), machine.device(1, 1 << 20));
+    refused(one.driver().reach(other.facts()), "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED");
+    refused(one.driver().reach(one.facts()), "CUDA_ERROR_INVALID_DEVICE");
+    let mut mine = one.upload(&[1u32; 4]).unwrap();
+    let theirs = other.upload(&[2u32; 4]).unwrap();
+    refused(one.stream().unwrap().copy(mine.view_mut(), theirs.view()), "does not reach");
+}
+
+/// A kernel that is told where memory lies: whether the device may touch it comes out when the kernel runs.
+#[test]
+fn a_kernel_that_follows_an_address_which_its_device_does_not_reach_loses_the_device() {
+    let machine = HostMachine::new(Kernels::Record, 0);
+    let other = machine.device(9, 1 << 20);
+    let theirs = other.upload(&[0u32; 8]).unwrap();
+    let launched = |device: &Device, at: DevicePointer| {
+        let (stream, addresses) = (device.stream()?, device.upload(&[at])?);
+        let (mut words, mut floats) = (device.allocate::<u32>(64)?, device.allocate::<f32>(8)?);
+        let launch = Launch::new(Kernel::AddReduced, [1, 1, 1]).with(addresses.view()).with(addresses.view());
+        let launch = launch.with(words.view()).with(words.view_mut()).with(floats.view_mut());
+        let launch = launch.with(0u32).with(1u32).with(8u32);
+        launch.check(device.facts())?;
+        // SAFETY: it was checked, and nothing runs.
+        unsafe { device.driver().launch(&launch, stream.handle()) }?;
+        stream.synchronize()
+    };
+    let at = theirs.view().pointer();
+    let (reaches, stranger, late) =
+        (machine.device(0, 1 << 20), machine.device(1, 1 << 20), machine.device(2, 1 << 20));
+    [&reaches, &late].iter().for_each(|device| device.driver().reach(other.facts()).unwrap());
+    launched(&reaches, at).unwrap();
+    let lost = |device: &Device, at: DevicePointer| {
+        let lost = launched(device, at).unwrap_err();
+        assert!(lost.device_lost() && lost.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{lost}");
+        assert!(device.upload(&[0u32]).is_err(), "a lost device does nothing more");
+    };
+    lost(&stranger, at);
+    lost(&late, DevicePointer(4096));
+}
+
+#[test]
+fn a_device_is_lost_when_a_test_says_so() {
+    let driver = HostMachine::new(Kernels::Run, 0).driver(0, 1 << 20);
+    let (device, stream) = (driver.device(), driver.device().stream().unwrap());
+    let mut memory = device.upload(&[1u32; 4]).unwrap();
+    driver.lose_after(2, "CUDA_ERROR_ECC_UNCORRECTABLE: it has broken down");
+    for _ in 0..2 {
+        stream.fill(memory.view_mut(), 0).unwrap();
+        stream.synchronize().unwrap();
+    }
+    let _ = stream.fill(memory.view_mut(), 0);
+    let lost = stream.synchronize().unwrap_err();
+    assert!(lost.device_lost() && lost.to_string().contains("ECC"), "{lost}");
+}
+
+#[test]
 fn handles_are_of_one_device() {
     let machine = HostMachine::new(Kernels::Record, 0);
     let (one, other) = (machine.device(0, 1 << 20), machine.device(1, 1 << 20));

@@ -11,6 +11,7 @@ fn element(kind: ElementType) -> &'static str {
         ElementType::U32 => "u32",
         ElementType::U64 => "u64",
         ElementType::F32 => "f32",
+        ElementType::Address => "address",
     }
 }
 

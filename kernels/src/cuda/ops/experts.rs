@@ -65,6 +65,32 @@ impl Mixture {
     }
 }
 
+/// Where the sum of what experts give goes, `[tokens, cols]`.
+#[derive(Debug)]
+pub enum ExpertSum<'a> {
+    /// Rounded: a rank's part of it.
+    Bf16(ViewMut<'a, bf16>),
+    /// Added to what is there: the residual stream.
+    AddTo(ViewMut<'a, f32>),
+}
+
+impl ExpertSum<'_> {
+    fn len(&self) -> usize {
+        match self {
+            ExpertSum::Bf16(out) => out.len(),
+            ExpertSum::AddTo(residual) => residual.len(),
+        }
+    }
+
+    /// The kernel's two arguments, of which one is null.
+    fn arguments(self) -> [Argument; 2] {
+        match self {
+            ExpertSum::Bf16(out) => [out.into(), Argument::none::<f32>()],
+            ExpertSum::AddTo(residual) => [Argument::none::<bf16>(), residual.into()],
+        }
+    }
+}
+
 /// Which of a step's tokens go through which experts, on the device. What an earlier step left is written over.
 #[derive(Debug)]
 pub struct Routes {
@@ -129,8 +155,9 @@ impl Routes {
         unsafe { stream.launch(&launch) }
     }
 
-    /// `residual[t] += Σ weight · given`, over the experts of each token in their order, and at last the shared one's.
-    /// `given` holds a row for each token and expert, as [`linear_experts`](super::linear_experts) left them.
+    /// `Σ weight · given`, over the experts of each token in their order, and at last the shared one's: added to the residual
+    /// stream, or written in bf16. `given` holds a row for each token and expert, as
+    /// [`linear_experts`](super::linear_experts) left them.
     ///
     /// # Panics
     /// When the lengths do not match.
@@ -140,17 +167,19 @@ impl Routes {
         given: View<'_, bf16>,
         shared: Option<View<'_, bf16>>,
         cols: usize,
-        residual: ViewMut<'_, f32>,
+        sum: ExpertSum<'_>,
     ) -> Result<(), DriverError> {
-        let (mixture, tokens) = (self.mixture, residual.len() / cols);
-        assert!(tokens > 0 && tokens <= self.tokens && residual.len() == tokens * cols, "whole tokens of {cols}");
+        let (mixture, values) = (self.mixture, sum.len());
+        let tokens = values / cols;
+        assert!(tokens > 0 && tokens <= self.tokens && values == tokens * cols, "whole tokens of {cols}");
         assert_eq!(given.len(), tokens * mixture.used * cols, "a row for each token and expert");
-        assert_eq!(shared.map(|shared| shared.len()), mixture.shared.then_some(residual.len()), "the shared expert's");
+        assert_eq!(shared.map(|shared| shared.len()), mixture.shared.then_some(values), "the shared expert's");
         assert!(cols.is_multiple_of(8), "rows of {cols} values");
         let shared = shared.map_or_else(Argument::none::<bf16>, Argument::from);
         let launch = Launch::new(Kernel::MixExperts, [word(tokens), word(cols.div_ceil(MIXING)), 1]);
         let launch = launch.with(given).with(self.places.slice(0..tokens * mixture.used));
-        let launch = launch.with(self.weights.slice(0..tokens * mixture.weights())).with(shared).with(residual);
+        let launch = launch.with(self.weights.slice(0..tokens * mixture.weights())).with(shared);
+        let launch = sum.arguments().into_iter().fold(launch, Launch::with);
         // SAFETY: places are those of `given`, and blocks write their token's columns.
         unsafe { stream.launch(&launch.with(word(mixture.used)).with(word(cols))) }
     }

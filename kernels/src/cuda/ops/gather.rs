@@ -5,7 +5,8 @@ use crate::cuda::launch::Launch;
 use crate::cuda::weights::{EightBits, Matrix, Values};
 use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
 
-/// `out[t] = table[tokens[t]] · factor`. A token outside the table gives zeros.
+/// `out[t] = table[tokens[t] - first] · factor`: the table's rows are those of tokens from `first` on. A token outside the
+/// table gives zeros.
 ///
 /// # Panics
 /// When the lengths do not match.
@@ -13,6 +14,7 @@ pub fn embed(
     stream: &Stream,
     tokens: View<'_, u32>,
     table: &Matrix,
+    first: usize,
     factor: f32,
     out: ViewMut<'_, f32>,
 ) -> Result<(), DriverError> {
@@ -25,7 +27,7 @@ pub fn embed(
         Values::Int8 { codes, scales } => new(Kernel::EmbedInt8G32).with(codes.view()).with(scales.view()),
         Values::Eight { codes, scales, .. } => new(Kernel::Embed8Bit).with(codes.view()).with(scales.view()),
     };
-    let launch = launch.with(out).with(word(cols)).with(word(rows)).with(factor);
+    let launch = launch.with(out).with(word(cols)).with(word(rows)).with(word(first)).with(factor);
     let launch = match table.values() {
         Values::Bf16(_) | Values::Int8 { .. } => launch,
         Values::Int4 { group, .. } => launch.with(word(group.cols())),

@@ -1,10 +1,14 @@
-//! The sum over the ranks of a tensor-parallel group, one device each, over memory that all of them reach.
+//! What the ranks of a tensor-parallel group exchange, one device each, over memory that all of them reach: sums of what
+//! each computed, and columns side by side.
+
+use std::sync::{Arc, Mutex, PoisonError};
 
 use half::bf16;
 
 use super::word;
-use crate::cuda::launch::Launch;
-use crate::cuda::{Device, DriverError, Kernel, Memory, Stream, ViewMut};
+use crate::cuda::driver::DevicePointer;
+use crate::cuda::launch::{Argument, Launch};
+use crate::cuda::{Device, DriverError, Element, Kernel, Memory, Pinned, Stream, ViewMut};
 
 /// Most ranks of a group: devices that reach each other in one machine.
 pub const MAX_RANKS: usize = 8;
@@ -13,63 +17,152 @@ const BLOCKS: usize = 36;
 /// Buffers that a rank writes by turns.
 const TURNS: usize = 2;
 
-/// A rank's place in a group: what it holds, and where all ranks' lies.
+/// Lets each of these devices reach the memory of all others.
+pub fn reach_each_other(devices: &[Device]) -> Result<(), DriverError> {
+    devices.iter().try_for_each(|device| {
+        let mut peers = devices.iter().filter(|peer| peer.facts().ordinal != device.facts().ordinal);
+        peers.try_for_each(|peer| device.driver().reach(peer.facts()))
+    })
+}
+
+/// How much the ranks of a group exchange at once, at most.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExchangeSizes {
+    /// Tokens of a step.
+    pub tokens: usize,
+    /// Values of a token.
+    pub hidden: usize,
+    /// Rows of columns.
+    pub rows: usize,
+    /// Columns of each rank.
+    pub columns: Vec<usize>,
+}
+
+impl ExchangeSizes {
+    /// Bytes that they take of a rank's device, but for a few flags.
+    pub fn bytes(&self, rank: usize) -> u64 {
+        let values = self.tokens * self.hidden;
+        (values * (TURNS * size_of::<bf16>() + size_of::<f32>()) + self.rows * self.columns[rank] * 4) as u64
+    }
+}
+
+/// Whether all ranks of a group still compute, and why not.
+#[derive(Debug)]
+pub struct PeerGroup {
+    ranks: usize,
+    /// Not zero once a rank has left: read by kernels that wait.
+    left: Pinned<u32>,
+    why: Mutex<Option<String>>,
+}
+
+impl PeerGroup {
+    /// Tells all ranks that `rank` begins no more rounds: theirs end, with results that mean nothing. The first one to leave
+    /// is remembered.
+    pub fn leave(&self, rank: usize, why: &str) {
+        let mut kept = self.why.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.get_or_insert_with(|| format!("rank {rank} of {} has left: {why}", self.ranks));
+        self.left.write(0, &[1]);
+    }
+
+    /// Why what is computed means nothing any more, if a rank has left.
+    pub fn why_left(&self) -> Option<String> {
+        self.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// What a rank holds for the others to read, and where all ranks' lies.
+#[derive(Debug)]
+struct Exchanged<T: Element> {
+    own: Memory<T>,
+    addresses: Memory<DevicePointer>,
+}
+
+impl<T: Element> Exchanged<T> {
+    /// For every rank, with room for so many values.
+    fn group(devices: &[Device], values: impl Fn(usize) -> usize) -> Result<Vec<Exchanged<T>>, DriverError> {
+        let allocate = |(rank, device): (usize, &Device)| device.allocate::<T>(values(rank));
+        let own = devices.iter().enumerate().map(allocate).collect::<Result<Vec<_>, _>>()?;
+        let addresses: Vec<DevicePointer> = own.iter().map(|own| own.view().pointer()).collect();
+        let member = |(own, device): (Memory<T>, &Device)| Ok(Exchanged { own, addresses: device.upload(&addresses)? });
+        own.into_iter().zip(devices).map(member).collect()
+    }
+}
+
+/// A rank's place in a group.
 ///
-/// All ranks compute the same sums in the same order, each from a thread of its own where issuing may wait for the device.
+/// All ranks begin the same rounds in the same order, each from a thread of its own where issuing may wait for the device.
 /// None may be dropped while another still computes.
 #[derive(Debug)]
 pub struct PeerRank {
     rank: usize,
-    ranks: usize,
-    /// What this rank holds, by turns.
-    parts: [Memory<bf16>; TURNS],
-    /// Where all ranks' are.
-    part_addresses: [Memory<u64>; TURNS],
+    group: Arc<PeerGroup>,
+    /// What is to be added up, by turns.
+    parts: [Exchanged<bf16>; TURNS],
+    turn: usize,
+    floats: Exchanged<f32>,
+    columns: Exchanged<f32>,
+    /// The first column of each rank, and the end of the last.
+    first_columns: Memory<u32>,
+    widths: Vec<usize>,
     /// The round that each rank has begun; written by them.
-    _flags: Memory<u32>,
-    flag_addresses: Memory<u64>,
+    flags: Exchanged<u32>,
     /// Rounds of this rank's blocks.
     rounds: Memory<u32>,
-    turn: usize,
 }
 
 impl PeerRank {
-    /// A group over these devices, for sums of up to `values` values.
+    /// A group over these devices.
     ///
     /// # Panics
-    /// When there are no devices, or more than [`MAX_RANKS`].
-    pub fn group(devices: &[Device], values: usize) -> Result<Vec<PeerRank>, DriverError> {
-        let ranks = devices.len();
+    /// When there are no devices, or more than [`MAX_RANKS`], or not as many widths of columns.
+    pub fn group(devices: &[Device], sizes: &ExchangeSizes) -> Result<Vec<PeerRank>, DriverError> {
+        let (ranks, values) = (devices.len(), sizes.tokens * sizes.hidden);
         assert!((1..=MAX_RANKS).contains(&ranks), "{ranks} ranks; a group has up to {MAX_RANKS}");
-        for device in devices {
-            let mut peers = devices.iter().filter(|peer| peer.facts().ordinal != device.facts().ordinal);
-            peers.try_for_each(|peer| device.driver().reach(peer.facts()))?;
-        }
-        let room = |device: &Device| -> Result<_, DriverError> {
-            Ok(([device.allocate::<bf16>(values)?, device.allocate(values)?], zeroed(device, MAX_RANKS)?))
-        };
-        let rooms = devices.iter().map(room).collect::<Result<Vec<_>, _>>()?;
-        let parts = |turn: usize| rooms.iter().map(|(parts, _)| parts[turn].view().pointer().0).collect::<Vec<u64>>();
-        let (even, odd) = (parts(0), parts(1));
-        let flags: Vec<u64> = rooms.iter().map(|(_, flags)| flags.view().pointer().0).collect();
-        let member = |((rank, device), (parts, own_flags)): ((usize, &Device), _)| -> Result<PeerRank, DriverError> {
+        assert_eq!(sizes.columns.len(), ranks, "columns of each rank");
+        reach_each_other(devices)?;
+        let left = devices[0].pinned(1)?;
+        let group = Arc::new(PeerGroup { ranks, left, why: Mutex::default() });
+        let [even, odd] = [Exchanged::group(devices, |_| values)?, Exchanged::group(devices, |_| values)?];
+        let floats = Exchanged::group(devices, |_| values)?;
+        let columns = Exchanged::group(devices, |rank| sizes.rows * sizes.columns[rank])?;
+        let flags = Exchanged::<u32>::group(devices, |_| MAX_RANKS)?;
+        let ends = sizes.columns.iter().scan(0, |end, width| {
+            *end += width;
+            Some(word(*end))
+        });
+        let first_columns: Vec<u32> = [0].into_iter().chain(ends).collect();
+        let mut buffers = even.into_iter().zip(odd).zip(floats).zip(columns).zip(flags);
+        let member = |(rank, device): (usize, &Device)| -> Result<PeerRank, DriverError> {
+            let Some(((((even, odd), floats), columns), mut flags)) = buffers.next() else {
+                unreachable!("every rank has buffers")
+            };
+            let stream = device.stream()?;
+            stream.fill(flags.own.view_mut(), 0)?;
+            stream.synchronize()?;
             Ok(PeerRank {
                 rank,
-                ranks,
-                parts,
-                part_addresses: [device.upload(&even)?, device.upload(&odd)?],
-                _flags: own_flags,
-                flag_addresses: device.upload(&flags)?,
-                rounds: zeroed(device, BLOCKS)?,
+                group: Arc::clone(&group),
+                parts: [even, odd],
                 turn: 0,
+                floats,
+                columns,
+                first_columns: device.upload(&first_columns)?,
+                widths: sizes.columns.clone(),
+                flags,
+                rounds: device.upload(&[0; BLOCKS])?,
             })
         };
-        devices.iter().enumerate().zip(rooms).map(member).collect()
+        devices.iter().enumerate().map(member).collect()
+    }
+
+    /// Whether the others still compute.
+    pub fn peers(&self) -> &Arc<PeerGroup> {
+        &self.group
     }
 
     /// Where this rank's part of the next sum goes.
     pub fn part(&mut self, values: usize) -> ViewMut<'_, bf16> {
-        self.parts[self.turn].slice_mut(0..values)
+        self.parts[self.turn].own.slice_mut(0..values)
     }
 
     /// `residual += Σ over the ranks of their parts`, in the ranks' order: on all of them the same bits. The next part goes
@@ -78,20 +171,82 @@ impl PeerRank {
     /// # Panics
     /// When there is no room for so many values, or they are no multiple of 8.
     pub fn add_reduced(&mut self, stream: &Stream, residual: ViewMut<'_, f32>) -> Result<(), DriverError> {
-        let count = residual.len();
-        assert!(count > 0 && count <= self.parts[0].len(), "{count} values; there is room for {}", self.parts[0].len());
+        let count = self.checked(residual.len());
+        self.sum(Kernel::AddReduced, stream, residual.into(), count)
+    }
+
+    /// `out = Σ over the ranks of their parts`, rounded; as [`PeerRank::add_reduced`].
+    ///
+    /// # Panics
+    /// As that.
+    pub fn reduce(&mut self, stream: &Stream, out: ViewMut<'_, bf16>) -> Result<(), DriverError> {
+        let count = self.checked(out.len());
+        self.sum(Kernel::Reduced, stream, out.into(), count)
+    }
+
+    /// Where this rank's part of the next sum of floats goes. Between two of them there is at least one other round.
+    pub fn floats(&mut self, values: usize) -> ViewMut<'_, f32> {
+        self.floats.own.slice_mut(0..values)
+    }
+
+    /// `out = Σ over the ranks of their floats`, in the ranks' order.
+    ///
+    /// # Panics
+    /// As [`PeerRank::add_reduced`].
+    pub fn reduce_floats(&mut self, stream: &Stream, out: ViewMut<'_, f32>) -> Result<(), DriverError> {
+        let count = self.checked(out.len());
+        let launch = launch(Kernel::ReducedFloats, &self.floats, &self.flags, &self.group, &mut self.rounds);
+        let launch = launch.with(out).with(word(self.rank)).with(word(self.group.ranks)).with(count);
+        // SAFETY: as in `sum`.
+        unsafe { stream.launch(&launch) }
+    }
+
+    /// Where this rank's columns of so many rows go. Between two uses there is at least one other round.
+    pub fn columns(&mut self, rows: usize) -> ViewMut<'_, f32> {
+        self.columns.own.slice_mut(0..rows * self.widths[self.rank])
+    }
+
+    /// `out = the columns of all ranks side by side`.
+    ///
+    /// # Panics
+    /// When `out` is no whole rows, or there is no room for so many.
+    pub fn gather_columns(&mut self, stream: &Stream, out: ViewMut<'_, f32>) -> Result<(), DriverError> {
+        let cols = self.widths.iter().sum::<usize>();
+        let rows = out.len() / cols;
+        assert!(rows > 0 && out.len() == rows * cols, "{} values are no rows of {cols}", out.len());
+        assert!(rows * self.widths[self.rank] <= self.columns.own.len(), "{rows} rows; there is no room for so many");
+        let launch = launch(Kernel::GatherColumns, &self.columns, &self.flags, &self.group, &mut self.rounds);
+        let launch = launch.with(out).with(self.first_columns.view()).with(word(self.rank));
+        let launch = launch.with(word(self.group.ranks)).with(word(rows)).with(word(cols));
+        // SAFETY: as in `sum`; ranks hold as many rows, of their own width each.
+        unsafe { stream.launch(&launch) }
+    }
+
+    fn checked(&self, count: usize) -> u32 {
+        let room = self.floats.own.len();
+        assert!(count > 0 && count <= room, "{count} values; there is room for {room}");
         assert!(count.is_multiple_of(8), "{count} values; kernels read 8 at a time");
-        let launch = Launch::new(Kernel::AddReduced, [word(BLOCKS), 1, 1]);
-        let launch = launch.with(self.part_addresses[self.turn].view()).with(self.flag_addresses.view());
-        let launch = launch.with(self.rounds.view_mut()).with(residual);
-        let launch = launch.with(word(self.rank)).with(word(self.ranks)).with(word(count));
+        word(count)
+    }
+
+    fn sum(&mut self, kernel: Kernel, stream: &Stream, out: Argument, count: u32) -> Result<(), DriverError> {
+        let launch = launch(kernel, &self.parts[self.turn], &self.flags, &self.group, &mut self.rounds);
         self.turn = (self.turn + 1) % TURNS;
+        let launch = launch.with(out).with(word(self.rank)).with(word(self.group.ranks)).with(count);
         // SAFETY: the group's memory is reached by all its devices and outlives their work by the caller's promise; each rank
-        // writes its own flags at the others, and its own residual.
+        // writes its own flags at the others, and its own result.
         unsafe { stream.launch(&launch) }
     }
 }
 
-fn zeroed(device: &Device, len: usize) -> Result<Memory<u32>, DriverError> {
-    device.upload(&vec![0; len])
+/// A launch with what every round needs.
+fn launch<T: Element>(
+    kernel: Kernel,
+    parts: &Exchanged<T>,
+    flags: &Exchanged<u32>,
+    group: &PeerGroup,
+    rounds: &mut Memory<u32>,
+) -> Launch {
+    let launch = Launch::new(kernel, [word(BLOCKS), 1, 1]).with(parts.addresses.view());
+    launch.with(flags.addresses.view()).with(group.left.on_device()).with(rounds.view_mut())
 }

@@ -1,0 +1,82 @@
+//! The thread of a rank that is not the first: it issues what the first one does, in the same order.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+
+use windlass_engine_core::plan::BlockId;
+use windlass_kernels::cuda::DriverError;
+use windlass_kernels::cuda::ops::PeerGroup;
+
+use super::rank::{Rank, Step};
+use crate::batch::Batch;
+use crate::panic::message;
+
+/// What a rank is told.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// Issue a step and its draws.
+    Step(Arc<Step>),
+    /// Issue a step whose tokens the host draws.
+    Forward(Arc<Batch>),
+    /// Wait for the step of a turn.
+    Wait(usize),
+    /// Wait for everything.
+    Settle,
+    CopyBlock(BlockId, BlockId),
+    HoldKv(bool),
+}
+
+/// A rank's thread.
+#[derive(Debug)]
+pub(super) struct Follower {
+    commands: Sender<Command>,
+    thread: JoinHandle<Rank>,
+}
+
+impl Follower {
+    pub fn start(index: usize, rank: Rank, peers: Arc<PeerGroup>) -> io::Result<Follower> {
+        let (commands, received) = channel();
+        let thread = thread::Builder::new().name(format!("rank-{index}"));
+        let thread = thread.spawn(move || follow(index, rank, &peers, &received))?;
+        Ok(Follower { commands, thread })
+    }
+
+    pub fn tell(&self, command: Command) {
+        // A rank that has ended has left the group, and the first one hears why when it waits.
+        let _ = self.commands.send(command);
+    }
+
+    /// Ends the thread, and gives the rank, whose device has come to rest.
+    pub fn end(self) -> Option<Rank> {
+        drop(self.commands);
+        self.thread.join().ok()
+    }
+}
+
+/// A rank's life. After an error its state is unknown, so it leaves the group; its memory stays until all have ended.
+fn follow(index: usize, mut rank: Rank, peers: &PeerGroup, commands: &Receiver<Command>) -> Rank {
+    let outcome =
+        catch_unwind(AssertUnwindSafe(|| commands.iter().try_for_each(|command| carry_out(&mut rank, &command))));
+    match outcome {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => peers.leave(index, &error.to_string()),
+        Err(panic) => peers.leave(index, &message(panic.as_ref())),
+    }
+    // A device that is lost has nothing to wait for.
+    let _ = rank.settle();
+    rank
+}
+
+fn carry_out(rank: &mut Rank, command: &Command) -> Result<(), DriverError> {
+    match command {
+        Command::Step(step) => rank.step(step),
+        Command::Forward(batch) => rank.issue(batch, &[]),
+        Command::Wait(turn) => rank.wait(*turn),
+        Command::Settle => rank.settle(),
+        Command::CopyBlock(from, to) => rank.copy_block(*from, *to),
+        Command::HoldKv(held) => rank.hold_kv(*held),
+    }
+}

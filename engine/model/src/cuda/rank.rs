@@ -1,0 +1,215 @@
+//! A decoder on one GPU, whole or a rank's part of it: what a step needs of the device besides its kernels.
+
+use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::plan::BlockId;
+use windlass_kernels::cuda::ops::PeerRank;
+use windlass_kernels::cuda::{Device, DriverError, Pinned, Stream};
+
+use super::Replay;
+use super::cache::{Cache, CacheShape, PageType};
+use super::compute::{Compute, Exchange, cache_shape};
+use super::draws::{Draws, RowDraw};
+use super::graphs::{Buckets, Graphs};
+use super::weights::Weights;
+use crate::batch::Batch;
+use crate::config::DecoderConfig;
+
+/// A rank's part of a decoder, loaded.
+pub(super) struct RankPart {
+    pub device: Device,
+    /// Of the part.
+    pub config: DecoderConfig,
+    pub weights: Weights,
+    /// The first token whose embedding the part holds.
+    pub first_token: usize,
+}
+
+/// One GPU's.
+///
+/// Fields are dropped in their order: graphs name the memory of what follows them.
+#[derive(Debug)]
+pub(super) struct Rank {
+    graphs: Graphs,
+    buckets: Buckets,
+    replay: Replay,
+    compute: Compute,
+    draws: Draws,
+    /// Logits on their way to the sampler of the host.
+    logits: Pinned<f32>,
+    /// The cache while its memory is held.
+    cache: CacheShape,
+    stream: Stream,
+    device: Device,
+}
+
+/// A step as every rank computes it.
+#[derive(Debug)]
+pub(super) struct Step {
+    pub batch: Batch,
+    pub feeds: Vec<Feed>,
+    /// Which of the two steps in flight it is.
+    pub turn: usize,
+    pub draws: Vec<RowDraw>,
+}
+
+/// A token that an earlier step in flight draws.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Feed {
+    /// Which of the step's tokens it is.
+    pub token: usize,
+    /// The turn of the step that draws it.
+    pub turn: usize,
+    /// Which of that one's draws it is.
+    pub draw: usize,
+}
+
+impl Rank {
+    /// With a place in a group where the part is not all of the decoder.
+    pub fn new(
+        part: RankPart,
+        peer: Option<PeerRank>,
+        geometry: &Geometry,
+        pages: PageType,
+        replay: Replay,
+    ) -> Result<Rank, DriverError> {
+        let RankPart { device, config, weights, first_token } = part;
+        let cache = cache_shape(&config, geometry, pages);
+        let [rows, logits] = [geometry.max_step_rows, geometry.max_step_logits].map(|size| size as usize);
+        let exchange = peer.map(|peer| Exchange { peer, first_token });
+        Ok(Rank {
+            graphs: Graphs::default(),
+            buckets: Buckets::up_to(rows),
+            replay,
+            draws: Draws::new(&device, rows)?,
+            logits: device.pinned(logits * config.vocabulary)?,
+            compute: Compute::new(&device, config, weights, exchange, geometry, cache)?,
+            cache,
+            stream: device.stream()?,
+            device,
+        })
+    }
+
+    /// Values of a token's logits.
+    pub fn vocabulary(&self) -> usize {
+        self.compute.config.vocabulary
+    }
+
+    /// Graphs captured so far.
+    pub fn graphs(&self) -> usize {
+        self.graphs.count()
+    }
+
+    /// Issues all of a step.
+    pub fn step(&mut self, step: &Step) -> Result<(), DriverError> {
+        if !step.batch.is_empty() {
+            self.issue(&step.batch, &step.feeds)?;
+        }
+        self.draw(step.turn, &step.draws)
+    }
+
+    /// Issues a step's kernels. The tokens of `feeds` lie on the device, or will when the kernels run.
+    pub fn issue(&mut self, batch: &Batch, feeds: &[Feed]) -> Result<(), DriverError> {
+        let Rank { graphs, compute, draws, stream, .. } = self;
+        let (rows, tokens, logits) = (batch.rows().len(), batch.tokens().len(), batch.logit_tokens().len());
+        let repeats = self.replay == Replay::Graphs && rows == tokens && rows == logits;
+        let bucket = self.buckets.holding(rows).filter(|_| repeats);
+        let counts = compute.metadata.upload(batch, bucket, stream)?;
+        for (first, count) in runs(feeds) {
+            let drawn = draws.on_device(first.turn, first.draw..first.draw + count);
+            compute.metadata.feed(first.token, drawn, stream)?;
+        }
+        match bucket {
+            None => compute.issue(&counts, stream),
+            Some(bucket) => {
+                let graph = graphs.get_or_capture(bucket, || stream.capture(|| compute.issue(&counts, stream)))?;
+                stream.launch_graph(graph)
+            }
+        }
+    }
+
+    /// Draws a token from each of the first rows of logits, for the step of this turn.
+    fn draw(&mut self, turn: usize, draws: &[RowDraw]) -> Result<(), DriverError> {
+        match draws {
+            [] => self.draws.skip(turn, &self.stream),
+            draws => {
+                let vocabulary = self.compute.config.vocabulary;
+                self.draws.draw(turn, draws, self.compute.logits(draws.len()), vocabulary, &self.stream)
+            }
+        }
+    }
+
+    /// Waits for the step of this turn.
+    pub fn wait(&self, turn: usize) -> Result<(), DriverError> {
+        self.draws.wait(turn)
+    }
+
+    /// The tokens that the step of this turn drew; it has been waited for.
+    pub fn drawn(&self, turn: usize, rows: usize) -> Vec<u32> {
+        self.draws.drawn(turn, rows)
+    }
+
+    /// Waits for all that was issued.
+    pub fn settle(&self) -> Result<(), DriverError> {
+        self.stream.synchronize()
+    }
+
+    /// The first rows of logits that the last step left, on the host.
+    pub fn logits(&self, rows: usize) -> Result<Vec<f32>, DriverError> {
+        if rows > 0 {
+            self.stream.copy_to_host(&self.logits, 0, self.compute.logits(rows))?;
+        }
+        // Also without logits: the step's numbers may be written over once this returns.
+        self.stream.synchronize()?;
+        Ok(self.logits.read(0..rows * self.vocabulary()))
+    }
+
+    /// Takes the memory of keys and values, or gives it back. Graphs know where the cache was, so they go with it.
+    pub fn hold_kv(&mut self, held: bool) -> Result<(), DriverError> {
+        self.stream.synchronize()?;
+        self.graphs.clear();
+        self.compute.cache = None;
+        if held {
+            self.compute.cache = Some(Cache::new(&self.device, self.cache)?);
+        }
+        Ok(())
+    }
+
+    /// Copies keys and values of a block.
+    pub fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), DriverError> {
+        match &mut self.compute.cache {
+            Some(cache) => cache.copy(from.0 as usize, to.0 as usize, &self.stream),
+            None => Err(DriverError::refused("a copy", "the KV cache was given back")),
+        }
+    }
+}
+
+/// Feeds of neighbours as one copy each: the first, and how many follow one another.
+fn runs(feeds: &[Feed]) -> Vec<(Feed, usize)> {
+    let mut runs: Vec<(Feed, usize)> = Vec::new();
+    for feed in feeds {
+        match runs.last_mut() {
+            Some((first, count))
+                if feed.turn == first.turn
+                    && feed.token == first.token + *count
+                    && feed.draw == first.draw + *count =>
+            {
+                *count += 1;
+            }
+            _ => runs.push((*feed, 1)),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_fed_by_one_copy() {
+        let feed = |token, turn, draw| Feed { token, turn, draw };
+        let feeds = [feed(0, 0, 3), feed(1, 0, 4), feed(2, 0, 6), feed(3, 1, 7), feed(5, 1, 8)];
+        let expected = [(feeds[0], 2), (feeds[2], 1), (feeds[3], 1), (feeds[4], 1)];
+        assert_eq!(runs(&feeds), expected);
+    }
+}
