@@ -44,6 +44,7 @@ pub fn idle() -> Stats {
         effective: Some(effective()),
         start: Some(StartPhases { download_seconds: 0.0, load_seconds: 0.25, warm_seconds: 0.5 }),
         fingerprint: Some("fp_0123456789abcdef".into()),
+        gpus: None,
     }
 }
 

@@ -67,3 +67,11 @@ pub const MEMORY_BYTES: &str = "windlass:memory_bytes";
 pub const ADMISSION_REJECTIONS: &str = "windlass:admission_rejections_total";
 pub const KV_BLOCKS_SWAPPED: &str = "windlass:kv_blocks_swapped";
 pub const KV_BLOCKS_LEAKED: &str = "windlass:kv_blocks_leaked";
+
+// Of each GPU, labelled with its number.
+pub const GPU_UTILIZATION: &str = "windlass:gpu_utilization_ratio";
+pub const GPU_MEMORY_USED: &str = "windlass:gpu_memory_used_bytes";
+pub const GPU_MEMORY_TOTAL: &str = "windlass:gpu_memory_total_bytes";
+pub const GPU_POWER: &str = "windlass:gpu_power_watts";
+pub const GPU_TEMPERATURE: &str = "windlass:gpu_temperature_celsius";
+pub const GPU_XID_ERRORS: &str = "windlass:gpu_xid_errors_total";

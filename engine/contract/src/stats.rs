@@ -63,6 +63,25 @@ pub struct Stats {
     /// The engine's [`crate::fingerprint`]: two engines with the same one give the same answers. Absent until ready.
     #[serde(default)]
     pub fingerprint: Option<String>,
+    /// The GPUs that the engine computes on. Absent without, and where their library tells nothing of them.
+    #[serde(default)]
+    pub gpus: Option<GpuStats>,
+}
+
+/// The GPUs that an engine computes on, as NVIDIA's management library (NVML) tells, all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuStats {
+    /// How many there are.
+    pub count: u32,
+    /// Bytes of their memory that are taken, whoever took them.
+    pub memory_used_bytes: u64,
+    /// What they draw, watts.
+    pub power_watts: f64,
+    /// The hottest one's temperature, degrees Celsius.
+    pub temperature_celsius: f64,
+    /// Critical errors (XID) since start.
+    pub xid_errors: u64,
 }
 
 /// Life-cycle phases of an engine.
@@ -202,6 +221,13 @@ mod tests {
             }),
             start: Some(StartPhases { download_seconds: 1000.123, load_seconds: 1000.123, warm_seconds: 1000.123 }),
             fingerprint: Some("fp_0123456789abcdef".into()),
+            gpus: Some(GpuStats {
+                count: 8,
+                memory_used_bytes: 1_234_567_890_123,
+                power_watts: 5600.125,
+                temperature_celsius: 85.0,
+                xid_errors: 99_999,
+            }),
         };
         let bytes = serde_json::to_vec(&stats).expect("stats serialize").len();
         assert!(bytes <= MAX_STATS_BYTES, "{bytes} bytes");

@@ -25,6 +25,7 @@ pub mod fetch;
 pub mod fingerprint;
 pub mod fit;
 pub mod generation;
+pub mod gpus;
 pub mod http;
 pub mod inspect;
 pub mod lifecycle;

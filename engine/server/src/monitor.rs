@@ -4,6 +4,7 @@
 
 mod busy;
 mod encoded;
+mod gpus;
 mod metrics;
 mod progress;
 mod recent;
@@ -14,6 +15,7 @@ use crate::clock::Clock;
 use crate::driver::Depth;
 use busy::BusyWindow;
 pub use encoded::Encoded;
+pub use gpus::GpuReading;
 use metrics::Metrics;
 pub use metrics::{QUEUE_FULL, TOO_SLOW};
 use progress::Progress;
@@ -24,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub use times::RequestTimes;
 use windlass_engine_api::native::ServerMetrics;
 use windlass_engine_contract::memory::Ledger;
-use windlass_engine_contract::stats::{EffectiveConfig, Phase, StartPhases, Stats};
+use windlass_engine_contract::stats::{EffectiveConfig, GpuStats, Phase, StartPhases, Stats};
 use windlass_engine_core::update::{EngineStats, RequestUpdate, StepStats};
 
 /// The program's state as others may see it.
@@ -59,6 +61,7 @@ struct Moment {
     uptime_seconds: f64,
     oldest_age_seconds: f64,
     utilization: Option<f64>,
+    gpus: Option<GpuStats>,
 }
 
 const NONE: u64 = u64::MAX;
@@ -75,6 +78,16 @@ impl Monitor {
             oldest_arrival_us: AtomicU64::new(NONE),
             built: OnceLock::new(),
         })
+    }
+
+    /// What a GPU's management library says of it now, of the `elapsed` seconds since it was asked before.
+    pub fn gpu(&self, gpu: usize, reading: &GpuReading, elapsed: f64) {
+        self.metrics.gpus.record(gpu, reading, elapsed, self.clock.seconds());
+    }
+
+    /// A GPU reported a critical error, by NVIDIA's number.
+    pub fn gpu_error(&self, gpu: usize, xid: u64) {
+        self.metrics.gpus.failed(gpu, xid);
     }
 
     /// The engine stands and has generated a token.
@@ -202,7 +215,8 @@ impl Monitor {
             NONE => 0.0,
             arrival => (now - seconds(arrival)).max(0.0),
         };
-        Moment { uptime_seconds: now, oldest_age_seconds, utilization: self.busy.share(now) }
+        let utilization = self.metrics.gpus.utilization(now).or_else(|| self.busy.share(now));
+        Moment { uptime_seconds: now, oldest_age_seconds, utilization, gpus: self.metrics.gpus.stats() }
     }
 }
 

@@ -50,6 +50,7 @@ impl HostMachine {
         let facts = DeviceFacts {
             name: "CPU shim".into(),
             ordinal,
+            pci_bus_id: format!("0000:{ordinal:02X}:00.0"),
             capability: (9, 0),
             multiprocessors: 132,
             shared_bytes_per_block: 227 << 10,

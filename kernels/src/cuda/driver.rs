@@ -40,6 +40,8 @@ pub struct DeviceFacts {
     pub name: String,
     /// Its place among the devices of this process, from 0.
     pub ordinal: usize,
+    /// Its place in the machine, such as `0000:3B:00.0`: the same whatever devices a process sees.
+    pub pci_bus_id: String,
     /// Compute capability: (9, 0) for Hopper.
     pub capability: (u32, u32),
     /// Streaming multiprocessors.

@@ -390,17 +390,19 @@ fn facts(device: sys::CUdevice, ordinal: usize) -> Result<DeviceFacts, DriverErr
         call("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) })?;
         Ok(value as u32)
     };
-    let (mut name, mut memory_bytes, mut version) = ([0; 256], 0, 0);
-    // SAFETY: the places are valid for the writes; the name is cut to the array and ends with a zero.
-    let name = unsafe {
+    let (mut name, mut bus, mut memory_bytes, mut version) = ([0; 256], [0; 32], 0, 0);
+    // SAFETY: the places are valid for the writes; texts are cut to their arrays and end with a zero.
+    let (name, pci_bus_id) = unsafe {
         call("cuDeviceGetName", sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device))?;
+        call("cuDeviceGetPCIBusId", sys::cuDeviceGetPCIBusId(bus.as_mut_ptr(), bus.len() as c_int, device))?;
         call("cuDeviceTotalMem", sys::cuDeviceTotalMem_v2(&mut memory_bytes, device))?;
         call("cuDriverGetVersion", sys::cuDriverGetVersion(&mut version))?;
-        CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
+        [name.as_ptr(), bus.as_ptr()].map(|text| CStr::from_ptr(text).to_string_lossy().into_owned()).into()
     };
     Ok(DeviceFacts {
         name,
         ordinal,
+        pci_bus_id,
         capability: (
             get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,

@@ -231,6 +231,7 @@ fn stats_of(pod: &Pod, said: &PodMetrics, utilization: f64, edges: &Edges) -> St
         effective: None,
         start: None,
         fingerprint: None,
+        gpus: None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Prometheus handles under the names of the contract, each labelled with the model and the engine's number. The only
 //! place that records.
 
+use super::gpus::Gpus;
 use super::{Built, Moment};
 use crate::driver::Depth;
 use prometheus::core::{AtomicU64, Collector, GenericCounter};
@@ -77,6 +78,7 @@ pub struct Metrics {
     memory_bytes: GaugeVec,
     start_phase: GaugeVec,
     max_rows: OnceLock<u32>,
+    pub(super) gpus: Gpus,
 }
 
 /// Names that are given beside the present one.
@@ -94,19 +96,22 @@ pub const QUEUE_FULL: &str = "queue_full";
 pub const TOO_SLOW: &str = "too_slow";
 
 /// Registers metrics that all carry the model's name and the engine's number.
-struct Registrar<'a> {
+pub(super) struct Registrar<'a> {
     registry: &'a Registry,
     model_name: &'a str,
 }
 
 impl Registrar<'_> {
-    fn add<C: Collector + Clone + 'static>(&self, collector: Result<C, prometheus::Error>) -> prometheus::Result<C> {
+    pub(super) fn add<C: Collector + Clone + 'static>(
+        &self,
+        collector: Result<C, prometheus::Error>,
+    ) -> prometheus::Result<C> {
         let collector = collector?;
         self.registry.register(Box::new(collector.clone()))?;
         Ok(collector)
     }
 
-    fn options(&self, name: &str, help: &str) -> Opts {
+    pub(super) fn options(&self, name: &str, help: &str) -> Opts {
         let options = Opts::new(name, help).const_label(names::LABEL_MODEL, self.model_name);
         options.const_label(names::LABEL_ENGINE, names::THIS_ENGINE)
     }
@@ -119,7 +124,7 @@ impl Registrar<'_> {
         self.add(IntGauge::with_opts(self.options(name, help)))
     }
 
-    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<GaugeVec> {
+    pub(super) fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<GaugeVec> {
         self.add(GaugeVec::new(self.options(name, help), labels))
     }
 
@@ -158,7 +163,8 @@ impl Metrics {
             queued_prompt_tokens: add.int_gauge(names::QUEUED_PROMPT_TOKENS, "Prompt tokens of waiting requests")?,
             predicted_ttft: add.gauge(names::PREDICTED_TTFT, "Time to first token of a request that came now")?,
             oldest_queued_age: add.gauge(names::OLDEST_QUEUED_AGE, "Age of the oldest waiting request")?,
-            utilization: add.gauge(names::UTILIZATION, "Share of the last 60 s in which the engine computed")?,
+            utilization: add
+                .gauge(names::UTILIZATION, "Share of the last 60 s in which the engine computed, or its GPUs did")?,
             batch_fill: add.gauge(names::BATCH_FILL, "Sequences of the last step as a share of --max-num-seqs")?,
             blocks_leaked: add.int_gauge(names::KV_BLOCKS_LEAKED, "KV blocks that nothing accounts for: always 0")?,
             blocks_swapped: add.int_gauge(names::KV_BLOCKS_SWAPPED, "Blocks of cached prompts in the swap space")?,
@@ -233,6 +239,7 @@ impl Metrics {
             remaining_tokens: IntGauge::new("remaining_tokens", "Tokens running requests may still generate")?,
             cached_blocks: IntGauge::new("cached_blocks", "Blocks that only the prefix cache keeps")?,
             max_rows: OnceLock::new(),
+            gpus: Gpus::new(&add)?,
             registry,
         };
         metrics.rejections.with_label_values(&[QUEUE_FULL]);

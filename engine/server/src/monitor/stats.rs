@@ -30,6 +30,7 @@ pub(super) fn read(metrics: &Metrics, built: Option<&Built>, moment: &Moment, ph
         effective: built.map(|built| built.effective.clone()),
         start: built.map(|built| built.start),
         fingerprint: built.map(|built| built.fingerprint.clone()),
+        gpus: moment.gpus,
     }
 }
 

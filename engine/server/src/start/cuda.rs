@@ -6,6 +6,7 @@ use crate::clock::Clock;
 use crate::config::{Config, CpuConfig, DeviceChoice};
 use crate::failure::Failure;
 use crate::fetch::record::FetchRecord;
+use crate::gpus;
 use crate::monitor::{Built, Monitor};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -84,6 +85,7 @@ pub fn start(
     for facts in devices.iter().map(Device::facts) {
         info!(device = facts.name, driver = facts.driver, memory_bytes = facts.memory_bytes, "computing on a GPU");
     }
+    gpus::watch(devices.iter().map(|device| device.facts().pci_bus_id.clone()).collect(), monitor);
     let file = open(&cpu.model)?;
     let load = {
         let (config, cpu, devices) = (config.clone(), cpu.clone(), devices.to_vec());
