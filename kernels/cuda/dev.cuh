@@ -172,6 +172,29 @@ DEVICE void multiply_bf16(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// sum += a · b over bytes: a is 16 x 32, b is 32 x 8, sum is 16 x 8 (PTX ISA, mma.m16n8k32). As above with four columns of a
+// byte each where that has two: a[0..4] hold (row, columns) = (g, 4t..), (g + 8, 4t..), (g, 4t + 16..), (g + 8, 4t + 16..);
+// b[0..2] hold (rows, column) = (4t.., g), (4t + 16.., g). Signed integers, added up exactly.
+DEVICE void multiply_bytes(int (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// The same of floats in e4m3. No earlier chip than Ada has it, and nothing is launched there that needs it.
+DEVICE void multiply_bytes(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#if __CUDA_ARCH__ >= 890
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  asm volatile("trap;" ::: "memory");
+#endif
+}
+
 // Starts a copy of 16 bytes into shared memory; with `valid` false it writes zeros and reads nothing.
 DEVICE void copy_async(void* shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"

@@ -22,7 +22,7 @@ use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, LoadedCuda, R
 use windlass_engine_model::{ActivationType, KvBudget, LoadOptions};
 use windlass_kernels::WeightType;
 
-const GENERATED: usize = 8;
+const GENERATED: usize = 5;
 const VOCABULARY: u32 = 131;
 /// Log probabilities that a sum of rounded parts may give a token otherwise: as much as bf16 activations do (`cuda.rs`).
 const APART: f32 = 0.08;
@@ -69,7 +69,7 @@ fn executor(checkpoint: &Checkpoint, ranks: usize) -> CudaExecutor {
 
 fn jobs(sampling: &Sampling) -> Vec<Job> {
     let prompt = |job: u32| (0..5 + 9 * job).map(|token| (token * 37 + job) % VOCABULARY).collect();
-    (0..3).map(|job| Job { prompt: prompt(job), sampling: sampling.clone() }).collect()
+    (0..2).map(|job| Job { prompt: prompt(job), sampling: sampling.clone() }).collect()
 }
 
 fn row(token: u32, position: u32) -> PlanRow {
@@ -77,7 +77,7 @@ fn row(token: u32, position: u32) -> PlanRow {
         request: RequestId(0),
         tokens: vec![InputToken::Known(token)],
         first_position: position,
-        blocks: vec![BlockId(1)],
+        blocks: [BlockId(1)].into(),
         sample: Some(sample_row(&Sampling::GREEDY)),
         score: None,
     }
@@ -88,7 +88,7 @@ fn plan(rows: Vec<PlanRow>) -> StepPlan {
 }
 
 /// A block for each group of layers.
-fn tables(executor: &dyn Executor) -> Vec<BlockId> {
+fn tables(executor: &dyn Executor) -> Arc<[BlockId]> {
     (0..executor.geometry().groups.count()).map(BlockId).collect()
 }
 
@@ -196,7 +196,7 @@ fn graphs_steps_in_flight_and_the_order_of_threads_and_devices_change_no_token()
 /// Preempted and computed again, and found in the prefix cache: what each gets alone.
 #[test]
 fn preemption_and_prefix_hits_change_no_token() {
-    const ANSWER: usize = 30;
+    const ANSWER: usize = 16;
     let checkpoint = checkpoint(tiny(WeightType::BF16));
     let prompt = |id: u32, len: u32| (0..len).map(|token| (token * 11 + id) % VOCABULARY).collect::<Vec<u32>>();
     // The third is the first with more behind it.
@@ -206,7 +206,10 @@ fn preemption_and_prefix_hits_change_no_token() {
         .map(|prompt| generate(&mut executor(&checkpoint, 2), &[Job::greedy(prompt)], ANSWER, 32, 2).remove(0))
         .collect();
     let config = EngineConfig { enable_prefix_cache: true, ..EngineConfig::PLAIN };
-    let mut engine = Engine::new(executor(&checkpoint, 2), config);
+    // Each takes two blocks in the end, and there are three for both.
+    let options = LoadOptions { kv: KvBudget::Blocks(3), max_model_tokens: Some(192), ..options(2) };
+    let executor = loaded(&checkpoint, &options, &devices(&drivers(2, 7)), Replay::Graphs).executor;
+    let mut engine = Engine::new(executor, config);
     let mut texts = vec![Vec::new(); prompts.len()];
     let mut run = |engine: &mut Engine<CudaExecutor>, ids: &[usize]| {
         for &id in ids {
@@ -220,11 +223,10 @@ fn preemption_and_prefix_hits_change_no_token() {
         }
     };
     run(&mut engine, &[0]);
-    // Each takes two blocks in the end, and there are four for two and what the cache keeps.
     run(&mut engine, &[2, 1]);
     let stats = engine.stats();
     println!("{} tokens found, {} preemptions", stats.prefix_hit_tokens, stats.preemptions);
-    assert!(stats.prefix_hit_tokens > 0, "{stats:?}");
+    assert!(stats.prefix_hit_tokens > 0 && stats.preemptions > 0, "{stats:?}");
     assert_eq!(texts, alone);
 }
 
@@ -240,7 +242,7 @@ fn what_the_host_samples_and_copied_blocks_are_those_of_all_ranks() {
     assert_eq!(together[1], [130; 4]);
     assert_eq!(together[0], generate(&mut executor, &jobs[..1], 4, 32, 2)[0]);
     let told = || SampleRow { logprobs: Some(0), ..sample_row(&Sampling::GREEDY) };
-    let asks = |block: u32| PlanRow { blocks: vec![BlockId(block)], sample: Some(told()), ..row(3, 1) };
+    let asks = |block: u32| PlanRow { blocks: [BlockId(block)].into(), sample: Some(told()), ..row(3, 1) };
     let first = executor.submit(plan(vec![row(9, 0)])).unwrap();
     executor.collect(first).unwrap();
     let moves = vec![Move::Copy { from: BlockId(1), to: BlockId(2) }];
@@ -313,10 +315,8 @@ fn a_device_that_is_lost_ends_the_executor_with_its_own_words() {
         (1, 0, Replay::Graphs),
         (0, 3, Replay::Graphs),
         (1, 40, Replay::Eager),
-        (0, 61, Replay::Eager),
-        (1, 83, Replay::Graphs),
+        (0, 83, Replay::Graphs),
         (2, 130, Replay::Graphs),
-        (1, 171, Replay::Graphs),
     ] {
         let ranks = if rank == 2 { 4 } else { 2 };
         let drivers = drivers(ranks, 7 + after as u64);

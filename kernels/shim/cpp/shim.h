@@ -171,6 +171,36 @@ DEVICE void multiply_bf16(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2],
   }
 }
 
+// The value of a byte: a signed integer, or e4m3 (its two NaNs are all ones but the sign).
+DEVICE double byte_value(u32 bits, int) { return static_cast<signed char>(bits); }
+DEVICE double byte_value(u32 bits, float) {
+  const u32 exponent = bits >> 3 & 15, fraction = bits & 7;
+  const double size = (bits & 0x7f) == 0x7f ? double(NAN) : std::ldexp(double(fraction + (exponent ? 8 : 0)), int(exponent ? exponent : 1) - 10);
+  return bits >> 7 & 1 ? -size : size;
+}
+
+template <typename Sum>
+DEVICE void multiply_bytes(Sum (&sum)[4], const u32 (&a)[4], const u32 (&b)[2], int site = __builtin_LINE()) {
+  struct Operands { u32 a[4], b[2]; } mine;
+  memcpy(mine.a, a, sizeof mine.a);
+  memcpy(mine.b, b, sizeof mine.b);
+  const u8(*all)[shim::SLOT_BYTES] = shim::exchange(&mine, sizeof mine, site);
+  const auto of = [all](u32 lane) -> const Operands& { return *reinterpret_cast<const Operands*>(all[lane]); };
+  const u32 lane = thread_index() % shim::LANES, group = lane / 4, place = lane % 4;
+  for (u32 i = 0; i < 4; ++i) {  // sum[i] is at row `group + 8 (i / 2)`, column `2 place + i % 2`
+    double dot = 0;
+    for (u32 t = 0; t < 4; ++t) {
+      for (u32 half = 0; half < 2; ++half) {  // of the 32 columns of a
+        const u32 left = of(4 * group + t).a[2 * half + i / 2], right = of(4 * (2 * place + i % 2) + t).b[half];
+        for (u32 k = 0; k < 32; k += 8) {
+          dot += byte_value(left >> k & 0xff, Sum{}) * byte_value(right >> k & 0xff, Sum{});
+        }
+      }
+    }
+    sum[i] = static_cast<Sum>(sum[i] + dot);
+  }
+}
+
 DEVICE void copy_async(void* shared, const void* global, bool valid) { shim::copy_async(shared, global, valid); }
 DEVICE void commit_copies() { shim::commit_copies(); }
 template <int PENDING>

@@ -14,6 +14,7 @@ mod norm;
 mod reduce;
 mod sample;
 mod step;
+mod w8a8;
 
 pub use activation::{Gate, gate_mul, soft_cap};
 pub use attention::{
@@ -30,6 +31,7 @@ pub use norm::{add_normed, add_rms_norm, rms_norm};
 pub use reduce::{ExchangeSizes, MAX_RANKS, PeerGroup, PeerRank, reach_each_other};
 pub use sample::{ALL_BANNED, Edits, Masks, NOT_FINITE, Samplers, adjust_logits, sample};
 pub use step::{NextStep, advance};
+pub use w8a8::{Quantized, linear_w8a8, multiplies, quantize_tokens};
 
 /// A size as kernels take it.
 ///

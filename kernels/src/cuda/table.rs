@@ -76,6 +76,10 @@ use Parameter::{F32 as Float, In, Out, U32};
 /// Bytes of shared memory of the product of many tokens: four stages of two tiles of 128 x 32, each row with 16 bytes more.
 pub const GEMM_SHARED_BYTES: u32 = 4 * 2 * 128 * (32 + 8) * 2;
 
+/// Bytes of shared memory of the product of 8-bit activations: four stages of 64 tokens and 128 rows of 64 bytes, each with 16
+/// bytes more.
+pub const W8A8_SHARED_BYTES: u32 = 4 * (64 + 128) * (64 + 16);
+
 /// Bytes of shared memory that attention over heads of up to `dim` values of `size` bytes needs: one or two pages of keys
 /// and values, each row with 16 bytes more, and what room their scales have; afterwards, when decoding, what four warps
 /// have of 16 rows.
@@ -114,6 +118,15 @@ const LINEAR_8BIT: Signature = parameters!((
 const LINEAR_INT8_G32: Signature = parameters!((
     codes: In(Word), scales: In(Word), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
     floats: Out(F32), add: U32, tokens: U32, rows: U32, cols: U32
+));
+
+/// Of the rounding of tokens to 8 bits.
+const QUANTIZE: Signature = parameters!((input: In(Bf16), codes: Out(U8), scales: Out(F32), cols: U32));
+
+/// Of products of 8-bit activations with 8-bit weights.
+const W8A8: Signature = parameters!((
+    weights: In(U8), scales: In(F32), input: In(U8), input_scales: In(F32), halves: Out(Bf16), floats: Out(F32), add: U32,
+    tokens: U32, rows: U32, cols: U32, group: U32
 ));
 
 /// Of the append of keys and values to pages of a type.
@@ -246,6 +259,16 @@ kernels! {
     "gemm.cu" {
         /// `out = input · weightsᵀ` for many tokens, weights in bf16.
         GemmBf16 = gemm_bf16[GEMM], 256, GEMM_SHARED_BYTES;
+    }
+    "w8a8.cu" {
+        /// Each token in signed 8 bits, with a scale of its own.
+        QuantizeInt8 = quantize_int8[QUANTIZE], 256, 0;
+        /// The same in e4m3.
+        QuantizeFp8 = quantize_fp8[QUANTIZE], 256, 0;
+        /// `out = input · weightsᵀ`, both in signed 8 bits.
+        W8a8Int8 = w8a8_int8[W8A8], 256, W8A8_SHARED_BYTES;
+        /// The same, both in e4m3.
+        W8a8Fp8 = w8a8_fp8[W8A8], 256, W8A8_SHARED_BYTES;
     }
     "experts.cu" {
         /// The experts of each token, and their weights.

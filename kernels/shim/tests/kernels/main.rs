@@ -17,3 +17,4 @@ mod rules;
 mod sample;
 mod step;
 mod table;
+mod w8a8;

@@ -24,7 +24,7 @@ pub enum Output<'a> {
 }
 
 impl Output<'_> {
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         match self {
             Output::Bf16(out) => out.len(),
             Output::F32(out) | Output::AddTo(out) => out.len(),
@@ -32,7 +32,7 @@ impl Output<'_> {
     }
 
     /// The kernel's three arguments: bf16 or null, f32 or null, and whether to add.
-    fn arguments(self) -> [Argument; 3] {
+    pub(super) fn arguments(self) -> [Argument; 3] {
         match self {
             Output::Bf16(out) => [out.into(), Argument::none::<f32>(), 0u32.into()],
             Output::F32(out) => [Argument::none::<bf16>(), out.into(), 0u32.into()],
