@@ -6,6 +6,8 @@
 mod common;
 
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use common::driver::{Job, generate, sample_row};
 use common::hub::{Family, config, llama_oracle};
@@ -270,6 +272,16 @@ fn memory_is_divided_and_every_ledger_knows_all_of_its_device() {
         }
         let text = generate(&mut executor, &jobs(&Sampling::GREEDY), 3, 32, 2);
         executor.hold_kv(false).unwrap();
+        // Each rank gives its own back in its own time.
+        let gave_back = || {
+            let ranks = free().into_iter().zip(&awake).zip(&ledgers);
+            ranks.into_iter().all(|((free, awake), ledger)| free - awake == ledger.kv)
+        };
+        let began = Instant::now();
+        while !gave_back() {
+            assert!(began.elapsed() < Duration::from_secs(30), "{:?} of {awake:?}", free());
+            thread::yield_now();
+        }
         assert!(executor.submit(plan(vec![row(1, 0)])).is_err(), "there is nowhere to write");
         drop(executor);
         assert_eq!(free(), before, "everything was given back");
