@@ -1,5 +1,7 @@
 use super::*;
+use crate::cli::{Cli, Command};
 use crate::fetch::record::{FetchRecord, hold_until};
+use clap::Parser;
 
 const DAY: u64 = 86_400;
 /// Larger than what a file's last block rounds by.
@@ -129,4 +131,49 @@ fn a_part_goes_that_nobody_downloads() {
     download.lock().expect("free");
     cache.room(Some(2), None).make(UNIT, cache.now).expect("room is made");
     assert!(!left.exists() && under_way.exists());
+}
+
+#[test]
+fn the_record_goes_before_what_it_is_of() {
+    let cache = Cache::new();
+    let record = cache.write("a.gguf.fetched.json", 1);
+    // What lies below a file cannot be removed.
+    let path = cache.write("file", 1).join("a.gguf");
+    let kept = Kept { path, held_by: record.clone(), used: cache.now };
+    cache.room(None, None).remove(&kept).expect_err("it stays");
+    assert!(!record.exists(), "what is left of a model would count as whole");
+}
+
+#[test]
+fn whoever_may_have_to_make_room_has_the_folder_for_itself() {
+    let cache = Cache::new();
+    let enter = |flags: &[&str]| {
+        let model = cache.path("models/own.gguf");
+        let all = ["windlass-engine", "fetch", "-", "--to", model.to_str().expect("text")];
+        let Command::Fetch(args) = Cli::parse_from(all.iter().chain(flags)).command else {
+            panic!("fetch was asked for")
+        };
+        Room::enter(&args).expect("a folder")
+    };
+    let turn = || File::open(cache.path("models").join(TURN)).map(|file| file.try_lock().is_ok());
+    let bounded = enter(&["--cache-max-bytes", "9"]);
+    assert!(bounded.is_bounded() && !turn().expect("it is taken"), "another that has a bound waits");
+    let free = enter(&[]);
+    assert!(!free.is_bounded(), "one without a bound neither waits nor is waited for");
+    drop(bounded);
+    assert!(turn().expect("it stays there"), "the next one works");
+}
+
+#[test]
+fn of_what_may_go_the_longest_unused_goes_first_whatever_the_folder_lists_first() {
+    for days in [[1, 2, 3], [3, 2, 1], [2, 3, 1], [2, 1, 3]] {
+        let cache = Cache::new();
+        for (name, days) in ["a.gguf", "b.gguf", "c.gguf"].into_iter().zip(days) {
+            cache.model(name, 2, days);
+        }
+        cache.room(Some(6), None).make(UNIT, cache.now).expect("room is made");
+        let oldest = ["a.gguf", "b.gguf", "c.gguf"].into_iter().zip(days).find(|(_, days)| *days == 3);
+        assert!(!cache.left().contains(&oldest.expect("one").0.to_owned()), "{days:?} {:?}", cache.left());
+        assert_eq!(cache.left().len(), 2);
+    }
 }
