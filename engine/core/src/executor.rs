@@ -46,7 +46,8 @@ pub trait Executor: Send {
     fn collect(&mut self, ticket: Ticket) -> Result<StepOutput, ExecutorError>;
 
     /// Takes the memory of keys and values, or gives it back with everything in it. Nothing is outstanding, and no step
-    /// is submitted while it is given back. An executor without such memory does nothing.
+    /// is submitted while it is given back. An executor without such memory does nothing. When this returns it is done on
+    /// every GPU: another process may want the memory.
     fn hold_kv(&mut self, held: bool) -> Result<(), ExecutorError> {
         let _ = held;
         Ok(())

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use common::driver::{Job, generate, sample_row};
 use common::hub::{Family, config, llama_oracle};
+use common::rows::{plan, row, tables};
 use common::tiny::Tiny;
 use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
@@ -79,30 +80,9 @@ fn jobs(sampling: &Sampling) -> Vec<Job> {
     (0..4).map(|job| Job { prompt: prompt(job), sampling: sampling.clone() }).collect()
 }
 
-/// A row of sequence 0, whose tokens all lie in block 1.
-fn row(token: InputToken, position: u32) -> PlanRow {
-    PlanRow {
-        request: RequestId(0),
-        tokens: vec![token],
-        first_position: position,
-        blocks: [BlockId(1)].into(),
-        sample: Some(sample_row(&Sampling::GREEDY)),
-        score: None,
-    }
-}
-
 fn step(executor: &mut dyn Executor, plan: StepPlan) -> Vec<RowOutput> {
     let ticket = executor.submit(plan).unwrap();
     executor.collect(ticket).unwrap().rows
-}
-
-fn plan(rows: Vec<PlanRow>) -> StepPlan {
-    StepPlan { rows, ..StepPlan::default() }
-}
-
-/// A block for each group of layers.
-fn tables(executor: &dyn Executor) -> Arc<[BlockId]> {
-    (0..executor.geometry().groups.count()).map(BlockId).collect()
 }
 
 /// Log probability that an answer's tokens lack to the CPU's own choices after the same text, the most of them.

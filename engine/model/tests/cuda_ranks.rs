@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::driver::{Job, generate, sample_row};
 use common::hub::{Family, config, llama_oracle};
+use common::rows::{plan, row, tables};
 use common::tiny::Tiny;
 use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
@@ -74,26 +75,6 @@ fn jobs(sampling: &Sampling) -> Vec<Job> {
     (0..2).map(|job| Job { prompt: prompt(job), sampling: sampling.clone() }).collect()
 }
 
-fn row(token: u32, position: u32) -> PlanRow {
-    PlanRow {
-        request: RequestId(0),
-        tokens: vec![InputToken::Known(token)],
-        first_position: position,
-        blocks: [BlockId(1)].into(),
-        sample: Some(sample_row(&Sampling::GREEDY)),
-        score: None,
-    }
-}
-
-fn plan(rows: Vec<PlanRow>) -> StepPlan {
-    StepPlan { rows, ..StepPlan::default() }
-}
-
-/// A block for each group of layers.
-fn tables(executor: &dyn Executor) -> Arc<[BlockId]> {
-    (0..executor.geometry().groups.count()).map(BlockId).collect()
-}
-
 /// Log probabilities of each token of a text after those before it, and how much each lacks to the best.
 fn scored(executor: &mut dyn Executor, text: &[u32]) -> Vec<[f32; 2]> {
     let blocks = tables(executor);
@@ -102,7 +83,8 @@ fn scored(executor: &mut dyn Executor, text: &[u32]) -> Vec<[f32; 2]> {
         let first = 30 * chunk;
         let score = Some(ScoreRow { targets: text[first + 1..=first + tokens.len()].to_vec(), top: 1 });
         let tokens = tokens.iter().copied().map(InputToken::Known).collect();
-        let asked = PlanRow { tokens, sample: None, score, blocks: blocks.clone(), ..row(0, first as u32) };
+        let asked =
+            PlanRow { tokens, sample: None, score, blocks: blocks.clone(), ..row(InputToken::Known(0), first as u32) };
         let ticket = executor.submit(plan(vec![asked])).unwrap();
         let prompt = executor.collect(ticket).unwrap().scores.remove(0).prompt;
         let logprobs = |token: &TokenLogprobs| [token.chosen.logprob, token.top[0].logprob - token.chosen.logprob];
@@ -244,8 +226,9 @@ fn what_the_host_samples_and_copied_blocks_are_those_of_all_ranks() {
     assert_eq!(together[1], [130; 4]);
     assert_eq!(together[0], generate(&mut executor, &jobs[..1], 4, 32, 2)[0]);
     let told = || SampleRow { logprobs: Some(0), ..sample_row(&Sampling::GREEDY) };
-    let asks = |block: u32| PlanRow { blocks: [BlockId(block)].into(), sample: Some(told()), ..row(3, 1) };
-    let first = executor.submit(plan(vec![row(9, 0)])).unwrap();
+    let asks =
+        |block: u32| PlanRow { blocks: [BlockId(block)].into(), sample: Some(told()), ..row(InputToken::Known(3), 1) };
+    let first = executor.submit(plan(vec![row(InputToken::Known(9), 0)])).unwrap();
     executor.collect(first).unwrap();
     let moves = vec![Move::Copy { from: BlockId(1), to: BlockId(2) }];
     let ticket = executor.submit(StepPlan { moves, rows: vec![asks(1), asks(2)] }).unwrap();
@@ -272,17 +255,10 @@ fn memory_is_divided_and_every_ledger_knows_all_of_its_device() {
         }
         let text = generate(&mut executor, &jobs(&Sampling::GREEDY), 3, 32, 2);
         executor.hold_kv(false).unwrap();
-        // Each rank gives its own back in its own time.
-        let gave_back = || {
-            let ranks = free().into_iter().zip(&awake).zip(&ledgers);
-            ranks.into_iter().all(|((free, awake), ledger)| free - awake == ledger.kv)
-        };
-        let began = Instant::now();
-        while !gave_back() {
-            assert!(began.elapsed() < Duration::from_secs(30), "{:?} of {awake:?}", free());
-            thread::yield_now();
+        for ((free, awake), ledger) in free().iter().zip(&awake).zip(&ledgers) {
+            assert_eq!(free - awake, ledger.kv, "given back on every device");
         }
-        assert!(executor.submit(plan(vec![row(1, 0)])).is_err(), "there is nowhere to write");
+        assert!(executor.submit(plan(vec![row(InputToken::Known(1), 0)])).is_err(), "there is nowhere to write");
         drop(executor);
         assert_eq!(free(), before, "everything was given back");
         let mut executor = loaded(&checkpoint, &options(ranks), &devices, Replay::Graphs).executor;
@@ -304,7 +280,7 @@ fn a_decoding_step_is_one_graph_on_every_device() {
     let (checkpoint, drivers) = (checkpoint(tiny(WeightType::BF16)), drivers(2, 7));
     let mut executor = loaded(&checkpoint, &options(2), &devices(&drivers), Replay::Graphs).executor;
     let mut step = |token, position| {
-        let ticket = executor.submit(plan(vec![row(token, position)])).unwrap();
+        let ticket = executor.submit(plan(vec![row(InputToken::Known(token), position)])).unwrap();
         executor.collect(ticket).unwrap();
     };
     step(1, 0);
@@ -337,7 +313,7 @@ fn a_device_that_is_lost_ends_the_executor_with_its_own_words() {
         let error = lasting_error(&mut executor).to_string();
         let expected = format!("the executor failed: rank {rank} of {ranks} has left: ");
         assert!(error.starts_with(&expected) && error.ends_with(WORDS), "{error}");
-        assert!(executor.submit(plan(vec![row(1, 0)])).is_err(), "nothing more is computed");
+        assert!(executor.submit(plan(vec![row(InputToken::Known(1), 0)])).is_err(), "nothing more is computed");
     }
 }
 
@@ -345,7 +321,7 @@ fn a_device_that_is_lost_ends_the_executor_with_its_own_words() {
 fn lasting_error(executor: &mut CudaExecutor) -> ExecutorError {
     let mut before = None;
     for position in 0..60 {
-        let ticket = match executor.submit(plan(vec![row(1, position)])) {
+        let ticket = match executor.submit(plan(vec![row(InputToken::Known(1), position)])) {
             Ok(ticket) => ticket,
             Err(error) => return error,
         };

@@ -3,6 +3,7 @@
 use std::io;
 use std::mem;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
 use windlass_kernels::cuda::DriverError;
@@ -116,8 +117,12 @@ impl Model for CudaDecoder {
     type Error = CudaError;
 
     fn hold_kv(&mut self, held: bool) -> Result<(), CudaError> {
-        self.tell(|| Command::HoldKv(held));
+        let (undone, all_done) = channel();
+        self.tell(|| Command::HoldKv(held, undone.clone()));
+        drop(undone);
         let done = self.first.hold_kv(held);
+        // Nothing is sent: it ends when every rank has let its sender go.
+        let _ = all_done.recv();
         self.checked(done)
     }
 

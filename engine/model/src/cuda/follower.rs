@@ -26,7 +26,8 @@ pub(super) enum Command {
     /// Wait for everything.
     Settle,
     CopyBlock(BlockId, BlockId),
-    HoldKv(bool),
+    /// Take the memory of keys and values, or give it back. The sender goes when that is done.
+    HoldKv(bool, Sender<()>),
 }
 
 /// A rank's thread.
@@ -58,16 +59,23 @@ impl Follower {
 
 /// A rank's life. After an error its state is unknown, so it leaves the group; its memory stays until all have ended.
 fn follow(index: usize, mut rank: Rank, peers: &PeerGroup, commands: &Receiver<Command>) -> Rank {
-    let outcome =
-        catch_unwind(AssertUnwindSafe(|| commands.iter().try_for_each(|command| carry_out(&mut rank, &command))));
-    match outcome {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => peers.leave(index, &error.to_string()),
-        Err(panic) => peers.leave(index, &message(panic.as_ref())),
+    for command in commands {
+        // The command goes last: who waits for it to be done finds a rank that has failed gone.
+        if let Err(why) = attempt(&mut rank, &command) {
+            peers.leave(index, &why);
+            break;
+        }
     }
     // A device that is lost has nothing to wait for.
     let _ = rank.settle();
     rank
+}
+
+fn attempt(rank: &mut Rank, command: &Command) -> Result<(), String> {
+    match catch_unwind(AssertUnwindSafe(|| carry_out(rank, command))) {
+        Ok(done) => done.map_err(|error| error.to_string()),
+        Err(panic) => Err(message(panic.as_ref())),
+    }
 }
 
 fn carry_out(rank: &mut Rank, command: &Command) -> Result<(), DriverError> {
@@ -77,6 +85,6 @@ fn carry_out(rank: &mut Rank, command: &Command) -> Result<(), DriverError> {
         Command::Wait(turn) => rank.wait(*turn),
         Command::Settle => rank.settle(),
         Command::CopyBlock(from, to) => rank.copy_block(*from, *to),
-        Command::HoldKv(held) => rank.hold_kv(*held),
+        Command::HoldKv(held, _) => rank.hold_kv(*held),
     }
 }

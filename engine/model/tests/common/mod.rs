@@ -6,6 +6,7 @@ pub mod driver;
 pub mod gguf;
 pub mod hub;
 pub mod oracle;
+pub mod rows;
 pub mod tiny;
 pub mod way;
 
