@@ -25,6 +25,9 @@ pub enum Kernels {
     Record,
 }
 
+/// A thread's right to make a device compute.
+struct Turn<'a>(#[expect(dead_code, reason = "held until it is dropped")] MutexGuard<'a, ()>);
+
 /// Devices that see each other's memory.
 #[derive(Clone, Debug)]
 pub struct HostMachine {
@@ -66,6 +69,7 @@ impl HostMachine {
             reachable,
             random,
             state: Mutex::default(),
+            turn: Mutex::default(),
             own: own.clone(),
             runner: OnceLock::new(),
         })
@@ -86,6 +90,8 @@ pub struct HostDriver {
     reachable: Mutex<BTreeSet<usize>>,
     random: AtomicU64,
     state: Mutex<State>,
+    /// Held by who makes the device compute: one thing after the other, while more is issued.
+    turn: Mutex<()>,
     own: Weak<HostDriver>,
     /// Runs what is pending once there are peers: their kernels may wait for this device's.
     runner: OnceLock<Thread>,
@@ -115,6 +121,11 @@ impl HostDriver {
 
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
+    }
+
+    /// Waits until the device computes nothing. Taken before the state.
+    fn turn(&self) -> Turn<'_> {
+        Turn(lock(&self.turn))
     }
 
     fn wake(&self) {
@@ -174,11 +185,13 @@ impl HostDriver {
         self.check_memory(call, &work.memory())?;
         state.issue(call, stream.0, work)?;
         state.issued.push(issued);
-        if self.random() >> 40 & 1 == 0 {
-            self.run_one(&mut state, stream.0);
-        }
         drop(state);
-        self.wake();
+        match self.runner.get() {
+            // What runs may wait for a peer, who issues does not.
+            Some(runner) => runner.unpark(),
+            None if self.random() >> 40 & 1 == 0 => drop(self.run_one(&self.turn(), stream.0)),
+            None => {}
+        }
         Ok(())
     }
 
@@ -202,47 +215,54 @@ impl HostDriver {
         }
         let device = if host == to { from } else { to };
         self.check_memory(call, &[(device, bytes)])?;
-        self.drain(&mut state, stream.0);
         state.issued.push(Issued::Copy(bytes));
-        self.perform(&mut state, &work);
+        drop(state);
+        let turn = self.turn();
+        self.drain(&turn, stream.0);
+        self.perform(&turn, &work);
         Ok(())
     }
 
     /// Runs the first piece of work of a stream, and what it waits for. Whether there was one.
-    fn run_one(&self, state: &mut State, stream: u64) -> bool {
-        let Some(work) = state.streams.get_mut(&stream).and_then(|stream| stream.pending.pop_front()) else {
+    fn run_one(&self, turn: &Turn<'_>, stream: u64) -> bool {
+        let Some(work) = self.state().streams.get_mut(&stream).and_then(|stream| stream.pending.pop_front()) else {
             return false;
         };
         if let Work::Wait { event, version } = work {
-            self.reach_event(state, event, version);
+            self.reach_event(turn, event, version);
         } else {
-            self.perform(state, &work);
+            self.perform(turn, &work);
         }
         true
     }
 
-    fn drain(&self, state: &mut State, stream: u64) {
-        while self.run_one(state, stream) {}
+    fn drain(&self, turn: &Turn<'_>, stream: u64) {
+        while self.run_one(turn, stream) {}
     }
 
-    fn drain_all(&self, state: &mut State) {
-        let streams: Vec<u64> = state.streams.keys().copied().collect();
-        streams.into_iter().for_each(|stream| self.drain(state, stream));
+    fn drain_all(&self, turn: &Turn<'_>) {
+        self.streams().into_iter().for_each(|stream| self.drain(turn, stream));
+    }
+
+    fn streams(&self) -> Vec<u64> {
+        self.state().streams.keys().copied().collect()
     }
 
     /// Runs the event's stream up to the recording of `version`.
-    fn reach_event(&self, state: &mut State, event: u64, version: u64) {
-        while let Some(EventState { done, stream, .. }) = state.events.get(&event) {
-            let stream = *stream;
-            if *done >= version || !self.run_one(state, stream) {
+    fn reach_event(&self, turn: &Turn<'_>, event: u64, version: u64) {
+        while let Some(EventState { done, stream, .. }) = self.event(event) {
+            if done >= version || !self.run_one(turn, stream) {
                 return;
             }
         }
     }
 
-    fn perform(&self, state: &mut State, work: &Work) {
-        state.meet_fate();
-        if state.lost.is_some() {
+    fn event(&self, event: u64) -> Option<EventState> {
+        self.state().events.get(&event).copied()
+    }
+
+    fn perform(&self, _turn: &Turn<'_>, work: &Work) {
+        if self.state().meet_fate().is_some() {
             return;
         }
         match work {
@@ -250,9 +270,12 @@ impl HostDriver {
             Work::Copy { to, from, bytes } => unsafe { std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes) },
             // SAFETY: as above.
             Work::Fill { at, byte, bytes } => unsafe { (*at as *mut u8).write_bytes(*byte, *bytes) },
-            Work::Launch(launch) => state.lost = self.run_kernel(launch).err(),
+            Work::Launch(launch) => {
+                let failed = self.run_kernel(launch).err();
+                self.state().lost = failed;
+            }
             Work::Record { event, version } => {
-                if let Some(event) = state.events.get_mut(event) {
+                if let Some(event) = self.state().events.get_mut(event) {
                     event.done = *version;
                 }
             }
@@ -323,11 +346,10 @@ impl Driver for HostDriver {
     }
 
     fn free(&self, at: DevicePointer) -> Result<(), DriverError> {
-        let mut state = self.state();
-        state.not_while_capturing("cuMemFree", true)?;
-        self.drain_all(&mut state);
+        self.state().not_while_capturing("cuMemFree", true)?;
+        self.drain_all(&self.turn());
         let allocation = self.memories().remove(at.0, Some(self.facts.ordinal))?;
-        state.allocated_bytes -= allocation.memory.bytes();
+        self.state().allocated_bytes -= allocation.memory.bytes();
         Ok(())
     }
 
@@ -340,9 +362,8 @@ impl Driver for HostDriver {
     }
 
     unsafe fn free_pinned(&self, at: NonNull<u8>) -> Result<(), DriverError> {
-        let mut state = self.state();
-        state.not_while_capturing("cuMemFreeHost", true)?;
-        self.drain_all(&mut state);
+        self.state().not_while_capturing("cuMemFreeHost", true)?;
+        self.drain_all(&self.turn());
         self.memories().remove(at.as_ptr() as u64, None).map(drop)
     }
 
@@ -353,8 +374,8 @@ impl Driver for HostDriver {
     }
 
     fn destroy_stream(&self, stream: StreamHandle) -> Result<(), DriverError> {
+        self.drain(&self.turn(), stream.0);
         let mut state = self.state();
-        self.drain(&mut state, stream.0);
         state.stream("cuStreamDestroy", stream.0)?;
         state.streams.remove(&stream.0);
         Ok(())
@@ -366,8 +387,8 @@ impl Driver for HostDriver {
             capture.spoil("cuStreamSynchronize");
             return Err(refused("cuStreamSynchronize", "the stream is captured: nothing of it runs"));
         }
-        self.drain(&mut state, stream.0);
         drop(state);
+        self.drain(&self.turn(), stream.0);
         self.sound("cuStreamSynchronize").map(drop)
     }
 
@@ -411,9 +432,10 @@ impl Driver for HostDriver {
         if in_capture {
             return Err(refused("cuEventQuery", "the event was recorded in a capture"));
         }
+        drop(state);
         // Time passes: who asks again and again sees it done.
-        if done < recorded {
-            self.run_one(&mut state, stream);
+        if done < recorded && self.runner.get().is_none() {
+            self.run_one(&self.turn(), stream);
         }
         Ok(done >= recorded)
     }
@@ -424,8 +446,8 @@ impl Driver for HostDriver {
         if in_capture {
             return Err(refused("cuEventSynchronize", "the event was recorded in a capture"));
         }
-        self.reach_event(&mut state, event.0, recorded);
         drop(state);
+        self.reach_event(&self.turn(), event.0, recorded);
         self.sound("cuEventSynchronize").map(drop)
     }
 
@@ -507,7 +529,10 @@ impl Driver for HostDriver {
             return Err(refused(CALL, "the stream is captured"));
         }
         state.issued.push(Issued::Graph(work.len()));
-        work.into_iter().try_for_each(|work| state.issue(CALL, stream.0, work))
+        work.into_iter().try_for_each(|work| state.issue(CALL, stream.0, work))?;
+        drop(state);
+        self.wake();
+        Ok(())
     }
 
     fn destroy_graph(&self, graph: GraphHandle) -> Result<(), DriverError> {
@@ -537,10 +562,7 @@ impl Driver for HostDriver {
 /// A device's own time, as long as it is there: what is pending runs whether somebody waits for it or not.
 fn run_pending(own: &Weak<HostDriver>) {
     while let Some(driver) = own.upgrade() {
-        let mut state = driver.state();
-        let streams: Vec<u64> = state.streams.keys().copied().collect();
-        let ran = streams.into_iter().any(|stream| driver.run_one(&mut state, stream));
-        drop(state);
+        let ran = driver.streams().into_iter().any(|stream| driver.run_one(&driver.turn(), stream));
         drop(driver);
         if !ran {
             thread::park();

@@ -125,14 +125,15 @@ pub(crate) struct GraphState {
 }
 
 impl State {
-    /// One more piece of work is about to run.
-    pub(crate) fn meet_fate(&mut self) {
+    /// One more piece of work is about to run; or not, for this reason.
+    pub(crate) fn meet_fate(&mut self) -> Option<&str> {
         match &mut self.fate {
             Some((0, reason)) => self.lost = Some(std::mem::take(reason)),
             Some((pieces, _)) => *pieces -= 1,
             None => {}
         }
         self.fate.take_if(|_| self.lost.is_some());
+        self.lost.as_deref()
     }
 
     /// A call that CUDA forbids while this thread captures; it also spoils the capture.
