@@ -26,6 +26,16 @@ DEVICE void meet(const Address* flags, const u32* left, u32 rank, u32 ranks, u32
   sync_threads();
 }
 
+// Meets the others in this block's next round, once what is ahead of the kernel has ended. Whoever is done with what all hold
+// notes the round in `rounds`.
+DEVICE u32 begin_round(const Address* flags, const u32* left, const u32* rounds, u32 rank, u32 ranks) {
+  wait_for_previous();
+  let_next_start();
+  const u32 round = rounds[block_x()] + 1;
+  meet(flags, left, rank, ranks, round);
+  return round;
+}
+
 // The sum over the ranks of the eight values that each holds at `i`, in bf16.
 DEVICE void add_up(float (&sum)[8], const Address* parts, u32 ranks, u32 i) {
   for (int k = 0; k < 8; ++k) sum[k] = 0;
@@ -43,10 +53,7 @@ DEVICE void add_up(float (&sum)[8], const Address* parts, u32 ranks, u32 i) {
 // itself. Grid: parts of the values, always as many.
 KERNEL(add_reduced, THREADS)(const Address* parts, const Address* flags, const u32* left, u32* rounds, float* residual,
                              u32 rank, u32 ranks, u32 count) {
-  wait_for_previous();
-  let_next_start();
-  const u32 round = rounds[block_x()] + 1;
-  meet(flags, left, rank, ranks, round);
+  const u32 round = begin_round(flags, left, rounds, rank, ranks);
   for (u32 i = 8 * (block_x() * THREADS + thread_index()); i < count; i += 8 * THREADS * blocks_x()) {
     float sum[8];
     add_up(sum, parts, ranks, i);
@@ -62,10 +69,7 @@ KERNEL(add_reduced, THREADS)(const Address* parts, const Address* flags, const u
 // out = the same sum, rounded.
 KERNEL(reduced, THREADS)(const Address* parts, const Address* flags, const u32* left, u32* rounds, bf16* out, u32 rank,
                          u32 ranks, u32 count) {
-  wait_for_previous();
-  let_next_start();
-  const u32 round = rounds[block_x()] + 1;
-  meet(flags, left, rank, ranks, round);
+  const u32 round = begin_round(flags, left, rounds, rank, ranks);
   for (u32 i = 8 * (block_x() * THREADS + thread_index()); i < count; i += 8 * THREADS * blocks_x()) {
     float sum[8];
     add_up(sum, parts, ranks, i);
@@ -79,10 +83,7 @@ KERNEL(reduced, THREADS)(const Address* parts, const Address* flags, const u32* 
 // out = sum over the ranks of floats: embeddings, of which all ranks but one hold zeros.
 KERNEL(reduced_floats, THREADS)(const Address* parts, const Address* flags, const u32* left, u32* rounds, float* out,
                                 u32 rank, u32 ranks, u32 count) {
-  wait_for_previous();
-  let_next_start();
-  const u32 round = rounds[block_x()] + 1;
-  meet(flags, left, rank, ranks, round);
+  const u32 round = begin_round(flags, left, rounds, rank, ranks);
   for (u32 i = 4 * (block_x() * THREADS + thread_index()); i < count; i += 4 * THREADS * blocks_x()) {
     Quad sum = {};
     for (u32 r = 0; r < ranks; ++r) {
@@ -97,10 +98,7 @@ KERNEL(reduced_floats, THREADS)(const Address* parts, const Address* flags, cons
 // Rows of `cols` values, of which rank r holds columns firsts[r] to firsts[r + 1].
 KERNEL(gather_columns, THREADS)(const Address* parts, const Address* flags, const u32* left, u32* rounds, float* out,
                                 const u32* firsts, u32 rank, u32 ranks, u32 rows, u32 cols) {
-  wait_for_previous();
-  let_next_start();
-  const u32 round = rounds[block_x()] + 1;
-  meet(flags, left, rank, ranks, round);
+  const u32 round = begin_round(flags, left, rounds, rank, ranks);
   for (u32 r = 0; r < ranks; ++r) {
     const float* part = reinterpret_cast<const float*>(parts[r].at);
     const u32 first = firsts[r], width = firsts[r + 1] - first;
