@@ -6,8 +6,6 @@
 mod common;
 
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use common::driver::{Job, generate, sample_row};
 use common::hub::{Family, config, llama_oracle};

@@ -117,12 +117,12 @@ impl Model for CudaDecoder {
     type Error = CudaError;
 
     fn hold_kv(&mut self, held: bool) -> Result<(), CudaError> {
-        let (undone, all_done) = channel();
-        self.tell(|| Command::HoldKv(held, undone.clone()));
-        drop(undone);
+        let (say_done, heard_done) = channel();
+        self.tell(|| Command::HoldKv(held, say_done.clone()));
+        drop(say_done);
         let done = self.first.hold_kv(held);
-        // Nothing is sent: it ends when every rank has let its sender go.
-        let _ = all_done.recv();
+        // Ends with the last word: a rank that failed has left the group, and its sender with it.
+        heard_done.iter().for_each(drop);
         self.checked(done)
     }
 

@@ -26,7 +26,7 @@ pub(super) enum Command {
     /// Wait for everything.
     Settle,
     CopyBlock(BlockId, BlockId),
-    /// Take the memory of keys and values, or give it back. The sender goes when that is done.
+    /// Take the memory of keys and values, or give it back, and say when that is done.
     HoldKv(bool, Sender<()>),
 }
 
@@ -85,6 +85,11 @@ fn carry_out(rank: &mut Rank, command: &Command) -> Result<(), DriverError> {
         Command::Wait(turn) => rank.wait(*turn),
         Command::Settle => rank.settle(),
         Command::CopyBlock(from, to) => rank.copy_block(*from, *to),
-        Command::HoldKv(held, _) => rank.hold_kv(*held),
+        Command::HoldKv(held, done) => {
+            rank.hold_kv(*held)?;
+            // Whoever asked may have failed and gone.
+            let _ = done.send(());
+            Ok(())
+        }
     }
 }
