@@ -79,6 +79,7 @@ fn measure(load: Load) -> (f64, f64) {
     (micros[micros.len() / 2], micros[micros.len() * 9 / 10])
 }
 
+#[inline(never)]
 fn timed_turn(engine: &mut Engine<Nothing>) -> f64 {
     let start = Instant::now();
     let turn = engine.turn(0.0).expect("this executor does not fail");

@@ -232,7 +232,11 @@ impl KvCache {
 
     /// Extends `table` to cover `tokens` tokens. False, with nothing changed, where blocks are short.
     pub(crate) fn grow(&mut self, table: &mut BlockTable, tokens: usize) -> bool {
-        let extent = Extent::all(tokens.div_ceil(self.block_tokens));
+        let blocks = tokens.div_ceil(self.block_tokens);
+        if table.covered_blocks() >= blocks {
+            return true; // as before most steps
+        }
+        let extent = Extent::all(blocks);
         let fits = self.missing(table, extent) <= self.pool.available();
         if fits {
             self.extend(table, extent);

@@ -49,7 +49,8 @@ pub(crate) struct Scheduler {
     kv: KvCache,
     step_time: StepTimeModel,
     answers: AnswerLength,
-    fairness: Fairness,
+    /// Absent where tenants take no turns.
+    fairness: Option<Fairness>,
     /// Absent where nothing is guessed.
     speculation: Option<Speculation>,
     /// Beam searches by their leaders.
@@ -94,7 +95,7 @@ impl Scheduler {
             .with_groups(geometry.groups),
             step_time: StepTimeModel::new(),
             answers: AnswerLength::default(),
-            fairness: Fairness::default(),
+            fairness: (config.policy == Policy::Fair).then(Fairness::default),
             speculation: None,
             groups: HashMap::new(),
             farewells: Vec::new(),
@@ -117,7 +118,7 @@ impl Scheduler {
         assert!(known.map(|sequence| sequence.id).all(|id| id != request.id), "{:?} is already live", request.id);
         admission::fits_engine(&request, &self.geometry)?;
         if self.is_idle() {
-            self.fairness.forget();
+            self.fairness.iter_mut().for_each(Fairness::forget);
         }
         let sequence = Sequence::new(request, now);
         let predicted_ttft_seconds =
@@ -154,7 +155,7 @@ impl Scheduler {
         }
         self.guess_at_cost();
         self.make_way();
-        let mut step = StepBuilder::new(&self.geometry);
+        let mut step = StepBuilder::new(&self.geometry, self.running.len());
         self.copied.drain(..).for_each(|stay| step.copies_from(stay));
         self.schedule_decodes(&mut step);
         step.limit(self.prefill_budget(step.decode_rows()) as usize);
@@ -169,7 +170,7 @@ impl Scheduler {
             self.running[run].last_ticket = Some(ticket);
         }
         for (index, row) in rows.iter().enumerate() {
-            let run = self.find(row.stay).expect("nothing ends between scheduling and submitting");
+            let run = self.find_near(index, row.stay).expect("nothing ends between scheduling and submitting");
             self.running[run].submit(row.end, row.samples, ticket, index as u32);
         }
         self.in_flight.push_back(InFlight { ticket, rows, stats });
@@ -196,7 +197,7 @@ impl Scheduler {
         let mut scores = output.scores.into_iter().peekable();
         for (index, (row, result)) in rows.iter().zip(output.rows).enumerate() {
             let scores = scores.next_if(|scores| scores.row as usize == index);
-            updates.extend(self.complete_row(row, result, scores)?);
+            updates.extend(self.complete_row(index, row, result, scores)?);
         }
         self.guess_freely();
         Ok((updates, StepStats { busy_seconds: output.busy_seconds, ..stats }))
@@ -250,13 +251,13 @@ impl Scheduler {
     /// Sequences with one token to compute.
     fn schedule_decodes(&mut self, step: &mut StepBuilder) {
         let (bar, mut others) = (self.bar(), self.running.iter().filter(|run| run.uncomputed() == 1).count());
-        for stay in self.service_order() {
+        for (place, stay) in self.service_order().into_iter().enumerate() {
             if !step.has_room() {
                 break;
             }
-            let decodes = self.find(stay).is_some_and(|index| self.running[index].uncomputed() == 1);
+            let decodes = self.find_near(place, stay).is_some_and(|index| self.running[index].uncomputed() == 1);
             others = others.saturating_sub(usize::from(decodes));
-            if let Some(index) = decodes.then(|| self.make_room(stay, step)).flatten() {
+            if let Some(index) = decodes.then(|| self.make_room(place, stay, step)).flatten() {
                 let draft = self.draft(index, step.draft_room(others), bar);
                 step.push_drafted(&self.running[index], draft);
             }
@@ -265,12 +266,15 @@ impl Scheduler {
 
     /// Sequences with several. They have blocks for all of them but in windowed groups.
     fn schedule_prefills(&mut self, step: &mut StepBuilder) {
-        for stay in self.service_order() {
+        if self.running.iter().all(|run| run.uncomputed() <= 1) {
+            return; // as in most steps
+        }
+        for (place, stay) in self.service_order().into_iter().enumerate() {
             if !step.has_room() {
                 break;
             }
-            let prefills = self.find(stay).is_some_and(|index| self.running[index].uncomputed() > 1);
-            if let Some(index) = prefills.then(|| self.make_room(stay, step)).flatten() {
+            let prefills = self.find_near(place, stay).is_some_and(|index| self.running[index].uncomputed() > 1);
+            if let Some(index) = prefills.then(|| self.make_room(place, stay, step)).flatten() {
                 self.prefill(index, step);
             }
         }
@@ -349,9 +353,9 @@ impl Scheduler {
 
     /// Gives a sequence the blocks that its next token may need, preempting others for it. Where it is then; `None` where
     /// it has to sit this step out.
-    fn make_room(&mut self, stay: StayId, step: &mut StepBuilder) -> Option<usize> {
+    fn make_room(&mut self, place: usize, stay: StayId, step: &mut StepBuilder) -> Option<usize> {
         loop {
-            let index = self.find(stay)?;
+            let index = self.find_near(place, stay)?;
             let run = &mut self.running[index];
             let covered = run.covered_after(1);
             if self.kv.grow(&mut run.table, covered) {
@@ -386,11 +390,12 @@ impl Scheduler {
     /// What a row's result means for its sequence. Nothing, if that has ended or was preempted since.
     fn complete_row(
         &mut self,
+        place: usize,
         row: &StepRow,
         result: RowOutput,
         scores: Option<RowScores>,
     ) -> Result<Option<RequestUpdate>, ExecutorError> {
-        let Some(index) = self.find(row.stay) else { return Ok(None) };
+        let Some(index) = self.find_near(place, row.stay) else { return Ok(None) };
         if let RowOutput::Failed(failure) = result {
             self.kv.distrust(&self.running[index].table);
             let sequence = self.end(index);
@@ -438,9 +443,13 @@ impl Scheduler {
         let (taken, finish) = run.accept(&tokens);
         tokens.truncate(taken);
         logprobs.truncate(taken);
-        self.fairness.spend(run.sequence.tenant, taken);
+        if let Some(fairness) = &mut self.fairness {
+            fairness.spend(run.sequence.tenant, taken);
+        }
         // All but the last are computed, as they were guessed.
-        self.kv.publish(&mut run.table, &run.sequence.tokens[..row.end + taken - 1]);
+        if taken > 1 {
+            self.kv.publish(&mut run.table, &run.sequence.tokens[..row.end + taken - 1]);
+        }
         match finish {
             Some(reason) => self.conclude(index).end_with(reason, tokens, logprobs),
             None => run.sequence.update(tokens, logprobs),
@@ -465,6 +474,12 @@ impl Scheduler {
         self.running.binary_search_by_key(&stay, |run| run.stay).ok()
     }
 
+    /// The same, looked for at `place` first, where it is unless others before it have left.
+    fn find_near(&self, place: usize, stay: StayId) -> Option<usize> {
+        let is_there = self.running.get(place).is_some_and(|run| run.stay == stay);
+        if is_there { Some(place) } else { self.find(stay) }
+    }
+
     fn free_places(&self) -> usize {
         self.geometry.max_step_rows as usize - self.running.len()
     }
@@ -473,7 +488,9 @@ impl Scheduler {
     fn enter(&mut self, mut sequence: Sequence, table: BlockTable, cached_tokens: usize, now: f64) {
         if !sequence.was_scheduled() {
             sequence.first_scheduled(now, cached_tokens);
-            self.fairness.spend(sequence.tenant, sequence.prompt_tokens.saturating_sub(cached_tokens));
+            if let Some(fairness) = &mut self.fairness {
+                fairness.spend(sequence.tenant, sequence.prompt_tokens.saturating_sub(cached_tokens));
+            }
         }
         self.recomputed_tokens += sequence.computed_prompt_tokens.saturating_sub(cached_tokens) as u64;
         self.stays += 1;

@@ -31,7 +31,7 @@ impl Scheduler {
             Policy::Fcfs => (!self.waiting.is_empty()).then_some(0),
             Policy::Priority { .. } => self.most_urgent(),
             Policy::Fair => {
-                let tenant = self.fairness.next(self.waiting.iter().map(|sequence| sequence.tenant))?;
+                let tenant = self.fairness.as_mut()?.next(self.waiting.iter().map(|sequence| sequence.tenant))?;
                 self.waiting.iter().position(|sequence| sequence.tenant == tenant)
             }
             Policy::LongestPrefix => self.longest_prefix(now),

@@ -129,6 +129,9 @@ impl Scheduler {
 
     /// The probability of holding from which on computing a guess pays.
     pub(super) fn bar(&self) -> f64 {
+        if self.speculation.is_none() {
+            return f64::INFINITY;
+        }
         let rows = self.running.iter().filter(|run| run.uncomputed() <= 1).count().max(1) as u32;
         let cost = match (self.step_time.predict(0, rows), self.step_time.draft_seconds()) {
             (Some(step), Some(draft)) if step > 0.0 => draft * f64::from(rows) / step,

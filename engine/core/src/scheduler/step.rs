@@ -40,13 +40,19 @@ pub(super) struct StepBuilder {
 }
 
 impl StepBuilder {
-    pub(super) fn new(geometry: &Geometry) -> StepBuilder {
+    /// An empty one, for about as many `rows`.
+    pub(super) fn new(geometry: &Geometry, rows: usize) -> StepBuilder {
         StepBuilder {
             block_tokens: geometry.block_tokens as usize,
             tokens_left: geometry.max_step_tokens as usize,
             logits_left: geometry.max_step_logits as usize,
             sitting_out: 0,
-            step: Step { plan: StepPlan::default(), rows: Vec::new(), copied: Vec::new(), stats: StepStats::default() },
+            step: Step {
+                plan: StepPlan { rows: Vec::with_capacity(rows), ..StepPlan::default() },
+                rows: Vec::with_capacity(rows),
+                copied: Vec::new(),
+                stats: StepStats::default(),
+            },
         }
     }
 
