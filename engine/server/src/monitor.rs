@@ -141,7 +141,7 @@ impl Monitor {
     }
 
     /// What an encoder does now: texts in the running batch, texts waiting, and all their tokens.
-    pub fn encoding(&self, running: u32, waiting: u64, tokens: u64) {
+    pub fn encoding(&self, running: u64, waiting: u64, tokens: u64) {
         self.metrics.encoding(running, waiting, tokens);
     }
 

@@ -60,7 +60,7 @@ impl Batcher {
         monitor: Arc<Monitor>,
         clock: Clock,
     ) -> (EncoderHandle, Batcher) {
-        let (handle, jobs) = channel(encoder.shape().clone(), limits.max_queue_tokens, clock);
+        let (handle, jobs) = channel(encoder.shape().clone(), limits.max_queue_tokens, monitor.clone(), clock);
         (handle, Batcher { encoder, jobs, limits, monitor, clock, held: None })
     }
 
@@ -69,6 +69,7 @@ impl Batcher {
         while let Some(first) = self.first() {
             let batch = self.gather(first);
             self.compute(batch);
+            self.show_running(0);
         }
     }
 
@@ -81,7 +82,6 @@ impl Batcher {
         if ready.is_some() {
             return ready;
         }
-        self.publish(0);
         self.monitor.idle();
         let job = self.jobs.receiver.recv().ok();
         self.monitor.woke();
@@ -111,12 +111,11 @@ impl Batcher {
     }
 
     fn compute(&mut self, batch: Vec<Job>) {
-        let (gone, batch): (Vec<Job>, Vec<Job>) = batch.into_iter().partition(|job| job.answer.is_closed());
-        gone.iter().for_each(|job| self.jobs.backlog.forget(job.text.len() as u64));
+        let batch: Vec<Job> = batch.into_iter().filter(|job| !job.answer.is_closed()).collect();
         if batch.is_empty() {
             return;
         }
-        self.publish(batch.len() as u32);
+        self.show_running(batch.len());
         let texts: Vec<EncoderInput> = batch.iter().map(|job| job.text.clone()).collect();
         let began = self.clock.seconds();
         self.monitor.turn_began(began);
@@ -131,7 +130,7 @@ impl Batcher {
         let share = batch.len() as f64 / self.limits.max_texts as f64;
         for (job, result) in batch.into_iter().zip(results) {
             let tokens = job.text.len() as u32;
-            self.jobs.backlog.forget(tokens.into());
+            drop(job.place);
             let times = Encoded { tokens, arrival: job.arrival_seconds, began, ended, failed: result.is_err() };
             self.monitor.encoded(&times, share);
             // Nobody waits for it any more.
@@ -149,10 +148,9 @@ impl Batcher {
         known.store(mean as u64, Ordering::Relaxed);
     }
 
-    fn publish(&self, running: u32) {
-        let backlog = &self.jobs.backlog;
-        let texts = backlog.texts.load(Ordering::Relaxed).saturating_sub(running.into());
-        self.monitor.encoding(running, texts, backlog.tokens.load(Ordering::Relaxed));
+    fn show_running(&self, texts: usize) {
+        self.jobs.backlog.running.store(texts as u64, Ordering::Relaxed);
+        self.jobs.backlog.show(&self.monitor);
     }
 }
 

@@ -1,10 +1,11 @@
 //! The encoder as HTTP tasks see it.
 
 use crate::clock::Clock;
+use crate::monitor::Monitor;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, SendError, Sender};
-use tokio::sync::oneshot;
+use std::sync::mpsc::{self, Receiver, Sender};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use windlass_engine_model::{EncoderInput, EncoderShape};
 
 /// A text on its way.
@@ -12,16 +13,34 @@ use windlass_engine_model::{EncoderInput, EncoderShape};
 pub(super) struct Job {
     pub(super) text: EncoderInput,
     pub(super) arrival_seconds: f64,
+    pub(super) place: Place,
     pub(super) answer: oneshot::Sender<Result<Vec<f32>, Failed>>,
 }
 
-/// What waits, counted on both sides.
-#[derive(Debug, Default)]
+/// What was taken and not answered yet, counted on both sides.
+#[derive(Debug)]
 pub(super) struct Backlog {
-    pub(super) texts: AtomicU64,
-    pub(super) tokens: AtomicU64,
+    /// Room for tokens.
+    room: Arc<Semaphore>,
+    limit_tokens: u32,
+    texts: AtomicU64,
+    /// Texts of the batch that is computed.
+    pub(super) running: AtomicU64,
     /// Tokens computed in a second, so far.
     pub(super) tokens_per_second: AtomicU64,
+}
+
+/// A text's place in the backlog, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    backlog: Arc<Backlog>,
+    _tokens: OwnedSemaphorePermit,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.backlog.texts.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Texts are not taken: too many wait.
@@ -46,7 +65,7 @@ pub struct Failed(pub String);
 pub struct EncoderHandle {
     jobs: Sender<Job>,
     backlog: Arc<Backlog>,
-    limit_tokens: u64,
+    monitor: Arc<Monitor>,
     clock: Clock,
     shape: Arc<EncoderShape>,
 }
@@ -58,11 +77,16 @@ pub(super) struct Jobs {
 }
 
 /// Both ends of the way to the encoder.
-pub(super) fn channel(shape: EncoderShape, limit_tokens: u64, clock: Clock) -> (EncoderHandle, Jobs) {
+pub(super) fn channel(
+    shape: EncoderShape,
+    limit_tokens: u64,
+    monitor: Arc<Monitor>,
+    clock: Clock,
+) -> (EncoderHandle, Jobs) {
     // What may wait is bounded by its tokens, and every text has one.
     let (jobs, receiver) = mpsc::channel();
-    let backlog = Arc::new(Backlog::default());
-    let handle = EncoderHandle { jobs, backlog: backlog.clone(), limit_tokens, clock, shape: Arc::new(shape) };
+    let backlog = Arc::new(Backlog::new(limit_tokens));
+    let handle = EncoderHandle { jobs, backlog: backlog.clone(), monitor, clock, shape: Arc::new(shape) };
     (handle, Jobs { receiver, backlog })
 }
 
@@ -74,8 +98,8 @@ impl EncoderHandle {
 
     /// Computes texts, all or none of them. Never waits to be admitted.
     pub async fn run(&self, texts: Vec<EncoderInput>) -> Result<Result<Vec<Vec<f32>>, Failed>, Refused> {
-        self.admit(texts.iter().map(|text| text.len() as u64).sum())?;
-        let answers: Vec<_> = texts.into_iter().map(|text| self.send(text)).collect();
+        let mut room = self.admit(texts.iter().map(|text| text.len() as u64).sum())?;
+        let answers: Vec<_> = texts.into_iter().map(|text| self.send(text, &mut room)).collect();
         let mut vectors = Vec::with_capacity(answers.len());
         for answer in answers {
             match answer.await.unwrap_or_else(|_| Err(Failed("the encoder has ended".to_owned()))) {
@@ -86,39 +110,62 @@ impl EncoderHandle {
         Ok(Ok(vectors))
     }
 
-    fn admit(&self, tokens: u64) -> Result<(), Refused> {
-        self.backlog.take(tokens, self.limit_tokens).map_err(|waiting| {
+    fn admit(&self, tokens: u64) -> Result<OwnedSemaphorePermit, Refused> {
+        self.backlog.take(tokens).ok_or_else(|| {
             let speed = self.backlog.tokens_per_second.load(Ordering::Relaxed).max(1);
+            let waiting = self.backlog.tokens();
             let retry_after_seconds = (waiting / speed).clamp(1, 60) as u32;
-            Refused { tokens: waiting + tokens, limit_tokens: self.limit_tokens, retry_after_seconds }
+            Refused { tokens: waiting + tokens, limit_tokens: self.backlog.limit_tokens.into(), retry_after_seconds }
         })
     }
 
-    /// Sends a text whose tokens are admitted.
-    fn send(&self, text: EncoderInput) -> oneshot::Receiver<Result<Vec<f32>, Failed>> {
+    /// Sends a text, whose place is cut off `room`.
+    fn send(&self, text: EncoderInput, room: &mut OwnedSemaphorePermit) -> oneshot::Receiver<Result<Vec<f32>, Failed>> {
         let (answer, receiver) = oneshot::channel();
-        self.backlog.texts.fetch_add(1, Ordering::Relaxed);
-        let job = Job { text, arrival_seconds: self.clock.seconds(), answer };
-        // Its answer ends with the job where the thread has ended.
-        if let Err(SendError(job)) = self.jobs.send(job) {
-            self.backlog.forget(job.text.len() as u64);
-        }
+        let place = self.backlog.place(text.len(), room);
+        self.backlog.show(&self.monitor);
+        // Where the thread has ended, the job ends here, and its answer with it.
+        let _ = self.jobs.send(Job { text, arrival_seconds: self.clock.seconds(), place, answer });
         receiver
     }
 }
 
 impl Backlog {
-    /// Lets tokens wait, or says how many wait already. A request alone is always taken: it could never be sent
-    /// otherwise.
-    fn take(&self, tokens: u64, limit: u64) -> Result<(), u64> {
-        let fits = |waiting: u64| (waiting == 0 || waiting + tokens <= limit).then_some(waiting + tokens);
-        self.tokens.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).map(|_| ())
+    fn new(limit_tokens: u64) -> Backlog {
+        // With none, requests would not even count.
+        let limit_tokens = limit_tokens.clamp(1, u32::MAX.into()) as u32;
+        Backlog {
+            room: Arc::new(Semaphore::new(limit_tokens as usize)),
+            limit_tokens,
+            texts: AtomicU64::new(0),
+            running: AtomicU64::new(0),
+            tokens_per_second: AtomicU64::new(0),
+        }
     }
 
-    /// A text waits no longer.
-    pub(super) fn forget(&self, tokens: u64) {
-        self.texts.fetch_sub(1, Ordering::Relaxed);
-        self.tokens.fetch_sub(tokens, Ordering::Relaxed);
+    /// Room for so many tokens, if there is. For more than ever fit there is when nothing else waits: they could never be
+    /// sent otherwise.
+    fn take(&self, tokens: u64) -> Option<OwnedSemaphorePermit> {
+        let tokens = tokens.min(self.limit_tokens.into()) as u32;
+        self.room.clone().try_acquire_many_owned(tokens).ok()
+    }
+
+    /// A text's place in the room that was taken for it and others.
+    fn place(self: &Arc<Self>, tokens: usize, room: &mut OwnedSemaphorePermit) -> Place {
+        self.texts.fetch_add(1, Ordering::Relaxed);
+        let tokens = room.split(tokens.min(room.num_permits())).expect("no more than is left");
+        Place { backlog: self.clone(), _tokens: tokens }
+    }
+
+    /// Tokens that were taken, up to the limit.
+    fn tokens(&self) -> u64 {
+        u64::from(self.limit_tokens) - self.room.available_permits() as u64
+    }
+
+    /// Tells the metrics what is computed and what waits.
+    pub(super) fn show(&self, monitor: &Monitor) {
+        let [texts, running] = [&self.texts, &self.running].map(|of| of.load(Ordering::Relaxed));
+        monitor.encoding(running, texts.saturating_sub(running), self.tokens());
     }
 }
 
@@ -127,23 +174,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_stays_below_its_limit_whoever_comes_at_once() {
-        const LIMIT: u64 = 100;
-        let backlog = Backlog::default();
-        assert_eq!(backlog.take(1000, LIMIT), Ok(()), "alone it may be longer");
-        assert_eq!(backlog.take(1, LIMIT), Err(1000));
-        backlog.texts.fetch_add(1, Ordering::Relaxed);
-        backlog.forget(1000);
-        let come = || {
-            for _ in 0..20_000 {
-                if backlog.take(30, LIMIT).is_ok() {
-                    assert!(backlog.tokens.load(Ordering::Relaxed) <= LIMIT);
-                    backlog.texts.fetch_add(1, Ordering::Relaxed);
-                    backlog.forget(30);
-                }
-            }
-        };
-        std::thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(come))));
-        assert_eq!(backlog.tokens.load(Ordering::Relaxed), 0);
+    fn what_waits_stays_below_its_limit_and_more_is_taken_alone() {
+        let backlog = Arc::new(Backlog::new(100));
+        let mut room = backlog.take(1000).expect("alone it may be longer");
+        assert!(backlog.take(1).is_none());
+        let places = [600, 400].map(|tokens| backlog.place(tokens, &mut room));
+        drop(room);
+        assert_eq!((backlog.tokens(), backlog.texts.load(Ordering::Relaxed)), (100, 2));
+        drop(places);
+        assert_eq!((backlog.tokens(), backlog.texts.load(Ordering::Relaxed)), (0, 0));
+        let rooms = [60, 40].map(|tokens| backlog.take(tokens));
+        assert!(rooms.iter().all(Option::is_some) && backlog.take(1).is_none());
+        drop(rooms);
+        assert!(backlog.take(101).is_some() && backlog.take(100).is_some());
+        let one_at_a_time = Backlog::new(0);
+        let room = one_at_a_time.take(7);
+        assert!(room.is_some() && one_at_a_time.take(1).is_none());
     }
 }

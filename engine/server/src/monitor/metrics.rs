@@ -345,8 +345,8 @@ impl Metrics {
     }
 
     /// An encoder's texts.
-    pub(super) fn encoding(&self, running: u32, waiting: u64, tokens: u64) {
-        self.running.set(running.into());
+    pub(super) fn encoding(&self, running: u64, waiting: u64, tokens: u64) {
+        self.running.set(running as i64);
         self.waiting.set(waiting as i64);
         self.queued_prompt_tokens.set(tokens as i64);
     }
