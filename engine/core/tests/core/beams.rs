@@ -1,0 +1,158 @@
+//! Beam search by the scheduler: who holds which beam, with how many blocks, and how a group ends.
+//!
+//! The simulator's most likely token has a probability of a half, the next of a quarter, and so on, so that beams differ
+//! by their ranks alone.
+
+use std::collections::HashSet;
+
+use crate::support::{CONFIG, GEOMETRY, TestEngine, With, drain, engine, request, text, turn};
+use windlass_engine_core::engine::EngineConfig;
+use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::plan::Move;
+use windlass_engine_core::request::{Beams, FinishReason, Request, RequestId};
+use windlass_engine_core::update::RequestUpdate;
+
+/// A search of so many beams for answers to one prompt, as many as there are requests from `first` on.
+fn search(first: u64, width: u32, prompt_tokens: usize, tokens: u32) -> Vec<Request> {
+    let beams = Beams { leader: RequestId(first), width, length_penalty: 1.0 };
+    let prompt = request(first, prompt_tokens).prompt;
+    let one =
+        |id| Request { beams: Some(beams), logprobs: Some(0), ..request(id, 1).prompt(prompt.clone()).max(tokens) };
+    (first..first + u64::from(width)).map(one).collect()
+}
+
+fn add(engine: &mut TestEngine, requests: &[Request]) {
+    requests.iter().for_each(|request| engine.add(request.clone(), 0.0).unwrap());
+}
+
+type Text = (Vec<u32>, Option<FinishReason>);
+
+fn texts(updates: &[RequestUpdate], requests: &[Request]) -> Vec<Text> {
+    requests.iter().map(|request| text(updates, request.id.0)).collect()
+}
+
+/// The answers in an engine with room for everything.
+fn answers(requests: &[Request]) -> Vec<Text> {
+    let mut engine = engine(Geometry { blocks: 256, ..GEOMETRY }, CONFIG);
+    add(&mut engine, requests);
+    texts(&drain(&mut engine), requests)
+}
+
+fn likelihood(updates: &[RequestUpdate], id: u64) -> f32 {
+    crate::support::logprobs(updates, id)[1].iter().map(|scores| scores.chosen.logprob).sum()
+}
+
+#[test]
+fn answers_differ_and_the_best_comes_first() {
+    let requests = search(1, 4, 10, 12);
+    let mut engine = engine(Geometry { blocks: 256, max_step_logits: 32, ..GEOMETRY }, CONFIG);
+    add(&mut engine, &requests);
+    let updates = drain(&mut engine);
+    let found = texts(&updates, &requests);
+    assert!(found.iter().all(|(tokens, reason)| tokens.len() == 12 && *reason == Some(FinishReason::Length)));
+    assert_eq!(found.iter().map(|(tokens, _)| tokens).collect::<HashSet<_>>().len(), 4);
+    let scores: Vec<f32> = (1..=4).map(|id| likelihood(&updates, id)).collect();
+    assert!(scores.is_sorted_by(|a, b| a >= b), "{scores:?}");
+    // The greedy answer is the most likely of all where every first choice has the same probability.
+    assert_eq!(found[0], text(&crate::support::updates_alone(&Request { beams: None, ..requests[0].clone() }, 4), 1));
+    assert_eq!(updates.len(), 4, "nothing is told before the end");
+}
+
+#[test]
+fn beams_share_the_prompts_blocks_and_copy_what_both_would_write() {
+    let requests = search(1, 3, 30, 6);
+    let mut engine = engine(Geometry { blocks: 256, ..GEOMETRY }, CONFIG);
+    add(&mut engine, &requests);
+    let (mut copies, mut most_held) = (0, 0);
+    while !engine.is_idle() {
+        let before = engine.executor().submitted();
+        turn(&mut engine, 0.0);
+        if engine.executor().submitted() > before {
+            let plan = engine.executor().last_plan();
+            copies += plan.moves.iter().filter(|moved| matches!(moved, Move::Copy { .. })).count();
+            let named: HashSet<_> = plan.rows.iter().flat_map(|row| row.blocks.iter()).collect();
+            most_held = most_held.max(named.len());
+            assert!(plan.rows.iter().skip(1).all(|row| row.tokens.len() == 1), "a beam computes its prompt again");
+        }
+    }
+    // Seven full blocks of the prompt for all, and two or three of each beam's own.
+    assert!((8..=7 + 3 * 3).contains(&most_held), "{most_held} blocks");
+    assert!(copies >= 2, "{copies} copies");
+}
+
+#[test]
+fn a_stop_token_ends_one_answer_and_not_the_search() {
+    let greedy = answers(&search(1, 1, 10, 12)).remove(0).0;
+    let stopped: Vec<Request> = search(1, 3, 10, 12).into_iter().map(|request| request.stop(&greedy[4..5])).collect();
+    let found = answers(&stopped);
+    assert!(
+        found.iter().any(|(tokens, reason)| *reason == Some(FinishReason::Stop) && tokens.last() == Some(&greedy[4]))
+    );
+    for (tokens, reason) in &found {
+        let stops = tokens.iter().filter(|token| **token == greedy[4]).count();
+        assert_eq!(stops, usize::from(*reason == Some(FinishReason::Stop)), "{tokens:?}");
+    }
+}
+
+#[test]
+fn the_length_penalty_chooses_between_short_and_long_answers() {
+    let greedy = answers(&search(1, 1, 10, 12)).remove(0).0;
+    let with = |length_penalty: f64| {
+        let one = |request: Request| {
+            let beams = request.beams.map(|beams| Beams { length_penalty, ..beams });
+            Request { beams, ..request.stop(&greedy[1..2]) }
+        };
+        answers(&search(1, 2, 10, 12).into_iter().map(one).collect::<Vec<_>>()).remove(0).0.len()
+    };
+    assert_eq!(with(0.0), 2, "the fewer tokens, the likelier");
+    assert_eq!(with(10.0), 12, "length is all that counts");
+}
+
+#[test]
+fn a_pool_that_holds_one_beam_finds_the_same_answers() {
+    let requests = search(1, 4, 10, 14);
+    let expected = answers(&requests);
+    for blocks in [6, 7, 9, 12, 16] {
+        for enable_prefix_cache in [false, true] {
+            let config = EngineConfig { enable_prefix_cache, ..CONFIG };
+            let mut engine = engine(Geometry { blocks, ..GEOMETRY }, config);
+            add(&mut engine, &requests);
+            add(&mut engine, &[request(50, 9).max(10)]);
+            let updates = drain(&mut engine);
+            assert_eq!(texts(&updates, &requests), expected, "{blocks} blocks");
+            assert_eq!(engine.stats().kv.held, 0);
+        }
+    }
+}
+
+#[test]
+fn more_beams_than_places_take_turns() {
+    let requests = search(1, 6, 10, 8);
+    let mut engine = engine(Geometry { blocks: 256, max_step_rows: 2, ..GEOMETRY }, CONFIG);
+    add(&mut engine, &requests);
+    assert_eq!(texts(&drain(&mut engine), &requests), answers(&requests));
+}
+
+#[test]
+fn a_group_ends_together_whoever_ends_it() {
+    for turns in [0, 1, 3, 8, 15] {
+        for ended in [1, 3] {
+            let requests = search(1, 3, 10, 14);
+            let mut engine = engine(GEOMETRY, CONFIG);
+            add(&mut engine, &requests);
+            (0..turns).for_each(|_| _ = turn(&mut engine, 0.0));
+            let last = engine.finish(RequestId(ended), FinishReason::Abort).expect("it is live");
+            assert_eq!(last.finish, Some(FinishReason::Abort));
+            let updates = drain(&mut engine);
+            let others: Vec<_> = updates.iter().filter_map(|update| update.finish).collect();
+            assert_eq!(others, [FinishReason::Abort; 2], "after {turns} turns");
+            assert_eq!(engine.stats().kv.held, 0);
+        }
+    }
+    let requests = search(1, 3, 10, 14);
+    let mut engine = engine(GEOMETRY, CONFIG);
+    add(&mut engine, &requests);
+    engine.executor().poison(RequestId(1));
+    let updates = drain(&mut engine);
+    assert_eq!(updates.iter().filter(|update| update.finish == Some(FinishReason::Error)).count(), 3);
+}

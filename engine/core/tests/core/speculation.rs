@@ -1,0 +1,169 @@
+//! Guessing: what it must not change, how far it goes, when it stops.
+
+use std::sync::Arc;
+
+use crate::support::{
+    Auditor, CONFIG, GEOMETRY, Oracle, TestEngine, VOCABULARY, With, alone, drain, engine, request, text, turn,
+};
+use windlass_engine_core::constraint::{Constraint, TokenSet};
+use windlass_engine_core::draft::{PromptLookup, Proposer, SuffixAutomaton};
+use windlass_engine_core::engine::Engine;
+use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::request::{FinishReason, Request};
+use windlass_engine_core::sim::{SimExecutor, StepTime, Unpaced};
+use windlass_engine_core::update::DraftStats;
+
+const WIDE: Geometry = Geometry { blocks: 1200, max_sequence_tokens: 600, max_step_logits: 32, ..GEOMETRY };
+
+/// A device on which guesses cost little beside a step.
+const CHEAP_GUESSES: StepTime =
+    StepTime { base_us: 4000.0, prefill_token_us: 20.0, decode_row_us: 10.0, context_token_us: 0.0 };
+/// One on which a guess costs what a token does.
+const DEAR_GUESSES: StepTime =
+    StepTime { base_us: 0.0, prefill_token_us: 1000.0, decode_row_us: 1000.0, context_token_us: 0.0 };
+
+fn guessing(geometry: Geometry, step_time: StepTime, proposer: impl Proposer + 'static, most: u32) -> TestEngine {
+    let sim = SimExecutor::new(geometry, step_time, VOCABULARY, Unpaced);
+    Engine::new(Auditor::new(sim), CONFIG).with_proposer(Box::new(proposer), most)
+}
+
+/// The text of a request alone in a large engine without guesses.
+fn whole(request: &Request) -> (Vec<u32>, Option<FinishReason>) {
+    let mut plain = engine(WIDE, CONFIG);
+    plain.add(request.clone(), 0.0).unwrap();
+    text(&drain(&mut plain), request.id.0)
+}
+
+fn oracle(requests: &[Request], errs_one_in: u64) -> Oracle {
+    let oracle = Oracle::new(errs_one_in);
+    for request in requests {
+        oracle.tell(request.id, [&request.prompt[..], &whole(request).0].concat());
+    }
+    oracle
+}
+
+/// Seconds that so many sequences take for 300 tokens each, and what became of the guesses.
+fn measure(step_time: StepTime, errs_one_in: u64, sequences: u64) -> (f64, DraftStats) {
+    let requests: Vec<Request> = (0..sequences).map(|id| request(id, 5).max(300)).collect();
+    let mut engine = guessing(WIDE, step_time, oracle(&requests, errs_one_in), 8);
+    requests.iter().for_each(|request| engine.add(request.clone(), 0.0).unwrap());
+    let mut seconds = 0.0;
+    while !engine.is_idle() {
+        seconds += turn(&mut engine, 0.0).step.map_or(0.0, |step| step.busy_seconds);
+    }
+    (seconds, engine.stats().drafts)
+}
+
+#[test]
+fn guesses_change_no_token_and_save_steps_where_they_hold() {
+    let requests: Vec<Request> = (0..4).map(|id| request(id, 5 + id as usize).max(100)).collect();
+    for errs_one_in in [0, 1, 3] {
+        let mut engine = guessing(WIDE, CHEAP_GUESSES, oracle(&requests, errs_one_in), 5);
+        requests.iter().for_each(|request| engine.add(request.clone(), 0.0).unwrap());
+        let updates = drain(&mut engine);
+        for request in &requests {
+            assert_eq!(text(&updates, request.id.0), whole(request), "one wrong guess in {errs_one_in}");
+        }
+        let most = updates.iter().map(|update| update.tokens.len()).max().unwrap();
+        assert_eq!(most > 1, errs_one_in != 1, "updates of {most} tokens");
+    }
+}
+
+#[test]
+fn guessing_goes_as_far_as_it_pays_and_no_further() {
+    let (plain, wrong) = measure(CHEAP_GUESSES, 1, 1);
+    assert!(wrong.tokens < 40 && wrong.accepted == 0, "where nothing holds: {wrong:?}");
+    let (seconds, right) = measure(CHEAP_GUESSES, 0, 1);
+    assert!(seconds < 0.25 * plain, "{seconds} s with right guesses, {plain} s with wrong ones");
+    assert!(right.accepted == right.tokens && right.accepted_by_position[7] > 10, "{right:?}");
+    assert_eq!(right.accepted_by_position.iter().sum::<u64>(), right.accepted);
+    let (_, dear) = measure(DEAR_GUESSES, 3, 4);
+    assert!(dear.tokens < 120, "where a guess costs what a token does: {dear:?}");
+}
+
+#[test]
+fn a_batch_that_fills_the_device_guesses_less() {
+    const FULL: StepTime = StepTime { prefill_token_us: 700.0, ..CHEAP_GUESSES };
+    let guesses = |sequences| measure(FULL, 4, sequences).1.tokens as f64 / sequences as f64;
+    let (alone, together) = (guesses(1), guesses(8));
+    assert!(together < 0.5 * alone, "{alone} guesses a sequence alone, {together} of eight");
+}
+
+#[test]
+fn a_stop_token_among_the_guesses_ends_the_text_at_it() {
+    let longer = request(1, 5).max(60);
+    let asked = Request { logprobs: Some(1), ..longer.clone().stop(&[3]) };
+    let (expected, reason) = whole(&asked);
+    assert_eq!(reason, Some(FinishReason::Stop));
+    let mut engine = guessing(WIDE, CHEAP_GUESSES, oracle(&[longer], 0), 8);
+    engine.add(asked, 0.0).unwrap();
+    let updates = drain(&mut engine);
+    assert_eq!(text(&updates, 1), (expected.clone(), reason));
+    assert_eq!(crate::support::logprobs(&updates, 1)[1].len(), expected.len(), "a log probability for each token");
+    assert!(engine.stats().drafts.accepted > 0);
+}
+
+#[test]
+fn before_min_tokens_no_guess_lets_a_stop_token_through() {
+    let asked = request(2, 5).max(60).min(30).stop(&[1, 2, 3]);
+    let expected = whole(&asked);
+    assert!(expected.0.len() > 30);
+    let mut engine = guessing(WIDE, CHEAP_GUESSES, oracle(std::slice::from_ref(&asked), 0), 8);
+    engine.add(asked, 0.0).unwrap();
+    assert_eq!(text(&drain(&mut engine), 2), expected);
+    assert!(engine.stats().drafts.accepted > 10);
+}
+
+/// Allows the tokens 0, 1, … 12 in turn.
+#[derive(Debug)]
+struct Counting;
+
+impl Constraint for Counting {
+    fn allowed(&self, generated: &[u32]) -> Result<TokenSet, String> {
+        let right = generated.iter().zip(0..).all(|(token, index)| *token == index % 13);
+        let mut set = TokenSet::default();
+        set.insert(generated.len() as u32 % 13);
+        right.then_some(set).ok_or(format!("{generated:?} is no counting"))
+    }
+}
+
+#[test]
+fn guesses_keep_to_a_constraint() {
+    let asked = Request { constraint: Some(Arc::new(Counting)), ..request(1, 5).max(100) };
+    for proposer in [Box::new(PromptLookup::new(1, 3)) as Box<dyn Proposer>, Box::new(SuffixAutomaton::new(1))] {
+        let mut engine = engine(WIDE, CONFIG).with_proposer(proposer, 5);
+        engine.add(asked.clone(), 0.0).unwrap();
+        let counted = (0..100).map(|index| index % 13).collect();
+        assert_eq!(text(&drain(&mut engine), 1), (counted, Some(FinishReason::Length)));
+        let stats = engine.stats().drafts;
+        assert!(stats.accepted > 50, "{stats:?}");
+    }
+}
+
+#[test]
+fn guesses_take_no_block_that_others_need() {
+    let requests: Vec<Request> = (0..4).map(|id| request(id, 8).max(24)).collect();
+    let mut engine = guessing(Geometry { blocks: 34, ..WIDE }, CHEAP_GUESSES, oracle(&requests, 0), 8);
+    requests.iter().for_each(|request| engine.add(request.clone(), 0.0).unwrap());
+    let updates = drain(&mut engine);
+    assert_eq!(engine.stats().preemptions, 0, "there are eight blocks for each, and two more");
+    requests.iter().for_each(|request| assert_eq!(text(&updates, request.id.0), alone(request, 4)));
+}
+
+#[test]
+fn costly_guesses_are_tried_again_after_a_while() {
+    let asked = request(1, 5).max(500);
+    let costly = Oracle { free: false, ..oracle(std::slice::from_ref(&asked), 1) };
+    let mut engine = guessing(WIDE, CHEAP_GUESSES, costly, 4);
+    engine.add(asked, 0.0).unwrap();
+    let (mut tokens, mut drafted_at) = (0, Vec::new());
+    while !engine.is_idle() {
+        let turn = turn(&mut engine, 0.0);
+        if turn.step.is_some_and(|step| step.draft_tokens > 0) {
+            drafted_at.push(tokens);
+        }
+        tokens += turn.updates.iter().map(|update| update.tokens.len()).sum::<usize>();
+    }
+    let trials = drafted_at.windows(2).filter(|pair| pair[1] - pair[0] >= 100).count();
+    assert!((2..=6).contains(&trials) && drafted_at.len() < 30, "{drafted_at:?}");
+}

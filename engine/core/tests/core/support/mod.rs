@@ -1,0 +1,153 @@
+//! Fixtures, and an executor that distrusts the scheduler.
+
+mod auditor;
+mod oracle;
+
+pub use auditor::Auditor;
+#[allow(unused_imports)] // each test file uses its share
+pub use oracle::Oracle;
+use windlass_engine_core::engine::{Engine, EngineConfig, QueueLimits};
+use windlass_engine_core::executor::{Geometry, KvGroups};
+use windlass_engine_core::request::{CacheScope, FinishReason, Request, RequestId, Tenant, TokenId};
+use windlass_engine_core::sampling::TokenLogprobs;
+use windlass_engine_core::sim::{SimExecutor, SimVocabulary, StepTime, Unpaced};
+use windlass_engine_core::update::{RequestUpdate, Turn};
+
+/// Few words, so that stop tokens among them are met.
+pub const WORDS: u32 = 13;
+pub const VOCABULARY: SimVocabulary = SimVocabulary { word: |number| (number % WORDS as u64) as TokenId, stop: None };
+
+pub const GEOMETRY: Geometry = Geometry {
+    block_tokens: 4,
+    blocks: 64,
+    swap_slots: 0,
+    max_sequence_tokens: 128,
+    max_step_rows: 8,
+    max_step_tokens: 32,
+    max_step_logits: 8,
+    vocabulary: 100,
+    groups: KvGroups::ONE,
+};
+
+pub const CONFIG: EngineConfig = EngineConfig {
+    queue: QueueLimits {
+        max_waiting_requests: 1000,
+        max_queued_prompt_tokens: 100_000,
+        max_predicted_ttft_seconds: None,
+    },
+    ..EngineConfig::PLAIN
+};
+
+pub type TestEngine = Engine<Auditor>;
+
+pub fn engine(geometry: Geometry, config: EngineConfig) -> TestEngine {
+    Engine::new(auditor(geometry), config)
+}
+
+fn auditor(geometry: Geometry) -> Auditor {
+    Auditor::new(SimExecutor::new(geometry, StepTime::LARGE_GPU, VOCABULARY, Unpaced))
+}
+
+/// A prompt of so many tokens, unlike those of other ids, for 4 tokens, greedy.
+pub fn request(id: u64, prompt_tokens: usize) -> Request {
+    let prompt = (0..prompt_tokens as u64).map(|i| ((id * 31 + i * 7 + i * i) % 100) as TokenId).collect();
+    Request::greedy(RequestId(id), prompt, 4)
+}
+
+/// Changes one thing about a request.
+pub trait With: Sized {
+    fn max(self, tokens: u32) -> Self;
+    fn min(self, tokens: u32) -> Self;
+    fn stop(self, tokens: &[TokenId]) -> Self;
+    fn prompt(self, tokens: impl IntoIterator<Item = TokenId>) -> Self;
+    fn scored(self, top: u32) -> Self;
+    fn fork(self, leader: u64) -> Self;
+    fn priority(self, priority: i32) -> Self;
+    fn tenant(self, tenant: u32) -> Self;
+}
+
+impl With for Request {
+    fn max(self, max_tokens: u32) -> Self {
+        Request { max_tokens, ..self }
+    }
+
+    fn min(self, min_tokens: u32) -> Self {
+        Request { min_tokens, ..self }
+    }
+
+    fn stop(self, tokens: &[TokenId]) -> Self {
+        Request { stop_tokens: tokens.to_vec(), ..self }
+    }
+
+    fn prompt(self, tokens: impl IntoIterator<Item = TokenId>) -> Self {
+        Request { prompt: tokens.into_iter().collect(), ..self }
+    }
+
+    fn scored(self, top: u32) -> Self {
+        Request { logprobs: Some(top), prompt_logprobs: Some(top), ..self }
+    }
+
+    fn fork(self, leader: u64) -> Self {
+        Request { fork_of: Some(RequestId(leader)), ..self }
+    }
+
+    fn priority(self, priority: i32) -> Self {
+        Request { priority, ..self }
+    }
+
+    fn tenant(self, tenant: u32) -> Self {
+        Request { tenant: Tenant(tenant), cache_scope: CacheScope(tenant.into()), ..self }
+    }
+}
+
+/// One turn, with everything checked after it. Unless idle, a turn gets on: it submits a step, collects
+/// one, or ends a request.
+pub fn turn(engine: &mut TestEngine, now: f64) -> Turn {
+    let (idle, submitted) = (engine.is_idle(), engine.executor().submitted());
+    let turn = engine.turn(now).expect("the simulator does not fail");
+    engine.audit().expect("the engine is sound");
+    let got_on = turn.step.is_some() || !turn.updates.is_empty() || engine.executor().submitted() > submitted;
+    assert!(idle || got_on, "a turn for nothing: {:?}", engine.stats());
+    turn
+}
+
+/// Turns until idle; all updates in order.
+pub fn drain(engine: &mut TestEngine) -> Vec<RequestUpdate> {
+    let mut updates = Vec::new();
+    while !engine.is_idle() {
+        updates.extend(turn(engine, 0.0).updates);
+    }
+    updates
+}
+
+/// What one request got out of it.
+pub fn text(updates: &[RequestUpdate], id: u64) -> (Vec<TokenId>, Option<FinishReason>) {
+    let own = updates.iter().filter(|update| update.request == RequestId(id));
+    let finish = own.clone().find_map(|update| update.finish);
+    (own.flat_map(|update| update.tokens.clone()).collect(), finish)
+}
+
+/// What the model thought of one request's tokens: of the prompt's, then of the generated ones.
+pub fn logprobs(updates: &[RequestUpdate], id: u64) -> [Vec<TokenLogprobs>; 2] {
+    let own = updates.iter().filter(|update| update.request == RequestId(id));
+    let prompt = own.clone().flat_map(|update| update.prompt_logprobs.clone()).collect();
+    [prompt, own.flat_map(|update| update.logprobs.clone()).collect()]
+}
+
+/// What a request gets when it has a large engine to itself, one chunk and no prefix cache.
+pub fn alone(request: &Request, block_tokens: u32) -> (Vec<TokenId>, Option<FinishReason>) {
+    text(&updates_alone(request, block_tokens), request.id.0)
+}
+
+/// All that it hears there.
+pub fn updates_alone(request: &Request, block_tokens: u32) -> Vec<RequestUpdate> {
+    updates_alone_reading(request, block_tokens, KvGroups::ONE)
+}
+
+/// The same with layers in such groups, whose blocks are all kept nevertheless.
+pub fn updates_alone_reading(request: &Request, block_tokens: u32, groups: KvGroups) -> Vec<RequestUpdate> {
+    let wide = Geometry { blocks: 128 * groups.count(), max_step_tokens: 128, max_step_logits: 128, ..GEOMETRY };
+    let mut engine = Engine::new(auditor(Geometry { block_tokens, groups, ..wide }).hoarding(), CONFIG);
+    engine.add(request.clone(), 0.0).expect("a request that fits");
+    drain(&mut engine)
+}

@@ -1,0 +1,97 @@
+//! Cached prompts that leave the pool, and come back.
+
+use crate::support::{CONFIG, GEOMETRY, TestEngine, alone, drain, engine, request, text};
+use windlass_engine_core::engine::EngineConfig;
+use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::plan::Move;
+use windlass_engine_core::request::{FinishReason, Request, RequestId};
+use windlass_engine_core::update::RequestUpdate;
+
+const CACHING: EngineConfig = EngineConfig { enable_prefix_cache: true, ..CONFIG };
+/// Room for one conversation of 28 tokens with its answer, and for two more outside.
+const SMALL: Geometry = Geometry { blocks: 9, swap_slots: 16, ..GEOMETRY };
+
+/// Runs a request to its end, which is that of the request alone; how many of its tokens were cached.
+fn serve(engine: &mut TestEngine, request: &Request) -> u32 {
+    let updates = serve_all(engine, request);
+    assert_eq!(text(&updates, request.id.0), alone(request, 4));
+    updates[0].cached_tokens
+}
+
+fn serve_all(engine: &mut TestEngine, request: &Request) -> Vec<RequestUpdate> {
+    engine.add(request.clone(), 0.0).unwrap();
+    drain(engine)
+}
+
+fn again(request: &Request, id: u64) -> Request {
+    Request { id: RequestId(id), ..request.clone() }
+}
+
+#[test]
+fn a_prompt_whose_room_was_needed_comes_back_without_being_computed() {
+    let mut engine = engine(SMALL, CACHING);
+    let [first, second] = [request(1, 28), request(2, 28)];
+    assert_eq!([serve(&mut engine, &first), serve(&mut engine, &second)], [0, 0]);
+    assert!(engine.stats().kv.swapped >= 6, "{:?}", engine.stats().kv);
+    engine.add(again(&first, 3), 0.0).unwrap();
+    crate::support::turn(&mut engine, 0.0);
+    let back = engine.executor().last_plan().moves.iter().filter(|moved| matches!(moved, Move::In { .. })).count();
+    let updates = drain(&mut engine);
+    assert_eq!((updates[0].cached_tokens, text(&updates, 3)), (24, alone(&again(&first, 3), 4)));
+    assert!(back >= 5, "{back} blocks came back");
+    assert_eq!(serve(&mut engine, &again(&second, 4)), 24);
+}
+
+#[test]
+fn what_is_in_the_tier_already_moves_out_for_nothing() {
+    let mut engine = engine(SMALL, CACHING);
+    let prompts = [request(1, 28), request(2, 28)];
+    for round in 0..3 {
+        for (index, prompt) in prompts.iter().enumerate() {
+            serve(&mut engine, &again(prompt, 10 + round * 2 + index as u64));
+        }
+    }
+    let before = engine.stats().kv.swapped;
+    engine.add(again(&prompts[0], 50), 0.0).unwrap();
+    crate::support::turn(&mut engine, 0.0);
+    let out = engine.executor().last_plan().moves.iter().filter(|moved| matches!(moved, Move::Out { .. })).count();
+    assert_eq!((out, engine.stats().kv.swapped), (0, before));
+    drain(&mut engine);
+}
+
+#[test]
+fn a_full_tier_gives_up_the_longest_unused_and_never_what_is_coming_back() {
+    for swap_slots in 1..9 {
+        let mut engine = engine(Geometry { swap_slots, ..SMALL }, CACHING);
+        for id in 0..12 {
+            let cached = serve(&mut engine, &again(&request(id % 3, 28), 100 + id));
+            assert!(cached <= 24, "{cached}");
+            assert!(engine.stats().kv.swapped <= swap_slots);
+        }
+    }
+}
+
+#[test]
+fn what_a_failed_sequence_had_is_not_found_again() {
+    let mut engine = engine(SMALL, CACHING);
+    let prompt = request(1, 28);
+    serve(&mut engine, &prompt);
+    serve(&mut engine, &request(2, 28));
+    let failing = again(&prompt, 3);
+    engine.executor().poison(failing.id);
+    assert_eq!(text(&serve_all(&mut engine, &failing), 3).1, Some(FinishReason::Error));
+    assert_eq!(serve(&mut engine, &again(&prompt, 4)), 0, "it is computed, not found");
+    assert_eq!(serve(&mut engine, &again(&prompt, 5)), 24);
+}
+
+#[test]
+fn slots_expire_with_their_prompts() {
+    let config = EngineConfig { prefix_cache_ttl_seconds: Some(10.0), ..CACHING };
+    let mut engine = engine(SMALL, config);
+    (1..3).for_each(|id| _ = serve(&mut engine, &request(id, 28)));
+    engine.add(request(3, 4), 11.0).unwrap();
+    while !engine.is_idle() {
+        crate::support::turn(&mut engine, 11.0);
+    }
+    assert_eq!(engine.stats().kv.swapped, 0);
+}

@@ -1,0 +1,444 @@
+//! The executor on a GPU, mostly on the stand-in for one: the kernels run from their sources, and the rules are CUDA's.
+//! With `WINDLASS_GPU` set it is this machine's first NVIDIA GPU where a test does not look behind the driver.
+
+use std::slice;
+use std::sync::Arc;
+
+use crate::common::driver::{Job, generate, sample_row};
+use crate::common::hub::{Family, config, llama_oracle};
+use crate::common::rows::{plan, row, tables};
+use crate::common::tiny::Tiny;
+use serde_json::{Value, json};
+use windlass_checkpoint::Checkpoint;
+use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels, device_under_test};
+use windlass_engine_contract::memory::KvDataType;
+use windlass_engine_core::draft::DraftTree;
+use windlass_engine_core::engine::{Engine, EngineConfig};
+use windlass_engine_core::executor::{Executor, KvGroups};
+use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, RowOutput, SampleRow, ScoreRow, StepPlan};
+use windlass_engine_core::request::{Request, RequestId, Sampling};
+use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, LoadedCuda, Replay};
+use windlass_engine_model::{ActivationType, DecoderConfig, KvBudget, LoadOptions, Quantization, SwapSpace, load};
+use windlass_kernels::WeightType;
+
+const GENERATED: usize = 12;
+const VOCABULARY: u32 = 128;
+/// Log probabilities that bf16 activations may confuse.
+const NEAR_TIE: f32 = 0.06;
+/// Log probabilities that they may give a token otherwise.
+const APART: f32 = 0.08;
+/// As much where attention is sharp and four layers pass it on.
+const APART_IF_SHARP: f32 = 0.3;
+/// As many as the texts of a test take: none is left over for what is nobody's.
+const BLOCKS: u32 = 4;
+
+fn options() -> LoadOptions {
+    LoadOptions {
+        threads: 1,
+        activations: ActivationType::Int16,
+        block_tokens: 64,
+        kv: KvBudget::Blocks(BLOCKS),
+        max_sequences: 4,
+        max_step_tokens: 32,
+        max_model_tokens: Some(256),
+        ..LoadOptions::default()
+    }
+}
+
+fn tiny(kind: WeightType) -> Tiny {
+    Tiny { vocabulary: VOCABULARY.into(), ..Tiny::of(kind) }
+}
+
+fn checkpoint(tiny: Tiny) -> Checkpoint {
+    Checkpoint::from_bytes(tiny.build().build()).unwrap()
+}
+
+/// The stand-in's driver.
+fn driver() -> Arc<HostDriver> {
+    HostMachine::new(Kernels::Run, 7).driver(0, 1 << 28)
+}
+
+/// A device whose kernels run in an order that `seed` decides.
+fn device(seed: u64) -> Device {
+    device_under_test(seed, 1 << 28).unwrap()
+}
+
+fn loaded(checkpoint: &Checkpoint, device: &Device, replay: Replay) -> LoadedCuda {
+    CudaModel::load(checkpoint, &options(), slice::from_ref(device)).unwrap().start(options().kv, replay).unwrap()
+}
+
+fn executor(checkpoint: &Checkpoint, replay: Replay) -> CudaExecutor {
+    loaded(checkpoint, &device(7), replay).executor
+}
+
+fn jobs(sampling: &Sampling) -> Vec<Job> {
+    let prompt = |job: u32| (0..5 + 7 * job).map(|token| (token * 37 + job) % VOCABULARY).collect();
+    (0..4).map(|job| Job { prompt: prompt(job), sampling: sampling.clone() }).collect()
+}
+
+fn step(executor: &mut dyn Executor, plan: StepPlan) -> Vec<RowOutput> {
+    let ticket = executor.submit(plan).unwrap();
+    executor.collect(ticket).unwrap().rows
+}
+
+/// Log probability that an answer's tokens lack to the CPU's own choices after the same text, the most of them.
+fn most_regret(cpu: &mut dyn Executor, prompt: &[u32], answer: &[u32]) -> f32 {
+    let text = [prompt, answer].concat();
+    let mut most = 0.0_f32;
+    for (position, pair) in text.windows(2).enumerate() {
+        let score = Some(ScoreRow { targets: vec![pair[1]], top: 1 });
+        let (token, blocks) = (InputToken::Known(pair[0]), tables(cpu));
+        let asked = PlanRow { sample: None, score, blocks, ..row(token, position as u32) };
+        let ticket = cpu.submit(plan(vec![asked])).unwrap();
+        let scores = &cpu.collect(ticket).unwrap().scores[0].prompt[0];
+        if position + 1 >= prompt.len() {
+            most = most.max(scores.top[0].logprob - scores.chosen.logprob);
+        }
+    }
+    most
+}
+
+/// Every layout of weights that the kernels have, and one that becomes bf16. The head is not the embedding: what the layers
+/// say decides. Where the CPU's first two choices are as near as bf16 activations are coarse, either may be taken.
+#[test]
+fn a_models_greedy_tokens_are_the_cpus() {
+    for kind in [WeightType::BF16, WeightType::Q4_1, WeightType::Q8_0, WeightType::Q4K, WeightType::Q6K] {
+        let checkpoint = checkpoint(Tiny { tied: false, ..tiny(kind) });
+        let mut gpu = executor(&checkpoint, Replay::Graphs);
+        let jobs = jobs(&Sampling::GREEDY);
+        let found = generate(&mut gpu, &jobs, GENERATED, 32, 2);
+        let mut cpu = load(&checkpoint, &options()).unwrap().executor;
+        for (job, answer) in jobs.iter().zip(&found) {
+            let regret = most_regret(&mut cpu, &job.prompt, answer);
+            assert!(regret <= NEAR_TIE, "{}: {answer:?} is {regret} from the CPU's choices", kind.name());
+        }
+        assert!(gpu.decoder().graphs() > 0);
+    }
+}
+
+/// Log probabilities of each of 30 tokens after those before it.
+fn scored(executor: &mut dyn Executor) -> Vec<f32> {
+    let tokens: Vec<u32> = (0..30).map(|token| token * 31 % VOCABULARY).collect();
+    let score = ScoreRow { targets: tokens[1..].to_vec(), top: 0 };
+    let tokens = tokens.into_iter().map(InputToken::Known).collect();
+    let row =
+        PlanRow { tokens, sample: None, score: Some(score), blocks: tables(executor), ..row(InputToken::Known(0), 0) };
+    let ticket = executor.submit(plan(vec![row])).unwrap();
+    let output = executor.collect(ticket).unwrap();
+    output.scores[0].prompt.iter().map(|token| token.chosen.logprob).collect()
+}
+
+/// The most that two executors' log probabilities are apart.
+fn apart(one: &mut dyn Executor, other: &mut dyn Executor) -> f32 {
+    let (one, other) = (scored(one), scored(other));
+    assert_eq!(one.len(), 29);
+    one.iter().zip(&other).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max)
+}
+
+/// A head of its own, and factors of the rotary frequencies.
+#[test]
+fn what_the_model_thinks_of_each_token_is_near_what_the_cpu_thinks() {
+    let checkpoint = checkpoint(Tiny { tied: false, rope_factors: true, ..tiny(WeightType::BF16) });
+    let worst = apart(&mut load(&checkpoint, &options()).unwrap().executor, &mut executor(&checkpoint, Replay::Graphs));
+    println!("log probabilities are at most {worst} apart");
+    assert!(worst < 0.05, "{worst}");
+}
+
+/// A small random checkpoint of a family with what only some have.
+fn family(model_type: &str, head_norms: bool, more: Value) -> Checkpoint {
+    let config = config(model_type, more);
+    let family = Family { config, biases: model_type.starts_with("qwen2"), head_norms, oracle: llama_oracle };
+    family.open(&family.safetensors())
+}
+
+fn gemma(more: Value) -> Value {
+    let mut keys = json!({"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 48,
+        "query_pre_attn_scalar": 48, "final_logit_softcapping": null});
+    keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    keys
+}
+
+/// Windows of attention in all layers or in some, caps of scores and of logits, norms behind blocks, another activation,
+/// scaled embeddings, heads of 48 and of 256, rotary embeddings of their own, and LongRoPE.
+#[test]
+fn families_with_more_than_llama_compute_what_the_cpu_computes() {
+    let factors: Vec<f32> = (0..8).map(|pair| 1.0 + pair as f32 / 4.0).collect();
+    let longrope =
+        json!({"type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.2});
+    let phi = json!({"partial_rotary_factor": 0.5, "original_max_position_embeddings": 64, "rope_scaling": longrope,
+        "tie_word_embeddings": false});
+    let sharp = json!({"sliding_window": 20, "sliding_window_pattern": 2, "rope_local_base_freq": 1000.0});
+    // Few layers, and scores that are not large: in bf16 activations differ more where attention is sharp.
+    let capped = json!({"final_logit_softcapping": 3.0, "num_hidden_layers": 1});
+    let second = json!({"sliding_window": 20, "attn_logit_softcapping": 1.0, "final_logit_softcapping": 3.0,
+        "head_dim": 256, "query_pre_attn_scalar": 4096, "num_hidden_layers": 2});
+    let local = json!({"sliding_window": 20, "sliding_window_pattern": 2, "rope_local_base_freq": 1000.0,
+        "query_pre_attn_scalar": 4096, "num_hidden_layers": 2});
+    for (name, bound, checkpoint) in [
+        ("mistral", APART, family("mistral", false, json!({"sliding_window": 20, "tie_word_embeddings": false}))),
+        ("gemma", APART, family("gemma", false, gemma(capped))),
+        ("gemma2", APART, family("gemma2", false, gemma(second))),
+        ("gemma3", APART, family("gemma3_text", true, gemma(local))),
+        ("gemma3, sharp", APART_IF_SHARP, family("gemma3_text", true, gemma(sharp))),
+        ("phi3", APART, family("phi3", false, phi)),
+    ] {
+        agrees_with_the_cpu(name, &checkpoint, &options(), bound);
+    }
+}
+
+/// Experts of which a token uses some or all, with one that every token goes through or without.
+#[test]
+fn mixtures_of_experts_compute_what_the_cpu_computes() {
+    let qwen = |norm_topk_prob: bool, used: u32, more: Value| {
+        let mut keys = json!({"num_experts": 6, "num_experts_per_tok": used, "moe_intermediate_size": 96,
+            "norm_topk_prob": norm_topk_prob, "decoder_sparse_step": 1, "use_sliding_window": false,
+            "tie_word_embeddings": false});
+        keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        keys
+    };
+    let mixtral = json!({"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": false});
+    let shared = json!({"shared_expert_intermediate_size": 160});
+    for (name, checkpoint) in [
+        ("mixtral", family("mixtral", false, mixtral)),
+        ("qwen2_moe", family("qwen2_moe", false, qwen(false, 6, shared))),
+        ("qwen3_moe", family("qwen3_moe", true, qwen(true, 3, json!({"head_dim": 64, "mlp_only_layers": []})))),
+    ] {
+        agrees_with_the_cpu(name, &checkpoint, &options(), APART);
+    }
+}
+
+/// Asks both for log probabilities, which are at most `bound` apart, and the CPU for what it thinks of the GPU's greedy tokens.
+fn agrees_with_the_cpu(name: &str, checkpoint: &Checkpoint, options: &LoadOptions, bound: f32) {
+    let shape = DecoderConfig::read(checkpoint).unwrap().shape(0);
+    let groups = KvGroups::of(&shape, options.max_model_tokens.unwrap()).count();
+    let options = LoadOptions { kv: KvBudget::Blocks(groups * BLOCKS), ..options.clone() };
+    let model = CudaModel::load(checkpoint, &options, &[device(7)]).unwrap();
+    let mut gpu = model.start(options.kv, Replay::Graphs).unwrap().executor;
+    let mut cpu = load(checkpoint, &options).unwrap().executor;
+    let worst = apart(&mut cpu, &mut gpu);
+    let jobs = jobs(&Sampling::GREEDY);
+    let found = generate(&mut gpu, &jobs, GENERATED, 32, 2);
+    let regret = jobs.iter().zip(&found).map(|(job, answer)| most_regret(&mut cpu, &job.prompt, answer));
+    let regret = regret.fold(0.0, f32::max);
+    println!("{name}: log probabilities at most {worst} apart, choices {regret}");
+    assert!(worst < bound && regret <= bound, "{name}: {worst} apart, and {regret} from the CPU's choices");
+}
+
+/// A key and a value of each token and head has a scale of its own, as on the CPU; copied blocks keep them.
+#[test]
+fn a_cache_in_bytes_gives_what_the_cpus_gives_and_takes_what_it_should() {
+    for kind in [KvDataType::Fp8, KvDataType::Int8] {
+        let options = LoadOptions { kv_data_type: kind, ..options() };
+        let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
+        agrees_with_the_cpu(kind.name(), &checkpoint, &options, APART);
+        let driver = driver();
+        let free = || driver.device().driver().memory().unwrap().free_bytes as u64;
+        let model = CudaModel::load(&checkpoint, &options, &[driver.device()]).unwrap();
+        let loaded = model.start(options.kv, Replay::Graphs).unwrap();
+        let (ledger, mut executor) = (loaded.ledger(), loaded.executor);
+        copied_blocks_are_read_alike(&mut executor);
+        let awake = free();
+        executor.hold_kv(false).unwrap();
+        assert_eq!(free() - awake, ledger.kv, "{}", kind.name());
+    }
+    let odd = Tiny { hidden: 128, heads: 16, kv_heads: 16, rope_dims: 8, ..tiny(WeightType::BF16) };
+    let options = LoadOptions { kv_data_type: KvDataType::Int8, ..options() };
+    let refused = CudaModel::load(&checkpoint(odd), &options, &[device(7)]).map(drop).unwrap_err().to_string();
+    assert!(refused.contains("a KV cache in bytes with heads of 8 values"), "{refused}");
+}
+
+/// What lies before the window is given up: its pages may hold anything.
+#[test]
+fn blocks_before_the_windows_are_given_up_and_no_token_changes() {
+    let local = json!({"sliding_window": 20, "sliding_window_pattern": 2, "rope_local_base_freq": 1000.0,
+        "query_pre_attn_scalar": 4096, "num_hidden_layers": 2});
+    let windowed = KvGroups::one_windowed(20 + 63);
+    // Four blocks of each group hold the sequence.
+    for (checkpoint, groups, most) in [
+        (family("mistral", false, json!({"sliding_window": 20, "num_hidden_layers": 2})), windowed, 3),
+        (family("gemma3_text", true, gemma(local)), KvGroups { full: 1, ..windowed }, 4 + 3),
+    ] {
+        gives_up_what_is_before_its_windows(&checkpoint, groups, most);
+    }
+}
+
+fn gives_up_what_is_before_its_windows(checkpoint: &Checkpoint, groups: KvGroups, most: u32) {
+    const PROMPT: u32 = 200;
+    let options = LoadOptions { max_sequences: 2, kv: KvBudget::Blocks(groups.count() * BLOCKS), ..options() };
+    let executor = || {
+        let model = CudaModel::load(checkpoint, &options, &[device(7)]).unwrap();
+        model.start(options.kv, Replay::Graphs).unwrap().executor
+    };
+    let prompt: Vec<u32> = (0..PROMPT).map(|index| index * 11 % VOCABULARY).collect();
+    let expected = generate(&mut executor(), &[Job::greedy(&prompt)], GENERATED, 32, 1);
+    assert_eq!(executor().geometry().groups, groups);
+    let mut engine = Engine::new(executor(), EngineConfig { enable_prefix_cache: false, ..EngineConfig::PLAIN });
+    engine.add(Request::greedy(RequestId(0), prompt, GENERATED as u32), 0.0).unwrap();
+    let (mut text, mut held) = (Vec::new(), u32::MAX);
+    while !engine.is_idle() {
+        text.extend(engine.turn(0.0).unwrap().updates.into_iter().flat_map(|update| update.tokens));
+        if !text.is_empty() && !engine.is_idle() {
+            held = engine.stats().kv.held.min(held);
+        }
+    }
+    assert_eq!(text, expected[0]);
+    assert!(held <= most, "{held} blocks of a sequence of four in {groups:?}");
+}
+
+#[test]
+fn graphs_chunks_steps_in_flight_and_the_order_of_threads_change_no_token() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    for sampling in
+        [Sampling::GREEDY, Sampling { temperature: 0.8, top_p: 0.9, top_k: 20, seed: 3, ..Sampling::GREEDY }]
+    {
+        let text = |replay, seed, chunk, in_flight| {
+            let mut executor = loaded(&checkpoint, &device(seed), replay).executor;
+            generate(&mut executor, &jobs(&sampling), GENERATED, chunk, in_flight)
+        };
+        let graphs = text(Replay::Graphs, 7, 9, 2);
+        assert_eq!(graphs, text(Replay::Eager, 8, 32, 2));
+        assert_eq!(graphs, text(Replay::Graphs, 9, 9, 1), "fed back on the device and through the host");
+    }
+}
+
+/// A bias is the host's affair: such a step waits for the one in flight, and its token is fed to the next.
+#[test]
+fn what_only_the_host_samples_is_mixed_with_what_the_device_does() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    let mut jobs = jobs(&Sampling::GREEDY);
+    jobs[1].sampling = Sampling { logit_bias: vec![(5, 100.0)], ..Sampling::GREEDY };
+    let together = generate(&mut executor(&checkpoint, Replay::Graphs), &jobs, 4, 32, 2);
+    assert_eq!(together[1], [5; 4]);
+    let alone = generate(&mut executor(&checkpoint, Replay::Graphs), &jobs[..1], 4, 32, 2);
+    assert_eq!(together[0], alone[0]);
+}
+
+#[test]
+fn a_decoding_step_is_one_graph_and_allocates_nothing() {
+    let (checkpoint, driver) = (checkpoint(tiny(WeightType::BF16)), driver());
+    let mut executor = loaded(&checkpoint, &driver.device(), Replay::Graphs).executor;
+    step(&mut executor, plan(vec![row(InputToken::Known(1), 0)]));
+    let (before, free) = (driver.issued().len(), driver.device().driver().memory().unwrap());
+    step(&mut executor, plan(vec![row(InputToken::Known(2), 1)]));
+    let issued = driver.issued()[before..].to_vec();
+    assert_eq!(driver.device().driver().memory().unwrap(), free);
+    let graphs: Vec<usize> =
+        issued.iter().filter_map(|work| if let Issued::Graph(pieces) = work { Some(*pieces) } else { None }).collect();
+    // Two layers of ten kernels (a sequence may have two splits), and four around them.
+    assert_eq!(graphs, [2 * 10 + 4], "{issued:?}");
+    assert_eq!(issued.iter().filter(|work| matches!(work, Issued::Launch(_))).count(), 1, "the draw: {issued:?}");
+}
+
+#[test]
+fn a_copied_block_is_read_like_the_one_it_was_copied_from() {
+    copied_blocks_are_read_alike(&mut executor(&checkpoint(tiny(WeightType::BF16)), Replay::Graphs));
+}
+
+fn copied_blocks_are_read_alike(executor: &mut CudaExecutor) {
+    step(executor, plan(vec![row(InputToken::Known(9), 0)]));
+    let told = || SampleRow { logprobs: Some(0), ..sample_row(&Sampling::GREEDY) };
+    let asks = |block: u32, position: u32| PlanRow {
+        blocks: [BlockId(block)].into(),
+        sample: Some(told()),
+        ..row(InputToken::Known(3), position)
+    };
+    let moves = vec![Move::Copy { from: BlockId(1), to: BlockId(2) }];
+    let ticket = executor.submit(StepPlan { moves, rows: vec![asks(1, 1), asks(2, 1), asks(3, 0)] }).unwrap();
+    let scores = executor.collect(ticket).unwrap().scores;
+    let [own, copied, alone] = [0, 1, 2].map(|row: usize| scores[row].sampled[0].chosen.logprob);
+    assert_eq!(own, copied);
+    assert_ne!(own, alone, "the token before matters");
+}
+
+#[test]
+fn a_wrong_row_fails_alone_and_its_followers_with_it() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    let mut executor = executor(&checkpoint, Replay::Graphs);
+    let wrong = PlanRow { blocks: [BlockId(99)].into(), ..row(InputToken::Known(1), 0) };
+    let first = executor.submit(plan(vec![row(InputToken::Known(1), 0), wrong])).unwrap();
+    let follow = |index| row(InputToken::SampledBy { ticket: first, row: index }, 1);
+    let second = executor.submit(plan(vec![follow(0), follow(1)])).unwrap();
+    assert!(executor.submit(StepPlan::default()).unwrap_err().to_string().contains("2 steps are in flight"));
+    assert!(executor.collect(second).is_err(), "the first comes first");
+    let rows = executor.collect(first).unwrap().rows;
+    assert!(
+        matches!(&rows[..], [RowOutput::Sampled(_), RowOutput::Failed(why)] if why.to_string().contains("block 99")),
+        "{rows:?}"
+    );
+    let rows = executor.collect(second).unwrap().rows;
+    assert!(matches!(&rows[..], [RowOutput::Sampled(_), RowOutput::Failed(_)]), "{rows:?}");
+}
+
+#[test]
+fn guesses_fail_by_name_and_nothing_else_does() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    let mut executor = executor(&checkpoint, Replay::Graphs);
+    let sample = SampleRow { draft: DraftTree::chain([4]), ..sample_row(&Sampling::GREEDY) };
+    let guessing = PlanRow { sample: Some(sample), ..row(InputToken::Known(1), 0) };
+    let other = PlanRow { blocks: [BlockId(2)].into(), ..row(InputToken::Known(1), 0) };
+    let rows = step(&mut executor, plan(vec![guessing, other]));
+    assert!(
+        matches!(&rows[..], [RowOutput::Failed(why), RowOutput::Sampled(_)] if why.to_string().contains("guesses")),
+        "{rows:?}"
+    );
+}
+
+#[test]
+fn memory_of_keys_and_values_comes_and_goes_and_the_ledger_knows_all_of_it() {
+    let (checkpoint, driver) = (checkpoint(tiny(WeightType::BF16)), driver());
+    let free = || driver.device().driver().memory().unwrap().free_bytes as u64;
+    let before = free();
+    let loaded = loaded(&checkpoint, &driver.device(), Replay::Graphs);
+    let (ledger, mut executor) = (loaded.ledger(), loaded.executor);
+    let awake = free();
+    let small = before - awake - ledger.total();
+    assert!(small < 64 << 10, "{ledger:?} of {}", before - awake);
+    let jobs = jobs(&Sampling::GREEDY);
+    let text = generate(&mut executor, &jobs, 3, 32, 2);
+    executor.hold_kv(false).unwrap();
+    assert_eq!(free() - awake, ledger.kv);
+    assert!(executor.submit(plan(vec![row(InputToken::Known(1), 0)])).is_err(), "there is nowhere to write");
+    executor.hold_kv(true).unwrap();
+    assert_eq!(free(), awake);
+    assert_eq!(generate(&mut executor, &jobs, 3, 32, 2), text);
+}
+
+#[test]
+fn what_the_kernels_do_not_compute_is_refused_by_name() {
+    let device = HostMachine::new(Kernels::Record, 7).device(0, 1 << 28);
+    let refusal = |options: &LoadOptions, tiny: Tiny| {
+        CudaModel::load(&checkpoint(tiny), options, slice::from_ref(&device)).map(drop).unwrap_err().to_string()
+    };
+    let small = Tiny { heads: 64, kv_heads: 64, rope_dims: 4, ..tiny(WeightType::BF16) };
+    assert_eq!(
+        refusal(&options(), small),
+        "a head of 4 values is not there on CUDA yet: use a model with heads of a multiple of 8 up to 256, or the CPU"
+    );
+    let many = Tiny { heads: 32, kv_heads: 1, rope_dims: 8, ..tiny(WeightType::BF16) };
+    assert!(refusal(&options(), many).contains("32 query heads that share a key head"));
+    let experts = json!({"num_local_experts": 40, "num_experts_per_tok": 33, "intermediate_size": 32});
+    let experts = family("mixtral", false, experts);
+    let refused = CudaModel::load(&experts, &options(), slice::from_ref(&device)).map(drop).unwrap_err().to_string();
+    assert!(refused.contains("a mixture of 40 experts of which a token uses 33"), "{refused}");
+    let swap = Some(SwapSpace { bytes: 1 << 20, folder: None });
+    for (options, named) in [
+        (LoadOptions { block_tokens: 16, ..options() }, "a KV block of 16 tokens"),
+        (LoadOptions { tensor_parallel: 9, ..options() }, "a group of 9 ranks"),
+        (LoadOptions { kv_data_type: KvDataType::F16, ..options() }, "a KV cache in f16"),
+        (LoadOptions { kv_data_type: KvDataType::Int4, ..options() }, "a KV cache in int4"),
+        (LoadOptions { swap, ..options() }, "swap space"),
+        (LoadOptions { quantization: Quantization::named("int8"), ..options() }, "at load"),
+    ] {
+        let refused = refusal(&options, tiny(WeightType::BF16));
+        assert!(refused.contains(named) && refused.contains("CUDA"), "{refused}");
+    }
+}
+
+#[test]
+fn a_device_that_is_too_small_says_how_small() {
+    let device = HostMachine::new(Kernels::Record, 7).device(0, 1 << 20);
+    let refused = CudaModel::load(&checkpoint(tiny(WeightType::BF16)), &options(), slice::from_ref(&device))
+        .map(drop)
+        .unwrap_err();
+    assert!(refused.to_string().contains("no room for"), "{refused}");
+}

@@ -1,0 +1,358 @@
+//! A decoder on several GPUs of one process computes what it computes on one: on the stand-in for them, whose kernels run
+//! from their sources, each device in its own time.
+
+use std::sync::Arc;
+
+use crate::common::driver::{Job, generate, sample_row};
+use crate::common::hub::{Family, config, llama_oracle};
+use crate::common::rows::{plan, row, tables};
+use crate::common::tiny::Tiny;
+use serde_json::{Value, json};
+use windlass_checkpoint::Checkpoint;
+use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels};
+use windlass_engine_core::engine::{Engine, EngineConfig};
+use windlass_engine_core::executor::{Executor, ExecutorError};
+use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, SampleRow, ScoreRow, StepPlan};
+use windlass_engine_core::request::{Request, RequestId, Sampling};
+use windlass_engine_core::sampling::TokenLogprobs;
+use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, LoadedCuda, Replay};
+use windlass_engine_model::{ActivationType, KvBudget, LoadOptions};
+use windlass_kernels::WeightType;
+
+const GENERATED: usize = 5;
+const VOCABULARY: u32 = 131;
+/// Log probabilities that a sum of rounded parts may give a token otherwise: as much as bf16 activations do (`cuda.rs`).
+const APART: f32 = 0.08;
+
+fn options(ranks: usize) -> LoadOptions {
+    LoadOptions {
+        threads: 1,
+        tensor_parallel: ranks as u32,
+        activations: ActivationType::Int16,
+        block_tokens: 64,
+        kv: KvBudget::Blocks(4),
+        max_sequences: 4,
+        max_step_tokens: 32,
+        max_model_tokens: Some(256),
+        ..LoadOptions::default()
+    }
+}
+
+/// Heads for two and four ranks, a vocabulary that neither divides, and a head of its own.
+fn tiny(kind: WeightType) -> Tiny {
+    Tiny { vocabulary: VOCABULARY.into(), tied: false, ..Tiny::of(kind) }
+}
+
+fn checkpoint(tiny: Tiny) -> Checkpoint {
+    Checkpoint::from_bytes(tiny.build().build()).unwrap()
+}
+
+fn drivers(count: usize, seed: u64) -> Vec<Arc<HostDriver>> {
+    let machine = HostMachine::new(Kernels::Run, seed);
+    (0..count).map(|ordinal| machine.driver(ordinal, 1 << 28)).collect()
+}
+
+fn devices(drivers: &[Arc<HostDriver>]) -> Vec<Device> {
+    drivers.iter().map(HostDriver::device).collect()
+}
+
+fn loaded(checkpoint: &Checkpoint, options: &LoadOptions, devices: &[Device], replay: Replay) -> LoadedCuda {
+    CudaModel::load(checkpoint, options, devices).unwrap().start(options.kv, replay).unwrap()
+}
+
+fn executor(checkpoint: &Checkpoint, ranks: usize) -> CudaExecutor {
+    loaded(checkpoint, &options(ranks), &devices(&drivers(ranks, 7)), Replay::Graphs).executor
+}
+
+fn jobs(sampling: &Sampling) -> Vec<Job> {
+    let prompt = |job: u32| (0..5 + 9 * job).map(|token| (token * 37 + job) % VOCABULARY).collect();
+    (0..2).map(|job| Job { prompt: prompt(job), sampling: sampling.clone() }).collect()
+}
+
+/// Log probabilities of each token of a text after those before it, and how much each lacks to the best.
+fn scored(executor: &mut dyn Executor, text: &[u32]) -> Vec<[f32; 2]> {
+    let blocks = tables(executor);
+    let mut scores = Vec::new();
+    for (chunk, tokens) in text[..text.len() - 1].chunks(30).enumerate() {
+        let first = 30 * chunk;
+        let score = Some(ScoreRow { targets: text[first + 1..=first + tokens.len()].to_vec(), top: 1 });
+        let tokens = tokens.iter().copied().map(InputToken::Known).collect();
+        let asked =
+            PlanRow { tokens, sample: None, score, blocks: blocks.clone(), ..row(InputToken::Known(0), first as u32) };
+        let ticket = executor.submit(plan(vec![asked])).unwrap();
+        let prompt = executor.collect(ticket).unwrap().scores.remove(0).prompt;
+        let logprobs = |token: &TokenLogprobs| [token.chosen.logprob, token.top[0].logprob - token.chosen.logprob];
+        scores.extend(prompt.iter().map(logprobs));
+    }
+    scores
+}
+
+/// Asks both for log probabilities, which are at most `bound` apart, and the one rank for what it thinks of the greedy tokens of
+/// many.
+fn agrees_with_one_rank(name: &str, checkpoint: &Checkpoint, ranks: usize, bound: f32) {
+    let [mut one, mut many] = [1, ranks].map(|ranks| {
+        let options = LoadOptions { kv: KvBudget::Blocks(8), ..options(ranks) };
+        loaded(checkpoint, &options, &devices(&drivers(ranks, 7)), Replay::Graphs).executor
+    });
+    assert_eq!(many.decoder().ranks(), ranks);
+    let text: Vec<u32> = (0..30).map(|token| token * 31 % VOCABULARY).collect();
+    let (alone, together) = (scored(&mut one, &text), scored(&mut many, &text));
+    let apart = alone.iter().zip(&together).map(|(one, many)| (one[0] - many[0]).abs()).fold(0.0, f32::max);
+    let mut regret = 0.0_f32;
+    for (job, answer) in
+        jobs(&Sampling::GREEDY).iter().zip(generate(&mut many, &jobs(&Sampling::GREEDY), GENERATED, 32, 2))
+    {
+        let text = [&job.prompt[..], &answer].concat();
+        let of_answer = scored(&mut one, &text).split_off(job.prompt.len() - 1);
+        regret = of_answer.iter().map(|score| score[1]).fold(regret, f32::max);
+    }
+    println!("{name} on {ranks}: log probabilities at most {apart} apart, choices {regret}");
+    assert!(apart > 0.0 && apart < bound && regret <= bound, "{name} on {ranks}: {apart} apart, choices {regret}");
+}
+
+/// Types of one value a block, 32 and 256, tied and not, and more ranks than key heads.
+#[test]
+fn two_three_and_four_ranks_give_the_tokens_of_one() {
+    let wide = Tiny { hidden: 512, heads: 8, kv_heads: 2, rope_dims: 64, feed_forward: 1024, ..tiny(WeightType::Q4K) };
+    let three = Tiny { hidden: 384, heads: 6, kv_heads: 3, feed_forward: 224, ..tiny(WeightType::BF16) };
+    for (tiny, counts) in [
+        (tiny(WeightType::BF16), &[2, 4][..]),
+        (Tiny { tied: true, ..tiny(WeightType::Q4_1) }, &[2, 4]),
+        (tiny(WeightType::Q8_0), &[2]),
+        (wide, &[2]),
+        (three, &[3]),
+    ] {
+        let checkpoint = checkpoint(tiny);
+        counts.iter().for_each(|&ranks| agrees_with_one_rank(tiny.kind.name(), &checkpoint, ranks, APART));
+    }
+}
+
+fn family(model_type: &str, head_norms: bool, more: Value) -> Checkpoint {
+    let mut keys = json!({"tie_word_embeddings": false, "num_hidden_layers": 2});
+    keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let config = config(model_type, keys);
+    let family = Family { config, biases: model_type.starts_with("qwen2"), head_norms, oracle: llama_oracle };
+    family.open(&family.safetensors())
+}
+
+/// Norms behind blocks, which are of the whole sum; windows in a group of their own; biases and norms of heads; experts of two
+/// widths, the one for all tokens among them.
+#[test]
+fn the_parts_of_other_families_are_divided_too() {
+    let gemma = json!({"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 64, "sliding_window": 20,
+        "sliding_window_pattern": 2, "rope_local_base_freq": 1000.0, "query_pre_attn_scalar": 4096,
+        "final_logit_softcapping": 3.0});
+    let experts = json!({"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 96,
+        "norm_topk_prob": false, "shared_expert_intermediate_size": 160, "decoder_sparse_step": 1});
+    for (name, checkpoint, ranks) in [
+        ("gemma3", family("gemma3_text", true, gemma), 2),
+        ("qwen2", family("qwen2", false, json!({"use_sliding_window": false})), 4),
+        ("qwen2_moe", family("qwen2_moe", false, experts), 2),
+    ] {
+        agrees_with_one_rank(name, &checkpoint, ranks, APART);
+    }
+}
+
+#[test]
+fn graphs_steps_in_flight_and_the_order_of_threads_and_devices_change_no_token() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    for sampling in
+        [Sampling::GREEDY, Sampling { temperature: 0.8, top_p: 0.9, top_k: 20, seed: 3, ..Sampling::GREEDY }]
+    {
+        let text = |replay, seed, chunk, in_flight| {
+            let mut executor = loaded(&checkpoint, &options(2), &devices(&drivers(2, seed)), replay).executor;
+            let text = generate(&mut executor, &jobs(&sampling), GENERATED, chunk, in_flight);
+            assert_eq!(executor.decoder().graphs() > 0, replay == Replay::Graphs);
+            text
+        };
+        let graphs = text(Replay::Graphs, 7, 9, 2);
+        assert_eq!(graphs, text(Replay::Eager, 8, 32, 2));
+        assert_eq!(graphs, text(Replay::Graphs, 9, 9, 1), "fed back on the devices and through the host");
+    }
+}
+
+/// Found in the prefix cache, and beside another one in few blocks: what each gets alone.
+#[test]
+fn prefix_hits_and_few_blocks_change_no_token() {
+    const ANSWER: usize = 16;
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    let prompt = |id: u32, len: u32| (0..len).map(|token| (token * 11 + id) % VOCABULARY).collect::<Vec<u32>>();
+    // The third is the first with more behind it.
+    let prompts = [prompt(0, 70), prompt(1, 58), prompt(0, 90), prompt(3, 55)];
+    let alone: Vec<Vec<u32>> = prompts
+        .iter()
+        .map(|prompt| generate(&mut executor(&checkpoint, 2), &[Job::greedy(prompt)], ANSWER, 32, 2).remove(0))
+        .collect();
+    let config = EngineConfig { enable_prefix_cache: true, ..EngineConfig::PLAIN };
+    // Each takes two blocks in the end, and there are three.
+    let options = LoadOptions { kv: KvBudget::Blocks(3), max_model_tokens: Some(192), ..options(2) };
+    let executor = loaded(&checkpoint, &options, &devices(&drivers(2, 7)), Replay::Graphs).executor;
+    let mut engine = Engine::new(executor, config);
+    let mut texts = vec![Vec::new(); prompts.len()];
+    let mut run = |engine: &mut Engine<CudaExecutor>, ids: &[usize]| {
+        for &id in ids {
+            let request = Request::greedy(RequestId(id as u64), prompts[id].clone(), ANSWER as u32);
+            engine.add(request, 0.0).unwrap();
+        }
+        while !engine.is_idle() {
+            for update in engine.turn(0.0).unwrap().updates {
+                texts[update.request.0 as usize].extend(update.tokens);
+            }
+        }
+    };
+    run(&mut engine, &[0]);
+    run(&mut engine, &[2]);
+    run(&mut engine, &[1, 3]);
+    let stats = engine.stats();
+    assert!(stats.prefix_hit_tokens > 0, "{stats:?}");
+    assert_eq!(texts, alone);
+}
+
+/// What only the host samples (a bias), log probabilities, and a copied block.
+#[test]
+fn what_the_host_samples_and_copied_blocks_are_those_of_all_ranks() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    let mut jobs = jobs(&Sampling::GREEDY);
+    jobs[1].sampling = Sampling { logit_bias: vec![(130, 100.0)], ..Sampling::GREEDY };
+    let mut executor = executor(&checkpoint, 2);
+    let together = generate(&mut executor, &jobs, 4, 32, 2);
+    // The last token of the vocabulary is the other rank's.
+    assert_eq!(together[1], [130; 4]);
+    assert_eq!(together[0], generate(&mut executor, &jobs[..1], 4, 32, 2)[0]);
+    let told = || SampleRow { logprobs: Some(0), ..sample_row(&Sampling::GREEDY) };
+    let asks =
+        |block: u32| PlanRow { blocks: [BlockId(block)].into(), sample: Some(told()), ..row(InputToken::Known(3), 1) };
+    let first = executor.submit(plan(vec![row(InputToken::Known(9), 0)])).unwrap();
+    executor.collect(first).unwrap();
+    let moves = vec![Move::Copy { from: BlockId(1), to: BlockId(2) }];
+    let ticket = executor.submit(StepPlan { moves, rows: vec![asks(1), asks(2)] }).unwrap();
+    let scores = executor.collect(ticket).unwrap().scores;
+    let [own, copied] = [0, 1].map(|row: usize| scores[row].sampled[0].chosen.logprob);
+    assert_eq!(own, copied);
+}
+
+#[test]
+fn memory_is_divided_and_every_ledger_knows_all_of_its_device() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    let ledgers = |ranks: usize| {
+        let drivers = drivers(ranks, 7);
+        let devices = devices(&drivers);
+        let free = || -> Vec<u64> {
+            devices.iter().map(|device| device.driver().memory().unwrap().free_bytes as u64).collect()
+        };
+        let before = free();
+        let LoadedCuda { mut executor, ledgers, .. } = loaded(&checkpoint, &options(ranks), &devices, Replay::Graphs);
+        let awake = free();
+        for ((before, awake), ledger) in before.iter().zip(&awake).zip(&ledgers) {
+            let small = before - awake - ledger.total();
+            assert!(small < 64 << 10, "{ledger:?} of {}", before - awake);
+        }
+        let text = generate(&mut executor, &jobs(&Sampling::GREEDY), 3, 32, 2);
+        executor.hold_kv(false).unwrap();
+        for ((free, awake), ledger) in free().iter().zip(&awake).zip(&ledgers) {
+            assert_eq!(free - awake, ledger.kv, "given back on every device");
+        }
+        assert!(executor.submit(plan(vec![row(InputToken::Known(1), 0)])).is_err(), "there is nowhere to write");
+        drop(executor);
+        assert_eq!(free(), before, "everything was given back");
+        let mut executor = loaded(&checkpoint, &options(ranks), &devices, Replay::Graphs).executor;
+        executor.hold_kv(false).unwrap();
+        executor.hold_kv(true).unwrap();
+        assert_eq!(free(), awake);
+        assert_eq!(generate(&mut executor, &jobs(&Sampling::GREEDY), 3, 32, 2), text);
+        ledgers
+    };
+    let ([one], [first, other]) = (&ledgers(1)[..], &ledgers(2)[..]) else { panic!("a ledger for each rank") };
+    assert_eq!(first.kv * 2, one.kv);
+    let norms = 4 * 256 * (2 * 2 + 1);
+    assert_eq!(first.weights + other.weights, one.weights + norms);
+}
+
+/// Nothing is launched by itself but the draw.
+#[test]
+fn a_decoding_step_is_one_graph_on_every_device() {
+    let (checkpoint, drivers) = (checkpoint(tiny(WeightType::BF16)), drivers(2, 7));
+    let mut executor = loaded(&checkpoint, &options(2), &devices(&drivers), Replay::Graphs).executor;
+    let mut step = |token, position| {
+        let ticket = executor.submit(plan(vec![row(InputToken::Known(token), position)])).unwrap();
+        executor.collect(ticket).unwrap();
+    };
+    step(1, 0);
+    let before: Vec<usize> = drivers.iter().map(|driver| driver.issued().len()).collect();
+    step(2, 1);
+    for (driver, before) in drivers.iter().zip(before) {
+        let issued = driver.issued()[before..].to_vec();
+        let graphs = issued.iter().filter(|work| matches!(work, Issued::Graph(_)));
+        let launches = issued.iter().filter(|work| matches!(work, Issued::Launch(_)));
+        assert_eq!((graphs.count(), launches.count()), (1, 1), "{issued:?}");
+    }
+}
+
+/// Wherever in a step a device is lost, whichever: the error names the rank and the device's own words, and nobody waits.
+#[test]
+fn a_device_that_is_lost_ends_the_executor_with_its_own_words() {
+    const WORDS: &str = "CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered";
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    for (rank, after, replay) in [
+        (1, 0, Replay::Graphs),
+        (0, 3, Replay::Graphs),
+        (1, 40, Replay::Eager),
+        (0, 83, Replay::Graphs),
+        (2, 130, Replay::Graphs),
+    ] {
+        let ranks = if rank == 2 { 4 } else { 2 };
+        let drivers = drivers(ranks, 7 + after as u64);
+        let mut executor = loaded(&checkpoint, &options(ranks), &devices(&drivers), replay).executor;
+        drivers[rank].lose_after(after, WORDS);
+        let error = lasting_error(&mut executor).to_string();
+        let expected = format!("the executor failed: rank {rank} of {ranks} has left: ");
+        assert!(error.starts_with(&expected) && error.ends_with(WORDS), "{error}");
+        assert!(executor.submit(plan(vec![row(InputToken::Known(1), 0)])).is_err(), "nothing more is computed");
+    }
+}
+
+/// Computes steps, two in flight, until one fails.
+fn lasting_error(executor: &mut CudaExecutor) -> ExecutorError {
+    let mut before = None;
+    for position in 0..60 {
+        let ticket = match executor.submit(plan(vec![row(InputToken::Known(1), position)])) {
+            Ok(ticket) => ticket,
+            Err(error) => return error,
+        };
+        if let Some(Err(error)) = before.replace(ticket).map(|ticket| executor.collect(ticket)) {
+            return error;
+        }
+    }
+    panic!("a lost device computed 60 steps")
+}
+
+#[test]
+fn a_group_that_cannot_be_is_refused_with_what_would_work() {
+    let machine = HostMachine::new(Kernels::Record, 7);
+    let refusal = |machine: &HostMachine, tiny: Tiny, devices: usize, ranks: usize| {
+        let devices: Vec<Device> = (0..devices).map(|ordinal| machine.device(ordinal, 1 << 28)).collect();
+        CudaModel::load(&checkpoint(tiny), &options(ranks), &devices).map(drop).unwrap_err().to_string()
+    };
+    let plain = tiny(WeightType::BF16);
+    assert_eq!(refusal(&machine, plain, 1, 2), "2 ranks need a GPU each, and there are 1: use one rank, or more GPUs");
+    assert_eq!(
+        refusal(&machine, plain, 2, 4),
+        "4 ranks need a GPU each, and there are 2: use up to 2 ranks, or more GPUs"
+    );
+    assert_eq!(
+        refusal(&machine, plain, 3, 3),
+        "4 query heads and 2 key-value heads cannot be divided among 3 ranks: use 1, 2, 4"
+    );
+    assert_eq!(
+        refusal(&machine, Tiny { feed_forward: 304, ..plain }, 2, 2),
+        "a divided feed-forward block of 304 columns is not there on CUDA yet: use one rank, or a model with a multiple \
+         of 32"
+    );
+    let apart = HostMachine::new(Kernels::Record, 7).without_peer_access();
+    let refused = refusal(&apart, plain, 2, 2);
+    assert!(
+        refused.starts_with("these 2 GPUs cannot reach each other's memory (cuCtxEnablePeerAccess failed:")
+            && refused.ends_with("use one rank, or GPUs that NVLink or PCIe with peer access joins"),
+        "{refused}"
+    );
+}

@@ -1,0 +1,22 @@
+//! Models on the CPU and on the CUDA shim, against oracles: one program of tests, since each would link all kernels.
+
+#![allow(clippy::unwrap_used)] // in a test, a failed unwrap is the failure
+
+mod batching;
+mod beams;
+mod common;
+mod cuda;
+mod cuda_ranks;
+mod determinism;
+mod encoders;
+mod families;
+mod hostile;
+mod loading;
+mod packed;
+mod pipeline;
+mod ranks;
+mod reference;
+mod sampling;
+mod speculation;
+mod types;
+mod windows;

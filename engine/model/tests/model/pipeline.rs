@@ -1,0 +1,194 @@
+//! A model whose layers are divided among stages computes what it computes whole, over real sockets.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::common::driver::{Job, generate};
+use crate::common::tiny::Tiny;
+use windlass_checkpoint::Checkpoint;
+use windlass_engine_core::executor::Executor;
+use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, RowOutput, StepPlan};
+use windlass_engine_core::request::{RequestId, Sampling};
+use windlass_engine_model::{Gathering, KvBudget, LoadError, LoadOptions, Loaded, load, load_leader, work};
+use windlass_kernels::WeightType;
+
+/// Longer than anything here takes, shorter than a test's patience.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn options(tensor_parallel: u32) -> LoadOptions {
+    LoadOptions { threads: 1, tensor_parallel, kv: KvBudget::Blocks(32), max_step_tokens: 64, ..LoadOptions::default() }
+}
+
+/// Five layers, so that stages have different numbers of them.
+fn tiny() -> Tiny {
+    Tiny { layers: 5, ..Tiny::of(WeightType::Q4_1) }
+}
+
+fn checkpoint(tiny: Tiny) -> Checkpoint {
+    Checkpoint::from_bytes(tiny.build().build()).unwrap()
+}
+
+fn gathering(stages: u32, patience: Duration) -> (Gathering, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (Gathering { listener, stages, patience }, address)
+}
+
+fn worker(
+    tiny: Tiny,
+    node_rank: u32,
+    stages: u32,
+    leader: SocketAddr,
+    ranks: u32,
+) -> JoinHandle<Result<(), LoadError>> {
+    thread::spawn(move || work(&checkpoint(tiny), &options(ranks), node_rank, stages, &leader.to_string(), PATIENCE))
+}
+
+fn jobs() -> Vec<Job> {
+    (0..3).map(|job| Job::greedy(&(0..30 + job).map(|token| token * 7 % 320).collect::<Vec<u32>>())).collect()
+}
+
+fn text(executor: &mut dyn Executor) -> Vec<Vec<u32>> {
+    generate(executor, &jobs(), 40, 16, 2)
+}
+
+#[test]
+fn stages_give_the_tokens_of_one_process() {
+    for tied in [true, false] {
+        let tiny = Tiny { tied, ..tiny() };
+        let whole = text(&mut load(&checkpoint(tiny), &options(1)).unwrap().executor);
+        let (gathering, leader) = gathering(3, PATIENCE);
+        let workers = [1, 2].map(|node_rank| worker(tiny, node_rank, 3, leader, 1));
+        let Loaded { mut executor, .. } = load_leader(&checkpoint(tiny), &options(1), &gathering).unwrap();
+        assert_eq!(text(&mut executor), whole, "tied: {tied}");
+        drop(executor);
+        workers.into_iter().for_each(|worker| worker.join().unwrap().unwrap());
+    }
+}
+
+#[test]
+fn stages_may_each_have_ranks() {
+    let (gathering, leader) = gathering(2, PATIENCE);
+    let worker = worker(tiny(), 1, 2, leader, 2);
+    let mut divided = load_leader(&checkpoint(tiny()), &options(2), &gathering).unwrap();
+    let one_stage = text(&mut load(&checkpoint(tiny()), &options(2)).unwrap().executor);
+    assert_eq!(text(&mut divided.executor), one_stage);
+    drop(divided);
+    worker.join().unwrap().unwrap();
+}
+
+/// Blocks are copied in every stage: the row that reads the copy draws what the one that reads the original draws.
+#[test]
+fn blocks_are_copied_in_every_stage() {
+    let (gathering, leader) = gathering(2, PATIENCE);
+    let worker = worker(tiny(), 1, 2, leader, 1);
+    let mut executor = load_leader(&checkpoint(tiny()), &options(1), &gathering).unwrap().executor;
+    let mut step = |moves: Vec<Move>, tokens: &[u32], first_position: u32, block: u32| {
+        let row = PlanRow {
+            request: RequestId(0),
+            tokens: tokens.iter().copied().map(InputToken::Known).collect(),
+            first_position,
+            blocks: [BlockId(block)].into(),
+            sample: Some(crate::common::driver::sample_row(&Sampling::GREEDY)),
+            score: None,
+        };
+        let ticket = executor.submit(StepPlan { moves, rows: vec![row] }).unwrap();
+        executor.collect(ticket).unwrap().rows.remove(0)
+    };
+    step(Vec::new(), &[5, 9, 200, 31], 0, 3);
+    let original = step(Vec::new(), &[17], 4, 3);
+    let copied = step(vec![Move::Copy { from: BlockId(3), to: BlockId(8) }], &[17], 4, 8);
+    let elsewhere = step(Vec::new(), &[17], 4, 9);
+    assert_eq!(copied, original);
+    assert!(matches!(original, RowOutput::Sampled(_)) && elsewhere != original, "{original:?} {elsewhere:?}");
+    drop(executor);
+    worker.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_stage_that_is_lost_ends_the_step_with_its_name() {
+    let (gathering, leader) = gathering(2, PATIENCE);
+    // A stage in name only: it joins with a real one's words, and hangs up before its first step.
+    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+    let worker = worker(tiny(), 1, 2, proxy.local_addr().unwrap(), 1);
+    let cut = thread::spawn(move || relay_until_ready(&proxy, leader));
+    let mut executor = load_leader(&checkpoint(tiny()), &options(1), &gathering).unwrap().executor;
+    cut.join().unwrap();
+    let ticket = executor.submit(StepPlan { moves: Vec::new(), rows: vec![row()] }).unwrap();
+    let error = executor.collect(ticket).unwrap_err().to_string();
+    assert!(error.contains("node 1 of the pipeline, at 127.0.0.1"), "{error}");
+    let error = worker.join().unwrap().unwrap_err().to_string();
+    assert!(error.contains("the leader of the pipeline") && error.contains("closed"), "{error}");
+}
+
+fn row() -> PlanRow {
+    PlanRow {
+        request: RequestId(0),
+        tokens: vec![InputToken::Known(1)],
+        first_position: 0,
+        blocks: [BlockId(0)].into(),
+        sample: None,
+        score: None,
+    }
+}
+
+/// Passes on the greeting, the assignment and `Ready`, then closes both connections.
+fn relay_until_ready(proxy: &TcpListener, leader: SocketAddr) {
+    let (mut worker, mut leader) = (proxy.accept().unwrap().0, TcpStream::connect(leader).unwrap());
+    pass_frame(&mut worker, &mut leader);
+    pass_frame(&mut leader, &mut worker);
+    pass_frame(&mut worker, &mut leader);
+}
+
+fn pass_frame(from: &mut TcpStream, to: &mut TcpStream) {
+    let mut header = [0; 5];
+    from.read_exact(&mut header).unwrap();
+    let mut payload = vec![0; u32::from_le_bytes([header[1], header[2], header[3], header[4]]) as usize];
+    from.read_exact(&mut payload).unwrap();
+    to.write_all(&header).unwrap();
+    to.write_all(&payload).unwrap();
+}
+
+#[test]
+fn a_stage_with_another_model_is_refused_on_both_sides() {
+    let (gathering, leader) = gathering(2, PATIENCE);
+    let worker = worker(Tiny { feed_forward: 256, ..tiny() }, 1, 2, leader, 1);
+    let refusal = load_leader(&checkpoint(tiny()), &options(1), &gathering).map(drop).unwrap_err().to_string();
+    assert!(refusal.contains("node 1 of the pipeline") && refusal.contains("another model"), "{refusal}");
+    let told = worker.join().unwrap().unwrap_err().to_string();
+    assert!(told.contains("another model"), "{told}");
+}
+
+#[test]
+fn a_stage_without_room_says_so_to_the_leader() {
+    let (gathering, leader) = gathering(2, PATIENCE);
+    let worker = thread::spawn(move || {
+        let options = LoadOptions { memory_limit_bytes: Some(1000), ..options(1) };
+        work(&checkpoint(tiny()), &options, 1, 2, &leader.to_string(), PATIENCE)
+    });
+    let refusal = load_leader(&checkpoint(tiny()), &options(1), &gathering).map(drop).unwrap_err().to_string();
+    assert!(refusal.contains("node 1") && refusal.contains("1000 are allowed"), "{refusal}");
+    assert!(worker.join().unwrap().unwrap_err().to_string().contains("1000 are allowed"));
+}
+
+#[test]
+fn strangers_are_ignored_and_absent_stages_named() {
+    let (gathering, address) = gathering(3, Duration::from_millis(500));
+    let mut stranger = TcpStream::connect(address).unwrap();
+    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let refusal = load_leader(&checkpoint(tiny()), &options(1), &gathering).map(drop).unwrap_err().to_string();
+    assert!(refusal.contains("has 3 nodes") && refusal.contains("only these have joined: 0"), "{refusal}");
+    let refusal =
+        load_leader(&checkpoint(tiny()), &options(1), &Gathering { stages: 6, ..self::gathering(6, PATIENCE).0 });
+    let refusal = refusal.map(drop).unwrap_err().to_string();
+    assert!(refusal.contains("5 layers cannot be divided among 6"), "{refusal}");
+}
+
+#[test]
+fn a_leader_that_never_comes_is_named() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let error = work(&checkpoint(tiny()), &options(1), 1, 2, &address.to_string(), Duration::from_millis(300));
+    assert!(error.unwrap_err().to_string().contains(&format!("the leader of the pipeline at {address}")));
+}

@@ -1,0 +1,184 @@
+//! A model divided among ranks computes what it computes whole.
+
+use crate::common::driver::{Job, generate};
+use crate::common::harbour_tokens;
+use crate::common::hub::{CHUNK, Family, config, llama_oracle};
+use crate::common::oracle::{compare, our_logits_with};
+use crate::common::tiny::{Random, Tiny};
+use serde_json::json;
+use windlass_checkpoint::Checkpoint;
+use windlass_checkpoint::testing::real_model;
+use windlass_engine_model::{Batch, KvBudget, LoadOptions, Logits, Quantization, build, load};
+use windlass_kernels::{ActivationType, WeightType};
+
+/// With activations in 16 bits: in 8 bits a sum that differs in its last bit is soon rounded to another code, and the
+/// difference grows to the error of that rounding itself.
+fn ranks(count: u32) -> LoadOptions {
+    LoadOptions { tensor_parallel: count, threads: 2, activations: ActivationType::Int16, ..LoadOptions::default() }
+}
+
+/// Relative error of a divided model's logits, by Frobenius norms over 75 positions.
+fn error_of(checkpoint: &Checkpoint, vocabulary: u64, options: &LoadOptions) -> f64 {
+    let mut random = Random(7);
+    let tokens: Vec<u32> = (0..75).map(|_| (random.bits() % vocabulary) as u32).collect();
+    let alone = LoadOptions { tensor_parallel: 1, ..options.clone() };
+    let [whole, divided] = [&alone, options].map(|options| our_logits_with(checkpoint, &tokens, CHUNK, options));
+    let agreement = compare(&whole, &divided);
+    println!("{} ranks: {agreement}", options.tensor_parallel);
+    agreement.relative_error()
+}
+
+/// Types of one value a block, 32, and 256, tied and not, an uneven vocabulary, and more ranks than key heads.
+#[test]
+fn shapes_and_types_are_divided_in_two_and_four() {
+    let wide =
+        |kind| Tiny { hidden: 1024, heads: 8, kv_heads: 2, rope_dims: 128, feed_forward: 1024, ..Tiny::of(kind) };
+    let cases = [
+        Tiny { vocabulary: 323, tied: false, ..Tiny::of(WeightType::F32) },
+        Tiny { vocabulary: 321, ..wide(WeightType::BF16) },
+        Tiny { feed_forward: 224, ..wide(WeightType::Q4_1) },
+        wide(WeightType::Q4K),
+        Tiny { tied: false, ..wide(WeightType::Q8_0) },
+    ];
+    for tiny in cases {
+        let checkpoint = Checkpoint::from_bytes(tiny.build().build()).unwrap();
+        for count in [2, 4] {
+            let error = error_of(&checkpoint, tiny.vocabulary, &ranks(count));
+            assert!(error <= 1e-3, "{} on {count} ranks: {error}", tiny.kind.name());
+        }
+    }
+}
+
+/// Biases and head norms, and floats that become integers as they are loaded.
+#[test]
+fn the_parts_of_other_families_are_divided_too() {
+    let more = json!({"head_dim": 64, "attention_bias": false, "max_window_layers": 4, "sliding_window": null,
+        "use_sliding_window": false, "tie_word_embeddings": false});
+    let window = json!({"sliding_window": 512, "max_window_layers": 4, "use_sliding_window": false});
+    let family = |config, biases, head_norms| Family { config, biases, head_norms, oracle: llama_oracle };
+    let gemma = json!({"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 64,
+        "sliding_window": 20, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0});
+    let families = [
+        family(config("qwen3", more), false, true),
+        family(config("qwen2", window), true, false),
+        family(config("gemma2", gemma.clone()), false, false),
+        family(config("gemma3_text", gemma), false, true),
+        family(config("phi3", json!({"tie_word_embeddings": false})), false, false),
+    ];
+    for family in families {
+        let checkpoint = family.open(&family.safetensors());
+        for quantization in [None, Some(Quantization::INT8), Some(Quantization::INT4)] {
+            let error =
+                error_of(&checkpoint, crate::common::hub::VOCABULARY, &LoadOptions { quantization, ..ranks(2) });
+            assert!(error <= 1e-3, "{} {quantization:?}: {error}", family.config["model_type"]);
+        }
+    }
+}
+
+/// Experts of two widths, the one for all tokens among them. Every expert is used, as a token between two of them may go
+/// to either once sums have another order.
+#[test]
+fn experts_are_divided_by_their_columns() {
+    let more = json!({"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 96, "norm_topk_prob": false,
+        "shared_expert_intermediate_size": 160, "decoder_sparse_step": 1, "tie_word_embeddings": false});
+    let config = config("qwen2_moe", more);
+    let family = Family { config, biases: true, head_norms: false, oracle: llama_oracle };
+    let checkpoint = family.open(&family.safetensors());
+    for (quantization, count) in [(None, 2), (None, 4), (Some(Quantization::INT8), 2)] {
+        let error =
+            error_of(&checkpoint, crate::common::hub::VOCABULARY, &LoadOptions { quantization, ..ranks(count) });
+        assert!(error <= 1e-3, "{quantization:?} on {count}: {error}");
+    }
+    let int8 = LoadOptions { quantization: Some(Quantization::INT8), ..ranks(4) };
+    assert_eq!(
+        build(&checkpoint, &int8).map(drop).unwrap_err().to_string(),
+        "3 blocks of an expert's columns cannot be divided among 4"
+    );
+}
+
+#[test]
+fn what_ranks_cannot_share_is_refused_with_its_numbers() {
+    let refusal = |tiny: Tiny, count| {
+        let checkpoint = Checkpoint::from_bytes(tiny.build().build()).unwrap();
+        build(&checkpoint, &ranks(count)).map(drop).expect_err("it should be refused").to_string()
+    };
+    assert_eq!(
+        refusal(Tiny::of(WeightType::F32), 3),
+        "4 query heads and 2 key-value heads cannot be divided among 3 ranks: use 1, 2, 4"
+    );
+    // Two heads of 64 are half a block of Q4_K.
+    assert_eq!(
+        refusal(Tiny { feed_forward: 1024, ..Tiny::of(WeightType::Q4K) }, 2),
+        "a rank would hold 128 columns of \"blk.0.attn_output.weight\", no whole number of q4_k blocks of 256: \
+         use fewer ranks"
+    );
+}
+
+/// What ranks take together is what one takes, norms aside: nothing else is there twice.
+#[test]
+fn ranks_divide_the_memory() {
+    let tiny = Tiny { tied: false, ..Tiny::of(WeightType::Q4_1) };
+    let checkpoint = Checkpoint::from_bytes(tiny.build().build()).unwrap();
+    let [whole, divided] = [1, 2].map(|count| build(&checkpoint, &ranks(count)).unwrap());
+    let norms = 4 * 256 * (2 * 2 + 1);
+    assert_eq!(divided.ledger().weights, whole.ledger().weights + norms);
+    assert_eq!(divided.ledgers[0].weights, divided.ledgers[1].weights);
+    assert_eq!(divided.ledgers[0].kv * 2, divided.ledger().kv);
+    assert_eq!(divided.geometry, whole.geometry);
+    let packed = |built: &windlass_engine_model::Built| -> u64 {
+        built.decoder.weights().matrices().map(|matrix| matrix.bytes() as u64).sum()
+    };
+    assert_eq!(packed(&divided) * 2, packed(&whole));
+}
+
+/// A rank that fails ends the step on all of them with its own words: nobody waits.
+#[test]
+fn a_rank_that_fails_is_named() {
+    let checkpoint = Checkpoint::from_bytes(Tiny::of(WeightType::F32).build().build()).unwrap();
+    let mut built = build(&checkpoint, &ranks(2)).unwrap();
+    let mut batch = Batch::default();
+    // Both ranks refuse a block that is not there; the first to leave is named, whichever it is.
+    batch.push([1], 0, &[windlass_engine_core::plan::BlockId(u32::MAX)], Logits::LAST);
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| built.decoder.forward(&batch)));
+    assert!(outcome.is_err());
+    drop(built);
+}
+
+/// 9 heads and 3 key heads: three ranks, not two.
+#[test]
+fn the_real_model_on_three_ranks() {
+    let Some(path) = real_model() else { return };
+    let file = Checkpoint::open(&path).unwrap();
+    let refusal = build(&file, &ranks(2)).map(drop).expect_err("two do not divide nine heads").to_string();
+    assert_eq!(refusal, "9 query heads and 3 key-value heads cannot be divided among 2 ranks: use 1, 3, 9");
+    let tokens = &harbour_tokens()[..128];
+    for (activations, bound) in [(ActivationType::Int16, 3e-3), (ActivationType::Int8, 0.05)] {
+        let options = |count| LoadOptions { activations, ..ranks(count) };
+        let [whole, divided] = [1, 3].map(|count| our_logits_with(&file, tokens, 64, &options(count)));
+        let agreement = compare(&whole, &divided);
+        println!("{activations:?}: {agreement}");
+        assert!(agreement.relative_error() <= bound, "{activations:?}: {agreement}");
+    }
+}
+
+/// Greedy text of 200 tokens, whole and divided: where it first differs the two best tokens are as near as rounding.
+#[test]
+fn the_real_models_text_is_the_same_on_three_ranks() {
+    let Some(path) = real_model() else { return };
+    let file = Checkpoint::open(&path).unwrap();
+    let prompt = &harbour_tokens()[..40];
+    let options = |count| LoadOptions { kv: KvBudget::Blocks(32), ..ranks(count) };
+    let text = |count| {
+        let mut executor = load(&file, &options(count)).unwrap().executor;
+        generate(&mut executor, &[Job::greedy(prompt)], 200, 64, 2).remove(0)
+    };
+    let (whole, divided) = (text(1), text(3));
+    let same = whole.iter().zip(&divided).take_while(|(one, other)| one == other).count();
+    println!("{same} of 200 tokens are the same");
+    if same < 200 {
+        let tokens = [prompt, &whole[..same]].concat();
+        let logits = our_logits_with(&file, &tokens, 64, &options(1)).pop().unwrap();
+        let [one, other] = [whole[same], divided[same]].map(|token| logits[token as usize]);
+        assert!((one - other).abs() <= 1e-3 * one.abs(), "token {same}: {one} and {other}");
+    }
+}
