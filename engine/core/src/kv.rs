@@ -153,12 +153,14 @@ impl KvCache {
         self.known(&tokens[..tokens.len() - 1], scope).blocks() * self.block_tokens
     }
 
-    /// Whether `tokens` tokens, of which `cached` are cached, would find blocks now or once the steps in flight are
-    /// collected, with `headroom` sequences left to grow.
-    pub(crate) fn will_fit(&self, tokens: usize, cached: usize, headroom: usize) -> bool {
-        let known = cached / self.block_tokens;
-        let missing = self.beyond(self.first_extent(tokens, known), known);
-        missing + self.block_each(headroom) <= self.pool.available() + self.returning()
+    /// Whether `tokens` tokens that begin with `prefix`, which is looked for in the cache, would find blocks now or once
+    /// the steps in flight are collected, with `headroom` sequences left to grow.
+    pub(crate) fn will_fit(&self, tokens: usize, prefix: &[TokenId], scope: CacheScope, headroom: usize) -> bool {
+        let known = self.known(prefix, scope);
+        // What nobody else names is available until it is taken.
+        let unnamed = known.in_pool().iter().filter(|block| self.pool.references(**block) == 0).count();
+        let needed = self.new_blocks(tokens, &known) + unnamed + self.block_each(headroom);
+        needed <= self.pool.available() + self.returning()
     }
 
     /// What was looked up in the tier so far.
@@ -183,16 +185,19 @@ impl KvCache {
         let known = self.known(&tokens[..tokens.len() - 1], scope);
         let cached = known.in_pool();
         cached.iter().for_each(|&block| self.pool.retain(block));
-        let extent = self.first_extent(tokens.len(), known.blocks());
-        let new = self.beyond(extent, known.blocks()) + known.in_tier().count();
-        if new + self.block_each(headroom) > self.pool.available() {
+        if self.new_blocks(tokens.len(), &known) + self.block_each(headroom) > self.pool.available() {
             self.drop_references(&cached);
             return None;
         }
         self.count_tier_use(tokens.len(), &known);
         let mut table = self.table_of(&known, tokens, scope);
-        self.extend(&mut table, extent);
+        self.extend(&mut table, self.first_extent(tokens.len(), known.blocks()));
         Some(table)
+    }
+
+    /// Blocks that a sequence of `tokens` tokens takes to begin with, beside those that are known and in the pool.
+    fn new_blocks(&self, tokens: usize, known: &Known) -> usize {
+        self.beyond(self.first_extent(tokens, known.blocks()), known.blocks()) + known.in_tier().count()
     }
 
     /// A table of new blocks for `tokens` tokens, whatever is cached of them.

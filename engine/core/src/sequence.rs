@@ -110,6 +110,12 @@ impl Sequence {
         self.prompt_logprobs.is_some()
     }
 
+    /// The tokens that need not be computed where they are cached. The last one always is: its logits are drawn from.
+    pub(crate) fn cacheable(&self) -> &[TokenId] {
+        let count = if self.scores_prompt() { 0 } else { self.tokens.len() - 1 };
+        &self.tokens[..count]
+    }
+
     pub(crate) fn was_scheduled(&self) -> bool {
         self.first_scheduled_seconds.is_some()
     }

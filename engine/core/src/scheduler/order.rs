@@ -43,8 +43,8 @@ impl Scheduler {
     pub(super) fn make_way(&mut self) {
         let Policy::Priority { preemption_threshold } = self.policy else { return };
         while let Some(urgent) = self.most_urgent().and_then(|next| self.waiting.get(next)) {
-            let cached = self.kv.cached_tokens(&urgent.tokens, urgent.cache_scope);
-            let fits = self.kv.will_fit(urgent.tokens.len(), cached, self.running.len());
+            let (tokens, headroom) = (urgent.tokens.len(), self.running.len());
+            let fits = self.kv.will_fit(tokens, urgent.cacheable(), urgent.cache_scope, headroom);
             if self.free_places() > 0 && fits {
                 return;
             }

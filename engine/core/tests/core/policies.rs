@@ -55,6 +55,41 @@ fn a_running_sequence_makes_way_for_one_more_urgent_by_more_than_the_threshold()
     }
 }
 
+/// No more make way than it lacks blocks, and no fewer: four of its own, and one for the next token of each that runs. Blocks
+/// that it finds in the cache are as good as free ones, and those of one that runs are better.
+#[test]
+fn as_many_make_way_as_blocks_are_needed() {
+    for (blocks, idle_tokens, running_tokens, preemptions) in [
+        (16, 0, 0, 0),
+        (15, 0, 0, 1),
+        (12, 0, 0, 1),
+        (11, 0, 0, 2),
+        (16, 8, 0, 0),
+        (15, 8, 0, 1),
+        (14, 0, 8, 0),
+        (13, 0, 8, 1),
+    ] {
+        let config = EngineConfig { enable_prefix_cache: true, ..with(PRIORITY) };
+        let mut engine = engine(Geometry { blocks, ..GEOMETRY }, config);
+        let urgent = request(1, 16).priority(-9).max(1);
+        let begun = |id: u64, tokens: usize, other: usize| {
+            let others = request(id, other).prompt;
+            request(id, 1).prompt(urgent.prompt[..tokens].iter().copied().chain(others))
+        };
+        if idle_tokens > 0 {
+            add(&mut engine, begun(2, idle_tokens, 1).max(1));
+            drain(&mut engine);
+        }
+        // Three blocks each, in the next steps.
+        add(&mut engine, begun(3, running_tokens, 9 - running_tokens));
+        (4..6).for_each(|id| add(&mut engine, request(id, 9)));
+        (0..2).for_each(|_| drop(turn(&mut engine, 0.0)));
+        add(&mut engine, urgent.clone());
+        drain(&mut engine);
+        assert_eq!(engine.stats().preemptions, preemptions, "{blocks} {idle_tokens} {running_tokens}");
+    }
+}
+
 #[test]
 fn blocks_are_taken_from_the_least_urgent() {
     // Three blocks each in the end, and five in all: somebody has to give way, and it is not the latest.

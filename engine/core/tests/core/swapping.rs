@@ -89,9 +89,11 @@ fn slots_expire_with_their_prompts() {
     let config = EngineConfig { prefix_cache_ttl_seconds: Some(10.0), ..CACHING };
     let mut engine = engine(SMALL, config);
     (1..3).for_each(|id| _ = serve(&mut engine, &request(id, 28)));
-    engine.add(request(3, 4), 11.0).unwrap();
-    while !engine.is_idle() {
-        crate::support::turn(&mut engine, 11.0);
+    for (id, now, expired) in [(3, 9.0, false), (4, 25.0, true)] {
+        engine.add(request(id, 4), now).unwrap();
+        while !engine.is_idle() {
+            crate::support::turn(&mut engine, now);
+        }
+        assert_eq!(engine.stats().kv.swapped == 0, expired, "{now}");
     }
-    assert_eq!(engine.stats().kv.swapped, 0);
 }

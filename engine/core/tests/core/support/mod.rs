@@ -4,7 +4,6 @@ mod auditor;
 mod oracle;
 
 pub use auditor::Auditor;
-#[allow(unused_imports)] // each test file uses its share
 pub use oracle::Oracle;
 use windlass_engine_core::engine::{Engine, EngineConfig, QueueLimits};
 use windlass_engine_core::executor::{Geometry, KvGroups};
