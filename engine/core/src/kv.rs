@@ -405,12 +405,26 @@ mod tests {
         let mut table = kv.open(&[1, 2, 3], one, 0).expect("eight blocks are free");
         kv.publish(&mut table, &[1, 2, 3]);
         assert_eq!((kv.cached_tokens(&[1, 2, 3], one), kv.cached_tokens(&[1, 2, 3], other)), (2, 0));
+        assert_eq!(kv.cached_tokens(&[1, 2], one), 0, "the last token is computed");
         kv.pass(100.0);
         kv.release(table, None);
         kv.pass(109.0);
         assert_eq!(kv.cached_tokens(&[1, 2, 3], one), 2);
         kv.pass(111.0);
         assert_eq!((kv.cached_tokens(&[1, 2, 3], one), kv.pool.free()), (0, 8));
+    }
+
+    #[test]
+    fn who_comes_leaves_a_block_for_each_that_runs() {
+        for (blocks, headroom, fits) in [(4, 2, true), (4, 3, false), (5, 3, true)] {
+            let mut kv = KvCache::new(blocks, 2, None);
+            assert_eq!(kv.open_uncached(3, CacheScope::SHARED, headroom).is_some(), fits, "{blocks} {headroom}");
+        }
+        for (blocks, headroom, fits) in [(5, 2, true), (5, 3, false), (4, 1, true), (4, 2, false)] {
+            let mut kv = KvCache::new(blocks, 2, None);
+            let table = kv.open(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");
+            assert_eq!(kv.fork(&table, 2, CacheScope::SHARED, headroom).is_some(), fits, "{blocks} {headroom}");
+        }
     }
 
     #[test]

@@ -40,6 +40,9 @@ fn a_prompt_whose_room_was_needed_comes_back_without_being_computed() {
     assert_eq!((updates[0].cached_tokens, text(&updates, 3)), (24, alone(&again(&first, 3), 4)));
     assert!(back >= 5, "{back} blocks came back");
     assert_eq!(serve(&mut engine, &again(&second, 4)), 24);
+    // Five blocks each time; of the four prompts, two blocks were still in the pool.
+    let found = engine.stats().tier;
+    assert_eq!((found.query_tokens, found.hit_tokens), (4 * 28 - 2 * 4, 2 * 5 * 4));
 }
 
 #[test]
