@@ -94,7 +94,8 @@ impl Drop for Kwok<'_> {
 
 /// One that has room for whatever [`crate::leaves::changes`] asks for: what finds no node is held back, not changed.
 fn node(name: &str) -> Value {
-    let room = json!({"cpu": "1k", "memory": "1Ti", "pods": "5k", "nvidia.com/gpu": "1k"});
+    let room = json!({"cpu": "1k", "memory": "1Ti", "pods": "5k", "nvidia.com/gpu": "1k",
+        "nvidia.com/mig-1g.10gb": "1k"});
     let labels = json!({
         NODE: "yes", "kubernetes.io/hostname": name, "pool": "spot",
         "nvidia.com/gpu.product": "NVIDIA-H200", "nvidia.com/gpu.memory": "143771",

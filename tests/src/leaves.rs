@@ -132,6 +132,7 @@ pub fn changes() -> Vec<(&'static str, Value)> {
                 "accelerator": {"type": "NvidiaGPU", "nvidiaGPU": {"products": ["NVIDIA-H200"], "minMemory": "80Gi"}},
             }),
         ),
+        ("a slice", json!({"accelerator": {"type": "NvidiaGPU", "nvidiaGPU": {"migProfile": "1g.10gb"}}})),
         ("several GPUs", json!({"accelerator": {"type": "NvidiaGPU"}, "parallelism": {"tensor": 2}})),
         ("limits", json!({"resources": {"limits": {"memory": "1Gi"}}})),
         ("requests", json!({"resources": {"requests": {"cpu": "20m"}}})),

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
     }
 ]))]
 pub struct Accelerator {
-    /// CPU, or NVIDIA GPUs offered as the resource nvidia.com/gpu.
+    /// CPU, or NVIDIA GPUs, offered as the resource nvidia.com/gpu where `nvidiaGPU` says nothing else.
     #[serde(rename = "type")]
     pub kind: AcceleratorType,
     /// Which GPUs will do. Absent: any.
@@ -41,6 +41,10 @@ pub enum AcceleratorType {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
     {
+        "rule": "!has(self.migProfile) || (!has(self.resourceClaimTemplateName) && !has(self.minMemory))",
+        "message": "spec.accelerator.nvidiaGPU.migProfile: it says what memory a slice has, and the device plugin counts it; leave minMemory and resourceClaimTemplateName out"
+    },
+    {
         "rule": "!has(self.resourceClaimTemplateName) || (!has(self.products) && !has(self.minMemory))",
         "message": "spec.accelerator.nvidiaGPU.resourceClaimTemplateName: its selectors choose the GPUs; leave products and minMemory out"
     }
@@ -58,6 +62,11 @@ pub struct NvidiaGpu {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::schema::quantity")]
     pub min_memory: Option<Quantity>,
+    /// A profile of MIG slices, as 1g.10gb: a pod asks for one slice, nvidia.com/mig-1g.10gb, instead of nvidia.com/gpu. For
+    /// GPUs that are split with strategy mixed; with strategy single, slices are GPUs, of products of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[1-7]g\.[1-9][0-9]{0,2}gb(\.me)?$"))]
+    pub mig_profile: Option<String>,
     /// A ResourceClaimTemplate (resource.k8s.io/v1) of the namespace, by which each pod claims its GPUs from a DRA driver
     /// instead of asking for nvidia.com/gpu. It asks for as many devices as `parallelism.tensor` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]

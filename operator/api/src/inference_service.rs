@@ -41,6 +41,10 @@ use crate::status::InferenceServiceStatus;
         "message": "spec.parallelism.tensor: more than 1 needs spec.accelerator.type NvidiaGPU; a CPU replica is one rank"
     },
     {
+        "rule": "!has(self.accelerator) || !has(self.accelerator.nvidiaGPU) || !has(self.accelerator.nvidiaGPU.migProfile) || !has(self.parallelism) || !has(self.parallelism.tensor) || self.parallelism.tensor == 1",
+        "message": "spec.parallelism.tensor: 1 or absent with migProfile; slices of a GPU do not compute one model together"
+    },
+    {
         "rule": "!has(self.accelerator) || !has(self.accelerator.nvidiaGPU) || !has(self.accelerator.nvidiaGPU.resourceClaimTemplateName) || (has(self.parallelism) && has(self.parallelism.tensor))",
         "message": "spec.parallelism.tensor: required with resourceClaimTemplateName; as many as its template asks for"
     },

@@ -1,8 +1,8 @@
 //! What nodes offer one replica: GPUs by product, memory and number in a node, or a processor's memory.
 //!
 //! Read from the labels of NVIDIA's GPU feature discovery and from what the device plugin makes allocatable. A GPU split
-//! by MIG with strategy `single` is labelled as its slices are; with strategy `mixed` its slices are other resources, and
-//! it offers no GPU here. Affinity to nodes is not weighed: a node too many is a smaller error than one too few.
+//! by MIG with strategy `single` is labelled as its slices are; with strategy `mixed` its slices are other resources, which
+//! a service has to ask for by their profile. Affinity to nodes is not weighed: a node too many is a smaller error than one too few.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,8 +12,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::build::affinity::{GPU_MEMORY, GPU_PRODUCT};
 use crate::build::pod::{GPU_RESOURCE, SPOT_TAINTS};
+use crate::mig::MigProfile;
 use crate::quantity;
-use crate::validate::{Device, ValidatedService};
+use crate::validate::{Device, GpuAllocation, ValidatedService};
 
 /// Devices by the name that feature discovery gives them begins with, and their memory in MiB as `nvidia-smi` tells it.
 /// For nodes without a memory label, and for products of which there is no node yet.
@@ -58,6 +59,20 @@ impl GpuKind {
     fn absent(product: &str, mebibytes: u64) -> GpuKind {
         GpuKind { product: product.to_owned(), memory: mebibytes * MEBIBYTE, in_a_node: 8, nodes: 0 }
     }
+
+    fn key(&self) -> (String, u64) {
+        (self.product.clone(), self.memory)
+    }
+
+    /// Its slices.
+    fn split(self, profile: &MigProfile) -> GpuKind {
+        GpuKind {
+            product: profile.of(&self.product),
+            memory: profile.memory(),
+            in_a_node: self.in_a_node * profile.most_of_a_gpu(),
+            ..self
+        }
+    }
 }
 
 /// What nodes that a replica may run on offer it.
@@ -79,24 +94,19 @@ impl Inventory {
 }
 
 fn gpus(service: &ValidatedService, nodes: &[&Node]) -> Vec<GpuKind> {
-    // What a driver offers to claims is in ResourceSlices, which are not read.
-    let Device::NvidiaGpu { products, min_memory_mebibytes, claim_template: None, .. } = &service.device else {
+    let Device::NvidiaGpu { products, min_memory_mebibytes, allocation, .. } = &service.device else {
         return Vec::new();
     };
-    let mut kinds: BTreeMap<(String, u64), GpuKind> = BTreeMap::new();
-    let mut add = |kind: GpuKind| {
-        let known =
-            kinds.entry((kind.product.clone(), kind.memory)).or_insert_with(|| GpuKind { nodes: 0, ..kind.clone() });
-        known.in_a_node = known.in_a_node.max(kind.in_a_node);
-        known.nodes += kind.nodes;
-    };
-    nodes.iter().filter_map(|node| gpu_of(node)).for_each(&mut add);
+    let is_asked = |product: &str| products.is_empty() || products.iter().any(|asked| asked == product);
+    let asked = nodes.iter().filter(|node| is_asked(&product_of(node)));
+    let mut kinds = together(asked.filter_map(|node| offered(node, allocation)));
     // A node for it may be added once a pod asks for one.
-    let wished = products.iter().filter_map(|product| Some(GpuKind::absent(product, memory_of(product)?)));
-    wished.for_each(&mut add);
+    let known = products.iter().filter_map(|product| Some(GpuKind::absent(product, memory_of(product)?)));
+    for kind in known.filter_map(|kind| expected(kind, allocation)) {
+        kinds.entry(kind.key()).or_insert(kind);
+    }
     let least = min_memory_mebibytes.unwrap_or(0) * MEBIBYTE;
-    let is_asked = |kind: &GpuKind| products.is_empty() || products.contains(&kind.product);
-    let mut kinds: Vec<_> = kinds.into_values().filter(|kind| is_asked(kind) && kind.memory >= least).collect();
+    let mut kinds: Vec<_> = kinds.into_values().filter(|kind| kind.memory >= least).collect();
     // What is there makes what is only known superfluous.
     if kinds.iter().any(|kind| kind.nodes > 0) {
         kinds.retain(|kind| kind.nodes > 0);
@@ -105,12 +115,58 @@ fn gpus(service: &ValidatedService, nodes: &[&Node]) -> Vec<GpuKind> {
     kinds
 }
 
+/// Each kind once.
+fn together(found: impl Iterator<Item = GpuKind>) -> BTreeMap<(String, u64), GpuKind> {
+    let mut kinds: BTreeMap<(String, u64), GpuKind> = BTreeMap::new();
+    for kind in found {
+        let same = kinds.entry(kind.key()).or_insert_with(|| GpuKind { nodes: 0, ..kind.clone() });
+        same.in_a_node = same.in_a_node.max(kind.in_a_node);
+        same.nodes += kind.nodes;
+    }
+    kinds
+}
+
+/// What a node has for pods that get their GPUs so.
+fn offered(node: &Node, allocation: &GpuAllocation) -> Option<GpuKind> {
+    match allocation {
+        GpuAllocation::Whole => gpu_of(node),
+        GpuAllocation::Slice(profile) => slice_of(node, profile),
+        // What a driver offers to claims is in ResourceSlices, which are not read.
+        GpuAllocation::Claim(_) => None,
+    }
+}
+
+/// What they would get of GPUs that are known and not there.
+fn expected(kind: GpuKind, allocation: &GpuAllocation) -> Option<GpuKind> {
+    match allocation {
+        GpuAllocation::Whole => Some(kind),
+        GpuAllocation::Slice(profile) => Some(kind.split(profile)),
+        GpuAllocation::Claim(_) => None,
+    }
+}
+
 fn gpu_of(node: &Node) -> Option<GpuKind> {
-    let in_a_node = u32::try_from(allocatable(node, GPU_RESOURCE)?).ok().filter(|count| *count > 0)?;
-    let label = |key: &str| node.metadata.labels.as_ref()?.get(key).cloned();
-    let product = label(GPU_PRODUCT).unwrap_or_else(|| "a GPU without a product label".to_owned());
-    let labelled = label(GPU_MEMORY).and_then(|text| text.parse().ok());
+    let (in_a_node, product) = (devices(node, GPU_RESOURCE)?, product_of(node));
+    let labelled = label(node, GPU_MEMORY).and_then(|text| text.parse().ok());
     Some(GpuKind { memory: labelled.or_else(|| memory_of(&product))? * MEBIBYTE, product, in_a_node, nodes: 1 })
+}
+
+fn slice_of(node: &Node, profile: &MigProfile) -> Option<GpuKind> {
+    let in_a_node = devices(node, &profile.resource())?;
+    Some(GpuKind { product: profile.of(&product_of(node)), memory: profile.memory(), in_a_node, nodes: 1 })
+}
+
+/// How many of a resource of the device plugin a node has, if it has any.
+fn devices(node: &Node, resource: &str) -> Option<u32> {
+    u32::try_from(allocatable(node, resource)?).ok().filter(|count| *count > 0)
+}
+
+fn product_of(node: &Node) -> String {
+    label(node, GPU_PRODUCT).unwrap_or("a GPU without a product label").to_owned()
+}
+
+fn label<'a>(node: &'a Node, key: &str) -> Option<&'a str> {
+    node.metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
 fn memory_of(product: &str) -> Option<u64> {
@@ -186,6 +242,8 @@ mod tests {
             found.into_iter().map(|kind| (kind.product, kind.nodes)).collect::<Vec<_>>()
         };
         assert_eq!(chosen(json!({"products": ["NVIDIA-L40S"]})), [("NVIDIA-L40S".to_owned(), 1)]);
+        let two = inventory(json!({"type": "NvidiaGPU", "nvidiaGPU": {"products": ["NVIDIA-L40S"]}}), &nodes).gpus;
+        assert_eq!(two[0].in_a_node, 2, "as many as there are, not as anybody builds");
         assert_eq!(chosen(json!({"minMemory": "80Gi"})), [("NVIDIA-H200".to_owned(), 1)]);
         assert_eq!(chosen(json!({"products": ["NVIDIA-H100-80GB-HBM3"]})), [("NVIDIA-H100-80GB-HBM3".to_owned(), 0)]);
         assert_eq!(chosen(json!({"products": ["TPU"]})), [], "of an unknown product without a node nothing is known");
@@ -198,6 +256,31 @@ mod tests {
         let found = inventory(any(), &[Arc::new(bare), gpu_node("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", 4864, 7)]).gpus;
         assert_eq!((found[0].is_slice(), found[0].memory), (true, 4864 << 20));
         assert_eq!((found[1].is_slice(), found[1].memory), (false, 40_960 << 20));
+    }
+
+    #[test]
+    fn slices_of_a_split_gpu_are_counted_by_their_profile() {
+        let mut split = Node::clone(&gpu_node("NVIDIA-A100-SXM4-80GB", 81_920, 6));
+        let offered = split.status.get_or_insert_default().allocatable.get_or_insert_default();
+        offered.insert("nvidia.com/mig-1g.10gb".into(), Quantity("9".into()));
+        offered.insert("nvidia.com/mig-3g.40gb".into(), Quantity("0".into()));
+        let nodes = [Arc::new(split), gpu_node("NVIDIA-L40S", 46_068, 2)];
+        let found = |wish: Value| inventory(json!({"type": "NvidiaGPU", "nvidiaGPU": wish}), &nodes).gpus;
+        let slices = found(json!({"migProfile": "1g.10gb"}));
+        let slice = ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", 9_500_000_000, 9, 1);
+        assert_eq!(slices.iter().map(told).collect::<Vec<_>>(), [slice]);
+        assert!(slices[0].is_slice());
+        assert_eq!(found(json!({"migProfile": "1g.10gb", "products": ["NVIDIA-A100-SXM4-80GB"]})), slices);
+        assert_eq!(found(json!({"migProfile": "1g.10gb", "products": ["NVIDIA-A30"]})), []);
+        assert_eq!(found(json!({"migProfile": "3g.40gb"})), [], "they are all taken away");
+        // Of a product without a node, what is known of it.
+        let absent = found(json!({"migProfile": "3g.40gb", "products": ["NVIDIA-H100-80GB-HBM3"]}));
+        let told: Vec<_> = absent.iter().map(told).collect();
+        assert_eq!(told, [("NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", 38_000_000_000, 16, 0)]);
+    }
+
+    fn told(kind: &GpuKind) -> (&str, u64, u32, u32) {
+        (&kind.product, kind.memory, kind.in_a_node, kind.nodes)
     }
 
     #[test]

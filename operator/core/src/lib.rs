@@ -44,6 +44,7 @@ pub mod fleet;
 pub mod hpa;
 pub mod inspection;
 pub mod inventory;
+pub mod mig;
 pub mod names;
 pub mod observed;
 pub mod placement;

@@ -23,6 +23,7 @@ use windlass_operator_api::{GROUP, InferenceService, InferenceServiceSpec, MAX_N
 
 use crate::autoscale::policy::{Policy, Scaling};
 use crate::digest::fingerprint;
+use crate::mig::MigProfile;
 use crate::quantity::mebibytes;
 use crate::rollout::RolloutPolicy;
 use crate::source::ModelSource;
@@ -117,9 +118,20 @@ pub enum Device {
         products: Vec<String>,
         /// Least memory of one, MiB.
         min_memory_mebibytes: Option<u64>,
-        /// ResourceClaimTemplate by which a pod claims them; `None`: it asks for the device plugin's resource.
-        claim_template: Option<String>,
+        /// How a pod gets them.
+        allocation: GpuAllocation,
     },
+}
+
+/// How a pod gets its GPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GpuAllocation {
+    /// The device plugin counts them.
+    Whole,
+    /// The device plugin counts slices of this profile, of which a pod gets one.
+    Slice(MigProfile),
+    /// A pod claims them by this ResourceClaimTemplate.
+    Claim(String),
 }
 
 impl Device {
@@ -384,13 +396,13 @@ const SIMULATOR: &str = "sim";
 fn is_tensor_open(spec: &InferenceServiceSpec) -> bool {
     let is_given = spec.parallelism.as_ref().is_some_and(|parallelism| parallelism.tensor.is_some());
     let kind = spec.accelerator.as_ref().map(|accelerator| accelerator.kind).unwrap_or_default();
-    kind == AcceleratorType::NvidiaGpu && !is_given && !claims(spec)
+    kind == AcceleratorType::NvidiaGpu && !is_given && !is_told(spec)
 }
 
-/// Whether GPUs are claimed, so many as the claim's template says.
-fn claims(spec: &InferenceServiceSpec) -> bool {
+/// Whether how GPUs are allocated tells how many they are: as many as a claim's template says, or one slice.
+fn is_told(spec: &InferenceServiceSpec) -> bool {
     let gpu = spec.accelerator.as_ref().and_then(|accelerator| accelerator.nvidia_gpu.as_ref());
-    gpu.is_some_and(|gpu| gpu.resource_claim_template_name.is_some())
+    gpu.is_some_and(|gpu| gpu.resource_claim_template_name.is_some() || gpu.mig_profile.is_some())
 }
 
 fn device(spec: &InferenceServiceSpec) -> Result<Device, Refusal> {
@@ -408,13 +420,24 @@ fn device(spec: &InferenceServiceSpec) -> Result<Device, Refusal> {
         (AcceleratorType::NvidiaGpu, wish) => {
             let wish = wish.unwrap_or_default();
             let min_memory_mebibytes = wish.min_memory.as_ref().map(gpu_memory).transpose()?;
-            Ok(Device::NvidiaGpu {
-                count,
-                products: wish.products,
-                min_memory_mebibytes,
-                claim_template: wish.resource_claim_template_name,
-            })
+            let allocation = allocation(wish.mig_profile, wish.resource_claim_template_name, count)?;
+            Ok(Device::NvidiaGpu { count, products: wish.products, min_memory_mebibytes, allocation })
         }
+    }
+}
+
+fn allocation(profile: Option<String>, template: Option<String>, count: u32) -> Result<GpuAllocation, Refusal> {
+    let field = "spec.accelerator.nvidiaGPU.migProfile";
+    match (profile, template) {
+        (None, None) => Ok(GpuAllocation::Whole),
+        (None, Some(template)) => Ok(GpuAllocation::Claim(template)),
+        (Some(_), Some(_)) => Err(Refusal::Union { field, problem: "not together with resourceClaimTemplateName" }),
+        (Some(_), None) if count > 1 => {
+            Err(Refusal::Union { field, problem: "not with spec.parallelism.tensor above 1: a replica has one slice" })
+        }
+        (Some(name), None) => MigProfile::parse(&name)
+            .map(GpuAllocation::Slice)
+            .ok_or(Refusal::Union { field, problem: "a profile such as 1g.10gb" }),
     }
 }
 

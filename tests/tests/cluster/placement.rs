@@ -1,4 +1,4 @@
-//! Tensor parallelism is placed by GPUs: the pods ask for as many as ranks, and what does not fit says so.
+//! GPUs are asked for as they are offered: as many as ranks, or a slice of one; and what does not fit says so.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
@@ -8,11 +8,13 @@ use windlass_tests::namespace::{skip, with_namespace};
 use windlass_tests::service::{self, Service};
 
 const PATIENCE: Duration = Duration::from_secs(90);
+const GPU: &str = "nvidia.com/gpu";
+const SLICE: &str = "nvidia.com/mig-1g.10gb";
 
 #[test]
 fn ranks_become_gpus_and_a_replica_too_many_says_why_it_waits() -> Result<()> {
     with_namespace("placement", |namespace| {
-        let Some(advertised) = namespace.cluster().advertise("nvidia.com/gpu", 8) else {
+        let Some(advertised) = namespace.cluster().advertise(GPU, 8) else {
             return skip("the nodes of this cluster are not ours to change");
         };
         advertised?;
@@ -23,7 +25,7 @@ fn ranks_become_gpus_and_a_replica_too_many_says_why_it_waits() -> Result<()> {
         let service = Service::apply(namespace, "sharded", &spec)?;
         service.wait_ready(2, PATIENCE)?;
         for pod in service.pods()? {
-            ensure!(gpus(&pod)? == "4", "{pod:?}");
+            ensure!(limit(&pod, GPU)? == "4", "{pod:?}");
             let effective = service.stats(&pod)?.effective;
             ensure!(effective.as_ref().is_some_and(|config| config.tensor_parallel == 4), "{effective:?}");
         }
@@ -34,8 +36,26 @@ fn ranks_become_gpus_and_a_replica_too_many_says_why_it_waits() -> Result<()> {
     })
 }
 
-fn gpus(pod: &Pod) -> Result<String> {
+#[test]
+fn a_slice_of_a_gpu_is_asked_for_by_its_profile() -> Result<()> {
+    with_namespace("slices", |namespace| {
+        let Some(advertised) = namespace.cluster().advertise(SLICE, 1) else {
+            return skip("the nodes of this cluster are not ours to change");
+        };
+        advertised?;
+        let mut spec = service::simulated(&[]);
+        spec["accelerator"] = json!({"type": "NvidiaGPU", "nvidiaGPU": {"migProfile": "1g.10gb"}});
+        let service = Service::apply(namespace, "sliced", &spec)?;
+        service.wait_ready(1, PATIENCE)?;
+        for pod in service.pods()? {
+            ensure!(limit(&pod, SLICE)? == "1" && limit(&pod, GPU)?.is_empty(), "{pod:?}");
+        }
+        Ok(())
+    })
+}
+
+fn limit(pod: &Pod, resource: &str) -> Result<String> {
     let containers = pod.spec.as_ref().map(|spec| &spec.containers).context("a pod without a spec")?;
     let limits = containers.first().and_then(|engine| engine.resources.as_ref()?.limits.as_ref());
-    Ok(limits.and_then(|limits| limits.get("nvidia.com/gpu")).map(|count| count.0.clone()).unwrap_or_default())
+    Ok(limits.and_then(|limits| limits.get(resource)).map(|count| count.0.clone()).unwrap_or_default())
 }

@@ -33,6 +33,15 @@ fn https(fields: Value) -> Value {
     json!({"model": model})
 }
 
+/// On a slice of a GPU, split over so many.
+fn slice(fields: Value, tensor: i32) -> Value {
+    let mut gpu = json!({"migProfile": "1g.10gb"});
+    for (field, value) in fields.as_object().expect("fields") {
+        gpu[field] = value.clone();
+    }
+    json!({"accelerator": {"type": "NvidiaGPU", "nvidiaGPU": gpu}, "parallelism": {"tensor": tensor}})
+}
+
 /// An accelerator whose GPUs are claimed.
 fn claiming(fields: Value) -> Value {
     let mut gpu = json!({"resourceClaimTemplateName": "two-gpus"});
@@ -83,6 +92,7 @@ fn good_resources_break_no_rule() {
         json!({"parallelism": {"pipeline": 2}, "accelerator": {"type": "CPU"}}),
         json!({"parallelism": {"pipeline": 1}, "accelerator": {"type": "NvidiaGPU"}}),
         json!({"accelerator": claiming(json!({})), "parallelism": {"tensor": 2}}),
+        slice(json!({"products": ["H200"]}), 1),
         json!({"accelerator": {"type": "CPU"}, "resources": {"requests": {"cpu": "4"}, "limits": {"memory": "1Gi"}}}),
         builtin(json!({})),
         builtin(json!({"minReplicas": 4, "gpuUtilization": {"scaleUpPercent": 31}})),
@@ -156,6 +166,9 @@ fn each_bad_resource_breaks_the_rule_that_names_its_field() {
             json!({"accelerator": claiming(json!({"minMemory": "1Gi"})), "parallelism": {"tensor": 1}}),
             "spec.accelerator.nvidiaGPU.resourceClaimTemplateName",
         ),
+        (slice(json!({"minMemory": "1Gi"}), 1), "spec.accelerator.nvidiaGPU.migProfile"),
+        (slice(json!({"resourceClaimTemplateName": "a"}), 1), "spec.accelerator.nvidiaGPU.migProfile"),
+        (slice(json!({}), 2), "spec.parallelism.tensor"),
         (json!({"resources": {"requests": {"nvidia.com/gpu": "1"}}}), "spec.resources.requests"),
         (json!({"resources": {"limits": {"nvidia.com/mig-1g.5gb": "1"}}}), "spec.resources.limits"),
         (

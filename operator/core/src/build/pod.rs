@@ -17,7 +17,7 @@ use crate::names::{self, ENGINE_CONTAINER, FETCH_CONTAINER, WorkloadKind};
 use crate::observed::Defaults;
 use crate::source::ModelSource;
 use crate::standby;
-use crate::validate::{Device, ValidatedService};
+use crate::validate::{Device, GpuAllocation, ValidatedService};
 use crate::workers;
 
 /// User and group of engine processes.
@@ -154,9 +154,9 @@ fn container_security() -> SecurityContext {
 fn resources(service: &ValidatedService, with_gpus: bool) -> ResourceRequirements {
     let mut requests = service.resources.requests.clone();
     let mut limits = service.resources.limits.clone();
-    if let (Device::NvidiaGpu { count, claim_template: None, .. }, true) = (&service.device, with_gpus) {
+    if let Some((resource, count)) = counted(&service.device).filter(|_| with_gpus) {
         for amounts in [&mut requests, &mut limits] {
-            amounts.insert(GPU_RESOURCE.into(), Quantity(count.to_string()));
+            amounts.insert(resource.clone(), Quantity(count.to_string()));
         }
     }
     ResourceRequirements {
@@ -168,10 +168,20 @@ fn resources(service: &ValidatedService, with_gpus: bool) -> ResourceRequirement
     }
 }
 
+/// The resource of the device plugin that a pod asks for, and how much of it.
+fn counted(device: &Device) -> Option<(String, u32)> {
+    let Device::NvidiaGpu { count, allocation, .. } = device else { return None };
+    match allocation {
+        GpuAllocation::Whole => Some((GPU_RESOURCE.to_owned(), *count)),
+        GpuAllocation::Slice(profile) => Some((profile.resource(), *count)),
+        GpuAllocation::Claim(_) => None,
+    }
+}
+
 fn claim_template(service: &ValidatedService) -> Option<&str> {
     match &service.device {
-        Device::NvidiaGpu { claim_template, .. } => claim_template.as_deref(),
-        Device::Cpu => None,
+        Device::NvidiaGpu { allocation: GpuAllocation::Claim(template), .. } => Some(template),
+        _ => None,
     }
 }
 

@@ -95,6 +95,18 @@ fn several_gpus_of_a_pod_are_looked_for_where_nvlink_joins_them() {
 }
 
 #[test]
+fn a_slice_is_asked_for_by_its_profile() {
+    let slice =
+        json!({"type": "NvidiaGPU", "nvidiaGPU": {"migProfile": "1g.10gb", "products": ["NVIDIA-A100-SXM4-80GB"]}});
+    let pod = serde_json::to_value(pod(service().with("accelerator", slice))).expect("json");
+    let asked = json!({"nvidia.com/mig-1g.10gb": "1"});
+    assert_eq!(pod["containers"][0]["resources"], json!({"limits": asked, "requests": asked}));
+    assert_eq!(pod["tolerations"][0]["key"], "nvidia.com/gpu", "its node is one with GPUs");
+    let required = &pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    assert_eq!(required["nodeSelectorTerms"][0]["matchExpressions"][0]["key"], "nvidia.com/gpu.product");
+}
+
+#[test]
 fn claimed_gpus_are_asked_for_by_the_claim_alone() {
     let accelerator = json!({"type": "NvidiaGPU", "nvidiaGPU": {"resourceClaimTemplateName": "two-gpus"}});
     let spec = service().with("accelerator", accelerator).with("parallelism", json!({"tensor": 2}));
