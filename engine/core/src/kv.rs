@@ -428,6 +428,15 @@ mod tests {
     }
 
     #[test]
+    fn spare_growth_leaves_a_block_for_each_that_runs() {
+        for (headroom, covered) in [(0, 8), (2, 8), (3, 6), (4, 4), (5, 2), (9, 2)] {
+            let mut kv = KvCache::new(6, 2, None);
+            let mut table = kv.open(&[1, 2], CacheScope::SHARED, 0).expect("six blocks are free");
+            assert_eq!(kv.grow_spare(&mut table, 8, headroom), covered, "{headroom}");
+        }
+    }
+
+    #[test]
     fn an_audit_sees_a_reference_too_many() {
         let mut kv = KvCache::new(4, 2, None);
         let table = kv.open(&[1, 2, 3], CacheScope::SHARED, 0).expect("four blocks are free");

@@ -212,3 +212,37 @@ pub struct RowScores {
     /// Of the tokens drawn, in their order.
     pub sampled: Vec<TokenLogprobs>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_wants_logits_to_score_to_sample_and_behind_each_guess() {
+        let mut draft = DraftTree::default();
+        (0..2).for_each(|token| _ = draft.push(token, None));
+        let sample = SampleRow {
+            sampling: Arc::new(Sampling::GREEDY),
+            banned: Vec::new(),
+            history: None,
+            constraint: None,
+            logprobs: None,
+            draft,
+        };
+        let score = ScoreRow { targets: vec![1, 2, 3], top: 0 };
+        let row = |sample, score| PlanRow {
+            request: RequestId(0),
+            tokens: vec![InputToken::Known(0); 4],
+            first_position: 0,
+            blocks: Arc::default(),
+            sample,
+            score,
+        };
+        assert_eq!(row(None, None).logit_count(), 0);
+        assert_eq!(row(None, Some(score.clone())).logit_count(), 3);
+        let both = row(Some(sample), Some(score));
+        assert_eq!((both.logit_count(), both.token_count()), (3 + 1 + 2, 4 + 2));
+        let plan = StepPlan { rows: vec![both.clone(), both], ..StepPlan::default() };
+        assert_eq!((plan.logit_count(), plan.token_count()), (12, 12));
+    }
+}

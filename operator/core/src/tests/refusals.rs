@@ -13,6 +13,11 @@ fn refusals(spec: ServiceBuilder) -> Vec<String> {
 #[test]
 fn each_refusal_names_its_field() {
     let gpu = json!({"type": "NvidiaGPU"});
+    let slice = |profile: &str, tensor: i32| {
+        let slice = json!({"type": "NvidiaGPU", "nvidiaGPU": {"migProfile": profile}});
+        service().with("accelerator", slice).with("parallelism", json!({"tensor": tensor}))
+    };
+    let both = json!({"type": "NvidiaGPU", "nvidiaGPU": {"migProfile": "1g.10gb", "resourceClaimTemplateName": "a"}});
     let cases: Vec<(ServiceBuilder, &str)> = vec![
         (service().named("Llama"), "metadata.name"),
         (service().named("3b"), "metadata.name"),
@@ -56,6 +61,9 @@ fn each_refusal_names_its_field() {
                 .model("cache", json!({"type": "PersistentVolumeClaim", "claimName": "a", "keepUnusedSeconds": 60})),
             "spec.model.cache.keepUnusedSeconds",
         ),
+        (slice("1g.10", 1), "spec.accelerator.nvidiaGPU.migProfile"),
+        (slice("1g.10gb", 2), "spec.accelerator.nvidiaGPU.migProfile"),
+        (slice("1g.10gb", 1).with("accelerator", both), "spec.accelerator.nvidiaGPU.migProfile"),
         (service().with("engine", json!({"extraArgs": ["--port=9"]})), "spec.engine.extraArgs"),
         (service().with("engine", json!({"maxModelTokens": 0})), "spec.engine.maxModelTokens"),
         (service().with("parallelism", json!({"tensor": 2})), "spec.parallelism.tensor"),
