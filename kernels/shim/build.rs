@@ -14,8 +14,8 @@ fn main() -> io::Result<()> {
     }
     println!("cargo::rerun-if-env-changed=WINDLASS_CUDA_SOURCES");
     let compiler = compiler(&sources);
-    let headers = [sources.join("dev.cuh"), "cpp/shim.h".into(), "cpp/registry.h".into()];
-    let headers = headers.iter().map(fs::read_to_string).collect::<io::Result<String>>()?;
+    let headers = files(&sources, "cuh")?.into_iter().chain(["cpp/shim.h".into(), "cpp/registry.h".into()]);
+    let headers = headers.map(fs::read_to_string).collect::<io::Result<String>>()?;
     let (mut library, mut enter_all) = (compiler.clone(), String::new());
     for stem in cuda_files(&sources)? {
         let source = fs::read_to_string(sources.join(format!("{stem}.cu")))?;
@@ -74,13 +74,14 @@ impl Unit {
 
 /// Names of the sources without their `.cu`, sorted.
 fn cuda_files(folder: &Path) -> io::Result<Vec<String>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "cu") {
-            found.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
-        }
-    }
+    let stems = files(folder, "cu")?.into_iter().filter_map(|file| Some(file.file_stem()?.to_str()?.to_owned()));
+    Ok(stems.collect())
+}
+
+/// The files of a folder whose names end like that, sorted.
+fn files(folder: &Path, extension: &str) -> io::Result<Vec<PathBuf>> {
+    let mut found = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>()?;
+    found.retain(|file| file.extension().is_some_and(|found| found == extension));
     found.sort();
     Ok(found)
 }
