@@ -91,7 +91,9 @@ pub struct LatencyTarget {
     /// Share of observations that must be at or below `milliseconds`, percent.
     #[schemars(range(min = 50, max = 99))]
     pub percentile: i32,
-    /// The target.
+    /// The target. What is within it is counted exactly where it is one of the edges of engines' histograms: 5, 10, 20, 30, 40,
+    /// 50, 75, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000, 3000, 5000, 10000, 30000, 60000; between two of them it is
+    /// estimated.
     #[schemars(range(min = 1, max = 60_000))]
     pub milliseconds: i32,
 }

@@ -164,3 +164,9 @@ proptest! {
         prop_assert_eq!(activity.map(|found| found.latency(LatencyMetric::TimeToFirstToken).clone()), expected);
     }
 }
+
+#[test]
+fn the_reference_names_every_edge() {
+    let edges = LATENCY_EDGES_MS.map(|edge| edge.to_string()).join(", ");
+    assert!(include_str!("../../../../crds/README.md").contains(&edges), "{edges}");
+}
