@@ -1,6 +1,5 @@
 //! A request as the scheduler knows it: tokens, limits and sampling, already validated. No text, no HTTP.
 
-use std::fmt;
 use std::sync::Arc;
 
 use crate::constraint::Constraint;
@@ -124,11 +123,13 @@ impl FinishReason {
 }
 
 /// Why a request was not admitted, with its numbers. `Display` is what the client reads.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RejectReason {
     /// The prompt is empty.
+    #[error("the prompt has no tokens")]
     EmptyPrompt,
     /// The prompt has a token that the model does not know: a client error.
+    #[error("the prompt has token {token} and the model's tokens are below {vocabulary}")]
     UnknownToken {
         /// The token.
         token: TokenId,
@@ -136,6 +137,10 @@ pub enum RejectReason {
         vocabulary: u32,
     },
     /// Prompt and `max_tokens` exceed the longest sequence. Never admissible: a client error.
+    #[error(
+        "the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, together more than the {limit_tokens} \
+         tokens this model serves; shorten the prompt or lower max_tokens"
+    )]
     TooLong {
         /// Tokens in the prompt.
         prompt_tokens: u32,
@@ -145,6 +150,7 @@ pub enum RejectReason {
         limit_tokens: u32,
     },
     /// The sequence could never hold its blocks, even alone. Never admissible: a client error.
+    #[error("the request needs {needed_blocks} KV blocks and the engine has {total_blocks}; lower max_tokens")]
     NeverFits {
         /// Blocks it would need.
         needed_blocks: u32,
@@ -152,6 +158,7 @@ pub enum RejectReason {
         total_blocks: u32,
     },
     /// More requests come together than may ever wait: a client error.
+    #[error("the request asks for {requests} answers and this server takes {limit} at once; ask for fewer")]
     TooMany {
         /// Requests that came.
         requests: u32,
@@ -159,6 +166,10 @@ pub enum RejectReason {
         limit: u32,
     },
     /// Requests that come together have more prompt tokens than may ever wait: a client error.
+    #[error(
+        "the request's prompts have {prompt_tokens} tokens together and at most {limit_tokens} may wait; send fewer of \
+         them at once"
+    )]
     TooManyTokens {
         /// Prompt tokens of all.
         prompt_tokens: u64,
@@ -166,6 +177,7 @@ pub enum RejectReason {
         limit_tokens: u64,
     },
     /// The queue is full: try again.
+    #[error("{waiting} requests with {queued_tokens} prompt tokens are waiting; try again later")]
     QueueFull {
         /// Requests waiting.
         waiting: u32,
@@ -173,6 +185,10 @@ pub enum RejectReason {
         queued_tokens: u64,
     },
     /// The first token would come too late: try again.
+    #[error(
+        "the first token would come after {predicted_milliseconds} ms, later than the {limit_milliseconds} ms that this \
+         server promises; try again later"
+    )]
     TooSlow {
         /// When it would come, milliseconds from now.
         predicted_milliseconds: u64,
@@ -181,41 +197,19 @@ pub enum RejectReason {
     },
 }
 
-impl fmt::Display for RejectReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RejectReason::EmptyPrompt => write!(f, "the prompt has no tokens"),
-            RejectReason::UnknownToken { token, vocabulary } => {
-                write!(f, "the prompt has token {token} and the model's tokens are below {vocabulary}")
-            }
-            RejectReason::TooLong { prompt_tokens, max_tokens, limit_tokens } => write!(
-                f,
-                "the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, together more than the \
-                 {limit_tokens} tokens this model serves; shorten the prompt or lower max_tokens"
-            ),
-            RejectReason::NeverFits { needed_blocks, total_blocks } => write!(
-                f,
-                "the request needs {needed_blocks} KV blocks and the engine has {total_blocks}; lower max_tokens"
-            ),
-            RejectReason::TooMany { requests, limit } => {
-                write!(
-                    f,
-                    "the request asks for {requests} answers and this server takes {limit} at once; ask for fewer"
-                )
-            }
-            RejectReason::TooManyTokens { prompt_tokens, limit_tokens } => write!(
-                f,
-                "the request's prompts have {prompt_tokens} tokens together and at most {limit_tokens} may wait; send \
-                 fewer of them at once"
-            ),
-            RejectReason::QueueFull { waiting, queued_tokens } => {
-                write!(f, "{waiting} requests with {queued_tokens} prompt tokens are waiting; try again later")
-            }
-            RejectReason::TooSlow { predicted_milliseconds, limit_milliseconds } => write!(
-                f,
-                "the first token would come after {predicted_milliseconds} ms, later than the {limit_milliseconds} ms \
-                 that this server promises; try again later"
-            ),
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_are_spelled_as_clients_know_them() {
+        let reasons = [FinishReason::Stop, FinishReason::Length, FinishReason::Abort, FinishReason::Error];
+        assert_eq!(reasons.map(FinishReason::name), ["stop", "length", "abort", "error"]);
+        let too_long = RejectReason::TooLong { prompt_tokens: 9, max_tokens: 8, limit_tokens: 16 }.to_string();
+        assert_eq!(
+            too_long,
+            "the prompt has 9 tokens and max_tokens is 8, together more than the 16 tokens this model serves; shorten \
+             the prompt or lower max_tokens"
+        );
     }
 }

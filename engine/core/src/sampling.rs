@@ -95,3 +95,22 @@ pub struct TokenLogprob {
     /// 1 for the most likely token.
     pub rank: u32,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn penalties_and_words_of_several_tokens_read_what_came_before() {
+        let sampling = |penalties, bad_words: &[&[u32]]| Sampling {
+            penalties,
+            bad_words: bad_words.iter().map(|word| word.to_vec()).collect(),
+            ..Sampling::GREEDY
+        };
+        let penalized = Penalties { presence: 0.5, ..Penalties::NONE };
+        assert!(!sampling(Penalties::NONE, &[]).reads_history());
+        assert!(!sampling(Penalties::NONE, &[&[1], &[]]).reads_history());
+        assert!(sampling(Penalties::NONE, &[&[1], &[1, 2]]).reads_history());
+        assert!(sampling(penalized, &[]).reads_history());
+    }
+}

@@ -511,3 +511,49 @@ impl Scheduler {
         run.last_ticket.filter(|last| self.in_flight.iter().any(|step| step.ticket == *last))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::executor::KvGroups;
+
+    /// Two that run and two that wait.
+    fn busy(policy: Policy) -> Scheduler {
+        let geometry = Geometry {
+            block_tokens: 4,
+            blocks: 8,
+            swap_slots: 0,
+            max_sequence_tokens: 16,
+            max_step_rows: 2,
+            max_step_tokens: 16,
+            max_step_logits: 2,
+            vocabulary: 10,
+            groups: KvGroups::ONE,
+        };
+        let mut scheduler = Scheduler::new(geometry, EngineConfig { policy, ..EngineConfig::PLAIN });
+        for id in 0..4 {
+            scheduler.add(Request::greedy(RequestId(id), vec![1, 2, 3], 4), id as f64).expect("a request that fits");
+        }
+        scheduler.schedule(4.0).expect("a step");
+        scheduler
+    }
+
+    #[test]
+    fn an_audit_sees_what_is_out_of_order_or_lost() {
+        let damages: [(&str, fn(&mut Scheduler)); 4] = [
+            ("", |_| {}),
+            ("a later arrival", |scheduler| scheduler.running[0].sequence.arrival_seconds = 9.0),
+            ("the running batch", |scheduler| scheduler.running[0].stay = StayId(9)),
+            ("block", |scheduler| drop(scheduler.running.remove(1))),
+        ];
+        for (expected, damage) in damages {
+            let mut scheduler = busy(Policy::Fcfs);
+            damage(&mut scheduler);
+            let said = scheduler.audit().err().unwrap_or_default();
+            assert!(said.starts_with(expected) && said.is_empty() == expected.is_empty(), "{expected}: {said}");
+        }
+        let mut unordered = busy(Policy::Fair);
+        unordered.running[0].sequence.arrival_seconds = 9.0;
+        assert_eq!(unordered.audit(), Ok(()), "only who is served as it comes arrives in order");
+    }
+}
