@@ -250,7 +250,8 @@ impl Scheduler {
 
     /// Sequences with one token to compute.
     fn schedule_decodes(&mut self, step: &mut StepBuilder) {
-        let (bar, mut others) = (self.bar(), self.running.iter().filter(|run| run.uncomputed() == 1).count());
+        let (bar, prompts) = (self.bar(), self.reserved_for_prompts());
+        let mut others = self.running.iter().filter(|run| run.uncomputed() == 1).count();
         for (place, stay) in self.service_order().into_iter().enumerate() {
             if !step.has_room() {
                 break;
@@ -258,7 +259,7 @@ impl Scheduler {
             let decodes = self.find_near(place, stay).is_some_and(|index| self.running[index].uncomputed() == 1);
             others = others.saturating_sub(usize::from(decodes));
             if let Some(index) = decodes.then(|| self.make_room(place, stay, step)).flatten() {
-                let draft = self.draft(index, step.draft_room(others), bar);
+                let draft = self.draft(index, step.draft_room(others + prompts), bar);
                 step.push_drafted(&self.running[index], draft);
             }
         }
@@ -517,6 +518,8 @@ mod tests {
     use super::*;
     use crate::executor::KvGroups;
 
+    type Damage = fn(&mut Scheduler);
+
     /// Two that run and two that wait.
     fn busy(policy: Policy) -> Scheduler {
         let geometry = Geometry {
@@ -540,7 +543,7 @@ mod tests {
 
     #[test]
     fn an_audit_sees_what_is_out_of_order_or_lost() {
-        let damages: [(&str, fn(&mut Scheduler)); 4] = [
+        let damages: [(&str, Damage); 4] = [
             ("", |_| {}),
             ("a later arrival", |scheduler| scheduler.running[0].sequence.arrival_seconds = 9.0),
             ("the running batch", |scheduler| scheduler.running[0].stay = StayId(9)),

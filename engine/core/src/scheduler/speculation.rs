@@ -91,6 +91,13 @@ impl Scheduler {
         speculation.ask(self.running.iter_mut().filter(|run| run.guess.is_due(run)).collect());
     }
 
+    /// Tokens of a step that no guess takes: half, where prompts are computed or wait. They would starve otherwise, for as long
+    /// as guesses hold.
+    pub(super) fn reserved_for_prompts(&self) -> usize {
+        let none = self.waiting.is_empty() && self.running.iter().all(|run| run.uncomputed() <= 1);
+        if none { 0 } else { self.geometry.max_step_tokens as usize / 2 }
+    }
+
     /// The guesses that the next step computes for the sequence at `index`, with blocks for them: those that pay by
     /// `bar`, at most `room`.
     pub(super) fn draft(&mut self, index: usize, room: usize, bar: f64) -> DraftTree {

@@ -67,7 +67,7 @@ impl StepBuilder {
         self.tokens_left > 0 && self.logits_left > 0
     }
 
-    /// Room for guesses where so many other sequences are to get a token.
+    /// Room for guesses beside which so many tokens have to fit.
     pub(super) fn draft_room(&self, others: usize) -> usize {
         self.tokens_left.min(self.logits_left).saturating_sub(1 + others)
     }

@@ -1,5 +1,6 @@
 //! Guessing: what it must not change, how far it goes, when it stops.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::support::{
@@ -148,6 +149,45 @@ fn guesses_take_no_block_that_others_need() {
     let updates = drain(&mut engine);
     assert_eq!(engine.stats().preemptions, 0, "there are eight blocks for each, and two more");
     requests.iter().for_each(|request| assert_eq!(text(&updates, request.id.0), alone(request, 4)));
+}
+
+/// Where a step has no room for all guesses, nobody's are more urgent than another's own token.
+#[test]
+fn guesses_leave_a_token_for_each_that_decodes() {
+    let requests: Vec<Request> = (0..4).map(|id| request(id, 4).max(60)).collect();
+    let mut engine = guessing(Geometry { max_step_tokens: 6, ..WIDE }, CHEAP_GUESSES, oracle(&requests, 0), 8);
+    requests.iter().for_each(|request| engine.add(request.clone(), 0.0).unwrap());
+    let (mut begun, mut guessed) = (HashSet::new(), 0);
+    loop {
+        let turn = turn(&mut engine, 0.0);
+        let all_decode = begun.len() == 4;
+        begun.extend(turn.updates.iter().map(|update| update.request));
+        if turn.updates.iter().any(|update| update.finish.is_some()) {
+            break;
+        }
+        for step in turn.step.iter().filter(|_| all_decode) {
+            assert_eq!(step.decode_tokens, 4, "{step:?}");
+            guessed += step.draft_tokens;
+        }
+    }
+    assert!(guessed > 0);
+}
+
+#[test]
+fn guesses_leave_half_of_a_step_to_prompts() {
+    let [guessed, late] = [request(1, 4).max(200), request(2, 40).max(1)];
+    let mut engine =
+        guessing(Geometry { max_step_tokens: 8, ..WIDE }, CHEAP_GUESSES, oracle(std::slice::from_ref(&guessed), 0), 8);
+    engine.add(guessed, 0.0).unwrap();
+    while engine.stats().drafts.tokens < 50 {
+        turn(&mut engine, 0.0);
+    }
+    engine.add(late, 0.0).unwrap();
+    let mut steps = 0;
+    while engine.stats().waiting > 0 || engine.stats().running > 1 {
+        steps += turn(&mut engine, 0.0).step.map_or(0, |_| 1);
+    }
+    assert!((6..=40 / 4 + 2).contains(&steps), "{steps} steps for 40 tokens");
 }
 
 #[test]
