@@ -158,10 +158,17 @@ impl Executor for Liar {
 
 #[test]
 fn results_that_do_not_fit_the_plan_are_the_executors_failure() {
-    let wrong = [vec![], vec![RowOutput::Computed], vec![RowOutput::Sampled(1), RowOutput::Sampled(1)]];
-    for rows in wrong {
+    let wrong = [
+        (4, vec![]),
+        (4, vec![RowOutput::Computed]),
+        (4, vec![RowOutput::Sampled(1), RowOutput::Sampled(1)]),
+        // There was no guess to verify, and nothing to sample behind the first part of a long prompt.
+        (4, vec![RowOutput::Verified(vec![1])]),
+        (40, vec![RowOutput::Sampled(1)]),
+    ];
+    for (prompt_tokens, rows) in wrong {
         let mut engine = Engine::new(Liar(rows.clone()), CONFIG);
-        engine.add(request(1, 4).max(1), 0.0).unwrap();
+        engine.add(request(1, prompt_tokens).max(1), 0.0).unwrap();
         let outcome = (0..2).map(|_| engine.turn(0.0)).find(|outcome| outcome.is_err());
         assert!(outcome.is_some(), "{rows:?}");
     }

@@ -8,7 +8,7 @@ use crate::support::{
 };
 use windlass_engine_core::constraint::{Constraint, TokenSet};
 use windlass_engine_core::draft::{PromptLookup, Proposer, SuffixAutomaton};
-use windlass_engine_core::engine::Engine;
+use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::request::{FinishReason, Request};
 use windlass_engine_core::sim::{SimExecutor, StepTime, Unpaced};
@@ -188,6 +188,23 @@ fn guesses_leave_half_of_a_step_to_prompts() {
         steps += turn(&mut engine, 0.0).step.map_or(0, |_| 1);
     }
     assert!((6..=40 / 4 + 2).contains(&steps), "{steps} steps for 40 tokens");
+}
+
+/// What the last step computed for guesses that held is as much a prefix as the rest.
+#[test]
+fn texts_that_were_guessed_are_found_again_to_their_end() {
+    let asked = request(1, 5).max(60);
+    let sim = SimExecutor::new(WIDE, CHEAP_GUESSES, VOCABULARY, Unpaced);
+    let config = EngineConfig { enable_prefix_cache: true, ..CONFIG };
+    let mut engine =
+        Engine::new(Auditor::new(sim), config).with_proposer(Box::new(oracle(std::slice::from_ref(&asked), 0)), 8);
+    engine.add(asked.clone(), 0.0).unwrap();
+    let updates = drain(&mut engine);
+    assert!(updates.last().is_some_and(|last| last.tokens.len() > 4), "the last block was guessed");
+    let known = [&asked.prompt[..], &text(&updates, 1).0].concat();
+    engine.add(request(2, 0).prompt(known.iter().copied().chain([1])).max(1), 0.0).unwrap();
+    // All but the last token were computed.
+    assert_eq!(drain(&mut engine)[0].cached_tokens as usize, (known.len() - 1) / 4 * 4);
 }
 
 #[test]

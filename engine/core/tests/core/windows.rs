@@ -74,6 +74,26 @@ fn a_sequence_gets_on_in_the_least_that_it_is_admitted_to() {
     }
 }
 
+/// Once its leader has given up what is read behind the prompt, a request computes the prompt itself.
+#[test]
+fn who_comes_too_late_for_a_leaders_windows_shares_nothing() {
+    for (generated, shared) in [(1, 1), (20, 0)] {
+        let mut engine = engine(MIXED, CONFIG);
+        let leader = request(1, 24).max(40);
+        engine.add(leader.clone(), 0.0).unwrap();
+        let mut tokens = 0;
+        while tokens < generated {
+            tokens += turn(&mut engine, 0.0).updates.iter().map(|update| update.tokens.len()).sum::<usize>();
+        }
+        let late = Request { id: RequestId(2), ..leader }.fork(1).max(8);
+        engine.add(late.clone(), 0.0).unwrap();
+        let found = text(&drain(&mut engine), 2);
+        assert_eq!(found, text(&updates_alone_reading(&late, 4, GROUPS), 2));
+        // The last token of a prompt that is shared is computed again.
+        assert_eq!(engine.stats().recomputed_tokens, shared, "{generated}");
+    }
+}
+
 #[test]
 fn beams_share_what_both_groups_hold() {
     let beams = Some(Beams { leader: RequestId(1), width: 3, length_penalty: 1.0 });
