@@ -87,8 +87,10 @@ fn who_comes_too_late_for_a_leaders_windows_shares_nothing() {
         }
         let late = Request { id: RequestId(2), ..leader }.fork(1).max(8);
         engine.add(late.clone(), 0.0).unwrap();
-        let found = text(&drain(&mut engine), 2);
-        assert_eq!(found, text(&updates_alone_reading(&late, 4, GROUPS), 2));
+        let updates = drain(&mut engine);
+        assert_eq!(text(&updates, 2), text(&updates_alone_reading(&late, 4, GROUPS), 2));
+        let first_to_end = updates.iter().find(|update| update.finish.is_some()).map(|update| update.request);
+        assert_eq!(first_to_end, Some(RequestId(2)), "it did not wait for its leader");
         // The last token of a prompt that is shared is computed again.
         assert_eq!(engine.stats().recomputed_tokens, shared, "{generated}");
     }
