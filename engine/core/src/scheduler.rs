@@ -267,7 +267,7 @@ impl Scheduler {
 
     /// Sequences with several. They have blocks for all of them but in windowed groups.
     fn schedule_prefills(&mut self, step: &mut StepBuilder) {
-        if self.running.iter().all(|run| run.uncomputed() <= 1) {
+        if !self.has_prefills() {
             return; // as in most steps
         }
         for (place, stay) in self.service_order().into_iter().enumerate() {
@@ -279,6 +279,10 @@ impl Scheduler {
                 self.prefill(index, step);
             }
         }
+    }
+
+    fn has_prefills(&self) -> bool {
+        self.running.iter().any(|run| run.uncomputed() > 1)
     }
 
     /// Adds the next tokens of the sequence at `index`, as many as there is room for in the step and in its windows.

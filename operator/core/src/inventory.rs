@@ -2,7 +2,8 @@
 //!
 //! Read from the labels of NVIDIA's GPU feature discovery and from what the device plugin makes allocatable. A GPU split
 //! by MIG with strategy `single` is labelled as its slices are; with strategy `mixed` its slices are other resources, which
-//! a service has to ask for by their profile. Affinity to nodes is not weighed: a node too many is a smaller error than one too few.
+//! a service has to ask for by their profile. Affinity to nodes is not weighed: a node too many is a smaller error than
+//! one too few.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -94,8 +94,8 @@ impl Scheduler {
     /// Tokens of a step that no guess takes: half, where prompts are computed or wait. They would starve otherwise, for as long
     /// as guesses hold.
     pub(super) fn reserved_for_prompts(&self) -> usize {
-        let none = self.waiting.is_empty() && self.running.iter().all(|run| run.uncomputed() <= 1);
-        if none { 0 } else { self.geometry.max_step_tokens as usize / 2 }
+        let some = !self.waiting.is_empty() || self.has_prefills();
+        if some { self.geometry.max_step_tokens as usize / 2 } else { 0 }
     }
 
     /// The guesses that the next step computes for the sequence at `index`, with blocks for them: those that pay by
