@@ -46,6 +46,13 @@ fn a_prompt_whose_room_was_needed_comes_back_without_being_computed() {
 }
 
 #[test]
+fn without_slots_there_is_no_tier_to_ask() {
+    let mut engine = engine(Geometry { swap_slots: 0, ..SMALL }, CACHING);
+    (0..3).for_each(|id| _ = serve(&mut engine, &again(&request(id % 2, 28), id)));
+    assert_eq!(engine.stats().tier.query_tokens, 0);
+}
+
+#[test]
 fn what_is_in_the_tier_already_moves_out_for_nothing() {
     let mut engine = engine(SMALL, CACHING);
     let prompts = [request(1, 28), request(2, 28)];

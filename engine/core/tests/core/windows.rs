@@ -77,9 +77,10 @@ fn a_sequence_gets_on_in_the_least_that_it_is_admitted_to() {
 /// Once its leader has given up what is read behind the prompt, a request computes the prompt itself.
 #[test]
 fn who_comes_too_late_for_a_leaders_windows_shares_nothing() {
-    for (generated, shared) in [(1, 1), (20, 0)] {
+    // The window before the last token of 27 begins one block before that of the next one.
+    for (prompt_tokens, generated, shared) in [(24, 1, 1), (24, 20, 0), (27, 1, 0)] {
         let mut engine = engine(MIXED, CONFIG);
-        let leader = request(1, 24).max(40);
+        let leader = request(1, prompt_tokens).max(40);
         engine.add(leader.clone(), 0.0).unwrap();
         let mut tokens = 0;
         while tokens < generated {
@@ -92,7 +93,7 @@ fn who_comes_too_late_for_a_leaders_windows_shares_nothing() {
         let first_to_end = updates.iter().find(|update| update.finish.is_some()).map(|update| update.request);
         assert_eq!(first_to_end, Some(RequestId(2)), "it did not wait for its leader");
         // The last token of a prompt that is shared is computed again.
-        assert_eq!(engine.stats().recomputed_tokens, shared, "{generated}");
+        assert_eq!(engine.stats().recomputed_tokens, shared, "{prompt_tokens} {generated}");
     }
 }
 
