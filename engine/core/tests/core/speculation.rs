@@ -193,18 +193,21 @@ fn guesses_leave_half_of_a_step_to_prompts() {
 /// What the last step computed for guesses that held is as much a prefix as the rest.
 #[test]
 fn texts_that_were_guessed_are_found_again_to_their_end() {
-    let asked = request(1, 5).max(60);
-    let sim = SimExecutor::new(WIDE, CHEAP_GUESSES, VOCABULARY, Unpaced);
-    let config = EngineConfig { enable_prefix_cache: true, ..CONFIG };
-    let mut engine =
-        Engine::new(Auditor::new(sim), config).with_proposer(Box::new(oracle(std::slice::from_ref(&asked), 0)), 8);
-    engine.add(asked.clone(), 0.0).unwrap();
-    let updates = drain(&mut engine);
-    assert!(updates.last().is_some_and(|last| last.tokens.len() > 4), "the last block was guessed");
-    let known = [&asked.prompt[..], &text(&updates, 1).0].concat();
-    engine.add(request(2, 0).prompt(known.iter().copied().chain([1])).max(1), 0.0).unwrap();
-    // All but the last token were computed.
-    assert_eq!(drain(&mut engine)[0].cached_tokens as usize, (known.len() - 1) / 4 * 4);
+    // The last token, which is not computed, begins a block and ends one.
+    for tokens in [60, 59] {
+        let asked = request(1, 5).max(tokens);
+        let sim = SimExecutor::new(WIDE, CHEAP_GUESSES, VOCABULARY, Unpaced);
+        let config = EngineConfig { enable_prefix_cache: true, ..CONFIG };
+        let mut engine =
+            Engine::new(Auditor::new(sim), config).with_proposer(Box::new(oracle(std::slice::from_ref(&asked), 0)), 8);
+        engine.add(asked.clone(), 0.0).unwrap();
+        let updates = drain(&mut engine);
+        assert!(updates.last().is_some_and(|last| last.tokens.len() > 1), "the last tokens were guessed");
+        let known = [&asked.prompt[..], &text(&updates, 1).0].concat();
+        engine.add(request(2, 0).prompt(known.iter().copied().chain([1])).max(1), 0.0).unwrap();
+        // All but the last token were computed.
+        assert_eq!(drain(&mut engine)[0].cached_tokens as usize, (known.len() - 1) / 4 * 4);
+    }
 }
 
 #[test]
