@@ -444,6 +444,7 @@ impl Scheduler {
         mut logprobs: Vec<TokenLogprobs>,
     ) -> RequestUpdate {
         self.judge(index, &tokens, row.drafted);
+        let in_flight = self.last_in_flight(&self.running[index]);
         let run = &mut self.running[index];
         let (taken, finish) = run.accept(&tokens);
         tokens.truncate(taken);
@@ -453,7 +454,9 @@ impl Scheduler {
         }
         // All but the last are computed, as they were guessed.
         if taken > 1 {
-            self.kv.publish(&mut run.table, &run.sequence.tokens[..row.end + taken - 1]);
+            let computed = row.end + taken - 1;
+            self.kv.publish(&mut run.table, &run.sequence.tokens[..computed]);
+            self.kv.pass_by(&mut run.table, computed, in_flight);
         }
         match finish {
             Some(reason) => self.conclude(index).end_with(reason, tokens, logprobs),
