@@ -408,7 +408,7 @@ mod tests {
         assert_eq!(kv.cached_tokens(&[1, 2], one), 0, "the last token is computed");
         kv.pass(100.0);
         kv.release(table, None);
-        kv.pass(109.0);
+        kv.pass(110.0);
         assert_eq!(kv.cached_tokens(&[1, 2, 3], one), 2);
         kv.pass(111.0);
         assert_eq!((kv.cached_tokens(&[1, 2, 3], one), kv.pool.free()), (0, 8));

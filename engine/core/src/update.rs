@@ -105,3 +105,14 @@ pub struct DraftStats {
     /// Those that held, by how far behind the last known token they were.
     pub accepted_by_position: [u64; MAX_DRAFT_TOKENS],
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_has_the_tokens_of_prompts_answers_and_guesses() {
+        let step = StepStats { prefill_tokens: 1, decode_tokens: 2, draft_tokens: 4, ..StepStats::default() };
+        assert_eq!(step.tokens(), 7);
+    }
+}

@@ -74,5 +74,8 @@ mod tests {
         assert_eq!(guess(1, 1, &tokens), DraftTree::chain([9, 9, 1]));
         assert_eq!(guess(3, 4, &tokens), DraftTree::default());
         assert_eq!(guess(1, 3, &[4]), DraftTree::default());
+        assert!(PromptLookup::new(1, 3).is_free());
+        // More than two tokens do not count, however many are the same.
+        assert_eq!(guess(1, 2, &[6, 5, 1, 2, 7, 9, 5, 1, 2, 8, 6, 5, 1, 2]), DraftTree::chain([8, 6, 5]));
     }
 }

@@ -204,12 +204,26 @@ mod tests {
         assert_eq!(proposer.propose(&[ask]), [DraftTree::chain([4, 1])]);
         assert_eq!(SuffixAutomaton::new(3).propose(&[ask]), [DraftTree::default()]);
         proposer.forget(RequestId(0));
-        assert!(proposer.sequences.is_empty());
+        assert!(proposer.sequences.is_empty() && proposer.is_free());
+    }
+
+    #[test]
+    fn a_letter_that_repeats_takes_a_state_each_time() {
+        let mut automaton = Automaton::default();
+        automaton.follow(&[7; 100]);
+        assert_eq!(automaton.states.len(), 101);
     }
 
     #[test]
     fn a_long_text_takes_no_more_than_its_bound() {
         let tokens: Vec<TokenId> = (0..3 * MOST_TOKENS as u32).map(|index| index % 1009).collect();
+        let mut automaton = Automaton::default();
+        for (length, start) in
+            [(MOST_TOKENS, 0), (MOST_TOKENS + 1, MOST_TOKENS / 2 + 1), (MOST_TOKENS + 2, MOST_TOKENS / 2 + 1)]
+        {
+            automaton.follow(&tokens[..length]);
+            assert_eq!((automaton.start, automaton.length), (start, length - start), "built again from half of them");
+        }
         let mut automaton = Automaton::default();
         (1..=tokens.len()).step_by(997).for_each(|length| automaton.follow(&tokens[..length]));
         automaton.follow(&tokens);

@@ -41,3 +41,28 @@ impl KvCache {
             .ok_or(format!("block {} has {references} references, a known prefix: {known}, and {account:?}", block.0))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::CacheScope;
+
+    #[test]
+    fn a_block_is_one_thing_as_often_as_it_is_named() {
+        let mut kv = KvCache::new(3, 2, Some(1));
+        let mut table = kv.open(&[1, 2, 3], CacheScope::SHARED, 0).expect("three blocks are free");
+        kv.publish(&mut table, &[1, 2, 3]);
+        let [known, unknown] = [0, 1].map(|index| table.held().nth(index).expect("two blocks are held"));
+        let unused = kv.pool.free_blocks().next().expect("a block is free");
+        let is_right =
+            |kv: &KvCache, block, named, free, cached| kv.check(block, &Account { named, free, cached }).is_ok();
+        assert!(is_right(&kv, known, 1, 0, 0) && is_right(&kv, unknown, 1, 0, 0) && is_right(&kv, unused, 0, 1, 0));
+        assert!(!is_right(&kv, unused, 0, 0, 0), "nothing");
+        assert!(!is_right(&kv, unknown, 1, 1, 0), "held and free");
+        assert!(!is_right(&kv, known, 2, 0, 0), "named once more than it is counted");
+        assert!(!is_right(&kv, unused, 0, 0, 1), "cached, and nobody knows as what");
+        kv.release(table, None);
+        assert!(is_right(&kv, known, 0, 0, 1));
+        assert!(!is_right(&kv, known, 0, 1, 0), "free, and known as a prefix");
+    }
+}

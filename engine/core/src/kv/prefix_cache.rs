@@ -119,6 +119,13 @@ mod tests {
 
     const ROOT: PrefixId = PrefixId(1 << 127);
 
+    #[test]
+    fn roots_have_the_highest_bit_whatever_their_scope() {
+        for scope in [0, 5, u128::MAX] {
+            assert_eq!(PrefixId::root(CacheScope(scope)), PrefixId(scope | ROOT.0));
+        }
+    }
+
     fn page(prefix: PrefixId) -> Page {
         Page { prefix, group: 0 }
     }

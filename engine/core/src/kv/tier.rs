@@ -110,3 +110,30 @@ impl Tier {
         self.free.pop()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::CacheScope;
+
+    fn page(number: u128) -> Page {
+        Page { prefix: PrefixId::root(CacheScope(number)), group: 0 }
+    }
+
+    fn take_in(tier: &mut Tier, number: u32) -> Option<Move> {
+        let before = PrefixId::root(CacheScope::SHARED);
+        tier.take_in(page(number.into()), Entry { block: BlockId(number), before, tokens: [number].into() }, 0.0)
+    }
+
+    #[test]
+    fn the_longest_unused_makes_room_unless_it_is_about_to_be_brought_back() {
+        let mut tier = Tier::new(2);
+        let out = |block, slot| Some(Move::Out { block: BlockId(block), slot: SlotId(slot) });
+        assert_eq!([1, 2].map(|number| take_in(&mut tier, number)), [out(1, 0), out(2, 1)]);
+        tier.pin([page(1)].into_iter(), 0.0);
+        assert_eq!(take_in(&mut tier, 3), out(3, 1), "in place of the second");
+        assert_eq!(take_in(&mut tier, 4), None, "all that is left came or was asked for since");
+        tier.unpin();
+        assert_eq!(take_in(&mut tier, 4), out(4, 0));
+    }
+}

@@ -286,3 +286,60 @@ impl Scheduler {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Request;
+
+    /// A search by so many beams for at most three tokens behind a prompt of two.
+    fn group(width: u32, length_penalty: f64) -> Group {
+        let beams = Beams { leader: RequestId(0), width, length_penalty };
+        let request = Request { beams: Some(beams), ..Request::greedy(RequestId(0), vec![1, 2], 3) };
+        Group::new(&Sequence::new(request, 0.0), beams)
+    }
+
+    fn beam(tokens: usize, score: f64, reason: FinishReason) -> Beam {
+        Beam { request: RequestId(0), tokens: vec![1; tokens], logprobs: Vec::new(), score, reason, offer: None }
+    }
+
+    /// The first is chosen, the others are as likely as they come.
+    fn offer(tokens: &[TokenId]) -> TokenLogprobs {
+        let scored = (1..).zip(tokens).map(|(rank, &token)| TokenLogprob { token, logprob: -(rank as f32), rank });
+        let top: Vec<TokenLogprob> = scored.collect();
+        TokenLogprobs { chosen: top[0], top }
+    }
+
+    #[test]
+    fn the_token_that_ends_an_answer_is_not_counted() {
+        let group = group(1, 1.0);
+        let rank = |tokens, reason| group.rank_ended(&beam(tokens, -12.0, reason));
+        assert_eq!(
+            [rank(4, FinishReason::Length), rank(4, FinishReason::Stop), rank(3, FinishReason::Stop)],
+            [-3.0, -4.0, -6.0]
+        );
+    }
+
+    #[test]
+    fn twice_as_many_continuations_as_beams_are_looked_at() {
+        for (width, offered, open) in [(1, [7, 8, 9], 0), (1, [7, 9, 8], 1), (2, [7, 8, 9], 1), (3, [9, 9, 9], 3)] {
+            let mut group = group(width, 1.0);
+            group.live[0].offer = Some(offer(&offered));
+            group.choose(&[7, 8], false);
+            assert_eq!(group.live.len(), open, "{width} {offered:?}");
+        }
+    }
+
+    #[test]
+    fn a_search_is_decided_where_nothing_open_can_be_better() {
+        for (ended, live, decided) in [(vec![-2.0], -9.0, true), (vec![-2.0], -1.0, false), (vec![], -9.0, false)] {
+            let mut group = group(1, 0.0);
+            group.ended = ended.iter().map(|&score| beam(3, score, FinishReason::Length)).collect();
+            group.live = vec![beam(3, live, FinishReason::Length)];
+            assert_eq!(group.is_decided(5), decided, "{ended:?} {live}");
+        }
+        let mut nothing_left = group(1, 0.0);
+        nothing_left.live.clear();
+        assert!(nothing_left.is_decided(5));
+    }
+}

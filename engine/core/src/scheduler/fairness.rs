@@ -83,6 +83,27 @@ mod tests {
     }
 
     #[test]
+    fn a_turn_pays_debts_before_it_gives() {
+        for (owed, next) in [(QUANTUM_TOKENS - 1, 1), (QUANTUM_TOKENS, 2)] {
+            let mut fairness = Fairness::default();
+            fairness.spend(Tenant(1), owed as usize);
+            assert_eq!(fairness.next([Tenant(1), Tenant(2)].into_iter()), Some(Tenant(next)), "{owed}");
+        }
+    }
+
+    #[test]
+    fn a_token_of_an_answer_costs_no_turn() {
+        let mut fairness = Fairness::default();
+        let next = |fairness: &mut Fairness| fairness.next([Tenant(1), Tenant(2)].into_iter()).map(|tenant| tenant.0);
+        for tenant in [1, 2] {
+            assert_eq!(next(&mut fairness), Some(tenant));
+            fairness.spend(Tenant(tenant), QUANTUM_TOKENS as usize);
+        }
+        fairness.spend(Tenant(1), 1);
+        assert_eq!(next(&mut fairness), Some(1));
+    }
+
+    #[test]
     fn asking_twice_changes_nothing_and_absence_saves_nothing() {
         let mut fairness = Fairness::default();
         let both = || [Tenant(1), Tenant(2)].into_iter();

@@ -65,3 +65,19 @@ impl Scheduler {
         Some((rounds as f64 * longest + last) * self.step_time.predict(0, decoding)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mean_answer_follows_the_last_ones_slowly() {
+        let mut answers = AnswerLength::default();
+        let mut means = [10, 30, 30].map(|tokens| {
+            answers.observe(tokens);
+            answers.mean
+        });
+        means.iter_mut().flatten().for_each(|mean| *mean = (*mean * 1e6).round() / 1e6);
+        assert_eq!(means, [10.0, 11.0, 11.95].map(Some));
+    }
+}

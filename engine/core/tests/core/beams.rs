@@ -126,6 +126,32 @@ fn a_pool_that_holds_one_beam_finds_the_same_answers() {
 }
 
 #[test]
+fn a_beam_that_gives_up_its_blocks_is_counted_as_preempted() {
+    let requests = search(1, 4, 10, 14);
+    let mut engine = engine(Geometry { blocks: 6, ..GEOMETRY }, CONFIG);
+    add(&mut engine, &requests);
+    drain(&mut engine);
+    assert!(engine.stats().preemptions > 0);
+}
+
+#[test]
+fn what_a_search_finds_tells_how_long_answers_are() {
+    let predicted_seconds = |requests: &[Request]| {
+        let mut engine = engine(Geometry { blocks: 256, max_step_rows: 4, ..GEOMETRY }, CONFIG);
+        add(&mut engine, requests);
+        drain(&mut engine);
+        (50..54).for_each(|id| add(&mut engine, &[request(id, 4).max(100)]));
+        (0..10).for_each(|_| _ = turn(&mut engine, 0.0));
+        engine.stats().predicted_ttft_seconds.expect("steps were measured")
+    };
+    let searched = predicted_seconds(&search(1, 2, 30, 40));
+    let plain = predicted_seconds(&[1, 2].map(|id| request(id, 30).max(40)));
+    let unknown = predicted_seconds(&[]);
+    assert!((0.5..2.0).contains(&(searched / plain)), "{searched} s after a search, {plain} s after other answers");
+    assert!(plain < 0.5 * unknown, "{plain} s after short answers, {unknown} s after none");
+}
+
+#[test]
 fn more_beams_than_places_take_turns() {
     let requests = search(1, 6, 10, 8);
     let mut engine = engine(Geometry { blocks: 256, max_step_rows: 2, ..GEOMETRY }, CONFIG);
@@ -142,7 +168,7 @@ fn a_group_ends_together_whoever_ends_it() {
             add(&mut engine, &requests);
             (0..turns).for_each(|_| _ = turn(&mut engine, 0.0));
             let last = engine.finish(RequestId(ended), FinishReason::Abort).expect("it is live");
-            assert_eq!(last.finish, Some(FinishReason::Abort));
+            assert_eq!((last.request, last.finish), (RequestId(ended), Some(FinishReason::Abort)));
             let updates = drain(&mut engine);
             let others: Vec<_> = updates.iter().filter_map(|update| update.finish).collect();
             assert_eq!(others, [FinishReason::Abort; 2], "after {turns} turns");

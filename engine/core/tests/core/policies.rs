@@ -56,7 +56,7 @@ fn a_running_sequence_makes_way_for_one_more_urgent_by_more_than_the_threshold()
 }
 
 /// No more make way than it lacks blocks, and no fewer: four of its own, and one for the next token of each that runs. Blocks
-/// that it finds in the cache are as good as free ones, and those of one that runs are better.
+/// that it finds in the cache are as good as free ones, and those of one that runs are better, but for that of the last token.
 #[test]
 fn as_many_make_way_as_blocks_are_needed() {
     for (blocks, idle_tokens, running_tokens, preemptions) in [
@@ -68,6 +68,8 @@ fn as_many_make_way_as_blocks_are_needed() {
         (15, 8, 0, 1),
         (14, 0, 8, 0),
         (13, 0, 8, 1),
+        (15, 0, 16, 0),
+        (14, 0, 16, 1),
     ] {
         let config = EngineConfig { enable_prefix_cache: true, ..with(PRIORITY) };
         let mut engine = engine(Geometry { blocks, ..GEOMETRY }, config);
@@ -80,8 +82,8 @@ fn as_many_make_way_as_blocks_are_needed() {
             add(&mut engine, begun(2, idle_tokens, 1).max(1));
             drain(&mut engine);
         }
-        // Three blocks each, in the next steps.
-        add(&mut engine, begun(3, running_tokens, 9 - running_tokens));
+        // Three blocks each, in the next steps; where the first begins with all of the urgent one's, five.
+        add(&mut engine, begun(3, running_tokens, 9usize.saturating_sub(running_tokens).max(1)));
         (4..6).for_each(|id| add(&mut engine, request(id, 9)));
         (0..2).for_each(|_| drop(turn(&mut engine, 0.0)));
         add(&mut engine, urgent.clone());
@@ -100,6 +102,16 @@ fn blocks_are_taken_from_the_least_urgent() {
     let updates = drain(&mut engine);
     assert!(engine.stats().preemptions > 0);
     assert_eq!(order_of_ends(&updates), [2, 3, 1]);
+}
+
+#[test]
+fn debts_are_forgotten_once_nobody_waits_or_runs() {
+    let mut engine = engine(Geometry { max_sequence_tokens: 4000, blocks: 1100, ..ONE }, with(Policy::Fair));
+    add(&mut engine, request(1, 3000).max(1).tenant(1));
+    drain(&mut engine);
+    add(&mut engine, request(2, 4).tenant(1));
+    add(&mut engine, request(3, 4).tenant(2));
+    assert_eq!(order_of_ends(&drain(&mut engine)), [2, 3]);
 }
 
 #[test]

@@ -113,6 +113,8 @@ fn the_latest_arrival_is_preempted_and_comes_back_first() {
     );
     assert_eq!((engine.stats().running, engine.stats().waiting, engine.stats().queued_prompt_tokens), (2, 1, 4));
     updates.extend(drain(&mut engine));
+    let stats = engine.stats();
+    assert_eq!(stats.recomputed_tokens, 4 * stats.preemptions, "a prompt each time, and no answer");
     let ends = updates.iter().filter(|update| update.finish.is_some()).map(|update| update.request.0);
     assert_eq!(ends.collect::<Vec<_>>(), [1, 2, 3]);
     for request in &requests {

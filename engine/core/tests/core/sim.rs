@@ -10,7 +10,7 @@ use windlass_engine_core::engine::Engine;
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry};
 use windlass_engine_core::plan::{RowOutput, StepOutput, StepPlan, Ticket};
 use windlass_engine_core::request::{FinishReason, Request, Sampling};
-use windlass_engine_core::sim::{Pace, SimExecutor, SimStop, SimVocabulary, StepTime, Unpaced};
+use windlass_engine_core::sim::{Pace, SimExecutor, SimStop, SimVocabulary, StepTime, Unpaced, mix};
 
 const STEP_TIME: StepTime =
     StepTime { base_us: 1000.0, prefill_token_us: 100.0, decode_row_us: 10.0, context_token_us: 1.0 };
@@ -84,6 +84,36 @@ fn texts_end_by_themselves_only_where_that_is_asked() {
     assert_eq!((tokens.last(), reason), (Some(&77), FinishReason::Stop));
     let (tokens, reason) = run(VOCABULARY, asked);
     assert_eq!((tokens.len(), reason), (100, FinishReason::Length));
+}
+
+#[test]
+fn a_stop_token_comes_once_in_so_many_draws() {
+    let stop = SimStop { token: 77, one_in: 5 };
+    let (tokens, _) = run(SimVocabulary { stop: Some(stop), ..VOCABULARY }, request(1, 4).max(120));
+    let stops = tokens.iter().filter(|token| **token == 77).count();
+    assert!((12..=36).contains(&stops), "{stops} of {}", tokens.len());
+}
+
+#[test]
+fn ranks_halve_in_probability() {
+    let mut engine = Engine::new(sim(VOCABULARY, Unpaced), CONFIG);
+    engine.add(Request { logprobs: Some(3), ..request(1, 4).max(1) }, 0.0).unwrap();
+    let updates: Vec<_> = (0..2).flat_map(|_| engine.turn(0.0).unwrap().updates).collect();
+    let top = &updates[0].logprobs[0].top;
+    let told: Vec<_> = top.iter().map(|of| (of.rank, of.logprob.exp())).collect();
+    let near = |probability: f32, expected: f32| (probability - expected).abs() < 1e-6;
+    assert!(
+        matches!(told[..], [(1, a), (2, b), (3, c)] if near(a, 0.5) && near(b, 0.25) && near(c, 0.125)),
+        "{told:?}"
+    );
+}
+
+/// The first two outputs of SplitMix64 seeded with 0.
+#[test]
+fn words_are_mixed_as_published() {
+    assert_eq!(mix(0, 0), 0xe220_a839_7b1d_cdaf);
+    assert_eq!(mix(0, 0x9e37_79b9_7f4a_7c15), 0x6e78_9e6a_a1b9_65f4);
+    assert_eq!(mix(1, 1 << 25), mix(0, 0));
 }
 
 #[test]

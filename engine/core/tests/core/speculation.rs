@@ -1,16 +1,16 @@
 //! Guessing: what it must not change, how far it goes, when it stops.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use crate::support::{
     Auditor, CONFIG, GEOMETRY, Oracle, TestEngine, VOCABULARY, With, alone, drain, engine, request, text, turn,
 };
 use windlass_engine_core::constraint::{Constraint, TokenSet};
-use windlass_engine_core::draft::{PromptLookup, Proposer, SuffixAutomaton};
+use windlass_engine_core::draft::{Ask, DraftTree, PromptLookup, Proposer, SuffixAutomaton};
 use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::request::{FinishReason, Request};
+use windlass_engine_core::request::{FinishReason, Request, RequestId};
 use windlass_engine_core::sim::{SimExecutor, StepTime, Unpaced};
 use windlass_engine_core::update::DraftStats;
 
@@ -113,6 +113,32 @@ fn before_min_tokens_no_guess_lets_a_stop_token_through() {
     engine.add(asked, 0.0).unwrap();
     assert_eq!(text(&drain(&mut engine), 2), expected);
     assert!(engine.stats().drafts.accepted > 10);
+}
+
+/// Guesses nothing, at a cost, and notes how many tokens a sequence has when it is asked about it.
+#[derive(Clone, Debug, Default)]
+struct Noting(Arc<Mutex<Vec<usize>>>);
+
+impl Proposer for Noting {
+    fn propose(&mut self, asks: &[Ask<'_>]) -> Vec<DraftTree> {
+        self.0.lock().unwrap().extend(asks.iter().map(|ask| ask.tokens.len()));
+        vec![DraftTree::default(); asks.len()]
+    }
+
+    fn is_free(&self) -> bool {
+        false
+    }
+
+    fn forget(&mut self, _: RequestId) {}
+}
+
+#[test]
+fn costly_guesses_are_not_made_while_a_prompt_is_computed() {
+    let noting = Noting::default();
+    let mut engine = guessing(Geometry { max_step_tokens: 4, ..WIDE }, CHEAP_GUESSES, noting.clone(), 8);
+    engine.add(request(1, 20).max(8), 0.0).unwrap();
+    drain(&mut engine);
+    assert_eq!(noting.0.lock().unwrap().first(), Some(&21));
 }
 
 /// Allows the tokens 0, 1, … 12 in turn.
