@@ -69,15 +69,110 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::EngineConfig;
+    use crate::executor::{Geometry, KvGroups};
+    use crate::plan::Ticket;
+    use crate::request::{Request, RequestId};
+
+    const GEOMETRY: Geometry = Geometry {
+        block_tokens: 4,
+        blocks: 64,
+        swap_slots: 0,
+        max_sequence_tokens: 64,
+        max_step_rows: 2,
+        max_step_tokens: 16,
+        max_step_logits: 2,
+        vocabulary: 10,
+        groups: KvGroups::ONE,
+    };
+
+    /// On a device that takes 4 ms a step, 0.2 for a prompt's token, 0.5 for a row; with a place for two sequences, as many of
+    /// which decode as there are `answers`, which may have so many tokens.
+    fn scheduler(target_inter_token_seconds: Option<f64>, answers: &[u32]) -> Scheduler {
+        let config = EngineConfig { target_inter_token_seconds, ..EngineConfig::PLAIN };
+        let mut scheduler = Scheduler::new(GEOMETRY, config);
+        for step in 0..60 {
+            let (prefill, rows) = (if step % 3 == 0 { step * 7 % 300 + 1 } else { 0 }, step * 5 % 33);
+            let seconds = 0.004 + 0.0002 * f64::from(prefill) + 0.0005 * f64::from(rows);
+            scheduler.step_time.observe(prefill, rows, 0, seconds);
+        }
+        for (id, &max_tokens) in (0..).zip(answers) {
+            wait(&mut scheduler, id, max_tokens);
+        }
+        if let Some(step) = scheduler.schedule(0.0) {
+            scheduler.submitted(Ticket(0), step.rows, &step.copied, step.stats);
+        }
+        scheduler
+    }
+
+    fn wait(scheduler: &mut Scheduler, id: u64, max_tokens: u32) {
+        scheduler.add(Request::greedy(RequestId(id), vec![1, 2, 3], max_tokens), 0.0).expect("a request that fits");
+    }
+
+    fn assert_near(milliseconds: f64, expected: f64) {
+        assert!((milliseconds / expected - 1.0).abs() < 0.02, "{milliseconds} ms, not {expected}");
+    }
 
     #[test]
     fn the_mean_answer_follows_the_last_ones_slowly() {
         let mut answers = AnswerLength::default();
-        let mut means = [10, 30, 30].map(|tokens| {
+        let means = [10, 30, 30].map(|tokens| {
             answers.observe(tokens);
-            answers.mean
+            answers.mean.map_or(0.0, |mean| (mean * 1e6).round() / 1e6)
         });
-        means.iter_mut().flatten().for_each(|mean| *mean = (*mean * 1e6).round() / 1e6);
-        assert_eq!(means, [10.0, 11.0, 11.95].map(Some));
+        assert_eq!(means, [10.0, 11.0, 11.95]);
+    }
+
+    #[test]
+    fn an_answer_is_as_long_as_others_were_and_no_longer_than_it_may_be() {
+        let mut scheduler = scheduler(None, &[20]);
+        let run = &mut scheduler.running[0];
+        (0..5).for_each(|_| run.sequence.tokens.push(7));
+        let known = |mean| AnswerLength { mean }.remaining(run);
+        assert_eq!([None, Some(9.0), Some(3.0), Some(50.0)].map(known), [15.0, 4.0, 1.0, 15.0]);
+        (0..15).for_each(|_| run.sequence.tokens.push(7));
+        assert_eq!(AnswerLength { mean: Some(30.0) }.remaining(run), 1.0, "its last token is being drawn");
+    }
+
+    #[test]
+    fn a_first_token_comes_after_the_prompts_before_it_and_a_place() {
+        let milliseconds = |scheduler: &Scheduler, prompt_tokens| {
+            scheduler.predicted_ttft_seconds(prompt_tokens).expect("steps were measured") * 1e3
+        };
+        // Three steps of sixteen tokens; one of all of its tokens beside one that decodes.
+        assert_near(milliseconds(&scheduler(None, &[]), 40), 3.0 * 7.2);
+        assert_near(milliseconds(&scheduler(None, &[10]), 5), 5.5);
+        // Both places are taken, for four and ten tokens yet.
+        let mut full = scheduler(None, &[4, 10]);
+        assert_near(milliseconds(&full, 1), 5.2 + 4.0 * 5.0);
+        wait(&mut full, 2, 4);
+        assert_near(milliseconds(&full, 1), 5.8 + 10.0 * 5.0);
+        wait(&mut full, 3, 4);
+        assert_near(milliseconds(&full, 1), 6.4 + (10.0 + 4.0) * 5.0);
+        // A prompt that is being computed is before it, too.
+        let mut prefilling = scheduler(None, &[]);
+        prefilling.add(Request::greedy(RequestId(9), vec![1; 40], 4), 0.0).expect("a request that fits");
+        let step = prefilling.schedule(0.0).expect("a step");
+        prefilling.submitted(Ticket(0), step.rows, &step.copied, step.stats);
+        assert_near(milliseconds(&prefilling, 8), 2.0 * 7.2);
+    }
+
+    #[test]
+    fn who_comes_is_behind_those_that_wait_and_prompts_that_are_computed() {
+        assert!(!scheduler(None, &[]).is_behind() && !scheduler(None, &[4]).is_behind());
+        let mut waiting = scheduler(None, &[4]);
+        wait(&mut waiting, 1, 4);
+        assert!(waiting.is_behind());
+        waiting.schedule(0.0).expect("a step");
+        assert!(waiting.is_behind(), "its prompt is not submitted");
+    }
+
+    #[test]
+    fn a_prompt_gets_what_decodes_and_their_target_leave() {
+        let budget = |target, rows| scheduler(target, &[]).prefill_budget(rows);
+        assert_eq!([budget(None, 0), budget(None, 2), budget(None, 17)], [16, 14, 0]);
+        // 0.2 ms a token in what 6.7 ms leave beside two rows; a block at least; all of it where nobody decodes.
+        assert_eq!([budget(Some(6.7e-3), 2), budget(Some(1e-3), 2), budget(Some(1e-3), 0)], [8, 4, 16]);
+        assert_eq!(budget(Some(1.0), 2), 14);
     }
 }
