@@ -79,14 +79,14 @@ mod tests {
         blocks: 64,
         swap_slots: 0,
         max_sequence_tokens: 64,
-        max_step_rows: 2,
+        max_step_rows: 3,
         max_step_tokens: 16,
-        max_step_logits: 2,
+        max_step_logits: 3,
         vocabulary: 10,
         groups: KvGroups::ONE,
     };
 
-    /// On a device that takes 4 ms a step, 0.2 for a prompt's token, 0.5 for a row; with a place for two sequences, as many of
+    /// On a device that takes 4 ms a step, 0.2 for a prompt's token, 0.5 for a row; with places for three sequences, as many of
     /// which decode as there are `answers`, which may have so many tokens.
     fn scheduler(target_inter_token_seconds: Option<f64>, answers: &[u32]) -> Scheduler {
         let config = EngineConfig { target_inter_token_seconds, ..EngineConfig::PLAIN };
@@ -142,13 +142,14 @@ mod tests {
         // Three steps of sixteen tokens; one of all of its tokens beside one that decodes.
         assert_near(milliseconds(&scheduler(None, &[]), 40), 3.0 * 7.2);
         assert_near(milliseconds(&scheduler(None, &[10]), 5), 5.5);
-        // Both places are taken, for four and ten tokens yet.
-        let mut full = scheduler(None, &[4, 10]);
-        assert_near(milliseconds(&full, 1), 5.2 + 4.0 * 5.0);
-        wait(&mut full, 2, 4);
-        assert_near(milliseconds(&full, 1), 5.8 + 10.0 * 5.0);
+        // All places are taken, for ten, four and seven tokens yet.
+        let mut full = scheduler(None, &[10, 4, 7]);
+        assert_near(milliseconds(&full, 1), 5.7 + 4.0 * 5.5);
         wait(&mut full, 3, 4);
-        assert_near(milliseconds(&full, 1), 6.4 + (10.0 + 4.0) * 5.0);
+        assert_near(milliseconds(&full, 1), 6.3 + 7.0 * 5.5);
+        wait(&mut full, 4, 4);
+        wait(&mut full, 5, 4);
+        assert_near(milliseconds(&full, 1), 7.5 + (10.0 + 4.0) * 5.5);
         // A prompt that is being computed is before it, too.
         let mut prefilling = scheduler(None, &[]);
         prefilling.add(Request::greedy(RequestId(9), vec![1; 40], 4), 0.0).expect("a request that fits");

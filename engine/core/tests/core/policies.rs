@@ -49,10 +49,22 @@ fn a_running_sequence_makes_way_for_one_more_urgent_by_more_than_the_threshold()
         add(&mut engine, first.clone());
         let mut updates: Vec<_> = (0..5).flat_map(|_| turn(&mut engine, 0.0).updates).collect();
         add(&mut engine, request(2, 4).priority(priority));
+        updates.extend(turn(&mut engine, 0.0).updates);
+        assert_eq!(engine.stats().preemptions, preemptions, "{priority}, at once");
         updates.extend(drain(&mut engine));
         assert_eq!((order_of_ends(&updates), engine.stats().preemptions), (order, preemptions), "{priority}");
         assert_eq!(text(&updates, 1), alone(&first, 4));
     }
+}
+
+#[test]
+fn who_waits_for_its_last_token_makes_no_way() {
+    let mut engine = engine(ONE, with(PRIORITY));
+    add(&mut engine, request(1, 4).max(2));
+    (0..2).for_each(|_| drop(turn(&mut engine, 0.0)));
+    add(&mut engine, request(2, 4).priority(-9));
+    assert_eq!(order_of_ends(&drain(&mut engine)), [1, 2]);
+    assert_eq!(engine.stats().preemptions, 0);
 }
 
 /// No more make way than it lacks blocks, and no fewer: four of its own, and one for the next token of each that runs. Blocks
@@ -106,12 +118,12 @@ fn blocks_are_taken_from_the_least_urgent() {
 
 #[test]
 fn debts_are_forgotten_once_nobody_waits_or_runs() {
-    let mut engine = engine(Geometry { max_sequence_tokens: 4000, blocks: 1100, ..ONE }, with(Policy::Fair));
-    add(&mut engine, request(1, 3000).max(1).tenant(1));
+    let mut engine = engine(Geometry { max_sequence_tokens: 6000, blocks: 1600, ..ONE }, with(Policy::Fair));
+    add(&mut engine, request(1, 5000).max(1).tenant(1));
     drain(&mut engine);
     add(&mut engine, request(2, 4).tenant(1));
     add(&mut engine, request(3, 4).tenant(2));
-    assert_eq!(order_of_ends(&drain(&mut engine)), [2, 3]);
+    assert_eq!(order_of_ends(&drain(&mut engine)), [2, 3], "more than two turns are worth");
 }
 
 #[test]
@@ -145,6 +157,34 @@ fn the_longest_prefix_in_the_cache_goes_first_but_not_for_ever() {
         updates.extend(turn(&mut engine, 10.0).updates);
     }
     assert_eq!(order_of_ends(&updates), [4, 5], "ten seconds are longer than anybody is passed over");
+}
+
+#[test]
+fn a_request_is_passed_over_for_two_seconds_after_it_came() {
+    for (now, order) in [(102.0, [3, 2]), (102.5, [2, 3])] {
+        let config = EngineConfig { enable_prefix_cache: true, ..with(Policy::LongestPrefix) };
+        let mut engine = engine(ONE, config);
+        add(&mut engine, request(1, 40));
+        drain(&mut engine);
+        engine.add(request(2, 40), 100.0).unwrap();
+        engine.add(Request { id: RequestId(3), ..request(1, 40) }, 100.0).unwrap();
+        let mut updates = Vec::new();
+        while !engine.is_idle() {
+            updates.extend(turn(&mut engine, now).updates);
+        }
+        assert_eq!(order_of_ends(&updates), order, "{now}");
+    }
+}
+
+#[test]
+fn of_equal_prefixes_the_earlier_request_goes_first() {
+    let config = EngineConfig { enable_prefix_cache: true, ..with(Policy::LongestPrefix) };
+    let mut engine = engine(ONE, config);
+    add(&mut engine, request(1, 40));
+    drain(&mut engine);
+    (2..4).for_each(|id| add(&mut engine, Request { id: RequestId(id), ..request(1, 40) }));
+    (4..6).for_each(|id| add(&mut engine, request(id, 40)));
+    assert_eq!(order_of_ends(&drain(&mut engine)), [2, 3, 4, 5]);
 }
 
 #[test]
