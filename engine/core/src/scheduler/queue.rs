@@ -112,6 +112,22 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::Request;
+
+    #[test]
+    fn a_prediction_is_held_against_its_limit_where_there_are_both() {
+        let limits = QueueLimits {
+            max_waiting_requests: 16,
+            max_queued_prompt_tokens: 100,
+            max_predicted_ttft_seconds: Some(2.0),
+        };
+        let sequence = Sequence::new(Request::greedy(RequestId(0), vec![1, 2], 3), 0.0);
+        let admits = |limits, predicted| Queue::new(limits).admits(&sequence, 1, predicted);
+        assert_eq!((admits(limits, None), admits(limits, Some(2.0))), (Ok(()), Ok(())));
+        let slow = RejectReason::TooSlow { predicted_milliseconds: 2500, limit_milliseconds: 2000 };
+        assert_eq!(admits(limits, Some(2.5)), Err(slow));
+        assert_eq!(admits(QueueLimits { max_predicted_ttft_seconds: None, ..limits }, Some(2.5)), Ok(()));
+    }
 
     #[test]
     fn what_an_idle_engine_would_refuse_is_refused_for_good() {

@@ -230,3 +230,6 @@ impl DraftStats {
         self.accepted_by_position[..accepted].iter_mut().for_each(|count| *count += 1);
     }
 }
+
+#[cfg(test)]
+mod tests;

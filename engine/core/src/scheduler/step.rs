@@ -131,3 +131,54 @@ impl StepBuilder {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::executor::KvGroups;
+    use crate::request::{CacheScope, Request, RequestId};
+    use crate::sequence::Sequence;
+
+    const GEOMETRY: Geometry = Geometry {
+        block_tokens: 4,
+        blocks: 16,
+        swap_slots: 0,
+        max_sequence_tokens: 16,
+        max_step_rows: 8,
+        max_step_tokens: 8,
+        max_step_logits: 3,
+        vocabulary: 10,
+        groups: KvGroups::ONE,
+    };
+
+    fn prompt(kv: &mut KvCache, stay: u64, tokens: usize) -> Running {
+        let sequence = Sequence::new(Request::greedy(RequestId(stay), vec![1; tokens], 4), 0.0);
+        let table = kv.open(&sequence.tokens, CacheScope::SHARED, 0).expect("blocks are free");
+        Running::new(StayId(stay), sequence, table, 0)
+    }
+
+    #[test]
+    fn there_is_room_while_tokens_and_logits_are_left() {
+        let mut kv = KvCache::new(16, 4, None);
+        for (tokens, rows) in [(1, 3), (4, 2), (3, 3), (8, 1)] {
+            let mut step = StepBuilder::new(&GEOMETRY, 0);
+            let mut stays = 0;
+            while step.has_room() {
+                stays += 1;
+                step.push(&prompt(&mut kv, stays, tokens));
+            }
+            assert_eq!(stays, rows, "{tokens}");
+            assert!((1..=rows).all(|stay| step.has(StayId(stay))) && !step.has(StayId(rows + 1)));
+            kv = KvCache::new(16, 4, None);
+        }
+    }
+
+    #[test]
+    fn a_step_tells_what_it_copies_from() {
+        let mut kv = KvCache::new(16, 4, None);
+        let mut step = StepBuilder::new(&GEOMETRY, 0);
+        step.copies_from(StayId(7));
+        step.push(&prompt(&mut kv, 1, 2));
+        assert_eq!(step.build(&mut kv).map(|step| step.copied), Some(vec![StayId(7)]));
+    }
+}

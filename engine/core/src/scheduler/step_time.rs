@@ -134,11 +134,21 @@ mod tests {
     }
 
     #[test]
+    fn it_is_believed_after_eight_steps_with_a_prompt_among_them() {
+        let mut model = StepTimeModel::new();
+        for step in 0..8 {
+            assert_eq!(model.predict(100, 5), None, "{step}");
+            model.observe(100, 5, 0, 0.03);
+        }
+        assert!(model.predict(100, 5).is_some());
+    }
+
+    #[test]
     fn it_says_nothing_before_it_knows_and_stays_sane_where_nothing_varies() {
         let mut model = StepTimeModel::new();
         assert_eq!(model.predict(1, 1), None);
         (0..100_000).for_each(|_| model.observe(0, 5, 0, 0.01));
-        assert_eq!(model.prefill_within(1.0, 5), None, "no prompt was ever seen");
+        assert_eq!((model.predict(0, 5), model.prefill_within(1.0, 5)), (None, None), "no prompt was ever seen");
         model.observe(100, 5, 0, 0.03);
         let predicted = model.predict(100, 5).unwrap();
         assert!((0.01..0.05).contains(&predicted), "{predicted}");

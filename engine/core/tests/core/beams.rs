@@ -56,6 +56,8 @@ fn answers_differ_and_the_best_comes_first() {
     // The greedy answer is the most likely of all where every first choice has the same probability.
     assert_eq!(found[0], text(&crate::support::updates_alone(&Request { beams: None, ..requests[0].clone() }, 4), 1));
     assert_eq!(updates.len(), 4, "nothing is told before the end");
+    let told = updates.iter().flat_map(|update| &update.logprobs);
+    assert!(told.clone().count() == 4 * 12 && told.clone().all(|scores| scores.top.is_empty()), "more than was asked");
 }
 
 #[test]
