@@ -197,7 +197,9 @@ fn only_who_decodes_and_draws_nothing_is_drafted_for() {
         assert_eq!(scheduler.draft(other, 8, 0.0), DraftTree::default(), "{other}");
     }
     assert_eq!(scheduler.draft(decoding, 8, 0.0), DraftTree::chain([7, 8]));
-    assert_eq!(scheduler.running[decoding].table.covered_blocks(), 2, "a token and two guesses behind three");
+    let longer = enter(&mut scheduler, [5, 1, 5], 9);
+    assert_eq!(scheduler.draft(longer, 8, 0.0).len(), 2);
+    assert_eq!(scheduler.running[longer].table.covered_blocks(), 2, "for a token and two guesses behind five");
     assert_eq!(scheduler.draft(decoding, 1, 0.0).len(), 1);
 }
 
