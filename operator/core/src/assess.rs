@@ -314,3 +314,6 @@ fn cold_start(fleet: &Fleet<'_>, observed: &Observed) -> Option<ColdStart> {
         warm_milliseconds: milliseconds(slowest.warm_seconds),
     })
 }
+
+#[cfg(test)]
+mod tests;

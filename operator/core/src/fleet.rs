@@ -278,3 +278,6 @@ fn stage(pod: &Pod) -> Stage {
         _ => Stage::Waiting,
     }
 }
+
+#[cfg(test)]
+mod tests;

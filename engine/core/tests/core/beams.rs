@@ -128,6 +128,14 @@ fn a_pool_that_holds_one_beam_finds_the_same_answers() {
 }
 
 #[test]
+#[should_panic(expected = "already live")]
+fn a_beam_that_waits_for_the_others_is_live() {
+    let mut engine = engine(GEOMETRY, CONFIG);
+    add(&mut engine, &search(1, 3, 10, 14));
+    add(&mut engine, &[request(2, 4)]);
+}
+
+#[test]
 fn a_beam_that_gives_up_its_blocks_is_counted_as_preempted() {
     let requests = search(1, 4, 10, 14);
     let mut engine = engine(Geometry { blocks: 6, ..GEOMETRY }, CONFIG);

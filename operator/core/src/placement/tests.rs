@@ -113,6 +113,7 @@ fn spot_is_waited_for_and_then_replicas_run_on_demand_beside_one_probe() {
     assert_eq!(replicas(&given_up), (4, 1));
     let status = given_up.service.status.clone().expect("a status");
     assert_eq!((status.desired_replicas, status.replicas, status.spot_fallback_replicas), (4, 4, Some(3)));
+    assert_eq!(status.spot_replicas, Some(0), "the probe is none");
     assert_eq!(given_up.condition(condition::RECONCILING).1, "Settled", "the probe is no replica");
     assert_eq!(given_up.events.iter().filter(|event| event.reason == "SpotFallback").count(), 1);
     let writes = given_up.status_writes;

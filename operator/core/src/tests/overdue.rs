@@ -13,9 +13,20 @@ use crate::testing::{ServiceBuilder, service, stats};
 /// Why the autoscaler decides as it does with a breached target, so many seconds after a second replica was asked for.
 /// `hinder` keeps it from coming.
 fn reason_after(spec: ServiceBuilder, seconds: i64, hinder: impl Fn(&mut Cluster)) -> String {
+    reason_after_scaling(spec, ("llama", 2), seconds, hinder)
+}
+
+/// The same where the second replica was asked of this Deployment, by so many replicas.
+fn reason_after_scaling(
+    spec: ServiceBuilder,
+    (deployment, replicas): (&str, i32),
+    seconds: i64,
+    hinder: impl Fn(&mut Cluster),
+) -> String {
     let mut cluster = Cluster::serving(spec.build());
     let serving = cluster.live()[0].clone();
-    cluster.carry_out(&Step::Scale { deployment: "llama".into(), replicas: 2 });
+    cluster.carry_out(&Step::Scale { deployment: deployment.into(), replicas });
+    cluster.service.status.as_mut().expect("a status").desired_replicas = 2;
     hinder(&mut cluster);
     let mut said = stats();
     for (wait, late) in [(seconds - 30, 0), (30, 30)] {
@@ -74,4 +85,26 @@ fn a_replica_that_does_not_come_within_the_progress_deadline_is_stuck() {
         let reasons = [899, 900].map(|seconds| reason_after(patient(), seconds, hinder));
         assert_eq!(reasons, ["AwaitingReplicas", "ReplicasStuck"], "{index}");
     }
+}
+
+/// Those are run on demand instead; of those that have a node, or may have no other, nothing is known but that they are late.
+#[test]
+fn a_replica_that_waits_for_a_spot_node_is_not_late_where_others_take_its_place() {
+    let spot = |fields: serde_json::Value| {
+        let mut spot = json!({"mode": "Prefer"});
+        fields.as_object().into_iter().flatten().for_each(|(field, value)| spot[field] = value.clone());
+        service().builtin(1, 4, 500).with("spot", spot)
+    };
+    let falling_back = || spot(json!({"onDemandBase": 1, "fallbackAfterSeconds": 3600}));
+    let waiting = || spot(json!({"onDemandBase": 1}));
+    let on_demand = || spot(json!({"onDemandBase": 2, "fallbackAfterSeconds": 3600}));
+    let of_spot = ("llama-spot", 1);
+    let reasons = [
+        (falling_back(), of_spot, finds_no_node as fn(&mut Cluster)),
+        (falling_back(), of_spot, crashes),
+        (waiting(), of_spot, finds_no_node),
+        (on_demand(), ("llama", 2), finds_no_node),
+    ]
+    .map(|(spec, second, hinder)| reason_after_scaling(spec, second, 600, hinder));
+    assert_eq!(reasons, ["AwaitingReplicas", "ReplicasStuck", "ReplicasStuck", "ReplicasStuck"]);
 }
