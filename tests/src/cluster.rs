@@ -152,12 +152,14 @@ impl Cluster {
     }
 
     /// Lets the node of our own cluster advertise so many of a resource, for scheduling only: there is no such thing.
-    /// `None` on a user's, whose nodes are not ours to change.
-    pub fn advertise(&self, resource: &str, count: u32) -> Option<Result<()>> {
+    ///
+    /// # Errors
+    /// On a user's cluster, which has no such node.
+    pub fn advertise(&self, resource: &str, count: u32) -> Result<()> {
         let path = format!("/status/capacity/{}", resource.replace('/', "~1"));
         let patch = json!([{"op": "add", "path": path, "value": count.to_string()}]).to_string();
         let advertise = ["patch", "node", NODE_OF_OWN, "--subresource=status", "--type=json", "--patch", &patch];
-        self.is_own().then(|| self.kubectl.run(&advertise).map(drop))
+        self.kubectl.run(&advertise).map(drop)
     }
 
     /// Kills a pod's processes as the kernel does when memory runs out: without a word to them. On a user's cluster, where

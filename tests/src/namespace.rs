@@ -141,6 +141,17 @@ pub fn with_namespace(name: &str, test: impl FnOnce(&Namespace) -> Result<()>) -
     outcome
 }
 
+/// [`with_namespace`] for a test that changes nodes: skipped on a user's cluster.
+///
+/// # Errors
+/// As [`with_namespace`].
+pub fn with_own_nodes(name: &str, test: impl FnOnce(&Namespace) -> Result<()>) -> Result<()> {
+    with_namespace(name, |namespace| match namespace.cluster().is_own() {
+        true => test(namespace),
+        false => skip("the nodes of this cluster are not ours to change"),
+    })
+}
+
 /// The cluster with the operator installed; `None`, said out loud, if there is none and none is demanded.
 ///
 /// # Errors

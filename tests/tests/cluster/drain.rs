@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use windlass_tests::chat::{self, Answer, Client};
 use windlass_tests::load;
-use windlass_tests::namespace::{Namespace, skip, with_namespace};
+use windlass_tests::namespace::{Namespace, with_own_nodes};
 use windlass_tests::service::{self, Service, is_ready, pod_name};
 use windlass_tests::wait::{self, Look};
 
@@ -19,10 +19,7 @@ const TOKENS: u32 = 150;
 
 #[test]
 fn a_drained_node_breaks_no_stream_and_the_budget_is_kept() -> Result<()> {
-    with_namespace("drain", |namespace| {
-        if !namespace.cluster().is_own() {
-            return skip("the nodes of this cluster are not ours to cordon");
-        }
+    with_own_nodes("drain", |namespace| {
         let mut spec = service::simulated(&["--sim-step-us=100000", "--sim-mean-answer-tokens=0"]);
         spec["replicas"] = json!(2);
         let service = Service::apply(namespace, "moved", &spec)?;

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use std::time::{Duration, Instant};
 use windlass_tests::chat::{self, Client};
 use windlass_tests::load;
-use windlass_tests::namespace::{skip, with_namespace};
+use windlass_tests::namespace::with_own_nodes;
 use windlass_tests::service::{self, Service, pod_name};
 use windlass_tests::wait::{self, Look};
 
@@ -19,10 +19,7 @@ const TOKENS: u32 = 3000;
 
 #[test]
 fn a_notice_replaces_pods_and_cuts_no_stream_silently() -> Result<()> {
-    with_namespace("evacuation", |namespace| {
-        if !namespace.cluster().is_own() {
-            return skip("the nodes of this cluster are not ours to taint");
-        }
+    with_own_nodes("evacuation", |namespace| {
         let flags = ["--sim-step-us=100000", "--sim-mean-answer-tokens=0"];
         let service = Service::apply(namespace, "doomed", &service::simulated(&flags))?;
         service.wait_ready(1, PATIENCE)?;

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 use std::time::Duration;
-use windlass_tests::namespace::{skip, with_namespace};
+use windlass_tests::namespace::with_own_nodes;
 use windlass_tests::service::{self, Service};
 
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -13,11 +13,8 @@ const SLICE: &str = "nvidia.com/mig-1g.10gb";
 
 #[test]
 fn ranks_become_gpus_and_a_replica_too_many_says_why_it_waits() -> Result<()> {
-    with_namespace("placement", |namespace| {
-        let Some(advertised) = namespace.cluster().advertise(GPU, 8) else {
-            return skip("the nodes of this cluster are not ours to change");
-        };
-        advertised?;
+    with_own_nodes("placement", |namespace| {
+        namespace.cluster().advertise(GPU, 8)?;
         let mut spec = service::simulated(&[]);
         spec["accelerator"] = json!({"type": "NvidiaGPU"});
         spec["parallelism"] = json!({"tensor": 4});
@@ -38,11 +35,8 @@ fn ranks_become_gpus_and_a_replica_too_many_says_why_it_waits() -> Result<()> {
 
 #[test]
 fn a_slice_of_a_gpu_is_asked_for_by_its_profile() -> Result<()> {
-    with_namespace("slices", |namespace| {
-        let Some(advertised) = namespace.cluster().advertise(SLICE, 1) else {
-            return skip("the nodes of this cluster are not ours to change");
-        };
-        advertised?;
+    with_own_nodes("slices", |namespace| {
+        namespace.cluster().advertise(SLICE, 1)?;
         let mut spec = service::simulated(&[]);
         spec["accelerator"] = json!({"type": "NvidiaGPU", "nvidiaGPU": {"migProfile": "1g.10gb"}});
         let service = Service::apply(namespace, "sliced", &spec)?;

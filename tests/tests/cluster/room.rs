@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use windlass_tests::chat::{self, Client};
 use windlass_tests::load::Load;
-use windlass_tests::namespace::{Namespace, skip, with_namespace};
+use windlass_tests::namespace::{Namespace, with_namespace, with_own_nodes};
 use windlass_tests::service::{self, Service, is_ready, pod_name};
 use windlass_tests::wait::{self, Look};
 
@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// A service of so many replicas on a node that has room for just as many.
 fn crowded(namespace: &Namespace, name: &str, replicas: u32) -> Result<Value> {
     let resource = format!("{name}.test.windlass.dev/room");
-    namespace.cluster().advertise(&resource, replicas).unwrap_or(Ok(()))?;
+    namespace.cluster().advertise(&resource, replicas)?;
     let mut spec = service::simulated(&["--max-connection-age-seconds=2", service::PATIENT_DRAIN]);
     spec["replicas"] = json!(replicas);
     spec["resources"]["requests"][&resource] = json!("1");
@@ -30,10 +30,7 @@ fn edit(sequences: u32) -> Value {
 
 #[test]
 fn the_last_pod_is_given_up_only_where_that_is_asked_for() -> Result<()> {
-    with_namespace("last-pod", |namespace| {
-        if !namespace.cluster().is_own() {
-            return skip("the nodes of this cluster are not ours to change");
-        }
+    with_own_nodes("last-pod", |namespace| {
         let service = Service::apply(namespace, "last", &crowded(namespace, "last", 1)?)?;
         service.wait_ready(1, PATIENCE)?;
         let before = ready(&service)?;
@@ -49,10 +46,7 @@ fn the_last_pod_is_given_up_only_where_that_is_asked_for() -> Result<()> {
 
 #[test]
 fn without_room_pods_are_replaced_one_at_a_time_and_no_request_fails() -> Result<()> {
-    with_namespace("no-room", |namespace| {
-        if !namespace.cluster().is_own() {
-            return skip("the nodes of this cluster are not ours to change");
-        }
+    with_own_nodes("no-room", |namespace| {
         let service = Service::apply(namespace, "full", &crowded(namespace, "full", 2)?)?;
         service.wait_ready(2, PATIENCE)?;
         let before = ready(&service)?;
@@ -76,10 +70,7 @@ fn without_room_pods_are_replaced_one_at_a_time_and_no_request_fails() -> Result
 
 #[test]
 fn without_room_a_pod_that_went_for_one_that_does_not_start_comes_back() -> Result<()> {
-    with_namespace("in-vain", |namespace| {
-        if !namespace.cluster().is_own() {
-            return skip("the nodes of this cluster are not ours to change");
-        }
+    with_own_nodes("in-vain", |namespace| {
         let mut spec = crowded(namespace, "vain", 2)?;
         spec["rollout"]["progressDeadlineSeconds"] = json!(60);
         let service = Service::apply(namespace, "vain", &spec)?;

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 use std::time::Duration;
-use windlass_tests::namespace::{Namespace, skip, with_namespace};
+use windlass_tests::namespace::{Namespace, with_own_nodes};
 use windlass_tests::service::{self, Service, is_ready};
 use windlass_tests::wait::{self, Look};
 
@@ -14,10 +14,7 @@ const SPOT_NODE: &str = "spot.test.windlass.dev/node";
 
 #[test]
 fn replicas_fall_back_and_return_to_spot() -> Result<()> {
-    with_namespace("spot", |namespace| {
-        if !namespace.cluster().is_own() {
-            return skip("the nodes of this cluster are not ours to label");
-        }
+    with_own_nodes("spot", |namespace| {
         let mut spec = service::simulated(&[]);
         spec["replicas"] = json!(3);
         spec["spot"] = json!({
