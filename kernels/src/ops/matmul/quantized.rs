@@ -8,7 +8,7 @@ use std::array;
 
 use super::output::Columns;
 use super::panel::{self, LINE};
-use super::{DIRECT_INPUTS, PANEL_TILES};
+use super::{FEW_INPUTS, MANY_INPUTS, PANEL_TILES, direct_inputs};
 use crate::Activations;
 use crate::activations::Block;
 use crate::simd::{Kernel, Kernels, LANES, Simd, longest_run};
@@ -29,7 +29,7 @@ pub(super) fn multiply<C: QuantizedCell>(
         &cells[..cells.len().min(PANEL_TILES * per_tile)]
     };
     let (first, second) = cells_of(panel).split_at(per_tile);
-    if activations.inputs() <= DIRECT_INPUTS {
+    if activations.inputs() <= direct_inputs(kernels) {
         multiply_direct(kernels, [first, second], activations, out);
     } else {
         let next = next.map_or(&[][..], cells_of);
@@ -41,27 +41,36 @@ fn multiply_direct<C: QuantizedCell>(
     kernels: Kernels,
     tiles: [&[C]; PANEL_TILES],
     activations: &Activations,
-    out: Columns<'_>,
+    mut out: Columns<'_>,
 ) {
-    match activations.inputs() {
-        1 => direct_group::<C, 1>(kernels, tiles, activations, out),
-        2 => direct_group::<C, 2>(kernels, tiles, activations, out),
-        3 => direct_group::<C, 3>(kernels, tiles, activations, out),
-        _ => direct_group::<C, DIRECT_INPUTS>(kernels, tiles, activations, out),
+    let mut done = 0;
+    loop {
+        done += match activations.inputs() - done {
+            0 => break,
+            1 => direct_group::<C, 1>(kernels, tiles, activations, done, &mut out),
+            2 => direct_group::<C, 2>(kernels, tiles, activations, done, &mut out),
+            3 => direct_group::<C, 3>(kernels, tiles, activations, done, &mut out),
+            FEW_INPUTS..8 => direct_group::<C, FEW_INPUTS>(kernels, tiles, activations, done, &mut out),
+            8..MANY_INPUTS => direct_group::<C, 8>(kernels, tiles, activations, done, &mut out),
+            MANY_INPUTS.. => direct_group::<C, MANY_INPUTS>(kernels, tiles, activations, done, &mut out),
+        };
     }
 }
 
+/// Multiplies `INPUTS` inputs from `first` on; returns how many.
 fn direct_group<C: QuantizedCell, const INPUTS: usize>(
     kernels: Kernels,
     tiles: [&[C]; PANEL_TILES],
     activations: &Activations,
-    mut out: Columns<'_>,
-) {
-    let inputs = array::from_fn(|input| activations.blocks(input));
+    first: usize,
+    out: &mut Columns<'_>,
+) -> usize {
+    let inputs = array::from_fn(|input| activations.blocks(first + input));
     let products = tiles.map(|cells| kernels.call(TileProduct::<C, INPUTS> { cells, inputs }));
     for input in 0..INPUTS {
-        put(&mut out, activations.planes(), input, &[products[0][input], products[1][input]]);
+        put(out, activations.planes(), first + input, &[products[0][input], products[1][input]]);
     }
+    INPUTS
 }
 
 /// A token's result is the sum over its planes, which are inputs one after the other.
@@ -86,7 +95,8 @@ impl<C: QuantizedCell, const INPUTS: usize> Kernel for TileProduct<'_, C, INPUTS
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> Self::Output {
-        if S::REGISTERS { self.together(simd) } else { self.inputs.map(|input| alone(simd, self.cells, input)) }
+        let fit = S::REGISTERS && (S::MANY_REGISTERS || INPUTS <= FEW_INPUTS);
+        if fit { self.together(simd) } else { self.inputs.map(|input| alone(simd, self.cells, input)) }
     }
 }
 
