@@ -172,6 +172,7 @@ mod tests {
         memory.headroom = Headroom(0.4);
         memory.recommendations.push_back((at(1000), 3));
         let map = kept(&mut memory, 1000).expect("due");
+        assert_eq!(map.metadata.name.as_deref(), Some("llama-capacity"));
         let again = restored(&map, UID, at(1010));
         assert_eq!(again.speed, memory.speed);
         assert_eq!((again.headroom, &again.cold_starts), (Headroom(0.4), &memory.cold_starts));
@@ -188,6 +189,13 @@ mod tests {
         assert_eq!(kept(&mut memory, 1299), None, "too early");
         assert!(kept(&mut memory, 1300).is_some());
         assert_eq!(kept(&mut Memory::default(), 0), None, "nothing is known");
+    }
+
+    #[test]
+    fn what_stays_unknown_is_no_change() {
+        let mut memory = Memory { cold_starts: ColdStarts::default(), ..learned(1e-4) };
+        assert!(kept(&mut memory, 1000).is_some());
+        assert_eq!(kept(&mut memory, 2000), None);
     }
 
     #[test]

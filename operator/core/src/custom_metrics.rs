@@ -169,10 +169,22 @@ mod tests {
     fn silence_is_no_value_and_rest_is_no_latency() {
         let idle = window(&[("a", 0, stats()), ("a", 5, Stats { uptime_seconds: 1005.0, ..stats() })]);
         assert_eq!(ttft_p95().value(&idle, ["a"].into_iter(), at(5)), Some(0));
-        assert_eq!(ttft_p95().value(&idle, ["a"].into_iter(), at(500)), None, "the reading is old");
+        assert_eq!(ttft_p95().value(&idle, ["a"].into_iter(), at(124)), Some(0));
+        assert_eq!(ttft_p95().value(&idle, ["a"].into_iter(), at(125)), None, "the reading is two minutes old");
         assert_eq!(ttft_p95().value(&idle, std::iter::empty(), at(5)), None);
         let stalled = Stats { waiting: 3, oldest_queue_age_seconds: 7.5, ..stats() };
         assert_eq!(ttft_p95().value(&window(&[("a", 0, stalled)]), ["a"].into_iter(), at(1)), Some(7_500_000));
+    }
+
+    #[test]
+    fn of_too_few_requests_a_latency_has_no_value() {
+        for (requests, is_measured) in [(1, false), (19, false), (20, true)] {
+            let mut told = Stats { uptime_seconds: 1005.0, ..stats() };
+            (0..requests).for_each(|_| told.time_to_first_token.observe(900.0));
+            let window = window(&[("a", 0, stats()), ("a", 5, told)]);
+            let value = ttft_p95().value(&window, ["a"].into_iter(), at(5));
+            assert_eq!(value.is_some(), is_measured, "{requests}: {value:?}");
+        }
     }
 
     #[test]

@@ -66,7 +66,10 @@ mod tests {
     #[test]
     fn defaults_and_canonical_quantities_are_no_difference() {
         let observed = json!({"spec": {"a": 1, "cpu": "500m", "added": true, "list": [{"x": 1, "y": 2}]}});
-        assert!(covers(&observed, &json!({"spec": {"a": 1, "cpu": "0.5", "list": [{"x": 1}], "empty": []}})));
+        let wanted = json!({"spec": {
+            "a": 1, "cpu": "0.5", "list": [{"x": 1}], "noItems": [], "noEntries": {}, "nothing": null,
+        }});
+        assert!(covers(&observed, &wanted));
     }
 
     #[test]
@@ -75,6 +78,7 @@ mod tests {
         for wanted in [
             json!({"spec": {"a": 2}}),
             json!({"spec": {"b": 1}}),
+            json!({"spec": {"b": {"c": 1}}}),
             json!({"spec": {"list": [1]}}),
             json!({"spec": {"list": [2, 1]}}),
         ] {

@@ -84,10 +84,32 @@ fn an_image_that_does_not_come_reads_the_same_in_both_of_its_states() {
     let backing_off =
         ready(waiting("ImagePullBackOff", "Back-off pulling image \"engine:1\": ErrImagePull: not found"));
     assert_eq!(pulling.0, "ImagePullFailed");
+    assert!(pulling.1.ends_with("image engine:1 cannot be pulled: not found"), "{}", pulling.1);
     assert_eq!(pulling, backing_off);
+    for unexplained in ["", "Back-off pulling image \"engine:1\""] {
+        let (_, message) = ready(waiting("ImagePullBackOff", unexplained));
+        assert!(message.ends_with("image engine:1 cannot be pulled"), "{message}");
+    }
     assert_eq!(ready(waiting("ErrImageNeverPull", "absent")).0, "ImagePullFailed");
     assert_eq!(ready(waiting("CreateContainerConfigError", "no")).0, "CreateContainerConfigError");
     assert_eq!(ready(waiting("ContainerCreating", "")).0, "Starting");
+}
+
+#[test]
+fn pods_of_the_current_template_come_first() {
+    let waiting = |reason: &str| container(json!({"waiting": {"reason": reason}}), json!({}));
+    let mut cluster = starting(waiting("RunContainerError"));
+    cluster.edit(service().with("drainTimeoutSeconds", json!(10)).build());
+    cluster.reconcile();
+    cluster.run_controllers();
+    let [before, now] = &cluster.live()[..] else { panic!("{:?}", cluster.live()) };
+    assert!(before < now);
+    cluster.reconcile();
+    assert_eq!(cluster.condition("Ready").1, "RunContainerError", "the new one tells nothing yet");
+    let status = serde_json::from_value(waiting("CreateContainerError")).expect("a pod's status");
+    cluster.change_pod(now, |pod| pod.status = status);
+    cluster.reconcile();
+    assert_eq!(cluster.condition("Ready").1, "CreateContainerError");
 }
 
 #[test]

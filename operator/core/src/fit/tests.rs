@@ -27,6 +27,14 @@ fn chosen(fit: &Fit) -> (Option<u32>, Option<Quantization>) {
     }
 }
 
+/// What was found, and why it was chosen.
+fn found(fit: Fit) -> (String, String) {
+    match fit {
+        Fit::Fits { picked, message } => (message, picked.reason.unwrap_or_default()),
+        other => panic!("{other:?}"),
+    }
+}
+
 fn refused(fit: Fit) -> String {
     match fit {
         Fit::TooLarge { message } => message,
@@ -69,6 +77,37 @@ fn what_the_spec_fixes_is_not_chosen() {
 }
 
 #[test]
+fn a_format_that_the_spec_fixes_is_judged_as_such() {
+    let gtx = || gpu_node("GTX", 8192, 1);
+    for (quantization, node, told) in [
+        ("BF16", l40s(1), "as stored it needs 16.19 GiB (weights 14.96 GiB"),
+        ("INT8", small(1), "as INT8 it needs 9.18 GiB (weights 7.95 GiB"),
+        ("INT4", gtx(), "as INT4 it needs 6.34 GiB (weights 5.10 GiB"),
+    ] {
+        let fixed = gpu().with("parallelism", json!({"tensor": 1}));
+        let fixed = fixed.with("engine", json!({"quantization": quantization, "maxModelTokens": 8192}));
+        let (message, reason) = found(judged(fixed, &llama_8b(), &[node]));
+        assert!(message.starts_with(told), "{message}");
+        assert_eq!(reason, "", "nothing was chosen");
+    }
+}
+
+#[test]
+fn a_choice_is_told_with_what_would_have_been_better() {
+    for (nodes, need, better) in [
+        (l40s(1), "as stored it needs 16.19 GiB (weights 14.96 GiB", None),
+        (small(4), "as stored it needs 8.21 GiB on each of 2 GPUs (weights 7.48 GiB", Some("as stored it needs 16.19")),
+        (small(1), "as INT8 it needs 9.18 GiB (weights 7.95 GiB", Some("as stored it needs 16.19")),
+    ] {
+        let (message, reason) = found(judged(gpu(), &llama_8b(), &[nodes]));
+        assert!(message.starts_with(need) && reason.starts_with(&message), "{message}: {reason}");
+        let told = reason[message.len()..].strip_suffix(", which is more than there is");
+        assert_eq!(told.is_some(), better.is_some(), "{reason}");
+        assert!(told.unwrap_or_default().contains(better.unwrap_or_default()), "{reason}");
+    }
+}
+
+#[test]
 fn a_model_that_does_not_fit_is_told_with_numbers_and_alternatives() {
     let fixed = gpu().with("parallelism", json!({"tensor": 1}));
     let fixed = fixed.with("engine", json!({"quantization": "BF16", "maxModelTokens": 8192}));
@@ -76,11 +115,22 @@ fn a_model_that_does_not_fit_is_told_with_numbers_and_alternatives() {
     for part in [
         "weights 14.96 GiB",
         "KV cache of 8192 tokens 1.00 GiB",
+        "workspace 0.23 GiB",
         "13.50 GiB that Tesla-T4 leaves",
         "parallelism.tensor: 2 fits 2 × Tesla-T4",
         "engine.quantization: INT8 fits 1 × Tesla-T4",
         "1 × NVIDIA-GeForce-RTX-4090 (21.59 GiB) would do",
     ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+}
+
+#[test]
+fn an_alternative_names_every_field_that_it_takes() {
+    let fixed = gpu().with("parallelism", json!({"tensor": 1}));
+    let fixed = fixed.with("engine", json!({"quantization": "BF16", "maxModelTokens": 8192}));
+    let message = refused(judged(fixed, &llama_8b(), &[gpu_node("GTX", 8192, 2)]));
+    for part in ["INT8 with parallelism.tensor: 2 fits 2 × GTX", "engine.quantization: INT4 fits 1 × GTX"] {
         assert!(message.contains(part), "{part}: {message}");
     }
 }
@@ -144,7 +194,7 @@ fn a_product_without_a_node_is_judged_by_its_name_and_an_unknown_one_not_at_all(
 #[test]
 fn an_earlier_choice_is_kept_while_it_fits() {
     let service = validate(&gpu().build()).expect("valid");
-    let held = Picked { tensor: Some(2), quantization: None, reason: None };
+    let held = Picked { tensor: Some(2), quantization: None, reason: Some("of another day".into()) };
     let judge_on = |nodes: &[Arc<Node>]| judge(&service, &llama_8b(), Some(&Inventory::of(&service, nodes)), &held);
     assert_eq!(chosen(&judge_on(&[l40s(4)])), (Some(2), None), "one would do, too");
     assert_eq!(chosen(&judge_on(&[l40s(1)])), (Some(1), None), "two are not there any more");

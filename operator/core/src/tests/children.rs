@@ -58,9 +58,24 @@ fn the_first_plan_makes_every_child_and_the_workload_last() {
 
 #[test]
 fn every_child_belongs_to_the_service() {
-    let deployment = workload(service(), "llama");
-    let owners = deployment.metadata.owner_references.expect("owners");
-    assert_eq!((owners[0].uid.as_str(), owners[0].controller), (crate::testing::UID, Some(true)));
+    let mut cluster = Cluster::new(service().build());
+    cluster.reconcile();
+    let made = &cluster.observed;
+    for child in [
+        &made.service_accounts[0].metadata,
+        &made.network_policies[0].metadata,
+        &made.services[0].metadata,
+        &made.disruption_budgets[0].metadata,
+        &made.revisions[0].metadata,
+        &made.deployments[0].metadata,
+    ] {
+        let name = child.name.as_deref().expect("a name");
+        let owners = child.owner_references.as_ref().expect("owners");
+        assert_eq!((owners[0].uid.as_str(), owners[0].controller), (crate::testing::UID, Some(true)), "{name}");
+        assert_eq!(child.namespace.as_deref(), Some("demo"), "{name}");
+        let label = child.labels.as_ref().and_then(|labels| labels.get(crate::names::SERVICE_LABEL));
+        assert_eq!(label.map(String::as_str), Some("llama"), "{name}");
+    }
 }
 
 #[test]
@@ -291,6 +306,8 @@ fn a_service_account_of_the_user_s_takes_the_place_of_ours() {
     let mut cluster = Cluster::serving(service().build());
     assert_eq!(cluster.observed.service_accounts.len(), 1);
     cluster.edit(service().with("serviceAccountName", json!("theirs")).build());
+    cluster.reconcile();
+    assert_eq!(cluster.observed.service_accounts.len(), 1, "a pod runs as it still");
     cluster.converge();
     assert_eq!(cluster.observed.service_accounts.len(), 0);
     let pod = pod_of(cluster.deployment("llama").expect("a workload"));

@@ -135,6 +135,64 @@ fn a_choice_is_on_the_template_and_stands_until_the_spec_changes() {
 }
 
 #[test]
+fn a_choice_stands_before_its_pods_serve_too() {
+    let mut cluster = inspecting(gpu());
+    cluster.reconcile();
+    read_header(&mut cluster);
+    cluster.reconcile();
+    let before = args(&cluster);
+    cluster.observed.nodes = Some(vec![gpu_node("Tesla-T4", 15_360, 1)]);
+    cluster.reconcile();
+    assert_eq!(args(&cluster), before);
+}
+
+#[test]
+fn an_edit_keeps_the_earlier_choice_while_it_fits() {
+    let mut cluster = inspecting(gpu());
+    cluster.reconcile();
+    read_header(&mut cluster);
+    cluster.converge();
+    cluster.observed.nodes = Some(vec![gpu_node("NVIDIA-H200", 143_771, 8)]);
+    cluster.edit(gpu().with("drainTimeoutSeconds", json!(10)).build());
+    cluster.converge();
+    let args = args(&cluster);
+    assert!(args.contains(&"--drain-timeout-seconds=10".to_owned()), "{args:?}");
+    assert!(args.contains(&"--tensor-parallel-size=2".to_owned()), "{args:?}");
+}
+
+#[test]
+fn what_serves_fits_whatever_nodes_there_are_now() {
+    let mut cluster = inspecting(gpu());
+    cluster.reconcile();
+    read_header(&mut cluster);
+    cluster.converge();
+    for nodes in [Some(vec![gpu_node("GTX", 1024, 1)]), Some(vec![]), None] {
+        cluster.observed.nodes = nodes;
+        assert_eq!(cluster.reconcile().steps, vec![]);
+        assert_eq!(cluster.condition("Fits"), ("True".to_owned(), "Serving".to_owned()));
+        let message = cluster.message("Fits");
+        assert!(message.starts_with("replicas serve, so it fits where they are; as stored it needs"), "{message}");
+    }
+}
+
+#[test]
+fn a_pinned_revision_comes_back_whatever_nodes_there_are_now() {
+    let mut cluster = inspecting(gpu());
+    cluster.reconcile();
+    read_header(&mut cluster);
+    cluster.converge();
+    let (first, before) = (cluster.service.status.as_ref().and_then(|status| status.revision.clone()), args(&cluster));
+    let edited = gpu().with("drainTimeoutSeconds", json!(10));
+    cluster.edit(edited.clone().build());
+    cluster.converge();
+    assert_ne!(args(&cluster), before);
+    cluster.observed.nodes = Some(vec![gpu_node("GTX", 1024, 1)]);
+    cluster.edit(edited.with("rollout", json!({"pinnedRevision": first})).build());
+    cluster.reconcile();
+    assert_eq!(args(&cluster), before);
+}
+
+#[test]
 fn a_model_that_fits_nowhere_is_not_scheduled_and_its_alternatives_are_told() {
     let mut cluster =
         inspecting(gpu().with("parallelism", json!({"tensor": 1})).with("engine", json!({"quantization": "BF16"})));
