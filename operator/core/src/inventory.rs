@@ -302,6 +302,55 @@ mod tests {
     }
 
     #[test]
+    fn a_node_counts_where_a_pod_of_the_service_may_run() {
+        let plain = || service().with("accelerator", any());
+        let tolerating = |toleration: Value| plain().with("scheduling", json!({"tolerations": [toleration]}));
+        let spot = |mode: &str| plain().with("spot", json!({"mode": mode}));
+        let selecting = |key: &str, value: &str| plain().with("scheduling", json!({"nodeSelector": {key: value}}));
+        let taint = |effect: &str| json!({"key": "team", "value": "a", "effect": effect});
+        let gke_spot = json!({"key": "cloud.google.com/gke-spot", "value": "true", "effect": "NoSchedule"});
+        let gpu = json!({"key": "nvidia.com/gpu", "effect": "NoSchedule"});
+        let equal = |key: &str, value: &str, effect: &str| json!({"key": key, "value": value, "effect": effect});
+        for (spec, taints, counts) in [
+            (plain(), json!([]), true),
+            (selecting("nvidia.com/gpu.product", "NVIDIA-L40S"), json!([]), true),
+            (selecting("nvidia.com/gpu.product", "NVIDIA-L4"), json!([]), false),
+            (selecting("pool", "NVIDIA-L40S"), json!([]), false),
+            (selecting("nvidia.com/gpu.product", "NVIDIA-L40S"), json!([taint("NoSchedule")]), false),
+            (plain(), json!([taint("NoSchedule")]), false),
+            (plain(), json!([taint("NoExecute")]), false),
+            (plain(), json!([taint("PreferNoSchedule")]), true),
+            (plain(), json!([gpu]), true),
+            (plain(), json!([gpu, taint("NoSchedule")]), false),
+            (service(), json!([gpu]), false),
+            (plain(), json!([gke_spot]), false),
+            (spot("Never"), json!([gke_spot]), false),
+            (spot("Prefer"), json!([gke_spot]), true),
+            (spot("Prefer"), json!([taint("NoSchedule")]), false),
+            (tolerating(equal("team", "a", "NoSchedule")), json!([taint("NoSchedule")]), true),
+            (tolerating(equal("team", "a", "NoSchedule")), json!([taint("NoExecute")]), false),
+            (tolerating(equal("team", "b", "NoSchedule")), json!([taint("NoSchedule")]), false),
+            (tolerating(equal("other", "a", "NoSchedule")), json!([taint("NoSchedule")]), false),
+            (tolerating(json!({"key": "team", "value": "a"})), json!([taint("NoExecute")]), true),
+            (tolerating(json!({"key": "team", "value": "a", "effect": ""})), json!([taint("NoExecute")]), true),
+            (tolerating(json!({"key": "team", "operator": "Equal"})), json!([taint("NoSchedule")]), false),
+            (tolerating(json!({"key": "other", "operator": "Exists"})), json!([taint("NoSchedule")]), false),
+            (tolerating(json!({"operator": "Exists"})), json!([taint("NoSchedule"), gke_spot]), true),
+            (
+                plain().with("spot", json!({"mode": "Prefer", "tolerations": [{"key": "team", "operator": "Exists"}]})),
+                json!([taint("NoSchedule")]),
+                true,
+            ),
+        ] {
+            let told = format!("{spec:?} {taints}");
+            let mut node = Node::clone(&gpu_node("NVIDIA-L40S", 46_068, 1));
+            node.spec = Some(serde_json::from_value(json!({"taints": taints})).expect("a node's spec"));
+            let found = Inventory::of(&validate(&spec.build()).expect("valid"), &[Arc::new(node)]);
+            assert_eq!(found.memory.is_some(), counts, "{told}");
+        }
+    }
+
+    #[test]
     fn what_is_claimed_is_not_counted_by_the_device_plugin() {
         let nodes = [gpu_node("NVIDIA-H200", 143_771, 8)];
         let claimed = json!({"type": "NvidiaGPU", "nvidiaGPU": {"resourceClaimTemplateName": "gpus"}});

@@ -158,3 +158,50 @@ pub fn references(service: &InferenceService) -> Vec<Reference> {
     let named = found.into_iter().filter_map(|(kind, name, field)| name.map(|name| (kind, name, field)));
     named.map(|(kind, name, field)| Reference { kind, name: name.to_owned(), field }).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::service;
+    use serde_json::json;
+
+    fn pairs(labels: &BTreeMap<String, String>) -> Vec<(&str, &str)> {
+        labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect()
+    }
+
+    #[test]
+    fn children_are_found_by_their_service_and_pods_by_their_workload_too() {
+        let own = (SERVICE_LABEL, "llama");
+        assert_eq!(selector("llama"), "windlass.dev/inference-service=llama");
+        assert_eq!(pairs(&selector_labels("llama")), [own]);
+        assert_eq!(
+            pairs(&labels("llama")),
+            [
+                ("app.kubernetes.io/instance", "llama"),
+                ("app.kubernetes.io/managed-by", "windlass-operator"),
+                ("app.kubernetes.io/name", "windlass-engine"),
+                own,
+            ]
+        );
+        for (kind, label) in [(WorkloadKind::OnDemand, "on-demand"), (WorkloadKind::Spot, "spot")] {
+            assert_eq!(pairs(&workload_labels("llama", kind)), [own, (WORKLOAD_LABEL, label)]);
+        }
+    }
+
+    #[test]
+    fn each_object_that_a_user_brings_is_looked_up_by_the_field_that_names_it() {
+        let told = |spec: crate::testing::ServiceBuilder| -> Vec<String> {
+            let told = |found: Reference| format!("{}: {} {}", found.field, found.kind.name(), found.name);
+            references(&spec.build()).into_iter().map(told).collect()
+        };
+        assert_eq!(told(service()), ["spec.model.source: PersistentVolumeClaim models"]);
+        let whole = service().model("source", json!("pvc://whole")).with("serviceAccountName", json!("theirs"));
+        assert_eq!(
+            told(whole),
+            ["spec.model.source: PersistentVolumeClaim whole", "spec.serviceAccountName: ServiceAccount theirs"]
+        );
+        assert_eq!(told(service().https()), Vec::<String>::new());
+        let cached = service().https().model("cache", json!({"type": "PersistentVolumeClaim", "claimName": "cache"}));
+        assert_eq!(told(cached), ["spec.model.cache.claimName: PersistentVolumeClaim cache"]);
+    }
+}

@@ -326,6 +326,19 @@ mod tests {
         assert_eq!(pod.label("theirs"), Some("1"), "a selector of somebody's autoscaler may name it");
         assert_eq!((pod.created(), pod.is_leaving()), (Timestamp::from_second(30).ok(), true));
         assert_eq!(pod.status.containers[0].last_state.terminated.as_ref().map(|ended| ended.exit_code), Some(7));
+        assert_eq!((pod.status.phase.as_deref(), pod.status.pod_ip.as_deref()), (Some("Running"), Some("10.0.0.1")));
+        let own = Metadata::metadata(&pod);
+        let named = [&own.name, &own.namespace, &own.uid, &own.resource_version].map(Option::as_deref);
+        assert_eq!(named, [Some("p"), Some("n"), Some("u"), Some("7")]);
+        let owners: Vec<_> = own.owner_references.iter().flatten().map(|owner| (&*owner.kind, &*owner.name)).collect();
+        assert_eq!(owners, [("ReplicaSet", "r")]);
+    }
+
+    #[test]
+    fn a_pod_may_be_given_another_name() {
+        let mut pod = read(json!({"metadata": {"name": "p"}}));
+        pod.metadata_mut().name = Some("q".into());
+        assert_eq!(pod.metadata.name.as_deref(), Some("q"));
     }
 
     #[test]

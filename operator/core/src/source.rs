@@ -269,3 +269,147 @@ fn port(authority: &str) -> Option<u16> {
         Some((_, digits)) => digits.parse().ok().filter(|port| *port > 0),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{SHA256, ServiceBuilder, service};
+    use crate::validate::validate;
+    use serde_json::json;
+
+    fn parsed(spec: ServiceBuilder) -> Option<ModelSource> {
+        validate(&spec.build()).ok().map(|service| service.source)
+    }
+
+    fn fetched(source: &str) -> Option<FetchedSource> {
+        let mut spec = service().model("source", json!(source));
+        if source.starts_with("https") {
+            spec = spec.model("sha256", json!(SHA256));
+        }
+        match parsed(spec)? {
+            ModelSource::Fetched(fetched) => Some(fetched),
+            ModelSource::Claim { .. } => None,
+        }
+    }
+
+    #[test]
+    fn the_port_is_the_one_that_is_named_or_that_of_https() {
+        for (source, port) in [
+            ("https://host/a", Some(443)),
+            ("https://host:1/a", Some(1)),
+            ("https://host:65535/a", Some(65_535)),
+            ("https://[::1]/a", Some(443)),
+            ("https://[fd00::2]:8443/a", Some(8443)),
+            ("hf://organization/name", Some(443)),
+            ("oci://registry/name", Some(443)),
+            ("oci://registry:5000/name", Some(5000)),
+            ("oci://[::1]:5000/name", Some(5000)),
+            ("s3://bucket/a", None),
+        ] {
+            assert_eq!(fetched(source).map(|fetched| fetched.port()), Some(port), "{source}");
+        }
+        for source in ["https://host:0/a", "https://host:65536/a", "https://host:/a", "oci://registry:x/name"] {
+            assert_eq!(fetched(source), None, "{source}");
+        }
+    }
+
+    #[test]
+    fn what_an_address_is_made_of_is_checked_by_its_kind() {
+        for source in [
+            "https://host/a%20b?version=1",
+            "hf://organization/name",
+            "hf://organization/na.me-1_0/folder/file.gguf",
+            "hf://organization/name/..a",
+            "s3://bucket",
+            "gs://bucket/a..b/.hidden",
+            "az://container/a.gguf",
+            "oci://registry/team/name:8b",
+            "oci://registry/name@sha256:0a",
+        ] {
+            assert!(fetched(source).is_some(), "{source}");
+        }
+        for source in [
+            "https:///a",
+            "https://host",
+            "https://host/",
+            "https://host/a b",
+            "https://host/a#b",
+            "https://user@host/a",
+            "https://host?a/b",
+            "hf://organization",
+            "hf://organization/",
+            "hf://organization//name",
+            "hf://organization/na me",
+            "hf://organization/./name",
+            "hf://organization/..",
+            "s3://",
+            "s3://bucket//a",
+            "s3://bucket/./a",
+            "s3://bucket/..",
+            "s3://bucket/a b",
+            "oci://registry",
+            "oci:///name",
+            "oci://user@registry/name",
+            "oci://registry/",
+            "oci://registry/-name",
+            "oci://registry/na me",
+            "oci://registry/name?tag",
+            "oci://registry/team//name",
+            "oci://registry/team/../name",
+            "ftp://host/a",
+            "models/a",
+        ] {
+            assert_eq!(fetched(source), None, "{source}");
+        }
+    }
+
+    #[test]
+    fn a_claim_is_read_from_a_path_in_it_or_from_its_root() {
+        let read = |source: &str| match parsed(service().model("source", json!(source)))? {
+            source @ ModelSource::Claim { .. } => Some(source.path_in_pod()),
+            ModelSource::Fetched(_) => None,
+        };
+        assert_eq!(read("pvc://models").as_deref(), Some("/models"));
+        assert_eq!(read("pvc://models/a/b.gguf").as_deref(), Some("/models/a/b.gguf"));
+        for source in ["pvc://", "pvc:///a", "pvc://models/", "pvc://models/./a", "pvc://models/a b"] {
+            assert_eq!(read(source), None, "{source}");
+        }
+    }
+
+    #[test]
+    fn a_checksum_is_64_hexadecimal_digits() {
+        let with = |sha256: &str| parsed(service().https().model("sha256", json!(sha256))).is_some();
+        assert!(with(SHA256) && with(&SHA256.to_uppercase()));
+        for sha256 in [&SHA256[1..], &format!("{SHA256}0"), &SHA256.replace('0', "g")] {
+            assert!(!with(sha256), "{sha256}");
+        }
+    }
+
+    #[test]
+    fn what_is_fetched_is_kept_where_its_address_and_version_lead() {
+        let place = |source: &str| fetched(source).map(|fetched| fetched.path_in_pod()).unwrap_or_default();
+        assert_eq!(place("https://host/a"), format!("/var/cache/windlass/{SHA256}.gguf"));
+        assert_ne!(place("s3://bucket/a"), place("s3://bucket/b"));
+        assert_eq!(place("s3://bucket/a"), place("s3://bucket/a"));
+        assert!(place("oci://registry/a").starts_with("/var/cache/windlass/"));
+    }
+
+    #[test]
+    fn what_is_kept_of_a_cache_has_bounds() {
+        let cached = |cache: serde_json::Value| match parsed(service().https().model("cache", cache))? {
+            ModelSource::Fetched(FetchedSource { cache, .. }) => Some(cache),
+            ModelSource::Claim { .. } => None,
+        };
+        let unused = |seconds: i64| {
+            cached(json!({"type": "PersistentVolumeClaim", "claimName": "c", "keepUnusedSeconds": seconds}))
+        };
+        for seconds in [3600, 31_536_000] {
+            let keep = Keep { max_bytes: None, unused_seconds: u32::try_from(seconds).ok() };
+            assert_eq!(unused(seconds), Some(ModelCache::Claim { name: "c".into(), keep }));
+        }
+        assert_eq!((unused(3599), unused(31_536_001)), (None, None));
+        let node = cached(json!({"type": "Node", "claimName": "c", "sizeLimit": "1Ki"}));
+        let keep = Keep { max_bytes: Some(1024), unused_seconds: None };
+        assert_eq!(node, Some(ModelCache::Claim { name: "c".into(), keep }));
+    }
+}

@@ -85,5 +85,40 @@ mod tests {
         ] {
             assert_eq!(turn(&[running("a", "engine:1", "Complete", rollout.clone())]), None, "{rollout}");
         }
+        let old = || running("a", "engine:1", "Complete", json!({"engineUpgrade": "Automatic"}));
+        let mut named = old();
+        named.spec.engine = serde_json::from_value(json!({"image": "their-engine:1"})).expect("an engine");
+        let mut configured = old();
+        configured.spec.engine = serde_json::from_value(json!({"maxSequences": 4})).expect("an engine");
+        let mut leaving = old();
+        leaving.metadata.deletion_timestamp = Some(windlass_operator_api::status::time(crate::testing::at(100)));
+        let mut new = old();
+        new.status = None;
+        for (service, has_turn) in [(old(), true), (configured, true), (named, false), (leaving, false), (new, false)] {
+            assert_eq!(turn(std::slice::from_ref(&service)).is_some(), has_turn, "{service:?}");
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_service_that_has_made_nothing_yet_or_leaves() {
+        let automatic = || json!({"engineUpgrade": "Automatic"});
+        let old = running("b", "engine:1", "Complete", automatic());
+        let mut fresh = running("a", "engine:2", "RollingOut", automatic());
+        let mut leaving = fresh.clone();
+        fresh.status.as_mut().expect("a status").choices = None;
+        leaving.metadata.deletion_timestamp = Some(windlass_operator_api::status::time(crate::testing::at(100)));
+        let paused = json!({"engineUpgrade": "Automatic", "paused": true});
+        for first in [fresh, leaving, running("a", "engine:2", "RollingOut", paused)] {
+            assert_eq!(turn(&[first, old.clone()]).as_deref(), Some("b"));
+        }
+    }
+
+    #[test]
+    fn of_two_namespaces_the_first_has_its_turn_first() {
+        let mut services =
+            ["a", "b"].map(|name| running(name, "engine:1", "Complete", json!({"engineUpgrade": "Automatic"})));
+        services[0].metadata.namespace = Some("late".into());
+        services[1].metadata.namespace = Some("early".into());
+        assert_eq!(whose_turn(services.iter(), "engine:2"), Some(("early", "b")));
     }
 }

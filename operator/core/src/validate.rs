@@ -516,3 +516,168 @@ fn has_standby(scaling: &Autoscaling) -> bool {
     let is_asked = scaling.standby_replicas.is_some_and(|replicas| replicas > 0);
     is_asked && scaling.mode == AutoscalingMode::Builtin && scaling.shadow != Some(true)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{ServiceBuilder, service};
+    use serde_json::{Value, json};
+
+    fn valid(spec: ServiceBuilder) -> ValidatedService {
+        validate(&spec.build()).expect("valid")
+    }
+
+    fn is_valid(spec: ServiceBuilder) -> bool {
+        validate(&spec.build()).is_ok()
+    }
+
+    #[test]
+    fn a_name_is_one_that_a_kubernetes_service_can_have() {
+        for name in ["a", "a1", "llama-3-8b", &"a".repeat(50)] {
+            assert!(is_valid(service().named(name)), "{name}");
+        }
+        for name in ["", "-a", "a-", "1a", "A", "aB", "a.b", "a_b", "a b", "ä", &"a".repeat(51)] {
+            assert!(!is_valid(service().named(name)), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_service_is_served_by_its_own_name_unless_others_are_given() {
+        assert_eq!(valid(service()).served_names, ["llama"]);
+        assert_eq!(valid(service().model("servedNames", json!(["a", "b"]))).served_names, ["a", "b"]);
+    }
+
+    #[test]
+    fn the_service_owns_its_children() {
+        let expected = json!({
+            "apiVersion": "windlass.dev/v1alpha1", "kind": "InferenceService", "name": "llama",
+            "uid": crate::testing::UID, "controller": true, "blockOwnerDeletion": true,
+        });
+        assert_eq!(serde_json::to_value(valid(service()).owner).expect("json"), expected);
+    }
+
+    #[test]
+    fn the_simulator_is_asked_for_by_a_flag_and_its_value() {
+        for (arguments, is_simulated) in [
+            (json!(["--executor", "sim"]), true),
+            (json!(["--executor=sim"]), true),
+            (json!(["--verbose", "--executor=sim"]), true),
+            (json!([]), false),
+            (json!(["--executor", "real"]), false),
+            (json!(["--executor=real"]), false),
+            (json!(["--name", "sim"]), false),
+            (json!(["--name=sim"]), false),
+            (json!(["sim", "--executor"]), false),
+            (json!(["--executor"]), false),
+        ] {
+            let engine = valid(service().with("engine", json!({"extraArgs": arguments}))).engine;
+            assert_eq!(engine.is_simulated, is_simulated, "{arguments}");
+        }
+    }
+
+    #[test]
+    fn the_split_is_open_where_neither_a_number_nor_how_gpus_are_allocated_tells_it() {
+        let gpus = |wish: Value| service().with("accelerator", json!({"type": "NvidiaGPU", "nvidiaGPU": wish}));
+        let pipeline = json!({"pipeline": 1});
+        for (spec, is_open) in [
+            (gpus(json!({})), true),
+            (gpus(json!({"products": ["NVIDIA-L40S"]})), true),
+            (gpus(json!({})).with("parallelism", pipeline), true),
+            (gpus(json!({})).with("parallelism", json!({"tensor": 1})), false),
+            (gpus(json!({"resourceClaimTemplateName": "two"})), false),
+            (gpus(json!({"migProfile": "1g.10gb"})), false),
+            (service(), false),
+        ] {
+            let told = format!("{spec:?}");
+            assert_eq!(valid(spec).is_tensor_open, is_open, "{told}");
+        }
+    }
+
+    #[test]
+    fn a_replica_is_split_over_gpus_of_a_node_or_processors_of_several() {
+        let parallel = |kind: &str, tensor: i32, pipeline: i32| {
+            let spec = service().with("accelerator", json!({"type": kind}));
+            let spec = spec.with("parallelism", json!({"tensor": tensor, "pipeline": pipeline}));
+            validate(&spec.build()).ok().map(|valid| (valid.device.tensor(), valid.nodes))
+        };
+        for (kind, tensor, pipeline, expected) in [
+            ("NvidiaGPU", 1, 1, Some((1, 1))),
+            ("NvidiaGPU", 16, 1, Some((16, 1))),
+            ("NvidiaGPU", 17, 1, None),
+            ("NvidiaGPU", 0, 1, None),
+            ("NvidiaGPU", 1, 2, None),
+            ("CPU", 1, 1, Some((1, 1))),
+            ("CPU", 1, 16, Some((1, 16))),
+            ("CPU", 1, 17, None),
+            ("CPU", 1, 0, None),
+            ("CPU", 2, 1, None),
+        ] {
+            assert_eq!(parallel(kind, tensor, pipeline), expected, "{kind} {tensor} {pipeline}");
+        }
+    }
+
+    #[test]
+    fn a_slice_is_one_and_goes_with_no_claim() {
+        let allocated = |wish: Value, tensor: i32| {
+            let spec = service().with("accelerator", json!({"type": "NvidiaGPU", "nvidiaGPU": wish}));
+            match validate(&spec.with("parallelism", json!({"tensor": tensor})).build()).ok()?.device {
+                Device::NvidiaGpu { allocation, .. } => Some(allocation),
+                Device::Cpu => None,
+            }
+        };
+        let profile = MigProfile::parse("1g.10gb").expect("a profile");
+        assert_eq!(allocated(json!({"migProfile": "1g.10gb"}), 1), Some(GpuAllocation::Slice(profile)));
+        assert_eq!(allocated(json!({"migProfile": "1g.10gb"}), 2), None);
+        let claim = GpuAllocation::Claim("two".into());
+        assert_eq!(allocated(json!({"resourceClaimTemplateName": "two"}), 2), Some(claim));
+        assert_eq!(allocated(json!({"migProfile": "1g.10gb", "resourceClaimTemplateName": "two"}), 1), None);
+        assert_eq!(allocated(json!({}), 2), Some(GpuAllocation::Whole));
+    }
+
+    #[test]
+    fn shares_of_spot_are_as_given_and_only_a_preference_falls_back() {
+        let spot = |spot: Value| valid(service().with("spot", spot)).spot;
+        for (mode, has_workload, after) in [("Prefer", true, Some(60)), ("Require", true, None), ("Never", false, None)]
+        {
+            let found = spot(json!({"mode": mode, "fallbackAfterSeconds": 60}));
+            assert_eq!(found.has_workload(), has_workload, "{mode}");
+            assert_eq!(found.fallback_after, after.map(Duration::from_secs), "{mode}");
+        }
+        let given =
+            spot(json!({"mode": "Prefer", "onDemandBase": 2, "maxPercentAboveBase": 30, "nodeSelector": {"a": "b"}}));
+        assert_eq!((given.on_demand_base, given.max_percent_above_base), (2, 30));
+        assert_eq!(given.node_selector, [("a".to_owned(), "b".to_owned())].into());
+        let open = spot(json!({"mode": "Prefer"}));
+        assert_eq!((open.on_demand_base, open.max_percent_above_base, open.fallback_after), (0, 100, None));
+    }
+
+    #[test]
+    fn pods_know_whether_there_are_spares_and_not_how_many() {
+        let hash = |spec: ServiceBuilder| valid(spec).spec_hash;
+        let standby = |replicas: i32| service().builtin(1, 4, 500).standby(replicas);
+        let mut shadow = standby(1).build();
+        shadow.spec.autoscaling.as_mut().expect("autoscaling").shadow = Some(true);
+        let plain = hash(service());
+        assert_eq!(validate(&shadow).expect("valid").spec_hash, plain, "in shadow nothing is spared");
+        for (spec, has_standby) in [
+            (service(), false),
+            (service().builtin(1, 4, 500), false),
+            (standby(0), false),
+            (standby(1), true),
+            (standby(2), true),
+        ] {
+            let found = valid(spec);
+            assert_eq!((found.has_standby(), found.spec_hash != plain), (has_standby, has_standby));
+        }
+        assert_eq!(hash(standby(1)), hash(standby(2)));
+    }
+
+    #[test]
+    fn the_fingerprint_of_the_source_follows_what_names_its_content() {
+        let hash = |spec: ServiceBuilder| valid(spec).source_hash;
+        let first = hash(service());
+        assert_eq!(hash(service().with("replicas", json!(3)).with("engine", json!({"maxSequences": 4}))), first);
+        assert_ne!(hash(service().model("revision", json!("v2"))), first);
+        assert_ne!(hash(service().model("source", json!("pvc://models/other.gguf"))), first);
+    }
+}

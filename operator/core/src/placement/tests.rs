@@ -8,7 +8,7 @@ use windlass_operator_api::status::condition;
 
 use super::*;
 use crate::testing::cluster::Cluster;
-use crate::testing::{ServiceBuilder, service};
+use crate::testing::{ServiceBuilder, at, service};
 
 fn policy(mode: Option<SpotMode>, base: i32, percent: i32) -> SpotPolicy {
     SpotPolicy {
@@ -40,6 +40,34 @@ fn the_base_comes_first_and_the_share_is_rounded_down() {
         (policy(Some(SpotMode::Require), 1, 0), 5, (5, 0)),
     ] {
         assert_eq!(parts(&policy, total), expected, "{policy:?} {total}");
+    }
+}
+
+#[test]
+fn spot_is_given_up_after_the_wait_and_taken_back_once_all_that_was_asked_for_is_there() {
+    let after = Some(Duration::from_secs(60));
+    let policy = SpotPolicy { fallback_after: after, ..policy(Some(SpotMode::Prefer), 1, 100) };
+    let standing = |asked: i32, placed: i32, waited: Option<i64>| {
+        Some(Standing { asked, placed, waiting_since: waited.map(|seconds| at(1000 - seconds)) })
+    };
+    for (standing, was_given_up, (on_demand, spot, fallback, look_again)) in [
+        (None, false, (1, 3, 0, None)),
+        (standing(3, 3, None), false, (1, 3, 0, None)),
+        (standing(3, 0, Some(0)), false, (1, 3, 0, Some(60))),
+        (standing(3, 0, Some(59)), false, (1, 3, 0, Some(1))),
+        (standing(3, 0, Some(60)), false, (4, 1, 3, None)),
+        (standing(3, 1, Some(61)), false, (3, 2, 2, None)),
+        (standing(1, 0, None), true, (4, 1, 3, None)),
+        (standing(2, 1, None), true, (3, 2, 2, None)),
+        (standing(1, 1, None), true, (1, 3, 0, None)),
+        (standing(0, 0, None), true, (4, 1, 3, None)),
+        (standing(4, 4, Some(70)), false, (1, 3, 0, None)),
+    ] {
+        let look_again = look_again.map(Duration::from_secs);
+        let placement = Placement::of(&policy, standing, 4, was_given_up, at(1000));
+        assert_eq!(placement, Placement { on_demand, spot, fallback, look_again }, "{standing:?} {was_given_up}");
+        let given_up = WorkloadKind::ALL.map(|kind| placement.is_given_up(kind));
+        assert_eq!(given_up, [false, fallback > 0], "{standing:?} {was_given_up}");
     }
 }
 

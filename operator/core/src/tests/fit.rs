@@ -259,6 +259,36 @@ fn what_cannot_be_read_holds_nothing_up() {
 }
 
 #[test]
+fn a_job_that_has_failed_or_finds_no_node_holds_nothing_up() {
+    for (kind, status, reason) in
+        [("Failed", "True", "InspectionFailed"), ("Failed", "False", "Inspecting"), ("Suspended", "True", "Inspecting")]
+    {
+        let mut cluster = inspecting(gpu());
+        cluster.reconcile();
+        let condition = json!({"type": kind, "status": status, "message": "it was tried often enough"});
+        let told = serde_json::from_value(json!({"conditions": [condition]})).expect("a Job's status");
+        Arc::make_mut(&mut cluster.observed.jobs[0]).status = Some(told);
+        cluster.reconcile();
+        assert_eq!(cluster.condition("Fits").1, reason, "{kind} {status}");
+        assert_eq!(cluster.deployment("llama").is_some(), reason != "Inspecting", "{kind} {status}");
+    }
+    for (status, reason, expected) in [
+        ("False", "Unschedulable", "Unschedulable"),
+        ("False", "SchedulingGated", "Inspecting"),
+        ("Unknown", "Unschedulable", "Inspecting"),
+    ] {
+        let mut cluster = inspecting(gpu());
+        cluster.reconcile();
+        inspector(&mut cluster, json!({}));
+        let condition = json!({"type": "PodScheduled", "status": status, "reason": reason});
+        let told = serde_json::from_value(json!({"conditions": [condition]})).expect("a pod's status");
+        Arc::make_mut(&mut cluster.observed.inspectors[0]).status = told;
+        cluster.reconcile();
+        assert_eq!(cluster.condition("Fits").1, expected, "{status} {reason}");
+    }
+}
+
+#[test]
 fn pods_made_blindly_are_made_anew_when_the_header_is_read_after_all() {
     let mut cluster = inspecting(gpu());
     cluster.reconcile();
@@ -288,6 +318,23 @@ fn a_service_that_served_before_this_operator_came_is_not_read() {
     let mut cluster = Cluster::serving(service().build());
     cluster.defaults.inspect_timeout = Some(Duration::from_secs(60));
     assert_eq!(cluster.reconcile().steps, vec![]);
+    cluster.edit(service().with("engine", json!({"maxModelTokens": 2048})).build());
+    cluster.reconcile();
+    assert_eq!(cluster.observed.jobs.len(), 1, "before it gets another template");
+}
+
+#[test]
+fn what_is_divided_over_nodes_or_cannot_be_read_beforehand_is_made_without_a_look() {
+    for spec in [
+        service().with("parallelism", json!({"pipeline": 2})),
+        service().model("source", json!("hf://organization/name")),
+        service().model("source", json!("oci://registry/name:1")),
+    ] {
+        let mut cluster = inspecting(spec);
+        cluster.reconcile();
+        assert!(cluster.observed.jobs.is_empty() && cluster.deployment("llama").is_some());
+        assert_eq!(cluster.condition("Fits"), ("Unknown".to_owned(), "NotInspected".to_owned()));
+    }
 }
 
 #[test]

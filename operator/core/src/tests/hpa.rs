@@ -115,6 +115,7 @@ fn an_autoscaler_of_somebody_else_is_said_where_it_does_harm() {
 fn autoscalers_of_other_targets_are_nobodys_business() {
     for other in [
         foreign("Deployment", "other", "theirs"),
+        foreign("InferenceService", "other", "theirs"),
         foreign_of("serving.kserve.io/v1beta1", "InferenceService", "llama", "theirs"),
         foreign_of("apps.example/v1", "Deployment", "llama", "theirs"),
     ] {

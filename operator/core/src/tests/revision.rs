@@ -2,6 +2,9 @@
 
 use serde_json::json;
 
+use crate::choice::{Choice, Picked};
+use crate::observed::Observed;
+use crate::revision::Recipe;
 use crate::testing::cluster::Cluster;
 use crate::testing::{ServiceBuilder, service};
 
@@ -73,6 +76,74 @@ fn a_pinned_revision_keeps_its_spot_workload_and_follows_the_specs_shares() {
     cluster.converge();
     assert_eq!(revision(&cluster), first);
     assert_eq!((cluster.replicas("llama"), cluster.replicas("llama-spot")), (Some(3), Some(1)));
+}
+
+#[test]
+fn a_pinned_revision_follows_the_spec_in_all_that_no_pod_is_made_of() {
+    let mut cluster = Cluster::serving(tokens(1024).build());
+    let first = revision(&cluster);
+    cluster.edit(tokens(2048).build());
+    cluster.converge();
+    let peers = json!([{"ipBlock": {"cidr": "10.0.0.0/8"}}]);
+    let pinned = tokens(2048).builtin(3, 4, 500).with("network", json!({"allowFrom": peers}));
+    cluster.edit(pinned.with("rollout", json!({"pinnedRevision": first, "progressDeadlineSeconds": 120})).build());
+    cluster.converge();
+    assert_eq!((revision(&cluster), cluster.replicas("llama")), (first, Some(3)));
+    let policy = serde_json::to_value(&cluster.observed.network_policies[0].spec).expect("json");
+    assert_eq!(policy["ingress"][0]["from"], peers);
+    let deadline = cluster.deployment("llama").and_then(|found| found.spec.as_ref()?.progress_deadline_seconds);
+    assert_eq!(deadline, Some(120));
+}
+
+#[test]
+fn revisions_are_numbered_as_they_come_and_told_newest_first_with_their_image() {
+    let mut cluster = Cluster::serving(tokens(1000).build());
+    for count in 1001..1003 {
+        cluster.defaults.engine_image = format!("windlass-engine:{count}");
+        cluster.edit(tokens(count).build());
+        cluster.converge();
+    }
+    let revisions = cluster.service.status.as_ref().map(|status| status.revisions.clone()).unwrap_or_default();
+    let told: Vec<_> = revisions.iter().map(|one| (one.number, one.engine_image.as_deref().unwrap_or(""))).collect();
+    assert_eq!(told, [(3, "windlass-engine:1002"), (2, "windlass-engine:1001"), (1, "windlass-engine:1")]);
+}
+
+#[test]
+fn a_revision_s_name_follows_from_what_pods_are_made_of_and_not_from_why() {
+    let picked = |tensor: u32, reason: &str| Picked {
+        tensor: Some(tensor),
+        quantization: None,
+        reason: Some(reason.to_owned()),
+    };
+    let name = |spec: ServiceBuilder, tensor: u32, reason: &str| {
+        let choice = Choice { image: "windlass-engine:1".into(), picked: picked(tensor, reason) };
+        Recipe::of(&spec.build(), &choice).name("llama")
+    };
+    let first = name(tokens(1024), 2, "it fits");
+    assert_eq!(name(tokens(1024), 2, "another node came"), first);
+    assert_eq!(name(tokens(1024).with("replicas", json!(3)), 2, "it fits"), first);
+    let restarted = json!({"restartedAt": "2026-11-21T19:30:00Z"});
+    assert_eq!(
+        name(tokens(1024).with("rollout", restarted), 2, "it fits"),
+        first,
+        "a restart makes the same pods again"
+    );
+    assert_ne!(name(tokens(1024), 4, "it fits"), first);
+    assert_ne!(name(tokens(2048), 2, "it fits"), first);
+}
+
+#[test]
+fn revisions_of_a_namesake_that_was_deleted_are_nobody_s() {
+    let mut cluster = Cluster::serving(tokens(1024).build());
+    let first = revision(&cluster);
+    cluster.service.metadata.uid = Some("another".into());
+    cluster.observed = Observed { revisions: cluster.observed.revisions.clone(), ..Observed::default() };
+    cluster.edit(tokens(2048).with("rollout", json!({"pinnedRevision": first})).build());
+    cluster.reconcile();
+    assert_eq!(cluster.condition("Ready").1, "InvalidSpec");
+    cluster.edit(tokens(2048).with("rollout", json!({"revisionHistoryLimit": 0})).build());
+    cluster.converge();
+    assert_eq!((known(&cluster), cluster.observed.revisions.len()), (vec![revision(&cluster)], 2));
 }
 
 #[test]
