@@ -299,7 +299,8 @@ mod tests {
             ("https://host:1/a", Some(1)),
             ("https://host:65535/a", Some(65_535)),
             ("https://[::1]/a", Some(443)),
-            ("https://[fd00::2]:8443/a", Some(8443)),
+            ("https://[fd00::]/a", Some(443)),
+            ("https://[fd00::]:8443/a", Some(8443)),
             ("hf://organization/name", Some(443)),
             ("oci://registry/name", Some(443)),
             ("oci://registry:5000/name", Some(5000)),
@@ -360,6 +361,25 @@ mod tests {
             "models/a",
         ] {
             assert_eq!(fetched(source), None, "{source}");
+        }
+    }
+
+    #[test]
+    fn who_writes_a_wrong_address_is_told_what_would_be_right() {
+        for (source, told) in [
+            ("models/a", "does not start with pvc://"),
+            ("ftp://host/a", "does not start with pvc://"),
+            ("pvc://models//a", "is not pvc://claim/path/in/claim"),
+            ("https://host", "is not https://host/path"),
+            ("https://host:0/a", "has a port that is not between 1 and 65535"),
+            ("hf://name", "is not hf://organization/name"),
+            ("s3://", "is no bucket"),
+            ("gs://bucket//a", "is no bucket"),
+            ("az://container/..", "is no bucket"),
+            ("oci://registry", "is not oci://registry/name:tag"),
+        ] {
+            let refusals = validate(&service().model("source", json!(source)).build()).expect_err("refused");
+            assert!(refusals[0].to_string().contains(&format!("{source:?} {told}")), "{}", refusals[0]);
         }
     }
 

@@ -673,6 +673,16 @@ mod tests {
     }
 
     #[test]
+    fn each_restart_is_of_other_pods_and_nothing_else_of_a_rollout_is() {
+        let hash = |rollout: Value| valid(service().with("rollout", rollout)).spec_hash;
+        let plain = hash(json!({}));
+        assert_eq!(hash(json!({"strategy": "Drain", "paused": true, "progressDeadlineSeconds": 9})), plain);
+        let [first, second] =
+            [30, 31].map(|minute| hash(json!({"restartedAt": format!("2026-11-21T19:{minute}:00Z")})));
+        assert!(first != plain && second != plain && first != second);
+    }
+
+    #[test]
     fn the_fingerprint_of_the_source_follows_what_names_its_content() {
         let hash = |spec: ServiceBuilder| valid(spec).source_hash;
         let first = hash(service());

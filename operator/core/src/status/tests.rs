@@ -184,6 +184,54 @@ fn measured_values_alone_are_written_once_a_minute_at_most() {
 }
 
 #[test]
+fn a_measured_value_is_written_a_minute_after_the_one_before() {
+    for spec in [service(), service().builtin(1, 4, 500)] {
+        let mut cluster = Cluster::serving(spec.build());
+        let pod = cluster.live()[0].clone();
+        let mut said = stats();
+        let mut told = Vec::new();
+        for (running, wait) in [(1, 100), (2, 59), (3, 1), (4, 59), (5, 1)] {
+            cluster.pass(wait);
+            said.uptime_seconds += wait as f64;
+            said.running = running;
+            // The autoscaler has other words for each reading, and the same reason.
+            said.utilization = Some(f64::from(running) / 100.0);
+            (0..30).for_each(|_| said.time_to_first_token.observe(900.0));
+            cluster.read(&pod, said.clone());
+            cluster.reconcile();
+            told.push(status(&cluster).load.as_ref().map_or(0, |load| load.running_requests));
+        }
+        assert_eq!(told, [1, 1, 3, 3, 5]);
+    }
+}
+
+#[test]
+fn the_last_scaling_is_that_which_was_done() {
+    let mut cluster = overloaded(service().builtin(1, 4, 500).build());
+    let last = |cluster: &Cluster| {
+        status(cluster).autoscaling.as_ref().and_then(|told| told.last_scale_time.as_ref()).map(|told| told.0)
+    };
+    let plan = crate::plan(&cluster.service, &cluster.observed, &cluster.defaults, cluster.now);
+    cluster.publish(&plan, &Outcome::Failed { attempt: "scale Deployment/llama".into(), message: "quota".into() });
+    assert_eq!(last(&cluster), None, "it was not done");
+    cluster.reconcile();
+    let scaled = cluster.now;
+    assert_eq!(last(&cluster), Some(scaled));
+    cluster.pass(5);
+    cluster.reconcile();
+    assert_eq!(status(&cluster).autoscaling.as_ref().map(|told| told.decision), Some(ScalingDecision::Hold));
+    assert_eq!(last(&cluster), Some(scaled));
+}
+
+#[test]
+fn what_tokens_need_is_told_in_percent_of_a_replica() {
+    let need = Need { load: 1.504, forecast: 2.25, kv: 0.5, fill: 0.8 };
+    let expected =
+        TokenNeed { load_percent: 150, forecast_percent: 225, planned_fill_percent: 80, cold_start_seconds: 90 };
+    assert_eq!(token_need(need, Duration::from_millis(90_900)), expected);
+}
+
+#[test]
 fn scaling_by_hand_is_an_event() {
     let mut cluster = Cluster::serving(service().build());
     cluster.edit(service().with("replicas", json!(3)).build());

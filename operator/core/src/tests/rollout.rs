@@ -146,6 +146,70 @@ fn workloads_roll_one_after_the_other() {
 }
 
 #[test]
+fn no_workload_follows_one_that_was_given_up() {
+    let mut cluster = Cluster::serving(spot(3, "Prefer").build());
+    let before = template_hash(&cluster, "llama-spot");
+    cluster.edit(spot(3, "Prefer").with("engine", json!({"maxSequences": 4})).build());
+    cluster.reconcile();
+    let deployment = std::sync::Arc::make_mut(&mut cluster.observed.deployments[0]);
+    deployment.metadata.annotations.get_or_insert_default().insert(GIVEN_UP.into(), "true".into());
+    deployment.spec.get_or_insert_default().paused = Some(true);
+    deployment.status = Some(DeploymentStatus {
+        observed_generation: deployment.metadata.generation,
+        replicas: Some(1),
+        updated_replicas: Some(0),
+        ..DeploymentStatus::default()
+    });
+    cluster.reconcile();
+    assert_eq!(template_hash(&cluster, "llama-spot"), before);
+}
+
+#[test]
+fn templates_changed_by_hand_are_mended_one_after_the_other() {
+    let mut cluster = Cluster::serving(spot(3, "Prefer").build());
+    let image = |cluster: &Cluster, name: &str| {
+        let pod = cluster.deployment(name).and_then(|found| found.spec.clone()?.template.spec).expect("a pod");
+        pod.containers[0].image.clone().unwrap_or_default()
+    };
+    for deployment in &mut cluster.observed.deployments {
+        let spec = std::sync::Arc::make_mut(deployment).spec.as_mut();
+        spec.and_then(|spec| spec.template.spec.as_mut()).expect("a pod").containers[0].image = Some("evil:1".into());
+    }
+    let own = "windlass-engine:1";
+    cluster.reconcile();
+    assert_eq!((image(&cluster, "llama").as_str(), image(&cluster, "llama-spot").as_str()), (own, "evil:1"));
+    cluster.converge();
+    assert_eq!((image(&cluster, "llama").as_str(), image(&cluster, "llama-spot").as_str()), (own, own));
+}
+
+#[test]
+fn a_retired_workload_is_there_until_its_last_pod_leaves() {
+    let mut cluster = Cluster::serving(spot(1, "Prefer").build());
+    cluster.carry_out(&Step::Scale { deployment: "llama-spot".into(), replicas: 1 });
+    cluster.run_controllers();
+    cluster.start_pods();
+    cluster.edit(service().build());
+    cluster.reconcile();
+    cluster.reconcile();
+    assert_eq!((cluster.replicas("llama-spot"), cluster.live().len()), (Some(0), 2));
+    cluster.run_controllers();
+    cluster.reconcile();
+    assert_eq!(cluster.replicas("llama-spot"), None);
+}
+
+#[test]
+fn a_retired_workload_that_has_lost_its_pods_stays_until_others_serve() {
+    let mut cluster = Cluster::serving(spot(3, "Require").build());
+    for name in cluster.live().into_iter().filter(|name| name.starts_with("llama-spot")) {
+        let now = cluster.now;
+        cluster.change_pod(&name, |pod| pod.metadata.deletion_timestamp = Some(Time(now)));
+    }
+    cluster.edit(service().with("replicas", json!(3)).build());
+    cluster.reconcile();
+    assert_eq!(cluster.replicas("llama-spot"), Some(2));
+}
+
+#[test]
 fn a_workload_that_is_no_longer_wanted_goes_only_when_others_serve() {
     let mut cluster = Cluster::serving(spot(3, "Require").build());
     assert_eq!((cluster.replicas("llama"), cluster.replicas("llama-spot")), (Some(1), Some(2)));
@@ -195,6 +259,12 @@ fn the_victim_has_the_fewest_tokens_to_go_then_the_coldest_cache() {
             value: Some("-1".into()),
         };
         assert_eq!(plan.steps, [annotate, Step::Scale { deployment: "llama".into(), replicas: 2 }]);
+        for (index, pod) in pods.iter().enumerate() {
+            let mut said = stats();
+            said.remaining_tokens = if index == victim { 9 } else { 0 };
+            cluster.read(pod, said);
+        }
+        assert_eq!(cluster.reconcile().steps, vec![], "who is to go has been said");
         cluster.run_controllers();
         assert!(!cluster.live().contains(&pods[victim]));
         assert_eq!(cluster.reconcile().steps, vec![]);
@@ -272,6 +342,16 @@ fn the_last_pod_is_not_given_up_unless_that_is_asked_for() {
     let mut never = crowded(3, "Surge");
     never.reconcile();
     assert_eq!((pace(&never), never.condition(condition::PROGRESSING).1.as_str()), (surge(), "NoCapacity"));
+}
+
+#[test]
+fn where_nothing_serves_no_pod_is_kept_for_want_of_room() {
+    let mut cluster = crowded(3, "Surge");
+    for name in cluster.live() {
+        cluster.change_pod(&name, |pod| pod.status.ready = None);
+    }
+    cluster.reconcile();
+    assert_ne!(cluster.condition(condition::PROGRESSING).1, "NoCapacity");
 }
 
 /// What has become of a rollout of three replicas in which an old pod went first.
@@ -401,10 +481,17 @@ fn a_smaller_number_waits_for_the_pod_that_took_the_place_of_an_old_one() {
     assert_eq!(smaller(&mut became(starting)), Some(3), "one of two that serve would go");
     assert_eq!(smaller(&mut became(Outcome { is_ready: true, ..starting })), Some(2));
     assert_eq!(smaller(&mut became(Outcome { old: 3, ..starting })), Some(2), "three serve");
+    assert_eq!(smaller(&mut became(Outcome { old: 1, is_ready: true, ..starting })), Some(2), "none is starting");
     let mut homeless = became(Outcome { is_placed: false, ..starting });
     let new = homeless.live().pop().expect("a new pod");
     homeless.strand(&new);
     assert_eq!(smaller(&mut homeless), Some(2), "one that has no room is not waited for");
+    assert_eq!(smaller(&mut became(IN_VAIN)), Some(2), "nor one that does not come in time");
+    let mut paused = became(starting);
+    let spec = service().with("replicas", json!(2)).with("rollout", json!({"strategy": "Auto", "paused": true}));
+    paused.edit(spec.with("engine", json!({"maxModelTokens": 2048})).build());
+    paused.reconcile();
+    assert_eq!(paused.replicas("llama"), Some(2), "nor while nothing rolls");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Service;
 
-use crate::names::ROUTED;
+use crate::names::{DELETION_COST, ROUTED};
 use crate::plan::{Mark, Step};
 use crate::pod::Status;
 use crate::testing::cluster::Cluster;
@@ -132,6 +132,49 @@ fn all_pods_are_reached_until_each_of_them_has_the_label() {
     cluster.edit(with_standby(0).build());
     cluster.reconcile();
     assert_eq!(routed(&cluster).len(), 2, "spares are reached as soon as none are wanted");
+}
+
+#[test]
+fn who_came_last_is_spared_and_stays_so() {
+    let mut spec = with_standby(1).build();
+    spec.spec.autoscaling.as_mut().expect("autoscaling").min_replicas = Some(2);
+    let mut cluster = Cluster::serving(spec);
+    let pods = cluster.live();
+    let start = |cluster: &mut Cluster, pod: &String| {
+        cluster.pass(10);
+        cluster.start_pod(pod);
+        cluster.read_engines();
+    };
+    for pod in &pods {
+        cluster.change_pod(pod, |pod| {
+            drop(pod.metadata.labels.get_or_insert_default().insert(ROUTED.into(), "true".into()))
+        });
+    }
+    for index in [0, 2, 1] {
+        start(&mut cluster, &pods[index]);
+    }
+    let spare = Step::MarkPod { pod: pods[1].clone(), mark: Mark::Label(ROUTED), value: Some("false".into()) };
+    assert_eq!(cluster.reconcile().steps, [spare]);
+    start(&mut cluster, &pods[2]);
+    assert_eq!(cluster.reconcile().steps, [], "another that comes changes nothing");
+}
+
+#[test]
+fn a_spare_goes_before_a_replica_that_has_less_to_lose() {
+    let mut cluster = Cluster::serving(with_standby(2).build());
+    let reached = routed(&cluster);
+    for spare in cluster.live().iter().filter(|pod| !reached.contains(pod)) {
+        let mut said = stats();
+        (said.remaining_tokens, said.cached_blocks) = (9, 9);
+        cluster.read(spare, said);
+    }
+    cluster.edit(with_standby(1).build());
+    let marked = |step: &Step| match step {
+        Step::MarkPod { pod, mark: Mark::Annotation(DELETION_COST), .. } => Some(pod.clone()),
+        _ => None,
+    };
+    let marked: Vec<_> = cluster.reconcile().steps.iter().filter_map(marked).collect();
+    assert!(marked.len() == 1 && !reached.contains(&marked[0]), "{marked:?} {reached:?}");
 }
 
 #[test]

@@ -4,7 +4,9 @@ use k8s_openapi::api::apps::v1::StatefulSet;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
+use crate::names::NODES;
 use crate::plan::{Object, Step};
+use crate::pod::Pod;
 use crate::testing::cluster::Cluster;
 use crate::testing::restricted::violations;
 use crate::testing::{ServiceBuilder, service};
@@ -72,10 +74,28 @@ fn a_worker_is_its_leader_but_for_what_serves() {
     let [led, leads] = [args(&worker), args(&leader)];
     assert!(leads.contains(&"--pipeline-parallel-size=3".to_owned()), "{leads:?}");
     assert!(leads.contains(&"--master-addr=$(POD_IP)".to_owned()), "{leads:?}");
+    let kept: Vec<_> = leads.iter().filter(|argument| !argument.starts_with("--master-addr=")).cloned().collect();
+    assert_eq!(led[..kept.len()], kept);
     let own: Vec<_> = led.iter().filter(|argument| !leads.contains(argument)).cloned().collect();
     assert_eq!(own, ["--master-addr=10.0.0.1", "--node-rank=$(NODE_RANK)", "--headless"]);
     assert_eq!(worker["spec"]["volumes"], leader["spec"]["volumes"]);
-    assert_eq!(worker["spec"]["containers"][0]["readinessProbe"], Value::Null);
+    let engine = &worker["spec"]["containers"][0];
+    for served in ["ports", "startupProbe", "readinessProbe", "livenessProbe"] {
+        assert_eq!((&engine[served], leader["spec"]["containers"][0][served].is_null()), (&Value::Null, false));
+    }
+    let index = json!({"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}});
+    assert_eq!(engine["env"], json!([{"name": "NODE_RANK", "valueFrom": index}]));
+    assert_eq!(worker["spec"]["terminationGracePeriodSeconds"], 30, "nothing is left to finish");
+    let whole = serde_json::to_value(set).expect("json");
+    let name = cluster.live()[0].clone();
+    assert_eq!(whole["spec"]["podManagementPolicy"], "Parallel", "they wait for each other");
+    assert_eq!(whole["spec"]["selector"], json!({"matchLabels": {"windlass.dev/leader": name}}));
+    assert_eq!(whole["metadata"]["annotations"], json!({"windlass.dev/leader-address": "10.0.0.1"}));
+    let own = json!({
+        "app.kubernetes.io/instance": "llama", "app.kubernetes.io/managed-by": "windlass-operator",
+        "app.kubernetes.io/name": "windlass-worker", "windlass.dev/leader": name,
+    });
+    assert_eq!(worker["metadata"]["labels"], own);
     let labels = template.metadata.clone().and_then(|metadata| metadata.labels).expect("labels");
     assert!(!labels.contains_key(crate::names::SERVICE_LABEL), "no request may reach it");
     assert_eq!(set.spec.as_ref().expect("a spec").selector.match_labels.as_ref().map(|one| one.len()), Some(1));
@@ -118,6 +138,11 @@ fn one_node_is_a_replica_by_itself() {
     let mut cluster = Cluster::serving(divided(1).build());
     address(&mut cluster);
     assert_eq!(made(&cluster.reconcile().steps), []);
+    for name in cluster.live() {
+        let mark = |pod: &mut Pod| pod.metadata.annotations.get_or_insert_default().insert(NODES.into(), "1".into());
+        cluster.change_pod(&name, |pod| drop(mark(pod)));
+    }
+    assert_eq!(made(&cluster.reconcile().steps), [], "nor where it says so");
     let template = serde_json::to_string(&cluster.deployment("llama")).expect("json");
     assert!(!template.contains("pipeline"), "{template}");
 }
