@@ -56,8 +56,20 @@ fn answers_differ_and_the_best_comes_first() {
     // The greedy answer is the most likely of all where every first choice has the same probability.
     assert_eq!(found[0], text(&crate::support::updates_alone(&Request { beams: None, ..requests[0].clone() }, 4), 1));
     assert_eq!(updates.len(), 4, "nothing is told before the end");
-    let told = updates.iter().flat_map(|update| &update.logprobs);
-    assert!(told.clone().count() == 4 * 12 && told.clone().all(|scores| scores.top.is_empty()), "more than was asked");
+}
+
+#[test]
+fn answers_come_with_as_many_alternatives_as_were_asked_for() {
+    for told in [0, 2] {
+        let ask = |request: Request| Request { logprobs: Some(told), ..request };
+        let requests: Vec<Request> = search(1, 2, 10, 4).into_iter().map(ask).collect();
+        let mut engine = engine(GEOMETRY, CONFIG);
+        add(&mut engine, &requests);
+        let updates = drain(&mut engine);
+        let scores: Vec<_> = updates.iter().flat_map(|update| &update.logprobs).collect();
+        assert_eq!(scores.len(), 2 * 4);
+        assert!(scores.iter().all(|scores| scores.top.len() == told as usize), "{told}: {scores:?}");
+    }
 }
 
 #[test]
