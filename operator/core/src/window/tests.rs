@@ -170,3 +170,37 @@ fn the_reference_names_every_edge() {
     let edges = LATENCY_EDGES_MS.map(|edge| edge.to_string()).join(", ");
     assert!(include_str!("../../../../crds/README.md").contains(&edges), "{edges}");
 }
+
+#[test]
+fn requests_arrive_where_they_end_or_are_refused_or_stay_and_engines_add_up() {
+    let mut window = LoadWindow::default();
+    let mut tell = |pod: &str, second: i64, [finished, rejected, in_flight, computed, queued, generated]: [u32; 6]| {
+        let mut said = reading(500.0 + (second - 1000) as f64, &[]);
+        (said.finished, said.rejected) = (finished.into(), rejected.into());
+        (said.running, said.waiting) = (in_flight / 2, in_flight - in_flight / 2);
+        (said.prompt_tokens, said.queued_tokens) = (computed.into(), queued.into());
+        said.generation_tokens = generated.into();
+        window.record(pod, at(second), said);
+    };
+    tell("a", 1000, [10, 4, 2, 1000, 50, 10]);
+    tell("a", 1010, [15, 7, 4, 1100, 100, 40]);
+    tell("b", 1000, [0, 0, 6, 0, 0, 0]);
+    tell("b", 1010, [20, 0, 1, 200, 0, 70]);
+    let told = |activity: &Activity| {
+        [
+            activity.seconds,
+            activity.finished as f64,
+            activity.finished_per_second,
+            activity.arrived_per_second,
+            activity.arrived_tokens_per_second,
+            activity.prompt_tokens_per_second,
+            activity.generated_tokens_per_second,
+        ]
+    };
+    let [mut both, other] = ["a", "b"].map(|pod| window.activity(pod, at(1000)).expect("two readings"));
+    assert_eq!(told(&both), [10.0, 5.0, 0.5, 1.0, 15.0, 10.0, 3.0]);
+    assert_eq!(told(&other), [10.0, 20.0, 2.0, 1.5, 20.0, 20.0, 7.0]);
+    both.add(&other);
+    assert_eq!(told(&both), [10.0, 25.0, 2.5, 2.5, 35.0, 30.0, 10.0]);
+    assert_eq!(Activity::default().inter_token_seconds(), None);
+}
