@@ -409,10 +409,8 @@ impl Scheduler {
             }
             return Ok(Some(sequence.fail(failure)));
         }
-        let in_flight = self.last_in_flight(&self.running[index]);
+        self.note_computed(index, row.end);
         let run = &mut self.running[index];
-        self.kv.publish(&mut run.table, &run.sequence.tokens[..row.end]);
-        self.kv.pass_by(&mut run.table, row.end, in_flight);
         let (prompt, sampled) = scores.map_or_else(Default::default, |scores| (scores.prompt, scores.sampled));
         run.sequence.take_scores(row.first, prompt);
         match result {
@@ -444,7 +442,6 @@ impl Scheduler {
         mut logprobs: Vec<TokenLogprobs>,
     ) -> RequestUpdate {
         self.judge(index, &tokens, row.drafted);
-        let in_flight = self.last_in_flight(&self.running[index]);
         let run = &mut self.running[index];
         let (taken, finish) = run.accept(&tokens);
         tokens.truncate(taken);
@@ -454,14 +451,20 @@ impl Scheduler {
         }
         // All but the last are computed, as they were guessed.
         if taken > 1 {
-            let computed = row.end + taken - 1;
-            self.kv.publish(&mut run.table, &run.sequence.tokens[..computed]);
-            self.kv.pass_by(&mut run.table, computed, in_flight);
+            self.note_computed(index, row.end + taken - 1);
         }
         match finish {
             Some(reason) => self.conclude(index).end_with(reason, tokens, logprobs),
-            None => run.sequence.update(tokens, logprobs),
+            None => self.running[index].sequence.update(tokens, logprobs),
         }
+    }
+
+    /// A sequence's first tokens, so many, are computed: others may find them, and what its windows have passed returns.
+    fn note_computed(&mut self, index: usize, computed: usize) {
+        let in_flight = self.last_in_flight(&self.running[index]);
+        let run = &mut self.running[index];
+        self.kv.publish(&mut run.table, &run.sequence.tokens[..computed]);
+        self.kv.pass_by(&mut run.table, computed, in_flight);
     }
 
     /// Out of the batch with a complete answer.

@@ -140,48 +140,52 @@ fn tenants_take_turns_by_tokens_however_many_requests_one_has() {
     assert_eq!(order.len(), 14);
 }
 
-#[test]
-fn the_longest_prefix_in_the_cache_goes_first_but_not_for_ever() {
+/// An engine under that policy, with the prompt of request 1 in its cache.
+fn longest_prefix_first() -> TestEngine {
     let config = EngineConfig { enable_prefix_cache: true, ..with(Policy::LongestPrefix) };
     let mut engine = engine(ONE, config);
     add(&mut engine, request(1, 40));
     drain(&mut engine);
+    engine
+}
+
+fn drain_at(engine: &mut TestEngine, now: f64) -> Vec<RequestUpdate> {
+    let mut updates = Vec::new();
+    while !engine.is_idle() {
+        updates.extend(turn(engine, now).updates);
+    }
+    updates
+}
+
+#[test]
+fn the_longest_prefix_in_the_cache_goes_first_but_not_for_ever() {
+    let mut engine = longest_prefix_first();
     let later = Request { id: RequestId(3), ..request(1, 40) };
     add(&mut engine, request(2, 40));
     add(&mut engine, later.clone());
     assert_eq!(order_of_ends(&drain(&mut engine)), [3, 2]);
     engine.add(request(4, 40), 0.0).unwrap();
     engine.add(Request { id: RequestId(5), ..later }, 9.0).unwrap();
-    let mut updates = Vec::new();
-    while !engine.is_idle() {
-        updates.extend(turn(&mut engine, 10.0).updates);
-    }
-    assert_eq!(order_of_ends(&updates), [4, 5], "ten seconds are longer than anybody is passed over");
+    assert_eq!(
+        order_of_ends(&drain_at(&mut engine, 10.0)),
+        [4, 5],
+        "ten seconds are longer than anybody is passed over"
+    );
 }
 
 #[test]
 fn a_request_is_passed_over_for_two_seconds_after_it_came() {
     for (now, order) in [(102.0, [3, 2]), (102.5, [2, 3])] {
-        let config = EngineConfig { enable_prefix_cache: true, ..with(Policy::LongestPrefix) };
-        let mut engine = engine(ONE, config);
-        add(&mut engine, request(1, 40));
-        drain(&mut engine);
+        let mut engine = longest_prefix_first();
         engine.add(request(2, 40), 100.0).unwrap();
         engine.add(Request { id: RequestId(3), ..request(1, 40) }, 100.0).unwrap();
-        let mut updates = Vec::new();
-        while !engine.is_idle() {
-            updates.extend(turn(&mut engine, now).updates);
-        }
-        assert_eq!(order_of_ends(&updates), order, "{now}");
+        assert_eq!(order_of_ends(&drain_at(&mut engine, now)), order, "{now}");
     }
 }
 
 #[test]
 fn of_equal_prefixes_the_earlier_request_goes_first() {
-    let config = EngineConfig { enable_prefix_cache: true, ..with(Policy::LongestPrefix) };
-    let mut engine = engine(ONE, config);
-    add(&mut engine, request(1, 40));
-    drain(&mut engine);
+    let mut engine = longest_prefix_first();
     (2..4).for_each(|id| add(&mut engine, Request { id: RequestId(id), ..request(1, 40) }));
     (4..6).for_each(|id| add(&mut engine, request(id, 40)));
     assert_eq!(order_of_ends(&drain(&mut engine)), [2, 3, 4, 5]);
