@@ -528,21 +528,25 @@ mod tests {
     use super::*;
     use crate::executor::KvGroups;
 
+    /// A small device.
+    pub(super) const GEOMETRY: Geometry = Geometry {
+        block_tokens: 4,
+        blocks: 64,
+        swap_slots: 0,
+        max_sequence_tokens: 64,
+        max_step_rows: 8,
+        max_step_tokens: 16,
+        max_step_logits: 16,
+        vocabulary: 10,
+        groups: KvGroups::ONE,
+    };
+
     type Damage = fn(&mut Scheduler);
 
     /// Two that run and two that wait.
     fn busy(policy: Policy) -> Scheduler {
-        let geometry = Geometry {
-            block_tokens: 4,
-            blocks: 8,
-            swap_slots: 0,
-            max_sequence_tokens: 16,
-            max_step_rows: 2,
-            max_step_tokens: 16,
-            max_step_logits: 2,
-            vocabulary: 10,
-            groups: KvGroups::ONE,
-        };
+        let geometry =
+            Geometry { blocks: 8, max_sequence_tokens: 16, max_step_rows: 2, max_step_logits: 2, ..GEOMETRY };
         let mut scheduler = Scheduler::new(geometry, EngineConfig { policy, ..EngineConfig::PLAIN });
         for id in 0..4 {
             scheduler.add(Request::greedy(RequestId(id), vec![1, 2, 3], 4), id as f64).expect("a request that fits");

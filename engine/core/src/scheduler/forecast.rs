@@ -68,29 +68,20 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::GEOMETRY;
     use super::*;
     use crate::engine::EngineConfig;
-    use crate::executor::{Geometry, KvGroups};
+    use crate::executor::Geometry;
     use crate::plan::Ticket;
     use crate::request::{Request, RequestId};
 
-    const GEOMETRY: Geometry = Geometry {
-        block_tokens: 4,
-        blocks: 64,
-        swap_slots: 0,
-        max_sequence_tokens: 64,
-        max_step_rows: 3,
-        max_step_tokens: 16,
-        max_step_logits: 3,
-        vocabulary: 10,
-        groups: KvGroups::ONE,
-    };
+    const PLACES: Geometry = Geometry { max_step_rows: 3, max_step_logits: 3, ..GEOMETRY };
 
     /// On a device that takes 4 ms a step, 0.2 for a prompt's token, 0.5 for a row; with places for three sequences, as many of
     /// which decode as there are `answers`, which may have so many tokens.
     fn scheduler(target_inter_token_seconds: Option<f64>, answers: &[u32]) -> Scheduler {
         let config = EngineConfig { target_inter_token_seconds, ..EngineConfig::PLAIN };
-        let mut scheduler = Scheduler::new(GEOMETRY, config);
+        let mut scheduler = Scheduler::new(PLACES, config);
         for step in 0..60 {
             let (prefill, rows) = (if step % 3 == 0 { step * 7 % 300 + 1 } else { 0 }, step * 5 % 33);
             let seconds = 0.004 + 0.0002 * f64::from(prefill) + 0.0005 * f64::from(rows);

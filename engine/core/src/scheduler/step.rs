@@ -134,22 +134,12 @@ impl StepBuilder {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::GEOMETRY;
     use super::*;
-    use crate::executor::KvGroups;
     use crate::request::{CacheScope, Request, RequestId};
     use crate::sequence::Sequence;
 
-    const GEOMETRY: Geometry = Geometry {
-        block_tokens: 4,
-        blocks: 16,
-        swap_slots: 0,
-        max_sequence_tokens: 16,
-        max_step_rows: 8,
-        max_step_tokens: 8,
-        max_step_logits: 3,
-        vocabulary: 10,
-        groups: KvGroups::ONE,
-    };
+    const SMALL: Geometry = Geometry { max_step_tokens: 8, max_step_logits: 3, ..GEOMETRY };
 
     fn prompt(kv: &mut KvCache, stay: u64, tokens: usize) -> Running {
         let sequence = Sequence::new(Request::greedy(RequestId(stay), vec![1; tokens], 4), 0.0);
@@ -161,7 +151,7 @@ mod tests {
     fn there_is_room_while_tokens_and_logits_are_left() {
         let mut kv = KvCache::new(16, 4, None);
         for (tokens, rows) in [(1, 3), (4, 2), (3, 3), (8, 1)] {
-            let mut step = StepBuilder::new(&GEOMETRY, 0);
+            let mut step = StepBuilder::new(&SMALL, 0);
             let mut stays = 0;
             while step.has_room() {
                 stays += 1;
@@ -176,7 +166,7 @@ mod tests {
     #[test]
     fn a_step_tells_what_it_copies_from() {
         let mut kv = KvCache::new(16, 4, None);
-        let mut step = StepBuilder::new(&GEOMETRY, 0);
+        let mut step = StepBuilder::new(&SMALL, 0);
         step.copies_from(StayId(7));
         step.push(&prompt(&mut kv, 1, 2));
         assert_eq!(step.build(&mut kv).map(|step| step.copied), Some(vec![StayId(7)]));

@@ -1,24 +1,12 @@
 use std::sync::{Arc, Mutex};
 
+use super::super::tests::GEOMETRY;
 use super::*;
 use crate::engine::EngineConfig;
-use crate::executor::{Geometry, KvGroups};
 use crate::plan::Ticket;
 use crate::request::{CacheScope, FinishReason, Request};
 use crate::sequence::{Sequence, StayId};
 use crate::update::StepStats;
-
-const GEOMETRY: Geometry = Geometry {
-    block_tokens: 4,
-    blocks: 64,
-    swap_slots: 0,
-    max_sequence_tokens: 64,
-    max_step_rows: 8,
-    max_step_tokens: 16,
-    max_step_logits: 16,
-    vocabulary: 10,
-    groups: KvGroups::ONE,
-};
 
 /// Guesses nothing, and notes whom it was asked about and who was forgotten.
 #[derive(Clone, Debug, Default)]
