@@ -33,6 +33,14 @@ impl KvType {
         }
     }
 
+    /// Bytes of a cell: a value, or a pair of half bytes.
+    fn cell_bytes(self) -> usize {
+        match self {
+            KvType::Bf16 | KvType::F16 => 2,
+            KvType::Fp8 | KvType::Int8 | KvType::Int4 => 1,
+        }
+    }
+
     fn scale_bytes(self) -> usize {
         match self {
             KvType::Bf16 | KvType::F16 => 0,
@@ -69,8 +77,9 @@ impl KvLayout {
     }
 }
 
-/// Keys and values of all sequences: rows of `head_dim` values, `[block][layer][K|V][kv_head][token]`. All layers of a
-/// block lie together, so that a cache that is mostly empty takes little memory.
+/// Keys and values of all sequences, `[block][layer][K|V][kv_head]`: values as rows `[token][head_dim]`, keys by column,
+/// `[head_dim][token]`, so that attention loads a column of sixteen keys as it multiplies it. All layers of a block lie
+/// together, so that a cache that is mostly empty takes little memory.
 ///
 /// Which block holds what is the caller's business: each call names blocks through block tables.
 #[derive(Debug)]
@@ -93,10 +102,15 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// The row of the key of `token` in `block`; its value lies [`KvLayout::value_offset`] on.
+    /// The row of the key of `token` in `block`, as scales are counted; its value lies [`KvLayout::value_offset`] on.
     pub(crate) fn key(&self, block: usize, kv_head: usize, token: usize) -> usize {
         let block = (block * self.layers + self.layer) * self.layout.block_rows();
         block + kv_head * self.layout.block_tokens + token
+    }
+
+    /// The first cell of that key, which has `width` cells: each of the others lies `block_tokens` behind the one before.
+    pub(crate) fn key_cell(&self, block: usize, kv_head: usize, token: usize, width: usize) -> usize {
+        self.key(block, kv_head, 0) * width + token
     }
 }
 
@@ -195,16 +209,30 @@ impl KvCache {
         for (block, token) in [from, to] {
             assert!(block < self.blocks && token < self.layout.block_tokens, "token {token} of block {block}");
         }
-        let layout = self.layout;
         for layer in 0..self.layers {
             let places = self.places(layer);
-            for kv_head in 0..layout.kv_heads {
-                let [from, to] = [from, to].map(|(block, token)| places.key(block, kv_head, token));
-                for offset in [0, layout.value_offset()] {
-                    self.copy_rows(from + offset..from + offset + 1, to + offset);
-                }
+            for kv_head in 0..self.layout.kv_heads {
+                self.move_key(&places, kv_head, from, to);
+                let value = |(block, token)| places.key(block, kv_head, token) + self.layout.value_offset();
+                let (from, to) = (value(from), value(to));
+                self.copy_rows(from..from + 1, to);
             }
         }
+    }
+
+    fn move_key(&mut self, places: &Places, kv_head: usize, from: (usize, usize), to: (usize, usize)) {
+        let cell_bytes = self.kind.cell_bytes();
+        let width = self.kind.row_bytes(self.layout.head_dim) / cell_bytes;
+        let first = |(block, token)| places.key_cell(block, kv_head, token, width);
+        let (first_from, first_to) = (first(from), first(to));
+        for column in (0..width).map(|cell| cell * self.layout.block_tokens) {
+            let from = (first_from + column) * cell_bytes;
+            self.cells.copy_within(from..from + cell_bytes, (first_to + column) * cell_bytes);
+        }
+        let row = |(block, token)| places.key(block, kv_head, token);
+        let scale = self.scales_of(row(from)..row(from) + 1);
+        let to = self.scales_of(row(to)..row(to) + 1).start;
+        self.scales.copy_within(scale, to);
     }
 
     /// Where `layer` lies.

@@ -97,15 +97,16 @@ pub fn vectors(bench: &Bench) {
 pub fn attention(bench: &Bench) {
     let layout = KvLayout { block_tokens: 16, kv_heads: 3, head_dim: 64 };
     let heads = 9;
-    for (name, sequences, first_position, tokens) in [
-        ("attention decode at 500", 1, 500_usize, 1),
-        ("attention decode 16 at 500", 16, 500, 1),
-        ("attention decode at 4000", 1, 4000, 1),
-        ("attention prefill 512", 1, 0, 512),
-        ("attention prefill 512 at 2048", 1, 2048, 512),
+    for (name, kind, sequences, first_position, tokens) in [
+        ("attention decode at 500", KvType::Bf16, 1, 500_usize, 1),
+        ("attention decode 16 at 500", KvType::Bf16, 16, 500, 1),
+        ("attention decode at 4000", KvType::Bf16, 1, 4000, 1),
+        ("attention int8 decode at 4000", KvType::Int8, 1, 4000, 1),
+        ("attention prefill 512", KvType::Bf16, 1, 0, 512),
+        ("attention prefill 512 at 2048", KvType::Bf16, 1, 2048, 512),
     ] {
         let blocks = (first_position + tokens).div_ceil(layout.block_tokens);
-        let mut cache = KvCache::new(layout, KvType::Bf16, 1, sequences * blocks);
+        let mut cache = KvCache::new(layout, kind, 1, sequences * blocks);
         let tables: Vec<Vec<u32>> =
             (0..sequences).map(|s| (s * blocks..(s + 1) * blocks).map(|b| b as u32).collect()).collect();
         let rows = |first_position: usize, tokens: usize| -> Vec<AttentionRow<'_>> {

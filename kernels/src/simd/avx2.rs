@@ -190,14 +190,6 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
     }
     #[inline(always)]
-    fn bits_of(self, value: Self::F) -> Self::I {
-        simd!([_mm256_castps_si256(value[0]), _mm256_castps_si256(value[1])])
-    }
-    #[inline(always)]
-    fn with_bits(self, bits: Self::I) -> Self::F {
-        simd!([_mm256_castsi256_ps(bits[0]), _mm256_castsi256_ps(bits[1])])
-    }
-    #[inline(always)]
     fn to_f32(self, value: Self::I) -> Self::F {
         simd!([_mm256_cvtepi32_ps(value[0]), _mm256_cvtepi32_ps(value[1])])
     }
@@ -227,73 +219,6 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                 _mm256_castsi256_ps(_mm256_slli_epi32::<23>(power[1])),
             ]
         }
-    }
-
-    #[inline(always)]
-    fn load_pairs(self, from: &[bf16; 2 * LANES]) -> Self::I {
-        simd! {
-            let from = from.as_ptr().cast::<__m256i>();
-            [_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1))]
-        }
-    }
-    #[inline(always)]
-    fn transpose(self, rows: [Self::I; LANES]) -> [Self::I; LANES] {
-        let mut out = rows;
-        for i in 0..2 {
-            for j in 0..2 {
-                let mut square = [rows[0][0]; 8];
-                for k in 0..8 {
-                    square[k] = rows[8 * i + k][j];
-                }
-                let square = simd!(transpose_8(square));
-                for k in 0..8 {
-                    out[8 * j + k][i] = square[k];
-                }
-            }
-        }
-        out
-    }
-    #[inline(always)]
-    fn low_bf16(self, pairs: Self::I) -> Self::F {
-        simd! {
-            [
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs[0])),
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs[1])),
-            ]
-        }
-    }
-    #[inline(always)]
-    fn high_bf16(self, pairs: Self::I) -> Self::F {
-        simd! {
-            let mask = _mm256_set1_epi32(0xffff_0000_u32 as i32);
-            [
-                _mm256_castsi256_ps(_mm256_and_si256(pairs[0], mask)),
-                _mm256_castsi256_ps(_mm256_and_si256(pairs[1], mask)),
-            ]
-        }
-    }
-    #[inline(always)]
-    fn load_quads(self, from: &[i8; 4 * LANES]) -> Self::I {
-        simd! {
-            let from = from.as_ptr().cast::<__m256i>();
-            [_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1))]
-        }
-    }
-    #[inline(always)]
-    fn quad_i8<const N: usize>(self, quads: Self::I) -> Self::F {
-        let mut lanes = [self.splat(0.0)[0]; 2];
-        for half in 0..2 {
-            lanes[half] = simd! {
-                let top = match N {
-                    0 => _mm256_slli_epi32::<24>(quads[half]),
-                    1 => _mm256_slli_epi32::<16>(quads[half]),
-                    2 => _mm256_slli_epi32::<8>(quads[half]),
-                    _ => quads[half],
-                };
-                _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top))
-            };
-        }
-        lanes
     }
 
     #[inline(always)]
@@ -460,30 +385,4 @@ unsafe fn add_pairs(mut sums: __m256i, codes: __m256i, values: __m256i) -> __m25
         );
     }
     sums
-}
-
-/// # Safety
-/// The processor has AVX2.
-#[inline(always)]
-unsafe fn transpose_8(rows: [__m256i; 8]) -> [__m256i; 8] {
-    // SAFETY: AVX2 by this function's own condition.
-    unsafe {
-        // 4×4 transposes within each 128-bit half, then a 2×2 transpose of the halves.
-        let mut quads = rows;
-        for q in 0..2 {
-            let [a, b, c, d] = [rows[4 * q], rows[4 * q + 1], rows[4 * q + 2], rows[4 * q + 3]];
-            let (ab_low, ab_high) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
-            let (cd_low, cd_high) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
-            quads[4 * q] = _mm256_unpacklo_epi64(ab_low, cd_low);
-            quads[4 * q + 1] = _mm256_unpackhi_epi64(ab_low, cd_low);
-            quads[4 * q + 2] = _mm256_unpacklo_epi64(ab_high, cd_high);
-            quads[4 * q + 3] = _mm256_unpackhi_epi64(ab_high, cd_high);
-        }
-        let mut out = rows;
-        for i in 0..4 {
-            out[i] = _mm256_permute2x128_si256::<0x20>(quads[i], quads[4 + i]);
-            out[4 + i] = _mm256_permute2x128_si256::<0x31>(quads[i], quads[4 + i]);
-        }
-        out
-    }
 }

@@ -140,14 +140,6 @@ impl Simd for Avx512 {
         simd!(_mm512_reduce_add_epi32(value))
     }
     #[inline(always)]
-    fn bits_of(self, value: Self::F) -> Self::I {
-        simd!(_mm512_castps_si512(value))
-    }
-    #[inline(always)]
-    fn with_bits(self, bits: Self::I) -> Self::F {
-        simd!(_mm512_castsi512_ps(bits))
-    }
-    #[inline(always)]
     fn to_f32(self, value: Self::I) -> Self::F {
         simd!(_mm512_cvtepi32_ps(value))
     }
@@ -164,62 +156,6 @@ impl Simd for Avx512 {
         simd! {
             let biased = _mm512_add_epi32(exponent, _mm512_set1_epi32(127));
             _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
-        }
-    }
-
-    #[inline(always)]
-    fn load_pairs(self, from: &[bf16; 2 * LANES]) -> Self::I {
-        simd!(_mm512_loadu_si512(from.as_ptr().cast()))
-    }
-    #[inline(always)]
-    fn transpose(self, rows: [Self::I; LANES]) -> [Self::I; LANES] {
-        simd! {
-            // 4×4 transposes within each 128-bit quarter, then a 4×4 transpose of the quarters.
-            let mut quads = rows;
-            for q in 0..4 {
-                let [a, b, c, d] = [rows[4 * q], rows[4 * q + 1], rows[4 * q + 2], rows[4 * q + 3]];
-                let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-                let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
-                quads[4 * q] = _mm512_unpacklo_epi64(ab_low, cd_low);
-                quads[4 * q + 1] = _mm512_unpackhi_epi64(ab_low, cd_low);
-                quads[4 * q + 2] = _mm512_unpacklo_epi64(ab_high, cd_high);
-                quads[4 * q + 3] = _mm512_unpackhi_epi64(ab_high, cd_high);
-            }
-            let mut out = rows;
-            for i in 0..4 {
-                let [a, b, c, d] = [quads[i], quads[4 + i], quads[8 + i], quads[12 + i]];
-                let (ab_even, ab_odd) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
-                let (cd_even, cd_odd) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
-                out[i] = _mm512_shuffle_i32x4::<0x88>(ab_even, cd_even);
-                out[4 + i] = _mm512_shuffle_i32x4::<0x88>(ab_odd, cd_odd);
-                out[8 + i] = _mm512_shuffle_i32x4::<0xdd>(ab_even, cd_even);
-                out[12 + i] = _mm512_shuffle_i32x4::<0xdd>(ab_odd, cd_odd);
-            }
-            out
-        }
-    }
-    #[inline(always)]
-    fn low_bf16(self, pairs: Self::I) -> Self::F {
-        simd!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)))
-    }
-    #[inline(always)]
-    fn high_bf16(self, pairs: Self::I) -> Self::F {
-        simd!(_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32))))
-    }
-    #[inline(always)]
-    fn load_quads(self, from: &[i8; 4 * LANES]) -> Self::I {
-        simd!(_mm512_loadu_si512(from.as_ptr().cast()))
-    }
-    #[inline(always)]
-    fn quad_i8<const N: usize>(self, quads: Self::I) -> Self::F {
-        simd! {
-            let top = match N {
-                0 => _mm512_slli_epi32::<24>(quads),
-                1 => _mm512_slli_epi32::<16>(quads),
-                2 => _mm512_slli_epi32::<8>(quads),
-                _ => quads,
-            };
-            _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))
         }
     }
 

@@ -71,8 +71,6 @@ pub(crate) trait Simd: Copy {
     /// `value · 2^BITS`.
     fn shift_left<const BITS: u32>(self, value: Self::I) -> Self::I;
     fn sum_i32(self, value: Self::I) -> i32;
-    fn bits_of(self, value: Self::F) -> Self::I;
-    fn with_bits(self, bits: Self::I) -> Self::F;
     fn to_f32(self, value: Self::I) -> Self::F;
     /// To the nearest integer, ties to even; the values fit i32.
     fn round(self, value: Self::F) -> Self::I;
@@ -80,19 +78,6 @@ pub(crate) trait Simd: Copy {
     fn store_i8(self, value: Self::I, to: &mut [i8; LANES]);
     /// 2ⁿ for n in -126..=127; 0 for -127 and infinity for 128.
     fn power_of_two(self, exponent: Self::I) -> Self::F;
-
-    /// Sixteen pairs of bf16, one per lane, the first in the low half.
-    fn load_pairs(self, from: &[bf16; 2 * LANES]) -> Self::I;
-    /// Lane j of vector i becomes lane i of vector j.
-    fn transpose(self, rows: [Self::I; LANES]) -> [Self::I; LANES];
-    /// The first of each pair.
-    fn low_bf16(self, pairs: Self::I) -> Self::F;
-    /// The second of each pair.
-    fn high_bf16(self, pairs: Self::I) -> Self::F;
-    /// Sixteen quadruples of i8, one per lane, the first in the lowest byte.
-    fn load_quads(self, from: &[i8; 4 * LANES]) -> Self::I;
-    /// Number `N` of each quadruple.
-    fn quad_i8<const N: usize>(self, quads: Self::I) -> Self::F;
 
     fn load_bytes(self, from: &[u8; 64]) -> Self::U;
     fn store_bytes(self, value: Self::U, to: &mut [u8; 64]);

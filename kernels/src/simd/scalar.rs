@@ -127,14 +127,6 @@ impl Simd for Scalar {
         value.into_iter().fold(0, i32::wrapping_add)
     }
     #[inline(always)]
-    fn bits_of(self, value: Self::F) -> Self::I {
-        value.map(|lane| lane.to_bits().cast_signed())
-    }
-    #[inline(always)]
-    fn with_bits(self, bits: Self::I) -> Self::F {
-        bits.map(|lane| f32::from_bits(lane.cast_unsigned()))
-    }
-    #[inline(always)]
     fn to_f32(self, value: Self::I) -> Self::F {
         value.map(|lane| lane as f32)
     }
@@ -149,46 +141,6 @@ impl Simd for Scalar {
     #[inline(always)]
     fn power_of_two(self, exponent: Self::I) -> Self::F {
         exponent.map(|n| f32::from_bits(((n + 127) << 23) as u32))
-    }
-
-    #[inline(always)]
-    fn load_pairs(self, from: &[bf16; 2 * LANES]) -> Self::I {
-        let mut pairs = [0; LANES];
-        for lane in 0..LANES {
-            let (low, high) = (from[2 * lane].to_bits(), from[2 * lane + 1].to_bits());
-            pairs[lane] = (u32::from(low) | u32::from(high) << 16) as i32;
-        }
-        pairs
-    }
-    #[inline(always)]
-    fn transpose(self, rows: [Self::I; LANES]) -> [Self::I; LANES] {
-        let mut out = rows;
-        for i in 0..LANES {
-            for j in 0..LANES {
-                out[j][i] = rows[i][j];
-            }
-        }
-        out
-    }
-    #[inline(always)]
-    fn low_bf16(self, pairs: Self::I) -> Self::F {
-        pairs.map(|pair| f32::from_bits((pair as u32) << 16))
-    }
-    #[inline(always)]
-    fn high_bf16(self, pairs: Self::I) -> Self::F {
-        pairs.map(|pair| f32::from_bits(pair as u32 & 0xffff_0000))
-    }
-    #[inline(always)]
-    fn load_quads(self, from: &[i8; 4 * LANES]) -> Self::I {
-        let mut quads = [0; LANES];
-        for (quad, bytes) in quads.iter_mut().zip(from.as_chunks::<4>().0) {
-            *quad = i32::from_le_bytes(bytes.map(i8::cast_unsigned));
-        }
-        quads
-    }
-    #[inline(always)]
-    fn quad_i8<const N: usize>(self, quads: Self::I) -> Self::F {
-        quads.map(|quad| f32::from(quad.to_le_bytes()[N].cast_signed()))
     }
 
     #[inline(always)]

@@ -44,7 +44,8 @@ fn append<V: Value>(
     values: &[f32],
 ) {
     let (cells, scales) = cache.rows_mut::<V>();
-    pool.kernels().call(Append { places, rows, keys, values, cells, scales });
+    let key = vec![V::default(); V::cells(places.layout.head_dim)];
+    pool.kernels().call(Append { places, rows, keys, values, cells, scales, key });
 }
 
 struct Append<'a, V> {
@@ -54,6 +55,8 @@ struct Append<'a, V> {
     values: &'a [f32],
     cells: &'a mut [V],
     scales: &'a mut [f32],
+    /// A key on its way to its column.
+    key: Vec<V>,
 }
 
 impl<V: Value> Kernel for Append<'_, V> {
@@ -67,9 +70,7 @@ impl<V: Value> Kernel for Append<'_, V> {
             for position in row.first_position..row.end() {
                 let block = row.block_table[position / layout.block_tokens] as usize;
                 for (kv_head, (key, value)) in (0..layout.kv_heads).zip(&mut heads) {
-                    let at = self.places.key(block, kv_head, position % layout.block_tokens);
-                    self.store(simd, key, at);
-                    self.store(simd, value, at + layout.value_offset());
+                    self.store(simd, (block, kv_head, position % layout.block_tokens), key, value);
                 }
             }
         }
@@ -77,12 +78,18 @@ impl<V: Value> Kernel for Append<'_, V> {
 }
 
 impl<V: Value> Append<'_, V> {
+    /// Writes key and value of the token at a place: block, key-value head, token of the block.
     #[inline(always)]
-    fn store<S: Simd>(&mut self, simd: S, from: &[f32], at: usize) {
-        let width = V::cells(from.len());
-        let scale = V::store(simd, from, &mut self.cells[at * width..][..width]);
+    fn store<S: Simd>(&mut self, simd: S, (block, kv_head, token): (usize, usize, usize), key: &[f32], value: &[f32]) {
+        let (layout, width) = (self.places.layout, self.key.len());
+        let key_row = self.places.key(block, kv_head, token);
+        let value_row = key_row + layout.value_offset();
+        let key_scale = V::store(simd, key, &mut self.key);
+        let column = &mut self.cells[self.places.key_cell(block, kv_head, token, width)..];
+        column.iter_mut().step_by(layout.block_tokens).zip(&self.key).for_each(|(cell, value)| *cell = *value);
+        let value_scale = V::store(simd, value, &mut self.cells[value_row * width..][..width]);
         if V::SCALED {
-            self.scales[at] = scale;
+            (self.scales[key_row], self.scales[value_row]) = (key_scale, value_scale);
         }
     }
 }

@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::product::{Dense, Right, STRIP_ROWS, multiply_add};
-use super::row::Value;
+use super::row::{Value, filled_up};
 use super::state::State;
 use super::{Item, SPAN_KEYS, Scoring};
-use crate::kv_cache::Places;
+use crate::kv_cache::{KvLayout, Places};
 use crate::ops::activation::capped;
 use crate::simd::{Kernel, LANES, Simd};
 
@@ -16,6 +16,9 @@ pub const TILE_KEYS: usize = 64;
 
 /// Vectors of a row of scores.
 const SCORE_VECTORS: usize = TILE_KEYS / LANES;
+
+/// One column of a tile's keys.
+pub(super) type KeyColumn = [[f32; LANES]; SCORE_VECTORS];
 
 /// An [`Item`] with what it reads.
 pub(super) struct Attend<'a, V> {
@@ -36,8 +39,8 @@ thread_local! {
 struct Scratch {
     /// Scaled, `[row, head_dim]`.
     queries: Vec<f32>,
-    /// The tile's keys transposed, `[head_dim rounded up][64 keys]`.
-    keys: Vec<[f32; LANES]>,
+    /// The tile's keys, `[head_dim][64 keys]`.
+    keys: Vec<KeyColumn>,
     /// The tile's values, `[64 keys][vectors]`.
     values: Vec<[f32; LANES]>,
     /// Scores, then weights relative to the row's maximum so far, `[row][64 keys]`.
@@ -59,13 +62,27 @@ struct Tile {
     keys: usize,
     /// The row of each key in the cache.
     at: [usize; TILE_KEYS],
+    /// Its first cell.
+    first_cells: [usize; TILE_KEYS],
+}
+
+impl Tile {
+    /// The first cell of every sixteenth key. Nothing reads the scores of vectors beyond the last key.
+    fn first_of_vectors(&self) -> [usize; SCORE_VECTORS] {
+        std::array::from_fn(|vector| self.first_cells[if vector * LANES < self.keys { vector * LANES } else { 0 }])
+    }
+
+    /// The first cells of the sixteen keys of a vector. Lanes beyond the last key repeat it; nothing reads their scores.
+    fn first_cells_of(&self, vector: usize) -> [usize; LANES] {
+        std::array::from_fn(|lane| self.first_cells[(vector * LANES + lane).min(self.keys - 1)])
+    }
 }
 
 impl Scratch {
-    fn reset<V: Value>(&mut self, rows: usize, head_dim: usize) {
+    fn reset(&mut self, rows: usize, head_dim: usize) {
         let vectors = head_dim.div_ceil(LANES);
         self.queries.resize(rows * head_dim, 0.0);
-        self.keys.resize(head_dim.next_multiple_of(V::COLUMNS) * SCORE_VECTORS, [0.0; LANES]);
+        self.keys.resize(head_dim, [[0.0; LANES]; SCORE_VECTORS]);
         self.values.resize(TILE_KEYS * vectors, [0.0; LANES]);
         self.scores.resize(rows * SCORE_VECTORS, [0.0; LANES]);
         self.state.reset(rows, vectors);
@@ -117,18 +134,12 @@ impl<V: Value> Attend<'_, V> {
     /// The queries of one key-value head against one tile.
     #[inline(always)]
     fn meet<S: Simd>(&self, simd: S, tile: &Tile, next: &Tile, scratch: &mut Scratch) {
-        let dim = self.places.layout.head_dim;
-        self.load_keys(simd, tile, next, &mut scratch.keys);
         if V::SCALED {
             self.load_scales(tile, &mut scratch.scales);
         }
-        for score in &mut scratch.scores {
-            *score = [0.0; LANES];
-        }
-        let keys = Dense { cells: &scratch.keys, vectors: SCORE_VECTORS };
-        multiply_add(simd, (&scratch.queries, dim), dim, keys, &mut scratch.scores, SCORE_VECTORS);
+        self.score(simd, tile, next, scratch);
         self.weigh(simd, tile, scratch);
-        self.add_values(simd, tile, scratch);
+        self.add_values(simd, tile, next, scratch);
     }
 
     /// Query heads of a key-value head.
@@ -148,7 +159,7 @@ impl<V: Value> Attend<'_, V> {
     #[inline(always)]
     fn begin<S: Simd>(&self, simd: S, kv_head: usize, scratch: &mut Scratch) {
         let (dim, part) = (self.places.layout.head_dim, self.part(kv_head));
-        scratch.reset::<V>(self.item.positions.len() * self.group(), dim);
+        scratch.reset(self.item.positions.len() * self.group(), dim);
         for (query, scaled) in self.item.queries.iter().zip(scratch.queries.chunks_exact_mut(part.len())) {
             for (query, scaled) in query[part.clone()].chunks(LANES).zip(scaled.chunks_mut(LANES)) {
                 simd.store_partial(simd.mul(simd.load_partial(query), simd.splat(self.scoring.scale)), scaled);
@@ -160,17 +171,19 @@ impl<V: Value> Attend<'_, V> {
     #[inline(always)]
     fn locate(&self, kv_head: usize, start: usize) -> Tile {
         let keys = self.item.keys.end.saturating_sub(start).min(TILE_KEYS);
-        let mut tile = Tile { kv_head, start, keys, at: [0; TILE_KEYS] };
-        let (mut block, mut token) = (start / self.places.layout.block_tokens, start % self.places.layout.block_tokens);
-        let mut left = &mut tile.at[..keys];
-        while !left.is_empty() {
-            let (here, rest) = left.split_at_mut(left.len().min(self.places.layout.block_tokens - token));
-            let first = self.places.key(self.item.row.block_table[block] as usize, kv_head, token);
-            for (i, at) in here.iter_mut().enumerate() {
-                *at = first + i;
+        let mut tile = Tile { kv_head, start, keys, at: [0; TILE_KEYS], first_cells: [0; TILE_KEYS] };
+        let KvLayout { block_tokens, head_dim, .. } = self.places.layout;
+        let (mut index, mut token, mut done) = (start / block_tokens, start % block_tokens, 0);
+        while done < keys {
+            let here = (keys - done).min(block_tokens - token);
+            let block = self.item.row.block_table[index] as usize;
+            let row = self.places.key(block, kv_head, token);
+            let cell = self.places.key_cell(block, kv_head, token, V::cells(head_dim));
+            for i in 0..here {
+                tile.at[done + i] = row + i;
+                tile.first_cells[done + i] = cell + i;
             }
-            left = rest;
-            (block, token) = (block + 1, 0);
+            (index, token, done) = (index + 1, 0, done + here);
         }
         tile
     }
@@ -184,35 +197,39 @@ impl<V: Value> Attend<'_, V> {
         } else if tile.kv_head + 1 < self.item.kv_heads.end {
             self.locate(tile.kv_head + 1, self.item.keys.start)
         } else {
-            Tile { kv_head: tile.kv_head, start, keys: 0, at: [0; TILE_KEYS] }
+            Tile { keys: 0, ..*tile }
         }
     }
 
-    /// Transposes the keys, 16 at a time, and has the cache fetch the `next` tile: little by little, as the processor
-    /// waits for a burst of fetches.
+    /// The products of queries and keys: these are widened on the way for one strip of rows, beforehand for several, or
+    /// where sixteen of them do not lie side by side.
     #[inline(always)]
-    fn load_keys<S: Simd>(&self, simd: S, tile: &Tile, next: &Tile, to: &mut [[f32; LANES]]) {
-        let (dim, value_offset) = (self.places.layout.head_dim, self.places.layout.value_offset());
-        let width = V::cells(dim);
+    fn score<S: Simd>(&self, simd: S, tile: &Tile, next: &Tile, scratch: &mut Scratch) {
+        let KvLayout { block_tokens, head_dim, .. } = self.places.layout;
+        let Scratch { queries, keys, scores, .. } = scratch;
+        for score in scores.iter_mut() {
+            *score = [0.0; LANES];
+        }
         for first in (0..TILE_KEYS).step_by(LANES) {
             self.prefetch(simd, next, first, 0);
-            if first >= tile.keys {
-                self.prefetch(simd, next, first, value_offset);
-                continue;
-            }
-            for part in (0..dim).step_by(V::COLUMNS) {
-                if part + V::COLUMNS >= dim {
-                    self.prefetch(simd, next, first, value_offset);
-                }
-                let mut rows = [&self.cells[..0]; LANES];
-                for lane in 0..LANES {
-                    // Lanes beyond the last key repeat it; nothing reads their scores.
-                    let at = tile.at[(first + lane).min(tile.keys - 1)] * width;
-                    rows[lane] = &self.cells[at + part / V::PACKED..at + width];
-                }
-                V::transpose(simd, rows, &mut to[part * SCORE_VECTORS + first / LANES..], SCORE_VECTORS);
+        }
+        let paged = Keys { cells: self.cells, stride: block_tokens, firsts: tile.first_of_vectors() };
+        let side_by_side = block_tokens.is_multiple_of(LANES);
+        if side_by_side && scores.len() <= STRIP_ROWS * SCORE_VECTORS {
+            return multiply_add(simd, (queries, head_dim), head_dim, paged, scores, SCORE_VECTORS);
+        }
+        for (column, to) in keys.iter_mut().enumerate() {
+            for (vector, to) in to.iter_mut().enumerate() {
+                let lanes = if side_by_side {
+                    paged.load(simd, column, vector)
+                } else {
+                    paged.gather(simd, column, tile.first_cells_of(vector))
+                };
+                simd.store(lanes, to);
             }
         }
+        let dense = Dense { cells: keys.as_flattened(), vectors: SCORE_VECTORS };
+        multiply_add(simd, (queries, head_dim), head_dim, dense, scores, SCORE_VECTORS);
     }
 
     /// The scales of a tile's keys and values, zeros beyond the last.
@@ -227,19 +244,28 @@ impl<V: Value> Attend<'_, V> {
         }
     }
 
-    /// Has the cache fetch 16 keys of a tile from `first` on, or what lies `offset` rows from them.
+    /// Has the cache fetch 16 keys of a tile from `first` on, or what lies `offset` rows from them: all at once where
+    /// they lie one after the other.
     #[inline(always)]
     fn prefetch<S: Simd>(&self, simd: S, tile: &Tile, first: usize, offset: usize) {
         let width = V::cells(self.places.layout.head_dim);
-        let lines = (width * size_of::<V>()).div_ceil(64);
-        for at in &tile.at[first.min(tile.keys)..tile.keys.min(first + LANES)] {
-            simd.prefetch(self.cells.as_ptr().wrapping_add((at + offset) * width).cast(), lines);
+        let lines = |rows: usize| (rows * width * size_of::<V>()).div_ceil(64);
+        let fetch = |at: usize, rows: usize| {
+            simd.prefetch(self.cells.as_ptr().wrapping_add((at + offset) * width).cast(), lines(rows));
+        };
+        match &tile.at[first.min(tile.keys)..tile.keys.min(first + LANES)] {
+            [] => (),
+            [start, .., last] if last - start == LANES - 1 => fetch(*start, LANES),
+            scattered => scattered.iter().for_each(|at| fetch(*at, 1)),
         }
     }
 
     /// Adds the tile's values, weighted: widened on the way for one strip of rows, beforehand for several.
     #[inline(always)]
-    fn add_values<S: Simd>(&self, simd: S, tile: &Tile, scratch: &mut Scratch) {
+    fn add_values<S: Simd>(&self, simd: S, tile: &Tile, next: &Tile, scratch: &mut Scratch) {
+        for first in (0..TILE_KEYS).step_by(LANES) {
+            self.prefetch(simd, next, first, self.places.layout.value_offset());
+        }
         let vectors = self.places.layout.head_dim.div_ceil(LANES);
         let weights = (scratch.scores.as_flattened(), TILE_KEYS);
         let (head_dim, offset) = (self.places.layout.head_dim, self.places.layout.value_offset());
@@ -248,8 +274,9 @@ impl<V: Value> Attend<'_, V> {
             return multiply_add(simd, weights, tile.keys, paged, &mut scratch.span.sums, vectors);
         }
         for (key, to) in scratch.values.chunks_exact_mut(vectors).enumerate().take(tile.keys) {
-            for (vector, to) in to.iter_mut().enumerate() {
-                simd.store(paged.load(simd, key, vector), to);
+            for (cells, to) in paged.row(key).chunks(LANES / V::PACKED).zip(to) {
+                let whole = cells.len() == LANES / V::PACKED;
+                simd.store(if whole { V::load(simd, cells) } else { V::load(simd, &filled_up(cells)) }, to);
             }
         }
         let dense = Dense { cells: &scratch.values, vectors };
@@ -264,12 +291,7 @@ impl<V: Value> Attend<'_, V> {
         let [key_scales, value_scales] = &scratch.scales;
         let span = &mut scratch.span;
         for row in 0..span.maxima.len() {
-            let position = self.item.positions.start + row / group;
-            let visible = (position + 1).saturating_sub(tile.start).min(tile.keys);
-            let trunk = self.item.row.trunk();
-            let branches = position >= trunk && tile.start + tile.keys > trunk;
-            let first_key = self.scoring.first_key(self.item.row.text_position(position)).min(trunk);
-            let hidden = first_key.saturating_sub(tile.start).min(tile.keys);
+            let sight = self.sight(tile, self.item.positions.start + row / group);
             let scores = &mut scratch.scores[row * SCORE_VECTORS..][..SCORE_VECTORS];
             let nothing = simd.splat(f32::NEG_INFINITY);
             let mut lanes = [nothing; SCORE_VECTORS];
@@ -282,11 +304,7 @@ impl<V: Value> Attend<'_, V> {
                 if let Some(cap) = self.scoring.soft_cap {
                     score = capped(simd, score, cap);
                 }
-                score = simd.keep_first(visible.saturating_sub(v * LANES), score, nothing);
-                lanes[v] = simd.keep_first(hidden.saturating_sub(v * LANES), nothing, score);
-                if branches {
-                    lanes[v] = self.hide(simd, position, tile.start + v * LANES, lanes[v], f32::NEG_INFINITY);
-                }
+                lanes[v] = self.seen(simd, tile, &sight, v, score, f32::NEG_INFINITY);
                 largest = simd.max(largest, lanes[v]);
             }
             let before = span.maxima[row];
@@ -294,11 +312,7 @@ impl<V: Value> Attend<'_, V> {
             let mut total = simd.splat(0.0);
             for v in 0..SCORE_VECTORS {
                 let weight = simd.exp(simd.sub(lanes[v], simd.splat(maximum)));
-                let weight = simd.keep_first(visible.saturating_sub(v * LANES), weight, simd.splat(0.0));
-                let mut weight = simd.keep_first(hidden.saturating_sub(v * LANES), simd.splat(0.0), weight);
-                if branches {
-                    weight = self.hide(simd, position, tile.start + v * LANES, weight, 0.0);
-                }
+                let weight = self.seen(simd, tile, &sight, v, weight, 0.0);
                 total = simd.add(total, weight);
                 let weight = if V::SCALED { simd.mul(weight, simd.load(&value_scales[v])) } else { weight };
                 simd.store(weight, &mut scores[v]);
@@ -318,9 +332,33 @@ impl<V: Value> Attend<'_, V> {
             }
         }
     }
-}
 
-impl<V: Value> Attend<'_, V> {
+    /// What of a tile the query at `position` sees.
+    #[inline(always)]
+    fn sight(&self, tile: &Tile, position: usize) -> Sight {
+        let trunk = self.item.row.trunk();
+        let visible = (position + 1).saturating_sub(tile.start).min(tile.keys);
+        let first_key = self.scoring.first_key(self.item.row.text_position(position)).min(trunk);
+        let hidden = first_key.saturating_sub(tile.start).min(tile.keys);
+        let branches = position >= trunk && tile.start + tile.keys > trunk;
+        Sight { position, visible, hidden, branches, all: visible == TILE_KEYS && hidden == 0 && !branches }
+    }
+
+    /// Vector `vector` of a row of the tile, with `nothing` in place of what belongs to keys that the query does not see.
+    #[inline(always)]
+    fn seen<S: Simd>(&self, simd: S, tile: &Tile, sight: &Sight, vector: usize, lanes: S::F, nothing: f32) -> S::F {
+        if sight.all {
+            return lanes;
+        }
+        let (first, empty) = (vector * LANES, simd.splat(nothing));
+        let lanes = simd.keep_first(sight.visible.saturating_sub(first), lanes, empty);
+        let lanes = simd.keep_first(sight.hidden.saturating_sub(first), empty, lanes);
+        if !sight.branches {
+            return lanes;
+        }
+        self.hide(simd, sight.position, tile.start + first, lanes, nothing)
+    }
+
     /// Puts `nothing` in place of what the guess at `position` does not see of sixteen keys from `first` on: guesses on
     /// other branches, and those of its own that lie before its window.
     #[inline(always)]
@@ -337,6 +375,49 @@ impl<V: Value> Attend<'_, V> {
             }
         }
         simd.load(&values)
+    }
+}
+
+/// What of a tile a query sees.
+struct Sight {
+    position: usize,
+    /// Keys from the first on that are not behind it.
+    visible: usize,
+    /// Of these, the first ones that lie before its window.
+    hidden: usize,
+    /// Whether some of them are guesses on branches.
+    branches: bool,
+    /// Whether it sees all 64: most queries do of most tiles, and need no masks.
+    all: bool,
+}
+
+/// The keys of a tile where they lie in the cache.
+#[derive(Clone, Copy)]
+struct Keys<'a, V> {
+    cells: &'a [V],
+    /// Cells from a column to the next.
+    stride: usize,
+    /// The first cell of every sixteenth key.
+    firsts: [usize; SCORE_VECTORS],
+}
+
+impl<V: Value> Keys<'_, V> {
+    /// Sixteen keys that lie apart, given by their first cells.
+    #[inline(always)]
+    fn gather<S: Simd>(self, simd: S, column: usize, firsts: [usize; LANES]) -> S::F {
+        let mut cells = [V::default(); LANES];
+        for lane in 0..LANES {
+            cells[lane] = self.cells[firsts[lane] + column / V::PACKED * self.stride];
+        }
+        V::load_part(simd, &cells, column % V::PACKED)
+    }
+}
+
+impl<V: Value> Right for Keys<'_, V> {
+    /// Sixteen keys of a block.
+    #[inline(always)]
+    fn load<S: Simd>(self, simd: S, column: usize, vector: usize) -> S::F {
+        V::load_part(simd, &self.cells[self.firsts[vector] + column / V::PACKED * self.stride..], column % V::PACKED)
     }
 }
 

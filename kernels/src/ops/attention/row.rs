@@ -11,27 +11,16 @@ pub(super) trait Value: Zeroable + Default + Send + Sync {
     const SCALED: bool;
     /// Values of a cell.
     const PACKED: usize = 1;
-    /// Columns that [`transpose`](Self::transpose) takes at a time.
-    const COLUMNS: usize = LANES;
-
-    /// Sixteen values from the first cell on, something finite for those that the row lacks.
+    /// Sixteen values from the first cell on; there are as many.
     fn load<S: Simd>(simd: S, from: &[Self]) -> S::F;
 
     /// Writes a row, and returns its scale.
     fn store<S: Simd>(simd: S, from: &[f32], to: &mut [Self]) -> f32;
 
-    /// Writes 16 rows' first columns, up to [`COLUMNS`](Self::COLUMNS), to `to`, a column every `stride` vectors;
-    /// something finite for those that the rows lack.
+    /// Value `part`, below [`PACKED`](Self::PACKED), of each of sixteen cells.
     #[inline(always)]
-    fn transpose<S: Simd>(simd: S, rows: [&[Self]; LANES], to: &mut [[f32; LANES]], stride: usize) {
-        let mut lanes = [simd.splat_i32(0); LANES];
-        for lane in 0..LANES {
-            lanes[lane] = simd.bits_of(Self::load(simd, rows[lane]));
-        }
-        let columns = simd.transpose(lanes);
-        for column in 0..LANES {
-            simd.store(simd.with_bits(columns[column]), &mut to[column * stride]);
-        }
+    fn load_part<S: Simd>(simd: S, from: &[Self], _part: usize) -> S::F {
+        Self::load(simd, from)
     }
 
     /// Cells of a row of `head_dim` values.
@@ -41,17 +30,20 @@ pub(super) trait Value: Zeroable + Default + Send + Sync {
     }
 }
 
-/// The first `N` cells, zeros beyond the end.
+/// The first `N` cells. A copy of fewer would be a call, for which the loops around it keep their sums in memory.
 #[inline(always)]
-fn start<V: Value, const N: usize>(from: &[V]) -> [V; N] {
+fn start<V, const N: usize>(from: &[V]) -> &[V; N] {
     match from.first_chunk() {
-        Some(whole) => *whole,
-        None => {
-            let mut part = [V::default(); N];
-            part[..from.len()].copy_from_slice(from);
-            part
-        }
+        Some(cells) => cells,
+        None => unreachable!("a row ends after {} cells of {N}", from.len()),
     }
+}
+
+/// The last cells of a row, and zeros beyond them.
+pub(super) fn filled_up<V: Value>(rest: &[V]) -> [V; LANES] {
+    let mut cells = [V::default(); LANES];
+    cells[..rest.len()].copy_from_slice(rest);
+    cells
 }
 
 /// The largest magnitude of a row.
@@ -75,24 +67,10 @@ fn codes<S: Simd>(simd: S, row: &[f32], factor: f32) -> [i8; LANES] {
 
 impl Value for bf16 {
     const SCALED: bool = false;
-    const COLUMNS: usize = 2 * LANES;
-
-    #[inline(always)]
-    fn transpose<S: Simd>(simd: S, rows: [&[bf16]; LANES], to: &mut [[f32; LANES]], stride: usize) {
-        let mut pairs = [simd.splat_i32(0); LANES];
-        for lane in 0..LANES {
-            pairs[lane] = simd.load_pairs(&start(rows[lane]));
-        }
-        let pairs = simd.transpose(pairs);
-        for pair in 0..LANES {
-            simd.store(simd.low_bf16(pairs[pair]), &mut to[2 * pair * stride]);
-            simd.store(simd.high_bf16(pairs[pair]), &mut to[(2 * pair + 1) * stride]);
-        }
-    }
 
     #[inline(always)]
     fn load<S: Simd>(simd: S, from: &[bf16]) -> S::F {
-        simd.load_bf16(&start(from))
+        simd.load_bf16(start(from))
     }
 
     /// To the nearest, ties to even; the scale is 1.
@@ -114,7 +92,7 @@ impl Value for f16 {
 
     #[inline(always)]
     fn load<S: Simd>(simd: S, from: &[f16]) -> S::F {
-        simd.load_f16(&start(from))
+        simd.load_f16(start(from))
     }
 
     /// To the nearest finite one, ties to even; the scale is 1.
@@ -186,26 +164,10 @@ impl Value for Fp8 {
 
 impl Value for i8 {
     const SCALED: bool = true;
-    const COLUMNS: usize = 4 * LANES;
-
-    #[inline(always)]
-    fn transpose<S: Simd>(simd: S, rows: [&[i8]; LANES], to: &mut [[f32; LANES]], stride: usize) {
-        let mut quads = [simd.splat_i32(0); LANES];
-        for lane in 0..LANES {
-            quads[lane] = simd.load_quads(&start(rows[lane]));
-        }
-        let quads = simd.transpose(quads);
-        for quad in 0..LANES {
-            simd.store(simd.quad_i8::<0>(quads[quad]), &mut to[4 * quad * stride]);
-            simd.store(simd.quad_i8::<1>(quads[quad]), &mut to[(4 * quad + 1) * stride]);
-            simd.store(simd.quad_i8::<2>(quads[quad]), &mut to[(4 * quad + 2) * stride]);
-            simd.store(simd.quad_i8::<3>(quads[quad]), &mut to[(4 * quad + 3) * stride]);
-        }
-    }
 
     #[inline(always)]
     fn load<S: Simd>(simd: S, from: &[i8]) -> S::F {
-        simd.load_i8(&start(from))
+        simd.load_i8(start(from))
     }
 
     /// The largest magnitude becomes 127.
@@ -254,6 +216,11 @@ impl Value for Int4Pair {
             *codes = pair.codes();
         }
         simd.load_i8(&codes)
+    }
+
+    #[inline(always)]
+    fn load_part<S: Simd>(simd: S, from: &[Int4Pair], part: usize) -> S::F {
+        simd.load_i8(&start::<Int4Pair, LANES>(from).map(|pair| pair.codes()[part]))
     }
 
     /// The value of the largest magnitude becomes -8, whatever its sign.
