@@ -247,6 +247,11 @@ mod tests {
         assert_eq!(two[0].in_a_node, 2, "as many as there are, not as anybody builds");
         assert_eq!(chosen(json!({"minMemory": "80Gi"})), [("NVIDIA-H200".to_owned(), 1)]);
         assert_eq!(chosen(json!({"products": ["NVIDIA-H100-80GB-HBM3"]})), [("NVIDIA-H100-80GB-HBM3".to_owned(), 0)]);
+        assert_eq!(
+            chosen(json!({"products": ["NVIDIA-H100-80GB-HBM3", "NVIDIA-L40S"]})),
+            [("NVIDIA-L40S".to_owned(), 1)],
+            "what is there makes what is only known superfluous"
+        );
         assert_eq!(chosen(json!({"products": ["TPU"]})), [], "of an unknown product without a node nothing is known");
     }
 

@@ -81,10 +81,15 @@ impl ServiceBuilder {
         self.with("autoscaling", bounds)
     }
 
-    /// So many replicas to spare, after [`ServiceBuilder::builtin`].
-    pub fn standby(mut self, replicas: i32) -> Self {
-        self.0["spec"]["autoscaling"]["standbyReplicas"] = json!(replicas);
+    /// Sets a field of `spec.autoscaling`, after [`ServiceBuilder::builtin`].
+    pub fn scaling(mut self, field: &str, value: Value) -> Self {
+        self.0["spec"]["autoscaling"][field] = value;
         self
+    }
+
+    /// So many replicas to spare.
+    pub fn standby(self, replicas: i32) -> Self {
+        self.scaling("standbyReplicas", json!(replicas))
     }
 
     /// Sets the name.

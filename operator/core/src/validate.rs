@@ -548,6 +548,12 @@ mod tests {
     }
 
     #[test]
+    fn what_pods_are_made_from_is_made_from_itself() {
+        let spec = service().builtin(1, 4, 500).standby(2).build().spec;
+        assert_eq!(of_pods(&of_pods(&spec)), of_pods(&spec));
+    }
+
+    #[test]
     fn the_service_owns_its_children() {
         let expected = json!({
             "apiVersion": "windlass.dev/v1alpha1", "kind": "InferenceService", "name": "llama",

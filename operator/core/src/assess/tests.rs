@@ -71,6 +71,8 @@ fn the_cold_start_that_is_told_is_the_longest_of_all_phases_together() {
         ([phases(3.0, 1.0, 0.1), phases(0.0, 4.0, 0.0)], 1000),
         ([phases(0.1, 1.0, 3.0), phases(0.0, 4.0, 0.0)], 1000),
         ([phases(0.9, 0.9, 0.9), phases(2.5, 0.1, 0.0)], 900),
+        ([phases(0.1, 0.5, 3.0), phases(0.0, 2.0, 1.0)], 500),
+        ([phases(3.0, 0.5, 0.1), phases(1.0, 2.0, 0.0)], 500),
     ] {
         let mut cluster = two();
         for (pod, said) in cluster.live().into_iter().zip(said.clone()) {
@@ -80,6 +82,15 @@ fn the_cold_start_that_is_told_is_the_longest_of_all_phases_together() {
         let told = status(&cluster).cold_start.as_ref().map(|start| start.load_milliseconds);
         assert_eq!(told, Some(load_milliseconds), "{said:?}");
     }
+}
+
+#[test]
+fn an_engine_that_says_it_is_simulated_is_told_so_whoever_asked_for_it() {
+    let mut cluster = two();
+    let pod = cluster.live().remove(0);
+    cluster.read(&pod, later(|said| said.simulated = true));
+    cluster.reconcile();
+    assert!(cluster.message("Ready").contains("simulated"), "{}", cluster.message("Ready"));
 }
 
 #[test]

@@ -99,3 +99,17 @@ fn pods_that_may_not_be_made_are_those_that_are_missing() {
     assert_eq!([refused(&[], 200), refused(&[(&pod, true)], 200), refused(&[(&pod, true); 4], 200)], [3, 2, 0]);
     assert_eq!(refused(&[(&pod, true)], 199), 0, "not for so long");
 }
+
+#[test]
+fn a_pod_finds_no_node_where_the_scheduler_says_so_and_it_has_none() {
+    let since = |reason: &str, node: Option<&str>| {
+        let condition =
+            json!({"type": "PodScheduled", "status": "False", "reason": reason, "lastTransitionTime": time(110)});
+        let mut pod = pod(json!({"conditions": [condition]}));
+        pod.spec.node_name = node.map(Into::into);
+        FleetPod::worker(&pod).unschedulable_since().map(Timestamp::as_second)
+    };
+    assert_eq!(since("Unschedulable", None), Some(110));
+    assert_eq!(since("SchedulingGated", None), None);
+    assert_eq!(since("Unschedulable", Some("a")), None);
+}

@@ -90,6 +90,12 @@ fn each_refusal_names_its_field() {
         (service().builtin(3, 2, 500), "spec.autoscaling.minReplicas"),
         (service().builtin(0, 2, 500), "spec.autoscaling.minReplicas"),
         (service().builtin(1, 2, 0), "spec.autoscaling.targets[].milliseconds"),
+        (
+            service()
+                .builtin(1, 2, 500)
+                .scaling("gpuUtilization", json!({"scaleUpPercent": 50, "scaleDownPercent": 50})),
+            "spec.autoscaling.gpuUtilization.scaleDownPercent",
+        ),
     ];
     for (spec, field) in cases {
         let found = refusals(spec);

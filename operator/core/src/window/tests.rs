@@ -66,6 +66,45 @@ fn a_restart_starts_over() {
     window.record("a", at(1000), reading(500.0, &[5000.0; 30]));
     window.record("a", at(1030), reading(10.0, &[90.0; 2]));
     assert_eq!(ttft(&window, "a", 1000).total(), 2);
+    window.record("a", at(1060), reading(5.0, &[90.0; 1]));
+    assert_eq!(ttft(&window, "a", 1000).total(), 1);
+}
+
+#[test]
+fn the_same_reading_twice_is_no_restart() {
+    let mut window = LoadWindow::default();
+    for (second, uptime, count) in [(1000, 500.0, 5), (1060, 560.0, 9), (1061, 560.0, 9)] {
+        window.record("a", at(second), reading(uptime, &vec![90.0; count]));
+    }
+    assert_eq!(ttft(&window, "a", 1000).total(), 4);
+}
+
+#[test]
+fn readings_a_few_seconds_apart_are_told_apart() {
+    let mut window = LoadWindow::default();
+    for count in 0..3 {
+        let (second, uptime) = (1000 + 4 * count, 500.0 + 4.0 * count as f64);
+        window.record("a", at(second), reading(uptime, &vec![90.0; count as usize]));
+    }
+    assert_eq!(ttft(&window, "a", 1004).total(), 1);
+}
+
+#[test]
+fn the_time_between_tokens_is_the_mean_of_what_happened_since_in_all_engines() {
+    let mut window = LoadWindow::default();
+    let mut tell = |pod: &str, second: i64, milliseconds: &[f64]| {
+        let mut said = reading(500.0 + (second - 1000) as f64, &[]);
+        milliseconds.iter().for_each(|&value| said.inter_token.observe(value));
+        window.record(pod, at(second), said);
+    };
+    tell("a", 1000, &[500.0]);
+    tell("a", 1010, &[500.0, 20.0, 40.0]);
+    tell("b", 1000, &[]);
+    tell("b", 1010, &[60.0]);
+    let [mut both, other] = ["a", "b"].map(|pod| window.activity(pod, at(1000)).expect("two readings"));
+    assert_eq!(both.inter_token_seconds(), Some(0.03));
+    both.add(&other);
+    assert_eq!(both.inter_token_seconds(), Some(0.04));
 }
 
 #[test]
@@ -114,6 +153,7 @@ fn a_pod_takes_a_bounded_place_and_keeps_a_baseline() {
     let history = &window.pods["a"].history;
     assert!(history.len() <= 32, "{}", history.len());
     assert!(history[0].at <= minus(at(1599), WINDOW));
+    assert!(history.iter().all(|sample| sample.gained.is_empty()), "nothing was observed");
 }
 
 #[test]
