@@ -130,6 +130,8 @@ mod tests {
             (0..minutes * 12).fold(from, |headroom, _| headroom.after(Duration::from_secs(5), is_breached))
         };
         let first = Headroom::default();
+        let soon = after(first, 2, true);
+        assert!((0.43..0.45).contains(&soon.0), "{soon:?}");
         let lowered = after(first, 10, true);
         assert!((0.3..0.35).contains(&lowered.0), "{lowered:?}");
         let raised = after(lowered, 10, false);

@@ -94,7 +94,7 @@ impl Speed {
     /// Takes in readings made at `now`.
     pub fn learn(&mut self, samples: impl Iterator<Item = Sample>, now: Timestamp) {
         self.forget(now);
-        for sample in samples.filter(|sample| sample.observations > 0 && sample.inter_token_seconds > 0.0) {
+        for sample in samples.filter(|sample| sample.inter_token_seconds > 0.0) {
             let weight = (sample.observations as f64).min(MOST_OBSERVATIONS);
             let (p, g, y) = (sample.prompt, sample.generated, 1.0 / sample.inter_token_seconds);
             self.weight += weight;
@@ -124,8 +124,7 @@ impl Speed {
         let (b, c) = slopes(pp, pg, gg, py, gy)?;
         let a = y + b * p + c * g;
         let explained = (2.0 * (b * py + c * gy) - (b * b * pp + 2.0 * b * c * pg + c * c * gg)) / yy;
-        let is_line = a > 0.0 && (b > 0.0 || c > 0.0) && explained >= LEAST_EXPLAINED;
-        is_line.then(|| Costs { step_seconds: 1.0 / a, prompt: b / a, generated: c / a })
+        (explained >= LEAST_EXPLAINED).then(|| Costs { step_seconds: 1.0 / a, prompt: b / a, generated: c / a })
     }
 }
 
@@ -156,8 +155,17 @@ mod tests {
 
     /// 12 ms a step, 0.1 ms a prompt token, 0.2 ms a generated one.
     fn engine(prompt: f64, generated: f64) -> Sample {
-        let inter_token_seconds = 0.012 / (1.0 - 1e-4 * prompt - 2e-4 * generated);
+        engine_of(1e-4, 2e-4, prompt, generated)
+    }
+
+    fn engine_of(each_prompt: f64, each_generated: f64, prompt: f64, generated: f64) -> Sample {
+        let inter_token_seconds = 0.012 / (1.0 - each_prompt * prompt - each_generated * generated);
         Sample { observations: 50, inter_token_seconds, prompt, generated }
+    }
+
+    /// Prompt and generated tokens that often come together, in steps of so many.
+    fn loads(prompt: f64, generated: f64) -> impl Iterator<Item = (f64, f64)> {
+        (0..64).map(move |i| (prompt * f64::from(i % 8), generated * f64::from(i % 8 / 2 + i / 8)))
     }
 
     fn learned(samples: impl Iterator<Item = Sample>) -> Speed {
@@ -193,6 +201,61 @@ mod tests {
             ..engine(f64::from(i / 2 % 5) * 100.0, 10.0)
         });
         assert_eq!(learned(cloud).costs(), None);
+    }
+
+    #[test]
+    fn what_readings_do_not_tell_is_what_is_usual_and_changes_nothing_that_they_do() {
+        for (prompt, generated) in [(500.0, 100.0), (500.0, 0.0), (0.0, 100.0)] {
+            let costs = learned(loads(prompt, generated).map(|(p, g)| engine(p, g))).costs().expect("a line");
+            let found = [costs.step_seconds / 0.012, costs.prompt / 1e-4, costs.generated / 2e-4];
+            assert!(found.iter().all(|share| (share - 1.0).abs() < 1e-6), "{prompt} {generated}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_line_is_believed_where_it_explains_three_tenths_of_what_varies() {
+        let lines: Vec<_> = loads(500.0, 100.0).map(|(p, g)| engine(p, g)).collect();
+        let rates = || lines.iter().map(|sample| 1.0 / sample.inter_token_seconds);
+        let mean = rates().sum::<f64>() / 64.0;
+        let variance = rates().map(|rate| (rate - mean).powi(2)).sum::<f64>() / 64.0;
+        let found = |explained: f64| {
+            let noise = (variance * (1.0 - explained) / explained).sqrt();
+            let beside = |sample: &Sample, noise: f64| Sample {
+                inter_token_seconds: 1.0 / (1.0 / sample.inter_token_seconds + noise),
+                ..*sample
+            };
+            learned(lines.iter().flat_map(|sample| [beside(sample, noise), beside(sample, -noise)])).costs()
+        };
+        assert!(found(0.29).is_none() && found(0.31).is_some());
+    }
+
+    #[test]
+    fn tokens_that_seem_to_cost_less_than_nothing_cost_nothing() {
+        for (prompt, generated, expected) in [(1e-4, -1e-5, (1.0, 0.0)), (-1e-5, 2e-4, (0.0, 1.0))] {
+            let grid = (0..64).map(|i| (f64::from(i % 8) * 500.0, f64::from(i / 8) * 200.0));
+            let costs = learned(grid.map(|(p, g)| engine_of(prompt, generated, p, g))).costs().expect("a line");
+            let found = (costs.prompt / 1e-4, costs.generated / 2e-4);
+            assert!((found.0 - expected.0).abs() < 0.1 && (found.1 - expected.1).abs() < 0.1, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_line_is_believed_from_five_hundred_observations_on() {
+        let after = |readings: u32| learned((0..readings).map(|i| engine(f64::from(i) * 1000.0, 100.0))).costs();
+        assert_eq!((after(9).is_some(), after(10).is_some()), (false, true));
+    }
+
+    #[test]
+    fn loads_that_hardly_slow_an_engine_make_a_line() {
+        let costs = learned((0..40).map(|i| engine(f64::from(i % 8) * 100.0, 0.0))).costs().expect("a line");
+        assert!((costs.prompt / 1e-4 - 1.0).abs() < 0.01, "{costs:?}");
+    }
+
+    #[test]
+    fn a_reading_without_time_between_tokens_teaches_nothing() {
+        let loads = || (0..40).map(|i| engine(f64::from(i % 8) * 1000.0, 100.0));
+        let empty = Sample { inter_token_seconds: 0.0, ..engine(500.0, 0.0) };
+        assert_eq!(learned(loads().chain([empty])), learned(loads()));
     }
 
     #[test]
