@@ -99,22 +99,21 @@ impl Memory {
         // What is stuck is not missed where those that serve are as many as the tokens ask for.
         let is_short = supply.stuck() > 0 && f64::from(supply.ready()) < need.least();
         let had_enough = supply.pending() == 0 && !is_short && !self.is_settling_up(supply, now);
-        let is_breached = signals.breached().next().is_some() && signals.fresh > 0;
-        if (is_breached && had_enough && is_saturated(policy, signals)) || signals.all_held() {
-            memory.headroom = self.headroom.after(Duration::from_secs(elapsed.unsigned_abs()), is_breached);
+        if (signals.is_breached() && had_enough && is_saturated(policy, signals)) || signals.all_held() {
+            memory.headroom = self.headroom.after(Duration::from_secs(elapsed.unsigned_abs()), signals.is_breached());
         }
         memory
     }
 
     fn learn_rates(&self, policy: &Policy, supply: &Supply<'_>, signals: &Signals) -> Memory {
         let mut memory = self.clone();
-        let is_partial = !signals.silent.is_empty() || supply.serving.is_empty();
-        let Some(finishing) = signals.finishing.filter(|_| !is_partial && !supply.is_rolling) else { return memory };
+        let is_whole = signals.silent.is_empty() && !supply.is_rolling;
+        let Some(finishing) = signals.finishing.filter(|_| is_whole) else { return memory };
         let rate = finishing / f64::from(supply.ready());
         if signals.all_held() {
             memory.held = Some(memory.held.map_or(rate, |held| rate.max(held + FORGETTING * (rate - held))));
             memory.saturated = memory.saturated.filter(|saturated| *saturated > rate);
-        } else if signals.breached().next().is_some() && is_saturated(policy, signals) {
+        } else if signals.is_breached() && is_saturated(policy, signals) {
             // Without a queue, engines could do a little more than they do.
             let busy = signals.utilization.filter(|_| signals.waiting == 0).unwrap_or(1.0).max(MIN_EXTRAPOLATED);
             memory.saturated = Some(rate / busy);

@@ -132,7 +132,7 @@ impl Context<'_> {
         let needed = self.needed();
         let is_settling = self.supply.pending() > 0 || self.memory.is_settling_up(self.supply, self.now);
         if is_settling && needed <= self.supply.asked {
-            let message = format!("{told}; {} more replicas are on their way or have just come", self.coming());
+            let message = format!("{told}; of {} replicas some are on their way or have just come", self.supply.asked);
             return self.hold(Reason::AwaitingReplicas, message);
         }
         if self.need.is_some_and(|need| need.enough() < f64::from(self.supply.ready())) && self.signals.waiting == 0 {
@@ -200,13 +200,9 @@ impl Context<'_> {
         if let Some(need) = self.need {
             return need.least().ceil().min(1e6) as i32;
         }
-        let Some(rate) = self.memory.rate_per_replica().filter(|rate| *rate > 0.0) else { return 0 };
+        let Some(rate) = self.memory.rate_per_replica() else { return 0 };
         let demand = self.signals.arriving + self.signals.waiting as f64 / BACKLOG_SECONDS;
         (demand / rate).ceil().min(f64::from(self.policy.max)) as i32
-    }
-
-    fn coming(&self) -> i32 {
-        self.supply.pending().max(1)
     }
 
     /// No target is breached: as few replicas as utilization or the remainder permits.

@@ -160,6 +160,11 @@ impl Signals {
         self.targets.iter().filter(|measured| measured.standing.is_breached())
     }
 
+    /// Whether any target is not held.
+    pub fn is_breached(&self) -> bool {
+        self.breached().next().is_some()
+    }
+
     /// Whether every target was observed to be held.
     pub fn all_held(&self) -> bool {
         self.targets.iter().all(|measured| measured.standing == Standing::Held)
@@ -226,9 +231,9 @@ impl Overdue {
         if metric == LatencyMetric::InterToken {
             return Overdue { requests: 0.0, oldest_ms: 0.0 };
         }
-        let pods = readings.iter().filter(|reading| reading.stats.waiting > 0);
-        let ages = pods.map(|reading| (reading.stats.oldest_queue_age_seconds * 1000.0, reading.stats.waiting));
-        let late = ages.filter(|(oldest, _)| *oldest > target_ms);
+        let stats = readings.iter().map(|reading| &reading.stats);
+        let queues = stats.map(|stats| (stats.oldest_queue_age_seconds * 1000.0, stats.waiting));
+        let late = queues.filter(|(oldest, _)| *oldest > target_ms);
         late.fold(Overdue { requests: 0.0, oldest_ms: 0.0 }, |sum, (oldest, waiting)| Overdue {
             // Of each queue only the oldest age is known: the others are taken to have come evenly since.
             requests: sum.requests + (f64::from(waiting) * (1.0 - target_ms / oldest)).max(1.0),

@@ -1,4 +1,6 @@
-//! The rule, term by term, and whole traces.
+//! The rule, term by term, what is learned, and whole traces.
 
+mod learning;
 mod rule;
+mod situation;
 mod trace;

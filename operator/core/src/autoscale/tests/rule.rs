@@ -1,178 +1,16 @@
-//! One decision at a time. A situation is described by what differs from a calm one.
+//! One decision at a time.
 
 use std::time::Duration;
 
-use jiff::Timestamp;
-use windlass_operator_api::status::ScalingDecision::{self, Hold, ScaleDown, ScaleUp};
+use windlass_operator_api::autoscaling::LatencyMetric::{InterToken, TimeToFirstToken};
+use windlass_operator_api::status::ScalingDecision::{Hold, ScaleDown, ScaleUp};
 
-use crate::autoscale::policy::{Policy, Scaling};
-use crate::autoscale::speed::{Sample, Speed};
-use crate::autoscale::{Cadence, Decision, Memory, Reason, Supply, decide};
-use crate::testing::{at, service, stats};
-use crate::validate::validate;
-use crate::window::LoadWindow;
-
-const NOW: i64 = 100_000;
-
-/// A situation: so many replicas between 1 and 8, a target of 500 ms for 95 % of first tokens.
-struct Situation {
-    asked: i32,
-    pods: Vec<Pod>,
-    leaving: i32,
-    is_rolling: bool,
-    overdue: i32,
-    memory: Memory,
-    shadow: Option<i32>,
-    up_window: Duration,
-    max_step: i32,
-    /// Seconds since the readings.
-    age: i64,
-    /// Seconds since the last request, seen by a second reading.
-    silence: i64,
-    /// Share of each pod's KV cache in use.
-    kv_usage: f64,
-}
-
-/// One serving pod and its last minute.
-#[derive(Clone)]
-struct Pod {
-    /// Requests that got a first token in the last minute, and after how many milliseconds.
-    served: Vec<f64>,
-    running: u32,
-    waiting: u32,
-    oldest_seconds: f64,
-    utilization: Option<f64>,
-    is_read: bool,
-    /// Prompt tokens of the last minute.
-    prompt_tokens: u64,
-}
-
-fn pod(utilization: f64) -> Pod {
-    let utilization = Some(utilization);
-    Pod {
-        served: Vec::new(),
-        running: 0,
-        waiting: 0,
-        oldest_seconds: 0.0,
-        utilization,
-        is_read: true,
-        prompt_tokens: 0,
-    }
-}
-
-impl Pod {
-    fn served(mut self, count: usize, milliseconds: f64) -> Self {
-        self.served.extend(vec![milliseconds; count]);
-        self
-    }
-
-    fn queue(mut self, waiting: u32, oldest_seconds: f64) -> Self {
-        (self.running, self.waiting, self.oldest_seconds) = (8, waiting, oldest_seconds);
-        self
-    }
-
-    fn prompted(mut self, tokens: u64) -> Self {
-        self.prompt_tokens = tokens;
-        self
-    }
-
-    fn blind(mut self) -> Self {
-        self.utilization = None;
-        self
-    }
-
-    fn silent(mut self) -> Self {
-        self.is_read = false;
-        self
-    }
-}
-
-/// Pods that have all served for long; scaling down is not held by a window.
-fn situation(pods: Vec<Pod>) -> Situation {
-    let memory = Memory { recommendations: [(at(0), 1)].into(), ..Memory::default() };
-    Situation {
-        asked: i32::try_from(pods.len()).expect("few"),
-        pods,
-        leaving: 0,
-        is_rolling: false,
-        overdue: 0,
-        memory,
-        shadow: None,
-        up_window: Duration::ZERO,
-        max_step: 4,
-        age: 0,
-        silence: 0,
-        kv_usage: 0.0,
-    }
-}
-
-impl Situation {
-    fn decide(&self) -> Decision {
-        let names: Vec<String> = (0..self.pods.len()).map(|index| format!("pod-{index}")).collect();
-        let supply = Supply {
-            asked: self.asked,
-            serving: names.iter().map(|name| (name.as_str(), at(0))).collect(),
-            leaving: self.leaving,
-            is_rolling: self.is_rolling,
-            overdue: self.overdue,
-            cold_starts: Vec::new(),
-        };
-        decide(&self.policy(), &supply, &self.window(&names), &self.memory, cadence(), at(NOW))
-    }
-
-    fn policy(&self) -> Policy {
-        let valid = validate(&service().builtin(1, 8, 500).build()).expect("valid");
-        let Scaling::Builtin(mut policy) = valid.scaling else { panic!("mode Builtin") };
-        (policy.shadow, policy.up_window, policy.max_step) = (self.shadow, self.up_window, self.max_step);
-        policy
-    }
-
-    fn window(&self, names: &[String]) -> LoadWindow {
-        let mut window = LoadWindow::default();
-        for (name, pod) in names.iter().zip(&self.pods).filter(|(_, pod)| pod.is_read) {
-            let mut said = stats();
-            window.record(name, read_at(self.age + self.silence + 60), said.clone());
-            said.uptime_seconds += 60.0;
-            pod.served.iter().for_each(|&milliseconds| said.time_to_first_token.observe(milliseconds));
-            said.finished += pod.served.len() as u64;
-            (said.prompt_tokens, said.kv_usage) = (said.prompt_tokens + pod.prompt_tokens, self.kv_usage);
-            (said.running, said.waiting) = (pod.running, pod.waiting);
-            said.oldest_queue_age_seconds = pod.oldest_seconds;
-            said.utilization = pod.utilization;
-            window.record(name, read_at(self.age + self.silence), said.clone());
-            if self.silence > 0 {
-                said.uptime_seconds += self.silence as f64;
-                window.record(name, read_at(self.age), said);
-            }
-        }
-        window
-    }
-
-    fn gives(&self, kind: ScalingDecision, replicas: i32, reason: Reason) {
-        let decision = self.decide();
-        assert_eq!((decision.kind, decision.replicas, decision.reason), (kind, replicas, reason), "{decision:?}");
-    }
-
-    fn is_blocked_by(&self, word: &str) {
-        let decision = self.decide();
-        assert_eq!(decision.kind, Hold, "{decision:?}");
-        assert!(decision.blockers.iter().any(|blocker| blocker.contains(word)), "{word}: {decision:?}");
-    }
-}
-
-/// One replica that has served for long.
-fn alone() -> Supply<'static> {
-    let serving = vec![("pod-0", at(0))];
-    Supply { asked: 1, serving, leaving: 0, is_rolling: false, overdue: 0, cold_starts: Vec::new() }
-}
-
-fn read_at(age: i64) -> Timestamp {
-    at(NOW - age)
-}
-
-fn cadence() -> Cadence {
-    Cadence { active: Duration::from_secs(5), idle: Duration::from_secs(30) }
-}
+use super::situation::{NOW, Situation, aiming, known, known_speed, pod, read_at, remembered, situation};
+use crate::autoscale::cold_start::ColdStarts;
+use crate::autoscale::need::Trend;
+use crate::autoscale::policy::Policy;
+use crate::autoscale::{Memory, Reason};
+use crate::testing::at;
 
 #[test]
 fn a_breach_while_engines_are_busy_adds_a_replica() {
@@ -201,15 +39,19 @@ fn fewer_than_twenty_observations_are_no_signal() {
 
 #[test]
 fn the_99th_percentile_needs_a_hundred_observations() {
-    let with = |served: usize| {
-        let situation = situation(vec![pod(0.9).served(served, 100.0).served(2, 900.0)]);
-        let mut policy = situation.policy();
-        policy.targets[0].percentile = 99;
-        let names = ["pod-0".to_owned()];
-        let supply = alone();
-        decide(&policy, &supply, &situation.window(&names), &situation.memory, cadence(), at(NOW)).kind
-    };
+    let policy = aiming(&[(TimeToFirstToken, 99, 500)]);
+    let with = |served| situation(vec![pod(0.9).served(served, 100.0).served(2, 900.0)]).decide_by(&policy).kind;
     assert_eq!((with(97), with(98)), (Hold, ScaleUp));
+}
+
+#[test]
+fn a_percentile_is_held_until_more_are_late_than_it_leaves() {
+    let with = |percentile, late| {
+        let served = pod(0.9).served(20 - late, 100.0).served(late, 900.0);
+        situation(vec![served]).decide_by(&aiming(&[(TimeToFirstToken, percentile, 500)])).kind
+    };
+    assert_eq!((with(95, 1), with(95, 2)), (Hold, ScaleUp));
+    assert_eq!((with(90, 2), with(90, 3)), (Hold, ScaleUp));
 }
 
 #[test]
@@ -245,18 +87,35 @@ fn the_age_of_the_queue_tells_what_no_latency_has_told_yet() {
     situation(vec![pod(1.0).served(40, 100.0).queue(5, 30.0)]).gives(ScaleUp, 2, Reason::TargetBreached);
     // One straggler among a hundred is not.
     situation(vec![pod(1.0).served(100, 100.0).queue(1, 30.0)]).gives(Hold, 1, Reason::AtMinimum);
-    // A queue younger than the target tells nothing.
+    // A queue no older than the target tells nothing.
     situation(vec![pod(1.0).served(40, 100.0).queue(5, 0.4)]).gives(Hold, 1, Reason::AtMinimum);
+    situation(vec![pod(1.0).queue(5, 0.5)]).gives(Hold, 1, Reason::AtMinimum);
+}
+
+#[test]
+fn those_that_wait_are_taken_to_have_come_evenly_since_the_oldest() {
+    // For twice the target: half of them wait for longer than it.
+    let waiting = |waiting| situation(vec![pod(1.0).served(100, 100.0).queue(waiting, 1.0)]);
+    waiting(10).gives(Hold, 1, Reason::AtMinimum);
+    waiting(11).gives(ScaleUp, 2, Reason::TargetBreached);
+}
+
+#[test]
+fn of_several_breaches_the_worst_is_told_and_how_busy_engines_are() {
+    let policy = aiming(&[(TimeToFirstToken, 95, 400), (TimeToFirstToken, 95, 500)]);
+    for (pod, told) in [
+        (pod(0.9).served(30, 900.0), "p95 is 988 ms, above 400 ms; engines are 90 % busy"),
+        (pod(0.9).blind().served(30, 900.0), "p95 is 988 ms, above 400 ms; engines are an unknown share busy"),
+        (pod(0.9).queue(5, 30.0), "waits for 30000 ms, above the time to first token target of 400 ms"),
+    ] {
+        let message = situation(vec![pod]).decide_by(&policy).message;
+        assert!(message.contains(told), "{message}");
+    }
 }
 
 #[test]
 fn a_target_on_the_time_between_tokens_is_blind_to_queues() {
-    let mut valid = situation(vec![pod(1.0).queue(50, 30.0)]).policy();
-    valid.targets[0].metric = windlass_operator_api::autoscaling::LatencyMetric::InterToken;
-    let situation = situation(vec![pod(1.0).queue(50, 30.0)]);
-    let names = ["pod-0".to_owned()];
-    let supply = alone();
-    let decision = decide(&valid, &supply, &situation.window(&names), &situation.memory, cadence(), at(NOW));
+    let decision = situation(vec![pod(1.0).queue(50, 30.0)]).decide_by(&aiming(&[(InterToken, 95, 500)]));
     assert_eq!(decision.kind, Hold, "{decision:?}");
 }
 
@@ -289,6 +148,15 @@ fn some_silent_pods_do_not_hide_a_breach_of_the_others() {
 fn low_utilization_removes_one_replica() {
     situation(vec![pod(0.29).served(30, 100.0); 3]).gives(ScaleDown, 2, Reason::LowUtilization);
     situation(vec![pod(0.31).served(30, 100.0); 3]).gives(Hold, 3, Reason::TargetsHeld);
+    situation(vec![pod(0.30).served(30, 100.0); 2]).gives(Hold, 2, Reason::TargetsHeld);
+}
+
+#[test]
+fn low_utilization_removes_none_where_the_rest_would_be_too_busy() {
+    let idle_below = |scale_down_below| Policy { scale_down_below, ..situation(Vec::new()).policy() };
+    let replicas =
+        |utilization| situation(vec![pod(utilization).served(30, 100.0); 2]).decide_by(&idle_below(0.5)).replicas;
+    assert_eq!((replicas(0.39), replicas(0.40)), (1, 2));
 }
 
 #[test]
@@ -306,9 +174,20 @@ fn a_remainder_that_was_seen_to_hold_the_targets_removes_one_replica() {
     // Half a request a second each; two thirds with three; this morning one replica managed a whole one.
     situation.memory.held = Some(1.0);
     situation.gives(ScaleDown, 3, Reason::RemainderHolds);
-    // What would make the rest too busy is not done, whatever was seen.
-    situation.pods = vec![pod(0.65).served(30, 100.0); 4];
+    // A tenth is left for what differs from this morning.
+    situation.memory.held = Some(0.75);
+    situation.gives(ScaleDown, 3, Reason::RemainderHolds);
+    situation.memory.held = Some(0.7);
     situation.gives(Hold, 4, Reason::TargetsHeld);
+}
+
+#[test]
+fn a_remainder_that_would_be_too_busy_is_not_left_whatever_was_seen() {
+    for (utilization, count) in [(0.65, 4), (0.40, 2)] {
+        let mut situation = situation(vec![pod(utilization).served(30, 100.0); count]);
+        situation.memory.held = Some(2.0);
+        assert_eq!(situation.decide().reason, Reason::TargetsHeld, "{utilization}");
+    }
 }
 
 #[test]
@@ -330,13 +209,9 @@ fn a_replica_goes_only_when_nothing_else_moves() {
 
 #[test]
 fn the_largest_recommendation_of_the_window_counts_for_removing() {
-    let remembered = |entries: &[(i64, i32)]| Memory {
-        recommendations: entries.iter().map(|(age, replicas)| (at(NOW - age), *replicas)).collect(),
-        ..Memory::default()
-    };
     let with = |entries| Situation { memory: remembered(entries), ..situation(vec![pod(0.0); 3]) };
     with(&[(400, 1)]).gives(ScaleDown, 2, Reason::LowUtilization);
-    with(&[(400, 3), (301, 1)]).gives(ScaleDown, 2, Reason::LowUtilization);
+    with(&[(400, 3), (300, 1)]).gives(ScaleDown, 2, Reason::LowUtilization);
     with(&[(400, 3), (299, 1)]).is_blocked_by("stabilizationWindowSeconds");
     // Just after a restart of the operator nothing is remembered.
     with(&[]).is_blocked_by("stabilizationWindowSeconds");
@@ -347,15 +222,24 @@ fn the_smallest_recommendation_of_the_window_counts_for_adding() {
     let breached = || situation(vec![pod(0.9).served(30, 900.0); 2]);
     let with = |entries: &[(i64, i32)]| Situation {
         up_window: Duration::from_secs(60),
-        memory: Memory {
-            recommendations: entries.iter().map(|(age, replicas)| (at(NOW - age), *replicas)).collect(),
-            ..Memory::default()
-        },
+        memory: remembered(entries),
         ..breached()
     };
     with(&[(90, 3)]).gives(ScaleUp, 3, Reason::TargetBreached);
     with(&[(90, 2), (30, 3)]).is_blocked_by("scaleUp.stabilizationWindowSeconds");
     with(&[]).is_blocked_by("scaleUp.stabilizationWindowSeconds");
+    // So many requests wait that six replicas would be needed.
+    let flooded = |entries| Situation { pods: vec![pod(1.0).served(30, 900.0).queue(60, 30.0); 2], ..with(entries) };
+    flooded(&[(90, 4), (30, 3)]).gives(ScaleUp, 3, Reason::TargetBreached);
+    flooded(&[(200, 3), (90, 4)]).gives(ScaleUp, 4, Reason::TargetBreached);
+}
+
+#[test]
+fn a_number_that_is_right_waits_for_nothing() {
+    let right = situation(vec![pod(0.5).served(30, 100.0); 2]);
+    let decision = Situation { up_window: Duration::from_secs(60), ..right }.decide();
+    assert_eq!((decision.kind, decision.reason), (Hold, Reason::TargetsHeld));
+    assert_eq!((decision.blockers, decision.next_change), (vec![], None));
 }
 
 #[test]
@@ -363,6 +247,15 @@ fn replicas_on_their_way_count_as_supply() {
     let breached = || situation(vec![pod(0.9).served(30, 900.0); 2]);
     breached().gives(ScaleUp, 3, Reason::TargetBreached);
     Situation { asked: 3, ..breached() }.gives(Hold, 3, Reason::AwaitingReplicas);
+}
+
+#[test]
+fn what_has_just_come_gets_time_to_take_the_load_and_more_where_it_is_known_to_be_enough() {
+    for (pod, seconds) in [(pod(1.0).queue(5, 30.0), 30), (pod(0.9).served(30, 900.0), 60)] {
+        let reason = |age| Situation { came: Some(age), ..situation(vec![pod.clone(); 2]) }.decide().reason;
+        assert_eq!(reason(seconds - 1), Reason::AwaitingReplicas, "{seconds}");
+        assert_eq!(reason(seconds), Reason::TargetBreached, "{seconds}");
+    }
 }
 
 #[test]
@@ -382,15 +275,17 @@ fn what_does_not_come_is_not_waited_for_and_no_more_is_asked_for() {
 
 #[test]
 fn the_headroom_is_learned_beside_what_is_stuck_where_the_others_are_enough() {
-    let headroom = |tokens: u64| {
+    let headroom = |tokens: u64, kv_usage: f64| {
         let mut breached = situation(vec![pod(0.9).served(30, 900.0).prompted(tokens * 30); 2]);
         breached.memory.speed = known_speed();
         breached.memory.learned_at = Some(at(NOW - 5));
-        Situation { asked: 3, overdue: 1, ..breached }.decide().memory.headroom
+        Situation { asked: 3, overdue: 1, kv_usage, ..breached }.decide().memory.headroom
     };
     let first = Memory::default().headroom;
-    assert!(headroom(9_000).0 < first.0, "two replicas are as many as the tokens ask for");
-    assert_eq!(headroom(12_000), first, "they lack the third");
+    assert!(headroom(9_000, 0.0).0 < first.0, "two replicas are as many as the tokens ask for");
+    assert_eq!(headroom(12_000, 0.0), first, "they lack the third");
+    assert!(headroom(0, 0.85).0 < first.0, "two are as many as the KV cache asks for");
+    assert_eq!(headroom(0, 0.86), first, "they lack a third");
 }
 
 #[test]
@@ -407,11 +302,22 @@ fn however_often_it_is_looked_no_more_than_a_step_is_added_in_a_period() {
 }
 
 #[test]
+fn what_was_added_is_remembered_for_a_period() {
+    let flooded = |age, replicas| {
+        let memory = Memory { added: [(at(NOW - age), replicas)].into(), ..Memory::default() };
+        let pods = vec![pod(1.0).served(30, 900.0).queue(60, 30.0); 2];
+        Situation { asked: 2 + replicas, memory, ..situation(pods) }.decide().memory.added
+    };
+    assert_eq!(flooded(4, 3), [(at(NOW - 4), 3), (at(NOW), 1)]);
+    assert_eq!(flooded(5, 3), [(at(NOW), 3)]);
+    assert_eq!(flooded(6, 3), [(at(NOW), 3)]);
+}
+
+#[test]
 fn the_next_change_is_told_where_only_time_is_waited_for() {
     let remembered = |entries: &[(i64, i32)], last_change: Option<i64>| Memory {
-        recommendations: entries.iter().map(|(age, replicas)| (at(NOW - age), *replicas)).collect(),
         last_change: last_change.map(|age| at(NOW - age)),
-        ..Memory::default()
+        ..remembered(entries)
     };
     let idle = |memory| Situation { memory, ..situation(vec![pod(0.0); 3]) };
     for (memory, expected) in [
@@ -446,17 +352,6 @@ fn more_is_asked_for_while_waiting_only_when_the_known_rate_says_so() {
     Situation { max_step: 1, ..flooded() }.gives(ScaleUp, 3, Reason::TargetBreached);
 }
 
-/// A replica of the situation's engine is filled by 10,000 prompt tokens a second and takes 10 ms for an empty step.
-fn known_speed() -> Speed {
-    let mut speed = Speed::default();
-    let sample = |load: u32| {
-        let prompt = f64::from(load) * 1000.0;
-        Sample { observations: 50, inter_token_seconds: 0.01 / (1.0 - 1e-4 * prompt), prompt, generated: 0.0 }
-    };
-    speed.learn((0..90).map(|i| sample(i % 9)), at(NOW - 5));
-    speed
-}
-
 #[test]
 fn tokens_that_arrive_are_met_before_a_target_is_breached() {
     // Two replicas at half of 10,000 tokens a second are 10,000.
@@ -468,6 +363,7 @@ fn tokens_that_arrive_are_met_before_a_target_is_breached() {
     arriving(9_500).gives(Hold, 2, Reason::TargetsHeld);
     arriving(10_500).gives(ScaleUp, 3, Reason::DemandForeseen);
     arriving(40_000).gives(ScaleUp, 6, Reason::DemandForeseen);
+    Situation { max_step: 1, ..arriving(40_000) }.gives(ScaleUp, 3, Reason::DemandForeseen);
     Situation { asked: 3, ..arriving(10_500) }.gives(Hold, 3, Reason::TargetsHeld);
     let message = arriving(10_500).decide().message;
     assert!(message.contains("10500 prompt") && message.contains("1.05 replicas"), "{message}");
@@ -498,6 +394,8 @@ fn a_breach_with_enough_replicas_lowers_the_headroom_and_one_with_some_on_their_
     assert!(breached().decide().memory.headroom.0 < first.0);
     let awaiting = Situation { asked: 3, ..breached() };
     assert_eq!(awaiting.decide().memory.headroom, first);
+    let idle = Situation { pods: vec![pod(0.5).served(30, 900.0); 2], ..breached() };
+    assert_eq!(idle.decide().memory.headroom, first, "no matter of capacity");
     let held = Situation { pods: vec![pod(0.9).served(30, 100.0); 2], ..breached() };
     assert!(held.decide().memory.headroom.0 > first.0);
 }
@@ -508,6 +406,52 @@ fn the_kv_cache_is_a_need_of_its_own() {
     full.memory.speed = known_speed();
     full.kv_usage = 0.9;
     full.gives(ScaleUp, 3, Reason::DemandForeseen);
+    // Just full, it has not passed.
+    full.kv_usage = 0.85;
+    full.pods = vec![pod(0.9).served(30, 900.0); 2];
+    full.gives(ScaleUp, 3, Reason::TargetBreached);
+}
+
+#[test]
+fn a_target_on_the_time_between_tokens_leaves_less_of_a_replica_to_fill() {
+    let fill = |metric, milliseconds| {
+        let decision = known(vec![pod(0.5)]).decide_by(&aiming(&[(metric, 95, milliseconds)]));
+        decision.need.expect("costs are known").fill / decision.memory.headroom.0
+    };
+    assert_eq!(fill(TimeToFirstToken, 25), 1.0);
+    // A mean of 20 ms is planned for, twice an empty step.
+    assert!((fill(InterToken, 25) - 0.5).abs() < 1e-6, "{}", fill(InterToken, 25));
+}
+
+#[test]
+fn prompts_that_wait_are_to_be_computed_within_a_minute_beside_those_that_arrive() {
+    // 1,000 tokens a second arrived, and none was computed.
+    let need = known(vec![pod(0.5).behind(60_000)]).decide().need.expect("costs are known");
+    assert!((need.load - 0.2).abs() < 1e-6, "{need:?}");
+}
+
+#[test]
+fn of_requests_that_arrive_answers_are_expected_as_long_as_of_those_that_ended() {
+    let told = |served: usize, waiting: u32| {
+        let pod = pod(1.0).served(served, 100.0).queue(waiting, 0.1).prompted(20_000 * 60).generated(600);
+        known(vec![pod]).decide().message
+    };
+    // Thirty got twenty tokens each, and ninety more have come: two a second.
+    assert!(told(30, 82).contains("20000 prompt and 40 answer tokens"), "{}", told(30, 82));
+    assert!(told(10, 82).contains("20000 prompt and 10 answer tokens"), "of too few: {}", told(10, 82));
+}
+
+#[test]
+fn a_load_that_grows_is_met_as_it_will_be_once_a_replica_serves() {
+    let growing = |each_second: f64| {
+        let mut growing = known(vec![pod(1.0).served(30, 100.0).prompted(9_500 * 30); 2]);
+        let before = |seconds: i64| 0.95 - each_second * seconds as f64;
+        growing.memory.trend = (0..600).rev().fold(Trend::default(), |trend, s| trend.with(before(s), read_at(s)));
+        growing.memory.cold_starts = ColdStarts::of_parts([Duration::from_secs(180)], None);
+        growing
+    };
+    growing(0.0).gives(Hold, 2, Reason::TargetsHeld);
+    growing(0.001).gives(ScaleUp, 3, Reason::DemandForeseen);
 }
 
 #[test]

@@ -1,0 +1,72 @@
+//! What is learned of replicas while they are watched.
+
+use super::situation::{Pod, Situation, pod, situation};
+use crate::autoscale::Memory;
+
+/// Half a request a second, in time or late.
+fn on_time(utilization: f64) -> Pod {
+    pod(utilization).served(30, 100.0)
+}
+
+fn late(utilization: f64) -> Pod {
+    pod(utilization).served(30, 900.0)
+}
+
+/// After readings of a replica at loads from nothing to 8,000 prompt tokens a second, of 10,000 that fill it.
+fn after_all_loads(is_rolling: bool) -> Memory {
+    (0..20).fold(Memory::default(), |memory, i| {
+        let load = f64::from(i % 9) / 10.0;
+        let pod = pod(0.5).prompted((load * 600_000.0) as u64).between(50, 10.0 / (1.0 - load));
+        Situation { is_rolling, memory, ..situation(vec![pod]) }.decide().memory
+    })
+}
+
+#[test]
+fn what_tokens_cost_is_read_off_replicas_and_not_while_they_are_replaced() {
+    let costs = after_all_loads(false).speed.costs().expect("a line");
+    assert!((costs.prompt / 1e-4 - 1.0).abs() < 0.01 && (costs.step_seconds / 0.01 - 1.0).abs() < 0.01, "{costs:?}");
+    assert_eq!(after_all_loads(true).speed.costs(), None);
+}
+
+#[test]
+fn a_rate_is_learned_where_it_is_held_and_where_a_busy_replica_does_not_hold_it() {
+    for (pod, held, saturated, expected) in [
+        (on_time(0.9), None, None, (Some(0.5), None)),
+        (on_time(0.9), Some(0.25), None, (Some(0.5), None)),
+        // What is held is no limit.
+        (on_time(0.9), None, Some(0.5), (Some(0.5), None)),
+        (on_time(0.9), None, Some(0.6), (Some(0.5), Some(0.6))),
+        // Without a queue, a little more could be done.
+        (late(0.8), None, None, (None, Some(0.625))),
+        (late(0.8).queue(1, 0.1), None, None, (None, Some(0.5))),
+        (late(0.8), Some(1.0), None, (Some(0.625), Some(0.625))),
+        (late(0.8), Some(0.25), None, (Some(0.25), Some(0.625))),
+        (late(0.79), None, None, (None, None)),
+    ] {
+        let memory = Memory { held, saturated, ..Memory::default() };
+        let learned = Situation { memory, ..situation(vec![pod]) }.decide().memory;
+        assert_eq!((learned.held, learned.saturated), expected, "{held:?} {saturated:?}");
+    }
+}
+
+#[test]
+fn a_rate_is_learned_where_every_replica_was_read_and_none_is_replaced() {
+    let held = |pods, is_rolling| Situation { is_rolling, ..situation(pods) }.decide().memory.held;
+    assert_eq!(held(vec![on_time(0.9); 2], false), Some(0.5));
+    assert_eq!(held(vec![on_time(0.9), on_time(0.9).silent()], false), None);
+    assert_eq!(held(vec![on_time(0.9); 2], true), None);
+}
+
+#[test]
+fn a_rate_is_of_all_that_was_read_where_too_little_ended_of_late() {
+    let quiet = Situation { silence: 15, ..situation(vec![on_time(0.9)]) };
+    assert_eq!(quiet.decide().memory.held, Some(30.0 / 75.0));
+}
+
+#[test]
+fn a_rate_that_is_no_longer_asked_for_is_half_forgotten_in_two_hours() {
+    let first = Memory { held: Some(1.0), ..Memory::default() };
+    let later =
+        (0..1440).fold(first, |memory, _| Situation { memory, ..situation(vec![on_time(0.9)]) }.decide().memory);
+    assert!(later.held.is_some_and(|held| (held - 0.75).abs() < 0.02), "{:?}", later.held);
+}
