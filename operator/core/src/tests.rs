@@ -13,3 +13,4 @@ mod rollout;
 mod scheduling;
 mod standby;
 mod workers;
+mod written;
