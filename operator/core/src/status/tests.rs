@@ -331,3 +331,49 @@ fn replicas_left_to_another_autoscaler_are_obeyed_and_one_of_them_is_enough_for_
     assert_eq!(cluster.condition(condition::SCALING_ACTIVE), ("False".to_owned(), "External".to_owned()));
     assert_eq!(cluster.condition(condition::READY).0, "True", "{}", cluster.message(condition::READY));
 }
+
+#[test]
+fn what_goes_wrong_is_told_when_it_begins() {
+    let with = |kind: &str, status: &str, reason: &str| {
+        let since = crate::testing::at(0).to_string();
+        let found =
+            json!({"type": kind, "status": status, "reason": reason, "message": "", "lastTransitionTime": since});
+        let conditions = serde_json::from_value(json!([found])).expect("conditions");
+        InferenceServiceStatus { conditions, ..InferenceServiceStatus::default() }
+    };
+    let told = |before: &InferenceServiceStatus, next: &InferenceServiceStatus| {
+        events::of(Some(before), next).into_iter().map(|event| event.reason).collect::<Vec<_>>()
+    };
+    for (kind, fine, wrong) in [
+        (condition::FITS, ("True", "Fits"), ("False", "TooLarge")),
+        (condition::SCALING_ACTIVE, ("True", "TargetsHeld"), ("True", "LatencyNotCapacity")),
+    ] {
+        let [before, after] = [fine, wrong].map(|(status, reason)| with(kind, status, reason));
+        assert_eq!(told(&before, &after), [wrong.1]);
+        assert_eq!((told(&after, &after), told(&after, &before)), (vec![], vec![]), "{kind}");
+    }
+}
+
+#[test]
+fn a_node_that_is_taken_back_is_told_once() {
+    let taken = |nodes: &[&str]| InferenceServiceStatus {
+        interrupted_nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),
+        ..InferenceServiceStatus::default()
+    };
+    let told = events::of(Some(&taken(&["a"])), &taken(&["a", "b"]));
+    assert!(told.len() == 1 && told[0].message.starts_with("b will be taken back"), "{told:?}");
+    assert_eq!(events::of(Some(&taken(&["b"])), &taken(&["b"])), []);
+}
+
+#[test]
+fn more_replicas_than_serve_are_starting_and_fewer_are_converged_upon() {
+    let of = |replicas: i32| service().with("replicas", json!(replicas)).build();
+    for (replicas, kind, status, reason) in
+        [(3, "Ready", "False", "Starting"), (1, "Reconciling", "True", "Converging")]
+    {
+        let mut cluster = Cluster::serving(of(2));
+        cluster.edit(of(replicas));
+        cluster.reconcile();
+        assert_eq!(cluster.condition(kind), (status.to_owned(), reason.to_owned()));
+    }
+}

@@ -140,3 +140,13 @@ fn in_every_mode_a_workload_s_replicas_are_ours_and_in_mode_external_alone_the_s
         assert_eq!(cluster.condition("ScalingActive").1, told, "{mode} {kind}");
     }
 }
+
+#[test]
+fn the_remedy_for_a_foreign_autoscaler_is_what_the_mode_leaves_to_do() {
+    for (mode, remedy) in [("External", "let its target be the InferenceService"), ("Manual", "use mode External")] {
+        let mut cluster = Cluster::new(service().with("autoscaling", json!({"mode": mode})).build());
+        cluster.observed.autoscalers.push(foreign("Deployment", "llama", "theirs"));
+        cluster.reconcile();
+        assert!(cluster.message("ScalingActive").contains(remedy), "{}", cluster.message("ScalingActive"));
+    }
+}
