@@ -42,8 +42,9 @@ impl Need {
         let load = costs.replicas(signals.demand.prompt + backlog, signals.demand.generated);
         let between = policy.targets.iter().filter(|target| target.metric == LatencyMetric::InterToken);
         let tightest = between.map(|target| f64::from(target.milliseconds) / 1000.0 * MEAN_OF_TARGET);
-        let fill = tightest.map(|seconds| costs.fill_within(seconds)).fold(1.0, f64::min) * headroom;
-        Need { load, forecast: load + growth, kv: signals.kv / KV_FILL, fill }
+        // A target that even an empty engine misses is no matter of capacity: the others are planned for.
+        let fills = tightest.map(|seconds| costs.fill_within(seconds)).filter(|fill| *fill > 0.0);
+        Need { load, forecast: load + growth, kv: signals.kv / KV_FILL, fill: fills.fold(1.0, f64::min) * headroom }
     }
 
     /// Replicas without which targets will not be held.
@@ -57,8 +58,7 @@ impl Need {
     }
 
     fn over(&self, fill: f64) -> f64 {
-        // A target that even an empty engine misses is no matter of capacity.
-        if fill <= 0.0 { 0.0 } else { (self.load.max(self.forecast) / fill).max(self.kv) }
+        (self.load.max(self.forecast) / fill).max(self.kv)
     }
 }
 

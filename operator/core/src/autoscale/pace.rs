@@ -95,10 +95,13 @@ impl Memory {
         let elapsed = self.learned_at.map_or(0, |last| now.duration_since(last).as_secs().max(0));
         memory.learned_at = Some(now);
         let Some(need) = memory.need(policy, signals) else { return memory };
-        memory.trend = self.trend.with(need.load, now);
+        // What was not read is no load of nothing.
+        if signals.fresh > 0 && signals.silent.is_empty() {
+            memory.trend = self.trend.with(need.load, now);
+        }
         // What is stuck is not missed where those that serve are as many as the tokens ask for.
-        let is_short = supply.stuck() > 0 && f64::from(supply.ready()) < need.least();
-        let had_enough = supply.pending() == 0 && !is_short && !self.is_settling_up(supply, now);
+        let is_enough = need.least() <= f64::from(supply.ready());
+        let had_enough = supply.pending() == 0 && is_enough && !self.is_settling_up(supply, now);
         if (signals.is_breached() && had_enough && is_saturated(policy, signals)) || signals.all_held() {
             memory.headroom = self.headroom.after(Duration::from_secs(elapsed.unsigned_abs()), signals.is_breached());
         }

@@ -248,11 +248,13 @@ impl Context<'_> {
         replicas
     }
 
-    /// Whether engines would be idle enough before `remaining + 1` becomes `remaining`, and not too busy after.
+    /// Whether engines would be idle enough before `remaining + 1` becomes `remaining`, and not too busy after; and the
+    /// tokens would not ask for what went.
     fn idles(&self, remaining: i32) -> bool {
         let Some(work) = self.work() else { return false };
         let (before, after) = (work / f64::from(remaining + 1), work / f64::from(remaining));
-        self.signals.waiting == 0 && before < self.policy.scale_down_below && after < self.policy.scale_up_at
+        let is_calm = before < self.policy.scale_down_below && after < self.policy.scale_up_at;
+        self.signals.waiting == 0 && is_calm && self.need.is_none_or(|need| need.least() <= f64::from(remaining))
     }
 
     /// Busy replicas, as a sum of shares.

@@ -1,7 +1,8 @@
 //! What is learned of replicas while they are watched.
 
-use super::situation::{Pod, Situation, pod, situation};
+use super::situation::{Pod, Situation, known, pod, read_at, situation};
 use crate::autoscale::Memory;
+use crate::autoscale::need::Trend;
 
 /// Half a request a second, in time or late.
 fn on_time(utilization: f64) -> Pod {
@@ -69,4 +70,25 @@ fn a_rate_that_is_no_longer_asked_for_is_half_forgotten_in_two_hours() {
     let later =
         (0..1440).fold(first, |memory, _| Situation { memory, ..situation(vec![on_time(0.9)]) }.decide().memory);
     assert!(later.held.is_some_and(|held| (held - 0.75).abs() < 0.02), "{:?}", later.held);
+}
+
+#[test]
+fn breaches_that_the_tokens_tell_of_beforehand_say_nothing_of_the_headroom() {
+    let headroom = |tokens: u64| {
+        let mut most = known(vec![late(1.0).prompted(tokens * 60); 8]);
+        most.memory.learned_at = Some(read_at(5));
+        most.decide().memory.headroom.0
+    };
+    let first = Memory::default().headroom.0;
+    assert!(headroom(4_900) < first, "eight replicas should have been enough");
+    assert_eq!(headroom(5_100), first, "a ninth was not allowed");
+}
+
+#[test]
+fn a_load_that_was_not_read_is_no_load_of_nothing() {
+    let mut dark = known(vec![on_time(0.9), on_time(0.9).silent()]);
+    dark.memory.trend = Trend::default().with(0.9, read_at(300));
+    assert_eq!(dark.decide().memory.trend, dark.memory.trend);
+    dark.pods[1] = on_time(0.9);
+    assert_ne!(dark.decide().memory.trend, dark.memory.trend);
 }

@@ -455,6 +455,23 @@ fn a_load_that_grows_is_met_as_it_will_be_once_a_replica_serves() {
 }
 
 #[test]
+fn low_utilization_removes_none_that_the_tokens_would_ask_back() {
+    let mut idle = known(vec![pod(0.1).served(30, 100.0); 3]);
+    idle.gives(ScaleDown, 2, Reason::LowUtilization);
+    idle.kv_usage = 0.6;
+    idle.gives(Hold, 3, Reason::TargetsHeld);
+}
+
+#[test]
+fn a_target_that_an_empty_engine_misses_leaves_the_others_to_be_planned_for() {
+    // An empty step takes 10 ms, more than the mean that is planned for 12 ms.
+    let busy = known(vec![pod(1.0).served(30, 900.0).prompted(9_000 * 30); 2]);
+    let decision = busy.decide_by(&aiming(&[(InterToken, 95, 12), (TimeToFirstToken, 95, 500)]));
+    assert_eq!((decision.replicas, decision.reason), (3, Reason::TargetBreached), "{decision:?}");
+    assert!(decision.need.is_some_and(|need| need.fill > 0.4), "{decision:?}");
+}
+
+#[test]
 fn bounds_come_first() {
     let calm = || situation(vec![pod(0.5).served(30, 100.0); 2]);
     Situation { asked: 9, ..calm() }.gives(ScaleDown, 8, Reason::AboveMaximum);
