@@ -43,6 +43,34 @@ impl Integer {
         }
     }
 
+    /// The `bytes` of a row-major tensor of floats as the format's file has it, each row made by one of the pool's threads.
+    ///
+    /// # Panics
+    /// When `from` is no float type.
+    pub fn quantize(
+        self,
+        pool: &Pool,
+        from: WeightType,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+    ) -> Result<Vec<u8>, ShapeError> {
+        let to = self.weight_type();
+        let row_bytes = super::matrix::validated_row_bytes(from, rows, cols, bytes.len())?;
+        let quantized_row = to.row_bytes(cols).ok_or(ShapeError::PartialBlock {
+            weight_type: to.name(),
+            cols,
+            block_elements: to.block_elements(),
+        })?;
+        let mut quantized = vec![0; quantized_row * rows];
+        pool.for_each(bytes.chunks_exact(row_bytes).zip(quantized.chunks_exact_mut(quantized_row)), |(row, out)| {
+            let mut blocks = Vec::with_capacity(out.len());
+            self.append_row(&floats(from, row), &mut blocks);
+            out.copy_from_slice(&blocks);
+        });
+        Ok(quantized)
+    }
+
     /// Appends a row of values, whole blocks, as the format's file has it.
     ///
     /// # Panics
@@ -75,21 +103,7 @@ impl PackedMatrix {
         cols: usize,
         bytes: &[u8],
     ) -> Result<Self, ShapeError> {
-        let to_type = to.weight_type();
-        let row_bytes = super::matrix::validated_row_bytes(from, rows, cols, bytes.len())?;
-        let quantized_row = to_type.row_bytes(cols).ok_or(ShapeError::PartialBlock {
-            weight_type: to_type.name(),
-            cols,
-            block_elements: to_type.block_elements(),
-        })?;
-        let mut quantized = vec![0; quantized_row * rows];
-        pool.for_each(bytes.chunks_exact(row_bytes).zip(quantized.chunks_exact_mut(quantized_row)), |(row, out)| {
-            let values = floats(from, row);
-            let mut blocks = Vec::with_capacity(out.len());
-            to.append_row(&values, &mut blocks);
-            out.copy_from_slice(&blocks);
-        });
-        PackedMatrix::pack(pool, to_type, rows, cols, &quantized)
+        PackedMatrix::pack(pool, to.weight_type(), rows, cols, &to.quantize(pool, from, rows, cols, bytes)?)
     }
 }
 

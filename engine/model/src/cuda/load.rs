@@ -78,7 +78,7 @@ impl CudaModel {
         let devices = group_of(devices, options.tensor_parallel)?;
         let (config, pages) = (DecoderConfig::read(checkpoint)?, support::page_type(options.kv_data_type)?);
         support::check_config(&config, pages)?;
-        let manifest = Manifest::read(checkpoint, &config, None)?;
+        let manifest = Manifest::read(checkpoint, &config, options.quantization)?;
         let shards = shards(&manifest, &config, devices.len())?;
         Ok(CudaModel {
             ranks: load_ranks(&manifest, &config, shards, devices, options)?,
@@ -234,13 +234,13 @@ fn start_ranks(
 }
 
 fn load_weights(manifest: &Manifest<'_>, parts: &Parts, loader: &Loader<'_>) -> Result<Weights, LoadError> {
-    let stage = Stage::WHOLE;
+    let (packer, stage) = (FilePacker { pool: loader.pool }, Stage::WHOLE);
     let mut layers = Vec::new();
-    for (index, layer) in manifest.pack_layers(&FilePacker, parts, stage).enumerate() {
+    for (index, layer) in manifest.pack_layers(&packer, parts, stage).enumerate() {
         layers.push(loader.layer(index, layer?)?);
     }
-    let embedding = manifest.pack_embedding(&FilePacker, parts, stage)?;
-    let head = manifest.pack_head(&FilePacker, parts, stage)?;
+    let embedding = manifest.pack_embedding(&packer, parts, stage)?;
+    let head = manifest.pack_head(&packer, parts, stage)?;
     match (embedding, head) {
         (Some(embedding), Some(head)) => Ok(loader.weights(embedding, layers, head)?),
         _ => unreachable!("a whole decoder embeds and has a head"),

@@ -1,12 +1,15 @@
 //! Weights as a file has them, on their way to a device.
 
-use windlass_kernels::{Integer, ShapeError, WeightType};
+use windlass_kernels::{Integer, Pool, ShapeError, WeightType};
 
 use crate::backend::Packer;
 
-/// Keeps matrices as they are in the file: several are put together before the device takes them in.
+/// Keeps matrices as files have them: several are put together before the device takes them in.
 #[derive(Debug)]
-pub(super) struct FilePacker;
+pub(super) struct FilePacker<'a> {
+    /// Quantizes what is to be.
+    pub pool: &'a Pool,
+}
 
 /// A matrix `[rows = outputs, cols = inputs]`, row after row.
 #[derive(Debug)]
@@ -19,7 +22,7 @@ pub(super) struct FileMatrix {
     pub is_ordered: bool,
 }
 
-impl Packer for FilePacker {
+impl Packer for FilePacker<'_> {
     type Matrix = FileMatrix;
     type Vector = Vec<f32>;
 
@@ -34,16 +37,15 @@ impl Packer for FilePacker {
         Ok(FileMatrix { kind, rows, cols, bytes: bytes.to_vec(), is_ordered: order.is_some() })
     }
 
-    /// Unreachable while `support` refuses to quantize at load.
     fn quantized_matrix(
         &self,
         from: WeightType,
-        _to: Integer,
+        to: Integer,
         rows: usize,
         cols: usize,
         bytes: &[u8],
     ) -> Result<FileMatrix, ShapeError> {
-        self.matrix(from, rows, cols, bytes, None)
+        self.matrix(to.weight_type(), rows, cols, &to.quantize(self.pool, from, rows, cols, bytes)?, None)
     }
 
     fn vector(&self, values: Vec<f32>) -> Vec<f32> {

@@ -81,10 +81,6 @@ pub(super) fn check_options(options: &LoadOptions) -> Result<(), CudaError> {
     if options.swap.is_some() {
         return refuse("swap space".to_owned(), "none");
     }
-    if let Some(quantization) = options.quantization {
-        let found = format!("quantizing to {} at load", quantization.name());
-        return refuse(found, "a checkpoint that is quantized, or bf16");
-    }
     Ok(())
 }
 

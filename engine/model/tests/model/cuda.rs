@@ -18,7 +18,9 @@ use windlass_engine_core::executor::{Executor, KvGroups};
 use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, RowOutput, SampleRow, ScoreRow, StepPlan};
 use windlass_engine_core::request::{Request, RequestId, Sampling};
 use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, LoadedCuda, Replay};
-use windlass_engine_model::{ActivationType, DecoderConfig, KvBudget, LoadOptions, Quantization, SwapSpace, load};
+use windlass_engine_model::{
+    ActivationType, DecoderConfig, KvBudget, LoadOptions, Quantization, SwapSpace, load, survey,
+};
 use windlass_kernels::WeightType;
 
 const GENERATED: usize = 12;
@@ -224,6 +226,28 @@ fn agrees_with_the_cpu(name: &str, checkpoint: &Checkpoint, options: &LoadOption
     assert!(worst < bound && regret <= bound, "{name}: {worst} apart, and {regret} from the CPU's choices");
 }
 
+/// Floats become integers as they do on the CPU, and take what the header promised: symmetric groups of 32 have a minimum
+/// besides, which the kernels read of all codes of 4 bits.
+#[test]
+fn what_is_quantized_at_load_computes_what_the_cpu_computes_and_takes_what_fit_says() {
+    let experts = json!({"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 256,
+        "num_hidden_layers": 2, "tie_word_embeddings": false});
+    let dense = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
+    let tied = checkpoint(tiny(WeightType::F16));
+    let all = Quantization::ALL.map(|quantization| (&dense, quantization));
+    let mixture = family("mixtral", false, experts);
+    let others = [(&tied, Quantization::INT4), (&mixture, Quantization::INT8), (&mixture, Quantization::INT4)];
+    for (checkpoint, quantization) in all.into_iter().chain(others) {
+        let options = LoadOptions { quantization: Some(quantization), ..options() };
+        agrees_with_the_cpu(quantization.name(), checkpoint, &options, APART);
+        let model = CudaModel::load(checkpoint, &options, &[device(7)]).unwrap();
+        let surveyed = survey(checkpoint, Some(quantization)).unwrap();
+        let ratio = model.shape().weight_bytes as f64 / surveyed.shape.weight_bytes as f64;
+        let most = if quantization.name() == "int4-sym" { 5.0 / 4.5 } else { 1.001 };
+        assert!((0.99..most).contains(&ratio), "{}: {ratio} of what was promised", quantization.name());
+    }
+}
+
 /// A key and a value of each token and head has a scale of its own, as on the CPU; copied blocks keep them.
 #[test]
 fn a_cache_in_bytes_gives_what_the_cpus_gives_and_takes_what_it_should() {
@@ -427,7 +451,6 @@ fn what_the_kernels_do_not_compute_is_refused_by_name() {
         (LoadOptions { kv_data_type: KvDataType::F16, ..options() }, "a KV cache in f16"),
         (LoadOptions { kv_data_type: KvDataType::Int4, ..options() }, "a KV cache in int4"),
         (LoadOptions { swap, ..options() }, "swap space"),
-        (LoadOptions { quantization: Quantization::named("int8"), ..options() }, "at load"),
     ] {
         let refused = refusal(&options, tiny(WeightType::BF16));
         assert!(refused.contains(named) && refused.contains("CUDA"), "{refused}");

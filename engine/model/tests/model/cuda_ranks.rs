@@ -16,7 +16,7 @@ use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, SampleRow, 
 use windlass_engine_core::request::{Request, RequestId, Sampling};
 use windlass_engine_core::sampling::TokenLogprobs;
 use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, LoadedCuda, Replay};
-use windlass_engine_model::{ActivationType, KvBudget, LoadOptions};
+use windlass_engine_model::{ActivationType, KvBudget, LoadOptions, Quantization};
 use windlass_kernels::WeightType;
 
 const GENERATED: usize = 5;
@@ -87,11 +87,10 @@ fn scored(executor: &mut dyn Executor, text: &[u32]) -> Vec<[f32; 2]> {
     scores
 }
 
-/// Asks both for log probabilities, which are at most `bound` apart, and the one rank for what it thinks of the greedy tokens of
-/// many.
-fn agrees_with_one_rank(name: &str, checkpoint: &Checkpoint, ranks: usize, bound: f32) {
+/// Asks both for log probabilities, which are hardly apart, and the one rank for what it thinks of the greedy tokens of many.
+fn agrees_with_one_rank(name: &str, checkpoint: &Checkpoint, ranks: usize, quantization: Option<Quantization>) {
     let [mut one, mut many] = [1, ranks].map(|ranks| {
-        let options = LoadOptions { kv: KvBudget::Blocks(8), ..options(ranks) };
+        let options = LoadOptions { kv: KvBudget::Blocks(8), quantization, ..options(ranks) };
         loaded(checkpoint, &options, &devices(&drivers(ranks, 7)), Replay::Graphs).executor
     });
     assert_eq!(many.decoder().ranks(), ranks);
@@ -107,7 +106,7 @@ fn agrees_with_one_rank(name: &str, checkpoint: &Checkpoint, ranks: usize, bound
         regret = of_answer.iter().map(|score| score[1]).fold(regret, f32::max);
     }
     println!("{name} on {ranks}: log probabilities at most {apart} apart, choices {regret}");
-    assert!(apart > 0.0 && apart < bound && regret <= bound, "{name} on {ranks}: {apart} apart, choices {regret}");
+    assert!(apart > 0.0 && apart < APART && regret <= APART, "{name} on {ranks}: {apart} apart, choices {regret}");
 }
 
 /// Types of one value a block, 32 and 256, tied and not, and more ranks than key heads.
@@ -123,7 +122,15 @@ fn two_three_and_four_ranks_give_the_tokens_of_one() {
         (three, &[3]),
     ] {
         let checkpoint = checkpoint(tiny);
-        counts.iter().for_each(|&ranks| agrees_with_one_rank(tiny.kind.name(), &checkpoint, ranks, APART));
+        counts.iter().for_each(|&ranks| agrees_with_one_rank(tiny.kind.name(), &checkpoint, ranks, None));
+    }
+}
+
+/// Each rank quantizes its own part.
+#[test]
+fn parts_that_are_quantized_at_load_give_the_tokens_of_the_whole() {
+    for quantization in ["int8", "int4-g64-sym", "int4-g128"].map(Quantization::named) {
+        agrees_with_one_rank("bf16", &checkpoint(tiny(WeightType::BF16)), 2, quantization);
     }
 }
 
@@ -149,7 +156,7 @@ fn the_parts_of_other_families_are_divided_too() {
         ("qwen2", family("qwen2", false, json!({"use_sliding_window": false})), 4),
         ("qwen2_moe", family("qwen2_moe", false, experts), 2),
     ] {
-        agrees_with_one_rank(name, &checkpoint, ranks, APART);
+        agrees_with_one_rank(name, &checkpoint, ranks, None);
     }
 }
 
