@@ -1,5 +1,5 @@
 // Rows picked by index; those of a table of embeddings times `factor`. One block per row; an index outside gives zeros. A
-// table holds the rows of tokens from `first` on.
+// table holds the rows of tokens from `first` on. And columns in another order.
 #include "dev.cuh"
 
 constexpr int THREADS = 128;
@@ -90,6 +90,24 @@ KERNEL(gather_rows, THREADS)(const u32* indices, const float* input, float* out,
   for (u32 col = 4 * thread_index(); col < cols; col += 4 * THREADS) {
     Quad values = {};
     if (index < rows) values = load_quad(input + static_cast<u64>(index) * cols + col);
+    store_quad(out + static_cast<u64>(block_x()) * cols + col, values);
+  }
+}
+
+// out[t][c] = input[t][order[c]]: inputs in the order of a matrix's columns. One block per token.
+KERNEL(sort_columns, THREADS)(const u32* order, const bf16* input, bf16* out, u32 cols) {
+  wait_for_previous();
+  let_next_start();
+  const bf16* row = input + static_cast<u64>(block_x()) * cols;
+  for (u32 col = 8 * thread_index(); col < cols; col += 8 * THREADS) {
+    Quad values;
+    for (u32 half = 0; half < 2; ++half) {
+      const Quad from = load_quad(order + col + 4 * half);
+      for (u32 pair = 0; pair < 2; ++pair) {
+        const u32 low = row[from.word[2 * pair]].bits, high = row[from.word[2 * pair + 1]].bits;
+        values.word[2 * half + pair] = low | high << 16;
+      }
+    }
     store_quad(out + static_cast<u64>(block_x()) * cols + col, values);
   }
 }

@@ -12,6 +12,7 @@ mod executor;
 mod experts;
 mod follower;
 mod graphs;
+mod inputs;
 mod load;
 mod metadata;
 mod packer;

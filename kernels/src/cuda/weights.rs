@@ -5,7 +5,7 @@ mod int8;
 
 use half::{bf16, f16};
 
-use super::{Device, DriverError, Memory};
+use super::{Device, DriverError, Memory, View};
 use crate::{PackedMatrix, Pool, ShapeError, WeightType, floats};
 pub use int4::{Group, Int4};
 pub use int8::Int8;
@@ -21,6 +21,8 @@ pub struct Matrix {
     rows: usize,
     cols: usize,
     values: Values,
+    /// The input of each column, where that is not its own number.
+    order: Option<Memory<u32>>,
 }
 
 #[derive(Debug)]
@@ -113,7 +115,7 @@ impl Matrix {
     /// Takes in values, row after row.
     pub fn bf16(device: &Device, rows: usize, cols: usize, values: &[bf16]) -> Result<Matrix, LoadError> {
         check(rows, cols, values.len())?;
-        Ok(Matrix { rows, cols, values: Values::Bf16(device.upload(values)?) })
+        Ok(Matrix { rows, cols, values: Values::Bf16(device.upload(values)?), order: None })
     }
 
     /// Takes in 4-bit codes.
@@ -121,7 +123,7 @@ impl Matrix {
         check(int4.rows(), int4.cols(), int4.rows() * int4.cols())?;
         let (codes, scales) = (device.upload(&int4.pack_codes())?, device.upload(&int4.pack_scales())?);
         let values = Values::Int4 { codes, scales, group: int4.group(), affine: int4.is_affine() };
-        Ok(Matrix { rows: int4.rows(), cols: int4.cols(), values })
+        Ok(Matrix { rows: int4.rows(), cols: int4.cols(), values, order: None })
     }
 
     /// Takes in signed 8-bit codes in groups of 32.
@@ -129,7 +131,7 @@ impl Matrix {
         let (rows, cols) = (int8.rows(), int8.cols());
         check(rows, cols, rows * cols)?;
         let (codes, scales) = (device.upload(&int8.pack_codes())?, device.upload(&int8.pack_scales())?);
-        Ok(Matrix { rows, cols, values: Values::Int8 { codes, scales } })
+        Ok(Matrix { rows, cols, values: Values::Int8 { codes, scales }, order: None })
     }
 
     /// Takes in 8-bit codes, row after row, with a scale for every `group` columns of each row: a multiple of 128, or all.
@@ -148,7 +150,18 @@ impl Matrix {
         assert!(group >= cols || (group > 0 && group.is_multiple_of(128)), "groups of {group} columns");
         assert_eq!(scales.len(), rows * cols.div_ceil(group), "a scale for each group");
         let (codes, scales) = (device.upload(codes)?, device.upload(scales)?);
-        Ok(Matrix { rows, cols, values: Values::Eight { codes, scales, group, code } })
+        Ok(Matrix { rows, cols, values: Values::Eight { codes, scales, group, code }, order: None })
+    }
+
+    /// The same with column `c` multiplying input `order[c]`: how GPTQ sorts inputs by weight before it groups them.
+    pub fn ordered(self, device: &Device, order: &[u32]) -> Result<Matrix, LoadError> {
+        crate::weights::check_order(self.cols, order)?;
+        Ok(Matrix { order: Some(device.upload(order)?), ..self })
+    }
+
+    /// The input of each column, where that is not its own number.
+    pub fn order(&self) -> Option<View<'_, u32>> {
+        self.order.as_ref().map(Memory::view)
     }
 
     /// Outputs.
@@ -163,12 +176,13 @@ impl Matrix {
 
     /// Bytes on the device.
     pub fn bytes(&self) -> usize {
-        match &self.values {
+        let values = match &self.values {
             Values::Bf16(values) => values.view().bytes(),
             Values::Int4 { codes, scales, .. } => codes.view().bytes() + scales.view().bytes(),
             Values::Int8 { codes, scales } => codes.view().bytes() + scales.view().bytes(),
             Values::Eight { codes, scales, .. } => codes.view().bytes() + scales.view().bytes(),
-        }
+        };
+        values + self.order().map_or(0, |order| order.bytes())
     }
 
     pub(super) fn values(&self) -> &Values {

@@ -155,12 +155,8 @@ impl PackedMatrix {
 
     /// The same with column `c` multiplying input `order[c]`: how GPTQ sorts inputs by weight before it groups them.
     pub fn ordered(self, order: &[u32]) -> Result<Self, ShapeError> {
-        let mut seen = vec![false; self.cols];
-        let once = |&col: &u32| seen.get_mut(col as usize).is_some_and(|seen| !std::mem::replace(seen, true));
-        match order.len() == self.cols && order.iter().all(once) {
-            true => Ok(PackedMatrix { order: Some(order.into()), ..self }),
-            false => Err(ShapeError::Order { cols: self.cols }),
-        }
+        check_order(self.cols, order)?;
+        Ok(PackedMatrix { order: Some(order.into()), ..self })
     }
 
     /// The input of each column, where that is not its own number.
@@ -204,6 +200,16 @@ impl PackedMatrix {
 
     pub(crate) fn tiles(&self) -> &Tiles {
         &self.tiles
+    }
+}
+
+/// Refuses an order that does not name each of `cols` columns once.
+pub(crate) fn check_order(cols: usize, order: &[u32]) -> Result<(), ShapeError> {
+    let mut seen = vec![false; cols];
+    let once = |&col: &u32| seen.get_mut(col as usize).is_some_and(|seen| !std::mem::replace(seen, true));
+    match order.len() == cols && order.iter().all(once) {
+        true => Ok(()),
+        false => Err(ShapeError::Order { cols }),
     }
 }
 

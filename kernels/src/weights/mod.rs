@@ -20,7 +20,7 @@ mod quantize;
 mod weight_type;
 
 pub use matrix::{PackedMatrix, ShapeError};
-pub(crate) use matrix::{Tiles, validated_row_bytes};
+pub(crate) use matrix::{Tiles, check_order, validated_row_bytes};
 pub use quantize::{Group, Integer, floats};
 pub use weight_type::WeightType;
 

@@ -9,6 +9,7 @@ use windlass_kernels::cuda::{Device, DriverError, Matrix, Memory, Stream, View, 
 
 use super::cache::{Cache, CacheShape, PageType};
 use super::experts;
+use super::inputs::InputRoom;
 use super::metadata::{Metadata, StepCounts, StepSizes};
 use super::weights::{FeedForwardWeights, GatedWeights, LayerWeights, Weights};
 use super::workspace::Workspace;
@@ -95,10 +96,10 @@ impl Compute {
         let sizes = step_sizes(&config, geometry);
         let ropes = config.ropes().map(|rope| Rope::new(device, rope, sizes.longest));
         Ok(Compute {
-            weights,
             ropes: ropes.collect::<Result<_, _>>()?,
             metadata: Metadata::new(device, sizes)?,
-            work: Workspace::new(device, &config, &sizes)?,
+            work: Workspace::new(device, &config, &weights, &sizes)?,
+            weights,
             cache: Some(Cache::new(device, cache)?),
             kv_layers: KvLayers::new(&config, &geometry.groups),
             config,
@@ -163,10 +164,10 @@ impl Kernels<'_> {
     ) -> Result<(), DriverError> {
         let (tokens, heads) = (self.step.tokens, heads(self.config));
         self.norm(&layer.attention_norm)?;
-        let Workspace { normed, projected, query, .. } = &mut *self.work;
+        let Workspace { normed, projected, query, inputs, .. } = &mut *self.work;
         let width = tokens * heads.projected_width();
         let out = Output::Bf16(projected.slice_mut(0..width));
-        ops::linear(self.stream, &layer.qkv, normed.slice(0..tokens * self.config.hidden), out)?;
+        inputs.multiply(self.stream, &layer.qkv, normed.slice(0..tokens * self.config.hidden), out)?;
         let (positions, slots) = (self.metadata.positions(self.step), self.metadata.slots(self.step, group));
         let places = Places { positions, slots };
         let query = query.slice_mut(0..tokens * heads.query_width());
@@ -194,11 +195,12 @@ impl Kernels<'_> {
 
     /// Output projection, residual, and the feed-forward block's norm.
     fn project_out(&mut self, layer: &LayerWeights) -> Result<(), DriverError> {
-        let Workspace { residual: sums, normed, attended, .. } = &mut *self.work;
+        let Workspace { residual: sums, normed, attended, inputs, .. } = &mut *self.work;
         let attended = attended.slice(0..self.step.tokens * self.config.query_width());
         let norm = layer.post_attention_norm.as_ref().map(|norm| (norm, normed));
         let residual = residual(sums, self.step, self.config);
-        add_product(self.stream, self.config, self.exchange, &layer.out, attended, norm, residual)?;
+        let product = |out: Output<'_>| inputs.multiply(self.stream, &layer.out, attended, out);
+        add_product(self.stream, self.config, self.exchange, product, norm, residual)?;
         self.norm(&layer.feed_forward_norm)
     }
 
@@ -213,12 +215,13 @@ impl Kernels<'_> {
     }
 
     fn gated(&mut self, weights: &GatedWeights, norm: Option<&Memory<f32>>) -> Result<(), DriverError> {
-        let Workspace { residual: sums, normed, gate_up, gated, .. } = &mut *self.work;
+        let Workspace { residual: sums, normed, gate_up, gated, inputs, .. } = &mut *self.work;
         let input = normed.slice(0..self.step.tokens * self.config.hidden);
-        let gated = gate_product(self.stream, gate(self.config), weights, input, gate_up, gated)?;
+        let gated = gate_product(self.stream, gate(self.config), weights, input, inputs, gate_up, gated)?;
         let norm = norm.map(|norm| (norm, normed));
         let residual = residual(sums, self.step, self.config);
-        add_product(self.stream, self.config, self.exchange, &weights.down, gated, norm, residual)
+        let product = |out: Output<'_>| inputs.multiply(self.stream, &weights.down, gated, out);
+        add_product(self.stream, self.config, self.exchange, product, norm, residual)
     }
 
     /// Final norm and logits of the tokens that get them.
@@ -264,42 +267,44 @@ pub(super) fn gate_product<'a>(
     gate: Gate,
     weights: &GatedWeights,
     input: View<'_, bf16>,
+    inputs: &mut InputRoom,
     gate_up: &mut Memory<bf16>,
     gated: &'a mut Memory<bf16>,
 ) -> Result<View<'a, bf16>, DriverError> {
     let (tokens, width) = (input.len() / weights.gate_up.cols(), weights.down.cols());
-    ops::linear(stream, &weights.gate_up, input, Output::Bf16(gate_up.slice_mut(0..2 * tokens * width)))?;
+    inputs.multiply(stream, &weights.gate_up, input, Output::Bf16(gate_up.slice_mut(0..2 * tokens * width)))?;
     let both = gate_up.slice(0..2 * tokens * width);
     ops::gate_mul(stream, gate, both, width, gated.slice_mut(0..tokens * width))?;
     Ok(gated.slice(0..tokens * width))
 }
 
-/// `residual += matrix · input`, added up over the ranks. With a norm it is normed before it is added: the room beside that
-/// holds it until then.
+/// `residual += product`, added up over the ranks; `product` goes where it is told. With a norm it is normed before it is added:
+/// the room beside that holds it until then.
 fn add_product(
     stream: &Stream,
     config: &DecoderConfig,
     exchange: &mut Option<Exchange>,
-    matrix: &Matrix,
-    input: View<'_, bf16>,
+    product: impl FnOnce(Output<'_>) -> Result<(), DriverError>,
     norm: Option<(&Memory<f32>, &mut Memory<bf16>)>,
     residual: ViewMut<'_, f32>,
 ) -> Result<(), DriverError> {
     let values = residual.len();
-    if let Some(Exchange { peer, .. }) = exchange {
-        ops::linear(stream, matrix, input, Output::Bf16(peer.part(values)))?;
+    match (exchange, norm) {
+        (None, None) => product(Output::AddTo(residual)),
+        (None, Some((norm, room))) => {
+            product(Output::Bf16(room.slice_mut(0..values)))?;
+            ops::add_normed(stream, residual, room.slice(0..values), norm.view(), config.norm_epsilon)
+        }
+        (Some(Exchange { peer, .. }), None) => {
+            product(Output::Bf16(peer.part(values)))?;
+            peer.add_reduced(stream, residual)
+        }
+        (Some(Exchange { peer, .. }), Some((norm, room))) => {
+            product(Output::Bf16(peer.part(values)))?;
+            peer.reduce(stream, room.slice_mut(0..values))?;
+            ops::add_normed(stream, residual, room.slice(0..values), norm.view(), config.norm_epsilon)
+        }
     }
-    let Some((norm, room)) = norm else {
-        return match exchange {
-            None => ops::linear(stream, matrix, input, Output::AddTo(residual)),
-            Some(Exchange { peer, .. }) => peer.add_reduced(stream, residual),
-        };
-    };
-    match exchange {
-        None => ops::linear(stream, matrix, input, Output::Bf16(room.slice_mut(0..values)))?,
-        Some(Exchange { peer, .. }) => peer.reduce(stream, room.slice_mut(0..values))?,
-    }
-    ops::add_normed(stream, residual, room.slice(0..values), norm.view(), config.norm_epsilon)
 }
 
 /// What a layer's attention computes.

@@ -60,7 +60,7 @@ pub(super) fn mix(
     work: &mut Workspace,
     exchange: &mut Option<Exchange>,
 ) -> Result<(), DriverError> {
-    let Workspace { residual, normed, gate_up, gated, experts, .. } = work;
+    let Workspace { residual, normed, gate_up, gated, inputs, experts, .. } = work;
     let Some(room) = experts else { panic!("a layer of experts in a decoder that has none") };
     let (hidden, used) = (weights.gated.gate_up.cols(), room.routes.mixture().used);
     let (values, rows, wide) = (tokens * hidden, tokens * used, weights.gated.down.cols());
@@ -75,9 +75,9 @@ pub(super) fn mix(
     let (own, out) = (room.gated.slice(0..rows * wide), room.given.slice_mut(0..rows * hidden));
     ops::linear_experts(stream, &weights.gated.down, &room.routes, ExpertInput::Given(own), out)?;
     if let Some(shared) = &weights.shared {
-        let own = gate_product(stream, gate, shared, normed.slice(0..values), gate_up, gated)?;
+        let own = gate_product(stream, gate, shared, normed.slice(0..values), inputs, gate_up, gated)?;
         // Nobody reads the norm any more.
-        ops::linear(stream, &shared.down, own, Output::Bf16(normed.slice_mut(0..values)))?;
+        inputs.multiply(stream, &shared.down, own, Output::Bf16(normed.slice_mut(0..values)))?;
     }
     let shared = weights.shared.is_some().then(|| normed.slice(0..values));
     let (given, residual) = (room.given.slice(0..rows * hidden), residual.slice_mut(0..values));

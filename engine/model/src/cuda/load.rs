@@ -152,7 +152,7 @@ impl CudaModel {
             1 => 0,
             _ => self.exchange(geometry).bytes(rank.shard.rank as usize),
         };
-        Workspace::bytes(config, &sizes) + sizes.bytes() + rope + exchanged
+        Workspace::bytes(config, &rank.part.weights, &sizes) + sizes.bytes() + rope + exchanged
     }
 
     fn exchange(&self, geometry: &Geometry) -> ExchangeSizes {

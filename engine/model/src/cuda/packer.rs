@@ -18,8 +18,8 @@ pub(super) struct FileMatrix {
     pub rows: usize,
     pub cols: usize,
     pub bytes: Vec<u8>,
-    /// Whether its columns multiply inputs in an order of their own.
-    pub is_ordered: bool,
+    /// The input of each column, where that is not its own number.
+    pub order: Option<Vec<u32>>,
 }
 
 impl Packer for FilePacker<'_> {
@@ -34,7 +34,7 @@ impl Packer for FilePacker<'_> {
         bytes: &[u8],
         order: Option<&[u32]>,
     ) -> Result<FileMatrix, ShapeError> {
-        Ok(FileMatrix { kind, rows, cols, bytes: bytes.to_vec(), is_ordered: order.is_some() })
+        Ok(FileMatrix { kind, rows, cols, bytes: bytes.to_vec(), order: order.map(<[u32]>::to_vec) })
     }
 
     fn quantized_matrix(

@@ -8,6 +8,9 @@ use super::packer::{FileMatrix, FilePacker};
 use crate::backend::{Experts, FeedForward, Gated, Layer};
 use crate::weights::Head;
 
+/// What is right where an order is not.
+const RIGHT_ORDER: &str = "a checkpoint without desc_act, or the CPU";
+
 /// A whole decoder's.
 #[derive(Debug)]
 pub(super) struct Weights {
@@ -42,7 +45,7 @@ pub(super) struct LayerWeights {
 /// A layer's feed-forward block.
 #[derive(Debug)]
 pub(super) enum FeedForwardWeights {
-    Dense(GatedWeights),
+    Dense(Box<GatedWeights>),
     Experts(Box<ExpertWeights>),
 }
 
@@ -88,11 +91,15 @@ impl Weights {
         self.untied.as_ref().unwrap_or(&self.embedding)
     }
 
+    /// Those that all tokens of a step are multiplied with.
+    pub fn layer_matrices(&self) -> impl Iterator<Item = &Matrix> {
+        self.layers.iter().flat_map(LayerWeights::matrices)
+    }
+
     /// Bytes on the device.
     pub fn bytes(&self) -> u64 {
         let tables = [&self.embedding].into_iter().chain(&self.untied);
-        let matrices: usize =
-            tables.chain(self.layers.iter().flat_map(LayerWeights::matrices)).map(Matrix::bytes).sum();
+        let matrices: usize = tables.chain(self.layer_matrices()).map(Matrix::bytes).sum();
         let vectors = self.layers.iter().flat_map(LayerWeights::vectors).chain([&self.norm]);
         (matrices + vectors.map(|vector| vector.view().bytes()).sum::<usize>()) as u64
     }
@@ -123,7 +130,7 @@ impl Loader<'_> {
         let named = |name: &'static str| move |source| CudaError::Weights { name, layer: index, source };
         let Layer { query, key, value, biases, head_norms, feed_forward, .. } = layer;
         let optional = |norm: Option<Vec<f32>>| norm.map(|norm| self.vector(&norm)).transpose();
-        check_order([&query, &key, &value, &layer.out])?;
+        check_shared_order("query, key and value", &[&query, &key, &value])?;
         let biases = biases.map(|biases| self.vector(&biases.concat())).transpose()?;
         let head_norms = match head_norms {
             Some([query, key]) => Some([self.vector(&query)?, self.vector(&key)?]),
@@ -145,10 +152,11 @@ impl Loader<'_> {
 
     fn feed_forward(&self, layer: usize, block: &FeedForward<FilePacker<'_>>) -> Result<FeedForwardWeights, CudaError> {
         let Experts { router, experts, shared } = match block {
-            FeedForward::Dense(gated) => return Ok(FeedForwardWeights::Dense(self.gated(layer, [gated])?)),
+            FeedForward::Dense(gated) => return Ok(FeedForwardWeights::Dense(Box::new(self.gated(layer, [gated])?))),
             FeedForward::Experts(experts) => experts,
         };
-        check_order([router])?;
+        let of_experts = experts.iter().flat_map(|Gated { gate, up, down }| [gate, up, down]);
+        refuse_order("experts", of_experts.chain([router]))?;
         let gate: Vec<u8> =
             shared.iter().flat_map(|shared| &shared.gate).flat_map(|value| value.to_le_bytes()).collect();
         let rows = [(router.kind, router.rows, &router.bytes[..])];
@@ -170,7 +178,7 @@ impl Loader<'_> {
         let (gates_and_ups, downs): (Vec<_>, Vec<_>) =
             blocks.into_iter().map(|Gated { gate, up, down }| ([gate, up], down)).unzip();
         let gates_and_ups = gates_and_ups.concat();
-        check_order(gates_and_ups.iter().chain(&downs).copied())?;
+        check_shared_order("gate and up", &gates_and_ups)?;
         Ok(GatedWeights {
             gate_up: self.stack(&gates_and_ups).map_err(named("gate and up"))?,
             down: self.stack(&downs).map_err(named("down"))?,
@@ -185,7 +193,7 @@ impl Loader<'_> {
         head: Head<FilePacker<'_>>,
     ) -> Result<Weights, CudaError> {
         let named = |name: &'static str| move |source| CudaError::Table { name, source };
-        check_order([&embedding].into_iter().chain(&head.untied))?;
+        refuse_order("embeddings and heads", [&embedding].into_iter().chain(&head.untied))?;
         let untied = head.untied.map(|matrix| self.matrix(&matrix).map_err(named("head"))).transpose()?;
         let embedding = self.matrix(&embedding).map_err(named("token embedding"))?;
         Ok(Weights { embedding, layers, norm: self.vector(&head.norm)?, untied })
@@ -196,21 +204,33 @@ impl Loader<'_> {
     }
 
     fn matrix(&self, file: &FileMatrix) -> Result<Matrix, LoadError> {
-        Matrix::load(self.device, self.pool, file.kind, file.rows, file.cols, &file.bytes)
+        self.stack(&[file])
     }
 
-    /// Matrices of the same input as one, outputs after outputs.
+    /// Matrices of the same input, in the same order of columns, as one: outputs after outputs.
     fn stack(&self, files: &[&FileMatrix]) -> Result<Matrix, LoadError> {
         let tensors: Vec<_> = files.iter().map(|file| (file.kind, file.rows, &file.bytes[..])).collect();
-        Matrix::stack(self.device, self.pool, files[0].cols, &tensors)
+        let stacked = Matrix::stack(self.device, self.pool, files[0].cols, &tensors)?;
+        match &files[0].order {
+            None => Ok(stacked),
+            Some(order) => stacked.ordered(self.device, order),
+        }
+    }
+}
+
+/// Refuses matrices of one input whose columns have different orders.
+fn check_shared_order(what: &str, matrices: &[&FileMatrix]) -> Result<(), CudaError> {
+    match matrices.iter().all(|matrix| matrix.order == matrices[0].order) {
+        true => Ok(()),
+        false => Err(CudaError::unsupported(format!("{what} with inputs in different orders"), RIGHT_ORDER)),
     }
 }
 
 /// Refuses columns in an order of their own.
-fn check_order<'m>(matrices: impl IntoIterator<Item = &'m FileMatrix>) -> Result<(), CudaError> {
-    match matrices.into_iter().any(|matrix| matrix.is_ordered) {
-        true => Err(CudaError::unsupported("a matrix with columns in an order of their own", "one without desc_act")),
-        false => Ok(()),
+fn refuse_order<'m>(what: &str, matrices: impl IntoIterator<Item = &'m FileMatrix>) -> Result<(), CudaError> {
+    match matrices.into_iter().all(|matrix| matrix.order.is_none()) {
+        true => Ok(()),
+        false => Err(CudaError::unsupported(format!("{what} with inputs in an order of their own"), RIGHT_ORDER)),
     }
 }
 
@@ -226,35 +246,60 @@ mod tests {
     const SIDE: usize = 64;
 
     fn matrix(is_ordered: bool) -> FileMatrix {
-        FileMatrix { kind: WeightType::BF16, rows: SIDE, cols: SIDE, bytes: vec![0; 2 * SIDE * SIDE], is_ordered }
+        let order = is_ordered.then(|| (0..SIDE as u32).rev().collect());
+        FileMatrix { kind: WeightType::BF16, rows: SIDE, cols: SIDE, bytes: vec![0; 2 * SIDE * SIDE], order }
     }
 
-    /// A layer, of whose matrices one may be in an order of its own.
-    fn layer(ordered: Option<usize>) -> Layer<FilePacker<'static>> {
-        let matrix = |index| matrix(ordered == Some(index));
+    fn gated(ordered: [bool; 3]) -> Gated<FilePacker<'static>> {
+        let [gate, up, down] = ordered.map(matrix);
+        Gated { gate, up, down }
+    }
+
+    /// A layer of query, key, value, output and then this block; some have an order of their own.
+    fn layer(ordered: [bool; 4], feed_forward: FeedForward<FilePacker<'static>>) -> Layer<FilePacker<'static>> {
+        let [query, key, value, out] = ordered.map(matrix);
         Layer {
             attention_norm: vec![1.0; SIDE],
-            query: matrix(0),
-            key: matrix(1),
-            value: matrix(2),
-            out: matrix(3),
+            query,
+            key,
+            value,
+            out,
             biases: None,
             head_norms: None,
             rotary: true,
             post_attention_norm: None,
             feed_forward_norm: vec![1.0; SIDE],
-            feed_forward: FeedForward::Dense(Gated { gate: matrix(4), up: matrix(5), down: matrix(6) }),
+            feed_forward,
             post_feed_forward_norm: None,
         }
     }
 
     #[test]
-    fn columns_in_an_order_of_their_own_are_refused_wherever_they_are() {
+    fn an_order_of_columns_is_taken_where_an_input_has_one_alone_and_refused_elsewhere() {
         let device = HostMachine::new(Kernels::Record, 7).device(0, 1 << 24);
         let loader = Loader { device: &device, pool: &Pool::new(1).unwrap() };
-        let is_refused = |found: CudaError| found.to_string().contains("use one without desc_act");
-        assert!(loader.layer(0, layer(None)).is_ok());
-        assert!((0..7).all(|ordered| loader.layer(0, layer(Some(ordered))).is_err_and(is_refused)));
+        let is_refused = |found: CudaError| found.to_string().contains("use a checkpoint without desc_act");
+        let dense = |attention: u32, block: u32| {
+            let of = |bits: u32, index: u32| bits >> index & 1 == 1;
+            let block = FeedForward::Dense(gated([0, 1, 2].map(|index| of(block, index))));
+            loader.layer(0, layer([0, 1, 2, 3].map(|index| of(attention, index)), block))
+        };
+        for (attention, block) in (0..16).flat_map(|attention| (0..8).map(move |block| (attention, block))) {
+            let shares = [0, 7].contains(&(attention & 7)) && [0, 3].contains(&(block & 3));
+            match dense(attention, block) {
+                Ok(layer) => {
+                    let ordered = layer.matrices().map(|matrix| matrix.order().is_some()).collect::<Vec<_>>();
+                    let expected = [attention & 1, attention >> 3, block & 1, block >> 2].map(|bit| bit == 1);
+                    assert!(shares && ordered == expected, "{attention:b} {block:b}: {ordered:?}");
+                }
+                Err(why) => assert!(!shares && is_refused(why), "{attention:b} {block:b}"),
+            }
+        }
+        for ordered in 0..4 {
+            let experts = vec![gated([0, 1, 2].map(|index| index == ordered))];
+            let mixture = FeedForward::Experts(Experts { router: matrix(ordered == 3), experts, shared: None });
+            assert!(loader.layer(0, layer([false; 4], mixture)).is_err_and(is_refused));
+        }
         let tables = |embedding, head| {
             let head = Head { norm: vec![1.0; SIDE], untied: Some(matrix(head)) };
             loader.weights(matrix(embedding), Vec::new(), head)

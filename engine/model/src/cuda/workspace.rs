@@ -4,7 +4,9 @@ use half::bf16;
 use windlass_kernels::cuda::{Device, DriverError, Memory};
 
 use super::experts::ExpertRoom;
+use super::inputs::InputRoom;
 use super::metadata::StepSizes;
+use super::weights::Weights;
 use crate::config::DecoderConfig;
 
 /// The buffers.
@@ -25,12 +27,18 @@ pub(super) struct Workspace {
     pub picked: Memory<f32>,
     pub picked_normed: Memory<bf16>,
     pub logits: Memory<f32>,
+    pub inputs: InputRoom,
     /// Absent in a decoder without experts.
     pub experts: Option<ExpertRoom>,
 }
 
 impl Workspace {
-    pub fn new(device: &Device, config: &DecoderConfig, sizes: &StepSizes) -> Result<Workspace, DriverError> {
+    pub fn new(
+        device: &Device,
+        config: &DecoderConfig,
+        weights: &Weights,
+        sizes: &StepSizes,
+    ) -> Result<Workspace, DriverError> {
         let lengths = Lengths::of(config, sizes);
         Ok(Workspace {
             residual: device.allocate(lengths.hidden)?,
@@ -45,16 +53,18 @@ impl Workspace {
             picked: device.allocate(lengths.picked)?,
             picked_normed: device.allocate(lengths.picked)?,
             logits: device.allocate(lengths.logits)?,
+            inputs: InputRoom::new(device, weights, sizes.tokens)?,
             experts: ExpertRoom::new(device, config, sizes)?,
         })
     }
 
     /// Bytes of these buffers.
-    pub fn bytes(config: &DecoderConfig, sizes: &StepSizes) -> u64 {
+    pub fn bytes(config: &DecoderConfig, weights: &Weights, sizes: &StepSizes) -> u64 {
         let Lengths { hidden, projected, query, gated, splits, picked, logits } = Lengths::of(config, sizes);
         let halves = hidden + projected + 2 * query + 3 * gated + picked;
         let floats = hidden + splits * (config.head_dim + 1) + picked + logits;
-        (2 * halves + 4 * floats) as u64 + ExpertRoom::bytes(config, sizes)
+        let inputs = InputRoom::bytes(weights, sizes.tokens);
+        (2 * halves + 4 * floats) as u64 + inputs + ExpertRoom::bytes(config, sizes)
     }
 }
 

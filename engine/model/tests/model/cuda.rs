@@ -8,6 +8,7 @@ use crate::common::driver::{Job, generate, sample_row};
 use crate::common::hub::{Family, config, llama_oracle};
 use crate::common::rows::{plan, row, tables};
 use crate::common::tiny::Tiny;
+use crate::packed;
 use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
 use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels, device_under_test};
@@ -248,6 +249,14 @@ fn what_is_quantized_at_load_computes_what_the_cpu_computes_and_takes_what_fit_s
     }
 }
 
+/// Codes of 2 to 8 bits with zero points and without, groups of all widths, and inputs in an order of their own.
+#[test]
+fn what_other_tools_quantized_computes_what_the_cpu_computes() {
+    for (name, checkpoint) in packed::checkpoints() {
+        agrees_with_the_cpu(name, &checkpoint, &options(), APART);
+    }
+}
+
 /// A key and a value of each token and head has a scale of its own, as on the CPU; copied blocks keep them.
 #[test]
 fn a_cache_in_bytes_gives_what_the_cpus_gives_and_takes_what_it_should() {
@@ -409,10 +418,18 @@ fn guesses_fail_by_name_and_nothing_else_does() {
 
 #[test]
 fn memory_of_keys_and_values_comes_and_goes_and_the_ledger_knows_all_of_it() {
-    let (checkpoint, driver) = (checkpoint(tiny(WeightType::BF16)), driver());
+    let sorted = packed::checkpoints().into_iter().find(|(name, _)| *name == "gptq with desc_act").unwrap().1;
+    for checkpoint in [checkpoint(tiny(WeightType::BF16)), sorted] {
+        comes_and_goes_and_is_known(&checkpoint);
+    }
+}
+
+fn comes_and_goes_and_is_known(checkpoint: &Checkpoint) {
+    let (options, driver) = (LoadOptions { max_step_tokens: 1024, ..options() }, driver());
     let free = || driver.device().driver().memory().unwrap().free_bytes as u64;
     let before = free();
-    let loaded = loaded(&checkpoint, &driver.device(), Replay::Graphs);
+    let model = CudaModel::load(checkpoint, &options, &[driver.device()]).unwrap();
+    let loaded = model.start(options.kv, Replay::Graphs).unwrap();
     let (ledger, mut executor) = (loaded.ledger(), loaded.executor);
     let awake = free();
     let small = before - awake - ledger.total();

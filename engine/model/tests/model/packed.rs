@@ -5,6 +5,7 @@ use crate::common::oracle::{compare, our_logits};
 use crate::common::tiny::Random;
 use half::f16;
 use serde_json::{Value, json};
+use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::SafetensorsBuilder;
 use windlass_engine_model::{LoadOptions, build};
 
@@ -494,6 +495,11 @@ impl Tool {
         let zeros = (0..groups).map(|_| (self.zero)(random)).collect();
         Codes { rows, cols, group, groups_of, codes, zeros, scales }
     }
+}
+
+/// A checkpoint of every tool, with what it is.
+pub fn checkpoints() -> Vec<(&'static str, Checkpoint)> {
+    tools().iter().map(|tool| (tool.name, family(&tool.config).open(&tool.files().0))).collect()
 }
 
 /// The error left is that of int8 activations.

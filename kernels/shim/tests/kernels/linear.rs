@@ -81,6 +81,30 @@ fn int4_products_match_the_reference() {
     }
 }
 
+/// Columns of a matrix that multiply inputs in an order of their own.
+#[test]
+fn products_with_columns_in_another_order_match_the_reference() {
+    let mut random = Random::new(33);
+    for (tokens, rows, cols) in [(1, 16, 64), (3, 35, 1120), (66, 17, 576)] {
+        let (device, stream) = device(tokens as u64);
+        let mut order: Vec<u32> = (0..cols as u32).collect();
+        (1..cols).for_each(|last| order.swap(last, random.below(last + 1)));
+        let int4 = random_int4(&mut random, rows, cols, Group::G32, false);
+        let matrix = Matrix::int4(&device, &int4).unwrap().ordered(&device, &order).unwrap();
+        let input = random.halves(tokens * cols, 2.0);
+        let sorted: Vec<bf16> =
+            input.chunks(cols).flat_map(|token| order.iter().map(|&col| token[col as usize])).collect();
+        let exact = reference(rows, cols, |row, col| int4.value(row, col), &sorted);
+        let (mut room, mut out) = (poisoned::<bf16>(&device, input.len() + 8), poisoned::<f32>(&device, exact.len()));
+        let input = device.upload(&input).unwrap();
+        ops::linear_ordered(&stream, &matrix, input.view(), &mut room, Output::F32(out.view_mut())).unwrap();
+        let error = relative_error(&out.read(&stream).unwrap(), &exact);
+        assert!(error <= 1e-5, "{tokens} x {rows} x {cols}: {error}");
+        order[0] = order[1];
+        assert!(matrix.ordered(&device, &order).unwrap_err().to_string().contains("does not name each"));
+    }
+}
+
 /// A float in e4m3 (OCP 8-bit floating point): a sign, 4 bits of exponent with a bias of 7, 3 bits of fraction.
 pub fn e4m3(code: u8) -> f64 {
     let (exponent, fraction) = (i32::from(code >> 3 & 15), f64::from(code & 7));

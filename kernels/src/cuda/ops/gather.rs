@@ -1,4 +1,6 @@
-//! Rows picked by index.
+//! Rows picked by index, and columns in another order.
+
+use half::bf16;
 
 use super::word;
 use crate::cuda::launch::Launch;
@@ -9,7 +11,7 @@ use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
 /// table gives zeros.
 ///
 /// # Panics
-/// When the lengths do not match.
+/// When the lengths do not match, or the table's columns have an order of their own.
 pub fn embed(
     stream: &Stream,
     tokens: View<'_, u32>,
@@ -19,6 +21,7 @@ pub fn embed(
     out: ViewMut<'_, f32>,
 ) -> Result<(), DriverError> {
     let (rows, cols) = (table.rows(), table.cols());
+    assert!(table.order().is_none(), "embeddings whose values lie in another order");
     assert_eq!(out.len(), tokens.len() * cols, "one row for each token");
     let new = |kernel| Launch::new(kernel, [word(tokens.len()), 1, 1]).with(tokens);
     let launch = match table.values() {
@@ -58,4 +61,24 @@ pub fn gather_rows(
     let launch = launch.with(indices).with(input).with(out).with(word(cols)).with(rows);
     // SAFETY: one block per index, which reads rows below `rows` alone.
     unsafe { stream.launch(&launch) }
+}
+
+/// `out[t][c] = input[t][order[c]]` of tokens of as many values as the order has. Every entry of the order is below their
+/// number.
+///
+/// # Panics
+/// When the lengths do not match, or a token is no multiple of 8 values.
+pub(super) fn sort_columns(
+    stream: &Stream,
+    order: View<'_, u32>,
+    input: View<'_, bf16>,
+    out: ViewMut<'_, bf16>,
+) -> Result<(), DriverError> {
+    let cols = order.len();
+    assert!(cols > 0 && cols.is_multiple_of(8), "tokens of {cols} values; kernels write 8 at a time");
+    assert!(input.len().is_multiple_of(cols), "{} values are no whole tokens of {cols}", input.len());
+    assert_eq!(out.len(), input.len(), "a place for each value");
+    let launch = Launch::new(Kernel::SortColumns, [word(input.len() / cols), 1, 1]);
+    // SAFETY: one block per token, which reads that token's values and writes them.
+    unsafe { stream.launch(&launch.with(order).with(input).with(out).with(word(cols))) }
 }

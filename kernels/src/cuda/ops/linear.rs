@@ -3,11 +3,12 @@
 use half::bf16;
 
 use super::experts::{Mixture, Routes};
+use super::gather::sort_columns;
 use super::word;
 use crate::cuda::launch::{Argument, Launch};
 use crate::cuda::table::GEMM_SHARED_BYTES;
 use crate::cuda::weights::{EightBits, Group, Matrix, ROW_TILE, Values};
-use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
+use crate::cuda::{DriverError, Kernel, Memory, Stream, View, ViewMut};
 
 /// Tokens, and rows, of a block of `gemm.cu`.
 const GEMM_TILE: usize = 128;
@@ -45,8 +46,30 @@ impl Output<'_> {
 /// come with it.
 ///
 /// # Panics
-/// When the lengths do not match.
+/// When the lengths do not match, or the matrix's columns have an order of their own ([`linear_ordered`]).
 pub fn linear(stream: &Stream, matrix: &Matrix, input: View<'_, bf16>, out: Output<'_>) -> Result<(), DriverError> {
+    assert!(matrix.order().is_none(), "the columns of a matrix have an order of their own");
+    linear_sorted(stream, matrix, input, out)
+}
+
+/// The same with a matrix whose columns have an order of their own; `room` is for the input in that order.
+///
+/// # Panics
+/// When the lengths do not match, or the columns have no such order.
+pub fn linear_ordered(
+    stream: &Stream,
+    matrix: &Matrix,
+    input: View<'_, bf16>,
+    room: &mut Memory<bf16>,
+    out: Output<'_>,
+) -> Result<(), DriverError> {
+    let Some(order) = matrix.order() else { panic!("the columns of a matrix have no order of their own") };
+    sort_columns(stream, order, input, room.slice_mut(0..input.len()))?;
+    linear_sorted(stream, matrix, room.slice(0..input.len()), out)
+}
+
+/// A product with an input in the order of the matrix's columns.
+fn linear_sorted(stream: &Stream, matrix: &Matrix, input: View<'_, bf16>, out: Output<'_>) -> Result<(), DriverError> {
     let (rows, cols) = (matrix.rows(), matrix.cols());
     assert!(!input.is_empty() && input.len().is_multiple_of(cols), "{} values are no tokens of {cols}", input.len());
     let tokens = input.len() / cols;
@@ -72,7 +95,7 @@ pub enum ExpertInput<'a> {
 /// experts, rows after rows. Tokens are those that `routes` were chosen for last.
 ///
 /// # Panics
-/// When the lengths do not match, or an expert's rows are no whole tiles of the kernels.
+/// When the lengths do not match, an expert's rows are no whole tiles of the kernels, or columns have an order of their own.
 pub fn linear_experts(
     stream: &Stream,
     matrix: &Matrix,
@@ -82,6 +105,7 @@ pub fn linear_experts(
 ) -> Result<(), DriverError> {
     let Mixture { count, used, .. } = *routes.mixture();
     let (rows, cols) = (matrix.rows() / count, matrix.cols());
+    assert!(matrix.order().is_none(), "the columns of experts have an order of their own");
     assert!(matrix.rows() == count * rows && rows.is_multiple_of(ROW_TILE), "{} rows of {count}", matrix.rows());
     let (values, inputs) = match input {
         ExpertInput::Tokens(values) => (values, values.len() / cols * used),
@@ -137,7 +161,7 @@ fn product(
 /// sums in another order. Not for a mode in which results must not depend on the batch.
 ///
 /// # Panics
-/// When the lengths do not match, or the matrix is not bf16.
+/// When the lengths do not match, or the matrix is not bf16 with columns in the order of inputs.
 pub fn linear_wide(
     stream: &Stream,
     matrix: &Matrix,
@@ -148,7 +172,9 @@ pub fn linear_wide(
     assert!(!input.is_empty() && input.len().is_multiple_of(cols), "{} values are no tokens of {cols}", input.len());
     let tokens = input.len() / cols;
     assert_eq!(out.len(), tokens * rows, "{tokens} tokens of {rows} values");
-    let Values::Bf16(weights) = matrix.values() else { panic!("many tokens are multiplied with bf16 alone") };
+    let (Values::Bf16(weights), None) = (matrix.values(), matrix.order()) else {
+        panic!("many tokens are multiplied with bf16 alone, whose columns are in the order of inputs")
+    };
     let grid = [word(rows.div_ceil(GEMM_TILE)), word(tokens.div_ceil(GEMM_TILE)), 1];
     let launch = Launch::new(Kernel::GemmBf16, grid).shared(GEMM_SHARED_BYTES).with(weights.view());
     let launch = out.arguments().into_iter().fold(launch.with(input), Launch::with);

@@ -56,7 +56,7 @@ pub fn quantize_tokens(
 /// `out[t] = matrix · input[t]` with both in 8 bits. A token's result is the same whatever tokens come with it.
 ///
 /// # Panics
-/// When the lengths do not match, the matrix is not in 8 bits row after row, or the device does not multiply its codes
+/// When the lengths do not match, the matrix is not in 8 bits row after row with columns in the order of inputs, or the device does not multiply its codes
 /// ([`multiplies`]).
 pub fn linear_w8a8(
     stream: &Stream,
@@ -68,6 +68,7 @@ pub fn linear_w8a8(
     let Values::Eight { codes, scales, group, code } = matrix.values() else {
         panic!("a matrix that is not in 8 bits")
     };
+    assert!(matrix.order().is_none(), "the columns of a matrix have an order of their own");
     assert!(multiplies(stream.device().facts(), *code), "{code:?} on {:?}", stream.device().facts());
     assert!(tokens > 0 && input.codes.len() == tokens * cols, "{} codes of {tokens} tokens", input.codes.len());
     assert_eq!(out.len(), tokens * rows, "{tokens} tokens of {rows} values");
