@@ -88,12 +88,12 @@ impl Speculation {
         }
     }
 
-    /// The proposer for a device without weights.
-    pub fn proposer_without_model(&self) -> Result<Box<dyn Proposer>, Failure> {
+    /// The proposer for a device that computes no draft model, which `device` names.
+    pub fn proposer_without_model(&self, device: &str) -> Result<Box<dyn Proposer>, Failure> {
         match &self.method {
             Method::DraftModel(_) => {
-                let message = "--speculative-config: the simulator has no model for a draft model to follow";
-                Err(Failure::new(Reason::Unsupported, message.to_owned()))
+                let message = format!("--speculative-config: {device} computes no draft model: use ngram or suffix");
+                Err(Failure::new(Reason::Unsupported, message))
             }
             _ => self.proposer(0, &LoadOptions { kv: KvBudget::Blocks(1), ..LoadOptions::default() }),
         }

@@ -164,7 +164,7 @@ impl Model for CudaDecoder {
     fn move_tokens(&mut self, moves: &[TokenMove]) -> Result<(), CudaError> {
         match moves {
             [] => Ok(()),
-            _ => Err(CudaError::unsupported("guesses that branch", "no speculation")),
+            _ => Err(CudaError::unsupported("guesses that branch", "guesses one after the other")),
         }
     }
 }

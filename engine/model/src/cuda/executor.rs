@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
 use windlass_engine_core::plan::{
     InputToken, PlanRow, RowOutput, SampleRow, SequenceFailure, StepOutput, StepPlan, Ticket,
@@ -19,6 +20,7 @@ use super::decoder::CudaDecoder;
 use super::draws::RowDraw;
 use super::rank::Feed;
 use crate::batch::{Batch, Logits};
+use crate::bounds;
 use crate::executor::{check, check_oldest};
 use crate::sampler::SampleError;
 use crate::step::{StepRunner, uncomputable};
@@ -47,8 +49,10 @@ enum State {
 /// A step that the device computes.
 struct Issued {
     turn: usize,
+    /// As they were planned.
+    plan: Vec<PlanRow>,
     rows: Vec<RowOutput>,
-    /// The rows that draw, in the order of their draws.
+    /// The row of each draw. A row with guesses draws after its last token and after each of them.
     drawing: Vec<usize>,
     /// Rows whose token another step in flight was to draw.
     fed: Vec<(usize, InputToken)>,
@@ -73,18 +77,18 @@ impl CudaExecutor {
     }
 
     /// Issues a step.
-    fn issue(&mut self, ticket: Ticket, plan: &StepPlan) -> Result<Issued, ExecutorError> {
+    fn issue(&mut self, ticket: Ticket, plan: StepPlan) -> Result<Issued, ExecutorError> {
         let started = Instant::now();
         let turn = (ticket.0 % MAX_IN_FLIGHT as u64) as usize;
         plan.moves.iter().try_for_each(|moved| self.runner.move_block(*moved)).map_err(failed)?;
         let mut fed = Fed::default();
-        let rows = self.fill_batch(plan, &mut fed);
-        let draws = |index: &usize| plan.rows[*index].sample.is_some() && rows[*index] == RowOutput::Computed;
-        let drawing: Vec<usize> = (0..rows.len()).filter(draws).collect();
-        let row_draws: Vec<RowDraw> = drawing.iter().filter_map(|&index| row_draw(&plan.rows[index])).collect();
+        let rows = self.fill_batch(&plan, &mut fed);
+        let computed = plan.rows.iter().enumerate().filter(|(index, _)| rows[*index] == RowOutput::Computed);
+        let draws = computed.flat_map(|(index, row)| row_draws(row).map(move |draw| (index, draw)));
+        let (drawing, draws): (Vec<usize>, Vec<RowDraw>) = draws.unzip();
         let CudaExecutor { runner, batch, .. } = self;
-        runner.model_mut().step(batch, fed.feeds, turn, row_draws).map_err(failed)?;
-        Ok(Issued { turn, rows, drawing, fed: fed.rows, started })
+        runner.model_mut().step(batch, fed.feeds, turn, draws).map_err(failed)?;
+        Ok(Issued { turn, plan: plan.rows, rows, drawing, fed: fed.rows, started })
     }
 
     /// Puts every sound row into the batch.
@@ -107,9 +111,12 @@ impl CudaExecutor {
                 None => tokens.push(self.runner.resolve(token)?),
             }
         }
+        let none = DraftTree::default();
+        let draft = row.draft().unwrap_or(&none);
+        draft.nodes().iter().try_for_each(|guess| bounds::check_token(self.runner.geometry(), guess.token))?;
         fed.feeds.extend(feeds);
         let logits = if row.sample.is_some() { Logits::LAST } else { Logits::NONE };
-        self.batch.push(tokens, row.first_position, &row.blocks, logits);
+        self.batch.push_drafted(tokens, draft, row.first_position, &row.blocks, logits);
         Ok(())
     }
 
@@ -118,9 +125,12 @@ impl CudaExecutor {
         let InputToken::SampledBy { ticket, row } = token else { return Ok(None) };
         let flight = self.flights.iter().find(|flight| flight.ticket == ticket);
         let Some(Flight { state: State::Issued(issued), .. }) = flight else { return Ok(None) };
-        match issued.drawing.iter().position(|&drawing| drawing == row as usize) {
-            Some(draw) => Ok(Some((issued.turn, draw))),
-            None => {
+        let mut draws = (0..issued.drawing.len()).filter(|&draw| issued.drawing[draw] == row as usize);
+        match (draws.next(), draws.next()) {
+            (Some(draw), None) => Ok(Some((issued.turn, draw))),
+            // Which of several is the last is known once all are.
+            (Some(_), Some(_)) => Err(format!("its input token follows the guesses in row {row} of step {}", ticket.0)),
+            (None, _) => {
                 Err(format!("its input token was to be sampled in row {row} of step {}, which sampled none", ticket.0))
             }
         }
@@ -137,8 +147,10 @@ impl CudaExecutor {
         let (ticket, mut rows) = (*ticket, issued.rows.clone());
         let tokens = self.decoder().drawn(issued.turn, issued.drawing.len()).map_err(failed)?;
         let (began, end) = (self.last_end.map_or(issued.started, |last| issued.started.max(last)), Instant::now());
-        for (&row, token) in issued.drawing.iter().zip(tokens) {
-            rows[row] = output(token);
+        let draws: Vec<(usize, u32)> = issued.drawing.iter().copied().zip(tokens).collect();
+        for draws in draws.chunk_by(|(row, _), (next, _)| row == next) {
+            let row = draws[0].0;
+            rows[row] = output(&issued.plan[row], draws).unwrap_or_else(RowOutput::Failed);
         }
         // What followed a token that did not come is worth nothing.
         for &(row, token) in &issued.fed {
@@ -163,7 +175,7 @@ impl Executor for CudaExecutor {
         check(self.runner.geometry(), &plan, self.flights.len())?;
         let ticket = Ticket(self.next_ticket);
         let state = match plan.rows.iter().all(is_drawn_on_device) {
-            true => State::Issued(self.issue(ticket, &plan)?),
+            true => State::Issued(self.issue(ticket, plan)?),
             false => {
                 self.finish_all()?;
                 State::Done(self.runner.run(ticket, &plan).map_err(failed)?)
@@ -192,27 +204,42 @@ fn failed(error: impl std::fmt::Display) -> ExecutorError {
     ExecutorError(error.to_string())
 }
 
-fn output(token: u32) -> RowOutput {
-    match token {
-        NOT_FINITE => RowOutput::Failed(SequenceFailure::Corrupted("the model gave a logit that is not finite".into())),
-        ALL_BANNED => RowOutput::Failed(SampleError::AllBanned.into()),
-        token => RowOutput::Sampled(token),
+/// What a row gives: the token that was drawn after its last one, or what its guesses are worth.
+fn output(row: &PlanRow, draws: &[(usize, u32)]) -> Result<RowOutput, SequenceFailure> {
+    match row.draft() {
+        None => drawn(draws[0].1).map(RowOutput::Sampled),
+        Some(draft) => {
+            let verdict = draft.judge(|guess| drawn(draws[guess.map_or(0, |guess| guess as usize + 1)].1))?;
+            Ok(RowOutput::Verified(verdict.tokens))
+        }
     }
 }
 
-fn row_draw(row: &PlanRow) -> Option<RowDraw> {
-    let sampling = Arc::clone(&row.sample.as_ref()?.sampling);
-    Some((sampling, row.first_position + row.tokens.len() as u32))
+fn drawn(token: u32) -> Result<TokenId, SequenceFailure> {
+    match token {
+        NOT_FINITE => Err(SequenceFailure::Corrupted("the model gave a logit that is not finite".into())),
+        ALL_BANNED => Err(SampleError::AllBanned.into()),
+        token => Ok(token),
+    }
 }
 
-/// Whether the device draws this row's token by itself.
+/// What decides each of a row's draws, one after each token that gets logits.
+fn row_draws(row: &PlanRow) -> impl Iterator<Item = RowDraw> {
+    let first = row.first_position + row.tokens.len() as u32;
+    row.sample.iter().flat_map(move |sample| {
+        let positions = first..=first + sample.draft.len() as u32;
+        positions.map(|position| (Arc::clone(&sample.sampling), position))
+    })
+}
+
+/// Whether the device draws this row's tokens by itself.
 fn is_drawn_on_device(row: &PlanRow) -> bool {
     let sample = row.sample.as_ref();
     row.score.is_none()
-        && sample.is_none_or(|SampleRow { sampling, banned, history, constraint, logprobs, draft }| {
+        && sample.is_none_or(|SampleRow { sampling, banned, history, constraint, logprobs, draft: _ }| {
             let Sampling { typical_p, penalties, logit_bias, bad_words, allowed_tokens, .. } = sampling.as_ref();
             let alone = banned.is_empty() && history.is_none() && constraint.is_none() && logprobs.is_none();
             let unedited = logit_bias.is_empty() && bad_words.is_empty() && allowed_tokens.is_empty();
-            alone && unedited && draft.is_empty() && *penalties == Penalties::NONE && *typical_p >= 1.0
+            alone && unedited && *penalties == Penalties::NONE && *typical_p >= 1.0
         })
 }

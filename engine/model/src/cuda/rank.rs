@@ -80,7 +80,7 @@ impl Rank {
             graphs: Graphs::default(),
             buckets: Buckets::up_to(rows),
             replay,
-            draws: Draws::new(&device, rows)?,
+            draws: Draws::new(&device, logits)?,
             logits: device.pinned(logits * config.vocabulary)?,
             compute: Compute::new(&device, config, weights, exchange, geometry, cache)?,
             cache,

@@ -1,6 +1,7 @@
 //! What is not computed on CUDA yet, refused by name before anything is loaded.
 
 use windlass_engine_contract::memory::KvDataType;
+use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::plan::PlanRow;
 use windlass_kernels::cuda::ops::{MAX_EXPERTS, MAX_GROUP, MAX_HEAD_DIM, MAX_RANKS, MAX_USED_EXPERTS, PAGE_TOKENS};
 
@@ -86,8 +87,8 @@ pub(super) fn check_options(options: &LoadOptions) -> Result<(), CudaError> {
 
 /// Refuses a row that asks for more.
 pub(super) fn check_row(row: &PlanRow) -> Result<(), String> {
-    match row.draft() {
-        Some(_) => Err(CudaError::unsupported("guesses of what comes next", "no speculation").to_string()),
-        None => Ok(()),
+    match row.draft().is_none_or(DraftTree::is_chain) {
+        true => Ok(()),
+        false => Err(CudaError::unsupported("guesses that branch", "guesses one after the other").to_string()),
     }
 }

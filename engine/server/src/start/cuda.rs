@@ -77,9 +77,15 @@ pub fn start(
     monitor: &Arc<Monitor>,
     clock: Clock,
 ) -> Result<StartedModel, Failure> {
-    if config.speculation.is_some() {
-        return Err(unsupported("--speculative-config", "leave it out"));
-    }
+    let speculation = config.speculation.clone();
+    let guess = move || {
+        let proposer = speculation.as_ref().map(|speculation| {
+            speculation.proposer_without_model("a GPU").map(|proposer| (proposer, speculation.tokens))
+        });
+        proposer.transpose()
+    };
+    // What is refused is refused before the weights are read.
+    guess()?;
     let began = clock.seconds();
     let facts = devices[0].facts();
     for facts in devices.iter().map(Device::facts) {
@@ -98,7 +104,7 @@ pub fn start(
     let model = cpu.model.clone();
     let reload = move || Ok(load(&open(&model)?)?.executor);
     let load_seconds = clock.seconds() - began;
-    let (engine, warm_seconds) = launch(executor, reload, || Ok(None), &config.batching, monitor, clock)?;
+    let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
     let download_seconds = FetchRecord::beside(&cpu.model).map_or(0.0, |record| record.seconds);
     let kv = config.batching.kv_data_type.name();
     let ranks = ledgers.len() as u32;

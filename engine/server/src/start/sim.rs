@@ -55,9 +55,9 @@ pub fn start(config: &Config, sim: &SimConfig, monitor: &Arc<Monitor>, clock: Cl
     let load_seconds = clock.seconds() - began;
     let speculation = config.speculation.clone();
     let guess = move || {
-        let proposer = speculation
-            .as_ref()
-            .map(|speculation| speculation.proposer_without_model().map(|proposer| (proposer, speculation.tokens)));
+        let proposer = speculation.as_ref().map(|speculation| {
+            speculation.proposer_without_model("the simulator").map(|proposer| (proposer, speculation.tokens))
+        });
         proposer.transpose()
     };
     let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
