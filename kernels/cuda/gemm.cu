@@ -9,8 +9,6 @@ KERNEL(gemm_bf16, THREADS)(const bf16* weights, const bf16* input, bf16* halves,
                            u32 rows, u32 cols) {
   DYNAMIC_SHARED(Product::Stage, stages);
   const Product product{input, weights, tokens, rows, cols};
-  wait_for_previous();
-  let_next_start();
   Product::Sums<float> sum;
   product.multiply(stages, sum, [](u32) {});
   product.each(sum, [&](u32 token, u32 row, float value) {

@@ -4,8 +4,11 @@
 // After every 128 columns what was added up (integers: exactly) is scaled and added in f32.
 #include "tile.cuh"
 
-typedef Tiles<u8, 32> Product;
-constexpr int THREADS = Product::THREADS;
+typedef Tiles<u8, 32> Many;
+// Of few tokens the weights are what is waited for: small blocks, so that there is one for every multiprocessor, each with as
+// many stages on their way as shared memory of 48 KiB holds.
+typedef Tiles<u8, 16, 1, 16, 2, 12> Few;
+constexpr int THREADS = 256;  // of a token's rounding
 constexpr u32 RUN = 128;  // columns that are added up before they are scaled; a group has a multiple, or all
 
 struct Int8 {
@@ -54,17 +57,16 @@ KERNEL(quantize_fp8, THREADS)(const bf16* input, u8* codes, float* scales, u32 c
 }
 
 // total += sum · scale of each row's group, and the sum begins again.
-template <typename Sum>
-DEVICE void scale_up(Product::Sums<float>& total, Product::Sums<Sum>& sum, const float* scales, u32 first_row, u32 rows,
-                     u32 groups, u32 group) {
+template <typename Product, typename Totals, typename Sums>
+DEVICE void scale_up(Totals& total, Sums& sum, const float* scales, u32 first_row, u32 rows, u32 groups, u32 group) {
 #pragma unroll
-  for (int n = 0; n < Product::WARP_ROWS / 8; ++n) {
+  for (int n = 0; n < Product::ROW_PARTS; ++n) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const u32 row = first_row + 8 * n + i;
       const float scale = row < rows ? scales[static_cast<u64>(row) * groups + group] : 0;
 #pragma unroll
-      for (int m = 0; m < Product::TOKENS / 32; ++m) {
+      for (int m = 0; m < Product::TOKEN_PARTS; ++m) {
         for (int half = 0; half < 2; ++half) {
           total.of[m][n][2 * half + i] += static_cast<float>(sum.of[m][n][2 * half + i]) * scale;
           sum.of[m][n][2 * half + i] = 0;
@@ -75,19 +77,18 @@ DEVICE void scale_up(Product::Sums<float>& total, Product::Sums<Sum>& sum, const
 }
 
 // Grid: (parts of the rows, parts of the tokens).
-template <typename Code>
+template <typename Product, typename Code>
 DEVICE void product(const u8* weights, const float* scales, const u8* input, const float* input_scales, bf16* halves,
                     float* floats, u32 add, u32 tokens, u32 rows, u32 cols, u32 group) {
-  DYNAMIC_SHARED(Product::Stage, stages);
+  DYNAMIC_SHARED(typename Product::Stage, stages);
   const Product product{input, weights, tokens, rows, cols};
   const u32 groups = ceil_divide(cols, group);
-  wait_for_previous();
-  let_next_start();
-  Product::Sums<typename Code::Sum> sum;
-  Product::Sums<float> total;
+  typename Product::template Sums<typename Code::Sum> sum;
+  typename Product::template Sums<float> total;
   product.multiply(stages, sum, [&](u32 step) {
     const u32 begin = step * Product::DEPTH, end = begin + Product::DEPTH;
-    if (end % RUN == 0 || end >= cols) scale_up(total, sum, scales, product.first_row(), rows, groups, begin / group);
+    if (end % RUN && end < cols) return;
+    scale_up<Product>(total, sum, scales, product.first_row(), rows, groups, begin / group);
   });
   product.each(total, [&](u32 token, u32 row, float sum) {
     const u64 place = static_cast<u64>(token) * rows + row;
@@ -97,12 +98,13 @@ DEVICE void product(const u8* weights, const float* scales, const u8* input, con
   });
 }
 
-KERNEL(w8a8_int8, THREADS)(const u8* weights, const float* scales, const u8* input, const float* input_scales, bf16* halves,
-                           float* floats, u32 add, u32 tokens, u32 rows, u32 cols, u32 group) {
-  product<Int8>(weights, scales, input, input_scales, halves, floats, add, tokens, rows, cols, group);
-}
+#define PARAMETERS                                                                                                   \
+  (const u8* weights, const float* scales, const u8* input, const float* input_scales, bf16* halves, float* floats, \
+   u32 add, u32 tokens, u32 rows, u32 cols, u32 group) {                                                            \
+    product
+#define ARGUMENTS (weights, scales, input, input_scales, halves, floats, add, tokens, rows, cols, group); }
 
-KERNEL(w8a8_fp8, THREADS)(const u8* weights, const float* scales, const u8* input, const float* input_scales, bf16* halves,
-                          float* floats, u32 add, u32 tokens, u32 rows, u32 cols, u32 group) {
-  product<E4m3>(weights, scales, input, input_scales, halves, floats, add, tokens, rows, cols, group);
-}
+KERNEL(w8a8_int8_few, Few::THREADS) PARAMETERS<Few, Int8> ARGUMENTS
+KERNEL(w8a8_int8_many, Many::THREADS) PARAMETERS<Many, Int8> ARGUMENTS
+KERNEL(w8a8_fp8_few, Few::THREADS) PARAMETERS<Few, E4m3> ARGUMENTS
+KERNEL(w8a8_fp8_many, Many::THREADS) PARAMETERS<Many, E4m3> ARGUMENTS

@@ -263,6 +263,11 @@ impl DecoderConfig {
         }
     }
 
+    /// Whether inputs of quantized matrices were meant to be rounded to 8 bits, too.
+    pub(crate) fn rounds_inputs(&self) -> bool {
+        self.scheme.is_some_and(|scheme| scheme.rounds_inputs)
+    }
+
     /// The window of a layer whose queries do not see all keys.
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.local.as_ref().filter(|local| local.layers.contains(layer)).map(|local| local.window)

@@ -76,9 +76,12 @@ use Parameter::{F32 as Float, In, Out, U32};
 /// Bytes of shared memory of the product of many tokens: four stages of two tiles of 128 x 32, each row with 16 bytes more.
 pub const GEMM_SHARED_BYTES: u32 = 4 * 2 * 128 * (32 + 8) * 2;
 
-/// Bytes of shared memory of the product of 8-bit activations: four stages of 64 tokens and 128 rows of 64 bytes, each with 16
-/// bytes more.
-pub const W8A8_SHARED_BYTES: u32 = 4 * (64 + 128) * (64 + 16);
+/// Bytes of shared memory of the product of many tokens in 8 bits: four stages of 64 tokens and 128 rows of 64 bytes, each with
+/// 16 bytes more.
+pub const W8A8_MANY_SHARED_BYTES: u32 = 4 * (64 + 128) * (64 + 16);
+
+/// The same of few tokens: twelve stages of 16 tokens and 32 rows.
+pub const W8A8_FEW_SHARED_BYTES: u32 = 12 * (16 + 32) * (64 + 16);
 
 /// Bytes of shared memory that attention over heads of up to `dim` values of `size` bytes needs: one or two pages of keys
 /// and values, each row with 16 bytes more, and what room their scales have; afterwards, when decoding, what four warps
@@ -267,10 +270,14 @@ kernels! {
         QuantizeInt8 = quantize_int8[QUANTIZE], 256, 0;
         /// The same in e4m3.
         QuantizeFp8 = quantize_fp8[QUANTIZE], 256, 0;
-        /// `out = input · weightsᵀ`, both in signed 8 bits.
-        W8a8Int8 = w8a8_int8[W8A8], 256, W8A8_SHARED_BYTES;
-        /// The same, both in e4m3.
-        W8a8Fp8 = w8a8_fp8[W8A8], 256, W8A8_SHARED_BYTES;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, both in signed 8 bits.
+        W8a8Int8Few = w8a8_int8_few[W8A8], 64, W8A8_FEW_SHARED_BYTES;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, both in signed 8 bits.
+        W8a8Int8Many = w8a8_int8_many[W8A8], 256, W8A8_MANY_SHARED_BYTES;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, both in e4m3.
+        W8a8Fp8Few = w8a8_fp8_few[W8A8], 64, W8A8_FEW_SHARED_BYTES;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, both in e4m3.
+        W8a8Fp8Many = w8a8_fp8_many[W8A8], 256, W8A8_MANY_SHARED_BYTES;
     }
     "experts.cu" {
         /// The experts of each token, and their weights.

@@ -164,6 +164,14 @@ impl Matrix {
         self.order.as_ref().map(Memory::view)
     }
 
+    /// What its codes stand for, where they have 8 bits and lie row after row.
+    pub fn code(&self) -> Option<EightBits> {
+        match &self.values {
+            Values::Eight { code, .. } => Some(*code),
+            Values::Bf16(_) | Values::Int4 { .. } | Values::Int8 { .. } => None,
+        }
+    }
+
     /// Outputs.
     pub fn rows(&self) -> usize {
         self.rows

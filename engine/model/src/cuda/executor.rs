@@ -228,7 +228,7 @@ fn row_draws(row: &PlanRow) -> impl Iterator<Item = RowDraw> {
     let first = row.first_position + row.tokens.len() as u32;
     row.sample.iter().flat_map(move |sample| {
         let positions = first..=first + sample.draft.len() as u32;
-        positions.map(|position| (Arc::clone(&sample.sampling), position))
+        positions.map(move |position| (Arc::clone(&sample.sampling), position))
     })
 }
 

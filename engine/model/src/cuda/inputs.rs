@@ -1,27 +1,46 @@
 //! Inputs of products as their matrices want them.
 
 use half::bf16;
-use windlass_kernels::cuda::ops::{self, Output};
+use windlass_kernels::cuda::ops::{self, Output, Quantized};
+use windlass_kernels::cuda::weights::EightBits;
 use windlass_kernels::cuda::{Device, DriverError, Matrix, Memory, Stream, View};
 
 use super::weights::Weights;
+use crate::config::DecoderConfig;
 
 /// Room for them: one input at a time.
 #[derive(Debug)]
 pub(super) struct InputRoom {
     /// For matrices whose columns have an order of their own (`desc_act`).
     sorted: Memory<bf16>,
+    /// For matrices of 8 bits, where inputs are rounded to as many (W8A8).
+    codes: Memory<u8>,
+    /// Of each token's codes.
+    scales: Memory<f32>,
+    rounds: bool,
 }
 
 impl InputRoom {
     /// For steps of up to `tokens` tokens.
-    pub fn new(device: &Device, weights: &Weights, tokens: usize) -> Result<InputRoom, DriverError> {
-        Ok(InputRoom { sorted: device.allocate(tokens * sorted_width(weights))? })
+    pub fn new(
+        device: &Device,
+        config: &DecoderConfig,
+        weights: &Weights,
+        tokens: usize,
+    ) -> Result<InputRoom, DriverError> {
+        let Lengths { sorted, codes, scales } = Lengths::of(config, weights, tokens);
+        Ok(InputRoom {
+            sorted: device.allocate(sorted)?,
+            codes: device.allocate(codes)?,
+            scales: device.allocate(scales)?,
+            rounds: config.rounds_inputs(),
+        })
     }
 
     /// Bytes of it.
-    pub fn bytes(weights: &Weights, tokens: usize) -> u64 {
-        (size_of::<bf16>() * tokens * sorted_width(weights)) as u64
+    pub fn bytes(config: &DecoderConfig, weights: &Weights, tokens: usize) -> u64 {
+        let Lengths { sorted, codes, scales } = Lengths::of(config, weights, tokens);
+        (2 * sorted + codes + 4 * scales) as u64
     }
 
     /// `out[t] = matrix · input[t]` of a layer's matrix.
@@ -32,14 +51,43 @@ impl InputRoom {
         input: View<'_, bf16>,
         out: Output<'_>,
     ) -> Result<(), DriverError> {
-        match matrix.order() {
-            None => ops::linear(stream, matrix, input, out),
-            Some(_) => ops::linear_ordered(stream, matrix, input, &mut self.sorted, out),
+        match (matrix.order(), matrix.code()) {
+            (Some(_), _) => ops::linear_ordered(stream, matrix, input, &mut self.sorted, out),
+            (None, Some(code)) if self.rounds => self.multiply_rounded(stream, code, matrix, input, out),
+            (None, _) => ops::linear(stream, matrix, input, out),
         }
+    }
+
+    fn multiply_rounded(
+        &mut self,
+        stream: &Stream,
+        code: EightBits,
+        matrix: &Matrix,
+        input: View<'_, bf16>,
+        out: Output<'_>,
+    ) -> Result<(), DriverError> {
+        let (values, tokens) = (input.len(), input.len() / matrix.cols());
+        let (codes, scales) = (self.codes.slice_mut(0..values), self.scales.slice_mut(0..tokens));
+        ops::quantize_tokens(stream, code, input, codes, scales)?;
+        let input = Quantized { codes: self.codes.slice(0..values), scales: self.scales.slice(0..tokens) };
+        ops::linear_w8a8(stream, matrix, &input, out)
     }
 }
 
-/// Columns of the widest matrix whose columns have an order of their own.
-fn sorted_width(weights: &Weights) -> usize {
-    weights.layer_matrices().filter(|matrix| matrix.order().is_some()).map(Matrix::cols).max().unwrap_or(0)
+/// Values of the buffers.
+struct Lengths {
+    sorted: usize,
+    codes: usize,
+    scales: usize,
+}
+
+impl Lengths {
+    fn of(config: &DecoderConfig, weights: &Weights, tokens: usize) -> Lengths {
+        let widest = |is_meant: &dyn Fn(&Matrix) -> bool| {
+            weights.layer_matrices().filter(|matrix| is_meant(matrix)).map(Matrix::cols).max().unwrap_or(0)
+        };
+        let rounded = widest(&|matrix| config.rounds_inputs() && matrix.code().is_some());
+        let sorted = tokens * widest(&|matrix| matrix.order().is_some());
+        Lengths { sorted, codes: tokens * rounded, scales: if rounded > 0 { tokens } else { 0 } }
+    }
 }

@@ -169,10 +169,10 @@ impl Loader<'_> {
     }
 
     /// Gated blocks, one after the other.
-    fn gated<'m>(
+    fn gated<'m, 'p: 'm>(
         &self,
         layer: usize,
-        blocks: impl IntoIterator<Item = &'m Gated<FilePacker<'m>>>,
+        blocks: impl IntoIterator<Item = &'m Gated<FilePacker<'p>>>,
     ) -> Result<GatedWeights, CudaError> {
         let named = |name: &'static str| move |source| CudaError::Weights { name, layer, source };
         let (gates_and_ups, downs): (Vec<_>, Vec<_>) =

@@ -11,6 +11,8 @@ pub(crate) struct Scheme {
     pub layout: Layout,
     /// Inputs that share a scale; absent for all of them.
     pub group: Option<usize>,
+    /// What the matrices multiply was meant to be rounded to 8 bits, too (W8A8).
+    pub rounds_inputs: bool,
 }
 
 /// How values lie in a matrix's tensors. Bits are those of a code.
@@ -43,6 +45,11 @@ pub(crate) enum Float8Scales {
 }
 
 impl Scheme {
+    /// Of weights alone.
+    const fn of_weights(layout: Layout, group: Option<usize>) -> Scheme {
+        Scheme { layout, group, rounds_inputs: false }
+    }
+
     /// Reads `quantization_config`; `None` where the checkpoint has none.
     pub fn read(folder: &HubFolder) -> Result<Option<Scheme>, ConfigError> {
         let config = Config(&folder.config()["quantization_config"]);
@@ -95,7 +102,7 @@ struct Config<'a>(&'a Value);
 
 impl Config<'_> {
     fn scheme(&self, method: &str) -> Result<Scheme, ConfigError> {
-        let all = |layout| Ok(Scheme { layout, group: None });
+        let all = |layout| Ok(Scheme::of_weights(layout, None));
         match method {
             "gptq" => self.gptq(),
             "awq" => self.awq(),
@@ -118,39 +125,40 @@ impl Config<'_> {
         let bits = self.bits("bits", &[2, 3, 4, 8])?;
         let second = self.0["checkpoint_format"] == "gptq_v2";
         let layout = Layout::Gptq { bits, zero_offset: if second { 0 } else { 1 } };
-        Ok(Scheme { layout, group: self.group("group_size")? })
+        Ok(Scheme::of_weights(layout, self.group("group_size")?))
     }
 
     fn awq(&self) -> Result<Scheme, ConfigError> {
         self.bits("bits", &[4])?;
         self.expect("version", &["gemm".into(), "GEMM".into(), Value::Null])?;
-        Ok(Scheme { layout: Layout::Awq, group: self.group("group_size")? })
+        Ok(Scheme::of_weights(Layout::Awq, self.group("group_size")?))
     }
 
     fn compressed_tensors(&self) -> Result<Scheme, ConfigError> {
         let groups = self.0["config_groups"].as_object();
-        let Some(groups) = groups.filter(|groups| groups.len() == 1) else {
+        let Some(group) = groups.filter(|groups| groups.len() == 1).and_then(|groups| groups.values().next()) else {
             return Err(self.unsupported("config_groups", "more than one way to quantize"));
         };
-        let weights = Config(groups.values().next().map_or(&Value::Null, |group| &group["weights"]));
+        let weights = Config(&group["weights"]);
         let symmetric = weights.0["symmetric"] != false;
         match self.0["format"].as_str() {
             Some("pack-quantized") => {
                 weights.expect("type", &["int".into()])?;
                 let layout = Layout::Packed { bits: weights.bits("num_bits", &[4, 8])?, symmetric };
-                Ok(Scheme { layout, group: weights.group("group_size")? })
+                Ok(Scheme::of_weights(layout, weights.group("group_size")?))
             }
             Some("int-quantized") => {
                 weights.expect("type", &["int".into()])?;
                 weights.bits("num_bits", &[8])?;
                 weights.expect("strategy", &["channel".into(), "group".into()])?;
-                Ok(Scheme { layout: Layout::Bytes { symmetric }, group: weights.group("group_size")? })
+                let scheme = Scheme::of_weights(Layout::Bytes { symmetric }, weights.group("group_size")?);
+                Ok(Scheme { rounds_inputs: group["input_activations"]["num_bits"] == 8, ..scheme })
             }
             Some("float-quantized" | "naive-quantized") => {
                 weights.expect("type", &["float".into()])?;
                 weights.bits("num_bits", &[8])?;
                 let scales = weights.float8_scales()?;
-                Ok(Scheme { layout: Layout::Float8 { scales, inverse: false }, group: None })
+                Ok(Scheme::of_weights(Layout::Float8 { scales, inverse: false }, None))
             }
             _ => Err(self.unsupported("format", "this layout")),
         }

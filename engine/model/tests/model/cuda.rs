@@ -23,6 +23,7 @@ use windlass_engine_model::{
     ActivationType, DecoderConfig, KvBudget, LoadOptions, Quantization, SwapSpace, load, survey,
 };
 use windlass_kernels::WeightType;
+use windlass_kernels::cuda::Kernel;
 
 const GENERATED: usize = 12;
 const VOCABULARY: u32 = 128;
@@ -32,6 +33,8 @@ const NEAR_TIE: f32 = 0.06;
 const APART: f32 = 0.08;
 /// As much where attention is sharp and four layers pass it on.
 const APART_IF_SHARP: f32 = 0.3;
+/// As much where inputs of products are rounded to 8 bits.
+const APART_IF_ROUNDED: f32 = 0.3;
 /// As many as the texts of a test take: none is left over for what is nobody's.
 const BLOCKS: u32 = 4;
 
@@ -253,7 +256,26 @@ fn what_is_quantized_at_load_computes_what_the_cpu_computes_and_takes_what_fit_s
 #[test]
 fn what_other_tools_quantized_computes_what_the_cpu_computes() {
     for (name, checkpoint) in packed::checkpoints() {
-        agrees_with_the_cpu(name, &checkpoint, &options(), APART);
+        let bound = if name == packed::ROUNDED { APART_IF_ROUNDED } else { APART };
+        agrees_with_the_cpu(name, &checkpoint, &options(), bound);
+    }
+}
+
+/// Inputs of every product of the layers, where the checkpoint says that they were meant to be: many tokens and few.
+#[test]
+fn inputs_are_rounded_to_8_bits_where_the_checkpoint_says_so() {
+    for (name, expected) in [(packed::ROUNDED, 4 * 4), ("compressed-tensors 8 bits", 0)] {
+        let (options, driver) = (LoadOptions { max_step_tokens: 64, ..options() }, driver());
+        let model = CudaModel::load(&packed::checkpoint(name), &options, &[driver.device()]).unwrap();
+        let mut executor = model.start(options.kv, Replay::Eager).unwrap().executor;
+        for (tokens, kernel) in [(1, Kernel::W8a8Int8Few), (40, Kernel::W8a8Int8Many)] {
+            let before = driver.issued().len();
+            let tokens = vec![InputToken::Known(1); tokens];
+            step(&mut executor, plan(vec![PlanRow { tokens, ..row(InputToken::Known(1), 0) }]));
+            let issued = driver.issued().split_off(before);
+            let count = |kernel| issued.iter().filter(|work| **work == Issued::Launch(kernel)).count();
+            assert_eq!([count(Kernel::QuantizeInt8), count(kernel)], [expected; 2], "{name}: {issued:?}");
+        }
     }
 }
 
@@ -484,8 +506,8 @@ fn nothing_follows_a_row_with_guesses_before_they_are_judged() {
 
 #[test]
 fn memory_of_keys_and_values_comes_and_goes_and_the_ledger_knows_all_of_it() {
-    let sorted = packed::checkpoints().into_iter().find(|(name, _)| *name == "gptq with desc_act").unwrap().1;
-    for checkpoint in [checkpoint(tiny(WeightType::BF16)), sorted] {
+    let sorted_and_rounded = [packed::SORTED, packed::ROUNDED].map(packed::checkpoint);
+    for checkpoint in sorted_and_rounded.into_iter().chain([checkpoint(tiny(WeightType::BF16))]) {
         comes_and_goes_and_is_known(&checkpoint);
     }
 }

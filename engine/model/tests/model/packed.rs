@@ -41,6 +41,11 @@ struct Tool {
     kind: &'static str,
 }
 
+/// The tool that rounds inputs, too.
+pub const ROUNDED: &str = "compressed-tensors 8 bits, inputs too";
+/// The one that has inputs in an order of their own.
+pub const SORTED: &str = "gptq with desc_act";
+
 fn four_bits(random: &mut Random) -> i32 {
     (random.bits() % 16) as i32
 }
@@ -114,6 +119,21 @@ fn tools() -> Vec<Tool> {
             kind: "int8_g128",
         },
         Tool {
+            name: ROUNDED,
+            config: {
+                let mut config = packed(8, Value::Null, "channel", "int-quantized");
+                config["config_groups"]["group_0"]["input_activations"] =
+                    json!({"num_bits": 8, "type": "int", "strategy": "token", "dynamic": true, "symmetric": true});
+                config
+            },
+            group: 0,
+            scattered: false,
+            code: |random| (random.bits() % 255) as i32 - 127,
+            zero: |_| 0,
+            write: write_bytes::<true>,
+            kind: "int8_g128",
+        },
+        Tool {
             name: "gptq of 8 bits",
             config: gptq_bits(8),
             group: 64,
@@ -154,7 +174,7 @@ fn tools() -> Vec<Tool> {
             kind: "int4_g64",
         },
         Tool {
-            name: "gptq with desc_act",
+            name: SORTED,
             config: gptq(64, "gptq"),
             group: 64,
             scattered: true,
@@ -498,8 +518,13 @@ impl Tool {
 }
 
 /// A checkpoint of every tool, with what it is.
-pub fn checkpoints() -> Vec<(&'static str, Checkpoint)> {
-    tools().iter().map(|tool| (tool.name, family(&tool.config).open(&tool.files().0))).collect()
+pub fn checkpoints() -> impl Iterator<Item = (&'static str, Checkpoint)> {
+    tools().into_iter().map(|tool| (tool.name, family(&tool.config).open(&tool.files().0)))
+}
+
+/// That of the tool of this name.
+pub fn checkpoint(name: &str) -> Checkpoint {
+    checkpoints().find(|(of, _)| *of == name).unwrap().1
 }
 
 /// The error left is that of int8 activations.

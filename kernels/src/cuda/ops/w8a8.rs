@@ -5,12 +5,16 @@ use half::bf16;
 use super::linear::Output;
 use super::word;
 use crate::cuda::launch::Launch;
-use crate::cuda::table::W8A8_SHARED_BYTES;
+use crate::cuda::table::{W8A8_FEW_SHARED_BYTES, W8A8_MANY_SHARED_BYTES};
 use crate::cuda::weights::{EightBits, Matrix, Values};
 use crate::cuda::{DeviceFacts, DriverError, Kernel, Stream, View, ViewMut};
 
-/// Tokens, and rows, of a block of `w8a8.cu`.
-const TILE: [usize; 2] = [64, 128];
+/// Tokens, and rows, of a block of `w8a8.cu` for few tokens.
+const FEW: [usize; 2] = [16, 32];
+/// The same for many.
+const MANY: [usize; 2] = [64, 128];
+/// The most tokens that are few: an estimate, as no GPU has told. Results are the same either way.
+const MOST_FEW: usize = 32;
 
 /// Tokens in 8 bits: codes, row after row, and a scale for each token.
 #[derive(Debug)]
@@ -72,12 +76,16 @@ pub fn linear_w8a8(
     assert!(multiplies(stream.device().facts(), *code), "{code:?} on {:?}", stream.device().facts());
     assert!(tokens > 0 && input.codes.len() == tokens * cols, "{} codes of {tokens} tokens", input.codes.len());
     assert_eq!(out.len(), tokens * rows, "{tokens} tokens of {rows} values");
-    let kernel = match code {
-        EightBits::Int8 => Kernel::W8a8Int8,
-        EightBits::E4m3 => Kernel::W8a8Fp8,
+    let few = tokens <= MOST_FEW;
+    let kernel = match (code, few) {
+        (EightBits::Int8, true) => Kernel::W8a8Int8Few,
+        (EightBits::Int8, false) => Kernel::W8a8Int8Many,
+        (EightBits::E4m3, true) => Kernel::W8a8Fp8Few,
+        (EightBits::E4m3, false) => Kernel::W8a8Fp8Many,
     };
-    let grid = [word(rows.div_ceil(TILE[1])), word(tokens.div_ceil(TILE[0])), 1];
-    let launch = Launch::new(kernel, grid).shared(W8A8_SHARED_BYTES);
+    let (tile, shared) = if few { (FEW, W8A8_FEW_SHARED_BYTES) } else { (MANY, W8A8_MANY_SHARED_BYTES) };
+    let grid = [word(rows.div_ceil(tile[1])), word(tokens.div_ceil(tile[0])), 1];
+    let launch = Launch::new(kernel, grid).shared(shared);
     let launch = launch.with(codes.view()).with(scales.view()).with(input.codes).with(input.scales);
     let launch = out.arguments().into_iter().fold(launch, Launch::with);
     let launch = launch.with(word(tokens)).with(word(rows)).with(word(cols)).with(word((*group).min(cols)));
