@@ -14,6 +14,7 @@ use windlass_kernels::{Integer, ShapeError, WeightType};
 
 use crate::batch::Batch;
 use crate::config::DecoderConfig;
+use crate::packed::Float8;
 use crate::sampler::{Drawn, RowTask, SampleError};
 use crate::tier::Tier;
 
@@ -43,6 +44,16 @@ pub trait Packer {
         cols: usize,
         bytes: &[u8],
     ) -> Result<Self::Matrix, ShapeError>;
+    /// Packs eight-bit floats as they are, on a device that multiplies them so and where `values` has them: elsewhere they
+    /// become integers first.
+    fn float8_matrix(
+        &self,
+        _rows: usize,
+        _cols: usize,
+        _values: impl FnOnce() -> Option<Float8>,
+    ) -> Option<Self::Matrix> {
+        None
+    }
     /// Takes in a vector.
     fn vector(&self, values: Vec<f32>) -> Self::Vector;
 }

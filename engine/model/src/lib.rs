@@ -51,6 +51,7 @@ pub use draft_model::DraftModel;
 pub use encoder::{Encoder, EncoderError, EncoderInput, EncoderShape, Purpose};
 pub use executor::CpuExecutor;
 pub use load::{Built, LoadError, Loaded, Survey, build, load, load_leader, survey, work};
+pub use packed::Float8;
 pub use pipeline::{Gathering, PipelineError};
 pub use quantization::Quantization;
 pub use ranks::Ranks;

@@ -1,9 +1,10 @@
 //! Matrices that other tools quantized, turned into the kernels' formats as they are packed.
 //!
 //! Integer codes keep their values ([`codes`]); eight-bit floats and bitsandbytes' codes become integers of eight bits in
-//! groups of 32 ([`floats`]).
+//! groups of 32 ([`floats`]), but for devices that take the former as they are ([`float8`]).
 
 mod codes;
+mod float8;
 mod floats;
 mod parts;
 mod scheme;
@@ -14,6 +15,7 @@ use windlass_checkpoint::Tensor;
 use windlass_kernels::WeightType;
 
 use codes::Codes;
+pub use float8::Float8;
 use floats::Floats;
 use parts::Parts;
 use scheme::Layout;
@@ -77,6 +79,14 @@ impl<'a> PackedTensor<'a> {
         match &self.content {
             Content::Codes(codes) => codes.order.as_deref(),
             Content::Floats(_) => None,
+        }
+    }
+
+    /// These of its rows and columns as eight-bit floats, where they are such and their scales lie in whole groups of a row.
+    pub fn float8(&self, rows: Range<usize>, cols: &Range<usize>) -> Option<Float8> {
+        match &self.content {
+            Content::Codes(_) => None,
+            Content::Floats(floats) => floats.float8(self.rows.start + rows.start..self.rows.start + rows.end, cols),
         }
     }
 

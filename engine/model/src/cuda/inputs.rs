@@ -53,7 +53,9 @@ impl InputRoom {
     ) -> Result<(), DriverError> {
         match (matrix.order(), matrix.code()) {
             (Some(_), _) => ops::linear_ordered(stream, matrix, input, &mut self.sorted, out),
-            (None, Some(code)) if self.rounds => self.multiply_rounded(stream, code, matrix, input, out),
+            (None, Some(code)) if self.rounds && ops::multiplies(stream.device().facts(), code) => {
+                self.multiply_rounded(stream, code, matrix, input, out)
+            }
             (None, _) => ops::linear(stream, matrix, input, out),
         }
     }

@@ -1,11 +1,13 @@
 //! A decoder's weights on a GPU, stacked as its kernels multiply: query, key and value as one, gate and up as one.
 
+use windlass_kernels::cuda::weights::EightBits;
 use windlass_kernels::cuda::{Device, DriverError, LoadError, Matrix, Memory};
 use windlass_kernels::{Pool, WeightType};
 
 use super::CudaError;
 use super::packer::{FileMatrix, FilePacker};
 use crate::backend::{Experts, FeedForward, Gated, Layer};
+use crate::packed::Float8;
 use crate::weights::Head;
 
 /// What is right where an order is not.
@@ -159,7 +161,8 @@ impl Loader<'_> {
         refuse_order("experts", of_experts.chain([router]))?;
         let gate: Vec<u8> =
             shared.iter().flat_map(|shared| &shared.gate).flat_map(|value| value.to_le_bytes()).collect();
-        let rows = [(router.kind, router.rows, &router.bytes[..])];
+        let (kind, bytes) = router.typed();
+        let rows = [(kind, router.rows, &bytes[..])];
         let rows: Vec<_> = rows.into_iter().chain(shared.iter().map(|_| (WeightType::F32, 1, &gate[..]))).collect();
         let router = Matrix::stack(self.device, self.pool, router.cols, &rows)
             .map_err(|source| CudaError::Weights { name: "router", layer, source })?;
@@ -209,12 +212,28 @@ impl Loader<'_> {
 
     /// Matrices of the same input, in the same order of columns, as one: outputs after outputs.
     fn stack(&self, files: &[&FileMatrix]) -> Result<Matrix, LoadError> {
-        let tensors: Vec<_> = files.iter().map(|file| (file.kind, file.rows, &file.bytes[..])).collect();
+        if let Some(float8) = self.stack_float8(files) {
+            return float8;
+        }
+        let typed: Vec<_> = files.iter().map(|file| file.typed()).collect();
+        let tensors: Vec<_> =
+            typed.iter().zip(files).map(|((kind, bytes), file)| (*kind, file.rows, &bytes[..])).collect();
         let stacked = Matrix::stack(self.device, self.pool, files[0].cols, &tensors)?;
         match &files[0].order {
             None => Ok(stacked),
             Some(order) => stacked.ordered(self.device, order),
         }
+    }
+
+    /// The same if all are eight-bit floats that are scaled alike.
+    fn stack_float8(&self, files: &[&FileMatrix]) -> Option<Result<Matrix, LoadError>> {
+        let parts: Vec<&Float8> = files.iter().map(|file| file.float8()).collect::<Option<_>>()?;
+        let group = parts[0].group;
+        let (rows, cols) = (files.iter().map(|file| file.rows).sum(), files[0].cols);
+        let codes = parts.iter().map(|part| &part.codes[..]).collect::<Vec<_>>().concat();
+        let scales = parts.iter().map(|part| &part.scales[..]).collect::<Vec<_>>().concat();
+        let stacked = || Matrix::eight_bits(self.device, EightBits::E4m3, [rows, cols], group, &codes, &scales);
+        parts.iter().all(|part| part.group == group).then(stacked)
     }
 }
 
@@ -242,12 +261,14 @@ mod tests {
     use windlass_kernels::WeightType;
 
     use super::*;
+    use crate::cuda::packer::FileValues;
 
     const SIDE: usize = 64;
 
     fn matrix(is_ordered: bool) -> FileMatrix {
         let order = is_ordered.then(|| (0..SIDE as u32).rev().collect());
-        FileMatrix { kind: WeightType::BF16, rows: SIDE, cols: SIDE, bytes: vec![0; 2 * SIDE * SIDE], order }
+        let values = FileValues::Typed(WeightType::BF16, vec![0; 2 * SIDE * SIDE]);
+        FileMatrix { rows: SIDE, cols: SIDE, values, order }
     }
 
     fn gated(ordered: [bool; 3]) -> Gated<FilePacker<'static>> {

@@ -6,11 +6,14 @@ use serde_json::Value;
 use windlass_checkpoint::Tensor;
 use windlass_kernels::Integer;
 
+use super::float8::Float8;
 use super::parts::{FloatPart, Parts};
 use super::scheme::{Float8Scales, Layout};
 
 /// Largest block of bitsandbytes.
 const MAX_BLOCK: u64 = 1 << 16;
+/// Columns that devices scale together: groups have a multiple.
+const FLOAT8_GROUP: usize = 128;
 
 /// A matrix whose values are computed, `[rows = outputs, cols = inputs]`.
 #[derive(Clone, Debug)]
@@ -19,10 +22,19 @@ pub(super) struct Floats<'a> {
     cols: usize,
     /// The value of each code.
     table: Vec<f32>,
-    /// Codes of four bits, the first in the high half of a byte.
-    nibbles: bool,
+    width: Width,
     scales: Scales<'a>,
     place: ScalePlace,
+}
+
+/// What a byte holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Width {
+    /// Two codes, the first in the high half.
+    Nibbles,
+    Byte,
+    /// An eight-bit float.
+    Float8,
 }
 
 /// The scales of values.
@@ -74,7 +86,8 @@ impl<'a> Floats<'a> {
                 let scales = Scales::Stored(parts.floats("SCB", [1, rows])?);
                 let table = (0..=255_u8).map(|code| f32::from(code as i8) / 127.0).collect();
                 let place = ScalePlace::Blocks { rows: 1, cols, across: 1 };
-                Ok(Floats { codes: parts.codes("i8", [cols, rows])?.bytes, cols, table, nibbles: false, scales, place })
+                let codes = parts.codes("i8", [cols, rows])?.bytes;
+                Ok(Floats { codes, cols, table, width: Width::Byte, scales, place })
             }
             _ => Self::find_bnb4(parts, [cols, rows]),
         }
@@ -100,7 +113,8 @@ impl<'a> Floats<'a> {
         let scales = Scales::Stored(parts.floats(name, [across, rows.div_ceil(high)])?);
         let table = (0..=255).map(e4m3).collect();
         let place = ScalePlace::Blocks { rows: high, cols: wide, across };
-        Ok(Floats { codes: parts.codes("f8_e4m3", [cols, rows])?.bytes, cols, table, nibbles: false, scales, place })
+        let codes = parts.codes("f8_e4m3", [cols, rows])?.bytes;
+        Ok(Floats { codes, cols, table, width: Width::Float8, scales, place })
     }
 
     fn find_bnb4<F>(parts: &Parts<'_, F>, [cols, rows]: [usize; 2]) -> Result<Floats<'a>, String>
@@ -118,7 +132,7 @@ impl<'a> Floats<'a> {
             None => Scales::Stored(parts.floats("weight.absmax", [1, (rows * cols).div_ceil(run)])?),
             Some(_) => nested_scales(parts, &state, (rows * cols).div_ceil(run))?,
         };
-        Ok(Floats { codes, cols, table, nibbles: true, scales, place: ScalePlace::Run(run) })
+        Ok(Floats { codes, cols, table, width: Width::Nibbles, scales, place: ScalePlace::Run(run) })
     }
 
     /// Appends some columns of a row as the kernels' file of eight-bit integers has it.
@@ -127,11 +141,28 @@ impl<'a> Floats<'a> {
         Integer::Int8.append_row(&values, out);
     }
 
+    /// Some rows and columns as they are, where they are eight-bit floats whose scales belong to whole groups of a row.
+    pub fn float8(&self, rows: Range<usize>, cols: &Range<usize>) -> Option<Float8> {
+        let ScalePlace::Blocks { rows: high, cols: wide, across } = self.place else { return None };
+        let by_row = wide >= self.cols;
+        let whole = by_row || wide.is_multiple_of(FLOAT8_GROUP) && cols.start.is_multiple_of(wide);
+        if self.width != Width::Float8 || !whole {
+            return None;
+        }
+        let group = if by_row { cols.len() } else { wide };
+        let codes: Vec<&[u8]> = rows.clone().map(|row| &self.codes[row * self.cols..][cols.clone()]).collect();
+        let mut codes = codes.concat();
+        codes.iter_mut().filter(|code| **code & 127 == 127).for_each(|nothing| *nothing = 0);
+        let scale = |row: usize, col: usize| self.scales.get(row / high * across + col / wide);
+        let scales = rows.flat_map(|row| cols.clone().step_by(group).map(move |col| scale(row, col))).collect();
+        Some(Float8 { codes, scales, group })
+    }
+
     fn value(&self, row: usize, col: usize) -> f32 {
         let index = row * self.cols + col;
-        let code = match self.nibbles {
-            true => self.codes[index / 2] >> (4 - index % 2 * 4) & 15,
-            false => self.codes[index],
+        let code = match self.width {
+            Width::Nibbles => self.codes[index / 2] >> (4 - index % 2 * 4) & 15,
+            Width::Byte | Width::Float8 => self.codes[index],
         };
         let scale = match self.place {
             ScalePlace::Blocks { rows, cols, across } => row / rows * across + col / cols,
@@ -158,7 +189,7 @@ where
 
 /// The value of an eight-bit float of four exponent bits (Micikevicius et al. 2022): no infinities; codes that are no
 /// number count as 0.
-fn e4m3(code: u32) -> f32 {
+pub(super) fn e4m3(code: u32) -> f32 {
     let (exponent, mantissa) = (code >> 3 & 15, (code & 7) as f32);
     let magnitude = match (exponent, code & 7) {
         (15, 7) => 0.0,

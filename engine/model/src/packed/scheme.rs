@@ -103,15 +103,17 @@ struct Config<'a>(&'a Value);
 impl Config<'_> {
     fn scheme(&self, method: &str) -> Result<Scheme, ConfigError> {
         let all = |layout| Ok(Scheme::of_weights(layout, None));
+        let float8 = |scales, inverse| {
+            let rounds_inputs = method == "fbgemm_fp8" || self.0["activation_scheme"].is_string();
+            Ok(Scheme { rounds_inputs, ..Scheme::of_weights(Layout::Float8 { scales, inverse }, None) })
+        };
         match method {
             "gptq" => self.gptq(),
             "awq" => self.awq(),
             "compressed-tensors" => self.compressed_tensors(),
-            "fp8" if self.0["weight_block_size"].is_null() => {
-                all(Layout::Float8 { scales: Float8Scales::Matrix, inverse: false })
-            }
-            "fp8" => all(Layout::Float8 { scales: self.blocks("weight_block_size")?, inverse: true }),
-            "fbgemm_fp8" => all(Layout::Float8 { scales: Float8Scales::Outputs, inverse: false }),
+            "fp8" if self.0["weight_block_size"].is_null() => float8(Float8Scales::Matrix, false),
+            "fp8" => float8(self.blocks("weight_block_size")?, true),
+            "fbgemm_fp8" => float8(Float8Scales::Outputs, false),
             "bitsandbytes" if self.0["load_in_8bit"] == true => all(Layout::Bnb8),
             "bitsandbytes" if self.0["load_in_4bit"] == true => {
                 self.expect("bnb_4bit_quant_storage", &["uint8".into(), Value::Null])?;
@@ -140,6 +142,7 @@ impl Config<'_> {
             return Err(self.unsupported("config_groups", "more than one way to quantize"));
         };
         let weights = Config(&group["weights"]);
+        let rounds_inputs = group["input_activations"]["num_bits"] == 8;
         let symmetric = weights.0["symmetric"] != false;
         match self.0["format"].as_str() {
             Some("pack-quantized") => {
@@ -152,13 +155,14 @@ impl Config<'_> {
                 weights.bits("num_bits", &[8])?;
                 weights.expect("strategy", &["channel".into(), "group".into()])?;
                 let scheme = Scheme::of_weights(Layout::Bytes { symmetric }, weights.group("group_size")?);
-                Ok(Scheme { rounds_inputs: group["input_activations"]["num_bits"] == 8, ..scheme })
+                Ok(Scheme { rounds_inputs, ..scheme })
             }
             Some("float-quantized" | "naive-quantized") => {
                 weights.expect("type", &["float".into()])?;
                 weights.bits("num_bits", &[8])?;
                 let scales = weights.float8_scales()?;
-                Ok(Scheme::of_weights(Layout::Float8 { scales, inverse: false }, None))
+                let scheme = Scheme::of_weights(Layout::Float8 { scales, inverse: false }, None);
+                Ok(Scheme { rounds_inputs, ..scheme })
             }
             _ => Err(self.unsupported("format", "this layout")),
         }

@@ -104,6 +104,10 @@ impl<'a> MatrixTensor<'a> {
             }
             MatrixTensor::Packed(packed) => {
                 let [row_range, col_range] = part.ranges(all_rows, all_cols);
+                let float8 = || packed.float8(row_range.clone(), &col_range);
+                if let Some(matrix) = packer.float8_matrix(rows, cols, float8) {
+                    return Ok(matrix);
+                }
                 let rows_of_file = packed.file_rows(row_range, &col_range);
                 packer.matrix(packed.kind(), rows, cols, &rows_of_file, packed.order())
             }

@@ -35,6 +35,8 @@ const APART: f32 = 0.08;
 const APART_IF_SHARP: f32 = 0.3;
 /// As much where inputs of products are rounded to 8 bits.
 const APART_IF_ROUNDED: f32 = 0.3;
+/// As much where they are rounded to floats of 8 bits, which have three bits of fraction.
+const APART_IF_FLOAT8: f32 = 0.6;
 /// As many as the texts of a test take: none is left over for what is nobody's.
 const BLOCKS: u32 = 4;
 
@@ -258,6 +260,32 @@ fn what_other_tools_quantized_computes_what_the_cpu_computes() {
     for (name, checkpoint) in packed::checkpoints() {
         let bound = if name == packed::ROUNDED { APART_IF_ROUNDED } else { APART };
         agrees_with_the_cpu(name, &checkpoint, &options(), bound);
+    }
+}
+
+/// Eight-bit floats are multiplied as they are, where the CPU rounds them, and so are their inputs where the checkpoint says so;
+/// tables become integers.
+#[test]
+fn floats_of_eight_bits_compute_what_the_cpu_computes_and_stay_what_they_are() {
+    for (name, rounds, checkpoint, _) in packed::coded_checkpoints() {
+        let bound = match (name.contains("fp8"), rounds) {
+            (false, _) => APART,
+            (true, false) => APART_IF_ROUNDED,
+            (true, true) => APART_IF_FLOAT8,
+        };
+        agrees_with_the_cpu(name, &checkpoint, &options(), bound);
+        let driver = driver();
+        let model = CudaModel::load(&checkpoint, &options(), &[driver.device()]).unwrap();
+        step(&mut model.start(options().kv, Replay::Eager).unwrap().executor, plan(vec![row(InputToken::Known(1), 0)]));
+        let issued = driver.issued();
+        let count = |kernel| issued.iter().filter(|work| **work == Issued::Launch(kernel)).count();
+        let found = [Kernel::LinearFp8T8, Kernel::W8a8Fp8Few].map(count);
+        let expected = match (name.contains("fp8"), rounds) {
+            (false, _) => [0, 0],
+            (true, false) => [4 * 4, 0],
+            (true, true) => [0, 4 * 4],
+        };
+        assert_eq!(found, expected, "{name}");
     }
 }
 

@@ -319,40 +319,56 @@ fn write_bnb8(file: SafetensorsBuilder, name: &str, [rows, cols]: [usize; 2], ra
 
 type WriteCoded = fn(SafetensorsBuilder, &str, [usize; 2], &mut Random) -> Coded;
 
+/// Checkpoints of values: what each is, whether it rounds inputs to eight-bit floats, too, and the same values in f32.
+pub fn coded_checkpoints() -> impl Iterator<Item = (&'static str, bool, Checkpoint, Vec<u8>)> {
+    let float = |strategy: &str, inputs: Value| {
+        json!({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": {
+            "weights": {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": true},
+            "input_activations": inputs}}})
+    };
+    let inputs = json!({"num_bits": 8, "type": "float", "strategy": "token", "dynamic": true, "symmetric": true});
+    let bnb4 = json!({"quant_method": "bitsandbytes", "load_in_4bit": true, "bnb_4bit_quant_type": "nf4"});
+    let block = json!({"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"});
+    let cases: [(&str, bool, Value, WriteCoded); 8] = [
+        ("fp8 by tensor", false, json!({"quant_method": "fp8"}), write_float8::<9999, 9999>),
+        ("fp8 by output", false, float("channel", Value::Null), write_float8::<1, 9999>),
+        ("fp8 by output, inputs too", true, float("channel", inputs), write_float8::<1, 9999>),
+        ("compressed-tensors fp8 by tensor", false, float("tensor", Value::Null), write_float8::<9999, 9999>),
+        ("fp8 by block, inputs too", true, block, write_float8::<128, 128>),
+        ("bitsandbytes nf4", false, bnb4.clone(), write_bnb4::<false>),
+        ("bitsandbytes nf4, nested", false, bnb4, write_bnb4::<true>),
+        ("bitsandbytes int8", false, json!({"quant_method": "bitsandbytes", "load_in_8bit": true}), write_bnb8),
+    ];
+    cases.into_iter().map(|(case, rounds, quantization, write)| {
+        let family = family(&quantization);
+        let (packed, plain) = coded_files(&family, write);
+        (case, rounds, family.open(&packed), plain)
+    })
+}
+
+/// A checkpoint as a tool writes it, and the same values in f32.
+fn coded_files(family: &Family, write: WriteCoded) -> (Vec<u8>, Vec<u8>) {
+    let (mut packed, mut plain) = (SafetensorsBuilder::new(), SafetensorsBuilder::new());
+    let mut random = Random(13);
+    for (name, shape, values) in family.tensors() {
+        if !name.ends_with("_proj.weight") {
+            packed = packed.tensor_f32(&name, &shape, &values);
+            plain = plain.tensor_f32(&name, &shape, &values);
+            continue;
+        }
+        let (values, file) = write(packed, &name, [shape[0] as usize, shape[1] as usize], &mut random);
+        packed = file;
+        plain = plain.tensor_f32(&name, &shape, &values);
+    }
+    (packed.build(), plain.build())
+}
+
 /// What is converted as it is loaded: the error left is that of int8 weights and activations.
 #[test]
 fn floats_of_eight_bits_and_tables_become_integers() {
-    let float = |strategy: &str| {
-        json!({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups":
-        {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": true}}}})
-    };
-    let bnb4 = json!({"quant_method": "bitsandbytes", "load_in_4bit": true, "bnb_4bit_quant_type": "nf4"});
-    let cases: [(&str, Value, WriteCoded); 7] = [
-        ("fp8 by tensor", json!({"quant_method": "fp8"}), write_float8::<9999, 9999>),
-        ("fp8 by output", float("channel"), write_float8::<1, 9999>),
-        ("compressed-tensors fp8 by tensor", float("tensor"), write_float8::<9999, 9999>),
-        ("fp8 by block", json!({"quant_method": "fp8", "weight_block_size": [128, 128]}), write_float8::<128, 128>),
-        ("bitsandbytes nf4", bnb4.clone(), write_bnb4::<false>),
-        ("bitsandbytes nf4, nested", bnb4, write_bnb4::<true>),
-        ("bitsandbytes int8", json!({"quant_method": "bitsandbytes", "load_in_8bit": true}), write_bnb8),
-    ];
-    for (case, quantization, write) in cases {
-        let family = family(&quantization);
-        let (mut packed, mut plain) = (SafetensorsBuilder::new(), SafetensorsBuilder::new());
-        let mut random = Random(13);
-        for (name, shape, values) in family.tensors() {
-            if !name.ends_with("_proj.weight") {
-                packed = packed.tensor_f32(&name, &shape, &values);
-                plain = plain.tensor_f32(&name, &shape, &values);
-                continue;
-            }
-            let (values, file) = write(packed, &name, [shape[0] as usize, shape[1] as usize], &mut random);
-            packed = file;
-            plain = plain.tensor_f32(&name, &shape, &values);
-        }
-        let checkpoint = family.open(&packed.build());
+    for (case, _, checkpoint, plain) in coded_checkpoints() {
         let found = our_logits(&checkpoint, &tokens(), CHUNK);
-        let agreement = compare(&family.candle_logits(plain.build()), &found);
+        let agreement = compare(&family(&Value::Null).candle_logits(plain), &found);
         println!("{case}: {agreement}");
         assert!(agreement.relative_error() <= 0.05, "{case}: {agreement}");
         assert_eq!(build(&checkpoint, &LoadOptions::default()).unwrap().weight_type, "q8_0", "{case}");
