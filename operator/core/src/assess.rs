@@ -72,7 +72,7 @@ pub struct Findings {
     pub choices: Choices,
     /// Whether a replica fits.
     pub fit: FitFinding,
-    /// No template is made or changed until more is known of that.
+    /// No template is made or changed: it is not known yet whether a replica fits, or none does.
     pub is_held: bool,
     /// The model, where its header was read.
     pub model: Option<ModelStatus>,

@@ -20,10 +20,14 @@ fn starting(status: Value) -> Cluster {
     let mut cluster = Cluster::new(service().build());
     cluster.reconcile();
     cluster.run_controllers();
-    let pod = cluster.live()[0].clone();
+    change_newest(&mut cluster, status);
+    cluster
+}
+
+fn change_newest(cluster: &mut Cluster, status: Value) {
+    let pod = cluster.live().pop().expect("a pod");
     let status = serde_json::from_value(status).expect("a pod's status");
     cluster.change_pod(&pod, |pod| pod.status = status);
-    cluster
 }
 
 fn container(state: Value, last_state: Value) -> Value {
@@ -55,6 +59,34 @@ fn an_engine_s_last_word_becomes_the_condition() {
         assert_eq!(cluster.condition("Ready"), ("False".into(), name.into()));
         assert!(cluster.message("Ready").contains("needs 9 bytes, has 3"));
         assert_eq!(cluster.condition("Stalled").0, terminal, "{name}");
+    }
+}
+
+#[test]
+fn a_rollout_goes_on_unless_its_new_pod_fails_for_good() {
+    for (reason, status, told, text) in [
+        (Reason::OutOfMemory, "False", "OutOfMemory", ", which cannot serve: needs 9 bytes, has 3"),
+        (Reason::Internal, "True", "RollingOut", ": Internal: needs 9 bytes, has 3"),
+    ] {
+        let mut cluster = Cluster::serving(service().build());
+        cluster.edit(service().with("engine", json!({"maxSequences": 4})).build());
+        cluster.reconcile();
+        cluster.run_controllers();
+        change_newest(&mut cluster, container(json!({}), ended(14, "Error", &last_word(reason))));
+        cluster.reconcile();
+        assert_eq!(cluster.condition("Progressing"), (status.into(), told.into()));
+        assert!(cluster.message("Progressing").ends_with(text), "{}", cluster.message("Progressing"));
+    }
+}
+
+#[test]
+fn a_pod_that_fails_for_good_stalls_nothing_while_as_many_serve_as_ready_is_about() {
+    for (mode, ready, stalled) in [("Manual", "False", "True"), ("External", "True", "False")] {
+        let spec = service().with("replicas", json!(2)).with("autoscaling", json!({"mode": mode}));
+        let mut cluster = Cluster::serving(spec.build());
+        change_newest(&mut cluster, container(json!({}), ended(14, "Error", &last_word(Reason::OutOfMemory))));
+        cluster.reconcile();
+        assert_eq!((cluster.condition("Ready").0, cluster.condition("Stalled").0), (ready.into(), stalled.into()));
     }
 }
 

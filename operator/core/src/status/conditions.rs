@@ -102,12 +102,6 @@ impl View<'_> {
         say("False", &reason, message)
     }
 
-    /// Whether pods are not made, or not changed, because of what they would take.
-    fn waits_for_fit(&self) -> bool {
-        let fit = &self.findings.fit;
-        self.findings.is_held && (fit.status == "False" || fit.reason == "Inspecting")
-    }
-
     fn serving(&self) -> String {
         let counts = self.findings.counts;
         let simulated = if self.findings.is_simulated { ", by a simulated engine: no real tokens" } else { "" };
@@ -136,7 +130,7 @@ impl View<'_> {
         if let Some(cause) = &findings.cause {
             return (cause.reason.clone(), format!("{progress}: {}", cause.message));
         }
-        if self.waits_for_fit() {
+        if findings.is_held {
             return (findings.fit.reason.clone(), format!("{progress}: {}", findings.fit.message));
         }
         let old = counts.ready - counts.current;

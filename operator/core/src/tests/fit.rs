@@ -147,6 +147,23 @@ fn a_choice_stands_before_its_pods_serve_too() {
 }
 
 #[test]
+fn a_model_that_is_read_and_pods_that_were_made_where_they_fitted_are_on_their_way() {
+    for (is_made, fits, ready) in [(false, "Inspecting", "Inspecting"), (true, "TooLarge", "Starting")] {
+        let mut cluster = inspecting(gpu());
+        cluster.reconcile();
+        if is_made {
+            read_header(&mut cluster);
+            cluster.reconcile();
+            cluster.run_controllers();
+        }
+        cluster.observed.nodes = Some(vec![gpu_node("GTX", 1024, 1)]);
+        cluster.reconcile();
+        let reasons = ["Fits", "Ready", "Progressing", "Stalled"].map(|kind| cluster.condition(kind).1);
+        assert_eq!(reasons, [fits, ready, "ReplicasStarting", "Proceeding"]);
+    }
+}
+
+#[test]
 fn an_edit_keeps_the_earlier_choice_while_it_fits() {
     let mut cluster = inspecting(gpu());
     cluster.reconcile();
