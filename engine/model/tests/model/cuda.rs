@@ -36,7 +36,7 @@ const APART_IF_SHARP: f32 = 0.3;
 /// As much where inputs of products are rounded to 8 bits.
 const APART_IF_ROUNDED: f32 = 0.3;
 /// As much where they are rounded to floats of 8 bits, which have three bits of fraction.
-const APART_IF_FLOAT8: f32 = 0.6;
+const APART_IF_FLOAT8: f32 = 0.45;
 /// As many as the texts of a test take: none is left over for what is nobody's.
 const BLOCKS: u32 = 4;
 
