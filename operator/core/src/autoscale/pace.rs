@@ -96,7 +96,7 @@ impl Memory {
         memory.learned_at = Some(now);
         let Some(need) = memory.need(policy, signals) else { return memory };
         // What was not read is no load of nothing.
-        if signals.fresh > 0 && signals.silent.is_empty() {
+        if signals.are_whole() {
             memory.trend = self.trend.with(need.load, now);
         }
         // What is stuck is not missed where those that serve are as many as the tokens ask for.
@@ -110,8 +110,8 @@ impl Memory {
 
     fn learn_rates(&self, policy: &Policy, supply: &Supply<'_>, signals: &Signals) -> Memory {
         let mut memory = self.clone();
-        let is_whole = signals.silent.is_empty() && !supply.is_rolling;
-        let Some(finishing) = signals.finishing.filter(|_| is_whole) else { return memory };
+        let is_telling = signals.are_whole() && !supply.is_rolling;
+        let Some(finishing) = signals.finishing.filter(|_| is_telling) else { return memory };
         let rate = finishing / f64::from(supply.ready());
         if signals.all_held() {
             memory.held = Some(memory.held.map_or(rate, |held| rate.max(held + FORGETTING * (rate - held))));

@@ -165,6 +165,11 @@ impl Signals {
         self.breached().next().is_some()
     }
 
+    /// Whether every replica was read.
+    pub fn are_whole(&self) -> bool {
+        self.fresh > 0 && self.silent.is_empty()
+    }
+
     /// Whether every target was observed to be held.
     pub fn all_held(&self) -> bool {
         self.targets.iter().all(|measured| measured.standing == Standing::Held)
