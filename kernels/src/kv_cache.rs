@@ -107,11 +107,12 @@ impl Places {
         let block = (block * self.layers + self.layer) * self.layout.block_rows();
         block + kv_head * self.layout.block_tokens + token
     }
+}
 
-    /// The first cell of that key, which has `width` cells: each of the others lies `block_tokens` behind the one before.
-    pub(crate) fn key_cell(&self, block: usize, kv_head: usize, token: usize, width: usize) -> usize {
-        self.key(block, kv_head, 0) * width + token
-    }
+/// The first cell of the key in `row`, that of `token` in its block: each of its `width` cells lies a block's tokens behind
+/// the one before.
+pub(crate) fn key_cell(row: usize, token: usize, width: usize) -> usize {
+    (row - token) * width + token
 }
 
 impl KvCache {
@@ -195,9 +196,13 @@ impl KvCache {
     }
 
     fn copy_rows(&mut self, from: Range<usize>, to: usize) {
-        let (cells, scales) = (self.cells_of(from.clone()), self.scales_of(from));
-        let (to_cells, to_scales) = (self.cells_of(to..to).start, self.scales_of(to..to).start);
+        let (cells, to_cells) = (self.cells_of(from.clone()), self.cells_of(to..to).start);
         self.cells.copy_within(cells, to_cells);
+        self.copy_scales(from, to);
+    }
+
+    fn copy_scales(&mut self, from: Range<usize>, to: usize) {
+        let (scales, to_scales) = (self.scales_of(from), self.scales_of(to..to).start);
         self.scales.copy_within(scales, to_scales);
     }
 
@@ -212,27 +217,24 @@ impl KvCache {
         for layer in 0..self.layers {
             let places = self.places(layer);
             for kv_head in 0..self.layout.kv_heads {
-                self.move_key(&places, kv_head, from, to);
-                let value = |(block, token)| places.key(block, kv_head, token) + self.layout.value_offset();
-                let (from, to) = (value(from), value(to));
+                let [from_key, to_key] = [from, to].map(|(block, token)| (places.key(block, kv_head, token), token));
+                self.move_key(from_key, to_key);
+                let [from, to] = [from_key, to_key].map(|(row, _)| row + self.layout.value_offset());
                 self.copy_rows(from..from + 1, to);
             }
         }
     }
 
-    fn move_key(&mut self, places: &Places, kv_head: usize, from: (usize, usize), to: (usize, usize)) {
-        let cell_bytes = self.kind.cell_bytes();
-        let width = self.kind.row_bytes(self.layout.head_dim) / cell_bytes;
-        let first = |(block, token)| places.key_cell(block, kv_head, token, width);
-        let (first_from, first_to) = (first(from), first(to));
+    /// Copies a key, given by its row and its token in the block.
+    fn move_key(&mut self, from: (usize, usize), to: (usize, usize)) {
+        let bytes = self.kind.cell_bytes();
+        let width = self.kind.row_bytes(self.layout.head_dim) / bytes;
+        let [first_from, first_to] = [from, to].map(|(row, token)| key_cell(row, token, width));
         for column in (0..width).map(|cell| cell * self.layout.block_tokens) {
-            let from = (first_from + column) * cell_bytes;
-            self.cells.copy_within(from..from + cell_bytes, (first_to + column) * cell_bytes);
+            let from = (first_from + column) * bytes;
+            self.cells.copy_within(from..from + bytes, (first_to + column) * bytes);
         }
-        let row = |(block, token)| places.key(block, kv_head, token);
-        let scale = self.scales_of(row(from)..row(from) + 1);
-        let to = self.scales_of(row(to)..row(to) + 1).start;
-        self.scales.copy_within(scale, to);
+        self.copy_scales(from.0..from.0 + 1, to.0);
     }
 
     /// Where `layer` lies.

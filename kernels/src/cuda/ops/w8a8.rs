@@ -60,8 +60,8 @@ pub fn quantize_tokens(
 /// `out[t] = matrix · input[t]` with both in 8 bits. A token's result is the same whatever tokens come with it.
 ///
 /// # Panics
-/// When the lengths do not match, the matrix is not in 8 bits row after row with columns in the order of inputs, or the device does not multiply its codes
-/// ([`multiplies`]).
+/// When the lengths do not match, the matrix is not in 8 bits row after row with columns in the order of inputs, or the
+/// device does not multiply its codes ([`multiplies`]).
 pub fn linear_w8a8(
     stream: &Stream,
     matrix: &Matrix,

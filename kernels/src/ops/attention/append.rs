@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::AttentionRow;
 use super::row::{Fp8, Int4Pair, Value};
-use crate::kv_cache::Places;
+use crate::kv_cache::{Places, key_cell};
 use crate::simd::{Kernel, Simd};
 use crate::{KvCache, KvType, Pool};
 
@@ -85,7 +85,7 @@ impl<V: Value> Append<'_, V> {
         let key_row = self.places.key(block, kv_head, token);
         let value_row = key_row + layout.value_offset();
         let key_scale = V::store(simd, key, &mut self.key);
-        let column = &mut self.cells[self.places.key_cell(block, kv_head, token, width)..];
+        let column = &mut self.cells[key_cell(key_row, token, width)..];
         column.iter_mut().step_by(layout.block_tokens).zip(&self.key).for_each(|(cell, value)| *cell = *value);
         let value_scale = V::store(simd, value, &mut self.cells[value_row * width..][..width]);
         if V::SCALED {

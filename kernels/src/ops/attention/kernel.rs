@@ -7,7 +7,7 @@ use super::product::{Dense, Right, STRIP_ROWS, multiply_add};
 use super::row::{Value, filled_up};
 use super::state::State;
 use super::{Item, SPAN_KEYS, Scoring};
-use crate::kv_cache::{KvLayout, Places};
+use crate::kv_cache::{KvLayout, Places, key_cell};
 use crate::ops::activation::capped;
 use crate::simd::{Kernel, LANES, Simd};
 
@@ -62,20 +62,6 @@ struct Tile {
     keys: usize,
     /// The row of each key in the cache.
     at: [usize; TILE_KEYS],
-    /// Its first cell.
-    first_cells: [usize; TILE_KEYS],
-}
-
-impl Tile {
-    /// The first cell of every sixteenth key. Nothing reads the scores of vectors beyond the last key.
-    fn first_of_vectors(&self) -> [usize; SCORE_VECTORS] {
-        std::array::from_fn(|vector| self.first_cells[if vector * LANES < self.keys { vector * LANES } else { 0 }])
-    }
-
-    /// The first cells of the sixteen keys of a vector. Lanes beyond the last key repeat it; nothing reads their scores.
-    fn first_cells_of(&self, vector: usize) -> [usize; LANES] {
-        std::array::from_fn(|lane| self.first_cells[(vector * LANES + lane).min(self.keys - 1)])
-    }
 }
 
 impl Scratch {
@@ -171,19 +157,17 @@ impl<V: Value> Attend<'_, V> {
     #[inline(always)]
     fn locate(&self, kv_head: usize, start: usize) -> Tile {
         let keys = self.item.keys.end.saturating_sub(start).min(TILE_KEYS);
-        let mut tile = Tile { kv_head, start, keys, at: [0; TILE_KEYS], first_cells: [0; TILE_KEYS] };
-        let KvLayout { block_tokens, head_dim, .. } = self.places.layout;
-        let (mut index, mut token, mut done) = (start / block_tokens, start % block_tokens, 0);
-        while done < keys {
-            let here = (keys - done).min(block_tokens - token);
-            let block = self.item.row.block_table[index] as usize;
-            let row = self.places.key(block, kv_head, token);
-            let cell = self.places.key_cell(block, kv_head, token, V::cells(head_dim));
-            for i in 0..here {
-                tile.at[done + i] = row + i;
-                tile.first_cells[done + i] = cell + i;
+        let mut tile = Tile { kv_head, start, keys, at: [0; TILE_KEYS] };
+        let (mut block, mut token) = (start / self.places.layout.block_tokens, start % self.places.layout.block_tokens);
+        let mut left = &mut tile.at[..keys];
+        while !left.is_empty() {
+            let (here, rest) = left.split_at_mut(left.len().min(self.places.layout.block_tokens - token));
+            let first = self.places.key(self.item.row.block_table[block] as usize, kv_head, token);
+            for (i, at) in here.iter_mut().enumerate() {
+                *at = first + i;
             }
-            (index, token, done) = (index + 1, 0, done + here);
+            left = rest;
+            (block, token) = (block + 1, 0);
         }
         tile
     }
@@ -210,26 +194,35 @@ impl<V: Value> Attend<'_, V> {
         for score in scores.iter_mut() {
             *score = [0.0; LANES];
         }
-        for first in (0..TILE_KEYS).step_by(LANES) {
-            self.prefetch(simd, next, first, 0);
-        }
-        let paged = Keys { cells: self.cells, stride: block_tokens, firsts: tile.first_of_vectors() };
+        self.prefetch(simd, next, 0);
+        // Nothing reads the scores of vectors beyond the last key, nor below those of lanes beyond it.
+        let first_of = |vector: usize| if vector * LANES < tile.keys { vector * LANES } else { 0 };
+        let firsts = std::array::from_fn(|vector| self.first_cell(tile, first_of(vector)));
+        let paged = Keys { cells: self.cells, stride: block_tokens, firsts };
         let side_by_side = block_tokens.is_multiple_of(LANES);
         if side_by_side && scores.len() <= STRIP_ROWS * SCORE_VECTORS {
             return multiply_add(simd, (queries, head_dim), head_dim, paged, scores, SCORE_VECTORS);
         }
-        for (column, to) in keys.iter_mut().enumerate() {
-            for (vector, to) in to.iter_mut().enumerate() {
-                let lanes = if side_by_side {
-                    paged.load(simd, column, vector)
-                } else {
-                    paged.gather(simd, column, tile.first_cells_of(vector))
+        for vector in 0..SCORE_VECTORS {
+            let key = |lane: usize| (vector * LANES + lane).min(tile.keys - 1);
+            let apart = (!side_by_side).then(|| std::array::from_fn(|lane| self.first_cell(tile, key(lane))));
+            for (column, to) in keys.iter_mut().enumerate() {
+                let lanes = match apart {
+                    None => paged.load(simd, column, vector),
+                    Some(firsts) => paged.gather(simd, column, firsts),
                 };
-                simd.store(lanes, to);
+                simd.store(lanes, &mut to[vector]);
             }
         }
         let dense = Dense { cells: keys.as_flattened(), vectors: SCORE_VECTORS };
         multiply_add(simd, (queries, head_dim), head_dim, dense, scores, SCORE_VECTORS);
+    }
+
+    /// The first cell of a key of the tile.
+    #[inline(always)]
+    fn first_cell(&self, tile: &Tile, key: usize) -> usize {
+        let KvLayout { block_tokens, head_dim, .. } = self.places.layout;
+        key_cell(tile.at[key], (tile.start + key) % block_tokens, V::cells(head_dim))
     }
 
     /// The scales of a tile's keys and values, zeros beyond the last.
@@ -244,28 +237,27 @@ impl<V: Value> Attend<'_, V> {
         }
     }
 
-    /// Has the cache fetch 16 keys of a tile from `first` on, or what lies `offset` rows from them: all at once where
-    /// they lie one after the other.
+    /// Has the cache fetch the keys of a tile, or what lies `offset` rows from them: sixteen at once where they lie one
+    /// after the other.
     #[inline(always)]
-    fn prefetch<S: Simd>(&self, simd: S, tile: &Tile, first: usize, offset: usize) {
+    fn prefetch<S: Simd>(&self, simd: S, tile: &Tile, offset: usize) {
         let width = V::cells(self.places.layout.head_dim);
         let lines = |rows: usize| (rows * width * size_of::<V>()).div_ceil(64);
         let fetch = |at: usize, rows: usize| {
             simd.prefetch(self.cells.as_ptr().wrapping_add((at + offset) * width).cast(), lines(rows));
         };
-        match &tile.at[first.min(tile.keys)..tile.keys.min(first + LANES)] {
-            [] => (),
-            [start, .., last] if last - start == LANES - 1 => fetch(*start, LANES),
-            scattered => scattered.iter().for_each(|at| fetch(*at, 1)),
+        for at in tile.at[..tile.keys].chunks(LANES) {
+            match at {
+                [start, .., last] if last - start == LANES - 1 => fetch(*start, LANES),
+                scattered => scattered.iter().for_each(|at| fetch(*at, 1)),
+            }
         }
     }
 
     /// Adds the tile's values, weighted: widened on the way for one strip of rows, beforehand for several.
     #[inline(always)]
     fn add_values<S: Simd>(&self, simd: S, tile: &Tile, next: &Tile, scratch: &mut Scratch) {
-        for first in (0..TILE_KEYS).step_by(LANES) {
-            self.prefetch(simd, next, first, self.places.layout.value_offset());
-        }
+        self.prefetch(simd, next, self.places.layout.value_offset());
         let vectors = self.places.layout.head_dim.div_ceil(LANES);
         let weights = (scratch.scores.as_flattened(), TILE_KEYS);
         let (head_dim, offset) = (self.places.layout.head_dim, self.places.layout.value_offset());
