@@ -23,7 +23,7 @@ const SUFFIX_TOKENS: usize = 2;
 pub struct Speculation {
     method: Method,
     /// Most guesses for a sequence in a step.
-    pub tokens: u32,
+    tokens: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,8 +56,13 @@ impl Speculation {
         Ok(Speculation { method: method(fields).map_err(wrong)?, tokens })
     }
 
-    /// Makes the proposer for a model with so many tokens in its vocabulary; `options` are how the model was loaded.
-    pub fn proposer(&self, vocabulary: u32, options: &LoadOptions) -> Result<Box<dyn Proposer>, Failure> {
+    /// Makes the proposer for a model with so many tokens in its vocabulary, and says the most guesses of a step; `options` are
+    /// how the model was loaded.
+    pub fn proposer(&self, vocabulary: u32, options: &LoadOptions) -> Result<(Box<dyn Proposer>, u32), Failure> {
+        Ok((self.make(vocabulary, options)?, self.tokens))
+    }
+
+    fn make(&self, vocabulary: u32, options: &LoadOptions) -> Result<Box<dyn Proposer>, Failure> {
         match &self.method {
             Method::PromptLookup { min, max } => Ok(Box::new(PromptLookup::new(*min, *max))),
             Method::Suffix => Ok(Box::new(SuffixAutomaton::new(SUFFIX_TOKENS))),
@@ -88,8 +93,8 @@ impl Speculation {
         }
     }
 
-    /// The proposer for a device that computes no draft model, which `device` names.
-    pub fn proposer_without_model(&self, device: &str) -> Result<Box<dyn Proposer>, Failure> {
+    /// The same for a device that computes no draft model, which `device` names.
+    pub fn proposer_without_model(&self, device: &str) -> Result<(Box<dyn Proposer>, u32), Failure> {
         match &self.method {
             Method::DraftModel(_) => {
                 let message = format!("--speculative-config: {device} computes no draft model: use ngram or suffix");

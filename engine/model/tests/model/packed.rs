@@ -50,6 +50,27 @@ fn four_bits(random: &mut Random) -> i32 {
     (random.bits() % 16) as i32
 }
 
+/// Signed bytes with a scale for each output.
+fn by_row(name: &'static str, config: Value) -> Tool {
+    Tool {
+        name,
+        config,
+        group: 0,
+        scattered: false,
+        code: |random| (random.bits() % 255) as i32 - 127,
+        zero: |_| 0,
+        write: write_bytes::<true>,
+        kind: "int8_g128",
+    }
+}
+
+/// The same, with inputs rounded to bytes by token.
+fn rounding(mut config: Value) -> Value {
+    config["config_groups"]["group_0"]["input_activations"] =
+        json!({"num_bits": 8, "type": "int", "strategy": "token", "dynamic": true, "symmetric": true});
+    config
+}
+
 fn tools() -> Vec<Tool> {
     let gptq = |group: i64, format: &str| json!({"quant_method": "gptq", "bits": 4, "group_size": group, "desc_act": false, "sym": false, "checkpoint_format": format});
     let packed = |bits: u32, group: Value, strategy: &str, format: &str| {
@@ -108,31 +129,8 @@ fn tools() -> Vec<Tool> {
             write: write_packed::<4, true>,
             kind: "int4_g128",
         },
-        Tool {
-            name: "compressed-tensors 8 bits",
-            config: packed(8, Value::Null, "channel", "int-quantized"),
-            group: 0,
-            scattered: false,
-            code: |random| (random.bits() % 255) as i32 - 127,
-            zero: |_| 0,
-            write: write_bytes::<true>,
-            kind: "int8_g128",
-        },
-        Tool {
-            name: ROUNDED,
-            config: {
-                let mut config = packed(8, Value::Null, "channel", "int-quantized");
-                config["config_groups"]["group_0"]["input_activations"] =
-                    json!({"num_bits": 8, "type": "int", "strategy": "token", "dynamic": true, "symmetric": true});
-                config
-            },
-            group: 0,
-            scattered: false,
-            code: |random| (random.bits() % 255) as i32 - 127,
-            zero: |_| 0,
-            write: write_bytes::<true>,
-            kind: "int8_g128",
-        },
+        by_row("compressed-tensors 8 bits", packed(8, Value::Null, "channel", "int-quantized")),
+        by_row(ROUNDED, rounding(packed(8, Value::Null, "channel", "int-quantized"))),
         Tool {
             name: "gptq of 8 bits",
             config: gptq_bits(8),

@@ -45,12 +45,7 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
     check_quantization(cpu, weight_type)?;
     let geometry = executor.geometry();
     let (speculation, guessing, vocabulary) = (config.speculation.clone(), options.clone(), geometry.vocabulary);
-    let guess = move || {
-        let proposer = speculation.as_ref().map(|speculation| {
-            speculation.proposer(vocabulary, &guessing).map(|proposer| (proposer, speculation.tokens))
-        });
-        proposer.transpose()
-    };
+    let guess = move || speculation.as_ref().map(|speculation| speculation.proposer(vocabulary, &guessing)).transpose();
     let (model, alone) = (cpu.model.clone(), cpu.pipeline.is_none());
     let reload = move || match alone {
         true => Ok(load(&open(&model)?, &options).map_err(load_failure)?.executor),

@@ -78,12 +78,7 @@ pub fn start(
     clock: Clock,
 ) -> Result<StartedModel, Failure> {
     let speculation = config.speculation.clone();
-    let guess = move || {
-        let proposer = speculation.as_ref().map(|speculation| {
-            speculation.proposer_without_model("a GPU").map(|proposer| (proposer, speculation.tokens))
-        });
-        proposer.transpose()
-    };
+    let guess = move || speculation.as_ref().map(|speculation| speculation.proposer_without_model("a GPU")).transpose();
     // What is refused is refused before the weights are read.
     guess()?;
     let began = clock.seconds();

@@ -54,12 +54,8 @@ pub fn start(config: &Config, sim: &SimConfig, monitor: &Arc<Monitor>, clock: Cl
     };
     let load_seconds = clock.seconds() - began;
     let speculation = config.speculation.clone();
-    let guess = move || {
-        let proposer = speculation.as_ref().map(|speculation| {
-            speculation.proposer_without_model("the simulator").map(|proposer| (proposer, speculation.tokens))
-        });
-        proposer.transpose()
-    };
+    let guess =
+        move || speculation.as_ref().map(|speculation| speculation.proposer_without_model("the simulator")).transpose();
     let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
     let flags = vec![format!("mean-answer-tokens={:?}", sim.mean_answer_tokens)];
     let on = BuiltOn {
