@@ -1,7 +1,10 @@
 //! Token activations in the forms that matrix products read.
 
+use half::bf16;
+
 use crate::simd::{Kernel, LANES, Simd};
 use crate::weights::cell::BLOCK;
+use crate::weights::float::without_subnormals;
 use crate::{PackedMatrix, Pool, WeightType};
 
 /// Tokens that one worker converts at a time.
@@ -10,14 +13,14 @@ const CHUNK_TOKENS: usize = 8;
 /// Blocks of smaller values count as zeros: 127 over less than this is not finite.
 const NEGLIGIBLE: f32 = 1e-36;
 
-/// How finely activations are rounded before they multiply quantized weights.
+/// How finely activations are rounded before they multiply quantized weights, or weights in bf16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActivationType {
-    /// To 8 bits in blocks of 32: the integer units' own width.
+    /// To 8 bits in blocks of 32: the integer units' own width. To bf16, whose significands have 8 bits, for bf16.
     #[default]
     Int8,
     /// To 8 bits, and what that leaves over to 8 bits again: an error below 2⁻¹⁵ of a block's largest value, for twice
-    /// the integer products.
+    /// the products. To bf16 and again to bf16: an error below 2⁻¹⁶ of each value.
     Int16,
 }
 
@@ -35,7 +38,7 @@ impl ActivationType {
 ///
 /// Quantized weights multiply signed bytes with one f32 scale for each 32 values, the finest grouping that any of the
 /// formats has: one form serves them all, and it loses less than the 256-value groups that K-quants could do with.
-/// Float weights multiply the values themselves.
+/// Weights in bf16 multiply values in bf16, other float weights the values themselves.
 #[derive(Debug, Default)]
 pub struct Activations {
     kind: ActivationType,
@@ -45,6 +48,8 @@ pub struct Activations {
     blocks: Vec<Block>,
     /// `[tokens, cols]`, or empty.
     values: Vec<f32>,
+    /// `[tokens, planes, cols / 2]`, the last filled up with a zero, or empty.
+    pairs: Vec<[bf16; 2]>,
     /// The input in the order of the matrices' columns, where they have one.
     sorted: Vec<f32>,
 }
@@ -97,17 +102,28 @@ impl Activations {
 
     fn convert(&mut self, pool: &Pool, input: &[f32], matrices: &[&PackedMatrix]) {
         let cols = self.cols;
+        let any = |form: Form| matrices.iter().any(|matrix| Form::of(matrix.weight_type()) == form);
         self.values.clear();
+        self.pairs.clear();
         self.blocks.clear();
-        if matrices.iter().any(|matrix| multiplies_floats(matrix.weight_type())) {
+        if any(Form::Values) {
             self.values.extend_from_slice(input);
         }
-        if matrices.iter().any(|matrix| !multiplies_floats(matrix.weight_type())) {
-            let (kernels, planes, per_token) = (pool.kernels(), self.kind.planes(), cols / BLOCK);
+        let (planes, parts) = (self.kind.planes(), self.tokens.div_ceil(CHUNK_TOKENS));
+        let (kernels, tokens) = (pool.kernels(), input.chunks(CHUNK_TOKENS * cols));
+        if any(Form::Pairs) {
+            let per_token = planes * cols.div_ceil(2);
+            self.pairs.resize(self.tokens * per_token, [bf16::ZERO; 2]);
+            let pairs = self.pairs.chunks_mut(CHUNK_TOKENS * per_token);
+            pool.for_each_of(parts, tokens.clone().zip(pairs), |(values, pairs)| {
+                kernels.call(Round { values, pairs, planes, cols });
+            });
+        }
+        if any(Form::Blocks) {
+            let per_token = cols / BLOCK;
             self.blocks.resize(self.tokens * planes * per_token, Block::default());
             let blocks = self.blocks.chunks_mut(CHUNK_TOKENS * planes * per_token);
-            let parts = input.chunks(CHUNK_TOKENS * cols).zip(blocks);
-            pool.for_each_of(self.tokens.div_ceil(CHUNK_TOKENS), parts, |(values, blocks)| {
+            pool.for_each_of(parts, tokens.zip(blocks), |(values, blocks)| {
                 kernels.call(Quantize { values: values.as_chunks().0, blocks, planes, per_token });
             });
         }
@@ -128,7 +144,7 @@ impl Activations {
         self.kind.planes()
     }
 
-    /// What quantized weights are multiplied with: all planes of all tokens.
+    /// What weights are multiplied with that are no plain floats: all planes of all tokens.
     pub(crate) fn inputs(&self) -> usize {
         self.tokens * self.planes()
     }
@@ -140,16 +156,74 @@ impl Activations {
         &self.blocks[input * per_input..][..per_input]
     }
 
+    /// The pairs of an input: plane `input % planes` of token `input / planes`.
+    pub(crate) fn pairs(&self, input: usize) -> &[[bf16; 2]] {
+        let per_input = self.cols.div_ceil(2);
+        assert!(self.pairs.len() == self.inputs() * per_input, "activations were not loaded for weights in bf16");
+        &self.pairs[input * per_input..][..per_input]
+    }
+
     /// A token's values.
     pub(crate) fn values(&self, token: usize) -> &[f32] {
-        assert!(self.values.len() == self.tokens * self.cols, "activations were not loaded for float weights");
+        assert!(self.values.len() == self.tokens * self.cols, "activations were not loaded for weights in f32 or f16");
         &self.values[token * self.cols..][..self.cols]
     }
 }
 
-/// Whether products with these weights are computed in f32.
-fn multiplies_floats(weight_type: WeightType) -> bool {
-    weight_type.block_elements() == 1
+/// What weights multiply.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Values,
+    Pairs,
+    Blocks,
+}
+
+impl Form {
+    fn of(weight_type: WeightType) -> Form {
+        match weight_type {
+            WeightType::F32 | WeightType::F16 => Form::Values,
+            WeightType::BF16 => Form::Pairs,
+            _ => Form::Blocks,
+        }
+    }
+}
+
+/// Some tokens' pairs: a token's planes lie one after the other.
+struct Round<'a> {
+    values: &'a [f32],
+    pairs: &'a mut [[bf16; 2]],
+    planes: usize,
+    cols: usize,
+}
+
+impl Kernel for Round<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _simd: S) {
+        let per_token = self.planes * self.cols.div_ceil(2);
+        for (values, pairs) in self.values.chunks(self.cols).zip(self.pairs.chunks_mut(per_token)) {
+            let (coarse, fine) = pairs.split_at_mut(self.cols.div_ceil(2));
+            let coarse = &mut coarse.as_flattened_mut()[..self.cols];
+            for i in 0..self.cols {
+                coarse[i] = rounded(values[i]);
+            }
+            if !fine.is_empty() {
+                let fine = &mut fine.as_flattened_mut()[..self.cols];
+                for i in 0..self.cols {
+                    fine[i] = rounded(values[i] - f32::from_bits(u32::from(coarse[i].to_bits()) << 16));
+                }
+            }
+        }
+    }
+}
+
+/// To the nearest, ties to even; without a branch, so that the compiler makes vectors of it.
+#[inline(always)]
+fn rounded(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let nearest = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
+    without_subnormals(bf16::from_bits(if value.is_nan() { 0x7fc0 } else { nearest }))
 }
 
 /// Some tokens' blocks: a token's planes lie one after the other.

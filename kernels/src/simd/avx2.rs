@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{LANES, Simd};
+use super::{LANES, Simd, pair_bits};
 
 /// Proof that the processor has AVX2, FMA and F16C, and AVX-VNNI where `VNNI`.
 #[derive(Clone, Copy, Debug)]
@@ -123,6 +123,22 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                 _mm256_blendv_ps(other[1], value[1], _mm256_castsi256_ps(high)),
             ]
         }
+    }
+
+    #[inline(always)]
+    fn add_pairs(self, sum: Self::F, pairs: &[[bf16; 2]; LANES], values: [bf16; 2]) -> Self::F {
+        let (values, mut out) = (pair_bits(values), sum);
+        for half in 0..2 {
+            out[half] = simd! {
+                let pairs = _mm256_loadu_si256(pairs.as_ptr().cast::<__m256i>().add(half));
+                let values = _mm256_set1_epi32(values);
+                let firsts = |pairs| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs));
+                let seconds = |pairs| _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(-65536)));
+                let sum = _mm256_fmadd_ps(seconds(pairs), seconds(values), sum[half]);
+                _mm256_fmadd_ps(firsts(pairs), firsts(values), sum)
+            };
+        }
+        out
     }
 
     #[inline(always)]

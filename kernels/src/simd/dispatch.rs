@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code)]
 
+#[cfg(target_arch = "aarch64")]
+use super::neon::Neon;
 use super::{Simd, scalar::Scalar};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2::Avx2, avx512::Avx512};
@@ -15,11 +17,15 @@ pub struct Kernels(Set);
 #[derive(Clone, Copy, Debug)]
 enum Set {
     #[cfg(target_arch = "x86_64")]
-    Avx512(Avx512),
+    Avx512Bf16(Avx512<true>),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512<false>),
     #[cfg(target_arch = "x86_64")]
     AvxVnni(Avx2<true>),
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2<false>),
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon),
     Scalar(Scalar),
 }
 
@@ -44,10 +50,13 @@ impl Kernels {
         let mut sets = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
+            sets.extend(Avx512::detect().map(Set::Avx512Bf16));
             sets.extend(Avx512::detect().map(Set::Avx512));
             sets.extend(Avx2::detect().map(Set::AvxVnni));
             sets.extend(Avx2::detect().map(Set::Avx2));
         }
+        #[cfg(target_arch = "aarch64")]
+        sets.extend(Neon::detect().map(Set::Neon));
         sets.push(Set::Scalar(Scalar));
         sets.into_iter().map(Kernels).collect()
     }
@@ -60,15 +69,19 @@ impl Kernels {
         })
     }
 
-    /// `avx512vnni`, `avxvnni`, `avx2` or `scalar`.
+    /// `avx512bf16`, `avx512vnni`, `avxvnni`, `avx2`, `neon` or `scalar`.
     pub fn name(self) -> &'static str {
         match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512Bf16(_) => "avx512bf16",
             #[cfg(target_arch = "x86_64")]
             Set::Avx512(_) => "avx512vnni",
             #[cfg(target_arch = "x86_64")]
             Set::AvxVnni(_) => "avxvnni",
             #[cfg(target_arch = "x86_64")]
             Set::Avx2(_) => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Set::Neon(_) => "neon",
             Set::Scalar(_) => "scalar",
         }
     }
@@ -78,6 +91,9 @@ impl Kernels {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the token proves the features.
+            Set::Avx512Bf16(simd) => unsafe { in_avx512(kernel, simd.without_bf16()) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the token proves the features.
             Set::Avx512(simd) => unsafe { in_avx512(kernel, simd) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the token proves the features.
@@ -85,7 +101,20 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the token proves the features.
             Set::Avx2(simd) => unsafe { in_avx2(kernel, simd) },
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: the token proves the features.
+            Set::Neon(simd) => unsafe { in_neon(kernel, simd) },
             Set::Scalar(simd) => kernel.run(simd),
+        }
+    }
+
+    /// The same for products of floats, for which a set may have an instruction that is worth nothing elsewhere.
+    pub(crate) fn call_floats<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the token proves the features.
+            Set::Avx512Bf16(simd) => unsafe { in_avx512bf16(kernel, simd) },
+            _ => self.call(kernel),
         }
     }
 }
@@ -100,7 +129,13 @@ pub(crate) trait Kernel {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn in_avx512<K: Kernel>(kernel: K, simd: Avx512) -> K::Output {
+fn in_avx512<K: Kernel>(kernel: K, simd: Avx512<false>) -> K::Output {
+    kernel.run(simd)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c")]
+fn in_avx512bf16<K: Kernel>(kernel: K, simd: Avx512<true>) -> K::Output {
     kernel.run(simd)
 }
 
@@ -113,5 +148,11 @@ fn in_avx2<K: Kernel>(kernel: K, simd: Avx2<false>) -> K::Output {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 fn in_avxvnni<K: Kernel>(kernel: K, simd: Avx2<true>) -> K::Output {
+    kernel.run(simd)
+}
+
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon,dotprod")]
+fn in_neon<K: Kernel>(kernel: K, simd: Neon) -> K::Output {
     kernel.run(simd)
 }

@@ -1,7 +1,7 @@
 //! Sixteen-lane vectors: the one vocabulary in which every op is written once.
 //!
-//! [`Simd`] is implemented by tokens that exist only where the processor has the features ([`Avx512`], [`Avx2`]) and by
-//! [`Scalar`], which is the reference. All of them compute the same bits: products and sums are fused alike, and
+//! [`Simd`] is implemented by tokens that exist only where the processor has the features (`Avx512`, `Avx2`, `Neon`) and by
+//! `Scalar`, which is the reference. All of them compute the same bits: products and sums are fused alike, and
 //! reductions add the same tree. So "scalar against vector" is a test of equality.
 //!
 //! Rules for code written over `Simd`: mark it `#[inline(always)]`, and keep vectors out of closures given to iterator
@@ -14,6 +14,8 @@ mod scalar;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 use half::{bf16, f16};
 
@@ -59,6 +61,10 @@ pub(crate) trait Simd: Copy {
     fn largest(self, value: Self::F) -> f32;
     /// `value` in the first `lanes` lanes, `other` in the rest.
     fn keep_first(self, lanes: usize, value: Self::F, other: Self::F) -> Self::F;
+
+    /// Adds to each lane the products of its pair with `values`: the second is added first, each sum is rounded once. So
+    /// does `vdpbf16ps`, for which values and sums below 2⁻¹²⁶ are zeros.
+    fn add_pairs(self, sum: Self::F, pairs: &[[bf16; 2]; LANES], values: [bf16; 2]) -> Self::F;
 
     fn load_f16(self, from: &[f16; LANES]) -> Self::F;
     fn load_bf16(self, from: &[bf16; LANES]) -> Self::F;
@@ -162,6 +168,12 @@ pub(crate) trait Simd: Copy {
         }
         self.mul(p, self.power_of_two(n))
     }
+}
+
+/// A pair as it lies in memory, the first in the low half.
+#[inline(always)]
+fn pair_bits([first, second]: [bf16; 2]) -> i32 {
+    (u32::from(second.to_bits()) << 16 | u32::from(first.to_bits())).cast_signed()
 }
 
 /// How many products of codes of so many bits may be added before they are widened: pairs of them fit 16 bits together.

@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code)]
 
-use half::{bf16, f16};
+use half::f16;
 
 use crate::buffer::Zeroable;
 use crate::simd::{LANES, Simd};
@@ -37,11 +37,6 @@ pub(crate) trait Cell: Zeroable + Send + Sync {
 
     /// The value at a row below 16 and a column below [`COLS`](Self::COLS).
     fn value(&self, row: usize, col: usize) -> f32;
-}
-
-/// A cell of unscaled floats: one column.
-pub(crate) trait FloatCell: Cell {
-    fn load<S: Simd>(&self, simd: S) -> S::F;
 }
 
 /// A cell of small unsigned codes, in blocks of 32 columns: value = scale · (code - [`OFFSET`](Self::OFFSET)) + minimum.
@@ -180,36 +175,6 @@ pub(crate) fn unpack_nibbles<S: Simd>(simd: S, nibbles: &Nibbles) -> [S::U; 8] {
         simd.high_nibbles(d),
     ]
 }
-
-macro_rules! float_cell {
-    ($value:ty, $bytes:literal, $load:ident) => {
-        impl Cell for [$value; TILE_ROWS] {
-            const COLS: usize = 1;
-
-            fn pack_tile(cells: &mut [Self], rows: &[&[u8]; TILE_ROWS]) {
-                let rows = rows.map(|row| row.as_chunks::<$bytes>().0);
-                for (col, cell) in cells.iter_mut().enumerate() {
-                    *cell = rows.map(|row| <$value>::from_le_bytes(row[col]));
-                }
-            }
-
-            fn value(&self, row: usize, _col: usize) -> f32 {
-                f32::from(self[row])
-            }
-        }
-
-        impl FloatCell for [$value; TILE_ROWS] {
-            #[inline(always)]
-            fn load<S: Simd>(&self, simd: S) -> S::F {
-                simd.$load(self)
-            }
-        }
-    };
-}
-
-float_cell!(f32, 4, load);
-float_cell!(f16, 2, load_f16);
-float_cell!(bf16, 2, load_bf16);
 
 /// Declares that a `repr(C)` struct of numbers is one.
 macro_rules! zeroable {

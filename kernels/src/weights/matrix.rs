@@ -72,7 +72,7 @@ pub struct PackedMatrix {
 pub(crate) enum Tiles {
     F32(Buffer<[f32; TILE_ROWS]>),
     F16(Buffer<[f16; TILE_ROWS]>),
-    BF16(Buffer<[bf16; TILE_ROWS]>),
+    BF16(Buffer<[[bf16; 2]; TILE_ROWS]>),
     Q4_0(Buffer<Q4_0>),
     Q4_1(Buffer<Q4_1>),
     Q8_0(Buffer<Q8_0>),
@@ -215,12 +215,12 @@ pub(crate) fn check_order(cols: usize, order: &[u32]) -> Result<(), ShapeError> 
 
 /// The cells of tile `index` of a matrix of `cols` columns.
 pub(crate) fn tile<C: Cell>(cells: &[C], cols: usize, index: usize) -> &[C] {
-    let per_tile = cols / C::COLS;
+    let per_tile = cols.div_ceil(C::COLS);
     &cells[index * per_tile..][..per_tile]
 }
 
 fn dequantize<C: Cell>(cells: &[C], row: usize, out: &mut [f32]) {
-    for (cell, out) in cells.iter().zip(out.chunks_exact_mut(C::COLS)) {
+    for (cell, out) in cells.iter().zip(out.chunks_mut(C::COLS)) {
         for (col, out) in out.iter_mut().enumerate() {
             *out = cell.value(row, col);
         }
@@ -258,7 +258,7 @@ struct Source<'a> {
 
 impl Source<'_> {
     fn pack<C: Cell>(&self, pool: &Pool) -> Buffer<C> {
-        let per_tile = self.cols / C::COLS;
+        let per_tile = self.cols.div_ceil(C::COLS);
         let mut cells = Buffer::zeroed(self.rows.div_ceil(TILE_ROWS) * per_tile);
         let zeros = vec![0; self.row_bytes];
         pool.for_each(cells.chunks_exact_mut(per_tile).enumerate(), |(tile, cells)| {

@@ -1,6 +1,7 @@
 //! Weight matrices in the layout that the kernels read, one format per file.
 
 pub(crate) mod cell;
+pub(crate) mod float;
 mod grouped;
 mod iq4_nl;
 mod iq4_xs;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::SafetensorsBuilder;
 use windlass_engine_contract::memory::KvDataType;
-use windlass_engine_model::{DecoderConfig, LoadOptions, Quantization, build};
+use windlass_engine_model::{ActivationType, DecoderConfig, LoadOptions, Quantization, build};
 
 fn families() -> Vec<Family> {
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -255,8 +255,13 @@ fn bf16_and_f16_load_as_they_are() {
     };
     let weights = tensors.iter().fold(SafetensorsBuilder::new(), |file, tensor| rounded(tensor, file)).build();
     let checkpoint = family.open(&weights);
-    let agreement = compare(&family.candle_logits(weights), &our_logits(&checkpoint, &tokens(), CHUNK));
-    assert!(agreement.relative_error() <= 0.006, "{agreement}");
+    let reference = family.candle_logits(weights);
+    // Activations that are rounded to bf16, too, and finer ones.
+    for (activations, bound) in [(ActivationType::Int8, 0.012), (ActivationType::Int16, 0.006)] {
+        let options = LoadOptions { activations, ..LoadOptions::default() };
+        let agreement = compare(&reference, &our_logits_with(&checkpoint, &tokens(), CHUNK, &options));
+        assert!(agreement.relative_error() <= bound, "{activations:?}: {agreement}");
+    }
     let built = build(&checkpoint, &LoadOptions::default()).unwrap();
     assert_eq!(built.weight_type, "bf16");
 }

@@ -1,9 +1,10 @@
 //! Small random models in every weight type against candle on the same weights widened to f32.
 
-use crate::common::oracle::{candle_logits, compare, our_logits, widen};
+use crate::common::oracle::{candle_logits, compare, our_logits, our_logits_with, widen};
 use crate::common::tiny::{Random, Tiny};
 use windlass_checkpoint::testing::GgufBuilder;
 use windlass_checkpoint::{Checkpoint, ElementType};
+use windlass_engine_model::{ActivationType, LoadOptions};
 use windlass_kernels::WeightType;
 
 /// Enough for several blocks of 16 and chunks that straddle them.
@@ -19,10 +20,16 @@ fn logits(file: &GgufBuilder) -> Vec<Vec<f32>> {
     our_logits(&Checkpoint::from_bytes(file.build()).unwrap(), &tokens(), CHUNK)
 }
 
-/// Largest relative error of logits: of bf16 in the KV cache alone, or of int8 activations too.
+/// Largest relative error of logits: of bf16 in the KV cache alone, of activations in bf16 too, or of those in int8.
 fn bound(kind: WeightType) -> f64 {
-    if kind.block_elements() == 1 { 0.006 } else { 0.035 }
+    match kind {
+        WeightType::F32 | WeightType::F16 => EXACT,
+        WeightType::BF16 => 0.012,
+        _ => 0.035,
+    }
 }
+
+const EXACT: f64 = 0.006;
 
 #[test]
 fn every_weight_type_computes_its_values() {
@@ -33,6 +40,15 @@ fn every_weight_type_computes_its_values() {
         println!("{:5} {agreement}", kind.name());
         assert!(agreement.relative_error() <= bound(kind), "{}: {agreement}", kind.name());
     }
+}
+
+#[test]
+fn bf16_multiplies_finer_activations_as_well_as_floats_do() {
+    let file = Tiny::of(WeightType::BF16).build();
+    let options = LoadOptions { activations: ActivationType::Int16, ..LoadOptions::default() };
+    let found = our_logits_with(&Checkpoint::from_bytes(file.build()).unwrap(), &tokens(), CHUNK, &options);
+    let agreement = compare(&candle_logits(&widen(&file.build()), &tokens()), &found);
+    assert!(agreement.relative_error() <= EXACT, "{agreement}");
 }
 
 #[test]

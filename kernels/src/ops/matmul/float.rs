@@ -1,14 +1,15 @@
-//! Products with float weights: f32 fused multiply-adds, column by column.
+//! Products with float weights: f32 fused multiply-adds, cell by cell; of bf16 in pairs, with activations rounded to bf16.
 
 use std::array;
 
 use super::PANEL_TILES;
 use super::output::Columns;
+use super::quantized::put;
 use crate::Activations;
 use crate::simd::{Kernel, Kernels, LANES, Simd};
-use crate::weights::cell::FloatCell;
+use crate::weights::float::FloatCell;
 
-/// Multiplies panel `panel` of `cells` with all tokens.
+/// Multiplies panel `panel` of `cells` with all inputs.
 pub(super) fn multiply<C: FloatCell>(
     kernels: Kernels,
     cells: &[C],
@@ -16,13 +17,15 @@ pub(super) fn multiply<C: FloatCell>(
     panel: usize,
     mut out: Columns<'_>,
 ) {
-    let cols = activations.cols();
+    let per_tile = activations.cols().div_ceil(C::COLS);
     let tiles_here = out.count().div_ceil(LANES);
     // The last panel may have one tile; its second is then the first again, and dropped.
-    let tiles = array::from_fn(|tile| &cells[(panel * PANEL_TILES + tile.min(tiles_here - 1)) * cols..][..cols]);
+    let tiles =
+        array::from_fn(|tile| &cells[(panel * PANEL_TILES + tile.min(tiles_here - 1)) * per_tile..][..per_tile]);
+    let inputs = activations.tokens() * C::planes(activations);
     let mut done = 0;
     loop {
-        match activations.tokens() - done {
+        match inputs - done {
             0 => break,
             1 => done += group::<C, 1>(kernels, tiles, activations, done, &mut out),
             2 | 3 => done += group::<C, 2>(kernels, tiles, activations, done, &mut out),
@@ -32,44 +35,47 @@ pub(super) fn multiply<C: FloatCell>(
     }
 }
 
-/// Multiplies `TOKENS` tokens from `first` on; returns how many.
-fn group<C: FloatCell, const TOKENS: usize>(
+/// Multiplies `INPUTS` inputs from `first` on; returns how many.
+fn group<C: FloatCell, const INPUTS: usize>(
     kernels: Kernels,
     tiles: [&[C]; PANEL_TILES],
     activations: &Activations,
     first: usize,
     out: &mut Columns<'_>,
 ) -> usize {
-    let tokens: [&[f32]; TOKENS] = array::from_fn(|t| activations.values(first + t));
-    let sums = kernels.call(PanelProduct { tiles, tokens });
-    sums.iter().enumerate().for_each(|(t, sums)| out.write(first + t, sums));
-    TOKENS
+    let inputs: [&[C::Value]; INPUTS] = array::from_fn(|input| C::values(activations, first + input));
+    let sums = kernels.call_floats(PanelProduct { tiles, inputs });
+    sums.iter().enumerate().for_each(|(input, sums)| put(out, C::planes(activations), first + input, sums));
+    INPUTS
 }
 
-/// Two tiles with a few tokens.
-struct PanelProduct<'a, C, const TOKENS: usize> {
+/// Two tiles with a few inputs.
+struct PanelProduct<'a, C: FloatCell, const INPUTS: usize> {
     tiles: [&'a [C]; PANEL_TILES],
-    tokens: [&'a [f32]; TOKENS],
+    inputs: [&'a [C::Value]; INPUTS],
 }
 
-impl<C: FloatCell, const TOKENS: usize> Kernel for PanelProduct<'_, C, TOKENS> {
-    type Output = [[[f32; LANES]; PANEL_TILES]; TOKENS];
+impl<C: FloatCell, const INPUTS: usize> Kernel for PanelProduct<'_, C, INPUTS> {
+    type Output = [[[f32; LANES]; PANEL_TILES]; INPUTS];
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> Self::Output {
-        let mut out = [[[0.0; LANES]; PANEL_TILES]; TOKENS];
-        if S::MANY_REGISTERS {
-            let sums = register_tile(simd, self.tiles, self.tokens);
-            for t in 0..TOKENS {
-                for tile in 0..PANEL_TILES {
-                    simd.store(sums[tile][t], &mut out[t][tile]);
-                }
-            }
+        let mut out = [[[0.0; LANES]; PANEL_TILES]; INPUTS];
+        if !S::REGISTERS {
+            one_by_one(simd, self.tiles, &self.inputs, &mut out);
+        } else if S::MANY_REGISTERS {
+            register_tile(simd, self.tiles, self.inputs, &mut out);
         } else {
-            for t in 0..TOKENS {
-                let sums = register_tile(simd, self.tiles, [self.tokens[t]]);
-                for tile in 0..PANEL_TILES {
-                    simd.store(sums[tile][0], &mut out[t][tile]);
+            // Sixteen hold the sums of two inputs beside what they are made of.
+            for (inputs, out) in self.inputs.chunks(2).zip(out.chunks_mut(2)) {
+                match (inputs, out) {
+                    ([a, b], [to_a, to_b]) => {
+                        let mut pair = [[[0.0; LANES]; PANEL_TILES]; 2];
+                        register_tile(simd, self.tiles, [*a, *b], &mut pair);
+                        [*to_a, *to_b] = pair;
+                    }
+                    ([input], [out]) => register_tile(simd, self.tiles, [*input], array::from_mut(out)),
+                    _ => unreachable!("chunks of two"),
                 }
             }
         }
@@ -77,21 +83,39 @@ impl<C: FloatCell, const TOKENS: usize> Kernel for PanelProduct<'_, C, TOKENS> {
     }
 }
 
-#[inline(always)]
-fn register_tile<S: Simd, C: FloatCell, const TOKENS: usize>(
+/// Every input alone, compiled once for any number.
+#[inline(never)]
+fn one_by_one<S: Simd, C: FloatCell>(
     simd: S,
     tiles: [&[C]; PANEL_TILES],
-    tokens: [&[f32]; TOKENS],
-) -> [[S::F; TOKENS]; PANEL_TILES] {
-    let mut sums = [[simd.splat(0.0); TOKENS]; PANEL_TILES];
-    for col in 0..tiles[0].len() {
-        let weights = [tiles[0][col].load(simd), tiles[1][col].load(simd)];
-        for t in 0..TOKENS {
-            let value = simd.splat(tokens[t][col]);
+    inputs: &[&[C::Value]],
+    out: &mut [[[f32; LANES]; PANEL_TILES]],
+) {
+    for (input, out) in inputs.iter().zip(out) {
+        register_tile(simd, tiles, [input], array::from_mut(out));
+    }
+}
+
+/// Two tiles with a few inputs: their sums stay in registers while the cells go by.
+#[inline(always)]
+fn register_tile<S: Simd, C: FloatCell, const INPUTS: usize>(
+    simd: S,
+    tiles: [&[C]; PANEL_TILES],
+    inputs: [&[C::Value]; INPUTS],
+    to: &mut [[[f32; LANES]; PANEL_TILES]; INPUTS],
+) {
+    let mut sums = [[simd.splat(0.0); INPUTS]; PANEL_TILES];
+    for cell in 0..tiles[0].len() {
+        for input in 0..INPUTS {
+            let value = inputs[input][cell];
             for tile in 0..PANEL_TILES {
-                sums[tile][t] = simd.fma(weights[tile], value, sums[tile][t]);
+                sums[tile][input] = tiles[tile][cell].multiply(simd, value, sums[tile][input]);
             }
         }
     }
-    sums
+    for input in 0..INPUTS {
+        for tile in 0..PANEL_TILES {
+            simd.store(sums[tile][input], &mut to[input][tile]);
+        }
+    }
 }

@@ -1,4 +1,7 @@
+use half::bf16;
+
 use super::*;
+use crate::activations::Block;
 use crate::testing::{Random, bits, file_bytes, file_values, packed, relative_error};
 use crate::{ActivationType, Kernels, WeightType};
 
@@ -18,23 +21,31 @@ fn reference(weight_type: WeightType, bytes: &[u8], rows: usize, activations: &A
     let weights = file_values(weight_type, bytes);
     let mut out = Vec::new();
     for token in 0..activations.tokens() {
-        let values: Vec<f64> = if weight_type.block_elements() == 1 {
-            activations.values(token).iter().map(|&value| f64::from(value)).collect()
-        } else {
-            let mut values = vec![0.0; cols];
-            for plane in 0..activations.planes() {
-                let blocks = activations.blocks(token * activations.planes() + plane).iter();
-                let codes =
-                    blocks.flat_map(|b| b.codes.as_flattened().iter().map(|&c| (f64::from(c), f64::from(b.scale))));
-                values.iter_mut().zip(codes).for_each(|(value, (code, scale))| *value += code * scale);
-            }
-            values
-        };
+        let values = seen_by(weight_type, activations, token);
         out.extend(
             (0..rows).map(|row| weights[row * cols..][..cols].iter().zip(&values).map(|(w, v)| w * v).sum::<f64>()),
         );
     }
     out
+}
+
+/// A token's values as weights of this type multiply them.
+fn seen_by(weight_type: WeightType, activations: &Activations, token: usize) -> Vec<f64> {
+    let planes = (0..activations.planes()).map(|plane| token * activations.planes() + plane);
+    let planes: Vec<Vec<f64>> = match weight_type {
+        WeightType::F32 | WeightType::F16 => vec![activations.values(token).iter().copied().map(f64::from).collect()],
+        WeightType::BF16 => planes.map(|plane| paired(activations.pairs(plane), activations.cols())).collect(),
+        _ => planes.map(|plane| activations.blocks(plane).iter().flat_map(decoded).collect()).collect(),
+    };
+    (0..activations.cols()).map(|col| planes.iter().map(|plane| plane[col]).sum()).collect()
+}
+
+fn paired(pairs: &[[bf16; 2]], cols: usize) -> Vec<f64> {
+    pairs.as_flattened()[..cols].iter().map(|value| value.to_f64()).collect()
+}
+
+fn decoded(block: &Block) -> impl Iterator<Item = f64> + '_ {
+    block.codes.as_flattened().iter().map(|&code| f64::from(code) * f64::from(block.scale))
 }
 
 /// Shapes whose rows fill tiles and panels or not, with one and several cells.
