@@ -14,7 +14,8 @@ fn main() -> io::Result<()> {
     }
     println!("cargo::rerun-if-env-changed=WINDLASS_CUDA_SOURCES");
     let compiler = compiler(&sources);
-    let headers = files(&sources, "cuh")?.into_iter().chain(["cpp/shim.h".into(), "cpp/registry.h".into()]);
+    let own_headers = ["cpp/shim.h", "cpp/shim_hopper.h", "cpp/registry.h"].map(PathBuf::from);
+    let headers = files(&sources, "cuh")?.into_iter().chain(own_headers);
     let headers = headers.map(fs::read_to_string).collect::<io::Result<String>>()?;
     let (mut library, mut enter_all) = (compiler.clone(), String::new());
     for stem in cuda_files(&sources)? {
@@ -27,12 +28,12 @@ fn main() -> io::Result<()> {
     }
     let calls: String = cuda_files(&sources)?.iter().map(|stem| format!("  enter_{stem}();\n")).collect();
     fs::write(out.join("all.cpp"), format!("{enter_all}extern \"C\" void shim_enter_all() {{\n{calls}}}\n"))?;
-    library.file(out.join("all.cpp")).file("cpp/runtime.cpp").compile("cuda_shim");
+    library.file(out.join("all.cpp")).file("cpp/runtime.cpp").file("cpp/hopper.cpp").compile("cuda_shim");
     Ok(())
 }
 
-/// A product and a sum round twice, as the references do; warnings of NVIDIA's pragmas say nothing here.
-const FLAGS: [&str; 3] = ["-ffp-contract=off", "-Wno-unknown-pragmas", "-fno-strict-aliasing"];
+/// A product and a sum round twice, as the references do; what is said of NVIDIA's pragmas and of old ABIs says nothing here.
+const FLAGS: [&str; 4] = ["-ffp-contract=off", "-Wno-unknown-pragmas", "-fno-strict-aliasing", "-Wno-psabi"];
 
 fn compiler(sources: &Path) -> cc::Build {
     let mut build = cc::Build::new();

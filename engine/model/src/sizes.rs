@@ -27,6 +27,9 @@ pub struct LoadOptions {
     pub activations: ActivationType,
     /// What float weights become; absent for what they are.
     pub quantization: Option<Quantization>,
+    /// Whether no token may depend on what is computed beside it. Without, GPUs multiply many tokens in another order of sums
+    /// than few: faster, and equal but for rounding.
+    pub batch_invariant: bool,
     /// How keys and values are held.
     pub kv_data_type: KvDataType,
     /// Tokens in a KV block.
@@ -54,6 +57,7 @@ impl Default for LoadOptions {
             kernels: Kernels::detect(),
             activations: ActivationType::Int8,
             quantization: None,
+            batch_invariant: true,
             kv_data_type: KvDataType::Bf16,
             block_tokens: 16,
             kv: KvBudget::Bytes(1 << 30),

@@ -3,6 +3,8 @@
 
 #include "dev.cuh"
 
+struct TensorMap;
+
 namespace shim {
 
 struct Entry {
@@ -21,6 +23,7 @@ template <> struct TypeName<u64> { static constexpr const char* value = "u64"; }
 template <> struct TypeName<Address> { static constexpr const char* value = "address"; };
 template <> struct TypeName<float> { static constexpr const char* value = "f32"; };
 template <> struct TypeName<bf16> { static constexpr const char* value = "bf16"; };
+template <> struct TypeName<TensorMap> { static constexpr const char* value = "tiles"; };
 
 template <typename T>
 void describe(char* text) {
@@ -30,10 +33,11 @@ void describe(char* text) {
   strcat(text, TypeName<std::remove_const_t<Pointee>>::value);
 }
 
+// What is larger than its slot lies where that says.
 template <typename T>
 T argument(u64 bits) {
   T value;
-  memcpy(&value, &bits, sizeof value);
+  memcpy(&value, sizeof value > sizeof bits ? reinterpret_cast<const void*>(bits) : &bits, sizeof value);
   return value;
 }
 

@@ -1,5 +1,5 @@
 // Runs a launch: its blocks one after the other in random order, a block's threads as fibers.
-#include "registry.h"
+#include "runtime.h"
 
 #include <csignal>
 #include <cstdarg>
@@ -54,7 +54,7 @@ struct Run {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   std::vector<u32> ready, at_barrier;
-  int barrier_site;
+  int barrier_site, last_site;
   void* main_stack_pointer;
 #if !defined(__x86_64__)
   ucontext_t main_context;
@@ -66,19 +66,13 @@ thread_local Run run;
 thread_local u8* shared_end = nullptr;
 u64 serial = 0;
 
-u64 next_random() {  // splitmix64
-  u64 x = run.random += 0x9e3779b97f4a7c15ull;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebull;
-  return x ^ x >> 31;
-}
-
 void body() {
   run.entry->call(run.arguments);
   if (!run.fibers[now.thread].waited) fail("ended without wait_for_previous()");
   if (run.fibers[now.thread].groups.size() > 1 || !run.fibers[now.thread].groups[0].empty()) {
     fail("ended with copies that it did not wait for");
   }
+  end_hopper_thread(run.live == 1);
 }
 
 #if defined(__x86_64__)
@@ -123,9 +117,7 @@ void to_main() {
 void yield(int self) {
   if (run.ready.empty()) {
     if (run.live == 0) to_main();
-    fail("%u of %u threads wait for others that never come (at line %d%s)", run.live, run.threads,
-         run.at_barrier.empty() ? run.warps[now.thread / LANES].site : run.barrier_site,
-         run.at_barrier.empty() ? ", a warp function" : ", a barrier");
+    fail("%u of %u threads wait for what never comes (one of them at line %d)", run.live, run.threads, run.last_site);
   }
   const size_t pick = next_random() % run.ready.size();
   const u32 next = run.ready[pick];
@@ -194,6 +186,7 @@ void run_block(u32 shared_bytes) {
     run.ready.push_back(thread);
   }
   for (Warp& warp : run.warps) warp.arrived = 0;
+  begin_hopper_block(run.threads);
   const u32 first = run.ready.back();
   run.ready.pop_back();
   enter_fiber(first);
@@ -233,6 +226,27 @@ std::vector<Entry>& entries() {
 
 void enter(const Entry& entry) { entries().push_back(entry); }
 
+u64 next_random() {  // splitmix64
+  u64 x = run.random += 0x9e3779b97f4a7c15ull;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+  return x ^ x >> 31;
+}
+
+void suspend(int site) {
+  run.last_site = site;
+  yield(now.thread);
+}
+
+void resume(u32 thread) { run.ready.push_back(thread); }
+
+void step_aside() {
+  resume(now.thread);
+  yield(now.thread);
+}
+
+SharedWindow shared_window() { return {shared_end - MAX_SHARED_BYTES, now.dynamic_shared, shared_end}; }
+
 void fail(const char* format, ...) {
   char reason[256];
   va_list arguments;
@@ -255,7 +269,7 @@ void block_barrier(int site) {
   } else {
     run.at_barrier.push_back(now.thread);
   }
-  yield(now.thread);
+  suspend(site);
 }
 
 const u8 (*exchange(const void* mine, size_t bytes, int site))[SLOT_BYTES] {
@@ -270,7 +284,7 @@ const u8 (*exchange(const void* mine, size_t bytes, int site))[SLOT_BYTES] {
     run.ready.insert(run.ready.end(), warp.waiting, warp.waiting + LANES);
     warp.arrived = 0;
   }
-  yield(thread);
+  suspend(site);
   return slots;
 }
 

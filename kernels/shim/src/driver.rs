@@ -10,6 +10,7 @@ use windlass_kernels::cuda::driver::{
     DeviceFacts, DevicePointer, Driver, EventHandle, GraphHandle, MemoryFacts, StreamHandle,
 };
 use windlass_kernels::cuda::launch::{Argument, Launch};
+use windlass_kernels::cuda::table::HOPPER;
 use windlass_kernels::cuda::{Device, DriverError, ElementType};
 
 use crate::kernels;
@@ -35,12 +36,18 @@ pub struct HostMachine {
     kernels: Kernels,
     seed: u64,
     has_peer_access: bool,
+    capability: (u32, u32),
 }
 
 impl HostMachine {
     /// A machine. `seed` decides the order of threads and blocks, and when deferred work runs.
     pub fn new(kernels: Kernels, seed: u64) -> HostMachine {
-        HostMachine { memories: Arc::default(), kernels, seed, has_peer_access: true }
+        HostMachine { memories: Arc::default(), kernels, seed, has_peer_access: true, capability: HOPPER }
+    }
+
+    /// The same with devices of another compute capability than Hopper's.
+    pub fn with_capability(self, capability: (u32, u32)) -> HostMachine {
+        HostMachine { capability, ..self }
     }
 
     /// The same with devices that cannot reach each other.
@@ -48,13 +55,13 @@ impl HostMachine {
         HostMachine { has_peer_access: false, ..self }
     }
 
-    /// A Hopper-like device with `memory_bytes`.
+    /// A device as large as a Hopper, with `memory_bytes`.
     pub fn driver(&self, ordinal: usize, memory_bytes: usize) -> Arc<HostDriver> {
         let facts = DeviceFacts {
             name: "CPU shim".into(),
             ordinal,
             pci_bus_id: format!("0000:{ordinal:02X}:00.0"),
-            capability: (9, 0),
+            capability: self.capability,
             multiprocessors: 132,
             shared_bytes_per_block: 227 << 10,
             l2_bytes: 50 << 20,

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 
-use windlass_kernels::cuda::launch::{Launch, MAX_PARAMETERS};
+use windlass_kernels::cuda::launch::{Argument, Launch, MAX_PARAMETERS, TensorMap};
 
 /// A kernel as its source declares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +40,16 @@ unsafe extern "C" {
     ) -> bool;
 }
 
+/// A tensor map as `cpp/hopper.cpp` reads it.
+type Tiles = [u64; 16];
+
+fn tiles(map: &TensorMap) -> Tiles {
+    let TensorMap { at, element, rows, cols, box_rows } = *map;
+    let [rows, cols, box_rows, box_cols] = [rows, cols, box_rows, map.box_cols()].map(u64::from);
+    let words = [at.0, rows, cols, element.bytes() as u64, box_rows, box_cols, TensorMap::BOX_ROW_BYTES as u64];
+    std::array::from_fn(|index| words.get(index).copied().unwrap_or(0))
+}
+
 /// Every kernel of the sources.
 pub fn declared() -> &'static [Declared] {
     static ALL: OnceLock<Vec<Declared>> = OnceLock::new();
@@ -65,7 +75,14 @@ pub(crate) unsafe fn run(launch: &Launch, seed: u64) -> Result<(), String> {
         return Err(format!("kernel {name} is in no source"));
     };
     let mut arguments = [0; MAX_PARAMETERS];
-    arguments.iter_mut().zip(launch.arguments()).for_each(|(bits, argument)| *bits = argument.bits());
+    let mut maps = [[0; 16]; MAX_PARAMETERS];
+    for ((bits, map), argument) in arguments.iter_mut().zip(&mut maps).zip(launch.arguments()) {
+        *bits = argument.bits();
+        if let Argument::Tiles(found) = argument {
+            *map = tiles(found);
+            *bits = std::ptr::from_ref(map) as u64;
+        }
+    }
     let mut error = [0 as c_char; 512];
     // SAFETY: the entry is there, the arguments are as many as it reads, and the error's room is as given.
     let done = unsafe {

@@ -206,6 +206,7 @@ impl Work {
 fn argument_memory(argument: &Argument) -> Option<(u64, usize)> {
     match argument {
         Argument::Memory { at, bytes, .. } if at.0 != 0 => Some((at.0, *bytes)),
+        Argument::Tiles(map) => Some((map.at.0, map.bytes())),
         _ => None,
     }
 }

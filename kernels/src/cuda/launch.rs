@@ -25,12 +25,85 @@ pub enum Argument {
         /// Whether it may be written.
         writable: bool,
     },
+    /// A matrix that the kernel copies tiles of.
+    Tiles(TensorMap),
     /// A number.
     U32(u32),
     /// A number.
     U64(u64),
     /// A number.
     F32(f32),
+}
+
+/// A matrix as Hopper's copies of tiles (TMA) are told of it: row after row, read in boxes of so many rows and of the columns
+/// that [`TensorMap::BOX_ROW_BYTES`] hold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TensorMap {
+    /// Its first value.
+    pub at: DevicePointer,
+    /// Of what it consists.
+    pub element: ElementType,
+    /// Its rows.
+    pub rows: u32,
+    /// Its columns.
+    pub cols: u32,
+    /// Rows of a box.
+    pub box_rows: u32,
+}
+
+impl TensorMap {
+    /// Bytes of a box's row, and of what is swizzled in shared memory: the most that can be.
+    pub const BOX_ROW_BYTES: usize = 128;
+    /// Rows begin at a multiple of this (CUDA Driver API, cuTensorMapEncodeTiled).
+    const ROW_ALIGNMENT: usize = 16;
+    /// Most rows of a box (as above).
+    const MAX_BOX_ROWS: u32 = 256;
+
+    /// A matrix of rows of `cols` values.
+    ///
+    /// # Panics
+    /// When the values are no whole rows.
+    pub fn new<T: Element>(values: View<'_, T>, cols: usize, box_rows: u32) -> TensorMap {
+        assert!(values.len().is_multiple_of(cols), "{} values are no rows of {cols}", values.len());
+        let [rows, cols] = [values.len() / cols, cols].map(|size| u32::try_from(size).unwrap_or(0));
+        TensorMap { at: values.pointer(), element: T::TYPE, rows, cols, box_rows }
+    }
+
+    /// Bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.cols as usize * self.element.bytes()
+    }
+
+    /// Bytes of all rows.
+    pub fn bytes(&self) -> usize {
+        self.rows as usize * self.row_bytes()
+    }
+
+    /// Columns of a box.
+    pub fn box_cols(&self) -> u32 {
+        (TensorMap::BOX_ROW_BYTES / self.element.bytes()) as u32
+    }
+
+    /// Whether copies of tiles can read rows of so many bytes.
+    pub fn reads_rows_of(bytes: usize) -> bool {
+        bytes.is_multiple_of(TensorMap::ROW_ALIGNMENT)
+    }
+
+    fn check(&self) -> Result<(), &'static str> {
+        match self {
+            TensorMap { rows: 0, .. } | TensorMap { cols: 0, .. } => Err("has no values, or more than copies count"),
+            _ if !self.at.0.is_multiple_of(POINTER_ALIGNMENT) => Err("is no multiple of 16"),
+            _ if !TensorMap::reads_rows_of(self.row_bytes()) => Err("has rows of no multiple of 16 bytes"),
+            TensorMap { box_rows: 1..=TensorMap::MAX_BOX_ROWS, .. } => Ok(()),
+            _ => Err("has boxes of no rows, or of too many"),
+        }
+    }
+}
+
+impl From<TensorMap> for Argument {
+    fn from(map: TensorMap) -> Argument {
+        Argument::Tiles(map)
+    }
 }
 
 impl<T: Element> From<View<'_, T>> for Argument {
@@ -69,10 +142,10 @@ impl Argument {
         Argument::Memory { at: DevicePointer(0), bytes: 0, element: T::TYPE, writable: true }
     }
 
-    /// The argument's bits, as the kernel reads them from a slot of eight bytes.
+    /// The argument's bits, as the kernel reads them from a slot of eight bytes; of tiles where they are.
     pub fn bits(&self) -> u64 {
         match *self {
-            Argument::Memory { at, .. } => at.0,
+            Argument::Memory { at, .. } | Argument::Tiles(TensorMap { at, .. }) => at.0,
             Argument::U32(value) => value.into(),
             Argument::U64(value) => value,
             Argument::F32(value) => value.to_bits().into(),
@@ -90,6 +163,11 @@ impl Argument {
             (Argument::Memory { at, .. }, Parameter::In(_) | Parameter::Out(_)) => {
                 if at.0.is_multiple_of(POINTER_ALIGNMENT) { Ok(()) } else { Err("is no multiple of 16") }
             }
+            (Argument::Tiles(map), Parameter::Tiles(element, box_rows)) => match map {
+                TensorMap { element: found, .. } if found != *element => Err("has elements of another type"),
+                TensorMap { box_rows: found, .. } if found != *box_rows => Err("has boxes of another size"),
+                _ => map.check(),
+            },
             (Argument::U32(_), Parameter::U32) | (Argument::U64(_), Parameter::U64) => Ok(()),
             (Argument::F32(_), Parameter::F32) => Ok(()),
             _ => Err("is of another kind"),
@@ -156,6 +234,10 @@ impl Launch {
         let refuse = |problem: String| Err(LaunchError { kernel: spec.name, problem });
         if self.grid.iter().zip(MAX_GRID).any(|(&blocks, most)| blocks == 0 || blocks > most) {
             return refuse(format!("a grid of {:?} blocks; each must be from 1 to {MAX_GRID:?}", self.grid));
+        }
+        if !spec.only_on.is_empty() && !spec.only_on.contains(&facts.capability) {
+            let (major, minor) = facts.capability;
+            return refuse(format!("it is empty on a device of compute capability {major}.{minor}"));
         }
         let most = spec.shared_bytes.min(facts.shared_bytes_per_block);
         if self.shared_bytes > most {

@@ -25,6 +25,18 @@ pub enum ElementType {
     Address,
 }
 
+impl ElementType {
+    /// Bytes of one.
+    pub const fn bytes(self) -> usize {
+        match self {
+            ElementType::U8 => 1,
+            ElementType::Bf16 => 2,
+            ElementType::U32 | ElementType::F32 => 4,
+            ElementType::U64 | ElementType::Address => 8,
+        }
+    }
+}
+
 /// A type of which any bits are a value, and which means the same to the kernels.
 ///
 /// # Safety

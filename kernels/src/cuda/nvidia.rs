@@ -1,5 +1,7 @@
 //! The real driver, over cudarc's bindings, which look it up at run time: a program starts with it or without.
 
+mod tiles;
+
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::Path;
 use std::ptr::{NonNull, null_mut};
@@ -9,11 +11,14 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUfunction_attr
 use super::driver::{DeviceFacts, DevicePointer, Driver, EventHandle, GraphHandle, MemoryFacts, StreamHandle};
 use super::error::DriverError;
 use super::image;
-use super::launch::{Launch, MAX_PARAMETERS};
+use super::launch::{Argument, Launch, MAX_PARAMETERS};
 use super::table::Kernel;
 
 /// Shared memory that a kernel may use without asking.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+
+/// Most parameters of a kernel that are tiles.
+const MAX_TILES: usize = 2;
 
 /// One GPU with its primary context and the kernels loaded.
 #[derive(Debug)]
@@ -301,11 +306,19 @@ impl Driver for Nvidia {
 
     unsafe fn launch(&self, launch: &Launch, stream: StreamHandle) -> Result<(), DriverError> {
         self.bind()?;
-        let mut values = [0u64; MAX_PARAMETERS];
+        let (mut values, mut maps) = ([0u64; MAX_PARAMETERS], [sys::CUtensorMap { opaque: [0; 16] }; MAX_TILES]);
         let mut places = [null_mut::<c_void>(); MAX_PARAMETERS];
+        let mut free_maps = maps.iter_mut();
         for ((value, place), argument) in values.iter_mut().zip(&mut places).zip(launch.arguments()) {
             *value = argument.bits();
             *place = std::ptr::from_mut(value).cast();
+            if let Argument::Tiles(tiles) = argument {
+                let Some(map) = free_maps.next() else {
+                    return Err(DriverError::refused("cuLaunchKernelEx", format!("more than {MAX_TILES} tensor maps")));
+                };
+                *map = tiles::encoded(tiles)?;
+                *place = std::ptr::from_mut(map).cast();
+            }
         }
         let mut overlap = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,

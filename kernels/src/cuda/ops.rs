@@ -26,7 +26,7 @@ pub use gather::{embed, gather_rows};
 pub use heads::{
     Heads, MAX_HEAD_DIM, PAGE_TOKENS, Pages, PagesMut, Placement, Places, Rotation, place_heads, rope_table,
 };
-pub use linear::{ExpertInput, Output, linear, linear_experts, linear_ordered, linear_wide};
+pub use linear::{ExpertInput, Output, linear, linear_experts, linear_ordered, linear_wide, multiplies_widely};
 pub use norm::{add_normed, add_rms_norm, rms_norm};
 pub use reduce::{ExchangeSizes, MAX_RANKS, PeerGroup, PeerRank, reach_each_other};
 pub use sample::{ALL_BANNED, Edits, Masks, NOT_FINITE, Samplers, adjust_logits, sample};

@@ -12,6 +12,8 @@ pub enum Parameter {
     In(ElementType),
     /// Memory that is written, and perhaps read.
     Out(ElementType),
+    /// A matrix of which tiles of so many rows are copied.
+    Tiles(ElementType, u32),
     /// A number.
     U32,
     /// A number.
@@ -33,6 +35,8 @@ pub struct KernelSpec {
     pub shared_bytes: u32,
     /// Its parameters, in order.
     pub parameters: Signature,
+    /// The compute capabilities that it is made for; none where it is made for all.
+    pub only_on: &'static [(u32, u32)],
 }
 
 /// A kernel's parameters, as it declares them.
@@ -44,9 +48,12 @@ macro_rules! parameters {
     ([$shared:expr]) => { $shared };
 }
 
-/// Declares [`Kernel`] and its table from lines of `Name = symbol parameters, threads, shared bytes;` by file.
+/// Declares [`Kernel`] and its table from lines of `Name = symbol parameters, threads, shared bytes;` by file. With `on (major,
+/// minor)` behind the bytes the kernel is empty elsewhere.
 macro_rules! kernels {
-    ($($file:literal { $($(#[$doc:meta])* $kernel:ident = $name:ident $parameters:tt, $threads:expr, $shared:expr;)* })*) => {
+    ($($file:literal { $(
+        $(#[$doc:meta])* $kernel:ident = $name:ident $parameters:tt, $threads:expr, $shared:expr $(, on $only:expr)?;
+    )* })*) => {
         /// A kernel of the table.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Kernel { $($($(#[$doc])* $kernel,)*)* }
@@ -62,7 +69,7 @@ macro_rules! kernels {
                 match self { $($(Kernel::$kernel => {
                     const SPEC: KernelSpec = KernelSpec {
                         name: stringify!($name), file: $file, threads: $threads, shared_bytes: $shared,
-                        parameters: parameters!($parameters),
+                        parameters: parameters!($parameters), only_on: &[$($only)?],
                     };
                     &SPEC
                 })*)* }
@@ -71,10 +78,19 @@ macro_rules! kernels {
     };
 }
 
-use Parameter::{F32 as Float, In, Out, U32};
+use Parameter::{F32 as Float, In, Out, Tiles, U32};
 
 /// Bytes of shared memory of the product of many tokens: four stages of two tiles of 128 x 32, each row with 16 bytes more.
 pub const GEMM_SHARED_BYTES: u32 = 4 * 2 * 128 * (32 + 8) * 2;
+
+/// Tokens, and rows, of a block of the product of many tokens on Hopper.
+pub const GEMM_HOPPER_TILE: u32 = 128;
+
+/// Bytes of shared memory of that product: three stages of two tiles of 64 columns of 2 bytes, which begin at a multiple of 1024.
+pub const GEMM_HOPPER_SHARED_BYTES: u32 = 3 * 2 * GEMM_HOPPER_TILE * 64 * 2 + (1024 - 16);
+
+/// What Hopper itself has alone: wgmma.
+pub const HOPPER: (u32, u32) = (9, 0);
 
 /// Bytes of shared memory of the product of many tokens in 8 bits: four stages of 64 tokens and 128 rows of 64 bytes, each with
 /// 16 bytes more.
@@ -264,6 +280,13 @@ kernels! {
     "gemm.cu" {
         /// `out = input · weightsᵀ` for many tokens, weights in bf16.
         GemmBf16 = gemm_bf16[GEMM], 256, GEMM_SHARED_BYTES;
+    }
+    "gemm_hopper.cu" {
+        /// The same by warpgroups, from tiles that are copied beside them.
+        GemmHopperBf16 = gemm_hopper_bf16(
+            weights: Tiles(Bf16, GEMM_HOPPER_TILE), input: Tiles(Bf16, GEMM_HOPPER_TILE), halves: Out(Bf16),
+            floats: Out(F32), add: U32, tokens: U32, rows: U32, cols: U32
+        ), 288, GEMM_HOPPER_SHARED_BYTES, on HOPPER;
     }
     "w8a8.cu" {
         /// Each token in signed 8 bits, with a scale of its own.

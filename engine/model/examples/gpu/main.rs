@@ -24,6 +24,7 @@ use windlass_cuda_shim::{HostMachine, Kernels};
 use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, Nvidia, Replay, devices};
 use windlass_engine_model::{KvBudget, LoadOptions, load};
 use windlass_kernels::WeightType;
+use windlass_kernels::cuda::ops;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -73,6 +74,12 @@ fn run(device: &Device, checkpoint: &Checkpoint, scale: &Scale) -> Outcome<Repor
     for tokens in [1, 8, 32] {
         let rate = measure::linear_bytes_per_second(device, tokens, scale)?;
         report.figure(&format!("bf16 product, {tokens} tokens"), 100.0 * rate / ceiling, "% of that");
+    }
+    let products: [(&str, measure::Product); 2] = [("in any batch alike", ops::linear), ("wide", ops::linear_wide)];
+    for (&tokens, (name, product)) in scale.prompts.iter().flat_map(|tokens| products.map(|product| (tokens, product)))
+    {
+        let rate = measure::operations_per_second(device, tokens, scale, product)?;
+        report.figure(&format!("bf16 product, {tokens} tokens, {name}"), rate / 1e12, "TFLOP/s");
     }
     compare_texts(checkpoint, device, scale, &mut report)?;
     let mut executor = gpu(checkpoint, device, Replay::Graphs)?;

@@ -6,7 +6,7 @@ use half::bf16;
 use windlass_engine_core::executor::Executor;
 use windlass_engine_model::cuda::CudaExecutor;
 use windlass_kernels::cuda::ops::{self, Output};
-use windlass_kernels::cuda::{Device, Matrix, Stream};
+use windlass_kernels::cuda::{Device, DriverError, Matrix, Stream, View};
 
 use crate::Outcome;
 use crate::driver::{Job, generate};
@@ -20,8 +20,23 @@ pub fn copy_bytes_per_second(device: &Device, scale: &Scale) -> Outcome<f64> {
     Ok(2.0 * scale.copy_bytes as f64 / seconds)
 }
 
+/// A product of tokens with a bf16 matrix.
+pub type Product = fn(&Stream, &Matrix, View<'_, bf16>, Output<'_>) -> Result<(), DriverError>;
+
 /// Bytes of weights read a second by products of so many tokens.
 pub fn linear_bytes_per_second(device: &Device, tokens: usize, scale: &Scale) -> Outcome<f64> {
+    let (rows, cols) = scale.matrix;
+    Ok((2 * rows * cols * scale.matrices) as f64 / product_seconds(device, tokens, scale, ops::linear)?)
+}
+
+/// Multiplications and additions a second of products of so many tokens.
+pub fn operations_per_second(device: &Device, tokens: usize, scale: &Scale, product: Product) -> Outcome<f64> {
+    let (rows, cols) = scale.matrix;
+    Ok((2 * tokens * rows * cols * scale.matrices) as f64 / product_seconds(device, tokens, scale, product)?)
+}
+
+/// Seconds of a product of so many tokens with each of the matrices.
+fn product_seconds(device: &Device, tokens: usize, scale: &Scale, product: Product) -> Outcome<f64> {
     let (rows, cols) = scale.matrix;
     let values = vec![bf16::from_f32(0.01); rows * cols];
     let matrices =
@@ -29,13 +44,12 @@ pub fn linear_bytes_per_second(device: &Device, tokens: usize, scale: &Scale) ->
     let input = device.upload(&vec![bf16::ONE; tokens * cols])?;
     let mut out = device.allocate::<bf16>(tokens * rows)?;
     let stream = device.stream()?;
-    let seconds = timed(&stream, scale.rounds, || {
+    timed(&stream, scale.rounds, || {
         for matrix in &matrices {
-            ops::linear(&stream, matrix, input.view(), Output::Bf16(out.view_mut()))?;
+            product(&stream, matrix, input.view(), Output::Bf16(out.view_mut()))?;
         }
         Ok(())
-    })?;
-    Ok((2 * rows * cols * scale.matrices) as f64 / seconds)
+    })
 }
 
 /// Tokens a second that so many sequences get together, prompts and sampling included in none of it.

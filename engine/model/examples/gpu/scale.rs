@@ -7,6 +7,8 @@ pub struct Scale {
     /// Rows and columns of a matrix, and so many matrices that each is gone from the cache when its turn comes.
     pub matrix: (usize, usize),
     pub matrices: usize,
+    /// Tokens of products that are measured in both ways.
+    pub prompts: &'static [usize],
     /// Times that a measurement is repeated.
     pub rounds: usize,
     /// Tokens of each text that is compared.
@@ -25,6 +27,7 @@ impl Scale {
         copy_bytes: 1 << 30,
         matrix: (8192, 8192),
         matrices: 4,
+        prompts: &[64, 128, 512, 2048],
         rounds: 20,
         text_tokens: 64,
         replays: 100,
@@ -36,6 +39,7 @@ impl Scale {
         copy_bytes: 1 << 16,
         matrix: (64, 64),
         matrices: 2,
+        prompts: &[3, 130],
         rounds: 2,
         text_tokens: 4,
         replays: 2,

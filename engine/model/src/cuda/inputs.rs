@@ -18,6 +18,8 @@ pub(super) struct InputRoom {
     /// Of each token's codes.
     scales: Memory<f32>,
     rounds: bool,
+    /// Whether sums may have another order where there are many tokens.
+    widens: bool,
 }
 
 impl InputRoom {
@@ -34,6 +36,7 @@ impl InputRoom {
             codes: device.allocate(codes)?,
             scales: device.allocate(scales)?,
             rounds: config.rounds_inputs(),
+            widens: !weights.batch_invariant,
         })
     }
 
@@ -55,6 +58,9 @@ impl InputRoom {
             (Some(_), _) => ops::linear_ordered(stream, matrix, input, &mut self.sorted, out),
             (None, Some(code)) if self.rounds && ops::multiplies(stream.device().facts(), code) => {
                 self.multiply_rounded(stream, code, matrix, input, out)
+            }
+            (None, _) if self.widens && ops::multiplies_widely(matrix, input.len() / matrix.cols()) => {
+                ops::linear_wide(stream, matrix, input, out)
             }
             (None, _) => ops::linear(stream, matrix, input, out),
         }

@@ -199,7 +199,8 @@ fn load_ranks(
     let threads = (options.threads / devices.len()).max(1);
     let load = |shard: Shard, device: &Device| -> Result<LoadedPart, LoadError> {
         let pool = Pool::with_kernels(threads, options.kernels).map_err(no_threads(threads))?;
-        let weights = load_weights(manifest, &Parts::of(&shard, config), &Loader { device, pool: &pool })?;
+        let loader = Loader { device, pool: &pool, batch_invariant: options.batch_invariant };
+        let weights = load_weights(manifest, &Parts::of(&shard, config), &loader)?;
         let (device, first_token) = (device.clone(), shard.vocabulary.start as usize);
         let config = config.of_rank(&shard, Stage::WHOLE);
         Ok(LoadedPart { shard, part: RankPart { device, config, weights, first_token } })

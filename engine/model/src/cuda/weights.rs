@@ -21,6 +21,8 @@ pub(super) struct Weights {
     pub norm: Memory<f32>,
     /// Absent where the head multiplies with the embedding.
     untied: Option<Matrix>,
+    /// Whether a token's products may not depend on what else is multiplied.
+    pub batch_invariant: bool,
 }
 
 /// Those of a layer.
@@ -124,6 +126,7 @@ pub(super) struct Loader<'a> {
     pub device: &'a Device,
     /// Converts what the kernels do not multiply as it is.
     pub pool: &'a Pool,
+    pub batch_invariant: bool,
 }
 
 impl Loader<'_> {
@@ -199,7 +202,7 @@ impl Loader<'_> {
         refuse_order("embeddings and heads", [&embedding].into_iter().chain(&head.untied))?;
         let untied = head.untied.map(|matrix| self.matrix(&matrix).map_err(named("head"))).transpose()?;
         let embedding = self.matrix(&embedding).map_err(named("token embedding"))?;
-        Ok(Weights { embedding, layers, norm: self.vector(&head.norm)?, untied })
+        Ok(Weights { embedding, layers, norm: self.vector(&head.norm)?, untied, batch_invariant: self.batch_invariant })
     }
 
     fn vector(&self, values: &[f32]) -> Result<Memory<f32>, DriverError> {
@@ -298,7 +301,7 @@ mod tests {
     #[test]
     fn an_order_of_columns_is_taken_where_an_input_has_one_alone_and_refused_elsewhere() {
         let device = HostMachine::new(Kernels::Record, 7).device(0, 1 << 24);
-        let loader = Loader { device: &device, pool: &Pool::new(1).unwrap() };
+        let loader = Loader { device: &device, pool: &Pool::new(1).unwrap(), batch_invariant: true };
         let is_refused = |found: CudaError| found.to_string().contains("use a checkpoint without desc_act");
         let dense = |attention: u32, block: u32| {
             let of = |bits: u32, index: u32| bits >> index & 1 == 1;

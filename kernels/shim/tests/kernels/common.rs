@@ -3,7 +3,7 @@
 //! With `WINDLASS_GPU` set the device is this machine's first NVIDIA GPU (`tests/gpu/run`), else the shim.
 
 use half::bf16;
-use windlass_cuda_shim::device_under_test;
+use windlass_cuda_shim::{HostMachine, Kernels, device_under_test};
 use windlass_kernels::cuda::{Device, Element, Memory, Stream};
 
 /// Orders of threads and blocks that every kernel is tried in.
@@ -12,6 +12,13 @@ pub const SEEDS: [u64; 3] = [1, 2, 3];
 /// A device that runs the kernels in the order of `seed`; a GPU has its own.
 pub fn device(seed: u64) -> (Device, Stream) {
     let device = device_under_test(seed, 1 << 30).unwrap();
+    let stream = device.stream().unwrap();
+    (device, stream)
+}
+
+/// The shim as an Ampere: it has nothing of what Hopper has alone.
+pub fn ampere(seed: u64) -> (Device, Stream) {
+    let device = HostMachine::new(Kernels::Run, seed).with_capability((8, 0)).device(0, 1 << 30);
     let stream = device.stream().unwrap();
     (device, stream)
 }

@@ -4,10 +4,10 @@ use windlass_kernels::cuda::weights::{EightBits, Group, Int4, Int8, LoadError, M
 use windlass_kernels::cuda::{Device, Stream};
 use windlass_kernels::{PackedMatrix, Pool, WeightType};
 
-use crate::common::{Random, SEEDS, device, poisoned, relative_error};
+use crate::common::{Random, SEEDS, ampere, device, poisoned, relative_error};
 
 /// `[tokens, rows]` of a matrix of values.
-fn reference(rows: usize, cols: usize, value: impl Fn(usize, usize) -> f64, input: &[bf16]) -> Vec<f64> {
+pub fn reference(rows: usize, cols: usize, value: impl Fn(usize, usize) -> f64, input: &[bf16]) -> Vec<f64> {
     let dot = |token: &[bf16], row: usize| (0..cols).map(|col| value(row, col) * f64::from(token[col])).sum();
     input.chunks(cols).flat_map(|token| (0..rows).map(move |row| (token, row))).map(|(t, row)| dot(t, row)).collect()
 }
@@ -171,8 +171,9 @@ pub fn q8_0(random: &mut Random, rows: usize, cols: usize) -> Vec<u8> {
 #[test]
 fn products_of_many_tokens_match_the_reference() {
     let mut random = Random::new(16);
-    for (seed, (tokens, rows, cols)) in SEEDS.into_iter().cycle().zip([(130, 70, 96), (5, 129, 224), (64, 128, 32)]) {
-        let (device, stream) = device(seed);
+    let shapes = [(130, 70, 96), (5, 129, 224), (64, 128, 32)];
+    let devices = SEEDS.into_iter().flat_map(|seed| [ampere(seed), device(seed)]);
+    for ((device, stream), (tokens, rows, cols)) in devices.zip(shapes.into_iter().flat_map(|shape| [shape; 2])) {
         let (weights, input) = (random.halves(rows * cols, 1.0), random.halves(tokens * cols, 2.0));
         let matrix = Matrix::bf16(&device, rows, cols, &weights).unwrap();
         let exact = reference(rows, cols, |row, col| weights[row * cols + col].into(), &input);

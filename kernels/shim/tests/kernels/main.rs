@@ -9,6 +9,7 @@ mod common;
 mod experts;
 mod gather;
 mod heads;
+mod hopper;
 mod image;
 mod linear;
 mod norm;

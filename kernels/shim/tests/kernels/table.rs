@@ -19,6 +19,7 @@ fn parameter(parameter: &Parameter) -> String {
     match parameter {
         Parameter::In(kind) => format!("in {}", element(*kind)),
         Parameter::Out(kind) => format!("out {}", element(*kind)),
+        Parameter::Tiles(..) => "tiles".into(),
         Parameter::U32 => "u32".into(),
         Parameter::U64 => "u64".into(),
         Parameter::F32 => "f32".into(),

@@ -1,0 +1,132 @@
+// What Hopper has besides: barriers in shared memory that count arrivals and bytes (mbarrier), copies of whole tiles that one
+// thread starts (TMA), and products of four warps, a warpgroup, that read both operands from shared memory (wgmma). All of it
+// runs beside the threads: what a copy writes and what a product sums is there once it was waited for.
+//
+// Code that uses it stands between `#ifdef HOPPER` and `#endif`: for other chips the kernel is empty, and the table lets nobody
+// launch it there.
+#pragma once
+#include "dev.cuh"
+
+// A matrix as tile copies are told of it: made by the driver (CUtensorMap), opaque here.
+struct alignas(64) TensorMap {
+  u64 word[16];
+};
+
+typedef u64 Barrier;
+
+#ifdef CPU_SHIM
+#include "shim_hopper.h"
+#else
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define HOPPER
+#endif
+// A kernel's parameter that copies read where it is: nothing may be made of it in registers.
+#define TENSOR_MAP const __grid_constant__ TensorMap
+
+// Makes a barrier whose phases end after so many arrivals, and all bytes that those announced.
+DEVICE void init_barrier(Barrier* barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+// Lets copies see the barriers that this thread made. Other threads see them behind sync_threads().
+DEVICE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+DEVICE void arrive(Barrier* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(barrier)) : "memory");
+}
+
+// Arrives, and announces bytes that copies will write in this phase.
+DEVICE void arrive_expecting(Barrier* barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+
+// Waits until a phase of this parity has ended: the first one has 0. Before it, the one that was never there has 1.
+DEVICE void wait_phase(Barrier* barrier, u32 parity) {
+  u32 ended;
+  do {
+    asm volatile(
+        "{\n"
+        ".reg .pred ended;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, ended;\n"
+        "}"
+        : "=r"(ended) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+  } while (!ended);
+}
+
+// Starts to copy a tile of a matrix, as large as its map says, whose first value is at this column and row; what lies outside
+// becomes zeros. The barrier counts its bytes, these too.
+DEVICE void copy_tile(void* shared, const TensorMap& matrix, u32 col, u32 row, Barrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+      :: "r"(shared_address(shared)), "l"(&matrix), "r"(shared_address(barrier)), "r"(col), "r"(row) : "memory");
+}
+
+// Orders what this thread did to its sums before the products that follow.
+DEVICE void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+#define EIGHT_SUMS(i) \
+  "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3]), "+f"(sum[i + 4]), "+f"(sum[i + 5]), \
+  "+f"(sum[i + 6]), "+f"(sum[i + 7])
+#define ALL_SUMS \
+  EIGHT_SUMS(0), EIGHT_SUMS(8), EIGHT_SUMS(16), EIGHT_SUMS(24), EIGHT_SUMS(32), EIGHT_SUMS(40), EIGHT_SUMS(48), \
+  EIGHT_SUMS(56)
+
+// Starts sum = a · bᵀ of a warpgroup, or sum += a · bᵀ where it `adds`: a is 64 x 16, b is 128 x 16, sum is 64 x 128 (PTX ISA, wgmma.m64n128k16). Operands are
+// where their descriptors say (`operand_at`). With g = lane / 4, t = lane % 4, warp w of the four has rows 16w .. 16w + 16:
+// sum[4j .. 4j + 4] hold (16w + g, 8j + 2t), (…, 8j + 2t + 1), (16w + g + 8, 8j + 2t), (…, 8j + 2t + 1).
+DEVICE void multiply_tiles(float (&sum)[64], u64 a, u64 b, bool adds) {
+  asm volatile(
+      "{\n"
+      ".reg .pred adds;\n"
+      "setp.ne.u32 adds, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, %65, adds, 1, 1, 0, 0;\n"
+      "}"
+      : ALL_SUMS : "l"(a), "l"(b), "r"(static_cast<u32>(adds)) : "memory");
+}
+
+// Closes the group of products that this warpgroup started since the last one.
+DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most PENDING of the latest groups are unfinished: what the others read may be written over.
+template <int PENDING>
+DEVICE void wait_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(PENDING) : "memory");
+}
+
+// Waits for all: the sums may be read.
+DEVICE void settle_products(float (&sum)[64]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" : ALL_SUMS :: "memory");
+}
+
+#endif  // CPU_SHIM
+
+// Bytes of a row of a tile, and those after which tiles swizzled by so many repeat: the multiple where one begins.
+constexpr u32 TILE_ROW_BYTES = 128;
+constexpr u32 TILE_ALIGNMENT = 8 * TILE_ROW_BYTES;
+
+// Where wgmma finds an operand (PTX ISA, matrix descriptor of wgmma): rows of TILE_ROW_BYTES as copies leave them, of which it
+// reads the 32 bytes from `shared` on. In units of 16 bytes: the start at bit 0, at 16 a distance that this layout has no use
+// for, at 32 that from eight rows to the next eight; at 62 the swizzle, of which 1 is 128 bytes.
+DEVICE u64 operand_at(const void* shared) {
+  const u64 start = (shared_address(shared) & 0x3ffffu) / 16, eight_rows = TILE_ALIGNMENT / 16;
+  return start | u64{1} << 16 | eight_rows << 32 | u64{1} << 62;
+}
+
+// The operand of the COLS columns of 16 bits further on in the same rows.
+template <int COLS>
+DEVICE u64 operand_after(u64 operand) {
+  return operand + 2 * COLS / 16;
+}
+
+// The first place in dynamic shared memory where a tile may begin, at most TILE_ALIGNMENT - 128 bytes from its start.
+DEVICE u8* align_tiles(u8* shared) {
+  return shared + (TILE_ALIGNMENT - shared_address(shared) % TILE_ALIGNMENT) % TILE_ALIGNMENT;
+}

@@ -1,0 +1,310 @@
+// Barriers, tile copies and warpgroup products of Hopper: their state, and when they take effect.
+#include "runtime.h"
+#include "hopper.cuh"
+
+#include <map>
+#include <memory>
+#include <vector>
+
+namespace shim {
+namespace {
+
+constexpr u32 GROUP_THREADS = 128;  // of a warpgroup
+constexpr u32 GROUP_WARPS = GROUP_THREADS / LANES;
+constexpr u32 PRODUCT_ROWS = 64, PRODUCT_COLS = 128, PRODUCT_DEPTH = 16, SUMS = 64;
+
+// What kernels/shim/src/kernels.rs writes into a TensorMap.
+struct Matrix {
+  const u8* at;
+  u64 rows, cols, element_bytes, box_rows, box_cols, swizzle_bytes;
+};
+
+struct TileCopy {
+  u8* to;
+  Matrix from;
+  u32 col, row;
+};
+
+struct State {  // of a barrier
+  u32 arrivals, missing, phase;
+  long long bytes;
+  u32 maker;
+  bool published;
+  std::vector<TileCopy> copies;
+  std::vector<u32> waiting;
+};
+
+struct Product {
+  u64 a, b, group;
+  std::vector<u16> operands;  // as they were when it started
+};
+
+struct Sums {  // of one thread, while products add to them
+  float* registers;
+  u64 group;  // of the last product
+  float value[SUMS];
+};
+
+struct Thread {
+  u64 group;  // of products, the open one
+  bool fenced;
+  std::vector<Sums> sums;
+};
+
+// Threads that meet.
+struct Meeting {
+  u32 arrived;
+  int site;
+  u32 threads[GROUP_THREADS];
+};
+
+struct WarpPart {
+  Meeting meeting;
+  std::vector<std::shared_ptr<Product>> products;
+};
+
+struct Warpgroup {
+  Meeting meeting;
+  u64 a, b;
+  bool adds;
+  float* registers[GROUP_THREADS];
+};
+
+struct Block {
+  std::map<const Barrier*, State> barriers;
+  std::vector<Thread> threads;
+  std::vector<WarpPart> warps;
+  std::vector<Warpgroup> groups;
+};
+
+thread_local Block block;
+
+State& state_of(const Barrier* barrier) {
+  const auto found = block.barriers.find(barrier);
+  if (found == block.barriers.end()) fail("uses a barrier that nobody made, or made behind a barrier of the block");
+  return found->second;
+}
+
+u32 size_of(const TileCopy& copy) { return copy.from.box_rows * copy.from.box_cols * copy.from.element_bytes; }
+
+// The place of an address whose 16-byte parts are swizzled over rows of so many bytes: address bits 4.. XOR bits 7...
+u32 swizzled(u32 address, u32 row_bytes) { return address ^ (address >> 7 & (row_bytes / 16 - 1)) << 4; }
+
+// Writes a tile: 16 bytes go together, and what is outside of the matrix becomes zeros.
+void land(const TileCopy& copy) {
+  const Matrix& from = copy.from;
+  const u64 row_bytes = from.cols * from.element_bytes, box_bytes = from.box_cols * from.element_bytes;
+  const u32 to = shared_address(copy.to);
+  for (u64 row = 0; row < from.box_rows; ++row) {
+    for (u64 byte = 0; byte < box_bytes; byte += 16) {
+      const u64 source = copy.col * from.element_bytes + byte;
+      u8* target = shared_window().base + swizzled(to + row * box_bytes + byte, from.swizzle_bytes);
+      memset(target, 0, 16);
+      if (copy.row + row >= from.rows || source >= row_bytes) continue;
+      memcpy(target, from.at + (copy.row + row) * row_bytes + source, row_bytes - source < 16 ? row_bytes - source : 16);
+    }
+  }
+}
+
+// Ends the phase if all came that it waits for. Copies come, in any order, only when somebody waits.
+void progress(State& state) {
+  while (state.missing == 0 && state.bytes != 0) {
+    if (state.waiting.empty() || state.copies.empty()) return;
+    const size_t pick = next_random() % state.copies.size();
+    const TileCopy copy = state.copies[pick];
+    state.copies.erase(state.copies.begin() + pick);
+    land(copy);
+    state.bytes -= size_of(copy);
+  }
+  if (state.missing > 0) return;
+  ++state.phase;
+  state.missing = state.arrivals;
+  for (u32 thread : state.waiting) resume(thread);
+  state.waiting.clear();
+}
+
+// Waits for `count` threads at this site. The last one to come calls `all` before any of them goes on.
+template <typename All>
+void meet(Meeting& meeting, u32 count, int site, All all) {
+  if (meeting.arrived == 0) meeting.site = site;
+  if (meeting.site != site) fail("is at line %d, others that must be there too at line %d", site, meeting.site);
+  meeting.threads[meeting.arrived++] = now.thread;
+  if (meeting.arrived == count) {
+    meeting.arrived = 0;
+    all();
+    for (u32 i = 0; i < count; ++i) resume(meeting.threads[i]);
+  }
+  suspend(site);
+}
+
+// The 16-bit values of an operand, `rows` of PRODUCT_DEPTH, as a descriptor says where they are (PTX ISA, matrix descriptor).
+void read_operand(u64 descriptor, u32 rows, std::vector<u16>& values) {
+  const u32 start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
+  const u32 stride = (descriptor >> 32 & 0x3fff) << 4, mode = descriptor >> 62;
+  if (descriptor >> 49 & 7) fail("multiplies an operand with a base offset, which the shim does not know");
+  const SharedWindow window = shared_window();
+  for (u32 row = 0; row < rows; ++row) {
+    for (u32 col = 0; col < PRODUCT_DEPTH; ++col) {
+      const u32 eight_rows = start + row / 8 * stride;
+      const u32 row_bytes = mode ? 256u >> mode : 16;  // without a swizzle, blocks of eight rows of 16 bytes each
+      const u32 plain = mode ? eight_rows + row % 8 * row_bytes + 2 * col
+                             : eight_rows + row % 8 * row_bytes + col / 8 * leading + 2 * (col % 8);
+      const u8* from = window.base + (mode ? swizzled(plain, row_bytes) : plain);
+      if (from < window.begin || from + 2 > window.end) fail("multiplies what is outside of its shared memory");
+      u16 value;
+      memcpy(&value, from, 2);
+      values.push_back(value);
+    }
+  }
+}
+
+std::vector<u16> operands_of(u64 a, u64 b) {
+  std::vector<u16> values;
+  values.reserve((PRODUCT_ROWS + PRODUCT_COLS) * PRODUCT_DEPTH);
+  read_operand(a, PRODUCT_ROWS, values);
+  read_operand(b, PRODUCT_COLS, values);
+  return values;
+}
+
+// Sums that products add to already, or those that this thread's registers hold now.
+Sums& pending_sums(u32 thread, float* registers) {
+  Thread& own = block.threads[thread];
+  for (Sums& sums : own.sums) {
+    if (sums.registers == registers) return sums;
+  }
+  if (!own.fenced) fail("multiplies into registers without a fence behind what it did to them");
+  own.sums.push_back({registers, 0, {}});
+  memcpy(own.sums.back().value, registers, sizeof own.sums.back().value);
+  return own.sums.back();
+}
+
+// All of a warpgroup's product: its sums wait with each thread.
+void multiply_group(const Warpgroup& group) {
+  const u32 first = group.meeting.threads[0] / GROUP_THREADS * GROUP_THREADS;
+  const auto product = std::make_shared<Product>(
+      Product{group.a, group.b, block.threads[now.thread].group, operands_of(group.a, group.b)});
+  std::vector<float> values;
+  for (u16 bits : product->operands) values.push_back(to_float(bf16{bits}));
+  const float *a = values.data(), *b = a + PRODUCT_ROWS * PRODUCT_DEPTH;
+  for (u32 i = 0; i < GROUP_THREADS; ++i) {
+    const u32 warp = i / LANES, lane = i % LANES;
+    Sums& sums = pending_sums(first + i, group.registers[i]);
+    if (!group.adds) memset(sums.value, 0, sizeof sums.value);
+    for (u32 s = 0; s < SUMS; ++s) {
+      const u32 row = 16 * warp + lane / 4 + 8 * (s / 2 % 2), col = 8 * (s / 4) + 2 * (lane % 4) + s % 2;
+      double dot = 0;
+      for (u32 k = 0; k < PRODUCT_DEPTH; ++k) dot += double(a[row * PRODUCT_DEPTH + k]) * b[col * PRODUCT_DEPTH + k];
+      sums.value[s] = static_cast<float>(sums.value[s] + dot);
+    }
+    sums.group = product->group;
+    memset(sums.registers, 0xff, sizeof sums.value);
+  }
+  for (u32 warp = 0; warp < GROUP_WARPS; ++warp) block.warps[first / LANES + warp].products.push_back(product);
+}
+
+// Ends a warp's products of the groups before `end`.
+void finish_products(WarpPart& warp, u64 end) {
+  for (const auto& product : warp.products) {
+    if (product->group < end && operands_of(product->a, product->b) != product->operands) {
+      fail("lets shared memory change while a product reads it");
+    }
+  }
+  auto& products = warp.products;
+  while (!products.empty() && products.front()->group < end) products.erase(products.begin());
+  for (u32 lane = 0; lane < LANES; ++lane) {
+    Thread& own = block.threads[warp.meeting.threads[lane]];
+    for (size_t i = own.sums.size(); i-- > 0;) {
+      if (own.sums[i].group >= end) continue;
+      memcpy(own.sums[i].registers, own.sums[i].value, sizeof own.sums[i].value);
+      own.sums.erase(own.sums.begin() + i);
+      own.fenced = false;
+    }
+  }
+}
+
+}  // namespace
+
+void begin_hopper_block(u32 threads) {
+  block.barriers.clear();
+  block.threads.assign(threads, {});
+  block.warps.assign(threads / LANES, {});
+  block.groups.assign(threads / GROUP_THREADS, {});
+}
+
+void end_hopper_thread(bool last) {
+  if (!block.threads[now.thread].sums.empty()) fail("ended with products that it did not wait for");
+  if (!last) return;
+  for (const auto& entry : block.barriers) {
+    if (!entry.second.copies.empty()) fail("ended the block with copies that nobody waited for");
+  }
+}
+
+u32 shared_address(const void* pointer) {
+  const SharedWindow window = shared_window();
+  const u8* at = static_cast<const u8*>(pointer);
+  if (at < window.begin || at > window.end) fail("takes the address of what is not in its shared memory");
+  return at - window.base;
+}
+
+void init_barrier(Barrier* barrier, u32 arrivals) {
+  if (!block.barriers.emplace(barrier, State{arrivals, arrivals, 0, 0, now.thread, false, {}, {}}).second) {
+    fail("makes a barrier twice");
+  }
+}
+
+void publish_barriers() {
+  for (auto& entry : block.barriers) {
+    if (entry.second.maker == now.thread) entry.second.published = true;
+  }
+}
+
+void arrive(Barrier* barrier, u32 bytes) {
+  State& state = state_of(barrier);
+  if (state.missing == 0) fail("arrives more often than its barrier counts");
+  --state.missing;
+  state.bytes += bytes;
+  progress(state);
+  step_aside();
+}
+
+void wait_phase(Barrier* barrier, u32 parity, int site) {
+  State& state = state_of(barrier);
+  if (state.phase % 2 != parity) return;
+  state.waiting.push_back(now.thread);
+  progress(state);
+  suspend(site);
+}
+
+void copy_tile(void* shared, const TensorMap& map, u32 col, u32 row, Barrier* barrier) {
+  State& state = state_of(barrier);
+  if (!state.published) fail("copies to a barrier that copies were not shown");
+  TileCopy copy{static_cast<u8*>(shared), {}, col, row};
+  memcpy(&copy.from, &map, sizeof copy.from);
+  const SharedWindow window = shared_window();
+  if (shared_address(shared) % 128) fail("copies a tile to an address that is no multiple of 128");
+  if (size_of(copy) > window.end - copy.to) fail("copies a tile behind its shared memory");
+  memset(copy.to, 0xff, size_of(copy));  // until it is waited for, nobody can know what is there
+  state.copies.push_back(copy);
+  progress(state);
+}
+
+void fence_products() { block.threads[now.thread].fenced = true; }
+
+void multiply_tiles(float (&sum)[64], u64 a, u64 b, bool adds, int site) {
+  if (now.thread / GROUP_THREADS >= block.groups.size()) fail("multiplies without a whole warpgroup");
+  Warpgroup& group = block.groups[now.thread / GROUP_THREADS];
+  if (group.meeting.arrived == 0) group.a = a, group.b = b, group.adds = adds;
+  if (group.a != a || group.b != b || group.adds != adds) fail("multiplies other operands than its warpgroup");
+  group.registers[now.thread % GROUP_THREADS] = sum;
+  meet(group.meeting, GROUP_THREADS, site, [&] { multiply_group(group); });
+}
+
+void commit_products() { ++block.threads[now.thread].group; }
+
+void wait_products(u32 pending, int site) {
+  WarpPart& warp = block.warps[now.thread / LANES];
+  const u64 committed = block.threads[now.thread].group;
+  meet(warp.meeting, LANES, site, [&] { finish_products(warp, committed > pending ? committed - pending : 0); });
+}
+
+}  // namespace shim

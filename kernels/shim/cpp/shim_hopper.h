@@ -1,0 +1,44 @@
+// What hopper.cuh asks of a GPU, done by fibers.
+//
+// A tile copy poisons what it will write when it starts, and writes, swizzled by the address as the ISA says, when somebody
+// waits for its barrier. A product reads both operands through their descriptors when it starts, and again when it is waited
+// for: what changed meanwhile is an error. Until then its sums are NaNs.
+#pragma once
+
+#define HOPPER
+#define TENSOR_MAP const TensorMap
+
+namespace shim {
+
+u32 shared_address(const void* pointer);
+void init_barrier(Barrier* barrier, u32 arrivals);
+void publish_barriers();
+void arrive(Barrier* barrier, u32 bytes);
+void wait_phase(Barrier* barrier, u32 parity, int site);
+void copy_tile(void* shared, const TensorMap& matrix, u32 col, u32 row, Barrier* barrier);
+void fence_products();
+void multiply_tiles(float (&sum)[64], u64 a, u64 b, bool adds, int site);
+void commit_products();
+void wait_products(u32 pending, int site);
+
+}  // namespace shim
+
+DEVICE u32 shared_address(const void* pointer) { return shim::shared_address(pointer); }
+DEVICE void init_barrier(Barrier* barrier, u32 arrivals) { shim::init_barrier(barrier, arrivals); }
+DEVICE void publish_barriers() { shim::publish_barriers(); }
+DEVICE void arrive(Barrier* barrier) { shim::arrive(barrier, 0); }
+DEVICE void arrive_expecting(Barrier* barrier, u32 bytes) { shim::arrive(barrier, bytes); }
+DEVICE void wait_phase(Barrier* barrier, u32 parity, int site = __builtin_LINE()) {
+  shim::wait_phase(barrier, parity, site);
+}
+DEVICE void copy_tile(void* shared, const TensorMap& matrix, u32 col, u32 row, Barrier* barrier) {
+  shim::copy_tile(shared, matrix, col, row, barrier);
+}
+DEVICE void fence_products() { shim::fence_products(); }
+DEVICE void multiply_tiles(float (&sum)[64], u64 a, u64 b, bool adds, int site = __builtin_LINE()) {
+  shim::multiply_tiles(sum, a, b, adds, site);
+}
+DEVICE void commit_products() { shim::commit_products(); }
+template <int PENDING>
+DEVICE void wait_products(int site = __builtin_LINE()) { shim::wait_products(PENDING, site); }
+DEVICE void settle_products(float (&)[64], int site = __builtin_LINE()) { shim::wait_products(0, site); }

@@ -1,0 +1,105 @@
+//! Products by warpgroups, from tiles that are copied beside them.
+
+use half::bf16;
+use windlass_kernels::cuda::launch::{Argument, Launch, TensorMap};
+use windlass_kernels::cuda::ops::{self, Output};
+use windlass_kernels::cuda::table::{GEMM_HOPPER_SHARED_BYTES, GEMM_HOPPER_TILE, HOPPER};
+use windlass_kernels::cuda::{Device, Kernel, Matrix, Memory, Stream};
+
+use crate::common::{Random, SEEDS, ampere, device, poisoned, relative_error};
+use crate::linear::reference;
+
+/// A Hopper, on which kernels run in the order of `seed`; none where a GPU is under test that is another.
+fn hopper(seed: u64) -> Option<(Device, Stream)> {
+    Some(device(seed)).filter(|(device, _)| device.facts().capability == HOPPER)
+}
+
+struct Shape {
+    tokens: usize,
+    rows: usize,
+    cols: usize,
+}
+
+/// A launch into floats: of any shape, where the op's matrices have whole blocks of columns.
+fn launch(shape: &Shape, weights: &Memory<bf16>, input: &Memory<bf16>, out: &mut Memory<f32>, add: bool) -> Launch {
+    let Shape { tokens, rows, cols } = *shape;
+    let parts = |count: usize| count.div_ceil(GEMM_HOPPER_TILE as usize) as u32;
+    let tiles = |values: &Memory<bf16>| TensorMap::new(values.view(), cols, GEMM_HOPPER_TILE);
+    let launch = Launch::new(Kernel::GemmHopperBf16, [parts(tokens), parts(rows), 1]).shared(GEMM_HOPPER_SHARED_BYTES);
+    let launch = launch.with(tiles(weights)).with(tiles(input));
+    let launch = launch.with(Argument::none::<bf16>()).with(out.view_mut());
+    [u32::from(add), tokens as u32, rows as u32, cols as u32].into_iter().fold(launch, Launch::with)
+}
+
+/// Fewer columns than a tile has, as many as several have and eight more; one row, one token, and one more than a tile's; many
+/// more tiles than stages.
+#[test]
+fn products_of_any_shape_match_the_reference() {
+    let mut random = Random::new(40);
+    let shapes =
+        [(1, 1, 8), (129, 127, 40), (3, 257, 136), (64, 128, 64), (65, 33, 200), (128, 130, 192), (5, 7, 1032)];
+    for (seed, (tokens, rows, cols)) in SEEDS.into_iter().cycle().zip(shapes) {
+        let Some((device, stream)) = hopper(seed) else { return };
+        let shape = Shape { tokens, rows, cols };
+        let (weights, input) = (random.halves(rows * cols, 1.0), random.halves(tokens * cols, 2.0));
+        let exact = reference(rows, cols, |row, col| weights[row * cols + col].into(), &input);
+        let [weights, input] = [&weights, &input].map(|values| device.upload(values).unwrap());
+        let mut out = poisoned::<f32>(&device, exact.len());
+        for add in [false, true] {
+            let launch = launch(&shape, &weights, &input, &mut out, add);
+            launch.check(device.facts()).unwrap();
+            // SAFETY: it was checked, and the grid is of the shape.
+            unsafe { device.driver().launch(&launch, stream.handle()) }.unwrap();
+            let found = out.read(&stream).unwrap();
+            let exact: Vec<f64> = exact.iter().map(|value| value * if add { 2.0 } else { 1.0 }).collect();
+            let error = relative_error(&found, &exact);
+            assert!(error <= 1e-5, "{tokens} x {rows} x {cols}, {add}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_token_gives_the_same_whatever_tokens_come_with_it() {
+    let mut random = Random::new(41);
+    let (rows, cols, tokens) = (72, 224, 150);
+    let Some((device, stream)) = hopper(3) else { return };
+    let matrix = Matrix::bf16(&device, rows, cols, &random.halves(rows * cols, 1.0)).unwrap();
+    let input = device.upload(&random.halves(tokens * cols, 2.0)).unwrap();
+    let product = |first: usize, count: usize| {
+        let mut out = poisoned::<bf16>(&device, count * rows);
+        let input = input.slice(first * cols..(first + count) * cols);
+        ops::linear_wide(&stream, &matrix, input, Output::Bf16(out.view_mut())).unwrap();
+        out.read(&stream).unwrap()
+    };
+    let alone = product(140, 1);
+    for (first, count) in [(140, 10), (70, 80), (0, 150)] {
+        let at = (140 - first) * rows;
+        assert_eq!(product(first, count)[at..at + rows], alone, "{count} tokens from {first}");
+    }
+}
+
+/// Rows that do not begin at a multiple of 16 bytes, boxes of another size, and chips that have no warpgroups.
+#[test]
+fn what_tile_copies_cannot_read_and_other_chips_have_not_is_refused() {
+    let refusal = |device: &Device, shape: Shape, change: fn(TensorMap) -> TensorMap| {
+        let [weights, input] = [shape.rows, shape.tokens].map(|rows| device.allocate(rows * shape.cols).unwrap());
+        let mut out = device.allocate(shape.rows * shape.tokens).unwrap();
+        let sound = launch(&shape, &weights, &input, &mut out, false);
+        let tiles = change(TensorMap::new(weights.view(), shape.cols, GEMM_HOPPER_TILE));
+        let launch = Launch::new(Kernel::GemmHopperBf16, sound.grid()).with(tiles);
+        let launch = sound.arguments()[1..].iter().fold(launch, |launch, &argument| launch.with(argument));
+        launch.check(device.facts()).map_or_else(|error| error.to_string(), |()| "sound".into())
+    };
+    let shape = |cols: usize| Shape { tokens: 8, rows: 8, cols };
+    let Some((device, _)) = hopper(1) else { return };
+    let older = ampere(1).0;
+    for (found, expected) in [
+        (refusal(&device, shape(64), |tiles| tiles), "sound"),
+        (refusal(&older, shape(64), |tiles| tiles), "empty on a device of compute capability 8.0"),
+        (refusal(&device, shape(12), |tiles| tiles), "weights has rows of no multiple of 16 bytes"),
+        (refusal(&device, shape(64), |tiles| TensorMap { box_rows: 64, ..tiles }), "weights has boxes of another size"),
+        (refusal(&device, shape(64), |tiles| TensorMap { rows: 0, ..tiles }), "weights has no values"),
+    ] {
+        assert!(found.contains(expected), "{found:?} does not say {expected:?}");
+    }
+}
