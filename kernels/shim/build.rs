@@ -1,6 +1,7 @@
 //! Compiles the CUDA sources for the CPU: each with a function that enters its kernels into the registry. One that is as it was
 //! when its object was made is not compiled again.
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
@@ -14,13 +15,11 @@ fn main() -> io::Result<()> {
     }
     println!("cargo::rerun-if-env-changed=WINDLASS_CUDA_SOURCES");
     let compiler = compiler(&sources);
-    let own_headers = ["cpp/shim.h", "cpp/shim_hopper.h", "cpp/registry.h"].map(PathBuf::from);
-    let headers = files(&sources, "cuh")?.into_iter().chain(own_headers);
-    let headers = headers.map(fs::read_to_string).collect::<io::Result<String>>()?;
     let (mut library, mut enter_all) = (compiler.clone(), String::new());
     for stem in cuda_files(&sources)? {
         let source = fs::read_to_string(sources.join(format!("{stem}.cu")))?;
-        let unit = Unit { name: stem.clone(), text: unit(&stem, &source), made_of: headers.clone() + &source };
+        let mut unit = Unit { name: stem.clone(), text: unit(&stem, &source), included: BTreeMap::new() };
+        add_included(&unit.text, &[&sources, Path::new("cpp")], &mut unit.included)?;
         for object in unit.objects(&compiler, &out)? {
             library.object(object);
         }
@@ -48,15 +47,27 @@ fn compiler(sources: &Path) -> cc::Build {
 struct Unit {
     name: String,
     text: String,
-    /// All that decides what becomes of it.
-    made_of: String,
+    /// What it includes, and what that includes, by name.
+    included: BTreeMap<String, String>,
+}
+
+/// Adds the files of these folders that a text includes.
+fn add_included(text: &str, folders: &[&Path], included: &mut BTreeMap<String, String>) -> io::Result<()> {
+    for name in text.lines().filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"')) {
+        let found = folders.iter().map(|folder| folder.join(name)).find(|path| path.exists());
+        let Some(path) = found.filter(|_| !included.contains_key(name)) else { continue };
+        let own = fs::read_to_string(path)?;
+        included.insert(name.to_owned(), own.clone());
+        add_included(&own, folders, included)?;
+    }
+    Ok(())
 }
 
 impl Unit {
     /// Its object, made unless an earlier build made it of the same.
     fn objects(&self, compiler: &cc::Build, out: &Path) -> io::Result<Vec<PathBuf>> {
         let mut hasher = DefaultHasher::new();
-        (&self.text, &self.made_of, FLAGS).hash(&mut hasher);
+        (&self.text, &self.included, FLAGS).hash(&mut hasher);
         let (key, kept) = (format!("{:016x}", hasher.finish()), out.join(format!("{}.made", self.name)));
         if let Some(made) = fs::read_to_string(&kept).ok().and_then(|made| made.strip_prefix(&key).map(str::to_owned)) {
             let objects: Vec<PathBuf> = made.lines().filter(|line| !line.is_empty()).map(PathBuf::from).collect();
