@@ -49,6 +49,13 @@ pub enum Indivisible {
         /// Ranks asked for.
         ranks: u32,
     },
+    /// Nothing would be left for one of two stages.
+    Split {
+        /// Its layers.
+        layers: u32,
+        /// Layers asked for of the last stage.
+        last_layers: u32,
+    },
 }
 
 impl Shard {
@@ -110,30 +117,45 @@ impl Shard {
     }
 }
 
-/// A run of a decoder's layers: what one process of a pipeline holds. The first one embeds, the last one has the head.
+/// A run of a decoder's layers: what one process of a pipeline holds, or one device of two that are unlike. The first one
+/// embeds, the last one has the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stage {
     /// Which one, from 0.
     pub index: u32,
     /// Stages there are.
     pub count: u32,
+    /// Where the second of two begins; absent where each has as many layers as the others.
+    border: Option<u32>,
 }
 
 impl Stage {
     /// All layers.
-    pub const WHOLE: Stage = Stage { index: 0, count: 1 };
+    pub const WHOLE: Stage = Stage { index: 0, count: 1, border: None };
 
     /// Stage `index` of `count`, which must not be more than there are layers.
     pub fn of(index: u32, count: u32, shape: &ModelShape) -> Result<Stage, Indivisible> {
         match count == 0 || index >= count || count > shape.layers {
             true => Err(Indivisible::Parts { what: "layers", parts: shape.layers, ranks: count }),
-            false => Ok(Stage { index, count }),
+            false => Ok(Stage { index, count, border: None }),
+        }
+    }
+
+    /// Two stages, of which the last has so many layers. Each must have one.
+    pub fn split(last_layers: u32, shape: &ModelShape) -> Result<[Stage; 2], Indivisible> {
+        match shape.layers.checked_sub(last_layers).filter(|first| (1..shape.layers).contains(first)) {
+            Some(first) => Ok([0, 1].map(|index| Stage { index, count: 2, border: Some(first) })),
+            None => Err(Indivisible::Split { layers: shape.layers, last_layers }),
         }
     }
 
     /// Its layers, of so many.
     pub fn layers(self, layers: u32) -> Range<u32> {
-        run(layers, self.index, self.count)
+        match (self.border, self.is_first()) {
+            (None, _) => run(layers, self.index, self.count),
+            (Some(border), true) => 0..border,
+            (Some(border), false) => border..layers,
+        }
     }
 
     /// Whether it embeds tokens.
@@ -192,6 +214,12 @@ impl fmt::Display for Indivisible {
                 )
             }
             Indivisible::Parts { what, parts, ranks } => write!(f, "{parts} {what} cannot be divided among {ranks}"),
+            Indivisible::Split { layers, last_layers } => {
+                write!(
+                    f,
+                    "{layers} layers cannot be divided so that the last stage has {last_layers} and the first some"
+                )
+            }
         }
     }
 }
@@ -257,6 +285,23 @@ mod tests {
         // Five divides six heads' count neither as heads nor as copies of key heads.
         assert!(refusal(&shape(30, 6, 8192, 100), 10).contains("use 1, 2, 3, 6, 30"));
         assert_eq!(refusal(&shape(8, 8, 1024, 100), 8), "4 blocks of feed-forward columns cannot be divided among 8");
+    }
+
+    #[test]
+    fn two_stages_have_all_layers_and_each_has_one_at_least() {
+        let shape = ModelShape { layers: 5, ..shape(1, 1, 1, 1) };
+        for last in 1..5 {
+            let [first, second] = Stage::split(last, &shape).unwrap();
+            assert_eq!([first.layers(5), second.layers(5)], [0..5 - last, 5 - last..5]);
+            assert_eq!(
+                [first.is_first(), first.is_last(), second.is_first(), second.is_last()],
+                [true, false, false, true]
+            );
+        }
+        for last in [0, 5, 6] {
+            let refusal = Stage::split(last, &shape).unwrap_err().to_string();
+            assert!(refusal.starts_with("5 layers") && refusal.contains(&format!("has {last}")), "{refusal}");
+        }
     }
 
     #[test]

@@ -12,11 +12,15 @@ mod executor;
 mod experts;
 mod follower;
 mod graphs;
+mod handover;
 mod inputs;
 mod load;
+mod loaded;
 mod metadata;
 mod packer;
 mod rank;
+mod split;
+mod split_decoder;
 mod support;
 mod weights;
 mod workspace;
@@ -26,6 +30,7 @@ pub use windlass_kernels::cuda::{Device, DeviceFacts, DriverError, LoadError as 
 pub use decoder::CudaDecoder;
 pub use executor::CudaExecutor;
 pub use load::{CudaModel, LoadedCuda};
+pub use split::SplitModel;
 
 /// Whether steps are captured as graphs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

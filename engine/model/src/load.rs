@@ -185,18 +185,19 @@ fn start(built: Built, earlier: Vec<Peer>, options: &LoadOptions) -> Result<Load
 }
 
 /// A stage of a model, read and divided among its ranks; nothing is allocated for it yet.
-struct Draft<'a> {
+pub(crate) struct Draft<'a> {
     /// Of the whole model.
-    config: DecoderConfig,
-    manifest: Manifest<'a>,
+    pub config: DecoderConfig,
+    pub manifest: Manifest<'a>,
     stage: Stage,
     shards: Vec<Shard>,
     /// The ranks' parts of the stage.
-    shapes: Vec<ModelShape>,
+    pub shapes: Vec<ModelShape>,
 }
 
 impl<'a> Draft<'a> {
-    fn read(
+    /// Finds and checks every tensor; `stage` says which part of the whole model this is.
+    pub fn read(
         checkpoint: &'a Checkpoint,
         options: &LoadOptions,
         stage: impl FnOnce(&ModelShape) -> Result<Stage, Indivisible>,
@@ -232,7 +233,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Packs every rank's part on threads of its own, near the memory that it will read.
-    fn build(&self, sizes: Sizes, options: &LoadOptions) -> Result<Built, LoadError> {
+    pub fn build(&self, sizes: Sizes, options: &LoadOptions) -> Result<Built, LoadError> {
         let (count, geometry) = (self.shards.len(), sizes.geometry);
         let places = self.shards.iter().zip(Member::group(count)).zip(shares(count, options.threads));
         let ranks = thread::scope(|scope| {

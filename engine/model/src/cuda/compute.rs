@@ -107,17 +107,25 @@ impl Compute {
         })
     }
 
+    /// Where the activations of so many tokens begin, in a stage that others come before.
+    pub fn entry(&mut self, tokens: usize) -> ViewMut<'_, f32> {
+        self.work.residual.slice_mut(0..tokens * self.config.hidden)
+    }
+
     /// The first rows of logits that the last step left.
     pub fn logits(&self, rows: usize) -> View<'_, f32> {
         self.work.logits.slice(0..rows * self.config.vocabulary)
     }
 
-    /// Issues every kernel of the step whose numbers are on the device.
+    /// Issues every kernel of the step whose numbers are on the device, and whose activations are where there is a stage
+    /// before.
     pub fn issue(&mut self, step: &StepCounts, stream: &Stream) -> Result<(), DriverError> {
         let Compute { config, weights, ropes, metadata, work, kv_layers, cache, exchange } = self;
         let Some(cache) = cache else { return Err(DriverError::refused("a step", "the KV cache was given back")) };
         let mut kernels = Kernels { config, ropes, metadata, work, exchange, step, stream };
-        kernels.embed(&weights.embedding)?;
+        if let Some(table) = weights.embedding() {
+            kernels.embed(table)?;
+        }
         for (index, layer) in weights.layers.iter().enumerate() {
             let place = kv_layers.place(index);
             kernels.project_qkv(index, layer, place.group, cache.pages_mut(place.index))?;
@@ -127,7 +135,7 @@ impl Compute {
         }
         match step.logits {
             0 => Ok(()),
-            _ => kernels.head(&weights.norm, weights.output()),
+            _ => kernels.head(&weights.norm, &weights.output),
         }
     }
 }

@@ -75,6 +75,12 @@ impl CudaDecoder {
         self.checked(issued)
     }
 
+    /// As [`forward`](Model::forward), from what the stage before gave: on one rank alone.
+    pub(super) fn forward_from(&mut self, batch: &Batch, activations: &[f32]) -> Result<(), CudaError> {
+        let issued = self.first.issue_from(batch, activations);
+        self.checked(issued)
+    }
+
     /// Waits for the step of this turn, and gives the tokens that it drew.
     pub(super) fn drawn(&self, turn: usize, rows: usize) -> Result<Vec<u32>, CudaError> {
         // Each rank waits for its own device: the others would not hear from one that is lost.

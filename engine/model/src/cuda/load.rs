@@ -11,22 +11,17 @@ use windlass_engine_contract::memory::Ledger;
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::sharding::{Shard, Stage, kv_copies};
 use windlass_engine_core::executor::Geometry;
-use windlass_kernels::Pool;
 use windlass_kernels::cuda::Device;
 use windlass_kernels::cuda::ops::{ExchangeSizes, PAGE_TOKENS, PeerRank, reach_each_other};
 
 use super::cache::PageType;
-use super::compute::{cache_shape, step_sizes};
 use super::decoder::CudaDecoder;
 use super::executor::CudaExecutor;
-use super::packer::FilePacker;
+use super::loaded::LoadedPart;
 use super::rank::{Rank, RankPart};
-use super::weights::{Loader, Weights};
-use super::workspace::Workspace;
 use super::{CudaError, Replay, support};
 use crate::config::DecoderConfig;
 use crate::load::{LoadError, no_threads};
-use crate::part::Parts;
 use crate::sizes::{KvBudget, LoadOptions, SizeError, Sizes};
 use crate::step::StepRunner;
 use crate::weights::Manifest;
@@ -44,12 +39,6 @@ pub struct CudaModel {
     /// How the cache holds keys and values.
     pages: PageType,
     options: LoadOptions,
-}
-
-/// A rank's part of the model.
-struct LoadedPart {
-    shard: Shard,
-    part: RankPart,
 }
 
 /// A model, running on devices.
@@ -102,13 +91,13 @@ impl CudaModel {
     /// Bytes that are free beside the weights and what steps need, for keys and values of all ranks: as many on each device
     /// as on the one that has fewest.
     pub fn free_bytes(&self) -> Result<u64, LoadError> {
-        let free = |rank: &LoadedPart| rank.part.device.driver().memory().map(|memory| memory.free_bytes as u64);
-        let free = self.ranks.iter().map(free).collect::<Result<Vec<u64>, _>>().map_err(CudaError::from)?;
+        let free = self.ranks.iter().map(LoadedPart::free_bytes).collect::<Result<Vec<u64>, _>>();
+        let free = free.map_err(CudaError::from)?;
         let together = |least: u64| least * self.ranks.len() as u64;
         // The longest sequence is not known yet; longer ones take more.
         let geometry = self.sizes(KvBudget::Bytes(together(free.iter().copied().min().unwrap_or(0))))?.geometry;
         let left = self.ranks.iter().zip(free).map(|(rank, free)| {
-            let workspace = self.workspace_bytes(rank, &geometry);
+            let workspace = rank.workspace_bytes(&geometry, self.exchanged(rank, &geometry));
             free.saturating_sub(workspace)
         });
         Ok(together(left.min().unwrap_or(0)))
@@ -117,7 +106,8 @@ impl CudaModel {
     /// Divides the rest of the memory and starts to run.
     pub fn start(self, kv: KvBudget, replay: Replay) -> Result<LoadedCuda, LoadError> {
         let geometry = self.sizes(kv)?.geometry;
-        let ledgers = self.ranks.iter().map(|rank| self.ledger(rank, &geometry)).collect();
+        let ledger = |rank: &LoadedPart| rank.ledger(&geometry, self.pages, self.exchanged(rank, &geometry));
+        let ledgers = self.ranks.iter().map(ledger).collect();
         let (shape, exchange) = (self.shape(), self.exchange(&geometry));
         let CudaModel { ranks, weight_type, pages, .. } = self;
         let parts = ranks.into_iter().map(|rank| rank.part).collect();
@@ -134,25 +124,12 @@ impl CudaModel {
         Sizes::decide(&shapes, self.config.rotary_dims(), options.kv_groups(&whole), &options)
     }
 
-    fn ledger(&self, rank: &LoadedPart, geometry: &Geometry) -> Ledger {
-        Ledger {
-            weights: rank.part.weights.bytes(),
-            kv: cache_shape(&rank.part.config, geometry, self.pages).bytes(),
-            swap: 0,
-            workspace: self.workspace_bytes(rank, geometry),
-        }
-    }
-
-    /// Activations, the step's numbers, the rotary table, and what ranks exchange.
-    fn workspace_bytes(&self, rank: &LoadedPart, geometry: &Geometry) -> u64 {
-        let config = &rank.part.config;
-        let sizes = step_sizes(config, geometry);
-        let rope = 4 * (sizes.longest * config.rotary_dims()) as u64;
-        let exchanged = match self.ranks.len() {
+    /// Bytes of what a rank has for the others.
+    fn exchanged(&self, rank: &LoadedPart, geometry: &Geometry) -> u64 {
+        match self.ranks.len() {
             1 => 0,
             _ => self.exchange(geometry).bytes(rank.shard.rank as usize),
-        };
-        Workspace::bytes(config, &rank.part.weights, &sizes) + sizes.bytes() + rope + exchanged
+        }
     }
 
     fn exchange(&self, geometry: &Geometry) -> ExchangeSizes {
@@ -196,15 +173,7 @@ fn load_ranks(
     devices: &[Device],
     options: &LoadOptions,
 ) -> Result<Vec<LoadedPart>, LoadError> {
-    let threads = (options.threads / devices.len()).max(1);
-    let load = |shard: Shard, device: &Device| -> Result<LoadedPart, LoadError> {
-        let pool = Pool::with_kernels(threads, options.kernels).map_err(no_threads(threads))?;
-        let loader = Loader { device, pool: &pool, batch_invariant: options.batch_invariant };
-        let weights = load_weights(manifest, &Parts::of(&shard, config), &loader)?;
-        let (device, first_token) = (device.clone(), shard.vocabulary.start as usize);
-        let config = config.of_rank(&shard, Stage::WHOLE);
-        Ok(LoadedPart { shard, part: RankPart { device, config, weights, first_token } })
-    };
+    let load = |shard, device| LoadedPart::load(manifest, config, shard, Stage::WHOLE, device, options);
     thread::scope(|scope| {
         let spawn = |(shard, device)| scope.spawn(move || load(shard, device));
         let threads: Vec<_> = shards.into_iter().zip(devices).map(spawn).collect();
@@ -231,19 +200,5 @@ fn start_ranks(
         (Some(first), None) => Ok(CudaDecoder::alone(first)),
         (Some(first), Some(peers)) => Ok(CudaDecoder::group(first, ranks.collect(), peers).map_err(no_threads(count))?),
         (None, _) => Err(SizeError::Zero("the number of ranks").into()),
-    }
-}
-
-fn load_weights(manifest: &Manifest<'_>, parts: &Parts, loader: &Loader<'_>) -> Result<Weights, LoadError> {
-    let (packer, stage) = (FilePacker { pool: loader.pool }, Stage::WHOLE);
-    let mut layers = Vec::new();
-    for (index, layer) in manifest.pack_layers(&packer, parts, stage).enumerate() {
-        layers.push(loader.layer(index, layer?)?);
-    }
-    let embedding = manifest.pack_embedding(&packer, parts, stage)?;
-    let head = manifest.pack_head(&packer, parts, stage)?;
-    match (embedding, head) {
-        (Some(embedding), Some(head)) => Ok(loader.weights(embedding, layers, head)?),
-        _ => unreachable!("a whole decoder embeds and has a head"),
     }
 }

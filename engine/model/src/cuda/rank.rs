@@ -10,6 +10,7 @@ use super::cache::{Cache, CacheShape, PageType};
 use super::compute::{Compute, Exchange, cache_shape};
 use super::draws::{Draws, RowDraw};
 use super::graphs::{Buckets, Graphs};
+use super::handover::Handover;
 use super::weights::Weights;
 use crate::batch::Batch;
 use crate::config::DecoderConfig;
@@ -36,6 +37,8 @@ pub(super) struct Rank {
     draws: Draws,
     /// Logits on their way to the sampler of the host.
     logits: Pinned<f32>,
+    /// Absent where tokens are embedded here.
+    handover: Option<Handover>,
     /// The cache while its memory is held.
     cache: CacheShape,
     stream: Stream,
@@ -74,14 +77,18 @@ impl Rank {
     ) -> Result<Rank, DriverError> {
         let RankPart { device, config, weights, first_token } = part;
         let cache = cache_shape(&config, geometry, pages);
-        let [rows, logits] = [geometry.max_step_rows, geometry.max_step_logits].map(|size| size as usize);
+        let Geometry { max_step_rows, max_step_tokens, max_step_logits, .. } = *geometry;
+        let [rows, tokens, logits] = [max_step_rows, max_step_tokens, max_step_logits].map(|size| size as usize);
         let exchange = peer.map(|peer| Exchange { peer, first_token });
+        let has_stage_before = weights.embedding().is_none();
+        let handover = has_stage_before.then(|| Handover::new(&device, tokens, config.hidden)).transpose()?;
         Ok(Rank {
             graphs: Graphs::default(),
             buckets: Buckets::up_to(rows),
             replay,
             draws: Draws::new(&device, logits)?,
             logits: device.pinned(logits * config.vocabulary)?,
+            handover,
             compute: Compute::new(&device, config, weights, exchange, geometry, cache)?,
             cache,
             stream: device.stream()?,
@@ -107,12 +114,20 @@ impl Rank {
         self.draw(step.turn, &step.draws)
     }
 
+    /// Issues a step's kernels from what the stage before gave, a row of activations for each token. The step before has
+    /// been waited for.
+    pub fn issue_from(&mut self, batch: &Batch, activations: &[f32]) -> Result<(), DriverError> {
+        let tokens = self.bucket(batch).unwrap_or(batch.tokens().len());
+        let Rank { handover, compute, stream, .. } = self;
+        let Some(handover) = handover else { return Err(DriverError::refused("a step", "tokens are embedded here")) };
+        handover.bring(activations, compute.entry(tokens), stream)?;
+        self.issue(batch, &[])
+    }
+
     /// Issues a step's kernels. The tokens of `feeds` lie on the device, or will when the kernels run.
     pub fn issue(&mut self, batch: &Batch, feeds: &[Feed]) -> Result<(), DriverError> {
+        let bucket = self.bucket(batch);
         let Rank { graphs, compute, draws, stream, .. } = self;
-        let (rows, tokens, logits) = (batch.rows().len(), batch.tokens().len(), batch.logit_tokens().len());
-        let repeats = self.replay == Replay::Graphs && rows == tokens && rows == logits;
-        let bucket = self.buckets.holding(rows).filter(|_| repeats);
         let counts = compute.metadata.upload(batch, bucket, stream)?;
         for (first, count) in runs(feeds) {
             let drawn = draws.on_device(first.turn, first.draw..first.draw + count);
@@ -125,6 +140,13 @@ impl Rank {
                 stream.launch_graph(graph)
             }
         }
+    }
+
+    /// The number of rows that a step is padded to where it is replayed.
+    fn bucket(&self, batch: &Batch) -> Option<usize> {
+        let (rows, tokens, logits) = (batch.rows().len(), batch.tokens().len(), batch.logit_tokens().len());
+        let repeats = self.replay == Replay::Graphs && rows == tokens && rows == logits;
+        self.buckets.holding(rows).filter(|_| repeats)
     }
 
     /// Draws a token from each of the first rows of logits, for the step of this turn.

@@ -85,6 +85,14 @@ pub(super) fn check_options(options: &LoadOptions) -> Result<(), CudaError> {
     Ok(())
 }
 
+/// Refuses ranks where some layers stay on the CPU.
+pub(super) fn check_undivided(options: &LoadOptions) -> Result<(), CudaError> {
+    match options.tensor_parallel {
+        1 => Ok(()),
+        ranks => Err(CudaError::unsupported(format!("a group of {ranks} ranks with layers on the CPU"), "one rank")),
+    }
+}
+
 /// Refuses a row that asks for more.
 pub(super) fn check_row(row: &PlanRow) -> Result<(), String> {
     match row.draft().is_none_or(DraftTree::is_chain) {

@@ -1,5 +1,6 @@
 //! A decoder's weights on a GPU, stacked as its kernels multiply: query, key and value as one, gate and up as one.
 
+use windlass_engine_contract::sharding::Stage;
 use windlass_kernels::cuda::weights::EightBits;
 use windlass_kernels::cuda::{Device, DriverError, LoadError, Matrix, Memory};
 use windlass_kernels::{Pool, WeightType};
@@ -13,16 +14,27 @@ use crate::weights::Head;
 /// What is right where an order is not.
 const RIGHT_ORDER: &str = "a checkpoint without desc_act, or the CPU";
 
-/// A whole decoder's.
+/// Those of a decoder, or of its last stage.
 #[derive(Debug)]
 pub(super) struct Weights {
-    pub embedding: Matrix,
+    entry: Entry,
     pub layers: Vec<LayerWeights>,
     pub norm: Memory<f32>,
-    /// Absent where the head multiplies with the embedding.
-    untied: Option<Matrix>,
+    /// What makes logits.
+    pub output: Matrix,
     /// Whether a token's products may not depend on what else is multiplied.
     pub batch_invariant: bool,
+}
+
+/// What the residual stream begins with.
+#[derive(Debug)]
+enum Entry {
+    /// Each token's row of the matrix that makes logits.
+    Tied,
+    /// Its row of another one.
+    Embedding(Matrix),
+    /// What the stage before gives.
+    Activations,
 }
 
 /// Those of a layer.
@@ -90,9 +102,13 @@ impl GatedWeights {
 }
 
 impl Weights {
-    /// What makes logits.
-    pub fn output(&self) -> &Matrix {
-        self.untied.as_ref().unwrap_or(&self.embedding)
+    /// What embeds tokens; absent where the stage before does.
+    pub fn embedding(&self) -> Option<&Matrix> {
+        match &self.entry {
+            Entry::Tied => Some(&self.output),
+            Entry::Embedding(matrix) => Some(matrix),
+            Entry::Activations => None,
+        }
     }
 
     /// Those that all tokens of a step are multiplied with.
@@ -102,7 +118,8 @@ impl Weights {
 
     /// Bytes on the device.
     pub fn bytes(&self) -> u64 {
-        let tables = [&self.embedding].into_iter().chain(&self.untied);
+        let untied = self.embedding().filter(|_| !matches!(self.entry, Entry::Tied));
+        let tables = untied.into_iter().chain([&self.output]);
         let matrices: usize = tables.chain(self.layer_matrices()).map(Matrix::bytes).sum();
         let vectors = self.layers.iter().flat_map(LayerWeights::vectors).chain([&self.norm]);
         (matrices + vectors.map(|vector| vector.view().bytes()).sum::<usize>()) as u64
@@ -191,18 +208,27 @@ impl Loader<'_> {
         })
     }
 
-    /// What is before and behind the layers.
+    /// What is before and behind the layers of a stage that has the head.
     pub fn weights(
         &self,
-        embedding: FileMatrix,
+        stage: Stage,
+        embedding: Option<FileMatrix>,
         layers: Vec<LayerWeights>,
         head: Head<FilePacker<'_>>,
     ) -> Result<Weights, CudaError> {
-        let named = |name: &'static str| move |source| CudaError::Table { name, source };
-        refuse_order("embeddings and heads", [&embedding].into_iter().chain(&head.untied))?;
-        let untied = head.untied.map(|matrix| self.matrix(&matrix).map_err(named("head"))).transpose()?;
-        let embedding = self.matrix(&embedding).map_err(named("token embedding"))?;
-        Ok(Weights { embedding, layers, norm: self.vector(&head.norm)?, untied, batch_invariant: self.batch_invariant })
+        refuse_order("embeddings and heads", embedding.iter().chain(&head.untied))?;
+        let table = |name: &'static str, matrix: Option<FileMatrix>| {
+            let taken_in = matrix.map(|matrix| self.matrix(&matrix)).transpose();
+            taken_in.map_err(|source| CudaError::Table { name, source })
+        };
+        let (untied, embedding) = (table("head", head.untied)?, table("token embedding", embedding)?);
+        let (entry, output) = match (stage.is_first(), embedding, untied) {
+            (true, Some(tied), None) => (Entry::Tied, tied),
+            (true, Some(embedding), Some(untied)) => (Entry::Embedding(embedding), untied),
+            (false, Some(output), None) | (false, None, Some(output)) => (Entry::Activations, output),
+            _ => unreachable!("a stage has the matrices that it reads and no others"),
+        };
+        Ok(Weights { entry, layers, norm: self.vector(&head.norm)?, output, batch_invariant: self.batch_invariant })
     }
 
     fn vector(&self, values: &[f32]) -> Result<Memory<f32>, DriverError> {
@@ -326,7 +352,7 @@ mod tests {
         }
         let tables = |embedding, head| {
             let head = Head { norm: vec![1.0; SIDE], untied: Some(matrix(head)) };
-            loader.weights(matrix(embedding), Vec::new(), head)
+            loader.weights(Stage::WHOLE, Some(matrix(embedding)), Vec::new(), head)
         };
         assert!(tables(false, false).is_ok());
         assert!(tables(true, false).is_err_and(is_refused));

@@ -25,12 +25,12 @@ use windlass_engine_model::{
 use windlass_kernels::WeightType;
 use windlass_kernels::cuda::Kernel;
 
-const GENERATED: usize = 12;
-const VOCABULARY: u32 = 128;
+pub const GENERATED: usize = 12;
+pub const VOCABULARY: u32 = 128;
 /// Log probabilities that bf16 activations may confuse.
-const NEAR_TIE: f32 = 0.06;
+pub const NEAR_TIE: f32 = 0.06;
 /// Log probabilities that they may give a token otherwise.
-const APART: f32 = 0.08;
+pub const APART: f32 = 0.08;
 /// As much where attention is sharp and four layers pass it on.
 const APART_IF_SHARP: f32 = 0.3;
 /// As much where inputs of products are rounded to 8 bits.
@@ -38,9 +38,9 @@ const APART_IF_ROUNDED: f32 = 0.3;
 /// As much where they are rounded to floats of 8 bits, which have three bits of fraction.
 const APART_IF_FLOAT8: f32 = 0.45;
 /// As many as the texts of a test take: none is left over for what is nobody's.
-const BLOCKS: u32 = 4;
+pub const BLOCKS: u32 = 4;
 
-fn options() -> LoadOptions {
+pub fn options() -> LoadOptions {
     LoadOptions {
         threads: 1,
         activations: ActivationType::Int16,
@@ -53,21 +53,21 @@ fn options() -> LoadOptions {
     }
 }
 
-fn tiny(kind: WeightType) -> Tiny {
+pub fn tiny(kind: WeightType) -> Tiny {
     Tiny { vocabulary: VOCABULARY.into(), ..Tiny::of(kind) }
 }
 
-fn checkpoint(tiny: Tiny) -> Checkpoint {
+pub fn checkpoint(tiny: Tiny) -> Checkpoint {
     Checkpoint::from_bytes(tiny.build().build()).unwrap()
 }
 
 /// The stand-in's driver.
-fn driver() -> Arc<HostDriver> {
+pub fn driver() -> Arc<HostDriver> {
     HostMachine::new(Kernels::Run, 7).driver(0, 1 << 28)
 }
 
 /// A device whose kernels run in an order that `seed` decides.
-fn device(seed: u64) -> Device {
+pub fn device(seed: u64) -> Device {
     device_under_test(seed, 1 << 28).unwrap()
 }
 
@@ -79,18 +79,18 @@ fn executor(checkpoint: &Checkpoint, replay: Replay) -> CudaExecutor {
     loaded(checkpoint, &device(7), replay).executor
 }
 
-fn jobs(sampling: &Sampling) -> Vec<Job> {
+pub fn jobs(sampling: &Sampling) -> Vec<Job> {
     let prompt = |job: u32| (0..5 + 7 * job).map(|token| (token * 37 + job) % VOCABULARY).collect();
     (0..4).map(|job| Job { prompt: prompt(job), sampling: sampling.clone() }).collect()
 }
 
-fn step(executor: &mut dyn Executor, plan: StepPlan) -> Vec<RowOutput> {
+pub fn step(executor: &mut dyn Executor, plan: StepPlan) -> Vec<RowOutput> {
     let ticket = executor.submit(plan).unwrap();
     executor.collect(ticket).unwrap().rows
 }
 
 /// Log probability that an answer's tokens lack to the CPU's own choices after the same text, the most of them.
-fn most_regret(cpu: &mut dyn Executor, prompt: &[u32], answer: &[u32]) -> f32 {
+pub fn most_regret(cpu: &mut dyn Executor, prompt: &[u32], answer: &[u32]) -> f32 {
     let text = [prompt, answer].concat();
     let mut most = 0.0_f32;
     for (position, pair) in text.windows(2).enumerate() {
@@ -164,7 +164,7 @@ fn scored(executor: &mut dyn Executor) -> Vec<f32> {
 }
 
 /// The most that two executors' log probabilities are apart.
-fn apart(one: &mut dyn Executor, other: &mut dyn Executor) -> f32 {
+pub fn apart(one: &mut dyn Executor, other: &mut dyn Executor) -> f32 {
     let (one, other) = (scored(one), scored(other));
     assert_eq!(one.len(), 29);
     one.iter().zip(&other).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max)
@@ -180,7 +180,7 @@ fn what_the_model_thinks_of_each_token_is_near_what_the_cpu_thinks() {
 }
 
 /// A small random checkpoint of a family with what only some have.
-fn family(model_type: &str, head_norms: bool, more: Value) -> Checkpoint {
+pub fn family(model_type: &str, head_norms: bool, more: Value) -> Checkpoint {
     let config = config(model_type, more);
     let family = Family { config, biases: model_type.starts_with("qwen2"), head_norms, oracle: llama_oracle };
     family.open(&family.safetensors())
@@ -444,7 +444,7 @@ fn a_copied_block_is_read_like_the_one_it_was_copied_from() {
     copied_blocks_are_read_alike(&mut executor(&checkpoint(tiny(WeightType::BF16)), Replay::Graphs));
 }
 
-fn copied_blocks_are_read_alike(executor: &mut CudaExecutor) {
+pub fn copied_blocks_are_read_alike(executor: &mut dyn Executor) {
     step(executor, plan(vec![row(InputToken::Known(9), 0)]));
     let told = || SampleRow { logprobs: Some(0), ..sample_row(&Sampling::GREEDY) };
     let asks = |block: u32, position: u32| PlanRow {
@@ -511,9 +511,13 @@ fn guesses_are_judged_by_what_is_drawn_without_them() {
 #[test]
 fn texts_with_guesses_are_the_models() {
     let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
+    guesses_hold(executor(&checkpoint, Replay::Graphs), &checkpoint);
+}
+
+pub fn guesses_hold(executor: impl Executor, checkpoint: &Checkpoint) {
     let prompt: Vec<u32> = [7, 3, 9, 4, 8].repeat(4);
     let proposer = Box::new(PromptLookup::new(1, 3));
-    let mut engine = Engine::new(executor(&checkpoint, Replay::Graphs), EngineConfig::PLAIN).with_proposer(proposer, 4);
+    let mut engine = Engine::new(executor, EngineConfig::PLAIN).with_proposer(proposer, 4);
     engine.add(Request::greedy(RequestId(0), prompt.clone(), 40), 0.0).unwrap();
     let mut text = Vec::new();
     while !engine.is_idle() {
@@ -522,7 +526,7 @@ fn texts_with_guesses_are_the_models() {
     let stats = engine.stats().drafts;
     println!("{} of {} guesses held", stats.accepted, stats.tokens);
     assert!(text.len() == 40 && stats.accepted > 0, "{stats:?}");
-    let regret = most_regret(&mut load(&checkpoint, &options()).unwrap().executor, &prompt, &text);
+    let regret = most_regret(&mut load(checkpoint, &options()).unwrap().executor, &prompt, &text);
     assert!(regret <= NEAR_TIE, "{text:?} is {regret} from the CPU's choices");
 }
 

@@ -7,6 +7,7 @@ mod beams;
 mod common;
 mod cuda;
 mod cuda_ranks;
+mod cuda_split;
 mod determinism;
 mod encoders;
 mod families;

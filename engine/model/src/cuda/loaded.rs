@@ -1,0 +1,81 @@
+//! A rank's part of a model, or a stage's, whose weights are on its device.
+
+use windlass_engine_contract::memory::Ledger;
+use windlass_engine_contract::sharding::{Shard, Stage};
+use windlass_engine_core::executor::Geometry;
+use windlass_kernels::Pool;
+use windlass_kernels::cuda::{Device, DriverError};
+
+use super::cache::PageType;
+use super::compute::{cache_shape, step_sizes};
+use super::packer::FilePacker;
+use super::rank::RankPart;
+use super::weights::{Loader, Weights};
+use super::workspace::Workspace;
+use crate::config::DecoderConfig;
+use crate::load::{LoadError, no_threads};
+use crate::part::Parts;
+use crate::sizes::LoadOptions;
+use crate::weights::Manifest;
+
+/// The part.
+pub(super) struct LoadedPart {
+    pub shard: Shard,
+    pub part: RankPart,
+}
+
+impl LoadedPart {
+    /// Takes in what a rank holds of a stage, a layer at a time. The stage has the head.
+    pub fn load(
+        manifest: &Manifest<'_>,
+        config: &DecoderConfig,
+        shard: Shard,
+        stage: Stage,
+        device: &Device,
+        options: &LoadOptions,
+    ) -> Result<LoadedPart, LoadError> {
+        let threads = (options.threads / shard.ranks as usize).max(1);
+        let pool = Pool::with_kernels(threads, options.kernels).map_err(no_threads(threads))?;
+        let loader = Loader { device, pool: &pool, batch_invariant: options.batch_invariant };
+        let weights = weights(manifest, &Parts::of(&shard, config), stage, &loader)?;
+        let (device, first_token) = (device.clone(), shard.vocabulary.start as usize);
+        let config = config.of_rank(&shard, stage);
+        Ok(LoadedPart { shard, part: RankPart { device, config, weights, first_token } })
+    }
+
+    /// Bytes that are free on its device.
+    pub fn free_bytes(&self) -> Result<u64, DriverError> {
+        self.part.device.driver().memory().map(|memory| memory.free_bytes as u64)
+    }
+
+    /// What it takes of its device's memory; `exchanged` is what it has for other ranks.
+    pub fn ledger(&self, geometry: &Geometry, pages: PageType, exchanged: u64) -> Ledger {
+        Ledger {
+            weights: self.part.weights.bytes(),
+            kv: cache_shape(&self.part.config, geometry, pages).bytes(),
+            swap: 0,
+            workspace: self.workspace_bytes(geometry, exchanged),
+        }
+    }
+
+    /// Activations, the step's numbers, the rotary table, and what ranks exchange.
+    pub fn workspace_bytes(&self, geometry: &Geometry, exchanged: u64) -> u64 {
+        let config = &self.part.config;
+        let sizes = step_sizes(config, geometry);
+        let rope = 4 * (sizes.longest * config.rotary_dims()) as u64;
+        Workspace::bytes(config, &self.part.weights, &sizes) + sizes.bytes() + rope + exchanged
+    }
+}
+
+fn weights(manifest: &Manifest<'_>, parts: &Parts, stage: Stage, loader: &Loader<'_>) -> Result<Weights, LoadError> {
+    let packer = FilePacker { pool: loader.pool };
+    let mut layers = Vec::new();
+    for (index, layer) in manifest.pack_layers(&packer, parts, stage).enumerate() {
+        layers.push(loader.layer(index, layer?)?);
+    }
+    let embedding = manifest.pack_embedding(&packer, parts, stage)?;
+    match manifest.pack_head(&packer, parts, stage)? {
+        Some(head) => Ok(loader.weights(stage, embedding, layers, head)?),
+        None => unreachable!("the last stage has the head"),
+    }
+}

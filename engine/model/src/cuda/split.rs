@@ -1,0 +1,107 @@
+//! A model that a GPU has no room for: the first layers and the embedding stay on the CPU, the last layers and the head are
+//! on the GPU, as llama.cpp divides one.
+//!
+//! The two are stages of a pipeline in one process, which compute one after the other: what crosses is a row of activations
+//! for each token. That makes room, not speed.
+
+use windlass_checkpoint::Checkpoint;
+use windlass_engine_contract::memory::Ledger;
+use windlass_engine_contract::shape::ModelShape;
+use windlass_engine_contract::sharding::{Shard, Stage};
+use windlass_engine_core::executor::{Geometry, KvGroups};
+use windlass_kernels::cuda::Device;
+
+use super::cache::PageType;
+use super::decoder::CudaDecoder;
+use super::handover::Handover;
+use super::loaded::LoadedPart;
+use super::rank::Rank;
+use super::split_decoder::SplitDecoder;
+use super::{CudaError, Replay, support};
+use crate::executor::CpuExecutor;
+use crate::load::{Built, Draft, LoadError, Loaded, no_threads};
+use crate::sizes::{KvBudget, LoadOptions, SizeError, Sizes};
+use crate::step::StepRunner;
+use crate::weights::ShardError;
+
+/// A model whose last layers are on a GPU. Nothing is allocated yet for those that stay on the CPU.
+pub struct SplitModel<'a> {
+    first: Draft<'a>,
+    last: LoadedPart,
+    /// How both caches hold keys and values.
+    pages: PageType,
+    options: LoadOptions,
+}
+
+impl<'a> SplitModel<'a> {
+    /// Takes the weights of the last `gpu_layers` layers in on a device. `memory_limit_bytes` is for the CPU's part.
+    pub fn load(
+        checkpoint: &'a Checkpoint,
+        options: &LoadOptions,
+        gpu_layers: u32,
+        device: &Device,
+    ) -> Result<SplitModel<'a>, LoadError> {
+        support::check_options(options)?;
+        support::check_undivided(options)?;
+        let pages = support::page_type(options.kv_data_type)?;
+        let stages = |shape: &ModelShape| Stage::split(gpu_layers, shape);
+        let first = Draft::read(checkpoint, options, |shape| Ok(stages(shape)?[0]))?;
+        let (config, whole) = (&first.config, first.config.shape(0));
+        support::check_config(config, pages)?;
+        let [_, stage] = stages(&whole).map_err(ShardError::from)?;
+        let last = LoadedPart::load(&first.manifest, config, Shard::whole(&whole), stage, device, options)?;
+        Ok(SplitModel { first, last, pages, options: options.clone() })
+    }
+
+    /// What the model is; its weights' bytes are those on both.
+    pub fn shape(&self) -> ModelShape {
+        self.first.config.shape(self.cpu_weight_bytes() + self.last.part.weights.bytes())
+    }
+
+    /// Bytes of weights that the CPU will hold.
+    pub fn cpu_weight_bytes(&self) -> u64 {
+        self.first.shapes.iter().map(|shape| shape.weight_bytes).sum()
+    }
+
+    /// Bytes that are free on the GPU beside the weights and what steps need: for keys and values of its own layers.
+    pub fn free_bytes(&self) -> Result<u64, LoadError> {
+        let free = self.last.free_bytes().map_err(CudaError::from)?;
+        // The longest sequence is not known yet; longer ones take more.
+        let geometry = self.geometry(KvBudget::Bytes(self.kv_bytes(u64::MAX, free)))?;
+        Ok(free.saturating_sub(self.last.workspace_bytes(&geometry, 0)))
+    }
+
+    /// Bytes of keys and values of all layers, where the CPU has so many for those of its layers and the GPU for its own.
+    pub fn kv_bytes(&self, cpu: u64, gpu: u64) -> u64 {
+        let (all, on_gpu) = (self.first.config.layers as u64, self.last.part.config.layers as u64);
+        (cpu / (all - on_gpu)).min(gpu / on_gpu).saturating_mul(all)
+    }
+
+    /// Divides the rest of both memories, loads what stays on the CPU and starts to run. Of the ledgers the first is the
+    /// CPU's.
+    pub fn start(self, kv: KvBudget, replay: Replay) -> Result<Loaded, LoadError> {
+        let geometry = self.geometry(kv)?;
+        let (shape, gpu) = (self.shape(), self.last.ledger(&geometry, self.pages, 0));
+        let SplitModel { first, last, pages, options } = self;
+        let sizes = Sizes::check(&first.shapes, first.config.rotary_dims(), geometry, &options)?;
+        let Built { decoder, ledgers, weight_type, .. } = first.build(sizes, &options)?;
+        let crossing = Handover::bytes(geometry.max_step_tokens as usize, shape.hidden as usize);
+        let crossing = Ledger { workspace: crossing, ..Ledger::default() };
+        let cpu: Ledger = ledgers.into_iter().chain([crossing]).sum();
+        let kernels = decoder.backend().kernels();
+        let last = Rank::new(last.part, None, &geometry, pages, replay).map_err(CudaError::from)?;
+        let decoder = SplitDecoder { first: decoder, last: CudaDecoder::alone(last) };
+        let executor = CpuExecutor::start(StepRunner::new(decoder, geometry, None)).map_err(no_threads(1))?;
+        Ok(Loaded { executor, shape, ledgers: vec![cpu, gpu], weight_type, kernels })
+    }
+
+    fn geometry(&self, kv: KvBudget) -> Result<Geometry, SizeError> {
+        let options = LoadOptions { kv, memory_limit_bytes: None, ..self.options.clone() };
+        let config = &self.first.config;
+        let gpu = ModelShape { layers: self.last.part.config.layers as u32, windowed: None, ..config.shape(0) };
+        let shapes: Vec<ModelShape> = self.first.shapes.iter().cloned().chain([gpu]).collect();
+        // A stage's layers are not those of the other, whose groups would be others.
+        let groups = KvGroups::undivided(&config.shape(0));
+        Ok(Sizes::decide(&shapes, config.rotary_dims(), groups, &options)?.geometry)
+    }
+}
