@@ -15,6 +15,9 @@ const fn bare(flag: &'static str) -> &'static str {
     flag.split_at(2).1
 }
 
+/// The flag that leaves layers to the CPU.
+pub const N_GPU_LAYERS: &str = "--n-gpu-layers";
+
 const AFTER_HELP: &str = "\
 Examples:
   windlass-engine serve SmolLM2-135M-Instruct.Q4_1.gguf
@@ -284,6 +287,10 @@ pub struct ServeArgs {
     /// Where to compute: cpu, cuda, or auto for a GPU where there is one
     #[arg(long = bare(flags::DEVICE), default_value = "auto", help_heading = "Model")]
     pub device: String,
+    /// Layers that the GPU computes, for a model that it has no room for: the last ones, with the head. Those before stay
+    /// on the CPU; a step goes through one after the other, so each layer left behind costs speed [default: all]
+    #[arg(long = bare(N_GPU_LAYERS), value_name = "N", help_heading = "Model")]
+    pub n_gpu_layers: Option<u32>,
     /// On CUDA: launch every kernel of every step instead of replaying what was recorded; changes nothing elsewhere
     #[arg(long, help_heading = "Model")]
     pub enforce_eager: bool,

@@ -248,6 +248,15 @@ mod tests {
             ("m --pipeline-parallel-size 2 --headless", Reason::InvalidConfiguration, "--headless"),
             ("m --executor sim --pipeline-parallel-size 2", Reason::Unsupported, "--pipeline-parallel-size 2"),
             ("m --tensor-parallel-size 3 --swap-space 1", Reason::Unsupported, "--swap-space 1"),
+            (
+                "m --n-gpu-layers 5 --executor sim",
+                Reason::Unsupported,
+                "--n-gpu-layers 5 is not supported: the simulator",
+            ),
+            ("m --n-gpu-layers 0 --device cuda", Reason::Unsupported, "use 1 or more, or --device cpu"),
+            ("m --n-gpu-layers 5 --device cpu", Reason::Unsupported, "--n-gpu-layers 5"),
+            ("m --n-gpu-layers 5 --tensor-parallel-size 2", Reason::Unsupported, "use --tensor-parallel-size 1"),
+            ("m --n-gpu-layers 5 --pipeline-parallel-size 2", Reason::Unsupported, "use --pipeline-parallel-size 1"),
             ("m --tensor-parallel-size 0", Reason::InvalidConfiguration, "--tensor-parallel-size"),
             ("m --kv-cache-dtype fp8_e5m2", Reason::Unsupported, "--kv-cache-dtype fp8_e5m2"),
             ("m --swap-space=-1", Reason::InvalidConfiguration, "--swap-space"),
@@ -272,6 +281,19 @@ mod tests {
             assert_eq!(failure.reason, reason, "{line}");
             assert!(failure.message.contains(word), "{line}: {failure}");
         }
+    }
+
+    #[test]
+    fn layers_on_a_gpu_ask_for_one_and_none_for_the_cpu() {
+        let choice = |line: &str| match config(line).unwrap().executor {
+            ExecutorConfig::Cpu(cpu) => (cpu.device, cpu.gpu_layers),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(choice("m"), (DeviceChoice::Auto, None));
+        assert_eq!(choice("m --n-gpu-layers 5"), (DeviceChoice::Cuda, Some(5)));
+        assert_eq!(choice("m --n-gpu-layers 5 --device cuda"), (DeviceChoice::Cuda, Some(5)));
+        assert_eq!(choice("m --n-gpu-layers 0"), (DeviceChoice::Cpu, None));
+        assert_eq!(choice("m --n-gpu-layers 0 --device cpu --tensor-parallel-size 3"), (DeviceChoice::Cpu, None));
     }
 
     #[test]

@@ -78,7 +78,11 @@ const FLAGS: &[Flag] = &[
     refused("--skip-tokenizer-init", "requests are text"),
     // Memory and scheduling
     value("--gpu-memory-utilization", &[], BY_BYTES),
-    value("--cpu-offload-gb", &["0"], "weights are in the memory of the device that computes on them"),
+    value(
+        "--cpu-offload-gb",
+        &["0"],
+        "weights are in the memory of the device that computes on them; --n-gpu-layers leaves layers to the CPU",
+    ),
     value("--kv-cache-memory", &[], "use --kv-cache-memory-bytes"),
     value("--kv-offloading-size", &[], "the KV cache stays in memory"),
     value("--prefix-caching-hash-algo", &[], "prompts are found by a keyed SipHash of 128 bits, and compared"),

@@ -1,6 +1,8 @@
-//! What a GPU makes of the engine, in a few minutes. `gpu MODEL.gguf FOLDER` prints a table and writes it to a dated JSON
-//! and Markdown report in FOLDER; `tests/gpu/run` calls it. `gpu --dry-run FOLDER` goes the same way with a tiny model on
-//! the CPU shim: it shows that the program works, and nothing of a GPU.
+//! What a GPU makes of the engine, in a few minutes. `gpu MODEL.gguf FOLDER TESTS…` prints a table and writes it to a dated
+//! JSON and Markdown report in FOLDER, which names the tests that passed before; `tests/gpu/run` calls it. `--generated`
+//! instead of a model is one of random weights in the shape of SmolLM2-135M. `gpu --dry-run FOLDER TESTS…` goes the same way
+//! with a tiny model on the CPU shim: it shows that the program works, and nothing of a GPU. `gpu --find` only says whether
+//! there is a GPU.
 
 #[path = "../../tests/model/common/driver.rs"]
 #[allow(dead_code, missing_docs, clippy::unwrap_used)] // of the tests, for whom a failed unwrap is the failure
@@ -19,10 +21,11 @@ use std::sync::Arc;
 use driver::Job;
 use report::Report;
 use scale::Scale;
+use tiny::Tiny;
 use windlass_checkpoint::Checkpoint;
 use windlass_cuda_shim::{HostMachine, Kernels};
-use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, Nvidia, Replay, devices};
-use windlass_engine_model::{KvBudget, LoadOptions, load};
+use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, Nvidia, Replay, SplitModel, devices};
+use windlass_engine_model::{CpuExecutor, KvBudget, LoadOptions, load};
 use windlass_kernels::WeightType;
 use windlass_kernels::cuda::ops;
 
@@ -31,15 +34,17 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let report = match &arguments[..] {
-        [flag, folder] if flag == "--dry-run" => dry_run(Path::new(folder)),
-        [model, folder] => prove(Path::new(model), Path::new(folder)),
+        [flag] if flag == "--find" => find().map(|()| None),
+        [flag, folder, tests @ ..] if flag == "--dry-run" => dry_run(Path::new(folder), tests).map(Some),
+        [model, folder, tests @ ..] => prove(model, Path::new(folder), tests).map(Some),
         _ => {
-            eprintln!("usage: gpu MODEL.gguf FOLDER | gpu --dry-run FOLDER");
+            eprintln!("usage: gpu MODEL.gguf|--generated|--dry-run FOLDER TESTS... | gpu --find");
             return ExitCode::from(2);
         }
     };
     match report {
-        Ok(report) => {
+        Ok(None) => ExitCode::SUCCESS,
+        Ok(Some(report)) => {
             println!("{}", report.markdown());
             if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
@@ -50,25 +55,58 @@ fn main() -> ExitCode {
     }
 }
 
-fn prove(model: &Path, folder: &Path) -> Outcome<Report> {
-    println!("{} GPUs; computing on the first", devices()?);
+/// The shape of SmolLM2-135M.
+const GENERATED: Tiny = Tiny {
+    kind: WeightType::Q4_1,
+    layers: 30,
+    hidden: 576,
+    feed_forward: 1536,
+    heads: 9,
+    kv_heads: 3,
+    rope_dims: 64,
+    vocabulary: 49_152,
+    tied: true,
+    rope_factors: false,
+};
+
+/// Says what there is to compute on, or why there is nothing.
+fn find() -> Outcome<()> {
+    match devices()? {
+        0 => Err("the CUDA driver knows no GPU on this machine".into()),
+        count => {
+            println!("{count} GPUs; computing on the first");
+            Ok(())
+        }
+    }
+}
+
+fn prove(model: &str, folder: &Path, tests: &[String]) -> Outcome<Report> {
+    find()?;
     let cache = std::env::var_os("WINDLASS_GPU").map_or_else(std::env::temp_dir, PathBuf::from);
     let device = Device::new(Arc::new(Nvidia::open(0, &cache)?));
-    let report = run(&device, &Checkpoint::open(model)?, &Scale::FULL)?;
+    let (checkpoint, named) = match model {
+        "--generated" => (generated(&GENERATED)?, "random weights in the shape of SmolLM2-135M, q4_1"),
+        path => (Checkpoint::open(Path::new(path))?, path),
+    };
+    let mut report = Report::of_gpu(device.facts(), named, tests);
+    measure_all(&device, &checkpoint, &Scale::FULL, &mut report)?;
     report.write(folder)?;
     Ok(report)
 }
 
-fn dry_run(folder: &Path) -> Outcome<Report> {
+fn dry_run(folder: &Path, tests: &[String]) -> Outcome<Report> {
     let device = HostMachine::new(Kernels::Run, 1).device(0, 1 << 28);
-    let checkpoint = Checkpoint::from_bytes(tiny::Tiny::of(WeightType::Q4_1).build().build())?;
-    let report = run(&device, &checkpoint, &Scale::DRY)?;
+    let mut report = Report::of_dry_run("random weights, two layers", tests);
+    measure_all(&device, &generated(&Tiny::of(WeightType::Q4_1))?, &Scale::DRY, &mut report)?;
     report.write(folder)?;
     Ok(report)
 }
 
-fn run(device: &Device, checkpoint: &Checkpoint, scale: &Scale) -> Outcome<Report> {
-    let mut report = Report::new(device.facts());
+fn generated(tiny: &Tiny) -> Outcome<Checkpoint> {
+    Ok(Checkpoint::from_bytes(tiny.build().build())?)
+}
+
+fn measure_all(device: &Device, checkpoint: &Checkpoint, scale: &Scale, report: &mut Report) -> Outcome<()> {
     let ceiling = measure::copy_bytes_per_second(device, scale)?;
     report.figure("copy on the device", ceiling / 1e9, "GB/s read and written");
     for tokens in [1, 8, 32] {
@@ -81,13 +119,16 @@ fn run(device: &Device, checkpoint: &Checkpoint, scale: &Scale) -> Outcome<Repor
         let rate = measure::operations_per_second(device, tokens, scale, product)?;
         report.figure(&format!("bf16 product, {tokens} tokens, {name}"), rate / 1e12, "TFLOP/s");
     }
-    compare_texts(checkpoint, device, scale, &mut report)?;
+    compare_texts(checkpoint, device, scale, report)?;
     let mut executor = gpu(checkpoint, device, Replay::Graphs)?;
     for &sequences in scale.sequences {
         let rate = measure::decode_tokens_per_second(&mut executor, sequences, scale)?;
         report.figure(&format!("decode, {sequences} sequences"), rate, "tokens/s");
     }
-    Ok(report)
+    let mut split = split(checkpoint, device)?;
+    let rate = measure::decode_tokens_per_second(&mut split, 1, scale)?;
+    report.figure("decode, 1 sequence, all layers but one on the CPU", rate, "tokens/s");
+    Ok(())
 }
 
 fn options() -> LoadOptions {
@@ -96,6 +137,11 @@ fn options() -> LoadOptions {
 
 fn gpu(checkpoint: &Checkpoint, device: &Device, replay: Replay) -> Outcome<CudaExecutor> {
     Ok(CudaModel::load(checkpoint, &options(), std::slice::from_ref(device))?.start(options().kv, replay)?.executor)
+}
+
+/// Only the last layer is on the GPU.
+fn split(checkpoint: &Checkpoint, device: &Device) -> Outcome<CpuExecutor> {
+    Ok(SplitModel::load(checkpoint, &options(), 1, device)?.start(options().kv, Replay::Graphs)?.executor)
 }
 
 /// Greedy texts of the GPU against the CPU's, of graphs against eager steps, and of one step over and over.
@@ -113,6 +159,9 @@ fn compare_texts(checkpoint: &Checkpoint, device: &Device, scale: &Scale, report
     let same: usize = expected.iter().zip(&graphs).map(shared).sum();
     // Activations are bf16 on one side: texts part at near ties, so this is told and not demanded.
     report.figure("greedy tokens as the CPU's", 100.0 * same as f64 / (4 * tokens) as f64, "% before texts part");
+    let parted = driver::generate(&mut split(checkpoint, device)?, &jobs, tokens, 64, 2);
+    let same: usize = expected.iter().zip(&parted).map(shared).sum();
+    report.figure("the same with the first layers on the CPU", 100.0 * same as f64 / (4 * tokens) as f64, "%");
     report.check("graphs and eager steps give the same tokens", graphs == eager);
     let again = (0..scale.replays).map(|_| driver::generate(&mut executor, &jobs[..1], 4, 64, 2));
     let alike = again.collect::<Vec<_>>().windows(2).all(|pair| pair[0] == pair[1]);

@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use half::bf16;
 use windlass_engine_core::executor::Executor;
-use windlass_engine_model::cuda::CudaExecutor;
 use windlass_kernels::cuda::ops::{self, Output};
 use windlass_kernels::cuda::{Device, DriverError, Matrix, Stream, View};
 
@@ -53,7 +52,7 @@ fn product_seconds(device: &Device, tokens: usize, scale: &Scale, product: Produ
 }
 
 /// Tokens a second that so many sequences get together, prompts and sampling included in none of it.
-pub fn decode_tokens_per_second(executor: &mut CudaExecutor, sequences: u32, scale: &Scale) -> Outcome<f64> {
+pub fn decode_tokens_per_second(executor: &mut dyn Executor, sequences: u32, scale: &Scale) -> Outcome<f64> {
     let vocabulary = executor.geometry().vocabulary;
     let job = |index: u32| Job::greedy(&[1 + index % (vocabulary - 1)]);
     let jobs: Vec<Job> = (0..sequences).map(job).collect();

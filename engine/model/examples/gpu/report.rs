@@ -10,25 +10,36 @@ use windlass_engine_model::cuda::DeviceFacts;
 
 /// Findings so far.
 pub struct Report {
-    device: String,
-    driver: String,
+    /// Where they were found, for people.
+    title: String,
+    /// How much they say.
+    preface: String,
+    is_dry_run: bool,
+    model: String,
+    /// What passed before, as `kernels: 90 tests`.
+    tests: Vec<String>,
     unix_seconds: u64,
     figures: Vec<(String, f64, String)>,
     checks: Vec<(String, bool)>,
 }
 
 impl Report {
-    pub fn new(facts: &DeviceFacts) -> Report {
+    pub fn of_gpu(facts: &DeviceFacts, model: &str, tests: &[String]) -> Report {
         let (major, minor) = facts.capability;
         let gibibytes = facts.memory_bytes >> 30;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Report {
-            device: format!("{}, sm_{major}{minor}, {} SMs, {gibibytes} GiB", facts.name, facts.multiprocessors),
-            driver: facts.driver.clone(),
-            unix_seconds: now,
-            figures: Vec::new(),
-            checks: Vec::new(),
-        }
+        let title = format!("{}, sm_{major}{minor}, {} SMs, {gibibytes} GiB", facts.name, facts.multiprocessors);
+        Report::new(title, format!("Driver {}.", facts.driver), false, model, tests)
+    }
+
+    pub fn of_dry_run(model: &str, tests: &[String]) -> Report {
+        let preface = "Kernels ran from their sources on the CPU: the figures are the shim's and say nothing of a GPU.";
+        Report::new("Dry run: no GPU".to_owned(), preface.to_owned(), true, model, tests)
+    }
+
+    fn new(title: String, preface: String, is_dry_run: bool, model: &str, tests: &[String]) -> Report {
+        let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let (model, tests, figures, checks) = (model.to_owned(), tests.to_vec(), Vec::new(), Vec::new());
+        Report { title, preface, is_dry_run, model, tests, unix_seconds, figures, checks }
     }
 
     pub fn figure(&mut self, name: &str, value: f64, unit: &str) {
@@ -46,9 +57,13 @@ impl Report {
     }
 
     pub fn markdown(&self) -> String {
-        let mut text = format!("# {}\n\nDriver {}.\n\n| What | Found |\n|---|---|\n", self.device, self.driver);
-        for (name, value, unit) in &self.figures {
+        let Report { title, preface, model, .. } = self;
+        let mut text = format!("# {title}\n\n{preface} Model: {model}.\n\n| What | Found |\n|---|---|\n");
+        for tests in &self.tests {
             // Writing to a string does not fail.
+            let _ = writeln!(text, "| tests that passed | {tests} |");
+        }
+        for (name, value, unit) in &self.figures {
             let _ = writeln!(text, "| {name} | {value:.1} {unit} |");
         }
         for (name, passed) in &self.checks {
@@ -57,10 +72,11 @@ impl Report {
         text
     }
 
-    /// Writes `gpu-SECONDS.md` and `gpu-SECONDS.json`.
+    /// Writes `gpu-SECONDS.md` and `gpu-SECONDS.json`, of a dry run `dry-run-SECONDS`.
     pub fn write(&self, folder: &Path) -> io::Result<()> {
         fs::create_dir_all(folder)?;
-        let stem = folder.join(format!("gpu-{}", self.unix_seconds));
+        let kind = if self.is_dry_run { "dry-run" } else { "gpu" };
+        let stem = folder.join(format!("{kind}-{}", self.unix_seconds));
         fs::write(stem.with_extension("md"), self.markdown())?;
         fs::write(stem.with_extension("json"), format!("{:#}\n", self.json()))
     }
@@ -69,8 +85,11 @@ impl Report {
         let figure = |(name, value, unit): &(String, f64, String)| json!({"name": name, "value": value, "unit": unit});
         let check = |(name, passed): &(String, bool)| json!({"name": name, "passed": passed});
         json!({
-            "device": self.device,
-            "driver": self.driver,
+            "device": self.title,
+            "about": self.preface,
+            "isDryRun": self.is_dry_run,
+            "model": self.model,
+            "testsPassed": self.tests,
             "unixSeconds": self.unix_seconds,
             "figures": self.figures.iter().map(figure).collect::<Vec<_>>(),
             "checks": self.checks.iter().map(check).collect::<Vec<_>>(),

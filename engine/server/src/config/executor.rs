@@ -1,7 +1,7 @@
 //! What computes: a model on a CPU or GPU, an encoder, or the simulator.
 
 use super::unsupported;
-use crate::cli::{ExecutorKind, Runner, ServeArgs, SimArgs, Task};
+use crate::cli::{ExecutorKind, N_GPU_LAYERS, Runner, ServeArgs, SimArgs, Task};
 use crate::encoding::BatchLimits;
 use crate::failure::Failure;
 use crate::machine;
@@ -58,6 +58,8 @@ pub struct CpuConfig {
     pub threads: usize,
     /// Ranks that the model is divided among.
     pub tensor_parallel: u32,
+    /// Layers that a GPU computes, the last ones, and at least one; `None` for all.
+    pub gpu_layers: Option<u32>,
     /// On a GPU, kernels are launched one by one instead of being replayed.
     pub eager: bool,
     /// How finely activations are rounded.
@@ -125,6 +127,7 @@ pub(super) fn from_args(args: &ServeArgs) -> Result<ExecutorConfig, Failure> {
         ExecutorKind::Sim => [args.runner, args.task.into()].contains(&Runner::Pooling),
     };
     check_runner(args, encodes)?;
+    check_gpu_layers(args, encodes)?;
     match args.executor {
         ExecutorKind::Sim if pipeline.is_some() => {
             let size = args.pipeline_parallel_size.to_string();
@@ -159,7 +162,7 @@ fn is_encoder(model: &Path) -> bool {
 }
 
 fn encoder(args: &ServeArgs, model: EncoderModel) -> Result<EncoderConfig, Failure> {
-    if device(&args.device)? == DeviceChoice::Cuda {
+    if device(args)? == DeviceChoice::Cuda {
         return Err(unsupported(flags::DEVICE, "cuda", "encoders are computed on the CPU: use auto or cpu"));
     }
     let sizes = [("--max-batch-size", args.max_batch_size), ("--max-batch-tokens", args.max_batch_tokens)];
@@ -175,13 +178,30 @@ fn encoder(args: &ServeArgs, model: EncoderModel) -> Result<EncoderConfig, Failu
     Ok(EncoderConfig { model, limits })
 }
 
-fn device(name: &str) -> Result<DeviceChoice, Failure> {
-    match name {
-        "auto" => Ok(DeviceChoice::Auto),
-        "cpu" => Ok(DeviceChoice::Cpu),
-        "cuda" => Ok(DeviceChoice::Cuda),
-        other => Err(unsupported(flags::DEVICE, other, "use auto, cpu or cuda")),
+/// Who says how many layers a GPU computes has said where.
+fn device(args: &ServeArgs) -> Result<DeviceChoice, Failure> {
+    match (args.device.as_str(), args.n_gpu_layers) {
+        ("auto", None) => Ok(DeviceChoice::Auto),
+        ("cpu", _) | ("auto", Some(0)) => Ok(DeviceChoice::Cpu),
+        ("cuda", _) | ("auto", Some(_)) => Ok(DeviceChoice::Cuda),
+        (other, _) => Err(unsupported(flags::DEVICE, other, "use auto, cpu or cuda")),
     }
+}
+
+/// Layers stay on the CPU beside one GPU and in one process.
+fn check_gpu_layers(args: &ServeArgs, encodes: bool) -> Result<(), Failure> {
+    let Some(layers) = args.n_gpu_layers else { return Ok(()) };
+    let way_out = match (args.device.as_str(), layers) {
+        _ if args.executor == ExecutorKind::Sim => "the simulator has no layers: leave it out",
+        _ if encodes => "encoders are computed on the CPU: leave it out",
+        ("cuda", 0) => "nothing is left for the GPU: use 1 or more, or --device cpu",
+        (_, 0) => return Ok(()),
+        ("cpu", _) => "the CPU computes all layers: use --device cuda, or 0",
+        _ if args.tensor_parallel_size > 1 => "layers stay on the CPU beside one GPU: use --tensor-parallel-size 1",
+        _ if args.pipeline_parallel_size > 1 => "layers stay on the CPU of one node: use --pipeline-parallel-size 1",
+        _ => return Ok(()),
+    };
+    Err(unsupported(N_GPU_LAYERS, &layers.to_string(), way_out))
 }
 
 fn cpu(args: &ServeArgs) -> Result<CpuConfig, Failure> {
@@ -191,10 +211,11 @@ fn cpu(args: &ServeArgs) -> Result<CpuConfig, Failure> {
     }
     let quantization = Some(args.quantization.to_ascii_lowercase()).filter(|kind| kind != "auto");
     Ok(CpuConfig {
-        device: device(&args.device)?,
+        device: device(args)?,
         model: PathBuf::from(&args.model),
         threads,
         tensor_parallel: args.tensor_parallel_size,
+        gpu_layers: args.n_gpu_layers.filter(|layers| *layers > 0),
         eager: args.enforce_eager,
         activations: args.activation_dtype.into(),
         quantization,

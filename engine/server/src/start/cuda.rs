@@ -1,7 +1,11 @@
-//! A model on this machine's first NVIDIA GPUs: one, or one for each rank of a tensor-parallel group.
+//! A model on this machine's first NVIDIA GPUs: one, or one for each rank of a tensor-parallel group. Its first layers may
+//! stay on the CPU.
+
+mod split;
 
 use super::engine_thread::launch;
 use super::{BuiltOn, StartedModel, cpu, effective, open, read_beside};
+use crate::cli::N_GPU_LAYERS;
 use crate::clock::Clock;
 use crate::config::{Config, CpuConfig, DeviceChoice};
 use crate::failure::Failure;
@@ -13,12 +17,12 @@ use std::sync::Arc;
 use tracing::{info, warn};
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags;
-use windlass_engine_contract::memory::kv_pool_bytes;
+use windlass_engine_contract::memory::{Ledger, kv_pool_bytes};
 use windlass_engine_contract::stats::StartPhases;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::executor::Executor;
-use windlass_engine_model::KvBudget;
-use windlass_engine_model::cuda::{CudaModel, Device, DriverError, LoadedCuda, Nvidia, Replay, devices};
+use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, DriverError, LoadedCuda, Nvidia, Replay, devices};
+use windlass_engine_model::{DecoderConfig, KvBudget, LoadError};
 
 /// Tokens in a block where the flags give none: a page of the kernels.
 const BLOCK_TOKENS: u32 = 64;
@@ -34,8 +38,16 @@ pub fn find(cpu: &CpuConfig) -> Result<Option<Vec<Device>>, Failure> {
         (DeviceChoice::Auto, Some(_)) => Ok(None),
         (DeviceChoice::Cuda, None) => first_devices(cpu.tensor_parallel)
             .map(Some)
-            .map_err(|error| Failure::new(Reason::DeviceFailed, format!("{} cuda: {error}", flags::DEVICE))),
+            .map_err(|error| Failure::new(Reason::DeviceFailed, format!("{}: {error}", asks_for_a_gpu(cpu)))),
         (DeviceChoice::Auto, None) => Ok(first_devices(cpu.tensor_parallel).map_err(|error| tell(&error)).ok()),
+    }
+}
+
+/// The flag that does.
+fn asks_for_a_gpu(cpu: &CpuConfig) -> String {
+    match cpu.gpu_layers {
+        Some(layers) => format!("{N_GPU_LAYERS} {layers}"),
+        None => format!("{} cuda", flags::DEVICE),
     }
 }
 
@@ -69,6 +81,17 @@ fn unsupported(what: &str, right: &str) -> Failure {
     Failure::new(Reason::Unsupported, format!("{what} is not there on CUDA yet: {right}, or {} cpu", flags::DEVICE))
 }
 
+/// A model, loaded.
+struct Running<E> {
+    executor: E,
+    ledgers: Vec<Ledger>,
+    weight_type: &'static str,
+    /// What multiplies.
+    kernels: String,
+    /// Those of its flags that change answers and are its own.
+    flags: Vec<String>,
+}
+
 /// Loads weights and tokenizer side by side, then generates a token.
 pub fn start(
     config: &Config,
@@ -77,23 +100,46 @@ pub fn start(
     monitor: &Arc<Monitor>,
     clock: Clock,
 ) -> Result<StartedModel, Failure> {
-    let speculation = config.speculation.clone();
-    let guess = move || speculation.as_ref().map(|speculation| speculation.proposer_without_model("a GPU")).transpose();
-    // What is refused is refused before the weights are read.
-    guess()?;
-    let began = clock.seconds();
-    let facts = devices[0].facts();
     for facts in devices.iter().map(Device::facts) {
         info!(device = facts.name, driver = facts.driver, memory_bytes = facts.memory_bytes, "computing on a GPU");
     }
     gpus::watch(devices.iter().map(|device| device.facts().pci_bus_id.clone()).collect(), monitor);
     let file = open(&cpu.model)?;
-    let load = {
-        let (config, cpu, devices) = (config.clone(), cpu.clone(), devices.to_vec());
-        move |file: &Checkpoint| load(&config, &cpu, &devices, file)
-    };
-    let (read, loaded) = read_beside(&file, config, || load(&file))?;
-    let LoadedCuda { executor, ledgers, weight_type, .. } = loaded;
+    let (config_of, cpu_of, devices) = (config.clone(), cpu.clone(), devices.to_vec());
+    match split_at(cpu, &file)? {
+        None => {
+            let load = move |file: &Checkpoint| load(&config_of, &cpu_of, &devices, file);
+            run(config, cpu, &file, load, monitor, clock)
+        }
+        Some(layers) => {
+            let load = move |file: &Checkpoint| split::load(&config_of, &cpu_of, layers, &devices[0], file);
+            run(config, cpu, &file, load, monitor, clock)
+        }
+    }
+}
+
+/// How many layers a GPU computes, if some stay on the CPU.
+fn split_at(cpu: &CpuConfig, file: &Checkpoint) -> Result<Option<u32>, Failure> {
+    let Some(layers) = cpu.gpu_layers else { return Ok(None) };
+    let model = DecoderConfig::read(file).map_err(|error| cpu::load_failure(error.into()))?;
+    Ok(Some(layers).filter(|layers| (*layers as usize) < model.layers))
+}
+
+fn run<E: Executor + 'static>(
+    config: &Config,
+    cpu: &CpuConfig,
+    file: &Checkpoint,
+    load: impl Fn(&Checkpoint) -> Result<Running<E>, Failure> + Send + 'static,
+    monitor: &Arc<Monitor>,
+    clock: Clock,
+) -> Result<StartedModel, Failure> {
+    let speculation = config.speculation.clone();
+    let guess = move || speculation.as_ref().map(|speculation| speculation.proposer_without_model("a GPU")).transpose();
+    // What is refused is refused before the weights are read.
+    guess()?;
+    let began = clock.seconds();
+    let (read, running) = read_beside(file, config, || load(file))?;
+    let Running { executor, ledgers, weight_type, kernels, flags } = running;
     cpu::check_quantization(cpu, weight_type)?;
     let geometry = executor.geometry();
     let model = cpu.model.clone();
@@ -101,15 +147,12 @@ pub fn start(
     let load_seconds = clock.seconds() - began;
     let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
     let download_seconds = FetchRecord::beside(&cpu.model).map_or(0.0, |record| record.seconds);
-    let kv = config.batching.kv_data_type.name();
-    let ranks = ledgers.len() as u32;
-    let flags = vec![
+    let ranks = cpu.tensor_parallel;
+    let of_all = [
         format!("quantization={weight_type}"),
-        format!("kv-cache-dtype={kv}"),
+        format!("kv-cache-dtype={}", config.batching.kv_data_type.name()),
         format!("tensor-parallel-size={ranks}"),
     ];
-    let (major, minor) = facts.capability;
-    let kernels = format!("sm_{major}{minor}");
     let on = BuiltOn {
         device: "cuda",
         tensor_parallel: ranks,
@@ -118,7 +161,7 @@ pub fn start(
         kernels: &kernels,
     };
     let built = Built {
-        fingerprint: read.fingerprint(config, flags, "cuda"),
+        fingerprint: read.fingerprint(config, of_all.into_iter().chain(flags).collect(), "cuda"),
         effective: effective(config, &geometry, on),
         simulated: false,
         ledger: Some(ledgers.into_iter().sum()),
@@ -127,22 +170,50 @@ pub fn start(
     Ok(StartedModel { engine, tokenizer: read.tokenizer, template: read.template, built })
 }
 
-fn load(config: &Config, cpu: &CpuConfig, devices: &[Device], file: &Checkpoint) -> Result<LoadedCuda, Failure> {
-    let model = CudaModel::load(file, &cpu::asked(config, cpu, BLOCK_TOKENS), devices).map_err(cpu::load_failure)?;
+fn load(
+    config: &Config,
+    cpu: &CpuConfig,
+    devices: &[Device],
+    file: &Checkpoint,
+) -> Result<Running<CudaExecutor>, Failure> {
+    let no_room = |error| say_what_makes_room(cpu::load_failure(error), cpu);
+    let model = CudaModel::load(file, &cpu::asked(config, cpu, BLOCK_TOKENS), devices).map_err(no_room)?;
     let kv = match config.batching.kv {
         Some(kv) => kv,
-        None => default_kv(config, &model)?,
+        None => default_kv(config, &model).map_err(no_room)?,
     };
-    let replay = if cpu.eager { Replay::Eager } else { Replay::Graphs };
-    model.start(kv, replay).map_err(cpu::load_failure)
+    let LoadedCuda { executor, ledgers, weight_type, .. } = model.start(kv, replay(cpu)).map_err(no_room)?;
+    Ok(Running { executor, ledgers, weight_type, kernels: architecture(&devices[0]), flags: Vec::new() })
+}
+
+fn replay(cpu: &CpuConfig) -> Replay {
+    if cpu.eager { Replay::Eager } else { Replay::Graphs }
+}
+
+/// As `sm_90`.
+fn architecture(device: &Device) -> String {
+    let (major, minor) = device.facts().capability;
+    format!("sm_{major}{minor}")
+}
+
+fn say_what_makes_room(failure: Failure, cpu: &CpuConfig) -> Failure {
+    match (failure.reason, cpu.tensor_parallel) {
+        (Reason::OutOfMemory, 1) => {
+            let message = format!("{}; {N_GPU_LAYERS} N leaves all layers but the last N to the CPU", failure.message);
+            Failure { message, ..failure }
+        }
+        _ => failure,
+    }
 }
 
 /// What all sequences can use at their longest, and at most what the device has left.
-fn default_kv(config: &Config, model: &CudaModel) -> Result<KvBudget, Failure> {
+fn default_kv(config: &Config, model: &CudaModel) -> Result<KvBudget, LoadError> {
     let (batching, shape) = (&config.batching, model.shape());
     let longest = batching.max_model_tokens.unwrap_or(shape.context_tokens).min(shape.context_tokens);
     let useful = kv_pool_bytes(&shape, batching.kv_data_type, &batching.kv_demand(longest, BLOCK_TOKENS));
     let useful = useful.saturating_mul(model.kv_copies().into());
-    let free = model.free_bytes().map_err(cpu::load_failure)?;
-    Ok(KvBudget::Bytes(useful.min((free as f64 * KV_SHARE) as u64)))
+    Ok(KvBudget::Bytes(useful.min((model.free_bytes()? as f64 * KV_SHARE) as u64)))
 }
+
+#[cfg(test)]
+mod tests;

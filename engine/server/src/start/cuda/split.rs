@@ -1,0 +1,53 @@
+//! A model whose first layers stay on the CPU.
+
+use super::{BLOCK_TOKENS, KV_SHARE, Running, architecture, cpu, replay};
+use crate::config::{Config, CpuConfig};
+use crate::failure::Failure;
+use crate::machine;
+use tracing::info;
+use windlass_checkpoint::Checkpoint;
+use windlass_engine_contract::memory::kv_pool_bytes;
+use windlass_engine_contract::shape::ModelShape;
+use windlass_engine_model::cuda::{Device, SplitModel};
+use windlass_engine_model::{CpuExecutor, KvBudget, LoadError, LoadOptions, Loaded};
+
+/// Loads the last `gpu_layers` layers onto a GPU.
+pub(super) fn load(
+    config: &Config,
+    cpu: &CpuConfig,
+    gpu_layers: u32,
+    device: &Device,
+    file: &Checkpoint,
+) -> Result<Running<CpuExecutor>, Failure> {
+    let free = machine::free_memory_bytes();
+    let asked = cpu::asked(config, cpu, BLOCK_TOKENS);
+    let asked = LoadOptions { activations: cpu.activations, memory_limit_bytes: free, ..asked };
+    let model = SplitModel::load(file, &asked, gpu_layers, device).map_err(cpu::load_failure)?;
+    let kv = match config.batching.kv {
+        Some(kv) => kv,
+        None => default_kv(config, &model, free).map_err(cpu::load_failure)?,
+    };
+    let Loaded { executor, ledgers, weight_type, kernels, .. } =
+        model.start(kv, replay(cpu)).map_err(cpu::load_failure)?;
+    let [on_cpu, on_gpu] = [0, 1].map(|part: usize| ledgers[part].total());
+    info!(gpu_layers, cpu_bytes = on_cpu, gpu_bytes = on_gpu, "the first layers stay on the CPU");
+    Ok(Running {
+        executor,
+        ledgers,
+        weight_type,
+        kernels: format!("{} {kernels}", architecture(device)),
+        flags: vec![format!("n-gpu-layers={gpu_layers}"), format!("activation-dtype={:?}", cpu.activations)],
+    })
+}
+
+/// What all sequences can use at their longest, and at most what the GPU has left and a quarter of what the CPU has.
+fn default_kv(config: &Config, model: &SplitModel<'_>, free: Option<u64>) -> Result<KvBudget, LoadError> {
+    let batching = &config.batching;
+    // Stages keep everything in all layers.
+    let shape = ModelShape { windowed: None, ..model.shape() };
+    let longest = batching.max_model_tokens.unwrap_or(shape.context_tokens).min(shape.context_tokens);
+    let useful = kv_pool_bytes(&shape, batching.kv_data_type, &batching.kv_demand(longest, BLOCK_TOKENS));
+    let on_cpu = free.map_or(u64::MAX, |free| free.saturating_sub(model.cpu_weight_bytes()) / 4);
+    let on_gpu = (model.free_bytes()? as f64 * KV_SHARE) as u64;
+    Ok(KvBudget::Bytes(useful.min(model.kv_bytes(on_cpu, on_gpu))))
+}
