@@ -1,5 +1,5 @@
 //! What a GPU makes of the engine, in a few minutes. `gpu MODEL.gguf FOLDER TESTS…` prints a table and writes it to a dated
-//! JSON and Markdown report in FOLDER, which names the tests that passed before; `tests/gpu/run` calls it. `--generated`
+//! JSON and Markdown report in FOLDER, which names what was tested before; `tests/gpu/run` calls it. `--generated`
 //! instead of a model is one of random weights in the shape of SmolLM2-135M. `gpu --dry-run FOLDER TESTS…` goes the same way
 //! with a tiny model on the CPU shim: it shows that the program works, and nothing of a GPU. `gpu --find` only says whether
 //! there is a GPU.
@@ -25,7 +25,7 @@ use tiny::Tiny;
 use windlass_checkpoint::Checkpoint;
 use windlass_cuda_shim::{HostMachine, Kernels};
 use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, Nvidia, Replay, SplitModel, devices};
-use windlass_engine_model::{CpuExecutor, KvBudget, LoadOptions, load};
+use windlass_engine_model::{CpuExecutor, KvBudget, LoadOptions, load, survey};
 use windlass_kernels::WeightType;
 use windlass_kernels::cuda::ops;
 
@@ -97,6 +97,9 @@ fn prove(model: &str, folder: &Path, tests: &[String]) -> Outcome<Report> {
 fn dry_run(folder: &Path, tests: &[String]) -> Outcome<Report> {
     let device = HostMachine::new(Kernels::Run, 1).device(0, 1 << 28);
     let mut report = Report::of_dry_run("random weights, two layers", tests);
+    // What a GPU would be given where no model is at hand.
+    let bytes = survey(&generated(&GENERATED)?, None)?.shape.weight_bytes;
+    report.figure("weights of the model that is made on the spot", bytes as f64 / 1e6, "MB");
     measure_all(&device, &generated(&Tiny::of(WeightType::Q4_1))?, &Scale::DRY, &mut report)?;
     report.write(folder)?;
     Ok(report)
