@@ -26,3 +26,25 @@ impl Handover {
         stream.copy_to_device(residual, &self.0, 0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // in a test, a failed unwrap is the failure
+
+    use windlass_cuda_shim::{HostMachine, Kernels};
+
+    use super::*;
+
+    #[test]
+    fn rows_that_only_pad_a_step_are_zeros_whatever_they_were() {
+        let device = HostMachine::new(Kernels::Record, 7).device(0, 1 << 20);
+        let (handover, stream) = (Handover::new(&device, 3, 2).unwrap(), device.stream().unwrap());
+        let mut residual = device.upload(&[f32::NAN; 6]).unwrap();
+        handover.bring(&[9.0; 4], residual.slice_mut(0..4), &stream).unwrap();
+        stream.synchronize().unwrap();
+        handover.bring(&[1.0, 2.0], residual.slice_mut(0..4), &stream).unwrap();
+        let found = residual.read(&stream).unwrap();
+        assert_eq!(found[..4], [1.0, 2.0, 0.0, 0.0]);
+        assert!(found[4..].iter().all(|value| value.is_nan()), "the step has no such rows: {found:?}");
+    }
+}
