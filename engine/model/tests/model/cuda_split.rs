@@ -141,6 +141,8 @@ fn both_ledgers_know_what_each_device_holds() {
     assert!(small < 64 << 10, "{gpu:?} of {}", before - awake);
     let whole = load(&checkpoint, &options()).unwrap().ledgers[0];
     assert_eq!((cpu.weights + gpu.weights, shape.weight_bytes), (whole.weights, whole.weights));
+    let crossing = 4 * u64::from(options().max_step_tokens) * u64::from(shape.hidden);
+    assert_eq!(cpu.workspace, whole.workspace + crossing);
     // The GPU has a block besides, for rows that only pad a step.
     let block = whole.kv / u64::from(BLOCKS * LAYERS);
     assert_eq!([cpu.kv, gpu.kv], [block * u64::from(BLOCKS), block * u64::from(BLOCKS + 1) * 3]);
