@@ -5,6 +5,7 @@ TEXT; `checkpoints.py list` names them all, `checkpoints.py bounds NAME` what is
 lies in FOLDER/base (checkpoints.py base FOLDER GGUF).
 """
 
+import json
 import pathlib
 import shutil
 import sys
@@ -109,6 +110,22 @@ def scheme(name, smooth=False):
     return recipe
 
 
+# auto-round, in its own format.
+
+def auto_round(base, made, text):
+    from auto_round import AutoRound
+
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    data, work = made.with_suffix(".json"), made.with_suffix(".work")
+    data.write_text(json.dumps([{"text": tokenizer.decode(row)} for row in rows(tokenizer, text)]))
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    arguments = {"bits": 4, "group_size": GROUP, "iters": 4, "seqlen": 128, "nsamples": CALIBRATION_ROWS}
+    AutoRound(model, tokenizer, dataset=str(data), device_map="cpu", **arguments).quantize_and_save(str(work), format="auto_round")
+    # It saves into a folder of its own choice within.
+    next(work.glob("*/config.json")).parent.rename(made)
+    shutil.rmtree(work)
+
+
 @dataclass
 class Checkpoint:
     """How one is made, and how near the engine's logits must be: mean KL in nats, share of the same first choice."""
@@ -126,6 +143,8 @@ CHECKPOINTS = {
     # Eight-bit floats become blocks of eight-bit integers here, which are other numbers.
     "w8a8-fp8": Checkpoint(compressor(scheme("FP8")), 2e-3, 0.97),
     "fp8-dynamic": Checkpoint(compressor(scheme("FP8_DYNAMIC"), calibrated=False), 2e-3, 0.97),
+    # Of 256 tokens a few are followed by two that are as likely.
+    "auto-round": Checkpoint(auto_round, least_top_1=0.98),
 }
 
 if __name__ == "__main__":

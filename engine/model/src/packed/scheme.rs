@@ -1,6 +1,6 @@
 //! `quantization_config`: how a checkpoint's matrices were quantized, and what their parts are called.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use windlass_checkpoint::HubFolder;
 
 use crate::config::{ConfigError, Unsupported};
@@ -110,6 +110,7 @@ impl Config<'_> {
         match method {
             "gptq" => self.gptq(),
             "awq" => self.awq(),
+            "auto-round" => self.auto_round(),
             "compressed-tensors" => self.compressed_tensors(),
             "fp8" if self.0["weight_block_size"].is_null() => float8(Float8Scales::Matrix, false),
             "fp8" => float8(self.blocks("weight_block_size")?, true),
@@ -134,6 +135,18 @@ impl Config<'_> {
         self.bits("bits", &[4])?;
         self.expect("version", &["gemm".into(), "GEMM".into(), Value::Null])?;
         Ok(Scheme::of_weights(Layout::Awq, self.group("group_size")?))
+    }
+
+    /// That of auto-round, which packs integers as one of the others does.
+    fn auto_round(&self) -> Result<Scheme, ConfigError> {
+        self.expect("data_type", &["int".into()])?;
+        // Layers that are quantized in another way than the rest.
+        self.expect("extra_config", &[Value::Null, json!({})])?;
+        match self.0["packing_format"].as_str() {
+            Some("auto_round:auto_gptq") => self.gptq(),
+            Some("auto_round:auto_awq") => self.awq(),
+            _ => Err(self.unsupported("packing_format", "this layout")),
+        }
     }
 
     fn compressed_tensors(&self) -> Result<Scheme, ConfigError> {

@@ -90,6 +90,16 @@ fn tools() -> Vec<Tool> {
             kind: "int4_g128",
         },
         Tool {
+            name: "auto-round",
+            config: json!({"quant_method": "auto-round", "bits": 4, "group_size": 64, "sym": false, "data_type": "int", "packing_format": "auto_round:auto_gptq"}),
+            group: 64,
+            scattered: false,
+            code: four_bits,
+            zero: |random| four_bits(random) + 1,
+            write: write_gptq::<4, 1>,
+            kind: "int4_g64",
+        },
+        Tool {
             name: "gptq v2, 64",
             config: gptq(64, "gptq_v2"),
             group: 64,
