@@ -13,8 +13,9 @@ PEER = pathlib.Path(os.environ.get("WINDLASS_PEER", CACHE / "peer"))
 
 def build():
     """Builds the engine and its benchmark; returns the folder that they are in."""
-    cargo = ["cargo", "build", "--release", "--quiet", "-p", "windlass-engine", "-p", "windlass-engine-model"]
-    subprocess.run([*cargo, "--bins", "--example", "throughput"], cwd=ROOT, check=True)
+    # With the features of the whole workspace, as tests/run builds.
+    cargo = ["cargo", "build", "--release", "--quiet", "--workspace"]
+    subprocess.run([*cargo, "--bin", "windlass-engine", "--example", "throughput"], cwd=ROOT, check=True)
     metadata = subprocess.run(["cargo", "metadata", "--format-version=1", "--no-deps"], cwd=ROOT, check=True, capture_output=True)
     return pathlib.Path(json.loads(metadata.stdout)["target_directory"]) / "release"
 
