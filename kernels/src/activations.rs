@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Simd, nearest_bf16, widened};
 use crate::weights::cell::BLOCK;
 use crate::weights::float::without_subnormals;
 use crate::{PackedMatrix, Pool, WeightType};
@@ -206,24 +206,16 @@ impl Kernel for Round<'_> {
             let (coarse, fine) = pairs.split_at_mut(self.cols.div_ceil(2));
             let coarse = &mut coarse.as_flattened_mut()[..self.cols];
             for i in 0..self.cols {
-                coarse[i] = rounded(values[i]);
+                coarse[i] = without_subnormals(nearest_bf16(values[i]));
             }
             if !fine.is_empty() {
                 let fine = &mut fine.as_flattened_mut()[..self.cols];
                 for i in 0..self.cols {
-                    fine[i] = rounded(values[i] - f32::from_bits(u32::from(coarse[i].to_bits()) << 16));
+                    fine[i] = without_subnormals(nearest_bf16(values[i] - widened(coarse[i])));
                 }
             }
         }
     }
-}
-
-/// To the nearest, ties to even; without a branch, so that the compiler makes vectors of it.
-#[inline(always)]
-fn rounded(value: f32) -> bf16 {
-    let bits = value.to_bits();
-    let nearest = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
-    without_subnormals(bf16::from_bits(if value.is_nan() { 0x7fc0 } else { nearest }))
 }
 
 /// Some tokens' blocks: a token's planes lie one after the other.

@@ -170,6 +170,22 @@ pub(crate) trait Simd: Copy {
     }
 }
 
+/// To the nearest, ties to even; NaNs stay NaNs. Without a branch, so that the compiler makes vectors of it.
+#[inline(always)]
+pub(crate) fn nearest_bf16(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    // Rounding could carry a NaN's low bits into an infinity; a quiet bit keeps it one.
+    let quiet = bits >> 16 | 0x40;
+    bf16::from_bits(if value.is_nan() { quiet } else { rounded } as u16)
+}
+
+/// The same value; unlike the crate's own, without a look at NaNs.
+#[inline(always)]
+pub(crate) fn widened(value: bf16) -> f32 {
+    f32::from_bits(u32::from(value.to_bits()) << 16)
+}
+
 /// A pair as it lies in memory, the first in the low half.
 #[inline(always)]
 fn pair_bits([first, second]: [bf16; 2]) -> i32 {

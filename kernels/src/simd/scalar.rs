@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{LANES, Simd};
+use super::{LANES, Simd, widened};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scalar;
@@ -14,12 +14,6 @@ fn map<A: Copy, B: Copy, R: Copy + Default>(a: [A; LANES], b: [B; LANES], f: imp
         out[lane] = f(a[lane], b[lane]);
     }
     out
-}
-
-/// The same value; unlike the crate's own, without a look at NaNs.
-#[inline(always)]
-fn widened(value: bf16) -> f32 {
-    f32::from_bits(u32::from(value.to_bits()) << 16)
 }
 
 impl Simd for Scalar {

@@ -50,6 +50,20 @@ fn four_bits(random: &mut Random) -> i32 {
     (random.bits() % 16) as i32
 }
 
+/// Four bits as the first version of GPTQ lays them out.
+fn of_gptq(name: &'static str, config: Value, group: usize, kind: &'static str) -> Tool {
+    Tool {
+        name,
+        config,
+        group,
+        scattered: false,
+        code: four_bits,
+        zero: |random| four_bits(random) + 1,
+        write: write_gptq::<4, 1>,
+        kind,
+    }
+}
+
 /// Signed bytes with a scale for each output.
 fn by_row(name: &'static str, config: Value) -> Tool {
     Tool {
@@ -79,26 +93,13 @@ fn tools() -> Vec<Tool> {
         json!({"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": {"weights": weights}}})
     };
     vec![
-        Tool {
-            name: "gptq 128",
-            config: gptq(128, "gptq"),
-            group: 128,
-            scattered: false,
-            code: four_bits,
-            zero: |random| four_bits(random) + 1,
-            write: write_gptq::<4, 1>,
-            kind: "int4_g128",
-        },
-        Tool {
-            name: "auto-round",
-            config: json!({"quant_method": "auto-round", "bits": 4, "group_size": 64, "sym": false, "data_type": "int", "packing_format": "auto_round:auto_gptq"}),
-            group: 64,
-            scattered: false,
-            code: four_bits,
-            zero: |random| four_bits(random) + 1,
-            write: write_gptq::<4, 1>,
-            kind: "int4_g64",
-        },
+        of_gptq("gptq 128", gptq(128, "gptq"), 128, "int4_g128"),
+        of_gptq(
+            "auto-round",
+            json!({"quant_method": "auto-round", "bits": 4, "group_size": 64, "sym": false, "data_type": "int", "packing_format": "auto_round:auto_gptq"}),
+            64,
+            "int4_g64",
+        ),
         Tool {
             name: "gptq v2, 64",
             config: gptq(64, "gptq_v2"),
@@ -109,16 +110,7 @@ fn tools() -> Vec<Tool> {
             write: write_gptq::<4, 0>,
             kind: "int4_g64",
         },
-        Tool {
-            name: "gptq, rows",
-            config: gptq(-1, "gptq"),
-            group: 0,
-            scattered: false,
-            code: four_bits,
-            zero: |random| four_bits(random) + 1,
-            write: write_gptq::<4, 1>,
-            kind: "int4_g128",
-        },
+        of_gptq("gptq, rows", gptq(-1, "gptq"), 0, "int4_g128"),
         Tool {
             name: "awq 32",
             config: json!({"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": true, "version": "gemm"}),

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use crate::buffer::Zeroable;
-use crate::simd::{LANES, Simd};
+use crate::simd::{LANES, Simd, nearest_bf16};
 
 /// A cell of a row in the cache: one value, or a few.
 pub(super) trait Value: Zeroable + Default + Send + Sync {
@@ -76,13 +76,7 @@ impl Value for bf16 {
     /// To the nearest, ties to even; the scale is 1.
     #[inline(always)]
     fn store<S: Simd>(_simd: S, from: &[f32], to: &mut [bf16]) -> f32 {
-        for (to, from) in to.iter_mut().zip(from) {
-            let bits = from.to_bits();
-            let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1))) >> 16;
-            // Rounding could carry a NaN's low bits into an infinity; a quiet bit keeps it one.
-            let quiet = bits >> 16 | 0x40;
-            *to = bf16::from_bits(if from.is_nan() { quiet } else { rounded } as u16);
-        }
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = nearest_bf16(*from));
         1.0
     }
 }

@@ -4,7 +4,6 @@ use std::array;
 
 use super::PANEL_TILES;
 use super::output::Columns;
-use super::quantized::put;
 use crate::Activations;
 use crate::simd::{Kernel, Kernels, LANES, Simd};
 use crate::weights::float::FloatCell;
@@ -45,7 +44,7 @@ fn group<C: FloatCell, const INPUTS: usize>(
 ) -> usize {
     let inputs: [&[C::Value]; INPUTS] = array::from_fn(|input| C::values(activations, first + input));
     let sums = kernels.call_floats(PanelProduct { tiles, inputs });
-    sums.iter().enumerate().for_each(|(input, sums)| put(out, C::planes(activations), first + input, sums));
+    sums.iter().enumerate().for_each(|(input, sums)| out.put(C::planes(activations), first + input, sums));
     INPUTS
 }
 

@@ -55,14 +55,22 @@ impl Columns<'_> {
         self.rows.len()
     }
 
+    /// Takes in the panel's results of an input. A token's is the sum over its planes, which are inputs one after the other.
+    pub(super) fn put(&mut self, planes: usize, input: usize, tiles: &[[f32; TILE_ROWS]; PANEL_TILES]) {
+        match input % planes {
+            0 => self.write(input / planes, tiles),
+            _ => self.add(input / planes, tiles),
+        }
+    }
+
     /// Writes the panel's results for `token`; what lies beyond the matrix is dropped.
-    pub(super) fn write(&mut self, token: usize, tiles: &[[f32; TILE_ROWS]; PANEL_TILES]) {
+    fn write(&mut self, token: usize, tiles: &[[f32; TILE_ROWS]; PANEL_TILES]) {
         let columns = self.of_token(token);
         columns.copy_from_slice(&tiles.as_flattened()[..columns.len()]);
     }
 
     /// Adds to what was written for `token`.
-    pub(super) fn add(&mut self, token: usize, tiles: &[[f32; TILE_ROWS]; PANEL_TILES]) {
+    fn add(&mut self, token: usize, tiles: &[[f32; TILE_ROWS]; PANEL_TILES]) {
         for (sum, value) in self.of_token(token).iter_mut().zip(tiles.as_flattened()) {
             *sum += value;
         }

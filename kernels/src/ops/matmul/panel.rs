@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 
 use super::PANEL_TILES;
 use super::output::Columns;
-use super::quantized::{accumulate, multiply_codes, put, run_of, scaled_sum, start};
+use super::quantized::{accumulate, multiply_codes, run_of, scaled_sum, start};
 use crate::Activations;
 use crate::activations::Block;
 use crate::simd::{Kernel, Kernels, LANES, Simd};
@@ -71,7 +71,7 @@ pub(super) fn multiply<C: QuantizedCell>(
             Groups { kernels, panel, activations, first_block: start * per_cell, prefetch, done: 0 }.run::<C>(sums);
         }
         for (input, sums) in sums.iter().enumerate() {
-            put(&mut out, activations.planes(), input, sums);
+            out.put(activations.planes(), input, sums);
         }
     });
 }

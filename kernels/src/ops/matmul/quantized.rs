@@ -68,17 +68,9 @@ fn direct_group<C: QuantizedCell, const INPUTS: usize>(
     let inputs = array::from_fn(|input| activations.blocks(first + input));
     let products = tiles.map(|cells| kernels.call(TileProduct::<C, INPUTS> { cells, inputs }));
     for input in 0..INPUTS {
-        put(out, activations.planes(), first + input, &[products[0][input], products[1][input]]);
+        out.put(activations.planes(), first + input, &[products[0][input], products[1][input]]);
     }
     INPUTS
-}
-
-/// A token's result is the sum over its planes, which are inputs one after the other.
-pub(super) fn put(out: &mut Columns<'_>, planes: usize, input: usize, sums: &[[f32; LANES]; PANEL_TILES]) {
-    match input % planes {
-        0 => out.write(input / planes, sums),
-        _ => out.add(input / planes, sums),
-    }
 }
 
 /// How far the direct products ask ahead in the stream of cells.
