@@ -4,7 +4,8 @@ use super::{milliseconds, positive, unsupported};
 use crate::cli::{SchedulingPolicy, ServeArgs};
 use crate::failure::Failure;
 use windlass_engine_contract::flags;
-use windlass_engine_contract::memory::{KvDataType, KvDemand};
+use windlass_engine_contract::memory::{KvDataType, KvDemand, kv_pool_bytes};
+use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_core::engine::{Policy, QueueLimits};
 use windlass_engine_model::{KvBudget, SwapSpace};
 
@@ -40,15 +41,16 @@ pub struct Batching {
 }
 
 impl Batching {
-    /// What the KV pool can be used for at most, by sequences of `longest` tokens; `block_tokens` counts where the flags
+    /// The most of a KV pool that is of use: what all sequences take at their longest. `block_tokens` counts where the flags
     /// give none.
-    pub fn kv_demand(&self, longest: u32, block_tokens: u32) -> KvDemand {
-        KvDemand {
+    pub fn useful_kv_bytes(&self, shape: &ModelShape, block_tokens: u32) -> u64 {
+        let demand = KvDemand {
             sequences: self.max_sequences,
-            longest,
+            longest: self.max_model_tokens.unwrap_or(shape.context_tokens).min(shape.context_tokens),
             step_tokens: self.max_step_tokens,
             block_tokens: self.block_tokens.unwrap_or(block_tokens),
-        }
+        };
+        kv_pool_bytes(shape, self.kv_data_type, &demand)
     }
 }
 

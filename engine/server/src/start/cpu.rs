@@ -13,7 +13,6 @@ use std::sync::Arc;
 use tracing::info;
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags;
-use windlass_engine_contract::memory::kv_pool_bytes;
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::sharding::kv_copies;
 use windlass_engine_contract::stats::StartPhases;
@@ -126,12 +125,10 @@ pub(super) fn asked(config: &Config, cpu: &CpuConfig, block_tokens: u32) -> Load
 fn default_kv(config: &Config, cpu: &CpuConfig, file: &Checkpoint, free: Option<u64>) -> Result<KvBudget, Failure> {
     let weights: u64 = file.tensors().map(|tensor| tensor.bytes.len() as u64).sum();
     let shape = DecoderConfig::read(file).map_err(|error| load_failure(error.into()))?.shape(weights);
-    let longest = config.batching.max_model_tokens.unwrap_or(shape.context_tokens).min(shape.context_tokens);
     // Stages of a pipeline keep everything in all layers.
     let shape = ModelShape { windowed: shape.windowed.filter(|_| cpu.pipeline.is_none()), ..shape };
-    let demand = config.batching.kv_demand(longest, BLOCK_TOKENS);
     let copies = u64::from(kv_copies(&shape, cpu.tensor_parallel));
-    let useful = copies.saturating_mul(kv_pool_bytes(&shape, config.batching.kv_data_type, &demand));
+    let useful = copies.saturating_mul(config.batching.useful_kv_bytes(&shape, BLOCK_TOKENS));
     let affordable = free.map_or(u64::MAX, |free| free.saturating_sub(weights) / 4);
     Ok(KvBudget::Bytes(useful.min(affordable)))
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use tracing::{info, warn};
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags;
-use windlass_engine_contract::memory::{Ledger, kv_pool_bytes};
+use windlass_engine_contract::memory::Ledger;
 use windlass_engine_contract::stats::StartPhases;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::executor::Executor;
@@ -208,9 +208,7 @@ fn say_what_makes_room(failure: Failure, cpu: &CpuConfig) -> Failure {
 
 /// What all sequences can use at their longest, and at most what the device has left.
 fn default_kv(config: &Config, model: &CudaModel) -> Result<KvBudget, LoadError> {
-    let (batching, shape) = (&config.batching, model.shape());
-    let longest = batching.max_model_tokens.unwrap_or(shape.context_tokens).min(shape.context_tokens);
-    let useful = kv_pool_bytes(&shape, batching.kv_data_type, &batching.kv_demand(longest, BLOCK_TOKENS));
+    let useful = config.batching.useful_kv_bytes(&model.shape(), BLOCK_TOKENS);
     let useful = useful.saturating_mul(model.kv_copies().into());
     Ok(KvBudget::Bytes(useful.min((model.free_bytes()? as f64 * KV_SHARE) as u64)))
 }

@@ -6,7 +6,6 @@ use crate::failure::Failure;
 use crate::machine;
 use tracing::info;
 use windlass_checkpoint::Checkpoint;
-use windlass_engine_contract::memory::kv_pool_bytes;
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_model::cuda::{Device, SplitModel};
 use windlass_engine_model::{CpuExecutor, KvBudget, LoadError, LoadOptions, Loaded};
@@ -42,11 +41,9 @@ pub(super) fn load(
 
 /// What all sequences can use at their longest, and at most what the GPU has left and a quarter of what the CPU has.
 fn default_kv(config: &Config, model: &SplitModel<'_>, free: Option<u64>) -> Result<KvBudget, LoadError> {
-    let batching = &config.batching;
     // Stages keep everything in all layers.
     let shape = ModelShape { windowed: None, ..model.shape() };
-    let longest = batching.max_model_tokens.unwrap_or(shape.context_tokens).min(shape.context_tokens);
-    let useful = kv_pool_bytes(&shape, batching.kv_data_type, &batching.kv_demand(longest, BLOCK_TOKENS));
+    let useful = config.batching.useful_kv_bytes(&shape, BLOCK_TOKENS);
     let on_cpu = free.map_or(u64::MAX, |free| free.saturating_sub(model.cpu_weight_bytes()) / 4);
     let on_gpu = (model.free_bytes()? as f64 * KV_SHARE) as u64;
     Ok(KvBudget::Bytes(useful.min(model.kv_bytes(on_cpu, on_gpu))))
