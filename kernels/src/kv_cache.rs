@@ -24,20 +24,26 @@ impl KvType {
     /// Every one.
     pub const ALL: [KvType; 5] = [KvType::Bf16, KvType::F16, KvType::Fp8, KvType::Int8, KvType::Int4];
 
-    /// Bytes of a row of `head_dim` values, its scale apart.
+    /// Bytes of a row of `head_dim` values, its scale apart: whole cells.
     fn row_bytes(self, head_dim: usize) -> usize {
+        head_dim.next_multiple_of(self.depth()) * self.bits() / 8
+    }
+
+    /// Values of a cell: neighbours in the order in which a product adds them.
+    fn depth(self) -> usize {
         match self {
-            KvType::Bf16 | KvType::F16 => 2 * head_dim,
-            KvType::Fp8 | KvType::Int8 => head_dim,
-            KvType::Int4 => head_dim.div_ceil(2),
+            KvType::F16 | KvType::Fp8 => 1,
+            KvType::Bf16 | KvType::Int4 => 2,
+            KvType::Int8 => 4,
         }
     }
 
-    /// Bytes of a cell: a value, or a pair of half bytes.
-    fn cell_bytes(self) -> usize {
+    /// Bits of a value.
+    fn bits(self) -> usize {
         match self {
-            KvType::Bf16 | KvType::F16 => 2,
-            KvType::Fp8 | KvType::Int8 | KvType::Int4 => 1,
+            KvType::Bf16 | KvType::F16 => 16,
+            KvType::Fp8 | KvType::Int8 => 8,
+            KvType::Int4 => 4,
         }
     }
 
@@ -52,7 +58,7 @@ impl KvType {
 /// The shape of one block of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayout {
-    /// Tokens per block.
+    /// Tokens per block: a multiple of [`RUN_TOKENS`].
     pub block_tokens: usize,
     /// Key-value heads per layer.
     pub kv_heads: usize,
@@ -73,13 +79,17 @@ impl KvLayout {
 
     /// Distance in rows from a key to its value.
     pub(crate) fn value_offset(&self) -> usize {
-        self.kv_heads * self.block_tokens
+        self.block_tokens
     }
 }
 
-/// Keys and values of all sequences, `[block][layer][K|V][kv_head]`: values as rows `[token][head_dim]`, keys by column,
-/// `[head_dim][token]`, so that attention loads a column of sixteen keys as it multiplies it. All layers of a block lie
-/// together, so that a cache that is mostly empty takes little memory.
+/// Tokens of a block that lie side by side, one for each lane of a vector.
+pub const RUN_TOKENS: usize = 16;
+
+/// Keys and values of all sequences, `[block][layer][kv_head][K|V][run of 16 tokens]`, in cells of one, two or four values
+/// that a product adds up: neighbouring columns of a key, and neighbouring tokens of a column of values. Within a run keys
+/// are `[cell of columns][token]` and values `[cell of tokens][head_dim]`, so that attention multiplies sixteen cells as it
+/// loads them. All layers of a block lie together, so that a cache that is mostly empty takes little memory.
 ///
 /// Which block holds what is the caller's business: each call names blocks through block tables.
 #[derive(Debug)]
@@ -105,19 +115,33 @@ impl Places {
     /// The row of the key of `token` in `block`, as scales are counted; its value lies [`KvLayout::value_offset`] on.
     pub(crate) fn key(&self, block: usize, kv_head: usize, token: usize) -> usize {
         let block = (block * self.layers + self.layer) * self.layout.block_rows();
-        block + kv_head * self.layout.block_tokens + token
+        block + kv_head * 2 * self.layout.block_tokens + token
     }
-}
 
-/// The first cell of the key in `row`, that of `token` in its block: each of its `width` cells lies a block's tokens behind
-/// the one before.
-pub(crate) fn key_cell(row: usize, token: usize, width: usize) -> usize {
-    (row - token) * width + token
+    /// Cells of a row, for cells of `depth` values.
+    pub(crate) fn row_cells(&self, depth: usize) -> usize {
+        self.layout.head_dim.div_ceil(depth)
+    }
+
+    /// The first cell of the key in `row`, that of `token` in its block; the next ones lie [`RUN_TOKENS`] apart.
+    pub(crate) fn key_cell(&self, row: usize, token: usize, depth: usize) -> usize {
+        (row - token % RUN_TOKENS) * self.row_cells(depth) + token % RUN_TOKENS
+    }
+
+    /// The first cell of the value in `row`, that of `token` in its block; the next ones follow, and its part of each is
+    /// `token % depth`.
+    pub(crate) fn value_cell(&self, row: usize, token: usize, depth: usize) -> usize {
+        (row - token % depth) * self.row_cells(depth)
+    }
 }
 
 impl KvCache {
     /// A zeroed cache (its pages take memory when first written) of `blocks` blocks in each of `layers` layers.
+    ///
+    /// # Panics
+    /// When a block is no multiple of [`RUN_TOKENS`].
     pub fn new(layout: KvLayout, kind: KvType, layers: usize, blocks: usize) -> Self {
+        assert!(layout.block_tokens.is_multiple_of(RUN_TOKENS), "a block of {} tokens", layout.block_tokens);
         let rows = blocks * layers * layout.block_rows();
         let cells = Buffer::zeroed(rows * kind.row_bytes(layout.head_dim));
         let scales = Buffer::zeroed(if kind.scale_bytes() > 0 { rows } else { 0 });
@@ -214,27 +238,39 @@ impl KvCache {
         for (block, token) in [from, to] {
             assert!(block < self.blocks && token < self.layout.block_tokens, "token {token} of block {block}");
         }
+        let depth = self.kind.depth();
         for layer in 0..self.layers {
             let places = self.places(layer);
             for kv_head in 0..self.layout.kv_heads {
-                let [from_key, to_key] = [from, to].map(|(block, token)| (places.key(block, kv_head, token), token));
-                self.move_key(from_key, to_key);
-                let [from, to] = [from_key, to_key].map(|(row, _)| row + self.layout.value_offset());
-                self.copy_rows(from..from + 1, to);
+                let keys = [from, to].map(|(block, token)| places.key(block, kv_head, token));
+                let values = keys.map(|row| row + self.layout.value_offset());
+                let [from_key, to_key] =
+                    [(keys[0], from.1), (keys[1], to.1)].map(|(row, token)| places.key_cell(row, token, depth) * depth);
+                for column in 0..self.layout.head_dim {
+                    let at = column / depth * RUN_TOKENS * depth + column % depth;
+                    self.copy_value(from_key + at, to_key + at);
+                }
+                let [from_value, to_value] = [(values[0], from.1), (values[1], to.1)]
+                    .map(|(row, token)| places.value_cell(row, token, depth) * depth + token % depth);
+                for column in 0..self.layout.head_dim {
+                    self.copy_value(from_value + column * depth, to_value + column * depth);
+                }
+                self.copy_scales(keys[0]..keys[0] + 1, keys[1]);
+                self.copy_scales(values[0]..values[0] + 1, values[1]);
             }
         }
     }
 
-    /// Copies a key, given by its row and its token in the block.
-    fn move_key(&mut self, from: (usize, usize), to: (usize, usize)) {
-        let bytes = self.kind.cell_bytes();
-        let width = self.kind.row_bytes(self.layout.head_dim) / bytes;
-        let [first_from, first_to] = [from, to].map(|(row, token)| key_cell(row, token, width));
-        for column in (0..width).map(|cell| cell * self.layout.block_tokens) {
-            let from = (first_from + column) * bytes;
-            self.cells.copy_within(from..from + bytes, (first_to + column) * bytes);
+    /// Copies a value; places are counted in values.
+    fn copy_value(&mut self, from: usize, to: usize) {
+        match self.kind.bits() / 8 {
+            0 => {
+                let half = self.cells[from / 2] >> (from % 2 * 4) & 15;
+                let (cell, shift) = (&mut self.cells[to / 2], to % 2 * 4);
+                *cell = *cell & !(15 << shift) | half << shift;
+            }
+            bytes => self.cells.copy_within(from * bytes..(from + 1) * bytes, to * bytes),
         }
-        self.copy_scales(from.0..from.0 + 1, to.0);
     }
 
     /// Where `layer` lies.

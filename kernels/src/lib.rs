@@ -25,7 +25,7 @@ mod testing;
 mod weights;
 
 pub use activations::{ActivationType, Activations};
-pub use kv_cache::{KvCache, KvLayout, KvType};
+pub use kv_cache::{KvCache, KvLayout, KvType, RUN_TOKENS as KV_RUN_TOKENS};
 pub use pool::{Pool, Worker};
 pub use simd::{Kernels, UnknownKernels};
 pub use weights::{Group, Integer, PackedMatrix, ShapeError, WeightType, floats};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use windlass_engine_contract::memory::{self, KvDataType, Ledger};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_core::executor::{Geometry, KvGroups};
-use windlass_kernels::{ActivationType, Kernels};
+use windlass_kernels::{ActivationType, KV_RUN_TOKENS, Kernels};
 
 use crate::quantization::Quantization;
 use crate::tier::{FileTier, MemoryTier, Tier};
@@ -124,6 +124,9 @@ pub enum SizeError {
     /// Something must be positive.
     #[error("{0} must be at least 1")]
     Zero(&'static str),
+    /// A block that attention cannot read in whole vectors.
+    #[error("a KV block of {0} tokens: blocks are multiples of 16")]
+    Block(u32),
     /// A step could not give every sequence a token.
     #[error("{max_sequences} sequences need at least as many tokens in a step, which has {max_step_tokens}")]
     StepTooSmall {
@@ -236,6 +239,9 @@ fn check_positive(options: &LoadOptions) -> Result<(), SizeError> {
     ];
     if let Some((name, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
         return Err(SizeError::Zero(name));
+    }
+    if !(block_tokens as usize).is_multiple_of(KV_RUN_TOKENS) {
+        return Err(SizeError::Block(block_tokens));
     }
     match max_sequences > max_step_tokens {
         true => Err(SizeError::StepTooSmall { max_sequences, max_step_tokens }),

@@ -313,7 +313,7 @@ pub struct ServeArgs {
     /// Most tokens in one step: longer prompts are computed in chunks
     #[arg(long, default_value_t = 512, value_name = "TOKENS", help_heading = "Batching and memory")]
     pub max_num_batched_tokens: u32,
-    /// Tokens in a KV block [default: 16, on CUDA 64]
+    /// Tokens in a KV block, a multiple of 16 [default: 16, on CUDA 64]
     #[arg(long, value_name = "TOKENS", help_heading = "Batching and memory")]
     pub block_size: Option<u32>,
     /// Bytes of the KV cache [default: what the sequences can use, at most a quarter of the free memory]

@@ -93,34 +93,44 @@ pub fn vectors(bench: &Bench) {
     }
 }
 
-/// Nine heads over three key-value heads of 64.
+/// Nine heads over three key-value heads of 64; of a 1B Llama 32 over eight, in sixteen layers that no cache holds.
 pub fn attention(bench: &Bench) {
-    let layout = KvLayout { block_tokens: 16, kv_heads: 3, head_dim: 64 };
-    let heads = 9;
-    for (name, kind, sequences, first_position, tokens) in [
-        ("attention decode at 500", KvType::Bf16, 1, 500_usize, 1),
-        ("attention decode 16 at 500", KvType::Bf16, 16, 500, 1),
-        ("attention decode at 4000", KvType::Bf16, 1, 4000, 1),
-        ("attention int8 decode at 4000", KvType::Int8, 1, 4000, 1),
-        ("attention prefill 512", KvType::Bf16, 1, 0, 512),
-        ("attention prefill 512 at 2048", KvType::Bf16, 1, 2048, 512),
+    let small = (KvLayout { block_tokens: 16, kv_heads: 3, head_dim: 64 }, 9, 1);
+    let large = (KvLayout { block_tokens: 16, kv_heads: 8, head_dim: 64 }, 32, 16);
+    for (name, shape, kind, sequences, first_position, tokens) in [
+        ("attention decode at 500", small, KvType::Bf16, 1, 500_usize, 1),
+        ("attention decode 16 at 500", small, KvType::Bf16, 16, 500, 1),
+        ("attention decode at 4000", small, KvType::Bf16, 1, 4000, 1),
+        ("attention int8 decode at 4000", small, KvType::Int8, 1, 4000, 1),
+        ("attention prefill 512", small, KvType::Bf16, 1, 0, 512),
+        ("attention prefill 512 at 2048", small, KvType::Bf16, 1, 2048, 512),
+        ("attention 1B decode at 8000", large, KvType::Bf16, 1, 8000, 1),
+        ("attention 1B int8 decode at 8000", large, KvType::Int8, 1, 8000, 1),
     ] {
+        if !bench.wants(name) {
+            continue;
+        }
+        let (layout, heads, layers) = shape;
         let blocks = (first_position + tokens).div_ceil(layout.block_tokens);
-        let mut cache = KvCache::new(layout, kind, 1, sequences * blocks);
+        let mut cache = KvCache::new(layout, kind, layers, sequences * blocks);
         let tables: Vec<Vec<u32>> =
             (0..sequences).map(|s| (s * blocks..(s + 1) * blocks).map(|b| b as u32).collect()).collect();
         let rows = |first_position: usize, tokens: usize| -> Vec<AttentionRow<'_>> {
             tables.iter().map(|table| AttentionRow { block_table: table, first_position, tokens, seen: &[] }).collect()
         };
         let values = vec![0.25; sequences * (first_position + tokens) * layout.kv_heads * layout.head_dim];
-        ops::append_kv(&bench.pool, &mut cache, 0, &rows(0, first_position + tokens), &values, &values);
+        for layer in 0..layers {
+            ops::append_kv(&bench.pool, &mut cache, layer, &rows(0, first_position + tokens), &values, &values);
+        }
         let rows = rows(first_position, tokens);
         let queries = vec![0.5; sequences * tokens * heads * layout.head_dim];
         let mut out = vec![0.0; queries.len()];
         let keys: usize = (first_position..first_position + tokens).map(|position| position + 1).sum();
-        let work = Work { bytes: cache.bytes(), operations: 4 * sequences * keys * heads * layout.head_dim };
+        let work = Work { bytes: cache.bytes() / layers, operations: 4 * sequences * keys * heads * layout.head_dim };
+        let mut turn = (0..layers).cycle();
         bench.measure(name, work, || {
-            ops::paged_attention(&bench.pool, &cache, 0, heads, Scoring::scaled(0.125), &rows, &queries, &mut out);
+            let layer = turn.next().unwrap_or_default();
+            ops::paged_attention(&bench.pool, &cache, layer, heads, Scoring::scaled(0.125), &rows, &queries, &mut out);
         });
     }
 }

@@ -47,6 +47,15 @@ pub(super) unsafe fn sum_of_8(eight: __m256) -> f32 {
     }
 }
 
+/// Value `part` of each pair; only for what an [`Avx2`] does.
+#[inline(always)]
+fn of_pairs(pairs: __m256i, part: usize) -> __m256 {
+    simd!(_mm256_castsi256_ps(match part {
+        0 => _mm256_slli_epi32::<16>(pairs),
+        _ => _mm256_and_si256(pairs, _mm256_set1_epi32(-65536)),
+    }))
+}
+
 impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type F = [__m256; 2];
     type I = [__m256i; 2];
@@ -55,6 +64,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     const REGISTERS: bool = true;
     const MANY_REGISTERS: bool = false;
+    const WIDE_PRODUCTS: bool = VNNI;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
@@ -126,22 +136,6 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn add_pairs(self, sum: Self::F, pairs: &[[bf16; 2]; LANES], values: [bf16; 2]) -> Self::F {
-        let (values, mut out) = (pair_bits(values), sum);
-        for half in 0..2 {
-            out[half] = simd! {
-                let pairs = _mm256_loadu_si256(pairs.as_ptr().cast::<__m256i>().add(half));
-                let values = _mm256_set1_epi32(values);
-                let firsts = |pairs| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs));
-                let seconds = |pairs| _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(-65536)));
-                let sum = _mm256_fmadd_ps(seconds(pairs), seconds(values), sum[half]);
-                _mm256_fmadd_ps(firsts(pairs), firsts(values), sum)
-            };
-        }
-        out
-    }
-
-    #[inline(always)]
     fn load_f16(self, from: &[f16; LANES]) -> Self::F {
         simd! {
             let from = from.as_ptr().cast::<__m128i>();
@@ -149,16 +143,13 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
     }
     #[inline(always)]
-    fn load_bf16(self, from: &[bf16; LANES]) -> Self::F {
-        simd! {
-            let from = from.as_ptr().cast::<__m128i>();
-            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from));
-            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(1)));
-            [
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
-            ]
-        }
+    fn load_of_pairs(self, from: &[[bf16; 2]; LANES], part: usize) -> Self::F {
+        let from = from.as_ptr().cast::<__m256i>();
+        [of_pairs(simd!(_mm256_loadu_si256(from)), part), of_pairs(simd!(_mm256_loadu_si256(from.add(1))), part)]
+    }
+    #[inline(always)]
+    fn splat_of_pair(self, pair: [bf16; 2], part: usize) -> Self::F {
+        [of_pairs(simd!(_mm256_set1_epi32(pair_bits(pair))), part); 2]
     }
     #[inline(always)]
     fn load_u8(self, from: &[u8; LANES]) -> Self::F {

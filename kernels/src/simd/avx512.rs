@@ -41,6 +41,15 @@ macro_rules! simd {
     };
 }
 
+/// Value `part` of each pair; only for what an [`Avx512`] does.
+#[inline(always)]
+fn of_pairs(pairs: __m512i, part: usize) -> __m512 {
+    simd!(_mm512_castsi512_ps(match part {
+        0 => _mm512_slli_epi32::<16>(pairs),
+        _ => _mm512_and_si512(pairs, _mm512_set1_epi32(-65536)),
+    }))
+}
+
 impl<const BF16: bool> Simd for Avx512<BF16> {
     type F = __m512;
     type I = __m512i;
@@ -49,6 +58,7 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
 
     const REGISTERS: bool = true;
     const MANY_REGISTERS: bool = true;
+    const WIDE_PRODUCTS: bool = true;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
@@ -109,15 +119,13 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
 
     #[inline(always)]
     fn add_pairs(self, sum: Self::F, pairs: &[[bf16; 2]; LANES], values: [bf16; 2]) -> Self::F {
+        if !BF16 {
+            return self.add_pairs_in_two(sum, pairs, values);
+        }
         simd! {
             let pairs = _mm512_loadu_si512(pairs.as_ptr().cast());
             let values = _mm512_set1_epi32(pair_bits(values));
-            if BF16 {
-                return _mm512_dpbf16_ps(sum, transmute::<__m512i, __m512bh>(pairs), transmute::<__m512i, __m512bh>(values));
-            }
-            let firsts = |pairs| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs));
-            let seconds = |pairs| _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-65536)));
-            _mm512_fmadd_ps(firsts(pairs), firsts(values), _mm512_fmadd_ps(seconds(pairs), seconds(values), sum))
+            _mm512_dpbf16_ps(sum, transmute::<__m512i, __m512bh>(pairs), transmute::<__m512i, __m512bh>(values))
         }
     }
 
@@ -126,11 +134,12 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         simd!(_mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())))
     }
     #[inline(always)]
-    fn load_bf16(self, from: &[bf16; LANES]) -> Self::F {
-        simd! {
-            let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
-        }
+    fn load_of_pairs(self, from: &[[bf16; 2]; LANES], part: usize) -> Self::F {
+        of_pairs(simd!(_mm512_loadu_si512(from.as_ptr().cast())), part)
+    }
+    #[inline(always)]
+    fn splat_of_pair(self, pair: [bf16; 2], part: usize) -> Self::F {
+        of_pairs(simd!(_mm512_set1_epi32(pair_bits(pair))), part)
     }
     #[inline(always)]
     fn load_u8(self, from: &[u8; LANES]) -> Self::F {

@@ -42,6 +42,9 @@ pub(crate) trait Simd: Copy {
     /// Whether there are registers for tiles of 24 vectors; otherwise for about six.
     const MANY_REGISTERS: bool;
 
+    /// Whether products of bytes are as wide as their sum at once, so that a run of them may have any length.
+    const WIDE_PRODUCTS: bool;
+
     fn splat(self, value: f32) -> Self::F;
     fn load(self, from: &[f32; LANES]) -> Self::F;
     fn store(self, value: Self::F, to: &mut [f32; LANES]);
@@ -64,10 +67,22 @@ pub(crate) trait Simd: Copy {
 
     /// Adds to each lane the products of its pair with `values`: the second is added first, each sum is rounded once. So
     /// does `vdpbf16ps`, for which values and sums below 2⁻¹²⁶ are zeros.
-    fn add_pairs(self, sum: Self::F, pairs: &[[bf16; 2]; LANES], values: [bf16; 2]) -> Self::F;
+    #[inline(always)]
+    fn add_pairs(self, sum: Self::F, pairs: &[[bf16; 2]; LANES], values: [bf16; 2]) -> Self::F {
+        self.add_pairs_in_two(sum, pairs, values)
+    }
+    /// The same where no instruction does it.
+    #[inline(always)]
+    fn add_pairs_in_two(self, sum: Self::F, pairs: &[[bf16; 2]; LANES], values: [bf16; 2]) -> Self::F {
+        let seconds = self.fma(self.load_of_pairs(pairs, 1), self.splat_of_pair(values, 1), sum);
+        self.fma(self.load_of_pairs(pairs, 0), self.splat_of_pair(values, 0), seconds)
+    }
+    /// Value `part`, below 2, of a pair.
+    fn splat_of_pair(self, pair: [bf16; 2], part: usize) -> Self::F;
 
     fn load_f16(self, from: &[f16; LANES]) -> Self::F;
-    fn load_bf16(self, from: &[bf16; LANES]) -> Self::F;
+    /// Value `part`, below 2, of each pair.
+    fn load_of_pairs(self, from: &[[bf16; 2]; LANES], part: usize) -> Self::F;
     fn load_u8(self, from: &[u8; LANES]) -> Self::F;
     fn load_i8(self, from: &[i8; LANES]) -> Self::F;
 
@@ -100,7 +115,8 @@ pub(crate) trait Simd: Copy {
     fn lookup(self, table: &[u8; 16], indices: Self::U) -> Self::U;
 
     /// Opens a run of products that are added to `sum`: [`multiply`](Self::multiply) at most [`longest_run`] times, or
-    /// [`multiply_biased`](Self::multiply_biased) once, then [`close`](Self::close).
+    /// [`multiply_biased`](Self::multiply_biased) once, any number of times with [`WIDE_PRODUCTS`](Self::WIDE_PRODUCTS); then
+    /// [`close`](Self::close).
     fn open(self, sum: Self::I) -> Self::P;
     /// Adds to each lane the products of its four codes, below 128, with `values`, none of which is -128.
     fn multiply(self, products: Self::P, codes: Self::U, values: [i8; 4]) -> Self::P;

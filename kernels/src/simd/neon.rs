@@ -39,6 +39,15 @@ macro_rules! each {
     };
 }
 
+/// Value `part` of each pair; only for what a [`Neon`] does.
+#[inline(always)]
+fn of_pairs(pairs: uint32x4_t, part: usize) -> float32x4_t {
+    simd!(vreinterpretq_f32_u32(match part {
+        0 => vshlq_n_u32::<16>(pairs),
+        _ => vandq_u32(pairs, vdupq_n_u32(0xffff_0000)),
+    }))
+}
+
 impl Simd for Neon {
     type F = [float32x4_t; 4];
     type I = [int32x4_t; 4];
@@ -47,6 +56,7 @@ impl Simd for Neon {
 
     const REGISTERS: bool = true;
     const MANY_REGISTERS: bool = false;
+    const WIDE_PRODUCTS: bool = true;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
@@ -114,25 +124,16 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn add_pairs(self, sum: Self::F, pairs: &[[bf16; 2]; LANES], values: [bf16; 2]) -> Self::F {
-        let pairs = quarters::<4, _>(pairs);
-        let values = pair_bits(values).cast_unsigned();
-        each!(sum, pairs => {
-            let (pairs, values) = (vld1q_u32(pairs.as_ptr().cast()), vdupq_n_u32(values));
-            let firsts = |pairs| vreinterpretq_f32_u32(vshlq_n_u32::<16>(pairs));
-            let seconds = |pairs| vreinterpretq_f32_u32(vandq_u32(pairs, vdupq_n_u32(0xffff_0000)));
-            vfmaq_f32(vfmaq_f32(sum, seconds(pairs), seconds(values)), firsts(pairs), firsts(values))
-        })
-    }
-
-    #[inline(always)]
     fn load_f16(self, from: &[f16; LANES]) -> Self::F {
         quarters::<4, _>(from).map(|from| simd!(widen_f16(vld1_u16(from.as_ptr().cast()))))
     }
     #[inline(always)]
-    fn load_bf16(self, from: &[bf16; LANES]) -> Self::F {
-        quarters::<4, _>(from)
-            .map(|from| simd!(vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.as_ptr().cast())))))
+    fn load_of_pairs(self, from: &[[bf16; 2]; LANES], part: usize) -> Self::F {
+        quarters::<4, _>(from).map(|from| of_pairs(simd!(vld1q_u32(from.as_ptr().cast())), part))
+    }
+    #[inline(always)]
+    fn splat_of_pair(self, pair: [bf16; 2], part: usize) -> Self::F {
+        [of_pairs(simd!(vdupq_n_u32(pair_bits(pair).cast_unsigned())), part); 4]
     }
     #[inline(always)]
     fn load_u8(self, from: &[u8; LANES]) -> Self::F {

@@ -24,6 +24,7 @@ impl Simd for Scalar {
 
     const REGISTERS: bool = false;
     const MANY_REGISTERS: bool = false;
+    const WIDE_PRODUCTS: bool = true;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
@@ -90,22 +91,16 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn add_pairs(self, mut sum: Self::F, pairs: &[[bf16; 2]; LANES], values: [bf16; 2]) -> Self::F {
-        for lane in 0..LANES {
-            for i in [1, 0] {
-                sum[lane] = widened(pairs[lane][i]).mul_add(widened(values[i]), sum[lane]);
-            }
-        }
-        sum
-    }
-
-    #[inline(always)]
     fn load_f16(self, from: &[f16; LANES]) -> Self::F {
         from.map(f16::to_f32)
     }
     #[inline(always)]
-    fn load_bf16(self, from: &[bf16; LANES]) -> Self::F {
-        from.map(widened)
+    fn splat_of_pair(self, pair: [bf16; 2], part: usize) -> Self::F {
+        self.splat(widened(pair[part]))
+    }
+    #[inline(always)]
+    fn load_of_pairs(self, from: &[[bf16; 2]; LANES], part: usize) -> Self::F {
+        from.map(|pair| widened(pair[part]))
     }
     #[inline(always)]
     fn load_u8(self, from: &[u8; LANES]) -> Self::F {

@@ -120,6 +120,7 @@ fn a_hostile_number_of_layers_fails_at_its_first_missing_tensor() {
 fn sizes_that_do_not_work_out_are_refused_with_numbers() {
     let cases = [
         (LoadOptions { threads: 0, ..options() }, "the number of threads must be at least 1"),
+        (LoadOptions { block_tokens: 24, ..options() }, "a KV block of 24 tokens: blocks are multiples of 16"),
         (
             LoadOptions { max_sequences: 33, ..options() },
             "33 sequences need at least as many tokens in a step, which has 32",

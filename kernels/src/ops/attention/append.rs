@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::AttentionRow;
 use super::row::{Fp8, Int4Pair, Value};
-use crate::kv_cache::{Places, key_cell};
+use crate::kv_cache::{Places, RUN_TOKENS};
 use crate::simd::{Kernel, Simd};
 use crate::{KvCache, KvType, Pool};
 
@@ -27,10 +27,10 @@ pub fn append_kv(
     assert_eq!(values.len(), keys.len(), "values");
     rows.iter().for_each(|row| row.check(layout, blocks));
     match cache.kind() {
-        KvType::Bf16 => append::<bf16>(pool, cache, places, rows, keys, values),
+        KvType::Bf16 => append::<[bf16; 2]>(pool, cache, places, rows, keys, values),
         KvType::F16 => append::<f16>(pool, cache, places, rows, keys, values),
         KvType::Fp8 => append::<Fp8>(pool, cache, places, rows, keys, values),
-        KvType::Int8 => append::<i8>(pool, cache, places, rows, keys, values),
+        KvType::Int8 => append::<[u8; 4]>(pool, cache, places, rows, keys, values),
         KvType::Int4 => append::<Int4Pair>(pool, cache, places, rows, keys, values),
     }
 }
@@ -44,19 +44,19 @@ fn append<V: Value>(
     values: &[f32],
 ) {
     let (cells, scales) = cache.rows_mut::<V>();
-    let key = vec![V::default(); V::cells(places.layout.head_dim)];
-    pool.kernels().call(Append { places, rows, keys, values, cells, scales, key });
+    let codes = vec![V::Code::default(); places.layout.head_dim];
+    pool.kernels().call(Append { places, rows, keys, values, cells, scales, codes });
 }
 
-struct Append<'a, V> {
+struct Append<'a, V: Value> {
     places: Places,
     rows: &'a [AttentionRow<'a>],
     keys: &'a [f32],
     values: &'a [f32],
     cells: &'a mut [V],
     scales: &'a mut [f32],
-    /// A key on its way to its column.
-    key: Vec<V>,
+    /// A row on its way to its cells.
+    codes: Vec<V::Code>,
 }
 
 impl<V: Value> Kernel for Append<'_, V> {
@@ -81,13 +81,18 @@ impl<V: Value> Append<'_, V> {
     /// Writes key and value of the token at a place: block, key-value head, token of the block.
     #[inline(always)]
     fn store<S: Simd>(&mut self, simd: S, (block, kv_head, token): (usize, usize, usize), key: &[f32], value: &[f32]) {
-        let (layout, width) = (self.places.layout, self.key.len());
         let key_row = self.places.key(block, kv_head, token);
-        let value_row = key_row + layout.value_offset();
-        let key_scale = V::store(simd, key, &mut self.key);
-        let column = &mut self.cells[key_cell(key_row, token, width)..];
-        column.iter_mut().step_by(layout.block_tokens).zip(&self.key).for_each(|(cell, value)| *cell = *value);
-        let value_scale = V::store(simd, value, &mut self.cells[value_row * width..][..width]);
+        let value_row = key_row + self.places.layout.value_offset();
+        let key_scale = V::round(simd, key, &mut self.codes);
+        let first = self.places.key_cell(key_row, token, V::DEPTH);
+        for (column, code) in self.codes.iter().enumerate() {
+            self.cells[first + column / V::DEPTH * RUN_TOKENS].set(column % V::DEPTH, *code);
+        }
+        let value_scale = V::round(simd, value, &mut self.codes);
+        let first = self.places.value_cell(value_row, token, V::DEPTH);
+        for (cell, code) in self.cells[first..].iter_mut().zip(&self.codes) {
+            cell.set(token % V::DEPTH, *code);
+        }
         if V::SCALED {
             (self.scales[key_row], self.scales[value_row]) = (key_scale, value_scale);
         }
@@ -101,14 +106,14 @@ mod tests {
     use super::*;
     use crate::testing::Random;
 
-    struct Store<'a, V>(&'a [f32], &'a mut [V]);
+    struct Round<'a, V: Value>(&'a [f32], &'a mut [V::Code]);
 
-    impl<V: Value> Kernel for Store<'_, V> {
+    impl<V: Value> Kernel for Round<'_, V> {
         type Output = f32;
 
         #[inline(always)]
         fn run<S: Simd>(self, simd: S) -> f32 {
-            V::store(simd, self.0, self.1)
+            V::round(simd, self.0, self.1)
         }
     }
 
@@ -119,7 +124,7 @@ mod tests {
         from.extend([0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, f32::NAN, 1.003_906_3]);
         for kernels in crate::Kernels::available() {
             let mut to = vec![bf16::ZERO; from.len()];
-            kernels.call(Store(&from, &mut to));
+            kernels.call(Round::<[bf16; 2]>(&from, &mut to));
             for (from, to) in from.iter().zip(&to) {
                 assert_eq!(bf16::from_f32(*from).to_bits(), to.to_bits(), "{from}");
             }
@@ -136,7 +141,7 @@ mod tests {
                 (-9..9).flat_map(|power| (0..8).map(move |m| (1.0 + m as f32 / 8.0) * (power as f32).exp2())).collect();
             let from: Vec<f32> = from.into_iter().filter(|value| *value <= 448.0).chain([0.0, -448.0]).collect();
             let mut to = vec![Fp8::default(); from.len()];
-            assert_eq!(kernels.call(Store(&from, &mut to)), 256.0, "{}", kernels.name());
+            assert_eq!(kernels.call(Round::<Fp8>(&from, &mut to)), 256.0, "{}", kernels.name());
             for (from, to) in from.iter().zip(&to) {
                 // Below 2⁻⁶ only multiples of 2⁻⁹ are left.
                 let expected = if from.abs() < 1.0 / 64.0 { (from * 512.0).round_ties_even() / 512.0 } else { *from };
@@ -150,10 +155,9 @@ mod tests {
         let mut random = Random::new(10);
         for from in [random.values(80, 5.0), random.values(7, 1.0), vec![0.0; 6]] {
             for kernels in crate::Kernels::available() {
-                let mut pairs = vec![Int4Pair::default(); from.len().div_ceil(2)];
-                let scale = kernels.call(Store(&from, &mut pairs));
-                let codes = pairs.iter().flat_map(|pair| pair.codes());
-                for (code, &value) in codes.zip(&from) {
+                let mut codes = vec![0; from.len()];
+                let scale = kernels.call(Round::<Int4Pair>(&from, &mut codes));
+                for (&code, &value) in codes.iter().zip(&from) {
                     let error = (f32::from(code) * scale - value).abs();
                     // The largest code is 7: what would be 8 is a whole step away.
                     let bound = if code == 7 { 1.0001 } else { 0.5001 };
@@ -170,7 +174,7 @@ mod tests {
             let mut first: Option<(u32, Vec<i8>)> = None;
             for kernels in crate::Kernels::available() {
                 let mut codes = vec![1_i8; from.len()];
-                let scale = kernels.call(Store(&from, &mut codes));
+                let scale = kernels.call(Round::<[u8; 4]>(&from, &mut codes));
                 for (&code, &value) in codes.iter().zip(&from) {
                     let error = (f64::from(code) * f64::from(scale) - f64::from(value)).abs();
                     assert!(error <= 0.5001 * f64::from(scale), "{value} as {code} · {scale}");

@@ -3,22 +3,21 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::product::{Dense, Right, STRIP_ROWS, multiply_add};
-use super::row::{Value, filled_up};
+use super::integer::{self, Rounded};
+use super::lines::{CACHE_LINE, Keys, Lines, RUNS, Runs, TILE_KEYS, Values};
+use super::product::{Dense, Right, STRIP_ROWS, Widened, multiply_add};
+use super::row::Value;
 use super::state::State;
 use super::{Item, SPAN_KEYS, Scoring};
-use crate::kv_cache::{KvLayout, Places, key_cell};
+use crate::kv_cache::{KvLayout, Places};
 use crate::ops::activation::capped;
 use crate::simd::{Kernel, LANES, Simd};
 
-/// Keys that a query meets at a time: tiles begin at multiples of it.
-pub const TILE_KEYS: usize = 64;
-
 /// Vectors of a row of scores.
-const SCORE_VECTORS: usize = TILE_KEYS / LANES;
+const SCORE_VECTORS: usize = RUNS;
 
 /// One column of a tile's keys.
-pub(super) type KeyColumn = [[f32; LANES]; SCORE_VECTORS];
+type KeyColumn = [[f32; LANES]; SCORE_VECTORS];
 
 /// An [`Item`] with what it reads.
 pub(super) struct Attend<'a, V> {
@@ -39,12 +38,16 @@ thread_local! {
 struct Scratch {
     /// Scaled, `[row, head_dim]`.
     queries: Vec<f32>,
+    /// The same for keys that are integers.
+    rounded_queries: Rounded,
     /// The tile's keys, `[head_dim][64 keys]`.
     keys: Vec<KeyColumn>,
     /// The tile's values, `[64 keys][vectors]`.
     values: Vec<[f32; LANES]>,
     /// Scores, then weights relative to the row's maximum so far, `[row][64 keys]`.
     scores: Vec<[f32; LANES]>,
+    /// Weights for values that are integers.
+    rounded_weights: Rounded,
     /// The scales of the tile's keys and of its values.
     scales: [[[f32; LANES]; SCORE_VECTORS]; 2],
     /// What the rows gathered in the span of keys at hand.
@@ -60,8 +63,8 @@ struct Tile {
     /// Position of the first.
     start: usize,
     keys: usize,
-    /// The row of each key in the cache.
-    at: [usize; TILE_KEYS],
+    /// The row of the first key of each run in the cache; those beyond the last key are the first one's.
+    runs: [usize; RUNS],
 }
 
 impl Scratch {
@@ -121,7 +124,7 @@ impl<V: Value> Attend<'_, V> {
     #[inline(always)]
     fn meet<S: Simd>(&self, simd: S, tile: &Tile, next: &Tile, scratch: &mut Scratch) {
         if V::SCALED {
-            self.load_scales(tile, &mut scratch.scales);
+            self.load_scales(tile, next, simd, &mut scratch.scales);
         }
         self.score(simd, tile, next, scratch);
         self.weigh(simd, tile, scratch);
@@ -151,23 +154,26 @@ impl<V: Value> Attend<'_, V> {
                 simd.store_partial(simd.mul(simd.load_partial(query), simd.splat(self.scoring.scale)), scaled);
             }
         }
+        if V::INTEGERS {
+            scratch.rounded_queries.reset(scratch.queries.len() / dim, dim);
+            for (row, query) in scratch.queries.chunks_exact(dim).enumerate() {
+                scratch.rounded_queries.set(simd, row, query);
+            }
+        }
     }
 
     /// The tile that starts at position `start`; empty beyond the last key.
     #[inline(always)]
     fn locate(&self, kv_head: usize, start: usize) -> Tile {
         let keys = self.item.keys.end.saturating_sub(start).min(TILE_KEYS);
-        let mut tile = Tile { kv_head, start, keys, at: [0; TILE_KEYS] };
-        let (mut block, mut token) = (start / self.places.layout.block_tokens, start % self.places.layout.block_tokens);
-        let mut left = &mut tile.at[..keys];
-        while !left.is_empty() {
-            let (here, rest) = left.split_at_mut(left.len().min(self.places.layout.block_tokens - token));
-            let first = self.places.key(self.item.row.block_table[block] as usize, kv_head, token);
-            for (i, at) in here.iter_mut().enumerate() {
-                *at = first + i;
+        let mut tile = Tile { kv_head, start, keys, runs: [0; RUNS] };
+        if keys > 0 {
+            let block_tokens = self.places.layout.block_tokens;
+            for run in 0..RUNS {
+                let position = start + if run * LANES < keys { run * LANES } else { 0 };
+                let block = self.item.row.block_table[position / block_tokens] as usize;
+                tile.runs[run] = self.places.key(block, kv_head, position % block_tokens);
             }
-            left = rest;
-            (block, token) = (block + 1, 0);
         }
         tile
     }
@@ -185,94 +191,105 @@ impl<V: Value> Attend<'_, V> {
         }
     }
 
-    /// The products of queries and keys: these are widened on the way for one strip of rows, beforehand for several, or
-    /// where sixteen of them do not lie side by side.
+    /// The products of queries and keys. Keys that are no integers are widened: on the way for one strip of rows, beforehand
+    /// for several.
     #[inline(always)]
     fn score<S: Simd>(&self, simd: S, tile: &Tile, next: &Tile, scratch: &mut Scratch) {
-        let KvLayout { block_tokens, head_dim, .. } = self.places.layout;
-        let Scratch { queries, keys, scores, .. } = scratch;
+        let dim = self.places.layout.head_dim;
+        let Scratch { queries, rounded_queries, keys, scores, .. } = scratch;
         for score in scores.iter_mut() {
             *score = [0.0; LANES];
         }
-        self.prefetch(simd, next, 0);
-        // Nothing reads the scores of vectors beyond the last key, nor below those of lanes beyond it.
-        let first_of = |vector: usize| if vector * LANES < tile.keys { vector * LANES } else { 0 };
-        let firsts = std::array::from_fn(|vector| self.first_cell(tile, first_of(vector)));
-        let paged = Keys { cells: self.cells, stride: block_tokens, firsts };
-        let side_by_side = block_tokens.is_multiple_of(LANES);
-        if side_by_side && scores.len() <= STRIP_ROWS * SCORE_VECTORS {
-            return multiply_add(simd, (queries, head_dim), head_dim, paged, scores, SCORE_VECTORS);
+        let cached = Keys { runs: self.runs(tile, 0), next: self.runs(next, 0) };
+        if V::INTEGERS {
+            return integer::multiply_add(simd, rounded_queries, dim, &cached, scores, SCORE_VECTORS);
         }
-        for vector in 0..SCORE_VECTORS {
-            let key = |lane: usize| (vector * LANES + lane).min(tile.keys - 1);
-            let apart = (!side_by_side).then(|| std::array::from_fn(|lane| self.first_cell(tile, key(lane))));
-            for (column, to) in keys.iter_mut().enumerate() {
-                let lanes = match apart {
-                    None => paged.load(simd, column, vector),
-                    Some(firsts) => paged.gather(simd, column, firsts),
-                };
-                simd.store(lanes, &mut to[vector]);
+        let cached = Widened(cached);
+        if scores.len() <= STRIP_ROWS * SCORE_VECTORS {
+            return multiply_add(simd, (queries, dim), dim, &cached, scores, SCORE_VECTORS);
+        }
+        self.prefetch(simd, next, 0);
+        for (column, to) in keys.iter_mut().enumerate() {
+            let lanes = cached.load::<S, SCORE_VECTORS>(simd, column / V::DEPTH, column % V::DEPTH, 0);
+            for vector in 0..SCORE_VECTORS {
+                simd.store(lanes[vector], &mut to[vector]);
             }
         }
         let dense = Dense { cells: keys.as_flattened(), vectors: SCORE_VECTORS };
-        multiply_add(simd, (queries, head_dim), head_dim, dense, scores, SCORE_VECTORS);
+        multiply_add(simd, (queries, dim), dim, &dense, scores, SCORE_VECTORS);
     }
 
-    /// The first cell of a key of the tile.
+    /// The lines of a tile's keys, or of what lies `offset` rows from them.
     #[inline(always)]
-    fn first_cell(&self, tile: &Tile, key: usize) -> usize {
-        let KvLayout { block_tokens, head_dim, .. } = self.places.layout;
-        key_cell(tile.at[key], (tile.start + key) % block_tokens, V::cells(head_dim))
+    fn runs(&self, tile: &Tile, offset: usize) -> Runs<'_, V> {
+        let width = self.places.row_cells(V::DEPTH);
+        tile.runs.map(|row| self.cells[(row + offset) * width..][..LANES * width].as_chunks().0)
     }
 
-    /// The scales of a tile's keys and values, zeros beyond the last.
+    /// The scales of a tile's keys and values, zeros beyond the last; has the cache fetch the next one's.
     #[inline(always)]
-    fn load_scales(&self, tile: &Tile, to: &mut [[[f32; LANES]; SCORE_VECTORS]; 2]) {
+    fn load_scales<S: Simd>(&self, tile: &Tile, next: &Tile, simd: S, to: &mut [[[f32; LANES]; SCORE_VECTORS]; 2]) {
         for (scales, offset) in to.iter_mut().zip([0, self.places.layout.value_offset()]) {
-            let scales = scales.as_flattened_mut();
-            for (scale, at) in scales.iter_mut().zip(&tile.at[..tile.keys]) {
-                *scale = self.scales[at + offset];
+            for run in 0..RUNS {
+                scales[run].copy_from_slice(&self.scales[tile.runs[run] + offset..][..LANES]);
+                simd.prefetch(self.scales.as_ptr().wrapping_add(next.runs[run] + offset).cast(), 1);
             }
-            scales[tile.keys..].fill(0.0);
+            scales.as_flattened_mut()[tile.keys..].fill(0.0);
         }
     }
 
-    /// Has the cache fetch the keys of a tile, or what lies `offset` rows from them: sixteen at once where they lie one
-    /// after the other.
+    /// Has the cache fetch the keys of a tile, or what lies `offset` rows from them.
     #[inline(always)]
     fn prefetch<S: Simd>(&self, simd: S, tile: &Tile, offset: usize) {
-        let width = V::cells(self.places.layout.head_dim);
-        let lines = |rows: usize| (rows * width * size_of::<V>()).div_ceil(64);
-        let fetch = |at: usize, rows: usize| {
-            simd.prefetch(self.cells.as_ptr().wrapping_add((at + offset) * width).cast(), lines(rows));
-        };
-        for at in tile.at[..tile.keys].chunks(LANES) {
-            match at {
-                [start, .., last] if last - start == LANES - 1 => fetch(*start, LANES),
-                scattered => scattered.iter().for_each(|at| fetch(*at, 1)),
-            }
+        for run in self.runs(tile, offset) {
+            simd.prefetch(run.as_ptr().cast(), size_of_val(run).div_ceil(CACHE_LINE));
         }
     }
 
-    /// Adds the tile's values, weighted: widened on the way for one strip of rows, beforehand for several.
+    /// Adds the tile's values, weighted. Values that are no integers are widened: on the way for one strip of rows, beforehand
+    /// for several, and where a token's are not whole vectors.
     #[inline(always)]
     fn add_values<S: Simd>(&self, simd: S, tile: &Tile, next: &Tile, scratch: &mut Scratch) {
-        self.prefetch(simd, next, self.places.layout.value_offset());
-        let vectors = self.places.layout.head_dim.div_ceil(LANES);
-        let weights = (scratch.scores.as_flattened(), TILE_KEYS);
-        let (head_dim, offset) = (self.places.layout.head_dim, self.places.layout.value_offset());
-        let paged = Values { cells: self.cells, width: V::cells(head_dim), offset, at: &tile.at };
-        if scratch.span.maxima.len() <= STRIP_ROWS && head_dim.is_multiple_of(LANES) {
-            return multiply_add(simd, weights, tile.keys, paged, &mut scratch.span.sums, vectors);
+        let KvLayout { head_dim, .. } = self.places.layout;
+        let (vectors, offset) = (head_dim.div_ceil(LANES), self.places.layout.value_offset());
+        let Scratch { values, scores, rounded_weights, span, .. } = scratch;
+        let (weights, whole) = (scores.as_flattened(), head_dim.is_multiple_of(LANES));
+        let cached = Values { runs: self.runs(tile, offset), next: self.runs(next, offset), vectors };
+        if whole && V::INTEGERS {
+            rounded_weights.reset(span.maxima.len(), TILE_KEYS);
+            for (row, weights) in weights.chunks_exact(TILE_KEYS).enumerate() {
+                rounded_weights.set(simd, row, weights);
+            }
+            return integer::multiply_add(simd, rounded_weights, tile.keys, &cached, &mut span.sums, vectors);
         }
-        for (key, to) in scratch.values.chunks_exact_mut(vectors).enumerate().take(tile.keys) {
-            for (cells, to) in paged.row(key).chunks(LANES / V::PACKED).zip(to) {
-                let whole = cells.len() == LANES / V::PACKED;
-                simd.store(if whole { V::load(simd, cells) } else { V::load(simd, &filled_up(cells)) }, to);
+        if whole && span.maxima.len() <= STRIP_ROWS {
+            let (weights, cached) = ((weights, TILE_KEYS), Widened(cached));
+            return multiply_add(simd, weights, tile.keys, &cached, &mut span.sums, vectors);
+        }
+        self.prefetch(simd, next, offset);
+        for (key, to) in values.chunks_exact_mut(vectors).enumerate().take(tile.keys) {
+            for (vector, to) in to.iter_mut().enumerate() {
+                let lanes = match whole {
+                    true => V::load(simd, cached.lines::<1>(key / V::DEPTH, vector)[0], key % V::DEPTH),
+                    false => V::load(simd, &self.value_cells(tile, key, vector), key % V::DEPTH),
+                };
+                simd.store(lanes, to);
             }
         }
-        let dense = Dense { cells: &scratch.values, vectors };
-        multiply_add(simd, weights, tile.keys, dense, &mut scratch.span.sums, vectors);
+        let dense = Dense { cells: values, vectors };
+        multiply_add(simd, (weights, TILE_KEYS), tile.keys, &dense, &mut span.sums, vectors);
+    }
+
+    /// The cells of a vector of a key's value, zeros beyond the last.
+    #[inline(always)]
+    fn value_cells(&self, tile: &Tile, key: usize, vector: usize) -> [V; LANES] {
+        let KvLayout { head_dim, .. } = self.places.layout;
+        let row = tile.runs[key / LANES] + key % LANES + self.places.layout.value_offset();
+        let cells = &self.cells[self.places.value_cell(row, key, V::DEPTH)..][..head_dim];
+        let cells = &cells[vector * LANES..head_dim.min((vector + 1) * LANES)];
+        let mut filled = [V::default(); LANES];
+        filled[..cells.len()].copy_from_slice(cells);
+        filled
     }
 
     /// Turns scores into weights, and scales what was summed under a smaller maximum.
@@ -381,59 +398,4 @@ struct Sight {
     branches: bool,
     /// Whether it sees all 64: most queries do of most tiles, and need no masks.
     all: bool,
-}
-
-/// The keys of a tile where they lie in the cache.
-#[derive(Clone, Copy)]
-struct Keys<'a, V> {
-    cells: &'a [V],
-    /// Cells from a column to the next.
-    stride: usize,
-    /// The first cell of every sixteenth key.
-    firsts: [usize; SCORE_VECTORS],
-}
-
-impl<V: Value> Keys<'_, V> {
-    /// Sixteen keys that lie apart, given by their first cells.
-    #[inline(always)]
-    fn gather<S: Simd>(self, simd: S, column: usize, firsts: [usize; LANES]) -> S::F {
-        let mut cells = [V::default(); LANES];
-        for lane in 0..LANES {
-            cells[lane] = self.cells[firsts[lane] + column / V::PACKED * self.stride];
-        }
-        V::load_part(simd, &cells, column % V::PACKED)
-    }
-}
-
-impl<V: Value> Right for Keys<'_, V> {
-    /// Sixteen keys of a block.
-    #[inline(always)]
-    fn load<S: Simd>(self, simd: S, column: usize, vector: usize) -> S::F {
-        V::load_part(simd, &self.cells[self.firsts[vector] + column / V::PACKED * self.stride..], column % V::PACKED)
-    }
-}
-
-/// The values of a tile where they lie in the cache.
-#[derive(Clone, Copy)]
-struct Values<'a, V> {
-    cells: &'a [V],
-    /// Cells of a row.
-    width: usize,
-    /// Rows from a key to its value.
-    offset: usize,
-    at: &'a [usize; TILE_KEYS],
-}
-
-impl<V: Value> Values<'_, V> {
-    #[inline(always)]
-    fn row(&self, key: usize) -> &[V] {
-        &self.cells[(self.at[key] + self.offset) * self.width..][..self.width]
-    }
-}
-
-impl<V: Value> Right for Values<'_, V> {
-    #[inline(always)]
-    fn load<S: Simd>(self, simd: S, key: usize, vector: usize) -> S::F {
-        V::load(simd, &self.row(key)[vector * LANES / V::PACKED..])
-    }
 }

@@ -5,7 +5,9 @@
 //! its own position alone, so neither the chunking of a prompt nor the batch changes a bit of the result.
 
 mod append;
+mod integer;
 mod kernel;
+mod lines;
 mod product;
 mod row;
 mod state;
@@ -16,8 +18,9 @@ use std::sync::OnceLock;
 use half::{bf16, f16};
 
 pub use append::append_kv;
-pub use kernel::TILE_KEYS as ATTENTION_TILE_KEYS;
-use kernel::{Attend, TILE_KEYS};
+use kernel::Attend;
+use lines::TILE_KEYS;
+pub use lines::TILE_KEYS as ATTENTION_TILE_KEYS;
 use row::{Fp8, Int4Pair, Value};
 use state::State;
 
@@ -130,10 +133,10 @@ pub fn paged_attention(
     assert!(scoring.window != Some(0), "a window of no keys");
     let items = items(pool.threads(), layout, heads, scoring, rows, queries, out);
     match cache.kind() {
-        KvType::Bf16 => attend_all::<bf16>(pool, places, cache.rows(), scoring, items),
+        KvType::Bf16 => attend_all::<[bf16; 2]>(pool, places, cache.rows(), scoring, items),
         KvType::F16 => attend_all::<f16>(pool, places, cache.rows(), scoring, items),
         KvType::Fp8 => attend_all::<Fp8>(pool, places, cache.rows(), scoring, items),
-        KvType::Int8 => attend_all::<i8>(pool, places, cache.rows(), scoring, items),
+        KvType::Int8 => attend_all::<[u8; 4]>(pool, places, cache.rows(), scoring, items),
         KvType::Int4 => attend_all::<Int4Pair>(pool, places, cache.rows(), scoring, items),
     }
 }

@@ -267,7 +267,7 @@ fn register_tile<S: Simd, C: QuantizedCell, const TILES: usize, const INPUTS: us
                     dots[tile][input] = begin;
                 }
             }
-            let run = const { run_of::<C>(8 / C::SCALES) };
+            let run = const { run_of::<S, C>(8 / C::SCALES) };
             for from in (half * 8 / C::SCALES..(half + 1) * 8 / C::SCALES).step_by(run) {
                 let mut products = [[simd.open(dots[0][0]); INPUTS]; TILES];
                 for input in 0..INPUTS {

@@ -167,9 +167,9 @@ fn start_from<S: Simd, C: QuantizedCell>(simd: S, negated_sum: S::I) -> S::I {
 }
 
 /// Vectors of `vectors`, a power of two, whose products are added before they are widened: as many as may be.
-pub(super) const fn run_of<C: QuantizedCell>(vectors: usize) -> usize {
+pub(super) const fn run_of<S: Simd, C: QuantizedCell>(vectors: usize) -> usize {
     let mut run = vectors;
-    while run > longest_run(C::CODE_BITS) {
+    while !S::WIDE_PRODUCTS && run > longest_run(C::CODE_BITS) {
         run /= 2;
     }
     run
@@ -184,7 +184,7 @@ fn half_dot<S: Simd, C: QuantizedCell>(
     activation: &Block,
     first: usize,
 ) -> S::I {
-    let run = const { run_of::<C>(4) };
+    let run = const { run_of::<S, C>(4) };
     for from in (0..4).step_by(run) {
         let mut products = simd.open(sum);
         for j in from..from + run {

@@ -1,0 +1,229 @@
+//! The same product where the right-hand side is bytes: rows of the left are rounded to 16 bits, each as two bytes.
+
+use super::lines::Lines;
+use super::product::strip_of;
+use super::row::{Value, largest};
+use crate::simd::{LANES, Simd};
+
+/// What a coarse code counts: fine ones are then below 128 in magnitude.
+const FINE: f32 = 255.0;
+
+/// The largest value in codes.
+const MOST: f32 = 127.0 * FINE;
+
+/// Codes of one kind, in fours, as the products of bytes take them.
+type Plane = Vec<[i8; 4]>;
+
+/// Rows in 16 bits: value = scale · (255 · coarse + fine), missed by 2⁻¹⁵ of the row's largest at most.
+#[derive(Default)]
+pub(super) struct Rounded {
+    /// Fours of a row in one plane.
+    fours: usize,
+    /// Coarse, fine: `[row][fours]`.
+    planes: [Plane; 2],
+    scales: Vec<f32>,
+    /// Of each plane's row the negated sum, for what the other side's bytes have too much.
+    negated_sums: [Vec<i32>; 2],
+}
+
+impl Rounded {
+    /// So many rows of `values`, which are to be written.
+    pub(super) fn reset(&mut self, rows: usize, values: usize) {
+        self.fours = values.div_ceil(4);
+        self.scales.resize(rows, 0.0);
+        for plane in 0..2 {
+            self.planes[plane].resize(rows * self.fours, [0; 4]);
+            self.negated_sums[plane].resize(rows, 0);
+        }
+    }
+
+    /// Writes a row.
+    #[inline(always)]
+    pub(super) fn set<S: Simd>(&mut self, simd: S, row: usize, values: &[f32]) {
+        let largest = largest(simd, values);
+        let inverse = simd.splat(if largest > 0.0 { MOST / largest } else { 0.0 });
+        let [coarse, fine] = &mut self.planes;
+        let [coarse, fine] = [coarse, fine].map(|plane| plane[row * self.fours..][..self.fours].as_flattened_mut());
+        let (mut sums, mut nothing) = ([simd.splat_i32(0); 2], simd.splat(0.0));
+        for ((values, coarse), fine) in values.chunks(LANES).zip(coarse.chunks_mut(LANES)).zip(fine.chunks_mut(LANES)) {
+            let values = simd.load_partial(values);
+            nothing = simd.fma(values, simd.splat(0.0), nothing);
+            let whole = simd.to_f32(simd.round(simd.mul(values, inverse)));
+            let high = simd.round(simd.mul(whole, simd.splat(1.0 / FINE)));
+            let low = simd.round(simd.fma(simd.to_f32(high), simd.splat(-FINE), whole));
+            sums = [simd.add_i32(sums[0], high), simd.add_i32(sums[1], low)];
+            store(simd, high, coarse);
+            store(simd, low, fine);
+        }
+        // Codes cannot say that a value is no number; the scale can.
+        self.scales[row] = largest / MOST + simd.sum(nothing);
+        for plane in 0..2 {
+            self.negated_sums[plane][row] = -simd.sum_i32(sums[plane]);
+        }
+    }
+
+    #[inline(always)]
+    fn row(&self, plane: usize, row: usize, fours: usize) -> &[[i8; 4]] {
+        &self.planes[plane][row * self.fours..][..fours]
+    }
+}
+
+/// The low bytes of the lanes, or of the first where fewer are wanted.
+#[inline(always)]
+fn store<S: Simd>(simd: S, codes: S::I, to: &mut [i8]) {
+    match to.first_chunk_mut() {
+        Some(to) => simd.store_i8(codes, to),
+        None => {
+            let mut lanes = [0; LANES];
+            simd.store_i8(codes, &mut lanes);
+            to.copy_from_slice(&lanes[..to.len()]);
+        }
+    }
+}
+
+/// `c[r][v] += Σ_k a[r][k] · b[k][v]` over `depth` values of each row of `a`; all beyond them are zeros. The sum is exact
+/// until it is scaled.
+#[inline(always)]
+pub(super) fn multiply_add<S: Simd>(
+    simd: S,
+    a: &Rounded,
+    depth: usize,
+    b: &impl Lines,
+    c: &mut [[f32; LANES]],
+    vectors: usize,
+) {
+    let rows = c.len() / vectors;
+    let mut row = 0;
+    while row < rows {
+        let c = &mut c[row * vectors..];
+        row += strip_of!(S, rows - row, strip(simd, (a, row), depth, b, c, vectors));
+    }
+}
+
+/// `ROWS` rows of `c`, `WIDE` vectors at a time; returns the rows done.
+#[inline(always)]
+fn strip<S: Simd, L: Lines, const ROWS: usize, const WIDE: usize>(
+    simd: S,
+    a: (&Rounded, usize),
+    depth: usize,
+    b: &L,
+    c: &mut [[f32; LANES]],
+    vectors: usize,
+) -> usize {
+    let mut vector = 0;
+    while vector + WIDE <= vectors {
+        register_tile::<S, L, ROWS, WIDE>(simd, a, depth, b, c, (vectors, vector));
+        vector += WIDE;
+    }
+    while vector < vectors {
+        register_tile::<S, L, ROWS, 1>(simd, a, depth, b, c, (vectors, vector));
+        vector += 1;
+    }
+    ROWS
+}
+
+#[inline(always)]
+fn register_tile<S: Simd, L: Lines, const ROWS: usize, const WIDE: usize>(
+    simd: S,
+    (a, first_row): (&Rounded, usize),
+    depth: usize,
+    b: &L,
+    c: &mut [[f32; LANES]],
+    (vectors, vector): (usize, usize),
+) {
+    let fours = depth.div_ceil(4);
+    let mut dots = [[simd.splat_i32(0); WIDE]; ROWS];
+    for plane in 0..2 {
+        let mut rows = [a.row(plane, first_row, fours); ROWS];
+        for r in 0..ROWS {
+            rows[r] = a.row(plane, first_row + r, fours);
+            let start = simd.start_biased(simd.splat_i32(a.negated_sums[plane][first_row + r]));
+            for v in 0..WIDE {
+                // What coarse codes have given counts 255 times.
+                dots[r][v] = simd.add_i32(simd.sub_i32(simd.shift_left::<8>(dots[r][v]), dots[r][v]), start);
+            }
+        }
+        for four in 0..fours {
+            let lines = b.lines::<WIDE>(four, vector);
+            let mut bytes = [simd.load_bytes(L::Cell::bytes(lines[0])); WIDE];
+            for v in 1..WIDE {
+                bytes[v] = simd.load_bytes(L::Cell::bytes(lines[v]));
+            }
+            if plane == 0 {
+                b.prefetch_next::<S, WIDE>(simd, four, vector);
+            }
+            for r in 0..ROWS {
+                let values = rows[r][four];
+                for v in 0..WIDE {
+                    let products = simd.multiply_biased(simd.open(dots[r][v]), bytes[v], values);
+                    dots[r][v] = simd.close(dots[r][v], products);
+                }
+            }
+        }
+    }
+    for r in 0..ROWS {
+        let scale = simd.splat(a.scales[first_row + r]);
+        for v in 0..WIDE {
+            let c = &mut c[r * vectors + vector + v];
+            simd.store(simd.fma(simd.to_f32(dots[r][v]), scale, simd.load(c)), c);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::{Kernel, Kernels};
+    use crate::testing::Random;
+
+    struct Round<'a>(&'a [f32], &'a mut Rounded);
+
+    impl Kernel for Round<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) {
+            self.1.set(simd, 1, self.0);
+        }
+    }
+
+    fn rounded(kernels: Kernels, values: &[f32]) -> Rounded {
+        let mut rounded = Rounded::default();
+        rounded.reset(2, values.len());
+        kernels.call(Round(values, &mut rounded));
+        rounded
+    }
+
+    #[test]
+    fn two_bytes_miss_a_value_by_two_to_the_minus_15_in_every_set() {
+        let mut random = Random::new(12);
+        for values in [random.values(64, 5.0), random.values(6, 1e-3), vec![0.0; 24]] {
+            let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+            for kernels in Kernels::available() {
+                let found = rounded(kernels, &values);
+                let [coarse, fine] = [0, 1].map(|plane| found.row(plane, 1, found.fours).as_flattened());
+                assert!(coarse.iter().chain(fine).all(|code| *code != -128), "{}", kernels.name());
+                for (i, &value) in values.iter().enumerate() {
+                    let code = 255.0 * f64::from(coarse[i]) + f64::from(fine[i]);
+                    let missed = (code * f64::from(found.scales[1]) - f64::from(value)).abs();
+                    assert!(missed <= f64::from(largest) / 32768.0, "{}: {value} missed by {missed}", kernels.name());
+                }
+                for (plane, codes) in [coarse, fine].iter().enumerate() {
+                    let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
+                    assert_eq!(found.negated_sums[plane][1], -sum, "{}", kernels.name());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_makes_a_row_none_in_every_set() {
+        for strange in [f32::NAN, f32::INFINITY] {
+            let mut values = [1.0; 24];
+            values[5] = strange;
+            for kernels in Kernels::available() {
+                assert!(!rounded(kernels, &values).scales[1].is_finite(), "{} {strange}", kernels.name());
+            }
+        }
+    }
+}
