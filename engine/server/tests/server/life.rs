@@ -314,7 +314,7 @@ fn the_binary_reports_a_wrong_flag_in_its_termination_message() {
         command.args(arguments).arg("--termination-log").arg(&log).output().unwrap()
     };
     for (arguments, code, word) in [
-        (&["serve", "/no/such/model.gguf"][..], 10, "/no/such/model.gguf"),
+        (&["serve", "/no/such/model.gguf", "--port", "0", "--admin-port", "0"][..], 10, "/no/such/model.gguf"),
         (&["serve", "m", "--no-such-flag"], 2, "--no-such-flag"),
         (&["serve", "m", "--gpu-memory-utilization", "0.9"], 2, "--gpu-memory-utilization"),
         (&["serve", "m", "--device", "cuda"], 15, "--device cuda: no CUDA driver is installed"),
