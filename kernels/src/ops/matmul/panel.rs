@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 
 use super::PANEL_TILES;
 use super::output::Columns;
-use super::quantized::{accumulate, multiply_codes, run_of, scaled_sum, start};
+use super::quantized::{accumulate, add_half, first_half, multiply_codes, run_of, scaled_sum, start};
 use crate::Activations;
 use crate::activations::Block;
 use crate::simd::{Kernel, Kernels, LANES, Simd};
@@ -19,6 +19,9 @@ const STRETCH_BLOCKS: usize = 64;
 /// Inputs that are multiplied at a time: with two tiles as many dot products as hide each other's latency, and few
 /// enough for them and their sums to stay in registers.
 const GROUP: usize = 6;
+
+/// The same where a block's first half waits for its second.
+const GROUP_OF_HALVES: usize = 4;
 
 /// One block of one tile unpacked: codes in bytes, scales in f32.
 #[derive(Clone, Copy)]
@@ -95,6 +98,7 @@ impl Groups<'_> {
                 0 => break,
                 1 => self.multiply::<C, 1>(sums),
                 2 | 3 => self.multiply::<C, 2>(sums),
+                4.. if C::SCALES == 2 => self.multiply::<C, GROUP_OF_HALVES>(sums),
                 4 | 5 => self.multiply::<C, 4>(sums),
                 _ => self.multiply::<C, GROUP>(sums),
             }
@@ -256,6 +260,7 @@ fn register_tile<S: Simd, C: QuantizedCell, const TILES: usize, const INPUTS: us
         simd.prefetch(ahead.start.wrapping_add(block * ahead.lines * LINE), ahead.lines);
         let weights = &panel[block * PANEL_TILES + first_tile..][..TILES];
         let mut dots = [[simd.splat_i32(0); INPUTS]; TILES];
+        let mut halves = sums;
         let mut activations = [&inputs[0][block]; INPUTS];
         for input in 0..INPUTS {
             activations[input] = &inputs[input][block];
@@ -297,8 +302,15 @@ fn register_tile<S: Simd, C: QuantizedCell, const TILES: usize, const INPUTS: us
             for tile in 0..TILES {
                 let scale = simd.load(&weights[tile].scales[half]);
                 for input in 0..INPUTS {
-                    sums[tile][input] =
-                        accumulate(simd, sums[tile][input], dots[tile][input], activations[input], scale);
+                    let (sum, dot, activation) = (sums[tile][input], dots[tile][input], activations[input]);
+                    if C::SCALES == 1 {
+                        sums[tile][input] = accumulate(simd, sum, dot, activation, scale);
+                    } else if half == 0 {
+                        halves[tile][input] = first_half(simd, dot, scale);
+                    } else {
+                        let part = add_half(simd, halves[tile][input], dot, scale);
+                        sums[tile][input] = simd.fma(part, simd.splat(activation.scale), sum);
+                    }
                 }
             }
         }

@@ -1,7 +1,8 @@
 //! Products with quantized weights: integer dot products of unsigned weight codes with signed activation codes.
 //!
-//! For each group of columns that shares a weight scale: `sum += (dot · activation scale) · weight scale`, and for
-//! formats with a minimum `sum += minimum · (activation scale · Σ activation codes)`. The order of these steps is fixed;
+//! For each block of columns: `sum += (dot · activation scale) · weight scale`, or where its halves have scales of their own
+//! `sum += (low dot · low scale + high dot · high scale) · activation scale`, which is a product less; and for formats with a
+//! minimum `sum += minimum · (activation scale · Σ activation codes)`. The order of these steps is fixed;
 //! the dot products are exact, so theirs does not matter.
 
 use std::array;
@@ -123,8 +124,8 @@ impl<C: QuantizedCell, const INPUTS: usize> TileProduct<'_, C, INPUTS> {
                     let low = half_dot::<S, C>(simd, low, &codes, activation, 0);
                     let high = half_dot::<S, C>(simd, high, &codes, activation, 4);
                     if C::SCALES == 2 {
-                        sums[input] = accumulate(simd, sums[input], low, activation, scale);
-                        sums[input] = accumulate(simd, sums[input], high, activation, second_scale);
+                        let part = add_half(simd, first_half(simd, low, scale), high, second_scale);
+                        sums[input] = simd.fma(part, simd.splat(activation.scale), sums[input]);
                     } else {
                         sums[input] = accumulate(simd, sums[input], simd.add_i32(low, high), activation, scale);
                     }
@@ -206,6 +207,18 @@ pub(super) fn multiply_codes<S: Simd, C: QuantizedCell>(simd: S, products: S::P,
 #[inline(always)]
 pub(super) fn accumulate<S: Simd>(simd: S, sum: S::F, dot: S::I, activation: &Block, scale: S::F) -> S::F {
     simd.fma(simd.mul(simd.to_f32(dot), simd.splat(activation.scale)), scale, sum)
+}
+
+/// What the first half of a block gives before the activation's scale.
+#[inline(always)]
+pub(super) fn first_half<S: Simd>(simd: S, dot: S::I, scale: S::F) -> S::F {
+    simd.mul(simd.to_f32(dot), scale)
+}
+
+/// Adds what the second half gives.
+#[inline(always)]
+pub(super) fn add_half<S: Simd>(simd: S, first: S::F, dot: S::I, scale: S::F) -> S::F {
+    simd.fma(simd.to_f32(dot), scale, first)
 }
 
 /// What minimum `index` multiplies: the sum of the block's activations, or of a half's where each half has its own.
