@@ -1,6 +1,6 @@
 //! An operator as a process of this machine, with the rights of the installed one, which stands aside meanwhile.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
+use crate::api::Api;
 use crate::cluster::Cluster;
 use crate::process::{Running, free_port};
 use crate::wait::{self, Look};
@@ -19,6 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Stage<'a> {
     cluster: &'a Cluster,
+    api: Api,
     folder: TempDir,
     engine_image: String,
 }
@@ -29,7 +31,9 @@ impl<'a> Stage<'a> {
     /// # Errors
     /// kubectl's own words.
     pub fn clear(cluster: &'a Cluster) -> Result<Stage<'a>> {
-        let stage = Stage { cluster, folder: tempfile::tempdir()?, engine_image: operator::engine_image(cluster)? };
+        let folder = tempfile::tempdir()?;
+        let api = Api::start(cluster.kubectl().command(), folder.path())?;
+        let stage = Stage { cluster, api, folder, engine_image: operator::engine_image(cluster)? };
         stage.scale_installed("0")?;
         wait::until("the installed operator is gone", PATIENCE, || {
             Ok(Look::when(operator::pods(cluster).is_err(), (), "it has pods"))
@@ -41,6 +45,11 @@ impl<'a> Stage<'a> {
         let replicas = format!("--replicas={replicas}");
         let scale = ["scale", "deployment", operator::RELEASE, "-n", operator::NAMESPACE, &replicas];
         self.cluster.kubectl().run(&scale).map(drop)
+    }
+
+    /// The API with all rights.
+    pub fn api(&self) -> &Api {
+        &self.api
     }
 
     /// A folder for what belongs to this.
@@ -59,7 +68,7 @@ impl<'a> Stage<'a> {
         let mut config: serde_json::Value = serde_json::from_str(&self.cluster.kubectl().run(&view)?)?;
         config["users"] = json!([{"name": "operator", "user": {"token": token.trim()}}]);
         config["contexts"][0]["context"]["user"] = json!("operator");
-        self.write("operator.kubeconfig", &config)
+        self.write(&config)
     }
 
     /// A kubeconfig that names an API which answers plain HTTP.
@@ -73,29 +82,24 @@ impl<'a> Stage<'a> {
             "users": [{"name": "none", "user": {}}],
             "contexts": [{"name": "plain", "context": {"cluster": "plain", "user": "none"}}],
         });
-        self.write(&format!("plain-{}.kubeconfig", api.port()), &config)
+        self.write(&config)
     }
 
-    fn write(&self, name: &str, config: &serde_json::Value) -> Result<PathBuf> {
-        let path = self.folder().join(name);
+    fn write(&self, config: &serde_json::Value) -> Result<PathBuf> {
+        let file = tempfile::Builder::new().prefix("operator-").suffix(".kubeconfig").tempfile_in(self.folder())?;
+        let (_, path) = file.keep()?;
         std::fs::write(&path, config.to_string()).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(path)
     }
 
-    /// `kubectl proxy` with the operator's rights: the API in plain HTTP.
+    /// The API with the operator's rights.
     ///
     /// # Errors
     /// When it does not start.
-    pub fn plain_api(&self) -> Result<(Running, SocketAddr)> {
-        let port = free_port()?;
-        let mut proxy = self.cluster.kubectl().command();
-        proxy.env("KUBECONFIG", self.kubeconfig()?).args(["proxy", "--port", &port.to_string()]);
-        let proxy = Running::start("api", &mut proxy, self.folder())?;
-        let address = SocketAddr::from(([127, 0, 0, 1], port));
-        wait::until("kubectl proxy listens", PATIENCE, || {
-            Ok(Look::when(std::net::TcpStream::connect(address).is_ok(), (), proxy.log()))
-        })?;
-        Ok((proxy, address))
+    pub fn operators_api(&self) -> Result<Api> {
+        let mut kubectl = self.cluster.kubectl().command();
+        kubectl.env("KUBECONFIG", self.kubeconfig()?);
+        Api::start(kubectl, self.folder())
     }
 
     /// Starts an operator against what `kubeconfig` names; further flags are `run`'s.
@@ -110,7 +114,9 @@ impl<'a> Stage<'a> {
         command.env("MIMALLOC_ALLOW_THP", "0");
         command.env("KUBECONFIG", kubeconfig).arg("run").args(["--engine-image", &self.engine_image]);
         command.args(["--metrics-port", &port.to_string(), "--lease-namespace", operator::NAMESPACE]).args(flags);
-        let process = Running::start("operator", &mut command, self.folder())?;
+        // Those that follow each other with one kubeconfig share a log.
+        let name = kubeconfig.file_stem().context("the kubeconfig has no name")?.to_string_lossy();
+        let process = Running::start(&name, &mut command, self.folder())?;
         Ok(HostOperator { process, port })
     }
 }
@@ -174,6 +180,14 @@ impl HostOperator {
     /// The end of its log.
     pub fn log(&self) -> String {
         self.process.log()
+    }
+
+    /// `result`; an error with the end of the log.
+    ///
+    /// # Errors
+    /// That of `result`.
+    pub fn with_log<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| anyhow!("{error:#}\nThe operator's log:\n{}", self.log()))
     }
 
     /// Whether it has ended by itself.

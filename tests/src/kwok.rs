@@ -60,7 +60,7 @@ impl<'a> Kwok<'a> {
         let process = Running::start("kwok", &mut kwok, folder)?;
         let kwok = Kwok { cluster, process };
         let runtime = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": RUNTIME}, "handler": "runc"});
-        let made: Vec<Value> = (0..nodes).map(|number| node(&format!("kwok-{number}"))).chain([runtime]).collect();
+        let made: Vec<Value> = (0..nodes).map(node).chain([runtime]).collect();
         cluster.kubectl().apply(&made)?;
         wait::until("KWOK's nodes are ready", PATIENCE, || {
             let ready = cluster.kubectl().run(&["get", "nodes", "--selector", NODE, "--no-headers"])?;
@@ -92,12 +92,14 @@ impl Drop for Kwok<'_> {
     }
 }
 
-/// One that has room for whatever [`crate::leaves::changes`] asks for: what finds no node is held back, not changed.
-fn node(name: &str) -> Value {
+/// One that has room for whatever [`crate::leaves::changes`] asks for: what finds no node is held back, not changed. Every
+/// second one is for spot.
+fn node(number: usize) -> Value {
+    let (name, pool) = (format!("kwok-{number}"), if number % 2 == 0 { "spot" } else { "on-demand" });
     let room = json!({"cpu": "1k", "memory": "1Ti", "pods": "5k", "nvidia.com/gpu": "1k",
         "nvidia.com/mig-1g.10gb": "1k"});
     let labels = json!({
-        NODE: "yes", "kubernetes.io/hostname": name, "pool": "spot",
+        NODE: "yes", "kubernetes.io/hostname": name, "pool": pool,
         "nvidia.com/gpu.product": "NVIDIA-H200", "nvidia.com/gpu.memory": "143771",
     });
     json!({

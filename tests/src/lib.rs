@@ -17,14 +17,16 @@
 //! | [`dashboard`] | the queries of the chart's dashboard |
 //! | [`audit`], [`rights`] | what the API server saw the operator do, against what it may do |
 //! | [`host`], [`fault`], [`life`], [`sieve`] | an operator on this machine, what befalls it, what it is to do, and both |
+//! | [`api`], [`subject`], [`state`], [`lanes`] | plain HTTP to the API; a service by it; what it leaves; many at a time |
 //! | [`leaves`] | every field of the resource, and a change for each |
 //! | [`argocd`] | Argo CD, and a repository for it to follow |
 //! | [`kwok`] | nodes and pods that only the API server knows |
 //! | [`network`] | what NetworkPolicies allow |
 //!
-//! Everything here is synchronous and talks to Kubernetes through `kubectl` and `helm`, as users do. Nothing here
-//! knows how operator or engine work inside: it sees objects, HTTP and text.
+//! Everything here is synchronous and talks to Kubernetes through `kubectl` and `helm`, as users do; what is looked at
+//! often, through [`api`]. Nothing here knows how operator or engine work inside: it sees objects, HTTP and text.
 
+pub mod api;
 pub mod argocd;
 pub mod audit;
 pub mod chat;
@@ -36,6 +38,7 @@ pub mod host;
 pub mod image;
 pub mod kubectl;
 pub mod kwok;
+pub mod lanes;
 pub mod leaves;
 pub mod licences;
 pub mod life;
@@ -52,5 +55,7 @@ pub mod rights;
 pub mod sbom;
 pub mod service;
 pub mod sieve;
+pub mod state;
+pub mod subject;
 pub mod wait;
 pub mod workspace;

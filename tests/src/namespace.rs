@@ -128,15 +128,26 @@ impl Namespace {
 /// # Errors
 /// The test's own, after printing the state of the namespace. `WINDLASS_KEEP=1` keeps the namespace then.
 pub fn with_namespace(name: &str, test: impl FnOnce(&Namespace) -> Result<()>) -> Result<()> {
+    with_namespaces(name, 1, |namespaces| test(&namespaces[0]))
+}
+
+/// [`with_namespace`] for a test that uses so many of them side by side.
+///
+/// # Errors
+/// As [`with_namespace`].
+pub fn with_namespaces(name: &str, count: usize, test: impl FnOnce(&[Namespace]) -> Result<()>) -> Result<()> {
     let Some(cluster) = prepared_cluster()? else { return Ok(()) };
-    let namespace = Namespace::create(&cluster, &format!("test-{name}-{}", std::process::id()))?;
-    let outcome = catch_unwind(AssertUnwindSafe(|| give_model(&namespace).and_then(|()| test(&namespace))));
+    let full_name = |number| format!("test-{name}-{}-{number}", std::process::id());
+    let namespaces = (0..count).map(|number| Namespace::create(&cluster, &full_name(number)));
+    let namespaces = namespaces.collect::<Result<Vec<_>>>()?;
+    let outcome =
+        catch_unwind(AssertUnwindSafe(|| namespaces.iter().try_for_each(give_model).and_then(|()| test(&namespaces))));
     let outcome = outcome.unwrap_or_else(|_| Err(anyhow!("the test panicked")));
     if outcome.is_err() {
-        eprintln!("{}", namespace.describe());
+        namespaces.iter().for_each(|namespace| eprintln!("{}", namespace.describe()));
     }
     if outcome.is_ok() || std::env::var_os("WINDLASS_KEEP").is_none() {
-        namespace.delete()?;
+        namespaces.iter().try_for_each(Namespace::delete)?;
     }
     outcome
 }

@@ -39,8 +39,7 @@ impl Progress {
         let result = work(&spinner);
         let took = started.elapsed();
         spinner.finish_and_clear();
-        let mark = if result.is_ok() { "✓" } else { "✗" };
-        eprintln!("{mark} {title} {}", dotted(title, took));
+        eprintln!("{} {title} {}", mark(&result), dotted(title, took));
         self.phases.push((title.to_owned(), took));
         result.with_context(|| format!("{title}: failed"))
     }
@@ -54,6 +53,41 @@ impl Progress {
     pub fn phases(&self) -> &[(String, Duration)] {
         &self.phases
     }
+}
+
+/// Counts many of a kind as they end: a line for each, and on a terminal a bar below them.
+pub struct Tally {
+    bar: ProgressBar,
+}
+
+impl Tally {
+    /// For so many.
+    pub fn new(total: usize) -> Tally {
+        let bar = ProgressBar::new(total as u64);
+        let style = ProgressStyle::with_template("{bar:40} {pos} of {len}, {elapsed}, {eta} more");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        Tally { bar }
+    }
+
+    /// Does one of them and prints its time, and at once what went wrong.
+    ///
+    /// # Errors
+    /// Its own.
+    pub fn one<T>(&self, title: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let started = Instant::now();
+        let result = work();
+        let took = started.elapsed();
+        self.bar.suspend(|| {
+            eprintln!("{} {title} {}", mark(&result), dotted(title, took));
+            let _ = result.as_ref().inspect_err(|error| eprintln!("{error:#}"));
+        });
+        self.bar.inc(1);
+        result
+    }
+}
+
+fn mark<T>(result: &Result<T>) -> &'static str {
+    if result.is_ok() { "✓" } else { "✗" }
 }
 
 /// Turns on a terminal; draws nothing elsewhere.

@@ -18,7 +18,10 @@ use crate::wait::{self, Look};
 
 /// The resource's plural with its group, so that no other API's kind of the same name is meant.
 pub const RESOURCE: &str = "inferenceservices.windlass.dev";
-const SERVICE_LABEL: &str = "windlass.dev/inference-service";
+/// The same without it.
+pub const PLURAL: &str = "inferenceservices";
+/// Names the service on what belongs to it.
+pub const SERVICE_LABEL: &str = "windlass.dev/inference-service";
 
 /// A service by name.
 #[derive(Debug)]

@@ -1,18 +1,21 @@
 //! Lives led under faults: an operator behind a [`Proxy`], killed and started again as the fault has it.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::api::Api;
 use crate::fault::{Fault, Proxy};
 use crate::host::{HostOperator, Stage};
 use crate::life::{self, Step};
 use crate::namespace::Namespace;
-use crate::process::Running;
+use crate::state::State;
+use crate::subject::Subject;
 use crate::wait::{self, Look};
 
+const NAME: &str = "life";
 /// For a list after a watch has expired.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks at whether the fault has happened.
@@ -27,14 +30,16 @@ pub struct Sieve<'a> {
     steps: Vec<Step>,
     proxy: Proxy,
     kubeconfig: PathBuf,
-    _api: Running,
+    _upstream: Api,
 }
 
 /// What a run came to.
 #[derive(Debug)]
 pub struct Run {
     /// The state at the end.
-    pub end: Value,
+    pub end: State,
+    /// Whether the fault has happened: no two lives have quite as many writes and events.
+    pub is_met: bool,
     /// Writes of the operator, if it was not killed.
     pub writes: usize,
     /// Watch events it was sent.
@@ -47,34 +52,41 @@ impl<'a> Sieve<'a> {
     /// # Errors
     /// When the proxies do not start.
     pub fn new(stage: &'a Stage<'a>, namespace: &'a Namespace, spec: Value, steps: Vec<Step>) -> Result<Sieve<'a>> {
-        let (api, address) = stage.plain_api()?;
-        let proxy = Proxy::start(address)?;
+        let upstream = stage.operators_api()?;
+        let proxy = Proxy::start(upstream.address())?;
         let kubeconfig = stage.plain_kubeconfig(proxy.address())?;
-        Ok(Sieve { stage, namespace, spec, steps, proxy, kubeconfig, _api: api })
+        Ok(Sieve { stage, namespace, spec, steps, proxy, kubeconfig, _upstream: upstream })
     }
 
-    /// Leads one life under a fault.
+    /// Leads one life under a fault; it is to end as `clean`, if that is known.
     ///
     /// # Errors
-    /// When the life does not come to its end, or the fault never happened.
-    pub fn run(&self, fault: Fault) -> Result<Run> {
+    /// When it does not come to its end, or to another, with the operator's log.
+    pub fn run(&self, fault: Fault, clean: Option<&State>) -> Result<Run> {
         self.proxy.set(fault);
         let mut operator = self.start()?;
+        let end = self.lead(fault, &mut operator);
+        let is_alive = !operator.has_ended();
+        let end = operator.with_log(end.and_then(|end| {
+            ensure!(is_alive, "the operator has ended");
+            clean.map_or(Ok(()), |clean| end.ensure_is(clean)).map(|()| end)
+        }))?;
+        Ok(Run { end, is_met: self.proxy.is_done(), writes: self.proxy.writes().len(), events: self.proxy.events() })
+    }
+
+    fn lead(&self, fault: Fault, operator: &mut HostOperator) -> Result<State> {
+        let subject = Subject::named(self.stage.api(), self.namespace, NAME);
         let is_over = AtomicBool::new(false);
         let end = std::thread::scope(|scope| {
-            let keeper = scope.spawn(|| self.keep(fault, &mut operator, &is_over));
-            let end = life::lead(self.namespace, &self.spec, &self.steps);
+            let keeper = scope.spawn(|| self.keep(fault, operator, &is_over));
+            let end = life::lead(&subject, &self.spec, &self.steps);
             is_over.store(true, Ordering::Relaxed);
-            keeper.join().map_err(|_| anyhow::anyhow!("the keeper panicked"))??;
-            end
-        });
-        let end = end.with_context(|| format!("{fault:?}; the operator's log:\n{}", operator.log()))?;
-        ensure!(!operator.has_ended(), "the operator has ended: {}", operator.log());
-        ensure!(fault == Fault::None || self.proxy.is_done(), "{fault:?} never happened");
+            keeper.join().map_err(|_| anyhow!("the keeper panicked"))?.and(end)
+        })?;
         wait::until("what was lost is listed", PATIENCE, || {
             Ok(Look::when(self.proxy.has_listed_again(), (), "its collection was not listed since"))
         })?;
-        Ok(Run { end, writes: self.proxy.writes().len(), events: self.proxy.events() })
+        Ok(end)
     }
 
     fn start(&self) -> Result<HostOperator> {

@@ -25,8 +25,8 @@ fn without_api_server_and_metrics_the_data_plane_goes_on() -> Result<()> {
             return skip("the operator is no process of this machine there");
         }
         let stage = Stage::clear(namespace.cluster())?;
-        let (_api, address) = stage.plain_api()?;
-        let proxy = Proxy::start(address)?;
+        let api = stage.operators_api()?;
+        let proxy = Proxy::start(api.address())?;
         let kubeconfig = stage.plain_kubeconfig(proxy.address())?;
         let mut operator = stage.operator(&kubeconfig, &["--namespace", namespace.name()])?;
         operator.wait_ready()?;

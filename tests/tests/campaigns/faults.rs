@@ -2,19 +2,22 @@
 //! watch event lost once, an older view after each restart, two operators at once, every field of the resource
 //! changed. States end as without them, and nothing is left.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::available_parallelism;
 use std::time::Duration;
 use windlass_tests::fault::{Fault, Proxy};
-use windlass_tests::host::Stage;
+use windlass_tests::host::{HostOperator, Stage};
 use windlass_tests::kwok::{self, Kwok, Responder};
-use windlass_tests::leaves;
-use windlass_tests::life;
-use windlass_tests::namespace::{Namespace, skip, with_namespace};
-use windlass_tests::service::{RESOURCE, Service, pod_name};
-use windlass_tests::sieve::Sieve;
+use windlass_tests::namespace::{Namespace, skip, with_namespaces};
+use windlass_tests::service::{Service, pod_name};
+use windlass_tests::sieve::{Run, Sieve};
+use windlass_tests::state::State;
+use windlass_tests::subject::Subject;
 use windlass_tests::wait::{self, Look};
+use windlass_tests::{lanes, leaves, life};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// An operator that writes nothing for so long has nothing to write: what a failed step is tried again after at first,
@@ -22,73 +25,93 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const REST: Duration = Duration::from_secs(5);
 /// A state that stays for so long is an end: the longest pause between two steps of a plan, and more.
 const SETTLED: Duration = Duration::from_millis(1200);
+/// Reasons for which something is about to come that the operator waits for.
+const BEGINNINGS: [&str; 2] = ["AutoscalerStarting", "VerifyingConfiguration"];
 
-/// Runs `test` with the installed operator away and pods that are ready at once.
-fn on_kwok(name: &str, test: impl FnOnce(&Stage<'_>, &Namespace, Value) -> Result<()>) -> Result<()> {
-    with_namespace(name, |namespace| {
-        if !kwok::is_installed() || !namespace.cluster().is_own() {
+/// Runs `test` with the installed operator away and pods that are ready at once, in so many namespaces.
+fn on_kwok(name: &str, count: usize, test: impl FnOnce(&Stage<'_>, &[Namespace], Value) -> Result<()>) -> Result<()> {
+    with_namespaces(name, count, |namespaces| {
+        let cluster = namespaces[0].cluster();
+        if !kwok::is_installed() || !cluster.is_own() {
             return skip("KWOK is not installed (tests/setup campaigns), or the cluster is not ours");
         }
-        let stage = Stage::clear(namespace.cluster())?;
-        let kwok = Kwok::start(namespace.cluster(), 2, stage.folder())?;
-        let _responder = Responder::start(namespace.cluster())?;
-        test(&stage, namespace, kwok.spec())
+        let stage = Stage::clear(cluster)?;
+        let kwok = Kwok::start(cluster, 2, stage.folder())?;
+        let _responder = Responder::start(cluster)?;
+        test(&stage, namespaces, kwok.spec())
     })
 }
 
-/// Leads a life under each fault, and says all that went wrong.
-fn each(sieve: &Sieve<'_>, clean: &Value, faults: impl Iterator<Item = Fault>) -> Result<()> {
-    let (mut tried, mut wrong) = (0, Vec::new());
-    for fault in faults.step_by(stride()) {
-        tried += 1;
-        match sieve.run(fault) {
-            Ok(run) if run.end == *clean => {}
-            Ok(run) => wrong.push(format!("{fault:?} ends otherwise: {:#}", run.end)),
-            Err(error) => wrong.push(format!("{fault:?}: {error:#}")),
-        }
-    }
-    println!("{tried} faults, {} of them changed the end", wrong.len());
-    ensure!(wrong.is_empty(), "{}", wrong.join("\n\n"));
-    Ok(())
+/// Leads a life under each of the faults that `of` a clean one follow.
+fn lives(name: &str, of: impl FnOnce(&Run) -> Vec<Fault>) -> Result<()> {
+    on_kwok(name, lanes()?, |stage, namespaces, spec| {
+        let sieve = |namespace| Sieve::new(stage, namespace, spec.clone(), life::steps());
+        let sieves: Vec<_> = namespaces.iter().map(sieve).collect::<Result<_>>()?;
+        let clean = sieves[0].run(Fault::None, None)?;
+        println!("a life of {} steps has {} writes and {} events", life::steps().len(), clean.writes, clean.events);
+        let faults = chosen(of(&clean).into_iter().map(|fault| (format!("{fault:?}"), fault)))?;
+        let unmet = AtomicUsize::new(0);
+        lanes::each(&sieves, &faults, |sieve, fault| {
+            let run = sieve.run(*fault, Some(&clean.end))?;
+            unmet.fetch_add(usize::from(!run.is_met), Ordering::Relaxed);
+            Ok(())
+        })?;
+        let unmet = unmet.into_inner();
+        println!("{} faults changed no end, {unmet} lives were over before theirs", faults.len() - unmet);
+        ensure!(unmet * 10 <= faults.len(), "lives differ in how often they are written to, but not that much");
+        Ok(())
+    })
 }
 
-/// `WINDLASS_FAULTS_STRIDE=n` tries every n-th fault, and every n-th change, alone.
-fn stride() -> usize {
-    std::env::var("WINDLASS_FAULTS_STRIDE").ok().and_then(|text| text.parse().ok()).filter(|n| *n > 0).unwrap_or(1)
+/// Of each of so many, and a few more: no two lives have quite as many.
+fn of_each(count: usize, fault: impl Fn(usize) -> Fault) -> Vec<Fault> {
+    (1..=count + count / 20).map(fault).collect()
+}
+
+/// `WINDLASS_FAULTS_LANES=n` leads so many lives side by side.
+fn lanes() -> Result<usize> {
+    let lanes = number("WINDLASS_FAULTS_LANES")?;
+    Ok(lanes.unwrap_or(3 * available_parallelism()?.get()))
+}
+
+/// `WINDLASS_FAULTS_STRIDE=n` tries every n-th fault and every n-th change alone, `WINDLASS_FAULTS_ONLY=name,name` those
+/// of that name.
+fn chosen<T>(tasks: impl Iterator<Item = (String, T)>) -> Result<Vec<(String, T)>> {
+    let only = std::env::var("WINDLASS_FAULTS_ONLY").ok();
+    let is_asked = |name: &str| only.as_ref().is_none_or(|only| only.split(',').any(|asked| asked == name));
+    let tasks = tasks.step_by(number("WINDLASS_FAULTS_STRIDE")?.unwrap_or(1));
+    Ok(tasks.filter(|(name, _)| is_asked(name)).collect())
+}
+
+fn number(variable: &str) -> Result<Option<usize>> {
+    let Ok(text) = std::env::var(variable) else { return Ok(None) };
+    let number = text.parse().ok().filter(|number| *number > 0);
+    number.map(Some).with_context(|| format!("{variable} is `{text}`; it is to be a number from 1"))
 }
 
 #[test]
 fn killed_after_each_write() -> Result<()> {
-    on_kwok("killed", |stage, namespace, spec| {
-        let sieve = Sieve::new(stage, namespace, spec, life::steps())?;
-        let clean = sieve.run(Fault::None)?;
-        println!("a life of {} steps has {} writes", life::steps().len(), clean.writes);
-        each(&sieve, &clean.end, (1..=clean.writes).map(Fault::LoseAnswer))
-    })
+    lives("killed", |clean| of_each(clean.writes, Fault::LoseAnswer))
 }
 
 #[test]
 fn each_event_lost_once() -> Result<()> {
-    on_kwok("deaf", |stage, namespace, spec| {
-        let sieve = Sieve::new(stage, namespace, spec, life::steps())?;
-        let clean = sieve.run(Fault::None)?;
-        println!("a life of {} steps has {} events", life::steps().len(), clean.events);
-        // How events are bundled differs a little from life to life.
-        each(&sieve, &clean.end, (1..=clean.events * 9 / 10).map(Fault::LoseEvent))
-    })
+    lives("deaf", |clean| of_each(clean.events, Fault::LoseEvent))
 }
 
 #[test]
 fn an_older_view_after_a_restart_deletes_nothing() -> Result<()> {
-    on_kwok("stale", |stage, namespace, spec| {
-        let (_api, address) = stage.plain_api()?;
-        let proxy = Proxy::start(address)?;
+    on_kwok("stale", 1, |stage, namespaces, spec| {
+        let namespace = &namespaces[0];
+        let api = stage.operators_api()?;
+        let proxy = Proxy::start(api.address())?;
         let kubeconfig = stage.plain_kubeconfig(proxy.address())?;
         let flags = ["--namespace", namespace.name()];
         // Lists are remembered as they are at this operator's start, before anything exists.
         let mut operator = stage.operator(&kubeconfig, &flags)?;
         operator.wait_ready()?;
         let service = Service::apply(namespace, "seen", &spec)?;
+        let subject = Subject::named(stage.api(), namespace, "seen");
         service.wait_ready(1, PATIENCE)?;
         for (replicas, patch) in
             [(3, json!({"replicas": 3})), (3, json!({"drainTimeoutSeconds": 61})), (5, json!({"replicas": 5}))]
@@ -96,7 +119,7 @@ fn an_older_view_after_a_restart_deletes_nothing() -> Result<()> {
             service.patch(&json!({"spec": patch}))?;
             service.wait_condition("Reconciling", "False", None, PATIENCE)?;
             service.wait_ready(replicas, PATIENCE)?;
-            let (pods, state) = (names(&service)?, life::state(namespace)?);
+            let (pods, state) = (names(&subject)?, subject.state()?);
             proxy.set(Fault::StaleLists);
             operator.kill();
             operator = stage.operator(&kubeconfig, &flags)?;
@@ -105,9 +128,9 @@ fn an_older_view_after_a_restart_deletes_nothing() -> Result<()> {
             wait::until_still("the operator has come to rest", PATIENCE, REST, || Ok(proxy.writes().len()))?;
             let deletes: Vec<_> = proxy.writes().into_iter().filter(|write| write.method == "DELETE").collect();
             ensure!(deletes.is_empty(), "an older view has deleted: {deletes:?}");
-            ensure!(names(&service)? == pods, "pods were {pods:?} and are {:?}", names(&service)?);
-            let after = life::state(namespace)?;
-            ensure!(after == state, "{after:#} instead of {state:#}");
+            let left = names(&subject)?;
+            ensure!(left == pods, "pods were {pods:?} and are {left:?}");
+            subject.state()?.ensure_is(&state)?;
             // The next older view is the one that this operator has listed.
             proxy.set(Fault::None);
             proxy.forget_lists();
@@ -121,16 +144,18 @@ fn an_older_view_after_a_restart_deletes_nothing() -> Result<()> {
 
 #[test]
 fn two_operators_end_where_one_does() -> Result<()> {
-    on_kwok("two", |stage, namespace, spec| {
+    on_kwok("two", 1, |stage, namespaces, spec| {
+        let namespace = &namespaces[0];
+        let subject = Subject::named(stage.api(), namespace, "life");
         let kubeconfig = stage.kubeconfig()?;
         let flags = ["--namespace", namespace.name()];
         let one = stage.operator(&kubeconfig, &flags)?;
-        let alone = life::lead(namespace, &spec, &life::steps())?;
+        let alone = life::lead(&subject, &spec, &life::steps())?;
         let writes = one.metric("windlass_operator_writes_total")?;
         // Neither asks for a Lease: both act, as when a leader has not noticed yet that it is none.
         let other = stage.operator(&kubeconfig, &flags)?;
-        let together = life::lead(namespace, &spec, &life::steps())?;
-        ensure!(together == alone, "{together:#} instead of {alone:#}");
+        let together = life::lead(&subject, &spec, &life::steps())?;
+        together.ensure_is(&alone)?;
         let both =
             one.metric("windlass_operator_writes_total")? - writes + other.metric("windlass_operator_writes_total")?;
         println!("alone {writes} writes, two together {both}");
@@ -141,72 +166,69 @@ fn two_operators_end_where_one_does() -> Result<()> {
 
 #[test]
 fn every_field_changed_ends_as_if_it_had_always_been_so() -> Result<()> {
-    on_kwok("fields", |stage, namespace, spec| {
-        let kubeconfig = stage.kubeconfig()?;
-        let mut operator = stage.operator(&kubeconfig, &["--namespace", namespace.name()])?;
-        operator.wait_ready()?;
-        let missing: Vec<_> = leaves::all()?.difference(&covered(&spec)).cloned().collect();
-        ensure!(missing.is_empty(), "no change covers {missing:?}");
-        let base = ended(namespace, &spec, &[])?;
-        let (mut wrong, changes) = (Vec::new(), leaves::changes());
-        let changes: Vec<_> = changes.iter().step_by(stride()).collect();
-        for (name, patch) in &changes {
-            let outcome = (|| {
-                let fresh = ended(namespace, &spec, std::slice::from_ref(patch))?;
-                let changed = ended(namespace, &spec, &[json!({}), patch.clone()])?;
-                ensure!(changed == fresh, "changed to it: {changed:#}, made with it: {fresh:#}");
-                let back = ended(namespace, &spec, &[patch.clone(), leaves::undone(patch, &spec)])?;
-                ensure!(back == base, "changed back: {back:#}, never changed: {base:#}");
-                ensure!(!operator.has_ended(), "the operator has ended: {}", operator.log());
-                Ok(())
-            })();
-            wrong.extend(outcome.err().map(|error| format!("{name}: {error:#}")));
-        }
-        println!("{} changes of {} fields, {} end otherwise", changes.len() * 3, leaves::all()?.len(), wrong.len());
-        ensure!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    on_kwok("fields", lanes()?, |stage, namespaces, spec| {
+        let lane = |namespace| Lane::start(stage, namespace, &spec);
+        let lanes: Vec<_> = namespaces.iter().map(lane).collect::<Result<_>>()?;
+        let base = lanes[0].ended(&[])?;
+        let changes = chosen(leaves::changes().into_iter().map(|(name, patch)| (name.to_owned(), patch)))?;
+        lanes::each(&lanes, &changes, |lane, patch| lane.change(patch, &base))?;
+        println!("{} changes of {} fields end alike", changes.len() * 3, leaves::all()?.len());
         Ok(())
     })
 }
 
-fn covered(spec: &Value) -> BTreeSet<String> {
-    let changes = leaves::changes();
-    changes.iter().map(|(_, patch)| patch).chain([spec]).flat_map(leaves::of_value).collect()
+/// A namespace and its operator, for services of `spec`.
+struct Lane<'a> {
+    subject: Subject<'a>,
+    operator: HostOperator,
+    spec: &'a Value,
 }
 
-/// The state after a service was made with the first of `patches` and changed by each of the others in turn.
-fn ended(namespace: &Namespace, spec: &Value, patches: &[Value]) -> Result<Value> {
-    let mut first = spec.clone();
-    if let Some(patch) = patches.first() {
-        leaves::merge(&mut first, patch);
+impl<'a> Lane<'a> {
+    fn start(stage: &'a Stage<'_>, namespace: &'a Namespace, spec: &'a Value) -> Result<Lane<'a>> {
+        let mut operator = stage.operator(&stage.kubeconfig()?, &["--namespace", namespace.name()])?;
+        operator.wait_ready()?;
+        Ok(Lane { subject: Subject::named(stage.api(), namespace, "changed"), operator, spec })
     }
-    let service = Service::apply(namespace, "changed", &first)?;
-    settled(namespace, &service)?;
-    for patch in patches.iter().skip(1) {
-        service.patch(&json!({"spec": patch}))?;
-        settled(namespace, &service)?;
+
+    /// A service changed to `patch` ends as one made with it, and one changed back as `base`, which never was changed. A
+    /// patch that is refused leaves what there is.
+    fn change(&self, patch: &Value, base: &State) -> Result<()> {
+        let outcome = (|| {
+            let fresh = self.ended(std::slice::from_ref(patch))?;
+            let changed = self.ended(&[json!({}), patch.clone()])?;
+            match fresh.has("deployments") {
+                true => changed.ensure_is(&fresh).context("changed to it instead of made with it")?,
+                false => changed.children().ensure_is(&base.children()).context("refused instead of never asked")?,
+            }
+            let back = self.ended(&[patch.clone(), leaves::undone(patch, self.spec)])?;
+            back.ensure_is(base).context("changed back instead of never changed")
+        })();
+        self.operator.with_log(outcome)
     }
-    let state = life::state(namespace)?;
-    service.delete()?;
-    wait::until("the service and its children are gone", PATIENCE, || {
-        let left = namespace.run(&["get", &format!("{RESOURCE},deployments,pods,services"), "-o", "name"])?;
-        Ok(Look::when(left.trim().is_empty(), (), left))
-    })?;
-    Ok(state)
+
+    /// The state after a service was made with the first of `patches` and changed by each of the others in turn.
+    fn ended(&self, patches: &[Value]) -> Result<State> {
+        let mut first = self.spec.clone();
+        patches.first().into_iter().for_each(|patch| leaves::merge(&mut first, patch));
+        let change = |patch| self.subject.change(patch).and_then(|()| self.settled());
+        self.subject.live(&first, || self.settled().and_then(|()| patches.iter().skip(1).try_for_each(change)))
+    }
+
+    /// Waits until the operator has seen the spec and nothing changes any more, nor is anything about to begin; whether it
+    /// can be served is another matter.
+    fn settled(&self) -> Result<()> {
+        wait::until("the operator has seen the spec", PATIENCE, || {
+            let found = self.subject.read()?;
+            let status = found.status.unwrap_or_default();
+            let begins = status.conditions.iter().any(|condition| BEGINNINGS.contains(&condition.reason.as_str()));
+            let (observed, newest) = (status.observed_generation, found.metadata.generation);
+            Ok(Look::when(observed == newest && !begins, (), format!("{observed:?}, {:?}", status.conditions)))
+        })?;
+        wait::until_still("the state has settled", PATIENCE, SETTLED, || self.subject.state()).map(drop)
+    }
 }
 
-/// Waits until the operator has seen the spec and nothing changes any more, nor is anything about to begin; whether it
-/// can be served is another matter.
-fn settled(namespace: &Namespace, service: &Service<'_>) -> Result<()> {
-    wait::until("the operator has seen the spec", PATIENCE, || {
-        let found = service.read()?;
-        let status = found.status.unwrap_or_default();
-        let begins = status.conditions.iter().any(|condition| condition.reason == "AutoscalerStarting");
-        let (observed, newest) = (status.observed_generation, found.metadata.generation);
-        Ok(Look::when(observed == newest && !begins, (), format!("{observed:?}, {:?}", status.conditions)))
-    })?;
-    wait::until_still("the state has settled", PATIENCE, SETTLED, || life::state(namespace)).map(drop)
-}
-
-fn names(service: &Service<'_>) -> Result<BTreeSet<String>> {
-    Ok(service.pods()?.iter().map(|pod| pod_name(pod).to_owned()).collect())
+fn names(subject: &Subject<'_>) -> Result<BTreeSet<String>> {
+    Ok(subject.pods()?.iter().map(|pod| pod_name(pod).to_owned()).collect())
 }
