@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::Metadata;
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
 
@@ -21,7 +22,7 @@ use crate::workloads::is_wanted;
 /// Writes that bring these children to what the spec asks for: what pods need first comes first.
 pub fn steps(service: &ValidatedService, standby: &Standby, observed: &Observed, defaults: &Defaults) -> Vec<Step> {
     let account = service_account::build(service).map(|wanted| wish(wanted, &observed.service_accounts));
-    let policy = wish(network_policy::build(service, defaults), &observed.network_policies);
+    let policy = policy(network_policy::build(service, defaults), &observed.network_policies);
     let endpoint = endpoint(service::build(service, standby), &observed.services);
     let budget = wish(disruption_budget::build(service), &observed.disruption_budgets);
     [
@@ -43,6 +44,17 @@ fn endpoint(wanted: Service, observed: &[Arc<Service>]) -> Option<Service> {
     let existing = observed.iter().find(|found| found.metadata.name == wanted.metadata.name);
     let leads_elsewhere = existing.is_some_and(|existing| selector(existing) != selector(&wanted));
     if leads_elsewhere { Some(wanted) } else { wish(wanted, observed) }
+}
+
+/// `wanted`, unless the cluster has it already, and by the same rules: one that says less lets more through.
+fn policy(wanted: NetworkPolicy, observed: &[Arc<NetworkPolicy>]) -> Option<NetworkPolicy> {
+    let rules = |policy: &NetworkPolicy| {
+        let spec = policy.spec.clone().unwrap_or_default();
+        (spec.ingress.unwrap_or_default(), spec.egress.unwrap_or_default())
+    };
+    let existing = observed.iter().find(|found| found.metadata.name == wanted.metadata.name);
+    let lets_others_through = existing.is_some_and(|existing| rules(existing) != rules(&wanted));
+    if lets_others_through { Some(wanted) } else { wish(wanted, observed) }
 }
 
 /// The HorizontalPodAutoscaler of mode HPA, or its end in any other.

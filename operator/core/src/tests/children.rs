@@ -286,6 +286,26 @@ fn the_policy_closes_everything_but_what_is_needed() {
 }
 
 #[test]
+fn a_policy_that_is_to_say_less_is_written_too() {
+    let caller = json!([{"podSelector": {"matchLabels": {"a": "b"}}}]);
+    let (anywhere, here) = (json!([{"namespaceSelector": {}, "podSelector": {}}]), json!([{"podSelector": {}}]));
+    let allowing = |from: &Value| service().with("network", json!({"allowFrom": from}));
+    let from = |source: &str| service().model("source", json!(source));
+    for (before, after) in [
+        (allowing(&caller), service()),
+        (allowing(&anywhere), allowing(&here)),
+        (from("hf://org/name"), from("s3://bucket")),
+    ] {
+        let mut cluster = Cluster::new(before.build());
+        cluster.reconcile();
+        cluster.edit(after.build());
+        cluster.reconcile();
+        let wanted = network_policy::build(&validate(&cluster.service).expect("valid"), &defaults());
+        assert_eq!(cluster.observed.network_policies[0].spec, wanted.spec);
+    }
+}
+
+#[test]
 fn outside_a_cluster_no_rule_is_left_without_peers() {
     let mut defaults = defaults();
     defaults.operator_namespace = None;
