@@ -85,6 +85,9 @@ impl Observer {
     /// A lookup was not answered, or the watches have ended.
     pub async fn observe(&self, service: Arc<InferenceService>, key: &ServiceKey) -> Result<Observation, Error> {
         self.stores.ready().await?;
+        if self.remembered(key).is_none() {
+            self.refresh(key).await?;
+        }
         let mut newest = vec![service];
         let mut observed = self.stored(key);
         let is_lagging = self.overlay(key, &mut newest, &mut observed);
@@ -173,9 +176,25 @@ impl Observer {
         }
     }
 
+    /// Reads the service itself, at the first look of this process: what a watch tells first may be a spec from before
+    /// the one that an earlier process has carried out. The answer counts as an answer to a write does.
+    async fn refresh(&self, key: &ServiceKey) -> Result<(), Error> {
+        let api = Api::<InferenceService>::namespaced(self.client.clone(), &key.0);
+        let newest = api.get_opt(&key.1).await.map_err(Error::attempting("read the service"))?;
+        // Where it is gone, the watch is about to tell.
+        if let Some(newest) = newest {
+            self.writes.services.patched(key, newest, Instant::now());
+        }
+        Ok(())
+    }
+
+    fn remembered(&self, key: &ServiceKey) -> Option<Memory> {
+        self.memories.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
+    }
+
     /// What the autoscaler remembers; at the first look of this process, what an earlier one wrote down.
     async fn memory(&self, service: &InferenceService, key: &ServiceKey) -> Memory {
-        let known = self.memories.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
+        let known = self.remembered(key);
         let mode = service.spec.autoscaling.as_ref().map(|autoscaling| autoscaling.mode);
         match known {
             Some(known) => known,

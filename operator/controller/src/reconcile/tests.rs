@@ -184,6 +184,23 @@ async fn a_restarted_operator_finds_everything_as_it_should_be() {
 }
 
 #[tokio::test]
+async fn a_restarted_operator_does_not_act_on_the_spec_before_the_last_change() {
+    let mut world = World::new();
+    let before = world.api.get(SERVICE).expect("the service");
+    world.api.change(SERVICE, |service| service["spec"]["replicas"] = 3.into());
+    world.watched.catch_up(&world.api);
+    world.settle().await;
+    let mut restarted = World::over(world.api);
+    // Watches tell each kind for itself: here the newest Deployment with an older service.
+    let told = FakeApi::default();
+    told.put(SERVICE, before);
+    told.put(DEPLOYMENT, restarted.api.get(DEPLOYMENT).expect("applied"));
+    restarted.watched.catch_up(&told);
+    restarted.reconcile().await;
+    assert_eq!(restarted.api.get(DEPLOYMENT).expect("there")["spec"]["replicas"], 3);
+}
+
+#[tokio::test]
 async fn drift_is_mended_by_one_apply() {
     let mut world = World::new();
     world.settle().await;
