@@ -215,21 +215,19 @@ fn fingerprint(value: &Value) -> u64 {
     hasher.finish()
 }
 
-/// The parts of `object` that `wish` names: defaults, status and other managers' fields fall away. A list whose length
-/// differs is kept whole, which makes it differ.
+/// The parts of `object` that `wish` names: defaults, status and other managers' fields fall away. Lists and selectors are
+/// kept whole: what somebody adds to them changes what they mean.
 fn within(object: &Value, wish: &Value) -> Value {
-    match (object, wish) {
-        (Value::Object(fields), Value::Object(wishes)) => {
-            let named = wishes
-                .iter()
-                .map(|(name, wish)| (name.clone(), fields.get(name).map_or(Value::Null, |field| within(field, wish))));
-            Value::Object(named.collect::<Map<_, _>>())
-        }
-        (Value::Array(items), Value::Array(wishes)) if items.len() == wishes.len() => {
-            items.iter().zip(wishes).map(|(item, wish)| within(item, wish)).collect()
-        }
-        _ => object.clone(),
-    }
+    let (Value::Object(fields), Value::Object(wishes)) = (object, wish) else { return object.clone() };
+    let part = |(name, wish): (&String, &Value)| {
+        let field = fields.get(name).cloned().unwrap_or_default();
+        (name.clone(), if is_selector(name) { field } else { within(&field, wish) })
+    };
+    Value::Object(wishes.iter().map(part).collect::<Map<_, _>>())
+}
+
+fn is_selector(name: &str) -> bool {
+    ["selector", "podSelector"].contains(&name)
 }
 
 #[cfg(test)]

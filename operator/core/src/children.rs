@@ -46,11 +46,12 @@ fn endpoint(wanted: Service, observed: &[Arc<Service>]) -> Option<Service> {
     if leads_elsewhere { Some(wanted) } else { wish(wanted, observed) }
 }
 
-/// `wanted`, unless the cluster has it already, and by the same rules: one that says less lets more through.
+/// `wanted`, unless the cluster has it already, and by the same rules for the same pods: one that says less lets more
+/// through.
 fn policy(wanted: NetworkPolicy, observed: &[Arc<NetworkPolicy>]) -> Option<NetworkPolicy> {
     let rules = |policy: &NetworkPolicy| {
         let spec = policy.spec.clone().unwrap_or_default();
-        (spec.ingress.unwrap_or_default(), spec.egress.unwrap_or_default())
+        (spec.pod_selector, spec.ingress.unwrap_or_default(), spec.egress.unwrap_or_default())
     };
     let existing = observed.iter().find(|found| found.metadata.name == wanted.metadata.name);
     let lets_others_through = existing.is_some_and(|existing| rules(existing) != rules(&wanted));

@@ -11,6 +11,8 @@ use windlass_engine_contract::fixture::idle;
 
 const SERVICE: &str = "/apis/windlass.dev/v1alpha1/namespaces/n/inferenceservices/llama";
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/n/deployments/llama";
+const POLICY: &str = "/apis/networking.k8s.io/v1/namespaces/n/networkpolicies/llama";
+const ENDPOINT: &str = "/api/v1/namespaces/n/services/llama";
 const POD: &str = "/api/v1/namespaces/n/pods/llama-1";
 const CLAIM: &str = "/api/v1/namespaces/n/persistentvolumeclaims/models";
 
@@ -210,6 +212,26 @@ async fn drift_is_mended_by_one_apply() {
     let applied = world.api.writes();
     assert!(applied.contains(&format!("PATCH {DEPLOYMENT}")), "{applied:?}");
     assert_ne!(world.api.get(DEPLOYMENT).expect("there")["spec"]["progressDeadlineSeconds"], 7);
+}
+
+#[tokio::test]
+async fn what_somebody_else_adds_to_a_selector_or_a_rule_is_mended() {
+    let mut world = World::new();
+    world.settle().await;
+    for (path, place, addition) in [
+        (ENDPOINT, "/spec/selector/a", json!("b")),
+        (POLICY, "/spec/podSelector/matchLabels/a", json!("b")),
+        (POLICY, "/spec/ingress/0/from/0/podSelector/matchLabels", json!({"a": "b"})),
+    ] {
+        let before = world.api.get(path).expect("applied");
+        let (parent, name) = place.rsplit_once('/').expect("a place");
+        world.api.change(path, |object| object.pointer_mut(parent).expect("a map")[name] = addition);
+        world.watched.catch_up(&world.api);
+        world.reconcile().await;
+        assert!(world.api.writes().contains(&format!("PATCH {path}")), "{place}");
+        world.api.put(path, before);
+        world.settle().await;
+    }
 }
 
 #[tokio::test]
