@@ -95,7 +95,7 @@ impl Drop for Kwok<'_> {
 /// One that has room for whatever [`crate::leaves::changes`] asks for: what finds no node is held back, not changed. Every
 /// second one is for spot.
 fn node(number: usize) -> Value {
-    let (name, pool) = (format!("kwok-{number}"), if number % 2 == 0 { "spot" } else { "on-demand" });
+    let (name, pool) = (format!("kwok-{number}"), ["spot", "on-demand"][number % 2]);
     let room = json!({"cpu": "1k", "memory": "1Ti", "pods": "5k", "nvidia.com/gpu": "1k",
         "nvidia.com/mig-1g.10gb": "1k"});
     let labels = json!({
