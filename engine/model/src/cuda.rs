@@ -7,6 +7,7 @@
 mod cache;
 mod compute;
 mod decoder;
+mod draft;
 mod draws;
 mod executor;
 mod experts;
@@ -17,6 +18,7 @@ mod inputs;
 mod load;
 mod loaded;
 mod metadata;
+mod nodes;
 mod packer;
 mod rank;
 mod split;
@@ -30,6 +32,7 @@ pub use windlass_kernels::cuda::{Device, DeviceFacts, DriverError, LoadError as 
 pub use decoder::CudaDecoder;
 pub use executor::CudaExecutor;
 pub use load::{CudaModel, LoadedCuda};
+pub use nodes::{CudaLeader, Node, work};
 pub use split::SplitModel;
 
 /// Whether steps are captured as graphs.

@@ -31,8 +31,8 @@ pub struct CpuExecutor {
 enum Order {
     /// Compute a step.
     Step(Ticket, StepPlan),
-    /// Take the memory of keys and values, or give it back.
-    HoldKv(bool),
+    /// Take the memory of keys and values, or give it back, and say what came of it.
+    HoldKv(bool, Sender<Result<(), String>>),
 }
 
 impl CpuExecutor {
@@ -42,7 +42,12 @@ impl CpuExecutor {
             runner.settle();
             move |order| match order {
                 Order::Step(ticket, plan) => Some(runner.run(ticket, &plan).map_err(|error| error.to_string())),
-                Order::HoldKv(held) => runner.hold_kv(held).err().map(|error| Err(error.to_string())),
+                Order::HoldKv(held, done) => {
+                    let outcome = runner.hold_kv(held).map_err(|error| error.to_string());
+                    // Whoever asked may have gone.
+                    let _ = done.send(outcome.clone());
+                    outcome.err().map(Err)
+                }
             }
         })
     }
@@ -116,7 +121,9 @@ impl Executor for CpuExecutor {
     }
 
     fn hold_kv(&mut self, held: bool) -> Result<(), ExecutorError> {
-        self.order(Order::HoldKv(held))
+        let (done, heard) = channel();
+        self.order(Order::HoldKv(held, done))?;
+        heard.recv().map_err(|_| gone())?.map_err(ExecutorError)
     }
 }
 

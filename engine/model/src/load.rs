@@ -179,7 +179,7 @@ fn start(built: Built, earlier: Vec<Peer>, options: &LoadOptions) -> Result<Load
     let tier = options.swap.as_ref().map(|swap| swap.tier(&shape, &geometry, options.kv_data_type)).transpose();
     let tier = tier.map_err(|source| LoadError::Swap { source })?;
     let kernels = decoder.backend().kernels();
-    let pipeline = Pipeline { earlier, ranks: decoder };
+    let pipeline = Pipeline { earlier, last: decoder };
     let executor = CpuExecutor::start(StepRunner::new(pipeline, geometry, tier)).map_err(no_threads(1))?;
     Ok(Loaded { executor, shape, ledgers, weight_type, kernels })
 }
@@ -222,14 +222,7 @@ impl<'a> Draft<'a> {
 
     /// How this process presents itself to the other stages.
     fn join(&self, node_rank: u32) -> Join {
-        let whole = Parts::of(&Shard::whole(&self.config.shape(0)), &self.config);
-        Join {
-            version: pipeline::VERSION,
-            node_rank,
-            stages: self.stage.count,
-            shape: self.config.shape(self.manifest.bytes(&whole, Stage::WHOLE)),
-            weight_type: self.manifest.dominant_type().to_owned(),
-        }
+        join(&self.manifest, &self.config, self.stage.count, node_rank, "cpu")
     }
 
     /// Packs every rank's part on threads of its own, near the memory that it will read.
@@ -281,6 +274,19 @@ impl<'a> Draft<'a> {
         let weights = self.manifest.pack(&backend, &Parts::of(shard, &self.config), self.stage)?;
         let (tokens, rows) = (geometry.max_step_tokens as usize, geometry.max_step_logits as usize);
         Ok(Rank { decoder: Decoder::new(config, backend, weights, tokens, rows), processors })
+    }
+}
+
+/// How a process that computes a stage on `device` presents itself to the others.
+pub(crate) fn join(manifest: &Manifest<'_>, config: &DecoderConfig, stages: u32, node_rank: u32, device: &str) -> Join {
+    let whole = Parts::of(&Shard::whole(&config.shape(0)), config);
+    Join {
+        version: pipeline::VERSION,
+        node_rank,
+        stages,
+        device: device.to_owned(),
+        shape: config.shape(manifest.bytes(&whole, Stage::WHOLE)),
+        weight_type: manifest.dominant_type().to_owned(),
     }
 }
 

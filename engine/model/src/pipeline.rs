@@ -9,15 +9,15 @@ mod peer;
 mod wire;
 mod worker;
 
+use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
 
 use windlass_engine_core::executor::Geometry;
-use windlass_engine_core::plan::{BlockId, SlotId};
+use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
 
-use crate::backend::{Backend, TokenMove};
+use crate::backend::TokenMove;
 use crate::batch::Batch;
-use crate::ranks::Ranks;
 use crate::sampler::{Drawn, RowTask, SampleError};
 use crate::step::Model;
 use crate::tier::Tier;
@@ -86,23 +86,40 @@ fn list(ranks: &[u32]) -> String {
     ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// The earlier stages, and the ranks of this process, which come last.
-pub(crate) struct Pipeline<B: Backend> {
-    pub earlier: Vec<Peer>,
-    pub ranks: Ranks<B>,
+/// A run of a decoder's layers in this process: those of others come before or behind them.
+pub(crate) trait StageModel: Model {
+    /// Values of a token's activations.
+    fn hidden(&self) -> usize;
+    /// Whether it embeds tokens, so that no stage comes before it.
+    fn embeds(&self) -> bool;
+    /// As [`Model::forward`], from what the stage before gave: a row of `hidden` values for each token.
+    fn forward_from(&mut self, batch: &Batch, activations: &[f32]) -> Result<(), Self::Error>;
+    /// What its layers gave for the last step's `tokens` tokens, a row each.
+    fn activations(&self, tokens: usize) -> Result<Vec<f32>, Self::Error>;
 }
 
-impl<B: Backend> Model for Pipeline<B> {
+/// The earlier stages, and that of this process, which comes last.
+pub(crate) struct Pipeline<M> {
+    pub earlier: Vec<Peer>,
+    pub last: M,
+}
+
+impl<M: StageModel> Model for Pipeline<M> {
     type Error = PipelineError;
 
     fn settle(&self) {
-        self.ranks.settle();
+        self.last.settle();
     }
 
-    /// On every rank of this process.
+    /// On every node.
     fn hold_kv(&mut self, held: bool) -> Result<(), PipelineError> {
-        self.ranks.hold_kv(held);
-        Ok(())
+        self.earlier.iter_mut().try_for_each(|peer| peer.hold_kv(held))?;
+        self.last.hold_kv(held).map_err(failed_here)?;
+        self.earlier.iter_mut().try_for_each(Peer::done)
+    }
+
+    fn check(&self, row: &PlanRow) -> Result<(), String> {
+        self.last.check(row)
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<(), PipelineError> {
@@ -110,35 +127,37 @@ impl<B: Backend> Model for Pipeline<B> {
         for peer in &mut self.earlier {
             activations = peer.forward(batch, &activations)?;
         }
-        match self.earlier.is_empty() {
-            true => self.ranks.forward(batch),
-            false => self.ranks.forward_from(batch, &activations),
-        }
-        Ok(())
+        let computed = match self.earlier.is_empty() {
+            true => self.last.forward(batch),
+            false => self.last.forward_from(batch, &activations),
+        };
+        computed.map_err(failed_here)
     }
 
     fn sample(&mut self, tasks: &[RowTask<'_>]) -> Result<Vec<Result<Drawn, SampleError>>, PipelineError> {
-        Ok(self.ranks.sample(tasks))
+        self.last.sample(tasks).map_err(failed_here)
     }
 
     fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), PipelineError> {
         self.earlier.iter_mut().try_for_each(|peer| peer.copy_block(from, to))?;
-        self.ranks.copy_block(from, to);
-        Ok(())
+        self.last.copy_block(from, to).map_err(failed_here)
     }
 
     fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SlotId) -> io::Result<()> {
-        self.ranks.store_block(tier, block, slot)
+        self.last.store_block(tier, block, slot)
     }
 
     fn load_block(&mut self, tier: &mut dyn Tier, slot: SlotId, block: BlockId) -> io::Result<()> {
-        self.ranks.load_block(tier, slot, block)
+        self.last.load_block(tier, slot, block)
     }
 
     fn move_tokens(&mut self, moves: &[TokenMove]) -> Result<(), PipelineError> {
-        self.ranks.move_tokens(moves);
-        Ok(())
+        self.last.move_tokens(moves).map_err(failed_here)
     }
+}
+
+fn failed_here(error: impl Error) -> PipelineError {
+    PipelineError::Step(error.to_string())
 }
 
 /// The most bytes of a frame between stages of these sizes.

@@ -3,6 +3,7 @@
 //! All get the same commands in the same order; they meet in their backends' collectives. The first rank computes on
 //! the calling thread, and logits are whole on it alone.
 
+use std::convert::Infallible;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -17,7 +18,9 @@ use crate::batch::Batch;
 use crate::config::DecoderConfig;
 use crate::decoder::Decoder;
 use crate::panic::message;
+use crate::pipeline::StageModel;
 use crate::sampler::{Drawn, RowTask, SampleError};
+use crate::step::Model;
 use crate::tier::Tier;
 use crate::weights::DecoderWeights;
 
@@ -173,6 +176,65 @@ impl<B: Backend> Ranks<B> {
             // A rank that has ended has left the group, and the first rank will hear why when it waits for it.
             let _ = commands.send(command.clone());
         }
+    }
+}
+
+impl<B: Backend> Model for Ranks<B> {
+    type Error = Infallible;
+
+    fn settle(&self) {
+        self.settle();
+    }
+
+    fn hold_kv(&mut self, held: bool) -> Result<(), Infallible> {
+        self.hold_kv(held);
+        Ok(())
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), Infallible> {
+        self.forward(batch);
+        Ok(())
+    }
+
+    fn sample(&mut self, tasks: &[RowTask<'_>]) -> Result<Vec<Result<Drawn, SampleError>>, Infallible> {
+        Ok(self.sample(tasks))
+    }
+
+    fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), Infallible> {
+        self.copy_block(from, to);
+        Ok(())
+    }
+
+    fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SlotId) -> io::Result<()> {
+        self.store_block(tier, block, slot)
+    }
+
+    fn load_block(&mut self, tier: &mut dyn Tier, slot: SlotId, block: BlockId) -> io::Result<()> {
+        self.load_block(tier, slot, block)
+    }
+
+    fn move_tokens(&mut self, moves: &[TokenMove]) -> Result<(), Infallible> {
+        self.move_tokens(moves);
+        Ok(())
+    }
+}
+
+impl<B: Backend> StageModel for Ranks<B> {
+    fn hidden(&self) -> usize {
+        self.config().hidden
+    }
+
+    fn embeds(&self) -> bool {
+        self.weights().embeds()
+    }
+
+    fn forward_from(&mut self, batch: &Batch, activations: &[f32]) -> Result<(), Infallible> {
+        self.forward_from(batch, activations);
+        Ok(())
+    }
+
+    fn activations(&self, tokens: usize) -> Result<Vec<f32>, Infallible> {
+        Ok(self.activations(tokens))
     }
 }
 

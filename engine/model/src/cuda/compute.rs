@@ -11,7 +11,7 @@ use super::cache::{Cache, CacheShape, PageType};
 use super::experts;
 use super::inputs::InputRoom;
 use super::metadata::{Metadata, StepCounts, StepSizes};
-use super::weights::{FeedForwardWeights, GatedWeights, LayerWeights, Weights};
+use super::weights::{FeedForwardWeights, GatedWeights, HeadWeights, LayerWeights, Weights};
 use super::workspace::Workspace;
 use crate::config::{Activation, DecoderConfig, RopeConfig};
 use crate::kv_layers::KvLayers;
@@ -65,14 +65,14 @@ pub(super) fn cache_shape(config: &DecoderConfig, geometry: &Geometry, kind: Pag
     CacheShape { kind, heads: heads(config), layers, blocks: geometry.blocks as usize }
 }
 
-/// The sizes of a decoder's steps.
-pub(super) fn step_sizes(config: &DecoderConfig, geometry: &Geometry) -> StepSizes {
+/// The sizes of the steps of a decoder, or of a stage with these weights.
+pub(super) fn step_sizes(config: &DecoderConfig, weights: &Weights, geometry: &Geometry) -> StepSizes {
     let Geometry { blocks, max_sequence_tokens, max_step_rows, max_step_tokens, max_step_logits, groups, .. } =
         *geometry;
     StepSizes {
         tokens: max_step_tokens as usize,
         rows: max_step_rows as usize,
-        logits: max_step_logits as usize,
+        logits: if weights.head.is_some() { max_step_logits as usize } else { 0 },
         longest: max_sequence_tokens as usize,
         trash_page: blocks,
         groups: groups.count() as usize,
@@ -93,7 +93,7 @@ impl Compute {
         geometry: &Geometry,
         cache: CacheShape,
     ) -> Result<Compute, DriverError> {
-        let sizes = step_sizes(&config, geometry);
+        let sizes = step_sizes(&config, &weights, geometry);
         let ropes = config.ropes().map(|rope| Rope::new(device, rope, sizes.longest));
         Ok(Compute {
             ropes: ropes.collect::<Result<_, _>>()?,
@@ -107,9 +107,24 @@ impl Compute {
         })
     }
 
+    /// Whether tokens are embedded here.
+    pub fn embeds(&self) -> bool {
+        self.weights.embedding().is_some()
+    }
+
+    /// Whether logits are computed here.
+    pub fn has_head(&self) -> bool {
+        self.weights.head.is_some()
+    }
+
     /// Where the activations of so many tokens begin, in a stage that others come before.
     pub fn entry(&mut self, tokens: usize) -> ViewMut<'_, f32> {
         self.work.residual.slice_mut(0..tokens * self.config.hidden)
+    }
+
+    /// What the layers gave for the first tokens of the last step.
+    pub fn activations(&self, tokens: usize) -> View<'_, f32> {
+        self.work.residual.slice(0..tokens * self.config.hidden)
     }
 
     /// The first rows of logits that the last step left.
@@ -133,9 +148,9 @@ impl Compute {
             kernels.project_out(layer)?;
             kernels.feed_forward(layer)?;
         }
-        match step.logits {
-            0 => Ok(()),
-            _ => kernels.head(&weights.norm, &weights.output),
+        match weights.head.as_ref().filter(|_| step.logits > 0) {
+            Some(HeadWeights { norm, output }) => kernels.head(norm, output),
+            None => Ok(()),
         }
     }
 }

@@ -15,6 +15,7 @@ use super::rank::{Feed, Rank, Step};
 use super::{CudaError, support};
 use crate::backend::TokenMove;
 use crate::batch::Batch;
+use crate::pipeline::StageModel;
 use crate::sampler::{self, Drawn, RowTask, SampleError};
 use crate::step::Model;
 use crate::tier::Tier;
@@ -72,12 +73,6 @@ impl CudaDecoder {
         if let Some(step) = Arc::into_inner(step) {
             *batch = step.batch;
         }
-        self.checked(issued)
-    }
-
-    /// As [`forward`](Model::forward), from what the stage before gave: on one rank alone.
-    pub(super) fn forward_from(&mut self, batch: &Batch, activations: &[f32]) -> Result<(), CudaError> {
-        let issued = self.first.issue_from(batch, activations);
         self.checked(issued)
     }
 
@@ -172,5 +167,31 @@ impl Model for CudaDecoder {
             [] => Ok(()),
             _ => Err(CudaError::unsupported("guesses that branch", "guesses one after the other")),
         }
+    }
+}
+
+/// A step is waited for before the next one is issued: activations go through the host.
+impl StageModel for CudaDecoder {
+    fn hidden(&self) -> usize {
+        self.first.hidden()
+    }
+
+    fn embeds(&self) -> bool {
+        self.first.embeds()
+    }
+
+    fn forward_from(&mut self, batch: &Batch, activations: &[f32]) -> Result<(), CudaError> {
+        if !self.others.is_empty() {
+            let (batch, activations) = (Arc::new(batch.clone()), Arc::<[f32]>::from(activations));
+            self.tell(|| Command::ForwardFrom(Arc::clone(&batch), Arc::clone(&activations)));
+        }
+        let issued = self.first.issue_from(batch, activations);
+        self.checked(issued)
+    }
+
+    /// Those of the first rank: all hold the same.
+    fn activations(&self, tokens: usize) -> Result<Vec<f32>, CudaError> {
+        self.tell(|| Command::Settle);
+        self.checked(self.first.activations(tokens))
     }
 }

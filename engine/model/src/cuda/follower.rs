@@ -21,6 +21,8 @@ pub(super) enum Command {
     Step(Arc<Step>),
     /// Issue a step whose tokens the host draws.
     Forward(Arc<Batch>),
+    /// The same from what the stage before gave.
+    ForwardFrom(Arc<Batch>, Arc<[f32]>),
     /// Wait for the step of a turn.
     Wait(usize),
     /// Wait for everything.
@@ -82,6 +84,7 @@ fn carry_out(rank: &mut Rank, command: &Command) -> Result<(), DriverError> {
     match command {
         Command::Step(step) => rank.step(step),
         Command::Forward(batch) => rank.issue(batch, &[]),
+        Command::ForwardFrom(batch, activations) => rank.issue_from(batch, activations),
         Command::Wait(turn) => rank.wait(*turn),
         Command::Settle => rank.settle(),
         Command::CopyBlock(from, to) => rank.copy_block(*from, *to),

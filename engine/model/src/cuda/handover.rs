@@ -1,6 +1,6 @@
-//! Activations on their way from a stage that another device computes.
+//! Activations on their way from a stage that another device computes, or to one.
 
-use windlass_kernels::cuda::{Device, DriverError, Pinned, Stream, ViewMut};
+use windlass_kernels::cuda::{Device, DriverError, Pinned, Stream, View, ViewMut};
 
 /// Room for them on the host: allocated once for the largest step, and written over by the next.
 #[derive(Debug)]
@@ -24,6 +24,13 @@ impl Handover {
         self.0.write(0, activations);
         self.0.write(activations.len(), &padding);
         stream.copy_to_device(residual, &self.0, 0)
+    }
+
+    /// What the residual stream holds once all that was issued is done.
+    pub fn fetch(&self, residual: View<'_, f32>, stream: &Stream) -> Result<Vec<f32>, DriverError> {
+        stream.copy_to_host(&self.0, 0, residual)?;
+        stream.synchronize()?;
+        Ok(self.0.read(0..residual.len()))
     }
 }
 

@@ -1,50 +1,50 @@
-//! From a checkpoint to a decoder that runs on GPUs: weights first, then what they leave is divided.
+//! A model whose weights are on GPUs: what they leave is divided, and steps run.
 
 use std::iter;
-use std::panic::resume_unwind;
 use std::sync::Arc;
-use std::thread::{self, ScopedJoinHandle};
 
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::kv_groups::READ_TILE_TOKENS;
-use windlass_engine_contract::memory::Ledger;
+use windlass_engine_contract::memory::{Ledger, kv_block_bytes};
 use windlass_engine_contract::shape::ModelShape;
-use windlass_engine_contract::sharding::{Shard, Stage, kv_copies};
-use windlass_engine_core::executor::Geometry;
+use windlass_engine_contract::sharding::{Stage, kv_copies};
+use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_kernels::cuda::Device;
-use windlass_kernels::cuda::ops::{ExchangeSizes, PAGE_TOKENS, PeerRank, reach_each_other};
+use windlass_kernels::cuda::ops::{ExchangeSizes, PAGE_TOKENS, PeerRank};
 
 use super::cache::PageType;
+use super::compute::step_sizes;
 use super::decoder::CudaDecoder;
+use super::draft::CudaDraft;
 use super::executor::CudaExecutor;
 use super::loaded::LoadedPart;
 use super::rank::{Rank, RankPart};
-use super::{CudaError, Replay, support};
+use super::{CudaError, Replay};
 use crate::config::DecoderConfig;
 use crate::load::{LoadError, no_threads};
 use crate::sizes::{KvBudget, LoadOptions, SizeError, Sizes};
 use crate::step::StepRunner;
-use crate::weights::Manifest;
 
 // What a windowed group keeps is enough for this device's attention.
 const _: () = assert!(PAGE_TOKENS <= READ_TILE_TOKENS as usize);
 
-/// A model whose weights are on devices.
+/// A model, or a stage of one, whose weights are on devices.
 pub struct CudaModel {
     /// Of the whole model.
-    config: DecoderConfig,
+    pub(super) config: DecoderConfig,
+    pub(super) stage: Stage,
     /// In the order of ranks.
-    ranks: Vec<LoadedPart>,
-    weight_type: &'static str,
+    pub(super) ranks: Vec<LoadedPart>,
+    pub(super) weight_type: &'static str,
     /// How the cache holds keys and values.
-    pages: PageType,
-    options: LoadOptions,
+    pub(super) pages: PageType,
+    pub(super) options: LoadOptions,
 }
 
 /// A model, running on devices.
-pub struct LoadedCuda {
+pub struct LoadedCuda<E = CudaExecutor> {
     /// Computes steps.
-    pub executor: CudaExecutor,
+    pub executor: E,
     /// What the model is.
     pub shape: ModelShape,
     /// What each rank takes of its device's memory.
@@ -53,7 +53,7 @@ pub struct LoadedCuda {
     pub weight_type: &'static str,
 }
 
-impl LoadedCuda {
+impl<E> LoadedCuda<E> {
     /// What all ranks take together.
     pub fn ledger(&self) -> Ledger {
         self.ledgers.iter().copied().sum()
@@ -63,24 +63,15 @@ impl LoadedCuda {
 impl CudaModel {
     /// Takes weights in, a layer at a time, on the first of `devices`: one for each rank. The file is not needed afterwards.
     pub fn load(checkpoint: &Checkpoint, options: &LoadOptions, devices: &[Device]) -> Result<CudaModel, LoadError> {
-        support::check_options(options)?;
-        let devices = group_of(devices, options.tensor_parallel)?;
-        let (config, pages) = (DecoderConfig::read(checkpoint)?, support::page_type(options.kv_data_type)?);
-        support::check_config(&config, pages)?;
-        let manifest = Manifest::read(checkpoint, &config, options.quantization)?;
-        let shards = shards(&manifest, &config, devices.len())?;
-        Ok(CudaModel {
-            ranks: load_ranks(&manifest, &config, shards, devices, options)?,
-            weight_type: manifest.dominant_type(),
-            options: options.clone(),
-            pages,
-            config,
-        })
+        CudaDraft::read(checkpoint, options, devices, |_| Ok(Stage::WHOLE))?.load()
     }
 
-    /// What the model is; its weights' bytes are those on the devices.
+    /// What the model is, or of a stage what its layers are; its weights' bytes are those on the devices.
     pub fn shape(&self) -> ModelShape {
-        self.config.shape(self.ranks.iter().map(|rank| rank.part.weights.bytes()).sum())
+        let whole = self.config.shape(self.ranks.iter().map(|rank| rank.part.weights.bytes()).sum());
+        let layers = self.stage.layers(whole.layers).len() as u32;
+        // A stage keeps everything in all layers.
+        ModelShape { layers, windowed: whole.windowed.filter(|_| self.stage == Stage::WHOLE), ..whole }
     }
 
     /// Ranks that hold each key and value head.
@@ -95,7 +86,7 @@ impl CudaModel {
         let free = free.map_err(CudaError::from)?;
         let together = |least: u64| least * self.ranks.len() as u64;
         // The longest sequence is not known yet; longer ones take more.
-        let geometry = self.sizes(KvBudget::Bytes(together(free.iter().copied().min().unwrap_or(0))))?.geometry;
+        let geometry = self.geometry(KvBudget::Bytes(together(free.iter().copied().min().unwrap_or(0))))?;
         let left = self.ranks.iter().zip(free).map(|(rank, free)| {
             let workspace = rank.workspace_bytes(&geometry, self.exchanged(rank, &geometry));
             free.saturating_sub(workspace)
@@ -105,23 +96,51 @@ impl CudaModel {
 
     /// Divides the rest of the memory and starts to run.
     pub fn start(self, kv: KvBudget, replay: Replay) -> Result<LoadedCuda, LoadError> {
-        let geometry = self.sizes(kv)?.geometry;
-        let ledger = |rank: &LoadedPart| rank.ledger(&geometry, self.pages, self.exchanged(rank, &geometry));
-        let ledgers = self.ranks.iter().map(ledger).collect();
-        let (shape, exchange) = (self.shape(), self.exchange(&geometry));
-        let CudaModel { ranks, weight_type, pages, .. } = self;
-        let parts = ranks.into_iter().map(|rank| rank.part).collect();
-        let decoder = start_ranks(parts, &exchange, &geometry, pages, replay)?;
+        let geometry = self.geometry(kv)?;
+        let (shape, weight_type, ledgers) = (self.shape(), self.weight_type, self.ledgers(&geometry));
+        let decoder = self.decoder(&geometry, replay)?;
         let executor = CudaExecutor::new(StepRunner::new(decoder, geometry, None));
         Ok(LoadedCuda { executor, shape, ledgers, weight_type })
     }
 
-    fn sizes(&self, kv: KvBudget) -> Result<Sizes, SizeError> {
+    /// What each rank will take.
+    pub(super) fn ledgers(&self, geometry: &Geometry) -> Vec<Ledger> {
+        let ledger = |rank: &LoadedPart| rank.ledger(geometry, self.pages, self.exchanged(rank, geometry));
+        self.ranks.iter().map(ledger).collect()
+    }
+
+    /// The ranks, driven as one.
+    pub(super) fn decoder(self, geometry: &Geometry, replay: Replay) -> Result<CudaDecoder, LoadError> {
+        let (exchange, pages) = (self.exchange(geometry), self.pages);
+        let parts = self.ranks.into_iter().map(|rank| rank.part).collect();
+        start_ranks(parts, &exchange, geometry, pages, replay)
+    }
+
+    /// Bytes of a block on all ranks.
+    pub(super) fn block_bytes(&self) -> u64 {
+        let LoadOptions { kv_data_type, block_tokens, .. } = self.options;
+        let bytes = |shape: &ModelShape| kv_block_bytes(shape, &self.groups(), kv_data_type, block_tokens);
+        self.shapes().iter().map(bytes).sum()
+    }
+
+    /// The sizes that come of a budget for keys and values.
+    pub(super) fn geometry(&self, kv: KvBudget) -> Result<Geometry, SizeError> {
         let options = LoadOptions { kv, memory_limit_bytes: None, ..self.options.clone() };
-        let whole = self.shape();
-        let shape = |rank: &LoadedPart| rank.shard.shape(&whole, rank.part.weights.bytes());
-        let shapes: Vec<ModelShape> = self.ranks.iter().map(shape).collect();
-        Sizes::decide(&shapes, self.config.rotary_dims(), options.kv_groups(&whole), &options)
+        Ok(Sizes::decide(&self.shapes(), self.config.rotary_dims(), self.groups(), &options)?.geometry)
+    }
+
+    fn groups(&self) -> KvGroups {
+        match self.stage {
+            Stage::WHOLE => self.options.kv_groups(&self.shape()),
+            // A stage's layers are not those of another, whose groups would be others.
+            _ => KvGroups::undivided(&self.config.shape(0)),
+        }
+    }
+
+    /// The ranks' parts.
+    fn shapes(&self) -> Vec<ModelShape> {
+        let all = self.shape();
+        self.ranks.iter().map(|rank| rank.shard.shape(&all, rank.part.weights.bytes())).collect()
     }
 
     /// Bytes of what a rank has for the others.
@@ -133,53 +152,14 @@ impl CudaModel {
     }
 
     fn exchange(&self, geometry: &Geometry) -> ExchangeSizes {
+        let part = &self.ranks[0].part;
         ExchangeSizes {
             tokens: geometry.max_step_tokens as usize,
             hidden: self.config.hidden,
-            rows: geometry.max_step_logits as usize,
+            rows: step_sizes(&part.config, &part.weights, geometry).logits,
             columns: self.ranks.iter().map(|rank| rank.shard.vocabulary.len()).collect(),
         }
     }
-}
-
-/// The devices of a group of so many ranks, which reach each other from now on.
-fn group_of(devices: &[Device], ranks: u32) -> Result<&[Device], CudaError> {
-    let Some(group) = devices.get(..ranks as usize) else {
-        let right = match devices.len() {
-            0 => "the CPU".to_owned(),
-            1 => "one rank, or more GPUs".to_owned(),
-            some => format!("up to {some} ranks, or more GPUs"),
-        };
-        return Err(CudaError::TooFewDevices { ranks, devices: devices.len(), right });
-    };
-    let unreachable = |source| CudaError::NoPeerAccess { ranks: group.len(), source };
-    reach_each_other(group).map_err(unreachable)?;
-    Ok(group)
-}
-
-fn shards(manifest: &Manifest<'_>, config: &DecoderConfig, ranks: usize) -> Result<Vec<Shard>, LoadError> {
-    if ranks == 1 {
-        return Ok(vec![Shard::whole(&config.shape(0))]);
-    }
-    support::check_divided(config)?;
-    Ok(manifest.shards(config, ranks as u32, support::COLUMN_STEP)?)
-}
-
-/// Loads every rank's part on a thread of its own.
-fn load_ranks(
-    manifest: &Manifest<'_>,
-    config: &DecoderConfig,
-    shards: Vec<Shard>,
-    devices: &[Device],
-    options: &LoadOptions,
-) -> Result<Vec<LoadedPart>, LoadError> {
-    let load = |shard, device| LoadedPart::load(manifest, config, shard, Stage::WHOLE, device, options);
-    thread::scope(|scope| {
-        let spawn = |(shard, device)| scope.spawn(move || load(shard, device));
-        let threads: Vec<_> = shards.into_iter().zip(devices).map(spawn).collect();
-        let join = |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
-        threads.into_iter().map(join).collect()
-    })
 }
 
 fn start_ranks(

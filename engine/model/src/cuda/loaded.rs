@@ -25,7 +25,7 @@ pub(super) struct LoadedPart {
 }
 
 impl LoadedPart {
-    /// Takes in what a rank holds of a stage, a layer at a time. The stage has the head.
+    /// Takes in what a rank holds of a stage, a layer at a time.
     pub fn load(
         manifest: &Manifest<'_>,
         config: &DecoderConfig,
@@ -61,7 +61,7 @@ impl LoadedPart {
     /// Activations, the step's numbers, the rotary table, and what ranks exchange.
     pub fn workspace_bytes(&self, geometry: &Geometry, exchanged: u64) -> u64 {
         let config = &self.part.config;
-        let sizes = step_sizes(config, geometry);
+        let sizes = step_sizes(config, &self.part.weights, geometry);
         let rope = 4 * (sizes.longest * config.rotary_dims()) as u64;
         Workspace::bytes(config, &self.part.weights, &sizes) + sizes.bytes() + rope + exchanged
     }
@@ -74,8 +74,5 @@ fn weights(manifest: &Manifest<'_>, parts: &Parts, stage: Stage, loader: &Loader
         layers.push(loader.layer(index, layer?)?);
     }
     let embedding = manifest.pack_embedding(&packer, parts, stage)?;
-    match manifest.pack_head(&packer, parts, stage)? {
-        Some(head) => Ok(loader.weights(stage, embedding, layers, head)?),
-        None => unreachable!("the last stage has the head"),
-    }
+    Ok(loader.weights(stage, embedding, layers, manifest.pack_head(&packer, parts, stage)?)?)
 }

@@ -15,6 +15,9 @@ use super::weights::Weights;
 use crate::batch::Batch;
 use crate::config::DecoderConfig;
 
+/// Why nothing crosses to another stage.
+const WHOLE: &str = "the decoder has no other stage";
+
 /// A rank's part of a decoder, loaded.
 pub(super) struct RankPart {
     pub device: Device,
@@ -37,7 +40,7 @@ pub(super) struct Rank {
     draws: Draws,
     /// Logits on their way to the sampler of the host.
     logits: Pinned<f32>,
-    /// Absent where tokens are embedded here.
+    /// Absent where no stage comes before or behind.
     handover: Option<Handover>,
     /// The cache while its memory is held.
     cache: CacheShape,
@@ -79,9 +82,10 @@ impl Rank {
         let cache = cache_shape(&config, geometry, pages);
         let Geometry { max_step_rows, max_step_tokens, max_step_logits, .. } = *geometry;
         let [rows, tokens, logits] = [max_step_rows, max_step_tokens, max_step_logits].map(|size| size as usize);
+        let logits = if weights.head.is_some() { logits } else { 0 };
         let exchange = peer.map(|peer| Exchange { peer, first_token });
-        let has_stage_before = weights.embedding().is_none();
-        let handover = has_stage_before.then(|| Handover::new(&device, tokens, config.hidden)).transpose()?;
+        let is_whole = weights.embedding().is_some() && weights.head.is_some();
+        let handover = (!is_whole).then(|| Handover::new(&device, tokens, config.hidden)).transpose()?;
         Ok(Rank {
             graphs: Graphs::default(),
             buckets: Buckets::up_to(rows),
@@ -99,6 +103,16 @@ impl Rank {
     /// Values of a token's logits.
     pub fn vocabulary(&self) -> usize {
         self.compute.config.vocabulary
+    }
+
+    /// Values of a token's activations.
+    pub fn hidden(&self) -> usize {
+        self.compute.config.hidden
+    }
+
+    /// Whether tokens are embedded here.
+    pub fn embeds(&self) -> bool {
+        self.compute.embeds()
     }
 
     /// Graphs captured so far.
@@ -119,9 +133,17 @@ impl Rank {
     pub fn issue_from(&mut self, batch: &Batch, activations: &[f32]) -> Result<(), DriverError> {
         let tokens = self.bucket(batch).unwrap_or(batch.tokens().len());
         let Rank { handover, compute, stream, .. } = self;
-        let Some(handover) = handover else { return Err(DriverError::refused("a step", "tokens are embedded here")) };
+        let Some(handover) = handover else { return Err(DriverError::refused("a step", WHOLE)) };
         handover.bring(activations, compute.entry(tokens), stream)?;
         self.issue(batch, &[])
+    }
+
+    /// What the layers gave for the last step's `tokens` tokens, once it is done.
+    pub fn activations(&self, tokens: usize) -> Result<Vec<f32>, DriverError> {
+        match &self.handover {
+            Some(handover) => handover.fetch(self.compute.activations(tokens), &self.stream),
+            None => Err(DriverError::refused("activations", WHOLE)),
+        }
     }
 
     /// Issues a step's kernels. The tokens of `feeds` lie on the device, or will when the kernels run.
@@ -145,7 +167,8 @@ impl Rank {
     /// The number of rows that a step is padded to where it is replayed.
     fn bucket(&self, batch: &Batch) -> Option<usize> {
         let (rows, tokens, logits) = (batch.rows().len(), batch.tokens().len(), batch.logit_tokens().len());
-        let repeats = self.replay == Replay::Graphs && rows == tokens && rows == logits;
+        let all_alike = rows == tokens && (rows == logits || !self.compute.has_head());
+        let repeats = self.replay == Replay::Graphs && all_alike;
         self.buckets.holding(rows).filter(|_| repeats)
     }
 

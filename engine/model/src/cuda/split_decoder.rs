@@ -9,6 +9,7 @@ use super::decoder::CudaDecoder;
 use crate::backend::TokenMove;
 use crate::batch::Batch;
 use crate::cpu::CpuBackend;
+use crate::pipeline::StageModel;
 use crate::ranks::Ranks;
 use crate::sampler::{Drawn, RowTask, SampleError};
 use crate::step::Model;

@@ -76,13 +76,19 @@ pub(super) fn check_options(options: &LoadOptions) -> Result<(), CudaError> {
     if options.tensor_parallel as usize > MAX_RANKS {
         return refuse(format!("a group of {} ranks", options.tensor_parallel), &format!("up to {MAX_RANKS}"));
     }
-    if options.block_tokens as usize != PAGE_TOKENS {
-        return refuse(format!("a KV block of {} tokens", options.block_tokens), "blocks of 64");
-    }
+    check_blocks(options.block_tokens)?;
     if options.swap.is_some() {
         return refuse("swap space".to_owned(), "none");
     }
     Ok(())
+}
+
+/// Refuses blocks that are no pages of the kernels.
+pub(super) fn check_blocks(tokens: u32) -> Result<(), CudaError> {
+    match tokens as usize {
+        PAGE_TOKENS => Ok(()),
+        _ => Err(CudaError::unsupported(format!("a KV block of {tokens} tokens"), "blocks of 64")),
+    }
 }
 
 /// Refuses ranks where some layers stay on the CPU.

@@ -14,16 +14,22 @@ use crate::weights::Head;
 /// What is right where an order is not.
 const RIGHT_ORDER: &str = "a checkpoint without desc_act, or the CPU";
 
-/// Those of a decoder, or of its last stage.
+/// Those of a decoder, or of a stage of it.
 #[derive(Debug)]
 pub(super) struct Weights {
     entry: Entry,
     pub layers: Vec<LayerWeights>,
-    pub norm: Memory<f32>,
-    /// What makes logits.
-    pub output: Matrix,
+    /// Absent where a stage comes behind.
+    pub head: Option<HeadWeights>,
     /// Whether a token's products may not depend on what else is multiplied.
     pub batch_invariant: bool,
+}
+
+/// What makes logits.
+#[derive(Debug)]
+pub(super) struct HeadWeights {
+    pub norm: Memory<f32>,
+    pub output: Matrix,
 }
 
 /// What the residual stream begins with.
@@ -105,7 +111,7 @@ impl Weights {
     /// What embeds tokens; absent where the stage before does.
     pub fn embedding(&self) -> Option<&Matrix> {
         match &self.entry {
-            Entry::Tied => Some(&self.output),
+            Entry::Tied => self.head.as_ref().map(|head| &head.output),
             Entry::Embedding(matrix) => Some(matrix),
             Entry::Activations => None,
         }
@@ -119,9 +125,9 @@ impl Weights {
     /// Bytes on the device.
     pub fn bytes(&self) -> u64 {
         let untied = self.embedding().filter(|_| !matches!(self.entry, Entry::Tied));
-        let tables = untied.into_iter().chain([&self.output]);
+        let tables = untied.into_iter().chain(self.head.iter().map(|head| &head.output));
         let matrices: usize = tables.chain(self.layer_matrices()).map(Matrix::bytes).sum();
-        let vectors = self.layers.iter().flat_map(LayerWeights::vectors).chain([&self.norm]);
+        let vectors = self.layers.iter().flat_map(LayerWeights::vectors).chain(self.head.iter().map(|head| &head.norm));
         (matrices + vectors.map(|vector| vector.view().bytes()).sum::<usize>()) as u64
     }
 }
@@ -208,27 +214,31 @@ impl Loader<'_> {
         })
     }
 
-    /// What is before and behind the layers of a stage that has the head.
+    /// What is before and behind the layers of a stage.
     pub fn weights(
         &self,
         stage: Stage,
         embedding: Option<FileMatrix>,
         layers: Vec<LayerWeights>,
-        head: Head<FilePacker<'_>>,
+        head: Option<Head<FilePacker<'_>>>,
     ) -> Result<Weights, CudaError> {
-        refuse_order("embeddings and heads", embedding.iter().chain(&head.untied))?;
+        let (norm, untied) = head.map(|head| (head.norm, head.untied)).unzip();
+        let untied = untied.flatten();
+        refuse_order("embeddings and heads", embedding.iter().chain(&untied))?;
         let table = |name: &'static str, matrix: Option<FileMatrix>| {
             let taken_in = matrix.map(|matrix| self.matrix(&matrix)).transpose();
             taken_in.map_err(|source| CudaError::Table { name, source })
         };
-        let (untied, embedding) = (table("head", head.untied)?, table("token embedding", embedding)?);
+        let (untied, embedding) = (table("head", untied)?, table("token embedding", embedding)?);
         let (entry, output) = match (stage.is_first(), embedding, untied) {
-            (true, Some(tied), None) => (Entry::Tied, tied),
-            (true, Some(embedding), Some(untied)) => (Entry::Embedding(embedding), untied),
-            (false, Some(output), None) | (false, None, Some(output)) => (Entry::Activations, output),
+            (true, Some(tied), None) if stage.is_last() => (Entry::Tied, Some(tied)),
+            (true, Some(embedding), untied) => (Entry::Embedding(embedding), untied),
+            (false, output, None) | (false, None, output) => (Entry::Activations, output),
             _ => unreachable!("a stage has the matrices that it reads and no others"),
         };
-        Ok(Weights { entry, layers, norm: self.vector(&head.norm)?, output, batch_invariant: self.batch_invariant })
+        let norm = norm.map(|norm| self.vector(&norm)).transpose()?;
+        let head = norm.zip(output).map(|(norm, output)| HeadWeights { norm, output });
+        Ok(Weights { entry, layers, head, batch_invariant: self.batch_invariant })
     }
 
     fn vector(&self, values: &[f32]) -> Result<Memory<f32>, DriverError> {
@@ -352,7 +362,7 @@ mod tests {
         }
         let tables = |embedding, head| {
             let head = Head { norm: vec![1.0; SIDE], untied: Some(matrix(head)) };
-            loader.weights(Stage::WHOLE, Some(matrix(embedding)), Vec::new(), head)
+            loader.weights(Stage::WHOLE, Some(matrix(embedding)), Vec::new(), Some(head))
         };
         assert!(tables(false, false).is_ok());
         assert!(tables(true, false).is_err_and(is_refused));

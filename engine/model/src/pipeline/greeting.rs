@@ -15,6 +15,8 @@ pub(crate) struct Join {
     pub node_rank: u32,
     /// Stages that it was told of.
     pub stages: u32,
+    /// What computes it: stages on others would round otherwise.
+    pub device: String,
     pub shape: ModelShape,
     pub weight_type: String,
 }
@@ -50,12 +52,15 @@ impl Join {
 
     /// Why `other` cannot be a stage of this one's pipeline.
     pub fn difference(&self, other: &Join) -> Option<String> {
-        let Join { version, node_rank, stages, shape, weight_type } = other;
+        let Join { version, node_rank, stages, device, shape, weight_type } = other;
         if *version != self.version {
             return Some(format!("it speaks version {version} of the protocol, not {}", self.version));
         }
         if *stages != self.stages || *node_rank == 0 || node_rank >= stages {
             return Some(format!("it is node {node_rank} of {stages}; there are {}", self.stages));
+        }
+        if *device != self.device {
+            return Some(format!("it computes on {device}, not {}: give all nodes the same --device", self.device));
         }
         if *shape != self.shape || *weight_type != self.weight_type {
             return Some(format!(
@@ -143,7 +148,7 @@ mod tests {
             weight_bytes: 1000,
             windowed: None,
         };
-        Join { version: wire::VERSION, node_rank: 1, stages: 2, shape, weight_type: "f32".into() }
+        Join { version: wire::VERSION, node_rank: 1, stages: 2, device: "cpu".into(), shape, weight_type: "f32".into() }
     }
 
     #[test]
@@ -157,6 +162,7 @@ mod tests {
             (Join { node_rank: 0, ..join() }, "node 0 of 2"),
             (Join { node_rank: 2, ..join() }, "node 2 of 2"),
             (Join { stages: 3, ..join() }, "of 3; there are 2"),
+            (Join { device: "cuda".into(), ..join() }, "it computes on cuda, not cpu"),
             (Join { shape: other_shape, ..join() }, "another model"),
             (Join { weight_type: "q4_1".into(), ..join() }, "another model"),
         ] {

@@ -103,6 +103,13 @@ impl Gathering {
 }
 
 impl Peer {
+    /// Waits until a stage on GPUs has loaded its weights, and gives the most KV blocks that it has room for beside them.
+    pub fn room_blocks(&mut self, patience: Duration) -> Result<u32, PipelineError> {
+        self.wait_at_most(patience)?;
+        self.expect(Kind::Room)?;
+        wire::Payload(&self.payload).number().map_err(|error| self.failed(error))
+    }
+
     /// Tells the stage what to build.
     pub fn assign(&mut self, stages: u32, geometry: &Geometry, hidden: usize) -> Result<(), PipelineError> {
         let assign = Assign::new(self.stage, stages, geometry);
@@ -116,6 +123,18 @@ impl Peer {
         self.wait_at_most(patience)?;
         self.expect(Kind::Ready)?;
         self.wait_at_most(STEP_TIMEOUT)
+    }
+
+    /// Tells it to take the memory of keys and values, or to give it back.
+    pub fn hold_kv(&mut self, held: bool) -> Result<(), PipelineError> {
+        let mut payload = Vec::new();
+        wire::put(&mut payload, [u32::from(held)]);
+        self.send(Kind::Hold, &payload)
+    }
+
+    /// Waits until it has done what it was told last.
+    pub fn done(&mut self) -> Result<(), PipelineError> {
+        self.expect(Kind::Ready)
     }
 
     /// Copies a block there.

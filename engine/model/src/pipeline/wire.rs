@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use windlass_engine_core::plan::BlockId;
 
 /// Of this protocol: stages of other versions are refused.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// First bytes of the first frame's payload: whatever else listens on the port does not begin like this.
 pub(crate) const MAGIC: [u8; 4] = *b"WLPP";
 /// Bound of frames before sizes are agreed: JSON documents and messages.
@@ -19,10 +19,14 @@ pub(crate) const MAX_GREETING_BYTES: usize = 64 << 10;
 pub(crate) enum Kind {
     /// A stage presents itself: magic, then JSON.
     Join,
+    /// The most KV blocks that a stage on GPUs has room for beside its weights, which it has loaded.
+    Room,
     /// What it is to build: JSON.
     Assign,
-    /// It is built.
+    /// What was asked for is done.
     Ready,
+    /// Whether the memory of keys and values is to be held.
+    Hold,
     /// A block to copy.
     Copy,
     /// A step, and the activations of the stage before.
@@ -36,8 +40,18 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 8] =
-        [Kind::Join, Kind::Assign, Kind::Ready, Kind::Copy, Kind::Step, Kind::Activations, Kind::Failed, Kind::Goodbye];
+    const ALL: [Kind; 10] = [
+        Kind::Join,
+        Kind::Room,
+        Kind::Assign,
+        Kind::Ready,
+        Kind::Hold,
+        Kind::Copy,
+        Kind::Step,
+        Kind::Activations,
+        Kind::Failed,
+        Kind::Goodbye,
+    ];
 }
 
 /// Writes a frame.

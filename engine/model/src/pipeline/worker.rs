@@ -1,5 +1,6 @@
 //! A process that computes an earlier stage for the one that leads the pipeline.
 
+use std::error::Error;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
@@ -10,12 +11,10 @@ use windlass_engine_core::executor::Geometry;
 
 use super::greeting::{Assign, Join};
 use super::wire::{self, Kind, Payload};
-use super::{PipelineError, frame_bound};
-use crate::backend::Backend;
+use super::{PipelineError, StageModel, frame_bound};
 use crate::batch::{Batch, Logits};
 use crate::bounds;
 use crate::panic::message;
-use crate::ranks::Ranks;
 
 /// Pause between attempts to reach a leader that is not there yet.
 const RETRY: Duration = Duration::from_millis(200);
@@ -49,6 +48,13 @@ impl Worker {
         Ok(worker)
     }
 
+    /// Tells the leader for how many KV blocks there is room.
+    pub fn offer(&mut self, blocks: u32) -> Result<(), PipelineError> {
+        let mut payload = Vec::new();
+        wire::put(&mut payload, [blocks]);
+        self.send(Kind::Room, &payload)
+    }
+
     /// Waits for all stages to join, and for what this one is to build.
     pub fn assignment(&mut self) -> Result<Assign, PipelineError> {
         match self.receive(wire::MAX_GREETING_BYTES)? {
@@ -64,24 +70,22 @@ impl Worker {
     }
 
     /// Computes steps until the leader says goodbye.
-    pub fn work<B: Backend>(mut self, mut ranks: Ranks<B>, geometry: &Geometry) -> Result<(), PipelineError> {
-        let bound = frame_bound(geometry, ranks.config().hidden);
+    pub fn work<M: StageModel>(mut self, mut model: M, geometry: &Geometry) -> Result<(), PipelineError> {
+        let bound = frame_bound(geometry, model.hidden());
         self.send(Kind::Ready, &[])?;
         let mut batch = Batch::default();
         loop {
-            let outcome = match self.receive(bound)? {
+            let answer = match self.receive(bound)? {
                 Kind::Goodbye => return Ok(()),
-                Kind::Copy => copy_block(&self.payload, &mut ranks, geometry).map(|()| None),
-                Kind::Step => forward(&self.payload, &mut batch, &mut ranks, geometry).map(Some),
+                Kind::Hold => hold_kv(&self.payload, &mut model).map(|()| Some((Kind::Ready, Vec::new()))),
+                Kind::Copy => copy_block(&self.payload, &mut model, geometry).map(|()| None),
+                Kind::Step => forward(&self.payload, &mut batch, &mut model, geometry)
+                    .map(|activations| Some((Kind::Activations, floats(&activations)))),
                 kind => return Err(self.unexpected(kind)),
             };
-            match outcome {
+            match answer {
                 Ok(None) => {}
-                Ok(Some(activations)) => {
-                    let mut payload = Vec::new();
-                    wire::put_floats(&mut payload, &activations);
-                    self.send(Kind::Activations, &payload)?;
-                }
+                Ok(Some((kind, payload))) => self.send(kind, &payload)?,
                 Err(why) => {
                     self.give_up(&why);
                     return Err(PipelineError::Step(why));
@@ -120,19 +124,30 @@ fn connect(leader: &str) -> std::io::Result<(TcpStream, SocketAddr)> {
     Ok((stream, address))
 }
 
-fn copy_block<B: Backend>(payload: &[u8], ranks: &mut Ranks<B>, geometry: &Geometry) -> Result<(), String> {
+fn floats(values: &[f32]) -> Vec<u8> {
+    let mut payload = Vec::new();
+    wire::put_floats(&mut payload, values);
+    payload
+}
+
+fn hold_kv<M: StageModel>(payload: &[u8], model: &mut M) -> Result<(), String> {
+    let held = Payload(payload).number().map_err(|error| error.to_string())?;
+    compute(|| model.hold_kv(held != 0))
+}
+
+fn copy_block<M: StageModel>(payload: &[u8], model: &mut M, geometry: &Geometry) -> Result<(), String> {
     let [from, to] = Payload(payload).copy().map_err(|error| error.to_string())?;
     match [from, to].into_iter().find(|block| block.0 >= geometry.blocks) {
         Some(block) => Err(format!("a copy names block {}; there are {}", block.0, geometry.blocks)),
-        None => compute(|| ranks.copy_block(from, to)),
+        None => compute(|| model.copy_block(from, to)),
     }
 }
 
 /// The activations of a step, which is checked as one of our own scheduler's is.
-fn forward<B: Backend>(
+fn forward<M: StageModel>(
     payload: &[u8],
     batch: &mut Batch,
-    ranks: &mut Ranks<B>,
+    model: &mut M,
     geometry: &Geometry,
 ) -> Result<Vec<f32>, String> {
     let mut payload = Payload(payload);
@@ -144,24 +159,27 @@ fn forward<B: Backend>(
         row.tokens.iter().try_for_each(|&token| bounds::check_token(geometry, token))?;
         batch.push(row.tokens, row.first_position, &row.blocks, Logits::NONE);
     }
-    let (tokens, hidden) = (batch.tokens().len(), ranks.config().hidden);
+    let (tokens, hidden) = (batch.tokens().len(), model.hidden());
     let activations = payload.floats().map_err(wrong)?;
     if tokens == 0 || tokens > geometry.max_step_tokens as usize {
         return Err(format!("a step of {tokens} tokens; {} are the most", geometry.max_step_tokens));
     }
-    let expected = if ranks.weights().embeds() { 0 } else { tokens * hidden };
+    let expected = if model.embeds() { 0 } else { tokens * hidden };
     if activations.len() != expected {
         return Err(format!("{} activations came with {tokens} tokens, not {expected}", activations.len()));
     }
     compute(|| {
         match activations.is_empty() {
-            true => ranks.forward(batch),
-            false => ranks.forward_from(batch, &activations),
+            true => model.forward(batch)?,
+            false => model.forward_from(batch, &activations)?,
         }
-        ranks.activations(tokens)
+        model.activations(tokens)
     })
 }
 
-fn compute<T>(task: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(task)).map_err(|panic| message(panic.as_ref()))
+fn compute<T, E: Error>(task: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(task)) {
+        Ok(done) => done.map_err(|error| error.to_string()),
+        Err(panic) => Err(message(panic.as_ref())),
+    }
 }

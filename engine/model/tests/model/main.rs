@@ -6,6 +6,7 @@ mod batching;
 mod beams;
 mod common;
 mod cuda;
+mod cuda_nodes;
 mod cuda_ranks;
 mod cuda_split;
 mod determinism;

@@ -15,7 +15,7 @@ use windlass_engine_model::{Gathering, KvBudget, LoadError, LoadOptions, Loaded,
 use windlass_kernels::WeightType;
 
 /// Longer than anything here takes, shorter than a test's patience.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 fn options(tensor_parallel: u32) -> LoadOptions {
     LoadOptions { threads: 1, tensor_parallel, kv: KvBudget::Blocks(32), max_step_tokens: 64, ..LoadOptions::default() }
@@ -30,7 +30,7 @@ fn checkpoint(tiny: Tiny) -> Checkpoint {
     Checkpoint::from_bytes(tiny.build().build()).unwrap()
 }
 
-fn gathering(stages: u32, patience: Duration) -> (Gathering, SocketAddr) {
+pub fn gathering(stages: u32, patience: Duration) -> (Gathering, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     (Gathering { listener, stages, patience }, address)
@@ -107,6 +107,20 @@ fn blocks_are_copied_in_every_stage() {
     worker.join().unwrap().unwrap();
 }
 
+/// Every stage gives its keys and values back before this returns, and takes memory again.
+#[test]
+fn stages_sleep_and_wake_together() {
+    let (gathering, leader) = gathering(2, PATIENCE);
+    let worker = worker(tiny(), 1, 2, leader, 1);
+    let mut executor = load_leader(&checkpoint(tiny()), &options(1), &gathering).unwrap().executor;
+    let before = text(&mut executor);
+    executor.hold_kv(false).unwrap();
+    executor.hold_kv(true).unwrap();
+    assert_eq!(text(&mut executor), before);
+    drop(executor);
+    worker.join().unwrap().unwrap();
+}
+
 #[test]
 fn a_stage_that_is_lost_ends_the_step_with_its_name() {
     let (gathering, leader) = gathering(2, PATIENCE);
@@ -142,7 +156,7 @@ fn relay_until_ready(proxy: &TcpListener, leader: SocketAddr) {
     pass_frame(&mut worker, &mut leader);
 }
 
-fn pass_frame(from: &mut TcpStream, to: &mut TcpStream) {
+pub fn pass_frame(from: &mut TcpStream, to: &mut TcpStream) {
     let mut header = [0; 5];
     from.read_exact(&mut header).unwrap();
     let mut payload = vec![0; u32::from_le_bytes([header[1], header[2], header[3], header[4]]) as usize];
