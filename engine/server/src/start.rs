@@ -116,7 +116,10 @@ struct BuiltOn<'a> {
 /// Computes a stage of a pipeline until its leader ends.
 pub fn work(config: &Config) -> Result<(), Failure> {
     match &config.executor {
-        ExecutorConfig::Cpu(cpu @ CpuConfig { pipeline: Some(pipeline), .. }) => cpu::work(config, cpu, pipeline),
+        ExecutorConfig::Cpu(cpu @ CpuConfig { pipeline: Some(pipeline), .. }) => match cuda::find(cpu)? {
+            Some(devices) => cuda::work(config, cpu, pipeline, &devices),
+            None => cpu::work(config, cpu, pipeline),
+        },
         _ => Err(Failure::internal("this process is no stage of a pipeline")),
     }
 }

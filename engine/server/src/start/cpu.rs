@@ -48,9 +48,7 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
     let (model, alone) = (cpu.model.clone(), cpu.pipeline.is_none());
     let reload = move || match alone {
         true => Ok(load(&open(&model)?, &options).map_err(load_failure)?.executor),
-        false => {
-            Err(Failure::new(Reason::Unsupported, "a pipeline of several processes is not loaded again: restart them"))
-        }
+        false => Err(not_loaded_again()),
     };
     let load_seconds = clock.seconds() - began;
     let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
@@ -86,7 +84,13 @@ pub fn work(config: &Config, cpu: &CpuConfig, pipeline: &PipelineConfig) -> Resu
     windlass_engine_model::work(&file, &options, *node_rank, *nodes, master, *patience).map_err(load_failure)
 }
 
-fn gathering(pipeline: &PipelineConfig) -> Result<Gathering, Failure> {
+/// Why a pipeline whose weights are gone stays asleep.
+pub(super) fn not_loaded_again() -> Failure {
+    Failure::new(Reason::Unsupported, "a pipeline of several processes is not loaded again: restart them")
+}
+
+/// Listens for the other nodes.
+pub(super) fn gathering(pipeline: &PipelineConfig) -> Result<Gathering, Failure> {
     let PipelineConfig { nodes, master, patience, .. } = pipeline;
     let listener = TcpListener::bind(master)
         .map_err(|error| Failure::configuration(format!("cannot listen on {master} for other nodes: {error}")))?;

@@ -1,13 +1,14 @@
 //! A model on this machine's first NVIDIA GPUs: one, or one for each rank of a tensor-parallel group. Its first layers may
-//! stay on the CPU.
+//! stay on the CPU, or on other nodes.
 
+mod nodes;
 mod split;
 
 use super::engine_thread::launch;
 use super::{BuiltOn, StartedModel, cpu, effective, open, read_beside};
 use crate::cli::N_GPU_LAYERS;
 use crate::clock::Clock;
-use crate::config::{Config, CpuConfig, DeviceChoice};
+use crate::config::{Config, CpuConfig, DeviceChoice, PipelineConfig};
 use crate::failure::Failure;
 use crate::fetch::record::FetchRecord;
 use crate::gpus;
@@ -18,11 +19,12 @@ use tracing::{info, warn};
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags;
 use windlass_engine_contract::memory::Ledger;
+use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::stats::StartPhases;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::executor::Executor;
 use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, DriverError, LoadedCuda, Nvidia, Replay, devices};
-use windlass_engine_model::{DecoderConfig, KvBudget, LoadError};
+use windlass_engine_model::{DecoderConfig, KvBudget};
 
 /// Tokens in a block where the flags give none: a page of the kernels.
 const BLOCK_TOKENS: u32 = 64;
@@ -32,14 +34,12 @@ const KV_SHARE: f64 = 0.9;
 
 /// The GPUs to compute on, if that is what the choice and the machine come to: as many as there are ranks, or all.
 pub fn find(cpu: &CpuConfig) -> Result<Option<Vec<Device>>, Failure> {
-    match (cpu.device, &cpu.pipeline) {
-        (DeviceChoice::Cpu, _) => Ok(None),
-        (DeviceChoice::Cuda, Some(_)) => Err(unsupported("a pipeline of several nodes", "use one node")),
-        (DeviceChoice::Auto, Some(_)) => Ok(None),
-        (DeviceChoice::Cuda, None) => first_devices(cpu.tensor_parallel)
+    match cpu.device {
+        DeviceChoice::Cpu => Ok(None),
+        DeviceChoice::Cuda => first_devices(cpu.tensor_parallel)
             .map(Some)
             .map_err(|error| Failure::new(Reason::DeviceFailed, format!("{}: {error}", asks_for_a_gpu(cpu)))),
-        (DeviceChoice::Auto, None) => Ok(first_devices(cpu.tensor_parallel).map_err(|error| tell(&error)).ok()),
+        DeviceChoice::Auto => Ok(first_devices(cpu.tensor_parallel).map_err(|error| tell(&error)).ok()),
     }
 }
 
@@ -77,10 +77,6 @@ fn kernel_cache() -> PathBuf {
     home.unwrap_or_else(std::env::temp_dir).join("windlass").join("kernels")
 }
 
-fn unsupported(what: &str, right: &str) -> Failure {
-    Failure::new(Reason::Unsupported, format!("{what} is not there on CUDA yet: {right}, or {} cpu", flags::DEVICE))
-}
-
 /// A model, loaded.
 struct Running<E> {
     executor: E,
@@ -100,21 +96,39 @@ pub fn start(
     monitor: &Arc<Monitor>,
     clock: Clock,
 ) -> Result<StartedModel, Failure> {
-    for facts in devices.iter().map(Device::facts) {
-        info!(device = facts.name, driver = facts.driver, memory_bytes = facts.memory_bytes, "computing on a GPU");
-    }
+    announce(devices);
     gpus::watch(devices.iter().map(|device| device.facts().pci_bus_id.clone()).collect(), monitor);
     let file = open(&cpu.model)?;
     let (config_of, cpu_of, devices) = (config.clone(), cpu.clone(), devices.to_vec());
-    match split_at(cpu, &file)? {
-        None => {
+    match (&cpu.pipeline, split_at(cpu, &file)?) {
+        (Some(pipeline), _) => {
+            let mut gathering = Some(cpu::gathering(pipeline)?);
+            let load = move |file: &Checkpoint| match gathering.take() {
+                Some(gathering) => nodes::load(&config_of, &cpu_of, &gathering, &devices, file),
+                None => Err(cpu::not_loaded_again()),
+            };
+            run(config, cpu, &file, load, monitor, clock)
+        }
+        (None, None) => {
             let load = move |file: &Checkpoint| load(&config_of, &cpu_of, &devices, file);
             run(config, cpu, &file, load, monitor, clock)
         }
-        Some(layers) => {
+        (None, Some(layers)) => {
             let load = move |file: &Checkpoint| split::load(&config_of, &cpu_of, layers, &devices[0], file);
             run(config, cpu, &file, load, monitor, clock)
         }
+    }
+}
+
+/// Computes a stage on GPUs for the process that leads the pipeline, as long as that wants.
+pub fn work(config: &Config, cpu: &CpuConfig, pipeline: &PipelineConfig, devices: &[Device]) -> Result<(), Failure> {
+    announce(devices);
+    nodes::work(config, cpu, pipeline, devices)
+}
+
+fn announce(devices: &[Device]) {
+    for facts in devices.iter().map(Device::facts) {
+        info!(device = facts.name, driver = facts.driver, memory_bytes = facts.memory_bytes, "computing on a GPU");
     }
 }
 
@@ -129,7 +143,7 @@ fn run<E: Executor + 'static>(
     config: &Config,
     cpu: &CpuConfig,
     file: &Checkpoint,
-    load: impl Fn(&Checkpoint) -> Result<Running<E>, Failure> + Send + 'static,
+    mut load: impl FnMut(&Checkpoint) -> Result<Running<E>, Failure> + Send + 'static,
     monitor: &Arc<Monitor>,
     clock: Clock,
 ) -> Result<StartedModel, Failure> {
@@ -156,7 +170,7 @@ fn run<E: Executor + 'static>(
     let on = BuiltOn {
         device: "cuda",
         tensor_parallel: ranks,
-        pipeline_parallel: 1,
+        pipeline_parallel: cpu.pipeline.as_ref().map_or(1, |pipeline| pipeline.nodes),
         quantization: weight_type,
         kernels: &kernels,
     };
@@ -180,7 +194,7 @@ fn load(
     let model = CudaModel::load(file, &cpu::asked(config, cpu, BLOCK_TOKENS), devices).map_err(no_room)?;
     let kv = match config.batching.kv {
         Some(kv) => kv,
-        None => default_kv(config, &model).map_err(no_room)?,
+        None => default_kv(config, &model.shape(), model.kv_copies(), model.free_bytes().map_err(no_room)?),
     };
     let LoadedCuda { executor, ledgers, weight_type, .. } = model.start(kv, replay(cpu)).map_err(no_room)?;
     Ok(Running { executor, ledgers, weight_type, kernels: architecture(&devices[0]), flags: Vec::new() })
@@ -197,8 +211,8 @@ fn architecture(device: &Device) -> String {
 }
 
 fn say_what_makes_room(failure: Failure, cpu: &CpuConfig) -> Failure {
-    match (failure.reason, cpu.tensor_parallel) {
-        (Reason::OutOfMemory, 1) => {
+    match (failure.reason, cpu.tensor_parallel, &cpu.pipeline) {
+        (Reason::OutOfMemory, 1, None) => {
             let message = format!("{}; {N_GPU_LAYERS} N leaves all layers but the last N to the CPU", failure.message);
             Failure { message, ..failure }
         }
@@ -206,11 +220,11 @@ fn say_what_makes_room(failure: Failure, cpu: &CpuConfig) -> Failure {
     }
 }
 
-/// What all sequences can use at their longest, and at most what the device has left.
-fn default_kv(config: &Config, model: &CudaModel) -> Result<KvBudget, LoadError> {
-    let useful = config.batching.useful_kv_bytes(&model.shape(), BLOCK_TOKENS);
-    let useful = useful.saturating_mul(model.kv_copies().into());
-    Ok(KvBudget::Bytes(useful.min((model.free_bytes()? as f64 * KV_SHARE) as u64)))
+/// What all sequences can use at their longest in layers like these, each key and value held so often, and at most what the
+/// devices have left.
+fn default_kv(config: &Config, shape: &ModelShape, copies: u32, free_bytes: u64) -> KvBudget {
+    let useful = config.batching.useful_kv_bytes(shape, BLOCK_TOKENS).saturating_mul(copies.into());
+    KvBudget::Bytes(useful.min((free_bytes as f64 * KV_SHARE) as u64))
 }
 
 #[cfg(test)]

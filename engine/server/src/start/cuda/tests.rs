@@ -8,6 +8,9 @@ use super::*;
 use crate::cli::{Cli, Command};
 use crate::config::ExecutorConfig;
 use clap::Parser;
+use std::net::TcpListener;
+use std::path::Path;
+use std::thread;
 use tiny::Tiny;
 use windlass_cuda_shim::{HostMachine, Kernels};
 use windlass_kernels::WeightType;
@@ -22,17 +25,48 @@ fn file() -> tempfile::NamedTempFile {
     file
 }
 
+/// What these flags mean for the file.
+fn configured(file: &Path, flags: &str) -> Result<(Config, CpuConfig), Failure> {
+    let line = format!("windlass-engine serve {} --threads 1 {flags}", file.display());
+    let Command::Serve(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command else { panic!("{line}") };
+    let config = Config::from_args(&args)?;
+    let ExecutorConfig::Cpu(cpu) = config.executor.clone() else { panic!("{line}") };
+    Ok((config, cpu))
+}
+
+fn device(bytes: usize) -> Device {
+    HostMachine::new(Kernels::Run, 7).device(0, bytes)
+}
+
 /// What comes of these flags on a GPU with so many bytes.
 fn started(flags: &str, device_bytes: usize) -> Result<Built, Failure> {
     let file = file();
-    let line = format!("windlass-engine serve {} --threads 1 {flags}", file.path().display());
-    let Command::Serve(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command else { panic!("{line}") };
-    let config = Config::from_args(&args)?;
-    let ExecutorConfig::Cpu(cpu) = &config.executor else { panic!("{line}") };
-    let devices = [HostMachine::new(Kernels::Run, 7).device(0, device_bytes)];
+    let (config, cpu) = configured(file.path(), flags)?;
     let clock = Clock::start();
     let monitor = Arc::new(Monitor::new(clock, "tiny").unwrap());
-    Ok(start(&config, cpu, &devices, &monitor, clock)?.built)
+    Ok(start(&config, &cpu, &[device(device_bytes)], &monitor, clock)?.built)
+}
+
+/// Works for another node as these flags say, until that ends.
+fn worked(flags: &str) -> Result<(), Failure> {
+    let file = file();
+    let (config, cpu) = configured(file.path(), flags)?;
+    work(&config, &cpu, cpu.pipeline.as_ref().unwrap(), &[device(1 << 28)])
+}
+
+#[test]
+fn nodes_with_gpus_share_the_layers() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let flags = format!("--pipeline-parallel-size 2 --master-port {port}");
+    let second = format!("{flags} --node-rank 1 --headless");
+    let second = thread::spawn(move || worked(&second));
+    let [alone, first] = ["", &flags].map(|flags| started(flags, 1 << 28).unwrap());
+    second.join().unwrap().unwrap();
+    assert_eq!((first.effective.device.as_str(), first.effective.pipeline_parallel), ("cuda", 2));
+    assert_eq!(first.effective.kv_blocks, alone.effective.kv_blocks);
+    assert_ne!(first.fingerprint, alone.fingerprint, "the host draws");
+    let [first, alone] = [first, alone].map(|built| built.ledger.unwrap());
+    assert_eq!(first.kv * 2, alone.kv, "the other half is on the other node");
 }
 
 #[test]
