@@ -1,8 +1,8 @@
-"""Checkpoints of SmolLM2-135M as other tools write them, one function each, and transformers' logits of them.
+"""Checkpoints as other tools write them, one function each, and transformers' logits of them.
 
-checkpoints.py NAME FOLDER TEXT makes checkpoint NAME in FOLDER/NAME, with `tokens.txt` and `logits.f32` of the first tokens of
-TEXT; `checkpoints.py list` names them all, `checkpoints.py bounds NAME` what is demanded of one. The model that is quantized
-lies in FOLDER/base (checkpoints.py base FOLDER GGUF).
+checkpoints.py NAME FOLDER TEXT makes SmolLM2-135M's checkpoint NAME in FOLDER/NAME, with `tokens.txt` and `logits.f32` of the
+first tokens of TEXT; `checkpoints.py list` names them all, `checkpoints.py bounds NAME` what is demanded of one. The model that
+is quantized lies in FOLDER/base (checkpoints.py base FOLDER GGUF). tiny.py makes those of a tiny model.
 """
 
 import json
@@ -13,10 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoRoundConfig, AutoTokenizer, BitsAndBytesConfig
 
-TOKENS = 256
-GROUP = 64  # what SmolLM2's 576 is a multiple of
 CALIBRATION_ROWS, CALIBRATION_TOKENS = 16, 256
 
 
@@ -29,11 +27,38 @@ def main(name, folder=None, text=None):
     folder = pathlib.Path(folder)
     if name == "base":
         return base(folder / "base", pathlib.Path(text))
-    made = folder / name
+    # SmolLM2's 576 is a multiple of 64.
+    make(name, Model(folder / "base", pathlib.Path(text).read_text(encoding="utf-8"), group=64, tokens=256), folder / name)
+
+
+@dataclass
+class Model:
+    """What is quantized in groups of so many inputs, and a text: its first tokens are compared, the others calibrate."""
+    base: pathlib.Path
+    text: str
+    group: int
+    tokens: int
+    dtype: torch.dtype = torch.float32
+
+    def tokenizer(self):
+        return AutoTokenizer.from_pretrained(self.base)
+
+    def weights(self):
+        return AutoModelForCausalLM.from_pretrained(self.base, dtype=self.dtype)
+
+    def compared(self):
+        return self.tokenizer()(self.text).input_ids[:self.tokens]
+
+    def rows(self):
+        tokens = self.tokenizer()(self.text).input_ids[self.tokens:]
+        starts = range(0, CALIBRATION_ROWS * CALIBRATION_TOKENS, CALIBRATION_TOKENS)
+        return [tokens[start:start + CALIBRATION_TOKENS] for start in starts]
+
+
+def make(name, model, made):
     shutil.rmtree(made, ignore_errors=True)
-    text = pathlib.Path(text).read_text(encoding="utf-8")
-    CHECKPOINTS[name].make(folder / "base", made, text)
-    write_reference(made, text)
+    CHECKPOINTS[name].make(model, made)
+    write_reference(made, model.compared())
 
 
 def base(folder, gguf):
@@ -47,61 +72,62 @@ def base(folder, gguf):
     model.save_pretrained(folder)
 
 
-def write_reference(folder, text):
-    """In f32, on weights as the checkpoint's own library widens them; inputs are not rounded, as each program has its own way."""
-    tokens = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt").input_ids[:, :TOKENS]
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    for module in model.modules():
-        module.quantization_enabled = False
+def write_reference(folder, tokens):
+    model = widened(folder)
     with torch.inference_mode():
-        logits = model(tokens).logits[0].float()
-    (folder / "tokens.txt").write_text(" ".join(map(str, tokens[0].tolist())))
+        logits = model(torch.tensor([tokens])).logits[0].float()
+    (folder / "tokens.txt").write_text(" ".join(map(str, tokens)))
     logits.numpy().astype("<f4").tofile(folder / "logits.f32")
 
 
-def rows(tokenizer, text):
-    """Texts to calibrate on, behind those that are compared."""
-    tokens = tokenizer(text).input_ids[TOKENS:]
-    starts = range(0, CALIBRATION_ROWS * CALIBRATION_TOKENS, CALIBRATION_TOKENS)
-    return [tokens[start:start + CALIBRATION_TOKENS] for start in starts]
+def widened(folder):
+    """In f32, on weights as the checkpoint's own library widens them; inputs are not rounded, as each program has its own way."""
+    method = json.loads((folder / "config.json").read_text())["quantization_config"]["quant_method"]
+    # Of GPTQ's and AWQ's layouts transformers leaves the reading to other libraries, of which auto-round is one.
+    reader = {"quantization_config": AutoRoundConfig()} if method in ("gptq", "awq") else {}
+    model, found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **reader)
+    assert not found["missing_keys"], f"transformers makes up {found['missing_keys']}"
+    model.eval()
+    if method == "bitsandbytes":
+        model = model.dequantize(dtype=torch.float32)
+    for module in model.modules():
+        module.quantization_enabled = False
+    return model
 
 
 # llm-compressor, which writes compressed-tensors.
 
 def compressor(recipe, calibrated=True):
-    def make(base, made, text):
+    def make(model, made):
         from datasets import Dataset
         from llmcompressor import oneshot
 
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(base)
-        texts = rows(tokenizer, text)
-        data = Dataset.from_dict({"input_ids": texts, "attention_mask": [[1] * len(row) for row in texts]})
-        given = {"dataset": data, "max_seq_length": CALIBRATION_TOKENS, "num_calibration_samples": len(texts)}
-        oneshot(model=model, recipe=recipe(), **(given if calibrated else {}))
-        model.save_pretrained(made, save_compressed=True)
-        tokenizer.save_pretrained(made)
+        weights, rows = model.weights(), model.rows()
+        data = Dataset.from_dict({"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]})
+        given = {"dataset": data, "max_seq_length": CALIBRATION_TOKENS, "num_calibration_samples": len(rows)}
+        oneshot(model=weights, recipe=recipe(model.group), **(given if calibrated else {}))
+        weights.save_pretrained(made, save_compressed=True)
     return make
 
 
-def weights(bits, **more):
+def integers(bits, **more):
     """A scheme of integers for weights alone."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
-    arguments = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP, **more}
+    arguments = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", **more}
     return {"group_0": QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**arguments))}
 
 
 def gptq_of_compressor(bits, **more):
-    def recipe():
+    def recipe(group):
         from llmcompressor.modifiers.quantization import GPTQModifier
 
-        return [GPTQModifier(config_groups=weights(bits, **more), ignore=["lm_head"])]
+        return [GPTQModifier(config_groups=integers(bits, group_size=group, **more), ignore=["lm_head"])]
     return recipe
 
 
 def scheme(name, smooth=False):
-    def recipe():
+    def recipe(_):
         from llmcompressor.modifiers.quantization import QuantizationModifier
         from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 
@@ -110,20 +136,32 @@ def scheme(name, smooth=False):
     return recipe
 
 
-# auto-round, in its own format.
+# auto-round, in its own format and in others'.
 
-def auto_round(base, made, text):
-    from auto_round import AutoRound
+def auto_round(format="auto_round", symmetric=True):
+    def make(model, made):
+        from auto_round import AutoRound
 
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    data, work = made.with_suffix(".json"), made.with_suffix(".work")
-    data.write_text(json.dumps([{"text": tokenizer.decode(row)} for row in rows(tokenizer, text)]))
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    arguments = {"bits": 4, "group_size": GROUP, "iters": 4, "seqlen": 128, "nsamples": CALIBRATION_ROWS}
-    AutoRound(model, tokenizer, dataset=str(data), device_map="cpu", **arguments).quantize_and_save(str(work), format="auto_round")
-    # It saves into a folder of its own choice within.
-    next(work.glob("*/config.json")).parent.rename(made)
-    shutil.rmtree(work)
+        tokenizer = model.tokenizer()
+        data, work = made.with_suffix(".json"), made.with_suffix(".work")
+        data.write_text(json.dumps([{"text": tokenizer.decode(row)} for row in model.rows()]))
+        arguments = {"bits": 4, "group_size": model.group, "sym": symmetric, "iters": 4, "seqlen": 128, "nsamples": CALIBRATION_ROWS}
+        tool = AutoRound(model.weights(), tokenizer, dataset=str(data), device_map="cpu", **arguments)
+        tool.quantize_and_save(str(work), format=format)
+        # It saves into a folder of its own choice within.
+        next(work.rglob("config.json")).parent.rename(made)
+        shutil.rmtree(work, ignore_errors=True)
+    return make
+
+
+# bitsandbytes, through transformers.
+
+def bitsandbytes(**arguments):
+    def make(model, made):
+        quantization = BitsAndBytesConfig(**arguments)
+        weights = AutoModelForCausalLM.from_pretrained(model.base, dtype=model.dtype, quantization_config=quantization, device_map="cpu")
+        weights.save_pretrained(made)
+    return make
 
 
 @dataclass
@@ -144,7 +182,9 @@ CHECKPOINTS = {
     "w8a8-fp8": Checkpoint(compressor(scheme("FP8")), 2e-3, 0.97),
     "fp8-dynamic": Checkpoint(compressor(scheme("FP8_DYNAMIC"), calibrated=False), 2e-3, 0.97),
     # Of 256 tokens a few are followed by two that are as likely.
-    "auto-round": Checkpoint(auto_round, least_top_1=0.98),
+    "auto-round": Checkpoint(auto_round(), least_top_1=0.98),
+    "auto-round-gptq": Checkpoint(auto_round("auto_gptq"), least_top_1=0.98),
+    "bitsandbytes-int8": Checkpoint(bitsandbytes(load_in_8bit=True)),
 }
 
 if __name__ == "__main__":

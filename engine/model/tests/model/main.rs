@@ -14,6 +14,7 @@ mod encoders;
 mod families;
 mod hostile;
 mod loading;
+mod outside;
 mod packed;
 mod pipeline;
 mod ranks;
