@@ -164,7 +164,7 @@ impl Peer {
     }
 
     fn send(&mut self, kind: Kind, payload: &[u8]) -> Result<(), PipelineError> {
-        wire::write(&mut self.stream, kind, payload).map_err(|error| self.failed(error))
+        wire::tell(&mut self.stream, kind, payload, self.bound).map_err(|why| self.failed(why))
     }
 
     fn expect(&mut self, wanted: Kind) -> Result<(), PipelineError> {

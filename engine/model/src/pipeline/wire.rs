@@ -86,6 +86,26 @@ pub(crate) fn read(from: &mut impl Read, bound: usize, payload: &mut Vec<u8>) ->
     }
 }
 
+/// As [`write`]; where the other side has ended, the reason that it gave, if it gave one, is the error.
+pub(crate) fn tell(stream: &mut (impl Read + Write), kind: Kind, payload: &[u8], bound: usize) -> Result<(), String> {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+    write(stream, kind, payload).map_err(|error| match error.kind() {
+        BrokenPipe | ConnectionAborted | ConnectionReset => last_words(stream, bound).unwrap_or(error.to_string()),
+        _ => error.to_string(),
+    })
+}
+
+/// Why the other side ended, if that is among what arrived before: no more can come.
+fn last_words(from: &mut impl Read, bound: usize) -> Option<String> {
+    let mut payload = Vec::new();
+    while let Ok(kind) = read(from, bound, &mut payload) {
+        if kind == Kind::Failed {
+            return Some(String::from_utf8_lossy(&payload).into_owned());
+        }
+    }
+    None
+}
+
 /// An error of what was read.
 pub(crate) fn invalid(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())

@@ -95,7 +95,8 @@ impl Worker {
     }
 
     fn send(&mut self, kind: Kind, payload: &[u8]) -> Result<(), PipelineError> {
-        wire::write(&mut self.stream, kind, payload).map_err(|error| self.failed(error))
+        let told = wire::tell(&mut self.stream, kind, payload, wire::MAX_GREETING_BYTES);
+        told.map_err(|why| self.failed(why))
     }
 
     fn receive(&mut self, bound: usize) -> Result<Kind, PipelineError> {
@@ -181,5 +182,29 @@ fn compute<T, E: Error>(task: impl FnOnce() -> Result<T, E>) -> Result<T, String
     match catch_unwind(AssertUnwindSafe(task)) {
         Ok(done) => done.map_err(|error| error.to_string()),
         Err(panic) => Err(message(panic.as_ref())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::iter;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_leader_that_refuses_is_heard_though_it_is_gone_before_the_next_frame() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let leader = listener.local_addr().unwrap();
+        let mut worker = {
+            let (stream, _) = connect(&leader.to_string()).unwrap();
+            Worker { stream, leader, payload: Vec::new() }
+        };
+        let (mut stream, _) = listener.accept().unwrap();
+        wire::write(&mut stream, Kind::Failed, b"it has another model").unwrap();
+        wire::write(&mut stream, Kind::Goodbye, &[]).unwrap();
+        drop(stream);
+        let refusal = iter::repeat_with(|| worker.offer(1)).find_map(Result::err).unwrap().to_string();
+        assert_eq!(refusal, format!("the leader of the pipeline, at {leader}, failed: it has another model"));
     }
 }
