@@ -14,7 +14,8 @@ const TARGETS: [(&str, &str); 5] = [
 ];
 
 fn main() -> io::Result<()> {
-    for name in ["WINDLASS_CUDA_IMAGES", "NVCC", "CUDA_HOME", "PATH"] {
+    // Not PATH, which changes for many other reasons: a compiler that is put there later is found if NVCC names it.
+    for name in ["WINDLASS_CUDA_IMAGES", "NVCC", "CUDA_HOME"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
     println!("cargo::rerun-if-changed=cuda");
