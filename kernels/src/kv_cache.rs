@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::buffer::{Buffer, Zeroable};
+use crate::simd::LANES;
 
 /// How the cache holds keys and values: a row is those of a token and head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,7 +31,7 @@ impl KvType {
     }
 
     /// Values of a cell: neighbours in the order in which a product adds them.
-    fn depth(self) -> usize {
+    pub(crate) const fn depth(self) -> usize {
         match self {
             KvType::F16 | KvType::Fp8 => 1,
             KvType::Bf16 | KvType::Int4 => 2,
@@ -84,7 +85,7 @@ impl KvLayout {
 }
 
 /// Tokens of a block that lie side by side, one for each lane of a vector.
-pub const RUN_TOKENS: usize = 16;
+pub const RUN_TOKENS: usize = LANES;
 
 /// Keys and values of all sequences, `[block][layer][kv_head][K|V][run of 16 tokens]`, in cells of one, two or four values
 /// that a product adds up: neighbouring columns of a key, and neighbouring tokens of a column of values. Within a run keys

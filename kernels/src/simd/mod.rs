@@ -168,6 +168,19 @@ pub(crate) trait Simd: Copy {
         }
     }
 
+    /// Stores the low bytes of the first lanes, as many as `to` has.
+    #[inline(always)]
+    fn store_i8_partial(self, value: Self::I, to: &mut [i8]) {
+        match to.first_chunk_mut() {
+            Some(lanes) => self.store_i8(value, lanes),
+            None => {
+                let mut lanes = [0; LANES];
+                self.store_i8(value, &mut lanes);
+                to.copy_from_slice(&lanes[..to.len()]);
+            }
+        }
+    }
+
     /// eˣ to about 2 ulp; arguments are clamped to -87.3..=88.3, so the result is normal and finite.
     #[inline(always)]
     fn exp(self, x: Self::F) -> Self::F {

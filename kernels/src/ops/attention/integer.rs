@@ -1,7 +1,7 @@
-//! The same product where the right-hand side is bytes: rows of the left are rounded to 16 bits, each as two bytes.
+//! Products whose right-hand side is bytes: rows of the left are rounded to 16 bits, each as two bytes.
 
 use super::lines::Lines;
-use super::product::strip_of;
+use super::product::Product;
 use super::row::{Value, largest};
 use crate::simd::{LANES, Simd};
 
@@ -52,8 +52,8 @@ impl Rounded {
             let high = simd.round(simd.mul(whole, simd.splat(1.0 / FINE)));
             let low = simd.round(simd.fma(simd.to_f32(high), simd.splat(-FINE), whole));
             sums = [simd.add_i32(sums[0], high), simd.add_i32(sums[1], low)];
-            store(simd, high, coarse);
-            store(simd, low, fine);
+            simd.store_i8_partial(high, coarse);
+            simd.store_i8_partial(low, fine);
         }
         // Codes cannot say that a value is no number; the scale can.
         self.scales[row] = largest / MOST + simd.sum(nothing);
@@ -68,104 +68,61 @@ impl Rounded {
     }
 }
 
-/// The low bytes of the lanes, or of the first where fewer are wanted.
-#[inline(always)]
-fn store<S: Simd>(simd: S, codes: S::I, to: &mut [i8]) {
-    match to.first_chunk_mut() {
-        Some(to) => simd.store_i8(codes, to),
-        None => {
-            let mut lanes = [0; LANES];
-            simd.store_i8(codes, &mut lanes);
-            to.copy_from_slice(&lanes[..to.len()]);
-        }
-    }
-}
-
 /// `c[r][v] += Σ_k a[r][k] · b[k][v]` over `depth` values of each row of `a`; all beyond them are zeros. The sum is exact
 /// until it is scaled.
-#[inline(always)]
-pub(super) fn multiply_add<S: Simd>(
-    simd: S,
-    a: &Rounded,
-    depth: usize,
-    b: &impl Lines,
-    c: &mut [[f32; LANES]],
-    vectors: usize,
-) {
-    let rows = c.len() / vectors;
-    let mut row = 0;
-    while row < rows {
-        let c = &mut c[row * vectors..];
-        row += strip_of!(S, rows - row, strip(simd, (a, row), depth, b, c, vectors));
-    }
+pub(super) struct Integers<'a, L> {
+    pub(super) a: &'a Rounded,
+    pub(super) depth: usize,
+    pub(super) b: L,
 }
 
-/// `ROWS` rows of `c`, `WIDE` vectors at a time; returns the rows done.
-#[inline(always)]
-fn strip<S: Simd, L: Lines, const ROWS: usize, const WIDE: usize>(
-    simd: S,
-    a: (&Rounded, usize),
-    depth: usize,
-    b: &L,
-    c: &mut [[f32; LANES]],
-    vectors: usize,
-) -> usize {
-    let mut vector = 0;
-    while vector + WIDE <= vectors {
-        register_tile::<S, L, ROWS, WIDE>(simd, a, depth, b, c, (vectors, vector));
-        vector += WIDE;
-    }
-    while vector < vectors {
-        register_tile::<S, L, ROWS, 1>(simd, a, depth, b, c, (vectors, vector));
-        vector += 1;
-    }
-    ROWS
-}
-
-#[inline(always)]
-fn register_tile<S: Simd, L: Lines, const ROWS: usize, const WIDE: usize>(
-    simd: S,
-    (a, first_row): (&Rounded, usize),
-    depth: usize,
-    b: &L,
-    c: &mut [[f32; LANES]],
-    (vectors, vector): (usize, usize),
-) {
-    let fours = depth.div_ceil(4);
-    let mut dots = [[simd.splat_i32(0); WIDE]; ROWS];
-    for plane in 0..2 {
-        let mut rows = [a.row(plane, first_row, fours); ROWS];
-        for r in 0..ROWS {
-            rows[r] = a.row(plane, first_row + r, fours);
-            let start = simd.start_biased(simd.splat_i32(a.negated_sums[plane][first_row + r]));
-            for v in 0..WIDE {
-                // What coarse codes have given counts 255 times.
-                dots[r][v] = simd.add_i32(simd.sub_i32(simd.shift_left::<8>(dots[r][v]), dots[r][v]), start);
-            }
-        }
-        for four in 0..fours {
-            let lines = b.lines::<WIDE>(four, vector);
-            let mut bytes = [simd.load_bytes(L::Cell::bytes(lines[0])); WIDE];
-            for v in 1..WIDE {
-                bytes[v] = simd.load_bytes(L::Cell::bytes(lines[v]));
-            }
-            if plane == 0 {
-                b.prefetch_next::<S, WIDE>(simd, four, vector);
-            }
+impl<L: Lines> Product for Integers<'_, L> {
+    #[inline(always)]
+    fn add_tile<S: Simd, const ROWS: usize, const WIDE: usize>(
+        &self,
+        simd: S,
+        row: usize,
+        vectors: usize,
+        vector: usize,
+        c: &mut [[f32; LANES]],
+    ) {
+        let Integers { a, depth, b } = self;
+        let fours = depth.div_ceil(4);
+        let mut dots = [[simd.splat_i32(0); WIDE]; ROWS];
+        for plane in 0..2 {
+            let mut rows = [a.row(plane, row, fours); ROWS];
             for r in 0..ROWS {
-                let values = rows[r][four];
+                rows[r] = a.row(plane, row + r, fours);
+                let start = simd.start_biased(simd.splat_i32(a.negated_sums[plane][row + r]));
                 for v in 0..WIDE {
-                    let products = simd.multiply_biased(simd.open(dots[r][v]), bytes[v], values);
-                    dots[r][v] = simd.close(dots[r][v], products);
+                    // What coarse codes have given counts 255 times.
+                    dots[r][v] = simd.add_i32(simd.sub_i32(simd.shift_left::<8>(dots[r][v]), dots[r][v]), start);
+                }
+            }
+            for four in 0..fours {
+                let lines = b.lines::<WIDE>(four, vector);
+                let mut bytes = [simd.load_bytes(L::Cell::bytes(lines[0])); WIDE];
+                for v in 1..WIDE {
+                    bytes[v] = simd.load_bytes(L::Cell::bytes(lines[v]));
+                }
+                if plane == 0 {
+                    b.prefetch_next::<S, WIDE>(simd, four, vector);
+                }
+                for r in 0..ROWS {
+                    let values = rows[r][four];
+                    for v in 0..WIDE {
+                        let products = simd.multiply_biased(simd.open(dots[r][v]), bytes[v], values);
+                        dots[r][v] = simd.close(dots[r][v], products);
+                    }
                 }
             }
         }
-    }
-    for r in 0..ROWS {
-        let scale = simd.splat(a.scales[first_row + r]);
-        for v in 0..WIDE {
-            let c = &mut c[r * vectors + vector + v];
-            simd.store(simd.fma(simd.to_f32(dots[r][v]), scale, simd.load(c)), c);
+        for r in 0..ROWS {
+            let scale = simd.splat(a.scales[row + r]);
+            for v in 0..WIDE {
+                let c = &mut c[r * vectors + vector + v];
+                simd.store(simd.fma(simd.to_f32(dots[r][v]), scale, simd.load(c)), c);
+            }
         }
     }
 }

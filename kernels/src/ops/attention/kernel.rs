@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::integer::{self, Rounded};
+use super::integer::{Integers, Rounded};
 use super::lines::{CACHE_LINE, Keys, Lines, RUNS, Runs, TILE_KEYS, Values};
-use super::product::{Dense, Right, STRIP_ROWS, Widened, multiply_add};
+use super::product::{Dense, Floats, Right, STRIP_ROWS, Widened, multiply_add};
 use super::row::Value;
 use super::state::State;
 use super::{Item, SPAN_KEYS, Scoring};
@@ -124,7 +124,7 @@ impl<V: Value> Attend<'_, V> {
     #[inline(always)]
     fn meet<S: Simd>(&self, simd: S, tile: &Tile, next: &Tile, scratch: &mut Scratch) {
         if V::SCALED {
-            self.load_scales(tile, next, simd, &mut scratch.scales);
+            self.load_scales(simd, tile, next, &mut scratch.scales);
         }
         self.score(simd, tile, next, scratch);
         self.weigh(simd, tile, scratch);
@@ -202,11 +202,13 @@ impl<V: Value> Attend<'_, V> {
         }
         let cached = Keys { runs: self.runs(tile, 0), next: self.runs(next, 0) };
         if V::INTEGERS {
-            return integer::multiply_add(simd, rounded_queries, dim, &cached, scores, SCORE_VECTORS);
+            let product = Integers { a: rounded_queries, depth: dim, b: cached };
+            return multiply_add(simd, &product, scores, SCORE_VECTORS);
         }
         let cached = Widened(cached);
         if scores.len() <= STRIP_ROWS * SCORE_VECTORS {
-            return multiply_add(simd, (queries, dim), dim, &cached, scores, SCORE_VECTORS);
+            let product = Floats { a: queries, a_stride: dim, depth: dim, b: cached };
+            return multiply_add(simd, &product, scores, SCORE_VECTORS);
         }
         self.prefetch(simd, next, 0);
         for (column, to) in keys.iter_mut().enumerate() {
@@ -216,7 +218,8 @@ impl<V: Value> Attend<'_, V> {
             }
         }
         let dense = Dense { cells: keys.as_flattened(), vectors: SCORE_VECTORS };
-        multiply_add(simd, (queries, dim), dim, &dense, scores, SCORE_VECTORS);
+        let product = Floats { a: queries, a_stride: dim, depth: dim, b: dense };
+        multiply_add(simd, &product, scores, SCORE_VECTORS);
     }
 
     /// The lines of a tile's keys, or of what lies `offset` rows from them.
@@ -228,7 +231,7 @@ impl<V: Value> Attend<'_, V> {
 
     /// The scales of a tile's keys and values, zeros beyond the last; has the cache fetch the next one's.
     #[inline(always)]
-    fn load_scales<S: Simd>(&self, tile: &Tile, next: &Tile, simd: S, to: &mut [[[f32; LANES]; SCORE_VECTORS]; 2]) {
+    fn load_scales<S: Simd>(&self, simd: S, tile: &Tile, next: &Tile, to: &mut [[[f32; LANES]; SCORE_VECTORS]; 2]) {
         for (scales, offset) in to.iter_mut().zip([0, self.places.layout.value_offset()]) {
             for run in 0..RUNS {
                 scales[run].copy_from_slice(&self.scales[tile.runs[run] + offset..][..LANES]);
@@ -260,11 +263,12 @@ impl<V: Value> Attend<'_, V> {
             for (row, weights) in weights.chunks_exact(TILE_KEYS).enumerate() {
                 rounded_weights.set(simd, row, weights);
             }
-            return integer::multiply_add(simd, rounded_weights, tile.keys, &cached, &mut span.sums, vectors);
+            let product = Integers { a: rounded_weights, depth: tile.keys, b: cached };
+            return multiply_add(simd, &product, &mut span.sums, vectors);
         }
         if whole && span.maxima.len() <= STRIP_ROWS {
-            let (weights, cached) = ((weights, TILE_KEYS), Widened(cached));
-            return multiply_add(simd, weights, tile.keys, &cached, &mut span.sums, vectors);
+            let product = Floats { a: weights, a_stride: TILE_KEYS, depth: tile.keys, b: Widened(cached) };
+            return multiply_add(simd, &product, &mut span.sums, vectors);
         }
         self.prefetch(simd, next, offset);
         for (key, to) in values.chunks_exact_mut(vectors).enumerate().take(tile.keys) {
@@ -276,8 +280,8 @@ impl<V: Value> Attend<'_, V> {
                 simd.store(lanes, to);
             }
         }
-        let dense = Dense { cells: values, vectors };
-        multiply_add(simd, (weights, TILE_KEYS), tile.keys, &dense, &mut span.sums, vectors);
+        let product = Floats { a: weights, a_stride: TILE_KEYS, depth: tile.keys, b: Dense { cells: values, vectors } };
+        multiply_add(simd, &product, &mut span.sums, vectors);
     }
 
     /// The cells of a vector of a key's value, zeros beyond the last.

@@ -1,4 +1,4 @@
-//! A small product in f32, for scores and for weighted values.
+//! Small products with sums in registers, for scores and for weighted values.
 
 use super::lines::Lines;
 use super::row::Value;
@@ -59,113 +59,117 @@ impl<L: Lines> Right for Widened<L> {
     }
 }
 
-/// Rows of a multiplication that share the loads of its right-hand side.
+/// A product `a · b` that is computed a tile of sums at a time.
+pub(super) trait Product {
+    /// Adds to `ROWS` rows of `c`, from row `row` on, `WIDE` of their `vectors` vectors, from vector `vector` on.
+    fn add_tile<S: Simd, const ROWS: usize, const WIDE: usize>(
+        &self,
+        simd: S,
+        row: usize,
+        vectors: usize,
+        vector: usize,
+        c: &mut [[f32; LANES]],
+    );
+}
+
+/// Rows of a product that share the loads of its right-hand side.
 pub(super) const STRIP_ROWS: usize = 6;
 
-/// Multiplies as many rows, from row `row` of `rows` on, as the set has registers for: `$strip::<ROWS, WIDE>($arguments)`,
-/// which returns them.
-macro_rules! strip_of {
-    ($set:ident, $rows:expr, $strip:ident($($argument:expr),*)) => {
-        if !$set::REGISTERS {
-            $strip::<$set, _, 1, 1>($($argument),*)
-        } else if $set::MANY_REGISTERS {
-            match $rows {
-                1 => $strip::<$set, _, 1, 4>($($argument),*),
-                2 => $strip::<$set, _, 2, 4>($($argument),*),
-                3 => $strip::<$set, _, 3, 4>($($argument),*),
-                4 => $strip::<$set, _, 4, 4>($($argument),*),
-                5 => $strip::<$set, _, 5, 4>($($argument),*),
-                _ => $strip::<$set, _, { $crate::ops::attention::product::STRIP_ROWS }, 4>($($argument),*),
-            }
-        } else {
-            // Sixteen: up to eight sums, which are as many as hide each other's latency, and what they are made of.
-            match $rows {
-                1 => $strip::<$set, _, 1, 4>($($argument),*),
-                2 => $strip::<$set, _, 2, 2>($($argument),*),
-                3 => $strip::<$set, _, 3, 1>($($argument),*),
-                _ => $strip::<$set, _, 4, 1>($($argument),*),
-            }
-        }
-    };
-}
-pub(super) use strip_of;
-
-/// `c[r][v] += Σ_k a[r][k] · b[k][v]` for `a` of `[rows, depth]`, `b` of `[depth, vectors]` and `c` of
-/// `[rows, vectors]`, where `c` holds vectors of 16. Each sum runs over `k` in ascending order. `a` has a row
-/// every `a_stride` values.
+/// `c += a · b` for `c` of `[rows, vectors]`, vectors of 16.
 #[inline(always)]
-pub(super) fn multiply_add<S: Simd>(
-    simd: S,
-    (a, a_stride): (&[f32], usize),
-    depth: usize,
-    b: &impl Right,
-    c: &mut [[f32; LANES]],
-    vectors: usize,
-) {
+pub(super) fn multiply_add<S: Simd>(simd: S, product: &impl Product, c: &mut [[f32; LANES]], vectors: usize) {
     let rows = c.len() / vectors;
     let mut row = 0;
     while row < rows {
-        let a = (&a[row * a_stride..], a_stride);
-        let c = &mut c[row * vectors..];
-        row += strip_of!(S, rows - row, strip(simd, a, depth, b, c, vectors));
+        row += if !S::REGISTERS {
+            strip::<S, _, 1, 1>(simd, product, row, c, vectors)
+        } else if S::MANY_REGISTERS {
+            match rows - row {
+                1 => strip::<S, _, 1, 4>(simd, product, row, c, vectors),
+                2 => strip::<S, _, 2, 4>(simd, product, row, c, vectors),
+                3 => strip::<S, _, 3, 4>(simd, product, row, c, vectors),
+                4 => strip::<S, _, 4, 4>(simd, product, row, c, vectors),
+                5 => strip::<S, _, 5, 4>(simd, product, row, c, vectors),
+                _ => strip::<S, _, STRIP_ROWS, 4>(simd, product, row, c, vectors),
+            }
+        } else {
+            // Sixteen: up to eight sums, which are as many as hide each other's latency, and what they are made of.
+            match rows - row {
+                1 => strip::<S, _, 1, 4>(simd, product, row, c, vectors),
+                2 => strip::<S, _, 2, 2>(simd, product, row, c, vectors),
+                3 => strip::<S, _, 3, 1>(simd, product, row, c, vectors),
+                _ => strip::<S, _, 4, 1>(simd, product, row, c, vectors),
+            }
+        };
     }
 }
 
-/// `ROWS` rows of `c`, `WIDE` vectors at a time; returns the rows done.
+/// `ROWS` rows of `c` from row `row` on, `WIDE` vectors at a time; returns the rows done.
 #[inline(always)]
-fn strip<S: Simd, R: Right, const ROWS: usize, const WIDE: usize>(
+fn strip<S: Simd, P: Product, const ROWS: usize, const WIDE: usize>(
     simd: S,
-    (a, a_stride): (&[f32], usize),
-    depth: usize,
-    b: &R,
+    product: &P,
+    row: usize,
     c: &mut [[f32; LANES]],
     vectors: usize,
 ) -> usize {
-    let mut rows = [&a[..depth]; ROWS];
-    for r in 0..ROWS {
-        rows[r] = &a[r * a_stride..][..depth];
-    }
+    let c = &mut c[row * vectors..];
     let mut vector = 0;
     while vector + WIDE <= vectors {
-        register_tile::<S, R, ROWS, WIDE>(simd, rows, b, c, vectors, vector);
+        product.add_tile::<S, ROWS, WIDE>(simd, row, vectors, vector, c);
         vector += WIDE;
     }
     while vector < vectors {
-        register_tile::<S, R, ROWS, 1>(simd, rows, b, c, vectors, vector);
+        product.add_tile::<S, ROWS, 1>(simd, row, vectors, vector, c);
         vector += 1;
     }
     ROWS
 }
 
-#[inline(always)]
-fn register_tile<S: Simd, R: Right, const ROWS: usize, const WIDE: usize>(
-    simd: S,
-    a: [&[f32]; ROWS],
-    b: &R,
-    c: &mut [[f32; LANES]],
-    vectors: usize,
-    vector: usize,
-) {
-    let mut sums = [[simd.splat(0.0); WIDE]; ROWS];
-    for r in 0..ROWS {
-        for v in 0..WIDE {
-            sums[r][v] = simd.load(&c[r * vectors + vector + v]);
+/// `c[r][v] += Σ_k a[r][k] · b[k][v]` over `depth` values of each row of `a`, which has one every `a_stride` values. Each sum
+/// runs over `k` in ascending order.
+pub(super) struct Floats<'a, R> {
+    pub(super) a: &'a [f32],
+    pub(super) a_stride: usize,
+    pub(super) depth: usize,
+    pub(super) b: R,
+}
+
+impl<R: Right> Product for Floats<'_, R> {
+    #[inline(always)]
+    fn add_tile<S: Simd, const ROWS: usize, const WIDE: usize>(
+        &self,
+        simd: S,
+        row: usize,
+        vectors: usize,
+        vector: usize,
+        c: &mut [[f32; LANES]],
+    ) {
+        let mut a = [&self.a[..self.depth]; ROWS];
+        for r in 0..ROWS {
+            a[r] = &self.a[(row + r) * self.a_stride..][..self.depth];
         }
-    }
-    let (cells, rest) = (a[0].len() / R::DEPTH, a[0].len() % R::DEPTH);
-    for cell in 0..cells {
-        b.prefetch_next::<S, WIDE>(simd, cell, vector);
-        // Their number is known, so that every part is taken by a path of its own.
-        for part in 0..R::DEPTH {
-            add_row(simd, a, b, (cell, part), vector, &mut sums);
+        let mut sums = [[simd.splat(0.0); WIDE]; ROWS];
+        for r in 0..ROWS {
+            for v in 0..WIDE {
+                sums[r][v] = simd.load(&c[r * vectors + vector + v]);
+            }
         }
-    }
-    for part in 0..rest {
-        add_row(simd, a, b, (cells, part), vector, &mut sums);
-    }
-    for r in 0..ROWS {
-        for v in 0..WIDE {
-            simd.store(sums[r][v], &mut c[r * vectors + vector + v]);
+        let (cells, rest) = (self.depth / R::DEPTH, self.depth % R::DEPTH);
+        for cell in 0..cells {
+            self.b.prefetch_next::<S, WIDE>(simd, cell, vector);
+            // Their number is known, so that every part is taken by a path of its own.
+            for part in 0..R::DEPTH {
+                add_row(simd, a, &self.b, (cell, part), vector, &mut sums);
+            }
+        }
+        for part in 0..rest {
+            add_row(simd, a, &self.b, (cells, part), vector, &mut sums);
+        }
+        for r in 0..ROWS {
+            for v in 0..WIDE {
+                simd.store(sums[r][v], &mut c[r * vectors + vector + v]);
+            }
         }
     }
 }

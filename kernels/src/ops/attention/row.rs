@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use crate::KvType;
 use crate::buffer::Zeroable;
 use crate::simd::{LANES, Simd, nearest_bf16};
 
@@ -47,16 +48,14 @@ pub(super) fn largest<S: Simd>(simd: S, row: &[f32]) -> f32 {
 #[inline(always)]
 fn codes<S: Simd>(simd: S, row: &[f32], factor: f32, to: &mut [i8]) {
     for (from, to) in row.chunks(LANES).zip(to.chunks_mut(LANES)) {
-        let mut codes = [0; LANES];
-        simd.store_i8(simd.round(simd.mul(simd.load_partial(from), simd.splat(factor))), &mut codes);
-        to.copy_from_slice(&codes[..to.len()]);
+        simd.store_i8_partial(simd.round(simd.mul(simd.load_partial(from), simd.splat(factor))), to);
     }
 }
 
 impl Value for [bf16; 2] {
     type Code = bf16;
     const SCALED: bool = false;
-    const DEPTH: usize = 2;
+    const DEPTH: usize = KvType::Bf16.depth();
 
     /// To the nearest, ties to even; the scale is 1.
     #[inline(always)]
@@ -79,7 +78,7 @@ impl Value for [bf16; 2] {
 impl Value for f16 {
     type Code = f16;
     const SCALED: bool = false;
-    const DEPTH: usize = 1;
+    const DEPTH: usize = KvType::F16.depth();
 
     /// To the nearest finite one, ties to even; the scale is 1.
     #[inline(always)]
@@ -143,7 +142,7 @@ impl Fp8 {
 impl Value for Fp8 {
     type Code = Fp8;
     const SCALED: bool = true;
-    const DEPTH: usize = 1;
+    const DEPTH: usize = KvType::Fp8.depth();
 
     /// The largest magnitude becomes the largest number.
     #[inline(always)]
@@ -176,7 +175,7 @@ const BIAS: u8 = 128;
 impl Value for [u8; 4] {
     type Code = i8;
     const SCALED: bool = true;
-    const DEPTH: usize = 4;
+    const DEPTH: usize = KvType::Int8.depth();
     const INTEGERS: bool = true;
 
     /// The largest magnitude becomes 127.
@@ -222,7 +221,7 @@ unsafe impl Zeroable for Int4Pair {}
 impl Value for Int4Pair {
     type Code = i8;
     const SCALED: bool = true;
-    const DEPTH: usize = 2;
+    const DEPTH: usize = KvType::Int4.depth();
 
     /// The value of the largest magnitude becomes -8, whatever its sign.
     #[inline(always)]
