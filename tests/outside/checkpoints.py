@@ -138,14 +138,14 @@ def scheme(name, smooth=False):
 
 # auto-round, in its own format and in others'.
 
-def auto_round(format="auto_round", symmetric=True):
+def auto_round(format="auto_round"):
     def make(model, made):
         from auto_round import AutoRound
 
         tokenizer = model.tokenizer()
         data, work = made.with_suffix(".json"), made.with_suffix(".work")
         data.write_text(json.dumps([{"text": tokenizer.decode(row)} for row in model.rows()]))
-        arguments = {"bits": 4, "group_size": model.group, "sym": symmetric, "iters": 4, "seqlen": 128, "nsamples": CALIBRATION_ROWS}
+        arguments = {"bits": 4, "group_size": model.group, "sym": True, "iters": 4, "seqlen": 128, "nsamples": CALIBRATION_ROWS}
         tool = AutoRound(model.weights(), tokenizer, dataset=str(data), device_map="cpu", **arguments)
         tool.quantize_and_save(str(work), format=format)
         # It saves into a folder of its own choice within.
