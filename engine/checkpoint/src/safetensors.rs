@@ -2,10 +2,13 @@
 //!
 //! The format is eight bytes of header length, the header, then the tensors' data.
 
+use std::fmt::{self, Formatter};
 use std::fs::File;
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde::Deserializer;
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde_json::Value;
 
 use crate::error::{HubError, SafetensorsError as Error};
 use crate::map::Bytes;
@@ -69,14 +72,45 @@ fn read_header(bytes: &[u8]) -> Result<Vec<Entry>, Error> {
         return Err(Error::HeaderLength { length, available: available.min(MAX_HEADER_BYTES) });
     }
     let (header, data) = bytes[8..].split_at(length as usize);
-    let header: Map<String, Value> = serde_json::from_slice(header).map_err(|error| Error::Json(error.to_string()))?;
-    let tensors = header.into_iter().filter(|(name, _)| name != METADATA_KEY);
-    let mut entries: Vec<Entry> = tensors
-        .map(|(name, value)| read_entry(name, &value, bytes.len() - data.len(), data.len()))
-        .collect::<Result<_, _>>()?;
+    let mut json = serde_json::Deserializer::from_slice(header);
+    let reader = EntryReader { data_start: bytes.len() - data.len(), data_bytes: data.len() };
+    let entries = json.deserialize_map(reader).and_then(|entries| json.end().map(|()| entries));
+    let mut entries = entries.map_err(|error| Error::Json(error.to_string()))??;
     refuse_overlap(&mut entries)?;
     entries.sort_by(|a, b| a.name.cmp(&b.name));
+    refuse_twins(&entries)?;
     Ok(entries)
+}
+
+/// Reads tensors' descriptions one by one: a whole header as JSON values would take many times its bytes.
+struct EntryReader {
+    /// Where data begins in the file.
+    data_start: usize,
+    data_bytes: usize,
+}
+
+impl<'de> Visitor<'de> for EntryReader {
+    type Value = Result<Vec<Entry>, Error>;
+
+    fn expecting(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut entries = Ok(Vec::new());
+        while let Some(name) = map.next_key::<String>()? {
+            if name == METADATA_KEY {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            let entry = read_entry(name, &map.next_value()?, self.data_start, self.data_bytes);
+            entries = entries.and_then(|mut entries: Vec<Entry>| {
+                entries.push(entry?);
+                Ok(entries)
+            });
+        }
+        Ok(entries)
+    }
 }
 
 /// Reads one tensor's description; its data begins at `data_start` of the file at the earliest.
@@ -115,6 +149,14 @@ fn refuse_overlap(entries: &mut [Entry]) -> Result<(), Error> {
     entries.sort_by_key(|entry| (entry.start, entry.end));
     match entries.windows(2).find(|pair| pair[0].end > pair[1].start) {
         Some(pair) => Err(Error::Overlap { first: pair[0].name.clone(), second: pair[1].name.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// Entries are sorted by name.
+fn refuse_twins(entries: &[Entry]) -> Result<(), Error> {
+    match entries.windows(2).find(|pair| pair[0].name == pair[1].name) {
+        Some(pair) => Err(Error::Entry { name: pair[0].name.clone(), problem: "it is there twice".into() }),
         None => Ok(()),
     }
 }

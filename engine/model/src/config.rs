@@ -16,6 +16,10 @@ use crate::packed::Scheme;
 
 /// Longest context that a file may claim, tokens. The largest published one is ten million.
 const MAX_CONTEXT_TOKENS: u32 = 1 << 24;
+/// Most layers, and most values of a head, that a file may claim. Published ones have up to 130 and 576; what is kept for
+/// each is taken before any tensor is looked at.
+const MAX_LAYERS: usize = 1 << 16;
+const MAX_HEAD_DIM: usize = 1 << 16;
 /// Base of the rotary frequencies where a file names none (Su et al. 2021).
 const DEFAULT_ROPE_THETA: f32 = 10_000.0;
 

@@ -73,6 +73,9 @@ pub(crate) const MIXTRAL_EXPERTS: ExpertNames = ExpertNames {
     ..QWEN_EXPERTS
 };
 
+/// How tensors end on the hub that are no weights.
+const NO_WEIGHTS: [&str; 3] = [".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale"];
+
 /// How a checkpoint names tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Naming {
@@ -103,11 +106,12 @@ impl Naming {
         self.in_layer(layer, name, "bias")
     }
 
-    /// Whether a tensor is no weight: what older checkpoints saved along, or what the configuration reads.
+    /// Whether a tensor is no weight: what older checkpoints saved along, what the configuration reads, or what was
+    /// measured for a cache of eight-bit floats, whose rows have scales of their own here.
     pub fn is_no_weight(self, tensor: &str) -> bool {
         match self {
             Naming::Gguf => ROPE_FACTORS.contains(&tensor),
-            Naming::Hub => tensor.ends_with(".rotary_emb.inv_freq"),
+            Naming::Hub => NO_WEIGHTS.iter().any(|end| tensor.ends_with(end)),
         }
     }
 

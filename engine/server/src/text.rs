@@ -4,6 +4,7 @@
 
 mod bpe;
 mod byte_level;
+mod charsmap;
 pub mod chat_template;
 pub mod detokenize;
 pub mod encoder_text;
@@ -15,6 +16,7 @@ mod spm;
 pub mod stop_strings;
 mod template_program;
 pub mod tokenizer;
+mod tokenizer_file;
 mod ugm;
 pub mod vocabulary;
 pub mod words;

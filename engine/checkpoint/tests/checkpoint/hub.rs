@@ -94,6 +94,10 @@ fn hostile_headers_are_refused_by_name() {
         ),
         (one(r#"{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}"#), "overflows"),
         (one(r#"{"dtype":"F32","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,4]}"#), "it has 9 dimensions"),
+        (
+            SafetensorsBuilder::new().tensor_f32("t", &[1], &[1.0]).tensor_f32("t", &[1], &[2.0]).build(),
+            "tensor \"t\": it is there twice",
+        ),
         (one(r#"{"dtype":"F32","shape":[1],"data_offsets":[4,8]}"#), "tensors \"last\" and \"t\" overlap"),
     ];
     for (bytes, expected) in cases {

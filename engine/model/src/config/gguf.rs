@@ -4,7 +4,10 @@ mod rope;
 
 use windlass_checkpoint::{GgufFile, Metadata};
 
-use super::{ConfigError, DecoderConfig, ExpertsConfig, LayerSet, LocalAttention, MAX_CONTEXT_TOKENS, Unsupported};
+use super::{
+    ConfigError, DecoderConfig, ExpertsConfig, LayerSet, LocalAttention, MAX_CONTEXT_TOKENS, MAX_HEAD_DIM, MAX_LAYERS,
+    Unsupported,
+};
 use crate::family::{Family, LocalLayers};
 
 /// Reads the configuration of a file.
@@ -15,7 +18,7 @@ pub(super) fn read(file: &GgufFile) -> Result<DecoderConfig, ConfigError> {
     let hidden = keys.positive("embedding_length")?;
     let (heads, kv_heads) = keys.heads()?;
     let head_dim = keys.head_dim(hidden, heads)?;
-    let layers = keys.positive("block_count")?;
+    let layers = keys.layers()?;
     let experts = keys.experts()?;
     let feed_forward = match &experts {
         Some(experts) => experts.feed_forward.max(experts.shared_feed_forward.unwrap_or(0)),
@@ -116,9 +119,19 @@ impl Keys<'_> {
         }
         let head_dim = self.positive_or("attention.key_length", hidden / heads)?;
         let value_dim = self.positive_or("attention.value_length", head_dim)?;
-        match value_dim == head_dim {
-            true => Ok(head_dim),
-            false => Err(self.invalid("attention.value_length", value_dim, format!("{head_dim}, as of the keys"))),
+        if value_dim != head_dim {
+            return Err(self.invalid("attention.value_length", value_dim, format!("{head_dim}, as of the keys")));
+        }
+        match head_dim {
+            1..=MAX_HEAD_DIM => Ok(head_dim),
+            _ => Err(self.invalid("attention.key_length", head_dim, format!("at most {MAX_HEAD_DIM}"))),
+        }
+    }
+
+    fn layers(self) -> Result<usize, ConfigError> {
+        match self.positive("block_count")? {
+            layers @ 1..=MAX_LAYERS => Ok(layers),
+            layers => Err(self.invalid("block_count", layers, format!("at most {MAX_LAYERS}"))),
         }
     }
 

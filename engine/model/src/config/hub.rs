@@ -6,7 +6,8 @@ use serde_json::Value;
 use windlass_checkpoint::HubFolder;
 
 use super::{
-    Activation, ConfigError, DecoderConfig, ExpertsConfig, LayerSet, LocalAttention, MAX_CONTEXT_TOKENS, Unsupported,
+    Activation, ConfigError, DecoderConfig, ExpertsConfig, LayerSet, LocalAttention, MAX_CONTEXT_TOKENS, MAX_HEAD_DIM,
+    MAX_LAYERS, Unsupported,
 };
 use crate::family::{Family, LocalLayers};
 use crate::names::{Naming, OUTPUT};
@@ -21,16 +22,13 @@ pub(super) fn read(folder: &HubFolder) -> Result<DecoderConfig, ConfigError> {
     let model_type = keys.0["model_type"].as_str().ok_or_else(|| keys.invalid("model_type", "a name"))?;
     let family = Family::of_hub(model_type).ok_or_else(|| Unsupported::Architecture(model_type.to_owned()))?;
     keys.refuse_features(family)?;
-    let (hidden, layers) = (keys.size("hidden_size")?, keys.size("num_hidden_layers")?);
+    let (hidden, layers) = (keys.size("hidden_size")?, keys.layers()?);
     let heads = keys.size("num_attention_heads")?;
     let kv_heads = keys.size_or("num_key_value_heads", heads)?;
     if !heads.is_multiple_of(kv_heads) {
         return Err(keys.invalid("num_key_value_heads", format!("a divisor of the {heads} heads")));
     }
-    if keys.absent("head_dim") && !hidden.is_multiple_of(heads) {
-        return Err(keys.invalid("num_attention_heads", format!("a divisor of the width {hidden}")));
-    }
-    let head_dim = keys.size_or("head_dim", hidden / heads)?;
+    let head_dim = keys.head_dim(hidden, heads)?;
     let experts = keys.experts(family)?;
     let feed_forward = match &experts {
         Some(experts) => experts.feed_forward.max(experts.shared_feed_forward.unwrap_or(0)),
@@ -89,6 +87,23 @@ impl<'a> Keys<'a> {
 
     fn size_or(self, key: &str, default: usize) -> Result<usize, ConfigError> {
         if self.absent(key) { Ok(default) } else { self.size(key) }
+    }
+
+    fn layers(self) -> Result<usize, ConfigError> {
+        match self.size("num_hidden_layers")? {
+            layers @ 1..=MAX_LAYERS => Ok(layers),
+            _ => Err(self.invalid("num_hidden_layers", format!("at most {MAX_LAYERS}"))),
+        }
+    }
+
+    fn head_dim(self, hidden: usize, heads: usize) -> Result<usize, ConfigError> {
+        if self.absent("head_dim") && !hidden.is_multiple_of(heads) {
+            return Err(self.invalid("num_attention_heads", format!("a divisor of the width {hidden}")));
+        }
+        match self.size_or("head_dim", hidden / heads)? {
+            head_dim @ 1..=MAX_HEAD_DIM => Ok(head_dim),
+            _ => Err(self.invalid("head_dim", format!("at most {MAX_HEAD_DIM}"))),
+        }
     }
 
     /// A Boolean; false where it is absent.

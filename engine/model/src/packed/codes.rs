@@ -10,7 +10,7 @@ use windlass_checkpoint::Tensor;
 use windlass_kernels::{Integer, WeightType};
 
 use super::parts::{FloatPart, Parts};
-use super::scheme::Layout;
+use super::scheme::{GptqZeros, Layout};
 
 /// Which nibble of a word holds which of eight outputs in AWQ: output `n` is nibble `AWQ_NIBBLE[n]`.
 const AWQ_NIBBLE: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
@@ -158,11 +158,13 @@ impl<'a> Codes<'a> {
     fn zero(&self, row: usize, group: usize) -> u32 {
         let groups = self.cols / self.group;
         match self.layout {
-            Layout::Gptq { bits, zero_offset } => {
-                let words = self.rows * bits as usize / 32;
-                // Eight bits less one wrap around: a zero point of 0 was stored as 255.
-                let stored = bits_at(&self.zeros[4 * group * words..], 0, 1, row, bits) + zero_offset;
-                if bits == 8 { stored & 255 } else { stored }
+            Layout::Gptq { bits, zeros: GptqZeros::Middle } => 1 << (bits - 1),
+            Layout::Gptq { bits, zeros } => {
+                let words = &self.zeros[4 * group * (self.rows * bits as usize / 32)..];
+                match zeros {
+                    GptqZeros::StoredLessOne => one_more(words, row, bits),
+                    _ => bits_at(words, 0, 1, row, bits),
+                }
             }
             Layout::Awq => nibble(self.zeros, (group * self.rows + row) / 8, AWQ_NIBBLE[row % 8]),
             // Signed codes are stored plus half their range, and so are zero points.
@@ -224,6 +226,18 @@ fn bits_at(words: &[u8], first: usize, stride: usize, index: usize, bits: u32) -
     let low = u64::from(word(at)) >> shift;
     let high = if shift + bits > 32 { u64::from(word(at + 1)) << (32 - shift) } else { 0 };
     (low | high) as u32 & ((1 << bits) - 1)
+}
+
+/// One more than place `index` of `words` holds. Tools took the one off whole words, so that a zero point of 0 borrowed
+/// from the place above it; places of three bits, which words cut, they took it off one by one.
+fn one_more(words: &[u8], index: usize, bits: u32) -> u32 {
+    let mask = (1 << bits) - 1;
+    if !32_u32.is_multiple_of(bits) {
+        return (bits_at(words, 0, 1, index, bits) + 1) & mask;
+    }
+    let bit = index * bits as usize;
+    let word = u32::from_le_bytes(words.as_chunks().0[bit / 32]);
+    word.wrapping_add(u32::MAX / mask) >> (bit % 32) & mask
 }
 
 /// Nibble `index` of little-endian word `word`.

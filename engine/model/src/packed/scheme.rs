@@ -18,8 +18,8 @@ pub(crate) struct Scheme {
 /// How values lie in a matrix's tensors. Bits are those of a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// Words of inputs, `[inputs · bits / 32, outputs]`. The first version stored zero points less one.
-    Gptq { bits: u32, zero_offset: u32 },
+    /// Words of inputs, `[inputs · bits / 32, outputs]`.
+    Gptq { bits: u32, zeros: GptqZeros },
     /// Words of eight outputs, `[inputs, outputs / 8]`.
     Awq,
     /// Words of inputs, `[outputs, inputs · bits / 32]`.
@@ -33,6 +33,17 @@ pub(crate) enum Layout {
     Bnb4,
     /// Bytes with a largest magnitude for each output (Dettmers et al. 2022).
     Bnb8,
+}
+
+/// Where GPTQ's zero points are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GptqZeros {
+    /// In the middle of the codes, whatever is stored: not all tools agree on that (`sym`).
+    Middle,
+    /// As they are stored, in the second version.
+    Stored,
+    /// One above what is stored, in the first.
+    StoredLessOne,
 }
 
 /// What shares a scale of eight-bit floats.
@@ -126,9 +137,12 @@ impl Config<'_> {
 
     fn gptq(&self) -> Result<Scheme, ConfigError> {
         let bits = self.bits("bits", &[2, 3, 4, 8])?;
-        let second = self.0["checkpoint_format"] == "gptq_v2";
-        let layout = Layout::Gptq { bits, zero_offset: if second { 0 } else { 1 } };
-        Ok(Scheme::of_weights(layout, self.group("group_size")?))
+        let zeros = match (self.0["sym"] == true, self.0["checkpoint_format"] == "gptq_v2") {
+            (true, _) => GptqZeros::Middle,
+            (false, true) => GptqZeros::Stored,
+            (false, false) => GptqZeros::StoredLessOne,
+        };
+        Ok(Scheme::of_weights(Layout::Gptq { bits, zeros }, self.group("group_size")?))
     }
 
     fn awq(&self) -> Result<Scheme, ConfigError> {

@@ -154,12 +154,20 @@ impl<'a> Finder<'a> {
     }
 
     pub fn refuse_unused(&self) -> Result<(), TensorError> {
-        let unused = |tensor: &Tensor<'_>| !self.used.contains(tensor.name) && !self.naming.is_no_weight(tensor.name);
+        let needless = |tensor: &Tensor<'_>| {
+            self.naming.is_no_weight(tensor.name) || self.scheme.is_some() && is_zero_bias(tensor)
+        };
+        let unused = |tensor: &Tensor<'_>| !self.used.contains(tensor.name) && !needless(tensor);
         match self.checkpoint.tensors().find(unused) {
             Some(tensor) => Err(Unsupported::ExtraTensor(tensor.name.to_owned()).into()),
             None => Ok(()),
         }
     }
+}
+
+/// Whether a tensor adds nothing: some tools write biases beside all codes, though the model has none.
+fn is_zero_bias(tensor: &Tensor<'_>) -> bool {
+    tensor.name.ends_with(".bias") && tensor.bytes.iter().all(|byte| *byte == 0)
 }
 
 /// A matrix of floats or of the kernels' types.

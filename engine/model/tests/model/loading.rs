@@ -58,6 +58,14 @@ fn configurations_are_refused_by_key() {
         ),
         (tiny().f32("llama.attention.value_length", 64.0), "must be an integer; it is a float"),
         (tiny().u32("llama.attention.value_length", 32), "\"llama.attention.value_length\" is 32"),
+        (
+            tiny().u32("llama.attention.key_length", 65_538).u32("llama.attention.value_length", 65_538),
+            "\"llama.attention.key_length\" is 65538; it must be at most 65536",
+        ),
+        (
+            with_key("llama.block_count", |b| b.u32("llama.block_count", u32::MAX)),
+            "\"llama.block_count\" is 4294967295; it must be at most 65536",
+        ),
         (tiny().u32("llama.expert_count", 8), "\"llama.expert_used_count\" is missing"),
         (tiny().str("llama.rope.scaling.type", "yarn"), "\"yarn\": this rotary scaling is not supported"),
         (tiny().str("llama.rope.scaling.type", "linear"), "\"llama.rope.scaling.factor\" is missing"),
@@ -109,10 +117,10 @@ fn tensors_are_refused_by_name_with_both_shapes() {
     }
 }
 
-/// A million layers are a claim that costs nothing to make.
+/// Many layers are a claim that costs nothing to make.
 #[test]
 fn a_hostile_number_of_layers_fails_at_its_first_missing_tensor() {
-    let file = with_key("llama.block_count", |b| b.u32("llama.block_count", u32::MAX));
+    let file = with_key("llama.block_count", |b| b.u32("llama.block_count", 65_536));
     assert!(refusal(&file, &options()).contains("\"blk.2.attn_norm.weight\" is missing"));
 }
 

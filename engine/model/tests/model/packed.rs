@@ -52,16 +52,7 @@ fn four_bits(random: &mut Random) -> i32 {
 
 /// Four bits as the first version of GPTQ lays them out.
 fn of_gptq(name: &'static str, config: Value, group: usize, kind: &'static str) -> Tool {
-    Tool {
-        name,
-        config,
-        group,
-        scattered: false,
-        code: four_bits,
-        zero: |random| four_bits(random) + 1,
-        write: write_gptq::<4, 1>,
-        kind,
-    }
+    Tool { name, config, group, scattered: false, code: four_bits, zero: four_bits, write: write_gptq::<4, 1>, kind }
 }
 
 /// Signed bytes with a scale for each output.
@@ -107,6 +98,17 @@ fn tools() -> Vec<Tool> {
             scattered: false,
             code: four_bits,
             zero: four_bits,
+            write: write_gptq::<4, 0>,
+            kind: "int4_g64",
+        },
+        // Symmetric, and not all tools store that less one.
+        Tool {
+            name: "gptq, symmetric",
+            config: json!({"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": true, "checkpoint_format": "gptq"}),
+            group: 64,
+            scattered: false,
+            code: four_bits,
+            zero: |_| 8,
             write: write_gptq::<4, 0>,
             kind: "int4_g64",
         },
@@ -159,7 +161,7 @@ fn tools() -> Vec<Tool> {
             group: 64,
             scattered: false,
             code: |random| random.bits() as i32 & 7,
-            zero: |random| 1 + (random.bits() & 7) as i32,
+            zero: |random| random.bits() as i32 & 7,
             write: write_gptq::<3, 1>,
             kind: "int4_g64",
         },
@@ -169,7 +171,7 @@ fn tools() -> Vec<Tool> {
             group: 64,
             scattered: false,
             code: |random| random.bits() as i32 & 3,
-            zero: |random| 1 + (random.bits() & 3) as i32,
+            zero: |random| random.bits() as i32 & 3,
             write: write_gptq::<2, 1>,
             kind: "int4_g64",
         },
@@ -179,7 +181,7 @@ fn tools() -> Vec<Tool> {
             group: 64,
             scattered: true,
             code: four_bits,
-            zero: |random| four_bits(random) + 1,
+            zero: four_bits,
             write: write_gptq::<4, 1>,
             kind: "int4_g64",
         },
@@ -397,6 +399,12 @@ fn words(nibbles: impl Iterator<Item = i32>) -> Vec<u8> {
     stream(4, nibbles)
 }
 
+/// Words less a number: places of 0 borrow from those above.
+fn less(number: u32, words: &[u8]) -> Vec<u8> {
+    let less = |word: &[u8; 4]| u32::from_le_bytes(*word).wrapping_sub(number).to_le_bytes();
+    words.as_chunks().0.iter().flat_map(less).collect()
+}
+
 /// Rows of words to columns of them: `[rows][words]` to `[words][rows]`.
 fn transposed(rows: usize, words: &[u8]) -> Vec<u8> {
     let per_row = words.len() / 4 / rows;
@@ -424,7 +432,7 @@ impl Codes {
     }
 }
 
-fn write_gptq<const BITS: usize, const ZERO_OFFSET: i32>(
+fn write_gptq<const BITS: usize, const ZERO_OFFSET: u32>(
     file: SafetensorsBuilder,
     prefix: &str,
     m: &Codes,
@@ -432,10 +440,16 @@ fn write_gptq<const BITS: usize, const ZERO_OFFSET: i32>(
     let (rows, cols, groups) = (m.rows, m.cols, m.groups());
     let codes = transposed(rows, &stream(BITS, m.codes.iter().copied()));
     let zeros = (0..groups).flat_map(|group| (0..rows).map(move |row| (row, group)));
-    let zeros = stream(BITS, zeros.map(|(row, group)| m.zeros[row * groups + group] - ZERO_OFFSET));
+    let zeros = zeros.map(|(row, group)| m.zeros[row * groups + group]);
+    let zeros = match BITS {
+        3 => stream(BITS, zeros.map(|zero| zero - ZERO_OFFSET as i32)),
+        _ => less(ZERO_OFFSET * (u32::MAX / ((1 << BITS) - 1)), &stream(BITS, zeros)),
+    };
     let order: Vec<u8> = m.groups_of.iter().flat_map(|group| (*group as i32).to_le_bytes()).collect();
     let [rows, cols, groups, bits] = [rows, cols, groups, BITS].map(|size| size as u64);
-    file.tensor(&format!("{prefix}.qweight"), "I32", &[cols * bits / 32, rows], &codes)
+    // Its first tool wrote biases of zeros, too.
+    file.tensor(&format!("{prefix}.bias"), "F16", &[rows], &vec![0; 2 * m.rows])
+        .tensor(&format!("{prefix}.qweight"), "I32", &[cols * bits / 32, rows], &codes)
         .tensor(&format!("{prefix}.qzeros"), "I32", &[groups, rows * bits / 32], &zeros)
         .tensor(&format!("{prefix}.scales"), "F16", &[groups, rows], &m.scales_by_group())
         .tensor(&format!("{prefix}.g_idx"), "I32", &[cols], &order)
@@ -558,6 +572,19 @@ fn every_tools_checkpoint_computes_its_values() {
 }
 
 #[test]
+fn scales_that_were_measured_for_a_cache_are_not_needed() {
+    let family = family(&Value::Null);
+    let scaled = ["k_scale", "v_scale"].iter().fold(SafetensorsBuilder::new(), |file, part| {
+        file.tensor_f32(&format!("model.layers.0.self_attn.{part}"), &[1], &[0.5])
+    });
+    let file = family
+        .tensors()
+        .into_iter()
+        .fold(scaled, |file, (name, shape, values)| file.tensor_f32(&name, &shape, &values));
+    build(&family.open(&file.build()), &LoadOptions::default()).unwrap();
+}
+
+#[test]
 fn parts_that_do_not_make_a_matrix_are_refused_by_name() {
     let gptq = &tools()[0];
     let family = family(&gptq.config);
@@ -576,6 +603,16 @@ fn parts_that_do_not_make_a_matrix_are_refused_by_name() {
         file.tensor(&format!("{prefix}.g_idx"), "I32", &[m.cols as u64], &order)
     });
     assert!(reordered.contains("does not give every group 128 inputs"), "{reordered}");
+    let biased = refusal(|file, prefix, m| {
+        let bias = [vec![0; 2 * m.rows - 1], vec![1]].concat();
+        write_gptq::<4, 1>(file, prefix, m).without(&format!("{prefix}.bias")).tensor(
+            &format!("{prefix}.bias"),
+            "F16",
+            &[m.rows as u64],
+            &bias,
+        )
+    });
+    assert!(biased.contains("_proj.bias\" belongs to no supported decoder"), "{biased}");
     let transposed = refusal(|file, prefix, m| {
         let file = write_gptq::<4, 1>(file, prefix, m).without(&format!("{prefix}.qweight"));
         let codes = vec![0; m.rows * m.cols / 2];

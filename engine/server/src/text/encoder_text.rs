@@ -1,6 +1,7 @@
 //! Texts for encoders: one or two of them as tokens, with the special ones around.
 
 use super::tokenizer::TokenizerError;
+use super::tokenizer_file;
 use super::vocabulary::Vocabulary;
 use super::words;
 use tokenizers::{Encoding, Tokenizer};
@@ -19,11 +20,9 @@ enum Kind {
 impl EncoderText {
     /// Reads `tokenizer.json`. Cutting and padding are decided for each request, not there.
     pub fn read(folder: &HubFolder) -> Result<EncoderText, TokenizerError> {
-        let file = folder.text("tokenizer.json")?.ok_or(TokenizerError::NoTokenizerFile)?;
-        let invalid = |error: tokenizers::Error| TokenizerError::Invalid(format!("tokenizer.json: {error}"));
-        let mut tokenizer = Tokenizer::from_bytes(&file).map_err(invalid)?;
+        let (mut tokenizer, _) = tokenizer_file::read(folder)?;
         tokenizer.with_padding(None);
-        tokenizer.with_truncation(None).map_err(invalid)?;
+        tokenizer.with_truncation(None).map_err(|error| TokenizerError::Invalid(error.to_string()))?;
         Ok(EncoderText(Kind::File(Box::new(tokenizer))))
     }
 

@@ -4,6 +4,7 @@
 use super::byte_level;
 use super::spm;
 use super::tokenizer::{END_SPELLINGS, MAX_VOCABULARY, SpecialTokens, TokenizerError};
+use super::tokenizer_file;
 use super::vocabulary::Vocabulary;
 use serde_json::Value;
 use tokenizers::Tokenizer;
@@ -22,9 +23,7 @@ pub struct HubText {
 
 /// Reads the tokenizer of a folder.
 pub fn read(folder: &HubFolder) -> Result<HubText, TokenizerError> {
-    let file = folder.text("tokenizer.json")?.ok_or(TokenizerError::NoTokenizerFile)?;
-    let encoder = Tokenizer::from_bytes(&file).map_err(|error| invalid(format!("tokenizer.json: {error}")))?;
-    let json: Value = serde_json::from_str(&file).map_err(|error| invalid(format!("tokenizer.json: {error}")))?;
+    let (encoder, json) = tokenizer_file::read(folder)?;
     let vocabulary = vocabulary(&encoder, Spelling::of(&json["decoder"])?)?;
     let special = special(folder, &encoder)?;
     Ok(HubText { encoder, vocabulary, special })
@@ -132,6 +131,8 @@ fn invalid(problem: String) -> TokenizerError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base64::Engine as _;
+    use base64::prelude::BASE64_STANDARD;
     use serde_json::json;
     use windlass_checkpoint::testing::SafetensorsBuilder;
 
@@ -195,6 +196,15 @@ mod tests {
         assert_eq!((special.prefix, special.ends), (Some(4), vec![5, 6, 7]));
         assert_eq!((special.bos_text.as_str(), special.eos_text.as_str()), ("<s>", "</s>"));
         assert_eq!(chat_template(&folder.hub).unwrap().as_deref(), Some("T"));
+    }
+
+    #[test]
+    fn a_table_of_characters_that_leads_out_of_itself_is_refused() {
+        let mut json = tokenizer(byte_level());
+        let table = json!({"type": "Precompiled", "precompiled_charsmap": BASE64_STANDARD.encode([0; 4])});
+        json["normalizer"] = json!({"type": "Sequence", "normalizers": [{"type": "NFC"}, table]});
+        let refusal = read(&folder(&[("tokenizer.json", json)]).hub).map(drop).unwrap_err().to_string();
+        assert!(refusal.contains("precompiled_charsmap: its trie is empty"), "{refusal}");
     }
 
     #[test]

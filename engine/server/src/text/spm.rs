@@ -17,8 +17,12 @@ use windlass_checkpoint::Metadata;
 /// How pieces spell a space.
 pub const SPACE: &str = "\u{2581}";
 
+/// Longest piece, bytes: each is looked for in every way to cut it in two.
+const MAX_PIECE_BYTES: usize = 1024;
+
 /// Builds the encoder for `spellings`, the vocabulary in order of id, with its `types`.
 pub fn build(metadata: Metadata<'_>, spellings: &[&str], types: &[i32]) -> Result<Tokenizer, TokenizerError> {
+    refuse_long(spellings)?;
     let scores = scores(metadata, spellings.len())?;
     let vocabulary: Vocab = spellings.iter().zip(0u32..).map(|(text, id)| ((*text).to_owned(), id)).collect();
     let mut model = BPE::builder()
@@ -54,6 +58,15 @@ pub fn append_bytes(spelling: &str, bytes: &mut Vec<u8>) {
         Some(byte) => bytes.push(byte),
         None => append_text(spelling, bytes),
     }
+}
+
+fn refuse_long(spellings: &[&str]) -> Result<(), TokenizerError> {
+    let Some(id) = spellings.iter().position(|piece| piece.len() > MAX_PIECE_BYTES) else { return Ok(()) };
+    let message = format!(
+        "entry {id} of tokenizer.ggml.tokens has {} bytes; a piece has at most {MAX_PIECE_BYTES}",
+        spellings[id].len()
+    );
+    Err(TokenizerError::Inconsistent(message))
 }
 
 fn append_text(spelling: &str, bytes: &mut Vec<u8>) {
@@ -159,6 +172,13 @@ mod tests {
         assert_eq!(encode("<s>a</s>a", true), ["<s>", "\u{2581}a", "</s>", "\u{2581}a"]);
         assert_eq!(encode("<0x41>", false)[..2], ["<0x3C>", "<0x30>"]);
         assert_eq!(encode("", true), [""; 0]);
+    }
+
+    #[test]
+    fn a_piece_that_would_be_cut_without_end_is_refused() {
+        let (file, long) = (file(true), "a".repeat(MAX_PIECE_BYTES + 1));
+        let refusal = build(file.metadata(), &["a", &long], &[TokenType::NORMAL; 2]).unwrap_err().to_string();
+        assert_eq!(refusal, "entry 1 of tokenizer.ggml.tokens has 1025 bytes; a piece has at most 1024");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! ways to cut a text into pieces the one with the highest sum of scores.
 
 use super::bpe::{added, invalid};
+use super::charsmap;
 use super::spm::{SPACE, scores};
 use super::tokenizer::TokenizerError;
 use super::vocabulary::TokenType;
@@ -28,6 +29,7 @@ fn normalizer(metadata: Metadata<'_>) -> Result<NormalizerWrapper, TokenizerErro
     let flag = |name: &str| Ok::<_, TokenizerError>(metadata.bool(name)?.unwrap_or(true));
     let mut steps: Vec<NormalizerWrapper> = Vec::new();
     if let Some(table) = metadata.bytes("tokenizer.ggml.precompiled_charsmap")?.filter(|table| !table.is_empty()) {
+        charsmap::check(table)?;
         steps.push(Precompiled::from(table).map_err(|error| TokenizerError::Invalid(error.to_string()))?.into());
     }
     if flag("tokenizer.ggml.remove_extra_whitespaces")? {
