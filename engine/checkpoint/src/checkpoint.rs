@@ -45,6 +45,15 @@ impl Checkpoint {
             Checkpoint::Hub(folder) => folder.tensor(name),
         }
     }
+
+    /// Gives the memory of tensors' bytes back once they were read, so that a file and what is made of it are not held
+    /// both. They can be read again.
+    pub fn release(&self, bytes: &[u8]) {
+        match self {
+            Checkpoint::Gguf(file) => file.release(bytes),
+            Checkpoint::Hub(folder) => folder.release(bytes),
+        }
+    }
 }
 
 impl From<GgufFile> for Checkpoint {

@@ -85,6 +85,10 @@ impl GgufFile {
         Some(self.at(self.tensors[found]))
     }
 
+    pub(crate) fn release(&self, part: &[u8]) {
+        self.parts.iter().for_each(|file| file.bytes.release(part));
+    }
+
     fn at(&self, (part, entry): (usize, usize)) -> Tensor<'_> {
         let MappedPart { bytes, header } = &self.parts[part];
         header.tensors[entry].tensor(bytes, &bytes[header.data.clone()])

@@ -79,6 +79,10 @@ impl HubFolder {
     pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         self.shards[*self.tensors.get(name)?].tensor(name)
     }
+
+    pub(crate) fn release(&self, part: &[u8]) {
+        self.shards.iter().for_each(|shard| shard.release(part));
+    }
 }
 
 /// The shards that an index names, each once.

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Deref;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 
 /// A checkpoint's bytes: mapped from a file, or in memory.
 #[derive(Debug)]
@@ -26,6 +26,18 @@ impl Bytes {
         // and the mapping lives only until the weights are packed. No reader relies on a string staying valid UTF-8:
         // each is checked again where it becomes a `str`.
         unsafe { Mmap::map(file) }.map(Bytes::Mapped)
+    }
+
+    /// Gives the memory of `part` back to the system; whoever reads it again has it from the file. Does nothing for bytes
+    /// in memory, or for those of others.
+    pub fn release(&self, part: &[u8]) {
+        let Bytes::Mapped(map) = self else { return };
+        let offset = part.as_ptr().addr().checked_sub(map.as_ptr().addr());
+        let Some(offset) = offset.filter(|offset| offset + part.len() <= map.len()) else { return };
+        // SAFETY: pages of a file that nobody has written to hold the same when they are read in again.
+        let advised = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, part.len()) };
+        // Memory that is not given back is held until the map ends: no reason not to load.
+        let _ = advised;
     }
 }
 

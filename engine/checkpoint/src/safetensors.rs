@@ -53,6 +53,10 @@ impl SafetensorsFile {
         Ok(SafetensorsFile { bytes, entries })
     }
 
+    pub fn release(&self, part: &[u8]) {
+        self.bytes.release(part);
+    }
+
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.iter().map(|entry| entry.name.as_str())
     }

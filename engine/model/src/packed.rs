@@ -29,6 +29,8 @@ pub(crate) struct PackedTensor<'a> {
     /// The rows that are meant.
     rows: Range<usize>,
     content: Content<'a>,
+    /// Its codes.
+    source: &'a [u8],
 }
 
 #[derive(Clone, Debug)]
@@ -52,13 +54,18 @@ impl<'a> PackedTensor<'a> {
             Layout::Float8 { .. } | Layout::Bnb4 | Layout::Bnb8 => Content::Floats(Floats::find(&parts, [cols, rows])?),
             _ => Content::Codes(Codes::find(&parts, [cols, rows])?),
         };
-        Ok(PackedTensor { name: tensor.name, cols, rows: 0..rows, content })
+        Ok(PackedTensor { name: tensor.name, cols, rows: 0..rows, content, source: tensor.bytes })
     }
 
     /// Some of the rows that are meant.
     pub fn rows(self, range: Range<usize>) -> PackedTensor<'a> {
         let first = self.rows.start;
         PackedTensor { rows: first + range.start..first + range.end, ..self }
+    }
+
+    /// The codes of all rows.
+    pub fn source(&self) -> &'a [u8] {
+        self.source
     }
 
     /// Rows that are meant.

@@ -68,6 +68,7 @@ impl<P: Packer> DecoderWeights<P> {
 /// All tensors of a decoder, found in a file and checked. Nothing is allocated for them yet.
 #[derive(Debug)]
 pub(crate) struct Manifest<'a> {
+    checkpoint: &'a Checkpoint,
     embedding: MatrixTensor<'a>,
     layers: Vec<LayerTensors<'a>>,
     output_norm: VectorTensor<'a>,
@@ -97,7 +98,7 @@ impl<'a> Manifest<'a> {
             false => Some(finder.table(&output, [hidden, vocabulary])?),
         };
         finder.refuse_unused()?;
-        let manifest = Manifest { embedding, layers, output_norm, output };
+        let manifest = Manifest { checkpoint, embedding, layers, output_norm, output };
         manifest.refuse_quantized_twice(quantization)?;
         Ok(manifest)
     }
@@ -192,7 +193,11 @@ impl<'a> Manifest<'a> {
         parts: &'s Parts,
         stage: Stage,
     ) -> impl Iterator<Item = Result<Layer<P>, TensorError>> + 's {
-        self.layers_of(stage).iter().map(|layer| layer.pack(packer, parts))
+        self.layers_of(stage).iter().map(|layer| {
+            let packed = layer.pack(packer, parts);
+            layer.matrices().for_each(|matrix| self.checkpoint.release(matrix.source()));
+            packed
+        })
     }
 
     /// A rank's part of the embedding, in a stage that reads it.
@@ -202,7 +207,7 @@ impl<'a> Manifest<'a> {
         parts: &Parts,
         stage: Stage,
     ) -> Result<Option<P::Matrix>, TensorError> {
-        self.embedding_of(stage).map(|table| table.pack(packer, &parts.vocabulary)).transpose()
+        self.embedding_of(stage).map(|table| self.pack_table(table, packer, parts)).transpose()
     }
 
     /// A rank's part of the head, in the last stage.
@@ -212,9 +217,20 @@ impl<'a> Manifest<'a> {
         parts: &Parts,
         stage: Stage,
     ) -> Result<Option<Head<P>>, TensorError> {
-        let untied = self.output_of(stage).map(|table| table.pack(packer, &parts.vocabulary)).transpose()?;
+        let untied = self.output_of(stage).map(|table| self.pack_table(table, packer, parts)).transpose()?;
         let head = || Head { norm: self.output_norm.pack(packer, &Part::Whole), untied };
         Ok(stage.is_last().then(head))
+    }
+
+    fn pack_table<P: Packer>(
+        &self,
+        table: &MatrixTensor<'_>,
+        packer: &P,
+        parts: &Parts,
+    ) -> Result<P::Matrix, TensorError> {
+        let packed = table.pack(packer, &parts.vocabulary);
+        self.checkpoint.release(table.source());
+        packed
     }
 }
 

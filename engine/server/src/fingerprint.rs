@@ -19,15 +19,21 @@ pub fn word(weights: String, tokenizer: String, mut flags: Vec<String>, device: 
 pub fn weights(checkpoint: &Checkpoint) -> String {
     let mut tensors: Vec<Tensor<'_>> = checkpoint.tensors().collect();
     tensors.sort_by_key(|tensor| tensor.name);
-    tensors_digest(&tensors)
+    digest(&tensors, |bytes| checkpoint.release(bytes))
 }
 
 /// Tensors in this order. Every byte counts, by a checksum that is read as fast as memory is: beside loading it takes
 /// no time of its own.
 pub fn tensors_digest(tensors: &[Tensor<'_>]) -> String {
+    digest(tensors, |_| ())
+}
+
+/// `done` is told of the bytes of each tensor once they were read.
+fn digest(tensors: &[Tensor<'_>], done: impl Fn(&[u8])) -> String {
     let mut digest = Sha256::new();
     for Tensor { name, kind, dims, bytes } in tensors {
         let data = crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes);
+        done(bytes);
         digest.update(format!("{name} {} {dims:?} {data:016x}\n", kind.name()));
     }
     hex(digest)

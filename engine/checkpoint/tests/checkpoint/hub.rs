@@ -130,3 +130,29 @@ proptest! {
         }
     }
 }
+
+/// What this process holds of a file that it has mapped, bytes.
+fn resident_bytes(path: &Path) -> u64 {
+    let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = maps.lines().skip_while(|line| !line.ends_with(path.to_str().unwrap()));
+    let resident = lines.find_map(|line| line.strip_prefix("Rss:")).unwrap();
+    1024 * resident.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+}
+
+#[test]
+fn bytes_that_are_released_take_no_memory_until_they_are_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let data: Vec<u8> = (0..8 << 20).map(|i: u32| (i * 7) as u8).collect();
+    fs::write(&path, SafetensorsBuilder::new().tensor("t", "U8", &[8 << 20], &data).build()).unwrap();
+    fs::write(folder.path().join("config.json"), "{}").unwrap();
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let bytes = checkpoint.tensor("t").unwrap().bytes;
+    assert!(bytes == data);
+    assert!(resident_bytes(&path) >= 8 << 20);
+    checkpoint.release(bytes);
+    assert!(resident_bytes(&path) < 1 << 20, "{}", resident_bytes(&path));
+    // Bytes of others are nothing to it.
+    checkpoint.release(&data);
+    assert!(bytes == data && data[7] == 49);
+}

@@ -47,6 +47,14 @@ impl<'a> MatrixTensor<'a> {
         }
     }
 
+    /// Most of its bytes in the checkpoint.
+    pub fn source(&self) -> &'a [u8] {
+        match self {
+            MatrixTensor::Plain(plain) => plain.bytes,
+            MatrixTensor::Packed(packed) => packed.source(),
+        }
+    }
+
     /// The type it is packed in.
     pub fn packed(&self) -> WeightType {
         match self {

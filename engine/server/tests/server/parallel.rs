@@ -113,3 +113,18 @@ async fn two_processes_share_the_layers() {
     let termination = Termination::parse(&std::fs::read_to_string(&log).unwrap()).unwrap();
     assert!(termination.message.contains("node 1 of the pipeline"), "{termination:?}");
 }
+
+/// The file and what is made of it are never held both.
+#[tokio::test(flavor = "multi_thread")]
+async fn loading_takes_little_more_memory_than_the_weights_do() {
+    let Some(model) = real_model() else { return };
+    let weights = std::fs::metadata(&model).unwrap().len();
+    let engine = serving(spawn(&model, "--max-model-len 2048")).await;
+    engine.ask().await;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", engine.child.id().unwrap())).unwrap();
+    let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let most = 1024 * most.trim().trim_end_matches(" kB").parse::<u64>().unwrap();
+    let (kv, rest) = (50_000_000, 100_000_000);
+    let bound = weights * 11 / 10 + kv + rest;
+    assert!(most <= bound, "{most} bytes at most; {bound} for {weights} of weights and {kv} of keys and values");
+}
