@@ -110,7 +110,7 @@ pub struct Survey {
 /// Finds and checks every tensor by its header, and reads none of their data.
 pub fn survey(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> Result<Survey, LoadError> {
     let config = DecoderConfig::read(checkpoint)?;
-    let manifest = Manifest::read(checkpoint, &config, quantization)?;
+    let manifest = Manifest::read_headers(checkpoint, &config, quantization)?;
     let whole = Parts::of(&Shard::whole(&config.shape(0)), &config);
     let shape = config.shape(manifest.bytes(&whole, Stage::WHOLE));
     Ok(Survey { shape, weight_type: manifest.dominant_type() })

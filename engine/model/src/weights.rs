@@ -82,7 +82,25 @@ impl<'a> Manifest<'a> {
         config: &DecoderConfig,
         quantization: Option<Quantization>,
     ) -> Result<Manifest<'a>, TensorError> {
-        let mut finder = Finder::new(checkpoint, config, quantization);
+        Manifest::find(Finder::new(checkpoint, config, quantization), checkpoint, config, quantization)
+    }
+
+    /// The same by headers alone: what tensors hold may be missing.
+    pub fn read_headers(
+        checkpoint: &'a Checkpoint,
+        config: &DecoderConfig,
+        quantization: Option<Quantization>,
+    ) -> Result<Manifest<'a>, TensorError> {
+        let finder = Finder::new(checkpoint, config, quantization).of_headers();
+        Manifest::find(finder, checkpoint, config, quantization)
+    }
+
+    fn find(
+        mut finder: Finder<'a>,
+        checkpoint: &'a Checkpoint,
+        config: &DecoderConfig,
+        quantization: Option<Quantization>,
+    ) -> Result<Manifest<'a>, TensorError> {
         let naming = finder.naming;
         let [hidden, vocabulary] = [config.hidden, config.vocabulary].map(|size| size as u64);
         let embedding = finder.table(&naming.once(names::EMBEDDING), [hidden, vocabulary])?;

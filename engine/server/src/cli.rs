@@ -437,9 +437,9 @@ pub struct FetchArgs {
     /// SHA-256 of the file, 64 hexadecimal digits: required for https://, http:// and -
     #[arg(long = bare(fetch::SHA256), value_name = "HEX")]
     pub sha256: Option<String>,
-    /// Branch, tag or commit of hf:// [default: main]
-    #[arg(long = bare(fetch::REVISION), value_name = "REVISION")]
-    pub revision: Option<String>,
+    /// How the source is reached.
+    #[command(flatten)]
+    pub access: AccessArgs,
     /// Folder of contents that models and pods share, on the file system of --to [default: blobs beside --to]
     #[arg(long, value_name = "FOLDER")]
     pub cache: Option<PathBuf>,
@@ -450,21 +450,9 @@ pub struct FetchArgs {
     /// Removes models in the folder of --to that no engine serves, and that were not asked for in so many seconds
     #[arg(long = bare(fetch::CACHE_KEEP_SECONDS), value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(u64::from(fetch::MIN_CACHE_KEEP_SECONDS)..))]
     pub cache_keep_seconds: Option<u64>,
-    /// The hub, or a mirror of it
-    #[arg(long, env = "HF_ENDPOINT", default_value = "https://huggingface.co", value_name = "URL")]
-    pub hf_endpoint: String,
-    /// Folder with a file for each setting of an object store, named like it: AWS_ACCESS_KEY_ID, …
-    #[arg(long = bare(fetch::CREDENTIALS_DIR), value_name = "FOLDER")]
-    pub credentials_dir: Option<PathBuf>,
     /// Parts that are downloaded at a time
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub connections: usize,
-    /// File with a token to send as `Authorization: Bearer`; for oci://, with `user:password`
-    #[arg(long = bare(fetch::TOKEN_FILE), value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
-    /// PEM file with certificate authorities to trust instead of the public ones
-    #[arg(long = bare(fetch::CA_FILE), value_name = "FILE")]
-    pub ca_file: Option<PathBuf>,
     /// Largest file accepted
     #[arg(long, default_value_t = 1 << 40, value_name = "BYTES")]
     pub max_bytes: u64,
@@ -473,21 +461,40 @@ pub struct FetchArgs {
     pub process: ProcessArgs,
 }
 
-/// Flags of `inspect`.
+/// How a model that is elsewhere is reached.
 #[derive(Args, Clone, Debug)]
-pub struct InspectArgs {
-    /// GGUF file, folder that holds one model, or https:// address of a GGUF file, of which only the header is read
-    #[arg(value_name = "MODEL")]
-    pub model: String,
-    /// Leave out the list of tensor types
-    #[arg(long = bare(inspect::SUMMARY))]
-    pub summary: bool,
-    /// File with a token to send as `Authorization: Bearer`
+#[command(next_help_heading = "Source")]
+pub struct AccessArgs {
+    /// Branch, tag or commit of hf:// [default: main]
+    #[arg(long = bare(fetch::REVISION), value_name = "REVISION")]
+    pub revision: Option<String>,
+    /// The hub, or a mirror of it
+    #[arg(long, env = "HF_ENDPOINT", default_value = "https://huggingface.co", value_name = "URL")]
+    pub hf_endpoint: String,
+    /// Folder with a file for each setting of an object store, named like it: AWS_ACCESS_KEY_ID, …
+    #[arg(long = bare(fetch::CREDENTIALS_DIR), value_name = "FOLDER")]
+    pub credentials_dir: Option<PathBuf>,
+    /// File with a token to send as `Authorization: Bearer`; for oci://, with `user:password`
     #[arg(long = bare(fetch::TOKEN_FILE), value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// PEM file with certificate authorities to trust instead of the public ones
     #[arg(long = bare(fetch::CA_FILE), value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
+}
+
+/// Flags of `inspect`.
+#[derive(Args, Clone, Debug)]
+pub struct InspectArgs {
+    /// GGUF file, folder that holds one model, or the address of a model as `fetch` takes it (hf://, s3://, gs://, az://,
+    /// oci://, https://), of which only headers are read
+    #[arg(value_name = "MODEL")]
+    pub model: String,
+    /// Leave out the list of tensor types
+    #[arg(long = bare(inspect::SUMMARY))]
+    pub summary: bool,
+    /// How a model that is elsewhere is reached.
+    #[command(flatten)]
+    pub access: AccessArgs,
     /// The process.
     #[command(flatten)]
     pub process: ProcessArgs,

@@ -6,16 +6,17 @@
 //! time. The checksum, not the transport, is what is trusted.
 
 mod agent;
-mod attempt;
+pub mod attempt;
 mod blob;
 mod checksum;
 mod download;
 mod hub;
-mod listing;
+pub mod listing;
 mod objects;
 mod oci;
 mod partial;
 mod progress;
+pub mod range;
 pub mod record;
 mod room;
 pub mod source;
@@ -41,8 +42,11 @@ pub const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Does the whole job; on return the file or folder is there and is what was asked for.
 pub fn run(args: &FetchArgs, first_pause: Duration) -> Result<(), Failure> {
-    match Source::parse(args, first_pause)? {
+    match Source::parse(&args.source, &args.access, first_pause)? {
         Source::File(source) => fetch_file(args, &source),
+        Source::Repository(_) if args.sha256.is_some() => {
+            Err(Failure::configuration("--sha256 is for one file of https:// or http://, or -"))
+        }
         Source::Repository(repository) => fetch_model(args, repository.as_ref(), first_pause),
     }
 }
@@ -81,7 +85,7 @@ fn fetch_model(args: &FetchArgs, repository: &dyn Repository, first_pause: Durat
     let cache = args.cache.clone().unwrap_or_else(|| default_cache(&args.to));
     room.make(listing.files.iter().map(|file| missing_bytes(&cache, file)).sum(), SystemTime::now())?;
     let downloader =
-        Downloader { agent: agent::agent(args.ca_file.as_deref())?, connections: args.connections, first_pause };
+        Downloader { agent: agent::agent(args.access.ca_file.as_deref())?, connections: args.connections, first_pause };
     let bytes = downloader.fetch(&cache, &listing.files)?;
     place(args, &cache, &listing).map_err(|error| storage(&args.to, &error))?;
     let seconds = started.elapsed().as_secs_f64();
@@ -91,7 +95,9 @@ fn fetch_model(args: &FetchArgs, repository: &dyn Repository, first_pause: Durat
 
 /// Whether a revision that can never mean other files was fetched before.
 fn is_there(args: &FetchArgs) -> bool {
-    let Some(commit) = args.revision.as_deref().filter(|revision| hub::is_commit(revision)) else { return false };
+    let Some(commit) = args.access.revision.as_deref().filter(|revision| hub::is_commit(revision)) else {
+        return false;
+    };
     FetchRecord::renew(&args.to, commit)
 }
 

@@ -5,9 +5,11 @@ mod remote;
 use crate::cli::InspectArgs;
 use crate::failure::{Failure, last_word};
 use crate::start::{load_failure, open};
+use remote::RemoteModel;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::inspection::Inspection;
 use windlass_engine_contract::memory::{KvDataType, kv_bytes_per_token};
@@ -32,9 +34,10 @@ struct TensorSum {
 }
 
 /// Prints the inspection of one model, and leaves it as the process's last word.
-pub fn run(args: &InspectArgs) -> Result<(), Failure> {
-    let document = if remote::is_url(&args.model) {
-        remote::Header::read(args)?.inspect(|file, revision| document(file, args.summary, Some(revision)))?
+pub fn run(args: &InspectArgs, first_pause: Duration) -> Result<(), Failure> {
+    let document = if remote::is_address(&args.model) {
+        let model = RemoteModel::find(args, first_pause)?;
+        model.inspect(|file, revision| document(file, args.summary, Some(revision)))?
     } else {
         document(&open(Path::new(&args.model))?, args.summary, None)?
     };

@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     let done = match &command {
         Command::Serve(args) => serve(args),
         Command::Fetch(args) => fetch::run(args, fetch::FIRST_PAUSE),
-        Command::Inspect(args) => inspect::run(args),
+        Command::Inspect(args) => inspect::run(args, fetch::FIRST_PAUSE),
         Command::Eval(args) => eval::run(args),
         Command::Chat(args) => wait_for(chat::run(args)),
         Command::Batch(args) => wait_for(batch::run(args)),

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use windlass_operator_api::engine::Quantization;
 
 use crate::fleet::{Fleet, Workload};
-use crate::names::{CHOICE_REASON, CHOSEN_QUANTIZATION, CHOSEN_TENSOR, ENGINE_IMAGE, SPEC_HASH};
+use crate::names::{CHOICE_REASON, CHOSEN_COMMIT, CHOSEN_QUANTIZATION, CHOSEN_TENSOR, ENGINE_IMAGE, SPEC_HASH};
+use crate::source::ModelSource;
 use crate::validate::{Device, ValidatedService};
 
 /// Everything chosen.
@@ -32,6 +33,9 @@ pub struct Picked {
     /// What floats become.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantization: Option<Quantization>,
+    /// The commit that is fetched, where the spec names what moves on, or nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
     /// Why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -60,6 +64,7 @@ impl Choice {
         Picked {
             tensor: workload.annotation(CHOSEN_TENSOR).and_then(|text| text.parse().ok()),
             quantization: workload.annotation(CHOSEN_QUANTIZATION).and_then(Quantization::of_flag),
+            commit: workload.annotation(CHOSEN_COMMIT).map(str::to_owned),
             reason: workload.annotation(CHOICE_REASON).map(str::to_owned),
         }
     }
@@ -77,12 +82,13 @@ impl Choice {
 
     /// The annotations that hold it.
     pub fn annotations(&self) -> BTreeMap<String, String> {
-        let Picked { tensor, quantization, reason } = &self.picked;
+        let Picked { tensor, quantization, commit, reason } = &self.picked;
         let quantization = quantization.and_then(Quantization::flag).map(str::to_owned);
         let entries = [
             (ENGINE_IMAGE, Some(self.image.clone())),
             (CHOSEN_TENSOR, tensor.map(|tensor| tensor.to_string())),
             (CHOSEN_QUANTIZATION, quantization),
+            (CHOSEN_COMMIT, commit.clone()),
             (CHOICE_REASON, reason.clone()),
         ];
         entries.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
@@ -98,6 +104,9 @@ impl ValidatedService {
         }
         if let (Quantization::Auto, Some(quantization)) = (self.engine.quantization, picked.quantization) {
             decided.engine.quantization = quantization;
+        }
+        if let (ModelSource::Fetched(source), Some(commit)) = (&mut decided.source, &picked.commit) {
+            source.pin(commit);
         }
         decided
     }

@@ -191,7 +191,7 @@ impl Asker<'_> {
             let because = because.map(|because| format!("; {because}")).unwrap_or_default();
             format!("{way} of {place}{because}")
         });
-        Picked { tensor, quantization, reason }
+        Picked { tensor, quantization, commit: None, reason }
     }
 
     fn too_large(&self, asked: &Way, places: &[Place]) -> String {

@@ -11,6 +11,7 @@ use crate::fleet::Fleet;
 use crate::inspection::{Stage, is_template_due};
 use crate::inventory::Inventory;
 use crate::observed::{Defaults, Observed};
+use crate::source::{ModelSource, Server, is_commit};
 use crate::validate::ValidatedService;
 
 /// While nodes may come that a model fits on, or an upgrade waits for its turn.
@@ -57,10 +58,12 @@ impl Made {
         let serves = !is_template_due(service, fleet) && fleet.ready().any(|pod| pod.updated);
         let finding = finding(stage, fit.as_ref(), serves);
         // What was chosen for this very spec stands, whatever fits now.
-        let made = pinned.or_else(|| Choice::of_spec(service, fleet).filter(|choice| !is_blind(choice, &fit, fleet)));
+        let picked = picked(service, stage, fit.as_ref());
+        let made =
+            pinned.or_else(|| Choice::of_spec(service, fleet).filter(|choice| !is_blind(choice, &picked, fleet)));
         let is_fresh = made.is_none();
         let image = || service.engine.image.clone().unwrap_or_else(|| defaults.engine_image.clone());
-        let mut choice = made.unwrap_or_else(|| Choice { image: image(), picked: picked(fit.as_ref()) });
+        let mut choice = made.unwrap_or_else(|| Choice { image: image(), picked });
         let waits = upgrade(service, observed, defaults, &mut choice);
         let is_due = is_fresh && is_template_due(service, fleet);
         let is_unknown = *stage == Stage::Reading;
@@ -72,8 +75,8 @@ impl Made {
 }
 
 /// Whether a template was made while nothing was known to choose by, never served, and something is known now.
-fn is_blind(choice: &Choice, fit: &Option<Fit>, fleet: &Fleet<'_>) -> bool {
-    choice.picked == Picked::default() && picked(fit.as_ref()) != choice.picked && fleet.ready().next().is_none()
+fn is_blind(choice: &Choice, picked: &Picked, fleet: &Fleet<'_>) -> bool {
+    choice.picked == Picked::default() && *picked != choice.picked && fleet.ready().next().is_none()
 }
 
 fn judged(service: &ValidatedService, stage: &Stage, fleet: &Fleet<'_>, observed: &Observed) -> Option<Fit> {
@@ -83,11 +86,19 @@ fn judged(service: &ValidatedService, stage: &Stage, fleet: &Fleet<'_>, observed
     Some(fit::judge(service, found, inventory.as_ref(), &held))
 }
 
-fn picked(fit: Option<&Fit>) -> Picked {
-    match fit {
+fn picked(service: &ValidatedService, stage: &Stage, fit: Option<&Fit>) -> Picked {
+    let by_fit = match fit {
         Some(Fit::Fits { picked, .. }) => picked.clone(),
         _ => Picked::default(),
-    }
+    };
+    Picked { commit: commit(service, stage), ..by_fit }
+}
+
+/// The commit whose header was read, unless the spec names it: what a branch means may be another one with every pod.
+fn commit(service: &ValidatedService, stage: &Stage) -> Option<String> {
+    let (Stage::Known(found), ModelSource::Fetched(source)) = (stage, &service.source) else { return None };
+    let Server::Hub { revision } = &source.server else { return None };
+    found.revision.clone().filter(|commit| is_commit(commit) && revision.as_ref() != Some(commit))
 }
 
 /// Takes the operator's image where that is wanted and it is this service's turn; when to ask for the turn again.

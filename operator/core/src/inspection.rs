@@ -55,9 +55,6 @@ impl Stage {
         if service.nodes > 1 {
             return Stage::NotAsked { because: "what each of several nodes takes is not judged beforehand" };
         }
-        if !service.source.has_readable_header() {
-            return Stage::NotAsked { because: "the header of such a source is not read before all of it is fetched" };
-        }
         if let Some(known) = kept(service, model) {
             return Stage::Known(Box::new(known));
         }

@@ -22,6 +22,8 @@ pub const ENGINE_IMAGE: &str = "windlass.dev/engine-image";
 pub const CHOSEN_TENSOR: &str = "windlass.dev/tensor";
 /// On a Deployment and its template: the format that was chosen, where the spec leaves it open.
 pub const CHOSEN_QUANTIZATION: &str = "windlass.dev/quantization";
+/// On a Deployment and its template: the commit that is fetched, where the spec names a branch, a tag or nothing.
+pub const CHOSEN_COMMIT: &str = "windlass.dev/commit";
 /// On a Deployment: why these were chosen.
 pub const CHOICE_REASON: &str = "windlass.dev/choice-reason";
 /// On the pod that reads a model's header: fingerprint of the source.

@@ -149,17 +149,21 @@ impl ModelSource {
             ModelSource::Fetched(source) => source.path_in_pod(),
         }
     }
+}
 
-    /// Whether its header can be read before all of it is there.
-    pub fn has_readable_header(&self) -> bool {
-        match self {
-            ModelSource::Claim { .. } => true,
-            ModelSource::Fetched(source) => matches!(source.server, Server::Web { .. }),
-        }
-    }
+/// Whether a revision can never mean other files.
+pub fn is_commit(revision: &str) -> bool {
+    revision.len() == 40 && revision.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 impl FetchedSource {
+    /// Has a source of the hub mean this commit.
+    pub fn pin(&mut self, commit: &str) {
+        if let Server::Hub { revision } = &mut self.server {
+            *revision = Some(commit.to_owned());
+        }
+    }
+
     /// The file or folder in the cache. Its name is that of its content, or of its address and revision, so pods of several
     /// versions can share a claim.
     pub fn path_in_pod(&self) -> String {

@@ -26,12 +26,19 @@ pub(super) struct Finder<'a> {
     scheme: Option<Scheme>,
     /// What is added to the weights of norms.
     norm_offset: f32,
+    /// Whether what tensors hold is there, and not only what they are.
+    has_data: bool,
 }
 
 impl<'a> Finder<'a> {
     pub fn new(checkpoint: &'a Checkpoint, config: &DecoderConfig, quantization: Option<Quantization>) -> Finder<'a> {
         let (naming, scheme, norm_offset) = (Naming::of(checkpoint), config.scheme, config.norm_offset);
-        Finder { checkpoint, naming, used: BTreeSet::new(), quantization, scheme, norm_offset }
+        Finder { checkpoint, naming, used: BTreeSet::new(), quantization, scheme, norm_offset, has_data: true }
+    }
+
+    /// The same of a checkpoint of which only headers are there: the order of inputs (`g_idx`) stays unknown.
+    pub fn of_headers(self) -> Finder<'a> {
+        Finder { has_data: false, ..self }
     }
 
     fn find(&mut self, name: &str, expected: &[u64]) -> Result<Tensor<'a>, TensorError> {
@@ -79,8 +86,8 @@ impl<'a> Finder<'a> {
     }
 
     fn packed(&mut self, scheme: Scheme, name: &str, dims: [u64; 2]) -> Result<MatrixTensor<'a>, TensorError> {
-        let checkpoint = self.checkpoint;
-        let find = |name: &str| checkpoint.tensor(name);
+        let (checkpoint, has_data) = (self.checkpoint, self.has_data);
+        let find = |name: &str| checkpoint.tensor(name).filter(|tensor| has_data || !tensor.name.ends_with("g_idx"));
         let packed = PackedTensor::find(scheme, name, dims.map(|dim| dim as usize), find)
             .map_err(|problem| TensorError::Packed { name: name.to_owned(), problem })?;
         let names = scheme.other_names(name).into_iter().chain([scheme.codes_name(name)]);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::common::oracle::{compare, our_logits_with};
 use windlass_checkpoint::Checkpoint;
-use windlass_engine_model::{ActivationType, LoadOptions};
+use windlass_engine_model::{ActivationType, LoadOptions, survey};
 
 /// Tokens per step here: fewer than there are, and no divisor of a block.
 const CHUNK: usize = 7;
@@ -53,5 +53,25 @@ fn checkpoints_of_other_tools_have_the_logits_that_transformers_gives_them() {
         println!("{name}: {agreement}");
         let (most_kl, most_error) = bounds(name);
         assert!(agreement.mean_kl() <= most_kl && agreement.relative_error() <= most_error, "{name}: {agreement}");
+    }
+}
+
+/// As of a model that is elsewhere: its headers, and zeros where the rest would be.
+#[test]
+fn what_a_model_is_needs_nothing_but_headers() {
+    for folder in cases() {
+        let headers = tempfile::tempdir().unwrap();
+        fs::copy(folder.join("config.json"), headers.path().join("config.json")).unwrap();
+        let mut weights = read(folder.join("model.safetensors"));
+        let header = u64::from_le_bytes(*weights.first_chunk().unwrap()) as usize;
+        weights[8 + header..].fill(0);
+        fs::write(headers.path().join("model.safetensors"), weights).unwrap();
+        let [whole, of_headers] = [folder.as_path(), headers.path()].map(|path: &Path| {
+            let found = survey(&Checkpoint::open(path).unwrap(), None);
+            found
+                .map(|found| (found.shape, found.weight_type))
+                .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+        });
+        assert_eq!(whole, of_headers, "{}", folder.display());
     }
 }

@@ -8,7 +8,7 @@ use super::attempt::Interruption;
 use super::checksum::Checksum;
 use super::listing::{Identity, Listing, Place, RemoteFile, Wanted};
 use super::source::Repository;
-use crate::cli::FetchArgs;
+use crate::cli::AccessArgs;
 use crate::failure::Failure;
 use serde_json::Value;
 use std::path::PathBuf;
@@ -31,9 +31,9 @@ pub struct Hub {
 
 impl Hub {
     /// Reads `org/name[/path]`.
-    pub fn parse(args: &FetchArgs, rest: &str) -> Result<Hub, Failure> {
+    pub fn parse(access: &AccessArgs, rest: &str) -> Result<Hub, Failure> {
         let parts: Vec<&str> = rest.trim_end_matches('/').split('/').collect();
-        let revision = args.revision.as_deref().unwrap_or(DEFAULT_REVISION);
+        let revision = access.revision.as_deref().unwrap_or(DEFAULT_REVISION);
         let clean = |part: &str| {
             let odd = |character: char| !character.is_ascii_alphanumeric() && !"._-".contains(character);
             !part.is_empty() && !part.contains(odd) && !part.trim_matches('.').is_empty()
@@ -46,12 +46,12 @@ impl Hub {
             return Err(Failure::configuration(format!("--revision {revision:?} is no branch, tag or commit")));
         }
         Ok(Hub {
-            agent: agent(args.ca_file.as_deref())?,
-            endpoint: args.hf_endpoint.trim_end_matches('/').to_owned(),
+            agent: agent(access.ca_file.as_deref())?,
+            endpoint: access.hf_endpoint.trim_end_matches('/').to_owned(),
             repository: parts[..2].join("/"),
             revision: revision.to_owned(),
             wanted: Wanted::of(&parts[2..].join("/")),
-            authorization: token_file(args).as_deref().map(bearer).transpose()?,
+            authorization: token_file(access).as_deref().map(bearer).transpose()?,
         })
     }
 
@@ -105,8 +105,8 @@ pub fn is_commit(revision: &str) -> bool {
 }
 
 /// The file with the token: the flag's, or the one that the hub's own tools leave.
-fn token_file(args: &FetchArgs) -> Option<PathBuf> {
+fn token_file(access: &AccessArgs) -> Option<PathBuf> {
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/huggingface/token"));
     let usual = || std::env::var_os("HF_TOKEN_PATH").map(PathBuf::from).or_else(home).filter(|path| path.is_file());
-    args.token_file.clone().or_else(usual)
+    access.token_file.clone().or_else(usual)
 }

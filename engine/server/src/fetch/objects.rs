@@ -10,7 +10,7 @@ use super::attempt::Interruption;
 use super::checksum::Checksum;
 use super::listing::{Identity, Listing, Place, RemoteFile, Wanted};
 use super::source::Repository;
-use crate::cli::FetchArgs;
+use crate::cli::AccessArgs;
 use crate::failure::Failure;
 use connector::Connector;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
@@ -44,16 +44,16 @@ pub struct Store {
 
 impl Objects {
     /// Reads `bucket[/prefix]`.
-    pub fn parse(args: &FetchArgs, scheme: &str, rest: &str) -> Result<Objects, Failure> {
+    pub fn parse(access: &AccessArgs, scheme: &str, rest: &str) -> Result<Objects, Failure> {
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         if bucket.is_empty() {
             return Err(Failure::configuration(format!("{scheme}://{rest} names no bucket")));
         }
-        if args.revision.is_some() {
+        if access.revision.is_some() {
             return Err(Failure::configuration("--revision is for hf:// alone"));
         }
-        let settings = args.credentials_dir.as_deref().map(settings).transpose()?.unwrap_or_default();
-        let connector = Connector(agent(args.ca_file.as_deref())?);
+        let settings = access.credentials_dir.as_deref().map(settings).transpose()?.unwrap_or_default();
+        let connector = Connector(agent(access.ca_file.as_deref())?);
         let store = match scheme {
             "s3" => amazon(bucket, &settings, connector),
             "gs" => google(bucket, &settings, connector),

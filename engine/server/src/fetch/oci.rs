@@ -8,7 +8,7 @@ use super::attempt::Interruption;
 use super::checksum::Checksum;
 use super::listing::{Identity, Listing, Place, RemoteFile, Wanted};
 use super::source::Repository;
-use crate::cli::FetchArgs;
+use crate::cli::AccessArgs;
 use crate::failure::Failure;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -36,9 +36,9 @@ pub struct Image {
 
 impl Image {
     /// Reads `registry/repository[:tag|@digest]`.
-    pub fn parse(args: &FetchArgs, rest: &str) -> Result<Image, Failure> {
+    pub fn parse(access: &AccessArgs, rest: &str) -> Result<Image, Failure> {
         let wrong = || Failure::configuration(format!("oci://{rest} is not oci://registry/repository:tag"));
-        if args.revision.is_some() {
+        if access.revision.is_some() {
             return Err(Failure::configuration("--revision is for hf:// alone: an image has its tag or digest"));
         }
         let (host, path) = rest.split_once('/').ok_or_else(wrong)?;
@@ -53,9 +53,9 @@ impl Image {
         // As container tools do: a registry of this machine speaks plainly.
         let local = ["localhost", "127.0.0.1"].contains(&host.split(':').next().unwrap_or(host));
         let host = if host == "docker.io" { "registry-1.docker.io" } else { host };
-        let credentials = args.token_file.as_deref().map(|path| read_credential("--token-file", path)).transpose()?;
+        let credentials = access.token_file.as_deref().map(|path| read_credential("--token-file", path)).transpose()?;
         Ok(Image {
-            agent: agent(args.ca_file.as_deref())?,
+            agent: agent(access.ca_file.as_deref())?,
             registry: format!("{}://{host}", if local { "http" } else { "https" }),
             repository: repository.to_owned(),
             reference: reference.to_owned(),

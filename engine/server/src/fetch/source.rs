@@ -9,8 +9,8 @@ use super::oci::Image;
 use super::partial::Partial;
 use super::storage;
 use super::web;
-pub use super::web::{HttpSource, Part};
-use crate::cli::FetchArgs;
+pub use super::web::HttpSource;
+use crate::cli::AccessArgs;
 use crate::failure::Failure;
 use std::path::Path;
 use std::time::Duration;
@@ -41,34 +41,31 @@ pub trait Repository {
 
 impl Source {
     /// Checks the flags and reads the credentials they name.
-    pub fn parse(args: &FetchArgs, first_pause: Duration) -> Result<Source, Failure> {
-        let (scheme, rest) = args.source.split_once("://").unwrap_or(("", &args.source));
+    pub fn parse(source: &str, access: &AccessArgs, first_pause: Duration) -> Result<Source, Failure> {
+        let (scheme, rest) = source.split_once("://").unwrap_or(("", source));
         let repository: Box<dyn Repository> = match scheme {
-            "http" | "https" => return http(args, first_pause).map(Source::File),
-            "" if args.source == "-" => return Ok(Source::File(FileSource::Stdin)),
-            "hf" => Box::new(Hub::parse(args, rest)?),
-            "s3" | "gs" | "az" => Box::new(Objects::parse(args, scheme, rest)?),
-            "oci" => Box::new(Image::parse(args, rest)?),
+            "http" | "https" => return http(source, access, first_pause).map(Source::File),
+            "" if source == "-" => return Ok(Source::File(FileSource::Stdin)),
+            "hf" => Box::new(Hub::parse(access, rest)?),
+            "s3" | "gs" | "az" => Box::new(Objects::parse(access, scheme, rest)?),
+            "oci" => Box::new(Image::parse(access, rest)?),
             _ => {
                 let message = format!(
                     "the source must begin with hf://, s3://, gs://, az://, oci://, https:// or http://, or be -; it is {}",
-                    agent::redact(&args.source)
+                    agent::redact(source)
                 );
                 return Err(Failure::configuration(message));
             }
         };
-        match args.sha256 {
-            Some(_) => Err(Failure::configuration("--sha256 is for one file of https:// or http://, or -")),
-            None => Ok(Source::Repository(repository)),
-        }
+        Ok(Source::Repository(repository))
     }
 }
 
-fn http(args: &FetchArgs, first_pause: Duration) -> Result<FileSource, Failure> {
-    if args.revision.is_some() {
+fn http(source: &str, access: &AccessArgs, first_pause: Duration) -> Result<FileSource, Failure> {
+    if access.revision.is_some() {
         return Err(Failure::configuration("--revision is for hf:// alone"));
     }
-    let source = HttpSource::new(&args.source, args.token_file.as_deref(), args.ca_file.as_deref(), first_pause)?;
+    let source = HttpSource::new(source, access.token_file.as_deref(), access.ca_file.as_deref(), first_pause)?;
     Ok(FileSource::Http(Box::new(source)))
 }
 

@@ -2,6 +2,7 @@
 
 use super::agent::{agent, bearer, redact, refused, unavailable};
 use super::attempt::{FRUITLESS_ATTEMPTS, Interruption, persist};
+use super::listing::{Identity, Place, RemoteFile};
 use super::partial::Partial;
 use super::progress::Progress;
 use super::storage;
@@ -14,6 +15,9 @@ use ureq::http::{Response, StatusCode, header};
 use ureq::typestate::WithoutBody;
 use ureq::{Agent, Body, RequestBuilder};
 use windlass_engine_contract::termination::Reason;
+
+/// What a file of a web server is called in a folder of its own: no other format is one file.
+const FILE: &str = "model.gguf";
 
 /// A URL with what it takes to read it.
 pub struct HttpSource {
@@ -49,6 +53,21 @@ impl HttpSource {
         Ok(HttpSource { agent: agent(ca_file)?, url: url.to_owned(), authorization, first_pause })
     }
 
+    /// The file at a URL, with what its server is told.
+    pub fn at(agent: Agent, url: &str, authorization: Option<&str>) -> HttpSource {
+        let authorization = authorization.map(str::to_owned);
+        HttpSource { agent, url: url.to_owned(), authorization, first_pause: Duration::ZERO }
+    }
+
+    /// The file as one of a listing, whose revision is the server's name of this version of it, if it has one.
+    pub fn describe(&self) -> Result<(RemoteFile, Option<String>), Failure> {
+        let first = || self.part(0, 1).map_err(|failure| Interruption::Retry(failure.message));
+        let Part { whole, tag, .. } = persist(&redact(&self.url), self.first_pause, first)?;
+        let place = Place::Web { url: self.url.clone(), authorization: self.authorization.clone() };
+        let identity = Identity::Version(tag.clone().unwrap_or_default());
+        Ok((RemoteFile { name: FILE.to_owned(), bytes: whole, identity, place }, tag))
+    }
+
     /// The bytes from `start` to before `end`, or to the end of the file, in one attempt.
     pub fn part(&self, start: u64, end: u64) -> Result<Part, Failure> {
         let unavailable = |cause: String| unavailable(&redact(&self.url), &cause);
@@ -72,8 +91,7 @@ impl HttpSource {
 
     /// Length of the file.
     pub fn length(&self) -> Result<u64, Failure> {
-        let first = || self.part(0, 1).map_err(|failure| Interruption::Retry(failure.message));
-        persist(&redact(&self.url), self.first_pause, first).map(|part| part.whole)
+        self.describe().map(|(file, _)| file.bytes)
     }
 
     fn request(&self) -> RequestBuilder<WithoutBody> {

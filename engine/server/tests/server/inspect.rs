@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use windlass_engine::cli::{Cli, Command};
 use windlass_engine::failure::Failure;
 use windlass_engine::inspect;
@@ -56,7 +57,7 @@ async fn inspected(model: &str) -> Result<String, Failure> {
     let log = tempfile::NamedTempFile::new().unwrap();
     let line = ["windlass-engine", "inspect", model, "--summary", "--termination-log", log.path().to_str().unwrap()];
     let Command::Inspect(args) = Cli::try_parse_from(line).unwrap().command else { panic!("another command") };
-    tokio::task::spawn_blocking(move || inspect::run(&args)).await.unwrap()?;
+    tokio::task::spawn_blocking(move || inspect::run(&args, Duration::ZERO)).await.unwrap()?;
     Ok(std::fs::read_to_string(log.path()).unwrap())
 }
 

@@ -12,13 +12,15 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command as Process, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::TcpListener;
-use windlass_checkpoint::testing::fetched;
+use windlass_checkpoint::testing::{SafetensorsBuilder, fetched};
 use windlass_engine::cli::{Cli, Command};
 use windlass_engine::failure::Failure;
-use windlass_engine::fetch;
+use windlass_engine::{fetch, inspect};
+use windlass_engine_contract::inspection::Inspection;
 use windlass_engine_contract::termination::Reason;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -27,6 +29,8 @@ const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 struct Mirror {
     files: BTreeMap<String, Vec<u8>>,
     asked: Mutex<Vec<String>>,
+    /// Bytes of files.
+    sent: AtomicUsize,
     /// Answers that still break off half-way.
     broken: Mutex<usize>,
     token: Option<&'static str>,
@@ -43,7 +47,7 @@ fn hex(bytes: &[u8]) -> String {
 impl Mirror {
     fn new(files: &[(&str, Vec<u8>)]) -> Mirror {
         let files = files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.clone())).collect();
-        Mirror { files, asked: Mutex::default(), broken: Mutex::new(0), token: None }
+        Mirror { files, asked: Mutex::default(), sent: AtomicUsize::new(0), broken: Mutex::new(0), token: None }
     }
 
     /// A model of 20 MB in two shards, among files that are none of it.
@@ -109,6 +113,7 @@ impl Mirror {
         let (from, to) = range.split_once('-').unwrap();
         let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse().unwrap());
         let part = bytes[from..=to].to_vec();
+        self.sent.fetch_add(part.len(), Ordering::SeqCst);
         let builder = Response::builder()
             .status(StatusCode::PARTIAL_CONTENT)
             .header(header::CONTENT_LENGTH, part.len())
@@ -174,6 +179,46 @@ async fn fetch(source: &str, to: &Path, flags: &[&str]) -> Result<(), Failure> {
     let line = ["windlass-engine", "fetch", source, "--to", to.to_str().unwrap()];
     let Command::Fetch(args) = Cli::try_parse_from(line.iter().chain(flags)).unwrap().command else { panic!() };
     tokio::task::spawn_blocking(move || fetch::run(&args, Duration::from_millis(1))).await.unwrap()
+}
+
+/// What `inspect` says of a source, and what it would say of the same files here.
+async fn inspected(source: &str, flags: &[&str]) -> Result<Inspection, Failure> {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let line = ["windlass-engine", "inspect", source, "--summary", "--termination-log", log.path().to_str().unwrap()];
+    let Command::Inspect(args) = Cli::try_parse_from(line.iter().chain(flags)).unwrap().command else { panic!() };
+    tokio::task::spawn_blocking(move || inspect::run(&args, Duration::from_millis(1))).await.unwrap()?;
+    Ok(Inspection::parse(&std::fs::read_to_string(log.path()).unwrap()).unwrap())
+}
+
+/// A Llama of 8 MB whose embedding and layer are in a shard each.
+fn llama() -> Mirror {
+    let matrix = |file: SafetensorsBuilder, name: &str, [rows, cols]: [usize; 2]| {
+        file.tensor(&format!("model.{name}.weight"), "BF16", &[rows as u64, cols as u64], &vec![0; 2 * rows * cols])
+    };
+    let norm =
+        |file: SafetensorsBuilder, name: &str| file.tensor_f32(&format!("model.{name}.weight"), &[64], &[1.0; 64]);
+    let layer = [("q", [64, 64]), ("k", [32, 64]), ("v", [32, 64]), ("o", [64, 64])];
+    let mut second = norm(SafetensorsBuilder::new(), "norm");
+    for (part, shape) in layer {
+        second = matrix(second, &format!("layers.0.self_attn.{part}_proj"), shape);
+    }
+    for (part, shape) in [("gate", [128, 64]), ("up", [128, 64]), ("down", [64, 128])] {
+        second = matrix(second, &format!("layers.0.mlp.{part}_proj"), shape);
+    }
+    let second = norm(norm(second, "layers.0.input_layernorm"), "layers.0.post_attention_layernorm").build();
+    let first = matrix(SafetensorsBuilder::new(), "embed_tokens", [1 << 16, 64]).build();
+    let config = json!({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "intermediate_size": 128, "vocab_size": 1 << 16, "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": true});
+    let map =
+        json!({"weight_map": {"model.embed_tokens.weight": "a.safetensors", "model.norm.weight": "b.safetensors"}});
+    Mirror::new(&[
+        ("config.json", config.to_string().into_bytes()),
+        ("model.safetensors.index.json", map.to_string().into_bytes()),
+        ("tokenizer.json", vec![b' '; 1 << 20]),
+        ("a.safetensors", first),
+        ("b.safetensors", second),
+    ])
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -320,6 +365,41 @@ async fn an_artifact_of_a_registry_is_fetched_with_the_token_it_asks_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_model_of_the_hub_or_of_a_registry_is_inspected_by_its_headers() {
+    let (mirror, folder) = (Arc::new(llama()), tempfile::tempdir().unwrap());
+    for (name, bytes) in &mirror.files {
+        std::fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    let here = inspected(folder.path().to_str().unwrap(), &[]).await.unwrap();
+    assert_eq!((here.shape.layers, here.shape.vocabulary, here.weight_type.as_str()), (1, 1 << 16, "bf16"));
+    let endpoint = mirror.serve().await;
+    let of_hub = inspected("hf://org/name", &["--hf-endpoint", &endpoint]).await.unwrap();
+    assert_eq!(of_hub.revision.as_deref(), Some(COMMIT));
+    let of_registry = inspected(&format!("{}/org/name:v1", endpoint.replace("http://", "oci://")), &[]).await.unwrap();
+    assert!(of_registry.revision.is_some());
+    for there in [of_hub, of_registry] {
+        assert_eq!(Inspection { revision: None, ..there }, here);
+    }
+    let (sent, whole) = (mirror.sent.load(Ordering::SeqCst), mirror.files["a.safetensors"].len());
+    assert!(sent < whole / 10, "{sent} bytes were sent");
+    let asked = mirror.asked.lock().unwrap();
+    assert!(!asked.iter().any(|path| path.ends_with("tokenizer.json")), "{asked:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_header_of_a_model_elsewhere_is_refused_and_a_broken_line_tried_again() {
+    let mirror = Arc::new(Mirror { broken: Mutex::new(2), ..llama() });
+    let endpoint = mirror.serve().await;
+    inspected("hf://org/name", &["--hf-endpoint", &endpoint]).await.unwrap();
+    let mut damaged = llama();
+    damaged.files.get_mut("b.safetensors").unwrap()[8] = b'!';
+    let endpoint = Arc::new(damaged).serve().await;
+    let refused = inspected("hf://org/name", &["--hf-endpoint", &endpoint]).await.unwrap_err();
+    assert_eq!(refused.reason, Reason::ModelInvalid, "{refused}");
+    assert!(refused.message.contains("b.safetensors"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn sources_that_name_nothing_are_refused_with_what_would_be_right() {
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join("model");
@@ -398,6 +478,11 @@ async fn a_model_in_a_bucket_is_fetched_with_credentials_from_files() {
     let to = folder.path().join("model");
     fetch("s3://models/team/llama", &to, &flags).await.unwrap();
     check_model(&mirror, &to);
+    for (name, bytes) in &llama().files {
+        moto.put(&format!("models/small/{name}"), bytes.clone()).await;
+    }
+    let found = inspected("s3://models/small", &flags).await.unwrap();
+    assert!(found.shape.layers == 1 && found.revision.is_some(), "{found:?}");
     moto.put("models/one/m.gguf", bytes(5, 9_000_000)).await;
     let file = folder.path().join("m.gguf");
     fetch("s3://models/one/m.gguf", &file, &flags).await.unwrap();

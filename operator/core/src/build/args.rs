@@ -40,11 +40,15 @@ pub fn fetch(source: &FetchedSource) -> Vec<String> {
     let fixed = [fetch::SUBCOMMAND.to_owned(), source.url.clone()];
     let version = match &source.server {
         Server::Web { sha256, .. } => Some(flag(fetch::SHA256, sha256)),
-        Server::Hub { revision } => revision.as_ref().map(|revision| flag(fetch::REVISION, revision)),
-        Server::Objects | Server::Registry { .. } => None,
+        _ => revision(source),
     };
     let to = flag(fetch::TO, source.path_in_pod());
     fixed.into_iter().chain(version).chain([to]).chain(credentials(source)).chain(kept(&source.cache)).collect()
+}
+
+fn revision(source: &FetchedSource) -> Option<String> {
+    let Server::Hub { revision } = &source.server else { return None };
+    revision.as_ref().map(|revision| flag(fetch::REVISION, revision))
 }
 
 /// What of a cache that pods share is kept.
@@ -73,7 +77,7 @@ pub fn inspect(source: &ModelSource) -> Vec<String> {
         return vec![inspect::SUBCOMMAND.to_owned(), source.path_in_pod(), inspect::SUMMARY.to_owned()];
     };
     let fixed = [inspect::SUBCOMMAND, &fetched.url, inspect::SUMMARY].map(str::to_owned);
-    fixed.into_iter().chain(credentials(fetched)).collect()
+    fixed.into_iter().chain(revision(fetched)).chain(credentials(fetched)).collect()
 }
 
 /// On a GPU node the engine finds the device itself; that it did is seen in what it reports, not in what it is told.

@@ -7,7 +7,9 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use super::{metadata, pod};
 use crate::choice::Choice;
 use crate::digest::fingerprint;
-use crate::names::{self, CHOSEN_QUANTIZATION, CHOSEN_TENSOR, GIVEN_UP, SPEC_HASH, TEMPLATE_HASH, WorkloadKind};
+use crate::names::{
+    self, CHOSEN_COMMIT, CHOSEN_QUANTIZATION, CHOSEN_TENSOR, GIVEN_UP, SPEC_HASH, TEMPLATE_HASH, WorkloadKind,
+};
 use crate::observed::Defaults;
 use crate::rollout::Room;
 use crate::validate::ValidatedService;
@@ -15,7 +17,7 @@ use crate::validate::ValidatedService;
 /// Old ReplicaSets are for looking at: what is gone back to are ControllerRevisions.
 const REPLICA_SETS: i32 = 10;
 /// Choices that pods tell too. The image is in their containers.
-const ON_TEMPLATE: [&str; 2] = [CHOSEN_TENSOR, CHOSEN_QUANTIZATION];
+const ON_TEMPLATE: [&str; 3] = [CHOSEN_TENSOR, CHOSEN_QUANTIZATION, CHOSEN_COMMIT];
 
 /// The Deployment of one workload, made with this choice, of so many replicas, replaced as `room` has it.
 pub fn build(

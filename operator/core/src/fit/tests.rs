@@ -194,7 +194,7 @@ fn a_product_without_a_node_is_judged_by_its_name_and_an_unknown_one_not_at_all(
 #[test]
 fn an_earlier_choice_is_kept_while_it_fits() {
     let service = validate(&gpu().build()).expect("valid");
-    let held = Picked { tensor: Some(2), quantization: None, reason: Some("of another day".into()) };
+    let held = Picked { tensor: Some(2), reason: Some("of another day".into()), ..Picked::default() };
     let judge_on = |nodes: &[Arc<Node>]| judge(&service, &llama_8b(), Some(&Inventory::of(&service, nodes)), &held);
     assert_eq!(chosen(&judge_on(&[l40s(4)])), (Some(2), None), "one would do, too");
     assert_eq!(chosen(&judge_on(&[l40s(1)])), (Some(1), None), "two are not there any more");

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use windlass_engine_contract::inspection::Inspection;
 use windlass_engine_contract::termination::{self, Termination};
 
 use crate::build::inspect_job;
@@ -341,17 +342,56 @@ fn a_service_that_served_before_this_operator_came_is_not_read() {
 }
 
 #[test]
-fn what_is_divided_over_nodes_or_cannot_be_read_beforehand_is_made_without_a_look() {
-    for spec in [
-        service().with("parallelism", json!({"pipeline": 2})),
-        service().model("source", json!("hf://organization/name")),
-        service().model("source", json!("oci://registry/name:1")),
+fn what_is_divided_over_nodes_is_made_without_a_look() {
+    let mut cluster = inspecting(service().with("parallelism", json!({"pipeline": 2})));
+    cluster.reconcile();
+    assert!(cluster.observed.jobs.is_empty());
+    assert_eq!(cluster.condition("Fits"), ("Unknown".to_owned(), "NotInspected".to_owned()));
+}
+
+#[test]
+fn headers_of_every_source_are_read_with_its_revision_and_credentials() {
+    for (source, more, expected) in [
+        ("hf://organization/name", None, None),
+        ("hf://organization/name", Some(("revision", json!("v2"))), Some("--revision=v2")),
+        ("s3://bucket/name", Some(("secretRef", json!({"name": "keys"}))), Some("--credentials-dir=")),
+        ("oci://registry/name:1", Some(("secretRef", json!({"name": "token"}))), Some("--token-file=")),
     ] {
+        let spec = service().model("source", json!(source));
+        let spec = more.into_iter().fold(spec, |spec, (field, value)| spec.model(field, value));
         let mut cluster = inspecting(spec);
         cluster.reconcile();
-        assert!(cluster.observed.jobs.is_empty() && cluster.deployment("llama").is_some());
-        assert_eq!(cluster.condition("Fits"), ("Unknown".to_owned(), "NotInspected".to_owned()));
+        let pod = cluster.observed.jobs[0].spec.clone().and_then(|job| job.template.spec).expect("a pod");
+        let args = pod.containers[0].args.clone().unwrap_or_default();
+        assert_eq!(args[..3], ["inspect", source, "--summary"]);
+        assert_eq!(args.get(3).map(|arg| expected.is_some_and(|start| arg.starts_with(start))), expected.map(|_| true));
     }
+}
+
+/// What a branch means may have changed by the time that another replica starts.
+#[test]
+fn all_pods_fetch_the_commit_whose_header_was_read() {
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+    let fetch = |cluster: &Cluster| {
+        let pod = cluster.deployment("llama").and_then(|found| found.spec.clone()?.template.spec).expect("a pod");
+        pod.init_containers.unwrap_or_default()[0].args.clone().unwrap_or_default()
+    };
+    let mut cluster = inspecting(gpu().model("source", json!("hf://organization/name")));
+    cluster.reconcile();
+    let told = Inspection { revision: Some(COMMIT.to_owned()), ..llama_8b() };
+    inspector(&mut cluster, ended(0, &serde_json::to_string(&told).expect("json")));
+    cluster.converge();
+    assert!(fetch(&cluster).contains(&format!("--revision={COMMIT}")), "{:?}", fetch(&cluster));
+    let before = fetch(&cluster);
+    // Nobody knows any more what was read.
+    cluster.observed.inspectors.clear();
+    cluster.service.status.as_mut().expect("a status").model = None;
+    cluster.defaults.inspect_timeout = None;
+    cluster.reconcile();
+    assert_eq!(fetch(&cluster), before);
+    cluster.edit(gpu().model("source", json!("hf://organization/name")).model("revision", json!("v2")).build());
+    cluster.reconcile();
+    assert!(fetch(&cluster).contains(&"--revision=v2".to_owned()), "{:?}", fetch(&cluster));
 }
 
 #[test]

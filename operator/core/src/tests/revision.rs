@@ -112,8 +112,8 @@ fn revisions_are_numbered_as_they_come_and_told_newest_first_with_their_image() 
 fn a_revision_s_name_follows_from_what_pods_are_made_of_and_not_from_why() {
     let picked = |tensor: u32, reason: &str| Picked {
         tensor: Some(tensor),
-        quantization: None,
         reason: Some(reason.to_owned()),
+        ..Picked::default()
     };
     let name = |spec: ServiceBuilder, tensor: u32, reason: &str| {
         let choice = Choice { image: "windlass-engine:1".into(), picked: picked(tensor, reason) };

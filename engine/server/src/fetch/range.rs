@@ -1,0 +1,41 @@
+//! Parts of remote files, wherever those are.
+
+use super::agent::agent;
+use super::attempt::{Interruption, persist};
+use super::listing::{Place, RemoteFile};
+use super::web::HttpSource;
+use crate::failure::Failure;
+use std::ops::Range;
+use std::path::Path;
+use std::time::Duration;
+use ureq::Agent;
+
+/// Reads parts of files.
+pub struct RangeReader {
+    agent: Agent,
+    first_pause: Duration,
+}
+
+impl RangeReader {
+    /// Trusts the authorities of a file, or the public ones; waits for `first_pause` before a second attempt.
+    pub fn new(ca_file: Option<&Path>, first_pause: Duration) -> Result<RangeReader, Failure> {
+        Ok(RangeReader { agent: agent(ca_file)?, first_pause })
+    }
+
+    /// The bytes of a range that the file has.
+    pub fn read(&self, file: &RemoteFile, range: &Range<u64>) -> Result<Vec<u8>, Failure> {
+        let bytes = persist(&file.name, self.first_pause, || match &file.place {
+            Place::Web { url, authorization } => {
+                let source = HttpSource::at(self.agent.clone(), url, authorization.as_deref());
+                let part = source.part(range.start, range.end);
+                part.map(|part| part.bytes).map_err(|failure| Interruption::Retry(failure.message))
+            }
+            Place::Object { store, path } => store.read(path, range.clone()).map(|bytes| bytes.to_vec()),
+        })?;
+        let (found, expected) = (bytes.len() as u64, range.end - range.start);
+        match found == expected {
+            true => Ok(bytes),
+            false => Err(Failure::internal(format!("{}: {found} of {expected} bytes came", file.name))),
+        }
+    }
+}
