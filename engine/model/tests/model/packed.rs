@@ -246,7 +246,7 @@ fn reference_e4m3(code: u8) -> f32 {
     sign * if exponent == 0 { mantissa * 2_f32.powi(-6) } else { (1.0 + mantissa) * 2_f32.powi(exponent - 7) }
 }
 
-fn write_float8<const HIGH: usize, const WIDE: usize>(
+fn write_float8<const HIGH: usize, const WIDE: usize, const INVERSE: bool>(
     file: SafetensorsBuilder,
     name: &str,
     [rows, cols]: [usize; 2],
@@ -261,20 +261,44 @@ fn write_float8<const HIGH: usize, const WIDE: usize>(
     for (i, value) in values.iter_mut().enumerate() {
         *value *= scales[i / cols / high * across + i % cols / wide];
     }
-    let suffix = if HIGH == 128 { "_scale_inv" } else { "_scale" };
+    let suffix = if INVERSE { "_scale_inv" } else { "_scale" };
     let shape = if down * across == 1 { vec![] } else { vec![down as u64, across as u64] };
     let file = file.tensor(name, "F8_E4M3", &[rows as u64, cols as u64], &codes);
     (values, file.tensor_f32(&format!("{name}{suffix}"), &shape, &scales))
 }
 
+/// The values of NF4 (Dettmers et al. 2023, appendix E), and of bitsandbytes' FP4, whose upper half is the lower one negated.
+const NF4: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
+const FP4: [f32; 8] = [0.0, 0.005_208_333_5, 0.666_666_7, 1.0, 0.333_333_34, 0.5, 0.166_666_67, 0.25];
+
 /// Entries of a table as bitsandbytes writes them, with scales that are quantized themselves or not.
-fn write_bnb4<const NESTED: bool>(
+fn write_bnb4<const FLOAT: bool, const NESTED: bool>(
     file: SafetensorsBuilder,
     name: &str,
     [rows, cols]: [usize; 2],
     random: &mut Random,
 ) -> Coded {
-    let table: Vec<f32> = (0..16).map(|i| ((i as f32 - 7.5) / 7.5).powi(3)).collect();
+    let (kind, table) = match FLOAT {
+        true => ("fp4", [FP4, FP4.map(|value| -value)].concat()),
+        false => ("nf4", NF4.to_vec()),
+    };
     let count = rows * cols;
     let codes: Vec<u8> = (0..count).map(|_| (random.bits() & 15) as u8).collect();
     let packed: Vec<u8> = codes.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect();
@@ -282,7 +306,7 @@ fn write_bnb4<const NESTED: bool>(
     let mut file = file.tensor(name, "U8", &[count as u64 / 2, 1], &packed);
     file = file.tensor_f32(&format!("{name}.quant_map"), &[16], &table);
     let blocks = count / 64;
-    let mut state = json!({"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [rows, cols]});
+    let mut state = json!({"quant_type": kind, "blocksize": 64, "dtype": "bfloat16", "shape": [rows, cols]});
     let scales: Vec<f32> = if NESTED {
         let nested: Vec<f32> = (0..256).map(|i| (i as f32 - 127.0) / 128.0).collect();
         let absmax: Vec<u8> = (0..blocks).map(|_| random.bits() as u8).collect();
@@ -300,7 +324,7 @@ fn write_bnb4<const NESTED: bool>(
         scales
     };
     let state = state.to_string();
-    let state_name = format!("{name}.quant_state.bitsandbytes__nf4");
+    let state_name = format!("{name}.quant_state.bitsandbytes__{kind}");
     file = file.tensor(&state_name, "U8", &[state.len() as u64], state.as_bytes());
     let value = |i: usize| table[usize::from(codes[i])] * scales[i / 64];
     ((0..count).map(value).collect(), file)
@@ -329,16 +353,27 @@ pub fn coded_checkpoints() -> impl Iterator<Item = (&'static str, bool, Checkpoi
             "input_activations": inputs}}})
     };
     let inputs = json!({"num_bits": 8, "type": "float", "strategy": "token", "dynamic": true, "symmetric": true});
-    let bnb4 = json!({"quant_method": "bitsandbytes", "load_in_4bit": true, "bnb_4bit_quant_type": "nf4"});
+    let bnb4 = |kind: &str| json!({"quant_method": "bitsandbytes", "load_in_4bit": true, "bnb_4bit_quant_type": kind});
     let block = json!({"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"});
-    let cases: [(&str, bool, Value, WriteCoded); 8] = [
-        ("fp8 by tensor", false, json!({"quant_method": "fp8"}), write_float8::<9999, 9999>),
-        ("fp8 by output", false, float("channel", Value::Null), write_float8::<1, 9999>),
-        ("fp8 by output, inputs too", true, float("channel", inputs), write_float8::<1, 9999>),
-        ("compressed-tensors fp8 by tensor", false, float("tensor", Value::Null), write_float8::<9999, 9999>),
-        ("fp8 by block, inputs too", true, block, write_float8::<128, 128>),
-        ("bitsandbytes nf4", false, bnb4.clone(), write_bnb4::<false>),
-        ("bitsandbytes nf4, nested", false, bnb4, write_bnb4::<true>),
+    let with = |mut config: Value, path: &str, value: Value| {
+        let (object, key) = path.rsplit_once('/').unwrap();
+        config.pointer_mut(object).unwrap()[key] = value;
+        config
+    };
+    let naive = with(float("channel", Value::Null), "/format", "naive-quantized".into());
+    let blocks = with(float("block", Value::Null), "/config_groups/group_0/weights/block_structure", json!([128, 128]));
+    let cases: [(&str, bool, Value, WriteCoded); 12] = [
+        ("fp8 by tensor", false, json!({"quant_method": "fp8"}), write_float8::<9999, 9999, false>),
+        ("fp8 by output", false, float("channel", Value::Null), write_float8::<1, 9999, false>),
+        ("fp8 by output, inputs too", true, float("channel", inputs), write_float8::<1, 9999, false>),
+        ("fbgemm's fp8", true, json!({"quant_method": "fbgemm_fp8"}), write_float8::<1, 9999, false>),
+        ("compressed-tensors fp8 by tensor", false, float("tensor", Value::Null), write_float8::<9999, 9999, false>),
+        ("compressed-tensors fp8 by output, naive", false, naive, write_float8::<1, 9999, false>),
+        ("compressed-tensors fp8 by block", false, blocks, write_float8::<128, 128, false>),
+        ("fp8 by block, inputs too", true, block, write_float8::<128, 128, true>),
+        ("bitsandbytes nf4", false, bnb4("nf4"), write_bnb4::<false, false>),
+        ("bitsandbytes nf4, nested", false, bnb4("nf4"), write_bnb4::<false, true>),
+        ("bitsandbytes fp4", false, bnb4("fp4"), write_bnb4::<true, false>),
         ("bitsandbytes int8", false, json!({"quant_method": "bitsandbytes", "load_in_8bit": true}), write_bnb8),
     ];
     cases.into_iter().map(|(case, rounds, quantization, write)| {
