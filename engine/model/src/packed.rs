@@ -68,6 +68,14 @@ impl<'a> PackedTensor<'a> {
         self.source
     }
 
+    /// Refuses codes that the kernels' formats cannot hold.
+    pub fn check(&self) -> Result<(), String> {
+        match &self.content {
+            Content::Codes(codes) => codes.check_scales(),
+            Content::Floats(_) => Ok(()),
+        }
+    }
+
     /// Rows that are meant.
     pub fn row_count(&self) -> usize {
         self.rows.len()

@@ -101,6 +101,15 @@ impl<'a> Codes<'a> {
         kinds.iter().copied().find(divides).unwrap_or(WeightType::Q8_0)
     }
 
+    /// Refuses scales with which values would leave the range of f16, in which scales and minimums are kept.
+    pub fn check_scales(&self) -> Result<(), String> {
+        let most = f16::MAX.to_f32() / (1 << self.bits()) as f32;
+        match self.scales.all().into_iter().find(|scale| scale.is_nan() || scale.abs() > most) {
+            Some(scale) => Err(format!("a scale is {scale}; with {} bits they are at most {most}", self.bits())),
+            None => Ok(()),
+        }
+    }
+
     /// Appends some places of a row as the kernels' file has it.
     pub fn append_row(&self, row: usize, places: Range<usize>, out: &mut Vec<u8>) {
         if self.bits() == 8 && !self.signed {

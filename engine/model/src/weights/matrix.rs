@@ -111,6 +111,8 @@ impl<'a> MatrixTensor<'a> {
                 }
             }
             MatrixTensor::Packed(packed) => {
+                let problem = |problem| TensorError::Packed { name: packed.name.to_owned(), problem };
+                packed.check().map_err(problem)?;
                 let [row_range, col_range] = part.ranges(all_rows, all_cols);
                 let float8 = || packed.float8(row_range.clone(), &col_range);
                 if let Some(matrix) = packer.float8_matrix(rows, cols, float8) {

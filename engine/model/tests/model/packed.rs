@@ -648,6 +648,14 @@ fn parts_that_do_not_make_a_matrix_are_refused_by_name() {
         )
     });
     assert!(biased.contains("_proj.bias\" belongs to no supported decoder"), "{biased}");
+    let large = refusal(|file, prefix, m| {
+        let scales = [f16::from_f32(4096.0), f16::ONE].into_iter().cycle().take(m.rows * m.groups());
+        let scales: Vec<u8> = scales.flat_map(f16::to_le_bytes).collect();
+        let name = format!("{prefix}.scales");
+        let shape = [m.groups() as u64, m.rows as u64];
+        write_gptq::<4, 1>(file, prefix, m).without(&name).tensor(&name, "F16", &shape, &scales)
+    });
+    assert!(large.contains("a scale is 4096; with 4 bits they are at most 4094"), "{large}");
     let transposed = refusal(|file, prefix, m| {
         let file = write_gptq::<4, 1>(file, prefix, m).without(&format!("{prefix}.qweight"));
         let codes = vec![0; m.rows * m.cols / 2];
