@@ -12,11 +12,13 @@ struct Gelu {
   DEVICE static float of(float x) { return x / (1.0f + expf(-1.595769122f * x * (1.0f + 0.044715f * x * x))); }
 };
 
-// out[t] = activation(gate) · up, of rows that hold `cols` gates and then `cols` ups. Grid: (tokens, parts of a row).
+// out[t] = activation(gate) · up, of rows that hold `cols` gates and then `cols` ups: of all, or of the first `*taken`.
+// Grid: (tokens, parts of a row).
 template <typename ACTIVATION>
-DEVICE void gate(const bf16* gate_up, bf16* out, u32 cols) {
+DEVICE void gate(const bf16* gate_up, const u32* taken, bf16* out, u32 cols) {
   wait_for_previous();
   let_next_start();
+  if (taken && block_x() >= *taken) return;
   const u32 col = 8 * (block_y() * THREADS + thread_index());
   if (col >= cols) return;
   const bf16* row = gate_up + 2 * static_cast<u64>(block_x()) * cols + col;
@@ -29,8 +31,13 @@ DEVICE void gate(const bf16* gate_up, bf16* out, u32 cols) {
   store_quad(out + static_cast<u64>(block_x()) * cols + col, product);
 }
 
-KERNEL(silu_mul, THREADS)(const bf16* gate_up, bf16* out, u32 cols) { gate<Silu>(gate_up, out, cols); }
-KERNEL(gelu_mul, THREADS)(const bf16* gate_up, bf16* out, u32 cols) { gate<Gelu>(gate_up, out, cols); }
+KERNEL(silu_mul, THREADS)(const bf16* gate_up, const u32* taken, bf16* out, u32 cols) {
+  gate<Silu>(gate_up, taken, out, cols);
+}
+
+KERNEL(gelu_mul, THREADS)(const bf16* gate_up, const u32* taken, bf16* out, u32 cols) {
+  gate<Gelu>(gate_up, taken, out, cols);
+}
 
 // values = cap · tanh(values / cap). Grid: parts of the values.
 KERNEL(soft_cap, THREADS)(float* values, u32 count, float cap) {

@@ -87,11 +87,12 @@ KERNEL(choose_experts, 32 * WARPS)(const float* scores, u32* chosen, float* weig
   if (shared && lane == 0) own_weights[used] = 1.0f / (1.0f + expf(-row[experts]));
 }
 
-// Sorts `pairs` of token and expert by expert. `tokens` is the token at each place, `places` is the place of each pair, and
-// a tile {expert, first place, end, -} has at most `width` places of one expert; tiles that are left over are nobody's.
-// Which of an expert's places a token gets is anybody's guess, and makes no difference to it. One block.
-KERNEL(group_tokens, MAX_EXPERTS)(const u32* chosen, u32* tokens, u32* places, u32* tiles, u32 pairs, u32 experts,
-                                  u32 used, u32 width, u32 tile_count) {
+// Sorts `pairs` of token and expert by expert: those of the `experts` from `first_expert` on, which the rest counts from
+// there; the others have no place. `tokens` is the token at each place, `places` is the place of each pair, `*taken` how many
+// have one, and a tile {expert, first place, end, -} has at most `width` places of one expert; tiles that are left over are
+// nobody's. Which of an expert's places a token gets is anybody's guess, and makes no difference to it. One block.
+KERNEL(group_tokens, MAX_EXPERTS)(const u32* chosen, u32* tokens, u32* places, u32* tiles, u32* taken, u32 pairs,
+                                  u32 first_expert, u32 experts, u32 used, u32 width, u32 tile_count) {
   SHARED(u32, counts, MAX_EXPERTS);
   SHARED(u32, next, MAX_EXPERTS);
   wait_for_previous();
@@ -99,7 +100,10 @@ KERNEL(group_tokens, MAX_EXPERTS)(const u32* chosen, u32* tokens, u32* places, u
   const u32 expert = thread_index();
   counts[expert] = 0;
   sync_threads();
-  for (u32 pair = thread_index(); pair < pairs; pair += MAX_EXPERTS) add_shared(&counts[chosen[pair]], 1u);
+  for (u32 pair = thread_index(); pair < pairs; pair += MAX_EXPERTS) {
+    const u32 own = chosen[pair] - first_expert;
+    if (own < experts) add_shared(&counts[own], 1u);
+  }
   for (u32 tile = thread_index(); tile < tile_count; tile += MAX_EXPERTS) tiles[4 * tile] = NOBODY;
   sync_threads();
   u32 first = 0, tile = 0;
@@ -109,6 +113,7 @@ KERNEL(group_tokens, MAX_EXPERTS)(const u32* chosen, u32* tokens, u32* places, u
   }
   next[expert] = first;
   const u32 end = first + counts[expert];
+  if (expert == experts - 1) *taken = end;
   for (u32 at = first; expert < experts && at < end; at += width, ++tile) {
     u32* own = tiles + 4 * tile;
     own[0] = expert;
@@ -117,14 +122,19 @@ KERNEL(group_tokens, MAX_EXPERTS)(const u32* chosen, u32* tokens, u32* places, u
   }
   sync_threads();
   for (u32 pair = thread_index(); pair < pairs; pair += MAX_EXPERTS) {
-    const u32 place = take_shared(&next[chosen[pair]], 1u);
+    const u32 own = chosen[pair] - first_expert;
+    if (own >= experts) {
+      places[pair] = NOBODY;
+      continue;
+    }
+    const u32 place = take_shared(&next[own], 1u);
     tokens[place] = pair / used;
     places[pair] = place;
   }
 }
 
-// residual[t] += sum over its experts of weight · what that one gave, in the experts' order, and at last the shared one's. With
-// `halves`, the sum goes there instead.
+// residual[t] += sum over its experts that have a place of weight · what that one gave, in the experts' order, and at last
+// the shared one's. With `halves`, the sum goes there instead.
 // Grid: (tokens, parts of a row).
 KERNEL(mix_experts, 32 * WARPS)(const bf16* given, const u32* places, const float* weights, const bf16* shared,
                                 bf16* halves, float* residual, u32 used, u32 cols) {
@@ -140,15 +150,16 @@ KERNEL(mix_experts, 32 * WARPS)(const bf16* given, const u32* places, const floa
     sum[1] += weight * high_float(pair);
   };
   for (u32 i = 0; i < used; ++i) {
-    add(given + static_cast<u64>(places[static_cast<u64>(token) * used + i]) * cols, own_weights[i]);
+    const u32 place = places[static_cast<u64>(token) * used + i];
+    if (place != NOBODY) add(given + static_cast<u64>(place) * cols, own_weights[i]);
   }
   if (shared) add(shared + static_cast<u64>(token) * cols, own_weights[used]);
-  const u64 place = static_cast<u64>(token) * cols + col;
+  const u64 at = static_cast<u64>(token) * cols + col;
   if (halves) {
-    *reinterpret_cast<u32*>(halves + place) = pack_bf16(sum[0], sum[1]);
+    *reinterpret_cast<u32*>(halves + at) = pack_bf16(sum[0], sum[1]);
     return;
   }
-  float* to = residual + place;
+  float* to = residual + at;
   to[0] += sum[0];
   to[1] += sum[1];
 }

@@ -2,7 +2,8 @@
 //! heads, a run of the feed-forward block's columns, and a run of the vocabulary for each.
 //!
 //! A rank computes its heads and its columns alone; after the attention's output and after the feed-forward block the
-//! ranks add up what they have. Norms are on every rank.
+//! ranks add up what they have. Norms are on every rank. A mixture's experts are divided each, or among the ranks as they
+//! are (Lepikhin et al., "GShard", 2020): then a rank has a run of them whole.
 
 use std::fmt;
 use std::ops::Range;
@@ -20,10 +21,12 @@ pub struct Shard {
     pub heads: Range<u32>,
     /// Key and value heads. With more ranks than those, several ranks hold the same one.
     pub kv_heads: Range<u32>,
-    /// Columns of the feed-forward block.
+    /// Columns of the feed-forward block, unless that is a mixture of whole experts.
     pub feed_forward: Range<u32>,
     /// Columns that stay together.
     pub feed_forward_unit: u32,
+    /// Experts that it holds whole; absent where it holds columns of each.
+    pub experts: Option<Range<u32>>,
     /// Tokens whose embeddings and logits it holds.
     pub vocabulary: Range<u32>,
 }
@@ -60,15 +63,24 @@ pub enum Indivisible {
 
 impl Shard {
     /// What each of `ranks` ranks holds. Columns of the feed-forward block stay together in units of
-    /// `feed_forward_unit`: the blocks in which its weights are quantized.
-    pub fn all(shape: &ModelShape, ranks: u32, feed_forward_unit: u32) -> Result<Vec<Shard>, Indivisible> {
+    /// `feed_forward_unit`: the blocks in which its weights are quantized. Of a mixture with so many `whole_experts` each
+    /// has a run.
+    pub fn all(
+        shape: &ModelShape,
+        ranks: u32,
+        feed_forward_unit: u32,
+        whole_experts: Option<u32>,
+    ) -> Result<Vec<Shard>, Indivisible> {
         let ModelShape { heads, kv_heads, feed_forward, vocabulary, .. } = *shape;
         if !divides(ranks, heads, kv_heads) {
             return Err(Indivisible::Heads { heads, kv_heads, ranks });
         }
         let feed_forward_unit = feed_forward_unit.max(1);
-        let units = feed_forward / feed_forward_unit;
-        for (what, parts) in [("blocks of feed-forward columns", units), ("tokens of the vocabulary", vocabulary)] {
+        let columns_or_experts = match whole_experts {
+            None => ("blocks of feed-forward columns", feed_forward / feed_forward_unit),
+            Some(experts) => ("experts", experts),
+        };
+        for (what, parts) in [columns_or_experts, ("tokens of the vocabulary", vocabulary)] {
             if parts < ranks {
                 return Err(Indivisible::Parts { what, parts, ranks });
             }
@@ -80,6 +92,7 @@ impl Shard {
             kv_heads: kv_run(kv_heads, rank, ranks),
             feed_forward: columns(feed_forward, feed_forward_unit, rank, ranks),
             feed_forward_unit,
+            experts: whole_experts.map(|experts| run(experts, rank, ranks)),
             vocabulary: run(vocabulary, rank, ranks),
         };
         Ok((0..ranks).map(shard).collect())
@@ -95,6 +108,7 @@ impl Shard {
             kv_heads: 0..kv_heads,
             feed_forward: 0..feed_forward,
             feed_forward_unit: 1,
+            experts: None,
             vocabulary: 0..vocabulary,
         }
     }
@@ -102,18 +116,6 @@ impl Shard {
     /// Its columns of another feed-forward block, `width` wide: an expert's. None where there are too few units.
     pub fn columns(&self, width: u32) -> Range<u32> {
         columns(width, self.feed_forward_unit, self.rank, self.ranks)
-    }
-
-    /// The rank's part as a decoder of its own, whose weights take so many bytes: what memory arithmetic reads. Logits
-    /// are counted whole, for the rank that gathers them.
-    pub fn shape(&self, whole: &ModelShape, weight_bytes: u64) -> ModelShape {
-        ModelShape {
-            heads: self.heads.len() as u32,
-            kv_heads: self.kv_heads.len() as u32,
-            feed_forward: self.feed_forward.len() as u32,
-            weight_bytes,
-            ..whole.clone()
-        }
     }
 }
 
@@ -258,7 +260,7 @@ mod tests {
             [(9, 3, 3), (9, 3, 9), (32, 8, 4), (32, 8, 16), (32, 8, 32), (4, 4, 2), (6, 2, 1)]
         {
             let shape = shape(heads, kv_heads, 43 * 256, 32_003);
-            let shards = Shard::all(&shape, ranks, 256).unwrap();
+            let shards = Shard::all(&shape, ranks, 256, None).unwrap();
             assert_eq!(shards.len(), ranks as usize);
             check_cover(&shards, |shard| &shard.heads, heads);
             check_cover(&shards, |shard| &shard.feed_forward, shape.feed_forward);
@@ -275,7 +277,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_divided_is_refused_with_its_numbers() {
-        let refusal = |shape: &ModelShape, ranks| Shard::all(shape, ranks, 256).unwrap_err().to_string();
+        let refusal = |shape: &ModelShape, ranks| Shard::all(shape, ranks, 256, None).unwrap_err().to_string();
         let smol = shape(9, 3, 1536, 49_152);
         assert_eq!(
             refusal(&smol, 2),
@@ -304,13 +306,28 @@ mod tests {
         }
     }
 
+    /// Any number of them, whatever columns they have: the first of eight over three ranks has two, the others three.
     #[test]
-    fn memory_of_a_rank_is_that_of_its_heads_and_columns() {
+    fn whole_experts_are_divided_in_runs_that_differ_by_one_at_most() {
+        let shape = shape(24, 24, 96, 100);
+        for (experts, ranks) in [(8, 3), (8, 8), (128, 6), (7, 4)] {
+            let shards = Shard::all(&shape, ranks, 256, Some(experts)).unwrap();
+            check_cover(&shards, |shard| shard.experts.as_ref().unwrap(), experts);
+            let held: Vec<u32> = shards.iter().map(|shard| shard.experts.as_ref().unwrap().len() as u32).collect();
+            assert!(held.iter().all(|held| (experts / ranks..=experts.div_ceil(ranks)).contains(held)), "{held:?}");
+        }
+        let refusal = Shard::all(&shape, 4, 1, Some(3)).unwrap_err().to_string();
+        assert_eq!(refusal, "3 experts cannot be divided among 4");
+    }
+
+    #[test]
+    fn keys_and_values_of_all_ranks_are_those_of_one_as_often_as_they_are_held() {
         use crate::memory::{KvDataType, kv_bytes_per_token};
         let shape = shape(32, 8, 8192, 1000);
         let per_token = |ranks: u32| -> u64 {
-            let shards = Shard::all(&shape, ranks, 1).unwrap();
-            shards.iter().map(|shard| kv_bytes_per_token(&shard.shape(&shape, 0), KvDataType::Bf16)).sum()
+            let shards = Shard::all(&shape, ranks, 1, None).unwrap();
+            let part = |shard: &Shard| ModelShape { kv_heads: shard.kv_heads.len() as u32, ..shape.clone() };
+            shards.iter().map(|shard| kv_bytes_per_token(&part(shard), KvDataType::Bf16)).sum()
         };
         assert_eq!(per_token(4), per_token(1));
         assert_eq!(per_token(16), per_token(1) * u64::from(kv_copies(&shape, 16)));

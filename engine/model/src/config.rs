@@ -111,6 +111,8 @@ impl LocalAttention {
 pub struct ExpertsConfig {
     /// Experts of a layer.
     pub count: usize,
+    /// Those that are held: all, unless ranks divide them among them.
+    pub held: Range<usize>,
     /// Experts of a token.
     pub used: usize,
     /// Width of an expert.
@@ -318,11 +320,30 @@ impl DecoderConfig {
         [experts.map_or(0, |experts| experts.feed_forward), shared.unwrap_or(0)].map(|width| width as u32)
     }
 
+    /// Widths of the blocks whose columns ranks divide, whole experts or not; 0 where there are none.
+    pub(crate) fn divided_widths(&self, whole_experts: bool) -> [(&'static str, u32); 3] {
+        let [expert, shared] = self.expert_widths();
+        let dense = if self.experts.is_some() { 0 } else { self.feed_forward as u32 };
+        let expert = if whole_experts { 0 } else { expert };
+        [("feed-forward block", dense), ("expert", expert), ("shared expert", shared)]
+    }
+
+    /// The experts that a rank holds, whole or columns of them.
+    pub(crate) fn experts_of(&self, shard: &Shard) -> Range<usize> {
+        match (&shard.experts, &self.experts) {
+            (Some(held), _) => held.start as usize..held.end as usize,
+            (None, Some(experts)) => 0..experts.count,
+            (None, None) => 0..0,
+        }
+    }
+
     /// The part of the decoder that a rank of a stage computes. The vocabulary stays whole: every rank reads all tokens.
     pub(crate) fn of_rank(&self, shard: &Shard, stage: Stage) -> DecoderConfig {
         let [expert, shared] = self.expert_widths().map(|width| shard.columns(width).len());
-        let feed_forward = shard.feed_forward.len().max(expert).max(shared);
+        let expert = if shard.experts.is_some() { self.expert_widths()[0] as usize } else { expert };
+        let feed_forward = if self.experts.is_some() { expert.max(shared) } else { shard.feed_forward.len() };
         let experts = self.experts.as_ref().map(|experts| ExpertsConfig {
+            held: self.experts_of(shard),
             feed_forward: expert,
             shared_feed_forward: experts.shared_feed_forward.map(|_| shared),
             ..experts.clone()

@@ -135,7 +135,7 @@ impl DraftModel {
 /// How it is loaded beside a large model: it is too small for that one's ranks, has a context of its own, and reads again
 /// what its pool gives up.
 fn own(options: &LoadOptions) -> LoadOptions {
-    LoadOptions { tensor_parallel: 1, max_model_tokens: None, swap: None, ..options.clone() }
+    LoadOptions { tensor_parallel: 1, expert_parallel: false, max_model_tokens: None, swap: None, ..options.clone() }
 }
 
 impl Proposer for DraftModel {

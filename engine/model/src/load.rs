@@ -205,12 +205,11 @@ impl<'a> Draft<'a> {
         let config = DecoderConfig::read(checkpoint)?;
         let manifest = Manifest::read(checkpoint, &config, options.quantization)?;
         let stage = stage(&config.shape(0)).map_err(ShardError::from)?;
-        let shards = manifest.shards(&config, options.tensor_parallel, 1)?;
+        let shards = manifest.shards(&config, options, 1)?;
         let shape = |shard: &Shard| {
             let bytes = manifest.bytes(&Parts::of(shard, &config), stage);
-            let layers = stage.layers(config.layers as u32).len() as u32;
-            let whole = shard.shape(&config.shape(0), bytes);
-            ModelShape { layers, windowed: whole.windowed.filter(|_| stage == Stage::WHOLE), ..whole }
+            let part = config.of_rank(shard, stage).shape(bytes);
+            ModelShape { windowed: part.windowed.filter(|_| stage == Stage::WHOLE), ..part }
         };
         let shapes = shards.iter().map(shape).collect();
         Ok(Draft { config, manifest, stage, shards, shapes })

@@ -1,8 +1,8 @@
 //! Which part of each tensor a rank holds, and how it is cut out of the file's bytes.
 //!
 //! The one place that says which matrix is divided which way: q, k, v, gate, up, the embedding and the head by rows
-//! (outputs), the attention's output and down by columns (inputs). Each expert is divided like that, too; the router is
-//! on every rank. The GPU's ranks read the same.
+//! (outputs), the attention's output and down by columns (inputs). Each expert is divided like that, too, unless a rank
+//! holds some of them whole; the router is on every rank. The GPU's ranks read the same.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -54,7 +54,9 @@ pub(crate) struct Parts {
     /// Of the attention's output.
     pub out: Part,
     pub feed_forward: GatedParts,
-    /// Of every expert.
+    /// The experts that are held.
+    pub experts: Range<usize>,
+    /// Of each of them.
     pub expert: GatedParts,
     /// Of the expert that every token goes through.
     pub shared_expert: GatedParts,
@@ -65,19 +67,22 @@ pub(crate) struct Parts {
 impl Parts {
     /// What a rank with this shard holds of a decoder.
     pub fn of(shard: &Shard, config: &DecoderConfig) -> Parts {
+        let experts = config.experts_of(shard);
         if shard.ranks == 1 {
             let whole = || Part::Whole;
             let [query, key, out, vocabulary] = [(); 4].map(|()| whole());
             let [feed_forward, expert, shared_expert] = [GatedParts::WHOLE; 3];
-            return Parts { query, key, out, feed_forward, expert, shared_expert, vocabulary };
+            return Parts { query, key, out, feed_forward, experts, expert, shared_expert, vocabulary };
         }
         let heads = |heads: &Range<u32>| heads.start as usize * config.head_dim..heads.end as usize * config.head_dim;
         let [expert, shared_expert] = config.expert_widths().map(|width| GatedParts::of(shard.columns(width)));
+        let expert = if shard.experts.is_some() { GatedParts::WHOLE } else { expert };
         Parts {
             query: Part::Rows(heads(&shard.heads)),
             key: Part::Rows(heads(&shard.kv_heads)),
             out: Part::Cols(heads(&shard.heads)),
             feed_forward: GatedParts::of(shard.feed_forward.clone()),
+            experts,
             expert,
             shared_expert,
             vocabulary: Part::Rows(shard.vocabulary.start as usize..shard.vocabulary.end as usize),

@@ -21,6 +21,8 @@ pub struct LoadOptions {
     pub threads: usize,
     /// Ranks that the model is divided among.
     pub tensor_parallel: u32,
+    /// Whether a rank holds some of a mixture's experts whole, instead of columns of each.
+    pub expert_parallel: bool,
     /// The instruction set they use.
     pub kernels: Kernels,
     /// How finely they round what multiplies quantized weights.
@@ -54,6 +56,7 @@ impl Default for LoadOptions {
         LoadOptions {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             tensor_parallel: 1,
+            expert_parallel: false,
             kernels: Kernels::detect(),
             activations: ActivationType::Int8,
             quantization: None,

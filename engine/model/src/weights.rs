@@ -14,6 +14,7 @@ use crate::config::{DecoderConfig, Unsupported};
 use crate::names;
 use crate::part::{Part, Parts};
 use crate::quantization::Quantization;
+use crate::sizes::LoadOptions;
 pub use error::{ShardError, TensorError};
 use finder::Finder;
 use layer::LayerTensors;
@@ -130,12 +131,22 @@ impl<'a> Manifest<'a> {
         }
     }
 
-    /// What each of `ranks` ranks holds, whose devices multiply `least_columns` columns at a time: a power of two.
-    pub fn shards(&self, config: &DecoderConfig, ranks: u32, least_columns: u32) -> Result<Vec<Shard>, ShardError> {
-        let down = self.layers.iter().map(|layer| layer.feed_forward_block() as u32);
+    /// What each rank holds, whose devices multiply `least_columns` columns at a time: a power of two.
+    pub fn shards(
+        &self,
+        config: &DecoderConfig,
+        options: &LoadOptions,
+        least_columns: u32,
+    ) -> Result<Vec<Shard>, ShardError> {
+        let (ranks, whole_experts) = (options.tensor_parallel, whole_experts(config, options)?);
+        if ranks == 1 {
+            return Ok(vec![Shard::whole(&config.shape(0))]);
+        }
+        let are_whole = whole_experts.is_some();
+        let down = self.layers.iter().map(|layer| layer.feed_forward_block(are_whole) as u32);
         // Blocks are powers of two: the largest is a multiple of the others.
-        let shards = Shard::all(&config.shape(0), ranks, down.fold(least_columns, u32::max))?;
-        for width in config.expert_widths().into_iter().filter(|width| *width > 0) {
+        let shards = Shard::all(&config.shape(0), ranks, down.fold(least_columns, u32::max), whole_experts)?;
+        for (_, width) in config.divided_widths(are_whole).into_iter().filter(|(_, width)| *width > 0) {
             if shards.iter().any(|shard| shard.columns(width).is_empty()) {
                 let parts = width / shards[0].feed_forward_unit;
                 return Err(Indivisible::Parts { what: "blocks of an expert's columns", parts, ranks }.into());
@@ -249,6 +260,15 @@ impl<'a> Manifest<'a> {
         let packed = table.pack(packer, &parts.vocabulary);
         self.checkpoint.release(table.source());
         packed
+    }
+}
+
+/// How many experts ranks are to hold whole, each some of them; absent where they divide each.
+fn whole_experts(config: &DecoderConfig, options: &LoadOptions) -> Result<Option<u32>, ShardError> {
+    match (&config.experts, options.expert_parallel) {
+        (_, false) => Ok(None),
+        (Some(experts), true) => Ok(Some(experts.count as u32)),
+        (None, true) => Err(ShardError::NoExperts { architecture: config.architecture.clone() }),
     }
 }
 

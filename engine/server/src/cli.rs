@@ -15,6 +15,8 @@ const fn bare(flag: &'static str) -> &'static str {
     flag.split_at(2).1
 }
 
+/// The flag that leaves experts whole.
+pub const ENABLE_EXPERT_PARALLEL: &str = "--enable-expert-parallel";
 /// The flag that leaves layers to the CPU.
 pub const N_GPU_LAYERS: &str = "--n-gpu-layers";
 
@@ -266,6 +268,9 @@ pub struct ServeArgs {
     /// Ranks that share the model: on a CPU each has its part of the weights and of the threads
     #[arg(long = bare(flags::TENSOR_PARALLEL_SIZE), default_value_t = 1, value_name = "N", help_heading = "Model")]
     pub tensor_parallel_size: u32,
+    /// Ranks hold a mixture's experts whole, each some of them, instead of columns of every one
+    #[arg(long = bare(ENABLE_EXPERT_PARALLEL), help_heading = "Model")]
+    pub enable_expert_parallel: bool,
     /// Processes that share the model's layers, this one among them; each has its own `--tensor-parallel-size`
     #[arg(long = bare(flags::PIPELINE_PARALLEL_SIZE), default_value_t = 1, value_name = "N", help_heading = "Model")]
     pub pipeline_parallel_size: u32,

@@ -257,6 +257,11 @@ mod tests {
             ("m --n-gpu-layers 5 --device cpu", Reason::Unsupported, "--n-gpu-layers 5"),
             ("m --n-gpu-layers 5 --tensor-parallel-size 2", Reason::Unsupported, "use --tensor-parallel-size 1"),
             ("m --n-gpu-layers 5 --pipeline-parallel-size 2", Reason::Unsupported, "use --pipeline-parallel-size 1"),
+            (
+                "m --executor sim --task embed --enable-expert-parallel",
+                Reason::Unsupported,
+                "--enable-expert-parallel is for mixtures",
+            ),
             ("m --tensor-parallel-size 0", Reason::InvalidConfiguration, "--tensor-parallel-size"),
             ("m --kv-cache-dtype fp8_e5m2", Reason::Unsupported, "--kv-cache-dtype fp8_e5m2"),
             ("m --swap-space=-1", Reason::InvalidConfiguration, "--swap-space"),
@@ -281,6 +286,23 @@ mod tests {
             assert_eq!(failure.reason, reason, "{line}");
             assert!(failure.message.contains(word), "{line}: {failure}");
         }
+    }
+
+    /// As vLLM's flag, which changes nothing on one rank.
+    #[test]
+    fn experts_stay_whole_where_that_is_asked_for() {
+        let ranks = |line: &str| match config(line).unwrap().executor {
+            ExecutorConfig::Cpu(cpu) => (cpu.expert_parallel, cpu.ranks_flag()),
+            other => panic!("{other:?}"),
+        };
+        let flag = |flag: &str| flag.to_owned();
+        assert_eq!(ranks("m --tensor-parallel-size 2"), (false, flag("tensor-parallel-size=2")));
+        assert_eq!(
+            ranks("m --tensor-parallel-size 2 --enable-expert-parallel"),
+            (true, flag("tensor-parallel-size=2,whole-experts"))
+        );
+        assert_eq!(ranks("m --enable-expert-parallel"), (true, flag("tensor-parallel-size=1")));
+        assert!(config("m --executor sim --enable-expert-parallel").is_ok());
     }
 
     #[test]

@@ -114,7 +114,7 @@ const FLAGS: &[Flag] = &[
     value("--max-parallel-loading-workers", &[], ONE_PROCESS),
     value("--num-gpu-blocks", &[], "use --num-gpu-blocks-override"),
     value("--attention-backend", &["auto"], "there is one implementation per device"),
-    refused("--enable-expert-parallel", ONE_PROCESS),
+    accepted("--no-enable-expert-parallel"),
     accepted("--disable-custom-all-reduce"),
     accepted("--ray-workers-use-nsight"),
     // Compilation

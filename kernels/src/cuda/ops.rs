@@ -16,7 +16,7 @@ mod sample;
 mod step;
 mod w8a8;
 
-pub use activation::{Gate, gate_mul, soft_cap};
+pub use activation::{Gate, gate_mul, gate_mul_experts, soft_cap};
 pub use attention::{
     AttentionShape, Chunks, DecodeRows, DecodeWork, MAX_GROUP, attention_decode, attention_prefill, prefill_tiles,
     split_keys, splits,

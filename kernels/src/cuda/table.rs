@@ -310,8 +310,8 @@ kernels! {
         ), 128, 0;
         /// Tokens sorted by expert.
         GroupTokens = group_tokens(
-            chosen: In(Word), tokens: Out(Word), places: Out(Word), tiles: Out(Word), pairs: U32, experts: U32, used: U32,
-            width: U32, tile_count: U32
+            chosen: In(Word), tokens: Out(Word), places: Out(Word), tiles: Out(Word), taken: Out(Word), pairs: U32,
+            first: U32, experts: U32, used: U32, width: U32, tile_count: U32
         ), 512, 0;
         /// `residual += Σ weight · what an expert gave`.
         MixExperts = mix_experts(
@@ -321,9 +321,9 @@ kernels! {
     }
     "activation.cu" {
         /// `out = silu(gate) · up`.
-        SiluMul = silu_mul(gate_up: In(Bf16), out: Out(Bf16), cols: U32), 256, 0;
+        SiluMul = silu_mul(gate_up: In(Bf16), taken: In(Word), out: Out(Bf16), cols: U32), 256, 0;
         /// `out = gelu(gate) · up`.
-        GeluMul = gelu_mul(gate_up: In(Bf16), out: Out(Bf16), cols: U32), 256, 0;
+        GeluMul = gelu_mul(gate_up: In(Bf16), taken: In(Word), out: Out(Bf16), cols: U32), 256, 0;
         /// `values = cap · tanh(values / cap)`.
         SoftCap = soft_cap(values: Out(F32), count: U32, cap: Float), 256, 0;
     }

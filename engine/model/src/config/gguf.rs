@@ -199,7 +199,7 @@ impl Keys<'_> {
         let shared_feed_forward = self.metadata.u32(&self.key("expert_shared_feed_forward_length"))?;
         let shared_feed_forward = shared_feed_forward.filter(|width| *width > 0).map(|width| width as usize);
         let sum_to_one = self.family.experts_sum_to_one;
-        Ok(Some(ExpertsConfig { count, used, feed_forward, shared_feed_forward, sum_to_one, names }))
+        Ok(Some(ExpertsConfig { count, held: 0..count, used, feed_forward, shared_feed_forward, sum_to_one, names }))
     }
 
     fn unsupported(self, name: &str, value: String, feature: &'static str) -> ConfigError {

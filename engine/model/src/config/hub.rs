@@ -207,7 +207,9 @@ impl<'a> Keys<'a> {
         let shared_feed_forward = if self.absent(shared) { None } else { Some(self.size(shared)?) };
         let sum_to_one =
             if self.absent("norm_topk_prob") { family.experts_sum_to_one } else { self.flag("norm_topk_prob")? };
-        Ok(Some(ExpertsConfig { count, used, feed_forward: self.size(width)?, shared_feed_forward, sum_to_one, names }))
+        let feed_forward = self.size(width)?;
+        let held = 0..count;
+        Ok(Some(ExpertsConfig { count, held, used, feed_forward, shared_feed_forward, sum_to_one, names }))
     }
 
     /// Features that a file of a supported family may ask for and that would change its output.

@@ -1,5 +1,5 @@
 //! A mixture of experts on the CPU: tokens are grouped by expert, so that an expert's weights are read once for all of
-//! them. What a token gets is added in the order of the experts: the same bits in every batch.
+//! them. Of experts that other ranks hold nothing is computed. What a token gets is added in the order of the experts: the same bits in every batch.
 
 use windlass_kernels::PackedMatrix;
 
@@ -15,13 +15,13 @@ struct Share {
 }
 
 impl CpuBackend {
-    /// `projected = Σ weight · expert(normed)` of the first `tokens` tokens.
+    /// `projected = Σ weight · expert(normed)` of the first `tokens` tokens, over the experts that are held.
     pub(super) fn mix(&mut self, tokens: usize, experts: &Experts<CpuBackend>, work: &mut Workspace<CpuBackend>) {
         let values = tokens * self.config.hidden;
         let shares = self.route(&experts.router, &work.normed[..values]);
         work.projected[..values].fill(0.0);
-        for (expert, shares) in experts.experts.iter().zip(&shares) {
-            self.add_expert(expert, shares, work);
+        for (expert, shares) in experts.experts.iter().zip(shares) {
+            self.add_expert(expert, &shares, work);
         }
         if let Some(SharedExpert { gated, gate }) = &experts.shared {
             let shares: Vec<Share> = weigh_shared(&work.normed[..values], gate).collect();
@@ -29,7 +29,7 @@ impl CpuBackend {
         }
     }
 
-    /// The tokens of each expert.
+    /// The tokens of each expert that is held.
     fn route(&mut self, router: &PackedMatrix, input: &[f32]) -> Vec<Vec<Share>> {
         let mut scores = vec![0.0; input.len() / self.config.hidden * router.rows()];
         self.multiply(input, [(router, &mut scores)]);
@@ -40,7 +40,7 @@ impl CpuBackend {
                 shares[expert].push(Share { token, weight });
             }
         }
-        shares
+        shares.drain(experts.held.clone()).collect()
     }
 
     fn add_expert(&mut self, expert: &Gated<CpuBackend>, shares: &[Share], work: &mut Workspace<CpuBackend>) {

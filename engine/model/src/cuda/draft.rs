@@ -46,7 +46,7 @@ impl<'a> CudaDraft<'a> {
         support::check_config(&config, pages)?;
         let manifest = Manifest::read(checkpoint, &config, options.quantization)?;
         let stage = stage(&config.shape(0)).map_err(ShardError::from)?;
-        let shards = shards(&manifest, &config, devices.len())?;
+        let shards = shards(&manifest, &config, options)?;
         Ok(CudaDraft { config, manifest, stage, shards, devices, pages, options })
     }
 
@@ -85,10 +85,9 @@ fn group_of(devices: &[Device], ranks: u32) -> Result<&[Device], CudaError> {
     Ok(group)
 }
 
-fn shards(manifest: &Manifest<'_>, config: &DecoderConfig, ranks: usize) -> Result<Vec<Shard>, LoadError> {
-    if ranks == 1 {
-        return Ok(vec![Shard::whole(&config.shape(0))]);
+fn shards(manifest: &Manifest<'_>, config: &DecoderConfig, options: &LoadOptions) -> Result<Vec<Shard>, LoadError> {
+    if options.tensor_parallel > 1 {
+        support::check_divided(config, options.expert_parallel)?;
     }
-    support::check_divided(config)?;
-    Ok(manifest.shards(config, ranks as u32, support::COLUMN_STEP)?)
+    Ok(manifest.shards(config, options, support::COLUMN_STEP)?)
 }

@@ -22,7 +22,8 @@ pub(super) struct ExpertRoom {
 
 pub(super) fn mixture(experts: &ExpertsConfig) -> Mixture {
     let ExpertsConfig { count, used, sum_to_one, .. } = *experts;
-    Mixture { count, used, shared: experts.shared_feed_forward.is_some(), sum_to_one }
+    let (first, held) = (experts.held.start, experts.held.len());
+    Mixture { count, first, held, used, shared: experts.shared_feed_forward.is_some(), sum_to_one }
 }
 
 impl ExpertRoom {
@@ -48,7 +49,8 @@ impl ExpertRoom {
     }
 }
 
-/// `residual += Σ weight · expert(normed)` of the first `tokens` tokens, added up over the ranks.
+/// `residual += Σ weight · expert(normed)` of the first `tokens` tokens over the experts that are held, added up over the
+/// ranks.
 ///
 /// # Panics
 /// When the workspace has no room for experts.
@@ -71,7 +73,7 @@ pub(super) fn mix(
     let out = room.gate_up.slice_mut(0..2 * rows * wide);
     ops::linear_experts(stream, &weights.gated.gate_up, &room.routes, ExpertInput::Tokens(input), out)?;
     let both = room.gate_up.slice(0..2 * rows * wide);
-    ops::gate_mul(stream, gate, both, wide, room.gated.slice_mut(0..rows * wide))?;
+    ops::gate_mul_experts(stream, gate, &room.routes, both, wide, room.gated.slice_mut(0..rows * wide))?;
     let (own, out) = (room.gated.slice(0..rows * wide), room.given.slice_mut(0..rows * hidden));
     ops::linear_experts(stream, &weights.gated.down, &room.routes, ExpertInput::Given(own), out)?;
     if let Some(shared) = &weights.shared {

@@ -139,8 +139,9 @@ impl CudaModel {
 
     /// The ranks' parts.
     fn shapes(&self) -> Vec<ModelShape> {
-        let all = self.shape();
-        self.ranks.iter().map(|rank| rank.shard.shape(&all, rank.part.weights.bytes())).collect()
+        let windowed = self.shape().windowed;
+        let part = |part: &RankPart| ModelShape { windowed, ..part.config.shape(part.weights.bytes()) };
+        self.ranks.iter().map(|rank| part(&rank.part)).collect()
     }
 
     /// Bytes of what a rank has for the others.

@@ -43,10 +43,8 @@ pub(super) fn check_config(config: &DecoderConfig, pages: PageType) -> Result<()
 }
 
 /// Refuses a decoder whose parts the kernels would not compute.
-pub(super) fn check_divided(config: &DecoderConfig) -> Result<(), CudaError> {
-    let [expert, shared] = config.expert_widths();
-    let widths = [("feed-forward block", config.feed_forward as u32), ("expert", expert), ("shared expert", shared)];
-    match widths.into_iter().find(|(_, width)| !width.is_multiple_of(COLUMN_STEP)) {
+pub(super) fn check_divided(config: &DecoderConfig, whole_experts: bool) -> Result<(), CudaError> {
+    match config.divided_widths(whole_experts).into_iter().find(|(_, width)| !width.is_multiple_of(COLUMN_STEP)) {
         Some((what, width)) => {
             let found = format!("a divided {what} of {width} columns");
             Err(CudaError::unsupported(found, format!("one rank, or a model with a multiple of {COLUMN_STEP}")))

@@ -53,6 +53,12 @@ pub enum ShardError {
     /// Its sizes cannot.
     #[error(transparent)]
     Sizes(#[from] Indivisible),
+    /// It has no experts that could be on different ranks.
+    #[error("the model (architecture {architecture:?}) is no mixture of experts: leave expert parallelism out")]
+    NoExperts {
+        /// As the checkpoint names it.
+        architecture: String,
+    },
     /// A matrix's columns are quantized in blocks that ranks would have to break.
     #[error(
         "a rank would hold {cols} columns of {name:?}, no whole number of {kind} blocks of {block}: use fewer ranks"

@@ -90,9 +90,9 @@ impl<'a> LayerTensors<'a> {
         attention.chain(self.feed_forward.parts(parts))
     }
 
-    /// Values of the blocks of columns that ranks cannot break.
-    pub fn feed_forward_block(&self) -> usize {
-        self.feed_forward.downs().map(|down| down.packed().block_elements()).max().unwrap_or(1)
+    /// Values of the blocks of columns that ranks cannot break, whole experts or not.
+    pub fn feed_forward_block(&self, whole_experts: bool) -> usize {
+        self.feed_forward.downs(whole_experts).map(|down| down.packed().block_elements()).max().unwrap_or(1)
     }
 
     pub fn pack<P: Packer>(&self, packer: &P, parts: &Parts) -> Result<Layer<P>, TensorError> {
@@ -198,11 +198,12 @@ impl<'a> FeedForwardTensors<'a> {
     }
 
     /// What sums up the columns that ranks divide.
-    fn downs(&self) -> impl Iterator<Item = &MatrixTensor<'a>> {
+    fn downs(&self, whole_experts: bool) -> impl Iterator<Item = &MatrixTensor<'a>> {
         let gated: Vec<&GatedTensors<'a>> = match self {
             FeedForwardTensors::Dense(gated) => vec![gated],
             FeedForwardTensors::Experts(tensors) => {
-                tensors.experts.iter().chain(tensors.shared.iter().map(|(gated, _)| gated)).collect()
+                let divided = tensors.experts.iter().filter(|_| !whole_experts);
+                divided.chain(tensors.shared.iter().map(|(gated, _)| gated)).collect()
             }
         };
         gated.into_iter().map(|[_, _, down]| down)
@@ -213,6 +214,7 @@ impl<'a> FeedForwardTensors<'a> {
             FeedForwardTensors::Dense(gated) => gated.iter().zip(parts.feed_forward.each()).collect(),
             FeedForwardTensors::Experts(tensors) => {
                 let ExpertTensors { router, experts, shared } = tensors.as_ref();
+                let experts = &experts[parts.experts.clone()];
                 let experts = experts.iter().flat_map(|gated| gated.iter().zip(parts.expert.each()));
                 let shared = shared.iter().flat_map(|(gated, _)| gated.iter().zip(parts.shared_expert.each()));
                 experts.chain(shared).chain([(router, &Part::Whole)]).collect()
@@ -232,7 +234,7 @@ impl<'a> FeedForwardTensors<'a> {
                 };
                 Ok(FeedForward::Experts(Experts {
                     router: router.pack(packer, &Part::Whole)?,
-                    experts: experts.iter().map(pack_expert).collect::<Result<_, _>>()?,
+                    experts: experts[parts.experts.clone()].iter().map(pack_expert).collect::<Result<_, _>>()?,
                     shared: shared.as_ref().map(pack_shared).transpose()?,
                 }))
             }

@@ -88,9 +88,10 @@ fn scored(executor: &mut dyn Executor, text: &[u32]) -> Vec<[f32; 2]> {
 }
 
 /// Asks both for log probabilities, which are hardly apart, and the one rank for what it thinks of the greedy tokens of many.
-fn agrees_with_one_rank(name: &str, checkpoint: &Checkpoint, ranks: usize, quantization: Option<Quantization>) {
+fn agrees_with_one_rank(name: &str, checkpoint: &Checkpoint, options: &LoadOptions) {
+    let ranks = options.tensor_parallel as usize;
     let [mut one, mut many] = [1, ranks].map(|ranks| {
-        let options = LoadOptions { kv: KvBudget::Blocks(8), quantization, ..options(ranks) };
+        let options = LoadOptions { kv: KvBudget::Blocks(8), tensor_parallel: ranks as u32, ..options.clone() };
         loaded(checkpoint, &options, &devices(&drivers(ranks, 7)), Replay::Graphs).executor
     });
     assert_eq!(many.decoder().ranks(), ranks);
@@ -122,7 +123,7 @@ fn two_three_and_four_ranks_give_the_tokens_of_one() {
         (three, &[3]),
     ] {
         let checkpoint = checkpoint(tiny);
-        counts.iter().for_each(|&ranks| agrees_with_one_rank(tiny.kind.name(), &checkpoint, ranks, None));
+        counts.iter().for_each(|&ranks| agrees_with_one_rank(tiny.kind.name(), &checkpoint, &options(ranks)));
     }
 }
 
@@ -130,7 +131,8 @@ fn two_three_and_four_ranks_give_the_tokens_of_one() {
 #[test]
 fn parts_that_are_quantized_at_load_give_the_tokens_of_the_whole() {
     for quantization in ["int8", "int4-g64-sym", "int4-g128"].map(Quantization::named) {
-        agrees_with_one_rank("bf16", &checkpoint(tiny(WeightType::BF16)), 2, quantization);
+        let options = LoadOptions { quantization, ..options(2) };
+        agrees_with_one_rank("bf16", &checkpoint(tiny(WeightType::BF16)), &options);
     }
 }
 
@@ -156,8 +158,49 @@ fn the_parts_of_other_families_are_divided_too() {
         ("qwen2", family("qwen2", false, json!({"use_sliding_window": false})), 4),
         ("qwen2_moe", family("qwen2_moe", false, experts), 2),
     ] {
-        agrees_with_one_rank(name, &checkpoint, ranks, None);
+        agrees_with_one_rank(name, &checkpoint, &options(ranks));
     }
+}
+
+/// So many of 96 columns, which four ranks could not divide, and one of 160 for all tokens where that is asked for.
+fn mixture(count: u32, used: u32, shared: bool) -> Checkpoint {
+    let mut keys = json!({"num_experts": count, "num_experts_per_tok": used, "moe_intermediate_size": 96,
+        "norm_topk_prob": true, "decoder_sparse_step": 1, "head_dim": 64, "mlp_only_layers": []});
+    if shared {
+        keys["shared_expert_intermediate_size"] = 160.into();
+    }
+    family(if shared { "qwen2_moe" } else { "qwen3_moe" }, !shared, keys)
+}
+
+/// Fewer experts on one rank than on another; tokens with no expert on a rank, too; integers.
+#[test]
+fn experts_that_stay_whole_give_the_tokens_of_one_rank() {
+    let int8 = Quantization::named("int8");
+    for (count, used, shared, ranks, quantization) in
+        [(3, 3, true, 2, None), (5, 1, true, 2, int8), (6, 2, false, 4, None)]
+    {
+        let options = LoadOptions { expert_parallel: true, quantization, ..options(ranks) };
+        agrees_with_one_rank(&format!("{used} of {count} experts"), &mixture(count, used, shared), &options);
+    }
+}
+
+/// Every ledger is what its device holds, and a rank with an expert more holds more.
+#[test]
+fn memory_of_whole_experts_is_that_of_each_rank() {
+    let (checkpoint, drivers) = (mixture(3, 2, false), drivers(2, 7));
+    let devices = devices(&drivers);
+    let free =
+        || devices.iter().map(|device| device.driver().memory().unwrap().free_bytes as u64).collect::<Vec<u64>>();
+    let before = free();
+    let options = LoadOptions { expert_parallel: true, ..options(2) };
+    let LoadedCuda { executor, ledgers, .. } = loaded(&checkpoint, &options, &devices, Replay::Graphs);
+    for ((before, now), ledger) in before.iter().zip(free()).zip(&ledgers) {
+        let small = before - now - ledger.total();
+        assert!(small < 64 << 10, "{ledger:?} of {}", before - now);
+    }
+    let (layers, expert) = (2, 3 * 96 * 128 * 2);
+    assert_eq!(ledgers[1].weights - ledgers[0].weights, layers * expert);
+    drop(executor);
 }
 
 #[test]
@@ -355,6 +398,19 @@ fn a_group_that_cannot_be_is_refused_with_what_would_work() {
         "a divided feed-forward block of 304 columns is not there on CUDA yet: use one rank, or a model with a multiple \
          of 32"
     );
+    let refused = |checkpoint: &Checkpoint, options: &LoadOptions| {
+        let devices: Vec<Device> = (0..4).map(|ordinal| machine.device(ordinal, 1 << 28)).collect();
+        CudaModel::load(checkpoint, options, &devices).map(drop).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(&mixture(6, 2, false), &options(4)),
+        "3 blocks of feed-forward columns cannot be divided among 4"
+    );
+    for ranks in [1, 2] {
+        let refused =
+            refused(&checkpoint(tiny(WeightType::BF16)), &LoadOptions { expert_parallel: true, ..options(ranks) });
+        assert!(refused.contains("no mixture of experts: leave expert parallelism out"), "{refused}");
+    }
     let apart = HostMachine::new(Kernels::Record, 7).without_peer_access();
     let refused = refusal(&apart, plain, 2, 2);
     assert!(

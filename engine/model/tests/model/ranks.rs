@@ -1,6 +1,7 @@
 //! A model divided among ranks computes what it computes whole.
 
 use crate::common::driver::{Job, generate};
+use crate::common::gguf::gguf;
 use crate::common::harbour_tokens;
 use crate::common::hub::{CHUNK, Family, config, llama_oracle};
 use crate::common::oracle::{compare, our_logits_with};
@@ -94,6 +95,88 @@ fn experts_are_divided_by_their_columns() {
         build(&checkpoint, &int8).map(drop).unwrap_err().to_string(),
         "3 blocks of an expert's columns cannot be divided among 4"
     );
+}
+
+/// Experts of an odd width, so many, of which a token uses some, and one for all tokens.
+fn mixture(layers: u32, count: u32, used: u32) -> Family {
+    let more = json!({"num_experts": count, "num_experts_per_tok": used, "moe_intermediate_size": 96,
+        "norm_topk_prob": false, "shared_expert_intermediate_size": 160, "decoder_sparse_step": 1,
+        "tie_word_embeddings": false, "num_hidden_layers": layers});
+    Family { config: config("qwen2_moe", more), biases: true, head_norms: false, oracle: llama_oracle }
+}
+
+fn whole_experts(count: u32) -> LoadOptions {
+    LoadOptions { expert_parallel: true, ..ranks(count) }
+}
+
+/// Five on two ranks and on four, from both kinds of files; on four their columns could not be divided in integers.
+#[test]
+fn experts_are_divided_among_ranks_as_they_are() {
+    let family = mixture(4, 5, 5);
+    let hub = family.open(&family.safetensors());
+    let gguf = Checkpoint::from_bytes(gguf(&family, "qwen2moe")).unwrap();
+    for (checkpoint, quantization, count) in
+        [(&hub, None, 2), (&gguf, None, 4), (&hub, Some(Quantization::INT8), 2), (&hub, Some(Quantization::INT8), 4)]
+    {
+        let options = LoadOptions { quantization, ..whole_experts(count) };
+        let error = error_of(checkpoint, crate::common::hub::VOCABULARY, &options);
+        assert!(error > 0.0 && error <= 1e-3, "{quantization:?} on {count}: {error}");
+    }
+    let divided = LoadOptions { quantization: Some(Quantization::INT8), ..ranks(4) };
+    let refusal = build(&hub, &divided).map(drop).unwrap_err().to_string();
+    assert_eq!(refusal, "3 blocks of an expert's columns cannot be divided among 4");
+}
+
+/// Some ranks have no expert of a token, and in a step of few tokens none at all. A token between two experts may go to
+/// either; in a decoder of one layer that changes what this token gives, and no other.
+#[test]
+fn tokens_go_to_the_ranks_of_their_experts() {
+    let tokens: Vec<u32> = (0..75).map(|token| token * 37 % 320).collect();
+    for used in 1..5 {
+        let family = mixture(1, 5, used);
+        let checkpoint = family.open(&family.safetensors());
+        for chunk in [1, CHUNK] {
+            let [whole, divided] =
+                [ranks(1), whole_experts(4)].map(|options| our_logits_with(&checkpoint, &tokens, chunk, &options));
+            let near = |position: &usize| {
+                let one = *position..position + 1;
+                compare(&whole[one.clone()], &divided[one]).relative_error() <= 1e-3
+            };
+            let agreeing = (0..whole.len()).filter(near).count();
+            println!("{used} of 5 experts, {chunk} tokens a step: {agreeing} of {}", whole.len());
+            assert!(agreeing + 1 >= whole.len(), "{used} of 5 experts: {agreeing} of {}", whole.len());
+        }
+    }
+}
+
+/// Five over two ranks: one has an expert more in every layer, and its ledger says so.
+#[test]
+fn a_rank_with_an_expert_more_takes_more_memory() {
+    let (layers, family) = (4, mixture(4, 5, 5));
+    let built = build(&family.open(&family.safetensors()), &whole_experts(2)).unwrap();
+    let [first, second] = built.ledgers[..] else { panic!("{:?}", built.ledgers) };
+    let expert = 3 * 96 * family.size("hidden_size") * 4;
+    assert_eq!(second.weights - first.weights, layers * expert);
+    // Activations are as wide as an expert, and as the rank's part of the shared one, which is narrower.
+    let divided = build(&family.open(&family.safetensors()), &ranks(2)).unwrap();
+    let columns = u64::from(LoadOptions::default().max_step_tokens) * (96 - 80);
+    assert_eq!(first.workspace - divided.ledgers[0].workspace, columns * 3 * 4);
+}
+
+#[test]
+fn experts_that_are_too_few_or_not_there_are_refused() {
+    let refusal = |checkpoint: &Checkpoint, count| {
+        build(checkpoint, &whole_experts(count)).map(drop).expect_err("it should be refused").to_string()
+    };
+    let few = mixture(1, 3, 1);
+    assert_eq!(refusal(&few.open(&few.safetensors()), 4), "3 experts cannot be divided among 4");
+    let dense = Checkpoint::from_bytes(Tiny::of(WeightType::F32).build().build()).unwrap();
+    for count in [1, 2] {
+        assert_eq!(
+            refusal(&dense, count),
+            "the model (architecture \"llama\") is no mixture of experts: leave expert parallelism out"
+        );
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What computes: a model on a CPU or GPU, an encoder, or the simulator.
 
 use super::unsupported;
-use crate::cli::{ExecutorKind, N_GPU_LAYERS, Runner, ServeArgs, SimArgs, Task};
+use crate::cli::{ENABLE_EXPERT_PARALLEL, ExecutorKind, N_GPU_LAYERS, Runner, ServeArgs, SimArgs, Task};
 use crate::encoding::BatchLimits;
 use crate::failure::Failure;
 use crate::machine;
@@ -58,6 +58,8 @@ pub struct CpuConfig {
     pub threads: usize,
     /// Ranks that the model is divided among.
     pub tensor_parallel: u32,
+    /// Whether a rank holds some of a mixture's experts whole, instead of columns of each.
+    pub expert_parallel: bool,
     /// Layers that a GPU computes, the last ones, and at least one; `None` for all.
     pub gpu_layers: Option<u32>,
     /// On a GPU, kernels are launched one by one instead of being replayed.
@@ -68,6 +70,14 @@ pub struct CpuConfig {
     pub quantization: Option<String>,
     /// The processes that share the layers, if there are several.
     pub pipeline: Option<PipelineConfig>,
+}
+
+impl CpuConfig {
+    /// How its ranks divide it, for the fingerprint: sums have another order in each way.
+    pub fn ranks_flag(&self) -> String {
+        let whole_experts = if self.expert_parallel && self.tensor_parallel > 1 { ",whole-experts" } else { "" };
+        format!("tensor-parallel-size={}{whole_experts}", self.tensor_parallel)
+    }
 }
 
 /// Where a model is computed.
@@ -165,6 +175,11 @@ fn encoder(args: &ServeArgs, model: EncoderModel) -> Result<EncoderConfig, Failu
     if device(args)? == DeviceChoice::Cuda {
         return Err(unsupported(flags::DEVICE, "cuda", "encoders are computed on the CPU: use auto or cpu"));
     }
+    if args.enable_expert_parallel {
+        let message =
+            format!("{ENABLE_EXPERT_PARALLEL} is for mixtures of experts, and an encoder is none: leave it out");
+        return Err(Failure::new(Reason::Unsupported, message));
+    }
     let sizes = [("--max-batch-size", args.max_batch_size), ("--max-batch-tokens", args.max_batch_tokens)];
     if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
         return Err(Failure::configuration(format!("{flag} must be at least 1")));
@@ -215,6 +230,7 @@ fn cpu(args: &ServeArgs) -> Result<CpuConfig, Failure> {
         model: PathBuf::from(&args.model),
         threads,
         tensor_parallel: args.tensor_parallel_size,
+        expert_parallel: args.enable_expert_parallel,
         gpu_layers: args.n_gpu_layers.filter(|layers| *layers > 0),
         eager: args.enforce_eager,
         activations: args.activation_dtype.into(),

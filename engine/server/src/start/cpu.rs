@@ -57,7 +57,7 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
         format!("quantization={weight_type}"),
         format!("kv-cache-dtype={}", config.batching.kv_data_type.name()),
         format!("activation-dtype={:?}", cpu.activations),
-        format!("tensor-parallel-size={}", cpu.tensor_parallel),
+        cpu.ranks_flag(),
     ];
     let on = BuiltOn {
         device: "cpu",
@@ -114,6 +114,7 @@ pub(super) fn asked(config: &Config, cpu: &CpuConfig, block_tokens: u32) -> Load
     LoadOptions {
         threads: cpu.threads,
         tensor_parallel: cpu.tensor_parallel,
+        expert_parallel: cpu.expert_parallel,
         quantization: quantization(cpu),
         kv_data_type: batching.kv_data_type,
         block_tokens: batching.block_tokens.unwrap_or(block_tokens),

@@ -161,15 +161,14 @@ fn run<E: Executor + 'static>(
     let load_seconds = clock.seconds() - began;
     let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
     let download_seconds = FetchRecord::beside(&cpu.model).map_or(0.0, |record| record.seconds);
-    let ranks = cpu.tensor_parallel;
     let of_all = [
         format!("quantization={weight_type}"),
         format!("kv-cache-dtype={}", config.batching.kv_data_type.name()),
-        format!("tensor-parallel-size={ranks}"),
+        cpu.ranks_flag(),
     ];
     let on = BuiltOn {
         device: "cuda",
-        tensor_parallel: ranks,
+        tensor_parallel: cpu.tensor_parallel,
         pipeline_parallel: cpu.pipeline.as_ref().map_or(1, |pipeline| pipeline.nodes),
         quantization: weight_type,
         kernels: &kernels,

@@ -1,5 +1,5 @@
 use half::{bf16, f16};
-use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Mixture, Routes};
+use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Gate, Mixture, Routes};
 use windlass_kernels::cuda::weights::{EightBits, Group, Int4, Int8, Matrix};
 use windlass_kernels::cuda::{Device, Stream};
 
@@ -71,8 +71,8 @@ impl Scene {
             mixture,
             hidden,
             wide,
-            up: layout.weights(device, random, mixture.count * wide, hidden),
-            down: layout.weights(device, random, mixture.count * hidden, wide),
+            up: layout.weights(device, random, mixture.held * wide, hidden),
+            down: layout.weights(device, random, mixture.held * hidden, wide),
             scores,
             input: random.halves(tokens * hidden, 1.0),
             shared: random.halves(tokens * hidden, 20.0),
@@ -123,12 +123,14 @@ impl Scene {
         let chosen = &order[..used];
         let total: f64 = if sum_to_one { chosen } else { &order[..] }.iter().map(|&expert| weight(expert)).sum();
         let mut out = vec![0.0; self.hidden];
-        for &expert in chosen {
+        let Mixture { first, held, .. } = self.mixture;
+        let is_held = |expert: &&usize| (first..first + held).contains(*expert);
+        for (expert, weight) in chosen.iter().filter(is_held).map(|&expert| (expert - first, weight(expert))) {
             let row = |row: usize| (0..self.hidden).map(|col| self.up.1(row, col) * f64::from(input[col])).sum();
             let wide: Vec<f64> = (0..self.wide).map(|r| row(expert * self.wide + r)).collect();
             for (r, out) in out.iter_mut().enumerate() {
                 let dot: f64 = (0..self.wide).map(|col| self.down.1(expert * self.hidden + r, col) * wide[col]).sum();
-                *out += weight(expert) / total * dot;
+                *out += weight / total * dot;
             }
         }
         if self.mixture.shared {
@@ -140,7 +142,12 @@ impl Scene {
 }
 
 fn mixture(count: usize, used: usize, shared: bool, sum_to_one: bool) -> Mixture {
-    Mixture { count, used, shared, sum_to_one }
+    Mixture { count, first: 0, held: count, used, shared, sum_to_one }
+}
+
+/// A rank's part of a mixture whose experts stay whole.
+fn part(mixture: Mixture, first: usize, held: usize) -> Mixture {
+    Mixture { first, held, ..mixture }
 }
 
 #[test]
@@ -153,6 +160,9 @@ fn mixtures_of_experts_match_the_reference() {
         (mixture(4, 4, true, true), Layout::Int8Groups, 19),
         (mixture(3, 1, false, false), Layout::E4m3, 70),
         (mixture(130, 8, false, true), Layout::Int8Groups, 5),
+        (part(mixture(8, 2, false, true), 3, 3), Layout::Bf16, 45),
+        (part(mixture(60, 4, true, false), 53, 7), Layout::Int4, 7),
+        (part(mixture(5, 5, true, true), 0, 1), Layout::E4m3, 70),
     ]) {
         let (device, stream) = device(seed);
         let scene = Scene::new(&device, &mut random, mixture, layout, tokens);
@@ -165,6 +175,32 @@ fn mixtures_of_experts_match_the_reference() {
         let alone = scene.run(&device, &stream, 1);
         assert_eq!(alone, found[..scene.hidden], "{mixture:?} in {layout:?}: a token alone");
     }
+}
+
+/// Only what has a place is computed between two products: the rest stays as it was.
+#[test]
+fn rows_that_are_nobodys_are_not_gated() {
+    let (tokens, cols) = (21, 16);
+    let (device, stream) = device(1);
+    let mut random = Random::new(33);
+    let mixture = part(mixture(6, 2, false, true), 1, 2);
+    let scores = random.values(tokens * 6, 3.0);
+    let best = |row: &[f32]| {
+        let mut order: Vec<usize> = (0..6).collect();
+        order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
+        order[..2].iter().filter(|expert| (1..3).contains(*expert)).count()
+    };
+    let taken: usize = scores.chunks(6).map(best).sum();
+    assert!((1..2 * tokens).contains(&taken));
+    let mut routes = Routes::new(&device, mixture, tokens).unwrap();
+    routes.choose(&stream, device.upload(&scores).unwrap().view()).unwrap();
+    let input = device.upload(&random.halves(2 * tokens * 2 * cols, 4.0)).unwrap();
+    let [mut all, mut own] = [(); 2].map(|()| poisoned::<bf16>(&device, 2 * tokens * cols));
+    ops::gate_mul(&stream, Gate::Silu, input.view(), cols, all.view_mut()).unwrap();
+    ops::gate_mul_experts(&stream, Gate::Silu, &routes, input.view(), cols, own.view_mut()).unwrap();
+    let [all, own] = [all, own].map(|memory| memory.read(&stream).unwrap());
+    assert_eq!(all[..taken * cols], own[..taken * cols]);
+    assert!(own[taken * cols..].iter().all(|value| value.is_nan()), "{taken} of {}", 2 * tokens);
 }
 
 /// A score that is no number spoils its own token and touches nothing else.

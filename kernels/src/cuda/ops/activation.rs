@@ -2,8 +2,9 @@
 
 use half::bf16;
 
+use super::experts::Routes;
 use super::word;
-use crate::cuda::launch::Launch;
+use crate::cuda::launch::{Argument, Launch};
 use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
 
 /// Threads of a block.
@@ -31,6 +32,34 @@ pub fn gate_mul(
     cols: usize,
     out: ViewMut<'_, bf16>,
 ) -> Result<(), DriverError> {
+    gate_mul_rows(stream, gate, gate_up, Argument::none::<u32>(), cols, out)
+}
+
+/// The same of the rows that [`linear_experts`](super::linear_experts) left for tokens and their experts; those that are
+/// nobody's stay as they are.
+///
+/// # Panics
+/// As that.
+pub fn gate_mul_experts(
+    stream: &Stream,
+    gate: Gate,
+    routes: &Routes,
+    gate_up: View<'_, bf16>,
+    cols: usize,
+    out: ViewMut<'_, bf16>,
+) -> Result<(), DriverError> {
+    gate_mul_rows(stream, gate, gate_up, routes.taken().into(), cols, out)
+}
+
+/// The same of the first rows, so many as `taken` says, or of all.
+fn gate_mul_rows(
+    stream: &Stream,
+    gate: Gate,
+    gate_up: View<'_, bf16>,
+    taken: Argument,
+    cols: usize,
+    out: ViewMut<'_, bf16>,
+) -> Result<(), DriverError> {
     assert!(cols > 0 && cols.is_multiple_of(8), "rows of {cols} values; kernels read 8 at a time");
     assert!(out.len().is_multiple_of(cols), "{} values are no whole tokens of {cols}", out.len());
     assert_eq!(gate_up.len(), 2 * out.len(), "a gate and an up for each value");
@@ -39,7 +68,7 @@ pub fn gate_mul(
         Gate::GeluTanh => Kernel::GeluMul,
     };
     let grid = [word(out.len() / cols), word(cols.div_ceil(BLOCK_VALUES)), 1];
-    let launch = Launch::new(kernel, grid).with(gate_up).with(out).with(word(cols));
+    let launch = Launch::new(kernel, grid).with(gate_up).with(taken).with(out).with(word(cols));
     // SAFETY: each thread computes 8 of a token's `cols` values, those that are there.
     unsafe { stream.launch(&launch) }
 }

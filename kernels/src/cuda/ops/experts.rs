@@ -1,5 +1,6 @@
 //! A mixture of experts (Shazeer et al. 2017) around its products: who goes through which expert, and the sum of what they
-//! give. Tokens are sorted by expert, so that an expert's weights are read once for a tile of them.
+//! give. Tokens are sorted by expert, so that an expert's weights are read once for a tile of them. Of experts that are
+//! elsewhere nothing is computed.
 
 use half::bf16;
 
@@ -24,6 +25,10 @@ const TILE_WORDS: usize = 4;
 pub struct Mixture {
     /// How many there are.
     pub count: usize,
+    /// The first one whose weights are on the device.
+    pub first: usize,
+    /// How many of those there are, from it on.
+    pub held: usize,
     /// Through how many of them each token goes.
     pub used: usize,
     /// Whether there is one besides that every token goes through.
@@ -51,7 +56,7 @@ impl Mixture {
     /// Tiles that hold `tokens` tokens however they choose: of each expert one may be partly filled.
     fn tiles(&self, tokens: usize) -> usize {
         let pairs = tokens * self.used;
-        pairs.min(pairs / self.width(tokens).tokens() + self.count)
+        pairs.min(pairs / self.width(tokens).tokens() + self.held)
     }
 
     /// Most tiles of any step of up to `tokens` tokens.
@@ -61,6 +66,8 @@ impl Mixture {
 
     fn check(&self) {
         assert!((1..=MAX_EXPERTS).contains(&self.count), "{} experts", self.count);
+        let of_count = self.first + self.held <= self.count;
+        assert!(self.held > 0 && of_count, "{} from {} on, of {}", self.held, self.first, self.count);
         assert!((1..=self.count.min(MAX_USED_EXPERTS)).contains(&self.used), "{} of {}", self.used, self.count);
     }
 }
@@ -103,6 +110,8 @@ pub struct Routes {
     /// The place of each token and expert.
     places: Memory<u32>,
     tiles: Memory<u32>,
+    /// How many places are taken: those of the experts on the device, from the first place on.
+    taken: Memory<u32>,
 }
 
 impl Routes {
@@ -118,13 +127,14 @@ impl Routes {
             token_at: device.allocate(pairs)?,
             places: device.allocate(pairs)?,
             tiles: device.allocate(TILE_WORDS * mixture.most_tiles(tokens))?,
+            taken: device.allocate(1)?,
         })
     }
 
     /// Bytes of that.
     pub fn bytes(mixture: &Mixture, tokens: usize) -> u64 {
         let words = 3 * tokens * mixture.used + tokens * mixture.weights();
-        4 * (words + TILE_WORDS * mixture.most_tiles(tokens)) as u64
+        4 * (words + TILE_WORDS * mixture.most_tiles(tokens) + 1) as u64
     }
 
     /// Chooses the experts of each token with [`Mixture::scores`] scores: those with the highest, the first of equals, each
@@ -148,14 +158,15 @@ impl Routes {
         let launch = Launch::new(Kernel::GroupTokens, [1, 1, 1]).with(self.chosen.slice(0..pairs));
         let (tiles, width) = (mixture.tiles(tokens), mixture.width(tokens).tokens());
         let launch = launch.with(self.token_at.slice_mut(0..pairs)).with(self.places.slice_mut(0..pairs));
-        let launch = launch.with(self.tiles.slice_mut(0..TILE_WORDS * tiles)).with(word(pairs));
-        let launch = launch.with(word(mixture.count)).with(word(mixture.used)).with(word(width)).with(word(tiles));
-        // SAFETY: the block sorts choices that were just made, of experts below `count`, into as many places and into
-        // tiles whose number covers them however they fall.
+        let launch = launch.with(self.tiles.slice_mut(0..TILE_WORDS * tiles)).with(self.taken.view_mut());
+        let launch = launch.with(word(pairs)).with(word(mixture.first)).with(word(mixture.held));
+        let launch = launch.with(word(mixture.used)).with(word(width)).with(word(tiles));
+        // SAFETY: the block sorts choices that were just made into at most as many places, and into tiles whose number
+        // covers them however they fall.
         unsafe { stream.launch(&launch) }
     }
 
-    /// `Σ weight · given`, over the experts of each token in their order, and at last the shared one's: added to the residual
+    /// `Σ weight · given`, over the experts of each token that are on the device, in their order, and at last the shared one's: added to the residual
     /// stream, or written in bf16. `given` holds a row for each token and expert, as
     /// [`linear_experts`](super::linear_experts) left them.
     ///
@@ -180,7 +191,7 @@ impl Routes {
         let launch = launch.with(given).with(self.places.slice(0..tokens * mixture.used));
         let launch = launch.with(self.weights.slice(0..tokens * mixture.weights())).with(shared);
         let launch = sum.arguments().into_iter().fold(launch, Launch::with);
-        // SAFETY: places are those of `given`, and blocks write their token's columns.
+        // SAFETY: places are those of `given` or nowhere, and blocks write their token's columns.
         unsafe { stream.launch(&launch.with(word(mixture.used)).with(word(cols))) }
     }
 
@@ -189,6 +200,11 @@ impl Routes {
         let tiles = self.mixture.tiles(tokens);
         let token_at = self.token_at.slice(0..tokens * self.mixture.used);
         (self.tiles.slice(0..TILE_WORDS * tiles), token_at, tiles, self.mixture.width(tokens))
+    }
+
+    /// How many places are taken.
+    pub(super) fn taken(&self) -> View<'_, u32> {
+        self.taken.view()
     }
 
     /// The experts.

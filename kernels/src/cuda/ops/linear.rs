@@ -95,8 +95,8 @@ pub enum ExpertInput<'a> {
     Given(View<'a, bf16>),
 }
 
-/// `out[place] = matrix of the place's expert · input`, for each token and each of its experts. The matrix holds those of all
-/// experts, rows after rows. Tokens are those that `routes` were chosen for last.
+/// `out[place] = matrix of the place's expert · input`, for each token and each of its experts that are on the device. The
+/// matrix holds those of all such experts, rows after rows; rows of `out` that are nobody's stay as they are. Tokens are those that `routes` were chosen for last.
 ///
 /// # Panics
 /// When the lengths do not match, an expert's rows are no whole tiles of the kernels, or columns have an order of their own.
@@ -107,10 +107,10 @@ pub fn linear_experts(
     input: ExpertInput<'_>,
     out: ViewMut<'_, bf16>,
 ) -> Result<(), DriverError> {
-    let Mixture { count, used, .. } = *routes.mixture();
-    let (rows, cols) = (matrix.rows() / count, matrix.cols());
+    let Mixture { held, used, .. } = *routes.mixture();
+    let (rows, cols) = (matrix.rows() / held, matrix.cols());
     assert!(matrix.order().is_none(), "the columns of experts have an order of their own");
-    assert!(matrix.rows() == count * rows && rows.is_multiple_of(ROW_TILE), "{} rows of {count}", matrix.rows());
+    assert!(matrix.rows() == held * rows && rows.is_multiple_of(ROW_TILE), "{} rows of {held}", matrix.rows());
     let (values, inputs) = match input {
         ExpertInput::Tokens(values) => (values, values.len() / cols * used),
         ExpertInput::Given(values) => (values, values.len() / cols),
