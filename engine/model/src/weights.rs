@@ -146,9 +146,13 @@ impl<'a> Manifest<'a> {
         let down = self.layers.iter().map(|layer| layer.feed_forward_block(are_whole) as u32);
         // Blocks are powers of two: the largest is a multiple of the others.
         let shards = Shard::all(&config.shape(0), ranks, down.fold(least_columns, u32::max), whole_experts)?;
-        for (_, width) in config.divided_widths(are_whole).into_iter().filter(|(_, width)| *width > 0) {
+        let block = shards[0].feed_forward_unit;
+        for (what, width) in config.divided_widths(are_whole).into_iter().filter(|(_, width)| *width > 0) {
+            if !width.is_multiple_of(block) {
+                return Err(ShardError::Columns { what, width, block });
+            }
             if shards.iter().any(|shard| shard.columns(width).is_empty()) {
-                let parts = width / shards[0].feed_forward_unit;
+                let parts = width / block;
                 return Err(Indivisible::Parts { what: "blocks of an expert's columns", parts, ranks }.into());
             }
         }

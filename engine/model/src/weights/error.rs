@@ -59,6 +59,18 @@ pub enum ShardError {
         /// As the checkpoint names it.
         architecture: String,
     },
+    /// Some columns would be on no rank.
+    #[error(
+        "ranks divide the {what} of {width} columns in blocks of {block}, of which it has no whole number: use one rank"
+    )]
+    Columns {
+        /// What has them.
+        what: &'static str,
+        /// How many.
+        width: u32,
+        /// Those that stay together.
+        block: u32,
+    },
     /// A matrix's columns are quantized in blocks that ranks would have to break.
     #[error(
         "a rank would hold {cols} columns of {name:?}, no whole number of {kind} blocks of {block}: use fewer ranks"

@@ -1,7 +1,7 @@
 //! A model divided among ranks computes what it computes whole.
 
 use crate::common::driver::{Job, generate};
-use crate::common::gguf::gguf;
+use crate::common::gguf::{gguf, gguf_builder};
 use crate::common::harbour_tokens;
 use crate::common::hub::{CHUNK, Family, config, llama_oracle};
 use crate::common::oracle::{compare, our_logits_with};
@@ -125,6 +125,26 @@ fn experts_are_divided_among_ranks_as_they_are() {
     let divided = LoadOptions { quantization: Some(Quantization::INT8), ..ranks(4) };
     let refusal = build(&hub, &divided).map(drop).unwrap_err().to_string();
     assert_eq!(refusal, "3 blocks of an expert's columns cannot be divided among 4");
+}
+
+/// The one for all tokens is quantized in blocks of 32, which the others' 80 columns are no whole number of: a rank would
+/// lack 16 of them.
+#[test]
+fn columns_that_no_rank_would_hold_are_refused_and_whole_experts_are_not() {
+    const Q8_0: u32 = 8;
+    let mut family = mixture(1, 2, 2);
+    family.config["moe_intermediate_size"] = 80.into();
+    let (name, hidden) = ("blk.0.ffn_down_shexp.weight", family.size("hidden_size"));
+    let file = gguf_builder(&family, "qwen2moe").without_tensor(name);
+    let file = file.tensor(name, &[160, hidden], Q8_0, &vec![0; 160 / 32 * 34 * hidden as usize]);
+    let checkpoint = Checkpoint::from_bytes(file.build()).unwrap();
+    let refusal = build(&checkpoint, &ranks(2)).map(drop).expect_err("it should be refused").to_string();
+    assert_eq!(
+        refusal,
+        "ranks divide the expert of 80 columns in blocks of 32, of which it has no whole number: use one rank"
+    );
+    let error = error_of(&checkpoint, crate::common::hub::VOCABULARY, &whole_experts(2));
+    assert!(error <= 1e-3, "{error}");
 }
 
 /// Some ranks have no expert of a token, and in a step of few tokens none at all. A token between two experts may go to

@@ -6,6 +6,11 @@ use super::hub::Family;
 
 /// The family's checkpoint as a GGUF file of this architecture.
 pub fn gguf(family: &Family, architecture: &str) -> Vec<u8> {
+    gguf_builder(family, architecture).build()
+}
+
+/// The same, to be changed before it is built.
+pub fn gguf_builder(family: &Family, architecture: &str) -> GgufBuilder {
     let is_gemma = architecture.starts_with("gemma");
     let mut stacks: Vec<(String, Vec<u64>, Vec<f32>)> = Vec::new();
     let mut file = metadata(family, architecture);
@@ -30,8 +35,7 @@ pub fn gguf(family: &Family, architecture: &str) -> Vec<u8> {
             None => file = file.tensor_f32(&name, &dims, &values),
         }
     }
-    let file = stacks.iter().fold(file, |file, (name, dims, values)| file.tensor_f32(name, dims, values));
-    file.build()
+    stacks.iter().fold(file, |file, (name, dims, values)| file.tensor_f32(name, dims, values))
 }
 
 fn metadata(family: &Family, architecture: &str) -> GgufBuilder {
