@@ -2,7 +2,8 @@
 // side by side.
 //
 // One shot: every rank reads what all ranks hold and puts it together itself, in the ranks' order, so that all get the same
-// bits. A rank that begins a round tells all others, and its part of it is then complete, for the kernels ahead have ended.
+// bits. Two shots, for many values: every rank adds a share of them up, in the same order and in f32, and then all read all
+// shares, so that the bits are those of one shot. Each shot is a round, and the shares are read in every second one. A rank that begins a round tells all others, and its part of it is then complete, for the kernels ahead have ended.
 // No two rounds that follow one another may use the same buffer: who has begun a round has read what all held in the
 // rounds before the last, and may still read that of the last.
 #include "dev.cuh"
@@ -49,6 +50,22 @@ DEVICE void add_up(float (&sum)[8], const Address* parts, u32 ranks, u32 i) {
   }
 }
 
+// residual += eight sums.
+DEVICE void add_to(float* residual, const float (&sum)[8]) {
+  for (int half = 0; half < 2; ++half) {
+    Quad held = load_quad(residual + 4 * half);
+    for (int k = 0; k < 4; ++k) held.word[k] = bits_of(float_of(held.word[k]) + sum[4 * half + k]);
+    store_quad(residual + 4 * half, held);
+  }
+}
+
+// out = eight sums, rounded.
+DEVICE void round_to(bf16* out, const float (&sum)[8]) {
+  Quad pairs;
+  for (int k = 0; k < 4; ++k) pairs.word[k] = pack_bf16(sum[2 * k], sum[2 * k + 1]);
+  store_quad(out, pairs);
+}
+
 // residual += sum over the ranks of what each holds at `parts[rank]`, in bf16. `rounds` counts them, for each block by
 // itself. Grid: parts of the values, always as many.
 KERNEL(add_reduced, THREADS)(const Address* parts, const Address* flags, const u32* left, u32* rounds, float* residual,
@@ -57,11 +74,7 @@ KERNEL(add_reduced, THREADS)(const Address* parts, const Address* flags, const u
   for (u32 i = 8 * (block_x() * THREADS + thread_index()); i < count; i += 8 * THREADS * blocks_x()) {
     float sum[8];
     add_up(sum, parts, ranks, i);
-    for (int half = 0; half < 2; ++half) {
-      Quad held = load_quad(residual + i + 4 * half);
-      for (int k = 0; k < 4; ++k) held.word[k] = bits_of(float_of(held.word[k]) + sum[4 * half + k]);
-      store_quad(residual + i + 4 * half, held);
-    }
+    add_to(residual + i, sum);
   }
   if (thread_index() == 0) rounds[block_x()] = round;
 }
@@ -73,10 +86,66 @@ KERNEL(reduced, THREADS)(const Address* parts, const Address* flags, const u32* 
   for (u32 i = 8 * (block_x() * THREADS + thread_index()); i < count; i += 8 * THREADS * blocks_x()) {
     float sum[8];
     add_up(sum, parts, ranks, i);
-    Quad pairs;
-    for (int k = 0; k < 4; ++k) pairs.word[k] = pack_bf16(sum[2 * k], sum[2 * k + 1]);
-    store_quad(out + i, pairs);
+    round_to(out + i, sum);
   }
+  if (thread_index() == 0) rounds[block_x()] = round;
+}
+
+// Where a rank's share of the values begins, and the share before it ends: at whole eights.
+DEVICE u32 share_start(u32 rank, u32 ranks, u32 count) {
+  return 8 * static_cast<u32>(static_cast<u64>(count / 8) * rank / ranks);
+}
+
+// sums = the same sums of this rank's share: the first of two shots.
+KERNEL(reduced_share, THREADS)(const Address* parts, const Address* flags, const u32* left, u32* rounds, float* sums,
+                               u32 rank, u32 ranks, u32 count) {
+  const u32 round = begin_round(flags, left, rounds, rank, ranks);
+  const u32 first = share_start(rank, ranks, count), end = share_start(rank + 1, ranks, count);
+  for (u32 i = first + 8 * (block_x() * THREADS + thread_index()); i < end; i += 8 * THREADS * blocks_x()) {
+    float sum[8];
+    add_up(sum, parts, ranks, i);
+    for (int half = 0; half < 2; ++half) {
+      Quad bits;
+      for (int k = 0; k < 4; ++k) bits.word[k] = bits_of(sum[4 * half + k]);
+      store_quad(sums + (i - first) + 4 * half, bits);
+    }
+  }
+  if (thread_index() == 0) rounds[block_x()] = round;
+}
+
+// Gives `put` eights of sums and where they are, from the shares that the ranks hold. Each rank begins with its own, so that
+// not all read of the same one at once.
+template <typename PUT>
+DEVICE void each_sum(const Address* shares, u32 rank, u32 ranks, u32 count, PUT put) {
+  for (u32 nth = 0; nth < ranks; ++nth) {
+    const u32 other = (rank + nth) % ranks;
+    const float* share = reinterpret_cast<const float*>(shares[other].at);
+    const u32 first = share_start(other, ranks, count), end = share_start(other + 1, ranks, count);
+    for (u32 i = first + 8 * (block_x() * THREADS + thread_index()); i < end; i += 8 * THREADS * blocks_x()) {
+      const Quad low = load_quad(share + (i - first)), high = load_quad(share + (i - first) + 4);
+      float sum[8];
+      for (int k = 0; k < 4; ++k) {
+        sum[k] = float_of(low.word[k]);
+        sum[4 + k] = float_of(high.word[k]);
+      }
+      put(i, sum);
+    }
+  }
+}
+
+// residual += the shares that the ranks hold at `shares[rank]`: the second shot.
+KERNEL(add_shares, THREADS)(const Address* shares, const Address* flags, const u32* left, u32* rounds, float* residual,
+                            u32 rank, u32 ranks, u32 count) {
+  const u32 round = begin_round(flags, left, rounds, rank, ranks);
+  each_sum(shares, rank, ranks, count, [&](u32 i, const float (&sum)[8]) { add_to(residual + i, sum); });
+  if (thread_index() == 0) rounds[block_x()] = round;
+}
+
+// out = the same shares, rounded.
+KERNEL(round_shares, THREADS)(const Address* shares, const Address* flags, const u32* left, u32* rounds, bf16* out,
+                              u32 rank, u32 ranks, u32 count) {
+  const u32 round = begin_round(flags, left, rounds, rank, ranks);
+  each_sum(shares, rank, ranks, count, [&](u32 i, const float (&sum)[8]) { round_to(out + i, sum); });
   if (thread_index() == 0) rounds[block_x()] = round;
 }
 

@@ -407,7 +407,13 @@ kernels! {
         AddReduced = add_reduced[&exchanging(F32)], 256, 0;
         /// `out = Σ over the ranks of what each holds`.
         Reduced = reduced[&exchanging(Bf16)], 256, 0;
-        /// The same of floats.
+        /// A rank's share of those sums.
+        ReducedShare = reduced_share[&exchanging(F32)], 256, 0;
+        /// `residual += the shares of all ranks`.
+        AddShares = add_shares[&exchanging(F32)], 256, 0;
+        /// `out = the shares of all ranks`.
+        RoundShares = round_shares[&exchanging(Bf16)], 256, 0;
+        /// One shot's sums of floats.
         ReducedFloats = reduced_floats[&exchanging(F32)], 256, 0;
         /// The columns that the ranks hold, side by side.
         GatherColumns = gather_columns(

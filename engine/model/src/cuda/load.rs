@@ -159,6 +159,7 @@ impl CudaModel {
             hidden: self.config.hidden,
             rows: step_sizes(&part.config, &part.weights, geometry).logits,
             columns: self.ranks.iter().map(|rank| rank.shard.vocabulary.len()).collect(),
+            two_shots_from: ExchangeSizes::two_shots_from(self.ranks.len()),
         }
     }
 }

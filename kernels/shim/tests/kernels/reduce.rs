@@ -3,9 +3,9 @@
 use std::thread;
 
 use half::bf16;
-use windlass_cuda_shim::{HostMachine, Kernels};
+use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels};
 use windlass_kernels::cuda::ops::{ExchangeSizes, PeerRank};
-use windlass_kernels::cuda::{Device, Stream};
+use windlass_kernels::cuda::{Device, Kernel, Stream};
 
 use crate::common::{Random, poisoned};
 
@@ -39,9 +39,9 @@ fn on_ranks<T: Send>(
 }
 
 /// What each rank finds after every round, in f32, and what it should find.
-fn exchanged(widths: &[usize], values: usize, seed: u64) -> (Vec<Vec<Vec<f32>>>, Vec<Vec<f32>>) {
+fn exchanged(widths: &[usize], values: usize, two_shots_from: usize, seed: u64) -> (Vec<Vec<Vec<f32>>>, Vec<Vec<f32>>) {
     let ranks = widths.len();
-    let sizes = ExchangeSizes { tokens: 1, hidden: values + 8, rows: ROWS, columns: widths.to_vec() };
+    let sizes = ExchangeSizes { tokens: 1, hidden: values + 8, rows: ROWS, columns: widths.to_vec(), two_shots_from };
     let mut random = Random::new(seed);
     let parts: Vec<Vec<Vec<bf16>>> =
         (0..ROUNDS).map(|_| (0..ranks).map(|_| random.halves(values.max(ROWS * 700), 3.0)).collect()).collect();
@@ -114,21 +114,53 @@ fn exchanged(widths: &[usize], values: usize, seed: u64) -> (Vec<Vec<Vec<f32>>>,
 
 #[test]
 fn ranks_put_together_what_all_of_them_hold_round_after_round() {
-    let cases: [(&[usize], usize); 5] =
-        [(&[5], 8), (&[3, 2], 8), (&[161, 162], 4104), (&[1, 700, 40], 2048), (&[9, 9, 9, 9], 80_000)];
+    let cases: [(&[usize], usize); 6] =
+        [(&[5], 8), (&[3, 2], 8), (&[161, 162], 4104), (&[1, 700, 40], 2048), (&[9, 9, 9, 9], 80_000), (&[4; 8], 4104)];
     for (seed, (widths, values)) in cases.into_iter().enumerate() {
-        let (found, expected) = exchanged(widths, values, 40 + seed as u64);
-        for (rank, found) in found.iter().enumerate() {
-            for (round, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                assert!(found == expected, "rank {rank} of {}, {values} values, round {round}", widths.len());
+        for two_shots_from in [usize::MAX, 0] {
+            let (found, expected) = exchanged(widths, values, two_shots_from, 40 + seed as u64);
+            for (rank, found) in found.iter().enumerate() {
+                for (round, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                    let ranks = widths.len();
+                    let shots = if two_shots_from == 0 { "two shots" } else { "one shot" };
+                    assert!(found == expected, "{shots}: rank {rank} of {ranks}, {values} values, round {round}");
+                }
             }
         }
     }
 }
 
+/// From the size on that is asked for, and in a group's own choice never with so few ranks that a second shot saves nothing.
+#[test]
+fn many_values_take_two_shots_and_few_take_one() {
+    assert_eq!([1, 2, 3].map(ExchangeSizes::two_shots_from), [usize::MAX; 3]);
+    assert_eq!([4, 5, 8].map(ExchangeSizes::two_shots_from), [512 << 10, 192 << 10, 157_286]);
+    let machine = HostMachine::new(Kernels::Record, 1);
+    let drivers = [0, 1].map(|ordinal| machine.driver(ordinal, 1 << 24));
+    let devices = drivers.each_ref().map(HostDriver::device);
+    let sizes = |two_shots_from| ExchangeSizes { tokens: 4, hidden: 64, rows: 1, columns: vec![8; 2], two_shots_from };
+    // Half of the values for each of the two, in f32.
+    assert_eq!(sizes(128).bytes(0) - sizes(264).bytes(0), 128 * 4);
+    let mut group = PeerRank::group(&devices, &sizes(128)).unwrap();
+    let stream = devices[0].stream().unwrap();
+    let mut launched = |values: usize| {
+        let before = drivers[0].issued().len();
+        let mut residual = poisoned::<f32>(&devices[0], values);
+        let mut out = poisoned::<bf16>(&devices[0], values);
+        group[0].add_reduced(&stream, residual.view_mut()).unwrap();
+        group[0].reduce(&stream, out.view_mut()).unwrap();
+        let issued = drivers[0].issued();
+        let kernel = |work: &Issued| if let Issued::Launch(kernel) = work { Some(*kernel) } else { None };
+        issued[before..].iter().filter_map(kernel).collect::<Vec<_>>()
+    };
+    assert_eq!(launched(120), [Kernel::AddReduced, Kernel::Reduced]);
+    let two = [Kernel::ReducedShare, Kernel::AddShares, Kernel::ReducedShare, Kernel::RoundShares];
+    assert_eq!([launched(128), launched(256)], [two, two]);
+}
+
 #[test]
 fn nobody_waits_for_a_rank_that_has_left() {
-    let sizes = ExchangeSizes { tokens: 1, hidden: 8, rows: 1, columns: vec![8; 3] };
+    let sizes = ExchangeSizes { tokens: 1, hidden: 8, rows: 1, columns: vec![8; 3], two_shots_from: 0 };
     let found = on_ranks(3, &sizes, 5, |rank, device, stream, member| {
         if rank == 1 {
             member.peers().leave(1, "it has broken down");

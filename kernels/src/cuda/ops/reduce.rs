@@ -1,5 +1,5 @@
 //! What the ranks of a tensor-parallel group exchange, one device each, over memory that all of them reach: sums of what
-//! each computed, and columns side by side.
+//! each computed, in one shot or in two, and columns side by side.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -36,13 +36,37 @@ pub struct ExchangeSizes {
     pub rows: usize,
     /// Columns of each rank.
     pub columns: Vec<usize>,
+    /// Values from which on a sum takes two shots: [`ExchangeSizes::two_shots_from`], or another number. The bits are the
+    /// same.
+    pub two_shots_from: usize,
 }
 
 impl ExchangeSizes {
+    /// Values from which on a sum over so many ranks is faster in two shots. vLLM goes over at 512 KiB of bf16 with 4 ranks
+    /// and at 256 KiB with up to 8 (`csrc/custom_all_reduce.cuh`). Its second shot carries bf16; here it carries f32, for the
+    /// bits of one shot, and saves `(ranks - 3) / (ranks - 2)` of that: so it pays at as many values more, and with up to
+    /// three ranks never. No GPU has measured it.
+    pub fn two_shots_from(ranks: usize) -> usize {
+        match ranks {
+            0..=3 => usize::MAX,
+            4 => (512 << 10) / size_of::<bf16>() * 2,
+            _ => (256 << 10) / size_of::<bf16>() * (ranks - 2) / (ranks - 3),
+        }
+    }
+
     /// Bytes that they take of a rank's device, but for a few flags.
     pub fn bytes(&self, rank: usize) -> u64 {
         let values = self.tokens * self.hidden;
-        (values * (TURNS * size_of::<bf16>() + size_of::<f32>()) + self.rows * self.columns[rank] * 4) as u64
+        let floats = values + self.share() + self.rows * self.columns[rank];
+        (values * TURNS * size_of::<bf16>() + floats * size_of::<f32>()) as u64
+    }
+
+    /// Values of a rank's share of the largest sum in two shots.
+    fn share(&self) -> usize {
+        match self.tokens * self.hidden {
+            values if values < self.two_shots_from => 0,
+            values => 8 * (values / 8).div_ceil(self.columns.len()),
+        }
     }
 }
 
@@ -99,6 +123,9 @@ pub struct PeerRank {
     /// What is to be added up, by turns.
     parts: [Exchanged<bf16>; TURNS],
     turn: usize,
+    /// The rank's share of a sum in two shots.
+    shares: Exchanged<f32>,
+    two_shots_from: usize,
     floats: Exchanged<f32>,
     columns: Exchanged<f32>,
     /// The first column of each rank, and the end of the last.
@@ -123,7 +150,7 @@ impl PeerRank {
         let left = devices[0].pinned(1)?;
         let group = Arc::new(PeerGroup { ranks, left, why: Mutex::default() });
         let [even, odd] = [Exchanged::group(devices, |_| values)?, Exchanged::group(devices, |_| values)?];
-        let floats = Exchanged::group(devices, |_| values)?;
+        let [shares, floats] = [Exchanged::group(devices, |_| sizes.share())?, Exchanged::group(devices, |_| values)?];
         let columns = Exchanged::group(devices, |rank| sizes.rows * sizes.columns[rank])?;
         let flags = Exchanged::<u32>::group(devices, |_| MAX_RANKS)?;
         let ends = sizes.columns.iter().scan(0, |end, width| {
@@ -131,9 +158,9 @@ impl PeerRank {
             Some(word(*end))
         });
         let first_columns: Vec<u32> = [0].into_iter().chain(ends).collect();
-        let mut buffers = even.into_iter().zip(odd).zip(floats).zip(columns).zip(flags);
+        let mut buffers = even.into_iter().zip(odd).zip(shares).zip(floats).zip(columns).zip(flags);
         let member = |(rank, device): (usize, &Device)| -> Result<PeerRank, DriverError> {
-            let Some(((((even, odd), floats), columns), mut flags)) = buffers.next() else {
+            let Some((((((even, odd), shares), floats), columns), mut flags)) = buffers.next() else {
                 unreachable!("every rank has buffers")
             };
             let stream = device.stream()?;
@@ -144,6 +171,8 @@ impl PeerRank {
                 group: Arc::clone(&group),
                 parts: [even, odd],
                 turn: 0,
+                shares,
+                two_shots_from: sizes.two_shots_from,
                 floats,
                 columns,
                 first_columns: device.upload(&first_columns)?,
@@ -172,7 +201,7 @@ impl PeerRank {
     /// When there is no room for so many values, or they are no multiple of 8.
     pub fn add_reduced(&mut self, stream: &Stream, residual: ViewMut<'_, f32>) -> Result<(), DriverError> {
         let count = self.checked(residual.len());
-        self.sum(Kernel::AddReduced, stream, residual.into(), count)
+        self.sum([Kernel::AddReduced, Kernel::AddShares], stream, residual.into(), count)
     }
 
     /// `out = Σ over the ranks of their parts`, rounded; as [`PeerRank::add_reduced`].
@@ -181,7 +210,7 @@ impl PeerRank {
     /// As that.
     pub fn reduce(&mut self, stream: &Stream, out: ViewMut<'_, bf16>) -> Result<(), DriverError> {
         let count = self.checked(out.len());
-        self.sum(Kernel::Reduced, stream, out.into(), count)
+        self.sum([Kernel::Reduced, Kernel::RoundShares], stream, out.into(), count)
     }
 
     /// Where this rank's part of the next sum of floats goes. Between two of them there is at least one other round.
@@ -229,10 +258,20 @@ impl PeerRank {
         word(count)
     }
 
-    fn sum(&mut self, kernel: Kernel, stream: &Stream, out: Argument, count: u32) -> Result<(), DriverError> {
-        let launch = launch(kernel, &self.parts[self.turn], &self.flags, &self.group, &mut self.rounds);
-        self.turn = (self.turn + 1) % TURNS;
-        let launch = launch.with(out).with(word(self.rank)).with(word(self.group.ranks)).with(count);
+    /// By the first kernel in one shot, or by the other one as the second of two.
+    fn sum(&mut self, kernels: [Kernel; 2], stream: &Stream, out: Argument, count: u32) -> Result<(), DriverError> {
+        let PeerRank { rank, group, parts, turn, shares, flags, rounds, .. } = self;
+        let (rank, ranks, parts) = (word(*rank), word(group.ranks), &parts[*turn]);
+        *turn = (*turn + 1) % TURNS;
+        let launch = if (count as usize) < self.two_shots_from {
+            launch(kernels[0], parts, flags, group, rounds)
+        } else {
+            let first = launch(Kernel::ReducedShare, parts, flags, group, rounds).with(shares.own.view_mut());
+            // SAFETY: as below, and there is room for the rank's share.
+            unsafe { stream.launch(&first.with(rank).with(ranks).with(count)) }?;
+            launch(kernels[1], shares, flags, group, rounds)
+        };
+        let launch = launch.with(out).with(rank).with(ranks).with(count);
         // SAFETY: the group's memory is reached by all its devices and outlives their work by the caller's promise; each rank
         // writes its own flags at the others, and its own result.
         unsafe { stream.launch(&launch) }
