@@ -115,7 +115,7 @@ fn exchanged(widths: &[usize], values: usize, two_shots_from: usize, seed: u64) 
 #[test]
 fn ranks_put_together_what_all_of_them_hold_round_after_round() {
     let cases: [(&[usize], usize); 6] =
-        [(&[5], 8), (&[3, 2], 8), (&[161, 162], 4104), (&[1, 700, 40], 2048), (&[9, 9, 9, 9], 80_000), (&[4; 8], 4104)];
+        [(&[5], 8), (&[3, 2], 8), (&[161, 162], 4104), (&[1, 700, 40], 2048), (&[9, 9, 9, 9], 20_000), (&[4; 8], 4104)];
     for (seed, (widths, values)) in cases.into_iter().enumerate() {
         for two_shots_from in [usize::MAX, 0] {
             let (found, expected) = exchanged(widths, values, two_shots_from, 40 + seed as u64);
