@@ -51,6 +51,8 @@ const NOTICES: [Notice; 8] = [
 /// A node object that is being deleted: Karpenter's finalizer empties it first.
 const DELETED: Notice = notice("deletion", 120, Certain::OnSpot);
 
+/// What may pass between a plan and its deletion, whose grace counts from then: of so much more nobody is told again.
+const SLACK: Duration = Duration::from_secs(3);
 /// Of a notice that has passed, while its node still stands.
 const LEAST: Duration = Duration::from_secs(1);
 
@@ -80,8 +82,8 @@ impl Evacuation {
         let mut nodes: Vec<String> = doomed.iter().map(|one| format!("{} ({})", one.node, one.notice.taint)).collect();
         nodes.sort();
         nodes.dedup();
-        let live = || doomed.iter().filter(|one| one.pod.stage != Stage::Leaving);
-        let certain: Vec<Step> = live().filter(|one| one.is_certain).map(Doomed::leave).collect();
+        let untold = doomed.iter().filter(|one| one.is_certain && one.outlasts_its_node(now));
+        let certain: Vec<Step> = untold.map(Doomed::leave).collect();
         let steps =
             if certain.is_empty() { one_at_a_time(fleet, placement, &doomed).into_iter().collect() } else { certain };
         Evacuation { steps, nodes }
@@ -122,6 +124,13 @@ impl<'a> Doomed<'a> {
             Certain::Never => false,
         };
         Some(Doomed { pod: *pod, node: name, notice, left, is_certain })
+    }
+
+    /// Whether it would still be there when its node is not: it does not leave, or has more time to than the notice.
+    fn outlasts_its_node(&self, now: Timestamp) -> bool {
+        let end = self.pod.pod.metadata.deletion_timestamp.as_ref();
+        let exceeds = |rest: Duration| rest > self.left + SLACK;
+        end.is_none_or(|end| Duration::try_from(end.0.duration_since(now)).is_ok_and(exceeds))
     }
 
     fn leave(&self) -> Step {
@@ -221,6 +230,32 @@ mod tests {
             assert_eq!(status.interrupted_nodes.len(), 2, "{key}");
             assert_eq!(cluster.events.iter().filter(|event| event.reason == "NodeInterrupted").count(), 1, "{key}");
             assert_eq!(status.desired_replicas, 3);
+        }
+    }
+
+    #[test]
+    fn a_pod_that_leaves_with_more_time_than_its_node_has_is_told_again() {
+        let again = |key: &str, is_spot: bool, grace: i64| {
+            let mut cluster = spread();
+            let name = cluster.live()[0].clone();
+            let end = windlass_operator_api::status::time(cluster.now + jiff::SignedDuration::from_secs(grace));
+            cluster.change_pod(&name, |pod| pod.metadata.deletion_timestamp = Some(end));
+            taint(&mut cluster, 0, key, is_spot);
+            evacuated(&mut cluster).first().map(|(_, budget)| budget.expect("a certain end"))
+        };
+        for (key, is_spot, grace, told) in [
+            ("cloud.google.com/impending-node-termination", false, 330, Some(15)),
+            ("cloud.google.com/impending-node-termination", false, 19, Some(15)),
+            ("cloud.google.com/impending-node-termination", false, 18, None),
+            ("cloud.google.com/impending-node-termination", false, 3, None),
+            ("cloud.google.com/impending-node-termination", false, -40, None),
+            ("aws-node-termination-handler/spot-itn", true, 330, Some(120)),
+            ("aws-node-termination-handler/spot-itn", true, 100, None),
+            ("karpenter.sh/disrupted", true, 330, Some(120)),
+            ("karpenter.sh/disrupted", false, 330, None),
+            ("aws-node-termination-handler/rebalance-recommendation", true, 330, None),
+        ] {
+            assert_eq!(again(key, is_spot, grace), told, "{key} {is_spot} {grace}");
         }
     }
 

@@ -209,9 +209,9 @@ impl Cluster {
                     Arc::make_mut(pod).metadata.deletion_timestamp = Some(Time(now));
                 }
             }
-            Step::Evacuate { pod, .. } => {
-                let now = self.now;
-                self.change_pod(pod, |pod| pod.metadata.deletion_timestamp = Some(Time(now)));
+            Step::Evacuate { pod, budget, .. } => {
+                let end = self.now + budget.unwrap_or_default();
+                self.change_pod(pod, |pod| pod.metadata.deletion_timestamp = Some(Time(end)));
             }
             Step::Delete { kind, name, uid } => {
                 let is_it = |meta: &ObjectMeta| meta.name.as_ref() == Some(name) && meta.uid.as_ref() == Some(uid);
