@@ -133,6 +133,20 @@ pub fn kv_pool_bytes(shape: &ModelShape, data_type: KvDataType, demand: &KvDeman
     (held + on_their_way).min(whole).saturating_mul(kv_block_bytes(shape, &groups, data_type, block_tokens))
 }
 
+/// On a CPU, the parts of what the weights leave free of which a KV pool takes one unless it is told its size: the rest is
+/// the machine's, which others use, too.
+const CPU_KV_PARTS: u64 = 4;
+
+/// The most that a KV pool takes unless told on a CPU that has `free` bytes, of which `weights` are the weights'.
+pub fn cpu_kv_bytes(free: u64, weights: u64) -> u64 {
+    free.saturating_sub(weights) / CPU_KV_PARTS
+}
+
+/// Free bytes of which [`cpu_kv_bytes`] are `kv`.
+pub fn cpu_free_bytes(kv: u64, weights: u64) -> u64 {
+    kv.saturating_mul(CPU_KV_PARTS).saturating_add(weights)
+}
+
 /// Bytes of activations for a step of `step_tokens`, of which `logit_rows` rows are sampled.
 ///
 /// Residual, its norm and what is added to it, q, k, v and attention output, gate, up and their product, and logits, all
@@ -164,6 +178,16 @@ mod tests {
         assert_eq!(names, ["bf16", "f16", "fp8", "int8", "int4"]);
         assert!(KvDataType::ALL.iter().all(|kind| KvDataType::named(kind.name()) == Some(*kind)));
     }
+
+    #[test]
+    fn a_pool_on_a_cpu_is_a_quarter_of_what_the_weights_leave() {
+        for (free, weights, kv) in [(20 << 30, 16 << 30, 1 << 30), (1003, 1000, 0), (1004, 1000, 1), (10, 1000, 0)] {
+            assert_eq!(cpu_kv_bytes(free, weights), kv, "{free} {weights}");
+            let least = cpu_free_bytes(kv.max(1), weights);
+            assert_eq!((cpu_kv_bytes(least, weights), cpu_kv_bytes(least - 1, weights)), (kv.max(1), kv.max(1) - 1));
+        }
+    }
+
     /// Gemma 3 4B, 34 layers of which 29 see 1024 keys: 16 GiB of bf16 KV for 128 Ki tokens without windows, and what
     /// five full layers and 30 windows of 1087 tokens hold with them.
     #[test]

@@ -7,7 +7,7 @@
 use std::fmt;
 
 use windlass_engine_contract::inspection::Inspection;
-use windlass_engine_contract::memory::{KvDataType, kv_sequence_bytes, workspace_bytes};
+use windlass_engine_contract::memory::{KvDataType, cpu_free_bytes, kv_sequence_bytes, workspace_bytes};
 use windlass_operator_api::engine::Quantization;
 
 use crate::choice::Picked;
@@ -74,6 +74,8 @@ struct Need {
     kv: u64,
     tokens: u32,
     workspace: u64,
+    /// Everything together, and what has to be free for the engine to take as much KV cache.
+    total: u64,
 }
 
 /// Where a rank can be.
@@ -148,12 +150,18 @@ impl Asker<'_> {
         let (engine, shape) = (&self.service.engine, &self.inspection.shape);
         let tokens = engine.max_model_tokens.unwrap_or(LEAST_TOKENS).min(shape.context_tokens);
         let ranks = u64::from(tensor.max(1));
-        Need {
-            weights: weights.div_ceil(ranks),
-            kv: kv_sequence_bytes(shape, self.kv_data_type(), tokens).div_ceil(ranks),
-            tokens,
-            workspace: workspace_bytes(shape, STEP_TOKENS, engine.max_sequences.unwrap_or(SEQUENCES)) + PROCESS_BYTES,
-        }
+        let weights = weights.div_ceil(ranks);
+        let kv = kv_sequence_bytes(shape, self.kv_data_type(), tokens).div_ceil(ranks);
+        let workspace = workspace_bytes(shape, STEP_TOKENS, engine.max_sequences.unwrap_or(SEQUENCES)) + PROCESS_BYTES;
+        let total = (weights + kv + workspace).max(self.free_for_pool(kv));
+        Need { weights, kv, tokens, workspace, total }
+    }
+
+    /// On a CPU the engine's pool is a share of what is free, reckoned by the weights as they are stored: one that cannot
+    /// hold a longest sequence that was asked for ends the engine.
+    fn free_for_pool(&self, kv: u64) -> u64 {
+        let is_bound = matches!(self.service.device, Device::Cpu) && self.service.engine.max_model_tokens.is_some();
+        if is_bound { cpu_free_bytes(kv, self.inspection.shape.weight_bytes) + PROCESS_BYTES } else { 0 }
     }
 
     /// As the engine takes it: its own choice is the type by default, on every device.
@@ -220,7 +228,7 @@ impl Asker<'_> {
     fn elsewhere(&self) -> Option<String> {
         let asked = self.ways().into_iter().next()?;
         match self.service.device {
-            Device::Cpu => Some(format!("resources.limits.memory of {}", gibibytes(asked.need.total()))),
+            Device::Cpu => Some(format!("resources.limits.memory of {}", gibibytes(asked.need.total))),
             Device::NvidiaGpu { .. } => {
                 let kind = GpuKind::known().map(|kind| gpu(&kind)).find(|place| place.holds(&asked))?;
                 Some(format!("{} would do", kind.times(asked.tensor)))
@@ -238,14 +246,15 @@ fn gpu(kind: &GpuKind) -> Place {
 }
 
 impl Need {
-    fn total(&self) -> u64 {
-        self.weights + self.kv + self.workspace
+    /// Whether it takes more free memory than its parts.
+    fn is_share(&self) -> bool {
+        self.total > self.weights + self.kv + self.workspace
     }
 }
 
 impl Place {
     fn holds(&self, way: &Way) -> bool {
-        way.tensor <= self.ranks && way.need.total() <= self.usable
+        way.tensor <= self.ranks && way.need.total <= self.usable
     }
 
     fn times(&self, count: u32) -> String {
@@ -275,11 +284,12 @@ impl fmt::Display for Way {
         };
         let each = if self.tensor > 1 { format!(" on each of {} GPUs", self.tensor) } else { String::new() };
         let [total, weights, kv, workspace] =
-            [self.need.total(), self.need.weights, self.need.kv, self.need.workspace].map(gibibytes);
+            [self.need.total, self.need.weights, self.need.kv, self.need.workspace].map(gibibytes);
         let tokens = self.need.tokens;
+        let share = if self.need.is_share() { ", at most a quarter of what the weights leave" } else { "" };
         write!(
             formatter,
-            "{format} it needs {total}{each} (weights {weights}, KV cache of {tokens} tokens {kv}, workspace {workspace})"
+            "{format} it needs {total}{each} (weights {weights}, KV cache of {tokens} tokens {kv}{share}, workspace {workspace})"
         )
     }
 }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use tracing::info;
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags;
+use windlass_engine_contract::memory::cpu_kv_bytes;
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::sharding::kv_copies;
 use windlass_engine_contract::stats::StartPhases;
@@ -134,7 +135,7 @@ fn default_kv(config: &Config, cpu: &CpuConfig, file: &Checkpoint, free: Option<
     let shape = ModelShape { windowed: shape.windowed.filter(|_| cpu.pipeline.is_none()), ..shape };
     let copies = u64::from(kv_copies(&shape, cpu.tensor_parallel));
     let useful = copies.saturating_mul(config.batching.useful_kv_bytes(&shape, BLOCK_TOKENS));
-    let affordable = free.map_or(u64::MAX, |free| free.saturating_sub(weights) / 4);
+    let affordable = free.map_or(u64::MAX, |free| cpu_kv_bytes(free, weights));
     Ok(KvBudget::Bytes(useful.min(affordable)))
 }
 

@@ -182,6 +182,24 @@ fn a_processor_is_limited_by_the_container_or_else_by_the_largest_node() {
     assert!(matches!(judged(service(), &llama_8b(), &[]), Fit::NoInventory { .. }));
 }
 
+/// As the engine does by itself (`cpu_kv_bytes`): 65536 tokens are 8 GiB, of 4 × 8 GiB beside the weights.
+#[test]
+fn on_a_processor_a_longest_sequence_has_to_fit_into_the_share_that_the_engine_takes() {
+    let asks = |tokens: Option<i32>, limit: &str| {
+        let engine = json!({"quantization": "BF16", "maxModelTokens": tokens});
+        service().with("engine", engine).with("resources", json!({"limits": {"memory": limit}}))
+    };
+    let (message, _) = found(judged(asks(Some(65_536), "48Gi"), &llama_8b(), &[]));
+    assert!(
+        message.contains("KV cache of 65536 tokens 8.00 GiB, at most a quarter of what the weights leave"),
+        "{message}"
+    );
+    let message = refused(judged(asks(Some(65_536), "46Gi"), &llama_8b(), &[]));
+    assert!(message.contains("it needs 47.02 GiB") && message.contains("limits.memory of 47.02 GiB"), "{message}");
+    let (message, _) = found(judged(asks(None, "15.5Gi"), &llama_8b(), &[]));
+    assert!(!message.contains("quarter"), "the engine takes what there is: {message}");
+}
+
 #[test]
 fn a_product_without_a_node_is_judged_by_its_name_and_an_unknown_one_not_at_all() {
     let asks = |product: &str| {
