@@ -25,6 +25,8 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 const REFRESH: Duration = Duration::from_secs(60);
 /// Connections at once: an aggregation layer holds a few, as does whoever reads metrics.
 const CONNECTIONS: usize = 64;
+/// Between two tries to accept a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Until a client has shown its certificate.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
@@ -68,12 +70,12 @@ impl Door {
     /// Lets clients in, for ever.
     ///
     /// # Errors
-    /// The listener failed.
+    /// The certificate cannot be read at first.
     pub async fn serve(self, router: Router) -> Result<Infallible> {
         let room = Arc::new(Semaphore::new(CONNECTIONS));
         let (mut acceptor, mut read_at) = (self.acceptor()?, Instant::now());
         loop {
-            let (stream, _) = self.listener.accept().await?;
+            let stream = self.accept().await;
             if read_at.elapsed() >= REFRESH {
                 // A certificate that cannot be used leaves the old one in place.
                 match self.acceptor() {
@@ -93,6 +95,17 @@ impl Door {
                     Err(_elapsed) => tracing::debug!("a client showed no certificate in time"),
                 }
             });
+        }
+    }
+
+    /// The next connection. What keeps one from being accepted, such as want of file descriptors, passes.
+    async fn accept(&self) -> TcpStream {
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, _)) => return stream,
+                Err(error) => tracing::warn!(%error, "no connection can be accepted; trying again"),
+            }
+            tokio::time::sleep(ACCEPT_PAUSE).await;
         }
     }
 
@@ -232,6 +245,25 @@ mod tests {
         }
         let (address, folder) = other.door(certified(&[])).await;
         assert_eq!(other.asks(&address, Some("front-proxy")).await, "", "another authority's");
+        std::fs::remove_dir_all(folder).expect("removed");
+    }
+
+    /// A socket from which no connection can be accepted, though there is something to read.
+    async fn broken() -> TcpListener {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        socket.send_to(b"?", socket.local_addr().expect("bound")).expect("sent");
+        socket.set_nonblocking(true).expect("set");
+        TcpListener::from_std(std::os::fd::OwnedFd::from(socket).into()).expect("a listener")
+    }
+
+    #[tokio::test]
+    async fn a_client_that_cannot_be_accepted_does_not_close_the_door() {
+        let (_, folder) = Authority::new().door(Clients::Anybody).await;
+        let door = Door { listener: broken().await, certificates: folder.clone(), clients: Arc::new(Clients::Anybody) };
+        assert!(door.listener.accept().await.is_err());
+        let served = door.serve(Router::new());
+        // Polled once: it meets the error, and is not over.
+        assert!(tokio::time::timeout(Duration::ZERO, served).await.is_err());
         std::fs::remove_dir_all(folder).expect("removed");
     }
 
