@@ -18,6 +18,7 @@ use crate::window::minus;
 mod conditions;
 mod events;
 
+pub(crate) use conditions::is_unplannable;
 pub use events::Event;
 
 /// Nodes that are told.

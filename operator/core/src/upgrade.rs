@@ -1,9 +1,12 @@
 //! `engineUpgrade: Automatic`: which service takes the operator's default engine image next. One at a time, in the order
-//! of their names, and none while the one before has not come to its end: an image that does not start stops with it.
+//! of their names, and none while the one before has not come to its end: an image that does not start stops with it. Nobody
+//! waits for a service for which nothing can be planned.
 
 use windlass_operator_api::rollout::EngineUpgrade;
 use windlass_operator_api::status::condition;
 use windlass_operator_api::{InferenceService, InferenceServiceStatus};
+
+use crate::status::is_unplannable;
 
 /// Whether `service` leaves its engine's image to the operator, upgrades included.
 pub fn is_automatic(service: &InferenceService) -> bool {
@@ -24,7 +27,11 @@ pub fn whose_turn<'a>(
     services: impl Iterator<Item = &'a InferenceService> + Clone,
     default: &str,
 ) -> Option<(&'a str, &'a str)> {
-    let automatic = services.filter(|service| is_automatic(service) && service.metadata.deletion_timestamp.is_none());
+    let is_stopped = |service: &InferenceService| service.status.as_ref().is_some_and(is_unplannable);
+    let may = |service: &&InferenceService| {
+        is_automatic(service) && service.metadata.deletion_timestamp.is_none() && !is_stopped(service)
+    };
+    let automatic = services.filter(may);
     let mut upgraded = automatic.clone().filter(|service| !is_outdated(service, default));
     if upgraded.any(|service| service.status.as_ref().is_some_and(is_rolling)) {
         return None;
@@ -111,6 +118,36 @@ mod tests {
         for first in [fresh, leaving, running("a", "engine:2", "RollingOut", paused)] {
             assert_eq!(turn(&[first, old.clone()]).as_deref(), Some("b"));
         }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_service_that_cannot_be_planned() {
+        let automatic = || json!({"engineUpgrade": "Automatic"});
+        let stopped = |image: &str, reason: &str| {
+            let mut service = running("a", image, reason, automatic());
+            let conditions = &mut service.status.as_mut().expect("a status").conditions;
+            let mut stalled = conditions[0].clone();
+            (stalled.type_, conditions[0].status) = ("Stalled".into(), "False".into());
+            conditions.push(stalled);
+            service
+        };
+        for (image, reason, turn_of_other) in [
+            ("engine:1", "InvalidSpec", true),
+            ("engine:1", "NameTaken", true),
+            ("engine:2", "InvalidSpec", true),
+            ("engine:2", "ProgressDeadlineExceeded", false),
+            ("engine:2", "OutOfMemory", false),
+        ] {
+            let services = [stopped(image, reason), running("b", "engine:1", "Complete", automatic())];
+            assert_eq!(turn(&services).as_deref() == Some("b"), turn_of_other, "{image} {reason}");
+        }
+        let mut cluster = crate::testing::cluster::Cluster::serving(service().build());
+        let is_stopped =
+            |cluster: &crate::testing::cluster::Cluster| cluster.service.status.as_ref().map(is_unplannable);
+        assert_eq!(is_stopped(&cluster), Some(false));
+        cluster.edit(service().with("replicas", json!(-1)).build());
+        cluster.reconcile();
+        assert_eq!(is_stopped(&cluster), Some(true), "by what the operator writes itself");
     }
 
     #[test]

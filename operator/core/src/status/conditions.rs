@@ -12,6 +12,9 @@ use crate::autoscale::{Decision, Reason};
 /// Longest message, bytes: metav1.Condition takes 32 KiB, but status is read by people.
 const MAX_MESSAGE_BYTES: usize = 4096;
 
+/// Reasons for which nothing is planned until somebody mends them.
+const INVALID_SPEC: &str = "InvalidSpec";
+const NAME_TAKEN: &str = "NameTaken";
 /// The reason, and the text, where nothing can be made any more.
 const NAMESPACE_ENDS: &str = "NamespaceTerminating";
 const NAMESPACE_ENDS_TEXT: &str =
@@ -37,11 +40,11 @@ pub(super) fn all(
         Assessment::Leaving => Vec::new(),
         Assessment::Refused(refusals) => {
             let texts: Vec<String> = refusals.iter().map(ToString::to_string).collect();
-            stopped("InvalidSpec", &texts.join("\n"))
+            stopped(INVALID_SPEC, &texts.join("\n"))
         }
         Assessment::Strangers(names) => {
             let message = format!("{} belongs to somebody else: rename this service or that object", names.join(", "));
-            stopped("NameTaken", &message)
+            stopped(NAME_TAKEN, &message)
         }
         Assessment::Planned(findings) => {
             let view = View { findings, outcome, was_ready: was_ready(service, previous) };
@@ -63,6 +66,12 @@ fn stopped(reason: &str, message: &str) -> Vec<Verdict> {
     ]
     .map(|(kind, status)| verdict(kind, status, reason, message))
     .into()
+}
+
+/// Whether nothing was planned for the service when it was looked at last.
+pub(crate) fn is_unplannable(status: &InferenceServiceStatus) -> bool {
+    let stalled = of_type(status, condition::STALLED).filter(|found| found.status == "True");
+    stalled.is_some_and(|found| [INVALID_SPEC, NAME_TAKEN].contains(&found.reason.as_str()))
 }
 
 /// Whether this generation of the spec was found to be served before.
