@@ -57,10 +57,15 @@ fn fetch_file(args: &FetchArgs, source: &FileSource) -> Result<(), Failure> {
     let checksum = Checksum::parse(sha256.ok_or_else(|| Failure::configuration("this source needs --sha256"))?)?;
     let room = Room::enter(args)?;
     let mut partial = Partial::lock(&args.to).map_err(|error| storage(&args.to, &error))?;
-    if present(&args.to, &checksum).map_err(|error| storage(&args.to, &error))? {
+    let revision = checksum.to_string();
+    let is_known = FetchRecord::renew(&args.to, &revision);
+    if is_known || holds(&args.to, &checksum).map_err(|error| storage(&args.to, &error))? {
         info!(file = %args.to.display(), "already there with the right checksum");
         partial.discard();
-        keep_record(args, &checksum.to_string(), 0.0)?;
+        // A record that is right says how long it took whoever fetched the file.
+        if !is_known {
+            keep_record(args, &revision, 0.0)?;
+        }
         return room.make(0, SystemTime::now());
     }
     let more = if room.is_bounded() { source.remaining(&mut partial)? } else { 0 };
@@ -70,7 +75,7 @@ fn fetch_file(args: &FetchArgs, source: &FileSource) -> Result<(), Failure> {
     partial.publish(&checksum)?;
     let seconds = started.elapsed().as_secs_f64();
     info!(file = %args.to.display(), bytes, seconds, "fetched and verified");
-    keep_record(args, &checksum.to_string(), seconds)
+    keep_record(args, &revision, seconds)
 }
 
 fn fetch_model(args: &FetchArgs, repository: &dyn Repository, first_pause: Duration) -> Result<(), Failure> {
@@ -134,15 +139,9 @@ fn place(args: &FetchArgs, cache: &Path, listing: &Listing) -> std::io::Result<(
     Ok(())
 }
 
-/// Whether `path` already holds what is wanted: by the record of an earlier fetch, or by reading all of it.
-fn present(path: &Path, wanted: &Checksum) -> std::io::Result<bool> {
-    if !path.is_file() {
-        return Ok(false);
-    }
-    if FetchRecord::renew(path, &wanted.to_string()) {
-        return Ok(true);
-    }
-    Ok(Checksum::of(&mut std::fs::File::open(path)?)? == *wanted)
+/// Whether `path` holds what is wanted, by reading all of it.
+fn holds(path: &Path, wanted: &Checksum) -> std::io::Result<bool> {
+    Ok(path.is_file() && Checksum::of(&mut std::fs::File::open(path)?)? == *wanted)
 }
 
 /// The record spares the next fetch the reading and tells the server how long this one took.

@@ -9,6 +9,11 @@ pub fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// What the kernel calls the machine; in a pod, the pod's name, in each of its containers.
+pub fn host_name() -> String {
+    fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
+}
+
 /// Bytes that the process may still take: of its cgroup's limit or of the machine, whichever is less. `None` where
 /// neither can be read.
 pub fn free_memory_bytes() -> Option<u64> {

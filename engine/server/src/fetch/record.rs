@@ -1,6 +1,7 @@
 //! `FILE.fetched.json`: what the last fetch found, beside the file. When it was written is when the file was last used, and
 //! who serves the file holds it locked.
 
+use crate::machine::host_name;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
@@ -18,12 +19,21 @@ pub struct FetchRecord {
     bytes: u64,
     modified_nanoseconds: u64,
     /// Seconds of the download; 0 where the file was already there.
-    pub seconds: f64,
+    seconds: f64,
+    /// Host that wrote this: on a volume that pods share, the pod that downloaded.
+    #[serde(default)]
+    host: String,
+}
+
+/// Seconds that this pod, or machine, spent on the download of the model at `path`: 0 where it was already there, or was
+/// not fetched.
+pub fn download_seconds(path: &Path) -> f64 {
+    FetchRecord::beside(path).map_or(0.0, |record| record.seconds_on(&host_name()))
 }
 
 impl FetchRecord {
     /// The record of the file or folder at `path`, if there is one.
-    pub fn beside(path: &Path) -> Option<FetchRecord> {
+    fn beside(path: &Path) -> Option<FetchRecord> {
         serde_json::from_slice(&std::fs::read(record_path(path)).ok()?).ok()
     }
 
@@ -36,6 +46,10 @@ impl FetchRecord {
         is_it && file.set_modified(SystemTime::now()).is_ok()
     }
 
+    fn seconds_on(&self, host: &str) -> f64 {
+        if self.host == host { self.seconds } else { 0.0 }
+    }
+
     fn describes(&self, path: &Path, revision: &str) -> bool {
         let unchanged = |(bytes, modified)| (bytes, modified) == (self.bytes, self.modified_nanoseconds);
         self.revision == revision && stamp(path).is_ok_and(unchanged)
@@ -44,7 +58,8 @@ impl FetchRecord {
     /// Writes the record of what was just verified.
     pub fn write(path: &Path, revision: &str, seconds: f64) -> io::Result<()> {
         let (bytes, modified_nanoseconds) = stamp(path)?;
-        let record = FetchRecord { revision: revision.to_owned(), bytes, modified_nanoseconds, seconds };
+        let record =
+            FetchRecord { revision: revision.to_owned(), bytes, modified_nanoseconds, seconds, host: host_name() };
         std::fs::write(record_path(path), serde_json::to_vec(&record)?)
     }
 }
@@ -77,4 +92,24 @@ fn stamp(path: &Path) -> io::Result<(u64, u64)> {
     let metadata = std::fs::metadata(path)?;
     let modified = metadata.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok((metadata.len(), modified.as_nanos() as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pods that share a volume: one downloads, the others find what it left.
+    #[test]
+    fn a_download_took_time_where_it_was_done_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let model = folder.path().join("a.gguf");
+        std::fs::write(&model, b"weights").expect("written");
+        assert_eq!(download_seconds(&model), 0.0, "nothing was fetched");
+        FetchRecord::write(&model, "1", 12.5).expect("a record");
+        assert_eq!(download_seconds(&model), 12.5);
+        assert!(FetchRecord::renew(&model, "1"));
+        assert_eq!(download_seconds(&model), 12.5, "whoever finds it later leaves the figure");
+        let elsewhere = FetchRecord::beside(&model).map(|record| record.seconds_on("another-pod"));
+        assert_eq!(elsewhere, Some(0.0));
+    }
 }

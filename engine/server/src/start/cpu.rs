@@ -5,7 +5,7 @@ use super::{BuiltOn, StartedModel, effective, open, read_beside};
 use crate::clock::Clock;
 use crate::config::{Config, CpuConfig, PipelineConfig};
 use crate::failure::Failure;
-use crate::fetch::record::FetchRecord;
+use crate::fetch::record;
 use crate::machine;
 use crate::monitor::{Built, Monitor};
 use std::net::TcpListener;
@@ -53,7 +53,7 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
     };
     let load_seconds = clock.seconds() - began;
     let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
-    let download_seconds = FetchRecord::beside(&cpu.model).map_or(0.0, |record| record.seconds);
+    let download_seconds = record::download_seconds(&cpu.model);
     let flags = vec![
         format!("quantization={weight_type}"),
         format!("kv-cache-dtype={}", config.batching.kv_data_type.name()),

@@ -10,7 +10,7 @@ use crate::cli::N_GPU_LAYERS;
 use crate::clock::Clock;
 use crate::config::{Config, CpuConfig, DeviceChoice, PipelineConfig};
 use crate::failure::Failure;
-use crate::fetch::record::FetchRecord;
+use crate::fetch::record;
 use crate::gpus;
 use crate::monitor::{Built, Monitor};
 use std::path::PathBuf;
@@ -160,7 +160,7 @@ fn run<E: Executor + 'static>(
     let reload = move || Ok(load(&open(&model)?)?.executor);
     let load_seconds = clock.seconds() - began;
     let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
-    let download_seconds = FetchRecord::beside(&cpu.model).map_or(0.0, |record| record.seconds);
+    let download_seconds = record::download_seconds(&cpu.model);
     let of_all = [
         format!("quantization={weight_type}"),
         format!("kv-cache-dtype={}", config.batching.kv_data_type.name()),

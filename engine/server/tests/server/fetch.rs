@@ -146,6 +146,9 @@ async fn a_file_is_fetched_once_and_then_found() {
     assert_eq!(std::fs::read(&target.file).unwrap(), web.file);
     fetch(&url, &target.file, &web.sha256().to_uppercase(), &[]).await.unwrap();
     assert_eq!(web.requests(), 1, "a verified file is not fetched again");
+    let record = std::fs::read(fetch::record::record_path(&target.file)).unwrap();
+    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+    assert!(record["seconds"].as_f64() > Some(0.0), "how long the download took stays: {record}");
     assert!(!target.part().exists());
     // Somebody changes the file: the record no longer counts, and it is fetched again.
     std::fs::write(&target.file, b"something else").unwrap();
