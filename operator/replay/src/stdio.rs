@@ -36,6 +36,15 @@ pub enum Error {
         /// Counted from 1.
         line: usize,
     },
+    /// What pods say comes as text.
+    #[error(
+        "the pods of line {line} carry `prometheus`, which is not read: let the judge send `metrics`, as it does without \
+         --prometheus"
+    )]
+    Prometheus {
+        /// Counted from 1.
+        line: usize,
+    },
     /// Bounds or targets that the resource does not take.
     #[error("the hello describes what no InferenceService could be")]
     Hello(#[from] Refusal),
@@ -59,6 +68,7 @@ pub fn serve(name: Name, mut judge: impl BufRead, mut answers: impl Write) -> Re
         }
         match serde_json::from_slice(&text).map_err(|source| Error::Message { line, source })? {
             Message::Hello(hello) => policy = Some(greet(name, &hello)?),
+            Message::Tick(tick) if tick.has_text() => return Err(Error::Prometheus { line }),
             Message::Tick(tick) => {
                 let policy = policy.as_mut().ok_or(Error::NoHello { line })?;
                 answer(policy.as_mut(), &tick, &mut answers)?;
@@ -115,6 +125,11 @@ mod tests {
         fails(&[HELLO, "{}"], "line 2 is no message");
         fails(&[&HELLO.replace("\"protocol\":1", "\"protocol\":2")], "version 2");
         fails(&[&HELLO.replace("\"minReplicas\":1", "\"minReplicas\":99")], "InferenceService");
+        fails(
+            &[HELLO, &TICK.replace("\"metrics\":null", "\"prometheus\":\"vllm:num_requests_running 1\"")],
+            "`prometheus`",
+        );
+        converse(&[HELLO, &TICK.replace("\"metrics\":null", "\"prometheus\":null")]).expect("a pod that was not read");
         converse(&[HELLO]).expect("a stream that is closed ends it");
     }
 }

@@ -232,6 +232,7 @@ impl<'a> World<'a> {
                 ready_seconds: ready_since.map(|since| now - since),
                 reclaim_in_seconds: pod.reclaimed.map(|at| (at - now).max(0.0)),
                 metrics: engine.map(|engine| engine.read(now, TICK)),
+                prometheus: None,
             }
         });
         Tick { t: now, gateway, pods: pods.collect() }

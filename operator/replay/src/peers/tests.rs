@@ -17,6 +17,7 @@ fn tick(t: f64, pods: i32, said: PodMetrics) -> Tick {
         ready_seconds: Some(t),
         reclaim_in_seconds: None,
         metrics: Some(said.clone()),
+        prometheus: None,
     };
     Tick { t, gateway: Gateway::default(), pods: (0..pods).map(pod).collect() }
 }
