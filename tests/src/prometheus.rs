@@ -47,7 +47,8 @@ impl Prometheus {
     /// When the rules are refused, or it does not start.
     pub fn start(cluster: &Cluster) -> Result<Prometheus> {
         let folder = tempfile::tempdir()?;
-        let enabled = ["--set", "podMonitor.enabled=true", "--set", "prometheusRule.enabled=true"];
+        let enabled =
+            ["--set", "podMonitor.enabled=true,monitoringNamespace=monitoring", "--set", "prometheusRule.enabled=true"];
         let rendered = operator::template(cluster, "windlass", operator::RELEASE, operator::NAMESPACE, &enabled)?;
         let objects = operator::objects(&rendered)?;
         std::fs::write(folder.path().join("rules.yaml"), rules(&objects)?.to_string())?;

@@ -24,7 +24,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- /*
 The certificate of the Service {name} of this release, as the data of a Secret with its authority. It is made once and
-kept: each upgrade finds it in the cluster. To be asked for once in a rendering, for each answer is another.
+kept: each upgrade finds it in the cluster. Where a rendering cannot look there, each makes another: existingSecret is
+for that. To be asked for once in a rendering, for each answer is another.
 */ -}}
 {{- define "windlass.certificate" -}}
 {{- $old := (lookup "v1" "Secret" .root.Release.Namespace .name).data | default dict }}
@@ -36,6 +37,15 @@ kept: each upgrade finds it in the cluster. To be asked for once in a rendering,
 {{- $pair := genSignedCert $host nil (list $host) 3650 $authority }}
 {{- dict "ca.crt" ($authority.Cert | b64enc) "tls.crt" ($pair.Cert | b64enc) "tls.key" ($pair.Key | b64enc) | toYaml }}
 {{- end }}
+{{- end }}
+
+{{- /* Secrets with these certificates, or those that whoever installs the chart has made. */ -}}
+{{- define "windlass.customMetricsSecret" -}}
+{{ default (printf "%s-custom-metrics" (include "windlass.name" .)) .Values.customMetrics.existingSecret }}
+{{- end }}
+
+{{- define "windlass.guardedMetricsSecret" -}}
+{{ default (printf "%s-metrics" (include "windlass.name" .)) .Values.guardedMetrics.existingSecret }}
 {{- end }}
 
 {{- /* An image reference from {image, version}: the digest wins over the tag. */ -}}

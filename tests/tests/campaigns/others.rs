@@ -60,7 +60,16 @@ fn examples(namespace: &Namespace) -> Result<()> {
 /// Both kinds of monitors, and the rules.
 fn monitors(namespace: &Namespace) -> Result<()> {
     for more in [&[][..], &["--set", "guardedMetrics.enabled=true"]] {
-        let values = [&["--set", "podMonitor.enabled=true", "--set", "prometheusRule.enabled=true"][..], more].concat();
+        let values = [
+            &[
+                "--set",
+                "podMonitor.enabled=true,monitoringNamespace=monitoring",
+                "--set",
+                "prometheusRule.enabled=true",
+            ][..],
+            more,
+        ]
+        .concat();
         let text =
             operator::template(namespace.cluster(), "windlass", operator::RELEASE, operator::NAMESPACE, &values)?;
         let objects = operator::objects(&text)?.into_iter();

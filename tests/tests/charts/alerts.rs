@@ -28,10 +28,24 @@ fn every_alert_has_a_test_a_severity_and_a_section_of_the_runbook() -> Result<()
         ensure!(["warning", "critical"].contains(&rule["labels"]["severity"].as_str().unwrap_or_default()), "{name}");
         let url = rule["annotations"]["runbook_url"].as_str().with_context(|| format!("{name} has no runbook_url"))?;
         let (page, section) = url.split_once('#').with_context(|| format!("{name}: no section in {url}"))?;
-        ensure!(page.ends_with("charts/windlass/README.md"), "{name}: {page}");
+        ensure!(page == RUNBOOK, "{name}: {page} is not what the chart replaces");
         let is_section = |line: &str| line.strip_prefix("### ").is_some_and(|title| title.to_lowercase() == section);
         ensure!(runbook.lines().any(is_section), "{name}: the runbook has no section {section}");
     }
+    Ok(())
+}
+
+/// What stands in the shipped rules for the page of `prometheusRule.runbookUrl`.
+const RUNBOOK: &str = "RUNBOOK_URL";
+
+#[test]
+fn the_runbook_is_where_the_chart_s_value_says() -> Result<()> {
+    let template = fs::read_to_string(operator::chart("windlass").join("templates/prometheusrule.yaml"))?;
+    let replaced = format!("replace \"{RUNBOOK}\" .Values.prometheusRule.runbookUrl");
+    ensure!(template.contains(&replaced), "the template has no {replaced}");
+    let values: Value = serde_yaml_ng::from_str(&fs::read_to_string(operator::chart("windlass").join("values.yaml"))?)?;
+    let page = values["prometheusRule"]["runbookUrl"].as_str().context("no runbookUrl")?;
+    ensure!(page.starts_with("https://") && page.ends_with("charts/windlass/README.md"), "{page}");
     Ok(())
 }
 

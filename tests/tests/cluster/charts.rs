@@ -13,7 +13,14 @@ const CRD_BYTES: usize = 200_000;
 /// Values that between them reach every template but those that need other projects' kinds.
 const VALUES: [&[&str]; 5] = [
     &[],
-    &["--set", "namespaces={blue,green}", "--set", "serviceAccount.create=false", "--set", "serviceAccount.name=mine"],
+    &[
+        "--set",
+        "watchNamespaces={blue,green}",
+        "--set",
+        "serviceAccount.create=false",
+        "--set",
+        "serviceAccount.name=mine",
+    ],
     &[
         "--set",
         "guardedMetrics.enabled=true",
@@ -46,6 +53,49 @@ fn what_the_chart_renders_is_accepted_without_a_word() -> Result<()> {
         }
         kubectl.run(&["delete", "namespace", "blue", "green", "--wait=false"]).map(drop)
     })
+}
+
+/// What is refused, and how the refusal names it.
+const REFUSED: [(&str, &str); 12] = [
+    ("namespaces={blue}", "'namespaces' not allowed"),
+    ("watchNamespaces={Blue}", "'/watchNamespaces/0'"),
+    ("replicas=0", "'/replicas'"),
+    ("replicas=many", "'/replicas'"),
+    ("image.digest=latest", "'/image/digest'"),
+    ("log.format=xml", "'/log/format'"),
+    ("scrape.activeSeconds=0", "'/scrape/activeSeconds'"),
+    ("podMonitor.interval=soon", "'/podMonitor/interval'"),
+    ("prometheusRule.runbookUrl=README.md", "'/prometheusRule/runbookUrl'"),
+    ("prometheusRule.objectives.errorRatio=2", "'/prometheusRule/objectives/errorRatio'"),
+    ("podMonitor.enabled=true", "monitoringNamespace: name"),
+    ("customMetrics.enabled=true,customMetrics.existingSecret=mine", "customMetrics.caBundle is needed"),
+];
+
+#[test]
+fn wrong_values_are_refused_by_name() -> Result<()> {
+    let Some(cluster) = prepared_cluster()? else { return Ok(()) };
+    for (value, name) in REFUSED {
+        let rendered = operator::template(&cluster, operator::RELEASE, RENDERED, "default", &["--set", value]);
+        let error = rendered.err().with_context(|| format!("{value} is taken"))?;
+        ensure!(format!("{error:#}").contains(name), "{value}: {error:#}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_rendering_with_certificates_that_are_given_is_always_the_same() -> Result<()> {
+    let Some(cluster) = prepared_cluster()? else { return Ok(()) };
+    let given = "guardedMetrics.enabled=true,guardedMetrics.existingSecret=mine,customMetrics.enabled=true,\
+                 customMetrics.existingSecret=ours,customMetrics.caBundle=Q0E=";
+    let render = || operator::template(&cluster, operator::RELEASE, RENDERED, "default", &["--set", given]);
+    let rendered = render()?;
+    ensure!(rendered == render()?, "two renderings differ");
+    ensure!(
+        ["secretName: mine", "secretName: ours", "caBundle: Q0E="].iter().all(|part| rendered.contains(part)),
+        "{rendered}"
+    );
+    ensure!(operator::objects(&rendered)?.iter().all(|object| object["kind"] != "Secret"), "a Secret is made");
+    Ok(())
 }
 
 #[test]

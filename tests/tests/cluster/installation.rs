@@ -79,7 +79,7 @@ fn an_operator_of_one_namespace_has_a_role_there_and_leaves_others_alone() -> Re
         let elsewhere = Namespace::create(namespace.cluster(), &format!("{}-not", namespace.name()))?;
         let installation = Installation::of(namespace.cluster())?;
         let outcome = (|| {
-            installation.upgrade(&[&format!("namespaces={{{}}}", namespace.name())])?;
+            installation.upgrade(&[&format!("watchNamespaces={{{}}}", namespace.name())])?;
             let roles = namespace.cluster().kubectl().run(&["get", "clusterrole,clusterrolebinding", "-o", "name"])?;
             let ours: Vec<_> = roles.lines().filter(|name| name.ends_with("/windlass")).collect();
             ensure!(ours.is_empty(), "rights on the whole cluster: {ours:?}");

@@ -6,7 +6,7 @@ use serde_json::Value;
 use windlass_tests::namespace::prepared_cluster;
 use windlass_tests::operator;
 
-const MONITORS: &str = "podMonitor.enabled=true";
+const MONITORS: &str = "podMonitor.enabled=true,monitoringNamespace=monitoring";
 const GUARDED: &str = "guardedMetrics.enabled=true";
 /// Another Service of the operator's, which has no metrics of Prometheus.
 const BESIDE: &str = "customMetrics.enabled=true";
