@@ -65,6 +65,9 @@ fn evacuated(
         let error = answer.err().context("a stream came to its end")?;
         let text = format!("{error:#}");
         ensure!(text.contains("shut down before this answer was complete"), "a stream was cut: {text}");
+        let event = text.split_once("error event: ").context("no error event")?.1;
+        let event: serde_json::Value = serde_json::from_str(event).with_context(|| format!("not JSON: {event}"))?;
+        ensure!(event["error"]["retry"] == true, "it does not say that it can be retried: {event}");
     }
     let nodes = service.read()?.status.map(|status| status.interrupted_nodes).unwrap_or_default();
     ensure!(nodes.iter().any(|node| node.contains(NOTICE)), "status does not tell the node: {nodes:?}");
