@@ -21,7 +21,8 @@ pub struct Engine {
     /// Format of the KV cache. Auto: the engine's choice for the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_cache_data_type: Option<KvCacheDataType>,
-    /// Longest sequence, prompt and answer together, tokens. Absent: what the model was trained for.
+    /// Longest sequence, prompt and answer together, tokens. Absent: what the
+    /// KV cache holds, at most what the model was trained for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 16, max = 16_777_216))]
     pub max_model_tokens: Option<i32>,

@@ -47,10 +47,6 @@ use crate::status::InferenceServiceStatus;
     {
         "rule": "!has(self.accelerator) || !has(self.accelerator.nvidiaGPU) || !has(self.accelerator.nvidiaGPU.resourceClaimTemplateName) || (has(self.parallelism) && has(self.parallelism.tensor))",
         "message": "spec.parallelism.tensor: required with resourceClaimTemplateName; as many as its template asks for"
-    },
-    {
-        "rule": "!has(self.parallelism) || !has(self.parallelism.pipeline) || self.parallelism.pipeline == 1 || !has(self.accelerator) || self.accelerator.type == 'CPU'",
-        "message": "spec.parallelism.pipeline: more than 1 needs spec.accelerator.type CPU; GPUs of several nodes do not share a replica yet"
     }
 ]))]
 pub struct InferenceServiceSpec {

@@ -18,7 +18,7 @@ pub struct Scheduling {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crate::schema::tolerations")]
     pub tolerations: Vec<Toleration>,
-    /// Affinity to nodes and other pods.
+    /// Affinity to nodes and other pods. Fits does not weigh it, nor does the Job that reads the model's header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::schema::affinity")]
     pub affinity: Option<Affinity>,

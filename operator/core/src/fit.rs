@@ -15,7 +15,7 @@ use crate::inventory::{GpuKind, Inventory};
 use crate::quantity;
 use crate::validate::{Device, ValidatedService};
 
-/// Share of a GPU that the engine fills (`--gpu-memory-utilization`).
+/// Share of a GPU that is reckoned with: what the driver and other processes take is not known beforehand.
 const GPU_SHARE: f64 = 0.9;
 /// What the process takes beside the ledger: code, tokenizer, buffers.
 const PROCESS_BYTES: u64 = 64 << 20;

@@ -225,12 +225,6 @@ pub enum Refusal {
         /// As written.
         tensor: i32,
     },
-    /// GPUs of several nodes do not share a replica.
-    #[error("spec.parallelism.pipeline: {pipeline} needs spec.accelerator.type CPU")]
-    PipelineOnGpu {
-        /// As written.
-        pipeline: i32,
-    },
     /// GPUs are derived.
     #[error("{field}: {resource} follows from spec.accelerator and spec.parallelism.tensor; leave it out")]
     GpuInResources {
@@ -443,10 +437,6 @@ fn allocation(profile: Option<String>, template: Option<String>, count: u32) -> 
 
 fn nodes(spec: &InferenceServiceSpec) -> Result<u32, Refusal> {
     let pipeline = spec.parallelism.as_ref().and_then(|parallelism| parallelism.pipeline).unwrap_or(1);
-    let kind = spec.accelerator.as_ref().map(|accelerator| accelerator.kind).unwrap_or_default();
-    if pipeline > 1 && kind == AcceleratorType::NvidiaGpu {
-        return Err(Refusal::PipelineOnGpu { pipeline });
-    }
     bounded("spec.parallelism.pipeline", pipeline, 1, 16)
 }
 
@@ -600,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_is_split_over_gpus_of_a_node_or_processors_of_several() {
+    fn a_replica_is_split_over_gpus_of_a_node_and_over_nodes() {
         let parallel = |kind: &str, tensor: i32, pipeline: i32| {
             let spec = service().with("accelerator", json!({"type": kind}));
             let spec = spec.with("parallelism", json!({"tensor": tensor, "pipeline": pipeline}));
@@ -611,7 +601,9 @@ mod tests {
             ("NvidiaGPU", 16, 1, Some((16, 1))),
             ("NvidiaGPU", 17, 1, None),
             ("NvidiaGPU", 0, 1, None),
-            ("NvidiaGPU", 1, 2, None),
+            ("NvidiaGPU", 1, 2, Some((1, 2))),
+            ("NvidiaGPU", 4, 2, Some((4, 2))),
+            ("NvidiaGPU", 1, 17, None),
             ("CPU", 1, 1, Some((1, 1))),
             ("CPU", 1, 16, Some((1, 16))),
             ("CPU", 1, 17, None),

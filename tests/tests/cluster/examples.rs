@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use windlass_tests::namespace::{Namespace, with_namespace};
 use windlass_tests::{operator, workspace};
 
-/// Kinds that a cluster has only with other projects on it: `tests/campaigns/argocd.rs` applies these.
+/// Kinds that a cluster has only with other projects on it: `tests/campaigns/others.rs` holds these to their definitions.
 const FOREIGN: [&str; 2] = ["ScaledObject", "Application"];
 
 fn folder() -> PathBuf {

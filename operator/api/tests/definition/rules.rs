@@ -90,7 +90,7 @@ fn good_resources_break_no_rule() {
         json!({"accelerator": gpu, "parallelism": {"tensor": 4}}),
         json!({"parallelism": {"pipeline": 3}}),
         json!({"parallelism": {"pipeline": 2}, "accelerator": {"type": "CPU"}}),
-        json!({"parallelism": {"pipeline": 1}, "accelerator": {"type": "NvidiaGPU"}}),
+        json!({"parallelism": {"tensor": 2, "pipeline": 2}, "accelerator": {"type": "NvidiaGPU"}}),
         json!({"accelerator": claiming(json!({})), "parallelism": {"tensor": 2}}),
         slice(json!({"products": ["H200"]}), 1),
         json!({"accelerator": {"type": "CPU"}, "resources": {"requests": {"cpu": "4"}, "limits": {"memory": "1Gi"}}}),
@@ -156,7 +156,6 @@ fn each_bad_resource_breaks_the_rule_that_names_its_field() {
         (json!({"parallelism": {"tensor": 2}}), "spec.parallelism.tensor"),
         (json!({"parallelism": {"tensor": 2}, "accelerator": {"type": "CPU"}}), "spec.parallelism.tensor"),
         (json!({"accelerator": {"type": "CPU", "nvidiaGPU": {}}}), "spec.accelerator.nvidiaGPU"),
-        (json!({"parallelism": {"pipeline": 2}, "accelerator": {"type": "NvidiaGPU"}}), "spec.parallelism.pipeline"),
         (json!({"accelerator": claiming(json!({}))}), "spec.parallelism.tensor"),
         (
             json!({"accelerator": claiming(json!({"products": ["H200"]})), "parallelism": {"tensor": 1}}),

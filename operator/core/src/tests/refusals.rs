@@ -77,10 +77,6 @@ fn each_refusal_names_its_field() {
             "spec.accelerator.nvidiaGPU.minMemory",
         ),
         (service().with("parallelism", json!({"pipeline": 17})), "spec.parallelism.pipeline"),
-        (
-            service().with("accelerator", gpu.clone()).with("parallelism", json!({"pipeline": 2})),
-            "spec.parallelism.pipeline",
-        ),
         (service().with("resources", json!({"limits": {"nvidia.com/gpu": "1"}})), "spec.resources.limits"),
         (service().with("resources", json!({"requests": {"nvidia.com/gpu": "1"}})), "spec.resources.requests"),
         (service().with("replicas", json!(-1)), "spec.replicas"),

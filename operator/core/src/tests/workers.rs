@@ -103,6 +103,29 @@ fn a_worker_is_its_leader_but_for_what_serves() {
 }
 
 #[test]
+fn on_gpus_every_node_asks_for_those_that_share_a_layer() {
+    let gpus = divided(2).with("accelerator", json!({"type": "NvidiaGPU"}));
+    let mut cluster = Cluster::serving(gpus.with("parallelism", json!({"tensor": 4, "pipeline": 2})).build());
+    address(&mut cluster);
+    let sets = made(&cluster.reconcile().steps);
+    assert_eq!(sets.len(), 2);
+    let set = serde_json::to_value(&sets[0]).expect("json");
+    let deployment = serde_json::to_value(cluster.deployment("llama").expect("a Deployment")).expect("json");
+    for workload in [&set, &deployment] {
+        let spec = &workload["spec"]["template"]["spec"];
+        let engine = &spec["containers"][0];
+        assert_eq!(engine["resources"]["limits"]["nvidia.com/gpu"], "4");
+        assert_eq!(spec["tolerations"][0]["key"], "nvidia.com/gpu");
+        let asked = serde_json::to_string(&engine["args"]).expect("json");
+        assert!(
+            ["--tensor-parallel-size=4", "--pipeline-parallel-size=2"].iter().all(|flag| asked.contains(flag)),
+            "{asked}"
+        );
+        assert!(!asked.contains("--device"), "{asked}");
+    }
+}
+
+#[test]
 fn a_leader_that_moved_tells_its_workers_and_nothing_else_changes_them() {
     let mut cluster = running();
     let moved = cluster.live()[1].clone();
