@@ -60,7 +60,7 @@ pub struct NvidiaGpu {
     pub products: Vec<String>,
     /// Least memory of one GPU, by the node label nvidia.com/gpu.memory. Absent: any size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crate::schema::quantity")]
+    #[schemars(schema_with = "crate::schema::positive_quantity")]
     pub min_memory: Option<Quantity>,
     /// A profile of MIG slices, as 1g.10gb: a pod asks for one slice, nvidia.com/mig-1g.10gb, instead of nvidia.com/gpu. For
     /// GPUs that are split with strategy mixed; with strategy single, slices are GPUs, of products of their own.

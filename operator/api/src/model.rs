@@ -130,7 +130,7 @@ pub struct Cache {
     /// most bytes that all models in it may take together: those that no pod serves make room, the longest unused first, and
     /// a pod whose model finds none does not start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crate::schema::quantity")]
+    #[schemars(schema_with = "crate::schema::positive_quantity")]
     pub size_limit: Option<Quantity>,
     /// A model in the claim that no pod serves, and that no pod has started with for so long, is removed when the next pod
     /// starts. Absent: it is kept as long as there is room.

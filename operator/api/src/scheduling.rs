@@ -9,6 +9,12 @@ use serde::{Deserialize, Serialize};
 /// Where pods may run. Requirements of the accelerator and of spot are added to these.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [
+    {
+        "rule": "!has(self.nodeSelector) || self.nodeSelector.all(label, self.nodeSelector[label].matches('^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$'))",
+        "message": "spec.scheduling.nodeSelector: values of labels are letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+    }
+]))]
 pub struct Scheduling {
     /// Labels that a node must have.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -14,16 +14,30 @@ const MAX_STRING_CHARS: u64 = 317;
 /// Most entries of a list or map in Kubernetes' types.
 const MAX_ENTRIES: u64 = 32;
 
+/// What a toleration may say, nothing included: Kubernetes refuses the pods of any other.
+const TOLERATION_OPERATORS: [&str; 5] = ["", "Exists", "Equal", "Lt", "Gt"];
+const TAINT_EFFECTS: [&str; 4] = ["", "NoSchedule", "PreferNoSchedule", "NoExecute"];
+
 /// A Kubernetes quantity: `4`, `500m`, `32Gi`.
 pub(crate) fn quantity(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "anyOf": [{"type": "integer"}, {"type": "string"}],
         "x-kubernetes-int-or-string": true,
+        "minimum": 0,
         "maxLength": 32,
         "pattern": QUANTITY_PATTERN,
     })
 }
 
+/// One that is more than 0.
+pub(crate) fn positive_quantity(generator: &mut SchemaGenerator) -> Schema {
+    let mut amount = quantity(generator);
+    amount.insert("minimum".into(), json!(1));
+    amount.insert("pattern".into(), json!(POSITIVE_PATTERN));
+    amount
+}
+
+const POSITIVE_PATTERN: &str = r"^\+?([0-9]*[1-9][0-9]*(\.[0-9]{1,9})?|[0-9]*\.[0-9]{0,8}[1-9][0-9]{0,8})(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][-+]?[0-9]{1,2})?$";
 const QUANTITY_PATTERN: &str =
     r"^\+?([0-9]+|[0-9]+\.[0-9]{1,9}|\.[0-9]{1,9})(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][-+]?[0-9]{1,2})?$";
 
@@ -58,7 +72,14 @@ pub(crate) fn affinity(generator: &mut SchemaGenerator) -> Schema {
 }
 
 pub(crate) fn tolerations(generator: &mut SchemaGenerator) -> Schema {
-    list_of::<Toleration>(generator, "atomic")
+    let mut list = list_of::<Toleration>(generator, "atomic");
+    let values = [("operator", &TOLERATION_OPERATORS[..]), ("effect", &TAINT_EFFECTS[..])];
+    for (field, values) in values {
+        let path = format!("/items/properties/{field}");
+        let property = list.pointer_mut(&path).and_then(Value::as_object_mut);
+        property.into_iter().for_each(|property| drop(property.insert("enum".into(), json!(values))));
+    }
+    list
 }
 
 pub(crate) fn topology_spread_constraints(generator: &mut SchemaGenerator) -> Schema {

@@ -17,6 +17,10 @@ use serde::{Deserialize, Serialize};
     {
         "rule": "!has(self.fallbackAfterSeconds) || self.mode == 'Prefer'",
         "message": "spec.spot.fallbackAfterSeconds: acts only in mode Prefer"
+    },
+    {
+        "rule": "!has(self.nodeSelector) || self.nodeSelector.all(label, self.nodeSelector[label].matches('^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$'))",
+        "message": "spec.spot.nodeSelector: values of labels are letters, digits, '-', '_' and '.', with a letter or digit at both ends"
     }
 ]))]
 pub struct Spot {

@@ -24,7 +24,7 @@ use windlass_operator_api::{GROUP, InferenceService, InferenceServiceSpec, MAX_N
 use crate::autoscale::policy::{Policy, Scaling};
 use crate::digest::fingerprint;
 use crate::mig::MigProfile;
-use crate::quantity::mebibytes;
+use crate::quantity::{self, mebibytes};
 use crate::rollout::RolloutPolicy;
 use crate::source::ModelSource;
 
@@ -233,6 +233,16 @@ pub enum Refusal {
         /// The resource's name.
         resource: String,
     },
+    /// Kubernetes would refuse the pods.
+    #[error("spec.resources.requests: {resource} is {request}, more than the {limit} of spec.resources.limits")]
+    BeyondLimit {
+        /// The resource's name.
+        resource: String,
+        /// As written.
+        request: String,
+        /// As written.
+        limit: String,
+    },
     /// A number outside its bounds.
     #[error("{field}: {value} is not between {min} and {max}")]
     OutOfRange {
@@ -287,6 +297,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidatedService, Vec<Refu
     let scaling = refusals.take(Policy::validate(spec));
     let drain = refusals.take(bounded("spec.drainTimeoutSeconds", spec.drain_timeout_seconds, 0, 86_400));
     refusals.all(gpus_in_resources(spec));
+    refusals.all(requests_beyond_limits(spec));
     let (Some(source), Some(device), Some(nodes), Some(engine), Some(scaling), Some(drain_timeout_seconds), true) =
         (source, device, nodes, engine, scaling, drain, refusals.0.is_empty())
     else {
@@ -451,6 +462,15 @@ fn gpus_in_resources(spec: &InferenceServiceSpec) -> impl Iterator<Item = Refusa
     named.into_iter().flat_map(|(field, amounts)| {
         let gpus = amounts.into_keys().filter(|name| name.starts_with("nvidia.com/"));
         gpus.map(move |resource| Refusal::GpuInResources { field, resource })
+    })
+}
+
+fn requests_beyond_limits(spec: &InferenceServiceSpec) -> impl Iterator<Item = Refusal> {
+    let Resources { requests, limits } = spec.resources.clone().unwrap_or_default();
+    requests.into_iter().filter_map(move |(resource, request)| {
+        let limit = limits.get(&resource)?;
+        let is_beyond = quantity::milli(&request.0)? > quantity::milli(&limit.0)?;
+        is_beyond.then(|| Refusal::BeyondLimit { resource, request: request.0, limit: limit.0.clone() })
     })
 }
 

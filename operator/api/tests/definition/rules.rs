@@ -100,6 +100,7 @@ fn good_resources_break_no_rule() {
         builtin(json!({"mode": "HPA", "gpuUtilization": {"scaleUpPercent": 70}})),
         json!({"rollout": {"pinnedRevision": "a-1", "revisionHistoryLimit": 0, "engineUpgrade": "Automatic"}}),
         json!({"engine": {"quantization": "INT4"}}),
+        json!({"scheduling": {"nodeSelector": {"a/b": "", "c": "d_e.f-1"}}}),
         json!({"spot": {"mode": "Never", "nodeSelector": {"a": "b"}}}),
         json!({"spot": {"mode": "Prefer", "onDemandBase": 1, "maxPercentAboveBase": 50}}),
     ] {
@@ -185,6 +186,8 @@ fn each_bad_resource_breaks_the_rule_that_names_its_field() {
             "spec.autoscaling.gpuUtilization.scaleDownPercent",
         ),
         (json!({"spot": {"mode": "Never", "onDemandBase": 1}}), "spec.spot"),
+        (json!({"spot": {"mode": "Prefer", "nodeSelector": {"a": "-b"}}}), "spec.spot.nodeSelector"),
+        (json!({"scheduling": {"nodeSelector": {"a": "b", "c": "d e"}}}), "spec.scheduling.nodeSelector"),
     ];
     for (spec, field) in cases {
         let resource = resource("llama", spec);
@@ -199,6 +202,48 @@ fn each_managed_flag_is_refused_in_both_spellings_with_its_field() {
         for argument in [managed.flag.to_owned(), format!("{}=1", managed.flag)] {
             let found = broken(&resource("llama", json!({"engine": {"extraArgs": ["--seed=1", argument]}})));
             assert_eq!(found, [format!("spec.engine.extraArgs: {}", managed.refusal())]);
+        }
+    }
+}
+
+/// Whether an API server's regular expressions find `pattern` in `text`.
+fn matches(pattern: &str, text: &str) -> bool {
+    let rule = json!({"rule": format!("self.text.matches(r'{pattern}')"), "message": "no"});
+    let schema = json!({
+        "type": "object", "properties": {"text": {"type": "string"}}, "x-kubernetes-validations": [rule],
+    });
+    Validator::new().validate(&schema, &json!({"text": text}), None).is_ok()
+}
+
+#[test]
+fn tolerations_and_amounts_are_bounded_by_what_kubernetes_takes() {
+    let spec = schema()["properties"]["spec"]["properties"].clone();
+    for list in [&spec["scheduling"]["properties"]["tolerations"], &spec["spot"]["properties"]["tolerations"]] {
+        let toleration = &list["items"]["properties"];
+        assert_eq!(toleration["operator"]["enum"], json!(["", "Exists", "Equal", "Lt", "Gt"]));
+        assert_eq!(toleration["effect"]["enum"], json!(["", "NoSchedule", "PreferNoSchedule", "NoExecute"]));
+    }
+    let resources = &spec["resources"]["properties"];
+    for amount in [&resources["requests"]["additionalProperties"], &resources["limits"]["additionalProperties"]] {
+        assert_eq!(amount["minimum"].as_f64(), Some(0.0), "a number is held to no pattern");
+    }
+    let minimum = &spec["accelerator"]["properties"]["nvidiaGPU"]["properties"]["minMemory"];
+    for amount in [minimum, &spec["model"]["properties"]["cache"]["properties"]["sizeLimit"]] {
+        assert_eq!(amount["minimum"].as_f64(), Some(1.0), "{amount}");
+        let takes = |text: &str| matches(amount["pattern"].as_str().expect("a pattern"), text);
+        for (text, is_taken) in [
+            ("80Gi", true),
+            ("0.5Gi", true),
+            ("+.01Gi", true),
+            ("1e3", true),
+            ("10.0", true),
+            ("0", false),
+            ("0.0Gi", false),
+            ("0e9", false),
+            ("-1Gi", false),
+            ("Gi", false),
+        ] {
+            assert_eq!(takes(text), is_taken, "{text}");
         }
     }
 }

@@ -79,6 +79,10 @@ fn each_refusal_names_its_field() {
         (service().with("parallelism", json!({"pipeline": 17})), "spec.parallelism.pipeline"),
         (service().with("resources", json!({"limits": {"nvidia.com/gpu": "1"}})), "spec.resources.limits"),
         (service().with("resources", json!({"requests": {"nvidia.com/gpu": "1"}})), "spec.resources.requests"),
+        (
+            service().with("resources", json!({"requests": {"memory": "2Gi"}, "limits": {"memory": "2G"}})),
+            "spec.resources.requests",
+        ),
         (service().with("replicas", json!(-1)), "spec.replicas"),
         (service().with("drainTimeoutSeconds", json!(-1)), "spec.drainTimeoutSeconds"),
         (service().with("autoscaling", json!({"mode": "Builtin"})), "spec.autoscaling.maxReplicas"),
