@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
@@ -24,6 +25,8 @@ pub struct CpuExecutor {
     /// Absent while the executor is dropped: the worker ends when it is gone.
     orders: Option<Sender<Order>>,
     outputs: Receiver<Outcome>,
+    /// Why the worker ended, if a step failed: a later step may find it gone before that one is collected.
+    failure: Arc<OnceLock<String>>,
     worker: Option<JoinHandle<()>>,
 }
 
@@ -59,17 +62,23 @@ impl CpuExecutor {
     ) -> io::Result<CpuExecutor> {
         let (orders, orders_in) = channel();
         let (outputs_out, outputs) = channel();
-        let worker =
-            thread::Builder::new().name("executor".into()).spawn(move || work(prepare(), &orders_in, &outputs_out))?;
-        let (orders, worker) = (Some(orders), Some(worker));
-        Ok(CpuExecutor { geometry, next_ticket: 0, in_flight: VecDeque::new(), orders, outputs, worker })
+        let failure = Arc::new(OnceLock::new());
+        let why = failure.clone();
+        let work = move || work(prepare(), &orders_in, &outputs_out, &why);
+        let worker = Some(thread::Builder::new().name("executor".into()).spawn(work)?);
+        let (in_flight, orders) = (VecDeque::new(), Some(orders));
+        Ok(CpuExecutor { geometry, next_ticket: 0, in_flight, orders, outputs, failure, worker })
     }
 
     fn order(&self, order: Order) -> Result<(), ExecutorError> {
         match self.orders.as_ref().map(|orders| orders.send(order)) {
             Some(Ok(())) => Ok(()),
-            _ => Err(gone()),
+            _ => Err(self.gone()),
         }
+    }
+
+    fn gone(&self) -> ExecutorError {
+        ExecutorError(self.failure.get().map_or("its thread has ended", String::as_str).to_owned())
     }
 }
 
@@ -116,14 +125,14 @@ impl Executor for CpuExecutor {
         match self.outputs.recv() {
             Ok(Ok(output)) => Ok(output),
             Ok(Err(why)) => Err(ExecutorError(why)),
-            Err(_) => Err(gone()),
+            Err(_) => Err(self.gone()),
         }
     }
 
     fn hold_kv(&mut self, held: bool) -> Result<(), ExecutorError> {
         let (done, heard) = channel();
         self.order(Order::HoldKv(held, done))?;
-        heard.recv().map_err(|_| gone())?.map_err(ExecutorError)
+        heard.recv().map_err(|_| self.gone())?.map_err(ExecutorError)
     }
 }
 
@@ -137,18 +146,21 @@ impl Drop for CpuExecutor {
     }
 }
 
-fn gone() -> ExecutorError {
-    ExecutorError("its thread has ended".into())
-}
-
 /// Runs plans until the executor is dropped or a step fails or panics: after that the decoder's state is unknown.
-fn work(mut run: impl FnMut(Order) -> Option<Outcome>, orders: &Receiver<Order>, outputs: &Sender<Outcome>) {
+fn work(
+    mut run: impl FnMut(Order) -> Option<Outcome>,
+    orders: &Receiver<Order>,
+    outputs: &Sender<Outcome>,
+    failure: &OnceLock<String>,
+) {
     for order in orders {
         let output = catch_unwind(AssertUnwindSafe(|| run(order)))
             .unwrap_or_else(|panic| Some(Err(format!("a step panicked: {}", message(panic.as_ref())))));
         let Some(output) = output else { continue };
-        let ended = output.is_err();
-        if outputs.send(output).is_err() || ended {
+        if let Err(why) = &output {
+            failure.get_or_init(|| why.clone());
+        }
+        if outputs.send(output).is_err() || failure.get().is_some() {
             return;
         }
     }
@@ -191,15 +203,18 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_error_for_every_step_and_never_a_hang() {
+        const WORDS: &str = "the executor failed: a step panicked: block 7 is not there";
         let mut executor = CpuExecutor::spawn(GEOMETRY, || |_: Order| panic!("block {} is not there", 7)).unwrap();
-        let [first, second] = [(); 2].map(|()| executor.submit(StepPlan::default()));
-        let error = executor.collect(first.unwrap()).unwrap_err().to_string();
-        assert_eq!(error, "the executor failed: a step panicked: block 7 is not there");
-        // The second was either queued behind the panic or found the thread gone.
-        if let Ok(second) = second {
-            assert!(executor.collect(second).is_err());
+        let first = executor.submit(StepPlan::default()).unwrap();
+        assert_eq!(executor.collect(first).unwrap_err().to_string(), WORDS);
+        // Others are queued behind the panic, until one finds the thread gone.
+        let mut is_gone = false;
+        while !is_gone {
+            let submitted = executor.submit(StepPlan::default());
+            is_gone = submitted.is_err();
+            let error = submitted.and_then(|ticket| executor.collect(ticket)).unwrap_err();
+            assert_eq!(error.to_string(), WORDS);
         }
-        assert!(executor.submit(StepPlan::default()).is_err());
     }
 
     #[test]

@@ -73,5 +73,7 @@ fn rules() -> Result<String> {
         objective_rules = objective_rules.replace(&name, &value.to_string());
     }
     ensure!(!objective_rules.contains("{{"), "an objective has no value: {objective_rules}");
-    Ok(format!("groups:\n- name: objectives\n  rules:\n{objective_rules}\n{}", shipped()?))
+    let page = values["prometheusRule"]["runbookUrl"].as_str().context("no runbookUrl")?;
+    let shipped = shipped()?.replace(RUNBOOK, page);
+    Ok(format!("groups:\n- name: objectives\n  rules:\n{objective_rules}\n{shipped}"))
 }
