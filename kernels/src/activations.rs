@@ -1,17 +1,18 @@
 //! Token activations in the forms that matrix products read.
 
+pub(crate) mod blocks;
+pub(crate) mod grouping;
+
 use half::bf16;
 
-use crate::simd::{Kernel, LANES, Simd, nearest_bf16, widened};
+use crate::simd::{Kernel, Simd, nearest_bf16, widened};
 use crate::weights::cell::BLOCK;
 use crate::weights::float::without_subnormals;
 use crate::{PackedMatrix, Pool, WeightType};
+use blocks::Blocks;
 
 /// Tokens that one worker converts at a time.
 const CHUNK_TOKENS: usize = 8;
-
-/// Blocks of smaller values count as zeros: 127 over less than this is not finite.
-const NEGLIGIBLE: f32 = 1e-36;
 
 /// How finely activations are rounded before they multiply quantized weights, or weights in bf16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,38 +37,22 @@ impl ActivationType {
 
 /// A reusable buffer of activations `[tokens, cols]`, converted once for all matrices that multiply them.
 ///
-/// Quantized weights multiply signed bytes with one f32 scale for each 32 values, the finest grouping that any of the
-/// formats has: one form serves them all, and it loses less than the 256-value groups that K-quants could do with.
-/// Weights in bf16 multiply values in bf16, other float weights the values themselves.
+/// Quantized weights multiply signed bytes with one f32 scale for as many values as the weights have a factor for, 32 to
+/// 256: its product is then the last step of each. Weights in bf16 multiply values in bf16, other float weights the values
+/// themselves.
 #[derive(Debug, Default)]
 pub struct Activations {
     kind: ActivationType,
     tokens: usize,
     cols: usize,
-    /// `[tokens, planes, cols / 32]`, or empty.
-    blocks: Vec<Block>,
+    /// The planes of all tokens, or empty: with scales for 1, 2, 4 and 8 blocks.
+    blocks: [Blocks; 4],
     /// `[tokens, cols]`, or empty.
     values: Vec<f32>,
     /// `[tokens, planes, cols / 2]`, the last filled up with a zero, or empty.
     pairs: Vec<[bf16; 2]>,
     /// The input in the order of the matrices' columns, where they have one.
     sorted: Vec<f32>,
-}
-
-/// 32 values as bytes: value = code · scale.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[repr(C, align(16))]
-pub(crate) struct Block {
-    /// In fours, as the dot product takes them; none is -128.
-    pub(crate) codes: [[i8; 4]; BLOCK / 4],
-    /// The largest magnitude over 127.
-    pub(crate) scale: f32,
-    /// `scale · sum`.
-    pub(crate) scaled_sum: f32,
-    /// `-Σ codes`, for products with weight codes that have an offset.
-    pub(crate) negated_sum: i32,
-    /// `-Σ` of codes 16 to 31.
-    pub(crate) negated_high_sum: i32,
 }
 
 impl Activations {
@@ -105,7 +90,7 @@ impl Activations {
         let any = |form: Form| matrices.iter().any(|matrix| Form::of(matrix.weight_type()) == form);
         self.values.clear();
         self.pairs.clear();
-        self.blocks.clear();
+        self.blocks.iter_mut().for_each(Blocks::clear);
         if any(Form::Values) {
             self.values.extend_from_slice(input);
         }
@@ -119,13 +104,10 @@ impl Activations {
                 kernels.call(Round { values, pairs, planes, cols });
             });
         }
-        if any(Form::Blocks) {
-            let per_token = cols / BLOCK;
-            self.blocks.resize(self.tokens * planes * per_token, Block::default());
-            let blocks = self.blocks.chunks_mut(CHUNK_TOKENS * planes * per_token);
-            pool.for_each_of(parts, tokens.zip(blocks), |(values, blocks)| {
-                kernels.call(Quantize { values: values.as_chunks().0, blocks, planes, per_token });
-            });
+        for (run, blocks) in [1, 2, 4, 8].into_iter().zip(&mut self.blocks) {
+            if any(Form::Blocks { run }) {
+                blocks.load(pool, input, cols, planes, run);
+            }
         }
     }
 
@@ -149,11 +131,11 @@ impl Activations {
         self.tokens * self.planes()
     }
 
-    /// The blocks of an input: plane `input % planes` of token `input / planes`.
-    pub(crate) fn blocks(&self, input: usize) -> &[Block] {
-        let per_input = self.cols / BLOCK;
-        assert!(self.blocks.len() == self.inputs() * per_input, "activations were not loaded for quantized weights");
-        &self.blocks[input * per_input..][..per_input]
+    /// All inputs in blocks, `run` of which share a scale.
+    pub(crate) fn blocks(&self, run: usize) -> &Blocks {
+        let blocks = &self.blocks[run.ilog2() as usize];
+        assert!(blocks.inputs() == self.inputs(), "activations were not loaded for these quantized weights");
+        blocks
     }
 
     /// The pairs of an input: plane `input % planes` of token `input / planes`.
@@ -175,7 +157,10 @@ impl Activations {
 enum Form {
     Values,
     Pairs,
-    Blocks,
+    /// Of which `run` share a scale.
+    Blocks {
+        run: usize,
+    },
 }
 
 impl Form {
@@ -183,7 +168,7 @@ impl Form {
         match weight_type {
             WeightType::F32 | WeightType::F16 => Form::Values,
             WeightType::BF16 => Form::Pairs,
-            _ => Form::Blocks,
+            _ => Form::Blocks { run: weight_type.block_elements() / BLOCK },
         }
     }
 }
@@ -214,136 +199,6 @@ impl Kernel for Round<'_> {
                     fine[i] = without_subnormals(nearest_bf16(values[i] - widened(coarse[i])));
                 }
             }
-        }
-    }
-}
-
-/// Some tokens' blocks: a token's planes lie one after the other.
-struct Quantize<'a> {
-    values: &'a [[f32; BLOCK]],
-    blocks: &'a mut [Block],
-    planes: usize,
-    per_token: usize,
-}
-
-impl Kernel for Quantize<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let tokens = self.values.chunks(self.per_token).zip(self.blocks.chunks_mut(self.planes * self.per_token));
-        for (values, blocks) in tokens {
-            let (coarse, fine) = blocks.split_at_mut(self.per_token);
-            for (i, values) in values.iter().enumerate() {
-                let [low, high] = halves(values);
-                let values = [simd.load(low), simd.load(high)];
-                quantize(simd, values, &mut coarse[i]);
-                if let Some(fine) = fine.get_mut(i) {
-                    quantize(simd, rest(simd, values, &coarse[i]), fine);
-                }
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn quantize<S: Simd>(simd: S, [low, high]: [S::F; 2], block: &mut Block) {
-    let zero = simd.splat(0.0);
-    let positive = simd.max(low, high);
-    let negative = simd.max(simd.sub(zero, low), simd.sub(zero, high));
-    let magnitude = simd.largest(simd.max(positive, negative));
-    let inverse = simd.splat(if magnitude > NEGLIGIBLE { 127.0 / magnitude } else { 0.0 });
-    let (low, high) = (simd.round(simd.mul(low, inverse)), simd.round(simd.mul(high, inverse)));
-
-    let mut codes = [[0; LANES]; 2];
-    simd.store_i8(low, &mut codes[0]);
-    simd.store_i8(high, &mut codes[1]);
-    for (four, codes) in block.codes.iter_mut().zip(codes.as_flattened().as_chunks().0) {
-        *four = *codes;
-    }
-    let (low_sum, high_sum) = (simd.sum_i32(low), simd.sum_i32(high));
-    block.negated_sum = -(low_sum + high_sum);
-    block.negated_high_sum = -high_sum;
-    block.scale = magnitude / 127.0;
-    block.scaled_sum = block.scale * (low_sum + high_sum) as f32;
-}
-
-/// What the block's codes leave of the values.
-#[inline(always)]
-fn rest<S: Simd>(simd: S, [low, high]: [S::F; 2], block: &Block) -> [S::F; 2] {
-    let [low_codes, high_codes] = halves(block.codes.as_flattened());
-    let scale = simd.splat(-block.scale);
-    [simd.fma(simd.load_i8(low_codes), scale, low), simd.fma(simd.load_i8(high_codes), scale, high)]
-}
-
-#[inline(always)]
-fn halves<T>(values: &[T]) -> [&[T; LANES]; 2] {
-    match values.as_chunks().0 {
-        [low, high] => [low, high],
-        _ => unreachable!("a block is two vectors"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Kernels;
-    use crate::testing::{Random, packed};
-
-    #[test]
-    fn codes_are_nearest_and_equal_in_every_set() {
-        let mut random = Random::new(3);
-        let mut input = random.values(64 * 7, 5.0);
-        input[..BLOCK].fill(0.0);
-        input[BLOCK] = -1e30;
-        input[2 * BLOCK..3 * BLOCK].fill(1e-38);
-        let mut reference: Option<Vec<Block>> = None;
-        for kernels in Kernels::available() {
-            let pool = Pool::with_kernels(1, kernels).unwrap();
-            let matrix = packed(&pool, WeightType::Q8_0, 16, 64, 1);
-            let mut activations = Activations::new(ActivationType::Int8);
-            activations.load(&pool, &input, &[&matrix]);
-            for (block, values) in activations.blocks.iter().zip(input.chunks(BLOCK)) {
-                let codes = block.codes.as_flattened();
-                for (&code, &value) in codes.iter().zip(values) {
-                    let error = (f64::from(code) * f64::from(block.scale) - f64::from(value)).abs();
-                    assert!(
-                        error <= 1e-36f64.max(0.5001 * f64::from(block.scale)),
-                        "{value} as {code} · {}",
-                        block.scale
-                    );
-                }
-                assert_eq!(-block.negated_sum, codes.iter().map(|&code| i32::from(code)).sum::<i32>());
-                assert_eq!(-block.negated_high_sum, codes[16..].iter().map(|&code| i32::from(code)).sum::<i32>());
-            }
-            let reference = reference.get_or_insert_with(|| activations.blocks.clone());
-            assert_eq!(*reference, activations.blocks, "{}", kernels.name());
-        }
-    }
-
-    #[test]
-    fn two_planes_leave_an_error_below_two_to_the_minus_15_in_every_set() {
-        let mut random = Random::new(4);
-        let input = random.values(64 * 7, 5.0);
-        let mut reference: Option<Vec<Block>> = None;
-        for kernels in Kernels::available() {
-            let pool = Pool::with_kernels(1, kernels).unwrap();
-            let matrix = packed(&pool, WeightType::Q8_0, 16, 64, 1);
-            let mut activations = Activations::new(ActivationType::Int16);
-            activations.load(&pool, &input, &[&matrix]);
-            for (token, values) in input.chunks(64).enumerate() {
-                let (coarse, fine) = (activations.blocks(2 * token), activations.blocks(2 * token + 1));
-                for (i, values) in values.chunks(BLOCK).enumerate() {
-                    let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
-                    for (c, &value) in values.iter().enumerate() {
-                        let of = |block: &Block| f64::from(block.codes.as_flattened()[c]) * f64::from(block.scale);
-                        let error = (of(&coarse[i]) + of(&fine[i]) - f64::from(value)).abs();
-                        assert!(error <= f64::from(largest) / 32768.0, "{value} missed by {error}");
-                    }
-                }
-            }
-            let reference = reference.get_or_insert_with(|| activations.blocks.clone());
-            assert_eq!(*reference, activations.blocks, "{}", kernels.name());
         }
     }
 }

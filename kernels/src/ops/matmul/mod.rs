@@ -5,8 +5,8 @@
 //! input is one plane of one token's activations ([`crate::ActivationType`]). What changes with their number is only how often
 //! a weight is loaded:
 //!
-//! - up to [`FEW_INPUTS`], or [`MANY_INPUTS`] where the instruction set has registers for their sums: each tile is
-//!   unpacked in registers on its way from memory (a product of a matrix and a few vectors, bound by memory at first);
+//! - up to four, or sixteen where the instruction set has registers for their sums ([`Grouping`]): each tile is unpacked
+//!   in registers on its way from memory (a product of a matrix and a few vectors, bound by memory at first);
 //! - above: a stretch of two tiles is unpacked into the first-level cache and multiplied with all of them, a few at a time,
 //!   then the next stretch of columns goes on from their sums.
 
@@ -18,31 +18,12 @@ mod quantized;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::simd::{Kernel, Kernels, Simd};
+use crate::activations::grouping::Grouping;
+use crate::simd::Kernels;
 use crate::weights::Tiles;
 use crate::weights::cell::TILE_ROWS;
 use crate::{Activations, PackedMatrix, Pool};
 use output::Output;
-
-/// The inputs whose sums sixteen registers hold beside a block of a tile, and those whose sums thirty-two hold.
-const FEW_INPUTS: usize = 4;
-const MANY_INPUTS: usize = 16;
-
-/// The most inputs that are multiplied straight from the packed weights.
-fn direct_inputs(kernels: Kernels) -> usize {
-    kernels.call(DirectInputs)
-}
-
-struct DirectInputs;
-
-impl Kernel for DirectInputs {
-    type Output = usize;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, _simd: S) -> usize {
-        if S::MANY_REGISTERS { MANY_INPUTS } else { FEW_INPUTS }
-    }
-}
 
 /// Tiles of a panel.
 pub(super) const PANEL_TILES: usize = 2;
@@ -113,7 +94,8 @@ impl<'a> Region<'a> {
             panels += matrix.rows().div_ceil(PANEL_TILES * TILE_ROWS);
             jobs.push(Job { matrix, out: Output::new(out, tokens, matrix.rows()), panels: first..panels });
         }
-        let parts = (activations.inputs() <= direct_inputs(pool.kernels())).then_some(PARTS_LEFT * pool.threads());
+        let direct = Grouping::of(pool.kernels(), activations.inputs()) == Grouping::Direct;
+        let parts = direct.then_some(PARTS_LEFT * pool.threads());
         Region { kernels: pool.kernels(), activations, jobs, panels, parts, next: AtomicUsize::new(0) }
     }
 

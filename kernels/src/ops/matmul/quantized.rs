@@ -1,17 +1,16 @@
 //! Products with quantized weights: integer dot products of unsigned weight codes with signed activation codes.
 //!
-//! For each block of columns: `sum += (dot · activation scale) · weight scale`, or where its halves have scales of their own
-//! `sum += (low dot · low scale + high dot · high scale) · activation scale`, which is a product less; and for formats with a
-//! minimum `sum += minimum · (activation scale · Σ activation codes)`. The order of these steps is fixed;
-//! the dot products are exact, so theirs does not matter.
+//! Activations share a scale where weights share a factor, over the columns of a cell: `sum += part · activation scale`, where
+//! the part adds, block after block, `dot · weight scale`, of each half where those have scales of their own, then
+//! `minimum · Σ activation codes` for formats that have one. The order of these steps is fixed; the dot products are
+//! exact, so theirs does not matter.
 
-use std::array;
-
+use super::PANEL_TILES;
 use super::output::Columns;
 use super::panel::{self, LINE};
-use super::{FEW_INPUTS, MANY_INPUTS, PANEL_TILES, direct_inputs};
 use crate::Activations;
-use crate::activations::Block;
+use crate::activations::blocks::{Block, Group};
+use crate::activations::grouping::{FEW_INPUTS, Grouping};
 use crate::simd::{Kernel, Kernels, LANES, Simd, longest_run};
 use crate::weights::cell::{BLOCK, QuantizedCell};
 
@@ -22,7 +21,7 @@ pub(super) fn multiply<C: QuantizedCell>(
     activations: &Activations,
     panel: usize,
     next: Option<usize>,
-    out: Columns<'_>,
+    mut out: Columns<'_>,
 ) {
     let per_tile = activations.cols() / C::COLS;
     let cells_of = |panel: usize| {
@@ -30,57 +29,78 @@ pub(super) fn multiply<C: QuantizedCell>(
         &cells[..cells.len().min(PANEL_TILES * per_tile)]
     };
     let (first, second) = cells_of(panel).split_at(per_tile);
-    if activations.inputs() <= direct_inputs(kernels) {
-        multiply_direct(kernels, [first, second], activations, out);
-    } else {
-        let next = next.map_or(&[][..], cells_of);
-        panel::multiply(kernels, [first, second], next, activations, out);
+    let (blocks, planes) = (activations.blocks(C::COLS / BLOCK), activations.planes());
+    match blocks.grouping() {
+        Grouping::Direct => {
+            blocks.groups().for_each(|group| multiply_direct(kernels, [first, second], group, planes, &mut out))
+        }
+        Grouping::Panels => {
+            let next = next.map_or(&[][..], cells_of);
+            panel::multiply(kernels, [first, second], next, blocks, planes, out);
+        }
     }
 }
 
+/// Multiplies two tiles with the inputs of a group.
 fn multiply_direct<C: QuantizedCell>(
     kernels: Kernels,
     tiles: [&[C]; PANEL_TILES],
-    activations: &Activations,
-    mut out: Columns<'_>,
+    group: Group<'_>,
+    planes: usize,
+    out: &mut Columns<'_>,
 ) {
-    let mut done = 0;
-    loop {
-        done += match activations.inputs() - done {
-            0 => break,
-            1 => direct_group::<C, 1>(kernels, tiles, activations, done, &mut out),
-            2 => direct_group::<C, 2>(kernels, tiles, activations, done, &mut out),
-            3 => direct_group::<C, 3>(kernels, tiles, activations, done, &mut out),
-            FEW_INPUTS..8 => direct_group::<C, FEW_INPUTS>(kernels, tiles, activations, done, &mut out),
-            8..MANY_INPUTS => direct_group::<C, 8>(kernels, tiles, activations, done, &mut out),
-            MANY_INPUTS.. => direct_group::<C, MANY_INPUTS>(kernels, tiles, activations, done, &mut out),
-        };
+    match group.size {
+        1 => direct_group::<C, 1>(kernels, tiles, group, planes, out),
+        2 => direct_group::<C, 2>(kernels, tiles, group, planes, out),
+        3 => direct_group::<C, 3>(kernels, tiles, group, planes, out),
+        4 => direct_group::<C, 4>(kernels, tiles, group, planes, out),
+        8 => direct_group::<C, 8>(kernels, tiles, group, planes, out),
+        16 => direct_group::<C, 16>(kernels, tiles, group, planes, out),
+        size => unreachable!("no group has {size} inputs"),
     }
 }
 
-/// Multiplies `INPUTS` inputs from `first` on; returns how many.
 fn direct_group<C: QuantizedCell, const INPUTS: usize>(
     kernels: Kernels,
     tiles: [&[C]; PANEL_TILES],
-    activations: &Activations,
-    first: usize,
+    group: Group<'_>,
+    planes: usize,
     out: &mut Columns<'_>,
-) -> usize {
-    let inputs = array::from_fn(|input| activations.blocks(first + input));
-    let products = tiles.map(|cells| kernels.call(TileProduct::<C, INPUTS> { cells, inputs }));
+) {
+    let products = tiles.map(|cells| kernels.call(TileProduct::<C, INPUTS> { cells, blocks: group.blocks }));
     for input in 0..INPUTS {
-        out.put(activations.planes(), first + input, &[products[0][input], products[1][input]]);
+        out.put(planes, group.first + input, &[products[0][input], products[1][input]]);
     }
-    INPUTS
+}
+
+/// Blocks of some inputs of a group, which have `size` inputs from one block of columns to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Lanes<'a> {
+    pub(super) blocks: &'a [Block],
+    pub(super) size: usize,
+    /// The first of them.
+    pub(super) first: usize,
+}
+
+impl<'a> Lanes<'a> {
+    /// Block `block` of `INPUTS` inputs.
+    #[inline(always)]
+    pub(super) fn at<const INPUTS: usize>(self, block: usize) -> &'a [Block; INPUTS] {
+        match self.blocks[block * self.size + self.first..].first_chunk() {
+            Some(blocks) => blocks,
+            None => unreachable!("a group has whole blocks"),
+        }
+    }
 }
 
 /// How far the direct products ask ahead in the stream of cells.
 const STREAM_AHEAD: usize = 8192;
 
-/// One tile, straight from its cells, with a few inputs.
+/// One tile, straight from its cells, with the inputs of a group.
 struct TileProduct<'a, C, const INPUTS: usize> {
     cells: &'a [C],
-    inputs: [&'a [Block]; INPUTS],
+    /// `[cols / 32][INPUTS]`.
+    blocks: &'a [Block],
 }
 
 impl<C: QuantizedCell, const INPUTS: usize> Kernel for TileProduct<'_, C, INPUTS> {
@@ -88,55 +108,81 @@ impl<C: QuantizedCell, const INPUTS: usize> Kernel for TileProduct<'_, C, INPUTS
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> Self::Output {
-        let fit = S::REGISTERS && (S::MANY_REGISTERS || INPUTS <= FEW_INPUTS);
-        if fit { self.together(simd) } else { self.inputs.map(|input| alone(simd, self.cells, input)) }
+        let lanes = Lanes { blocks: self.blocks, size: INPUTS, first: 0 };
+        if S::REGISTERS && (S::MANY_REGISTERS || INPUTS <= FEW_INPUTS) {
+            return together(simd, self.cells, lanes);
+        }
+        let mut out = [[0.0; LANES]; INPUTS];
+        for (first, out) in out.iter_mut().enumerate() {
+            *out = alone(simd, self.cells, Lanes { first, ..lanes });
+        }
+        out
     }
 }
 
 /// One input's sums, compiled once for any number of inputs.
 #[inline(never)]
-fn alone<S: Simd, C: QuantizedCell>(simd: S, cells: &[C], input: &[Block]) -> [f32; LANES] {
-    let [sums] = TileProduct { cells, inputs: [input] }.together(simd);
+fn alone<S: Simd, C: QuantizedCell>(simd: S, cells: &[C], lanes: Lanes<'_>) -> [f32; LANES] {
+    let [sums] = together(simd, cells, lanes);
     sums
 }
 
-impl<C: QuantizedCell, const INPUTS: usize> TileProduct<'_, C, INPUTS> {
-    /// The sums of all inputs while the cells go by.
-    #[inline(always)]
-    fn together<S: Simd>(self, simd: S) -> [[f32; LANES]; INPUTS] {
-        let per_cell = C::COLS / BLOCK;
-        let mut sums = [simd.splat(0.0); INPUTS];
-        for (i, cell) in self.cells.iter().enumerate() {
-            let ahead = std::ptr::from_ref(cell).cast::<u8>().wrapping_add(STREAM_AHEAD);
-            for block in 0..per_cell {
-                let share = size_of::<C>() / per_cell;
-                simd.prefetch(ahead.wrapping_add(block * share), share.div_ceil(LINE));
-                let codes = cell.codes(simd, block);
-                let scale = cell.scale(simd, block, 0);
-                let second_scale = if C::SCALES == 2 { cell.scale(simd, block, 1) } else { scale };
-                let mut minimums = [scale; 2];
-                for index in 0..C::MINIMUMS {
-                    minimums[index] = cell.minimum(simd, block, index);
-                }
-                for input in 0..INPUTS {
-                    let activation = &self.inputs[input][i * per_cell + block];
-                    let [low, high] = start::<S, C>(simd, activation);
-                    let low = half_dot::<S, C>(simd, low, &codes, activation, 0);
-                    let high = half_dot::<S, C>(simd, high, &codes, activation, 4);
-                    if C::SCALES == 2 {
-                        let part = add_half(simd, first_half(simd, low, scale), high, second_scale);
-                        sums[input] = simd.fma(part, simd.splat(activation.scale), sums[input]);
-                    } else {
-                        sums[input] = accumulate(simd, sums[input], simd.add_i32(low, high), activation, scale);
-                    }
-                    for index in 0..C::MINIMUMS {
-                        let scaled_sum = simd.splat(scaled_sum::<C>(activation, index));
-                        sums[input] = simd.fma(minimums[index], scaled_sum, sums[input]);
-                    }
-                }
-            }
+/// The sums of `INPUTS` inputs while the cells go by.
+#[inline(always)]
+fn together<S: Simd, C: QuantizedCell, const INPUTS: usize>(
+    simd: S,
+    cells: &[C],
+    lanes: Lanes<'_>,
+) -> [[f32; LANES]; INPUTS] {
+    let per_cell = C::COLS / BLOCK;
+    let mut sums = [simd.splat(0.0); INPUTS];
+    for (i, cell) in cells.iter().enumerate() {
+        let ahead = std::ptr::from_ref(cell).cast::<u8>().wrapping_add(STREAM_AHEAD);
+        let mut parts = [simd.splat(0.0); INPUTS];
+        for block in 0..per_cell {
+            let share = size_of::<C>() / per_cell;
+            simd.prefetch(ahead.wrapping_add(block * share), share.div_ceil(LINE));
+            add_block(simd, cell, block, lanes.at(i * per_cell + block), &mut parts);
         }
-        store_all(simd, sums)
+        let activations: &[Block; INPUTS] = lanes.at(i * per_cell);
+        for input in 0..INPUTS {
+            sums[input] = simd.fma(parts[input], simd.splat(activations[input].scale), sums[input]);
+        }
+    }
+    store_all(simd, sums)
+}
+
+/// Adds the products of a cell's block to the parts of its inputs.
+#[inline(always)]
+fn add_block<S: Simd, C: QuantizedCell, const INPUTS: usize>(
+    simd: S,
+    cell: &C,
+    block: usize,
+    activations: &[Block; INPUTS],
+    parts: &mut [S::F; INPUTS],
+) {
+    let codes = cell.codes(simd, block);
+    let scale = cell.scale(simd, block, 0);
+    let second_scale = if C::SCALES == 2 { cell.scale(simd, block, 1) } else { scale };
+    let mut minimums = [scale; 2];
+    for index in 0..C::MINIMUMS {
+        minimums[index] = cell.minimum(simd, block, index);
+    }
+    for input in 0..INPUTS {
+        let activation = &activations[input];
+        let [low, high] = start::<S, C>(simd, activation);
+        let low = half_dot::<S, C>(simd, low, &codes, activation, 0);
+        let high = half_dot::<S, C>(simd, high, &codes, activation, 4);
+        if C::SCALES == 2 {
+            parts[input] = add_dot::<S, C>(simd, parts[input], low, scale);
+            parts[input] = add_dot::<S, C>(simd, parts[input], high, second_scale);
+        } else {
+            parts[input] = add_dot::<S, C>(simd, parts[input], simd.add_i32(low, high), scale);
+        }
+        for index in 0..C::MINIMUMS {
+            let sum = sum_of::<S, C>(simd, activation, index);
+            parts[input] = simd.fma(minimums[index], sum, parts[input]);
+        }
     }
 }
 
@@ -204,30 +250,25 @@ pub(super) fn multiply_codes<S: Simd, C: QuantizedCell>(simd: S, products: S::P,
     }
 }
 
+/// Adds `dot · scale` to a part; that of a single block begins with it.
 #[inline(always)]
-pub(super) fn accumulate<S: Simd>(simd: S, sum: S::F, dot: S::I, activation: &Block, scale: S::F) -> S::F {
-    simd.fma(simd.mul(simd.to_f32(dot), simd.splat(activation.scale)), scale, sum)
+pub(super) fn add_dot<S: Simd, C: QuantizedCell>(simd: S, part: S::F, dot: S::I, scale: S::F) -> S::F {
+    match C::COLS {
+        BLOCK => simd.mul(simd.to_f32(dot), scale),
+        _ => simd.fma(simd.to_f32(dot), scale, part),
+    }
 }
 
-/// What the first half of a block gives before the activation's scale.
+/// What minimum `index` multiplies: the sum of the block's codes, or of a half's where each half has its own.
 #[inline(always)]
-pub(super) fn first_half<S: Simd>(simd: S, dot: S::I, scale: S::F) -> S::F {
-    simd.mul(simd.to_f32(dot), scale)
-}
-
-/// Adds what the second half gives.
-#[inline(always)]
-pub(super) fn add_half<S: Simd>(simd: S, first: S::F, dot: S::I, scale: S::F) -> S::F {
-    simd.fma(simd.to_f32(dot), scale, first)
-}
-
-/// What minimum `index` multiplies: the sum of the block's activations, or of a half's where each half has its own.
-#[inline(always)]
-pub(super) fn scaled_sum<C: QuantizedCell>(activation: &Block, index: usize) -> f32 {
-    match (C::MINIMUMS, index) {
-        (2, 0) => activation.scale * (activation.negated_high_sum - activation.negated_sum) as f32,
-        (2, _) => activation.scale * -activation.negated_high_sum as f32,
-        _ => activation.scaled_sum,
+pub(super) fn sum_of<S: Simd, C: QuantizedCell>(simd: S, activation: &Block, index: usize) -> S::F {
+    if C::MINIMUMS == 1 {
+        return simd.splat(activation.sum);
+    }
+    let high = simd.splat_i32(activation.negated_high_sum);
+    match index {
+        0 => simd.to_f32(simd.sub_i32(high, simd.splat_i32(activation.negated_sum))),
+        _ => simd.to_f32(simd.sub_i32(simd.splat_i32(0), high)),
     }
 }
 

@@ -1,8 +1,9 @@
 use half::bf16;
 
 use super::*;
-use crate::activations::Block;
+use crate::activations::blocks::Block;
 use crate::testing::{Random, bits, file_bytes, file_values, packed, relative_error};
+use crate::weights::cell::BLOCK;
 use crate::{ActivationType, Kernels, WeightType};
 
 const BOTH: [ActivationType; 2] = [ActivationType::Int8, ActivationType::Int16];
@@ -57,7 +58,10 @@ fn seen_by(weight_type: WeightType, activations: &Activations, token: usize) -> 
     let planes: Vec<Vec<f64>> = match weight_type {
         WeightType::F32 | WeightType::F16 => vec![activations.values(token).iter().copied().map(f64::from).collect()],
         WeightType::BF16 => planes.map(|plane| paired(activations.pairs(plane), activations.cols())).collect(),
-        _ => planes.map(|plane| activations.blocks(plane).iter().flat_map(decoded).collect()).collect(),
+        _ => {
+            let run = weight_type.block_elements() / BLOCK;
+            planes.map(|plane| activations.blocks(run).of_input(plane).flat_map(decoded).collect()).collect()
+        }
     };
     (0..activations.cols()).map(|col| planes.iter().map(|plane| plane[col]).sum()).collect()
 }
@@ -149,6 +153,23 @@ fn bits_are_the_same_in_every_set_batch_and_thread_count() {
                     }
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn long_rows_go_on_from_the_sums_of_their_first_columns() {
+    // More columns than are unpacked at a time, and those of several formats' cells no whole number of times.
+    let (rows, cols, tokens) = (33, 9 * 256, 20);
+    for weight_type in WeightType::ALL {
+        for kernels in Kernels::available() {
+            let pool = Pool::with_kernels(2, kernels).unwrap();
+            let matrix = packed(&pool, weight_type, rows, cols, 13);
+            let input = Random::new(6).values(tokens * cols, 1.0);
+            let one_by_one: Vec<f32> =
+                input.chunks(cols).flat_map(|token| product(&pool, ActivationType::Int8, &matrix, token)).collect();
+            let together = product(&pool, ActivationType::Int8, &matrix, &input);
+            assert_eq!(bits(&one_by_one), bits(&together), "{} {weight_type:?}", kernels.name());
         }
     }
 }

@@ -1,0 +1,222 @@
+//! Activations in bytes: what quantized weights multiply.
+
+use std::mem;
+
+use super::grouping::Grouping;
+use crate::Pool;
+use crate::simd::{Kernel, LANES, Simd};
+use crate::weights::cell::BLOCK;
+
+/// Values that one worker converts at a time.
+const PART_VALUES: usize = 16384;
+
+/// The most blocks that share a scale: those of a K-quant's 256 values.
+const LARGEST_RUN: usize = 8;
+
+/// Blocks of smaller values count as zeros: 127 over less than this is not finite.
+const NEGLIGIBLE: f32 = 1e-36;
+
+/// 32 values as bytes: value = code · scale.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C, align(16))]
+pub(crate) struct Block {
+    /// In fours, as the dot product takes them; none is -128.
+    pub(crate) codes: [[i8; 4]; BLOCK / 4],
+    /// The largest magnitude over 127, here and in the blocks that share the scale.
+    pub(crate) scale: f32,
+    /// `Σ codes`.
+    pub(crate) sum: f32,
+    /// `-Σ codes`, for products with weight codes that have an offset.
+    pub(crate) negated_sum: i32,
+    /// `-Σ` of codes 16 to 31.
+    pub(crate) negated_high_sum: i32,
+}
+
+/// Inputs in blocks, in the order in which products read them: group by group, `[cols / 32][inputs of the group]`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Blocks {
+    grouping: Grouping,
+    inputs: usize,
+    /// Blocks of an input.
+    per_input: usize,
+    blocks: Vec<Block>,
+}
+
+/// Inputs that are multiplied together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Group<'a> {
+    /// The first.
+    pub(crate) first: usize,
+    /// How many.
+    pub(crate) size: usize,
+    /// `[cols / 32][size]`.
+    pub(crate) blocks: &'a [Block],
+}
+
+impl Blocks {
+    /// How many there are; none where the weights do not multiply such blocks.
+    pub(crate) fn inputs(&self) -> usize {
+        self.blocks.len().checked_div(self.per_input).unwrap_or_default()
+    }
+
+    pub(crate) fn grouping(&self) -> Grouping {
+        self.grouping
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.blocks.clear();
+    }
+
+    /// Every input is in one group.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = Group<'_>> {
+        self.grouping.groups(self.inputs).map(|group| {
+            let blocks = &self.blocks[group.start * self.per_input..group.end * self.per_input];
+            Group { first: group.start, size: group.len(), blocks }
+        })
+    }
+
+    /// Takes in `values`, whole tokens of `cols`, each as so many planes; `run` blocks share a scale.
+    pub(super) fn load(&mut self, pool: &Pool, values: &[f32], cols: usize, planes: usize, run: usize) {
+        self.inputs = values.len() / cols * planes;
+        self.per_input = cols / BLOCK;
+        self.grouping = Grouping::of(pool.kernels(), self.inputs);
+        self.blocks.resize(self.inputs * self.per_input, Block::default());
+        let (per_input, grouping, inputs) = (self.per_input, self.grouping, self.inputs);
+        let blocks_at_once = |size: usize| (PART_VALUES / BLOCK / size).next_multiple_of(LARGEST_RUN);
+        let count = grouping.groups(inputs).map(|group| per_input.div_ceil(blocks_at_once(group.len()))).sum();
+        let mut left = self.blocks.as_mut_slice();
+        let parts = grouping.groups(inputs).flat_map(move |group| {
+            let (blocks, after) = mem::take(&mut left).split_at_mut(group.len() * per_input);
+            left = after;
+            let tokens = &values[group.start / planes * cols..group.end / planes * cols];
+            let (size, at_once) = (group.len(), blocks_at_once(group.len()));
+            let parts = blocks.chunks_mut(at_once * size).enumerate();
+            parts.map(move |(i, blocks)| Quantize { tokens, cols, blocks, first: i * at_once, planes, run })
+        });
+        pool.for_each_of(count, parts, |part| pool.kernels().call(part));
+    }
+
+    /// The blocks of one input.
+    #[cfg(test)]
+    pub(crate) fn of_input(&self, input: usize) -> impl Iterator<Item = &Block> {
+        let group = self.groups().find(|group| (group.first..group.first + group.size).contains(&input)).unwrap();
+        group.blocks.iter().skip(input - group.first).step_by(group.size)
+    }
+}
+
+/// Some blocks of the inputs of a group.
+struct Quantize<'a> {
+    /// `[tokens, cols]`, whose planes are the group's inputs.
+    tokens: &'a [f32],
+    cols: usize,
+    /// `[blocks][inputs of the group]`, from block `first` of each input on.
+    blocks: &'a mut [Block],
+    first: usize,
+    planes: usize,
+    /// Blocks that share a scale.
+    run: usize,
+}
+
+impl Kernel for Quantize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let size = self.tokens.len() / self.cols * self.planes;
+        for (token, values) in self.tokens.chunks_exact(self.cols).enumerate() {
+            let values = &values.as_chunks().0[self.first..][..self.blocks.len() / size];
+            let runs = values.chunks(self.run).zip(self.blocks.chunks_mut(self.run * size));
+            for (values, blocks) in runs {
+                let mut codes = [Block::default(); LARGEST_RUN];
+                let codes = &mut codes[..values.len()];
+                let input = token * self.planes;
+                quantize(simd, values, codes);
+                scatter(codes, blocks, input, size);
+                if self.planes == 2 {
+                    let mut left = [[0.0; BLOCK]; LARGEST_RUN];
+                    let left = &mut left[..values.len()];
+                    rest(simd, values, codes, left);
+                    quantize(simd, left, codes);
+                    scatter(codes, blocks, input + 1, size);
+                }
+            }
+        }
+    }
+}
+
+/// Writes an input's blocks between those of its group's others.
+#[inline(always)]
+fn scatter(from: &[Block], blocks: &mut [Block], input: usize, size: usize) {
+    for (from, to) in from.iter().zip(blocks.iter_mut().skip(input).step_by(size)) {
+        *to = *from;
+    }
+}
+
+/// Blocks that share a scale.
+#[inline(always)]
+fn quantize<S: Simd>(simd: S, values: &[[f32; BLOCK]], blocks: &mut [Block]) {
+    let magnitude = magnitude(simd, values);
+    let inverse = simd.splat(if magnitude > NEGLIGIBLE { 127.0 / magnitude } else { 0.0 });
+    for (values, block) in values.iter().zip(blocks) {
+        let [low, high] = halves(values);
+        let low = simd.round(simd.mul(simd.load(low), inverse));
+        let high = simd.round(simd.mul(simd.load(high), inverse));
+        let mut codes = [[0; LANES]; 2];
+        simd.store_i8(low, &mut codes[0]);
+        simd.store_i8(high, &mut codes[1]);
+        for (four, codes) in block.codes.iter_mut().zip(codes.as_flattened().as_chunks().0) {
+            *four = *codes;
+        }
+        let (low_sum, high_sum) = (simd.sum_i32(low), simd.sum_i32(high));
+        block.scale = magnitude / 127.0;
+        block.sum = (low_sum + high_sum) as f32;
+        block.negated_sum = -(low_sum + high_sum);
+        block.negated_high_sum = -high_sum;
+    }
+}
+
+/// The largest of all magnitudes.
+#[inline(always)]
+fn magnitude<S: Simd>(simd: S, values: &[[f32; BLOCK]]) -> f32 {
+    let zero = simd.splat(0.0);
+    let mut largest = zero;
+    for values in values {
+        let [low, high] = halves(values);
+        let (low, high) = (simd.load(low), simd.load(high));
+        let positive = simd.max(low, high);
+        let negative = simd.max(simd.sub(zero, low), simd.sub(zero, high));
+        largest = simd.max(largest, simd.max(positive, negative));
+    }
+    simd.largest(largest)
+}
+
+/// What the blocks' codes leave of the values.
+#[inline(always)]
+fn rest<S: Simd>(simd: S, values: &[[f32; BLOCK]], blocks: &[Block], to: &mut [[f32; BLOCK]]) {
+    for ((values, block), to) in values.iter().zip(blocks).zip(to) {
+        let [low_codes, high_codes] = halves(block.codes.as_flattened());
+        let ([low, high], [to_low, to_high]) = (halves(values), halves_mut(to));
+        let scale = simd.splat(-block.scale);
+        simd.store(simd.fma(simd.load_i8(low_codes), scale, simd.load(low)), to_low);
+        simd.store(simd.fma(simd.load_i8(high_codes), scale, simd.load(high)), to_high);
+    }
+}
+
+#[inline(always)]
+fn halves<T>(values: &[T]) -> [&[T; LANES]; 2] {
+    match values.as_chunks().0 {
+        [low, high] => [low, high],
+        _ => unreachable!("a block is two vectors"),
+    }
+}
+
+#[inline(always)]
+fn halves_mut<T>(values: &mut [T]) -> [&mut [T; LANES]; 2] {
+    match values.as_chunks_mut().0 {
+        [low, high] => [low, high],
+        _ => unreachable!("a block is two vectors"),
+    }
+}
+
+#[cfg(test)]
+mod tests;
