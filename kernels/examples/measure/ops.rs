@@ -84,6 +84,9 @@ pub fn vectors(bench: &Bench) {
         bench.measure(&format!("silu_mul × {tokens}"), work(3 * wide), || {
             ops::silu_mul(&bench.pool, &gate, &input.repeat(3)[..wide], &mut up);
         });
+        for weight_type in [WeightType::Q8_0, WeightType::Q4K] {
+            conversion(bench, weight_type, tokens);
+        }
         let (table, positions) = (RopeTable::new(64, 512, 1e4, None, 1.0), (0..tokens as u32).collect::<Vec<_>>());
         for pairing in [RopePairing::Adjacent, RopePairing::HalfSplit] {
             bench.measure(&format!("rope {pairing:?} × {tokens}"), work(2 * hidden), || {
@@ -91,6 +94,20 @@ pub fn vectors(bench: &Bench) {
             });
         }
     }
+}
+
+/// Activations of a 1B Llama made into what these weights multiply.
+fn conversion(bench: &Bench, weight_type: WeightType, tokens: usize) {
+    let (cols, bytes) = (2048, weight_type.row_bytes(2048).map(|bytes| vec![0x11; bytes]));
+    let Some(Ok(matrix)) = bytes.map(|bytes| PackedMatrix::pack(&bench.pool, weight_type, 1, cols, &bytes)) else {
+        return;
+    };
+    let input: Vec<f32> = (0..tokens * cols).map(|i| (i % 17) as f32 - 8.0).collect();
+    let mut activations = Activations::new(ActivationType::Int8);
+    let work = Work { bytes: size_of_val(input.as_slice()), operations: 0 };
+    bench.measure(&format!("activations for {} × {tokens}", weight_type.name()), work, || {
+        activations.load(&bench.pool, &input, &[&matrix]);
+    });
 }
 
 /// Nine heads over three key-value heads of 64; of a 1B Llama 32 over eight, in sixteen layers that no cache holds.
