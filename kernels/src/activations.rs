@@ -6,10 +6,13 @@ pub(crate) mod grouping;
 use half::bf16;
 
 use crate::simd::{Kernel, Simd, nearest_bf16, widened};
-use crate::weights::cell::BLOCK;
+use crate::weights::cell::blocks_per_scale;
 use crate::weights::float::without_subnormals;
 use crate::{PackedMatrix, Pool, WeightType};
 use blocks::Blocks;
+
+/// How many blocks may share a scale: one, and those of a K-quant's 256 values.
+const RUNS: [usize; 2] = [1, 8];
 
 /// Tokens that one worker converts at a time.
 const CHUNK_TOKENS: usize = 8;
@@ -37,16 +40,16 @@ impl ActivationType {
 
 /// A reusable buffer of activations `[tokens, cols]`, converted once for all matrices that multiply them.
 ///
-/// Quantized weights multiply signed bytes with one f32 scale for as many values as the weights have a factor for, 32 to
-/// 256: its product is then the last step of each. Weights in bf16 multiply values in bf16, other float weights the values
+/// Quantized weights multiply signed bytes with one f32 scale for each 32 values, the finest grouping that any of the formats
+/// has; K-quants with one for the 256 that their factors are for, which is then multiplied once for all of them. Weights in bf16 multiply values in bf16, other float weights the values
 /// themselves.
 #[derive(Debug, Default)]
 pub struct Activations {
     kind: ActivationType,
     tokens: usize,
     cols: usize,
-    /// The planes of all tokens, or empty: with scales for 1, 2, 4 and 8 blocks.
-    blocks: [Blocks; 4],
+    /// The planes of all tokens, or empty: for each of [`RUNS`].
+    blocks: [Blocks; RUNS.len()],
     /// `[tokens, cols]`, or empty.
     values: Vec<f32>,
     /// `[tokens, planes, cols / 2]`, the last filled up with a zero, or empty.
@@ -104,7 +107,7 @@ impl Activations {
                 kernels.call(Round { values, pairs, planes, cols });
             });
         }
-        for (run, blocks) in [1, 2, 4, 8].into_iter().zip(&mut self.blocks) {
+        for (run, blocks) in RUNS.into_iter().zip(&mut self.blocks) {
             if any(Form::Blocks { run }) {
                 blocks.load(pool, input, cols, planes, run);
             }
@@ -133,7 +136,7 @@ impl Activations {
 
     /// All inputs in blocks, `run` of which share a scale.
     pub(crate) fn blocks(&self, run: usize) -> &Blocks {
-        let blocks = &self.blocks[run.ilog2() as usize];
+        let blocks = &self.blocks[usize::from(run == RUNS[1])];
         assert!(blocks.inputs() == self.inputs(), "activations were not loaded for these quantized weights");
         blocks
     }
@@ -168,7 +171,7 @@ impl Form {
         match weight_type {
             WeightType::F32 | WeightType::F16 => Form::Values,
             WeightType::BF16 => Form::Pairs,
-            _ => Form::Blocks { run: weight_type.block_elements() / BLOCK },
+            _ => Form::Blocks { run: blocks_per_scale(weight_type.block_elements()) },
         }
     }
 }

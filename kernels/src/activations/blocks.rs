@@ -2,6 +2,7 @@
 
 use std::mem;
 
+use super::RUNS;
 use super::grouping::Grouping;
 use crate::Pool;
 use crate::simd::{Kernel, LANES, Simd};
@@ -10,8 +11,8 @@ use crate::weights::cell::BLOCK;
 /// Values that one worker converts at a time.
 const PART_VALUES: usize = 16384;
 
-/// The most blocks that share a scale: those of a K-quant's 256 values.
-const LARGEST_RUN: usize = 8;
+/// The most blocks that share a scale.
+const LARGEST_RUN: usize = RUNS[1];
 
 /// Blocks of smaller values count as zeros: 127 over less than this is not finite.
 const NEGLIGIBLE: f32 = 1e-36;

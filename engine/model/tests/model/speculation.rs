@@ -184,6 +184,12 @@ impl Prompted {
         }
     }
 
+    /// The log probability of the likeliest token behind the first tokens of `text`: `from` of them, one more, and so on.
+    fn likeliest(&mut self, text: &[u32], from: usize, sampling: &Sampling) -> Vec<f32> {
+        let mut behind = |count: usize| self.step(&text[..count], sampling, DraftTree::default());
+        (from..=text.len()).map(|count| behind(count).scores[0].sampled[0].top[0].logprob).collect()
+    }
+
     /// An answer without guesses.
     fn plain(&mut self, sampling: &Sampling, count: usize) -> Vec<u32> {
         let mut answer = Vec::new();
@@ -260,6 +266,7 @@ fn guesses_that_branch_leave_the_sequence_as_it_would_be() {
         let sampling =
             Sampling { seed, top_k: 20, penalties: Penalties { frequency: 0.2, ..Penalties::NONE }, ..RANDOM };
         let text = prompted.plain(&sampling, 12);
+        let expected = prompted.likeliest(&text, 5, &sampling);
         // The right path lies behind others, so that its keys and values have to be moved.
         let (mut tree, mut parent) = (DraftTree::default(), None);
         for pair in text[..5].windows(2) {
@@ -271,10 +278,11 @@ fn guesses_that_branch_leave_the_sequence_as_it_would_be() {
         let RowOutput::Verified(drawn) = &output.rows[0] else { panic!("{output:?}") };
         assert_eq!(drawn[..], text[..5]);
         assert_eq!(output.scores[0].sampled.len(), 5);
-        let mut answer = drawn.clone();
-        while answer.len() < 12 {
-            answer.extend(prompted.drawn(&answer, &sampling, DraftTree::default()));
-        }
-        assert_eq!(answer, text, "seed {seed}");
+        // Sums of a branch run in another order: a code may be rounded otherwise, which moved these by 0.014. Keys and values
+        // that were not moved do by 0.3 and more.
+        let found = prompted.likeliest(&text, 5, &sampling);
+        let apart = expected.iter().zip(&found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+
+        assert!(apart < 0.05, "seed {seed}: {expected:?} and {found:?}");
     }
 }

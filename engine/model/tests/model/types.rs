@@ -20,11 +20,13 @@ fn logits(file: &GgufBuilder) -> Vec<Vec<f32>> {
     our_logits(&Checkpoint::from_bytes(file.build()).unwrap(), &tokens(), CHUNK)
 }
 
-/// Largest relative error of logits: of bf16 in the KV cache alone, of activations in bf16 too, or of those in int8.
+/// Largest relative error of logits: of bf16 in the KV cache alone, of activations in bf16 too, or of those in int8, with a
+/// scale for each 32 values or for a K-quant's 256, whose largest is about 1.35 times as large where values are normal.
 fn bound(kind: WeightType) -> f64 {
     match kind {
         WeightType::F32 | WeightType::F16 => EXACT,
         WeightType::BF16 => 0.012,
+        _ if kind.block_elements() == 256 => 0.047,
         _ => 0.035,
     }
 }

@@ -3,8 +3,7 @@ use crate::testing::{Random, packed};
 use crate::{ActivationType, Activations, Kernels, WeightType};
 
 /// One of each number of blocks that share a scale.
-const RUNS: [(WeightType, usize); 4] =
-    [(WeightType::Q8_0, 1), (WeightType::I4G64, 2), (WeightType::I8G128, 4), (WeightType::Q4K, 8)];
+const TYPES: [(WeightType, usize); 2] = [(WeightType::I8G128, 1), (WeightType::Q4K, 8)];
 
 /// Inputs of 512 values in blocks for weights of this type: every set gives the same.
 fn converted(kind: ActivationType, (weight_type, run): (WeightType, usize), values: &[f32]) -> Vec<Vec<Block>> {
@@ -36,7 +35,7 @@ fn codes_are_nearest_with_one_scale_for_a_run_in_every_set() {
     values[..256].fill(0.0);
     values[256] = -1e30;
     values[512..768].fill(1e-38);
-    for of_type in RUNS {
+    for of_type in TYPES {
         let blocks = converted(ActivationType::Int8, of_type, &values).concat();
         for (blocks, values) in blocks.chunks(of_type.1).zip(values.chunks(of_type.1 * BLOCK)) {
             let half_step = largest(values) / 254.0;
@@ -63,7 +62,7 @@ fn blocks_hold_the_sums_of_their_codes() {
 #[test]
 fn two_planes_leave_an_error_below_two_to_the_minus_15_in_every_set() {
     let values = Random::new(4).values(512 * 19, 5.0);
-    for of_type in RUNS {
+    for of_type in TYPES {
         let inputs = converted(ActivationType::Int16, of_type, &values);
         for (planes, values) in inputs.chunks(2).zip(values.chunks(512)) {
             let [coarse, fine] = [0, 1].map(|plane: usize| planes[plane].iter().flat_map(decoded));

@@ -221,7 +221,7 @@ fn one_by_one<S: Simd, C: QuantizedCell>(
     }
 }
 
-/// `TILES · INPUTS` sums, from tile `first_tile` on: a cell's parts stay in registers while its blocks go by.
+/// `TILES · INPUTS` sums, from tile `first_tile` on: a run's parts stay in registers while its blocks go by.
 #[inline(always)]
 fn register_tile<S: Simd, C: QuantizedCell, const TILES: usize, const INPUTS: usize>(
     simd: S,
@@ -231,23 +231,22 @@ fn register_tile<S: Simd, C: QuantizedCell, const TILES: usize, const INPUTS: us
     ahead: Option<*const u8>,
     to: &mut [Sums; INPUTS],
 ) {
-    let per_cell = C::COLS / BLOCK;
     let mut sums = [[simd.splat(0.0); INPUTS]; TILES];
     for tile in 0..TILES {
         for input in 0..INPUTS {
             sums[tile][input] = simd.load(&to[input][first_tile + tile]);
         }
     }
-    for (i, cell) in panel.chunks_exact(per_cell).enumerate() {
+    for (i, run) in panel.chunks_exact(C::RUN).enumerate() {
         let mut parts = [[simd.splat(0.0); INPUTS]; TILES];
-        for (block, weights) in cell.iter().enumerate() {
-            let block = i * per_cell + block;
+        for (block, weights) in run.iter().enumerate() {
+            let block = i * C::RUN + block;
             if let Some(ahead) = ahead {
                 simd.prefetch(ahead.wrapping_add(block * LINES_AHEAD * LINE), LINES_AHEAD);
             }
             add_block::<S, C, TILES, INPUTS>(simd, weights, first_tile, lanes.at(block), &mut parts);
         }
-        let activations: &[Block; INPUTS] = lanes.at(i * per_cell);
+        let activations: &[Block; INPUTS] = lanes.at(i * C::RUN);
         for input in 0..INPUTS {
             let scale = simd.splat(activations[input].scale);
             for tile in 0..TILES {
@@ -262,7 +261,7 @@ fn register_tile<S: Simd, C: QuantizedCell, const TILES: usize, const INPUTS: us
     }
 }
 
-/// Adds a block's products to the parts of its cell.
+/// Adds a block's products to the parts of its run.
 #[inline(always)]
 fn add_block<S: Simd, C: QuantizedCell, const TILES: usize, const INPUTS: usize>(
     simd: S,

@@ -1,7 +1,7 @@
 //! Products with quantized weights: integer dot products of unsigned weight codes with signed activation codes.
 //!
-//! Activations share a scale where weights share a factor, over the columns of a cell: `sum += part · activation scale`, where
-//! the part adds, block after block, `dot · weight scale`, of each half where those have scales of their own, then
+//! For each run of blocks whose activations share a scale `sum += part · activation scale`, where the part adds, block after
+//! block, `dot · weight scale`, of each half where those have scales of their own, then
 //! `minimum · Σ activation codes` for formats that have one. The order of these steps is fixed; the dot products are
 //! exact, so theirs does not matter.
 
@@ -29,7 +29,7 @@ pub(super) fn multiply<C: QuantizedCell>(
         &cells[..cells.len().min(PANEL_TILES * per_tile)]
     };
     let (first, second) = cells_of(panel).split_at(per_tile);
-    let (blocks, planes) = (activations.blocks(C::COLS / BLOCK), activations.planes());
+    let (blocks, planes) = (activations.blocks(C::RUN), activations.planes());
     match blocks.grouping() {
         Grouping::Direct => {
             blocks.groups().for_each(|group| multiply_direct(kernels, [first, second], group, planes, &mut out))
@@ -138,21 +138,23 @@ fn together<S: Simd, C: QuantizedCell, const INPUTS: usize>(
     let mut sums = [simd.splat(0.0); INPUTS];
     for (i, cell) in cells.iter().enumerate() {
         let ahead = std::ptr::from_ref(cell).cast::<u8>().wrapping_add(STREAM_AHEAD);
-        let mut parts = [simd.splat(0.0); INPUTS];
-        for block in 0..per_cell {
-            let share = size_of::<C>() / per_cell;
-            simd.prefetch(ahead.wrapping_add(block * share), share.div_ceil(LINE));
-            add_block(simd, cell, block, lanes.at(i * per_cell + block), &mut parts);
-        }
-        let activations: &[Block; INPUTS] = lanes.at(i * per_cell);
-        for input in 0..INPUTS {
-            sums[input] = simd.fma(parts[input], simd.splat(activations[input].scale), sums[input]);
+        for run in (0..per_cell).step_by(C::RUN) {
+            let mut parts = [simd.splat(0.0); INPUTS];
+            for block in run..run + C::RUN {
+                let share = size_of::<C>() / per_cell;
+                simd.prefetch(ahead.wrapping_add(block * share), share.div_ceil(LINE));
+                add_block(simd, cell, block, lanes.at(i * per_cell + block), &mut parts);
+            }
+            let activations: &[Block; INPUTS] = lanes.at(i * per_cell + run);
+            for input in 0..INPUTS {
+                sums[input] = simd.fma(parts[input], simd.splat(activations[input].scale), sums[input]);
+            }
         }
     }
     store_all(simd, sums)
 }
 
-/// Adds the products of a cell's block to the parts of its inputs.
+/// Adds the products of a cell's block to the parts of its run.
 #[inline(always)]
 fn add_block<S: Simd, C: QuantizedCell, const INPUTS: usize>(
     simd: S,
@@ -250,11 +252,11 @@ pub(super) fn multiply_codes<S: Simd, C: QuantizedCell>(simd: S, products: S::P,
     }
 }
 
-/// Adds `dot · scale` to a part; that of a single block begins with it.
+/// Adds `dot · scale` to a part; that of a run of one begins with it.
 #[inline(always)]
 pub(super) fn add_dot<S: Simd, C: QuantizedCell>(simd: S, part: S::F, dot: S::I, scale: S::F) -> S::F {
-    match C::COLS {
-        BLOCK => simd.mul(simd.to_f32(dot), scale),
+    match C::RUN {
+        1 => simd.mul(simd.to_f32(dot), scale),
         _ => simd.fma(simd.to_f32(dot), scale, part),
     }
 }
