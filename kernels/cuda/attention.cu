@@ -364,8 +364,8 @@ KERNEL(attention_merge, THREADS)(const float* partial, const float* partial_log,
   }
 }
 
-// 64 rows of a sequence's tokens in this step. Grid: (tiles, kv_heads); tile i has rows from `tile_firsts[i]` of
-// sequence `tile_sequences[i]`.
+// 64 rows of a sequence's tokens in this step. Grid: (two for each tile, kv_heads); tile i has 128 rows from `tile_firsts[i]` of
+// sequence `tile_sequences[i]`, or as many as there are.
 template <int DIM, Code CODE>
 DEVICE void prefill(const bf16* query, const Pages& pages, const u32* tables, const u32* tile_sequences,
                     const u32* tile_firsts, const u32* first_tokens, const u32* token_counts,
@@ -374,9 +374,11 @@ DEVICE void prefill(const bf16* query, const Pages& pages, const u32* tables, co
   constexpr int KEYS = DIM > 128 ? 16 : PAGE;
   wait_for_previous();
   let_next_start();
-  const u32 sequence = tile_sequences[block_x()], first_row = tile_firsts[block_x()], head = block_y();
+  const u32 tile = block_x() / 2, sequence = tile_sequences[tile], head = block_y();
+  const u32 first_row = tile_firsts[tile] + block_x() % 2 * WARPS * ROWS;
   const u32 group = shape.heads / shape.kv_heads, lane = lane_index();
   const u32 rows_end = token_counts[sequence] * group, position = first_positions[sequence];
+  if (first_row >= rows_end) return;
   const u64 first_token = first_tokens[sequence];
   const auto place = [&](u32 row) {
     return ((first_token + row / group) * shape.heads + head * group + row % group) * shape.dim;

@@ -70,9 +70,8 @@ DEVICE void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "mem
 #define EIGHT_SUMS(i) \
   "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3]), "+f"(sum[i + 4]), "+f"(sum[i + 5]), \
   "+f"(sum[i + 6]), "+f"(sum[i + 7])
-#define ALL_SUMS \
-  EIGHT_SUMS(0), EIGHT_SUMS(8), EIGHT_SUMS(16), EIGHT_SUMS(24), EIGHT_SUMS(32), EIGHT_SUMS(40), EIGHT_SUMS(48), \
-  EIGHT_SUMS(56)
+#define HALF_OF_SUMS EIGHT_SUMS(0), EIGHT_SUMS(8), EIGHT_SUMS(16), EIGHT_SUMS(24)
+#define ALL_SUMS HALF_OF_SUMS, EIGHT_SUMS(32), EIGHT_SUMS(40), EIGHT_SUMS(48), EIGHT_SUMS(56)
 
 // Starts sum = a · bᵀ of a warpgroup, or sum += a · bᵀ where it `adds`: a is 64 x 16, b is 128 x 16, sum is 64 x 128 (PTX ISA, wgmma.m64n128k16). Operands are
 // where their descriptors say (`operand_at`). With g = lane / 4, t = lane % 4, warp w of the four has rows 16w .. 16w + 16:
@@ -92,6 +91,43 @@ DEVICE void multiply_tiles(float (&sum)[64], u64 a, u64 b, bool adds) {
       : ALL_SUMS : "l"(a), "l"(b), "r"(static_cast<u32>(adds)) : "memory");
 }
 
+// The same where the threads hold a: of the 64 rows each warp has sixteen, its registers are those of multiply_bf16's a. They
+// must be as they are until the product is waited for. With TRANSPOSED b's columns, which are the sum's, lie along the rows of
+// its tile. There are sums of 64 x 128, and of 64 x 64.
+template <bool TRANSPOSED>
+DEVICE void multiply_rows(float (&sum)[64], const u32 (&a)[4], u64 b, bool adds) {
+  asm volatile(
+      "{\n"
+      ".reg .pred adds;\n"
+      "setp.ne.u32 adds, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "{%64, %65, %66, %67}, %68, adds, 1, 1, %70;\n"
+      "}"
+      : ALL_SUMS
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(adds)), "n"(int{TRANSPOSED})
+      : "memory");
+}
+
+template <bool TRANSPOSED>
+DEVICE void multiply_rows(float (&sum)[32], const u32 (&a)[4], u64 b, bool adds) {
+  asm volatile(
+      "{\n"
+      ".reg .pred adds;\n"
+      "setp.ne.u32 adds, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, adds, 1, 1, %38;\n"
+      "}"
+      : HALF_OF_SUMS
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(adds)), "n"(int{TRANSPOSED})
+      : "memory");
+}
+
 // Closes the group of products that this warpgroup started since the last one.
 DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
@@ -101,10 +137,30 @@ DEVICE void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(PENDING) : "memory");
 }
 
-// Waits for all: the sums may be read.
+// The same where these sums are of the finished ones: they may be read.
+template <int PENDING = 0>
 DEVICE void settle_products(float (&sum)[64]) {
-  asm volatile("wgmma.wait_group.sync.aligned 0;" : ALL_SUMS :: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %64;" : ALL_SUMS : "n"(PENDING) : "memory");
 }
+template <int PENDING = 0>
+DEVICE void settle_products(float (&sum)[32]) {
+  asm volatile("wgmma.wait_group.sync.aligned %32;" : HALF_OF_SUMS : "n"(PENDING) : "memory");
+}
+
+// All of a warpgroup's threads have so many registers from here on: fewer than before, or more when others have given enough.
+template <int COUNT>
+DEVICE void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(COUNT));
+}
+template <int COUNT>
+DEVICE void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(COUNT));
+}
+
+// Writes a part of an operand that is no copy's. Products see what this thread wrote so behind show_operands(), in threads that
+// know of it by a barrier.
+DEVICE void write_operand(void* shared, const Quad& quad) { *static_cast<Quad*>(shared) = quad; }
+DEVICE void show_operands() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 #endif  // CPU_SHIM
 
@@ -112,18 +168,27 @@ DEVICE void settle_products(float (&sum)[64]) {
 constexpr u32 TILE_ROW_BYTES = 128;
 constexpr u32 TILE_ALIGNMENT = 8 * TILE_ROW_BYTES;
 
-// Where wgmma finds an operand (PTX ISA, matrix descriptor of wgmma): rows of TILE_ROW_BYTES as copies leave them, of which it
-// reads the 32 bytes from `shared` on. In units of 16 bytes: the start at bit 0, at 16 a distance that this layout has no use
-// for, at 32 that from eight rows to the next eight; at 62 the swizzle, of which 1 is 128 bytes.
-DEVICE u64 operand_at(const void* shared) {
+// Where wgmma finds an operand in tiles as copies leave them (PTX ISA, matrix descriptor of wgmma). What is summed over lies
+// along their rows of TILE_ROW_BYTES: it reads 32 bytes of each from `shared` on. Or, TRANSPOSED, it lies across them: it reads
+// sixteen whole rows from there on, and those of the tiles that follow `apart` bytes from each other. In units of 16 bytes: the
+// start at bit 0, at 16 that distance, which others have no use for, at 32 that from eight rows to the next eight; at 62 the
+// swizzle, of which 1 is 128 bytes.
+DEVICE u64 operand_at(const void* shared, u32 apart = 16) {
   const u64 start = (shared_address(shared) & 0x3ffffu) / 16, eight_rows = TILE_ALIGNMENT / 16;
-  return start | u64{1} << 16 | eight_rows << 32 | u64{1} << 62;
+  return start | u64{apart / 16} << 16 | eight_rows << 32 | u64{1} << 62;
 }
 
 // The operand of the COLS columns of 16 bits further on in the same rows.
 template <int COLS>
 DEVICE u64 operand_after(u64 operand) {
   return operand + 2 * COLS / 16;
+}
+
+// The operand of the ROWS rows further on.
+template <int ROWS>
+DEVICE u64 operand_below(u64 operand) {
+  static_assert(ROWS % 8 == 0, "the swizzle repeats after eight rows");
+  return operand + ROWS * TILE_ROW_BYTES / 16;
 }
 
 // The first place in dynamic shared memory where a tile may begin, at most TILE_ALIGNMENT - 128 bytes from its start.

@@ -11,7 +11,8 @@ namespace {
 
 constexpr u32 GROUP_THREADS = 128;  // of a warpgroup
 constexpr u32 GROUP_WARPS = GROUP_THREADS / LANES;
-constexpr u32 PRODUCT_ROWS = 64, PRODUCT_COLS = 128, PRODUCT_DEPTH = 16, SUMS = 64;
+constexpr u32 PRODUCT_ROWS = 64, MOST_COLS = 128, PRODUCT_DEPTH = 16, MOST_SUMS = MOST_COLS / 2;
+constexpr u32 ROW_REGISTERS = 4;  // of a left operand that threads hold
 
 // What kernels/shim/src/kernels.rs writes into a TensorMap.
 struct Matrix {
@@ -34,21 +35,37 @@ struct State {  // of a barrier
   std::vector<u32> waiting;
 };
 
+struct RowRegisters {
+  u32 value[ROW_REGISTERS];
+};
+
 struct Product {
-  u64 a, b, group;
-  std::vector<u16> operands;  // as they were when it started
+  Operands operands;
+  u64 group;
+  std::vector<u16> shared;               // what it read there, as it was when it started
+  const u32* registers[GROUP_THREADS];   // and what threads held
+  RowRegisters held[GROUP_THREADS];
 };
 
 struct Sums {  // of one thread, while products add to them
   float* registers;
+  u32 count;
   u64 group;  // of the last product
-  float value[SUMS];
+  float value[MOST_SUMS];
+};
+
+struct Use {  // of registers as a left operand: what they held, and the fence behind which they did
+  RowRegisters held;
+  u64 fence;
 };
 
 struct Thread {
   u64 group;  // of products, the open one
   bool fenced;
+  u64 fences;
   std::vector<Sums> sums;
+  std::map<const u32*, Use> uses;
+  std::vector<std::pair<void*, Quad>> unshown;  // parts of operands
 };
 
 // Threads that meet.
@@ -65,9 +82,10 @@ struct WarpPart {
 
 struct Warpgroup {
   Meeting meeting;
-  u64 a, b;
+  Operands operands;
   bool adds;
   float* registers[GROUP_THREADS];
+  const u32* rows[GROUP_THREADS];
 };
 
 struct Block {
@@ -137,19 +155,28 @@ void meet(Meeting& meeting, u32 count, int site, All all) {
   suspend(site);
 }
 
-// The 16-bit values of an operand, `rows` of PRODUCT_DEPTH, as a descriptor says where they are (PTX ISA, matrix descriptor).
-void read_operand(u64 descriptor, u32 rows, std::vector<u16>& values) {
+// The address of a value of an operand whose rows are what is multiplied, and its columns what is summed over, as a descriptor
+// says (PTX ISA, matrix descriptor, strides).
+u32 address_in(u64 descriptor, bool transposed, u32 row, u32 col) {
   const u32 start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
   const u32 stride = (descriptor >> 32 & 0x3fff) << 4, mode = descriptor >> 62;
+  const u32 row_bytes = mode ? 256u >> mode : 16;  // without a swizzle, blocks of eight rows of 16 bytes each
+  if (transposed) {
+    if (!mode) fail("multiplies a transposed operand without a swizzle, which the shim does not know");
+    const u32 across = row_bytes / 2;
+    return swizzled(start + row / across * leading + 2 * (row % across) + col / 8 * stride + col % 8 * row_bytes, row_bytes);
+  }
+  const u32 eight_rows = start + row / 8 * stride + row % 8 * row_bytes;
+  return mode ? swizzled(eight_rows + 2 * col, row_bytes) : eight_rows + col / 8 * leading + 2 * (col % 8);
+}
+
+// The 16-bit values of an operand, `rows` of PRODUCT_DEPTH.
+void read_operand(u64 descriptor, bool transposed, u32 rows, std::vector<u16>& values) {
   if (descriptor >> 49 & 7) fail("multiplies an operand with a base offset, which the shim does not know");
   const SharedWindow window = shared_window();
   for (u32 row = 0; row < rows; ++row) {
     for (u32 col = 0; col < PRODUCT_DEPTH; ++col) {
-      const u32 eight_rows = start + row / 8 * stride;
-      const u32 row_bytes = mode ? 256u >> mode : 16;  // without a swizzle, blocks of eight rows of 16 bytes each
-      const u32 plain = mode ? eight_rows + row % 8 * row_bytes + 2 * col
-                             : eight_rows + row % 8 * row_bytes + col / 8 * leading + 2 * (col % 8);
-      const u8* from = window.base + (mode ? swizzled(plain, row_bytes) : plain);
+      const u8* from = window.base + address_in(descriptor, transposed, row, col);
       if (from < window.begin || from + 2 > window.end) fail("multiplies what is outside of its shared memory");
       u16 value;
       memcpy(&value, from, 2);
@@ -158,56 +185,105 @@ void read_operand(u64 descriptor, u32 rows, std::vector<u16>& values) {
   }
 }
 
-std::vector<u16> operands_of(u64 a, u64 b) {
+// What a product reads from shared memory: the right operand, and the left one where threads do not hold it.
+std::vector<u16> shared_of(const Operands& operands) {
   std::vector<u16> values;
-  values.reserve((PRODUCT_ROWS + PRODUCT_COLS) * PRODUCT_DEPTH);
-  read_operand(a, PRODUCT_ROWS, values);
-  read_operand(b, PRODUCT_COLS, values);
+  values.reserve((PRODUCT_ROWS + MOST_COLS) * PRODUCT_DEPTH);
+  read_operand(operands.b, operands.transposed, operands.cols, values);
+  if (!operands.rows) read_operand(operands.a, false, PRODUCT_ROWS, values);
   return values;
 }
 
+// A left operand that threads hold: registers 0 .. 4 of lane 4g + t are (row, columns) (g, 2t..), (g + 8, 2t..), (g, 2t + 8..),
+// (g + 8, 2t + 8..) of their warp's sixteen rows (PTX ISA, wgmma.mma_async.m64nNk16, matrix A in registers).
+void spread_rows(const Product& product, float* a) {
+  for (u32 i = 0; i < GROUP_THREADS * ROW_REGISTERS; ++i) {
+    const u32 thread = i / ROW_REGISTERS, place = i % ROW_REGISTERS, lane = thread % LANES;
+    const u32 row = 16 * (thread / LANES) + lane / 4 + 8 * (place % 2), col = 2 * (lane % 4) + 8 * (place / 2);
+    const u32 pair = product.held[thread].value[place];
+    a[row * PRODUCT_DEPTH + col] = low_float(pair);
+    a[row * PRODUCT_DEPTH + col + 1] = high_float(pair);
+  }
+}
+
 // Sums that products add to already, or those that this thread's registers hold now.
-Sums& pending_sums(u32 thread, float* registers) {
+Sums& pending_sums(u32 thread, float* registers, u32 count) {
   Thread& own = block.threads[thread];
   for (Sums& sums : own.sums) {
     if (sums.registers == registers) return sums;
   }
   if (!own.fenced) fail("multiplies into registers without a fence behind what it did to them");
-  own.sums.push_back({registers, 0, {}});
-  memcpy(own.sums.back().value, registers, sizeof own.sums.back().value);
+  own.sums.push_back({registers, count, 0, {}});
+  memcpy(own.sums.back().value, registers, count * sizeof *registers);
   return own.sums.back();
+}
+
+// Notes what a thread's registers hold that products read: what has changed since others read it was fenced since.
+void use_rows(const u32* rows) {
+  Thread& own = block.threads[now.thread];
+  const auto found = own.uses.find(rows);
+  const bool same = found != own.uses.end() && !memcmp(&found->second.held, rows, sizeof(RowRegisters));
+  const u64 last = found == own.uses.end() ? 0 : found->second.fence;
+  if (!same && own.fences == last) fail("multiplies registers without a fence behind what it did to them");
+  Use& use = own.uses[rows];
+  memcpy(&use.held, rows, sizeof use.held);
+  use.fence = own.fences;
+}
+
+// The product that a warpgroup starts.
+std::shared_ptr<Product> started(const Warpgroup& group) {
+  const auto product = std::make_shared<Product>();
+  product->operands = group.operands;
+  product->group = block.threads[now.thread].group;
+  product->shared = shared_of(group.operands);
+  for (u32 i = 0; group.operands.rows && i < GROUP_THREADS; ++i) {
+    product->registers[i] = group.rows[i];
+    memcpy(&product->held[i], group.rows[i], sizeof product->held[i]);
+  }
+  return product;
 }
 
 // All of a warpgroup's product: its sums wait with each thread.
 void multiply_group(const Warpgroup& group) {
   const u32 first = group.meeting.threads[0] / GROUP_THREADS * GROUP_THREADS;
-  const auto product = std::make_shared<Product>(
-      Product{group.a, group.b, block.threads[now.thread].group, operands_of(group.a, group.b)});
+  const auto product = started(group);
   std::vector<float> values;
-  for (u16 bits : product->operands) values.push_back(to_float(bf16{bits}));
-  const float *a = values.data(), *b = a + PRODUCT_ROWS * PRODUCT_DEPTH;
+  for (u16 bits : product->shared) values.push_back(to_float(bf16{bits}));
+  values.resize((group.operands.cols + PRODUCT_ROWS) * PRODUCT_DEPTH);
+  float *b = values.data(), *a = b + group.operands.cols * PRODUCT_DEPTH;
+  if (group.operands.rows) spread_rows(*product, a);
+  const u32 count = group.operands.cols / 2;
   for (u32 i = 0; i < GROUP_THREADS; ++i) {
     const u32 warp = i / LANES, lane = i % LANES;
-    Sums& sums = pending_sums(first + i, group.registers[i]);
+    Sums& sums = pending_sums(first + i, group.registers[i], count);
     if (!group.adds) memset(sums.value, 0, sizeof sums.value);
-    for (u32 s = 0; s < SUMS; ++s) {
+    for (u32 s = 0; s < count; ++s) {
       const u32 row = 16 * warp + lane / 4 + 8 * (s / 2 % 2), col = 8 * (s / 4) + 2 * (lane % 4) + s % 2;
       double dot = 0;
       for (u32 k = 0; k < PRODUCT_DEPTH; ++k) dot += double(a[row * PRODUCT_DEPTH + k]) * b[col * PRODUCT_DEPTH + k];
       sums.value[s] = static_cast<float>(sums.value[s] + dot);
     }
     sums.group = product->group;
-    memset(sums.registers, 0xff, sizeof sums.value);
+    memset(sums.registers, 0xff, count * sizeof *sums.registers);
   }
   for (u32 warp = 0; warp < GROUP_WARPS; ++warp) block.warps[first / LANES + warp].products.push_back(product);
+}
+
+// Fails where a product reads something else now than when it started.
+void check_unchanged(const Product& product, const WarpPart& warp) {
+  if (shared_of(product.operands) != product.shared) fail("lets shared memory change while a product reads it");
+  for (u32 lane = 0; product.operands.rows && lane < LANES; ++lane) {
+    const u32 thread = warp.meeting.threads[lane] % GROUP_THREADS;
+    if (memcmp(product.registers[thread], &product.held[thread], sizeof(RowRegisters))) {
+      fail("changes registers while a product reads them");
+    }
+  }
 }
 
 // Ends a warp's products of the groups before `end`.
 void finish_products(WarpPart& warp, u64 end) {
   for (const auto& product : warp.products) {
-    if (product->group < end && operands_of(product->a, product->b) != product->operands) {
-      fail("lets shared memory change while a product reads it");
-    }
+    if (product->group < end) check_unchanged(*product, warp);
   }
   auto& products = warp.products;
   while (!products.empty() && products.front()->group < end) products.erase(products.begin());
@@ -215,7 +291,7 @@ void finish_products(WarpPart& warp, u64 end) {
     Thread& own = block.threads[warp.meeting.threads[lane]];
     for (size_t i = own.sums.size(); i-- > 0;) {
       if (own.sums[i].group >= end) continue;
-      memcpy(own.sums[i].registers, own.sums[i].value, sizeof own.sums[i].value);
+      memcpy(own.sums[i].registers, own.sums[i].value, own.sums[i].count * sizeof(float));
       own.sums.erase(own.sums.begin() + i);
       own.fenced = false;
     }
@@ -233,6 +309,7 @@ void begin_hopper_block(u32 threads) {
 
 void end_hopper_thread(bool last) {
   if (!block.threads[now.thread].sums.empty()) fail("ended with products that it did not wait for");
+  if (!block.threads[now.thread].unshown.empty()) fail("ended with parts of operands that it did not show");
   if (!last) return;
   for (const auto& entry : block.barriers) {
     if (!entry.second.copies.empty()) fail("ended the block with copies that nobody waited for");
@@ -288,14 +365,25 @@ void copy_tile(void* shared, const TensorMap& map, u32 col, u32 row, Barrier* ba
   progress(state);
 }
 
-void fence_products() { block.threads[now.thread].fenced = true; }
+void fence_products() {
+  Thread& own = block.threads[now.thread];
+  own.fenced = true;
+  ++own.fences;
+}
 
-void multiply_tiles(float (&sum)[64], u64 a, u64 b, bool adds, int site) {
+bool alike(const Operands& one, const Operands& other) {
+  return one.a == other.a && one.b == other.b && one.cols == other.cols && one.transposed == other.transposed &&
+         !one.rows == !other.rows;
+}
+
+void multiply(float* sum, const Operands& operands, bool adds, int site) {
   if (now.thread / GROUP_THREADS >= block.groups.size()) fail("multiplies without a whole warpgroup");
   Warpgroup& group = block.groups[now.thread / GROUP_THREADS];
-  if (group.meeting.arrived == 0) group.a = a, group.b = b, group.adds = adds;
-  if (group.a != a || group.b != b || group.adds != adds) fail("multiplies other operands than its warpgroup");
+  if (group.meeting.arrived == 0) group.operands = operands, group.adds = adds;
+  if (!alike(group.operands, operands) || group.adds != adds) fail("multiplies other operands than its warpgroup");
+  if (operands.rows) use_rows(operands.rows);
   group.registers[now.thread % GROUP_THREADS] = sum;
+  group.rows[now.thread % GROUP_THREADS] = operands.rows;
   meet(group.meeting, GROUP_THREADS, site, [&] { multiply_group(group); });
 }
 
@@ -305,6 +393,17 @@ void wait_products(u32 pending, int site) {
   WarpPart& warp = block.warps[now.thread / LANES];
   const u64 committed = block.threads[now.thread].group;
   meet(warp.meeting, LANES, site, [&] { finish_products(warp, committed > pending ? committed - pending : 0); });
+}
+
+void write_operand(void* shared, const Quad& quad) {
+  if (shared_address(shared) % sizeof quad) fail("writes 16 bytes to an address that is no multiple of 16");
+  block.threads[now.thread].unshown.emplace_back(shared, quad);
+}
+
+void show_operands() {
+  auto& unshown = block.threads[now.thread].unshown;
+  for (const auto& [to, quad] : unshown) memcpy(to, &quad, sizeof quad);
+  unshown.clear();
 }
 
 }  // namespace shim

@@ -2,7 +2,8 @@
 //
 // A tile copy poisons what it will write when it starts, and writes, swizzled by the address as the ISA says, when somebody
 // waits for its barrier. A product reads both operands through their descriptors when it starts, and again when it is waited
-// for: what changed meanwhile is an error. Until then its sums are NaNs.
+// for: what changed meanwhile is an error, in registers too. Until then its sums are NaNs. What threads write for products is not
+// there before they show it.
 #pragma once
 
 #define HOPPER
@@ -17,9 +18,19 @@ void arrive(Barrier* barrier, u32 bytes);
 void wait_phase(Barrier* barrier, u32 parity, int site);
 void copy_tile(void* shared, const TensorMap& matrix, u32 col, u32 row, Barrier* barrier);
 void fence_products();
-void multiply_tiles(float (&sum)[64], u64 a, u64 b, bool adds, int site);
+// The left operand is at a descriptor, or, where `rows` is not null, in four registers of each thread.
+struct Operands {
+  u64 a;
+  const u32* rows;
+  u64 b;
+  u32 cols;
+  bool transposed;
+};
+void multiply(float* sum, const Operands& operands, bool adds, int site);
 void commit_products();
 void wait_products(u32 pending, int site);
+void write_operand(void* shared, const Quad& quad);
+void show_operands();
 
 }  // namespace shim
 
@@ -36,9 +47,20 @@ DEVICE void copy_tile(void* shared, const TensorMap& matrix, u32 col, u32 row, B
 }
 DEVICE void fence_products() { shim::fence_products(); }
 DEVICE void multiply_tiles(float (&sum)[64], u64 a, u64 b, bool adds, int site = __builtin_LINE()) {
-  shim::multiply_tiles(sum, a, b, adds, site);
+  shim::multiply(sum, {a, nullptr, b, 128, false}, adds, site);
+}
+template <bool TRANSPOSED, size_t SUMS>
+DEVICE void multiply_rows(float (&sum)[SUMS], const u32 (&a)[4], u64 b, bool adds, int site = __builtin_LINE()) {
+  shim::multiply(sum, {0, a, b, 2 * SUMS, TRANSPOSED}, adds, site);
 }
 DEVICE void commit_products() { shim::commit_products(); }
 template <int PENDING>
 DEVICE void wait_products(int site = __builtin_LINE()) { shim::wait_products(PENDING, site); }
-DEVICE void settle_products(float (&)[64], int site = __builtin_LINE()) { shim::wait_products(0, site); }
+template <int PENDING = 0, size_t SUMS>
+DEVICE void settle_products(float (&)[SUMS], int site = __builtin_LINE()) { shim::wait_products(PENDING, site); }
+template <int COUNT>
+DEVICE void give_registers() {}
+template <int COUNT>
+DEVICE void take_registers() {}
+DEVICE void write_operand(void* shared, const Quad& quad) { shim::write_operand(shared, quad); }
+DEVICE void show_operands() { shim::show_operands(); }

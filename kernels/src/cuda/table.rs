@@ -109,6 +109,12 @@ pub const fn attention_shared_bytes(dim: usize, size: usize) -> u32 {
     if pages > parts { pages as u32 } else { parts as u32 }
 }
 
+/// Bytes of shared memory of attention by warpgroups over heads of up to `dim` values: two stages of 128 keys and two of as many
+/// values in bf16, which begin at a multiple of 1024.
+pub const fn attention_hopper_shared_bytes(dim: u32) -> u32 {
+    2 * 2 * 128 * dim * 2 + (1024 - 16)
+}
+
 /// Of products with weights in bf16.
 const LINEAR_BF16: Signature = parameters!((
     weights: In(Bf16), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16), floats: Out(F32), add: U32,
@@ -174,6 +180,13 @@ const fn prefilling(pages: ElementType) -> [(&'static str, Parameter); 17] {
         out: Out(Bf16), heads: U32, kv_heads: U32, dim: U32, max_pages: U32, scale: Float, window: U32, cap: Float
     ))
 }
+
+/// The same over pages in bf16 that are copied in tiles.
+const PREFILLING_HOPPER: Signature = parameters!((
+    query: In(Bf16), pages: Tiles(Bf16, 64), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
+    first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), heads: U32, kv_heads: U32,
+    dim: U32, max_pages: U32, scale: Float, window: U32
+));
 
 /// Of sums over the ranks of a group, into memory of a type.
 const fn exchanging(out: ElementType) -> [(&'static str, Parameter); 8] {
@@ -401,6 +414,12 @@ kernels! {
             partial: In(F32), partial_log: In(F32), lengths: In(Word), row_tokens: In(Word), out: Out(Bf16), heads: U32,
             dim: U32, splits: U32
         ), 128, 0;
+    }
+    "attention_hopper.cu" {
+        /// Attention of many tokens for each sequence by warpgroups, over heads of up to 64.
+        AttentionHopperD64 = attention_hopper_64[PREFILLING_HOPPER], 384, attention_hopper_shared_bytes(64), on HOPPER;
+        /// The same, over heads of up to 128.
+        AttentionHopperD128 = attention_hopper_128[PREFILLING_HOPPER], 384, attention_hopper_shared_bytes(128), on HOPPER;
     }
     "reduce.cu" {
         /// `residual += Σ over the ranks of what each holds`.

@@ -5,13 +5,10 @@
 
 use std::ops::Range;
 
-use windlass_kernels::cuda::ops::{Chunks, DecodeRows, Heads, PAGE_TOKENS, prefill_tiles, splits};
+use windlass_kernels::cuda::ops::{Chunks, DecodeRows, Heads, PAGE_TOKENS, PREFILL_TILE_ROWS, prefill_tiles, splits};
 use windlass_kernels::cuda::{Device, DriverError, Memory, Pinned, Stream, View};
 
 use crate::batch::{Batch, BatchRow};
-
-/// Queries that a tile of prefill has.
-const TILE_QUERIES: usize = 64;
 
 /// Sizes of the arrays.
 #[derive(Clone, Copy, Debug)]
@@ -59,9 +56,9 @@ impl StepSizes {
     }
 
     fn tiles(&self) -> usize {
-        // A tile has 64 of a row's queries, and every row's last one may be shorter.
+        // Every row's last tile may be shorter.
         let queries = self.tokens * (self.heads.heads / self.heads.kv_heads);
-        queries.div_ceil(TILE_QUERIES) + self.rows
+        queries.div_ceil(PREFILL_TILE_ROWS) + self.rows
     }
 
     /// Bytes on the device.

@@ -3,7 +3,7 @@ use windlass_kernels::cuda::ops::{self, AttentionShape, Chunks, DecodeRows, Deco
 use windlass_kernels::cuda::weights::EightBits;
 use windlass_kernels::cuda::{Device, Memory, Stream};
 
-use crate::common::{Random, SEEDS, device, poisoned, relative_error};
+use crate::common::{Random, SEEDS, ampere, device, poisoned, relative_error};
 
 /// Sequences in pages, with queries at the end of each.
 struct Scene {
@@ -210,6 +210,11 @@ fn decoding_matches_the_reference_over_any_splits() {
     }
 }
 
+/// A Hopper, or the GPU under test; and an Ampere, which has other kernels for prefill.
+fn devices(seed: u64) -> [(Device, Stream); 2] {
+    [device(seed), ampere(seed)]
+}
+
 #[test]
 fn prefill_matches_the_reference_at_any_cut() {
     let mut random = Random::new(11);
@@ -225,11 +230,56 @@ fn prefill_matches_the_reference_at_any_cut() {
         (AttentionShape { window: 33, ..shape(2, 1, 64) }, vec![(150, 100)]),
         (AttentionShape { window: 20, cap: 9.0, ..shape(2, 2, 256) }, vec![(130, 70)]),
         (AttentionShape { cap: 5.0, ..shape(1, 1, 32) }, vec![(65, 65)]),
+        (AttentionShape { cap: 5.0, ..shape(2, 1, 64) }, vec![(65, 65)]),
     ]) {
-        let (device, stream) = device(seed);
-        let scene = Scene::new(&mut random, shape, &sequences);
-        let error = relative_error(&scene.prefill(&device, &stream), &scene.reference());
-        assert!(error <= 5e-3, "{shape:?} of {sequences:?}: {error}");
+        for (device, stream) in devices(seed) {
+            let scene = Scene::new(&mut random, shape, &sequences);
+            let error = relative_error(&scene.prefill(&device, &stream), &scene.reference());
+            assert!(error <= 5e-3, "{shape:?} of {sequences:?}: {error}");
+        }
+    }
+}
+
+/// Steps of 128 keys: none but one, more than there are stages, ends at and beside their borders and those of pages; windows that
+/// begin in the former or the latter page of a step, or end in the page that they begin in; one warpgroup, and more than one tile.
+#[test]
+fn prefill_in_steps_of_pages_matches_the_reference() {
+    let mut random = Random::new(20);
+    for (seed, (shape, sequences)) in SEEDS.into_iter().cycle().zip([
+        (shape(1, 1, 64), vec![(1, 1), (128, 2), (129, 3), (192, 65), (64, 9)]),
+        (shape(3, 3, 128), vec![(700, 130), (256, 64), (255, 2)]),
+        (shape(7, 1, 128), vec![(400, 40)]),
+        (shape(2, 1, 40), vec![(300, 150)]),
+        (shape(4, 4, 72), vec![(513, 3)]),
+        (AttentionShape { window: 3, ..shape(2, 2, 64) }, vec![(70, 2), (140, 40), (400, 200)]),
+        (AttentionShape { window: 64, ..shape(2, 1, 128) }, vec![(450, 90), (192, 1), (193, 1)]),
+        (AttentionShape { window: 300, ..shape(1, 1, 128) }, vec![(900, 140)]),
+        (AttentionShape { window: 1, ..shape(1, 1, 128) }, vec![(195, 195)]),
+    ]) {
+        for (device, stream) in devices(seed) {
+            let scene = Scene::new(&mut random, shape, &sequences);
+            let error = relative_error(&scene.prefill(&device, &stream), &scene.reference());
+            assert!(error <= 5e-3, "{shape:?} of {sequences:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_token_of_a_prompt_gives_the_same_at_any_cut_and_beside_others() {
+    let mut random = Random::new(21);
+    for shape in [shape(2, 1, 64), AttentionShape { window: 70, ..shape(3, 1, 128) }] {
+        for (device, stream) in devices(2) {
+            let width = shape.heads.query_width();
+            let mut scene = Scene::new(&mut random, shape, &[(330, 250), (40, 40)]);
+            let together = scene.prefill(&device, &stream)[..250 * width].to_vec();
+            for new in [250, 101, 2] {
+                scene.sequences = vec![(330, new)];
+                let last = scene.query[(250 - new) * width..250 * width].to_vec();
+                let query = std::mem::replace(&mut scene.query, last);
+                assert_eq!(scene.prefill(&device, &stream), together[(250 - new) * width..], "{shape:?}, {new} tokens");
+                scene.query = query;
+            }
+        }
     }
 }
 

@@ -1,15 +1,19 @@
-//! Causal attention over paged keys and values (FlashAttention 2, split over long contexts).
+//! Causal attention over paged keys and values (FlashAttention 2, split over long contexts; FlashAttention 3 for many tokens on
+//! Hopper).
 
 use half::bf16;
 
 use super::heads::{Heads, MAX_HEAD_DIM, PAGE_TOKENS, Pages};
 use super::word;
-use crate::cuda::launch::Launch;
+use crate::cuda::launch::{Launch, TensorMap};
+use crate::cuda::table::HOPPER;
 use crate::cuda::weights::EightBits;
-use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
+use crate::cuda::{DeviceFacts, DriverError, Kernel, Stream, View, ViewMut};
 
-/// Rows that a block of prefill takes.
-const PREFILL_ROWS: usize = 64;
+/// Rows, each a query head of a token, that a tile of prefill has: a block's on Hopper, elsewhere two blocks'.
+pub const PREFILL_TILE_ROWS: usize = 2 * PREFILL_BLOCK_ROWS;
+/// Rows that a block of `attention.cu` takes.
+const PREFILL_BLOCK_ROWS: usize = 64;
 /// Most query heads that share a key head when decoding: the rows of one product.
 pub const MAX_GROUP: usize = 16;
 
@@ -70,6 +74,7 @@ impl AttentionShape {
         assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "{heads} heads share {kv_heads}");
         assert_eq!(query, out, "a result for each query");
         assert!(query.is_multiple_of(heads * dim), "whole tokens");
+        assert!(self.scale > 0.0, "scores times {}", self.scale);
         assert!(dim > 0 && dim.is_multiple_of(8) && dim <= MAX_HEAD_DIM, "heads of {dim} values");
         heads / kv_heads
     }
@@ -135,7 +140,7 @@ pub struct Chunks<'a> {
 pub fn prefill_tiles(heads: Heads, token_counts: &[u32]) -> Vec<(u32, u32)> {
     let group = heads.heads / heads.kv_heads;
     let tiles = |(sequence, &tokens): (usize, &u32)| {
-        (0..tokens as usize * group).step_by(PREFILL_ROWS).map(move |first| (word(sequence), word(first)))
+        (0..tokens as usize * group).step_by(PREFILL_TILE_ROWS).map(move |first| (word(sequence), word(first)))
     };
     token_counts.iter().enumerate().flat_map(tiles).collect()
 }
@@ -161,14 +166,25 @@ pub fn attention_prefill(
         "one for each sequence"
     );
     assert!(sequences > 0 && chunks.tables.len().is_multiple_of(sequences), "a table for each sequence");
-    let kernel = kernel(&PREFILL, dim, pages);
-    let [pages, scales] = pages.arguments(shape.heads);
-    let launch = Launch::new(kernel, [word(tiles), word(kv_heads), 1]).shared(kernel.spec().shared_bytes);
-    let launch = launch.with(query).with(pages).with(scales).with(chunks.tables).with(chunks.tile_sequences);
-    let launch = launch.with(chunks.tile_firsts).with(chunks.first_tokens).with(chunks.token_counts);
+    let memory = pages.arguments(shape.heads);
+    let by_warpgroups = kernel_by_warpgroups(stream.device().facts(), shape, pages);
+    let launch = match by_warpgroups {
+        Some((kernel, pages)) => {
+            let launch = Launch::new(kernel, [word(tiles), word(kv_heads), 1]).shared(kernel.spec().shared_bytes);
+            launch.with(query).with(pages)
+        }
+        None => {
+            let kernel = kernel(&PREFILL, dim, pages);
+            let blocks = word(tiles * (PREFILL_TILE_ROWS / PREFILL_BLOCK_ROWS));
+            let launch = Launch::new(kernel, [blocks, word(kv_heads), 1]).shared(kernel.spec().shared_bytes);
+            memory.into_iter().fold(launch.with(query), Launch::with)
+        }
+    };
+    let launch = launch.with(chunks.tables).with(chunks.tile_sequences).with(chunks.tile_firsts);
+    let launch = launch.with(chunks.first_tokens).with(chunks.token_counts);
     let launch = launch.with(chunks.first_positions).with(out).with(word(heads)).with(word(kv_heads)).with(word(dim));
-    let launch = launch.with(word(chunks.tables.len() / sequences));
-    let launch = launch.with(shape.scale).with(shape.window).with(shape.cap);
+    let launch = launch.with(word(chunks.tables.len() / sequences)).with(shape.scale).with(shape.window);
+    let launch = if by_warpgroups.is_some() { launch } else { launch.with(shape.cap) };
     // SAFETY: blocks read pages of their sequence's table and write their rows; what tables name is the caller's promise.
     unsafe { stream.launch(&launch) }
 }
@@ -227,13 +243,35 @@ const PREFILL: Kernels = [
     ],
 ];
 
+/// What `attention_hopper.cu` has for such heads: pages in bf16, scores without a cap.
+const PREFILL_HOPPER: [Option<Kernel>; HEAD_DIMS.len()] = [
+    None,
+    Some(Kernel::AttentionHopperD64),
+    Some(Kernel::AttentionHopperD128),
+    Some(Kernel::AttentionHopperD128),
+    None,
+];
+
+/// The kernel by warpgroups that computes this there, and the pages as it has them copied.
+fn kernel_by_warpgroups(facts: &DeviceFacts, shape: &AttentionShape, pages: Pages<'_>) -> Option<(Kernel, TensorMap)> {
+    let Pages::Bf16(values) = pages else { return None };
+    if facts.capability != HOPPER || shape.cap > 0.0 {
+        return None;
+    }
+    let tiles = TensorMap::new(values, shape.heads.dim, word(PAGE_TOKENS));
+    PREFILL_HOPPER[size_class(shape.heads.dim)].map(|kernel| (kernel, tiles))
+}
+
 fn kernel(kernels: &Kernels, dim: usize, pages: Pages<'_>) -> Kernel {
     let by_dim = match pages {
         Pages::Bf16(_) => &kernels[0],
         Pages::Bytes { code: EightBits::E4m3, .. } => &kernels[1],
         Pages::Bytes { code: EightBits::Int8, .. } => &kernels[2],
     };
-    by_dim[HEAD_DIMS.iter().filter(|&&largest| largest < dim).count()]
+    by_dim[size_class(dim)]
 }
 
-const _: () = assert!(PREFILL_ROWS == PAGE_TOKENS, "a block's four warps have 16 rows each");
+/// The first of [`HEAD_DIMS`] that holds heads of `dim` values.
+fn size_class(dim: usize) -> usize {
+    HEAD_DIMS.iter().filter(|&&largest| largest < dim).count()
+}
