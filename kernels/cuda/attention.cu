@@ -75,10 +75,18 @@ DEVICE void fetch(Stage<DIM, CODE>& stage, const Pages& pages, u32 page, u32 cou
   }
 }
 
-// Two of a page's codes, at bits 0 and 16, as a pair of bf16, exactly.
+// Of four codes of a page two neighbours, or those at even or odd places, as a pair of bf16, exactly.
 template <Code CODE>
-DEVICE u32 expand(u32 bytes) {
-  return CODE == Code::E4m3 ? expand_e4m3(bytes) : expand_signed(bytes);
+DEVICE u32 expand_two(u32 bytes, u32 latter) {
+  return CODE == Code::E4m3 ? expand_two_e4m3(bytes, latter) : expand_two_signed(bytes, latter);
+}
+template <Code CODE>
+DEVICE u32 expand_even(u32 bytes) {
+  return CODE == Code::E4m3 ? expand_e4m3(bytes << 8) : expand_signed(bytes);
+}
+template <Code CODE>
+DEVICE u32 expand_odd(u32 bytes) {
+  return CODE == Code::E4m3 ? expand_e4m3(bytes) : expand_signed(bytes >> 8);
 }
 
 // Sixteen rows of a warp: rows g and g + 8 in lane 4g + t, as mma has them.
@@ -157,8 +165,7 @@ struct Rows {
         load_matrices(b, keys + (row + 8 * (matrix % 2)) * STRIDE + 16 * (k + matrix / 2));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const u32 key[2] = {expand<CODE>((b[i] & 0xff) | (b[i] & 0xff00) << 8),
-                              expand<CODE>((b[i] >> 16 & 0xff) | (b[i] & 0xff000000u) >> 8)};
+          const u32 key[2] = {expand_two<CODE>(b[i], 0), expand_two<CODE>(b[i], 1)};
           multiply_bf16(i % 2 ? latter : former, query[k + i / 2], key);
         }
       } else {
@@ -180,8 +187,8 @@ struct Rows {
         load_matrices_transposed(b, values + (row + 8 * (matrix % 2)) * STRIDE + 16 * (n + matrix / 2));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const u32 even[2] = {expand<CODE>(b[2 * i] & 0x00ff00ffu), expand<CODE>(b[2 * i + 1] & 0x00ff00ffu)};
-          const u32 odd[2] = {expand<CODE>(b[2 * i] >> 8 & 0x00ff00ffu), expand<CODE>(b[2 * i + 1] >> 8 & 0x00ff00ffu)};
+          const u32 even[2] = {expand_even<CODE>(b[2 * i]), expand_even<CODE>(b[2 * i + 1])};
+          const u32 odd[2] = {expand_odd<CODE>(b[2 * i]), expand_odd<CODE>(b[2 * i + 1])};
           multiply_bf16(out[2 * (n + i)], weights, even);
           multiply_bf16(out[2 * (n + i) + 1], weights, odd);
         }

@@ -38,6 +38,8 @@ struct Address {
 #define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
 // The same where one block at a time may have all registers of a multiprocessor.
 #define LARGE_KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads, 1) name
+// The same where so many blocks must find room on a multiprocessor at a time.
+#define RESIDENT_KERNEL(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
 // COUNT values that a block's threads share.
 #define SHARED(type, name, count) __shared__ alignas(16) type name[count]
 // The shared memory that the launch asked for, as `type* name`.
@@ -100,6 +102,16 @@ DEVICE u32 fma_bf16(u32 a, u32 b, u32 c) {
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
   return result;
 }
+
+// (a & mask) | bits, as one instruction: of two constants the compiler would make two.
+DEVICE u32 masked_or(u32 a, u32 mask, u32 bits) {
+  u32 result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(a), "r"(mask), "r"(bits));
+  return result;
+}
+
+// The bytes that the four digits of `which` name, from the right, of a word; 4 is a byte of zeros.
+DEVICE u32 pick_bytes(u32 word, u32 which) { return __byte_perm(word, 0, which); }
 
 // A float of 16 bits with ten of them for the fraction (IEEE binary16).
 DEVICE float half_to_float(u16 bits) {
@@ -218,16 +230,21 @@ DEVICE float to_float(bf16 value) { return float_of(static_cast<u32>(value.bits)
 DEVICE float low_float(u32 pair) { return float_of(pair << 16); }
 DEVICE float high_float(u32 pair) { return float_of(pair & 0xffff0000u); }
 
-// Two floats in e4m3 (a sign, 4 bits of exponent, 3 of fraction), at bits 0 and 16, as a pair of bf16, exactly: their bits
-// at bf16's place are the value over 2^120.
+// Two floats in e4m3 (a sign, 4 bits of exponent, 3 of fraction), at bits 8 and 24 whatever else is there, as a pair of bf16,
+// exactly: their bits at bf16's place are the value over 2^120.
 DEVICE u32 expand_e4m3(u32 bytes) {
-  return fma_bf16((bytes & 0x007f007fu) << 4 | (bytes & 0x00800080u) << 8, 0x7b807b80u, 0x80008000u);
+  return fma_bf16(masked_or(bytes >> 4, 0x07f007f0u, bytes & 0x80008000u), 0x7b807b80u, 0x80008000u);
 }
 
-// Two signed bytes, at bits 0 and 16, as a pair of bf16, exactly: 128 and the last seven bits, less 128 or 256.
+// Two signed bytes, at bits 0 and 16 whatever else is there, as a pair of bf16, exactly: 128 and the last seven bits, less 128 or
+// 256.
 DEVICE u32 expand_signed(u32 bytes) {
-  return fma_bf16((bytes & 0x007f007fu) | 0x43004300u, 0x3f803f80u, (bytes & 0x00800080u) | 0xc300c300u);
+  return fma_bf16(masked_or(bytes, 0x007f007fu, 0x43004300u), 0x3f803f80u, masked_or(bytes, 0x00800080u, 0xc300c300u));
 }
+
+// The former or the latter two of four bytes.
+DEVICE u32 expand_two_e4m3(u32 bytes, u32 latter) { return expand_e4m3(pick_bytes(bytes, latter ? 0x3424 : 0x1404)); }
+DEVICE u32 expand_two_signed(u32 bytes, u32 latter) { return expand_signed(pick_bytes(bytes, latter ? 0x4342 : 0x4140)); }
 
 // The nearest float in e4m3, ties to even, at most 448: by their bits as above, in f32.
 DEVICE u8 to_e4m3(float value) {

@@ -147,8 +147,8 @@ DEVICE void linear_bf16(const bf16* weights, const bf16* input, const Mixture& m
 DEVICE void expand_int4(u32 (&out)[4], u32 word) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const u32 biased = (word >> 4 * i & 0x000f000fu) | 0x43004300u;  // 128 + code: bf16's step is 1 there
-    out[i] = fma_bf16(biased, 0x3f803f80u, 0xc308c308u);             // less 136, exactly
+    const u32 biased = masked_or(word >> 4 * i, 0x000f000fu, 0x43004300u);  // 128 + code: bf16's step is 1 there
+    out[i] = fma_bf16(biased, 0x3f803f80u, 0xc308c308u);  // less 136, exactly
   }
 }
 
@@ -157,21 +157,20 @@ DEVICE void expand_int4(u32 (&out)[4], u32 word) {
 // Codes of 16 rows and 64 columns are 128 words, 4 for each lane: word 2s + p is what the lane multiplies of columns
 // 32s .. 32s + 32 in mma p. Scales of 16 rows and a group are 16 words, those of rows g and g + 8 side by side: f16
 // scale in the low half, f16 minimum in the high one.
-template <int TILES, int GROUP>
-DEVICE void linear_int4(const u32* codes, const u32* scales, const bf16* input, const Mixture& mixture,
-                        const Output& out, u32 tokens, u32 rows, u32 cols, u32 affine) {
+template <int TILES, int GROUP, bool AFFINE>
+DEVICE void multiply_int4(const u32* codes, const u32* scales, const bf16* input, const Mixture& mixture,
+                          const Output& out, u32 tokens, u32 rows, u32 cols) {
   const Part part(mixture, tokens, 8 * TILES);
   if (!part.used) return;
   constexpr int SPAN = 128;  // columns that a warp takes at a time: whole groups
   const u32 blocks = ceil_divide(cols, 64), groups = ceil_divide(cols, GROUP), spans = ceil_divide(cols, SPAN);
   const u64 tile = static_cast<u64>(part.expert) * (rows / ROWS) + block_x();  // experts have whole tiles of rows
-  const u32* own_codes = codes + tile * blocks * 128 + 4 * lane_index();
+  const u32* own_codes = codes + (tile * blocks + 2 * warp_index()) * 128 + 4 * lane_index();
   const u32* own_scales = scales + tile * groups * ROWS + 2 * (lane_index() / 4);
   Quad held[2], next[2];
-  const auto load = [&](Quad(&to)[2], u32 span) {
-    for (u32 i = 0; i < 2; ++i) {
-      to[i] = 2 * span + i < blocks ? load_once(own_codes + static_cast<u64>(2 * span + i) * 128) : Quad{};
-    }
+  const auto load = [&](Quad(&to)[2], u32 span) {  // the warp's next
+    for (u32 i = 0; i < 2; ++i) to[i] = 2 * span + i < blocks ? load_once(own_codes + i * 128) : Quad{};
+    own_codes += 2 * WARPS * 128;
   };
   load(held, warp_index());
   wait_for_previous();  // the weights are nobody's output
@@ -185,7 +184,7 @@ DEVICE void linear_int4(const u32* codes, const u32* scales, const bf16* input, 
     for (u32 part = 0; part < SPAN / GROUP; ++part) {
       const u32 index = span * (SPAN / GROUP) + part;
       // Behind the last group the codes are zeros and so is the input.
-      const u32* words = own_scales + static_cast<u64>(smaller(index, groups - 1)) * ROWS;
+      const u32* words = own_scales + smaller(index, groups - 1) * ROWS;
       const u32 scale[2] = {words[0], words[1]};
       float dot[TILES][4] = {}, total[TILES][4] = {};
 #pragma unroll
@@ -201,7 +200,7 @@ DEVICE void linear_int4(const u32* codes, const u32* scales, const bf16* input, 
           const u32 former[2] = {x.word[0], x.word[1]}, latter[2] = {x.word[2], x.word[3]};
           multiply_bf16(dot[n], a[0], former);
           multiply_bf16(dot[n], a[1], latter);
-          if (affine) {
+          if (AFFINE) {
             multiply_bf16(total[n], ones, former);
             multiply_bf16(total[n], ones, latter);
           }
@@ -213,8 +212,10 @@ DEVICE void linear_int4(const u32* codes, const u32* scales, const bf16* input, 
         const float middle = half_to_float(scale[half] >> 16) + 8 * factor;  // the value of code 8
 #pragma unroll
         for (int n = 0; n < TILES; ++n) {
-          sum[n][2 * half] += factor * dot[n][2 * half] + middle * total[n][2 * half];
-          sum[n][2 * half + 1] += factor * dot[n][2 * half + 1] + middle * total[n][2 * half + 1];
+          for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            sum[n][i] += factor * dot[n][i];
+            if (AFFINE) sum[n][i] += middle * total[n][i];
+          }
         }
       }
     }
@@ -224,17 +225,12 @@ DEVICE void linear_int4(const u32* codes, const u32* scales, const bf16* input, 
   finish<TILES>(sum, out, part, rows);
 }
 
-// Two of four bytes in e4m3 as a pair of bf16.
-DEVICE u32 expand_fp8(u32 word, u32 pair) {
-  return expand_e4m3((word >> 16 * pair & 0xff) | (word >> (16 * pair + 8) & 0xff) << 16);
-}
-
-// Two of four signed bytes as a pair of bf16, exactly: a byte plus 128 is the last of the bits of 2^23 + 128 + value.
-DEVICE u32 expand_int8(u32 word, u32 pair) {
-  const u32 biased = word ^ 0x80808080u;
-  const float low = float_of(0x4b000000u | (biased >> 16 * pair & 0xff)) - 8388736.0f;
-  const float high = float_of(0x4b000000u | (biased >> (16 * pair + 8) & 0xff)) - 8388736.0f;
-  return pack_bf16(low, high);
+// The same with minimums, or (`affine` is 0) where code 8 is nothing everywhere.
+template <int TILES, int GROUP>
+DEVICE void linear_int4(const u32* codes, const u32* scales, const bf16* input, const Mixture& mixture,
+                        const Output& out, u32 tokens, u32 rows, u32 cols, u32 affine) {
+  if (affine) multiply_int4<TILES, GROUP, true>(codes, scales, input, mixture, out, tokens, rows, cols);
+  else multiply_int4<TILES, GROUP, false>(codes, scales, input, mixture, out, tokens, rows, cols);
 }
 
 // Weights scale · code of 8-bit codes, row after row, with a scale for every `group` columns of a row: whole spans of 128,
@@ -252,14 +248,16 @@ DEVICE void linear_8bit(const u8* codes, const float* scales, const bf16* input,
   for (u32 half = 0; half < 2; ++half) {
     const u32 index = smaller(block_x() * ROWS + lane_index() / 4 + 8 * half, rows - 1);
     const u64 weight_row = static_cast<u64>(part.expert) * rows + index;
-    row[half] = codes + weight_row * cols + lane_col;
+    row[half] = codes + weight_row * cols + lane_col + SPAN * warp_index();
     scale[half] = scales + weight_row * groups;
   }
   Quad held[2][2], next[2][2];
-  const auto load = [&](Quad(&to)[2][2], u32 span) {
-    for (u32 i = 0; i < 2; ++i) {
-      const u32 col = SPAN * span + 64 * i;
-      for (int half = 0; half < 2; ++half) to[i][half] = col + lane_col < cols ? load_once(row[half] + col) : Quad{};
+  const auto load = [&](Quad(&to)[2][2], u32 span) {  // the warp's next
+    for (int half = 0; half < 2; ++half) {
+      for (u32 i = 0; i < 2; ++i) {
+        to[i][half] = SPAN * span + 64 * i + lane_col < cols ? load_once(row[half] + 64 * i) : Quad{};
+      }
+      row[half] += SPAN * WARPS;
     }
   };
   load(held, warp_index());
@@ -276,7 +274,7 @@ DEVICE void linear_8bit(const u8* codes, const float* scales, const bf16* input,
   float sum[TILES][4] = {};
   for (u32 span = warp_index(); span < spans; span += WARPS) {
     load(next, span + WARPS);
-    const u32 index = smaller(span * SPAN / group, groups - 1);
+    const u32 index = groups > 1 ? smaller(span * SPAN / group, groups - 1) : 0;
     const float factor[2] = {scale[0][index], scale[1][index]};
     float dot[TILES][4] = {};
 #pragma unroll UNROLLED
@@ -288,7 +286,7 @@ DEVICE void linear_8bit(const u8* codes, const float* scales, const bf16* input,
 #pragma unroll
         for (u32 r = 0; r < 4; ++r) {
           const u32 word = held[0][r % 2].word[quarter];
-          a[r] = FP8 ? expand_fp8(word, r / 2) : expand_int8(word, r / 2);
+          a[r] = FP8 ? expand_two_e4m3(word, r / 2) : expand_two_signed(word, r / 2);
         }
 #pragma unroll
         for (int n = 0; n < TILES; ++n) {
@@ -325,11 +323,12 @@ DEVICE void linear_int8_g32(const u32* codes, const u32* scales, const bf16* inp
   constexpr int DEPTH = 4;  // blocks of 32 columns that a warp reads ahead
   const u32 blocks = cols / 32;
   const u64 tile = static_cast<u64>(part.expert) * (rows / ROWS) + block_x();  // experts have whole tiles of rows
-  const u32* own_codes = codes + tile * blocks * 128 + 4 * lane_index();
+  const u32* own_codes = codes + (tile * blocks + warp_index() * DEPTH) * 128 + 4 * lane_index();
   const u32* own_scales = scales + tile * blocks * 8 + lane_index() / 4;
   Quad held[DEPTH], next[DEPTH];
-  const auto load = [&](Quad(&to)[DEPTH], u32 first) {
-    for (int i = 0; i < DEPTH; ++i) to[i] = first + i < blocks ? load_once(own_codes + (first + i) * 128) : Quad{};
+  const auto load = [&](Quad(&to)[DEPTH], u32 first) {  // the warp's next
+    for (int i = 0; i < DEPTH; ++i) to[i] = first + i < blocks ? load_once(own_codes + i * 128) : Quad{};
+    own_codes += WARPS * DEPTH * 128;
   };
   load(held, warp_index() * DEPTH);
   wait_for_previous();  // the weights are nobody's output
@@ -346,7 +345,7 @@ DEVICE void linear_int8_g32(const u32* codes, const u32* scales, const bf16* inp
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
 #pragma unroll
-        for (int r = 0; r < 4; ++r) a[part][r] = expand_int8(held[i].word[2 * (r % 2) + part], r / 2);
+        for (int r = 0; r < 4; ++r) a[part][r] = expand_two_signed(held[i].word[2 * (r % 2) + part], r / 2);
       }
 #pragma unroll
       for (int n = 0; n < TILES; ++n) {
@@ -382,7 +381,7 @@ KERNEL(linear_bf16_64, THREADS) BF16_PARAMETERS<8> BF16_ARGUMENTS
 #define INT4_ARGUMENTS                                                                                             \
   (codes, scales, input, {tiles, places}, {halves, floats, add}, tokens, rows, cols, affine); }
 
-KERNEL(linear_int4_g32_8, THREADS) INT4_PARAMETERS<1, 32> INT4_ARGUMENTS
+RESIDENT_KERNEL(linear_int4_g32_8, THREADS, 4) INT4_PARAMETERS<1, 32> INT4_ARGUMENTS
 KERNEL(linear_int4_g32_16, THREADS) INT4_PARAMETERS<2, 32> INT4_ARGUMENTS
 KERNEL(linear_int4_g32_32, THREADS) INT4_PARAMETERS<4, 32> INT4_ARGUMENTS
 KERNEL(linear_int4_g32_64, THREADS) INT4_PARAMETERS<8, 32> INT4_ARGUMENTS
@@ -404,7 +403,7 @@ KERNEL(linear_int4_g128_64, THREADS) INT4_PARAMETERS<8, 128> INT4_ARGUMENTS
 
 KERNEL(linear_fp8_8, THREADS) EIGHT_BIT_PARAMETERS<1, true> EIGHT_BIT_ARGUMENTS
 KERNEL(linear_fp8_16, THREADS) EIGHT_BIT_PARAMETERS<2, true> EIGHT_BIT_ARGUMENTS
-KERNEL(linear_fp8_32, THREADS) EIGHT_BIT_PARAMETERS<4, true> EIGHT_BIT_ARGUMENTS
+LARGE_KERNEL(linear_fp8_32, THREADS) EIGHT_BIT_PARAMETERS<4, true> EIGHT_BIT_ARGUMENTS
 KERNEL(linear_fp8_64, THREADS) EIGHT_BIT_PARAMETERS<8, true> EIGHT_BIT_ARGUMENTS
 KERNEL(linear_int8_8, THREADS) EIGHT_BIT_PARAMETERS<1, false> EIGHT_BIT_ARGUMENTS
 KERNEL(linear_int8_16, THREADS) EIGHT_BIT_PARAMETERS<2, false> EIGHT_BIT_ARGUMENTS

@@ -101,8 +101,8 @@ fn files(folder: &Path, extension: &str) -> io::Result<Vec<PathBuf>> {
 /// A C++ file that includes a source and enters its kernels.
 fn unit(stem: &str, source: &str) -> String {
     let kernels = source.lines().filter_map(|line| {
-        let declared = line.strip_prefix("LARGE_KERNEL(").or_else(|| line.strip_prefix("KERNEL("))?;
-        declared.split(',').next()
+        let words = ["KERNEL(", "LARGE_KERNEL(", "RESIDENT_KERNEL("];
+        words.into_iter().find_map(|word| line.strip_prefix(word))?.split(',').next()
     });
     let entries: String = kernels.map(|name| format!("  ENTER({name}, \"{stem}.cu\");\n")).collect();
     format!("#include \"{stem}.cu\"\n#include \"registry.h\"\nvoid enter_{stem}() {{\n{entries}}}\n")

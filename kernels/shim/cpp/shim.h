@@ -63,6 +63,7 @@ T value_of(const u8 (&slot)[SLOT_BYTES]) {
   constexpr u32 name##_threads = threads; \
   extern "C" void name
 #define LARGE_KERNEL(name, threads) KERNEL(name, threads)
+#define RESIDENT_KERNEL(name, threads, blocks) KERNEL(name, threads)
 #define SHARED(type, name, count) type* name = shim::shared_array<type, count>([] {})
 #define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(shim::now.dynamic_shared)
 
@@ -103,6 +104,15 @@ DEVICE u32 fma_bf16(u32 a, u32 b, u32 c) {
   const auto low = [](u32 pair) { return double(float_of(pair << 16)); };
   const auto high = [](u32 pair) { return double(float_of(pair & 0xffff0000u)); };
   return pack_bf16(float(low(a) * low(b) + low(c)), float(high(a) * high(b) + high(c)));
+}
+DEVICE u32 masked_or(u32 a, u32 mask, u32 bits) { return (a & mask) | bits; }
+DEVICE u32 pick_bytes(u32 word, u32 which) {
+  u32 result = 0;
+  for (u32 i = 0; i < 4; ++i) {
+    const u32 from = which >> 4 * i & 7;
+    result |= (from < 4 ? word >> 8 * from & 0xff : 0) << 8 * i;
+  }
+  return result;
 }
 DEVICE float half_to_float(u16 bits) {
   const u32 exponent = bits >> 10 & 31, fraction = bits & 1023;
