@@ -1,4 +1,4 @@
-"""Writes a small sound input of a fuzz target into a folder, for the fuzzer to begin with: seeds.py TARGET FOLDER."""
+"""Writes small inputs of a fuzz target into a folder, for the fuzzer to begin with: seeds.py TARGET FOLDER."""
 
 import json
 import pathlib
@@ -39,14 +39,37 @@ TOKENIZER = {
 def main(target, folder):
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sound").write_bytes(SEEDS[target]())
+    for name, content in SEEDS[target]().items():
+        (folder / name).write_bytes(content)
 
 
 def safetensors():
-    header = {"a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
-              "b": {"dtype": "BF16", "shape": [4], "data_offsets": [16, 24]}, "__metadata__": {"format": "pt"}}
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + bytes(24)
+    """A sound file; then ones that break one rule each, so that the code behind the others is reached at once."""
+    def entry(kind, shape, start, end):
+        return {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+
+    pair = {"a": entry("F32", [2, 2], 0, 16), "b": entry("BF16", [4], 16, 24)}
+    kinds = ["BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "I64", "U64", "F64"]
+    headers = {
+        "sound": pair | {"__metadata__": {"format": "pt"}},
+        "empty": {},
+        "kinds": {kind: entry(kind, [0], 0, 0) for kind in kinds},
+        "scalar": {"a": entry("F32", [], 0, 4)},
+        "overlap": pair | {"b": entry("BF16", [4], 8, 16)},
+        "outside": {"a": entry("F32", [8], 0, 32)},
+        "overflow": {"a": entry("F32", [1 << 63, 8], 0, 24)},
+        "deep": {"a": entry("U8", [1] * 9, 0, 1)},
+        "unknown": {"a": entry("F4", [1], 0, 1) | {"strides": [[1, {"x": [None]}]]}},
+    }
+    return {name: of_header(json.dumps(header)) for name, header in headers.items()} | {"no_object": of_header("[1]")}
+
+
+def of_header(text):
+    return struct.pack("<Q", len(text)) + text.encode() + bytes(24)
+
+
+def sound(content):
+    return {"sound": content}
 
 
 def gguf():
@@ -65,7 +88,7 @@ def gguf():
     tensor = text("token_embd.weight") + struct.pack("<IQQIQ", 2, 8, 2, F32, 0)
     entries = b"".join(text(key) + struct.pack("<I", kind) + value for key, kind, value in metadata)
     header = b"GGUF" + struct.pack("<IQQ", 3, 1, len(metadata)) + entries + tensor
-    return header + bytes(-len(header) % 32) + bytes(64)
+    return sound(header + bytes(-len(header) % 32) + bytes(64))
 
 
 def text(value):
@@ -76,8 +99,8 @@ SEEDS = {
     "safetensors": safetensors,
     "gguf": gguf,
     "gguf_config": gguf,
-    "config": lambda: json.dumps(CONFIG).encode(),
-    "tokenizer": lambda: json.dumps(TOKENIZER).encode(),
+    "config": lambda: sound(json.dumps(CONFIG).encode()),
+    "tokenizer": lambda: sound(json.dumps(TOKENIZER).encode()),
 }
 
 if __name__ == "__main__":

@@ -195,42 +195,54 @@ pub enum GgufError {
         limit: usize,
     },
     /// Two tensors with one name.
-    #[error("tensor {name:?} appears twice")]
+    #[error("tensor {name:?} appears twice, once at offset {offset}")]
     DuplicateTensor {
-        /// The name.
+        /// The tensor.
         name: String,
+        /// Where its entry in the header names it, from the start of the file.
+        offset: usize,
     },
     /// A tensor with too few or too many dimensions.
-    #[error("tensor {name:?} has {count} dimensions; 1 to {limit} are valid")]
+    #[error("tensor {name:?} at offset {offset} has {count} dimensions; 1 to {limit} are valid")]
     DimensionCount {
         /// The tensor.
         name: String,
+        /// Where its entry in the header names it, from the start of the file.
+        offset: usize,
         /// Dimensions it has.
         count: u32,
         /// Most dimensions.
         limit: u32,
     },
     /// A dimension of 0, or elements beyond what 63 bits count.
-    #[error("tensor {name:?} has the dimensions {dims:?}: each must be positive and their product below 2^63")]
+    #[error(
+        "tensor {name:?} at offset {offset} has the dimensions {dims:?}: each must be positive and their product below 2^63"
+    )]
     Dimensions {
         /// The tensor.
         name: String,
+        /// Where its entry in the header names it, from the start of the file.
+        offset: usize,
         /// As in the file, fastest first.
         dims: Vec<u64>,
     },
     /// A tensor type that this reader does not know.
-    #[error("tensor {name:?} has the unknown type {id}")]
+    #[error("tensor {name:?} at offset {offset} has the unknown type {id}")]
     TensorType {
         /// The tensor.
         name: String,
+        /// Where its entry in the header names it, from the start of the file.
+        offset: usize,
         /// The type's number in the file.
         id: u32,
     },
     /// A row that is no whole number of the type's blocks.
-    #[error("tensor {name:?} of type {kind} has rows of {row} elements; {block} must divide that")]
+    #[error("tensor {name:?} at offset {offset}, of type {kind}, has rows of {row} elements; {block} must divide that")]
     RowLength {
         /// The tensor.
         name: String,
+        /// Where its entry in the header names it, from the start of the file.
+        offset: usize,
         /// Its type.
         kind: ElementType,
         /// Elements in a row.
@@ -261,12 +273,14 @@ pub enum GgufError {
         available: u64,
     },
     /// Two tensors that share bytes.
-    #[error("tensors {first:?} and {second:?} overlap")]
+    #[error("tensors {first:?} and {second:?} overlap: {second:?} begins at offset {offset} of the data")]
     Overlap {
         /// The one that starts first.
         first: String,
         /// The other.
         second: String,
+        /// Where that starts, from the start of the data.
+        offset: u64,
     },
 }
 
@@ -323,6 +337,16 @@ pub enum HubError {
     NoWeights {
         /// The folder.
         path: PathBuf,
+    },
+    /// A JSON file with more in it than any real one.
+    #[error("{} has {values} values; at most {limit} are read", path.display())]
+    ManyValues {
+        /// The file.
+        path: PathBuf,
+        /// At most so many.
+        values: usize,
+        /// Most values.
+        limit: usize,
     },
     /// A text file beyond any real one.
     #[error("{} has {bytes} bytes; at most {limit} are read", path.display())]
@@ -389,8 +413,8 @@ pub enum SafetensorsError {
         /// The most there can be.
         available: u64,
     },
-    /// A header that is not a JSON object.
-    #[error("its header is not JSON: {0}")]
+    /// A header that is no JSON object of tensors.
+    #[error("its header is not JSON of tensors: {0}")]
     Json(String),
     /// A tensor that contradicts itself or the file.
     #[error("tensor {name:?}: {problem}")]
@@ -401,11 +425,13 @@ pub enum SafetensorsError {
         problem: String,
     },
     /// Two tensors that share bytes.
-    #[error("tensors {first:?} and {second:?} overlap")]
+    #[error("tensors {first:?} and {second:?} overlap: {second:?} begins at offset {offset} of the data")]
     Overlap {
         /// The one that starts first.
         first: String,
         /// The other.
         second: String,
+        /// Where that starts, from the start of the data.
+        offset: u64,
     },
 }

@@ -54,7 +54,8 @@ impl GgufFile {
         let name = |(part, entry): (usize, usize)| parts[part].header.tensors[entry].name(&parts[part].bytes);
         tensors.sort_by(|&a, &b| name(a).cmp(name(b)));
         if let Some(pair) = tensors.windows(2).find(|pair| name(pair[0]) == name(pair[1])) {
-            return Err(GgufError::DuplicateTensor { name: name(pair[0]).to_owned() });
+            let (part, entry) = pair[1];
+            return Err(parts[part].header.tensors[entry].duplicate(&parts[part].bytes));
         }
         match parts[0].header.part.tensors {
             Some(expected) if parts.len() > 1 && expected != tensors.len() as u64 => {
@@ -91,7 +92,7 @@ impl GgufFile {
 
     fn at(&self, (part, entry): (usize, usize)) -> Tensor<'_> {
         let MappedPart { bytes, header } = &self.parts[part];
-        header.tensors[entry].tensor(bytes, &bytes[header.data.clone()])
+        header.tensors[entry].tensor(bytes, header.data.start)
     }
 }
 

@@ -133,7 +133,8 @@ fn check_places(bytes: &[u8], tensors: &mut [TensorEntry], alignment: u64, avail
     tensors.sort_by_key(|tensor| tensor.offset);
     match tensors.windows(2).find(|pair| pair[0].offset + pair[0].byte_count > pair[1].offset) {
         Some(pair) => {
-            Err(GgufError::Overlap { first: pair[0].name(bytes).to_owned(), second: pair[1].name(bytes).to_owned() })
+            let [first, second] = [&pair[0], &pair[1]].map(|tensor| tensor.name(bytes).to_owned());
+            Err(GgufError::Overlap { first, second, offset: pair[1].offset })
         }
         None => Ok(()),
     }
@@ -142,7 +143,7 @@ fn check_places(bytes: &[u8], tensors: &mut [TensorEntry], alignment: u64, avail
 fn sort_by_name(bytes: &[u8], tensors: &mut [TensorEntry]) -> Result<(), GgufError> {
     tensors.sort_by(|a, b| a.name(bytes).cmp(b.name(bytes)));
     match tensors.windows(2).find(|pair| pair[0].name(bytes) == pair[1].name(bytes)) {
-        Some(pair) => Err(GgufError::DuplicateTensor { name: pair[0].name(bytes).to_owned() }),
+        Some(pair) => Err(pair[1].duplicate(bytes)),
         None => Ok(()),
     }
 }

@@ -9,11 +9,15 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::error::HubError;
+use crate::map::Bytes;
 use crate::safetensors::SafetensorsFile;
 use crate::tensor::Tensor;
 
-/// Largest JSON or text file that is read: a tokenizer of a million tokens takes some 30 MB.
-const MAX_TEXT_BYTES: u64 = 128 << 20;
+/// Largest text file that is read: a tokenizer of a million tokens takes some 30 MB.
+const MAX_TEXT_BYTES: u64 = 64 << 20;
+/// Most values in a JSON file that is read whole: the largest indices of tensors name some 140,000. A value takes about a
+/// hundred bytes of memory, and two in the file.
+const MAX_JSON_VALUES: usize = 1 << 19;
 /// The index of a sharded checkpoint.
 const INDEX: &str = "model.safetensors.index.json";
 /// The weights of one that is not.
@@ -22,7 +26,8 @@ const SINGLE: &str = "model.safetensors";
 /// A model's folder, its tensors mapped and validated. Dropping it releases the mapping.
 #[derive(Debug)]
 pub struct HubFolder {
-    path: PathBuf,
+    /// Absent where it is in memory.
+    path: Option<PathBuf>,
     config: Value,
     shards: Vec<SafetensorsFile>,
     /// The shard of every tensor.
@@ -43,6 +48,23 @@ impl HubFolder {
             None => single_name(path)?,
         };
         let shards = names.iter().map(|name| SafetensorsFile::open(&path.join(name))).collect::<Result<Vec<_>, _>>()?;
+        HubFolder::join(Some(path.to_owned()), config, &names, shards)
+    }
+
+    /// A folder of a `config.json` and a file of weights that are in memory already, and of no other files.
+    pub fn from_bytes(config: &str, weights: Vec<u8>) -> Result<HubFolder, HubError> {
+        let config = parse(Path::new("config.json"), config)?;
+        let wrong = |source| HubError::Safetensors { path: SINGLE.into(), source };
+        let shard = SafetensorsFile::validated(Bytes::Owned(weights)).map_err(wrong)?;
+        HubFolder::join(None, config, &[SINGLE.to_owned()], vec![shard])
+    }
+
+    fn join(
+        path: Option<PathBuf>,
+        config: Value,
+        names: &[String],
+        shards: Vec<SafetensorsFile>,
+    ) -> Result<HubFolder, HubError> {
         let mut tensors = BTreeMap::new();
         for (shard, file) in shards.iter().enumerate() {
             for name in file.names() {
@@ -52,7 +74,7 @@ impl HubFolder {
                 }
             }
         }
-        Ok(HubFolder { path: path.to_owned(), config, shards, tensors })
+        Ok(HubFolder { path, config, shards, tensors })
     }
 
     /// `config.json`.
@@ -62,12 +84,12 @@ impl HubFolder {
 
     /// A JSON file of the folder, if it is there.
     pub fn json(&self, name: &str) -> Result<Option<Value>, HubError> {
-        json(&self.path, name)
+        self.path.as_deref().map_or(Ok(None), |path| json(path, name))
     }
 
     /// A text file of the folder, if it is there.
     pub fn text(&self, name: &str) -> Result<Option<String>, HubError> {
-        text(&self.path, name)
+        self.path.as_deref().map_or(Ok(None), |path| text(path, name))
     }
 
     /// All tensors, by name.
@@ -114,9 +136,20 @@ fn single_name(path: &Path) -> Result<Vec<String>, HubError> {
 }
 
 fn json(folder: &Path, name: &str) -> Result<Option<Value>, HubError> {
-    let Some(text) = text(folder, name)? else { return Ok(None) };
-    let parsed = serde_json::from_str(&text);
-    parsed.map(Some).map_err(|error| HubError::Json { path: folder.join(name), problem: error.to_string() })
+    text(folder, name)?.map(|text| parse(&folder.join(name), &text)).transpose()
+}
+
+fn parse(path: &Path, text: &str) -> Result<Value, HubError> {
+    let (path, values) = (path.to_owned(), most_values(text));
+    if values > MAX_JSON_VALUES {
+        return Err(HubError::ManyValues { path, values, limit: MAX_JSON_VALUES });
+    }
+    serde_json::from_str(text).map_err(|error| HubError::Json { path, problem: error.to_string() })
+}
+
+/// As many values as a JSON text can have: before each but the first is a comma, or a bracket that opens.
+fn most_values(text: &str) -> usize {
+    1 + text.bytes().filter(|byte| b",[{".contains(byte)).count()
 }
 
 fn text(folder: &Path, name: &str) -> Result<Option<String>, HubError> {

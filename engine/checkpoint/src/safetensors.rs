@@ -6,9 +6,8 @@ use std::fmt::{self, Formatter};
 use std::fs::File;
 use std::path::Path;
 
-use serde::Deserializer;
-use serde::de::{IgnoredAny, MapAccess, Visitor};
-use serde_json::Value;
+use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::error::{HubError, SafetensorsError as Error};
 use crate::map::Bytes;
@@ -64,7 +63,7 @@ impl SafetensorsFile {
     pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         let found = self.entries.binary_search_by(|entry| entry.name.as_str().cmp(name)).ok()?;
         let Entry { name, dims, kind, start, end } = &self.entries[found];
-        Some(Tensor { name, dims, kind: *kind, bytes: &self.bytes[*start..*end] })
+        Some(Tensor { name, dims, kind: *kind, bytes: &self.bytes[*start..*end], offset: *start as u64 })
     }
 }
 
@@ -80,7 +79,7 @@ fn read_header(bytes: &[u8]) -> Result<Vec<Entry>, Error> {
     let reader = EntryReader { data_start: bytes.len() - data.len(), data_bytes: data.len() };
     let entries = json.deserialize_map(reader).and_then(|entries| json.end().map(|()| entries));
     let mut entries = entries.map_err(|error| Error::Json(error.to_string()))??;
-    refuse_overlap(&mut entries)?;
+    refuse_overlap(&mut entries, bytes.len() - data.len())?;
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     refuse_twins(&entries)?;
     Ok(entries)
@@ -107,7 +106,8 @@ impl<'de> Visitor<'de> for EntryReader {
                 map.next_value::<IgnoredAny>()?;
                 continue;
             }
-            let entry = read_entry(name, &map.next_value()?, self.data_start, self.data_bytes);
+            let described = map.next_value().map_err(|error| A::Error::custom(format!("tensor {name:?}: {error}")))?;
+            let entry = read_entry(name, described, self.data_start, self.data_bytes);
             entries = entries.and_then(|mut entries: Vec<Entry>| {
                 entries.push(entry?);
                 Ok(entries)
@@ -117,17 +117,60 @@ impl<'de> Visitor<'de> for EntryReader {
     }
 }
 
+/// What the header says of a tensor, whatever else stands beside it.
+#[derive(Deserialize)]
+#[serde(expecting = "an object of dtype, shape and data_offsets")]
+struct Described {
+    dtype: Option<String>,
+    shape: Option<Sizes>,
+    data_offsets: Option<Sizes>,
+}
+
+/// A list of sizes, of which no more are kept than a tensor can have.
+struct Sizes {
+    first: Vec<u64>,
+    count: usize,
+}
+
+impl<'de> Deserialize<'de> for Sizes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Sizes, D::Error> {
+        deserializer.deserialize_seq(SizesReader)
+    }
+}
+
+struct SizesReader;
+
+impl<'de> Visitor<'de> for SizesReader {
+    type Value = Sizes;
+
+    fn expecting(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a list of sizes")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Sizes, A::Error> {
+        let mut sizes = Sizes { first: Vec::new(), count: 0 };
+        while let Some(size) = sequence.next_element()? {
+            sizes.count += 1;
+            if sizes.count <= MAX_DIMENSIONS {
+                sizes.first.push(size);
+            }
+        }
+        Ok(sizes)
+    }
+}
+
 /// Reads one tensor's description; its data begins at `data_start` of the file at the earliest.
-fn read_entry(name: String, value: &Value, data_start: usize, data_bytes: usize) -> Result<Entry, Error> {
+fn read_entry(name: String, described: Described, data_start: usize, data_bytes: usize) -> Result<Entry, Error> {
     let entry = |problem: String| Error::Entry { name: name.clone(), problem };
-    let kind = value["dtype"].as_str().ok_or_else(|| entry("its dtype is missing".into()))?;
+    let Described { dtype, shape, data_offsets } = described;
+    let kind = dtype.as_deref().ok_or_else(|| entry("its dtype is missing".into()))?;
     let kind = element_type(kind).ok_or_else(|| entry(format!("its dtype is {kind:?}, which is unknown")))?;
-    let mut dims = numbers(&value["shape"]).ok_or_else(|| entry("its shape is no list of sizes".into()))?;
-    if dims.len() > MAX_DIMENSIONS {
-        return Err(entry(format!("it has {} dimensions; at most {MAX_DIMENSIONS} are read", dims.len())));
+    let Sizes { first: mut dims, count } = shape.ok_or_else(|| entry("its shape is missing".into()))?;
+    if count > MAX_DIMENSIONS {
+        return Err(entry(format!("it has {count} dimensions; at most {MAX_DIMENSIONS} are read")));
     }
     dims.reverse();
-    let offsets = numbers(&value["data_offsets"]);
+    let offsets = data_offsets.filter(|offsets| offsets.count == 2).map(|offsets| offsets.first);
     let Some([start, end]) = offsets.as_deref() else {
         return Err(entry("its data_offsets are no pair of offsets".into()));
     };
@@ -145,14 +188,14 @@ fn read_entry(name: String, value: &Value, data_start: usize, data_bytes: usize)
     Ok(Entry { name, dims, kind, start, end })
 }
 
-fn numbers(value: &Value) -> Option<Vec<u64>> {
-    value.as_array()?.iter().map(Value::as_u64).collect()
-}
-
-fn refuse_overlap(entries: &mut [Entry]) -> Result<(), Error> {
+/// `data_start`: where data begins in the file.
+fn refuse_overlap(entries: &mut [Entry], data_start: usize) -> Result<(), Error> {
     entries.sort_by_key(|entry| (entry.start, entry.end));
     match entries.windows(2).find(|pair| pair[0].end > pair[1].start) {
-        Some(pair) => Err(Error::Overlap { first: pair[0].name.clone(), second: pair[1].name.clone() }),
+        Some(pair) => {
+            let [first, second] = [&pair[0], &pair[1]].map(|entry| entry.name.clone());
+            Err(Error::Overlap { first, second, offset: (pair[1].start - data_start) as u64 })
+        }
         None => Ok(()),
     }
 }

@@ -23,6 +23,8 @@ pub struct Tensor<'a> {
     pub kind: ElementType,
     /// Its data, row-major: rows of whole blocks.
     pub bytes: &'a [u8],
+    /// Where that lies in its file.
+    pub offset: u64,
 }
 
 /// A validated entry of the header.
@@ -41,10 +43,13 @@ impl TensorEntry {
     /// Reads one entry and checks all that can be known without the data's place.
     pub fn read(bytes: &[u8], cursor: &mut Cursor<'_>) -> Result<TensorEntry, GgufError> {
         let name = read_name(cursor)?;
-        let label = || text(bytes, &name).to_owned();
+        let label = || (text(bytes, &name).to_owned(), name.start);
         let (dimensions, dimension_count) = read_dimensions(cursor, label)?;
         let id = cursor.u32("a tensor's type")?;
-        let kind = ElementType::from_id(id).ok_or_else(|| GgufError::TensorType { name: label(), id })?;
+        let kind = ElementType::from_id(id).ok_or_else(|| {
+            let (name, offset) = label();
+            GgufError::TensorType { name, offset, id }
+        })?;
         let offset = cursor.u64("a tensor's offset")?;
         let dims = &dimensions[..dimension_count];
         let byte_count = byte_count(dims, kind, label)?;
@@ -55,13 +60,20 @@ impl TensorEntry {
         text(bytes, &self.name)
     }
 
-    pub fn tensor<'a>(&'a self, bytes: &'a [u8], data: &'a [u8]) -> Tensor<'a> {
-        let start = self.offset as usize;
+    /// That there are two of its name, of which this is the later one.
+    pub fn duplicate(&self, bytes: &[u8]) -> GgufError {
+        GgufError::DuplicateTensor { name: self.name(bytes).to_owned(), offset: self.name.start }
+    }
+
+    /// With its data, all of which begins at `data` of the file.
+    pub fn tensor<'a>(&'a self, bytes: &'a [u8], data: usize) -> Tensor<'a> {
+        let start = data + self.offset as usize;
         Tensor {
             name: self.name(bytes),
             dims: &self.dimensions[..self.dimension_count],
             kind: self.kind,
-            bytes: &data[start..start + self.byte_count as usize],
+            bytes: &bytes[start..start + self.byte_count as usize],
+            offset: start as u64,
         }
     }
 }
@@ -76,11 +88,12 @@ fn read_name(cursor: &mut Cursor<'_>) -> Result<Range<usize>, GgufError> {
 
 fn read_dimensions(
     cursor: &mut Cursor<'_>,
-    label: impl Fn() -> String,
+    label: impl Fn() -> (String, usize),
 ) -> Result<([u64; MAX_DIMENSIONS as usize], usize), GgufError> {
     let count = cursor.u32("a tensor's number of dimensions")?;
     if !(1..=MAX_DIMENSIONS).contains(&count) {
-        return Err(GgufError::DimensionCount { name: label(), count, limit: MAX_DIMENSIONS });
+        let (name, offset) = label();
+        return Err(GgufError::DimensionCount { name, offset, count, limit: MAX_DIMENSIONS });
     }
     let mut dimensions = [1; MAX_DIMENSIONS as usize];
     for dimension in &mut dimensions[..count as usize] {
@@ -90,15 +103,19 @@ fn read_dimensions(
 }
 
 /// Bytes of a tensor, without overflow: elements stay below 2^63, and no type takes more than 8 bytes an element.
-fn byte_count(dims: &[u64], kind: ElementType, label: impl Fn() -> String) -> Result<u64, GgufError> {
-    let wrong = || GgufError::Dimensions { name: label(), dims: dims.to_vec() };
+fn byte_count(dims: &[u64], kind: ElementType, label: impl Fn() -> (String, usize)) -> Result<u64, GgufError> {
+    let wrong = || {
+        let (name, offset) = label();
+        GgufError::Dimensions { name, offset, dims: dims.to_vec() }
+    };
     let elements = dims.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim)).ok_or_else(wrong)?;
     if elements == 0 || elements > i64::MAX as u64 {
         return Err(wrong());
     }
     let (row, block) = (dims[0], kind.block_elements());
     if !row.is_multiple_of(block) {
-        return Err(GgufError::RowLength { name: label(), kind, row, block });
+        let (name, offset) = label();
+        return Err(GgufError::RowLength { name, offset, kind, row, block });
     }
     (elements / block).checked_mul(kind.block_bytes()).ok_or_else(wrong)
 }

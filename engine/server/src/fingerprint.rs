@@ -31,7 +31,7 @@ pub fn tensors_digest(tensors: &[Tensor<'_>]) -> String {
 /// `done` is told of the bytes of each tensor once they were read.
 fn digest(tensors: &[Tensor<'_>], done: impl Fn(&[u8])) -> String {
     let mut digest = Sha256::new();
-    for Tensor { name, kind, dims, bytes } in tensors {
+    for Tensor { name, kind, dims, bytes, offset: _ } in tensors {
         let data = crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes);
         done(bytes);
         digest.update(format!("{name} {} {dims:?} {data:016x}\n", kind.name()));

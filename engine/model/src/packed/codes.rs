@@ -211,7 +211,8 @@ where
     };
     let Some(tensor) = parts.optional(name) else { return Ok(None) };
     if tensor.kind.name() != "i32" || tensor.dims != [cols as u64] {
-        return Err(format!("{:?} is {} {:?}; it should be i32 [{cols}]", tensor.name, tensor.kind, tensor.dims));
+        let Tensor { name, kind, dims, offset, .. } = tensor;
+        return Err(format!("{name:?} is {kind} {dims:?}; it should be i32 [{cols}] (its data is at offset {offset})"));
     }
     let groups: Vec<i32> = tensor.bytes.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect();
     let mut order: Vec<u32> = (0..cols as u32).collect();
@@ -219,7 +220,10 @@ where
     let whole = order.iter().enumerate().all(|(place, col)| groups[*col as usize] == (place / group) as i32);
     match whole {
         true => Ok((!order.is_sorted()).then_some(order)),
-        false => Err(format!("{:?} does not give every group {group} inputs", tensor.name)),
+        false => {
+            let Tensor { name, offset, .. } = tensor;
+            Err(format!("{name:?} at offset {offset} does not give every group {group} inputs"))
+        }
     }
 }
 

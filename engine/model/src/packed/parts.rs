@@ -83,7 +83,10 @@ fn check<'a>(tensor: Tensor<'a>, kind: &str, dims: [usize; 2]) -> Result<Tensor<
     match tensor.kind.name() == kind && (tensor.dims == expected || flat || (count == 1 && tensor.dims.is_empty())) {
         true => Ok(tensor),
         false => {
-            Err(format!("{:?} is {} {:?}; it should be {kind} {expected:?}", tensor.name, tensor.kind, tensor.dims))
+            let Tensor { name, kind: found, dims, offset, .. } = tensor;
+            Err(format!(
+                "{name:?} is {found} {dims:?}; it should be {kind} {expected:?} (its data is at offset {offset})"
+            ))
         }
     }
 }

@@ -17,7 +17,9 @@ pub enum TensorError {
         expected: Vec<u64>,
     },
     /// A tensor has other dimensions.
-    #[error("tensor {name:?} has the dimensions {found:?}; it should have {expected:?}")]
+    #[error(
+        "tensor {name:?} has the dimensions {found:?}; it should have {expected:?} (its data is at offset {offset})"
+    )]
     Dimensions {
         /// The tensor.
         name: String,
@@ -25,6 +27,8 @@ pub enum TensorError {
         expected: Vec<u64>,
         /// Fastest first.
         found: Vec<u64>,
+        /// Where its data lies in its file.
+        offset: u64,
     },
     /// A tensor of a type, or with a purpose, that this engine does not have.
     #[error(transparent)]

@@ -46,8 +46,8 @@ impl<'a> Finder<'a> {
             return Err(TensorError::Missing { name: name.to_owned(), expected: expected.to_vec() });
         };
         if tensor.dims != expected {
-            let (expected, found) = (expected.to_vec(), tensor.dims.to_vec());
-            return Err(TensorError::Dimensions { name: name.to_owned(), expected, found });
+            let (expected, found, offset) = (expected.to_vec(), tensor.dims.to_vec(), tensor.offset);
+            return Err(TensorError::Dimensions { name: name.to_owned(), expected, found, offset });
         }
         self.used.insert(tensor.name);
         Ok(tensor)

@@ -1,13 +1,25 @@
 //! Any text as `tokenizer.json`, and what it makes of a prompt.
 #![no_main]
 
+use std::cell::OnceCell;
+use std::{fs, io};
+
 use libfuzzer_sys::fuzz_target;
+use tempfile::TempDir;
 use windlass_checkpoint::HubFolder;
-use windlass_checkpoint_fuzz::in_folder;
+use windlass_checkpoint::testing::SafetensorsBuilder;
 use windlass_engine::text::tokenizer::Tokenizer;
 
+thread_local! {
+    /// One for all inputs.
+    static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };
+}
+
+// A folder that cannot be written ends the target: nothing would be tried.
 fuzz_target!(|text: &str| {
-    in_folder("tokenizer.json", text.as_bytes(), |folder| {
+    FOLDER.with(|folder| {
+        let folder = folder.get_or_init(|| begin().expect("a temporary folder can be written")).path();
+        fs::write(folder.join("tokenizer.json"), text).expect("a file in it can be written");
         let Ok(folder) = HubFolder::open(folder) else { return };
         let Ok(tokenizer) = Tokenizer::from_folder(&folder) else { return };
         if let Ok(tokens) = tokenizer.encode("Hello,  wörld! 123\n<|im_end|>") {
@@ -15,3 +27,11 @@ fuzz_target!(|text: &str| {
         }
     });
 });
+
+/// A folder of no weights.
+fn begin() -> io::Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    fs::write(folder.path().join("model.safetensors"), SafetensorsBuilder::new().build())?;
+    fs::write(folder.path().join("config.json"), "{}")?;
+    Ok(folder)
+}

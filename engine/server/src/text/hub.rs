@@ -4,7 +4,7 @@
 use super::byte_level;
 use super::spm;
 use super::tokenizer::{END_SPELLINGS, MAX_VOCABULARY, SpecialTokens, TokenizerError};
-use super::tokenizer_file;
+use super::tokenizer_file::{self, Decoder};
 use super::vocabulary::Vocabulary;
 use serde_json::Value;
 use tokenizers::Tokenizer;
@@ -23,8 +23,8 @@ pub struct HubText {
 
 /// Reads the tokenizer of a folder.
 pub fn read(folder: &HubFolder) -> Result<HubText, TokenizerError> {
-    let (encoder, json) = tokenizer_file::read(folder)?;
-    let vocabulary = vocabulary(&encoder, Spelling::of(&json["decoder"])?)?;
+    let (encoder, decoder) = tokenizer_file::read(folder)?;
+    let vocabulary = vocabulary(&encoder, Spelling::of(&decoder)?)?;
     let special = special(folder, &encoder)?;
     Ok(HubText { encoder, vocabulary, special })
 }
@@ -53,11 +53,10 @@ enum Spelling {
 }
 
 impl Spelling {
-    fn of(decoder: &Value) -> Result<Spelling, TokenizerError> {
-        let kind = |decoder: &Value| decoder["type"].as_str().unwrap_or_default().to_owned();
-        let steps = decoder["decoders"].as_array();
-        let kinds: Vec<String> = steps.map_or_else(|| vec![kind(decoder)], |steps| steps.iter().map(kind).collect());
-        let has = |name: &str| kinds.iter().any(|kind| kind == name);
+    fn of(decoder: &Decoder) -> Result<Spelling, TokenizerError> {
+        let steps = decoder.decoders.as_deref().unwrap_or(std::slice::from_ref(decoder));
+        let kinds: Vec<&str> = steps.iter().map(|step| step.kind.as_str()).collect();
+        let has = |name: &str| kinds.contains(&name);
         match () {
             () if has("ByteLevel") => Ok(Spelling::ByteLevel),
             () if has("ByteFallback") || has("Metaspace") => Ok(Spelling::SentencePiece),

@@ -4,24 +4,49 @@ use super::charsmap;
 use super::tokenizer::TokenizerError;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use serde_json::Value;
+use serde::Deserialize;
 use tokenizers::Tokenizer;
 use windlass_checkpoint::HubFolder;
 
-/// The tokenizer that a folder's file describes, and the description.
-pub fn read(folder: &HubFolder) -> Result<(Tokenizer, Value), TokenizerError> {
-    let file = folder.text("tokenizer.json")?.ok_or(TokenizerError::NoTokenizerFile)?;
-    let json: Value = serde_json::from_str(&file).map_err(invalid)?;
-    check_tables(&json["normalizer"])?;
-    Ok((Tokenizer::from_bytes(&file).map_err(invalid)?, json))
+/// What is read of the file beside what the `tokenizers` crate makes of it. All of it as JSON values would take many times its
+/// bytes.
+#[derive(Deserialize)]
+struct Description {
+    normalizer: Option<Normalizer>,
+    decoder: Option<Decoder>,
 }
 
-/// Checks the tables of characters of a normalizer, which may be a sequence of some.
-fn check_tables(normalizer: &Value) -> Result<(), TokenizerError> {
-    if let Some(table) = normalizer["precompiled_charsmap"].as_str() {
+/// A normalizer, or a sequence of some.
+#[derive(Deserialize)]
+struct Normalizer {
+    precompiled_charsmap: Option<String>,
+    normalizers: Option<Vec<Normalizer>>,
+}
+
+/// What turns tokens into text, or a sequence of that.
+#[derive(Default, Deserialize)]
+pub struct Decoder {
+    /// The kind.
+    #[serde(default, rename = "type")]
+    pub kind: String,
+    /// The steps of a sequence.
+    pub decoders: Option<Vec<Decoder>>,
+}
+
+/// The tokenizer that a folder's file describes, and its decoder.
+pub fn read(folder: &HubFolder) -> Result<(Tokenizer, Decoder), TokenizerError> {
+    let file = folder.text("tokenizer.json")?.ok_or(TokenizerError::NoTokenizerFile)?;
+    let Description { normalizer, decoder } = serde_json::from_str(&file).map_err(invalid)?;
+    normalizer.iter().try_for_each(check_tables)?;
+    Ok((Tokenizer::from_bytes(&file).map_err(invalid)?, decoder.unwrap_or_default()))
+}
+
+/// Checks the tables of characters of a normalizer.
+fn check_tables(normalizer: &Normalizer) -> Result<(), TokenizerError> {
+    if let Some(table) = &normalizer.precompiled_charsmap {
         charsmap::check(&BASE64_STANDARD.decode(table).map_err(invalid)?)?;
     }
-    normalizer["normalizers"].as_array().into_iter().flatten().try_for_each(check_tables)
+    normalizer.normalizers.iter().flatten().try_for_each(check_tables)
 }
 
 fn invalid(problem: impl ToString) -> TokenizerError {
