@@ -14,6 +14,7 @@
 mod activations;
 mod buffer;
 pub mod cuda;
+mod fp8;
 mod kv_cache;
 pub mod machine;
 pub mod ops;
@@ -25,6 +26,7 @@ mod testing;
 mod weights;
 
 pub use activations::{ActivationType, Activations};
+pub use fp8::Fp8;
 pub use kv_cache::{KvCache, KvLayout, KvType, RUN_TOKENS as KV_RUN_TOKENS};
 pub use pool::{Pool, Worker};
 pub use simd::{Kernels, UnknownKernels};

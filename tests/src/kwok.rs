@@ -200,7 +200,8 @@ fn found() -> Inspection {
     };
     let kv_bytes_per_token = kv_bytes_per_token(&shape, KvDataType::Bf16);
     let weight_type = "q4_1".into();
-    Inspection { shape, kv_bytes_per_token, weight_type, int8_bytes: None, int4_bytes: None, revision: None }
+    let [int8_bytes, fp8_bytes, int4_bytes] = [None; 3];
+    Inspection { shape, kv_bytes_per_token, weight_type, int8_bytes, fp8_bytes, int4_bytes, revision: None }
 }
 
 /// Answers `/stats` on this machine's admin port, for every pod.

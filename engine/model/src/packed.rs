@@ -1,12 +1,14 @@
 //! Matrices that other tools quantized, turned into the kernels' formats as they are packed.
 //!
 //! Integer codes keep their values ([`codes`]); eight-bit floats and bitsandbytes' codes become integers of eight bits in
-//! groups of 32 ([`floats`]), but for devices that take the former as they are ([`float8`]).
+//! groups of 32 ([`floats`]), but for devices that take the former as they are ([`float8`]). Plain floats become eight-bit
+//! floats first where that is asked for ([`rounded`]).
 
 mod codes;
 mod float8;
 mod floats;
 mod parts;
+mod rounded;
 mod scheme;
 
 use std::ops::Range;
@@ -18,6 +20,7 @@ use codes::Codes;
 pub use float8::Float8;
 use floats::Floats;
 use parts::Parts;
+use rounded::Rounded;
 use scheme::Layout;
 pub(crate) use scheme::Scheme;
 
@@ -37,6 +40,7 @@ pub(crate) struct PackedTensor<'a> {
 enum Content<'a> {
     Codes(Codes<'a>),
     Floats(Floats<'a>),
+    Rounded(Rounded<'a>),
 }
 
 impl<'a> PackedTensor<'a> {
@@ -57,6 +61,21 @@ impl<'a> PackedTensor<'a> {
         Ok(PackedTensor { name: tensor.name, cols, rows: 0..rows, content, source: tensor.bytes })
     }
 
+    /// Plain floats of this `kind` that become eight-bit floats.
+    pub fn rounded(tensor: Tensor<'a>, kind: WeightType, [cols, rows]: [usize; 2]) -> Result<PackedTensor<'a>, String> {
+        let content = Content::Rounded(Rounded::new(kind, tensor.bytes, cols)?);
+        Ok(PackedTensor { name: tensor.name, cols, rows: 0..rows, content, source: tensor.bytes })
+    }
+
+    /// Whether it is, or becomes, eight-bit floats.
+    pub fn is_float8(&self) -> bool {
+        match &self.content {
+            Content::Codes(_) => false,
+            Content::Floats(floats) => floats.is_float8(),
+            Content::Rounded(_) => true,
+        }
+    }
+
     /// Some of the rows that are meant.
     pub fn rows(self, range: Range<usize>) -> PackedTensor<'a> {
         let first = self.rows.start;
@@ -72,7 +91,7 @@ impl<'a> PackedTensor<'a> {
     pub fn check(&self) -> Result<(), String> {
         match &self.content {
             Content::Codes(codes) => codes.check_scales(),
-            Content::Floats(_) => Ok(()),
+            Content::Floats(_) | Content::Rounded(_) => Ok(()),
         }
     }
 
@@ -85,7 +104,7 @@ impl<'a> PackedTensor<'a> {
     pub fn kind(&self) -> WeightType {
         match &self.content {
             Content::Codes(codes) => codes.kind,
-            Content::Floats(_) => WeightType::Q8_0,
+            Content::Floats(_) | Content::Rounded(_) => WeightType::Q8_0,
         }
     }
 
@@ -93,34 +112,32 @@ impl<'a> PackedTensor<'a> {
     pub fn order(&self) -> Option<&[u32]> {
         match &self.content {
             Content::Codes(codes) => codes.order.as_deref(),
-            Content::Floats(_) => None,
+            Content::Floats(_) | Content::Rounded(_) => None,
         }
     }
 
     /// These of its rows and columns as eight-bit floats, where they are such and their scales lie in whole groups of a row.
     pub fn float8(&self, rows: Range<usize>, cols: &Range<usize>) -> Option<Float8> {
-        match &self.content {
+        let some = |rows| match &self.content {
             Content::Codes(_) => None,
-            Content::Floats(floats) => floats.float8(self.rows.start + rows.start..self.rows.start + rows.end, cols),
-        }
+            Content::Floats(floats) => floats.float8(rows, cols),
+            Content::Rounded(rounded) => Some(rounded.float8(rows, cols)),
+        };
+        by_all_processors(self.meant(rows), some)
+            .into_iter()
+            .collect::<Option<Vec<_>>>()?
+            .into_iter()
+            .reduce(Float8::then)
     }
 
-    /// These of its rows and columns, which are whole blocks, as the kernels' file rows of its [`kind`](Self::kind), made
-    /// by all processors.
+    /// These of its rows and columns, which are whole blocks, as the kernels' file rows of its [`kind`](Self::kind).
     pub fn file_rows(&self, rows: Range<usize>, cols: &Range<usize>) -> Vec<u8> {
-        let rows = self.rows.start + rows.start..self.rows.start + rows.end;
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let share = rows.len().div_ceil(threads).max(1);
-        let shares = rows.clone().step_by(share).map(|start| start..rows.end.min(start + share));
-        let parts: Vec<Vec<u8>> = std::thread::scope(|scope| {
-            let workers: Vec<_> = shares.map(|rows| scope.spawn(move || self.some_rows(rows, cols))).collect();
-            let join = |worker: std::thread::ScopedJoinHandle<'_, Vec<u8>>| match worker.join() {
-                Ok(rows) => rows,
-                Err(panic) => std::panic::resume_unwind(panic),
-            };
-            workers.into_iter().map(join).collect()
-        });
-        parts.concat()
+        by_all_processors(self.meant(rows), |rows| self.some_rows(rows, cols)).concat()
+    }
+
+    /// Rows of the tensors.
+    fn meant(&self, rows: Range<usize>) -> Range<usize> {
+        self.rows.start + rows.start..self.rows.start + rows.end
     }
 
     fn some_rows(&self, rows: Range<usize>, cols: &Range<usize>) -> Vec<u8> {
@@ -129,8 +146,25 @@ impl<'a> PackedTensor<'a> {
             match &self.content {
                 Content::Codes(codes) => codes.append_row(row, cols.clone(), &mut out),
                 Content::Floats(floats) => floats.append_row(row, cols.clone(), &mut out),
+                Content::Rounded(rounded) => rounded.append_row(row, cols.clone(), &mut out),
             }
         }
         out
     }
+}
+
+/// What is made of rows, by all processors: parts in the order of rows.
+fn by_all_processors<T: Send>(rows: Range<usize>, make: impl Fn(Range<usize>) -> T + Sync) -> Vec<T> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = rows.len().div_ceil(threads).max(1);
+    let shares = rows.clone().step_by(share).map(|start| start..rows.end.min(start + share));
+    std::thread::scope(|scope| {
+        let make = &make;
+        let workers: Vec<_> = shares.map(|rows| scope.spawn(move || make(rows))).collect();
+        let join = |worker: std::thread::ScopedJoinHandle<'_, T>| match worker.join() {
+            Ok(part) => part,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        workers.into_iter().map(join).collect()
+    })
 }

@@ -2,26 +2,38 @@
 
 use windlass_kernels::{Group, Integer};
 
-/// Float weights become integers.
+/// Float weights take less room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantization {
     name: &'static str,
-    layers: Integer,
+    layers: Narrow,
+}
+
+/// What a matrix of floats becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Narrow {
+    /// In blocks of a row.
+    Integer(Integer),
+    /// Eight-bit floats (e4m3) with a scale for each output.
+    Float8,
 }
 
 const fn int4(name: &'static str, group: Group, symmetric: bool) -> Quantization {
-    Quantization { name, layers: Integer::Int4 { group, symmetric } }
+    Quantization { name, layers: Narrow::Integer(Integer::Int4 { group, symmetric }) }
 }
 
 impl Quantization {
     /// 8 bits in groups of 32.
-    pub const INT8: Quantization = Quantization { name: "int8", layers: Integer::Int8 };
+    pub const INT8: Quantization = Quantization { name: "int8", layers: Narrow::Integer(Integer::Int8) };
+    /// e4m3 with a scale for each output.
+    pub const FP8: Quantization = Quantization { name: "fp8", layers: Narrow::Float8 };
     /// 4 bits in groups of 32 with a minimum.
     pub const INT4: Quantization = int4("int4", Group::Of32, false);
 
     /// All of them. The embedding and the head, which lose more, never get fewer than 8 bits.
-    pub const ALL: [Quantization; 7] = [
+    pub const ALL: [Quantization; 8] = [
         Quantization::INT8,
+        Quantization::FP8,
         Quantization::INT4,
         int4("int4-g64", Group::Of64, false),
         int4("int4-g128", Group::Of128, false),
@@ -45,11 +57,16 @@ impl Quantization {
         Self::ALL.map(Quantization::name).join(", ")
     }
 
-    pub(crate) fn of_layers(self) -> Integer {
+    /// Whether inputs of the matrices are rounded to eight bits, too, by devices that multiply both so.
+    pub(crate) fn rounds_inputs(self) -> bool {
+        self.layers == Narrow::Float8
+    }
+
+    pub(crate) fn of_layers(self) -> Narrow {
         self.layers
     }
 
-    pub(crate) fn of_tables(self) -> Integer {
-        Integer::Int8
+    pub(crate) fn of_tables(self) -> Narrow {
+        Narrow::Integer(Integer::Int8)
     }
 }

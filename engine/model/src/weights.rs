@@ -125,7 +125,7 @@ impl<'a> Manifest<'a> {
     /// Quantizing again what is quantized would lose more than the user thinks.
     fn refuse_quantized_twice(&self, quantization: Option<Quantization>) -> Result<(), TensorError> {
         let Some(asked) = quantization else { return Ok(()) };
-        match self.layer_matrices().any(|matrix| matrix.is_quantized_here()) {
+        match self.layer_matrices().any(|matrix| matrix.is_quantized(asked)) {
             true => Ok(()),
             false => Err(Unsupported::QuantizedTwice { asked: asked.name(), found: self.dominant_type() }.into()),
         }

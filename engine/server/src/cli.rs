@@ -256,7 +256,8 @@ pub struct ServeArgs {
     /// Longest sequence in tokens, prompt and answer together [default: what the model was trained for]
     #[arg(long = bare(flags::MAX_MODEL_LEN), value_name = "TOKENS", help_heading = "Model")]
     pub max_model_len: Option<u32>,
-    /// Weight type: auto, or the one the file holds (q4_1, q8_0, …)
+    /// What float weights become as they are loaded: int8, fp8, int4 (also -g64, -g128, -sym, -g64-sym, -g128-sym);
+    /// auto, or the type that the file holds (q4_1, q8_0, …), as a check
     #[arg(long = bare(flags::QUANTIZATION), default_value = "auto", value_name = "TYPE", help_heading = "Model")]
     pub quantization: String,
     /// How the KV cache holds keys and values: auto (bf16), f16, fp8 or int8 (half the memory), int4
@@ -515,7 +516,7 @@ pub struct EvalArgs {
     /// Model to compare with: usually what the first was quantized from
     #[arg(long, value_name = "MODEL")]
     pub against: Option<PathBuf>,
-    /// int8, int4 (also -g64, -g128, -sym, -g64-sym, -g128-sym): what float weights become as they are loaded
+    /// int8, fp8, int4 (also -g64, -g128, -sym, -g64-sym, -g128-sym): what float weights become as they are loaded
     #[arg(long, value_name = "TYPE")]
     pub quantization: Option<String>,
     /// How the model's KV cache holds keys and values: bf16, f16, fp8, int8 or int4

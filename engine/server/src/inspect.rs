@@ -61,6 +61,7 @@ fn document(file: &Checkpoint, summary: bool, revision: Option<Option<String>>) 
         kv_bytes_per_token: kv_bytes_per_token(&stored.shape, KvDataType::Bf16),
         weight_type: stored.weight_type.to_owned(),
         int8_bytes: converted(Quantization::INT8),
+        fp8_bytes: converted(Quantization::FP8),
         int4_bytes: converted(Quantization::INT4),
         revision: revision.flatten(),
         shape: stored.shape,

@@ -51,8 +51,8 @@ fn managed_flag_rules() -> Value {
     flags::MANAGED.iter().map(rule).collect()
 }
 
-/// Format of the weights. INT8 and INT4 convert floats as they are loaded; every other name is that of the file's own
-/// format and refuses a file of another.
+/// Format of the weights. INT8, FP8 and INT4 convert floats as they are loaded, and FP8 takes those of a file as they are;
+/// every other name is that of the file's own format and refuses a file of another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Quantization {
     /// As the file has them, or as fits.
@@ -61,6 +61,9 @@ pub enum Quantization {
     /// Floats become 8 bits in groups of 32 as they are loaded.
     #[serde(rename = "INT8")]
     Int8,
+    /// Floats become floats of 8 bits (e4m3) with a scale for each output as they are loaded, the embedding and the head
+    /// integers of 8 bits. GPUs that multiply such floats (Ada and later) round activations alike.
+    FP8,
     /// Floats become 4 bits in groups of 32 as they are loaded, the embedding and the head 8 bits.
     #[serde(rename = "INT4")]
     Int4,
@@ -119,7 +122,7 @@ impl Quantization {
     /// What an engine that was told so says it built; `None` for Auto.
     pub fn built(self) -> Option<&'static str> {
         match self {
-            Quantization::Int8 => Some("q8_0"),
+            Quantization::Int8 | Quantization::FP8 => Some("q8_0"),
             Quantization::Int4 => Some("q4_1"),
             as_stored => as_stored.flag(),
         }
@@ -132,8 +135,9 @@ impl Quantization {
 }
 
 /// Every format but Auto, and how `--quantization` spells it.
-const FLAGS: [(Quantization, &str); 18] = [
+const FLAGS: [(Quantization, &str); 19] = [
     (Quantization::Int8, "int8"),
+    (Quantization::FP8, "fp8"),
     (Quantization::Int4, "int4"),
     (Quantization::Q2K, "q2_k"),
     (Quantization::Q3K, "q3_k"),

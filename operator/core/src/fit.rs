@@ -56,6 +56,7 @@ pub enum Fit {
 enum Format {
     AsStored,
     Int8,
+    Fp8,
     Int4,
 }
 
@@ -117,6 +118,7 @@ impl Asker<'_> {
         let formats = match self.service.engine.quantization {
             Quantization::Auto => vec![Format::AsStored, Format::Int8, Format::Int4],
             Quantization::Int8 => vec![Format::Int8],
+            Quantization::FP8 => vec![Format::Fp8],
             Quantization::Int4 => vec![Format::Int4],
             _ => vec![Format::AsStored],
         };
@@ -142,6 +144,7 @@ impl Asker<'_> {
         match format {
             Format::AsStored => Some(self.inspection.shape.weight_bytes),
             Format::Int8 => self.inspection.int8_bytes,
+            Format::Fp8 => self.inspection.fp8_bytes,
             Format::Int4 => self.inspection.int4_bytes,
         }
     }
@@ -268,6 +271,7 @@ impl Way {
         let format = match self.format {
             Format::AsStored => return format!("parallelism.tensor: {}", self.tensor),
             Format::Int8 => "INT8",
+            Format::Fp8 => "FP8",
             Format::Int4 => "INT4",
         };
         let split = if self.tensor > 1 { format!(" with parallelism.tensor: {}", self.tensor) } else { String::new() };
@@ -280,6 +284,7 @@ impl fmt::Display for Way {
         let format = match self.format {
             Format::AsStored => "as stored",
             Format::Int8 => "as INT8",
+            Format::Fp8 => "as FP8",
             Format::Int4 => "as INT4",
         };
         let each = if self.tensor > 1 { format!(" on each of {} GPUs", self.tensor) } else { String::new() };

@@ -123,6 +123,7 @@ pub fn llama_8b() -> Inspection {
         kv_bytes_per_token: 131_072,
         weight_type: "bf16".into(),
         int8_bytes: Some(8_532_152_576),
+        fp8_bytes: Some(8_532_152_576),
         int4_bytes: Some(5_480_000_000),
         revision: None,
     }

@@ -6,7 +6,6 @@ use windlass_kernels::cuda::weights::EightBits;
 use windlass_kernels::cuda::{Device, DriverError, Matrix, Memory, Stream, View};
 
 use super::weights::Weights;
-use crate::config::DecoderConfig;
 
 /// Room for them: one input at a time.
 #[derive(Debug)]
@@ -24,25 +23,20 @@ pub(super) struct InputRoom {
 
 impl InputRoom {
     /// For steps of up to `tokens` tokens.
-    pub fn new(
-        device: &Device,
-        config: &DecoderConfig,
-        weights: &Weights,
-        tokens: usize,
-    ) -> Result<InputRoom, DriverError> {
-        let Lengths { sorted, codes, scales } = Lengths::of(config, weights, tokens);
+    pub fn new(device: &Device, weights: &Weights, tokens: usize) -> Result<InputRoom, DriverError> {
+        let Lengths { sorted, codes, scales } = Lengths::of(weights, tokens);
         Ok(InputRoom {
             sorted: device.allocate(sorted)?,
             codes: device.allocate(codes)?,
             scales: device.allocate(scales)?,
-            rounds: config.rounds_inputs(),
+            rounds: weights.rounds_inputs,
             widens: !weights.batch_invariant,
         })
     }
 
     /// Bytes of it.
-    pub fn bytes(config: &DecoderConfig, weights: &Weights, tokens: usize) -> u64 {
-        let Lengths { sorted, codes, scales } = Lengths::of(config, weights, tokens);
+    pub fn bytes(weights: &Weights, tokens: usize) -> u64 {
+        let Lengths { sorted, codes, scales } = Lengths::of(weights, tokens);
         (2 * sorted + codes + 4 * scales) as u64
     }
 
@@ -90,11 +84,11 @@ struct Lengths {
 }
 
 impl Lengths {
-    fn of(config: &DecoderConfig, weights: &Weights, tokens: usize) -> Lengths {
+    fn of(weights: &Weights, tokens: usize) -> Lengths {
         let widest = |is_meant: &dyn Fn(&Matrix) -> bool| {
             weights.layer_matrices().filter(|matrix| is_meant(matrix)).map(Matrix::cols).max().unwrap_or(0)
         };
-        let rounded = widest(&|matrix| config.rounds_inputs() && matrix.code().is_some());
+        let rounded = widest(&|matrix| weights.rounds_inputs && matrix.code().is_some());
         let sorted = tokens * widest(&|matrix| matrix.order().is_some());
         Lengths { sorted, codes: tokens * rounded, scales: if rounded > 0 { tokens } else { 0 } }
     }

@@ -15,6 +15,7 @@ use super::workspace::Workspace;
 use crate::config::DecoderConfig;
 use crate::load::{LoadError, no_threads};
 use crate::part::Parts;
+use crate::quantization::Quantization;
 use crate::sizes::LoadOptions;
 use crate::weights::Manifest;
 
@@ -36,7 +37,8 @@ impl LoadedPart {
     ) -> Result<LoadedPart, LoadError> {
         let threads = (options.threads / shard.ranks as usize).max(1);
         let pool = Pool::with_kernels(threads, options.kernels).map_err(no_threads(threads))?;
-        let loader = Loader { device, pool: &pool, batch_invariant: options.batch_invariant };
+        let rounds_inputs = config.rounds_inputs() || options.quantization.is_some_and(Quantization::rounds_inputs);
+        let loader = Loader { device, pool: &pool, batch_invariant: options.batch_invariant, rounds_inputs };
         let weights = weights(manifest, &Parts::of(&shard, config), stage, &loader)?;
         let (device, first_token) = (device.clone(), shard.vocabulary.start as usize);
         let config = config.of_rank(&shard, stage);

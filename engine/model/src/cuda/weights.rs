@@ -23,6 +23,8 @@ pub(super) struct Weights {
     pub head: Option<HeadWeights>,
     /// Whether a token's products may not depend on what else is multiplied.
     pub batch_invariant: bool,
+    /// Whether inputs of matrices of eight bits are rounded, too.
+    pub rounds_inputs: bool,
 }
 
 /// What makes logits.
@@ -150,6 +152,7 @@ pub(super) struct Loader<'a> {
     /// Converts what the kernels do not multiply as it is.
     pub pool: &'a Pool,
     pub batch_invariant: bool,
+    pub rounds_inputs: bool,
 }
 
 impl Loader<'_> {
@@ -238,7 +241,8 @@ impl Loader<'_> {
         };
         let norm = norm.map(|norm| self.vector(&norm)).transpose()?;
         let head = norm.zip(output).map(|(norm, output)| HeadWeights { norm, output });
-        Ok(Weights { entry, layers, head, batch_invariant: self.batch_invariant })
+        let Loader { batch_invariant, rounds_inputs, .. } = *self;
+        Ok(Weights { entry, layers, head, batch_invariant, rounds_inputs })
     }
 
     fn vector(&self, values: &[f32]) -> Result<Memory<f32>, DriverError> {
@@ -337,7 +341,8 @@ mod tests {
     #[test]
     fn an_order_of_columns_is_taken_where_an_input_has_one_alone_and_refused_elsewhere() {
         let device = HostMachine::new(Kernels::Record, 7).device(0, 1 << 24);
-        let loader = Loader { device: &device, pool: &Pool::new(1).unwrap(), batch_invariant: true };
+        let loader =
+            Loader { device: &device, pool: &Pool::new(1).unwrap(), batch_invariant: true, rounds_inputs: false };
         let is_refused = |found: CudaError| found.to_string().contains("use a checkpoint without desc_act");
         let dense = |attention: u32, block: u32| {
             let of = |bits: u32, index: u32| bits >> index & 1 == 1;

@@ -53,7 +53,7 @@ impl Workspace {
             picked: device.allocate(lengths.picked)?,
             picked_normed: device.allocate(lengths.picked)?,
             logits: device.allocate(lengths.logits)?,
-            inputs: InputRoom::new(device, config, weights, sizes.tokens)?,
+            inputs: InputRoom::new(device, weights, sizes.tokens)?,
             experts: ExpertRoom::new(device, config, sizes)?,
         })
     }
@@ -63,7 +63,7 @@ impl Workspace {
         let Lengths { hidden, projected, query, gated, splits, picked, logits } = Lengths::of(config, sizes);
         let halves = hidden + projected + 2 * query + 3 * gated + picked;
         let floats = hidden + splits * (config.head_dim + 1) + picked + logits;
-        let inputs = InputRoom::bytes(config, weights, sizes.tokens);
+        let inputs = InputRoom::bytes(weights, sizes.tokens);
         (2 * halves + 4 * floats) as u64 + inputs + ExpertRoom::bytes(config, sizes)
     }
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 use windlass_checkpoint::Tensor;
 use windlass_kernels::Integer;
 
-use super::float8::Float8;
+use super::float8::{self, Float8, e4m3};
 use super::parts::{FloatPart, Parts};
 use super::scheme::{Float8Scales, Layout};
 
@@ -135,27 +135,47 @@ impl<'a> Floats<'a> {
         Ok(Floats { codes, cols, table, width: Width::Nibbles, scales, place: ScalePlace::Run(run) })
     }
 
+    /// Whether they are eight-bit floats.
+    pub fn is_float8(&self) -> bool {
+        self.width == Width::Float8
+    }
+
     /// Appends some columns of a row as the kernels' file of eight-bit integers has it.
     pub fn append_row(&self, row: usize, cols: Range<usize>, out: &mut Vec<u8>) {
+        if self.scales_whole_blocks() {
+            return cols.step_by(float8::BLOCK).for_each(|col| {
+                let codes = &self.codes[row * self.cols + col..][..float8::BLOCK];
+                float8::append_block(codes, self.scale(row, col), out);
+            });
+        }
         let values: Vec<f32> = cols.map(|col| self.value(row, col)).collect();
         Integer::Int8.append_row(&values, out);
     }
 
     /// Some rows and columns as they are, where they are eight-bit floats whose scales belong to whole groups of a row.
     pub fn float8(&self, rows: Range<usize>, cols: &Range<usize>) -> Option<Float8> {
-        let ScalePlace::Blocks { rows: high, cols: wide, across } = self.place else { return None };
+        let ScalePlace::Blocks { cols: wide, .. } = self.place else { return None };
         let by_row = wide >= self.cols;
         let whole = by_row || wide.is_multiple_of(FLOAT8_GROUP) && cols.start.is_multiple_of(wide);
-        if self.width != Width::Float8 || !whole {
+        if !self.is_float8() || !whole {
             return None;
         }
         let group = if by_row { cols.len() } else { wide };
         let codes: Vec<&[u8]> = rows.clone().map(|row| &self.codes[row * self.cols..][cols.clone()]).collect();
         let mut codes = codes.concat();
         codes.iter_mut().filter(|code| **code & 127 == 127).for_each(|nothing| *nothing = 0);
-        let scale = |row: usize, col: usize| self.scales.get(row / high * across + col / wide);
-        let scales = rows.flat_map(|row| cols.clone().step_by(group).map(move |col| scale(row, col))).collect();
+        let scales = rows.flat_map(|row| cols.clone().step_by(group).map(move |col| self.scale(row, col))).collect();
         Some(Float8 { codes, scales, group })
+    }
+
+    /// Whether they are eight-bit floats, every block of which has one scale.
+    fn scales_whole_blocks(&self) -> bool {
+        match self.place {
+            ScalePlace::Blocks { cols, .. } => {
+                self.is_float8() && (cols.is_multiple_of(float8::BLOCK) || cols >= self.cols)
+            }
+            ScalePlace::Run(_) => false,
+        }
     }
 
     fn value(&self, row: usize, col: usize) -> f32 {
@@ -164,11 +184,14 @@ impl<'a> Floats<'a> {
             Width::Nibbles => self.codes[index / 2] >> (4 - index % 2 * 4) & 15,
             Width::Byte | Width::Float8 => self.codes[index],
         };
-        let scale = match self.place {
+        self.table[usize::from(code)] * self.scale(row, col)
+    }
+
+    fn scale(&self, row: usize, col: usize) -> f32 {
+        self.scales.get(match self.place {
             ScalePlace::Blocks { rows, cols, across } => row / rows * across + col / cols,
-            ScalePlace::Run(run) => index / run,
-        };
-        self.table[usize::from(code)] * self.scales.get(scale)
+            ScalePlace::Run(run) => (row * self.cols + col) / run,
+        })
     }
 }
 
@@ -185,28 +208,4 @@ where
     let largest = parts.floats("weight.nested_absmax", [1, count.div_ceil(run as usize)])?;
     let table = parts.floats("weight.nested_quant_map", [1, 256])?.all();
     Ok(Scales::Nested { codes, table, largest, run: run as usize, offset })
-}
-
-/// The value of an eight-bit float of four exponent bits (Micikevicius et al. 2022): no infinities; codes that are no
-/// number count as 0.
-pub(super) fn e4m3(code: u32) -> f32 {
-    let (exponent, mantissa) = (code >> 3 & 15, (code & 7) as f32);
-    let magnitude = match (exponent, code & 7) {
-        (15, 7) => 0.0,
-        (0, _) => mantissa / 512.0,
-        _ => (1.0 + mantissa / 8.0) * 2_f32.powi(exponent as i32 - 7),
-    };
-    if code & 128 == 0 { magnitude } else { -magnitude }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn eight_bit_floats_have_their_published_values() {
-        for (code, value) in [(0x7e, 448.0), (0x38, 1.0), (0x08, 0.015625), (0x07, 0.013671875), (0x01, 0.001953125)] {
-            assert_eq!((e4m3(code), e4m3(code | 128)), (value, -value));
-        }
-    }
 }

@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 
 use windlass_checkpoint::{Checkpoint, ElementType, Tensor};
-use windlass_kernels::{Integer, WeightType};
+use windlass_kernels::WeightType;
 
 use super::matrix::{MatrixTensor, PlainTensor, VectorTensor};
 use super::{TensorError, weight_type};
 use crate::config::{DecoderConfig, Unsupported};
 use crate::names::{self, Name, Naming};
 use crate::packed::{PackedTensor, Scheme};
-use crate::quantization::Quantization;
+use crate::quantization::{Narrow, Quantization};
 
 /// Types of vectors.
 const FLOATS: [WeightType; 3] = [WeightType::F32, WeightType::F16, WeightType::BF16];
@@ -70,7 +70,7 @@ impl<'a> Finder<'a> {
         &mut self,
         name: &str,
         dims: [u64; 2],
-        quantized: Option<Integer>,
+        quantized: Option<Narrow>,
     ) -> Result<MatrixTensor<'a>, TensorError> {
         if let Some(scheme) = self.scheme.filter(|scheme| self.is_packed(*scheme, name)) {
             return self.packed(scheme, name, dims);
@@ -181,11 +181,21 @@ fn is_zero_bias(tensor: &Tensor<'_>) -> bool {
 fn plain<'a>(
     tensor: Tensor<'a>,
     [cols, rows]: [usize; 2],
-    quantized: Option<Integer>,
+    quantized: Option<Narrow>,
 ) -> Result<MatrixTensor<'a>, TensorError> {
     let kind = weight_type(tensor.kind).ok_or_else(|| unsupported(&tensor, &file_types()))?;
-    let quantized = quantized.filter(|_| FLOATS.contains(&kind));
+    let quantized = match quantized.filter(|_| FLOATS.contains(&kind)) {
+        Some(Narrow::Float8) => return rounded(tensor, kind, [cols, rows]),
+        Some(Narrow::Integer(integer)) => Some(integer),
+        None => None,
+    };
     Ok(MatrixTensor::Plain(PlainTensor { name: tensor.name, rows, cols, bytes: tensor.bytes, kind, quantized }))
+}
+
+/// A matrix of floats that become eight-bit floats.
+fn rounded<'a>(tensor: Tensor<'a>, kind: WeightType, size: [usize; 2]) -> Result<MatrixTensor<'a>, TensorError> {
+    let rounded = PackedTensor::rounded(tensor, kind, size);
+    rounded.map(MatrixTensor::Packed).map_err(|problem| TensorError::Packed { name: tensor.name.to_owned(), problem })
 }
 
 fn unsupported(tensor: &Tensor<'_>, supported: &[&str]) -> Unsupported {

@@ -9,13 +9,14 @@ use super::{ShardError, TensorError, weight_type};
 use crate::backend::Packer;
 use crate::packed::PackedTensor;
 use crate::part::Part;
+use crate::quantization::Quantization;
 
 /// A matrix, or some rows of one.
 #[derive(Clone, Debug)]
 pub(super) enum MatrixTensor<'a> {
     /// As the kernels read it, or floats.
     Plain(PlainTensor<'a>),
-    /// As another tool quantized it.
+    /// As another tool quantized it, or floats that become eight-bit floats.
     Packed(PackedTensor<'a>),
 }
 
@@ -63,9 +64,12 @@ impl<'a> MatrixTensor<'a> {
         }
     }
 
-    /// Whether its floats become integers.
-    pub fn is_quantized_here(&self) -> bool {
-        matches!(self, MatrixTensor::Plain(PlainTensor { quantized: Some(_), .. }))
+    /// Whether it is quantized so: its floats become that, or it is there as eight-bit floats.
+    pub fn is_quantized(&self, quantization: Quantization) -> bool {
+        match self {
+            MatrixTensor::Plain(plain) => plain.quantized.is_some(),
+            MatrixTensor::Packed(packed) => quantization == Quantization::FP8 && packed.is_float8(),
+        }
     }
 
     /// Bytes of a part in the type it is packed in.

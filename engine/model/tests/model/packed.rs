@@ -1,13 +1,13 @@
 //! Checkpoints that other tools quantized, against candle on the same weights dequantized by their definitions.
 
 use crate::common::hub::{CHUNK, Family, config, llama_oracle, tokens};
-use crate::common::oracle::{compare, our_logits};
+use crate::common::oracle::{compare, our_logits, our_logits_with};
 use crate::common::tiny::Random;
 use half::f16;
 use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::SafetensorsBuilder;
-use windlass_engine_model::{LoadOptions, build};
+use windlass_engine_model::{ActivationType, LoadOptions, Quantization, build};
 
 /// A matrix `[rows, cols]`: value = scale · (code - zero).
 struct Codes {
@@ -410,6 +410,66 @@ fn floats_of_eight_bits_and_tables_become_integers() {
         assert!(agreement.relative_error() <= 0.05, "{case}: {agreement}");
         assert_eq!(build(&checkpoint, &LoadOptions::default()).unwrap().weight_type, "q8_0", "{case}");
     }
+}
+
+/// But for the smallest of each 32, which are rounded to a step of the largest.
+#[test]
+fn floats_of_eight_bits_keep_their_values() {
+    let options = LoadOptions { activations: ActivationType::Int16, ..LoadOptions::default() };
+    for (case, _, checkpoint, plain) in coded_checkpoints().filter(|(case, ..)| case.contains("fp8")) {
+        let found = our_logits_with(&checkpoint, &tokens(), CHUNK, &options);
+        let agreement = compare(&family(&Value::Null).candle_logits(plain), &found);
+        println!("{case}: {agreement}");
+        assert!(agreement.relative_error() <= 0.008, "{case}: {agreement}");
+    }
+}
+
+/// Floats that become eight-bit floats as they are loaded compute, bit for bit, what a checkpoint of them computes; and of
+/// such a checkpoint that is what it asks for, as it is.
+#[test]
+fn floats_become_eight_bit_floats_as_a_tool_makes_them() {
+    let by_output = json!({"quant_method": "fbgemm_fp8"});
+    let (plain, made) = (family(&Value::Null), family(&by_output));
+    let (mut floats, mut eight_bits) = (SafetensorsBuilder::new(), SafetensorsBuilder::new());
+    for (name, shape, values) in plain.tensors() {
+        floats = floats.tensor_f32(&name, &shape, &values);
+        if !name.ends_with("_proj.weight") {
+            eight_bits = eight_bits.tensor_f32(&name, &shape, &values);
+            continue;
+        }
+        let (codes, scales) = by_largest_of_rows(&values, shape[1] as usize);
+        let scale = format!("{name}_scale");
+        eight_bits = eight_bits.tensor(&name, "F8_E4M3", &shape, &codes).tensor_f32(&scale, &[shape[0], 1], &scales);
+    }
+    let options = LoadOptions { quantization: Some(Quantization::FP8), ..LoadOptions::default() };
+    let logits = |family: &Family, file: SafetensorsBuilder| {
+        our_logits_with(&family.open(&file.build()), &tokens(), CHUNK, &options)
+    };
+    assert_eq!(logits(&plain, floats), logits(&made, eight_bits));
+}
+
+/// The nearest e4m3, with even codes at ties, once the largest of each row is the largest of them; and scales of rows.
+fn by_largest_of_rows(values: &[f32], cols: usize) -> (Vec<u8>, Vec<f32>) {
+    let nearest = |value: f32| {
+        let distance = |code: &u8| ((f64::from(reference_e4m3(*code)) - f64::from(value.abs())).abs(), code & 1);
+        let code = (0..0x7f).min_by(|one, other| distance(one).partial_cmp(&distance(other)).unwrap()).unwrap();
+        if value < 0.0 { code | 128 } else { code }
+    };
+    let rows = values.chunks(cols).map(|row| {
+        let largest = row.iter().fold(0_f32, |largest, value| largest.max(value.abs()));
+        (row.iter().map(|value| nearest(value * (448.0 / largest))).collect::<Vec<u8>>(), largest / 448.0)
+    });
+    let (codes, scales): (Vec<_>, Vec<_>) = rows.unzip();
+    (codes.concat(), scales)
+}
+
+/// What is quantized is not quantized again.
+#[test]
+fn eight_bit_floats_are_quantized_to_nothing_else() {
+    let (_, _, checkpoint, _) = coded_checkpoints().next().unwrap();
+    let int8 = LoadOptions { quantization: Some(Quantization::INT8), ..LoadOptions::default() };
+    let refusal = build(&checkpoint, &int8).map(drop).unwrap_err().to_string();
+    assert!(refusal.contains("cannot be quantized to int8"), "{refusal}");
 }
 
 /// A stream of codes, each of so many bits, in little-endian words.

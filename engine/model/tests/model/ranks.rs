@@ -68,7 +68,7 @@ fn the_parts_of_other_families_are_divided_too() {
     ];
     for family in families {
         let checkpoint = family.open(&family.safetensors());
-        for quantization in [None, Some(Quantization::INT8), Some(Quantization::INT4)] {
+        for quantization in [None, Some(Quantization::INT8), Some(Quantization::FP8), Some(Quantization::INT4)] {
             let error =
                 error_of(&checkpoint, crate::common::hub::VOCABULARY, &LoadOptions { quantization, ..ranks(2) });
             assert!(error <= 1e-3, "{} {quantization:?}: {error}", family.config["model_type"]);
@@ -85,7 +85,7 @@ fn experts_are_divided_by_their_columns() {
     let config = config("qwen2_moe", more);
     let family = Family { config, biases: true, head_norms: false, oracle: llama_oracle };
     let checkpoint = family.open(&family.safetensors());
-    for (quantization, count) in [(None, 2), (None, 4), (Some(Quantization::INT8), 2)] {
+    for (quantization, count) in [(None, 2), (None, 4), (Some(Quantization::INT8), 2), (Some(Quantization::FP8), 2)] {
         let error =
             error_of(&checkpoint, crate::common::hub::VOCABULARY, &LoadOptions { quantization, ..ranks(count) });
         assert!(error <= 1e-3, "{quantization:?} on {count}: {error}");
@@ -116,7 +116,7 @@ fn experts_are_divided_among_ranks_as_they_are() {
     let hub = family.open(&family.safetensors());
     let gguf = Checkpoint::from_bytes(gguf(&family, "qwen2moe")).unwrap();
     for (checkpoint, quantization, count) in
-        [(&hub, None, 2), (&gguf, None, 4), (&hub, Some(Quantization::INT8), 2), (&hub, Some(Quantization::INT8), 4)]
+        [(&hub, None, 2), (&gguf, None, 4), (&gguf, Some(Quantization::FP8), 2), (&hub, Some(Quantization::INT8), 4)]
     {
         let options = LoadOptions { quantization, ..whole_experts(count) };
         let error = error_of(checkpoint, crate::common::hub::VOCABULARY, &options);

@@ -66,13 +66,19 @@ pub struct CpuConfig {
     pub eager: bool,
     /// How finely activations are rounded.
     pub activations: ActivationType,
-    /// The weight type that the file must have; `None` takes any.
+    /// What floats become, or the weight type that the file must have; `None` takes any as it is.
     pub quantization: Option<String>,
     /// The processes that share the layers, if there are several.
     pub pipeline: Option<PipelineConfig>,
 }
 
 impl CpuConfig {
+    /// What weights are computed in, for the fingerprint, where `built` is the type that most of them have: several ways to
+    /// quantize them end in one type.
+    pub fn quantization_flag(&self, built: &str) -> String {
+        format!("quantization={}", self.quantization.as_deref().unwrap_or(built))
+    }
+
     /// How its ranks divide it, for the fingerprint: sums have another order in each way.
     pub fn ranks_flag(&self) -> String {
         let whole_experts = if self.expert_parallel && self.tensor_parallel > 1 { ",whole-experts" } else { "" };

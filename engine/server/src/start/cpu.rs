@@ -55,7 +55,7 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
     let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
     let download_seconds = record::download_seconds(&cpu.model);
     let flags = vec![
-        format!("quantization={weight_type}"),
+        cpu.quantization_flag(weight_type),
         format!("kv-cache-dtype={}", config.batching.kv_data_type.name()),
         format!("activation-dtype={:?}", cpu.activations),
         cpu.ranks_flag(),

@@ -162,7 +162,7 @@ fn run<E: Executor + 'static>(
     let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
     let download_seconds = record::download_seconds(&cpu.model);
     let of_all = [
-        format!("quantization={weight_type}"),
+        cpu.quantization_flag(weight_type),
         format!("kv-cache-dtype={}", config.batching.kv_data_type.name()),
         cpu.ranks_flag(),
     ];

@@ -55,9 +55,10 @@ fn what_cannot_be_scored_is_refused() {
     for (flags, expected) in [
         ("--window-tokens 2", "--window-tokens is 2; it must be at least 4"),
         ("--window-tokens 4096", "the text has"),
-        ("--quantization int3", "--quantization is \"int3\"; it must be one of int8, int4"),
+        ("--quantization int3", "--quantization is \"int3\"; it must be one of int8, fp8, int4"),
         ("--kv-cache-dtype fp8_e5m2", "--kv-cache-dtype"),
         ("--quantization int8", "cannot be quantized to int8"),
+        ("--quantization fp8", "cannot be quantized to fp8"),
     ] {
         let Some(refused) = eval(flags) else { return };
         let message = refused.unwrap_err();

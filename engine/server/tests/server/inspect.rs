@@ -68,7 +68,7 @@ async fn a_url_is_inspected_by_its_header_alone() {
     assert!(local.len() <= MAX_TERMINATION_BYTES, "{}", local.len());
     let local = Inspection::parse(&local).unwrap();
     assert_eq!((local.weight_type.as_str(), local.revision.as_deref()), ("q4_1", None));
-    assert_eq!((local.int8_bytes, local.int4_bytes), (None, None), "integers are not converted");
+    assert_eq!([local.int8_bytes, local.fp8_bytes, local.int4_bytes], [None; 3], "integers are not converted");
     for has_ranges in [true, false] {
         let (web, url) = serve(&model, has_ranges).await;
         let remote = Inspection::parse(&inspected(&url).await.unwrap()).unwrap();

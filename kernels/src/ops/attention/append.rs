@@ -3,10 +3,10 @@
 use half::{bf16, f16};
 
 use super::AttentionRow;
-use super::row::{Fp8, Int4Pair, Value};
+use super::row::{Int4Pair, Value};
 use crate::kv_cache::{Places, RUN_TOKENS};
 use crate::simd::{Kernel, Simd};
-use crate::{KvCache, KvType, Pool};
+use crate::{Fp8, KvCache, KvType, Pool};
 
 /// Writes `keys` and `values`, `[tokens, kv_heads, head_dim]` with the rows' tokens one after the other, into the cache.
 ///

@@ -21,12 +21,12 @@ pub use append::append_kv;
 use kernel::Attend;
 use lines::TILE_KEYS;
 pub use lines::TILE_KEYS as ATTENTION_TILE_KEYS;
-use row::{Fp8, Int4Pair, Value};
+use row::{Int4Pair, Value};
 use state::State;
 
 use crate::kv_cache::Places;
 use crate::simd::{Kernel, Simd};
-use crate::{KvCache, KvLayout, KvType, Pool};
+use crate::{Fp8, KvCache, KvLayout, KvType, Pool};
 
 /// Rows (queries times query heads that share a key-value head) that one worker computes together: each tile of keys
 /// and values is converted once for them.

@@ -82,6 +82,7 @@ fn a_format_that_the_spec_fixes_is_judged_as_such() {
     for (quantization, node, told) in [
         ("BF16", l40s(1), "as stored it needs 16.19 GiB (weights 14.96 GiB"),
         ("INT8", small(1), "as INT8 it needs 9.18 GiB (weights 7.95 GiB"),
+        ("FP8", small(1), "as FP8 it needs 9.18 GiB (weights 7.95 GiB"),
         ("INT4", gtx(), "as INT4 it needs 6.34 GiB (weights 5.10 GiB"),
     ] {
         let fixed = gpu().with("parallelism", json!({"tensor": 1}));
@@ -151,7 +152,7 @@ fn keys_and_values_in_bytes_take_about_half() {
 
 #[test]
 fn integers_are_not_converted() {
-    let packed = Inspection { int8_bytes: None, int4_bytes: None, ..llama_8b() };
+    let packed = Inspection { int8_bytes: None, fp8_bytes: None, int4_bytes: None, ..llama_8b() };
     let message = refused(judged(gpu(), &packed, &[small(1)]));
     assert!(!message.contains("INT8") && !message.contains("INT4"), "{message}");
 }

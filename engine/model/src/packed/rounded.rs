@@ -1,0 +1,47 @@
+//! Plain floats that become eight-bit floats (e4m3) as they are loaded: the largest weight of each output is the largest of
+//! them, whatever part of its row a rank holds.
+
+use std::ops::Range;
+
+use windlass_kernels::{Fp8, WeightType, floats};
+
+use super::float8::{self, Float8};
+
+/// Float weights, `[rows = outputs, cols = inputs]`.
+#[derive(Clone, Debug)]
+pub(super) struct Rounded<'a> {
+    kind: WeightType,
+    bytes: &'a [u8],
+    row_bytes: usize,
+}
+
+impl<'a> Rounded<'a> {
+    /// Those of a tensor of floats with rows of `cols`.
+    pub fn new(kind: WeightType, bytes: &'a [u8], cols: usize) -> Result<Rounded<'a>, String> {
+        match (kind.row_bytes(cols), cols.is_multiple_of(float8::BLOCK)) {
+            (Some(row_bytes), true) => Ok(Rounded { kind, bytes, row_bytes }),
+            _ => Err(format!("its {cols} inputs are no multiple of {} and cannot become fp8: use auto", float8::BLOCK)),
+        }
+    }
+
+    /// Appends some columns of a row as the kernels' file of eight-bit integers has it.
+    pub fn append_row(&self, row: usize, cols: Range<usize>, out: &mut Vec<u8>) {
+        let (codes, scale) = self.row(row, &cols);
+        codes.chunks_exact(float8::BLOCK).for_each(|block| float8::append_block(block, scale, out));
+    }
+
+    /// Some rows and columns.
+    pub fn float8(&self, rows: Range<usize>, cols: &Range<usize>) -> Float8 {
+        let (codes, scales): (Vec<Vec<u8>>, Vec<f32>) = rows.map(|row| self.row(row, cols)).unzip();
+        Float8 { codes: codes.concat(), scales, group: cols.len() }
+    }
+
+    /// Some columns of a row, and what they are multiplied with.
+    fn row(&self, row: usize, cols: &Range<usize>) -> (Vec<u8>, f32) {
+        let values = floats(self.kind, &self.bytes[row * self.row_bytes..][..self.row_bytes]);
+        let largest = values.iter().fold(0_f32, |largest, value| largest.max(value.abs()));
+        let factor = if largest > 0.0 { Fp8::MAX / largest } else { 0.0 };
+        let codes = values[cols.clone()].iter().map(|value| Fp8::nearest(value * factor).to_bits());
+        (codes.collect(), largest / Fp8::MAX)
+    }
+}
