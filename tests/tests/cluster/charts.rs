@@ -82,6 +82,33 @@ fn wrong_values_are_refused_by_name() -> Result<()> {
     Ok(())
 }
 
+/// Values, what is rendered of them, and what is not.
+const RENDERED_OF: [(&str, &[&str], &[&str]); 3] = [
+    ("watchNamespaces={blue,green}", &["--namespace=blue\n", "--namespace=green\n"], &["kind: ClusterRole"]),
+    (
+        "podMonitor.enabled=true,monitoringNamespace=prom,watchNamespaces={blue}",
+        &["--monitoring-namespace=prom\n", "matchNames:\n    - blue\n"],
+        &["any: true"],
+    ),
+    (
+        "prometheusRule.enabled=true,prometheusRule.runbookUrl=https://runbooks.example.com/w",
+        &["runbook_url: https://runbooks.example.com/w#windlassspotlost\n"],
+        &["RUNBOOK_URL", "https://windlass.dev/charts"],
+    ),
+];
+
+#[test]
+fn values_are_where_they_act() -> Result<()> {
+    let Some(cluster) = prepared_cluster()? else { return Ok(()) };
+    for (values, present, absent) in RENDERED_OF {
+        let rendered = operator::template(&cluster, operator::RELEASE, RENDERED, "default", &["--set", values])?;
+        let missing: Vec<_> = present.iter().filter(|part| !rendered.contains(**part)).collect();
+        let left: Vec<_> = absent.iter().filter(|part| rendered.contains(**part)).collect();
+        ensure!(missing.is_empty() && left.is_empty(), "{values}: without {missing:?}, with {left:?}");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_rendering_with_certificates_that_are_given_is_always_the_same() -> Result<()> {
     let Some(cluster) = prepared_cluster()? else { return Ok(()) };
