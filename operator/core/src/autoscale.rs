@@ -39,6 +39,9 @@ pub struct Supply<'a> {
     pub serving: Vec<(&'a str, Timestamp)>,
     /// Pods that drain.
     pub leaving: i32,
+    /// Pods that served and are not ready now, those that are overdue left out: a ReplicaSet would take them before the
+    /// pod that was chosen.
+    pub faltering: i32,
     /// Pods are being replaced by those of another template.
     pub is_rolling: bool,
     /// Replicas asked for so long ago that they should serve, and do not.

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::names::{DELETION_COST, GIVEN_UP, ROUTED, TEMPLATE_HASH, WORKLOAD_LABEL, WorkloadKind};
+use crate::names::{DELETION_COST, ENGINE_CONTAINER, GIVEN_UP, ROUTED, TEMPLATE_HASH, WORKLOAD_LABEL, WorkloadKind};
 use crate::observed::Observed;
 use crate::pod::{Condition, Pod, Status};
 use crate::standby;
@@ -215,6 +215,12 @@ impl<'a> FleetPod<'a> {
         let found = self.pod.status.scheduled.as_ref().filter(|found| found.fails())?;
         let is_it = found.reason.as_deref() == Some("Unschedulable") && !self.is_placed();
         found.since.filter(|_| is_it)
+    }
+
+    /// Whether it has served since its engine was started, and does not now: streams may still be with it.
+    pub fn has_faltered(&self) -> bool {
+        let engine = self.pod.status.containers.iter().find(|container| &*container.name == ENGINE_CONTAINER);
+        self.stage == Stage::Waiting && engine.is_some_and(|engine| engine.started)
     }
 
     /// Whether it serves.

@@ -226,6 +226,7 @@ fn supply<'a>(
     asked: i32,
     now: Timestamp,
 ) -> Supply<'a> {
+    let limit = minus(now, service.rollout.progress_deadline());
     // A spare that was called upon serves since then, whenever it became ready.
     let called = memory.last_up.filter(|_| standby.is_routed).unwrap_or(Timestamp::MIN);
     let since = |pod: &fleet::FleetPod<'a>| match pod.stage {
@@ -236,6 +237,7 @@ fn supply<'a>(
         asked,
         serving: fleet.pods().filter(|pod| !standby.holds(pod)).filter_map(since).collect(),
         leaving: fleet::count(fleet.pods().filter(|pod| pod.stage == Stage::Leaving)),
+        faltering: fleet::count(fleet.pods().filter(|pod| pod.has_faltered() && !is_late(pod, limit))),
         is_rolling: fleet.is_rolling(),
         overdue: overdue(service, fleet, now),
         cold_starts: fleet.ready().filter_map(fleet::FleetPod::cold_start).collect(),
@@ -249,11 +251,15 @@ fn overdue(service: &ValidatedService, fleet: &Fleet<'_>, now: Timestamp) -> i32
     let late = |workload: &fleet::Workload<'_>| {
         let waits_for_spot =
             |pod: &fleet::FleetPod<'_>| falls_back(workload.kind) && pod.unschedulable_since().is_some();
-        let is_late = |pod: &fleet::FleetPod<'_>| pod.waiting_since().is_some_and(|since| since <= limit);
-        let pods = workload.live().filter(|pod| is_late(pod) && !waits_for_spot(pod));
+        let pods = workload.live().filter(|pod| is_late(pod, limit) && !waits_for_spot(pod));
         fleet::count(pods) + workload.refused(limit)
     };
     fleet.workloads.iter().map(late).sum()
+}
+
+/// Whether the pod has not served since `limit` or longer.
+fn is_late(pod: &fleet::FleetPod<'_>, limit: Timestamp) -> bool {
+    pod.waiting_since().is_some_and(|since| since <= limit)
 }
 
 #[cfg(test)]

@@ -78,6 +78,9 @@ pub struct Container {
     /// How often it was started again.
     #[serde(default)]
     pub restart_count: i32,
+    /// Its startup probe has succeeded since it was started last.
+    #[serde(default)]
+    pub started: bool,
     /// What it does.
     #[serde(default)]
     pub state: State,
@@ -306,7 +309,7 @@ mod tests {
                 "phase": "Running", "podIP": "10.0.0.1",
                 "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "1970-01-01T00:00:40Z"}],
                 "containerStatuses": [{
-                    "name": "engine", "image": "i", "restartCount": 3, "state": {"running": {"startedAt": null}},
+                    "name": "engine", "image": "i", "restartCount": 3, "started": true, "state": {"running": {"startedAt": null}},
                     "lastState": {"terminated": {"exitCode": 7, "message": "m"}},
                 }],
             },
@@ -325,6 +328,7 @@ mod tests {
         assert_eq!(pod.annotation("windlass.dev/template-hash"), Some("h"));
         assert_eq!(pod.label("theirs"), Some("1"), "a selector of somebody's autoscaler may name it");
         assert_eq!((pod.created(), pod.is_leaving()), (Timestamp::from_second(30).ok(), true));
+        assert!(pod.status.containers[0].started);
         assert_eq!(pod.status.containers[0].last_state.terminated.as_ref().map(|ended| ended.exit_code), Some(7));
         assert_eq!((pod.status.phase.as_deref(), pod.status.pod_ip.as_deref()), (Some("Running"), Some("10.0.0.1")));
         let own = Metadata::metadata(&pod);

@@ -83,6 +83,7 @@ impl Policy for Builtin {
             asked: self.spot.as_ref().map_or(tick.replicas(), |spot| spot.wanted),
             serving: tick.ready().map(|pod| (pod.name.as_str(), since(pod))).collect(),
             leaving: tick.pods.iter().filter(|pod| pod.phase == PodPhase::Draining).count() as i32,
+            faltering: 0,
             is_rolling: false,
             overdue: 0,
             cold_starts: tick.ready().filter_map(|pod| Some((since(pod), cold_start(pod)?))).collect(),

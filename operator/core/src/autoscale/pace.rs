@@ -249,8 +249,8 @@ fn up(policy: &Policy, supply: &Supply<'_>, memory: &Memory, period: Duration, n
     Paced { replicas, blockers: vec![blocker], next_change: since.map(|since| plus(since, period)) }
 }
 
-/// One replica fewer, when nothing speaks against it. One that does not serve goes first, so a replica for which there
-/// is no node never keeps the others.
+/// One replica fewer, when nothing speaks against it. One that never came to serve goes first, so a replica for which there
+/// is no node never keeps the others; one that served and is not ready now may hold streams, and is waited for.
 fn down(policy: &Policy, supply: &Supply<'_>, signals: &Signals, memory: &Memory, now: Timestamp) -> Paced {
     let window = policy.down_window;
     let settle = if memory.speed.costs().is_some() { SETTLE_DOWN_KNOWN } else { SETTLE_DOWN }.min(window);
@@ -262,6 +262,7 @@ fn down(policy: &Policy, supply: &Supply<'_>, signals: &Signals, memory: &Memory
     ];
     let others = [
         (supply.leaving > 0).then(|| "a replica still drains".to_owned()),
+        (supply.faltering > 0).then(|| "a replica that served is not ready now".to_owned()),
         supply.is_rolling.then(|| "a rollout is under way".to_owned()),
         (!signals.silent.is_empty()).then(|| "no recent reading of every replica".to_owned()),
     ];

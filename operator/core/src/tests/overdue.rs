@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use jiff::SignedDuration;
 use k8s_openapi::api::apps::v1::DeploymentCondition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
+use windlass_engine_contract::stats::Stats;
 
 use crate::plan::Step;
 use crate::testing::cluster::Cluster;
@@ -85,6 +87,43 @@ fn a_replica_that_does_not_come_within_the_progress_deadline_is_stuck() {
         let reasons = [899, 900].map(|seconds| reason_after(patient(), seconds, hinder));
         assert_eq!(reasons, ["AwaitingReplicas", "ReplicasStuck"], "{index}");
     }
+}
+
+/// Replicas asked of three that idle, and what keeps one from going, when one of them is not ready for so many seconds.
+fn idle_with_one_unready(has_served: bool, seconds: i64) -> (Option<i32>, Vec<String>) {
+    let mut cluster = Cluster::serving(service().builtin(1, 4, 500).build());
+    cluster.carry_out(&Step::Scale { deployment: "llama".into(), replicas: 3 });
+    cluster.run_controllers();
+    cluster.start_pods();
+    let read = |cluster: &mut Cluster, wait: i64| {
+        cluster.pass(wait);
+        let idle = Stats { utilization: Some(0.0), uptime_seconds: cluster.now.as_second() as f64, ..stats() };
+        cluster.live().iter().for_each(|pod| cluster.read(pod, idle.clone()));
+        cluster.reconcile();
+    };
+    read(&mut cluster, 1);
+    let since = cluster.now + SignedDuration::from_secs(1000 - seconds);
+    let condition =
+        json!({"type": "Ready", "status": "False", "reason": "ContainersNotReady", "lastTransitionTime": Time(since)});
+    let engine = json!({"name": "engine", "started": has_served, "state": {"running": {"startedAt": Time(since)}}});
+    let status = serde_json::from_value(json!({"conditions": [condition], "containerStatuses": [engine]}));
+    let unready = cluster.live().remove(1);
+    cluster.change_pod(&unready, |pod| pod.status = status.expect("a pod's status"));
+    read(&mut cluster, 1000);
+    let status = cluster.service.status.as_ref().and_then(|status| status.autoscaling.clone());
+    (cluster.replicas("llama"), status.expect("a decision").blockers)
+}
+
+#[test]
+fn no_replica_goes_while_one_that_served_is_not_ready() {
+    let (replicas, blockers) = idle_with_one_unready(true, 20);
+    assert_eq!((replicas, blockers.len()), (Some(3), 1), "{blockers:?}");
+    assert!(blockers[0].contains("served is not ready"), "{blockers:?}");
+    for (has_served, seconds) in [(false, 20), (true, 600), (false, 600)] {
+        let (replicas, blockers) = idle_with_one_unready(has_served, seconds);
+        assert_eq!((replicas, blockers), (Some(2), Vec::new()), "{has_served} {seconds}");
+    }
+    assert_eq!(idle_with_one_unready(true, 599).0, Some(3));
 }
 
 /// Those are run on demand instead; of those that have a node, or may have no other, nothing is known but that they are late.

@@ -202,6 +202,7 @@ fn a_replica_goes_only_when_nothing_else_moves() {
     // Of four, the one that does not serve is the one to go: it may never find a node.
     Situation { asked: 4, ..calm() }.gives(ScaleDown, 3, Reason::LowUtilization);
     Situation { leaving: 1, ..calm() }.is_blocked_by("drains");
+    Situation { asked: 4, faltering: 1, ..calm() }.is_blocked_by("a replica that served is not ready now");
     Situation { is_rolling: true, ..calm() }.is_blocked_by("rollout");
     let just_changed = Memory { last_change: Some(at(NOW - 30)), ..calm().memory };
     Situation { memory: just_changed, ..calm() }.is_blocked_by("less than 60 seconds ago");

@@ -150,6 +150,7 @@ impl World {
             asked,
             serving: serving.map(|(name, replica)| (name.as_str(), at(100_000 + replica.ready_at))).collect(),
             leaving: 0,
+            faltering: 0,
             is_rolling: false,
             overdue: 0,
             cold_starts: Vec::new(),
