@@ -63,6 +63,11 @@ pub struct InferenceServiceStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1_000_000))]
     pub spot_fallback_replicas: Option<i32>,
+    /// Replicas for spot that are on no spot node: each waits for one, or runs on another node because that had room. Those
+    /// of spotFallbackReplicas left out. Absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub spot_missing_replicas: Option<i32>,
     /// The first name to put in a request's `model` field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]

@@ -212,6 +212,7 @@ fn reading(service: &InferenceService) -> ServiceReading {
         desired: status.desired_replicas.into(),
         ready: status.ready_replicas.into(),
         spot_fallback: status.spot_fallback_replicas.unwrap_or(0).into(),
+        spot_missing: status.spot_missing_replicas.unwrap_or(0).into(),
         scaling: status.autoscaling.as_ref().map(scaling),
         cold_start: status.cold_start.as_ref().map(phases).unwrap_or_default(),
         fingerprints: status.fingerprints,

@@ -20,6 +20,7 @@ pub struct Metrics {
     desired: IntGaugeVec,
     ready: IntGaugeVec,
     spot_fallback: IntGaugeVec,
+    spot_missing: IntGaugeVec,
     recommended: IntGaugeVec,
     load: GaugeVec,
     forecast: GaugeVec,
@@ -42,6 +43,8 @@ pub struct ServiceReading {
     pub ready: i64,
     /// Of those, how many run on demand because no spot node came.
     pub spot_fallback: i64,
+    /// Replicas for spot that are on no spot node.
+    pub spot_missing: i64,
     /// What the autoscaler says, in mode Builtin.
     pub scaling: Option<ScalingReading>,
     /// Seconds of each phase of its slowest cold start.
@@ -142,6 +145,11 @@ impl Metrics {
                 "Replicas that run on demand because no spot node came.",
                 &["namespace", "name"],
             )?,
+            spot_missing: gauges(
+                "spot_missing_replicas",
+                "Replicas for spot that wait for a spot node, or run on another.",
+                &["namespace", "name"],
+            )?,
             recommended,
             load: autoscaler("load_replicas", "Full replicas' worth of the tokens that arrive.")?,
             forecast: autoscaler(
@@ -202,7 +210,9 @@ impl Metrics {
     /// # Errors
     /// A value that the text format cannot carry.
     pub fn render(&self, services: &[ServiceReading]) -> Result<String, prometheus::Error> {
-        for vector in [&self.services, &self.desired, &self.ready, &self.spot_fallback, &self.recommended, &self.served]
+        let spot = [&self.spot_fallback, &self.spot_missing];
+        for vector in
+            [&self.services, &self.desired, &self.ready, &self.recommended, &self.served].into_iter().chain(spot)
         {
             vector.reset();
         }
@@ -214,6 +224,7 @@ impl Metrics {
             self.desired.with_label_values(&labels).set(service.desired);
             self.ready.with_label_values(&labels).set(service.ready);
             self.spot_fallback.with_label_values(&labels).set(service.spot_fallback);
+            self.spot_missing.with_label_values(&labels).set(service.spot_missing);
             if let Some(scaling) = &service.scaling {
                 self.recommended.with_label_values(&labels).set(scaling.recommended);
                 let values = scaling.need.iter().flat_map(|values| needs.iter().zip(values));
@@ -246,6 +257,7 @@ mod tests {
             desired: 2,
             ready: 1,
             spot_fallback: 0,
+            spot_missing: 4,
             scaling: Some(ScalingReading { recommended: 3, need: Some([1.5, 1.75, 0.7]) }),
             cold_start: vec![("load", 1.25)],
             fingerprints: vec!["fp_1".into()],
@@ -262,6 +274,7 @@ mod tests {
         assert!(both.contains(r#"cold_start_seconds{name="a",namespace="team",phase="load"} 1.25"#), "{both}");
         assert!(both.contains(r#"served_info{fingerprint="fp_1",name="b",namespace="team"} 1"#), "{both}");
         assert!(both.contains(r#"windlass_autoscaler_recommended_replicas{name="a",namespace="team"} 3"#), "{both}");
+        assert!(both.contains(r#"spot_missing_replicas{name="a",namespace="team"} 4"#), "{both}");
         let one = metrics.render(&[service("a", "False")]).expect("text");
         assert!(!one.contains(r#"name="b""#), "{one}");
         assert!(!one.contains(r#"status="True""#), "{one}");

@@ -117,6 +117,8 @@ pub struct Counts {
     pub spot: Option<i32>,
     /// On demand because no spot node came.
     pub fallback: i32,
+    /// For spot, and on no spot node.
+    pub off_spot: i32,
 }
 
 /// How the number of replicas came about.
@@ -169,7 +171,7 @@ impl Facts<'_> {
         let checks: Vec<Check> = serving.map(|pod| Check::of(service, pod, observed)).collect();
         let unverified: Vec<&Check> = checks.iter().filter(|check| check.is_current && !check.is_known).collect();
         Findings {
-            counts: counts(service, fleet, standby, &checks, desired, placement),
+            counts: counts(service, fleet, standby, observed, &checks, desired, placement),
             floor: floor(service),
             mismatches: checks.iter().filter_map(|check| check.mismatch.clone()).collect(),
             unverified: count(unverified.iter()),
@@ -232,6 +234,7 @@ fn counts(
     service: &ValidatedService,
     fleet: &Fleet<'_>,
     standby: &Standby,
+    observed: &Observed,
     checks: &[Check],
     desired: i32,
     placement: &Placement,
@@ -251,6 +254,7 @@ fn counts(
         standby: (standby.replicas > 0).then_some(spares),
         spot: spot.map(|spot| count(spot.live()) - placement.probes(spot)),
         fallback: placement.fallback,
+        off_spot: spot.map_or(0, |spot| placement.off_spot(&service.spot, spot, observed.nodes.as_deref())),
     }
 }
 

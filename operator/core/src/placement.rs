@@ -5,10 +5,13 @@
 //! on spot again, and on-demand replicas go as they come. That spot was given up is in status: a probe that is replaced by
 //! another has asked for a moment only.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Node;
 
+use crate::build::affinity;
 use crate::fleet::{Fleet, FleetPod, Workload, count};
 use crate::names::WorkloadKind;
 use crate::validate::SpotPolicy;
@@ -104,6 +107,19 @@ impl Placement {
     /// Pods that are only asked whether there is a node: no replicas.
     pub fn probes(&self, workload: &Workload<'_>) -> i32 {
         count(workload.live().filter(|pod| self.is_probe(workload.kind, pod)))
+    }
+
+    /// Replicas of the spot workload that are on no spot node: they find none, or run on another. Where `nodes` may not be
+    /// read, those that find none.
+    pub fn off_spot(&self, policy: &SpotPolicy, spot: &Workload<'_>, nodes: Option<&[Arc<Node>]>) -> i32 {
+        let is_on =
+            |node: &Arc<Node>, pod: &FleetPod<'_>| node.metadata.name.as_deref() == pod.pod.spec.node_name.as_deref();
+        let is_elsewhere = |pod: &FleetPod<'_>| {
+            let node = nodes.into_iter().flatten().find(|node| is_on(node, pod));
+            node.is_some_and(|node| !affinity::is_spot(policy, node))
+        };
+        let misses = |pod: &&FleetPod<'_>| pod.unschedulable_since().is_some() || is_elsewhere(pod);
+        count(spot.live().filter(|pod| !self.is_probe(spot.kind, pod)).filter(misses))
     }
 
     /// Whether the pod, of a workload of this kind, is only asked whether there is a node.

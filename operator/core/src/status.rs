@@ -91,6 +91,7 @@ fn of_findings(
         spot_replicas: counts.spot,
         standby_replicas: counts.standby,
         spot_fallback_replicas: (counts.fallback > 0).then_some(counts.fallback),
+        spot_missing_replicas: (counts.off_spot > 0).then_some(counts.off_spot),
         selector: Some(findings.selector.clone()),
         url: Some(findings.url.clone()),
         served_name: Some(findings.served_name.clone()),

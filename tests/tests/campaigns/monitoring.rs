@@ -58,7 +58,7 @@ fn every_panel_and_every_measurement_has_data() -> Result<()> {
 }
 
 /// What the alerts compare, of the service under load.
-const MEASUREMENTS: [&str; 8] = [
+const MEASUREMENTS: [&str; 9] = [
     r#"windlass:time_to_first_token_seconds:p99{windlass_dev_inference_service="measured"}"#,
     r#"windlass:inter_token_latency_seconds:p99{windlass_dev_inference_service="measured"}"#,
     r#"windlass:requests:rate5m{windlass_dev_inference_service="measured"}"#,
@@ -66,5 +66,6 @@ const MEASUREMENTS: [&str; 8] = [
     r#"windlass:generation_tokens:rate1m{windlass_dev_inference_service="measured"}"#,
     r#"windlass:requests_running:sum{windlass_dev_inference_service="measured"}"#,
     r#"windlass_operator_spot_fallback_replicas{name="measured"}"#,
+    r#"windlass_operator_spot_missing_replicas{name="measured"}"#,
     "windlass:objective:error_ratio",
 ];

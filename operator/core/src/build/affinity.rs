@@ -4,7 +4,7 @@
 //! alternative the user gave; to require one of several is the product of both lists.
 
 use k8s_openapi::api::core::v1::{
-    Affinity, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PreferredSchedulingTerm,
+    Affinity, Node, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PreferredSchedulingTerm,
 };
 use windlass_operator_api::spot::SpotMode;
 
@@ -77,6 +77,18 @@ fn off_spot(spot: &SpotPolicy) -> Alternatives {
         return vec![SPOT_LABELS.map(|(key, value)| is_not(key, value)).to_vec()];
     }
     spot.node_selector.iter().map(|(key, value)| vec![is_not(key, value)]).collect()
+}
+
+/// Whether `node` is one that [`on_spot`] asks for.
+pub(crate) fn is_spot(spot: &SpotPolicy, node: &Node) -> bool {
+    let has = |key: &str, value: &str| {
+        let labels = node.metadata.labels.as_ref();
+        labels.and_then(|labels| labels.get(key)).is_some_and(|found| found == value)
+    };
+    match spot.node_selector.is_empty() {
+        true => SPOT_LABELS.iter().any(|(key, value)| has(key, value)),
+        false => spot.node_selector.iter().all(|(key, value)| has(key, value)),
+    }
 }
 
 fn requirement(key: &str, operator: &str, values: Vec<String>) -> NodeSelectorRequirement {

@@ -71,6 +71,55 @@ fn spot_is_given_up_after_the_wait_and_taken_back_once_all_that_was_asked_for_is
     }
 }
 
+/// Replicas for spot that status tells to be on no spot node: pods of the spot workload are on these nodes in turn, and find
+/// none after the last; nodes by number, of which 0 and 1 are spot.
+fn missing(spot: serde_json::Value, nodes: &[usize], are_read: bool) -> Option<i32> {
+    let mut cluster = Cluster::serving(service().with("replicas", json!(3)).with("spot", spot).build());
+    let pods: Vec<String> = cluster.live().into_iter().filter(|name| name.starts_with("llama-spot")).collect();
+    for (index, pod) in pods.iter().enumerate() {
+        match nodes.get(index) {
+            Some(node) => cluster.change_pod(pod, |pod| pod.spec.node_name = Some(format!("node-{node}").into())),
+            None => cluster.strand(pod),
+        }
+    }
+    let labels =
+        [json!({"karpenter.sh/capacity-type": "spot"}), json!({"pool": "cheap"}), json!({}), json!({"pool": "x"})];
+    let node = |(number, labels)| json!({"metadata": {"name": format!("node-{number}"), "labels": labels}});
+    let nodes = labels.iter().enumerate().map(node).map(|node| serde_json::from_value(node).expect("a node"));
+    cluster.observed.nodes = are_read.then(|| nodes.map(Arc::new).collect());
+    cluster.reconcile();
+    cluster.service.status.expect("a status").spot_missing_replicas
+}
+
+#[test]
+fn replicas_for_spot_that_wait_or_are_elsewhere_are_told() {
+    let prefer = || json!({"mode": "Prefer", "onDemandBase": 1});
+    let own = || json!({"mode": "Require", "onDemandBase": 1, "nodeSelector": {"pool": "cheap"}});
+    let falling_back = || json!({"mode": "Prefer", "onDemandBase": 1, "fallbackAfterSeconds": 60});
+    for (spot, nodes, are_read, told) in [
+        (prefer(), &[0, 0][..], true, None),
+        (prefer(), &[0, 1], true, Some(1)),
+        (prefer(), &[2, 3], true, Some(2)),
+        (prefer(), &[2, 3], false, None),
+        (prefer(), &[0], true, Some(1)),
+        (prefer(), &[], false, Some(2)),
+        (prefer(), &[0, 9], true, None),
+        (own(), &[1, 1], true, None),
+        (own(), &[0, 3], true, Some(2)),
+        (own(), &[1], true, Some(1)),
+        (falling_back(), &[0], true, Some(1)),
+    ] {
+        assert_eq!(missing(spot.clone(), nodes, are_read), told, "{spot} {nodes:?} {are_read}");
+    }
+    let mut cluster = Cluster::serving(service().with("replicas", json!(3)).with("spot", falling_back()).build());
+    let pods: Vec<String> = cluster.live().into_iter().filter(|name| name.starts_with("llama-spot")).collect();
+    pods.iter().for_each(|pod| cluster.strand(pod));
+    cluster.pass(60);
+    cluster.reconcile();
+    let status = cluster.service.status.expect("a status");
+    assert_eq!((status.spot_fallback_replicas, status.spot_missing_replicas), (Some(2), None), "each is told once");
+}
+
 proptest! {
     /// One replica more or fewer moves one workload by one: a victim is never moved between workloads.
     #[test]
