@@ -151,6 +151,24 @@ impl Cluster {
         Ok(())
     }
 
+    /// Gives an image that is on the node of our own cluster another name.
+    ///
+    /// # Errors
+    /// When there is no such image, or the cluster is a user's.
+    pub fn tag(&self, image: &str, other: &str) -> Result<()> {
+        ensure!(self.is_own(), "the images of this cluster are not ours");
+        command::output(Command::new(script()).args(["tag", image, other])).map(drop)
+    }
+
+    /// Where certificate (`.crt`) and key (`.key`) lie that our own cluster's API server shows to those it asks for others;
+    /// `None` on a user's cluster.
+    pub fn front_proxy(&self) -> Option<PathBuf> {
+        match &self.kind {
+            Kind::Own { state } => Some(state.join("pki/front-proxy")),
+            Kind::Users { .. } => None,
+        }
+    }
+
     /// Lets the node of our own cluster advertise so many of a resource, for scheduling only: there is no such thing.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! The operator as users install it: two charts.
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -127,6 +128,15 @@ pub fn pods(cluster: &Cluster) -> Result<Vec<Pod>> {
     let pods: Vec<Pod> = cluster.kubectl().list(&["get", "pods", "-n", NAMESPACE, SELECTOR])?;
     ensure!(!pods.is_empty(), "the operator has no pods");
     Ok(pods)
+}
+
+/// Name of its pod that acts.
+///
+/// # Errors
+/// kubectl's own words, or that nobody leads.
+pub fn leader(cluster: &Cluster) -> Result<String> {
+    let lease: Lease = cluster.kubectl().get(&["get", "lease", RELEASE, "-n", NAMESPACE])?;
+    lease.spec.and_then(|spec| spec.holder_identity).context("nobody leads")
 }
 
 /// Folder of a chart.

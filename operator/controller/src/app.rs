@@ -100,7 +100,7 @@ impl Operator {
     async fn serve_custom_metrics(&self) -> Infallible {
         let Some(config) = &self.config.custom_metrics else { return std::future::pending().await };
         let (client, scrape) = (self.client.clone(), self.config.scrape);
-        custom_metrics::serve(client, config, &self.config.scopes, scrape, &self.metrics, custom_metrics::RETRY).await
+        custom_metrics::serve(client, config, &self.config.scopes, scrape, &self.metrics, custom_metrics::PAUSES).await
     }
 
     /// Serves, whenever this replica leads where a lease is asked for, until the shutdown.

@@ -26,40 +26,51 @@ use std::time::Duration;
 
 /// The API service that the aggregation layer knows this API by. A cluster has one server of it.
 const API_SERVICE: &str = "v1beta2.custom.metrics.k8s.io";
-/// Between looks at whose the API service is, while it is not ours.
-const OWNER_CHECK: Duration = Duration::from_secs(60);
 
-/// Before it is tried again after a failure.
-pub const RETRY: Duration = Duration::from_secs(10);
+/// How long is waited for what.
+#[derive(Clone, Copy)]
+pub struct Pauses {
+    /// Before it is tried again after a failure.
+    pub retry: Duration,
+    /// Between looks at whose the API service is.
+    pub owner_check: Duration,
+}
 
-/// Reads engines and answers, as long as it is polled. Where it cannot, that is said, and tried again after `retry`: the rest
-/// of the operator goes on without.
+/// As the program waits.
+pub const PAUSES: Pauses = Pauses { retry: Duration::from_secs(10), owner_check: Duration::from_secs(60) };
+
+/// Reads engines and answers, as long as it is polled. Where it cannot, or may not any more, that is said, and tried again
+/// after a pause: the rest of the operator goes on without.
 pub async fn serve(
     client: Client,
     config: &CustomMetricsConfig,
     scopes: &[Scope],
     scrape: ScrapeConfig,
     metrics: &Metrics,
-    retry: Duration,
+    pauses: Pauses,
 ) -> Infallible {
     loop {
-        let Err(error) = attempt(&client, config, scopes, scrape, metrics).await;
+        let Err(error) = attempt(&client, config, scopes, scrape, metrics, pauses.owner_check).await;
         metrics.serves_custom_metrics(false);
-        tracing::error!(error = format!("{error:#}"), ?retry, "custom metrics are not served");
-        tokio::time::sleep(retry).await;
+        tracing::error!(error = format!("{error:#}"), retry = ?pauses.retry, "custom metrics are not served");
+        tokio::time::sleep(pauses.retry).await;
     }
 }
 
 /// # Errors
-/// The port, the certificate or the cluster's authority cannot be had, or are lost.
+/// The port, the certificate or the cluster's authority cannot be had, or the API service goes to another server.
 async fn attempt(
     client: &Client,
     config: &CustomMetricsConfig,
     scopes: &[Scope],
     scrape: ScrapeConfig,
     metrics: &Metrics,
+    owner_check: Duration,
 ) -> anyhow::Result<Infallible> {
-    wait_for_ownership(client, config).await;
+    while let Some(owner) = other_owner(client, config).await {
+        tracing::error!(owner, "{API_SERVICE} belongs to another server: custom metrics are not served");
+        tokio::time::sleep(owner_check).await;
+    }
     let clients = front_proxy::published(client).await?;
     let door = Door::open(config.port, &config.certificates, clients).await?;
     let mut readers = FuturesUnordered::new();
@@ -78,30 +89,33 @@ async fn attempt(
     tokio::select! {
         failed = door.serve(answers::router(Arc::new(answers))) => failed,
         _ = readers.next() => anyhow::bail!("the watches have ended"),
+        owner = lost(client, config, owner_check) => anyhow::bail!("{API_SERVICE} belongs to {owner} now"),
     }
 }
 
-/// Returns once the API service names our own Service, or may not be looked at. While it names another, that server
-/// goes on as it is.
-async fn wait_for_ownership(client: &Client, config: &CustomMetricsConfig) {
-    let api = Api::<APIService>::all(client.clone());
+/// Returns the owner once the API service is another server's.
+async fn lost(client: &Client, config: &CustomMetricsConfig, owner_check: Duration) -> String {
     loop {
-        match api.get_opt(API_SERVICE).await {
-            Ok(Some(found)) if !is_ours(&found, config) => {
-                let owner = found.spec.and_then(|spec| spec.service).unwrap_or_default();
-                tracing::error!(
-                    namespace = owner.namespace,
-                    service = owner.name,
-                    "{API_SERVICE} belongs to another server: custom metrics are not served"
-                );
-            }
-            Ok(_) => return,
-            Err(error) => {
-                tracing::warn!(error = %crate::error::chain(&error), "{API_SERVICE} cannot be looked at");
-                return;
-            }
+        tokio::time::sleep(owner_check).await;
+        if let Some(owner) = other_owner(client, config).await {
+            return owner;
         }
-        tokio::time::sleep(OWNER_CHECK).await;
+    }
+}
+
+/// Whose the API service is: namespace and name of another Service than ours. `None` also where it may not be looked at, or
+/// where there is none yet. The other server goes on as it is.
+async fn other_owner(client: &Client, config: &CustomMetricsConfig) -> Option<String> {
+    match Api::<APIService>::all(client.clone()).get_opt(API_SERVICE).await {
+        Ok(found) => {
+            let other = found.filter(|found| !is_ours(found, config))?;
+            let owner = other.spec.and_then(|spec| spec.service).unwrap_or_default();
+            Some(format!("{}/{}", owner.namespace.unwrap_or_default(), owner.name.unwrap_or_default()))
+        }
+        Err(error) => {
+            tracing::warn!(error = %crate::error::chain(&error), "{API_SERVICE} cannot be looked at");
+            None
+        }
     }
 }
 
@@ -113,28 +127,42 @@ fn is_ours(found: &APIService, config: &CustomMetricsConfig) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::FakeApi;
-    use serde_json::json;
+    use crate::testing::{Authority, FakeApi};
+    use serde_json::{Value, json};
+    use std::path::PathBuf;
 
-    fn config() -> CustomMetricsConfig {
-        CustomMetricsConfig {
-            port: 0,
-            certificates: "/nowhere".into(),
-            service: "windlass".into(),
-            namespace: Some("w".into()),
+    const AUTHENTICATION: &str = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+    const REGISTRATION: &str = "/apis/apiregistration.k8s.io/v1/apiservices/v1beta2.custom.metrics.k8s.io";
+    const SCRAPE: ScrapeConfig =
+        ScrapeConfig { active: Duration::from_secs(5), idle: Duration::from_secs(30), timeout: Duration::from_secs(1) };
+    const HASTE: Pauses = Pauses { retry: Duration::from_millis(1), owner_check: Duration::from_millis(1) };
+
+    fn config(port: u16, certificates: PathBuf) -> CustomMetricsConfig {
+        CustomMetricsConfig { port, certificates, service: "windlass".into(), namespace: Some("w".into()) }
+    }
+
+    fn authentication(authority: &str) -> Value {
+        let data = json!({"requestheader-client-ca-file": authority});
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {}, "data": data})
+    }
+
+    fn registered(service: Value) -> Value {
+        let spec = json!({"groupPriorityMinimum": 100, "versionPriority": 100, "service": service});
+        json!({"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": {}, "spec": spec})
+    }
+
+    /// Waits until the gauge says whether custom metrics are served.
+    async fn told(metrics: &Metrics, is_served: bool) {
+        let line = format!("windlass_operator_custom_metrics_served {}\n", i32::from(is_served));
+        while !metrics.render(&[]).expect("text").contains(&line) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
     #[tokio::test]
     async fn what_cannot_be_served_is_tried_again_and_ends_nothing() {
-        const AUTHENTICATION: &str = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
         let (api, metrics) = (FakeApi::default(), Metrics::new().expect("names"));
         metrics.serves_custom_metrics(true);
-        let scrape = ScrapeConfig {
-            active: Duration::from_secs(5),
-            idle: Duration::from_secs(30),
-            timeout: Duration::from_secs(1),
-        };
         let tried = |wanted: usize| {
             let api = &api;
             async move {
@@ -148,26 +176,49 @@ mod tests {
         let enough = async {
             tried(3).await;
             // What is missing next is no end either.
-            let data = json!({"requestheader-client-ca-file": ""});
-            api.put(AUTHENTICATION, json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {}, "data": data}));
+            api.put(AUTHENTICATION, authentication(""));
             tried(3).await;
+            told(&metrics, false).await;
         };
-        let config = config();
+        let config = config(0, "/nowhere".into());
         tokio::select! {
-            never = serve(api.client(), &config, &[Scope::Cluster], scrape, &metrics, Duration::from_millis(1)) => match never {},
+            never = serve(api.client(), &config, &[Scope::Cluster], SCRAPE, &metrics, HASTE) => match never {},
             () = enough => {}
         }
-        let text = metrics.render(&[]).expect("text");
-        assert!(text.contains("windlass_operator_custom_metrics_served 0\n"), "{text}");
+    }
+
+    /// Nobody leads here: whoever follows answers too.
+    #[tokio::test]
+    async fn a_replica_that_does_not_lead_answers_while_the_api_service_is_ours() {
+        let (api, metrics, authority) = (FakeApi::default(), Metrics::new().expect("names"), Authority::new());
+        api.put(AUTHENTICATION, authentication(&authority.pem));
+        api.put(REGISTRATION, registered(json!({"namespace": "w", "name": "windlass"})));
+        let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
+        let (folder, address) = (authority.folder(), format!("127.0.0.1:{port}"));
+        let config = config(port, folder.clone());
+        let story = async {
+            told(&metrics, true).await;
+            let heard = authority.asks(&address, "/apis/custom.metrics.k8s.io/v1beta2", Some("front-proxy")).await;
+            assert!(!metrics.is_leading() && heard.contains("pods/windlass_waiting_requests"), "{heard}");
+            api.put(REGISTRATION, registered(json!({"namespace": "monitoring", "name": "prometheus-adapter"})));
+            told(&metrics, false).await;
+            let refused = tokio::net::TcpStream::connect(&address).await;
+            assert!(refused.is_err(), "the port is open while another owns the API service");
+            api.put(REGISTRATION, registered(json!({"namespace": "w", "name": "windlass"})));
+            told(&metrics, true).await;
+        };
+        tokio::select! {
+            never = serve(api.client(), &config, &[Scope::Cluster], SCRAPE, &metrics, HASTE) => match never {},
+            () = story => {}
+        }
+        std::fs::remove_dir_all(folder).expect("removed");
     }
 
     #[test]
     fn an_api_service_of_another_server_is_not_ours() {
-        let config = config();
-        let of = |service: serde_json::Value| -> APIService {
-            let object = json!({"spec": {"groupPriorityMinimum": 100, "versionPriority": 100, "service": service}});
-            serde_json::from_value(object).expect("an API service")
-        };
+        let config = config(0, "/nowhere".into());
+        let of =
+            |service: Value| -> APIService { serde_json::from_value(registered(service)).expect("an API service") };
         assert!(is_ours(&of(json!({"namespace": "w", "name": "windlass"})), &config));
         for other in [
             json!({"namespace": "w", "name": "prometheus-adapter"}),

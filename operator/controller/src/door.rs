@@ -156,72 +156,16 @@ async fn answer(stream: TlsStream<TcpStream>, router: Router) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Authority;
     use axum::routing::get;
-    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
-    use rustls::ClientConfig;
-    use rustls::pki_types::ServerName;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio_rustls::TlsConnector;
 
-    /// An authority with the certificates that it gives.
-    struct Authority {
-        issuer: Issuer<'static, KeyPair>,
-        store: Arc<RootCertStore>,
-    }
-
-    impl Authority {
-        fn new() -> Authority {
-            let mut params = CertificateParams::default();
-            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-            let key = KeyPair::generate().expect("a key");
-            let mut store = RootCertStore::empty();
-            store.add(params.self_signed(&key).expect("signed").der().clone()).expect("an authority");
-            Authority { issuer: Issuer::new(params, key), store: Arc::new(store) }
-        }
-
-        fn gives(&self, name: &str) -> (rcgen::Certificate, KeyPair) {
-            let mut params = CertificateParams::new(vec!["localhost".to_owned()]).expect("a name");
-            params.distinguished_name.push(DnType::CommonName, name);
-            let key = KeyPair::generate().expect("a key");
-            (params.signed_by(&key, &self.issuer).expect("signed"), key)
-        }
-
-        /// An open door with a certificate of this authority.
-        async fn door(&self, clients: Clients) -> (String, std::path::PathBuf) {
-            let folder = std::env::temp_dir().join(format!("windlass-door-{:08x}", rand::random::<u32>()));
-            std::fs::create_dir(&folder).expect("a folder");
-            let (certificate, key) = self.gives("server");
-            std::fs::write(folder.join("tls.crt"), certificate.pem()).expect("written");
-            std::fs::write(folder.join("tls.key"), key.serialize_pem()).expect("written");
-            let door = Door::open(0, &folder, clients).await.expect("open");
-            let port = door.listener.local_addr().expect("bound").port();
-            tokio::spawn(door.serve(Router::new().route("/", get(|| async { "come in" }))));
-            (format!("127.0.0.1:{port}"), folder)
-        }
-
-        /// What a client gets that shows a certificate of this name, or none.
-        async fn asks(&self, address: &str, name: Option<&str>) -> String {
-            let provider = Arc::new(ring::default_provider());
-            let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-            let config = config.expect("versions").with_root_certificates(self.store.clone());
-            let config = match name.map(|name| self.gives(name)) {
-                Some((certificate, key)) => {
-                    let key = PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
-                    config.with_client_auth_cert(vec![certificate.der().clone()], key).expect("a pair")
-                }
-                None => config.with_no_client_auth(),
-            };
-            let stream = TcpStream::connect(address).await.expect("listens");
-            let localhost = ServerName::try_from("localhost").expect("a name");
-            let mut heard = Vec::new();
-            // Whether it is turned away in the handshake or after it is no matter.
-            if let Ok(mut stream) = TlsConnector::from(Arc::new(config)).connect(localhost, stream).await {
-                let request = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
-                let _ = stream.write_all(request).await;
-                let _ = stream.read_to_end(&mut heard).await;
-            }
-            String::from_utf8_lossy(&heard).into_owned()
-        }
+    /// An open door with a certificate of this authority.
+    async fn open(authority: &Authority, clients: Clients) -> (String, PathBuf) {
+        let folder = authority.folder();
+        let door = Door::open(0, &folder, clients).await.expect("open");
+        let port = door.listener.local_addr().expect("bound").port();
+        tokio::spawn(door.serve(Router::new().route("/", get(|| async { "come in" }))));
+        (format!("127.0.0.1:{port}"), folder)
     }
 
     #[tokio::test]
@@ -238,13 +182,13 @@ mod tests {
             (vec![], Some("somebody"), true),
             (vec![], None, false),
         ] {
-            let (address, folder) = ours.door(certified(&names)).await;
-            let heard = ours.asks(&address, client).await;
+            let (address, folder) = open(&ours, certified(&names)).await;
+            let heard = ours.asks(&address, "/", client).await;
             assert_eq!(heard.contains("come in"), is_welcome, "{names:?} {client:?}: {heard:?}");
             std::fs::remove_dir_all(folder).expect("removed");
         }
-        let (address, folder) = other.door(certified(&[])).await;
-        assert_eq!(other.asks(&address, Some("front-proxy")).await, "", "another authority's");
+        let (address, folder) = open(&other, certified(&[])).await;
+        assert_eq!(other.asks(&address, "/", Some("front-proxy")).await, "", "another authority's");
         std::fs::remove_dir_all(folder).expect("removed");
     }
 
@@ -258,7 +202,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_that_cannot_be_accepted_does_not_close_the_door() {
-        let (_, folder) = Authority::new().door(Clients::Anybody).await;
+        let folder = Authority::new().folder();
         let door = Door { listener: broken().await, certificates: folder.clone(), clients: Arc::new(Clients::Anybody) };
         assert!(door.listener.accept().await.is_err());
         let served = door.serve(Router::new());

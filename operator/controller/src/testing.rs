@@ -1,6 +1,10 @@
 //! An API server small enough to read: objects by path, server-side apply as a deep merge, versions, and refusals on
 //! request. It stands in for the real one at its own contract, so that tests see which requests are made, and not how.
 
+mod authority;
+
+pub use authority::Authority;
+
 use crate::children::{Children, Form, owner};
 use crate::watches::{Guarded, Stores};
 use axum::Router;

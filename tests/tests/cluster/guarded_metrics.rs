@@ -1,21 +1,19 @@
 //! The operator's metrics behind authentication, as a client sees them that trusts what the chart publishes.
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::Secret;
-use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::json;
-use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::time::Duration;
 use windlass_tests::namespace::Namespace;
 use windlass_tests::operator;
 use windlass_tests::wait::{self, Look};
 
+use crate::secured::{Secured, exchange};
+
 const PORT: u16 = 8443;
 const OPEN_PORT: u16 = 8080;
 const SERVICE: &str = "windlass-metrics";
+const METRICS: &str = "/metrics";
 /// The ServiceAccount that may read, and one that may not.
 const READER: &str = "reader";
 const STRANGER: &str = "stranger";
@@ -36,10 +34,8 @@ pub fn are_for_readers_alone(namespace: &Namespace) -> Result<()> {
     let pods = operator::pods(namespace.cluster())?;
     let address = pods.iter().find_map(|pod| pod.status.as_ref()?.pod_ip.clone()).context("no address")?;
     let address: IpAddr = address.parse()?;
-    let secret: Secret = namespace.cluster().kubectl().get(&["get", "secret", SERVICE, "-n", operator::NAMESPACE])?;
-    let authority = secret.data.and_then(|mut data| data.remove("ca.crt")).context("no authority")?.0;
-
-    let ask = |token: Option<&str>| guarded(SocketAddr::new(address, PORT), &authority, token);
+    let client = Secured::trusting(namespace.cluster(), SERVICE, None)?;
+    let ask = |token: Option<&str>| client.get(SocketAddr::new(address, PORT), METRICS, token);
     for (who, token, status) in [
         ("nobody", None, 401),
         ("a token of no cluster", Some("x".to_owned()), 401),
@@ -58,25 +54,6 @@ pub fn are_for_readers_alone(namespace: &Namespace) -> Result<()> {
     Ok(())
 }
 
-fn guarded(address: SocketAddr, authority: &[u8], token: Option<&str>) -> Result<String> {
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(authority)?)?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    let config = config.with_root_certificates(roots).with_no_client_auth();
-    let name = ServerName::try_from(format!("{SERVICE}.{}.svc", operator::NAMESPACE))?;
-    let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    exchange(StreamOwned::new(ClientConnection::new(Arc::new(config), name)?, stream), token)
-}
-
 fn plain(address: SocketAddr) -> Result<String> {
-    exchange(TcpStream::connect_timeout(&address, PATIENCE)?, None)
-}
-
-fn exchange(mut stream: impl Read + Write, token: Option<&str>) -> Result<String> {
-    let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
-    write!(stream, "GET /metrics HTTP/1.1\r\nhost: {SERVICE}\r\nconnection: close\r\n{token}\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    Ok(answer)
+    exchange(TcpStream::connect_timeout(&address, PATIENCE)?, SERVICE, METRICS, None)
 }

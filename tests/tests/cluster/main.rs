@@ -31,6 +31,7 @@ mod revision;
 mod rollout;
 mod room;
 mod scale_in;
+mod secured;
 mod spot;
 mod standby;
 mod tls;
