@@ -5,6 +5,7 @@ mod convergence;
 mod fit;
 mod hpa;
 mod kstatus;
+mod leader_worker_set;
 mod overdue;
 mod reasons;
 mod refusals;

@@ -1,5 +1,5 @@
-//! What is made for other projects is accepted by their definitions: examples of KEDA and Argo CD, monitors and rules of
-//! the chart by the Prometheus operator.
+//! What is made for other projects is accepted by their definitions: examples of KEDA, Argo CD and LeaderWorkerSet, monitors
+//! and rules of the chart by the Prometheus operator.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -11,6 +11,7 @@ use windlass_tests::{argocd, command, operator, workspace};
 
 /// Releases of Go modules that hold the definitions.
 const KEDA: &str = "github.com/kedacore/keda/v2@v2.17.2";
+const LEADER_WORKER_SET: &str = "sigs.k8s.io/lws@v0.9.0";
 const PROMETHEUS: &str = "github.com/prometheus-operator/prometheus-operator@v0.85.0";
 
 #[test]
@@ -32,6 +33,7 @@ fn what_is_made_for_other_projects_is_accepted_by_their_definitions() -> Result<
 fn definitions() -> Result<Vec<PathBuf>> {
     let mut files = argocd::definitions()?;
     files.push(module(KEDA)?.join("config/crd/bases/keda.sh_scaledobjects.yaml"));
+    files.push(module(LEADER_WORKER_SET)?.join("config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml"));
     let prometheus = module(PROMETHEUS)?.join("example/prometheus-operator-crd");
     let kinds = ["podmonitors", "servicemonitors", "prometheusrules"];
     files.extend(kinds.map(|kind| prometheus.join(format!("monitoring.coreos.com_{kind}.yaml"))));
@@ -47,12 +49,13 @@ fn examples(namespace: &Namespace) -> Result<()> {
     let kubectl = namespace.cluster().kubectl();
     kubectl.apply(&[json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "argocd"}})])?;
     let folder = workspace::root().join("crds/examples");
-    let outcome = ["external-keda.yaml", "argocd-application.yaml"].iter().try_for_each(|name| {
-        let file = folder.join(name);
-        let file = file.to_str().context("a path that is no text")?;
-        let apply = ["apply", "--dry-run=server", "--validate=strict", "-f", file];
-        if name.starts_with("argocd") { kubectl.run(&apply) } else { namespace.run(&apply) }.map(drop)
-    });
+    let outcome =
+        ["external-keda.yaml", "argocd-application.yaml", "leader-worker-set.yaml"].iter().try_for_each(|name| {
+            let file = folder.join(name);
+            let file = file.to_str().context("a path that is no text")?;
+            let apply = ["apply", "--dry-run=server", "--validate=strict", "-f", file];
+            if name.starts_with("argocd") { kubectl.run(&apply) } else { namespace.run(&apply) }.map(drop)
+        });
     kubectl.run(&["delete", "namespace", "argocd", "--timeout=60s"])?;
     outcome
 }

@@ -13,7 +13,7 @@ use crate::testing::cluster::Cluster;
 use crate::testing::{UID, service};
 
 /// The service of an example, as the API server would have it.
-fn example(name: &str) -> InferenceService {
+pub fn example(name: &str) -> InferenceService {
     let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("../../crds/examples/{name}.yaml"));
     let text = std::fs::read_to_string(&file).expect("an example");
     let documents = serde_yaml_ng::Deserializer::from_str(&text).map(serde_yaml_ng::Value::deserialize);
