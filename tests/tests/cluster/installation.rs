@@ -2,13 +2,13 @@
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::coordination::v1::Lease;
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use windlass_tests::chat::{self, Client};
 use windlass_tests::cluster::Cluster;
 use windlass_tests::load::Load;
-use windlass_tests::namespace::{Namespace, with_namespace};
+use windlass_tests::namespace::{Namespace, with_namespace, with_own_nodes};
 use windlass_tests::operator::{self, Installation};
 use windlass_tests::service::{self, Service};
 use windlass_tests::wait::{self, Look};
@@ -95,6 +95,78 @@ fn an_operator_of_one_namespace_has_a_role_there_and_leaves_others_alone() -> Re
     })
 }
 
+#[test]
+fn services_that_ask_for_it_take_a_new_engine_one_after_the_other() -> Result<()> {
+    with_own_nodes("engine-upgrade", |namespace| {
+        let cluster = namespace.cluster();
+        let old = operator::engine_image(cluster)?;
+        let new = format!("{}:{LATER}", old.rsplit_once(':').context("an image without a tag")?.0);
+        cluster.tag(&old, &new)?;
+        let mut automatic = service::simulated(&[]);
+        automatic["rollout"] = json!({"engineUpgrade": "Automatic"});
+        let first = Service::apply(namespace, "first", &automatic)?;
+        let second = Service::apply(namespace, "second", &automatic)?;
+        let other = Service::apply(namespace, "third", &service::simulated(&[]))?;
+        [&first, &second, &other].iter().try_for_each(|service| service.wait_ready(1, PATIENCE))?;
+        let before = Seen::of(namespace, &other)?;
+        let installation = Installation::of(cluster)?;
+        let outcome = (|| {
+            installation.upgrade(&["engine.image.tag=that-nobody-has"])?;
+            wait::until("the first service fails to take it", PATIENCE, || {
+                let engine = Engine::of(&first)?;
+                Ok(Look::when(engine.progress == "ImagePullFailed", (), format!("{engine:?}")))
+            })?;
+            let engine = Engine::of(&second)?;
+            ensure!(engine == Engine::settled(&old), "the second has not waited for the first: {engine:?}");
+            installation.upgrade(&[&format!("engine.image.tag={LATER}")])?;
+            take_turns(&first, &second, &new)
+        })();
+        installation.restore()?;
+        outcome?;
+        ensure!(Seen::of(namespace, &other)? == before, "a service that did not ask for it was touched");
+        Ok(())
+    })
+}
+
+/// Tag of an engine image by another name.
+const LATER: &str = "of-a-later-version";
+
+/// Waits until both services run `image`, and sees that the second did not begin before the first had ended.
+fn take_turns(first: &Service<'_>, second: &Service<'_>, image: &str) -> Result<()> {
+    let mut overtaken = None;
+    wait::until("both services take the new engine", PATIENCE, || {
+        // In this order: what the first has come to in between is no excuse.
+        let (later, earlier) = (Engine::of(second)?, Engine::of(first)?);
+        if later.image == image && earlier != Engine::settled(image) {
+            overtaken.get_or_insert(format!("{earlier:?}"));
+        }
+        let have_it = [&earlier, &later].iter().all(|engine| **engine == Engine::settled(image));
+        Ok(Look::when(have_it, (), format!("{earlier:?}, {later:?}")))
+    })?;
+    ensure!(overtaken.is_none(), "the second began while the first was at {overtaken:?}");
+    Ok(())
+}
+
+/// The engine that a service's pods are made with, and how that goes.
+#[derive(Debug, PartialEq, Eq)]
+struct Engine {
+    image: String,
+    progress: String,
+}
+
+impl Engine {
+    fn of(service: &Service<'_>) -> Result<Engine> {
+        let status = service.read()?.status.context("there is no status")?;
+        let progressing = status.conditions.into_iter().find(|condition| condition.type_ == "Progressing");
+        let image = status.choices.and_then(|choices| choices.engine_image).context("no image is told")?;
+        Ok(Engine { image, progress: progressing.context("no condition Progressing")?.reason })
+    }
+
+    fn settled(image: &str) -> Engine {
+        Engine { image: image.to_owned(), progress: "Complete".to_owned() }
+    }
+}
+
 /// What must not change.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
@@ -124,8 +196,7 @@ fn follow(service: &Service<'_>, replicas: u32) -> Result<()> {
 
 /// Kills the replica that holds the Lease, without a word.
 fn kill_leader(cluster: &Cluster) -> Result<()> {
-    let lease: Lease = cluster.kubectl().get(&["get", "lease", "windlass", "-n", operator::NAMESPACE])?;
-    let holder = lease.spec.and_then(|spec| spec.holder_identity).context("nobody leads")?;
+    let holder = operator::leader(cluster)?;
     let pods = operator::pods(cluster)?;
     let leader = pods.iter().find(|pod| pod.metadata.name.as_ref() == Some(&holder));
     cluster.kill(leader.with_context(|| format!("{holder} leads, which is no pod"))?)
