@@ -25,11 +25,11 @@ use crate::{command, service};
 /// A class of runtimes that is there.
 pub const RUNTIME: &str = "kwok";
 /// The label and the taint of its nodes.
-const NODE: &str = "test.windlass.dev/kwok";
+pub const NODE: &str = "test.windlass.dev/kwok";
 /// Renewed every 10 s: a node that is silent for 50 s counts as lost, and its pods as not ready.
 const LEASE: &str = "--node-lease-duration-seconds=40";
 /// The name that every service on them serves: one responder speaks for all.
-const SERVED_NAME: &str = "shared";
+pub const SERVED_NAME: &str = "shared";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Whether KWOK is on the PATH.
@@ -60,13 +60,8 @@ impl<'a> Kwok<'a> {
         let process = Running::start("kwok", &mut kwok, folder)?;
         let kwok = Kwok { cluster, process };
         let runtime = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": RUNTIME}, "handler": "runc"});
-        let made: Vec<Value> = (0..nodes).map(node).chain([runtime]).collect();
-        cluster.kubectl().apply(&made)?;
-        wait::until("KWOK's nodes are ready", PATIENCE, || {
-            let ready = cluster.kubectl().run(&["get", "nodes", "--selector", NODE, "--no-headers"])?;
-            let ready = ready.lines().filter(|line| line.contains(" Ready ")).count();
-            Ok(Look::when(ready == nodes, (), format!("{ready} are; {}", kwok.process.log())))
-        })?;
+        cluster.kubectl().apply(&[runtime])?;
+        add_nodes(cluster, nodes).with_context(|| kwok.process.log())?;
         Ok(kwok)
     }
 
@@ -90,6 +85,20 @@ impl Drop for Kwok<'_> {
             }
         }
     }
+}
+
+/// Makes so many nodes, those that are there left as they are, and waits until they are ready.
+///
+/// # Errors
+/// When one does not become ready.
+pub fn add_nodes(cluster: &Cluster, nodes: usize) -> Result<()> {
+    cluster.kubectl().apply(&(0..nodes).map(node).collect::<Vec<_>>())?;
+    wait::until("KWOK's nodes are ready", PATIENCE, || {
+        let ready = cluster.kubectl().run(&["get", "nodes", "--selector", NODE, "--no-headers"])?;
+        // A node that is being emptied is ready and cordoned.
+        let ready = ready.lines().filter(|line| line.contains(" Ready ")).count();
+        Ok(Look::when(ready == nodes, (), format!("{ready} are")))
+    })
 }
 
 /// One that has room for whatever [`crate::leaves::changes`] asks for: what finds no node is held back, not changed. Every

@@ -6,3 +6,4 @@ mod faults;
 mod monitoring;
 mod others;
 mod scale;
+mod spot;
