@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::data::Arrivals;
 use crate::error::{GgufError, OpenError};
 use crate::file::GgufFile;
 use crate::hub::HubFolder;
@@ -19,9 +20,14 @@ pub enum Checkpoint {
 impl Checkpoint {
     /// Opens what is at `path`: a GGUF file, a folder with `config.json`, or one with exactly one GGUF checkpoint.
     pub fn open(path: &Path) -> Result<Checkpoint, OpenError> {
+        Checkpoint::open_arriving(path, &|_| None)
+    }
+
+    /// The same where files with tensors may still be on their way: it returns as soon as their headers are there.
+    pub fn open_arriving(path: &Path, arrivals: Arrivals<'_>) -> Result<Checkpoint, OpenError> {
         match HubFolder::is_at(path) {
-            true => Ok(Checkpoint::Hub(HubFolder::open(path)?)),
-            false => GgufFile::open(path).map(Checkpoint::Gguf),
+            true => Ok(Checkpoint::Hub(HubFolder::open_arriving(path, arrivals)?)),
+            false => GgufFile::open_arriving(path, arrivals).map(Checkpoint::Gguf),
         }
     }
 

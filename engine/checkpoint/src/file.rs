@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::data::Arrivals;
 use crate::error::{GgufError, OpenError};
 use crate::header::Header;
 use crate::map::Bytes;
@@ -32,15 +33,20 @@ struct MappedPart {
 impl GgufFile {
     /// Opens the file at `path` with the other parts where it was split, or the only checkpoint in the folder at `path`.
     pub fn open(path: &Path) -> Result<GgufFile, OpenError> {
+        GgufFile::open_arriving(path, &|_| None)
+    }
+
+    /// The same where files may still be on their way.
+    pub fn open_arriving(path: &Path, arrivals: Arrivals<'_>) -> Result<GgufFile, OpenError> {
         let path = find_file(path)?;
-        let part = MappedPart::open(&path)?;
-        let parts = if part.header.part.count > 1 { open_parts(&path, &part)? } else { vec![part] };
+        let part = MappedPart::open(&path, arrivals)?;
+        let parts = if part.header.part.count > 1 { open_parts(&path, &part, arrivals)? } else { vec![part] };
         GgufFile::join(parts).map_err(|source| OpenError::Invalid { path, source })
     }
 
     /// Reads a file's bytes that are already in memory.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<GgufFile, GgufError> {
-        let part = MappedPart::validated(Bytes::Owned(bytes))?;
+        let part = MappedPart::validated(Bytes::from(bytes))?;
         match part.header.part {
             split::Part { count: 1, .. } => GgufFile::join(vec![part]),
             split::Part { number, count, .. } => Err(GgufError::Split { number, count }),
@@ -97,19 +103,20 @@ impl GgufFile {
 }
 
 impl MappedPart {
-    fn open(path: &Path) -> Result<MappedPart, OpenError> {
-        let bytes = File::open(path).and_then(|file| Bytes::map(&file)).map_err(|source| io_error(path, source))?;
+    fn open(path: &Path, arrivals: Arrivals<'_>) -> Result<MappedPart, OpenError> {
+        let bytes = File::open(path).and_then(|file| Bytes::map(&file, arrivals(path)));
+        let bytes = bytes.map_err(|source| io_error(path, source))?;
         MappedPart::validated(bytes).map_err(|source| OpenError::Invalid { path: path.to_owned(), source })
     }
 
     fn validated(bytes: Bytes) -> Result<MappedPart, GgufError> {
-        let header = Header::read(&bytes)?;
+        let header = bytes.read_beginning(|beginning| Header::read(beginning, bytes.len()))?;
         Ok(MappedPart { bytes, header })
     }
 }
 
 /// Opens all parts, in order, of the checkpoint of which `part` at `path` is one.
-fn open_parts(path: &Path, part: &MappedPart) -> Result<Vec<MappedPart>, OpenError> {
+fn open_parts(path: &Path, part: &MappedPart, arrivals: Arrivals<'_>) -> Result<Vec<MappedPart>, OpenError> {
     let split::Part { number, count, .. } = part.header.part;
     let invalid = |path: &Path, source| OpenError::Invalid { path: path.to_owned(), source };
     let Some((name, _, _)) = split::parse(path).filter(|&(_, named, of)| (named, of) == (number, count)) else {
@@ -119,7 +126,7 @@ fn open_parts(path: &Path, part: &MappedPart) -> Result<Vec<MappedPart>, OpenErr
     let mut parts = Vec::new();
     for number in 0..count {
         let path = split::part_path(&name, number, count);
-        let part = MappedPart::open(&path)?;
+        let part = MappedPart::open(&path, arrivals)?;
         let split::Part { number: found, count: found_of, .. } = part.header.part;
         if (found, found_of) != (number, count) {
             return Err(invalid(&path, GgufError::PartNumber { found, found_of, number, count }));

@@ -36,8 +36,9 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// Reads and checks everything up to the tensors' data, and that the data is there.
-    pub fn read(bytes: &[u8]) -> Result<Header, GgufError> {
+    /// Reads and checks everything up to the tensors' data, and that the data is inside the file. `bytes` are the
+    /// beginning of a file of `length`, or all of it.
+    pub fn read(bytes: &[u8], length: usize) -> Result<Header, GgufError> {
         let mut cursor = Cursor::new(bytes);
         let version = read_version(bytes, &mut cursor)?;
         let tensor_count = read_count(&mut cursor, "the number of tensors")?;
@@ -47,7 +48,7 @@ impl Header {
         let part = Part::read(view)?;
         let alignment = read_alignment(view)?;
         let mut tensors = read_tensors(bytes, &mut cursor, tensor_count)?;
-        let data = data_range(bytes, cursor.position(), alignment);
+        let data = data_range(length, cursor.position(), alignment);
         check_places(bytes, &mut tensors, alignment, data.len() as u64)?;
         sort_by_name(bytes, &mut tensors)?;
         Ok(Header { version, metadata, part, tensors, data })
@@ -114,9 +115,8 @@ fn read_tensors(bytes: &[u8], cursor: &mut Cursor<'_>, count: u64) -> Result<Vec
 }
 
 /// From the first aligned byte after the header to the end; empty where the file ends before it.
-fn data_range(bytes: &[u8], header_end: usize, alignment: u64) -> Range<usize> {
-    let start = header_end.next_multiple_of(alignment as usize).min(bytes.len());
-    start..bytes.len()
+fn data_range(length: usize, header_end: usize, alignment: u64) -> Range<usize> {
+    header_end.next_multiple_of(alignment as usize).min(length)..length
 }
 
 /// Every tensor aligned, inside the data, and apart from the others: so all of them together are no more than the file.

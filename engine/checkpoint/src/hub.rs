@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::data::Arrivals;
 use crate::error::HubError;
 use crate::map::Bytes;
 use crate::safetensors::SafetensorsFile;
@@ -42,12 +43,18 @@ impl HubFolder {
 
     /// Opens the folder at `path`.
     pub fn open(path: &Path) -> Result<HubFolder, HubError> {
+        HubFolder::open_arriving(path, &|_| None)
+    }
+
+    /// The same where safetensors may still be on their way.
+    pub fn open_arriving(path: &Path, arrivals: Arrivals<'_>) -> Result<HubFolder, HubError> {
         let config = json(path, "config.json")?.ok_or_else(|| HubError::Missing { path: path.join("config.json") })?;
         let names = match json(path, INDEX)? {
             Some(index) => shard_names(&path.join(INDEX), &index)?,
             None => single_name(path)?,
         };
-        let shards = names.iter().map(|name| SafetensorsFile::open(&path.join(name))).collect::<Result<Vec<_>, _>>()?;
+        let open = |name: &String| SafetensorsFile::open(&path.join(name), arrivals);
+        let shards = names.iter().map(open).collect::<Result<Vec<_>, _>>()?;
         HubFolder::join(Some(path.to_owned()), config, &names, shards)
     }
 
@@ -55,7 +62,7 @@ impl HubFolder {
     pub fn from_bytes(config: &str, weights: Vec<u8>) -> Result<HubFolder, HubError> {
         let config = parse(Path::new("config.json"), config)?;
         let wrong = |source| HubError::Safetensors { path: SINGLE.into(), source };
-        let shard = SafetensorsFile::validated(Bytes::Owned(weights)).map_err(wrong)?;
+        let shard = SafetensorsFile::validated(Bytes::from(weights)).map_err(wrong)?;
         HubFolder::join(None, config, &[SINGLE.to_owned()], vec![shard])
     }
 

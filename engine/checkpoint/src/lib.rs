@@ -2,11 +2,13 @@
 //!
 //! A [`Checkpoint`] is a GGUF file (`ggml`'s `docs/gguf.md`, versions 2 and 3, little-endian) or a folder with
 //! `config.json` and safetensors. Files are mapped, their headers are walked once, and afterwards every string, array and
-//! tensor handed out lies inside the file. This crate knows no model: which tensors there must be, and which element types
+//! tensor handed out lies inside the file. A file may still be on its way ([`Arrival`]): its tensors are known as soon as its
+//! header is there, and whoever reads one's data waits for it. This crate knows no model: which tensors there must be, and which element types
 //! can be computed on, is for its callers to say. It never opens a pickle.
 
 mod checkpoint;
 mod cursor;
+mod data;
 mod error;
 mod file;
 mod header;
@@ -21,6 +23,7 @@ mod types;
 mod value;
 
 pub use checkpoint::Checkpoint;
+pub use data::{Arrival, Arrivals, Data};
 pub use error::{GgufError, HubError, MetadataError, OpenError, SafetensorsError};
 pub use file::GgufFile;
 pub use hub::HubFolder;

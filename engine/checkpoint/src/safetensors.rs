@@ -9,6 +9,7 @@ use std::path::Path;
 use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use crate::data::Arrivals;
 use crate::error::{HubError, SafetensorsError as Error};
 use crate::map::Bytes;
 use crate::tensor::Tensor;
@@ -41,14 +42,14 @@ struct Entry {
 }
 
 impl SafetensorsFile {
-    pub fn open(path: &Path) -> Result<SafetensorsFile, HubError> {
+    pub fn open(path: &Path, arrivals: Arrivals<'_>) -> Result<SafetensorsFile, HubError> {
         let io = |source| HubError::Io { path: path.to_owned(), source };
-        let bytes = File::open(path).and_then(|file| Bytes::map(&file)).map_err(io)?;
+        let bytes = File::open(path).and_then(|file| Bytes::map(&file, arrivals(path))).map_err(io)?;
         SafetensorsFile::validated(bytes).map_err(|source| HubError::Safetensors { path: path.to_owned(), source })
     }
 
     pub fn validated(bytes: Bytes) -> Result<SafetensorsFile, Error> {
-        let entries = read_header(&bytes)?;
+        let entries = bytes.read_beginning(|beginning| read_header(beginning, bytes.len()))?;
         Ok(SafetensorsFile { bytes, entries })
     }
 
@@ -63,23 +64,25 @@ impl SafetensorsFile {
     pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         let found = self.entries.binary_search_by(|entry| entry.name.as_str().cmp(name)).ok()?;
         let Entry { name, dims, kind, start, end } = &self.entries[found];
-        Some(Tensor { name, dims, kind: *kind, bytes: &self.bytes[*start..*end], offset: *start as u64 })
+        let bytes = self.bytes.data(*start..*end);
+        Some(Tensor { name, dims, kind: *kind, bytes, offset: *start as u64 })
     }
 }
 
-fn read_header(bytes: &[u8]) -> Result<Vec<Entry>, Error> {
+/// The entries of a file of `file_bytes`, of which `bytes` are the beginning, or all.
+fn read_header(bytes: &[u8], file_bytes: usize) -> Result<Vec<Entry>, Error> {
     let length = bytes.first_chunk().map(|length| u64::from_le_bytes(*length));
     let length = length.ok_or(Error::TooShort { bytes: bytes.len() })?;
     let available = bytes.len() as u64 - 8;
     if length > available.min(MAX_HEADER_BYTES) {
         return Err(Error::HeaderLength { length, available: available.min(MAX_HEADER_BYTES) });
     }
-    let (header, data) = bytes[8..].split_at(length as usize);
-    let mut json = serde_json::Deserializer::from_slice(header);
-    let reader = EntryReader { data_start: bytes.len() - data.len(), data_bytes: data.len() };
+    let data_start = 8 + length as usize;
+    let mut json = serde_json::Deserializer::from_slice(&bytes[8..data_start]);
+    let reader = EntryReader { data_start, data_bytes: file_bytes - data_start };
     let entries = json.deserialize_map(reader).and_then(|entries| json.end().map(|()| entries));
     let mut entries = entries.map_err(|error| Error::Json(error.to_string()))??;
-    refuse_overlap(&mut entries, bytes.len() - data.len())?;
+    refuse_overlap(&mut entries, data_start)?;
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     refuse_twins(&entries)?;
     Ok(entries)

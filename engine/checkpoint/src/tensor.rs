@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use crate::cursor::Cursor;
+use crate::data::Data;
 use crate::error::GgufError;
+use crate::map::Bytes;
 use crate::metadata::text;
 use crate::types::ElementType;
 
@@ -22,7 +24,7 @@ pub struct Tensor<'a> {
     /// Element type.
     pub kind: ElementType,
     /// Its data, row-major: rows of whole blocks.
-    pub bytes: &'a [u8],
+    pub bytes: Data<'a>,
     /// Where that lies in its file.
     pub offset: u64,
 }
@@ -65,14 +67,14 @@ impl TensorEntry {
         GgufError::DuplicateTensor { name: self.name(bytes).to_owned(), offset: self.name.start }
     }
 
-    /// With its data, all of which begins at `data` of the file.
-    pub fn tensor<'a>(&'a self, bytes: &'a [u8], data: usize) -> Tensor<'a> {
-        let start = data + self.offset as usize;
+    /// The tensor of a file whose data begins at `data_start`.
+    pub fn tensor<'a>(&'a self, file: &'a Bytes, data_start: usize) -> Tensor<'a> {
+        let start = data_start + self.offset as usize;
         Tensor {
-            name: self.name(bytes),
+            name: self.name(file),
             dims: &self.dimensions[..self.dimension_count],
             kind: self.kind,
-            bytes: &bytes[start..start + self.byte_count as usize],
+            bytes: file.data(start..start + self.byte_count as usize),
             offset: start as u64,
         }
     }

@@ -152,7 +152,7 @@ fn tensors(folder: &HubFolder) -> Result<HashMap<String, Tensor>, EncoderError> 
             _ => return Ok(None),
         };
         let shape: Vec<usize> = tensor.dims.iter().rev().map(|dim| *dim as usize).collect();
-        let read = Tensor::from_raw_buffer(tensor.bytes, kind, &shape, &Device::Cpu);
+        let read = Tensor::from_raw_buffer(&tensor.bytes, kind, &shape, &Device::Cpu);
         Ok(Some((tensor.name.to_owned(), read?.to_dtype(DType::F32)?)))
     };
     let read: candle_core::Result<Vec<_>> = folder.tensors().map(float).collect();

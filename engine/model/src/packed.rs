@@ -13,7 +13,7 @@ mod scheme;
 
 use std::ops::Range;
 
-use windlass_checkpoint::Tensor;
+use windlass_checkpoint::{Data, Tensor};
 use windlass_kernels::WeightType;
 
 use codes::Codes;
@@ -33,7 +33,7 @@ pub(crate) struct PackedTensor<'a> {
     rows: Range<usize>,
     content: Content<'a>,
     /// Its codes.
-    source: &'a [u8],
+    source: Data<'a>,
 }
 
 #[derive(Clone, Debug)]
@@ -83,7 +83,7 @@ impl<'a> PackedTensor<'a> {
     }
 
     /// The codes of all rows.
-    pub fn source(&self) -> &'a [u8] {
+    pub fn source(&self) -> Data<'a> {
         self.source
     }
 

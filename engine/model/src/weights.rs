@@ -228,7 +228,7 @@ impl<'a> Manifest<'a> {
     ) -> impl Iterator<Item = Result<Layer<P>, TensorError>> + 's {
         self.layers_of(stage).iter().map(|layer| {
             let packed = layer.pack(packer, parts);
-            layer.matrices().for_each(|matrix| self.checkpoint.release(matrix.source()));
+            layer.matrices().for_each(|matrix| self.checkpoint.release(&matrix.source()));
             packed
         })
     }
@@ -262,7 +262,7 @@ impl<'a> Manifest<'a> {
         parts: &Parts,
     ) -> Result<P::Matrix, TensorError> {
         let packed = table.pack(packer, &parts.vocabulary);
-        self.checkpoint.release(table.source());
+        self.checkpoint.release(&table.source());
         packed
     }
 }

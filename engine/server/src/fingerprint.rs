@@ -28,12 +28,19 @@ pub fn tensors_digest(tensors: &[Tensor<'_>]) -> String {
     digest(tensors, |_| ())
 }
 
-/// `done` is told of the bytes of each tensor once they were read.
+/// `done` is told of the bytes of each tensor once they were read. They are read as they lie in their files, which may
+/// still be on their way.
 fn digest(tensors: &[Tensor<'_>], done: impl Fn(&[u8])) -> String {
-    let mut digest = Sha256::new();
-    for Tensor { name, kind, dims, bytes, offset: _ } in tensors {
-        let data = crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes);
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_by_key(|&tensor| tensors[tensor].bytes.address());
+    let mut sums = vec![0; tensors.len()];
+    for tensor in order {
+        let bytes = tensors[tensor].bytes.get();
+        sums[tensor] = crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes);
         done(bytes);
+    }
+    let mut digest = Sha256::new();
+    for (Tensor { name, kind, dims, .. }, data) in tensors.iter().zip(sums) {
         digest.update(format!("{name} {} {dims:?} {data:016x}\n", kind.name()));
     }
     hex(digest)

@@ -42,7 +42,7 @@ fn read_all(bytes: Vec<u8>) -> bool {
         let rows: u64 = tensor.dims[1..].iter().product();
         let row_bytes = tensor.dims[0] / tensor.kind.block_elements() * tensor.kind.block_bytes();
         assert_eq!(tensor.bytes.len() as u64, rows * row_bytes, "{}", tensor.name);
-        assert_eq!(file.tensor(tensor.name).map(|found| found.bytes), Some(tensor.bytes));
+        assert_eq!(file.tensor(tensor.name).map(|found| found.bytes.get()), Some(tensor.bytes.get()));
     }
     true
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // in a test, a failed unwrap is the failure
 
+mod arriving;
 mod gguf;
 mod hostile;
 mod hub;

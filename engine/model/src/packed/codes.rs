@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use half::f16;
-use windlass_checkpoint::Tensor;
+use windlass_checkpoint::{Data, Tensor};
 use windlass_kernels::{Integer, WeightType};
 
 use super::parts::{FloatPart, Parts};
@@ -23,8 +23,8 @@ pub(super) struct Codes<'a> {
     cols: usize,
     /// Inputs that share a scale.
     group: usize,
-    codes: &'a [u8],
-    zeros: &'a [u8],
+    codes: Data<'a>,
+    zeros: Data<'a>,
     scales: FloatPart<'a>,
     /// The input of every place, where groups are not in the order of inputs (`desc_act`).
     pub order: Option<Vec<u32>>,
@@ -55,12 +55,13 @@ impl<'a> Codes<'a> {
             Layout::Packed { symmetric, .. } => {
                 let codes = parts.codes("i32", [words(cols)?, rows])?;
                 let zeros = || parts.part("weight_zero_point", "i32", [groups, words(rows)?]);
-                let zeros = if symmetric { &[][..] } else { zeros()?.bytes };
+                let zeros = if symmetric { Data::default() } else { zeros()?.bytes };
                 (codes, parts.floats("weight_scale", [groups, rows])?, zeros)
             }
             _ => {
                 let zeros = || parts.part("weight_zero_point", "i8", [groups, rows]);
-                let zeros = if layout == (Layout::Bytes { symmetric: true }) { &[][..] } else { zeros()?.bytes };
+                let zeros =
+                    if layout == (Layout::Bytes { symmetric: true }) { Data::default() } else { zeros()?.bytes };
                 (parts.codes("i8", [cols, rows])?, parts.floats("weight_scale", [groups, rows])?, zeros)
             }
         };
@@ -154,8 +155,8 @@ impl<'a> Codes<'a> {
     fn code(&self, row: usize, place: usize) -> u32 {
         let col = self.order.as_ref().map_or(place, |order| order[place] as usize);
         match self.layout {
-            Layout::Gptq { bits, .. } => bits_at(self.codes, row, self.rows, col, bits),
-            Layout::Awq => nibble(self.codes, (col * self.rows + row) / 8, AWQ_NIBBLE[row % 8]),
+            Layout::Gptq { bits, .. } => bits_at(&self.codes, row, self.rows, col, bits),
+            Layout::Awq => nibble(&self.codes, (col * self.rows + row) / 8, AWQ_NIBBLE[row % 8]),
             Layout::Packed { bits, .. } => {
                 let words = self.cols * bits as usize / 32;
                 bits_at(&self.codes[4 * row * words..], 0, 1, col, bits)
@@ -175,10 +176,10 @@ impl<'a> Codes<'a> {
                     _ => bits_at(words, 0, 1, row, bits),
                 }
             }
-            Layout::Awq => nibble(self.zeros, (group * self.rows + row) / 8, AWQ_NIBBLE[row % 8]),
+            Layout::Awq => nibble(&self.zeros, (group * self.rows + row) / 8, AWQ_NIBBLE[row % 8]),
             // Signed codes are stored plus half their range, and so are zero points.
             Layout::Packed { bits, symmetric: true } => 1 << (bits - 1),
-            Layout::Packed { bits, .. } => bits_at(self.zeros, group, groups, row, bits),
+            Layout::Packed { bits, .. } => bits_at(&self.zeros, group, groups, row, bits),
             Layout::Bytes { symmetric: true } => 128,
             _ => u32::from(self.zeros[row * groups + group] ^ 0x80),
         }

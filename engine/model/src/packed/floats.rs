@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use serde_json::Value;
-use windlass_checkpoint::Tensor;
+use windlass_checkpoint::{Data, Tensor};
 use windlass_kernels::Integer;
 
 use super::float8::{self, Float8, e4m3};
@@ -18,7 +18,7 @@ const FLOAT8_GROUP: usize = 128;
 /// A matrix whose values are computed, `[rows = outputs, cols = inputs]`.
 #[derive(Clone, Debug)]
 pub(super) struct Floats<'a> {
-    codes: &'a [u8],
+    codes: Data<'a>,
     cols: usize,
     /// The value of each code.
     table: Vec<f32>,
@@ -43,7 +43,7 @@ enum Scales<'a> {
     Stored(FloatPart<'a>),
     /// Quantized themselves: codes of a table of 256, scaled by runs, plus an offset.
     Nested {
-        codes: &'a [u8],
+        codes: Data<'a>,
         table: Vec<f32>,
         largest: FloatPart<'a>,
         run: usize,
@@ -123,7 +123,7 @@ impl<'a> Floats<'a> {
     {
         let state = ["weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4"];
         let state = state.iter().find_map(|part| parts.optional(part)).ok_or("its quant_state is missing")?;
-        let state: Value = serde_json::from_slice(state.bytes).map_err(|error| format!("its quant_state: {error}"))?;
+        let state: Value = serde_json::from_slice(&state.bytes).map_err(|error| format!("its quant_state: {error}"))?;
         let run = state["blocksize"].as_u64().filter(|size| (1..=MAX_BLOCK).contains(size));
         let run = run.ok_or_else(|| format!("its quant_state has the blocksize {}", state["blocksize"]))? as usize;
         let codes = parts.codes("u8", [1, (rows * cols).div_ceil(2)])?.bytes;

@@ -1,7 +1,7 @@
 //! The tensors of one quantized matrix, found by name and held to their shapes.
 
 use half::{bf16, f16};
-use windlass_checkpoint::Tensor;
+use windlass_checkpoint::{Data, Tensor};
 use windlass_kernels::{WeightType, floats};
 
 use super::scheme::{Scheme, replace};
@@ -53,7 +53,7 @@ impl<'a, F: Fn(&str) -> Option<Tensor<'a>>> Parts<'_, F> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FloatPart<'a> {
     kind: WeightType,
-    bytes: &'a [u8],
+    bytes: Data<'a>,
 }
 
 impl FloatPart<'_> {
@@ -71,7 +71,7 @@ impl FloatPart<'_> {
 
     /// All of them.
     pub fn all(&self) -> Vec<f32> {
-        floats(self.kind, self.bytes)
+        floats(self.kind, &self.bytes)
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use windlass_checkpoint::Data;
 use windlass_kernels::{Fp8, WeightType, floats};
 
 use super::float8::{self, Float8};
@@ -11,13 +12,13 @@ use super::float8::{self, Float8};
 #[derive(Clone, Debug)]
 pub(super) struct Rounded<'a> {
     kind: WeightType,
-    bytes: &'a [u8],
+    bytes: Data<'a>,
     row_bytes: usize,
 }
 
 impl<'a> Rounded<'a> {
     /// Those of a tensor of floats with rows of `cols`.
-    pub fn new(kind: WeightType, bytes: &'a [u8], cols: usize) -> Result<Rounded<'a>, String> {
+    pub fn new(kind: WeightType, bytes: Data<'a>, cols: usize) -> Result<Rounded<'a>, String> {
         match (kind.row_bytes(cols), cols.is_multiple_of(float8::BLOCK)) {
             (Some(row_bytes), true) => Ok(Rounded { kind, bytes, row_bytes }),
             _ => Err(format!("its {cols} inputs are no multiple of {} and cannot become fp8: use auto", float8::BLOCK)),

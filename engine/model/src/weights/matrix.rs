@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use windlass_checkpoint::Tensor;
+use windlass_checkpoint::{Data, Tensor};
 use windlass_kernels::{Integer, WeightType, floats};
 
 use super::{ShardError, TensorError, weight_type};
@@ -26,7 +26,7 @@ pub(super) struct PlainTensor<'a> {
     pub rows: usize,
     pub cols: usize,
     /// Row-major.
-    pub bytes: &'a [u8],
+    pub bytes: Data<'a>,
     pub kind: WeightType,
     /// What its floats become as they are packed.
     pub quantized: Option<Integer>,
@@ -49,7 +49,7 @@ impl<'a> MatrixTensor<'a> {
     }
 
     /// Most of its bytes in the checkpoint.
-    pub fn source(&self) -> &'a [u8] {
+    pub fn source(&self) -> Data<'a> {
         match self {
             MatrixTensor::Plain(plain) => plain.bytes,
             MatrixTensor::Packed(packed) => packed.source(),
@@ -133,7 +133,7 @@ impl<'a> MatrixTensor<'a> {
 impl<'a> PlainTensor<'a> {
     fn rows(&self, range: Range<usize>) -> PlainTensor<'a> {
         let row_bytes = self.bytes.len() / self.rows;
-        let bytes = &self.bytes[range.start * row_bytes..range.end * row_bytes];
+        let bytes = self.bytes.slice(range.start * row_bytes..range.end * row_bytes);
         PlainTensor { rows: range.len(), bytes, ..*self }
     }
 }
@@ -164,7 +164,7 @@ impl<'a> VectorTensor<'a> {
 
     pub fn pack<P: Packer>(&self, packer: &P, part: &Part) -> P::Vector {
         let kind = weight_type(self.tensor.kind).unwrap_or(WeightType::F32);
-        let mut values = floats(kind, self.tensor.bytes);
+        let mut values = floats(kind, &self.tensor.bytes);
         values.iter_mut().for_each(|value| *value += self.offset);
         packer.vector(part.of_outputs(values))
     }

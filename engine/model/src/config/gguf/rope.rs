@@ -68,7 +68,7 @@ fn rope_factors(file: &GgufFile, name: &'static str, pairs: usize) -> Result<Opt
         let problem = format!("it is {} {:?}, not f32 [{pairs}]", tensor.kind, tensor.dims);
         return Err(ConfigError::Tensor { name, problem });
     }
-    let factors = floats(WeightType::F32, tensor.bytes);
+    let factors = floats(WeightType::F32, &tensor.bytes);
     match factors.iter().find(|factor| !factor.is_finite() || **factor <= 0.0) {
         Some(wrong) => Err(ConfigError::Tensor { name, problem: format!("it holds {wrong}, which divides nothing") }),
         None => Ok(Some(factors)),

@@ -35,7 +35,7 @@ fn dequantize(tensor: &windlass_checkpoint::Tensor<'_>) -> Vec<f32> {
     let named = |kind: &WeightType| kind.name() == tensor.kind.name();
     let kind = WeightType::ALL.into_iter().find(named).unwrap();
     let (cols, rows) = (tensor.dims[0] as usize, tensor.dims[1..].iter().product::<u64>() as usize);
-    let matrix = PackedMatrix::pack(&Pool::new(1).unwrap(), kind, rows, cols, tensor.bytes).unwrap();
+    let matrix = PackedMatrix::pack(&Pool::new(1).unwrap(), kind, rows, cols, &tensor.bytes).unwrap();
     let mut values = vec![0.0; rows * cols];
     values.chunks_exact_mut(cols).enumerate().for_each(|(row, out)| matrix.dequantize_row(row, out));
     values
