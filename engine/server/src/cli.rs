@@ -176,8 +176,15 @@ pub enum SchedulingPolicy {
 /// Flags of `serve`, by vLLM's names where vLLM has them.
 #[derive(Args, Clone, Debug)]
 pub struct ServeArgs {
-    /// GGUF file, or folder that holds exactly one; with `--executor sim` any name will do
+    /// GGUF file, or folder that holds exactly one, or of the hub's kind; or an address as `fetch` takes it (hf://, s3://,
+    /// gs://, az://, oci://, https://), from which it comes while it is loaded; with `--executor sim` any name will do
     pub model: String,
+    /// Where a model that comes from an address is kept, beside others
+    #[arg(long, value_name = "FOLDER", help_heading = "Source")]
+    pub download_dir: Option<PathBuf>,
+    /// How it comes from there.
+    #[command(flatten)]
+    pub download: DownloadArgs,
 
     /// Name that requests give as `model`; repeat it for more [default: the file's name without `.gguf`]
     #[arg(long = bare(flags::SERVED_MODEL_NAME), value_name = "NAME", num_args = 1.., help_heading = "API")]
@@ -440,31 +447,40 @@ pub struct FetchArgs {
     /// Where it goes: the file that the source names, or a folder for the model's files
     #[arg(long = bare(fetch::TO), value_name = "PATH")]
     pub to: PathBuf,
+    /// How it comes there.
+    #[command(flatten)]
+    pub download: DownloadArgs,
+    /// The process.
+    #[command(flatten)]
+    pub process: ProcessArgs,
+}
+
+/// How a model comes from its source, and what is kept of it.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Source")]
+pub struct DownloadArgs {
     /// SHA-256 of the file, 64 hexadecimal digits: required for https://, http:// and -
     #[arg(long = bare(fetch::SHA256), value_name = "HEX")]
     pub sha256: Option<String>,
     /// How the source is reached.
     #[command(flatten)]
     pub access: AccessArgs,
-    /// Folder of contents that models and pods share, on the file system of --to [default: blobs beside --to]
+    /// Folder of contents that models and pods share, on the file system of the model [default: blobs beside it]
     #[arg(long, value_name = "FOLDER")]
     pub cache: Option<PathBuf>,
-    /// Most bytes that the models in the folder of --to may take together. What no engine serves makes room, the longest
+    /// Most bytes that the model and those beside it may take together. What no engine serves makes room, the longest
     /// unused first
     #[arg(long = bare(fetch::CACHE_MAX_BYTES), value_name = "BYTES")]
     pub cache_max_bytes: Option<u64>,
-    /// Removes models in the folder of --to that no engine serves, and that were not asked for in so many seconds
+    /// Removes models beside it that no engine serves, and that were not asked for in so many seconds
     #[arg(long = bare(fetch::CACHE_KEEP_SECONDS), value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(u64::from(fetch::MIN_CACHE_KEEP_SECONDS)..))]
     pub cache_keep_seconds: Option<u64>,
     /// Parts that are downloaded at a time
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub connections: usize,
-    /// Largest file accepted
+    /// Largest model accepted
     #[arg(long, default_value_t = 1 << 40, value_name = "BYTES")]
     pub max_bytes: u64,
-    /// The process.
-    #[command(flatten)]
-    pub process: ProcessArgs,
 }
 
 /// How a model that is elsewhere is reached.

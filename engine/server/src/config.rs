@@ -7,6 +7,7 @@ mod executor;
 use crate::cli::{ServeArgs, UnknownFields};
 use crate::dialogue::{Chosen, DialogueConfig};
 use crate::failure::Failure;
+use crate::fetch::incoming::{self, Incoming};
 use crate::http::tls::TlsSource;
 use crate::reply::ThoughtFormat;
 use crate::speculation::Speculation;
@@ -18,6 +19,7 @@ pub use batching::{Batching, kv_data_type};
 pub use executor::{CpuConfig, DeviceChoice, EncoderConfig, EncoderModel, ExecutorConfig, PipelineConfig, SimConfig};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use windlass_engine_contract::flags;
 use windlass_engine_contract::termination::Reason;
@@ -59,6 +61,8 @@ pub struct Config {
     pub patience: Patience,
     /// Times of the life cycle.
     pub times: LifeTimes,
+    /// The model, where it is still on its way.
+    pub incoming: Option<Arc<Incoming>>,
 }
 
 /// Times of the life cycle.
@@ -132,11 +136,19 @@ impl Config {
             program: PathBuf::from("/proc/self/exe"),
             patience: Patience::default(),
             times: times(args)?,
+            incoming: None,
         })
+    }
+
+    /// The same where the model may be at an address: it begins to come from there.
+    pub fn begin(args: &ServeArgs, first_pause: Duration) -> Result<Config, Failure> {
+        let (args, incoming) = incoming::begin(args, first_pause)?;
+        Ok(Config { incoming, ..Config::from_args(&args)? })
     }
 }
 
-fn served_names(args: &ServeArgs) -> Result<Vec<String>, Failure> {
+/// Names the API answers to.
+pub fn served_names(args: &ServeArgs) -> Result<Vec<String>, Failure> {
     let mut names = args.served_model_name.clone();
     if names.is_empty() {
         let path = Path::new(&args.model);

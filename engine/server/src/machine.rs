@@ -9,6 +9,13 @@ pub fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// Where this program keeps what it can make or fetch again.
+pub fn cache_folder(name: &str) -> PathBuf {
+    let home = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = home.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")));
+    home.unwrap_or_else(std::env::temp_dir).join("windlass").join(name)
+}
+
 /// What the kernel calls the machine; in a pod, the pod's name, in each of its containers.
 pub fn host_name() -> String {
     fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()

@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     let process = command.process().clone();
     let log = telemetry::start(process.log_format, command.log_level());
     let done = match &command {
-        Command::Serve(args) => serve(args),
+        Command::Serve(args) => wait_for(serve_until_told(args)),
         Command::Fetch(args) => fetch::run(args, fetch::FIRST_PAUSE),
         Command::Inspect(args) => inspect::run(args, fetch::FIRST_PAUSE),
         Command::Eval(args) => eval::run(args),
@@ -85,12 +85,6 @@ fn end(failure: &Failure, log: Option<PathBuf>) -> ExitCode {
     ExitCode::from(failure.reason.exit_code())
 }
 
-fn serve(args: &ServeArgs) -> Result<(), Failure> {
-    let config = Config::from_args(args)?;
-    fetch::record::hold(Path::new(&args.model));
-    wait_for(serve_until_told(config))
-}
-
 /// Runs until `work` is done.
 fn wait_for(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -124,9 +118,25 @@ async fn compute_until_told(config: Config, lifecycle: Lifecycle) -> Result<(), 
     }
 }
 
-async fn serve_until_told(config: Config) -> Result<(), Failure> {
+/// What the flags say, with the model if it comes from an address as far as that takes; `None` where a signal comes before.
+async fn begin(args: ServeArgs, lifecycle: &Lifecycle) -> Result<Option<Config>, Failure> {
+    let begin = tokio::task::spawn_blocking(move || {
+        fetch::record::hold(Path::new(&args.model));
+        Config::begin(&args, fetch::FIRST_PAUSE)
+    });
+    tokio::select! {
+        config = begin => config.map_err(|error| Failure::internal(format!("beginning to fetch: {error}")))?.map(Some),
+        () = lifecycle.reached(Stage::Closing) => {
+            info!("stopped before it was ready");
+            Ok(None)
+        }
+    }
+}
+
+async fn serve_until_told(args: &ServeArgs) -> Result<(), Failure> {
     let lifecycle = Lifecycle::default();
     signals::watch(lifecycle.clone())?;
+    let Some(config) = begin(args.clone(), &lifecycle).await? else { return Ok(()) };
     if config.is_headless() {
         return compute_until_told(config, lifecycle).await;
     }

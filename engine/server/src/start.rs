@@ -61,16 +61,11 @@ pub struct StartedModel {
 
 /// Does all of it; takes as long as loading takes.
 pub fn start(config: &Config, monitor: &Arc<Monitor>, clock: Clock) -> Result<Started, Failure> {
-    let started = match &config.executor {
-        ExecutorConfig::Cpu(cpu) => Started::Model(Box::new(match cuda::find(cpu)? {
-            Some(devices) => cuda::start(config, cpu, &devices, monitor, clock)?,
-            None => cpu::start(config, cpu, monitor, clock)?,
-        })),
-        ExecutorConfig::Sim(sim) => Started::Model(Box::new(sim::start(config, sim, monitor, clock)?)),
-        ExecutorConfig::Encoder(encoder) => {
-            Started::Encoder(Box::new(encoder::start(config, encoder, monitor, clock)?))
-        }
+    let explain = |failure| match &config.incoming {
+        Some(incoming) => incoming.explain(failure),
+        None => failure,
     };
+    let started = start_executor(config, monitor, clock).map_err(explain)?;
     let (phases, effective) = (&started.built().start, &started.built().effective);
     info!(seconds = phases.download_seconds, "start: download");
     info!(
@@ -81,6 +76,19 @@ pub fn start(config: &Config, monitor: &Arc<Monitor>, clock: Clock) -> Result<St
     );
     info!(seconds = phases.warm_seconds, kv_blocks = effective.kv_blocks, "start: first token");
     Ok(started)
+}
+
+fn start_executor(config: &Config, monitor: &Arc<Monitor>, clock: Clock) -> Result<Started, Failure> {
+    Ok(match &config.executor {
+        ExecutorConfig::Cpu(cpu) => Started::Model(Box::new(match cuda::find(cpu)? {
+            Some(devices) => cuda::start(config, cpu, &devices, monitor, clock)?,
+            None => cpu::start(config, cpu, monitor, clock)?,
+        })),
+        ExecutorConfig::Sim(sim) => Started::Model(Box::new(sim::start(config, sim, monitor, clock)?)),
+        ExecutorConfig::Encoder(encoder) => {
+            Started::Encoder(Box::new(encoder::start(config, encoder, monitor, clock)?))
+        }
+    })
 }
 
 /// What a model that generates was built with: `config` as far as it decides, and what came of it on a device.
@@ -126,16 +134,24 @@ pub fn work(config: &Config) -> Result<(), Failure> {
 
 /// Opens a checkpoint.
 pub fn open(path: &Path) -> Result<Checkpoint, Failure> {
-    Checkpoint::open(path).map_err(|error| {
-        let reason = match error {
-            OpenError::Hub(HubError::Io { .. } | HubError::Missing { .. } | HubError::NoWeights { .. }) => {
-                Reason::ModelUnavailable
-            }
-            OpenError::Invalid { .. } | OpenError::Hub(_) => Reason::ModelInvalid,
-            _ => Reason::ModelUnavailable,
-        };
-        Failure::new(reason, format!("cannot open the model: {error}"))
-    })
+    Checkpoint::open(path).map_err(open_failure)
+}
+
+/// Opens the checkpoint that is served, which may still be on its way.
+fn open_served(config: &Config, path: &Path) -> Result<Checkpoint, Failure> {
+    config.incoming.as_ref().map_or_else(|| open(path), |incoming| incoming.open())
+}
+
+/// Why a checkpoint was not opened, for the exit code.
+pub fn open_failure(error: OpenError) -> Failure {
+    let reason = match error {
+        OpenError::Hub(HubError::Io { .. } | HubError::Missing { .. } | HubError::NoWeights { .. }) => {
+            Reason::ModelUnavailable
+        }
+        OpenError::Invalid { .. } | OpenError::Hub(_) => Reason::ModelInvalid,
+        _ => Reason::ModelUnavailable,
+    };
+    Failure::new(reason, format!("cannot open the model: {error}"))
 }
 
 /// The tokenizer of a checkpoint.
@@ -166,7 +182,8 @@ impl ReadBeside {
     }
 }
 
-/// Loads, and reads the rest on threads of their own meanwhile.
+/// Loads, and reads the rest on threads of their own meanwhile. Of a model that is still on its way nothing is given out
+/// before all of it is there and verified.
 fn read_beside<T>(
     checkpoint: &Checkpoint,
     config: &Config,
@@ -176,11 +193,16 @@ fn read_beside<T>(
         let text = scope.spawn(|| read_text(checkpoint, config));
         let weights = scope.spawn(|| fingerprint::weights(checkpoint));
         let loaded = load();
+        if let (Err(_), Some(incoming)) = (&loaded, &config.incoming) {
+            incoming.give_up();
+        }
         (text.join(), weights.join(), loaded)
     });
+    let loaded = loaded?;
     let (tokenizer, template) = text.map_err(|_| Failure::internal("reading the tokenizer panicked"))??;
     let weights = weights.map_err(|_| Failure::internal("reading the weights for their digest panicked"))?;
-    Ok((ReadBeside { tokenizer, template, weights }, loaded?))
+    config.incoming.as_ref().map_or(Ok(()), |incoming| incoming.finish())?;
+    Ok((ReadBeside { tokenizer, template, weights }, loaded))
 }
 
 /// The text side of a checkpoint. A chat template that the flags name counts instead of its own.

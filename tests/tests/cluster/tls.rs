@@ -1,4 +1,4 @@
-//! An https server of one file, with ranges, that cuts its first answer short.
+//! An https server of one file, with ranges, that cuts one answer short.
 
 use anyhow::{Context, Result, anyhow};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
@@ -7,6 +7,7 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -14,21 +15,25 @@ use std::sync::{Arc, Mutex};
 pub struct Server {
     address: SocketAddr,
     authority: String,
-    starts: Arc<Mutex<Vec<u64>>>,
+    answers: Answers,
 }
 
+/// Bytes of the file that answers so far had, or were to have.
+type Answers = Arc<Mutex<Vec<Range<u64>>>>;
+
 impl Server {
-    /// Serves `file` at `address` on a free port under a new authority; the first answer ends after `cut` bytes.
+    /// Serves `file` at `address` on a free port under a new authority; the first answer that has
+    /// its byte `cut` ends before it.
     pub fn start(address: IpAddr, file: &Path, cut: u64) -> Result<Server> {
         let (config, authority) = certificates(address)?;
         let listener = TcpListener::bind((address, 0)).with_context(|| format!("cannot listen on {address}"))?;
-        let server = Server { address: listener.local_addr()?, authority, starts: Arc::default() };
-        let (file, starts) = (file.to_owned(), server.starts.clone());
+        let server = Server { address: listener.local_addr()?, authority, answers: Arc::default() };
+        let (file, answers) = (file.to_owned(), server.answers.clone());
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let (config, file, starts) = (config.clone(), file.clone(), starts.clone());
+                let (config, file, answers) = (config.clone(), file.clone(), answers.clone());
                 // A client that goes away ends its thread; what matters is what the client then does.
-                std::thread::spawn(move || answer(stream, config, &file, cut, &starts));
+                std::thread::spawn(move || answer(stream, config, &file, cut, &answers));
             }
         });
         Ok(server)
@@ -43,10 +48,19 @@ impl Server {
         &self.authority
     }
 
-    /// First byte of every attempt at fetching the file so far.
-    pub fn starts(&self) -> Vec<u64> {
-        self.starts.lock().map(|starts| starts.clone()).unwrap_or_default()
+    /// How many answers so far had a byte of the file.
+    pub fn times(&self, byte: u64) -> usize {
+        self.answers.lock().map_or(0, |answers| times(&answers, byte))
     }
+
+    /// Bytes of the file in all answers so far.
+    pub fn sent(&self) -> u64 {
+        self.answers.lock().map_or(0, |answers| answers.iter().map(|answer| answer.end - answer.start).sum())
+    }
+}
+
+fn times(answers: &[Range<u64>], byte: u64) -> usize {
+    answers.iter().filter(|answer| answer.contains(&byte)).count()
 }
 
 fn certificates(address: IpAddr) -> Result<(Arc<ServerConfig>, String)> {
@@ -70,7 +84,7 @@ fn answer(
     config: Arc<ServerConfig>,
     file: &PathBuf,
     cut: u64,
-    starts: &Mutex<Vec<u64>>,
+    answers: &Mutex<Vec<Range<u64>>>,
 ) -> Result<()> {
     let mut tls = BufReader::new(StreamOwned::new(ServerConnection::new(config)?, stream));
     let (start, end) = range(&mut tls)?;
@@ -88,16 +102,15 @@ fn answer(
         "HTTP/1.1 {status}\r\nContent-Length: {}\r\nAccept-Ranges: bytes\r\nETag: \"1\"\r\nConnection: close\r\n\r\n",
         end - start
     );
-    // A range with an end reads the model's header, and is no attempt at fetching it.
-    let is_first = end == length && {
-        let mut starts = starts.lock().map_err(|_| anyhow!("another thread panicked"))?;
-        starts.push(start);
-        starts.len() == 1
+    let is_cut = (start..end).contains(&cut) && {
+        let answers = answers.lock().map_err(|_| anyhow!("another thread panicked"))?;
+        times(&answers, cut) == 0
     };
+    answers.lock().map_err(|_| anyhow!("another thread panicked"))?.push(start..end);
     let tls = tls.get_mut();
     tls.write_all(head.as_bytes())?;
-    std::io::copy(&mut file.take(if is_first { cut } else { end - start }), tls)?;
-    if !is_first {
+    std::io::copy(&mut file.take(if is_cut { cut - start } else { end - start }), tls)?;
+    if !is_cut {
         tls.conn.send_close_notify();
     }
     Ok(tls.flush()?)

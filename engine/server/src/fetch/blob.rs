@@ -1,18 +1,21 @@
-//! A file's content in the cache while it is incomplete: locked, filled in parts in any order, remembered, verified, and
-//! renamed at the end.
+//! A file's content in the cache while it is incomplete: locked, filled in parts in any order, remembered, verified while
+//! it comes, and renamed at the end. Whoever wants to read it meanwhile waits for its beginning to be long enough.
 
 use super::checksum::Checksum;
 use super::listing::{Identity, RemoteFile};
 use super::partial::lock_file;
+use super::proof::Proof;
 use super::storage;
 use crate::failure::Failure;
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use windlass_checkpoint::Arrival;
 use windlass_engine_contract::termination::Reason;
 
 /// Bytes of a part: what a broken connection costs at most.
@@ -38,20 +41,28 @@ pub fn missing_bytes(cache: &Path, file: &RemoteFile) -> u64 {
     file.bytes.saturating_sub(stored)
 }
 
-/// An incomplete file, held by this process alone until it is dropped.
+/// An incomplete file, held by this process alone until it is published or dropped.
+#[derive(Debug)]
 pub struct Blob {
     file: File,
     part: PathBuf,
     target: PathBuf,
     bytes: u64,
-    identity: Identity,
+    proof: Option<Proof>,
     progress: Mutex<Progress>,
+    /// Bytes from the beginning on without a gap.
+    beginning: AtomicU64,
+    /// Told of every part, and of the end.
+    news: Condvar,
 }
 
 /// Which parts are there, and the file that remembers it.
+#[derive(Debug)]
 struct Progress {
     log: File,
     done: BTreeSet<u64>,
+    /// Nothing more will come.
+    has_ended: bool,
 }
 
 impl Blob {
@@ -70,13 +81,28 @@ impl Blob {
         }
         let progress = Progress::open(&target.with_extension("parts"), file.bytes, held.metadata()?.len())?;
         held.set_len(file.bytes)?;
-        let (bytes, identity) = (file.bytes, file.identity.clone());
-        Ok(Some(Blob { file: held, part, target, bytes, identity, progress: Mutex::new(progress) }))
+        let beginning = AtomicU64::new(progress.beginning(file.bytes));
+        let (bytes, proof, progress) = (file.bytes, file.proof(), Mutex::new(progress));
+        Ok(Some(Blob { file: held, part, target, bytes, proof, progress, beginning, news: Condvar::new() }))
+    }
+
+    /// The file, under whatever name.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Its length once it is complete.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The parts that are missing, by where they start.
     pub fn missing(&self) -> Vec<Range<u64>> {
-        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let progress = self.progress();
         let parts = (0..self.bytes).step_by(PART_BYTES as usize);
         let missing = parts.filter(|start| !progress.done.contains(start));
         missing.map(|start| start..self.bytes.min(start + PART_BYTES)).collect()
@@ -90,34 +116,92 @@ impl Blob {
     /// Remembers that the part from `start` on is all there.
     pub fn complete(&self, start: u64) -> io::Result<()> {
         self.file.sync_data()?;
-        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut progress = self.progress();
         writeln!(progress.log, "{start}")?;
         progress.done.insert(start);
+        self.beginning.store(progress.beginning(self.bytes), Ordering::Release);
+        self.news.notify_all();
         Ok(())
     }
 
-    /// Verifies the content and gives it its name; forgets all of it where it is another one.
-    pub fn publish(self) -> Result<(), Failure> {
+    /// Nothing more will come: whoever waits need not.
+    pub fn abandon(&self) {
+        self.progress().has_ended = true;
+        self.news.notify_all();
+    }
+
+    /// Whether nothing more will come, though some of it is missing.
+    pub fn is_abandoned(&self) -> bool {
+        self.progress().has_ended
+    }
+
+    /// Waits for the first `end` bytes; whether they came.
+    pub fn wait_for(&self, end: u64) -> bool {
+        let is_there = || self.beginning.load(Ordering::Acquire) >= end.min(self.bytes);
+        if is_there() {
+            return true;
+        }
+        let waits = |progress: &mut Progress| !is_there() && !progress.has_ended;
+        drop(self.news.wait_while(self.progress(), waits).unwrap_or_else(PoisonError::into_inner));
+        is_there()
+    }
+
+    /// Verifies the content as it comes and gives it its name; forgets all of it where it is another one.
+    pub fn publish(&self) -> Result<(), Failure> {
         self.verify()?;
         let published = self.file.sync_all().and_then(|()| fs::rename(&self.part, &self.target));
         published.map_err(|error| storage(&self.target, &error))?;
         // It is not needed, and does no harm.
         let _ = fs::remove_file(self.target.with_extension("parts"));
-        Ok(())
+        self.file.unlock().map_err(|error| storage(&self.target, &error))
     }
 
     fn verify(&self) -> Result<(), Failure> {
-        let Identity::Sha256(wanted) = &self.identity else { return Ok(()) };
-        let read = File::open(&self.part).and_then(|mut file| Checksum::of(&mut file));
-        let found = read.map_err(|error| storage(&self.part, &error))?;
-        if found == *wanted {
-            return Ok(());
-        }
-        let forgotten = self.file.set_len(0).and_then(|()| fs::remove_file(self.target.with_extension("parts")));
-        forgotten.map_err(|error| storage(&self.part, &error))?;
-        let message = format!("a file of {} bytes has SHA-256 {found}; {wanted} is expected", self.bytes);
-        Err(Failure::new(Reason::ChecksumMismatch, message))
+        let Some(wanted) = &self.proof else {
+            return self.wait_for(self.bytes).then_some(()).ok_or_else(|| storage(&self.part, &ended()));
+        };
+        let checked = wanted.check(&mut Coming { blob: self, at: 0 }).map_err(|error| storage(&self.part, &error))?;
+        checked.map_err(|found| {
+            self.forget();
+            let message = format!("a file of {} bytes has {found}; {wanted} is expected", self.bytes);
+            Failure::new(Reason::ChecksumMismatch, message)
+        })
     }
+
+    /// The next attempt begins anew. The file is not cut short: it may be mapped.
+    pub fn forget(&self) {
+        // What is left behind is found to be wrong once more.
+        let _ = fs::remove_file(self.target.with_extension("parts"));
+        let _ = fs::remove_file(&self.part);
+    }
+}
+
+impl Arrival for Blob {
+    fn wait(&self, end: u64) {
+        self.wait_for(end);
+    }
+}
+
+/// Reads a content as it comes.
+struct Coming<'a> {
+    blob: &'a Blob,
+    at: u64,
+}
+
+impl Read for Coming<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let end = self.blob.bytes.min(self.at + buffer.len() as u64);
+        if !self.blob.wait_for(end) {
+            return Err(ended());
+        }
+        let read = self.blob.file.read_at(&mut buffer[..(end - self.at) as usize], self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+fn ended() -> io::Error {
+    io::Error::other("the download ended early")
 }
 
 impl Progress {
@@ -130,7 +214,14 @@ impl Progress {
         if done.is_empty() {
             log.set_len(0)?;
         }
-        Ok(Progress { log, done })
+        Ok(Progress { log, done, has_ended: false })
+    }
+
+    /// Bytes of a file of `bytes` that are there from the beginning on.
+    fn beginning(&self, bytes: u64) -> u64 {
+        let parts = (0..bytes).step_by(PART_BYTES as usize);
+        let gap = parts.zip(&self.done).find(|(start, done)| start != *done).map(|(start, _)| start);
+        gap.unwrap_or((self.done.len() as u64 * PART_BYTES).min(bytes))
     }
 }
 

@@ -45,6 +45,11 @@ impl Checksum {
         Checksum::finish(Sha256::new_with_prefix(bytes))
     }
 
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
     /// The digest of what was fed to `hasher`.
     pub fn finish(hasher: Sha256) -> Checksum {
         Checksum(hasher.finalize().into())

@@ -1,24 +1,18 @@
-//! Brings all missing parts of a listing's files, several at a time.
+//! Brings all missing parts of a listing's files, several at a time, and verifies files while others still come.
 
-use super::agent::{redact, refused, unavailable};
 use super::attempt::{Interruption, persist};
 use super::blob::{Blob, blob_path};
-use super::listing::{Place, RemoteFile};
+use super::listing::{Place, RemoteFile, is_weights};
 use super::progress::Progress;
 use super::storage;
-use super::web::{content_length, range_start};
+use super::web_part::WebPart;
 use crate::failure::Failure;
-use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use ureq::Agent;
-use ureq::http::{StatusCode, header};
-
-/// Bytes read at a time.
-const CHUNK_BYTES: usize = 1 << 18;
 
 /// How downloads are made.
 pub struct Downloader {
@@ -30,6 +24,9 @@ pub struct Downloader {
     pub first_pause: Duration,
 }
 
+/// A file whose content is incomplete.
+pub type Missing = (RemoteFile, Arc<Blob>);
+
 /// A part of one of the files.
 struct Part<'a> {
     file: &'a RemoteFile,
@@ -38,23 +35,30 @@ struct Part<'a> {
 }
 
 impl Downloader {
-    /// Fetches what is missing of the files into the cache; how many bytes that was.
-    pub fn fetch(&self, cache: &Path, files: &[RemoteFile]) -> Result<u64, Failure> {
-        let blobs = open(cache, files)?;
-        let parts = blobs
-            .iter()
-            .flat_map(|(file, blob)| blob.missing().into_iter().map(move |range| Part { file, blob, range }));
-        let parts: Vec<Part<'_>> = parts.collect();
+    /// Fetches what is missing of the files; how many bytes that was. Each is verified while it and others still come.
+    pub fn fetch(&self, files: &[Missing]) -> Result<u64, Failure> {
+        let parts = parts(files);
         let missing: u64 = parts.iter().map(|part| part.range.end - part.range.start).sum();
-        let total: u64 = blobs.iter().map(|(file, _)| file.bytes).sum();
-        self.run(&parts, Progress::start(total - missing, Some(total)), total - missing)?;
-        blobs.into_iter().try_for_each(|(_, blob)| blob.publish())?;
+        let total: u64 = files.iter().map(|(file, _)| file.bytes).sum();
+        let failed = AtomicBool::new(false);
+        let abandon = |_: &Failure| {
+            failed.store(true, Ordering::Relaxed);
+            files.iter().for_each(|(_, blob)| blob.abandon());
+        };
+        let publish = || files.iter().try_for_each(|(_, blob)| blob.publish()).inspect_err(abandon);
+        let (fetched, published) = std::thread::scope(|scope| {
+            let published = scope.spawn(publish);
+            let progress = Progress::start(total - missing, Some(total));
+            let fetched = self.run(&parts, &failed, progress, total - missing).inspect_err(abandon);
+            (fetched, published.join())
+        });
+        fetched.and(published.unwrap_or_else(|_| Err(Failure::internal("verifying a download panicked"))))?;
         Ok(missing)
     }
 
     /// Takes parts in order until all are there or one cannot be had.
-    fn run(&self, parts: &[Part<'_>], progress: Progress, done: u64) -> Result<(), Failure> {
-        let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    fn run(&self, parts: &[Part<'_>], failed: &AtomicBool, progress: Progress, done: u64) -> Result<(), Failure> {
+        let next = AtomicUsize::new(0);
         let progress = Mutex::new((progress, done));
         let work = || -> Result<(), Failure> {
             while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -79,62 +83,47 @@ impl Downloader {
 
     fn part(&self, Part { file, blob, range }: &Part<'_>) -> Result<(), Failure> {
         persist(&file.name, self.first_pause, || match &file.place {
-            Place::Web { url, authorization } => self.web(url, authorization.as_deref(), range, blob),
-            Place::Object { store, path } => {
-                let bytes = store.read(path, range.clone())?;
+            Place::Web { url, authorization, tag } => {
+                let part = WebPart { url, authorization: authorization.as_deref(), version: tag.as_deref(), range };
+                part.fetch(&self.agent, blob)
+            }
+            Place::Object { store, path, tag } => {
+                let bytes = store.read(path, tag.as_deref(), range.clone())?;
                 check_length(bytes.len() as u64, range)?;
                 keep(blob.write(&bytes, range.start))
             }
         })?;
         blob.complete(range.start).map_err(|error| storage(Path::new(&file.name), &error))
     }
-
-    fn web(&self, url: &str, authorization: Option<&str>, range: &Range<u64>, blob: &Blob) -> Result<(), Interruption> {
-        let mut request = self.agent.get(url).header(header::ACCEPT_ENCODING, "identity");
-        request = request.header(header::RANGE, format!("bytes={}-{}", range.start, range.end - 1));
-        if let Some(authorization) = authorization {
-            request = request.header(header::AUTHORIZATION, authorization);
-        }
-        let response = request.call().map_err(|error| Interruption::Retry(error.to_string()))?;
-        let length = range.end - range.start;
-        match response.status() {
-            StatusCode::PARTIAL_CONTENT if range_start(&response) == Some(range.start) => (),
-            // A server without ranges will do for a file of one part.
-            StatusCode::OK if range.start == 0 && content_length(&response) == Some(length) => (),
-            StatusCode::OK | StatusCode::PARTIAL_CONTENT => {
-                let cause = "the server does not send the part of the file that was asked for";
-                return Err(Interruption::Fatal(unavailable(&redact(url), cause)));
-            }
-            status => return Err(refused(url, status)),
-        }
-        let mut reader = response.into_body().into_reader().take(length);
-        let mut chunk = vec![0; CHUNK_BYTES];
-        let mut at = range.start;
-        loop {
-            let read = reader.read(&mut chunk).map_err(|error| Interruption::Retry(error.to_string()))?;
-            if read == 0 {
-                return check_length(at - range.start, range);
-            }
-            keep(blob.write(&chunk[..read], at))?;
-            at += read as u64;
-        }
-    }
 }
 
-/// The incomplete files, in an order that is the same for all who share the cache: they wait for each other in turn.
-fn open<'a>(cache: &Path, files: &'a [RemoteFile]) -> Result<Vec<(&'a RemoteFile, Blob)>, Failure> {
+/// The incomplete files: first those that describe the model. They are opened in an order that is the same for all who
+/// share the cache, who wait for each other in turn.
+pub fn open(cache: &Path, files: &[RemoteFile]) -> Result<Vec<Missing>, Failure> {
     let mut files: Vec<&RemoteFile> = files.iter().filter(|file| file.bytes > 0).collect();
     files.sort_by_key(|file| blob_path(cache, &file.identity));
     files.dedup_by_key(|file| file.identity.clone());
-    let mut blobs = Vec::new();
+    let mut missing = Vec::new();
     for file in files {
         let opened = Blob::open(cache, file).map_err(|error| storage(cache, &error))?;
-        blobs.extend(opened.map(|blob| (file, blob)));
+        missing.extend(opened.map(|blob| (file.clone(), Arc::new(blob))));
     }
-    Ok(blobs)
+    missing.sort_by_key(|(file, _)| (is_weights(&file.name), file.name.clone()));
+    Ok(missing)
 }
 
-fn check_length(found: u64, range: &Range<u64>) -> Result<(), Interruption> {
+/// What is missing, in the order in which a model is loaded: descriptions, headers, the rest.
+fn parts(files: &[Missing]) -> Vec<Part<'_>> {
+    let parts = files
+        .iter()
+        .flat_map(|(file, blob)| blob.missing().into_iter().map(move |range| Part { file, blob: &**blob, range }));
+    let mut parts: Vec<Part<'_>> = parts.collect();
+    parts.sort_by_key(|part| is_weights(&part.file.name) && part.range.start > 0);
+    parts
+}
+
+/// Whether a part is all there.
+pub(super) fn check_length(found: u64, range: &Range<u64>) -> Result<(), Interruption> {
     let expected = range.end - range.start;
     match found == expected {
         true => Ok(()),
@@ -142,6 +131,7 @@ fn check_length(found: u64, range: &Range<u64>) -> Result<(), Interruption> {
     }
 }
 
-fn keep(written: std::io::Result<()>) -> Result<(), Interruption> {
+/// What could not be written is not asked for again.
+pub(super) fn keep(written: std::io::Result<()>) -> Result<(), Interruption> {
     written.map_err(|error| Interruption::Fatal(storage(Path::new("the file"), &error)))
 }

@@ -67,7 +67,8 @@ impl Hub {
             (None, None) => Identity::Version(version()),
         };
         let url = format!("{}/{}/resolve/{commit}/{path}", self.endpoint, self.repository);
-        Some(RemoteFile { name, bytes, identity, place: Place::Web { url, authorization: self.authorization.clone() } })
+        let place = Place::Web { url, authorization: self.authorization.clone(), tag: None };
+        Some(RemoteFile { name, bytes, identity, place, told: None })
     }
 }
 
@@ -95,7 +96,7 @@ impl Repository for Hub {
         };
         let files = siblings.iter().filter_map(|sibling| self.file(commit, sibling)).collect();
         let files = self.wanted.select(files).map_err(Interruption::Fatal)?;
-        Ok(Listing { revision: commit.to_owned(), files })
+        Ok(self.wanted.listing(commit.to_owned(), files))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::checksum::Checksum;
 use super::objects::Store;
+use super::proof::Proof;
 use crate::failure::Failure;
 use object_store::path::Path as ObjectPath;
 use std::sync::Arc;
@@ -14,6 +15,19 @@ pub struct Listing {
     pub revision: String,
     /// The files of the folder that was asked for, or the one file.
     pub files: Vec<RemoteFile>,
+    /// What they make.
+    pub form: Form,
+}
+
+/// What the files of a listing make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// The one file that was asked for.
+    File,
+    /// A model's folder.
+    Folder,
+    /// The layers of an image, in which the model's folder is.
+    Layers,
 }
 
 /// A file that can be fetched.
@@ -27,6 +41,18 @@ pub struct RemoteFile {
     pub identity: Identity,
     /// Where it is.
     pub place: Place,
+    /// What the server says of its content, where that is not its identity.
+    pub told: Option<Proof>,
+}
+
+impl RemoteFile {
+    /// What its content is verified by; `None` where its length is all that is known.
+    pub fn proof(&self) -> Option<Proof> {
+        match self.identity {
+            Identity::Sha256(checksum) => Some(checksum.into()),
+            Identity::Version(_) => self.told.clone(),
+        }
+    }
 }
 
 /// What tells a file's content from any other.
@@ -34,7 +60,7 @@ pub struct RemoteFile {
 pub enum Identity {
     /// Its checksum, which is verified.
     Sha256(Checksum),
-    /// What the server calls this version of it. Only the length can be verified.
+    /// What the server calls this version of it.
     Version(String),
 }
 
@@ -47,6 +73,8 @@ pub enum Place {
         url: String,
         /// Sent to its server, and to no other that it leads to.
         authorization: Option<String>,
+        /// The server's name (ETag) of the version that all parts must be of, where they might not.
+        tag: Option<String>,
     },
     /// In an object store.
     Object {
@@ -54,6 +82,8 @@ pub enum Place {
         store: Arc<Store>,
         /// The object.
         path: ObjectPath,
+        /// The store's name (ETag) of the version that all parts must be of, if it has one.
+        tag: Option<String>,
     },
 }
 
@@ -76,6 +106,15 @@ impl Wanted {
         }
     }
 
+    /// What a listing of these files at `revision` is.
+    pub fn listing(&self, revision: String, files: Vec<RemoteFile>) -> Listing {
+        let form = match self {
+            Wanted::File(_) => Form::File,
+            Wanted::Folder(_) => Form::Folder,
+        };
+        Listing { revision, files, form }
+    }
+
     /// The file's name in the model's folder, where the model may need the file at this path.
     pub fn name_of(&self, path: &str) -> Option<String> {
         let name = match self {
@@ -88,16 +127,32 @@ impl Wanted {
 
     /// The files that make the model.
     pub fn select(&self, files: Vec<RemoteFile>) -> Result<Vec<RemoteFile>, Failure> {
-        let chosen = match self {
-            Wanted::File(_) => files,
-            Wanted::Folder(_) if files.iter().any(|file| file.name == "config.json") => select_folder(files),
-            Wanted::Folder(_) => select_gguf(files)?,
-        };
-        match chosen.iter().any(|file| is_weights(&file.name)) {
-            true => Ok(chosen),
-            false => Err(invalid("it has neither a GGUF file nor config.json with safetensors".to_owned())),
+        match self {
+            Wanted::File(_) => with_weights(files, |file| &file.name),
+            Wanted::Folder(_) => choose(files, |file| &file.name),
         }
     }
+}
+
+/// The files of a folder that make the model, by their names.
+pub fn choose<T>(files: Vec<T>, name: impl Fn(&T) -> &str + Copy) -> Result<Vec<T>, Failure> {
+    let chosen = match files.iter().any(|file| name(file) == "config.json") {
+        true => select_folder(files, name),
+        false => select_gguf(files, name)?,
+    };
+    with_weights(chosen, name)
+}
+
+fn with_weights<T>(files: Vec<T>, name: impl Fn(&T) -> &str) -> Result<Vec<T>, Failure> {
+    match files.iter().any(|file| is_weights(name(file))) {
+        true => Ok(files),
+        false => Err(invalid("it has neither a GGUF file nor config.json with safetensors".to_owned())),
+    }
+}
+
+/// Whether a model of any kind may have a file of this name.
+pub fn is_of_a_model(name: &str) -> bool {
+    is_plain(name) && (name.ends_with(".gguf") || belongs(name))
 }
 
 /// Names that lead nowhere else.
@@ -106,25 +161,29 @@ fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(odd)
 }
 
-fn is_weights(name: &str) -> bool {
+/// Whether a file holds tensors, and is not one that describes them.
+pub fn is_weights(name: &str) -> bool {
     name.ends_with(".gguf") || name.ends_with(".safetensors")
 }
 
 /// A folder of the hub's kind: descriptions, tokenizer and safetensors, and nothing that might be a pickle. Some
 /// repositories have the weights a second time as their authors' own programs read them.
-fn select_folder(files: Vec<RemoteFile>) -> Vec<RemoteFile> {
-    let belongs = |name: &str| match name.rsplit_once('.').map(|(_, ending)| ending) {
+fn select_folder<T>(files: Vec<T>, name: impl Fn(&T) -> &str) -> Vec<T> {
+    files.into_iter().filter(|file| belongs(name(file))).collect()
+}
+
+fn belongs(name: &str) -> bool {
+    match name.rsplit_once('.').map(|(_, ending)| ending) {
         Some("safetensors") => !name.starts_with("consolidated") && !name.starts_with("adapter"),
         Some("json" | "jinja" | "txt") => true,
         _ => name == "tokenizer.model",
-    };
-    files.into_iter().filter(|file| belongs(&file.name)).collect()
+    }
 }
 
 /// The one GGUF file, or all parts of one.
-fn select_gguf(files: Vec<RemoteFile>) -> Result<Vec<RemoteFile>, Failure> {
-    let files: Vec<RemoteFile> = files.into_iter().filter(|file| file.name.ends_with(".gguf")).collect();
-    let mut models: Vec<String> = files.iter().map(|file| model_of(&file.name)).collect();
+fn select_gguf<T>(files: Vec<T>, name: impl Fn(&T) -> &str) -> Result<Vec<T>, Failure> {
+    let files: Vec<T> = files.into_iter().filter(|file| name(file).ends_with(".gguf")).collect();
+    let mut models: Vec<String> = files.iter().map(|file| model_of(name(file))).collect();
     models.sort();
     models.dedup();
     match models.len() > 1 {
@@ -154,10 +213,11 @@ mod tests {
     use super::*;
 
     fn files(names: &[&str], wanted: &Wanted) -> Vec<RemoteFile> {
-        let place = Place::Web { url: String::new(), authorization: None };
+        let place = Place::Web { url: String::new(), authorization: None, tag: None };
         let names = names.iter().filter_map(|name| wanted.name_of(name));
         let identity = Identity::Version(String::new());
-        names.map(|name| RemoteFile { name, bytes: 1, identity: identity.clone(), place: place.clone() }).collect()
+        let file = |name| RemoteFile { name, bytes: 1, identity: identity.clone(), place: place.clone(), told: None };
+        names.map(file).collect()
     }
 
     fn chosen(path: &str, names: &[&str]) -> Result<Vec<String>, String> {

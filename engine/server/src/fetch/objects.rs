@@ -9,23 +9,36 @@ use super::agent::{agent, read_credential};
 use super::attempt::Interruption;
 use super::checksum::Checksum;
 use super::listing::{Identity, Listing, Place, RemoteFile, Wanted};
+use super::proof::Proof;
 use super::source::Repository;
 use crate::cli::AccessArgs;
 use crate::failure::Failure;
-use connector::Connector;
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use connector::{Connector, Headers};
+use futures::StreamExt;
+use futures::stream;
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::path::Path as ObjectPath;
-use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, RetryConfig};
+use object_store::signer::{HeaderMap, Method, SignedUrlOptions, Signer};
+use object_store::{GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, RetryConfig};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
+use ureq::http::header::{HeaderName, HeaderValue};
 use windlass_engine_contract::termination::Reason;
 
 /// Objects under one prefix that are looked at: more are no model.
 const MAX_OBJECTS: usize = 10_000;
+/// Objects that are asked about at a time.
+const QUESTIONS: usize = 16;
+/// What has S3 tell an object's checksum.
+const CHECKSUM_MODE: (HeaderName, HeaderValue) =
+    (HeaderName::from_static("x-amz-checksum-mode"), HeaderValue::from_static("ENABLED"));
+/// How long a signed question is good for.
+const SIGNED_FOR: Duration = Duration::from_secs(60);
 
 /// Objects under a prefix.
 pub struct Objects {
@@ -39,6 +52,11 @@ pub struct Objects {
 #[derive(Debug)]
 pub struct Store {
     store: Box<dyn ObjectStore>,
+    /// What signs questions of our own, of S3 with credentials.
+    signer: Option<AmazonS3>,
+    client: Connector,
+    /// Whether an ETag in the form of an MD5 is one.
+    etag_is_md5: bool,
     runtime: Runtime,
 }
 
@@ -53,17 +71,21 @@ impl Objects {
             return Err(Failure::configuration("--revision is for hf:// alone"));
         }
         let settings = access.credentials_dir.as_deref().map(settings).transpose()?.unwrap_or_default();
-        let connector = Connector(agent(access.ca_file.as_deref())?);
-        let store = match scheme {
+        let client = Connector(agent(access.ca_file.as_deref())?);
+        let connector = Connector(client.0.clone());
+        let opened = match scheme {
             "s3" => amazon(bucket, &settings, connector),
             "gs" => google(bucket, &settings, connector),
             _ => azure(bucket, &settings, connector),
         };
-        let store = store.map_err(|error| Failure::configuration(format!("{scheme}://{bucket}: {error}")))?;
+        let (store, signer) =
+            opened.map_err(|error| Failure::configuration(format!("{scheme}://{bucket}: {error}")))?;
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(|error| Failure::internal(format!("cannot start a runtime: {error}")))?;
-        let (scheme, bucket) = (scheme.to_owned(), bucket.to_owned());
-        Ok(Objects { store: Arc::new(Store { store, runtime }), scheme, bucket, wanted: Wanted::of(prefix) })
+        // Those of directory buckets are other names.
+        let etag_is_md5 = scheme == "s3" && !bucket.ends_with("--x-s3");
+        let store = Arc::new(Store { store, signer, client, etag_is_md5, runtime });
+        Ok(Objects { store, scheme: scheme.to_owned(), bucket: bucket.to_owned(), wanted: Wanted::of(prefix) })
     }
 
     fn found(&self) -> object_store::Result<Vec<ObjectMeta>> {
@@ -85,8 +107,22 @@ impl Objects {
         let name = self.wanted.name_of(object.location.as_ref())?;
         let version = object.e_tag.clone().unwrap_or_else(|| object.last_modified.to_rfc3339());
         let identity = Identity::Version(format!("{} {} {version}", self.name(), object.location));
-        let place = Place::Object { store: self.store.clone(), path: object.location.clone() };
-        Some(RemoteFile { name, bytes: object.size, identity, place })
+        let (path, tag) = (object.location.clone(), object.e_tag.clone());
+        let place = Place::Object { store: self.store.clone(), path, tag };
+        Some(RemoteFile { name, bytes: object.size, identity, place, told: None })
+    }
+
+    /// The files with what the store says of their contents.
+    fn proven(&self, files: Vec<RemoteFile>) -> object_store::Result<Vec<RemoteFile>> {
+        let prove = |file: RemoteFile| async move {
+            let told = match &file.place {
+                Place::Object { path, .. } => self.store.told(path).await?,
+                Place::Web { .. } => None,
+            };
+            Ok::<_, object_store::Error>(RemoteFile { told, ..file })
+        };
+        let proven = stream::iter(files).map(prove).buffered(QUESTIONS).collect::<Vec<_>>();
+        self.store.runtime.block_on(proven).into_iter().collect()
     }
 }
 
@@ -104,22 +140,53 @@ impl Repository for Objects {
         }
         let files = objects.iter().filter_map(|object| self.file(object)).collect();
         let files = self.wanted.select(files).map_err(Interruption::Fatal)?;
+        let files = self.proven(files).map_err(|error| interruption(&self.name(), error))?;
         let versions: String = files.iter().map(|file| format!("{:?};", file.identity)).collect();
-        Ok(Listing { revision: Checksum::of_bytes(versions.as_bytes()).to_string(), files })
+        Ok(self.wanted.listing(Checksum::of_bytes(versions.as_bytes()).to_string(), files))
     }
 }
 
 impl Store {
-    /// Some bytes of an object. One attempt, beside those that the store's client makes.
-    pub fn read(&self, path: &ObjectPath, range: Range<u64>) -> Result<bytes::Bytes, Interruption> {
-        let read = self.runtime.block_on(self.store.get_range(path, range));
+    /// Some bytes of an object that has not changed since it had this ETag. One attempt, beside those that the store's
+    /// client makes.
+    pub fn read(&self, path: &ObjectPath, tag: Option<&str>, range: Range<u64>) -> Result<bytes::Bytes, Interruption> {
+        let options = GetOptions::new().with_range(Some(range)).with_if_match(tag);
+        let read = self.runtime.block_on(async { self.store.get_opts(path, options).await?.bytes().await });
         read.map_err(|error| interruption(path.as_ref(), error))
+    }
+
+    /// What the store says of an object's content.
+    async fn told(&self, path: &ObjectPath) -> object_store::Result<Option<Proof>> {
+        let headers = match self.signed_head(path).await {
+            Some(headers) => Some(headers),
+            None => {
+                let options = GetOptions::new().with_head(true);
+                self.store.get_opts(path, options).await?.extensions.get::<Headers>().map(|headers| headers.0.clone())
+            }
+        };
+        Ok(headers.and_then(|headers| Proof::told(&headers, self.etag_is_md5)))
+    }
+
+    /// The headers of an S3 object, its checksum among them, which the store's client does not ask for; `None` where
+    /// they cannot be had so.
+    async fn signed_head(&self, path: &ObjectPath) -> Option<HeaderMap> {
+        let (name, value) = CHECKSUM_MODE;
+        let options = SignedUrlOptions::new().with_signed_header(name.clone(), value.clone());
+        let url = self.signer.as_ref()?.signed_url_opts(Method::HEAD, path, SIGNED_FOR, &options).await.ok()?;
+        let agent = self.client.0.clone();
+        let ask = move || agent.head(url.as_str()).header(name, value).call();
+        let answer = tokio::task::spawn_blocking(ask).await.ok()?.ok()?;
+        answer.status().is_success().then(|| answer.headers().clone())
     }
 }
 
 fn interruption(source: &str, error: object_store::Error) -> Interruption {
-    use object_store::Error::{NotFound, PermissionDenied, Unauthenticated};
+    use object_store::Error::{NotFound, PermissionDenied, Precondition, Unauthenticated};
     match error {
+        Precondition { .. } => {
+            let message = format!("cannot fetch {source}: the object changed while it was fetched");
+            Interruption::Fatal(Failure::new(Reason::ModelUnavailable, message))
+        }
         NotFound { .. } | PermissionDenied { .. } | Unauthenticated { .. } => {
             let message = format!("cannot fetch {source}: {error}");
             Interruption::Fatal(Failure::new(Reason::ModelUnavailable, message))
@@ -149,7 +216,7 @@ fn retry() -> RetryConfig {
     RetryConfig { max_retries: 2, ..RetryConfig::default() }
 }
 
-type Opened = object_store::Result<Box<dyn ObjectStore>>;
+type Opened = object_store::Result<(Box<dyn ObjectStore>, Option<AmazonS3>)>;
 
 fn amazon(bucket: &str, settings: &[(String, String)], connector: Connector) -> Opened {
     let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry());
@@ -157,7 +224,9 @@ fn amazon(bucket: &str, settings: &[(String, String)], connector: Connector) -> 
         builder = builder.with_config(name.parse::<AmazonS3ConfigKey>()?, value);
     }
     let plain = builder.get_config_value(&AmazonS3ConfigKey::Endpoint).is_some_and(|url| url.starts_with("http://"));
-    Ok(Box::new(builder.with_allow_http(plain).with_http_connector(connector).build()?))
+    let anonymous = builder.get_config_value(&AmazonS3ConfigKey::SkipSignature).is_some_and(|skip| skip == "true");
+    let store = builder.with_allow_http(plain).with_http_connector(connector).build()?;
+    Ok((Box::new(store.clone()), (!anonymous).then_some(store)))
 }
 
 fn google(bucket: &str, settings: &[(String, String)], connector: Connector) -> Opened {
@@ -165,7 +234,7 @@ fn google(bucket: &str, settings: &[(String, String)], connector: Connector) -> 
     for (name, value) in settings {
         builder = builder.with_config(name.parse::<GoogleConfigKey>()?, value);
     }
-    Ok(Box::new(builder.with_http_connector(connector).build()?))
+    Ok((Box::new(builder.with_http_connector(connector).build()?), None))
 }
 
 fn azure(container: &str, settings: &[(String, String)], connector: Connector) -> Opened {
@@ -173,5 +242,5 @@ fn azure(container: &str, settings: &[(String, String)], connector: Connector) -
     for (name, value) in settings {
         builder = builder.with_config(name.parse::<AzureConfigKey>()?, value);
     }
-    Ok(Box::new(builder.with_http_connector(connector).build()?))
+    Ok((Box::new(builder.with_http_connector(connector).build()?), None))
 }

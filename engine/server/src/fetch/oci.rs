@@ -1,12 +1,12 @@
 //! Models in container registries: `oci://registry/repository:tag` or `…@sha256:…`.
 //!
-//! An artifact's layers are its files, as ORAS, KitOps and the CNCF's ModelPack name them in annotations. Layers of images are archives,
-//! which are refused.
+//! An artifact's layers are its files, as ORAS, KitOps and the CNCF's ModelPack name them in annotations. An image's layers
+//! are archives, in which the model is (`layers.rs`).
 
 use super::agent::{agent, document, read_credential, redact, refused};
 use super::attempt::Interruption;
 use super::checksum::Checksum;
-use super::listing::{Identity, Listing, Place, RemoteFile, Wanted};
+use super::listing::{Form, Identity, Listing, Place, RemoteFile, Wanted};
 use super::source::Repository;
 use crate::cli::AccessArgs;
 use crate::failure::Failure;
@@ -19,6 +19,12 @@ use windlass_engine_contract::termination::Reason;
 
 /// Manifests that are understood.
 const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.index.v1+json";
+/// Types of an image's layers, up to how they are compressed.
+const LAYERS: [&str; 2] = ["application/vnd.oci.image.layer.v1.tar", "application/vnd.docker.image.rootfs.diff.tar"];
+/// How they may be.
+const COMPRESSIONS: [&str; 3] = ["", "+gzip", ".gzip"];
+/// Annotation of a layer that is a folder's archive.
+const UNPACK: &str = "io.deis.oras.content.unpack";
 /// Annotations that hold a layer's file name.
 const TITLES: [&str; 2] = ["org.opencontainers.image.title", "org.cncf.model.filepath"];
 
@@ -110,28 +116,53 @@ impl Image {
         Ok(format!("Bearer {}", token.ok_or_else(none)?))
     }
 
+    /// A layer that is a file.
     fn file(&self, layer: &Value, authorization: &Option<String>) -> Result<RemoteFile, Failure> {
         let kind = layer["mediaType"].as_str().unwrap_or_default();
-        let title = TITLES.iter().find_map(|title| layer["annotations"][title].as_str());
         // Docker's own models have no titles.
-        let title = title.or_else(|| kind.contains(".gguf").then_some("model.gguf"));
-        let archive = ["tar", "tar+gzip", "tar.gzip", "tar+zstd"].iter().any(|ending| kind.ends_with(ending));
-        let Some(title) = title.filter(|_| !archive) else {
-            let message =
-                format!("a layer of type {kind:?} is no file: images of archives are not read, only artifacts");
-            return Err(Failure::new(Reason::Unsupported, message));
-        };
+        let title = title(layer).or_else(|| kind.contains(".gguf").then_some("model.gguf"));
+        match title.filter(|title| !is_archive(layer, title)) {
+            Some(title) => self.layer(layer, title.rsplit('/').next().unwrap_or(title), authorization),
+            None => {
+                let message =
+                    format!("a layer of type {kind:?} is no file, and not one of an image that is plain or gzip's");
+                Err(Failure::new(Reason::Unsupported, message))
+            }
+        }
+    }
+
+    fn layer(&self, layer: &Value, name: &str, authorization: &Option<String>) -> Result<RemoteFile, Failure> {
         let digest = layer["digest"].as_str().unwrap_or_default();
         let sha256 = digest.strip_prefix("sha256:").and_then(|hex| Checksum::parse(hex).ok());
         let (Some(sha256), Some(bytes)) = (sha256, layer["size"].as_u64()) else {
-            let message = format!("the layer {title:?} has no SHA-256 digest or no size");
+            let message = format!("the layer {name:?} has no SHA-256 digest or no size");
             return Err(Failure::new(Reason::ModelInvalid, message));
         };
         let url = format!("{}/v2/{}/blobs/{digest}", self.registry, self.repository);
-        let place = Place::Web { url, authorization: authorization.clone() };
-        let name = title.rsplit('/').next().unwrap_or(title).to_owned();
-        Ok(RemoteFile { name, bytes, identity: Identity::Sha256(sha256), place })
+        let place = Place::Web { url, authorization: authorization.clone(), tag: None };
+        Ok(RemoteFile { name: name.to_owned(), bytes, identity: Identity::Sha256(sha256), place, told: None })
     }
+}
+
+/// The name of a layer's file.
+fn title(layer: &Value) -> Option<&str> {
+    TITLES.iter().find_map(|title| layer["annotations"][title].as_str())
+}
+
+/// Whether a layer with a title is an archive. What its type says means nothing: tools give that of images to any file.
+fn is_archive(layer: &Value, title: &str) -> bool {
+    let kind = layer["mediaType"].as_str().unwrap_or_default();
+    let is_of_an_image = LAYERS.iter().any(|layer| kind.starts_with(layer));
+    let says_so = ["tar", "tar+gzip", "tar.gzip", "tar+zstd"].iter().any(|ending| kind.ends_with(ending));
+    let is_named_so = [".tar", ".tar.gz", ".tgz", ".tar.zst"].iter().any(|ending| title.ends_with(ending));
+    is_named_so || says_so && !is_of_an_image || layer["annotations"][UNPACK].as_str() == Some("true")
+}
+
+/// Whether a layer is one of an image, of those that can be unpacked.
+fn is_of_an_image(layer: &Value) -> bool {
+    let kind = layer["mediaType"].as_str().unwrap_or_default();
+    let mut compressions = LAYERS.iter().filter_map(|layer| kind.strip_prefix(layer));
+    title(layer).is_none() && compressions.any(|compression| COMPRESSIONS.contains(&compression))
 }
 
 impl Repository for Image {
@@ -145,14 +176,25 @@ impl Repository for Image {
             (manifest, authorization) = self.manifest(&first)?;
         }
         let layers = manifest["layers"].as_array().cloned().unwrap_or_default();
+        if !layers.is_empty() && layers.iter().all(is_of_an_image) {
+            let name = |index: usize| format!("layer {index}");
+            let files = layers.iter().enumerate().map(|(index, layer)| self.layer(layer, &name(index), &authorization));
+            let files = files.collect::<Result<Vec<_>, _>>().map_err(Interruption::Fatal)?;
+            return Ok(Listing { revision: revision(&files), files, form: Form::Layers });
+        }
         let wanted = Wanted::Folder(String::new());
         let files = layers.iter().map(|layer| self.file(layer, &authorization)).collect::<Result<Vec<_>, _>>();
         let files = files.map_err(Interruption::Fatal)?;
         let files = files.into_iter().filter(|file| wanted.name_of(&file.name).is_some()).collect();
         let files = wanted.select(files).map_err(Interruption::Fatal)?;
-        let revision = files.iter().map(|file| format!("{}={:?};", file.name, file.identity)).collect::<String>();
-        Ok(Listing { revision: Checksum::of_bytes(revision.as_bytes()).to_string(), files })
+        Ok(wanted.listing(revision(&files), files))
     }
+}
+
+/// What names exactly these files.
+fn revision(files: &[RemoteFile]) -> String {
+    let names = files.iter().map(|file| format!("{}={:?};", file.name, file.identity)).collect::<String>();
+    Checksum::of_bytes(names.as_bytes()).to_string()
 }
 
 /// `registry` of `realm="https://…",service="registry"`.

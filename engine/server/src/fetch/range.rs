@@ -25,12 +25,14 @@ impl RangeReader {
     /// The bytes of a range that the file has.
     pub fn read(&self, file: &RemoteFile, range: &Range<u64>) -> Result<Vec<u8>, Failure> {
         let bytes = persist(&file.name, self.first_pause, || match &file.place {
-            Place::Web { url, authorization } => {
+            Place::Web { url, authorization, .. } => {
                 let source = HttpSource::at(self.agent.clone(), url, authorization.as_deref());
                 let part = source.part(range.start, range.end);
                 part.map(|part| part.bytes).map_err(|failure| Interruption::Retry(failure.message))
             }
-            Place::Object { store, path } => store.read(path, range.clone()).map(|bytes| bytes.to_vec()),
+            Place::Object { store, path, tag } => {
+                store.read(path, tag.as_deref(), range.clone()).map(|bytes| bytes.to_vec())
+            }
         })?;
         let (found, expected) = (bytes.len() as u64, range.end - range.start);
         match found == expected {

@@ -4,7 +4,7 @@
 //! [`STARTING`]. Only what `fetch` made is ever removed: models that have a record, contents that no model links, parts
 //! that nobody downloads.
 
-use super::default_cache;
+use super::cache;
 use super::record;
 use super::storage;
 use crate::cli::FetchArgs;
@@ -47,13 +47,13 @@ impl Room {
     /// The room for what `args` asks for. With a bound on its size, waits until no other fetch works in it that has one.
     pub fn enter(args: &FetchArgs) -> Result<Room, Failure> {
         let folder = args.to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let turn = args.cache_max_bytes.map(|_| take_turn(folder)).transpose();
+        let turn = args.download.cache_max_bytes.map(|_| take_turn(folder)).transpose();
         Ok(Room {
             folder: folder.to_owned(),
-            contents: args.cache.clone().unwrap_or_else(|| default_cache(&args.to)),
+            contents: cache(args),
             own: args.to.clone(),
-            max_bytes: args.cache_max_bytes,
-            max_unused: args.cache_keep_seconds.map(Duration::from_secs),
+            max_bytes: args.download.cache_max_bytes,
+            max_unused: args.download.cache_keep_seconds.map(Duration::from_secs),
             _turn: turn.map_err(|error| storage(folder, &error))?,
         })
     }

@@ -70,6 +70,14 @@ fn http(source: &str, access: &AccessArgs, first_pause: Duration) -> Result<File
 }
 
 impl FileSource {
+    /// The address without secrets.
+    pub fn name(&self) -> String {
+        match self {
+            FileSource::Stdin => "standard input".to_owned(),
+            FileSource::Http(source) => source.name(),
+        }
+    }
+
     /// Bytes that `partial` lacks.
     pub fn remaining(&self, partial: &mut Partial) -> Result<u64, Failure> {
         let FileSource::Http(source) = self else {

@@ -1,8 +1,10 @@
-//! One file of a web server that may stop half-way, ignore ranges and not say how long the file is.
+//! One file of a web server: in parts where the server hands them out, or as a stream that may stop half-way, where it
+//! ignores ranges and does not say how long the file is.
 
 use super::agent::{agent, bearer, redact, refused, unavailable};
 use super::attempt::{FRUITLESS_ATTEMPTS, Interruption, persist};
-use super::listing::{Identity, Place, RemoteFile};
+use super::checksum::Checksum;
+use super::listing::{Form, Identity, Listing, Place, RemoteFile};
 use super::partial::Partial;
 use super::progress::Progress;
 use super::storage;
@@ -63,9 +65,41 @@ impl HttpSource {
     pub fn describe(&self) -> Result<(RemoteFile, Option<String>), Failure> {
         let first = || self.part(0, 1).map_err(|failure| Interruption::Retry(failure.message));
         let Part { whole, tag, .. } = persist(&redact(&self.url), self.first_pause, first)?;
-        let place = Place::Web { url: self.url.clone(), authorization: self.authorization.clone() };
         let identity = Identity::Version(tag.clone().unwrap_or_default());
-        Ok((RemoteFile { name: FILE.to_owned(), bytes: whole, identity, place }, tag))
+        Ok((self.file(whole, identity, None), tag))
+    }
+
+    /// The file as the only one of a listing; `None` where its server hands out no parts, or does not tell its length.
+    pub fn in_parts(&self, checksum: &Checksum) -> Result<Option<Listing>, Failure> {
+        let probed = persist(&self.name(), self.first_pause, || self.probe())?;
+        Ok(probed.map(|(bytes, tag)| {
+            let file = self.file(bytes, Identity::Sha256(*checksum), tag);
+            Listing { revision: checksum.to_string(), files: vec![file], form: Form::File }
+        }))
+    }
+
+    /// The file's length and the server's name of its version, by asking for its first byte.
+    fn probe(&self) -> Result<Option<(u64, Option<String>)>, Interruption> {
+        let response = self.request().header(header::RANGE, "bytes=0-0").call();
+        let response = response.map_err(|error| Interruption::Retry(error.to_string()))?;
+        match response.status() {
+            StatusCode::PARTIAL_CONTENT if range_start(&response) == Some(0) => {
+                Ok(whole_length(&response).map(|bytes| (bytes, tag(&response))))
+            }
+            // An empty file has no first byte.
+            StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => Ok(None),
+            status => Err(refused(&self.url, status)),
+        }
+    }
+
+    fn file(&self, bytes: u64, identity: Identity, tag: Option<String>) -> RemoteFile {
+        let place = Place::Web { url: self.url.clone(), authorization: self.authorization.clone(), tag };
+        RemoteFile { name: FILE.to_owned(), bytes, identity, place, told: None }
+    }
+
+    /// The URL without what may be secret in it.
+    pub fn name(&self) -> String {
+        redact(&self.url)
     }
 
     /// The bytes from `start` to before `end`, or to the end of the file, in one attempt.
@@ -80,7 +114,7 @@ impl HttpSource {
             status => return Err(unavailable(format!("the server answered {status} to a range"))),
         };
         let whole = whole.ok_or_else(|| unavailable("the server does not tell the file's length".to_owned()))?;
-        let tag = response.headers().get(header::ETAG).and_then(|tag| Some(tag.to_str().ok()?.to_owned()));
+        let tag = tag(&response);
         let mut reader = response.into_body().into_reader();
         let mut bytes = Vec::new();
         let copied = std::io::copy(&mut reader.by_ref().take(skipped), &mut std::io::sink())
@@ -183,6 +217,11 @@ fn check_size(bytes: u64, max_bytes: u64) -> Result<(), Interruption> {
 
 fn restart(partial: &mut Partial) -> Result<(), Interruption> {
     partial.restart().map_err(|error| Interruption::Fatal(storage(Path::new("the file"), &error)))
+}
+
+/// The server's name of this version of the file, if it has one.
+pub fn tag(response: &Response<Body>) -> Option<String> {
+    response.headers().get(header::ETAG).and_then(|tag| Some(tag.to_str().ok()?.to_owned()))
 }
 
 /// Bytes of the body, if the server says so.

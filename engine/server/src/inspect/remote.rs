@@ -5,7 +5,7 @@
 use crate::cli::InspectArgs;
 use crate::failure::Failure;
 use crate::fetch::attempt::persist;
-use crate::fetch::listing::RemoteFile;
+use crate::fetch::listing::{Form, RemoteFile};
 use crate::fetch::range::RangeReader;
 use crate::fetch::source::{FileSource, Source};
 use crate::start::open;
@@ -45,6 +45,11 @@ impl RemoteModel {
             Source::File(FileSource::Http(source)) => source.describe().map(|(file, tag)| (vec![file], tag))?,
             Source::Repository(repository) => {
                 let listing = persist(&repository.name(), first_pause, || repository.list())?;
+                if listing.form == Form::Layers {
+                    let message =
+                        format!("{} is an image: what is in its layers is known when it is fetched", args.model);
+                    return Err(Failure::new(Reason::Unsupported, message));
+                }
                 (listing.files, Some(listing.revision))
             }
         };

@@ -1,7 +1,7 @@
 //! A model on this machine's CPU.
 
 use super::engine_thread::launch;
-use super::{BuiltOn, StartedModel, effective, open, read_beside};
+use super::{BuiltOn, StartedModel, effective, open, open_served, read_beside};
 use crate::clock::Clock;
 use crate::config::{Config, CpuConfig, PipelineConfig};
 use crate::failure::Failure;
@@ -31,7 +31,7 @@ const BLOCK_TOKENS: u32 = 16;
 /// Loads weights and tokenizer side by side, then generates a token.
 pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Clock) -> Result<StartedModel, Failure> {
     let began = clock.seconds();
-    let file = open(&cpu.model)?;
+    let file = open_served(config, &cpu.model)?;
     let gathering = cpu.pipeline.as_ref().map(gathering).transpose()?;
     let options = options(config, cpu, &file)?;
     let draft = config.speculation.as_ref().map(|speculation| speculation.ledger(&options)).transpose()?;

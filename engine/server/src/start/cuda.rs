@@ -5,13 +5,14 @@ mod nodes;
 mod split;
 
 use super::engine_thread::launch;
-use super::{BuiltOn, StartedModel, cpu, effective, open, read_beside};
+use super::{BuiltOn, StartedModel, cpu, effective, open, open_served, read_beside};
 use crate::cli::N_GPU_LAYERS;
 use crate::clock::Clock;
 use crate::config::{Config, CpuConfig, DeviceChoice, PipelineConfig};
 use crate::failure::Failure;
 use crate::fetch::record;
 use crate::gpus;
+use crate::machine;
 use crate::monitor::{Built, Monitor};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -72,9 +73,7 @@ fn first_devices(ranks: u32) -> Result<Vec<Device>, DriverError> {
 
 /// Where kernels that were compiled at start are kept.
 fn kernel_cache() -> PathBuf {
-    let home = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let home = home.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")));
-    home.unwrap_or_else(std::env::temp_dir).join("windlass").join("kernels")
+    machine::cache_folder("kernels")
 }
 
 /// A model, loaded.
@@ -98,7 +97,7 @@ pub fn start(
 ) -> Result<StartedModel, Failure> {
     announce(devices);
     gpus::watch(devices.iter().map(|device| device.facts().pci_bus_id.clone()).collect(), monitor);
-    let file = open(&cpu.model)?;
+    let file = open_served(config, &cpu.model)?;
     let (config_of, cpu_of, devices) = (config.clone(), cpu.clone(), devices.to_vec());
     match (&cpu.pipeline, split_at(cpu, &file)?) {
         (Some(pipeline), _) => {

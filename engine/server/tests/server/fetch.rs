@@ -11,7 +11,7 @@ use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -26,6 +26,7 @@ struct Web {
     manner: Manner,
     asked: Mutex<Vec<String>>,
     requests: AtomicUsize,
+    has_stopped: AtomicBool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -34,16 +35,28 @@ enum Manner {
     Proper,
     /// Sends all of it whatever is asked.
     IgnoresRanges,
-    /// Stops after half of what it announced, the first time.
+    /// Stops after half of what it announced, the first time that it is more than a byte.
     StopsOnce,
+    /// Has another file from the second part on, and says so.
+    Changes,
     /// Answers with this.
     Refuses(StatusCode),
 }
 
 impl Web {
     fn new(manner: Manner) -> Arc<Web> {
-        let file: Vec<u8> = (0..1_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        Arc::new(Web { file: file.into(), manner, asked: Mutex::default(), requests: AtomicUsize::new(0) })
+        Web::of(manner, 1_000_000)
+    }
+
+    fn of(manner: Manner, bytes: u32) -> Arc<Web> {
+        let file: Vec<u8> = (0..bytes).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        Arc::new(Web {
+            file: file.into(),
+            manner,
+            asked: Mutex::default(),
+            requests: AtomicUsize::new(0),
+            has_stopped: AtomicBool::new(false),
+        })
     }
 
     fn sha256(&self) -> String {
@@ -63,32 +76,36 @@ impl Web {
     }
 
     async fn answer(State(web): State<Arc<Web>>, request: Request) -> Response<Body> {
-        let count = web.requests.fetch_add(1, Ordering::SeqCst);
+        web.requests.fetch_add(1, Ordering::SeqCst);
         let header = |name| request.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
         let range = header(header::RANGE);
         web.asked.lock().unwrap().push(format!("{range:?} {:?}", header(header::AUTHORIZATION)));
-        let from: usize = match (&range, web.manner) {
-            (_, Manner::Refuses(status)) => return Response::builder().status(status).body(Body::empty()).unwrap(),
-            (_, Manner::IgnoresRanges) | (None, _) => 0,
-            (Some(range), _) => range.strip_prefix("bytes=").unwrap().split_once('-').unwrap().0.parse().unwrap(),
-        };
-        if range.as_deref() == Some("bytes=0-0") {
-            let builder = Response::builder().status(StatusCode::PARTIAL_CONTENT);
-            let range = format!("bytes 0-0/{}", web.file.len());
-            return builder.header(header::CONTENT_RANGE, range).body(web.file.slice(..1).into()).unwrap();
-        }
         let total = web.file.len();
+        let last = || total - 1;
+        let (from, to) = match (&range, web.manner) {
+            (_, Manner::Refuses(status)) => return Response::builder().status(status).body(Body::empty()).unwrap(),
+            (_, Manner::IgnoresRanges) | (None, _) => (0, last()),
+            (Some(range), _) => {
+                let (from, to) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
+                (from.parse().unwrap(), to.parse().map_or_else(|_| last(), |to: usize| to.min(last())))
+            }
+        };
         if from >= total {
             let builder = Response::builder().status(StatusCode::RANGE_NOT_SATISFIABLE);
             return builder.header(header::CONTENT_RANGE, format!("bytes */{total}")).body(Body::empty()).unwrap();
         }
-        let rest = web.file.slice(from..);
-        let mut builder = Response::builder().header(header::CONTENT_LENGTH, rest.len());
-        if from > 0 {
-            let range = format!("bytes {from}-{}/{total}", total - 1);
+        let rest = web.file.slice(from..=to);
+        let version = if web.manner == Manner::Changes && from > 0 { "\"2\"" } else { "\"1\"" };
+        if header(header::IF_RANGE).is_some_and(|asked| asked != version) {
+            let builder = Response::builder().header(header::CONTENT_LENGTH, total).header(header::ETAG, version);
+            return builder.body(Body::from(web.file.clone())).unwrap();
+        }
+        let mut builder = Response::builder().header(header::CONTENT_LENGTH, rest.len()).header(header::ETAG, version);
+        if range.is_some() && web.manner != Manner::IgnoresRanges {
+            let range = format!("bytes {from}-{to}/{total}");
             builder = builder.status(StatusCode::PARTIAL_CONTENT).header(header::CONTENT_RANGE, range);
         }
-        if web.manner == Manner::StopsOnce && count == 0 {
+        if web.manner == Manner::StopsOnce && rest.len() > 1 && !web.has_stopped.swap(true, Ordering::SeqCst) {
             let half = rest.slice(..rest.len() / 2);
             let broken = futures::stream::iter([Ok(half), Err(std::io::Error::other("the line is cut"))]);
             return builder.body(Body::from_stream(broken)).unwrap();
@@ -145,7 +162,7 @@ async fn a_file_is_fetched_once_and_then_found() {
     fetch(&url, &target.file, &web.sha256(), &[]).await.unwrap();
     assert_eq!(std::fs::read(&target.file).unwrap(), web.file);
     fetch(&url, &target.file, &web.sha256().to_uppercase(), &[]).await.unwrap();
-    assert_eq!(web.requests(), 1, "a verified file is not fetched again");
+    assert_eq!(web.requests(), 2, "the length and one part: a verified file is not fetched again");
     let record = std::fs::read(fetch::record::record_path(&target.file)).unwrap();
     let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
     assert!(record["seconds"].as_f64() > Some(0.0), "how long the download took stays: {record}");
@@ -187,7 +204,65 @@ async fn a_broken_connection_is_resumed() {
     fetch(&web.serve().await, &target.file, &web.sha256(), &[]).await.unwrap();
     assert_eq!(std::fs::read(&target.file).unwrap(), web.file);
     let asked = web.asked.lock().unwrap();
-    assert!(asked.len() == 2 && asked[1].starts_with("Some(\"bytes="), "{asked:?}");
+    assert!(asked.len() == 3 && asked[2].starts_with("Some(\"bytes=0-999999"), "{asked:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broken_stream_is_resumed() {
+    let (web, target) = (Web::new(Manner::StopsOnce), Target::new());
+    target.begin_with(&web.file[..1000]);
+    fetch(&web.serve().await, &target.file, &web.sha256(), &[]).await.unwrap();
+    assert_eq!(std::fs::read(&target.file).unwrap(), web.file);
+    let asked = web.asked.lock().unwrap();
+    assert!(asked.len() == 2 && asked[1].starts_with("Some(\"bytes=50"), "{asked:?}");
+}
+
+/// The ranges that were asked for, in their order in the file.
+fn ranges(web: &Web) -> Vec<String> {
+    let asked = web.asked.lock().unwrap();
+    let mut ranges: Vec<String> = asked.iter().map(|asked| asked.split('"').nth(1).unwrap().to_owned()).collect();
+    ranges
+        .sort_by_key(|range| range["bytes=".len()..].split('-').map(|end| end.parse().unwrap()).collect::<Vec<u64>>());
+    ranges
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_file_comes_in_parts_and_only_those_that_are_missing() {
+    let parts = ["bytes=0-0", "bytes=0-8388607", "bytes=8388608-16777215", "bytes=16777216-19999999"];
+    let (web, target) = (Web::of(Manner::Proper, 20_000_000), Target::new());
+    let url = web.serve().await;
+    fetch(&url, &target.file, &web.sha256(), &[]).await.unwrap();
+    assert_eq!(std::fs::read(&target.file).unwrap(), web.file);
+    assert_eq!(ranges(&web), parts);
+    assert!(!target.part().exists());
+    // What another fetch left of it is not fetched again.
+    let (web, target) = (Web::of(Manner::Proper, 20_000_000), Target::new());
+    let blobs = target.file.parent().unwrap().join("blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    std::fs::write(blobs.join(format!("sha256-{}.part", web.sha256())), &web.file).unwrap();
+    std::fs::write(blobs.join(format!("sha256-{}.parts", web.sha256())), "0\n16777216\n").unwrap();
+    fetch(&web.serve().await, &target.file, &web.sha256(), &[]).await.unwrap();
+    assert_eq!(std::fs::read(&target.file).unwrap(), web.file);
+    assert_eq!(ranges(&web), [parts[0], parts[2]]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_file_of_a_server_without_ranges_comes_as_one_stream() {
+    let (web, target) = (Web::of(Manner::IgnoresRanges, 20_000_000), Target::new());
+    fetch(&web.serve().await, &target.file, &web.sha256(), &[]).await.unwrap();
+    assert_eq!(std::fs::read(&target.file).unwrap(), web.file);
+    assert_eq!(web.requests(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_changes_while_it_comes_is_refused_and_forgotten() {
+    let (web, target) = (Web::of(Manner::Changes, 20_000_000), Target::new());
+    let failure = fetch(&web.serve().await, &target.file, &web.sha256(), &[]).await.unwrap_err();
+    assert_eq!(failure.reason, Reason::ModelUnavailable, "{failure}");
+    let change = "the file changed while it was fetched: its ETag was \"1\" and is \"2\"";
+    assert!(failure.message.contains(change), "{failure}");
+    let blobs = std::fs::read_dir(target.file.parent().unwrap().join("blobs")).unwrap();
+    assert_eq!(blobs.count(), 0, "nothing is left of a mixture");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -239,7 +314,8 @@ async fn a_token_is_sent_as_bearer() {
     std::fs::write(token.path(), "a-token\n").unwrap();
     let flags = ["--token-file", token.path().to_str().unwrap()];
     fetch(&web.serve().await, &target.file, &web.sha256(), &flags).await.unwrap();
-    assert_eq!(web.asked.lock().unwrap().as_slice(), [r#"None Some("Bearer a-token")"#]);
+    let asked = web.asked.lock().unwrap();
+    assert!(asked.len() == 2 && asked.iter().all(|asked| asked.ends_with(r#"Some("Bearer a-token")"#)), "{asked:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -249,7 +325,7 @@ async fn two_at_once_fetch_it_once() {
     let (one, two) = tokio::join!(fetch(&url, &target.file, &sha256, &[]), fetch(&url, &target.file, &sha256, &[]));
     one.unwrap();
     two.unwrap();
-    assert_eq!((web.requests(), std::fs::read(&target.file).unwrap().len()), (1, web.file.len()));
+    assert_eq!((web.requests(), std::fs::read(&target.file).unwrap().len()), (2, web.file.len()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -286,14 +362,15 @@ async fn a_private_authority_is_trusted_only_when_given() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_that_nobody_serves_makes_room_for_one_that_is_fetched() {
-    let (web, target) = (Web::new(Manner::Proper), Target::new());
+    let (web, other, target) = (Web::new(Manner::Proper), Web::of(Manner::Proper, 1_000_001), Target::new());
     let (url, sha256) = (web.serve().await, web.sha256());
+    let (other_url, other_sha256) = (other.serve().await, other.sha256());
     let folder = target.file.parent().unwrap();
     let [first, second] = ["first.gguf", "second.gguf"].map(|name| folder.join(name));
     let bounded = ["--cache-max-bytes", "1600000"];
     fetch(&url, &first, &sha256, &bounded).await.unwrap();
 
-    let failure = fetch(&url, &second, &sha256, &bounded).await.unwrap_err();
+    let failure = fetch(&other_url, &second, &other_sha256, &bounded).await.unwrap_err();
     assert_eq!(failure.reason, Reason::ModelUnavailable, "one that was fetched just now is about to be served");
     assert!(failure.message.contains("may hold 1600000 bytes"), "{failure}");
 
@@ -301,9 +378,9 @@ async fn a_model_that_nobody_serves_makes_room_for_one_that_is_fetched() {
     let long_ago = std::time::SystemTime::now() - Duration::from_secs(100_000);
     record.set_modified(long_ago).unwrap();
     fetch(&url, &first, &sha256, &bounded).await.unwrap();
-    fetch(&url, &second, &sha256, &bounded).await.expect_err("what a pod has asked for again is used");
+    fetch(&other_url, &second, &other_sha256, &bounded).await.expect_err("what a pod has asked for again is used");
 
     record.set_modified(long_ago).unwrap();
-    fetch(&url, &second, &sha256, &bounded).await.unwrap();
+    fetch(&other_url, &second, &other_sha256, &bounded).await.unwrap();
     assert!(!first.exists() && second.exists());
 }

@@ -1,18 +1,13 @@
 //! `windlass-engine fetch` of whole models: a mirror of the hub, a registry and a real S3 server.
 
-use axum::Router;
-use axum::body::Body;
-use axum::extract::{Path as Segments, Request, State};
-use axum::http::{Response, StatusCode, header};
-use axum::routing::get;
+use crate::mirror::{COMMIT, Mirror, bytes, hex};
+use base64::Engine;
 use clap::Parser;
-use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
+use serde_json::json;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command as Process, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -23,166 +18,14 @@ use windlass_engine::{fetch, inspect};
 use windlass_engine_contract::inspection::Inspection;
 use windlass_engine_contract::termination::Reason;
 
-const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-
-/// A server with files that hands out ranges, keeps what it was asked, and breaks off now and then.
-struct Mirror {
-    files: BTreeMap<String, Vec<u8>>,
-    asked: Mutex<Vec<String>>,
-    /// Bytes of files.
-    sent: AtomicUsize,
-    /// Answers that still break off half-way.
-    broken: Mutex<usize>,
-    token: Option<&'static str>,
-}
-
-fn bytes(seed: u32, count: u32) -> Vec<u8> {
-    (0..count).map(|n| (n.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 24) as u8).collect()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-impl Mirror {
-    fn new(files: &[(&str, Vec<u8>)]) -> Mirror {
-        let files = files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.clone())).collect();
-        Mirror { files, asked: Mutex::default(), sent: AtomicUsize::new(0), broken: Mutex::new(0), token: None }
-    }
-
-    /// A model of 20 MB in two shards, among files that are none of it.
-    fn model() -> Mirror {
-        Mirror::new(&[
-            ("config.json", b"{}".to_vec()),
-            ("tokenizer.json", b"{\"a\":1}".to_vec()),
-            ("model-00001-of-00002.safetensors", bytes(1, 20_000_000)),
-            ("model-00002-of-00002.safetensors", bytes(2, 300_000)),
-            ("pytorch_model.bin", b"a pickle".to_vec()),
-            ("onnx/model.safetensors", b"another".to_vec()),
-        ])
-    }
-
-    async fn serve(self: &Arc<Mirror>) -> String {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let router = Router::new()
-            .route("/api/models/org/name/revision/{revision}", get(Mirror::describe))
-            .route("/org/name/resolve/{commit}/{*path}", get(Mirror::file))
-            .route("/v2/org/name/manifests/{reference}", get(Mirror::manifest))
-            .route("/v2/org/name/blobs/{digest}", get(Mirror::blob))
-            .route("/token", get(Mirror::grant))
-            .with_state(self.clone());
-        tokio::spawn(async move { axum::serve(listener, router).await });
-        format!("http://{address}")
-    }
-
-    fn allows(&self, request: &Request) -> bool {
-        let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        self.asked.lock().unwrap().push(request.uri().path().to_owned());
-        self.token.is_none_or(|token| given == Some(&format!("Bearer {token}")))
-    }
-
-    async fn describe(State(mirror): State<Arc<Mirror>>, request: Request) -> Response<Body> {
-        if !mirror.allows(&request) {
-            return status(StatusCode::UNAUTHORIZED);
-        }
-        let sibling = |(name, bytes): (&String, &Vec<u8>)| match name.ends_with(".json") {
-            true => json!({"rfilename": name, "size": bytes.len(), "blobId": hex(bytes)[..40]}),
-            false => {
-                json!({"rfilename": name, "size": bytes.len(), "lfs": {"sha256": hex(bytes), "size": bytes.len()}})
-            }
-        };
-        let siblings: Vec<Value> = mirror.files.iter().map(sibling).collect();
-        Response::new(Body::from(json!({"sha": COMMIT, "siblings": siblings}).to_string()))
-    }
-
-    async fn file(
-        State(mirror): State<Arc<Mirror>>,
-        Segments((commit, path)): Segments<(String, String)>,
-        request: Request,
-    ) -> Response<Body> {
-        assert_eq!(commit, COMMIT);
-        match mirror.allows(&request) {
-            true => mirror.range(&mirror.files[&path], &request),
-            false => status(StatusCode::UNAUTHORIZED),
-        }
-    }
-
-    fn range(&self, bytes: &[u8], request: &Request) -> Response<Body> {
-        let range = request.headers()[header::RANGE].to_str().unwrap().strip_prefix("bytes=").unwrap();
-        let (from, to) = range.split_once('-').unwrap();
-        let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse().unwrap());
-        let part = bytes[from..=to].to_vec();
-        self.sent.fetch_add(part.len(), Ordering::SeqCst);
-        let builder = Response::builder()
-            .status(StatusCode::PARTIAL_CONTENT)
-            .header(header::CONTENT_LENGTH, part.len())
-            .header(header::CONTENT_RANGE, format!("bytes {from}-{to}/{}", bytes.len()));
-        let mut broken = self.broken.lock().unwrap();
-        if *broken > 0 {
-            *broken -= 1;
-            let half = bytes::Bytes::from(part[..part.len() / 2].to_vec());
-            let cut = futures::stream::iter([Ok(half), Err(std::io::Error::other("the line is cut"))]);
-            return builder.body(Body::from_stream(cut)).unwrap();
-        }
-        builder.body(Body::from(part)).unwrap()
-    }
-
-    async fn manifest(State(mirror): State<Arc<Mirror>>, request: Request) -> Response<Body> {
-        if !mirror.allows(&request) {
-            let host = request.headers()[header::HOST].to_str().unwrap();
-            let challenge = format!("Bearer realm=\"http://{host}/token\",service=\"here\"");
-            let builder = Response::builder().status(StatusCode::UNAUTHORIZED);
-            return builder.header(header::WWW_AUTHENTICATE, challenge).body(Body::empty()).unwrap();
-        }
-        let layer = |(name, bytes): (&String, &Vec<u8>)| {
-            let kind = if name.ends_with(".tar") {
-                "application/vnd.oci.image.layer.v1.tar"
-            } else {
-                "application/octet-stream"
-            };
-            json!({"mediaType": kind, "digest": format!("sha256:{}", hex(bytes)), "size": bytes.len(),
-                "annotations": {"org.opencontainers.image.title": name}})
-        };
-        let layers: Vec<Value> = mirror.files.iter().map(layer).collect();
-        Response::new(Body::from(json!({"schemaVersion": 2, "layers": layers}).to_string()))
-    }
-
-    async fn grant(State(mirror): State<Arc<Mirror>>, request: Request) -> Response<Body> {
-        let wanted = "service=here&scope=repository:org/name:pull";
-        assert_eq!(request.uri().query(), Some(wanted));
-        Response::new(Body::from(json!({"token": mirror.token}).to_string()))
-    }
-
-    async fn blob(
-        State(mirror): State<Arc<Mirror>>,
-        Segments(digest): Segments<String>,
-        request: Request,
-    ) -> Response<Body> {
-        if !mirror.allows(&request) {
-            return status(StatusCode::UNAUTHORIZED);
-        }
-        let found = mirror.files.values().find(|bytes| digest == format!("sha256:{}", hex(bytes)));
-        mirror.range(found.unwrap(), &request)
-    }
-
-    fn requests(&self) -> usize {
-        self.asked.lock().unwrap().len()
-    }
-}
-
-fn status(status: StatusCode) -> Response<Body> {
-    Response::builder().status(status).body(Body::empty()).unwrap()
-}
-
-async fn fetch(source: &str, to: &Path, flags: &[&str]) -> Result<(), Failure> {
+pub async fn fetch(source: &str, to: &Path, flags: &[&str]) -> Result<(), Failure> {
     let line = ["windlass-engine", "fetch", source, "--to", to.to_str().unwrap()];
     let Command::Fetch(args) = Cli::try_parse_from(line.iter().chain(flags)).unwrap().command else { panic!() };
     tokio::task::spawn_blocking(move || fetch::run(&args, Duration::from_millis(1))).await.unwrap()
 }
 
 /// What `inspect` says of a source, and what it would say of the same files here.
-async fn inspected(source: &str, flags: &[&str]) -> Result<Inspection, Failure> {
+pub async fn inspected(source: &str, flags: &[&str]) -> Result<Inspection, Failure> {
     let log = tempfile::NamedTempFile::new().unwrap();
     let line = ["windlass-engine", "inspect", source, "--summary", "--termination-log", log.path().to_str().unwrap()];
     let Command::Inspect(args) = Cli::try_parse_from(line.iter().chain(flags)).unwrap().command else { panic!() };
@@ -221,7 +64,7 @@ fn llama() -> Mirror {
     ])
 }
 
-fn names(folder: &Path) -> Vec<String> {
+pub fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).unwrap();
     let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
@@ -357,11 +200,11 @@ async fn an_artifact_of_a_registry_is_fetched_with_the_token_it_asks_for() {
     let to = folder.path().join("model");
     fetch(&format!("{registry}/org/name:v1"), &to, &[]).await.unwrap();
     check_model(&mirror, &to);
-    let image = Arc::new(Mirror::new(&[("layer.tar", vec![0; 100])]));
+    let image = Arc::new(Mirror::new(&[("folder.tar", vec![0; 100])]));
     let registry = image.serve().await.replace("http://", "oci://");
     let refused = fetch(&format!("{registry}/org/name"), &to, &[]).await.unwrap_err();
     assert_eq!(refused.reason, Reason::Unsupported);
-    assert!(refused.message.contains("only artifacts"), "{refused}");
+    assert!(refused.message.contains("is no file"), "{refused}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -448,9 +291,29 @@ impl Moto {
     }
 
     async fn put(&self, path: &str, body: Vec<u8>) {
-        let url = format!("{}/{path}", self.endpoint);
-        let put = move || ureq::put(&url).header("x-amz-acl", "public-read").send(&body[..]).map(drop);
+        self.put_with(path, body, &[("x-amz-acl", "public-read")]).await;
+    }
+
+    async fn put_with(&self, path: &str, body: Vec<u8>, headers: &[(&str, &str)]) {
+        let request = ureq::put(format!("{}/{path}", self.endpoint));
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let put = move || request.send(&body[..]).map(drop);
         tokio::task::spawn_blocking(put).await.unwrap().unwrap();
+    }
+
+    /// A folder with settings, in `folder`.
+    fn settings(&self, folder: &Path) -> PathBuf {
+        let settings = folder.join("credentials");
+        std::fs::create_dir(&settings).unwrap();
+        for (name, value) in [
+            ("AWS_ENDPOINT", self.endpoint.as_str()),
+            ("AWS_ACCESS_KEY_ID", "key\n"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+            ("AWS_REGION", "us-east-1"),
+        ] {
+            std::fs::write(settings.join(name), value).unwrap();
+        }
+        settings
     }
 }
 
@@ -463,17 +326,7 @@ async fn a_model_in_a_bucket_is_fetched_with_credentials_from_files() {
         moto.put(&format!("models/team/llama/{name}"), bytes.clone()).await;
     }
     let folder = tempfile::tempdir().unwrap();
-    let credentials = folder.path().join("credentials");
-    std::fs::create_dir(&credentials).unwrap();
-    let settings = [
-        ("AWS_ENDPOINT", moto.endpoint.as_str()),
-        ("AWS_ACCESS_KEY_ID", "key\n"),
-        ("AWS_SECRET_ACCESS_KEY", "secret"),
-        ("AWS_REGION", "us-east-1"),
-    ];
-    for (name, value) in settings {
-        std::fs::write(credentials.join(name), value).unwrap();
-    }
+    let credentials = moto.settings(folder.path());
     let flags = ["--credentials-dir", credentials.to_str().unwrap()];
     let to = folder.path().join("model");
     fetch("s3://models/team/llama", &to, &flags).await.unwrap();
@@ -491,4 +344,69 @@ async fn a_model_in_a_bucket_is_fetched_with_credentials_from_files() {
     assert_eq!(nothing.reason, Reason::ModelUnavailable, "{nothing}");
     let empty = fetch("s3://models/nowhere", &to, &flags).await.unwrap_err();
     assert!(empty.message.contains("neither a GGUF file nor"), "{empty}");
+}
+
+/// Leaves in `folder` an object's content as an earlier fetch would have that was all there, but for one byte.
+fn corrupt(folder: &Path, file: &str) {
+    let blobs = folder.join("blobs");
+    let content = std::fs::read_dir(&blobs).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = std::fs::read(&content).unwrap();
+    bytes[1000] ^= 1;
+    std::fs::remove_file(folder.join(file)).unwrap();
+    std::fs::remove_file(&content).unwrap();
+    std::fs::write(content.with_extension("part"), bytes).unwrap();
+    std::fs::write(content.with_extension("parts"), "0\n").unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_is_held_to_what_its_store_says_of_it() {
+    let Some(moto) = Moto::start().await else { return };
+    moto.put("models", Vec::new()).await;
+    let object = bytes(6, 100_000);
+    let sha256: Vec<u8> = hex(&object)
+        .as_bytes()
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap())
+        .collect();
+    let sha256 = base64::engine::general_purpose::STANDARD.encode(sha256);
+    moto.put("models/etag/m.gguf", object.clone()).await;
+    moto.put_with(
+        "models/checksum/m.gguf",
+        object.clone(),
+        &[("x-amz-checksum-sha256", &sha256), ("x-amz-sdk-checksum-algorithm", "SHA256")],
+    )
+    .await;
+    moto.put_with("models/secret/m.gguf", object, &[("x-amz-server-side-encryption", "aws:kms")]).await;
+    for (name, kind) in [("etag", Some("MD5")), ("checksum", Some("SHA-256")), ("secret", None)] {
+        let folder = tempfile::tempdir().unwrap();
+        let (settings, to) = (moto.settings(folder.path()), folder.path().join("m.gguf"));
+        let flags = ["--credentials-dir", settings.to_str().unwrap()];
+        let source = format!("s3://models/{name}/m.gguf");
+        fetch(&source, &to, &flags).await.unwrap();
+        corrupt(folder.path(), "m.gguf");
+        match (fetch(&source, &to, &flags).await, kind) {
+            (Err(failure), Some(kind)) => {
+                assert_eq!(failure.reason, Reason::ChecksumMismatch, "{failure}");
+                assert!(failure.message.contains(kind), "{failure}");
+                fetch(&source, &to, &flags).await.unwrap();
+            }
+            // Of an object that the store encrypts with a key of its own it tells nothing.
+            (Ok(()), None) => (),
+            (other, kind) => panic!("{name}: {other:?} where {kind:?} is checked"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bucket_that_anybody_may_read_needs_no_credentials() {
+    let Some(moto) = Moto::start().await else { return };
+    moto.put("models", Vec::new()).await;
+    moto.put("models/m.gguf", bytes(7, 50_000)).await;
+    let folder = tempfile::tempdir().unwrap();
+    let settings = moto.settings(folder.path());
+    ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"].map(|name| std::fs::remove_file(settings.join(name)).unwrap());
+    std::fs::write(settings.join("AWS_SKIP_SIGNATURE"), "true").unwrap();
+    let to = folder.path().join("m.gguf");
+    fetch("s3://models/m.gguf", &to, &["--credentials-dir", settings.to_str().unwrap()]).await.unwrap();
+    assert!(std::fs::read(&to).unwrap() == bytes(7, 50_000));
 }

@@ -7,9 +7,14 @@ use object_store::client::{
 use std::fmt;
 use std::pin::Pin;
 use ureq::Agent;
+use ureq::http::HeaderMap;
 
 /// Largest answer: a part of a file, or a page of a list.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
+
+/// An answer's headers, among the extensions of what the store's client makes of it.
+#[derive(Clone)]
+pub struct Headers(pub HeaderMap);
 
 /// Makes clients of this one.
 pub struct Connector(pub Agent);
@@ -50,7 +55,8 @@ fn call(agent: &Agent, request: HttpRequest) -> Result<HttpResponse, HttpError> 
     } else {
         agent.run(ureq::http::Request::from_parts(parts, body))
     };
-    let (parts, body) = response.map_err(|error| HttpError::new(kind(&error), error))?.into_parts();
+    let (mut parts, body) = response.map_err(|error| HttpError::new(kind(&error), error))?.into_parts();
+    parts.extensions.insert(Headers(parts.headers.clone()));
     let bytes = body.into_with_config().limit(MAX_ANSWER_BYTES).read_to_vec();
     let bytes = bytes.map_err(|error| HttpError::new(HttpErrorKind::Interrupted, error))?;
     Ok(HttpResponse::from_parts(parts, HttpResponseBody::from(bytes::Bytes::from(bytes))))
