@@ -245,7 +245,7 @@ fn the_parts_of_a_split_checkpoint_are_one() {
         );
         let names: Vec<&str> = file.tensors().map(|tensor| tensor.name).collect();
         assert_eq!(names, ["part.0", "part.1", "part.2"]);
-        assert_eq!(file.tensor("part.2").unwrap().bytes, 2f32.to_le_bytes());
+        assert_eq!(file.tensor("part.2").unwrap().bytes[..], 2f32.to_le_bytes());
     }
 }
 

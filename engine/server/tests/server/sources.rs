@@ -404,7 +404,9 @@ async fn a_bucket_that_anybody_may_read_needs_no_credentials() {
     moto.put("models/m.gguf", bytes(7, 50_000)).await;
     let folder = tempfile::tempdir().unwrap();
     let settings = moto.settings(folder.path());
-    ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"].map(|name| std::fs::remove_file(settings.join(name)).unwrap());
+    for name in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"] {
+        std::fs::remove_file(settings.join(name)).unwrap();
+    }
     std::fs::write(settings.join("AWS_SKIP_SIGNATURE"), "true").unwrap();
     let to = folder.path().join("m.gguf");
     fetch("s3://models/m.gguf", &to, &["--credentials-dir", settings.to_str().unwrap()]).await.unwrap();
