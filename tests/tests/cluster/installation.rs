@@ -112,10 +112,7 @@ fn services_that_ask_for_it_take_a_new_engine_one_after_the_other() -> Result<()
         let installation = Installation::of(cluster)?;
         let outcome = (|| {
             installation.upgrade(&["engine.image.tag=that-nobody-has"])?;
-            wait::until("the first service fails to take it", PATIENCE, || {
-                let engine = Engine::of(&first)?;
-                Ok(Look::when(engine.progress == "ImagePullFailed", (), format!("{engine:?}")))
-            })?;
+            first.wait_words("that-nobody-has cannot be pulled", PATIENCE)?;
             let engine = Engine::of(&second)?;
             ensure!(engine == Engine::settled(&old), "the second has not waited for the first: {engine:?}");
             installation.upgrade(&[&format!("engine.image.tag={LATER}")])?;
