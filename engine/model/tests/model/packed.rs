@@ -412,39 +412,48 @@ fn floats_of_eight_bits_and_tables_become_integers() {
     }
 }
 
-/// But for the smallest of each 32, which are rounded to a step of the largest.
+/// A checkpoint of floats, the same made into eight-bit floats by outputs as a tool does, and those in f32.
+fn made_into_float8(family: &Family) -> [Vec<u8>; 3] {
+    let [mut floats, mut made, mut widened] = [(); 3].map(|()| SafetensorsBuilder::new());
+    for (name, shape, values) in family.tensors() {
+        floats = floats.tensor_f32(&name, &shape, &values);
+        if !name.ends_with("_proj.weight") {
+            made = made.tensor_f32(&name, &shape, &values);
+            widened = widened.tensor_f32(&name, &shape, &values);
+            continue;
+        }
+        let (codes, scales) = by_largest_of_rows(&values, shape[1] as usize);
+        let rows = codes.chunks(shape[1] as usize).zip(&scales);
+        let rounded: Vec<f32> =
+            rows.flat_map(|(row, scale)| row.iter().map(move |&code| reference_e4m3(code) * scale)).collect();
+        let scale = format!("{name}_scale");
+        made = made.tensor(&name, "F8_E4M3", &shape, &codes).tensor_f32(&scale, &[shape[0], 1], &scales);
+        widened = widened.tensor_f32(&name, &shape, &rounded);
+    }
+    [floats, made, widened].map(|file| file.build())
+}
+
+/// But for the smallest of each 32, which are rounded to a step of the largest. With a step of the largest value itself,
+/// which all are rounded to, logits are 2.5 % apart.
 #[test]
 fn floats_of_eight_bits_keep_their_values() {
+    let (plain, family) = (family(&Value::Null), family(&json!({"quant_method": "fbgemm_fp8"})));
+    let [_, made, widened] = made_into_float8(&plain);
     let options = LoadOptions { activations: ActivationType::Int16, ..LoadOptions::default() };
-    for (case, _, checkpoint, plain) in coded_checkpoints().filter(|(case, ..)| case.contains("fp8")) {
-        let found = our_logits_with(&checkpoint, &tokens(), CHUNK, &options);
-        let agreement = compare(&family(&Value::Null).candle_logits(plain), &found);
-        println!("{case}: {agreement}");
-        assert!(agreement.relative_error() <= 0.008, "{case}: {agreement}");
-    }
+    let found = our_logits_with(&family.open(&made), &tokens(), CHUNK, &options);
+    let agreement = compare(&plain.candle_logits(widened), &found);
+    println!("{agreement}");
+    assert!(agreement.relative_error() <= 0.02, "{agreement}");
 }
 
 /// Floats that become eight-bit floats as they are loaded compute, bit for bit, what a checkpoint of them computes; and of
 /// such a checkpoint that is what it asks for, as it is.
 #[test]
 fn floats_become_eight_bit_floats_as_a_tool_makes_them() {
-    let by_output = json!({"quant_method": "fbgemm_fp8"});
-    let (plain, made) = (family(&Value::Null), family(&by_output));
-    let (mut floats, mut eight_bits) = (SafetensorsBuilder::new(), SafetensorsBuilder::new());
-    for (name, shape, values) in plain.tensors() {
-        floats = floats.tensor_f32(&name, &shape, &values);
-        if !name.ends_with("_proj.weight") {
-            eight_bits = eight_bits.tensor_f32(&name, &shape, &values);
-            continue;
-        }
-        let (codes, scales) = by_largest_of_rows(&values, shape[1] as usize);
-        let scale = format!("{name}_scale");
-        eight_bits = eight_bits.tensor(&name, "F8_E4M3", &shape, &codes).tensor_f32(&scale, &[shape[0], 1], &scales);
-    }
+    let (plain, made) = (family(&Value::Null), family(&json!({"quant_method": "fbgemm_fp8"})));
+    let [floats, eight_bits, _] = made_into_float8(&plain);
     let options = LoadOptions { quantization: Some(Quantization::FP8), ..LoadOptions::default() };
-    let logits = |family: &Family, file: SafetensorsBuilder| {
-        our_logits_with(&family.open(&file.build()), &tokens(), CHUNK, &options)
-    };
+    let logits = |family: &Family, file: Vec<u8>| our_logits_with(&family.open(&file), &tokens(), CHUNK, &options);
     assert_eq!(logits(&plain, floats), logits(&made, eight_bits));
 }
 
