@@ -92,7 +92,7 @@ impl<'a> Finder<'a> {
             .map_err(|problem| TensorError::Packed { name: name.to_owned(), problem })?;
         let names = scheme.other_names(name).into_iter().chain([scheme.codes_name(name)]);
         self.used.extend(names.filter_map(|name| checkpoint.tensor(&name)).map(|tensor| tensor.name));
-        Ok(MatrixTensor::Packed(packed))
+        Ok(packed.into())
     }
 
     /// A norm's weights.
@@ -195,7 +195,7 @@ fn plain<'a>(
 /// A matrix of floats that become eight-bit floats.
 fn rounded<'a>(tensor: Tensor<'a>, kind: WeightType, size: [usize; 2]) -> Result<MatrixTensor<'a>, TensorError> {
     let rounded = PackedTensor::rounded(tensor, kind, size);
-    rounded.map(MatrixTensor::Packed).map_err(|problem| TensorError::Packed { name: tensor.name.to_owned(), problem })
+    rounded.map(MatrixTensor::from).map_err(|problem| TensorError::Packed { name: tensor.name.to_owned(), problem })
 }
 
 fn unsupported(tensor: &Tensor<'_>, supported: &[&str]) -> Unsupported {

@@ -17,7 +17,7 @@ pub(super) enum MatrixTensor<'a> {
     /// As the kernels read it, or floats.
     Plain(PlainTensor<'a>),
     /// As another tool quantized it, or floats that become eight-bit floats.
-    Packed(PackedTensor<'a>),
+    Packed(Box<PackedTensor<'a>>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +32,12 @@ pub(super) struct PlainTensor<'a> {
     pub quantized: Option<Integer>,
 }
 
+impl<'a> From<PackedTensor<'a>> for MatrixTensor<'a> {
+    fn from(packed: PackedTensor<'a>) -> MatrixTensor<'a> {
+        MatrixTensor::Packed(Box::new(packed))
+    }
+}
+
 impl<'a> MatrixTensor<'a> {
     fn name(&self) -> &str {
         match self {
@@ -44,7 +50,7 @@ impl<'a> MatrixTensor<'a> {
     pub fn rows(&self, range: Range<usize>) -> MatrixTensor<'a> {
         match self {
             MatrixTensor::Plain(plain) => MatrixTensor::Plain(plain.rows(range)),
-            MatrixTensor::Packed(packed) => MatrixTensor::Packed(packed.clone().rows(range)),
+            MatrixTensor::Packed(packed) => packed.as_ref().clone().rows(range).into(),
         }
     }
 
