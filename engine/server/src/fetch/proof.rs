@@ -155,7 +155,7 @@ mod tests {
 
     fn told(headers: &[(&'static str, &str)], etag_is_md5: bool) -> Option<Proof> {
         let header = |(name, value): &(&'static str, &str)| {
-            (HeaderName::from_static(*name), HeaderValue::from_str(value).unwrap())
+            (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())
         };
         Proof::told(&HeaderMap::from_iter(headers.iter().map(header)), etag_is_md5)
     }
