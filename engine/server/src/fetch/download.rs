@@ -114,9 +114,8 @@ pub fn open(cache: &Path, files: &[RemoteFile]) -> Result<Vec<Missing>, Failure>
 
 /// What is missing, in the order in which a model is loaded: descriptions, headers, the rest.
 fn parts(files: &[Missing]) -> Vec<Part<'_>> {
-    let parts = files
-        .iter()
-        .flat_map(|(file, blob)| blob.missing().into_iter().map(move |range| Part { file, blob, range }));
+    let parts =
+        files.iter().flat_map(|(file, blob)| blob.missing().into_iter().map(move |range| Part { file, blob, range }));
     let mut parts: Vec<Part<'_>> = parts.collect();
     parts.sort_by_key(|part| is_weights(&part.file.name) && part.range.start > 0);
     parts
