@@ -362,9 +362,13 @@ pub struct ServeArgs {
     /// Refuse with 429 and Retry-After what would wait longer than this for its first token
     #[arg(long, value_name = "MILLISECONDS", help_heading = "Batching and memory")]
     pub max_predicted_ttft_ms: Option<f64>,
-    /// Same bytes out whatever else is served: always so, and accepted for those who ask for it
+    /// Same bytes out whatever else is served: so it is without the flag, too
     #[arg(long, help_heading = "Batching and memory")]
     pub deterministic: bool,
+    /// On CUDA: multiply many tokens at once by wider products, whose sums have another order, so that a token may depend on
+    /// what is computed beside it; changes nothing elsewhere
+    #[arg(long, conflicts_with = "deterministic", help_heading = "Batching and memory")]
+    pub no_deterministic: bool,
     /// Who guesses tokens ahead: {"method": "ngram"|"suffix"|"draft_model", "num_speculative_tokens": N,
     /// "prompt_lookup_min": N, "prompt_lookup_max": N, "model": FILE} [default: nobody]
     #[arg(long, value_name = "JSON", help_heading = "Batching and memory")]

@@ -64,6 +64,8 @@ pub struct CpuConfig {
     pub gpu_layers: Option<u32>,
     /// On a GPU, kernels are launched one by one instead of being replayed.
     pub eager: bool,
+    /// On a GPU, no token depends on what is computed beside it.
+    pub batch_invariant: bool,
     /// How finely activations are rounded.
     pub activations: ActivationType,
     /// What floats become, or the weight type that the file must have; `None` takes any as it is.
@@ -239,6 +241,7 @@ fn cpu(args: &ServeArgs) -> Result<CpuConfig, Failure> {
         expert_parallel: args.enable_expert_parallel,
         gpu_layers: args.n_gpu_layers.filter(|layers| *layers > 0),
         eager: args.enforce_eager,
+        batch_invariant: !args.no_deterministic,
         activations: args.activation_dtype.into(),
         quantization,
         pipeline: None,

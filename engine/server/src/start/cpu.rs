@@ -123,6 +123,7 @@ pub(super) fn asked(config: &Config, cpu: &CpuConfig, block_tokens: u32) -> Load
         max_sequences: batching.max_sequences,
         max_step_tokens: batching.max_step_tokens,
         max_model_tokens: batching.max_model_tokens,
+        batch_invariant: cpu.batch_invariant,
         ..LoadOptions::default()
     }
 }

@@ -165,6 +165,7 @@ fn run<E: Executor + 'static>(
         format!("kv-cache-dtype={}", config.batching.kv_data_type.name()),
         cpu.ranks_flag(),
     ];
+    let wide = (!cpu.batch_invariant).then(|| "no-deterministic".to_owned());
     let on = BuiltOn {
         device: "cuda",
         tensor_parallel: cpu.tensor_parallel,
@@ -173,7 +174,7 @@ fn run<E: Executor + 'static>(
         kernels: &kernels,
     };
     let built = Built {
-        fingerprint: read.fingerprint(config, of_all.into_iter().chain(flags).collect(), "cuda"),
+        fingerprint: read.fingerprint(config, of_all.into_iter().chain(wide).chain(flags).collect(), "cuda"),
         effective: effective(config, &geometry, on),
         simulated: false,
         ledger: Some(ledgers.into_iter().sum()),

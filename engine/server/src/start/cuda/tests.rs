@@ -85,6 +85,18 @@ fn layers_stay_on_the_cpu_where_the_flag_says_so() {
 }
 
 #[test]
+fn wide_products_are_asked_for_by_a_flag_and_change_answers() {
+    let [alike, wide] = ["--deterministic", "--no-deterministic"].map(|flags| {
+        let file = file();
+        let (config, cpu) = configured(file.path(), flags).unwrap();
+        (cpu::asked(&config, &cpu, BLOCK_TOKENS).batch_invariant, started(flags, 1 << 28).unwrap().fingerprint)
+    });
+    assert_eq!((alike.0, wide.0), (true, false));
+    assert_eq!(alike.1, started("", 1 << 28).unwrap().fingerprint);
+    assert_ne!(alike.1, wide.1);
+}
+
+#[test]
 fn what_a_gpu_has_no_room_for_is_refused_with_the_flag_that_makes_room() {
     let refused = started("", 1 << 20).map(drop).unwrap_err();
     assert_eq!(refused.reason, Reason::OutOfMemory);
