@@ -52,6 +52,19 @@ pub trait Executor: Send {
         let _ = held;
         Ok(())
     }
+
+    /// Bytes of the host's memory that [`Executor::hold_weights`] would take to move weights there: none where weights stay
+    /// where they are. `None` where they can leave a device only with the executor.
+    fn weights_to_move(&self) -> Option<u64> {
+        Some(0)
+    }
+
+    /// Takes memory of devices for the weights again, with what they were, or moves them to the host's memory. Otherwise as
+    /// [`Executor::hold_kv`].
+    fn hold_weights(&mut self, held: bool) -> Result<(), ExecutorError> {
+        let _ = held;
+        Ok(())
+    }
 }
 
 /// The device or its worker is gone: every sequence is lost and the process should end.

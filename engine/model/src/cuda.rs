@@ -69,17 +69,6 @@ pub enum CudaError {
         /// What would be right.
         right: String,
     },
-    /// GPUs that cannot be ranks of one group.
-    #[error(
-        "these {ranks} GPUs cannot reach each other's memory ({source}): use one rank, or GPUs that NVLink or PCIe with peer \
-         access joins"
-    )]
-    NoPeerAccess {
-        /// GPUs.
-        ranks: usize,
-        /// What the driver said.
-        source: DriverError,
-    },
     /// A rank of the group has failed: nothing more can be computed.
     #[error("{0}")]
     RankLeft(String),

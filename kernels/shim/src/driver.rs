@@ -1,5 +1,8 @@
 //! The driver: each call is checked, remembered, and carried out when its time comes.
 
+mod machine;
+mod running;
+
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,86 +10,18 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread::{self, Thread};
 
 use windlass_kernels::cuda::driver::{
-    DeviceFacts, DevicePointer, Driver, EventHandle, GraphHandle, MemoryFacts, StreamHandle,
+    DeviceFacts, DevicePointer, Driver, EventHandle, GraphHandle, MemoryFacts, PhysicalHandle, StreamHandle,
 };
-use windlass_kernels::cuda::launch::{Argument, Launch};
-use windlass_kernels::cuda::table::HOPPER;
-use windlass_kernels::cuda::{Device, DriverError, ElementType};
+use windlass_kernels::cuda::launch::Launch;
+use windlass_kernels::cuda::{Device, DriverError};
 
-use crate::kernels;
 use crate::mapped::Mapped;
 use crate::state::{EventState, GraphState, Issued, Memories, State, StreamState, Work, refused};
-
-/// What becomes of launches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kernels {
-    /// They run, from their sources.
-    Run,
-    /// They are checked and recorded; memory stays as it is.
-    Record,
-}
+pub use machine::{HostMachine, Kernels};
+use running::run_pending;
 
 /// A thread's right to make a device compute.
 struct Turn<'a>(#[expect(dead_code, reason = "held until it is dropped")] MutexGuard<'a, ()>);
-
-/// Devices that see each other's memory.
-#[derive(Clone, Debug)]
-pub struct HostMachine {
-    memories: Arc<Mutex<Memories>>,
-    kernels: Kernels,
-    seed: u64,
-    has_peer_access: bool,
-    capability: (u32, u32),
-}
-
-impl HostMachine {
-    /// A machine. `seed` decides the order of threads and blocks, and when deferred work runs.
-    pub fn new(kernels: Kernels, seed: u64) -> HostMachine {
-        HostMachine { memories: Arc::default(), kernels, seed, has_peer_access: true, capability: HOPPER }
-    }
-
-    /// The same with devices of another compute capability than Hopper's.
-    pub fn with_capability(self, capability: (u32, u32)) -> HostMachine {
-        HostMachine { capability, ..self }
-    }
-
-    /// The same with devices that cannot reach each other.
-    pub fn without_peer_access(self) -> HostMachine {
-        HostMachine { has_peer_access: false, ..self }
-    }
-
-    /// A device as large as a Hopper, with `memory_bytes`.
-    pub fn driver(&self, ordinal: usize, memory_bytes: usize) -> Arc<HostDriver> {
-        let facts = DeviceFacts {
-            name: "CPU shim".into(),
-            ordinal,
-            pci_bus_id: format!("0000:{ordinal:02X}:00.0"),
-            capability: self.capability,
-            multiprocessors: 132,
-            shared_bytes_per_block: 227 << 10,
-            l2_bytes: 50 << 20,
-            memory_bytes,
-            driver: "no driver: the CUDA shim".into(),
-        };
-        let reachable = Mutex::new(BTreeSet::from([ordinal]));
-        let random = AtomicU64::new(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ ordinal as u64);
-        Arc::new_cyclic(|own| HostDriver {
-            facts,
-            machine: self.clone(),
-            reachable,
-            random,
-            state: Mutex::default(),
-            turn: Mutex::default(),
-            own: own.clone(),
-            runner: OnceLock::new(),
-        })
-    }
-
-    /// The same as a device.
-    pub fn device(&self, ordinal: usize, memory_bytes: usize) -> Device {
-        Device::new(self.driver(ordinal, memory_bytes))
-    }
-}
 
 /// The driver of one device.
 #[derive(Debug)]
@@ -154,6 +89,22 @@ impl HostDriver {
         }
     }
 
+    /// Refuses a call in a capture, or of a device that maps no memory, or of one that is lost unless it waits for it.
+    fn mapping(&self, call: &'static str, waits: bool) -> Result<(), DriverError> {
+        let mut state = if waits { self.state() } else { self.sound(call)? };
+        state.not_while_capturing(call, waits)?;
+        match self.facts.map_granularity {
+            Some(_) => Ok(()),
+            None => Err(refused(call, "CUDA_ERROR_NOT_SUPPORTED: the device maps no memory")),
+        }
+    }
+
+    /// Refuses more memory than there is.
+    fn check_room(&self, state: &State, bytes: usize) -> Result<(), DriverError> {
+        let (total, free) = (self.facts.memory_bytes, self.facts.memory_bytes - state.taken_bytes());
+        if bytes <= free { Ok(()) } else { Err(DriverError::OutOfMemory { bytes, free, total }) }
+    }
+
     fn random(&self) -> u64 {
         // Weyl sequence; the launches' generators mix it.
         self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)
@@ -162,24 +113,9 @@ impl HostDriver {
     /// Memory that this device may use, all of it in one piece.
     fn check_memory(&self, call: &'static str, memory: &[(u64, usize)]) -> Result<(), DriverError> {
         let (memories, reachable) = (self.memories(), lock(&self.reachable));
-        for &(address, bytes) in memory.iter().filter(|(_, bytes)| *bytes > 0) {
-            match memories.holding(address, bytes) {
-                None => {
-                    return Err(refused(
-                        call,
-                        format!("{bytes} bytes at {address:#x} are not allocated, or not in one piece"),
-                    ));
-                }
-                Some(allocation) if allocation.device.is_some_and(|device| !reachable.contains(&device)) => {
-                    return Err(refused(
-                        call,
-                        format!("{address:#x} is memory of a device that this one does not reach"),
-                    ));
-                }
-                Some(_) => {}
-            }
-        }
-        Ok(())
+        let mut used = memory.iter().filter(|(_, bytes)| *bytes > 0);
+        let checked = used.try_for_each(|memory| memories.check(*memory, self.facts.ordinal, &reachable));
+        checked.map_err(|why| refused(call, why))
     }
 
     fn is_pinned(&self, address: u64, bytes: usize) -> bool {
@@ -230,97 +166,6 @@ impl HostDriver {
         Ok(())
     }
 
-    /// Runs the first piece of work of a stream, and what it waits for. Whether there was one.
-    fn run_one(&self, turn: &Turn<'_>, stream: u64) -> bool {
-        let Some(work) = self.state().streams.get_mut(&stream).and_then(|stream| stream.pending.pop_front()) else {
-            return false;
-        };
-        if let Work::Wait { event, version } = work {
-            self.reach_event(turn, event, version);
-        } else {
-            self.perform(turn, &work);
-        }
-        true
-    }
-
-    fn drain(&self, turn: &Turn<'_>, stream: u64) {
-        while self.run_one(turn, stream) {}
-    }
-
-    fn drain_all(&self, turn: &Turn<'_>) {
-        self.streams().into_iter().for_each(|stream| self.drain(turn, stream));
-    }
-
-    fn streams(&self) -> Vec<u64> {
-        self.state().streams.keys().copied().collect()
-    }
-
-    /// Runs the event's stream up to the recording of `version`.
-    fn reach_event(&self, turn: &Turn<'_>, event: u64, version: u64) {
-        while let Some(EventState { done, stream, .. }) = self.event(event) {
-            if done >= version || !self.run_one(turn, stream) {
-                return;
-            }
-        }
-    }
-
-    fn event(&self, event: u64) -> Option<EventState> {
-        self.state().events.get(&event).copied()
-    }
-
-    fn perform(&self, _turn: &Turn<'_>, work: &Work) {
-        if self.state().meet_fate().is_some() {
-            return;
-        }
-        match work {
-            // SAFETY: the ranges were checked when this was issued, and memory is freed only once all work is done.
-            Work::Copy { to, from, bytes } => unsafe { std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes) },
-            // SAFETY: as above.
-            Work::Fill { at, byte, bytes } => unsafe { (*at as *mut u8).write_bytes(*byte, *bytes) },
-            Work::Launch(launch) => {
-                let failed = self.run_kernel(launch).err();
-                self.state().lost = failed;
-            }
-            Work::Record { event, version } => {
-                if let Some(event) = self.state().events.get_mut(event) {
-                    event.done = *version;
-                }
-            }
-            Work::Wait { .. } => {}
-        }
-    }
-
-    fn run_kernel(&self, launch: &Launch) -> Result<(), String> {
-        self.check_addresses(launch)?;
-        if self.machine.kernels == Kernels::Record {
-            return Ok(());
-        }
-        // SAFETY: the launch was checked when issued, and its memory is still there.
-        unsafe { kernels::run(launch, self.random()) }?;
-        let memories = self.memories();
-        for (address, bytes) in Work::Launch(Box::new(*launch)).memory() {
-            if memories.holding(address, bytes).is_some_and(|allocation| allocation.memory.overrun()) {
-                return Err(format!("kernel {} wrote behind an allocation", launch.kernel().spec().name));
-            }
-        }
-        Ok(())
-    }
-
-    /// Memory that a kernel finds through other memory: a device that does not reach it is lost.
-    fn check_addresses(&self, launch: &Launch) -> Result<(), String> {
-        let (memories, reachable) = (self.memories(), lock(&self.reachable));
-        for address in launch.arguments().iter().flat_map(addresses) {
-            let device = memories.holding(address, 1).map(|allocation| allocation.device);
-            if !device.is_some_and(|device| device.is_none_or(|device| reachable.contains(&device))) {
-                let name = launch.kernel().spec().name;
-                return Err(format!(
-                    "CUDA_ERROR_ILLEGAL_ADDRESS: kernel {name} touches {address:#x}, which this device does not reach"
-                ));
-            }
-        }
-        Ok(())
-    }
-
     fn new_handle() -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         NEXT.fetch_add(1, Ordering::Relaxed)
@@ -339,15 +184,14 @@ impl Driver for HostDriver {
 
     fn memory(&self) -> Result<MemoryFacts, DriverError> {
         let total_bytes = self.facts.memory_bytes;
-        Ok(MemoryFacts { free_bytes: total_bytes - self.sound("cuMemGetInfo")?.allocated_bytes, total_bytes })
+        Ok(MemoryFacts { free_bytes: total_bytes - self.sound("cuMemGetInfo")?.taken_bytes(), total_bytes })
     }
 
     fn allocate(&self, bytes: usize) -> Result<DevicePointer, DriverError> {
         let mut state = self.sound("cuMemAlloc")?;
         state.not_while_capturing("cuMemAlloc", false)?;
-        let (total, free) = (self.facts.memory_bytes, self.facts.memory_bytes - state.allocated_bytes);
-        let memory = if bytes <= free { Mapped::new(bytes) } else { None };
-        let Some(memory) = memory else { return Err(DriverError::OutOfMemory { bytes, free, total }) };
+        self.check_room(&state, bytes)?;
+        let memory = Mapped::new(bytes).ok_or_else(|| refused("cuMemAlloc", "the host has no room"))?;
         state.allocated_bytes += bytes;
         Ok(DevicePointer(self.memories().add(memory, Some(self.facts.ordinal))))
     }
@@ -358,6 +202,46 @@ impl Driver for HostDriver {
         let allocation = self.memories().remove(at.0, Some(self.facts.ordinal))?;
         self.state().allocated_bytes -= allocation.memory.bytes();
         Ok(())
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<DevicePointer, DriverError> {
+        self.mapping("cuMemAddressReserve", false)?;
+        self.memories().reserve(bytes).map(DevicePointer)
+    }
+
+    fn unreserve(&self, at: DevicePointer, bytes: usize) -> Result<(), DriverError> {
+        self.mapping("cuMemAddressFree", false)?;
+        self.memories().mappings.unreserve(at.0, bytes)
+    }
+
+    fn create_physical(&self, bytes: usize) -> Result<PhysicalHandle, DriverError> {
+        self.mapping("cuMemCreate", false)?;
+        let state = self.state();
+        self.check_room(&state, bytes)?;
+        let handle = HostDriver::new_handle();
+        self.memories().mappings.create(handle, bytes, &state.physical_bytes)?;
+        Ok(PhysicalHandle(handle))
+    }
+
+    fn release_physical(&self, memory: PhysicalHandle) -> Result<(), DriverError> {
+        self.mapping("cuMemRelease", false)?;
+        self.memories().mappings.release(memory.0)
+    }
+
+    fn map(&self, at: DevicePointer, bytes: usize, memory: PhysicalHandle) -> Result<(), DriverError> {
+        self.mapping("cuMemMap", false)?;
+        self.memories().mappings.map(at.0, bytes, memory.0)
+    }
+
+    fn allow(&self, at: DevicePointer, bytes: usize) -> Result<(), DriverError> {
+        self.mapping("cuMemSetAccess", false)?;
+        self.memories().mappings.allow(at.0, bytes, self.facts.ordinal)
+    }
+
+    fn unmap(&self, at: DevicePointer, bytes: usize) -> Result<(), DriverError> {
+        self.mapping("cuMemUnmap", true)?;
+        self.drain_all(&self.turn());
+        self.memories().mappings.unmap(at.0, bytes)
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, DriverError> {
@@ -510,7 +394,7 @@ impl Driver for HostDriver {
         let mut state = self.sound("cuStreamEndCapture")?;
         let work = state.end_capture(stream.0)?;
         let memories = self.memories();
-        let named = |(address, bytes)| Some((address, bytes, memories.holding(address, bytes)?.serial));
+        let named = |(address, bytes)| Some((address, bytes, memories.serial(address, bytes)?));
         let memory = work.iter().flat_map(Work::memory).filter_map(named).collect();
         let handle = HostDriver::new_handle();
         state.graphs.insert(handle, GraphState { work, memory });
@@ -525,13 +409,13 @@ impl Driver for HostDriver {
         };
         let work = work.clone();
         let memories = self.memories();
-        let gone = |&&(address, bytes, serial): &&(u64, usize, u64)| {
-            memories.holding(address, bytes).is_none_or(|allocation| allocation.serial != serial)
-        };
+        let gone = |&&(address, bytes, serial): &&(u64, usize, u64)| memories.serial(address, bytes) != Some(serial);
         if let Some((address, bytes, _)) = memory.iter().find(gone) {
             return Err(refused(CALL, format!("the graph uses {bytes} bytes at {address:#x}, which were freed")));
         }
+        let named: Vec<_> = memory.iter().map(|&(address, bytes, _)| (address, bytes)).collect();
         drop(memories);
+        self.check_memory(CALL, &named)?;
         if state.stream(CALL, stream.0)?.capture.is_some() {
             return Err(refused(CALL, "the stream is captured"));
         }
@@ -549,41 +433,18 @@ impl Driver for HostDriver {
         }
     }
 
-    fn reach(&self, peer: &DeviceFacts) -> Result<(), DriverError> {
-        let refused = |reason| Err(refused("cuCtxEnablePeerAccess", reason));
+    fn reach(&self, peer: &DeviceFacts) -> Result<bool, DriverError> {
         if peer.ordinal == self.facts.ordinal {
-            return refused("CUDA_ERROR_INVALID_DEVICE: it is this device");
+            return Err(refused("cuCtxEnablePeerAccess", "CUDA_ERROR_INVALID_DEVICE: it is this device"));
         }
-        if !self.machine.has_peer_access {
-            return refused("CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: peer access is not supported between these devices");
-        }
-        lock(&self.reachable).insert(peer.ordinal);
+        // Their kernels may wait for each other, over whatever memory.
         self.runner.get_or_init(|| {
             let own = self.own.clone();
             thread::spawn(move || run_pending(&own)).thread().clone()
         });
-        Ok(())
-    }
-}
-
-/// A device's own time, as long as it is there: what is pending runs whether somebody waits for it or not.
-fn run_pending(own: &Weak<HostDriver>) {
-    while let Some(driver) = own.upgrade() {
-        let ran = driver.streams().into_iter().any(|stream| driver.run_one(&driver.turn(), stream));
-        drop(driver);
-        if !ran {
-            thread::park();
+        if self.machine.has_peer_access {
+            lock(&self.reachable).insert(peer.ordinal);
         }
-    }
-}
-
-/// The addresses that an argument's memory holds.
-fn addresses(argument: &Argument) -> Vec<u64> {
-    match *argument {
-        Argument::Memory { at, bytes, element: ElementType::Address, .. } => {
-            // SAFETY: the memory was checked when the launch was issued, and is freed only once all work is done.
-            (0..bytes / 8).map(|index| unsafe { (at.0 as *const u64).add(index).read() }).collect()
-        }
-        _ => Vec::new(),
+        Ok(self.machine.has_peer_access)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! [`HostMachine`] gives drivers ([`HostDriver`]) that do what is asked of a CUDA driver with memory of the host, and
 //! refuse what CUDA refuses: memory that is not there or not theirs, handles of another device, allocation while a
-//! stream is captured, graphs whose memory is gone. Work is deferred: it runs when somebody waits for it, or at random
+//! stream is captured, graphs whose memory is gone, addresses behind which nothing is mapped. Work is deferred: it runs when somebody waits for it, or at random
 //! before, so that code which does not wait reads what is not there yet. Devices that reach each other run it beside each
 //! other, as their kernels may wait for one another.
 //!
@@ -14,6 +14,7 @@
 mod driver;
 mod kernels;
 mod mapped;
+mod mapping;
 mod state;
 
 pub use driver::{HostDriver, HostMachine, Kernels};

@@ -8,7 +8,7 @@ const PAGE: usize = 4096;
 /// What lies between the memory's end and the page.
 const CANARY: u8 = 0xa5;
 /// Bytes of which no float is a number.
-const POISON: u8 = 0xff;
+pub(crate) const POISON: u8 = 0xff;
 
 /// Poisoned memory with a guard behind it.
 #[derive(Debug)]

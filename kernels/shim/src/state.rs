@@ -1,12 +1,15 @@
 //! What a CUDA device remembers: memory, streams with their work, events, graphs; and the rules on them.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, ThreadId};
 
 use windlass_kernels::cuda::launch::{Argument, Launch};
 use windlass_kernels::cuda::{DriverError, Kernel};
 
 use crate::mapped::Mapped;
+use crate::mapping::Mappings;
 
 /// What was issued to a stream, for tests that ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +38,7 @@ pub(crate) enum Work {
 #[derive(Debug, Default)]
 pub(crate) struct Memories {
     by_address: BTreeMap<u64, Allocation>,
+    pub(crate) mappings: Mappings,
     next_serial: u64,
 }
 
@@ -49,10 +53,20 @@ pub(crate) struct Allocation {
 
 impl Memories {
     pub(crate) fn add(&mut self, memory: Mapped, device: Option<usize>) -> u64 {
-        let address = memory.address();
-        self.next_serial += 1;
-        self.by_address.insert(address, Allocation { memory, device, serial: self.next_serial });
+        let (address, serial) = (memory.address(), self.new_serial());
+        self.by_address.insert(address, Allocation { memory, device, serial });
         address
+    }
+
+    /// Reserves addresses.
+    pub(crate) fn reserve(&mut self, bytes: usize) -> Result<u64, DriverError> {
+        let serial = self.new_serial();
+        self.mappings.reserve(bytes, serial)
+    }
+
+    fn new_serial(&mut self) -> u64 {
+        self.next_serial += 1;
+        self.next_serial
     }
 
     pub(crate) fn remove(&mut self, address: u64, device: Option<usize>) -> Result<Allocation, DriverError> {
@@ -70,6 +84,27 @@ impl Memories {
         let (start, allocation) = self.by_address.range(..=address).next_back()?;
         (address + bytes as u64 <= start + allocation.memory.bytes() as u64).then_some(allocation)
     }
+
+    /// What tells the memory at `address`, or the addresses, from all others that ever were there.
+    pub(crate) fn serial(&self, address: u64, bytes: usize) -> Option<u64> {
+        let allocated = self.holding(address, bytes).map(|allocation| allocation.serial);
+        allocated.or_else(|| self.mappings.around(address, bytes).map(|reservation| reservation.serial))
+    }
+
+    /// Why `device`, which reaches what these devices allocated, may not use memory.
+    pub(crate) fn check(
+        &self,
+        (address, bytes): (u64, usize),
+        device: usize,
+        reachable: &BTreeSet<usize>,
+    ) -> Result<(), String> {
+        match (self.holding(address, bytes), self.mappings.around(address, bytes)) {
+            (Some(allocation), _) if allocation.device.is_none_or(|owner| reachable.contains(&owner)) => Ok(()),
+            (Some(_), _) => Err(format!("{address:#x} is memory of a device that this one does not reach")),
+            (None, Some(reservation)) => reservation.check(address, bytes, device),
+            (None, None) => Err(format!("{bytes} bytes at {address:#x} are not allocated, or not in one piece")),
+        }
+    }
 }
 
 fn unknown(address: u64) -> DriverError {
@@ -86,7 +121,9 @@ pub(crate) struct State {
     pub(crate) streams: HashMap<u64, StreamState>,
     pub(crate) events: HashMap<u64, EventState>,
     pub(crate) graphs: HashMap<u64, GraphState>,
+    /// Bytes allocated, and bytes of memory that is mapped or has a handle.
     pub(crate) allocated_bytes: usize,
+    pub(crate) physical_bytes: Arc<AtomicUsize>,
     pub(crate) issued: Vec<Issued>,
     /// Why nothing can be computed any more.
     pub(crate) lost: Option<String>,
@@ -134,6 +171,11 @@ impl State {
         }
         self.fate.take_if(|_| self.lost.is_some());
         self.lost.as_deref()
+    }
+
+    /// Bytes of the device's that somebody has.
+    pub(crate) fn taken_bytes(&self) -> usize {
+        self.allocated_bytes + self.physical_bytes.load(Ordering::Relaxed)
     }
 
     /// A call that CUDA forbids while this thread captures; it also spoils the capture.

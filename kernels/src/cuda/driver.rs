@@ -29,6 +29,10 @@ pub struct StreamHandle(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EventHandle(pub u64);
 
+/// Memory of a device that has no address by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PhysicalHandle(pub u64);
+
 /// Captured work, ready to be launched again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GraphHandle(pub u64);
@@ -52,6 +56,8 @@ pub struct DeviceFacts {
     pub l2_bytes: usize,
     /// Bytes of memory.
     pub memory_bytes: usize,
+    /// What bytes that are reserved, made and mapped are multiples of; none where the device maps no memory.
+    pub map_granularity: Option<usize>,
     /// What drives it: the driver's version, or what stands in for one.
     pub driver: String,
 }
@@ -75,7 +81,7 @@ pub struct MemoryFacts {
 /// The driver of one device.
 ///
 /// Work issued to a stream runs in that stream's order, later than the call that issues it. While a stream is captured,
-/// work issued to it is recorded and does not run; nothing may then be allocated or freed, nor that stream waited for.
+/// work issued to it is recorded and does not run; nothing may then be allocated, mapped or freed, nor that stream waited for.
 pub trait Driver: Debug + Send + Sync {
     /// What the device is.
     fn facts(&self) -> &DeviceFacts;
@@ -86,6 +92,23 @@ pub trait Driver: Debug + Send + Sync {
     fn allocate(&self, bytes: usize) -> Result<DevicePointer, DriverError>;
     /// Gives memory back, once all work issued so far is done.
     fn free(&self, at: DevicePointer) -> Result<(), DriverError>;
+
+    /// Addresses with nothing behind them.
+    fn reserve(&self, bytes: usize) -> Result<DevicePointer, DriverError>;
+    /// Gives all addresses of a reservation back. Nothing is mapped there.
+    fn unreserve(&self, at: DevicePointer, bytes: usize) -> Result<(), DriverError>;
+    /// Memory on the device without an address. It is there until it is released and mapped nowhere any more.
+    fn create_physical(&self, bytes: usize) -> Result<PhysicalHandle, DriverError>;
+    /// Forgets the handle.
+    fn release_physical(&self, memory: PhysicalHandle) -> Result<(), DriverError>;
+    /// Puts all of `memory`, which has so many bytes, at addresses that are reserved and have nothing behind them. No device
+    /// may use it yet.
+    fn map(&self, at: DevicePointer, bytes: usize, memory: PhysicalHandle) -> Result<(), DriverError>;
+    /// Lets this device, and no peer, read and write what is mapped there.
+    fn allow(&self, at: DevicePointer, bytes: usize) -> Result<(), DriverError>;
+    /// Takes away what was mapped there at once, when all work issued so far is done. The addresses stay reserved.
+    fn unmap(&self, at: DevicePointer, bytes: usize) -> Result<(), DriverError>;
+
     /// Memory of the host that every device copies to and from by itself, and whose kernels may read it.
     fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, DriverError>;
     /// Gives it back, once all work issued so far is done.
@@ -163,6 +186,6 @@ pub trait Driver: Debug + Send + Sync {
     /// Ends a graph.
     fn destroy_graph(&self, graph: GraphHandle) -> Result<(), DriverError>;
 
-    /// Lets this device reach the memory of `peer`'s; an error where the machine cannot.
-    fn reach(&self, peer: &DeviceFacts) -> Result<(), DriverError>;
+    /// Lets this device reach what `peer` allocates, but not what it maps. Whether the machine can.
+    fn reach(&self, peer: &DeviceFacts) -> Result<bool, DriverError>;
 }

@@ -10,6 +10,7 @@ use half::bf16;
 
 use super::driver::{DeviceFacts, DevicePointer, Driver};
 use super::error::DriverError;
+use super::region::Region;
 use super::stream::Stream;
 
 /// What memory consists of.
@@ -76,12 +77,19 @@ unsafe impl Element for DevicePointer {
 #[derive(Clone, Debug)]
 pub struct Device {
     driver: Arc<dyn Driver>,
+    /// Where memory is allocated, if that is anywhere in particular.
+    region: Option<Arc<Region>>,
 }
 
 impl Device {
     /// The device that a driver drives.
     pub fn new(driver: Arc<dyn Driver>) -> Device {
-        Device { driver }
+        Device { driver, region: None }
+    }
+
+    /// The same device, whose memory is allocated in `region`, if there is one.
+    pub fn within(&self, region: Option<&Arc<Region>>) -> Device {
+        Device { driver: Arc::clone(&self.driver), region: region.cloned() }
     }
 
     /// What it is.
@@ -96,7 +104,11 @@ impl Device {
 
     /// Memory for `len` elements. Its contents are whatever was there.
     pub fn allocate<T: Element>(&self, len: usize) -> Result<Memory<T>, DriverError> {
-        let pointer = self.driver.allocate(bytes_of::<T>(len).max(1))?;
+        let bytes = bytes_of::<T>(len).max(1);
+        let pointer = match &self.region {
+            Some(region) => region.allocate(bytes)?,
+            None => self.driver.allocate(bytes)?,
+        };
         Ok(Memory { device: self.clone(), pointer, len, element: PhantomData })
     }
 
@@ -133,7 +145,7 @@ pub(crate) fn bytes_of<T>(len: usize) -> usize {
     len * size_of::<T>()
 }
 
-/// Memory of a device, given back when dropped, once all work issued before is done.
+/// Memory of a device, given back when dropped, once all work issued before is done; in a region, with the region.
 #[derive(Debug)]
 pub struct Memory<T: Element> {
     device: Device,
@@ -190,8 +202,11 @@ impl<T: Element> Memory<T> {
 
 impl<T: Element> Drop for Memory<T> {
     fn drop(&mut self) {
-        // A device that is lost has freed everything; there is nobody to tell.
-        let _ = self.device.driver.free(self.pointer);
+        // What lies in a region is given back with all of it.
+        if self.device.region.is_none() {
+            // A device that is lost has freed everything; there is nobody to tell.
+            let _ = self.device.driver.free(self.pointer);
+        }
     }
 }
 
@@ -329,6 +344,11 @@ impl<T: Element> Pinned<T> {
     /// All of it as kernels read it where it is: addresses of the host and of all devices are unified.
     pub fn on_device(&self) -> View<'_, T> {
         View { pointer: DevicePointer(self.pointer.as_ptr() as u64), len: self.len, owner: PhantomData }
+    }
+
+    /// The same as kernels write it.
+    pub fn on_device_mut(&mut self) -> ViewMut<'_, T> {
+        ViewMut { pointer: DevicePointer(self.pointer.as_ptr() as u64), len: self.len, owner: PhantomData }
     }
 
     /// A copy of a part.

@@ -7,6 +7,7 @@
 //! - [`table`]: every kernel with its parameters and limits, against which every launch is checked ([`launch`]).
 //! - [`memory`] and [`stream`]: what owns the driver's objects: [`Device`], [`Memory`], [`Pinned`], [`Stream`],
 //!   [`Event`], [`Graph`].
+//! - [`region`]: [`Region`], memory that is given back for a while and keeps its addresses.
 //! - [`weights`]: [`Matrix`], a weight matrix in the layout of the kernels.
 //! - [`ops`]: what callers use: one function per op, which checks shapes, chooses the kernel and launches it.
 //!
@@ -22,6 +23,7 @@ pub mod launch;
 pub mod memory;
 mod nvidia;
 pub mod ops;
+pub mod region;
 pub mod stream;
 pub mod table;
 pub mod weights;
@@ -30,6 +32,7 @@ pub use driver::{DeviceFacts, Driver, MemoryFacts};
 pub use error::DriverError;
 pub use memory::{Device, Element, ElementType, Memory, Pinned, View, ViewMut};
 pub use nvidia::{Nvidia, devices};
+pub use region::Region;
 pub use stream::{Event, Graph, Stream};
 pub use table::Kernel;
 pub use weights::{LoadError, Matrix};

@@ -1,18 +1,25 @@
 //! The real driver, over cudarc's bindings, which look it up at run time: a program starts with it or without.
 
+mod facts;
+mod mapping;
+mod outcome;
 mod tiles;
 
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::path::Path;
 use std::ptr::{NonNull, null_mut};
 
-use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUfunction_attribute as FunctionAttribute, CUresult};
+use cudarc::driver::sys::{self, CUfunction_attribute as FunctionAttribute, CUresult};
 
-use super::driver::{DeviceFacts, DevicePointer, Driver, EventHandle, GraphHandle, MemoryFacts, StreamHandle};
+use super::driver::{
+    DeviceFacts, DevicePointer, Driver, EventHandle, GraphHandle, MemoryFacts, PhysicalHandle, StreamHandle,
+};
 use super::error::DriverError;
 use super::image;
 use super::launch::{Argument, Launch, MAX_PARAMETERS};
 use super::table::Kernel;
+use facts::facts;
+use outcome::call;
 
 /// Shared memory that a kernel may use without asking.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
@@ -111,6 +118,15 @@ impl Nvidia {
         call("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
     }
 
+    /// The result of asking for memory.
+    fn room(&self, name: &'static str, bytes: usize, result: CUresult) -> Result<(), DriverError> {
+        if result == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            let MemoryFacts { free_bytes: free, total_bytes: total } = self.memory()?;
+            return Err(DriverError::OutOfMemory { bytes, free, total });
+        }
+        call(name, result)
+    }
+
     /// Waits for all work: what uses memory that is about to be given back.
     fn settle(&self) -> Result<(), DriverError> {
         self.bind()?;
@@ -151,18 +167,61 @@ impl Driver for Nvidia {
         self.bind()?;
         let mut pointer = 0;
         // SAFETY: the place is valid for the write.
-        let result = unsafe { sys::cuMemAlloc_v2(&mut pointer, bytes) };
-        if result == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            let MemoryFacts { free_bytes: free, total_bytes: total } = self.memory()?;
-            return Err(DriverError::OutOfMemory { bytes, free, total });
-        }
-        call("cuMemAlloc", result).map(|()| DevicePointer(pointer))
+        self.room("cuMemAlloc", bytes, unsafe { sys::cuMemAlloc_v2(&mut pointer, bytes) })?;
+        Ok(DevicePointer(pointer))
     }
 
     fn free(&self, at: DevicePointer) -> Result<(), DriverError> {
         self.settle()?;
         // SAFETY: the caller had it from `allocate`; nothing runs that uses it.
         call("cuMemFree", unsafe { sys::cuMemFree_v2(at.0) })
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<DevicePointer, DriverError> {
+        self.bind()?;
+        let mut pointer = 0;
+        // SAFETY: the place is valid for the write. No alignment but the granularity's, and no address in particular.
+        call("cuMemAddressReserve", unsafe { sys::cuMemAddressReserve(&mut pointer, bytes, 0, 0, 0) })?;
+        Ok(DevicePointer(pointer))
+    }
+
+    fn unreserve(&self, at: DevicePointer, bytes: usize) -> Result<(), DriverError> {
+        self.bind()?;
+        // SAFETY: the caller had them from `reserve`, and has unmapped what was there.
+        call("cuMemAddressFree", unsafe { sys::cuMemAddressFree(at.0, bytes) })
+    }
+
+    fn create_physical(&self, bytes: usize) -> Result<PhysicalHandle, DriverError> {
+        self.bind()?;
+        let (mut memory, kind) = (0, mapping::kind(self.device));
+        // SAFETY: the place is valid for the write, and the kind is read before the call returns.
+        self.room("cuMemCreate", bytes, unsafe { sys::cuMemCreate(&mut memory, bytes, &kind, 0) })?;
+        Ok(PhysicalHandle(memory))
+    }
+
+    fn release_physical(&self, memory: PhysicalHandle) -> Result<(), DriverError> {
+        self.bind()?;
+        // SAFETY: the caller had it from `create_physical` and names it no more.
+        call("cuMemRelease", unsafe { sys::cuMemRelease(memory.0) })
+    }
+
+    fn map(&self, at: DevicePointer, bytes: usize, memory: PhysicalHandle) -> Result<(), DriverError> {
+        self.bind()?;
+        // SAFETY: the addresses are reserved, and nothing uses them yet.
+        call("cuMemMap", unsafe { sys::cuMemMap(at.0, bytes, 0, memory.0, 0) })
+    }
+
+    fn allow(&self, at: DevicePointer, bytes: usize) -> Result<(), DriverError> {
+        self.bind()?;
+        let access = mapping::access(self.device);
+        // SAFETY: memory is mapped there; the one description is read before the call returns.
+        call("cuMemSetAccess", unsafe { sys::cuMemSetAccess(at.0, bytes, &access, 1) })
+    }
+
+    fn unmap(&self, at: DevicePointer, bytes: usize) -> Result<(), DriverError> {
+        self.settle()?;
+        // SAFETY: mapped by `map` as one piece, and nothing runs that uses it.
+        call("cuMemUnmap", unsafe { sys::cuMemUnmap(at.0, bytes) })
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, DriverError> {
@@ -378,91 +437,24 @@ impl Driver for Nvidia {
         call("cuGraphExecDestroy", unsafe { sys::cuGraphExecDestroy(graph.0 as sys::CUgraphExec) })
     }
 
-    fn reach(&self, peer: &DeviceFacts) -> Result<(), DriverError> {
+    fn reach(&self, peer: &DeviceFacts) -> Result<bool, DriverError> {
         self.bind()?;
-        let (mut device, mut context) = (0, null_mut());
+        let (mut device, mut context, mut can) = (0, null_mut(), 0);
         // SAFETY: the places are valid for the writes; the peer's primary context is retained by its own driver, so the
         // retain here is given back at once.
         unsafe {
             call("cuDeviceGet", sys::cuDeviceGet(&mut device, peer.ordinal as c_int))?;
+            call("cuDeviceCanAccessPeer", sys::cuDeviceCanAccessPeer(&mut can, self.device, device))?;
+            if can == 0 {
+                return Ok(false);
+            }
             call("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
             let result = sys::cuCtxEnablePeerAccess(context, 0);
             call("cuDevicePrimaryCtxRelease", sys::cuDevicePrimaryCtxRelease_v2(device))?;
             match result {
-                CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-                result => call("cuCtxEnablePeerAccess", result),
+                CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(true),
+                result => call("cuCtxEnablePeerAccess", result).map(|()| true),
             }
         }
     }
-}
-
-fn facts(device: sys::CUdevice, ordinal: usize) -> Result<DeviceFacts, DriverError> {
-    let get = |attribute| -> Result<u32, DriverError> {
-        let mut value = 0;
-        // SAFETY: the place is valid for the write.
-        call("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) })?;
-        Ok(value as u32)
-    };
-    let (mut name, mut bus, mut memory_bytes, mut version) = ([0; 256], [0; 32], 0, 0);
-    // SAFETY: the places are valid for the writes; texts are cut to their arrays and end with a zero.
-    let (name, pci_bus_id) = unsafe {
-        call("cuDeviceGetName", sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device))?;
-        call("cuDeviceGetPCIBusId", sys::cuDeviceGetPCIBusId(bus.as_mut_ptr(), bus.len() as c_int, device))?;
-        call("cuDeviceTotalMem", sys::cuDeviceTotalMem_v2(&mut memory_bytes, device))?;
-        call("cuDriverGetVersion", sys::cuDriverGetVersion(&mut version))?;
-        [name.as_ptr(), bus.as_ptr()].map(|text| CStr::from_ptr(text).to_string_lossy().into_owned()).into()
-    };
-    Ok(DeviceFacts {
-        name,
-        ordinal,
-        pci_bus_id,
-        capability: (
-            get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        ),
-        multiprocessors: get(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        shared_bytes_per_block: get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
-        l2_bytes: get(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
-        memory_bytes,
-        driver: format!("CUDA {}.{}", version / 1000, version % 1000 / 10),
-    })
-}
-
-fn call(name: &'static str, result: CUresult) -> Result<(), DriverError> {
-    use CUresult as R;
-    if result == R::CUDA_SUCCESS {
-        return Ok(());
-    }
-    // After these the context is of no use any more (CUDA Driver API, cudaError_enum).
-    let device_lost = matches!(
-        result,
-        R::CUDA_ERROR_ECC_UNCORRECTABLE
-            | R::CUDA_ERROR_NVLINK_UNCORRECTABLE
-            | R::CUDA_ERROR_ILLEGAL_ADDRESS
-            | R::CUDA_ERROR_LAUNCH_TIMEOUT
-            | R::CUDA_ERROR_ASSERT
-            | R::CUDA_ERROR_HARDWARE_STACK_ERROR
-            | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
-            | R::CUDA_ERROR_MISALIGNED_ADDRESS
-            | R::CUDA_ERROR_INVALID_ADDRESS_SPACE
-            | R::CUDA_ERROR_INVALID_PC
-            | R::CUDA_ERROR_LAUNCH_FAILED
-            | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
-            | R::CUDA_ERROR_UNKNOWN
-    );
-    Err(DriverError::Call { call: name, reason: words(result), device_lost })
-}
-
-/// The driver's name of an error and what it means.
-fn words(result: CUresult) -> String {
-    let text = |find: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
-        let mut text = std::ptr::null();
-        // SAFETY: the driver gives a text that lives as long as the program, or leaves the place alone.
-        unsafe {
-            (find(result, &mut text) == CUresult::CUDA_SUCCESS && !text.is_null())
-                .then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
-        }
-    };
-    let name = text(sys::cuGetErrorName).unwrap_or_else(|| format!("error {}", result as u32));
-    text(sys::cuGetErrorString).map_or_else(|| name.clone(), |meaning| format!("{name}: {meaning}"))
 }

@@ -28,7 +28,7 @@ pub use heads::{
 };
 pub use linear::{ExpertInput, Output, linear, linear_experts, linear_ordered, linear_wide, multiplies_widely};
 pub use norm::{add_normed, add_rms_norm, rms_norm};
-pub use reduce::{ExchangeSizes, MAX_RANKS, PeerGroup, PeerRank, reach_each_other};
+pub use reduce::{ExchangeSizes, Ground, MAX_RANKS, PeerGroup, PeerRank};
 pub use sample::{ALL_BANNED, Edits, Masks, NOT_FINITE, Samplers, adjust_logits, sample};
 pub use step::{NextStep, advance};
 pub use w8a8::{Quantized, linear_w8a8, multiplies, quantize_tokens};

@@ -24,6 +24,7 @@ use scale::Scale;
 use tiny::Tiny;
 use windlass_checkpoint::Checkpoint;
 use windlass_cuda_shim::{HostMachine, Kernels};
+use windlass_engine_core::executor::Executor;
 use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, Nvidia, Replay, SplitModel, devices};
 use windlass_engine_model::{CpuExecutor, KvBudget, LoadOptions, load, survey};
 use windlass_kernels::WeightType;
@@ -122,6 +123,9 @@ fn measure_all(device: &Device, checkpoint: &Checkpoint, scale: &Scale, report: 
         let rate = measure::operations_per_second(device, tokens, scale, product)?;
         report.figure(&format!("bf16 product, {tokens} tokens, {name}"), rate / 1e12, "TFLOP/s");
     }
+    if let Some(rate) = measure::wake_bytes_per_second(device, scale)? {
+        report.figure("weights of a sleeper back from the host's memory", rate / 1e9, "GB/s");
+    }
     compare_texts(checkpoint, device, scale, report)?;
     let mut executor = gpu(checkpoint, device, Replay::Graphs)?;
     for &sequences in scale.sequences {
@@ -151,7 +155,7 @@ fn split(checkpoint: &Checkpoint, device: &Device) -> Outcome<CpuExecutor> {
 fn compare_texts(checkpoint: &Checkpoint, device: &Device, scale: &Scale, report: &mut Report) -> Outcome<()> {
     let tokens = scale.text_tokens;
     let mut cpu = load(checkpoint, &options())?.executor;
-    let vocabulary = windlass_engine_core::executor::Executor::geometry(&cpu).vocabulary;
+    let vocabulary = cpu.geometry().vocabulary;
     let prompt = |index: u32| (0..40 + 9 * index).map(|token| (100 + token * 37) % vocabulary).collect::<Vec<u32>>();
     let jobs: Vec<Job> = (0..4).map(|index| Job::greedy(&prompt(index))).collect();
     let expected = driver::generate(&mut cpu, &jobs, tokens, 64, 2);
@@ -169,5 +173,13 @@ fn compare_texts(checkpoint: &Checkpoint, device: &Device, scale: &Scale, report
     let again = (0..scale.replays).map(|_| driver::generate(&mut executor, &jobs[..1], 4, 64, 2));
     let alike = again.collect::<Vec<_>>().windows(2).all(|pair| pair[0] == pair[1]);
     report.check(&format!("{} repetitions give the same tokens", scale.replays), alike);
+    for held in [false, true] {
+        executor.hold_weights(held)?;
+        executor.hold_kv(held)?;
+    }
+    report.check(
+        "a sleeper gives the same tokens when it wakes",
+        driver::generate(&mut executor, &jobs, tokens, 64, 2) == graphs,
+    );
     Ok(())
 }

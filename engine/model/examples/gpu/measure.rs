@@ -5,7 +5,7 @@ use std::time::Instant;
 use half::bf16;
 use windlass_engine_core::executor::Executor;
 use windlass_kernels::cuda::ops::{self, Output};
-use windlass_kernels::cuda::{Device, DriverError, Matrix, Stream, View};
+use windlass_kernels::cuda::{Device, DriverError, Matrix, Region, Stream, View};
 
 use crate::Outcome;
 use crate::driver::{Job, generate};
@@ -61,6 +61,21 @@ pub fn decode_tokens_per_second(executor: &mut dyn Executor, sequences: u32, sca
     let started = Instant::now();
     generate(executor, &jobs, scale.decoded, 64, 2);
     Ok((sequences as usize * scale.decoded) as f64 / started.elapsed().as_secs_f64())
+}
+
+/// Bytes of weights a second that come back from the host's memory when a sleeper wakes, in pieces as large as a layer's
+/// matrices; none where the device maps no memory.
+pub fn wake_bytes_per_second(device: &Device, scale: &Scale) -> Outcome<Option<f64>> {
+    const PIECES: usize = 16;
+    let Some(region) = Region::of(device)? else { return Ok(None) };
+    let within = device.within(Some(&region));
+    let _weights =
+        (0..PIECES).map(|_| within.allocate::<u8>(scale.copy_bytes / PIECES)).collect::<Result<Vec<_>, _>>()?;
+    region.keep()?;
+    region.give_back()?;
+    let started = Instant::now();
+    region.take_back()?;
+    Ok(Some(region.bytes() as f64 / started.elapsed().as_secs_f64()))
 }
 
 /// Seconds of one round of work, the mean of some after a first one. The stream is full of them, so that what issuing takes

@@ -26,8 +26,7 @@ pub(super) struct Compute {
     pub metadata: Metadata,
     work: Workspace,
     kv_layers: KvLayers,
-    /// Absent while its memory is given back.
-    pub cache: Option<Cache>,
+    pub cache: Cache,
     /// Absent where the decoder is whole.
     exchange: Option<Exchange>,
 }
@@ -91,7 +90,7 @@ impl Compute {
         weights: Weights,
         exchange: Option<Exchange>,
         geometry: &Geometry,
-        cache: CacheShape,
+        cache: Cache,
     ) -> Result<Compute, DriverError> {
         let sizes = step_sizes(&config, &weights, geometry);
         let ropes = config.ropes().map(|rope| Rope::new(device, rope, sizes.longest));
@@ -100,7 +99,7 @@ impl Compute {
             metadata: Metadata::new(device, sizes)?,
             work: Workspace::new(device, &config, &weights, &sizes)?,
             weights,
-            cache: Some(Cache::new(device, cache)?),
+            cache,
             kv_layers: KvLayers::new(&config, &geometry.groups),
             config,
             exchange,
@@ -136,7 +135,6 @@ impl Compute {
     /// before.
     pub fn issue(&mut self, step: &StepCounts, stream: &Stream) -> Result<(), DriverError> {
         let Compute { config, weights, ropes, metadata, work, kv_layers, cache, exchange } = self;
-        let Some(cache) = cache else { return Err(DriverError::refused("a step", "the KV cache was given back")) };
         let mut kernels = Kernels { config, ropes, metadata, work, exchange, step, stream };
         if let Some(table) = weights.embedding() {
             kernels.embed(table)?;

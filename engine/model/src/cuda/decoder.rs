@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
-use windlass_kernels::cuda::DriverError;
 use windlass_kernels::cuda::ops::PeerGroup;
+use windlass_kernels::cuda::{DriverError, Region};
 
 use super::draws::RowDraw;
 use super::follower::{Command, Follower};
-use super::rank::{Feed, Rank, Step};
+use super::rank::{Feed, Holding, Rank, Step};
 use super::{CudaError, support};
 use crate::backend::TokenMove;
 use crate::batch::Batch;
@@ -30,17 +30,21 @@ pub struct CudaDecoder {
     others: Vec<Follower>,
     /// Absent where there is one rank.
     peers: Option<Arc<PeerGroup>>,
+    /// Where each rank's weights lie; none where the devices map no memory.
+    weights: Option<Vec<Arc<Region>>>,
 }
 
 impl CudaDecoder {
     /// One rank alone.
     pub(super) fn alone(rank: Rank) -> CudaDecoder {
-        CudaDecoder { first: rank, others: Vec::new(), peers: None }
+        let weights = weights_of([&rank]);
+        CudaDecoder { first: rank, others: Vec::new(), peers: None, weights }
     }
 
     /// A group of `first` and `others`, which are in the order of ranks.
     pub(super) fn group(first: Rank, others: Vec<Rank>, peers: Arc<PeerGroup>) -> io::Result<CudaDecoder> {
-        let mut decoder = CudaDecoder { first, others: Vec::new(), peers: Some(Arc::clone(&peers)) };
+        let weights = weights_of([&first].into_iter().chain(&others));
+        let mut decoder = CudaDecoder { first, others: Vec::new(), peers: Some(Arc::clone(&peers)), weights };
         for (index, rank) in others.into_iter().enumerate() {
             decoder.others.push(Follower::start(index + 1, rank, Arc::clone(&peers))?);
         }
@@ -84,6 +88,28 @@ impl CudaDecoder {
         Ok(self.first.drawn(turn, rows))
     }
 
+    /// As [`windlass_engine_core::executor::Executor::weights_to_move`].
+    pub(super) fn weights_to_move(&self) -> Option<u64> {
+        let regions = self.weights.as_ref()?;
+        Some(regions.iter().map(|region| region.bytes_to_keep() as u64).sum())
+    }
+
+    /// Takes the devices' memory of weights again, or has the host keep them meanwhile.
+    pub(super) fn hold_weights(&mut self, held: bool) -> Result<(), CudaError> {
+        self.hold(Holding::Weights, held)
+    }
+
+    /// On all ranks.
+    fn hold(&mut self, what: Holding, held: bool) -> Result<(), CudaError> {
+        let (say_done, heard_done) = channel();
+        self.tell(|| Command::Hold(what, held, say_done.clone()));
+        drop(say_done);
+        let done = self.first.hold(what, held);
+        // Ends with the last word: a rank that failed has left the group, and its sender with it.
+        heard_done.iter().for_each(drop);
+        self.checked(done)
+    }
+
     fn tell(&self, command: impl Fn() -> Command) {
         self.others.iter().for_each(|other| other.tell(command()));
     }
@@ -99,6 +125,10 @@ impl CudaDecoder {
             None => Ok(result?),
         }
     }
+}
+
+fn weights_of<'a>(ranks: impl IntoIterator<Item = &'a Rank>) -> Option<Vec<Arc<Region>>> {
+    ranks.into_iter().map(|rank| rank.weights_region().cloned()).collect()
 }
 
 impl Drop for CudaDecoder {
@@ -118,13 +148,7 @@ impl Model for CudaDecoder {
     type Error = CudaError;
 
     fn hold_kv(&mut self, held: bool) -> Result<(), CudaError> {
-        let (say_done, heard_done) = channel();
-        self.tell(|| Command::HoldKv(held, say_done.clone()));
-        drop(say_done);
-        let done = self.first.hold_kv(held);
-        // Ends with the last word: a rank that failed has left the group, and its sender with it.
-        heard_done.iter().for_each(drop);
-        self.checked(done)
+        self.hold(Holding::Kv, held)
     }
 
     fn check(&self, row: &PlanRow) -> Result<(), String> {

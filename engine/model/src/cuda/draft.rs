@@ -7,7 +7,7 @@ use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::sharding::{Indivisible, Shard, Stage};
 use windlass_kernels::cuda::Device;
-use windlass_kernels::cuda::ops::reach_each_other;
+use windlass_kernels::cuda::ops::Ground;
 
 use super::cache::PageType;
 use super::load::CudaModel;
@@ -28,6 +28,7 @@ pub(super) struct CudaDraft<'a> {
     shards: Vec<Shard>,
     /// One for each of these.
     devices: &'a [Device],
+    ground: Ground,
     pages: PageType,
     options: &'a LoadOptions,
 }
@@ -42,12 +43,13 @@ impl<'a> CudaDraft<'a> {
     ) -> Result<CudaDraft<'a>, LoadError> {
         support::check_options(options)?;
         let devices = group_of(devices, options.tensor_parallel)?;
+        let ground = Ground::between(devices).map_err(CudaError::from)?;
         let (config, pages) = (DecoderConfig::read(checkpoint)?, support::page_type(options.kv_data_type)?);
         support::check_config(&config, pages)?;
         let manifest = Manifest::read(checkpoint, &config, options.quantization)?;
         let stage = stage(&config.shape(0)).map_err(ShardError::from)?;
         let shards = shards(&manifest, &config, options)?;
-        Ok(CudaDraft { config, manifest, stage, shards, devices, pages, options })
+        Ok(CudaDraft { config, manifest, stage, shards, devices, ground, pages, options })
     }
 
     /// How this process presents itself to the other stages.
@@ -57,7 +59,7 @@ impl<'a> CudaDraft<'a> {
 
     /// Takes weights in, a layer at a time, every rank's part on a thread of its own.
     pub fn load(self) -> Result<CudaModel, LoadError> {
-        let CudaDraft { config, manifest, stage, shards, devices, pages, options } = self;
+        let CudaDraft { config, manifest, stage, shards, devices, ground, pages, options } = self;
         let load = |shard, device| LoadedPart::load(&manifest, &config, shard, stage, device, options);
         let ranks = thread::scope(|scope| {
             let spawn = |(shard, device)| scope.spawn(move || load(shard, device));
@@ -66,23 +68,20 @@ impl<'a> CudaDraft<'a> {
             threads.into_iter().map(join).collect::<Result<Vec<_>, LoadError>>()
         })?;
         let weight_type = manifest.dominant_type();
-        Ok(CudaModel { config, stage, ranks, weight_type, pages, options: options.clone() })
+        Ok(CudaModel { config, stage, ranks, ground, weight_type, pages, options: options.clone() })
     }
 }
 
-/// The devices of a group of so many ranks, which reach each other from now on.
+/// The devices of a group of so many ranks.
 fn group_of(devices: &[Device], ranks: u32) -> Result<&[Device], CudaError> {
-    let Some(group) = devices.get(..ranks as usize) else {
+    devices.get(..ranks as usize).ok_or_else(|| {
         let right = match devices.len() {
             0 => "the CPU".to_owned(),
             1 => "one rank, or more GPUs".to_owned(),
             some => format!("up to {some} ranks, or more GPUs"),
         };
-        return Err(CudaError::TooFewDevices { ranks, devices: devices.len(), right });
-    };
-    let unreachable = |source| CudaError::NoPeerAccess { ranks: group.len(), source };
-    reach_each_other(group).map_err(unreachable)?;
-    Ok(group)
+        CudaError::TooFewDevices { ranks, devices: devices.len(), right }
+    })
 }
 
 fn shards(manifest: &Manifest<'_>, config: &DecoderConfig, options: &LoadOptions) -> Result<Vec<Shard>, LoadError> {

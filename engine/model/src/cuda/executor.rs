@@ -198,6 +198,14 @@ impl Executor for CudaExecutor {
     fn hold_kv(&mut self, held: bool) -> Result<(), ExecutorError> {
         self.runner.hold_kv(held).map_err(failed)
     }
+
+    fn weights_to_move(&self) -> Option<u64> {
+        self.decoder().weights_to_move()
+    }
+
+    fn hold_weights(&mut self, held: bool) -> Result<(), ExecutorError> {
+        self.runner.model_mut().hold_weights(held).map_err(failed)
+    }
 }
 
 fn failed(error: impl std::fmt::Display) -> ExecutorError {

@@ -10,7 +10,7 @@ use windlass_engine_core::plan::BlockId;
 use windlass_kernels::cuda::DriverError;
 use windlass_kernels::cuda::ops::PeerGroup;
 
-use super::rank::{Rank, Step};
+use super::rank::{Holding, Rank, Step};
 use crate::batch::Batch;
 use crate::panic::message;
 
@@ -28,8 +28,8 @@ pub(super) enum Command {
     /// Wait for everything.
     Settle,
     CopyBlock(BlockId, BlockId),
-    /// Take the memory of keys and values, or give it back, and say when that is done.
-    HoldKv(bool, Sender<()>),
+    /// Take memory, or give it back, and say when that is done.
+    Hold(Holding, bool, Sender<()>),
 }
 
 /// A rank's thread.
@@ -88,8 +88,8 @@ fn carry_out(rank: &mut Rank, command: &Command) -> Result<(), DriverError> {
         Command::Wait(turn) => rank.wait(*turn),
         Command::Settle => rank.settle(),
         Command::CopyBlock(from, to) => rank.copy_block(*from, *to),
-        Command::HoldKv(held, done) => {
-            rank.hold_kv(*held)?;
+        Command::Hold(what, held, done) => {
+            rank.hold(*what, *held)?;
             // Whoever asked may have failed and gone.
             let _ = done.send(());
             Ok(())

@@ -43,11 +43,6 @@ impl Graphs {
         }
     }
 
-    /// Forgets all: the memory that they name goes away.
-    pub fn clear(&mut self) {
-        self.0.clear();
-    }
-
     pub fn count(&self) -> usize {
         self.0.len()
     }

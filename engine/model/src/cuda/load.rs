@@ -10,7 +10,7 @@ use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::sharding::{Stage, kv_copies};
 use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_kernels::cuda::Device;
-use windlass_kernels::cuda::ops::{ExchangeSizes, PAGE_TOKENS, PeerRank};
+use windlass_kernels::cuda::ops::{ExchangeSizes, Ground, PAGE_TOKENS, PeerRank};
 
 use super::cache::PageType;
 use super::compute::step_sizes;
@@ -35,6 +35,8 @@ pub struct CudaModel {
     pub(super) stage: Stage,
     /// In the order of ranks.
     pub(super) ranks: Vec<LoadedPart>,
+    /// Where they hold what they exchange.
+    pub(super) ground: Ground,
     pub(super) weight_type: &'static str,
     /// How the cache holds keys and values.
     pub(super) pages: PageType,
@@ -77,6 +79,11 @@ impl CudaModel {
     /// Ranks that hold each key and value head.
     pub fn kv_copies(&self) -> u32 {
         kv_copies(&self.shape(), self.ranks.len() as u32)
+    }
+
+    /// Whether ranks exchange what they compute over the host's memory, as their devices do not reach each other.
+    pub fn meets_on_host(&self) -> bool {
+        self.ground == Ground::Host
     }
 
     /// Bytes that are free beside the weights and what steps need, for keys and values of all ranks: as many on each device
@@ -144,11 +151,11 @@ impl CudaModel {
         self.ranks.iter().map(|rank| part(&rank.part)).collect()
     }
 
-    /// Bytes of what a rank has for the others.
+    /// Bytes of what a rank's device has for the others.
     fn exchanged(&self, rank: &LoadedPart, geometry: &Geometry) -> u64 {
         match self.ranks.len() {
             1 => 0,
-            _ => self.exchange(geometry).bytes(rank.shard.rank as usize),
+            _ => self.exchange(geometry).device_bytes(rank.shard.rank as usize),
         }
     }
 
@@ -160,6 +167,7 @@ impl CudaModel {
             rows: step_sizes(&part.config, &part.weights, geometry).logits,
             columns: self.ranks.iter().map(|rank| rank.shard.vocabulary.len()).collect(),
             two_shots_from: ExchangeSizes::two_shots_from(self.ranks.len()),
+            ground: self.ground,
         }
     }
 }

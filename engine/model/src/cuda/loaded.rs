@@ -4,8 +4,9 @@ use windlass_engine_contract::memory::Ledger;
 use windlass_engine_contract::sharding::{Shard, Stage};
 use windlass_engine_core::executor::Geometry;
 use windlass_kernels::Pool;
-use windlass_kernels::cuda::{Device, DriverError};
+use windlass_kernels::cuda::{Device, DriverError, Region};
 
+use super::CudaError;
 use super::cache::PageType;
 use super::compute::{cache_shape, step_sizes};
 use super::packer::FilePacker;
@@ -38,11 +39,13 @@ impl LoadedPart {
         let threads = (options.threads / shard.ranks as usize).max(1);
         let pool = Pool::with_kernels(threads, options.kernels).map_err(no_threads(threads))?;
         let rounds_inputs = config.rounds_inputs() || options.quantization.is_some_and(Quantization::rounds_inputs);
-        let loader = Loader { device, pool: &pool, batch_invariant: options.batch_invariant, rounds_inputs };
+        let region = Region::of(device).map_err(CudaError::from)?;
+        let within = device.within(region.as_ref());
+        let loader = Loader { device: &within, pool: &pool, batch_invariant: options.batch_invariant, rounds_inputs };
         let weights = weights(manifest, &Parts::of(&shard, config), stage, &loader)?;
         let (device, first_token) = (device.clone(), shard.vocabulary.start as usize);
         let config = config.of_rank(&shard, stage);
-        Ok(LoadedPart { shard, part: RankPart { device, config, weights, first_token } })
+        Ok(LoadedPart { shard, part: RankPart { device, config, weights, weights_region: region, first_token } })
     }
 
     /// Bytes that are free on its device.

@@ -1,12 +1,14 @@
 //! A decoder on one GPU, whole or a rank's part of it: what a step needs of the device besides its kernels.
 
+use std::sync::Arc;
+
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::BlockId;
 use windlass_kernels::cuda::ops::PeerRank;
-use windlass_kernels::cuda::{Device, DriverError, Pinned, Stream};
+use windlass_kernels::cuda::{Device, DriverError, Pinned, Region, Stream};
 
 use super::Replay;
-use super::cache::{Cache, CacheShape, PageType};
+use super::cache::{Cache, PageType};
 use super::compute::{Compute, Exchange, cache_shape};
 use super::draws::{Draws, RowDraw};
 use super::graphs::{Buckets, Graphs};
@@ -24,6 +26,8 @@ pub(super) struct RankPart {
     /// Of the part.
     pub config: DecoderConfig,
     pub weights: Weights,
+    /// Where they lie; none where the device maps no memory.
+    pub weights_region: Option<Arc<Region>>,
     /// The first token whose embedding the part holds.
     pub first_token: usize,
 }
@@ -42,10 +46,25 @@ pub(super) struct Rank {
     logits: Pinned<f32>,
     /// Absent where no stage comes before or behind.
     handover: Option<Handover>,
-    /// The cache while its memory is held.
-    cache: CacheShape,
+    /// What is given back for a while, if the device maps memory. Addresses stay, and so do graphs.
+    regions: Regions,
     stream: Stream,
-    device: Device,
+}
+
+/// Where a rank's weights lie, and its keys and values; none where the device maps no memory: they stay.
+#[derive(Debug)]
+struct Regions {
+    weights: Option<Arc<Region>>,
+    kv: Option<Arc<Region>>,
+}
+
+/// What may be given back for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holding {
+    /// Keys and values, with everything in them.
+    Kv,
+    /// Weights, which the host keeps.
+    Weights,
 }
 
 /// A step as every rank computes it.
@@ -78,8 +97,9 @@ impl Rank {
         pages: PageType,
         replay: Replay,
     ) -> Result<Rank, DriverError> {
-        let RankPart { device, config, weights, first_token } = part;
-        let cache = cache_shape(&config, geometry, pages);
+        let RankPart { device, config, weights, weights_region, first_token } = part;
+        let regions = Regions { weights: weights_region, kv: Region::of(&device)? };
+        let cache = Cache::new(&device.within(regions.kv.as_ref()), cache_shape(&config, geometry, pages))?;
         let Geometry { max_step_rows, max_step_tokens, max_step_logits, .. } = *geometry;
         let [rows, tokens, logits] = [max_step_rows, max_step_tokens, max_step_logits].map(|size| size as usize);
         let logits = if weights.head.is_some() { logits } else { 0 };
@@ -94,9 +114,8 @@ impl Rank {
             logits: device.pinned(logits * config.vocabulary)?,
             handover,
             compute: Compute::new(&device, config, weights, exchange, geometry, cache)?,
-            cache,
+            regions,
             stream: device.stream()?,
-            device,
         })
     }
 
@@ -148,6 +167,7 @@ impl Rank {
 
     /// Issues a step's kernels. The tokens of `feeds` lie on the device, or will when the kernels run.
     pub fn issue(&mut self, batch: &Batch, feeds: &[Feed]) -> Result<(), DriverError> {
+        self.regions.check("a step")?;
         let bucket = self.bucket(batch);
         let Rank { graphs, compute, draws, stream, .. } = self;
         let counts = compute.metadata.upload(batch, bucket, stream)?;
@@ -208,22 +228,47 @@ impl Rank {
         Ok(self.logits.read(0..rows * self.vocabulary()))
     }
 
-    /// Takes the memory of keys and values, or gives it back. Graphs know where the cache was, so they go with it.
-    pub fn hold_kv(&mut self, held: bool) -> Result<(), DriverError> {
+    /// The region of the weights.
+    pub fn weights_region(&self) -> Option<&Arc<Region>> {
+        self.regions.weights.as_ref()
+    }
+
+    /// Takes memory, or gives it back.
+    pub fn hold(&mut self, what: Holding, held: bool) -> Result<(), DriverError> {
         self.stream.synchronize()?;
-        self.graphs.clear();
-        self.compute.cache = None;
-        if held {
-            self.compute.cache = Some(Cache::new(&self.device, self.cache)?);
-        }
-        Ok(())
+        self.regions.hold(what, held)
     }
 
     /// Copies keys and values of a block.
     pub fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), DriverError> {
-        match &mut self.compute.cache {
-            Some(cache) => cache.copy(from.0 as usize, to.0 as usize, &self.stream),
-            None => Err(DriverError::refused("a copy", "the KV cache was given back")),
+        self.regions.check("a copy")?;
+        self.compute.cache.copy(from.0 as usize, to.0 as usize, &self.stream)
+    }
+}
+
+impl Regions {
+    fn hold(&self, what: Holding, held: bool) -> Result<(), DriverError> {
+        let region = match what {
+            Holding::Kv => &self.kv,
+            Holding::Weights => &self.weights,
+        };
+        match region {
+            None => Ok(()),
+            Some(region) if held => region.take_back(),
+            Some(region) => {
+                if what == Holding::Weights {
+                    region.keep()?;
+                }
+                region.give_back()
+            }
+        }
+    }
+
+    /// Refuses what needs memory that was given back.
+    fn check(&self, call: &'static str) -> Result<(), DriverError> {
+        match self.kv.iter().chain(&self.weights).all(|region| region.is_held()) {
+            true => Ok(()),
+            false => Err(DriverError::refused(call, "its memory was given back")),
         }
     }
 }

@@ -66,6 +66,11 @@ pub fn driver() -> Arc<HostDriver> {
     HostMachine::new(Kernels::Run, 7).driver(0, 1 << 28)
 }
 
+/// What so many bytes take where memory is mapped.
+pub fn whole_pieces(driver: &Arc<HostDriver>, bytes: u64) -> u64 {
+    bytes.next_multiple_of(driver.device().facts().map_granularity.unwrap() as u64)
+}
+
 /// A device whose kernels run in an order that `seed` decides.
 pub fn device(seed: u64) -> Device {
     device_under_test(seed, 1 << 28).unwrap()
@@ -354,7 +359,7 @@ fn a_cache_in_bytes_gives_what_the_cpus_gives_and_takes_what_it_should() {
         copied_blocks_are_read_alike(&mut executor);
         let awake = free();
         executor.hold_kv(false).unwrap();
-        assert_eq!(free() - awake, ledger.kv, "{}", kind.name());
+        assert_eq!(free() - awake, whole_pieces(&driver, ledger.kv), "{}", kind.name());
     }
     let odd = Tiny { hidden: 128, heads: 16, kv_heads: 16, rope_dims: 8, ..tiny(WeightType::BF16) };
     let options = LoadOptions { kv_data_type: KvDataType::Int8, ..options() };
@@ -588,12 +593,49 @@ fn comes_and_goes_and_is_known(checkpoint: &Checkpoint) {
     assert!(small < 64 << 10, "{ledger:?} of {}", before - awake);
     let jobs = jobs(&Sampling::GREEDY);
     let text = generate(&mut executor, &jobs, 3, 32, 2);
+    let captured = executor.decoder().graphs();
+    let refused = |executor: &mut CudaExecutor| {
+        let why = executor.submit(plan(vec![row(InputToken::Known(1), 0)])).unwrap_err().to_string();
+        assert!(why.contains("its memory was given back"), "{why}");
+    };
     executor.hold_kv(false).unwrap();
-    assert_eq!(free() - awake, ledger.kv);
-    assert!(executor.submit(plan(vec![row(InputToken::Known(1), 0)])).is_err(), "there is nowhere to write");
+    assert_eq!(free() - awake, whole_pieces(&driver, ledger.kv));
+    refused(&mut executor);
+    assert_eq!(executor.weights_to_move(), Some(whole_pieces(&driver, ledger.weights)));
+    for _ in 0..2 {
+        executor.hold_weights(false).unwrap();
+        let both = whole_pieces(&driver, ledger.kv) + whole_pieces(&driver, ledger.weights);
+        assert_eq!(free() - awake, both);
+        assert_eq!(executor.weights_to_move(), Some(0), "the host keeps them");
+        refused(&mut executor);
+        executor.hold_weights(true).unwrap();
+        refused(&mut executor);
+    }
     executor.hold_kv(true).unwrap();
     assert_eq!(free(), awake);
     assert_eq!(generate(&mut executor, &jobs, 3, 32, 2), text);
+    assert_eq!(executor.decoder().graphs(), captured, "graphs know where everything is");
+    drop(executor);
+    assert_eq!(free(), before);
+}
+
+/// It gives its memory back with the executor alone.
+#[test]
+fn a_device_that_maps_no_memory_computes_as_any_other_and_keeps_its_memory() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    let driver = HostMachine::new(Kernels::Run, 7).without_mapping().driver(0, 1 << 28);
+    let mut found = loaded(&checkpoint, &driver.device(), Replay::Graphs).executor;
+    let jobs = jobs(&Sampling::GREEDY);
+    let text = generate(&mut found, &jobs, 3, 32, 2);
+    assert_eq!(text, generate(&mut executor(&checkpoint, Replay::Graphs), &jobs, 3, 32, 2));
+    assert_eq!(found.weights_to_move(), None);
+    let free = || driver.device().driver().memory().unwrap().free_bytes;
+    let awake = free();
+    found.hold_kv(false).unwrap();
+    found.hold_kv(true).unwrap();
+    assert_eq!((free(), generate(&mut found, &jobs, 3, 32, 2)), (awake, text));
+    drop(found);
+    assert_eq!(free(), 1 << 28);
 }
 
 #[test]

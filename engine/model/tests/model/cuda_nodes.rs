@@ -11,7 +11,7 @@ use crate::common::rows::{plan, row};
 use crate::common::tiny::Tiny;
 use crate::cuda::{
     BLOCKS, GENERATED, NEAR_TIE, checkpoint, copied_blocks_are_read_alike, driver, jobs, most_regret, options, step,
-    tiny,
+    tiny, whole_pieces,
 };
 use crate::pipeline::{PATIENCE, gathering, pass_frame};
 use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels};
@@ -143,7 +143,7 @@ fn nodes_sleep_and_wake_together_and_the_leaders_ledger_knows_its_own_device() {
     let text = generate(&mut executor, &jobs, 3, 32, 2);
     executor.hold_kv(false).unwrap();
     // Two layers of five are the other node's.
-    let kv = [ledger.kv / 3 * 2, ledger.kv];
+    let kv = [ledger.kv / 3 * 2, ledger.kv].map(|bytes| whole_pieces(&drivers[0], bytes));
     assert_eq!([0, 1].map(|node: usize| free(&drivers[node]) - awake[node]), kv);
     executor.hold_kv(true).unwrap();
     assert_eq!(drivers.iter().map(free).collect::<Vec<_>>(), awake);

@@ -177,9 +177,7 @@ pub fn load_failure(error: LoadError) -> Failure {
 
 fn cuda_reason(error: &CudaError) -> Reason {
     match error {
-        CudaError::Unsupported { .. } | CudaError::TooFewDevices { .. } | CudaError::NoPeerAccess { .. } => {
-            Reason::Unsupported
-        }
+        CudaError::Unsupported { .. } | CudaError::TooFewDevices { .. } => Reason::Unsupported,
         CudaError::Driver(DriverError::OutOfMemory { .. }) => Reason::OutOfMemory,
         CudaError::Weights { source, .. } | CudaError::Table { source, .. } => match source {
             MatrixError::Shape(_) => Reason::ModelInvalid,

@@ -191,6 +191,11 @@ fn load(
 ) -> Result<Running<CudaExecutor>, Failure> {
     let no_room = |error| say_what_makes_room(cpu::load_failure(error), cpu);
     let model = CudaModel::load(file, &cpu::asked(config, cpu, BLOCK_TOKENS), devices).map_err(no_room)?;
+    if model.meets_on_host() {
+        warn!(
+            "GPUs do not reach each other's memory: ranks exchange what they compute over the host's, which is slower"
+        );
+    }
     let kv = match config.batching.kv {
         Some(kv) => kv,
         None => default_kv(config, &model.shape(), model.kv_copies(), model.free_bytes().map_err(no_room)?),

@@ -78,7 +78,8 @@ pub fn launch<E: Executor + 'static>(
             Some(executor) => executor,
             None => reload()?,
         };
-        executor.hold_kv(true).map_err(|error| Failure::new(Reason::DeviceFailed, error))?;
+        let held = executor.hold_weights(true).and_then(|()| executor.hold_kv(true));
+        held.map_err(|error| Failure::new(Reason::DeviceFailed, error))?;
         awaken(executor)
     });
     let step_loop = StepLoop::new(engine, revive, commands, monitor.clone(), clock);

@@ -4,7 +4,7 @@
 
 use half::bf16;
 use windlass_cuda_shim::{HostMachine, Kernels, device_under_test};
-use windlass_kernels::cuda::{Device, Element, Memory, Stream};
+use windlass_kernels::cuda::{Device, DriverError, Element, Memory, Stream};
 
 /// Orders of threads and blocks that every kernel is tried in.
 pub const SEEDS: [u64; 3] = [1, 2, 3];
@@ -84,4 +84,16 @@ pub fn relative_error<T: Copy + Into<f64>>(found: &[T], exact: &[f64]) -> f64 {
     let error = squares(&mut found.iter().zip(exact).map(|(&found, exact)| found.into() - exact));
     let error = (error / squares(&mut exact.iter().copied()).max(1e-300)).sqrt();
     if error.is_nan() { f64::INFINITY } else { error }
+}
+
+/// What was refused, as text.
+#[track_caller]
+pub fn refusal<T: std::fmt::Debug>(result: Result<T, DriverError>) -> String {
+    result.unwrap_err().to_string()
+}
+
+#[track_caller]
+pub fn refused<T: std::fmt::Debug>(result: Result<T, DriverError>, words: &str) {
+    let text = refusal(result);
+    assert!(text.contains(words), "{text:?} does not say {words:?}");
 }

@@ -12,6 +12,7 @@ mod heads;
 mod hopper;
 mod image;
 mod linear;
+mod mapping;
 mod norm;
 mod reduce;
 mod rules;

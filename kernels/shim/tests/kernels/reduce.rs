@@ -4,7 +4,7 @@ use std::thread;
 
 use half::bf16;
 use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels};
-use windlass_kernels::cuda::ops::{ExchangeSizes, PeerRank};
+use windlass_kernels::cuda::ops::{ExchangeSizes, Ground, PeerRank};
 use windlass_kernels::cuda::{Device, Kernel, Stream};
 
 use crate::common::{Random, poisoned};
@@ -21,7 +21,9 @@ fn on_ranks<T: Send>(
     task: impl Fn(usize, &Device, &Stream, &mut PeerRank) -> T + Sync,
 ) -> Vec<T> {
     let machine = HostMachine::new(Kernels::Run, seed);
+    let machine = if sizes.ground == Ground::Host { machine.without_peer_access() } else { machine };
     let devices: Vec<Device> = (0..ranks).map(|ordinal| machine.device(ordinal, 1 << 24)).collect();
+    assert!(ranks == 1 || Ground::between(&devices).unwrap() == sizes.ground);
     let group = PeerRank::group(&devices, sizes).unwrap();
     let (task, devices) = (&task, &devices);
     thread::scope(|scope| {
@@ -39,9 +41,16 @@ fn on_ranks<T: Send>(
 }
 
 /// What each rank finds after every round, in f32, and what it should find.
-fn exchanged(widths: &[usize], values: usize, two_shots_from: usize, seed: u64) -> (Vec<Vec<Vec<f32>>>, Vec<Vec<f32>>) {
+fn exchanged(
+    widths: &[usize],
+    values: usize,
+    two_shots_from: usize,
+    ground: Ground,
+    seed: u64,
+) -> (Vec<Vec<Vec<f32>>>, Vec<Vec<f32>>) {
     let ranks = widths.len();
-    let sizes = ExchangeSizes { tokens: 1, hidden: values + 8, rows: ROWS, columns: widths.to_vec(), two_shots_from };
+    let columns = widths.to_vec();
+    let sizes = ExchangeSizes { tokens: 1, hidden: values + 8, rows: ROWS, columns, two_shots_from, ground };
     let mut random = Random::new(seed);
     let parts: Vec<Vec<Vec<bf16>>> =
         (0..ROUNDS).map(|_| (0..ranks).map(|_| random.halves(values.max(ROWS * 700), 3.0)).collect()).collect();
@@ -117,13 +126,17 @@ fn ranks_put_together_what_all_of_them_hold_round_after_round() {
     let cases: [(&[usize], usize); 6] =
         [(&[5], 8), (&[3, 2], 8), (&[161, 162], 4104), (&[1, 700, 40], 2048), (&[9, 9, 9, 9], 20_000), (&[4; 8], 4104)];
     for (seed, (widths, values)) in cases.into_iter().enumerate() {
-        for two_shots_from in [usize::MAX, 0] {
-            let (found, expected) = exchanged(widths, values, two_shots_from, 40 + seed as u64);
+        let ways = [usize::MAX, 0].map(|shots| [Ground::Devices, Ground::Host].map(|ground| (shots, ground)));
+        for (two_shots_from, ground) in ways.concat() {
+            let (found, expected) = exchanged(widths, values, two_shots_from, ground, 40 + seed as u64);
             for (rank, found) in found.iter().enumerate() {
                 for (round, (found, expected)) in found.iter().zip(&expected).enumerate() {
                     let ranks = widths.len();
                     let shots = if two_shots_from == 0 { "two shots" } else { "one shot" };
-                    assert!(found == expected, "{shots}: rank {rank} of {ranks}, {values} values, round {round}");
+                    assert!(
+                        found == expected,
+                        "{shots}, {ground:?}: rank {rank} of {ranks}, {values} values, round {round}"
+                    );
                 }
             }
         }
@@ -138,9 +151,12 @@ fn many_values_take_two_shots_and_few_take_one() {
     let machine = HostMachine::new(Kernels::Record, 1);
     let drivers = [0, 1].map(|ordinal| machine.driver(ordinal, 1 << 24));
     let devices = drivers.each_ref().map(HostDriver::device);
-    let sizes = |two_shots_from| ExchangeSizes { tokens: 4, hidden: 64, rows: 1, columns: vec![8; 2], two_shots_from };
+    let ground = Ground::between(&devices).unwrap();
+    let sizes =
+        |two_shots_from| ExchangeSizes { tokens: 4, hidden: 64, rows: 1, columns: vec![8; 2], two_shots_from, ground };
     // Half of the values for each of the two, in f32.
-    assert_eq!(sizes(128).bytes(0) - sizes(264).bytes(0), 128 * 4);
+    assert_eq!(sizes(128).device_bytes(0) - sizes(264).device_bytes(0), 128 * 4);
+    assert_eq!(ExchangeSizes { ground: Ground::Host, ..sizes(128) }.device_bytes(0), 0);
     let mut group = PeerRank::group(&devices, &sizes(128)).unwrap();
     let stream = devices[0].stream().unwrap();
     let mut launched = |values: usize| {
@@ -160,7 +176,8 @@ fn many_values_take_two_shots_and_few_take_one() {
 
 #[test]
 fn nobody_waits_for_a_rank_that_has_left() {
-    let sizes = ExchangeSizes { tokens: 1, hidden: 8, rows: 1, columns: vec![8; 3], two_shots_from: 0 };
+    let (columns, ground) = (vec![8; 3], Ground::Devices);
+    let sizes = ExchangeSizes { tokens: 1, hidden: 8, rows: 1, columns, two_shots_from: 0, ground };
     let found = on_ranks(3, &sizes, 5, |rank, device, stream, member| {
         if rank == 1 {
             member.peers().leave(1, "it has broken down");

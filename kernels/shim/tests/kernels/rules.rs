@@ -6,19 +6,7 @@ use windlass_kernels::cuda::driver::{DevicePointer, StreamHandle};
 use windlass_kernels::cuda::launch::{Argument, Launch};
 use windlass_kernels::cuda::{Device, DriverError, Event, Kernel, ops};
 
-use crate::common::device;
-
-/// What was refused, as text.
-#[track_caller]
-fn refusal<T: std::fmt::Debug>(result: Result<T, DriverError>) -> String {
-    result.unwrap_err().to_string()
-}
-
-#[track_caller]
-fn refused<T: std::fmt::Debug>(result: Result<T, DriverError>, words: &str) {
-    let text = refusal(result);
-    assert!(text.contains(words), "{text:?} does not say {words:?}");
-}
+use crate::common::{device, refusal, refused};
 
 #[test]
 fn memory_is_counted_and_bounded() {
@@ -58,7 +46,7 @@ fn a_device_reaches_a_peer_only_when_told() {
     let theirs = other.upload(&[2u32; 4]).unwrap();
     let stream = one.stream().unwrap();
     refused(stream.copy(mine.view_mut(), theirs.view()), "does not reach");
-    one.driver().reach(other.facts()).unwrap();
+    assert!(one.driver().reach(other.facts()).unwrap());
     stream.copy(mine.view_mut(), theirs.view()).unwrap();
     assert_eq!(mine.read(&stream).unwrap(), [2; 4]);
 }
@@ -67,7 +55,7 @@ fn a_device_reaches_a_peer_only_when_told() {
 fn devices_without_peer_access_reach_only_themselves() {
     let machine = HostMachine::new(Kernels::Record, 0).without_peer_access();
     let (one, other) = (machine.device(0, 1 << 20), machine.device(1, 1 << 20));
-    refused(one.driver().reach(other.facts()), "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED");
+    assert!(!one.driver().reach(other.facts()).unwrap());
     refused(one.driver().reach(one.facts()), "CUDA_ERROR_INVALID_DEVICE");
     let mut mine = one.upload(&[1u32; 4]).unwrap();
     let theirs = other.upload(&[2u32; 4]).unwrap();
@@ -94,7 +82,7 @@ fn a_kernel_that_follows_an_address_which_its_device_does_not_reach_loses_the_de
     let at = theirs.view().pointer();
     let (reaches, stranger, late) =
         (machine.device(0, 1 << 20), machine.device(1, 1 << 20), machine.device(2, 1 << 20));
-    [&reaches, &late].iter().for_each(|device| device.driver().reach(other.facts()).unwrap());
+    assert!([&reaches, &late].iter().all(|device| device.driver().reach(other.facts()).unwrap()));
     launched(&reaches, at).unwrap();
     let lost = |device: &Device, at: DevicePointer| {
         let lost = launched(device, at).unwrap_err();

@@ -1,5 +1,9 @@
 //! What the ranks of a tensor-parallel group exchange, one device each, over memory that all of them reach: sums of what
 //! each computed, in one shot or in two, and columns side by side.
+//!
+//! That memory is their own where devices reach each other, else pinned memory of the host, which all reach: the kernels are
+//! the same, and so are the bits and what graphs hold. It was chosen over NCCL, which sums in an order that hangs on the
+//! number of values, has to be there on the machine, and carries data by way of the host there, too.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,7 +12,7 @@ use half::bf16;
 use super::word;
 use crate::cuda::driver::DevicePointer;
 use crate::cuda::launch::{Argument, Launch};
-use crate::cuda::{Device, DriverError, Element, Kernel, Memory, Pinned, Stream, ViewMut};
+use crate::cuda::{Device, DriverError, Element, Kernel, Memory, Pinned, Stream, View, ViewMut};
 
 /// Most ranks of a group: devices that reach each other in one machine.
 pub const MAX_RANKS: usize = 8;
@@ -17,12 +21,29 @@ const BLOCKS: usize = 36;
 /// Buffers that a rank writes by turns.
 const TURNS: usize = 2;
 
-/// Lets each of these devices reach the memory of all others.
-pub fn reach_each_other(devices: &[Device]) -> Result<(), DriverError> {
-    devices.iter().try_for_each(|device| {
-        let mut peers = devices.iter().filter(|peer| peer.facts().ordinal != device.facts().ordinal);
-        peers.try_for_each(|peer| device.driver().reach(peer.facts()))
-    })
+/// Where ranks hold what the others read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ground {
+    /// Each on its device.
+    Devices,
+    /// All in the host's memory, where devices do not reach each other.
+    Host,
+}
+
+impl Ground {
+    /// Lets each of these devices reach the memory of all others, if the machine can.
+    pub fn between(devices: &[Device]) -> Result<Ground, DriverError> {
+        let mut ground = Ground::Devices;
+        for device in devices {
+            let peers = devices.iter().filter(|peer| peer.facts().ordinal != device.facts().ordinal);
+            for peer in peers {
+                if !device.driver().reach(peer.facts())? {
+                    ground = Ground::Host;
+                }
+            }
+        }
+        Ok(ground)
+    }
 }
 
 /// How much the ranks of a group exchange at once, at most.
@@ -39,6 +60,8 @@ pub struct ExchangeSizes {
     /// Values from which on a sum takes two shots: [`ExchangeSizes::two_shots_from`], or another number. The bits are the
     /// same.
     pub two_shots_from: usize,
+    /// Where it lies.
+    pub ground: Ground,
 }
 
 impl ExchangeSizes {
@@ -55,7 +78,14 @@ impl ExchangeSizes {
     }
 
     /// Bytes that they take of a rank's device, but for a few flags.
-    pub fn bytes(&self, rank: usize) -> u64 {
+    pub fn device_bytes(&self, rank: usize) -> u64 {
+        match self.ground {
+            Ground::Devices => self.bytes(rank),
+            Ground::Host => 0,
+        }
+    }
+
+    fn bytes(&self, rank: usize) -> u64 {
         let values = self.tokens * self.hidden;
         let floats = values + self.share() + self.rows * self.columns[rank];
         (values * TURNS * size_of::<bf16>() + floats * size_of::<f32>()) as u64
@@ -94,20 +124,54 @@ impl PeerGroup {
     }
 }
 
+/// Memory that all ranks reach.
+#[derive(Debug)]
+enum Shared<T: Element> {
+    Device(Memory<T>),
+    Host(Pinned<T>),
+}
+
+impl<T: Element> Shared<T> {
+    fn new(device: &Device, ground: Ground, values: usize) -> Result<Shared<T>, DriverError> {
+        match ground {
+            Ground::Devices => device.allocate(values).map(Shared::Device),
+            Ground::Host => device.pinned(values).map(Shared::Host),
+        }
+    }
+
+    fn view(&self) -> View<'_, T> {
+        match self {
+            Shared::Device(memory) => memory.view(),
+            Shared::Host(memory) => memory.on_device(),
+        }
+    }
+
+    fn view_mut(&mut self) -> ViewMut<'_, T> {
+        match self {
+            Shared::Device(memory) => memory.view_mut(),
+            Shared::Host(memory) => memory.on_device_mut(),
+        }
+    }
+}
+
 /// What a rank holds for the others to read, and where all ranks' lies.
 #[derive(Debug)]
 struct Exchanged<T: Element> {
-    own: Memory<T>,
+    own: Shared<T>,
     addresses: Memory<DevicePointer>,
 }
 
 impl<T: Element> Exchanged<T> {
     /// For every rank, with room for so many values.
-    fn group(devices: &[Device], values: impl Fn(usize) -> usize) -> Result<Vec<Exchanged<T>>, DriverError> {
-        let allocate = |(rank, device): (usize, &Device)| device.allocate::<T>(values(rank));
+    fn group(
+        devices: &[Device],
+        ground: Ground,
+        values: impl Fn(usize) -> usize,
+    ) -> Result<Vec<Exchanged<T>>, DriverError> {
+        let allocate = |(rank, device): (usize, &Device)| Shared::<T>::new(device, ground, values(rank));
         let own = devices.iter().enumerate().map(allocate).collect::<Result<Vec<_>, _>>()?;
         let addresses: Vec<DevicePointer> = own.iter().map(|own| own.view().pointer()).collect();
-        let member = |(own, device): (Memory<T>, &Device)| Ok(Exchanged { own, addresses: device.upload(&addresses)? });
+        let member = |(own, device): (Shared<T>, &Device)| Ok(Exchanged { own, addresses: device.upload(&addresses)? });
         own.into_iter().zip(devices).map(member).collect()
     }
 }
@@ -138,7 +202,7 @@ pub struct PeerRank {
 }
 
 impl PeerRank {
-    /// A group over these devices.
+    /// A group over these devices, which reach where the ranks meet.
     ///
     /// # Panics
     /// When there are no devices, or more than [`MAX_RANKS`], or not as many widths of columns.
@@ -146,19 +210,20 @@ impl PeerRank {
         let (ranks, values) = (devices.len(), sizes.tokens * sizes.hidden);
         assert!((1..=MAX_RANKS).contains(&ranks), "{ranks} ranks; a group has up to {MAX_RANKS}");
         assert_eq!(sizes.columns.len(), ranks, "columns of each rank");
-        reach_each_other(devices)?;
         let left = devices[0].pinned(1)?;
         let group = Arc::new(PeerGroup { ranks, left, why: Mutex::default() });
-        let [even, odd] = [Exchanged::group(devices, |_| values)?, Exchanged::group(devices, |_| values)?];
-        let [shares, floats] = [Exchanged::group(devices, |_| sizes.share())?, Exchanged::group(devices, |_| values)?];
-        let columns = Exchanged::group(devices, |rank| sizes.rows * sizes.columns[rank])?;
-        let flags = Exchanged::<u32>::group(devices, |_| MAX_RANKS)?;
+        let ground = sizes.ground;
+        let [even, odd] = [(); TURNS].map(|()| Exchanged::group(devices, ground, |_| values));
+        let (shares, floats) =
+            (Exchanged::group(devices, ground, |_| sizes.share())?, Exchanged::group(devices, ground, |_| values)?);
+        let columns = Exchanged::group(devices, ground, |rank| sizes.rows * sizes.columns[rank])?;
+        let flags = Exchanged::<u32>::group(devices, ground, |_| MAX_RANKS)?;
         let ends = sizes.columns.iter().scan(0, |end, width| {
             *end += width;
             Some(word(*end))
         });
         let first_columns: Vec<u32> = [0].into_iter().chain(ends).collect();
-        let mut buffers = even.into_iter().zip(odd).zip(shares).zip(floats).zip(columns).zip(flags);
+        let mut buffers = even?.into_iter().zip(odd?).zip(shares).zip(floats).zip(columns).zip(flags);
         let member = |(rank, device): (usize, &Device)| -> Result<PeerRank, DriverError> {
             let Some((((((even, odd), shares), floats), columns), mut flags)) = buffers.next() else {
                 unreachable!("every rank has buffers")
@@ -191,7 +256,7 @@ impl PeerRank {
 
     /// Where this rank's part of the next sum goes.
     pub fn part(&mut self, values: usize) -> ViewMut<'_, bf16> {
-        self.parts[self.turn].own.slice_mut(0..values)
+        self.parts[self.turn].own.view_mut().slice(0..values)
     }
 
     /// `residual += Σ over the ranks of their parts`, in the ranks' order: on all of them the same bits. The next part goes
@@ -215,7 +280,7 @@ impl PeerRank {
 
     /// Where this rank's part of the next sum of floats goes. Between two of them there is at least one other round.
     pub fn floats(&mut self, values: usize) -> ViewMut<'_, f32> {
-        self.floats.own.slice_mut(0..values)
+        self.floats.own.view_mut().slice(0..values)
     }
 
     /// `out = Σ over the ranks of their floats`, in the ranks' order.
@@ -232,7 +297,7 @@ impl PeerRank {
 
     /// Where this rank's columns of so many rows go. Between two uses there is at least one other round.
     pub fn columns(&mut self, rows: usize) -> ViewMut<'_, f32> {
-        self.columns.own.slice_mut(0..rows * self.widths[self.rank])
+        self.columns.own.view_mut().slice(0..rows * self.widths[self.rank])
     }
 
     /// `out = the columns of all ranks side by side`.
@@ -243,7 +308,10 @@ impl PeerRank {
         let cols = self.widths.iter().sum::<usize>();
         let rows = out.len() / cols;
         assert!(rows > 0 && out.len() == rows * cols, "{} values are no rows of {cols}", out.len());
-        assert!(rows * self.widths[self.rank] <= self.columns.own.len(), "{rows} rows; there is no room for so many");
+        assert!(
+            rows * self.widths[self.rank] <= self.columns.own.view().len(),
+            "{rows} rows; there is no room for so many"
+        );
         let launch = launch(Kernel::GatherColumns, &self.columns, &self.flags, &self.group, &mut self.rounds);
         let launch = launch.with(out).with(self.first_columns.view()).with(word(self.rank));
         let launch = launch.with(word(self.group.ranks)).with(word(rows)).with(word(cols));
@@ -252,7 +320,7 @@ impl PeerRank {
     }
 
     fn checked(&self, count: usize) -> u32 {
-        let room = self.floats.own.len();
+        let room = self.floats.own.view().len();
         assert!(count > 0 && count <= room, "{count} values; there is room for {room}");
         assert!(count.is_multiple_of(8), "{count} values; kernels read 8 at a time");
         word(count)

@@ -7,6 +7,7 @@ mod tiny;
 use super::*;
 use crate::cli::{Cli, Command};
 use crate::config::ExecutorConfig;
+use crate::driver::Depth;
 use clap::Parser;
 use std::net::TcpListener;
 use std::path::Path;
@@ -94,6 +95,36 @@ fn wide_products_are_asked_for_by_a_flag_and_change_answers() {
     assert_eq!((alike.0, wide.0), (true, false));
     assert_eq!(alike.1, started("", 1 << 28).unwrap().fingerprint);
     assert_ne!(alike.1, wide.1);
+}
+
+/// From the host's memory it wakes without the file, with which it was read; else it reads that again.
+#[test]
+fn a_sleeper_gives_its_devices_memory_back_and_generates_when_it_wakes() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mapping = HostMachine::new(Kernels::Run, 7);
+    for (machine, depth, moves) in [
+        (mapping.clone(), Depth::KeepsWeights, true),
+        (mapping.clone(), Depth::DropsWeights, false),
+        (mapping.without_mapping(), Depth::KeepsWeights, false),
+    ] {
+        let (driver, file) = (machine.driver(0, 1 << 28), file());
+        let free = || driver.device().driver().memory().unwrap().free_bytes as u64;
+        let (config, cpu) = configured(file.path(), "").unwrap();
+        let clock = Clock::start();
+        let monitor = Arc::new(Monitor::new(clock, "tiny").unwrap());
+        let started = start(&config, &cpu, &[driver.device()], &monitor, clock).unwrap();
+        let (engine, ledger, awake) = (started.engine.handle, started.built.ledger.unwrap(), free());
+        let sleep = || assert!(runtime.block_on(engine.sleep(depth)).is_ok());
+        sleep();
+        let least = if moves { ledger.weights + ledger.kv } else { ledger.total() };
+        assert!(free() - awake >= least, "{depth:?}: {} of {ledger:?}", free() - awake);
+        runtime.block_on(engine.wake()).unwrap();
+        assert_eq!(free(), awake, "{depth:?}");
+        sleep();
+        drop(file);
+        let woken = runtime.block_on(engine.wake()).map_err(|failure| failure.reason);
+        assert_eq!(woken, if moves { Ok(()) } else { Err(Reason::ModelUnavailable) }, "{depth:?}");
+    }
 }
 
 #[test]
