@@ -97,14 +97,13 @@ impl Activations {
         if any(Form::Values) {
             self.values.extend_from_slice(input);
         }
-        let (planes, parts) = (self.kind.planes(), self.tokens.div_ceil(CHUNK_TOKENS));
-        let (kernels, tokens) = (pool.kernels(), input.chunks(CHUNK_TOKENS * cols));
+        let planes = self.kind.planes();
         if any(Form::Pairs) {
             let per_token = planes * cols.div_ceil(2);
             self.pairs.resize(self.tokens * per_token, [bf16::ZERO; 2]);
-            let pairs = self.pairs.chunks_mut(CHUNK_TOKENS * per_token);
-            pool.for_each_of(parts, tokens.clone().zip(pairs), |(values, pairs)| {
-                kernels.call(Round { values, pairs, planes, cols });
+            let chunks = input.chunks(CHUNK_TOKENS * cols).zip(self.pairs.chunks_mut(CHUNK_TOKENS * per_token));
+            pool.for_each_of(self.tokens.div_ceil(CHUNK_TOKENS), chunks, |(values, pairs)| {
+                pool.kernels().call(Round { values, pairs, planes, cols });
             });
         }
         for (run, blocks) in RUNS.into_iter().zip(&mut self.blocks) {
