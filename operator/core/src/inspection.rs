@@ -136,6 +136,10 @@ fn said(pod: &Pod) -> Option<Box<Inspection>> {
     })
 }
 
+/// What keeps a pod from starting may pass: a processor that another pod gives back, a volume that is bound, a runtime that
+/// was slow. A Job this young is believed to start yet.
+const STARTS_WITHIN: SignedDuration = SignedDuration::from_secs(15);
+
 /// A Job that has found nothing yet.
 fn under_way(job: &Job, pod: Option<&Pod>, patience: Duration, now: Timestamp) -> Stage {
     let failed = |reason: &str, message: &str| Stage::Failed { reason: reason.to_owned(), message: message.to_owned() };
@@ -147,11 +151,11 @@ fn under_way(job: &Job, pod: Option<&Pod>, patience: Duration, now: Timestamp) -
     if let Some(end) = end {
         return failed("InspectionFailed", end.message.as_deref().unwrap_or_default());
     }
-    if let Some((reason, message)) = pod.and_then(blocked) {
+    let age = job.metadata.creation_timestamp.as_ref().map_or(SignedDuration::ZERO, |time| now.duration_since(time.0));
+    if let Some((reason, message)) = pod.and_then(blocked).filter(|_| age >= STARTS_WITHIN) {
         return failed(reason, message);
     }
-    let since = job.metadata.creation_timestamp.as_ref().map_or(now, |time| time.0);
-    if now.duration_since(since) >= SignedDuration::try_from(patience).unwrap_or(SignedDuration::MAX) {
+    if age >= SignedDuration::try_from(patience).unwrap_or(SignedDuration::MAX) {
         return failed("InspectionTimedOut", &format!("the inspect Job has told nothing in {} s", patience.as_secs()));
     }
     Stage::Reading

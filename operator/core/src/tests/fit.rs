@@ -40,6 +40,14 @@ fn inspector(cluster: &mut Cluster, state: Value) {
     cluster.observed.inspectors = vec![Arc::new(serde_json::from_value::<Pod>(pod).expect("a pod"))];
 }
 
+/// Makes Jobs as old as that.
+fn grow_old(cluster: &mut Cluster, seconds: i64) {
+    for job in &mut cluster.observed.jobs {
+        Arc::make_mut(job).metadata.creation_timestamp = Some(windlass_operator_api::status::time(cluster.now));
+    }
+    cluster.pass(seconds);
+}
+
 fn ended(code: i32, message: &str) -> Value {
     json!({"terminated": {"exitCode": code, "message": message}})
 }
@@ -258,6 +266,10 @@ fn what_cannot_be_read_holds_nothing_up() {
         let mut cluster = inspecting(gpu());
         cluster.reconcile();
         inspector(&mut cluster, state);
+        let may_pass = reason != "ModelUnavailable";
+        cluster.reconcile();
+        assert_eq!(cluster.deployment("llama").is_none(), may_pass, "{reason} of a Job that was just made");
+        grow_old(&mut cluster, 15);
         cluster.reconcile();
         assert!(cluster.deployment("llama").is_some(), "{reason}");
         assert_eq!(cluster.condition("Fits"), ("Unknown".to_owned(), reason.to_owned()));
@@ -267,10 +279,7 @@ fn what_cannot_be_read_holds_nothing_up() {
     inspector(&mut cluster, waiting("ContainerCreating"));
     cluster.reconcile();
     assert_eq!(cluster.deployment("llama"), None, "that is on its way");
-    for job in &mut cluster.observed.jobs {
-        Arc::make_mut(job).metadata.creation_timestamp = Some(windlass_operator_api::status::time(cluster.now));
-    }
-    cluster.pass(60);
+    grow_old(&mut cluster, 60);
     cluster.reconcile();
     assert_eq!(cluster.condition("Fits").1, "InspectionTimedOut");
     assert!(cluster.deployment("llama").is_some());
@@ -301,6 +310,9 @@ fn a_job_that_has_failed_or_finds_no_node_holds_nothing_up() {
         let condition = json!({"type": "PodScheduled", "status": status, "reason": reason});
         let told = serde_json::from_value(json!({"conditions": [condition]})).expect("a pod's status");
         Arc::make_mut(&mut cluster.observed.inspectors[0]).status = told;
+        cluster.reconcile();
+        assert_eq!(cluster.condition("Fits").1, "Inspecting", "{status} {reason}: that may pass");
+        grow_old(&mut cluster, 15);
         cluster.reconcile();
         assert_eq!(cluster.condition("Fits").1, expected, "{status} {reason}");
     }
