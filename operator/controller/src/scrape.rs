@@ -1,7 +1,8 @@
 //! Reads `/stats` of every ready engine pod: often under load, seldom at rest, never all at once.
 //!
-//! At rest, the pods of a service that is scaled by its load take turns, so that one of them is read as often as under
-//! load; when it has work, the others are read at once. A burst is not noticed late.
+//! At rest, the pods of a service take turns, so that a crowd of idle engines costs little: of one that is scaled by its
+//! load one is read as often as under load, of one that is scaled by hand one as often as at rest. When it has work, the
+//! others are read at once, so that a burst is not noticed late.
 //!
 //! A reading only goes into the window of its service; what it means is decided by the plan. A service is queued for a
 //! reconcile when a reading could change that plan.
@@ -38,6 +39,8 @@ const TICK: Duration = Duration::from_millis(500);
 /// Readings under way at once: bounds sockets and memory. The next begins as one ends, so ten thousand busy pods, 2,000
 /// readings a second, take 250 ms each at most.
 const CONCURRENT: usize = 512;
+/// Pods of a service scaled by hand that take turns, at most: each is read once in so many pauses of rest.
+const MOST_TURNS: u32 = 10;
 
 /// A pod to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,10 +139,10 @@ impl Scraper {
         let previous = self.loads.latest(&target.service, &target.pod);
         self.metrics.scraped(result.as_ref().map_or_else(fetch::Error::category, |_| "ok"));
         let is_busy = result.as_ref().is_ok_and(|stats| has_traffic(previous.as_ref(), stats));
-        let is_autoscaled = self.is_autoscaled(&target.service);
-        let woke = is_busy && is_autoscaled && previous.as_ref().is_some_and(|previous| !is_working(previous));
+        let mode = self.mode(&target.service);
+        let woke = is_busy && previous.as_ref().is_some_and(|previous| !is_working(previous));
         let matters = match &result {
-            Ok(stats) => matters(previous.as_ref(), stats) || (is_busy && is_autoscaled),
+            Ok(stats) => matters(previous.as_ref(), stats) || (is_busy && mode == AutoscalingMode::Builtin),
             Err(_) => self.loads.is_answering(&target.service, &target.pod),
         };
         if matters {
@@ -154,25 +157,16 @@ impl Scraper {
                 self.loads.record_failure(&target.service, &target.pod, Timestamp::now(), text);
             }
         }
-        let now = Instant::now();
+        let (now, random) = (Instant::now(), rand::rng().random());
         let pause = if is_busy || !self.loads.is_answering(&target.service, &target.pod) {
-            self.config.active
+            jittered(self.config.active, random)
         } else {
-            self.idle_pause(&target.service)
+            idle_pause(&self.config, mode, self.loads.pods(&target.service), random)
         };
-        self.schedule.put_back(&target.uid, now + jittered(pause, rand::rng().random()));
-        if woke {
+        self.schedule.put_back(&target.uid, now + pause);
+        if woke && takes_turns(mode) {
             self.schedule.hasten(&target.service, now);
         }
-    }
-
-    /// Until an idle engine is read again.
-    fn idle_pause(&self, service: &ServiceKey) -> Duration {
-        if !self.is_autoscaled(service) {
-            return self.config.idle;
-        }
-        let pods = u32::try_from(self.loads.pods(service)).unwrap_or(u32::MAX);
-        self.config.active.saturating_mul(pods.max(1)).min(self.config.idle)
     }
 
     /// Queues the services touched since the last tick, each once. What does not fit waits for the next tick.
@@ -181,11 +175,27 @@ impl Scraper {
         self.touched.retain(|(namespace, name)| queue.try_send(ObjectRef::new(name).within(namespace)).is_err());
     }
 
-    fn is_autoscaled(&self, (namespace, name): &ServiceKey) -> bool {
+    /// Who scales `service`; somebody by hand where it is not known.
+    fn mode(&self, (namespace, name): &ServiceKey) -> AutoscalingMode {
         let service = self.engines.services.get(&ObjectRef::new(name).within(namespace));
         let spec = service.as_ref().and_then(|service| service.0.as_ref().ok()).map(|service| &service.spec);
-        let autoscaling = spec.and_then(|spec| spec.autoscaling.as_ref());
-        autoscaling.is_some_and(|autoscaling| autoscaling.mode == AutoscalingMode::Builtin)
+        spec.and_then(|spec| spec.autoscaling.as_ref()).map(|autoscaling| autoscaling.mode).unwrap_or_default()
+    }
+}
+
+/// Whether its idle pods are read one after the other. Those of others' autoscalers all have to be known.
+fn takes_turns(mode: AutoscalingMode) -> bool {
+    matches!(mode, AutoscalingMode::Builtin | AutoscalingMode::Manual)
+}
+
+/// Until an idle engine, one of `pods` of its service, is read again; `random` is even in 0 to 1.
+fn idle_pause(config: &ScrapeConfig, mode: AutoscalingMode, pods: usize, random: f64) -> Duration {
+    let pods = u32::try_from(pods).unwrap_or(u32::MAX).max(1);
+    match mode {
+        AutoscalingMode::Builtin => jittered(config.active.saturating_mul(pods).min(config.idle), random),
+        // No decision waits for it. Pods that were read together are soon read one at a time.
+        AutoscalingMode::Manual => config.idle.saturating_mul(pods.min(MOST_TURNS)).mul_f64(0.5 + random),
+        _ => jittered(config.idle, random),
     }
 }
 
@@ -352,6 +362,26 @@ mod tests {
             () = tokio::time::sleep(TICK * 16) => panic!("{} were read", loads.pods(&("n".into(), "a".into()))),
         }
         assert_eq!(most.get(), CONCURRENT);
+    }
+
+    #[test]
+    fn idle_pods_take_turns_unless_another_autoscaler_has_to_know_them_all() {
+        use AutoscalingMode::{Builtin, External, Hpa, Manual};
+        let [active, idle] = [5, 30].map(Duration::from_secs);
+        let config = ScrapeConfig { active, idle, timeout: active };
+        for (mode, pods, seconds) in [
+            (Builtin, 0, 5),
+            (Builtin, 3, 15),
+            (Builtin, 1000, 30),
+            (Manual, 1, 30),
+            (Manual, 4, 120),
+            (Manual, 1000, 300),
+            (External, 4, 30),
+            (Hpa, 4, 30),
+        ] {
+            assert_eq!(idle_pause(&config, mode, pods, 0.5), Duration::from_secs(seconds), "{pods} pods of {mode:?}");
+        }
+        assert_eq!([0.0, 1.0].map(|random| idle_pause(&config, Manual, 1, random).as_secs()), [15, 45]);
     }
 
     #[test]
