@@ -9,6 +9,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::cluster::Cluster;
 use crate::{model, operator};
 
+/// What is shown of a failed test's objects.
+const DESCRIBED_PODS: usize = 20;
+const DESCRIBED_LINES: usize = 2000;
+
 /// A namespace, and kubectl in it.
 #[derive(Debug)]
 pub struct Namespace {
@@ -88,19 +92,22 @@ impl Namespace {
         [arguments, &["--namespace", &self.name]].concat()
     }
 
-    /// What a person would look at first when a test in it has failed.
+    /// What a person would look at first when a test in it has failed; of thousands of objects, the first ones.
     fn describe(&self) -> String {
+        let pods = self.run(&["get", "pods", "-o", "name"]).unwrap_or_default();
+        let pods: Vec<&str> = ["describe"].into_iter().chain(pods.lines().take(DESCRIBED_PODS)).collect();
         let looks: [&[&str]; 5] = [
             &["get", "inferenceservices.windlass.dev", "-o", "yaml"],
             &["get", "all,pvc", "-o", "wide"],
             &["get", "events", "--sort-by=.lastTimestamp"],
             &["logs", "--selector=app.kubernetes.io/name=windlass-engine", "--all-containers", "--prefix", "--tail=20"],
-            &["describe", "pods"],
+            &pods,
         ];
         let mut text = String::new();
         for look in looks {
             let seen = self.run(look).unwrap_or_else(|error| format!("{error:#}"));
-            text += &format!("--- kubectl {}\n{seen}\n", look.join(" "));
+            let seen: Vec<&str> = seen.lines().take(DESCRIBED_LINES).collect();
+            text += &format!("--- kubectl {}\n{}\n", look.join(" "), seen.join("\n"));
         }
         let logs = ["logs", "deployment/windlass", "--namespace", operator::NAMESPACE, "--tail=30"];
         let seen = self.cluster.kubectl().run(&logs).unwrap_or_else(|error| format!("{error:#}"));

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use crate::wait::{self, Look};
@@ -109,10 +110,20 @@ pub fn usage(id: u32) -> Result<Usage> {
     })
 }
 
-/// A port on which nobody listens now.
+/// A port on which nobody listens now. It is none of those that the system gives to connections that go out, or one of
+/// these might have it a moment later.
 ///
 /// # Errors
 /// When the machine has none.
 pub fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0").context("no free port")?.local_addr()?.port())
+    let first = u16::try_from(std::process::id() % u32::from(PORTS)).unwrap_or_default();
+    let number = |_| first.wrapping_add(NEXT_PORT.fetch_add(1, Ordering::Relaxed)) % PORTS;
+    let mut ports = (0..PORTS).map(number).map(|number| FIRST_PORT + number);
+    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).context("no free port")
 }
+
+/// Ports that [`free_port`] chooses from: below those for connections (32768 on), and node ports are not among them.
+const FIRST_PORT: u16 = 12_000;
+const PORTS: u16 = 16_000;
+/// Of this process, so that two of its tests do not choose the same one.
+static NEXT_PORT: AtomicU16 = AtomicU16::new(0);
