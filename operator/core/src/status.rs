@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use windlass_operator_api::status::{AutoscalingStatus, ScalingDecision, TokenNeed, condition, time};
+use windlass_operator_api::status::{AutoscalingStatus, ColdStart, ScalingDecision, TokenNeed, condition, time};
 use windlass_operator_api::{InferenceService, InferenceServiceStatus};
 
 use crate::assess::{Assessment, Findings, ScalingFinding};
@@ -101,11 +101,17 @@ fn of_findings(
         revisions: findings.revisions.clone(),
         choices: Some(findings.choices.clone()),
         fingerprints: findings.fingerprints.clone(),
-        // What is known stays known while a scrape is missing.
-        cold_start: findings.cold_start.or(previous.cold_start),
+        cold_start: cold_start(findings, previous),
         load: Some(findings.load.clone()),
         autoscaling: autoscaling(findings, previous, outcome, now),
     }
+}
+
+/// The longest of all is not known before all are read: until then what was told stands, or a new operator would tell of
+/// one replica after another.
+fn cold_start(findings: &Findings, previous: &InferenceServiceStatus) -> Option<ColdStart> {
+    let (found, told) = (findings.cold_start, previous.cold_start);
+    if findings.unverified > 0 { told.or(found) } else { found.or(told) }
 }
 
 /// What was found of engines for this spec stands until they are read again: a new operator takes nothing back.

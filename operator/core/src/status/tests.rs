@@ -1,6 +1,7 @@
 //! Conditions, numbers, events, and when nothing is written.
 
 use serde_json::json;
+use windlass_engine_contract::stats::{StartPhases, Stats};
 use windlass_operator_api::status::ScalingDecision;
 
 use super::*;
@@ -74,6 +75,26 @@ fn a_restarted_operator_believes_the_status_until_it_has_read_engines_again() {
     cluster.edit(service().with("engine", json!({"maxSequences": 4})).build());
     cluster.reconcile();
     assert_eq!(cluster.condition("Ready").0, "False", "not for another spec");
+}
+
+#[test]
+fn a_restarted_operator_tells_of_the_longest_cold_start_when_it_has_read_all() {
+    let starting = |seconds| {
+        let phases = StartPhases { download_seconds: 0.0, load_seconds: seconds, warm_seconds: 0.0 };
+        Stats { start: Some(phases), ..stats() }
+    };
+    let mut cluster = Cluster::serving(service().with("replicas", json!(2)).build());
+    let [first, second] = <[String; 2]>::try_from(cluster.live()).expect("two pods");
+    let told = |cluster: &mut Cluster, pod: &str, seconds| {
+        cluster.read(pod, starting(seconds));
+        cluster.reconcile();
+        status(cluster).cold_start.as_ref().map(|start| start.load_milliseconds)
+    };
+    told(&mut cluster, &first, 1.0);
+    assert_eq!(told(&mut cluster, &second, 3.0), Some(3000));
+    cluster.observed.load = Default::default();
+    assert_eq!(told(&mut cluster, &first, 1.0), Some(3000), "the other is not read yet");
+    assert_eq!(told(&mut cluster, &second, 2.0), Some(2000));
 }
 
 #[test]
