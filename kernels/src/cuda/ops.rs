@@ -13,6 +13,7 @@ mod linear;
 mod norm;
 mod reduce;
 mod sample;
+mod sharing;
 mod step;
 mod w8a8;
 
@@ -30,6 +31,7 @@ pub use linear::{ExpertInput, Output, linear, linear_experts, linear_ordered, li
 pub use norm::{add_normed, add_rms_norm, rms_norm};
 pub use reduce::{ExchangeSizes, Ground, MAX_RANKS, PeerGroup, PeerRank};
 pub use sample::{ALL_BANNED, Edits, Masks, NOT_FINITE, Samplers, adjust_logits, sample};
+pub use sharing::{shared_splits, sharing_order};
 pub use step::{NextStep, advance};
 pub use w8a8::{Quantized, linear_w8a8, multiplies, quantize_tokens};
 

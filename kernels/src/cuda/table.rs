@@ -164,11 +164,11 @@ const fn placing(pages: ElementType) -> [(&'static str, Parameter); 16] {
 }
 
 /// Of attention of one token for each sequence over pages of a type.
-const fn decoding(pages: ElementType) -> [(&'static str, Parameter); 17] {
+const fn decoding(pages: ElementType) -> [(&'static str, Parameter); 18] {
     *parameters!((
         query: In(Bf16), pages: In(pages), scales: In(F32), tables: In(Word), lengths: In(Word), row_tokens: In(Word),
-        out: Out(Bf16), partial: Out(F32), partial_log: Out(F32), heads: U32, kv_heads: U32, dim: U32, max_pages: U32,
-        splits: U32, scale: Float, window: U32, cap: Float
+        common: In(Word), out: Out(Bf16), partial: Out(F32), partial_log: Out(F32), heads: U32, kv_heads: U32, dim: U32,
+        max_pages: U32, splits: U32, scale: Float, window: U32, cap: Float
     ))
 }
 

@@ -55,6 +55,9 @@ pub struct DecodeRows<'a> {
     pub lengths: View<'a, u32>,
     /// Which of the step's tokens is each row's.
     pub tokens: View<'a, u32>,
+    /// Leading splits whose pages are those of the row before: [`shared_splits`](super::shared_splits). They are read once for
+    /// both.
+    pub common: View<'a, u32>,
     /// Splits that there is room for: [`splits`] of the longest sequence.
     pub splits: usize,
 }
@@ -98,16 +101,19 @@ pub fn attention_decode(
     let group = shape.check(query.len(), out.len());
     assert!(group <= MAX_GROUP, "{group} heads share a key head; at most {MAX_GROUP} do");
     assert!(count > 0 && rows.tokens.len() == count && rows.tables.len().is_multiple_of(count), "a table for each row");
+    assert_eq!(rows.common.len(), count, "what each row has in common");
     assert!(splits > 0 && work.partial.len() >= count * heads * splits * dim, "room for {splits} splits");
     assert!(work.partial_log.len() >= count * heads * splits, "room for {splits} splits");
     let kernel = kernel(&DECODE, dim, pages);
     let [pages, scales] = pages.arguments(shape.heads);
     let launch = Launch::new(kernel, [word(count), word(kv_heads), word(splits)]).shared(kernel.spec().shared_bytes);
     let launch = launch.with(query).with(pages).with(scales).with(rows.tables).with(rows.lengths).with(rows.tokens);
-    let launch = launch.with(out.reborrow()).with(work.partial.reborrow()).with(work.partial_log.reborrow());
+    let launch =
+        launch.with(rows.common).with(out.reborrow()).with(work.partial.reborrow()).with(work.partial_log.reborrow());
     let launch = launch.with(word(heads)).with(word(kv_heads)).with(word(dim)).with(word(rows.tables.len() / count));
     let launch = launch.with(word(splits)).with(shape.scale).with(shape.window).with(shape.cap);
-    // SAFETY: blocks read pages of their row's table and write their row; what tables name is the caller's promise.
+    // SAFETY: blocks read pages of their row's table and write that row and those behind it that are there; what tables name is
+    // the caller's promise.
     unsafe { stream.launch(&launch) }?;
     if splits == 1 {
         return Ok(());
