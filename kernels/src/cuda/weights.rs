@@ -1,7 +1,8 @@
-//! Weight matrices on a device, in the layouts that `linear.cu` describes.
+//! Weight matrices on a device, in the layouts that `linear.cu` and `superblocks.cu` describe.
 
 mod int4;
 mod int8;
+mod superblocks;
 
 use half::{bf16, f16};
 
@@ -9,6 +10,7 @@ use super::{Device, DriverError, Memory, View};
 use crate::{PackedMatrix, Pool, ShapeError, WeightType, floats};
 pub use int4::{Group, Int4};
 pub use int8::Int8;
+pub use superblocks::{Superblock, Superblocks};
 
 /// Rows that a block of the kernels computes.
 pub(super) const ROW_TILE: usize = 16;
@@ -33,6 +35,8 @@ pub(super) enum Values {
     Int4 { codes: Memory<u32>, scales: Memory<u32>, group: Group, affine: bool },
     /// Signed 8-bit codes with a scale for each 32 columns.
     Int8 { codes: Memory<u32>, scales: Memory<u32> },
+    /// Codes of 5 or 6 bits in superblocks.
+    Superblocks { codes: Memory<u32>, scales: Memory<u32>, kind: Superblock },
     /// 8-bit codes, row after row, with a scale for every `group` columns.
     Eight { codes: Memory<u8>, scales: Memory<f32>, group: usize, code: EightBits },
 }
@@ -64,7 +68,7 @@ pub enum LoadError {
 }
 
 impl Matrix {
-    /// Takes in a row-major file tensor. Types of 4 bits, Q8_0 and INT8 stay so; all others become bf16.
+    /// Takes in a row-major file tensor. Types of 4 bits, Q5_K, Q6_K, Q8_0 and INT8 stay so; all others become bf16.
     ///
     /// What is rounded: other types to bf16, and the scales of Q4_K, which are products in the file, to f16.
     pub fn load(
@@ -77,6 +81,9 @@ impl Matrix {
     ) -> Result<Matrix, LoadError> {
         if let Some(int4) = Int4::read(weight_type, rows, cols, bytes) {
             return Matrix::int4(device, &int4?);
+        }
+        if let Some(kind) = Superblock::of(weight_type) {
+            return Matrix::superblocks(device, &Superblocks::read(kind, rows, cols, bytes)?);
         }
         match weight_type {
             WeightType::Q8_0 => Matrix::int8(device, &Int8::read(rows, cols, bytes)?),
@@ -134,6 +141,15 @@ impl Matrix {
         Ok(Matrix { rows, cols, values: Values::Int8 { codes, scales }, order: None })
     }
 
+    /// Takes in codes of 5 or 6 bits in superblocks.
+    pub fn superblocks(device: &Device, superblocks: &Superblocks) -> Result<Matrix, LoadError> {
+        let (rows, cols) = (superblocks.rows(), superblocks.cols());
+        check(rows, cols, rows * cols)?;
+        let (codes, scales) = (device.upload(&superblocks.pack_codes())?, device.upload(&superblocks.pack_scales())?);
+        let values = Values::Superblocks { codes, scales, kind: superblocks.kind() };
+        Ok(Matrix { rows, cols, values, order: None })
+    }
+
     /// Takes in 8-bit codes, row after row, with a scale for every `group` columns of each row: a multiple of 128, or all.
     ///
     /// # Panics
@@ -168,7 +184,7 @@ impl Matrix {
     pub fn code(&self) -> Option<EightBits> {
         match &self.values {
             Values::Eight { code, .. } => Some(*code),
-            Values::Bf16(_) | Values::Int4 { .. } | Values::Int8 { .. } => None,
+            Values::Bf16(_) | Values::Int4 { .. } | Values::Int8 { .. } | Values::Superblocks { .. } => None,
         }
     }
 
@@ -188,6 +204,7 @@ impl Matrix {
             Values::Bf16(values) => values.view().bytes(),
             Values::Int4 { codes, scales, .. } => codes.view().bytes() + scales.view().bytes(),
             Values::Int8 { codes, scales } => codes.view().bytes() + scales.view().bytes(),
+            Values::Superblocks { codes, scales, .. } => codes.view().bytes() + scales.view().bytes(),
             Values::Eight { codes, scales, .. } => codes.view().bytes() + scales.view().bytes(),
         };
         values + self.order().map_or(0, |order| order.bytes())

@@ -115,7 +115,15 @@ pub fn most_regret(cpu: &mut dyn Executor, prompt: &[u32], answer: &[u32]) -> f3
 /// say decides. Where the CPU's first two choices are as near as bf16 activations are coarse, either may be taken.
 #[test]
 fn a_models_greedy_tokens_are_the_cpus() {
-    for kind in [WeightType::BF16, WeightType::Q4_1, WeightType::Q8_0, WeightType::Q4K, WeightType::Q6K] {
+    for kind in [
+        WeightType::BF16,
+        WeightType::Q4_1,
+        WeightType::Q8_0,
+        WeightType::Q4K,
+        WeightType::Q5K,
+        WeightType::Q6K,
+        WeightType::Q3K,
+    ] {
         let checkpoint = checkpoint(Tiny { tied: false, ..tiny(kind) });
         let mut gpu = executor(&checkpoint, Replay::Graphs);
         let jobs = jobs(&Sampling::GREEDY);

@@ -7,7 +7,7 @@ use super::gather::sort_columns;
 use super::word;
 use crate::cuda::launch::{Argument, Launch, TensorMap};
 use crate::cuda::table::{GEMM_HOPPER_SHARED_BYTES, GEMM_HOPPER_TILE, GEMM_SHARED_BYTES, HOPPER};
-use crate::cuda::weights::{EightBits, Group, Matrix, ROW_TILE, Values};
+use crate::cuda::weights::{EightBits, Group, Matrix, ROW_TILE, Superblock, Values};
 use crate::cuda::{DeviceFacts, DriverError, Kernel, Memory, Stream, View, ViewMut};
 
 /// Tokens, and rows, of a block of `gemm.cu`.
@@ -151,6 +151,9 @@ fn product(
         Values::Int8 { codes, scales } => {
             (Launch::new(width.int8(), grid).with(codes.view()).with(scales.view()), None)
         }
+        Values::Superblocks { codes, scales, kind } => {
+            (Launch::new(width.superblocks(*kind), grid).with(codes.view()).with(scales.view()), None)
+        }
         Values::Eight { codes, scales, group, code } => {
             let launch = Launch::new(width.eight_bits(*code), grid).with(codes.view()).with(scales.view());
             (launch, Some(word((*group).min(cols))))
@@ -249,6 +252,19 @@ impl Width {
             Width::T16 => Kernel::LinearInt8G32T16,
             Width::T32 => Kernel::LinearInt8G32T32,
             Width::T64 => Kernel::LinearInt8G32T64,
+        }
+    }
+
+    fn superblocks(self, kind: Superblock) -> Kernel {
+        match (kind, self) {
+            (Superblock::Q5K, Width::T8) => Kernel::LinearQ5KT8,
+            (Superblock::Q5K, Width::T16) => Kernel::LinearQ5KT16,
+            (Superblock::Q5K, Width::T32) => Kernel::LinearQ5KT32,
+            (Superblock::Q5K, Width::T64) => Kernel::LinearQ5KT64,
+            (Superblock::Q6K, Width::T8) => Kernel::LinearQ6KT8,
+            (Superblock::Q6K, Width::T16) => Kernel::LinearQ6KT16,
+            (Superblock::Q6K, Width::T32) => Kernel::LinearQ6KT32,
+            (Superblock::Q6K, Width::T64) => Kernel::LinearQ6KT64,
         }
     }
 

@@ -3,6 +3,7 @@
 use half::f16;
 
 use super::ROW_TILE;
+use crate::weights::scale_and_minimum;
 use crate::{ShapeError, WeightType};
 
 /// Columns whose codes are packed together.
@@ -95,12 +96,7 @@ impl Int4 {
         let (scale, minimum) = (half(block, 0).to_f32(), half(block, 2).to_f32());
         let (sixes, nibbles) = (&block[4..16], &block[16..]);
         for group in 0..Q4K_VALUES / 32 {
-            let (own_scale, own_minimum) = if group < 4 {
-                (sixes[group] & 63, sixes[group + 4] & 63)
-            } else {
-                let low = sixes[group + 4];
-                (low & 15 | sixes[group - 4] >> 6 << 4, low >> 4 | sixes[group] >> 6 << 4)
-            };
+            let (own_scale, own_minimum) = scale_and_minimum(sixes, group);
             let product = |factor: f32, six: u8| f16::from_f32(factor * f32::from(six));
             self.scales.push((product(scale, own_scale), product(-minimum, own_minimum)));
             let pairs = &nibbles[32 * (group / 2)..][..32];
