@@ -15,11 +15,11 @@ constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 constexpr int ROWS = 16;
 
-// Where results go: to `halves`, or to `floats`, or are added to `floats`.
+// Where results go: to `halves`, or to `floats`, or are added to `floats`; a token's are `stride` behind those of the one before.
 struct Output {
   bf16* halves;
   float* floats;
-  u32 add;
+  u32 add, stride;
 };
 
 // The tiles of a mixture of experts, {expert, first place, end, -} each, and the token at each place; null where places are
@@ -97,7 +97,7 @@ DEVICE void finish(const float (&sum)[TILES][4], const Output& out, const Part& 
     if (token >= part.end || row >= rows) continue;
     float total = 0;
     for (int warp = 0; warp < WARPS; ++warp) total += partial[warp * 8 * TILES * ROWS + i];
-    const u64 place = static_cast<u64>(token) * rows + row;
+    const u64 place = static_cast<u64>(token) * out.stride + row;
     if (out.halves) out.halves[place] = to_bf16(total);
     else out.floats[place] = out.add ? out.floats[place] + total : total;
   }

@@ -117,7 +117,7 @@ pub const fn attention_hopper_shared_bytes(dim: u32) -> u32 {
 
 /// Of products with weights in bf16.
 const LINEAR_BF16: Signature = parameters!((
-    weights: In(Bf16), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16), floats: Out(F32), add: U32,
+    weights: In(Bf16), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16), floats: Out(F32), add: U32, stride: U32,
     tokens: U32, rows: U32, cols: U32
 ));
 
@@ -130,19 +130,19 @@ const GEMM: Signature = parameters!((
 /// Of products with weights of 4 bits.
 const LINEAR_INT4: Signature = parameters!((
     codes: In(Word), scales: In(Word), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
-    floats: Out(F32), add: U32, tokens: U32, rows: U32, cols: U32, affine: U32
+    floats: Out(F32), add: U32, stride: U32, tokens: U32, rows: U32, cols: U32, affine: U32
 ));
 
 /// Of products with weights of 8 bits that have f32 scales.
 const LINEAR_8BIT: Signature = parameters!((
     codes: In(U8), scales: In(F32), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
-    floats: Out(F32), add: U32, tokens: U32, rows: U32, cols: U32, group: U32
+    floats: Out(F32), add: U32, stride: U32, tokens: U32, rows: U32, cols: U32, group: U32
 ));
 
 /// Of products with weights of 8 bits in groups of 32, and of 5 or 6 in superblocks.
 const LINEAR_PACKED: Signature = parameters!((
     codes: In(Word), scales: In(Word), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
-    floats: Out(F32), add: U32, tokens: U32, rows: U32, cols: U32
+    floats: Out(F32), add: U32, stride: U32, tokens: U32, rows: U32, cols: U32
 ));
 
 /// Of rows of a table whose codes and scales are packed.

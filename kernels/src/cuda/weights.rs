@@ -4,6 +4,8 @@ mod int4;
 mod int8;
 mod superblocks;
 
+use std::slice;
+
 use half::{bf16, f16};
 
 use super::{Device, DriverError, Memory, View};
@@ -16,6 +18,8 @@ pub use superblocks::{Superblock, Superblocks};
 pub(super) const ROW_TILE: usize = 16;
 /// Columns come in whole blocks of this.
 const COL_BLOCK: usize = 32;
+/// A part's results begin at a multiple of so many values: of 16 bytes.
+const PART_ROWS: usize = 8;
 
 /// A matrix `[outputs, inputs]`.
 #[derive(Debug)]
@@ -39,6 +43,8 @@ pub(super) enum Values {
     Superblocks { codes: Memory<u32>, scales: Memory<u32>, kind: Superblock },
     /// 8-bit codes, row after row, with a scale for every `group` columns.
     Eight { codes: Memory<u8>, scales: Memory<f32>, group: usize, code: EightBits },
+    /// Matrices of types that differ, outputs after outputs.
+    Parts(Vec<Matrix>),
 }
 
 /// What 8 bits stand for.
@@ -119,6 +125,31 @@ impl Matrix {
         }
     }
 
+    /// The same for [`linear`](super::ops::linear) alone: neighbours of one type are multiplied as one, where that begins at a row
+    /// that a product may begin at.
+    pub fn stack_types(
+        device: &Device,
+        pool: &Pool,
+        cols: usize,
+        tensors: &[(WeightType, usize, &[u8])],
+    ) -> Result<Matrix, LoadError> {
+        let runs: Vec<_> = tensors.chunk_by(|(one, ..), (other, ..)| own_layout(*one) == own_layout(*other)).collect();
+        let rows = |run: &[(WeightType, usize, &[u8])]| run.iter().map(|(_, rows, _)| rows).sum::<usize>();
+        if runs.len() < 2 || !runs.iter().all(|run| rows(run).is_multiple_of(PART_ROWS)) {
+            return Matrix::stack(device, pool, cols, tensors);
+        }
+        let parts = runs.iter().map(|run| Matrix::stack(device, pool, cols, run)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Matrix { rows: rows(tensors), cols, values: Values::Parts(parts), order: None })
+    }
+
+    /// What is multiplied at a time: itself, or its parts of several types.
+    pub(super) fn parts(&self) -> &[Matrix] {
+        match &self.values {
+            Values::Parts(parts) => parts,
+            _ => slice::from_ref(self),
+        }
+    }
+
     /// Takes in values, row after row.
     pub fn bf16(device: &Device, rows: usize, cols: usize, values: &[bf16]) -> Result<Matrix, LoadError> {
         check(rows, cols, values.len())?;
@@ -184,7 +215,7 @@ impl Matrix {
     pub fn code(&self) -> Option<EightBits> {
         match &self.values {
             Values::Eight { code, .. } => Some(*code),
-            Values::Bf16(_) | Values::Int4 { .. } | Values::Int8 { .. } | Values::Superblocks { .. } => None,
+            _ => None,
         }
     }
 
@@ -206,6 +237,7 @@ impl Matrix {
             Values::Int8 { codes, scales } => codes.view().bytes() + scales.view().bytes(),
             Values::Superblocks { codes, scales, .. } => codes.view().bytes() + scales.view().bytes(),
             Values::Eight { codes, scales, .. } => codes.view().bytes() + scales.view().bytes(),
+            Values::Parts(parts) => parts.iter().map(Matrix::bytes).sum(),
         };
         values + self.order().map_or(0, |order| order.bytes())
     }
@@ -213,6 +245,12 @@ impl Matrix {
     pub(super) fn values(&self) -> &Values {
         &self.values
     }
+}
+
+/// The type, if it stays what it is: others become bf16.
+fn own_layout(weight_type: WeightType) -> Option<WeightType> {
+    use WeightType::{I4G64, I4G128, I8G128, Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0};
+    matches!(weight_type, I4G64 | I4G128 | I8G128 | Q4_0 | Q4_1 | Q4K | Q5K | Q6K | Q8_0).then_some(weight_type)
 }
 
 fn check(rows: usize, cols: usize, values: usize) -> Result<(), LoadError> {

@@ -137,6 +137,22 @@ fn a_models_greedy_tokens_are_the_cpus() {
     }
 }
 
+/// A layer's query and key in 4 bits, its value and what goes down in 6: a product of its own for each, none of them in bf16.
+#[test]
+fn a_layer_of_several_types_gives_the_cpus_tokens() {
+    let mixed = Tiny { wider: Some(WeightType::Q6K), tied: false, ..tiny(WeightType::Q4K) };
+    let checkpoint = checkpoint(mixed);
+    agrees_with_the_cpu("Q4_K with Q6_K", &checkpoint, &options(), APART);
+    let driver = driver();
+    let mut executor = loaded(&checkpoint, &driver.device(), Replay::Eager).executor;
+    step(&mut executor, plan(vec![row(InputToken::Known(1), 0)]));
+    let issued = driver.issued();
+    let kernels = [Kernel::LinearInt4G32T8, Kernel::LinearQ6KT8, Kernel::LinearBf16T8];
+    let found = kernels.map(|kernel| issued.iter().filter(|work| **work == Issued::Launch(kernel)).count());
+    // Query and key, what attention gives, gate and up in each layer, and the head.
+    assert_eq!(found, [2 * 3 + 1, 2 * 2, 0]);
+}
+
 /// A step with more tokens of prompts than a block of these products has, by warpgroups and where a chip has none; nothing of it
 /// where no token may depend on what is computed beside it.
 #[test]

@@ -352,6 +352,34 @@ fn any_file_type_becomes_a_matrix() {
     }
 }
 
+/// What neighbours of one type, or of several, give is what each gives, side by side.
+#[test]
+fn matrices_of_several_types_are_multiplied_as_one() {
+    let mut random = Random::new(22);
+    let pool = Pool::new(1).unwrap();
+    let (device, stream) = device(3);
+    let cols = 512;
+    let q8_0 = |random: &mut Random, rows: usize| (WeightType::Q8_0, rows, q8_0(random, rows, cols));
+    let q6k = |random: &mut Random, rows| (WeightType::Q6K, rows, superblocks(random, Superblock::Q6K, rows, cols));
+    for (tokens, tensors, stays) in [
+        (1, vec![q8_0(&mut random, 24), q8_0(&mut random, 16), q6k(&mut random, 40)], true),
+        (5, vec![q6k(&mut random, 8), q8_0(&mut random, 17 + 7), q6k(&mut random, 16)], true),
+        (70, vec![q6k(&mut random, 16), q8_0(&mut random, 64)], true),
+        (3, vec![q8_0(&mut random, 20), q6k(&mut random, 16)], false),
+    ] {
+        let views: Vec<_> = tensors.iter().map(|(kind, rows, bytes)| (*kind, *rows, &bytes[..])).collect();
+        let matrix = Matrix::stack_types(&device, &pool, cols, &views).unwrap();
+        let exact: Vec<f64> =
+            views.iter().flat_map(|&(kind, rows, bytes)| on_the_cpu(&pool, kind, [rows, cols], bytes)).collect();
+        assert_eq!((matrix.rows(), matrix.bytes() < 2 * exact.len()), (exact.len() / cols, stays));
+        if stays {
+            let input = random.halves(tokens * cols, 2.0);
+            let exact = reference(matrix.rows(), cols, |row, col| exact[row * cols + col], &input);
+            check(&device, &stream, &matrix, &input, &exact, &format!("{tokens} tokens"));
+        }
+    }
+}
+
 #[test]
 fn a_matrix_of_odd_columns_is_refused() {
     let (device, _) = device(0);

@@ -11,7 +11,7 @@ use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
 /// table gives zeros.
 ///
 /// # Panics
-/// When the lengths do not match, or the table's columns have an order of their own.
+/// When the lengths do not match, the table's columns have an order of their own, or it is of several types.
 pub fn embed(
     stream: &Stream,
     tokens: View<'_, u32>,
@@ -36,10 +36,11 @@ pub fn embed(
             new(kernel).with(codes.view()).with(scales.view())
         }
         Values::Eight { codes, scales, .. } => new(Kernel::Embed8Bit).with(codes.view()).with(scales.view()),
+        Values::Parts(_) => panic!("a table of parts that are of different types"),
     };
     let launch = launch.with(out).with(word(cols)).with(word(rows)).with(word(first)).with(factor);
     let launch = match table.values() {
-        Values::Bf16(_) | Values::Int8 { .. } | Values::Superblocks { .. } => launch,
+        Values::Bf16(_) | Values::Int8 { .. } | Values::Superblocks { .. } | Values::Parts(_) => launch,
         Values::Int4 { group, .. } => launch.with(word(group.cols())),
         Values::Eight { group, code, .. } => {
             launch.with(word((*group).min(cols))).with(u32::from(*code == EightBits::E4m3))
