@@ -296,18 +296,21 @@ DEVICE u32 count_sharers(const u32* common, u32 row, u32 split, u32 group) {
 }
 
 // One token of a sequence, or of several that share the split's pages, one key-value head, one split. Row r of the product is head
-// r % group of sequence r / group. Grid: (sequences, kv_heads, splits).
+// r % group of sequence r / group; where more heads share a key head than there are rows, a block has a part of them. Grid:
+// (sequences, kv_heads times such parts, splits).
 template <int DIM, Code CODE>
 DEVICE void decode(const bf16* query, const Pages& pages, const u32* tables, const u32* lengths, const u32* row_tokens,
                    const u32* common, bf16* out, float* partial, float* partial_log, const Shape& shape, u32 splits) {
   wait_for_previous();
   let_next_start();
-  const u32 first = block_x(), head = block_y(), split = block_z(), length = lengths[first], size = split_keys(length);
+  const u32 first = block_x(), split = block_z(), length = lengths[first], size = split_keys(length);
   if (split * size >= length || common[first] > split) return;  // none, or a block ahead reads it
-  const u32 group = shape.heads / shape.kv_heads, lane = lane_index(), warp = warp_index();
+  const u32 all = shape.heads / shape.kv_heads, parts_of_all = ceil_divide(all, ROWS), head = block_y() / parts_of_all;
+  const u32 skipped = block_y() % parts_of_all * ROWS, group = smaller(all - skipped, u32{ROWS});
+  const u32 first_head = head * all + skipped, lane = lane_index(), warp = warp_index();
   const u32 sharers = count_sharers(common, first, split, group), members = sharers * group;
   const auto query_head = [&](u32 member) {
-    return static_cast<u64>(row_tokens[first + member / group]) * shape.heads + head * group + member % group;
+    return static_cast<u64>(row_tokens[first + member / group]) * shape.heads + first_head + member % group;
   };
   Rows<DIM, CODE> rows;
   rows.clear();
@@ -362,7 +365,7 @@ DEVICE void decode(const bf16* query, const Pages& pages, const u32* tables, con
       out[query_head(member) * shape.dim + at] = to_bf16(value);
       continue;
     }
-    const u64 place = (static_cast<u64>(row) * shape.heads + head * group + member % group) * splits + split;
+    const u64 place = (static_cast<u64>(row) * shape.heads + first_head + member % group) * splits + split;
     partial[place * shape.dim + at] = value;
     if (at == 0) partial_log[place] = sum > 0 ? most + log2f(sum) : minus_infinity();
   }

@@ -19,7 +19,7 @@ mod w8a8;
 
 pub use activation::{Gate, gate_mul, gate_mul_experts, soft_cap};
 pub use attention::{
-    AttentionShape, Chunks, DecodeRows, DecodeWork, MAX_GROUP, PREFILL_TILE_ROWS, attention_decode, attention_prefill,
+    AttentionShape, Chunks, DecodeRows, DecodeWork, PREFILL_TILE_ROWS, attention_decode, attention_prefill,
     prefill_tiles, split_keys, splits,
 };
 pub use experts::{ExpertSum, MAX_EXPERTS, MAX_USED_EXPERTS, Mixture, Routes};

@@ -4,7 +4,7 @@
 
 use std::cmp::Ordering;
 
-use super::attention::{MAX_GROUP, split_keys};
+use super::attention::{DECODE_ROWS, split_keys};
 use super::heads::{Heads, PAGE_TOKENS};
 use super::word;
 
@@ -25,7 +25,7 @@ pub fn shared_splits(heads: Heads, lengths: &[u32], tables: &[u32]) -> Vec<u32> 
     let max_pages = tables.len() / lengths.len().max(1);
     assert_eq!(tables.len(), lengths.len() * max_pages, "a table for each row");
     let row = |index: usize| (lengths[index] as usize, &tables[index * max_pages..][..max_pages]);
-    let room = MAX_GROUP / (heads.heads / heads.kv_heads);
+    let room = DECODE_ROWS / (heads.heads / heads.kv_heads);
     let mut together = room;
     let share = |index: usize| {
         let common = if together < room { common_splits(row(index - 1), row(index)) } else { 0 };
@@ -97,9 +97,11 @@ mod tests {
     }
 
     #[test]
-    fn with_sixteen_heads_to_a_key_head_nothing_is_shared() {
-        let heads = Heads { heads: 16, kv_heads: 1, dim: 64 };
-        assert_eq!(shared_splits(heads, &[200; 3], &[7; 3 * MAX_PAGES]), [0; 3]);
+    fn with_many_heads_to_a_key_head_nothing_is_shared() {
+        for heads in [9, 16, 40] {
+            let heads = Heads { heads, kv_heads: 1, dim: 64 };
+            assert_eq!(shared_splits(heads, &[200; 3], &[7; 3 * MAX_PAGES]), [0; 3]);
+        }
     }
 
     proptest! {
