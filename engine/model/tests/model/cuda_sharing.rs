@@ -2,7 +2,7 @@
 
 use crate::common::driver::{Job, generate};
 use crate::common::tiny::Tiny;
-use crate::cuda::{BLOCKS, GENERATED, NEAR_TIE, VOCABULARY, checkpoint, device, most_regret, options, tiny};
+use crate::cuda::{APART, BLOCKS, GENERATED, VOCABULARY, checkpoint, device, most_regret, options, tiny};
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_core::engine::{Engine, EngineConfig};
@@ -65,7 +65,7 @@ fn sequences_that_share_a_prompts_pages_say_what_they_say_alone_and_what_the_cpu
         let mut cpu = load(&checkpoint, &options).unwrap().executor;
         for (job, answer) in jobs.iter().zip(&together) {
             let regret = most_regret(&mut cpu, &job.prompt, answer);
-            assert!(regret <= NEAR_TIE, "{}: {answer:?} is {regret} from the CPU's choices", kind.name());
+            assert!(regret <= APART, "{}: {answer:?} is {regret} from the CPU's choices", kind.name());
         }
     }
 }
