@@ -1,12 +1,12 @@
-// Products of a few tokens (linear.cuh) with weights of 5 or 6 bits in superblocks of 256 columns (Q5_K, Q6_K), and rows of
-// such a table. A superblock has a factor, in 5 bits one of minimums besides; its groups of 32 columns, in 6 bits of 16, have
-// scales of 8 bits, and minimums. Values are
+// Products of a few tokens (linear.cuh) with weights of 4, 5 or 6 bits in superblocks of 256 columns (Q4_K, Q5_K, Q6_K), and
+// rows of such a table. A superblock has a factor, in 4 and 5 bits one of minimums besides; its groups of 32 columns, in 6 bits
+// of 16, have scales of 8 bits, and minimums. Values are
 //
-//   5 bits: factor · scale · code - minimums' factor · minimum        6 bits: factor · scale · (code - 32)
+//   4 and 5 bits: factor · scale · code - minimums' factor · minimum        6 bits: factor · scale · (code - 32)
 //
 // In every 16 columns, lane 4g + t holds columns 4t .. 4t + 4: those of one mma, of which a group has two, in 6 bits one.
 //
-// Codes of 16 rows and 128 columns are 8 words of low bits for each lane, and then 2 or 4 words of high ones. Words of low bits
+// Codes of 16 rows and 128 columns are 8 words of low bits for each lane, and then 0, 2 or 4 words of high ones. Words of low bits
 // lie as those of linear.cu's 4 bits do, each what the lane multiplies in one mma: code i of the word's low half is at bits 4i
 // and is the former value of register i, that of the high half is the latter. A word's halves have the high bits of as many
 // registers as there is room for, mmas after one another.
@@ -25,14 +25,14 @@ struct Codes {
   static constexpr int HIGH = BITS - 4;            // high bits of a code
   static constexpr int HIGH_WORDS = 2 * HIGH;      // of a lane and a span
   static constexpr int SPAN_WORDS = 32 * (8 + HIGH_WORDS);
-  static constexpr int BLOCKS = 2 / HIGH;          // of 32 columns, whose high bits are in one word
+  static constexpr int BLOCKS = HIGH ? 2 / HIGH : 1;  // of 32 columns, whose high bits are in one word
   static constexpr u32 MASK = ((1u << HIGH) - 1) << 4;
-  static constexpr bool AFFINE = BITS == 5;        // has minimums
-  static constexpr int MMAS = BITS == 5 ? 2 : 1;   // of a group
-  // 128 and the middle one of the codes, negative, twice in bf16.
-  static constexpr u32 MIDDLE = BITS == 5 ? 0xc310c310u : 0xc320c320u;
+  static constexpr bool AFFINE = BITS < 6;          // has minimums
+  static constexpr int MMAS = AFFINE ? 2 : 1;      // of a group
+  static constexpr int MIDDLE = 1 << (BITS - 1);   // of all codes
+  static constexpr u32 BIAS = (0xc300u + MIDDLE) * 0x10001u;  // 128 and that, negative, twice in bf16
 
-  u32 low[8], high[HIGH_WORDS];
+  u32 low[8], high[HIGH ? HIGH_WORDS : 1];
 
   // A lane's share of a span.
   DEVICE void load(const u32* span) {
@@ -42,12 +42,12 @@ struct Codes {
 #pragma unroll
       for (int i = 0; i < 4; ++i) low[4 * half + i] = quad.word[i];
     }
-    const u32* own = span + 256 + HIGH_WORDS * lane_index();
+    [[maybe_unused]] const u32* own = span + 256 + HIGH_WORDS * lane_index();
     if constexpr (HIGH_WORDS == 4) {
       const Quad quad = load_once(own);
 #pragma unroll
       for (int i = 0; i < 4; ++i) high[i] = quad.word[i];
-    } else {
+    } else if constexpr (HIGH_WORDS == 2) {
       const u64 words = *reinterpret_cast<const u64*>(own);
       high[0] = static_cast<u32>(words);
       high[1] = static_cast<u32>(words >> 32);
@@ -63,10 +63,13 @@ struct Codes {
   DEVICE void expand(u32 (&out)[4], int block, int mma) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int at = HIGH * (8 * (block % BLOCKS) + 4 * mma + i);
-      const u32 word = high[block / BLOCKS], moved = at < 4 ? word << (4 - at) : word >> (at - 4);
-      const u32 biased = masked_or(low[2 * block + mma] >> 4 * i, 0x000f000fu, 0x43004300u);  // 128 + low bits
-      out[i] = fma_bf16(masked_or(moved, MASK * 0x10001u, biased), 0x3f803f80u, MIDDLE);  // bf16's step is 1 there: exactly
+      u32 biased = masked_or(low[2 * block + mma] >> 4 * i, 0x000f000fu, 0x43004300u);  // 128 + code: bf16's step is 1 there
+      if constexpr (HIGH > 0) {
+        const int at = HIGH * (8 * (block % BLOCKS) + 4 * mma + i);
+        const u32 word = high[block / BLOCKS];
+        biased = masked_or(at < 4 ? word << (4 - at) : word >> (at - 4), MASK * 0x10001u, biased);
+      }
+      out[i] = fma_bf16(biased, 0x3f803f80u, BIAS);  // exactly
     }
   }
 };
@@ -85,9 +88,9 @@ struct Factors {
     for (int half = 0; half < 2; ++half) {
       const float whole = half_to_float(factors[half] & 0xffff);
       const u32* words = scales.word + 2 * half;
-      factor[half] = whole * signed_byte(words[BITS == 5 ? 0 : group / 4], group % 4);
-      if constexpr (BITS == 5) {
-        middle[half] = 16 * factor[half] - half_to_float(factors[half] >> 16) * signed_byte(words[1], group);
+      factor[half] = whole * signed_byte(words[group / 4], group % 4);
+      if constexpr (Codes<BITS>::AFFINE) {  // four groups, and their minimums behind them
+        middle[half] = Codes<BITS>::MIDDLE * factor[half] - half_to_float(factors[half] >> 16) * signed_byte(words[1], group);
       }
     }
   }
@@ -161,12 +164,13 @@ DEVICE void expand_four(float (&values)[4], const u32* codes, const u32* scales,
   const u32* span = codes + (tile * (cols / SPAN) + col / SPAN) * Layout::SPAN_WORDS;
   const u32 block = col % SPAN / 32, mma = col % 32 / 16, lane = 4 * g + col % 16 / 4;
   const u32 low = span[128 * (block / 2) + 4 * lane + 2 * (block % 2) + mma];
-  const u32 high = span[256 + Layout::HIGH_WORDS * lane + block / Layout::BLOCKS];
+  const u32 high = Layout::HIGH ? span[256 + Layout::HIGH_WORDS * lane + block / Layout::BLOCKS] : 0;
   const u32* own = scales + (tile * (cols / 256) + col / 256) * SCALE_WORDS;
   const u32* words = own + 32 * (col / SPAN % 2) + 4 * g + 2 * upper;
   const u32 factors = own[64 + 2 * g + upper], group = col % SPAN / (16 * Layout::MMAS);
-  const float factor = half_to_float(factors & 0xffff) * signed_byte(words[BITS == 5 ? 0 : group / 4], group % 4);
-  const float least = BITS == 5 ? -half_to_float(factors >> 16) * signed_byte(words[1], group % 4) : -32 * factor;
+  const float factor = half_to_float(factors & 0xffff) * signed_byte(words[group / 4], group % 4);
+  const float minimum = half_to_float(factors >> 16) * signed_byte(words[1], group % 4);
+  const float least = Layout::AFFINE ? -minimum : -Layout::MIDDLE * factor;
   for (u32 i = 0; i < 4; ++i) {
     const u32 reg = 2 * (i / 2) + upper, at = Layout::HIGH * (8 * (block % Layout::BLOCKS) + 4 * mma + reg);
     const u32 top = (high >> (at + 16 * (i % 2))) << 4 & Layout::MASK;
@@ -196,6 +200,10 @@ DEVICE void embed_superblocks(const u32* tokens, const u32* codes, const u32* sc
     linear_superblocks
 #define LINEAR_ARGUMENTS (codes, scales, input, {tiles, places}, {halves, floats, add, stride}, tokens, rows, cols); }
 
+KERNEL(linear_q4k_8, THREADS) LINEAR_PARAMETERS<1, 4> LINEAR_ARGUMENTS
+KERNEL(linear_q4k_16, THREADS) LINEAR_PARAMETERS<2, 4> LINEAR_ARGUMENTS
+KERNEL(linear_q4k_32, THREADS) LINEAR_PARAMETERS<4, 4> LINEAR_ARGUMENTS
+KERNEL(linear_q4k_64, THREADS) LINEAR_PARAMETERS<8, 4> LINEAR_ARGUMENTS
 KERNEL(linear_q5k_8, THREADS) LINEAR_PARAMETERS<1, 5> LINEAR_ARGUMENTS
 KERNEL(linear_q5k_16, THREADS) LINEAR_PARAMETERS<2, 5> LINEAR_ARGUMENTS
 KERNEL(linear_q5k_32, THREADS) LINEAR_PARAMETERS<4, 5> LINEAR_ARGUMENTS
@@ -210,5 +218,6 @@ KERNEL(linear_q6k_64, THREADS) LINEAR_PARAMETERS<8, 6> LINEAR_ARGUMENTS
     embed_superblocks
 #define EMBED_ARGUMENTS (tokens, codes, scales, out, cols, rows, first, factor); }
 
+KERNEL(embed_q4k, THREADS) EMBED_PARAMETERS<4> EMBED_ARGUMENTS
 KERNEL(embed_q5k, THREADS) EMBED_PARAMETERS<5> EMBED_ARGUMENTS
 KERNEL(embed_q6k, THREADS) EMBED_PARAMETERS<6> EMBED_ARGUMENTS

@@ -139,7 +139,7 @@ const LINEAR_8BIT: Signature = parameters!((
     floats: Out(F32), add: U32, stride: U32, tokens: U32, rows: U32, cols: U32, group: U32
 ));
 
-/// Of products with weights of 8 bits in groups of 32, and of 5 or 6 in superblocks.
+/// Of products with weights of 8 bits in groups of 32, and of 4, 5 or 6 in superblocks.
 const LINEAR_PACKED: Signature = parameters!((
     codes: In(Word), scales: In(Word), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
     floats: Out(F32), add: U32, stride: U32, tokens: U32, rows: U32, cols: U32
@@ -293,6 +293,14 @@ kernels! {
         LinearInt8G32T64 = linear_int8_g32_64[LINEAR_PACKED], 256, 0;
     }
     "superblocks.cu" {
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, weights of 4 bits in superblocks.
+        LinearQ4KT8 = linear_q4k_8[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, weights of 4 bits in superblocks.
+        LinearQ4KT16 = linear_q4k_16[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, weights of 4 bits in superblocks.
+        LinearQ4KT32 = linear_q4k_32[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, weights of 4 bits in superblocks.
+        LinearQ4KT64 = linear_q4k_64[LINEAR_PACKED], 256, 0;
         /// `out = input · weightsᵀ` for blocks of 8 tokens, weights of 5 bits in superblocks.
         LinearQ5KT8 = linear_q5k_8[LINEAR_PACKED], 256, 0;
         /// `out = input · weightsᵀ` for blocks of 16 tokens, weights of 5 bits in superblocks.
@@ -309,6 +317,8 @@ kernels! {
         LinearQ6KT32 = linear_q6k_32[LINEAR_PACKED], 256, 0;
         /// `out = input · weightsᵀ` for blocks of 64 tokens, weights of 6 bits in superblocks.
         LinearQ6KT64 = linear_q6k_64[LINEAR_PACKED], 256, 0;
+        /// `out[t] = table[token of t] · factor`, a table of 4 bits in superblocks.
+        EmbedQ4K = embed_q4k[EMBED_PACKED], 256, 0;
         /// `out[t] = table[token of t] · factor`, a table of 5 bits in superblocks.
         EmbedQ5K = embed_q5k[EMBED_PACKED], 256, 0;
         /// `out[t] = table[token of t] · factor`, a table of 6 bits in superblocks.

@@ -39,7 +39,7 @@ pub(super) enum Values {
     Int4 { codes: Memory<u32>, scales: Memory<u32>, group: Group, affine: bool },
     /// Signed 8-bit codes with a scale for each 32 columns.
     Int8 { codes: Memory<u32>, scales: Memory<u32> },
-    /// Codes of 5 or 6 bits in superblocks.
+    /// Codes of 4, 5 or 6 bits in superblocks.
     Superblocks { codes: Memory<u32>, scales: Memory<u32>, kind: Superblock },
     /// 8-bit codes, row after row, with a scale for every `group` columns.
     Eight { codes: Memory<u8>, scales: Memory<f32>, group: usize, code: EightBits },
@@ -74,9 +74,7 @@ pub enum LoadError {
 }
 
 impl Matrix {
-    /// Takes in a row-major file tensor. Types of 4 bits, Q5_K, Q6_K, Q8_0 and INT8 stay so; all others become bf16.
-    ///
-    /// What is rounded: other types to bf16, and the scales of Q4_K, which are products in the file, to f16.
+    /// Takes in a row-major file tensor. Types of 4 bits, Q5_K, Q6_K, Q8_0 and INT8 stay so; all others are rounded to bf16.
     pub fn load(
         device: &Device,
         pool: &Pool,
@@ -172,7 +170,7 @@ impl Matrix {
         Ok(Matrix { rows, cols, values: Values::Int8 { codes, scales }, order: None })
     }
 
-    /// Takes in codes of 5 or 6 bits in superblocks.
+    /// Takes in codes of 4, 5 or 6 bits in superblocks.
     pub fn superblocks(device: &Device, superblocks: &Superblocks) -> Result<Matrix, LoadError> {
         let (rows, cols) = (superblocks.rows(), superblocks.cols());
         check(rows, cols, rows * cols)?;

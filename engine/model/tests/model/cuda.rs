@@ -154,7 +154,7 @@ fn a_layer_of_several_types_gives_the_cpus_tokens() {
     let mut executor = loaded(&checkpoint, &driver.device(), Replay::Eager).executor;
     step(&mut executor, plan(vec![row(InputToken::Known(1), 0)]));
     let issued = driver.issued();
-    let kernels = [Kernel::LinearInt4G32T8, Kernel::LinearQ6KT8, Kernel::LinearBf16T8];
+    let kernels = [Kernel::LinearQ4KT8, Kernel::LinearQ6KT8, Kernel::LinearBf16T8];
     let found = kernels.map(|kernel| issued.iter().filter(|work| **work == Issued::Launch(kernel)).count());
     // Query and key, what attention gives, gate and up in each layer, and the head.
     assert_eq!(found, [2 * 3 + 1, 2 * 2, 0]);

@@ -61,7 +61,7 @@ fn tokens_are_embedded_from_any_table() {
     }
     let int8 = Int8::read(ROWS, cols, &crate::linear::q8_0(&mut random, ROWS, cols)).unwrap();
     check(&Matrix::int8(&device, &int8).unwrap(), &|row, col| int8.value(row, col) as f32, "Q8_0");
-    for kind in [Superblock::Q5K, Superblock::Q6K] {
+    for kind in [Superblock::Q4K, Superblock::Q5K, Superblock::Q6K] {
         let bytes = crate::linear::superblocks(&mut random, kind, ROWS, 768);
         let superblocks = Superblocks::read(kind, ROWS, 768, &bytes).unwrap();
         let matrix = Matrix::superblocks(&device, &superblocks).unwrap();

@@ -30,6 +30,7 @@ pub fn embed(
         Values::Int8 { codes, scales } => new(Kernel::EmbedInt8G32).with(codes.view()).with(scales.view()),
         Values::Superblocks { codes, scales, kind } => {
             let kernel = match kind {
+                Superblock::Q4K => Kernel::EmbedQ4K,
                 Superblock::Q5K => Kernel::EmbedQ5K,
                 Superblock::Q6K => Kernel::EmbedQ6K,
             };

@@ -277,6 +277,10 @@ impl Width {
 
     fn superblocks(self, kind: Superblock) -> Kernel {
         match (kind, self) {
+            (Superblock::Q4K, Width::T8) => Kernel::LinearQ4KT8,
+            (Superblock::Q4K, Width::T16) => Kernel::LinearQ4KT16,
+            (Superblock::Q4K, Width::T32) => Kernel::LinearQ4KT32,
+            (Superblock::Q4K, Width::T64) => Kernel::LinearQ4KT64,
             (Superblock::Q5K, Width::T8) => Kernel::LinearQ5KT8,
             (Superblock::Q5K, Width::T16) => Kernel::LinearQ5KT16,
             (Superblock::Q5K, Width::T32) => Kernel::LinearQ5KT32,

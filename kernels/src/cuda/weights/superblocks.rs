@@ -1,5 +1,5 @@
-//! Weights of 5 or 6 bits in superblocks of 256 columns, as Q5_K and Q6_K have them: read, and packed as `superblocks.cu` wants
-//! them.
+//! Weights of 4, 5 or 6 bits in superblocks of 256 columns, as Q4_K, Q5_K and Q6_K have them: read, and packed as
+//! `superblocks.cu` wants them.
 
 use half::f16;
 
@@ -15,6 +15,8 @@ const SPAN: usize = 128;
 /// What superblocks hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Superblock {
+    /// Codes of 4 bits, eight groups with a scale and a minimum each.
+    Q4K,
     /// Codes of 5 bits, eight groups with a scale and a minimum each.
     Q5K,
     /// Codes of 6 bits, sixteen groups with a scale each; code 32 is nothing.
@@ -25,6 +27,7 @@ impl Superblock {
     /// Which one a file's type is.
     pub fn of(weight_type: WeightType) -> Option<Superblock> {
         match weight_type {
+            WeightType::Q4K => Some(Superblock::Q4K),
             WeightType::Q5K => Some(Superblock::Q5K),
             WeightType::Q6K => Some(Superblock::Q6K),
             _ => None,
@@ -33,6 +36,7 @@ impl Superblock {
 
     fn weight_type(self) -> WeightType {
         match self {
+            Superblock::Q4K => WeightType::Q4K,
             Superblock::Q5K => WeightType::Q5K,
             Superblock::Q6K => WeightType::Q6K,
         }
@@ -41,6 +45,7 @@ impl Superblock {
     /// Bits of a code beyond four.
     fn high_bits(self) -> usize {
         match self {
+            Superblock::Q4K => 0,
             Superblock::Q5K => 1,
             Superblock::Q6K => 2,
         }
@@ -69,24 +74,24 @@ impl Superblocks {
         let mut out = Superblocks { kind, rows, cols, codes, scales: Vec::new(), factors: Vec::new() };
         for block in bytes.chunks_exact(weight_type.block_bytes()) {
             match kind {
-                Superblock::Q5K => out.push_q5k(block),
+                Superblock::Q4K => out.push_affine(block, &[0; 32], &block[16..]),
+                Superblock::Q5K => out.push_affine(block, &block[16..48], &block[48..]),
                 Superblock::Q6K => out.push_q6k(block),
             }
         }
         Ok(out)
     }
 
-    /// Both factors, 12 bytes of scales and minimums, 32 bytes of which bit b belongs to the values of group b, then 128 bytes
+    /// Both factors and 12 bytes of scales and minimums; then 32 bytes of which bit b belongs to the values of group b, and 128 bytes
     /// of which each 32 pair a value of one group with that of the next.
-    fn push_q5k(&mut self, block: &[u8]) {
-        let (sixes, high, low) = (&block[4..16], &block[16..48], &block[48..]);
+    fn push_affine(&mut self, block: &[u8], high: &[u8], low: &[u8]) {
         let code =
             |group: usize, i: usize| low[32 * (group / 2) + i] >> (4 * (group % 2)) & 15 | (high[i] >> group & 1) << 4;
         self.codes.extend((0..8).flat_map(|group| (0..32).map(move |i| (group, i))).map(|(group, i)| code(group, i)));
         let mut scales = [0; 16];
         for group in 0..8 {
             let at = 8 * (group / 4) + group % 4;
-            (scales[at], scales[at + 4]) = scale_and_minimum(sixes, group);
+            (scales[at], scales[at + 4]) = scale_and_minimum(&block[4..16], group);
         }
         self.scales.push(scales);
         self.factors.push([half(block, 0), half(block, 2)]);
@@ -125,7 +130,7 @@ impl Superblocks {
         let (code, scales) = (f64::from(self.codes[row * self.cols + col]), &self.scales[block]);
         let [factor, of_minimums] = self.factors[block].map(f64::from);
         match self.kind {
-            Superblock::Q5K => {
+            Superblock::Q4K | Superblock::Q5K => {
                 let at = 8 * (col_in / SPAN) + col_in % SPAN / 32;
                 factor * f64::from(scales[at]) * code - of_minimums * f64::from(scales[at + 4])
             }
