@@ -8,8 +8,9 @@
 // of 8 bits have a scale for each token: a key's multiplies its scores, a value's its weights.
 //
 // Decoding: the block has one token's rows, at most 16, and its four warps take 16 keys each of every page. A long
-// context is split over blocks by its own length alone, and the parts are merged in their order. Prefill: each warp has
-// 16 rows of its own and takes all keys.
+// context is split over blocks by its own length alone, and the parts are merged in their order. Where the sequences
+// behind this one begin with the same pages, the block has their rows, too, as many as are 16: the pages are read once,
+// and each row's numbers are what they are alone. Prefill: each warp has 16 rows of its own and takes all keys.
 #include "dev.cuh"
 
 constexpr int THREADS = 128;
@@ -283,26 +284,47 @@ DEVICE void for_pages(const Pages& pages, const u32* table, u32 page, u32 keys, 
   wait_copies<0>();
 }
 
-// One token of a sequence, one key-value head, one split. Grid: (rows, kv_heads, splits).
+// Sequences from `row` on whose pages of a split are the same: those behind it that have more leading splits in common with the
+// sequence before. No more do than there are rows for (sharing.rs sees to it).
+DEVICE u32 count_sharers(const u32* common, u32 row, u32 split, u32 group) {
+  u32 count = 1;
+  for (u32 next = 1; (next + 1) * group <= ROWS && row + next < blocks_x(); ++next) {
+    const bool shares = common[row + next] > split;
+    if (shares && count == next) ++count;
+  }
+  return count;
+}
+
+// One token of a sequence, or of several that share the split's pages, one key-value head, one split. Row r of the product is head
+// r % group of sequence r / group; where more heads share a key head than there are rows, a block has a part of them. Grid:
+// (sequences, kv_heads times such parts, splits).
 template <int DIM, Code CODE>
 DEVICE void decode(const bf16* query, const Pages& pages, const u32* tables, const u32* lengths, const u32* row_tokens,
-                   bf16* out, float* partial, float* partial_log, const Shape& shape, u32 splits) {
+                   const u32* common, bf16* out, float* partial, float* partial_log, const Shape& shape, u32 splits) {
   wait_for_previous();
   let_next_start();
-  const u32 row = block_x(), head = block_y(), split = block_z(), length = lengths[row];
-  const u32 size = split_keys(length), used = ceil_divide(length, size);
-  if (split >= used) return;
-  const u32 group = shape.heads / shape.kv_heads, lane = lane_index(), warp = warp_index();
-  const u64 token_heads = static_cast<u64>(row_tokens[row]) * shape.heads + head * group;
+  const u32 first = block_x(), split = block_z(), length = lengths[first], size = split_keys(length);
+  if (split * size >= length || common[first] > split) return;  // none, or a block ahead reads it
+  const u32 all = shape.heads / shape.kv_heads, parts_of_all = ceil_divide(all, ROWS), head = block_y() / parts_of_all;
+  const u32 skipped = block_y() % parts_of_all * ROWS, group = smaller(all - skipped, u32{ROWS});
+  const u32 first_head = head * all + skipped, lane = lane_index(), warp = warp_index();
+  const u32 sharers = count_sharers(common, first, split, group), members = sharers * group;
+  const auto query_head = [&](u32 member) {
+    return static_cast<u64>(row_tokens[first + member / group]) * shape.heads + first_head + member % group;
+  };
   Rows<DIM, CODE> rows;
   rows.clear();
   for (int half = 0; half < 2; ++half) {
     const u32 member = lane / 4 + 8 * half;
-    rows.load(half, member < group ? query + (token_heads + member) * shape.dim : nullptr, length - 1, shape);
+    const bool valid = member < members;
+    const u32 position = valid ? lengths[first + member / group] - 1 : 0;
+    rows.load(half, valid ? query + query_head(member) * shape.dim : nullptr, position, shape);
   }
-  const u32 seen = shape.window && length > shape.window ? (length - shape.window) / PAGE : 0;
+  u32 shortest = length;  // its window begins first
+  for (u32 next = 1; next < sharers; ++next) shortest = smaller(shortest, lengths[first + next]);
+  const u32 seen = shape.window && shortest > shape.window ? (shortest - shape.window) / PAGE : 0;
   const u32 keys = smaller((split + 1) * size, length);
-  const u32* table = tables + static_cast<u64>(row) * shape.max_pages;
+  const u32* table = tables + static_cast<u64>(first) * shape.max_pages;
   for_pages<DIM, CODE>(pages, table, larger(split * (size / PAGE), seen), keys, head, shape,
                        [&](const Stage<DIM, CODE>& stage, u32 start) {
                          rows.template attend<16>(stage, 16 * warp, start, shape);
@@ -327,8 +349,8 @@ DEVICE void decode(const bf16* query, const Pages& pages, const u32* tables, con
     }
   }
   sync_threads();
-  for (u32 i = thread_index(); i < group * DIM; i += THREADS) {
-    const u32 member = i / DIM, at = i % DIM;
+  for (u32 i = thread_index(); i < members * DIM; i += THREADS) {
+    const u32 member = i / DIM, at = i % DIM, row = first + member / group;
     if (at >= shape.dim) continue;
     float most = minus_infinity(), sum = 0, value = 0;
     for (u32 w = 0; w < WARPS; ++w) most = larger(most, logs[w * ROWS + member]);
@@ -339,11 +361,11 @@ DEVICE void decode(const bf16* query, const Pages& pages, const u32* tables, con
       value += factor * parts[w * ROWS * DIM + i];
     }
     value = sum > 0 ? value / sum : 0;
-    if (used == 1) {
-      out[(token_heads + member) * shape.dim + at] = to_bf16(value);
+    if (lengths[row] <= size) {  // no other split
+      out[query_head(member) * shape.dim + at] = to_bf16(value);
       continue;
     }
-    const u64 place = (static_cast<u64>(row) * shape.heads + head * group + member) * splits + split;
+    const u64 place = (static_cast<u64>(row) * shape.heads + first_head + member % group) * splits + split;
     partial[place * shape.dim + at] = value;
     if (at == 0) partial_log[place] = sum > 0 ? most + log2f(sum) : minus_infinity();
   }
@@ -426,12 +448,12 @@ DEVICE void prefill(const bf16* query, const Pages& pages, const u32* tables, co
 
 #define DECODE_PARAMETERS(pages_type)                                                                                  \
   (const bf16* query, const pages_type* pages, const float* scales, const u32* tables, const u32* lengths,             \
-   const u32* row_tokens, bf16* out, float* partial, float* partial_log, u32 heads, u32 kv_heads, u32 dim,             \
-   u32 max_pages, u32 splits, float scale, u32 window, float cap) {                                                    \
+   const u32* row_tokens, const u32* common, bf16* out, float* partial, float* partial_log, u32 heads, u32 kv_heads,   \
+   u32 dim, u32 max_pages, u32 splits, float scale, u32 window, float cap) {                                           \
     decode
 #define DECODE_ARGUMENTS                                                                                           \
-  (query, {reinterpret_cast<const u8*>(pages), scales}, tables, lengths, row_tokens, out, partial, partial_log,    \
-   {heads, kv_heads, dim, max_pages, scale, window, cap}, splits); }
+  (query, {reinterpret_cast<const u8*>(pages), scales}, tables, lengths, row_tokens, common, out, partial,         \
+   partial_log, {heads, kv_heads, dim, max_pages, scale, window, cap}, splits); }
 
 #define PREFILL_PARAMETERS(pages_type)                                                                                 \
   (const bf16* query, const pages_type* pages, const float* scales, const u32* tables, const u32* tile_sequences,      \
@@ -442,18 +464,18 @@ DEVICE void prefill(const bf16* query, const Pages& pages, const u32* tables, co
   (query, {reinterpret_cast<const u8*>(pages), scales}, tables, tile_sequences, tile_firsts, first_tokens,            \
    token_counts, first_positions, out, {heads, kv_heads, dim, max_pages, scale, window, cap}); }
 
-KERNEL(attention_decode_32, THREADS) DECODE_PARAMETERS(bf16)<32, Code::Bf16> DECODE_ARGUMENTS
-KERNEL(attention_decode_64, THREADS) DECODE_PARAMETERS(bf16)<64, Code::Bf16> DECODE_ARGUMENTS
+RESIDENT_KERNEL(attention_decode_32, THREADS, 7) DECODE_PARAMETERS(bf16)<32, Code::Bf16> DECODE_ARGUMENTS
+RESIDENT_KERNEL(attention_decode_64, THREADS, 5) DECODE_PARAMETERS(bf16)<64, Code::Bf16> DECODE_ARGUMENTS
 KERNEL(attention_decode_96, THREADS) DECODE_PARAMETERS(bf16)<96, Code::Bf16> DECODE_ARGUMENTS
 KERNEL(attention_decode_128, THREADS) DECODE_PARAMETERS(bf16)<128, Code::Bf16> DECODE_ARGUMENTS
 KERNEL(attention_decode_256, THREADS) DECODE_PARAMETERS(bf16)<256, Code::Bf16> DECODE_ARGUMENTS
-KERNEL(attention_decode_fp8_32, THREADS) DECODE_PARAMETERS(u8)<32, Code::E4m3> DECODE_ARGUMENTS
-KERNEL(attention_decode_fp8_64, THREADS) DECODE_PARAMETERS(u8)<64, Code::E4m3> DECODE_ARGUMENTS
+RESIDENT_KERNEL(attention_decode_fp8_32, THREADS, 7) DECODE_PARAMETERS(u8)<32, Code::E4m3> DECODE_ARGUMENTS
+RESIDENT_KERNEL(attention_decode_fp8_64, THREADS, 5) DECODE_PARAMETERS(u8)<64, Code::E4m3> DECODE_ARGUMENTS
 KERNEL(attention_decode_fp8_96, THREADS) DECODE_PARAMETERS(u8)<96, Code::E4m3> DECODE_ARGUMENTS
 KERNEL(attention_decode_fp8_128, THREADS) DECODE_PARAMETERS(u8)<128, Code::E4m3> DECODE_ARGUMENTS
 KERNEL(attention_decode_fp8_256, THREADS) DECODE_PARAMETERS(u8)<256, Code::E4m3> DECODE_ARGUMENTS
-KERNEL(attention_decode_int8_32, THREADS) DECODE_PARAMETERS(u8)<32, Code::Int8> DECODE_ARGUMENTS
-KERNEL(attention_decode_int8_64, THREADS) DECODE_PARAMETERS(u8)<64, Code::Int8> DECODE_ARGUMENTS
+RESIDENT_KERNEL(attention_decode_int8_32, THREADS, 7) DECODE_PARAMETERS(u8)<32, Code::Int8> DECODE_ARGUMENTS
+RESIDENT_KERNEL(attention_decode_int8_64, THREADS, 5) DECODE_PARAMETERS(u8)<64, Code::Int8> DECODE_ARGUMENTS
 KERNEL(attention_decode_int8_96, THREADS) DECODE_PARAMETERS(u8)<96, Code::Int8> DECODE_ARGUMENTS
 KERNEL(attention_decode_int8_128, THREADS) DECODE_PARAMETERS(u8)<128, Code::Int8> DECODE_ARGUMENTS
 KERNEL(attention_decode_int8_256, THREADS) DECODE_PARAMETERS(u8)<256, Code::Int8> DECODE_ARGUMENTS

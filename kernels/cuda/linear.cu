@@ -1,98 +1,8 @@
-// Products of a few tokens with a weight matrix: out[t][r] = sum over k of weights[r][k] · input[t][k].
+// Products of a few tokens with weights of 16, 8 or 4 bits (linear.cuh).
 //
-// A block computes 16 rows for up to 64 tokens. The weights are the 16-row operand of mma and the tokens its columns, so
-// one token wastes no reading, and every weight is read once, straight into registers. Eight warps take turns along k
-// and their sums are added in the warps' order: a token's result depends neither on the batch nor on its place in it.
-//
-// Of a mixture of experts the weights are those of all experts, rows after rows, and a block's tokens are a tile of those
-// that go through one of them.
-//
-// Sums over k may take any order, as long as both operands take the same. In every 32 columns, lane 4g + t holds columns
-// 8t .. 8t + 8, which is 16 bytes of bf16: the first mma multiplies the former four of them, the second the latter.
-#include "dev.cuh"
-
-constexpr int THREADS = 256;
-constexpr int WARPS = THREADS / 32;
-constexpr int ROWS = 16;
-
-// Where results go: to `halves`, or to `floats`, or are added to `floats`.
-struct Output {
-  bf16* halves;
-  float* floats;
-  u32 add;
-};
-
-// The tiles of a mixture of experts, {expert, first place, end, -} each, and the token at each place; null where places are
-// rows of the input. Without tiles every token goes through the same weights.
-struct Mixture {
-  const u32* tiles;
-  const u32* tokens;
-};
-
-// The places of a block's tokens in the output, and whose weights they go through.
-struct Part {
-  u32 first, end, expert;
-  const u32* tokens;
-  bool used;
-
-  DEVICE Part(const Mixture& mixture, u32 count, u32 width)
-      : first(block_y() * width), end(count), expert(0), tokens(nullptr), used(true) {
-    if (!mixture.tiles) return;
-    wait_for_previous();  // who goes through which expert was computed just now
-    const u32* tile = mixture.tiles + 4 * block_y();
-    expert = tile[0];
-    first = tile[1];
-    end = tile[2];
-    tokens = mixture.tokens;
-    used = expert != 0xffffffffu;
-  }
-
-  // The row of the input that a place has.
-  DEVICE u32 input_row(u32 place) const { return tokens ? tokens[place] : place; }
-};
-
-// This lane's share of the input for the columns of one mma of 8 tokens.
-template <int TILES>
-struct Tokens {
-  static constexpr u32 NONE = 0xffffffffu;
-  const bf16* input;
-  u32 first[TILES];  // of its values; NONE where there is no token
-
-  DEVICE Tokens(const bf16* values, const Part& part, u32 cols) : input(values) {
-    for (int n = 0; n < TILES; ++n) {
-      const u32 place = part.first + 8 * n + lane_index() / 4;
-      first[n] = place < part.end ? part.input_row(place) * cols + 8 * (lane_index() % 4) : NONE;
-    }
-  }
-
-  // Columns 32 block .. 32 block + 32.
-  DEVICE Quad load(int n, u32 block, bool inside) const {
-    return inside && first[n] != NONE ? load_quad(input + first[n] + 32 * block) : Quad{};
-  }
-};
-
-// Adds the warps' sums in their order and writes the results.
-template <int TILES>
-DEVICE void finish(const float (&sum)[TILES][4], const Output& out, const Part& part, u32 rows) {
-  SHARED(float, partial, WARPS * 8 * TILES * ROWS);
-  const u32 group = lane_index() / 4, place = lane_index() % 4;
-  for (int n = 0; n < TILES; ++n) {
-    for (int i = 0; i < 4; ++i) {
-      const u32 token = 8 * n + 2 * place + i % 2, row = group + 8 * (i / 2);
-      partial[(warp_index() * 8 * TILES + token) * ROWS + row] = sum[n][i];
-    }
-  }
-  sync_threads();
-  for (u32 i = thread_index(); i < 8 * TILES * ROWS; i += THREADS) {
-    const u32 token = part.first + i / ROWS, row = block_x() * ROWS + i % ROWS;
-    if (token >= part.end || row >= rows) continue;
-    float total = 0;
-    for (int warp = 0; warp < WARPS; ++warp) total += partial[warp * 8 * TILES * ROWS + i];
-    const u64 place = static_cast<u64>(token) * rows + row;
-    if (out.halves) out.halves[place] = to_bf16(total);
-    else out.floats[place] = out.add ? out.floats[place] + total : total;
-  }
-}
+// In every 32 columns, lane 4g + t holds columns 8t .. 8t + 8, which is 16 bytes of bf16: the first mma multiplies the former
+// four of them, the second the latter.
+#include "linear.cuh"
 
 // Weights in bf16, row after row.
 template <int TILES>
@@ -365,9 +275,9 @@ DEVICE void linear_int8_g32(const u32* codes, const u32* scales, const bf16* inp
 
 #define BF16_PARAMETERS                                                                                            \
   (const bf16* weights, const bf16* input, const u32* tiles, const u32* places, bf16* halves, float* floats,       \
-   u32 add, u32 tokens, u32 rows, u32 cols) {                                                                      \
+   u32 add, u32 stride, u32 tokens, u32 rows, u32 cols) {                                                                      \
     linear_bf16
-#define BF16_ARGUMENTS (weights, input, {tiles, places}, {halves, floats, add}, tokens, rows, cols); }
+#define BF16_ARGUMENTS (weights, input, {tiles, places}, {halves, floats, add, stride}, tokens, rows, cols); }
 
 KERNEL(linear_bf16_8, THREADS) BF16_PARAMETERS<1> BF16_ARGUMENTS
 KERNEL(linear_bf16_16, THREADS) BF16_PARAMETERS<2> BF16_ARGUMENTS
@@ -376,10 +286,10 @@ KERNEL(linear_bf16_64, THREADS) BF16_PARAMETERS<8> BF16_ARGUMENTS
 
 #define INT4_PARAMETERS                                                                                            \
   (const u32* codes, const u32* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves,      \
-   float* floats, u32 add, u32 tokens, u32 rows, u32 cols, u32 affine) {                                           \
+   float* floats, u32 add, u32 stride, u32 tokens, u32 rows, u32 cols, u32 affine) {                                           \
     linear_int4
 #define INT4_ARGUMENTS                                                                                             \
-  (codes, scales, input, {tiles, places}, {halves, floats, add}, tokens, rows, cols, affine); }
+  (codes, scales, input, {tiles, places}, {halves, floats, add, stride}, tokens, rows, cols, affine); }
 
 RESIDENT_KERNEL(linear_int4_g32_8, THREADS, 4) INT4_PARAMETERS<1, 32> INT4_ARGUMENTS
 KERNEL(linear_int4_g32_16, THREADS) INT4_PARAMETERS<2, 32> INT4_ARGUMENTS
@@ -396,10 +306,10 @@ KERNEL(linear_int4_g128_64, THREADS) INT4_PARAMETERS<8, 128> INT4_ARGUMENTS
 
 #define EIGHT_BIT_PARAMETERS                                                                                       \
   (const u8* codes, const float* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves,     \
-   float* floats, u32 add, u32 tokens, u32 rows, u32 cols, u32 group) {                                            \
+   float* floats, u32 add, u32 stride, u32 tokens, u32 rows, u32 cols, u32 group) {                                            \
     linear_8bit
 #define EIGHT_BIT_ARGUMENTS                                                                                        \
-  (codes, scales, input, {tiles, places}, {halves, floats, add}, tokens, rows, cols, group); }
+  (codes, scales, input, {tiles, places}, {halves, floats, add, stride}, tokens, rows, cols, group); }
 
 KERNEL(linear_fp8_8, THREADS) EIGHT_BIT_PARAMETERS<1, true> EIGHT_BIT_ARGUMENTS
 KERNEL(linear_fp8_16, THREADS) EIGHT_BIT_PARAMETERS<2, true> EIGHT_BIT_ARGUMENTS
@@ -412,9 +322,9 @@ KERNEL(linear_int8_64, THREADS) EIGHT_BIT_PARAMETERS<8, false> EIGHT_BIT_ARGUMEN
 
 #define INT8_G32_PARAMETERS                                                                                        \
   (const u32* codes, const u32* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves,      \
-   float* floats, u32 add, u32 tokens, u32 rows, u32 cols) {                                                       \
+   float* floats, u32 add, u32 stride, u32 tokens, u32 rows, u32 cols) {                                                       \
     linear_int8_g32
-#define INT8_G32_ARGUMENTS (codes, scales, input, {tiles, places}, {halves, floats, add}, tokens, rows, cols); }
+#define INT8_G32_ARGUMENTS (codes, scales, input, {tiles, places}, {halves, floats, add, stride}, tokens, rows, cols); }
 
 KERNEL(linear_int8_g32_8, THREADS) INT8_G32_PARAMETERS<1> INT8_G32_ARGUMENTS
 KERNEL(linear_int8_g32_16, THREADS) INT8_G32_PARAMETERS<2> INT8_G32_ARGUMENTS

@@ -13,12 +13,13 @@ mod linear;
 mod norm;
 mod reduce;
 mod sample;
+mod sharing;
 mod step;
 mod w8a8;
 
 pub use activation::{Gate, gate_mul, gate_mul_experts, soft_cap};
 pub use attention::{
-    AttentionShape, Chunks, DecodeRows, DecodeWork, MAX_GROUP, PREFILL_TILE_ROWS, attention_decode, attention_prefill,
+    AttentionShape, Chunks, DecodeRows, DecodeWork, PREFILL_TILE_ROWS, attention_decode, attention_prefill,
     prefill_tiles, split_keys, splits,
 };
 pub use experts::{ExpertSum, MAX_EXPERTS, MAX_USED_EXPERTS, Mixture, Routes};
@@ -30,6 +31,7 @@ pub use linear::{ExpertInput, Output, linear, linear_experts, linear_ordered, li
 pub use norm::{add_normed, add_rms_norm, rms_norm};
 pub use reduce::{ExchangeSizes, Ground, MAX_RANKS, PeerGroup, PeerRank};
 pub use sample::{ALL_BANNED, Edits, Masks, NOT_FINITE, Samplers, adjust_logits, sample};
+pub use sharing::{shared_splits, sharing_order};
 pub use step::{NextStep, advance};
 pub use w8a8::{Quantized, linear_w8a8, multiplies, quantize_tokens};
 

@@ -117,7 +117,7 @@ pub const fn attention_hopper_shared_bytes(dim: u32) -> u32 {
 
 /// Of products with weights in bf16.
 const LINEAR_BF16: Signature = parameters!((
-    weights: In(Bf16), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16), floats: Out(F32), add: U32,
+    weights: In(Bf16), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16), floats: Out(F32), add: U32, stride: U32,
     tokens: U32, rows: U32, cols: U32
 ));
 
@@ -130,19 +130,24 @@ const GEMM: Signature = parameters!((
 /// Of products with weights of 4 bits.
 const LINEAR_INT4: Signature = parameters!((
     codes: In(Word), scales: In(Word), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
-    floats: Out(F32), add: U32, tokens: U32, rows: U32, cols: U32, affine: U32
+    floats: Out(F32), add: U32, stride: U32, tokens: U32, rows: U32, cols: U32, affine: U32
 ));
 
 /// Of products with weights of 8 bits that have f32 scales.
 const LINEAR_8BIT: Signature = parameters!((
     codes: In(U8), scales: In(F32), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
-    floats: Out(F32), add: U32, tokens: U32, rows: U32, cols: U32, group: U32
+    floats: Out(F32), add: U32, stride: U32, tokens: U32, rows: U32, cols: U32, group: U32
 ));
 
-/// Of products with weights of 8 bits in groups of 32.
-const LINEAR_INT8_G32: Signature = parameters!((
+/// Of products with weights of 8 bits in groups of 32, and of 4, 5 or 6 in superblocks.
+const LINEAR_PACKED: Signature = parameters!((
     codes: In(Word), scales: In(Word), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
-    floats: Out(F32), add: U32, tokens: U32, rows: U32, cols: U32
+    floats: Out(F32), add: U32, stride: U32, tokens: U32, rows: U32, cols: U32
+));
+
+/// Of rows of a table whose codes and scales are packed.
+const EMBED_PACKED: Signature = parameters!((
+    tokens: In(Word), codes: In(Word), scales: In(Word), out: Out(F32), cols: U32, rows: U32, first: U32, factor: Float
 ));
 
 /// Of the rounding of tokens to 8 bits.
@@ -164,11 +169,11 @@ const fn placing(pages: ElementType) -> [(&'static str, Parameter); 16] {
 }
 
 /// Of attention of one token for each sequence over pages of a type.
-const fn decoding(pages: ElementType) -> [(&'static str, Parameter); 17] {
+const fn decoding(pages: ElementType) -> [(&'static str, Parameter); 18] {
     *parameters!((
         query: In(Bf16), pages: In(pages), scales: In(F32), tables: In(Word), lengths: In(Word), row_tokens: In(Word),
-        out: Out(Bf16), partial: Out(F32), partial_log: Out(F32), heads: U32, kv_heads: U32, dim: U32, max_pages: U32,
-        splits: U32, scale: Float, window: U32, cap: Float
+        common: In(Word), out: Out(Bf16), partial: Out(F32), partial_log: Out(F32), heads: U32, kv_heads: U32, dim: U32,
+        max_pages: U32, splits: U32, scale: Float, window: U32, cap: Float
     ))
 }
 
@@ -218,10 +223,7 @@ kernels! {
             factor: Float, group: U32
         ), 128, 0;
         /// The same, a table of signed 8 bits in groups of 32.
-        EmbedInt8G32 = embed_int8_g32(
-            tokens: In(Word), codes: In(Word), scales: In(Word), out: Out(F32), cols: U32, rows: U32, first: U32,
-            factor: Float
-        ), 128, 0;
+        EmbedInt8G32 = embed_int8_g32[EMBED_PACKED], 128, 0;
         /// The same, a table of 8 bits.
         Embed8Bit = embed_8bit(
             tokens: In(Word), codes: In(U8), scales: In(F32), out: Out(F32), cols: U32, rows: U32, first: U32,
@@ -282,13 +284,45 @@ kernels! {
         /// The same, weights of 8 bits (signed).
         LinearInt8T64 = linear_int8_64[LINEAR_8BIT], 256, 0;
         /// The same, weights of signed 8 bits in groups of 32.
-        LinearInt8G32T8 = linear_int8_g32_8[LINEAR_INT8_G32], 256, 0;
+        LinearInt8G32T8 = linear_int8_g32_8[LINEAR_PACKED], 256, 0;
         /// The same, weights of signed 8 bits in groups of 32.
-        LinearInt8G32T16 = linear_int8_g32_16[LINEAR_INT8_G32], 256, 0;
+        LinearInt8G32T16 = linear_int8_g32_16[LINEAR_PACKED], 256, 0;
         /// The same, weights of signed 8 bits in groups of 32.
-        LinearInt8G32T32 = linear_int8_g32_32[LINEAR_INT8_G32], 256, 0;
+        LinearInt8G32T32 = linear_int8_g32_32[LINEAR_PACKED], 256, 0;
         /// The same, weights of signed 8 bits in groups of 32.
-        LinearInt8G32T64 = linear_int8_g32_64[LINEAR_INT8_G32], 256, 0;
+        LinearInt8G32T64 = linear_int8_g32_64[LINEAR_PACKED], 256, 0;
+    }
+    "superblocks.cu" {
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, weights of 4 bits in superblocks.
+        LinearQ4KT8 = linear_q4k_8[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, weights of 4 bits in superblocks.
+        LinearQ4KT16 = linear_q4k_16[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, weights of 4 bits in superblocks.
+        LinearQ4KT32 = linear_q4k_32[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, weights of 4 bits in superblocks.
+        LinearQ4KT64 = linear_q4k_64[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, weights of 5 bits in superblocks.
+        LinearQ5KT8 = linear_q5k_8[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, weights of 5 bits in superblocks.
+        LinearQ5KT16 = linear_q5k_16[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, weights of 5 bits in superblocks.
+        LinearQ5KT32 = linear_q5k_32[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, weights of 5 bits in superblocks.
+        LinearQ5KT64 = linear_q5k_64[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, weights of 6 bits in superblocks.
+        LinearQ6KT8 = linear_q6k_8[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, weights of 6 bits in superblocks.
+        LinearQ6KT16 = linear_q6k_16[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, weights of 6 bits in superblocks.
+        LinearQ6KT32 = linear_q6k_32[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, weights of 6 bits in superblocks.
+        LinearQ6KT64 = linear_q6k_64[LINEAR_PACKED], 256, 0;
+        /// `out[t] = table[token of t] · factor`, a table of 4 bits in superblocks.
+        EmbedQ4K = embed_q4k[EMBED_PACKED], 256, 0;
+        /// `out[t] = table[token of t] · factor`, a table of 5 bits in superblocks.
+        EmbedQ5K = embed_q5k[EMBED_PACKED], 256, 0;
+        /// `out[t] = table[token of t] · factor`, a table of 6 bits in superblocks.
+        EmbedQ6K = embed_q6k[EMBED_PACKED], 256, 0;
     }
     "gemm.cu" {
         /// `out = input · weightsᵀ` for many tokens, weights in bf16.

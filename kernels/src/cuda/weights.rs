@@ -1,7 +1,10 @@
-//! Weight matrices on a device, in the layouts that `linear.cu` describes.
+//! Weight matrices on a device, in the layouts that `linear.cu` and `superblocks.cu` describe.
 
 mod int4;
 mod int8;
+mod superblocks;
+
+use std::slice;
 
 use half::{bf16, f16};
 
@@ -9,11 +12,14 @@ use super::{Device, DriverError, Memory, View};
 use crate::{PackedMatrix, Pool, ShapeError, WeightType, floats};
 pub use int4::{Group, Int4};
 pub use int8::Int8;
+pub use superblocks::{Superblock, Superblocks};
 
 /// Rows that a block of the kernels computes.
 pub(super) const ROW_TILE: usize = 16;
 /// Columns come in whole blocks of this.
 const COL_BLOCK: usize = 32;
+/// A part's results begin at a multiple of so many values: of 16 bytes.
+const PART_ROWS: usize = 8;
 
 /// A matrix `[outputs, inputs]`.
 #[derive(Debug)]
@@ -33,8 +39,12 @@ pub(super) enum Values {
     Int4 { codes: Memory<u32>, scales: Memory<u32>, group: Group, affine: bool },
     /// Signed 8-bit codes with a scale for each 32 columns.
     Int8 { codes: Memory<u32>, scales: Memory<u32> },
+    /// Codes of 4, 5 or 6 bits in superblocks.
+    Superblocks { codes: Memory<u32>, scales: Memory<u32>, kind: Superblock },
     /// 8-bit codes, row after row, with a scale for every `group` columns.
     Eight { codes: Memory<u8>, scales: Memory<f32>, group: usize, code: EightBits },
+    /// Matrices of types that differ, outputs after outputs.
+    Parts(Vec<Matrix>),
 }
 
 /// What 8 bits stand for.
@@ -64,9 +74,7 @@ pub enum LoadError {
 }
 
 impl Matrix {
-    /// Takes in a row-major file tensor. Types of 4 bits, Q8_0 and INT8 stay so; all others become bf16.
-    ///
-    /// What is rounded: other types to bf16, and the scales of Q4_K, which are products in the file, to f16.
+    /// Takes in a row-major file tensor. Types of 4 bits, Q5_K, Q6_K, Q8_0 and INT8 stay so; all others are rounded to bf16.
     pub fn load(
         device: &Device,
         pool: &Pool,
@@ -77,6 +85,9 @@ impl Matrix {
     ) -> Result<Matrix, LoadError> {
         if let Some(int4) = Int4::read(weight_type, rows, cols, bytes) {
             return Matrix::int4(device, &int4?);
+        }
+        if let Some(kind) = Superblock::of(weight_type) {
+            return Matrix::superblocks(device, &Superblocks::read(kind, rows, cols, bytes)?);
         }
         match weight_type {
             WeightType::Q8_0 => Matrix::int8(device, &Int8::read(rows, cols, bytes)?),
@@ -112,6 +123,31 @@ impl Matrix {
         }
     }
 
+    /// The same for [`linear`](super::ops::linear) alone: neighbours of one type are multiplied as one, where that begins at a row
+    /// that a product may begin at.
+    pub fn stack_types(
+        device: &Device,
+        pool: &Pool,
+        cols: usize,
+        tensors: &[(WeightType, usize, &[u8])],
+    ) -> Result<Matrix, LoadError> {
+        let runs: Vec<_> = tensors.chunk_by(|(one, ..), (other, ..)| own_layout(*one) == own_layout(*other)).collect();
+        let rows = |run: &[(WeightType, usize, &[u8])]| run.iter().map(|(_, rows, _)| rows).sum::<usize>();
+        if runs.len() < 2 || !runs.iter().all(|run| rows(run).is_multiple_of(PART_ROWS)) {
+            return Matrix::stack(device, pool, cols, tensors);
+        }
+        let parts = runs.iter().map(|run| Matrix::stack(device, pool, cols, run)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Matrix { rows: rows(tensors), cols, values: Values::Parts(parts), order: None })
+    }
+
+    /// What is multiplied at a time: itself, or its parts of several types.
+    pub(super) fn parts(&self) -> &[Matrix] {
+        match &self.values {
+            Values::Parts(parts) => parts,
+            _ => slice::from_ref(self),
+        }
+    }
+
     /// Takes in values, row after row.
     pub fn bf16(device: &Device, rows: usize, cols: usize, values: &[bf16]) -> Result<Matrix, LoadError> {
         check(rows, cols, values.len())?;
@@ -132,6 +168,15 @@ impl Matrix {
         check(rows, cols, rows * cols)?;
         let (codes, scales) = (device.upload(&int8.pack_codes())?, device.upload(&int8.pack_scales())?);
         Ok(Matrix { rows, cols, values: Values::Int8 { codes, scales }, order: None })
+    }
+
+    /// Takes in codes of 4, 5 or 6 bits in superblocks.
+    pub fn superblocks(device: &Device, superblocks: &Superblocks) -> Result<Matrix, LoadError> {
+        let (rows, cols) = (superblocks.rows(), superblocks.cols());
+        check(rows, cols, rows * cols)?;
+        let (codes, scales) = (device.upload(&superblocks.pack_codes())?, device.upload(&superblocks.pack_scales())?);
+        let values = Values::Superblocks { codes, scales, kind: superblocks.kind() };
+        Ok(Matrix { rows, cols, values, order: None })
     }
 
     /// Takes in 8-bit codes, row after row, with a scale for every `group` columns of each row: a multiple of 128, or all.
@@ -168,7 +213,7 @@ impl Matrix {
     pub fn code(&self) -> Option<EightBits> {
         match &self.values {
             Values::Eight { code, .. } => Some(*code),
-            Values::Bf16(_) | Values::Int4 { .. } | Values::Int8 { .. } => None,
+            _ => None,
         }
     }
 
@@ -188,7 +233,9 @@ impl Matrix {
             Values::Bf16(values) => values.view().bytes(),
             Values::Int4 { codes, scales, .. } => codes.view().bytes() + scales.view().bytes(),
             Values::Int8 { codes, scales } => codes.view().bytes() + scales.view().bytes(),
+            Values::Superblocks { codes, scales, .. } => codes.view().bytes() + scales.view().bytes(),
             Values::Eight { codes, scales, .. } => codes.view().bytes() + scales.view().bytes(),
+            Values::Parts(parts) => parts.iter().map(Matrix::bytes).sum(),
         };
         values + self.order().map_or(0, |order| order.bytes())
     }
@@ -196,6 +243,12 @@ impl Matrix {
     pub(super) fn values(&self) -> &Values {
         &self.values
     }
+}
+
+/// The type, if it stays what it is: others become bf16.
+fn own_layout(weight_type: WeightType) -> Option<WeightType> {
+    use WeightType::{I4G64, I4G128, I8G128, Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0};
+    matches!(weight_type, I4G64 | I4G128 | I8G128 | Q4_0 | Q4_1 | Q4K | Q5K | Q6K | Q8_0).then_some(weight_type)
 }
 
 fn check(rows: usize, cols: usize, values: usize) -> Result<(), LoadError> {

@@ -78,7 +78,7 @@ impl QuantizedCell for Q4K {
 
 /// The 6-bit scale and minimum of a block from the 12 packed bytes: blocks 0–3 have a byte each for both, whose top two
 /// bits are the top bits of blocks 4–7.
-pub(super) fn scale_and_minimum(packed: &[u8], block: usize) -> (u8, u8) {
+pub(crate) fn scale_and_minimum(packed: &[u8], block: usize) -> (u8, u8) {
     if block < 4 {
         return (packed[block] & 63, packed[block + 4] & 63);
     }

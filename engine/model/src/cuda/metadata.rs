@@ -5,7 +5,9 @@
 
 use std::ops::Range;
 
-use windlass_kernels::cuda::ops::{Chunks, DecodeRows, Heads, PAGE_TOKENS, PREFILL_TILE_ROWS, prefill_tiles, splits};
+use windlass_kernels::cuda::ops::{
+    Chunks, DecodeRows, Heads, PAGE_TOKENS, PREFILL_TILE_ROWS, prefill_tiles, shared_splits, sharing_order, splits,
+};
 use windlass_kernels::cuda::{Device, DriverError, Memory, Pinned, Stream, View};
 
 use crate::batch::{Batch, BatchRow};
@@ -77,6 +79,8 @@ enum Array {
     LogitTokens,
     /// Pages of each row, padded, by group.
     Tables,
+    /// Leading splits that each row of one token shares with the row before, by group.
+    Common,
     /// Keys of each row after the step.
     Lengths,
     /// The first token of each row in this step.
@@ -90,12 +94,13 @@ enum Array {
 }
 
 impl Array {
-    const ALL: [Array; 11] = [
+    const ALL: [Array; 12] = [
         Array::Tokens,
         Array::Positions,
         Array::Slots,
         Array::LogitTokens,
         Array::Tables,
+        Array::Common,
         Array::Lengths,
         Array::FirstTokens,
         Array::TokenCounts,
@@ -110,6 +115,7 @@ impl Array {
             Array::Slots => sizes.groups * sizes.slot_places(),
             Array::LogitTokens => sizes.logits,
             Array::Tables => sizes.groups * sizes.table_places(),
+            Array::Common => sizes.groups * sizes.row_places(),
             // Rows of one token, then those of several, which begin at a place of their own.
             Array::Lengths | Array::FirstTokens | Array::TokenCounts | Array::FirstPositions => 2 * sizes.row_places(),
             Array::TileRows | Array::TileFirsts => sizes.tiles(),
@@ -188,6 +194,9 @@ impl Metadata {
         for (group, slots) in rows.slots.iter().enumerate() {
             self.copy(Array::Slots, group * self.sizes.slot_places(), slots, stream)?;
         }
+        for (group, common) in rows.decodes.common(self.sizes.heads).iter().enumerate() {
+            self.copy(Array::Common, group * self.sizes.row_places(), common, stream)?;
+        }
         for (kind, rows) in [(0, &rows.decodes), (1, &rows.chunks)] {
             let at = kind * self.sizes.row_places();
             for (group, table) in rows.tables.iter().enumerate() {
@@ -226,9 +235,10 @@ impl Metadata {
     }
 
     pub fn decode_rows(&self, counts: &StepCounts, group: usize) -> DecodeRows<'_> {
-        let first = group * self.sizes.table_places();
+        let (first, first_common) = (group * self.sizes.table_places(), group * self.sizes.row_places());
         DecodeRows {
             tables: self.array(Array::Tables, first..first + counts.decodes * self.sizes.pages()),
+            common: self.array(Array::Common, first_common..first_common + counts.decodes),
             lengths: self.array(Array::Lengths, 0..counts.decodes),
             tokens: self.array(Array::FirstTokens, 0..counts.decodes),
             splits: self.sizes.splits(),
@@ -294,7 +304,8 @@ struct RowNumbers {
 }
 
 impl Rows {
-    fn of(batch: &Batch, sizes: &StepSizes) -> Rows {
+    /// Rows of one token are in an order in which those that share pages follow one another.
+    fn of<'a>(batch: &'a Batch, sizes: &StepSizes) -> Rows {
         let mut rows = Rows {
             tokens: batch.tokens().to_vec(),
             positions: batch.positions().to_vec(),
@@ -303,6 +314,7 @@ impl Rows {
             decodes: RowNumbers::of_groups(sizes.groups),
             chunks: RowNumbers::of_groups(sizes.groups),
         };
+        let mut decodes = Vec::new();
         for row in batch.rows() {
             let first_token = rows.slots.first().map_or(0, Vec::len) as u32;
             for (group, slots) in rows.slots.iter_mut().enumerate() {
@@ -310,9 +322,14 @@ impl Rows {
                 let slot = |at: u32| table[(at / page_tokens) as usize] * page_tokens + at % page_tokens;
                 slots.extend((row.first_position..row.first_position + row.tokens as u32).map(slot));
             }
-            let numbers = if row.tokens == 1 { &mut rows.decodes } else { &mut rows.chunks };
-            numbers.push(&row, first_token, sizes);
+            match row.tokens {
+                1 => decodes.push((row, first_token)),
+                _ => rows.chunks.push(&row, first_token, sizes),
+            }
         }
+        let held = |row: &BatchRow<'a>| (row.first_position as usize + 1, row.table(0, sizes.groups));
+        decodes.sort_by(|(one, _), (other, _)| sharing_order(held(one), held(other)));
+        decodes.iter().for_each(|(row, first_token)| rows.decodes.push(row, *first_token, sizes));
         rows
     }
 
@@ -345,5 +362,61 @@ impl RowNumbers {
         self.first_tokens.push(first_token);
         self.token_counts.push(row.tokens as u32);
         self.first_positions.push(row.first_position);
+    }
+
+    /// Leading splits that each row has in common with the row before, by group.
+    fn common(&self, heads: Heads) -> Vec<Vec<u32>> {
+        self.tables.iter().map(|table| shared_splits(heads, &self.lengths, table)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_engine_core::plan::BlockId;
+
+    use super::*;
+    use crate::batch::Logits;
+
+    const SIZES: StepSizes = StepSizes {
+        tokens: 8,
+        rows: 8,
+        logits: 8,
+        longest: 256,
+        trash_page: 99,
+        groups: 2,
+        heads: Heads { heads: 4, kv_heads: 2, dim: 64 },
+    };
+
+    /// A batch of rows of so many tokens that end at a length, with their blocks of two groups of layers.
+    fn batch(rows: &[(usize, u32, &[u32])]) -> Batch {
+        let mut batch = Batch::default();
+        for (tokens, length, blocks) in rows {
+            let blocks: Vec<BlockId> = blocks.iter().copied().map(BlockId).collect();
+            batch.push(vec![0; *tokens], length - *tokens as u32, &blocks, Logits::LAST);
+        }
+        batch
+    }
+
+    #[test]
+    fn rows_of_one_token_that_begin_with_the_same_pages_are_neighbours() {
+        let mut rows = Rows::of(
+            &batch(&[
+                (1, 130, &[5, 6, 7, 15, 16, 17]),
+                (2, 140, &[5, 6, 9, 15, 16, 19]),
+                (1, 131, &[1, 2, 3, 11, 12, 13]),
+                // The same pages of the first group of layers alone.
+                (1, 132, &[5, 6, 8, 25, 26, 28]),
+                (1, 133, &[1, 2, 4, 11, 12, 14]),
+            ]),
+            &SIZES,
+        );
+        rows.pad(6, &SIZES);
+        assert_eq!(rows.decodes.lengths, [131, 133, 130, 132, 1, 1]);
+        assert_eq!(rows.decodes.first_tokens, [3, 5, 0, 4, 6, 7], "each has its own token");
+        let starts = |table: &[u32]| table.chunks(SIZES.pages()).map(|row| row[0]).collect::<Vec<_>>();
+        assert_eq!(starts(&rows.decodes.tables[0]), [1, 1, 5, 5, 99, 99]);
+        assert_eq!(starts(&rows.decodes.tables[1]), [11, 11, 15, 25, 99, 99]);
+        assert_eq!(rows.decodes.common(SIZES.heads), [[0, 1, 0, 1, 0, 0], [0, 1, 0, 0, 0, 0]]);
+        assert_eq!(rows.chunks.lengths, [140]);
     }
 }

@@ -3,7 +3,7 @@
 use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::plan::PlanRow;
-use windlass_kernels::cuda::ops::{MAX_EXPERTS, MAX_GROUP, MAX_HEAD_DIM, MAX_RANKS, MAX_USED_EXPERTS, PAGE_TOKENS};
+use windlass_kernels::cuda::ops::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_RANKS, MAX_USED_EXPERTS, PAGE_TOKENS};
 
 use super::CudaError;
 use super::cache::PageType;
@@ -27,17 +27,13 @@ pub(super) fn check_config(config: &DecoderConfig, pages: PageType) -> Result<()
     if let Some(experts) = &config.experts {
         check_experts(experts, config.post_norms)?;
     }
-    let (dim, group) = (config.head_dim, config.heads / config.kv_heads);
+    let dim = config.head_dim;
     if !dim.is_multiple_of(HEAD_STEP) || dim > MAX_HEAD_DIM {
         let right = format!("a model with heads of a multiple of {HEAD_STEP} up to {MAX_HEAD_DIM}, or the CPU");
         return Err(CudaError::unsupported(format!("a head of {dim} values"), right));
     }
     if pages != PageType::Bf16 && !dim.is_multiple_of(2 * HEAD_STEP) {
         return Err(CudaError::unsupported(format!("a KV cache in bytes with heads of {dim} values"), "bf16"));
-    }
-    if group > MAX_GROUP {
-        let found = format!("{group} query heads that share a key head");
-        return Err(CudaError::unsupported(found, format!("a model with at most {MAX_GROUP}, or the CPU")));
     }
     Ok(())
 }

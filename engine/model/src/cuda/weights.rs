@@ -11,6 +11,9 @@ use crate::backend::{Experts, FeedForward, Gated, Layer};
 use crate::packed::Float8;
 use crate::weights::Head;
 
+/// Makes one matrix of tensors of one input: [`Matrix::stack`], or [`Matrix::stack_types`].
+type Stack = fn(&Device, &Pool, usize, &[(WeightType, usize, &[u8])]) -> Result<Matrix, LoadError>;
+
 /// What is right where an order is not.
 const RIGHT_ORDER: &str = "a checkpoint without desc_act, or the CPU";
 
@@ -169,7 +172,7 @@ impl Loader<'_> {
         };
         Ok(LayerWeights {
             attention_norm: self.vector(&layer.attention_norm)?,
-            qkv: self.stack(&[&query, &key, &value]).map_err(named("query, key and value"))?,
+            qkv: self.stack(&[&query, &key, &value], Matrix::stack_types).map_err(named("query, key and value"))?,
             biases,
             head_norms,
             rotary: layer.rotary,
@@ -183,7 +186,10 @@ impl Loader<'_> {
 
     fn feed_forward(&self, layer: usize, block: &FeedForward<FilePacker<'_>>) -> Result<FeedForwardWeights, CudaError> {
         let Experts { router, experts, shared } = match block {
-            FeedForward::Dense(gated) => return Ok(FeedForwardWeights::Dense(Box::new(self.gated(layer, [gated])?))),
+            FeedForward::Dense(gated) => {
+                let gated = self.gated(layer, [gated], Matrix::stack_types)?;
+                return Ok(FeedForwardWeights::Dense(Box::new(gated)));
+            }
             FeedForward::Experts(experts) => experts,
         };
         let of_experts = experts.iter().flat_map(|Gated { gate, up, down }| [gate, up, down]);
@@ -195,8 +201,8 @@ impl Loader<'_> {
         let rows: Vec<_> = rows.into_iter().chain(shared.iter().map(|_| (WeightType::F32, 1, &gate[..]))).collect();
         let router = Matrix::stack(self.device, self.pool, router.cols, &rows)
             .map_err(|source| CudaError::Weights { name: "router", layer, source })?;
-        let shared = shared.as_ref().map(|shared| self.gated(layer, [&shared.gated])).transpose()?;
-        let gated = self.gated(layer, experts)?;
+        let shared = shared.as_ref().map(|shared| self.gated(layer, [&shared.gated], Matrix::stack_types));
+        let (shared, gated) = (shared.transpose()?, self.gated(layer, experts, Matrix::stack)?);
         Ok(FeedForwardWeights::Experts(Box::new(ExpertWeights { router, gated, shared })))
     }
 
@@ -205,6 +211,7 @@ impl Loader<'_> {
         &self,
         layer: usize,
         blocks: impl IntoIterator<Item = &'m Gated<FilePacker<'p>>>,
+        stack: Stack,
     ) -> Result<GatedWeights, CudaError> {
         let named = |name: &'static str| move |source| CudaError::Weights { name, layer, source };
         let (gates_and_ups, downs): (Vec<_>, Vec<_>) =
@@ -212,8 +219,8 @@ impl Loader<'_> {
         let gates_and_ups = gates_and_ups.concat();
         check_shared_order("gate and up", &gates_and_ups)?;
         Ok(GatedWeights {
-            gate_up: self.stack(&gates_and_ups).map_err(named("gate and up"))?,
-            down: self.stack(&downs).map_err(named("down"))?,
+            gate_up: self.stack(&gates_and_ups, stack).map_err(named("gate and up"))?,
+            down: self.stack(&downs, stack).map_err(named("down"))?,
         })
     }
 
@@ -250,18 +257,18 @@ impl Loader<'_> {
     }
 
     fn matrix(&self, file: &FileMatrix) -> Result<Matrix, LoadError> {
-        self.stack(&[file])
+        self.stack(&[file], Matrix::stack)
     }
 
     /// Matrices of the same input, in the same order of columns, as one: outputs after outputs.
-    fn stack(&self, files: &[&FileMatrix]) -> Result<Matrix, LoadError> {
+    fn stack(&self, files: &[&FileMatrix], stack: Stack) -> Result<Matrix, LoadError> {
         if let Some(float8) = self.stack_float8(files) {
             return float8;
         }
         let typed: Vec<_> = files.iter().map(|file| file.typed()).collect();
         let tensors: Vec<_> =
             typed.iter().zip(files).map(|((kind, bytes), file)| (*kind, file.rows, &bytes[..])).collect();
-        let stacked = Matrix::stack(self.device, self.pool, files[0].cols, &tensors)?;
+        let stacked = stack(self.device, self.pool, files[0].cols, &tensors)?;
         match &files[0].order {
             None => Ok(stacked),
             Some(order) => stacked.ordered(self.device, order),

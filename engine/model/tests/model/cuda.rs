@@ -115,7 +115,15 @@ pub fn most_regret(cpu: &mut dyn Executor, prompt: &[u32], answer: &[u32]) -> f3
 /// say decides. Where the CPU's first two choices are as near as bf16 activations are coarse, either may be taken.
 #[test]
 fn a_models_greedy_tokens_are_the_cpus() {
-    for kind in [WeightType::BF16, WeightType::Q4_1, WeightType::Q8_0, WeightType::Q4K, WeightType::Q6K] {
+    for kind in [
+        WeightType::BF16,
+        WeightType::Q4_1,
+        WeightType::Q8_0,
+        WeightType::Q4K,
+        WeightType::Q5K,
+        WeightType::Q6K,
+        WeightType::Q3K,
+    ] {
         let checkpoint = checkpoint(Tiny { tied: false, ..tiny(kind) });
         let mut gpu = executor(&checkpoint, Replay::Graphs);
         let jobs = jobs(&Sampling::GREEDY);
@@ -127,6 +135,29 @@ fn a_models_greedy_tokens_are_the_cpus() {
         }
         assert!(gpu.decoder().graphs() > 0);
     }
+}
+
+/// More than a product of decoding has rows.
+#[test]
+fn many_query_heads_that_share_a_key_head_give_the_cpus_tokens() {
+    let many = Tiny { heads: 32, kv_heads: 1, rope_dims: 8, tied: false, ..tiny(WeightType::BF16) };
+    agrees_with_the_cpu("32 heads", &checkpoint(many), &options(), APART);
+}
+
+/// A layer's query and key in 4 bits, its value and what goes down in 6: a product of its own for each, none of them in bf16.
+#[test]
+fn a_layer_of_several_types_gives_the_cpus_tokens() {
+    let mixed = Tiny { wider: Some(WeightType::Q6K), tied: false, ..tiny(WeightType::Q4K) };
+    let checkpoint = checkpoint(mixed);
+    agrees_with_the_cpu("Q4_K with Q6_K", &checkpoint, &options(), APART);
+    let driver = driver();
+    let mut executor = loaded(&checkpoint, &driver.device(), Replay::Eager).executor;
+    step(&mut executor, plan(vec![row(InputToken::Known(1), 0)]));
+    let issued = driver.issued();
+    let kernels = [Kernel::LinearQ4KT8, Kernel::LinearQ6KT8, Kernel::LinearBf16T8];
+    let found = kernels.map(|kernel| issued.iter().filter(|work| **work == Issued::Launch(kernel)).count());
+    // Query and key, what attention gives, gate and up in each layer, and the head.
+    assert_eq!(found, [2 * 3 + 1, 2 * 2, 0]);
 }
 
 /// A step with more tokens of prompts than a block of these products has, by warpgroups and where a chip has none; nothing of it
@@ -649,8 +680,6 @@ fn what_the_kernels_do_not_compute_is_refused_by_name() {
         refusal(&options(), small),
         "a head of 4 values is not there on CUDA yet: use a model with heads of a multiple of 8 up to 256, or the CPU"
     );
-    let many = Tiny { heads: 32, kv_heads: 1, rope_dims: 8, ..tiny(WeightType::BF16) };
-    assert!(refusal(&options(), many).contains("32 query heads that share a key head"));
     let experts = json!({"num_local_experts": 40, "num_experts_per_tok": 33, "intermediate_size": 32});
     let experts = family("mixtral", false, experts);
     let refused = CudaModel::load(&experts, &options(), slice::from_ref(&device)).map(drop).unwrap_err().to_string();

@@ -8,6 +8,7 @@ mod common;
 mod cuda;
 mod cuda_nodes;
 mod cuda_ranks;
+mod cuda_sharing;
 mod cuda_split;
 mod determinism;
 mod encoders;

@@ -6,12 +6,12 @@ use windlass_kernels::cuda::{Device, Memory, Stream};
 use crate::common::{Random, SEEDS, ampere, device, poisoned, relative_error};
 
 /// Sequences in pages, with queries at the end of each.
-struct Scene {
-    shape: AttentionShape,
+pub struct Scene {
+    pub shape: AttentionShape,
     /// Keys, and of those new ones with queries.
-    sequences: Vec<(usize, usize)>,
-    max_pages: usize,
-    tables: Vec<u32>,
+    pub sequences: Vec<(usize, usize)>,
+    pub max_pages: usize,
+    pub tables: Vec<u32>,
     pages: Vec<bf16>,
     query: Vec<bf16>,
     /// The pages as codes, and the scale of each token and head, where they are in bytes.
@@ -34,7 +34,7 @@ impl Cache {
 }
 
 impl Scene {
-    fn new(random: &mut Random, shape: AttentionShape, sequences: &[(usize, usize)]) -> Scene {
+    pub fn new(random: &mut Random, shape: AttentionShape, sequences: &[(usize, usize)]) -> Scene {
         let max_pages = sequences.iter().map(|(keys, _)| keys.div_ceil(64)).max().unwrap() + 1;
         let count = sequences.len() * max_pages + 1;
         // Pages in random order; page 0 and what lies behind a sequence's end hold NaNs, which nobody may see.
@@ -62,7 +62,7 @@ impl Scene {
 
     /// The same with pages in bytes, whose values times scales become the pages that the reference reads. What is nobody's
     /// has a scale that is no number.
-    fn in_bytes(mut self, random: &mut Random, code: EightBits) -> Scene {
+    pub fn in_bytes(mut self, random: &mut Random, code: EightBits) -> Scene {
         let dim = self.shape.heads.dim;
         let (mut codes, mut scales) = (vec![0x7f; self.pages.len()], vec![f32::NAN; self.pages.len() / dim]);
         for ((row, codes), scale) in self.pages.chunks_mut(dim).zip(codes.chunks_mut(dim)).zip(&mut scales) {
@@ -98,7 +98,7 @@ impl Scene {
         &self.pages[row * dim..][..dim]
     }
 
-    fn reference(&self) -> Vec<f64> {
+    pub fn reference(&self) -> Vec<f64> {
         let Heads { heads, kv_heads, dim } = self.shape.heads;
         let mut out = Vec::new();
         let mut queries = self.query.chunks(dim);
@@ -132,13 +132,18 @@ impl Scene {
     }
 
     fn decode(&self, device: &Device, stream: &Stream, splits: usize) -> Vec<bf16> {
+        self.decode_sharing(device, stream, splits, &vec![0; self.sequences.len()])
+    }
+
+    /// The same where each sequence has so many leading splits in common with the one before.
+    pub fn decode_sharing(&self, device: &Device, stream: &Stream, splits: usize, common: &[u32]) -> Vec<bf16> {
         let rows = self.sequences.len();
         let Heads { heads, dim, .. } = self.shape.heads;
         let lengths: Vec<u32> = self.sequences.iter().map(|&(keys, _)| keys as u32).collect();
         let tokens: Vec<u32> = (0..rows as u32).collect();
         let (tables, lengths) = (device.upload(&self.tables).unwrap(), device.upload(&lengths).unwrap());
         let (tokens, query) = (device.upload(&tokens).unwrap(), device.upload(&self.query).unwrap());
-        let cache = self.cache(device);
+        let (common, cache) = (device.upload(common).unwrap(), self.cache(device));
         let mut partial: Memory<f32> = poisoned(device, rows * heads * splits * dim);
         let mut partial_log: Memory<f32> = poisoned(device, rows * heads * splits);
         let mut out = poisoned::<bf16>(device, self.query.len());
@@ -146,6 +151,7 @@ impl Scene {
             tables: tables.slice(0..rows * self.max_pages),
             lengths: lengths.view(),
             tokens: tokens.view(),
+            common: common.view(),
             splits,
         };
         let work = DecodeWork { partial: partial.view_mut(), partial_log: partial_log.view_mut() };
@@ -178,7 +184,7 @@ impl Scene {
     }
 }
 
-fn shape(heads: usize, kv_heads: usize, dim: usize) -> AttentionShape {
+pub fn shape(heads: usize, kv_heads: usize, dim: usize) -> AttentionShape {
     let scale = 1.0 / (dim as f32).sqrt();
     AttentionShape { heads: Heads { heads, kv_heads, dim }, scale, window: 0, cap: 0.0 }
 }
@@ -191,6 +197,8 @@ fn decoding_matches_the_reference_over_any_splits() {
         (shape(4, 4, 32), vec![300, 17]),
         (shape(16, 1, 96), vec![131]),
         (shape(8, 2, 128), vec![257, 640]),
+        (shape(40, 2, 32), vec![130, 5]),
+        (shape(35, 1, 64), vec![70]),
         (shape(2, 1, 64), vec![2049, 3]),
         (shape(4, 2, 8), vec![66]),
         (shape(3, 3, 80), vec![130]),
@@ -223,6 +231,7 @@ fn prefill_matches_the_reference_at_any_cut() {
         (shape(2, 2, 32), vec![(130, 70), (64, 64)]),
         (shape(2, 1, 96), vec![(100, 1)]),
         (shape(4, 1, 128), vec![(200, 20)]),
+        (shape(40, 2, 64), vec![(70, 5)]),
         (shape(2, 1, 16), vec![(70, 66)]),
         (shape(3, 1, 80), vec![(100, 37)]),
         (shape(2, 2, 120), vec![(33, 33)]),

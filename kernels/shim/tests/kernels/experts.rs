@@ -1,6 +1,6 @@
 use half::{bf16, f16};
 use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Gate, Mixture, Routes};
-use windlass_kernels::cuda::weights::{EightBits, Group, Int4, Int8, Matrix};
+use windlass_kernels::cuda::weights::{EightBits, Group, Int4, Int8, Matrix, Superblock, Superblocks};
 use windlass_kernels::cuda::{Device, Stream};
 
 use crate::common::{Random, SEEDS, device, poisoned, relative_error};
@@ -14,10 +14,16 @@ enum Layout {
     Bf16,
     Int4,
     Int8Groups,
+    Q6K,
     E4m3,
 }
 
 impl Layout {
+    /// Values of a token, and of an expert's inner layer.
+    fn widths(self) -> (usize, usize) {
+        if matches!(self, Layout::Q6K) { (256, 512) } else { (64, 96) }
+    }
+
     fn weights(self, device: &Device, random: &mut Random, rows: usize, cols: usize) -> Weights {
         match self {
             Layout::Bf16 => {
@@ -35,6 +41,11 @@ impl Layout {
             Layout::Int8Groups => {
                 let int8 = Int8::read(rows, cols, &crate::linear::q8_0(random, rows, cols)).unwrap();
                 (Matrix::int8(device, &int8).unwrap(), Box::new(move |row, col| int8.value(row, col)))
+            }
+            Layout::Q6K => {
+                let bytes = crate::linear::superblocks(random, Superblock::Q6K, rows, cols);
+                let q6k = Superblocks::read(Superblock::Q6K, rows, cols, &bytes).unwrap();
+                (Matrix::superblocks(device, &q6k).unwrap(), Box::new(move |row, col| q6k.value(row, col)))
             }
             Layout::E4m3 => {
                 let codes: Vec<u8> = (0..rows * cols).map(|_| random.below(0x7f) as u8).collect();
@@ -64,7 +75,7 @@ struct Scene {
 
 impl Scene {
     fn new(device: &Device, random: &mut Random, mixture: Mixture, layout: Layout, tokens: usize) -> Scene {
-        let (hidden, wide) = (64, 96);
+        let (hidden, wide) = layout.widths();
         // Few different scores: the first of equals is chosen.
         let scores = (0..tokens * mixture.scores()).map(|_| random.below(9) as f32 / 2.0 - 2.0).collect();
         Scene {
@@ -160,6 +171,7 @@ fn mixtures_of_experts_match_the_reference() {
         (mixture(4, 4, true, true), Layout::Int8Groups, 19),
         (mixture(3, 1, false, false), Layout::E4m3, 70),
         (mixture(130, 8, false, true), Layout::Int8Groups, 5),
+        (mixture(4, 2, false, true), Layout::Q6K, 11),
         (part(mixture(8, 2, false, true), 3, 3), Layout::Bf16, 45),
         (part(mixture(60, 4, true, false), 53, 7), Layout::Int4, 7),
         (part(mixture(5, 5, true, true), 0, 1), Layout::E4m3, 70),

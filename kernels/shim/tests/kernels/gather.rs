@@ -1,6 +1,6 @@
 use half::{bf16, f16};
 use windlass_kernels::cuda::ops;
-use windlass_kernels::cuda::weights::{EightBits, Group, Int4, Int8, Matrix};
+use windlass_kernels::cuda::weights::{EightBits, Group, Int4, Int8, Matrix, Superblock, Superblocks};
 
 use crate::common::{Random, device, poisoned};
 
@@ -35,6 +35,7 @@ fn tokens_are_embedded_from_any_table() {
     let tokens = device.upload(&INDICES).unwrap();
     let cols = 608;
     let check = |matrix: &Matrix, value: &dyn Fn(usize, usize) -> f32, what: &str| {
+        let cols = matrix.cols();
         let mut out = poisoned::<f32>(&device, INDICES.len() * cols);
         ops::embed(&stream, tokens.view(), matrix, 0, FACTOR, out.view_mut()).unwrap();
         let (found, exact) = (out.read(&stream).unwrap(), picked(cols, |row, col| value(row, col) * FACTOR));
@@ -60,6 +61,12 @@ fn tokens_are_embedded_from_any_table() {
     }
     let int8 = Int8::read(ROWS, cols, &crate::linear::q8_0(&mut random, ROWS, cols)).unwrap();
     check(&Matrix::int8(&device, &int8).unwrap(), &|row, col| int8.value(row, col) as f32, "Q8_0");
+    for kind in [Superblock::Q4K, Superblock::Q5K, Superblock::Q6K] {
+        let bytes = crate::linear::superblocks(&mut random, kind, ROWS, 768);
+        let superblocks = Superblocks::read(kind, ROWS, 768, &bytes).unwrap();
+        let matrix = Matrix::superblocks(&device, &superblocks).unwrap();
+        check(&matrix, &|row, col| superblocks.value(row, col) as f32, &format!("{kind:?}"));
+    }
     let codes: Vec<u8> = (0..ROWS * cols).map(|_| random.below(0x7f) as u8).collect();
     let scales = random.values(ROWS * cols.div_ceil(128), 1.0);
     let scale = |row: usize, col: usize| scales[row * cols.div_ceil(128) + col / 128];

@@ -1,6 +1,6 @@
 use half::{bf16, f16};
 use windlass_kernels::cuda::ops::{self, Output};
-use windlass_kernels::cuda::weights::{EightBits, Group, Int4, Int8, LoadError, Matrix};
+use windlass_kernels::cuda::weights::{EightBits, Group, Int4, Int8, LoadError, Matrix, Superblock, Superblocks};
 use windlass_kernels::cuda::{Device, Stream};
 use windlass_kernels::{PackedMatrix, Pool, WeightType};
 
@@ -168,6 +168,42 @@ pub fn q8_0(random: &mut Random, rows: usize, cols: usize) -> Vec<u8> {
     (0..rows * cols / 32).flat_map(|_| block(random)).collect()
 }
 
+/// A file tensor of Q4_K, Q5_K or Q6_K.
+pub fn superblocks(random: &mut Random, kind: Superblock, rows: usize, cols: usize) -> Vec<u8> {
+    let (bytes, factors): (usize, &[usize]) = match kind {
+        Superblock::Q4K => (144, &[0, 2]),
+        Superblock::Q5K => (176, &[0, 2]),
+        Superblock::Q6K => (210, &[208]),
+    };
+    let block = |random: &mut Random| {
+        let mut block: Vec<u8> = (0..bytes).map(|_| random.next() as u8).collect();
+        for &at in factors {
+            block[at..at + 2].copy_from_slice(&f16::from_f32(random.value(0.01)).to_le_bytes());
+        }
+        block
+    };
+    (0..rows * cols / 256).flat_map(|_| block(random)).collect()
+}
+
+#[test]
+fn products_with_superblocks_match_the_reference() {
+    let mut random = Random::new(21);
+    for kind in [Superblock::Q4K, Superblock::Q5K, Superblock::Q6K] {
+        for (tokens, rows, cols) in [(1, 16, 256), (4, 35, 1280), (11, 16, 2304), (30, 17, 512), (65, 16, 768)] {
+            let (device, stream) = device(tokens as u64);
+            let bytes = superblocks(&mut random, kind, rows, cols);
+            let superblocks = Superblocks::read(kind, rows, cols, &bytes).unwrap();
+            let input = random.halves(tokens * cols, 2.0);
+            let exact = reference(rows, cols, |row, col| superblocks.value(row, col), &input);
+            let matrix = Matrix::superblocks(&device, &superblocks).unwrap();
+            check(&device, &stream, &matrix, &input, &exact, &format!("{kind:?}, {tokens} x {rows} x {cols}"));
+            // The file's 4.5, 5.5 and 6.5625 bits, and of its last 16 rows those that there are not.
+            let whole = bytes.len() / rows * rows.next_multiple_of(16);
+            assert!((whole..=whole * 103 / 100).contains(&matrix.bytes()), "{kind:?}: {} of {whole}", matrix.bytes());
+        }
+    }
+}
+
 #[test]
 fn products_of_many_tokens_match_the_reference() {
     let mut random = Random::new(16);
@@ -209,20 +245,31 @@ fn a_token_gives_the_same_in_any_batch() {
         )
         .unwrap(),
     ];
+    for matrix in &matrices {
+        gives_a_token_the_same_in_any_batch(&device, &stream, matrix, &mut random);
+    }
+    for kind in [Superblock::Q4K, Superblock::Q5K, Superblock::Q6K] {
+        let (rows, cols) = (24, 2560);
+        let matrix = Superblocks::read(kind, rows, cols, &superblocks(&mut random, kind, rows, cols)).unwrap();
+        let matrix = Matrix::superblocks(&device, &matrix).unwrap();
+        gives_a_token_the_same_in_any_batch(&device, &stream, &matrix, &mut random);
+    }
+}
+
+fn gives_a_token_the_same_in_any_batch(device: &Device, stream: &Stream, matrix: &Matrix, random: &mut Random) {
+    let (rows, cols) = (matrix.rows(), matrix.cols());
     let input = random.halves(70 * cols, 2.0);
     let tokens = device.upload(&input).unwrap();
-    for matrix in &matrices {
-        let product = |first: usize, count: usize| {
-            let mut out = poisoned::<f32>(&device, count * rows);
-            let input = tokens.slice(first * cols..(first + count) * cols);
-            ops::linear(&stream, matrix, input, Output::F32(out.view_mut())).unwrap();
-            out.read(&stream).unwrap()
-        };
-        let alone = product(37, 1);
-        for (first, count) in [(37, 5), (30, 8), (25, 13), (20, 30), (0, 70)] {
-            let at = (37 - first) * rows;
-            assert_eq!(product(first, count)[at..at + rows], alone, "{count} tokens from {first}");
-        }
+    let product = |first: usize, count: usize| {
+        let mut out = poisoned::<f32>(device, count * rows);
+        let input = tokens.slice(first * cols..(first + count) * cols);
+        ops::linear(stream, matrix, input, Output::F32(out.view_mut())).unwrap();
+        out.read(stream).unwrap()
+    };
+    let alone = product(37, 1);
+    for (first, count) in [(37, 5), (30, 8), (25, 13), (20, 30), (0, 70)] {
+        let at = (37 - first) * rows;
+        assert_eq!(product(first, count)[at..at + rows], alone, "{count} tokens from {first}");
     }
 }
 
@@ -231,7 +278,7 @@ fn files_of_four_bits_are_read_as_they_are() {
     let mut random = Random::new(7);
     let pool = Pool::new(1).unwrap();
     let (rows, cols) = (3, 512);
-    for kind in [WeightType::Q4_0, WeightType::Q4_1, WeightType::Q4K, WeightType::I4G64, WeightType::I4G128] {
+    for kind in [WeightType::Q4_0, WeightType::Q4_1, WeightType::I4G64, WeightType::I4G128] {
         let blocks = rows * cols / kind.block_elements();
         let mut bytes = Vec::new();
         for _ in 0..blocks {
@@ -241,17 +288,39 @@ fn files_of_four_bits_are_read_as_they_are() {
             bytes.extend(block);
         }
         let int4 = Int4::read(kind, rows, cols, &bytes).unwrap().unwrap();
-        let packed = PackedMatrix::pack(&pool, kind, rows, cols, &bytes).unwrap();
-        let (mut exact, mut row) = (Vec::new(), vec![0.0; cols]);
-        for index in 0..rows {
-            packed.dequantize_row(index, &mut row);
-            exact.extend(row.iter().map(|&value| f64::from(value)));
-        }
+        let exact = on_the_cpu(&pool, kind, [rows, cols], &bytes);
         let found: Vec<f64> = (0..rows * cols).map(|i| int4.value(i / cols, i % cols)).collect();
-        // Q4_K's scales are products, which are rounded to f16; all others are in the file.
-        let bound = if kind == WeightType::Q4K { 1e-3 } else { 1e-7 };
         let error = relative_error(&found, &exact);
-        assert!(error <= bound, "{}: {error}", kind.name());
+        assert!(error <= 1e-7, "{}: {error}", kind.name());
+    }
+}
+
+/// A file tensor's values as the CPU's kernels have them.
+fn on_the_cpu(pool: &Pool, kind: WeightType, [rows, cols]: [usize; 2], bytes: &[u8]) -> Vec<f64> {
+    let packed = PackedMatrix::pack(pool, kind, rows, cols, bytes).unwrap();
+    let (mut exact, mut row) = (Vec::new(), vec![0.0; cols]);
+    for index in 0..rows {
+        packed.dequantize_row(index, &mut row);
+        exact.extend(row.iter().map(|&value| f64::from(value)));
+    }
+    exact
+}
+
+#[test]
+fn files_of_superblocks_are_read_as_they_are() {
+    let mut random = Random::new(9);
+    let pool = Pool::new(1).unwrap();
+    let (rows, cols) = (3, 512);
+    for (kind, weight_type) in
+        [(Superblock::Q4K, WeightType::Q4K), (Superblock::Q5K, WeightType::Q5K), (Superblock::Q6K, WeightType::Q6K)]
+    {
+        let bytes = superblocks(&mut random, kind, rows, cols);
+        let read = Superblocks::read(kind, rows, cols, &bytes).unwrap();
+        let found: Vec<f64> = (0..rows * cols).map(|i| read.value(i / cols, i % cols)).collect();
+        let error = relative_error(&found, &on_the_cpu(&pool, weight_type, [rows, cols], &bytes));
+        assert!(error <= 1e-6, "{kind:?}: {error}");
+        assert!(Superblocks::read(kind, rows, cols, &bytes[1..]).is_err());
+        assert!(Superblocks::read(kind, 2 * rows, cols / 2 + 128, &bytes).is_err());
     }
 }
 
@@ -281,6 +350,34 @@ fn any_file_type_becomes_a_matrix() {
         let exact = reference(rows, cols, |row, col| values[row * cols + col].into(), &input);
         let error = relative_error(&out.read(&stream).unwrap(), &exact);
         assert!(error <= 6e-3, "{}: {error}", kind.name());
+    }
+}
+
+/// What neighbours of one type, or of several, give is what each gives, side by side.
+#[test]
+fn matrices_of_several_types_are_multiplied_as_one() {
+    let mut random = Random::new(22);
+    let pool = Pool::new(1).unwrap();
+    let (device, stream) = device(3);
+    let cols = 512;
+    let q8_0 = |random: &mut Random, rows: usize| (WeightType::Q8_0, rows, q8_0(random, rows, cols));
+    let q6k = |random: &mut Random, rows| (WeightType::Q6K, rows, superblocks(random, Superblock::Q6K, rows, cols));
+    for (tokens, tensors, stays) in [
+        (1, vec![q8_0(&mut random, 24), q8_0(&mut random, 16), q6k(&mut random, 40)], true),
+        (5, vec![q6k(&mut random, 8), q8_0(&mut random, 17 + 7), q6k(&mut random, 16)], true),
+        (70, vec![q6k(&mut random, 16), q8_0(&mut random, 64)], true),
+        (3, vec![q8_0(&mut random, 20), q6k(&mut random, 16)], false),
+    ] {
+        let views: Vec<_> = tensors.iter().map(|(kind, rows, bytes)| (*kind, *rows, &bytes[..])).collect();
+        let matrix = Matrix::stack_types(&device, &pool, cols, &views).unwrap();
+        let exact: Vec<f64> =
+            views.iter().flat_map(|&(kind, rows, bytes)| on_the_cpu(&pool, kind, [rows, cols], bytes)).collect();
+        assert_eq!((matrix.rows(), matrix.bytes() < 2 * exact.len()), (exact.len() / cols, stays));
+        if stays {
+            let input = random.halves(tokens * cols, 2.0);
+            let exact = reference(matrix.rows(), cols, |row, col| exact[row * cols + col], &input);
+            check(&device, &stream, &matrix, &input, &exact, &format!("{tokens} tokens"));
+        }
     }
 }
 

@@ -17,6 +17,7 @@ mod norm;
 mod reduce;
 mod rules;
 mod sample;
+mod sharing;
 mod step;
 mod table;
 mod w8a8;

@@ -14,8 +14,8 @@ use crate::cuda::{DeviceFacts, DriverError, Kernel, Stream, View, ViewMut};
 pub const PREFILL_TILE_ROWS: usize = 2 * PREFILL_BLOCK_ROWS;
 /// Rows that a block of `attention.cu` takes.
 const PREFILL_BLOCK_ROWS: usize = 64;
-/// Most query heads that share a key head when decoding: the rows of one product.
-pub const MAX_GROUP: usize = 16;
+/// Query heads that a block takes when decoding: the rows of one product.
+pub(super) const DECODE_ROWS: usize = 16;
 
 /// What attention computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,6 +55,9 @@ pub struct DecodeRows<'a> {
     pub lengths: View<'a, u32>,
     /// Which of the step's tokens is each row's.
     pub tokens: View<'a, u32>,
+    /// Leading splits whose pages are those of the row before: [`shared_splits`](super::shared_splits). They are read once for
+    /// both.
+    pub common: View<'a, u32>,
     /// Splits that there is room for: [`splits`] of the longest sequence.
     pub splits: usize,
 }
@@ -83,7 +86,7 @@ impl AttentionShape {
 /// `out = softmax(query · keysᵀ · scale) · values` of one token of each row.
 ///
 /// # Panics
-/// When the lengths do not match, more than [`MAX_GROUP`] heads share a key head, or pages do not hold such heads.
+/// When the lengths do not match, or pages do not hold such heads.
 pub fn attention_decode(
     stream: &Stream,
     shape: &AttentionShape,
@@ -96,18 +99,21 @@ pub fn attention_decode(
     let Heads { heads, kv_heads, dim } = shape.heads;
     let (count, splits) = (rows.lengths.len(), rows.splits);
     let group = shape.check(query.len(), out.len());
-    assert!(group <= MAX_GROUP, "{group} heads share a key head; at most {MAX_GROUP} do");
     assert!(count > 0 && rows.tokens.len() == count && rows.tables.len().is_multiple_of(count), "a table for each row");
+    assert_eq!(rows.common.len(), count, "what each row has in common");
     assert!(splits > 0 && work.partial.len() >= count * heads * splits * dim, "room for {splits} splits");
     assert!(work.partial_log.len() >= count * heads * splits, "room for {splits} splits");
     let kernel = kernel(&DECODE, dim, pages);
     let [pages, scales] = pages.arguments(shape.heads);
-    let launch = Launch::new(kernel, [word(count), word(kv_heads), word(splits)]).shared(kernel.spec().shared_bytes);
+    let grid = [word(count), word(kv_heads * group.div_ceil(DECODE_ROWS)), word(splits)];
+    let launch = Launch::new(kernel, grid).shared(kernel.spec().shared_bytes);
     let launch = launch.with(query).with(pages).with(scales).with(rows.tables).with(rows.lengths).with(rows.tokens);
-    let launch = launch.with(out.reborrow()).with(work.partial.reborrow()).with(work.partial_log.reborrow());
+    let launch =
+        launch.with(rows.common).with(out.reborrow()).with(work.partial.reborrow()).with(work.partial_log.reborrow());
     let launch = launch.with(word(heads)).with(word(kv_heads)).with(word(dim)).with(word(rows.tables.len() / count));
     let launch = launch.with(word(splits)).with(shape.scale).with(shape.window).with(shape.cap);
-    // SAFETY: blocks read pages of their row's table and write their row; what tables name is the caller's promise.
+    // SAFETY: blocks read pages of their row's table and write that row and those behind it that are there; what tables name is
+    // the caller's promise.
     unsafe { stream.launch(&launch) }?;
     if splits == 1 {
         return Ok(());

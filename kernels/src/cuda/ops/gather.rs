@@ -4,14 +4,14 @@ use half::bf16;
 
 use super::word;
 use crate::cuda::launch::Launch;
-use crate::cuda::weights::{EightBits, Matrix, Values};
+use crate::cuda::weights::{EightBits, Matrix, Superblock, Values};
 use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
 
 /// `out[t] = table[tokens[t] - first] · factor`: the table's rows are those of tokens from `first` on. A token outside the
 /// table gives zeros.
 ///
 /// # Panics
-/// When the lengths do not match, or the table's columns have an order of their own.
+/// When the lengths do not match, the table's columns have an order of their own, or it is of several types.
 pub fn embed(
     stream: &Stream,
     tokens: View<'_, u32>,
@@ -28,11 +28,20 @@ pub fn embed(
         Values::Bf16(values) => new(Kernel::EmbedBf16).with(values.view()),
         Values::Int4 { codes, scales, .. } => new(Kernel::EmbedInt4).with(codes.view()).with(scales.view()),
         Values::Int8 { codes, scales } => new(Kernel::EmbedInt8G32).with(codes.view()).with(scales.view()),
+        Values::Superblocks { codes, scales, kind } => {
+            let kernel = match kind {
+                Superblock::Q4K => Kernel::EmbedQ4K,
+                Superblock::Q5K => Kernel::EmbedQ5K,
+                Superblock::Q6K => Kernel::EmbedQ6K,
+            };
+            new(kernel).with(codes.view()).with(scales.view())
+        }
         Values::Eight { codes, scales, .. } => new(Kernel::Embed8Bit).with(codes.view()).with(scales.view()),
+        Values::Parts(_) => panic!("a table of parts that are of different types"),
     };
     let launch = launch.with(out).with(word(cols)).with(word(rows)).with(word(first)).with(factor);
     let launch = match table.values() {
-        Values::Bf16(_) | Values::Int8 { .. } => launch,
+        Values::Bf16(_) | Values::Int8 { .. } | Values::Superblocks { .. } | Values::Parts(_) => launch,
         Values::Int4 { group, .. } => launch.with(word(group.cols())),
         Values::Eight { group, code, .. } => {
             launch.with(word((*group).min(cols))).with(u32::from(*code == EightBits::E4m3))

@@ -7,7 +7,7 @@ use super::gather::sort_columns;
 use super::word;
 use crate::cuda::launch::{Argument, Launch, TensorMap};
 use crate::cuda::table::{GEMM_HOPPER_SHARED_BYTES, GEMM_HOPPER_TILE, GEMM_SHARED_BYTES, HOPPER};
-use crate::cuda::weights::{EightBits, Group, Matrix, ROW_TILE, Values};
+use crate::cuda::weights::{EightBits, Group, Matrix, ROW_TILE, Superblock, Values};
 use crate::cuda::{DeviceFacts, DriverError, Kernel, Memory, Stream, View, ViewMut};
 
 /// Tokens, and rows, of a block of `gemm.cu`.
@@ -33,6 +33,16 @@ impl Output<'_> {
         match self {
             Output::Bf16(out) => out.len(),
             Output::F32(out) | Output::AddTo(out) => out.len(),
+        }
+    }
+
+    /// The same memory from value `first` on.
+    fn behind(&mut self, first: usize) -> Output<'_> {
+        let rest = first..self.len();
+        match self {
+            Output::Bf16(out) => Output::Bf16(out.reborrow().slice(rest)),
+            Output::F32(out) => Output::F32(out.reborrow().slice(rest)),
+            Output::AddTo(out) => Output::AddTo(out.reborrow().slice(rest)),
         }
     }
 
@@ -73,17 +83,25 @@ pub fn linear_ordered(
 }
 
 /// A product with an input in the order of the matrix's columns.
-fn linear_sorted(stream: &Stream, matrix: &Matrix, input: View<'_, bf16>, out: Output<'_>) -> Result<(), DriverError> {
+fn linear_sorted(
+    stream: &Stream,
+    matrix: &Matrix,
+    input: View<'_, bf16>,
+    mut out: Output<'_>,
+) -> Result<(), DriverError> {
     let (rows, cols) = (matrix.rows(), matrix.cols());
     assert!(!input.is_empty() && input.len().is_multiple_of(cols), "{} values are no tokens of {cols}", input.len());
     let tokens = input.len() / cols;
     assert_eq!(out.len(), tokens * rows, "{tokens} tokens of {rows} values");
-    let width = Width::for_tokens(tokens);
-    let grid = [word(rows.div_ceil(ROW_TILE)), word(tokens.div_ceil(width.tokens())), 1];
-    let whole = [Argument::none::<u32>(), Argument::none::<u32>()];
-    let launch = product(matrix, width, grid, input, whole, out, tokens, rows);
-    // SAFETY: blocks read whole rows of the matrix and of the tokens, and write rows and tokens that are there.
-    unsafe { stream.launch(&launch) }
+    let (width, whole, mut first) = (Width::for_tokens(tokens), [Argument::none::<u32>(); 2], 0);
+    for part in matrix.parts() {
+        let grid = [word(part.rows().div_ceil(ROW_TILE)), word(tokens.div_ceil(width.tokens())), 1];
+        let launch = product(part, width, grid, input, whole, (out.behind(first), rows), tokens, part.rows());
+        // SAFETY: blocks read whole rows of the matrix and of the tokens, and write rows and tokens that are there.
+        unsafe { stream.launch(&launch) }?;
+        first += part.rows();
+    }
+    Ok(())
 }
 
 /// What experts multiply.
@@ -124,12 +142,13 @@ pub fn linear_experts(
     };
     let grid = [word(rows / ROW_TILE), word(tile_count), 1];
     let parts = [tiles.into(), rows_of_input];
-    let launch = product(matrix, width, grid, values, parts, Output::Bf16(out), inputs, rows);
+    let launch = product(matrix, width, grid, values, parts, (Output::Bf16(out), rows), inputs, rows);
     // SAFETY: tiles name experts that there are and places of as many inputs, each place once.
     unsafe { stream.launch(&launch) }
 }
 
-/// The launch of a product with `rows` rows of the matrix. `parts` are its tiles and the rows of their input, or nothing.
+/// The launch of a product with `rows` rows of the matrix, whose results for a token lie so far behind those for the one before.
+/// `parts` are its tiles and the rows of their input, or nothing.
 #[allow(clippy::too_many_arguments)] // a kernel's
 fn product(
     matrix: &Matrix,
@@ -137,7 +156,7 @@ fn product(
     grid: [u32; 3],
     input: View<'_, bf16>,
     parts: [Argument; 2],
-    out: Output<'_>,
+    (out, stride): (Output<'_>, usize),
     tokens: usize,
     rows: usize,
 ) -> Launch {
@@ -151,13 +170,17 @@ fn product(
         Values::Int8 { codes, scales } => {
             (Launch::new(width.int8(), grid).with(codes.view()).with(scales.view()), None)
         }
+        Values::Superblocks { codes, scales, kind } => {
+            (Launch::new(width.superblocks(*kind), grid).with(codes.view()).with(scales.view()), None)
+        }
+        Values::Parts(_) => panic!("a product of parts that are of different types"),
         Values::Eight { codes, scales, group, code } => {
             let launch = Launch::new(width.eight_bits(*code), grid).with(codes.view()).with(scales.view());
             (launch, Some(word((*group).min(cols))))
         }
     };
     let launch = parts.into_iter().chain(out.arguments()).fold(launch.with(input), Launch::with);
-    let launch = launch.with(word(tokens)).with(word(rows)).with(word(cols));
+    let launch = launch.with(word(stride)).with(word(tokens)).with(word(rows)).with(word(cols));
     last.into_iter().fold(launch, Launch::with)
 }
 
@@ -249,6 +272,23 @@ impl Width {
             Width::T16 => Kernel::LinearInt8G32T16,
             Width::T32 => Kernel::LinearInt8G32T32,
             Width::T64 => Kernel::LinearInt8G32T64,
+        }
+    }
+
+    fn superblocks(self, kind: Superblock) -> Kernel {
+        match (kind, self) {
+            (Superblock::Q4K, Width::T8) => Kernel::LinearQ4KT8,
+            (Superblock::Q4K, Width::T16) => Kernel::LinearQ4KT16,
+            (Superblock::Q4K, Width::T32) => Kernel::LinearQ4KT32,
+            (Superblock::Q4K, Width::T64) => Kernel::LinearQ4KT64,
+            (Superblock::Q5K, Width::T8) => Kernel::LinearQ5KT8,
+            (Superblock::Q5K, Width::T16) => Kernel::LinearQ5KT16,
+            (Superblock::Q5K, Width::T32) => Kernel::LinearQ5KT32,
+            (Superblock::Q5K, Width::T64) => Kernel::LinearQ5KT64,
+            (Superblock::Q6K, Width::T8) => Kernel::LinearQ6KT8,
+            (Superblock::Q6K, Width::T16) => Kernel::LinearQ6KT16,
+            (Superblock::Q6K, Width::T32) => Kernel::LinearQ6KT32,
+            (Superblock::Q6K, Width::T64) => Kernel::LinearQ6KT64,
         }
     }
 

@@ -7,9 +7,6 @@ use crate::{ShapeError, WeightType};
 
 /// Columns whose codes are packed together.
 const PACK_COLS: usize = 64;
-/// Values of a superblock of Q4_K, and its bytes.
-const Q4K_VALUES: usize = 256;
-const Q4K_BYTES: usize = 144;
 
 /// Columns that share a scale and a minimum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +62,6 @@ impl Int4 {
             WeightType::Q4_1 | WeightType::I4G64 | WeightType::I4G128 => {
                 |block, out| out.push((half(block, 0), half(block, 2)), &block[4..])
             }
-            WeightType::Q4K => |block, out| out.push_q4k(block),
             _ => return None,
         };
         let group = match weight_type {
@@ -86,25 +82,6 @@ impl Int4 {
         for block in nibbles.chunks_exact(16) {
             self.codes.extend(block.iter().map(|pair| pair & 15));
             self.codes.extend(block.iter().map(|pair| pair >> 4));
-        }
-    }
-
-    /// A superblock of Q4_K: eight groups of 32, whose scales and minimums have 6 bits; value i is paired with i + 32.
-    fn push_q4k(&mut self, block: &[u8]) {
-        debug_assert_eq!(block.len(), Q4K_BYTES);
-        let (scale, minimum) = (half(block, 0).to_f32(), half(block, 2).to_f32());
-        let (sixes, nibbles) = (&block[4..16], &block[16..]);
-        for group in 0..Q4K_VALUES / 32 {
-            let (own_scale, own_minimum) = if group < 4 {
-                (sixes[group] & 63, sixes[group + 4] & 63)
-            } else {
-                let low = sixes[group + 4];
-                (low & 15 | sixes[group - 4] >> 6 << 4, low >> 4 | sixes[group] >> 6 << 4)
-            };
-            let product = |factor: f32, six: u8| f16::from_f32(factor * f32::from(six));
-            self.scales.push((product(scale, own_scale), product(-minimum, own_minimum)));
-            let pairs = &nibbles[32 * (group / 2)..][..32];
-            self.codes.extend(pairs.iter().map(|pair| if group % 2 == 0 { pair & 15 } else { pair >> 4 }));
         }
     }
 

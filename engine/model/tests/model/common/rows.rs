@@ -24,7 +24,9 @@ pub fn plan(rows: Vec<PlanRow>) -> StepPlan {
     StepPlan { rows, ..StepPlan::default() }
 }
 
-/// A block for each group of layers.
+/// Blocks for the longest sequence, or all there are, for each group of layers.
 pub fn tables(executor: &dyn Executor) -> Arc<[BlockId]> {
-    (0..executor.geometry().groups.count()).map(BlockId).collect()
+    let geometry = executor.geometry();
+    let (groups, longest) = (geometry.groups.count(), geometry.max_sequence_tokens.div_ceil(geometry.block_tokens));
+    (0..groups * longest.min(geometry.blocks / groups)).map(BlockId).collect()
 }

@@ -8,6 +8,8 @@ use windlass_kernels::WeightType;
 #[derive(Clone, Copy)]
 pub struct Tiny {
     pub kind: WeightType,
+    /// Of value and down, where it is another: as in files called Q4_K_M.
+    pub wider: Option<WeightType>,
     pub layers: u32,
     pub hidden: u64,
     pub feed_forward: u64,
@@ -24,6 +26,7 @@ impl Tiny {
     pub fn of(kind: WeightType) -> Tiny {
         Tiny {
             kind,
+            wider: None,
             layers: 2,
             hidden: 256,
             feed_forward: 512,
@@ -43,7 +46,7 @@ impl Tiny {
         let kv = head_dim * u64::from(self.kv_heads);
         let (hidden, feed_forward) = (self.hidden, self.feed_forward);
         let mut file = self.metadata();
-        file = self.matrix(file, "token_embd.weight", [hidden, self.vocabulary], &mut random);
+        file = matrix(file, self.kind, "token_embd.weight", [hidden, self.vocabulary], &mut random);
         for layer in 0..self.layers {
             let name = |part: &str| format!("blk.{layer}.{part}.weight");
             for (part, dims) in [
@@ -55,7 +58,8 @@ impl Tiny {
                 ("ffn_up", [hidden, feed_forward]),
                 ("ffn_down", [feed_forward, hidden]),
             ] {
-                file = self.matrix(file, &name(part), dims, &mut random);
+                let wider = self.wider.filter(|_| ["attn_v", "ffn_down"].contains(&part));
+                file = matrix(file, wider.unwrap_or(self.kind), &name(part), dims, &mut random);
             }
             for part in ["attn_norm", "ffn_norm"] {
                 file = file.tensor_f32(&name(part), &[hidden], &random.norm(hidden));
@@ -63,7 +67,7 @@ impl Tiny {
         }
         file = file.tensor_f32("output_norm.weight", &[hidden], &random.norm(hidden));
         if !self.tied {
-            file = self.matrix(file, "output.weight", [hidden, self.vocabulary], &mut random);
+            file = matrix(file, self.kind, "output.weight", [hidden, self.vocabulary], &mut random);
         }
         if self.rope_factors {
             let factors: Vec<f32> = (0..self.rope_dims / 2).map(|pair| 1.0 + pair as f32 / 4.0).collect();
@@ -85,14 +89,14 @@ impl Tiny {
             .f32("llama.rope.freq_base", 10_000.0)
             .f32("llama.attention.layer_norm_rms_epsilon", 1e-5)
     }
+}
 
-    fn matrix(&self, file: GgufBuilder, name: &str, dims: [u64; 2], random: &mut Random) -> GgufBuilder {
-        let blocks = dims[0] * dims[1] / self.kind.block_elements() as u64;
-        // The sum of products over a row then is of the order of its inputs.
-        let scale = 1.0 / (dims[0] as f32).sqrt();
-        let data: Vec<u8> = (0..blocks).flat_map(|_| random.block(self.kind, scale)).collect();
-        file.tensor(name, &dims, type_id(self.kind), &data)
-    }
+fn matrix(file: GgufBuilder, kind: WeightType, name: &str, dims: [u64; 2], random: &mut Random) -> GgufBuilder {
+    let blocks = dims[0] * dims[1] / kind.block_elements() as u64;
+    // The sum of products over a row then is of the order of its inputs.
+    let scale = 1.0 / (dims[0] as f32).sqrt();
+    let data: Vec<u8> = (0..blocks).flat_map(|_| random.block(kind, scale)).collect();
+    file.tensor(name, &dims, type_id(kind), &data)
 }
 
 /// The type's number in a file.
