@@ -148,7 +148,7 @@ mod tests {
         let sample = |i: u32| {
             let (prompt, generated) = (f64::from(i % 8) * 500.0, f64::from(i / 8) * 50.0);
             let inter_token_seconds = 0.012 / (1.0 - prompt_seconds * prompt - 2e-4 * generated);
-            Sample { observations: 50, inter_token_seconds, prompt, generated }
+            Sample { at: now, observations: 50, inter_token_seconds, prompt, generated }
         };
         memory.speed.learn((0..40).map(sample), now);
         memory

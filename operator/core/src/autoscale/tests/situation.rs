@@ -222,9 +222,10 @@ pub fn known_speed() -> Speed {
     let mut speed = Speed::default();
     let sample = |load: u32| {
         let prompt = f64::from(load) * 1000.0;
-        Sample { observations: 50, inter_token_seconds: 0.01 / (1.0 - 1e-4 * prompt), prompt, generated: 0.0 }
+        let inter_token_seconds = 0.01 / (1.0 - 1e-4 * prompt);
+        Sample { at: read_at(5), observations: 50, inter_token_seconds, prompt, generated: 0.0 }
     };
-    speed.learn((0..90).map(|i| sample(i % 9)), at(NOW - 5));
+    speed.learn((0..90).map(|i| sample(i % 9)), read_at(5));
     speed
 }
 
