@@ -134,7 +134,6 @@ mod tests {
     use crate::status::Outcome;
     use crate::testing::cluster::Cluster;
     use crate::testing::{UID, at, service};
-    use crate::validate::validate;
     use std::sync::Arc;
 
     /// A memory that has learned an engine of which a prompt token takes so many seconds.
@@ -159,7 +158,7 @@ mod tests {
     }
 
     fn kept_beside(observed: &Observed, memory: &mut Memory, second: i64) -> Option<ConfigMap> {
-        let service = validate(&service().builtin(1, 4, 500).build()).expect("valid");
+        let service = service().builtin(1, 4, 500).valid();
         keep(&service, observed, memory, at(second)).map(|step| match step {
             Step::Apply(Object::ConfigMap(map)) => map,
             other => panic!("{other:?}"),

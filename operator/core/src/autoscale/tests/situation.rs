@@ -10,7 +10,6 @@ use crate::autoscale::policy::{Policy, Scaling, Target};
 use crate::autoscale::speed::{Sample, Speed};
 use crate::autoscale::{Cadence, Decision, Memory, Reason, Supply, decide};
 use crate::testing::{at, service, stats};
-use crate::validate::validate;
 use crate::window::LoadWindow;
 
 pub const NOW: i64 = 100_000;
@@ -160,7 +159,7 @@ impl Situation {
     }
 
     pub fn policy(&self) -> Policy {
-        let valid = validate(&service().builtin(1, 8, 500).build()).expect("valid");
+        let valid = service().builtin(1, 8, 500).valid();
         let Scaling::Builtin(mut policy) = valid.scaling else { panic!("mode Builtin") };
         (policy.shadow, policy.up_window, policy.max_step) = (self.shadow, self.up_window, self.max_step);
         policy
