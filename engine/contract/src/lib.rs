@@ -1,5 +1,5 @@
 //! What operator and engine agree on: ports, paths, flags, metric names, `/stats`, the termination
-//! message, model shape, how it is divided among ranks, and memory arithmetic.
+//! message, revisions, model shape, how it is divided among ranks, and memory arithmetic.
 //!
 //! The only edge between the two halves. It holds data and arithmetic: no I/O, no clock, serde alone.
 
@@ -11,6 +11,7 @@ pub mod kv_groups;
 pub mod memory;
 pub mod metrics;
 pub mod paths;
+pub mod revision;
 pub mod shape;
 pub mod sharding;
 pub mod stats;

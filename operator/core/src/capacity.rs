@@ -134,7 +134,6 @@ mod tests {
     use crate::status::Outcome;
     use crate::testing::cluster::Cluster;
     use crate::testing::{UID, at, service};
-    use crate::validate::validate;
     use std::sync::Arc;
 
     /// A memory that has learned an engine of which a prompt token takes so many seconds.
@@ -148,7 +147,7 @@ mod tests {
         let sample = |i: u32| {
             let (prompt, generated) = (f64::from(i % 8) * 500.0, f64::from(i / 8) * 50.0);
             let inter_token_seconds = 0.012 / (1.0 - prompt_seconds * prompt - 2e-4 * generated);
-            Sample { observations: 50, inter_token_seconds, prompt, generated }
+            Sample { at: now, observations: 50, inter_token_seconds, prompt, generated }
         };
         memory.speed.learn((0..40).map(sample), now);
         memory
@@ -159,7 +158,7 @@ mod tests {
     }
 
     fn kept_beside(observed: &Observed, memory: &mut Memory, second: i64) -> Option<ConfigMap> {
-        let service = validate(&service().builtin(1, 4, 500).build()).expect("valid");
+        let service = service().builtin(1, 4, 500).valid();
         keep(&service, observed, memory, at(second)).map(|step| match step {
             Step::Apply(Object::ConfigMap(map)) => map,
             other => panic!("{other:?}"),

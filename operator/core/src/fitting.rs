@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use windlass_engine_contract::revision::is_commit;
 use windlass_operator_api::rollout::EngineUpgrade;
 
 use crate::choice::{Choice, Picked};
@@ -11,7 +12,7 @@ use crate::fleet::Fleet;
 use crate::inspection::{Stage, is_template_due};
 use crate::inventory::Inventory;
 use crate::observed::{Defaults, Observed};
-use crate::source::{ModelSource, Server, is_commit};
+use crate::source::{ModelSource, Server};
 use crate::validate::ValidatedService;
 
 /// While nodes may come that a model fits on, or an upgrade waits for its turn.

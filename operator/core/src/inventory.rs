@@ -211,11 +211,10 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
 mod tests {
     use super::*;
     use crate::testing::{gpu_node, service};
-    use crate::validate::validate;
     use serde_json::{Value, json};
 
     fn inventory(accelerator: Value, nodes: &[Arc<Node>]) -> Inventory {
-        Inventory::of(&validate(&service().with("accelerator", accelerator).build()).expect("valid"), nodes)
+        Inventory::of(&service().with("accelerator", accelerator).valid(), nodes)
     }
 
     fn any() -> Value {
@@ -302,7 +301,7 @@ mod tests {
         assert_eq!(inventory(any(), &tainted("team")).gpus, []);
         let mut tolerant = service().with("accelerator", any());
         tolerant = tolerant.with("scheduling", json!({"tolerations": [{"key": "team", "operator": "Exists"}]}));
-        let tolerant = validate(&tolerant.build()).expect("valid");
+        let tolerant = tolerant.valid();
         assert_eq!(Inventory::of(&tolerant, &tainted("team")).gpus.len(), 1);
     }
 
@@ -350,7 +349,7 @@ mod tests {
             let told = format!("{spec:?} {taints}");
             let mut node = Node::clone(&gpu_node("NVIDIA-L40S", 46_068, 1));
             node.spec = Some(serde_json::from_value(json!({"taints": taints})).expect("a node's spec"));
-            let found = Inventory::of(&validate(&spec.build()).expect("valid"), &[Arc::new(node)]);
+            let found = Inventory::of(&spec.valid(), &[Arc::new(node)]);
             assert_eq!(found.memory.is_some(), counts, "{told}");
         }
     }

@@ -151,11 +151,6 @@ impl ModelSource {
     }
 }
 
-/// Whether a revision can never mean other files.
-pub fn is_commit(revision: &str) -> bool {
-    revision.len() == 40 && revision.bytes().all(|byte| byte.is_ascii_hexdigit())
-}
-
 impl FetchedSource {
     /// Has a source of the hub mean this commit.
     pub fn pin(&mut self, commit: &str) {

@@ -16,6 +16,7 @@ use windlass_engine_contract::inspection::Inspection;
 use windlass_operator_api::InferenceService;
 
 use crate::observed::Defaults;
+use crate::validate::{ValidatedService, validate};
 
 /// UID of the fixture service.
 pub const UID: &str = "11111111-2222-3333-4444-555555555555";
@@ -101,6 +102,11 @@ impl ServiceBuilder {
     /// The service.
     pub fn build(self) -> InferenceService {
         serde_json::from_value(self.0).expect("a service")
+    }
+
+    /// The service, validated.
+    pub fn valid(self) -> ValidatedService {
+        validate(&self.build()).expect("valid")
     }
 }
 

@@ -44,19 +44,18 @@ fn device(device: &Device) -> &'static str {
 mod tests {
     use super::*;
     use crate::testing::{effective, service};
-    use crate::validate::validate;
     use serde_json::json;
 
     #[test]
     fn what_was_built_as_asked_has_no_differences() {
-        let service = validate(&service().build()).expect("valid");
+        let service = service().valid();
         assert_eq!(differences(&service, &effective()), Vec::<String>::new());
     }
 
     #[test]
     fn every_field_that_is_not_as_asked_is_named() {
         let spec = service().with("engine", json!({"quantization": "Q8_0", "maxModelTokens": 2048, "maxSequences": 7}));
-        let service = validate(&spec.build()).expect("valid");
+        let service = spec.valid();
         let mut built = effective();
         built.tensor_parallel = 2;
         built.pipeline_parallel = 3;
@@ -80,7 +79,7 @@ mod tests {
     fn the_simulator_stands_for_any_device_and_format() {
         let service =
             service().with("accelerator", json!({"type": "NvidiaGPU"})).with("parallelism", json!({"tensor": 2}));
-        let service = validate(&service.with("engine", json!({"quantization": "BF16"})).build()).expect("valid");
+        let service = service.with("engine", json!({"quantization": "BF16"})).valid();
         let mut built = effective();
         built.device = "sim".into();
         assert_eq!(differences(&service, &built), ["parallelism.tensor is 1, the spec asks for 2"]);

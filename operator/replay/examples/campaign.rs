@@ -1,4 +1,5 @@
-//! Every policy on every variant of a trace with every cold start: the table by which the autoscaler is judged.
+//! Every policy on every variant of a trace with every cold start: the tables by which the autoscaler is judged, and what it
+//! did.
 //!
 //! `gzip -dc azure_code_2023.csv.gz | cargo run --release -p windlass-operator-replay --example campaign`
 //! With arguments, only variants whose name contains one of them.
@@ -24,7 +25,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             print!("{}", report::table(named.iter().map(|(name, score)| (name.as_str(), *score))));
             let standing = outcome.standing();
             left += usize::from(!standing.holds());
-            println!("dominated by {:?}; does not dominate {:?}\n", standing.dominated_by, standing.not_dominated);
+            println!("dominated by {:?}; does not dominate {:?}", standing.dominated_by, standing.not_dominated);
+            if let Some((name, score)) = outcome.adaptive.first() {
+                println!("{name}\n{}", report::plot(&trace, score));
+            }
             std::io::stdout().flush()?;
         }
     }

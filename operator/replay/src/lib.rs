@@ -6,6 +6,7 @@
 //! | [`engine`] | one engine: a queue and a step clock |
 //! | [`world`], [`market`] | pods, gateway and bill; spot nodes |
 //! | [`protocol`], [`stdio`] | what a policy sees and answers, also as lines of JSON |
+//! | [`exposition`] | what a pod says as text |
 //! | [`policy`], [`builtin`], [`peers`] | who decides |
 //! | [`score`], [`report`] | what came of it |
 //! | [`campaign`] | every policy on every variant |
@@ -16,6 +17,7 @@
 pub mod builtin;
 pub mod campaign;
 pub mod engine;
+pub mod exposition;
 pub mod market;
 pub mod peers;
 pub mod policy;

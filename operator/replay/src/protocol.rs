@@ -161,7 +161,7 @@ pub struct Pod {
     /// What its engine says; absent when it was not read.
     #[serde(default)]
     pub metrics: Option<PodMetrics>,
-    /// The same as text, in place of `metrics`, where the judge is told to: not read here.
+    /// The same as text, in place of `metrics`, where the judge is told to ([`crate::exposition`]).
     #[serde(default, skip_serializing)]
     pub prometheus: Option<String>,
 }
@@ -265,11 +265,6 @@ impl Tick {
     /// Pods that do not drain, counted.
     pub fn replicas(&self) -> i32 {
         self.standing().count() as i32
-    }
-
-    /// Whether a pod tells in text what is read as `metrics` alone.
-    pub fn has_text(&self) -> bool {
-        self.pods.iter().any(|pod| pod.prometheus.is_some())
     }
 
     /// What pods that serve say.

@@ -4,8 +4,9 @@ use std::io::{BufRead, Read, Write};
 
 use windlass_operator_core::validate::Refusal;
 
+use crate::exposition;
 use crate::policy::{Name, Policy};
-use crate::protocol::{Hello, MAX_LINE_BYTES, Message, Tick, VERSION};
+use crate::protocol::{Edges, Hello, MAX_LINE_BYTES, Message, Tick, VERSION};
 
 /// Why a conversation ended early.
 #[derive(Debug, thiserror::Error)]
@@ -36,14 +37,13 @@ pub enum Error {
         /// Counted from 1.
         line: usize,
     },
-    /// What pods say comes as text.
-    #[error(
-        "the pods of line {line} carry `prometheus`, which is not read: let the judge send `metrics`, as it does without \
-         --prometheus"
-    )]
-    Prometheus {
+    /// What a pod says as text is not understood.
+    #[error("the pods of line {line} cannot be read")]
+    Text {
         /// Counted from 1.
         line: usize,
+        /// What is wrong with it.
+        source: exposition::Error,
     },
     /// Bounds or targets that the resource does not take.
     #[error("the hello describes what no InferenceService could be")]
@@ -55,7 +55,7 @@ pub enum Error {
 /// # Errors
 /// See [`Error`].
 pub fn serve(name: Name, mut judge: impl BufRead, mut answers: impl Write) -> Result<(), Error> {
-    let mut policy: Option<Box<dyn Policy>> = None;
+    let mut greeted: Option<(Box<dyn Policy>, Edges)> = None;
     let mut text = Vec::new();
     for line in 1.. {
         text.clear();
@@ -67,10 +67,10 @@ pub fn serve(name: Name, mut judge: impl BufRead, mut answers: impl Write) -> Re
             return Err(Error::TooLong { line });
         }
         match serde_json::from_slice(&text).map_err(|source| Error::Message { line, source })? {
-            Message::Hello(hello) => policy = Some(greet(name, &hello)?),
-            Message::Tick(tick) if tick.has_text() => return Err(Error::Prometheus { line }),
-            Message::Tick(tick) => {
-                let policy = policy.as_mut().ok_or(Error::NoHello { line })?;
+            Message::Hello(hello) => greeted = Some((greet(name, &hello)?, hello.histogram_edges)),
+            Message::Tick(mut tick) => {
+                let (policy, edges) = greeted.as_mut().ok_or(Error::NoHello { line })?;
+                tick.read_texts(edges).map_err(|source| Error::Text { line, source })?;
                 answer(policy.as_mut(), &tick, &mut answers)?;
             }
             Message::End => break,
@@ -125,11 +125,45 @@ mod tests {
         fails(&[HELLO, "{}"], "line 2 is no message");
         fails(&[&HELLO.replace("\"protocol\":1", "\"protocol\":2")], "version 2");
         fails(&[&HELLO.replace("\"minReplicas\":1", "\"minReplicas\":99")], "InferenceService");
-        fails(
-            &[HELLO, &TICK.replace("\"metrics\":null", "\"prometheus\":\"vllm:num_requests_running 1\"")],
-            "`prometheus`",
-        );
-        converse(&[HELLO, &TICK.replace("\"metrics\":null", "\"prometheus\":null")]).expect("a pod that was not read");
+        let lacking = TICK.replace("\"metrics\":null", "\"prometheus\":\"vllm:num_requests_running 1\"");
+        fails(&[HELLO, &lacking], "the pods of line 2 cannot be read");
         converse(&[HELLO]).expect("a stream that is closed ends it");
+    }
+
+    /// Two pods, one of which was not read, the other late at `t` as `said` tells.
+    fn late(t: f64, said: &str) -> String {
+        let pod = |name: &str, said: &str| {
+            format!(r#"{{"name":"{name}","phase":"Ready","ageSeconds":900.0,"readySeconds":800.0,{said}}}"#)
+        };
+        let silent = pod("pod-1", &format!("{}:null", said.split(':').next().expect("a field")));
+        format!(r#"{{"type":"tick","t":{t},"pods":[{silent},{}]}}"#, pod("pod-2", said))
+    }
+
+    #[test]
+    fn text_is_answered_as_numbers_are() {
+        let numbers = |count: u32| {
+            late(
+                f64::from(count) * 5.0,
+                &format!(
+                    r#""metrics":{{"running":4,"waiting":30,"oldestQueueAgeSeconds":9.5,"kvUsage":0.25,"gpuUtilization":1.0,"promptTokensTotal":{count}000,"generationTokensTotal":{count}00,"requestsFinishedTotal":{count}0,"ttft":{{"cumulative":[{count},{count}0],"sum":{count}2.5}},"interToken":{{"cumulative":[{count}0,{count}00],"sum":{count}.5}},"e2e":{{"cumulative":[0,{count}0],"sum":{count}90.0}}}}"#
+                ),
+            )
+        };
+        let text = |count: u32| {
+            late(
+                f64::from(count) * 5.0,
+                &format!(
+                    r#""prometheus":"vllm:num_requests_running 4\nvllm:num_requests_waiting 30\nwindlass:oldest_queued_request_age_seconds 9.5\nvllm:kv_cache_usage_perc 0.25\nwindlass:gpu_utilization_ratio 1.0\nvllm:prompt_tokens_total {count}000\nvllm:generation_tokens_total {count}00\nvllm:request_success_total {count}0\nvllm:time_to_first_token_seconds_bucket{{le=\"0.5\"}} {count}\nvllm:time_to_first_token_seconds_bucket{{le=\"+Inf\"}} {count}0\nvllm:time_to_first_token_seconds_sum {count}2.5\nvllm:inter_token_latency_seconds_bucket{{le=\"0.05\"}} {count}0\nvllm:inter_token_latency_seconds_bucket{{le=\"+Inf\"}} {count}00\nvllm:inter_token_latency_seconds_sum {count}.5\nvllm:e2e_request_latency_seconds_bucket{{le=\"1.0\"}} 0\nvllm:e2e_request_latency_seconds_bucket{{le=\"+Inf\"}} {count}0\nvllm:e2e_request_latency_seconds_sum {count}90.0\n""#
+                ),
+            )
+        };
+        let answers = |tick: &dyn Fn(u32) -> String| {
+            let ticks: Vec<String> = (1..9).map(tick).collect();
+            let lines: Vec<&str> = std::iter::once(HELLO).chain(ticks.iter().map(String::as_str)).collect();
+            converse(&lines).expect("answers")
+        };
+        let (from_text, from_numbers) = (answers(&text), answers(&numbers));
+        assert_eq!(from_text, from_numbers);
+        assert!(from_text.contains("TargetBreached"), "{from_text}");
     }
 }

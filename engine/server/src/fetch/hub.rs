@@ -14,6 +14,7 @@ use serde_json::Value;
 use std::path::PathBuf;
 use ureq::Agent;
 use ureq::http::{StatusCode, header};
+use windlass_engine_contract::revision::is_commit;
 use windlass_engine_contract::termination::Reason;
 
 /// What is read where no revision is named.
@@ -98,11 +99,6 @@ impl Repository for Hub {
         let files = self.wanted.select(files).map_err(Interruption::Fatal)?;
         Ok(self.wanted.listing(commit.to_owned(), files))
     }
-}
-
-/// Whether a revision can never mean other files.
-pub fn is_commit(revision: &str) -> bool {
-    revision.len() == 40 && revision.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// The file with the token: the flag's, or the one that the hub's own tools leave.

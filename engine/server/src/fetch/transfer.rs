@@ -10,7 +10,7 @@ use super::partial::Partial;
 use super::record::FetchRecord;
 use super::room::Room;
 use super::source::Repository;
-use super::{cache, hub, storage};
+use super::{cache, storage};
 use crate::cli::FetchArgs;
 use crate::failure::Failure;
 use std::fs;
@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tracing::info;
+use windlass_engine_contract::revision::is_commit;
 use windlass_engine_contract::termination::Reason;
 
 /// A model whose files are known, and for which there is room.
@@ -155,7 +156,7 @@ fn needed_bytes(listing: &Listing, cache: &Path) -> u64 {
 /// Whether a revision that can never mean other files was fetched before.
 fn is_there(args: &FetchArgs) -> bool {
     let revision = args.download.access.revision.as_deref();
-    revision.filter(|revision| hub::is_commit(revision)).is_some_and(|commit| FetchRecord::renew(&args.to, commit))
+    revision.filter(|revision| is_commit(revision)).is_some_and(|commit| FetchRecord::renew(&args.to, commit))
 }
 
 fn check_size(args: &FetchArgs, listing: &Listing) -> Result<(), Failure> {

@@ -7,9 +7,6 @@
 
 use super::tokenizer::TokenizerError;
 
-/// Bytes of a unit.
-const UNIT: usize = 4;
-
 /// Refuses a table with an offset that leads out of it.
 pub fn check(table: &[u8]) -> Result<(), TokenizerError> {
     check_table(table).map_err(|problem| TokenizerError::Invalid(format!("precompiled_charsmap: {problem}")))
@@ -20,7 +17,7 @@ fn check_table(table: &[u8]) -> Result<(), String> {
     let length = u32::from_le_bytes(*length) as usize;
     let (trie, replacements) =
         rest.split_at_checked(length).ok_or_else(|| format!("a trie of {length} bytes; {} are there", rest.len()))?;
-    let (units, []) = trie.as_chunks::<UNIT>() else {
+    let (units, []) = trie.as_chunks::<4>() else {
         return Err(format!("a trie of {length} bytes, which are no whole units"));
     };
     let units: Vec<Unit> = units.iter().map(|unit| Unit(u32::from_le_bytes(*unit))).collect();

@@ -190,7 +190,7 @@ async fn prompts_are_cut_so_that_others_get_their_tokens_in_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_deterministic_mode_is_the_only_one() {
+async fn the_deterministic_mode_is_the_default() {
     let text = async |flags: &str| {
         let server = serve(&format!("{FAST} {flags}")).await;
         server.chat(json!({"max_tokens": 20, "seed": 4})).await.json()["choices"].clone()

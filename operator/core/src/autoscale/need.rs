@@ -1,8 +1,9 @@
 //! What arrives held against what a replica computes: how many replicas the tokens ask for.
 //!
 //! A replica is planned to be filled to a share of what the inter-token target leaves it. That share, the headroom, is
-//! a guard: breaches although there should have been enough lower it within minutes, targets that are held raise it
-//! within hours. So bursts that no mean shows, and targets that no model of an engine knows, end in numbers.
+//! a guard: breaches although there should have been enough lower it within minutes, targets that are held by replicas
+//! as full as planned raise it within hours. So bursts that no mean shows, and targets that no model of an engine knows,
+//! end in numbers.
 
 use std::time::Duration;
 
@@ -57,6 +58,11 @@ impl Need {
         self.over(self.fill * HYSTERESIS)
     }
 
+    /// How far so many replicas are filled now, of what is planned, 0 to 1.
+    pub fn filled(&self, replicas: f64) -> f64 {
+        ((self.load / self.fill).max(self.kv) / replicas).min(1.0)
+    }
+
     fn over(&self, fill: f64) -> f64 {
         (self.load.max(self.forecast) / fill).max(self.kv)
     }
@@ -84,12 +90,25 @@ impl Headroom {
         Headroom(share.clamp(BOUNDS.0, BOUNDS.1))
     }
 
-    /// After `elapsed` in which targets were breached although there should have been enough, or were all held.
-    pub fn after(self, elapsed: Duration, is_breached: bool) -> Self {
-        let seconds = elapsed.as_secs_f64().min(60.0);
-        let change = if is_breached { -seconds / LOWERED_IN } else { seconds / RAISED_IN };
-        Headroom((self.0 * change.exp()).clamp(BOUNDS.0, BOUNDS.1))
+    /// After `elapsed` in which targets were breached although there should have been enough.
+    pub fn lowered(self, elapsed: Duration) -> Self {
+        self.times((-seconds(elapsed) / LOWERED_IN).exp())
     }
+
+    /// After `elapsed` in which all targets were held by replicas that were `filled` so far of what is planned: empty ones
+    /// tell nothing of full ones, or a quiet night would end in a bad morning.
+    pub fn raised(self, elapsed: Duration, filled: f64) -> Self {
+        self.times((seconds(elapsed) * filled / RAISED_IN).exp())
+    }
+
+    fn times(self, factor: f64) -> Self {
+        Headroom::bounded(self.0 * factor)
+    }
+}
+
+/// However long nobody looked, no more than this was seen.
+fn seconds(elapsed: Duration) -> f64 {
+    elapsed.as_secs_f64().min(60.0)
 }
 
 /// Growth of the load, from a fast and a slow mean of it.
@@ -126,17 +145,35 @@ mod tests {
 
     #[test]
     fn a_breach_lowers_the_headroom_in_minutes_and_rest_raises_it_in_hours() {
-        let after = |from: Headroom, minutes: u32, is_breached| {
-            (0..minutes * 12).fold(from, |headroom, _| headroom.after(Duration::from_secs(5), is_breached))
-        };
+        let look = Duration::from_secs(5);
+        let low = |from: Headroom, minutes: u32| (0..minutes * 12).fold(from, |headroom, _| headroom.lowered(look));
+        let high =
+            |from: Headroom, minutes: u32| (0..minutes * 12).fold(from, |headroom, _| headroom.raised(look, 1.0));
         let first = Headroom::default();
-        let soon = after(first, 2, true);
+        let soon = low(first, 2);
         assert!((0.43..0.45).contains(&soon.0), "{soon:?}");
-        let lowered = after(first, 10, true);
+        let lowered = low(first, 10);
         assert!((0.3..0.35).contains(&lowered.0), "{lowered:?}");
-        let raised = after(lowered, 10, false);
+        let raised = high(lowered, 10);
         assert!(raised.0 < lowered.0 * 1.05 && raised.0 > lowered.0, "{raised:?}");
-        assert_eq!((after(first, 600, true).0, after(first, 6000, false).0), BOUNDS);
+        assert_eq!((low(first, 600).0, high(first, 6000).0), BOUNDS);
+    }
+
+    #[test]
+    fn a_long_time_between_two_looks_counts_as_a_minute() {
+        let first = Headroom::default();
+        let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3600));
+        assert_eq!((first.lowered(hour), first.raised(hour, 0.5)), (first.lowered(minute), first.raised(minute, 0.5)));
+    }
+
+    #[test]
+    fn replicas_are_as_full_as_tokens_or_the_kv_cache_make_them() {
+        let need = |load: f64, kv: f64| Need { load, forecast: 9.0, kv, fill: 0.5 };
+        for (load, kv, expected) in
+            [(0.0, 0.0, 0.0), (0.5, 0.0, 0.25), (0.5, 2.0, 0.5), (3.0, 2.0, 1.0), (2.0, 0.0, 1.0)]
+        {
+            assert_eq!(need(load, kv).filled(4.0), expected, "{load} {kv}");
+        }
     }
 
     #[test]

@@ -102,8 +102,11 @@ impl Memory {
         // What is stuck is not missed where those that serve are as many as the tokens ask for.
         let is_enough = need.least() <= f64::from(supply.ready());
         let had_enough = supply.pending() == 0 && is_enough && !self.is_settling_up(supply, now);
-        if (signals.is_breached() && had_enough && is_saturated(policy, signals)) || signals.all_held() {
-            memory.headroom = self.headroom.after(Duration::from_secs(elapsed.unsigned_abs()), signals.is_breached());
+        let elapsed = Duration::from_secs(elapsed.unsigned_abs());
+        if signals.is_breached() && had_enough && is_saturated(policy, signals) {
+            memory.headroom = self.headroom.lowered(elapsed);
+        } else if signals.all_held() {
+            memory.headroom = self.headroom.raised(elapsed, need.filled(f64::from(supply.ready())));
         }
         memory
     }

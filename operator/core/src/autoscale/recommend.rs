@@ -135,7 +135,7 @@ impl Context<'_> {
             let message = format!("{told}; of {} replicas some are on their way or have just come", self.supply.asked);
             return self.hold(Reason::AwaitingReplicas, message);
         }
-        if self.need.is_some_and(|need| need.enough() < f64::from(self.supply.ready())) && self.signals.waiting == 0 {
+        if self.need.is_some_and(|need| need.enough() < f64::from(self.supply.ready())) && !self.signals.has_queue {
             let message = format!("{told}, by a load that has passed: {}", self.words());
             return self.hold(Reason::LoadHasPassed, message);
         }
@@ -254,7 +254,7 @@ impl Context<'_> {
         let Some(work) = self.work() else { return false };
         let (before, after) = (work / f64::from(remaining + 1), work / f64::from(remaining));
         let is_calm = before < self.policy.scale_down_below && after < self.policy.scale_up_at;
-        self.signals.waiting == 0 && is_calm && self.need.is_none_or(|need| need.least() <= f64::from(remaining))
+        !self.signals.has_queue && is_calm && self.need.is_none_or(|need| need.least() <= f64::from(remaining))
     }
 
     /// Busy replicas, as a sum of shares.
@@ -265,12 +265,12 @@ impl Context<'_> {
     /// Whether `remaining` replicas would get no more than was seen to be held.
     fn remainder_holds(&self, remaining: i32) -> bool {
         if let Some(need) = self.need {
-            return self.signals.waiting == 0 && need.enough() <= f64::from(remaining);
+            return !self.signals.has_queue && need.enough() <= f64::from(remaining);
         }
         let each = self.signals.arriving / f64::from(remaining);
         let is_known_to_hold = self.signals.all_held() && self.memory.held.is_some_and(|held| each <= held * MARGIN);
         let stays_calm = self.work().is_none_or(|work| work / f64::from(remaining) < self.policy.scale_up_at);
-        self.signals.waiting == 0 && (self.signals.is_idle || (is_known_to_hold && stays_calm))
+        !self.signals.has_queue && (self.signals.is_idle || (is_known_to_hold && stays_calm))
     }
 
     fn hold(&self, reason: Reason, message: String) -> Option<Recommendation> {

@@ -17,6 +17,8 @@ const RECENT: Duration = Duration::from_secs(15);
 pub const MIN_SAMPLES: u64 = 20;
 /// A reading is missing when this many were due since.
 const MISSED_READINGS: u32 = 3;
+/// A request that comes while a step is under way waits for its end. Steps are to be shorter than this.
+const STEP_SECONDS: f64 = 1.0;
 /// On top, for the time a reading itself takes.
 const READING_SLACK: Duration = Duration::from_secs(5);
 
@@ -47,6 +49,8 @@ pub struct Signals {
     pub running: u64,
     /// Requests in queues.
     pub waiting: u64,
+    /// One of them waits for more than the end of the step under way: there is always one of those in a large fleet.
+    pub has_queue: bool,
     /// Mean utilization of fresh pods that report one, 0 to 1.
     pub utilization: Option<f64>,
     /// The targets, in the policy's order.
@@ -131,7 +135,7 @@ impl Signals {
         let recently = minus(now, RECENT);
         let recent = happened(recently.max(start));
         let long = happened(minus(now, WINDOW));
-        let samples = fresh.iter().filter_map(|(pod, _)| window.activity(pod, recently)).filter_map(|one| sample(&one));
+        let samples = fresh.iter().filter_map(|(pod, _)| sample(read(pod)?.at, &window.activity(pod, recently)?));
         let rates = if recent.finished >= MIN_SAMPLES { &recent } else { &activity };
         let in_engines = readings.iter().map(|reading| reading.stats.running + reading.stats.waiting);
         let is_idle = in_engines.sum::<u32>() == 0 && recent.arrived_per_second == 0.0;
@@ -142,6 +146,7 @@ impl Signals {
             silent: silent.iter().map(|(pod, _)| (*pod).to_owned()).collect(),
             running: readings.iter().map(|reading| u64::from(reading.stats.running)).sum(),
             waiting: readings.iter().map(|reading| u64::from(reading.stats.waiting)).sum(),
+            has_queue: readings.iter().any(|reading| reading.stats.oldest_queue_age_seconds > STEP_SECONDS),
             utilization: mean(readings.iter().filter_map(|reading| reading.stats.utilization)),
             arriving: rates.arrived_per_second,
             demand: Demand::of(&long, &happened(recently)),
@@ -252,8 +257,9 @@ fn least_samples(target: &Target) -> u64 {
     MIN_SAMPLES.max((1.0 / (1.0 - target.share())).round() as u64)
 }
 
-fn sample(activity: &Activity) -> Option<Sample> {
+fn sample(at: Timestamp, activity: &Activity) -> Option<Sample> {
     Some(Sample {
+        at,
         observations: activity.latency(LatencyMetric::InterToken).total(),
         inter_token_seconds: activity.inter_token_seconds()?,
         prompt: activity.prompt_tokens_per_second,

@@ -30,6 +30,8 @@ const PRIOR_WEIGHT: f64 = 0.02;
 /// One reading of one replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
+    /// When it was made.
+    pub at: Timestamp,
     /// Observations of the time between tokens.
     pub observations: u64,
     /// Their mean, seconds.
@@ -91,10 +93,12 @@ impl Speed {
         is_sound.then_some(Speed { weight, sums: [s0, s1, s2], products, learned_at: Some(learned_at) })
     }
 
-    /// Takes in readings made at `now`.
+    /// Takes in readings made by `now`, but those that it has taken in: events of pods bring looks without new ones.
     pub fn learn(&mut self, samples: impl Iterator<Item = Sample>, now: Timestamp) {
+        let last = self.learned_at;
         self.forget(now);
-        for sample in samples.filter(|sample| sample.inter_token_seconds > 0.0) {
+        let is_new = |sample: &Sample| last.is_none_or(|last| sample.at > last);
+        for sample in samples.filter(|sample| is_new(sample) && sample.inter_token_seconds > 0.0) {
             let weight = (sample.observations as f64).min(MOST_OBSERVATIONS);
             let (p, g, y) = (sample.prompt, sample.generated, 1.0 / sample.inter_token_seconds);
             self.weight += weight;
@@ -160,7 +164,7 @@ mod tests {
 
     fn engine_of(each_prompt: f64, each_generated: f64, prompt: f64, generated: f64) -> Sample {
         let inter_token_seconds = 0.012 / (1.0 - each_prompt * prompt - each_generated * generated);
-        Sample { observations: 50, inter_token_seconds, prompt, generated }
+        Sample { at: at(0), observations: 50, inter_token_seconds, prompt, generated }
     }
 
     /// Prompt and generated tokens that often come together, in steps of so many.
@@ -259,11 +263,26 @@ mod tests {
     }
 
     #[test]
+    fn a_reading_counts_once_however_often_it_is_looked_at() {
+        let read_at = |second| {
+            let loads = (0..40).map(|i| engine(f64::from(i % 8) * 1000.0, 100.0));
+            loads.map(move |sample| Sample { at: at(second), ..sample })
+        };
+        let weight = |looks: &[(i64, i64)]| {
+            let mut speed = Speed::default();
+            looks.iter().for_each(|&(read, looked)| speed.learn(read_at(read), at(looked)));
+            (speed.to_parts().0[0] / 1000.0).round()
+        };
+        assert_eq!((weight(&[(0, 1)]), weight(&[(0, 1), (0, 2), (1, 3)]), weight(&[(0, 1), (2, 2)])), (2.0, 2.0, 4.0));
+    }
+
+    #[test]
     fn a_faster_engine_replaces_a_slower_one_within_hours() {
         let mut speed = learned((0..200).map(|i| engine(f64::from(i % 8) * 1000.0, 100.0)));
         let twice = |i: u32| {
             let slow = engine(f64::from(i % 8) * 1000.0, 100.0);
-            Sample { inter_token_seconds: slow.inter_token_seconds / 2.0, prompt: slow.prompt * 2.0, ..slow }
+            let (inter_token_seconds, prompt) = (slow.inter_token_seconds / 2.0, slow.prompt * 2.0);
+            Sample { at: at(6 * 3600), inter_token_seconds, prompt, ..slow }
         };
         speed.learn((0..200).map(twice), at(6 * 3600));
         let costs = speed.costs().expect("a line");

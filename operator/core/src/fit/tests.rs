@@ -8,14 +8,13 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::testing::{ServiceBuilder, gpu_node, llama_8b, service};
-use crate::validate::validate;
 
 fn gpu() -> ServiceBuilder {
     service().with("accelerator", json!({"type": "NvidiaGPU"})).with("engine", json!({"maxModelTokens": 8192}))
 }
 
 fn judged(spec: ServiceBuilder, model: &Inspection, nodes: &[Arc<Node>]) -> Fit {
-    let service = validate(&spec.build()).expect("valid");
+    let service = spec.valid();
     judge(&service, model, Some(&Inventory::of(&service, nodes)), &Picked::default())
 }
 
@@ -212,7 +211,7 @@ fn a_product_without_a_node_is_judged_by_its_name_and_an_unknown_one_not_at_all(
 
 #[test]
 fn an_earlier_choice_is_kept_while_it_fits() {
-    let service = validate(&gpu().build()).expect("valid");
+    let service = gpu().valid();
     let held = Picked { tensor: Some(2), reason: Some("of another day".into()), ..Picked::default() };
     let judge_on = |nodes: &[Arc<Node>]| judge(&service, &llama_8b(), Some(&Inventory::of(&service, nodes)), &held);
     assert_eq!(chosen(&judge_on(&[l40s(4)])), (Some(2), None), "one would do, too");

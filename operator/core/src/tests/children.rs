@@ -257,7 +257,7 @@ fn a_new_pod_comes_before_an_old_one_goes_unless_that_is_to_drain_first() {
 #[test]
 fn the_policy_closes_everything_but_what_is_needed() {
     let policy = |service: ServiceBuilder| {
-        let policy = network_policy::build(&validate(&service.build()).expect("valid"), &defaults());
+        let policy = network_policy::build(&service.valid(), &defaults());
         serde_json::to_value(policy.spec).expect("json")
     };
     let closed = policy(service());
@@ -309,7 +309,7 @@ fn a_policy_that_is_to_say_less_is_written_too() {
 fn outside_a_cluster_no_rule_is_left_without_peers() {
     let mut defaults = defaults();
     defaults.operator_namespace = None;
-    let policy = network_policy::build(&validate(&service().build()).expect("valid"), &defaults);
+    let policy = network_policy::build(&service().valid(), &defaults);
     assert_eq!(policy.spec.and_then(|spec| spec.ingress).expect("rules").len(), 1);
 }
 

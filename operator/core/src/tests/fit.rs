@@ -421,7 +421,7 @@ fn another_source_gets_another_job_and_the_first_goes() {
 fn the_job_is_restricted_and_unknown_to_service_and_budget() {
     let spec =
         service().https().model("secretRef", json!({"name": "token"})).model("caConfigMapRef", json!({"name": "ca"}));
-    let service = validate(&spec.build()).expect("valid");
+    let service = spec.valid();
     let job = inspect_job::build(&service, &crate::testing::defaults());
     let name = job.metadata.name.clone().unwrap_or_default();
     assert!(name.len() <= 63 && name.starts_with("llama-i-"), "{name}");

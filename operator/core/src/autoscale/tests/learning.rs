@@ -13,13 +13,13 @@ fn late(utilization: f64) -> Pod {
     pod(utilization).served(30, 900.0)
 }
 
-/// After readings of a replica at loads from nothing to 8,000 prompt tokens a second, of 10,000 that fill it.
+/// After readings of replicas at loads from nothing to 8,000 prompt tokens a second, of 10,000 that fill one.
 fn after_all_loads(is_rolling: bool) -> Memory {
-    (0..20).fold(Memory::default(), |memory, i| {
+    let pod = |i: u32| {
         let load = f64::from(i % 9) / 10.0;
-        let pod = pod(0.5).prompted((load * 600_000.0) as u64).between(50, 10.0 / (1.0 - load));
-        Situation { is_rolling, memory, ..situation(vec![pod]) }.decide().memory
-    })
+        pod(0.5).prompted((load * 600_000.0) as u64).between(50, 10.0 / (1.0 - load))
+    };
+    Situation { is_rolling, ..situation((0..20).map(pod).collect()) }.decide().memory
 }
 
 #[test]
@@ -27,6 +27,16 @@ fn what_tokens_cost_is_read_off_replicas_and_not_while_they_are_replaced() {
     let costs = after_all_loads(false).speed.costs().expect("a line");
     assert!((costs.prompt / 1e-4 - 1.0).abs() < 0.01 && (costs.step_seconds / 0.01 - 1.0).abs() < 0.01, "{costs:?}");
     assert_eq!(after_all_loads(true).speed.costs(), None);
+}
+
+#[test]
+fn looks_without_a_new_reading_teach_nothing_of_costs() {
+    let mut looked = situation(vec![pod(0.5).prompted(1000).between(50, 10.0)]);
+    let mut weight = || {
+        looked.memory = looked.decide().memory;
+        looked.memory.speed.to_parts().0[0]
+    };
+    assert_eq!((weight(), weight(), weight()), (50.0, 50.0, 50.0));
 }
 
 #[test]
@@ -82,6 +92,24 @@ fn breaches_that_the_tokens_tell_of_beforehand_say_nothing_of_the_headroom() {
     let first = Memory::default().headroom.0;
     assert!(headroom(4_900) < first, "eight replicas should have been enough");
     assert_eq!(headroom(5_100), first, "a ninth was not allowed");
+}
+
+#[test]
+fn held_targets_raise_the_headroom_as_far_as_replicas_are_filled() {
+    let raised = |tokens: u64, kv_usage: f64| {
+        let mut held = Situation { kv_usage, ..known(vec![on_time(0.5).prompted(tokens * 60); 2]) };
+        held.memory.learned_at = Some(read_at(5));
+        (held.decide().memory.headroom.0 / held.memory.headroom.0).ln()
+    };
+    // Each is to be filled to 5,000 prompt tokens a second.
+    let most = raised(5_000, 0.0);
+    assert!(most > 0.0);
+    for (tokens, kv_usage, share) in
+        [(0, 0.0, 0.0), (1_000, 0.0, 0.2), (2_500, 0.0, 0.5), (9_000, 0.0, 1.0), (1_000, 0.425, 0.5), (0, 0.85, 1.0)]
+    {
+        let found = raised(tokens, kv_usage) / most;
+        assert!((found - share).abs() < 0.01, "{tokens} {kv_usage}: {found}");
+    }
 }
 
 #[test]

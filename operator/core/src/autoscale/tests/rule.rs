@@ -5,7 +5,7 @@ use std::time::Duration;
 use windlass_operator_api::autoscaling::LatencyMetric::{InterToken, TimeToFirstToken};
 use windlass_operator_api::status::ScalingDecision::{Hold, ScaleDown, ScaleUp};
 
-use super::situation::{NOW, Situation, aiming, known, known_speed, pod, read_at, remembered, situation};
+use super::situation::{NOW, Pod, Situation, aiming, known, known_speed, pod, read_at, remembered, situation};
 use crate::autoscale::cold_start::ColdStarts;
 use crate::autoscale::need::Trend;
 use crate::autoscale::policy::Policy;
@@ -191,8 +191,22 @@ fn a_remainder_that_would_be_too_busy_is_not_left_whatever_was_seen() {
 }
 
 #[test]
-fn a_waiting_request_keeps_every_replica() {
-    situation(vec![pod(0.1).queue(1, 0.1), pod(0.1)]).gives(Hold, 2, Reason::NoSignal);
+fn a_request_that_waits_for_more_than_a_step_keeps_every_replica() {
+    let waited = |seconds: f64| move |pod: Pod| vec![pod.clone().queue(1, seconds), pod];
+    let (step, longer) = (waited(1.0), waited(1.1));
+    let slow = aiming(&[(TimeToFirstToken, 95, 5000)]);
+    let idle = |pods| situation(pods).decide_by(&slow).reason;
+    assert_eq!((idle(step(pod(0.1))), idle(longer(pod(0.1)))), (Reason::LowUtilization, Reason::NoSignal));
+    let by_rate = |pods| {
+        let mut held = situation(pods);
+        held.memory.held = Some(2.0);
+        held.decide().reason
+    };
+    let calm = pod(0.35).served(30, 100.0);
+    assert_eq!((by_rate(step(calm.clone())), by_rate(longer(calm))), (Reason::RemainderHolds, Reason::TargetsHeld));
+    let by_tokens = |pods| known(pods).decide().reason;
+    let busy = pod(1.0).served(30, 100.0).prompted(4_000 * 30);
+    assert_eq!((by_tokens(step(busy.clone())), by_tokens(longer(busy))), (Reason::RemainderHolds, Reason::TargetsHeld));
 }
 
 #[test]
@@ -379,7 +393,9 @@ fn a_breach_by_a_load_that_has_passed_adds_nothing() {
     passed.gives(ScaleUp, 3, Reason::TargetBreached);
     passed.memory.speed = known_speed();
     passed.gives(Hold, 2, Reason::LoadHasPassed);
-    passed.pods[0] = passed.pods[0].clone().queue(1, 0.1);
+    passed.pods[0] = passed.pods[0].clone().queue(1, 1.0);
+    passed.gives(Hold, 2, Reason::LoadHasPassed);
+    passed.pods[0] = passed.pods[0].clone().queue(1, 1.1);
     passed.gives(ScaleUp, 3, Reason::TargetBreached);
 }
 
@@ -397,7 +413,7 @@ fn a_breach_with_enough_replicas_lowers_the_headroom_and_one_with_some_on_their_
     assert_eq!(awaiting.decide().memory.headroom, first);
     let idle = Situation { pods: vec![pod(0.5).served(30, 900.0); 2], ..breached() };
     assert_eq!(idle.decide().memory.headroom, first, "no matter of capacity");
-    let held = Situation { pods: vec![pod(0.9).served(30, 100.0); 2], ..breached() };
+    let held = Situation { pods: vec![pod(0.9).served(30, 100.0).prompted(60_000); 2], ..breached() };
     assert!(held.decide().memory.headroom.0 > first.0);
 }
 

@@ -10,7 +10,6 @@ use crate::autoscale::policy::{Policy, Scaling, Target};
 use crate::autoscale::speed::{Sample, Speed};
 use crate::autoscale::{Cadence, Decision, Memory, Reason, Supply, decide};
 use crate::testing::{at, service, stats};
-use crate::validate::validate;
 use crate::window::LoadWindow;
 
 pub const NOW: i64 = 100_000;
@@ -160,7 +159,7 @@ impl Situation {
     }
 
     pub fn policy(&self) -> Policy {
-        let valid = validate(&service().builtin(1, 8, 500).build()).expect("valid");
+        let valid = service().builtin(1, 8, 500).valid();
         let Scaling::Builtin(mut policy) = valid.scaling else { panic!("mode Builtin") };
         (policy.shadow, policy.up_window, policy.max_step) = (self.shadow, self.up_window, self.max_step);
         policy
@@ -222,9 +221,10 @@ pub fn known_speed() -> Speed {
     let mut speed = Speed::default();
     let sample = |load: u32| {
         let prompt = f64::from(load) * 1000.0;
-        Sample { observations: 50, inter_token_seconds: 0.01 / (1.0 - 1e-4 * prompt), prompt, generated: 0.0 }
+        let inter_token_seconds = 0.01 / (1.0 - 1e-4 * prompt);
+        Sample { at: read_at(5), observations: 50, inter_token_seconds, prompt, generated: 0.0 }
     };
-    speed.learn((0..90).map(|i| sample(i % 9)), at(NOW - 5));
+    speed.learn((0..90).map(|i| sample(i % 9)), read_at(5));
     speed
 }
 

@@ -6,7 +6,6 @@ use std::time::Duration;
 use crate::autoscale::policy::{Policy, Scaling};
 use crate::autoscale::{Cadence, Memory, Supply, decide};
 use crate::testing::{at, service, stats};
-use crate::validate::validate;
 use crate::window::LoadWindow;
 
 /// Requests a second that one replica manages.
@@ -43,7 +42,7 @@ struct World {
 
 impl World {
     fn new(min: i32, max: i32, cold_start: i64) -> Self {
-        let valid = validate(&service().builtin(min, max, 1000).build()).expect("valid");
+        let valid = service().builtin(min, max, 1000).valid();
         let Scaling::Builtin(policy) = valid.scaling else { panic!("mode Builtin") };
         let mut world = World {
             now: 0,
