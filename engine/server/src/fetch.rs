@@ -132,7 +132,7 @@ fn holds(path: &Path, wanted: &Checksum) -> std::io::Result<bool> {
 
 /// The record spares the next fetch the reading and tells the server how long this one took.
 fn keep_record(args: &FetchArgs, revision: &str, seconds: f64) -> Result<(), Failure> {
-    FetchRecord::write(&args.to, revision, seconds).map_err(|error| storage(&args.to, &error))
+    FetchRecord::write(&args.to, revision, seconds, Vec::new()).map_err(|error| storage(&args.to, &error))
 }
 
 fn storage(path: &Path, error: &std::io::Error) -> Failure {

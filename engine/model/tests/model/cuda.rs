@@ -8,7 +8,7 @@ use crate::common::driver::{Job, generate, sample_row};
 use crate::common::hub::{Family, config, llama_oracle};
 use crate::common::rows::{plan, row, tables};
 use crate::common::tiny::Tiny;
-use crate::packed;
+use crate::{coded, packed};
 use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
 use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels, device_under_test};
@@ -335,7 +335,7 @@ fn what_other_tools_quantized_computes_what_the_cpu_computes() {
 /// tables become integers.
 #[test]
 fn floats_of_eight_bits_compute_what_the_cpu_computes_and_stay_what_they_are() {
-    for (name, rounds, checkpoint, _) in packed::coded_checkpoints() {
+    for (name, rounds, checkpoint, _) in coded::checkpoints() {
         let bound = match (name.contains("fp8"), rounds) {
             (false, _) => APART,
             (true, false) => APART_IF_ROUNDED,

@@ -4,6 +4,7 @@
 
 mod batching;
 mod beams;
+mod coded;
 mod common;
 mod cuda;
 mod cuda_nodes;

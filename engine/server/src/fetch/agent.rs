@@ -72,9 +72,18 @@ pub fn read_credential(flag: &str, path: &Path) -> Result<String, Failure> {
 
 /// A JSON document that a server answered with.
 pub fn document(response: Response<Body>) -> Result<serde_json::Value, Interruption> {
+    json(&body(response)?)
+}
+
+/// What a server answered with, where it is no longer than a document may be.
+pub fn body(response: Response<Body>) -> Result<Vec<u8>, Interruption> {
     let read = response.into_body().into_with_config().limit(MAX_DOCUMENT_BYTES).read_to_vec();
-    let bytes = read.map_err(|error| Interruption::Retry(error.to_string()))?;
-    serde_json::from_slice(&bytes).map_err(|error| Interruption::Retry(format!("the answer is not JSON: {error}")))
+    read.map_err(|error| Interruption::Retry(error.to_string()))
+}
+
+/// A server's bytes as JSON.
+pub fn json(bytes: &[u8]) -> Result<serde_json::Value, Interruption> {
+    serde_json::from_slice(bytes).map_err(|error| Interruption::Retry(format!("the answer is not JSON: {error}")))
 }
 
 /// A server's refusal: another attempt helps where it is busy or broken.

@@ -63,6 +63,8 @@ struct Progress {
     done: BTreeSet<u64>,
     /// Nothing more will come.
     has_ended: bool,
+    /// It is of another content, and has no names any more.
+    is_forgotten: bool,
 }
 
 impl Blob {
@@ -170,6 +172,10 @@ impl Blob {
 
     /// The next attempt begins anew. The file is not cut short: it may be mapped.
     pub fn forget(&self) {
+        // Once forgotten the names are another process's, which has begun anew.
+        if std::mem::replace(&mut self.progress().is_forgotten, true) {
+            return;
+        }
         // What is left behind is found to be wrong once more.
         let _ = fs::remove_file(self.target.with_extension("parts"));
         let _ = fs::remove_file(&self.part);
@@ -214,7 +220,7 @@ impl Progress {
         if done.is_empty() {
             log.set_len(0)?;
         }
-        Ok(Progress { log, done, has_ended: false })
+        Ok(Progress { log, done, has_ended: false, is_forgotten: false })
     }
 
     /// Bytes of a file of `bytes` that are there from the beginning on.
@@ -227,4 +233,26 @@ impl Progress {
 
 fn is_complete(path: &Path, bytes: u64) -> bool {
     fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::listing::Place;
+    use super::*;
+
+    #[test]
+    fn what_was_forgotten_is_not_taken_from_whoever_begins_anew() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = Place::Web { url: String::new(), authorization: None, tag: None };
+        let identity = Identity::Version("1".to_owned());
+        let file = RemoteFile { name: "m.gguf".to_owned(), bytes: 3, identity, place, told: None };
+        let first = Blob::open(folder.path(), &file).expect("opened").expect("incomplete");
+        first.forget();
+        let second = Blob::open(folder.path(), &file).expect("opened").expect("incomplete");
+        first.forget();
+        second.write(b"abc", 0).expect("written");
+        second.complete(0).expect("remembered");
+        second.publish().expect("published");
+        assert_eq!(fs::read(blob_path(folder.path(), &file.identity)).expect("a content"), b"abc");
+    }
 }

@@ -67,7 +67,7 @@ impl Hub {
             (None, Some(blob)) => Identity::Version(format!("git {blob}")),
             (None, None) => Identity::Version(version()),
         };
-        let url = format!("{}/{}/resolve/{commit}/{path}", self.endpoint, self.repository);
+        let url = format!("{}/{}/resolve/{commit}/{}", self.endpoint, self.repository, in_url(path));
         let place = Place::Web { url, authorization: self.authorization.clone(), tag: None };
         Some(RemoteFile { name, bytes, identity, place, told: None })
     }
@@ -99,6 +99,13 @@ impl Repository for Hub {
         let files = self.wanted.select(files).map_err(Interruption::Fatal)?;
         Ok(self.wanted.listing(commit.to_owned(), files))
     }
+}
+
+/// A path with what means something else in a URL, or may not be in one, by its bytes' numbers.
+fn in_url(path: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
+    let spelled = |byte: u8| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    path.bytes().map(spelled).collect()
 }
 
 /// The file with the token: the flag's, or the one that the hub's own tools leave.

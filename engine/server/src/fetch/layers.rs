@@ -67,7 +67,6 @@ impl Image<'_> {
             self.take(&mut entry, &mut layer)?;
             copy(&mut entry, &mut sink()).map_err(damaged)?;
         }
-        layer.hidden.extend(layer.files.keys().cloned());
         self.files.retain(|path, _| !ancestors(path).any(|above| layer.hidden.contains(above)));
         self.files.extend(layer.files);
         Ok(())
@@ -89,8 +88,12 @@ impl Image<'_> {
                 Reason::Unsupported,
                 format!("{path:?} in the image is no plain file: links and devices are not followed"),
             ));
-        } else if entry.header().entry_type() != EntryType::Directory && is_of_a_model(name) {
-            layer.files.insert(path, self.store(entry)?);
+        } else if entry.header().entry_type() != EntryType::Directory {
+            // A file hides the folder that earlier layers have in its place.
+            layer.hidden.insert(path.clone());
+            if is_of_a_model(name) {
+                layer.files.insert(path, self.store(entry)?);
+            }
         }
         Ok(())
     }
@@ -99,6 +102,7 @@ impl Image<'_> {
         let path = self.folder.join(self.entries.to_string());
         let mut file = File::create_new(&path).map_err(|error| super::storage(&path, &error))?;
         copy(entry, &mut file).map_err(damaged)?;
+        file.sync_all().map_err(|error| super::storage(&path, &error))?;
         Ok(path)
     }
 

@@ -3,7 +3,7 @@
 //! An artifact's layers are its files, as ORAS, KitOps and the CNCF's ModelPack name them in annotations. An image's layers
 //! are archives, in which the model is (`layers.rs`).
 
-use super::agent::{agent, document, read_credential, redact, refused};
+use super::agent::{agent, body, document, json, read_credential, redact, refused};
 use super::attempt::Interruption;
 use super::checksum::Checksum;
 use super::listing::{Form, Identity, Listing, Place, RemoteFile, Wanted};
@@ -79,7 +79,7 @@ impl Image {
             response = self.ask(&url, authorization.as_deref())?;
         }
         match response.status() {
-            StatusCode::OK => Ok((document(response)?, authorization)),
+            StatusCode::OK => Ok((verified(reference, &body(response)?)?, authorization)),
             status => Err(refused(&url, status)),
         }
     }
@@ -141,6 +141,19 @@ impl Image {
         let url = format!("{}/v2/{}/blobs/{digest}", self.registry, self.repository);
         let place = Place::Web { url, authorization: authorization.clone(), tag: None };
         Ok(RemoteFile { name: name.to_owned(), bytes, identity: Identity::Sha256(sha256), place, told: None })
+    }
+}
+
+/// A manifest, which is what its digest says where it was asked for by that.
+fn verified(reference: &str, bytes: &[u8]) -> Result<Value, Interruption> {
+    let found = Checksum::of_bytes(bytes).to_string();
+    let fatal = |reason, message| Err(Interruption::Fatal(Failure::new(reason, message)));
+    match reference.split_once(':') {
+        Some(("sha256", wanted)) if !found.eq_ignore_ascii_case(wanted) => {
+            fatal(Reason::ChecksumMismatch, format!("the manifest {reference} has SHA-256 {found}"))
+        }
+        None | Some(("sha256", _)) => json(bytes),
+        Some(_) => fatal(Reason::Unsupported, format!("{reference} is no SHA-256 digest, which alone is verified")),
     }
 }
 

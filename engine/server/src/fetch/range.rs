@@ -2,6 +2,7 @@
 
 use super::agent::agent;
 use super::attempt::{Interruption, persist};
+use super::download::check_length;
 use super::listing::{Place, RemoteFile};
 use super::web::HttpSource;
 use crate::failure::Failure;
@@ -24,20 +25,17 @@ impl RangeReader {
 
     /// The bytes of a range that the file has.
     pub fn read(&self, file: &RemoteFile, range: &Range<u64>) -> Result<Vec<u8>, Failure> {
-        let bytes = persist(&file.name, self.first_pause, || match &file.place {
+        persist(&file.name, self.first_pause, || match &file.place {
             Place::Web { url, authorization, .. } => {
                 let source = HttpSource::at(self.agent.clone(), url, authorization.as_deref());
                 let part = source.part(range.start, range.end);
-                part.map(|part| part.bytes).map_err(|failure| Interruption::Retry(failure.message))
+                let bytes = part.map_err(|failure| Interruption::Retry(failure.message))?.bytes;
+                check_length(bytes.len() as u64, range).map(|()| bytes)
             }
             Place::Object { store, path, tag } => {
-                store.read(path, tag.as_deref(), range.clone()).map(|bytes| bytes.to_vec())
+                let bytes = store.read(path, tag.as_deref(), range.clone())?;
+                check_length(bytes.len() as u64, range).map(|()| bytes.to_vec())
             }
-        })?;
-        let (found, expected) = (bytes.len() as u64, range.end - range.start);
-        match found == expected {
-            true => Ok(bytes),
-            false => Err(Failure::internal(format!("{}: {found} of {expected} bytes came", file.name))),
-        }
+        })
     }
 }

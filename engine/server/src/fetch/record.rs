@@ -1,6 +1,7 @@
 //! `FILE.fetched.json`: what the last fetch found, beside the file. When it was written is when the file was last used, and
 //! who serves the file holds it locked.
 
+use super::listing::is_of_a_model;
 use crate::machine::host_name;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -23,6 +24,9 @@ pub struct FetchRecord {
     /// Host that wrote this: on a volume that pods share, the pod that downloaded.
     #[serde(default)]
     host: String,
+    /// Names of the files of a folder.
+    #[serde(default)]
+    files: Vec<String>,
 }
 
 /// Seconds that this pod, or machine, spent on the download of the model at `path`: 0 where it was already there, or was
@@ -55,13 +59,20 @@ impl FetchRecord {
         self.revision == revision && stamp(path).is_ok_and(unchanged)
     }
 
-    /// Writes the record of what was just verified.
-    pub fn write(path: &Path, revision: &str, seconds: f64) -> io::Result<()> {
+    /// Writes the record of what was just verified: of a folder, with the names of its files.
+    pub fn write(path: &Path, revision: &str, seconds: f64, files: Vec<String>) -> io::Result<()> {
         let (bytes, modified_nanoseconds) = stamp(path)?;
-        let record =
-            FetchRecord { revision: revision.to_owned(), bytes, modified_nanoseconds, seconds, host: host_name() };
+        let (revision, host) = (revision.to_owned(), host_name());
+        let record = FetchRecord { revision, bytes, modified_nanoseconds, seconds, host, files };
         std::fs::write(record_path(path), serde_json::to_vec(&record)?)
     }
+}
+
+/// Names of the files that the last fetch put into the folder at `path`.
+pub fn files_of(path: &Path) -> Vec<String> {
+    let files = FetchRecord::beside(path).map(|record| record.files).unwrap_or_default();
+    // Whoever else writes to the volume may have written the record.
+    files.into_iter().filter(|name| is_of_a_model(name)).collect()
 }
 
 /// Keeps the model at `path` from being cleared away until the process ends.
@@ -105,11 +116,21 @@ mod tests {
         let model = folder.path().join("a.gguf");
         std::fs::write(&model, b"weights").expect("written");
         assert_eq!(download_seconds(&model), 0.0, "nothing was fetched");
-        FetchRecord::write(&model, "1", 12.5).expect("a record");
+        FetchRecord::write(&model, "1", 12.5, Vec::new()).expect("a record");
         assert_eq!(download_seconds(&model), 12.5);
         assert!(FetchRecord::renew(&model, "1"));
         assert_eq!(download_seconds(&model), 12.5, "whoever finds it later leaves the figure");
         let elsewhere = FetchRecord::beside(&model).map(|record| record.seconds_on("another-pod"));
         assert_eq!(elsewhere, Some(0.0));
+    }
+
+    #[test]
+    fn a_record_names_no_file_outside_its_folder() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let names = ["config.json", "../other/config.json", "/etc/a.json", "..", "model.safetensors"];
+        let names = names.map(str::to_owned).to_vec();
+        FetchRecord::write(folder.path(), "1", 0.0, names).expect("a record");
+        assert_eq!(files_of(folder.path()), ["config.json", "model.safetensors"]);
+        std::fs::remove_file(record_path(folder.path())).expect("a record");
     }
 }

@@ -197,7 +197,8 @@ fn changed(metadata: &Metadata) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(metadata.ctime().try_into().unwrap_or_default())
 }
 
-fn gone(removed: io::Result<()>) -> io::Result<()> {
+/// That something is removed, or was not there.
+pub(super) fn gone(removed: io::Result<()>) -> io::Result<()> {
     removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 

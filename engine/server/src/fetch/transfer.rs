@@ -1,14 +1,14 @@
 //! A model's way from a source that lists its files into the cache, and from there to where it is wanted.
 
-use super::agent::agent;
+use super::agent::{agent, redact};
 use super::attempt::persist;
 use super::blob::{Blob, blob_path, missing_bytes};
 use super::download::{self, Downloader, Missing};
 use super::layers;
 use super::listing::{Form, Listing, RemoteFile};
 use super::partial::Partial;
-use super::record::FetchRecord;
-use super::room::Room;
+use super::record::{self, FetchRecord};
+use super::room::{Room, gone};
 use super::source::Repository;
 use super::{cache, storage};
 use crate::cli::FetchArgs;
@@ -55,6 +55,7 @@ impl Transfer {
             return Ok(None);
         }
         let listing = persist(&repository.name(), first_pause, || repository.list())?;
+        let listing = Listing { revision: of_source(args, &listing.revision), ..listing };
         // What was unpacked of an image is not in the cache, where each file of others is looked for.
         if listing.form == Form::Layers && FetchRecord::renew(&args.to, &listing.revision) {
             info!(to = %args.to.display(), "already there");
@@ -91,13 +92,15 @@ impl Transfer {
     /// Fetches what is missing, verifies it, and puts all of it where it is wanted.
     pub fn run(self) -> Result<(), Failure> {
         let bytes = self.downloader.fetch(&self.missing)?;
-        match self.listing.form {
+        let former = record::files_of(&self.to);
+        let files = match self.listing.form {
             Form::Layers => self.unpack()?,
             Form::File | Form::Folder => self.place().map_err(|error| storage(&self.to, &error))?,
-        }
+        };
+        remove_others(&self.to, &former, &files).map_err(|error| storage(&self.to, &error))?;
         let (to, revision, seconds) = (&self.to, &self.listing.revision, self.started.elapsed().as_secs_f64());
         info!(to = %to.display(), revision, bytes, seconds, "fetched {}", self.name);
-        FetchRecord::write(to, revision, seconds).map_err(|error| storage(to, &error))?;
+        FetchRecord::write(to, revision, seconds, files).map_err(|error| storage(to, &error))?;
         self.turn.into_iter().for_each(Partial::discard);
         Ok(())
     }
@@ -113,8 +116,8 @@ impl Transfer {
         blob_path(&self.cache, &file.identity)
     }
 
-    /// Links the cache's contents to where they are wanted: one file, or a folder of them.
-    fn place(&self) -> io::Result<()> {
+    /// Links the cache's contents to where they are wanted: one file, or a folder of files, of which it gives the names.
+    fn place(&self) -> io::Result<Vec<String>> {
         for file in &self.listing.files {
             let to = if self.listing.form == Form::File { self.to.clone() } else { self.to.join(&file.name) };
             fs::create_dir_all(to.parent().unwrap_or(Path::new(".")))?;
@@ -127,11 +130,12 @@ impl Transfer {
             }
             fs::rename(&linking, &to)?;
         }
-        Ok(())
+        let in_folder = self.listing.files.iter().filter(|_| self.listing.form == Form::Folder);
+        Ok(in_folder.map(|file| file.name.clone()).collect())
     }
 
-    /// Puts what the layers hold of a model where it is wanted, and lets go of the layers.
-    fn unpack(&self) -> Result<(), Failure> {
+    /// Puts what the layers hold of a model where it is wanted, and lets go of the layers; the names of its files.
+    fn unpack(&self) -> Result<Vec<String>, Failure> {
         let stored = |error| storage(&self.to, &error);
         let layers: Vec<PathBuf> = self.listing.files.iter().map(|layer| self.content(layer)).collect();
         let folder = tempfile::Builder::new().prefix(".unpacking-").tempdir_in(&self.cache).map_err(stored)?;
@@ -140,8 +144,20 @@ impl Transfer {
         files.iter().try_for_each(|(name, file)| fs::rename(file, self.to.join(name))).map_err(stored)?;
         // One that is left behind is cleared away when room is needed.
         layers.iter().for_each(|layer| drop(fs::remove_file(layer)));
-        Ok(())
+        Ok(files.into_iter().map(|(name, _)| name).collect())
     }
+}
+
+/// Removes from a folder what an earlier fetch put there and this one did not: where a branch has moved on, an index of
+/// shards that are there no more would be read as this revision's.
+fn remove_others(folder: &Path, former: &[String], files: &[String]) -> io::Result<()> {
+    let mut others = former.iter().filter(|name| !files.contains(name));
+    others.try_for_each(|name| gone(fs::remove_file(folder.join(name))))
+}
+
+/// A revision as a record keeps it: one of a repository means other files with another address.
+fn of_source(args: &FetchArgs, revision: &str) -> String {
+    format!("{revision} of {}", redact(&args.source))
 }
 
 /// Bytes that are still to be stored: of an image, layers that are not there, and about as much again of what is in them.
@@ -155,8 +171,8 @@ fn needed_bytes(listing: &Listing, cache: &Path) -> u64 {
 
 /// Whether a revision that can never mean other files was fetched before.
 fn is_there(args: &FetchArgs) -> bool {
-    let revision = args.download.access.revision.as_deref();
-    revision.filter(|revision| is_commit(revision)).is_some_and(|commit| FetchRecord::renew(&args.to, commit))
+    let commit = args.download.access.revision.as_deref().filter(|revision| is_commit(revision));
+    commit.is_some_and(|commit| FetchRecord::renew(&args.to, &of_source(args, commit)))
 }
 
 fn check_size(args: &FetchArgs, listing: &Listing) -> Result<(), Failure> {

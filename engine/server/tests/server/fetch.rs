@@ -39,6 +39,12 @@ enum Manner {
     StopsOnce,
     /// Has another file from the second part on, and says so.
     Changes,
+    /// The same, and gives the first part alone a name.
+    ChangesUnnamed,
+    /// Names the file so that parts of what has that name may differ.
+    NamesWeakly,
+    /// Sends the bytes one further on instead of any part but the first.
+    SendsOthers,
     /// Answers with this.
     Refuses(StatusCode),
 }
@@ -81,7 +87,7 @@ impl Web {
         let range = header(header::RANGE);
         web.asked.lock().unwrap().push(format!("{range:?} {:?}", header(header::AUTHORIZATION)));
         let total = web.file.len();
-        let last = || total - 1;
+        let last = || total.saturating_sub(1);
         let (from, to) = match (&range, web.manner) {
             (_, Manner::Refuses(status)) => return Response::builder().status(status).body(Body::empty()).unwrap(),
             (_, Manner::IgnoresRanges) | (None, _) => (0, last()),
@@ -90,17 +96,26 @@ impl Web {
                 (from.parse().unwrap(), to.parse().map_or_else(|_| last(), |to: usize| to.min(last())))
             }
         };
-        if from >= total {
+        if range.is_some() && from >= total {
             let builder = Response::builder().status(StatusCode::RANGE_NOT_SATISFIABLE);
             return builder.header(header::CONTENT_RANGE, format!("bytes */{total}")).body(Body::empty()).unwrap();
         }
-        let rest = web.file.slice(from..=to);
-        let version = if web.manner == Manner::Changes && from > 0 { "\"2\"" } else { "\"1\"" };
-        if header(header::IF_RANGE).is_some_and(|asked| asked != version) {
+        let (from, to) = if web.manner == Manner::SendsOthers && from > 0 { (from + 1, last()) } else { (from, to) };
+        let rest = web.file.slice(from..(to + 1).min(total));
+        let version = match web.manner {
+            Manner::Changes | Manner::ChangesUnnamed if from > 0 => "\"2\"",
+            Manner::NamesWeakly => "W/\"1\"",
+            _ => "\"1\"",
+        };
+        // Weak names are never the same here.
+        if header(header::IF_RANGE).is_some_and(|asked| asked != version || asked.starts_with("W/")) {
             let builder = Response::builder().header(header::CONTENT_LENGTH, total).header(header::ETAG, version);
             return builder.body(Body::from(web.file.clone())).unwrap();
         }
-        let mut builder = Response::builder().header(header::CONTENT_LENGTH, rest.len()).header(header::ETAG, version);
+        let mut builder = Response::builder().header(header::CONTENT_LENGTH, rest.len());
+        if web.manner != Manner::ChangesUnnamed || from == 0 {
+            builder = builder.header(header::ETAG, version);
+        }
         if range.is_some() && web.manner != Manner::IgnoresRanges {
             let range = format!("bytes {from}-{to}/{total}");
             builder = builder.status(StatusCode::PARTIAL_CONTENT).header(header::CONTENT_RANGE, range);
@@ -256,13 +271,36 @@ async fn a_large_file_of_a_server_without_ranges_comes_as_one_stream() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_that_changes_while_it_comes_is_refused_and_forgotten() {
-    let (web, target) = (Web::of(Manner::Changes, 20_000_000), Target::new());
+    for manner in [Manner::Changes, Manner::ChangesUnnamed] {
+        let (web, target) = (Web::of(manner, 20_000_000), Target::new());
+        let failure = fetch(&web.serve().await, &target.file, &web.sha256(), &[]).await.unwrap_err();
+        assert_eq!(failure.reason, Reason::ModelUnavailable, "{failure}");
+        let change = "the file changed while it was fetched: its ETag was \"1\" and is \"2\"";
+        assert!(failure.message.contains(change), "{failure}");
+        let blobs = std::fs::read_dir(target.file.parent().unwrap().join("blobs")).unwrap();
+        assert_eq!(blobs.count(), 0, "nothing is left of a mixture");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_whose_name_is_a_weak_one_comes_in_parts() {
+    let (web, target) = (Web::of(Manner::NamesWeakly, 20_000_000), Target::new());
+    fetch(&web.serve().await, &target.file, &web.sha256(), &[]).await.unwrap();
+    assert_eq!(std::fs::read(&target.file).unwrap(), web.file);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_part_than_was_asked_for_is_refused() {
+    let (web, target) = (Web::of(Manner::SendsOthers, 20_000_000), Target::new());
     let failure = fetch(&web.serve().await, &target.file, &web.sha256(), &[]).await.unwrap_err();
-    assert_eq!(failure.reason, Reason::ModelUnavailable, "{failure}");
-    let change = "the file changed while it was fetched: its ETag was \"1\" and is \"2\"";
-    assert!(failure.message.contains(change), "{failure}");
-    let blobs = std::fs::read_dir(target.file.parent().unwrap().join("blobs")).unwrap();
-    assert_eq!(blobs.count(), 0, "nothing is left of a mixture");
+    assert!(failure.message.contains("does not send the part of the file that was asked for"), "{failure}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_file_is_fetched() {
+    let (web, target) = (Web::of(Manner::Proper, 0), Target::new());
+    fetch(&web.serve().await, &target.file, &web.sha256(), &[]).await.unwrap();
+    assert_eq!(std::fs::read(&target.file).unwrap(), web.file);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -110,12 +110,24 @@ async fn layers_make_a_model_together_and_hide_what_is_below() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_may_be_in_the_one_folder_below_and_all_of_a_lower_layer_be_hidden() {
-    let base = layer(vec![File("models/old/m.gguf", bytes(2, 100))]);
-    let above = layer(vec![File(".wh.models", Vec::new()), File("models/llama/m.gguf", bytes(3, 5000))]);
-    let image = Image::of(&[("layer1.tar", base), ("layer2.tar", above)]).await;
-    image.fetch(&[]).await.unwrap();
-    assert_eq!(names(&image.to()), ["m.gguf"]);
-    assert!(std::fs::read(image.to().join("m.gguf")).unwrap() == bytes(3, 5000));
+    // The last is a file in the folder's place.
+    let hiding = [
+        ".wh.models",
+        ".wh..wh..opq",
+        "models/.wh..wh..opq",
+        "models/.wh.old",
+        "models/old/.wh..wh..opq",
+        "models/old/.wh.m.gguf",
+        "models/old",
+    ];
+    for hiding in hiding {
+        let base = layer(vec![File("models/old/m.gguf", bytes(2, 100))]);
+        let above = layer(vec![File(hiding, Vec::new()), File("models/llama/m.gguf", bytes(3, 5000))]);
+        let image = Image::of(&[("layer1.tar", base), ("layer2.tar", above)]).await;
+        image.fetch(&[]).await.unwrap_or_else(|failure| panic!("{hiding}: {failure}"));
+        assert_eq!(names(&image.to()), ["m.gguf"], "{hiding}");
+        assert!(std::fs::read(image.to().join("m.gguf")).unwrap() == bytes(3, 5000), "{hiding}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

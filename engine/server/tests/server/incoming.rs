@@ -2,6 +2,7 @@
 
 use crate::common::{PROGRAM, TestServer, serve_at, start};
 use crate::mirror::Mirror;
+use crate::sources::names;
 use clap::Parser;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use windlass_checkpoint::testing::real_model;
 use windlass_engine::cli::{Cli, Command};
 use windlass_engine::config::Config;
 use windlass_engine::failure::Failure;
+use windlass_engine::fetch::record::record_path;
 use windlass_engine::serve::Server;
 use windlass_engine_contract::termination::Reason;
 
@@ -28,9 +30,13 @@ async fn mirror(change: impl FnOnce(Mirror) -> Mirror) -> Option<(Arc<Mirror>, S
 }
 
 async fn begin(endpoint: &str, folder: &Path) -> Result<Config, Failure> {
+    begin_with(endpoint, folder, "--kv-cache-memory-bytes 100000000").await
+}
+
+async fn begin_with(endpoint: &str, folder: &Path, flags: &str) -> Result<Config, Failure> {
     let line = format!(
         "windlass-engine serve {ADDRESS} --hf-endpoint {endpoint} --download-dir {} --host 127.0.0.1 --port 0 \
-         --admin-port 0 --device cpu --kv-cache-memory-bytes 100000000 --connections 2",
+         --admin-port 0 --device cpu --connections 2 {flags}",
         folder.display()
     );
     let Command::Serve(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command else { panic!() };
@@ -70,7 +76,11 @@ async fn a_model_is_loaded_while_it_comes_and_serves_as_one_that_was_there() {
     let here = serve_at(&real_model().unwrap(), "--device cpu --kv-cache-memory-bytes 100000000").await;
     let name = real_model().unwrap().file_stem().unwrap().to_str().unwrap().to_owned();
     assert_eq!(answer(&server, "m").await, answer(&here, &name).await);
-    assert_eq!(models(folder.path()).len(), 1);
+    let [model]: [PathBuf; 1] = models(folder.path()).try_into().unwrap();
+    let record = std::fs::File::open(record_path(&model)).unwrap();
+    assert!(record.try_lock().is_err(), "what is served cannot be cleared away");
+    let hidden = names(folder.path()).into_iter().filter(|name| name.starts_with('.'));
+    assert_eq!(hidden.count(), 0, "links to what was on its way are gone");
     // The next start asks for the list alone.
     let requests = mirror.requests();
     assert!(begin(&endpoint, folder.path()).await.unwrap().incoming.is_some_and(|model| model.finish().is_ok()));
@@ -91,6 +101,15 @@ async fn a_model_that_is_not_what_it_should_be_is_never_served() {
     assert_eq!(failure.reason, Reason::ChecksumMismatch, "{failure}");
     assert!(failure.message.contains(lie), "{failure}");
     assert_eq!(models(folder.path()), Vec::<PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_cannot_start_does_not_wait_for_the_rest_of_its_model() {
+    let held = |mirror: Mirror| Mirror { sends_before: tokio::sync::watch::Sender::new(HELD_FROM), ..mirror };
+    let Some((_mirror, endpoint, folder)) = mirror(held).await else { return };
+    let config = begin_with(&endpoint, folder.path(), "--kv-cache-memory-bytes 1").await.unwrap();
+    let failure = Server::start(config, Default::default()).await.err().expect("a failure");
+    assert_ne!(failure.reason, Reason::ModelUnavailable, "{failure}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -22,6 +22,7 @@ mod mirror;
 mod parallel;
 mod real_model;
 mod refusals;
+mod revisions;
 mod scheduling;
 mod schema_suite;
 mod security;

@@ -142,6 +142,75 @@ async fn an_interrupted_fetch_asks_only_for_what_is_missing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn parts_of_a_file_that_was_cut_short_are_not_believed_to_be_there() {
+    let mirror = Arc::new(Mirror::model());
+    let endpoint = mirror.serve().await;
+    let folder = tempfile::tempdir().unwrap();
+    begun(folder.path(), &mirror, |large| large[..1000].to_vec(), "0\n16777216\n");
+    fetch("hf://org/name", &folder.path().join("model"), &["--hf-endpoint", &endpoint]).await.unwrap();
+    check_model(&mirror, &folder.path().join("model"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_that_is_shorter_than_asked_for_is_asked_for_again() {
+    let mirror = Arc::new(Mirror { short: Mutex::new(2), ..Mirror::model() });
+    let endpoint = mirror.serve().await;
+    let folder = tempfile::tempdir().unwrap();
+    fetch("hf://org/name", &folder.path().join("model"), &["--hf-endpoint", &endpoint]).await.unwrap();
+    check_model(&mirror, &folder.path().join("model"));
+    let endpoint = Arc::new(Mirror { short: Mutex::new(2), ..llama() }).serve().await;
+    inspected("hf://org/name", &["--hf-endpoint", &endpoint]).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn descriptions_come_first_then_headers_then_the_rest() {
+    let mirror = Arc::new(Mirror::model());
+    let endpoint = mirror.serve().await;
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--hf-endpoint", &endpoint, "--connections", "1"];
+    fetch("hf://org/name", &folder.path().join("model"), &flags).await.unwrap();
+    let asked = mirror.asked.lock().unwrap();
+    let names: Vec<&str> = asked[1..].iter().map(|path| path.rsplit('/').next().unwrap()).collect();
+    let [first, second] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    assert_eq!(names, ["config.json", "tokenizer.json", first, second, first, first]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_of_the_same_content_come_once() {
+    let mut mirror = Mirror::model();
+    mirror.files.insert("generation_config.json".to_owned(), mirror.files["config.json"].clone());
+    let mirror = Arc::new(mirror);
+    let endpoint = mirror.serve().await;
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("model");
+    fetch("hf://org/name", &to, &["--hf-endpoint", &endpoint]).await.unwrap();
+    assert_eq!(std::fs::read(to.join("generation_config.json")).unwrap(), b"{}");
+    assert_eq!(mirror.requests(), 1 + 3 + 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_larger_than_allowed_is_refused_before_any_of_it_comes() {
+    let mirror = Arc::new(Mirror::model());
+    let endpoint = mirror.serve().await;
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--hf-endpoint", &endpoint, "--max-bytes", "20000000"];
+    let failure = fetch("hf://org/name", &folder.path().join("model"), &flags).await.unwrap_err();
+    assert!(failure.message.contains("--max-bytes is 20000000"), "{failure}");
+    assert_eq!(mirror.requests(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_description_without_an_end_is_not_read_to_it() {
+    let endless = Box::leak("0".repeat(33 << 20).into_boxed_str());
+    let mirror = Arc::new(Mirror { lies: Some(endless), ..Mirror::new(&[("m.gguf", bytes(1, 100))]) });
+    let endpoint = mirror.serve().await;
+    let folder = tempfile::tempdir().unwrap();
+    let failure =
+        fetch("hf://org/name", &folder.path().join("model"), &["--hf-endpoint", &endpoint]).await.unwrap_err();
+    assert_eq!(failure.reason, Reason::ModelUnavailable, "{failure}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_content_that_is_another_one_is_refused_and_forgotten() {
     let mirror = Arc::new(Mirror::model());
     let endpoint = mirror.serve().await;

@@ -36,7 +36,7 @@ impl Cache {
     }
 
     fn used(&self, model: &Path, days: u64) {
-        FetchRecord::write(model, "1", 0.0).expect("a record");
+        FetchRecord::write(model, "1", 0.0, Vec::new()).expect("a record");
         let record = File::options().write(true).open(record::record_path(model)).expect("the record");
         record.set_modified(self.now - Duration::from_secs(days * DAY)).expect("dated");
     }
