@@ -96,6 +96,11 @@ DEVICE u32 pack_bf16(float low, float high) {
   return result;
 }
 
+// a · b + c, rounded once, and a · b, rounded even where something is added to it: said where two kernels give the same bits, as
+// the compiler would choose for each.
+DEVICE float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+
 // a · b + c of two pairs.
 DEVICE u32 fma_bf16(u32 a, u32 b, u32 c) {
   u32 result;

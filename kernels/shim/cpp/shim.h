@@ -100,6 +100,8 @@ DEVICE bf16 to_bf16(float value) {
   return {static_cast<u16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 DEVICE u32 pack_bf16(float low, float high) { return to_bf16(low).bits | static_cast<u32>(to_bf16(high).bits) << 16; }
+DEVICE float fused(float a, float b, float c) { return std::fma(a, b, c); }
+DEVICE float rounded_product(float a, float b) { return a * b; }
 DEVICE u32 fma_bf16(u32 a, u32 b, u32 c) {
   const auto low = [](u32 pair) { return double(float_of(pair << 16)); };
   const auto high = [](u32 pair) { return double(float_of(pair & 0xffff0000u)); };

@@ -31,7 +31,7 @@ pub use norm::{add_normed, add_rms_norm, rms_norm};
 pub use reduce::{ExchangeSizes, Ground, MAX_RANKS, PeerGroup, PeerRank};
 pub use sample::{ALL_BANNED, Edits, Masks, NOT_FINITE, Samplers, adjust_logits, sample};
 pub use step::{NextStep, advance};
-pub use w8a8::{Quantized, linear_w8a8, multiplies, quantize_tokens};
+pub use w8a8::{Quantized, linear_w8a8, linear_w8a8_wide, multiplies, quantize_tokens};
 
 /// A size as kernels take it.
 ///

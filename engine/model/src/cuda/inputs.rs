@@ -72,7 +72,8 @@ impl InputRoom {
         let (codes, scales) = (self.codes.slice_mut(0..values), self.scales.slice_mut(0..tokens));
         ops::quantize_tokens(stream, code, input, codes, scales)?;
         let input = Quantized { codes: self.codes.slice(0..values), scales: self.scales.slice(0..tokens) };
-        ops::linear_w8a8(stream, matrix, &input, out)
+        let multiply = if self.widens { ops::linear_w8a8_wide } else { ops::linear_w8a8 };
+        multiply(stream, matrix, &input, out)
     }
 }
 

@@ -20,3 +20,4 @@ mod sample;
 mod step;
 mod table;
 mod w8a8;
+mod w8a8_hopper;
