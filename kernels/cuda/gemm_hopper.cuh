@@ -111,4 +111,9 @@ struct Output {
 DEVICE u32 row_of(u32 i) { return block_y() * ROWS + 16 * warp_index() + lane_index() / 4 + 8 * (i / 2 % 2); }
 DEVICE u32 token_of(u32 i) { return block_x() * TOKENS + 2 * (lane_index() % 4) + 8 * (i / 4) + i % 2; }
 
+DEVICE void write_sums(const Output& out, const float (&sum)[64]) {
+#pragma unroll
+  for (u32 i = 0; i < 64; ++i) out.write(token_of(i), row_of(i), sum[i]);
+}
+
 #endif  // HOPPER

@@ -108,14 +108,15 @@ DEVICE u32 fma_bf16(u32 a, u32 b, u32 c) {
   return pack_bf16(float(low(a) * low(b) + low(c)), float(high(a) * high(b) + high(c)));
 }
 DEVICE u32 masked_or(u32 a, u32 mask, u32 bits) { return (a & mask) | bits; }
-DEVICE u32 pick_bytes(u32 word, u32 which) {
+DEVICE u32 pick_bytes(u32 first, u32 second, u32 which) {
   u32 result = 0;
   for (u32 i = 0; i < 4; ++i) {
     const u32 from = which >> 4 * i & 7;
-    result |= (from < 4 ? word >> 8 * from & 0xff : 0) << 8 * i;
+    result |= ((from < 4 ? first : second) >> 8 * (from % 4) & 0xff) << 8 * i;
   }
   return result;
 }
+DEVICE u32 pick_bytes(u32 word, u32 which) { return pick_bytes(word, 0, which); }
 DEVICE float half_to_float(u16 bits) {
   const u32 exponent = bits >> 10 & 31, fraction = bits & 1023;
   float value = exponent == 31 ? (fraction ? NAN : INFINITY) : std::ldexp(float(fraction + (exponent ? 1024 : 0)), int(exponent ? exponent : 1) - 25);

@@ -102,6 +102,13 @@ pub const W8A8_FEW_SHARED_BYTES: u32 = 12 * (16 + 32) * (64 + 16);
 /// The same on Hopper: six stages of two tiles of 128 columns, which begin at a multiple of 1024.
 pub const W8A8_HOPPER_SHARED_BYTES: u32 = 6 * 2 * GEMM_HOPPER_TILE * 128 + (1024 - 16);
 
+/// Tiles of 16 rows of a block of the product of many tokens with weights of 4 bits on Hopper.
+pub const INT4_HOPPER_TILES: u32 = GEMM_HOPPER_TILE / 16;
+
+/// Bytes of shared memory of that product: five stages of 64 columns of the tokens in bf16, and of the rows' codes and scales, which
+/// begin at a multiple of 1024.
+pub const INT4_HOPPER_SHARED_BYTES: u32 = 5 * (GEMM_HOPPER_TILE * (128 + 32) + INT4_HOPPER_TILES * 128) + (1024 - 16);
+
 /// Bytes of shared memory that attention over heads of up to `dim` values of `size` bytes needs: one or two pages of keys
 /// and values, each row with 16 bytes more, and what room their scales have; afterwards, when decoding, what four warps
 /// have of 16 rows.
@@ -309,6 +316,14 @@ kernels! {
             weights: Tiles(Bf16, GEMM_HOPPER_TILE), input: Tiles(Bf16, GEMM_HOPPER_TILE), halves: Out(Bf16),
             floats: Out(F32), add: U32, tokens: U32, rows: U32, cols: U32
         ), 288, GEMM_HOPPER_SHARED_BYTES, on HOPPER;
+    }
+    "int4_hopper.cu" {
+        /// `out = input · weightsᵀ` for many tokens by warpgroups, weights of 4 bits.
+        Int4Hopper = int4_hopper(
+            codes: Tiles(Word, INT4_HOPPER_TILES), scales: Tiles(Word, INT4_HOPPER_TILES),
+            input: Tiles(Bf16, GEMM_HOPPER_TILE), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32,
+            cols: U32, group: U32
+        ), 288, INT4_HOPPER_SHARED_BYTES, on HOPPER;
     }
     "w8a8.cu" {
         /// Each token in signed 8 bits, with a scale of its own.

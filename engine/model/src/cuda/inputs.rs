@@ -53,10 +53,12 @@ impl InputRoom {
             (None, Some(code)) if self.rounds && ops::multiplies(stream.device().facts(), code) => {
                 self.multiply_rounded(stream, code, matrix, input, out)
             }
-            (None, _) if self.widens && ops::multiplies_widely(matrix, input.len() / matrix.cols()) => {
-                ops::linear_wide(stream, matrix, input, out)
+            (None, _) => {
+                let (facts, tokens) = (stream.device().facts(), input.len() / matrix.cols());
+                let wide = self.widens && ops::multiplies_widely(facts, matrix, tokens);
+                let multiply = if wide { ops::linear_wide } else { ops::linear };
+                multiply(stream, matrix, input, out)
             }
-            (None, _) => ops::linear(stream, matrix, input, out),
         }
     }
 

@@ -11,6 +11,7 @@ mod gather;
 mod heads;
 mod hopper;
 mod image;
+mod int4_hopper;
 mod linear;
 mod mapping;
 mod norm;
