@@ -277,7 +277,7 @@ struct Rows {
 #pragma unroll
       for (u32 k = 0; k < TILE_COLS / 16; ++k) {
         multiply_rows<false>(score, query[part * TILE_COLS / 16 + k], keys, part + k > 0);
-        keys = operand_after<16>(keys);
+        keys = operand_after(keys);
       }
     }
     commit_products();

@@ -96,6 +96,11 @@ DEVICE u32 pack_bf16(float low, float high) {
   return result;
 }
 
+// a · b + c, rounded once, and a · b, rounded even where something is added to it: said where two kernels give the same bits, as
+// the compiler would choose for each.
+DEVICE float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+
 // a · b + c of two pairs.
 DEVICE u32 fma_bf16(u32 a, u32 b, u32 c) {
   u32 result;
@@ -112,6 +117,8 @@ DEVICE u32 masked_or(u32 a, u32 mask, u32 bits) {
 
 // The bytes that the four digits of `which` name, from the right, of a word; 4 is a byte of zeros.
 DEVICE u32 pick_bytes(u32 word, u32 which) { return __byte_perm(word, 0, which); }
+// Of two words, whose bytes have numbers from 0 and from 4 on.
+DEVICE u32 pick_bytes(u32 first, u32 second, u32 which) { return __byte_perm(first, second, which); }
 
 // A float of 16 bits with ten of them for the fraction (IEEE binary16).
 DEVICE float half_to_float(u16 bits) {

@@ -67,31 +67,50 @@ DEVICE void copy_tile(void* shared, const TensorMap& matrix, u32 col, u32 row, B
 // Orders what this thread did to its sums before the products that follow.
 DEVICE void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-#define EIGHT_SUMS(i) \
-  "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3]), "+f"(sum[i + 4]), "+f"(sum[i + 5]), \
-  "+f"(sum[i + 6]), "+f"(sum[i + 7])
-#define HALF_OF_SUMS EIGHT_SUMS(0), EIGHT_SUMS(8), EIGHT_SUMS(16), EIGHT_SUMS(24)
-#define ALL_SUMS HALF_OF_SUMS, EIGHT_SUMS(32), EIGHT_SUMS(40), EIGHT_SUMS(48), EIGHT_SUMS(56)
+// The registers of sums as an instruction's operands, and their names in its text: of 32 (half), or of 64 (all).
+#define EIGHT_SUMS(kind, i) \
+  kind(sum[i]), kind(sum[i + 1]), kind(sum[i + 2]), kind(sum[i + 3]), kind(sum[i + 4]), kind(sum[i + 5]), \
+  kind(sum[i + 6]), kind(sum[i + 7])
+#define HALF_OF_SUMS(kind) EIGHT_SUMS(kind, 0), EIGHT_SUMS(kind, 8), EIGHT_SUMS(kind, 16), EIGHT_SUMS(kind, 24)
+#define ALL_SUMS(kind) \
+  HALF_OF_SUMS(kind), EIGHT_SUMS(kind, 32), EIGHT_SUMS(kind, 40), EIGHT_SUMS(kind, 48), EIGHT_SUMS(kind, 56)
+#define HALF_OF_NAMES \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define ALL_NAMES \
+  HALF_OF_NAMES ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// One product of two operands that are where their descriptors say; `rest` is what the instruction has behind `adds`.
+#define PRODUCT_OF_TILES(kind, instruction, rest)                         \
+  asm volatile(                                                           \
+      "{\n"                                                               \
+      ".reg .pred adds;\n"                                                \
+      "setp.ne.u32 adds, %66, 0;\n"                                       \
+      "wgmma.mma_async.sync.aligned." instruction " {" ALL_NAMES "}, "    \
+      "%64, %65, adds" rest ";\n"                                         \
+      "}"                                                                    \
+      : ALL_SUMS(kind) : "l"(a), "l"(b), "r"(static_cast<u32>(adds)) : "memory")
 
 // Starts sum = a · bᵀ of a warpgroup, or sum += a · bᵀ where it `adds`: a is 64 x 16, b is 128 x 16, sum is 64 x 128 (PTX ISA, wgmma.m64n128k16). Operands are
 // where their descriptors say (`operand_at`). With g = lane / 4, t = lane % 4, warp w of the four has rows 16w .. 16w + 16:
 // sum[4j .. 4j + 4] hold (16w + g, 8j + 2t), (…, 8j + 2t + 1), (16w + g + 8, 8j + 2t), (…, 8j + 2t + 1).
 DEVICE void multiply_tiles(float (&sum)[64], u64 a, u64 b, bool adds) {
-  asm volatile(
-      "{\n"
-      ".reg .pred adds;\n"
-      "setp.ne.u32 adds, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, adds, 1, 1, 0, 0;\n"
-      "}"
-      : ALL_SUMS : "l"(a), "l"(b), "r"(static_cast<u32>(adds)) : "memory");
+  PRODUCT_OF_TILES("+f", "m64n128k16.f32.bf16.bf16", ", 1, 1, 0, 0");
 }
 
-// The same where the threads hold a: of the 64 rows each warp has sixteen, its registers are those of multiply_bf16's a. They
+// The same of bytes, 32 of each row (PTX ISA, wgmma.m64n128k32): signed integers, added up exactly.
+DEVICE void multiply_byte_tiles(int (&sum)[64], u64 a, u64 b, bool adds) {
+  PRODUCT_OF_TILES("+r", "m64n128k32.s32.s8.s8", "");
+}
+
+// The same of bytes that are floats in e4m3. Of what is added up, sum and products, Hopper keeps 14 bits from the largest's first
+// on (DeepSeek-V3's report, 3.5.2): whoever adds up much takes the sum away in time.
+DEVICE void multiply_byte_tiles(float (&sum)[64], u64 a, u64 b, bool adds) {
+  PRODUCT_OF_TILES("+f", "m64n128k32.f32.e4m3.e4m3", ", 1, 1");
+}
+
+// A product of bf16 where the threads hold a: of the 64 rows each warp has sixteen, its registers are those of multiply_bf16's a. They
 // must be as they are until the product is waited for. With TRANSPOSED b's columns, which are the sum's, lie along the rows of
 // its tile. There are sums of 64 x 128, and of 64 x 64.
 template <bool TRANSPOSED>
@@ -100,14 +119,10 @@ DEVICE void multiply_rows(float (&sum)[64], const u32 (&a)[4], u64 b, bool adds)
       "{\n"
       ".reg .pred adds;\n"
       "setp.ne.u32 adds, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" ALL_NAMES "}, "
       "{%64, %65, %66, %67}, %68, adds, 1, 1, %70;\n"
       "}"
-      : ALL_SUMS
+      : ALL_SUMS("+f")
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(adds)), "n"(int{TRANSPOSED})
       : "memory");
 }
@@ -118,12 +133,10 @@ DEVICE void multiply_rows(float (&sum)[32], const u32 (&a)[4], u64 b, bool adds)
       "{\n"
       ".reg .pred adds;\n"
       "setp.ne.u32 adds, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" HALF_OF_NAMES "}, "
       "{%32, %33, %34, %35}, %36, adds, 1, 1, %38;\n"
       "}"
-      : HALF_OF_SUMS
+      : HALF_OF_SUMS("+f")
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(adds)), "n"(int{TRANSPOSED})
       : "memory");
 }
@@ -140,11 +153,15 @@ DEVICE void wait_products() {
 // The same where these sums are of the finished ones: they may be read.
 template <int PENDING = 0>
 DEVICE void settle_products(float (&sum)[64]) {
-  asm volatile("wgmma.wait_group.sync.aligned %64;" : ALL_SUMS : "n"(PENDING) : "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %64;" : ALL_SUMS("+f") : "n"(PENDING) : "memory");
+}
+template <int PENDING = 0>
+DEVICE void settle_products(int (&sum)[64]) {
+  asm volatile("wgmma.wait_group.sync.aligned %64;" : ALL_SUMS("+r") : "n"(PENDING) : "memory");
 }
 template <int PENDING = 0>
 DEVICE void settle_products(float (&sum)[32]) {
-  asm volatile("wgmma.wait_group.sync.aligned %32;" : HALF_OF_SUMS : "n"(PENDING) : "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %32;" : HALF_OF_SUMS("+f") : "n"(PENDING) : "memory");
 }
 
 // All of a warpgroup's threads have so many registers from here on: fewer than before, or more when others have given enough.
@@ -168,8 +185,11 @@ DEVICE void show_operands() { asm volatile("fence.proxy.async.shared::cta;" ::: 
 constexpr u32 TILE_ROW_BYTES = 128;
 constexpr u32 TILE_ALIGNMENT = 8 * TILE_ROW_BYTES;
 
+// Bytes of a row that a product sums over.
+constexpr u32 PRODUCT_BYTES = 32;
+
 // Where wgmma finds an operand in tiles as copies leave them (PTX ISA, matrix descriptor of wgmma). What is summed over lies
-// along their rows of TILE_ROW_BYTES: it reads 32 bytes of each from `shared` on. Or, TRANSPOSED, it lies across them: it reads
+// along their rows of TILE_ROW_BYTES: it reads PRODUCT_BYTES of each from `shared` on. Or, TRANSPOSED, it lies across them: it reads
 // sixteen whole rows from there on, and those of the tiles that follow `apart` bytes from each other. In units of 16 bytes: the
 // start at bit 0, at 16 that distance, which others have no use for, at 32 that from eight rows to the next eight; at 62 the
 // swizzle, of which 1 is 128 bytes.
@@ -178,17 +198,19 @@ DEVICE u64 operand_at(const void* shared, u32 apart = 16) {
   return start | u64{apart / 16} << 16 | eight_rows << 32 | u64{1} << 62;
 }
 
-// The operand of the COLS columns of 16 bits further on in the same rows.
-template <int COLS>
-DEVICE u64 operand_after(u64 operand) {
-  return operand + 2 * COLS / 16;
-}
+// The operand of the next product in the same rows.
+DEVICE u64 operand_after(u64 operand) { return operand + PRODUCT_BYTES / 16; }
 
 // The operand of the ROWS rows further on.
 template <int ROWS>
 DEVICE u64 operand_below(u64 operand) {
   static_assert(ROWS % 8 == 0, "the swizzle repeats after eight rows");
   return operand + ROWS * TILE_ROW_BYTES / 16;
+}
+
+// Where a tile has the 16 bytes, or a part of them, that are `byte` bytes from a row's begin: their places are swizzled.
+DEVICE const u8* in_tile(const void* tile, u32 row, u32 byte) {
+  return static_cast<const u8*>(tile) + row * TILE_ROW_BYTES + (byte ^ row % 8 * 16);
 }
 
 // The first place in dynamic shared memory where a tile may begin, at most TILE_ALIGNMENT - 128 bytes from its start.

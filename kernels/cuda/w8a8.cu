@@ -68,7 +68,8 @@ DEVICE void scale_up(Totals& total, Sums& sum, const float* scales, u32 first_ro
 #pragma unroll
       for (int m = 0; m < Product::TOKEN_PARTS; ++m) {
         for (int half = 0; half < 2; ++half) {
-          total.of[m][n][2 * half + i] += static_cast<float>(sum.of[m][n][2 * half + i]) * scale;
+          float& value = total.of[m][n][2 * half + i];
+          value = fused(static_cast<float>(sum.of[m][n][2 * half + i]), scale, value);
           sum.of[m][n][2 * half + i] = 0;
         }
       }
@@ -92,7 +93,7 @@ DEVICE void product(const u8* weights, const float* scales, const u8* input, con
   });
   product.each(total, [&](u32 token, u32 row, float sum) {
     const u64 place = static_cast<u64>(token) * rows + row;
-    const float value = sum * input_scales[token];
+    const float value = rounded_product(sum, input_scales[token]);
     if (halves) halves[place] = to_bf16(value);
     else floats[place] = add ? floats[place] + value : value;
   });

@@ -27,7 +27,8 @@ fn main() -> io::Result<()> {
     }
     let calls: String = cuda_files(&sources)?.iter().map(|stem| format!("  enter_{stem}();\n")).collect();
     fs::write(out.join("all.cpp"), format!("{enter_all}extern \"C\" void shim_enter_all() {{\n{calls}}}\n"))?;
-    library.file(out.join("all.cpp")).file("cpp/runtime.cpp").file("cpp/hopper.cpp").compile("cuda_shim");
+    let own = ["cpp/runtime.cpp", "cpp/hopper.cpp", "cpp/operands.cpp"];
+    library.file(out.join("all.cpp")).files(own).compile("cuda_shim");
     Ok(())
 }
 

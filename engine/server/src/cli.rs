@@ -365,7 +365,7 @@ pub struct ServeArgs {
     /// Same bytes out whatever else is served: so it is without the flag, too
     #[arg(long, help_heading = "Batching and memory")]
     pub deterministic: bool,
-    /// On CUDA: multiply many tokens at once by wider products, whose sums have another order, so that a token may depend on
+    /// On CUDA: multiply many tokens at once by wider products, which round otherwise, so that a token may depend on
     /// what is computed beside it; changes nothing elsewhere
     #[arg(long, conflicts_with = "deterministic", help_heading = "Batching and memory")]
     pub no_deterministic: bool,

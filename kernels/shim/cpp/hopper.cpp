@@ -1,17 +1,15 @@
 // Barriers, tile copies and warpgroup products of Hopper: their state, and when they take effect.
-#include "runtime.h"
-#include "hopper.cuh"
+#include "operands.h"
 
 #include <map>
 #include <memory>
-#include <vector>
 
 namespace shim {
 namespace {
 
 constexpr u32 GROUP_THREADS = 128;  // of a warpgroup
 constexpr u32 GROUP_WARPS = GROUP_THREADS / LANES;
-constexpr u32 PRODUCT_ROWS = 64, MOST_COLS = 128, PRODUCT_DEPTH = 16, MOST_SUMS = MOST_COLS / 2;
+constexpr u32 PRODUCT_ROWS = 64, MOST_COLS = 128, MOST_SUMS = MOST_COLS / 2;
 constexpr u32 ROW_REGISTERS = 4;  // of a left operand that threads hold
 
 // What kernels/shim/src/kernels.rs writes into a TensorMap.
@@ -42,16 +40,16 @@ struct RowRegisters {
 struct Product {
   Operands operands;
   u64 group;
-  std::vector<u16> shared;               // what it read there, as it was when it started
+  std::vector<u8> shared;                // what it read there, as it was when it started
   const u32* registers[GROUP_THREADS];   // and what threads held
   RowRegisters held[GROUP_THREADS];
 };
 
 struct Sums {  // of one thread, while products add to them
-  float* registers;
+  u32* registers;
   u32 count;
   u64 group;  // of the last product
-  float value[MOST_SUMS];
+  u32 value[MOST_SUMS];  // floats or integers
 };
 
 struct Use {  // of registers as a left operand: what they held, and the fence behind which they did
@@ -84,7 +82,7 @@ struct Warpgroup {
   Meeting meeting;
   Operands operands;
   bool adds;
-  float* registers[GROUP_THREADS];
+  u32* registers[GROUP_THREADS];
   const u32* rows[GROUP_THREADS];
 };
 
@@ -104,9 +102,6 @@ State& state_of(const Barrier* barrier) {
 }
 
 u32 size_of(const TileCopy& copy) { return copy.from.box_rows * copy.from.box_cols * copy.from.element_bytes; }
-
-// The place of an address whose 16-byte parts are swizzled over rows of so many bytes: address bits 4.. XOR bits 7...
-u32 swizzled(u32 address, u32 row_bytes) { return address ^ (address >> 7 & (row_bytes / 16 - 1)) << 4; }
 
 // Writes a tile: 16 bytes go together, and what is outside of the matrix becomes zeros.
 void land(const TileCopy& copy) {
@@ -155,40 +150,10 @@ void meet(Meeting& meeting, u32 count, int site, All all) {
   suspend(site);
 }
 
-// The address of a value of an operand whose rows are what is multiplied, and its columns what is summed over, as a descriptor
-// says (PTX ISA, matrix descriptor, strides).
-u32 address_in(u64 descriptor, bool transposed, u32 row, u32 col) {
-  const u32 start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
-  const u32 stride = (descriptor >> 32 & 0x3fff) << 4, mode = descriptor >> 62;
-  const u32 row_bytes = mode ? 256u >> mode : 16;  // without a swizzle, blocks of eight rows of 16 bytes each
-  if (transposed) {
-    if (!mode) fail("multiplies a transposed operand without a swizzle, which the shim does not know");
-    const u32 across = row_bytes / 2;
-    return swizzled(start + row / across * leading + 2 * (row % across) + col / 8 * stride + col % 8 * row_bytes, row_bytes);
-  }
-  const u32 eight_rows = start + row / 8 * stride + row % 8 * row_bytes;
-  return mode ? swizzled(eight_rows + 2 * col, row_bytes) : eight_rows + col / 8 * leading + 2 * (col % 8);
-}
-
-// The 16-bit values of an operand, `rows` of PRODUCT_DEPTH.
-void read_operand(u64 descriptor, bool transposed, u32 rows, std::vector<u16>& values) {
-  if (descriptor >> 49 & 7) fail("multiplies an operand with a base offset, which the shim does not know");
-  const SharedWindow window = shared_window();
-  for (u32 row = 0; row < rows; ++row) {
-    for (u32 col = 0; col < PRODUCT_DEPTH; ++col) {
-      const u8* from = window.base + address_in(descriptor, transposed, row, col);
-      if (from < window.begin || from + 2 > window.end) fail("multiplies what is outside of its shared memory");
-      u16 value;
-      memcpy(&value, from, 2);
-      values.push_back(value);
-    }
-  }
-}
-
 // What a product reads from shared memory: the right operand, and the left one where threads do not hold it.
-std::vector<u16> shared_of(const Operands& operands) {
-  std::vector<u16> values;
-  values.reserve((PRODUCT_ROWS + MOST_COLS) * PRODUCT_DEPTH);
+std::vector<u8> shared_of(const Operands& operands) {
+  std::vector<u8> values;
+  values.reserve((PRODUCT_ROWS + MOST_COLS) * PRODUCT_BYTES);
   read_operand(operands.b, operands.transposed, operands.cols, values);
   if (!operands.rows) read_operand(operands.a, false, PRODUCT_ROWS, values);
   return values;
@@ -201,13 +166,13 @@ void spread_rows(const Product& product, float* a) {
     const u32 thread = i / ROW_REGISTERS, place = i % ROW_REGISTERS, lane = thread % LANES;
     const u32 row = 16 * (thread / LANES) + lane / 4 + 8 * (place % 2), col = 2 * (lane % 4) + 8 * (place / 2);
     const u32 pair = product.held[thread].value[place];
-    a[row * PRODUCT_DEPTH + col] = low_float(pair);
-    a[row * PRODUCT_DEPTH + col + 1] = high_float(pair);
+    a[row * depth_of(Values::BF16) + col] = low_float(pair);
+    a[row * depth_of(Values::BF16) + col + 1] = high_float(pair);
   }
 }
 
 // Sums that products add to already, or those that this thread's registers hold now.
-Sums& pending_sums(u32 thread, float* registers, u32 count) {
+Sums& pending_sums(u32 thread, u32* registers, u32 count) {
   Thread& own = block.threads[thread];
   for (Sums& sums : own.sums) {
     if (sums.registers == registers) return sums;
@@ -247,21 +212,18 @@ std::shared_ptr<Product> started(const Warpgroup& group) {
 void multiply_group(const Warpgroup& group) {
   const u32 first = group.meeting.threads[0] / GROUP_THREADS * GROUP_THREADS;
   const auto product = started(group);
-  std::vector<float> values;
-  for (u16 bits : product->shared) values.push_back(to_float(bf16{bits}));
-  values.resize((group.operands.cols + PRODUCT_ROWS) * PRODUCT_DEPTH);
-  float *b = values.data(), *a = b + group.operands.cols * PRODUCT_DEPTH;
+  const u32 depth = depth_of(group.operands.values), count = group.operands.cols / 2;
+  std::vector<float> values = decoded(group.operands.values, product->shared);
+  values.resize((group.operands.cols + PRODUCT_ROWS) * depth);
+  float *b = values.data(), *a = b + group.operands.cols * depth;
   if (group.operands.rows) spread_rows(*product, a);
-  const u32 count = group.operands.cols / 2;
   for (u32 i = 0; i < GROUP_THREADS; ++i) {
     const u32 warp = i / LANES, lane = i % LANES;
     Sums& sums = pending_sums(first + i, group.registers[i], count);
     if (!group.adds) memset(sums.value, 0, sizeof sums.value);
     for (u32 s = 0; s < count; ++s) {
       const u32 row = 16 * warp + lane / 4 + 8 * (s / 2 % 2), col = 8 * (s / 4) + 2 * (lane % 4) + s % 2;
-      double dot = 0;
-      for (u32 k = 0; k < PRODUCT_DEPTH; ++k) dot += double(a[row * PRODUCT_DEPTH + k]) * b[col * PRODUCT_DEPTH + k];
-      sums.value[s] = static_cast<float>(sums.value[s] + dot);
+      sums.value[s] = added(group.operands.values, sums.value[s], a + row * depth, b + col * depth);
     }
     sums.group = product->group;
     memset(sums.registers, 0xff, count * sizeof *sums.registers);
@@ -291,7 +253,7 @@ void finish_products(WarpPart& warp, u64 end) {
     Thread& own = block.threads[warp.meeting.threads[lane]];
     for (size_t i = own.sums.size(); i-- > 0;) {
       if (own.sums[i].group >= end) continue;
-      memcpy(own.sums[i].registers, own.sums[i].value, own.sums[i].count * sizeof(float));
+      memcpy(own.sums[i].registers, own.sums[i].value, own.sums[i].count * sizeof(u32));
       own.sums.erase(own.sums.begin() + i);
       own.fenced = false;
     }
@@ -372,17 +334,17 @@ void fence_products() {
 }
 
 bool alike(const Operands& one, const Operands& other) {
-  return one.a == other.a && one.b == other.b && one.cols == other.cols && one.transposed == other.transposed &&
+  return one.values == other.values && one.a == other.a && one.b == other.b && one.cols == other.cols && one.transposed == other.transposed &&
          !one.rows == !other.rows;
 }
 
-void multiply(float* sum, const Operands& operands, bool adds, int site) {
+void multiply(void* sum, const Operands& operands, bool adds, int site) {
   if (now.thread / GROUP_THREADS >= block.groups.size()) fail("multiplies without a whole warpgroup");
   Warpgroup& group = block.groups[now.thread / GROUP_THREADS];
   if (group.meeting.arrived == 0) group.operands = operands, group.adds = adds;
   if (!alike(group.operands, operands) || group.adds != adds) fail("multiplies other operands than its warpgroup");
   if (operands.rows) use_rows(operands.rows);
-  group.registers[now.thread % GROUP_THREADS] = sum;
+  group.registers[now.thread % GROUP_THREADS] = static_cast<u32*>(sum);
   group.rows[now.thread % GROUP_THREADS] = operands.rows;
   meet(group.meeting, GROUP_THREADS, site, [&] { multiply_group(group); });
 }

@@ -100,20 +100,23 @@ DEVICE bf16 to_bf16(float value) {
   return {static_cast<u16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 DEVICE u32 pack_bf16(float low, float high) { return to_bf16(low).bits | static_cast<u32>(to_bf16(high).bits) << 16; }
+DEVICE float fused(float a, float b, float c) { return std::fma(a, b, c); }
+DEVICE float rounded_product(float a, float b) { return a * b; }
 DEVICE u32 fma_bf16(u32 a, u32 b, u32 c) {
   const auto low = [](u32 pair) { return double(float_of(pair << 16)); };
   const auto high = [](u32 pair) { return double(float_of(pair & 0xffff0000u)); };
   return pack_bf16(float(low(a) * low(b) + low(c)), float(high(a) * high(b) + high(c)));
 }
 DEVICE u32 masked_or(u32 a, u32 mask, u32 bits) { return (a & mask) | bits; }
-DEVICE u32 pick_bytes(u32 word, u32 which) {
+DEVICE u32 pick_bytes(u32 first, u32 second, u32 which) {
   u32 result = 0;
   for (u32 i = 0; i < 4; ++i) {
     const u32 from = which >> 4 * i & 7;
-    result |= (from < 4 ? word >> 8 * from & 0xff : 0) << 8 * i;
+    result |= ((from < 4 ? first : second) >> 8 * (from % 4) & 0xff) << 8 * i;
   }
   return result;
 }
+DEVICE u32 pick_bytes(u32 word, u32 which) { return pick_bytes(word, 0, which); }
 DEVICE float half_to_float(u16 bits) {
   const u32 exponent = bits >> 10 & 31, fraction = bits & 1023;
   float value = exponent == 31 ? (fraction ? NAN : INFINITY) : std::ldexp(float(fraction + (exponent ? 1024 : 0)), int(exponent ? exponent : 1) - 25);

@@ -18,15 +18,19 @@ void arrive(Barrier* barrier, u32 bytes);
 void wait_phase(Barrier* barrier, u32 parity, int site);
 void copy_tile(void* shared, const TensorMap& matrix, u32 col, u32 row, Barrier* barrier);
 void fence_products();
+// What operands consist of.
+enum class Values { BF16, SIGNED, E4M3 };
 // The left operand is at a descriptor, or, where `rows` is not null, in four registers of each thread.
 struct Operands {
+  Values values;
   u64 a;
   const u32* rows;
   u64 b;
   u32 cols;
   bool transposed;
 };
-void multiply(float* sum, const Operands& operands, bool adds, int site);
+// Into registers of floats, or, where values are signed, of integers.
+void multiply(void* sum, const Operands& operands, bool adds, int site);
 void commit_products();
 void wait_products(u32 pending, int site);
 void write_operand(void* shared, const Quad& quad);
@@ -47,17 +51,23 @@ DEVICE void copy_tile(void* shared, const TensorMap& matrix, u32 col, u32 row, B
 }
 DEVICE void fence_products() { shim::fence_products(); }
 DEVICE void multiply_tiles(float (&sum)[64], u64 a, u64 b, bool adds, int site = __builtin_LINE()) {
-  shim::multiply(sum, {a, nullptr, b, 128, false}, adds, site);
+  shim::multiply(sum, {shim::Values::BF16, a, nullptr, b, 128, false}, adds, site);
+}
+DEVICE void multiply_byte_tiles(int (&sum)[64], u64 a, u64 b, bool adds, int site = __builtin_LINE()) {
+  shim::multiply(sum, {shim::Values::SIGNED, a, nullptr, b, 128, false}, adds, site);
+}
+DEVICE void multiply_byte_tiles(float (&sum)[64], u64 a, u64 b, bool adds, int site = __builtin_LINE()) {
+  shim::multiply(sum, {shim::Values::E4M3, a, nullptr, b, 128, false}, adds, site);
 }
 template <bool TRANSPOSED, size_t SUMS>
 DEVICE void multiply_rows(float (&sum)[SUMS], const u32 (&a)[4], u64 b, bool adds, int site = __builtin_LINE()) {
-  shim::multiply(sum, {0, a, b, 2 * SUMS, TRANSPOSED}, adds, site);
+  shim::multiply(sum, {shim::Values::BF16, 0, a, b, 2 * SUMS, TRANSPOSED}, adds, site);
 }
 DEVICE void commit_products() { shim::commit_products(); }
 template <int PENDING>
 DEVICE void wait_products(int site = __builtin_LINE()) { shim::wait_products(PENDING, site); }
-template <int PENDING = 0, size_t SUMS>
-DEVICE void settle_products(float (&)[SUMS], int site = __builtin_LINE()) { shim::wait_products(PENDING, site); }
+template <int PENDING = 0, typename Sum, size_t SUMS>
+DEVICE void settle_products(Sum (&)[SUMS], int site = __builtin_LINE()) { shim::wait_products(PENDING, site); }
 template <int COUNT>
 DEVICE void give_registers() {}
 template <int COUNT>

@@ -16,6 +16,7 @@ mod sample;
 mod sharing;
 mod step;
 mod w8a8;
+mod wide;
 
 pub use activation::{Gate, gate_mul, gate_mul_experts, soft_cap};
 pub use attention::{
@@ -27,13 +28,14 @@ pub use gather::{embed, gather_rows};
 pub use heads::{
     Heads, MAX_HEAD_DIM, PAGE_TOKENS, Pages, PagesMut, Placement, Places, Rotation, place_heads, rope_table,
 };
-pub use linear::{ExpertInput, Output, linear, linear_experts, linear_ordered, linear_wide, multiplies_widely};
+pub use linear::{ExpertInput, Output, linear, linear_experts, linear_ordered};
 pub use norm::{add_normed, add_rms_norm, rms_norm};
 pub use reduce::{ExchangeSizes, Ground, MAX_RANKS, PeerGroup, PeerRank};
 pub use sample::{ALL_BANNED, Edits, Masks, NOT_FINITE, Samplers, adjust_logits, sample};
 pub use sharing::{shared_splits, sharing_order};
 pub use step::{NextStep, advance};
-pub use w8a8::{Quantized, linear_w8a8, multiplies, quantize_tokens};
+pub use w8a8::{Quantized, linear_w8a8, linear_w8a8_wide, multiplies, quantize_tokens};
+pub use wide::{linear_wide, multiplies_widely};
 
 /// A size as kernels take it.
 ///

@@ -99,6 +99,16 @@ pub const W8A8_MANY_SHARED_BYTES: u32 = 4 * (64 + 128) * (64 + 16);
 /// The same of few tokens: twelve stages of 16 tokens and 32 rows.
 pub const W8A8_FEW_SHARED_BYTES: u32 = 12 * (16 + 32) * (64 + 16);
 
+/// The same on Hopper: six stages of two tiles of 128 columns, which begin at a multiple of 1024.
+pub const W8A8_HOPPER_SHARED_BYTES: u32 = 6 * 2 * GEMM_HOPPER_TILE * 128 + (1024 - 16);
+
+/// Tiles of 16 rows of a block of the product of many tokens with weights of 4 bits on Hopper.
+pub const INT4_HOPPER_TILES: u32 = GEMM_HOPPER_TILE / 16;
+
+/// Bytes of shared memory of that product: five stages of 64 columns of the tokens in bf16, and of the rows' codes and scales, which
+/// begin at a multiple of 1024.
+pub const INT4_HOPPER_SHARED_BYTES: u32 = 5 * (GEMM_HOPPER_TILE * (128 + 32) + INT4_HOPPER_TILES * 128) + (1024 - 16);
+
 /// Bytes of shared memory that attention over heads of up to `dim` values of `size` bytes needs: one or two pages of keys
 /// and values, each row with 16 bytes more, and what room their scales have; afterwards, when decoding, what four warps
 /// have of 16 rows.
@@ -157,6 +167,12 @@ const QUANTIZE: Signature = parameters!((input: In(Bf16), codes: Out(U8), scales
 const W8A8: Signature = parameters!((
     weights: In(U8), scales: In(F32), input: In(U8), input_scales: In(F32), halves: Out(Bf16), floats: Out(F32), add: U32,
     tokens: U32, rows: U32, cols: U32, group: U32
+));
+
+/// The same of many tokens on Hopper.
+const W8A8_HOPPER: Signature = parameters!((
+    weights: Tiles(U8, GEMM_HOPPER_TILE), scales: In(F32), input: Tiles(U8, GEMM_HOPPER_TILE), input_scales: In(F32),
+    halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32, cols: U32, group: U32
 ));
 
 /// Of the append of keys and values to pages of a type.
@@ -335,6 +351,14 @@ kernels! {
             floats: Out(F32), add: U32, tokens: U32, rows: U32, cols: U32
         ), 288, GEMM_HOPPER_SHARED_BYTES, on HOPPER;
     }
+    "int4_hopper.cu" {
+        /// `out = input · weightsᵀ` for many tokens by warpgroups, weights of 4 bits.
+        Int4Hopper = int4_hopper(
+            codes: Tiles(Word, INT4_HOPPER_TILES), scales: Tiles(Word, INT4_HOPPER_TILES),
+            input: Tiles(Bf16, GEMM_HOPPER_TILE), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32,
+            cols: U32, group: U32
+        ), 288, INT4_HOPPER_SHARED_BYTES, on HOPPER;
+    }
     "w8a8.cu" {
         /// Each token in signed 8 bits, with a scale of its own.
         QuantizeInt8 = quantize_int8[QUANTIZE], 256, 0;
@@ -348,6 +372,12 @@ kernels! {
         W8a8Fp8Few = w8a8_fp8_few[W8A8], 64, W8A8_FEW_SHARED_BYTES;
         /// `out = input · weightsᵀ` for blocks of 64 tokens, both in e4m3.
         W8a8Fp8Many = w8a8_fp8_many[W8A8], 256, W8A8_MANY_SHARED_BYTES;
+    }
+    "w8a8_hopper.cu" {
+        /// `out = input · weightsᵀ` for many tokens by warpgroups, both in signed 8 bits: as `w8a8.cu` gives it, bit for bit.
+        W8a8HopperInt8 = w8a8_hopper_int8[W8A8_HOPPER], 288, W8A8_HOPPER_SHARED_BYTES, on HOPPER;
+        /// The same in e4m3, with other bits.
+        W8a8HopperFp8 = w8a8_hopper_fp8[W8A8_HOPPER], 288, W8A8_HOPPER_SHARED_BYTES, on HOPPER;
     }
     "experts.cu" {
         /// The experts of each token, and their weights.

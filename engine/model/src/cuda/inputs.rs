@@ -53,10 +53,12 @@ impl InputRoom {
             (None, Some(code)) if self.rounds && ops::multiplies(stream.device().facts(), code) => {
                 self.multiply_rounded(stream, code, matrix, input, out)
             }
-            (None, _) if self.widens && ops::multiplies_widely(matrix, input.len() / matrix.cols()) => {
-                ops::linear_wide(stream, matrix, input, out)
+            (None, _) => {
+                let (facts, tokens) = (stream.device().facts(), input.len() / matrix.cols());
+                let wide = self.widens && ops::multiplies_widely(facts, matrix, tokens);
+                let multiply = if wide { ops::linear_wide } else { ops::linear };
+                multiply(stream, matrix, input, out)
             }
-            (None, _) => ops::linear(stream, matrix, input, out),
         }
     }
 
@@ -72,7 +74,8 @@ impl InputRoom {
         let (codes, scales) = (self.codes.slice_mut(0..values), self.scales.slice_mut(0..tokens));
         ops::quantize_tokens(stream, code, input, codes, scales)?;
         let input = Quantized { codes: self.codes.slice(0..values), scales: self.scales.slice(0..tokens) };
-        ops::linear_w8a8(stream, matrix, &input, out)
+        let multiply = if self.widens { ops::linear_w8a8_wide } else { ops::linear_w8a8 };
+        multiply(stream, matrix, &input, out)
     }
 }
 

@@ -164,22 +164,27 @@ fn a_layer_of_several_types_gives_the_cpus_tokens() {
 /// where no token may depend on what is computed beside it.
 #[test]
 fn prompts_multiplied_by_wide_products_give_the_cpus_tokens() {
-    let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
+    let [halves, codes] =
+        [WeightType::BF16, WeightType::Q4_1].map(|kind| checkpoint(Tiny { tied: false, ..tiny(kind) }));
     let prompt = |job: u32| (0..50).map(|token| (token * 37 + job) % VOCABULARY).collect::<Vec<u32>>();
     let jobs: Vec<Job> = (0..3).map(|job| Job::greedy(&prompt(job))).collect();
-    let wide = [Kernel::GemmHopperBf16, Kernel::GemmBf16];
-    for (capability, batch_invariant, expected) in
-        [((9, 0), false, [2 * 4, 0]), ((8, 0), false, [0, 2 * 4]), ((9, 0), true, [0, 0])]
-    {
+    let wide = [Kernel::GemmHopperBf16, Kernel::GemmBf16, Kernel::Int4Hopper];
+    for (checkpoint, capability, batch_invariant, expected) in [
+        (&halves, (9, 0), false, [2 * 4, 0, 0]),
+        (&halves, (8, 0), false, [0, 2 * 4, 0]),
+        (&halves, (9, 0), true, [0, 0, 0]),
+        (&codes, (9, 0), false, [0, 0, 2 * 4]),
+        (&codes, (8, 0), false, [0, 0, 0]),
+    ] {
         let options = LoadOptions { max_step_tokens: 160, batch_invariant, ..options() };
         let driver = HostMachine::new(Kernels::Run, 7).with_capability(capability).driver(0, 1 << 28);
-        let model = CudaModel::load(&checkpoint, &options, &[driver.device()]).unwrap();
+        let model = CudaModel::load(checkpoint, &options, &[driver.device()]).unwrap();
         let mut gpu = model.start(options.kv, Replay::Graphs).unwrap().executor;
         let answers = generate(&mut gpu, &jobs, GENERATED, 64, 2);
         let issued = driver.issued();
         let found = wide.map(|kernel| issued.iter().filter(|work| **work == Issued::Launch(kernel)).count());
         assert_eq!(found, expected, "{capability:?}");
-        let mut cpu = load(&checkpoint, &options).unwrap().executor;
+        let mut cpu = load(checkpoint, &options).unwrap().executor;
         for (job, answer) in jobs.iter().zip(&answers) {
             let regret = most_regret(&mut cpu, &job.prompt, answer);
             assert!(regret <= NEAR_TIE, "{capability:?}: {answer:?} is {regret} from the CPU's choices");

@@ -29,14 +29,26 @@ fn check(device: &Device, stream: &Stream, matrix: &Matrix, input: &[bf16], exac
     assert_eq!(floats.read(stream).unwrap(), doubled, "{what}: added to itself");
 }
 
-fn random_int4(random: &mut Random, rows: usize, cols: usize, group: Group, symmetric: bool) -> Int4 {
+pub fn random_int4(random: &mut Random, rows: usize, cols: usize, group: Group, symmetric: bool) -> Int4 {
+    let (codes, scales) = random_codes(random, rows, cols, group, symmetric);
+    Int4::new(rows, cols, group, codes, scales)
+}
+
+/// What [`Int4::new`] is made of.
+pub fn random_codes(
+    random: &mut Random,
+    rows: usize,
+    cols: usize,
+    group: Group,
+    symmetric: bool,
+) -> (Vec<u8>, Vec<(f16, f16)>) {
     let codes = (0..rows * cols).map(|_| random.below(16) as u8).collect();
     let groups = rows * cols.div_ceil(group.cols());
     let scale = |random: &mut Random| {
         let scale = f16::from_f32(random.value(0.1));
         (scale, f16::from_f32(if symmetric { -8.0 * scale.to_f32() } else { random.value(0.5) }))
     };
-    Int4::new(rows, cols, group, codes, (0..groups).map(|_| scale(random)).collect())
+    (codes, (0..groups).map(|_| scale(random)).collect())
 }
 
 #[test]

@@ -5,10 +5,10 @@ use windlass_kernels::cuda::ops::{self, Output, Quantized};
 use windlass_kernels::cuda::weights::{EightBits, Matrix};
 use windlass_kernels::cuda::{Device, Stream};
 
-use crate::common::{Random, SEEDS, device, poisoned, relative_error};
+use crate::common::{Random, SEEDS, ampere, device, poisoned, relative_error};
 use crate::linear::e4m3;
 
-const CODES: [EightBits; 2] = [EightBits::Int8, EightBits::E4m3];
+pub const CODES: [EightBits; 2] = [EightBits::Int8, EightBits::E4m3];
 
 fn value(code: EightBits, bits: u8) -> f64 {
     match code {
@@ -17,7 +17,13 @@ fn value(code: EightBits, bits: u8) -> f64 {
     }
 }
 
-fn quantized(device: &Device, stream: &Stream, code: EightBits, input: &[bf16], tokens: usize) -> (Vec<u8>, Vec<f32>) {
+pub fn quantized(
+    device: &Device,
+    stream: &Stream,
+    code: EightBits,
+    input: &[bf16],
+    tokens: usize,
+) -> (Vec<u8>, Vec<f32>) {
     let memory = device.upload(input).unwrap();
     let (mut codes, mut scales) = (poisoned::<u8>(device, input.len()), poisoned::<f32>(device, tokens));
     ops::quantize_tokens(stream, code, memory.view(), codes.view_mut(), scales.view_mut()).unwrap();
@@ -66,17 +72,18 @@ fn a_token_of_zeros_and_one_that_is_not_finite_are_told() {
     }
 }
 
-struct Scene {
-    code: EightBits,
-    shape: [usize; 3],
-    group: usize,
-    weights: Vec<u8>,
-    weight_scales: Vec<f32>,
-    input: Vec<bf16>,
+/// A matrix, its tokens, and `[tokens, rows, cols]`.
+pub struct Scene {
+    pub code: EightBits,
+    pub shape: [usize; 3],
+    pub group: usize,
+    pub weights: Vec<u8>,
+    pub weight_scales: Vec<f32>,
+    pub input: Vec<bf16>,
 }
 
 impl Scene {
-    fn new(random: &mut Random, code: EightBits, group: usize, shape: [usize; 3]) -> Scene {
+    pub fn new(random: &mut Random, code: EightBits, group: usize, shape: [usize; 3]) -> Scene {
         let [tokens, rows, cols] = shape;
         // Every finite code of e4m3: its two NaNs are 0x7f and 0xff.
         let weights = (0..rows * cols).map(|_| (random.next() % 255) as u8).map(|x| if x == 0x7f { 0 } else { x });
@@ -85,13 +92,13 @@ impl Scene {
         Scene { code, shape, group, weights, weight_scales, input: random.halves(tokens * cols, 2.0) }
     }
 
-    fn matrix(&self, device: &Device) -> Matrix {
+    pub fn matrix(&self, device: &Device) -> Matrix {
         let [_, rows, cols] = self.shape;
         Matrix::eight_bits(device, self.code, [rows, cols], self.group, &self.weights, &self.weight_scales).unwrap()
     }
 
     /// What the operands give, activations as they were rounded.
-    fn exact(&self, codes: &[u8], scales: &[f32]) -> Vec<f64> {
+    pub fn exact(&self, codes: &[u8], scales: &[f32]) -> Vec<f64> {
         let [tokens, rows, cols] = self.shape;
         let groups = cols.div_ceil(self.group);
         let weight = |row: usize, col: usize| {
@@ -118,7 +125,8 @@ fn products_match_the_reference_over_their_own_operands() {
             (128, [66, 16, 160]),
             (usize::MAX, [70, 140, 64]),
         ]) {
-            let (device, stream) = device(seed);
+            // Hopper has kernels of its own for so many.
+            let (device, stream) = if code == EightBits::Int8 && shape[0] > 64 { ampere(seed) } else { device(seed) };
             let scene = Scene::new(&mut random, code, group, shape);
             let matrix = scene.matrix(&device);
             let (codes, scales) = quantized(&device, &stream, code, &scene.input, shape[0]);

@@ -5,17 +5,9 @@ use half::bf16;
 use super::experts::{Mixture, Routes};
 use super::gather::sort_columns;
 use super::word;
-use crate::cuda::launch::{Argument, Launch, TensorMap};
-use crate::cuda::table::{GEMM_HOPPER_SHARED_BYTES, GEMM_HOPPER_TILE, GEMM_SHARED_BYTES, HOPPER};
+use crate::cuda::launch::{Argument, Launch};
 use crate::cuda::weights::{EightBits, Group, Matrix, ROW_TILE, Superblock, Values};
-use crate::cuda::{DeviceFacts, DriverError, Kernel, Memory, Stream, View, ViewMut};
-
-/// Tokens, and rows, of a block of `gemm.cu`.
-const GEMM_TILE: usize = 128;
-
-/// Fewest tokens that [`linear_wide`] is for: those of one of its blocks, which are two of [`linear`]'s. An estimate, until a GPU
-/// has measured it.
-const WIDE_TOKENS: usize = 128;
+use crate::cuda::{DriverError, Kernel, Memory, Stream, View, ViewMut};
 
 /// Where a product goes, `[tokens, matrix.rows()]`.
 #[derive(Debug)]
@@ -182,51 +174,6 @@ fn product(
     let launch = parts.into_iter().chain(out.arguments()).fold(launch.with(input), Launch::with);
     let launch = launch.with(word(stride)).with(word(tokens)).with(word(rows)).with(word(cols));
     last.into_iter().fold(launch, Launch::with)
-}
-
-/// Whether [`linear_wide`] is for so many tokens and such a matrix.
-pub fn multiplies_widely(matrix: &Matrix, tokens: usize) -> bool {
-    matches!(matrix.values(), Values::Bf16(_)) && matrix.order().is_none() && tokens >= WIDE_TOKENS
-}
-
-/// [`linear`] with a bf16 matrix for many tokens: equal but for rounding, because it sums in another order. Not for a mode in
-/// which results must not depend on the batch.
-///
-/// # Panics
-/// When the lengths do not match, or the matrix is not bf16 with columns in the order of inputs.
-pub fn linear_wide(
-    stream: &Stream,
-    matrix: &Matrix,
-    input: View<'_, bf16>,
-    out: Output<'_>,
-) -> Result<(), DriverError> {
-    let (rows, cols) = (matrix.rows(), matrix.cols());
-    assert!(!input.is_empty() && input.len().is_multiple_of(cols), "{} values are no tokens of {cols}", input.len());
-    let tokens = input.len() / cols;
-    assert_eq!(out.len(), tokens * rows, "{tokens} tokens of {rows} values");
-    let (Values::Bf16(weights), None) = (matrix.values(), matrix.order()) else {
-        panic!("many tokens are multiplied with bf16 alone, whose columns are in the order of inputs")
-    };
-    let launch = match multiplies_by_warpgroups(stream.device().facts(), input.bytes() / tokens) {
-        true => {
-            let parts = |count: usize| word(count.div_ceil(GEMM_HOPPER_TILE as usize));
-            let [weights, input] = [weights.view(), input].map(|values| TensorMap::new(values, cols, GEMM_HOPPER_TILE));
-            let launch = Launch::new(Kernel::GemmHopperBf16, [parts(tokens), parts(rows), 1]);
-            launch.shared(GEMM_HOPPER_SHARED_BYTES).with(weights).with(input)
-        }
-        false => {
-            let grid = [word(rows.div_ceil(GEMM_TILE)), word(tokens.div_ceil(GEMM_TILE)), 1];
-            Launch::new(Kernel::GemmBf16, grid).shared(GEMM_SHARED_BYTES).with(weights.view()).with(input)
-        }
-    };
-    let launch = out.arguments().into_iter().fold(launch, Launch::with);
-    // SAFETY: blocks read rows and tokens that are there, and write those.
-    unsafe { stream.launch(&launch.with(word(tokens)).with(word(rows)).with(word(cols))) }
-}
-
-/// Whether `gemm_hopper.cu` multiplies tokens of so many bytes there, and `gemm.cu` need not.
-fn multiplies_by_warpgroups(facts: &DeviceFacts, token_bytes: usize) -> bool {
-    facts.capability == HOPPER && TensorMap::reads_rows_of(token_bytes)
 }
 
 /// Tokens that a block multiplies a weight with while it holds it.

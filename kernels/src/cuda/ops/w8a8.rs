@@ -4,8 +4,10 @@ use half::bf16;
 
 use super::linear::Output;
 use super::word;
-use crate::cuda::launch::Launch;
-use crate::cuda::table::{W8A8_FEW_SHARED_BYTES, W8A8_MANY_SHARED_BYTES};
+use crate::cuda::launch::{Launch, TensorMap};
+use crate::cuda::table::{
+    GEMM_HOPPER_TILE, HOPPER, W8A8_FEW_SHARED_BYTES, W8A8_HOPPER_SHARED_BYTES, W8A8_MANY_SHARED_BYTES,
+};
 use crate::cuda::weights::{EightBits, Matrix, Values};
 use crate::cuda::{DeviceFacts, DriverError, Kernel, Stream, View, ViewMut};
 
@@ -15,6 +17,8 @@ const FEW: [usize; 2] = [16, 32];
 const MANY: [usize; 2] = [64, 128];
 /// The most tokens that are few: an estimate, as no GPU has told. Results are the same either way.
 const MOST_FEW: usize = 32;
+/// Fewest tokens that Hopper's warpgroups multiply: more than a block for many has. An estimate, too.
+const FEWEST_BY_WARPGROUPS: usize = MANY[0] + 1;
 
 /// Tokens in 8 bits: codes, row after row, and a scale for each token.
 #[derive(Debug)]
@@ -68,14 +72,58 @@ pub fn linear_w8a8(
     input: &Quantized<'_>,
     out: Output<'_>,
 ) -> Result<(), DriverError> {
+    multiply(stream, matrix, input, out, false)
+}
+
+/// [`linear_w8a8`], but that Hopper's warpgroups multiply many tokens in e4m3: equal but for rounding. Not for a mode in which
+/// results must not depend on the batch.
+///
+/// # Panics
+/// As [`linear_w8a8`].
+pub fn linear_w8a8_wide(
+    stream: &Stream,
+    matrix: &Matrix,
+    input: &Quantized<'_>,
+    out: Output<'_>,
+) -> Result<(), DriverError> {
+    multiply(stream, matrix, input, out, true)
+}
+
+fn multiply(
+    stream: &Stream,
+    matrix: &Matrix,
+    input: &Quantized<'_>,
+    out: Output<'_>,
+    wide: bool,
+) -> Result<(), DriverError> {
     let (rows, cols, tokens) = (matrix.rows(), matrix.cols(), input.scales.len());
+    let facts = stream.device().facts();
     let Values::Eight { codes, scales, group, code } = matrix.values() else {
         panic!("a matrix that is not in 8 bits")
     };
     assert!(matrix.order().is_none(), "the columns of a matrix have an order of their own");
-    assert!(multiplies(stream.device().facts(), *code), "{code:?} on {:?}", stream.device().facts());
+    assert!(multiplies(facts, *code), "{code:?} on {facts:?}");
     assert!(tokens > 0 && input.codes.len() == tokens * cols, "{} codes of {tokens} tokens", input.codes.len());
     assert_eq!(out.len(), tokens * rows, "{tokens} tokens of {rows} values");
+    // Integers are added up exactly, in whatever order.
+    let by_warpgroups =
+        facts.capability == HOPPER && tokens >= FEWEST_BY_WARPGROUPS && (wide || *code == EightBits::Int8);
+    let launch = match by_warpgroups {
+        true => {
+            let [weights, input_codes] =
+                [codes.view(), input.codes].map(|codes| TensorMap::new(codes, cols, GEMM_HOPPER_TILE));
+            blocks_on_hopper(*code, tokens, rows).with(weights).with(scales.view()).with(input_codes)
+        }
+        false => blocks(*code, tokens, rows).with(codes.view()).with(scales.view()).with(input.codes),
+    };
+    let launch = out.arguments().into_iter().fold(launch.with(input.scales), Launch::with);
+    let launch = launch.with(word(tokens)).with(word(rows)).with(word(cols)).with(word((*group).min(cols)));
+    // SAFETY: blocks read rows and tokens that are there, and write those.
+    unsafe { stream.launch(&launch) }
+}
+
+/// Blocks of `w8a8.cu`.
+fn blocks(code: EightBits, tokens: usize, rows: usize) -> Launch {
     let few = tokens <= MOST_FEW;
     let kernel = match (code, few) {
         (EightBits::Int8, true) => Kernel::W8a8Int8Few,
@@ -84,11 +132,15 @@ pub fn linear_w8a8(
         (EightBits::E4m3, false) => Kernel::W8a8Fp8Many,
     };
     let (tile, shared) = if few { (FEW, W8A8_FEW_SHARED_BYTES) } else { (MANY, W8A8_MANY_SHARED_BYTES) };
-    let grid = [word(rows.div_ceil(tile[1])), word(tokens.div_ceil(tile[0])), 1];
-    let launch = Launch::new(kernel, grid).shared(shared);
-    let launch = launch.with(codes.view()).with(scales.view()).with(input.codes).with(input.scales);
-    let launch = out.arguments().into_iter().fold(launch, Launch::with);
-    let launch = launch.with(word(tokens)).with(word(rows)).with(word(cols)).with(word((*group).min(cols)));
-    // SAFETY: blocks read rows and tokens that are there, and write those.
-    unsafe { stream.launch(&launch) }
+    Launch::new(kernel, [word(rows.div_ceil(tile[1])), word(tokens.div_ceil(tile[0])), 1]).shared(shared)
+}
+
+/// Blocks of `w8a8_hopper.cu`.
+fn blocks_on_hopper(code: EightBits, tokens: usize, rows: usize) -> Launch {
+    let kernel = match code {
+        EightBits::Int8 => Kernel::W8a8HopperInt8,
+        EightBits::E4m3 => Kernel::W8a8HopperFp8,
+    };
+    let [tokens, rows] = [tokens, rows].map(|count| word(count.div_ceil(GEMM_HOPPER_TILE as usize)));
+    Launch::new(kernel, [tokens, rows, 1]).shared(W8A8_HOPPER_SHARED_BYTES)
 }

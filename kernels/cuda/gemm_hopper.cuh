@@ -1,0 +1,119 @@
+// What products of many tokens on Hopper share: stages of tiles that one thread has copied (TMA) while two warpgroups multiply
+// them, and where results go.
+//
+// A block computes TOKENS tokens x ROWS rows, its grid is (parts of the tokens, parts of the rows): blocks that run at a time share
+// their weights.
+#pragma once
+#include "hopper.cuh"
+
+constexpr u32 MULTIPLYING_WARPS = 8;
+constexpr int THREADS = 32 * (MULTIPLYING_WARPS + 1);
+
+#ifdef HOPPER
+
+constexpr u32 TOKENS = 128;
+constexpr u32 ROWS = 128;
+constexpr u32 PRODUCT_ROWS = 64;  // of a warpgroup's product
+
+// Stages that go round: step after step of the columns has the next one. Of a stage's two barriers one says that what it holds
+// came, the other that all multiplying warps have read it.
+template <typename Stage, u32 STAGES>
+struct Pipeline {
+  Stage* stages;
+  Barrier* came;
+  Barrier* read;
+
+  DEVICE void init() const {
+    for (u32 stage = 0; stage < STAGES; ++stage) {
+      init_barrier(&came[stage], 1);
+      init_barrier(&read[stage], MULTIPLYING_WARPS);
+    }
+    publish_barriers();
+  }
+
+  // What the thread does that has tiles copied: `weights(step, stage, barrier)` and `input(…)` start a step's copies.
+  template <typename Weights, typename Input>
+  DEVICE void copy_all(u32 steps, Weights weights, Input input) const {
+    const u32 ahead = smaller(steps, STAGES);
+    for (u32 step = 0; step < ahead; ++step) {
+      expect(step);
+      weights(step, stages[step], &came[step]);
+    }
+    wait_for_previous();  // the weights are nobody's output
+    let_next_start();
+    for (u32 step = 0; step < ahead; ++step) input(step, stages[step], &came[step]);
+    for (u32 step = ahead; step < steps; ++step) {
+      wait_free(step);
+      expect(step);
+      weights(step, stages[step % STAGES], &came[step % STAGES]);
+      input(step, stages[step % STAGES], &came[step % STAGES]);
+    }
+  }
+
+  // Waits until the tiles of a step came.
+  DEVICE const Stage& wait_tiles(u32 step) const {
+    wait_phase(&came[step % STAGES], step / STAGES % 2);
+    return stages[step % STAGES];
+  }
+  // Says that this warp has read the tiles of a step.
+  DEVICE void release(u32 step) const {
+    if (lane_index() == 0) arrive(&read[step % STAGES]);
+  }
+
+ private:
+  DEVICE void expect(u32 step) const { arrive_expecting(&came[step % STAGES], sizeof(Stage)); }
+  // Waits until all have read what the stage of this step, not one of the first, held before.
+  DEVICE void wait_free(u32 step) const { wait_phase(&read[step % STAGES], (step / STAGES + 1) % 2); }
+};
+
+// What a block does: one thread has the tiles of `steps` copied, as Pipeline::copy_all says, and eight warps call
+// `multiply(pipeline)`.
+template <typename Stage, u32 STAGES, typename Weights, typename Input, typename Multiply>
+DEVICE void multiply_tiles_of(u32 steps, Weights weights, Input input, Multiply multiply) {
+  SHARED(Barrier, came, STAGES);
+  SHARED(Barrier, read, STAGES);
+  DYNAMIC_SHARED(u8, memory);
+  const Pipeline<Stage, STAGES> pipeline{reinterpret_cast<Stage*>(align_tiles(memory)), came, read};
+  if (thread_index() == 0) pipeline.init();
+  sync_threads();
+  if (thread_index() == 32 * MULTIPLYING_WARPS) return pipeline.copy_all(steps, weights, input);
+  wait_for_previous();  // who adds to what is there reads it
+  let_next_start();
+  if (warp_index() < MULTIPLYING_WARPS) multiply(pipeline);
+}
+
+// Where results go: to `halves`, or to `floats`, or are added to `floats`.
+struct Output {
+  bf16* halves;
+  float* floats;
+  u32 add, tokens, rows;
+
+  DEVICE void write(u32 token, u32 row, float value) const {
+    if (token >= tokens || row >= rows) return;
+    const u64 place = static_cast<u64>(token) * rows + row;
+    if (halves) halves[place] = to_bf16(value);
+    else floats[place] = add ? floats[place] + value : value;
+  }
+
+  // Two neighbours, at once where they lie in one word.
+  DEVICE void write_pair(u32 token, u32 row, float first, float second) const {
+    if (halves && rows % 2 == 0 && token < tokens && row < rows) {
+      *reinterpret_cast<u32*>(halves + static_cast<u64>(token) * rows + row) = pack_bf16(first, second);
+      return;
+    }
+    write(token, row, first);
+    write(token, row + 1, second);
+  }
+};
+
+// The places of a thread's sums where the weights are the left operand: rows g and g + 8 of its warp's sixteen, and tokens 2t and
+// 2t + 1 of every eight.
+DEVICE u32 row_of(u32 i) { return block_y() * ROWS + 16 * warp_index() + lane_index() / 4 + 8 * (i / 2 % 2); }
+DEVICE u32 token_of(u32 i) { return block_x() * TOKENS + 2 * (lane_index() % 4) + 8 * (i / 4) + i % 2; }
+
+DEVICE void write_sums(const Output& out, const float (&sum)[64]) {
+#pragma unroll
+  for (u32 i = 0; i < 64; ++i) out.write(token_of(i), row_of(i), sum[i]);
+}
+
+#endif  // HOPPER

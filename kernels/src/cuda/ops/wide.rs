@@ -1,0 +1,91 @@
+//! Products of many tokens with a weight matrix, whose blocks have more of both than those of [`super::linear`].
+
+use half::bf16;
+
+use super::linear::Output;
+use super::word;
+use crate::cuda::launch::{Launch, TensorMap};
+use crate::cuda::table::{
+    GEMM_HOPPER_SHARED_BYTES, GEMM_HOPPER_TILE, GEMM_SHARED_BYTES, HOPPER, INT4_HOPPER_SHARED_BYTES, INT4_HOPPER_TILES,
+};
+use crate::cuda::weights::{Matrix, ROW_TILE, Values};
+use crate::cuda::{DeviceFacts, DriverError, Kernel, Memory, Stream, View};
+
+/// Tokens, and rows, of a block of `gemm.cu`.
+const GEMM_TILE: usize = 128;
+
+/// Fewest tokens that [`linear_wide`] is for: those of one of its blocks, which are two of [`super::linear()`]'s. An estimate, until
+/// a GPU has measured it.
+const WIDE_TOKENS: usize = 128;
+
+/// Whether [`linear_wide`] is for so many tokens and such a matrix on a device.
+pub fn multiplies_widely(facts: &DeviceFacts, matrix: &Matrix, tokens: usize) -> bool {
+    let has_kernel = match matrix.values() {
+        Values::Bf16(_) => true,
+        Values::Int4 { .. } => facts.capability == HOPPER,
+        _ => false,
+    };
+    has_kernel && matrix.order().is_none() && tokens >= WIDE_TOKENS
+}
+
+/// [`super::linear()`] for many tokens with a matrix in bf16, or on Hopper in 4 bits: equal but for rounding, because it sums in
+/// another order and makes codes of 4 bits bf16. Not for a mode in which results must not depend on the batch.
+///
+/// # Panics
+/// When the lengths do not match, or the matrix is of another kind or has columns in an order of their own.
+pub fn linear_wide(
+    stream: &Stream,
+    matrix: &Matrix,
+    input: View<'_, bf16>,
+    out: Output<'_>,
+) -> Result<(), DriverError> {
+    let (rows, cols, facts) = (matrix.rows(), matrix.cols(), stream.device().facts());
+    assert!(!input.is_empty() && input.len().is_multiple_of(cols), "{} values are no tokens of {cols}", input.len());
+    let tokens = input.len() / cols;
+    assert_eq!(out.len(), tokens * rows, "{tokens} tokens of {rows} values");
+    assert!(matrix.order().is_none(), "the columns of a matrix have an order of their own");
+    let on_hopper = facts.capability == HOPPER;
+    let (launch, group) = match matrix.values() {
+        Values::Bf16(weights) if on_hopper && TensorMap::reads_rows_of(input.bytes() / tokens) => {
+            (bf16_on_hopper(weights.view(), input, [tokens, rows, cols]), None)
+        }
+        Values::Bf16(weights) => {
+            let grid = [word(rows.div_ceil(GEMM_TILE)), word(tokens.div_ceil(GEMM_TILE)), 1];
+            (Launch::new(Kernel::GemmBf16, grid).shared(GEMM_SHARED_BYTES).with(weights.view()).with(input), None)
+        }
+        Values::Int4 { codes, scales, group, .. } if on_hopper => {
+            (int4_on_hopper(codes, scales, input, [tokens, rows, cols]), Some(word(group.cols())))
+        }
+        _ => panic!("{facts:?} multiplies no such matrix with many tokens"),
+    };
+    let launch = out.arguments().into_iter().fold(launch, Launch::with);
+    let launch = launch.with(word(tokens)).with(word(rows)).with(word(cols));
+    // SAFETY: blocks read rows and tokens that are there, and write those.
+    unsafe { stream.launch(&group.into_iter().fold(launch, Launch::with)) }
+}
+
+/// Blocks of Hopper's products.
+fn blocks_on_hopper(kernel: Kernel, tokens: usize, rows: usize) -> Launch {
+    let [tokens, rows] = [tokens, rows].map(|count| word(count.div_ceil(GEMM_HOPPER_TILE as usize)));
+    Launch::new(kernel, [tokens, rows, 1])
+}
+
+/// A launch of `gemm_hopper.cu`, with weights and input alone.
+fn bf16_on_hopper(weights: View<'_, bf16>, input: View<'_, bf16>, [tokens, rows, cols]: [usize; 3]) -> Launch {
+    let [weights, input] = [weights, input].map(|values| TensorMap::new(values, cols, GEMM_HOPPER_TILE));
+    let launch = blocks_on_hopper(Kernel::GemmHopperBf16, tokens, rows).shared(GEMM_HOPPER_SHARED_BYTES);
+    launch.with(weights).with(input)
+}
+
+/// The same of `int4_hopper.cu`, where what 16 rows have of codes and of scales is a row.
+fn int4_on_hopper(
+    codes: &Memory<u32>,
+    scales: &Memory<u32>,
+    input: View<'_, bf16>,
+    [tokens, rows, cols]: [usize; 3],
+) -> Launch {
+    let tiles = |words: View<'_, u32>| TensorMap::new(words, words.len() / rows.div_ceil(ROW_TILE), INT4_HOPPER_TILES);
+    let launch = blocks_on_hopper(Kernel::Int4Hopper, tokens, rows).shared(INT4_HOPPER_SHARED_BYTES);
+    let launch = launch.with(tiles(codes.view())).with(tiles(scales.view()));
+    launch.with(TensorMap::new(input, cols, GEMM_HOPPER_TILE))
+}
