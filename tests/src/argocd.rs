@@ -13,7 +13,7 @@ use crate::cluster::Cluster;
 use crate::process::{Running, free_port};
 use crate::service::Service;
 use crate::wait::{self, Look};
-use crate::{command, operator, workspace};
+use crate::{command, go_module, operator};
 
 /// For a definition to be established.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -311,12 +311,9 @@ fn agent() -> ureq::Agent {
 /// Its definitions, as they come with the module that the program is built from.
 ///
 /// # Errors
-/// When Go is missing.
+/// When Go is missing, or the module cannot be downloaded.
 pub fn definitions() -> Result<Vec<PathBuf>> {
-    let module = workspace::root().join("tests/argocd/server");
-    let mut list = Command::new("go");
-    list.current_dir(module).args(["list", "-m", "-f", "{{.Dir}}", "github.com/argoproj/argo-cd/v3"]);
-    let folder = PathBuf::from(command::output(&mut list)?.trim()).join("manifests/crds");
+    let folder = go_module::folder("github.com/argoproj/argo-cd/v3")?.join("manifests/crds");
     Ok(["application", "applicationset", "appproject"].map(|name| folder.join(format!("{name}-crd.yaml"))).into())
 }
 

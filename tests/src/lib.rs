@@ -20,6 +20,7 @@
 //! | [`api`], [`subject`], [`state`], [`lanes`] | plain HTTP to the API; a service by it; what it leaves; many at a time |
 //! | [`leaves`] | every field of the resource, and a change for each |
 //! | [`argocd`] | Argo CD, and a repository for it to follow |
+//! | [`go_module`] | sources of other projects, downloaded |
 //! | [`kwok`] | nodes and pods that only the API server knows |
 //! | [`network`] | what NetworkPolicies allow |
 //!
@@ -34,6 +35,7 @@ pub mod cluster;
 pub mod command;
 pub mod dashboard;
 pub mod fault;
+pub mod go_module;
 pub mod host;
 pub mod image;
 pub mod kubectl;

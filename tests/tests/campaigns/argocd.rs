@@ -38,6 +38,7 @@ fn argo_cd_leads_services_without_drift() -> Result<()> {
 
         acted_upon(&argocd, &by_hand)?;
         rolled(&argocd, &by_hand)?;
+        rolled_back(&argocd, &by_hand)?;
         broken_and_mended(&argocd, namespace)
     })
 }
@@ -132,6 +133,36 @@ fn rolled(argocd: &ArgoCd<'_>, service: &Service<'_>) -> Result<()> {
     ensure!(service.read()?.spec.replicas == 2, "the rollout has taken back the number of replicas");
     println!("a rollout from Git: Progressing, then Healthy, no drift");
     Ok(())
+}
+
+/// To the revision before, and on to that of the spec again.
+fn rolled_back(argocd: &ArgoCd<'_>, service: &Service<'_>) -> Result<()> {
+    let newest = revision(service)?;
+    acted_and_rolled(argocd, service, "rollback")?;
+    let pinned = service.read()?.spec.rollout.and_then(|rollout| rollout.pinned_revision);
+    ensure!(
+        pinned.is_some() && pinned == revision(service)? && pinned != newest,
+        "{pinned:?} is pinned, of {newest:?}"
+    );
+    acted_and_rolled(argocd, service, "unpin")?;
+    ensure!(revision(service)? == newest, "unpinned, it does not serve {newest:?}");
+    ensure!(argocd.actions(service)?.get("unpin") == Some(&true), "nothing is pinned, and can be unpinned");
+    println!("rollback, unpin: they act and stay");
+    Ok(())
+}
+
+/// Other pods serve after it, and nothing drifts meanwhile.
+fn acted_and_rolled(argocd: &ArgoCd<'_>, service: &Service<'_>, action: &str) -> Result<()> {
+    let before = names(service)?;
+    argocd.act(service, action, &[])?;
+    argocd
+        .stays_synced(MOMENT, || Ok(service.wait_ready(2, PATIENCE).is_ok() && names(service)?.is_disjoint(&before)))
+        .context(action.to_owned())?;
+    argocd.wait("Healthy", PATIENCE).map(drop)
+}
+
+fn revision(service: &Service<'_>) -> Result<Option<String>> {
+    Ok(service.read()?.status.context("no status")?.revision)
 }
 
 fn broken_and_mended(argocd: &ArgoCd<'_>, namespace: &Namespace) -> Result<()> {

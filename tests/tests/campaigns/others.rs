@@ -4,10 +4,9 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use std::process::Command;
 use windlass_tests::kubectl::Kubectl;
 use windlass_tests::namespace::{Namespace, skip, with_namespace};
-use windlass_tests::{argocd, command, operator, workspace};
+use windlass_tests::{argocd, go_module, operator, workspace};
 
 /// Releases of Go modules that hold the definitions.
 const KEDA: &str = "github.com/kedacore/keda/v2@v2.17.2";
@@ -32,9 +31,11 @@ fn what_is_made_for_other_projects_is_accepted_by_their_definitions() -> Result<
 
 fn definitions() -> Result<Vec<PathBuf>> {
     let mut files = argocd::definitions()?;
-    files.push(module(KEDA)?.join("config/crd/bases/keda.sh_scaledobjects.yaml"));
-    files.push(module(LEADER_WORKER_SET)?.join("config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml"));
-    let prometheus = module(PROMETHEUS)?.join("example/prometheus-operator-crd");
+    files.push(go_module::folder(KEDA)?.join("config/crd/bases/keda.sh_scaledobjects.yaml"));
+    files.push(
+        go_module::folder(LEADER_WORKER_SET)?.join("config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml"),
+    );
+    let prometheus = go_module::folder(PROMETHEUS)?.join("example/prometheus-operator-crd");
     let kinds = ["podmonitors", "servicemonitors", "prometheusrules"];
     files.extend(kinds.map(|kind| prometheus.join(format!("monitoring.coreos.com_{kind}.yaml"))));
     Ok(files)
@@ -83,11 +84,4 @@ fn monitors(namespace: &Namespace) -> Result<()> {
         namespace.cluster().kubectl().run_with_input(&apply, &list)?;
     }
     Ok(())
-}
-
-/// The folder of a Go module, downloaded if it is not there.
-fn module(name: &str) -> Result<PathBuf> {
-    let said = command::output(Command::new("go").args(["mod", "download", "-json", name]))?;
-    let said: Value = serde_json::from_str(&said)?;
-    Ok(said["Dir"].as_str().context("go names no folder")?.into())
 }
