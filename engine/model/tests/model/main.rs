@@ -14,6 +14,7 @@ mod determinism;
 mod encoders;
 mod families;
 mod hostile;
+mod llama_cpp;
 mod loading;
 mod outside;
 mod packed;
