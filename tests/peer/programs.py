@@ -11,11 +11,11 @@ CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".ca
 PEER = pathlib.Path(os.environ.get("WINDLASS_PEER", CACHE / "peer"))
 
 
-def build():
-    """Builds the engine and its benchmark; returns the folder that they are in."""
+def build(example="throughput"):
+    """Builds the engine and an example of its crates, by default the benchmark; returns the folder that they are in."""
     # With the features of the whole workspace, as tests/run builds.
     cargo = ["cargo", "build", "--release", "--quiet", "--workspace"]
-    subprocess.run([*cargo, "--bin", "windlass-engine", "--example", "throughput"], cwd=ROOT, check=True)
+    subprocess.run([*cargo, "--bin", "windlass-engine", "--example", example], cwd=ROOT, check=True)
     metadata = subprocess.run(["cargo", "metadata", "--format-version=1", "--no-deps"], cwd=ROOT, check=True, capture_output=True)
     return pathlib.Path(json.loads(metadata.stdout)["target_directory"]) / "release"
 

@@ -1,78 +1,71 @@
 //! Compares a checkpoint's logits with those that another program computed of the same file.
 //!
 //! ```text
-//! cargo run --release -p windlass-engine-model --example agree -- FOLDER [MOST_KL [LEAST_TOP_1]]
+//! cargo run --release -p windlass-engine-model --example agree -- CHECKPOINT REFERENCE [MOST_KL [LEAST_TOP_1]]
 //! ```
-//! FOLDER holds the checkpoint, `tokens.txt` (numbers apart by blanks: one sequence) and `logits.f32` (little-endian,
-//! `[tokens, vocabulary]`). A line is printed for activations rounded as finely as they can be, and one for the default.
-//! With bounds given, the first line is held to them: the mean Kullback-Leibler divergence in nats, and the share of
-//! tokens after which both hold the same one for the likeliest.
+//! REFERENCE is what `llama-perplexity --save-all-logits` writes, or a folder with `tokens.txt` (numbers apart by blanks: one
+//! sequence) and `logits.f32` (little-endian, `[tokens, vocabulary]`). A line is printed for activations rounded as finely as
+//! they can be, and one for the default. With bounds given, the first line is held to them: the mean Kullback-Leibler
+//! divergence in nats, and the share of tokens after which both hold the same one for the likeliest.
 
 use std::error::Error;
 use std::path::Path;
 use std::{env, fs};
 
+use saved_logits::{SavedLogits, Window, centred};
 use windlass_checkpoint::Checkpoint;
-use windlass_engine_core::plan::BlockId;
-use windlass_engine_model::{ActivationType, Agreement, Batch, KvBudget, LoadOptions, Logits, build};
+use windlass_engine_model::{ActivationType, Agreement, LoadOptions, Reader};
 
-const BLOCK_TOKENS: usize = 16;
+#[path = "../tests/model/common/saved_logits.rs"]
+mod saved_logits;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut words = env::args().skip(1);
-    let folder = words.next().ok_or("usage: agree FOLDER [MOST_KL [LEAST_TOP_1]]")?;
+    let mut word = || words.next().ok_or("usage: agree CHECKPOINT REFERENCE [MOST_KL [LEAST_TOP_1]]");
+    let (checkpoint, reference) = (word()?, word()?);
     let most_kl = words.next().map_or(Ok(f64::INFINITY), |word| word.parse())?;
     let least_top_1 = words.next().map_or(Ok(0.0), |word| word.parse())?;
-    let reference = Reference::read(Path::new(&folder))?;
-    let checkpoint = Checkpoint::open(Path::new(&folder))?;
-    let fine = reference.compare(&checkpoint, ActivationType::Int16)?;
+    let reference = read(Path::new(&reference)).map_err(|problem| format!("{reference}: {problem}"))?;
+    let model = Checkpoint::open(Path::new(&checkpoint))?;
+    let fine = compare(&reference, &model, ActivationType::Int16)?;
     println!("int16: {fine}");
-    println!("int8: {}", reference.compare(&checkpoint, ActivationType::Int8)?);
+    println!("int8: {}", compare(&reference, &model, ActivationType::Int8)?);
     match fine.mean_kl() <= most_kl && fine.top_1() >= least_top_1 {
         true => Ok(()),
-        false => Err(format!("{folder}: beyond mean KL {most_kl:e} or below {least_top_1} of the same").into()),
+        false => Err(format!("{checkpoint}: beyond mean KL {most_kl:e} or below {least_top_1} of the same").into()),
     }
 }
 
 /// What the other program computed.
-struct Reference {
-    tokens: Vec<u32>,
-    /// `[tokens, vocabulary]`.
-    logits: Vec<f32>,
+fn read(path: &Path) -> Result<Vec<Window>, Box<dyn Error>> {
+    match path.is_dir() {
+        true => Ok(vec![sequence(path)?]),
+        false => Ok(SavedLogits::parse(&fs::read(path)?)?.windows),
+    }
 }
 
-impl Reference {
-    fn read(folder: &Path) -> Result<Reference, Box<dyn Error>> {
-        let tokens = fs::read_to_string(folder.join("tokens.txt"))?;
-        let tokens = tokens.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-        let bytes = fs::read(folder.join("logits.f32"))?;
-        let logits = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        Ok(Reference { tokens, logits })
-    }
+fn sequence(folder: &Path) -> Result<Window, Box<dyn Error>> {
+    let tokens = fs::read_to_string(folder.join("tokens.txt"))?;
+    let tokens: Vec<u32> = tokens.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+    let bytes = fs::read(folder.join("logits.f32"))?;
+    let logits: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let vocabulary = (logits.len() / tokens.len().max(1)).max(1);
+    Ok(Window { tokens, first: 0, rows: logits.chunks_exact(vocabulary).map(<[f32]>::to_vec).collect() })
+}
 
-    fn compare(&self, checkpoint: &Checkpoint, activations: ActivationType) -> Result<Agreement, Box<dyn Error>> {
-        let count = self.tokens.len();
-        let options = LoadOptions {
-            activations,
-            kv: KvBudget::Blocks(count.div_ceil(BLOCK_TOKENS) as u32),
-            max_sequences: count as u32,
-            max_step_tokens: count as u32,
-            ..LoadOptions::default()
-        };
-        let mut model = build(checkpoint, &options)?;
-        let vocabulary = model.geometry.vocabulary as usize;
-        let expected = count * vocabulary;
-        if self.logits.len() != expected {
-            return Err(format!("logits.f32 holds {} values, not {count} × {vocabulary}", self.logits.len()).into());
+fn compare(windows: &[Window], model: &Checkpoint, activations: ActivationType) -> Result<Agreement, Box<dyn Error>> {
+    let longest = windows.iter().map(|window| window.tokens.len()).max().ok_or("there are no tokens")?;
+    let mut reader = Reader::load(model, longest, &LoadOptions { activations, ..LoadOptions::default() })?;
+    let mut agreement = Agreement::default();
+    for Window { tokens, first, rows } in windows {
+        let vocabulary = reader.vocabulary();
+        if let Some(row) = rows.iter().find(|row| row.len() != vocabulary) {
+            return Err(format!("the reference has {} tokens and the checkpoint {vocabulary}", row.len()).into());
         }
-        let blocks: Vec<BlockId> = (0..model.geometry.blocks).map(BlockId).collect();
-        let mut batch = Batch::default();
-        batch.push(self.tokens.iter().copied(), 0, &blocks, Logits::leading(count));
-        model.decoder.forward(&batch);
-        let found = model.decoder.logits(count);
-        let (reference, found) = (self.logits.chunks_exact(vocabulary), found.chunks_exact(vocabulary));
-        let mut agreement = Agreement::default();
-        reference.zip(found).for_each(|(reference, found)| agreement.add(reference, found));
-        Ok(agreement)
+        let steps = tokens.chunks(Reader::STEP_TOKENS).enumerate();
+        let found: Vec<f32> = steps.flat_map(|(i, step)| reader.read(step, i * Reader::STEP_TOKENS)).collect();
+        let found = found.chunks_exact(vocabulary).skip(*first);
+        rows.iter().zip(found).for_each(|(row, found)| agreement.add(&centred(row), &centred(found)));
     }
+    Ok(agreement)
 }

@@ -15,6 +15,7 @@ mod determinism;
 mod encoders;
 mod families;
 mod hostile;
+mod llama_cpp;
 mod loading;
 mod outside;
 mod packed;

@@ -253,6 +253,8 @@ mod tests {
         second.write(b"abc", 0).expect("written");
         second.complete(0).expect("remembered");
         second.publish().expect("published");
-        assert_eq!(fs::read(blob_path(folder.path(), &file.identity)).expect("a content"), b"abc");
+        let content = blob_path(folder.path(), &file.identity);
+        assert_eq!(fs::read(&content).expect("a content"), b"abc");
+        File::open(content).expect("opened").try_lock().expect("nobody waits for what is complete");
     }
 }

@@ -338,11 +338,13 @@ async fn what_cannot_be_had_is_said_with_its_cause() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_larger_than_allowed_is_refused_before_it_is_stored() {
-    let (web, target) = (Web::new(Manner::Proper), Target::new());
-    let url = web.serve().await;
-    let failure = fetch(&url, &target.file, &web.sha256(), &["--max-bytes", "999999"]).await.unwrap_err();
-    assert!(failure.message.contains("999999"), "{failure}");
-    assert_eq!(std::fs::metadata(target.part()).unwrap().len(), 0);
+    for manner in [Manner::Proper, Manner::IgnoresRanges] {
+        let (web, target) = (Web::new(manner), Target::new());
+        let url = web.serve().await;
+        let failure = fetch(&url, &target.file, &web.sha256(), &["--max-bytes", "999999"]).await.unwrap_err();
+        assert!(failure.message.contains("999999"), "{failure}");
+        assert_eq!(std::fs::metadata(target.part()).unwrap().len(), 0);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

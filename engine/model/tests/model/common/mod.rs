@@ -5,6 +5,7 @@ pub mod gguf;
 pub mod hub;
 pub mod oracle;
 pub mod rows;
+pub mod saved_logits;
 pub mod tiny;
 pub mod way;
 

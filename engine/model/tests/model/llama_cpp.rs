@@ -1,0 +1,76 @@
+//! Small random models in K-quants, against the log probabilities that llama.cpp computed of the same files
+//! (`tests/peer/logits record`).
+
+use std::path::Path;
+use std::{env, fs};
+
+use crate::common::oracle::our_logits_with;
+use crate::common::saved_logits::{SavedLogits, centred};
+use crate::common::tiny::Tiny;
+use windlass_checkpoint::Checkpoint;
+use windlass_engine_model::{ActivationType, Agreement, LoadOptions};
+use windlass_kernels::WeightType;
+
+const KINDS: [WeightType; 6] =
+    [WeightType::Q2K, WeightType::Q3K, WeightType::Q4K, WeightType::Q5K, WeightType::Q6K, WeightType::IQ4XS];
+/// Tokens per step here: no divisor of a block.
+const CHUNK: usize = 7;
+/// Mean KL in nats, and relative error of logits around 0. llama.cpp rounds inputs of these types to eight bits with a scale
+/// for each 256, which makes most of both in a random model, whatever is rounded here.
+const MOST_KL: f64 = 2.5e-3;
+const MOST_ERROR: f64 = 0.045;
+
+/// With `WINDLASS_WRITE_MODELS=FOLDER` the models are written there, for llama.cpp to read, and nothing is compared.
+#[test]
+fn k_quants_have_the_logits_that_llama_cpp_gives_them() {
+    let models = env::var_os("WINDLASS_WRITE_MODELS");
+    for kind in KINDS {
+        let file = model(kind);
+        match &models {
+            Some(folder) => fs::write(Path::new(folder).join(format!("{}.gguf", kind.name())), file).unwrap(),
+            None => agrees(kind.name(), file),
+        }
+    }
+}
+
+fn agrees(kind: &str, file: Vec<u8>) {
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/model/data/llama.cpp/{kind}.logits"));
+    let recorded = fs::read(&recorded).unwrap_or_else(|error| panic!("{}: {error}", recorded.display()));
+    let reference = SavedLogits::parse(&recorded).unwrap();
+    assert!(!reference.windows.is_empty(), "{kind}");
+    let checkpoint = Checkpoint::from_bytes(file).unwrap();
+    for activations in [ActivationType::Int16, ActivationType::Int8] {
+        let options = LoadOptions { activations, ..LoadOptions::default() };
+        let mut agreement = Agreement::default();
+        for window in &reference.windows {
+            let found = our_logits_with(&checkpoint, &window.tokens, CHUNK, &options);
+            window
+                .rows
+                .iter()
+                .zip(&found[window.first..])
+                .for_each(|(row, found)| agreement.add(&centred(row), &centred(found)));
+        }
+        println!("{kind} {activations:?}: {agreement}");
+        let is_near = agreement.mean_kl() <= MOST_KL && agreement.relative_error() <= MOST_ERROR;
+        assert!(is_near, "{kind} {activations:?}: {agreement}");
+    }
+}
+
+/// Two layers with a token for each byte: all that llama.cpp needs to read a text.
+fn model(kind: WeightType) -> Vec<u8> {
+    let tiny = Tiny::of(kind);
+    let spelling = |token: u64| match u8::try_from(token) {
+        Ok(byte) => spelled(byte).to_string(),
+        Err(_) => format!("<unused{token}>"),
+    };
+    let tokens: Vec<String> = (0..tiny.vocabulary).map(spelling).collect();
+    let tokenizer = tiny.build().str("tokenizer.ggml.model", "gpt2").str("tokenizer.ggml.pre", "gpt-2");
+    tokenizer.str_array("tokenizer.ggml.tokens", &tokens).str_array::<&str>("tokenizer.ggml.merges", &[]).build()
+}
+
+/// As GPT-2 spells a byte: as itself if that can be printed, else as one of the characters from U+0100 on.
+fn spelled(byte: u8) -> char {
+    let is_printed = |byte: &u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..);
+    let others = (0..byte).filter(|byte| !is_printed(byte)).count() as u32;
+    if is_printed(&byte) { char::from(byte) } else { char::from_u32(0x100 + others).unwrap() }
+}
