@@ -126,14 +126,6 @@ def gptq_of_compressor(bits, **more):
     return recipe
 
 
-def awq_of_compressor(group):
-    from llmcompressor.modifiers.transform.awq import AWQModifier
-    from llmcompressor.modifiers.quantization import QuantizationModifier
-
-    scheme = integers(4, group_size=group, symmetric=False)
-    return [AWQModifier(), QuantizationModifier(config_groups=scheme, ignore=["lm_head"])]
-
-
 def scheme(name, smooth=False):
     def recipe(_):
         from llmcompressor.modifiers.quantization import QuantizationModifier
@@ -146,7 +138,7 @@ def scheme(name, smooth=False):
 
 # auto-round, in its own format and in others'.
 
-def auto_round(format="auto_round", **more):
+def auto_round(format="auto_round"):
     def make(model, made):
         from auto_round import AutoRound
 
@@ -154,7 +146,7 @@ def auto_round(format="auto_round", **more):
         data, work = made.with_suffix(".json"), made.with_suffix(".work")
         data.write_text(json.dumps([{"text": tokenizer.decode(row)} for row in model.rows()]))
         arguments = {"bits": 4, "group_size": model.group, "sym": True, "iters": 4, "seqlen": 128, "nsamples": CALIBRATION_ROWS}
-        tool = AutoRound(model.weights(), tokenizer, dataset=str(data), device_map="cpu", **(arguments | more))
+        tool = AutoRound(model.weights(), tokenizer, dataset=str(data), device_map="cpu", **arguments)
         tool.quantize_and_save(str(work), format=format)
         # It saves into a folder of its own choice within.
         next(work.rglob("config.json")).parent.rename(made)
@@ -183,8 +175,6 @@ class Checkpoint:
 CHECKPOINTS = {
     "w4a16": Checkpoint(compressor(gptq_of_compressor(4))),
     "w4a16-asymmetric": Checkpoint(compressor(gptq_of_compressor(4, symmetric=False))),
-    "w4a16-ordered": Checkpoint(compressor(gptq_of_compressor(4, actorder="group"))),
-    "w4a16-awq": Checkpoint(compressor(awq_of_compressor)),
     "w8a16": Checkpoint(compressor(gptq_of_compressor(8))),
     "w8a8-int8": Checkpoint(compressor(scheme("W8A8"))),
     "w8a8-smoothed": Checkpoint(compressor(scheme("W8A8", smooth=True))),
@@ -194,15 +184,7 @@ CHECKPOINTS = {
     # Of 256 tokens a few are followed by two that are as likely.
     "auto-round": Checkpoint(auto_round(), least_top_1=0.98),
     "auto-round-gptq": Checkpoint(auto_round("auto_gptq"), least_top_1=0.98),
-    "auto-round-gptq-asymmetric": Checkpoint(auto_round("auto_gptq", sym=False), least_top_1=0.98),
-    "auto-round-gptq-2-bits": Checkpoint(auto_round("auto_gptq", bits=2), least_top_1=0.98),
-    "auto-round-gptq-3-bits": Checkpoint(auto_round("auto_gptq", bits=3), least_top_1=0.98),
-    "auto-round-gptq-8-bits": Checkpoint(auto_round("auto_gptq", bits=8), least_top_1=0.98),
-    "auto-round-awq": Checkpoint(auto_round("auto_awq", sym=False), least_top_1=0.98),
     "bitsandbytes-int8": Checkpoint(bitsandbytes(load_in_8bit=True)),
-    # Tables of sixteen become blocks of eight-bit integers here.
-    "bitsandbytes-nf4": Checkpoint(bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True), 2e-3, 0.97),
-    "bitsandbytes-fp4": Checkpoint(bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="fp4"), 2e-3, 0.97),
 }
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Checkpoints of a tiny random model as other tools write them, recorded with transformers' logits for the engine's tests.
 
-tiny.py base FOLDER makes the model in FOLDER/base, and a wider one in FOLDER/wide; tiny.py NAME FOLDER TEXT DATA makes its checkpoint NAME in FOLDER/NAME, and
+tiny.py base FOLDER makes the model in FOLDER/base; tiny.py NAME FOLDER TEXT DATA makes its checkpoint NAME in FOLDER/NAME, and
 keeps in DATA/NAME what the engine reads.
 """
 
@@ -20,8 +20,6 @@ CONFIG = LlamaConfig(
     vocab_size=VOCABULARY, hidden_size=64, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
     num_key_value_heads=1, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.2,
 )
-# bitsandbytes' blocks of 64 are rows' own in this one, as those of models that are used: elsewhere it widens them wrongly.
-WIDE = LlamaConfig(**(CONFIG.to_diff_dict() | {"intermediate_size": 128}))
 KEPT = ["config.json", "model.safetensors", "tokens.txt", "logits.f32"]
 
 
@@ -29,9 +27,8 @@ def main(name, folder, text=None, data=None):
     torch.manual_seed(1)
     folder = pathlib.Path(folder)
     if name == "base":
-        return base(folder / "base", CONFIG), base(folder / "wide", WIDE)
-    of_blocks = name in ("bitsandbytes-nf4", "bitsandbytes-fp4")
-    model = Model(folder / ("wide" if of_blocks else "base"), pathlib.Path(text).read_text(encoding="utf-8"), group=32, tokens=24, dtype=torch.bfloat16)
+        return base(folder / "base")
+    model = Model(folder / "base", pathlib.Path(text).read_text(encoding="utf-8"), group=32, tokens=24, dtype=torch.bfloat16)
     make(name, model, folder / name)
     kept = pathlib.Path(data) / name
     shutil.rmtree(kept, ignore_errors=True)
@@ -40,9 +37,9 @@ def main(name, folder, text=None, data=None):
         shutil.copy(folder / name / file, kept)
 
 
-def base(folder, config):
+def base(folder):
     tokenizer().save_pretrained(folder)
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(CONFIG)
     for parameter in model.parameters():
         if parameter.dim() == 1:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
