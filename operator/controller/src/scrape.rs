@@ -26,7 +26,7 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use rand::Rng;
 use schedule::Schedule;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 use windlass_engine_contract::ADMIN_PORT;
@@ -39,6 +39,9 @@ const TICK: Duration = Duration::from_millis(500);
 /// Readings under way at once: bounds sockets and memory. The next begins as one ends, so ten thousand busy pods, 2,000
 /// readings a second, take 250 ms each at most.
 const CONCURRENT: usize = 512;
+/// Between two plans of a service for its load alone, at least: each of its pods is read on its own, and a plan for each of these
+/// readings costs more than they do.
+const PLAN_PAUSE: Duration = Duration::from_secs(2);
 /// Pods of a service scaled by hand that take turns, at most: each is read once in so many pauses of rest.
 const MOST_TURNS: u32 = 10;
 
@@ -69,6 +72,10 @@ pub struct Scraper {
     followed: Option<u64>,
     /// Services whose plan a reading may have changed since the last tick.
     touched: HashSet<ServiceKey>,
+    /// Services that have new readings of their load, since they were queued for that last.
+    loaded: HashSet<ServiceKey>,
+    /// When they were.
+    planned: HashMap<ServiceKey, Instant>,
 }
 
 impl Scraper {
@@ -81,7 +88,8 @@ impl Scraper {
         queue: Sender<ObjectRef<Guarded>>,
     ) -> Self {
         let schedule = Schedule::default();
-        Scraper { config, engines, loads, metrics, queue, schedule, followed: None, touched: HashSet::new() }
+        let (touched, loaded, planned) = Default::default();
+        Scraper { config, engines, loads, metrics, queue, schedule, followed: None, touched, loaded, planned }
     }
 
     /// Reads until it is dropped.
@@ -106,7 +114,7 @@ impl Scraper {
             tokio::select! {
                 Some(finished) = readings.next() => self.take_in(finished),
                 _ = tick.tick() => {
-                    self.let_go();
+                    self.let_go(Instant::now());
                     // Each stands in line once, until it was read: the line is no longer than there are pods.
                     self.due().into_iter().for_each(|target| drop(line.unbounded_send(target)));
                 }
@@ -127,6 +135,8 @@ impl Scraper {
     fn follow(&mut self) {
         let targets: Vec<_> = self.engines.pods.all().iter().filter_map(|pod| target(pod)).collect();
         self.loads.retain(targets.iter().map(|target| (&target.service, target.pod.as_str())));
+        let services: HashSet<&ServiceKey> = targets.iter().map(|target| &target.service).collect();
+        self.planned.retain(|service, _| services.contains(service));
         // New pods are read within a tick or two, so that Ready does not wait for a cadence.
         self.schedule.follow(targets, Instant::now(), || rand::rng().random_range(Duration::ZERO..TICK));
     }
@@ -142,11 +152,13 @@ impl Scraper {
         let mode = self.mode(&target.service);
         let woke = is_busy && previous.as_ref().is_some_and(|previous| !is_working(previous));
         let matters = match &result {
-            Ok(stats) => matters(previous.as_ref(), stats) || (is_busy && mode == AutoscalingMode::Builtin),
+            Ok(stats) => matters(previous.as_ref(), stats),
             Err(_) => self.loads.is_answering(&target.service, &target.pod),
         };
         if matters {
             self.touched.insert(target.service.clone());
+        } else if is_busy && mode == AutoscalingMode::Builtin {
+            self.loaded.insert(target.service.clone());
         }
         match result {
             Ok(stats) => self.loads.record(&target.service, &target.pod, Timestamp::now(), stats),
@@ -169,10 +181,20 @@ impl Scraper {
         }
     }
 
-    /// Queues the services touched since the last tick, each once. What does not fit waits for the next tick.
-    fn let_go(&mut self) {
-        let queue = &mut self.queue;
-        self.touched.retain(|(namespace, name)| queue.try_send(ObjectRef::new(name).within(namespace)).is_err());
+    /// Queues the services touched since the last tick, each once, and those with new readings of their load where that is
+    /// not too soon. What does not fit waits for the next tick.
+    fn let_go(&mut self, now: Instant) {
+        let Scraper { queue, touched, loaded, planned, .. } = self;
+        touched.extend(loaded.extract_if(|service| planned.get(service).is_none_or(|last| now >= *last + PLAN_PAUSE)));
+        touched.retain(|service| {
+            let (namespace, name) = service;
+            let is_full = queue.try_send(ObjectRef::new(name).within(namespace)).is_err();
+            if !is_full {
+                loaded.remove(service);
+                planned.insert(service.clone(), now);
+            }
+            is_full
+        });
     }
 
     /// Who scales `service`; somebody by hand where it is not known.
@@ -327,6 +349,40 @@ mod tests {
         assert_eq!(loads.pods(&("n".into(), "a".into())), 0);
         scraper.take_in(read("b"));
         assert_eq!(loads.pods(&("n".into(), "a".into())), 1);
+    }
+
+    #[test]
+    fn a_service_under_load_is_planned_every_two_seconds_and_at_once_for_what_matters() {
+        let spec = json!({
+            "model": {"source": "pvc://models/m.gguf"},
+            "autoscaling": {"mode": "Builtin", "minReplicas": 1, "maxReplicas": 2},
+        });
+        let object = json!({
+            "apiVersion": "windlass.dev/v1alpha1", "kind": "InferenceService",
+            "metadata": {"namespace": "n", "name": "a"}, "spec": spec,
+        });
+        let (services, mut writer) = reflector::store();
+        writer.apply_watcher_event(&Event::Apply(serde_json::from_value(object).expect("guarded")));
+        let engines = Engines { services, ..crowd(1) };
+        let second = Duration::from_secs(1);
+        let config = ScrapeConfig { active: second, idle: second, timeout: second };
+        let (queue, mut queued) = mpsc::channel(8);
+        let (loads, metrics) = (Loads::default(), Metrics::new().expect("names"));
+        let mut scraper = Scraper::new(config, engines, loads, metrics, queue);
+        scraper.due();
+        let start = Instant::now();
+        let busy = Stats { running: 1, ..idle() };
+        let mut is_planned = |stats: &Stats, milliseconds: u64| {
+            let target = target(&pod("True", false)).expect("it serves");
+            let target = Target { uid: "u-0".into(), pod: "p-0".into(), ..target };
+            scraper.take_in(Finished { target, result: Ok(stats.clone()) });
+            scraper.let_go(start + Duration::from_millis(milliseconds));
+            queued.try_recv().is_ok()
+        };
+        assert!(is_planned(&busy, 0), "the first reading matters");
+        assert_eq!([500, 1000, 1500, 2000, 2500].map(|at| is_planned(&busy, at)), [false, false, false, true, false]);
+        assert!(is_planned(&Stats { phase: Phase::Draining, ..busy.clone() }, 3000), "another phase");
+        assert!(!is_planned(&Stats { phase: Phase::Draining, ..idle() }, 9000), "at rest");
     }
 
     #[tokio::test]

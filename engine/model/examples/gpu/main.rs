@@ -59,7 +59,7 @@ fn main() -> ExitCode {
 /// The shape of SmolLM2-135M.
 const GENERATED: Tiny = Tiny {
     kind: WeightType::Q4_1,
-    wider: None,
+    other: None,
     layers: 30,
     hidden: 576,
     feed_forward: 1536,

@@ -8,8 +8,8 @@ use windlass_kernels::WeightType;
 #[derive(Clone, Copy)]
 pub struct Tiny {
     pub kind: WeightType,
-    /// Of value and down, where it is another: as in files called Q4_K_M.
-    pub wider: Option<WeightType>,
+    /// Of value and down, where it is another: files called Q4_K_M have several.
+    pub other: Option<WeightType>,
     pub layers: u32,
     pub hidden: u64,
     pub feed_forward: u64,
@@ -26,7 +26,7 @@ impl Tiny {
     pub fn of(kind: WeightType) -> Tiny {
         Tiny {
             kind,
-            wider: None,
+            other: None,
             layers: 2,
             hidden: 256,
             feed_forward: 512,
@@ -58,8 +58,8 @@ impl Tiny {
                 ("ffn_up", [hidden, feed_forward]),
                 ("ffn_down", [feed_forward, hidden]),
             ] {
-                let wider = self.wider.filter(|_| ["attn_v", "ffn_down"].contains(&part));
-                file = matrix(file, wider.unwrap_or(self.kind), &name(part), dims, &mut random);
+                let other = self.other.filter(|_| ["attn_v", "ffn_down"].contains(&part));
+                file = matrix(file, other.unwrap_or(self.kind), &name(part), dims, &mut random);
             }
             for part in ["attn_norm", "ffn_norm"] {
                 file = file.tensor_f32(&name(part), &[hidden], &random.norm(hidden));
