@@ -82,9 +82,7 @@ fn apply_others(namespace: &Namespace) -> Result<BTreeSet<String>> {
             continue;
         }
         apply(namespace, &objects).with_context(|| name.clone())?;
-        let workloads: Vec<_> = services(&objects).flat_map(workloads).collect();
-        ensure!(!workloads.is_empty(), "{name} has no service");
-        for workload in workloads {
+        for workload in services(&objects).flat_map(workloads) {
             ensure!(wanted.insert(workload.clone()), "another example has a {workload}, too, as {name}");
         }
     }
