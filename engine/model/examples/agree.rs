@@ -14,6 +14,7 @@ use std::{env, fs};
 
 use saved_logits::{SavedLogits, Window, centred};
 use windlass_checkpoint::Checkpoint;
+use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_model::{ActivationType, Agreement, LoadOptions, Reader};
 
 #[path = "../tests/model/common/saved_logits.rs"]
@@ -55,7 +56,10 @@ fn sequence(folder: &Path) -> Result<Window, Box<dyn Error>> {
 
 fn compare(windows: &[Window], model: &Checkpoint, activations: ActivationType) -> Result<Agreement, Box<dyn Error>> {
     let longest = windows.iter().map(|window| window.tokens.len()).max().ok_or("there are no tokens")?;
-    let mut reader = Reader::load(model, longest, &LoadOptions { activations, ..LoadOptions::default() })?;
+    // As the other programs hold theirs, or finer than they.
+    let kv_data_type = KvDataType::F16;
+    let options = LoadOptions { activations, kv_data_type, ..LoadOptions::default() };
+    let mut reader = Reader::load(model, longest, &options)?;
     let mut agreement = Agreement::default();
     for Window { tokens, first, rows } in windows {
         let vocabulary = reader.vocabulary();
