@@ -57,13 +57,7 @@ impl<'a> ArgoCd<'a> {
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
         cluster.kubectl().apply(&[namespace])?;
         for definition in definitions()? {
-            let file = definition.to_str().context("a path that is no text")?;
-            cluster.kubectl().run(&["apply", "--server-side", "--force-conflicts", "-f", file])?;
-            // Without a condition yet, `kubectl wait` fails at once.
-            wait::until("Argo CD's definitions are established", PATIENCE, || {
-                let wait = ["wait", "--for=condition=Established", "--timeout=5s", "-f", file];
-                cluster.kubectl().run(&wait).map(|_| Look::Done(()))
-            })?;
+            cluster.kubectl().define(&definition)?;
         }
         cluster.kubectl().apply(&settings(cluster)?)?;
         customize(cluster)?;

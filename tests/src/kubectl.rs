@@ -4,10 +4,14 @@ use anyhow::{Context, Result};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use crate::command;
+use crate::wait::{self, Look};
+
+const DEFINING: Duration = Duration::from_secs(60);
 
 /// The client, bound to a kubeconfig.
 #[derive(Clone, Debug)]
@@ -65,6 +69,19 @@ impl Kubectl {
         let mut apply = self.command();
         apply.args(["apply", "--server-side", "--force-conflicts", "--validate=strict", "-f", "-"]);
         command::output_with_input(&mut apply, &list)
+    }
+
+    /// Applies definitions of kinds, and waits until the API server serves them.
+    ///
+    /// # Errors
+    /// The API server's own words, or when they are not served within a minute.
+    pub fn define(&self, file: &Path) -> Result<()> {
+        let file = file.to_str().context("a path that is no text")?;
+        self.run(&["apply", "--server-side", "--force-conflicts", "-f", file])?;
+        // Without a condition yet, `kubectl wait` fails at once.
+        wait::until(&format!("{file} is established"), DEFINING, || {
+            self.run(&["wait", "--for=condition=Established", "--timeout=5s", "-f", file]).map(|_| Look::Done(()))
+        })
     }
 
     /// Runs it with `input` on standard input.

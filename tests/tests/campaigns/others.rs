@@ -4,7 +4,6 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use windlass_tests::kubectl::Kubectl;
 use windlass_tests::namespace::{Namespace, skip, with_namespace};
 use windlass_tests::{argocd, go_module, operator, workspace};
 
@@ -21,10 +20,10 @@ fn what_is_made_for_other_projects_is_accepted_by_their_definitions() -> Result<
         }
         let kubectl = namespace.cluster().kubectl();
         let definitions = definitions()?;
-        let files: Vec<_> = definitions.iter().filter_map(|file| file.to_str()).collect();
-        files.iter().try_for_each(|file| establish(kubectl, file))?;
+        definitions.iter().try_for_each(|file| kubectl.define(file))?;
         let outcome = examples(namespace).and_then(|()| monitors(namespace));
-        files.iter().try_for_each(|file| kubectl.run(&["delete", "--wait=false", "-f", file]).map(drop))?;
+        let mut files = definitions.iter().filter_map(|file| file.to_str());
+        files.try_for_each(|file| kubectl.run(&["delete", "--wait=false", "-f", file]).map(drop))?;
         outcome
     })
 }
@@ -39,11 +38,6 @@ fn definitions() -> Result<Vec<PathBuf>> {
     let kinds = ["podmonitors", "servicemonitors", "prometheusrules"];
     files.extend(kinds.map(|kind| prometheus.join(format!("monitoring.coreos.com_{kind}.yaml"))));
     Ok(files)
-}
-
-fn establish(kubectl: &Kubectl, file: &str) -> Result<()> {
-    kubectl.run(&["apply", "--server-side", "--force-conflicts", "-f", file])?;
-    kubectl.run(&["wait", "--for=condition=Established", "--timeout=30s", "-f", file]).map(drop)
 }
 
 fn examples(namespace: &Namespace) -> Result<()> {
