@@ -276,17 +276,14 @@ impl Drop for Responder {
 }
 
 impl Answers {
+    /// Answers once and closes, as an engine does when it is asked to: who closes first keeps the port for a minute, and
+    /// the operator, to whom all engines have one address here, would soon have none left.
     fn answer(&self, client: &TcpStream) -> Result<()> {
-        let mut client_lines = BufReader::new(client.try_clone()?);
-        let mut line = String::new();
-        while client_lines.read_line(&mut line)? > 0 {
-            if line == "\r\n" {
-                let text = self.text.read().unwrap_or_else(PoisonError::into_inner).clone();
-                { client }.write_all(&text)?;
-                self.given.fetch_add(1, Ordering::Relaxed);
-            }
-            line.clear();
-        }
+        let mut lines = BufReader::new(client).lines();
+        while !lines.next().context("no request")??.is_empty() {}
+        let text = self.text.read().unwrap_or_else(PoisonError::into_inner).clone();
+        { client }.write_all(&text)?;
+        self.given.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
