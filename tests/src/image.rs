@@ -16,6 +16,9 @@ use crate::{command, licences, sbom, workspace};
 /// The user that images run as; a number that owns nothing anywhere.
 const USER: u32 = 65_532;
 
+/// The bill of materials in an image.
+const BILL: &str = "/usr/share/doc/windlass/sbom.cdx.json";
+
 /// A program that goes into an image of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
@@ -93,13 +96,16 @@ pub fn stage(program: Program) -> Result<Staged> {
     write(&rootfs, "/usr/share/doc/windlass/LICENSE", &fs::read_to_string(workspace::root().join("LICENSE"))?)?;
     write(&rootfs, "/usr/share/doc/windlass/THIRD-PARTY", &licences::notices(program.name(), &libraries)?)?;
     let files = libraries.iter().chain([&installed]).map(|path| Ok((placed(&rootfs, path)?, path.as_path())));
-    write(
-        &rootfs,
-        "/usr/share/doc/windlass/sbom.cdx.json",
-        &sbom::cyclonedx(program.name(), &files.collect::<Result<Vec<_>>>()?)?,
-    )?;
+    write(&rootfs, BILL, &sbom::cyclonedx(program.name(), &files.collect::<Result<Vec<_>>>()?)?)?;
     let (tag, bytes) = fingerprint(&rootfs, &program.dockerfile())?;
     Ok(Staged { program, context, tag, bytes })
+}
+
+impl Staged {
+    /// Its bill of materials, as it lies in the image.
+    pub fn bill(&self) -> PathBuf {
+        self.context.join("rootfs").join(BILL.trim_start_matches('/'))
+    }
 }
 
 /// Shared libraries of `binary`, the loader included, as the loader itself resolves them.
@@ -194,12 +200,20 @@ impl Builder {
         let name = format!("{repository}:{}", staged.tag);
         let archive = staged.context.join(format!("{}.tar", name.replace(['/', ':'], "_")));
         if !archive.exists() {
-            let unfinished = archive.with_extension("part");
-            self.build_archive(staged, &name, &unfinished)?;
-            fs::rename(&unfinished, &archive).with_context(|| format!("cannot name {}", archive.display()))?;
+            self.build_as(staged, &name, &archive)?;
         }
         let bytes = fs::metadata(&archive)?.len();
         Ok(Image { repository, tag: staged.tag.clone(), archive, bytes })
+    }
+
+    /// Builds `staged` as `name`, a repository with a tag, into `archive`, whatever is there.
+    ///
+    /// # Errors
+    /// The builder's own.
+    pub fn build_as(self, staged: &Staged, name: &str, archive: &Path) -> Result<()> {
+        let unfinished = archive.with_extension("part");
+        self.build_archive(staged, name, &unfinished)?;
+        fs::rename(&unfinished, archive).with_context(|| format!("cannot name {}", archive.display()))
     }
 
     /// Pushes an image that [`Builder::build`] made to the registry in its name.
