@@ -16,7 +16,6 @@ use crate::wait::{self, Look};
 use crate::{command, go_module, operator};
 
 /// For a definition to be established.
-const PATIENCE: Duration = Duration::from_secs(60);
 const NAMESPACE: &str = "argocd";
 const APPLICATION: &str = "windlass-test";
 

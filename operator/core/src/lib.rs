@@ -73,7 +73,7 @@ use windlass_operator_api::InferenceService;
 
 use assess::{Assessment, ScalingFinding};
 use autoscale::policy::Scaling;
-use autoscale::{Cadence, Memory, Supply};
+use autoscale::{Cadence, Memory, Reason, Supply};
 use fleet::{Fleet, Stage};
 use names::WorkloadKind;
 use observed::{Defaults, Observed};
@@ -212,7 +212,8 @@ fn scale(
     Scaled {
         replicas: policy.shadow.unwrap_or(decision.replicas),
         memory: decision.memory.clone(),
-        look_again: defaults.scrape_active,
+        // With the fewest there are, nothing is to be done unless a reading or an event says so, and those bring a look.
+        look_again: if decision.reason == Reason::AtMinimum { cadence.idle } else { cadence.active },
         finding: ScalingFinding::Builtin { decision: Box::new(decision), shadow: policy.shadow.is_some() },
     }
 }

@@ -95,3 +95,14 @@ fn a_workload_that_was_deleted_comes_back_as_large_as_it_was() {
     cluster.reconcile();
     assert_eq!(cluster.replicas("llama"), Some(5));
 }
+
+#[test]
+fn a_service_at_its_minimum_is_looked_at_seldom_and_one_that_may_shrink_often() {
+    let mut cluster = Cluster::serving(service().builtin(1, 8, 500).build());
+    assert_eq!(cluster.reconcile().requeue_after, cluster.defaults.scrape_idle);
+    cluster.carry_out(&crate::plan::Step::Scale { deployment: "llama".into(), replicas: 2 });
+    cluster.run_controllers();
+    cluster.start_pods();
+    cluster.read_engines();
+    assert_eq!(cluster.reconcile().requeue_after, cluster.defaults.scrape_active);
+}
