@@ -1,5 +1,5 @@
-//! Small random models in K-quants, against the log probabilities that llama.cpp computed of the same files
-//! (`tests/peer/logits record`).
+//! Small random models in K-quants, against the log probabilities that llama.cpp computed of the same weights in F32
+//! (`tests/peer/logits record`): of the files themselves it rounds the inputs to eight bits.
 
 use std::path::Path;
 use std::{env, fs};
@@ -8,6 +8,7 @@ use crate::common::oracle::our_logits_with;
 use crate::common::saved_logits::{SavedLogits, centred};
 use crate::common::tiny::Tiny;
 use windlass_checkpoint::Checkpoint;
+use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_model::{ActivationType, Agreement, LoadOptions};
 use windlass_kernels::WeightType;
 
@@ -15,10 +16,10 @@ const KINDS: [WeightType; 6] =
     [WeightType::Q2K, WeightType::Q3K, WeightType::Q4K, WeightType::Q5K, WeightType::Q6K, WeightType::IQ4XS];
 /// Tokens per step here: no divisor of a block.
 const CHUNK: usize = 7;
-/// Mean KL in nats, and relative error of logits around 0. llama.cpp rounds inputs of these types to eight bits with a scale
-/// for each 256, which makes most of both in a random model, whatever is rounded here.
-const MOST_KL: f64 = 2.5e-3;
-const MOST_ERROR: f64 = 0.045;
+/// Activations, and the largest mean KL in nats and relative error of logits around 0 that they may make. Of eight bits with
+/// a scale for each 256 llama.cpp itself makes 1.7e-3 and 0.036 here.
+const BOUNDS: [(ActivationType, f64, f64); 2] =
+    [(ActivationType::Int16, 1e-4, 0.01), (ActivationType::Int8, 2e-3, 0.04)];
 
 /// With `WINDLASS_WRITE_MODELS=FOLDER` the models are written there, for llama.cpp to read, and nothing is compared.
 #[test]
@@ -39,8 +40,9 @@ fn agrees(kind: &str, file: Vec<u8>) {
     let reference = SavedLogits::parse(&recorded).unwrap();
     assert!(!reference.windows.is_empty(), "{kind}");
     let checkpoint = Checkpoint::from_bytes(file).unwrap();
-    for activations in [ActivationType::Int16, ActivationType::Int8] {
-        let options = LoadOptions { activations, ..LoadOptions::default() };
+    for (activations, most_kl, most_error) in BOUNDS {
+        // In bf16 keys and values are rounded more coarsely than all else: 6e-4.
+        let options = LoadOptions { activations, kv_data_type: KvDataType::F16, ..LoadOptions::default() };
         let mut agreement = Agreement::default();
         for window in &reference.windows {
             let found = our_logits_with(&checkpoint, &window.tokens, CHUNK, &options);
@@ -51,7 +53,7 @@ fn agrees(kind: &str, file: Vec<u8>) {
                 .for_each(|(row, found)| agreement.add(&centred(row), &centred(found)));
         }
         println!("{kind} {activations:?}: {agreement}");
-        let is_near = agreement.mean_kl() <= MOST_KL && agreement.relative_error() <= MOST_ERROR;
+        let is_near = agreement.mean_kl() <= most_kl && agreement.relative_error() <= most_error;
         assert!(is_near, "{kind} {activations:?}: {agreement}");
     }
 }

@@ -86,42 +86,58 @@ impl<L: Lines> Product for Integers<'_, L> {
         vector: usize,
         c: &mut [[f32; LANES]],
     ) {
-        let Integers { a, depth, b } = self;
-        let fours = depth.div_ceil(4);
         let mut dots = [[simd.splat_i32(0); WIDE]; ROWS];
-        for plane in 0..2 {
-            let mut rows = [a.row(plane, row, fours); ROWS];
-            for r in 0..ROWS {
-                rows[r] = a.row(plane, row + r, fours);
-                let start = simd.start_biased(simd.splat_i32(a.negated_sums[plane][row + r]));
-                for v in 0..WIDE {
-                    // What coarse codes have given counts 255 times.
-                    dots[r][v] = simd.add_i32(simd.sub_i32(simd.shift_left::<8>(dots[r][v]), dots[r][v]), start);
-                }
-            }
-            for four in 0..fours {
-                let lines = b.lines::<WIDE>(four, vector);
-                let mut bytes = [simd.load_bytes(L::Cell::bytes(lines[0])); WIDE];
-                for v in 1..WIDE {
-                    bytes[v] = simd.load_bytes(L::Cell::bytes(lines[v]));
-                }
-                if plane == 0 {
-                    b.prefetch_next::<S, WIDE>(simd, four, vector);
-                }
-                for r in 0..ROWS {
-                    let values = rows[r][four];
-                    for v in 0..WIDE {
-                        let products = simd.multiply_biased(simd.open(dots[r][v]), bytes[v], values);
-                        dots[r][v] = simd.close(dots[r][v], products);
-                    }
-                }
+        self.add_plane::<S, ROWS, WIDE, 0>(simd, row, vector, &mut dots);
+        for r in 0..ROWS {
+            for v in 0..WIDE {
+                // What coarse codes have given counts 255 times.
+                dots[r][v] = simd.sub_i32(simd.shift_left::<8>(dots[r][v]), dots[r][v]);
             }
         }
+        self.add_plane::<S, ROWS, WIDE, 1>(simd, row, vector, &mut dots);
         for r in 0..ROWS {
-            let scale = simd.splat(a.scales[row + r]);
+            let scale = simd.splat(self.a.scales[row + r]);
             for v in 0..WIDE {
                 let c = &mut c[r * vectors + vector + v];
                 simd.store(simd.fma(simd.to_f32(dots[r][v]), scale, simd.load(c)), c);
+            }
+        }
+    }
+}
+
+impl<L: Lines> Integers<'_, L> {
+    /// Adds the products of one plane's codes.
+    #[inline(always)]
+    fn add_plane<S: Simd, const ROWS: usize, const WIDE: usize, const PLANE: usize>(
+        &self,
+        simd: S,
+        row: usize,
+        vector: usize,
+        dots: &mut [[S::I; WIDE]; ROWS],
+    ) {
+        let Integers { a, depth, b } = self;
+        let fours = depth.div_ceil(4);
+        let mut rows = [a.row(PLANE, row, fours); ROWS];
+        for r in 0..ROWS {
+            rows[r] = a.row(PLANE, row + r, fours);
+            let start = simd.start_biased(simd.splat_i32(a.negated_sums[PLANE][row + r]));
+            for v in 0..WIDE {
+                dots[r][v] = simd.add_i32(dots[r][v], start);
+            }
+        }
+        for four in 0..fours {
+            let lines = b.lines::<WIDE>(four, vector);
+            let mut bytes = [simd.load_bytes(L::Cell::bytes(lines[0])); WIDE];
+            for v in 1..WIDE {
+                bytes[v] = simd.load_bytes(L::Cell::bytes(lines[v]));
+            }
+            b.prefetch_next::<S, WIDE>(simd, four, vector, (PLANE, 2));
+            for r in 0..ROWS {
+                let values = rows[r][four];
+                for v in 0..WIDE {
+                    let products = simd.multiply_biased(simd.open(dots[r][v]), bytes[v], values);
+                    dots[r][v] = simd.close(dots[r][v], products);
+                }
             }
         }
     }

@@ -28,13 +28,20 @@ pub(super) trait Lines {
     fn next<const WIDE: usize>(&self, cell: usize, vector: usize) -> [*const [Self::Cell; LANES]; WIDE];
 
     /// Has the cache fetch the next tile's lines while this one's are multiplied: memory answers to a few at a time as fast as
-    /// they are needed, to a whole tile at once with a wait.
+    /// they are needed, to a whole tile at once with a wait. `pass` of `passes` over this one's asks for its share of them.
     #[inline(always)]
-    fn prefetch_next<S: Simd, const WIDE: usize>(&self, simd: S, cell: usize, vector: usize) {
-        for line in self.next::<WIDE>(cell, vector) {
+    fn prefetch_next<S: Simd, const WIDE: usize>(
+        &self,
+        simd: S,
+        cell: usize,
+        vector: usize,
+        (pass, passes): (usize, usize),
+    ) {
+        let next = self.next::<WIDE>(cell, vector);
+        for v in (pass..WIDE).step_by(passes) {
             // Shorter ones share what is fetched.
-            if size_of::<[Self::Cell; LANES]>() >= CACHE_LINE || (line as usize).is_multiple_of(CACHE_LINE) {
-                simd.prefetch(line.cast(), 1);
+            if size_of::<[Self::Cell; LANES]>() >= CACHE_LINE || (next[v] as usize).is_multiple_of(CACHE_LINE) {
+                simd.prefetch(next[v].cast(), 1);
             }
         }
     }

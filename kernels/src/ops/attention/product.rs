@@ -55,7 +55,7 @@ impl<L: Lines> Right for Widened<L> {
 
     #[inline(always)]
     fn prefetch_next<S: Simd, const WIDE: usize>(&self, simd: S, cell: usize, vector: usize) {
-        self.0.prefetch_next::<S, WIDE>(simd, cell, vector);
+        self.0.prefetch_next::<S, WIDE>(simd, cell, vector, (0, 1));
     }
 }
 
