@@ -263,6 +263,12 @@ DEVICE u32 lane_index() { return thread_index() % 32; }
 DEVICE u32 warp_index() { return thread_index() / 32; }
 
 DEVICE Quad load_quad(const void* from) { return *static_cast<const Quad*>(from); }
+// Two words, at a multiple of 8.
+DEVICE void load_two(u32 (&to)[2], const void* from) {
+  const u64 both = *static_cast<const u64*>(from);
+  to[0] = static_cast<u32>(both);
+  to[1] = static_cast<u32>(both >> 32);
+}
 DEVICE void store_quad(void* to, const Quad& quad) { *static_cast<Quad*>(to) = quad; }
 
 DEVICE float smaller(float a, float b) { return a < b ? a : b; }

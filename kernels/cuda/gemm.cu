@@ -1,4 +1,5 @@
 // Products of many tokens with a bf16 matrix: out[t][r] = sum over k of weights[r][k] · input[t][k].
+#include "output.cuh"
 #include "tile.cuh"
 
 typedef Tiles<bf16, 64> Product;
@@ -11,9 +12,6 @@ KERNEL(gemm_bf16, THREADS)(const bf16* weights, const bf16* input, bf16* halves,
   const Product product{input, weights, tokens, rows, cols};
   Product::Sums<float> sum;
   product.multiply(stages, sum, [](u32) {});
-  product.each(sum, [&](u32 token, u32 row, float value) {
-    const u64 place = static_cast<u64>(token) * rows + row;
-    if (halves) halves[place] = to_bf16(value);
-    else floats[place] = add ? floats[place] + value : value;
-  });
+  const Output out{halves, floats, add, rows};
+  product.each(sum, [&](u32 token, u32 row, float value) { out.write(token, row, value); });
 }

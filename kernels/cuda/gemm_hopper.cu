@@ -9,13 +9,9 @@
 
 #ifdef HOPPER
 
-constexpr u32 DEPTH = TILE_ROW_BYTES / sizeof(bf16);  // columns of a stage
+typedef TilePair<bf16> Stage;
+constexpr u32 DEPTH = Stage::DEPTH;
 constexpr u32 STAGES = 3;
-
-struct Stage {
-  bf16 input[TOKENS * DEPTH];
-  bf16 weights[ROWS * DEPTH];
-};
 
 // What a warpgroup does. A step's products run while the next step's tiles are waited for.
 DEVICE void multiply_all(const Pipeline<Stage, STAGES>& pipeline, float (&sum)[64], u32 steps) {
@@ -38,7 +34,7 @@ DEVICE void multiply_all(const Pipeline<Stage, STAGES>& pipeline, float (&sum)[6
 }
 
 // Writes a thread's sums: tokens g and g + 8 of its warp's sixteen, and rows 2t and 2t + 1 of every eight.
-DEVICE void write_all(const Output& out, const float (&sum)[64]) {
+DEVICE void write_all(const Results& out, const float (&sum)[64]) {
   const u32 token = block_x() * TOKENS + 16 * warp_index() + lane_index() / 4;
   const u32 row = block_y() * ROWS + 2 * (lane_index() % 4);
 #pragma unroll
@@ -51,14 +47,10 @@ KERNEL(gemm_hopper_bf16, THREADS)(TENSOR_MAP weights, TENSOR_MAP input, bf16* ha
                                   u32 tokens, u32 rows, u32 cols) {
 #ifdef HOPPER
   const u32 steps = ceil_divide(cols, DEPTH);
-  multiply_tiles_of<Stage, STAGES>(
-      steps,
-      [&](u32 step, Stage& to, Barrier* came) { copy_tile(to.weights, weights, step * DEPTH, block_y() * ROWS, came); },
-      [&](u32 step, Stage& to, Barrier* came) { copy_tile(to.input, input, step * DEPTH, block_x() * TOKENS, came); },
-      [&](const Pipeline<Stage, STAGES>& pipeline) {
-        float sum[64];  // not zeros: registers that others write too would make every product wait for the one before
-        multiply_all(pipeline, sum, steps);
-        write_all({halves, floats, add, tokens, rows}, sum);
-      });
+  multiply_matrices<bf16, STAGES>(steps, weights, input, [&](const Pipeline<Stage, STAGES>& pipeline) {
+    float sum[64];  // not zeros: registers that others write too would make every product wait for the one before
+    multiply_all(pipeline, sum, steps);
+    write_all({{halves, floats, add, rows}, tokens, rows}, sum);
+  });
 #endif
 }

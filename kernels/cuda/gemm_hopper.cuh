@@ -5,6 +5,7 @@
 // their weights.
 #pragma once
 #include "hopper.cuh"
+#include "output.cuh"
 
 constexpr u32 MULTIPLYING_WARPS = 8;
 constexpr int THREADS = 32 * (MULTIPLYING_WARPS + 1);
@@ -82,23 +83,43 @@ DEVICE void multiply_tiles_of(u32 steps, Weights weights, Input input, Multiply 
   if (warp_index() < MULTIPLYING_WARPS) multiply(pipeline);
 }
 
-// Where results go: to `halves`, or to `floats`, or are added to `floats`.
-struct Output {
-  bf16* halves;
-  float* floats;
-  u32 add, tokens, rows;
+// A stage's tiles of both matrices, whose columns are of one type.
+template <typename Value>
+struct TilePair {
+  static constexpr u32 DEPTH = TILE_ROW_BYTES / sizeof(Value);  // columns
+  Value input[TOKENS * DEPTH];
+  Value weights[ROWS * DEPTH];
+};
+
+// The same where stages are such pairs.
+template <typename Value, u32 STAGES, typename Multiply>
+DEVICE void multiply_matrices(u32 steps, const TensorMap& weights, const TensorMap& input, Multiply multiply) {
+  typedef TilePair<Value> Stage;
+  multiply_tiles_of<Stage, STAGES>(
+      steps,
+      [&](u32 step, Stage& to, Barrier* came) {
+        copy_tile(to.weights, weights, step * Stage::DEPTH, block_y() * ROWS, came);
+      },
+      [&](u32 step, Stage& to, Barrier* came) {
+        copy_tile(to.input, input, step * Stage::DEPTH, block_x() * TOKENS, came);
+      },
+      multiply);
+}
+
+// Results of tiles, of which some are none.
+struct Results {
+  Output out;
+  u32 tokens, rows;
 
   DEVICE void write(u32 token, u32 row, float value) const {
     if (token >= tokens || row >= rows) return;
-    const u64 place = static_cast<u64>(token) * rows + row;
-    if (halves) halves[place] = to_bf16(value);
-    else floats[place] = add ? floats[place] + value : value;
+    out.write(token, row, value);
   }
 
   // Two neighbours, at once where they lie in one word.
   DEVICE void write_pair(u32 token, u32 row, float first, float second) const {
-    if (halves && rows % 2 == 0 && token < tokens && row < rows) {
-      *reinterpret_cast<u32*>(halves + static_cast<u64>(token) * rows + row) = pack_bf16(first, second);
+    if (out.halves && rows % 2 == 0 && token < tokens && row < rows) {
+      *reinterpret_cast<u32*>(out.halves + static_cast<u64>(token) * rows + row) = pack_bf16(first, second);
       return;
     }
     write(token, row, first);
@@ -111,7 +132,7 @@ struct Output {
 DEVICE u32 row_of(u32 i) { return block_y() * ROWS + 16 * warp_index() + lane_index() / 4 + 8 * (i / 2 % 2); }
 DEVICE u32 token_of(u32 i) { return block_x() * TOKENS + 2 * (lane_index() % 4) + 8 * (i / 4) + i % 2; }
 
-DEVICE void write_sums(const Output& out, const float (&sum)[64]) {
+DEVICE void write_sums(const Results& out, const float (&sum)[64]) {
 #pragma unroll
   for (u32 i = 0; i < 64; ++i) out.write(token_of(i), row_of(i), sum[i]);
 }

@@ -46,11 +46,11 @@ struct RowScales {
 
   DEVICE RowScales(const Stage& stage, u32 group) {
     const u32 at = (SCALE_WORDS * group + 2 * (lane_index() / 4)) * sizeof(u32);
-    const u64 words = *reinterpret_cast<const u64*>(in_tile(stage.scales, warp_index(), at));
+    u32 words[2];
+    load_two(words, in_tile(stage.scales, warp_index(), at));
     for (u32 half = 0; half < 2; ++half) {
-      const u32 word = static_cast<u32>(words >> 32 * half);
-      scale[half] = half_to_float(word & 0xffff);
-      base[half] = fused(-128.0f, scale[half], half_to_float(word >> 16));
+      scale[half] = half_to_float(words[half] & 0xffff);
+      base[half] = fused(-128.0f, scale[half], half_to_float(words[half] >> 16));
     }
   }
 
@@ -75,8 +75,8 @@ DEVICE void multiply_all(const Pipeline<Stage, STAGES>& pipeline, float (&sum)[6
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
       const u8* at = in_tile(stage.codes[lane_index() / 8], warp_index(), sizeof(Quad) * (lane_index() % 8));
-      const u64 codes = reinterpret_cast<const u64*>(at)[half];
-      u32 words[2] = {static_cast<u32>(codes), static_cast<u32>(codes >> 32)};
+      u32 words[2];
+      load_two(words, at + sizeof words * half);
       sort_columns(words);
       const RowScales scales(stage, group == 32 ? half : 0);
       wait_products<1>();
@@ -113,7 +113,7 @@ KERNEL(int4_hopper, THREADS)(TENSOR_MAP codes, TENSOR_MAP scales, TENSOR_MAP inp
       [&](const Pipeline<Stage, STAGES>& pipeline) {
         float sum[64];  // not zeros: registers that others write too would make every product wait for the one before
         multiply_all(pipeline, sum, steps, group);
-        write_sums({halves, floats, add, tokens, rows}, sum);
+        write_sums({{halves, floats, add, rows}, tokens, rows}, sum);
       });
 #endif
 }

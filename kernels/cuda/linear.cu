@@ -52,16 +52,6 @@ DEVICE void linear_bf16(const bf16* weights, const bf16* input, const Mixture& m
   finish<TILES>(sum, out, part, rows);
 }
 
-// Eight codes of four bits as an operand of mma, each less 8. Code i of the word's low half is at bits 4i and is the
-// former value of register i; that of the high half is the latter.
-DEVICE void expand_int4(u32 (&out)[4], u32 word) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const u32 biased = masked_or(word >> 4 * i, 0x000f000fu, 0x43004300u);  // 128 + code: bf16's step is 1 there
-    out[i] = fma_bf16(biased, 0x3f803f80u, 0xc308c308u);  // less 136, exactly
-  }
-}
-
 // Weights scale · code + minimum, of 4-bit codes in groups of GROUP columns.
 //
 // Codes of 16 rows and 64 columns are 128 words, 4 for each lane: word 2s + p is what the lane multiplies of columns
@@ -72,7 +62,6 @@ DEVICE void multiply_int4(const u32* codes, const u32* scales, const bf16* input
                           const Output& out, u32 tokens, u32 rows, u32 cols) {
   const Part part(mixture, tokens, 8 * TILES);
   if (!part.used) return;
-  constexpr int SPAN = 128;  // columns that a warp takes at a time: whole groups
   const u32 blocks = ceil_divide(cols, 64), groups = ceil_divide(cols, GROUP), spans = ceil_divide(cols, SPAN);
   const u64 tile = static_cast<u64>(part.expert) * (rows / ROWS) + block_x();  // experts have whole tiles of rows
   const u32* own_codes = codes + (tile * blocks + 2 * warp_index()) * 128 + 4 * lane_index();
@@ -118,13 +107,12 @@ DEVICE void multiply_int4(const u32* codes, const u32* scales, const bf16* input
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float factor = half_to_float(scale[half] & 0xffff);
-        const float middle = half_to_float(scale[half] >> 16) + 8 * factor;  // the value of code 8
+        const Int4Scale own(scale[half]);
 #pragma unroll
         for (int n = 0; n < TILES; ++n) {
           for (int i = 2 * half; i < 2 * half + 2; ++i) {
-            sum[n][i] += factor * dot[n][i];
-            if (AFFINE) sum[n][i] += middle * total[n][i];
+            sum[n][i] = fused(own.factor, dot[n][i], sum[n][i]);
+            if (AFFINE) sum[n][i] = fused(own.middle, total[n][i], sum[n][i]);
           }
         }
       }
@@ -150,7 +138,6 @@ DEVICE void linear_8bit(const u8* codes, const float* scales, const bf16* input,
                         const Output& out, u32 tokens, u32 rows, u32 cols, u32 group) {
   const Part part(mixture, tokens, 8 * TILES);
   if (!part.used) return;
-  constexpr int SPAN = 128;                    // columns that a warp takes at a time
   [[maybe_unused]] constexpr int UNROLLED = TILES < 4 ? 2 : 1;  // halves of one: registers do not hold all of it for many tokens
   const u32 lane_col = 16 * (lane_index() % 4), spans = ceil_divide(cols, SPAN), groups = ceil_divide(cols, group);
   const u8* row[2];
@@ -213,7 +200,7 @@ DEVICE void linear_8bit(const u8* codes, const float* scales, const bf16* input,
 #pragma unroll
     for (int n = 0; n < TILES; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum[n][i] += factor[i / 2] * dot[n][i];
+      for (int i = 0; i < 4; ++i) sum[n][i] = fused(factor[i / 2], dot[n][i], sum[n][i]);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) held[i / 2][i % 2] = next[i / 2][i % 2];
@@ -265,7 +252,7 @@ DEVICE void linear_int8_g32(const u32* codes, const u32* scales, const bf16* inp
         multiply_bf16(dot, a[0], former);
         multiply_bf16(dot, a[1], latter);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) sum[n][k] += factor[k / 2] * dot[k];
+        for (int k = 0; k < 4; ++k) sum[n][k] = fused(factor[k / 2], dot[k], sum[n][k]);
       }
       held[i] = next[i];
     }

@@ -9,18 +9,12 @@
 //
 // Sums over k may take any order, as long as both operands take the same.
 #pragma once
-#include "dev.cuh"
+#include "output.cuh"
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 constexpr int ROWS = 16;
-
-// Where results go: to `halves`, or to `floats`, or are added to `floats`; a token's are `stride` behind those of the one before.
-struct Output {
-  bf16* halves;
-  float* floats;
-  u32 add, stride;
-};
+constexpr int SPAN = 128;  // columns that a warp takes at a time
 
 // The tiles of a mixture of experts, {expert, first place, end, -} each, and the token at each place; null where places are
 // rows of the input. Without tiles every token goes through the same weights.
@@ -73,11 +67,28 @@ struct Tokens {
 
   // Four columns of a lane, from column `col` on.
   DEVICE void load_four(u32 (&four)[2], int n, u32 col) const {
-    u64 pairs = 0;
-    if (first[n] != NONE) pairs = *reinterpret_cast<const u64*>(input + first[n] + col);
-    four[0] = static_cast<u32>(pairs);
-    four[1] = static_cast<u32>(pairs >> 32);
+    four[0] = four[1] = 0;
+    if (first[n] != NONE) load_two(four, input + first[n] + col);
   }
+};
+
+// Eight codes of four bits as an operand of mma, each less 8. Code i of the word's low half is at bits 4i and is the
+// former value of register i; that of the high half is the latter.
+DEVICE void expand_int4(u32 (&out)[4], u32 word) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const u32 biased = masked_or(word >> 4 * i, 0x000f000fu, 0x43004300u);  // 128 + code: bf16's step is 1 there
+    out[i] = fma_bf16(biased, 0x3f803f80u, 0xc308c308u);  // less 136, exactly
+  }
+}
+
+// What such codes are multiplied with, and what each of their inputs is: the value of code 8. Of a word with an f16 scale in its
+// low half and an f16 minimum in its high one.
+struct Int4Scale {
+  float factor, middle;
+
+  DEVICE explicit Int4Scale(u32 word)
+      : factor(half_to_float(word & 0xffff)), middle(half_to_float(word >> 16) + 8 * factor) {}
 };
 
 // Adds the warps' sums in their order and writes the results.
@@ -97,8 +108,6 @@ DEVICE void finish(const float (&sum)[TILES][4], const Output& out, const Part& 
     if (token >= part.end || row >= rows) continue;
     float total = 0;
     for (int warp = 0; warp < WARPS; ++warp) total += partial[warp * 8 * TILES * ROWS + i];
-    const u64 place = static_cast<u64>(token) * out.stride + row;
-    if (out.halves) out.halves[place] = to_bf16(total);
-    else out.floats[place] = out.add ? out.floats[place] + total : total;
+    out.write(token, row, total);
   }
 }

@@ -2,6 +2,7 @@
 // a scale for each token, found here; weights one for every `group` columns of a row.
 //
 // After every 128 columns what was added up (integers: exactly) is scaled and added in f32.
+#include "output.cuh"
 #include "tile.cuh"
 
 typedef Tiles<u8, 32> Many;
@@ -79,8 +80,8 @@ DEVICE void scale_up(Totals& total, Sums& sum, const float* scales, u32 first_ro
 
 // Grid: (parts of the rows, parts of the tokens).
 template <typename Product, typename Code>
-DEVICE void product(const u8* weights, const float* scales, const u8* input, const float* input_scales, bf16* halves,
-                    float* floats, u32 add, u32 tokens, u32 rows, u32 cols, u32 group) {
+DEVICE void product(const u8* weights, const float* scales, const u8* input, const float* input_scales, const Output& out,
+                    u32 tokens, u32 rows, u32 cols, u32 group) {
   DYNAMIC_SHARED(typename Product::Stage, stages);
   const Product product{input, weights, tokens, rows, cols};
   const u32 groups = ceil_divide(cols, group);
@@ -92,10 +93,7 @@ DEVICE void product(const u8* weights, const float* scales, const u8* input, con
     scale_up<Product>(total, sum, scales, product.first_row(), rows, groups, begin / group);
   });
   product.each(total, [&](u32 token, u32 row, float sum) {
-    const u64 place = static_cast<u64>(token) * rows + row;
-    const float value = rounded_product(sum, input_scales[token]);
-    if (halves) halves[place] = to_bf16(value);
-    else floats[place] = add ? floats[place] + value : value;
+    out.write(token, row, rounded_product(sum, input_scales[token]));
   });
 }
 
@@ -103,7 +101,7 @@ DEVICE void product(const u8* weights, const float* scales, const u8* input, con
   (const u8* weights, const float* scales, const u8* input, const float* input_scales, bf16* halves, float* floats, \
    u32 add, u32 tokens, u32 rows, u32 cols, u32 group) {                                                            \
     product
-#define ARGUMENTS (weights, scales, input, input_scales, halves, floats, add, tokens, rows, cols, group); }
+#define ARGUMENTS (weights, scales, input, input_scales, {halves, floats, add, rows}, tokens, rows, cols, group); }
 
 KERNEL(w8a8_int8_few, Few::THREADS) PARAMETERS<Few, Int8> ARGUMENTS
 KERNEL(w8a8_int8_many, Many::THREADS) PARAMETERS<Many, Int8> ARGUMENTS

@@ -13,13 +13,9 @@
 
 #ifdef HOPPER
 
-constexpr u32 DEPTH = TILE_ROW_BYTES;  // columns of a stage
+typedef TilePair<u8> Stage;
+constexpr u32 DEPTH = Stage::DEPTH;
 constexpr u32 STAGES = 6;
-
-struct Stage {
-  u8 input[TOKENS * DEPTH];
-  u8 weights[ROWS * DEPTH];
-};
 
 // The scales of a thread's two rows.
 struct RowScales {
@@ -58,7 +54,7 @@ DEVICE void multiply_all(const Pipeline<Stage, STAGES>& pipeline, const RowScale
 }
 
 // Writes a thread's sums, each times its token's own scale.
-DEVICE void write_scaled(const Output& out, const float (&total)[64], const float* scales) {
+DEVICE void write_scaled(const Results& out, const float (&total)[64], const float* scales) {
 #pragma unroll
   for (u32 i = 0; i < 64; ++i) {
     const float scale = token_of(i) < out.tokens ? scales[token_of(i)] : 0;
@@ -68,23 +64,19 @@ DEVICE void write_scaled(const Output& out, const float (&total)[64], const floa
 
 template <typename Sum>
 DEVICE void product(const TensorMap& weights, const float* scales, const TensorMap& input, const float* input_scales,
-                    const Output& out, u32 cols, u32 group) {
+                    const Results& out, u32 cols, u32 group) {
   const u32 steps = ceil_divide(cols, DEPTH);
-  multiply_tiles_of<Stage, STAGES>(
-      steps,
-      [&](u32 step, Stage& to, Barrier* came) { copy_tile(to.weights, weights, step * DEPTH, block_y() * ROWS, came); },
-      [&](u32 step, Stage& to, Barrier* came) { copy_tile(to.input, input, step * DEPTH, block_x() * TOKENS, came); },
-      [&](const Pipeline<Stage, STAGES>& pipeline) {
-        float total[64] = {};
-        multiply_all<Sum>(pipeline, RowScales(scales, out.rows, cols, group), total, steps);
-        write_scaled(out, total, input_scales);
-      });
+  multiply_matrices<u8, STAGES>(steps, weights, input, [&](const Pipeline<Stage, STAGES>& pipeline) {
+    float total[64] = {};
+    multiply_all<Sum>(pipeline, RowScales(scales, out.rows, cols, group), total, steps);
+    write_scaled(out, total, input_scales);
+  });
 }
 
 #endif  // HOPPER
 
 #ifdef HOPPER
-#define PRODUCT(SUM) product<SUM>(weights, scales, input, input_scales, {halves, floats, add, tokens, rows}, cols, group)
+#define PRODUCT(SUM) product<SUM>(weights, scales, input, input_scales, {{halves, floats, add, rows}, tokens, rows}, cols, group)
 #else
 #define PRODUCT(SUM)
 #endif

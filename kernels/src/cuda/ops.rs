@@ -6,6 +6,7 @@
 
 mod activation;
 mod attention;
+mod blocks;
 mod experts;
 mod gather;
 mod heads;
@@ -28,7 +29,7 @@ pub use gather::{embed, gather_rows};
 pub use heads::{
     Heads, MAX_HEAD_DIM, PAGE_TOKENS, Pages, PagesMut, Placement, Places, Rotation, place_heads, rope_table,
 };
-pub use linear::{ExpertInput, Output, linear, linear_experts, linear_ordered};
+pub use linear::{ExpertInput, Output, linear, linear_experts, linear_many, linear_ordered};
 pub use norm::{add_normed, add_rms_norm, rms_norm};
 pub use reduce::{ExchangeSizes, Ground, MAX_RANKS, PeerGroup, PeerRank};
 pub use sample::{ALL_BANNED, Edits, Masks, NOT_FINITE, Samplers, adjust_logits, sample};

@@ -340,6 +340,30 @@ kernels! {
         /// `out[t] = table[token of t] · factor`, a table of 6 bits in superblocks.
         EmbedQ6K = embed_q6k[EMBED_PACKED], 256, 0;
     }
+    "many.cu" {
+        /// `out = input · weightsᵀ` for blocks of 128 rows and 64 tokens, weights in bf16.
+        ManyBf16 = many_bf16[LINEAR_BF16], 256, 0;
+        /// The same, weights of 4 bits in groups of 32.
+        ManyInt4G32 = many_int4_g32[LINEAR_INT4], 256, 0;
+        /// The same, weights of 4 bits in groups of 64.
+        ManyInt4G64 = many_int4_g64[LINEAR_INT4], 256, 0;
+        /// The same, weights of 4 bits in groups of 128.
+        ManyInt4G128 = many_int4_g128[LINEAR_INT4], 256, 0;
+        /// The same, weights of 8 bits (e4m3).
+        ManyFp8 = many_fp8[LINEAR_8BIT], 256, 0;
+        /// The same, weights of 8 bits (signed).
+        ManyInt8 = many_int8[LINEAR_8BIT], 256, 0;
+        /// The same, weights of signed 8 bits in groups of 32.
+        ManyInt8G32 = many_int8_g32[LINEAR_PACKED], 256, 0;
+    }
+    "many_superblocks.cu" {
+        /// `out = input · weightsᵀ` for blocks of 128 rows and 64 tokens, weights of 4 bits in superblocks.
+        ManyQ4K = many_q4k[LINEAR_PACKED], 256, 0;
+        /// The same, weights of 5 bits in superblocks.
+        ManyQ5K = many_q5k[LINEAR_PACKED], 256, 0;
+        /// The same, weights of 6 bits in superblocks.
+        ManyQ6K = many_q6k[LINEAR_PACKED], 256, 0;
+    }
     "gemm.cu" {
         /// `out = input · weightsᵀ` for many tokens, weights in bf16.
         GemmBf16 = gemm_bf16[GEMM], 256, GEMM_SHARED_BYTES;

@@ -74,7 +74,8 @@ pub enum LoadError {
 }
 
 impl Matrix {
-    /// Takes in a row-major file tensor. Types of 4 bits, Q5_K, Q6_K, Q8_0 and INT8 stay so; all others are rounded to bf16.
+    /// Takes in a row-major file tensor. Q4_0, Q4_1, the K-quants from 4 bits on, Q8_0 and what has groups of 64 or 128 stay as they
+    /// are; Q5_0, IQ4_NL and MXFP4 become bytes of the same values; all others are rounded to bf16.
     pub fn load(
         device: &Device,
         pool: &Pool,
@@ -89,8 +90,10 @@ impl Matrix {
         if let Some(kind) = Superblock::of(weight_type) {
             return Matrix::superblocks(device, &Superblocks::read(kind, rows, cols, bytes)?);
         }
+        if let Some(int8) = Int8::read(weight_type, rows, cols, bytes) {
+            return Matrix::int8(device, &int8?);
+        }
         match weight_type {
-            WeightType::Q8_0 => Matrix::int8(device, &Int8::read(rows, cols, bytes)?),
             WeightType::I8G128 => {
                 crate::weights::validated_row_bytes(weight_type, rows, cols, bytes.len())?;
                 let (codes, scales) = split_groups(bytes, weight_type.block_bytes());
@@ -247,8 +250,8 @@ impl Matrix {
 
 /// The type, if it stays what it is: others become bf16.
 fn own_layout(weight_type: WeightType) -> Option<WeightType> {
-    use WeightType::{I4G64, I4G128, I8G128, Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0};
-    matches!(weight_type, I4G64 | I4G128 | I8G128 | Q4_0 | Q4_1 | Q4K | Q5K | Q6K | Q8_0).then_some(weight_type)
+    use WeightType::{BF16, F16, F32, IQ4XS, Q2K, Q3K, Q5_1};
+    (!matches!(weight_type, F32 | F16 | BF16 | Q2K | Q3K | Q5_1 | IQ4XS)).then_some(weight_type)
 }
 
 fn check(rows: usize, cols: usize, values: usize) -> Result<(), LoadError> {

@@ -9,7 +9,7 @@ use super::cell::{
 use crate::simd::Simd;
 
 /// The sixteen values (`ggml-common.h`, `kvalues_iq4nl`), plus 128.
-pub(super) const VALUES: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
+pub(crate) const VALUES: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
 
 /// 32 columns of 16 rows in 288 bytes: 4.5 bits per value, as in the file.
 #[derive(Clone, Copy, Debug)]

@@ -3,10 +3,10 @@
 pub(crate) mod cell;
 pub(crate) mod float;
 mod grouped;
-mod iq4_nl;
+pub(crate) mod iq4_nl;
 mod iq4_xs;
 mod matrix;
-mod mxfp4;
+pub(crate) mod mxfp4;
 mod q2_k;
 mod q3_k;
 mod q4_0;

@@ -5,7 +5,7 @@ use super::cell::{BLOCK, Cell, Nibbles, QuantizedCell, TILE_ROWS, copy_nibbles, 
 use crate::simd::Simd;
 
 /// Twice the sixteen values, which makes them whole, plus 16.
-const DOUBLED: [u8; 16] = [16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4];
+pub(crate) const DOUBLED: [u8; 16] = [16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4];
 
 /// 32 columns of 16 rows in 272 bytes: 4.25 bits per value, as in the file.
 #[derive(Clone, Copy, Debug)]

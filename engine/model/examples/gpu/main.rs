@@ -28,7 +28,7 @@ use windlass_engine_core::executor::Executor;
 use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, Nvidia, Replay, SplitModel, devices};
 use windlass_engine_model::{CpuExecutor, KvBudget, LoadOptions, load, survey};
 use windlass_kernels::WeightType;
-use windlass_kernels::cuda::ops;
+use windlass_kernels::cuda::{Matrix, ops};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -114,15 +114,9 @@ fn generated(tiny: &Tiny) -> Outcome<Checkpoint> {
 fn measure_all(device: &Device, checkpoint: &Checkpoint, scale: &Scale, report: &mut Report) -> Outcome<()> {
     let ceiling = measure::copy_bytes_per_second(device, scale)?;
     report.figure("copy on the device", ceiling / 1e9, "GB/s read and written");
-    for tokens in [1, 8, 32] {
-        let rate = measure::linear_bytes_per_second(device, tokens, scale)?;
-        report.figure(&format!("bf16 product, {tokens} tokens"), 100.0 * rate / ceiling, "% of that");
-    }
-    let products: [(&str, measure::Product); 2] = [("in any batch alike", ops::linear), ("wide", ops::linear_wide)];
-    for (&tokens, (name, product)) in scale.prompts.iter().flat_map(|tokens| products.map(|product| (tokens, product)))
-    {
-        let rate = measure::operations_per_second(device, tokens, scale, product)?;
-        report.figure(&format!("bf16 product, {tokens} tokens, {name}"), rate / 1e12, "TFLOP/s");
+    let kinds: [(&str, measure::Make); 2] = [("bf16", measure::halves), ("4-bit", measure::codes)];
+    for (kind, make) in kinds {
+        measure_products(device, kind, &measure::matrices(device, scale, make)?, ceiling, scale, report)?;
     }
     if let Some(rate) = measure::wake_bytes_per_second(device, scale)? {
         report.figure("weights of a sleeper back from the host's memory", rate / 1e9, "GB/s");
@@ -136,6 +130,36 @@ fn measure_all(device: &Device, checkpoint: &Checkpoint, scale: &Scale, report: 
     let mut split = split(checkpoint, device)?;
     let rate = measure::decode_tokens_per_second(&mut split, 1, scale)?;
     report.figure("decode, 1 sequence, all layers but one on the CPU", rate, "tokens/s");
+    Ok(())
+}
+
+/// Products of few tokens as shares of `ceiling`, bytes read and written a second, and of many as they are.
+fn measure_products(
+    device: &Device,
+    kind: &str,
+    matrices: &[Matrix],
+    ceiling: f64,
+    scale: &Scale,
+    report: &mut Report,
+) -> Outcome<()> {
+    let seconds =
+        |tokens: usize, product: measure::Product| measure::product_seconds(device, tokens, scale, matrices, product);
+    let bytes: usize = matrices.iter().map(Matrix::bytes).sum();
+    for tokens in [1, 8, 32] {
+        let rate = bytes as f64 / seconds(tokens, ops::linear)?;
+        report.figure(&format!("{kind} product, {tokens} tokens"), 100.0 * rate / ceiling, "% of that");
+    }
+    let mut products: Vec<(&str, measure::Product)> = vec![("in any batch alike", ops::linear)];
+    if ops::multiplies_widely(device.facts(), &matrices[0], usize::MAX) {
+        products.push(("wide", ops::linear_wide));
+    }
+    for &tokens in scale.prompts {
+        for &(name, product) in &products {
+            let operations = 2 * tokens * matrices.iter().map(|matrix| matrix.rows() * matrix.cols()).sum::<usize>();
+            let rate = operations as f64 / seconds(tokens, product)?;
+            report.figure(&format!("{kind} product, {tokens} tokens, {name}"), rate / 1e12, "TFLOP/s");
+        }
+    }
     Ok(())
 }
 

@@ -2,9 +2,10 @@
 
 use std::time::Instant;
 
-use half::bf16;
+use half::{bf16, f16};
 use windlass_engine_core::executor::Executor;
-use windlass_kernels::cuda::ops::{self, Output};
+use windlass_kernels::cuda::ops::Output;
+use windlass_kernels::cuda::weights::{Group, Int4, LoadError};
 use windlass_kernels::cuda::{Device, DriverError, Matrix, Region, Stream, View};
 
 use crate::Outcome;
@@ -19,32 +20,44 @@ pub fn copy_bytes_per_second(device: &Device, scale: &Scale) -> Outcome<f64> {
     Ok(2.0 * scale.copy_bytes as f64 / seconds)
 }
 
-/// A product of tokens with a bf16 matrix.
+/// A product of tokens with a matrix.
 pub type Product = fn(&Stream, &Matrix, View<'_, bf16>, Output<'_>) -> Result<(), DriverError>;
 
-/// Bytes of weights read a second by products of so many tokens.
-pub fn linear_bytes_per_second(device: &Device, tokens: usize, scale: &Scale) -> Outcome<f64> {
-    let (rows, cols) = scale.matrix;
-    Ok((2 * rows * cols * scale.matrices) as f64 / product_seconds(device, tokens, scale, ops::linear)?)
+/// Makes a matrix of so many rows and columns.
+pub type Make = fn(&Device, usize, usize) -> Result<Matrix, LoadError>;
+
+/// In bf16.
+pub fn halves(device: &Device, rows: usize, cols: usize) -> Result<Matrix, LoadError> {
+    Matrix::bf16(device, rows, cols, &vec![bf16::from_f32(0.01); rows * cols])
 }
 
-/// Multiplications and additions a second of products of so many tokens.
-pub fn operations_per_second(device: &Device, tokens: usize, scale: &Scale, product: Product) -> Outcome<f64> {
-    let (rows, cols) = scale.matrix;
-    Ok((2 * tokens * rows * cols * scale.matrices) as f64 / product_seconds(device, tokens, scale, product)?)
+/// Of 4 bits, as GPTQ groups them.
+pub fn codes(device: &Device, rows: usize, cols: usize) -> Result<Matrix, LoadError> {
+    let (group, scale) = (Group::G128, (f16::from_f32(0.01), f16::from_f32(-0.08)));
+    let scales = vec![scale; rows * cols.div_ceil(group.cols())];
+    Matrix::int4(device, &Int4::new(rows, cols, group, vec![9; rows * cols], scales))
 }
 
-/// Seconds of a product of so many tokens with each of the matrices.
-fn product_seconds(device: &Device, tokens: usize, scale: &Scale, product: Product) -> Outcome<f64> {
+/// As many matrices as are measured.
+pub fn matrices(device: &Device, scale: &Scale, make: Make) -> Result<Vec<Matrix>, LoadError> {
     let (rows, cols) = scale.matrix;
-    let values = vec![bf16::from_f32(0.01); rows * cols];
-    let matrices =
-        (0..scale.matrices).map(|_| Matrix::bf16(device, rows, cols, &values)).collect::<Result<Vec<_>, _>>()?;
+    (0..scale.matrices).map(|_| make(device, rows, cols)).collect()
+}
+
+/// Seconds of a product of so many tokens with each of some matrices.
+pub fn product_seconds(
+    device: &Device,
+    tokens: usize,
+    scale: &Scale,
+    matrices: &[Matrix],
+    product: Product,
+) -> Outcome<f64> {
+    let (rows, cols) = scale.matrix;
     let input = device.upload(&vec![bf16::ONE; tokens * cols])?;
     let mut out = device.allocate::<bf16>(tokens * rows)?;
     let stream = device.stream()?;
     timed(&stream, scale.rounds, || {
-        for matrix in &matrices {
+        for matrix in matrices {
             product(&stream, matrix, input.view(), Output::Bf16(out.view_mut()))?;
         }
         Ok(())

@@ -10,9 +10,9 @@ use crate::common::driver::generate;
 use crate::common::rows::{plan, row};
 use crate::common::tiny::Tiny;
 use crate::cuda::{
-    BLOCKS, GENERATED, NEAR_TIE, checkpoint, copied_blocks_are_read_alike, driver, jobs, most_regret, options, step,
-    tiny, whole_pieces,
+    BLOCKS, GENERATED, NEAR_TIE, checkpoint, driver, jobs, most_regret, options, step, tiny, whole_pieces,
 };
+use crate::cuda_steps::copied_blocks_are_read_alike;
 use crate::pipeline::{PATIENCE, gathering, pass_frame};
 use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels};
 use windlass_engine_contract::memory::Ledger;

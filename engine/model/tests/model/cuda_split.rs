@@ -6,9 +6,11 @@ use crate::common::driver::generate;
 use crate::common::rows::{plan, row};
 use crate::common::tiny::Tiny;
 use crate::cuda::{
-    APART, BLOCKS, GENERATED, NEAR_TIE, apart, checkpoint, copied_blocks_are_read_alike, device, driver, family,
-    guesses_hold, jobs, most_regret, options, step, tiny, whole_pieces,
+    APART, BLOCKS, GENERATED, NEAR_TIE, apart, checkpoint, device, driver, family, jobs, most_regret, options, step,
+    tiny, whole_pieces,
 };
+use crate::cuda_guesses::guesses_hold;
+use crate::cuda_steps::copied_blocks_are_read_alike;
 use serde_json::json;
 use windlass_checkpoint::Checkpoint;
 use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels};

@@ -29,6 +29,7 @@ pub struct HostMachine {
     pub(super) has_peer_access: bool,
     maps_memory: bool,
     capability: (u32, u32),
+    multiprocessors: u32,
 }
 
 impl HostMachine {
@@ -41,12 +42,18 @@ impl HostMachine {
             has_peer_access: true,
             maps_memory: true,
             capability: HOPPER,
+            multiprocessors: 132,
         }
     }
 
     /// The same with devices of another compute capability than Hopper's.
     pub fn with_capability(self, capability: (u32, u32)) -> HostMachine {
         HostMachine { capability, ..self }
+    }
+
+    /// The same with devices of so many multiprocessors: how a product is divided may hang on it.
+    pub fn with_multiprocessors(self, multiprocessors: u32) -> HostMachine {
+        HostMachine { multiprocessors, ..self }
     }
 
     /// The same with devices that cannot reach each other.
@@ -66,7 +73,7 @@ impl HostMachine {
             ordinal,
             pci_bus_id: format!("0000:{ordinal:02X}:00.0"),
             capability: self.capability,
-            multiprocessors: 132,
+            multiprocessors: self.multiprocessors,
             shared_bytes_per_block: 227 << 10,
             l2_bytes: 50 << 20,
             memory_bytes,

@@ -2,8 +2,13 @@
 //!
 //! With `WINDLASS_GPU` set the device is this machine's first NVIDIA GPU (`tests/gpu/run`), else the shim.
 
+use std::fmt::Debug;
+use std::ops::Range;
+
 use half::bf16;
 use windlass_cuda_shim::{HostMachine, Kernels, device_under_test};
+use windlass_kernels::cuda::ops::Output;
+use windlass_kernels::cuda::table::HOPPER;
 use windlass_kernels::cuda::{Device, DriverError, Element, Memory, Stream};
 
 /// Orders of threads and blocks that every kernel is tried in.
@@ -21,6 +26,40 @@ pub fn ampere(seed: u64) -> (Device, Stream) {
     let device = HostMachine::new(Kernels::Run, seed).with_capability((8, 0)).device(0, 1 << 30);
     let stream = device.stream().unwrap();
     (device, stream)
+}
+
+/// A Hopper, on which kernels run in the order of `seed`; none where a GPU is under test that is another.
+pub fn hopper(seed: u64) -> Option<(Device, Stream)> {
+    Some(device(seed)).filter(|(device, _)| device.facts().capability == HOPPER)
+}
+
+/// What a product gives in bf16 and in f32. Added to what is there it is the latter twice.
+pub fn in_all_forms(
+    device: &Device,
+    stream: &Stream,
+    values: usize,
+    product: impl Fn(Output<'_>) -> Result<(), DriverError>,
+) -> (Vec<bf16>, Vec<f32>) {
+    let (mut halves, mut floats) = (poisoned::<bf16>(device, values), poisoned::<f32>(device, values));
+    product(Output::Bf16(halves.view_mut())).unwrap();
+    product(Output::F32(floats.view_mut())).unwrap();
+    let found = floats.read(stream).unwrap();
+    product(Output::AddTo(floats.view_mut())).unwrap();
+    assert_eq!(floats.read(stream).unwrap(), found.iter().map(|x| x + x).collect::<Vec<_>>(), "added to itself");
+    (halves.read(stream).unwrap(), found)
+}
+
+/// A token's results are the same whatever tokens come with it: `product` gives `rows` of each in a range.
+pub fn same_in_any_batch<T: PartialEq + Debug>(
+    tokens: usize,
+    rows: usize,
+    product: impl Fn(Range<usize>) -> Vec<T>,
+    batches: impl IntoIterator<Item = Range<usize>>,
+) {
+    let all = product(0..tokens);
+    for batch in batches {
+        assert_eq!(product(batch.clone()), all[batch.start * rows..batch.end * rows], "tokens {batch:?}");
+    }
 }
 
 /// splitmix64.
@@ -88,12 +127,12 @@ pub fn relative_error<T: Copy + Into<f64>>(found: &[T], exact: &[f64]) -> f64 {
 
 /// What was refused, as text.
 #[track_caller]
-pub fn refusal<T: std::fmt::Debug>(result: Result<T, DriverError>) -> String {
+pub fn refusal<T: Debug>(result: Result<T, DriverError>) -> String {
     result.unwrap_err().to_string()
 }
 
 #[track_caller]
-pub fn refused<T: std::fmt::Debug>(result: Result<T, DriverError>, words: &str) {
+pub fn refused<T: Debug>(result: Result<T, DriverError>, words: &str) {
     let text = refusal(result);
     assert!(text.contains(words), "{text:?} does not say {words:?}");
 }

@@ -1,4 +1,6 @@
 use half::{bf16, f16};
+use windlass_cuda_shim::{HostMachine, Issued, Kernels};
+use windlass_kernels::WeightType;
 use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Gate, Mixture, Routes};
 use windlass_kernels::cuda::weights::{EightBits, Group, Int4, Int8, Matrix, Superblock, Superblocks};
 use windlass_kernels::cuda::{Device, Stream};
@@ -39,7 +41,9 @@ impl Layout {
                 (Matrix::int4(device, &int4).unwrap(), Box::new(move |row, col| int4.value(row, col)))
             }
             Layout::Int8Groups => {
-                let int8 = Int8::read(rows, cols, &crate::linear::q8_0(random, rows, cols)).unwrap();
+                let int8 = Int8::read(WeightType::Q8_0, rows, cols, &crate::linear::q8_0(random, rows, cols))
+                    .unwrap()
+                    .unwrap();
                 (Matrix::int8(device, &int8).unwrap(), Box::new(move |row, col| int8.value(row, col)))
             }
             Layout::Q6K => {
@@ -186,6 +190,28 @@ fn mixtures_of_experts_match_the_reference() {
         // Alone it goes through narrower tiles, in another order.
         let alone = scene.run(&device, &stream, 1);
         assert_eq!(alone, found[..scene.hidden], "{mixture:?} in {layout:?}: a token alone");
+    }
+}
+
+/// Tiles of as many tokens go through blocks for many where enough multiprocessors have one: with the same bits.
+#[test]
+fn experts_of_many_tokens_give_what_those_of_few_give() {
+    let tokens = 90;
+    for layout in [Layout::Bf16, Layout::Int4, Layout::Int8Groups, Layout::Q6K, Layout::E4m3] {
+        let run = |multiprocessors: u32| {
+            let machine = HostMachine::new(Kernels::Run, 5).with_multiprocessors(multiprocessors);
+            let driver = machine.driver(0, 1 << 30);
+            let (device, mut random) = (driver.device(), Random::new(34));
+            let scene = Scene::new(&device, &mut random, mixture(2, 1, false, true), layout, tokens);
+            let found = scene.run(&device, &device.stream().unwrap(), tokens);
+            let is_many =
+                |work: &&Issued| matches!(work, Issued::Launch(kernel) if kernel.spec().file.starts_with("many"));
+            (driver.issued().iter().filter(is_many).count(), found)
+        };
+        let (many, found) = run(1);
+        let (none, expected) = run(132);
+        assert_eq!((many, none), (2, 0), "{layout:?}");
+        assert_eq!(found, expected, "{layout:?}");
     }
 }
 

@@ -1,4 +1,5 @@
 use half::{bf16, f16};
+use windlass_kernels::WeightType;
 use windlass_kernels::cuda::ops;
 use windlass_kernels::cuda::weights::{EightBits, Group, Int4, Int8, Matrix, Superblock, Superblocks};
 
@@ -59,7 +60,8 @@ fn tokens_are_embedded_from_any_table() {
         let int4 = Int4::new(ROWS, cols, group, codes, scales);
         check(&Matrix::int4(&device, &int4).unwrap(), &|row, col| int4.value(row, col) as f32, "int4");
     }
-    let int8 = Int8::read(ROWS, cols, &crate::linear::q8_0(&mut random, ROWS, cols)).unwrap();
+    let int8 =
+        Int8::read(WeightType::Q8_0, ROWS, cols, &crate::linear::q8_0(&mut random, ROWS, cols)).unwrap().unwrap();
     check(&Matrix::int8(&device, &int8).unwrap(), &|row, col| int8.value(row, col) as f32, "Q8_0");
     for kind in [Superblock::Q4K, Superblock::Q5K, Superblock::Q6K] {
         let bytes = crate::linear::superblocks(&mut random, kind, ROWS, 768);

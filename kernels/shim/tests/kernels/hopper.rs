@@ -1,18 +1,15 @@
 //! Products by warpgroups, from tiles that are copied beside them.
 
+use std::ops::Range;
+
 use half::bf16;
 use windlass_kernels::cuda::launch::{Argument, Launch, TensorMap};
 use windlass_kernels::cuda::ops::{self, Output};
-use windlass_kernels::cuda::table::{GEMM_HOPPER_SHARED_BYTES, GEMM_HOPPER_TILE, HOPPER};
+use windlass_kernels::cuda::table::{GEMM_HOPPER_SHARED_BYTES, GEMM_HOPPER_TILE};
 use windlass_kernels::cuda::{Device, Kernel, Matrix, Memory, Stream};
 
-use crate::common::{Random, SEEDS, ampere, device, poisoned, relative_error};
+use crate::common::{Random, SEEDS, ampere, hopper, poisoned, relative_error, same_in_any_batch};
 use crate::linear::reference;
-
-/// A Hopper, on which kernels run in the order of `seed`; none where a GPU is under test that is another.
-fn hopper(seed: u64) -> Option<(Device, Stream)> {
-    Some(device(seed)).filter(|(device, _)| device.facts().capability == HOPPER)
-}
 
 struct Shape {
     tokens: usize,
@@ -61,21 +58,23 @@ fn products_of_any_shape_match_the_reference() {
 #[test]
 fn a_token_gives_the_same_whatever_tokens_come_with_it() {
     let mut random = Random::new(41);
-    let (rows, cols, tokens) = (72, 224, 150);
+    let (rows, cols) = (72, 224);
     let Some((device, stream)) = hopper(3) else { return };
     let matrix = Matrix::bf16(&device, rows, cols, &random.halves(rows * cols, 1.0)).unwrap();
+    same_by_wide_products((&device, &stream), &matrix, &mut random);
+}
+
+/// More tokens than a block has, and some of them.
+pub fn same_by_wide_products((device, stream): (&Device, &Stream), matrix: &Matrix, random: &mut Random) {
+    let (tokens, rows, cols) = (150, matrix.rows(), matrix.cols());
     let input = device.upload(&random.halves(tokens * cols, 2.0)).unwrap();
-    let product = |first: usize, count: usize| {
-        let mut out = poisoned::<bf16>(&device, count * rows);
-        let input = input.slice(first * cols..(first + count) * cols);
-        ops::linear_wide(&stream, &matrix, input, Output::Bf16(out.view_mut())).unwrap();
-        out.read(&stream).unwrap()
+    let product = |tokens: Range<usize>| {
+        let mut out = poisoned::<bf16>(device, tokens.len() * rows);
+        let input = input.slice(tokens.start * cols..tokens.end * cols);
+        ops::linear_wide(stream, matrix, input, Output::Bf16(out.view_mut())).unwrap();
+        out.read(stream).unwrap()
     };
-    let alone = product(140, 1);
-    for (first, count) in [(140, 10), (70, 80), (0, 150)] {
-        let at = (140 - first) * rows;
-        assert_eq!(product(first, count)[at..at + rows], alone, "{count} tokens from {first}");
-    }
+    same_in_any_batch(tokens, rows, product, [140..141, 140..150, 70..150]);
 }
 
 /// Rows that do not begin at a multiple of 16 bytes, boxes of another size, and chips that have no warpgroups.

@@ -2,16 +2,12 @@
 
 use half::{bf16, f16};
 use windlass_kernels::cuda::ops::{self, Output};
-use windlass_kernels::cuda::table::HOPPER;
 use windlass_kernels::cuda::weights::{Group, Int4, Matrix};
 use windlass_kernels::cuda::{Device, Stream};
 
-use crate::common::{Random, SEEDS, ampere, device, poisoned, relative_error};
-use crate::linear::{random_codes, random_int4, reference};
-
-fn hopper(seed: u64) -> Option<(Device, Stream)> {
-    Some(device(seed)).filter(|(device, _)| device.facts().capability == HOPPER)
-}
+use crate::common::{Random, SEEDS, ampere, hopper, in_all_forms, poisoned, relative_error};
+use crate::hopper::same_by_wide_products;
+use crate::linear::{near, random_codes, random_int4, reference};
 
 /// A matrix, and its weights as products read them.
 struct Scene {
@@ -33,17 +29,10 @@ impl Scene {
         Scene { int4: Int4::new(rows, cols, group, codes, scales), rounded }
     }
 
-    /// Products in bf16 and in f32; those that are added to what is there must be the latter.
     fn products(&self, (device, stream): &(Device, Stream), input: &[bf16]) -> (Vec<bf16>, Vec<f32>) {
         let (matrix, tokens) = (Matrix::int4(device, &self.int4).unwrap(), device.upload(input).unwrap());
         let values = input.len() / matrix.cols() * matrix.rows();
-        let (mut halves, mut floats) = (poisoned::<bf16>(device, values), poisoned::<f32>(device, values));
-        ops::linear_wide(stream, &matrix, tokens.view(), Output::Bf16(halves.view_mut())).unwrap();
-        ops::linear_wide(stream, &matrix, tokens.view(), Output::F32(floats.view_mut())).unwrap();
-        let found = floats.read(stream).unwrap();
-        ops::linear_wide(stream, &matrix, tokens.view(), Output::AddTo(floats.view_mut())).unwrap();
-        assert_eq!(floats.read(stream).unwrap(), found.iter().map(|x| x + x).collect::<Vec<_>>());
-        (halves.read(stream).unwrap(), found)
+        in_all_forms(device, stream, values, |out| ops::linear_wide(stream, &matrix, tokens.view(), out))
     }
 }
 
@@ -66,9 +55,7 @@ fn products_match_the_reference_over_their_own_operands() {
             let scene = Scene::new(&mut random, rows, cols, group, symmetric);
             let input = random.halves(tokens * cols, 2.0);
             let exact = reference(rows, cols, |row, col| scene.rounded[row * cols + col].into(), &input);
-            let (halves, floats) = scene.products(&own, &input);
-            let errors = [relative_error(&halves, &exact), relative_error(&floats, &exact)];
-            assert!(errors[0] <= 3e-3 && errors[1] <= 1e-5, "{group:?}, {tokens} x {rows} x {cols}: {errors:?}");
+            near(scene.products(&own, &input), &exact, &format!("{group:?}, {tokens} x {rows} x {cols}"));
         }
     }
 }
@@ -111,21 +98,9 @@ fn codes_stand_for_what_they_are_wherever_they_are() {
 #[test]
 fn a_token_gives_the_same_whatever_tokens_come_with_it() {
     let mut random = Random::new(61);
-    let (rows, cols, tokens) = (40, 224, 150);
     let Some((device, stream)) = hopper(3) else { return };
-    let matrix = Matrix::int4(&device, &random_int4(&mut random, rows, cols, Group::G32, false)).unwrap();
-    let input = device.upload(&random.halves(tokens * cols, 2.0)).unwrap();
-    let product = |first: usize, count: usize| {
-        let mut out = poisoned::<bf16>(&device, count * rows);
-        let input = input.slice(first * cols..(first + count) * cols);
-        ops::linear_wide(&stream, &matrix, input, Output::Bf16(out.view_mut())).unwrap();
-        out.read(&stream).unwrap()
-    };
-    let alone = product(140, 1);
-    for (first, count) in [(140, 10), (70, 80), (0, 150)] {
-        let at = (140 - first) * rows;
-        assert_eq!(product(first, count)[at..at + rows], alone, "{count} tokens from {first}");
-    }
+    let matrix = Matrix::int4(&device, &random_int4(&mut random, 40, 224, Group::G32, false)).unwrap();
+    same_by_wide_products((&device, &stream), &matrix, &mut random);
 }
 
 /// For many tokens, on Hopper, and with columns in the order of inputs.

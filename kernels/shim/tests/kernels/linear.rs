@@ -1,10 +1,12 @@
+use std::ops::Range;
+
 use half::{bf16, f16};
 use windlass_kernels::cuda::ops::{self, Output};
 use windlass_kernels::cuda::weights::{EightBits, Group, Int4, Int8, LoadError, Matrix, Superblock, Superblocks};
 use windlass_kernels::cuda::{Device, Stream};
 use windlass_kernels::{PackedMatrix, Pool, WeightType};
 
-use crate::common::{Random, SEEDS, ampere, device, poisoned, relative_error};
+use crate::common::{Random, SEEDS, ampere, device, in_all_forms, poisoned, relative_error, same_in_any_batch};
 
 /// `[tokens, rows]` of a matrix of values.
 pub fn reference(rows: usize, cols: usize, value: impl Fn(usize, usize) -> f64, input: &[bf16]) -> Vec<f64> {
@@ -15,18 +17,14 @@ pub fn reference(rows: usize, cols: usize, value: impl Fn(usize, usize) -> f64, 
 /// The product in all three forms, compared.
 fn check(device: &Device, stream: &Stream, matrix: &Matrix, input: &[bf16], exact: &[f64], what: &str) {
     let tokens = device.upload(input).unwrap();
-    let mut halves = poisoned::<bf16>(device, exact.len());
-    ops::linear(stream, matrix, tokens.view(), Output::Bf16(halves.view_mut())).unwrap();
-    let error = relative_error(&halves.read(stream).unwrap(), exact);
-    assert!(error <= 3e-3, "{what}: {error} in bf16");
-    let mut floats = poisoned::<f32>(device, exact.len());
-    ops::linear(stream, matrix, tokens.view(), Output::F32(floats.view_mut())).unwrap();
-    let found = floats.read(stream).unwrap();
-    let error = relative_error(&found, exact);
-    assert!(error <= 1e-5, "{what}: {error} in f32");
-    ops::linear(stream, matrix, tokens.view(), Output::AddTo(floats.view_mut())).unwrap();
-    let doubled: Vec<f32> = found.iter().map(|value| value + value).collect();
-    assert_eq!(floats.read(stream).unwrap(), doubled, "{what}: added to itself");
+    let product = |out: Output<'_>| ops::linear(stream, matrix, tokens.view(), out);
+    near(in_all_forms(device, stream, exact.len(), product), exact, what);
+}
+
+/// Results in both types are what products must give.
+pub fn near((halves, floats): (Vec<bf16>, Vec<f32>), exact: &[f64], what: &str) {
+    let errors = [relative_error(&halves, exact), relative_error(&floats, exact)];
+    assert!(errors[0] <= 3e-3 && errors[1] <= 1e-5, "{what}: {errors:?} in bf16 and in f32");
 }
 
 pub fn random_int4(random: &mut Random, rows: usize, cols: usize, group: Group, symmetric: bool) -> Int4 {
@@ -162,11 +160,45 @@ fn q8_0_products_match_the_reference() {
     let mut random = Random::new(20);
     for (tokens, rows, cols) in [(1, 16, 32), (4, 35, 1120), (11, 16, 96), (30, 17, 192), (65, 16, 64)] {
         let (device, stream) = device(tokens as u64);
-        let int8 = Int8::read(rows, cols, &q8_0(&mut random, rows, cols)).unwrap();
+        let int8 = Int8::read(WeightType::Q8_0, rows, cols, &q8_0(&mut random, rows, cols)).unwrap().unwrap();
         let input = random.halves(tokens * cols, 2.0);
         let exact = reference(rows, cols, |row, col| int8.value(row, col), &input);
         let matrix = Matrix::int8(&device, &int8).unwrap();
         check(&device, &stream, &matrix, &input, &exact, &format!("{tokens} x {rows} x {cols}"));
+    }
+}
+
+/// Types whose values are bytes by a scale have those, in half of what bf16 takes; scales that are no f16 are left to bf16.
+#[test]
+fn files_whose_values_are_bytes_by_a_scale_are_read_as_they_are() {
+    let mut random = Random::new(23);
+    let pool = Pool::new(1).unwrap();
+    let (device, _) = device(1);
+    let (rows, cols) = (16, 128);
+    for kind in [WeightType::Q8_0, WeightType::Q5_0, WeightType::IQ4NL, WeightType::MXFP4] {
+        let block = |random: &mut Random| {
+            let mut block: Vec<u8> = (0..kind.block_bytes()).map(|_| random.next() as u8).collect();
+            match kind {
+                WeightType::MXFP4 => block[0] = 128 - 24 + random.below(40) as u8,
+                _ => block[..2].copy_from_slice(&f16::from_f32(random.value(0.1)).to_le_bytes()),
+            }
+            block
+        };
+        let mut bytes: Vec<u8> = (0..rows * cols / 32).flat_map(|_| block(&mut random)).collect();
+        let read = Int8::read(kind, rows, cols, &bytes).unwrap().unwrap();
+        let found: Vec<f64> = (0..rows * cols).map(|i| read.value(i / cols, i % cols)).collect();
+        let exact = on_the_cpu(&pool, kind, [rows, cols], &bytes);
+        let error = relative_error(&found, &exact);
+        assert!(error <= 1e-7, "{}: {error}", kind.name());
+        let loaded = |bytes: &[u8]| Matrix::load(&device, &pool, kind, rows, cols, bytes).unwrap().bytes();
+        assert_eq!(loaded(&bytes), rows * cols * 17 / 16, "{}", kind.name());
+        if kind == WeightType::MXFP4 {
+            bytes[17] = 200;
+            assert_eq!(loaded(&bytes), rows * cols * 2, "2^72 is no f16");
+            bytes[18..34].fill(0x80);
+            assert_eq!(loaded(&bytes), rows * cols * 17 / 16, "and scales nothing there");
+        }
+        assert!(Int8::read(kind, rows, cols, &bytes[1..]).unwrap().is_err());
     }
 }
 
@@ -226,16 +258,8 @@ fn products_of_many_tokens_match_the_reference() {
         let matrix = Matrix::bf16(&device, rows, cols, &weights).unwrap();
         let exact = reference(rows, cols, |row, col| weights[row * cols + col].into(), &input);
         let memory = device.upload(&input).unwrap();
-        let (mut halves, mut floats) = (poisoned::<bf16>(&device, exact.len()), poisoned::<f32>(&device, exact.len()));
-        ops::linear_wide(&stream, &matrix, memory.view(), Output::Bf16(halves.view_mut())).unwrap();
-        ops::linear_wide(&stream, &matrix, memory.view(), Output::F32(floats.view_mut())).unwrap();
-        let error = relative_error(&halves.read(&stream).unwrap(), &exact);
-        assert!(error <= 3e-3, "{tokens} x {rows} x {cols}: {error} in bf16");
-        let found = floats.read(&stream).unwrap();
-        let error = relative_error(&found, &exact);
-        assert!(error <= 1e-5, "{tokens} x {rows} x {cols}: {error} in f32");
-        ops::linear_wide(&stream, &matrix, memory.view(), Output::AddTo(floats.view_mut())).unwrap();
-        assert_eq!(floats.read(&stream).unwrap(), found.iter().map(|x| x + x).collect::<Vec<_>>());
+        let product = |out: Output<'_>| ops::linear_wide(&stream, &matrix, memory.view(), out);
+        near(in_all_forms(&device, &stream, exact.len(), product), &exact, &format!("{tokens} x {rows} x {cols}"));
     }
 }
 
@@ -269,20 +293,15 @@ fn a_token_gives_the_same_in_any_batch() {
 }
 
 fn gives_a_token_the_same_in_any_batch(device: &Device, stream: &Stream, matrix: &Matrix, random: &mut Random) {
-    let (rows, cols) = (matrix.rows(), matrix.cols());
-    let input = random.halves(70 * cols, 2.0);
-    let tokens = device.upload(&input).unwrap();
-    let product = |first: usize, count: usize| {
-        let mut out = poisoned::<f32>(device, count * rows);
-        let input = tokens.slice(first * cols..(first + count) * cols);
+    let (tokens, rows, cols) = (70, matrix.rows(), matrix.cols());
+    let input = device.upload(&random.halves(tokens * cols, 2.0)).unwrap();
+    let product = |tokens: Range<usize>| {
+        let mut out = poisoned::<f32>(device, tokens.len() * rows);
+        let input = input.slice(tokens.start * cols..tokens.end * cols);
         ops::linear(stream, matrix, input, Output::F32(out.view_mut())).unwrap();
         out.read(stream).unwrap()
     };
-    let alone = product(37, 1);
-    for (first, count) in [(37, 5), (30, 8), (25, 13), (20, 30), (0, 70)] {
-        let at = (37 - first) * rows;
-        assert_eq!(product(first, count)[at..at + rows], alone, "{count} tokens from {first}");
-    }
+    same_in_any_batch(tokens, rows, product, [37..38, 37..42, 30..38, 25..38, 20..50]);
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod hopper;
 mod image;
 mod int4_hopper;
 mod linear;
+mod many;
 mod mapping;
 mod norm;
 mod reduce;

@@ -5,8 +5,8 @@ use windlass_kernels::cuda::ops::{self, Output, Quantized};
 use windlass_kernels::cuda::weights::{EightBits, Matrix};
 use windlass_kernels::cuda::{Device, Stream};
 
-use crate::common::{Random, SEEDS, ampere, device, poisoned, relative_error};
-use crate::linear::e4m3;
+use crate::common::{Random, SEEDS, ampere, device, in_all_forms, poisoned, same_in_any_batch};
+use crate::linear::{e4m3, near};
 
 pub const CODES: [EightBits; 2] = [EightBits::Int8, EightBits::E4m3];
 
@@ -133,15 +133,8 @@ fn products_match_the_reference_over_their_own_operands() {
             let exact = scene.exact(&codes, &scales);
             let (codes, scales) = (device.upload(&codes).unwrap(), device.upload(&scales).unwrap());
             let input = Quantized { codes: codes.view(), scales: scales.view() };
-            let mut halves = poisoned::<bf16>(&device, exact.len());
-            let mut floats = poisoned::<f32>(&device, exact.len());
-            ops::linear_w8a8(&stream, &matrix, &input, Output::Bf16(halves.view_mut())).unwrap();
-            ops::linear_w8a8(&stream, &matrix, &input, Output::F32(floats.view_mut())).unwrap();
-            let (halves, found) = (halves.read(&stream).unwrap(), floats.read(&stream).unwrap());
-            let errors = [relative_error(&halves, &exact), relative_error(&found, &exact)];
-            assert!(errors[0] <= 3e-3 && errors[1] <= 1e-5, "{code:?} {shape:?}: {errors:?}");
-            ops::linear_w8a8(&stream, &matrix, &input, Output::AddTo(floats.view_mut())).unwrap();
-            assert_eq!(floats.read(&stream).unwrap(), found.iter().map(|x| x + x).collect::<Vec<_>>());
+            let product = |out: Output<'_>| ops::linear_w8a8(&stream, &matrix, &input, out);
+            near(in_all_forms(&device, &stream, exact.len(), product), &exact, &format!("{code:?} {shape:?}"));
         }
     }
 }
@@ -162,12 +155,8 @@ fn a_token_gives_the_same_in_any_batch_and_order_of_threads() {
             ops::linear_w8a8(&stream, &scene.matrix(&device), &input, Output::F32(out.view_mut())).unwrap();
             out.read(&stream).unwrap()
         };
-        let all = product(1, 0..tokens);
-        assert_eq!(all, product(2, 0..tokens));
+        assert_eq!(product(1, 0..tokens), product(2, 0..tokens));
         // Few tokens have a kernel of their own.
-        for part in [0..1, 33..34, 66..67, 10..30, 20..60] {
-            let expected = &all[part.start * rows..part.end * rows];
-            assert_eq!(product(3, part.clone()), expected, "{code:?}, tokens {part:?}");
-        }
+        same_in_any_batch(tokens, rows, |tokens| product(3, tokens), [0..1, 33..34, 66..67, 10..30, 20..60]);
     }
 }

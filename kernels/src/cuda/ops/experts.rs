@@ -4,7 +4,7 @@
 
 use half::bf16;
 
-use super::linear::Width;
+use super::blocks::Block;
 use super::word;
 use crate::cuda::launch::{Argument, Launch};
 use crate::cuda::{Device, DriverError, Kernel, Memory, Stream, View, ViewMut};
@@ -48,15 +48,15 @@ impl Mixture {
         self.used + usize::from(self.shared)
     }
 
-    /// How wide tiles of `tokens` tokens are: about as many as an expert gets.
-    fn width(&self, tokens: usize) -> Width {
-        Width::for_tokens((tokens * self.used).div_ceil(self.count))
+    /// The block that has a tile of `tokens` tokens: about as many as an expert gets.
+    fn block(&self, tokens: usize) -> Block {
+        Block::for_tokens((tokens * self.used).div_ceil(self.count))
     }
 
     /// Tiles that hold `tokens` tokens however they choose: of each expert one may be partly filled.
     fn tiles(&self, tokens: usize) -> usize {
         let pairs = tokens * self.used;
-        pairs.min(pairs / self.width(tokens).tokens() + self.held)
+        pairs.min(pairs / self.block(tokens).tokens() + self.held)
     }
 
     /// Most tiles of any step of up to `tokens` tokens.
@@ -156,7 +156,7 @@ impl Routes {
         // SAFETY: a warp reads a token's scores and writes its choices.
         unsafe { stream.launch(&launch) }?;
         let launch = Launch::new(Kernel::GroupTokens, [1, 1, 1]).with(self.chosen.slice(0..pairs));
-        let (tiles, width) = (mixture.tiles(tokens), mixture.width(tokens).tokens());
+        let (tiles, width) = (mixture.tiles(tokens), mixture.block(tokens).tokens());
         let launch = launch.with(self.token_at.slice_mut(0..pairs)).with(self.places.slice_mut(0..pairs));
         let launch = launch.with(self.tiles.slice_mut(0..TILE_WORDS * tiles)).with(self.taken.view_mut());
         let launch = launch.with(word(pairs)).with(word(mixture.first)).with(word(mixture.held));
@@ -195,11 +195,11 @@ impl Routes {
         unsafe { stream.launch(&launch.with(word(mixture.used)).with(word(cols))) }
     }
 
-    /// The tiles of `tokens` tokens, the token at each place, how many tiles there are and how wide they are.
-    pub(super) fn tiles(&self, tokens: usize) -> (View<'_, u32>, View<'_, u32>, usize, Width) {
+    /// The tiles of `tokens` tokens, the token at each place, how many tiles there are and the block for one.
+    pub(super) fn tiles(&self, tokens: usize) -> (View<'_, u32>, View<'_, u32>, usize, Block) {
         let tiles = self.mixture.tiles(tokens);
         let token_at = self.token_at.slice(0..tokens * self.mixture.used);
-        (self.tiles.slice(0..TILE_WORDS * tiles), token_at, tiles, self.mixture.width(tokens))
+        (self.tiles.slice(0..TILE_WORDS * tiles), token_at, tiles, self.mixture.block(tokens))
     }
 
     /// How many places are taken.

@@ -2,12 +2,13 @@
 
 use half::bf16;
 
+use super::blocks::Block;
 use super::experts::{Mixture, Routes};
 use super::gather::sort_columns;
 use super::word;
 use crate::cuda::launch::{Argument, Launch};
-use crate::cuda::weights::{EightBits, Group, Matrix, ROW_TILE, Superblock, Values};
-use crate::cuda::{DriverError, Kernel, Memory, Stream, View, ViewMut};
+use crate::cuda::weights::{Matrix, ROW_TILE, Values};
+use crate::cuda::{DriverError, Memory, Stream, View, ViewMut};
 
 /// Where a product goes, `[tokens, matrix.rows()]`.
 #[derive(Debug)]
@@ -55,7 +56,21 @@ impl Output<'_> {
 /// When the lengths do not match, or the matrix's columns have an order of their own ([`linear_ordered`]).
 pub fn linear(stream: &Stream, matrix: &Matrix, input: View<'_, bf16>, out: Output<'_>) -> Result<(), DriverError> {
     assert!(matrix.order().is_none(), "the columns of a matrix have an order of their own");
-    linear_sorted(stream, matrix, input, out)
+    linear_sorted(stream, matrix, input, out, |rows, tokens| Block::new(stream.device().facts(), rows, tokens))
+}
+
+/// The same by blocks for many tokens, however few there are: the same bits.
+///
+/// # Panics
+/// As [`linear`].
+pub fn linear_many(
+    stream: &Stream,
+    matrix: &Matrix,
+    input: View<'_, bf16>,
+    out: Output<'_>,
+) -> Result<(), DriverError> {
+    assert!(matrix.order().is_none(), "the columns of a matrix have an order of their own");
+    linear_sorted(stream, matrix, input, out, |_, _| Block::Many)
 }
 
 /// The same with a matrix whose columns have an order of their own; `room` is for the input in that order.
@@ -71,24 +86,27 @@ pub fn linear_ordered(
 ) -> Result<(), DriverError> {
     let Some(order) = matrix.order() else { panic!("the columns of a matrix have no order of their own") };
     sort_columns(stream, order, input, room.slice_mut(0..input.len()))?;
-    linear_sorted(stream, matrix, room.slice(0..input.len()), out)
+    let block = |rows, tokens| Block::new(stream.device().facts(), rows, tokens);
+    linear_sorted(stream, matrix, room.slice(0..input.len()), out, block)
 }
 
-/// A product with an input in the order of the matrix's columns.
+/// A product with an input in the order of the matrix's columns, by the blocks that `block(rows, tokens)` chooses.
 fn linear_sorted(
     stream: &Stream,
     matrix: &Matrix,
     input: View<'_, bf16>,
     mut out: Output<'_>,
+    block: impl Fn(usize, usize) -> Block,
 ) -> Result<(), DriverError> {
     let (rows, cols) = (matrix.rows(), matrix.cols());
     assert!(!input.is_empty() && input.len().is_multiple_of(cols), "{} values are no tokens of {cols}", input.len());
     let tokens = input.len() / cols;
     assert_eq!(out.len(), tokens * rows, "{tokens} tokens of {rows} values");
-    let (width, whole, mut first) = (Width::for_tokens(tokens), [Argument::none::<u32>(); 2], 0);
+    let (whole, mut first) = ([Argument::none::<u32>(); 2], 0);
     for part in matrix.parts() {
-        let grid = [word(part.rows().div_ceil(ROW_TILE)), word(tokens.div_ceil(width.tokens())), 1];
-        let launch = product(part, width, grid, input, whole, (out.behind(first), rows), tokens, part.rows());
+        let block = block(part.rows(), tokens);
+        let grid = block.grid(part.rows(), tokens.div_ceil(block.tokens()));
+        let launch = product(part, block, grid, input, whole, (out.behind(first), rows), tokens, part.rows());
         // SAFETY: blocks read whole rows of the matrix and of the tokens, and write rows and tokens that are there.
         unsafe { stream.launch(&launch) }?;
         first += part.rows();
@@ -127,14 +145,14 @@ pub fn linear_experts(
     };
     assert!(inputs > 0 && inputs.is_multiple_of(used), "{inputs} rows of tokens with {used} experts");
     assert_eq!(out.len(), inputs * rows, "{inputs} rows of {rows} values");
-    let (tiles, token_at, tile_count, width) = routes.tiles(inputs / used);
+    let (tiles, token_at, tile_count, block) = routes.tiles(inputs / used);
+    let block = block.or_many(stream.device().facts(), rows, tile_count);
     let rows_of_input = match input {
         ExpertInput::Tokens(_) => token_at.into(),
         ExpertInput::Given(_) => Argument::none::<u32>(),
     };
-    let grid = [word(rows / ROW_TILE), word(tile_count), 1];
-    let parts = [tiles.into(), rows_of_input];
-    let launch = product(matrix, width, grid, values, parts, (Output::Bf16(out), rows), inputs, rows);
+    let (grid, parts) = (block.grid(rows, tile_count), [tiles.into(), rows_of_input]);
+    let launch = product(matrix, block, grid, values, parts, (Output::Bf16(out), rows), inputs, rows);
     // SAFETY: tiles name experts that there are and places of as many inputs, each place once.
     unsafe { stream.launch(&launch) }
 }
@@ -144,7 +162,7 @@ pub fn linear_experts(
 #[allow(clippy::too_many_arguments)] // a kernel's
 fn product(
     matrix: &Matrix,
-    width: Width,
+    block: Block,
     grid: [u32; 3],
     input: View<'_, bf16>,
     parts: [Argument; 2],
@@ -155,118 +173,23 @@ fn product(
     let cols = matrix.cols();
     assert!(u32::try_from(input.len()).is_ok(), "{} values; kernels count them in 32 bits", input.len());
     let (launch, last) = match matrix.values() {
-        Values::Bf16(weights) => (Launch::new(width.bf16(), grid).with(weights.view()), None),
+        Values::Bf16(weights) => (Launch::new(block.bf16(), grid).with(weights.view()), None),
         Values::Int4 { codes, scales, group, affine } => {
-            (Launch::new(width.int4(*group), grid).with(codes.view()).with(scales.view()), Some(u32::from(*affine)))
+            (Launch::new(block.int4(*group), grid).with(codes.view()).with(scales.view()), Some(u32::from(*affine)))
         }
         Values::Int8 { codes, scales } => {
-            (Launch::new(width.int8(), grid).with(codes.view()).with(scales.view()), None)
+            (Launch::new(block.int8(), grid).with(codes.view()).with(scales.view()), None)
         }
         Values::Superblocks { codes, scales, kind } => {
-            (Launch::new(width.superblocks(*kind), grid).with(codes.view()).with(scales.view()), None)
+            (Launch::new(block.superblocks(*kind), grid).with(codes.view()).with(scales.view()), None)
         }
         Values::Parts(_) => panic!("a product of parts that are of different types"),
         Values::Eight { codes, scales, group, code } => {
-            let launch = Launch::new(width.eight_bits(*code), grid).with(codes.view()).with(scales.view());
+            let launch = Launch::new(block.eight_bits(*code), grid).with(codes.view()).with(scales.view());
             (launch, Some(word((*group).min(cols))))
         }
     };
     let launch = parts.into_iter().chain(out.arguments()).fold(launch.with(input), Launch::with);
     let launch = launch.with(word(stride)).with(word(tokens)).with(word(rows)).with(word(cols));
     last.into_iter().fold(launch, Launch::with)
-}
-
-/// Tokens that a block multiplies a weight with while it holds it.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Width {
-    T8,
-    T16,
-    T32,
-    T64,
-}
-
-impl Width {
-    pub(super) fn for_tokens(tokens: usize) -> Width {
-        match tokens {
-            0..=8 => Width::T8,
-            9..=16 => Width::T16,
-            17..=32 => Width::T32,
-            _ => Width::T64,
-        }
-    }
-
-    pub(super) fn tokens(self) -> usize {
-        match self {
-            Width::T8 => 8,
-            Width::T16 => 16,
-            Width::T32 => 32,
-            Width::T64 => 64,
-        }
-    }
-
-    fn bf16(self) -> Kernel {
-        match self {
-            Width::T8 => Kernel::LinearBf16T8,
-            Width::T16 => Kernel::LinearBf16T16,
-            Width::T32 => Kernel::LinearBf16T32,
-            Width::T64 => Kernel::LinearBf16T64,
-        }
-    }
-
-    fn int8(self) -> Kernel {
-        match self {
-            Width::T8 => Kernel::LinearInt8G32T8,
-            Width::T16 => Kernel::LinearInt8G32T16,
-            Width::T32 => Kernel::LinearInt8G32T32,
-            Width::T64 => Kernel::LinearInt8G32T64,
-        }
-    }
-
-    fn superblocks(self, kind: Superblock) -> Kernel {
-        match (kind, self) {
-            (Superblock::Q4K, Width::T8) => Kernel::LinearQ4KT8,
-            (Superblock::Q4K, Width::T16) => Kernel::LinearQ4KT16,
-            (Superblock::Q4K, Width::T32) => Kernel::LinearQ4KT32,
-            (Superblock::Q4K, Width::T64) => Kernel::LinearQ4KT64,
-            (Superblock::Q5K, Width::T8) => Kernel::LinearQ5KT8,
-            (Superblock::Q5K, Width::T16) => Kernel::LinearQ5KT16,
-            (Superblock::Q5K, Width::T32) => Kernel::LinearQ5KT32,
-            (Superblock::Q5K, Width::T64) => Kernel::LinearQ5KT64,
-            (Superblock::Q6K, Width::T8) => Kernel::LinearQ6KT8,
-            (Superblock::Q6K, Width::T16) => Kernel::LinearQ6KT16,
-            (Superblock::Q6K, Width::T32) => Kernel::LinearQ6KT32,
-            (Superblock::Q6K, Width::T64) => Kernel::LinearQ6KT64,
-        }
-    }
-
-    fn eight_bits(self, code: EightBits) -> Kernel {
-        match (code, self) {
-            (EightBits::E4m3, Width::T8) => Kernel::LinearFp8T8,
-            (EightBits::E4m3, Width::T16) => Kernel::LinearFp8T16,
-            (EightBits::E4m3, Width::T32) => Kernel::LinearFp8T32,
-            (EightBits::E4m3, Width::T64) => Kernel::LinearFp8T64,
-            (EightBits::Int8, Width::T8) => Kernel::LinearInt8T8,
-            (EightBits::Int8, Width::T16) => Kernel::LinearInt8T16,
-            (EightBits::Int8, Width::T32) => Kernel::LinearInt8T32,
-            (EightBits::Int8, Width::T64) => Kernel::LinearInt8T64,
-        }
-    }
-
-    fn int4(self, group: Group) -> Kernel {
-        use Group::{G32, G64, G128};
-        match (group, self) {
-            (G32, Width::T8) => Kernel::LinearInt4G32T8,
-            (G32, Width::T16) => Kernel::LinearInt4G32T16,
-            (G32, Width::T32) => Kernel::LinearInt4G32T32,
-            (G32, Width::T64) => Kernel::LinearInt4G32T64,
-            (G64, Width::T8) => Kernel::LinearInt4G64T8,
-            (G64, Width::T16) => Kernel::LinearInt4G64T16,
-            (G64, Width::T32) => Kernel::LinearInt4G64T32,
-            (G64, Width::T64) => Kernel::LinearInt4G64T64,
-            (G128, Width::T8) => Kernel::LinearInt4G128T8,
-            (G128, Width::T16) => Kernel::LinearInt4G128T16,
-            (G128, Width::T32) => Kernel::LinearInt4G128T32,
-            (G128, Width::T64) => Kernel::LinearInt4G128T64,
-        }
-    }
 }

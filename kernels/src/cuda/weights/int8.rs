@@ -1,9 +1,12 @@
-//! Weights `scale · code` of signed 8-bit codes in groups of 32 columns, as Q8_0 has them: read, and packed as `linear.cu`
-//! wants them.
+//! Weights `scale · code` of signed 8-bit codes in groups of 32 columns, as Q8_0 has them and others may: read, and packed as
+//! `linear.cu` wants them.
+
+use std::array::from_fn;
 
 use half::f16;
 
 use super::ROW_TILE;
+use crate::weights::{iq4_nl, mxfp4};
 use crate::{ShapeError, WeightType};
 
 /// Columns that share a scale.
@@ -19,15 +22,31 @@ pub struct Int8 {
 }
 
 impl Int8 {
-    /// Reads a file tensor of Q8_0.
-    pub fn read(rows: usize, cols: usize, bytes: &[u8]) -> Result<Int8, ShapeError> {
-        crate::weights::validated_row_bytes(WeightType::Q8_0, rows, cols, bytes.len())?;
-        let (mut codes, mut scales) = (Vec::with_capacity(rows * cols), Vec::with_capacity(rows * cols / GROUP));
-        for block in bytes.chunks_exact(WeightType::Q8_0.block_bytes()) {
-            scales.push(f16::from_le_bytes([block[0], block[1]]));
-            codes.extend(block[2..].iter().map(|&code| code as i8));
+    /// Reads a file tensor whose values are bytes by the scale of their 32 columns: Q8_0, and Q5_0, IQ4_NL and MXFP4 once their
+    /// codes are looked up. None of another type, nor where a scale is no f16, as powers of two may be.
+    pub fn read(weight_type: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Option<Result<Int8, ShapeError>> {
+        let read: fn(&[u8]) -> Option<(f16, [i8; GROUP])> = match weight_type {
+            WeightType::Q8_0 => |block| Some((half(block), from_fn(|i| block[2 + i].cast_signed()))),
+            WeightType::Q5_0 => |block| Some((half(block), from_fn(|i| five_bits(block, i) - 16))),
+            WeightType::IQ4NL => {
+                |block| Some((half(block), from_fn(|i| looked_up(&iq4_nl::VALUES, &block[2..], i, 128))))
+            }
+            WeightType::MXFP4 => |block| {
+                let codes = from_fn(|i| looked_up(&mxfp4::DOUBLED, &block[1..], i, 16));
+                Some((half_of_power(block[0]).or((codes == [0; GROUP]).then_some(f16::ZERO))?, codes))
+            },
+            _ => return None,
+        };
+        if let Err(error) = crate::weights::validated_row_bytes(weight_type, rows, cols, bytes.len()) {
+            return Some(Err(error));
         }
-        Ok(Int8 { rows, cols, codes, scales })
+        let (mut codes, mut scales) = (Vec::with_capacity(rows * cols), Vec::with_capacity(rows * cols / GROUP));
+        for block in bytes.chunks_exact(weight_type.block_bytes()) {
+            let (scale, own) = read(block)?;
+            scales.push(scale);
+            codes.extend(own);
+        }
+        Some(Ok(Int8 { rows, cols, codes, scales }))
     }
 
     /// Outputs.
@@ -80,4 +99,30 @@ impl Int8 {
         let rows = places.flat_map(|(first, block)| (0..8).map(move |group| (first + group, block)));
         rows.map(|(row, block)| scale(row, block) | scale(row + 8, block) << 16).collect()
     }
+}
+
+/// The scale that a block begins with.
+fn half(block: &[u8]) -> f16 {
+    f16::from_le_bytes([block[0], block[1]])
+}
+
+/// Half of the power of two whose exponent this is, plus 127, if f16 has it.
+fn half_of_power(exponent: u8) -> Option<f16> {
+    let power = 2f64.powi(i32::from(exponent) - 128);
+    Some(f16::from_f64(power)).filter(|half| half.to_f64() == power)
+}
+
+/// Value i of 32, of which each of sixteen bytes pairs i with i + 16.
+fn nibble(bytes: &[u8], i: usize) -> u8 {
+    bytes[i % 16] >> (4 * (i / 16)) & 15
+}
+
+/// The same of a block that has top bits between its scale and them.
+fn five_bits(block: &[u8], i: usize) -> i8 {
+    (nibble(&block[6..], i) | (block[2 + i / 8] >> (i % 8) & 1) << 4).cast_signed()
+}
+
+/// What such a value stands for in a table of numbers that are all so much too large.
+fn looked_up(table: &[u8; 16], bytes: &[u8], i: usize, too_large: u8) -> i8 {
+    table[usize::from(nibble(bytes, i))].wrapping_sub(too_large).cast_signed()
 }

@@ -1,0 +1,95 @@
+//! Steps on a GPU: graphs, two in flight, what the host samples, and rows that fail.
+
+use crate::common::driver::{generate, sample_row};
+use crate::common::rows::{plan, row};
+use crate::cuda::{GENERATED, checkpoint, device, driver, executor, jobs, loaded, step, tiny};
+use windlass_cuda_shim::Issued;
+use windlass_engine_core::executor::Executor;
+use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, RowOutput, SampleRow, StepPlan};
+use windlass_engine_core::request::Sampling;
+use windlass_engine_model::cuda::Replay;
+use windlass_kernels::WeightType;
+
+#[test]
+fn graphs_chunks_steps_in_flight_and_the_order_of_threads_change_no_token() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    for sampling in
+        [Sampling::GREEDY, Sampling { temperature: 0.8, top_p: 0.9, top_k: 20, seed: 3, ..Sampling::GREEDY }]
+    {
+        let text = |replay, seed, chunk, in_flight| {
+            let mut executor = loaded(&checkpoint, &device(seed), replay).executor;
+            generate(&mut executor, &jobs(&sampling), GENERATED, chunk, in_flight)
+        };
+        let graphs = text(Replay::Graphs, 7, 9, 2);
+        assert_eq!(graphs, text(Replay::Eager, 8, 32, 2));
+        assert_eq!(graphs, text(Replay::Graphs, 9, 9, 1), "fed back on the device and through the host");
+    }
+}
+
+/// A bias is the host's affair: such a step waits for the one in flight, and its token is fed to the next.
+#[test]
+fn what_only_the_host_samples_is_mixed_with_what_the_device_does() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    let mut jobs = jobs(&Sampling::GREEDY);
+    jobs[1].sampling = Sampling { logit_bias: vec![(5, 100.0)], ..Sampling::GREEDY };
+    let together = generate(&mut executor(&checkpoint, Replay::Graphs), &jobs, 4, 32, 2);
+    assert_eq!(together[1], [5; 4]);
+    let alone = generate(&mut executor(&checkpoint, Replay::Graphs), &jobs[..1], 4, 32, 2);
+    assert_eq!(together[0], alone[0]);
+}
+
+#[test]
+fn a_decoding_step_is_one_graph_and_allocates_nothing() {
+    let (checkpoint, driver) = (checkpoint(tiny(WeightType::BF16)), driver());
+    let mut executor = loaded(&checkpoint, &driver.device(), Replay::Graphs).executor;
+    step(&mut executor, plan(vec![row(InputToken::Known(1), 0)]));
+    let (before, free) = (driver.issued().len(), driver.device().driver().memory().unwrap());
+    step(&mut executor, plan(vec![row(InputToken::Known(2), 1)]));
+    let issued = driver.issued()[before..].to_vec();
+    assert_eq!(driver.device().driver().memory().unwrap(), free);
+    let graphs: Vec<usize> =
+        issued.iter().filter_map(|work| if let Issued::Graph(pieces) = work { Some(*pieces) } else { None }).collect();
+    // Two layers of ten kernels (a sequence may have two splits), and four around them.
+    assert_eq!(graphs, [2 * 10 + 4], "{issued:?}");
+    assert_eq!(issued.iter().filter(|work| matches!(work, Issued::Launch(_))).count(), 1, "the draw: {issued:?}");
+}
+
+#[test]
+fn a_copied_block_is_read_like_the_one_it_was_copied_from() {
+    copied_blocks_are_read_alike(&mut executor(&checkpoint(tiny(WeightType::BF16)), Replay::Graphs));
+}
+
+pub fn copied_blocks_are_read_alike(executor: &mut dyn Executor) {
+    step(executor, plan(vec![row(InputToken::Known(9), 0)]));
+    let told = || SampleRow { logprobs: Some(0), ..sample_row(&Sampling::GREEDY) };
+    let asks = |block: u32, position: u32| PlanRow {
+        blocks: [BlockId(block)].into(),
+        sample: Some(told()),
+        ..row(InputToken::Known(3), position)
+    };
+    let moves = vec![Move::Copy { from: BlockId(1), to: BlockId(2) }];
+    let ticket = executor.submit(StepPlan { moves, rows: vec![asks(1, 1), asks(2, 1), asks(3, 0)] }).unwrap();
+    let scores = executor.collect(ticket).unwrap().scores;
+    let [own, copied, alone] = [0, 1, 2].map(|row: usize| scores[row].sampled[0].chosen.logprob);
+    assert_eq!(own, copied);
+    assert_ne!(own, alone, "the token before matters");
+}
+
+#[test]
+fn a_wrong_row_fails_alone_and_its_followers_with_it() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    let mut executor = executor(&checkpoint, Replay::Graphs);
+    let wrong = PlanRow { blocks: [BlockId(99)].into(), ..row(InputToken::Known(1), 0) };
+    let first = executor.submit(plan(vec![row(InputToken::Known(1), 0), wrong])).unwrap();
+    let follow = |index| row(InputToken::SampledBy { ticket: first, row: index }, 1);
+    let second = executor.submit(plan(vec![follow(0), follow(1)])).unwrap();
+    assert!(executor.submit(StepPlan::default()).unwrap_err().to_string().contains("2 steps are in flight"));
+    assert!(executor.collect(second).is_err(), "the first comes first");
+    let rows = executor.collect(first).unwrap().rows;
+    assert!(
+        matches!(&rows[..], [RowOutput::Sampled(_), RowOutput::Failed(why)] if why.to_string().contains("block 99")),
+        "{rows:?}"
+    );
+    let rows = executor.collect(second).unwrap().rows;
+    assert!(matches!(&rows[..], [RowOutput::Sampled(_), RowOutput::Failed(_)]), "{rows:?}");
+}

@@ -1,0 +1,110 @@
+//! Products of many tokens, which have the bits of those of a few.
+
+use half::bf16;
+use windlass_cuda_shim::{HostMachine, Issued, Kernels};
+use windlass_kernels::WeightType;
+use windlass_kernels::cuda::ops::{self, Output};
+use windlass_kernels::cuda::weights::{EightBits, Group, Int8, Matrix, Superblock, Superblocks};
+use windlass_kernels::cuda::{Device, DriverError, Kernel, Stream, View};
+
+use crate::common::{Random, SEEDS, device, in_all_forms};
+use crate::linear::{e4m3, near, q8_0, random_int4, reference, superblocks};
+
+type Product = fn(&Stream, &Matrix, View<'_, bf16>, Output<'_>) -> Result<(), DriverError>;
+
+/// A matrix, what it is, and its values.
+struct Weights {
+    name: String,
+    matrix: Matrix,
+    value: Box<dyn Fn(usize, usize) -> f64>,
+}
+
+/// One for each layout that so many columns may have.
+fn weights(device: &Device, random: &mut Random, rows: usize, cols: usize) -> Vec<Weights> {
+    let halves = random.halves(rows * cols, 1.0);
+    let matrix = Matrix::bf16(device, rows, cols, &halves).unwrap();
+    let mut all =
+        vec![Weights { name: "bf16".into(), matrix, value: Box::new(move |row, col| halves[row * cols + col].into()) }];
+    for (group, symmetric) in [Group::G32, Group::G64, Group::G128].into_iter().flat_map(|g| [(g, false), (g, true)]) {
+        let int4 = random_int4(random, rows, cols, group, symmetric);
+        let (name, matrix) = (format!("{group:?}, symmetric: {symmetric}"), Matrix::int4(device, &int4).unwrap());
+        all.push(Weights { name, matrix, value: Box::new(move |row, col| int4.value(row, col)) });
+    }
+    for (code, group) in [EightBits::E4m3, EightBits::Int8].into_iter().flat_map(|c| [(c, usize::MAX), (c, 128)]) {
+        all.push(eight_bits(device, random, code, [rows, cols], group));
+    }
+    let int8 = Int8::read(WeightType::Q8_0, rows, cols, &q8_0(random, rows, cols)).unwrap().unwrap();
+    let matrix = Matrix::int8(device, &int8).unwrap();
+    all.push(Weights { name: "Q8_0".into(), matrix, value: Box::new(move |row, col| int8.value(row, col)) });
+    if cols.is_multiple_of(256) {
+        for kind in [Superblock::Q4K, Superblock::Q5K, Superblock::Q6K] {
+            let read = Superblocks::read(kind, rows, cols, &superblocks(random, kind, rows, cols)).unwrap();
+            let matrix = Matrix::superblocks(device, &read).unwrap();
+            all.push(Weights {
+                name: format!("{kind:?}"),
+                matrix,
+                value: Box::new(move |row, col| read.value(row, col)),
+            });
+        }
+    }
+    all
+}
+
+fn eight_bits(device: &Device, random: &mut Random, code: EightBits, shape: [usize; 2], group: usize) -> Weights {
+    let [rows, cols] = shape;
+    let codes: Vec<u8> = (0..rows * cols).map(|_| random.below(0x7f) as u8 | (random.next() as u8 & 0x80)).collect();
+    let groups = cols.div_ceil(group);
+    let scales = random.values(rows * groups, 0.1);
+    let matrix = Matrix::eight_bits(device, code, shape, group, &codes, &scales).unwrap();
+    let value = move |row: usize, col: usize| {
+        let bits = codes[row * cols + col];
+        let code = if code == EightBits::E4m3 { e4m3(bits) } else { f64::from(bits as i8) };
+        code * f64::from(scales[row * groups + col / group])
+    };
+    Weights { name: format!("{code:?} in groups of {group}"), matrix, value: Box::new(value) }
+}
+
+/// Tokens and rows of no whole block, fewer columns than a span and more spans than warps; what is left over of a span is less
+/// than one, and of the spans' turns some have more than others.
+#[test]
+fn products_of_many_tokens_match_the_reference_and_are_those_of_few() {
+    let mut random = Random::new(70);
+    let shapes = [(1, 16, 32), (129, 145, 96), (33, 130, 608), (70, 20, 1312), (66, 17, 2304), (64, 128, 256)];
+    for (seed, (tokens, rows, cols)) in SEEDS.into_iter().cycle().zip(shapes) {
+        let (device, stream) = device(seed);
+        let input = random.halves(tokens * cols, 2.0);
+        let memory = device.upload(&input).unwrap();
+        for Weights { name, matrix, value } in weights(&device, &mut random, rows, cols) {
+            let what = format!("{name}, {tokens} x {rows} x {cols}");
+            let exact = reference(rows, cols, value, &input);
+            let products = [ops::linear as Product, ops::linear_many].map(|product| {
+                in_all_forms(&device, &stream, exact.len(), |out| product(&stream, &matrix, memory.view(), out))
+            });
+            assert_eq!(products[1], products[0], "{what}");
+            let [_, many] = products;
+            near(many, &exact, &what);
+        }
+    }
+}
+
+/// From more tokens on than other blocks have, where half of the multiprocessors (of 132) have one.
+#[test]
+fn blocks_for_many_tokens_are_taken_where_there_are_enough_of_them() {
+    let driver = HostMachine::new(Kernels::Record, 1).driver(0, 1 << 30);
+    let (device, cols) = (driver.device(), 32);
+    let stream = device.stream().unwrap();
+    for (tokens, rows, expected) in [
+        (33, 66 * 128, Kernel::ManyBf16),
+        (33, 65 * 128, Kernel::LinearBf16T64),
+        (32, 66 * 128, Kernel::LinearBf16T32),
+        (65, 33 * 128, Kernel::ManyBf16),
+        (64, 33 * 128, Kernel::LinearBf16T64),
+    ] {
+        let matrix = Matrix::bf16(&device, rows, cols, &vec![bf16::ONE; rows * cols]).unwrap();
+        let input = device.upload(&vec![bf16::ONE; tokens * cols]).unwrap();
+        let mut out = device.allocate::<bf16>(tokens * rows).unwrap();
+        ops::linear(&stream, &matrix, input.view(), Output::Bf16(out.view_mut())).unwrap();
+        let last = driver.issued().into_iter().rfind(|work| matches!(work, Issued::Launch(_)));
+        assert_eq!(last, Some(Issued::Launch(expected)), "{tokens} tokens, {rows} rows");
+    }
+}
