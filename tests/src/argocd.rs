@@ -15,7 +15,6 @@ use crate::service::Service;
 use crate::wait::{self, Look};
 use crate::{command, go_module, operator};
 
-/// For a definition to be established.
 const NAMESPACE: &str = "argocd";
 const APPLICATION: &str = "windlass-test";
 
