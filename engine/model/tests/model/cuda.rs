@@ -104,9 +104,9 @@ pub fn most_regret(cpu: &mut dyn Executor, prompt: &[u32], answer: &[u32]) -> f3
     most
 }
 
-/// Log probabilities of each of so many tokens after those before it.
-pub fn scored(executor: &mut dyn Executor, tokens: u32) -> Vec<f32> {
-    let tokens: Vec<u32> = (0..tokens).map(|token| token * 31 % VOCABULARY).collect();
+/// Log probabilities of each of 30 tokens after those before it.
+fn scored(executor: &mut dyn Executor) -> Vec<f32> {
+    let tokens: Vec<u32> = (0..30).map(|token| token * 31 % VOCABULARY).collect();
     let score = ScoreRow { targets: tokens[1..].to_vec(), top: 0 };
     let tokens = tokens.into_iter().map(InputToken::Known).collect();
     let row =
@@ -118,7 +118,7 @@ pub fn scored(executor: &mut dyn Executor, tokens: u32) -> Vec<f32> {
 
 /// The most that two executors' log probabilities are apart.
 pub fn apart(one: &mut dyn Executor, other: &mut dyn Executor) -> f32 {
-    let (one, other) = (scored(one, 30), scored(other, 30));
+    let (one, other) = (scored(one), scored(other));
     assert_eq!(one.len(), 29);
     one.iter().zip(&other).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max)
 }

@@ -1,13 +1,11 @@
 //! Layouts of weights on a GPU, and the products that each of them goes through.
 
-use std::slice;
-
 use crate::common::driver::{Job, generate};
 use crate::common::rows::{plan, row};
 use crate::common::tiny::Tiny;
 use crate::cuda::{
     APART, APART_IF_FLOAT8, APART_IF_ROUNDED, GENERATED, NEAR_TIE, VOCABULARY, agrees_with_the_cpu, checkpoint, device,
-    driver, family, loaded, most_regret, options, scored, step, tiny,
+    driver, family, loaded, most_regret, options, step, tiny,
 };
 use crate::{coded, packed};
 use serde_json::json;
@@ -64,29 +62,6 @@ fn prompts_multiplied_by_wide_products_give_the_cpus_tokens() {
             let regret = most_regret(&mut cpu, &job.prompt, answer);
             assert!(regret <= NEAR_TIE, "{capability:?}: {answer:?} is {regret} from the CPU's choices");
         }
-    }
-}
-
-/// The same tokens and log probabilities, to the bit, whichever blocks a prompt's products have.
-#[test]
-fn prompts_multiplied_by_blocks_for_many_tokens_give_what_those_for_few_give() {
-    let job = Job::greedy(&(0..50).map(|token| token * 37 % VOCABULARY).collect::<Vec<u32>>());
-    for kind in [WeightType::BF16, WeightType::Q4_1, WeightType::Q8_0, WeightType::Q4K, WeightType::Q6K] {
-        let checkpoint = checkpoint(Tiny { tied: false, ..tiny(kind) });
-        let run = |multiprocessors: u32| {
-            let options = LoadOptions { max_step_tokens: 64, ..options() };
-            let machine = HostMachine::new(Kernels::Run, 7).with_multiprocessors(multiprocessors);
-            let driver = machine.driver(0, 1 << 28);
-            let model = CudaModel::load(&checkpoint, &options, &[driver.device()]).unwrap();
-            let mut gpu = model.start(options.kv, Replay::Graphs).unwrap().executor;
-            let found = (generate(&mut gpu, slice::from_ref(&job), GENERATED, 64, 2), scored(&mut gpu, 45));
-            let is_many =
-                |work: &&Issued| matches!(work, Issued::Launch(kernel) if kernel.spec().file.starts_with("many"));
-            (driver.issued().iter().filter(is_many).count(), found)
-        };
-        let ((many, found), (none, expected)) = (run(1), run(132));
-        assert!(many >= 2 * 2 * 4 && none == 0, "{}: {many} launches, and {none}", kind.name());
-        assert_eq!(found, expected, "{}", kind.name());
     }
 }
 
