@@ -215,17 +215,17 @@ impl<'a> Lane<'a> {
         self.subject.live(&first, || self.settled().and_then(|()| patches.iter().skip(1).try_for_each(change)))
     }
 
-    /// Waits until the operator has seen the spec and nothing changes any more, nor is anything about to begin; whether it
-    /// can be served is another matter.
+    /// Waits until nothing changes any more where the operator has seen the spec and nothing is about to begin; whether it can
+    /// be served is another matter.
     fn settled(&self) -> Result<()> {
         wait::until("the operator has seen the spec", PATIENCE, || {
+            wait::until_still("the state has settled", PATIENCE, SETTLED, || self.subject.state())?;
             let found = self.subject.read()?;
             let status = found.status.unwrap_or_default();
             let begins = status.conditions.iter().any(|condition| BEGINNINGS.contains(&condition.reason.as_str()));
             let (observed, newest) = (status.observed_generation, found.metadata.generation);
             Ok(Look::when(observed == newest && !begins, (), format!("{observed:?}, {:?}", status.conditions)))
-        })?;
-        wait::until_still("the state has settled", PATIENCE, SETTLED, || self.subject.state()).map(drop)
+        })
     }
 }
 
