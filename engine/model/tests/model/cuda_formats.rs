@@ -1,6 +1,6 @@
 //! Layouts of weights on a GPU, and the products that each of them goes through.
 
-use crate::common::driver::{Job, generate};
+use crate::common::driver::{Job, generate, sample_row};
 use crate::common::rows::{plan, row};
 use crate::common::tiny::Tiny;
 use crate::cuda::{
@@ -10,7 +10,9 @@ use crate::cuda::{
 use crate::{coded, packed};
 use serde_json::json;
 use windlass_cuda_shim::{HostMachine, Issued, Kernels};
-use windlass_engine_core::plan::{InputToken, PlanRow};
+use windlass_engine_core::executor::Executor;
+use windlass_engine_core::plan::{InputToken, PlanRow, SampleRow};
+use windlass_engine_core::request::Sampling;
 use windlass_engine_model::cuda::{CudaModel, Replay};
 use windlass_engine_model::{LoadOptions, Quantization, load, survey};
 use windlass_kernels::WeightType;
@@ -63,6 +65,38 @@ fn prompts_multiplied_by_wide_products_give_the_cpus_tokens() {
             assert!(regret <= NEAR_TIE, "{capability:?}: {answer:?} is {regret} from the CPU's choices");
         }
     }
+}
+
+/// The same tokens, and the same log probability to the bit, whichever blocks a prompt's products have.
+#[test]
+fn prompts_multiplied_by_blocks_for_many_tokens_give_what_those_for_few_give() {
+    let prompt: Vec<u32> = (0..50).map(|token| token * 37 % VOCABULARY).collect();
+    for kind in [WeightType::BF16, WeightType::Q4_1, WeightType::Q8_0, WeightType::Q4K, WeightType::Q6K] {
+        let checkpoint = checkpoint(Tiny { tied: false, ..tiny(kind) });
+        let run = |multiprocessors: u32| {
+            let options = LoadOptions { max_step_tokens: 64, ..options() };
+            let machine = HostMachine::new(Kernels::Run, 7).with_multiprocessors(multiprocessors);
+            let driver = machine.driver(0, 1 << 28);
+            let model = CudaModel::load(&checkpoint, &options, &[driver.device()]).unwrap();
+            let mut gpu = model.start(options.kv, Replay::Graphs).unwrap().executor;
+            let found = (told(&mut gpu, &prompt), generate(&mut gpu, &[Job::greedy(&prompt)], GENERATED, 64, 2));
+            let is_many =
+                |work: &&Issued| matches!(work, Issued::Launch(kernel) if kernel.spec().file.starts_with("many"));
+            (driver.issued().iter().filter(is_many).count(), found)
+        };
+        let ((many, found), (none, expected)) = (run(1), run(132));
+        assert!(many >= 2 * 2 * 4 && none == 0, "{}: {many} launches, and {none}", kind.name());
+        assert_eq!(found, expected, "{}", kind.name());
+    }
+}
+
+/// Log probability of what is chosen behind a prompt.
+fn told(executor: &mut dyn Executor, prompt: &[u32]) -> f32 {
+    let tokens = prompt.iter().copied().map(InputToken::Known).collect();
+    let sample = Some(SampleRow { logprobs: Some(0), ..sample_row(&Sampling::GREEDY) });
+    let asked = PlanRow { tokens, sample, ..row(InputToken::Known(0), 0) };
+    let ticket = executor.submit(plan(vec![asked])).unwrap();
+    executor.collect(ticket).unwrap().scores[0].sampled[0].chosen.logprob
 }
 
 /// Floats become what they become on the CPU, and take what the header promised: symmetric groups of 32 have a minimum
