@@ -58,7 +58,7 @@ class Model:
 def make(name, model, made):
     shutil.rmtree(made, ignore_errors=True)
     CHECKPOINTS[name].make(model, made)
-    write_reference(made, model.compared())
+    write_reference(made, CHECKPOINTS[name].widened(made), model.compared())
 
 
 def base(folder, gguf):
@@ -72,8 +72,7 @@ def base(folder, gguf):
     model.save_pretrained(folder)
 
 
-def write_reference(folder, tokens):
-    model = widened(folder)
+def write_reference(folder, model, tokens):
     with torch.inference_mode():
         logits = model(torch.tensor([tokens])).logits[0].float()
     (folder / "tokens.txt").write_text(" ".join(map(str, tokens)))
@@ -126,6 +125,14 @@ def gptq_of_compressor(bits, **more):
     return recipe
 
 
+def awq_of_compressor(group):
+    from llmcompressor.modifiers.transform.awq import AWQModifier
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+
+    scheme = integers(4, group_size=group, symmetric=False)
+    return [AWQModifier(), QuantizationModifier(config_groups=scheme, ignore=["lm_head"])]
+
+
 def scheme(name, smooth=False):
     def recipe(_):
         from llmcompressor.modifiers.quantization import QuantizationModifier
@@ -138,7 +145,7 @@ def scheme(name, smooth=False):
 
 # auto-round, in its own format and in others'.
 
-def auto_round(format="auto_round"):
+def auto_round(format="auto_round", **more):
     def make(model, made):
         from auto_round import AutoRound
 
@@ -146,12 +153,41 @@ def auto_round(format="auto_round"):
         data, work = made.with_suffix(".json"), made.with_suffix(".work")
         data.write_text(json.dumps([{"text": tokenizer.decode(row)} for row in model.rows()]))
         arguments = {"bits": 4, "group_size": model.group, "sym": True, "iters": 4, "seqlen": 128, "nsamples": CALIBRATION_ROWS}
-        tool = AutoRound(model.weights(), tokenizer, dataset=str(data), device_map="cpu", **arguments)
+        tool = AutoRound(model.weights(), tokenizer, dataset=str(data), device_map="cpu", **(arguments | more))
         tool.quantize_and_save(str(work), format=format)
         # It saves into a folder of its own choice within.
         next(work.rglob("config.json")).parent.rename(made)
         shutil.rmtree(work, ignore_errors=True)
     return make
+
+
+# GPTQModel, in GPTQ's own layout.
+
+def gptq_model(**arguments):
+    def make(model, made):
+        from gptqmodel import GPTQModel, QuantizeConfig
+
+        config = QuantizeConfig(group_size=model.group, offload_to_disk=False, **arguments)
+        quantized = GPTQModel.load(str(model.base), config, device="cpu")
+        quantized.quantize([{"input_ids": row, "attention_mask": [1] * len(row)} for row in model.rows()], batch_size=1)
+        quantized.save(str(made))
+    return make
+
+
+def widened_by_gptq_model(folder):
+    """It multiplies in 16 bits alone: so each matrix as it widens it takes its place in transformers' model."""
+    from gptqmodel import GPTQModel
+
+    model = GPTQModel.load(str(folder), device="cpu", backend="torch", dtype=torch.float16).model
+    packed = {name: module for name, module in model.named_modules() if hasattr(module, "dequantize_weight")}
+    assert packed, "nothing is quantized"
+    for name, module in packed.items():
+        module.scales.data = module.scales.data.float()
+        weight = module.dequantize_weight().T.float().contiguous()
+        linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        linear.weight.data = weight
+        model.set_submodule(name, linear)
+    return model.float().eval()
 
 
 # bitsandbytes, through transformers.
@@ -166,15 +202,22 @@ def bitsandbytes(**arguments):
 
 @dataclass
 class Checkpoint:
-    """How one is made, and how near the engine's logits must be: mean KL in nats, share of the same first choice."""
+    """How one is made, and how near the engine's logits must be: mean KL in nats, share of the same first choice. Then how it is
+    read for transformers."""
     make: Callable
     most_kl: float = 1e-3
     least_top_1: float = 0.99
+    widened: Callable = widened
+
+
+def of_gptq_model(**arguments):
+    return Checkpoint(gptq_model(**arguments), least_top_1=0.98, widened=widened_by_gptq_model)
 
 
 CHECKPOINTS = {
     "w4a16": Checkpoint(compressor(gptq_of_compressor(4))),
     "w4a16-asymmetric": Checkpoint(compressor(gptq_of_compressor(4, symmetric=False))),
+    "w4a16-awq": Checkpoint(compressor(awq_of_compressor)),
     "w8a16": Checkpoint(compressor(gptq_of_compressor(8))),
     "w8a8-int8": Checkpoint(compressor(scheme("W8A8"))),
     "w8a8-smoothed": Checkpoint(compressor(scheme("W8A8", smooth=True))),
@@ -184,7 +227,15 @@ CHECKPOINTS = {
     # Of 256 tokens a few are followed by two that are as likely.
     "auto-round": Checkpoint(auto_round(), least_top_1=0.98),
     "auto-round-gptq": Checkpoint(auto_round("auto_gptq"), least_top_1=0.98),
+    "auto-round-awq": Checkpoint(auto_round("auto_awq", sym=False), least_top_1=0.98),
+    "gptqmodel-2-bits": of_gptq_model(bits=2),
+    "gptqmodel-3-bits": of_gptq_model(bits=3),
+    "gptqmodel-4-bits-ordered": of_gptq_model(bits=4, desc_act=True),
+    "gptqmodel-8-bits": of_gptq_model(bits=8),
     "bitsandbytes-int8": Checkpoint(bitsandbytes(load_in_8bit=True)),
+    # Tables of sixteen become blocks of eight-bit integers here.
+    "bitsandbytes-nf4": Checkpoint(bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True), 2e-3, 0.97),
+    "bitsandbytes-fp4": Checkpoint(bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="fp4"), 2e-3, 0.97),
 }
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Checkpoints of a tiny random model as other tools write them, recorded with transformers' logits for the engine's tests.
 
-tiny.py base FOLDER makes the model in FOLDER/base; tiny.py NAME FOLDER TEXT DATA makes its checkpoint NAME in FOLDER/NAME, and
-keeps in DATA/NAME what the engine reads.
+tiny.py base FOLDER makes the model in FOLDER/base, and a wider one in FOLDER/wide; tiny.py NAME FOLDER TEXT DATA makes its
+checkpoint NAME in FOLDER/NAME, and keeps in DATA/NAME what the engine reads.
 """
 
 import pathlib
@@ -20,6 +20,9 @@ CONFIG = LlamaConfig(
     vocab_size=VOCABULARY, hidden_size=64, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
     num_key_value_heads=1, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.2,
 )
+# bitsandbytes' blocks of 64 are rows' own in this one, as those of models that are used: elsewhere it widens them wrongly.
+WIDE = LlamaConfig(**(CONFIG.to_diff_dict() | {"intermediate_size": 128}))
+OF_WIDE = ("bitsandbytes-nf4", "bitsandbytes-fp4")
 KEPT = ["config.json", "model.safetensors", "tokens.txt", "logits.f32"]
 
 
@@ -27,8 +30,9 @@ def main(name, folder, text=None, data=None):
     torch.manual_seed(1)
     folder = pathlib.Path(folder)
     if name == "base":
-        return base(folder / "base")
-    model = Model(folder / "base", pathlib.Path(text).read_text(encoding="utf-8"), group=32, tokens=24, dtype=torch.bfloat16)
+        return base(folder / "base", CONFIG), base(folder / "wide", WIDE)
+    text = pathlib.Path(text).read_text(encoding="utf-8")
+    model = Model(folder / ("wide" if name in OF_WIDE else "base"), text, group=32, tokens=24, dtype=torch.bfloat16)
     make(name, model, folder / name)
     kept = pathlib.Path(data) / name
     shutil.rmtree(kept, ignore_errors=True)
@@ -37,9 +41,9 @@ def main(name, folder, text=None, data=None):
         shutil.copy(folder / name / file, kept)
 
 
-def base(folder):
+def base(folder, config):
     tokenizer().save_pretrained(folder)
-    model = LlamaForCausalLM(CONFIG)
+    model = LlamaForCausalLM(config)
     for parameter in model.parameters():
         if parameter.dim() == 1:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)

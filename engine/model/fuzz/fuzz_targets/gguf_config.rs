@@ -1,12 +1,12 @@
-//! Any bytes as a GGUF file, and the model that its metadata describe.
+//! Any bytes as a GGUF file, and the model that it holds.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use windlass_checkpoint::Checkpoint;
-use windlass_engine_model::DecoderConfig;
+use windlass_engine_model::{KvBudget, LoadOptions, build};
 
 fuzz_target!(|bytes: &[u8]| {
-    if let Ok(checkpoint) = Checkpoint::from_bytes(bytes.to_vec()) {
-        let _ = DecoderConfig::read(&checkpoint);
-    }
+    let Ok(checkpoint) = Checkpoint::from_bytes(bytes.to_vec()) else { return };
+    let options = LoadOptions { threads: 1, kv: KvBudget::Blocks(8), ..LoadOptions::default() };
+    let _ = build(&checkpoint, &options).map(drop);
 });
