@@ -12,6 +12,9 @@ use crate::{ShapeError, WeightType};
 /// Columns that share a scale.
 const GROUP: usize = 32;
 
+/// What a block of a file says: a scale, and the code of each column. None where the scale is no f16.
+type Block = Option<(f16, [i8; GROUP])>;
+
 /// A matrix on the host: codes and scales, row after row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Int8 {
@@ -25,7 +28,7 @@ impl Int8 {
     /// Reads a file tensor whose values are bytes by the scale of their 32 columns: Q8_0, and Q5_0, IQ4_NL and MXFP4 once their
     /// codes are looked up. None of another type, nor where a scale is no f16, as powers of two may be.
     pub fn read(weight_type: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Option<Result<Int8, ShapeError>> {
-        let read: fn(&[u8]) -> Option<(f16, [i8; GROUP])> = match weight_type {
+        let read: fn(&[u8]) -> Block = match weight_type {
             WeightType::Q8_0 => |block| Some((half(block), from_fn(|i| block[2 + i].cast_signed()))),
             WeightType::Q5_0 => |block| Some((half(block), from_fn(|i| five_bits(block, i) - 16))),
             WeightType::IQ4NL => {
