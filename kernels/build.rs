@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs, io};
 
+use flate2::Compression;
+use flate2::write::ZlibEncoder;
+
 /// What machine code is made for: Ampere, Ada and Hopper, and PTX that later chips' drivers compile.
 const TARGETS: [(&str, &str); 5] = [
     ("compute_80", "sm_80"),
@@ -22,7 +25,7 @@ fn main() -> io::Result<()> {
     let out = PathBuf::from(env::var("OUT_DIR").map_err(io::Error::other)?);
     let files = files(Path::new("cuda"))?;
     let images = match (env::var_os("WINDLASS_CUDA_IMAGES"), find_nvcc()) {
-        (Some(folder), _) => ready_made(Path::new(&folder))?,
+        (Some(folder), _) => ready_made(Path::new(&folder), &out)?,
         (None, Some(nvcc)) => compiled(&nvcc, &files, &out)?,
         (None, None) => String::new(),
     };
@@ -33,13 +36,18 @@ fn main() -> io::Result<()> {
     fs::write(out.join("cuda_images.rs"), constants.concat())
 }
 
-/// An image for what `target` names: an architecture's code, `ptx`, or `fatbin` for all of it.
-fn image(file: &str, target: &str, path: &Path) -> String {
-    format!("({file:?}, {target:?}, include_bytes!({path:?})),\n")
+/// An image for what `target` names: an architecture's code, `ptx`, or `fatbin` for all of it. Deflated, which leaves a quarter:
+/// a program carries the code of every architecture and reads that of one.
+fn image(file: &str, target: &str, path: &Path, out: &Path) -> io::Result<String> {
+    let deflated = out.join(format!("{file}.{target}.z"));
+    let mut encoder = ZlibEncoder::new(fs::File::create(&deflated)?, Compression::best());
+    io::copy(&mut fs::File::open(path)?, &mut encoder)?;
+    encoder.finish()?;
+    Ok(format!("({file:?}, {target:?}, include_bytes!({deflated:?})),\n"))
 }
 
 /// Images that were made before: `KERNELS.TARGET.cubin` and `KERNELS.ptx`, by `tests/cuda/check --images`.
-fn ready_made(folder: &Path) -> io::Result<String> {
+fn ready_made(folder: &Path, out: &Path) -> io::Result<String> {
     println!("cargo::rerun-if-changed={}", folder.display());
     let mut images = String::new();
     for entry in fs::read_dir(folder)? {
@@ -47,8 +55,8 @@ fn ready_made(folder: &Path) -> io::Result<String> {
         let name = name(&path);
         let parts: Vec<&str> = name.split('.').collect();
         match parts[..] {
-            [kernels, target, "cubin"] => images += &image(&format!("{kernels}.cu"), target, &path),
-            [kernels, "ptx"] => images += &image(&format!("{kernels}.cu"), "ptx", &path),
+            [kernels, target, "cubin"] => images += &image(&format!("{kernels}.cu"), target, &path, out)?,
+            [kernels, "ptx"] => images += &image(&format!("{kernels}.cu"), "ptx", &path, out)?,
             _ => return Err(io::Error::other(format!("{} is no image of kernels", path.display()))),
         }
     }
@@ -61,7 +69,7 @@ fn compiled(nvcc: &Path, files: &[PathBuf], out: &Path) -> io::Result<String> {
     for file in files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "cu")) {
         let fatbin = out.join(file.with_extension("fatbin").file_name().unwrap_or_default());
         compile(nvcc, file, &fatbin)?;
-        images += &image(&name(file), "fatbin", &fatbin);
+        images += &image(&name(file), "fatbin", &fatbin, out)?;
     }
     Ok(images)
 }

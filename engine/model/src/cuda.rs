@@ -27,7 +27,9 @@ mod support;
 mod weights;
 mod workspace;
 
-pub use windlass_kernels::cuda::{Device, DeviceFacts, DriverError, LoadError as MatrixError, Nvidia, devices};
+pub use windlass_kernels::cuda::{
+    Device, DeviceFacts, DriverError, LoadError as MatrixError, Nvidia, devices, image as kernel_image,
+};
 
 pub use decoder::CudaDecoder;
 pub use executor::CudaExecutor;

@@ -1,8 +1,10 @@
 //! The command line as it is typed. What it means is decided in [`crate::config`].
 
+mod kernels;
 mod person;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+pub use kernels::{BuildArgs, KernelsArgs, KernelsCommand};
 pub use person::{BatchArgs, BenchArgs, ChatArgs, FitArgs, Profile, ServerArgs};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -64,6 +66,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Reckon what fits into which memory, and how many replicas a peak needs
     Fit(FitArgs),
+    /// Make the CUDA kernels ready, so that no start compiles them
+    Kernels(KernelsArgs),
     /// Run chat templates for a server, which starts this by itself
     #[command(hide = true)]
     RenderTemplates(ProcessArgs),
@@ -564,7 +568,12 @@ impl Command {
     pub fn log_level(&self) -> &'static str {
         match self {
             Command::Serve(_) | Command::Fetch(_) | Command::Inspect(_) | Command::RenderTemplates(_) => "info",
-            Command::Chat(_) | Command::Batch(_) | Command::Bench(_) | Command::Fit(_) | Command::Eval(_) => "warn",
+            Command::Chat(_)
+            | Command::Batch(_)
+            | Command::Bench(_)
+            | Command::Fit(_)
+            | Command::Eval(_)
+            | Command::Kernels(_) => "warn",
         }
     }
 
@@ -579,6 +588,7 @@ impl Command {
             Command::Batch(args) => &args.process,
             Command::Bench(args) => &args.process,
             Command::Fit(args) => &args.process,
+            Command::Kernels(KernelsArgs { command: KernelsCommand::Build(args) }) => &args.process,
             Command::RenderTemplates(process) => process,
         }
     }

@@ -28,6 +28,7 @@ pub mod generation;
 pub mod gpus;
 pub mod http;
 pub mod inspect;
+pub mod kernels;
 pub mod lifecycle;
 pub mod machine;
 pub mod monitor;

@@ -10,7 +10,9 @@ use windlass_engine::failure::Failure;
 use windlass_engine::lifecycle::{Lifecycle, Stage};
 use windlass_engine::serve::Server;
 use windlass_engine::text::renderer_process;
-use windlass_engine::{batch, bench, chat, eval, fetch, fit, inspect, machine, signals, start, telemetry, vllm_flags};
+use windlass_engine::{
+    batch, bench, chat, eval, fetch, fit, inspect, kernels, machine, signals, start, telemetry, vllm_flags,
+};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
         Command::Batch(args) => wait_for(batch::run(args)),
         Command::Bench(args) => wait_for(bench::run(args)),
         Command::Fit(args) => fit::run(args),
+        Command::Kernels(args) => kernels::run(args),
         Command::RenderTemplates(_) => {
             // Whoever started it sees that it ended.
             let _ = renderer_process::work();

@@ -16,6 +16,12 @@ pub enum DriverError {
         /// How many there are.
         count: usize,
     },
+    /// The kernels use what came with Ampere.
+    #[error("the GPU has compute capability {}.{}; the kernels need 8.0 (Ampere) or later", .capability.0, .capability.1)]
+    TooOld {
+        /// Compute capability of the device.
+        capability: (u32, u32),
+    },
     /// The driver refused a call, or reports that earlier work failed.
     #[error("{call} failed: {reason}")]
     Call {

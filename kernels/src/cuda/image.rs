@@ -3,20 +3,25 @@
 
 mod nvrtc;
 
-use std::borrow::Cow;
+use std::io::Read;
 use std::path::Path;
+
+use flate2::read::ZlibDecoder;
 
 use super::error::DriverError;
 use super::table::Kernel;
 
+/// The first compute capability that the kernels compile for: Ampere's.
+const OLDEST: (u32, u32) = (8, 0);
+
 mod built {
-    //! What `build.rs` found: `IMAGES`, each `(file, target, contents)`, and `SOURCES`, each `(file, contents)`.
+    //! What `build.rs` found: `IMAGES`, each `(file, target, contents deflated)`, and `SOURCES`, each `(file, contents)`.
     include!(concat!(env!("OUT_DIR"), "/cuda_images.rs"));
 }
 
-/// Where this program's kernels come from, in a word: for people.
-pub fn origin() -> &'static str {
-    if built::IMAGES.is_empty() { "compiled at first start by NVRTC" } else { "built in" }
+/// Whether this program carries the machine code, and never compiles.
+pub fn is_built_in() -> bool {
+    !built::IMAGES.is_empty()
 }
 
 /// The sources, each `(file, text)`: kernels (`.cu`) and what they include (`.cuh`).
@@ -25,18 +30,29 @@ pub fn sources() -> &'static [(&'static str, &'static str)] {
 }
 
 /// The image of a source file for a device of `capability`: its own code, else PTX, which the driver compiles.
-fn of(file: &'static str, capability: (u32, u32), cache: &Path) -> Result<Cow<'static, [u8]>, DriverError> {
+fn of(file: &'static str, capability: (u32, u32), cache: &Path) -> Result<Vec<u8>, DriverError> {
     let own = architecture(capability);
     let targets = [own.as_str(), "fatbin", "ptx"];
     let built = |target: &&str| built::IMAGES.iter().find(|(name, made_for, _)| *name == file && made_for == target);
     match targets.iter().find_map(built) {
-        Some((_, _, image)) => Ok(Cow::Borrowed(*image)),
-        None => nvrtc::compiled(file, capability, cache).map(Cow::Owned),
+        Some((_, _, deflated)) => inflated(file, deflated),
+        None => nvrtc::compiled(file, capability, cache),
+    }
+}
+
+fn inflated(file: &'static str, deflated: &[u8]) -> Result<Vec<u8>, DriverError> {
+    let mut image = Vec::new();
+    match ZlibDecoder::new(deflated).read_to_end(&mut image) {
+        Ok(_) => Ok(image),
+        Err(error) => Err(DriverError::Image { file, reason: error.to_string() }),
     }
 }
 
 /// The images of all sources, in the order of [`Kernel::FILES`]. Those that are compiled now are so side by side.
-pub fn all(capability: (u32, u32), cache: &Path) -> Result<Vec<Cow<'static, [u8]>>, DriverError> {
+pub fn all(capability: (u32, u32), cache: &Path) -> Result<Vec<Vec<u8>>, DriverError> {
+    if capability < OLDEST {
+        return Err(DriverError::TooOld { capability });
+    }
     std::thread::scope(|scope| {
         let start = |file: &'static str| (file, scope.spawn(move || of(file, capability, cache)));
         let started: Vec<_> = Kernel::FILES.iter().map(|&file| start(file)).collect();

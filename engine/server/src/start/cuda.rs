@@ -12,9 +12,8 @@ use crate::config::{Config, CpuConfig, DeviceChoice, PipelineConfig};
 use crate::failure::Failure;
 use crate::fetch::record;
 use crate::gpus;
-use crate::machine;
+use crate::kernels;
 use crate::monitor::{Built, Monitor};
-use std::path::PathBuf;
 use std::sync::Arc;
 use tracing::{info, warn};
 use windlass_checkpoint::Checkpoint;
@@ -64,16 +63,11 @@ fn first_devices(ranks: u32) -> Result<Vec<Device>, DriverError> {
     match devices()? {
         0 => Err(DriverError::NoDevice { ordinal: 0, count: 0 }),
         count => {
-            let cache = kernel_cache();
+            let cache = kernels::cache();
             let open = |ordinal| Ok(Device::new(Arc::new(Nvidia::open(ordinal, &cache)?)));
             (0..count.min(ranks as usize)).map(open).collect()
         }
     }
-}
-
-/// Where kernels that were compiled at start are kept.
-fn kernel_cache() -> PathBuf {
-    machine::cache_folder("kernels")
 }
 
 /// A model, loaded.

@@ -121,6 +121,18 @@ async fn fit_says_what_fits_and_what_does_not() {
     assert_eq!(run(&["fit", model, "--memory", "lots"], "").await.status.code(), Some(2));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn kernels_are_made_for_gpus_that_can_run_them() {
+    let refused = async |arguments: &[&str]| {
+        let ended = run(&[&["kernels", "build"], arguments].concat(), "").await;
+        (ended.status.code(), String::from_utf8(ended.stderr).unwrap())
+    };
+    let (code, told) = refused(&["--compute-capability", "nine"]).await;
+    assert!(code == Some(2) && told.contains("such as 9.0"), "{told}");
+    let (code, told) = refused(&["--compute-capability", "7.5"]).await;
+    assert!(code != Some(0) && told.contains("capability 7.5; the kernels need 8.0"), "{told}");
+}
+
 /// A server that puts one prompt off for ever, gives another up the first time, and answers.
 async fn moody() -> SocketAddr {
     let models = get(async || Json(json!({"data": [{"id": "m"}]})));
