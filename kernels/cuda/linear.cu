@@ -65,7 +65,7 @@ DEVICE void multiply_grouped(const u32* codes, const u32* scales, const bf16* in
   if (!part.used) return;
   const u32 blocks = ceil_divide(cols, 64), groups = ceil_divide(cols, GROUP), spans = ceil_divide(cols, SPAN);
   const u64 tile = static_cast<u64>(part.expert) * (rows / ROWS) + block_x();  // experts have whole tiles of rows
-  const u32* own_codes = codes + (tile * blocks + 2 * warp_index()) * Held::WORDS;
+  const u32* own_codes = codes + (tile * blocks + 2 * warp_index()) * Held::WORDS + 4 * lane_index();
   const u32* own_scales = scales + tile * groups * ROWS + 2 * (lane_index() / 4);
   Held held[2], next[2];
   const auto load = [&](Held(&to)[2], u32 span) {  // the warp's next

@@ -104,11 +104,11 @@ struct GroupedCodes {
   Quad low;
   u32 high[1];
 
-  // By the function that loads four words; zeros where there are none.
+  // From the lane's first word on, by the function that loads four; zeros where there are none.
   template <Quad LOAD(const void*)>
-  DEVICE void load(const u32* block, bool inside) {
-    low = inside ? LOAD(block + 4 * lane_index()) : Quad{};
-    high[0] = BITS > 4 && inside ? block[128 + lane_index()] : 0;
+  DEVICE void load(const u32* own, bool inside) {
+    low = inside ? LOAD(own) : Quad{};
+    high[0] = BITS > 4 && inside ? own[128 - 3 * lane_index()] : 0;  // a word a lane, behind four
   }
 
   DEVICE void expand(u32 (&out)[4], int mma) const { expand_codes<4, BITS - 4>(out, low.word, high, mma); }

@@ -67,7 +67,8 @@ struct Grouped {
 #pragma unroll
     for (u32 i = 0; i < SPAN / 64; ++i) {
       const u32 block = SPAN / 64 * span + i;
-      to.codes[i].template load<load_quad>(codes + (place * blocks + block) * GroupedCodes<BITS>::WORDS, block < blocks);
+      const u32* own = codes + (place * blocks + block) * GroupedCodes<BITS>::WORDS + 4 * lane_index();
+      to.codes[i].template load<load_quad>(own, block < blocks);
     }
 #pragma unroll
     for (u32 i = 0; i < SPAN / GROUP; ++i) {  // behind the last group the codes are zeros and so is the input

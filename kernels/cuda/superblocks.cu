@@ -101,7 +101,7 @@ DEVICE void embed_superblocks(const u32* tokens, const u32* codes, const u32* sc
     linear_superblocks
 #define LINEAR_ARGUMENTS (codes, scales, input, {tiles, places}, {halves, floats, add, stride}, tokens, rows, cols); }
 
-KERNEL(linear_q2k_8, THREADS) LINEAR_PARAMETERS<1, Q2K> LINEAR_ARGUMENTS
+RESIDENT_KERNEL(linear_q2k_8, THREADS, 2) LINEAR_PARAMETERS<1, Q2K> LINEAR_ARGUMENTS
 KERNEL(linear_q2k_16, THREADS) LINEAR_PARAMETERS<2, Q2K> LINEAR_ARGUMENTS
 KERNEL(linear_q2k_32, THREADS) LINEAR_PARAMETERS<4, Q2K> LINEAR_ARGUMENTS
 KERNEL(linear_q2k_64, THREADS) LINEAR_PARAMETERS<8, Q2K> LINEAR_ARGUMENTS
