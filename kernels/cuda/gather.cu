@@ -22,9 +22,10 @@ KERNEL(embed_bf16, THREADS)(const u32* tokens, const bf16* table, float* out, u3
   }
 }
 
-// A table of 4-bit codes as linear.cu packs it: a word holds four columns of a row and of the eighth after it.
-KERNEL(embed_int4, THREADS)(const u32* tokens, const u32* codes, const u32* scales, float* out, u32 cols, u32 rows,
-                            u32 first, float factor, u32 group) {
+// A table of codes of 4 or 5 bits as linear.cu packs it: a word of low bits holds four columns of a row and of the eighth after it.
+template <int BITS>
+DEVICE void embed_grouped(const u32* tokens, const u32* codes, const u32* scales, float* out, u32 cols, u32 rows, u32 first,
+                          float factor, u32 group) {
   wait_for_previous();
   let_next_start();
   const u32 token = tokens[block_x()] - first, tile = token / 16, lane_group = token % 8, upper = token / 8 % 2;
@@ -32,17 +33,28 @@ KERNEL(embed_int4, THREADS)(const u32* tokens, const u32* codes, const u32* scal
   for (u32 col = 4 * thread_index(); col < cols; col += 4 * THREADS) {
     Quad values = {};
     if (token < rows) {
-      const u32 lane = 4 * lane_group + col % 32 / 8, place = 2 * (col % 64 / 32) + col % 8 / 4;
-      const u32 word = codes[(static_cast<u64>(tile) * blocks + col / 64) * 128 + 4 * lane + place];
+      const u32 lane = 4 * lane_group + col % 32 / 8, mma = 2 * (col % 64 / 32) + col % 8 / 4;
+      const u32* block = codes + (static_cast<u64>(tile) * blocks + col / 64) * 32 * BITS;
+      const u32 low = block[4 * lane + mma], high = BITS > 4 ? block[128 + lane] : 0;
       const u32 scale = scales[(static_cast<u64>(tile) * groups + col / group) * 16 + 2 * lane_group + upper];
       for (u32 i = 0; i < 4; ++i) {
-        const u32 code = word >> (4 * (2 * (i / 2) + upper) + 16 * (i % 2)) & 15;
+        const u32 reg = 2 * (i / 2) + upper, latter = 16 * (i % 2);
+        const u32 code = (low >> (4 * reg + latter) & 15) | (high >> (4 * mma + reg + latter) & 1) << 4;
         values.word[i] = bits_of((half_to_float(scale & 0xffff) * code + half_to_float(scale >> 16)) * factor);
       }
     }
     store_quad(out + static_cast<u64>(block_x()) * cols + col, values);
   }
 }
+
+#define GROUPED(BITS)                                                                                                     \
+  (const u32* tokens, const u32* codes, const u32* scales, float* out, u32 cols, u32 rows, u32 first, float factor,       \
+   u32 group) {                                                                                                           \
+    embed_grouped<BITS>(tokens, codes, scales, out, cols, rows, first, factor, group);                                    \
+  }
+
+KERNEL(embed_int4, THREADS) GROUPED(4)
+KERNEL(embed_int5, THREADS) GROUPED(5)
 
 // A table of signed 8-bit codes in groups of 32 as linear.cu packs it: a word holds four columns of a row.
 KERNEL(embed_int8_g32, THREADS)(const u32* tokens, const u32* codes, const u32* scales, float* out, u32 cols, u32 rows,

@@ -1,4 +1,4 @@
-// Products of a few tokens with weights of 16, 8 or 4 bits (linear.cuh).
+// Products of a few tokens with weights of 16, 8, 5 or 4 bits (linear.cuh).
 //
 // In every 32 columns, lane 4g + t holds columns 8t .. 8t + 8, which is 16 bytes of bf16: the first mma multiplies the former
 // four of them, the second the latter.
@@ -52,24 +52,25 @@ DEVICE void linear_bf16(const bf16* weights, const bf16* input, const Mixture& m
   finish<TILES>(sum, out, part, rows);
 }
 
-// Weights scale · code + minimum, of 4-bit codes in groups of GROUP columns.
+// Weights scale · code + minimum, of codes of 4 or 5 bits in groups of GROUP columns.
 //
 // Codes of 16 rows and 64 columns are 128 words, 4 for each lane: word 2s + p is what the lane multiplies of columns
-// 32s .. 32s + 32 in mma p. Scales of 16 rows and a group are 16 words, those of rows g and g + 8 side by side: f16
+// 32s .. 32s + 32 in mma p. Fifth bits are a word for each lane behind them. Scales of 16 rows and a group are 16 words, those of rows g and g + 8 side by side: f16
 // scale in the low half, f16 minimum in the high one.
-template <int TILES, int GROUP, bool AFFINE>
-DEVICE void multiply_int4(const u32* codes, const u32* scales, const bf16* input, const Mixture& mixture,
-                          const Output& out, u32 tokens, u32 rows, u32 cols) {
+template <int TILES, int BITS, int GROUP, bool AFFINE>
+DEVICE void multiply_grouped(const u32* codes, const u32* scales, const bf16* input, const Mixture& mixture,
+                             const Output& out, u32 tokens, u32 rows, u32 cols) {
+  using Held = GroupedCodes<BITS>;
   const Part part(mixture, tokens, 8 * TILES);
   if (!part.used) return;
   const u32 blocks = ceil_divide(cols, 64), groups = ceil_divide(cols, GROUP), spans = ceil_divide(cols, SPAN);
   const u64 tile = static_cast<u64>(part.expert) * (rows / ROWS) + block_x();  // experts have whole tiles of rows
-  const u32* own_codes = codes + (tile * blocks + 2 * warp_index()) * 128 + 4 * lane_index();
+  const u32* own_codes = codes + (tile * blocks + 2 * warp_index()) * Held::WORDS + 4 * lane_index();
   const u32* own_scales = scales + tile * groups * ROWS + 2 * (lane_index() / 4);
-  Quad held[2], next[2];
-  const auto load = [&](Quad(&to)[2], u32 span) {  // the warp's next
-    for (u32 i = 0; i < 2; ++i) to[i] = 2 * span + i < blocks ? load_once(own_codes + i * 128) : Quad{};
-    own_codes += 2 * WARPS * 128;
+  Held held[2], next[2];
+  const auto load = [&](Held(&to)[2], u32 span) {  // the warp's next
+    for (u32 i = 0; i < 2; ++i) to[i].template load<load_once>(own_codes + i * Held::WORDS, 2 * span + i < blocks);
+    own_codes += 2 * WARPS * Held::WORDS;
   };
   load(held, warp_index());
   wait_for_previous();  // the weights are nobody's output
@@ -91,8 +92,8 @@ DEVICE void multiply_int4(const u32* codes, const u32* scales, const bf16* input
         const u32 block = part * (GROUP / 32) + i;  // of 32 columns, within the span
         const bool inside = 4 * span + block < cols / 32;
         u32 a[2][4];
-        expand_int4(a[0], held[block / 2].word[2 * (block % 2)]);
-        expand_int4(a[1], held[block / 2].word[2 * (block % 2) + 1]);
+#pragma unroll
+        for (int mma = 0; mma < 2; ++mma) held[block / 2].expand(a[mma], 2 * (block % 2) + mma);
 #pragma unroll
         for (int n = 0; n < TILES; ++n) {
           const Quad x = columns.load(n, 4 * span + block, inside);
@@ -107,7 +108,7 @@ DEVICE void multiply_int4(const u32* codes, const u32* scales, const bf16* input
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Int4Scale own(scale[half]);
+        const GroupScale<BITS> own(scale[half]);
 #pragma unroll
         for (int n = 0; n < TILES; ++n) {
           for (int i = 2 * half; i < 2 * half + 2; ++i) {
@@ -123,12 +124,12 @@ DEVICE void multiply_int4(const u32* codes, const u32* scales, const bf16* input
   finish<TILES>(sum, out, part, rows);
 }
 
-// The same with minimums, or (`affine` is 0) where code 8 is nothing everywhere.
-template <int TILES, int GROUP>
-DEVICE void linear_int4(const u32* codes, const u32* scales, const bf16* input, const Mixture& mixture,
-                        const Output& out, u32 tokens, u32 rows, u32 cols, u32 affine) {
-  if (affine) multiply_int4<TILES, GROUP, true>(codes, scales, input, mixture, out, tokens, rows, cols);
-  else multiply_int4<TILES, GROUP, false>(codes, scales, input, mixture, out, tokens, rows, cols);
+// The same with minimums, or (`affine` is 0) where the middle code is nothing everywhere.
+template <int TILES, int BITS, int GROUP>
+DEVICE void linear_grouped(const u32* codes, const u32* scales, const bf16* input, const Mixture& mixture,
+                           const Output& out, u32 tokens, u32 rows, u32 cols, u32 affine) {
+  if (affine) multiply_grouped<TILES, BITS, GROUP, true>(codes, scales, input, mixture, out, tokens, rows, cols);
+  else multiply_grouped<TILES, BITS, GROUP, false>(codes, scales, input, mixture, out, tokens, rows, cols);
 }
 
 // Weights scale · code of 8-bit codes, row after row, with a scale for every `group` columns of a row: whole spans of 128,
@@ -271,25 +272,29 @@ KERNEL(linear_bf16_16, THREADS) BF16_PARAMETERS<2> BF16_ARGUMENTS
 KERNEL(linear_bf16_32, THREADS) BF16_PARAMETERS<4> BF16_ARGUMENTS
 KERNEL(linear_bf16_64, THREADS) BF16_PARAMETERS<8> BF16_ARGUMENTS
 
-#define INT4_PARAMETERS                                                                                            \
+#define GROUPED_PARAMETERS                                                                                         \
   (const u32* codes, const u32* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves,      \
    float* floats, u32 add, u32 stride, u32 tokens, u32 rows, u32 cols, u32 affine) {                                           \
-    linear_int4
-#define INT4_ARGUMENTS                                                                                             \
+    linear_grouped
+#define GROUPED_ARGUMENTS                                                                                          \
   (codes, scales, input, {tiles, places}, {halves, floats, add, stride}, tokens, rows, cols, affine); }
 
-RESIDENT_KERNEL(linear_int4_g32_8, THREADS, 4) INT4_PARAMETERS<1, 32> INT4_ARGUMENTS
-KERNEL(linear_int4_g32_16, THREADS) INT4_PARAMETERS<2, 32> INT4_ARGUMENTS
-KERNEL(linear_int4_g32_32, THREADS) INT4_PARAMETERS<4, 32> INT4_ARGUMENTS
-KERNEL(linear_int4_g32_64, THREADS) INT4_PARAMETERS<8, 32> INT4_ARGUMENTS
-KERNEL(linear_int4_g64_8, THREADS) INT4_PARAMETERS<1, 64> INT4_ARGUMENTS
-KERNEL(linear_int4_g64_16, THREADS) INT4_PARAMETERS<2, 64> INT4_ARGUMENTS
-KERNEL(linear_int4_g64_32, THREADS) INT4_PARAMETERS<4, 64> INT4_ARGUMENTS
-KERNEL(linear_int4_g64_64, THREADS) INT4_PARAMETERS<8, 64> INT4_ARGUMENTS
-KERNEL(linear_int4_g128_8, THREADS) INT4_PARAMETERS<1, 128> INT4_ARGUMENTS
-KERNEL(linear_int4_g128_16, THREADS) INT4_PARAMETERS<2, 128> INT4_ARGUMENTS
-KERNEL(linear_int4_g128_32, THREADS) INT4_PARAMETERS<4, 128> INT4_ARGUMENTS
-KERNEL(linear_int4_g128_64, THREADS) INT4_PARAMETERS<8, 128> INT4_ARGUMENTS
+RESIDENT_KERNEL(linear_int4_g32_8, THREADS, 4) GROUPED_PARAMETERS<1, 4, 32> GROUPED_ARGUMENTS
+KERNEL(linear_int4_g32_16, THREADS) GROUPED_PARAMETERS<2, 4, 32> GROUPED_ARGUMENTS
+KERNEL(linear_int4_g32_32, THREADS) GROUPED_PARAMETERS<4, 4, 32> GROUPED_ARGUMENTS
+KERNEL(linear_int4_g32_64, THREADS) GROUPED_PARAMETERS<8, 4, 32> GROUPED_ARGUMENTS
+KERNEL(linear_int4_g64_8, THREADS) GROUPED_PARAMETERS<1, 4, 64> GROUPED_ARGUMENTS
+KERNEL(linear_int4_g64_16, THREADS) GROUPED_PARAMETERS<2, 4, 64> GROUPED_ARGUMENTS
+KERNEL(linear_int4_g64_32, THREADS) GROUPED_PARAMETERS<4, 4, 64> GROUPED_ARGUMENTS
+KERNEL(linear_int4_g64_64, THREADS) GROUPED_PARAMETERS<8, 4, 64> GROUPED_ARGUMENTS
+KERNEL(linear_int4_g128_8, THREADS) GROUPED_PARAMETERS<1, 4, 128> GROUPED_ARGUMENTS
+KERNEL(linear_int4_g128_16, THREADS) GROUPED_PARAMETERS<2, 4, 128> GROUPED_ARGUMENTS
+KERNEL(linear_int4_g128_32, THREADS) GROUPED_PARAMETERS<4, 4, 128> GROUPED_ARGUMENTS
+KERNEL(linear_int4_g128_64, THREADS) GROUPED_PARAMETERS<8, 4, 128> GROUPED_ARGUMENTS
+RESIDENT_KERNEL(linear_int5_g32_8, THREADS, 4) GROUPED_PARAMETERS<1, 5, 32> GROUPED_ARGUMENTS
+KERNEL(linear_int5_g32_16, THREADS) GROUPED_PARAMETERS<2, 5, 32> GROUPED_ARGUMENTS
+KERNEL(linear_int5_g32_32, THREADS) GROUPED_PARAMETERS<4, 5, 32> GROUPED_ARGUMENTS
+KERNEL(linear_int5_g32_64, THREADS) GROUPED_PARAMETERS<8, 5, 32> GROUPED_ARGUMENTS
 
 #define EIGHT_BIT_PARAMETERS                                                                                       \
   (const u8* codes, const float* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves,     \

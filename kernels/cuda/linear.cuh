@@ -72,23 +72,56 @@ struct Tokens {
   }
 };
 
-// Eight codes of four bits as an operand of mma, each less 8. Code i of the word's low half is at bits 4i and is the
-// former value of register i; that of the high half is the latter.
-DEVICE void expand_int4(u32 (&out)[4], u32 word) {
+// Bits `index` of words that have COUNT of each code, the former code's in a word's low half and the latter's in its high one, at bit
+// `to` of those halves; other bits are anything.
+template <int COUNT, int WORDS>
+DEVICE u32 bits_at(const u32 (&words)[WORDS], int index, int to) {
+  constexpr int OF_A_WORD = 16 / COUNT;
+  const int from = COUNT * (index % OF_A_WORD);
+  const u32 word = words[index / OF_A_WORD];
+  return from < to ? word << (to - from) : word >> (from - to);
+}
+
+// The operand of mma `mma` of a lane's codes, each less the middle one: LOW bits of a code are in some words and HIGH ones in others.
+// Both have the codes of register 0 of mma 0 first, then those of its register 1, and so on: what the register holds at a time are a
+// former code and a latter one.
+template <int LOW, int HIGH, int LOW_WORDS, int HIGH_WORDS>
+DEVICE void expand_codes(u32 (&out)[4], const u32 (&low)[LOW_WORDS], [[maybe_unused]] const u32 (&high)[HIGH_WORDS], int mma) {
+  constexpr u32 MIDDLE = 1u << (LOW + HIGH - 1), LOW_MASK = (1u << LOW) - 1, HIGH_MASK = ((1u << HIGH) - 1) << LOW;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const u32 biased = masked_or(word >> 4 * i, 0x000f000fu, 0x43004300u);  // 128 + code: bf16's step is 1 there
-    out[i] = fma_bf16(biased, 0x3f803f80u, 0xc308c308u);  // less 136, exactly
+    // 128 + code: bf16's step is 1 there.
+    u32 biased = masked_or(bits_at<LOW>(low, 4 * mma + i, 0), LOW_MASK * 0x10001u, 0x43004300u);
+    if constexpr (HIGH > 0) biased = masked_or(bits_at<HIGH>(high, 4 * mma + i, LOW), HIGH_MASK * 0x10001u, biased);
+    out[i] = fma_bf16(biased, 0x3f803f80u, (0xc300u + MIDDLE) * 0x10001u);  // less 128 and the middle one, exactly
   }
 }
 
-// What such codes are multiplied with, and what each of their inputs is: the value of code 8. Of a word with an f16 scale in its
-// low half and an f16 minimum in its high one.
-struct Int4Scale {
+// A lane's codes of BITS bits, 4 or 5, of 64 columns.
+template <int BITS>
+struct GroupedCodes {
+  static constexpr int WORDS = 32 * BITS;  // of 16 rows
+  Quad low;
+  u32 high[1];
+
+  // From the lane's first word on, by the function that loads four; zeros where there are none.
+  template <Quad LOAD(const void*)>
+  DEVICE void load(const u32* own, bool inside) {
+    low = inside ? LOAD(own) : Quad{};
+    high[0] = BITS > 4 && inside ? own[128 - 3 * lane_index()] : 0;  // a word a lane, behind four
+  }
+
+  DEVICE void expand(u32 (&out)[4], int mma) const { expand_codes<4, BITS - 4>(out, low.word, high, mma); }
+};
+
+// What such codes are multiplied with, and what each of their inputs is: the value of the middle one. Of a word with an f16 scale in
+// its low half and an f16 minimum in its high one.
+template <int BITS>
+struct GroupScale {
   float factor, middle;
 
-  DEVICE explicit Int4Scale(u32 word)
-      : factor(half_to_float(word & 0xffff)), middle(half_to_float(word >> 16) + 8 * factor) {}
+  DEVICE explicit GroupScale(u32 word)
+      : factor(half_to_float(word & 0xffff)), middle(half_to_float(word >> 16) + (1 << (BITS - 1)) * factor) {}
 };
 
 // Adds the warps' sums in their order and writes the results.

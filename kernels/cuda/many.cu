@@ -1,4 +1,4 @@
-// Products of many tokens (many.cuh) with weights of 16, 8 or 4 bits, which lie as linear.cu says.
+// Products of many tokens (many.cuh) with weights of 16, 8, 5 or 4 bits, which lie as linear.cu says.
 #include "many.cuh"
 
 // Of the formats' members: a lane's share of 16 rows and a span is `Held`, zeros behind the last column. `expand` makes one mma's
@@ -32,8 +32,9 @@ struct Bf16 {
   }
 };
 
-template <int COLS, bool WITH_MINIMUMS>
-struct Int4 {
+// Codes of 4 or 5 bits in groups of COLS.
+template <int BITS, int COLS, bool WITH_MINIMUMS>
+struct Grouped {
   static constexpr int WIDTH = 8, GROUP = COLS;
   static constexpr bool SCALED = true, AFFINE = WITH_MINIMUMS;
   const u32* codes;
@@ -41,10 +42,10 @@ struct Int4 {
   u32 rows, cols;
 
   struct Held {
-    Quad codes[SPAN / 64];
+    GroupedCodes<BITS> codes[SPAN / 64];
     u32 scales[SPAN / GROUP][2];
 
-    DEVICE void expand(u32 (&out)[4], int mma) const { expand_int4(out, codes[mma / 4].word[mma % 4]); }
+    DEVICE void expand(u32 (&out)[4], int mma) const { codes[mma / 4].expand(out, mma % 4); }
   };
 
   struct Factors {
@@ -53,7 +54,7 @@ struct Int4 {
     DEVICE Factors(const Held& held, int group) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Int4Scale own(held.scales[group][half]);
+        const GroupScale<BITS> own(held.scales[group][half]);
         factor[half] = own.factor;
         middle[half] = own.middle;
       }
@@ -66,7 +67,8 @@ struct Int4 {
 #pragma unroll
     for (u32 i = 0; i < SPAN / 64; ++i) {
       const u32 block = SPAN / 64 * span + i;
-      to.codes[i] = block < blocks ? load_quad(codes + (place * blocks + block) * 128 + 4 * lane_index()) : Quad{};
+      const u32* own = codes + (place * blocks + block) * GroupedCodes<BITS>::WORDS + 4 * lane_index();
+      to.codes[i].template load<load_quad>(own, block < blocks);
     }
 #pragma unroll
     for (u32 i = 0; i < SPAN / GROUP; ++i) {  // behind the last group the codes are zeros and so is the input
@@ -160,18 +162,19 @@ KERNEL(many_bf16, THREADS)
   multiply_many(Bf16{weights, rows, cols}, input, {tiles, places}, {halves, floats, add, stride}, tokens);
 }
 
-#define INT4(GROUP)                                                                                                  \
+#define GROUPED(BITS, GROUP)                                                                                         \
   (const u32* codes, const u32* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves,        \
    float* floats, u32 add, u32 stride, u32 tokens, u32 rows, u32 cols, u32 affine) {                                 \
     const Mixture mixture{tiles, places};                                                                            \
     const Output out{halves, floats, add, stride};                                                                   \
-    if (affine) multiply_many(Int4<GROUP, true>{codes, scales, rows, cols}, input, mixture, out, tokens);            \
-    else multiply_many(Int4<GROUP, false>{codes, scales, rows, cols}, input, mixture, out, tokens);                  \
+    if (affine) multiply_many(Grouped<BITS, GROUP, true>{codes, scales, rows, cols}, input, mixture, out, tokens);   \
+    else multiply_many(Grouped<BITS, GROUP, false>{codes, scales, rows, cols}, input, mixture, out, tokens);         \
   }
 
-KERNEL(many_int4_g32, THREADS) INT4(32)
-KERNEL(many_int4_g64, THREADS) INT4(64)
-KERNEL(many_int4_g128, THREADS) INT4(128)
+KERNEL(many_int4_g32, THREADS) GROUPED(4, 32)
+KERNEL(many_int4_g64, THREADS) GROUPED(4, 64)
+KERNEL(many_int4_g128, THREADS) GROUPED(4, 128)
+KERNEL(many_int5_g32, THREADS) GROUPED(5, 32)
 
 #define EIGHT_BITS(FP8)                                                                                              \
   (const u8* codes, const float* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves,       \

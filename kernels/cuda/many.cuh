@@ -176,8 +176,9 @@ DEVICE Stage<WIDTH>* shared_stages() {
   SHARED(Stage<WIDTH>, stages, 2);
   return stages;
 }
+template <int GROUPS>
 DEVICE float* shared_totals() {
-  SHARED(float, totals, SPAN / 32 * TOKENS);
+  SHARED(float, totals, GROUPS * TOKENS);
   return totals;
 }
 
@@ -187,7 +188,7 @@ DEVICE void multiply_many(const Format& weights, const bf16* input, const Mixtur
   const Part part(mixture, tokens, TOKENS);
   if (!part.used) return;
   Stage<Format::WIDTH>* stages = shared_stages<Format::WIDTH>();
-  float* totals = Format::AFFINE ? shared_totals() : nullptr;
+  float* totals = Format::AFFINE ? shared_totals<Groups<Format>::COUNT>() : nullptr;
   const u32 spans = ceil_divide(weights.cols, SPAN), first_token = warp_index() / ROW_WARPS * 8 * EIGHTS;
   const u32 first_tile = block_x() * ROW_TILES + warp_index() % ROW_WARPS * TILES;
   typename Format::Held held[TILES], next[TILES];

@@ -137,8 +137,8 @@ const GEMM: Signature = parameters!((
     cols: U32
 ));
 
-/// Of products with weights of 4 bits.
-const LINEAR_INT4: Signature = parameters!((
+/// Of products with weights of 4 or 5 bits in groups.
+const LINEAR_GROUPED: Signature = parameters!((
     codes: In(Word), scales: In(Word), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
     floats: Out(F32), add: U32, stride: U32, tokens: U32, rows: U32, cols: U32, affine: U32
 ));
@@ -149,10 +149,16 @@ const LINEAR_8BIT: Signature = parameters!((
     floats: Out(F32), add: U32, stride: U32, tokens: U32, rows: U32, cols: U32, group: U32
 ));
 
-/// Of products with weights of 8 bits in groups of 32, and of 4, 5 or 6 in superblocks.
+/// Of products with weights of 8 bits in groups of 32, and of 2 to 6 in superblocks.
 const LINEAR_PACKED: Signature = parameters!((
     codes: In(Word), scales: In(Word), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
     floats: Out(F32), add: U32, stride: U32, tokens: U32, rows: U32, cols: U32
+));
+
+/// Of rows of a table of codes of 4 or 5 bits in groups.
+const EMBED_GROUPED: Signature = parameters!((
+    tokens: In(Word), codes: In(Word), scales: In(Word), out: Out(F32), cols: U32, rows: U32, first: U32, factor: Float,
+    group: U32
 ));
 
 /// Of rows of a table whose codes and scales are packed.
@@ -234,10 +240,9 @@ kernels! {
             tokens: In(Word), table: In(Bf16), out: Out(F32), cols: U32, rows: U32, first: U32, factor: Float
         ), 128, 0;
         /// The same, a table of 4 bits.
-        EmbedInt4 = embed_int4(
-            tokens: In(Word), codes: In(Word), scales: In(Word), out: Out(F32), cols: U32, rows: U32, first: U32,
-            factor: Float, group: U32
-        ), 128, 0;
+        EmbedInt4 = embed_int4[EMBED_GROUPED], 128, 0;
+        /// The same, a table of 5 bits.
+        EmbedInt5 = embed_int5[EMBED_GROUPED], 128, 0;
         /// The same, a table of signed 8 bits in groups of 32.
         EmbedInt8G32 = embed_int8_g32[EMBED_PACKED], 128, 0;
         /// The same, a table of 8 bits.
@@ -260,29 +265,37 @@ kernels! {
         /// `out = input · weightsᵀ` for blocks of 64 tokens, weights in bf16.
         LinearBf16T64 = linear_bf16_64[LINEAR_BF16], 256, 0;
         /// The same, weights of 4 bits in groups of 32.
-        LinearInt4G32T8 = linear_int4_g32_8[LINEAR_INT4], 256, 0;
+        LinearInt4G32T8 = linear_int4_g32_8[LINEAR_GROUPED], 256, 0;
         /// The same, weights of 4 bits in groups of 32.
-        LinearInt4G32T16 = linear_int4_g32_16[LINEAR_INT4], 256, 0;
+        LinearInt4G32T16 = linear_int4_g32_16[LINEAR_GROUPED], 256, 0;
         /// The same, weights of 4 bits in groups of 32.
-        LinearInt4G32T32 = linear_int4_g32_32[LINEAR_INT4], 256, 0;
+        LinearInt4G32T32 = linear_int4_g32_32[LINEAR_GROUPED], 256, 0;
         /// The same, weights of 4 bits in groups of 32.
-        LinearInt4G32T64 = linear_int4_g32_64[LINEAR_INT4], 256, 0;
+        LinearInt4G32T64 = linear_int4_g32_64[LINEAR_GROUPED], 256, 0;
         /// The same, weights of 4 bits in groups of 64.
-        LinearInt4G64T8 = linear_int4_g64_8[LINEAR_INT4], 256, 0;
+        LinearInt4G64T8 = linear_int4_g64_8[LINEAR_GROUPED], 256, 0;
         /// The same, weights of 4 bits in groups of 64.
-        LinearInt4G64T16 = linear_int4_g64_16[LINEAR_INT4], 256, 0;
+        LinearInt4G64T16 = linear_int4_g64_16[LINEAR_GROUPED], 256, 0;
         /// The same, weights of 4 bits in groups of 64.
-        LinearInt4G64T32 = linear_int4_g64_32[LINEAR_INT4], 256, 0;
+        LinearInt4G64T32 = linear_int4_g64_32[LINEAR_GROUPED], 256, 0;
         /// The same, weights of 4 bits in groups of 64.
-        LinearInt4G64T64 = linear_int4_g64_64[LINEAR_INT4], 256, 0;
+        LinearInt4G64T64 = linear_int4_g64_64[LINEAR_GROUPED], 256, 0;
         /// The same, weights of 4 bits in groups of 128.
-        LinearInt4G128T8 = linear_int4_g128_8[LINEAR_INT4], 256, 0;
+        LinearInt4G128T8 = linear_int4_g128_8[LINEAR_GROUPED], 256, 0;
         /// The same, weights of 4 bits in groups of 128.
-        LinearInt4G128T16 = linear_int4_g128_16[LINEAR_INT4], 256, 0;
+        LinearInt4G128T16 = linear_int4_g128_16[LINEAR_GROUPED], 256, 0;
         /// The same, weights of 4 bits in groups of 128.
-        LinearInt4G128T32 = linear_int4_g128_32[LINEAR_INT4], 256, 0;
+        LinearInt4G128T32 = linear_int4_g128_32[LINEAR_GROUPED], 256, 0;
         /// The same, weights of 4 bits in groups of 128.
-        LinearInt4G128T64 = linear_int4_g128_64[LINEAR_INT4], 256, 0;
+        LinearInt4G128T64 = linear_int4_g128_64[LINEAR_GROUPED], 256, 0;
+        /// The same, weights of 5 bits in groups of 32.
+        LinearInt5G32T8 = linear_int5_g32_8[LINEAR_GROUPED], 256, 0;
+        /// The same, weights of 5 bits in groups of 32.
+        LinearInt5G32T16 = linear_int5_g32_16[LINEAR_GROUPED], 256, 0;
+        /// The same, weights of 5 bits in groups of 32.
+        LinearInt5G32T32 = linear_int5_g32_32[LINEAR_GROUPED], 256, 0;
+        /// The same, weights of 5 bits in groups of 32.
+        LinearInt5G32T64 = linear_int5_g32_64[LINEAR_GROUPED], 256, 0;
         /// The same, weights of 8 bits (e4m3).
         LinearFp8T8 = linear_fp8_8[LINEAR_8BIT], 256, 0;
         /// The same, weights of 8 bits (e4m3).
@@ -309,6 +322,22 @@ kernels! {
         LinearInt8G32T64 = linear_int8_g32_64[LINEAR_PACKED], 256, 0;
     }
     "superblocks.cu" {
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, weights of 2 bits in superblocks.
+        LinearQ2KT8 = linear_q2k_8[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, weights of 2 bits in superblocks.
+        LinearQ2KT16 = linear_q2k_16[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, weights of 2 bits in superblocks.
+        LinearQ2KT32 = linear_q2k_32[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, weights of 2 bits in superblocks.
+        LinearQ2KT64 = linear_q2k_64[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, weights of 3 bits in superblocks.
+        LinearQ3KT8 = linear_q3k_8[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, weights of 3 bits in superblocks.
+        LinearQ3KT16 = linear_q3k_16[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, weights of 3 bits in superblocks.
+        LinearQ3KT32 = linear_q3k_32[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, weights of 3 bits in superblocks.
+        LinearQ3KT64 = linear_q3k_64[LINEAR_PACKED], 256, 0;
         /// `out = input · weightsᵀ` for blocks of 8 tokens, weights of 4 bits in superblocks.
         LinearQ4KT8 = linear_q4k_8[LINEAR_PACKED], 256, 0;
         /// `out = input · weightsᵀ` for blocks of 16 tokens, weights of 4 bits in superblocks.
@@ -333,6 +362,20 @@ kernels! {
         LinearQ6KT32 = linear_q6k_32[LINEAR_PACKED], 256, 0;
         /// `out = input · weightsᵀ` for blocks of 64 tokens, weights of 6 bits in superblocks.
         LinearQ6KT64 = linear_q6k_64[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, weights that 4 bits name in superblocks.
+        LinearIq4XsT8 = linear_iq4xs_8[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, weights that 4 bits name in superblocks.
+        LinearIq4XsT16 = linear_iq4xs_16[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, weights that 4 bits name in superblocks.
+        LinearIq4XsT32 = linear_iq4xs_32[LINEAR_PACKED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, weights that 4 bits name in superblocks.
+        LinearIq4XsT64 = linear_iq4xs_64[LINEAR_PACKED], 256, 0;
+        /// `out[t] = table[token of t] · factor`, a table of 2 bits in superblocks.
+        EmbedQ2K = embed_q2k[EMBED_PACKED], 256, 0;
+        /// `out[t] = table[token of t] · factor`, a table of 3 bits in superblocks.
+        EmbedQ3K = embed_q3k[EMBED_PACKED], 256, 0;
+        /// `out[t] = table[token of t] · factor`, a table that 4 bits name in superblocks.
+        EmbedIq4Xs = embed_iq4xs[EMBED_PACKED], 256, 0;
         /// `out[t] = table[token of t] · factor`, a table of 4 bits in superblocks.
         EmbedQ4K = embed_q4k[EMBED_PACKED], 256, 0;
         /// `out[t] = table[token of t] · factor`, a table of 5 bits in superblocks.
@@ -344,11 +387,13 @@ kernels! {
         /// `out = input · weightsᵀ` for blocks of 128 rows and 64 tokens, weights in bf16.
         ManyBf16 = many_bf16[LINEAR_BF16], 256, 0;
         /// The same, weights of 4 bits in groups of 32.
-        ManyInt4G32 = many_int4_g32[LINEAR_INT4], 256, 0;
+        ManyInt4G32 = many_int4_g32[LINEAR_GROUPED], 256, 0;
         /// The same, weights of 4 bits in groups of 64.
-        ManyInt4G64 = many_int4_g64[LINEAR_INT4], 256, 0;
+        ManyInt4G64 = many_int4_g64[LINEAR_GROUPED], 256, 0;
         /// The same, weights of 4 bits in groups of 128.
-        ManyInt4G128 = many_int4_g128[LINEAR_INT4], 256, 0;
+        ManyInt4G128 = many_int4_g128[LINEAR_GROUPED], 256, 0;
+        /// The same, weights of 5 bits in groups of 32.
+        ManyInt5G32 = many_int5_g32[LINEAR_GROUPED], 256, 0;
         /// The same, weights of 8 bits (e4m3).
         ManyFp8 = many_fp8[LINEAR_8BIT], 256, 0;
         /// The same, weights of 8 bits (signed).
@@ -363,6 +408,12 @@ kernels! {
         ManyQ5K = many_q5k[LINEAR_PACKED], 256, 0;
         /// The same, weights of 6 bits in superblocks.
         ManyQ6K = many_q6k[LINEAR_PACKED], 256, 0;
+        /// The same, weights of 2 bits in superblocks.
+        ManyQ2K = many_q2k[LINEAR_PACKED], 256, 0;
+        /// The same, weights of 3 bits in superblocks.
+        ManyQ3K = many_q3k[LINEAR_PACKED], 256, 0;
+        /// The same, weights that 4 bits name in superblocks.
+        ManyIq4Xs = many_iq4xs[LINEAR_PACKED], 256, 0;
     }
     "gemm.cu" {
         /// `out = input · weightsᵀ` for many tokens, weights in bf16.

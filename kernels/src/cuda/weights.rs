@@ -1,6 +1,6 @@
 //! Weight matrices on a device, in the layouts that `linear.cu` and `superblocks.cu` describe.
 
-mod int4;
+mod grouped;
 mod int8;
 mod superblocks;
 
@@ -10,7 +10,7 @@ use half::{bf16, f16};
 
 use super::{Device, DriverError, Memory, View};
 use crate::{PackedMatrix, Pool, ShapeError, WeightType, floats};
-pub use int4::{Group, Int4};
+pub use grouped::{Group, Grouped};
 pub use int8::Int8;
 pub use superblocks::{Superblock, Superblocks};
 
@@ -35,11 +35,11 @@ pub struct Matrix {
 pub(super) enum Values {
     /// Row after row.
     Bf16(Memory<bf16>),
-    /// 4-bit codes with a scale and a minimum for each group of columns.
-    Int4 { codes: Memory<u32>, scales: Memory<u32>, group: Group, affine: bool },
+    /// Codes of 4 or 5 bits with a scale and a minimum for each group of columns.
+    Grouped { codes: Memory<u32>, scales: Memory<u32>, group: Group, bits: usize, affine: bool },
     /// Signed 8-bit codes with a scale for each 32 columns.
     Int8 { codes: Memory<u32>, scales: Memory<u32> },
-    /// Codes of 4, 5 or 6 bits in superblocks.
+    /// Codes of 2 to 6 bits in superblocks.
     Superblocks { codes: Memory<u32>, scales: Memory<u32>, kind: Superblock },
     /// 8-bit codes, row after row, with a scale for every `group` columns.
     Eight { codes: Memory<u8>, scales: Memory<f32>, group: usize, code: EightBits },
@@ -74,8 +74,8 @@ pub enum LoadError {
 }
 
 impl Matrix {
-    /// Takes in a row-major file tensor. Q4_0, Q4_1, the K-quants from 4 bits on, Q8_0 and what has groups of 64 or 128 stay as they
-    /// are; Q5_0, IQ4_NL and MXFP4 become bytes of the same values; all others are rounded to bf16.
+    /// Takes in a row-major file tensor. Q4_0 to Q5_1, the K-quants, IQ4_XS, Q8_0 and what has groups of 64 or 128 stay as they are;
+    /// IQ4_NL and MXFP4 become bytes of the same values; floats, and MXFP4 whose scales are no f16, are rounded to bf16.
     pub fn load(
         device: &Device,
         pool: &Pool,
@@ -84,8 +84,8 @@ impl Matrix {
         cols: usize,
         bytes: &[u8],
     ) -> Result<Matrix, LoadError> {
-        if let Some(int4) = Int4::read(weight_type, rows, cols, bytes) {
-            return Matrix::int4(device, &int4?);
+        if let Some(grouped) = Grouped::read(weight_type, rows, cols, bytes) {
+            return Matrix::grouped(device, &grouped?);
         }
         if let Some(kind) = Superblock::of(weight_type) {
             return Matrix::superblocks(device, &Superblocks::read(kind, rows, cols, bytes)?);
@@ -157,12 +157,13 @@ impl Matrix {
         Ok(Matrix { rows, cols, values: Values::Bf16(device.upload(values)?), order: None })
     }
 
-    /// Takes in 4-bit codes.
-    pub fn int4(device: &Device, int4: &Int4) -> Result<Matrix, LoadError> {
-        check(int4.rows(), int4.cols(), int4.rows() * int4.cols())?;
-        let (codes, scales) = (device.upload(&int4.pack_codes())?, device.upload(&int4.pack_scales())?);
-        let values = Values::Int4 { codes, scales, group: int4.group(), affine: int4.is_affine() };
-        Ok(Matrix { rows: int4.rows(), cols: int4.cols(), values, order: None })
+    /// Takes in codes of 4 or 5 bits in groups.
+    pub fn grouped(device: &Device, grouped: &Grouped) -> Result<Matrix, LoadError> {
+        let (rows, cols) = (grouped.rows(), grouped.cols());
+        check(rows, cols, rows * cols)?;
+        let (codes, scales) = (device.upload(&grouped.pack_codes())?, device.upload(&grouped.pack_scales())?);
+        let (group, bits, affine) = (grouped.group(), grouped.bits(), grouped.is_affine());
+        Ok(Matrix { rows, cols, values: Values::Grouped { codes, scales, group, bits, affine }, order: None })
     }
 
     /// Takes in signed 8-bit codes in groups of 32.
@@ -173,7 +174,7 @@ impl Matrix {
         Ok(Matrix { rows, cols, values: Values::Int8 { codes, scales }, order: None })
     }
 
-    /// Takes in codes of 4, 5 or 6 bits in superblocks.
+    /// Takes in codes of 2 to 6 bits in superblocks.
     pub fn superblocks(device: &Device, superblocks: &Superblocks) -> Result<Matrix, LoadError> {
         let (rows, cols) = (superblocks.rows(), superblocks.cols());
         check(rows, cols, rows * cols)?;
@@ -234,7 +235,7 @@ impl Matrix {
     pub fn bytes(&self) -> usize {
         let values = match &self.values {
             Values::Bf16(values) => values.view().bytes(),
-            Values::Int4 { codes, scales, .. } => codes.view().bytes() + scales.view().bytes(),
+            Values::Grouped { codes, scales, .. } => codes.view().bytes() + scales.view().bytes(),
             Values::Int8 { codes, scales } => codes.view().bytes() + scales.view().bytes(),
             Values::Superblocks { codes, scales, .. } => codes.view().bytes() + scales.view().bytes(),
             Values::Eight { codes, scales, .. } => codes.view().bytes() + scales.view().bytes(),
@@ -250,8 +251,8 @@ impl Matrix {
 
 /// The type, if it stays what it is: others become bf16.
 fn own_layout(weight_type: WeightType) -> Option<WeightType> {
-    use WeightType::{BF16, F16, F32, IQ4XS, Q2K, Q3K, Q5_1};
-    (!matches!(weight_type, F32 | F16 | BF16 | Q2K | Q3K | Q5_1 | IQ4XS)).then_some(weight_type)
+    use WeightType::{BF16, F16, F32};
+    (!matches!(weight_type, F32 | F16 | BF16)).then_some(weight_type)
 }
 
 fn check(rows: usize, cols: usize, values: usize) -> Result<(), LoadError> {

@@ -22,6 +22,7 @@ mod weight_type;
 
 pub use matrix::{PackedMatrix, ShapeError};
 pub(crate) use matrix::{Tiles, check_order, validated_row_bytes};
+pub(crate) use q3_k::q3_k_scale;
 pub(crate) use q4_k::scale_and_minimum;
 pub use quantize::{Group, Integer, floats};
 pub use weight_type::WeightType;

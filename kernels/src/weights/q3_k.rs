@@ -48,7 +48,7 @@ impl QuantizedCell for Q3K {
             self.factors[row] = half_at(bytes, 108);
             for block in 0..8 {
                 for half in 0..2 {
-                    self.scales[block][half][row] = scale(&bytes[96..108], 2 * block + half);
+                    self.scales[block][half][row] = q3_k_scale(&bytes[96..108], 2 * block + half);
                 }
                 for col in 0..BLOCK {
                     let low = bytes[32 + block / 4 * 32 + col] >> (block % 4 * 2) & 3;
@@ -72,7 +72,7 @@ impl QuantizedCell for Q3K {
 
 /// The scale of group `group` from the 12 packed bytes: eight bytes pair the low nibbles of groups i and i + 8, four
 /// bytes hold the top two bits of groups i, i + 4, i + 8 and i + 12.
-fn scale(packed: &[u8], group: usize) -> i8 {
+pub(crate) fn q3_k_scale(packed: &[u8], group: usize) -> i8 {
     let low = packed[group % 8] >> (group / 8 * 4) & 15;
     let high = packed[8 + group % 4] >> (group / 4 * 2) & 3;
     (low | high << 4) as i8 - 32

@@ -5,7 +5,7 @@ use std::time::Instant;
 use half::{bf16, f16};
 use windlass_engine_core::executor::Executor;
 use windlass_kernels::cuda::ops::Output;
-use windlass_kernels::cuda::weights::{Group, Int4, LoadError};
+use windlass_kernels::cuda::weights::{Group, Grouped, LoadError};
 use windlass_kernels::cuda::{Device, DriverError, Matrix, Region, Stream, View};
 
 use crate::Outcome;
@@ -35,7 +35,7 @@ pub fn halves(device: &Device, rows: usize, cols: usize) -> Result<Matrix, LoadE
 pub fn codes(device: &Device, rows: usize, cols: usize) -> Result<Matrix, LoadError> {
     let (group, scale) = (Group::G128, (f16::from_f32(0.01), f16::from_f32(-0.08)));
     let scales = vec![scale; rows * cols.div_ceil(group.cols())];
-    Matrix::int4(device, &Int4::new(rows, cols, group, vec![9; rows * cols], scales))
+    Matrix::grouped(device, &Grouped::new(rows, cols, group, vec![9; rows * cols], scales))
 }
 
 /// As many matrices as are measured.

@@ -147,7 +147,7 @@ pub fn agrees_with_the_cpu(name: &str, checkpoint: &Checkpoint, options: &LoadOp
     assert!(worst < bound && regret <= bound, "{name}: {worst} apart, and {regret} from the CPU's choices");
 }
 
-/// Every layout of weights that the kernels have, those that become another, and one that becomes bf16. The head is not the embedding: what the layers
+/// Every layout of weights that the kernels have, and types that become another. The head is not the embedding: what the layers
 /// say decides. Where the CPU's first two choices are as near as bf16 activations are coarse, either may be taken.
 #[test]
 fn a_models_greedy_tokens_are_the_cpus() {
@@ -156,12 +156,15 @@ fn a_models_greedy_tokens_are_the_cpus() {
         WeightType::Q4_1,
         WeightType::Q8_0,
         WeightType::Q5_0,
+        WeightType::Q5_1,
         WeightType::IQ4NL,
         WeightType::MXFP4,
+        WeightType::Q2K,
+        WeightType::Q3K,
         WeightType::Q4K,
         WeightType::Q5K,
         WeightType::Q6K,
-        WeightType::Q3K,
+        WeightType::IQ4XS,
     ] {
         let checkpoint = checkpoint(Tiny { tied: false, ..tiny(kind) });
         let mut gpu = executor(&checkpoint, Replay::Graphs);

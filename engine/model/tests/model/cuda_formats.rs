@@ -67,11 +67,26 @@ fn prompts_multiplied_by_wide_products_give_the_cpus_tokens() {
     }
 }
 
+/// No matrix of a GGUF file in these types becomes another: the minimums of those that have none, and bytes for scales of six bits,
+/// are all that is added.
+#[test]
+fn quantized_files_take_about_what_they_take_on_disk() {
+    use WeightType::{IQ4XS, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+    for kind in [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4XS] {
+        let checkpoint = checkpoint(Tiny { tied: false, ..tiny(kind) });
+        let model = CudaModel::load(&checkpoint, &options(), &[device(7)]).unwrap();
+        let surveyed = survey(&checkpoint, None).unwrap();
+        let ratio = model.shape().weight_bytes as f64 / surveyed.shape.weight_bytes as f64;
+        assert!((0.99..1.12).contains(&ratio), "{}: {ratio} of what was promised", kind.name());
+    }
+}
+
 /// The same tokens, and the same log probability to the bit, whichever blocks a prompt's products have.
 #[test]
 fn prompts_multiplied_by_blocks_for_many_tokens_give_what_those_for_few_give() {
     let prompt: Vec<u32> = (0..50).map(|token| token * 37 % VOCABULARY).collect();
-    for kind in [WeightType::BF16, WeightType::Q4_1, WeightType::Q8_0, WeightType::Q4K, WeightType::Q6K] {
+    use WeightType::{BF16, IQ4XS, Q2K, Q3K, Q4_1, Q4K, Q5_1, Q6K, Q8_0};
+    for kind in [BF16, Q4_1, Q5_1, Q8_0, Q2K, Q3K, Q4K, Q6K, IQ4XS] {
         let checkpoint = checkpoint(Tiny { tied: false, ..tiny(kind) });
         let run = |multiprocessors: u32| {
             let options = LoadOptions { max_step_tokens: 64, ..options() };

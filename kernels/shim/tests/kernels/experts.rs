@@ -1,8 +1,8 @@
 use half::{bf16, f16};
 use windlass_cuda_shim::{HostMachine, Issued, Kernels};
 use windlass_kernels::WeightType;
-use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Gate, Mixture, Routes};
-use windlass_kernels::cuda::weights::{EightBits, Group, Int4, Int8, Matrix, Superblock, Superblocks};
+use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Gate, Mixture, Output, Routes};
+use windlass_kernels::cuda::weights::{EightBits, Group, Grouped, Int8, Matrix, Superblock, Superblocks};
 use windlass_kernels::cuda::{Device, Stream};
 
 use crate::common::{Random, SEEDS, device, poisoned, relative_error};
@@ -15,15 +15,28 @@ type Weights = (Matrix, Box<dyn Fn(usize, usize) -> f64>);
 enum Layout {
     Bf16,
     Int4,
+    FiveBits,
     Int8Groups,
-    Q6K,
-    E4m3,
+    Superblocks(Superblock),
+    Eight(EightBits),
 }
+
+const LAYOUTS: [Layout; 9] = [
+    Layout::Bf16,
+    Layout::Int4,
+    Layout::FiveBits,
+    Layout::Int8Groups,
+    Layout::Superblocks(Superblock::Q2K),
+    Layout::Superblocks(Superblock::Q6K),
+    Layout::Superblocks(Superblock::IQ4XS),
+    Layout::Eight(EightBits::E4m3),
+    Layout::Eight(EightBits::Int8),
+];
 
 impl Layout {
     /// Values of a token, and of an expert's inner layer.
     fn widths(self) -> (usize, usize) {
-        if matches!(self, Layout::Q6K) { (256, 512) } else { (64, 96) }
+        if matches!(self, Layout::Superblocks(_)) { (256, 512) } else { (64, 96) }
     }
 
     fn weights(self, device: &Device, random: &mut Random, rows: usize, cols: usize) -> Weights {
@@ -37,8 +50,8 @@ impl Layout {
                 let codes = (0..rows * cols).map(|_| random.below(16) as u8).collect();
                 let mut half = || f16::from_f32(random.value(0.2));
                 let scales = (0..rows * cols.div_ceil(64)).map(|_| (half(), half())).collect();
-                let int4 = Int4::new(rows, cols, Group::G64, codes, scales);
-                (Matrix::int4(device, &int4).unwrap(), Box::new(move |row, col| int4.value(row, col)))
+                let int4 = Grouped::new(rows, cols, Group::G64, codes, scales);
+                (Matrix::grouped(device, &int4).unwrap(), Box::new(move |row, col| int4.value(row, col)))
             }
             Layout::Int8Groups => {
                 let int8 = Int8::read(WeightType::Q8_0, rows, cols, &crate::linear::q8_0(random, rows, cols))
@@ -46,18 +59,25 @@ impl Layout {
                     .unwrap();
                 (Matrix::int8(device, &int8).unwrap(), Box::new(move |row, col| int8.value(row, col)))
             }
-            Layout::Q6K => {
-                let bytes = crate::linear::superblocks(random, Superblock::Q6K, rows, cols);
-                let q6k = Superblocks::read(Superblock::Q6K, rows, cols, &bytes).unwrap();
-                (Matrix::superblocks(device, &q6k).unwrap(), Box::new(move |row, col| q6k.value(row, col)))
+            Layout::FiveBits => {
+                let bytes = crate::linear::five_bits(random, WeightType::Q5_1, rows, cols);
+                let five = Grouped::read(WeightType::Q5_1, rows, cols, &bytes).unwrap().unwrap();
+                (Matrix::grouped(device, &five).unwrap(), Box::new(move |row, col| five.value(row, col)))
             }
-            Layout::E4m3 => {
+            Layout::Superblocks(kind) => {
+                let bytes = crate::linear::superblocks(random, kind, rows, cols);
+                let read = Superblocks::read(kind, rows, cols, &bytes).unwrap();
+                (Matrix::superblocks(device, &read).unwrap(), Box::new(move |row, col| read.value(row, col)))
+            }
+            Layout::Eight(code) => {
                 let codes: Vec<u8> = (0..rows * cols).map(|_| random.below(0x7f) as u8).collect();
                 let scales = random.values(rows, 0.01);
-                let matrix =
-                    Matrix::eight_bits(device, EightBits::E4m3, [rows, cols], usize::MAX, &codes, &scales).unwrap();
-                let value =
-                    move |row: usize, col: usize| crate::linear::e4m3(codes[row * cols + col]) * f64::from(scales[row]);
+                let matrix = Matrix::eight_bits(device, code, [rows, cols], usize::MAX, &codes, &scales).unwrap();
+                let value = move |row: usize, col: usize| {
+                    let bits = codes[row * cols + col];
+                    let value = if code == EightBits::E4m3 { crate::linear::e4m3(bits) } else { bits.into() };
+                    value * f64::from(scales[row])
+                };
                 (matrix, Box::new(value))
             }
         }
@@ -173,12 +193,16 @@ fn mixtures_of_experts_match_the_reference() {
         (mixture(8, 2, false, true), Layout::Int4, 45),
         (mixture(60, 4, true, false), Layout::Bf16, 7),
         (mixture(4, 4, true, true), Layout::Int8Groups, 19),
-        (mixture(3, 1, false, false), Layout::E4m3, 70),
+        (mixture(3, 1, false, false), Layout::Eight(EightBits::E4m3), 70),
         (mixture(130, 8, false, true), Layout::Int8Groups, 5),
-        (mixture(4, 2, false, true), Layout::Q6K, 11),
+        (mixture(4, 2, false, true), Layout::Superblocks(Superblock::Q6K), 11),
+        (mixture(4, 2, false, true), Layout::Superblocks(Superblock::Q2K), 9),
+        (mixture(4, 2, false, true), Layout::Superblocks(Superblock::IQ4XS), 6),
+        (part(mixture(8, 2, false, true), 1, 4), Layout::FiveBits, 20),
+        (mixture(3, 2, true, true), Layout::Eight(EightBits::Int8), 12),
         (part(mixture(8, 2, false, true), 3, 3), Layout::Bf16, 45),
         (part(mixture(60, 4, true, false), 53, 7), Layout::Int4, 7),
-        (part(mixture(5, 5, true, true), 0, 1), Layout::E4m3, 70),
+        (part(mixture(5, 5, true, true), 0, 1), Layout::Eight(EightBits::E4m3), 70),
     ]) {
         let (device, stream) = device(seed);
         let scene = Scene::new(&device, &mut random, mixture, layout, tokens);
@@ -197,7 +221,7 @@ fn mixtures_of_experts_match_the_reference() {
 #[test]
 fn experts_of_many_tokens_give_what_those_of_few_give() {
     let tokens = 90;
-    for layout in [Layout::Bf16, Layout::Int4, Layout::Int8Groups, Layout::Q6K, Layout::E4m3] {
+    for layout in LAYOUTS {
         let run = |multiprocessors: u32| {
             let machine = HostMachine::new(Kernels::Run, 5).with_multiprocessors(multiprocessors);
             let driver = machine.driver(0, 1 << 30);
@@ -212,6 +236,34 @@ fn experts_of_many_tokens_give_what_those_of_few_give() {
         let (none, expected) = run(132);
         assert_eq!((many, none), (2, 0), "{layout:?}");
         assert_eq!(found, expected, "{layout:?}");
+    }
+}
+
+/// What an expert gives a token is, bit for bit, what a product with its matrix alone gives, whatever the layout.
+#[test]
+fn an_expert_gives_what_its_matrix_gives_alone() {
+    let ((count, tokens), mut random) = ((3, 21), Random::new(35));
+    for layout in LAYOUTS {
+        let ((device, stream), (cols, rows)) = (device(3), layout.widths());
+        let (matrix, _) = layout.weights(&device, &mut random, count * rows, cols);
+        let input = device.upload(&random.halves(tokens * cols, 1.0)).unwrap();
+        let mut all = poisoned::<bf16>(&device, tokens * count * rows);
+        ops::linear(&stream, &matrix, input.view(), Output::Bf16(all.view_mut())).unwrap();
+        let chosen = |token: usize| token * token % count;
+        let score = |i: usize| if i % count == chosen(i / count) { 1.0 } else { 0.0 };
+        let scores: Vec<f32> = (0..tokens * count).map(score).collect();
+        let mut routes = Routes::new(&device, mixture(count, 1, false, true), tokens).unwrap();
+        routes.choose(&stream, device.upload(&scores).unwrap().view()).unwrap();
+        let mut given = poisoned::<bf16>(&device, tokens * rows);
+        ops::linear_experts(&stream, &matrix, &routes, ExpertInput::Tokens(input.view()), given.view_mut()).unwrap();
+        // The weight of the only one is 1.
+        let mut own = poisoned::<bf16>(&device, tokens * rows);
+        routes.mix(&stream, given.view(), None, rows, ExpertSum::Bf16(own.view_mut())).unwrap();
+        let (all, own) = (all.read(&stream).unwrap(), own.read(&stream).unwrap());
+        for (token, own) in own.chunks(rows).enumerate() {
+            let first = (token * count + chosen(token)) * rows;
+            assert_eq!(own, &all[first..first + rows], "{layout:?}, token {token}");
+        }
     }
 }
 

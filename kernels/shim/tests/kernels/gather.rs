@@ -1,7 +1,7 @@
 use half::{bf16, f16};
 use windlass_kernels::WeightType;
 use windlass_kernels::cuda::ops;
-use windlass_kernels::cuda::weights::{EightBits, Group, Int4, Int8, Matrix, Superblock, Superblocks};
+use windlass_kernels::cuda::weights::{EightBits, Group, Grouped, Int8, Matrix, Superblock, Superblocks};
 
 use crate::common::{Random, device, poisoned};
 
@@ -57,13 +57,18 @@ fn tokens_are_embedded_from_any_table() {
         let codes = (0..ROWS * cols).map(|_| random.below(16) as u8).collect();
         let mut half = || f16::from_f32(random.value(1.0));
         let scales = (0..ROWS * cols.div_ceil(group.cols())).map(|_| (half(), half())).collect();
-        let int4 = Int4::new(ROWS, cols, group, codes, scales);
-        check(&Matrix::int4(&device, &int4).unwrap(), &|row, col| int4.value(row, col) as f32, "int4");
+        let int4 = Grouped::new(ROWS, cols, group, codes, scales);
+        check(&Matrix::grouped(&device, &int4).unwrap(), &|row, col| int4.value(row, col) as f32, "int4");
+    }
+    for kind in [WeightType::Q5_0, WeightType::Q5_1] {
+        let bytes = crate::linear::five_bits(&mut random, kind, ROWS, cols);
+        let five = Grouped::read(kind, ROWS, cols, &bytes).unwrap().unwrap();
+        check(&Matrix::grouped(&device, &five).unwrap(), &|row, col| five.value(row, col) as f32, kind.name());
     }
     let int8 =
         Int8::read(WeightType::Q8_0, ROWS, cols, &crate::linear::q8_0(&mut random, ROWS, cols)).unwrap().unwrap();
     check(&Matrix::int8(&device, &int8).unwrap(), &|row, col| int8.value(row, col) as f32, "Q8_0");
-    for kind in [Superblock::Q4K, Superblock::Q5K, Superblock::Q6K] {
+    for kind in Superblock::ALL {
         let bytes = crate::linear::superblocks(&mut random, kind, ROWS, 768);
         let superblocks = Superblocks::read(kind, ROWS, 768, &bytes).unwrap();
         let matrix = Matrix::superblocks(&device, &superblocks).unwrap();

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use windlass_kernels::cuda::ops::{self, Output};
-use windlass_kernels::cuda::weights::{Group, Int4, Matrix};
+use windlass_kernels::cuda::weights::{Group, Grouped, Matrix};
 use windlass_kernels::cuda::{Device, Stream};
 
 use crate::common::{Random, SEEDS, ampere, hopper, in_all_forms, poisoned, relative_error};
@@ -11,7 +11,7 @@ use crate::linear::{near, random_codes, random_int4, reference};
 
 /// A matrix, and its weights as products read them.
 struct Scene {
-    int4: Int4,
+    int4: Grouped,
     rounded: Vec<bf16>,
 }
 
@@ -26,11 +26,11 @@ impl Scene {
             bf16::from_f32((128.0 + code).mul_add(scale, (-128f32).mul_add(scale, minimum)))
         };
         let rounded = (0..rows * cols).map(|at| weight(at / cols, at % cols)).collect();
-        Scene { int4: Int4::new(rows, cols, group, codes, scales), rounded }
+        Scene { int4: Grouped::new(rows, cols, group, codes, scales), rounded }
     }
 
     fn products(&self, (device, stream): &(Device, Stream), input: &[bf16]) -> (Vec<bf16>, Vec<f32>) {
-        let (matrix, tokens) = (Matrix::int4(device, &self.int4).unwrap(), device.upload(input).unwrap());
+        let (matrix, tokens) = (Matrix::grouped(device, &self.int4).unwrap(), device.upload(input).unwrap());
         let values = input.len() / matrix.cols() * matrix.rows();
         in_all_forms(device, stream, values, |out| ops::linear_wide(stream, &matrix, tokens.view(), out))
     }
@@ -83,8 +83,8 @@ fn codes_stand_for_what_they_are_wherever_they_are() {
     let (rows, cols) = (48, 64);
     let codes: Vec<u8> = (0..rows * cols).map(|i| ((i / cols * 7 + i % cols * 5 + i % cols / 16) % 16) as u8).collect();
     let scales = (0..rows * 2).map(|i| (f16::from_f32(0.25), f16::from_f32(if i % 2 == 0 { -2.0 } else { 1.5 })));
-    let int4 = Int4::new(rows, cols, Group::G32, codes, scales.collect());
-    let matrix = Matrix::int4(&device, &int4).unwrap();
+    let int4 = Grouped::new(rows, cols, Group::G32, codes, scales.collect());
+    let matrix = Matrix::grouped(&device, &int4).unwrap();
     let ones: Vec<bf16> = (0..cols * cols).map(|i| bf16::from_f32(f32::from(i / cols == i % cols))).collect();
     let input = device.upload(&ones).unwrap();
     let mut out = poisoned::<f32>(&device, cols * rows);
@@ -99,7 +99,7 @@ fn codes_stand_for_what_they_are_wherever_they_are() {
 fn a_token_gives_the_same_whatever_tokens_come_with_it() {
     let mut random = Random::new(61);
     let Some((device, stream)) = hopper(3) else { return };
-    let matrix = Matrix::int4(&device, &random_int4(&mut random, 40, 224, Group::G32, false)).unwrap();
+    let matrix = Matrix::grouped(&device, &random_int4(&mut random, 40, 224, Group::G32, false)).unwrap();
     same_by_wide_products((&device, &stream), &matrix, &mut random);
 }
 
@@ -111,10 +111,10 @@ fn only_hopper_multiplies_four_bits_widely() {
     let Some((own, _)) = hopper(1) else { return };
     let older = ampere(1).0;
     let widely = |device: &Device, tokens: usize| {
-        ops::multiplies_widely(device.facts(), &Matrix::int4(device, &int4).unwrap(), tokens)
+        ops::multiplies_widely(device.facts(), &Matrix::grouped(device, &int4).unwrap(), tokens)
     };
     assert_eq!([widely(&own, 128), widely(&own, 127), widely(&older, 128)], [true, false, false]);
     let order: Vec<u32> = (0..64).rev().collect();
-    let ordered = Matrix::int4(&own, &int4).unwrap().ordered(&own, &order).unwrap();
+    let ordered = Matrix::grouped(&own, &int4).unwrap().ordered(&own, &order).unwrap();
     assert!(!ops::multiplies_widely(own.facts(), &ordered, 128));
 }

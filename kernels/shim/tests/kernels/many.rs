@@ -4,11 +4,11 @@ use half::bf16;
 use windlass_cuda_shim::{HostMachine, Issued, Kernels};
 use windlass_kernels::WeightType;
 use windlass_kernels::cuda::ops::{self, Output};
-use windlass_kernels::cuda::weights::{EightBits, Group, Int8, Matrix, Superblock, Superblocks};
+use windlass_kernels::cuda::weights::{EightBits, Group, Grouped, Int8, Matrix, Superblock, Superblocks};
 use windlass_kernels::cuda::{Device, DriverError, Kernel, Stream, View};
 
 use crate::common::{Random, SEEDS, device, in_all_forms};
-use crate::linear::{e4m3, near, q8_0, random_int4, reference, superblocks};
+use crate::linear::{e4m3, five_bits, near, q8_0, random_int4, reference, superblocks};
 
 type Product = fn(&Stream, &Matrix, View<'_, bf16>, Output<'_>) -> Result<(), DriverError>;
 
@@ -27,8 +27,14 @@ fn weights(device: &Device, random: &mut Random, rows: usize, cols: usize) -> Ve
         vec![Weights { name: "bf16".into(), matrix, value: Box::new(move |row, col| halves[row * cols + col].into()) }];
     for (group, symmetric) in [Group::G32, Group::G64, Group::G128].into_iter().flat_map(|g| [(g, false), (g, true)]) {
         let int4 = random_int4(random, rows, cols, group, symmetric);
-        let (name, matrix) = (format!("{group:?}, symmetric: {symmetric}"), Matrix::int4(device, &int4).unwrap());
+        let (name, matrix) = (format!("{group:?}, symmetric: {symmetric}"), Matrix::grouped(device, &int4).unwrap());
         all.push(Weights { name, matrix, value: Box::new(move |row, col| int4.value(row, col)) });
+    }
+    for kind in [WeightType::Q5_0, WeightType::Q5_1] {
+        let five = Grouped::read(kind, rows, cols, &five_bits(random, kind, rows, cols)).unwrap().unwrap();
+        let matrix = Matrix::grouped(device, &five).unwrap();
+        let value = Box::new(move |row, col| five.value(row, col));
+        all.push(Weights { name: kind.name().into(), matrix, value });
     }
     for (code, group) in [EightBits::E4m3, EightBits::Int8].into_iter().flat_map(|c| [(c, usize::MAX), (c, 128)]) {
         all.push(eight_bits(device, random, code, [rows, cols], group));
@@ -37,7 +43,7 @@ fn weights(device: &Device, random: &mut Random, rows: usize, cols: usize) -> Ve
     let matrix = Matrix::int8(device, &int8).unwrap();
     all.push(Weights { name: "Q8_0".into(), matrix, value: Box::new(move |row, col| int8.value(row, col)) });
     if cols.is_multiple_of(256) {
-        for kind in [Superblock::Q4K, Superblock::Q5K, Superblock::Q6K] {
+        for kind in Superblock::ALL {
             let read = Superblocks::read(kind, rows, cols, &superblocks(random, kind, rows, cols)).unwrap();
             let matrix = Matrix::superblocks(device, &read).unwrap();
             all.push(Weights {

@@ -88,6 +88,16 @@ impl Block {
 
     pub fn superblocks(self, kind: Superblock) -> Kernel {
         match (kind, self) {
+            (Superblock::Q2K, Block::T8) => Kernel::LinearQ2KT8,
+            (Superblock::Q2K, Block::T16) => Kernel::LinearQ2KT16,
+            (Superblock::Q2K, Block::T32) => Kernel::LinearQ2KT32,
+            (Superblock::Q2K, Block::T64) => Kernel::LinearQ2KT64,
+            (Superblock::Q2K, Block::Many) => Kernel::ManyQ2K,
+            (Superblock::Q3K, Block::T8) => Kernel::LinearQ3KT8,
+            (Superblock::Q3K, Block::T16) => Kernel::LinearQ3KT16,
+            (Superblock::Q3K, Block::T32) => Kernel::LinearQ3KT32,
+            (Superblock::Q3K, Block::T64) => Kernel::LinearQ3KT64,
+            (Superblock::Q3K, Block::Many) => Kernel::ManyQ3K,
             (Superblock::Q4K, Block::T8) => Kernel::LinearQ4KT8,
             (Superblock::Q4K, Block::T16) => Kernel::LinearQ4KT16,
             (Superblock::Q4K, Block::T32) => Kernel::LinearQ4KT32,
@@ -103,6 +113,11 @@ impl Block {
             (Superblock::Q6K, Block::T32) => Kernel::LinearQ6KT32,
             (Superblock::Q6K, Block::T64) => Kernel::LinearQ6KT64,
             (Superblock::Q6K, Block::Many) => Kernel::ManyQ6K,
+            (Superblock::IQ4XS, Block::T8) => Kernel::LinearIq4XsT8,
+            (Superblock::IQ4XS, Block::T16) => Kernel::LinearIq4XsT16,
+            (Superblock::IQ4XS, Block::T32) => Kernel::LinearIq4XsT32,
+            (Superblock::IQ4XS, Block::T64) => Kernel::LinearIq4XsT64,
+            (Superblock::IQ4XS, Block::Many) => Kernel::ManyIq4Xs,
         }
     }
 
@@ -139,6 +154,16 @@ impl Block {
             (G128, Block::T32) => Kernel::LinearInt4G128T32,
             (G128, Block::T64) => Kernel::LinearInt4G128T64,
             (G128, Block::Many) => Kernel::ManyInt4G128,
+        }
+    }
+
+    pub fn int5(self) -> Kernel {
+        match self {
+            Block::T8 => Kernel::LinearInt5G32T8,
+            Block::T16 => Kernel::LinearInt5G32T16,
+            Block::T32 => Kernel::LinearInt5G32T32,
+            Block::T64 => Kernel::LinearInt5G32T64,
+            Block::Many => Kernel::ManyInt5G32,
         }
     }
 }

@@ -26,13 +26,19 @@ pub fn embed(
     let new = |kernel| Launch::new(kernel, [word(tokens.len()), 1, 1]).with(tokens);
     let launch = match table.values() {
         Values::Bf16(values) => new(Kernel::EmbedBf16).with(values.view()),
-        Values::Int4 { codes, scales, .. } => new(Kernel::EmbedInt4).with(codes.view()).with(scales.view()),
+        Values::Grouped { codes, scales, bits, .. } => {
+            let kernel = if *bits == 4 { Kernel::EmbedInt4 } else { Kernel::EmbedInt5 };
+            new(kernel).with(codes.view()).with(scales.view())
+        }
         Values::Int8 { codes, scales } => new(Kernel::EmbedInt8G32).with(codes.view()).with(scales.view()),
         Values::Superblocks { codes, scales, kind } => {
             let kernel = match kind {
+                Superblock::Q2K => Kernel::EmbedQ2K,
+                Superblock::Q3K => Kernel::EmbedQ3K,
                 Superblock::Q4K => Kernel::EmbedQ4K,
                 Superblock::Q5K => Kernel::EmbedQ5K,
                 Superblock::Q6K => Kernel::EmbedQ6K,
+                Superblock::IQ4XS => Kernel::EmbedIq4Xs,
             };
             new(kernel).with(codes.view()).with(scales.view())
         }
@@ -42,7 +48,7 @@ pub fn embed(
     let launch = launch.with(out).with(word(cols)).with(word(rows)).with(word(first)).with(factor);
     let launch = match table.values() {
         Values::Bf16(_) | Values::Int8 { .. } | Values::Superblocks { .. } | Values::Parts(_) => launch,
-        Values::Int4 { group, .. } => launch.with(word(group.cols())),
+        Values::Grouped { group, .. } => launch.with(word(group.cols())),
         Values::Eight { group, code, .. } => {
             launch.with(word((*group).min(cols))).with(u32::from(*code == EightBits::E4m3))
         }

@@ -174,8 +174,9 @@ fn product(
     assert!(u32::try_from(input.len()).is_ok(), "{} values; kernels count them in 32 bits", input.len());
     let (launch, last) = match matrix.values() {
         Values::Bf16(weights) => (Launch::new(block.bf16(), grid).with(weights.view()), None),
-        Values::Int4 { codes, scales, group, affine } => {
-            (Launch::new(block.int4(*group), grid).with(codes.view()).with(scales.view()), Some(u32::from(*affine)))
+        Values::Grouped { codes, scales, group, bits, affine } => {
+            let kernel = if *bits == 4 { block.int4(*group) } else { block.int5() };
+            (Launch::new(kernel, grid).with(codes.view()).with(scales.view()), Some(u32::from(*affine)))
         }
         Values::Int8 { codes, scales } => {
             (Launch::new(block.int8(), grid).with(codes.view()).with(scales.view()), None)

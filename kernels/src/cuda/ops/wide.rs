@@ -22,7 +22,7 @@ const WIDE_TOKENS: usize = 128;
 pub fn multiplies_widely(facts: &DeviceFacts, matrix: &Matrix, tokens: usize) -> bool {
     let has_kernel = match matrix.values() {
         Values::Bf16(_) => true,
-        Values::Int4 { .. } => facts.capability == HOPPER,
+        Values::Grouped { bits: 4, .. } => facts.capability == HOPPER,
         _ => false,
     };
     has_kernel && matrix.order().is_none() && tokens >= WIDE_TOKENS
@@ -53,7 +53,7 @@ pub fn linear_wide(
             let grid = [word(rows.div_ceil(GEMM_TILE)), word(tokens.div_ceil(GEMM_TILE)), 1];
             (Launch::new(Kernel::GemmBf16, grid).shared(GEMM_SHARED_BYTES).with(weights.view()).with(input), None)
         }
-        Values::Int4 { codes, scales, group, .. } if on_hopper => {
+        Values::Grouped { codes, scales, group, bits: 4, .. } if on_hopper => {
             (int4_on_hopper(codes, scales, input, [tokens, rows, cols]), Some(word(group.cols())))
         }
         _ => panic!("{facts:?} multiplies no such matrix with many tokens"),

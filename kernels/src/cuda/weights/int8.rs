@@ -25,12 +25,11 @@ pub struct Int8 {
 }
 
 impl Int8 {
-    /// Reads a file tensor whose values are bytes by the scale of their 32 columns: Q8_0, and Q5_0, IQ4_NL and MXFP4 once their
+    /// Reads a file tensor whose values are bytes by the scale of their 32 columns: Q8_0, and IQ4_NL and MXFP4 once their
     /// codes are looked up. None of another type, nor where a scale is no f16, as powers of two may be.
     pub fn read(weight_type: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Option<Result<Int8, ShapeError>> {
         let read: fn(&[u8]) -> Block = match weight_type {
             WeightType::Q8_0 => |block| Some((half(block), from_fn(|i| block[2 + i].cast_signed()))),
-            WeightType::Q5_0 => |block| Some((half(block), from_fn(|i| five_bits(block, i) - 16))),
             WeightType::IQ4NL => {
                 |block| Some((half(block), from_fn(|i| looked_up(&iq4_nl::VALUES, &block[2..], i, 128))))
             }
@@ -118,11 +117,6 @@ fn half_of_power(exponent: u8) -> Option<f16> {
 /// Value i of 32, of which each of sixteen bytes pairs i with i + 16.
 fn nibble(bytes: &[u8], i: usize) -> u8 {
     bytes[i % 16] >> (4 * (i / 16)) & 15
-}
-
-/// The same of a block that has top bits between its scale and them.
-fn five_bits(block: &[u8], i: usize) -> i8 {
-    (nibble(&block[6..], i) | (block[2 + i / 8] >> (i % 8) & 1) << 4).cast_signed()
 }
 
 /// What such a value stands for in a table of numbers that are all so much too large.

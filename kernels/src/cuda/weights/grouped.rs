@@ -1,4 +1,4 @@
-//! Weights `scale · code + minimum` of 4-bit codes: read from files, and packed as `linear.cu` wants them.
+//! Weights `scale · code + minimum` of codes of 4 or 5 bits: read from files, and packed as `linear.cu` wants them.
 
 use half::f16;
 
@@ -32,29 +32,35 @@ impl Group {
 
 /// A matrix on the host: a code for each value, and a scale and a minimum for each group, all row after row.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Int4 {
+pub struct Grouped {
     rows: usize,
     cols: usize,
     group: Group,
+    bits: usize,
     codes: Vec<u8>,
     scales: Vec<(f16, f16)>,
 }
 
-impl Int4 {
-    /// A matrix of codes below 16, with `(scale, minimum)` of each group of columns.
+impl Grouped {
+    /// A matrix of codes of 4 bits, with `(scale, minimum)` of each group of columns.
     ///
     /// # Panics
     /// When the lengths do not match.
-    pub fn new(rows: usize, cols: usize, group: Group, codes: Vec<u8>, scales: Vec<(f16, f16)>) -> Int4 {
+    pub fn new(rows: usize, cols: usize, group: Group, codes: Vec<u8>, scales: Vec<(f16, f16)>) -> Grouped {
         assert_eq!(codes.len(), rows * cols, "codes of {rows} x {cols}");
         assert_eq!(scales.len(), rows * cols.div_ceil(group.cols()), "scales of {rows} x {cols} in groups");
         assert!(codes.iter().all(|&code| code < 16), "codes have 4 bits");
-        Int4 { rows, cols, group, codes, scales }
+        Grouped { rows, cols, group, bits: 4, codes, scales }
     }
 
     /// Reads a file tensor, if its type is of this kind.
-    pub fn read(weight_type: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Option<Result<Int4, ShapeError>> {
-        let read: fn(&[u8], &mut Int4) = match weight_type {
+    pub fn read(
+        weight_type: WeightType,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+    ) -> Option<Result<Grouped, ShapeError>> {
+        let read: fn(&[u8], &mut Grouped) = match weight_type {
             WeightType::Q4_0 => |block, out| {
                 let scale = half(block, 0);
                 out.push((scale, f16::from_f32(-8.0 * scale.to_f32())), &block[2..]);
@@ -62,6 +68,11 @@ impl Int4 {
             WeightType::Q4_1 | WeightType::I4G64 | WeightType::I4G128 => {
                 |block, out| out.push((half(block, 0), half(block, 2)), &block[4..])
             }
+            WeightType::Q5_0 => |block, out| {
+                let scale = half(block, 0);
+                out.push_five((scale, f16::from_f32(-16.0 * scale.to_f32())), &block[2..]);
+            },
+            WeightType::Q5_1 => |block, out| out.push_five((half(block, 0), half(block, 2)), &block[4..]),
             _ => return None,
         };
         let group = match weight_type {
@@ -69,7 +80,8 @@ impl Int4 {
             WeightType::I4G128 => Group::G128,
             _ => Group::G32,
         };
-        let mut out = Int4 { rows, cols, group, codes: Vec::with_capacity(rows * cols), scales: Vec::new() };
+        let bits = if matches!(weight_type, WeightType::Q5_0 | WeightType::Q5_1) { 5 } else { 4 };
+        let mut out = Grouped { rows, cols, group, bits, codes: Vec::with_capacity(rows * cols), scales: Vec::new() };
         Some(crate::weights::validated_row_bytes(weight_type, rows, cols, bytes.len()).map(|_| {
             bytes.chunks_exact(weight_type.block_bytes()).for_each(|block| read(block, &mut out));
             out
@@ -83,6 +95,14 @@ impl Int4 {
             self.codes.extend(block.iter().map(|pair| pair & 15));
             self.codes.extend(block.iter().map(|pair| pair >> 4));
         }
+    }
+
+    /// A group of 32 codes of 5 bits: four bytes of their top bits, and nibbles.
+    fn push_five(&mut self, scale: (f16, f16), bytes: &[u8]) {
+        let (top, nibbles) = bytes.split_at(4);
+        self.push(scale, nibbles);
+        let first = self.codes.len() - 32;
+        self.codes[first..].iter_mut().enumerate().for_each(|(i, code)| *code |= (top[i / 8] >> (i % 8) & 1) << 4);
     }
 
     /// Outputs.
@@ -100,6 +120,11 @@ impl Int4 {
         self.group
     }
 
+    /// Bits of a code.
+    pub(super) fn bits(&self) -> usize {
+        self.bits
+    }
+
     /// The value at a place: the reference.
     pub fn value(&self, row: usize, col: usize) -> f64 {
         let groups = self.cols.div_ceil(self.group.cols());
@@ -107,9 +132,10 @@ impl Int4 {
         f64::from(scale) * f64::from(self.codes[row * self.cols + col]) + f64::from(minimum)
     }
 
-    /// Whether code 8 does not always stand for zero: then the kernels also sum the input.
+    /// Whether the middle code does not always stand for zero: then the kernels also sum the input.
     pub(super) fn is_affine(&self) -> bool {
-        self.scales.iter().any(|(scale, minimum)| minimum.to_f32() + 8.0 * scale.to_f32() != 0.0)
+        let middle = (1 << (self.bits - 1)) as f32;
+        self.scales.iter().any(|(scale, minimum)| minimum.to_f32() + middle * scale.to_f32() != 0.0)
     }
 
     /// The code at a place; 0 outside.
@@ -117,30 +143,42 @@ impl Int4 {
         if row < self.rows && col < self.cols { self.codes[row * self.cols + col].into() } else { 0 }
     }
 
-    /// Codes as the lanes of a warp read them: 128 words for 16 rows and 64 columns.
+    /// Codes as the lanes of a warp read them: 128 words for 16 rows and 64 columns, and then 32 with their fifth bits.
     pub(super) fn pack_codes(&self) -> Vec<u32> {
         let (tiles, blocks) = (self.rows.div_ceil(ROW_TILE), self.cols.div_ceil(PACK_COLS));
-        let mut packed = Vec::with_capacity(tiles * blocks * 128);
+        let mut packed = Vec::with_capacity(tiles * blocks * 32 * self.bits);
         for tile in 0..tiles {
-            for block in 0..blocks {
-                for (lane, word) in (0..32).flat_map(|lane| (0..4).map(move |word| (lane, word))) {
-                    packed.push(self.pack_word(tile * ROW_TILE, block * PACK_COLS, lane, word));
-                }
+            for place in (0..blocks).map(|block| [tile * ROW_TILE, block * PACK_COLS]) {
+                let words = (0..32).flat_map(|lane| (0..4).map(move |mma| (lane, mma)));
+                packed.extend(words.map(|(lane, mma)| self.low_word(place, lane, mma)));
+                packed.extend((0..32).filter(|_| self.bits > 4).map(|lane| self.high_word(place, lane)));
             }
         }
         packed
     }
 
-    /// What lane `lane` multiplies of the 32 columns `word / 2` in mma `word % 2`: register i of the operand has row
-    /// g + 8 (i % 2), columns 2 (i / 2) and the next of the lane's four.
-    fn pack_word(&self, first_row: usize, first_col: usize, lane: usize, word: usize) -> u32 {
-        let (group, place) = (lane / 4, lane % 4);
-        let col = first_col + 32 * (word / 2) + 8 * place + 4 * (word % 2);
-        let register = |i: usize| (first_row + group + 8 * (i % 2), col + 2 * (i / 2));
-        (0..4).fold(0, |packed, i| {
-            let (row, col) = register(i);
-            packed | self.code(row, col) << (4 * i) | self.code(row, col + 1) << (16 + 4 * i)
+    /// Four bits of each code that lane `lane` multiplies in mma `mma` of 64 columns.
+    fn low_word(&self, place: [usize; 2], lane: usize, mma: usize) -> u32 {
+        (0..4).fold(0, |packed, register| {
+            let [former, latter] = self.pair(place, lane, mma, register);
+            packed | (former & 15) << (4 * register) | (latter & 15) << (16 + 4 * register)
         })
+    }
+
+    /// The fifth bits of what it multiplies in all four.
+    fn high_word(&self, place: [usize; 2], lane: usize) -> u32 {
+        (0..16).fold(0, |packed, index| {
+            let [former, latter] = self.pair(place, lane, index / 4, index % 4);
+            packed | (former >> 4) << index | (latter >> 4) << (16 + index)
+        })
+    }
+
+    /// The two codes that a lane has in a register of the operand: of row g + 8 (register % 2), columns 2 (register / 2) and the
+    /// next of the four that it has of the mma's.
+    fn pair(&self, [first_row, first_col]: [usize; 2], lane: usize, mma: usize, register: usize) -> [u32; 2] {
+        let row = first_row + lane / 4 + 8 * (register % 2);
+        let col = first_col + 32 * (mma / 2) + 8 * (lane % 4) + 4 * (mma % 2) + 2 * (register / 2);
+        [self.code(row, col), self.code(row, col + 1)]
     }
 
     /// Scales and minimums: 16 words for 16 rows and a group, row g + 8 after row g.
