@@ -11,6 +11,9 @@ constexpr int BINS = 2048;
 constexpr u32 NOT_FINITE = 0xffffffffu;  // answers that are no token
 constexpr u32 ALL_BANNED = 0xfffffffeu;
 
+// A logit that is a number. Others stay as they are, for the draw to report.
+DEVICE bool is_finite(float logit) { return (bits_of(logit) & 0x7fffffffu) < 0x7f800000u; }
+
 // What may not come, and what changes. Allowed tokens are bits of `masks`, row `mask_rows[row]` (or none: 0xffffffff).
 // Row i's edits are `first_edits[i] .. first_edits[i + 1]`: a token, and how its logit changes. Edits of one row name
 // each token once. Grid: rows.
@@ -23,7 +26,7 @@ KERNEL(adjust_logits, THREADS)(float* logits, const u32* mask_rows, const u32* m
   if (mask != 0xffffffffu) {
     const u32* allowed = masks + static_cast<u64>(mask) * ceil_divide(vocabulary, 32);
     for (u32 token = thread_index(); token < vocabulary; token += THREADS) {
-      if (!(allowed[token / 32] >> token % 32 & 1)) row[token] = minus_infinity();
+      if (!(allowed[token / 32] >> token % 32 & 1) && is_finite(row[token])) row[token] = minus_infinity();
     }
   }
   sync_threads();
@@ -34,7 +37,7 @@ KERNEL(adjust_logits, THREADS)(float* logits, const u32* mask_rows, const u32* m
     const float bias = edit_values[4 * i], repetition = edit_values[4 * i + 1], cost = edit_values[4 * i + 2];
     const auto kept = [most](float value) { return smaller(larger(value, -most), most); };
     float value = row[token];
-    if (value == minus_infinity()) continue;
+    if (!is_finite(value)) continue;
     if (bias != 0) value = kept(value + bias);
     if (repetition != 1) value = kept(value > 0 ? value / repetition : value * repetition);
     if (cost != 0) value = kept(value - cost);
@@ -214,7 +217,7 @@ LARGE_KERNEL(sample, THREADS)(const float* logits, const float* temperatures, co
   u32 at = 0xffffffffu, wrong = 0;
   for (u32 token = thread_index(); token < vocabulary; token += THREADS) {
     const float logit = own[token];
-    wrong |= (bits_of(logit) & 0x7fffffffu) >= 0x7f800000u && logit != minus_infinity();
+    wrong |= !is_finite(logit) && logit != minus_infinity();
     if (logit > most) {
       most = logit;
       at = token;
@@ -270,4 +273,79 @@ LARGE_KERNEL(sample, THREADS)(const float* logits, const float* temperatures, co
   }
   sync_threads();
   if (thread_index() == 0) out[index] = answer[0];
+}
+
+// The likeliest token of a row behind `before` in the tokens' order (of equal logits the lowest id first), to all threads;
+// an id of 0xffffffff where none is left.
+struct Likely {
+  float logit;
+  u32 token;
+  DEVICE bool is_before(const Likely& other) const {
+    return logit > other.logit || (logit == other.logit && token < other.token);
+  }
+};
+DEVICE Likely likeliest_behind(const float* row, u32 vocabulary, const Likely& before) {
+  SHARED(Likely, found, THREADS / 32);
+  Likely best = {minus_infinity(), 0xffffffffu};
+  for (u32 token = thread_index(); token < vocabulary; token += THREADS) {
+    const Likely own = {row[token], token};
+    if (before.is_before(own) && own.is_before(best)) best = own;
+  }
+  for (u32 mask = 16; mask > 0; mask /= 2) {
+    const Likely other = {shuffle_xor(best.logit, mask), shuffle_xor(best.token, mask)};
+    if (other.is_before(best)) best = other;
+  }
+  sync_threads();  // the last search's answer has been read
+  if (lane_index() == 0) found[warp_index()] = best;
+  sync_threads();
+  for (u32 warp = 0; warp < THREADS / 32; ++warp) {
+    if (found[warp].is_before(best)) best = found[warp];
+  }
+  return best;
+}
+
+// The logarithm of the sum of exp(logit - largest), added in an order of its own whatever the grid.
+DEVICE float log_total(const float* row, u32 vocabulary, float largest) {
+  SHARED(double, partial, THREADS);
+  double own = 0;
+  for (u32 token = thread_index(); token < vocabulary; token += THREADS) own += expf(row[token] - largest);
+  partial[thread_index()] = own;
+  sync_threads();
+  for (u32 half = THREADS / 2; half > 0; half /= 2) {
+    if (thread_index() < half) partial[thread_index()] += partial[thread_index() + half];
+    sync_threads();
+  }
+  return logf(static_cast<float>(partial[0]));
+}
+
+// What the model thinks of a token of each row: its log probability and its rank, 1 for the likeliest; then of the
+// likeliest ones, `counts[row]` of them; 0xffffffff for a row that nobody asks about. The token is `targets[row]`, or the
+// one drawn where that is 0xffffffff. A row has `stride` places in `logprobs` and `told`: the first is the token's own and
+// has its rank, the others have tokens. Grid: rows.
+KERNEL(tell_logprobs, THREADS)(const float* logits, const u32* counts, const u32* targets, const u32* drawn,
+                               float* logprobs, u32* told, u32 stride, u32 vocabulary) {
+  wait_for_previous();
+  let_next_start();
+  const u32 count = counts[block_x()];
+  const u32 token = targets[block_x()] != 0xffffffffu ? targets[block_x()] : drawn[block_x()];
+  if (count == 0xffffffffu || count >= stride || token >= vocabulary) return;
+  const float* row = logits + static_cast<u64>(block_x()) * vocabulary;
+  const Likely own = {row[token], token};
+  Likely likely = likeliest_behind(row, vocabulary, {float_of(0x7f800000u), 0});
+  const float largest = likely.logit, total = log_total(row, vocabulary, largest);
+  u64 before = 0;
+  for (u32 other = thread_index(); other < vocabulary; other += THREADS) before += Likely{row[other], other}.is_before(own);
+  before = sum_block(before).whole;
+  const u64 first = static_cast<u64>(block_x()) * stride;
+  if (thread_index() == 0) {
+    logprobs[first] = own.logit - largest - total;
+    told[first] = static_cast<u32>(before) + 1;
+  }
+  for (u32 i = 1; i <= count; ++i) {
+    if (thread_index() == 0) {
+      logprobs[first + i] = likely.logit - largest - total;
+      told[first + i] = likely.token;
+    }
+    likely = likeliest_behind(row, vocabulary, likely);
+  }
 }

@@ -23,6 +23,11 @@ impl TokenSet {
         TokenSet { words }
     }
 
+    /// The same bits. Words behind the last one that a token is in may be absent.
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
     /// Adds a token.
     pub fn insert(&mut self, token: TokenId) {
         let word = token as usize / 32;

@@ -21,6 +21,7 @@ mod metadata;
 mod nodes;
 mod packer;
 mod rank;
+mod sampler;
 mod split;
 mod split_decoder;
 mod support;

@@ -16,6 +16,7 @@ use windlass_engine_core::sampling::TokenLogprobs;
 use windlass_kernels::ops;
 
 use crate::philox::uniform;
+pub(crate) use adjust::{Edit, allowed_words, edits};
 use logprobs::Distribution;
 
 /// What to do with one row of logits.

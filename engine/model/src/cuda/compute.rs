@@ -131,6 +131,11 @@ impl Compute {
         self.work.logits.slice(0..rows * self.config.vocabulary)
     }
 
+    /// The same, to change.
+    pub fn logits_mut(&mut self, rows: usize) -> ViewMut<'_, f32> {
+        self.work.logits.slice_mut(0..rows * self.config.vocabulary)
+    }
+
     /// Issues every kernel of the step whose numbers are on the device, and whose activations are where there is a stage
     /// before.
     pub fn issue(&mut self, step: &StepCounts, stream: &Stream) -> Result<(), DriverError> {

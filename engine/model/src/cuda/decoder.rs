@@ -16,7 +16,7 @@ use super::{CudaError, support};
 use crate::backend::TokenMove;
 use crate::batch::Batch;
 use crate::pipeline::StageModel;
-use crate::sampler::{self, Drawn, RowTask, SampleError};
+use crate::sampler::{Drawn, RowTask, SampleError};
 use crate::step::Model;
 use crate::tier::Tier;
 
@@ -164,12 +164,11 @@ impl Model for CudaDecoder {
         self.checked(issued)
     }
 
-    /// On the host: what the device's sampler does not do.
+    /// By the first rank: all hold the same logits.
     fn sample(&mut self, tasks: &[RowTask<'_>]) -> Result<Vec<Result<Drawn, SampleError>>, CudaError> {
         self.tell(|| Command::Settle);
-        let mut logits = self.checked(self.first.logits(tasks.len()))?;
-        let rows = logits.chunks_exact_mut(self.first.vocabulary());
-        Ok(rows.zip(tasks).map(|(row, task)| sampler::sample(row, task)).collect())
+        let sampled = self.first.sample(tasks);
+        self.checked(sampled)
     }
 
     fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), CudaError> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use windlass_engine_core::request::Sampling;
 use windlass_kernels::cuda::ops::{self, Samplers};
-use windlass_kernels::cuda::{Device, DriverError, Element, Event, Memory, Pinned, Stream, View};
+use windlass_kernels::cuda::{Device, DriverError, Element, Event, Memory, Pinned, Stream, View, ViewMut};
 
 /// Draws of the steps in flight, one set each.
 #[derive(Debug)]
@@ -27,27 +27,34 @@ struct DrawSet {
 
 /// Several arrays of as many elements, on the host and on the device.
 #[derive(Debug)]
-struct Arrays<T: Element> {
+pub(super) struct Arrays<T: Element> {
     staging: Pinned<T>,
     memory: Memory<T>,
     stride: usize,
 }
 
 impl<T: Element> Arrays<T> {
-    fn new(device: &Device, arrays: usize, rows: usize) -> Result<Arrays<T>, DriverError> {
+    pub fn new(device: &Device, arrays: usize, rows: usize) -> Result<Arrays<T>, DriverError> {
         // Each begins at a multiple of 16 bytes, as kernels expect.
         let stride = rows.next_multiple_of(4);
         Ok(Arrays { staging: device.pinned(arrays * stride)?, memory: device.allocate(arrays * stride)?, stride })
     }
 
-    fn upload(&mut self, array: usize, values: &[T], stream: &Stream) -> Result<(), DriverError> {
+    pub fn upload(&mut self, array: usize, values: &[T], stream: &Stream) -> Result<(), DriverError> {
+        if values.is_empty() {
+            return Ok(());
+        }
         let first = array * self.stride;
         self.staging.write(first, values);
         stream.copy_to_device(self.memory.slice_mut(first..first + values.len()), &self.staging, first)
     }
 
-    fn view(&self, array: usize, rows: usize) -> View<'_, T> {
+    pub fn view(&self, array: usize, rows: usize) -> View<'_, T> {
         self.memory.slice(array * self.stride..array * self.stride + rows)
+    }
+
+    pub fn view_mut(&mut self, array: usize, rows: usize) -> ViewMut<'_, T> {
+        self.memory.slice_mut(array * self.stride..array * self.stride + rows)
     }
 }
 
@@ -75,7 +82,7 @@ impl Draws {
     pub fn draw(
         &mut self,
         turn: usize,
-        draws: &[RowDraw],
+        draws: &[(&Sampling, u32)],
         logits: View<'_, f32>,
         vocabulary: usize,
         stream: &Stream,

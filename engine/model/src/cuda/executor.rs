@@ -1,7 +1,7 @@
 //! The executor on GPUs: a step is issued and the next one after it, while the host does something else.
 //!
-//! A token that a step in flight draws is the next step's input without the host. A step that asks for what only the
-//! host's sampler does (penalties, masks, log probabilities) is computed to its end when it is submitted.
+//! A token that a step in flight draws is the next step's input without the host. A step whose draws hang on what the host
+//! knows (penalties, masks), or that tells log probabilities, is computed to its end when it is submitted.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

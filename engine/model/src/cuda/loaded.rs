@@ -11,6 +11,7 @@ use super::cache::PageType;
 use super::compute::{cache_shape, step_sizes};
 use super::packer::FilePacker;
 use super::rank::RankPart;
+use super::sampler::Questions;
 use super::weights::{Loader, Weights};
 use super::workspace::Workspace;
 use crate::config::DecoderConfig;
@@ -63,12 +64,13 @@ impl LoadedPart {
         }
     }
 
-    /// Activations, the step's numbers, the rotary table, and what ranks exchange.
+    /// Activations, the step's numbers, what the host asks of logits, the rotary table, and what ranks exchange.
     pub fn workspace_bytes(&self, geometry: &Geometry, exchanged: u64) -> u64 {
         let config = &self.part.config;
         let sizes = step_sizes(config, &self.part.weights, geometry);
         let rope = 4 * (sizes.longest * config.rotary_dims()) as u64;
-        Workspace::bytes(config, &self.part.weights, &sizes) + sizes.bytes() + rope + exchanged
+        let questions = Questions::bytes(sizes.logits, config.vocabulary);
+        Workspace::bytes(config, &self.part.weights, &sizes) + sizes.bytes() + questions + rope + exchanged
     }
 }
 

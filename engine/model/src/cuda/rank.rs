@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::BlockId;
-use windlass_kernels::cuda::ops::PeerRank;
+use windlass_engine_core::request::Sampling;
+use windlass_kernels::cuda::ops::{self, PeerRank};
 use windlass_kernels::cuda::{Device, DriverError, Pinned, Region, Stream};
 
 use super::Replay;
@@ -13,12 +14,16 @@ use super::compute::{Compute, Exchange, cache_shape};
 use super::draws::{Draws, RowDraw};
 use super::graphs::{Buckets, Graphs};
 use super::handover::Handover;
+use super::sampler::{self, Answer, Questions};
 use super::weights::Weights;
 use crate::batch::Batch;
 use crate::config::DecoderConfig;
+use crate::sampler::{Drawn, RowTask, SampleError};
 
 /// Why nothing crosses to another stage.
 const WHOLE: &str = "the decoder has no other stage";
+/// Of the two sets of draws the one for what the host asks, which waits: none is in use then.
+const OWN_TURN: usize = 0;
 
 /// A rank's part of a decoder, loaded.
 pub(super) struct RankPart {
@@ -42,6 +47,7 @@ pub(super) struct Rank {
     replay: Replay,
     compute: Compute,
     draws: Draws,
+    questions: Questions,
     /// Logits on their way to the sampler of the host.
     logits: Pinned<f32>,
     /// Absent where no stage comes before or behind.
@@ -111,6 +117,7 @@ impl Rank {
             buckets: Buckets::up_to(rows),
             replay,
             draws: Draws::new(&device, logits)?,
+            questions: Questions::new(&device, logits, config.vocabulary)?,
             logits: device.pinned(logits * config.vocabulary)?,
             handover,
             compute: Compute::new(&device, config, weights, exchange, geometry, cache)?,
@@ -197,8 +204,9 @@ impl Rank {
         match draws {
             [] => self.draws.skip(turn, &self.stream),
             draws => {
+                let draws: Vec<_> = draws.iter().map(|(sampling, position)| (sampling.as_ref(), *position)).collect();
                 let vocabulary = self.compute.config.vocabulary;
-                self.draws.draw(turn, draws, self.compute.logits(draws.len()), vocabulary, &self.stream)
+                self.draws.draw(turn, &draws, self.compute.logits(draws.len()), vocabulary, &self.stream)
             }
         }
     }
@@ -218,14 +226,67 @@ impl Rank {
         self.stream.synchronize()
     }
 
-    /// The first rows of logits that the last step left, on the host.
-    pub fn logits(&self, rows: usize) -> Result<Vec<f32>, DriverError> {
-        if rows > 0 {
-            self.stream.copy_to_host(&self.logits, 0, self.compute.logits(rows))?;
+    /// Draws from the first rows of logits that the last step left, or tells of them. No step may be in flight whose draws have
+    /// not been read.
+    pub fn sample(&mut self, tasks: &[RowTask<'_>]) -> Result<Vec<Result<Drawn, SampleError>>, DriverError> {
+        if tasks.is_empty() {
+            // Also without logits: the step's numbers may be written over once this returns.
+            return self.stream.synchronize().map(|()| Vec::new());
         }
-        // Also without logits: the step's numbers may be written over once this returns.
+        let answers = sampler::answers(tasks, self.vocabulary());
+        for (row, _) in answers.iter().enumerate().filter(|(_, answer)| matches!(answer, Answer::OnHost)) {
+            self.copy_logits(row)?;
+        }
+        self.answer(tasks, &answers)?;
         self.stream.synchronize()?;
-        Ok(self.logits.read(0..rows * self.vocabulary()))
+        let drawn = self.draws.drawn(OWN_TURN, tasks.len());
+        let rows = tasks.iter().zip(&answers).zip(drawn).enumerate();
+        rows.map(|(row, ((task, answer), token))| self.read(row, task, answer, token)).collect()
+    }
+
+    /// Has the device draw and tell.
+    fn answer(&mut self, tasks: &[RowTask<'_>], answers: &[Answer]) -> Result<(), DriverError> {
+        let (rows, vocabulary) = (tasks.len(), self.vocabulary());
+        let Rank { questions, draws, compute, stream, .. } = self;
+        questions.adjust(answers, compute.logits_mut(rows), stream)?;
+        let greedy = Sampling::GREEDY;
+        draws.draw(OWN_TURN, &sampler::draws(tasks, &greedy), compute.logits(rows), vocabulary, stream)?;
+        questions.tell(answers, compute.logits(rows), draws.on_device(OWN_TURN, 0..rows), stream)
+    }
+
+    /// What came of a row; `token` is what the device drew.
+    fn read(
+        &self,
+        row: usize,
+        task: &RowTask<'_>,
+        answer: &Answer,
+        token: u32,
+    ) -> Result<Result<Drawn, SampleError>, DriverError> {
+        match (answer, token) {
+            (Answer::OnHost, _) => Ok(self.sample_on_host(row, task)),
+            (Answer::OnDevice(_), ops::ALL_BANNED) => Ok(Err(SampleError::AllBanned)),
+            (Answer::OnDevice(_), ops::NOT_FINITE) => {
+                // The host says which token's logit it is.
+                self.copy_logits(row)?;
+                self.stream.synchronize()?;
+                Ok(self.sample_on_host(row, task))
+            }
+            (Answer::OnDevice(question), drawn) => {
+                let token = if let RowTask::Score { target, .. } = task { *target } else { drawn };
+                Ok(Ok(Drawn { token, logprobs: self.questions.told(row, question, token) }))
+            }
+        }
+    }
+
+    fn sample_on_host(&self, row: usize, task: &RowTask<'_>) -> Result<Drawn, SampleError> {
+        let mut logits = self.logits.read(row * self.vocabulary()..(row + 1) * self.vocabulary());
+        crate::sampler::sample(&mut logits, task)
+    }
+
+    /// Has a row of logits copied to the host.
+    fn copy_logits(&self, row: usize) -> Result<(), DriverError> {
+        let place = row * self.vocabulary()..(row + 1) * self.vocabulary();
+        self.stream.copy_to_host(&self.logits, place.start, self.compute.logits(row + 1).slice(place))
     }
 
     /// The region of the weights.

@@ -6,19 +6,108 @@ use windlass_engine_core::sampling::Penalties;
 
 use super::Draw;
 
+/// What happens to one token's logit, in this order. One that is banned is minus infinity afterwards, whatever else happens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Edit {
+    /// The token.
+    pub token: TokenId,
+    /// Is added.
+    pub bias: f32,
+    /// What a positive logit is divided by, and another multiplied with: 1 changes nothing.
+    pub repetition: f32,
+    /// Is subtracted.
+    pub cost: f32,
+    /// Whether the token may not come.
+    pub is_banned: bool,
+}
+
+/// Why a token's logit changes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Reason {
+    Banned,
+    Biased(f32),
+    InPrompt,
+    Generated,
+}
+
 /// Applies all of it. A token that must not be drawn has a logit of minus infinity afterwards.
 pub(super) fn adjust(logits: &mut [f32], draw: &Draw<'_>) {
     if let Some(allowed) = draw.allowed {
         keep(logits, allowed);
     }
     keep_allowed(logits, &draw.sampling.allowed_tokens);
-    draw.banned.iter().for_each(|&token| ban(logits, token));
-    let completed = draw.sampling.bad_words.iter().filter_map(|word| completes(word, draw.generated));
-    completed.for_each(|last| ban(logits, last));
-    for &(token, bias) in &draw.sampling.logit_bias {
-        change(logits, token, |logit| logit + bias);
+    for edit in edits(draw) {
+        if let Some(logit) = logits.get_mut(edit.token as usize) {
+            edit.apply(logit);
+        }
     }
-    penalize(logits, draw.sampling.penalties, draw.prompt, draw.generated);
+}
+
+/// Every token whose logit changes, ascending, each once.
+pub(crate) fn edits(draw: &Draw<'_>) -> Vec<Edit> {
+    let penalties = draw.sampling.penalties;
+    let mut reasons: Vec<(TokenId, Reason)> = reasons(draw).collect();
+    reasons.sort_by_key(|(token, _)| *token);
+    reasons.chunk_by(|(a, _), (b, _)| a == b).map(|of_one| Edit::new(of_one, penalties)).collect()
+}
+
+fn reasons<'a>(draw: &'a Draw<'a>) -> impl Iterator<Item = (TokenId, Reason)> {
+    let Draw { sampling, banned, prompt, generated, .. } = draw;
+    let completed = sampling.bad_words.iter().filter_map(|word| completes(word, generated));
+    let banned = banned.iter().copied().chain(completed).map(|token| (token, Reason::Banned));
+    let biased = sampling.logit_bias.iter().map(|&(token, bias)| (token, Reason::Biased(bias)));
+    let penalized = sampling.penalties != Penalties::NONE;
+    let seen =
+        |tokens: &'a [TokenId], reason| tokens.iter().filter(move |_| penalized).map(move |&token| (token, reason));
+    banned.chain(biased).chain(seen(prompt, Reason::InPrompt)).chain(seen(generated, Reason::Generated))
+}
+
+/// The token that would complete `word`, if the answer ends with all before it.
+fn completes(word: &[TokenId], generated: &[TokenId]) -> Option<TokenId> {
+    let (last, before) = word.split_last()?;
+    generated.ends_with(before).then_some(*last)
+}
+
+impl Edit {
+    /// Of one token's reasons, of which there is one at least.
+    fn new(of_one: &[(TokenId, Reason)], penalties: Penalties) -> Edit {
+        let mut edit = Edit { token: of_one[0].0, bias: 0.0, repetition: 1.0, cost: 0.0, is_banned: false };
+        let mut generated = 0;
+        for (_, reason) in of_one {
+            match reason {
+                Reason::Banned => edit.is_banned = true,
+                Reason::Biased(bias) => edit.bias += bias,
+                Reason::InPrompt => edit.repetition = penalties.repetition,
+                Reason::Generated => {
+                    edit.repetition = penalties.repetition;
+                    generated += 1;
+                }
+            }
+        }
+        if generated > 0 {
+            edit.cost = penalties.presence + penalties.frequency * generated as f32;
+        }
+        edit
+    }
+
+    /// As kernels take it: bias, repetition, cost, and 1 for a token that is banned.
+    pub fn values(&self) -> [f32; 4] {
+        [self.bias, self.repetition, self.cost, f32::from(u8::from(self.is_banned))]
+    }
+
+    /// Changes a logit that is not banned, and keeps it finite.
+    fn apply(&self, logit: &mut f32) {
+        if self.is_banned {
+            *logit = f32::NEG_INFINITY;
+        }
+        if *logit == f32::NEG_INFINITY {
+            return;
+        }
+        let kept = |value: f32| value.clamp(f32::MIN, f32::MAX);
+        let biased = kept(*logit + self.bias);
+        let repeated = if biased > 0.0 { biased / self.repetition } else { biased * self.repetition };
+        *logit = kept(kept(repeated) - self.cost);
+    }
 }
 
 /// A logit for each bit, in the order of both.
@@ -40,38 +129,21 @@ fn keep_allowed(logits: &mut [f32], allowed: &[TokenId]) {
     kept.into_iter().for_each(|(token, logit)| logits[token as usize] = logit);
 }
 
-/// The token that would complete `word`, if the answer ends with all before it.
-fn completes(word: &[TokenId], generated: &[TokenId]) -> Option<TokenId> {
-    let (last, before) = word.split_last()?;
-    generated.ends_with(before).then_some(*last)
-}
-
-fn penalize(logits: &mut [f32], penalties: Penalties, prompt: &[TokenId], generated: &[TokenId]) {
-    if penalties == Penalties::NONE {
-        return;
-    }
-    let mut seen = [prompt, generated].concat();
-    seen.sort_unstable();
-    seen.dedup();
-    let repeated = |logit: f32| if logit > 0.0 { logit / penalties.repetition } else { logit * penalties.repetition };
-    seen.into_iter().for_each(|token| change(logits, token, repeated));
-    let mut counted = generated.to_vec();
-    counted.sort_unstable();
-    for same in counted.chunk_by(|a, b| a == b) {
-        let cost = penalties.presence + penalties.frequency * same.len() as f32;
-        change(logits, same[0], |logit| logit - cost);
-    }
-}
-
-fn ban(logits: &mut [f32], token: TokenId) {
-    if let Some(logit) = logits.get_mut(token as usize) {
-        *logit = f32::NEG_INFINITY;
-    }
-}
-
-/// Changes a logit that is not banned, and keeps it finite.
-fn change(logits: &mut [f32], token: TokenId, to: impl FnOnce(f32) -> f32) {
-    if let Some(logit) = logits.get_mut(token as usize).filter(|logit| **logit > f32::NEG_INFINITY) {
-        *logit = to(*logit).clamp(f32::MIN, f32::MAX);
-    }
+/// The tokens that may be drawn as bits, 32 to a word, where something decides it; `words` of them.
+pub(crate) fn allowed_words(draw: &Draw<'_>, words: usize) -> Option<Vec<u32>> {
+    let listed = &draw.sampling.allowed_tokens;
+    let mut allowed = match (draw.allowed, listed.is_empty()) {
+        (None, true) => return None,
+        (Some(set), true) => set.words().to_vec(),
+        (set, false) => {
+            let mut both = TokenSet::default();
+            listed
+                .iter()
+                .filter(|token| set.is_none_or(|set| set.contains(**token)))
+                .for_each(|&token| both.insert(token));
+            both.words().to_vec()
+        }
+    };
+    allowed.resize(words, 0);
+    Some(allowed)
 }

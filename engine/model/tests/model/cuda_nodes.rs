@@ -22,6 +22,7 @@ use windlass_engine_core::request::Sampling;
 use windlass_engine_model::cuda::{CudaLeader, CudaModel, Device, LoadedCuda, Node, Replay, work};
 use windlass_engine_model::{CpuExecutor, KvBudget, LoadError, LoadOptions, load, load_leader};
 use windlass_kernels::WeightType;
+use windlass_kernels::cuda::Kernel;
 
 type Worker = JoinHandle<Result<(), LoadError>>;
 
@@ -96,8 +97,11 @@ fn a_decoding_step_is_one_graph_on_every_node() {
         let of_kernels = |work: &Issued| matches!(work, Issued::Graph(_) | Issued::Launch(_));
         driver.issued()[before..].iter().filter(|work| of_kernels(work)).cloned().collect::<Vec<_>>()
     });
-    // Ten kernels a layer, of which nodes have one, two and two; one that embeds before, three that make logits behind.
-    assert_eq!(kernels.collect::<Vec<_>>(), [1 + 10, 2 * 10, 2 * 10 + 3].map(|pieces| [Issued::Graph(pieces)]));
+    // Ten kernels a layer, of which nodes have one, two and two; one that embeds before, three that make logits behind, and the
+    // draw.
+    let mut expected = [1 + 10, 2 * 10, 2 * 10 + 3].map(|pieces| vec![Issued::Graph(pieces)]);
+    expected[2].push(Issued::Launch(Kernel::Sample));
+    assert_eq!(kernels.collect::<Vec<_>>(), expected);
     drop(executor);
     ended(workers);
 }

@@ -21,6 +21,7 @@ use windlass_engine_core::request::Sampling;
 use windlass_engine_model::cuda::{CudaModel, Device, Replay, SplitModel};
 use windlass_engine_model::{CpuExecutor, DecoderConfig, KvBudget, LoadError, LoadOptions, Loaded, SwapSpace, load};
 use windlass_kernels::WeightType;
+use windlass_kernels::cuda::Kernel;
 
 const LAYERS: u32 = 4;
 
@@ -111,8 +112,8 @@ fn a_decoding_step_is_one_graph_on_the_gpu() {
     let issued = driver.issued()[before..].to_vec();
     let of_kernels = |work: &&Issued| matches!(work, Issued::Graph(_) | Issued::Launch(_));
     let kernels: Vec<&Issued> = issued.iter().filter(of_kernels).collect();
-    // Three layers of ten kernels, and three behind them.
-    assert_eq!(kernels, [&Issued::Graph(3 * 10 + 3)]);
+    // Three layers of ten kernels, and three behind them; then the draw.
+    assert_eq!(kernels, [&Issued::Graph(3 * 10 + 3), &Issued::Launch(Kernel::Sample)]);
     assert_eq!(self::free(&driver), free, "nothing is allocated");
 }
 

@@ -13,6 +13,7 @@ mod cuda_guesses;
 mod cuda_memory;
 mod cuda_nodes;
 mod cuda_ranks;
+mod cuda_sampling;
 mod cuda_sharing;
 mod cuda_split;
 mod cuda_steps;

@@ -1,5 +1,5 @@
 use windlass_kernels::cuda::Stream;
-use windlass_kernels::cuda::ops::{self, ALL_BANNED, Edits, Masks, NOT_FINITE, Samplers};
+use windlass_kernels::cuda::ops::{self, ALL_BANNED, Asked, Edits, Masks, NOT_FINITE, Samplers, Told};
 
 use crate::common::{Random, device, poisoned};
 
@@ -189,4 +189,60 @@ fn masks_and_edits_change_what_they_name() {
     second.fill(f32::NEG_INFINITY);
     (second[1], second[33], second[39]) = (one, other, last);
     assert_eq!(found, expected);
+}
+
+#[test]
+fn what_is_no_number_stays_for_the_draw_to_report() {
+    let (_, stream) = device(1);
+    let logits = [1.0, f32::NAN, f32::INFINITY, 2.0];
+    let edits: (&[u32], &[u32], &[f32]) = (&[0, 2], &[1, 2], &[1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0]);
+    let found = adjusted(&stream, &logits, 4, (&[0], &[0b1000]), edits);
+    assert!(found[0] == f32::NEG_INFINITY && found[1].is_nan() && found[2] == f32::INFINITY && found[3] == 2.0);
+}
+
+/// Log probabilities of a token and of the likeliest ones, each `(token, logprob)`, and the token's rank: in f64.
+fn told(logits: &[f32], token: u32, count: usize) -> (u32, Vec<(u32, f64)>) {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let total: f64 = logits.iter().map(|&logit| f64::from(logit - most).exp()).sum();
+    let logprob = |token: u32| (token, f64::from(logits[token as usize] - most) - total.ln());
+    let mut tokens: Vec<u32> = (0..logits.len() as u32).collect();
+    tokens.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+    let rank = tokens.iter().position(|&other| other == token).unwrap() as u32 + 1;
+    (rank, [token].iter().chain(&tokens[..count]).map(|&token| logprob(token)).collect())
+}
+
+#[test]
+fn log_probabilities_and_ranks_are_the_distributions() {
+    const STRIDE: usize = 6;
+    const POISON: f32 = 7.5;
+    for (vocabulary, seed) in [(40, 1), (1025, 2), (5000, 3)] {
+        let (device, stream) = device(seed);
+        let mut random = Random::new(seed);
+        // Many are equal; the third row asks for nothing, the fourth for more than there is room for.
+        let logits: Vec<f32> = (0..5 * vocabulary).map(|_| (random.value(8.0) * 4.0).round() / 4.0).collect();
+        let last = vocabulary as u32 - 1;
+        let (targets, drawn) = ([u32::MAX, last, 3, 4, u32::MAX], [11, 5, 5, 5, NOT_FINITE]);
+        let counts = [5, 0, u32::MAX, STRIDE as u32, 2];
+        let [logits_memory] = [&logits].map(|values| device.upload(values).unwrap());
+        let [counts_memory, targets_memory, drawn_memory] =
+            [counts, targets, drawn].map(|all| device.upload(&all).unwrap());
+        let mut logprobs = device.upload(&[POISON; 5 * STRIDE]).unwrap();
+        let mut tokens = poisoned::<u32>(&device, 5 * STRIDE);
+        let asked = Asked { counts: counts_memory.view(), targets: targets_memory.view(), drawn: drawn_memory.view() };
+        let places = Told { logprobs: logprobs.view_mut(), tokens: tokens.view_mut() };
+        ops::tell_logprobs(&stream, logits_memory.view(), vocabulary, asked, places).unwrap();
+        let (logprobs, tokens) = (logprobs.read(&stream).unwrap(), tokens.read(&stream).unwrap());
+        for (row, (token, count)) in [(11, 5), (last, 0)].into_iter().enumerate() {
+            let (rank, expected) = told(&logits[row * vocabulary..(row + 1) * vocabulary], token, count);
+            let first = row * STRIDE;
+            assert_eq!(tokens[first], rank);
+            for (place, (token, logprob)) in expected.into_iter().enumerate() {
+                assert!(place == 0 || tokens[first + place] == token, "{place} of row {row} of {vocabulary}");
+                let error = (f64::from(logprobs[first + place]) - logprob).abs();
+                assert!(error <= 1e-5, "{place} of row {row} of {vocabulary}: {error}");
+            }
+            assert!(logprobs[first + count + 1..first + STRIDE].iter().all(|&value| value == POISON));
+        }
+        assert!(logprobs[2 * STRIDE..].iter().all(|&value| value == POISON), "rows that nobody asks about");
+    }
 }

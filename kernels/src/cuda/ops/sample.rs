@@ -1,4 +1,4 @@
-//! Drawing tokens: adjustments of single logits, then temperature, min-p, top-k and top-p.
+//! Drawing tokens: adjustments of single logits, then temperature, min-p, top-k and top-p. And telling how likely they were.
 
 use super::word;
 use crate::cuda::launch::Launch;
@@ -90,6 +90,52 @@ pub fn sample(
     let launch = launch.with(samplers.positions).with(out).with(word(vocabulary));
     // SAFETY: each block reads one row and writes one token.
     unsafe { stream.launch(&launch) }
+}
+
+/// What is told of each row.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// How many of the likeliest tokens, or `u32::MAX` for nothing of the row.
+    pub counts: View<'a, u32>,
+    /// The token, or `u32::MAX` for the one drawn.
+    pub targets: View<'a, u32>,
+    /// The tokens drawn.
+    pub drawn: View<'a, u32>,
+}
+
+/// Where it is told: `[rows, stride]`, of which the first place is the row's token and the others are the likeliest ones.
+#[derive(Debug)]
+pub struct Told<'a> {
+    /// Log probabilities.
+    pub logprobs: ViewMut<'a, f32>,
+    /// The token's rank, from 1; the likeliest tokens.
+    pub tokens: ViewMut<'a, u32>,
+}
+
+/// Tells log probabilities by the rows of `logits`, `[rows, vocabulary]`. Rows that ask for `stride` tokens or more, and those
+/// whose token is none, are left as they were.
+///
+/// # Panics
+/// When the lengths do not match.
+pub fn tell_logprobs(
+    stream: &Stream,
+    logits: View<'_, f32>,
+    vocabulary: usize,
+    asked: Asked<'_>,
+    told: Told<'_>,
+) -> Result<(), DriverError> {
+    let rows = whole_rows(logits.len(), vocabulary);
+    let lengths = [asked.counts.len(), asked.targets.len(), asked.drawn.len()];
+    assert!(lengths.iter().all(|&len| len == rows), "a count, a target and a drawn token for each of {rows} rows");
+    let places = told.logprobs.len();
+    assert!(
+        places == told.tokens.len() && places >= rows && places.is_multiple_of(rows),
+        "as many places for each row"
+    );
+    let launch = Launch::new(Kernel::TellLogprobs, [word(rows), 1, 1]).with(logits).with(asked.counts);
+    let launch = launch.with(asked.targets).with(asked.drawn).with(told.logprobs).with(told.tokens);
+    // SAFETY: each block reads one row and writes its own places.
+    unsafe { stream.launch(&launch.with(word(places / rows)).with(word(vocabulary))) }
 }
 
 fn whole_rows(values: usize, vocabulary: usize) -> usize {

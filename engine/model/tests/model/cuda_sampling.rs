@@ -1,0 +1,144 @@
+//! What the host asks of logits, answered by a GPU as the host's own sampler answers it.
+
+use std::sync::Arc;
+
+use crate::common::driver::sample_row;
+use crate::common::rows::{plan, row};
+use crate::cuda::{VOCABULARY, checkpoint, driver, loaded, tiny};
+use windlass_cuda_shim::Issued;
+use windlass_engine_core::constraint::{Constraint, TokenSet};
+use windlass_engine_core::executor::Executor;
+use windlass_engine_core::plan::{BlockId, History, InputToken, PlanRow, RowOutput, SampleRow, ScoreRow};
+use windlass_engine_core::request::Sampling;
+use windlass_engine_core::sampling::{Penalties, TokenLogprobs};
+use windlass_engine_model::cuda::Replay;
+use windlass_kernels::WeightType;
+
+/// Sends a row to the host's sampler, which keeps the likeliest token whatever it is.
+const FOR_THE_HOST: f32 = 0.5;
+/// Ways that have another token come than the likeliest, and the one that leaves none.
+const CHANGING: usize = 7;
+const LEAVING_NONE: usize = 9;
+/// Log probabilities that a sum of floats may be off.
+const NEAR: f32 = 2e-5;
+
+#[derive(Debug)]
+struct Even;
+
+impl Constraint for Even {
+    fn allowed(&self, _generated: &[u32]) -> Result<TokenSet, String> {
+        Ok(TokenSet::from_words(vec![0x5555_5555; 2000]))
+    }
+}
+
+/// Ways to decide which token comes where `likeliest` would. Of those before [`CHANGING`] each has another come.
+fn ways(likeliest: u32) -> Vec<SampleRow> {
+    let greedy = |sampling: Sampling| sample_row(&sampling);
+    let history = |count: usize| Some(History { tokens: [vec![1], vec![likeliest; count]].concat(), prompt_tokens: 1 });
+    let other = (likeliest + 1) % VOCABULARY;
+    let frequency = Penalties { frequency: 100.0, ..Penalties::NONE };
+    let repetition = Penalties { repetition: 1e6, ..Penalties::NONE };
+    let presence = Penalties { presence: 1e6, ..Penalties::NONE };
+    let penalized = |penalties| greedy(Sampling { penalties, ..Sampling::GREEDY });
+    vec![
+        greedy(Sampling { logit_bias: vec![(other, 100.0)], ..Sampling::GREEDY }),
+        greedy(Sampling { allowed_tokens: vec![3, 9, 2], ..Sampling::GREEDY }),
+        SampleRow { banned: vec![likeliest, VOCABULARY + 7], ..greedy(Sampling::GREEDY) },
+        SampleRow { history: history(3), ..penalized(frequency) },
+        SampleRow { history: Some(History { tokens: vec![likeliest], prompt_tokens: 1 }), ..penalized(repetition) },
+        SampleRow { history: history(1), ..penalized(presence) },
+        SampleRow {
+            history: history(2),
+            ..greedy(Sampling { bad_words: vec![vec![likeliest, likeliest], vec![5, 6]], ..Sampling::GREEDY })
+        },
+        SampleRow { constraint: Some(Arc::new(Even)), history: history(1), ..greedy(Sampling::GREEDY) },
+        SampleRow {
+            constraint: Some(Arc::new(Even)),
+            history: history(1),
+            ..greedy(Sampling { allowed_tokens: vec![7, 100, 4], ..Sampling::GREEDY })
+        },
+        SampleRow { banned: vec![5], ..greedy(Sampling { allowed_tokens: vec![5], ..Sampling::GREEDY }) },
+        SampleRow { logprobs: Some(4), ..greedy(Sampling::GREEDY) },
+        SampleRow { logprobs: Some(0), ..greedy(Sampling { top_k: 3, ..Sampling::at_temperature(1.5) }) },
+    ]
+}
+
+fn on_host(sample: &SampleRow) -> SampleRow {
+    let sampling = Sampling { typical_p: FOR_THE_HOST, ..sample.sampling.as_ref().clone() };
+    SampleRow { sampling: Arc::new(sampling), ..sample.clone() }
+}
+
+/// The same row of logits for each of `samples`, in steps of up to four.
+fn answers(executor: &mut dyn Executor, samples: &[SampleRow]) -> Vec<(RowOutput, Vec<TokenLogprobs>)> {
+    let row = |(block, sample): (u32, &SampleRow)| PlanRow {
+        blocks: [BlockId(block)].into(),
+        sample: Some(sample.clone()),
+        ..row(InputToken::Known(1), 0)
+    };
+    let step = |samples: &[SampleRow]| {
+        let ticket = executor.submit(plan((0..).zip(samples).map(row).collect())).unwrap();
+        let output = executor.collect(ticket).unwrap();
+        let told = |row: usize| output.scores.iter().find(|scores| scores.row as usize == row);
+        let told = |row| told(row).map(|scores| scores.sampled.clone()).unwrap_or_default();
+        output.rows.iter().cloned().enumerate().map(|(row, output)| (output, told(row))).collect::<Vec<_>>()
+    };
+    samples.chunks(4).flat_map(step).collect()
+}
+
+fn assert_near(found: &[TokenLogprobs], expected: &[TokenLogprobs]) {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        assert_eq!(found.top.len(), expected.top.len());
+        let all = |told: &TokenLogprobs| [vec![told.chosen], told.top.clone()].concat();
+        for (found, expected) in all(found).iter().zip(all(expected)) {
+            assert_eq!((found.token, found.rank), (expected.token, expected.rank));
+            assert!((found.logprob - expected.logprob).abs() <= NEAR, "{found:?} for {expected:?}");
+        }
+    }
+}
+
+#[test]
+fn a_device_answers_as_the_hosts_sampler_does() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    let driver = driver();
+    let mut executor = loaded(&checkpoint, &driver.device(), Replay::Graphs).executor;
+    let RowOutput::Sampled(likeliest) = answers(&mut executor, &[sample_row(&Sampling::GREEDY)])[0].0 else { panic!() };
+    let ways = ways(likeliest);
+    let before = driver.issued().len();
+    let found = answers(&mut executor, &ways);
+    let logits = Issued::Copy(4 * VOCABULARY as usize);
+    assert!(!driver.issued()[before..].contains(&logits), "logits of rows that the device answers stay there");
+    // The last draws at random, which `typical_p` would change.
+    let (_, greedy) = ways.split_last().unwrap();
+    let asked: Vec<SampleRow> = greedy.iter().map(on_host).collect();
+    let expected = answers(&mut executor, &asked);
+    assert!(driver.issued()[before..].contains(&logits), "those of others do not");
+    for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        assert_eq!(found.0, expected.0, "{:?}", ways[index]);
+        assert_near(&found.1, &expected.1);
+        assert!(index >= CHANGING || found.0 != RowOutput::Sampled(likeliest), "{:?} changes nothing", ways[index]);
+    }
+    assert!(matches!(found[CHANGING].0, RowOutput::Sampled(token) if token % 2 == 0));
+    assert!(matches!(found[LEAVING_NONE].0, RowOutput::Failed(_)), "{:?}", found[LEAVING_NONE]);
+    assert_eq!(found[10].1[0].top[0].token, likeliest);
+    assert!(found[11].1[0].chosen.rank <= 3 && found[11].1[0].top.is_empty());
+}
+
+/// More likeliest tokens than the device tells go to the host.
+#[test]
+fn known_tokens_are_scored_as_the_host_scores_them() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    let driver = driver();
+    let mut executor = loaded(&checkpoint, &driver.device(), Replay::Graphs).executor;
+    let mut scored = |top: u32| {
+        let tokens: Vec<u32> = (0..9).map(|token| token * 31 % VOCABULARY).collect();
+        let score = Some(ScoreRow { targets: tokens[1..].to_vec(), top });
+        let tokens = tokens.into_iter().map(InputToken::Known).collect();
+        let ticket =
+            executor.submit(plan(vec![PlanRow { tokens, sample: None, score, ..row(InputToken::Known(0), 0) }]));
+        executor.collect(ticket.unwrap()).unwrap().scores.remove(0).prompt
+    };
+    let (found, mut expected) = (scored(3), scored(21));
+    expected.iter_mut().for_each(|told| told.top.truncate(3));
+    assert_near(&found, &expected);
+}
