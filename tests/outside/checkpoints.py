@@ -235,7 +235,6 @@ CHECKPOINTS = {
     # Of this model such codes leave little: transformers' own logits with keys and values in f16 have a mean KL of 0.16 from those
     # with f32, and 73 % the same first choice.
     "gptqmodel-2-bits": of_gptq_model(0.3, 0.6, bits=2),
-    "gptqmodel-2-bits-asymmetric": of_gptq_model(bits=2, sym=False),
     "gptqmodel-3-bits": of_gptq_model(bits=3),
     "gptqmodel-4-bits-ordered": of_gptq_model(bits=4, desc_act=True),
     "gptqmodel-8-bits": of_gptq_model(bits=8),
