@@ -5,7 +5,7 @@ import pathlib
 import struct
 import sys
 
-UINT32, FLOAT32, STRING, ARRAY = 4, 6, 8, 9  # the types of GGUF's metadata
+UINT32, INT32, FLOAT32, STRING, ARRAY = 4, 5, 6, 8, 9  # the types of GGUF's metadata
 F32, Q8_0 = 0, 8  # types of GGUF tensors
 BLOCK, BLOCK_BYTES = 32, 34  # of Q8_0
 
@@ -76,6 +76,48 @@ TOKENIZER = {
     "model": {"type": "BPE", "vocab": {"H": 0, "e": 1, "He": 2}, "merges": [["H", "e"]]},
 }
 
+# Its other models, what cuts and changes text before them, and what comes after.
+TOKENIZERS = {
+    "pieces": {
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "\u2581"}, {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+            {"type": "Strip", "strip_left": True, "strip_right": True}, {"type": "Lowercase"}]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": True,
+                  "vocab": {"<unk>": 0, "<0x0A>": 1, "\u2581": 2, "h": 4, "\u2581h": 5}, "merges": ["\u2581 h"]},
+    },
+    "unigram": {
+        "normalizer": {"type": "NFKC"},
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True},
+        "decoder": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True},
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["\u2581H", -1.5], ["el", -2.0]], "byte_fallback": False},
+    },
+    "charsmap": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAA="}},
+    "words": {
+        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "BertPreTokenizer"}, {"type": "Digits", "individual_digits": True}, {"type": "Punctuation", "behavior": "Isolated"},
+            {"type": "Split", "pattern": {"Regex": "\\s+(?!\\S)|\\s+"}, "behavior": "MergedWithPrevious", "invert": False},
+            {"type": "WhitespaceSplit"}, {"type": "UnicodeScripts"}, {"type": "FixedLength", "length": 5}]},
+        "post_processor": {"type": "TemplateProcessing", "single": [
+            {"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [1], "tokens": ["[CLS]"]}}},
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
+                  "vocab": {"[UNK]": 0, "[CLS]": 1, "hello": 2, "##o": 4}},
+    },
+    "cut": {
+        "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+        "padding": {"strategy": {"Fixed": 8}, "direction": "Left", "pad_to_multiple_of": 2, "pad_id": 0, "pad_type_id": 0,
+                    "pad_token": "H"},
+        "model": {"type": "WordLevel", "vocab": {"Hello": 0, "123": 1}, "unk_token": "Hello"},
+    },
+}
+
 
 def main(target, folder):
     folder = pathlib.Path(folder)
@@ -136,7 +178,6 @@ def gguf():
     def size(key, value):
         return (f"llama.{key}", UINT32, struct.pack("<I", value))
 
-    letters = [chr(ord("a") + letter) for letter in range(VOCABULARY)]
     metadata = [
         ("general.architecture", STRING, text("llama")),
         size("block_count", 1),
@@ -146,21 +187,50 @@ def gguf():
         size("attention.head_count_kv", KV_HEADS),
         size("context_length", CONTEXT),
         ("llama.attention.layer_norm_rms_epsilon", FLOAT32, struct.pack("<f", 1e-5)),
-        ("tokenizer.ggml.model", STRING, text("gpt2")),
-        ("tokenizer.ggml.pre", STRING, text("gpt-2")),
-        ("tokenizer.ggml.tokens", ARRAY, struct.pack("<IQ", STRING, VOCABULARY) + b"".join(map(text, letters))),
-        ("tokenizer.ggml.merges", ARRAY, struct.pack("<IQ", STRING, 0)),
+        *vocabulary("gpt2", [chr(ord("a") + letter) for letter in range(VOCABULARY)]),
     ]
     tensors = [("token_embd", matrix(VOCABULARY, HIDDEN))]
     tensors += [(f"blk.0.{name}", matrix(rows, cols)) for name, _, rows, cols in MATRICES]
     tensors += [(name, (F32, [HIDDEN], struct.pack("<f", 1.0) * HIDDEN)) for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm")]
+    return sound(gguf_file(metadata, tensors))
+
+
+def gguf_tokenizers():
+    """Files of a vocabulary and nothing else, one for each kind."""
+    spaced = ["<unk>", "\u2581H", "e", "l", "o", "He", "<0x0A>", "<|im_end|>"]
+    vocabularies = {
+        "gpt2": vocabulary("gpt2", ["H", "e", "He", "<|im_end|>"], ["H e"]),
+        "llama": vocabulary("llama", spaced),
+        "t5": vocabulary("t5", spaced),
+        "bert": vocabulary("bert", ["[UNK]", "\u2581hello", "o"]),
+    }
+    return {name: gguf_file([("general.architecture", STRING, text("llama")), *keys], []) for name, keys in vocabularies.items()}
+
+
+def vocabulary(model, tokens, merges=()):
+    """Metadata of a tokenizer: tokens are normal ones but for those in brackets, and the later the likelier."""
+    types = [3 if token[0] in "<[" else 1 for token in tokens]
+    scores = [float(score) for score in range(len(tokens))]
+    return [
+        ("tokenizer.ggml.model", STRING, text(model)),
+        ("tokenizer.ggml.pre", STRING, text("gpt-2")),
+        ("tokenizer.ggml.tokens", ARRAY, struct.pack("<IQ", STRING, len(tokens)) + b"".join(map(text, tokens))),
+        ("tokenizer.ggml.merges", ARRAY, struct.pack("<IQ", STRING, len(merges)) + b"".join(map(text, merges))),
+        ("tokenizer.ggml.token_type", ARRAY, struct.pack(f"<IQ{len(types)}i", INT32, len(types), *types)),
+        ("tokenizer.ggml.scores", ARRAY, struct.pack(f"<IQ{len(scores)}f", FLOAT32, len(scores), *scores)),
+        ("tokenizer.ggml.unknown_token_id", UINT32, struct.pack("<I", 0)),
+        ("tokenizer.ggml.eos_token_id", UINT32, struct.pack("<I", len(tokens) - 1)),
+    ]
+
+
+def gguf_file(metadata, tensors):
     entries = b"".join(text(key) + struct.pack("<I", kind) + value for key, kind, value in metadata)
     infos, data = b"", b""
     for name, (kind, dims, values) in tensors:
         infos += text(f"{name}.weight") + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, len(data))
         data += values + bytes(-len(values) % 32)
     header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)) + entries + infos
-    return sound(header + bytes(-len(header) % 32) + data)
+    return header + bytes(-len(header) % 32) + data
 
 
 def matrix(rows, cols):
@@ -168,7 +238,15 @@ def matrix(rows, cols):
 
 
 def config():
-    return {name: json.dumps(CONFIG | more).encode() for name, more in ({"sound": {}} | VARIANTS).items()}
+    return variants(CONFIG, VARIANTS)
+
+
+def tokenizers():
+    return variants(TOKENIZER, TOKENIZERS)
+
+
+def variants(sound, others):
+    return {name: json.dumps(sound | more).encode() for name, more in ({"sound": {}} | others).items()}
 
 
 def text(value):
@@ -180,7 +258,8 @@ SEEDS = {
     "gguf": gguf,
     "gguf_config": gguf,
     "config": config,
-    "tokenizer": lambda: sound(json.dumps(TOKENIZER).encode()),
+    "tokenizer": tokenizers,
+    "gguf_tokenizer": gguf_tokenizers,
 }
 
 if __name__ == "__main__":

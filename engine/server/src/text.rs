@@ -8,6 +8,7 @@ mod charsmap;
 pub mod chat_template;
 pub mod detokenize;
 pub mod encoder_text;
+mod guarded;
 pub mod hub;
 pub mod python_json;
 pub mod renderer_process;

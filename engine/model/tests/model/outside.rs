@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::common::oracle::{compare, our_logits_with};
 use windlass_checkpoint::Checkpoint;
+use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_model::{ActivationType, LoadOptions, survey};
 
 /// Tokens per step here: fewer than there are, and no divisor of a block.
@@ -31,12 +32,12 @@ fn recorded(folder: &Path) -> (Vec<u32>, Vec<Vec<f32>>) {
     (tokens, logits.chunks_exact(vocabulary).map(<[f32]>::to_vec).collect())
 }
 
-/// Largest mean KL and relative error of logits. Codes keep their values, and what is left is keys and values in bf16;
+/// Largest mean KL and relative error of logits. Codes keep their values, and what is left is keys and values in f16;
 /// eight-bit floats and bitsandbytes' codes become other numbers.
 fn bounds(name: &str) -> (f64, f64) {
     match name.contains("fp8") || name.starts_with("bitsandbytes") {
         true => (1e-3, 0.03),
-        false => (1e-4, 0.006),
+        false => (1e-5, 0.003),
     }
 }
 
@@ -48,7 +49,8 @@ fn checkpoints_of_other_tools_have_the_logits_that_transformers_gives_them() {
         let name = folder.file_name().unwrap().to_str().unwrap();
         let checkpoint = Checkpoint::open(&folder).unwrap_or_else(|error| panic!("{name}: {error}"));
         let (tokens, reference) = recorded(&folder);
-        let options = LoadOptions { activations: ActivationType::Int16, ..LoadOptions::default() };
+        let (activations, kv_data_type) = (ActivationType::Int16, KvDataType::F16);
+        let options = LoadOptions { activations, kv_data_type, ..LoadOptions::default() };
         let agreement = compare(&reference, &our_logits_with(&checkpoint, &tokens, CHUNK, &options));
         println!("{name}: {agreement}");
         let (most_kl, most_error) = bounds(name);

@@ -9,6 +9,7 @@ use crate::common::tiny::{Random, Tiny};
 use serde_json::json;
 use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::real_model;
+use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_model::{Batch, KvBudget, LoadOptions, Logits, Quantization, build, load};
 use windlass_kernels::{ActivationType, WeightType};
 
@@ -255,12 +256,17 @@ fn the_real_model_on_three_ranks() {
     let refusal = build(&file, &ranks(2)).map(drop).expect_err("two do not divide nine heads").to_string();
     assert_eq!(refusal, "9 query heads and 3 key-value heads cannot be divided among 2 ranks: use 1, 3, 9");
     let tokens = &harbour_tokens()[..128];
-    for (activations, bound) in [(ActivationType::Int16, 3e-3), (ActivationType::Int8, 0.05)] {
-        let options = |count| LoadOptions { activations, ..ranks(count) };
+    // What ranks add up in another order is soon kept as another number: of 11 bits in f16, of 8 in bf16.
+    for (activations, kv_data_type, bound) in [
+        (ActivationType::Int16, KvDataType::F16, 1e-3),
+        (ActivationType::Int16, KvDataType::Bf16, 3e-3),
+        (ActivationType::Int8, KvDataType::Bf16, 0.05),
+    ] {
+        let options = |count| LoadOptions { activations, kv_data_type, ..ranks(count) };
         let [whole, divided] = [1, 3].map(|count| our_logits_with(&file, tokens, 64, &options(count)));
         let agreement = compare(&whole, &divided);
-        println!("{activations:?}: {agreement}");
-        assert!(agreement.relative_error() <= bound, "{activations:?}: {agreement}");
+        println!("{activations:?}, {kv_data_type:?}: {agreement}");
+        assert!(agreement.relative_error() <= bound, "{activations:?}, {kv_data_type:?}: {agreement}");
     }
 }
 

@@ -1,5 +1,6 @@
 //! Byte-pair encoders from a checkpoint's metadata, as the `tokenizers` crate runs them.
 
+use super::guarded::guarded;
 use super::tokenizer::TokenizerError;
 use super::vocabulary::TokenType;
 use tokenizers::models::bpe::{BPE, Vocab};
@@ -105,11 +106,8 @@ pub fn begins(metadata: Metadata<'_>) -> Result<bool, TokenizerError> {
 pub fn build(metadata: Metadata<'_>, spellings: &[&str], types: &[i32]) -> Result<Tokenizer, TokenizerError> {
     let rule = pre_tokenization(metadata)?;
     let vocabulary: Vocab = spellings.iter().zip(0u32..).map(|(text, id)| ((*text).to_owned(), id)).collect();
-    let model = BPE::builder()
-        .vocab_and_merges(vocabulary, merges(metadata)?)
-        .ignore_merges(rule.ignore_merges)
-        .build()
-        .map_err(invalid)?;
+    let model = BPE::builder().vocab_and_merges(vocabulary, merges(metadata)?).ignore_merges(rule.ignore_merges);
+    let model = guarded(|| model.build()).map_err(TokenizerError::Invalid)?;
     let mut tokenizer = Tokenizer::new(model);
     tokenizer.with_normalizer(rule.normalize.then_some(NFC)).map_err(invalid)?;
     tokenizer.with_pre_tokenizer(Some(rule.cut.pre_tokenizer()?));
@@ -169,4 +167,23 @@ pub fn added(spellings: &[&str], types: &[i32]) -> Vec<AddedToken> {
 
 pub fn invalid(error: tokenizers::Error) -> TokenizerError {
     TokenizerError::Invalid(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use windlass_checkpoint::GgufFile;
+    use windlass_checkpoint::testing::GgufBuilder;
+
+    /// Of one longer than any token is, the tokenizers library makes a panic.
+    #[test]
+    fn merges_whose_whole_is_no_token_are_refused() {
+        let file = GgufBuilder::new().str("general.architecture", "llama").str("tokenizer.ggml.pre", "gpt-2");
+        let file = GgufFile::from_bytes(file.str_array("tokenizer.ggml.merges", &["a b"]).build()).unwrap();
+        for (longest, why) in [("b", "the tokenizers library panicked"), ("long", "out of vocabulary")] {
+            let tokens = ["a", "b", longest];
+            let refusal = build(file.metadata(), &tokens, &[1; 3]).map(drop).unwrap_err().to_string();
+            assert!(refusal.contains(why), "{refusal}");
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! Texts for encoders: one or two of them as tokens, with the special ones around.
 
+use super::guarded::guarded;
 use super::tokenizer::TokenizerError;
 use super::tokenizer_file;
 use super::vocabulary::Vocabulary;
@@ -18,11 +19,9 @@ enum Kind {
 }
 
 impl EncoderText {
-    /// Reads `tokenizer.json`. Cutting and padding are decided for each request, not there.
+    /// Reads `tokenizer.json`.
     pub fn read(folder: &HubFolder) -> Result<EncoderText, TokenizerError> {
-        let (mut tokenizer, _) = tokenizer_file::read(folder)?;
-        tokenizer.with_padding(None);
-        tokenizer.with_truncation(None).map_err(|error| TokenizerError::Invalid(error.to_string()))?;
+        let (tokenizer, _) = tokenizer_file::read(folder)?;
         Ok(EncoderText(Kind::File(Box::new(tokenizer))))
     }
 
@@ -42,7 +41,7 @@ impl EncoderText {
     /// One text.
     pub fn one(&self, text: &str) -> Result<EncoderInput, String> {
         match &self.0 {
-            Kind::File(tokenizer) => read(tokenizer.encode(text, true)),
+            Kind::File(tokenizer) => read(|| tokenizer.encode(text, true)),
             Kind::Words(vocabulary) => Ok(EncoderInput { tokens: words::encode(text, vocabulary), types: Vec::new() }),
         }
     }
@@ -50,7 +49,7 @@ impl EncoderText {
     /// A text and another, for models that compare.
     pub fn pair(&self, first: &str, second: &str) -> Result<EncoderInput, String> {
         match &self.0 {
-            Kind::File(tokenizer) => read(tokenizer.encode((first, second), true)),
+            Kind::File(tokenizer) => read(|| tokenizer.encode((first, second), true)),
             Kind::Words(vocabulary) => {
                 let [mut tokens, second] = [first, second].map(|text| words::encode(text, vocabulary));
                 let types = [vec![0; tokens.len()], vec![1; second.len()]].concat();
@@ -61,7 +60,7 @@ impl EncoderText {
     }
 }
 
-fn read(encoded: tokenizers::Result<Encoding>) -> Result<EncoderInput, String> {
-    let encoding = encoded.map_err(|error| error.to_string())?;
+fn read(encode: impl FnOnce() -> tokenizers::Result<Encoding>) -> Result<EncoderInput, String> {
+    let encoding = guarded(encode)?;
     Ok(EncoderInput { tokens: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec() })
 }

@@ -2,6 +2,7 @@
 //! special tokens and the chat template.
 
 use super::byte_level;
+use super::guarded::guarded;
 use super::spm;
 use super::tokenizer::{END_SPELLINGS, MAX_VOCABULARY, SpecialTokens, TokenizerError};
 use super::tokenizer_file::{self, Decoder};
@@ -106,7 +107,7 @@ fn special(folder: &HubFolder, encoder: &Tokenizer) -> Result<SpecialTokens, Tok
     ends.sort_unstable();
     ends.dedup();
     // What the tokenizer puts around nothing begins with what it puts before every prompt.
-    let around = encoder.encode_fast("", true).map_err(|error| invalid(error.to_string()))?;
+    let around = guarded(|| encoder.encode_fast("", true)).map_err(invalid)?;
     let bos = encoder.token_to_id(&bos_text);
     let prefix = around.get_ids().first().copied().filter(|id| Some(*id) == bos);
     Ok(SpecialTokens { prefix, ends, bos_text, eos_text })
@@ -195,6 +196,35 @@ mod tests {
         assert_eq!((special.prefix, special.ends), (Some(4), vec![5, 6, 7]));
         assert_eq!((special.bos_text.as_str(), special.eos_text.as_str()), ("<s>", "</s>"));
         assert_eq!(chat_template(&folder.hub).unwrap().as_deref(), Some("T"));
+    }
+
+    /// As a tool leaves them that trained on short texts.
+    #[test]
+    fn prompts_are_neither_cut_nor_padded_as_the_file_says() {
+        let mut json = tokenizer(byte_level());
+        json["truncation"] = json!({"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0});
+        json["padding"] = json!({"strategy": {"Fixed": 8}, "direction": "Left", "pad_to_multiple_of": null, "pad_id": 0,
+            "pad_type_id": 0, "pad_token": "a"});
+        let encoder = read(&folder(&[("tokenizer.json", json)]).hub).unwrap().encoder;
+        assert_eq!(encoder.encode_fast("ab a", false).unwrap().get_ids(), [2, 3, 0]);
+    }
+
+    /// The tokenizers library panics at the first, and would at the first text of the second.
+    #[test]
+    fn files_that_contradict_themselves_are_refused() {
+        let mut json = tokenizer(byte_level());
+        json["model"]["merges"] = json!([["ab", "ab"]]);
+        let refusal = read(&folder(&[("tokenizer.json", json)]).hub).map(drop).unwrap_err().to_string();
+        assert!(
+            refusal.ends_with("tokenizer.json: it contradicts itself: the tokenizers library panicked"),
+            "{refusal}"
+        );
+        let mut json = tokenizer(byte_level());
+        json["pre_tokenizer"] = json!({"type": "FixedLength", "length": 0});
+        let tokenizer =
+            crate::text::tokenizer::Tokenizer::from_folder(&folder(&[("tokenizer.json", json)]).hub).unwrap();
+        let refusal = tokenizer.encode("a").unwrap_err().to_string();
+        assert!(refusal.ends_with("it contradicts itself: the tokenizers library panicked"), "{refusal}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The model's tokenizer: prompts to tokens, and what the special tokens are.
 
 use super::detokenize::Detokenizer;
+use super::guarded::guarded;
 use super::vocabulary::{TokenType, Vocabulary};
 use super::{bpe, byte_level, hub, spm, ugm, words, wpm};
 use windlass_checkpoint::{HubError, HubFolder, Metadata, MetadataError};
@@ -160,7 +161,7 @@ impl Tokenizer {
         match &self.encoder {
             Encoder::Words => Ok(words::encode(text, &self.vocabulary)),
             Encoder::Crate(encoder) => {
-                let encoding = encoder.encode_fast(text, false).map_err(|error| EncodeError(error.to_string()))?;
+                let encoding = guarded(|| encoder.encode_fast(text, false)).map_err(EncodeError)?;
                 Ok(encoding.get_ids().to_vec())
             }
         }

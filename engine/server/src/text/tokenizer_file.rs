@@ -1,6 +1,7 @@
 //! `tokenizer.json`, as the hub has it.
 
 use super::charsmap;
+use super::guarded::guarded;
 use super::tokenizer::TokenizerError;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -33,12 +34,16 @@ pub struct Decoder {
     pub decoders: Option<Vec<Decoder>>,
 }
 
-/// The tokenizer that a folder's file describes, and its decoder.
+/// The tokenizer that a folder's file describes, and its decoder. Tools leave there how they cut and padded texts last, which is
+/// for a request to say.
 pub fn read(folder: &HubFolder) -> Result<(Tokenizer, Decoder), TokenizerError> {
     let file = folder.text("tokenizer.json")?.ok_or(TokenizerError::NoTokenizerFile)?;
     let Description { normalizer, decoder } = serde_json::from_str(&file).map_err(invalid)?;
     normalizer.iter().try_for_each(check_tables)?;
-    Ok((Tokenizer::from_bytes(&file).map_err(invalid)?, decoder.unwrap_or_default()))
+    let mut tokenizer = guarded(|| Tokenizer::from_bytes(&file)).map_err(invalid)?;
+    tokenizer.with_padding(None);
+    tokenizer.with_truncation(None).map_err(invalid)?;
+    Ok((tokenizer, decoder.unwrap_or_default()))
 }
 
 /// Checks the tables of characters of a normalizer.
