@@ -284,24 +284,26 @@ struct Likely {
     return logit > other.logit || (logit == other.logit && token < other.token);
   }
 };
+DEVICE Likely likeliest_of_warp(Likely best) {
+  for (u32 mask = 16; mask > 0; mask /= 2) {
+    const Likely other = {shuffle_xor(best.logit, mask), shuffle_xor(best.token, mask)};
+    if (other.is_before(best)) best = other;
+  }
+  return best;
+}
 DEVICE Likely likeliest_behind(const float* row, u32 vocabulary, const Likely& before) {
+  static_assert(THREADS == 32 * 32, "a lane for each warp");
   SHARED(Likely, found, THREADS / 32);
   Likely best = {minus_infinity(), 0xffffffffu};
   for (u32 token = thread_index(); token < vocabulary; token += THREADS) {
     const Likely own = {row[token], token};
     if (before.is_before(own) && own.is_before(best)) best = own;
   }
-  for (u32 mask = 16; mask > 0; mask /= 2) {
-    const Likely other = {shuffle_xor(best.logit, mask), shuffle_xor(best.token, mask)};
-    if (other.is_before(best)) best = other;
-  }
+  best = likeliest_of_warp(best);
   sync_threads();  // the last search's answer has been read
   if (lane_index() == 0) found[warp_index()] = best;
   sync_threads();
-  for (u32 warp = 0; warp < THREADS / 32; ++warp) {
-    if (found[warp].is_before(best)) best = found[warp];
-  }
-  return best;
+  return likeliest_of_warp(found[lane_index()]);
 }
 
 // The logarithm of the sum of exp(logit - largest), added in an order of its own whatever the grid.
