@@ -590,6 +590,11 @@ kernels! {
             logits: In(F32), temperatures: In(F32), top_ks: In(Word), top_ps: In(F32), floors: In(F32), seeds: In(Long),
             positions: In(Word), out: Out(Word), vocabulary: U32
         ), 1024, 0;
+        /// What the model thinks of the tokens drawn, and of its most likely ones.
+        Tell = tell(
+            logits: In(F32), drawn: In(Word), asked: In(Word), wholes: Out(Long), told_logits: Out(F32),
+            told_tokens: Out(Word), vocabulary: U32
+        ), 1024, 0;
     }
     "step.cu" {
         /// Makes the drawn tokens the next step's input.

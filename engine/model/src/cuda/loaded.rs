@@ -9,6 +9,7 @@ use windlass_kernels::cuda::{Device, DriverError, Region};
 use super::CudaError;
 use super::cache::PageType;
 use super::compute::{cache_shape, step_sizes};
+use super::draws::Draws;
 use super::packer::FilePacker;
 use super::rank::RankPart;
 use super::weights::{Loader, Weights};
@@ -63,12 +64,13 @@ impl LoadedPart {
         }
     }
 
-    /// Activations, the step's numbers, the rotary table, and what ranks exchange.
+    /// Activations, the step's numbers and draws, the rotary table, and what ranks exchange.
     pub fn workspace_bytes(&self, geometry: &Geometry, exchanged: u64) -> u64 {
         let config = &self.part.config;
         let sizes = step_sizes(config, &self.part.weights, geometry);
         let rope = 4 * (sizes.longest * config.rotary_dims()) as u64;
-        Workspace::bytes(config, &self.part.weights, &sizes) + sizes.bytes() + rope + exchanged
+        let step = sizes.bytes() + Draws::bytes(sizes.logits);
+        Workspace::bytes(config, &self.part.weights, &sizes) + step + rope + exchanged
     }
 }
 

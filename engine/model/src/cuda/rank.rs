@@ -16,6 +16,7 @@ use super::handover::Handover;
 use super::weights::Weights;
 use crate::batch::Batch;
 use crate::config::DecoderConfig;
+use crate::sampler::Drawn;
 
 /// Why nothing crosses to another stage.
 const WHOLE: &str = "the decoder has no other stage";
@@ -209,7 +210,7 @@ impl Rank {
     }
 
     /// The tokens that the step of this turn drew; it has been waited for.
-    pub fn drawn(&self, turn: usize, rows: usize) -> Vec<u32> {
+    pub fn drawn(&self, turn: usize, rows: usize) -> Vec<Drawn> {
         self.draws.drawn(turn, rows)
     }
 

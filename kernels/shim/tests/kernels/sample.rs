@@ -1,7 +1,9 @@
 use windlass_kernels::cuda::Stream;
-use windlass_kernels::cuda::ops::{self, ALL_BANNED, Edits, Masks, NOT_FINITE, Samplers};
+use windlass_kernels::cuda::ops::{
+    self, ALL_BANNED, Edits, MOST_TOLD, Masks, NOT_ASKED, NOT_FINITE, Samplers, TOLD, Told,
+};
 
-use crate::common::{Random, device, poisoned};
+use crate::common::{Random, SEEDS, device, poisoned};
 
 #[derive(Clone, Copy, Debug)]
 struct Sampler {
@@ -142,6 +144,52 @@ fn draws_follow_the_distribution() {
     };
     let chi_squared: f64 = (0..8).map(distance).sum();
     assert!(chi_squared < 24.3, "{chi_squared}");
+}
+
+/// Log probabilities by what is told are those of the softmax, and the most likely tokens those of sorting, whose equals come in
+/// their order. Rows that do not ask, and those that drew nothing, are left alone.
+#[test]
+fn the_model_tells_what_it_thinks_of_the_tokens_drawn() {
+    let mut random = Random::new(18);
+    for (seed, vocabulary) in SEEDS.into_iter().zip([21usize, 1000, 4999]) {
+        let (device, stream) = device(seed);
+        let drawn = [0, 7, vocabulary as u32 - 1, 13, 5, NOT_FINITE];
+        let asked = [0, 20, 1, 5, NOT_ASKED, 3];
+        let rows = drawn.len();
+        // Rounded, so that many logits are equal.
+        let mut logits: Vec<f32> =
+            (0..rows * vocabulary).map(|_| (random.value(9.0) * 4.0).round() / 4.0 + 0.0).collect();
+        logits[vocabulary + 3] = f32::NEG_INFINITY;
+        let (tokens, counts) = (device.upload(&drawn).unwrap(), device.upload(&asked).unwrap());
+        let mut wholes = poisoned::<u64>(&device, rows);
+        let mut told_logits = poisoned::<f32>(&device, rows * TOLD);
+        let mut told_tokens = poisoned::<u32>(&device, rows * TOLD);
+        let untold = told_tokens.read(&stream).unwrap()[0];
+        let told = Told { wholes: wholes.view_mut(), logits: told_logits.view_mut(), tokens: told_tokens.view_mut() };
+        let memory = device.upload(&logits).unwrap();
+        ops::tell(&stream, tokens.view(), counts.view(), memory.view(), vocabulary, told).unwrap();
+        let (wholes, told_logits) = (wholes.read(&stream).unwrap(), told_logits.read(&stream).unwrap());
+        let told_tokens = told_tokens.read(&stream).unwrap();
+        for (row, own) in logits.chunks(vocabulary).enumerate() {
+            let (found, values) = (&told_tokens[row * TOLD..][..TOLD], &told_logits[row * TOLD..][..TOLD]);
+            let count = if drawn[row] == NOT_FINITE { NOT_ASKED } else { asked[row] } as usize;
+            if count > MOST_TOLD {
+                assert!(found.iter().all(|&token| token == untold) && values.iter().all(|value| value.is_nan()));
+                continue;
+            }
+            let mut order: Vec<u32> = (0..vocabulary as u32).collect();
+            order.sort_by(|&a, &b| own[b as usize].total_cmp(&own[a as usize]).then(a.cmp(&b)));
+            assert_eq!(found[0] as usize, order.iter().position(|&token| token == drawn[row]).unwrap(), "{row}");
+            assert_eq!(found[2..2 + count], order[..count], "row {row} of {vocabulary}");
+            let expected = [order[0], drawn[row]].into_iter().chain(order[..count].iter().copied());
+            assert!(values.iter().zip(expected).all(|(&value, token)| value == own[token as usize]), "{row}");
+            let largest = f64::from(own[order[0] as usize]);
+            let whole: f64 = own.iter().map(|&logit| (f64::from(logit) - largest).exp()).sum();
+            let error = (wholes[row] as f64 / Told::ONE).ln() - whole.ln();
+            assert!(error.abs() < 1e-6, "row {row} of {vocabulary}: {error}");
+            assert!(found[2 + count..].iter().all(|&token| token == untold), "no more than was asked for");
+        }
+    }
 }
 
 fn adjusted(

@@ -1,4 +1,4 @@
-//! Drawing tokens: adjustments of single logits, then temperature, min-p, top-k and top-p.
+//! Drawing tokens: adjustments of single logits, then temperature, min-p, top-k and top-p; and what the model thought of them.
 
 use super::word;
 use crate::cuda::launch::Launch;
@@ -8,6 +8,13 @@ use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
 pub const NOT_FINITE: u32 = u32::MAX;
 /// What is drawn from a row of which every token is banned.
 pub const ALL_BANNED: u32 = u32::MAX - 1;
+
+/// Most of a row's most likely tokens that are told.
+pub const MOST_TOLD: usize = 20;
+/// Numbers of each kind that are told of a row.
+pub const TOLD: usize = 2 + MOST_TOLD;
+/// Of how many tokens a row tells that does not.
+pub const NOT_ASKED: u32 = u32::MAX;
 
 /// The only tokens that may come, where something decides it.
 #[derive(Clone, Copy, Debug)]
@@ -89,6 +96,47 @@ pub fn sample(
     let launch = launch.with(samplers.top_ks).with(samplers.top_ps).with(samplers.floors).with(samplers.seeds);
     let launch = launch.with(samplers.positions).with(out).with(word(vocabulary));
     // SAFETY: each block reads one row and writes one token.
+    unsafe { stream.launch(&launch) }
+}
+
+/// What is told of each row, for log probabilities.
+#[derive(Debug)]
+pub struct Told<'a> {
+    /// `2⁴⁰ · Σ exp(logit - largest)`.
+    pub wholes: ViewMut<'a, u64>,
+    /// `[rows, TOLD]`: the largest logit, the token's own, and those of the most likely ones.
+    pub logits: ViewMut<'a, f32>,
+    /// `[rows, TOLD]`: how many tokens are more likely, or as likely and have a lower number; nothing; and the most likely ones.
+    pub tokens: ViewMut<'a, u32>,
+}
+
+impl Told<'_> {
+    /// Values of [`Told::wholes`] that stand for one.
+    pub const ONE: f64 = (1u64 << 40) as f64;
+}
+
+/// Tells of each row of `logits`, `[rows, vocabulary]`, what the model thinks of its token and of its `asked` most likely ones: at most
+/// [`MOST_TOLD`] and the vocabulary, or [`NOT_ASKED`]. Nothing is told of a row whose token is none.
+///
+/// # Panics
+/// When the lengths do not match.
+pub fn tell(
+    stream: &Stream,
+    drawn: View<'_, u32>,
+    asked: View<'_, u32>,
+    logits: View<'_, f32>,
+    vocabulary: usize,
+    told: Told<'_>,
+) -> Result<(), DriverError> {
+    let rows = whole_rows(logits.len(), vocabulary);
+    assert!(drawn.len() == rows && asked.len() == rows && told.wholes.len() == rows, "one for each of {rows} rows");
+    assert!(
+        told.logits.len() == rows * TOLD && told.tokens.len() == rows * TOLD,
+        "room for what is told of {rows} rows"
+    );
+    let launch = Launch::new(Kernel::Tell, [word(rows), 1, 1]).with(logits).with(drawn).with(asked);
+    let launch = launch.with(told.wholes).with(told.logits).with(told.tokens).with(word(vocabulary));
+    // SAFETY: each block reads one row and writes what is told of it.
     unsafe { stream.launch(&launch) }
 }
 
