@@ -10,6 +10,8 @@ constexpr int THREADS = 1024;
 constexpr int BINS = 2048;
 constexpr u32 NOT_FINITE = 0xffffffffu;  // answers that are no token
 constexpr u32 ALL_BANNED = 0xfffffffeu;
+constexpr u32 MOST_TOLD = 20;  // of a row's most likely tokens
+constexpr u32 TOLD = 2 + MOST_TOLD;
 
 // A logit that is a number. Others stay as they are, for the draw to report.
 DEVICE bool is_finite(float logit) { return (bits_of(logit) & 0x7fffffffu) < 0x7f800000u; }
@@ -200,23 +202,19 @@ DEVICE void find_by_id(const Row& row, u64 bits, u32* answer) {
   }
 }
 
-// Draws a token for each row. `floors` are the logarithms of min-p (minus infinity for none); top-k 0 keeps all; a
-// temperature of 0 takes the most likely. Grid: rows.
-LARGE_KERNEL(sample, THREADS)(const float* logits, const float* temperatures, const u32* top_ks, const float* top_ps,
-                        const float* floors, const u64* seeds, const u32* positions, u32* out, u32 vocabulary) {
-  wait_for_previous();
-  let_next_start();
-  SHARED(u32, answer, 1);
+// The largest of a row's logits, of equal ones the first (0xffffffff where all are minus infinity), and whether any is no number.
+struct Best {
+  float logit;
+  u32 token, wrong;
+};
+DEVICE Best best_of(const float* logits, u32 vocabulary) {
   SHARED(float, tops, THREADS / 32);
   SHARED(u32, places, THREADS / 32);
   SHARED(u32, bad, THREADS / 32);
-  const u32 index = block_x();
-  const float* own = logits + static_cast<u64>(index) * vocabulary;
-  // The largest logit, of equal ones the first; and whether any is no number.
   float most = minus_infinity();
   u32 at = 0xffffffffu, wrong = 0;
   for (u32 token = thread_index(); token < vocabulary; token += THREADS) {
-    const float logit = own[token];
+    const float logit = logits[token];
     wrong |= !is_finite(logit) && logit != minus_infinity();
     if (logit > most) {
       most = logit;
@@ -245,12 +243,25 @@ LARGE_KERNEL(sample, THREADS)(const float* logits, const float* temperatures, co
     }
     wrong |= bad[warp];
   }
+  return {most, at, wrong};
+}
+
+// Draws a token for each row. `floors` are the logarithms of min-p (minus infinity for none); top-k 0 keeps all; a
+// temperature of 0 takes the most likely. Grid: rows.
+LARGE_KERNEL(sample, THREADS)(const float* logits, const float* temperatures, const u32* top_ks, const float* top_ps,
+                        const float* floors, const u64* seeds, const u32* positions, u32* out, u32 vocabulary) {
+  wait_for_previous();
+  let_next_start();
+  SHARED(u32, answer, 1);
+  const u32 index = block_x();
+  const float* own = logits + static_cast<u64>(index) * vocabulary;
   const float temperature = temperatures[index];
-  if (wrong || at == 0xffffffffu || temperature <= 0) {
-    if (thread_index() == 0) out[index] = wrong ? NOT_FINITE : at == 0xffffffffu ? ALL_BANNED : at;
+  const Best best = best_of(own, vocabulary);
+  if (best.wrong || best.token == 0xffffffffu || temperature <= 0) {
+    if (thread_index() == 0) out[index] = best.wrong ? NOT_FINITE : best.token == 0xffffffffu ? ALL_BANNED : best.token;
     return;
   }
-  const Row row = {own, vocabulary, most, temperature, floors[index]};
+  const Row row = {own, vocabulary, best.logit, temperature, floors[index]};
   const u64 bits = random_bits(seeds[index], positions[index]);
   const u32 top_k = top_ks[index];
   const float top_p = top_ps[index];
@@ -275,79 +286,59 @@ LARGE_KERNEL(sample, THREADS)(const float* logits, const float* temperatures, co
   if (thread_index() == 0) out[index] = answer[0];
 }
 
-// The likeliest token of a row behind `before` in the tokens' order (of equal logits the lowest id first), to all threads;
-// an id of 0xffffffff where none is left.
-struct Likely {
-  float logit;
-  u32 token;
-  DEVICE bool is_before(const Likely& other) const {
-    return logit > other.logit || (logit == other.logit && token < other.token);
-  }
-};
-DEVICE Likely likeliest_of_warp(Likely best) {
-  for (u32 mask = 16; mask > 0; mask /= 2) {
-    const Likely other = {shuffle_xor(best.logit, mask), shuffle_xor(best.token, mask)};
-    if (other.is_before(best)) best = other;
-  }
-  return best;
-}
-DEVICE Likely likeliest_behind(const float* row, u32 vocabulary, const Likely& before) {
-  static_assert(THREADS == 32 * 32, "a lane for each warp");
-  SHARED(Likely, found, THREADS / 32);
-  Likely best = {minus_infinity(), 0xffffffffu};
-  for (u32 token = thread_index(); token < vocabulary; token += THREADS) {
-    const Likely own = {row[token], token};
-    if (before.is_before(own) && own.is_before(best)) best = own;
-  }
-  best = likeliest_of_warp(best);
-  sync_threads();  // the last search's answer has been read
-  if (lane_index() == 0) found[warp_index()] = best;
+// Writes the first `count` tokens in order, and their logits; more of the vocabulary than that.
+DEVICE void write_first(const Row& row, u32 count, float* logits, u32* tokens) {
+  SHARED(u32, taken, 1);
+  SHARED(u32, ids, MOST_TOLD);
+  const Place last = select(row, count, true);
+  const u32 each = ceil_divide(row.vocabulary, THREADS);
+  const u32 begin = smaller(thread_index() * each, row.vocabulary), end = smaller(begin + each, row.vocabulary);
+  u32 own = 0;
+  for (u32 token = begin; token < end; ++token) own += order(row.logits[token]) == last.key;
+  u64 before = sum_block(own).before;
+  if (thread_index() == 0) *taken = 0;
   sync_threads();
-  return likeliest_of_warp(found[lane_index()]);
+  for (u32 token = begin; token < end; ++token) {
+    const u32 key = order(row.logits[token]);
+    if (key > last.key || (key == last.key && before++ <= last.ordinal)) ids[take_shared(taken, 1u)] = token;
+  }
+  sync_threads();
+  if (thread_index() >= count) return;
+  const u32 token = ids[thread_index()], key = order(row.logits[token]);
+  u32 place = 0;
+  for (u32 i = 0; i < count; ++i) {
+    const u32 other = order(row.logits[ids[i]]);
+    place += other > key || (other == key && ids[i] < token);
+  }
+  logits[place] = row.logits[token];
+  tokens[place] = token;
 }
 
-// The logarithm of the sum of exp(logit - largest), added in an order of its own whatever the grid.
-DEVICE float log_total(const float* row, u32 vocabulary, float largest) {
-  SHARED(double, partial, THREADS);
-  double own = 0;
-  for (u32 token = thread_index(); token < vocabulary; token += THREADS) own += expf(row[token] - largest);
-  partial[thread_index()] = own;
-  sync_threads();
-  for (u32 half = THREADS / 2; half > 0; half /= 2) {
-    if (thread_index() < half) partial[thread_index()] += partial[thread_index() + half];
-    sync_threads();
-  }
-  return logf(static_cast<float>(partial[0]));
-}
-
-// What the model thinks of a token of each row: its log probability and its rank, 1 for the likeliest; then of the
-// likeliest ones, `counts[row]` of them; 0xffffffff for a row that nobody asks about. The token is `targets[row]`, or the
-// one drawn where that is 0xffffffff. A row has `stride` places in `logprobs` and `told`: the first is the token's own and
-// has its rank, the others have tokens. Grid: rows.
-KERNEL(tell_logprobs, THREADS)(const float* logits, const u32* counts, const u32* targets, const u32* drawn,
-                               float* logprobs, u32* told, u32 stride, u32 vocabulary) {
+// What the model thinks of a row's token and of its `asked[row]` most likely ones, for rows that ask: 0xffffffff is none. The
+// token is `targets[row]`, or the one drawn where that is 0xffffffff. A row has TOLD numbers of each kind: its largest logit, its token's, and then those of the most likely; and how many tokens come before
+// its own, nothing, and the most likely. `wholes` are the shares of all tokens at a temperature of 1. Grid: rows.
+LARGE_KERNEL(tell, THREADS)(const float* logits, const u32* drawn, const u32* targets, const u32* asked, u64* wholes,
+                            float* told_logits, u32* told_tokens, u32 vocabulary) {
   wait_for_previous();
   let_next_start();
-  const u32 count = counts[block_x()];
-  const u32 token = targets[block_x()] != 0xffffffffu ? targets[block_x()] : drawn[block_x()];
-  if (count == 0xffffffffu || count >= stride || token >= vocabulary) return;
-  const float* row = logits + static_cast<u64>(block_x()) * vocabulary;
-  const Likely own = {row[token], token};
-  Likely likely = likeliest_behind(row, vocabulary, {float_of(0x7f800000u), 0});
-  const float largest = likely.logit, total = log_total(row, vocabulary, largest);
-  u64 before = 0;
-  for (u32 other = thread_index(); other < vocabulary; other += THREADS) before += Likely{row[other], other}.is_before(own);
-  before = sum_block(before).whole;
-  const u64 first = static_cast<u64>(block_x()) * stride;
+  const u32 index = block_x(), count = asked[index];
+  const u32 token = targets[index] != 0xffffffffu ? targets[index] : drawn[index];
+  if (count > MOST_TOLD || token >= vocabulary) return;
+  const float* own = logits + static_cast<u64>(index) * vocabulary;
+  const Row row = {own, vocabulary, best_of(own, vocabulary).logit, 1, minus_infinity()};
+  u64 own_share = 0, own_before = 0;
+  for (u32 other = thread_index(); other < vocabulary; other += THREADS) {
+    own_share += row.share(own[other]);
+    own_before += own[other] > own[token] || (own[other] == own[token] && other < token);
+  }
+  const u64 whole = sum_block(own_share).whole, before = sum_block(own_before).whole;
+  float* own_logits = told_logits + static_cast<u64>(index) * TOLD;
+  u32* own_tokens = told_tokens + static_cast<u64>(index) * TOLD;
   if (thread_index() == 0) {
-    logprobs[first] = own.logit - largest - total;
-    told[first] = static_cast<u32>(before) + 1;
+    wholes[index] = whole;
+    own_logits[0] = row.largest;
+    own_logits[1] = own[token];
+    own_tokens[0] = static_cast<u32>(before);
   }
-  for (u32 i = 1; i <= count; ++i) {
-    if (thread_index() == 0) {
-      logprobs[first + i] = likely.logit - largest - total;
-      told[first + i] = likely.token;
-    }
-    likely = likeliest_behind(row, vocabulary, likely);
-  }
+  if (count > 0) write_first(row, count, own_logits + 2, own_tokens + 2);
 }

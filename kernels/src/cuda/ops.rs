@@ -32,7 +32,9 @@ pub use heads::{
 pub use linear::{ExpertInput, Output, linear, linear_experts, linear_many, linear_ordered};
 pub use norm::{add_normed, add_rms_norm, rms_norm};
 pub use reduce::{ExchangeSizes, Ground, MAX_RANKS, PeerGroup, PeerRank};
-pub use sample::{ALL_BANNED, Asked, Edits, Masks, NOT_FINITE, Samplers, Told, adjust_logits, sample, tell_logprobs};
+pub use sample::{
+    ALL_BANNED, Asked, Edits, MOST_TOLD, Masks, NONE, NOT_FINITE, Samplers, TOLD, Told, adjust_logits, sample, tell,
+};
 pub use sharing::{shared_splits, sharing_order};
 pub use step::{NextStep, advance};
 pub use w8a8::{Quantized, linear_w8a8, linear_w8a8_wide, multiplies, quantize_tokens};

@@ -590,10 +590,10 @@ kernels! {
             logits: In(F32), temperatures: In(F32), top_ks: In(Word), top_ps: In(F32), floors: In(F32), seeds: In(Long),
             positions: In(Word), out: Out(Word), vocabulary: U32
         ), 1024, 0;
-        /// Log probabilities of tokens, and of the likeliest ones.
-        TellLogprobs = tell_logprobs(
-            logits: In(F32), counts: In(Word), targets: In(Word), drawn: In(Word), logprobs: Out(F32), told: Out(Word),
-            stride: U32, vocabulary: U32
+        /// What the model thinks of the tokens drawn or known, and of its most likely ones.
+        Tell = tell(
+            logits: In(F32), drawn: In(Word), targets: In(Word), asked: In(Word), wholes: Out(Long),
+            told_logits: Out(F32), told_tokens: Out(Word), vocabulary: U32
         ), 1024, 0;
     }
     "step.cu" {

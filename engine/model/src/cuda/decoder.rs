@@ -81,7 +81,7 @@ impl CudaDecoder {
     }
 
     /// Waits for the step of this turn, and gives the tokens that it drew.
-    pub(super) fn drawn(&self, turn: usize, rows: usize) -> Result<Vec<u32>, CudaError> {
+    pub(super) fn drawn(&self, turn: usize, rows: usize) -> Result<Vec<Drawn>, CudaError> {
         // Each rank waits for its own device: the others would not hear from one that is lost.
         self.tell(|| Command::Wait(turn));
         self.checked(self.first.wait(turn))?;

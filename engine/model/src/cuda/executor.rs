@@ -1,28 +1,27 @@
 //! The executor on GPUs: a step is issued and the next one after it, while the host does something else.
 //!
 //! A token that a step in flight draws is the next step's input without the host. A step whose draws hang on what the host
-//! knows (penalties, masks), or that tells log probabilities, is computed to its end when it is submitted.
+//! knows (penalties, masks), or that tells of a prompt, is computed to its end when it is submitted.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Instant;
 
 use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
 use windlass_engine_core::plan::{
-    InputToken, PlanRow, RowOutput, SampleRow, SequenceFailure, StepOutput, StepPlan, Ticket,
+    InputToken, PlanRow, RowOutput, RowScores, SampleRow, SequenceFailure, StepOutput, StepPlan, Ticket,
 };
 use windlass_engine_core::request::{Sampling, TokenId};
-use windlass_engine_core::sampling::Penalties;
+use windlass_engine_core::sampling::{Penalties, TokenLogprobs};
 use windlass_kernels::cuda::ops::{ALL_BANNED, NOT_FINITE};
 
 use super::decoder::CudaDecoder;
-use super::draws::RowDraw;
+use super::draws::{RowDraw, tells};
 use super::rank::Feed;
 use crate::batch::{Batch, Logits};
 use crate::bounds;
 use crate::executor::{check, check_oldest};
-use crate::sampler::SampleError;
+use crate::sampler::{Drawn, SampleError};
 use crate::step::{StepRunner, uncomputable};
 
 /// Computes steps on one GPU, or on several that share the model.
@@ -145,12 +144,14 @@ impl CudaExecutor {
     fn finish(&mut self, index: usize) -> Result<(), ExecutorError> {
         let Some(Flight { ticket, state: State::Issued(issued) }) = self.flights.get(index) else { return Ok(()) };
         let (ticket, mut rows) = (*ticket, issued.rows.clone());
-        let tokens = self.decoder().drawn(issued.turn, issued.drawing.len()).map_err(failed)?;
+        let drawn = self.decoder().drawn(issued.turn, issued.drawing.len()).map_err(failed)?;
         let (began, end) = (self.last_end.map_or(issued.started, |last| issued.started.max(last)), Instant::now());
-        let draws: Vec<(usize, u32)> = issued.drawing.iter().copied().zip(tokens).collect();
+        let draws: Vec<(usize, Drawn)> = issued.drawing.iter().copied().zip(drawn).collect();
+        let mut scores = Vec::new();
         for draws in draws.chunk_by(|(row, _), (next, _)| row == next) {
-            let row = draws[0].0;
-            rows[row] = output(&issued.plan[row], draws).unwrap_or_else(RowOutput::Failed);
+            let (row, mut sampled) = (draws[0].0, Vec::new());
+            rows[row] = output(&issued.plan[row], draws, &mut sampled).unwrap_or_else(RowOutput::Failed);
+            scores.push(RowScores { row: row as u32, prompt: Vec::new(), sampled });
         }
         // What followed a token that did not come is worth nothing.
         for &(row, token) in &issued.fed {
@@ -158,10 +159,13 @@ impl CudaExecutor {
                 rows[row] = uncomputable(why);
             }
         }
+        let is_told =
+            |told: &RowScores| !told.sampled.is_empty() && !matches!(rows[told.row as usize], RowOutput::Failed(_));
+        scores.retain(is_told);
         let busy_seconds = end.duration_since(began).as_secs_f64();
         self.last_end = Some(end);
         self.runner.keep(ticket, &rows);
-        self.flights[index].state = State::Done(StepOutput { rows, scores: Vec::new(), busy_seconds });
+        self.flights[index].state = State::Done(StepOutput { rows, scores, busy_seconds });
         Ok(())
     }
 }
@@ -212,12 +216,22 @@ fn failed(error: impl std::fmt::Display) -> ExecutorError {
     ExecutorError(error.to_string())
 }
 
-/// What a row gives: the token that was drawn after its last one, or what its guesses are worth.
-fn output(row: &PlanRow, draws: &[(usize, u32)]) -> Result<RowOutput, SequenceFailure> {
+/// What a row gives: the token that was drawn after its last one, or what its guesses are worth. What is told of its tokens goes to
+/// `sampled`.
+fn output(
+    row: &PlanRow,
+    draws: &[(usize, Drawn)],
+    sampled: &mut Vec<TokenLogprobs>,
+) -> Result<RowOutput, SequenceFailure> {
+    let mut read = |place: usize| {
+        let (_, Drawn { token, logprobs }) = &draws[place];
+        sampled.extend(logprobs.clone());
+        drawn(*token)
+    };
     match row.draft() {
-        None => drawn(draws[0].1).map(RowOutput::Sampled),
+        None => read(0).map(RowOutput::Sampled),
         Some(draft) => {
-            let verdict = draft.judge(|guess| drawn(draws[guess.map_or(0, |guess| guess as usize + 1)].1))?;
+            let verdict = draft.judge(|guess| read(guess.map_or(0, |guess| guess as usize + 1)))?;
             Ok(RowOutput::Verified(verdict.tokens))
         }
     }
@@ -236,7 +250,7 @@ fn row_draws(row: &PlanRow) -> impl Iterator<Item = RowDraw> {
     let first = row.first_position + row.tokens.len() as u32;
     row.sample.iter().flat_map(move |sample| {
         let positions = first..=first + sample.draft.len() as u32;
-        positions.map(move |position| (Arc::clone(&sample.sampling), position))
+        positions.map(move |position| RowDraw::new(&sample.sampling, position, sample.logprobs))
     })
 }
 
@@ -246,7 +260,7 @@ fn is_drawn_on_device(row: &PlanRow) -> bool {
     row.score.is_none()
         && sample.is_none_or(|SampleRow { sampling, banned, history, constraint, logprobs, draft: _ }| {
             let Sampling { typical_p, penalties, logit_bias, bad_words, allowed_tokens, .. } = sampling.as_ref();
-            let alone = banned.is_empty() && history.is_none() && constraint.is_none() && logprobs.is_none();
+            let alone = banned.is_empty() && history.is_none() && constraint.is_none() && logprobs.is_none_or(tells);
             let unedited = logit_bias.is_empty() && bad_words.is_empty() && allowed_tokens.is_empty();
             alone && unedited && *penalties == Penalties::NONE && *typical_p >= 1.0
         })

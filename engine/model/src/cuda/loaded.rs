@@ -9,9 +9,10 @@ use windlass_kernels::cuda::{Device, DriverError, Region};
 use super::CudaError;
 use super::cache::PageType;
 use super::compute::{cache_shape, step_sizes};
+use super::draws::Draws;
 use super::packer::FilePacker;
 use super::rank::RankPart;
-use super::sampler::Questions;
+use super::sampler::Changes;
 use super::weights::{Loader, Weights};
 use super::workspace::Workspace;
 use crate::config::DecoderConfig;
@@ -64,13 +65,13 @@ impl LoadedPart {
         }
     }
 
-    /// Activations, the step's numbers, what the host asks of logits, the rotary table, and what ranks exchange.
+    /// Activations, the step's numbers and draws, the rotary table, and what ranks exchange.
     pub fn workspace_bytes(&self, geometry: &Geometry, exchanged: u64) -> u64 {
         let config = &self.part.config;
         let sizes = step_sizes(config, &self.part.weights, geometry);
         let rope = 4 * (sizes.longest * config.rotary_dims()) as u64;
-        let questions = Questions::bytes(sizes.logits, config.vocabulary);
-        Workspace::bytes(config, &self.part.weights, &sizes) + sizes.bytes() + questions + rope + exchanged
+        let draws = Draws::bytes(sizes.logits) + Changes::bytes(sizes.logits, config.vocabulary);
+        Workspace::bytes(config, &self.part.weights, &sizes) + sizes.bytes() + draws + rope + exchanged
     }
 }
 

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::BlockId;
-use windlass_engine_core::request::Sampling;
 use windlass_kernels::cuda::ops::{self, PeerRank};
 use windlass_kernels::cuda::{Device, DriverError, Pinned, Region, Stream};
 
@@ -14,7 +13,7 @@ use super::compute::{Compute, Exchange, cache_shape};
 use super::draws::{Draws, RowDraw};
 use super::graphs::{Buckets, Graphs};
 use super::handover::Handover;
-use super::sampler::{self, Answer, Questions};
+use super::sampler::{self, Answer, Changes};
 use super::weights::Weights;
 use crate::batch::Batch;
 use crate::config::DecoderConfig;
@@ -47,7 +46,7 @@ pub(super) struct Rank {
     replay: Replay,
     compute: Compute,
     draws: Draws,
-    questions: Questions,
+    changes: Changes,
     /// Logits on their way to the sampler of the host.
     logits: Pinned<f32>,
     /// Absent where no stage comes before or behind.
@@ -117,7 +116,7 @@ impl Rank {
             buckets: Buckets::up_to(rows),
             replay,
             draws: Draws::new(&device, logits)?,
-            questions: Questions::new(&device, logits, config.vocabulary)?,
+            changes: Changes::new(&device, logits, config.vocabulary)?,
             logits: device.pinned(logits * config.vocabulary)?,
             handover,
             compute: Compute::new(&device, config, weights, exchange, geometry, cache)?,
@@ -204,9 +203,8 @@ impl Rank {
         match draws {
             [] => self.draws.skip(turn, &self.stream),
             draws => {
-                let draws: Vec<_> = draws.iter().map(|(sampling, position)| (sampling.as_ref(), *position)).collect();
                 let vocabulary = self.compute.config.vocabulary;
-                self.draws.draw(turn, &draws, self.compute.logits(draws.len()), vocabulary, &self.stream)
+                self.draws.draw(turn, draws, self.compute.logits(draws.len()), vocabulary, &self.stream)
             }
         }
     }
@@ -217,7 +215,7 @@ impl Rank {
     }
 
     /// The tokens that the step of this turn drew; it has been waited for.
-    pub fn drawn(&self, turn: usize, rows: usize) -> Vec<u32> {
+    pub fn drawn(&self, turn: usize, rows: usize) -> Vec<Drawn> {
         self.draws.drawn(turn, rows)
     }
 
@@ -237,32 +235,30 @@ impl Rank {
         for (row, _) in answers.iter().enumerate().filter(|(_, answer)| matches!(answer, Answer::OnHost)) {
             self.copy_logits(row)?;
         }
-        self.answer(tasks, &answers)?;
+        self.answer(&answers)?;
         self.stream.synchronize()?;
         let drawn = self.draws.drawn(OWN_TURN, tasks.len());
         let rows = tasks.iter().zip(&answers).zip(drawn).enumerate();
-        rows.map(|(row, ((task, answer), token))| self.read(row, task, answer, token)).collect()
+        rows.map(|(row, ((task, answer), drawn))| self.read(row, task, answer, drawn)).collect()
     }
 
     /// Has the device draw and tell.
-    fn answer(&mut self, tasks: &[RowTask<'_>], answers: &[Answer]) -> Result<(), DriverError> {
-        let (rows, vocabulary) = (tasks.len(), self.vocabulary());
-        let Rank { questions, draws, compute, stream, .. } = self;
-        questions.adjust(answers, compute.logits_mut(rows), stream)?;
-        let greedy = Sampling::GREEDY;
-        draws.draw(OWN_TURN, &sampler::draws(tasks, &greedy), compute.logits(rows), vocabulary, stream)?;
-        questions.tell(answers, compute.logits(rows), draws.on_device(OWN_TURN, 0..rows), stream)
+    fn answer(&mut self, answers: &[Answer]) -> Result<(), DriverError> {
+        let (rows, vocabulary) = (answers.len(), self.vocabulary());
+        let Rank { changes, draws, compute, stream, .. } = self;
+        changes.apply(answers, compute.logits_mut(rows), stream)?;
+        draws.draw(OWN_TURN, &sampler::draws(answers), compute.logits(rows), vocabulary, stream)
     }
 
-    /// What came of a row; `token` is what the device drew.
+    /// What came of a row; `drawn` is what the device gave.
     fn read(
         &self,
         row: usize,
         task: &RowTask<'_>,
         answer: &Answer,
-        token: u32,
+        drawn: Drawn,
     ) -> Result<Result<Drawn, SampleError>, DriverError> {
-        match (answer, token) {
+        match (answer, drawn.token) {
             (Answer::OnHost, _) => Ok(self.sample_on_host(row, task)),
             (Answer::OnDevice(_), ops::ALL_BANNED) => Ok(Err(SampleError::AllBanned)),
             (Answer::OnDevice(_), ops::NOT_FINITE) => {
@@ -271,10 +267,7 @@ impl Rank {
                 self.stream.synchronize()?;
                 Ok(self.sample_on_host(row, task))
             }
-            (Answer::OnDevice(question), drawn) => {
-                let token = if let RowTask::Score { target, .. } = task { *target } else { drawn };
-                Ok(Ok(Drawn { token, logprobs: self.questions.told(row, question, token) }))
-            }
+            (Answer::OnDevice(_), _) => Ok(Ok(drawn)),
         }
     }
 

@@ -10,7 +10,7 @@ use windlass_checkpoint::Checkpoint;
 use windlass_engine_core::draft::{DraftTree, PromptLookup};
 use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::executor::Executor;
-use windlass_engine_core::plan::{BlockId, InputToken, PlanRow, RowOutput, SampleRow};
+use windlass_engine_core::plan::{BlockId, InputToken, PlanRow, RowOutput, SampleRow, StepOutput};
 use windlass_engine_core::request::{Request, RequestId, Sampling};
 use windlass_engine_model::cuda::Replay;
 use windlass_engine_model::load;
@@ -32,12 +32,15 @@ fn guesses_are_judged_by_what_is_drawn_without_them() {
             (vec![text[0], wrong(text[1]), text[2]], &text[..2]),
             (vec![wrong(text[0]), text[1]], &text[..1]),
         ] {
-            let sample = SampleRow { draft: DraftTree::chain(guesses), ..sample_row(&sampling) };
+            let sample = SampleRow { draft: DraftTree::chain(guesses), logprobs: Some(0), ..sample_row(&sampling) };
             let guessing = PlanRow { sample: Some(sample), ..row(InputToken::Known(1), 0) };
             let other = PlanRow { blocks: [BlockId(2)].into(), ..row(InputToken::Known(1), 0) };
-            let rows = step(&mut executor, plan(vec![guessing, other]));
+            let ticket = executor.submit(plan(vec![guessing, other])).unwrap();
+            let StepOutput { rows, scores, .. } = executor.collect(ticket).unwrap();
             let RowOutput::Verified(found) = &rows[0] else { panic!("{rows:?}") };
             assert_eq!(found, expected);
+            let told: Vec<u32> = scores[0].sampled.iter().map(|told| told.chosen.token).collect();
+            assert_eq!((told, scores.len()), (expected.to_vec(), 1), "of those that hold alone");
             assert_eq!(rows[1], step(&mut executor, plan(vec![row(InputToken::Known(1), 0)]))[0]);
         }
     }

@@ -2,10 +2,11 @@
 
 use crate::common::driver::{generate, sample_row};
 use crate::common::rows::{plan, row};
-use crate::cuda::{GENERATED, checkpoint, device, driver, executor, jobs, loaded, step, tiny};
+use crate::common::tiny::Tiny;
+use crate::cuda::{GENERATED, VOCABULARY, checkpoint, device, driver, executor, jobs, loaded, step, tiny};
 use windlass_cuda_shim::Issued;
 use windlass_engine_core::executor::Executor;
-use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, RowOutput, SampleRow, StepPlan};
+use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, RowOutput, RowScores, SampleRow, StepPlan};
 use windlass_engine_core::request::Sampling;
 use windlass_engine_model::cuda::Replay;
 use windlass_kernels::WeightType;
@@ -36,6 +37,52 @@ fn what_only_the_host_samples_is_mixed_with_what_the_device_does() {
     assert_eq!(together[1], [5; 4]);
     let alone = generate(&mut executor(&checkpoint, Replay::Graphs), &jobs[..1], 4, 32, 2);
     assert_eq!(together[0], alone[0]);
+}
+
+/// What the device tells of a token and of the most likely ones is what the host tells, which a bias of nothing makes it do; and
+/// such a step does not wait for the one in flight.
+#[test]
+fn log_probabilities_of_drawn_tokens_are_told_on_the_device() {
+    let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
+    let text: Vec<InputToken> = (0..9).map(|token| InputToken::Known(token * 31 % VOCABULARY)).collect();
+    let sampling = Sampling { temperature: 0.9, top_k: 40, seed: 8, ..Sampling::GREEDY };
+    let scored = |tops: [Option<u32>; 3], bias: Vec<(u32, f32)>| {
+        let mut executor = executor(&checkpoint, Replay::Graphs);
+        let asked = |(index, logprobs): (usize, Option<u32>)| {
+            let sampling = Sampling { logit_bias: bias.clone(), ..sampling.clone() };
+            let sample = Some(SampleRow { logprobs, ..sample_row(&sampling) });
+            let blocks = [BlockId(index as u32 + 1)].into();
+            PlanRow { tokens: text[..3 + 2 * index].to_vec(), sample, blocks, ..row(InputToken::Known(0), 0) }
+        };
+        let first = executor.submit(plan(tops.into_iter().enumerate().map(asked).collect())).unwrap();
+        let follow = |index: usize| PlanRow {
+            tokens: vec![InputToken::SampledBy { ticket: first, row: index as u32 }],
+            first_position: 3 + 2 * index as u32,
+            ..asked((index, tops[index]))
+        };
+        let second = executor.submit(plan((0..3).map(follow).collect())).unwrap();
+        let outputs = [first, second].map(|ticket| executor.collect(ticket).unwrap());
+        outputs.map(|output| (output.rows, output.scores))
+    };
+    let tops = [Some(0), None, Some(20)];
+    for ((rows, found), (expected_rows, expected)) in scored(tops, vec![]).into_iter().zip(scored(tops, vec![(1, 0.0)]))
+    {
+        assert_eq!(rows, expected_rows);
+        assert_eq!(found.len(), 2);
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!((found.row, found.prompt.len()), (expected.row, 0));
+            let told = |scores: &RowScores| {
+                let all = scores.sampled.iter().flat_map(|told| [told.chosen].into_iter().chain(told.top.clone()));
+                all.collect::<Vec<_>>()
+            };
+            let (found, expected) = (told(found), told(expected));
+            assert_eq!(found.len(), expected.len());
+            for (found, expected) in found.iter().zip(&expected) {
+                assert_eq!((found.token, found.rank), (expected.token, expected.rank));
+                assert!((found.logprob - expected.logprob).abs() < 1e-5, "{found:?} instead of {expected:?}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,9 @@
 use windlass_kernels::cuda::Stream;
-use windlass_kernels::cuda::ops::{self, ALL_BANNED, Asked, Edits, Masks, NOT_FINITE, Samplers, Told};
+use windlass_kernels::cuda::ops::{
+    self, ALL_BANNED, Asked, Edits, MOST_TOLD, Masks, NONE, NOT_FINITE, Samplers, TOLD, Told,
+};
 
-use crate::common::{Random, device, poisoned};
+use crate::common::{Random, SEEDS, device, poisoned};
 
 #[derive(Clone, Copy, Debug)]
 struct Sampler {
@@ -144,6 +146,56 @@ fn draws_follow_the_distribution() {
     assert!(chi_squared < 24.3, "{chi_squared}");
 }
 
+/// Log probabilities by what is told are those of the softmax, and the most likely tokens those of sorting, whose equals come in
+/// their order. Rows that do not ask, and those that drew nothing, are left alone.
+#[test]
+fn the_model_tells_what_it_thinks_of_the_tokens_drawn() {
+    let mut random = Random::new(18);
+    for (seed, vocabulary) in SEEDS.into_iter().zip([21usize, 1000, 4999]) {
+        let (device, stream) = device(seed);
+        let drawn = [0, 7, vocabulary as u32 - 1, 13, 5, NOT_FINITE];
+        let asked = [0, 20, 1, 5, NONE, 3];
+        let rows = drawn.len();
+        // Rounded, so that many logits are equal.
+        let mut logits: Vec<f32> =
+            (0..rows * vocabulary).map(|_| (random.value(9.0) * 4.0).round() / 4.0 + 0.0).collect();
+        logits[vocabulary + 3] = f32::NEG_INFINITY;
+        // The second row's token is known, whatever was drawn.
+        let (tokens, counts) =
+            (device.upload(&[0, 2, drawn[2], 13, 5, NOT_FINITE]).unwrap(), device.upload(&asked).unwrap());
+        let targets = device.upload(&[NONE, drawn[1], NONE, NONE, NONE, NONE]).unwrap();
+        let mut wholes = poisoned::<u64>(&device, rows);
+        let mut told_logits = poisoned::<f32>(&device, rows * TOLD);
+        let mut told_tokens = poisoned::<u32>(&device, rows * TOLD);
+        let untold = told_tokens.read(&stream).unwrap()[0];
+        let told = Told { wholes: wholes.view_mut(), logits: told_logits.view_mut(), tokens: told_tokens.view_mut() };
+        let memory = device.upload(&logits).unwrap();
+        let asks = Asked { drawn: tokens.view(), targets: targets.view(), counts: counts.view() };
+        ops::tell(&stream, asks, memory.view(), vocabulary, told).unwrap();
+        let (wholes, told_logits) = (wholes.read(&stream).unwrap(), told_logits.read(&stream).unwrap());
+        let told_tokens = told_tokens.read(&stream).unwrap();
+        for (row, own) in logits.chunks(vocabulary).enumerate() {
+            let (found, values) = (&told_tokens[row * TOLD..][..TOLD], &told_logits[row * TOLD..][..TOLD]);
+            let count = if drawn[row] == NOT_FINITE { NONE } else { asked[row] } as usize;
+            if count > MOST_TOLD {
+                assert!(found.iter().all(|&token| token == untold) && values.iter().all(|value| value.is_nan()));
+                continue;
+            }
+            let mut order: Vec<u32> = (0..vocabulary as u32).collect();
+            order.sort_by(|&a, &b| own[b as usize].total_cmp(&own[a as usize]).then(a.cmp(&b)));
+            assert_eq!(found[0] as usize, order.iter().position(|&token| token == drawn[row]).unwrap(), "{row}");
+            assert_eq!(found[2..2 + count], order[..count], "row {row} of {vocabulary}");
+            let expected = [order[0], drawn[row]].into_iter().chain(order[..count].iter().copied());
+            assert!(values.iter().zip(expected).all(|(&value, token)| value == own[token as usize]), "{row}");
+            let largest = f64::from(own[order[0] as usize]);
+            let whole: f64 = own.iter().map(|&logit| (f64::from(logit) - largest).exp()).sum();
+            let error = (wholes[row] as f64 / Told::ONE).ln() - whole.ln();
+            assert!(error.abs() < 1e-6, "row {row} of {vocabulary}: {error}");
+            assert!(found[2 + count..].iter().all(|&token| token == untold), "no more than was asked for");
+        }
+    }
+}
+
 fn adjusted(
     stream: &Stream,
     logits: &[f32],
@@ -198,51 +250,4 @@ fn what_is_no_number_stays_for_the_draw_to_report() {
     let edits: (&[u32], &[u32], &[f32]) = (&[0, 2], &[1, 2], &[1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0]);
     let found = adjusted(&stream, &logits, 4, (&[0], &[0b1000]), edits);
     assert!(found[0] == f32::NEG_INFINITY && found[1].is_nan() && found[2] == f32::INFINITY && found[3] == 2.0);
-}
-
-/// Log probabilities of a token and of the likeliest ones, each `(token, logprob)`, and the token's rank: in f64.
-fn told(logits: &[f32], token: u32, count: usize) -> (u32, Vec<(u32, f64)>) {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total: f64 = logits.iter().map(|&logit| f64::from(logit - most).exp()).sum();
-    let logprob = |token: u32| (token, f64::from(logits[token as usize] - most) - total.ln());
-    let mut tokens: Vec<u32> = (0..logits.len() as u32).collect();
-    tokens.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
-    let rank = tokens.iter().position(|&other| other == token).unwrap() as u32 + 1;
-    (rank, [token].iter().chain(&tokens[..count]).map(|&token| logprob(token)).collect())
-}
-
-#[test]
-fn log_probabilities_and_ranks_are_the_distributions() {
-    const STRIDE: usize = 6;
-    const POISON: f32 = 7.5;
-    for (vocabulary, seed) in [(40, 1), (1025, 2), (5000, 3)] {
-        let (device, stream) = device(seed);
-        let mut random = Random::new(seed);
-        // Many are equal; the third row asks for nothing, the fourth for more than there is room for.
-        let logits: Vec<f32> = (0..5 * vocabulary).map(|_| (random.value(8.0) * 4.0).round() / 4.0).collect();
-        let last = vocabulary as u32 - 1;
-        let (targets, drawn) = ([u32::MAX, last, 3, 4, u32::MAX], [11, 5, 5, 5, NOT_FINITE]);
-        let counts = [5, 0, u32::MAX, STRIDE as u32, 2];
-        let [logits_memory] = [&logits].map(|values| device.upload(values).unwrap());
-        let [counts_memory, targets_memory, drawn_memory] =
-            [counts, targets, drawn].map(|all| device.upload(&all).unwrap());
-        let mut logprobs = device.upload(&[POISON; 5 * STRIDE]).unwrap();
-        let mut tokens = poisoned::<u32>(&device, 5 * STRIDE);
-        let asked = Asked { counts: counts_memory.view(), targets: targets_memory.view(), drawn: drawn_memory.view() };
-        let places = Told { logprobs: logprobs.view_mut(), tokens: tokens.view_mut() };
-        ops::tell_logprobs(&stream, logits_memory.view(), vocabulary, asked, places).unwrap();
-        let (logprobs, tokens) = (logprobs.read(&stream).unwrap(), tokens.read(&stream).unwrap());
-        for (row, (token, count)) in [(11, 5), (last, 0)].into_iter().enumerate() {
-            let (rank, expected) = told(&logits[row * vocabulary..(row + 1) * vocabulary], token, count);
-            let first = row * STRIDE;
-            assert_eq!(tokens[first], rank);
-            for (place, (token, logprob)) in expected.into_iter().enumerate() {
-                assert!(place == 0 || tokens[first + place] == token, "{place} of row {row} of {vocabulary}");
-                let error = (f64::from(logprobs[first + place]) - logprob).abs();
-                assert!(error <= 1e-5, "{place} of row {row} of {vocabulary}: {error}");
-            }
-            assert!(logprobs[first + count + 1..first + STRIDE].iter().all(|&value| value == POISON));
-        }
-        assert!(logprobs[2 * STRIDE..].iter().all(|&value| value == POISON), "rows that nobody asks about");
-    }
 }

@@ -1,4 +1,4 @@
-//! Drawing tokens: adjustments of single logits, then temperature, min-p, top-k and top-p. And telling how likely they were.
+//! Drawing tokens: adjustments of single logits, then temperature, min-p, top-k and top-p; and what the model thought of them.
 
 use super::word;
 use crate::cuda::launch::Launch;
@@ -8,6 +8,13 @@ use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
 pub const NOT_FINITE: u32 = u32::MAX;
 /// What is drawn from a row of which every token is banned.
 pub const ALL_BANNED: u32 = u32::MAX - 1;
+
+/// Most of a row's most likely tokens that are told.
+pub const MOST_TOLD: usize = 20;
+/// Numbers of each kind that are told of a row.
+pub const TOLD: usize = 2 + MOST_TOLD;
+/// No token, and no count.
+pub const NONE: u32 = u32::MAX;
 
 /// The only tokens that may come, where something decides it.
 #[derive(Clone, Copy, Debug)]
@@ -92,50 +99,56 @@ pub fn sample(
     unsafe { stream.launch(&launch) }
 }
 
-/// What is told of each row.
+/// What each row tells.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
-    /// How many of the likeliest tokens, or `u32::MAX` for nothing of the row.
-    pub counts: View<'a, u32>,
-    /// The token, or `u32::MAX` for the one drawn.
-    pub targets: View<'a, u32>,
     /// The tokens drawn.
     pub drawn: View<'a, u32>,
+    /// A token that is known, or [`NONE`] for the one drawn.
+    pub targets: View<'a, u32>,
+    /// Of how many most likely tokens: at most [`MOST_TOLD`] and the vocabulary. [`NONE`] tells nothing.
+    pub counts: View<'a, u32>,
 }
 
-/// Where it is told: `[rows, stride]`, of which the first place is the row's token and the others are the likeliest ones.
+/// What is told of each row, for log probabilities.
 #[derive(Debug)]
 pub struct Told<'a> {
-    /// Log probabilities.
-    pub logprobs: ViewMut<'a, f32>,
-    /// The token's rank, from 1; the likeliest tokens.
+    /// `2⁴⁰ · Σ exp(logit - largest)`.
+    pub wholes: ViewMut<'a, u64>,
+    /// `[rows, TOLD]`: the largest logit, the token's own, and those of the most likely ones.
+    pub logits: ViewMut<'a, f32>,
+    /// `[rows, TOLD]`: how many tokens are more likely, or as likely and have a lower number; nothing; and the most likely ones.
     pub tokens: ViewMut<'a, u32>,
 }
 
-/// Tells log probabilities by the rows of `logits`, `[rows, vocabulary]`. Rows that ask for `stride` tokens or more, and those
-/// whose token is none, are left as they were.
+impl Told<'_> {
+    /// Values of [`Told::wholes`] that stand for one.
+    pub const ONE: f64 = (1u64 << 40) as f64;
+}
+
+/// Tells of each row of `logits`, `[rows, vocabulary]`, what the model thinks of a token and of the most likely ones. Nothing is
+/// told of a row whose token is none.
 ///
 /// # Panics
 /// When the lengths do not match.
-pub fn tell_logprobs(
+pub fn tell(
     stream: &Stream,
+    asked: Asked<'_>,
     logits: View<'_, f32>,
     vocabulary: usize,
-    asked: Asked<'_>,
     told: Told<'_>,
 ) -> Result<(), DriverError> {
     let rows = whole_rows(logits.len(), vocabulary);
-    let lengths = [asked.counts.len(), asked.targets.len(), asked.drawn.len()];
-    assert!(lengths.iter().all(|&len| len == rows), "a count, a target and a drawn token for each of {rows} rows");
-    let places = told.logprobs.len();
+    let lengths = [asked.drawn.len(), asked.targets.len(), asked.counts.len(), told.wholes.len()];
+    assert!(lengths.iter().all(|&len| len == rows), "one for each of {rows} rows");
     assert!(
-        places == told.tokens.len() && places >= rows && places.is_multiple_of(rows),
-        "as many places for each row"
+        told.logits.len() == rows * TOLD && told.tokens.len() == rows * TOLD,
+        "room for what is told of {rows} rows"
     );
-    let launch = Launch::new(Kernel::TellLogprobs, [word(rows), 1, 1]).with(logits).with(asked.counts);
-    let launch = launch.with(asked.targets).with(asked.drawn).with(told.logprobs).with(told.tokens);
-    // SAFETY: each block reads one row and writes its own places.
-    unsafe { stream.launch(&launch.with(word(places / rows)).with(word(vocabulary))) }
+    let launch = Launch::new(Kernel::Tell, [word(rows), 1, 1]).with(logits).with(asked.drawn).with(asked.targets);
+    let launch = launch.with(asked.counts).with(told.wholes).with(told.logits).with(told.tokens);
+    // SAFETY: each block reads one row and writes what is told of it.
+    unsafe { stream.launch(&launch.with(word(vocabulary))) }
 }
 
 fn whole_rows(values: usize, vocabulary: usize) -> usize {
