@@ -6,13 +6,9 @@ pub(crate) mod grouping;
 use half::bf16;
 
 use crate::simd::{Kernel, Simd, nearest_bf16, widened};
-use crate::weights::cell::blocks_per_scale;
 use crate::weights::float::without_subnormals;
 use crate::{PackedMatrix, Pool, WeightType};
 use blocks::Blocks;
-
-/// How many blocks may share a scale: one, and those of a K-quant's 256 values.
-const RUNS: [usize; 2] = [1, 8];
 
 /// Tokens that one worker converts at a time.
 const CHUNK_TOKENS: usize = 8;
@@ -40,16 +36,16 @@ impl ActivationType {
 
 /// A reusable buffer of activations `[tokens, cols]`, converted once for all matrices that multiply them.
 ///
-/// Quantized weights multiply signed bytes with one f32 scale for each 32 values, the finest grouping that any of the formats
-/// has; K-quants with one for the 256 that their factors are for, which is then multiplied once for all of them. Weights in bf16 multiply values in bf16, other float weights the values
-/// themselves.
+/// Quantized weights multiply signed bytes with one f32 scale for each 32 values: a K-quant's 256, which could share one,
+/// lose half as much by scales of their own (`tests/peer/logits`). Weights in bf16 multiply values in bf16, other float
+/// weights the values themselves.
 #[derive(Debug, Default)]
 pub struct Activations {
     kind: ActivationType,
     tokens: usize,
     cols: usize,
-    /// The planes of all tokens, or empty: for each of [`RUNS`].
-    blocks: [Blocks; RUNS.len()],
+    /// The planes of all tokens, or empty.
+    blocks: Blocks,
     /// `[tokens, cols]`, or empty.
     values: Vec<f32>,
     /// `[tokens, planes, cols / 2]`, the last filled up with a zero, or empty.
@@ -93,7 +89,7 @@ impl Activations {
         let any = |form: Form| matrices.iter().any(|matrix| Form::of(matrix.weight_type()) == form);
         self.values.clear();
         self.pairs.clear();
-        self.blocks.iter_mut().for_each(Blocks::clear);
+        self.blocks.clear();
         if any(Form::Values) {
             self.values.extend_from_slice(input);
         }
@@ -106,10 +102,8 @@ impl Activations {
                 pool.kernels().call(Round { values, pairs, planes, cols });
             });
         }
-        for (run, blocks) in RUNS.into_iter().zip(&mut self.blocks) {
-            if any(Form::Blocks { run }) {
-                blocks.load(pool, input, cols, planes, run);
-            }
+        if any(Form::Blocks) {
+            self.blocks.load(pool, input, cols, planes);
         }
     }
 
@@ -133,11 +127,10 @@ impl Activations {
         self.tokens * self.planes()
     }
 
-    /// All inputs in blocks, `run` of which share a scale.
-    pub(crate) fn blocks(&self, run: usize) -> &Blocks {
-        let blocks = &self.blocks[usize::from(run == RUNS[1])];
-        assert!(blocks.inputs() == self.inputs(), "activations were not loaded for these quantized weights");
-        blocks
+    /// All inputs in blocks.
+    pub(crate) fn blocks(&self) -> &Blocks {
+        assert!(self.blocks.inputs() == self.inputs(), "activations were not loaded for quantized weights");
+        &self.blocks
     }
 
     /// The pairs of an input: plane `input % planes` of token `input / planes`.
@@ -159,10 +152,7 @@ impl Activations {
 enum Form {
     Values,
     Pairs,
-    /// Of which `run` share a scale.
-    Blocks {
-        run: usize,
-    },
+    Blocks,
 }
 
 impl Form {
@@ -170,7 +160,7 @@ impl Form {
         match weight_type {
             WeightType::F32 | WeightType::F16 => Form::Values,
             WeightType::BF16 => Form::Pairs,
-            _ => Form::Blocks { run: blocks_per_scale(weight_type.block_elements()) },
+            _ => Form::Blocks,
         }
     }
 }

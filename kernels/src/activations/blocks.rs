@@ -2,7 +2,6 @@
 
 use std::mem;
 
-use super::RUNS;
 use super::grouping::Grouping;
 use crate::Pool;
 use crate::simd::{Kernel, LANES, Simd};
@@ -10,9 +9,6 @@ use crate::weights::cell::BLOCK;
 
 /// Values that one worker converts at a time.
 const PART_VALUES: usize = 16384;
-
-/// The most blocks that share a scale.
-const LARGEST_RUN: usize = RUNS[1];
 
 /// Blocks of smaller values count as zeros: 127 over less than this is not finite.
 const NEGLIGIBLE: f32 = 1e-36;
@@ -23,7 +19,7 @@ const NEGLIGIBLE: f32 = 1e-36;
 pub(crate) struct Block {
     /// In fours, as the dot product takes them; none is -128.
     pub(crate) codes: [[i8; 4]; BLOCK / 4],
-    /// The largest magnitude over 127, here and in the blocks that share the scale.
+    /// The largest magnitude over 127.
     pub(crate) scale: f32,
     /// `Σ codes`.
     pub(crate) sum: f32,
@@ -76,14 +72,14 @@ impl Blocks {
         })
     }
 
-    /// Takes in `values`, whole tokens of `cols`, each as so many planes; `run` blocks share a scale.
-    pub(super) fn load(&mut self, pool: &Pool, values: &[f32], cols: usize, planes: usize, run: usize) {
+    /// Takes in `values`, whole tokens of `cols`, each as so many planes.
+    pub(super) fn load(&mut self, pool: &Pool, values: &[f32], cols: usize, planes: usize) {
         self.inputs = values.len() / cols * planes;
         self.per_input = cols / BLOCK;
         self.grouping = Grouping::of(pool.kernels(), self.inputs);
         self.blocks.resize(self.inputs * self.per_input, Block::default());
         let (per_input, grouping, inputs) = (self.per_input, self.grouping, self.inputs);
-        let blocks_at_once = |size: usize| (PART_VALUES / BLOCK / size).next_multiple_of(LARGEST_RUN);
+        let blocks_at_once = |size: usize| (PART_VALUES / BLOCK / size).max(1);
         let count = grouping.groups(inputs).map(|group| per_input.div_ceil(blocks_at_once(group.len()))).sum();
         let mut left = self.blocks.as_mut_slice();
         let parts = grouping.groups(inputs).flat_map(move |group| {
@@ -92,7 +88,7 @@ impl Blocks {
             let tokens = &values[group.start / planes * cols..group.end / planes * cols];
             let (size, at_once) = (group.len(), blocks_at_once(group.len()));
             let parts = blocks.chunks_mut(at_once * size).enumerate();
-            parts.map(move |(i, blocks)| Quantize { tokens, cols, blocks, first: i * at_once, planes, run })
+            parts.map(move |(i, blocks)| Quantize { tokens, cols, blocks, first: i * at_once, planes })
         });
         pool.for_each_of(count, parts, |part| pool.kernels().call(part));
     }
@@ -114,8 +110,6 @@ struct Quantize<'a> {
     blocks: &'a mut [Block],
     first: usize,
     planes: usize,
-    /// Blocks that share a scale.
-    run: usize,
 }
 
 impl Kernel for Quantize<'_> {
@@ -126,81 +120,50 @@ impl Kernel for Quantize<'_> {
         let size = self.tokens.len() / self.cols * self.planes;
         for (token, values) in self.tokens.chunks_exact(self.cols).enumerate() {
             let values = &values.as_chunks().0[self.first..][..self.blocks.len() / size];
-            let runs = values.chunks(self.run).zip(self.blocks.chunks_mut(self.run * size));
-            for (values, blocks) in runs {
-                let mut codes = [Block::default(); LARGEST_RUN];
-                let codes = &mut codes[..values.len()];
+            for (values, blocks) in values.iter().zip(self.blocks.chunks_exact_mut(size)) {
                 let input = token * self.planes;
-                quantize(simd, values, codes);
-                scatter(codes, blocks, input, size);
+                blocks[input] = quantize(simd, values);
                 if self.planes == 2 {
-                    let mut left = [[0.0; BLOCK]; LARGEST_RUN];
-                    let left = &mut left[..values.len()];
-                    rest(simd, values, codes, left);
-                    quantize(simd, left, codes);
-                    scatter(codes, blocks, input + 1, size);
+                    blocks[input + 1] = quantize(simd, &rest(simd, values, &blocks[input]));
                 }
             }
         }
     }
 }
 
-/// Writes an input's blocks between those of its group's others.
 #[inline(always)]
-fn scatter(from: &[Block], blocks: &mut [Block], input: usize, size: usize) {
-    for (from, to) in from.iter().zip(blocks.iter_mut().skip(input).step_by(size)) {
-        *to = *from;
-    }
-}
-
-/// Blocks that share a scale.
-#[inline(always)]
-fn quantize<S: Simd>(simd: S, values: &[[f32; BLOCK]], blocks: &mut [Block]) {
-    let magnitude = magnitude(simd, values);
+fn quantize<S: Simd>(simd: S, values: &[f32; BLOCK]) -> Block {
+    let [low, high] = halves(values).map(|half| simd.load(half));
+    let magnitude = simd.largest(simd.max(magnitudes(simd, low), magnitudes(simd, high)));
     let inverse = simd.splat(if magnitude > NEGLIGIBLE { 127.0 / magnitude } else { 0.0 });
-    for (values, block) in values.iter().zip(blocks) {
-        let [low, high] = halves(values);
-        let low = simd.round(simd.mul(simd.load(low), inverse));
-        let high = simd.round(simd.mul(simd.load(high), inverse));
-        let mut codes = [[0; LANES]; 2];
-        simd.store_i8(low, &mut codes[0]);
-        simd.store_i8(high, &mut codes[1]);
-        for (four, codes) in block.codes.iter_mut().zip(codes.as_flattened().as_chunks().0) {
-            *four = *codes;
-        }
-        let (low_sum, high_sum) = (simd.sum_i32(low), simd.sum_i32(high));
-        block.scale = magnitude / 127.0;
-        block.sum = (low_sum + high_sum) as f32;
-        block.negated_sum = -(low_sum + high_sum);
-        block.negated_high_sum = -high_sum;
-    }
+    let (low, high) = (simd.round(simd.mul(low, inverse)), simd.round(simd.mul(high, inverse)));
+    let mut block = Block::default();
+    let [low_codes, high_codes] = halves_mut(block.codes.as_flattened_mut());
+    simd.store_i8(low, low_codes);
+    simd.store_i8(high, high_codes);
+    let (low_sum, high_sum) = (simd.sum_i32(low), simd.sum_i32(high));
+    block.scale = magnitude / 127.0;
+    block.sum = (low_sum + high_sum) as f32;
+    block.negated_sum = -(low_sum + high_sum);
+    block.negated_high_sum = -high_sum;
+    block
 }
 
-/// The largest of all magnitudes.
 #[inline(always)]
-fn magnitude<S: Simd>(simd: S, values: &[[f32; BLOCK]]) -> f32 {
-    let zero = simd.splat(0.0);
-    let mut largest = zero;
-    for values in values {
-        let [low, high] = halves(values);
-        let (low, high) = (simd.load(low), simd.load(high));
-        let positive = simd.max(low, high);
-        let negative = simd.max(simd.sub(zero, low), simd.sub(zero, high));
-        largest = simd.max(largest, simd.max(positive, negative));
-    }
-    simd.largest(largest)
+fn magnitudes<S: Simd>(simd: S, values: S::F) -> S::F {
+    simd.max(values, simd.sub(simd.splat(0.0), values))
 }
 
-/// What the blocks' codes leave of the values.
+/// What the block's codes leave of the values.
 #[inline(always)]
-fn rest<S: Simd>(simd: S, values: &[[f32; BLOCK]], blocks: &[Block], to: &mut [[f32; BLOCK]]) {
-    for ((values, block), to) in values.iter().zip(blocks).zip(to) {
-        let [low_codes, high_codes] = halves(block.codes.as_flattened());
-        let ([low, high], [to_low, to_high]) = (halves(values), halves_mut(to));
-        let scale = simd.splat(-block.scale);
-        simd.store(simd.fma(simd.load_i8(low_codes), scale, simd.load(low)), to_low);
-        simd.store(simd.fma(simd.load_i8(high_codes), scale, simd.load(high)), to_high);
-    }
+fn rest<S: Simd>(simd: S, values: &[f32; BLOCK], block: &Block) -> [f32; BLOCK] {
+    let mut left = [0.0; BLOCK];
+    let [low_codes, high_codes] = halves(block.codes.as_flattened());
+    let ([low, high], [left_low, left_high]) = (halves(values), halves_mut(&mut left));
+    let scale = simd.splat(-block.scale);
+    simd.store(simd.fma(simd.load_i8(low_codes), scale, simd.load(low)), left_low);
+    simd.store(simd.fma(simd.load_i8(high_codes), scale, simd.load(high)), left_high);
+    left
 }
 
 #[inline(always)]

@@ -14,12 +14,6 @@ pub(crate) const TILE_ROWS: usize = LANES;
 /// Columns that share an activation scale.
 pub(crate) const BLOCK: usize = 32;
 
-/// Blocks whose activations share a scale, with weights in cells of so many columns: those of a K-quant's cell, as in
-/// llama.cpp. Elsewhere each has its own, which loses less.
-pub(crate) const fn blocks_per_scale(cols: usize) -> usize {
-    if cols == 8 * BLOCK { 8 } else { 1 }
-}
-
 /// Codes of one block of 16 rows in one byte each: vector j, lane r holds columns `4j..4j + 4` of row r.
 pub(crate) type Codes = [[u8; 64]; 8];
 
@@ -57,8 +51,6 @@ pub(crate) trait QuantizedCell: Cell {
     const SCALES: usize;
     /// Minimums per block: none, one for 32 columns, or two for 16 each.
     const MINIMUMS: usize;
-    /// Blocks whose activations share a scale.
-    const RUN: usize = blocks_per_scale(Self::COLS);
 
     /// Packs the file's blocks of 16 rows.
     fn pack(&mut self, rows: [&[u8]; TILE_ROWS]);

@@ -65,8 +65,14 @@ impl Columns<'_> {
 
     /// Writes the panel's results for `token`; what lies beyond the matrix is dropped.
     fn write(&mut self, token: usize, tiles: &[[f32; TILE_ROWS]; PANEL_TILES]) {
-        let columns = self.of_token(token);
-        columns.copy_from_slice(&tiles.as_flattened()[..columns.len()]);
+        match self.of_token(token).as_chunks_mut() {
+            ([first, second], _) => [*first, *second] = *tiles,
+            ([first], rest) => {
+                *first = tiles[0];
+                rest.copy_from_slice(&tiles[1][..rest.len()]);
+            }
+            (_, rest) => rest.copy_from_slice(&tiles[0][..rest.len()]),
+        }
     }
 
     /// Adds to what was written for `token`.

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use super::PANEL_TILES;
 use super::output::Columns;
-use super::quantized::{Lanes, add_dot, multiply_codes, run_of, start, sum_of};
+use super::quantized::{Lanes, multiply_codes, run_of, start, sum_of};
 use crate::activations::blocks::{Block, Blocks, Group};
 use crate::activations::grouping::PANEL_INPUTS;
 use crate::simd::{Kernel, Kernels, LANES, Simd};
@@ -221,7 +221,7 @@ fn one_by_one<S: Simd, C: QuantizedCell>(
     }
 }
 
-/// `TILES · INPUTS` sums, from tile `first_tile` on: a run's parts stay in registers while its blocks go by.
+/// `TILES · INPUTS` sums, from tile `first_tile` on, which stay in registers while the blocks go by.
 #[inline(always)]
 fn register_tile<S: Simd, C: QuantizedCell, const TILES: usize, const INPUTS: usize>(
     simd: S,
@@ -237,22 +237,11 @@ fn register_tile<S: Simd, C: QuantizedCell, const TILES: usize, const INPUTS: us
             sums[tile][input] = simd.load(&to[input][first_tile + tile]);
         }
     }
-    for (i, run) in panel.chunks_exact(C::RUN).enumerate() {
-        let mut parts = [[simd.splat(0.0); INPUTS]; TILES];
-        for (block, weights) in run.iter().enumerate() {
-            let block = i * C::RUN + block;
-            if let Some(ahead) = ahead {
-                simd.prefetch(ahead.wrapping_add(block * LINES_AHEAD * LINE), LINES_AHEAD);
-            }
-            add_block::<S, C, TILES, INPUTS>(simd, weights, first_tile, lanes.at(block), &mut parts);
+    for (block, weights) in panel.iter().enumerate() {
+        if let Some(ahead) = ahead {
+            simd.prefetch(ahead.wrapping_add(block * LINES_AHEAD * LINE), LINES_AHEAD);
         }
-        let activations: &[Block; INPUTS] = lanes.at(i * C::RUN);
-        for input in 0..INPUTS {
-            let scale = simd.splat(activations[input].scale);
-            for tile in 0..TILES {
-                sums[tile][input] = simd.fma(parts[tile][input], scale, sums[tile][input]);
-            }
-        }
+        add_block::<S, C, TILES, INPUTS>(simd, weights, first_tile, lanes.at(block), &mut sums);
     }
     for tile in 0..TILES {
         for input in 0..INPUTS {
@@ -261,21 +250,24 @@ fn register_tile<S: Simd, C: QuantizedCell, const TILES: usize, const INPUTS: us
     }
 }
 
-/// Adds a block's products to the parts of its run.
+/// Adds a block's products to the sums.
 #[inline(always)]
 fn add_block<S: Simd, C: QuantizedCell, const TILES: usize, const INPUTS: usize>(
     simd: S,
     weights: &[PanelBlock; PANEL_TILES],
     first_tile: usize,
     activations: &[Block; INPUTS],
-    parts: &mut [[S::F; INPUTS]; TILES],
+    sums: &mut [[S::F; INPUTS]; TILES],
 ) {
+    let mut parts = [[simd.splat(0.0); INPUTS]; TILES];
     for half in 0..C::SCALES {
         let dots = dots::<S, C, TILES, INPUTS>(simd, weights, first_tile, activations, half);
         for tile in 0..TILES {
             let scale = simd.load(&weights[first_tile + tile].scales[half]);
             for input in 0..INPUTS {
-                parts[tile][input] = add_dot::<S, C>(simd, parts[tile][input], dots[tile][input], scale);
+                let dot = simd.to_f32(dots[tile][input]);
+                parts[tile][input] =
+                    if half == 0 { simd.mul(dot, scale) } else { simd.fma(dot, scale, parts[tile][input]) };
             }
         }
     }
@@ -286,6 +278,12 @@ fn add_block<S: Simd, C: QuantizedCell, const TILES: usize, const INPUTS: usize>
                 let sum = sum_of::<S, C>(simd, &activations[input], index);
                 parts[tile][input] = simd.fma(minimum, sum, parts[tile][input]);
             }
+        }
+    }
+    for input in 0..INPUTS {
+        let scale = simd.splat(activations[input].scale);
+        for tile in 0..TILES {
+            sums[tile][input] = simd.fma(parts[tile][input], scale, sums[tile][input]);
         }
     }
 }

@@ -1,9 +1,8 @@
 //! Products with quantized weights: integer dot products of unsigned weight codes with signed activation codes.
 //!
-//! For each run of blocks whose activations share a scale `sum += part · activation scale`, where the part adds, block after
-//! block, `dot · weight scale`, of each half where those have scales of their own, then
-//! `minimum · Σ activation codes` for formats that have one. The order of these steps is fixed; the dot products are
-//! exact, so theirs does not matter.
+//! Block after block `sum += part · activation scale`, where the part is `dot · weight scale`, of each half where those have
+//! scales of their own, and `minimum · Σ activation codes` for formats that have one. The order of these steps is fixed; the
+//! dot products are exact, so theirs does not matter.
 
 use super::PANEL_TILES;
 use super::output::Columns;
@@ -29,7 +28,7 @@ pub(super) fn multiply<C: QuantizedCell>(
         &cells[..cells.len().min(PANEL_TILES * per_tile)]
     };
     let (first, second) = cells_of(panel).split_at(per_tile);
-    let (blocks, planes) = (activations.blocks(C::RUN), activations.planes());
+    let (blocks, planes) = (activations.blocks(), activations.planes());
     match blocks.grouping() {
         Grouping::Direct => {
             blocks.groups().for_each(|group| multiply_direct(kernels, [first, second], group, planes, &mut out))
@@ -138,30 +137,23 @@ fn together<S: Simd, C: QuantizedCell, const INPUTS: usize>(
     let mut sums = [simd.splat(0.0); INPUTS];
     for (i, cell) in cells.iter().enumerate() {
         let ahead = std::ptr::from_ref(cell).cast::<u8>().wrapping_add(STREAM_AHEAD);
-        for run in (0..per_cell).step_by(C::RUN) {
-            let mut parts = [simd.splat(0.0); INPUTS];
-            for block in run..run + C::RUN {
-                let share = size_of::<C>() / per_cell;
-                simd.prefetch(ahead.wrapping_add(block * share), share.div_ceil(LINE));
-                add_block(simd, cell, block, lanes.at(i * per_cell + block), &mut parts);
-            }
-            let activations: &[Block; INPUTS] = lanes.at(i * per_cell + run);
-            for input in 0..INPUTS {
-                sums[input] = simd.fma(parts[input], simd.splat(activations[input].scale), sums[input]);
-            }
+        for block in 0..per_cell {
+            let share = size_of::<C>() / per_cell;
+            simd.prefetch(ahead.wrapping_add(block * share), share.div_ceil(LINE));
+            add_block(simd, cell, block, lanes.at(i * per_cell + block), &mut sums);
         }
     }
     store_all(simd, sums)
 }
 
-/// Adds the products of a cell's block to the parts of its run.
+/// Adds the products of a cell's block to the sums.
 #[inline(always)]
 fn add_block<S: Simd, C: QuantizedCell, const INPUTS: usize>(
     simd: S,
     cell: &C,
     block: usize,
     activations: &[Block; INPUTS],
-    parts: &mut [S::F; INPUTS],
+    sums: &mut [S::F; INPUTS],
 ) {
     let codes = cell.codes(simd, block);
     let scale = cell.scale(simd, block, 0);
@@ -175,16 +167,15 @@ fn add_block<S: Simd, C: QuantizedCell, const INPUTS: usize>(
         let [low, high] = start::<S, C>(simd, activation);
         let low = half_dot::<S, C>(simd, low, &codes, activation, 0);
         let high = half_dot::<S, C>(simd, high, &codes, activation, 4);
-        if C::SCALES == 2 {
-            parts[input] = add_dot::<S, C>(simd, parts[input], low, scale);
-            parts[input] = add_dot::<S, C>(simd, parts[input], high, second_scale);
+        let mut part = if C::SCALES == 2 {
+            simd.fma(simd.to_f32(high), second_scale, simd.mul(simd.to_f32(low), scale))
         } else {
-            parts[input] = add_dot::<S, C>(simd, parts[input], simd.add_i32(low, high), scale);
-        }
+            simd.mul(simd.to_f32(simd.add_i32(low, high)), scale)
+        };
         for index in 0..C::MINIMUMS {
-            let sum = sum_of::<S, C>(simd, activation, index);
-            parts[input] = simd.fma(minimums[index], sum, parts[input]);
+            part = simd.fma(minimums[index], sum_of::<S, C>(simd, activation, index), part);
         }
+        sums[input] = simd.fma(part, simd.splat(activation.scale), sums[input]);
     }
 }
 
@@ -249,15 +240,6 @@ pub(super) fn multiply_codes<S: Simd, C: QuantizedCell>(simd: S, products: S::P,
     match C::CODE_BITS {
         8 => simd.multiply_biased(products, codes, values),
         _ => simd.multiply(products, codes, values),
-    }
-}
-
-/// Adds `dot · scale` to a part; that of a run of one begins with it.
-#[inline(always)]
-pub(super) fn add_dot<S: Simd, C: QuantizedCell>(simd: S, part: S::F, dot: S::I, scale: S::F) -> S::F {
-    match C::RUN {
-        1 => simd.mul(simd.to_f32(dot), scale),
-        _ => simd.fma(simd.to_f32(dot), scale, part),
     }
 }
 

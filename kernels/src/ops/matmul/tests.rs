@@ -3,7 +3,6 @@ use half::bf16;
 use super::*;
 use crate::activations::blocks::Block;
 use crate::testing::{Random, bits, file_bytes, file_values, packed, relative_error};
-use crate::weights::cell::blocks_per_scale;
 use crate::{ActivationType, Kernels, WeightType};
 
 const BOTH: [ActivationType; 2] = [ActivationType::Int8, ActivationType::Int16];
@@ -58,10 +57,7 @@ fn seen_by(weight_type: WeightType, activations: &Activations, token: usize) -> 
     let planes: Vec<Vec<f64>> = match weight_type {
         WeightType::F32 | WeightType::F16 => vec![activations.values(token).iter().copied().map(f64::from).collect()],
         WeightType::BF16 => planes.map(|plane| paired(activations.pairs(plane), activations.cols())).collect(),
-        _ => {
-            let run = blocks_per_scale(weight_type.block_elements());
-            planes.map(|plane| activations.blocks(run).of_input(plane).flat_map(decoded).collect()).collect()
-        }
+        _ => planes.map(|plane| activations.blocks().of_input(plane).flat_map(decoded).collect()).collect(),
     };
     (0..activations.cols()).map(|col| planes.iter().map(|plane| plane[col]).sum()).collect()
 }
