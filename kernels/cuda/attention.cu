@@ -10,7 +10,8 @@
 // Decoding: the block has one token's rows, at most 16, and its four warps take 16 keys each of every page. A long
 // context is split over blocks by its own length alone, and the parts are merged in their order. Where the sequences
 // behind this one begin with the same pages, the block has their rows, too, as many as are 16: the pages are read once,
-// and each row's numbers are what they are alone. Prefill: each warp has 16 rows of its own and takes all keys.
+// and each row's numbers are what they are alone. Prefill: each warp has 16 rows of its own and takes all keys. A guess on a
+// branch does not see all keys before its own: which of the last 32 it does, bits say.
 #include "dev.cuh"
 
 constexpr int THREADS = 128;
@@ -18,6 +19,8 @@ constexpr int WARPS = THREADS / 32;
 constexpr int PAGE = 64;
 constexpr int ROWS = 16;
 constexpr float LOG2_E = 1.44269504f;
+constexpr u32 SEEN_KEYS = 32;  // that bits say something of
+constexpr u32 ALL_SEEN = ~u32{0};
 
 // How pages hold values.
 enum class Code { Bf16, E4m3, Int8 };
@@ -35,6 +38,16 @@ struct Shape {
   u32 window;     // keys that a query sees, 0 for all
   float cap;      // of scores: cap · tanh(score / cap); 0 for none
 };
+
+// Of the keys that a token sees, its own the lowest bit, the nearest ones that its window holds; `left` is the rest of that.
+DEVICE u32 nearest(u32 seen, u32 window, u32& left) {
+  u32 kept = 0;
+  for (left = window; left > 0 && seen != 0; --left) {
+    kept |= seen & (0 - seen);
+    seen &= seen - 1;
+  }
+  return kept;
+}
 
 // Keys of a split, by the length of the whole sequence (kernels.rs, `split_keys`, says the same).
 DEVICE u32 split_keys(u32 length) { return length <= 2048 ? 128 : length <= 8192 ? 256 : 512; }
@@ -130,19 +143,30 @@ struct Rows {
     }
   }
 
+  // Of a row's last keys those that it sees: of what bits say the ones in its window, which counts none of the others.
+  DEVICE u32 limit(int half, u32 bits, const Shape& shape) {
+    if (bits == ALL_SEEN || shape.window == 0) return bits;
+    u32 left = 0;
+    const u32 seen = nearest(bits, shape.window, left);
+    first[half] = end[half] > SEEN_KEYS + left ? end[half] - SEEN_KEYS - left : 0;
+    return seen;
+  }
+
   // Which of the values is column `i % 2` of this lane's in product `n`.
   DEVICE static u32 column(int n, int i) {
     const u32 place = lane_index() % 4;
     return BYTES ? 16 * (n / 2) + 4 * place + 2 * (i % 2) + n % 2 : 8 * n + 2 * place + i % 2;
   }
 
-  // Takes KEYS keys and values of a stage, from `at` on; the stage's first key is at position `start`.
+  // Takes KEYS keys and values of a stage, from `at` on; the stage's first key is at position `start`. Where some are guesses on
+  // branches, `seen` says of the warp's rows which of their last keys they see.
   template <int KEYS>
-  DEVICE void attend(const Place& stage, u32 at, u32 start, const Shape& shape) {
+  DEVICE void attend(const Place& stage, u32 at, u32 start, const Shape& shape, bool branches, const u32* seen) {
     float score[KEYS / 8][4] = {};
 #pragma unroll
     for (int n = 0; n < KEYS / 16; ++n) compare(score[2 * n], score[2 * n + 1], stage.keys + (at + 16 * n) * STRIDE);
     mask<KEYS>(score, stage.scales[0] + at, start + at, shape);
+    if (branches) hide<KEYS>(score, start + at, seen);
     soften<KEYS>(score);
     if (BYTES) weigh<KEYS>(score, stage.scales[1] + at);
 #pragma unroll
@@ -212,6 +236,20 @@ struct Rows {
         if (BYTES) value *= scales[index];
         if (shape.cap > 0) value = shape.cap * tanhf(value / shape.cap);
         score[n][i] = key >= first[i / 2] && key < end[i / 2] ? value * LOG2_E : minus_infinity();
+      }
+    }
+  }
+
+  // Minus infinity where a guess does not see one of the last keys before its own.
+  template <int KEYS>
+  DEVICE void hide(float (&score)[KEYS / 8][4], u32 start, const u32* seen) const {
+    const u32 bits[2] = {seen[lane_index() / 4], seen[lane_index() / 4 + 8]};
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const u32 key = start + 8 * n + 2 * (lane_index() % 4) + i % 2, back = end[i / 2] - 1 - key;
+        if (back < SEEN_KEYS && (bits[i / 2] >> back & 1) == 0) score[n][i] = minus_infinity();
       }
     }
   }
@@ -327,7 +365,7 @@ DEVICE void decode(const bf16* query, const Pages& pages, const u32* tables, con
   const u32* table = tables + static_cast<u64>(first) * shape.max_pages;
   for_pages<DIM, CODE>(pages, table, larger(split * (size / PAGE), seen), keys, head, shape,
                        [&](const Stage<DIM, CODE>& stage, u32 start) {
-                         rows.template attend<16>(stage, 16 * warp, start, shape);
+                         rows.template attend<16>(stage, 16 * warp, start, shape, false, nullptr);
                        });
 
   // The warps' parts of every row, merged in the warps' order.
@@ -394,11 +432,11 @@ KERNEL(attention_merge, THREADS)(const float* partial, const float* partial_log,
 }
 
 // 64 rows of a sequence's tokens in this step. Grid: (two for each tile, kv_heads); tile i has 128 rows from `tile_firsts[i]` of
-// sequence `tile_sequences[i]`, or as many as there are.
+// sequence `tile_sequences[i]`, or as many as there are. `seen` has the bits of each token, or is null where all see all keys.
 template <int DIM, Code CODE>
 DEVICE void prefill(const bf16* query, const Pages& pages, const u32* tables, const u32* tile_sequences,
                     const u32* tile_firsts, const u32* first_tokens, const u32* token_counts,
-                    const u32* first_positions, bf16* out, const Shape& shape) {
+                    const u32* first_positions, const u32* seen, bf16* out, const Shape& shape) {
   // Registers do not hold the scores of a whole page beside rows of many values.
   constexpr int KEYS = DIM > 128 ? 16 : PAGE;
   wait_for_previous();
@@ -414,21 +452,32 @@ DEVICE void prefill(const bf16* query, const Pages& pages, const u32* tables, co
   };
   Rows<DIM, CODE> rows;
   rows.clear();
+  SHARED(u32, seen_rows, WARPS * ROWS);  // what each row sees of its last keys
+  u32* const seen_own = seen_rows + warp_index() * ROWS;
   u32 own[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     own[half] = first_row + warp_index() * ROWS + lane / 4 + 8 * half;
     const bool valid = own[half] < rows_end;
     rows.load(half, valid ? query + place(own[half]) : nullptr, position + own[half] / group, shape);
+    if (seen) {
+      const u32 bits = rows.limit(half, valid ? seen[first_token + own[half] / group] : ALL_SEEN, shape);
+      if (lane % 4 == 0) seen_own[lane / 4 + 8 * half] = bits;
+    }
   }
-  const u32 first_seen = position + first_row / group + 1;
+  sync_warp();
+  // Keys that the row has whose window begins first: what a guess does not see its window does not count.
+  const u32 before = first_row / group, uncounted = seen ? smaller(before, SEEN_KEYS - 1) : 0;
+  const u32 first_seen = position + before - uncounted + 1;
   const u32 last_row = smaller(first_row + WARPS * ROWS, rows_end) - 1;
   const u32 page = shape.window && first_seen > shape.window ? (first_seen - shape.window) / PAGE : 0;
   const u32 keys = position + last_row / group + 1;
   const u32* table = tables + static_cast<u64>(sequence) * shape.max_pages;
   for_pages<DIM, CODE>(pages, table, page, keys, head, shape, [&](const Stage<DIM, CODE>& stage, u32 start) {
 #pragma unroll 1
-    for (u32 at = 0; at < PAGE; at += KEYS) rows.template attend<KEYS>(stage, at, start, shape);
+    for (u32 at = 0; at < PAGE; at += KEYS) {
+      rows.template attend<KEYS>(stage, at, start, shape, seen != nullptr, seen_own);
+    }
   });
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -457,12 +506,12 @@ DEVICE void prefill(const bf16* query, const Pages& pages, const u32* tables, co
 
 #define PREFILL_PARAMETERS(pages_type)                                                                                 \
   (const bf16* query, const pages_type* pages, const float* scales, const u32* tables, const u32* tile_sequences,      \
-   const u32* tile_firsts, const u32* first_tokens, const u32* token_counts, const u32* first_positions, bf16* out,    \
-   u32 heads, u32 kv_heads, u32 dim, u32 max_pages, float scale, u32 window, float cap) {                              \
+   const u32* tile_firsts, const u32* first_tokens, const u32* token_counts, const u32* first_positions,               \
+   const u32* seen, bf16* out, u32 heads, u32 kv_heads, u32 dim, u32 max_pages, float scale, u32 window, float cap) {  \
     prefill
 #define PREFILL_ARGUMENTS                                                                                             \
   (query, {reinterpret_cast<const u8*>(pages), scales}, tables, tile_sequences, tile_firsts, first_tokens,            \
-   token_counts, first_positions, out, {heads, kv_heads, dim, max_pages, scale, window, cap}); }
+   token_counts, first_positions, seen, out, {heads, kv_heads, dim, max_pages, scale, window, cap}); }
 
 RESIDENT_KERNEL(attention_decode_32, THREADS, 7) DECODE_PARAMETERS(bf16)<32, Code::Bf16> DECODE_ARGUMENTS
 RESIDENT_KERNEL(attention_decode_64, THREADS, 5) DECODE_PARAMETERS(bf16)<64, Code::Bf16> DECODE_ARGUMENTS

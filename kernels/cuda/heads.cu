@@ -1,5 +1,5 @@
 // What happens to the heads of a token between their projection and attention: bias, norm of each head, rotary position,
-// and the append of keys and values to their pages. One warp per head.
+// and the append of keys and values to their pages. One warp per head. And their way from one place there to another.
 #include "dev.cuh"
 
 constexpr int THREADS = 128;
@@ -118,3 +118,33 @@ DEVICE void place_heads_in(const bf16* projected, const float* bias, const float
 KERNEL(place_heads, THREADS) PARAMETERS(Halves, bf16)
 KERNEL(place_heads_fp8, THREADS) PARAMETERS(E4m3, u8)
 KERNEL(place_heads_int8, THREADS) PARAMETERS(Int8, u8)
+
+// Brings keys and values of tokens from one slot to another in every layer, whose pages follow one another. One token after the
+// other, as `moves` has them: what one leaves the next may take, and a lane has the same values of all. Grid: (layers, parts of
+// the heads of keys and values).
+template <typename VALUE>
+DEVICE void move_tokens_in(const u32* moves, VALUE* pages, float* scales, u32 count, u32 kv_heads, u32 dim,
+                           u32 layer_pages) {
+  wait_for_previous();
+  let_next_start();
+  constexpr u32 CHUNK = sizeof(Quad) / sizeof(VALUE);
+  const u32 head = block_y() * WARPS + warp_index(), at = lane_index() * CHUNK;
+  if (head >= 2 * kv_heads) return;
+  const auto row = [&](u32 slot) {
+    const u64 page = static_cast<u64>(block_x()) * layer_pages + slot / PAGE_TOKENS;
+    return (page * 2 * kv_heads + head) * PAGE_TOKENS + slot % PAGE_TOKENS;
+  };
+  for (u32 i = 0; i < count; ++i) {
+    const u64 from = row(moves[2 * i]), to = row(moves[2 * i + 1]);
+    if (at < dim) store_quad(pages + to * dim + at, load_quad(pages + from * dim + at));
+    if (scales && at == 0) scales[to] = scales[from];
+  }
+}
+
+#define MOVE(pages_type)                                                                                               \
+  (const u32* moves, pages_type* pages, float* scales, u32 count, u32 kv_heads, u32 dim, u32 layer_pages) {            \
+    move_tokens_in(moves, pages, scales, count, kv_heads, dim, layer_pages);                                           \
+  }
+
+KERNEL(move_tokens, THREADS) MOVE(bf16)
+KERNEL(move_tokens_bytes, THREADS) MOVE(u8)

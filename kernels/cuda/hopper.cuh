@@ -209,9 +209,9 @@ DEVICE u64 operand_below(u64 operand) {
 }
 
 // Where a tile has the 16 bytes, or a part of them, that are `byte` bytes from a row's begin: their places are swizzled.
-DEVICE const u8* in_tile(const void* tile, u32 row, u32 byte) {
-  return static_cast<const u8*>(tile) + row * TILE_ROW_BYTES + (byte ^ row % 8 * 16);
-}
+DEVICE u32 tile_offset(u32 row, u32 byte) { return row * TILE_ROW_BYTES + (byte ^ row % 8 * 16); }
+DEVICE const u8* in_tile(const void* tile, u32 row, u32 byte) { return static_cast<const u8*>(tile) + tile_offset(row, byte); }
+DEVICE u8* in_tile(void* tile, u32 row, u32 byte) { return static_cast<u8*>(tile) + tile_offset(row, byte); }
 
 // The first place in dynamic shared memory where a tile may begin, at most TILE_ALIGNMENT - 128 bytes from its start.
 DEVICE u8* align_tiles(u8* shared) {

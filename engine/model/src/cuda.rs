@@ -18,6 +18,7 @@ mod inputs;
 mod load;
 mod loaded;
 mod metadata;
+mod moves;
 mod nodes;
 mod packer;
 mod rank;

@@ -13,6 +13,7 @@ use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
 
+use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
 
@@ -118,8 +119,12 @@ impl<M: StageModel> Model for Pipeline<M> {
         self.earlier.iter_mut().try_for_each(Peer::done)
     }
 
+    /// Earlier stages are told of no branches, and move nothing.
     fn check(&self, row: &PlanRow) -> Result<(), String> {
-        self.last.check(row)
+        if self.earlier.is_empty() || row.draft().is_none_or(DraftTree::is_chain) {
+            return self.last.check(row);
+        }
+        Err("guesses that branch are not computed by several nodes; guesses one after the other are".into())
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<(), PipelineError> {

@@ -101,9 +101,9 @@ impl<M: Model> StepRunner<M> {
         let mut rows = self.fill_batch(plan);
         let mut scores = Vec::new();
         if !self.batch.is_empty() {
-            let places: Vec<Vec<Place>> = plan.rows.iter().map(|row| places(row, self.history(row))).collect();
+            let places = self.places(&plan.rows);
             let masks = self.forward(plan, &places)?;
-            scores = self.draw(plan, &places, &masks, &mut rows)?;
+            scores = self.draw(&plan.rows, &places, &masks, &mut rows)?;
         }
         self.keep(ticket, &rows);
         Ok(StepOutput { rows, scores, busy_seconds: started.elapsed().as_secs_f64() })
@@ -173,33 +173,47 @@ impl<M: Model> StepRunner<M> {
     }
 
     /// Draws the tokens of the rows that are in the batch and sample, and scores what is to be scored.
-    fn draw(
+    pub fn draw(
         &mut self,
-        plan: &StepPlan,
+        rows: &[PlanRow],
         places: &[Vec<Place>],
         masks: &[Vec<Mask>],
         outputs: &mut [RowOutput],
     ) -> Result<Vec<RowScores>, M::Error> {
-        let computed = |index: &usize| outputs[*index] == RowOutput::Computed;
-        let indices: Vec<usize> = (0..plan.rows.len()).filter(computed).collect();
-        let tasks_of = |&index: &usize| tasks(&plan.rows[index], &places[index], &masks[index]);
-        let tasks: Vec<RowTask<'_>> = indices.iter().flat_map(tasks_of).collect();
-        let mut results: VecDeque<Result<Drawn, SampleError>> = self.model.sample(&tasks)?.into();
-        let mut scores = Vec::new();
-        for &index in &indices {
-            let row = &plan.rows[index];
-            let results = results.drain(..row.logit_count()).collect();
-            match outcome(row, results, &masks[index]) {
+        let results = self.model.sample(&tasks(rows, places, masks, outputs))?;
+        self.judge(rows, masks, results.into_iter().map(|result| result.map_err(SequenceFailure::from)), outputs)
+    }
+
+    /// Gives every row in the batch what came of it, and brings the K and V of guesses that held to their places. `results`
+    /// are of all logits in their order.
+    pub fn judge(
+        &mut self,
+        rows: &[PlanRow],
+        masks: &[Vec<Mask>],
+        mut results: impl Iterator<Item = Result<Drawn, SequenceFailure>>,
+        outputs: &mut [RowOutput],
+    ) -> Result<Vec<RowScores>, M::Error> {
+        let (mut scores, mut moved) = (Vec::new(), Vec::new());
+        for index in in_batch(outputs) {
+            let row = &rows[index];
+            match outcome(row, results.by_ref().take(row.logit_count()).collect(), &masks[index]) {
                 Ok(Outcome { output, prompt, sampled, held }) => {
                     outputs[index] = output;
-                    self.model.move_tokens(&moves(row, &held, &self.geometry))?;
+                    moved.extend(moves(row, &held, &self.geometry));
                     let told = !prompt.is_empty() || !sampled.is_empty();
                     scores.extend(told.then_some(RowScores { row: index as u32, prompt, sampled }));
                 }
                 Err(failure) => outputs[index] = RowOutput::Failed(failure),
             }
         }
+        // Nothing that goes on behind them can be computed before they are known.
+        self.model.move_tokens(&moved)?;
         Ok(scores)
+    }
+
+    /// Where each row draws.
+    pub fn places(&self, rows: &[PlanRow]) -> Vec<Vec<Place>> {
+        rows.iter().map(|row| places(row, self.history(row))).collect()
     }
 
     /// The tokens before the one that a row draws first, where drawing depends on them.
@@ -219,8 +233,24 @@ impl<M: Model> StepRunner<M> {
     }
 }
 
+/// Rows that are computed.
+fn in_batch(outputs: &[RowOutput]) -> Vec<usize> {
+    (0..outputs.len()).filter(|index| outputs[*index] == RowOutput::Computed).collect()
+}
+
+/// What to do with the logits of all rows in the batch, in their order.
+pub(crate) fn tasks<'a>(
+    rows: &'a [PlanRow],
+    places: &'a [Vec<Place>],
+    masks: &'a [Vec<Mask>],
+    outputs: &[RowOutput],
+) -> Vec<RowTask<'a>> {
+    let of_row = |index: usize| row_tasks(&rows[index], &places[index], &masks[index]);
+    in_batch(outputs).into_iter().flat_map(of_row).collect()
+}
+
 /// What to do with each of a row's logits, in their order.
-fn tasks<'a>(row: &'a PlanRow, places: &'a [Place], masks: &'a [Mask]) -> impl Iterator<Item = RowTask<'a>> {
+fn row_tasks<'a>(row: &'a PlanRow, places: &'a [Place], masks: &'a [Mask]) -> impl Iterator<Item = RowTask<'a>> {
     let scored = row.score.iter().flat_map(|score| score.targets.iter().map(|&target| (target, score.top)));
     let scored = scored.map(|(target, top)| RowTask::Score { target, top });
     let draws = places.iter().zip(masks).filter_map(|(place, mask)| place.draw(row, mask));

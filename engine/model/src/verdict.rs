@@ -8,7 +8,7 @@ use windlass_engine_core::sampling::TokenLogprobs;
 
 use crate::backend::TokenMove;
 use crate::places::Mask;
-use crate::sampler::{Drawn, SampleError};
+use crate::sampler::Drawn;
 
 /// What became of a row.
 pub(crate) struct Outcome {
@@ -24,7 +24,7 @@ pub(crate) struct Outcome {
 /// Reads a row's results, in the order of its logits.
 pub(crate) fn outcome(
     row: &PlanRow,
-    mut results: Vec<Result<Drawn, SampleError>>,
+    mut results: Vec<Result<Drawn, SequenceFailure>>,
     masks: &[Mask],
 ) -> Result<Outcome, SequenceFailure> {
     let scored = row.score.as_ref().map_or(0, |score| score.targets.len());
@@ -48,9 +48,9 @@ pub(crate) fn outcome(
     Ok(Outcome { output, prompt, sampled, held })
 }
 
-fn drawn<'a>(result: &'a Result<Drawn, SampleError>, mask: &Mask) -> Result<&'a Drawn, SequenceFailure> {
+fn drawn<'a>(result: &'a Result<Drawn, SequenceFailure>, mask: &Mask) -> Result<&'a Drawn, SequenceFailure> {
     mask.as_ref().map_err(Clone::clone)?;
-    result.as_ref().map_err(|error| (*error).into())
+    result.as_ref().map_err(Clone::clone)
 }
 
 /// Brings K and V of the guesses that held behind the row's tokens, in order. They are there already where the guesses

@@ -17,15 +17,12 @@ use super::driver::{
 use super::error::DriverError;
 use super::image;
 use super::launch::{Argument, Launch, MAX_PARAMETERS};
-use super::table::Kernel;
+use super::table::{Kernel, MOST_TILES};
 use facts::facts;
 use outcome::call;
 
 /// Shared memory that a kernel may use without asking.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
-
-/// Most parameters of a kernel that are tiles.
-const MAX_TILES: usize = 2;
 
 /// One GPU with its primary context and the kernels loaded.
 #[derive(Debug)]
@@ -365,7 +362,7 @@ impl Driver for Nvidia {
 
     unsafe fn launch(&self, launch: &Launch, stream: StreamHandle) -> Result<(), DriverError> {
         self.bind()?;
-        let (mut values, mut maps) = ([0u64; MAX_PARAMETERS], [sys::CUtensorMap { opaque: [0; 16] }; MAX_TILES]);
+        let (mut values, mut maps) = ([0u64; MAX_PARAMETERS], [sys::CUtensorMap { opaque: [0; 16] }; MOST_TILES]);
         let mut places = [null_mut::<c_void>(); MAX_PARAMETERS];
         let mut free_maps = maps.iter_mut();
         for ((value, place), argument) in values.iter_mut().zip(&mut places).zip(launch.arguments()) {
@@ -373,7 +370,10 @@ impl Driver for Nvidia {
             *place = std::ptr::from_mut(value).cast();
             if let Argument::Tiles(tiles) = argument {
                 let Some(map) = free_maps.next() else {
-                    return Err(DriverError::refused("cuLaunchKernelEx", format!("more than {MAX_TILES} tensor maps")));
+                    return Err(DriverError::refused(
+                        "cuLaunchKernelEx",
+                        format!("more than {MOST_TILES} tensor maps"),
+                    ));
                 };
                 *map = tiles::encoded(tiles)?;
                 *place = std::ptr::from_mut(map).cast();

@@ -11,6 +11,7 @@ mod experts;
 mod gather;
 mod heads;
 mod linear;
+mod moves;
 mod norm;
 mod reduce;
 mod sample;
@@ -21,7 +22,7 @@ mod wide;
 
 pub use activation::{Gate, gate_mul, gate_mul_experts, soft_cap};
 pub use attention::{
-    AttentionShape, Chunks, DecodeRows, DecodeWork, PREFILL_TILE_ROWS, attention_decode, attention_prefill,
+    AttentionShape, Chunks, DecodeRows, DecodeWork, PREFILL_TILE_ROWS, SEEN_KEYS, attention_decode, attention_prefill,
     prefill_tiles, split_keys, splits,
 };
 pub use experts::{ExpertSum, MAX_EXPERTS, MAX_USED_EXPERTS, Mixture, Routes};
@@ -30,6 +31,7 @@ pub use heads::{
     Heads, MAX_HEAD_DIM, PAGE_TOKENS, Pages, PagesMut, Placement, Places, Rotation, place_heads, rope_table,
 };
 pub use linear::{ExpertInput, Output, linear, linear_experts, linear_many, linear_ordered};
+pub use moves::move_tokens;
 pub use norm::{add_normed, add_rms_norm, rms_norm};
 pub use reduce::{ExchangeSizes, Ground, MAX_RANKS, PeerGroup, PeerRank};
 pub use sample::{

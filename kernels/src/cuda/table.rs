@@ -80,6 +80,28 @@ macro_rules! kernels {
 
 use Parameter::{F32 as Float, In, Out, Tiles, U32};
 
+/// Most parameters of a kernel that are tiles.
+pub const MOST_TILES: usize = {
+    let (mut most, mut kernel) = (0, 0);
+    while kernel < Kernel::ALL.len() {
+        let tiles = tiles_of(Kernel::ALL[kernel].spec());
+        most = if tiles > most { tiles } else { most };
+        kernel += 1;
+    }
+    most
+};
+
+const fn tiles_of(spec: &KernelSpec) -> usize {
+    let (mut tiles, mut parameter) = (0, 0);
+    while parameter < spec.parameters.len() {
+        if let Tiles(..) = spec.parameters[parameter].1 {
+            tiles += 1;
+        }
+        parameter += 1;
+    }
+    tiles
+}
+
 /// Bytes of shared memory of the product of many tokens: four stages of two tiles of 128 x 32, each row with 16 bytes more.
 pub const GEMM_SHARED_BYTES: u32 = 4 * 2 * 128 * (32 + 8) * 2;
 
@@ -123,6 +145,12 @@ pub const fn attention_shared_bytes(dim: usize, size: usize) -> u32 {
 /// values in bf16, which begin at a multiple of 1024.
 pub const fn attention_hopper_shared_bytes(dim: u32) -> u32 {
     2 * 2 * 128 * dim * 2 + (1024 - 16)
+}
+
+/// The same over pages in bytes: stages have 1024 bytes more, of scales, and beside them there are four of 128 rows of 128 bytes,
+/// with as many scales.
+pub const fn attention_hopper_bytes_shared_bytes(dim: u32) -> u32 {
+    attention_hopper_shared_bytes(dim) + 4 * 1024 + 4 * (128 * 128 + 1024)
 }
 
 /// Of products with weights in bf16.
@@ -190,6 +218,13 @@ const fn placing(pages: ElementType) -> [(&'static str, Parameter); 16] {
     ))
 }
 
+/// Of moves within pages of a type.
+const fn moving(pages: ElementType) -> [(&'static str, Parameter); 7] {
+    *parameters!((
+        moves: In(Word), pages: Out(pages), scales: Out(F32), count: U32, kv_heads: U32, dim: U32, layer_pages: U32
+    ))
+}
+
 /// Of attention of one token for each sequence over pages of a type.
 const fn decoding(pages: ElementType) -> [(&'static str, Parameter); 18] {
     *parameters!((
@@ -200,11 +235,12 @@ const fn decoding(pages: ElementType) -> [(&'static str, Parameter); 18] {
 }
 
 /// Of attention of many tokens for each sequence over pages of a type.
-const fn prefilling(pages: ElementType) -> [(&'static str, Parameter); 17] {
+const fn prefilling(pages: ElementType) -> [(&'static str, Parameter); 18] {
     *parameters!((
         query: In(Bf16), pages: In(pages), scales: In(F32), tables: In(Word), tile_sequences: In(Word),
         tile_firsts: In(Word), first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word),
-        out: Out(Bf16), heads: U32, kv_heads: U32, dim: U32, max_pages: U32, scale: Float, window: U32, cap: Float
+        seen: In(Word), out: Out(Bf16), heads: U32, kv_heads: U32, dim: U32, max_pages: U32, scale: Float, window: U32,
+        cap: Float
     ))
 }
 
@@ -213,6 +249,13 @@ const PREFILLING_HOPPER: Signature = parameters!((
     query: In(Bf16), pages: Tiles(Bf16, 64), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
     first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), heads: U32, kv_heads: U32,
     dim: U32, max_pages: U32, scale: Float, window: U32
+));
+
+/// The same over pages in bytes, and their scales in rows of 32.
+const PREFILLING_HOPPER_BYTES: Signature = parameters!((
+    query: In(Bf16), codes: Tiles(U8, 64), scales: Tiles(F32, 2), tables: In(Word), tile_sequences: In(Word),
+    tile_firsts: In(Word), first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16),
+    heads: U32, kv_heads: U32, dim: U32, max_pages: U32, scale: Float, window: U32
 ));
 
 /// Of sums over the ranks of a group, into memory of a type.
@@ -486,6 +529,10 @@ kernels! {
         PlaceHeadsFp8 = place_heads_fp8[&placing(U8)], 128, 0;
         /// The same into pages of signed bytes.
         PlaceHeadsInt8 = place_heads_int8[&placing(U8)], 128, 0;
+        /// Moves keys and values of tokens.
+        MoveTokens = move_tokens[&moving(Bf16)], 128, 0;
+        /// The same in pages of bytes.
+        MoveTokensBytes = move_tokens_bytes[&moving(U8)], 128, 0;
     }
     "attention.cu" {
         /// Attention of one token for each sequence, over heads of up to 32.
@@ -559,6 +606,16 @@ kernels! {
         AttentionHopperD64 = attention_hopper_64[PREFILLING_HOPPER], 384, attention_hopper_shared_bytes(64), on HOPPER;
         /// The same, over heads of up to 128.
         AttentionHopperD128 = attention_hopper_128[PREFILLING_HOPPER], 384, attention_hopper_shared_bytes(128), on HOPPER;
+    }
+    "attention_hopper_bytes.cu" {
+        /// Attention of many tokens for each sequence by warpgroups, over heads of up to 64, pages in e4m3.
+        AttentionHopperFp8D64 = attention_hopper_fp8_64[PREFILLING_HOPPER_BYTES], 384, attention_hopper_bytes_shared_bytes(64), on HOPPER;
+        /// The same, over heads of up to 128.
+        AttentionHopperFp8D128 = attention_hopper_fp8_128[PREFILLING_HOPPER_BYTES], 384, attention_hopper_bytes_shared_bytes(128), on HOPPER;
+        /// Attention of many tokens for each sequence by warpgroups, over heads of up to 64, pages of signed bytes.
+        AttentionHopperInt8D64 = attention_hopper_int8_64[PREFILLING_HOPPER_BYTES], 384, attention_hopper_bytes_shared_bytes(64), on HOPPER;
+        /// The same, over heads of up to 128.
+        AttentionHopperInt8D128 = attention_hopper_int8_128[PREFILLING_HOPPER_BYTES], 384, attention_hopper_bytes_shared_bytes(128), on HOPPER;
     }
     "reduce.cu" {
         /// `residual += Σ over the ranks of what each holds`.

@@ -2,9 +2,9 @@
 
 use half::bf16;
 use windlass_engine_contract::memory::KvDataType;
-use windlass_kernels::cuda::ops::{Heads, Pages, PagesMut};
+use windlass_kernels::cuda::ops::{self, Heads, Pages, PagesMut};
 use windlass_kernels::cuda::weights::EightBits;
-use windlass_kernels::cuda::{Device, DriverError, Memory, Stream};
+use windlass_kernels::cuda::{Device, DriverError, Memory, Stream, View};
 
 /// How pages hold values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +94,19 @@ impl Cache {
             }
         }
         Ok(())
+    }
+
+    /// Copies keys and values of tokens in all layers: `moves` has the slot that is read and the one that is overwritten of each,
+    /// in order.
+    pub fn move_tokens(&mut self, moves: View<'_, u32>, stream: &Stream) -> Result<(), DriverError> {
+        let CacheShape { heads, layers, .. } = self.shape;
+        let pages = match &mut self.values {
+            Values::Bf16(pages) => PagesMut::Bf16(pages.view_mut()),
+            Values::Bytes { code, codes, scales } => {
+                PagesMut::Bytes { code: *code, codes: codes.view_mut(), scales: scales.view_mut() }
+            }
+        };
+        ops::move_tokens(stream, heads, layers, moves, pages)
     }
 
     /// A layer's pages.

@@ -201,7 +201,7 @@ impl Kernels<'_> {
         ops::place_heads(self.stream, heads, placement, projected.slice(0..width), places, query, pages)
     }
 
-    /// Rows of one token, split over their keys, and rows of several, in tiles.
+    /// Rows of one token, split over their keys, and rows of several, in tiles, with those whose guesses branch behind.
     fn attend(&mut self, index: usize, group: usize, pages: Pages<'_>) -> Result<(), DriverError> {
         let shape = attention(self.config, index);
         let values = self.step.tokens * self.config.query_width();
@@ -212,8 +212,13 @@ impl Kernels<'_> {
             let splits = DecodeWork { partial: partial.view_mut(), partial_log: partial_log.view_mut() };
             ops::attention_decode(self.stream, &shape, rows, query, pages, splits, attended.slice_mut(0..values))?;
         }
-        if self.step.chunks > 0 {
+        if self.step.tiles > 0 {
             let chunks = self.metadata.chunks(self.step, group);
+            ops::attention_prefill(self.stream, &shape, chunks, query, pages, attended.slice_mut(0..values))?;
+        }
+        // By themselves: another kernel computes them, where there is one for the others alone.
+        if self.step.branching_tiles > 0 {
+            let chunks = self.metadata.branching(self.step, group);
             ops::attention_prefill(self.stream, &shape, chunks, query, pages, attended.slice_mut(0..values))?;
         }
         Ok(())

@@ -9,9 +9,9 @@ use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
 use windlass_kernels::cuda::ops::PeerGroup;
 use windlass_kernels::cuda::{DriverError, Region};
 
-use super::draws::RowDraw;
 use super::follower::{Command, Follower};
 use super::rank::{Feed, Holding, Rank, Step};
+use super::sampler::Answer;
 use super::{CudaError, support};
 use crate::backend::TokenMove;
 use crate::batch::Batch;
@@ -61,22 +61,28 @@ impl CudaDecoder {
         self.first.graphs()
     }
 
-    /// Issues a step. The tokens of `feeds` lie on the device, or will when the kernels run; for each of `draws` a token is
-    /// drawn from the first rows of logits.
-    pub(super) fn step(
-        &mut self,
-        batch: &mut Batch,
-        feeds: Vec<Feed>,
-        turn: usize,
-        draws: Vec<RowDraw>,
-    ) -> Result<(), CudaError> {
+    /// Values of a token's logits.
+    pub(super) fn vocabulary(&self) -> usize {
+        self.first.vocabulary()
+    }
+
+    /// Issues a step up to its logits. The tokens of `feeds` lie on the device, or will when the kernels run.
+    pub(super) fn step(&mut self, batch: &mut Batch, feeds: Vec<Feed>) -> Result<(), CudaError> {
         // The batch's room is taken back below.
-        let step = Arc::new(Step { batch: mem::take(batch), feeds, turn, draws });
+        let step = Arc::new(Step { batch: mem::take(batch), feeds });
         self.tell(|| Command::Step(Arc::clone(&step)));
         let issued = self.first.step(&step);
         if let Some(step) = Arc::into_inner(step) {
             *batch = step.batch;
         }
+        self.checked(issued)
+    }
+
+    /// Issues the draws of the last step, which has this turn, from its logits in their order.
+    pub(super) fn draw(&mut self, turn: usize, answers: Vec<Answer>) -> Result<(), CudaError> {
+        let answers: Arc<[Answer]> = answers.into();
+        self.tell(|| Command::Draw(turn, Arc::clone(&answers)));
+        let issued = self.first.draw(turn, &answers);
         self.checked(issued)
     }
 
@@ -186,10 +192,12 @@ impl Model for CudaDecoder {
     }
 
     fn move_tokens(&mut self, moves: &[TokenMove]) -> Result<(), CudaError> {
-        match moves {
-            [] => Ok(()),
-            _ => Err(CudaError::unsupported("guesses that branch", "guesses one after the other")),
+        if moves.is_empty() {
+            return Ok(());
         }
+        self.tell(|| Command::MoveTokens(moves.into()));
+        let moved = self.first.move_tokens(moves);
+        self.checked(moved)
     }
 }
 

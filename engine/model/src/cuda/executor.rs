@@ -1,28 +1,30 @@
 //! The executor on GPUs: a step is issued and the next one after it, while the host does something else.
 //!
-//! A token that a step in flight draws is the next step's input without the host. A step whose draws hang on what the host
-//! knows (penalties, masks), or that tells of a prompt, is computed to its end when it is submitted.
+//! A token that a step in flight draws is the next step's input without the host. Where draws hang on the tokens before them
+//! (penalties, masks), the next step is computed up to its logits, and its draws are issued as soon as those tokens are known.
+//! What only the host's sampler does is waited for.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Instant;
 
 use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
 use windlass_engine_core::plan::{
-    InputToken, PlanRow, RowOutput, RowScores, SampleRow, SequenceFailure, StepOutput, StepPlan, Ticket,
+    InputToken, PlanRow, RowOutput, RowScores, SequenceFailure, StepOutput, StepPlan, Ticket,
 };
-use windlass_engine_core::request::{Sampling, TokenId};
-use windlass_engine_core::sampling::{Penalties, TokenLogprobs};
+use windlass_engine_core::request::TokenId;
 use windlass_kernels::cuda::ops::{ALL_BANNED, NOT_FINITE};
 
 use super::decoder::CudaDecoder;
-use super::draws::{RowDraw, tells};
 use super::rank::Feed;
+use super::sampler::{self, Answer};
 use crate::batch::{Batch, Logits};
 use crate::bounds;
 use crate::executor::{check, check_oldest};
+use crate::places::{Mask, Place, masks};
 use crate::sampler::{Drawn, SampleError};
-use crate::step::{StepRunner, uncomputable};
+use crate::step::{StepRunner, tasks, uncomputable};
 
 /// Computes steps on one GPU, or on several that share the model.
 pub struct CudaExecutor {
@@ -51,11 +53,21 @@ struct Issued {
     /// As they were planned.
     plan: Vec<PlanRow>,
     rows: Vec<RowOutput>,
-    /// The row of each draw. A row with guesses draws after its last token and after each of them.
-    drawing: Vec<usize>,
+    /// Each row's of the step's logits; none of a row that is not computed.
+    logits: Vec<Range<usize>>,
+    /// What each row's constraint allows where it draws; absent until the draws are issued, too.
+    masks: Option<Vec<Vec<Mask>>>,
     /// Rows whose token another step in flight was to draw.
     fed: Vec<(usize, InputToken)>,
     started: Instant,
+}
+
+impl Issued {
+    /// Whether its draws hang on tokens that a step before it draws.
+    fn awaits_history(&self) -> bool {
+        let reads = |row: &PlanRow| row.sample.as_ref().is_some_and(|sample| sample.history.is_some());
+        self.fed.iter().any(|(row, _)| reads(&self.plan[*row]))
+    }
 }
 
 /// A step's tokens that come from another one, while its batch is filled.
@@ -75,19 +87,17 @@ impl CudaExecutor {
         self.runner.model()
     }
 
-    /// Issues a step.
+    /// Issues a step up to its logits.
     fn issue(&mut self, ticket: Ticket, plan: StepPlan) -> Result<Issued, ExecutorError> {
         let started = Instant::now();
         let turn = (ticket.0 % MAX_IN_FLIGHT as u64) as usize;
         plan.moves.iter().try_for_each(|moved| self.runner.move_block(*moved)).map_err(failed)?;
         let mut fed = Fed::default();
         let rows = self.fill_batch(&plan, &mut fed);
-        let computed = plan.rows.iter().enumerate().filter(|(index, _)| rows[*index] == RowOutput::Computed);
-        let draws = computed.flat_map(|(index, row)| row_draws(row).map(move |draw| (index, draw)));
-        let (drawing, draws): (Vec<usize>, Vec<RowDraw>) = draws.unzip();
+        let logits = logits(&plan.rows, &rows);
         let CudaExecutor { runner, batch, .. } = self;
-        runner.model_mut().step(batch, fed.feeds, turn, draws).map_err(failed)?;
-        Ok(Issued { turn, plan: plan.rows, rows, drawing, fed: fed.rows, started })
+        runner.model_mut().step(batch, fed.feeds).map_err(failed)?;
+        Ok(Issued { turn, plan: plan.rows, rows, logits, masks: None, fed: fed.rows, started })
     }
 
     /// Puts every sound row into the batch.
@@ -114,7 +124,8 @@ impl CudaExecutor {
         let draft = row.draft().unwrap_or(&none);
         draft.nodes().iter().try_for_each(|guess| bounds::check_token(self.runner.geometry(), guess.token))?;
         fed.feeds.extend(feeds);
-        let logits = if row.sample.is_some() { Logits::LAST } else { Logits::NONE };
+        let leading = row.score.as_ref().map_or(0, |score| score.targets.len());
+        let logits = Logits { leading, trailing: usize::from(row.sample.is_some()) };
         self.batch.push_drafted(tokens, draft, row.first_position, &row.blocks, logits);
         Ok(())
     }
@@ -124,49 +135,85 @@ impl CudaExecutor {
         let InputToken::SampledBy { ticket, row } = token else { return Ok(None) };
         let flight = self.flights.iter().find(|flight| flight.ticket == ticket);
         let Some(Flight { state: State::Issued(issued), .. }) = flight else { return Ok(None) };
-        let mut draws = (0..issued.drawing.len()).filter(|&draw| issued.drawing[draw] == row as usize);
-        match (draws.next(), draws.next()) {
-            (Some(draw), None) => Ok(Some((issued.turn, draw))),
+        let planned = issued.plan.get(row as usize).filter(|planned| planned.sample.is_some());
+        let logits = issued.logits.get(row as usize).filter(|logits| !logits.is_empty());
+        match (planned, logits) {
             // Which of several is the last is known once all are.
-            (Some(_), Some(_)) => Err(format!("its input token follows the guesses in row {row} of step {}", ticket.0)),
-            (None, _) => {
+            (Some(planned), _) if planned.draft().is_some_and(|draft| !draft.is_empty()) => {
+                Err(format!("its input token follows the guesses in row {row} of step {}", ticket.0))
+            }
+            (Some(_), Some(logits)) => Ok(Some((issued.turn, logits.end - 1))),
+            _ => {
                 Err(format!("its input token was to be sampled in row {row} of step {}, which sampled none", ticket.0))
             }
         }
     }
 
-    /// Waits for the steps in flight.
-    fn finish_all(&mut self) -> Result<(), ExecutorError> {
-        (0..self.flights.len()).try_for_each(|index| self.finish(index))
+    /// Has the tokens of a step drawn, unless they are, or hang on others that are not known yet.
+    fn answer(&mut self, index: usize) -> Result<(), ExecutorError> {
+        let is_first = self.flights.iter().take(index).all(|flight| matches!(flight.state, State::Done(_)));
+        let CudaExecutor { runner, flights, .. } = self;
+        let Some(Flight { state: State::Issued(issued), .. }) = flights.get_mut(index) else { return Ok(()) };
+        if issued.masks.is_some() || (!is_first && issued.awaits_history()) {
+            return Ok(());
+        }
+        let places = runner.places(&issued.plan);
+        let masks = issued.plan.iter().zip(&places).map(|(row, places)| masks(row, places)).collect::<Vec<_>>();
+        let tasks = tasks(&issued.plan, &places, &masks, &issued.rows);
+        let answers = sampler::answers(&tasks, runner.model().vocabulary());
+        if !answers.iter().all(Answer::is_on_device) {
+            return self.answer_on_host(index, &places, &masks);
+        }
+        runner.model_mut().draw(issued.turn, answers).map_err(failed)?;
+        issued.masks = Some(masks);
+        Ok(())
+    }
+
+    /// The same where the host's sampler has a part in it, which waits for the step.
+    fn answer_on_host(
+        &mut self,
+        index: usize,
+        places: &[Vec<Place>],
+        masks: &[Vec<Mask>],
+    ) -> Result<(), ExecutorError> {
+        (0..index).try_for_each(|before| self.finish(before))?;
+        let CudaExecutor { runner, flights, .. } = self;
+        let Some(Flight { state: State::Issued(issued), .. }) = flights.get(index) else { return Ok(()) };
+        let mut rows = issued.rows.clone();
+        let scores = runner.draw(&issued.plan, places, masks, &mut rows).map_err(failed)?;
+        self.end(index, rows, scores);
+        Ok(())
     }
 
     /// Waits for a step in flight; those before it are finished.
     fn finish(&mut self, index: usize) -> Result<(), ExecutorError> {
-        let Some(Flight { ticket, state: State::Issued(issued) }) = self.flights.get(index) else { return Ok(()) };
-        let (ticket, mut rows) = (*ticket, issued.rows.clone());
-        let drawn = self.decoder().drawn(issued.turn, issued.drawing.len()).map_err(failed)?;
+        self.answer(index)?;
+        let CudaExecutor { runner, flights, .. } = self;
+        let Some(Flight { state: State::Issued(issued), .. }) = flights.get(index) else { return Ok(()) };
+        let mut rows = issued.rows.clone();
+        let logits = issued.logits.last().map_or(0, |logits| logits.end);
+        let drawn = runner.model().drawn(issued.turn, logits).map_err(failed)?.into_iter().map(token);
+        let masks = issued.masks.as_deref().unwrap_or_default();
+        let scores = runner.judge(&issued.plan, masks, drawn, &mut rows).map_err(failed)?;
+        self.end(index, rows, scores);
+        Ok(())
+    }
+
+    /// Ends a step with what came of its rows.
+    fn end(&mut self, index: usize, mut rows: Vec<RowOutput>, mut scores: Vec<RowScores>) {
+        let Some(Flight { ticket, state: State::Issued(issued) }) = self.flights.get(index) else { return };
         let (began, end) = (self.last_end.map_or(issued.started, |last| issued.started.max(last)), Instant::now());
-        let draws: Vec<(usize, Drawn)> = issued.drawing.iter().copied().zip(drawn).collect();
-        let mut scores = Vec::new();
-        for draws in draws.chunk_by(|(row, _), (next, _)| row == next) {
-            let (row, mut sampled) = (draws[0].0, Vec::new());
-            rows[row] = output(&issued.plan[row], draws, &mut sampled).unwrap_or_else(RowOutput::Failed);
-            scores.push(RowScores { row: row as u32, prompt: Vec::new(), sampled });
-        }
         // What followed a token that did not come is worth nothing.
         for &(row, token) in &issued.fed {
             if let Err(why) = self.runner.resolve(token) {
                 rows[row] = uncomputable(why);
             }
         }
-        let is_told =
-            |told: &RowScores| !told.sampled.is_empty() && !matches!(rows[told.row as usize], RowOutput::Failed(_));
-        scores.retain(is_told);
+        scores.retain(|told| !matches!(rows[told.row as usize], RowOutput::Failed(_)));
         let busy_seconds = end.duration_since(began).as_secs_f64();
         self.last_end = Some(end);
-        self.runner.keep(ticket, &rows);
+        self.runner.keep(*ticket, &rows);
         self.flights[index].state = State::Done(StepOutput { rows, scores, busy_seconds });
-        Ok(())
     }
 }
 
@@ -177,26 +224,23 @@ impl Executor for CudaExecutor {
 
     fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {
         check(self.runner.geometry(), &plan, self.flights.len())?;
+        // The draws of the step before are issued, at the latest since it is the oldest: its logits may be written over.
         let ticket = Ticket(self.next_ticket);
-        let state = match plan.rows.iter().all(is_drawn_on_device) {
-            true => State::Issued(self.issue(ticket, plan)?),
-            false => {
-                self.finish_all()?;
-                State::Done(self.runner.run(ticket, &plan).map_err(failed)?)
-            }
-        };
+        let state = State::Issued(self.issue(ticket, plan)?);
         self.next_ticket += 1;
         self.flights.push_back(Flight { ticket, state });
+        self.answer(self.flights.len() - 1)?;
         Ok(ticket)
     }
 
     fn collect(&mut self, ticket: Ticket) -> Result<StepOutput, ExecutorError> {
         check_oldest(ticket, self.flights.front().map(|flight| flight.ticket))?;
         self.finish(0)?;
-        match self.flights.pop_front() {
-            Some(Flight { state: State::Done(output), .. }) => Ok(output),
-            _ => Err(ExecutorError("the step was not finished".into())),
-        }
+        let Some(Flight { state: State::Done(output), .. }) = self.flights.pop_front() else {
+            return Err(ExecutorError("the step was not finished".into()));
+        };
+        self.answer(0)?;
+        Ok(output)
     }
 
     fn hold_kv(&mut self, held: bool) -> Result<(), ExecutorError> {
@@ -216,52 +260,22 @@ fn failed(error: impl std::fmt::Display) -> ExecutorError {
     ExecutorError(error.to_string())
 }
 
-/// What a row gives: the token that was drawn after its last one, or what its guesses are worth. What is told of its tokens goes to
-/// `sampled`.
-fn output(
-    row: &PlanRow,
-    draws: &[(usize, Drawn)],
-    sampled: &mut Vec<TokenLogprobs>,
-) -> Result<RowOutput, SequenceFailure> {
-    let mut read = |place: usize| {
-        let (_, Drawn { token, logprobs }) = &draws[place];
-        sampled.extend(logprobs.clone());
-        drawn(*token)
+/// Which of a step's logits are whose, by what is computed of its rows.
+fn logits(plan: &[PlanRow], rows: &[RowOutput]) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let of_row = |(row, output): (&PlanRow, &RowOutput)| {
+        let first = end;
+        end += if *output == RowOutput::Computed { row.logit_count() } else { 0 };
+        first..end
     };
-    match row.draft() {
-        None => read(0).map(RowOutput::Sampled),
-        Some(draft) => {
-            let verdict = draft.judge(|guess| read(guess.map_or(0, |guess| guess as usize + 1)))?;
-            Ok(RowOutput::Verified(verdict.tokens))
-        }
-    }
+    plan.iter().zip(rows).map(of_row).collect()
 }
 
-fn drawn(token: u32) -> Result<TokenId, SequenceFailure> {
-    match token {
+/// What the device drew, or why it drew nothing.
+fn token(drawn: Drawn) -> Result<Drawn, SequenceFailure> {
+    match drawn.token {
         NOT_FINITE => Err(SequenceFailure::Corrupted("the model gave a logit that is not finite".into())),
         ALL_BANNED => Err(SampleError::AllBanned.into()),
-        token => Ok(token),
+        _ => Ok(drawn),
     }
-}
-
-/// What decides each of a row's draws, one after each token that gets logits.
-fn row_draws(row: &PlanRow) -> impl Iterator<Item = RowDraw> {
-    let first = row.first_position + row.tokens.len() as u32;
-    row.sample.iter().flat_map(move |sample| {
-        let positions = first..=first + sample.draft.len() as u32;
-        positions.map(move |position| RowDraw::new(&sample.sampling, position, sample.logprobs))
-    })
-}
-
-/// Whether the device draws this row's tokens by itself.
-fn is_drawn_on_device(row: &PlanRow) -> bool {
-    let sample = row.sample.as_ref();
-    row.score.is_none()
-        && sample.is_none_or(|SampleRow { sampling, banned, history, constraint, logprobs, draft: _ }| {
-            let Sampling { typical_p, penalties, logit_bias, bad_words, allowed_tokens, .. } = sampling.as_ref();
-            let alone = banned.is_empty() && history.is_none() && constraint.is_none() && logprobs.is_none_or(tells);
-            let unedited = logit_bias.is_empty() && bad_words.is_empty() && allowed_tokens.is_empty();
-            alone && unedited && *penalties == Penalties::NONE && *typical_p >= 1.0
-        })
 }

@@ -11,14 +11,18 @@ use windlass_kernels::cuda::DriverError;
 use windlass_kernels::cuda::ops::PeerGroup;
 
 use super::rank::{Holding, Rank, Step};
+use super::sampler::Answer;
+use crate::backend::TokenMove;
 use crate::batch::Batch;
 use crate::panic::message;
 
 /// What a rank is told.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// Issue a step and its draws.
+    /// Issue a step whose tokens devices draw.
     Step(Arc<Step>),
+    /// Issue the draws of the step of a turn.
+    Draw(usize, Arc<[Answer]>),
     /// Issue a step whose tokens the host draws.
     Forward(Arc<Batch>),
     /// The same from what the stage before gave.
@@ -28,6 +32,7 @@ pub(super) enum Command {
     /// Wait for everything.
     Settle,
     CopyBlock(BlockId, BlockId),
+    MoveTokens(Arc<[TokenMove]>),
     /// Take memory, or give it back, and say when that is done.
     Hold(Holding, bool, Sender<()>),
 }
@@ -83,11 +88,13 @@ fn attempt(rank: &mut Rank, command: &Command) -> Result<(), String> {
 fn carry_out(rank: &mut Rank, command: &Command) -> Result<(), DriverError> {
     match command {
         Command::Step(step) => rank.step(step),
+        Command::Draw(turn, answers) => rank.draw(*turn, answers),
         Command::Forward(batch) => rank.issue(batch, &[]),
         Command::ForwardFrom(batch, activations) => rank.issue_from(batch, activations),
         Command::Wait(turn) => rank.wait(*turn),
         Command::Settle => rank.settle(),
         Command::CopyBlock(from, to) => rank.copy_block(*from, *to),
+        Command::MoveTokens(moves) => rank.move_tokens(moves),
         Command::Hold(what, held, done) => {
             rank.hold(*what, *held)?;
             // Whoever asked may have failed and gone.

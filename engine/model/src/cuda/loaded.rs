@@ -10,6 +10,7 @@ use super::CudaError;
 use super::cache::PageType;
 use super::compute::{cache_shape, step_sizes};
 use super::draws::Draws;
+use super::moves::Moves;
 use super::packer::FilePacker;
 use super::rank::RankPart;
 use super::sampler::Changes;
@@ -70,8 +71,9 @@ impl LoadedPart {
         let config = &self.part.config;
         let sizes = step_sizes(config, &self.part.weights, geometry);
         let rope = 4 * (sizes.longest * config.rotary_dims()) as u64;
-        let draws = Draws::bytes(sizes.logits) + Changes::bytes(sizes.logits, config.vocabulary);
-        Workspace::bytes(config, &self.part.weights, &sizes) + sizes.bytes() + draws + rope + exchanged
+        let draws = Draws::bytes(sizes.logits) + 2 * Changes::bytes(sizes.logits, config.vocabulary);
+        let numbers = sizes.bytes() + Moves::bytes(&sizes);
+        Workspace::bytes(config, &self.part.weights, &sizes) + numbers + draws + rope + exchanged
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! Rows of one token come first, then those of several: a row's attention depends on its own tokens alone.
 
+use std::iter;
 use std::ops::Range;
 
 use windlass_kernels::cuda::ops::{
@@ -60,7 +61,9 @@ impl StepSizes {
     fn tiles(&self) -> usize {
         // Every row's last tile may be shorter.
         let queries = self.tokens * (self.heads.heads / self.heads.kv_heads);
-        queries.div_ceil(PREFILL_TILE_ROWS) + self.rows
+        let tiles = queries.div_ceil(PREFILL_TILE_ROWS) + self.rows;
+        // Those of rows whose guesses branch begin at a place of their own.
+        tiles.next_multiple_of(4) + 4
     }
 
     /// Bytes on the device.
@@ -74,6 +77,8 @@ impl StepSizes {
 enum Array {
     Tokens,
     Positions,
+    /// Where guesses branch: which of the last keys each token sees, as bits.
+    Seen,
     /// Where each token's key goes, by group.
     Slots,
     LogitTokens,
@@ -94,9 +99,10 @@ enum Array {
 }
 
 impl Array {
-    const ALL: [Array; 12] = [
+    const ALL: [Array; 13] = [
         Array::Tokens,
         Array::Positions,
+        Array::Seen,
         Array::Slots,
         Array::LogitTokens,
         Array::Tables,
@@ -111,7 +117,7 @@ impl Array {
 
     fn len(self, sizes: &StepSizes) -> usize {
         match self {
-            Array::Tokens | Array::Positions => sizes.tokens,
+            Array::Tokens | Array::Positions | Array::Seen => sizes.tokens,
             Array::Slots => sizes.groups * sizes.slot_places(),
             Array::LogitTokens => sizes.logits,
             Array::Tables => sizes.groups * sizes.table_places(),
@@ -134,8 +140,10 @@ pub(super) struct StepCounts {
     pub decodes: usize,
     /// Rows of several.
     pub chunks: usize,
-    /// Tiles of those.
+    /// Tiles of those without branches.
     pub tiles: usize,
+    /// Tiles of those whose guesses branch.
+    pub branching_tiles: usize,
 }
 
 /// A step's numbers on the device.
@@ -169,24 +177,27 @@ impl Metadata {
             rows.pad(decodes, &self.sizes);
         }
         let (decodes, chunks) = (rows.decodes.lengths.len(), rows.chunks.lengths.len());
-        let tiles = match chunks {
-            0 => Vec::new(),
-            _ => prefill_tiles(self.sizes.heads, &rows.chunks.token_counts),
-        };
+        let (tiles, branching_tiles) = rows.tiles(self.sizes.heads);
         let counts = StepCounts {
             tokens: rows.tokens.len(),
             logits: rows.logit_tokens.len(),
             decodes,
             chunks,
             tiles: tiles.len(),
+            branching_tiles: branching_tiles.len(),
         };
-        let (tile_rows, tile_firsts): (Vec<u32>, Vec<u32>) = tiles.into_iter().unzip();
+        for (first, tiles) in [(0, tiles), (first_branching_tile(&counts), branching_tiles)] {
+            let (tile_rows, tile_firsts): (Vec<u32>, Vec<u32>) = tiles.into_iter().unzip();
+            self.copy(Array::TileRows, first, &tile_rows, stream)?;
+            self.copy(Array::TileFirsts, first, &tile_firsts, stream)?;
+        }
+        if counts.branching_tiles > 0 {
+            self.copy(Array::Seen, 0, &rows.seen, stream)?;
+        }
         let single = [
             (Array::Tokens, &rows.tokens),
             (Array::Positions, &rows.positions),
             (Array::LogitTokens, &rows.logit_tokens),
-            (Array::TileRows, &tile_rows),
-            (Array::TileFirsts, &tile_firsts),
         ];
         for (array, values) in single {
             self.copy(array, 0, values, stream)?;
@@ -245,17 +256,36 @@ impl Metadata {
         }
     }
 
+    /// Rows of several tokens that do not branch.
     pub fn chunks(&self, counts: &StepCounts, group: usize) -> Chunks<'_> {
+        self.chunks_of(counts, group, 0..counts.tiles, None)
+    }
+
+    /// Those whose guesses do.
+    pub fn branching(&self, counts: &StepCounts, group: usize) -> Chunks<'_> {
+        let first = first_branching_tile(counts);
+        let seen = self.array(Array::Seen, 0..counts.tokens);
+        self.chunks_of(counts, group, first..first + counts.branching_tiles, Some(seen))
+    }
+
+    fn chunks_of<'a>(
+        &'a self,
+        counts: &StepCounts,
+        group: usize,
+        tiles: Range<usize>,
+        seen: Option<View<'a, u32>>,
+    ) -> Chunks<'a> {
         let (rows, pages) = (self.sizes.row_places(), self.sizes.pages());
         let first = group * self.sizes.table_places() + rows * pages;
         let of = |array: Array| self.array(array, rows..rows + counts.chunks);
         Chunks {
             tables: self.array(Array::Tables, first..first + counts.chunks * pages),
-            tile_sequences: self.array(Array::TileRows, 0..counts.tiles),
-            tile_firsts: self.array(Array::TileFirsts, 0..counts.tiles),
+            tile_sequences: self.array(Array::TileRows, tiles.clone()),
+            tile_firsts: self.array(Array::TileFirsts, tiles),
             first_tokens: of(Array::FirstTokens),
             token_counts: of(Array::TokenCounts),
             first_positions: of(Array::FirstPositions),
+            seen,
         }
     }
 
@@ -281,17 +311,38 @@ fn offset(sizes: &StepSizes, index: usize) -> usize {
     Array::ALL[..index].iter().map(|array| array.len(sizes).next_multiple_of(4)).sum()
 }
 
+/// Where the tiles of rows whose guesses branch begin: a multiple of 16 bytes, as kernels expect.
+fn first_branching_tile(counts: &StepCounts) -> usize {
+    counts.tiles.next_multiple_of(4)
+}
+
+/// All of the last keys.
+const ALL_SEEN: u32 = u32::MAX;
+
+/// Which of the last keys up to its own guess `index` of a row sees, its own the lowest bit: all that come before the guesses, and
+/// of these those that `seen` has as bits from the first guess on.
+fn last_seen(index: usize, seen: u64) -> u32 {
+    let of_guesses = seen.reverse_bits() >> (u64::BITS as usize - 1 - index);
+    (of_guesses | u64::MAX << (index + 1)) as u32
+}
+
 /// A batch's numbers, in the order of the arrays.
 #[derive(Debug, Default)]
 struct Rows {
     tokens: Vec<u32>,
     positions: Vec<u32>,
+    seen: Vec<u32>,
     /// By group.
     slots: Vec<Vec<u32>>,
     logit_tokens: Vec<u32>,
     decodes: RowNumbers,
     chunks: RowNumbers,
+    /// Of each of the latter whether its guesses branch.
+    branches: Vec<bool>,
 }
+
+/// The row and the first place of each.
+type Tiles = Vec<(u32, u32)>;
 
 #[derive(Debug, Default)]
 struct RowNumbers {
@@ -313,6 +364,7 @@ impl Rows {
             slots: vec![Vec::new(); sizes.groups],
             decodes: RowNumbers::of_groups(sizes.groups),
             chunks: RowNumbers::of_groups(sizes.groups),
+            ..Rows::default()
         };
         let mut decodes = Vec::new();
         for row in batch.rows() {
@@ -322,15 +374,30 @@ impl Rows {
                 let slot = |at: u32| table[(at / page_tokens) as usize] * page_tokens + at % page_tokens;
                 slots.extend((row.first_position..row.first_position + row.tokens as u32).map(slot));
             }
+            let guesses = row.seen.iter().enumerate().map(|(index, &seen)| last_seen(index, seen));
+            rows.seen.extend(iter::repeat_n(ALL_SEEN, row.tokens - row.seen.len()).chain(guesses));
             match row.tokens {
                 1 => decodes.push((row, first_token)),
-                _ => rows.chunks.push(&row, first_token, sizes),
+                _ => {
+                    rows.chunks.push(&row, first_token, sizes);
+                    rows.branches.push(!row.seen.is_empty());
+                }
             }
         }
         let held = |row: &BatchRow<'a>| (row.first_position as usize + 1, row.table(0, sizes.groups));
         decodes.sort_by(|(one, _), (other, _)| sharing_order(held(one), held(other)));
         decodes.iter().for_each(|(row, first_token)| rows.decodes.push(row, *first_token, sizes));
         rows
+    }
+
+    /// Tiles of rows of several tokens: of those that do not branch, and of those whose guesses do.
+    fn tiles(&self, heads: Heads) -> (Tiles, Tiles) {
+        match self.branches[..] {
+            [] => (Tiles::new(), Tiles::new()),
+            _ => prefill_tiles(heads, &self.chunks.token_counts)
+                .into_iter()
+                .partition(|(row, _)| !self.branches[*row as usize]),
+        }
     }
 
     fn pad(&mut self, decodes: usize, sizes: &StepSizes) {
@@ -340,6 +407,7 @@ impl Rows {
             let blocks = vec![sizes.trash_page; sizes.groups];
             self.tokens.push(0);
             self.positions.push(0);
+            self.seen.push(ALL_SEEN);
             self.slots.iter_mut().for_each(|slots| slots.push(sizes.trash_page * PAGE_TOKENS as u32));
             self.logit_tokens.extend(with_logits.then_some(token));
             let row = BatchRow { tokens: 1, first_position: 0, blocks: &blocks, seen: &[] };
@@ -355,7 +423,7 @@ impl RowNumbers {
 
     fn push(&mut self, row: &BatchRow<'_>, first_token: u32, sizes: &StepSizes) {
         for (group, tables) in self.tables.iter_mut().enumerate() {
-            let pages = row.table(group, sizes.groups).iter().copied().chain(std::iter::repeat(sizes.trash_page));
+            let pages = row.table(group, sizes.groups).iter().copied().chain(iter::repeat(sizes.trash_page));
             tables.extend(pages.take(sizes.pages()));
         }
         self.lengths.push(row.first_position + row.tokens as u32);
@@ -372,6 +440,7 @@ impl RowNumbers {
 
 #[cfg(test)]
 mod tests {
+    use windlass_engine_core::draft::DraftTree;
     use windlass_engine_core::plan::BlockId;
 
     use super::*;
@@ -418,5 +487,24 @@ mod tests {
         assert_eq!(starts(&rows.decodes.tables[1]), [11, 11, 15, 25, 99, 99]);
         assert_eq!(rows.decodes.common(SIZES.heads), [[0, 1, 0, 1, 0, 0], [0, 1, 0, 0, 0, 0]]);
         assert_eq!(rows.chunks.lengths, [140]);
+    }
+
+    /// Two branches of which one forks again, beside a prompt.
+    #[test]
+    fn guesses_that_branch_have_tiles_and_bits_of_their_own() {
+        let mut draft = DraftTree::default();
+        let [_, two] = [4, 5].map(|token| draft.push(token, None));
+        [6, 7].iter().for_each(|&token| _ = draft.push(token, Some(two)));
+        let mut batch = batch(&[(2, 64, &[1, 11])]);
+        batch.push_drafted([3], &draft, 70, &[2, 3, 12, 13].map(BlockId), Logits::LAST);
+        let rows = Rows::of(&batch, &SIZES);
+        let before = |guesses: u32| u32::MAX << guesses;
+        assert_eq!(rows.seen[..3], [ALL_SEEN; 3]);
+        assert_eq!(rows.seen[3..], [before(1) | 1, before(2) | 1, before(3) | 0b11, before(4) | 0b101]);
+        assert_eq!(rows.positions[2..], [70, 71, 71, 72, 72]);
+        assert_eq!(rows.slots[0][2..], [198, 199, 200, 201, 202]);
+        let (tiles, branching) = rows.tiles(SIZES.heads);
+        assert_eq!((tiles, branching), (vec![(0, 0)], vec![(1, 0)]));
+        assert_eq!(last_seen(31, 1 << 31 | 1), 1 << 31 | 1);
     }
 }

@@ -9,19 +9,21 @@ use windlass_kernels::cuda::{Device, DriverError, Pinned, Region, Stream};
 
 use super::Replay;
 use super::cache::{Cache, PageType};
-use super::compute::{Compute, Exchange, cache_shape};
-use super::draws::{Draws, RowDraw};
+use super::compute::{Compute, Exchange, cache_shape, step_sizes};
+use super::draws::Draws;
 use super::graphs::{Buckets, Graphs};
 use super::handover::Handover;
+use super::moves::Moves;
 use super::sampler::{self, Answer, Changes};
 use super::weights::Weights;
+use crate::backend::TokenMove;
 use crate::batch::Batch;
 use crate::config::DecoderConfig;
 use crate::sampler::{Drawn, RowTask, SampleError};
 
 /// Why nothing crosses to another stage.
 const WHOLE: &str = "the decoder has no other stage";
-/// Of the two sets of draws the one for what the host asks, which waits: none is in use then.
+/// The turn of what is waited for at once: no other is in use then.
 const OWN_TURN: usize = 0;
 
 /// A rank's part of a decoder, loaded.
@@ -46,7 +48,9 @@ pub(super) struct Rank {
     replay: Replay,
     compute: Compute,
     draws: Draws,
-    changes: Changes,
+    /// Of the steps in flight.
+    changes: [Changes; 2],
+    moves: Moves,
     /// Logits on their way to the sampler of the host.
     logits: Pinned<f32>,
     /// Absent where no stage comes before or behind.
@@ -72,14 +76,11 @@ pub(super) enum Holding {
     Weights,
 }
 
-/// A step as every rank computes it.
+/// A step as every rank computes it, up to its logits.
 #[derive(Debug)]
 pub(super) struct Step {
     pub batch: Batch,
     pub feeds: Vec<Feed>,
-    /// Which of the two steps in flight it is.
-    pub turn: usize,
-    pub draws: Vec<RowDraw>,
 }
 
 /// A token that an earlier step in flight draws.
@@ -110,13 +111,15 @@ impl Rank {
         let logits = if weights.head.is_some() { logits } else { 0 };
         let exchange = peer.map(|peer| Exchange { peer, first_token });
         let is_whole = weights.embedding().is_some() && weights.head.is_some();
+        let changes = || Changes::new(&device, logits, config.vocabulary);
         let handover = (!is_whole).then(|| Handover::new(&device, tokens, config.hidden)).transpose()?;
         Ok(Rank {
             graphs: Graphs::default(),
             buckets: Buckets::up_to(rows),
             replay,
             draws: Draws::new(&device, logits)?,
-            changes: Changes::new(&device, logits, config.vocabulary)?,
+            changes: [changes()?, changes()?],
+            moves: Moves::new(&device, &step_sizes(&config, &weights, geometry))?,
             logits: device.pinned(logits * config.vocabulary)?,
             handover,
             compute: Compute::new(&device, config, weights, exchange, geometry, cache)?,
@@ -145,12 +148,12 @@ impl Rank {
         self.graphs.count()
     }
 
-    /// Issues all of a step.
+    /// Issues a step, where any of its rows is computed.
     pub fn step(&mut self, step: &Step) -> Result<(), DriverError> {
-        if !step.batch.is_empty() {
-            self.issue(&step.batch, &step.feeds)?;
+        match step.batch.is_empty() {
+            true => Ok(()),
+            false => self.issue(&step.batch, &step.feeds),
         }
-        self.draw(step.turn, &step.draws)
     }
 
     /// Issues a step's kernels from what the stage before gave, a row of activations for each token. The step before has
@@ -198,15 +201,16 @@ impl Rank {
         self.buckets.holding(rows).filter(|_| repeats)
     }
 
-    /// Draws a token from each of the first rows of logits, for the step of this turn.
-    fn draw(&mut self, turn: usize, draws: &[RowDraw]) -> Result<(), DriverError> {
-        match draws {
-            [] => self.draws.skip(turn, &self.stream),
-            draws => {
-                let vocabulary = self.compute.config.vocabulary;
-                self.draws.draw(turn, draws, self.compute.logits(draws.len()), vocabulary, &self.stream)
-            }
+    /// Has the device draw a token from each of the first rows of logits that the last step left, or tell of them, for the step
+    /// of this turn: none that is in flight beside it has the same.
+    pub fn draw(&mut self, turn: usize, answers: &[Answer]) -> Result<(), DriverError> {
+        let (rows, vocabulary) = (answers.len(), self.vocabulary());
+        let Rank { changes, draws, compute, stream, .. } = self;
+        if answers.is_empty() {
+            return draws.skip(turn, stream);
         }
+        changes[turn].apply(answers, compute.logits_mut(rows), stream)?;
+        draws.draw(turn, &sampler::draws(answers), compute.logits(rows), vocabulary, stream)
     }
 
     /// Waits for the step of this turn.
@@ -235,19 +239,11 @@ impl Rank {
         for (row, _) in answers.iter().enumerate().filter(|(_, answer)| matches!(answer, Answer::OnHost)) {
             self.copy_logits(row)?;
         }
-        self.answer(&answers)?;
+        self.draw(OWN_TURN, &answers)?;
         self.stream.synchronize()?;
         let drawn = self.draws.drawn(OWN_TURN, tasks.len());
         let rows = tasks.iter().zip(&answers).zip(drawn).enumerate();
         rows.map(|(row, ((task, answer), drawn))| self.read(row, task, answer, drawn)).collect()
-    }
-
-    /// Has the device draw and tell.
-    fn answer(&mut self, answers: &[Answer]) -> Result<(), DriverError> {
-        let (rows, vocabulary) = (answers.len(), self.vocabulary());
-        let Rank { changes, draws, compute, stream, .. } = self;
-        changes.apply(answers, compute.logits_mut(rows), stream)?;
-        draws.draw(OWN_TURN, &sampler::draws(answers), compute.logits(rows), vocabulary, stream)
     }
 
     /// What came of a row; `drawn` is what the device gave.
@@ -297,6 +293,13 @@ impl Rank {
     pub fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), DriverError> {
         self.regions.check("a copy")?;
         self.compute.cache.copy(from.0 as usize, to.0 as usize, &self.stream)
+    }
+
+    /// Moves keys and values of tokens, in order, behind the steps that were issued.
+    pub fn move_tokens(&mut self, moves: &[TokenMove]) -> Result<(), DriverError> {
+        self.regions.check("a move")?;
+        let Rank { moves: room, compute, stream, .. } = self;
+        room.issue(moves, &mut compute.cache, stream)
     }
 }
 

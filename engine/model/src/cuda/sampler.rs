@@ -31,7 +31,7 @@ pub(super) struct Question {
     draw: RowDraw,
 }
 
-/// How each of a step's rows is answered.
+/// How each of a step's logits is answered.
 pub(super) fn answers(tasks: &[RowTask<'_>], vocabulary: usize) -> Vec<Answer> {
     let mut room = MAX_EDITS;
     tasks.iter().map(|task| Answer::of(task, vocabulary, &mut room)).collect()
@@ -55,6 +55,11 @@ impl Answer {
                 Answer::OnDevice(question)
             }
         }
+    }
+
+    /// Whether the host has nothing to do but to read the token.
+    pub fn is_on_device(&self) -> bool {
+        self.question().is_some()
     }
 
     fn question(&self) -> Option<&Question> {

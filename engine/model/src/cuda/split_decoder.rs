@@ -60,6 +60,7 @@ impl Model for SplitDecoder {
     }
 
     fn move_tokens(&mut self, moves: &[TokenMove]) -> Result<(), CudaError> {
+        self.first.move_tokens(moves);
         self.last.move_tokens(moves)
     }
 }

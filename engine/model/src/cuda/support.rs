@@ -3,7 +3,7 @@
 use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::plan::PlanRow;
-use windlass_kernels::cuda::ops::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_RANKS, MAX_USED_EXPERTS, PAGE_TOKENS};
+use windlass_kernels::cuda::ops::{MAX_EXPERTS, MAX_HEAD_DIM, MAX_RANKS, MAX_USED_EXPERTS, PAGE_TOKENS, SEEN_KEYS};
 
 use super::CudaError;
 use super::cache::PageType;
@@ -95,8 +95,11 @@ pub(super) fn check_undivided(options: &LoadOptions) -> Result<(), CudaError> {
 
 /// Refuses a row that asks for more.
 pub(super) fn check_row(row: &PlanRow) -> Result<(), String> {
-    match row.draft().is_none_or(DraftTree::is_chain) {
-        true => Ok(()),
-        false => Err(CudaError::unsupported("guesses that branch", "guesses one after the other").to_string()),
+    match row.draft().filter(|draft| !draft.is_chain()).map(DraftTree::len) {
+        Some(guesses) if guesses > SEEN_KEYS => {
+            let right = format!("at most {SEEN_KEYS}, or guesses one after the other");
+            Err(CudaError::unsupported(format!("{guesses} guesses that branch"), right).to_string())
+        }
+        _ => Ok(()),
     }
 }

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use crate::common::driver::generate;
+use crate::common::driver::{generate, sample_row};
 use crate::common::rows::{plan, row};
 use crate::common::tiny::Tiny;
 use crate::cuda::{
@@ -16,8 +16,9 @@ use crate::cuda_steps::copied_blocks_are_read_alike;
 use crate::pipeline::{PATIENCE, gathering, pass_frame};
 use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels};
 use windlass_engine_contract::memory::Ledger;
+use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::executor::Executor;
-use windlass_engine_core::plan::{InputToken, StepPlan};
+use windlass_engine_core::plan::{BlockId, InputToken, PlanRow, RowOutput, SampleRow, StepPlan};
 use windlass_engine_core::request::Sampling;
 use windlass_engine_model::cuda::{CudaLeader, CudaModel, Device, LoadedCuda, Node, Replay, work};
 use windlass_engine_model::{CpuExecutor, KvBudget, LoadError, LoadOptions, load, load_leader};
@@ -83,6 +84,25 @@ fn two_and_three_nodes_give_the_tokens_of_one_gpu_and_of_the_cpu() {
             assert!(regret <= NEAR_TIE, "{answer:?} is {regret} from the CPU's choices");
         }
     }
+}
+
+/// Stages are not told what guesses see.
+#[test]
+fn guesses_that_branch_fail_by_name_and_nothing_else_does() {
+    let (LoadedCuda { mut executor, .. }, workers) = led(deep(), &drivers(2), Replay::Graphs);
+    let mut draft = DraftTree::default();
+    [4, 5].iter().for_each(|&token| _ = draft.push(token, None));
+    let sample = SampleRow { draft, ..sample_row(&Sampling::GREEDY) };
+    let branching = PlanRow { sample: Some(sample), ..row(InputToken::Known(1), 0) };
+    let other = PlanRow { blocks: [BlockId(2)].into(), ..row(InputToken::Known(1), 0) };
+    let rows = step(&mut executor, plan(vec![branching, other]));
+    assert!(
+        matches!(&rows[..], [RowOutput::Failed(why), RowOutput::Sampled(_)]
+            if why.to_string().contains("guesses that branch")),
+        "{rows:?}"
+    );
+    drop(executor);
+    ended(workers);
 }
 
 /// On the node that embeds, on one between others, and on the one that has the head; nothing is launched by itself.

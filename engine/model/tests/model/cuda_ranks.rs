@@ -8,6 +8,7 @@ use crate::common::hub::{Family, config, llama_oracle};
 use crate::common::rows::{plan, row, tables};
 use crate::common::tiny::Tiny;
 use crate::cuda::whole_pieces;
+use crate::cuda_guesses::guesses_that_branch_hold;
 use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
 use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels};
@@ -451,4 +452,11 @@ fn a_group_that_cannot_be_is_refused_with_what_would_work() {
             refused(&checkpoint(tiny(WeightType::BF16)), &LoadOptions { expert_parallel: true, ..options(ranks) });
         assert!(refused.contains("no mixture of experts: leave expert parallelism out"), "{refused}");
     }
+}
+
+/// Each rank moves keys and values of its own heads.
+#[test]
+fn guesses_that_branch_change_no_token() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    guesses_that_branch_hold(&mut executor(&checkpoint, 2), VOCABULARY, &Sampling::GREEDY);
 }

@@ -6,10 +6,10 @@ use crate::common::driver::generate;
 use crate::common::rows::{plan, row};
 use crate::common::tiny::Tiny;
 use crate::cuda::{
-    APART, BLOCKS, GENERATED, NEAR_TIE, apart, checkpoint, device, driver, family, jobs, most_regret, options, step,
-    tiny, whole_pieces,
+    APART, BLOCKS, GENERATED, NEAR_TIE, VOCABULARY, apart, checkpoint, device, driver, family, jobs, most_regret,
+    options, step, tiny, whole_pieces,
 };
-use crate::cuda_guesses::guesses_hold;
+use crate::cuda_guesses::{guesses_hold, guesses_that_branch_hold};
 use crate::cuda_steps::copied_blocks_are_read_alike;
 use serde_json::json;
 use windlass_checkpoint::Checkpoint;
@@ -132,6 +132,13 @@ fn texts_with_guesses_are_the_models() {
     guesses_hold(executor(&checkpoint, 2), &checkpoint);
 }
 
+/// Keys and values of guesses that held move on both.
+#[test]
+fn guesses_that_branch_change_no_token() {
+    let checkpoint = checkpoint(deep(WeightType::BF16));
+    guesses_that_branch_hold(&mut executor(&checkpoint, 2), VOCABULARY, &Sampling::GREEDY);
+}
+
 /// What each takes of its own memory, and all of it: each layer's keys and values are where it is computed.
 #[test]
 fn both_ledgers_know_what_each_device_holds() {
@@ -216,7 +223,7 @@ fn what_cannot_be_divided_so_is_refused_by_name() {
 #[test]
 fn a_model_that_the_gpu_has_no_room_for_is_computed_by_both() {
     let (checkpoint, options) = (checkpoint(deep(WeightType::BF16)), options());
-    let small = || HostMachine::new(Kernels::Run, 7).device(0, 5 << 20);
+    let small = || HostMachine::new(Kernels::Run, 7).device(0, 8 << 20);
     let whole = CudaModel::load(&checkpoint, &options, &[small()]);
     let refused = whole.and_then(|model| model.start(options.kv, Replay::Graphs)).map(drop).unwrap_err().to_string();
     assert!(refused.contains("no room for"), "{refused}");

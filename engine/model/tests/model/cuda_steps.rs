@@ -6,17 +6,20 @@ use crate::common::tiny::Tiny;
 use crate::cuda::{GENERATED, VOCABULARY, checkpoint, device, driver, executor, jobs, loaded, step, tiny};
 use windlass_cuda_shim::Issued;
 use windlass_engine_core::executor::Executor;
-use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, RowOutput, RowScores, SampleRow, StepPlan};
+use windlass_engine_core::plan::{
+    BlockId, History, InputToken, Move, PlanRow, RowOutput, RowScores, SampleRow, ScoreRow, StepPlan,
+};
 use windlass_engine_core::request::Sampling;
+use windlass_engine_core::sampling::Penalties;
 use windlass_engine_model::cuda::Replay;
 use windlass_kernels::WeightType;
 
 #[test]
 fn graphs_chunks_steps_in_flight_and_the_order_of_threads_change_no_token() {
     let checkpoint = checkpoint(tiny(WeightType::BF16));
-    for sampling in
-        [Sampling::GREEDY, Sampling { temperature: 0.8, top_p: 0.9, top_k: 20, seed: 3, ..Sampling::GREEDY }]
-    {
+    let random = Sampling { temperature: 0.8, top_p: 0.9, top_k: 20, seed: 3, ..Sampling::GREEDY };
+    let penalties = Penalties { repetition: 1.2, frequency: 0.7, presence: 0.3 };
+    for sampling in [Sampling::GREEDY, random.clone(), Sampling { penalties, ..random }] {
         let text = |replay, seed, chunk, in_flight| {
             let mut executor = loaded(&checkpoint, &device(seed), replay).executor;
             generate(&mut executor, &jobs(&sampling), GENERATED, chunk, in_flight)
@@ -27,16 +30,105 @@ fn graphs_chunks_steps_in_flight_and_the_order_of_threads_change_no_token() {
     }
 }
 
-/// A bias is the host's affair: such a step waits for the one in flight, and its token is fed to the next.
+/// `typical_p` is the host's affair: such a step waits for the one in flight, and its token is fed to the next.
 #[test]
 fn what_only_the_host_samples_is_mixed_with_what_the_device_does() {
     let checkpoint = checkpoint(tiny(WeightType::BF16));
     let mut jobs = jobs(&Sampling::GREEDY);
-    jobs[1].sampling = Sampling { logit_bias: vec![(5, 100.0)], ..Sampling::GREEDY };
+    jobs[1].sampling = Sampling { logit_bias: vec![(5, 100.0)], typical_p: 0.5, ..Sampling::GREEDY };
     let together = generate(&mut executor(&checkpoint, Replay::Graphs), &jobs, 4, 32, 2);
     assert_eq!(together[1], [5; 4]);
     let alone = generate(&mut executor(&checkpoint, Replay::Graphs), &jobs[..1], 4, 32, 2);
     assert_eq!(together[0], alone[0]);
+}
+
+/// A row whose draw hangs on all tokens before it.
+fn penalized(token: InputToken, position: u32, known: &[u32]) -> PlanRow {
+    let penalties = Penalties { frequency: 100.0, ..Penalties::NONE };
+    let history = Some(History { tokens: known.to_vec(), prompt_tokens: 1 });
+    let sample = SampleRow { history, ..sample_row(&Sampling { penalties, ..Sampling::GREEDY }) };
+    PlanRow { sample: Some(sample), ..row(token, position) }
+}
+
+#[test]
+fn a_second_step_is_computed_before_the_token_is_known_that_its_draw_hangs_on() {
+    let (checkpoint, driver) = (checkpoint(tiny(WeightType::BF16)), driver());
+    let mut executor = loaded(&checkpoint, &driver.device(), Replay::Graphs).executor;
+    let graphs = || driver.issued().iter().filter(|work| matches!(work, Issued::Graph(_))).count();
+    let mut text = vec![1];
+    let mut last = executor.submit(plan(vec![penalized(InputToken::Known(1), 0, &text)])).unwrap();
+    for position in 1..5 {
+        let fed = penalized(InputToken::SampledBy { ticket: last, row: 0 }, position, &text);
+        let next = executor.submit(plan(vec![fed])).unwrap();
+        assert_eq!(graphs(), 1 + position as usize, "the second step is computed meanwhile");
+        let rows = executor.collect(last).unwrap().rows;
+        let [RowOutput::Sampled(token)] = rows[..] else { panic!("{rows:?}") };
+        assert!(!text[1..].contains(&token), "{token} came before: {text:?}");
+        text.push(token);
+        last = next;
+    }
+    executor.collect(last).unwrap();
+}
+
+/// What a step in flight changes of its logits is not what the next one does: both have room of their own.
+#[test]
+fn changes_of_two_steps_in_flight_do_not_mix() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    let mut executor = executor(&checkpoint, Replay::Graphs);
+    let biased = |block: u32, token: u32| {
+        let sampling = Sampling { logit_bias: vec![(token, 100.0)], ..Sampling::GREEDY };
+        PlanRow { blocks: [BlockId(block)].into(), sample: Some(sample_row(&sampling)), ..row(InputToken::Known(1), 0) }
+    };
+    let tickets = [(1, 9), (2, 77)].map(|(block, token)| executor.submit(plan(vec![biased(block, token)])).unwrap());
+    let rows = tickets.map(|ticket| executor.collect(ticket).unwrap().rows);
+    assert_eq!(rows, [9, 77].map(|token| vec![RowOutput::Sampled(token)]));
+}
+
+/// A draw that fails takes its followers with it, and what would be told of them.
+#[test]
+fn what_follows_a_draw_that_fails_is_not_told() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    let mut executor = executor(&checkpoint, Replay::Graphs);
+    let told =
+        |row: PlanRow| PlanRow { sample: row.sample.map(|sample| SampleRow { logprobs: Some(0), ..sample }), ..row };
+    let none = Sampling { allowed_tokens: vec![5], ..Sampling::GREEDY };
+    let failing = SampleRow { banned: vec![5], ..sample_row(&none) };
+    let failing = PlanRow { sample: Some(failing), ..row(InputToken::Known(1), 0) };
+    let other = PlanRow { blocks: [BlockId(2)].into(), ..row(InputToken::Known(1), 0) };
+    let first = executor.submit(plan(vec![failing, told(other.clone())])).unwrap();
+    let follow = |index: u32, row: PlanRow| {
+        let tokens = vec![InputToken::SampledBy { ticket: first, row: index }];
+        told(PlanRow { tokens, first_position: 1, ..row })
+    };
+    let second = vec![follow(0, row(InputToken::Known(1), 0)), follow(1, other)];
+    let second = executor.submit(plan(second)).unwrap();
+    let [first, second] = [first, second].map(|ticket| executor.collect(ticket).unwrap());
+    for output in [first, second] {
+        assert!(matches!(&output.rows[..], [RowOutput::Failed(_), RowOutput::Sampled(_)]), "{:?}", output.rows);
+        assert_eq!(output.scores.iter().map(|told| told.row).collect::<Vec<_>>(), [1]);
+    }
+}
+
+/// A prompt that is told of needs not wait for the step in flight, nor does what follows it.
+#[test]
+fn prompts_are_told_of_with_a_step_in_flight() {
+    let mut executor = executor(&checkpoint(tiny(WeightType::BF16)), Replay::Graphs);
+    let scored = |block: u32| {
+        let tokens = [3, 9, 27].map(InputToken::Known).to_vec();
+        let score = Some(ScoreRow { targets: vec![9, 27], top: 2 });
+        PlanRow { tokens, score, blocks: [BlockId(block)].into(), ..row(InputToken::Known(0), 0) }
+    };
+    let follow = |token, block| PlanRow { score: None, tokens: vec![token], first_position: 3, ..scored(block) };
+    let first = executor.submit(plan(vec![scored(1)])).unwrap();
+    let second = follow(InputToken::SampledBy { ticket: first, row: 0 }, 1);
+    let second = executor.submit(plan(vec![second])).unwrap();
+    let first = executor.collect(first).unwrap();
+    let alone = executor.submit(plan(vec![scored(2)])).unwrap();
+    let second = executor.collect(second).unwrap();
+    let alone = executor.collect(alone).unwrap();
+    assert_eq!((&first.rows, &first.scores[0].prompt), (&alone.rows, &alone.scores[0].prompt));
+    let RowOutput::Sampled(token) = first.rows[0] else { panic!("{:?}", first.rows) };
+    assert_eq!(second.rows, step(&mut executor, plan(vec![follow(InputToken::Known(token), 2)])));
 }
 
 /// What the device tells of a token and of the most likely ones is what the host tells, which a bias of nothing makes it do; and

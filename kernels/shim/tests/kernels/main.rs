@@ -15,6 +15,7 @@ mod int4_hopper;
 mod linear;
 mod many;
 mod mapping;
+mod moves;
 mod norm;
 mod reduce;
 mod rules;

@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::heads::{Heads, MAX_HEAD_DIM, PAGE_TOKENS, Pages};
 use super::word;
-use crate::cuda::launch::{Launch, TensorMap};
+use crate::cuda::launch::{Argument, Launch, TensorMap};
 use crate::cuda::table::HOPPER;
 use crate::cuda::weights::EightBits;
 use crate::cuda::{DeviceFacts, DriverError, Kernel, Stream, View, ViewMut};
@@ -14,8 +14,13 @@ use crate::cuda::{DeviceFacts, DriverError, Kernel, Stream, View, ViewMut};
 pub const PREFILL_TILE_ROWS: usize = 2 * PREFILL_BLOCK_ROWS;
 /// Rows that a block of `attention.cu` takes.
 const PREFILL_BLOCK_ROWS: usize = 64;
+/// Keys up to a token's own of which bits say whether it sees them; those before it does.
+pub const SEEN_KEYS: usize = u32::BITS as usize;
 /// Query heads that a block takes when decoding: the rows of one product.
 pub(super) const DECODE_ROWS: usize = 16;
+
+/// Scales in a row of what is copied.
+const ROW_SCALES: usize = TensorMap::BOX_ROW_BYTES / size_of::<f32>();
 
 /// What attention computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -140,6 +145,9 @@ pub struct Chunks<'a> {
     pub token_counts: View<'a, u32>,
     /// The position of the first.
     pub first_positions: View<'a, u32>,
+    /// Where guesses branch: which of the last [`SEEN_KEYS`] keys up to its own each of the step's tokens sees, as bits, its own
+    /// the lowest. Absent where all see all of them.
+    pub seen: Option<View<'a, u32>>,
 }
 
 /// The tiles of sequences with so many new tokens: each tile's sequence, and its first row.
@@ -151,7 +159,8 @@ pub fn prefill_tiles(heads: Heads, token_counts: &[u32]) -> Vec<(u32, u32)> {
     token_counts.iter().enumerate().flat_map(tiles).collect()
 }
 
-/// `out = softmax(query · keysᵀ · scale) · values` of every token of the chunks; each sees the keys up to its own.
+/// `out = softmax(query · keysᵀ · scale) · values` of every token of the chunks; each sees the keys up to its own, but for
+/// those that lie on other branches. A window counts the keys that it does see.
 ///
 /// # Panics
 /// When the lengths do not match, or pages do not hold such heads.
@@ -171,13 +180,17 @@ pub fn attention_prefill(
         chunks.first_tokens.len() == sequences && chunks.first_positions.len() == sequences,
         "one for each sequence"
     );
+    assert!(chunks.seen.is_none_or(|seen| seen.len() * heads * dim == query.len()), "what each token sees");
     assert!(sequences > 0 && chunks.tables.len().is_multiple_of(sequences), "a table for each sequence");
     let memory = pages.arguments(shape.heads);
-    let by_warpgroups = kernel_by_warpgroups(stream.device().facts(), shape, pages);
+    let by_warpgroups = match chunks.seen {
+        None => kernel_by_warpgroups(stream.device().facts(), shape, pages),
+        Some(_) => None,
+    };
     let launch = match by_warpgroups {
-        Some((kernel, pages)) => {
+        Some((kernel, copied)) => {
             let launch = Launch::new(kernel, [word(tiles), word(kv_heads), 1]).shared(kernel.spec().shared_bytes);
-            launch.with(query).with(pages)
+            copied.into_iter().flatten().fold(launch.with(query), Launch::with)
         }
         None => {
             let kernel = kernel(&PREFILL, dim, pages);
@@ -188,7 +201,10 @@ pub fn attention_prefill(
     };
     let launch = launch.with(chunks.tables).with(chunks.tile_sequences).with(chunks.tile_firsts);
     let launch = launch.with(chunks.first_tokens).with(chunks.token_counts);
-    let launch = launch.with(chunks.first_positions).with(out).with(word(heads)).with(word(kv_heads)).with(word(dim));
+    let launch = launch.with(chunks.first_positions);
+    let seen = chunks.seen.map_or_else(Argument::none::<u32>, Argument::from);
+    let launch = if by_warpgroups.is_some() { launch } else { launch.with(seen) };
+    let launch = launch.with(out).with(word(heads)).with(word(kv_heads)).with(word(dim));
     let launch = launch.with(word(chunks.tables.len() / sequences)).with(shape.scale).with(shape.window);
     let launch = if by_warpgroups.is_some() { launch } else { launch.with(shape.cap) };
     // SAFETY: blocks read pages of their sequence's table and write their rows; what tables name is the caller's promise.
@@ -249,32 +265,45 @@ const PREFILL: Kernels = [
     ],
 ];
 
-/// What `attention_hopper.cu` has for such heads: pages in bf16, scores without a cap.
-const PREFILL_HOPPER: [Option<Kernel>; HEAD_DIMS.len()] = [
-    None,
-    Some(Kernel::AttentionHopperD64),
-    Some(Kernel::AttentionHopperD128),
-    Some(Kernel::AttentionHopperD128),
-    None,
+/// What `attention_hopper*.cu` have, for scores without a cap, over heads of more than 32 values and up to 128: by pages as above,
+/// for heads of up to 64 and of more.
+const PREFILL_HOPPER: [[Kernel; 2]; 3] = [
+    [Kernel::AttentionHopperD64, Kernel::AttentionHopperD128],
+    [Kernel::AttentionHopperFp8D64, Kernel::AttentionHopperFp8D128],
+    [Kernel::AttentionHopperInt8D64, Kernel::AttentionHopperInt8D128],
 ];
 
-/// The kernel by warpgroups that computes this there, and the pages as it has them copied.
-fn kernel_by_warpgroups(facts: &DeviceFacts, shape: &AttentionShape, pages: Pages<'_>) -> Option<(Kernel, TensorMap)> {
-    let Pages::Bf16(values) = pages else { return None };
-    if facts.capability != HOPPER || shape.cap > 0.0 {
+/// The kernel by warpgroups that computes this there, and the pages, and their scales where they have some, as it has them copied.
+fn kernel_by_warpgroups(
+    facts: &DeviceFacts,
+    shape: &AttentionShape,
+    pages: Pages<'_>,
+) -> Option<(Kernel, [Option<TensorMap>; 2])> {
+    let dim = shape.heads.dim;
+    if facts.capability != HOPPER || shape.cap > 0.0 || !(33..=128).contains(&dim) {
         return None;
     }
-    let tiles = TensorMap::new(values, shape.heads.dim, word(PAGE_TOKENS));
-    PREFILL_HOPPER[size_class(shape.heads.dim)].map(|kernel| (kernel, tiles))
+    let copied = match pages {
+        Pages::Bf16(values) => [Some(TensorMap::new(values, dim, word(PAGE_TOKENS))), None],
+        Pages::Bytes { codes, scales, .. } => {
+            let scales = TensorMap::new(scales, ROW_SCALES, word(PAGE_TOKENS / ROW_SCALES));
+            [Some(TensorMap::new(codes, dim, word(PAGE_TOKENS))), Some(scales)]
+        }
+    };
+    Some((PREFILL_HOPPER[code_class(pages)][usize::from(dim > 64)], copied))
 }
 
 fn kernel(kernels: &Kernels, dim: usize, pages: Pages<'_>) -> Kernel {
-    let by_dim = match pages {
-        Pages::Bf16(_) => &kernels[0],
-        Pages::Bytes { code: EightBits::E4m3, .. } => &kernels[1],
-        Pages::Bytes { code: EightBits::Int8, .. } => &kernels[2],
-    };
-    by_dim[size_class(dim)]
+    kernels[code_class(pages)][size_class(dim)]
+}
+
+/// Which kernels are for such pages.
+fn code_class(pages: Pages<'_>) -> usize {
+    match pages {
+        Pages::Bf16(_) => 0,
+        Pages::Bytes { code: EightBits::E4m3, .. } => 1,
+        Pages::Bytes { code: EightBits::Int8, .. } => 2,
+    }
 }
 
 /// The first of [`HEAD_DIMS`] that holds heads of `dim` values.

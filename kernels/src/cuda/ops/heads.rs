@@ -149,21 +149,30 @@ impl Pages<'_> {
 }
 
 impl PagesMut<'_> {
-    /// What fills them, the pages, and their scales.
-    fn arguments(self, heads: Heads) -> (Kernel, [Argument; 2]) {
+    /// Which of the kernels for bf16, e4m3 and signed bytes changes them, the pages, and their scales.
+    pub(super) fn arguments(self, heads: Heads, kernels: [Kernel; 3]) -> (Kernel, [Argument; 2]) {
+        let [halves, e4m3, int8] = kernels;
         match self {
             PagesMut::Bf16(pages) => {
                 check_pages(heads, pages.len(), None);
-                (Kernel::PlaceHeads, [pages.into(), Argument::none::<f32>()])
+                (halves, [pages.into(), Argument::none::<f32>()])
             }
             PagesMut::Bytes { code, codes, scales } => {
                 check_pages(heads, codes.len(), Some(scales.len()));
                 let kernel = match code {
-                    EightBits::E4m3 => Kernel::PlaceHeadsFp8,
-                    EightBits::Int8 => Kernel::PlaceHeadsInt8,
+                    EightBits::E4m3 => e4m3,
+                    EightBits::Int8 => int8,
                 };
                 (kernel, [codes.into(), scales.into()])
             }
+        }
+    }
+
+    /// Values in them.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            PagesMut::Bf16(pages) => pages.len(),
+            PagesMut::Bytes { codes, .. } => codes.len(),
         }
     }
 }
@@ -173,6 +182,9 @@ fn check_pages(heads: Heads, values: usize, scales: Option<usize>) {
     assert!(scales.is_none_or(|scales| scales * heads.dim == values), "a scale for each token and head");
     assert!(scales.is_none() || heads.dim.is_multiple_of(16), "rows of {} bytes; kernels copy 16", heads.dim);
 }
+
+/// For pages in bf16, e4m3 and signed bytes.
+const PLACE: [Kernel; 3] = [Kernel::PlaceHeads, Kernel::PlaceHeadsFp8, Kernel::PlaceHeadsInt8];
 
 /// Takes the heads of `projected`, `[token][queries, keys, values]`, through bias, norm and rotation, writes queries to
 /// `query` and keys and values to their pages.
@@ -194,7 +206,7 @@ pub fn place_heads(
     assert_eq!(projected.len(), tokens * heads.projected_width(), "heads of {tokens} tokens");
     assert_eq!(query.len(), tokens * heads.query_width(), "queries of {tokens} tokens");
     assert_eq!(slots.len(), tokens, "a slot for each token");
-    let (kernel, [pages, scales]) = pages.arguments(heads);
+    let (kernel, [pages, scales]) = pages.arguments(heads, PLACE);
     assert!(placement.bias.is_none_or(|bias| bias.len() == heads.projected_width()), "a bias for each value");
     assert!(placement.norms.is_none_or(|norms| norms.iter().all(|norm| norm.len() == dim)), "norms of one head");
     let rotation = placement.rotation;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::executor::Executor;
-use windlass_engine_core::plan::{BlockId, InputToken, PlanRow, RowOutput, SampleRow, StepPlan, Ticket};
+use windlass_engine_core::plan::{BlockId, History, InputToken, PlanRow, RowOutput, SampleRow, StepPlan, Ticket};
 use windlass_engine_core::request::{RequestId, Sampling};
 
 /// One prompt to continue.
@@ -105,9 +105,16 @@ impl Sequence {
         self.planned += tokens.len();
         let samples = self.planned >= self.prompt.len();
         self.drawn += usize::from(samples);
-        let sample = samples.then(|| sample_row(&self.sampling));
+        let sample = samples.then(|| SampleRow { history: self.history(), ..sample_row(&self.sampling) });
         let blocks = self.blocks.clone();
         PlanRow { request: RequestId(index as u64), tokens, first_position: first as u32, blocks, sample, score: None }
+    }
+
+    /// What is known of the text, where drawing depends on it.
+    fn history(&self) -> Option<History> {
+        let tokens = || [&self.prompt[..], &self.generated[..]].concat();
+        let prompt_tokens = self.prompt.len();
+        self.sampling.reads_history().then(|| History { tokens: tokens(), prompt_tokens })
     }
 
     fn last_token(&self) -> InputToken {

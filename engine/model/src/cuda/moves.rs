@@ -1,0 +1,50 @@
+//! Keys and values of guesses that held, on their way to the places behind the tokens that they follow.
+
+use windlass_engine_core::plan::BlockId;
+use windlass_kernels::cuda::ops::PAGE_TOKENS;
+use windlass_kernels::cuda::{Device, DriverError, Event, Memory, Pinned, Stream};
+
+use super::cache::Cache;
+use super::metadata::StepSizes;
+use crate::backend::TokenMove;
+
+/// Room for the moves of a step: from where, and to where.
+#[derive(Debug)]
+pub(super) struct Moves {
+    staging: Pinned<u32>,
+    /// Marks the end of its copy.
+    copied: Event,
+    memory: Memory<u32>,
+}
+
+impl Moves {
+    pub fn new(device: &Device, sizes: &StepSizes) -> Result<Moves, DriverError> {
+        let words = words(sizes);
+        Ok(Moves { staging: device.pinned(words)?, copied: Event::new(device)?, memory: device.allocate(words)? })
+    }
+
+    /// Bytes on the device.
+    pub fn bytes(sizes: &StepSizes) -> u64 {
+        4 * words(sizes) as u64
+    }
+
+    /// Issues moves, which are made in order, behind all that was issued before.
+    pub fn issue(&mut self, moves: &[TokenMove], cache: &mut Cache, stream: &Stream) -> Result<(), DriverError> {
+        let slots: Vec<u32> = moves.iter().flat_map(|moved| [moved.from, moved.to].map(slot)).collect();
+        // An earlier copy may still read what is written here.
+        self.copied.synchronize()?;
+        self.staging.write(0, &slots);
+        stream.copy_to_device(self.memory.slice_mut(0..slots.len()), &self.staging, 0)?;
+        stream.mark(&self.copied)?;
+        cache.move_tokens(self.memory.slice(0..slots.len()), stream)
+    }
+}
+
+/// No more guesses hold than a step has tokens, and each moves in every group of layers.
+fn words(sizes: &StepSizes) -> usize {
+    2 * sizes.groups * sizes.tokens
+}
+
+fn slot((block, place): (BlockId, usize)) -> u32 {
+    block.0 * PAGE_TOKENS as u32 + place as u32
+}
