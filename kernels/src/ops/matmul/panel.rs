@@ -65,11 +65,13 @@ pub(super) fn multiply<C: QuantizedCell>(
             let mut ahead = Ahead::new(&next[next.len() * start / cells..next.len() * end / cells]);
             for group in inputs.groups() {
                 let product = Stretch { panel, first_block: start * per_cell, ahead: ahead.take(panel.len()) };
+                let of_group = group.first..group.first + group.size;
                 product.multiply::<C>(kernels, group, sums);
+                // Sums that are whole leave while the cache still has them.
+                if end == cells {
+                    of_group.for_each(|input| out.put(planes, input, &sums[input]));
+                }
             }
-        }
-        for (input, sums) in sums.iter().enumerate() {
-            out.put(planes, input, sums);
         }
     });
 }
