@@ -114,33 +114,32 @@ mod tests {
         }
     }
 
-    fn proven(stages: &[Stage], time: Duration) -> (Report, TempDir) {
-        let folder = tempfile::tempdir().unwrap();
+    fn proven(stages: &[Stage], time: Duration, folder: &TempDir) -> Report {
         let report = Report::new("none", false);
-        let report = run(stages, time, report, folder.path(), |stage, left| Ok(stage.run(left, &[]))).unwrap();
-        (report, folder)
+        run(stages, time, report, folder.path(), |stage, left| Ok(stage.run(left, &[]))).unwrap()
     }
 
-    /// What is written is all of it, though the program ends here.
     fn written(folder: &TempDir) -> String {
         let files = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
         let found = files.filter(|path| path.extension().is_some_and(|kind| kind == "md")).collect::<Vec<_>>();
         std::fs::read_to_string(&found[0]).unwrap()
     }
 
+    /// What the first one found is written before the second begins, which may end this program, too.
     #[test]
     fn a_stage_that_fails_hides_none_behind_it() {
-        let stages = [stage("one", "echo 'test a ... FAILED'; exit 101"), stage("two", "echo 'test b ... ok'")];
-        let (report, folder) = proven(&stages, TIME);
-        assert!(!report.passed());
+        let folder = tempfile::tempdir().unwrap();
+        let reads = format!("cat {}/*.md && echo 'test b ... ok'", folder.path().display());
+        let stages = [stage("one", "echo 'test a ... FAILED'; exit 101"), stage("two", &reads)];
+        assert!(!proven(&stages, TIME, &folder).passed());
         let text = written(&folder);
         assert!(text.contains("**Not passed: one.**") && text.contains("| two | 1 tests passed |"), "{text}");
     }
 
     #[test]
     fn what_there_is_no_time_for_is_said() {
-        let (report, folder) = proven(&[stage("one", "sleep 1000"), stage("two", "exit 0")], Duration::from_secs(2));
-        assert!(!report.passed());
+        let (folder, stages) = (tempfile::tempdir().unwrap(), [stage("one", "sleep 1000"), stage("two", "exit 0")]);
+        assert!(!proven(&stages, Duration::from_secs(2), &folder).passed());
         let text = written(&folder);
         assert!(text.contains("| one | **stopped** after its"), "{text}");
         assert!(text.contains("| two | **not begun**: the time was up |"), "{text}");
