@@ -32,24 +32,27 @@ pub fn on_cpu(checkpoint: &Checkpoint, text: &[u32]) -> Outcome<Vec<f32>> {
     Ok(steps.flat_map(|(index, step)| reader.read(step, index * Reader::STEP_TOKENS)).collect())
 }
 
-/// The same by a GPU, in steps of as many tokens as it has room for logits.
-pub fn on_gpu(executor: &mut CudaExecutor, text: &[u32]) -> Outcome<Vec<f32>> {
+/// The same by a GPU, behind each token but the first `ahead`, which go in one step: the others in steps of as many tokens as
+/// there is room for logits.
+pub fn on_gpu(executor: &mut CudaExecutor, text: &[u32], ahead: usize) -> Outcome<Vec<f32>> {
     let geometry = executor.geometry();
     let blocks: Arc<[BlockId]> = (0..(text.len() as u32).div_ceil(geometry.block_tokens)).map(BlockId).collect();
-    let step = geometry.max_step_logits.min(geometry.max_step_tokens) as usize;
-    let mut logits = Vec::new();
-    for (index, tokens) in text.chunks(step).enumerate() {
-        let row = PlanRow {
-            request: RequestId(0),
-            tokens: tokens.iter().map(|&token| InputToken::Known(token)).collect(),
-            first_position: (index * step) as u32,
-            blocks: Arc::clone(&blocks),
-            sample: None,
-            score: Some(ScoreRow { targets: tokens.to_vec(), top: 0 }),
-        };
+    let mut step = |first: usize, tokens: &[u32], score: Option<ScoreRow>| -> Outcome<Vec<f32>> {
+        let (blocks, count) = (Arc::clone(&blocks), score.as_ref().map_or(0, |score| score.targets.len()));
+        let tokens = tokens.iter().map(|&token| InputToken::Known(token)).collect();
+        let row = PlanRow { request: RequestId(0), tokens, first_position: first as u32, blocks, sample: None, score };
         let ticket = executor.submit(StepPlan { rows: vec![row], ..StepPlan::default() })?;
         executor.collect(ticket)?;
-        logits.extend(executor.decoder().logits(tokens.len())?);
+        Ok(executor.decoder().logits(count)?)
+    };
+    if ahead > 0 {
+        step(0, &text[..ahead], None)?;
+    }
+    let room = geometry.max_step_logits.min(geometry.max_step_tokens) as usize;
+    let mut logits = Vec::new();
+    for (index, tokens) in text[ahead..].chunks(room).enumerate() {
+        let score = ScoreRow { targets: tokens.to_vec(), top: 0 };
+        logits.extend(step(ahead + index * room, tokens, Some(score))?);
     }
     Ok(logits)
 }

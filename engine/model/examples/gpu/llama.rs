@@ -3,16 +3,16 @@
 use std::slice;
 
 use windlass_checkpoint::Checkpoint;
-use windlass_engine_model::cuda::{CudaModel, Replay};
+use windlass_engine_model::cuda::{CudaModel, Device, Replay};
 use windlass_engine_model::{KvBudget, LoadOptions};
 
+use crate::Outcome;
 use crate::finding::{Ceiling, Figure};
 use crate::generated::{self, Format};
 use crate::model::Model;
 use crate::parts::Tell;
 use crate::rates::{self, Running};
 use crate::scale::Scale;
-use crate::{Outcome, rig};
 
 /// Tokens of a block of keys and values.
 const BLOCK_TOKENS: usize = 64;
@@ -60,12 +60,12 @@ fn start(format: Format, model: &Model, batch_invariant: bool, tell: &mut Tell<'
     let (scale, folder) = (Scale::of(model), tempfile::tempdir()?);
     generated::write(folder.path(), &scale.llama, format)?;
     let options = options(scale, batch_invariant);
-    let (running, start) = rates::start(|| {
-        let device = rig::device(model)?;
+    let load = |device: &Device| {
         let checkpoint = Checkpoint::open(folder.path())?;
-        let loaded = CudaModel::load(&checkpoint, &options, slice::from_ref(&device))?;
+        let loaded = CudaModel::load(&checkpoint, &options, slice::from_ref(device))?;
         Ok(Running::new(loaded.start(options.kv, Replay::Graphs)?, scale.llama.embedding_bytes()))
-    })?;
+    };
+    let (_, running, start) = rates::start(model, load)?;
     tell(start.wanted(WANTED_START).into());
     Ok(running)
 }

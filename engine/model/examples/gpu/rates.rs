@@ -3,13 +3,13 @@
 use std::time::Instant;
 
 use windlass_engine_core::executor::Executor;
-use windlass_engine_model::cuda::{CudaExecutor, LoadedCuda};
+use windlass_engine_model::cuda::{CudaExecutor, Device, LoadedCuda};
 
-use crate::Outcome;
 use crate::driver::{Job, generate};
 use crate::finding::{Ceiling, Figure};
-use crate::noise;
+use crate::model::Model;
 use crate::parts::Tell;
+use crate::{Outcome, noise, rig};
 
 /// A model on a device, and what a decoding step reads of it.
 pub struct Running {
@@ -83,12 +83,14 @@ impl Running {
     }
 }
 
-/// A model, from the opening of its device on, and how long that took to a first token.
-pub fn start(load: impl FnOnce() -> Outcome<Running>) -> Outcome<(Running, Figure)> {
+/// A device and a model on it, and how long both took to a first token.
+pub fn start(model: &Model, load: impl FnOnce(&Device) -> Outcome<Running>) -> Outcome<(Device, Running, Figure)> {
     let started = Instant::now();
-    let mut running = load()?;
+    let device = rig::device(model)?;
+    let mut running = load(&device)?;
     generate(&mut running.executor, &[Job::greedy(&[1])], 1, 1, 1);
-    Ok((running, Figure::new("start to first token, the file in the page cache", started.elapsed().as_secs_f64(), "s")))
+    let seconds = started.elapsed().as_secs_f64();
+    Ok((device, running, Figure::new("start to first token, the file in the page cache", seconds, "s")))
 }
 
 /// Tokens a second that so many sequences get together, prompts of one token among them.

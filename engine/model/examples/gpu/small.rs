@@ -15,11 +15,32 @@ use crate::model::Model;
 use crate::parts::Tell;
 use crate::rates::{self, Running};
 use crate::scale::Scale;
-use crate::{Outcome, replays, rig};
+use crate::{Outcome, replays};
 
-/// How keys and values are held, and the largest mean KL from the CPU's that each may have.
-const CACHES: [(&str, KvDataType, f64); 3] =
-    [("bf16", KvDataType::Bf16, 1e-3), ("fp8", KvDataType::Fp8, 1e-2), ("int8", KvDataType::Int8, 1e-2)];
+/// A way to compute, and the largest mean KL from the CPU's logits that it may have.
+#[derive(Clone, Copy)]
+struct Way {
+    name: &'static str,
+    kv_data_type: KvDataType,
+    batch_invariant: bool,
+    replay: Replay,
+    most_kl: f64,
+}
+
+/// As a server computes that is told nothing.
+const PLAIN: Way = Way {
+    name: "bf16 cache",
+    kv_data_type: KvDataType::Bf16,
+    batch_invariant: true,
+    replay: Replay::Graphs,
+    most_kl: 1e-3,
+};
+const WAYS: [Way; 4] = [
+    PLAIN,
+    Way { name: "fp8 cache", kv_data_type: KvDataType::Fp8, most_kl: 1e-2, ..PLAIN },
+    Way { name: "int8 cache", kv_data_type: KvDataType::Int8, most_kl: 1e-2, ..PLAIN },
+    Way { name: "--no-deterministic", batch_invariant: false, ..PLAIN },
+];
 
 /// A model's file, and a device for it.
 struct Small<'a> {
@@ -30,66 +51,66 @@ struct Small<'a> {
 
 pub fn measure(model: &Model, tell: &mut Tell<'_>) -> Outcome<()> {
     let checkpoint = &model.checkpoint()?;
-    let mut device = None;
-    let (mut running, start) = rates::start(|| {
-        let device = device.insert(rig::device(model)?);
-        Ok(Running::new(loaded(checkpoint, device, KvDataType::Bf16, Replay::Graphs)?, 0))
-    })?;
+    let load = |device: &Device| Ok(Running::new(loaded(checkpoint, device, PLAIN)?, 0));
+    let (device, mut running, start) = rates::start(model, load)?;
     tell(start.into());
-    let Some(device) = &device else { return Err("no device was opened".into()) };
-    let small = Small { checkpoint, device, scale: Scale::of(model) };
+    let small = Small { checkpoint, device: &device, scale: Scale::of(model) };
     small.compare_logits(model.is_trained(), tell)?;
     small.compare_steps(&mut running, tell)?;
     small.compare_texts(&mut running, tell)?;
     small.tell_rates(&mut running, tell)
 }
 
-fn options(kv_data_type: KvDataType) -> LoadOptions {
+fn options(way: Way) -> LoadOptions {
     LoadOptions {
         block_tokens: 64,
         kv: KvBudget::Blocks(512),
-        kv_data_type,
+        kv_data_type: way.kv_data_type,
+        batch_invariant: way.batch_invariant,
         max_model_tokens: Some(512),
         ..LoadOptions::default()
     }
 }
 
-fn loaded(checkpoint: &Checkpoint, device: &Device, kv: KvDataType, replay: Replay) -> Outcome<LoadedCuda> {
-    let options = options(kv);
-    Ok(CudaModel::load(checkpoint, &options, slice::from_ref(device))?.start(options.kv, replay)?)
+fn loaded(checkpoint: &Checkpoint, device: &Device, way: Way) -> Outcome<LoadedCuda> {
+    let options = options(way);
+    Ok(CudaModel::load(checkpoint, &options, slice::from_ref(device))?.start(options.kv, way.replay)?)
 }
 
 impl Small<'_> {
-    fn loaded(&self, kv: KvDataType, replay: Replay) -> Outcome<LoadedCuda> {
-        loaded(self.checkpoint, self.device, kv, replay)
+    fn loaded(&self, way: Way) -> Outcome<LoadedCuda> {
+        loaded(self.checkpoint, self.device, way)
     }
 
     /// Only the last layer is on the GPU.
     fn split(&self) -> Outcome<CpuExecutor> {
-        let options = options(KvDataType::Bf16);
+        let options = options(PLAIN);
         let model = SplitModel::load(self.checkpoint, &options, 1, self.device)?;
         Ok(model.start(options.kv, Replay::Graphs)?.executor)
     }
 
+    /// Where a token's logits hang on how many are computed together, three quarters of the text are.
     fn compare_logits(&self, is_trained: bool, tell: &mut Tell<'_>) -> Outcome<()> {
         let mut reference = None;
-        for (name, kv, most_kl) in CACHES {
-            let mut gpu = self.loaded(kv, Replay::Graphs)?.executor;
+        for way in WAYS {
+            let mut gpu = self.loaded(way)?.executor;
             let vocabulary = gpu.geometry().vocabulary;
             let text = agreement::text(self.scale.text_tokens, vocabulary);
-            let found = agreement::on_gpu(&mut gpu, &text)?;
+            let ahead = if way.batch_invariant { 0 } else { 3 * text.len() / 4 };
+            let found = agreement::on_gpu(&mut gpu, &text, ahead)?;
             let reference = match &mut reference {
                 Some(logits) => logits,
                 none => none.insert(agreement::on_cpu(self.checkpoint, &text)?),
             };
-            let (bar, logits) = ((&*format!("a text, {name} cache"), most_kl), [&reference[..], &found]);
-            tell_agreement(bar, logits, vocabulary as usize, is_trained, tell);
+            let (name, vocabulary) = (format!("a text, {}", way.name), vocabulary as usize);
+            let logits = [&reference[ahead * vocabulary..], &found];
+            tell_agreement((&name, way.most_kl), logits, vocabulary, is_trained, tell);
         }
         Ok(())
     }
 
     fn compare_steps(&self, running: &mut Running, tell: &mut Tell<'_>) -> Outcome<()> {
-        let mut eager = self.loaded(KvDataType::Bf16, Replay::Eager)?.executor;
+        let mut eager = self.loaded(Way { replay: Replay::Eager, ..PLAIN })?.executor;
         let executors = [&mut running.executor, &mut eager];
         replays::compare(executors, self.scale.replayed, self.scale.replays, tell)
     }
@@ -98,7 +119,7 @@ impl Small<'_> {
     fn compare_texts(&self, running: &mut Running, tell: &mut Tell<'_>) -> Outcome<()> {
         let (tokens, jobs) = (self.scale.answer_tokens, self.jobs(running.executor.geometry().vocabulary));
         let answers = |executor: &mut dyn Executor| generate(executor, &jobs, tokens, 64, 2);
-        let expected = answers(&mut load(self.checkpoint, &options(KvDataType::Bf16))?.executor);
+        let expected = answers(&mut load(self.checkpoint, &options(PLAIN))?.executor);
         let (whole, split) = (answers(&mut running.executor), answers(&mut self.split()?));
         let unit = "% before texts part";
         tell(Figure::new("greedy tokens as the CPU's", shared(&expected, &whole), unit).into());
