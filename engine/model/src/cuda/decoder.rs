@@ -61,6 +61,15 @@ impl CudaDecoder {
         self.first.graphs()
     }
 
+    /// The first `rows` rows of logits that the last step left, `[rows, vocabulary]`, once it is done: for comparisons. Draws
+    /// may have changed them, where something but the model decides what comes.
+    ///
+    /// # Panics
+    /// When a step has no room for so many.
+    pub fn logits(&self, rows: usize) -> Result<Vec<f32>, CudaError> {
+        self.checked(self.first.logits(rows))
+    }
+
     /// Values of a token's logits.
     pub(super) fn vocabulary(&self) -> usize {
         self.first.vocabulary()

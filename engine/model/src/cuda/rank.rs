@@ -278,6 +278,13 @@ impl Rank {
         self.stream.copy_to_host(&self.logits, place.start, self.compute.logits(row + 1).slice(place))
     }
 
+    /// The first rows of logits that the last step left, one after the other, once it is done.
+    pub fn logits(&self, rows: usize) -> Result<Vec<f32>, DriverError> {
+        (0..rows).try_for_each(|row| self.copy_logits(row))?;
+        self.stream.synchronize()?;
+        Ok(self.logits.read(0..rows * self.vocabulary()))
+    }
+
     /// The region of the weights.
     pub fn weights_region(&self) -> Option<&Arc<Region>> {
         self.regions.weights.as_ref()

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::common::driver::sample_row;
 use crate::common::rows::{plan, row};
-use crate::cuda::{VOCABULARY, checkpoint, driver, loaded, tiny};
+use crate::cuda::{VOCABULARY, checkpoint, driver, executor, loaded, tiny};
 use windlass_cuda_shim::Issued;
 use windlass_engine_core::constraint::{Constraint, TokenSet};
 use windlass_engine_core::executor::Executor;
@@ -63,9 +63,21 @@ fn ways(likeliest: u32) -> Vec<SampleRow> {
     ]
 }
 
-fn on_host(sample: &SampleRow) -> SampleRow {
-    let sampling = Sampling { typical_p: FOR_THE_HOST, ..sample.sampling.as_ref().clone() };
-    SampleRow { sampling: Arc::new(sampling), ..sample.clone() }
+/// The same rows for the host's sampler, but for the last: it draws at random, which `typical_p` would change.
+fn on_host(samples: &[SampleRow]) -> Vec<SampleRow> {
+    let for_the_host = |sample: &SampleRow| {
+        let sampling = Sampling { typical_p: FOR_THE_HOST, ..sample.sampling.as_ref().clone() };
+        SampleRow { sampling: Arc::new(sampling), ..sample.clone() }
+    };
+    samples[..samples.len() - 1].iter().map(for_the_host).collect()
+}
+
+/// The token that comes where nothing else decides.
+fn likeliest(executor: &mut dyn Executor) -> u32 {
+    match answers(executor, &[sample_row(&Sampling::GREEDY)])[..] {
+        [(RowOutput::Sampled(token), _)] => token,
+        _ => panic!("nothing was drawn"),
+    }
 }
 
 /// The same row of logits for each of `samples`, in steps of up to four.
@@ -99,20 +111,11 @@ fn assert_near(found: &[TokenLogprobs], expected: &[TokenLogprobs]) {
 
 #[test]
 fn a_device_answers_as_the_hosts_sampler_does() {
-    let checkpoint = checkpoint(tiny(WeightType::BF16));
-    let driver = driver();
-    let mut executor = loaded(&checkpoint, &driver.device(), Replay::Graphs).executor;
-    let RowOutput::Sampled(likeliest) = answers(&mut executor, &[sample_row(&Sampling::GREEDY)])[0].0 else { panic!() };
+    let mut executor = executor(&checkpoint(tiny(WeightType::BF16)), Replay::Graphs);
+    let likeliest = likeliest(&mut executor);
     let ways = ways(likeliest);
-    let before = driver.issued().len();
     let found = answers(&mut executor, &ways);
-    let logits = Issued::Copy(4 * VOCABULARY as usize);
-    assert!(!driver.issued()[before..].contains(&logits), "logits of rows that the device answers stay there");
-    // The last draws at random, which `typical_p` would change.
-    let (_, greedy) = ways.split_last().unwrap();
-    let asked: Vec<SampleRow> = greedy.iter().map(on_host).collect();
-    let expected = answers(&mut executor, &asked);
-    assert!(driver.issued()[before..].contains(&logits), "those of others do not");
+    let expected = answers(&mut executor, &on_host(&ways));
     for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
         assert_eq!(found.0, expected.0, "{:?}", ways[index]);
         assert_near(&found.1, &expected.1);
@@ -124,12 +127,24 @@ fn a_device_answers_as_the_hosts_sampler_does() {
     assert!(found[11].1[0].chosen.rank <= 3 && found[11].1[0].top.is_empty());
 }
 
+/// Only the stand-in for a driver tells what was issued to it.
+#[test]
+fn logits_leave_a_device_where_it_does_not_answer_alone() {
+    let (checkpoint, driver) = (checkpoint(tiny(WeightType::BF16)), driver());
+    let mut executor = loaded(&checkpoint, &driver.device(), Replay::Graphs).executor;
+    let ways = ways(likeliest(&mut executor));
+    let logits = Issued::Copy(4 * VOCABULARY as usize);
+    for (samples, leave) in [(&ways, false), (&on_host(&ways), true)] {
+        let before = driver.issued().len();
+        answers(&mut executor, samples);
+        assert_eq!(driver.issued()[before..].contains(&logits), leave);
+    }
+}
+
 /// More likeliest tokens than the device tells go to the host.
 #[test]
 fn known_tokens_are_scored_as_the_host_scores_them() {
-    let checkpoint = checkpoint(tiny(WeightType::BF16));
-    let driver = driver();
-    let mut executor = loaded(&checkpoint, &driver.device(), Replay::Graphs).executor;
+    let mut executor = executor(&checkpoint(tiny(WeightType::BF16)), Replay::Graphs);
     let mut scored = |top: u32| {
         let tokens: Vec<u32> = (0..9).map(|token| token * 31 % VOCABULARY).collect();
         let score = Some(ScoreRow { targets: tokens[1..].to_vec(), top });

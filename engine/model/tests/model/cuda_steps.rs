@@ -30,6 +30,27 @@ fn graphs_chunks_steps_in_flight_and_the_order_of_threads_change_no_token() {
     }
 }
 
+/// In the order of rows, whether a graph left them or not.
+#[test]
+fn logits_that_a_step_leaves_are_those_that_it_draws_from() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    for replay in [Replay::Graphs, Replay::Eager] {
+        let mut executor = executor(&checkpoint, replay);
+        let asks = |(block, token): (u32, u32)| PlanRow {
+            blocks: [BlockId(block)].into(),
+            ..row(InputToken::Known(token), 0)
+        };
+        let rows = (0..).zip([1, 9, 30]).map(asks).collect();
+        let drawn = step(&mut executor, plan(rows));
+        let logits = executor.decoder().logits(3).unwrap();
+        let likeliest = |row: &[f32]| (0..VOCABULARY).max_by(|&a, &b| row[a as usize].total_cmp(&row[b as usize]));
+        let found: Vec<_> =
+            logits.chunks_exact(VOCABULARY as usize).filter_map(likeliest).map(RowOutput::Sampled).collect();
+        assert_eq!(found, drawn);
+        assert!(found[0] != found[1] && found[1] != found[2], "{found:?}");
+    }
+}
+
 /// `typical_p` is the host's affair: such a step waits for the one in flight, and its token is fed to the next.
 #[test]
 fn what_only_the_host_samples_is_mixed_with_what_the_device_does() {

@@ -153,7 +153,7 @@ impl Random {
     }
 
     /// A block whose values have about this standard deviation.
-    fn block(&mut self, kind: WeightType, deviation: f32) -> Vec<u8> {
+    pub fn block(&mut self, kind: WeightType, deviation: f32) -> Vec<u8> {
         let half = |value: f32| f16::from_f32(value).to_le_bytes();
         // Codes are uniform: of 16 values they have a standard deviation of 4.6, of 256 of 74, of 64 of 18, of 32 of
         // 9.2, of 8 of 2.3, of 4 of 1.1; IQ4's values one of 67, MXFP4's one of 2.9.

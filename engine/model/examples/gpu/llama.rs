@@ -1,0 +1,97 @@
+//! A model in the shape of Llama-3.1-8B, from a file on: what is wanted of it is in DESIGN.md, for an H200.
+
+use std::slice;
+
+use windlass_checkpoint::Checkpoint;
+use windlass_engine_model::cuda::{CudaModel, Device, Replay};
+use windlass_engine_model::{KvBudget, LoadOptions};
+
+use crate::Outcome;
+use crate::finding::{Ceiling, Figure};
+use crate::generated::{self, Format};
+use crate::model::Model;
+use crate::parts::Tell;
+use crate::rates::{self, Running};
+use crate::scale::Scale;
+
+/// Tokens of a block of keys and values.
+const BLOCK_TOKENS: usize = 64;
+const WANTED_START: &str = "5 s at most, 3 s the goal";
+
+const WANTED_WAKE: &str = "about 1 s";
+
+impl Format {
+    /// What prompts are multiplied in: inputs are rounded, too, or weights become what inputs are.
+    fn ceiling(self) -> Ceiling {
+        if self == Format::Fp8 { Ceiling::Fp8 } else { Ceiling::Bf16 }
+    }
+
+    /// Share of the roofline that one sequence is to reach.
+    fn wanted(self) -> &'static str {
+        match self {
+            Format::Bf16 => "70 % at least, 89 % the goal",
+            Format::Fp8 => "60 % at least, 83 % the goal",
+            Format::Int4 => "50 % at least, 75 % the goal",
+        }
+    }
+}
+
+/// Start, decode, prompts, sleep.
+pub fn measure(format: Format, model: &Model, tell: &mut Tell<'_>) -> Outcome<()> {
+    let scale = Scale::of(model);
+    let mut running = start(format, model, true, tell)?;
+    for &sequences in scale.llama_sequences {
+        let figure = running.decode(sequences, scale.decoded);
+        tell(if sequences == 1 { figure.wanted(format.wanted()) } else { figure }.into());
+    }
+    tell_prompts(&mut running, scale, format.ceiling(), tell);
+    running.sleep_and_wake(WANTED_WAKE, tell)
+}
+
+/// Prompts of the same in bf16 where a token may depend on what is computed beside it.
+pub fn measure_wide(model: &Model, tell: &mut Tell<'_>) -> Outcome<()> {
+    let mut running = start(Format::Bf16, model, false, tell)?;
+    tell_prompts(&mut running, Scale::of(model), Ceiling::Bf16, tell);
+    Ok(())
+}
+
+/// Writes a checkpoint, and starts it. Its pages are still in the cache.
+fn start(format: Format, model: &Model, batch_invariant: bool, tell: &mut Tell<'_>) -> Outcome<Running> {
+    let (scale, folder) = (Scale::of(model), tempfile::tempdir()?);
+    generated::write(folder.path(), &scale.llama, format)?;
+    let options = options(scale, batch_invariant);
+    let load = |device: &Device| {
+        let checkpoint = Checkpoint::open(folder.path())?;
+        let loaded = CudaModel::load(&checkpoint, &options, slice::from_ref(device))?;
+        Ok(Running::new(loaded.start(options.kv, Replay::Graphs)?, scale.llama.embedding_bytes()))
+    };
+    let (_, running, start) = rates::start(model, load)?;
+    tell(start.wanted(WANTED_START).into());
+    Ok(running)
+}
+
+/// Room for as many sequences as decode together, and for the longest prompt in one step.
+fn options(scale: &Scale, batch_invariant: bool) -> LoadOptions {
+    let most = |sizes: &[usize]| sizes.iter().copied().max().unwrap_or(1);
+    let (sequences, prompt) = (scale.llama_sequences.iter().copied().max().unwrap_or(1), most(scale.llama_prompts));
+    let blocks = |tokens: usize| (tokens + 1).div_ceil(BLOCK_TOKENS) as u32;
+    LoadOptions {
+        block_tokens: BLOCK_TOKENS as u32,
+        kv: KvBudget::Blocks((sequences * blocks(1 + scale.decoded)).max(blocks(prompt + 1))),
+        max_sequences: sequences,
+        max_step_tokens: (prompt as u32).max(sequences),
+        max_model_tokens: Some(prompt as u32 + BLOCK_TOKENS as u32),
+        batch_invariant,
+        ..LoadOptions::default()
+    }
+}
+
+fn tell_prompts(running: &mut Running, scale: &Scale, ceiling: Ceiling, tell: &mut Tell<'_>) {
+    for &prompt in scale.llama_prompts {
+        let seconds = running.first_token_seconds(prompt);
+        let operations = prompt as f64 * scale.llama.operations();
+        tell(Figure::new(format!("time to first token, a prompt of {prompt}"), 1e3 * seconds, "ms").into());
+        let figure = Figure::new(format!("prefill of {prompt}"), prompt as f64 / seconds, "tokens/s");
+        tell(figure.reaching(ceiling, operations / seconds).into());
+    }
+}
