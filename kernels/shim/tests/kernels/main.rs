@@ -23,5 +23,6 @@ mod sample;
 mod sharing;
 mod step;
 mod table;
+mod upload;
 mod w8a8;
 mod w8a8_hopper;
