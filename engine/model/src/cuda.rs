@@ -27,6 +27,7 @@ mod split;
 mod split_decoder;
 mod support;
 mod weights;
+mod words;
 mod workspace;
 
 pub use windlass_kernels::cuda::{

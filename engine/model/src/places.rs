@@ -1,9 +1,12 @@
 //! Where a row draws: behind its last token, and behind each guess of what comes next.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use windlass_engine_core::constraint::TokenSet;
 use windlass_engine_core::plan::{PlanRow, SequenceFailure};
 use windlass_engine_core::request::TokenId;
 
+use crate::panic::message;
 use crate::sampler::Draw;
 
 /// The tokens that a constraint allows at a place; `None` without one.
@@ -36,9 +39,20 @@ pub(crate) fn places(row: &PlanRow, history: Vec<TokenId>) -> Vec<Place> {
     places
 }
 
+/// What the constraints of all rows allow at each of their places. One that panics fails its own row.
+pub(crate) fn masks(rows: &[PlanRow], places: &[Vec<Place>]) -> Vec<Vec<Mask>> {
+    let guarded = |(row, places): (&PlanRow, &Vec<Place>)| {
+        catch_unwind(AssertUnwindSafe(|| row_masks(row, places))).unwrap_or_else(|panic| {
+            let why = format!("the constraint panicked: {}", message(panic.as_ref()));
+            places.iter().map(|_| Err(SequenceFailure::Uncomputable(why.clone()))).collect()
+        })
+    };
+    rows.iter().zip(places).map(guarded).collect()
+}
+
 /// What the row's constraint allows at each place. Nothing is allowed behind a guess that it does not allow, and
 /// nobody gets there.
-pub(crate) fn masks(row: &PlanRow, places: &[Place]) -> Vec<Mask> {
+fn row_masks(row: &PlanRow, places: &[Place]) -> Vec<Mask> {
     let mut masks: Vec<Mask> = Vec::with_capacity(places.len());
     for place in places {
         let mask = match place.is_reached(row, &masks) {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::panic::resume_unwind;
 use std::thread;
 use std::time::Instant;
 
@@ -165,10 +166,9 @@ impl<M: Model> StepRunner<M> {
             return Ok(places.iter().map(|places| places.iter().map(|_| Ok(None)).collect()).collect());
         }
         thread::scope(|scope| {
-            let masks = scope.spawn(|| plan.rows.iter().zip(places).map(|(row, places)| masks(row, places)).collect());
+            let masks = scope.spawn(|| masks(&plan.rows, places));
             self.model.forward(&self.batch)?;
-            let panicked = |_: &Place| Err(SequenceFailure::Uncomputable("the constraint panicked".to_owned()));
-            Ok(masks.join().unwrap_or_else(|_| places.iter().map(|of| of.iter().map(panicked).collect()).collect()))
+            Ok(masks.join().unwrap_or_else(|panic| resume_unwind(panic)))
         })
     }
 

@@ -51,6 +51,11 @@ impl HostDriver {
         self.state().issued.clone()
     }
 
+    /// Pieces of work that were issued and have not run yet.
+    pub fn pending(&self) -> usize {
+        self.state().streams.values().map(|stream| stream.pending.len()).sum()
+    }
+
     /// A device that this drives.
     pub fn device(self: &Arc<Self>) -> Device {
         Device::new(self.clone())
@@ -247,7 +252,7 @@ impl Driver for HostDriver {
     fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, DriverError> {
         self.sound("cuMemHostAlloc")?.not_while_capturing("cuMemHostAlloc", false)?;
         let memory = Mapped::new(bytes).and_then(|memory| NonNull::new(memory.pointer()).map(|at| (memory, at)));
-        let Some((memory, at)) = memory else { return Err(refused("cuMemHostAlloc", "the host has no room")) };
+        let Some((memory, at)) = memory else { return Err(DriverError::HostOutOfMemory { bytes }) };
         self.memories().add(memory, None);
         Ok(at)
     }

@@ -24,8 +24,8 @@ unsafe impl Send for Mapped {}
 
 impl Mapped {
     pub(crate) fn new(bytes: usize) -> Option<Mapped> {
-        let room = bytes.next_multiple_of(PAGE);
-        let mapped = room + PAGE;
+        let room = bytes.checked_next_multiple_of(PAGE)?;
+        let mapped = room.checked_add(PAGE)?;
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping, at no address in particular; its last page is inside.
         let base = unsafe {

@@ -42,6 +42,12 @@ pub enum DriverError {
         /// The device's.
         total: usize,
     },
+    /// The host has no room for memory that stays where it is.
+    #[error("the host has no room for {bytes} bytes that stay in memory (pinned): raise the container's memory limit")]
+    HostOutOfMemory {
+        /// Asked for.
+        bytes: usize,
+    },
     /// A launch that its kernel does not allow.
     #[error(transparent)]
     Launch(#[from] LaunchError),
@@ -59,6 +65,11 @@ impl DriverError {
     /// A call that the driver refused, with the device still sound.
     pub fn refused(call: &'static str, reason: impl Into<String>) -> DriverError {
         DriverError::Call { call, reason: reason.into(), device_lost: false }
+    }
+
+    /// Whether memory was asked for that is not there, on the device or on the host.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, DriverError::OutOfMemory { .. } | DriverError::HostOutOfMemory { .. })
     }
 
     /// Whether nothing more can be computed on the device in this process.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::slice;
 use std::sync::Arc;
 
 use half::bf16;
@@ -125,12 +126,9 @@ impl Device {
         issued.and(done).map(|()| memory)
     }
 
-    /// Pinned memory of the host for `len` elements, all bits zero.
+    /// Pinned memory of the host for `len` elements. Its contents are whatever was there.
     pub fn pinned<T: Element>(&self, len: usize) -> Result<Pinned<T>, DriverError> {
-        let bytes = bytes_of::<T>(len).max(1);
-        let pointer = self.driver.allocate_pinned(bytes)?;
-        // SAFETY: the driver gave these bytes to us alone.
-        unsafe { pointer.as_ptr().write_bytes(0, bytes) };
+        let pointer = self.driver.allocate_pinned(bytes_of::<T>(len).max(1))?;
         Ok(Pinned { device: self.clone(), pointer: pointer.cast(), len })
     }
 
@@ -143,6 +141,12 @@ impl Device {
 /// Bytes of `len` elements.
 pub(crate) fn bytes_of<T>(len: usize) -> usize {
     len * size_of::<T>()
+}
+
+/// The bytes of values.
+pub(super) fn as_bytes<T: Element>(values: &[T]) -> &[u8] {
+    // SAFETY: elements have no padding, and any bytes are bytes.
+    unsafe { slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
 /// Memory of a device, given back when dropped, once all work issued before is done; in a region, with the region.
@@ -247,6 +251,14 @@ impl<'a, T: Element> View<'a, T> {
         let (pointer, len) = part::<T>(self.pointer, self.len, range);
         View { pointer, len, owner: PhantomData }
     }
+
+    /// The same bytes as other elements.
+    ///
+    /// # Panics
+    /// When they are no whole ones.
+    pub fn cast<U: Element>(self) -> View<'a, U> {
+        View { pointer: self.pointer, len: whole::<U>(self.bytes()), owner: PhantomData }
+    }
 }
 
 /// Device memory that may be written.
@@ -287,6 +299,14 @@ impl<'a, T: Element> ViewMut<'a, T> {
         ViewMut { pointer, len, owner: PhantomData }
     }
 
+    /// The same bytes as other elements.
+    ///
+    /// # Panics
+    /// When they are no whole ones.
+    pub fn cast<U: Element>(self) -> ViewMut<'a, U> {
+        ViewMut { pointer: self.pointer, len: whole::<U>(self.bytes()), owner: PhantomData }
+    }
+
     /// The same memory, borrowed for a while.
     pub fn reborrow(&mut self) -> ViewMut<'_, T> {
         ViewMut { pointer: self.pointer, len: self.len, owner: PhantomData }
@@ -298,6 +318,11 @@ impl<'a, T: Element> ViewMut<'a, T> {
     }
 }
 
+fn whole<T>(bytes: usize) -> usize {
+    assert!(bytes.is_multiple_of(size_of::<T>()), "{bytes} bytes of elements of {}", size_of::<T>());
+    bytes / size_of::<T>()
+}
+
 fn part<T>(pointer: DevicePointer, len: usize, range: Range<usize>) -> (DevicePointer, usize) {
     assert!(range.start <= range.end && range.end <= len, "{range:?} of {len} elements");
     (pointer.plus(bytes_of::<T>(range.start)), range.len())
@@ -305,8 +330,9 @@ fn part<T>(pointer: DevicePointer, len: usize, range: Range<usize>) -> (DevicePo
 
 /// Pinned memory of the host, which copies run to and from while the program goes on.
 ///
-/// It is read and written by copying, never by reference: a copy that still runs may change it. What is read before the
-/// copy is waited for is old or new, element by element.
+/// It is read and written by copying, never by reference: a copy that still runs may change it. What is read before that copy is
+/// waited for means nothing, and nothing is written that a copy still reads; single words are told to kernels that run by
+/// [`Pinned::set`].
 pub struct Pinned<T: Element> {
     device: Device,
     pointer: NonNull<T>,
@@ -335,10 +361,17 @@ impl<T: Element> Pinned<T> {
     /// When they do not fit.
     pub fn write(&self, at: usize, values: &[T]) {
         let at = self.at(at..at + values.len());
-        for (i, &value) in values.iter().enumerate() {
-            // SAFETY: `at` has room for the values, and elements are plain numbers.
-            unsafe { at.add(i).write_volatile(value) };
-        }
+        // SAFETY: `at` has room for the values, which lie elsewhere: nobody has this memory as a slice.
+        unsafe { at.copy_from_nonoverlapping(values.as_ptr(), values.len()) };
+    }
+
+    /// Writes one element, which kernels may be reading.
+    ///
+    /// # Panics
+    /// When it is outside.
+    pub fn set(&self, at: usize, value: T) {
+        // SAFETY: the place is inside, and elements are plain numbers.
+        unsafe { self.at(at..at + 1).write_volatile(value) };
     }
 
     /// All of it as kernels read it where it is: addresses of the host and of all devices are unified.
@@ -357,8 +390,13 @@ impl<T: Element> Pinned<T> {
     /// When the range is outside.
     pub fn read(&self, range: Range<usize>) -> Vec<T> {
         let (at, len) = (self.at(range.clone()), range.len());
-        // SAFETY: the range is inside, and elements are plain numbers.
-        (0..len).map(|i| unsafe { at.add(i).read_volatile() }).collect()
+        let mut values = Vec::with_capacity(len);
+        // SAFETY: the range is inside, there is room for as many, and any bits are a value.
+        unsafe {
+            at.copy_to_nonoverlapping(values.as_mut_ptr(), len);
+            values.set_len(len);
+        }
+        values
     }
 
     /// Where a part lies.

@@ -7,6 +7,7 @@
 //! - [`table`]: every kernel with its parameters and limits, against which every launch is checked ([`launch`]).
 //! - [`memory`] and [`stream`]: what owns the driver's objects: [`Device`], [`Memory`], [`Pinned`], [`Stream`],
 //!   [`Event`], [`Graph`].
+//! - [`upload`]: [`Uploader`], which copies weights to a device while the next ones are made.
 //! - [`region`]: [`Region`], memory that is given back for a while and keeps its addresses.
 //! - [`weights`]: [`Matrix`], a weight matrix in the layout of the kernels.
 //! - [`ops`]: what callers use: one function per op, which checks shapes, chooses the kernel and launches it.
@@ -26,6 +27,7 @@ pub mod ops;
 pub mod region;
 pub mod stream;
 pub mod table;
+pub mod upload;
 pub mod weights;
 
 pub use driver::{DeviceFacts, Driver, MemoryFacts};
@@ -35,4 +37,5 @@ pub use nvidia::{Nvidia, devices};
 pub use region::Region;
 pub use stream::{Event, Graph, Stream};
 pub use table::Kernel;
+pub use upload::{Upload, Uploader};
 pub use weights::{LoadError, Matrix};

@@ -225,7 +225,10 @@ impl Driver for Nvidia {
         self.bind()?;
         let mut pointer: *mut c_void = null_mut();
         // SAFETY: the place is valid for the write. The flag lets every device copy from it.
-        call("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&mut pointer, bytes, sys::CU_MEMHOSTALLOC_PORTABLE) })?;
+        match unsafe { sys::cuMemHostAlloc(&mut pointer, bytes, sys::CU_MEMHOSTALLOC_PORTABLE) } {
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(DriverError::HostOutOfMemory { bytes }),
+            result => call("cuMemHostAlloc", result)?,
+        }
         NonNull::new(pointer.cast()).ok_or_else(|| DriverError::refused("cuMemHostAlloc", "it gave no memory"))
     }
 

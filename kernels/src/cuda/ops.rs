@@ -16,7 +16,6 @@ mod norm;
 mod reduce;
 mod sample;
 mod sharing;
-mod step;
 mod w8a8;
 mod wide;
 
@@ -38,7 +37,6 @@ pub use sample::{
     ALL_BANNED, Asked, Edits, MOST_TOLD, Masks, NONE, NOT_FINITE, Samplers, TOLD, Told, adjust_logits, sample, tell,
 };
 pub use sharing::{shared_splits, sharing_order};
-pub use step::{NextStep, advance};
 pub use w8a8::{Quantized, linear_w8a8, linear_w8a8_wide, multiplies, quantize_tokens};
 pub use wide::{linear_wide, multiplies_widely};
 

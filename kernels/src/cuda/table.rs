@@ -653,11 +653,4 @@ kernels! {
             told_logits: Out(F32), told_tokens: Out(Word), vocabulary: U32
         ), 1024, 0;
     }
-    "step.cu" {
-        /// Makes the drawn tokens the next step's input.
-        Advance = advance(
-            drawn: In(Word), tables: In(Word), tokens: Out(Word), positions: Out(Word), lengths: Out(Word),
-            slots: Out(Word), rows: U32, max_pages: U32, vocabulary: U32
-        ), 128, 0;
-    }
 }

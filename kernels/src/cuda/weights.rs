@@ -4,11 +4,12 @@ mod grouped;
 mod int8;
 mod superblocks;
 
+use std::borrow::Cow;
 use std::slice;
 
 use half::{bf16, f16};
 
-use super::{Device, DriverError, Memory, View};
+use super::{DriverError, Memory, Upload, View};
 use crate::{PackedMatrix, Pool, ShapeError, WeightType, floats};
 pub use grouped::{Group, Grouped};
 pub use int8::Int8;
@@ -77,7 +78,7 @@ impl Matrix {
     /// Takes in a row-major file tensor. Q4_0 to Q5_1, the K-quants, IQ4_XS, Q8_0 and what has groups of 64 or 128 stay as they are;
     /// IQ4_NL and MXFP4 become bytes of the same values; floats, and MXFP4 whose scales are no f16, are rounded to bf16.
     pub fn load(
-        device: &Device,
+        to: &impl Upload,
         pool: &Pool,
         weight_type: WeightType,
         rows: usize,
@@ -85,28 +86,28 @@ impl Matrix {
         bytes: &[u8],
     ) -> Result<Matrix, LoadError> {
         if let Some(grouped) = Grouped::read(weight_type, rows, cols, bytes) {
-            return Matrix::grouped(device, &grouped?);
+            return Matrix::grouped(to, &grouped?);
         }
         if let Some(kind) = Superblock::of(weight_type) {
-            return Matrix::superblocks(device, &Superblocks::read(kind, rows, cols, bytes)?);
+            return Matrix::superblocks(to, &Superblocks::read(kind, rows, cols, bytes)?);
         }
         if let Some(int8) = Int8::read(weight_type, rows, cols, bytes) {
-            return Matrix::int8(device, &int8?);
+            return Matrix::int8(to, &int8?);
         }
         match weight_type {
             WeightType::I8G128 => {
                 crate::weights::validated_row_bytes(weight_type, rows, cols, bytes.len())?;
                 let (codes, scales) = split_groups(bytes, weight_type.block_bytes());
-                Matrix::eight_bits(device, EightBits::Int8, [rows, cols], weight_type.block_elements(), &codes, &scales)
+                Matrix::eight_bits(to, EightBits::Int8, [rows, cols], weight_type.block_elements(), &codes, &scales)
             }
-            _ => Matrix::bf16(device, rows, cols, &as_bf16(pool, weight_type, rows, cols, bytes)?),
+            _ => Matrix::bf16(to, rows, cols, &as_bf16(pool, weight_type, rows, cols, bytes)?),
         }
     }
 
     /// Takes in file tensors of one input as one matrix, outputs after outputs: each its type, its rows and its bytes. Where
     /// their types differ all become bf16.
     pub fn stack(
-        device: &Device,
+        to: &impl Upload,
         pool: &Pool,
         cols: usize,
         tensors: &[(WeightType, usize, &[u8])],
@@ -114,14 +115,17 @@ impl Matrix {
         let rows = tensors.iter().map(|(_, rows, _)| rows).sum();
         match tensors {
             [(first, ..), others @ ..] if others.iter().all(|(other, ..)| other == first) => {
-                let bytes: Vec<u8> = tensors.iter().flat_map(|(.., bytes)| *bytes).copied().collect();
-                Matrix::load(device, pool, *first, rows, cols, &bytes)
+                let bytes = match tensors {
+                    [(.., bytes)] => Cow::from(*bytes),
+                    _ => tensors.iter().map(|(.., bytes)| *bytes).collect::<Vec<_>>().concat().into(),
+                };
+                Matrix::load(to, pool, *first, rows, cols, &bytes)
             }
             _ => {
                 let values =
                     |(kind, rows, bytes): &(WeightType, usize, &[u8])| as_bf16(pool, *kind, *rows, cols, bytes);
                 let values = tensors.iter().map(values).collect::<Result<Vec<_>, _>>()?;
-                Matrix::bf16(device, rows, cols, &values.concat())
+                Matrix::bf16(to, rows, cols, &values.concat())
             }
         }
     }
@@ -129,7 +133,7 @@ impl Matrix {
     /// The same for [`linear`](super::ops::linear) alone: neighbours of one type are multiplied as one, where that begins at a row
     /// that a product may begin at.
     pub fn stack_types(
-        device: &Device,
+        to: &impl Upload,
         pool: &Pool,
         cols: usize,
         tensors: &[(WeightType, usize, &[u8])],
@@ -137,9 +141,9 @@ impl Matrix {
         let runs: Vec<_> = tensors.chunk_by(|(one, ..), (other, ..)| own_layout(*one) == own_layout(*other)).collect();
         let rows = |run: &[(WeightType, usize, &[u8])]| run.iter().map(|(_, rows, _)| rows).sum::<usize>();
         if runs.len() < 2 || !runs.iter().all(|run| rows(run).is_multiple_of(PART_ROWS)) {
-            return Matrix::stack(device, pool, cols, tensors);
+            return Matrix::stack(to, pool, cols, tensors);
         }
-        let parts = runs.iter().map(|run| Matrix::stack(device, pool, cols, run)).collect::<Result<Vec<_>, _>>()?;
+        let parts = runs.iter().map(|run| Matrix::stack(to, pool, cols, run)).collect::<Result<Vec<_>, _>>()?;
         Ok(Matrix { rows: rows(tensors), cols, values: Values::Parts(parts), order: None })
     }
 
@@ -152,33 +156,33 @@ impl Matrix {
     }
 
     /// Takes in values, row after row.
-    pub fn bf16(device: &Device, rows: usize, cols: usize, values: &[bf16]) -> Result<Matrix, LoadError> {
+    pub fn bf16(to: &impl Upload, rows: usize, cols: usize, values: &[bf16]) -> Result<Matrix, LoadError> {
         check(rows, cols, values.len())?;
-        Ok(Matrix { rows, cols, values: Values::Bf16(device.upload(values)?), order: None })
+        Ok(Matrix { rows, cols, values: Values::Bf16(to.upload(values)?), order: None })
     }
 
     /// Takes in codes of 4 or 5 bits in groups.
-    pub fn grouped(device: &Device, grouped: &Grouped) -> Result<Matrix, LoadError> {
+    pub fn grouped(to: &impl Upload, grouped: &Grouped) -> Result<Matrix, LoadError> {
         let (rows, cols) = (grouped.rows(), grouped.cols());
         check(rows, cols, rows * cols)?;
-        let (codes, scales) = (device.upload(&grouped.pack_codes())?, device.upload(&grouped.pack_scales())?);
+        let (codes, scales) = (to.upload(&grouped.pack_codes())?, to.upload(&grouped.pack_scales())?);
         let (group, bits, affine) = (grouped.group(), grouped.bits(), grouped.is_affine());
         Ok(Matrix { rows, cols, values: Values::Grouped { codes, scales, group, bits, affine }, order: None })
     }
 
     /// Takes in signed 8-bit codes in groups of 32.
-    pub fn int8(device: &Device, int8: &Int8) -> Result<Matrix, LoadError> {
+    pub fn int8(to: &impl Upload, int8: &Int8) -> Result<Matrix, LoadError> {
         let (rows, cols) = (int8.rows(), int8.cols());
         check(rows, cols, rows * cols)?;
-        let (codes, scales) = (device.upload(&int8.pack_codes())?, device.upload(&int8.pack_scales())?);
+        let (codes, scales) = (to.upload(&int8.pack_codes())?, to.upload(&int8.pack_scales())?);
         Ok(Matrix { rows, cols, values: Values::Int8 { codes, scales }, order: None })
     }
 
     /// Takes in codes of 2 to 6 bits in superblocks.
-    pub fn superblocks(device: &Device, superblocks: &Superblocks) -> Result<Matrix, LoadError> {
+    pub fn superblocks(to: &impl Upload, superblocks: &Superblocks) -> Result<Matrix, LoadError> {
         let (rows, cols) = (superblocks.rows(), superblocks.cols());
         check(rows, cols, rows * cols)?;
-        let (codes, scales) = (device.upload(&superblocks.pack_codes())?, device.upload(&superblocks.pack_scales())?);
+        let (codes, scales) = (to.upload(&superblocks.pack_codes())?, to.upload(&superblocks.pack_scales())?);
         let values = Values::Superblocks { codes, scales, kind: superblocks.kind() };
         Ok(Matrix { rows, cols, values, order: None })
     }
@@ -188,7 +192,7 @@ impl Matrix {
     /// # Panics
     /// When the lengths do not match.
     pub fn eight_bits(
-        device: &Device,
+        to: &impl Upload,
         code: EightBits,
         [rows, cols]: [usize; 2],
         group: usize,
@@ -198,14 +202,14 @@ impl Matrix {
         check(rows, cols, codes.len())?;
         assert!(group >= cols || (group > 0 && group.is_multiple_of(128)), "groups of {group} columns");
         assert_eq!(scales.len(), rows * cols.div_ceil(group), "a scale for each group");
-        let (codes, scales) = (device.upload(codes)?, device.upload(scales)?);
+        let (codes, scales) = (to.upload(codes)?, to.upload(scales)?);
         Ok(Matrix { rows, cols, values: Values::Eight { codes, scales, group, code }, order: None })
     }
 
     /// The same with column `c` multiplying input `order[c]`: how GPTQ sorts inputs by weight before it groups them.
-    pub fn ordered(self, device: &Device, order: &[u32]) -> Result<Matrix, LoadError> {
+    pub fn ordered(self, to: &impl Upload, order: &[u32]) -> Result<Matrix, LoadError> {
         crate::weights::check_order(self.cols, order)?;
-        Ok(Matrix { order: Some(device.upload(order)?), ..self })
+        Ok(Matrix { order: Some(to.upload(order)?), ..self })
     }
 
     /// The input of each column, where that is not its own number.

@@ -171,7 +171,7 @@ struct Kernels<'a> {
 
 impl Kernels<'_> {
     fn embed(&mut self, table: &Matrix) -> Result<(), DriverError> {
-        let (tokens, scale) = (self.metadata.tokens(self.step), self.config.embedding_scale);
+        let (tokens, scale) = (self.metadata.tokens(), self.config.embedding_scale);
         let out = residual(&mut self.work.residual, self.step, self.config);
         let Some(Exchange { peer, first_token }) = self.exchange else {
             return ops::embed(self.stream, tokens, table, 0, scale, out);
@@ -194,7 +194,7 @@ impl Kernels<'_> {
         let width = tokens * heads.projected_width();
         let out = Output::Bf16(projected.slice_mut(0..width));
         inputs.multiply(self.stream, &layer.qkv, normed.slice(0..tokens * self.config.hidden), out)?;
-        let (positions, slots) = (self.metadata.positions(self.step), self.metadata.slots(self.step, group));
+        let (positions, slots) = (self.metadata.positions(), self.metadata.slots(group));
         let places = Places { positions, slots };
         let query = query.slice_mut(0..tokens * heads.query_width());
         let placement = placement(layer, self.config, &self.ropes[self.config.rope_index(index)]);
@@ -208,17 +208,17 @@ impl Kernels<'_> {
         let Workspace { query, attended, partial, partial_log, .. } = &mut *self.work;
         let query = query.slice(0..values);
         if self.step.decodes > 0 {
-            let rows = self.metadata.decode_rows(self.step, group);
+            let rows = self.metadata.decode_rows(group);
             let splits = DecodeWork { partial: partial.view_mut(), partial_log: partial_log.view_mut() };
             ops::attention_decode(self.stream, &shape, rows, query, pages, splits, attended.slice_mut(0..values))?;
         }
         if self.step.tiles > 0 {
-            let chunks = self.metadata.chunks(self.step, group);
+            let chunks = self.metadata.chunks(group);
             ops::attention_prefill(self.stream, &shape, chunks, query, pages, attended.slice_mut(0..values))?;
         }
         // By themselves: another kernel computes them, where there is one for the others alone.
         if self.step.branching_tiles > 0 {
-            let chunks = self.metadata.branching(self.step, group);
+            let chunks = self.metadata.branching(group);
             ops::attention_prefill(self.stream, &shape, chunks, query, pages, attended.slice_mut(0..values))?;
         }
         Ok(())
@@ -260,7 +260,7 @@ impl Kernels<'_> {
         let (hidden, rows) = (self.config.hidden, self.step.logits);
         let Workspace { residual, picked, picked_normed, logits, .. } = &mut *self.work;
         let (all, values) = (residual.slice(0..self.step.tokens * hidden), rows * hidden);
-        let tokens = self.metadata.logit_tokens(self.step);
+        let tokens = self.metadata.logit_tokens();
         ops::gather_rows(self.stream, tokens, all, hidden, picked.slice_mut(0..values))?;
         let normed = picked_normed.slice_mut(0..values);
         ops::rms_norm(self.stream, picked.slice(0..values), norm.view(), self.config.norm_epsilon, normed)?;

@@ -1,11 +1,14 @@
 //! Tokens drawn on the device: how, where they lie for the next step, and how they come to the host, with what the model thought of
 //! them.
 
+use std::ops::Range;
+
 use windlass_engine_core::request::Sampling;
 use windlass_engine_core::sampling::{TokenLogprob, TokenLogprobs};
 use windlass_kernels::cuda::ops::{self, ALL_BANNED, Asked, MOST_TOLD, NONE, NOT_FINITE, Samplers, TOLD, Told};
-use windlass_kernels::cuda::{Device, DriverError, Element, Event, Memory, Pinned, Stream, View};
+use windlass_kernels::cuda::{Device, DriverError, Event, Memory, Pinned, Stream, View};
 
+use super::words::{WordRoom, Words};
 use crate::sampler::Drawn;
 
 /// Draws of the steps in flight, one set each.
@@ -17,44 +20,14 @@ pub(super) struct Draws {
 
 #[derive(Debug)]
 struct DrawSet {
-    floats: Arrays<f32>,
-    words: Arrays<u32>,
-    seeds: Arrays<u64>,
+    /// How each is drawn, and what is to be told of it.
+    asked: WordRoom,
     /// The tokens drawn.
     drawn: Memory<u32>,
     drawn_on_host: Pinned<u32>,
     told: Tellings,
     /// Marks the end of their copy.
     copied: Event,
-}
-
-/// Several arrays of as many elements, on the host and on the device.
-#[derive(Debug)]
-pub(super) struct Arrays<T: Element> {
-    staging: Pinned<T>,
-    memory: Memory<T>,
-    stride: usize,
-}
-
-impl<T: Element> Arrays<T> {
-    pub fn new(device: &Device, arrays: usize, rows: usize) -> Result<Arrays<T>, DriverError> {
-        // Each begins at a multiple of 16 bytes, as kernels expect.
-        let stride = rows.next_multiple_of(4);
-        Ok(Arrays { staging: device.pinned(arrays * stride)?, memory: device.allocate(arrays * stride)?, stride })
-    }
-
-    pub fn upload(&mut self, array: usize, values: &[T], stream: &Stream) -> Result<(), DriverError> {
-        if values.is_empty() {
-            return Ok(());
-        }
-        let first = array * self.stride;
-        self.staging.write(first, values);
-        stream.copy_to_device(self.memory.slice_mut(first..first + values.len()), &self.staging, first)
-    }
-
-    pub fn view(&self, array: usize, rows: usize) -> View<'_, T> {
-        self.memory.slice(array * self.stride..array * self.stride + rows)
-    }
 }
 
 /// What is told of the tokens drawn.
@@ -172,6 +145,49 @@ impl RowDraw {
     }
 }
 
+/// Where the numbers of draws lie.
+struct AskedPlaces {
+    temperatures: Range<usize>,
+    top_ps: Range<usize>,
+    floors: Range<usize>,
+    top_ks: Range<usize>,
+    positions: Range<usize>,
+    seeds: Range<usize>,
+    targets: Range<usize>,
+    counts: Range<usize>,
+}
+
+impl AskedPlaces {
+    fn of(draws: &[RowDraw], told: &Tellings, words: &mut Words) -> AskedPlaces {
+        AskedPlaces {
+            temperatures: words.push_floats(draws.iter().map(|draw| draw.temperature)),
+            top_ps: words.push_floats(draws.iter().map(|draw| draw.top_p)),
+            floors: words.push_floats(draws.iter().map(|draw| draw.floor)),
+            top_ks: words.push(draws.iter().map(|draw| draw.top_k)),
+            positions: words.push(draws.iter().map(|draw| draw.position)),
+            seeds: words.push_longs(draws.iter().map(|draw| draw.seed)),
+            targets: words.push(told.asked.iter().map(|(_, target)| target.unwrap_or(NONE))),
+            counts: words.push(told.asked.iter().map(|(top, _)| top.unwrap_or(NONE))),
+        }
+    }
+
+    fn samplers<'a>(&self, asked: &'a WordRoom) -> Samplers<'a> {
+        Samplers {
+            temperatures: asked.view(&self.temperatures),
+            top_ps: asked.view(&self.top_ps),
+            floors: asked.view(&self.floors),
+            top_ks: asked.view(&self.top_ks),
+            positions: asked.view(&self.positions),
+            seeds: asked.view(&self.seeds),
+        }
+    }
+}
+
+/// Words of the numbers of so many draws: seven of one, and seeds of two.
+fn asked_words(rows: usize) -> usize {
+    Words::room([rows; 7].into_iter().chain([2 * rows]))
+}
+
 /// Whether the device tells of so many most likely tokens.
 pub(super) fn tells(top: u32) -> bool {
     top as usize <= MOST_TOLD
@@ -182,9 +198,7 @@ impl Draws {
     pub fn new(device: &Device, rows: usize) -> Result<Draws, DriverError> {
         let set = || -> Result<DrawSet, DriverError> {
             Ok(DrawSet {
-                floats: Arrays::new(device, 3, rows)?,
-                words: Arrays::new(device, 4, rows)?,
-                seeds: Arrays::new(device, 1, rows)?,
+                asked: WordRoom::new(device, asked_words(rows))?,
                 drawn: device.allocate(rows)?,
                 drawn_on_host: device.pinned(rows)?,
                 told: Tellings::new(device, rows)?,
@@ -196,8 +210,7 @@ impl Draws {
 
     /// Bytes on the device for draws of `rows` rows.
     pub fn bytes(rows: usize) -> u64 {
-        let stride = rows.next_multiple_of(4) as u64;
-        2 * ((3 * 4 + 4 * 4 + 8) * stride + 4 * rows as u64 + Tellings::bytes(rows))
+        2 * (4 * (asked_words(rows) + rows) as u64 + Tellings::bytes(rows))
     }
 
     /// Draws a token from each of the first rows of `logits`, for the step of this `turn` (0 or 1), and has the tokens
@@ -213,33 +226,16 @@ impl Draws {
         let rows = draws.len();
         assert!(rows > 0 && rows <= self.rows, "{rows} draws; there is room for {}", self.rows);
         let set = &mut self.sets[turn];
-        let floats = |of: fn(&RowDraw) -> f32| -> Vec<f32> { draws.iter().map(of).collect() };
-        let words = |of: fn(&RowDraw) -> u32| -> Vec<u32> { draws.iter().map(of).collect() };
-        set.floats.upload(0, &floats(|draw| draw.temperature), stream)?;
-        set.floats.upload(1, &floats(|draw| draw.top_p), stream)?;
-        set.floats.upload(2, &floats(|draw| draw.floor), stream)?;
-        set.words.upload(0, &words(|draw| draw.top_k), stream)?;
-        set.words.upload(1, &words(|draw| draw.position), stream)?;
-        set.seeds.upload(0, &draws.iter().map(|draw| draw.seed).collect::<Vec<u64>>(), stream)?;
-        let samplers = Samplers {
-            temperatures: set.floats.view(0, rows),
-            top_ps: set.floats.view(1, rows),
-            floors: set.floats.view(2, rows),
-            top_ks: set.words.view(0, rows),
-            positions: set.words.view(1, rows),
-            seeds: set.seeds.view(0, rows),
-        };
-        let logits = logits.slice(0..rows * vocabulary);
-        ops::sample(stream, samplers, logits, vocabulary, set.drawn.slice_mut(0..rows))?;
-        stream.copy_to_host(&set.drawn_on_host, 0, set.drawn.slice(0..rows))?;
         let told = |draw: &RowDraw| draw.told.map(|top| top.min(vocabulary as u32));
         set.told.asked = draws.iter().map(|draw| (told(draw), draw.target)).collect();
+        let mut words = Words::default();
+        let places = AskedPlaces::of(draws, &set.told, &mut words);
+        set.asked.send(&words, stream)?;
+        let logits = logits.slice(0..rows * vocabulary);
+        ops::sample(stream, places.samplers(&set.asked), logits, vocabulary, set.drawn.slice_mut(0..rows))?;
+        stream.copy_to_host(&set.drawn_on_host, 0, set.drawn.slice(0..rows))?;
         if draws.iter().any(|draw| draw.told.is_some()) {
-            let asked = |(top, target): &(Option<u32>, Option<u32>)| (top.unwrap_or(NONE), target.unwrap_or(NONE));
-            let (counts, targets): (Vec<u32>, Vec<u32>) = set.told.asked.iter().map(asked).unzip();
-            set.words.upload(2, &counts, stream)?;
-            set.words.upload(3, &targets, stream)?;
-            let (targets, counts) = (set.words.view(3, rows), set.words.view(2, rows));
+            let (targets, counts) = (set.asked.view(&places.targets), set.asked.view(&places.counts));
             set.told.tell(Asked { drawn: set.drawn.slice(0..rows), targets, counts }, logits, vocabulary, stream)?;
         }
         stream.mark(&set.copied)
@@ -251,7 +247,7 @@ impl Draws {
     }
 
     /// Tokens that the step of this turn drew or will have drawn, on the device.
-    pub fn on_device(&self, turn: usize, rows: std::ops::Range<usize>) -> View<'_, u32> {
+    pub fn on_device(&self, turn: usize, rows: Range<usize>) -> View<'_, u32> {
         self.sets[turn].drawn.slice(rows)
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A token that a step in flight draws is the next step's input without the host. Where draws hang on the tokens before them
 //! (penalties, masks), the next step is computed up to its logits, and its draws are issued as soon as those tokens are known.
-//! What only the host's sampler does is waited for.
+//! What only the host's sampler does is done when its step is collected, or before the next one takes its logits' place.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -47,6 +47,16 @@ enum State {
     Done(StepOutput),
 }
 
+/// How far the draws of a step are.
+enum Draws {
+    /// They hang on tokens that a step before draws.
+    Waiting,
+    /// The host makes them: where each row draws, and what its constraint allows there.
+    OnHost { places: Vec<Vec<Place>>, masks: Vec<Vec<Mask>> },
+    /// The device has been told to make them; with what each row's constraint allows.
+    OnDevice { masks: Vec<Vec<Mask>> },
+}
+
 /// A step that the device computes.
 struct Issued {
     turn: usize,
@@ -55,11 +65,17 @@ struct Issued {
     rows: Vec<RowOutput>,
     /// Each row's of the step's logits; none of a row that is not computed.
     logits: Vec<Range<usize>>,
-    /// What each row's constraint allows where it draws; absent until the draws are issued, too.
-    masks: Option<Vec<Vec<Mask>>>,
+    draws: Draws,
     /// Rows whose token another step in flight was to draw.
     fed: Vec<(usize, InputToken)>,
     started: Instant,
+}
+
+impl Flight {
+    /// Whether its draws are still to be made of its logits.
+    fn needs_logits(&self) -> bool {
+        matches!(&self.state, State::Issued(issued) if !matches!(issued.draws, Draws::OnDevice { .. }))
+    }
 }
 
 impl Issued {
@@ -97,7 +113,7 @@ impl CudaExecutor {
         let logits = logits(&plan.rows, &rows);
         let CudaExecutor { runner, batch, .. } = self;
         runner.model_mut().step(batch, fed.feeds).map_err(failed)?;
-        Ok(Issued { turn, plan: plan.rows, rows, logits, masks: None, fed: fed.rows, started })
+        Ok(Issued { turn, plan: plan.rows, rows, logits, draws: Draws::Waiting, fed: fed.rows, started })
     }
 
     /// Puts every sound row into the batch.
@@ -149,53 +165,52 @@ impl CudaExecutor {
         }
     }
 
-    /// Has the tokens of a step drawn, unless they are, or hang on others that are not known yet.
-    fn answer(&mut self, index: usize) -> Result<(), ExecutorError> {
+    /// Has the device make a step's draws, unless they hang on tokens that are not known yet, or are the host's.
+    fn issue_draws(&mut self, index: usize) -> Result<(), ExecutorError> {
         let is_first = self.flights.iter().take(index).all(|flight| matches!(flight.state, State::Done(_)));
         let CudaExecutor { runner, flights, .. } = self;
         let Some(Flight { state: State::Issued(issued), .. }) = flights.get_mut(index) else { return Ok(()) };
-        if issued.masks.is_some() || (!is_first && issued.awaits_history()) {
+        if !matches!(issued.draws, Draws::Waiting) || (!is_first && issued.awaits_history()) {
             return Ok(());
         }
         let places = runner.places(&issued.plan);
-        let masks = issued.plan.iter().zip(&places).map(|(row, places)| masks(row, places)).collect::<Vec<_>>();
+        let masks = masks(&issued.plan, &places);
         let tasks = tasks(&issued.plan, &places, &masks, &issued.rows);
         let answers = sampler::answers(&tasks, runner.model().vocabulary());
-        if !answers.iter().all(Answer::is_on_device) {
-            return self.answer_on_host(index, &places, &masks);
+        issued.draws = match answers.iter().all(Answer::is_on_device) {
+            false => Draws::OnHost { places, masks },
+            true => {
+                runner.model_mut().draw(issued.turn, answers).map_err(failed)?;
+                Draws::OnDevice { masks }
+            }
+        };
+        Ok(())
+    }
+
+    /// Finishes the steps in flight if one of them still needs its logits, whose place the next one takes.
+    fn free_logits(&mut self) -> Result<(), ExecutorError> {
+        match self.flights.iter().rposition(Flight::needs_logits) {
+            Some(last) => (0..=last).try_for_each(|index| self.finish(index)),
+            None => Ok(()),
         }
-        runner.model_mut().draw(issued.turn, answers).map_err(failed)?;
-        issued.masks = Some(masks);
-        Ok(())
     }
 
-    /// The same where the host's sampler has a part in it, which waits for the step.
-    fn answer_on_host(
-        &mut self,
-        index: usize,
-        places: &[Vec<Place>],
-        masks: &[Vec<Mask>],
-    ) -> Result<(), ExecutorError> {
-        (0..index).try_for_each(|before| self.finish(before))?;
-        let CudaExecutor { runner, flights, .. } = self;
-        let Some(Flight { state: State::Issued(issued), .. }) = flights.get(index) else { return Ok(()) };
-        let mut rows = issued.rows.clone();
-        let scores = runner.draw(&issued.plan, places, masks, &mut rows).map_err(failed)?;
-        self.end(index, rows, scores);
-        Ok(())
-    }
-
-    /// Waits for a step in flight; those before it are finished.
+    /// Waits for a step in flight, and makes the draws that are the host's; those before it are finished.
     fn finish(&mut self, index: usize) -> Result<(), ExecutorError> {
-        self.answer(index)?;
+        self.issue_draws(index)?;
         let CudaExecutor { runner, flights, .. } = self;
         let Some(Flight { state: State::Issued(issued), .. }) = flights.get(index) else { return Ok(()) };
         let mut rows = issued.rows.clone();
-        let logits = issued.logits.last().map_or(0, |logits| logits.end);
-        let drawn = runner.model().drawn(issued.turn, logits).map_err(failed)?.into_iter().map(token);
-        let masks = issued.masks.as_deref().unwrap_or_default();
-        let scores = runner.judge(&issued.plan, masks, drawn, &mut rows).map_err(failed)?;
-        self.end(index, rows, scores);
+        let scores = match &issued.draws {
+            Draws::Waiting => unreachable!("all before it are finished"),
+            Draws::OnHost { places, masks } => runner.draw(&issued.plan, places, masks, &mut rows),
+            Draws::OnDevice { masks } => {
+                let logits = issued.logits.last().map_or(0, |logits| logits.end);
+                let drawn = runner.model().drawn(issued.turn, logits).map_err(failed)?.into_iter().map(token);
+                runner.judge(&issued.plan, masks, drawn, &mut rows)
+            }
+        };
+        self.end(index, rows, scores.map_err(failed)?);
         Ok(())
     }
 
@@ -224,12 +239,13 @@ impl Executor for CudaExecutor {
 
     fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {
         check(self.runner.geometry(), &plan, self.flights.len())?;
-        // The draws of the step before are issued, at the latest since it is the oldest: its logits may be written over.
+        self.free_logits()?;
+        assert!(!self.flights.iter().any(Flight::needs_logits), "logits that nobody has read would be written over");
         let ticket = Ticket(self.next_ticket);
         let state = State::Issued(self.issue(ticket, plan)?);
         self.next_ticket += 1;
         self.flights.push_back(Flight { ticket, state });
-        self.answer(self.flights.len() - 1)?;
+        self.issue_draws(self.flights.len() - 1)?;
         Ok(ticket)
     }
 
@@ -239,7 +255,8 @@ impl Executor for CudaExecutor {
         let Some(Flight { state: State::Done(output), .. }) = self.flights.pop_front() else {
             return Err(ExecutorError("the step was not finished".into()));
         };
-        self.answer(0)?;
+        // What hung on its tokens does so no longer.
+        self.issue_draws(0)?;
         Ok(output)
     }
 

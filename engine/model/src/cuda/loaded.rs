@@ -4,7 +4,7 @@ use windlass_engine_contract::memory::Ledger;
 use windlass_engine_contract::sharding::{Shard, Stage};
 use windlass_engine_core::executor::Geometry;
 use windlass_kernels::Pool;
-use windlass_kernels::cuda::{Device, DriverError, Region};
+use windlass_kernels::cuda::{Device, DriverError, Region, Uploader};
 
 use super::CudaError;
 use super::cache::PageType;
@@ -22,6 +22,10 @@ use crate::part::Parts;
 use crate::quantization::Quantization;
 use crate::sizes::LoadOptions;
 use crate::weights::Manifest;
+
+/// Bytes of each of the two buffers that weights go through: a copy of so many takes a fraction of a millisecond, which is long beside
+/// issuing it.
+const UPLOAD_BYTES: usize = 16 << 20;
 
 /// The part.
 pub(super) struct LoadedPart {
@@ -43,9 +47,11 @@ impl LoadedPart {
         let pool = Pool::with_kernels(threads, options.kernels).map_err(no_threads(threads))?;
         let rounds_inputs = config.rounds_inputs() || options.quantization.is_some_and(Quantization::rounds_inputs);
         let region = Region::of(device).map_err(CudaError::from)?;
-        let within = device.within(region.as_ref());
-        let loader = Loader { device: &within, pool: &pool, batch_invariant: options.batch_invariant, rounds_inputs };
+        let uploader = Uploader::new(&device.within(region.as_ref()), UPLOAD_BYTES).map_err(CudaError::from)?;
+        let batch_invariant = options.batch_invariant;
+        let loader = Loader { uploader: &uploader, pool: &pool, batch_invariant, rounds_inputs };
         let weights = weights(manifest, &Parts::of(&shard, config), stage, &loader)?;
+        uploader.finish().map_err(CudaError::from)?;
         let (device, first_token) = (device.clone(), shard.vocabulary.start as usize);
         let config = config.of_rank(&shard, stage);
         Ok(LoadedPart { shard, part: RankPart { device, config, weights, weights_region: region, first_token } })

@@ -1,5 +1,5 @@
-//! What kernels read of a step besides activations: tokens, positions and places. They lie at addresses that never
-//! change, so that captured graphs read them too.
+//! What kernels read of a step besides activations: tokens, positions and places. One copy brings them, to addresses that are the
+//! same for steps of the same counts, so that captured graphs read them too.
 //!
 //! Rows of one token come first, then those of several: a row's attention depends on its own tokens alone.
 
@@ -11,6 +11,7 @@ use windlass_kernels::cuda::ops::{
 };
 use windlass_kernels::cuda::{Device, DriverError, Memory, Pinned, Stream, View};
 
+use super::words::Words;
 use crate::batch::{Batch, BatchRow};
 
 /// Sizes of the arrays.
@@ -43,89 +44,25 @@ impl StepSizes {
         splits(self.longest)
     }
 
-    /// Places for rows of one kind: views of them begin at multiples of 16 bytes.
-    fn row_places(&self) -> usize {
-        self.rows.next_multiple_of(4)
-    }
-
-    /// Places for a group's slots.
-    fn slot_places(&self) -> usize {
-        self.tokens.next_multiple_of(4)
-    }
-
-    /// Places for a group's tables of both kinds of rows.
-    fn table_places(&self) -> usize {
-        2 * self.row_places() * self.pages()
-    }
-
+    /// Tiles of rows of one kind.
     fn tiles(&self) -> usize {
         // Every row's last tile may be shorter.
         let queries = self.tokens * (self.heads.heads / self.heads.kv_heads);
-        let tiles = queries.div_ceil(PREFILL_TILE_ROWS) + self.rows;
-        // Those of rows whose guesses branch begin at a place of their own.
-        tiles.next_multiple_of(4) + 4
+        queries.div_ceil(PREFILL_TILE_ROWS) + self.rows
+    }
+
+    /// Words of the largest step.
+    fn words(&self) -> usize {
+        let of_tokens = iter::repeat_n(self.tokens, 3 + self.groups);
+        let of_tables = iter::repeat_n(self.rows * self.pages(), 2 * self.groups);
+        let of_rows = iter::repeat_n(self.rows, 5 + self.groups);
+        let of_tiles = iter::repeat_n(self.tiles(), 4);
+        Words::room(of_tokens.chain(of_tables).chain(of_rows).chain(of_tiles).chain([self.logits]))
     }
 
     /// Bytes on the device.
     pub fn bytes(&self) -> u64 {
-        4 * offset(self, Array::ALL.len()) as u64
-    }
-}
-
-/// One array within the arena.
-#[derive(Clone, Copy, Debug)]
-enum Array {
-    Tokens,
-    Positions,
-    /// Where guesses branch: which of the last keys each token sees, as bits.
-    Seen,
-    /// Where each token's key goes, by group.
-    Slots,
-    LogitTokens,
-    /// Pages of each row, padded, by group.
-    Tables,
-    /// Leading splits that each row of one token shares with the row before, by group.
-    Common,
-    /// Keys of each row after the step.
-    Lengths,
-    /// The first token of each row in this step.
-    FirstTokens,
-    /// How many it has.
-    TokenCounts,
-    /// The position of the first.
-    FirstPositions,
-    TileRows,
-    TileFirsts,
-}
-
-impl Array {
-    const ALL: [Array; 13] = [
-        Array::Tokens,
-        Array::Positions,
-        Array::Seen,
-        Array::Slots,
-        Array::LogitTokens,
-        Array::Tables,
-        Array::Common,
-        Array::Lengths,
-        Array::FirstTokens,
-        Array::TokenCounts,
-        Array::FirstPositions,
-        Array::TileRows,
-        Array::TileFirsts,
-    ];
-
-    fn len(self, sizes: &StepSizes) -> usize {
-        match self {
-            Array::Tokens | Array::Positions | Array::Seen => sizes.tokens,
-            Array::Slots => sizes.groups * sizes.slot_places(),
-            Array::LogitTokens => sizes.logits,
-            Array::Tables => sizes.groups * sizes.table_places(),
-            Array::Common => sizes.groups * sizes.row_places(),
-            // Rows of one token, then those of several, which begin at a place of their own.
-            Array::Lengths | Array::FirstTokens | Array::TokenCounts | Array::FirstPositions => 2 * sizes.row_places(),
-            Array::TileRows | Array::TileFirsts => sizes.tiles(),
-        }
+        4 * self.words() as u64
     }
 }
 
@@ -138,29 +75,74 @@ pub(super) struct StepCounts {
     pub logits: usize,
     /// Rows of one token, padded ones included.
     pub decodes: usize,
-    /// Rows of several.
-    pub chunks: usize,
     /// Tiles of those without branches.
     pub tiles: usize,
     /// Tiles of those whose guesses branch.
     pub branching_tiles: usize,
 }
 
-/// A step's numbers on the device.
+/// Where a step's arrays lie: in steps of the same counts at the same places, so that a graph finds them.
+#[derive(Debug, Default)]
+struct Places {
+    tokens: Range<usize>,
+    positions: Range<usize>,
+    /// Where each token's key goes, by group.
+    slots: Vec<Range<usize>>,
+    decodes: DecodePlaces,
+    chunks: ChunkPlaces,
+    tiles: TilePlaces,
+    /// Of rows whose guesses branch.
+    branching: TilePlaces,
+    /// Which of the last keys each token sees, as bits; of steps in which guesses branch.
+    seen: Range<usize>,
+    logit_tokens: Range<usize>,
+}
+
+/// Of rows of one token.
+#[derive(Debug, Default)]
+struct DecodePlaces {
+    /// Pages of each row, padded, by group.
+    tables: Vec<Range<usize>>,
+    /// Leading splits that each row shares with the row before, by group.
+    common: Vec<Range<usize>>,
+    /// Keys of each row after the step.
+    lengths: Range<usize>,
+    tokens: Range<usize>,
+}
+
+/// Of rows of several tokens.
+#[derive(Debug, Default)]
+struct ChunkPlaces {
+    /// As those of rows of one token.
+    tables: Vec<Range<usize>>,
+    first_tokens: Range<usize>,
+    token_counts: Range<usize>,
+    first_positions: Range<usize>,
+}
+
+/// The row and the first place of each tile.
+#[derive(Debug, Default)]
+struct TilePlaces {
+    rows: Range<usize>,
+    firsts: Range<usize>,
+}
+
+/// The numbers on the device of the step that was uploaded last.
 #[derive(Debug)]
 pub(super) struct Metadata {
     sizes: StepSizes,
     /// One for each step in flight: a copy may still read the other.
     staging: [Pinned<u32>; 2],
     turn: usize,
-    arena: Memory<u32>,
+    memory: Memory<u32>,
+    places: Places,
 }
 
 impl Metadata {
     pub fn new(device: &Device, sizes: StepSizes) -> Result<Metadata, DriverError> {
-        let len = offset(&sizes, Array::ALL.len());
-        let staging = [device.pinned(len)?, device.pinned(len)?];
-        Ok(Metadata { sizes, staging, turn: 0, arena: device.allocate(len)? })
+        let words = sizes.words();
+        let staging = [device.pinned(words)?, device.pinned(words)?];
+        Ok(Metadata { sizes, staging, turn: 0, memory: device.allocate(words)?, places: Places::default() })
     }
 
     /// Copies a batch's numbers to the device. A step of one token a row is padded to `decodes` rows: those that the
@@ -176,144 +158,112 @@ impl Metadata {
         if let Some(decodes) = decodes {
             rows.pad(decodes, &self.sizes);
         }
-        let (decodes, chunks) = (rows.decodes.lengths.len(), rows.chunks.lengths.len());
-        let (tiles, branching_tiles) = rows.tiles(self.sizes.heads);
-        let counts = StepCounts {
-            tokens: rows.tokens.len(),
-            logits: rows.logit_tokens.len(),
-            decodes,
-            chunks,
-            tiles: tiles.len(),
-            branching_tiles: branching_tiles.len(),
-        };
-        for (first, tiles) in [(0, tiles), (first_branching_tile(&counts), branching_tiles)] {
-            let (tile_rows, tile_firsts): (Vec<u32>, Vec<u32>) = tiles.into_iter().unzip();
-            self.copy(Array::TileRows, first, &tile_rows, stream)?;
-            self.copy(Array::TileFirsts, first, &tile_firsts, stream)?;
-        }
-        if counts.branching_tiles > 0 {
-            self.copy(Array::Seen, 0, &rows.seen, stream)?;
-        }
-        let single = [
-            (Array::Tokens, &rows.tokens),
-            (Array::Positions, &rows.positions),
-            (Array::LogitTokens, &rows.logit_tokens),
-        ];
-        for (array, values) in single {
-            self.copy(array, 0, values, stream)?;
-        }
-        for (group, slots) in rows.slots.iter().enumerate() {
-            self.copy(Array::Slots, group * self.sizes.slot_places(), slots, stream)?;
-        }
-        for (group, common) in rows.decodes.common(self.sizes.heads).iter().enumerate() {
-            self.copy(Array::Common, group * self.sizes.row_places(), common, stream)?;
-        }
-        for (kind, rows) in [(0, &rows.decodes), (1, &rows.chunks)] {
-            let at = kind * self.sizes.row_places();
-            for (group, table) in rows.tables.iter().enumerate() {
-                let first = group * self.sizes.table_places() + at * self.sizes.pages();
-                self.copy(Array::Tables, first, table, stream)?;
-            }
-            self.copy(Array::Lengths, at, &rows.lengths, stream)?;
-            self.copy(Array::FirstTokens, at, &rows.first_tokens, stream)?;
-            self.copy(Array::TokenCounts, at, &rows.token_counts, stream)?;
-            self.copy(Array::FirstPositions, at, &rows.first_positions, stream)?;
-        }
+        let tiles = rows.tiles(self.sizes.heads);
+        let counts = rows.counts(&tiles);
+        let mut words = Words::default();
+        self.places = Places::of(&rows, &tiles, self.sizes.heads, &mut words);
+        words.send(&self.staging[self.turn], &mut self.memory, stream)?;
         Ok(counts)
     }
 
     /// Puts tokens that lie on the device in the places of tokens that were not known.
     pub fn feed(&mut self, at: usize, tokens: View<'_, u32>, stream: &Stream) -> Result<(), DriverError> {
-        let first = offset(&self.sizes, Array::Tokens as usize) + at;
-        stream.copy(self.arena.slice_mut(first..first + tokens.len()), tokens)
+        let first = self.places.tokens.start + at;
+        stream.copy(self.memory.slice_mut(first..first + tokens.len()), tokens)
     }
 
-    pub fn tokens(&self, counts: &StepCounts) -> View<'_, u32> {
-        self.array(Array::Tokens, 0..counts.tokens)
+    pub fn tokens(&self) -> View<'_, u32> {
+        self.array(&self.places.tokens)
     }
 
-    pub fn positions(&self, counts: &StepCounts) -> View<'_, u32> {
-        self.array(Array::Positions, 0..counts.tokens)
+    pub fn positions(&self) -> View<'_, u32> {
+        self.array(&self.places.positions)
     }
 
-    pub fn slots(&self, counts: &StepCounts, group: usize) -> View<'_, u32> {
-        let first = group * self.sizes.slot_places();
-        self.array(Array::Slots, first..first + counts.tokens)
+    pub fn slots(&self, group: usize) -> View<'_, u32> {
+        self.array(&self.places.slots[group])
     }
 
-    pub fn logit_tokens(&self, counts: &StepCounts) -> View<'_, u32> {
-        self.array(Array::LogitTokens, 0..counts.logits)
+    pub fn logit_tokens(&self) -> View<'_, u32> {
+        self.array(&self.places.logit_tokens)
     }
 
-    pub fn decode_rows(&self, counts: &StepCounts, group: usize) -> DecodeRows<'_> {
-        let (first, first_common) = (group * self.sizes.table_places(), group * self.sizes.row_places());
+    pub fn decode_rows(&self, group: usize) -> DecodeRows<'_> {
+        let DecodePlaces { tables, common, lengths, tokens } = &self.places.decodes;
         DecodeRows {
-            tables: self.array(Array::Tables, first..first + counts.decodes * self.sizes.pages()),
-            common: self.array(Array::Common, first_common..first_common + counts.decodes),
-            lengths: self.array(Array::Lengths, 0..counts.decodes),
-            tokens: self.array(Array::FirstTokens, 0..counts.decodes),
+            tables: self.array(&tables[group]),
+            common: self.array(&common[group]),
+            lengths: self.array(lengths),
+            tokens: self.array(tokens),
             splits: self.sizes.splits(),
         }
     }
 
     /// Rows of several tokens that do not branch.
-    pub fn chunks(&self, counts: &StepCounts, group: usize) -> Chunks<'_> {
-        self.chunks_of(counts, group, 0..counts.tiles, None)
+    pub fn chunks(&self, group: usize) -> Chunks<'_> {
+        self.chunks_of(group, &self.places.tiles, None)
     }
 
     /// Those whose guesses do.
-    pub fn branching(&self, counts: &StepCounts, group: usize) -> Chunks<'_> {
-        let first = first_branching_tile(counts);
-        let seen = self.array(Array::Seen, 0..counts.tokens);
-        self.chunks_of(counts, group, first..first + counts.branching_tiles, Some(seen))
+    pub fn branching(&self, group: usize) -> Chunks<'_> {
+        self.chunks_of(group, &self.places.branching, Some(self.array(&self.places.seen)))
     }
 
-    fn chunks_of<'a>(
-        &'a self,
-        counts: &StepCounts,
-        group: usize,
-        tiles: Range<usize>,
-        seen: Option<View<'a, u32>>,
-    ) -> Chunks<'a> {
-        let (rows, pages) = (self.sizes.row_places(), self.sizes.pages());
-        let first = group * self.sizes.table_places() + rows * pages;
-        let of = |array: Array| self.array(array, rows..rows + counts.chunks);
+    fn chunks_of<'a>(&'a self, group: usize, tiles: &TilePlaces, seen: Option<View<'a, u32>>) -> Chunks<'a> {
+        let ChunkPlaces { tables, first_tokens, token_counts, first_positions } = &self.places.chunks;
         Chunks {
-            tables: self.array(Array::Tables, first..first + counts.chunks * pages),
-            tile_sequences: self.array(Array::TileRows, tiles.clone()),
-            tile_firsts: self.array(Array::TileFirsts, tiles),
-            first_tokens: of(Array::FirstTokens),
-            token_counts: of(Array::TokenCounts),
-            first_positions: of(Array::FirstPositions),
+            tables: self.array(&tables[group]),
+            tile_sequences: self.array(&tiles.rows),
+            tile_firsts: self.array(&tiles.firsts),
+            first_tokens: self.array(first_tokens),
+            token_counts: self.array(token_counts),
+            first_positions: self.array(first_positions),
             seen,
         }
     }
 
-    fn copy(&mut self, array: Array, at: usize, values: &[u32], stream: &Stream) -> Result<(), DriverError> {
-        if values.is_empty() {
-            return Ok(());
+    fn array(&self, place: &Range<usize>) -> View<'_, u32> {
+        self.memory.slice(place.clone())
+    }
+}
+
+impl Places {
+    fn of(rows: &Rows, [tiles, branching]: &[Tiles; 2], heads: Heads, words: &mut Words) -> Places {
+        let copied = |array: &[u32], words: &mut Words| words.push(array.iter().copied());
+        let by_group = |arrays: &[Vec<u32>], words: &mut Words| {
+            arrays.iter().map(|array| copied(array, words)).collect::<Vec<_>>()
+        };
+        Places {
+            tokens: copied(&rows.tokens, words),
+            positions: copied(&rows.positions, words),
+            slots: by_group(&rows.slots, words),
+            decodes: DecodePlaces {
+                tables: by_group(&rows.decodes.tables, words),
+                common: by_group(&rows.decodes.common(heads), words),
+                lengths: copied(&rows.decodes.lengths, words),
+                tokens: copied(&rows.decodes.first_tokens, words),
+            },
+            chunks: ChunkPlaces {
+                tables: by_group(&rows.chunks.tables, words),
+                first_tokens: copied(&rows.chunks.first_tokens, words),
+                token_counts: copied(&rows.chunks.token_counts, words),
+                first_positions: copied(&rows.chunks.first_positions, words),
+            },
+            tiles: TilePlaces::of(tiles, words),
+            branching: TilePlaces::of(branching, words),
+            seen: if branching.is_empty() { Range::default() } else { copied(&rows.seen, words) },
+            logit_tokens: copied(&rows.logit_tokens, words),
         }
-        assert!(at + values.len() <= array.len(&self.sizes), "{array:?} has room for {}", array.len(&self.sizes));
-        let first = offset(&self.sizes, array as usize) + at;
-        let staging = &self.staging[self.turn];
-        staging.write(first, values);
-        stream.copy_to_device(self.arena.slice_mut(first..first + values.len()), staging, first)
-    }
-
-    fn array(&self, array: Array, part: Range<usize>) -> View<'_, u32> {
-        let first = offset(&self.sizes, array as usize);
-        self.arena.slice(first + part.start..first + part.end)
     }
 }
 
-/// Where array `index` begins. Each begins at a multiple of 16 bytes, as kernels expect.
-fn offset(sizes: &StepSizes, index: usize) -> usize {
-    Array::ALL[..index].iter().map(|array| array.len(sizes).next_multiple_of(4)).sum()
-}
-
-/// Where the tiles of rows whose guesses branch begin: a multiple of 16 bytes, as kernels expect.
-fn first_branching_tile(counts: &StepCounts) -> usize {
-    counts.tiles.next_multiple_of(4)
+impl TilePlaces {
+    fn of(tiles: &Tiles, words: &mut Words) -> TilePlaces {
+        TilePlaces {
+            rows: words.push(tiles.iter().map(|(row, _)| *row)),
+            firsts: words.push(tiles.iter().map(|(_, first)| *first)),
+        }
+    }
 }
 
 /// All of the last keys.
@@ -391,12 +341,23 @@ impl Rows {
     }
 
     /// Tiles of rows of several tokens: of those that do not branch, and of those whose guesses do.
-    fn tiles(&self, heads: Heads) -> (Tiles, Tiles) {
+    fn tiles(&self, heads: Heads) -> [Tiles; 2] {
         match self.branches[..] {
-            [] => (Tiles::new(), Tiles::new()),
+            [] => [Tiles::new(), Tiles::new()],
             _ => prefill_tiles(heads, &self.chunks.token_counts)
                 .into_iter()
-                .partition(|(row, _)| !self.branches[*row as usize]),
+                .partition::<Tiles, _>(|(row, _)| !self.branches[*row as usize])
+                .into(),
+        }
+    }
+
+    fn counts(&self, [tiles, branching]: &[Tiles; 2]) -> StepCounts {
+        StepCounts {
+            tokens: self.tokens.len(),
+            logits: self.logit_tokens.len(),
+            decodes: self.decodes.lengths.len(),
+            tiles: tiles.len(),
+            branching_tiles: branching.len(),
         }
     }
 
@@ -503,8 +464,7 @@ mod tests {
         assert_eq!(rows.seen[3..], [before(1) | 1, before(2) | 1, before(3) | 0b11, before(4) | 0b101]);
         assert_eq!(rows.positions[2..], [70, 71, 71, 72, 72]);
         assert_eq!(rows.slots[0][2..], [198, 199, 200, 201, 202]);
-        let (tiles, branching) = rows.tiles(SIZES.heads);
-        assert_eq!((tiles, branching), (vec![(0, 0)], vec![(1, 0)]));
+        assert_eq!(rows.tiles(SIZES.heads), [vec![(0, 0)], vec![(1, 0)]]);
         assert_eq!(last_seen(31, 1 << 31 | 1), 1 << 31 | 1);
     }
 }

@@ -7,7 +7,8 @@
 use windlass_kernels::cuda::ops::{self, Edits, Masks, NONE};
 use windlass_kernels::cuda::{Device, DriverError, Stream, ViewMut};
 
-use super::draws::{Arrays, RowDraw, tells};
+use super::draws::{RowDraw, tells};
+use super::words::{WordRoom, Words};
 use crate::sampler::{Draw, Edit, RowTask, allowed_words, edits};
 
 /// Single logits that change in a step, at most.
@@ -88,33 +89,18 @@ impl Question {
 #[derive(Debug)]
 pub(super) struct Changes {
     vocabulary: usize,
-    /// Which mask a row has.
-    mask_rows: Arrays<u32>,
-    masks: Arrays<u32>,
-    /// Where rows' edits begin.
-    firsts: Arrays<u32>,
-    edited: Arrays<u32>,
-    edits: Arrays<f32>,
+    room: WordRoom,
 }
 
 impl Changes {
     /// Room for those of `rows` rows.
     pub fn new(device: &Device, rows: usize, vocabulary: usize) -> Result<Changes, DriverError> {
-        let edits = max_edits(rows);
-        Ok(Changes {
-            vocabulary,
-            mask_rows: Arrays::new(device, 1, rows)?,
-            masks: Arrays::new(device, 1, rows * vocabulary.div_ceil(32))?,
-            firsts: Arrays::new(device, 1, rows + 1)?,
-            edited: Arrays::new(device, 1, edits)?,
-            edits: Arrays::new(device, 1, 4 * edits)?,
-        })
+        Ok(Changes { vocabulary, room: WordRoom::new(device, words(rows, vocabulary))? })
     }
 
     /// Bytes of it on the device.
     pub fn bytes(rows: usize, vocabulary: usize) -> u64 {
-        let masks = rows * (1 + vocabulary.div_ceil(32));
-        4 * (masks + rows + 1 + 5 * max_edits(rows)) as u64
+        4 * words(rows, vocabulary) as u64
     }
 
     /// Masks and edits the rows of `logits`, where any row asks for it.
@@ -125,18 +111,22 @@ impl Changes {
         if masks.is_empty() && edits.is_empty() {
             return Ok(());
         }
-        self.mask_rows.upload(0, &mask_rows(&questions), stream)?;
-        self.masks.upload(0, &masks.concat(), stream)?;
-        self.firsts.upload(0, &firsts(&questions), stream)?;
-        self.edited.upload(0, &edits.iter().map(|edit| edit.token).collect::<Vec<u32>>(), stream)?;
-        self.edits.upload(0, &edits.iter().flat_map(|edit| edit.values()).collect::<Vec<f32>>(), stream)?;
-        let rows = answers.len();
-        let bits = self.masks.view(0, masks.len() * self.vocabulary.div_ceil(32));
-        let masks = Masks { rows: self.mask_rows.view(0, rows), bits };
-        let (tokens, values) = (self.edited.view(0, edits.len()), self.edits.view(0, 4 * edits.len()));
-        let edits = Edits { firsts: self.firsts.view(0, rows + 1), tokens, values };
-        ops::adjust_logits(stream, masks, edits, self.vocabulary, logits)
+        let mut words = Words::default();
+        let [rows, bits] = [words.push(mask_rows(&questions)), words.push(masks.concat())];
+        let [firsts, tokens] = [words.push(firsts(&questions)), words.push(edits.iter().map(|edit| edit.token))];
+        let values = words.push_floats(edits.iter().flat_map(|edit| edit.values()));
+        self.room.send(&words, stream)?;
+        let (room, vocabulary) = (&self.room, self.vocabulary);
+        let masks = Masks { rows: room.view(&rows), bits: room.view(&bits) };
+        let edits = Edits { firsts: room.view(&firsts), tokens: room.view(&tokens), values: room.view(&values) };
+        ops::adjust_logits(stream, masks, edits, vocabulary, logits)
     }
+}
+
+/// Words of the changes of so many rows: which mask each has, masks, where edits begin, their tokens and their values.
+fn words(rows: usize, vocabulary: usize) -> usize {
+    let edits = max_edits(rows);
+    Words::room([rows, rows * vocabulary.div_ceil(32), rows + 1, edits, 4 * edits])
 }
 
 /// Room for edits: none where there are no logits.

@@ -2,7 +2,7 @@
 
 use windlass_engine_contract::sharding::Stage;
 use windlass_kernels::cuda::weights::EightBits;
-use windlass_kernels::cuda::{Device, DriverError, LoadError, Matrix, Memory};
+use windlass_kernels::cuda::{DriverError, LoadError, Matrix, Memory, Upload, Uploader};
 use windlass_kernels::{Pool, WeightType};
 
 use super::CudaError;
@@ -12,7 +12,7 @@ use crate::packed::Float8;
 use crate::weights::Head;
 
 /// Makes one matrix of tensors of one input: [`Matrix::stack`], or [`Matrix::stack_types`].
-type Stack = fn(&Device, &Pool, usize, &[(WeightType, usize, &[u8])]) -> Result<Matrix, LoadError>;
+type Stack = fn(&Uploader, &Pool, usize, &[(WeightType, usize, &[u8])]) -> Result<Matrix, LoadError>;
 
 /// What is right where an order is not.
 const RIGHT_ORDER: &str = "a checkpoint without desc_act, or the CPU";
@@ -151,7 +151,8 @@ impl LayerWeights {
 
 /// Takes weights in.
 pub(super) struct Loader<'a> {
-    pub device: &'a Device,
+    /// Copies what is ready while the next matrix is.
+    pub uploader: &'a Uploader,
     /// Converts what the kernels do not multiply as it is.
     pub pool: &'a Pool,
     pub batch_invariant: bool,
@@ -199,7 +200,7 @@ impl Loader<'_> {
         let (kind, bytes) = router.typed();
         let rows = [(kind, router.rows, &bytes[..])];
         let rows: Vec<_> = rows.into_iter().chain(shared.iter().map(|_| (WeightType::F32, 1, &gate[..]))).collect();
-        let router = Matrix::stack(self.device, self.pool, router.cols, &rows)
+        let router = Matrix::stack(self.uploader, self.pool, router.cols, &rows)
             .map_err(|source| CudaError::Weights { name: "router", layer, source })?;
         let shared = shared.as_ref().map(|shared| self.gated(layer, [&shared.gated], Matrix::stack_types));
         let (shared, gated) = (shared.transpose()?, self.gated(layer, experts, Matrix::stack)?);
@@ -253,7 +254,7 @@ impl Loader<'_> {
     }
 
     fn vector(&self, values: &[f32]) -> Result<Memory<f32>, DriverError> {
-        self.device.upload(values)
+        self.uploader.upload(values)
     }
 
     fn matrix(&self, file: &FileMatrix) -> Result<Matrix, LoadError> {
@@ -268,10 +269,10 @@ impl Loader<'_> {
         let typed: Vec<_> = files.iter().map(|file| file.typed()).collect();
         let tensors: Vec<_> =
             typed.iter().zip(files).map(|((kind, bytes), file)| (*kind, file.rows, &bytes[..])).collect();
-        let stacked = stack(self.device, self.pool, files[0].cols, &tensors)?;
+        let stacked = stack(self.uploader, self.pool, files[0].cols, &tensors)?;
         match &files[0].order {
             None => Ok(stacked),
-            Some(order) => stacked.ordered(self.device, order),
+            Some(order) => stacked.ordered(self.uploader, order),
         }
     }
 
@@ -282,7 +283,7 @@ impl Loader<'_> {
         let (rows, cols) = (files.iter().map(|file| file.rows).sum(), files[0].cols);
         let codes = parts.iter().map(|part| &part.codes[..]).collect::<Vec<_>>().concat();
         let scales = parts.iter().map(|part| &part.scales[..]).collect::<Vec<_>>().concat();
-        let stacked = || Matrix::eight_bits(self.device, EightBits::E4m3, [rows, cols], group, &codes, &scales);
+        let stacked = || Matrix::eight_bits(self.uploader, EightBits::E4m3, [rows, cols], group, &codes, &scales);
         parts.iter().all(|part| part.group == group).then(stacked)
     }
 }
@@ -348,8 +349,9 @@ mod tests {
     #[test]
     fn an_order_of_columns_is_taken_where_an_input_has_one_alone_and_refused_elsewhere() {
         let device = HostMachine::new(Kernels::Record, 7).device(0, 1 << 24);
+        let uploader = Uploader::new(&device, 1 << 12).unwrap();
         let loader =
-            Loader { device: &device, pool: &Pool::new(1).unwrap(), batch_invariant: true, rounds_inputs: false };
+            Loader { uploader: &uploader, pool: &Pool::new(1).unwrap(), batch_invariant: true, rounds_inputs: false };
         let is_refused = |found: CudaError| found.to_string().contains("use a checkpoint without desc_act");
         let dense = |attention: u32, block: u32| {
             let of = |bits: u32, index: u32| bits >> index & 1 == 1;

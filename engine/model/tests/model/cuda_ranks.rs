@@ -12,7 +12,7 @@ use crate::cuda_guesses::guesses_that_branch_hold;
 use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
 use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels};
-use windlass_engine_contract::memory::Ledger;
+use windlass_engine_contract::memory::{KvDataType, Ledger};
 use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::executor::{Executor, ExecutorError};
 use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, SampleRow, ScoreRow, StepPlan};
@@ -454,9 +454,21 @@ fn a_group_that_cannot_be_is_refused_with_what_would_work() {
     }
 }
 
-/// Each rank moves keys and values of its own heads.
+/// Each rank moves keys and values of its own heads: in layers of one group, of several, and in pages of bytes.
 #[test]
 fn guesses_that_branch_change_no_token() {
-    let checkpoint = checkpoint(tiny(WeightType::BF16));
-    guesses_that_branch_hold(&mut executor(&checkpoint, 2), VOCABULARY, &Sampling::GREEDY);
+    let gemma = json!({"hidden_act": null, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 64, "sliding_window": 20,
+        "sliding_window_pattern": 2, "rope_local_base_freq": 1000.0, "query_pre_attn_scalar": 4096,
+        "final_logit_softcapping": null, "num_hidden_layers": 4});
+    for (checkpoint, groups, kv_data_type, strayed) in [
+        (checkpoint(tiny(WeightType::BF16)), 1, KvDataType::Bf16, 0),
+        (family("gemma3_text", true, gemma), 2, KvDataType::Bf16, 0),
+        (checkpoint(tiny(WeightType::BF16)), 1, KvDataType::Int8, 0),
+    ] {
+        let options = LoadOptions { kv: KvBudget::Blocks(4 * groups), kv_data_type, ..options(2) };
+        let mut executor = loaded(&checkpoint, &options, &devices(&drivers(2, 7)), Replay::Graphs).executor;
+        assert_eq!(executor.geometry().groups.count(), groups);
+        let vocabulary = executor.geometry().vocabulary;
+        guesses_that_branch_hold(&mut executor, vocabulary, &Sampling::GREEDY, strayed);
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::common::driver::sample_row;
 use crate::common::rows::{plan, row};
-use crate::cuda::{VOCABULARY, checkpoint, driver, executor, loaded, tiny};
+use crate::cuda::{VOCABULARY, checkpoint, driver, executor, loaded, options, step, tiny};
 use windlass_cuda_shim::Issued;
 use windlass_engine_core::constraint::{Constraint, TokenSet};
 use windlass_engine_core::executor::Executor;
@@ -12,6 +12,7 @@ use windlass_engine_core::plan::{BlockId, History, InputToken, PlanRow, RowOutpu
 use windlass_engine_core::request::Sampling;
 use windlass_engine_core::sampling::{Penalties, TokenLogprobs};
 use windlass_engine_model::cuda::Replay;
+use windlass_engine_model::load;
 use windlass_kernels::WeightType;
 
 /// Sends a row to the host's sampler, which keeps the likeliest token whatever it is.
@@ -29,6 +30,34 @@ impl Constraint for Even {
     fn allowed(&self, _generated: &[u32]) -> Result<TokenSet, String> {
         Ok(TokenSet::from_words(vec![0x5555_5555; 2000]))
     }
+}
+
+/// Allows the number behind the last token's, and 5 at first.
+#[derive(Debug)]
+struct Counting;
+
+impl Constraint for Counting {
+    fn allowed(&self, generated: &[u32]) -> Result<TokenSet, String> {
+        let mut next = TokenSet::default();
+        next.insert(generated.last().map_or(5, |last| last + 1));
+        Ok(next)
+    }
+}
+
+#[derive(Debug)]
+struct Panicking;
+
+impl Constraint for Panicking {
+    fn allowed(&self, generated: &[u32]) -> Result<TokenSet, String> {
+        panic!("nothing goes on {generated:?}")
+    }
+}
+
+/// A row whose draw hangs on what a constraint says of the tokens that are known, and of the one that is fed.
+fn constrained(constraint: Arc<dyn Constraint>, token: InputToken, position: u32, known: &[u32]) -> PlanRow {
+    let history = Some(History { tokens: known.to_vec(), prompt_tokens: 1 });
+    let sample = SampleRow { history, constraint: Some(constraint), ..sample_row(&Sampling::GREEDY) };
+    PlanRow { sample: Some(sample), ..row(token, position) }
 }
 
 /// Ways to decide which token comes where `likeliest` would. Of those before [`CHANGING`] each has another come.
@@ -156,4 +185,45 @@ fn known_tokens_are_scored_as_the_host_scores_them() {
     let (found, mut expected) = (scored(3), scored(21));
     expected.iter_mut().for_each(|told| told.top.truncate(3));
     assert_near(&found, &expected);
+}
+
+/// The second step is computed before the token is known that its constraint is asked with.
+#[test]
+fn a_constraint_is_asked_with_the_token_that_a_step_in_flight_draws() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    let mut executor = loaded(&checkpoint, &driver().device(), Replay::Graphs).executor;
+    let counting = |token, position, known: &[u32]| plan(vec![constrained(Arc::new(Counting), token, position, known)]);
+    let mut text = vec![1];
+    let mut last = executor.submit(counting(InputToken::Known(1), 0, &text)).unwrap();
+    for position in 1..5 {
+        let fed = InputToken::SampledBy { ticket: last, row: 0 };
+        let next = executor.submit(counting(fed, position, &text)).unwrap();
+        assert_eq!(executor.collect(last).unwrap().rows, [RowOutput::Sampled(4 + position)]);
+        text.push(4 + position);
+        last = next;
+    }
+    assert_eq!(executor.collect(last).unwrap().rows, [RowOutput::Sampled(9)]);
+}
+
+#[test]
+fn a_constraint_that_panics_fails_its_own_row_alone() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    constraints_fail_alone(&mut loaded(&checkpoint, &driver().device(), Replay::Graphs).executor);
+    constraints_fail_alone(&mut load(&checkpoint, &options()).unwrap().executor);
+}
+
+fn constraints_fail_alone(executor: &mut dyn Executor) {
+    let asked = |constraint: Arc<dyn Constraint>, block: u32| PlanRow {
+        blocks: [BlockId(block)].into(),
+        ..constrained(constraint, InputToken::Known(1), 0, &[1])
+    };
+    let plain = PlanRow { blocks: [BlockId(3)].into(), ..row(InputToken::Known(1), 0) };
+    for _ in 0..2 {
+        let rows = vec![asked(Arc::new(Panicking), 1), asked(Arc::new(Counting), 2), plain.clone()];
+        let rows = step(executor, plan(rows));
+        let [RowOutput::Failed(why), RowOutput::Sampled(5), RowOutput::Sampled(_)] = &rows[..] else {
+            panic!("{rows:?}")
+        };
+        assert!(why.to_string().contains("the constraint panicked: nothing goes on []"), "{why}");
+    }
 }

@@ -136,7 +136,7 @@ fn texts_with_guesses_are_the_models() {
 #[test]
 fn guesses_that_branch_change_no_token() {
     let checkpoint = checkpoint(deep(WeightType::BF16));
-    guesses_that_branch_hold(&mut executor(&checkpoint, 2), VOCABULARY, &Sampling::GREEDY);
+    guesses_that_branch_hold(&mut executor(&checkpoint, 2), VOCABULARY, &Sampling::GREEDY, 0);
 }
 
 /// What each takes of its own memory, and all of it: each layer's keys and values are where it is computed.

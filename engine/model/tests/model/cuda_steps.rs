@@ -91,6 +91,41 @@ fn a_second_step_is_computed_before_the_token_is_known_that_its_draw_hangs_on() 
     executor.collect(last).unwrap();
 }
 
+/// Neither the step before waits for them, nor that one's token that they hang on; the step behind does, which needs the place of
+/// their logits.
+#[test]
+fn draws_of_the_host_are_made_when_their_step_is_collected_or_the_next_one_is_submitted() {
+    let (checkpoint, driver) = (checkpoint(tiny(WeightType::BF16)), driver());
+    let mut executor = loaded(&checkpoint, &driver.device(), Replay::Graphs).executor;
+    let drawn_on_host = || {
+        let logits = Issued::Copy(4 * VOCABULARY as usize);
+        driver.issued().iter().filter(|work| **work == logits).count()
+    };
+    let on_host = |row: PlanRow| {
+        let sample = row.sample.map(|sample| {
+            let sampling = Sampling { typical_p: 0.5, ..sample.sampling.as_ref().clone() };
+            SampleRow { sampling: sampling.into(), ..sample }
+        });
+        PlanRow { sample, ..row }
+    };
+    let fed = |ticket| InputToken::SampledBy { ticket, row: 0 };
+    let token = |rows: Vec<RowOutput>| {
+        let [RowOutput::Sampled(token)] = rows[..] else { panic!("{rows:?}") };
+        token
+    };
+    let first = executor.submit(plan(vec![penalized(InputToken::Known(1), 0, &[1])])).unwrap();
+    let second = executor.submit(plan(vec![on_host(penalized(fed(first), 1, &[1]))])).unwrap();
+    let one = token(executor.collect(first).unwrap().rows);
+    assert_eq!(drawn_on_host(), 0, "the first step is told before the second one is drawn");
+    let third = executor.submit(plan(vec![on_host(penalized(fed(second), 2, &[1, one]))])).unwrap();
+    assert_eq!(drawn_on_host(), 1, "before its logits are written over");
+    let two = token(executor.collect(second).unwrap().rows);
+    assert_eq!(drawn_on_host(), 1);
+    let three = token(executor.collect(third).unwrap().rows);
+    assert_eq!(drawn_on_host(), 2);
+    assert!(one != two && two != three && three != one, "one came before: {one}, {two}, {three}");
+}
+
 /// What a step in flight changes of its logits is not what the next one does: both have room of their own.
 #[test]
 fn changes_of_two_steps_in_flight_do_not_mix() {
@@ -212,6 +247,8 @@ fn a_decoding_step_is_one_graph_and_allocates_nothing() {
     // Two layers of ten kernels (a sequence may have two splits), and four around them.
     assert_eq!(graphs, [2 * 10 + 4], "{issued:?}");
     assert_eq!(issued.iter().filter(|work| matches!(work, Issued::Launch(_))).count(), 1, "the draw: {issued:?}");
+    let copies = issued.iter().filter(|work| matches!(work, Issued::Copy(_))).count();
+    assert_eq!(copies, 3, "the step's numbers, the draw's, and the token: {issued:?}");
 }
 
 #[test]

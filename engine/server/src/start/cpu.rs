@@ -19,7 +19,7 @@ use windlass_engine_contract::sharding::kv_copies;
 use windlass_engine_contract::stats::StartPhases;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::executor::Executor;
-use windlass_engine_model::cuda::{CudaError, DriverError, MatrixError};
+use windlass_engine_model::cuda::{CudaError, MatrixError};
 use windlass_engine_model::{
     ConfigError, DecoderConfig, Gathering, KvBudget, LoadError, LoadOptions, Loaded, Quantization, SizeError,
     TensorError, load, load_leader,
@@ -178,11 +178,11 @@ pub fn load_failure(error: LoadError) -> Failure {
 fn cuda_reason(error: &CudaError) -> Reason {
     match error {
         CudaError::Unsupported { .. } | CudaError::TooFewDevices { .. } => Reason::Unsupported,
-        CudaError::Driver(DriverError::OutOfMemory { .. }) => Reason::OutOfMemory,
+        CudaError::Driver(error) if error.is_out_of_memory() => Reason::OutOfMemory,
         CudaError::Weights { source, .. } | CudaError::Table { source, .. } => match source {
             MatrixError::Shape(_) => Reason::ModelInvalid,
             MatrixError::Columns { .. } => Reason::Unsupported,
-            MatrixError::Driver(DriverError::OutOfMemory { .. }) => Reason::OutOfMemory,
+            MatrixError::Driver(error) if error.is_out_of_memory() => Reason::OutOfMemory,
             MatrixError::Driver(_) => Reason::DeviceFailed,
         },
         CudaError::Driver(_) | CudaError::RankLeft(_) => Reason::DeviceFailed,

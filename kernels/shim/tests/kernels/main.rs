@@ -21,7 +21,7 @@ mod reduce;
 mod rules;
 mod sample;
 mod sharing;
-mod step;
 mod table;
+mod upload;
 mod w8a8;
 mod w8a8_hopper;

@@ -19,6 +19,15 @@ fn memory_is_counted_and_bounded() {
 }
 
 #[test]
+fn memory_that_the_host_does_not_have_is_out_of_memory_and_loses_no_device() {
+    let (device, _) = device(0);
+    let refused = device.pinned::<u8>(isize::MAX as usize).unwrap_err();
+    assert!(refused.is_out_of_memory() && !refused.device_lost(), "{refused}");
+    assert!(refused.to_string().contains("the host has no room for"), "{refused}");
+    device.upload(&[0u32]).unwrap();
+}
+
+#[test]
 fn copies_stay_within_one_allocation() {
     let (device, stream) = device(0);
     let (mut small, large) = (device.allocate::<u8>(16).unwrap(), device.allocate::<u8>(32).unwrap());
@@ -175,6 +184,7 @@ fn work_runs_later_than_it_is_issued() {
     let (device, stream) = device(7);
     let source = device.upload(&[9u32]).unwrap();
     let target = device.pinned::<u32>(100).unwrap();
+    target.write(0, &[0; 100]);
     for i in 0..100 {
         stream.copy_to_host(&target, i, source.view()).unwrap();
     }

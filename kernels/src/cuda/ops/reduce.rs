@@ -115,7 +115,7 @@ impl PeerGroup {
     pub fn leave(&self, rank: usize, why: &str) {
         let mut kept = self.why.lock().unwrap_or_else(PoisonError::into_inner);
         kept.get_or_insert_with(|| format!("rank {rank} of {} has left: {why}", self.ranks));
-        self.left.write(0, &[1]);
+        self.left.set(0, 1);
     }
 
     /// Why what is computed means nothing any more, if a rank has left.
@@ -211,6 +211,7 @@ impl PeerRank {
         assert!((1..=MAX_RANKS).contains(&ranks), "{ranks} ranks; a group has up to {MAX_RANKS}");
         assert_eq!(sizes.columns.len(), ranks, "columns of each rank");
         let left = devices[0].pinned(1)?;
+        left.set(0, 0);
         let group = Arc::new(PeerGroup { ranks, left, why: Mutex::default() });
         let ground = sizes.ground;
         let [even, odd] = [(); TURNS].map(|()| Exchanged::group(devices, ground, |_| values));
