@@ -156,6 +156,9 @@ mod tests {
         ] {
             assert_eq!(Finding::read(&finding.line()), Some(finding));
         }
+        let of_a_peer = r#"finding {"kind": "figure", "name": "f", "value": 1, "unit": "s", "reaches": ["bf16", 1.5]}"#;
+        let expected = Figure { reaches: Some((Ceiling::Bf16, 1.5)), ..Figure::new("f", 1.0, "s") };
+        assert_eq!(Finding::read(of_a_peer), Some(expected.into()));
         assert_eq!(Finding::read("running 3 tests"), None);
         assert_eq!(Finding::read("finding { nothing"), None);
     }

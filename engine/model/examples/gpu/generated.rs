@@ -44,7 +44,7 @@ impl Shape {
     /// Llama-3.1-8B (Grattafiori et al. 2024).
     pub const LLAMA_8B: Shape =
         Shape { hidden: 4096, feed_forward: 14_336, layers: 32, heads: 32, kv_heads: 8, vocabulary: 128_256 };
-    pub const TINY: Shape = Shape { hidden: 256, feed_forward: 512, layers: 2, heads: 4, kv_heads: 2, vocabulary: 320 };
+    pub const TINY: Shape = Shape { hidden: 128, feed_forward: 256, layers: 2, heads: 2, kv_heads: 1, vocabulary: 320 };
 
     /// Bytes of the embedding, of which a step reads a row for each token.
     pub fn embedding_bytes(&self) -> u64 {

@@ -4,7 +4,7 @@ use half::bf16;
 use windlass_kernels::cuda::ops::{self, Gate, PagesMut, Placement, Places, Rotation};
 use windlass_kernels::ops::RopePairing;
 
-use crate::finding::{Ceiling, Figure};
+use crate::finding::{Ceiling, Figure, Finding};
 use crate::model::Model;
 use crate::parts::Tell;
 use crate::rig::Rig;
@@ -24,7 +24,7 @@ pub fn measure(model: &Model, tell: &mut Tell<'_>) -> Outcome<()> {
 /// Bytes that something reads and writes, and its seconds.
 type Measured = (usize, f64);
 
-fn figure(name: &str, tokens: usize, (bytes, seconds): Measured) -> crate::finding::Finding {
+fn figure(name: &str, tokens: usize, (bytes, seconds): Measured) -> Finding {
     let figure = Figure::new(format!("{name}, {tokens} tokens"), seconds * 1e6, "µs");
     figure.reaching(Ceiling::Copy, bytes as f64 / seconds).wanted("85 % from 512 tokens on").into()
 }
