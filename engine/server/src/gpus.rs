@@ -1,6 +1,8 @@
 //! What NVIDIA's management library (NVML) tells of the GPUs that the engine computes on. The library is looked up at run
 //! time; where it is not there, that is said once.
 
+mod xid;
+
 use crate::monitor::{GpuReading, Monitor};
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
@@ -113,8 +115,11 @@ fn report(devices: &[Device<'_>], device: &Device<'_>, xid: u64, monitor: &Weak<
     let place = |device: &Device<'_>| device.pci_info().map(|place| place.bus_id).ok();
     let Some(gpu) = devices.iter().position(|known| place(known) == place(device)) else { return };
     error!(gpu, xid, "the GPU reports a critical error (XID)");
-    if let Some(monitor) = monitor.upgrade() {
-        monitor.gpu_error(gpu, xid);
+    let Some(monitor) = monitor.upgrade() else { return };
+    monitor.gpu_error(gpu, xid);
+    if let Some(meaning) = xid::fatal(xid) {
+        let place = place(device).unwrap_or_default();
+        monitor.gpu_lost(format!("GPU {gpu} ({place}) reports a critical error: XID {xid}, {meaning}"));
     }
 }
 
@@ -220,12 +225,20 @@ mod tests {
         assert_eq!(of_gpus("power_watts"), ["350.5", "350.5"]);
         assert_eq!(of_gpus("temperature_celsius"), ["61", "62"]);
         assert_eq!(value("xid_errors_total", "xid=\"79\""), Some("1".into()));
+        let lost = "GPU 1 (00000000:0B:00.0) reports a critical error: XID 79, it has fallen off the bus";
+        until(&monitor, |monitor| monitor.lost_gpu().as_deref() == Some(lost));
         assert!(text.contains("gpu=\"1\"") && of_gpus("xid_errors_total")[0].is_empty(), "{text}");
         let gpus = stats().gpus.unwrap();
         assert_eq!((gpus.memory_used_bytes, gpus.power_watts, gpus.temperature_celsius), (801, 701.0, 62.0));
         // The mean of a minute, of which this test is a part.
         until(&monitor, |monitor| monitor.stats(Phase::Ready, 0).utilization.is_some_and(|mean| mean > 0.2));
         assert!(stats().utilization.unwrap() <= 0.38);
+    }
+
+    #[test]
+    fn errors_of_a_program_end_no_engine() {
+        assert_eq!([13, 31, 43, 45, 63].map(xid::fatal), [None; 5]);
+        assert!([48, 79, 94, 95, 119].into_iter().all(|number| xid::fatal(number).is_some()));
     }
 
     #[test]

@@ -21,9 +21,11 @@ pub use metrics::{QUEUE_FULL, TOO_SLOW};
 use progress::Progress;
 use recent::Recent;
 pub use recent::SAMPLE_EVERY;
+use std::future::pending;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 pub use times::RequestTimes;
+use tokio::sync::watch;
 use windlass_engine_api::native::ServerMetrics;
 use windlass_engine_contract::memory::Ledger;
 use windlass_engine_contract::stats::{EffectiveConfig, GpuStats, Phase, StartPhases, Stats};
@@ -39,6 +41,8 @@ pub struct Monitor {
     /// Arrival of the oldest waiting request, microseconds; [`NONE`] without one.
     oldest_arrival_us: AtomicU64,
     built: OnceLock<Built>,
+    /// What a GPU reported that computes no more.
+    lost_gpu: watch::Sender<Option<String>>,
 }
 
 /// What was built at start.
@@ -77,6 +81,7 @@ impl Monitor {
             recent: Recent::default(),
             oldest_arrival_us: AtomicU64::new(NONE),
             built: OnceLock::new(),
+            lost_gpu: watch::Sender::new(None),
         })
     }
 
@@ -88,6 +93,29 @@ impl Monitor {
     /// A GPU reported a critical error, by NVIDIA's number.
     pub fn gpu_error(&self, gpu: usize, xid: u64) {
         self.metrics.gpus.failed(gpu, xid);
+    }
+
+    /// A GPU reported an error after which nothing that it computes can be relied on. The first one to do so counts.
+    pub fn gpu_lost(&self, why: String) {
+        self.lost_gpu.send_if_modified(|lost| {
+            let is_first = lost.is_none();
+            lost.get_or_insert(why);
+            is_first
+        });
+    }
+
+    /// What that one reported, if one did.
+    pub fn lost_gpu(&self) -> Option<String> {
+        self.lost_gpu.borrow().clone()
+    }
+
+    /// The same, once one does.
+    pub async fn gpu_is_lost(&self) -> String {
+        match self.lost_gpu.subscribe().wait_for(Option::is_some).await.map(|lost| lost.clone()) {
+            Ok(Some(why)) => why,
+            // The sender lives as long as this value.
+            _ => pending().await,
+        }
     }
 
     /// The engine stands and has generated a token.

@@ -27,6 +27,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
+use windlass_engine_contract::termination::Reason;
 
 /// Connections that the kernel keeps until they are accepted. One more waits a second before it tries again, so this is
 /// for all clients of a replica that come at once.
@@ -43,6 +44,7 @@ pub struct Server {
     /// Absent where nothing streams.
     engine: Option<EngineHandle>,
     engine_end: EngineEnd,
+    monitor: Arc<Monitor>,
     traces: Option<Arc<Traces>>,
     times: LifeTimes,
 }
@@ -117,7 +119,7 @@ impl Server {
         tokio::spawn(connections.clone().run(api_listener));
         lifecycle.advance(Stage::Serving);
         info!(api = %api_address, admin = %admin_address, seconds = clock.seconds(), "serving");
-        Ok(Server { api_address, admin_address, lifecycle, connections, engine, engine_end, traces, times })
+        Ok(Server { api_address, admin_address, lifecycle, connections, engine, engine_end, monitor, traces, times })
     }
 
     /// Where the API is.
@@ -130,13 +132,12 @@ impl Server {
         self.admin_address
     }
 
-    /// Serves until the life cycle reaches [`Stage::Closing`], then drains. An error if the engine fails meanwhile.
+    /// Serves until the life cycle reaches [`Stage::Closing`], then drains. An error if the engine or a GPU fails meanwhile.
     pub async fn run(mut self) -> Result<(), Failure> {
         tokio::select! {
-            failure = self.engine_end.failure() => {
-                // Streams get their error event before the process ends.
-                let _ = timeout(FLUSH, self.connections.no_connections()).await;
-                return Err(failure);
+            failure = self.engine_end.failure() => return Err(self.fail(failure).await),
+            why = self.monitor.gpu_is_lost() => {
+                return Err(self.fail(Failure::new(Reason::DeviceFailed, why)).await);
             }
             () = self.lifecycle.reached(Stage::Closing) => (),
         }
@@ -146,6 +147,22 @@ impl Server {
             let _ = tokio::task::spawn_blocking(move || traces.finish()).await;
         }
         Ok(())
+    }
+
+    /// Streams get their error event before the process ends, unless the engine waits for a GPU that does not answer. What a lost GPU
+    /// reported goes with what the engine failed of.
+    async fn fail(&self, failure: Failure) -> Failure {
+        let ended = async {
+            if let Some(engine) = &self.engine {
+                engine.end_all(&failure.message).await;
+            }
+            self.connections.no_connections().await;
+        };
+        let _ = timeout(FLUSH, ended).await;
+        match self.monitor.lost_gpu().filter(|why| *why != failure.message) {
+            Some(why) => Failure { message: format!("{}; {why}", failure.message), ..failure },
+            None => failure,
+        }
     }
 
     /// Serves what still arrives for a while, then lets streams finish, then ends them.
@@ -204,4 +221,44 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(MAX_PENDING_CONNECTIONS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+    use windlass_engine_contract::termination::Termination;
+
+    /// One that starts no process of its own, as those that render conversations are.
+    async fn server() -> Server {
+        const LINE: &str =
+            "windlass-engine serve m --executor sim --task embed --host 127.0.0.1 --port 0 --admin-port 0";
+        let Command::Serve(args) = Cli::try_parse_from(LINE.split(' ')).unwrap().command else { panic!("{LINE}") };
+        Server::start(Config::from_args(&args).unwrap(), Lifecycle::default()).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_gpu_that_reports_a_fatal_error_ends_the_server_with_its_words() {
+        let server = server().await;
+        server.monitor.gpu_lost("GPU 0 (0000:0A:00.0) reports a critical error: XID 79".into());
+        server.monitor.gpu_lost("GPU 1 is lost by then, too".into());
+        let failure = server.run().await.unwrap_err();
+        assert_eq!(failure.reason.exit_code(), 15);
+        let log = tempfile::NamedTempFile::new().unwrap();
+        failure.report(Some(log.path()));
+        let told = Termination::parse(&std::fs::read_to_string(log.path()).unwrap()).unwrap();
+        assert_eq!(
+            (told.reason, told.message.as_str()),
+            (Reason::DeviceFailed, "GPU 0 (0000:0A:00.0) reports a critical error: XID 79")
+        );
+    }
+
+    #[tokio::test]
+    async fn what_a_lost_gpu_reported_goes_with_what_the_engine_failed_of() {
+        let server = server().await;
+        server.monitor.gpu_lost("GPU 0 reports XID 48".into());
+        let failure = server.fail(Failure::new(Reason::DeviceFailed, "the executor failed: CUDA_ERROR_ECC")).await;
+        assert_eq!(failure.message, "the executor failed: CUDA_ERROR_ECC; GPU 0 reports XID 48");
+    }
 }

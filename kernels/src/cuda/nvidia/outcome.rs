@@ -17,6 +17,7 @@ pub(super) fn call(name: &'static str, result: CUresult) -> Result<(), DriverErr
         result,
         R::CUDA_ERROR_ECC_UNCORRECTABLE
             | R::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | R::CUDA_ERROR_CONTAINED
             | R::CUDA_ERROR_ILLEGAL_ADDRESS
             | R::CUDA_ERROR_LAUNCH_TIMEOUT
             | R::CUDA_ERROR_ASSERT
@@ -26,6 +27,9 @@ pub(super) fn call(name: &'static str, result: CUresult) -> Result<(), DriverErr
             | R::CUDA_ERROR_INVALID_ADDRESS_SPACE
             | R::CUDA_ERROR_INVALID_PC
             | R::CUDA_ERROR_LAUNCH_FAILED
+            | R::CUDA_ERROR_TENSOR_MEMORY_LEAK
+            | R::CUDA_ERROR_MPS_CLIENT_TERMINATED
+            | R::CUDA_ERROR_EXTERNAL_DEVICE
             | R::CUDA_ERROR_CONTEXT_IS_DESTROYED
             | R::CUDA_ERROR_UNKNOWN
     );

@@ -7,13 +7,16 @@ mod tiny;
 use super::*;
 use crate::cli::{Cli, Command};
 use crate::config::ExecutorConfig;
-use crate::driver::Depth;
+use crate::driver::{Depth, Event};
+use crate::start::EngineThread;
 use clap::Parser;
 use std::net::TcpListener;
 use std::path::Path;
 use std::thread;
 use tiny::Tiny;
 use windlass_cuda_shim::{HostMachine, Kernels};
+use windlass_engine_contract::termination::Termination;
+use windlass_engine_core::request::Request;
 use windlass_kernels::WeightType;
 
 /// A file of four layers and a vocabulary of meaningless words.
@@ -125,6 +128,36 @@ fn a_sleeper_gives_its_devices_memory_back_and_generates_when_it_wakes() {
         let woken = runtime.block_on(engine.wake()).map_err(|failure| failure.reason);
         assert_eq!(woken, if moves { Ok(()) } else { Err(Reason::ModelUnavailable) }, "{depth:?}");
     }
+}
+
+/// A request is in service: its stream ends with the device's own words, and so does the process.
+#[test]
+fn a_gpu_that_is_lost_in_service_ends_the_engine_with_its_words() {
+    const WORDS: &str = "CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered";
+    let (driver, file) = (HostMachine::new(Kernels::Run, 7).driver(0, 1 << 28), file());
+    let (config, cpu) = configured(file.path(), "").unwrap();
+    let clock = Clock::start();
+    let monitor = Arc::new(Monitor::new(clock, "tiny").unwrap());
+    let StartedModel { engine, .. } = start(&config, &cpu, &[driver.device()], &monitor, clock).unwrap();
+    let EngineThread { handle, mut end } = engine;
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mut stream = handle.submit(|id| Request::greedy(id, vec![1, 2, 3], 100)).unwrap();
+    let failure = runtime.block_on(async {
+        let mut told = Vec::new();
+        while let Some(event) = stream.next().await {
+            if matches!(event, Event::Update(_)) {
+                driver.lose_after(5, WORDS);
+            }
+            told.push(event);
+        }
+        assert!(matches!(told.last(), Some(Event::GivenUp(why)) if why.ends_with(WORDS)), "{told:?}");
+        end.failure().await
+    });
+    let log = tempfile::NamedTempFile::new().unwrap();
+    failure.report(Some(log.path()));
+    let told = Termination::parse(&std::fs::read_to_string(log.path()).unwrap()).unwrap();
+    assert_eq!((told.reason, told.reason.exit_code()), (Reason::DeviceFailed, 15));
+    assert!(told.message.ends_with(WORDS), "{told:?}");
 }
 
 #[test]
