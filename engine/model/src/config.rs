@@ -235,6 +235,18 @@ pub enum Unsupported {
         /// What it asks for.
         feature: &'static str,
     },
+    /// Matrices that were quantized otherwise than the rest.
+    #[error(
+        "metadata key {key:?} is {value}; it must be {common}, as of all matrices that are not left unquantized (-:)"
+    )]
+    Override {
+        /// The key, with the pattern of their names.
+        key: String,
+        /// The key's value.
+        value: String,
+        /// That of the rest.
+        common: String,
+    },
     /// A tensor's element type.
     #[error("tensor {name:?} has type {kind}, which cannot be computed on; supported are {supported}")]
     TensorType {

@@ -340,6 +340,10 @@ fn configurations_that_cannot_be_served_are_refused_by_name() {
             "bits\" is 5: a checkpoint quantized this way",
         ),
         (
+            json!({"quantization_config": {"quant_method": "gptq", "bits": 4, "dynamic": ["+:.*"]}}),
+            "dynamic\" is [\"+:.*\"]: what is no object of patterns is not",
+        ),
+        (
             json!({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 48}}),
             "group_size\" is 48: a group",
         ),
