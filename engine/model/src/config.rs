@@ -259,12 +259,14 @@ pub enum Unsupported {
     },
     /// Integers are not quantized again.
     #[error(
-        "the checkpoint holds {found} and cannot be quantized to {asked}: use auto, or a checkpoint in bf16, f16 or f32"
+        "tensor {name:?} holds {found} and cannot be quantized to {asked}: use auto, or a checkpoint in bf16, f16 or f32"
     )]
     QuantizedTwice {
+        /// A layer's matrix.
+        name: String,
         /// What was asked for.
         asked: &'static str,
-        /// The type of most of its weights.
+        /// Its type.
         found: &'static str,
     },
     /// A tensor that this decoder has no use for: leaving it out would change the model.

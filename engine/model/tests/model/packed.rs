@@ -10,7 +10,7 @@ use layouts::{Codes, write_awq, write_bytes, write_gptq, write_packed};
 use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::SafetensorsBuilder;
-use windlass_engine_model::{LoadOptions, build};
+use windlass_engine_model::{LoadOptions, Quantization, build};
 
 /// A tool's layout.
 struct Tool {
@@ -317,6 +317,18 @@ fn matrices_may_be_quantized_as_the_rest_or_not_at_all() {
             assert!(refusal.contains(&expected), "{refusal:?} should contain {expected:?}");
         }
     }
+}
+
+/// One matrix of floats is no reason to quantize a checkpoint, nor one of codes to leave it out.
+#[test]
+fn checkpoints_are_quantized_where_every_layers_matrices_are_floats() {
+    let gptq = &tools()[0];
+    let int4 = LoadOptions { quantization: Some(Quantization::INT4), ..LoadOptions::default() };
+    let [packed, plain] = gptq.files_but("model.layers.0.mlp.down_proj");
+    let refusal = build(&family(&gptq.config).open(&packed), &int4).map(drop).unwrap_err().to_string();
+    let expected = "q_proj.qweight\" holds int4_g128 and cannot be quantized to int4: use auto";
+    assert!(refusal.contains(expected), "{refusal:?} should contain {expected:?}");
+    assert_eq!(build(&family(&Value::Null).open(&plain), &int4).unwrap().weight_type, "q4_1");
 }
 
 #[test]
