@@ -235,6 +235,18 @@ pub enum Unsupported {
         /// What it asks for.
         feature: &'static str,
     },
+    /// Matrices that were quantized otherwise than the rest.
+    #[error(
+        "metadata key {key:?} is {value}; it must be {common}, as of all matrices that are not left unquantized (-:)"
+    )]
+    Override {
+        /// The key, with the pattern of their names.
+        key: String,
+        /// The key's value.
+        value: String,
+        /// That of the rest.
+        common: String,
+    },
     /// A tensor's element type.
     #[error("tensor {name:?} has type {kind}, which cannot be computed on; supported are {supported}")]
     TensorType {
@@ -247,12 +259,14 @@ pub enum Unsupported {
     },
     /// Integers are not quantized again.
     #[error(
-        "the checkpoint holds {found} and cannot be quantized to {asked}: use auto, or a checkpoint in bf16, f16 or f32"
+        "tensor {name:?} holds {found} and cannot be quantized to {asked}: use auto, or a checkpoint in bf16, f16 or f32"
     )]
     QuantizedTwice {
+        /// A layer's matrix.
+        name: String,
         /// What was asked for.
         asked: &'static str,
-        /// The type of most of its weights.
+        /// Its type.
         found: &'static str,
     },
     /// A tensor that this decoder has no use for: leaving it out would change the model.

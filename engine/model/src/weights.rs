@@ -122,12 +122,17 @@ impl<'a> Manifest<'a> {
         Ok(manifest)
     }
 
-    /// Quantizing again what is quantized would lose more than the user thinks.
+    /// Quantizing again what is quantized would lose more than the user thinks, and leaving it as it is would be another
+    /// type than was asked for. Tables and routers have types of their own anyway.
     fn refuse_quantized_twice(&self, quantization: Option<Quantization>) -> Result<(), TensorError> {
         let Some(asked) = quantization else { return Ok(()) };
-        match self.layer_matrices().any(|matrix| matrix.is_quantized(asked)) {
-            true => Ok(()),
-            false => Err(Unsupported::QuantizedTwice { asked: asked.name(), found: self.dominant_type() }.into()),
+        let mut matrices = self.layers.iter().flat_map(LayerTensors::products);
+        match matrices.find(|matrix| !matrix.is_quantized(asked)) {
+            None => Ok(()),
+            Some(matrix) => {
+                let (name, found) = (matrix.name().to_owned(), matrix.packed().name());
+                Err(Unsupported::QuantizedTwice { name, asked: asked.name(), found }.into())
+            }
         }
     }
 

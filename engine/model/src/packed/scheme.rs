@@ -5,6 +5,9 @@ use windlass_checkpoint::HubFolder;
 
 use crate::config::{ConfigError, Unsupported};
 
+/// Where it is.
+const KEY: &str = "config.json: quantization_config";
+
 /// How a checkpoint's matrices were quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Scheme {
@@ -142,7 +145,33 @@ impl Config<'_> {
             (false, true) => GptqZeros::Stored,
             (false, false) => GptqZeros::StoredLessOne,
         };
-        Ok(Scheme::of_weights(Layout::Gptq { bits, zeros }, self.group("group_size")?))
+        let group = self.group("group_size")?;
+        let common = [
+            ("bits", bits.into()),
+            ("group_size", group.map_or(json!(-1), Value::from)),
+            ("sym", (zeros == GptqZeros::Middle).into()),
+            ("desc_act", (self.0["desc_act"] == true).into()),
+        ];
+        self.refuse_overrides(&common)?;
+        Ok(Scheme::of_weights(Layout::Gptq { bits, zeros }, group))
+    }
+
+    /// Refuses matrices that are laid out otherwise than by the `common` values: GPTQModel's `dynamic` has, by patterns of
+    /// names, what differs in them. Those behind `-:` were left as they were, which their tensors tell.
+    fn refuse_overrides(&self, common: &[(&str, Value)]) -> Result<(), ConfigError> {
+        let overrides = match &self.0["dynamic"] {
+            Value::Null => return Ok(()),
+            Value::Object(overrides) => overrides.iter().filter(|(pattern, _)| !pattern.starts_with("-:")),
+            _ => return Err(self.unsupported("dynamic", "what is no object of patterns")),
+        };
+        for (pattern, own) in overrides {
+            let differs = |(key, common): &&(&str, Value)| !own[*key].is_null() && own[*key] != *common;
+            if let Some((key, common)) = common.iter().find(differs) {
+                let (value, key) = (own[*key].to_string(), format!("{KEY}.dynamic[{pattern}].{key}"));
+                return Err(Unsupported::Override { key, value, common: common.to_string() }.into());
+            }
+        }
+        Ok(())
     }
 
     fn awq(&self) -> Result<Scheme, ConfigError> {
@@ -237,7 +266,7 @@ impl Config<'_> {
     }
 
     fn unsupported(&self, key: &str, feature: &'static str) -> ConfigError {
-        let (key, value) = (format!("config.json: quantization_config.{key}"), self.0[key].to_string());
+        let (key, value) = (format!("{KEY}.{key}"), self.0[key].to_string());
         Unsupported::Feature { key, value, feature }.into()
     }
 }

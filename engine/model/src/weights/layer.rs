@@ -80,7 +80,12 @@ impl<'a> LayerTensors<'a> {
     }
 
     pub fn matrices(&self) -> impl Iterator<Item = &MatrixTensor<'a>> {
-        self.inputs.iter().chain([&self.out]).chain(self.feed_forward.matrices())
+        self.products().chain(self.feed_forward.router())
+    }
+
+    /// All but the router, which is never quantized.
+    pub fn products(&self) -> impl Iterator<Item = &MatrixTensor<'a>> {
+        self.inputs.iter().chain([&self.out]).chain(self.feed_forward.products())
     }
 
     /// Every matrix with a rank's part of it.
@@ -186,13 +191,19 @@ impl<'a> FeedForwardTensors<'a> {
         }
     }
 
-    fn matrices(&self) -> Vec<&MatrixTensor<'a>> {
+    fn router(&self) -> Option<&MatrixTensor<'a>> {
+        match self {
+            FeedForwardTensors::Dense(_) => None,
+            FeedForwardTensors::Experts(experts) => Some(&experts.router),
+        }
+    }
+
+    fn products(&self) -> Vec<&MatrixTensor<'a>> {
         match self {
             FeedForwardTensors::Dense(gated) => gated.iter().collect(),
             FeedForwardTensors::Experts(tensors) => {
-                let ExpertTensors { router, experts, shared } = tensors.as_ref();
-                let shared = shared.iter().flat_map(|(gated, _)| gated);
-                experts.iter().flatten().chain(shared).chain([router]).collect()
+                let ExpertTensors { experts, shared, router: _ } = tensors.as_ref();
+                experts.iter().flatten().chain(shared.iter().flat_map(|(gated, _)| gated)).collect()
             }
         }
     }

@@ -39,7 +39,7 @@ impl<'a> From<PackedTensor<'a>> for MatrixTensor<'a> {
 }
 
 impl<'a> MatrixTensor<'a> {
-    fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         match self {
             MatrixTensor::Plain(plain) => plain.name,
             MatrixTensor::Packed(packed) => packed.name,

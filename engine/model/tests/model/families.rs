@@ -197,6 +197,25 @@ fn every_family_computes_what_candle_computes() {
     }
 }
 
+/// LongRoPE lengthens queries and keys alike by what its authors' formula says of a context of 512 that was 64: scores
+/// grow by 1 + ln 8 / ln 64. candle lengthens neither; its queries are made longer by that instead.
+#[test]
+fn longer_contexts_lengthen_queries_and_keys() {
+    let mut config = config("phi3", long_rope(64));
+    config["rope_scaling"].as_object_mut().unwrap().remove("attention_factor");
+    let family = Family { config, oracle: phi3_oracle, ..plain_of(&families()[0]) };
+    let queries = (family.size("num_attention_heads") * family.head_dim() * family.size("hidden_size")) as usize;
+    let lengthened = family.tensors().into_iter().fold(SafetensorsBuilder::new(), |file, (name, shape, mut values)| {
+        if name.ends_with("qkv_proj.weight") {
+            values[..queries].iter_mut().for_each(|value| *value *= 1.5);
+        }
+        file.tensor_f32(&name, &shape, &values)
+    });
+    let found = our_logits_with(&family.open(&family.safetensors()), &tokens(), CHUNK, &fine());
+    let agreement = compare(&family.candle_logits(lengthened.build()), &found);
+    assert!(agreement.relative_error() <= 2e-3, "{agreement}");
+}
+
 /// Fewer experts than there are. A token whose experts are all but tied may go to another one than in candle; in a
 /// decoder of one layer that changes what this token gives, and no other.
 #[test]
@@ -338,6 +357,10 @@ fn configurations_that_cannot_be_served_are_refused_by_name() {
         (
             json!({"quantization_config": {"quant_method": "gptq", "bits": 5}}),
             "bits\" is 5: a checkpoint quantized this way",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "gptq", "bits": 4, "dynamic": ["+:.*"]}}),
+            "dynamic\" is [\"+:.*\"]: what is no object of patterns is not",
         ),
         (
             json!({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 48}}),

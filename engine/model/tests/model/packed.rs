@@ -10,7 +10,7 @@ use layouts::{Codes, write_awq, write_bytes, write_gptq, write_packed};
 use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::SafetensorsBuilder;
-use windlass_engine_model::{LoadOptions, build};
+use windlass_engine_model::{LoadOptions, Quantization, build};
 
 /// A tool's layout.
 struct Tool {
@@ -225,22 +225,28 @@ pub fn family(quantization: &Value) -> Family {
 impl Tool {
     /// The checkpoint as the tool writes it, and the same weights in f32.
     fn files(&self) -> (Vec<u8>, Vec<u8>) {
+        let [packed, plain] = self.files_but("");
+        (packed, plain)
+    }
+
+    /// The same with the matrix `left` as it was.
+    fn files_but(&self, left: &str) -> [Vec<u8>; 2] {
         let (mut packed, mut plain) = (SafetensorsBuilder::new(), SafetensorsBuilder::new());
         let mut random = Random(11);
         for (name, shape, values) in family(&self.config).tensors() {
-            match name.strip_suffix("_proj.weight") {
+            match name.strip_suffix(".weight").filter(|prefix| prefix.ends_with("_proj") && *prefix != left) {
                 None => {
                     packed = packed.tensor_f32(&name, &shape, &values);
                     plain = plain.tensor_f32(&name, &shape, &values);
                 }
                 Some(prefix) => {
                     let codes = self.draw(shape[0] as usize, shape[1] as usize, &mut random);
-                    packed = (self.write)(packed, &format!("{prefix}_proj"), &codes);
+                    packed = (self.write)(packed, prefix, &codes);
                     plain = plain.tensor_f32(&name, &shape, &codes.values());
                 }
             }
         }
-        (packed.build(), plain.build())
+        [packed.build(), plain.build()]
     }
 
     fn draw(&self, rows: usize, cols: usize, random: &mut Random) -> Codes {
@@ -280,6 +286,49 @@ fn every_tools_checkpoint_computes_its_values() {
         assert!(agreement.relative_error() <= 0.035, "{}: {agreement}", tool.name);
         assert_eq!(build(&checkpoint, &LoadOptions::default()).unwrap().weight_type, tool.kind, "{}", tool.name);
     }
+}
+
+/// Overrides for single matrices are refused where they change how codes are read, and computed with where they do not:
+/// those that repeat what holds anyway, say how codes were found, or leave matrices as they were.
+#[test]
+fn matrices_may_be_quantized_as_the_rest_or_not_at_all() {
+    let (gptq, left) = (&tools()[0], "model.layers.0.mlp.down_proj");
+    let open = |dynamic: Value| {
+        let mut config = gptq.config.clone();
+        config["dynamic"] = dynamic;
+        let [packed, plain] = gptq.files_but(left);
+        (family(&config).open(&packed), plain)
+    };
+    let (checkpoint, plain) = open(json!({"-:.*down": {}, "+:.*up": {"bits": 4, "group_size": 128, "mse": 2.4},
+        "up": {"sym": false, "desc_act": false}}));
+    let agreement = compare(&family(&Value::Null).candle_logits(plain), &our_logits(&checkpoint, &tokens(), CHUNK));
+    assert!(agreement.relative_error() <= 0.035, "{agreement}");
+    for (key, value, common) in [
+        ("bits", json!(8), "4"),
+        ("group_size", json!(-1), "128"),
+        ("sym", json!(true), "false"),
+        ("desc_act", json!(true), "false"),
+    ] {
+        for pattern in ["+:.*down", ".*down"] {
+            let (checkpoint, _) = open(json!({"-:lm_head": {}, pattern: {key: value}}));
+            let refusal = build(&checkpoint, &LoadOptions::default()).map(drop).unwrap_err().to_string();
+            let expected =
+                format!("quantization_config.dynamic[{pattern}].{key}\" is {value}; it must be {common}, as");
+            assert!(refusal.contains(&expected), "{refusal:?} should contain {expected:?}");
+        }
+    }
+}
+
+/// One matrix of floats is no reason to quantize a checkpoint, nor one of codes to leave it out.
+#[test]
+fn checkpoints_are_quantized_where_every_layers_matrices_are_floats() {
+    let gptq = &tools()[0];
+    let int4 = LoadOptions { quantization: Some(Quantization::INT4), ..LoadOptions::default() };
+    let [packed, plain] = gptq.files_but("model.layers.0.mlp.down_proj");
+    let refusal = build(&family(&gptq.config).open(&packed), &int4).map(drop).unwrap_err().to_string();
+    let expected = "q_proj.qweight\" holds int4_g128 and cannot be quantized to int4: use auto";
+    assert!(refusal.contains(expected), "{refusal:?} should contain {expected:?}");
+    assert_eq!(build(&family(&Value::Null).open(&plain), &int4).unwrap().weight_type, "q4_1");
 }
 
 #[test]

@@ -136,6 +136,24 @@ impl Llama3Scaling {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+
+    /// What Phi-3's configuration computes where it says nothing: √(1 + ln(factor) / ln(original length)), of 128k tokens
+    /// from 4k by Python.
+    #[test]
+    fn long_rope_lengthens_by_how_much_the_context_grew() {
+        let magnitude = |context: u64, original: u64, scaling: Value| {
+            let mut scaling = scaling;
+            scaling["short_factor"] = json!([1.0]);
+            scaling["long_factor"] = json!([2.0]);
+            let config = json!({"max_position_embeddings": context, "original_max_position_embeddings": original});
+            Keys(&config).long_rope(Keys(&scaling), 1).unwrap().1.magnitude
+        };
+        assert!((magnitude(131_072, 4096, json!({})) - 1.190_238_1).abs() < 1e-6);
+        assert_eq!(magnitude(4096, 4096, json!({})), 1.0);
+        assert_eq!(magnitude(2048, 4096, json!({})), 1.0);
+        assert_eq!(magnitude(131_072, 4096, json!({"attention_factor": 1.5})), 1.5);
+    }
 
     /// The longest and shortest wavelengths of Llama 3.1, whose published factors are 8 and 1.
     #[test]
