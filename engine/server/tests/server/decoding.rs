@@ -105,7 +105,8 @@ async fn a_prompt_that_had_to_go_comes_back_from_a_file() {
     assert_eq!((cached(&first), first["choices"] == again["choices"]), (0, true));
     assert!(cached(&again) >= 272, "{again}");
     // The state is published behind the answer.
-    eventually("both prompts are in the file", async || server.metric("windlass:kv_blocks_swapped").await >= 17.0).await;
+    eventually("both prompts are in the file", async || server.metric("windlass:kv_blocks_swapped").await >= 17.0)
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
