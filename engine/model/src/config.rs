@@ -11,7 +11,7 @@ use windlass_engine_contract::sharding::{Shard, Stage};
 use windlass_kernels::ops::RopePairing;
 
 use crate::family::Family;
-use crate::names::ExpertNames;
+use crate::names::{ExpertNames, Naming, Nesting};
 use crate::packed::Scheme;
 
 /// Longest context that a file may claim, tokens. The largest published one is ten million.
@@ -74,6 +74,8 @@ pub struct DecoderConfig {
     pub head_norms: bool,
     /// How matrices were quantized by another tool.
     pub(crate) scheme: Option<Scheme>,
+    /// How tensors are named.
+    pub(crate) naming: Naming,
     /// The head multiplies with the token embedding's matrix.
     pub tied_output: bool,
 }
@@ -281,6 +283,11 @@ impl DecoderConfig {
             Checkpoint::Gguf(file) => gguf::read(file),
             Checkpoint::Hub(folder) => hub::read(folder),
         }
+    }
+
+    /// Whether the checkpoint has more than this decoder, which reads text alone: what reads images is left out.
+    pub fn is_of_more_than_text(&self) -> bool {
+        matches!(self.naming, Naming::Hub(Nesting::Beside | Nesting::Within))
     }
 
     /// Whether inputs of quantized matrices were meant to be rounded to 8 bits, too.

@@ -1,10 +1,14 @@
 //! The model families: which parts of the common decoder each uses, and the names it goes by. Another name of a family
 //! is one more word in this table.
 
+mod wrapper;
+
 use windlass_kernels::ops::RopePairing;
 
 use crate::config::Activation;
 use crate::names::{self, ExpertNames};
+use wrapper::WRAPPERS;
+pub(crate) use wrapper::Wrapper;
 
 /// What distinguishes a family from the plain Llama.
 #[derive(Debug)]
@@ -141,7 +145,7 @@ impl Family {
     /// All names, comma-separated.
     pub fn known() -> String {
         let names = FAMILIES.iter().flat_map(|family| family.hub.iter().chain(family.gguf));
-        let mut names: Vec<&str> = names.copied().collect();
+        let mut names: Vec<&str> = names.copied().chain(WRAPPERS.iter().map(|wrapper| wrapper.name)).collect();
         names.sort_unstable();
         names.dedup();
         names.join(", ")

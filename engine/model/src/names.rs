@@ -1,6 +1,6 @@
 //! What each kind of checkpoint calls the decoder's tensors.
 
-use windlass_checkpoint::Checkpoint;
+use windlass_checkpoint::HubFolder;
 
 /// A tensor, or one in each layer, by both names.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -76,24 +76,52 @@ pub(crate) const MIXTRAL_EXPERTS: ExpertNames = ExpertNames {
 /// How tensors end on the hub that are no weights.
 const NO_WEIGHTS: [&str; 3] = [".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale"];
 
+/// How tensors of images begin in a folder of more than text.
+const OF_IMAGES: [&str; 4] =
+    ["vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."];
+
 /// How a checkpoint names tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Naming {
     Gguf,
-    Hub,
+    Hub(Nesting),
+}
+
+/// Where a folder has the decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Nesting {
+    /// Alone: `model.layers`, `lm_head`.
+    Alone,
+    /// Whole beside what reads images: `language_model.model.layers`, `language_model.lm_head`.
+    Beside,
+    /// Within one model with that, as newer tools write it: `model.language_model.layers`, `lm_head`.
+    Within,
+}
+
+impl Nesting {
+    /// Where a folder of more than text has it.
+    pub fn of(folder: &HubFolder) -> Nesting {
+        let within = folder.tensor(&Naming::Hub(Nesting::Within).once(EMBEDDING));
+        if within.is_some() { Nesting::Within } else { Nesting::Beside }
+    }
+
+    /// The name of what is `plain` where the decoder is alone.
+    fn name(self, plain: String) -> String {
+        match (self, plain.strip_prefix("model.")) {
+            (Nesting::Beside, _) => format!("language_model.{plain}"),
+            (Nesting::Within, Some(rest)) => format!("model.language_model.{rest}"),
+            (Nesting::Within, None) | (Nesting::Alone, _) => plain,
+        }
+    }
 }
 
 impl Naming {
-    pub fn of(checkpoint: &Checkpoint) -> Naming {
-        match checkpoint {
-            Checkpoint::Gguf(_) => Naming::Gguf,
-            Checkpoint::Hub(_) => Naming::Hub,
-        }
-    }
-
     /// The weights of a part that the decoder has once.
     pub fn once(self, name: Name) -> String {
-        format!("{}.weight", self.pick(name))
+        match self {
+            Naming::Gguf => format!("{}.weight", name.gguf),
+            Naming::Hub(nesting) => nesting.name(format!("{}.weight", name.hub)),
+        }
     }
 
     /// The weights of a layer's part.
@@ -106,26 +134,22 @@ impl Naming {
         self.in_layer(layer, name, "bias")
     }
 
-    /// Whether a tensor is no weight: what older checkpoints saved along, what the configuration reads, or what was
-    /// measured for a cache of eight-bit floats, whose rows have scales of their own here.
+    /// Whether a tensor is no weight of the decoder: what older checkpoints saved along, what the configuration reads,
+    /// what was measured for a cache of eight-bit floats, whose rows have scales of their own here, or what reads images.
     pub fn is_no_weight(self, tensor: &str) -> bool {
         match self {
             Naming::Gguf => ROPE_FACTORS.contains(&tensor),
-            Naming::Hub => NO_WEIGHTS.iter().any(|end| tensor.ends_with(end)),
+            Naming::Hub(nesting) => {
+                let is_of_images = || OF_IMAGES.iter().any(|begin| tensor.starts_with(begin));
+                NO_WEIGHTS.iter().any(|end| tensor.ends_with(end)) || nesting != Nesting::Alone && is_of_images()
+            }
         }
     }
 
     fn in_layer(self, layer: usize, name: Name, what: &str) -> String {
         match self {
             Naming::Gguf => format!("blk.{layer}.{}.{what}", name.gguf),
-            Naming::Hub => format!("model.layers.{layer}.{}.{what}", name.hub),
-        }
-    }
-
-    fn pick(self, name: Name) -> &'static str {
-        match self {
-            Naming::Gguf => name.gguf,
-            Naming::Hub => name.hub,
+            Naming::Hub(nesting) => nesting.name(format!("model.layers.{layer}.{}.{what}", name.hub)),
         }
     }
 }

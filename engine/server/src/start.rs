@@ -20,11 +20,12 @@ pub use encoder::StartedEncoder;
 pub use engine_thread::{EngineEnd, EngineThread};
 use std::path::Path;
 use std::sync::Arc;
-use tracing::info;
+use tracing::{info, warn};
 use windlass_checkpoint::{Checkpoint, HubError, OpenError};
 use windlass_engine_contract::stats::EffectiveConfig;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::executor::Geometry;
+use windlass_engine_model::DecoderConfig;
 
 /// Processes that render conversations at most: two keep up with any engine on a machine.
 const RENDERERS: usize = 2;
@@ -139,7 +140,12 @@ pub fn open(path: &Path) -> Result<Checkpoint, Failure> {
 
 /// Opens the checkpoint that is served, which may still be on its way.
 fn open_served(config: &Config, path: &Path) -> Result<Checkpoint, Failure> {
-    config.incoming.as_ref().map_or_else(|| open(path), |incoming| incoming.open())
+    let file = config.incoming.as_ref().map_or_else(|| open(path), |incoming| incoming.open())?;
+    // Why a configuration cannot be read is told where it is loaded.
+    if DecoderConfig::read(&file).is_ok_and(|decoder| decoder.is_of_more_than_text()) {
+        warn!("the model reads images, too: its text is served and images are not");
+    }
+    Ok(file)
 }
 
 /// Why a checkpoint was not opened, for the exit code.

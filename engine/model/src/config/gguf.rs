@@ -9,6 +9,7 @@ use super::{
     Unsupported,
 };
 use crate::family::{Family, LocalLayers};
+use crate::names::Naming;
 
 /// Reads the configuration of a file.
 pub(super) fn read(file: &GgufFile) -> Result<DecoderConfig, ConfigError> {
@@ -49,6 +50,7 @@ pub(super) fn read(file: &GgufFile) -> Result<DecoderConfig, ConfigError> {
         biases: family.biases,
         head_norms: family.head_norms,
         scheme: None,
+        naming: Naming::Gguf,
         tied_output: file.tensor("output.weight").is_none(),
     })
 }

@@ -9,16 +9,25 @@ use super::{
     Activation, ConfigError, DecoderConfig, ExpertsConfig, LayerSet, LocalAttention, MAX_CONTEXT_TOKENS, MAX_HEAD_DIM,
     MAX_LAYERS, Unsupported,
 };
-use crate::family::{Family, LocalLayers};
-use crate::names::{Naming, OUTPUT};
+use crate::family::{Family, LocalLayers, Wrapper};
+use crate::names::{Naming, Nesting, OUTPUT};
 use crate::packed::Scheme;
 
 /// Largest dimension of any kind: those of GGUF files are u32 too.
 const MAX_SIZE: u64 = u32::MAX as u64;
 
-/// Reads the configuration of a folder.
+/// Reads the configuration of a folder: of one of more than text, that of its text.
 pub(super) fn read(folder: &HubFolder) -> Result<DecoderConfig, ConfigError> {
-    let keys = Keys(folder.config());
+    match Wrapper::of(folder.config()) {
+        None => read_decoder(folder, Keys(folder.config()), Naming::Hub(Nesting::Alone)),
+        Some(wrapper) => {
+            let text = wrapper.text_config(folder.config())?;
+            read_decoder(folder, Keys(&text), Naming::Hub(Nesting::of(folder)))
+        }
+    }
+}
+
+fn read_decoder(folder: &HubFolder, keys: Keys<'_>, naming: Naming) -> Result<DecoderConfig, ConfigError> {
     let model_type = keys.0["model_type"].as_str().ok_or_else(|| keys.invalid("model_type", "a name"))?;
     let family = Family::of_hub(model_type).ok_or_else(|| Unsupported::Architecture(model_type.to_owned()))?;
     keys.refuse_features(family)?;
@@ -34,7 +43,7 @@ pub(super) fn read(folder: &HubFolder) -> Result<DecoderConfig, ConfigError> {
         Some(experts) => experts.feed_forward.max(experts.shared_feed_forward.unwrap_or(0)),
         None => keys.size("intermediate_size")?,
     };
-    let tied = keys.flag("tie_word_embeddings")? || folder.tensor(&Naming::Hub.once(OUTPUT)).is_none();
+    let tied = keys.flag("tie_word_embeddings")? || folder.tensor(&naming.once(OUTPUT)).is_none();
     Ok(DecoderConfig {
         architecture: model_type.to_owned(),
         layers,
@@ -60,6 +69,7 @@ pub(super) fn read(folder: &HubFolder) -> Result<DecoderConfig, ConfigError> {
         biases: family.biases,
         head_norms: family.head_norms,
         scheme: Scheme::read(folder)?,
+        naming,
         tied_output: tied,
     })
 }

@@ -32,7 +32,7 @@ pub(super) struct Finder<'a> {
 
 impl<'a> Finder<'a> {
     pub fn new(checkpoint: &'a Checkpoint, config: &DecoderConfig, quantization: Option<Quantization>) -> Finder<'a> {
-        let (naming, scheme, norm_offset) = (Naming::of(checkpoint), config.scheme, config.norm_offset);
+        let (naming, scheme, norm_offset) = (config.naming, config.scheme, config.norm_offset);
         Finder { checkpoint, naming, used: BTreeSet::new(), quantization, scheme, norm_offset, has_data: true }
     }
 
@@ -125,7 +125,7 @@ impl<'a> Finder<'a> {
     /// Floats of one output: a matrix of one row on the hub, a vector in GGUF files.
     pub fn row(&mut self, name: &str, length: u64) -> Result<VectorTensor<'a>, TensorError> {
         match self.naming {
-            Naming::Hub => self.floats(name, &[length, 1]),
+            Naming::Hub(_) => self.floats(name, &[length, 1]),
             Naming::Gguf => self.floats(name, &[length]),
         }
     }
@@ -144,7 +144,7 @@ impl<'a> Finder<'a> {
         count: usize,
     ) -> Result<Vec<MatrixTensor<'a>>, TensorError> {
         let name = self.naming.weight(layer, part);
-        if self.naming == Naming::Hub {
+        if let Naming::Hub(_) = self.naming {
             return (0..count).map(|expert| self.matrix(&name.replace("{}", &expert.to_string()), dims)).collect();
         }
         let stack = self.find(&name, &[dims[0], dims[1], count as u64])?;

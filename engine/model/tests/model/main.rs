@@ -32,3 +32,4 @@ mod sampling;
 mod speculation;
 mod types;
 mod windows;
+mod wrappers;

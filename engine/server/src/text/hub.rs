@@ -30,18 +30,27 @@ pub fn read(folder: &HubFolder) -> Result<HubText, TokenizerError> {
     Ok(HubText { encoder, vocabulary, special })
 }
 
-/// The chat template: a file of its own, or a string in the tokenizer's configuration.
+/// The chat template: a file of its own, or a string in the tokenizer's configuration, or in the file that models of more
+/// than text have for it.
 pub fn chat_template(folder: &HubFolder) -> Result<Option<String>, TokenizerError> {
     if let Some(template) = folder.text("chat_template.jinja")? {
         return Ok(Some(template));
     }
-    let config = folder.json("tokenizer_config.json")?.unwrap_or_default();
-    let named = |templates: &Vec<Value>| templates.iter().find(|template| template["name"] == "default").cloned();
-    Ok(match &config["chat_template"] {
-        Value::String(template) => Some(template.clone()),
-        Value::Array(templates) => named(templates).and_then(|found| found["template"].as_str().map(str::to_owned)),
-        _ => None,
-    })
+    for name in ["tokenizer_config.json", "chat_template.json"] {
+        let config = folder.json(name)?.unwrap_or_default();
+        if let Some(template) = template_in(&config["chat_template"]) {
+            return Ok(Some(template.to_owned()));
+        }
+    }
+    Ok(None)
+}
+
+/// A template as configurations write it: its text, or several under names.
+fn template_in(value: &Value) -> Option<&str> {
+    match value {
+        Value::Array(named) => named.iter().find(|template| template["name"] == "default")?["template"].as_str(),
+        template => template.as_str(),
+    }
 }
 
 /// How the vocabulary spells bytes, which its decoder tells.
@@ -251,6 +260,8 @@ mod tests {
         let templates =
             json!({"chat_template": [{"name": "tool_use", "template": "A"}, {"name": "default", "template": "B"}]});
         assert_eq!(chat_template(&folder(&[("tokenizer_config.json", templates)]).hub).unwrap().as_deref(), Some("B"));
+        let beside = [("tokenizer_config.json", json!({})), ("chat_template.json", json!({"chat_template": "C"}))];
+        assert_eq!(chat_template(&folder(&beside).hub).unwrap().as_deref(), Some("C"));
         assert_eq!(chat_template(&folder(&[]).hub).unwrap(), None);
         assert!(matches!(read(&folder(&[]).hub), Err(TokenizerError::NoTokenizerFile)));
         let word_piece = tokenizer(json!({"type": "WordPiece", "prefix": "##", "cleanup": true}));
