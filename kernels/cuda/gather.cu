@@ -106,17 +106,19 @@ KERNEL(gather_rows, THREADS)(const u32* indices, const float* input, float* out,
   }
 }
 
-// out[t][c] = input[t][order[c]]: inputs in the order of a matrix's columns. One block per token.
-KERNEL(sort_columns, THREADS)(const u32* order, const bf16* input, bf16* out, u32 cols) {
+// out[t][c] = input[t][order[c]], or 0 where the order names no input: inputs in the order of a matrix's columns. One block per
+// token.
+KERNEL(sort_columns, THREADS)(const u32* order, const bf16* input, bf16* out, u32 cols, u32 inputs) {
   wait_for_previous();
   let_next_start();
-  const bf16* row = input + static_cast<u64>(block_x()) * cols;
+  const bf16* row = input + static_cast<u64>(block_x()) * inputs;
   for (u32 col = 8 * thread_index(); col < cols; col += 8 * THREADS) {
     Quad values;
     for (u32 half = 0; half < 2; ++half) {
       const Quad from = load_quad(order + col + 4 * half);
       for (u32 pair = 0; pair < 2; ++pair) {
-        const u32 low = row[from.word[2 * pair]].bits, high = row[from.word[2 * pair + 1]].bits;
+        const u32 first = from.word[2 * pair], second = from.word[2 * pair + 1];
+        const u32 low = first < inputs ? row[first].bits : 0, high = second < inputs ? row[second].bits : 0;
         values.word[2 * half + pair] = low | high << 16;
       }
     }

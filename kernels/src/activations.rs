@@ -60,25 +60,27 @@ impl Activations {
         Activations { kind, ..Self::default() }
     }
 
-    /// Takes in `input`, `[tokens, cols]` row-major, in the forms that `matrices` need.
+    /// Takes in `input`, `[tokens, inputs]` row-major, in the forms that `matrices` need.
     ///
     /// # Panics
     /// When `matrices` is empty or they differ in `cols` or order, or when `input` is not whole tokens.
     pub fn load(&mut self, pool: &Pool, input: &[f32], matrices: &[&PackedMatrix]) {
-        let cols = matrices[0].cols();
+        let (cols, inputs) = (matrices[0].cols(), matrices[0].inputs());
         assert!(matrices.iter().all(|matrix| matrix.cols() == cols), "matrices that share activations share cols");
-        assert!(input.len().is_multiple_of(cols), "{} values are no whole tokens of {cols}", input.len());
+        assert!(input.len().is_multiple_of(inputs), "{} values are no whole tokens of {inputs}", input.len());
         let order = matrices[0].order();
         assert!(
             matrices.iter().all(|matrix| matrix.order() == order),
             "matrices that share activations share an order"
         );
-        self.tokens = input.len() / cols;
+        self.tokens = input.len() / inputs;
         self.cols = cols;
         let mut sorted = std::mem::take(&mut self.sorted);
         sorted.clear();
         if let Some(order) = order {
-            sorted.extend(input.chunks_exact(cols).flat_map(|token| order.iter().map(|&col| token[col as usize])));
+            let tokens = input.chunks_exact(inputs);
+            let of = |token: &[f32], input: u32| token.get(input as usize).copied().unwrap_or(0.0);
+            sorted.extend(tokens.flat_map(|token| order.iter().map(move |&input| of(token, input))));
         }
         self.convert(pool, if order.is_some() { &sorted } else { input }, matrices);
         self.sorted = sorted;

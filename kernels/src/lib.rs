@@ -30,4 +30,4 @@ pub use fp8::Fp8;
 pub use kv_cache::{KvCache, KvLayout, KvType, RUN_TOKENS as KV_RUN_TOKENS};
 pub use pool::{Pool, Worker};
 pub use simd::{Kernels, UnknownKernels};
-pub use weights::{Group, Integer, PackedMatrix, ShapeError, WeightType, floats};
+pub use weights::{Group, Integer, NO_INPUT, PackedMatrix, ShapeError, WeightType, floats};

@@ -25,8 +25,8 @@ pub trait Packer {
     /// A vector of f32, such as a norm's weights.
     type Vector;
 
-    /// Packs a file tensor of `[rows, cols]`, whose column `c` multiplies input `order[c]` where there is an order. Its
-    /// bytes are not needed afterwards.
+    /// Packs a file tensor of `[rows, cols]`, whose column `c` multiplies input `order[c]` where there is an order, and
+    /// nothing where that is `NO_INPUT`. Its bytes are not needed afterwards.
     fn matrix(
         &self,
         kind: WeightType,

@@ -228,7 +228,7 @@ impl Backend for CpuBackend {
         products: [(&PackedMatrix, &mut Vec<f32>); N],
     ) {
         let count = step.count(rows);
-        let values = count * products[0].0.cols();
+        let values = count * products[0].0.inputs();
         self.multiply(&input[..values], products.map(|(matrix, out)| (matrix, &mut out[..count * matrix.rows()])));
     }
 

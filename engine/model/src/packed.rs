@@ -7,6 +7,7 @@
 mod codes;
 mod float8;
 mod floats;
+mod order;
 mod parts;
 mod rounded;
 mod scheme;
@@ -16,6 +17,7 @@ use std::ops::Range;
 use windlass_checkpoint::{Data, Tensor};
 use windlass_kernels::WeightType;
 
+use crate::part::Part;
 use codes::Codes;
 pub use float8::Float8;
 use floats::Floats;
@@ -28,7 +30,8 @@ pub(crate) use scheme::Scheme;
 #[derive(Clone, Debug)]
 pub(crate) struct PackedTensor<'a> {
     pub name: &'a str,
-    pub cols: usize,
+    /// The places of a row that are meant: its columns, where they have no order of their own.
+    cols: Range<usize>,
     /// The rows that are meant.
     rows: Range<usize>,
     content: Content<'a>,
@@ -58,13 +61,13 @@ impl<'a> PackedTensor<'a> {
             Layout::Float8 { .. } | Layout::Bnb4 | Layout::Bnb8 => Content::Floats(Floats::find(&parts, [cols, rows])?),
             _ => Content::Codes(Codes::find(&parts, [cols, rows])?),
         };
-        Ok(PackedTensor { name: tensor.name, cols, rows: 0..rows, content, source: tensor.bytes })
+        Ok(PackedTensor { name: tensor.name, cols: 0..cols, rows: 0..rows, content, source: tensor.bytes })
     }
 
     /// Plain floats of this `kind` that become eight-bit floats.
     pub fn rounded(tensor: Tensor<'a>, kind: WeightType, [cols, rows]: [usize; 2]) -> Result<PackedTensor<'a>, String> {
         let content = Content::Rounded(Rounded::new(kind, tensor.bytes, cols)?);
-        Ok(PackedTensor { name: tensor.name, cols, rows: 0..rows, content, source: tensor.bytes })
+        Ok(PackedTensor { name: tensor.name, cols: 0..cols, rows: 0..rows, content, source: tensor.bytes })
     }
 
     /// Whether it is, or becomes, eight-bit floats.
@@ -77,9 +80,32 @@ impl<'a> PackedTensor<'a> {
     }
 
     /// Some of the rows that are meant.
-    pub fn rows(self, range: Range<usize>) -> PackedTensor<'a> {
+    pub fn rows(&self, range: Range<usize>) -> PackedTensor<'a> {
         let first = self.rows.start;
-        PackedTensor { rows: first + range.start..first + range.end, ..self }
+        PackedTensor { rows: first + range.start..first + range.end, ..self.clone() }
+    }
+
+    /// A part of all columns, which are whole blocks where they have no order of their own.
+    pub fn part(&self, part: &Part) -> PackedTensor<'a> {
+        match part {
+            Part::Whole => self.clone(),
+            Part::Rows(rows) => self.rows(rows.clone()),
+            Part::Cols(cols) => self.some_inputs(cols),
+        }
+    }
+
+    fn some_inputs(&self, inputs: &Range<usize>) -> PackedTensor<'a> {
+        let sorted = match &self.content {
+            Content::Codes(codes) => codes.of_inputs(inputs),
+            Content::Floats(_) | Content::Rounded(_) => None,
+        };
+        match sorted {
+            None => PackedTensor { cols: inputs.clone(), ..self.clone() },
+            Some(codes) => {
+                let places = codes.order.as_ref().map_or(0, |order| order.inputs.len());
+                PackedTensor { cols: 0..places, content: Content::Codes(codes), ..self.clone() }
+            }
+        }
     }
 
     /// The codes of all rows.
@@ -95,9 +121,9 @@ impl<'a> PackedTensor<'a> {
         }
     }
 
-    /// Rows that are meant.
-    pub fn row_count(&self) -> usize {
-        self.rows.len()
+    /// Columns and rows that are meant.
+    pub fn shape(&self) -> [usize; 2] {
+        [self.cols.len(), self.rows.len()]
     }
 
     /// What it is packed as.
@@ -111,36 +137,28 @@ impl<'a> PackedTensor<'a> {
     /// The input of every column, where columns are not in the order of inputs.
     pub fn order(&self) -> Option<&[u32]> {
         match &self.content {
-            Content::Codes(codes) => codes.order.as_deref(),
+            Content::Codes(codes) => codes.order.as_ref().map(|order| &order.inputs[..]),
             Content::Floats(_) | Content::Rounded(_) => None,
         }
     }
 
-    /// These of its rows and columns as eight-bit floats, where they are such and their scales lie in whole groups of a row.
-    pub fn float8(&self, rows: Range<usize>, cols: &Range<usize>) -> Option<Float8> {
+    /// Its values as eight-bit floats, where they are such and their scales lie in whole groups of a row.
+    pub fn float8(&self) -> Option<Float8> {
         let some = |rows| match &self.content {
             Content::Codes(_) => None,
-            Content::Floats(floats) => floats.float8(rows, cols),
-            Content::Rounded(rounded) => Some(rounded.float8(rows, cols)),
+            Content::Floats(floats) => floats.float8(rows, &self.cols),
+            Content::Rounded(rounded) => Some(rounded.float8(rows, &self.cols)),
         };
-        by_all_processors(self.meant(rows), some)
-            .into_iter()
-            .collect::<Option<Vec<_>>>()?
-            .into_iter()
-            .reduce(Float8::then)
+        by_all_processors(&self.rows, some).into_iter().collect::<Option<Vec<_>>>()?.into_iter().reduce(Float8::then)
     }
 
-    /// These of its rows and columns, which are whole blocks, as the kernels' file rows of its [`kind`](Self::kind).
-    pub fn file_rows(&self, rows: Range<usize>, cols: &Range<usize>) -> Vec<u8> {
-        by_all_processors(self.meant(rows), |rows| self.some_rows(rows, cols)).concat()
+    /// Its values as the kernels' file rows of its [`kind`](Self::kind).
+    pub fn file_rows(&self) -> Vec<u8> {
+        by_all_processors(&self.rows, |rows| self.some_rows(rows)).concat()
     }
 
-    /// Rows of the tensors.
-    fn meant(&self, rows: Range<usize>) -> Range<usize> {
-        self.rows.start + rows.start..self.rows.start + rows.end
-    }
-
-    fn some_rows(&self, rows: Range<usize>, cols: &Range<usize>) -> Vec<u8> {
+    fn some_rows(&self, rows: Range<usize>) -> Vec<u8> {
+        let cols = &self.cols;
         let mut out = Vec::with_capacity(self.kind().row_bytes(cols.len()).unwrap_or(0) * rows.len());
         for row in rows {
             match &self.content {
@@ -154,7 +172,7 @@ impl<'a> PackedTensor<'a> {
 }
 
 /// What is made of rows, by all processors: parts in the order of rows.
-fn by_all_processors<T: Send>(rows: Range<usize>, make: impl Fn(Range<usize>) -> T + Sync) -> Vec<T> {
+fn by_all_processors<T: Send>(rows: &Range<usize>, make: impl Fn(Range<usize>) -> T + Sync) -> Vec<T> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let share = rows.len().div_ceil(threads).max(1);
     let shares = rows.clone().step_by(share).map(|start| start..rows.end.min(start + share));

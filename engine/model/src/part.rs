@@ -100,15 +100,6 @@ impl Part {
         }
     }
 
-    /// The rows and columns themselves.
-    pub fn ranges(&self, rows: usize, cols: usize) -> [Range<usize>; 2] {
-        match self {
-            Part::Whole => [0..rows, 0..cols],
-            Part::Rows(part) => [part.clone(), 0..cols],
-            Part::Cols(part) => [0..rows, part.clone()],
-        }
-    }
-
     /// Whether its columns are whole blocks of `block` values.
     pub fn keeps_blocks(&self, block: usize) -> bool {
         match self {

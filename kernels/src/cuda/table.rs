@@ -295,8 +295,8 @@ kernels! {
         ), 128, 0;
         /// `out[i] = input[indices[i]]`.
         GatherRows = gather_rows(indices: In(Word), input: In(F32), out: Out(F32), cols: U32, rows: U32), 128, 0;
-        /// `out[t][c] = input[t][order[c]]`.
-        SortColumns = sort_columns(order: In(Word), input: In(Bf16), out: Out(Bf16), cols: U32), 128, 0;
+        /// `out[t][c] = input[t][order[c]]`, or 0 where the order names no input.
+        SortColumns = sort_columns(order: In(Word), input: In(Bf16), out: Out(Bf16), cols: U32, inputs: U32), 128, 0;
     }
     "linear.cu" {
         /// `out = input · weightsᵀ` for blocks of 8 tokens, weights in bf16.

@@ -27,8 +27,16 @@ pub struct Matrix {
     rows: usize,
     cols: usize,
     values: Values,
-    /// The input of each column, where that is not its own number.
-    order: Option<Memory<u32>>,
+    order: Option<Order>,
+}
+
+/// Columns in an order of their own.
+#[derive(Debug)]
+struct Order {
+    /// The input of each column, or [`NO_INPUT`](crate::NO_INPUT).
+    columns: Memory<u32>,
+    /// Inputs.
+    inputs: usize,
 }
 
 #[derive(Debug)]
@@ -202,15 +210,16 @@ impl Matrix {
         Ok(Matrix { rows, cols, values: Values::Eight { codes, scales, group, code }, order: None })
     }
 
-    /// The same with column `c` multiplying input `order[c]`: how GPTQ sorts inputs by weight before it groups them.
+    /// The same with column `c` multiplying input `order[c]`, or nothing where that is [`NO_INPUT`](crate::NO_INPUT): how GPTQ
+    /// sorts inputs by weight before it groups them.
     pub fn ordered(self, device: &Device, order: &[u32]) -> Result<Matrix, LoadError> {
-        crate::weights::check_order(self.cols, order)?;
-        Ok(Matrix { order: Some(device.upload(order)?), ..self })
+        let inputs = crate::weights::check_order(self.cols, order)?;
+        Ok(Matrix { order: Some(Order { columns: device.upload(order)?, inputs }), ..self })
     }
 
     /// The input of each column, where that is not its own number.
     pub fn order(&self) -> Option<View<'_, u32>> {
-        self.order.as_ref().map(Memory::view)
+        self.order.as_ref().map(|order| order.columns.view())
     }
 
     /// What its codes stand for, where they have 8 bits and lie row after row.
@@ -226,9 +235,14 @@ impl Matrix {
         self.rows
     }
 
-    /// Inputs.
+    /// Values of a row.
     pub fn cols(&self) -> usize {
         self.cols
+    }
+
+    /// Inputs: as many as columns, but where an order leaves some of these without one.
+    pub fn inputs(&self) -> usize {
+        self.order.as_ref().map_or(self.cols, |order| order.inputs)
     }
 
     /// Bytes on the device.

@@ -38,11 +38,13 @@ pub enum ShapeError {
         /// Bytes given.
         actual: usize,
     },
-    /// An order of columns that leaves one out.
-    #[error("the order of columns does not name each of the {cols} once")]
+    /// An order of columns that leaves an input out.
+    #[error("the order of {cols} columns does not name each of {inputs} inputs once")]
     Order {
         /// Columns.
         cols: usize,
+        /// Columns that have an input.
+        inputs: usize,
     },
     /// A side is zero, or the size overflows.
     #[error("{rows} rows of {cols} values are no matrix")]
@@ -53,6 +55,9 @@ pub enum ShapeError {
         cols: usize,
     },
 }
+
+/// What an order has for a column that multiplies nothing.
+pub const NO_INPUT: u32 = u32::MAX;
 
 /// A weight matrix `[rows = outputs, cols = inputs]`, repacked into tiles of 16 rows at the file's own bits per weight.
 ///
@@ -65,6 +70,7 @@ pub struct PackedMatrix {
     tiles: Tiles,
     /// The input of each column, where that is not its own number.
     order: Option<Box<[u32]>>,
+    inputs: usize,
 }
 
 /// The cells of all tiles, tile after tile, each from column 0 on.
@@ -150,13 +156,14 @@ impl PackedMatrix {
             WeightType::I4G128 => Tiles::I4G128(source.pack(pool)),
             WeightType::I8G128 => Tiles::I8G128(source.pack(pool)),
         };
-        Ok(PackedMatrix { weight_type, rows, cols, tiles, order: None })
+        Ok(PackedMatrix { weight_type, rows, cols, tiles, order: None, inputs: cols })
     }
 
-    /// The same with column `c` multiplying input `order[c]`: how GPTQ sorts inputs by weight before it groups them.
+    /// The same with column `c` multiplying input `order[c]`, or nothing where that is [`NO_INPUT`]: how GPTQ sorts inputs by
+    /// weight before it groups them.
     pub fn ordered(self, order: &[u32]) -> Result<Self, ShapeError> {
-        check_order(self.cols, order)?;
-        Ok(PackedMatrix { order: Some(order.into()), ..self })
+        let inputs = check_order(self.cols, order)?;
+        Ok(PackedMatrix { order: Some(order.into()), inputs, ..self })
     }
 
     /// The input of each column, where that is not its own number.
@@ -169,9 +176,14 @@ impl PackedMatrix {
         self.rows
     }
 
-    /// Inputs.
+    /// Values of a row.
     pub fn cols(&self) -> usize {
         self.cols
+    }
+
+    /// Inputs: as many as columns, but where an order leaves some of these without one.
+    pub fn inputs(&self) -> usize {
+        self.inputs
     }
 
     /// The type of the file's values.
@@ -184,18 +196,22 @@ impl PackedMatrix {
         for_any!(&self.tiles, cells => size_of_val::<[_]>(cells))
     }
 
-    /// Writes row `row` as f32 into `out`, which holds `cols` values: the gather of a token embedding.
+    /// Writes row `row` as f32 into `out`, a value for each input: the gather of a token embedding.
     ///
     /// # Panics
     /// When `row` is out of range or `out` has another length.
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows, "row {row} of {}", self.rows);
-        assert_eq!(out.len(), self.cols, "a row has {} values", self.cols);
+        assert_eq!(out.len(), self.inputs, "a row has {} values", self.inputs);
+        let Some(order) = &self.order else { return self.dequantize_columns(row, out) };
+        let mut columns = vec![0.0; self.cols];
+        self.dequantize_columns(row, &mut columns);
+        let named = order.iter().zip(columns).filter(|(input, _)| **input != NO_INPUT);
+        named.for_each(|(&input, value)| out[input as usize] = value);
+    }
+
+    fn dequantize_columns(&self, row: usize, out: &mut [f32]) {
         for_any!(&self.tiles, cells => dequantize(tile(cells, self.cols, row / TILE_ROWS), row % TILE_ROWS, out));
-        if let Some(order) = &self.order {
-            let columns = out.to_vec();
-            order.iter().zip(columns).for_each(|(&input, value)| out[input as usize] = value);
-        }
     }
 
     pub(crate) fn tiles(&self) -> &Tiles {
@@ -203,13 +219,14 @@ impl PackedMatrix {
     }
 }
 
-/// Refuses an order that does not name each of `cols` columns once.
-pub(crate) fn check_order(cols: usize, order: &[u32]) -> Result<(), ShapeError> {
-    let mut seen = vec![false; cols];
-    let once = |&col: &u32| seen.get_mut(col as usize).is_some_and(|seen| !std::mem::replace(seen, true));
-    match order.len() == cols && order.iter().all(once) {
-        true => Ok(()),
-        false => Err(ShapeError::Order { cols }),
+/// How many inputs the order of `cols` columns names; refuses one that does not name each of them once.
+pub(crate) fn check_order(cols: usize, order: &[u32]) -> Result<usize, ShapeError> {
+    let inputs = order.iter().filter(|input| **input != NO_INPUT).count();
+    let mut seen = vec![false; inputs];
+    let once = |&input: &u32| seen.get_mut(input as usize).is_some_and(|seen| !std::mem::replace(seen, true));
+    match order.len() == cols && inputs > 0 && order.iter().filter(|input| **input != NO_INPUT).all(once) {
+        true => Ok(inputs),
+        false => Err(ShapeError::Order { cols, inputs }),
     }
 }
 

@@ -20,7 +20,7 @@ mod q8_0;
 mod quantize;
 mod weight_type;
 
-pub use matrix::{PackedMatrix, ShapeError};
+pub use matrix::{NO_INPUT, PackedMatrix, ShapeError};
 pub(crate) use matrix::{Tiles, check_order, validated_row_bytes};
 pub(crate) use q3_k::q3_k_scale;
 pub(crate) use q4_k::scale_and_minimum;

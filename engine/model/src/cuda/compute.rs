@@ -302,7 +302,7 @@ pub(super) fn gate_product<'a>(
     gate_up: &mut Memory<bf16>,
     gated: &'a mut Memory<bf16>,
 ) -> Result<View<'a, bf16>, DriverError> {
-    let (tokens, width) = (input.len() / weights.gate_up.cols(), weights.down.cols());
+    let (tokens, width) = (input.len() / weights.gate_up.inputs(), weights.down.inputs());
     inputs.multiply(stream, &weights.gate_up, input, Output::Bf16(gate_up.slice_mut(0..2 * tokens * width)))?;
     let both = gate_up.slice(0..2 * tokens * width);
     ops::gate_mul(stream, gate, both, width, gated.slice_mut(0..tokens * width))?;

@@ -4,11 +4,13 @@
 //! it is; scales and `-scale · zero point` are rounded to f16, which moves a weight by less than a hundredth of a step.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use half::f16;
 use windlass_checkpoint::{Data, Tensor};
 use windlass_kernels::{Integer, WeightType};
 
+use super::order::Order;
 use super::parts::{FloatPart, Parts};
 use super::scheme::{GptqZeros, Layout};
 
@@ -26,8 +28,8 @@ pub(super) struct Codes<'a> {
     codes: Data<'a>,
     zeros: Data<'a>,
     scales: FloatPart<'a>,
-    /// The input of every place, where groups are not in the order of inputs (`desc_act`).
-    pub order: Option<Vec<u32>>,
+    /// Where groups are not in the order of inputs (`desc_act`).
+    pub order: Option<Arc<Order>>,
     /// Codes of eight bits are exact as signed ones.
     signed: bool,
     pub kind: WeightType,
@@ -83,6 +85,14 @@ impl<'a> Codes<'a> {
         Ok(found)
     }
 
+    /// Those of some inputs, where they have an order: each rank sorts its own, and reads the scales of all groups. Groups
+    /// are as long as they come, so that blocks are the narrowest.
+    pub fn of_inputs(&self, inputs: &Range<usize>) -> Option<Codes<'a>> {
+        let order = Some(Arc::new(self.order.as_ref()?.some(inputs)));
+        let kind = if self.bits() == 8 { WeightType::Q8_0 } else { WeightType::Q4_1 };
+        Some(Codes { order, kind, ..self.clone() })
+    }
+
     fn bits(&self) -> u32 {
         match self.layout {
             Layout::Gptq { bits, .. } | Layout::Packed { bits, .. } => bits,
@@ -124,7 +134,7 @@ impl<'a> Codes<'a> {
 
     /// Appends the block of a row from place `first` on.
     fn append_block(&self, row: usize, first: usize, out: &mut Vec<u8>) {
-        let group = first / self.group;
+        let group = self.group_of(first);
         let scale = self.scales.get(self.scale_index(row, group));
         let places = first..first + self.kind.block_elements();
         out.extend(f16::from_f32(scale).to_le_bytes());
@@ -138,8 +148,12 @@ impl<'a> Codes<'a> {
         }
     }
 
+    fn group_of(&self, place: usize) -> usize {
+        self.order.as_ref().map_or(place / self.group, |order| order.group(place))
+    }
+
     fn value(&self, row: usize, place: usize) -> f32 {
-        let group = place / self.group;
+        let group = self.group_of(place);
         let difference = self.code(row, place) as i32 - self.zero(row, group) as i32;
         self.scales.get(self.scale_index(row, group)) * difference as f32
     }
@@ -151,9 +165,10 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// The code of a row at a place, of bytes plus 128.
+    /// The code of a row at a place, of bytes plus 128; the zero point where there is no input.
     fn code(&self, row: usize, place: usize) -> u32 {
-        let col = self.order.as_ref().map_or(place, |order| order[place] as usize);
+        let col = self.order.as_ref().map_or(Some(place), |order| order.column(place));
+        let Some(col) = col else { return self.zero(row, self.group_of(place)) };
         match self.layout {
             Layout::Gptq { bits, .. } => bits_at(&self.codes, row, self.rows, col, bits),
             Layout::Awq => nibble(&self.codes, (col * self.rows + row) / 8, AWQ_NIBBLE[row % 8]),
@@ -200,8 +215,8 @@ impl Layout {
     }
 }
 
-/// The places of inputs, sorted by their groups; absent where they are in that order already.
-fn order<'a, F>(parts: &Parts<'_, F>, cols: usize, group: usize) -> Result<Option<Vec<u32>>, String>
+/// The order of inputs by their groups; absent where they are in it already.
+fn order<'a, F>(parts: &Parts<'_, F>, cols: usize, group: usize) -> Result<Option<Arc<Order>>, String>
 where
     F: Fn(&str) -> Option<Tensor<'a>>,
 {
@@ -215,13 +230,14 @@ where
         let Tensor { name, kind, dims, offset, .. } = tensor;
         return Err(format!("{name:?} is {kind} {dims:?}; it should be i32 [{cols}] (its data is at offset {offset})"));
     }
-    let groups: Vec<i32> = tensor.bytes.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect();
-    let mut order: Vec<u32> = (0..cols as u32).collect();
-    order.sort_by_key(|col| groups[*col as usize]);
-    let whole = order.iter().enumerate().all(|(place, col)| groups[*col as usize] == (place / group) as i32);
-    match whole {
-        true => Ok((!order.is_sorted()).then_some(order)),
-        false => {
+    let groups = tensor.bytes.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
+    let groups: Option<Vec<usize>> = groups.map(|group| usize::try_from(group).ok()).collect();
+    let order = groups.map(|groups| Order::new(&groups));
+    let is_whole =
+        |order: &Order| order.inputs.len() == cols && (0..cols).all(|place| order.group(place) == place / group);
+    match order.filter(is_whole) {
+        Some(order) => Ok((!order.is_sorted()).then(|| Arc::new(order))),
+        None => {
             let Tensor { name, offset, .. } = tensor;
             Err(format!("{name:?} at offset {offset} does not give every group {group} inputs"))
         }

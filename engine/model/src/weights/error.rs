@@ -89,10 +89,4 @@ pub enum ShardError {
         /// Values in a block.
         block: usize,
     },
-    /// A matrix whose inputs lie in an order of their own.
-    #[error("{name:?} has its inputs in another order (desc_act) and cannot be divided by them: use one rank")]
-    Order {
-        /// The tensor.
-        name: String,
-    },
 }

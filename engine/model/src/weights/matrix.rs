@@ -50,7 +50,7 @@ impl<'a> MatrixTensor<'a> {
     pub fn rows(&self, range: Range<usize>) -> MatrixTensor<'a> {
         match self {
             MatrixTensor::Plain(plain) => MatrixTensor::Plain(plain.rows(range)),
-            MatrixTensor::Packed(packed) => packed.as_ref().clone().rows(range).into(),
+            MatrixTensor::Packed(packed) => packed.rows(range).into(),
         }
     }
 
@@ -80,29 +80,29 @@ impl<'a> MatrixTensor<'a> {
 
     /// Bytes of a part in the type it is packed in.
     pub fn bytes(&self, part: &Part) -> u64 {
-        let [cols, rows] = self.shape();
-        let [rows, cols] = part.shape(rows, cols);
-        self.packed().row_bytes(cols).map_or(0, |row| row as u64 * rows as u64)
-    }
-
-    /// Columns and rows, which the file's length bounds.
-    fn shape(&self) -> [usize; 2] {
-        match self {
-            MatrixTensor::Plain(plain) => [plain.cols, plain.rows],
-            MatrixTensor::Packed(packed) => [packed.cols, packed.row_count()],
-        }
-    }
-
-    /// Refuses a part of which no rank can make a matrix: one with broken blocks, or scattered inputs.
-    pub fn check(&self, part: &Part) -> Result<(), ShardError> {
-        let (kind, name) = (self.packed(), || self.name().to_owned());
-        match (part, self) {
-            (Part::Cols(_), MatrixTensor::Packed(packed)) if packed.order().is_some() => {
-                Err(ShardError::Order { name: name() })
+        let (kind, [cols, rows]) = match self {
+            MatrixTensor::Plain(plain) => {
+                let [rows, cols] = part.shape(plain.rows, plain.cols);
+                (self.packed(), [cols, rows])
             }
-            (Part::Cols(cols), _) if !part.keeps_blocks(kind.block_elements()) => {
+            MatrixTensor::Packed(packed) => {
+                let packed = packed.part(part);
+                (packed.kind(), packed.shape())
+            }
+        };
+        // The file's length bounds them.
+        kind.row_bytes(cols).map_or(0, |row| row as u64 * rows as u64)
+    }
+
+    /// Refuses a part of which no rank can make a matrix: one with broken blocks. Inputs in an order of their own make whole
+    /// ones.
+    pub fn check(&self, part: &Part) -> Result<(), ShardError> {
+        let (kind, is_ordered) =
+            (self.packed(), matches!(self, MatrixTensor::Packed(packed) if packed.order().is_some()));
+        match part {
+            Part::Cols(cols) if !is_ordered && !part.keeps_blocks(kind.block_elements()) => {
                 let (cols, block) = (cols.len(), kind.block_elements());
-                Err(ShardError::Blocks { name: name(), cols, kind: kind.name(), block })
+                Err(ShardError::Blocks { name: self.name().to_owned(), cols, kind: kind.name(), block })
             }
             _ => Ok(()),
         }
@@ -110,11 +110,10 @@ impl<'a> MatrixTensor<'a> {
 
     /// Packs a part that [`check`](Self::check) has passed.
     pub fn pack<P: Packer>(&self, packer: &P, part: &Part) -> Result<P::Matrix, TensorError> {
-        let [all_cols, all_rows] = self.shape();
-        let [rows, cols] = part.shape(all_rows, all_cols);
         let packed = match self {
-            MatrixTensor::Plain(PlainTensor { kind, bytes, quantized, .. }) => {
-                let bytes = part.cut(*kind, all_cols, bytes);
+            MatrixTensor::Plain(PlainTensor { kind, bytes, quantized, rows, cols, .. }) => {
+                let bytes = part.cut(*kind, *cols, bytes);
+                let [rows, cols] = part.shape(*rows, *cols);
                 match quantized {
                     None => packer.matrix(*kind, rows, cols, &bytes, None),
                     Some(to) => packer.quantized_matrix(*kind, *to, rows, cols, &bytes),
@@ -123,13 +122,12 @@ impl<'a> MatrixTensor<'a> {
             MatrixTensor::Packed(packed) => {
                 let problem = |problem| TensorError::Packed { name: packed.name.to_owned(), problem };
                 packed.check().map_err(problem)?;
-                let [row_range, col_range] = part.ranges(all_rows, all_cols);
-                let float8 = || packed.float8(row_range.clone(), &col_range);
-                if let Some(matrix) = packer.float8_matrix(rows, cols, float8) {
+                let packed = packed.part(part);
+                let [cols, rows] = packed.shape();
+                if let Some(matrix) = packer.float8_matrix(rows, cols, || packed.float8()) {
                     return Ok(matrix);
                 }
-                let rows_of_file = packed.file_rows(row_range, &col_range);
-                packer.matrix(packed.kind(), rows, cols, &rows_of_file, packed.order())
+                packer.matrix(packed.kind(), rows, cols, &packed.file_rows(), packed.order())
             }
         };
         packed.map_err(|source| TensorError::Shape { name: self.name().to_owned(), source })

@@ -9,6 +9,7 @@ use crate::common::rows::{plan, row, tables};
 use crate::common::tiny::Tiny;
 use crate::cuda::whole_pieces;
 use crate::cuda_guesses::guesses_that_branch_hold;
+use crate::packed;
 use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
 use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels};
@@ -137,6 +138,13 @@ fn parts_that_are_quantized_at_load_give_the_tokens_of_the_whole() {
         let options = LoadOptions { quantization, ..options(2) };
         agrees_with_one_rank("bf16", &checkpoint(tiny(WeightType::BF16)), &options);
     }
+}
+
+/// Four ranks have half a block of a group, which is filled up.
+#[test]
+fn inputs_in_an_order_of_their_own_are_divided_too() {
+    let checkpoint = packed::checkpoint(packed::SORTED);
+    [2, 4].into_iter().for_each(|ranks| agrees_with_one_rank(packed::SORTED, &checkpoint, &options(ranks)));
 }
 
 fn family(model_type: &str, head_norms: bool, more: Value) -> Checkpoint {

@@ -33,6 +33,8 @@ struct Tool {
 pub const ROUNDED: &str = "compressed-tensors 8 bits, inputs too";
 /// The one that has inputs in an order of their own.
 pub const SORTED: &str = "gptq with desc_act";
+/// The one whose codes become others besides.
+pub const SORTED_BYTES: &str = "gptq of 8 bits, any zero point";
 
 fn four_bits(random: &mut Random) -> i32 {
     (random.bits() % 16) as i32
@@ -134,7 +136,7 @@ fn tools() -> Vec<Tool> {
             kind: "q8_0",
         },
         Tool {
-            name: "gptq of 8 bits, any zero point",
+            name: SORTED_BYTES,
             config: gptq_bits(8),
             group: 64,
             scattered: true,

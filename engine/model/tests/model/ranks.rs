@@ -6,6 +6,7 @@ use crate::common::harbour_tokens;
 use crate::common::hub::{CHUNK, Family, config, llama_oracle};
 use crate::common::oracle::{compare, our_logits_with};
 use crate::common::tiny::{Random, Tiny};
+use crate::packed::{self, SORTED, SORTED_BYTES};
 use serde_json::json;
 use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::real_model;
@@ -75,6 +76,27 @@ fn the_parts_of_other_families_are_divided_too() {
             assert!(error <= 1e-3, "{} {quantization:?}: {error}", family.config["model_type"]);
         }
     }
+}
+
+/// Matrices with their inputs in an order of their own, of which a rank has some of each group. On four that is half a block
+/// of a group, which is filled up. Codes of 8 bits with zero points become others by blocks, which are other ones then: that
+/// is what int8 itself costs.
+#[test]
+fn inputs_in_an_order_of_their_own_are_divided_too() {
+    for (name, bound) in [(SORTED, 1e-3), (SORTED_BYTES, 1e-2)] {
+        let checkpoint = packed::checkpoint(name);
+        for count in [2, 4] {
+            let error = error_of(&checkpoint, crate::common::hub::VOCABULARY, &ranks(count));
+            assert!(error > 0.0 && error <= bound, "{name} on {count} ranks: {error}");
+        }
+    }
+    // Two query heads of 32 values each are 64 inputs of the attention's output, 32 of a group, in blocks of 32.
+    let [whole, divided] = [1, 2].map(|count| build(&packed::checkpoint(SORTED), &ranks(count)).unwrap());
+    let rows: u64 = 4 * 2 * 128;
+    let (wider, narrower) = ([128, 256].map(|cols| cols / 64 * 36), [128, 256].map(|cols| cols / 32 * 20));
+    let grown = (0..2).map(|index| rows / 2 * (narrower[index] - wider[index])).sum::<u64>();
+    let norms = 4 * 128 * (2 * 4 + 1);
+    assert_eq!(divided.ledger().weights, whole.ledger().weights + grown + norms);
 }
 
 /// Experts of two widths, the one for all tokens among them. Every expert is used, as a token between two of them may go

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use windlass_kernels::cuda::ops::{self, Output};
 use windlass_kernels::cuda::weights::{EightBits, Group, Grouped, Int8, LoadError, Matrix, Superblock, Superblocks};
 use windlass_kernels::cuda::{Device, Stream};
-use windlass_kernels::{PackedMatrix, Pool, WeightType};
+use windlass_kernels::{NO_INPUT, PackedMatrix, Pool, WeightType};
 
 use crate::common::{Random, SEEDS, ampere, device, in_all_forms, poisoned, relative_error, same_in_any_batch};
 
@@ -91,25 +91,28 @@ fn int4_products_match_the_reference() {
     }
 }
 
-/// Columns of a matrix that multiply inputs in an order of their own.
+/// Columns of a matrix that multiply inputs in an order of their own, or none.
 #[test]
 fn products_with_columns_in_another_order_match_the_reference() {
     let mut random = Random::new(33);
-    for (tokens, rows, cols) in [(1, 16, 64), (3, 35, 1120), (66, 17, 576)] {
+    for (tokens, rows, cols, inputs) in [(1, 16, 64, 64), (3, 35, 1120, 1120), (66, 17, 576, 500), (2, 16, 96, 33)] {
         let (device, stream) = device(tokens as u64);
-        let mut order: Vec<u32> = (0..cols as u32).collect();
+        let mut order: Vec<u32> = (0..cols as u32).map(|col| if col < inputs { col } else { NO_INPUT }).collect();
         (1..cols).for_each(|last| order.swap(last, random.below(last + 1)));
         let int4 = random_int4(&mut random, rows, cols, Group::G32, false);
         let matrix = Matrix::grouped(&device, &int4).unwrap().ordered(&device, &order).unwrap();
-        let input = random.halves(tokens * cols, 2.0);
+        let input = random.halves(tokens * inputs as usize, 2.0);
+        let of = |token: &[bf16], col: u32| token.get(col as usize).copied().unwrap_or(bf16::ZERO);
+        let tokens_of_input = input.chunks(inputs as usize);
         let sorted: Vec<bf16> =
-            input.chunks(cols).flat_map(|token| order.iter().map(|&col| token[col as usize])).collect();
+            tokens_of_input.flat_map(|token| order.iter().map(move |&col| of(token, col))).collect();
         let exact = reference(rows, cols, |row, col| int4.value(row, col), &sorted);
-        let (mut room, mut out) = (poisoned::<bf16>(&device, input.len() + 8), poisoned::<f32>(&device, exact.len()));
+        let (mut room, mut out) = (poisoned::<bf16>(&device, sorted.len() + 8), poisoned::<f32>(&device, exact.len()));
         let input = device.upload(&input).unwrap();
         ops::linear_ordered(&stream, &matrix, input.view(), &mut room, Output::F32(out.view_mut())).unwrap();
         let error = relative_error(&out.read(&stream).unwrap(), &exact);
         assert!(error <= 1e-5, "{tokens} x {rows} x {cols}: {error}");
+        order.sort_unstable();
         order[0] = order[1];
         assert!(matrix.ordered(&device, &order).unwrap_err().to_string().contains("does not name each"));
     }

@@ -78,22 +78,23 @@ pub fn gather_rows(
     unsafe { stream.launch(&launch) }
 }
 
-/// `out[t][c] = input[t][order[c]]` of tokens of as many values as the order has. Every entry of the order is below their
-/// number.
+/// `out[t][c] = input[t][order[c]]` of tokens of `inputs` values, or 0 where the order names none of them.
 ///
 /// # Panics
-/// When the lengths do not match, or a token is no multiple of 8 values.
+/// When the lengths do not match, or the order is no multiple of 8 columns.
 pub(super) fn sort_columns(
     stream: &Stream,
     order: View<'_, u32>,
     input: View<'_, bf16>,
+    inputs: usize,
     out: ViewMut<'_, bf16>,
 ) -> Result<(), DriverError> {
     let cols = order.len();
     assert!(cols > 0 && cols.is_multiple_of(8), "tokens of {cols} values; kernels write 8 at a time");
-    assert!(input.len().is_multiple_of(cols), "{} values are no whole tokens of {cols}", input.len());
-    assert_eq!(out.len(), input.len(), "a place for each value");
-    let launch = Launch::new(Kernel::SortColumns, [word(input.len() / cols), 1, 1]);
-    // SAFETY: one block per token, which reads that token's values and writes them.
-    unsafe { stream.launch(&launch.with(order).with(input).with(out).with(word(cols))) }
+    assert!(input.len().is_multiple_of(inputs), "{} values are no whole tokens of {inputs}", input.len());
+    let tokens = input.len() / inputs;
+    assert_eq!(out.len(), tokens * cols, "a place for each column");
+    let launch = Launch::new(Kernel::SortColumns, [word(tokens), 1, 1]);
+    // SAFETY: one block per token, which reads that token's values and writes its columns.
+    unsafe { stream.launch(&launch.with(order).with(input).with(out).with(word(cols)).with(word(inputs))) }
 }

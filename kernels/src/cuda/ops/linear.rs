@@ -73,7 +73,8 @@ pub fn linear_many(
     linear_sorted(stream, matrix, input, out, |_, _| Block::Many)
 }
 
-/// The same with a matrix whose columns have an order of their own; `room` is for the input in that order.
+/// The same with a matrix whose columns have an order of their own, for each token of `matrix.inputs()` values; `room` is for
+/// the input in that order.
 ///
 /// # Panics
 /// When the lengths do not match, or the columns have no such order.
@@ -85,9 +86,10 @@ pub fn linear_ordered(
     out: Output<'_>,
 ) -> Result<(), DriverError> {
     let Some(order) = matrix.order() else { panic!("the columns of a matrix have no order of their own") };
-    sort_columns(stream, order, input, room.slice_mut(0..input.len()))?;
+    let sorted = 0..input.len() / matrix.inputs() * matrix.cols();
+    sort_columns(stream, order, input, matrix.inputs(), room.slice_mut(sorted.clone()))?;
     let block = |rows, tokens| Block::new(stream.device().facts(), rows, tokens);
-    linear_sorted(stream, matrix, room.slice(0..input.len()), out, block)
+    linear_sorted(stream, matrix, room.slice(sorted), out, block)
 }
 
 /// A product with an input in the order of the matrix's columns, by the blocks that `block(rows, tokens)` chooses.
