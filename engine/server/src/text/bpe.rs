@@ -10,6 +10,7 @@ use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer};
+use tracing::warn;
 use windlass_checkpoint::Metadata;
 
 /// How text is cut into words before pairs are merged: one entry per value of `tokenizer.ggml.pre`.
@@ -22,6 +23,9 @@ struct PreTokenization {
     /// Prompts begin with the beginning-of-sequence token where the file does not say.
     begins: bool,
 }
+
+/// The rule of files that name none, as llama.cpp has it. Older files do not, whatever model they are of.
+const DEFAULT: &str = "default";
 
 /// The rule for cutting.
 #[derive(Clone, Copy)]
@@ -49,6 +53,11 @@ const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}
 /// DeepSeek-V3's last expression.
 const DEEPSEEK_V3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
+/// GPT-2's expression as llama.cpp has it behind others.
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
+/// Words of the first DeepSeek: letters of the scripts with cases, as its tokenizer lists them.
+const DEEPSEEK_LLM: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
+
 /// What most rules have in common.
 const PLAIN: PreTokenization =
     PreTokenization { names: &[], cut: Cut::Gpt2, ignore_merges: false, normalize: false, begins: false };
@@ -61,6 +70,16 @@ const PRE_TOKENIZATIONS: &[PreTokenization] = &[
     },
     PreTokenization { names: &["gpt-2", "phi-2", "jina-es", "jina-de", "exaone4"], ..PLAIN },
     PreTokenization { names: &["mpt", "olmo"], normalize: true, ..PLAIN },
+    PreTokenization {
+        names: &[DEFAULT],
+        cut: Cut::Expressions(&[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"]),
+        ..PLAIN
+    },
+    PreTokenization {
+        names: &["falcon"],
+        cut: Cut::Expressions(&[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"]),
+        ..PLAIN
+    },
     PreTokenization {
         names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "lfm2"],
         cut: Cut::Expressions(&[CL100K]),
@@ -86,6 +105,18 @@ const PRE_TOKENIZATIONS: &[PreTokenization] = &[
         ..PLAIN
     },
     PreTokenization {
+        names: &["deepseek-llm"],
+        cut: Cut::Expressions(&[
+            r"[\r\n]",
+            DEEPSEEK_LLM,
+            r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+            r"\s+$",
+            "[一-龥ࠀ-一가-퟿]+",
+            r"\p{N}+",
+        ]),
+        ..PLAIN
+    },
+    PreTokenization {
         names: &["deepseek-coder"],
         cut: Cut::Expressions(&[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"]),
         ..PLAIN
@@ -105,6 +136,9 @@ pub fn begins(metadata: Metadata<'_>) -> Result<bool, TokenizerError> {
 /// Builds the encoder for `spellings`, the vocabulary in order of id, with its `types`.
 pub fn build(metadata: Metadata<'_>, spellings: &[&str], types: &[i32]) -> Result<Tokenizer, TokenizerError> {
     let rule = pre_tokenization(metadata)?;
+    if rule.names == [DEFAULT] {
+        warn!("tokenizer.ggml.pre does not say how text is cut into words: answers may be worse than the model's");
+    }
     let vocabulary: Vocab = spellings.iter().zip(0u32..).map(|(text, id)| ((*text).to_owned(), id)).collect();
     let model = BPE::builder().vocab_and_merges(vocabulary, merges(metadata)?).ignore_merges(rule.ignore_merges);
     let model = guarded(|| model.build()).map_err(TokenizerError::Invalid)?;
@@ -116,7 +150,7 @@ pub fn build(metadata: Metadata<'_>, spellings: &[&str], types: &[i32]) -> Resul
 }
 
 fn pre_tokenization(metadata: Metadata<'_>) -> Result<&'static PreTokenization, TokenizerError> {
-    let name = metadata.require("tokenizer.ggml.pre", Metadata::str)?;
+    let name = metadata.str("tokenizer.ggml.pre")?.filter(|name| !name.is_empty()).unwrap_or(DEFAULT);
     PRE_TOKENIZATIONS
         .iter()
         .find(|rule| rule.names.contains(&name))
@@ -172,8 +206,57 @@ pub fn invalid(error: tokenizers::Error) -> TokenizerError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
     use windlass_checkpoint::GgufFile;
     use windlass_checkpoint::testing::GgufBuilder;
+
+    /// The words that `name` cuts a text into.
+    fn words<'t>(name: Option<&str>, text: &'t str) -> Vec<&'t str> {
+        let file = GgufBuilder::new().str("general.architecture", "llama");
+        let file = name.into_iter().fold(file, |file, name| file.str("tokenizer.ggml.pre", name));
+        let file = GgufFile::from_bytes(file.build()).unwrap();
+        let mut cut = PreTokenizedString::from(text);
+        let rule = pre_tokenization(file.metadata()).unwrap();
+        rule.cut.pre_tokenizer().unwrap().pre_tokenize(&mut cut).unwrap();
+        let splits = cut.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        splits.into_iter().map(|(_, (start, end), _)| &text[start..end]).collect()
+    }
+
+    /// Recorded of Python's regex module, which went through llama.cpp's expressions as that does: each cuts all that the
+    /// ones before left.
+    #[test]
+    fn texts_are_cut_as_recorded() {
+        const TEXTS: [&str; 3] =
+            ["I'll pay $1,234,567.8 (12345 `no` x^2)…", "a  b\n\n c\t", "Größe Ωμέγα Привет ªº ǀǃ 你好，世界！ 3½x  "];
+        let number = "1|,|234|,|567|.|8";
+        let default = [
+            format!("I|'|ll| pay| |$|{number}| |(|123|45| `|no|`| x|^|2|)…"),
+            "a| | b|\n\n| c|\t".to_owned(),
+            "Größe| Ωμέγα| Привет| ªº| ǀǃ| 你好|，|世界|！| |3½|x|  ".to_owned(),
+        ];
+        let falcon = [
+            format!("I|'|ll| pay| |$|{number}| |(|123|45| |`|no|`| x|^|2|)…"),
+            default[1].clone(),
+            "Größe| Ωμέγα| Привет| ªº| ǀǃ| 你好|，|世界|！| 3½|x|  ".to_owned(),
+        ];
+        // The class of punctuation goes from colon to tilde: letters of ASCII are in it.
+        let deepseek = [
+            format!("I|'|ll| pay| $|{number}| (|12345| `|no|`| x|^|2|)|…"),
+            "a| | b|\n|\n| c|\t".to_owned(),
+            "Gr|öß|e| Ωμέγα| Привет| ªº ǀǃ |你好|，|世界|！| |3½|x|  ".to_owned(),
+        ];
+        for (name, expected) in [
+            (Some("default"), &default),
+            (Some(""), &default),
+            (None, &default),
+            (Some("falcon"), &falcon),
+            (Some("deepseek-llm"), &deepseek),
+        ] {
+            for (text, expected) in TEXTS.iter().zip(expected) {
+                assert_eq!(words(name, text).join("|"), *expected, "{name:?}");
+            }
+        }
+    }
 
     /// Of one longer than any token is, the tokenizers library makes a panic.
     #[test]
