@@ -18,7 +18,7 @@ use ureq::{Agent, Body};
 use windlass_engine_contract::termination::Reason;
 
 /// Manifests that are understood.
-const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.index.v1+json";
+const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json";
 /// Types of an image's layers, up to how they are compressed.
 const LAYERS: [&str; 2] = ["application/vnd.oci.image.layer.v1.tar", "application/vnd.docker.image.rootfs.diff.tar"];
 /// How they may be.

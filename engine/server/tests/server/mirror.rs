@@ -26,6 +26,8 @@ pub struct Mirror {
     /// Answers that still have half of what was asked for, and say so.
     pub short: Mutex<usize>,
     pub token: Option<&'static str>,
+    /// Manifests of this type name another, of one platform, where it is accepted.
+    pub list_type: Option<&'static str>,
     /// Of each file, what lies before this is sent, and the rest when this grows.
     pub sends_before: watch::Sender<u64>,
     /// What the descriptions say of a file's checksum, instead of the truth.
@@ -34,6 +36,11 @@ pub struct Mirror {
 
 pub fn bytes(seed: u32, count: u32) -> Vec<u8> {
     (0..count).map(|n| (n.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 24) as u8).collect()
+}
+
+fn accepts(request: &Request, kind: &str) -> bool {
+    let accepted = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    accepted.split(", ").any(|accepted| accepted == kind)
 }
 
 pub fn hex(bytes: &[u8]) -> String {
@@ -50,6 +57,7 @@ impl Mirror {
             broken: Mutex::new(0),
             short: Mutex::new(0),
             token: None,
+            list_type: None,
             sends_before: watch::Sender::new(u64::MAX),
             lies: None,
         }
@@ -165,7 +173,17 @@ impl Mirror {
                 "annotations": name})
         };
         let layers: Vec<Value> = mirror.files.iter().map(layer).collect();
-        Response::new(Body::from(json!({"schemaVersion": 2, "layers": layers}).to_string()))
+        let manifest = json!({"schemaVersion": 2, "layers": layers}).to_string();
+        let digest = format!("sha256:{}", hex(manifest.as_bytes()));
+        match mirror.list_type.filter(|_| !request.uri().path().ends_with(&digest)) {
+            None => Response::new(Body::from(manifest)),
+            // A registry has no other form of what was pushed as a list.
+            Some(kind) if !accepts(&request, kind) => status(StatusCode::NOT_FOUND),
+            Some(kind) => {
+                let platform = json!({"mediaType": kind, "digest": digest, "size": manifest.len()});
+                Response::new(Body::from(json!({"schemaVersion": 2, "manifests": [platform]}).to_string()))
+            }
+        }
     }
 
     async fn grant(State(mirror): State<Arc<Mirror>>, request: Request) -> Response<Body> {

@@ -276,6 +276,21 @@ async fn an_artifact_of_a_registry_is_fetched_with_the_token_it_asks_for() {
     assert!(refused.message.contains("is no file"), "{refused}");
 }
 
+/// As images of several platforms are pushed by OCI's tools and by Docker's. Such a registry answers only who accepts one.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_manifest_of_a_list_is_fetched() {
+    for kind in ["application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json"]
+    {
+        let model = [("m.gguf", bytes(1, 5000))];
+        let mirror = Arc::new(Mirror { list_type: Some(kind), ..Mirror::new(&model) });
+        let registry = mirror.serve().await.replace("http://", "oci://");
+        let folder = tempfile::tempdir().unwrap();
+        let to = folder.path().join("model");
+        fetch(&format!("{registry}/org/name:v1"), &to, &[]).await.unwrap_or_else(|failure| panic!("{kind}: {failure}"));
+        assert!(std::fs::read(to.join("m.gguf")).unwrap() == model[0].1, "{kind}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_of_the_hub_or_of_a_registry_is_inspected_by_its_headers() {
     let (mirror, folder) = (Arc::new(llama()), tempfile::tempdir().unwrap());
