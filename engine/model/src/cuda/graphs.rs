@@ -1,4 +1,4 @@
-//! Steps of one token per sequence as captured graphs, one for each of a few numbers of sequences.
+//! Steps of one token per sequence as captured graphs, one for each of a few numbers of sequences and lengths of theirs.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -26,18 +26,27 @@ impl Buckets {
     }
 }
 
+/// What a graph was captured for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct GraphSize {
+    /// Sequences.
+    pub bucket: usize,
+    /// Keys of a sequence that there is room for.
+    pub reach: usize,
+}
+
 /// The graphs captured so far.
 #[derive(Debug, Default)]
-pub(super) struct Graphs(BTreeMap<usize, Graph>);
+pub(super) struct Graphs(BTreeMap<GraphSize, Graph>);
 
 impl Graphs {
-    /// The graph of a bucket, captured if there is none.
+    /// The graph of a size, captured if there is none.
     pub fn get_or_capture(
         &mut self,
-        bucket: usize,
+        size: GraphSize,
         capture: impl FnOnce() -> Result<Graph, DriverError>,
     ) -> Result<&Graph, DriverError> {
-        match self.0.entry(bucket) {
+        match self.0.entry(size) {
             Entry::Occupied(graph) => Ok(graph.into_mut()),
             Entry::Vacant(place) => Ok(place.insert(capture()?)),
         }

@@ -44,6 +44,14 @@ impl StepSizes {
         splits(self.longest)
     }
 
+    /// Keys of a sequence that the tables and splits of a step have room for, where none has more than so many: few lengths, so
+    /// that few graphs are captured, and no more than four times what is needed, as splits that a sequence lacks are blocks that
+    /// begin for nothing, and every page of a table is copied.
+    pub fn reach(&self, keys: usize) -> usize {
+        let rounded = iter::successors(Some(SHORTEST_REACH), |reach| reach.checked_mul(4)).find(|&reach| reach >= keys);
+        rounded.map_or(self.longest, |reach| reach.min(self.longest))
+    }
+
     /// Tiles of rows of one kind.
     fn tiles(&self) -> usize {
         // Every row's last tile may be shorter.
@@ -66,9 +74,14 @@ impl StepSizes {
     }
 }
 
+/// The smallest [`StepSizes::reach`]: sequences that have splits of one size.
+const SHORTEST_REACH: usize = 2048;
+
 /// How much of the arrays a step uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct StepCounts {
+    /// Keys of a sequence that there is room for.
+    pub reach: usize,
     /// Tokens, those of padded rows included.
     pub tokens: usize,
     /// Tokens that get logits.
@@ -136,13 +149,15 @@ pub(super) struct Metadata {
     turn: usize,
     memory: Memory<u32>,
     places: Places,
+    /// Of the last step.
+    reach: usize,
 }
 
 impl Metadata {
     pub fn new(device: &Device, sizes: StepSizes) -> Result<Metadata, DriverError> {
         let words = sizes.words();
         let staging = [device.pinned(words)?, device.pinned(words)?];
-        Ok(Metadata { sizes, staging, turn: 0, memory: device.allocate(words)?, places: Places::default() })
+        Ok(Metadata { sizes, staging, turn: 0, memory: device.allocate(words)?, places: Places::default(), reach: 0 })
     }
 
     /// Copies a batch's numbers to the device. A step of one token a row is padded to `decodes` rows: those that the
@@ -160,6 +175,7 @@ impl Metadata {
         }
         let tiles = rows.tiles(self.sizes.heads);
         let counts = rows.counts(&tiles);
+        self.reach = counts.reach;
         let mut words = Words::default();
         self.places = Places::of(&rows, &tiles, self.sizes.heads, &mut words);
         words.send(&self.staging[self.turn], &mut self.memory, stream)?;
@@ -195,7 +211,7 @@ impl Metadata {
             common: self.array(&common[group]),
             lengths: self.array(lengths),
             tokens: self.array(tokens),
-            splits: self.sizes.splits(),
+            splits: splits(self.reach),
         }
     }
 
@@ -279,6 +295,8 @@ fn last_seen(index: usize, seen: u64) -> u32 {
 /// A batch's numbers, in the order of the arrays.
 #[derive(Debug, Default)]
 struct Rows {
+    /// Keys of a sequence that tables have room for.
+    reach: usize,
     tokens: Vec<u32>,
     positions: Vec<u32>,
     seen: Vec<u32>,
@@ -307,7 +325,9 @@ struct RowNumbers {
 impl Rows {
     /// Rows of one token are in an order in which those that share pages follow one another.
     fn of<'a>(batch: &'a Batch, sizes: &StepSizes) -> Rows {
+        let keys = batch.rows().map(|row| row.first_position as usize + row.tokens).max().unwrap_or(0);
         let mut rows = Rows {
+            reach: sizes.reach(keys),
             tokens: batch.tokens().to_vec(),
             positions: batch.positions().to_vec(),
             logit_tokens: batch.logit_tokens().iter().map(|&token| token as u32).collect(),
@@ -329,14 +349,14 @@ impl Rows {
             match row.tokens {
                 1 => decodes.push((row, first_token)),
                 _ => {
-                    rows.chunks.push(&row, first_token, sizes);
+                    rows.chunks.push(&row, first_token, rows.reach, sizes);
                     rows.branches.push(!row.seen.is_empty());
                 }
             }
         }
         let held = |row: &BatchRow<'a>| (row.first_position as usize + 1, row.table(0, sizes.groups));
         decodes.sort_by(|(one, _), (other, _)| sharing_order(held(one), held(other)));
-        decodes.iter().for_each(|(row, first_token)| rows.decodes.push(row, *first_token, sizes));
+        decodes.iter().for_each(|(row, first_token)| rows.decodes.push(row, *first_token, rows.reach, sizes));
         rows
     }
 
@@ -353,6 +373,7 @@ impl Rows {
 
     fn counts(&self, [tiles, branching]: &[Tiles; 2]) -> StepCounts {
         StepCounts {
+            reach: self.reach,
             tokens: self.tokens.len(),
             logits: self.logit_tokens.len(),
             decodes: self.decodes.lengths.len(),
@@ -372,7 +393,7 @@ impl Rows {
             self.slots.iter_mut().for_each(|slots| slots.push(sizes.trash_page * PAGE_TOKENS as u32));
             self.logit_tokens.extend(with_logits.then_some(token));
             let row = BatchRow { tokens: 1, first_position: 0, blocks: &blocks, seen: &[] };
-            self.decodes.push(&row, token, sizes);
+            self.decodes.push(&row, token, self.reach, sizes);
         }
     }
 }
@@ -382,10 +403,10 @@ impl RowNumbers {
         RowNumbers { tables: vec![Vec::new(); groups], ..RowNumbers::default() }
     }
 
-    fn push(&mut self, row: &BatchRow<'_>, first_token: u32, sizes: &StepSizes) {
+    fn push(&mut self, row: &BatchRow<'_>, first_token: u32, reach: usize, sizes: &StepSizes) {
         for (group, tables) in self.tables.iter_mut().enumerate() {
             let pages = row.table(group, sizes.groups).iter().copied().chain(iter::repeat(sizes.trash_page));
-            tables.extend(pages.take(sizes.pages()));
+            tables.extend(pages.take(reach.div_ceil(PAGE_TOKENS)));
         }
         self.lengths.push(row.first_position + row.tokens as u32);
         self.first_tokens.push(first_token);
@@ -448,6 +469,22 @@ mod tests {
         assert_eq!(starts(&rows.decodes.tables[1]), [11, 11, 15, 25, 99, 99]);
         assert_eq!(rows.decodes.common(SIZES.heads), [[0, 1, 0, 1, 0, 0], [0, 1, 0, 0, 0, 0]]);
         assert_eq!(rows.chunks.lengths, [140]);
+    }
+
+    #[test]
+    fn a_steps_tables_have_room_for_its_longest_sequence() {
+        let sizes = StepSizes { longest: 10_000, ..SIZES };
+        assert_eq!(
+            [0, 1, 2048, 2049, 8192, 8193, 10_000].map(|keys| sizes.reach(keys)),
+            [2048, 2048, 2048, 8192, 8192, 10_000, 10_000]
+        );
+        assert_eq!(SIZES.reach(1), 256);
+        let blocks: Vec<u32> = (0..2 * 33).collect();
+        for (length, pages) in [(2048, 32), (2049, 128)] {
+            let rows = Rows::of(&batch(&[(1, 5, &[1, 2]), (1, length, &blocks)]), &sizes);
+            assert_eq!(rows.decodes.tables[1].len(), 2 * pages, "{length}");
+            assert_eq!(rows.counts(&Default::default()).reach, 64 * pages);
+        }
     }
 
     /// Two branches of which one forks again, beside a prompt.

@@ -11,7 +11,7 @@ use super::Replay;
 use super::cache::{Cache, PageType};
 use super::compute::{Compute, Exchange, cache_shape, step_sizes};
 use super::draws::Draws;
-use super::graphs::{Buckets, Graphs};
+use super::graphs::{Buckets, GraphSize, Graphs};
 use super::handover::Handover;
 use super::moves::Moves;
 use super::sampler::{self, Answer, Changes};
@@ -187,7 +187,8 @@ impl Rank {
         match bucket {
             None => compute.issue(&counts, stream),
             Some(bucket) => {
-                let graph = graphs.get_or_capture(bucket, || stream.capture(|| compute.issue(&counts, stream)))?;
+                let size = GraphSize { bucket, reach: counts.reach };
+                let graph = graphs.get_or_capture(size, || stream.capture(|| compute.issue(&counts, stream)))?;
                 stream.launch_graph(graph)
             }
         }

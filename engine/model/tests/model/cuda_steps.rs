@@ -1,9 +1,11 @@
 //! Steps on a GPU: graphs, two in flight, what the host samples, and rows that fail.
 
-use crate::common::driver::{generate, sample_row};
+use std::slice;
+
+use crate::common::driver::{Job, generate, sample_row};
 use crate::common::rows::{plan, row};
 use crate::common::tiny::Tiny;
-use crate::cuda::{GENERATED, VOCABULARY, checkpoint, device, driver, executor, jobs, loaded, step, tiny};
+use crate::cuda::{GENERATED, VOCABULARY, checkpoint, device, driver, executor, jobs, loaded, options, step, tiny};
 use windlass_cuda_shim::Issued;
 use windlass_engine_core::executor::Executor;
 use windlass_engine_core::plan::{
@@ -11,7 +13,8 @@ use windlass_engine_core::plan::{
 };
 use windlass_engine_core::request::Sampling;
 use windlass_engine_core::sampling::Penalties;
-use windlass_engine_model::cuda::Replay;
+use windlass_engine_model::cuda::{CudaModel, Replay};
+use windlass_engine_model::{KvBudget, LoadOptions};
 use windlass_kernels::WeightType;
 
 #[test]
@@ -289,4 +292,22 @@ fn a_wrong_row_fails_alone_and_its_followers_with_it() {
     );
     let rows = executor.collect(second).unwrap().rows;
     assert!(matches!(&rows[..], [RowOutput::Sampled(_), RowOutput::Failed(_)]), "{rows:?}");
+}
+
+/// Splits and pages that a step has room for follow from its longest sequence, a few lengths of them, and its graph with them.
+#[test]
+fn a_sequence_that_grows_longer_than_its_graph_has_room_for_goes_on_in_another() {
+    let small = Tiny { layers: 1, hidden: 64, feed_forward: 64, heads: 1, kv_heads: 1, ..tiny(WeightType::BF16) };
+    let checkpoint = checkpoint(Tiny { longest_tokens: 4096, ..small });
+    let kv = KvBudget::Blocks(40);
+    let options = LoadOptions { kv, max_step_tokens: 512, max_model_tokens: Some(2500), ..options() };
+    let prompt: Vec<u32> = (0..2044).map(|token| token * token % 127).collect();
+    let job = Job { prompt, sampling: Sampling::GREEDY };
+    let [graphs, eager] = [Replay::Graphs, Replay::Eager].map(|replay| {
+        let model = CudaModel::load(&checkpoint, &options, &[device(7)]).unwrap();
+        let mut executor = model.start(kv, replay).unwrap().executor;
+        let answer = generate(&mut executor, slice::from_ref(&job), 8, 512, 2);
+        (answer, executor.decoder().graphs())
+    });
+    assert_eq!((graphs.0, graphs.1, eager.1), (eager.0, 2, 0));
 }

@@ -15,6 +15,7 @@ pub struct Tiny {
     pub feed_forward: u64,
     pub heads: u32,
     pub kv_heads: u32,
+    pub longest_tokens: u32,
     pub rope_dims: u32,
     pub vocabulary: u64,
     pub tied: bool,
@@ -32,6 +33,7 @@ impl Tiny {
             feed_forward: 512,
             heads: 4,
             kv_heads: 2,
+            longest_tokens: 512,
             rope_dims: 64,
             vocabulary: 320,
             tied: true,
@@ -80,7 +82,7 @@ impl Tiny {
         GgufBuilder::new()
             .str("general.architecture", "llama")
             .u32("llama.block_count", self.layers)
-            .u32("llama.context_length", 512)
+            .u32("llama.context_length", self.longest_tokens)
             .u32("llama.embedding_length", self.hidden as u32)
             .u32("llama.feed_forward_length", self.feed_forward as u32)
             .u32("llama.attention.head_count", self.heads)
