@@ -1,42 +1,33 @@
 // The gated activation of a feed-forward block, and the cap of logits.
-#include "dev.cuh"
+#include "gate.cuh"
 
 constexpr int THREADS = 256;
 
-struct Silu {
-  DEVICE static float of(float x) { return x / (1.0f + expf(-x)); }
-};
-
-// The Gaussian error unit by its hyperbolic tangent: (1 + tanh z) / 2 is 1 / (1 + e^-2z), z = sqrt(2 / pi) (x + 0.044715 x^3).
-struct Gelu {
-  DEVICE static float of(float x) { return x / (1.0f + expf(-1.595769122f * x * (1.0f + 0.044715f * x * x))); }
-};
-
-// out[t] = activation(gate) · up, of rows that hold `cols` gates and then `cols` ups: of all, or of the first `*taken`.
-// Grid: (tokens, parts of a row).
+// out[t] = activation(gate) · up, of rows that hold `cols` gates and then `cols` ups, or both by eights. Grid: (tokens, parts of a
+// row).
 template <typename ACTIVATION>
-DEVICE void gate(const bf16* gate_up, const u32* taken, bf16* out, u32 cols) {
+DEVICE void gate(const bf16* gate_up, bf16* out, u32 cols, u32 by_eights) {
   wait_for_previous();
   let_next_start();
-  if (taken && block_x() >= *taken) return;
-  const u32 col = 8 * (block_y() * THREADS + thread_index());
+  const u32 col = EIGHT * (block_y() * THREADS + thread_index());
   if (col >= cols) return;
-  const bf16* row = gate_up + 2 * static_cast<u64>(block_x()) * cols + col;
-  const Quad gates = load_quad(row), ups = load_quad(row + cols);
+  const bf16* own = gate_up + 2 * static_cast<u64>(block_x()) * cols + (by_eights ? 2 * col : col);
+  const Quad gates = load_quad(own), ups = load_quad(own + (by_eights ? EIGHT : cols));
   Quad product;
   for (int i = 0; i < 4; ++i) {
     const u32 g = gates.word[i], u = ups.word[i];
-    product.word[i] = pack_bf16(ACTIVATION::of(low_float(g)) * low_float(u), ACTIVATION::of(high_float(g)) * high_float(u));
+    product.word[i] = pack_bf16(rounded_product(ACTIVATION::of(low_float(g)), low_float(u)),
+                                rounded_product(ACTIVATION::of(high_float(g)), high_float(u)));
   }
   store_quad(out + static_cast<u64>(block_x()) * cols + col, product);
 }
 
-KERNEL(silu_mul, THREADS)(const bf16* gate_up, const u32* taken, bf16* out, u32 cols) {
-  gate<Silu>(gate_up, taken, out, cols);
+KERNEL(silu_mul, THREADS)(const bf16* gate_up, bf16* out, u32 cols, u32 by_eights) {
+  gate<Silu>(gate_up, out, cols, by_eights);
 }
 
-KERNEL(gelu_mul, THREADS)(const bf16* gate_up, const u32* taken, bf16* out, u32 cols) {
-  gate<Gelu>(gate_up, taken, out, cols);
+KERNEL(gelu_mul, THREADS)(const bf16* gate_up, bf16* out, u32 cols, u32 by_eights) {
+  gate<Gelu>(gate_up, out, cols, by_eights);
 }
 
 // values = cap · tanh(values / cap). Grid: parts of the values.

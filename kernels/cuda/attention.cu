@@ -333,12 +333,26 @@ DEVICE u32 count_sharers(const u32* common, u32 row, u32 split, u32 group) {
   return count;
 }
 
+// What a head's splits, from `first` on, give together in column `at`: added up in their order.
+DEVICE bf16 merge_splits(const float* partial, const float* partial_log, u64 first, u32 used, u32 dim, u32 at) {
+  float most = minus_infinity(), sum = 0, value = 0;
+  for (u32 s = 0; s < used; ++s) most = larger(most, partial_log[first + s]);
+  for (u32 s = 0; s < used; ++s) {
+    const float weight = exp2_fast(partial_log[first + s] - most);
+    sum += weight;
+    value = fused(weight, partial[(first + s) * dim + at], value);
+  }
+  return to_bf16(value / sum);
+}
+
 // One token of a sequence, or of several that share the split's pages, one key-value head, one split. Row r of the product is head
-// r % group of sequence r / group; where more heads share a key head than there are rows, a block has a part of them. Grid:
-// (sequences, kv_heads times such parts, splits).
+// r % group of sequence r / group; where more heads share a key head than there are rows, a block has a part of them.
+// Where blocks count in `arrived`, one number for each sequence and part, zeros before and behind, the one that ends last of a
+// sequence's merges its splits; else another kernel does. Grid: (sequences, kv_heads times such parts, splits).
 template <int DIM, Code CODE>
 DEVICE void decode(const bf16* query, const Pages& pages, const u32* tables, const u32* lengths, const u32* row_tokens,
-                   const u32* common, bf16* out, float* partial, float* partial_log, const Shape& shape, u32 splits) {
+                   const u32* common, bf16* out, float* partial, float* partial_log, u32* arrived, const Shape& shape,
+                   u32 splits) {
   wait_for_previous();
   let_next_start();
   const u32 first = block_x(), split = block_z(), length = lengths[first], size = split_keys(length);
@@ -407,6 +421,23 @@ DEVICE void decode(const bf16* query, const Pages& pages, const u32* tables, con
     partial[place * shape.dim + at] = value;
     if (at == 0) partial_log[place] = sum > 0 ? most + log2f(sum) : minus_infinity();
   }
+  if (!arrived) return;
+  SHARED(u32, ready, ROWS);  // splits of each sequence that are now complete; 0 where some are not, or it has one
+  sync_threads();            // all of the block's parts are written
+  if (thread_index() < sharers) {
+    const u32 row = first + thread_index(), used = ceil_divide(lengths[row], size);
+    u32* counter = arrived + static_cast<u64>(row) * blocks_y() + block_y();
+    const bool last = used > 1 && count_arrival(counter) == used;
+    if (last) *counter = 0;
+    ready[thread_index()] = last ? used : 0;
+  }
+  sync_threads();
+  for (u32 i = thread_index(); i < members * DIM; i += THREADS) {
+    const u32 member = i / DIM, at = i % DIM, used = ready[member / group];
+    if (used == 0 || at >= shape.dim) continue;
+    const u64 row = first + member / group, place = (row * shape.heads + first_head + member % group) * splits;
+    out[query_head(member) * shape.dim + at] = merge_splits(partial, partial_log, place, used, shape.dim, at);
+  }
 }
 
 // Adds up the splits of decoding in their order. Grid: (rows, heads).
@@ -418,16 +449,9 @@ KERNEL(attention_merge, THREADS)(const float* partial, const float* partial_log,
   const u32 used = ceil_divide(length, split_keys(length));
   if (used <= 1) return;  // written already
   const u64 first = (static_cast<u64>(row) * heads + head) * splits;
-  float most = minus_infinity();
-  for (u32 s = 0; s < used; ++s) most = larger(most, partial_log[first + s]);
   for (u32 at = thread_index(); at < dim; at += THREADS) {
-    float sum = 0, value = 0;
-    for (u32 s = 0; s < used; ++s) {
-      const float weight = exp2_fast(partial_log[first + s] - most);
-      sum += weight;
-      value += weight * partial[(first + s) * dim + at];
-    }
-    out[(static_cast<u64>(row_tokens[row]) * heads + head) * dim + at] = to_bf16(value / sum);
+    out[(static_cast<u64>(row_tokens[row]) * heads + head) * dim + at] =
+        merge_splits(partial, partial_log, first, used, dim, at);
   }
 }
 
@@ -497,12 +521,12 @@ DEVICE void prefill(const bf16* query, const Pages& pages, const u32* tables, co
 
 #define DECODE_PARAMETERS(pages_type)                                                                                  \
   (const bf16* query, const pages_type* pages, const float* scales, const u32* tables, const u32* lengths,             \
-   const u32* row_tokens, const u32* common, bf16* out, float* partial, float* partial_log, u32 heads, u32 kv_heads,   \
-   u32 dim, u32 max_pages, u32 splits, float scale, u32 window, float cap) {                                           \
+   const u32* row_tokens, const u32* common, bf16* out, float* partial, float* partial_log, u32* arrived, u32 heads,   \
+   u32 kv_heads, u32 dim, u32 max_pages, u32 splits, float scale, u32 window, float cap) {                             \
     decode
 #define DECODE_ARGUMENTS                                                                                           \
   (query, {reinterpret_cast<const u8*>(pages), scales}, tables, lengths, row_tokens, common, out, partial,         \
-   partial_log, {heads, kv_heads, dim, max_pages, scale, window, cap}, splits); }
+   partial_log, arrived, {heads, kv_heads, dim, max_pages, scale, window, cap}, splits); }
 
 #define PREFILL_PARAMETERS(pages_type)                                                                                 \
   (const bf16* query, const pages_type* pages, const float* scales, const u32* tables, const u32* tile_sequences,      \

@@ -52,6 +52,7 @@ DEVICE u32 block_x() { return blockIdx.x; }
 DEVICE u32 block_y() { return blockIdx.y; }
 DEVICE u32 block_z() { return blockIdx.z; }
 DEVICE u32 blocks_x() { return gridDim.x; }
+DEVICE u32 blocks_y() { return gridDim.y; }
 
 DEVICE void sync_threads() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
@@ -152,6 +153,14 @@ DEVICE u32 hear_peer(const u32* flag) {
   u32 value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
   return value;
+}
+
+// Counts a block that has come so far, and gives how many have: all that it wrote before its last barrier comes first, and whoever
+// counts later reads it behind the next barrier.
+DEVICE u32 count_arrival(u32* counter) {
+  u32 before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before + 1;
 }
 
 // Reads what is used once: it passes the first-level cache by.

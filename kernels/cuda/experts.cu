@@ -88,10 +88,10 @@ KERNEL(choose_experts, 32 * WARPS)(const float* scores, u32* chosen, float* weig
 }
 
 // Sorts `pairs` of token and expert by expert: those of the `experts` from `first_expert` on, which the rest counts from
-// there; the others have no place. `tokens` is the token at each place, `places` is the place of each pair, `*taken` how many
-// have one, and a tile {expert, first place, end, -} has at most `width` places of one expert; tiles that are left over are
-// nobody's. Which of an expert's places a token gets is anybody's guess, and makes no difference to it. One block.
-KERNEL(group_tokens, MAX_EXPERTS)(const u32* chosen, u32* tokens, u32* places, u32* tiles, u32* taken, u32 pairs,
+// there; the others have no place. `tokens` is the token at each place, `places` is the place of each pair, and a tile {expert,
+// first place, end, -} has at most `width` places of one expert; tiles that are left over are nobody's. Which of an expert's places
+// a token gets is anybody's guess, and makes no difference to it. One block.
+KERNEL(group_tokens, MAX_EXPERTS)(const u32* chosen, u32* tokens, u32* places, u32* tiles, u32 pairs,
                                   u32 first_expert, u32 experts, u32 used, u32 width, u32 tile_count) {
   SHARED(u32, counts, MAX_EXPERTS);
   SHARED(u32, next, MAX_EXPERTS);
@@ -113,7 +113,6 @@ KERNEL(group_tokens, MAX_EXPERTS)(const u32* chosen, u32* tokens, u32* places, u
   }
   next[expert] = first;
   const u32 end = first + counts[expert];
-  if (expert == experts - 1) *taken = end;
   for (u32 at = first; expert < experts && at < end; at += width, ++tile) {
     u32* own = tiles + 4 * tile;
     own[0] = expert;

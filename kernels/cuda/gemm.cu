@@ -6,12 +6,12 @@ typedef Tiles<bf16, 64> Product;
 constexpr int THREADS = Product::THREADS;
 
 // Grid: (parts of the rows, parts of the tokens).
-KERNEL(gemm_bf16, THREADS)(const bf16* weights, const bf16* input, bf16* halves, float* floats, u32 add, u32 tokens,
+KERNEL(gemm_bf16, THREADS)(const bf16* weights, const bf16* input, bf16* halves, float* floats, u32 action, u32 tokens,
                            u32 rows, u32 cols) {
   DYNAMIC_SHARED(Product::Stage, stages);
   const Product product{input, weights, tokens, rows, cols};
   Product::Sums<float> sum;
   product.multiply(stages, sum, [](u32) {});
-  const Output out{halves, floats, add, rows};
+  const Output out{halves, floats, action, rows};
   product.each(sum, [&](u32 token, u32 row, float value) { out.write(token, row, value); });
 }

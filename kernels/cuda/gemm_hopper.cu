@@ -43,14 +43,14 @@ DEVICE void write_all(const Results& out, const float (&sum)[64]) {
 
 #endif  // HOPPER
 
-KERNEL(gemm_hopper_bf16, THREADS)(TENSOR_MAP weights, TENSOR_MAP input, bf16* halves, float* floats, u32 add,
+KERNEL(gemm_hopper_bf16, THREADS)(TENSOR_MAP weights, TENSOR_MAP input, bf16* halves, float* floats, u32 action,
                                   u32 tokens, u32 rows, u32 cols) {
 #ifdef HOPPER
   const u32 steps = ceil_divide(cols, DEPTH);
   multiply_matrices<bf16, STAGES>(steps, weights, input, [&](const Pipeline<Stage, STAGES>& pipeline) {
     float sum[64];  // not zeros: registers that others write too would make every product wait for the one before
     multiply_all(pipeline, sum, steps);
-    write_all({{halves, floats, add, rows}, tokens, rows}, sum);
+    write_all({{halves, floats, action, rows}, tokens, rows}, sum);
   });
 #endif
 }

@@ -97,7 +97,7 @@ DEVICE void multiply_all(const Pipeline<Stage, STAGES>& pipeline, float (&sum)[6
 #endif  // HOPPER
 
 // `group` columns share a scale: 32, 64 or 128.
-KERNEL(int4_hopper, THREADS)(TENSOR_MAP codes, TENSOR_MAP scales, TENSOR_MAP input, bf16* halves, float* floats, u32 add,
+KERNEL(int4_hopper, THREADS)(TENSOR_MAP codes, TENSOR_MAP scales, TENSOR_MAP input, bf16* halves, float* floats, u32 action,
                              u32 tokens, u32 rows, u32 cols, u32 group) {
 #ifdef HOPPER
   const u32 steps = ceil_divide(cols, DEPTH);
@@ -113,7 +113,7 @@ KERNEL(int4_hopper, THREADS)(TENSOR_MAP codes, TENSOR_MAP scales, TENSOR_MAP inp
       [&](const Pipeline<Stage, STAGES>& pipeline) {
         float sum[64];  // not zeros: registers that others write too would make every product wait for the one before
         multiply_all(pipeline, sum, steps, group);
-        write_sums({{halves, floats, add, rows}, tokens, rows}, sum);
+        write_sums({{halves, floats, action, rows}, tokens, rows}, sum);
       });
 #endif
 }

@@ -263,9 +263,9 @@ DEVICE void linear_int8_g32(const u32* codes, const u32* scales, const bf16* inp
 
 #define BF16_PARAMETERS                                                                                            \
   (const bf16* weights, const bf16* input, const u32* tiles, const u32* places, bf16* halves, float* floats,       \
-   u32 add, u32 stride, u32 tokens, u32 rows, u32 cols) {                                                                      \
+   u32 action, u32 stride, u32 tokens, u32 rows, u32 cols) {                                                                      \
     linear_bf16
-#define BF16_ARGUMENTS (weights, input, {tiles, places}, {halves, floats, add, stride}, tokens, rows, cols); }
+#define BF16_ARGUMENTS (weights, input, {tiles, places}, {halves, floats, action, stride}, tokens, rows, cols); }
 
 KERNEL(linear_bf16_8, THREADS) BF16_PARAMETERS<1> BF16_ARGUMENTS
 KERNEL(linear_bf16_16, THREADS) BF16_PARAMETERS<2> BF16_ARGUMENTS
@@ -274,10 +274,10 @@ KERNEL(linear_bf16_64, THREADS) BF16_PARAMETERS<8> BF16_ARGUMENTS
 
 #define GROUPED_PARAMETERS                                                                                         \
   (const u32* codes, const u32* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves,      \
-   float* floats, u32 add, u32 stride, u32 tokens, u32 rows, u32 cols, u32 affine) {                                           \
+   float* floats, u32 action, u32 stride, u32 tokens, u32 rows, u32 cols, u32 affine) {                                           \
     linear_grouped
 #define GROUPED_ARGUMENTS                                                                                          \
-  (codes, scales, input, {tiles, places}, {halves, floats, add, stride}, tokens, rows, cols, affine); }
+  (codes, scales, input, {tiles, places}, {halves, floats, action, stride}, tokens, rows, cols, affine); }
 
 RESIDENT_KERNEL(linear_int4_g32_8, THREADS, 4) GROUPED_PARAMETERS<1, 4, 32> GROUPED_ARGUMENTS
 KERNEL(linear_int4_g32_16, THREADS) GROUPED_PARAMETERS<2, 4, 32> GROUPED_ARGUMENTS
@@ -298,10 +298,10 @@ KERNEL(linear_int5_g32_64, THREADS) GROUPED_PARAMETERS<8, 5, 32> GROUPED_ARGUMEN
 
 #define EIGHT_BIT_PARAMETERS                                                                                       \
   (const u8* codes, const float* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves,     \
-   float* floats, u32 add, u32 stride, u32 tokens, u32 rows, u32 cols, u32 group) {                                            \
+   float* floats, u32 action, u32 stride, u32 tokens, u32 rows, u32 cols, u32 group) {                                            \
     linear_8bit
 #define EIGHT_BIT_ARGUMENTS                                                                                        \
-  (codes, scales, input, {tiles, places}, {halves, floats, add, stride}, tokens, rows, cols, group); }
+  (codes, scales, input, {tiles, places}, {halves, floats, action, stride}, tokens, rows, cols, group); }
 
 KERNEL(linear_fp8_8, THREADS) EIGHT_BIT_PARAMETERS<1, true> EIGHT_BIT_ARGUMENTS
 KERNEL(linear_fp8_16, THREADS) EIGHT_BIT_PARAMETERS<2, true> EIGHT_BIT_ARGUMENTS
@@ -314,9 +314,9 @@ KERNEL(linear_int8_64, THREADS) EIGHT_BIT_PARAMETERS<8, false> EIGHT_BIT_ARGUMEN
 
 #define INT8_G32_PARAMETERS                                                                                        \
   (const u32* codes, const u32* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves,      \
-   float* floats, u32 add, u32 stride, u32 tokens, u32 rows, u32 cols) {                                                       \
+   float* floats, u32 action, u32 stride, u32 tokens, u32 rows, u32 cols) {                                                       \
     linear_int8_g32
-#define INT8_G32_ARGUMENTS (codes, scales, input, {tiles, places}, {halves, floats, add, stride}, tokens, rows, cols); }
+#define INT8_G32_ARGUMENTS (codes, scales, input, {tiles, places}, {halves, floats, action, stride}, tokens, rows, cols); }
 
 KERNEL(linear_int8_g32_8, THREADS) INT8_G32_PARAMETERS<1> INT8_G32_ARGUMENTS
 KERNEL(linear_int8_g32_16, THREADS) INT8_G32_PARAMETERS<2> INT8_G32_ARGUMENTS

@@ -157,16 +157,16 @@ struct Int8G32 {
 };
 
 KERNEL(many_bf16, THREADS)
-(const bf16* weights, const bf16* input, const u32* tiles, const u32* places, bf16* halves, float* floats, u32 add,
+(const bf16* weights, const bf16* input, const u32* tiles, const u32* places, bf16* halves, float* floats, u32 action,
  u32 stride, u32 tokens, u32 rows, u32 cols) {
-  multiply_many(Bf16{weights, rows, cols}, input, {tiles, places}, {halves, floats, add, stride}, tokens);
+  multiply_many(Bf16{weights, rows, cols}, input, {tiles, places}, {halves, floats, action, stride}, tokens);
 }
 
 #define GROUPED(BITS, GROUP)                                                                                         \
   (const u32* codes, const u32* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves,        \
-   float* floats, u32 add, u32 stride, u32 tokens, u32 rows, u32 cols, u32 affine) {                                 \
+   float* floats, u32 action, u32 stride, u32 tokens, u32 rows, u32 cols, u32 affine) {                                 \
     const Mixture mixture{tiles, places};                                                                            \
-    const Output out{halves, floats, add, stride};                                                                   \
+    const Output out{halves, floats, action, stride};                                                                   \
     if (affine) multiply_many(Grouped<BITS, GROUP, true>{codes, scales, rows, cols}, input, mixture, out, tokens);   \
     else multiply_many(Grouped<BITS, GROUP, false>{codes, scales, rows, cols}, input, mixture, out, tokens);         \
   }
@@ -178,8 +178,8 @@ KERNEL(many_int5_g32, THREADS) GROUPED(5, 32)
 
 #define EIGHT_BITS(FP8)                                                                                              \
   (const u8* codes, const float* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves,       \
-   float* floats, u32 add, u32 stride, u32 tokens, u32 rows, u32 cols, u32 group) {                                  \
-    const Output out{halves, floats, add, stride};                                                                   \
+   float* floats, u32 action, u32 stride, u32 tokens, u32 rows, u32 cols, u32 group) {                                  \
+    const Output out{halves, floats, action, stride};                                                                   \
     multiply_many(EightBits<FP8>{codes, scales, rows, cols, group}, input, {tiles, places}, out, tokens);            \
   }
 
@@ -188,6 +188,6 @@ KERNEL(many_int8, THREADS) EIGHT_BITS(false)
 
 KERNEL(many_int8_g32, THREADS)
 (const u32* codes, const u32* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves, float* floats,
- u32 add, u32 stride, u32 tokens, u32 rows, u32 cols) {
-  multiply_many(Int8G32{codes, scales, rows, cols}, input, {tiles, places}, {halves, floats, add, stride}, tokens);
+ u32 action, u32 stride, u32 tokens, u32 rows, u32 cols) {
+  multiply_many(Int8G32{codes, scales, rows, cols}, input, {tiles, places}, {halves, floats, action, stride}, tokens);
 }

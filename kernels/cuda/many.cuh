@@ -232,10 +232,11 @@ DEVICE void multiply_many(const Format& weights, const bf16* input, const Mixtur
 #pragma unroll
   for (int tile = 0; tile < TILES; ++tile) {
 #pragma unroll
-    for (int i = 0; i < 4 * EIGHTS; ++i) {
-      const u32 token = part.first + first_token + 8 * (i / 4) + 2 * (lane_index() % 4) + i % 2;
-      const u32 row = ROWS * (first_tile + tile) + lane_index() / 4 + 8 * (i / 2 % 2);
-      if (token < part.end && row < weights.rows) out.write(token, row, total[tile][i / 4][i % 4]);
+    for (int i = 0; i < 2 * EIGHTS; ++i) {
+      const u32 token = part.first + first_token + 8 * (i / 2) + 2 * (lane_index() % 4) + i % 2;
+      const float(&of)[4] = total[tile][i / 2];
+      if (token >= part.end) continue;
+      out.write_two(token, ROWS * (first_tile + tile) + lane_index() / 4, weights.rows, of[i % 2], of[i % 2 + 2]);
     }
   }
 }

@@ -32,8 +32,8 @@ struct InSuperblocks {
 
 #define SUPERBLOCKS(KIND)                                                                                            \
   (const u32* codes, const u32* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves,        \
-   float* floats, u32 add, u32 stride, u32 tokens, u32 rows, u32 cols) {                                             \
-    const Output out{halves, floats, add, stride};                                                                   \
+   float* floats, u32 action, u32 stride, u32 tokens, u32 rows, u32 cols) {                                             \
+    const Output out{halves, floats, action, stride};                                                                   \
     multiply_many(InSuperblocks<KIND>{codes, scales, rows, cols}, input, {tiles, places}, out, tokens);              \
   }
 

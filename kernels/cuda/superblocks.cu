@@ -97,9 +97,9 @@ DEVICE void embed_superblocks(const u32* tokens, const u32* codes, const u32* sc
 
 #define LINEAR_PARAMETERS                                                                                          \
   (const u32* codes, const u32* scales, const bf16* input, const u32* tiles, const u32* places, bf16* halves,      \
-   float* floats, u32 add, u32 stride, u32 tokens, u32 rows, u32 cols) {                                                       \
+   float* floats, u32 action, u32 stride, u32 tokens, u32 rows, u32 cols) {                                                       \
     linear_superblocks
-#define LINEAR_ARGUMENTS (codes, scales, input, {tiles, places}, {halves, floats, add, stride}, tokens, rows, cols); }
+#define LINEAR_ARGUMENTS (codes, scales, input, {tiles, places}, {halves, floats, action, stride}, tokens, rows, cols); }
 
 RESIDENT_KERNEL(linear_q2k_8, THREADS, 2) LINEAR_PARAMETERS<1, Q2K> LINEAR_ARGUMENTS
 KERNEL(linear_q2k_16, THREADS) LINEAR_PARAMETERS<2, Q2K> LINEAR_ARGUMENTS

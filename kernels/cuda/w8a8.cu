@@ -99,9 +99,9 @@ DEVICE void product(const u8* weights, const float* scales, const u8* input, con
 
 #define PARAMETERS                                                                                                   \
   (const u8* weights, const float* scales, const u8* input, const float* input_scales, bf16* halves, float* floats, \
-   u32 add, u32 tokens, u32 rows, u32 cols, u32 group) {                                                            \
+   u32 action, u32 tokens, u32 rows, u32 cols, u32 group) {                                                            \
     product
-#define ARGUMENTS (weights, scales, input, input_scales, {halves, floats, add, rows}, tokens, rows, cols, group); }
+#define ARGUMENTS (weights, scales, input, input_scales, {halves, floats, action, rows}, tokens, rows, cols, group); }
 
 KERNEL(w8a8_int8_few, Few::THREADS) PARAMETERS<Few, Int8> ARGUMENTS
 KERNEL(w8a8_int8_many, Many::THREADS) PARAMETERS<Many, Int8> ARGUMENTS

@@ -76,13 +76,13 @@ DEVICE void product(const TensorMap& weights, const float* scales, const TensorM
 #endif  // HOPPER
 
 #ifdef HOPPER
-#define PRODUCT(SUM) product<SUM>(weights, scales, input, input_scales, {{halves, floats, add, rows}, tokens, rows}, cols, group)
+#define PRODUCT(SUM) product<SUM>(weights, scales, input, input_scales, {{halves, floats, action, rows}, tokens, rows}, cols, group)
 #else
 #define PRODUCT(SUM)
 #endif
 #define PARAMETERS                                                                                                   \
   (TENSOR_MAP weights, const float* scales, TENSOR_MAP input, const float* input_scales, bf16* halves, float* floats, \
-   u32 add, u32 tokens, u32 rows, u32 cols, u32 group)
+   u32 action, u32 tokens, u32 rows, u32 cols, u32 group)
 
 KERNEL(w8a8_hopper_int8, THREADS) PARAMETERS { PRODUCT(int); }
 KERNEL(w8a8_hopper_fp8, THREADS) PARAMETERS { PRODUCT(float); }

@@ -38,7 +38,7 @@ pub use decoder::CudaDecoder;
 pub use executor::CudaExecutor;
 pub use load::{CudaModel, LoadedCuda};
 pub use nodes::{CudaLeader, Node, work};
-pub use split::SplitModel;
+pub use split::{SplitModel, layers_that_fit};
 
 /// Whether steps are captured as graphs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

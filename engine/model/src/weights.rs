@@ -170,10 +170,19 @@ impl<'a> Manifest<'a> {
 
     /// Bytes of a rank's parts of a stage in the types that they are packed in, biases and norms in f32.
     pub fn bytes(&self, parts: &Parts, stage: Stage) -> u64 {
+        self.bytes_by(parts, stage, MatrixTensor::bytes)
+    }
+
+    /// The same on a GPU.
+    pub fn device_bytes(&self, parts: &Parts, stage: Stage) -> u64 {
+        self.bytes_by(parts, stage, MatrixTensor::device_bytes)
+    }
+
+    fn bytes_by(&self, parts: &Parts, stage: Stage, of: impl Fn(&MatrixTensor<'a>, &Part) -> u64) -> u64 {
         let layers = || self.layers_of(stage).iter();
         let tables = self.tables(stage).map(|table| (table, &parts.vocabulary));
         let matrices = layers().flat_map(|layer| layer.parts(parts)).chain(tables);
-        let matrices: u64 = matrices.map(|(matrix, part)| matrix.bytes(part)).sum();
+        let matrices: u64 = matrices.map(|(matrix, part)| of(matrix, part)).sum();
         // Biases are counted whole.
         let norm = stage.is_last().then_some(&self.output_norm);
         let vectors = layers().flat_map(LayerTensors::vectors).chain(norm);

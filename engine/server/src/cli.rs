@@ -3,6 +3,7 @@
 mod kernels;
 mod person;
 
+use crate::config::GpuLayers;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use kernels::{BuildArgs, KernelsArgs, KernelsCommand};
 pub use person::{BatchArgs, BenchArgs, ChatArgs, FitArgs, Profile, ServerArgs};
@@ -304,10 +305,11 @@ pub struct ServeArgs {
     /// Where to compute: cpu, cuda, or auto for a GPU where there is one
     #[arg(long = bare(flags::DEVICE), default_value = "auto", help_heading = "Model")]
     pub device: String,
-    /// Layers that the GPU computes, for a model that it has no room for: the last ones, with the head. Those before stay
-    /// on the CPU; a step goes through one after the other, so each layer left behind costs speed [default: all]
+    /// Layers that the GPU computes, for a model that it has no room for: the last ones, with the head, or auto for as many
+    /// as fit. Those before stay on the CPU; a step goes through one after the other, so each layer left behind costs speed
+    /// [default: all]
     #[arg(long = bare(N_GPU_LAYERS), value_name = "N", help_heading = "Model")]
-    pub n_gpu_layers: Option<u32>,
+    pub n_gpu_layers: Option<GpuLayers>,
     /// On CUDA: launch every kernel of every step instead of replaying what was recorded; changes nothing elsewhere
     #[arg(long, help_heading = "Model")]
     pub enforce_eager: bool,

@@ -16,7 +16,9 @@ use crate::text_log::TextLog;
 use crate::tools::ToolFormat;
 use axum::http::HeaderValue;
 pub use batching::{Batching, kv_data_type};
-pub use executor::{CpuConfig, DeviceChoice, EncoderConfig, EncoderModel, ExecutorConfig, PipelineConfig, SimConfig};
+pub use executor::{
+    CpuConfig, DeviceChoice, EncoderConfig, EncoderModel, ExecutorConfig, GpuLayers, PipelineConfig, SimConfig,
+};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -267,6 +269,7 @@ mod tests {
             ),
             ("m --n-gpu-layers 0 --device cuda", Reason::Unsupported, "use 1 or more, or --device cpu"),
             ("m --n-gpu-layers 5 --device cpu", Reason::Unsupported, "--n-gpu-layers 5"),
+            ("m --n-gpu-layers auto --device cpu", Reason::Unsupported, "--n-gpu-layers auto"),
             ("m --n-gpu-layers 5 --tensor-parallel-size 2", Reason::Unsupported, "use --tensor-parallel-size 1"),
             ("m --n-gpu-layers 5 --pipeline-parallel-size 2", Reason::Unsupported, "use --pipeline-parallel-size 1"),
             (
@@ -324,8 +327,9 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!(choice("m"), (DeviceChoice::Auto, None));
-        assert_eq!(choice("m --n-gpu-layers 5"), (DeviceChoice::Cuda, Some(5)));
-        assert_eq!(choice("m --n-gpu-layers 5 --device cuda"), (DeviceChoice::Cuda, Some(5)));
+        assert_eq!(choice("m --n-gpu-layers 5"), (DeviceChoice::Cuda, Some(GpuLayers::Last(5))));
+        assert_eq!(choice("m --n-gpu-layers 5 --device cuda"), (DeviceChoice::Cuda, Some(GpuLayers::Last(5))));
+        assert_eq!(choice("m --n-gpu-layers auto"), (DeviceChoice::Cuda, Some(GpuLayers::Auto)));
         assert_eq!(choice("m --n-gpu-layers 0"), (DeviceChoice::Cpu, None));
         assert_eq!(choice("m --n-gpu-layers 0 --device cpu --tensor-parallel-size 3"), (DeviceChoice::Cpu, None));
     }

@@ -72,6 +72,7 @@ DEVICE u32 block_x() { return shim::now.block[0]; }
 DEVICE u32 block_y() { return shim::now.block[1]; }
 DEVICE u32 block_z() { return shim::now.block[2]; }
 DEVICE u32 blocks_x() { return shim::now.grid[0]; }
+DEVICE u32 blocks_y() { return shim::now.grid[1]; }
 
 DEVICE void sync_threads(int site = __builtin_LINE()) { shim::block_barrier(site); }
 DEVICE void sync_warp(int site = __builtin_LINE()) {
@@ -132,9 +133,12 @@ DEVICE u32 take_shared(u32* from, u32 value) {
   *from += value;
   return before;
 }
+DEVICE u32 count_arrival(u32* counter) { return __atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL); }
 DEVICE void tell_peer(u32* flag, u32 value) { __atomic_store_n(flag, value, __ATOMIC_RELEASE); }
 DEVICE u32 hear_peer(const u32* flag) {
-  sched_yield();  // who is waited for may need this processor
+  // Who is waited for may need this processor; but on a busy machine each yield costs as long as others may run at a time.
+  static thread_local u32 heard = 0;
+  if (heard++ % 16 == 0) sched_yield();
   return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
 }
 DEVICE Quad load_once(const void* from) { return *static_cast<const Quad*>(from); }

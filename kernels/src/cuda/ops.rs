@@ -19,9 +19,9 @@ mod sharing;
 mod w8a8;
 mod wide;
 
-pub use activation::{Gate, gate_mul, gate_mul_experts, soft_cap};
+pub use activation::{Gate, GateLayout, gate_mul, soft_cap};
 pub use attention::{
-    AttentionShape, Chunks, DecodeRows, DecodeWork, PREFILL_TILE_ROWS, SEEN_KEYS, attention_decode, attention_prefill,
+    AttentionShape, Chunks, DecodeRoom, DecodeRows, PREFILL_TILE_ROWS, SEEN_KEYS, attention_decode, attention_prefill,
     prefill_tiles, split_keys, splits,
 };
 pub use experts::{ExpertSum, MAX_EXPERTS, MAX_USED_EXPERTS, Mixture, Routes};

@@ -155,32 +155,32 @@ pub const fn attention_hopper_bytes_shared_bytes(dim: u32) -> u32 {
 
 /// Of products with weights in bf16.
 const LINEAR_BF16: Signature = parameters!((
-    weights: In(Bf16), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16), floats: Out(F32), add: U32, stride: U32,
+    weights: In(Bf16), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16), floats: Out(F32), action: U32, stride: U32,
     tokens: U32, rows: U32, cols: U32
 ));
 
 /// Of products of many tokens with weights in bf16.
 const GEMM: Signature = parameters!((
-    weights: In(Bf16), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32,
+    weights: In(Bf16), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), action: U32, tokens: U32, rows: U32,
     cols: U32
 ));
 
 /// Of products with weights of 4 or 5 bits in groups.
 const LINEAR_GROUPED: Signature = parameters!((
     codes: In(Word), scales: In(Word), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
-    floats: Out(F32), add: U32, stride: U32, tokens: U32, rows: U32, cols: U32, affine: U32
+    floats: Out(F32), action: U32, stride: U32, tokens: U32, rows: U32, cols: U32, affine: U32
 ));
 
 /// Of products with weights of 8 bits that have f32 scales.
 const LINEAR_8BIT: Signature = parameters!((
     codes: In(U8), scales: In(F32), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
-    floats: Out(F32), add: U32, stride: U32, tokens: U32, rows: U32, cols: U32, group: U32
+    floats: Out(F32), action: U32, stride: U32, tokens: U32, rows: U32, cols: U32, group: U32
 ));
 
 /// Of products with weights of 8 bits in groups of 32, and of 2 to 6 in superblocks.
 const LINEAR_PACKED: Signature = parameters!((
     codes: In(Word), scales: In(Word), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
-    floats: Out(F32), add: U32, stride: U32, tokens: U32, rows: U32, cols: U32
+    floats: Out(F32), action: U32, stride: U32, tokens: U32, rows: U32, cols: U32
 ));
 
 /// Of rows of a table of codes of 4 or 5 bits in groups.
@@ -199,14 +199,14 @@ const QUANTIZE: Signature = parameters!((input: In(Bf16), codes: Out(U8), scales
 
 /// Of products of 8-bit activations with 8-bit weights.
 const W8A8: Signature = parameters!((
-    weights: In(U8), scales: In(F32), input: In(U8), input_scales: In(F32), halves: Out(Bf16), floats: Out(F32), add: U32,
+    weights: In(U8), scales: In(F32), input: In(U8), input_scales: In(F32), halves: Out(Bf16), floats: Out(F32), action: U32,
     tokens: U32, rows: U32, cols: U32, group: U32
 ));
 
 /// The same of many tokens on Hopper.
 const W8A8_HOPPER: Signature = parameters!((
     weights: Tiles(U8, GEMM_HOPPER_TILE), scales: In(F32), input: Tiles(U8, GEMM_HOPPER_TILE), input_scales: In(F32),
-    halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32, cols: U32, group: U32
+    halves: Out(Bf16), floats: Out(F32), action: U32, tokens: U32, rows: U32, cols: U32, group: U32
 ));
 
 /// Of the append of keys and values to pages of a type.
@@ -226,11 +226,11 @@ const fn moving(pages: ElementType) -> [(&'static str, Parameter); 7] {
 }
 
 /// Of attention of one token for each sequence over pages of a type.
-const fn decoding(pages: ElementType) -> [(&'static str, Parameter); 18] {
+const fn decoding(pages: ElementType) -> [(&'static str, Parameter); 19] {
     *parameters!((
         query: In(Bf16), pages: In(pages), scales: In(F32), tables: In(Word), lengths: In(Word), row_tokens: In(Word),
-        common: In(Word), out: Out(Bf16), partial: Out(F32), partial_log: Out(F32), heads: U32, kv_heads: U32, dim: U32,
-        max_pages: U32, splits: U32, scale: Float, window: U32, cap: Float
+        common: In(Word), out: Out(Bf16), partial: Out(F32), partial_log: Out(F32), arrived: Out(Word), heads: U32,
+        kv_heads: U32, dim: U32, max_pages: U32, splits: U32, scale: Float, window: U32, cap: Float
     ))
 }
 
@@ -466,14 +466,14 @@ kernels! {
         /// The same by warpgroups, from tiles that are copied beside them.
         GemmHopperBf16 = gemm_hopper_bf16(
             weights: Tiles(Bf16, GEMM_HOPPER_TILE), input: Tiles(Bf16, GEMM_HOPPER_TILE), halves: Out(Bf16),
-            floats: Out(F32), add: U32, tokens: U32, rows: U32, cols: U32
+            floats: Out(F32), action: U32, tokens: U32, rows: U32, cols: U32
         ), 288, GEMM_HOPPER_SHARED_BYTES, on HOPPER;
     }
     "int4_hopper.cu" {
         /// `out = input · weightsᵀ` for many tokens by warpgroups, weights of 4 bits.
         Int4Hopper = int4_hopper(
             codes: Tiles(Word, INT4_HOPPER_TILES), scales: Tiles(Word, INT4_HOPPER_TILES),
-            input: Tiles(Bf16, GEMM_HOPPER_TILE), halves: Out(Bf16), floats: Out(F32), add: U32, tokens: U32, rows: U32,
+            input: Tiles(Bf16, GEMM_HOPPER_TILE), halves: Out(Bf16), floats: Out(F32), action: U32, tokens: U32, rows: U32,
             cols: U32, group: U32
         ), 288, INT4_HOPPER_SHARED_BYTES, on HOPPER;
     }
@@ -505,7 +505,7 @@ kernels! {
         ), 128, 0;
         /// Tokens sorted by expert.
         GroupTokens = group_tokens(
-            chosen: In(Word), tokens: Out(Word), places: Out(Word), tiles: Out(Word), taken: Out(Word), pairs: U32,
+            chosen: In(Word), tokens: Out(Word), places: Out(Word), tiles: Out(Word), pairs: U32,
             first: U32, experts: U32, used: U32, width: U32, tile_count: U32
         ), 512, 0;
         /// `residual += Σ weight · what an expert gave`.
@@ -516,9 +516,9 @@ kernels! {
     }
     "activation.cu" {
         /// `out = silu(gate) · up`.
-        SiluMul = silu_mul(gate_up: In(Bf16), taken: In(Word), out: Out(Bf16), cols: U32), 256, 0;
+        SiluMul = silu_mul(gate_up: In(Bf16), out: Out(Bf16), cols: U32, by_eights: U32), 256, 0;
         /// `out = gelu(gate) · up`.
-        GeluMul = gelu_mul(gate_up: In(Bf16), taken: In(Word), out: Out(Bf16), cols: U32), 256, 0;
+        GeluMul = gelu_mul(gate_up: In(Bf16), out: Out(Bf16), cols: U32, by_eights: U32), 256, 0;
         /// `values = cap · tanh(values / cap)`.
         SoftCap = soft_cap(values: Out(F32), count: U32, cap: Float), 256, 0;
     }

@@ -4,7 +4,7 @@ use half::bf16;
 use windlass_engine_model::cuda::Device;
 use windlass_kernels::cuda::Memory;
 use windlass_kernels::cuda::ops::{
-    self, AttentionShape, Chunks, DecodeRows, DecodeWork, Heads, PAGE_TOKENS, Pages, splits,
+    self, AttentionShape, Chunks, DecodeRoom, DecodeRows, Heads, PAGE_TOKENS, Pages, splits,
 };
 use windlass_kernels::cuda::weights::EightBits;
 
@@ -106,10 +106,8 @@ impl Decode {
     }
 
     fn seconds(&self, rig: &Rig) -> Outcome<f64> {
-        let (Heads { heads, dim, .. }, rows) = (self.shape.heads, self.lengths.len());
         let (splits, pages) = (splits(self.keys), self.tables.len() / self.sets);
-        let mut partial = rig.device.allocate::<f32>(rows * heads * splits * dim)?;
-        let mut partial_log = rig.device.allocate::<f32>(rows * heads * splits)?;
+        let mut room = DecodeRoom::new(&rig.device, self.lengths.len(), self.shape.heads, splits)?;
         let mut out = rig.device.allocate::<bf16>(self.query.len())?;
         rig.seconds(self.sets, |stream, set| {
             let rows = DecodeRows {
@@ -119,9 +117,8 @@ impl Decode {
                 common: self.common.view(),
                 splits,
             };
-            let work = DecodeWork { partial: partial.view_mut(), partial_log: partial_log.view_mut() };
             let (query, pages) = (self.query.view(), self.cache.pages());
-            ops::attention_decode(stream, &self.shape, rows, query, pages, work, out.view_mut())
+            ops::attention_decode(stream, &self.shape, rows, query, pages, &mut room, out.view_mut())
         })
     }
 }

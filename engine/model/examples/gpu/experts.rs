@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use half::bf16;
 use windlass_engine_model::cuda::DriverError;
-use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Gate, Mixture, Routes};
+use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Gate, Mixture, Output, Routes};
 use windlass_kernels::cuda::{Matrix, Memory, Stream};
 
 use crate::finding::{Ceiling, Figure};
@@ -67,12 +67,11 @@ struct Step {
     tokens: usize,
     /// Experts that any of them goes through.
     touched: usize,
-    widths: [usize; 2],
+    hidden: usize,
     scores: Memory<f32>,
     input: Memory<bf16>,
     routes: Routes,
     gated: Memory<bf16>,
-    wide: Memory<bf16>,
     given: Memory<bf16>,
     residual: Memory<f32>,
 }
@@ -80,31 +79,30 @@ struct Step {
 impl Step {
     /// Tokens of a set have other experts than those of another.
     fn new(rig: &Rig, tokens: usize, set: usize) -> Outcome<Step> {
-        let (mixture, widths @ [hidden, wide], device) = (rig.scale.mixture, rig.scale.expert, &rig.device);
+        let (mixture, [hidden, wide], device) = (rig.scale.mixture, rig.scale.expert, &rig.device);
         let (values, rows) = (tokens * mixture.scores(), tokens * mixture.used);
         let scores = noise::floats((set + 1) * values).split_off(set * values);
         Ok(Step {
             tokens,
             touched: touched(&mixture, &scores),
-            widths,
+            hidden,
             scores: device.upload(&scores)?,
             input: device.upload(&noise::halves(tokens * hidden))?,
             routes: Routes::new(device, mixture, tokens)?,
-            gated: device.allocate(rows * 2 * wide)?,
-            wide: device.allocate(rows * wide)?,
+            gated: device.allocate(rows * wide)?,
             given: device.allocate(rows * hidden)?,
             residual: device.upload(&vec![0.0; tokens * hidden])?,
         })
     }
 
     fn issue(&mut self, layer: &Layer, stream: &Stream) -> Result<(), DriverError> {
-        let ([hidden, wide], routes) = (self.widths, &mut self.routes);
+        let (hidden, routes) = (self.hidden, &mut self.routes);
         routes.choose(stream, self.scores.view())?;
         let input = ExpertInput::Tokens(self.input.view());
-        ops::linear_experts(stream, &layer.gate_up, routes, input, self.gated.view_mut())?;
-        ops::gate_mul_experts(stream, Gate::Silu, routes, self.gated.view(), wide, self.wide.view_mut())?;
-        let input = ExpertInput::Given(self.wide.view());
-        ops::linear_experts(stream, &layer.down, routes, input, self.given.view_mut())?;
+        let out = Output::Gated(self.gated.view_mut(), Gate::Silu);
+        ops::linear_experts(stream, &layer.gate_up, routes, input, out)?;
+        let input = ExpertInput::Given(self.gated.view());
+        ops::linear_experts(stream, &layer.down, routes, input, Output::Bf16(self.given.view_mut()))?;
         routes.mix(stream, self.given.view(), None, hidden, ExpertSum::AddTo(self.residual.view_mut()))
     }
 }

@@ -28,6 +28,7 @@ const GENERATED: Tiny = Tiny {
     feed_forward: 1536,
     heads: 9,
     kv_heads: 3,
+    longest_tokens: 512,
     rope_dims: 64,
     vocabulary: 49_152,
     tied: true,

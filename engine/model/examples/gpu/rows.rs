@@ -1,7 +1,7 @@
 //! What goes through each token by itself between products: norms, gates, heads on their way to the cache. Memory bounds it.
 
 use half::bf16;
-use windlass_kernels::cuda::ops::{self, Gate, PagesMut, Placement, Places, Rotation};
+use windlass_kernels::cuda::ops::{self, Gate, GateLayout, PagesMut, Placement, Places, Rotation};
 use windlass_kernels::ops::RopePairing;
 
 use crate::finding::{Ceiling, Figure, Finding};
@@ -56,7 +56,14 @@ fn gate(rig: &Rig, tokens: usize) -> Outcome<Measured> {
     let mut out = rig.device.allocate::<bf16>(sets * values)?;
     let seconds = rig.seconds(sets, |stream, set| {
         let gate_up = gate_up.slice(2 * set * values..2 * (set + 1) * values);
-        ops::gate_mul(stream, Gate::Silu, gate_up, cols, out.slice_mut(set * values..(set + 1) * values))
+        ops::gate_mul(
+            stream,
+            Gate::Silu,
+            GateLayout::Halves,
+            gate_up,
+            cols,
+            out.slice_mut(set * values..(set + 1) * values),
+        )
     })?;
     Ok((bytes, seconds))
 }

@@ -3,7 +3,7 @@
 use half::bf16;
 use windlass_engine_core::executor::Geometry;
 use windlass_kernels::cuda::ops::{
-    self, AttentionShape, DecodeWork, Gate, Heads, Output, Pages, PagesMut, PeerRank, Placement, Places, Rotation,
+    self, AttentionShape, Gate, GateLayout, Heads, Output, Pages, PagesMut, PeerRank, Placement, Places, Rotation,
 };
 use windlass_kernels::cuda::{Device, DriverError, Matrix, Memory, Stream, View, ViewMut};
 
@@ -205,11 +205,10 @@ impl Kernels<'_> {
     fn attend(&mut self, index: usize, group: usize, pages: Pages<'_>) -> Result<(), DriverError> {
         let shape = attention(self.config, index);
         let values = self.step.tokens * self.config.query_width();
-        let Workspace { query, attended, partial, partial_log, .. } = &mut *self.work;
+        let Workspace { query, attended, splits, .. } = &mut *self.work;
         let query = query.slice(0..values);
         if self.step.decodes > 0 {
             let rows = self.metadata.decode_rows(group);
-            let splits = DecodeWork { partial: partial.view_mut(), partial_log: partial_log.view_mut() };
             ops::attention_decode(self.stream, &shape, rows, query, pages, splits, attended.slice_mut(0..values))?;
         }
         if self.step.tiles > 0 {
@@ -292,7 +291,8 @@ fn residual<'a>(memory: &'a mut Memory<f32>, step: &StepCounts, config: &Decoder
     memory.slice_mut(0..step.tokens * config.hidden)
 }
 
-/// `activation(gate · input) · (up · input)` for each token: what goes down, held in `gated`. `gate_up` is room for both.
+/// `activation(gate · input) · (up · input)` for each token: what goes down, held in `gated`: in one
+/// launch where the product gates, else by way of `gate_up`.
 pub(super) fn gate_product<'a>(
     stream: &Stream,
     gate: Gate,
@@ -303,10 +303,15 @@ pub(super) fn gate_product<'a>(
     gated: &'a mut Memory<bf16>,
 ) -> Result<View<'a, bf16>, DriverError> {
     let (tokens, width) = (input.len() / weights.gate_up.inputs(), weights.down.inputs());
-    inputs.multiply(stream, &weights.gate_up, input, Output::Bf16(gate_up.slice_mut(0..2 * tokens * width)))?;
-    let both = gate_up.slice(0..2 * tokens * width);
-    ops::gate_mul(stream, gate, both, width, gated.slice_mut(0..tokens * width))?;
-    Ok(gated.slice(0..tokens * width))
+    let (matrix, facts, out) = (&weights.gate_up, stream.device().facts(), 0..tokens * width);
+    if weights.layout == GateLayout::Eights && inputs.gates(facts, matrix, tokens) {
+        inputs.multiply(stream, matrix, input, Output::Gated(gated.slice_mut(out.clone()), gate))?;
+    } else {
+        let both = 0..2 * tokens * width;
+        inputs.multiply(stream, matrix, input, Output::Bf16(gate_up.slice_mut(both.clone())))?;
+        ops::gate_mul(stream, gate, weights.layout, gate_up.slice(both), width, gated.slice_mut(out.clone()))?;
+    }
+    Ok(gated.slice(out))
 }
 
 /// `residual += product`, added up over the ranks; `product` goes where it is told. With a norm it is normed before it is added:

@@ -15,7 +15,6 @@ use crate::config::{DecoderConfig, ExpertsConfig};
 pub(super) struct ExpertRoom {
     routes: Routes,
     scores: Memory<f32>,
-    gate_up: Memory<bf16>,
     gated: Memory<bf16>,
     given: Memory<bf16>,
 }
@@ -34,7 +33,6 @@ impl ExpertRoom {
         Ok(Some(ExpertRoom {
             routes: Routes::new(device, mixture, sizes.tokens)?,
             scores: device.allocate(sizes.tokens * mixture.scores())?,
-            gate_up: device.allocate(2 * rows * experts.feed_forward)?,
             gated: device.allocate(rows * experts.feed_forward)?,
             given: device.allocate(rows * config.hidden)?,
         }))
@@ -44,7 +42,7 @@ impl ExpertRoom {
     pub fn bytes(config: &DecoderConfig, sizes: &StepSizes) -> u64 {
         let Some(experts) = &config.experts else { return 0 };
         let (mixture, rows) = (mixture(experts), sizes.tokens * experts.used);
-        let halves = rows * (3 * experts.feed_forward + config.hidden);
+        let halves = rows * (experts.feed_forward + config.hidden);
         Routes::bytes(&mixture, sizes.tokens) + (4 * sizes.tokens * mixture.scores() + 2 * halves) as u64
     }
 }
@@ -70,11 +68,9 @@ pub(super) fn mix(
     let input = normed.slice(0..values);
     ops::linear(stream, &weights.router, input, Output::F32(room.scores.slice_mut(0..scores)))?;
     room.routes.choose(stream, room.scores.slice(0..scores))?;
-    let out = room.gate_up.slice_mut(0..2 * rows * wide);
+    let out = Output::Gated(room.gated.slice_mut(0..rows * wide), gate);
     ops::linear_experts(stream, &weights.gated.gate_up, &room.routes, ExpertInput::Tokens(input), out)?;
-    let both = room.gate_up.slice(0..2 * rows * wide);
-    ops::gate_mul_experts(stream, gate, &room.routes, both, wide, room.gated.slice_mut(0..rows * wide))?;
-    let (own, out) = (room.gated.slice(0..rows * wide), room.given.slice_mut(0..rows * hidden));
+    let (own, out) = (room.gated.slice(0..rows * wide), Output::Bf16(room.given.slice_mut(0..rows * hidden)));
     ops::linear_experts(stream, &weights.gated.down, &room.routes, ExpertInput::Given(own), out)?;
     if let Some(shared) = &weights.shared {
         let own = gate_product(stream, gate, shared, normed.slice(0..values), inputs, gate_up, gated)?;

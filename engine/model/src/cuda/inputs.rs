@@ -3,7 +3,7 @@
 use half::bf16;
 use windlass_kernels::cuda::ops::{self, Output, Quantized};
 use windlass_kernels::cuda::weights::EightBits;
-use windlass_kernels::cuda::{Device, DriverError, Matrix, Memory, Stream, View};
+use windlass_kernels::cuda::{Device, DeviceFacts, DriverError, Matrix, Memory, Stream, View};
 
 use super::weights::Weights;
 
@@ -41,6 +41,9 @@ impl InputRoom {
     }
 
     /// `out[t] = matrix · input[t]` of a layer's matrix.
+    ///
+    /// # Panics
+    /// When a product is to gate that does not ([`InputRoom::gates`]).
     pub fn multiply(
         &mut self,
         stream: &Stream,
@@ -48,17 +51,25 @@ impl InputRoom {
         input: View<'_, bf16>,
         out: Output<'_>,
     ) -> Result<(), DriverError> {
+        match self.way(stream.device().facts(), matrix, input.len() / matrix.inputs()) {
+            Way::Sorted => ops::linear_ordered(stream, matrix, input, &mut self.sorted, out),
+            Way::Rounded(code) => self.multiply_rounded(stream, code, matrix, input, out),
+            Way::Wide => ops::linear_wide(stream, matrix, input, out),
+            Way::Plain => ops::linear(stream, matrix, input, out),
+        }
+    }
+
+    /// Whether the product of so many tokens with a matrix of gates and ups by eights also gates them.
+    pub fn gates(&self, facts: &DeviceFacts, matrix: &Matrix, tokens: usize) -> bool {
+        matches!(self.way(facts, matrix, tokens), Way::Sorted | Way::Plain)
+    }
+
+    fn way(&self, facts: &DeviceFacts, matrix: &Matrix, tokens: usize) -> Way {
         match (matrix.order(), matrix.code()) {
-            (Some(_), _) => ops::linear_ordered(stream, matrix, input, &mut self.sorted, out),
-            (None, Some(code)) if self.rounds && ops::multiplies(stream.device().facts(), code) => {
-                self.multiply_rounded(stream, code, matrix, input, out)
-            }
-            (None, _) => {
-                let (facts, tokens) = (stream.device().facts(), input.len() / matrix.cols());
-                let wide = self.widens && ops::multiplies_widely(facts, matrix, tokens);
-                let multiply = if wide { ops::linear_wide } else { ops::linear };
-                multiply(stream, matrix, input, out)
-            }
+            (Some(_), _) => Way::Sorted,
+            (None, Some(code)) if self.rounds && ops::multiplies(facts, code) => Way::Rounded(code),
+            (None, _) if self.widens && ops::multiplies_widely(facts, matrix, tokens) => Way::Wide,
+            (None, _) => Way::Plain,
         }
     }
 
@@ -77,6 +88,17 @@ impl InputRoom {
         let multiply = if self.widens { ops::linear_w8a8_wide } else { ops::linear_w8a8 };
         multiply(stream, matrix, &input, out)
     }
+}
+
+/// How an input is multiplied.
+enum Way {
+    /// In the order of the matrix's columns.
+    Sorted,
+    /// Rounded to codes as the matrix has them.
+    Rounded(EightBits),
+    /// With sums in another order.
+    Wide,
+    Plain,
 }
 
 /// Values of the buffers.

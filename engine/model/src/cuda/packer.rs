@@ -41,6 +41,15 @@ impl FileMatrix {
         }
     }
 
+    /// Whether two have their values alike.
+    pub fn is_typed_as(&self, other: &FileMatrix) -> bool {
+        match (&self.values, &other.values) {
+            (FileValues::Typed(one, _), FileValues::Typed(another, _)) => one == another,
+            (FileValues::Float8(_), FileValues::Float8(_)) => true,
+            _ => false,
+        }
+    }
+
     /// Its values, if they are eight-bit floats.
     pub fn float8(&self) -> Option<&Float8> {
         match &self.values {

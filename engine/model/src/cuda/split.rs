@@ -5,7 +5,7 @@
 //! for each token. That makes room, not speed.
 
 use windlass_checkpoint::Checkpoint;
-use windlass_engine_contract::memory::Ledger;
+use windlass_engine_contract::memory::{Ledger, kv_sequence_bytes, workspace_bytes};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::sharding::{Shard, Stage};
 use windlass_engine_core::executor::{Geometry, KvGroups};
@@ -18,11 +18,13 @@ use super::loaded::LoadedPart;
 use super::rank::Rank;
 use super::split_decoder::SplitDecoder;
 use super::{CudaError, Replay, support};
+use crate::config::DecoderConfig;
 use crate::executor::CpuExecutor;
 use crate::load::{Built, Draft, LoadError, Loaded, no_threads};
+use crate::part::Parts;
 use crate::sizes::{KvBudget, LoadOptions, SizeError, Sizes};
 use crate::step::StepRunner;
-use crate::weights::ShardError;
+use crate::weights::{Manifest, ShardError};
 
 /// A model whose last layers are on a GPU. Nothing is allocated yet for those that stay on the CPU.
 pub struct SplitModel<'a> {
@@ -31,6 +33,32 @@ pub struct SplitModel<'a> {
     /// How both caches hold keys and values.
     pages: PageType,
     options: LoadOptions,
+}
+
+/// The driver's own, such as graphs, takes about one of so many parts of what is free.
+const DRIVERS_SHARE: u64 = 32;
+
+/// How many layers a device has room for, by its free memory and the checkpoint's headers: with the head, what steps need and a
+/// sequence at its longest. What the driver takes for itself is reckoned, so the last of them may turn out to be one too many.
+pub fn layers_that_fit(checkpoint: &Checkpoint, options: &LoadOptions, device: &Device) -> Result<u32, LoadError> {
+    let config = DecoderConfig::read(checkpoint)?;
+    let manifest = Manifest::read_headers(checkpoint, &config, options.quantization)?;
+    let free = device.driver().memory().map_err(CudaError::from)?.free_bytes as u64;
+    let (whole, room) = (config.shape(0), free - free / DRIVERS_SHARE);
+    let parts = Parts::of(&Shard::whole(&whole), &config);
+    let longest = options.max_model_tokens.unwrap_or(u32::MAX).min(whole.context_tokens);
+    let steps = workspace_bytes(&whole, options.max_step_tokens, options.max_sequences);
+    let fits = |layers: &u32| {
+        let stage = if *layers == whole.layers {
+            Ok(Stage::WHOLE)
+        } else {
+            Stage::split(*layers, &whole).map(|[_, last]| last)
+        };
+        let held = ModelShape { layers: *layers, windowed: None, ..whole.clone() };
+        let kv = kv_sequence_bytes(&held, options.kv_data_type, longest);
+        stage.is_ok_and(|stage| manifest.device_bytes(&parts, stage) + kv + steps <= room)
+    };
+    Ok((1..=whole.layers).rev().find(fits).unwrap_or(0))
 }
 
 impl<'a> SplitModel<'a> {

@@ -1,6 +1,7 @@
 //! A decoder's weights on a GPU, stacked as its kernels multiply: query, key and value as one, gate and up as one.
 
 use windlass_engine_contract::sharding::Stage;
+use windlass_kernels::cuda::ops::GateLayout;
 use windlass_kernels::cuda::weights::EightBits;
 use windlass_kernels::cuda::{DriverError, LoadError, Matrix, Memory, Upload, Uploader};
 use windlass_kernels::{Pool, WeightType};
@@ -11,8 +12,33 @@ use crate::backend::{Experts, FeedForward, Gated, Layer};
 use crate::packed::Float8;
 use crate::weights::Head;
 
-/// Makes one matrix of tensors of one input: [`Matrix::stack`], or [`Matrix::stack_types`].
-type Stack = fn(&Uploader, &Pool, usize, &[(WeightType, usize, &[u8])]) -> Result<Matrix, LoadError>;
+/// How tensors of one input become one matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stack {
+    /// Of one type: [`Matrix::stack`].
+    OneType,
+    /// Each of its own: [`Matrix::stack_types`].
+    OwnTypes,
+}
+
+impl Stack {
+    fn make(self, loader: &Loader<'_>, cols: usize, tensors: &[Tensor<'_>]) -> Result<Matrix, LoadError> {
+        match self {
+            Stack::OneType => Matrix::stack(loader.uploader, loader.pool, cols, tensors),
+            Stack::OwnTypes => Matrix::stack_types(loader.uploader, loader.pool, cols, tensors),
+        }
+    }
+
+    /// Whether a gate and its up may stand by eights: as whole tiles of the kernels, and as one matrix.
+    fn takes_by_eights(self, pair: &[&FileMatrix]) -> bool {
+        let [gate, up] = pair else { return false };
+        let is_one = self == Stack::OneType || gate.is_typed_as(up);
+        is_one && gate.rows == up.rows && gate.rows.is_multiple_of(EIGHT)
+    }
+}
+
+/// A type, rows and their values.
+type Tensor<'a> = (WeightType, usize, &'a [u8]);
 
 /// What is right where an order is not.
 const RIGHT_ORDER: &str = "a checkpoint without desc_act, or the CPU";
@@ -79,8 +105,10 @@ pub(super) enum FeedForwardWeights {
 /// A gated block, or several one after the other.
 #[derive(Debug)]
 pub(super) struct GatedWeights {
-    /// Gate and then up, of each block.
+    /// Gate and up of each block.
     pub gate_up: Matrix,
+    /// How their rows stand.
+    pub layout: GateLayout,
     pub down: Matrix,
 }
 
@@ -173,7 +201,9 @@ impl Loader<'_> {
         };
         Ok(LayerWeights {
             attention_norm: self.vector(&layer.attention_norm)?,
-            qkv: self.stack(&[&query, &key, &value], Matrix::stack_types).map_err(named("query, key and value"))?,
+            qkv: self
+                .stack(&[&query, &key, &value], GateLayout::Halves, Stack::OwnTypes)
+                .map_err(named("query, key and value"))?,
             biases,
             head_norms,
             rotary: layer.rotary,
@@ -188,7 +218,7 @@ impl Loader<'_> {
     fn feed_forward(&self, layer: usize, block: &FeedForward<FilePacker<'_>>) -> Result<FeedForwardWeights, CudaError> {
         let Experts { router, experts, shared } = match block {
             FeedForward::Dense(gated) => {
-                let gated = self.gated(layer, [gated], Matrix::stack_types)?;
+                let gated = self.gated(layer, [gated], Stack::OwnTypes)?;
                 return Ok(FeedForwardWeights::Dense(Box::new(gated)));
             }
             FeedForward::Experts(experts) => experts,
@@ -202,8 +232,8 @@ impl Loader<'_> {
         let rows: Vec<_> = rows.into_iter().chain(shared.iter().map(|_| (WeightType::F32, 1, &gate[..]))).collect();
         let router = Matrix::stack(self.uploader, self.pool, router.cols, &rows)
             .map_err(|source| CudaError::Weights { name: "router", layer, source })?;
-        let shared = shared.as_ref().map(|shared| self.gated(layer, [&shared.gated], Matrix::stack_types));
-        let (shared, gated) = (shared.transpose()?, self.gated(layer, experts, Matrix::stack)?);
+        let shared = shared.as_ref().map(|shared| self.gated(layer, [&shared.gated], Stack::OwnTypes));
+        let (shared, gated) = (shared.transpose()?, self.gated(layer, experts, Stack::OneType)?);
         Ok(FeedForwardWeights::Experts(Box::new(ExpertWeights { router, gated, shared })))
     }
 
@@ -219,9 +249,12 @@ impl Loader<'_> {
             blocks.into_iter().map(|Gated { gate, up, down }| ([gate, up], down)).unzip();
         let gates_and_ups = gates_and_ups.concat();
         check_shared_order("gate and up", &gates_and_ups)?;
+        let by_eights = gates_and_ups.chunks(2).all(|pair| stack.takes_by_eights(pair));
+        let layout = if by_eights { GateLayout::Eights } else { GateLayout::Halves };
         Ok(GatedWeights {
-            gate_up: self.stack(&gates_and_ups, stack).map_err(named("gate and up"))?,
-            down: self.stack(&downs, stack).map_err(named("down"))?,
+            gate_up: self.stack(&gates_and_ups, layout, stack).map_err(named("gate and up"))?,
+            layout,
+            down: self.stack(&downs, GateLayout::Halves, stack).map_err(named("down"))?,
         })
     }
 
@@ -258,18 +291,21 @@ impl Loader<'_> {
     }
 
     fn matrix(&self, file: &FileMatrix) -> Result<Matrix, LoadError> {
-        self.stack(&[file], Matrix::stack)
+        self.stack(&[file], GateLayout::Halves, Stack::OneType)
     }
 
-    /// Matrices of the same input, in the same order of columns, as one: outputs after outputs.
-    fn stack(&self, files: &[&FileMatrix], stack: Stack) -> Result<Matrix, LoadError> {
-        if let Some(float8) = self.stack_float8(files) {
+    /// Matrices of the same input, in the same order of columns, as one: outputs after outputs, or those of two by eights.
+    fn stack(&self, files: &[&FileMatrix], layout: GateLayout, stack: Stack) -> Result<Matrix, LoadError> {
+        if let Some(float8) = self.stack_float8(files, layout) {
             return float8;
         }
         let typed: Vec<_> = files.iter().map(|file| file.typed()).collect();
-        let tensors: Vec<_> =
-            typed.iter().zip(files).map(|((kind, bytes), file)| (*kind, file.rows, &bytes[..])).collect();
-        let stacked = stack(self.uploader, self.pool, files[0].cols, &tensors)?;
+        let bytes = typed.iter().zip(files).map(|((_, bytes), file)| (file.rows, &bytes[..]));
+        let tensors: Vec<_> = pieces(layout, bytes)
+            .into_iter()
+            .map(|Piece { matrix, rows, values }| (typed[matrix].0, rows, values))
+            .collect();
+        let stacked = stack.make(self, files[0].cols, &tensors)?;
         match &files[0].order {
             None => Ok(stacked),
             Some(order) => stacked.ordered(self.uploader, order),
@@ -277,15 +313,47 @@ impl Loader<'_> {
     }
 
     /// The same if all are eight-bit floats that are scaled alike.
-    fn stack_float8(&self, files: &[&FileMatrix]) -> Option<Result<Matrix, LoadError>> {
+    fn stack_float8(&self, files: &[&FileMatrix], layout: GateLayout) -> Option<Result<Matrix, LoadError>> {
         let parts: Vec<&Float8> = files.iter().map(|file| file.float8()).collect::<Option<_>>()?;
         let group = parts[0].group;
         let (rows, cols) = (files.iter().map(|file| file.rows).sum(), files[0].cols);
-        let codes = parts.iter().map(|part| &part.codes[..]).collect::<Vec<_>>().concat();
-        let scales = parts.iter().map(|part| &part.scales[..]).collect::<Vec<_>>().concat();
+        let codes = concat(pieces(layout, parts.iter().zip(files).map(|(part, file)| (file.rows, &part.codes[..]))));
+        let scales = concat(pieces(layout, parts.iter().zip(files).map(|(part, file)| (file.rows, &part.scales[..]))));
         let stacked = || Matrix::eight_bits(self.uploader, EightBits::E4m3, [rows, cols], group, &codes, &scales);
         parts.iter().all(|part| part.group == group).then(stacked)
     }
+}
+
+/// Gates or ups that stand side by side.
+const EIGHT: usize = 8;
+
+/// Neighbouring rows of one of several matrices.
+struct Piece<'v, T> {
+    matrix: usize,
+    rows: usize,
+    values: &'v [T],
+}
+
+/// The rows of matrices, of which `(rows, values)` are given, in the order in which they are stacked.
+fn pieces<'v, T>(layout: GateLayout, matrices: impl Iterator<Item = (usize, &'v [T])>) -> Vec<Piece<'v, T>> {
+    let whole = matrices.enumerate().map(|(matrix, (rows, values))| Piece { matrix, rows, values });
+    match layout {
+        GateLayout::Halves => whole.collect(),
+        GateLayout::Eights => whole.collect::<Vec<_>>().chunks(2).flat_map(by_eights).collect(),
+    }
+}
+
+/// Eight rows of each of two matrices by turns.
+fn by_eights<'v, T>(pair: &[Piece<'v, T>]) -> Vec<Piece<'v, T>> {
+    let eight = |matrix: &Piece<'v, T>, at: usize| {
+        let length = matrix.values.len() / matrix.rows * EIGHT;
+        Piece { matrix: matrix.matrix, rows: EIGHT, values: &matrix.values[at * length..][..length] }
+    };
+    (0..pair[0].rows / EIGHT).flat_map(|at| pair.iter().map(move |matrix| eight(matrix, at))).collect()
+}
+
+fn concat<T: Copy>(pieces: Vec<Piece<'_, T>>) -> Vec<T> {
+    pieces.iter().map(|piece| piece.values).collect::<Vec<_>>().concat()
 }
 
 /// Refuses matrices of one input whose columns have different orders.

@@ -1,6 +1,7 @@
 //! Activations of a step on the device, one row for each token: allocated once for the largest step.
 
 use half::bf16;
+use windlass_kernels::cuda::ops::DecodeRoom;
 use windlass_kernels::cuda::{Device, DriverError, Memory};
 
 use super::experts::ExpertRoom;
@@ -20,9 +21,8 @@ pub(super) struct Workspace {
     pub attended: Memory<bf16>,
     pub gate_up: Memory<bf16>,
     pub gated: Memory<bf16>,
-    /// Splits of decoding: weighted values, and the logarithms of their weights.
-    pub partial: Memory<f32>,
-    pub partial_log: Memory<f32>,
+    /// Of decoding.
+    pub splits: DecodeRoom,
     /// Residuals of the tokens that get logits, and their norm.
     pub picked: Memory<f32>,
     pub picked_normed: Memory<bf16>,
@@ -48,8 +48,7 @@ impl Workspace {
             attended: device.allocate(lengths.query)?,
             gate_up: device.allocate(2 * lengths.gated)?,
             gated: device.allocate(lengths.gated)?,
-            partial: device.allocate(lengths.splits * config.head_dim)?,
-            partial_log: device.allocate(lengths.splits)?,
+            splits: DecodeRoom::new(device, sizes.rows, sizes.heads, sizes.splits())?,
             picked: device.allocate(lengths.picked)?,
             picked_normed: device.allocate(lengths.picked)?,
             logits: device.allocate(lengths.logits)?,
@@ -60,11 +59,12 @@ impl Workspace {
 
     /// Bytes of these buffers.
     pub fn bytes(config: &DecoderConfig, weights: &Weights, sizes: &StepSizes) -> u64 {
-        let Lengths { hidden, projected, query, gated, splits, picked, logits } = Lengths::of(config, sizes);
+        let Lengths { hidden, projected, query, gated, picked, logits } = Lengths::of(config, sizes);
         let halves = hidden + projected + 2 * query + 3 * gated + picked;
-        let floats = hidden + splits * (config.head_dim + 1) + picked + logits;
+        let floats = hidden + picked + logits;
+        let splits = DecodeRoom::bytes(sizes.rows, sizes.heads, sizes.splits());
         let inputs = InputRoom::bytes(weights, sizes.tokens);
-        (2 * halves + 4 * floats) as u64 + inputs + ExpertRoom::bytes(config, sizes)
+        (2 * halves + 4 * floats) as u64 + splits + inputs + ExpertRoom::bytes(config, sizes)
     }
 }
 
@@ -74,7 +74,6 @@ struct Lengths {
     projected: usize,
     query: usize,
     gated: usize,
-    splits: usize,
     picked: usize,
     logits: usize,
 }
@@ -86,7 +85,6 @@ impl Lengths {
             projected: sizes.tokens * sizes.heads.projected_width(),
             query: sizes.tokens * config.query_width(),
             gated: sizes.tokens * config.feed_forward,
-            splits: sizes.rows * config.heads * sizes.splits(),
             picked: sizes.logits * config.hidden,
             logits: sizes.logits * config.vocabulary,
         }

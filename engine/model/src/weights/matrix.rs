@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use windlass_checkpoint::{Data, Tensor};
+use windlass_kernels::cuda::Matrix;
 use windlass_kernels::{Integer, WeightType, floats};
 
 use super::{ShardError, TensorError, weight_type};
@@ -80,18 +81,29 @@ impl<'a> MatrixTensor<'a> {
 
     /// Bytes of a part in the type it is packed in.
     pub fn bytes(&self, part: &Part) -> u64 {
-        let (kind, [cols, rows]) = match self {
-            MatrixTensor::Plain(plain) => {
-                let [rows, cols] = part.shape(plain.rows, plain.cols);
-                (self.packed(), [cols, rows])
-            }
-            MatrixTensor::Packed(packed) => {
-                let packed = packed.part(part);
-                (packed.kind(), packed.shape())
-            }
-        };
+        let (kind, [rows, cols]) = self.packed_part(part);
         // The file's length bounds them.
         kind.row_bytes(cols).map_or(0, |row| row as u64 * rows as u64)
+    }
+
+    /// Bytes of a part on a GPU.
+    pub fn device_bytes(&self, part: &Part) -> u64 {
+        let (kind, [rows, cols]) = self.packed_part(part);
+        // Eight-bit floats stay that there.
+        let float8 = matches!(self, MatrixTensor::Packed(packed) if packed.is_float8());
+        Matrix::bytes_of(if float8 { WeightType::I8G128 } else { kind }, rows, cols)
+    }
+
+    /// The type that a part is packed in, its rows and its columns.
+    fn packed_part(&self, part: &Part) -> (WeightType, [usize; 2]) {
+        match self {
+            MatrixTensor::Plain(plain) => (self.packed(), part.shape(plain.rows, plain.cols)),
+            MatrixTensor::Packed(packed) => {
+                let packed = packed.part(part);
+                let [cols, rows] = packed.shape();
+                (packed.kind(), [rows, cols])
+            }
+        }
     }
 
     /// Refuses a part of which no rank can make a matrix: one with broken blocks. Inputs in an order of their own make whole

@@ -112,8 +112,8 @@ fn a_decoding_step_is_one_graph_on_the_gpu() {
     let issued = driver.issued()[before..].to_vec();
     let of_kernels = |work: &&Issued| matches!(work, Issued::Graph(_) | Issued::Launch(_));
     let kernels: Vec<&Issued> = issued.iter().filter(of_kernels).collect();
-    // Three layers of ten kernels, and three behind them; then the draw.
-    assert_eq!(kernels, [&Issued::Graph(3 * 10 + 3), &Issued::Launch(Kernel::Sample)]);
+    // Three layers of eight kernels, and three behind them; then the draw.
+    assert_eq!(kernels, [&Issued::Graph(3 * 8 + 3), &Issued::Launch(Kernel::Sample)]);
     assert_eq!(self::free(&driver), free, "nothing is allocated");
 }
 

@@ -5,7 +5,9 @@ use crate::cli::{ENABLE_EXPERT_PARALLEL, ExecutorKind, N_GPU_LAYERS, Runner, Ser
 use crate::encoding::BatchLimits;
 use crate::failure::Failure;
 use crate::machine;
+use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 use windlass_checkpoint::HubFolder;
 use windlass_engine_contract::flags;
@@ -61,7 +63,7 @@ pub struct CpuConfig {
     /// Whether a rank holds some of a mixture's experts whole, instead of columns of each.
     pub expert_parallel: bool,
     /// Layers that a GPU computes, the last ones, and at least one; `None` for all.
-    pub gpu_layers: Option<u32>,
+    pub gpu_layers: Option<GpuLayers>,
     /// On a GPU, kernels are launched one by one instead of being replayed.
     pub eager: bool,
     /// On a GPU, no token depends on what is computed beside it.
@@ -201,11 +203,40 @@ fn encoder(args: &ServeArgs, model: EncoderModel) -> Result<EncoderConfig, Failu
     Ok(EncoderConfig { model, limits })
 }
 
+/// How many layers a GPU computes: the last ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuLayers {
+    /// So many.
+    Last(u32),
+    /// As many as it has room for.
+    Auto,
+}
+
+impl FromStr for GpuLayers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<GpuLayers, String> {
+        match text {
+            "auto" => Ok(GpuLayers::Auto),
+            _ => text.parse().map(GpuLayers::Last).map_err(|_| "a number of layers, or auto".to_owned()),
+        }
+    }
+}
+
+impl Display for GpuLayers {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            GpuLayers::Last(layers) => layers.fmt(out),
+            GpuLayers::Auto => out.write_str("auto"),
+        }
+    }
+}
+
 /// Who says how many layers a GPU computes has said where.
 fn device(args: &ServeArgs) -> Result<DeviceChoice, Failure> {
     match (args.device.as_str(), args.n_gpu_layers) {
         ("auto", None) => Ok(DeviceChoice::Auto),
-        ("cpu", _) | ("auto", Some(0)) => Ok(DeviceChoice::Cpu),
+        ("cpu", _) | ("auto", Some(GpuLayers::Last(0))) => Ok(DeviceChoice::Cpu),
         ("cuda", _) | ("auto", Some(_)) => Ok(DeviceChoice::Cuda),
         (other, _) => Err(unsupported(flags::DEVICE, other, "use auto, cpu or cuda")),
     }
@@ -217,8 +248,8 @@ fn check_gpu_layers(args: &ServeArgs, encodes: bool) -> Result<(), Failure> {
     let way_out = match (args.device.as_str(), layers) {
         _ if args.executor == ExecutorKind::Sim => "the simulator has no layers: leave it out",
         _ if encodes => "encoders are computed on the CPU: leave it out",
-        ("cuda", 0) => "nothing is left for the GPU: use 1 or more, or --device cpu",
-        (_, 0) => return Ok(()),
+        ("cuda", GpuLayers::Last(0)) => "nothing is left for the GPU: use 1 or more, or --device cpu",
+        (_, GpuLayers::Last(0)) => return Ok(()),
         ("cpu", _) => "the CPU computes all layers: use --device cuda, or 0",
         _ if args.tensor_parallel_size > 1 => "layers stay on the CPU beside one GPU: use --tensor-parallel-size 1",
         _ if args.pipeline_parallel_size > 1 => "layers stay on the CPU of one node: use --pipeline-parallel-size 1",
@@ -239,7 +270,7 @@ fn cpu(args: &ServeArgs) -> Result<CpuConfig, Failure> {
         threads,
         tensor_parallel: args.tensor_parallel_size,
         expert_parallel: args.enable_expert_parallel,
-        gpu_layers: args.n_gpu_layers.filter(|layers| *layers > 0),
+        gpu_layers: args.n_gpu_layers.filter(|layers| *layers != GpuLayers::Last(0)),
         eager: args.enforce_eager,
         batch_invariant: !args.no_deterministic,
         activations: args.activation_dtype.into(),

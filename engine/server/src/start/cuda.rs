@@ -8,7 +8,7 @@ use super::engine_thread::launch;
 use super::{BuiltOn, StartedModel, cpu, effective, open, open_served, read_beside};
 use crate::cli::N_GPU_LAYERS;
 use crate::clock::Clock;
-use crate::config::{Config, CpuConfig, DeviceChoice, PipelineConfig};
+use crate::config::{Config, CpuConfig, DeviceChoice, GpuLayers, PipelineConfig};
 use crate::failure::Failure;
 use crate::fetch::record;
 use crate::gpus;
@@ -93,7 +93,7 @@ pub fn start(
     gpus::watch(devices.iter().map(|device| device.facts().pci_bus_id.clone()).collect(), monitor);
     let file = open_served(config, &cpu.model)?;
     let (config_of, cpu_of, devices) = (config.clone(), cpu.clone(), devices.to_vec());
-    match (&cpu.pipeline, split_at(cpu, &file)?) {
+    match (&cpu.pipeline, split_at(config, cpu, &file, &devices[0])?) {
         (Some(pipeline), _) => {
             let mut gathering = Some(cpu::gathering(pipeline)?);
             let load = move |file: &Checkpoint| match gathering.take() {
@@ -126,9 +126,13 @@ fn announce(devices: &[Device]) {
 }
 
 /// How many layers a GPU computes, if some stay on the CPU.
-fn split_at(cpu: &CpuConfig, file: &Checkpoint) -> Result<Option<u32>, Failure> {
+fn split_at(config: &Config, cpu: &CpuConfig, file: &Checkpoint, device: &Device) -> Result<Option<u32>, Failure> {
     let Some(layers) = cpu.gpu_layers else { return Ok(None) };
     let model = DecoderConfig::read(file).map_err(|error| cpu::load_failure(error.into()))?;
+    let layers = match layers {
+        GpuLayers::Last(layers) => layers,
+        GpuLayers::Auto => split::layers_that_fit(config, cpu, file, device)?,
+    };
     Ok(Some(layers).filter(|layers| (*layers as usize) < model.layers))
 }
 
@@ -211,7 +215,8 @@ fn architecture(device: &Device) -> String {
 fn say_what_makes_room(failure: Failure, cpu: &CpuConfig) -> Failure {
     match (failure.reason, cpu.tensor_parallel, &cpu.pipeline) {
         (Reason::OutOfMemory, 1, None) => {
-            let message = format!("{}; {N_GPU_LAYERS} N leaves all layers but the last N to the CPU", failure.message);
+            let layers = if cpu.gpu_layers == Some(GpuLayers::Auto) { "N, less than all," } else { "auto" };
+            let message = format!("{}; {N_GPU_LAYERS} {layers} leaves the first layers to the CPU", failure.message);
             Failure { message, ..failure }
         }
         _ => failure,

@@ -1,5 +1,5 @@
 use half::bf16;
-use windlass_kernels::cuda::ops::{self, Gate};
+use windlass_kernels::cuda::ops::{self, Gate, GateLayout};
 
 use crate::common::{Random, device, poisoned, worst_ulps};
 
@@ -20,15 +20,25 @@ fn gated_activations_match_the_reference() {
         for (tokens, cols) in [(1, 8), (3, 1536), (2, 4104)] {
             let (device, stream) = device(1);
             let input = random.halves(tokens * 2 * cols, 4.0);
-            let mut out = poisoned::<bf16>(&device, tokens * cols);
-            ops::gate_mul(&stream, gate, device.upload(&input).unwrap().view(), cols, out.view_mut()).unwrap();
+            let gated = |layout: GateLayout, input: &[bf16]| {
+                let (input, mut out) = (device.upload(input).unwrap(), poisoned::<bf16>(&device, tokens * cols));
+                ops::gate_mul(&stream, gate, layout, input.view(), cols, out.view_mut()).unwrap();
+                out.read(&stream).unwrap()
+            };
+            let out = gated(GateLayout::Halves, &input);
             let product = |(x, up): (&bf16, &bf16)| reference(gate, f64::from(*x)) * f64::from(*up);
             let exact: Vec<f64> = input
                 .chunks(2 * cols)
                 .flat_map(|token| token[..cols].iter().zip(&token[cols..]).map(product))
                 .collect();
-            let worst = worst_ulps(&out.read(&stream).unwrap(), &exact);
+            let worst = worst_ulps(&out, &exact);
             assert!(worst <= 0.51, "{gate:?} of {tokens} x {cols}: {worst}");
+            let eights = |token: &[bf16]| {
+                let (gates, ups) = token.split_at(cols);
+                gates.chunks(8).zip(ups.chunks(8)).flat_map(|(gates, ups)| [gates, ups].concat()).collect::<Vec<_>>()
+            };
+            let by_eights: Vec<bf16> = input.chunks(2 * cols).flat_map(eights).collect();
+            assert_eq!(gated(GateLayout::Eights, &by_eights), out, "{gate:?} of {tokens} x {cols}");
         }
     }
 }

@@ -1,6 +1,6 @@
 use half::bf16;
 use windlass_cuda_shim::{HostMachine, Issued, Kernels};
-use windlass_kernels::cuda::ops::{self, AttentionShape, Chunks, DecodeRows, DecodeWork, Heads, Pages};
+use windlass_kernels::cuda::ops::{self, AttentionShape, Chunks, DecodeRoom, DecodeRows, Heads, Pages};
 use windlass_kernels::cuda::weights::EightBits;
 use windlass_kernels::cuda::{Device, Kernel, Memory, Stream};
 
@@ -186,14 +186,12 @@ impl Scene {
     /// The same where each sequence has so many leading splits in common with the one before.
     pub fn decode_sharing(&self, device: &Device, stream: &Stream, splits: usize, common: &[u32]) -> Vec<bf16> {
         let rows = self.sequences.len();
-        let Heads { heads, dim, .. } = self.shape.heads;
         let lengths: Vec<u32> = self.sequences.iter().map(|&(keys, _)| keys as u32).collect();
         let tokens: Vec<u32> = (0..rows as u32).collect();
         let (tables, lengths) = (device.upload(&self.tables).unwrap(), device.upload(&lengths).unwrap());
         let (tokens, query) = (device.upload(&tokens).unwrap(), device.upload(&self.query).unwrap());
         let (common, cache) = (device.upload(common).unwrap(), self.cache(device));
-        let mut partial: Memory<f32> = poisoned(device, rows * heads * splits * dim);
-        let mut partial_log: Memory<f32> = poisoned(device, rows * heads * splits);
+        let mut room = DecodeRoom::new(device, rows, self.shape.heads, splits).unwrap();
         let mut out = poisoned::<bf16>(device, self.query.len());
         let rows = DecodeRows {
             tables: tables.slice(0..rows * self.max_pages),
@@ -202,9 +200,13 @@ impl Scene {
             common: common.view(),
             splits,
         };
-        let work = DecodeWork { partial: partial.view_mut(), partial_log: partial_log.view_mut() };
-        ops::attention_decode(stream, &self.shape, rows, query.view(), cache.pages(), work, out.view_mut()).unwrap();
-        out.read(stream).unwrap()
+        let (shape, query, pages) = (&self.shape, query.view(), cache.pages());
+        ops::attention_decode(stream, shape, rows, query, pages, &mut room, out.view_mut()).unwrap();
+        let first = out.read(stream).unwrap();
+        // What a step leaves of its counts would be seen by the next.
+        ops::attention_decode(stream, shape, rows, query, pages, &mut room, out.view_mut()).unwrap();
+        assert_eq!(out.read(stream).unwrap(), first, "the same step once more");
+        first
     }
 
     fn prefill(&self, device: &Device, stream: &Stream) -> Vec<bf16> {

@@ -1,7 +1,7 @@
 use half::{bf16, f16};
 use windlass_cuda_shim::{HostMachine, Issued, Kernels};
 use windlass_kernels::WeightType;
-use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Gate, Mixture, Output, Routes};
+use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Gate, GateLayout, Mixture, Output, Routes};
 use windlass_kernels::cuda::weights::{EightBits, Group, Grouped, Int8, Matrix, Superblock, Superblocks};
 use windlass_kernels::cuda::{Device, Stream};
 
@@ -127,9 +127,9 @@ impl Scene {
         let mut given = poisoned::<bf16>(device, rows * self.hidden);
         routes.choose(stream, scores.view()).unwrap();
         let from = ExpertInput::Tokens(input.view());
-        ops::linear_experts(stream, &self.up.0, &routes, from, wide.view_mut()).unwrap();
+        ops::linear_experts(stream, &self.up.0, &routes, from, Output::Bf16(wide.view_mut())).unwrap();
         let from = ExpertInput::Given(wide.view());
-        ops::linear_experts(stream, &self.down.0, &routes, from, given.view_mut()).unwrap();
+        ops::linear_experts(stream, &self.down.0, &routes, from, Output::Bf16(given.view_mut())).unwrap();
         let shared = mixture.shared.then(|| shared.view());
         routes.mix(stream, given.view(), shared, self.hidden, ExpertSum::AddTo(residual.view_mut())).unwrap();
         let mut rounded = poisoned::<bf16>(device, residual.len());
@@ -255,7 +255,8 @@ fn an_expert_gives_what_its_matrix_gives_alone() {
         let mut routes = Routes::new(&device, mixture(count, 1, false, true), tokens).unwrap();
         routes.choose(&stream, device.upload(&scores).unwrap().view()).unwrap();
         let mut given = poisoned::<bf16>(&device, tokens * rows);
-        ops::linear_experts(&stream, &matrix, &routes, ExpertInput::Tokens(input.view()), given.view_mut()).unwrap();
+        let (from, out) = (ExpertInput::Tokens(input.view()), Output::Bf16(given.view_mut()));
+        ops::linear_experts(&stream, &matrix, &routes, from, out).unwrap();
         // The weight of the only one is 1.
         let mut own = poisoned::<bf16>(&device, tokens * rows);
         routes.mix(&stream, given.view(), None, rows, ExpertSum::Bf16(own.view_mut())).unwrap();
@@ -267,11 +268,10 @@ fn an_expert_gives_what_its_matrix_gives_alone() {
     }
 }
 
-/// Only what has a place is computed between two products: the rest stays as it was.
+/// Experts that gate give what a kernel behind them gives; rows that are nobody's stay as they were.
 #[test]
-fn rows_that_are_nobodys_are_not_gated() {
-    let (tokens, cols) = (21, 16);
-    let (device, stream) = device(1);
+fn experts_gate_what_they_give() {
+    let (tokens, wide) = (21, 96);
     let mut random = Random::new(33);
     let mixture = part(mixture(6, 2, false, true), 1, 2);
     let scores = random.values(tokens * 6, 3.0);
@@ -282,15 +282,24 @@ fn rows_that_are_nobodys_are_not_gated() {
     };
     let taken: usize = scores.chunks(6).map(best).sum();
     assert!((1..2 * tokens).contains(&taken));
-    let mut routes = Routes::new(&device, mixture, tokens).unwrap();
-    routes.choose(&stream, device.upload(&scores).unwrap().view()).unwrap();
-    let input = device.upload(&random.halves(2 * tokens * 2 * cols, 4.0)).unwrap();
-    let [mut all, mut own] = [(); 2].map(|()| poisoned::<bf16>(&device, 2 * tokens * cols));
-    ops::gate_mul(&stream, Gate::Silu, input.view(), cols, all.view_mut()).unwrap();
-    ops::gate_mul_experts(&stream, Gate::Silu, &routes, input.view(), cols, own.view_mut()).unwrap();
-    let [all, own] = [all, own].map(|memory| memory.read(&stream).unwrap());
-    assert_eq!(all[..taken * cols], own[..taken * cols]);
-    assert!(own[taken * cols..].iter().all(|value| value.is_nan()), "{taken} of {}", 2 * tokens);
+    for (seed, layout) in SEEDS.into_iter().cycle().zip(LAYOUTS) {
+        let ((device, stream), cols) = (device(seed), layout.widths().0);
+        let (matrix, _) = layout.weights(&device, &mut random, 2 * 2 * wide, cols);
+        let mut routes = Routes::new(&device, mixture, tokens).unwrap();
+        routes.choose(&stream, device.upload(&scores).unwrap().view()).unwrap();
+        let input = device.upload(&random.halves(tokens * cols, 1.0)).unwrap();
+        let give = |out: Output<'_>| {
+            ops::linear_experts(&stream, &matrix, &routes, ExpertInput::Tokens(input.view()), out).unwrap();
+        };
+        let mut both = poisoned::<bf16>(&device, 2 * tokens * 2 * wide);
+        let [mut apart, mut gated] = [(); 2].map(|()| poisoned::<bf16>(&device, 2 * tokens * wide));
+        give(Output::Bf16(both.view_mut()));
+        give(Output::Gated(gated.view_mut(), Gate::Silu));
+        ops::gate_mul(&stream, Gate::Silu, GateLayout::Eights, both.view(), wide, apart.view_mut()).unwrap();
+        let [apart, gated] = [apart, gated].map(|memory| memory.read(&stream).unwrap());
+        assert_eq!(apart[..taken * wide], gated[..taken * wide], "{layout:?}");
+        assert!(gated[taken * wide..].iter().all(|value| value.is_nan()), "{layout:?}: {taken} of {}", 2 * tokens);
+    }
 }
 
 /// A score that is no number spoils its own token and touches nothing else.

@@ -3,11 +3,11 @@
 use half::bf16;
 use windlass_cuda_shim::{HostMachine, Issued, Kernels};
 use windlass_kernels::WeightType;
-use windlass_kernels::cuda::ops::{self, Output};
+use windlass_kernels::cuda::ops::{self, Gate, GateLayout, Output};
 use windlass_kernels::cuda::weights::{EightBits, Group, Grouped, Int8, Matrix, Superblock, Superblocks};
 use windlass_kernels::cuda::{Device, DriverError, Kernel, Stream, View};
 
-use crate::common::{Random, SEEDS, device, in_all_forms};
+use crate::common::{Random, SEEDS, device, in_all_forms, poisoned};
 use crate::linear::{e4m3, five_bits, near, q8_0, random_int4, reference, superblocks};
 
 type Product = fn(&Stream, &Matrix, View<'_, bf16>, Output<'_>) -> Result<(), DriverError>;
@@ -94,6 +94,32 @@ fn products_of_many_tokens_match_the_reference_and_are_those_of_few() {
 }
 
 /// From more tokens on than other blocks have, where half of the multiprocessors (of 132) have one.
+
+/// Gates and ups by eights, in products of few tokens and of many.
+#[test]
+fn products_gate_as_a_kernel_behind_them_does() {
+    let mut random = Random::new(72);
+    let cases = [(1, 16, 96), (9, 48, 256), (20, 144, 256), (70, 272, 256)];
+    for ((seed, (tokens, rows, cols)), gate) in
+        SEEDS.into_iter().cycle().zip(cases).zip([Gate::Silu, Gate::GeluTanh].into_iter().cycle())
+    {
+        let (device, stream) = device(seed);
+        let input = device.upload(&random.halves(tokens * cols, 1.0)).unwrap();
+        for Weights { name, matrix, .. } in weights(&device, &mut random, rows, cols) {
+            let mut both = poisoned::<bf16>(&device, tokens * rows);
+            let mut apart = poisoned::<bf16>(&device, tokens * rows / 2);
+            ops::linear(&stream, &matrix, input.view(), Output::Bf16(both.view_mut())).unwrap();
+            ops::gate_mul(&stream, gate, GateLayout::Eights, both.view(), rows / 2, apart.view_mut()).unwrap();
+            let apart = apart.read(&stream).unwrap();
+            for (how, multiply) in [("few", ops::linear as Product), ("many", ops::linear_many)] {
+                let mut gated = poisoned::<bf16>(&device, tokens * rows / 2);
+                multiply(&stream, &matrix, input.view(), Output::Gated(gated.view_mut(), gate)).unwrap();
+                assert_eq!(gated.read(&stream).unwrap(), apart, "{name}, {tokens} x {rows} x {cols}, {how}");
+            }
+        }
+    }
+}
+
 #[test]
 fn blocks_for_many_tokens_are_taken_where_there_are_enough_of_them() {
     let driver = HostMachine::new(Kernels::Record, 1).driver(0, 1 << 30);

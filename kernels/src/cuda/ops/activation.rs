@@ -2,9 +2,8 @@
 
 use half::bf16;
 
-use super::experts::Routes;
 use super::word;
-use crate::cuda::launch::{Argument, Launch};
+use crate::cuda::launch::Launch;
 use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
 
 /// Threads of a block.
@@ -21,42 +20,25 @@ pub enum Gate {
     GeluTanh,
 }
 
-/// `out[t] = activation(gate) · up`, of tokens that hold `cols` gates and then `cols` ups.
+/// How gates and their ups stand among a token's values, and among the rows of the matrix that gives them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateLayout {
+    /// All gates, and then all ups.
+    Halves,
+    /// Eight gates and then their ups, as a product may gate them itself
+    /// ([`Output::Gated`](super::Output::Gated)).
+    Eights,
+}
+
+/// `out[t] = activation(gate) · up`, of tokens that hold `cols` gates and as many ups.
 ///
 /// # Panics
 /// When the lengths do not match, or `cols` is no multiple of 8.
 pub fn gate_mul(
     stream: &Stream,
     gate: Gate,
+    layout: GateLayout,
     gate_up: View<'_, bf16>,
-    cols: usize,
-    out: ViewMut<'_, bf16>,
-) -> Result<(), DriverError> {
-    gate_mul_rows(stream, gate, gate_up, Argument::none::<u32>(), cols, out)
-}
-
-/// The same of the rows that [`linear_experts`](super::linear_experts) left for tokens and their experts; those that are
-/// nobody's stay as they are.
-///
-/// # Panics
-/// As that.
-pub fn gate_mul_experts(
-    stream: &Stream,
-    gate: Gate,
-    routes: &Routes,
-    gate_up: View<'_, bf16>,
-    cols: usize,
-    out: ViewMut<'_, bf16>,
-) -> Result<(), DriverError> {
-    gate_mul_rows(stream, gate, gate_up, routes.taken().into(), cols, out)
-}
-
-/// The same of the first rows, so many as `taken` says, or of all.
-fn gate_mul_rows(
-    stream: &Stream,
-    gate: Gate,
-    gate_up: View<'_, bf16>,
-    taken: Argument,
     cols: usize,
     out: ViewMut<'_, bf16>,
 ) -> Result<(), DriverError> {
@@ -68,9 +50,9 @@ fn gate_mul_rows(
         Gate::GeluTanh => Kernel::GeluMul,
     };
     let grid = [word(out.len() / cols), word(cols.div_ceil(BLOCK_VALUES)), 1];
-    let launch = Launch::new(kernel, grid).with(gate_up).with(taken).with(out).with(word(cols));
+    let launch = Launch::new(kernel, grid).with(gate_up).with(out).with(word(cols));
     // SAFETY: each thread computes 8 of a token's `cols` values, those that are there.
-    unsafe { stream.launch(&launch) }
+    unsafe { stream.launch(&launch.with(u32::from(layout == GateLayout::Eights))) }
 }
 
 /// `values = cap · tanh(values / cap)`: no value leaves `-cap..cap`.

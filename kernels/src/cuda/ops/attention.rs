@@ -8,7 +8,7 @@ use super::word;
 use crate::cuda::launch::{Argument, Launch, TensorMap};
 use crate::cuda::table::HOPPER;
 use crate::cuda::weights::EightBits;
-use crate::cuda::{DeviceFacts, DriverError, Kernel, Stream, View, ViewMut};
+use crate::cuda::{Device, DeviceFacts, DriverError, Kernel, Memory, Stream, View, ViewMut};
 
 /// Rows, each a query head of a token, that a tile of prefill has: a block's on Hopper, elsewhere two blocks'.
 pub const PREFILL_TILE_ROWS: usize = 2 * PREFILL_BLOCK_ROWS;
@@ -18,6 +18,10 @@ const PREFILL_BLOCK_ROWS: usize = 64;
 pub const SEEN_KEYS: usize = u32::BITS as usize;
 /// Query heads that a block takes when decoding: the rows of one product.
 pub(super) const DECODE_ROWS: usize = 16;
+
+/// Splits that the block which ends last merges: a launch less, and one multiprocessor reads what heads of a key head gave. Of more
+/// splits a block for each head reads them. An estimate, until a GPU has measured it.
+const MOST_MERGED_IN_PLACE: usize = 32;
 
 /// Scales in a row of what is copied.
 const ROW_SCALES: usize = TensorMap::BOX_ROW_BYTES / size_of::<f32>();
@@ -67,13 +71,37 @@ pub struct DecodeRows<'a> {
     pub splits: usize,
 }
 
-/// Room for the splits of a decoding step.
+/// What the splits of a decoding step give until they are merged.
 #[derive(Debug)]
-pub struct DecodeWork<'a> {
-    /// `[rows, heads, splits, dim]`.
-    pub partial: ViewMut<'a, f32>,
-    /// `[rows, heads, splits]`.
-    pub partial_log: ViewMut<'a, f32>,
+pub struct DecodeRoom {
+    /// Weighted values, `[rows, heads, splits, dim]`.
+    partial: Memory<f32>,
+    /// Logarithms of the sums of weights, `[rows, heads, splits]`.
+    partial_log: Memory<f32>,
+    /// How many of a row's splits have come, `[rows, blocks of its heads]`: zeros between steps.
+    arrived: Memory<u32>,
+}
+
+impl DecodeRoom {
+    /// For so many rows of such heads, each with up to `splits` splits.
+    pub fn new(device: &Device, rows: usize, heads: Heads, splits: usize) -> Result<DecodeRoom, DriverError> {
+        let parts = rows * heads.heads * splits;
+        Ok(DecodeRoom {
+            partial: device.allocate(parts * heads.dim)?,
+            partial_log: device.allocate(parts)?,
+            arrived: device.upload(&vec![0; rows * decode_blocks(heads)])?,
+        })
+    }
+
+    /// Bytes of it.
+    pub fn bytes(rows: usize, heads: Heads, splits: usize) -> u64 {
+        (4 * rows * (heads.heads * splits * (heads.dim + 1) + decode_blocks(heads))) as u64
+    }
+}
+
+/// Blocks that share a row's heads.
+fn decode_blocks(heads: Heads) -> usize {
+    heads.kv_heads * (heads.heads / heads.kv_heads).div_ceil(DECODE_ROWS)
 }
 
 impl AttentionShape {
@@ -98,33 +126,35 @@ pub fn attention_decode(
     rows: DecodeRows<'_>,
     query: View<'_, bf16>,
     pages: Pages<'_>,
-    mut work: DecodeWork<'_>,
+    room: &mut DecodeRoom,
     mut out: ViewMut<'_, bf16>,
 ) -> Result<(), DriverError> {
     let Heads { heads, kv_heads, dim } = shape.heads;
-    let (count, splits) = (rows.lengths.len(), rows.splits);
-    let group = shape.check(query.len(), out.len());
+    let (count, splits, blocks) = (rows.lengths.len(), rows.splits, decode_blocks(shape.heads));
+    shape.check(query.len(), out.len());
     assert!(count > 0 && rows.tokens.len() == count && rows.tables.len().is_multiple_of(count), "a table for each row");
     assert_eq!(rows.common.len(), count, "what each row has in common");
-    assert!(splits > 0 && work.partial.len() >= count * heads * splits * dim, "room for {splits} splits");
-    assert!(work.partial_log.len() >= count * heads * splits, "room for {splits} splits");
+    let DecodeRoom { partial, partial_log, arrived } = room;
+    assert!(splits > 0 && partial.len() >= count * heads * splits * dim, "room for {splits} splits");
+    assert!(partial_log.len() >= count * heads * splits && arrived.len() >= count * blocks, "room for {count} rows");
     let kernel = kernel(&DECODE, dim, pages);
     let [pages, scales] = pages.arguments(shape.heads);
-    let grid = [word(count), word(kv_heads * group.div_ceil(DECODE_ROWS)), word(splits)];
+    let grid = [word(count), word(blocks), word(splits)];
+    let merges = splits <= MOST_MERGED_IN_PLACE;
     let launch = Launch::new(kernel, grid).shared(kernel.spec().shared_bytes);
     let launch = launch.with(query).with(pages).with(scales).with(rows.tables).with(rows.lengths).with(rows.tokens);
-    let launch =
-        launch.with(rows.common).with(out.reborrow()).with(work.partial.reborrow()).with(work.partial_log.reborrow());
+    let launch = launch.with(rows.common).with(out.reborrow()).with(partial.view_mut()).with(partial_log.view_mut());
+    let launch = if merges { launch.with(arrived.view_mut()) } else { launch.with(Argument::none::<u32>()) };
     let launch = launch.with(word(heads)).with(word(kv_heads)).with(word(dim)).with(word(rows.tables.len() / count));
     let launch = launch.with(word(splits)).with(shape.scale).with(shape.window).with(shape.cap);
     // SAFETY: blocks read pages of their row's table and write that row and those behind it that are there; what tables name is
     // the caller's promise.
     unsafe { stream.launch(&launch) }?;
-    if splits == 1 {
+    if merges {
         return Ok(());
     }
     let launch = Launch::new(Kernel::AttentionMerge, [word(count), word(heads), 1]);
-    let launch = launch.with(work.partial.as_view()).with(work.partial_log.as_view()).with(rows.lengths);
+    let launch = launch.with(partial.view()).with(partial_log.view()).with(rows.lengths);
     let launch = launch.with(rows.tokens).with(out).with(word(heads)).with(word(dim)).with(word(splits));
     // SAFETY: blocks read the splits that were just written and write their row.
     unsafe { stream.launch(&launch) }

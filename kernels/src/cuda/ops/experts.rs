@@ -110,8 +110,6 @@ pub struct Routes {
     /// The place of each token and expert.
     places: Memory<u32>,
     tiles: Memory<u32>,
-    /// How many places are taken: those of the experts on the device, from the first place on.
-    taken: Memory<u32>,
 }
 
 impl Routes {
@@ -127,14 +125,13 @@ impl Routes {
             token_at: device.allocate(pairs)?,
             places: device.allocate(pairs)?,
             tiles: device.allocate(TILE_WORDS * mixture.most_tiles(tokens))?,
-            taken: device.allocate(1)?,
         })
     }
 
     /// Bytes of that.
     pub fn bytes(mixture: &Mixture, tokens: usize) -> u64 {
         let words = 3 * tokens * mixture.used + tokens * mixture.weights();
-        4 * (words + TILE_WORDS * mixture.most_tiles(tokens) + 1) as u64
+        4 * (words + TILE_WORDS * mixture.most_tiles(tokens)) as u64
     }
 
     /// Chooses the experts of each token with [`Mixture::scores`] scores: those with the highest, the first of equals, each
@@ -158,7 +155,7 @@ impl Routes {
         let launch = Launch::new(Kernel::GroupTokens, [1, 1, 1]).with(self.chosen.slice(0..pairs));
         let (tiles, width) = (mixture.tiles(tokens), mixture.block(tokens).tokens());
         let launch = launch.with(self.token_at.slice_mut(0..pairs)).with(self.places.slice_mut(0..pairs));
-        let launch = launch.with(self.tiles.slice_mut(0..TILE_WORDS * tiles)).with(self.taken.view_mut());
+        let launch = launch.with(self.tiles.slice_mut(0..TILE_WORDS * tiles));
         let launch = launch.with(word(pairs)).with(word(mixture.first)).with(word(mixture.held));
         let launch = launch.with(word(mixture.used)).with(word(width)).with(word(tiles));
         // SAFETY: the block sorts choices that were just made into at most as many places, and into tiles whose number
@@ -200,11 +197,6 @@ impl Routes {
         let tiles = self.mixture.tiles(tokens);
         let token_at = self.token_at.slice(0..tokens * self.mixture.used);
         (self.tiles.slice(0..TILE_WORDS * tiles), token_at, tiles, self.mixture.block(tokens))
-    }
-
-    /// How many places are taken.
-    pub(super) fn taken(&self) -> View<'_, u32> {
-        self.taken.view()
     }
 
     /// The experts.

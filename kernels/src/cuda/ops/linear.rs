@@ -2,6 +2,7 @@
 
 use half::bf16;
 
+use super::activation::Gate;
 use super::blocks::Block;
 use super::experts::{Mixture, Routes};
 use super::gather::sort_columns;
@@ -10,7 +11,7 @@ use crate::cuda::launch::{Argument, Launch};
 use crate::cuda::weights::{Matrix, ROW_TILE, Values};
 use crate::cuda::{DriverError, Memory, Stream, View, ViewMut};
 
-/// Where a product goes, `[tokens, matrix.rows()]`.
+/// Where a product goes, `[tokens, matrix.rows()]`; gated, half as many values.
 #[derive(Debug)]
 pub enum Output<'a> {
     /// Rounded.
@@ -19,13 +20,26 @@ pub enum Output<'a> {
     F32(ViewMut<'a, f32>),
     /// Added to what is there: the residual stream.
     AddTo(ViewMut<'a, f32>),
+    /// `activation(gate) · up`, of a matrix whose rows are gates and ups by eights ([`GateLayout::Eights`](super::GateLayout)),
+    /// as [`gate_mul`](super::gate_mul) has it of their rounded products, bit for bit.
+    Gated(ViewMut<'a, bf16>, Gate),
 }
 
 impl Output<'_> {
+    /// Values of the product.
     pub(super) fn len(&self) -> usize {
         match self {
             Output::Bf16(out) => out.len(),
             Output::F32(out) | Output::AddTo(out) => out.len(),
+            Output::Gated(out, _) => 2 * out.len(),
+        }
+    }
+
+    /// How far a token's values lie behind those of the one before, of a matrix of so many rows.
+    fn stride(&self, rows: usize) -> usize {
+        match self {
+            Output::Gated(..) => rows / 2,
+            _ => rows,
         }
     }
 
@@ -36,16 +50,26 @@ impl Output<'_> {
             Output::Bf16(out) => Output::Bf16(out.reborrow().slice(rest)),
             Output::F32(out) => Output::F32(out.reborrow().slice(rest)),
             Output::AddTo(out) => Output::AddTo(out.reborrow().slice(rest)),
+            Output::Gated(..) if first > 0 => panic!("gates of a matrix whose parts are of different types"),
+            Output::Gated(out, gate) => Output::Gated(out.reborrow(), *gate),
         }
     }
 
-    /// The kernel's three arguments: bf16 or null, f32 or null, and whether to add.
+    /// The kernel's three arguments: bf16 or null, f32 or null, and what is done (`output.cuh`, `Action`).
     pub(super) fn arguments(self) -> [Argument; 3] {
         match self {
             Output::Bf16(out) => [out.into(), Argument::none::<f32>(), 0u32.into()],
             Output::F32(out) => [Argument::none::<bf16>(), out.into(), 0u32.into()],
             Output::AddTo(out) => [Argument::none::<bf16>(), out.into(), 1u32.into()],
+            Output::Gated(out, Gate::Silu) => [out.into(), Argument::none::<f32>(), 2u32.into()],
+            Output::Gated(out, Gate::GeluTanh) => [out.into(), Argument::none::<f32>(), 3u32.into()],
         }
+    }
+
+    /// The same of a kernel that gates nothing.
+    pub(super) fn ungated_arguments(self) -> [Argument; 3] {
+        assert!(!matches!(self, Output::Gated(..)), "the kernel does not gate what it multiplies");
+        self.arguments()
     }
 }
 
@@ -104,11 +128,12 @@ fn linear_sorted(
     assert!(!input.is_empty() && input.len().is_multiple_of(cols), "{} values are no tokens of {cols}", input.len());
     let tokens = input.len() / cols;
     assert_eq!(out.len(), tokens * rows, "{tokens} tokens of {rows} values");
-    let (whole, mut first) = ([Argument::none::<u32>(); 2], 0);
+    let (whole, stride, mut first) = ([Argument::none::<u32>(); 2], out.stride(rows), 0);
+    check_gates(&out, rows);
     for part in matrix.parts() {
         let block = block(part.rows(), tokens);
         let grid = block.grid(part.rows(), tokens.div_ceil(block.tokens()));
-        let launch = product(part, block, grid, input, whole, (out.behind(first), rows), tokens, part.rows());
+        let launch = product(part, block, grid, input, whole, (out.behind(first), stride), tokens, part.rows());
         // SAFETY: blocks read whole rows of the matrix and of the tokens, and write rows and tokens that are there.
         unsafe { stream.launch(&launch) }?;
         first += part.rows();
@@ -135,7 +160,7 @@ pub fn linear_experts(
     matrix: &Matrix,
     routes: &Routes,
     input: ExpertInput<'_>,
-    out: ViewMut<'_, bf16>,
+    out: Output<'_>,
 ) -> Result<(), DriverError> {
     let Mixture { held, used, .. } = *routes.mixture();
     let (rows, cols) = (matrix.rows() / held, matrix.cols());
@@ -154,9 +179,15 @@ pub fn linear_experts(
         ExpertInput::Given(_) => Argument::none::<u32>(),
     };
     let (grid, parts) = (block.grid(rows, tile_count), [tiles.into(), rows_of_input]);
-    let launch = product(matrix, block, grid, values, parts, (Output::Bf16(out), rows), inputs, rows);
+    let stride = out.stride(rows);
+    let launch = product(matrix, block, grid, values, parts, (out, stride), inputs, rows);
     // SAFETY: tiles name experts that there are and places of as many inputs, each place once.
     unsafe { stream.launch(&launch) }
+}
+
+/// Gates and ups are whole tiles of the kernels.
+fn check_gates(out: &Output<'_>, rows: usize) {
+    assert!(!matches!(out, Output::Gated(..)) || rows.is_multiple_of(ROW_TILE), "{rows} rows of gates and ups");
 }
 
 /// The launch of a product with `rows` rows of the matrix, whose results for a token lie so far behind those for the one before.

@@ -116,7 +116,7 @@ fn multiply(
         }
         false => blocks(*code, tokens, rows).with(codes.view()).with(scales.view()).with(input.codes),
     };
-    let launch = out.arguments().into_iter().fold(launch.with(input.scales), Launch::with);
+    let launch = out.ungated_arguments().into_iter().fold(launch.with(input.scales), Launch::with);
     let launch = launch.with(word(tokens)).with(word(rows)).with(word(cols)).with(word((*group).min(cols)));
     // SAFETY: blocks read rows and tokens that are there, and write those.
     unsafe { stream.launch(&launch) }

@@ -58,7 +58,7 @@ pub fn linear_wide(
         }
         _ => panic!("{facts:?} multiplies no such matrix with many tokens"),
     };
-    let launch = out.arguments().into_iter().fold(launch, Launch::with);
+    let launch = out.ungated_arguments().into_iter().fold(launch, Launch::with);
     let launch = launch.with(word(tokens)).with(word(rows)).with(word(cols));
     // SAFETY: blocks read rows and tokens that are there, and write those.
     unsafe { stream.launch(&group.into_iter().fold(launch, Launch::with)) }

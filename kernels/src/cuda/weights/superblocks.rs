@@ -55,7 +55,7 @@ impl Superblock {
     }
 
     /// Bits of a code.
-    fn bits(self) -> usize {
+    pub(super) fn bits(self) -> usize {
         match self {
             Superblock::Q2K => 2,
             Superblock::Q3K => 3,
@@ -68,6 +68,11 @@ impl Superblock {
     /// Those of them that lie by themselves; the others lie behind these.
     fn low_bits(self) -> usize {
         if self.bits() < 4 { 2 } else { 4 }
+    }
+
+    /// Bytes of scales and factors that a row's superblock has on a device.
+    pub(super) fn scales_bytes(self) -> usize {
+        2 * self.scale_bytes() + size_of::<u32>()
     }
 
     /// Bytes of scales that half a row's superblock has.

@@ -1,17 +1,57 @@
 //! A model whose first layers stay on the CPU.
 
 use super::{BLOCK_TOKENS, KV_SHARE, Running, architecture, cpu, replay};
-use crate::config::{Config, CpuConfig};
+use crate::config::{Config, CpuConfig, GpuLayers};
 use crate::failure::Failure;
 use crate::machine;
 use tracing::info;
 use windlass_checkpoint::Checkpoint;
+use windlass_engine_contract::flags::{DEVICE, MAX_MODEL_LEN};
 use windlass_engine_contract::shape::ModelShape;
-use windlass_engine_model::cuda::{Device, SplitModel};
+use windlass_engine_contract::termination::Reason;
+use windlass_engine_model::cuda::{self, Device, SplitModel};
 use windlass_engine_model::{CpuExecutor, KvBudget, LoadError, LoadOptions, Loaded};
 
-/// Loads the last `gpu_layers` layers onto a GPU.
+/// How many layers a GPU has room for.
+pub(super) fn layers_that_fit(
+    config: &Config,
+    cpu: &CpuConfig,
+    file: &Checkpoint,
+    device: &Device,
+) -> Result<u32, Failure> {
+    let asked = cpu::asked(config, cpu, BLOCK_TOKENS);
+    let room = device.driver().memory().map_or(0, |memory| memory.free_bytes);
+    match cuda::layers_that_fit(file, &asked, device).map_err(cpu::load_failure)? {
+        0 => Err(Failure::new(
+            Reason::OutOfMemory,
+            format!(
+                "a GPU with {room} free bytes has no room for one layer: use {DEVICE} cpu, or a shorter {MAX_MODEL_LEN}"
+            ),
+        )),
+        layers => Ok(layers),
+    }
+}
+
+/// Loads the last `gpu_layers` layers onto a GPU; where they were to be as many as fit, one less for each time that they do not.
 pub(super) fn load(
+    config: &Config,
+    cpu: &CpuConfig,
+    gpu_layers: u32,
+    device: &Device,
+    file: &Checkpoint,
+) -> Result<Running<CpuExecutor>, Failure> {
+    match load_last(config, cpu, gpu_layers, device, file) {
+        Err(failure)
+            if failure.reason == Reason::OutOfMemory && cpu.gpu_layers == Some(GpuLayers::Auto) && gpu_layers > 1 =>
+        {
+            info!(gpu_layers, "the GPU has no room for so many layers: {}", failure.message);
+            load(config, cpu, gpu_layers - 1, device, file)
+        }
+        loaded => loaded,
+    }
+}
+
+fn load_last(
     config: &Config,
     cpu: &CpuConfig,
     gpu_layers: u32,

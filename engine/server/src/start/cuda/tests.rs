@@ -88,6 +88,26 @@ fn layers_stay_on_the_cpu_where_the_flag_says_so() {
     assert!(split.kv < all.kv && split.kv > all.kv * 9 / 10, "{} of {}", split.kv, all.kv);
 }
 
+/// The more memory, the more layers, and all where there is enough. Where one more was reckoned than the driver leaves room for, it
+/// stays on the CPU.
+#[test]
+fn as_many_layers_as_fit_are_on_the_gpu() {
+    let flags = "--n-gpu-layers auto --max-num-seqs 2 --max-num-batched-tokens 64 --max-model-len 256";
+    let layers = |bytes: usize| {
+        let file = file();
+        let (config, cpu) = configured(file.path(), flags).unwrap();
+        let checkpoint = open(file.path()).unwrap();
+        split_at(&config, &cpu, &checkpoint, &device(bytes)).ok().map(|layers| layers.unwrap_or(4))
+    };
+    let sizes: Vec<usize> = (1..16).map(|step| step << 18).collect();
+    let found: Vec<_> = sizes.iter().copied().map(layers).collect();
+    assert!(found.is_sorted() && found[0].is_none() && found.contains(&Some(2)), "{found:?}");
+    assert_eq!(found.last(), Some(&Some(4)), "{found:?}");
+    let most = sizes[found.iter().rposition(|layers| *layers == Some(3)).unwrap()];
+    let built = started(flags, most).unwrap();
+    assert!(built.effective.kernels.starts_with("sm_90 "), "{}", built.effective.kernels);
+}
+
 #[test]
 fn wide_products_are_asked_for_by_a_flag_and_change_answers() {
     let [alike, wide] = ["--deterministic", "--no-deterministic"].map(|flags| {
@@ -164,7 +184,10 @@ fn a_gpu_that_is_lost_in_service_ends_the_engine_with_its_words() {
 fn what_a_gpu_has_no_room_for_is_refused_with_the_flag_that_makes_room() {
     let refused = started("", 1 << 20).map(drop).unwrap_err();
     assert_eq!(refused.reason, Reason::OutOfMemory);
-    assert!(refused.message.contains("--n-gpu-layers N leaves all layers but the last N to the CPU"), "{refused}");
+    assert!(refused.message.contains("--n-gpu-layers auto leaves the first layers to the CPU"), "{refused}");
+    let refused = started("--n-gpu-layers auto", 1 << 20).map(drop).unwrap_err();
+    assert_eq!(refused.reason, Reason::OutOfMemory);
+    assert!(refused.message.contains("no room for one layer: use --device cpu"), "{refused}");
 }
 
 #[test]
