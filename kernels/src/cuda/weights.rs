@@ -249,11 +249,11 @@ impl Matrix {
         self.order.as_ref().map_or(self.cols, |order| order.inputs)
     }
 
-    /// Bytes that [`Matrix::load`] takes for a file tensor of this type: exactly where its rows and columns come in whole tiles of
-    /// 16 and 256, else nearly.
+    /// Bytes that [`Matrix::load`] takes for a file tensor of this type: exactly where its columns come in superblocks, else nearly.
     pub fn bytes_of(weight_type: WeightType, rows: usize, cols: usize) -> u64 {
-        let tiles = rows.div_ceil(ROW_TILE) as u64;
-        (tiles * (cols * tile_bytes(weight_type)) as u64).div_ceil(MEASURED_COLS as u64)
+        let (row_by_row, bytes) = tile_bytes(weight_type);
+        let rows = if row_by_row { rows } else { rows.next_multiple_of(ROW_TILE) };
+        (rows as u64 * (cols * bytes) as u64).div_ceil((ROW_TILE * MEASURED_COLS) as u64)
     }
 
     /// Bytes on the device.
@@ -277,21 +277,21 @@ impl Matrix {
 /// Columns of a tile that [`tile_bytes`] tells of.
 const MEASURED_COLS: usize = 256;
 
-/// Bytes that 16 rows of so many columns take on a device, codes and scales.
-fn tile_bytes(weight_type: WeightType) -> usize {
+/// Whether rows lie one after the other, and not in tiles; and the bytes that 16 rows of so many columns take on a device, codes and
+/// scales.
+fn tile_bytes(weight_type: WeightType) -> (bool, usize) {
     let values = ROW_TILE * MEASURED_COLS;
-    let grouped = |bits: usize, group: usize| values * bits / 8 + MEASURED_COLS / group * ROW_TILE * size_of::<u32>();
+    let scales = |group: usize, bytes: usize| MEASURED_COLS / group * ROW_TILE * bytes;
+    let grouped = |bits: usize, group: usize| (false, values * bits / 8 + scales(group, size_of::<u32>()));
     match (weight_type, Superblock::of(weight_type)) {
-        (_, Some(kind)) => values * kind.bits() / 8 + ROW_TILE * kind.scales_bytes(),
+        (_, Some(kind)) => (false, values * kind.bits() / 8 + ROW_TILE * kind.scales_bytes()),
         (WeightType::Q4_0 | WeightType::Q4_1, _) => grouped(4, 32),
         (WeightType::Q5_0 | WeightType::Q5_1, _) => grouped(5, 32),
         (WeightType::I4G64, _) => grouped(4, 64),
         (WeightType::I4G128, _) => grouped(4, 128),
-        (WeightType::Q8_0 | WeightType::IQ4NL | WeightType::MXFP4, _) => {
-            values + MEASURED_COLS / 32 * ROW_TILE * size_of::<f16>()
-        }
-        (WeightType::I8G128, _) => values + MEASURED_COLS / 128 * ROW_TILE * size_of::<f32>(),
-        _ => values * size_of::<bf16>(),
+        (WeightType::Q8_0 | WeightType::IQ4NL | WeightType::MXFP4, _) => (false, values + scales(32, size_of::<f16>())),
+        (WeightType::I8G128, _) => (true, values + scales(128, size_of::<f32>())),
+        _ => (true, values * size_of::<bf16>()),
     }
 }
 

@@ -64,14 +64,14 @@ pub(super) fn cache_shape(config: &DecoderConfig, geometry: &Geometry, kind: Pag
     CacheShape { kind, heads: heads(config), layers, blocks: geometry.blocks as usize }
 }
 
-/// The sizes of the steps of a decoder, or of a stage with these weights.
-pub(super) fn step_sizes(config: &DecoderConfig, weights: &Weights, geometry: &Geometry) -> StepSizes {
+/// The sizes of the steps of a decoder, or of a stage with or without a head.
+pub(super) fn step_sizes(config: &DecoderConfig, has_head: bool, geometry: &Geometry) -> StepSizes {
     let Geometry { blocks, max_sequence_tokens, max_step_rows, max_step_tokens, max_step_logits, groups, .. } =
         *geometry;
     StepSizes {
         tokens: max_step_tokens as usize,
         rows: max_step_rows as usize,
-        logits: if weights.head.is_some() { max_step_logits as usize } else { 0 },
+        logits: if has_head { max_step_logits as usize } else { 0 },
         longest: max_sequence_tokens as usize,
         trash_page: blocks,
         groups: groups.count() as usize,
@@ -92,7 +92,7 @@ impl Compute {
         geometry: &Geometry,
         cache: Cache,
     ) -> Result<Compute, DriverError> {
-        let sizes = step_sizes(&config, &weights, geometry);
+        let sizes = step_sizes(&config, weights.head.is_some(), geometry);
         let ropes = config.ropes().map(|rope| Rope::new(device, rope, sizes.longest));
         Ok(Compute {
             ropes: ropes.collect::<Result<_, _>>()?,

@@ -164,7 +164,7 @@ impl CudaModel {
         ExchangeSizes {
             tokens: geometry.max_step_tokens as usize,
             hidden: self.config.hidden,
-            rows: step_sizes(&part.config, &part.weights, geometry).logits,
+            rows: step_sizes(&part.config, part.weights.head.is_some(), geometry).logits,
             columns: self.ranks.iter().map(|rank| rank.shard.vocabulary.len()).collect(),
             two_shots_from: ExchangeSizes::two_shots_from(self.ranks.len()),
             ground: self.ground,

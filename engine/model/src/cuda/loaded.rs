@@ -10,6 +10,7 @@ use super::CudaError;
 use super::cache::PageType;
 use super::compute::{cache_shape, step_sizes};
 use super::draws::Draws;
+use super::inputs::InputRoom;
 use super::moves::Moves;
 use super::packer::FilePacker;
 use super::rank::RankPart;
@@ -72,15 +73,21 @@ impl LoadedPart {
         }
     }
 
-    /// Activations, the step's numbers and draws, the rotary table, and what ranks exchange.
+    /// What steps take, with what ranks exchange.
     pub fn workspace_bytes(&self, geometry: &Geometry, exchanged: u64) -> u64 {
-        let config = &self.part.config;
-        let sizes = step_sizes(config, &self.part.weights, geometry);
-        let rope = 4 * (sizes.longest * config.rotary_dims()) as u64;
-        let draws = Draws::bytes(sizes.logits) + 2 * Changes::bytes(sizes.logits, config.vocabulary);
-        let numbers = sizes.bytes() + Moves::bytes(&sizes);
-        Workspace::bytes(config, &self.part.weights, &sizes) + numbers + draws + rope + exchanged
+        let RankPart { config, weights, .. } = &self.part;
+        let inputs = InputRoom::bytes(weights, geometry.max_step_tokens as usize);
+        step_bytes(config, weights.head.is_some(), inputs, geometry) + exchanged
     }
+}
+
+/// Activations, of which inputs in another form are so many bytes, the step's numbers and draws, and the rotary table.
+pub(super) fn step_bytes(config: &DecoderConfig, has_head: bool, inputs: u64, geometry: &Geometry) -> u64 {
+    let sizes = step_sizes(config, has_head, geometry);
+    let rope = 4 * (sizes.longest * config.rotary_dims()) as u64;
+    let draws = Draws::bytes(sizes.logits) + 2 * Changes::bytes(sizes.logits, config.vocabulary);
+    let numbers = sizes.bytes() + Moves::bytes(&sizes);
+    Workspace::bytes(config, inputs, &sizes) + numbers + draws + rope
 }
 
 fn weights(manifest: &Manifest<'_>, parts: &Parts, stage: Stage, loader: &Loader<'_>) -> Result<Weights, LoadError> {

@@ -119,7 +119,7 @@ impl Rank {
             replay,
             draws: Draws::new(&device, logits)?,
             changes: [changes()?, changes()?],
-            moves: Moves::new(&device, &step_sizes(&config, &weights, geometry))?,
+            moves: Moves::new(&device, &step_sizes(&config, weights.head.is_some(), geometry))?,
             logits: device.pinned(logits * config.vocabulary)?,
             handover,
             compute: Compute::new(&device, config, weights, exchange, geometry, cache)?,

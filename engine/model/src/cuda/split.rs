@@ -4,8 +4,10 @@
 //! The two are stages of a pipeline in one process, which compute one after the other: what crosses is a row of activations
 //! for each token. That makes room, not speed.
 
+use std::slice;
+
 use windlass_checkpoint::Checkpoint;
-use windlass_engine_contract::memory::{Ledger, kv_sequence_bytes, workspace_bytes};
+use windlass_engine_contract::memory::{Ledger, kv_bytes_per_token};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::sharding::{Shard, Stage};
 use windlass_engine_core::executor::{Geometry, KvGroups};
@@ -14,7 +16,7 @@ use windlass_kernels::cuda::Device;
 use super::cache::PageType;
 use super::decoder::CudaDecoder;
 use super::handover::Handover;
-use super::loaded::LoadedPart;
+use super::loaded::{LoadedPart, step_bytes};
 use super::rank::Rank;
 use super::split_decoder::SplitDecoder;
 use super::{CudaError, Replay, support};
@@ -44,22 +46,39 @@ pub fn layers_that_fit(checkpoint: &Checkpoint, options: &LoadOptions, device: &
     let config = DecoderConfig::read(checkpoint)?;
     let manifest = Manifest::read_headers(checkpoint, &config, options.quantization)?;
     let free = device.driver().memory().map_err(CudaError::from)?.free_bytes as u64;
-    let (whole, room) = (config.shape(0), free - free / DRIVERS_SHARE);
-    let parts = Parts::of(&Shard::whole(&whole), &config);
-    let longest = options.max_model_tokens.unwrap_or(u32::MAX).min(whole.context_tokens);
-    let steps = workspace_bytes(&whole, options.max_step_tokens, options.max_sequences);
-    let fits = |layers: &u32| {
-        let stage = if *layers == whole.layers {
-            Ok(Stage::WHOLE)
-        } else {
-            Stage::split(*layers, &whole).map(|[_, last]| last)
-        };
-        let held = ModelShape { layers: *layers, windowed: None, ..whole.clone() };
-        let kv = kv_sequence_bytes(&held, options.kv_data_type, longest);
-        stage.is_ok_and(|stage| manifest.device_bytes(&parts, stage) + kv + steps <= room)
-    };
-    Ok((1..=whole.layers).rev().find(fits).unwrap_or(0))
+    let (room, layers) = (free - free / DRIVERS_SHARE, config.layers as u32);
+    for last in (1..=layers).rev() {
+        if bytes_of_last(&manifest, &config, options, last)? <= room {
+            return Ok(last);
+        }
+    }
+    Ok(0)
 }
+
+/// Bytes on a device of a model's last layers and its head, of their steps, and of a sequence at its longest.
+fn bytes_of_last(
+    manifest: &Manifest<'_>,
+    config: &DecoderConfig,
+    options: &LoadOptions,
+    last: u32,
+) -> Result<u64, LoadError> {
+    let whole = config.shape(0);
+    let is_whole = last == whole.layers;
+    let stage = if is_whole { Stage::WHOLE } else { Stage::split(last, &whole).map_err(ShardError::from)?[1] };
+    let held = ModelShape { layers: last, windowed: None, ..whole.clone() };
+    let longest = options.max_model_tokens.unwrap_or(u32::MAX).min(whole.context_tokens);
+    let block = kv_bytes_per_token(&held, options.kv_data_type) * u64::from(options.block_tokens);
+    let kv = block * u64::from(longest.div_ceil(options.block_tokens.max(1)) + 1);
+    let asked = LoadOptions { kv: KvBudget::Bytes(kv), memory_limit_bytes: None, ..options.clone() };
+    let groups = KvGroups::undivided(&whole);
+    let geometry = Sizes::decide(slice::from_ref(&held), config.rotary_dims(), groups, &asked)?.geometry;
+    let inputs = INPUT_BYTES * u64::from(geometry.max_step_tokens) * config.hidden.max(config.feed_forward) as u64;
+    let weights = manifest.device_bytes(&Parts::of(&Shard::whole(&whole), config), stage);
+    Ok(weights + kv + step_bytes(config, true, inputs, &geometry))
+}
+
+/// Bytes of a value of an input that is rounded or sorted for a matrix, at most.
+const INPUT_BYTES: u64 = 2;
 
 impl<'a> SplitModel<'a> {
     /// Takes the weights of the last `gpu_layers` layers in on a device. `memory_limit_bytes` is for the CPU's part.

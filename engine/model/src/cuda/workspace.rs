@@ -57,13 +57,12 @@ impl Workspace {
         })
     }
 
-    /// Bytes of these buffers.
-    pub fn bytes(config: &DecoderConfig, weights: &Weights, sizes: &StepSizes) -> u64 {
+    /// Bytes of these buffers, where inputs have room for so many.
+    pub fn bytes(config: &DecoderConfig, inputs: u64, sizes: &StepSizes) -> u64 {
         let Lengths { hidden, projected, query, gated, picked, logits } = Lengths::of(config, sizes);
         let halves = hidden + projected + 2 * query + 3 * gated + picked;
         let floats = hidden + picked + logits;
         let splits = DecodeRoom::bytes(sizes.rows, sizes.heads, sizes.splits());
-        let inputs = InputRoom::bytes(weights, sizes.tokens);
         (2 * halves + 4 * floats) as u64 + splits + inputs + ExpertRoom::bytes(config, sizes)
     }
 }

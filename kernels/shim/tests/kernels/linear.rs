@@ -419,6 +419,7 @@ fn any_file_type_becomes_a_matrix() {
         let mut values = vec![0.0; rows * cols];
         values.chunks_mut(cols).enumerate().for_each(|(row, out)| packed.dequantize_row(row, out));
         let matrix = Matrix::load(&device, &pool, kind, rows, cols, &bytes).unwrap();
+        assert_eq!(matrix.bytes() as u64, Matrix::bytes_of(kind, rows, cols), "{}", kind.name());
         let input = random.halves(cols, 1.0);
         let mut out = poisoned::<f32>(&device, rows);
         ops::linear(&stream, &matrix, device.upload(&input).unwrap().view(), Output::F32(out.view_mut())).unwrap();
