@@ -3,16 +3,20 @@
 use clap::Parser;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use tracing::info;
 use windlass_engine::cli::{Cli, Command, ServeArgs};
+use windlass_engine::clock::Clock;
 use windlass_engine::config::Config;
 use windlass_engine::failure::Failure;
 use windlass_engine::lifecycle::{Lifecycle, Stage};
+use windlass_engine::monitor::Monitor;
 use windlass_engine::serve::Server;
 use windlass_engine::text::renderer_process;
 use windlass_engine::{
     batch, bench, chat, eval, fetch, fit, inspect, kernels, machine, signals, start, telemetry, vllm_flags,
 };
+use windlass_engine_contract::termination::Reason;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -104,8 +108,12 @@ fn wait_for(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failu
 /// A stage goes on after a signal: the leader got one too, and still needs it while its streams finish.
 async fn compute_until_told(config: Config, lifecycle: Lifecycle) -> Result<(), Failure> {
     let drain_timeout = config.times.drain_timeout;
-    let work = tokio::task::spawn_blocking(move || start::work(&config));
+    // Nobody scrapes a stage: a GPU that is lost is told here.
+    let monitor = Arc::new(Monitor::new(Clock::start(), &config.served_names[0]).map_err(Failure::internal)?);
+    let watched = Arc::clone(&monitor);
+    let work = tokio::task::spawn_blocking(move || start::work(&config, &watched));
     tokio::select! {
+        why = monitor.gpu_is_lost() => Err(Failure::new(Reason::DeviceFailed, why)),
         done = work => match done.map_err(|error| Failure::internal(format!("the stage: {error}")))? {
             // Whichever of the two ends first: it was to be.
             Err(failure) if lifecycle.stage() >= Stage::Closing => {

@@ -123,10 +123,10 @@ struct BuiltOn<'a> {
 }
 
 /// Computes a stage of a pipeline until its leader ends.
-pub fn work(config: &Config) -> Result<(), Failure> {
+pub fn work(config: &Config, monitor: &Arc<Monitor>) -> Result<(), Failure> {
     match &config.executor {
         ExecutorConfig::Cpu(cpu @ CpuConfig { pipeline: Some(pipeline), .. }) => match cuda::find(cpu)? {
-            Some(devices) => cuda::work(config, cpu, pipeline, &devices),
+            Some(devices) => cuda::work(config, cpu, pipeline, &devices, monitor),
             None => cpu::work(config, cpu, pipeline),
         },
         _ => Err(Failure::internal("this process is no stage of a pipeline")),

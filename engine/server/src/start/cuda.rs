@@ -90,7 +90,7 @@ pub fn start(
     clock: Clock,
 ) -> Result<StartedModel, Failure> {
     announce(devices);
-    gpus::watch(devices.iter().map(|device| device.facts().pci_bus_id.clone()).collect(), monitor);
+    watch(devices, monitor);
     let file = open_served(config, &cpu.model)?;
     let (config_of, cpu_of, devices) = (config.clone(), cpu.clone(), devices.to_vec());
     match (&cpu.pipeline, split_at(config, cpu, &file, &devices[0])?) {
@@ -114,9 +114,20 @@ pub fn start(
 }
 
 /// Computes a stage on GPUs for the process that leads the pipeline, as long as that wants.
-pub fn work(config: &Config, cpu: &CpuConfig, pipeline: &PipelineConfig, devices: &[Device]) -> Result<(), Failure> {
+pub fn work(
+    config: &Config,
+    cpu: &CpuConfig,
+    pipeline: &PipelineConfig,
+    devices: &[Device],
+    monitor: &Arc<Monitor>,
+) -> Result<(), Failure> {
     announce(devices);
+    watch(devices, monitor);
     nodes::work(config, cpu, pipeline, devices)
+}
+
+fn watch(devices: &[Device], monitor: &Arc<Monitor>) {
+    gpus::watch(devices.iter().map(|device| device.facts().pci_bus_id.clone()).collect(), monitor);
 }
 
 fn announce(devices: &[Device]) {

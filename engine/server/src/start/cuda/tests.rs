@@ -55,7 +55,8 @@ fn started(flags: &str, device_bytes: usize) -> Result<Built, Failure> {
 fn worked(flags: &str) -> Result<(), Failure> {
     let file = file();
     let (config, cpu) = configured(file.path(), flags)?;
-    work(&config, &cpu, cpu.pipeline.as_ref().unwrap(), &[device(1 << 28)])
+    let monitor = Arc::new(Monitor::new(Clock::start(), "tiny").unwrap());
+    work(&config, &cpu, cpu.pipeline.as_ref().unwrap(), &[device(1 << 28)], &monitor)
 }
 
 #[test]
