@@ -6,7 +6,7 @@ mod split;
 
 use super::engine_thread::launch;
 use super::{BuiltOn, StartedModel, cpu, effective, open, open_served, read_beside};
-use crate::cli::N_GPU_LAYERS;
+use crate::cli::{ACTIVATION_DTYPE, N_GPU_LAYERS};
 use crate::clock::Clock;
 use crate::config::{Config, CpuConfig, DeviceChoice, PipelineConfig};
 use crate::failure::Failure;
@@ -24,7 +24,7 @@ use windlass_engine_contract::stats::StartPhases;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::executor::Executor;
 use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, DriverError, LoadedCuda, Nvidia, Replay, devices};
-use windlass_engine_model::{DecoderConfig, KvBudget};
+use windlass_engine_model::{ActivationType, DecoderConfig, KvBudget};
 
 /// Tokens in a block where the flags give none: a page of the kernels.
 const BLOCK_TOKENS: u32 = 64;
@@ -93,7 +93,9 @@ pub fn start(
     gpus::watch(devices.iter().map(|device| device.facts().pci_bus_id.clone()).collect(), monitor);
     let file = open_served(config, &cpu.model)?;
     let (config_of, cpu_of, devices) = (config.clone(), cpu.clone(), devices.to_vec());
-    match (&cpu.pipeline, split_at(cpu, &file)?) {
+    let split = split_at(cpu, &file)?;
+    check_activations(cpu, split)?;
+    match (&cpu.pipeline, split) {
         (Some(pipeline), _) => {
             let mut gathering = Some(cpu::gathering(pipeline)?);
             let load = move |file: &Checkpoint| match gathering.take() {
@@ -116,6 +118,7 @@ pub fn start(
 /// Computes a stage on GPUs for the process that leads the pipeline, as long as that wants.
 pub fn work(config: &Config, cpu: &CpuConfig, pipeline: &PipelineConfig, devices: &[Device]) -> Result<(), Failure> {
     announce(devices);
+    check_activations(cpu, None)?;
     nodes::work(config, cpu, pipeline, devices)
 }
 
@@ -130,6 +133,21 @@ fn split_at(cpu: &CpuConfig, file: &Checkpoint) -> Result<Option<u32>, Failure> 
     let Some(layers) = cpu.gpu_layers else { return Ok(None) };
     let model = DecoderConfig::read(file).map_err(|error| cpu::load_failure(error.into()))?;
     Ok(Some(layers).filter(|layers| (*layers as usize) < model.layers))
+}
+
+/// Refuses activations that no kernel rounds so: those of layers on the CPU are as fine as that can.
+fn check_activations(cpu: &CpuConfig, split: Option<u32>) -> Result<(), Failure> {
+    match (cpu.activations, split) {
+        (Some(ActivationType::Int16), None) => {
+            let message = format!(
+                "{ACTIVATION_DTYPE} int16 is not supported on a GPU: leave it out for bf16, which is as fine as GPUs \
+                 multiply, or use int8, or {} cpu",
+                flags::DEVICE
+            );
+            Err(Failure::new(Reason::Unsupported, message))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn run<E: Executor + 'static>(
@@ -160,6 +178,7 @@ fn run<E: Executor + 'static>(
         cpu.ranks_flag(),
     ];
     let wide = (!cpu.batch_invariant).then(|| "no-deterministic".to_owned());
+    let in_bytes = cpu.inputs_in_bytes().then(|| "gpu-activation-dtype=Int8".to_owned());
     let on = BuiltOn {
         device: "cuda",
         tensor_parallel: cpu.tensor_parallel,
@@ -168,7 +187,11 @@ fn run<E: Executor + 'static>(
         kernels: &kernels,
     };
     let built = Built {
-        fingerprint: read.fingerprint(config, of_all.into_iter().chain(wide).chain(flags).collect(), "cuda"),
+        fingerprint: read.fingerprint(
+            config,
+            of_all.into_iter().chain(wide).chain(in_bytes).chain(flags).collect(),
+            "cuda",
+        ),
         effective: effective(config, &geometry, on),
         simulated: false,
         ledger: Some(ledgers.into_iter().sum()),
