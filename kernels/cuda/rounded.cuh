@@ -44,8 +44,8 @@ DEVICE u32 with_bits(u32 out, const u32 (&words)[WORDS], int index, int to) {
   return masked_xor(bits_at<COUNT>(words, index + 2, to + 8), FIRST << (to + 8), former);
 }
 
-// Four columns of row g (`half` 0) or g + 8 of what a lane multiplied in mma `mma` (expand_codes), as bytes: codes, or (CENTRED) codes
-// less the middle one, times what makes the byte's sign of the highest bit.
+// Four columns of row g (`half` 0) or g + 8 that a lane has of mma `mma` (expand_codes), as bytes: codes, or (CENTRED) codes less the
+// middle one at the top of the byte, which is by a power of two too large.
 template <bool CENTRED, int LOW, int HIGH, int LOW_WORDS, int HIGH_WORDS>
 DEVICE u32 code_bytes(const u32 (&low)[LOW_WORDS], [[maybe_unused]] const u32 (&high)[HIGH_WORDS], int mma, int half) {
   constexpr int TO = CENTRED ? 8 - LOW - HIGH : 0;
@@ -59,8 +59,9 @@ struct GroupFactors {
   float factor[2], minimum[2];
 };
 
-// Of the formats' members: a lane's share of 16 rows and a span is `Held`, whose factors are zeros behind the last column. `expand` makes the operand of a group, GROUP columns of
-// rows g and g + 8, and `factors` what its products are multiplied with. A lane has WIDTH neighbouring columns.
+// Of the formats' members: a lane's share of 16 rows and a span is `Held`. `expand` makes the operand of a group, GROUP columns of
+// rows g and g + 8, and `factors` what its products are multiplied with: zeros behind the last column. A lane has WIDTH neighbouring
+// columns.
 
 // Codes of 4 or 5 bits in groups of 32 columns.
 template <int BITS, bool WITH_MINIMUMS>
