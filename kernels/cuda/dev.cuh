@@ -116,6 +116,20 @@ DEVICE u32 masked_or(u32 a, u32 mask, u32 bits) {
   return result;
 }
 
+// (a & mask) ^ bits, as one.
+DEVICE u32 masked_xor(u32 a, u32 mask, u32 bits) {
+  u32 result;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(result) : "r"(a), "r"(mask), "r"(bits));
+  return result;
+}
+
+// sum and the products of the signed bytes of two words.
+DEVICE int dot_bytes(u32 a, u32 b, int sum) {
+  int result;
+  asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(sum));
+  return result;
+}
+
 // The bytes that the four digits of `which` name, from the right, of a word; 4 is a byte of zeros.
 DEVICE u32 pick_bytes(u32 word, u32 which) { return __byte_perm(word, 0, which); }
 // Of two words, whose bytes have numbers from 0 and from 4 on.
@@ -210,7 +224,15 @@ DEVICE void multiply_bytes(int (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// The same of floats in e4m3. No earlier chip than Ada has it, and nothing is launched there that needs it.
+// The same of 16 columns, the former two and the former one of those words.
+DEVICE void multiply_bytes(int (&sum)[4], const u32 (&a)[2], const u32 (&b)[1]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b[0]));
+}
+
+// The former of floats in e4m3. No earlier chip than Ada has it, and nothing is launched there that needs it.
 DEVICE void multiply_bytes(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #if __CUDA_ARCH__ >= 890
   asm volatile(
@@ -278,6 +300,7 @@ DEVICE void load_two(u32 (&to)[2], const void* from) {
   to[0] = static_cast<u32>(both);
   to[1] = static_cast<u32>(both >> 32);
 }
+DEVICE void store_two(void* to, const u32 (&words)[2]) { *static_cast<u64*>(to) = words[0] | static_cast<u64>(words[1]) << 32; }
 DEVICE void store_quad(void* to, const Quad& quad) { *static_cast<Quad*>(to) = quad; }
 
 DEVICE float smaller(float a, float b) { return a < b ? a : b; }

@@ -83,6 +83,20 @@ DEVICE u32 span_after(u32 span, u32 spans) {
 // What a thread adds up: by tiles of 16 rows, by eight tokens, and rows g and g + 8 of tokens 2t and 2t + 1.
 typedef float Sums[TILES][EIGHTS][4];
 
+// Writes what a warp has for its tokens from `first` on, as far as they go, and its tiles of rows from `first_tile` on.
+DEVICE void write_sums(const Sums& sum, const Output& out, u32 first, u32 end, u32 first_tile, u32 rows) {
+#pragma unroll
+  for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 2 * EIGHTS; ++i) {
+      const u32 token = first + 8 * (i / 2) + 2 * (lane_index() % 4) + i % 2;
+      const float(&of)[4] = sum[tile][i / 2];
+      if (token >= end) continue;
+      out.write_two(token, ROWS * (first_tile + tile) + lane_index() / 4, rows, of[i % 2], of[i % 2 + 2]);
+    }
+  }
+}
+
 // How a format's span is divided: mmas of a group, and how many of them are multiplied at a time.
 template <typename Format>
 struct Groups {
@@ -229,14 +243,5 @@ DEVICE void multiply_many(const Format& weights, const bf16* input, const Mixtur
     }
     span = after;
   }
-#pragma unroll
-  for (int tile = 0; tile < TILES; ++tile) {
-#pragma unroll
-    for (int i = 0; i < 2 * EIGHTS; ++i) {
-      const u32 token = part.first + first_token + 8 * (i / 2) + 2 * (lane_index() % 4) + i % 2;
-      const float(&of)[4] = total[tile][i / 2];
-      if (token >= part.end) continue;
-      out.write_two(token, ROWS * (first_tile + tile) + lane_index() / 4, weights.rows, of[i % 2], of[i % 2 + 2]);
-    }
-  }
+  write_sums(total, out, part.first + first_token, part.end, first_tile, weights.rows);
 }

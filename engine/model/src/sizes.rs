@@ -27,6 +27,9 @@ pub struct LoadOptions {
     pub kernels: Kernels,
     /// How finely they round what multiplies quantized weights.
     pub activations: ActivationType,
+    /// Whether GPUs round, to 8 bits in blocks of 32, what multiplies the integers of a GGUF file. Without, and with other weights,
+    /// that is bf16.
+    pub inputs_in_bytes: bool,
     /// What float weights become; absent for what they are.
     pub quantization: Option<Quantization>,
     /// Whether no token may depend on what is computed beside it. Without, GPUs multiply many tokens in another order of sums
@@ -59,6 +62,7 @@ impl Default for LoadOptions {
             expert_parallel: false,
             kernels: Kernels::detect(),
             activations: ActivationType::Int8,
+            inputs_in_bytes: false,
             quantization: None,
             batch_invariant: true,
             kv_data_type: KvDataType::Bf16,

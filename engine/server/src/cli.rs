@@ -22,6 +22,8 @@ const fn bare(flag: &'static str) -> &'static str {
 pub const ENABLE_EXPERT_PARALLEL: &str = "--enable-expert-parallel";
 /// The flag that leaves layers to the CPU.
 pub const N_GPU_LAYERS: &str = "--n-gpu-layers";
+/// How finely activations are rounded.
+pub const ACTIVATION_DTYPE: &str = "--activation-dtype";
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -275,9 +277,10 @@ pub struct ServeArgs {
     /// How the KV cache holds keys and values: auto (bf16), f16, fp8 or int8 (half the memory), int4
     #[arg(long = bare(flags::KV_CACHE_DTYPE), default_value = "auto", value_name = "TYPE", help_heading = "Model")]
     pub kv_cache_dtype: String,
-    /// How finely activations are rounded before they multiply quantized weights
-    #[arg(long, value_enum, default_value_t = ActivationDtype::Int8, help_heading = "Model")]
-    pub activation_dtype: ActivationDtype,
+    /// How finely activations are rounded before they multiply quantized weights: on a CPU int8 unless told, on a GPU bf16, and
+    /// int8 (for a GGUF file's integers) if told
+    #[arg(long = bare(ACTIVATION_DTYPE), value_enum, help_heading = "Model")]
+    pub activation_dtype: Option<ActivationDtype>,
     /// Ranks that share the model: on a CPU each has its part of the weights and of the threads
     #[arg(long = bare(flags::TENSOR_PARALLEL_SIZE), default_value_t = 1, value_name = "N", help_heading = "Model")]
     pub tensor_parallel_size: u32,

@@ -109,6 +109,11 @@ DEVICE u32 fma_bf16(u32 a, u32 b, u32 c) {
   return pack_bf16(float(low(a) * low(b) + low(c)), float(high(a) * high(b) + high(c)));
 }
 DEVICE u32 masked_or(u32 a, u32 mask, u32 bits) { return (a & mask) | bits; }
+DEVICE u32 masked_xor(u32 a, u32 mask, u32 bits) { return (a & mask) ^ bits; }
+DEVICE int dot_bytes(u32 a, u32 b, int sum) {
+  for (u32 k = 0; k < 32; k += 8) sum += static_cast<signed char>(a >> k & 0xff) * static_cast<signed char>(b >> k & 0xff);
+  return sum;
+}
 DEVICE u32 pick_bytes(u32 first, u32 second, u32 which) {
   u32 result = 0;
   for (u32 i = 0; i < 4; ++i) {
@@ -216,6 +221,11 @@ DEVICE void multiply_bytes(Sum (&sum)[4], const u32 (&a)[4], const u32 (&b)[2], 
     }
     sum[i] = static_cast<Sum>(sum[i] + dot);
   }
+}
+
+DEVICE void multiply_bytes(int (&sum)[4], const u32 (&a)[2], const u32 (&b)[1], int site = __builtin_LINE()) {
+  const u32 former[4] = {a[0], a[1], 0, 0}, column[2] = {b[0], 0};
+  multiply_bytes(sum, former, column, site);
 }
 
 DEVICE void copy_async(void* shared, const void* global, bool valid) { shim::copy_async(shared, global, valid); }

@@ -14,6 +14,7 @@ mod linear;
 mod moves;
 mod norm;
 mod reduce;
+mod rounded;
 mod sample;
 mod sharing;
 mod w8a8;
@@ -33,6 +34,7 @@ pub use linear::{ExpertInput, Output, linear, linear_experts, linear_many, linea
 pub use moves::move_tokens;
 pub use norm::{add_normed, add_rms_norm, rms_norm};
 pub use reduce::{ExchangeSizes, Ground, MAX_RANKS, PeerGroup, PeerRank};
+pub use rounded::{Rounded, linear_rounded, linear_rounded_many, multiplies_rounded, round_inputs};
 pub use sample::{
     ALL_BANNED, Asked, Edits, MOST_TOLD, Masks, NONE, NOT_FINITE, Samplers, TOLD, Told, adjust_logits, sample, tell,
 };

@@ -183,6 +183,12 @@ const LINEAR_PACKED: Signature = parameters!((
     floats: Out(F32), action: U32, stride: U32, tokens: U32, rows: U32, cols: U32
 ));
 
+/// Of products of inputs in bytes with weights of 2 to 8 bits.
+const ROUNDED: Signature = parameters!((
+    codes: In(Word), scales: In(Word), input: In(U8), input_scales: In(F32), halves: Out(Bf16), floats: Out(F32),
+    action: U32, stride: U32, tokens: U32, rows: U32, cols: U32
+));
+
 /// Of rows of a table of codes of 4 or 5 bits in groups.
 const EMBED_GROUPED: Signature = parameters!((
     tokens: In(Word), codes: In(Word), scales: In(Word), out: Out(F32), cols: U32, rows: U32, first: U32, factor: Float,
@@ -457,6 +463,122 @@ kernels! {
         ManyQ3K = many_q3k[LINEAR_PACKED], 256, 0;
         /// The same, weights that 4 bits name in superblocks.
         ManyIq4Xs = many_iq4xs[LINEAR_PACKED], 256, 0;
+    }
+    "rounded.cu" {
+        /// Each 32 values of a token in bytes, with a scale of their own.
+        RoundInputs = round_inputs(input: In(Bf16), codes: Out(U8), scales: Out(F32), tokens: U32, cols: U32), 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, inputs in bytes, weights of 4 bits.
+        RoundedQ40T8 = rounded_q4_0_8[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, inputs in bytes, weights of 4 bits.
+        RoundedQ40T16 = rounded_q4_0_16[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, inputs in bytes, weights of 4 bits.
+        RoundedQ40T32 = rounded_q4_0_32[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, inputs in bytes, weights of 4 bits.
+        RoundedQ40T64 = rounded_q4_0_64[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, inputs in bytes, weights of 4 bits with minimums.
+        RoundedQ41T8 = rounded_q4_1_8[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, inputs in bytes, weights of 4 bits with minimums.
+        RoundedQ41T16 = rounded_q4_1_16[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, inputs in bytes, weights of 4 bits with minimums.
+        RoundedQ41T32 = rounded_q4_1_32[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, inputs in bytes, weights of 4 bits with minimums.
+        RoundedQ41T64 = rounded_q4_1_64[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, inputs in bytes, weights of 5 bits.
+        RoundedQ50T8 = rounded_q5_0_8[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, inputs in bytes, weights of 5 bits.
+        RoundedQ50T16 = rounded_q5_0_16[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, inputs in bytes, weights of 5 bits.
+        RoundedQ50T32 = rounded_q5_0_32[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, inputs in bytes, weights of 5 bits.
+        RoundedQ50T64 = rounded_q5_0_64[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, inputs in bytes, weights of 5 bits with minimums.
+        RoundedQ51T8 = rounded_q5_1_8[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, inputs in bytes, weights of 5 bits with minimums.
+        RoundedQ51T16 = rounded_q5_1_16[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, inputs in bytes, weights of 5 bits with minimums.
+        RoundedQ51T32 = rounded_q5_1_32[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, inputs in bytes, weights of 5 bits with minimums.
+        RoundedQ51T64 = rounded_q5_1_64[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, inputs in bytes, weights of signed 8 bits.
+        RoundedQ80T8 = rounded_q8_0_8[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, inputs in bytes, weights of signed 8 bits.
+        RoundedQ80T16 = rounded_q8_0_16[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, inputs in bytes, weights of signed 8 bits.
+        RoundedQ80T32 = rounded_q8_0_32[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, inputs in bytes, weights of signed 8 bits.
+        RoundedQ80T64 = rounded_q8_0_64[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, inputs in bytes, weights of 2 bits in superblocks.
+        RoundedQ2KT8 = rounded_q2k_8[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, inputs in bytes, weights of 2 bits in superblocks.
+        RoundedQ2KT16 = rounded_q2k_16[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, inputs in bytes, weights of 2 bits in superblocks.
+        RoundedQ2KT32 = rounded_q2k_32[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, inputs in bytes, weights of 2 bits in superblocks.
+        RoundedQ2KT64 = rounded_q2k_64[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, inputs in bytes, weights of 3 bits in superblocks.
+        RoundedQ3KT8 = rounded_q3k_8[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, inputs in bytes, weights of 3 bits in superblocks.
+        RoundedQ3KT16 = rounded_q3k_16[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, inputs in bytes, weights of 3 bits in superblocks.
+        RoundedQ3KT32 = rounded_q3k_32[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, inputs in bytes, weights of 3 bits in superblocks.
+        RoundedQ3KT64 = rounded_q3k_64[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, inputs in bytes, weights of 4 bits in superblocks.
+        RoundedQ4KT8 = rounded_q4k_8[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, inputs in bytes, weights of 4 bits in superblocks.
+        RoundedQ4KT16 = rounded_q4k_16[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, inputs in bytes, weights of 4 bits in superblocks.
+        RoundedQ4KT32 = rounded_q4k_32[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, inputs in bytes, weights of 4 bits in superblocks.
+        RoundedQ4KT64 = rounded_q4k_64[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, inputs in bytes, weights of 5 bits in superblocks.
+        RoundedQ5KT8 = rounded_q5k_8[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, inputs in bytes, weights of 5 bits in superblocks.
+        RoundedQ5KT16 = rounded_q5k_16[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, inputs in bytes, weights of 5 bits in superblocks.
+        RoundedQ5KT32 = rounded_q5k_32[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, inputs in bytes, weights of 5 bits in superblocks.
+        RoundedQ5KT64 = rounded_q5k_64[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, inputs in bytes, weights of 6 bits in superblocks.
+        RoundedQ6KT8 = rounded_q6k_8[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, inputs in bytes, weights of 6 bits in superblocks.
+        RoundedQ6KT16 = rounded_q6k_16[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, inputs in bytes, weights of 6 bits in superblocks.
+        RoundedQ6KT32 = rounded_q6k_32[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, inputs in bytes, weights of 6 bits in superblocks.
+        RoundedQ6KT64 = rounded_q6k_64[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 8 tokens, inputs in bytes, weights that 4 bits name in superblocks.
+        RoundedIq4XsT8 = rounded_iq4xs_8[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 16 tokens, inputs in bytes, weights that 4 bits name in superblocks.
+        RoundedIq4XsT16 = rounded_iq4xs_16[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 32 tokens, inputs in bytes, weights that 4 bits name in superblocks.
+        RoundedIq4XsT32 = rounded_iq4xs_32[ROUNDED], 256, 0;
+        /// `out = input · weightsᵀ` for blocks of 64 tokens, inputs in bytes, weights that 4 bits name in superblocks.
+        RoundedIq4XsT64 = rounded_iq4xs_64[ROUNDED], 256, 0;
+    }
+    "many_rounded.cu" {
+        /// `out = input · weightsᵀ` for blocks of 128 rows and 64 tokens, inputs in bytes, weights of 4 bits.
+        ManyRoundedQ40 = many_rounded_q4_0[ROUNDED], 256, 0;
+        /// The same, weights of 4 bits with minimums.
+        ManyRoundedQ41 = many_rounded_q4_1[ROUNDED], 256, 0;
+        /// The same, weights of 5 bits.
+        ManyRoundedQ50 = many_rounded_q5_0[ROUNDED], 256, 0;
+        /// The same, weights of 5 bits with minimums.
+        ManyRoundedQ51 = many_rounded_q5_1[ROUNDED], 256, 0;
+        /// The same, weights of signed 8 bits.
+        ManyRoundedQ80 = many_rounded_q8_0[ROUNDED], 256, 0;
+        /// The same, weights of 2 bits in superblocks.
+        ManyRoundedQ2K = many_rounded_q2k[ROUNDED], 256, 0;
+        /// The same, weights of 3 bits in superblocks.
+        ManyRoundedQ3K = many_rounded_q3k[ROUNDED], 256, 0;
+        /// The same, weights of 4 bits in superblocks.
+        ManyRoundedQ4K = many_rounded_q4k[ROUNDED], 256, 0;
+        /// The same, weights of 5 bits in superblocks.
+        ManyRoundedQ5K = many_rounded_q5k[ROUNDED], 256, 0;
+        /// The same, weights of 6 bits in superblocks.
+        ManyRoundedQ6K = many_rounded_q6k[ROUNDED], 256, 0;
+        /// The same, weights that 4 bits name in superblocks.
+        ManyRoundedIq4Xs = many_rounded_iq4xs[ROUNDED], 256, 0;
     }
     "gemm.cu" {
         /// `out = input · weightsᵀ` for many tokens, weights in bf16.

@@ -257,7 +257,7 @@ impl Kernels<'_> {
     /// Final norm and logits of the tokens that get them.
     fn head(&mut self, norm: &Memory<f32>, output: &Matrix) -> Result<(), DriverError> {
         let (hidden, rows) = (self.config.hidden, self.step.logits);
-        let Workspace { residual, picked, picked_normed, logits, .. } = &mut *self.work;
+        let Workspace { residual, picked, picked_normed, logits, inputs, .. } = &mut *self.work;
         let (all, values) = (residual.slice(0..self.step.tokens * hidden), rows * hidden);
         let tokens = self.metadata.logit_tokens();
         ops::gather_rows(self.stream, tokens, all, hidden, picked.slice_mut(0..values))?;
@@ -265,9 +265,9 @@ impl Kernels<'_> {
         ops::rms_norm(self.stream, picked.slice(0..values), norm.view(), self.config.norm_epsilon, normed)?;
         let (normed, values) = (picked_normed.slice(0..values), rows * self.config.vocabulary);
         match self.exchange {
-            None => ops::linear(self.stream, output, normed, Output::F32(logits.slice_mut(0..values)))?,
+            None => inputs.multiply_head(self.stream, output, normed, Output::F32(logits.slice_mut(0..values)))?,
             Some(Exchange { peer, .. }) => {
-                ops::linear(self.stream, output, normed, Output::F32(peer.columns(rows)))?;
+                inputs.multiply_head(self.stream, output, normed, Output::F32(peer.columns(rows)))?;
                 peer.gather_columns(self.stream, logits.slice_mut(0..values))?;
             }
         }

@@ -1,7 +1,7 @@
 //! Inputs of products as their matrices want them.
 
 use half::bf16;
-use windlass_kernels::cuda::ops::{self, Output, Quantized};
+use windlass_kernels::cuda::ops::{self, Output, Quantized, Rounded};
 use windlass_kernels::cuda::weights::EightBits;
 use windlass_kernels::cuda::{Device, DeviceFacts, DriverError, Matrix, Memory, Stream, View};
 
@@ -12,11 +12,13 @@ use super::weights::Weights;
 pub(super) struct InputRoom {
     /// For matrices whose columns have an order of their own (`desc_act`).
     sorted: Memory<bf16>,
-    /// For matrices of 8 bits, where inputs are rounded to as many (W8A8).
+    /// For matrices of 8 bits, where inputs are rounded to as many (W8A8), and for those of a GGUF file, where these are.
     codes: Memory<u8>,
-    /// Of each token's codes.
+    /// Of each token's codes, or of each 32 of them with their sums.
     scales: Memory<f32>,
     rounds: bool,
+    /// Whether those of a GGUF file's integers are.
+    in_bytes: bool,
     /// Whether sums may have another order where there are many tokens.
     widens: bool,
 }
@@ -30,6 +32,7 @@ impl InputRoom {
             codes: device.allocate(codes)?,
             scales: device.allocate(scales)?,
             rounds: weights.rounds_inputs,
+            in_bytes: weights.inputs_in_bytes,
             widens: !weights.batch_invariant,
         })
     }
@@ -54,6 +57,7 @@ impl InputRoom {
         match self.way(stream.device().facts(), matrix, input.len() / matrix.inputs()) {
             Way::Sorted => ops::linear_ordered(stream, matrix, input, &mut self.sorted, out),
             Way::Rounded(code) => self.multiply_rounded(stream, code, matrix, input, out),
+            Way::InBytes => self.multiply_in_bytes(stream, matrix, input, out),
             Way::Wide => ops::linear_wide(stream, matrix, input, out),
             Way::Plain => ops::linear(stream, matrix, input, out),
         }
@@ -61,16 +65,47 @@ impl InputRoom {
 
     /// Whether the product of so many tokens with a matrix of gates and ups by eights also gates them.
     pub fn gates(&self, facts: &DeviceFacts, matrix: &Matrix, tokens: usize) -> bool {
-        matches!(self.way(facts, matrix, tokens), Way::Sorted | Way::Plain)
+        matches!(self.way(facts, matrix, tokens), Way::Sorted | Way::InBytes | Way::Plain)
     }
 
     fn way(&self, facts: &DeviceFacts, matrix: &Matrix, tokens: usize) -> Way {
         match (matrix.order(), matrix.code()) {
             (Some(_), _) => Way::Sorted,
             (None, Some(code)) if self.rounds && ops::multiplies(facts, code) => Way::Rounded(code),
+            (None, _) if self.in_bytes && ops::multiplies_rounded(matrix) => Way::InBytes,
             (None, _) if self.widens && ops::multiplies_widely(facts, matrix, tokens) => Way::Wide,
             (None, _) => Way::Plain,
         }
+    }
+
+    /// The same of the matrix that makes logits, whose inputs are never rounded by token, nor widely multiplied.
+    pub fn multiply_head(
+        &mut self,
+        stream: &Stream,
+        matrix: &Matrix,
+        input: View<'_, bf16>,
+        out: Output<'_>,
+    ) -> Result<(), DriverError> {
+        match self.in_bytes && ops::multiplies_rounded(matrix) {
+            true => self.multiply_in_bytes(stream, matrix, input, out),
+            false => ops::linear(stream, matrix, input, out),
+        }
+    }
+
+    fn multiply_in_bytes(
+        &mut self,
+        stream: &Stream,
+        matrix: &Matrix,
+        input: View<'_, bf16>,
+        out: Output<'_>,
+    ) -> Result<(), DriverError> {
+        let cols = matrix.cols();
+        let [codes, scales] = Rounded::lengths(input.len() / cols, cols);
+        let (codes, scales) = (0..codes, 0..scales);
+        let room = (self.codes.slice_mut(codes.clone()), self.scales.slice_mut(scales.clone()));
+        ops::round_inputs(stream, cols, input, room.0, room.1)?;
+        let rounded = Rounded { codes: self.codes.slice(codes), scales: self.scales.slice(scales) };
+        ops::linear_rounded(stream, matrix, input, &rounded, out)
     }
 
     fn multiply_rounded(
@@ -96,6 +131,8 @@ enum Way {
     Sorted,
     /// Rounded to codes as the matrix has them.
     Rounded(EightBits),
+    /// Rounded to bytes, with a scale for each 32.
+    InBytes,
     /// With sums in another order.
     Wide,
     Plain,
@@ -113,8 +150,13 @@ impl Lengths {
         let widest = |is_meant: &dyn Fn(&Matrix) -> bool| {
             weights.layer_matrices().filter(|matrix| is_meant(matrix)).map(Matrix::cols).max().unwrap_or(0)
         };
-        let rounded = widest(&|matrix| weights.rounds_inputs && matrix.code().is_some());
         let sorted = tokens * widest(&|matrix| matrix.order().is_some());
-        Lengths { sorted, codes: tokens * rounded, scales: if rounded > 0 { tokens } else { 0 } }
+        let by_token = widest(&|matrix| weights.rounds_inputs && matrix.code().is_some());
+        let head = weights.head.iter().map(|head| &head.output);
+        let in_bytes = weights.layer_matrices().chain(head).filter(|matrix| ops::multiplies_rounded(matrix));
+        let in_bytes = in_bytes.filter(|_| weights.inputs_in_bytes).map(Matrix::cols).max();
+        let [codes, scales] = in_bytes.map_or([0; 2], |cols| Rounded::lengths(tokens, cols));
+        let by_token = [tokens * by_token, if by_token > 0 { tokens } else { 0 }];
+        Lengths { sorted, codes: codes.max(by_token[0]), scales: scales.max(by_token[1]) }
     }
 }

@@ -49,8 +49,8 @@ impl LoadedPart {
         let rounds_inputs = config.rounds_inputs() || options.quantization.is_some_and(Quantization::rounds_inputs);
         let region = Region::of(device).map_err(CudaError::from)?;
         let uploader = Uploader::new(&device.within(region.as_ref()), UPLOAD_BYTES).map_err(CudaError::from)?;
-        let batch_invariant = options.batch_invariant;
-        let loader = Loader { uploader: &uploader, pool: &pool, batch_invariant, rounds_inputs };
+        let LoadOptions { batch_invariant, inputs_in_bytes, .. } = *options;
+        let loader = Loader { uploader: &uploader, pool: &pool, batch_invariant, rounds_inputs, inputs_in_bytes };
         let weights = weights(manifest, &Parts::of(&shard, config), stage, &loader)?;
         uploader.finish().map_err(CudaError::from)?;
         let (device, first_token) = (device.clone(), shard.vocabulary.start as usize);

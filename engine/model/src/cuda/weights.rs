@@ -54,6 +54,8 @@ pub(super) struct Weights {
     pub batch_invariant: bool,
     /// Whether inputs of matrices of eight bits are rounded, too.
     pub rounds_inputs: bool,
+    /// Whether those of a GGUF file's integers are, in blocks of 32.
+    pub inputs_in_bytes: bool,
 }
 
 /// What makes logits.
@@ -185,6 +187,7 @@ pub(super) struct Loader<'a> {
     pub pool: &'a Pool,
     pub batch_invariant: bool,
     pub rounds_inputs: bool,
+    pub inputs_in_bytes: bool,
 }
 
 impl Loader<'_> {
@@ -282,8 +285,8 @@ impl Loader<'_> {
         };
         let norm = norm.map(|norm| self.vector(&norm)).transpose()?;
         let head = norm.zip(output).map(|(norm, output)| HeadWeights { norm, output });
-        let Loader { batch_invariant, rounds_inputs, .. } = *self;
-        Ok(Weights { entry, layers, head, batch_invariant, rounds_inputs })
+        let Loader { batch_invariant, rounds_inputs, inputs_in_bytes, .. } = *self;
+        Ok(Weights { entry, layers, head, batch_invariant, rounds_inputs, inputs_in_bytes })
     }
 
     fn vector(&self, values: &[f32]) -> Result<Memory<f32>, DriverError> {
@@ -418,8 +421,13 @@ mod tests {
     fn an_order_of_columns_is_taken_where_an_input_has_one_alone_and_refused_elsewhere() {
         let device = HostMachine::new(Kernels::Record, 7).device(0, 1 << 24);
         let uploader = Uploader::new(&device, 1 << 12).unwrap();
-        let loader =
-            Loader { uploader: &uploader, pool: &Pool::new(1).unwrap(), batch_invariant: true, rounds_inputs: false };
+        let loader = Loader {
+            uploader: &uploader,
+            pool: &Pool::new(1).unwrap(),
+            batch_invariant: true,
+            rounds_inputs: false,
+            inputs_in_bytes: false,
+        };
         let is_refused = |found: CudaError| found.to_string().contains("use a checkpoint without desc_act");
         let dense = |attention: u32, block: u32| {
             let of = |bits: u32, index: u32| bits >> index & 1 == 1;

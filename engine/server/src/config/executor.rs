@@ -68,8 +68,8 @@ pub struct CpuConfig {
     pub eager: bool,
     /// On a GPU, no token depends on what is computed beside it.
     pub batch_invariant: bool,
-    /// How finely activations are rounded.
-    pub activations: ActivationType,
+    /// How finely activations are rounded; `None` for a device's own way: int8 on a CPU, not at all on a GPU.
+    pub activations: Option<ActivationType>,
     /// What floats become, or the weight type that the file must have; `None` takes any as it is.
     pub quantization: Option<String>,
     /// The processes that share the layers, if there are several.
@@ -81,6 +81,16 @@ impl CpuConfig {
     /// quantize them end in one type.
     pub fn quantization_flag(&self, built: &str) -> String {
         format!("quantization={}", self.quantization.as_deref().unwrap_or(built))
+    }
+
+    /// How finely a CPU rounds activations.
+    pub fn cpu_activations(&self) -> ActivationType {
+        self.activations.unwrap_or_default()
+    }
+
+    /// Whether a GPU rounds them to 8 bits.
+    pub fn inputs_in_bytes(&self) -> bool {
+        self.activations == Some(ActivationType::Int8)
     }
 
     /// How its ranks divide it, for the fingerprint: sums have another order in each way.
@@ -273,7 +283,7 @@ fn cpu(args: &ServeArgs) -> Result<CpuConfig, Failure> {
         gpu_layers: args.n_gpu_layers.filter(|layers| *layers != GpuLayers::Last(0)),
         eager: args.enforce_eager,
         batch_invariant: !args.no_deterministic,
-        activations: args.activation_dtype.into(),
+        activations: args.activation_dtype.map(ActivationType::from),
         quantization,
         pipeline: None,
     })

@@ -57,7 +57,7 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
     let flags = vec![
         cpu.quantization_flag(weight_type),
         format!("kv-cache-dtype={}", config.batching.kv_data_type.name()),
-        format!("activation-dtype={:?}", cpu.activations),
+        format!("activation-dtype={:?}", cpu.cpu_activations()),
         cpu.ranks_flag(),
     ];
     let on = BuiltOn {
@@ -106,7 +106,7 @@ fn options(config: &Config, cpu: &CpuConfig, file: &Checkpoint) -> Result<LoadOp
         None => default_kv(config, cpu, file, free)?,
     };
     let asked = asked(config, cpu, BLOCK_TOKENS);
-    Ok(LoadOptions { activations: cpu.activations, kv, memory_limit_bytes: free, ..asked })
+    Ok(LoadOptions { activations: cpu.cpu_activations(), kv, memory_limit_bytes: free, ..asked })
 }
 
 /// What the flags ask of any device; `block_tokens` counts where they give none.
@@ -124,6 +124,7 @@ pub(super) fn asked(config: &Config, cpu: &CpuConfig, block_tokens: u32) -> Load
         max_step_tokens: batching.max_step_tokens,
         max_model_tokens: batching.max_model_tokens,
         batch_invariant: cpu.batch_invariant,
+        inputs_in_bytes: cpu.inputs_in_bytes(),
         ..LoadOptions::default()
     }
 }

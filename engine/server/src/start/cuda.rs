@@ -6,7 +6,7 @@ mod split;
 
 use super::engine_thread::launch;
 use super::{BuiltOn, StartedModel, cpu, effective, open, open_served, read_beside};
-use crate::cli::N_GPU_LAYERS;
+use crate::cli::{ACTIVATION_DTYPE, N_GPU_LAYERS};
 use crate::clock::Clock;
 use crate::config::{Config, CpuConfig, DeviceChoice, GpuLayers, PipelineConfig};
 use crate::failure::Failure;
@@ -24,7 +24,7 @@ use windlass_engine_contract::stats::StartPhases;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::executor::Executor;
 use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, DriverError, LoadedCuda, Nvidia, Replay, devices};
-use windlass_engine_model::{DecoderConfig, KvBudget};
+use windlass_engine_model::{ActivationType, DecoderConfig, KvBudget};
 
 /// Tokens in a block where the flags give none: a page of the kernels.
 const BLOCK_TOKENS: u32 = 64;
@@ -93,7 +93,9 @@ pub fn start(
     watch(devices, monitor);
     let file = open_served(config, &cpu.model)?;
     let (config_of, cpu_of, devices) = (config.clone(), cpu.clone(), devices.to_vec());
-    match (&cpu.pipeline, split_at(config, cpu, &file, &devices[0])?) {
+    let split = split_at(config, cpu, &file, &devices[0])?;
+    check_activations(cpu, split)?;
+    match (&cpu.pipeline, split) {
         (Some(pipeline), _) => {
             let mut gathering = Some(cpu::gathering(pipeline)?);
             let load = move |file: &Checkpoint| match gathering.take() {
@@ -123,6 +125,7 @@ pub fn work(
 ) -> Result<(), Failure> {
     announce(devices);
     watch(devices, monitor);
+    check_activations(cpu, None)?;
     nodes::work(config, cpu, pipeline, devices)
 }
 
@@ -145,6 +148,21 @@ fn split_at(config: &Config, cpu: &CpuConfig, file: &Checkpoint, device: &Device
         GpuLayers::Auto => split::layers_that_fit(config, cpu, file, device)?,
     };
     Ok(Some(layers).filter(|layers| (*layers as usize) < model.layers))
+}
+
+/// Refuses activations that no kernel rounds so: those of layers on the CPU are as fine as that can.
+fn check_activations(cpu: &CpuConfig, split: Option<u32>) -> Result<(), Failure> {
+    match (cpu.activations, split) {
+        (Some(ActivationType::Int16), None) => {
+            let message = format!(
+                "{ACTIVATION_DTYPE} int16 is not supported on a GPU: leave it out for bf16, which is as fine as GPUs \
+                 multiply, or use int8, or {} cpu",
+                flags::DEVICE
+            );
+            Err(Failure::new(Reason::Unsupported, message))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn run<E: Executor + 'static>(
@@ -175,6 +193,7 @@ fn run<E: Executor + 'static>(
         cpu.ranks_flag(),
     ];
     let wide = (!cpu.batch_invariant).then(|| "no-deterministic".to_owned());
+    let in_bytes = cpu.inputs_in_bytes().then(|| "gpu-activation-dtype=Int8".to_owned());
     let on = BuiltOn {
         device: "cuda",
         tensor_parallel: cpu.tensor_parallel,
@@ -183,7 +202,11 @@ fn run<E: Executor + 'static>(
         kernels: &kernels,
     };
     let built = Built {
-        fingerprint: read.fingerprint(config, of_all.into_iter().chain(wide).chain(flags).collect(), "cuda"),
+        fingerprint: read.fingerprint(
+            config,
+            of_all.into_iter().chain(wide).chain(in_bytes).chain(flags).collect(),
+            "cuda",
+        ),
         effective: effective(config, &geometry, on),
         simulated: false,
         ledger: Some(ledgers.into_iter().sum()),

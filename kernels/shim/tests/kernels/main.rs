@@ -18,6 +18,7 @@ mod mapping;
 mod moves;
 mod norm;
 mod reduce;
+mod rounded;
 mod rules;
 mod sample;
 mod sharing;

@@ -121,24 +121,54 @@ fn linear_sorted(
     stream: &Stream,
     matrix: &Matrix,
     input: View<'_, bf16>,
-    mut out: Output<'_>,
+    out: Output<'_>,
     block: impl Fn(usize, usize) -> Block,
 ) -> Result<(), DriverError> {
-    let (rows, cols) = (matrix.rows(), matrix.cols());
+    let tokens = tokens_of(matrix, &input);
+    each_part(stream, matrix, tokens, out, |part, out| {
+        part_product(part, block(part.rows(), tokens), input, out, tokens)
+    })
+}
+
+/// How many tokens an input in the order of the matrix's columns has.
+pub(super) fn tokens_of(matrix: &Matrix, input: &View<'_, bf16>) -> usize {
+    let cols = matrix.cols();
     assert!(!input.is_empty() && input.len().is_multiple_of(cols), "{} values are no tokens of {cols}", input.len());
-    let tokens = input.len() / cols;
+    input.len() / cols
+}
+
+/// Launches what multiplies each part of a matrix, told where its results go and how far apart those of two tokens lie. A launch must
+/// read whole rows of the part and of the tokens, and write rows and tokens that are there.
+pub(super) fn each_part(
+    stream: &Stream,
+    matrix: &Matrix,
+    tokens: usize,
+    mut out: Output<'_>,
+    launch: impl Fn(&Matrix, (Output<'_>, usize)) -> Launch,
+) -> Result<(), DriverError> {
+    let (rows, mut first) = (matrix.rows(), 0);
     assert_eq!(out.len(), tokens * rows, "{tokens} tokens of {rows} values");
-    let (whole, stride, mut first) = ([Argument::none::<u32>(); 2], out.stride(rows), 0);
     check_gates(&out, rows);
+    let stride = out.stride(rows);
     for part in matrix.parts() {
-        let block = block(part.rows(), tokens);
-        let grid = block.grid(part.rows(), tokens.div_ceil(block.tokens()));
-        let launch = product(part, block, grid, input, whole, (out.behind(first), stride), tokens, part.rows());
-        // SAFETY: blocks read whole rows of the matrix and of the tokens, and write rows and tokens that are there.
+        let launch = launch(part, (out.behind(first), stride));
+        // SAFETY: launches are of products alone, of which that is demanded above.
         unsafe { stream.launch(&launch) }?;
         first += part.rows();
     }
     Ok(())
+}
+
+/// The launch of a product with a part of a matrix.
+pub(super) fn part_product(
+    part: &Matrix,
+    block: Block,
+    input: View<'_, bf16>,
+    out: (Output<'_>, usize),
+    tokens: usize,
+) -> Launch {
+    let grid = block.grid(part.rows(), tokens.div_ceil(block.tokens()));
+    product(part, block, grid, input, [Argument::none::<u32>(); 2], out, tokens, part.rows())
 }
 
 /// What experts multiply.

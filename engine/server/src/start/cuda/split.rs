@@ -60,7 +60,7 @@ fn load_last(
 ) -> Result<Running<CpuExecutor>, Failure> {
     let free = machine::free_memory_bytes();
     let asked = cpu::asked(config, cpu, BLOCK_TOKENS);
-    let asked = LoadOptions { activations: cpu.activations, memory_limit_bytes: free, ..asked };
+    let asked = LoadOptions { activations: cpu.cpu_activations(), memory_limit_bytes: free, ..asked };
     let model = SplitModel::load(file, &asked, gpu_layers, device).map_err(cpu::load_failure)?;
     let kv = match config.batching.kv {
         Some(kv) => kv,
@@ -75,7 +75,7 @@ fn load_last(
         ledgers,
         weight_type,
         kernels: format!("{} {kernels}", architecture(device)),
-        flags: vec![format!("n-gpu-layers={gpu_layers}"), format!("activation-dtype={:?}", cpu.activations)],
+        flags: vec![format!("n-gpu-layers={gpu_layers}"), format!("activation-dtype={:?}", cpu.cpu_activations())],
     })
 }
 

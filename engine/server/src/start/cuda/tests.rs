@@ -121,6 +121,30 @@ fn wide_products_are_asked_for_by_a_flag_and_change_answers() {
     assert_ne!(alike.1, wide.1);
 }
 
+/// Bytes where they are asked for by name; what no kernel does is refused, but that layers on the CPU may be computed so.
+#[test]
+fn activations_are_bf16_unless_a_flag_says_int8() {
+    let rounds = |flags: &str| {
+        let file = file();
+        let (config, cpu) = configured(file.path(), flags).unwrap();
+        (cpu::asked(&config, &cpu, BLOCK_TOKENS).inputs_in_bytes, started(flags, 1 << 28).unwrap())
+    };
+    let (halves, bytes) = (rounds(""), rounds("--activation-dtype int8"));
+    assert_eq!((halves.0, bytes.0), (false, true));
+    assert_ne!(halves.1.fingerprint, bytes.1.fingerprint);
+    let workspace = |built: &Built| built.ledger.unwrap().workspace;
+    assert!(workspace(&bytes.1) > workspace(&halves.1), "codes and scales have room");
+    let split = ["", "--activation-dtype int8", "--activation-dtype int16"].map(|flags| {
+        let (rounds, built) = rounds(&format!("--n-gpu-layers 3 {flags}"));
+        (rounds, built.fingerprint)
+    });
+    assert_eq!(split.each_ref().map(|(rounds, _)| *rounds), [false, true, false]);
+    assert!(split[0].1 != split[1].1 && split[0].1 != split[2].1 && split[1].1 != split[2].1);
+    let refused = started("--activation-dtype int16", 1 << 28).unwrap_err();
+    assert_eq!(refused.reason, Reason::Unsupported);
+    assert!(refused.message.contains("--activation-dtype int16 is not supported on a GPU"), "{}", refused.message);
+}
+
 /// From the host's memory it wakes without the file, with which it was read; else it reads that again.
 #[test]
 fn a_sleeper_gives_its_devices_memory_back_and_generates_when_it_wakes() {
