@@ -11,6 +11,7 @@
 // The C++ half is called here, and device memory is memory of this process.
 #![allow(unsafe_code)]
 
+mod carrier;
 mod driver;
 mod kernels;
 mod mapped;

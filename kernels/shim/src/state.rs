@@ -8,6 +8,7 @@ use std::thread::{self, ThreadId};
 use windlass_kernels::cuda::launch::{Argument, Launch};
 use windlass_kernels::cuda::{DriverError, Kernel};
 
+use crate::carrier::Gather;
 use crate::mapped::Mapped;
 use crate::mapping::Mappings;
 
@@ -22,6 +23,8 @@ pub enum Issued {
     Fill(usize),
     /// A graph of so many pieces of work.
     Graph(usize),
+    /// So many bytes of each rank, carried to this one.
+    Gather(usize),
 }
 
 /// One piece of work. Addresses are of this process.
@@ -32,6 +35,7 @@ pub(crate) enum Work {
     Launch(Box<Launch>),
     Record { event: u64, version: u64 },
     Wait { event: u64, version: u64 },
+    Gather(Gather),
 }
 
 /// Memory of all devices of a machine: addresses are unified.
@@ -240,6 +244,7 @@ impl Work {
             Work::Copy { to, from, bytes } => vec![(*to, *bytes), (*from, *bytes)],
             Work::Fill { at, bytes, .. } => vec![(*at, *bytes)],
             Work::Launch(launch) => launch.arguments().iter().filter_map(argument_memory).collect(),
+            Work::Gather(gather) => vec![gather.memory()],
             Work::Record { .. } | Work::Wait { .. } => vec![],
         }
     }

@@ -35,7 +35,7 @@ pub struct CudaModel {
     pub(super) stage: Stage,
     /// In the order of ranks.
     pub(super) ranks: Vec<LoadedPart>,
-    /// Where they hold what they exchange.
+    /// How they come to what the others hold.
     pub(super) ground: Ground,
     pub(super) weight_type: &'static str,
     /// How the cache holds keys and values.
@@ -81,9 +81,9 @@ impl CudaModel {
         kv_copies(&self.shape(), self.ranks.len() as u32)
     }
 
-    /// Whether ranks exchange what they compute over the host's memory, as their devices do not reach each other.
-    pub fn meets_on_host(&self) -> bool {
-        self.ground == Ground::Host
+    /// How ranks come to what the others compute.
+    pub fn ground(&self) -> &Ground {
+        &self.ground
     }
 
     /// Bytes that are free beside the weights and what steps need, for keys and values of all ranks: as many on each device
@@ -167,7 +167,7 @@ impl CudaModel {
             rows: step_sizes(&part.config, &part.weights, geometry).logits,
             columns: self.ranks.iter().map(|rank| rank.shard.vocabulary.len()).collect(),
             two_shots_from: ExchangeSizes::two_shots_from(self.ranks.len()),
-            ground: self.ground,
+            ground: self.ground.clone(),
         }
     }
 }

@@ -68,6 +68,7 @@ impl HostDriver {
                     event.done = *version;
                 }
             }
+            Work::Gather(gather) => gather.run(),
             Work::Wait { .. } => {}
         }
     }
