@@ -10,13 +10,15 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread::{self, Thread};
 
 use windlass_kernels::cuda::driver::{
-    Carrier, DeviceFacts, DevicePointer, Driver, EventHandle, GraphHandle, MemoryFacts, PhysicalHandle, StreamHandle,
+    Carrier, DeviceFacts, DevicePointer, Driver, EventHandle, GraphHandle, MemoryFacts, PhysicalHandle, Products,
+    StreamHandle,
 };
 use windlass_kernels::cuda::launch::Launch;
 use windlass_kernels::cuda::{Device, DriverError};
 
 use crate::carrier::{Gather, HostCarrier};
 use crate::mapped::Mapped;
+use crate::products::{HostProducts, Multiplied};
 use crate::state::{EventState, GraphState, Issued, Memories, State, StreamState, Work, refused};
 pub use machine::{HostMachine, Kernels};
 use running::run_pending;
@@ -186,6 +188,21 @@ impl HostDriver {
         }
         let issued = Issued::Gather(gather.bytes());
         self.issue(CALL, stream, Work::Gather(gather), issued)
+    }
+
+    /// Refuses what this thread may not do while it captures.
+    pub(crate) fn check_not_capturing(&self, call: &'static str) -> Result<(), DriverError> {
+        self.sound(call)?.not_while_capturing(call, false)
+    }
+
+    /// Issues a product by the library.
+    pub(crate) fn multiply(
+        &self,
+        call: &'static str,
+        product: Multiplied,
+        stream: StreamHandle,
+    ) -> Result<(), DriverError> {
+        self.issue(call, stream, Work::Multiply(product), Issued::Multiply)
     }
 
     /// Has what is pending run whether somebody waits for it or not.
@@ -479,6 +496,13 @@ impl Driver for HostDriver {
         match &self.machine.devices {
             Some(machine) => Ok(Arc::new(HostCarrier::connect(machine, devices)?)),
             None => Err(refused("dlopen", "there is nothing that carries data between devices")),
+        }
+    }
+
+    fn products(&self) -> Result<Arc<dyn Products>, DriverError> {
+        match self.machine.has_products {
+            true => Ok(Arc::new(HostProducts::of(&self.own))),
+            false => Err(refused("dlopen", "there is no library for products")),
         }
     }
 }

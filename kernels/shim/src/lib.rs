@@ -16,6 +16,7 @@ mod driver;
 mod kernels;
 mod mapped;
 mod mapping;
+mod products;
 mod state;
 
 pub use driver::{HostDriver, HostMachine, Kernels};

@@ -11,6 +11,7 @@ use windlass_kernels::cuda::{DriverError, Kernel};
 use crate::carrier::Gather;
 use crate::mapped::Mapped;
 use crate::mapping::Mappings;
+use crate::products::Multiplied;
 
 /// What was issued to a stream, for tests that ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub enum Issued {
     Graph(usize),
     /// So many bytes of each rank, carried to this one.
     Gather(usize),
+    /// A product by the library.
+    Multiply,
 }
 
 /// One piece of work. Addresses are of this process.
@@ -36,6 +39,7 @@ pub(crate) enum Work {
     Record { event: u64, version: u64 },
     Wait { event: u64, version: u64 },
     Gather(Gather),
+    Multiply(Multiplied),
 }
 
 /// Memory of all devices of a machine: addresses are unified.
@@ -245,6 +249,7 @@ impl Work {
             Work::Fill { at, bytes, .. } => vec![(*at, *bytes)],
             Work::Launch(launch) => launch.arguments().iter().filter_map(argument_memory).collect(),
             Work::Gather(gather) => vec![gather.memory()],
+            Work::Multiply(product) => product.memory(),
             Work::Record { .. } | Work::Wait { .. } => vec![],
         }
     }

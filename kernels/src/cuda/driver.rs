@@ -193,6 +193,50 @@ pub trait Driver: Debug + Send + Sync {
     /// Connects devices, which are this one and others in the order of ranks, by what carries data between those that do not
     /// reach each other. An error where the machine has no such library, too.
     fn connect(&self, devices: &[&DeviceFacts]) -> Result<Arc<dyn Carrier>, DriverError>;
+
+    /// What multiplies large matrices on this device beside the kernels. An error where the machine has no such library.
+    fn products(&self) -> Result<Arc<dyn Products>, DriverError>;
+}
+
+/// A product of tokens with a weight matrix, `[tokens, cols] · [rows, cols]ᵀ`, both in bf16, with sums in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)] // said above
+pub struct Product {
+    pub tokens: usize,
+    pub rows: usize,
+    pub cols: usize,
+    pub out: ProductOutput,
+}
+
+/// What becomes of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ProductOutput {
+    /// Rounded.
+    Bf16,
+    /// As summed.
+    F32,
+    /// Added to what is there, in f32.
+    AddTo,
+}
+
+/// What multiplies large matrices on a device: cuBLASLt, or what stands in for it. Its bits change with the number of tokens.
+pub trait Products: Debug + Send + Sync {
+    /// What it is, such as `cuBLASLt 13.1.0`.
+    fn name(&self) -> String;
+    /// Bytes of memory that the products of a stream need.
+    fn workspace_bytes(&self) -> usize;
+    /// Plans a product, unless that was done: whether it can be made, if all operands begin at multiples of 16 bytes. Not in a
+    /// capture.
+    fn plan(&self, product: &Product) -> Result<bool, DriverError>;
+    /// Issues a product that was planned, of weights and input into what comes third. Not in a capture: what is done for the
+    /// first time may load kernels.
+    fn multiply(
+        &self,
+        product: &Product,
+        operands: [DevicePointer; 3],
+        workspace: DevicePointer,
+        stream: StreamHandle,
+    ) -> Result<(), DriverError>;
 }
 
 /// What carries data between the devices of a group, one for each rank: NCCL, or what stands in for it.

@@ -1,5 +1,6 @@
 //! The real driver, over cudarc's bindings, which look it up at run time: a program starts with it or without.
 
+mod cublaslt;
 mod facts;
 mod library;
 mod mapping;
@@ -15,7 +16,8 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUfunction_attribute as FunctionAttribute, CUresult};
 
 use super::driver::{
-    Carrier, DeviceFacts, DevicePointer, Driver, EventHandle, GraphHandle, MemoryFacts, PhysicalHandle, StreamHandle,
+    Carrier, DeviceFacts, DevicePointer, Driver, EventHandle, GraphHandle, MemoryFacts, PhysicalHandle, Products,
+    StreamHandle,
 };
 use super::error::DriverError;
 use super::image;
@@ -466,5 +468,10 @@ impl Driver for Nvidia {
 
     fn connect(&self, devices: &[&DeviceFacts]) -> Result<Arc<dyn Carrier>, DriverError> {
         Ok(nccl::NcclGroup::connect(devices)?)
+    }
+
+    fn products(&self) -> Result<Arc<dyn Products>, DriverError> {
+        self.bind()?;
+        Ok(cublaslt::LargeProducts::on(&self.facts, self.context)?)
     }
 }

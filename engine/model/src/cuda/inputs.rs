@@ -1,7 +1,7 @@
 //! Inputs of products as their matrices want them.
 
 use half::bf16;
-use windlass_kernels::cuda::ops::{self, Output, Quantized};
+use windlass_kernels::cuda::ops::{self, LIBRARY_TOKENS, Output, ProductLibrary, Quantized};
 use windlass_kernels::cuda::weights::EightBits;
 use windlass_kernels::cuda::{Device, DriverError, Matrix, Memory, Stream, View};
 
@@ -19,13 +19,17 @@ pub(super) struct InputRoom {
     rounds: bool,
     /// Whether sums may have another order where there are many tokens.
     widens: bool,
+    /// What multiplies many tokens with matrices in bf16 then; none where the machine has none, or nothing for it to do.
+    library: Option<ProductLibrary>,
 }
 
 impl InputRoom {
     /// For steps of up to `tokens` tokens.
     pub fn new(device: &Device, weights: &Weights, tokens: usize) -> Result<InputRoom, DriverError> {
         let Lengths { sorted, codes, scales } = Lengths::of(weights, tokens);
+        let library = weights.library().map(|products| ProductLibrary::new(device, products, LIBRARY_TOKENS));
         Ok(InputRoom {
+            library: library.transpose()?,
             sorted: device.allocate(sorted)?,
             codes: device.allocate(codes)?,
             scales: device.allocate(scales)?,
@@ -37,7 +41,8 @@ impl InputRoom {
     /// Bytes of it.
     pub fn bytes(weights: &Weights, tokens: usize) -> u64 {
         let Lengths { sorted, codes, scales } = Lengths::of(weights, tokens);
-        (2 * sorted + codes + 4 * scales) as u64
+        let library = weights.library().map_or(0, |products| products.workspace_bytes());
+        (2 * sorted + codes + 4 * scales + library) as u64
     }
 
     /// `out[t] = matrix · input[t]` of a layer's matrix.
@@ -53,13 +58,26 @@ impl InputRoom {
             (None, Some(code)) if self.rounds && ops::multiplies(stream.device().facts(), code) => {
                 self.multiply_rounded(stream, code, matrix, input, out)
             }
-            (None, _) => {
-                let (facts, tokens) = (stream.device().facts(), input.len() / matrix.cols());
-                let wide = self.widens && ops::multiplies_widely(facts, matrix, tokens);
-                let multiply = if wide { ops::linear_wide } else { ops::linear };
-                multiply(stream, matrix, input, out)
-            }
+            (None, _) => self.multiply_plain(stream, matrix, input, out),
         }
+    }
+
+    fn multiply_plain(
+        &mut self,
+        stream: &Stream,
+        matrix: &Matrix,
+        input: View<'_, bf16>,
+        out: Output<'_>,
+    ) -> Result<(), DriverError> {
+        if let Some(library) = &mut self.library
+            && library.multiplies(stream, matrix, input, &out)?
+        {
+            return library.linear(stream, matrix, input, out);
+        }
+        let (facts, tokens) = (stream.device().facts(), input.len() / matrix.cols());
+        let wide = self.widens && ops::multiplies_widely(facts, matrix, tokens);
+        let multiply = if wide { ops::linear_wide } else { ops::linear };
+        multiply(stream, matrix, input, out)
     }
 
     fn multiply_rounded(

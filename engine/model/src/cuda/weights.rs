@@ -1,8 +1,10 @@
 //! A decoder's weights on a GPU, stacked as its kernels multiply: query, key and value as one, gate and up as one.
 
+use std::sync::Arc;
+
 use windlass_engine_contract::sharding::Stage;
 use windlass_kernels::cuda::weights::EightBits;
-use windlass_kernels::cuda::{DriverError, LoadError, Matrix, Memory, Upload, Uploader};
+use windlass_kernels::cuda::{DriverError, LoadError, Matrix, Memory, Products, Upload, Uploader};
 use windlass_kernels::{Pool, WeightType};
 
 use super::CudaError;
@@ -28,6 +30,8 @@ pub(super) struct Weights {
     pub batch_invariant: bool,
     /// Whether inputs of matrices of eight bits are rounded, too.
     pub rounds_inputs: bool,
+    /// What the machine has for large products, where they may depend on that.
+    pub products: Option<Arc<dyn Products>>,
 }
 
 /// What makes logits.
@@ -127,6 +131,11 @@ impl Weights {
         self.layers.iter().flat_map(LayerWeights::matrices)
     }
 
+    /// What multiplies many tokens with matrices in bf16, where there are such and that is there.
+    pub fn library(&self) -> Option<&Arc<dyn Products>> {
+        self.products.as_ref().filter(|_| self.layer_matrices().any(Matrix::is_bf16))
+    }
+
     /// Bytes on the device.
     pub fn bytes(&self) -> u64 {
         let untied = self.embedding().filter(|_| !matches!(self.entry, Entry::Tied));
@@ -157,6 +166,7 @@ pub(super) struct Loader<'a> {
     pub pool: &'a Pool,
     pub batch_invariant: bool,
     pub rounds_inputs: bool,
+    pub products: Option<Arc<dyn Products>>,
 }
 
 impl Loader<'_> {
@@ -249,8 +259,8 @@ impl Loader<'_> {
         };
         let norm = norm.map(|norm| self.vector(&norm)).transpose()?;
         let head = norm.zip(output).map(|(norm, output)| HeadWeights { norm, output });
-        let Loader { batch_invariant, rounds_inputs, .. } = *self;
-        Ok(Weights { entry, layers, head, batch_invariant, rounds_inputs })
+        let Loader { batch_invariant, rounds_inputs, ref products, .. } = *self;
+        Ok(Weights { entry, layers, head, batch_invariant, rounds_inputs, products: products.clone() })
     }
 
     fn vector(&self, values: &[f32]) -> Result<Memory<f32>, DriverError> {
@@ -350,8 +360,13 @@ mod tests {
     fn an_order_of_columns_is_taken_where_an_input_has_one_alone_and_refused_elsewhere() {
         let device = HostMachine::new(Kernels::Record, 7).device(0, 1 << 24);
         let uploader = Uploader::new(&device, 1 << 12).unwrap();
-        let loader =
-            Loader { uploader: &uploader, pool: &Pool::new(1).unwrap(), batch_invariant: true, rounds_inputs: false };
+        let loader = Loader {
+            uploader: &uploader,
+            pool: &Pool::new(1).unwrap(),
+            batch_invariant: true,
+            rounds_inputs: false,
+            products: None,
+        };
         let is_refused = |found: CudaError| found.to_string().contains("use a checkpoint without desc_act");
         let dense = |attention: u32, block: u32| {
             let of = |bits: u32, index: u32| bits >> index & 1 == 1;

@@ -188,6 +188,11 @@ fn load(
     let no_room = |error| say_what_makes_room(cpu::load_failure(error), cpu);
     let model = CudaModel::load(file, &cpu::asked(config, cpu, BLOCK_TOKENS), devices).map_err(no_room)?;
     tell_ground(model.ground());
+    match model.products() {
+        None => {}
+        Some(Ok(library)) => info!("{library} multiplies many tokens with matrices in bf16"),
+        Some(Err(why)) => info!("kernels of our own multiply many tokens with matrices in bf16: {why}"),
+    }
     let kv = match config.batching.kv {
         Some(kv) => kv,
         None => default_kv(config, &model.shape(), model.kv_copies(), model.free_bytes().map_err(no_room)?),

@@ -31,6 +31,7 @@ pub struct HostMachine {
     /// Where it has what connects devices: those of them that there are.
     pub(super) devices: Option<Devices>,
     maps_memory: bool,
+    pub(super) has_products: bool,
     capability: (u32, u32),
     multiprocessors: u32,
 }
@@ -45,6 +46,7 @@ impl HostMachine {
             has_peer_access: true,
             devices: None,
             maps_memory: true,
+            has_products: false,
             capability: HOPPER,
             multiprocessors: 132,
         }
@@ -68,6 +70,11 @@ impl HostMachine {
     /// The same with what carries data between such devices.
     pub fn with_carrier(self) -> HostMachine {
         HostMachine { devices: Some(Devices::default()), ..self }
+    }
+
+    /// The same with a library that multiplies large matrices.
+    pub fn with_products(self) -> HostMachine {
+        HostMachine { has_products: true, ..self }
     }
 
     /// The same with devices that map no memory.

@@ -69,6 +69,7 @@ impl HostDriver {
                 }
             }
             Work::Gather(gather) => gather.run(),
+            Work::Multiply(product) => product.run(),
             Work::Wait { .. } => {}
         }
     }

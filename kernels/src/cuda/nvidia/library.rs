@@ -1,5 +1,6 @@
 //! Libraries that a machine may have, looked up at run time.
 
+use std::error::Error;
 use std::ffi::CStr;
 
 use libloading::Library;
@@ -16,7 +17,7 @@ pub(super) unsafe fn open(names: &[&str]) -> Result<Library, DriverError> {
         // SAFETY: as the caller promises.
         match unsafe { Library::new(name) } {
             Ok(library) => return Ok(library),
-            Err(error) => missing.push(error.to_string()),
+            Err(error) => missing.push(words(&error)),
         }
     }
     Err(DriverError::refused("dlopen", missing.join("; ")))
@@ -29,5 +30,10 @@ pub(super) unsafe fn open(names: &[&str]) -> Result<Library, DriverError> {
 pub(super) unsafe fn symbol<T: Copy>(library: &Library, name: &CStr) -> Result<T, DriverError> {
     // SAFETY: as the caller promises.
     let found = unsafe { library.get::<T>(name) };
-    found.map(|found| *found).map_err(|error| DriverError::refused("dlsym", error.to_string()))
+    found.map(|found| *found).map_err(|error| DriverError::refused("dlsym", words(&error)))
+}
+
+/// The loader's own words, which name what it looked for.
+fn words(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -6,6 +6,7 @@ use super::blocks::Block;
 use super::experts::{Mixture, Routes};
 use super::gather::sort_columns;
 use super::word;
+use crate::cuda::driver::DevicePointer;
 use crate::cuda::launch::{Argument, Launch};
 use crate::cuda::weights::{Matrix, ROW_TILE, Values};
 use crate::cuda::{DriverError, Memory, Stream, View, ViewMut};
@@ -26,6 +27,14 @@ impl Output<'_> {
         match self {
             Output::Bf16(out) => out.len(),
             Output::F32(out) | Output::AddTo(out) => out.len(),
+        }
+    }
+
+    /// Its first byte.
+    pub(super) fn pointer(&self) -> DevicePointer {
+        match self {
+            Output::Bf16(out) => out.as_view().pointer(),
+            Output::F32(out) | Output::AddTo(out) => out.as_view().pointer(),
         }
     }
 
