@@ -1,5 +1,5 @@
-// What the ranks of a tensor-parallel group, one GPU each, exchange over memory that all of them reach: sums, and columns
-// side by side.
+// What the ranks of a tensor-parallel group, one GPU each, exchange: sums, and columns side by side. They meet in memory that all
+// of them reach, or a library has carried what all hold to each of them, and then nobody is met here (`…_gathered`).
 //
 // One shot: every rank reads what all ranks hold and puts it together itself, in the ranks' order, so that all get the same
 // bits. Two shots, for many values: every rank adds a share of them up, in the same order and in f32, and then all read all
@@ -37,17 +37,44 @@ DEVICE u32 begin_round(const Address* flags, const u32* left, const u32* rounds,
   return round;
 }
 
+// What the ranks hold, each where it is.
+template <typename T>
+struct Reached {
+  const Address* parts;
+  DEVICE const T* of(u32 rank) const { return reinterpret_cast<const T*>(parts[rank].at); }
+};
+
+// The same once it was carried here: so many values of each, one rank's behind the other's.
+template <typename T>
+struct Gathered {
+  const T* all;
+  u32 count;
+  DEVICE const T* of(u32 rank) const { return all + static_cast<u64>(rank) * count; }
+};
+
 // The sum over the ranks of the eight values that each holds at `i`, in bf16.
-DEVICE void add_up(float (&sum)[8], const Address* parts, u32 ranks, u32 i) {
+template <typename PARTS>
+DEVICE void add_up(float (&sum)[8], const PARTS& parts, u32 ranks, u32 i) {
   for (int k = 0; k < 8; ++k) sum[k] = 0;
   for (u32 r = 0; r < ranks; ++r) {
-    const Quad part = load_quad(reinterpret_cast<const bf16*>(parts[r].at) + i);
+    const Quad part = load_quad(parts.of(r) + i);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       sum[2 * k] += low_float(part.word[k]);
       sum[2 * k + 1] += high_float(part.word[k]);
     }
   }
+}
+
+// The sum over the ranks of the four floats that each holds at `i`.
+template <typename PARTS>
+DEVICE Quad floats_added_up(const PARTS& parts, u32 ranks, u32 i) {
+  Quad sum = {};
+  for (u32 r = 0; r < ranks; ++r) {
+    const Quad part = load_quad(parts.of(r) + i);
+    for (int k = 0; k < 4; ++k) sum.word[k] = bits_of(float_of(sum.word[k]) + float_of(part.word[k]));
+  }
+  return sum;
 }
 
 // residual += eight sums.
@@ -73,7 +100,7 @@ KERNEL(add_reduced, THREADS)(const Address* parts, const Address* flags, const u
   const u32 round = begin_round(flags, left, rounds, rank, ranks);
   for (u32 i = 8 * (block_x() * THREADS + thread_index()); i < count; i += 8 * THREADS * blocks_x()) {
     float sum[8];
-    add_up(sum, parts, ranks, i);
+    add_up(sum, Reached<bf16>{parts}, ranks, i);
     add_to(residual + i, sum);
   }
   if (thread_index() == 0) rounds[block_x()] = round;
@@ -85,7 +112,7 @@ KERNEL(reduced, THREADS)(const Address* parts, const Address* flags, const u32* 
   const u32 round = begin_round(flags, left, rounds, rank, ranks);
   for (u32 i = 8 * (block_x() * THREADS + thread_index()); i < count; i += 8 * THREADS * blocks_x()) {
     float sum[8];
-    add_up(sum, parts, ranks, i);
+    add_up(sum, Reached<bf16>{parts}, ranks, i);
     round_to(out + i, sum);
   }
   if (thread_index() == 0) rounds[block_x()] = round;
@@ -103,7 +130,7 @@ KERNEL(reduced_share, THREADS)(const Address* parts, const Address* flags, const
   const u32 first = share_start(rank, ranks, count), end = share_start(rank + 1, ranks, count);
   for (u32 i = first + 8 * (block_x() * THREADS + thread_index()); i < end; i += 8 * THREADS * blocks_x()) {
     float sum[8];
-    add_up(sum, parts, ranks, i);
+    add_up(sum, Reached<bf16>{parts}, ranks, i);
     for (int half = 0; half < 2; ++half) {
       Quad bits;
       for (int k = 0; k < 4; ++k) bits.word[k] = bits_of(sum[4 * half + k]);
@@ -154,26 +181,66 @@ KERNEL(reduced_floats, THREADS)(const Address* parts, const Address* flags, cons
                                 u32 rank, u32 ranks, u32 count) {
   const u32 round = begin_round(flags, left, rounds, rank, ranks);
   for (u32 i = 4 * (block_x() * THREADS + thread_index()); i < count; i += 4 * THREADS * blocks_x()) {
-    Quad sum = {};
-    for (u32 r = 0; r < ranks; ++r) {
-      const Quad part = load_quad(reinterpret_cast<const float*>(parts[r].at) + i);
-      for (int k = 0; k < 4; ++k) sum.word[k] = bits_of(float_of(sum.word[k]) + float_of(part.word[k]));
-    }
-    store_quad(out + i, sum);
+    store_quad(out + i, floats_added_up(Reached<float>{parts}, ranks, i));
   }
   if (thread_index() == 0) rounds[block_x()] = round;
 }
 
 // Rows of `cols` values, of which rank r holds columns firsts[r] to firsts[r + 1].
-KERNEL(gather_columns, THREADS)(const Address* parts, const Address* flags, const u32* left, u32* rounds, float* out,
-                                const u32* firsts, u32 rank, u32 ranks, u32 rows, u32 cols) {
-  const u32 round = begin_round(flags, left, rounds, rank, ranks);
+template <typename PARTS>
+DEVICE void place_columns(float* out, const PARTS& parts, const u32* firsts, u32 ranks, u32 rows, u32 cols) {
   for (u32 r = 0; r < ranks; ++r) {
-    const float* part = reinterpret_cast<const float*>(parts[r].at);
+    const float* part = parts.of(r);
     const u32 first = firsts[r], width = firsts[r + 1] - first;
     for (u32 i = block_x() * THREADS + thread_index(); i < rows * width; i += THREADS * blocks_x()) {
       out[static_cast<u64>(i / width) * cols + first + i % width] = part[i];
     }
   }
+}
+
+KERNEL(gather_columns, THREADS)(const Address* parts, const Address* flags, const u32* left, u32* rounds, float* out,
+                                const u32* firsts, u32 rank, u32 ranks, u32 rows, u32 cols) {
+  const u32 round = begin_round(flags, left, rounds, rank, ranks);
+  place_columns(out, Reached<float>{parts}, firsts, ranks, rows, cols);
   if (thread_index() == 0) rounds[block_x()] = round;
+}
+
+// residual += sum over the ranks of the `count` values that each had, in bf16, in the same order as above. Grid: parts of the
+// values.
+KERNEL(add_gathered, THREADS)(const bf16* all, float* residual, u32 ranks, u32 count) {
+  wait_for_previous();
+  let_next_start();
+  for (u32 i = 8 * (block_x() * THREADS + thread_index()); i < count; i += 8 * THREADS * blocks_x()) {
+    float sum[8];
+    add_up(sum, Gathered<bf16>{all, count}, ranks, i);
+    add_to(residual + i, sum);
+  }
+}
+
+// out = the same sum, rounded.
+KERNEL(round_gathered, THREADS)(const bf16* all, bf16* out, u32 ranks, u32 count) {
+  wait_for_previous();
+  let_next_start();
+  for (u32 i = 8 * (block_x() * THREADS + thread_index()); i < count; i += 8 * THREADS * blocks_x()) {
+    float sum[8];
+    add_up(sum, Gathered<bf16>{all, count}, ranks, i);
+    round_to(out + i, sum);
+  }
+}
+
+// out = sum over the ranks of the `count` floats that each had.
+KERNEL(floats_gathered, THREADS)(const float* all, float* out, u32 ranks, u32 count) {
+  wait_for_previous();
+  let_next_start();
+  for (u32 i = 4 * (block_x() * THREADS + thread_index()); i < count; i += 4 * THREADS * blocks_x()) {
+    store_quad(out + i, floats_added_up(Gathered<float>{all, count}, ranks, i));
+  }
+}
+
+// As `gather_columns`, where each rank's begin `stride` floats behind those of the rank before.
+KERNEL(columns_gathered, THREADS)(const float* all, float* out, const u32* firsts, u32 ranks, u32 rows, u32 cols,
+                                  u32 stride) {
+  wait_for_previous();
+  let_next_start();
+  place_columns(out, Gathered<float>{all, stride}, firsts, ranks, rows, cols);
 }

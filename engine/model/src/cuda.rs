@@ -30,6 +30,7 @@ mod weights;
 mod words;
 mod workspace;
 
+pub use windlass_kernels::cuda::ops::Ground;
 pub use windlass_kernels::cuda::{
     Device, DeviceFacts, DriverError, LoadError as MatrixError, Nvidia, devices, image as kernel_image,
 };

@@ -10,12 +10,15 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread::{self, Thread};
 
 use windlass_kernels::cuda::driver::{
-    DeviceFacts, DevicePointer, Driver, EventHandle, GraphHandle, MemoryFacts, PhysicalHandle, StreamHandle,
+    Carrier, DeviceFacts, DevicePointer, Driver, EventHandle, GraphHandle, MemoryFacts, PhysicalHandle, Products,
+    StreamHandle,
 };
 use windlass_kernels::cuda::launch::Launch;
 use windlass_kernels::cuda::{Device, DriverError};
 
+use crate::carrier::{Gather, HostCarrier};
 use crate::mapped::Mapped;
+use crate::products::{HostProducts, Multiplied};
 use crate::state::{EventState, GraphState, Issued, Memories, State, StreamState, Work, refused};
 pub use machine::{HostMachine, Kernels};
 use running::run_pending;
@@ -171,13 +174,52 @@ impl HostDriver {
         Ok(())
     }
 
+    /// Whether what is issued to a stream is captured.
+    pub(crate) fn is_captured(&self, call: &'static str, stream: StreamHandle) -> Result<bool, DriverError> {
+        Ok(self.sound(call)?.stream(call, stream.0)?.capture.is_some())
+    }
+
+    /// Issues a part of a round in which ranks gather what all of them hold, in memory of this device.
+    pub(crate) fn gather(&self, gather: Gather, stream: StreamHandle) -> Result<(), DriverError> {
+        const CALL: &str = "ncclAllGather";
+        let (at, bytes) = gather.memory();
+        if self.is_pinned(at, bytes) {
+            return Err(refused(CALL, format!("{at:#x} is memory of the host")));
+        }
+        let issued = Issued::Gather(gather.bytes());
+        self.issue(CALL, stream, Work::Gather(gather), issued)
+    }
+
+    /// Refuses what this thread may not do while it captures.
+    pub(crate) fn check_not_capturing(&self, call: &'static str) -> Result<(), DriverError> {
+        self.sound(call)?.not_while_capturing(call, false)
+    }
+
+    /// Issues a product by the library.
+    pub(crate) fn multiply(
+        &self,
+        call: &'static str,
+        product: Multiplied,
+        stream: StreamHandle,
+    ) -> Result<(), DriverError> {
+        self.issue(call, stream, Work::Multiply(product), Issued::Multiply)
+    }
+
+    /// Has what is pending run whether somebody waits for it or not.
+    pub(crate) fn run_by_itself(&self) {
+        self.runner.get_or_init(|| {
+            let own = self.own.clone();
+            thread::spawn(move || run_pending(&own)).thread().clone()
+        });
+    }
+
     fn new_handle() -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         NEXT.fetch_add(1, Ordering::Relaxed)
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic in one test's thread ends that test anyway.
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
@@ -443,13 +485,24 @@ impl Driver for HostDriver {
             return Err(refused("cuCtxEnablePeerAccess", "CUDA_ERROR_INVALID_DEVICE: it is this device"));
         }
         // Their kernels may wait for each other, over whatever memory.
-        self.runner.get_or_init(|| {
-            let own = self.own.clone();
-            thread::spawn(move || run_pending(&own)).thread().clone()
-        });
+        self.run_by_itself();
         if self.machine.has_peer_access {
             lock(&self.reachable).insert(peer.ordinal);
         }
         Ok(self.machine.has_peer_access)
+    }
+
+    fn connect(&self, devices: &[&DeviceFacts]) -> Result<Arc<dyn Carrier>, DriverError> {
+        match &self.machine.devices {
+            Some(machine) => Ok(Arc::new(HostCarrier::connect(machine, devices)?)),
+            None => Err(refused("dlopen", "there is nothing that carries data between devices")),
+        }
+    }
+
+    fn products(&self) -> Result<Arc<dyn Products>, DriverError> {
+        match self.machine.has_products {
+            true => Ok(Arc::new(HostProducts::of(&self.own))),
+            false => Err(refused("dlopen", "there is no library for products")),
+        }
     }
 }

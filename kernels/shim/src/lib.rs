@@ -11,10 +11,12 @@
 // The C++ half is called here, and device memory is memory of this process.
 #![allow(unsafe_code)]
 
+mod carrier;
 mod driver;
 mod kernels;
 mod mapped;
 mod mapping;
+mod products;
 mod state;
 
 pub use driver::{HostDriver, HostMachine, Kernels};

@@ -8,8 +8,10 @@ use std::thread::{self, ThreadId};
 use windlass_kernels::cuda::launch::{Argument, Launch};
 use windlass_kernels::cuda::{DriverError, Kernel};
 
+use crate::carrier::Gather;
 use crate::mapped::Mapped;
 use crate::mapping::Mappings;
+use crate::products::Multiplied;
 
 /// What was issued to a stream, for tests that ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +24,10 @@ pub enum Issued {
     Fill(usize),
     /// A graph of so many pieces of work.
     Graph(usize),
+    /// So many bytes of each rank, carried to this one.
+    Gather(usize),
+    /// A product by the library.
+    Multiply,
 }
 
 /// One piece of work. Addresses are of this process.
@@ -32,6 +38,8 @@ pub(crate) enum Work {
     Launch(Box<Launch>),
     Record { event: u64, version: u64 },
     Wait { event: u64, version: u64 },
+    Gather(Gather),
+    Multiply(Multiplied),
 }
 
 /// Memory of all devices of a machine: addresses are unified.
@@ -240,6 +248,8 @@ impl Work {
             Work::Copy { to, from, bytes } => vec![(*to, *bytes), (*from, *bytes)],
             Work::Fill { at, bytes, .. } => vec![(*at, *bytes)],
             Work::Launch(launch) => launch.arguments().iter().filter_map(argument_memory).collect(),
+            Work::Gather(gather) => vec![gather.memory()],
+            Work::Multiply(product) => product.memory(),
             Work::Record { .. } | Work::Wait { .. } => vec![],
         }
     }

@@ -5,6 +5,7 @@
 
 use std::fmt::Debug;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use super::error::DriverError;
 use super::launch::Launch;
@@ -188,4 +189,68 @@ pub trait Driver: Debug + Send + Sync {
 
     /// Lets this device reach what `peer` allocates, but not what it maps. Whether the machine can.
     fn reach(&self, peer: &DeviceFacts) -> Result<bool, DriverError>;
+
+    /// Connects devices, which are this one and others in the order of ranks, by what carries data between those that do not
+    /// reach each other. An error where the machine has no such library, too.
+    fn connect(&self, devices: &[&DeviceFacts]) -> Result<Arc<dyn Carrier>, DriverError>;
+
+    /// What multiplies large matrices on this device beside the kernels. An error where the machine has no such library.
+    fn products(&self) -> Result<Arc<dyn Products>, DriverError>;
+}
+
+/// A product of tokens with a weight matrix, `[tokens, cols] · [rows, cols]ᵀ`, both in bf16, with sums in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)] // said above
+pub struct Product {
+    pub tokens: usize,
+    pub rows: usize,
+    pub cols: usize,
+    pub out: ProductOutput,
+}
+
+/// What becomes of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ProductOutput {
+    /// Rounded.
+    Bf16,
+    /// As summed.
+    F32,
+    /// Added to what is there, in f32.
+    AddTo,
+}
+
+/// What multiplies large matrices on a device: cuBLASLt, or what stands in for it. Its bits change with the number of tokens.
+pub trait Products: Debug + Send + Sync {
+    /// What it is, such as `cuBLASLt 13.1.0`.
+    fn name(&self) -> String;
+    /// Bytes of memory that the products of a stream need.
+    fn workspace_bytes(&self) -> usize;
+    /// Plans a product, unless that was done: whether it can be made, if all operands begin at multiples of 16 bytes. Not in a
+    /// capture.
+    fn plan(&self, product: &Product) -> Result<bool, DriverError>;
+    /// Issues a product that was planned, of weights and input into what comes third. Not in a capture: what is done for the
+    /// first time may load kernels.
+    fn multiply(
+        &self,
+        product: &Product,
+        operands: [DevicePointer; 3],
+        workspace: DevicePointer,
+        stream: StreamHandle,
+    ) -> Result<(), DriverError>;
+}
+
+/// What carries data between the devices of a group, one for each rank: NCCL, or what stands in for it.
+///
+/// All ranks ask for the same in the same order, each from a thread of its own: the first time, which may not be captured, each
+/// waits there for the others. What is captured is captured on all of them.
+pub trait Carrier: Debug + Send + Sync {
+    /// What it is, such as `NCCL 2.27.3`.
+    fn name(&self) -> String;
+    /// Has the `bytes` of every rank, which lie at `at + rank · bytes` on its own device, come to lie there on this rank's, too.
+    fn all_gather(&self, rank: usize, at: DevicePointer, bytes: usize, stream: StreamHandle)
+    -> Result<(), DriverError>;
+    /// Ends what runs on any of the devices, as a rank may never come to it, and refuses all that follows. Waits for nobody.
+    fn abort(&self);
+    /// What went wrong after it was issued.
+    fn failure(&self) -> Option<String>;
 }

@@ -30,7 +30,7 @@ pub mod table;
 pub mod upload;
 pub mod weights;
 
-pub use driver::{DeviceFacts, Driver, MemoryFacts};
+pub use driver::{Carrier, DeviceFacts, Driver, MemoryFacts, Products};
 pub use error::DriverError;
 pub use memory::{Device, Element, ElementType, Memory, Pinned, View, ViewMut};
 pub use nvidia::{Nvidia, devices};

@@ -1,18 +1,23 @@
 //! The real driver, over cudarc's bindings, which look it up at run time: a program starts with it or without.
 
+mod cublaslt;
 mod facts;
+mod library;
 mod mapping;
+mod nccl;
 mod outcome;
 mod tiles;
 
 use std::ffi::{CString, c_int, c_void};
 use std::path::Path;
 use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUfunction_attribute as FunctionAttribute, CUresult};
 
 use super::driver::{
-    DeviceFacts, DevicePointer, Driver, EventHandle, GraphHandle, MemoryFacts, PhysicalHandle, StreamHandle,
+    Carrier, DeviceFacts, DevicePointer, Driver, EventHandle, GraphHandle, MemoryFacts, PhysicalHandle, Products,
+    StreamHandle,
 };
 use super::error::DriverError;
 use super::image;
@@ -459,5 +464,14 @@ impl Driver for Nvidia {
                 result => call("cuCtxEnablePeerAccess", result).map(|()| true),
             }
         }
+    }
+
+    fn connect(&self, devices: &[&DeviceFacts]) -> Result<Arc<dyn Carrier>, DriverError> {
+        Ok(nccl::NcclGroup::connect(devices)?)
+    }
+
+    fn products(&self) -> Result<Arc<dyn Products>, DriverError> {
+        self.bind()?;
+        Ok(cublaslt::LargeProducts::on(&self.facts, self.context)?)
     }
 }

@@ -10,6 +10,7 @@ mod blocks;
 mod experts;
 mod gather;
 mod heads;
+mod library;
 mod linear;
 mod moves;
 mod norm;
@@ -30,6 +31,7 @@ pub use gather::{embed, gather_rows};
 pub use heads::{
     Heads, MAX_HEAD_DIM, PAGE_TOKENS, Pages, PagesMut, Placement, Places, Rotation, place_heads, rope_table,
 };
+pub use library::{LIBRARY_TOKENS, ProductLibrary};
 pub use linear::{ExpertInput, Output, linear, linear_experts, linear_many, linear_ordered};
 pub use moves::move_tokens;
 pub use norm::{add_normed, add_rms_norm, rms_norm};

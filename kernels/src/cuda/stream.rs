@@ -1,6 +1,7 @@
 //! Streams, events and graphs: what owns the driver's handles.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::driver::{EventHandle, GraphHandle, StreamHandle};
 use super::error::DriverError;
@@ -12,12 +13,13 @@ use super::memory::{Device, Element, Pinned, View, ViewMut, bytes_of};
 pub struct Stream {
     device: Device,
     handle: StreamHandle,
+    captured: AtomicBool,
 }
 
 impl Stream {
     pub(super) fn new(device: &Device) -> Result<Stream, DriverError> {
         let handle = device.driver().create_stream()?;
-        Ok(Stream { device: device.clone(), handle })
+        Ok(Stream { device: device.clone(), handle, captured: AtomicBool::new(false) })
     }
 
     /// The device.
@@ -122,10 +124,17 @@ impl Stream {
     pub fn capture(&self, issue: impl FnOnce() -> Result<(), DriverError>) -> Result<Graph, DriverError> {
         let driver = self.device.driver();
         driver.begin_capture(self.handle)?;
+        self.captured.store(true, Ordering::Relaxed);
         let issued = issue();
+        self.captured.store(false, Ordering::Relaxed);
         // Recording ends in any case: a stream that is left recording is of no use any more.
         let graph = driver.end_capture(self.handle).map(|handle| Graph { device: self.device.clone(), handle });
         issued.and(graph)
+    }
+
+    /// Whether what is issued now is recorded.
+    pub fn is_captured(&self) -> bool {
+        self.captured.load(Ordering::Relaxed)
     }
 
     /// Runs captured work.

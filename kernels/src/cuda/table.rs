@@ -757,6 +757,16 @@ kernels! {
             parts: In(Address), flags: In(Address), left: In(Word), rounds: Out(Word), out: Out(F32), firsts: In(Word),
             rank: U32, ranks: U32, rows: U32, cols: U32
         ), 256, 0;
+        /// `residual += Σ over the ranks of what was carried here`.
+        AddGathered = add_gathered(all: In(Bf16), residual: Out(F32), ranks: U32, count: U32), 256, 0;
+        /// `out = Σ over the ranks of what was carried here`.
+        RoundGathered = round_gathered(all: In(Bf16), out: Out(Bf16), ranks: U32, count: U32), 256, 0;
+        /// Sums of floats that were carried here.
+        FloatsGathered = floats_gathered(all: In(F32), out: Out(F32), ranks: U32, count: U32), 256, 0;
+        /// The columns that were carried here, side by side.
+        ColumnsGathered = columns_gathered(
+            all: In(F32), out: Out(F32), firsts: In(Word), ranks: U32, rows: U32, cols: U32, stride: U32
+        ), 256, 0;
     }
     "sample.cu" {
         /// Masks, biases and penalties.

@@ -226,6 +226,11 @@ impl Matrix {
         self.order.as_ref().map(|order| order.columns.view())
     }
 
+    /// Whether its values are bf16, in the order of inputs.
+    pub fn is_bf16(&self) -> bool {
+        matches!(self.values, Values::Bf16(_)) && self.order.is_none()
+    }
+
     /// What its codes stand for, where they have 8 bits and lie row after row.
     pub fn code(&self) -> Option<EightBits> {
         match &self.values {

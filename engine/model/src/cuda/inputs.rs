@@ -1,7 +1,7 @@
 //! Inputs of products as their matrices want them.
 
 use half::bf16;
-use windlass_kernels::cuda::ops::{self, Output, Quantized, Rounded};
+use windlass_kernels::cuda::ops::{self, LIBRARY_TOKENS, Output, ProductLibrary, Quantized, Rounded};
 use windlass_kernels::cuda::weights::EightBits;
 use windlass_kernels::cuda::{Device, DeviceFacts, DriverError, Matrix, Memory, Stream, View};
 
@@ -21,13 +21,17 @@ pub(super) struct InputRoom {
     in_bytes: bool,
     /// Whether sums may have another order where there are many tokens.
     widens: bool,
+    /// What multiplies many tokens with matrices in bf16 then; none where the machine has none, or nothing for it to do.
+    library: Option<ProductLibrary>,
 }
 
 impl InputRoom {
     /// For steps of up to `tokens` tokens.
     pub fn new(device: &Device, weights: &Weights, tokens: usize) -> Result<InputRoom, DriverError> {
         let Lengths { sorted, codes, scales } = Lengths::of(weights, tokens);
+        let library = weights.library().map(|products| ProductLibrary::new(device, products, LIBRARY_TOKENS));
         Ok(InputRoom {
+            library: library.transpose()?,
             sorted: device.allocate(sorted)?,
             codes: device.allocate(codes)?,
             scales: device.allocate(scales)?,
@@ -40,7 +44,8 @@ impl InputRoom {
     /// Bytes of it.
     pub fn bytes(weights: &Weights, tokens: usize) -> u64 {
         let Lengths { sorted, codes, scales } = Lengths::of(weights, tokens);
-        (2 * sorted + codes + 4 * scales) as u64
+        let library = weights.library().map_or(0, |products| products.workspace_bytes());
+        (2 * sorted + codes + 4 * scales + library) as u64
     }
 
     /// `out[t] = matrix · input[t]` of a layer's matrix.
@@ -58,7 +63,7 @@ impl InputRoom {
             Way::Sorted => ops::linear_ordered(stream, matrix, input, &mut self.sorted, out),
             Way::Rounded(code) => self.multiply_rounded(stream, code, matrix, input, out),
             Way::InBytes => self.multiply_in_bytes(stream, matrix, input, out),
-            Way::Wide => ops::linear_wide(stream, matrix, input, out),
+            Way::Wide => self.multiply_widely(stream, matrix, input, out),
             Way::Plain => ops::linear(stream, matrix, input, out),
         }
     }
@@ -76,6 +81,22 @@ impl InputRoom {
             (None, _) if self.widens && ops::multiplies_widely(facts, matrix, tokens) => Way::Wide,
             (None, _) => Way::Plain,
         }
+    }
+
+    /// By the machine's library, where it has one for this, or by our own kernels.
+    fn multiply_widely(
+        &mut self,
+        stream: &Stream,
+        matrix: &Matrix,
+        input: View<'_, bf16>,
+        out: Output<'_>,
+    ) -> Result<(), DriverError> {
+        if let Some(library) = &mut self.library
+            && library.multiplies(stream, matrix, input, &out)?
+        {
+            return library.linear(stream, matrix, input, out);
+        }
+        ops::linear_wide(stream, matrix, input, out)
     }
 
     /// The same of the matrix that makes logits, whose inputs are never rounded by token, nor widely multiplied.

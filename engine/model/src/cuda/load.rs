@@ -9,8 +9,8 @@ use windlass_engine_contract::memory::{Ledger, kv_block_bytes};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::sharding::{Stage, kv_copies};
 use windlass_engine_core::executor::{Geometry, KvGroups};
-use windlass_kernels::cuda::Device;
 use windlass_kernels::cuda::ops::{ExchangeSizes, Ground, PAGE_TOKENS, PeerRank};
+use windlass_kernels::cuda::{Device, Matrix};
 
 use super::cache::PageType;
 use super::compute::step_sizes;
@@ -35,7 +35,7 @@ pub struct CudaModel {
     pub(super) stage: Stage,
     /// In the order of ranks.
     pub(super) ranks: Vec<LoadedPart>,
-    /// Where they hold what they exchange.
+    /// How they come to what the others hold.
     pub(super) ground: Ground,
     pub(super) weight_type: &'static str,
     /// How the cache holds keys and values.
@@ -81,9 +81,17 @@ impl CudaModel {
         kv_copies(&self.shape(), self.ranks.len() as u32)
     }
 
-    /// Whether ranks exchange what they compute over the host's memory, as their devices do not reach each other.
-    pub fn meets_on_host(&self) -> bool {
-        self.ground == Ground::Host
+    /// How ranks come to what the others compute.
+    pub fn ground(&self) -> &Ground {
+        &self.ground
+    }
+
+    /// What the machine has for large products, by name, or why our kernels make them; none where a token's bits may not depend
+    /// on it, and where no matrix is for it.
+    pub fn products(&self) -> Option<Result<String, String>> {
+        let LoadedPart { products, part, .. } = &self.ranks[0];
+        let found = products.as_ref().filter(|_| part.weights.layer_matrices().any(Matrix::is_bf16))?;
+        Some(found.as_ref().map(|products| products.name()).map_err(ToString::to_string))
     }
 
     /// Bytes that are free beside the weights and what steps need, for keys and values of all ranks: as many on each device
@@ -167,7 +175,7 @@ impl CudaModel {
             rows: step_sizes(&part.config, part.weights.head.is_some(), geometry).logits,
             columns: self.ranks.iter().map(|rank| rank.shard.vocabulary.len()).collect(),
             two_shots_from: ExchangeSizes::two_shots_from(self.ranks.len()),
-            ground: self.ground,
+            ground: self.ground.clone(),
         }
     }
 }

@@ -1,10 +1,12 @@
 //! A rank's part of a model, or a stage's, whose weights are on its device.
 
+use std::sync::Arc;
+
 use windlass_engine_contract::memory::Ledger;
 use windlass_engine_contract::sharding::{Shard, Stage};
 use windlass_engine_core::executor::Geometry;
 use windlass_kernels::Pool;
-use windlass_kernels::cuda::{Device, DriverError, Region, Uploader};
+use windlass_kernels::cuda::{Device, DriverError, Products, Region, Uploader};
 
 use super::CudaError;
 use super::cache::PageType;
@@ -32,6 +34,8 @@ const UPLOAD_BYTES: usize = 16 << 20;
 pub(super) struct LoadedPart {
     pub shard: Shard,
     pub part: RankPart,
+    /// What the machine has for large products, or why nothing; none where a token's bits may not depend on it.
+    pub products: Option<Result<Arc<dyn Products>, DriverError>>,
 }
 
 impl LoadedPart {
@@ -50,12 +54,17 @@ impl LoadedPart {
         let region = Region::of(device).map_err(CudaError::from)?;
         let uploader = Uploader::new(&device.within(region.as_ref()), UPLOAD_BYTES).map_err(CudaError::from)?;
         let LoadOptions { batch_invariant, inputs_in_bytes, .. } = *options;
-        let loader = Loader { uploader: &uploader, pool: &pool, batch_invariant, rounds_inputs, inputs_in_bytes };
+        let products = (!batch_invariant).then(|| device.driver().products());
+        let found = products.as_ref().and_then(|products| products.as_ref().ok().cloned());
+        let (uploads, pool) = (&uploader, &pool);
+        let loader =
+            Loader { uploader: uploads, pool, batch_invariant, rounds_inputs, inputs_in_bytes, products: found };
         let weights = weights(manifest, &Parts::of(&shard, config), stage, &loader)?;
         uploader.finish().map_err(CudaError::from)?;
         let (device, first_token) = (device.clone(), shard.vocabulary.start as usize);
         let config = config.of_rank(&shard, stage);
-        Ok(LoadedPart { shard, part: RankPart { device, config, weights, weights_region: region, first_token } })
+        let part = RankPart { device, config, weights, weights_region: region, first_token };
+        Ok(LoadedPart { shard, part, products })
     }
 
     /// Bytes that are free on its device.

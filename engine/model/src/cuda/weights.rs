@@ -1,9 +1,11 @@
 //! A decoder's weights on a GPU, stacked as its kernels multiply: query, key and value as one, gate and up as one.
 
+use std::sync::Arc;
+
 use windlass_engine_contract::sharding::Stage;
 use windlass_kernels::cuda::ops::GateLayout;
 use windlass_kernels::cuda::weights::EightBits;
-use windlass_kernels::cuda::{DriverError, LoadError, Matrix, Memory, Upload, Uploader};
+use windlass_kernels::cuda::{DriverError, LoadError, Matrix, Memory, Products, Upload, Uploader};
 use windlass_kernels::{Pool, WeightType};
 
 use super::CudaError;
@@ -56,6 +58,8 @@ pub(super) struct Weights {
     pub rounds_inputs: bool,
     /// Whether those of a GGUF file's integers are, in blocks of 32.
     pub inputs_in_bytes: bool,
+    /// What the machine has for large products, where they may depend on that.
+    pub products: Option<Arc<dyn Products>>,
 }
 
 /// What makes logits.
@@ -157,6 +161,11 @@ impl Weights {
         self.layers.iter().flat_map(LayerWeights::matrices)
     }
 
+    /// What multiplies many tokens with matrices in bf16, where there are such and that is there.
+    pub fn library(&self) -> Option<&Arc<dyn Products>> {
+        self.products.as_ref().filter(|_| self.layer_matrices().any(Matrix::is_bf16))
+    }
+
     /// Bytes on the device.
     pub fn bytes(&self) -> u64 {
         let untied = self.embedding().filter(|_| !matches!(self.entry, Entry::Tied));
@@ -188,6 +197,7 @@ pub(super) struct Loader<'a> {
     pub batch_invariant: bool,
     pub rounds_inputs: bool,
     pub inputs_in_bytes: bool,
+    pub products: Option<Arc<dyn Products>>,
 }
 
 impl Loader<'_> {
@@ -285,8 +295,9 @@ impl Loader<'_> {
         };
         let norm = norm.map(|norm| self.vector(&norm)).transpose()?;
         let head = norm.zip(output).map(|(norm, output)| HeadWeights { norm, output });
-        let Loader { batch_invariant, rounds_inputs, inputs_in_bytes, .. } = *self;
-        Ok(Weights { entry, layers, head, batch_invariant, rounds_inputs, inputs_in_bytes })
+        let Loader { batch_invariant, rounds_inputs, inputs_in_bytes, ref products, .. } = *self;
+        let products = products.clone();
+        Ok(Weights { entry, layers, head, batch_invariant, rounds_inputs, inputs_in_bytes, products })
     }
 
     fn vector(&self, values: &[f32]) -> Result<Memory<f32>, DriverError> {
@@ -427,6 +438,7 @@ mod tests {
             batch_invariant: true,
             rounds_inputs: false,
             inputs_in_bytes: false,
+            products: None,
         };
         let is_refused = |found: CudaError| found.to_string().contains("use a checkpoint without desc_act");
         let dense = |attention: u32, block: u32| {

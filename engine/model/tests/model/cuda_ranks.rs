@@ -19,7 +19,7 @@ use windlass_engine_core::executor::{Executor, ExecutorError};
 use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, SampleRow, ScoreRow, StepPlan};
 use windlass_engine_core::request::{Request, RequestId, Sampling};
 use windlass_engine_core::sampling::TokenLogprobs;
-use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, LoadedCuda, Replay};
+use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, Ground, LoadedCuda, Replay};
 use windlass_engine_model::{ActivationType, KvBudget, LoadOptions, Quantization};
 use windlass_kernels::WeightType;
 
@@ -52,7 +52,10 @@ fn checkpoint(tiny: Tiny) -> Checkpoint {
 }
 
 fn drivers(count: usize, seed: u64) -> Vec<Arc<HostDriver>> {
-    let machine = HostMachine::new(Kernels::Run, seed);
+    drivers_of(&HostMachine::new(Kernels::Run, seed), count)
+}
+
+fn drivers_of(machine: &HostMachine, count: usize) -> Vec<Arc<HostDriver>> {
     (0..count).map(|ordinal| machine.driver(ordinal, 1 << 28)).collect()
 }
 
@@ -339,16 +342,21 @@ fn memory_is_divided_and_every_ledger_knows_all_of_its_device() {
     assert_eq!(first.weights + other.weights, one.weights + norms);
 }
 
-/// Where devices do not reach each other, ranks meet in the host's memory: the same bits, by the same graphs.
+/// Where devices do not reach each other, what ranks hold is carried to all of them, or lies in the host's memory: the same
+/// bits, in graphs too.
 #[test]
 fn ranks_that_do_not_reach_each_other_say_what_others_say() {
     let checkpoint = checkpoint(tiny(WeightType::BF16));
     let said = |machine: HostMachine, ranks: usize| {
-        let drivers: Vec<_> = (0..ranks).map(|ordinal| machine.driver(ordinal, 1 << 28)).collect();
+        let drivers = drivers_of(&machine, ranks);
         let free = || drivers[0].device().driver().memory().unwrap().free_bytes as u64;
         let (before, options) = (free(), options(ranks));
         let model = CudaModel::load(&checkpoint, &options, &devices(&drivers)).unwrap();
-        let on_host = model.meets_on_host();
+        let way = match model.ground() {
+            Ground::Devices => "near",
+            Ground::Carried(_) => "carried",
+            Ground::Host(_) => "host",
+        };
         let LoadedCuda { mut executor, ledgers, .. } = model.start(options.kv, Replay::Graphs).unwrap();
         let small = before - free() - ledgers[0].total();
         assert!(small < 64 << 10, "{:?} of {}", ledgers[0], before - free());
@@ -357,13 +365,15 @@ fn ranks_that_do_not_reach_each_other_say_what_others_say() {
         let drawn = Sampling { temperature: 0.8, seed: 3, ..Sampling::GREEDY };
         let answers = [Sampling::GREEDY, drawn].map(|how| generate(&mut executor, &jobs(&how), GENERATED, 32, 2));
         assert!(executor.decoder().graphs() > 0);
-        (on_host, (scores, answers))
+        (way, (scores, answers))
     };
     for ranks in [2, 4] {
         let machine = HostMachine::new(Kernels::Run, 7);
-        let (near, apart) = (said(machine.clone(), ranks), said(machine.without_peer_access(), ranks));
-        assert_eq!((near.0, apart.0), (false, true));
-        assert_eq!(near.1, apart.1, "{ranks} ranks");
+        let apart = machine.clone().without_peer_access();
+        let [near, carried, host] = [machine, apart.clone().with_carrier(), apart].map(|machine| said(machine, ranks));
+        assert_eq!([near.0, carried.0, host.0], ["near", "carried", "host"]);
+        assert_eq!(near.1, carried.1, "{ranks} ranks");
+        assert_eq!(near.1, host.1, "{ranks} ranks");
     }
 }
 
@@ -392,15 +402,19 @@ fn a_decoding_step_is_one_graph_on_every_device() {
 fn a_device_that_is_lost_ends_the_executor_with_its_own_words() {
     const WORDS: &str = "CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered";
     let checkpoint = checkpoint(tiny(WeightType::BF16));
-    for (rank, after, replay) in [
+    let near = |seed| HostMachine::new(Kernels::Run, seed);
+    let apart = |seed| HostMachine::new(Kernels::Run, seed).without_peer_access().with_carrier();
+    let cases = [
         (1, 0, Replay::Graphs),
         (0, 3, Replay::Graphs),
         (1, 40, Replay::Eager),
         (0, 83, Replay::Graphs),
         (2, 130, Replay::Graphs),
-    ] {
+    ];
+    let machines: [&dyn Fn(u64) -> HostMachine; 2] = [&near, &apart];
+    for ((rank, after, replay), machine) in cases.into_iter().flat_map(|case| machines.map(|machine| (case, machine))) {
         let ranks = if rank == 2 { 4 } else { 2 };
-        let drivers = drivers(ranks, 7 + after as u64);
+        let drivers = drivers_of(&machine(7 + after as u64), ranks);
         let mut executor = loaded(&checkpoint, &options(ranks), &devices(&drivers), replay).executor;
         drivers[rank].lose_after(after, WORDS);
         let error = lasting_error(&mut executor).to_string();

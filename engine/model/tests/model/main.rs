@@ -10,6 +10,7 @@ mod cuda;
 mod cuda_families;
 mod cuda_formats;
 mod cuda_guesses;
+mod cuda_library;
 mod cuda_memory;
 mod cuda_nodes;
 mod cuda_ranks;

@@ -23,7 +23,9 @@ use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::stats::StartPhases;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::executor::Executor;
-use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Device, DriverError, LoadedCuda, Nvidia, Replay, devices};
+use windlass_engine_model::cuda::{
+    CudaExecutor, CudaModel, Device, DriverError, Ground, LoadedCuda, Nvidia, Replay, devices,
+};
 use windlass_engine_model::{ActivationType, DecoderConfig, KvBudget};
 
 /// Tokens in a block where the flags give none: a page of the kernels.
@@ -223,10 +225,11 @@ fn load(
 ) -> Result<Running<CudaExecutor>, Failure> {
     let no_room = |error| say_what_makes_room(cpu::load_failure(error), cpu);
     let model = CudaModel::load(file, &cpu::asked(config, cpu, BLOCK_TOKENS), devices).map_err(no_room)?;
-    if model.meets_on_host() {
-        warn!(
-            "GPUs do not reach each other's memory: ranks exchange what they compute over the host's, which is slower"
-        );
+    tell_ground(model.ground());
+    match model.products() {
+        None => {}
+        Some(Ok(library)) => info!("{library} multiplies many tokens with matrices in bf16"),
+        Some(Err(why)) => info!("kernels of our own multiply many tokens with matrices in bf16: {why}"),
     }
     let kv = match config.batching.kv {
         Some(kv) => kv,
@@ -234,6 +237,16 @@ fn load(
     };
     let LoadedCuda { executor, ledgers, weight_type, .. } = model.start(kv, replay(cpu)).map_err(no_room)?;
     Ok(Running { executor, ledgers, weight_type, kernels: architecture(&devices[0]), flags: Vec::new() })
+}
+
+/// How ranks exchange what they compute, where that is not as GPUs would have it.
+fn tell_ground(ground: &Ground) {
+    const APART: &str = "GPUs do not reach each other's memory";
+    match ground {
+        Ground::Devices => {}
+        Ground::Carried(carrier) => info!("{APART}: {} carries what ranks compute", carrier.name()),
+        Ground::Host(why) => warn!("{APART}: ranks exchange what they compute over the host's ({why})"),
+    }
 }
 
 fn replay(cpu: &CpuConfig) -> Replay {

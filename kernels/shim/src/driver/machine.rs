@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use windlass_kernels::cuda::table::HOPPER;
 use windlass_kernels::cuda::{Device, DeviceFacts};
 
-use super::HostDriver;
+use super::{HostDriver, lock};
+use crate::carrier::Devices;
 use crate::mapping::GRANULARITY;
 use crate::state::Memories;
 
@@ -27,7 +28,10 @@ pub struct HostMachine {
     pub(super) kernels: Kernels,
     seed: u64,
     pub(super) has_peer_access: bool,
+    /// Where it has what connects devices: those of them that there are.
+    pub(super) devices: Option<Devices>,
     maps_memory: bool,
+    pub(super) has_products: bool,
     capability: (u32, u32),
     multiprocessors: u32,
 }
@@ -40,7 +44,9 @@ impl HostMachine {
             kernels,
             seed,
             has_peer_access: true,
+            devices: None,
             maps_memory: true,
+            has_products: false,
             capability: HOPPER,
             multiprocessors: 132,
         }
@@ -59,6 +65,16 @@ impl HostMachine {
     /// The same with devices that cannot reach each other.
     pub fn without_peer_access(self) -> HostMachine {
         HostMachine { has_peer_access: false, ..self }
+    }
+
+    /// The same with what carries data between such devices.
+    pub fn with_carrier(self) -> HostMachine {
+        HostMachine { devices: Some(Devices::default()), ..self }
+    }
+
+    /// The same with a library that multiplies large matrices.
+    pub fn with_products(self) -> HostMachine {
+        HostMachine { has_products: true, ..self }
     }
 
     /// The same with devices that map no memory.
@@ -82,7 +98,7 @@ impl HostMachine {
         };
         let reachable = Mutex::new(BTreeSet::from([ordinal]));
         let random = AtomicU64::new(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ ordinal as u64);
-        Arc::new_cyclic(|own| HostDriver {
+        let driver = Arc::new_cyclic(|own| HostDriver {
             facts,
             machine: self.clone(),
             reachable,
@@ -91,7 +107,11 @@ impl HostMachine {
             turn: Mutex::default(),
             own: own.clone(),
             runner: OnceLock::new(),
-        })
+        });
+        if let Some(devices) = &self.devices {
+            lock(devices).insert(ordinal, Arc::downgrade(&driver));
+        }
+        driver
     }
 
     /// The same as a device.

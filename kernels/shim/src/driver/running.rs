@@ -68,6 +68,8 @@ impl HostDriver {
                     event.done = *version;
                 }
             }
+            Work::Gather(gather) => gather.run(),
+            Work::Multiply(product) => product.run(),
             Work::Wait { .. } => {}
         }
     }

@@ -1,9 +1,11 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
-use windlass_kernels::cuda::ops::{self, Output};
+use windlass_cuda_shim::{HostMachine, Issued, Kernels};
+use windlass_kernels::cuda::driver::{DevicePointer, Product, ProductOutput};
+use windlass_kernels::cuda::ops::{self, Output, ProductLibrary};
 use windlass_kernels::cuda::weights::{EightBits, Group, Grouped, Int8, LoadError, Matrix, Superblock, Superblocks};
-use windlass_kernels::cuda::{Device, Stream};
+use windlass_kernels::cuda::{Device, DriverError, Stream};
 use windlass_kernels::{NO_INPUT, PackedMatrix, Pool, WeightType};
 
 use crate::common::{Random, SEEDS, ampere, device, in_all_forms, poisoned, relative_error, same_in_any_batch};
@@ -301,6 +303,69 @@ fn products_of_many_tokens_match_the_reference() {
         let product = |out: Output<'_>| ops::linear_wide(&stream, &matrix, memory.view(), out);
         near(in_all_forms(&device, &stream, exact.len(), product), &exact, &format!("{tokens} x {rows} x {cols}"));
     }
+}
+
+#[test]
+fn a_library_multiplies_what_it_is_for_and_nothing_else() {
+    const FROM: usize = 4;
+    let driver = HostMachine::new(Kernels::Run, 8).with_products().driver(0, 1 << 24);
+    let (device, mut random) = (driver.device(), Random::new(18));
+    let stream = device.stream().unwrap();
+    let mut library = ProductLibrary::new(&device, &device.driver().products().unwrap(), FROM).unwrap();
+    let (tokens, rows, cols) = (6, 24, 64);
+    let (weights, values) = (random.halves(rows * cols, 1.0), random.halves(tokens * cols, 2.0));
+    let matrix = Matrix::bf16(&device, rows, cols, &weights).unwrap();
+    let exact = reference(rows, cols, |row, col| weights[row * cols + col].into(), &values);
+    let input = device.upload(&values).unwrap();
+    let found = std::cell::RefCell::new(&mut library);
+    let multiply = |out: Output<'_>| {
+        let mut library = found.borrow_mut();
+        assert!(library.multiplies(&stream, &matrix, input.view(), &out)?);
+        library.linear(&stream, &matrix, input.view(), out)
+    };
+    near(in_all_forms(&device, &stream, exact.len(), multiply), &exact, "by the library");
+    assert_eq!(driver.issued().iter().filter(|work| **work == Issued::Multiply).count(), 3);
+    let mut out = poisoned::<f32>(&device, 8 * tokens * rows);
+    let mut asked = |matrix: &Matrix, first: usize, tokens: usize| {
+        let input = input.slice(0..tokens * matrix.cols());
+        let out = Output::F32(out.slice_mut(first..first + tokens * matrix.rows()));
+        library.multiplies(&stream, matrix, input, &out).unwrap()
+    };
+    assert!(asked(&matrix, 0, FROM) && !asked(&matrix, 0, FROM - 1));
+    assert!(asked(&matrix, 4, FROM) && !asked(&matrix, 3, FROM), "results begin at 16 bytes");
+    let odd = Matrix::bf16(&device, 12, cols, &weights[..12 * cols]).unwrap();
+    assert!(!asked(&odd, 0, FROM), "rows of results begin at 16 bytes");
+    let int4 = Matrix::grouped(&device, &random_int4(&mut random, rows, cols, Group::G64, true)).unwrap();
+    assert!(!asked(&int4, 0, FROM));
+    // Planned before or not, a graph holds kernels of ours alone.
+    let graph = stream.capture(|| {
+        assert!(!asked(&matrix, 0, FROM) && !asked(&matrix, 0, FROM + 1));
+        Ok(())
+    });
+    graph.unwrap();
+    assert!(asked(&matrix, 0, FROM + 1));
+}
+
+/// The shim's, as cuBLASLt's own.
+#[test]
+fn a_library_refuses_what_was_not_planned_and_what_a_graph_cannot_hold() {
+    let device = HostMachine::new(Kernels::Run, 8).with_products().device(0, 1 << 20);
+    let (stream, products) = (device.stream().unwrap(), device.driver().products().unwrap());
+    let memory = device.upload(&[0.0_f32; 1024]).unwrap();
+    let at = memory.view().pointer();
+    let product = Product { tokens: 4, rows: 8, cols: 32, out: ProductOutput::F32 };
+    let multiply = |out: DevicePointer| products.multiply(&product, [at, at.plus(1024), out], at, stream.handle());
+    let refused = |result: Result<(), DriverError>, why: &str| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    };
+    refused(multiply(at.plus(2048)), "nothing was planned");
+    refused(stream.capture(|| products.plan(&product).map(drop)).map(drop), "while a stream is captured");
+    assert!(products.plan(&product).unwrap());
+    refused(multiply(at.plus(2056)), "aligned to 16 bytes");
+    refused(stream.capture(|| multiply(at.plus(2048))).map(drop), "while a stream is captured");
+    let none = HostMachine::new(Kernels::Run, 8).device(0, 1 << 20);
+    refused(none.driver().products().map(drop), "no library for products");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod activation;
 mod attention;
+mod carrier;
 mod common;
 mod experts;
 mod gather;

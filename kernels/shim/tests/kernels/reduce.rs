@@ -13,18 +13,48 @@ use crate::common::{Random, poisoned};
 const ROUNDS: usize = 12;
 const ROWS: usize = 3;
 
-/// What a rank does with its place in a group.
+/// A machine whose devices meet in one of the ways that there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Devices,
+    Carried,
+    Host,
+}
+
+impl Way {
+    const ALL: [Way; 3] = [Way::Devices, Way::Carried, Way::Host];
+
+    fn machine(self, seed: u64) -> HostMachine {
+        let machine = HostMachine::new(Kernels::Run, seed);
+        match self {
+            Way::Devices => machine,
+            Way::Carried => machine.without_peer_access().with_carrier(),
+            Way::Host => machine.without_peer_access(),
+        }
+    }
+
+    fn of(ground: &Ground) -> Way {
+        match ground {
+            Ground::Devices => Way::Devices,
+            Ground::Carried(_) => Way::Carried,
+            Ground::Host(_) => Way::Host,
+        }
+    }
+}
+
+/// What a rank does with its place in a group that meets in such a way; `sizes` are those of a group over devices.
 fn on_ranks<T: Send>(
     ranks: usize,
+    way: Way,
     sizes: &ExchangeSizes,
     seed: u64,
     task: impl Fn(usize, &Device, &Stream, &mut PeerRank) -> T + Sync,
 ) -> Vec<T> {
-    let machine = HostMachine::new(Kernels::Run, seed);
-    let machine = if sizes.ground == Ground::Host { machine.without_peer_access() } else { machine };
+    let machine = way.machine(seed);
     let devices: Vec<Device> = (0..ranks).map(|ordinal| machine.device(ordinal, 1 << 24)).collect();
-    assert!(ranks == 1 || Ground::between(&devices).unwrap() == sizes.ground);
-    let group = PeerRank::group(&devices, sizes).unwrap();
+    let ground = Ground::between(&devices).unwrap();
+    assert!(ranks == 1 || Way::of(&ground) == way);
+    let group = PeerRank::group(&devices, &ExchangeSizes { ground, ..sizes.clone() }).unwrap();
     let (task, devices) = (&task, &devices);
     thread::scope(|scope| {
         let run = |(rank, mut member): (usize, PeerRank)| {
@@ -45,11 +75,12 @@ fn exchanged(
     widths: &[usize],
     values: usize,
     two_shots_from: usize,
-    ground: Ground,
+    way: Way,
     seed: u64,
 ) -> (Vec<Vec<Vec<f32>>>, Vec<Vec<f32>>) {
     let ranks = widths.len();
     let columns = widths.to_vec();
+    let ground = Ground::Devices;
     let sizes = ExchangeSizes { tokens: 1, hidden: values + 8, rows: ROWS, columns, two_shots_from, ground };
     let mut random = Random::new(seed);
     let parts: Vec<Vec<Vec<bf16>>> =
@@ -78,7 +109,7 @@ fn exchanged(
                 .collect(),
         });
     }
-    let found = on_ranks(ranks, &sizes, seed, |rank, device, stream, member| {
+    let found = on_ranks(ranks, way, &sizes, seed, |rank, device, stream, member| {
         let mut residual = poisoned::<f32>(device, values);
         stream.copy(residual.view_mut(), device.upload(&vec![1.0_f32; values]).unwrap().view()).unwrap();
         let mut found = Vec::new();
@@ -126,16 +157,16 @@ fn ranks_put_together_what_all_of_them_hold_round_after_round() {
     let cases: [(&[usize], usize); 6] =
         [(&[5], 8), (&[3, 2], 8), (&[161, 162], 4104), (&[1, 700, 40], 2048), (&[9, 9, 9, 9], 20_000), (&[4; 8], 4104)];
     for (seed, (widths, values)) in cases.into_iter().enumerate() {
-        let ways = [usize::MAX, 0].map(|shots| [Ground::Devices, Ground::Host].map(|ground| (shots, ground)));
-        for (two_shots_from, ground) in ways.concat() {
-            let (found, expected) = exchanged(widths, values, two_shots_from, ground, 40 + seed as u64);
+        let ways = [usize::MAX, 0].map(|shots| Way::ALL.map(|way| (shots, way)));
+        for (two_shots_from, way) in ways.concat() {
+            let (found, expected) = exchanged(widths, values, two_shots_from, way, 40 + seed as u64);
             for (rank, found) in found.iter().enumerate() {
                 for (round, (found, expected)) in found.iter().zip(&expected).enumerate() {
                     let ranks = widths.len();
                     let shots = if two_shots_from == 0 { "two shots" } else { "one shot" };
                     assert!(
                         found == expected,
-                        "{shots}, {ground:?}: rank {rank} of {ranks}, {values} values, round {round}"
+                        "{shots}, {way:?}: rank {rank} of {ranks}, {values} values, round {round}"
                     );
                 }
             }
@@ -152,11 +183,17 @@ fn many_values_take_two_shots_and_few_take_one() {
     let drivers = [0, 1].map(|ordinal| machine.driver(ordinal, 1 << 24));
     let devices = drivers.each_ref().map(HostDriver::device);
     let ground = Ground::between(&devices).unwrap();
-    let sizes =
-        |two_shots_from| ExchangeSizes { tokens: 4, hidden: 64, rows: 1, columns: vec![8; 2], two_shots_from, ground };
+    let sizes = |two_shots_from| ExchangeSizes {
+        tokens: 4,
+        hidden: 64,
+        rows: 1,
+        columns: vec![8; 2],
+        two_shots_from,
+        ground: ground.clone(),
+    };
     // Half of the values for each of the two, in f32.
     assert_eq!(sizes(128).device_bytes(0) - sizes(264).device_bytes(0), 128 * 4);
-    assert_eq!(ExchangeSizes { ground: Ground::Host, ..sizes(128) }.device_bytes(0), 0);
+    assert_eq!(ExchangeSizes { ground: Ground::Host("a reason".into()), ..sizes(128) }.device_bytes(0), 0);
     let mut group = PeerRank::group(&devices, &sizes(128)).unwrap();
     let stream = devices[0].stream().unwrap();
     let mut launched = |values: usize| {
@@ -178,16 +215,19 @@ fn many_values_take_two_shots_and_few_take_one() {
 fn nobody_waits_for_a_rank_that_has_left() {
     let (columns, ground) = (vec![8; 3], Ground::Devices);
     let sizes = ExchangeSizes { tokens: 1, hidden: 8, rows: 1, columns, two_shots_from: 0, ground };
-    let found = on_ranks(3, &sizes, 5, |rank, device, stream, member| {
-        if rank == 1 {
-            member.peers().leave(1, "it has broken down");
-            member.peers().leave(1, "and again");
-            return member.peers().why_left();
-        }
-        let mut residual = device.upload(&[0.0_f32; 8]).unwrap();
-        (0..4).for_each(|_| member.add_reduced(stream, residual.view_mut()).unwrap());
-        stream.synchronize().unwrap();
-        member.peers().why_left()
-    });
-    assert_eq!(found, vec![Some("rank 1 of 3 has left: it has broken down".to_owned()); 3]);
+    for way in Way::ALL {
+        let found = on_ranks(3, way, &sizes, 5, |rank, device, stream, member| {
+            if rank == 1 {
+                member.peers().leave(1, "it has broken down");
+                member.peers().leave(1, "and again");
+                return member.peers().why_left();
+            }
+            let mut residual = device.upload(&[0.0_f32; 8]).unwrap();
+            // What is carried is refused once it has ended.
+            let _ = (0..4).try_for_each(|_| member.add_reduced(stream, residual.view_mut()));
+            stream.synchronize().unwrap();
+            member.peers().why_left()
+        });
+        assert_eq!(found, vec![Some("rank 1 of 3 has left: it has broken down".to_owned()); 3], "{way:?}");
+    }
 }

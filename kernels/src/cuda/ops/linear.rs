@@ -7,6 +7,7 @@ use super::blocks::Block;
 use super::experts::{Mixture, Routes};
 use super::gather::sort_columns;
 use super::word;
+use crate::cuda::driver::DevicePointer;
 use crate::cuda::launch::{Argument, Launch};
 use crate::cuda::weights::{Matrix, ROW_TILE, Values};
 use crate::cuda::{DriverError, Memory, Stream, View, ViewMut};
@@ -40,6 +41,14 @@ impl Output<'_> {
         match self {
             Output::Gated(..) => rows / 2,
             _ => rows,
+        }
+    }
+
+    /// Its first byte.
+    pub(super) fn pointer(&self) -> DevicePointer {
+        match self {
+            Output::Bf16(out) | Output::Gated(out, _) => out.as_view().pointer(),
+            Output::F32(out) | Output::AddTo(out) => out.as_view().pointer(),
         }
     }
 
