@@ -83,8 +83,8 @@ pub enum LoadError {
 }
 
 impl Matrix {
-    /// Takes in a row-major file tensor. Q4_0 to Q5_1, the K-quants, IQ4_XS, Q8_0 and what has groups of 64 or 128 stay as they are;
-    /// IQ4_NL and MXFP4 become bytes of the same values; floats, and MXFP4 whose scales are no f16, are rounded to bf16.
+    /// Takes in a row-major file tensor. Q4_0 to Q5_1, the K-quants, IQ4_XS, Q8_0 and what has groups of 64 or 128 stay as they are,
+    /// but for 2 and 3 bits, which become 4; IQ4_NL and MXFP4 become bytes of the same values, and NF4 and FP4 rounded ones; floats, and MXFP4 whose scales are no f16, are rounded to bf16.
     pub fn load(
         to: &impl Upload,
         pool: &Pool,
