@@ -49,7 +49,17 @@ pub(crate) fn file_bytes(weight_type: WeightType, rows: usize, cols: usize, seed
             WeightType::F32 => block.copy_from_slice(&random.value(1.0).to_le_bytes()),
             WeightType::BF16 => block.copy_from_slice(&bf16::from_f32(random.value(1.0)).to_le_bytes()),
             WeightType::F16 | WeightType::Q4_0 | WeightType::Q5_0 | WeightType::Q8_0 => half(&mut random, 0),
-            WeightType::IQ4NL | WeightType::IQ4XS | WeightType::I8G128 => half(&mut random, 0),
+            WeightType::IQ4NL | WeightType::IQ4XS | WeightType::I8G128 | WeightType::NF4 | WeightType::FP4 => {
+                half(&mut random, 0);
+            }
+            WeightType::I2G32 | WeightType::I2G64 | WeightType::I2G128 => {
+                half(&mut random, 0);
+                block[2] &= 3;
+            }
+            WeightType::I3G32 | WeightType::I3G64 | WeightType::I3G128 => {
+                half(&mut random, 0);
+                block[2] &= 7;
+            }
             WeightType::Q4_1
             | WeightType::Q5_1
             | WeightType::Q4K
@@ -115,6 +125,22 @@ fn block_values(weight_type: WeightType, block: &[u8]) -> Vec<f64> {
         }
         WeightType::Q5_1 => {
             (0..32).map(|i| half(0) * (nibble(8, i) + 16.0 * top_bit(&block[4..8], i)) + half(2)).collect()
+        }
+        WeightType::NF4 | WeightType::FP4 => {
+            // The format's numbers are whole steps of 1/32512.
+            let numbers = weight_type.numbers().unwrap().map(|number| (f64::from(number) * 32512.0).round() / 32512.0);
+            (0..64).map(|i| half(0) * numbers[nibble(2 + i / 32 * 16, i % 32) as usize]).collect()
+        }
+        WeightType::I2G32 | WeightType::I2G64 | WeightType::I2G128 => {
+            let code = |i: usize| block[3 + i / 4] >> (2 * (i % 4)) & 3;
+            let value = |i: usize| half(0) * (f64::from(code(i)) - f64::from(block[2]));
+            (0..weight_type.block_elements()).map(value).collect()
+        }
+        WeightType::I3G32 | WeightType::I3G64 | WeightType::I3G128 => {
+            let low = |i: usize| block[3 + i / 32 * 12 + i % 32 / 4] >> (2 * (i % 4)) & 3;
+            let top = |i: usize| top_bit(&block[3 + i / 32 * 12 + 8..][..4], i % 32);
+            let value = |i: usize| half(0) * (f64::from(low(i)) + 4.0 * top(i) - f64::from(block[2]));
+            (0..weight_type.block_elements()).map(value).collect()
         }
         WeightType::I4G64 | WeightType::I4G128 => {
             let value = |i: usize| half(0) * nibble(4 + i / 32 * 16, i % 32) + half(2);

@@ -1,7 +1,7 @@
 //! Matrices that other tools quantized, turned into the kernels' formats as they are packed.
 //!
-//! Integer codes keep their values ([`codes`]); eight-bit floats and bitsandbytes' codes become integers of eight bits in
-//! groups of 32 ([`floats`]), but for devices that take the former as they are ([`float8`]). Plain floats become eight-bit
+//! Integer codes keep their values ([`codes`]), and so do bitsandbytes' of four bits; its others and eight-bit floats become
+//! integers of eight bits in groups of 32 ([`floats`]), but for devices that take the latter as they are ([`float8`]). Plain floats become eight-bit
 //! floats first where that is asked for ([`rounded`]).
 
 mod codes;
@@ -117,7 +117,8 @@ impl<'a> PackedTensor<'a> {
     pub fn check(&self) -> Result<(), String> {
         match &self.content {
             Content::Codes(codes) => codes.check_scales(),
-            Content::Floats(_) | Content::Rounded(_) => Ok(()),
+            Content::Floats(floats) => floats.check_scales(self.rows.end),
+            Content::Rounded(_) => Ok(()),
         }
     }
 
@@ -130,7 +131,8 @@ impl<'a> PackedTensor<'a> {
     pub fn kind(&self) -> WeightType {
         match &self.content {
             Content::Codes(codes) => codes.kind,
-            Content::Floats(_) | Content::Rounded(_) => WeightType::Q8_0,
+            Content::Floats(floats) => floats.kind,
+            Content::Rounded(_) => WeightType::Q8_0,
         }
     }
 

@@ -27,6 +27,7 @@ pub mod source;
 mod transfer;
 mod web;
 mod web_part;
+mod zstd;
 
 use crate::cli::FetchArgs;
 use crate::failure::Failure;

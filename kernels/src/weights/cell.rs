@@ -51,6 +51,9 @@ pub(crate) trait QuantizedCell: Cell {
     const SCALES: usize;
     /// Minimums per block: none, one for 32 columns, or two for 16 each.
     const MINIMUMS: usize;
+    /// Parts whose sum a weight is. Each block of columns is so many blocks of the cell, one after the other, that have codes
+    /// and scales of their own.
+    const PARTS: usize = 1;
 
     /// Packs the file's blocks of 16 rows.
     fn pack(&mut self, rows: [&[u8]; TILE_ROWS]);
@@ -202,3 +205,7 @@ zeroable!(super::mxfp4::Mxfp4);
 unsafe impl<const BLOCKS: usize> Zeroable for super::grouped::Int4<BLOCKS> {}
 // SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.
 unsafe impl<const BLOCKS: usize> Zeroable for super::grouped::Int8<BLOCKS> {}
+// SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.
+unsafe impl<const IS_FP4: bool> Zeroable for super::bnb4::Bnb4<IS_FP4> {}
+// SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.
+unsafe impl<const BLOCKS: usize, const PLANES: usize> Zeroable for super::int2::Int2<BLOCKS, PLANES> {}

@@ -3,8 +3,10 @@
 use half::{bf16, f16};
 
 use super::WeightType;
+use super::bnb4::Bnb4;
 use super::cell::{Cell, TILE_ROWS};
 use super::grouped::{Int4, Int8};
+use super::int2::Int2;
 use super::{iq4_nl::Iq4Nl, iq4_xs::Iq4Xs, mxfp4::Mxfp4};
 use super::{q2_k::Q2K, q3_k::Q3K, q4_0::Q4_0, q4_1::Q4_1, q4_k::Q4K};
 use super::{q5_0::Q5_0, q5_1::Q5_1, q5_k::Q5K, q6_k::Q6K, q8_0::Q8_0};
@@ -92,6 +94,14 @@ pub(crate) enum Tiles {
     IQ4NL(Buffer<Iq4Nl>),
     IQ4XS(Buffer<Iq4Xs>),
     MXFP4(Buffer<Mxfp4>),
+    NF4(Buffer<Bnb4<false>>),
+    FP4(Buffer<Bnb4<true>>),
+    I2G32(Buffer<Int2<1, 0>>),
+    I2G64(Buffer<Int2<2, 0>>),
+    I2G128(Buffer<Int2<4, 0>>),
+    I3G32(Buffer<Int2<1, 1>>),
+    I3G64(Buffer<Int2<2, 1>>),
+    I3G128(Buffer<Int2<4, 1>>),
     I4G64(Buffer<Int4<2>>),
     I4G128(Buffer<Int4<4>>),
     I8G128(Buffer<Int8<4>>),
@@ -117,6 +127,14 @@ macro_rules! for_any {
             Tiles::IQ4NL($cells) => $body,
             Tiles::IQ4XS($cells) => $body,
             Tiles::MXFP4($cells) => $body,
+            Tiles::NF4($cells) => $body,
+            Tiles::FP4($cells) => $body,
+            Tiles::I2G32($cells) => $body,
+            Tiles::I2G64($cells) => $body,
+            Tiles::I2G128($cells) => $body,
+            Tiles::I3G32($cells) => $body,
+            Tiles::I3G64($cells) => $body,
+            Tiles::I3G128($cells) => $body,
             Tiles::I4G64($cells) => $body,
             Tiles::I4G128($cells) => $body,
             Tiles::I8G128($cells) => $body,
@@ -152,6 +170,14 @@ impl PackedMatrix {
             WeightType::IQ4NL => Tiles::IQ4NL(source.pack(pool)),
             WeightType::IQ4XS => Tiles::IQ4XS(source.pack(pool)),
             WeightType::MXFP4 => Tiles::MXFP4(source.pack(pool)),
+            WeightType::NF4 => Tiles::NF4(source.pack(pool)),
+            WeightType::FP4 => Tiles::FP4(source.pack(pool)),
+            WeightType::I2G32 => Tiles::I2G32(source.pack(pool)),
+            WeightType::I2G64 => Tiles::I2G64(source.pack(pool)),
+            WeightType::I2G128 => Tiles::I2G128(source.pack(pool)),
+            WeightType::I3G32 => Tiles::I3G32(source.pack(pool)),
+            WeightType::I3G64 => Tiles::I3G64(source.pack(pool)),
+            WeightType::I3G128 => Tiles::I3G128(source.pack(pool)),
             WeightType::I4G64 => Tiles::I4G64(source.pack(pool)),
             WeightType::I4G128 => Tiles::I4G128(source.pack(pool)),
             WeightType::I8G128 => Tiles::I8G128(source.pack(pool)),

@@ -1,8 +1,10 @@
 //! Weight matrices in the layout that the kernels read, one format per file.
 
+pub(crate) mod bnb4;
 pub(crate) mod cell;
 pub(crate) mod float;
 mod grouped;
+pub(crate) mod int2;
 pub(crate) mod iq4_nl;
 mod iq4_xs;
 mod matrix;

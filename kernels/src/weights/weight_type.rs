@@ -1,7 +1,7 @@
 //! The value formats of weight tensors.
 
-/// How a weight tensor's values are stored: GGUF's block formats, and integers in the wider groups of other tools, whose
-/// files are brought into the form that `grouped.rs` describes.
+/// How a weight tensor's values are stored: GGUF's block formats, and those of other tools, whose files are brought into the
+/// forms that `bnb4.rs`, `int2.rs` and `grouped.rs` describe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // the formats' own names
 pub enum WeightType {
@@ -21,6 +21,14 @@ pub enum WeightType {
     IQ4NL,
     IQ4XS,
     MXFP4,
+    NF4,
+    FP4,
+    I2G32,
+    I2G64,
+    I2G128,
+    I3G32,
+    I3G64,
+    I3G128,
     I4G64,
     I4G128,
     I8G128,
@@ -28,7 +36,7 @@ pub enum WeightType {
 
 impl WeightType {
     /// Every type.
-    pub const ALL: [WeightType; 19] = [
+    pub const ALL: [WeightType; 27] = [
         WeightType::F32,
         WeightType::F16,
         WeightType::BF16,
@@ -45,6 +53,14 @@ impl WeightType {
         WeightType::IQ4NL,
         WeightType::IQ4XS,
         WeightType::MXFP4,
+        WeightType::NF4,
+        WeightType::FP4,
+        WeightType::I2G32,
+        WeightType::I2G64,
+        WeightType::I2G128,
+        WeightType::I3G32,
+        WeightType::I3G64,
+        WeightType::I3G128,
         WeightType::I4G64,
         WeightType::I4G128,
         WeightType::I8G128,
@@ -69,6 +85,14 @@ impl WeightType {
             WeightType::IQ4NL => "iq4_nl",
             WeightType::IQ4XS => "iq4_xs",
             WeightType::MXFP4 => "mxfp4",
+            WeightType::NF4 => "nf4",
+            WeightType::FP4 => "fp4",
+            WeightType::I2G32 => "int2_g32",
+            WeightType::I2G64 => "int2_g64",
+            WeightType::I2G128 => "int2_g128",
+            WeightType::I3G32 => "int3_g32",
+            WeightType::I3G64 => "int3_g64",
+            WeightType::I3G128 => "int3_g128",
             WeightType::I4G64 => "int4_g64",
             WeightType::I4G128 => "int4_g128",
             WeightType::I8G128 => "int8_g128",
@@ -83,8 +107,9 @@ impl WeightType {
             WeightType::IQ4NL | WeightType::MXFP4 => 32,
             WeightType::Q2K | WeightType::Q3K | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => 256,
             WeightType::IQ4XS => 256,
-            WeightType::I4G64 => 64,
-            WeightType::I4G128 | WeightType::I8G128 => 128,
+            WeightType::I2G32 | WeightType::I3G32 => 32,
+            WeightType::NF4 | WeightType::FP4 | WeightType::I2G64 | WeightType::I3G64 | WeightType::I4G64 => 64,
+            WeightType::I2G128 | WeightType::I3G128 | WeightType::I4G128 | WeightType::I8G128 => 128,
         }
     }
 
@@ -106,10 +131,23 @@ impl WeightType {
             WeightType::IQ4NL => 18,
             WeightType::IQ4XS => 136,
             WeightType::MXFP4 => 17,
+            WeightType::NF4 | WeightType::FP4 => 34,
+            WeightType::I2G32 => 11,
+            WeightType::I2G64 => 19,
+            WeightType::I2G128 => 35,
+            WeightType::I3G32 => 15,
+            WeightType::I3G64 => 27,
+            WeightType::I3G128 => 51,
             WeightType::I4G64 => 36,
             WeightType::I4G128 => 68,
             WeightType::I8G128 => 130,
         }
+    }
+
+    /// The numbers that the 4 bits of a code name, which the largest magnitude of a block multiplies, where the type is
+    /// bitsandbytes'.
+    pub fn numbers(self) -> Option<&'static [f32; 16]> {
+        super::bnb4::numbers(self)
     }
 
     /// Bytes of a row of `cols` values in the file; `None` when `cols` is no whole number of blocks.

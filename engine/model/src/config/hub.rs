@@ -19,16 +19,17 @@ const MAX_SIZE: u64 = u32::MAX as u64;
 /// Reads the configuration of a folder: of one of more than text, that of its text.
 pub(super) fn read(folder: &HubFolder) -> Result<DecoderConfig, ConfigError> {
     match Wrapper::of(folder.config()) {
-        None => read_decoder(folder, Keys(folder.config()), Naming::Hub(Nesting::Alone)),
+        None => read_decoder(folder, Keys::of(folder.config()), Naming::Hub(Nesting::Alone)),
         Some(wrapper) => {
             let text = wrapper.text_config(folder.config())?;
-            read_decoder(folder, Keys(&text), Naming::Hub(Nesting::of(folder)))
+            let keys = Keys { values: &text, path: ["text_config", "", ""] };
+            read_decoder(folder, keys, Naming::Hub(Nesting::of(folder)))
         }
     }
 }
 
 fn read_decoder(folder: &HubFolder, keys: Keys<'_>, naming: Naming) -> Result<DecoderConfig, ConfigError> {
-    let model_type = keys.0["model_type"].as_str().ok_or_else(|| keys.invalid("model_type", "a name"))?;
+    let model_type = keys.values["model_type"].as_str().ok_or_else(|| keys.invalid("model_type", "a name"))?;
     let family = Family::of_hub(model_type).ok_or_else(|| Unsupported::Architecture(model_type.to_owned()))?;
     keys.refuse_features(family)?;
     let (hidden, layers) = (keys.size("hidden_size")?, keys.layers()?);
@@ -74,22 +75,43 @@ fn read_decoder(folder: &HubFolder, keys: Keys<'_>, naming: Naming) -> Result<De
     })
 }
 
-/// The keys of `config.json`.
+/// The keys of `config.json`, or of an object in it.
 #[derive(Clone, Copy)]
-struct Keys<'a>(&'a Value);
+struct Keys<'a> {
+    values: &'a Value,
+    /// The keys that lead to the object, and nothing behind them.
+    path: [&'static str; 3],
+}
 
 impl<'a> Keys<'a> {
+    fn of(config: &'a Value) -> Keys<'a> {
+        Keys { values: config, path: [""; 3] }
+    }
+
+    /// Those of the object at `key`, which may be absent.
+    fn inside(self, key: &'static str) -> Keys<'a> {
+        let Keys { values, mut path } = self;
+        path.iter_mut().find(|place| place.is_empty()).into_iter().for_each(|place| *place = key);
+        Keys { values: &values[key], path }
+    }
+
+    /// What messages call a key.
+    fn name(self, key: &str) -> String {
+        let objects = self.path.into_iter().filter(|object| !object.is_empty()).map(|object| format!("{object}."));
+        format!("config.json: {}{key}", objects.collect::<String>())
+    }
+
     fn absent(self, key: &str) -> bool {
-        self.0[key].is_null()
+        self.values[key].is_null()
     }
 
     fn invalid(self, key: &str, expected: impl Into<String>) -> ConfigError {
-        let found = if self.absent(key) { "missing".to_owned() } else { self.0[key].to_string() };
-        ConfigError::Invalid { key: format!("config.json: {key}"), found, expected: expected.into() }
+        let found = if self.absent(key) { "missing".to_owned() } else { self.values[key].to_string() };
+        ConfigError::Invalid { key: self.name(key), found, expected: expected.into() }
     }
 
     fn size(self, key: &str) -> Result<usize, ConfigError> {
-        match self.0[key].as_u64() {
+        match self.values[key].as_u64() {
             Some(size @ 1..=MAX_SIZE) => Ok(size as usize),
             _ => Err(self.invalid(key, "a positive integer below 2^32")),
         }
@@ -118,7 +140,7 @@ impl<'a> Keys<'a> {
 
     /// A Boolean; false where it is absent.
     fn flag(self, key: &str) -> Result<bool, ConfigError> {
-        match &self.0[key] {
+        match &self.values[key] {
             Value::Null => Ok(false),
             Value::Bool(flag) => Ok(*flag),
             _ => Err(self.invalid(key, "true or false")),
@@ -127,7 +149,7 @@ impl<'a> Keys<'a> {
 
     /// A finite number above zero, or the default where it is absent.
     fn positive(self, key: &str, default: Option<f32>) -> Result<f32, ConfigError> {
-        match (self.0[key].as_f64().map(|number| number as f32), default) {
+        match (self.values[key].as_f64().map(|number| number as f32), default) {
             (Some(number), _) if number.is_finite() && number > 0.0 => Ok(number),
             (None, Some(default)) if self.absent(key) => Ok(default),
             _ => Err(self.invalid(key, "a positive number")),
@@ -180,7 +202,7 @@ impl<'a> Keys<'a> {
                 Ok(LayerSet::AllButEvery(self.size_or("sliding_window_pattern", interval)?))
             }
             LocalLayers::Upper => {
-                let first = self.0["max_window_layers"].as_u64().unwrap_or(0);
+                let first = self.values["max_window_layers"].as_u64().unwrap_or(0);
                 Ok(LayerSet::Listed((0..layers as u64).map(|layer| layer >= first).collect()))
             }
         }
@@ -193,7 +215,7 @@ impl<'a> Keys<'a> {
             _ => None,
         };
         let list =
-            self.0["layer_types"].as_array().and_then(|kinds| kinds.iter().map(local).collect::<Option<Vec<_>>>());
+            self.values["layer_types"].as_array().and_then(|kinds| kinds.iter().map(local).collect::<Option<Vec<_>>>());
         let list = list.filter(|list| list.len() == layers);
         let expected = "\"sliding_attention\" or \"full_attention\" for each layer";
         list.map(LayerSet::Listed).ok_or_else(|| self.invalid("layer_types", expected))
@@ -209,7 +231,7 @@ impl<'a> Keys<'a> {
         if self.size_or("decoder_sparse_step", 1)? != 1 {
             return Err(self.unsupported("decoder_sparse_step", "a layer without experts among those that have them"));
         }
-        if self.0["mlp_only_layers"].as_array().is_some_and(|layers| !layers.is_empty()) {
+        if self.values["mlp_only_layers"].as_array().is_some_and(|layers| !layers.is_empty()) {
             return Err(self.unsupported("mlp_only_layers", "a layer without experts among those that have them"));
         }
         let width = if self.absent("moe_intermediate_size") { "intermediate_size" } else { "moe_intermediate_size" };
@@ -237,14 +259,14 @@ impl<'a> Keys<'a> {
             // Files of the first Gemma say gelu and mean this one.
             Activation::GeluTanh => &["gelu_pytorch_tanh", "gelu"],
         };
-        match self.absent(key) || self.0[key].as_str().is_some_and(|name| names.contains(&name)) {
+        match self.absent(key) || self.values[key].as_str().is_some_and(|name| names.contains(&name)) {
             true => Ok(()),
             false => Err(self.unsupported(key, "this activation")),
         }
     }
 
     fn unsupported(self, key: &str, feature: &'static str) -> ConfigError {
-        let value = self.0[key].to_string();
-        Unsupported::Feature { key: format!("config.json: {key}"), value, feature }.into()
+        let value = self.values[key].to_string();
+        Unsupported::Feature { key: self.name(key), value, feature }.into()
     }
 }

@@ -1,7 +1,8 @@
 //! Integer codes with a scale, and mostly a zero point, for each group of inputs: `weight = scale · (code - zero point)`.
 //!
 //! GPTQ, AWQ and compressed-tensors differ in how the integers lie in their words. A code of up to four bits is kept as
-//! it is; scales and `-scale · zero point` are rounded to f16, which moves a weight by less than a hundredth of a step.
+//! it is; scales, and with four bits `-scale · zero point`, are rounded to f16, which moves a weight by less than a hundredth
+//! of a step.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -89,7 +90,12 @@ impl<'a> Codes<'a> {
     /// are as long as they come, so that blocks are the narrowest.
     pub fn of_inputs(&self, inputs: &Range<usize>) -> Option<Codes<'a>> {
         let order = Some(Arc::new(self.order.as_ref()?.some(inputs)));
-        let kind = if self.bits() == 8 { WeightType::Q8_0 } else { WeightType::Q4_1 };
+        let kind = match self.bits() {
+            2 => WeightType::I2G32,
+            3 => WeightType::I3G32,
+            4 => WeightType::Q4_1,
+            _ => WeightType::Q8_0,
+        };
         Some(Codes { order, kind, ..self.clone() })
     }
 
@@ -106,15 +112,18 @@ impl<'a> Codes<'a> {
         let kinds: &[WeightType] = match (self.bits(), self.signed) {
             (8, true) => &[WeightType::I8G128],
             (8, false) => &[],
+            (2, _) => &[WeightType::I2G128, WeightType::I2G64, WeightType::I2G32],
+            (3, _) => &[WeightType::I3G128, WeightType::I3G64, WeightType::I3G32],
             _ => &[WeightType::I4G128, WeightType::I4G64, WeightType::Q4_1],
         };
         let divides = |kind: &WeightType| self.group.is_multiple_of(kind.block_elements());
         kinds.iter().copied().find(divides).unwrap_or(WeightType::Q8_0)
     }
 
-    /// Refuses scales with which values would leave the range of f16, in which scales and minimums are kept.
+    /// Refuses scales with which values would leave the range of f16, in which scales and minimums are kept; devices keep codes
+    /// of 2 bits around a zero point of 8.
     pub fn check_scales(&self) -> Result<(), String> {
-        let most = f16::MAX.to_f32() / (1 << self.bits()) as f32;
+        let most = f16::MAX.to_f32() / (1 << self.bits().max(3)) as f32;
         match self.scales.all().into_iter().find(|scale| scale.is_nan() || scale.abs() > most) {
             Some(scale) => Err(format!("a scale is {scale}; with {} bits they are at most {most}", self.bits())),
             None => Ok(()),
@@ -138,13 +147,34 @@ impl<'a> Codes<'a> {
         let scale = self.scales.get(self.scale_index(row, group));
         let places = first..first + self.kind.block_elements();
         out.extend(f16::from_f32(scale).to_le_bytes());
-        if self.bits() == 8 {
-            return out.extend(places.map(|place| (self.code(row, place) ^ 0x80) as u8));
+        match self.bits() {
+            8 => out.extend(places.map(|place| (self.code(row, place) ^ 0x80) as u8)),
+            4 => {
+                out.extend(f16::from_f32(-scale * self.zero(row, group) as f32).to_le_bytes());
+                self.append_nibbles(row, places, out);
+            }
+            bits => {
+                out.push(self.zero(row, group) as u8);
+                self.append_crumbs(row, places, bits, out);
+            }
         }
-        out.extend(f16::from_f32(-scale * self.zero(row, group) as f32).to_le_bytes());
+    }
+
+    /// Appends codes of 4 bits: those of each 32 places that are 16 apart share a byte.
+    fn append_nibbles(&self, row: usize, places: Range<usize>, out: &mut Vec<u8>) {
         for block in places.step_by(32) {
             let pair = |place: usize| (self.code(row, place) | self.code(row, place + 16) << 4) as u8;
             out.extend((block..block + 16).map(pair));
+        }
+    }
+
+    /// Appends codes of 2 or 3 bits: of each 32 places the lower two, and then the top ones.
+    fn append_crumbs(&self, row: usize, places: Range<usize>, bits: u32, out: &mut Vec<u8>) {
+        for block in places.step_by(32) {
+            let codes: [u32; 32] = std::array::from_fn(|i| self.code(row, block + i));
+            let byte = |codes: &[u32], width: u32| codes.iter().rev().fold(0, |byte, code| byte << width | *code as u8);
+            out.extend(codes.map(|code| code & 3).chunks(4).map(|codes| byte(codes, 2)));
+            out.extend(codes.map(|code| code >> 2).chunks(8).filter(|_| bits == 3).map(|codes| byte(codes, 1)));
         }
     }
 

@@ -1,10 +1,12 @@
-//! Eight-bit floats and bitsandbytes' codes: turned into values as they are loaded, which become integers of eight bits.
+//! Eight-bit floats and bitsandbytes' codes: turned into values as they are loaded, which become integers of eight bits, but for
+//! codes of four bits, which the kernels know.
 
 use std::ops::Range;
 
+use half::f16;
 use serde_json::Value;
 use windlass_checkpoint::{Data, Tensor};
-use windlass_kernels::Integer;
+use windlass_kernels::{Integer, WeightType};
 
 use super::float8::{self, Float8, e4m3};
 use super::parts::{FloatPart, Parts};
@@ -25,6 +27,8 @@ pub(super) struct Floats<'a> {
     width: Width,
     scales: Scales<'a>,
     place: ScalePlace,
+    /// What they are packed as.
+    pub kind: WeightType,
 }
 
 /// What a byte holds.
@@ -87,7 +91,7 @@ impl<'a> Floats<'a> {
                 let table = (0..=255_u8).map(|code| f32::from(code as i8) / 127.0).collect();
                 let place = ScalePlace::Blocks { rows: 1, cols, across: 1 };
                 let codes = parts.codes("i8", [cols, rows])?.bytes;
-                Ok(Floats { codes, cols, table, width: Width::Byte, scales, place })
+                Ok(Floats { codes, cols, table, width: Width::Byte, scales, place, kind: WeightType::Q8_0 })
             }
             _ => Self::find_bnb4(parts, [cols, rows]),
         }
@@ -114,7 +118,7 @@ impl<'a> Floats<'a> {
         let table = (0..=255).map(e4m3).collect();
         let place = ScalePlace::Blocks { rows: high, cols: wide, across };
         let codes = parts.codes("f8_e4m3", [cols, rows])?.bytes;
-        Ok(Floats { codes, cols, table, width: Width::Float8, scales, place })
+        Ok(Floats { codes, cols, table, width: Width::Float8, scales, place, kind: WeightType::Q8_0 })
     }
 
     fn find_bnb4<F>(parts: &Parts<'_, F>, [cols, rows]: [usize; 2]) -> Result<Floats<'a>, String>
@@ -132,7 +136,8 @@ impl<'a> Floats<'a> {
             None => Scales::Stored(parts.floats("weight.absmax", [1, (rows * cols).div_ceil(run)])?),
             Some(_) => nested_scales(parts, &state, (rows * cols).div_ceil(run))?,
         };
-        Ok(Floats { codes, cols, table, width: Width::Nibbles, scales, place: ScalePlace::Run(run) })
+        let kind = kind_of_table(&table, cols, run);
+        Ok(Floats { codes, cols, table, width: Width::Nibbles, scales, place: ScalePlace::Run(run), kind })
     }
 
     /// Whether they are eight-bit floats.
@@ -140,8 +145,22 @@ impl<'a> Floats<'a> {
         self.width == Width::Float8
     }
 
-    /// Appends some columns of a row as the kernels' file of eight-bit integers has it.
+    /// Refuses scales of codes of four bits that f16 cannot hold.
+    pub fn check_scales(&self, rows: usize) -> Result<(), String> {
+        let ScalePlace::Run(run) = self.place else { return Ok(()) };
+        let most = f16::MAX.to_f32();
+        let mut scales = (0..(rows * self.cols).div_ceil(run)).map(|index| self.scales.get(index));
+        match scales.find(|scale| scale.is_nan() || scale.abs() > most) {
+            Some(scale) => Err(format!("the largest magnitude of a block is {scale}; they are at most {most}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Appends some columns of a row as the kernels' file of its [`kind`](Self::kind) has it.
     pub fn append_row(&self, row: usize, cols: Range<usize>, out: &mut Vec<u8>) {
+        if self.kind != WeightType::Q8_0 {
+            return cols.step_by(self.kind.block_elements()).for_each(|col| self.append_codes(row, col, out));
+        }
         if self.scales_whole_blocks() {
             return cols.step_by(float8::BLOCK).for_each(|col| {
                 let codes = &self.codes[row * self.cols + col..][..float8::BLOCK];
@@ -150,6 +169,14 @@ impl<'a> Floats<'a> {
         }
         let values: Vec<f32> = cols.map(|col| self.value(row, col)).collect();
         Integer::Int8.append_row(&values, out);
+    }
+
+    /// Appends the block of codes of four bits from column `col` on: those of each 32 columns that are 16 apart share a byte.
+    fn append_codes(&self, row: usize, col: usize, out: &mut Vec<u8>) {
+        out.extend(f16::from_f32(self.scale(row, col)).to_le_bytes());
+        for first in (col..col + self.kind.block_elements()).step_by(32) {
+            out.extend((first..first + 16).map(|col| self.code(row, col) | self.code(row, col + 16) << 4));
+        }
     }
 
     /// Some rows and columns as they are, where they are eight-bit floats whose scales belong to whole groups of a row.
@@ -179,12 +206,15 @@ impl<'a> Floats<'a> {
     }
 
     fn value(&self, row: usize, col: usize) -> f32 {
+        self.table[usize::from(self.code(row, col))] * self.scale(row, col)
+    }
+
+    fn code(&self, row: usize, col: usize) -> u8 {
         let index = row * self.cols + col;
-        let code = match self.width {
+        match self.width {
             Width::Nibbles => self.codes[index / 2] >> (4 - index % 2 * 4) & 15,
             Width::Byte | Width::Float8 => self.codes[index],
-        };
-        self.table[usize::from(code)] * self.scale(row, col)
+        }
     }
 
     fn scale(&self, row: usize, col: usize) -> f32 {
@@ -193,6 +223,17 @@ impl<'a> Floats<'a> {
             ScalePlace::Run(run) => (row * self.cols + col) / run,
         })
     }
+}
+
+/// The type whose codes name the entries of `table`, where every block of it has one scale, which `run` codes share. Other
+/// values become integers.
+fn kind_of_table(table: &[f32], cols: usize, run: usize) -> WeightType {
+    let names = |kind: &WeightType| {
+        let same = |numbers: &[f32; 16]| numbers.iter().zip(table).all(|(number, entry)| (number - entry).abs() < 1e-6);
+        let block = kind.block_elements();
+        kind.numbers().is_some_and(same) && cols.is_multiple_of(block) && run.is_multiple_of(block)
+    };
+    [WeightType::NF4, WeightType::FP4].into_iter().find(names).unwrap_or(WeightType::Q8_0)
 }
 
 fn nested_scales<'a, F>(parts: &Parts<'_, F>, state: &Value, count: usize) -> Result<Scales<'a>, String>

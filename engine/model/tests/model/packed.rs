@@ -35,6 +35,8 @@ pub const ROUNDED: &str = "compressed-tensors 8 bits, inputs too";
 pub const SORTED: &str = "gptq with desc_act";
 /// The one whose codes become others besides.
 pub const SORTED_BYTES: &str = "gptq of 8 bits, any zero point";
+/// The one of the fewest bits.
+pub const SORTED_CRUMBS: &str = "gptq of 2 bits, 32, with desc_act";
 
 fn four_bits(random: &mut Random) -> i32 {
     (random.bits() % 16) as i32
@@ -153,7 +155,7 @@ fn tools() -> Vec<Tool> {
             code: |random| random.bits() as i32 & 7,
             zero: |random| random.bits() as i32 & 7,
             write: write_gptq::<3, 1>,
-            kind: "int4_g64",
+            kind: "int3_g64",
         },
         Tool {
             name: "gptq of 2 bits",
@@ -163,7 +165,27 @@ fn tools() -> Vec<Tool> {
             code: |random| random.bits() as i32 & 3,
             zero: |random| random.bits() as i32 & 3,
             write: write_gptq::<2, 1>,
-            kind: "int4_g64",
+            kind: "int2_g64",
+        },
+        Tool {
+            name: "gptq of 3 bits, 128",
+            config: json!({"quant_method": "gptq", "bits": 3, "group_size": 128, "sym": true}),
+            group: 128,
+            scattered: false,
+            code: |random| random.bits() as i32 & 7,
+            zero: |_| 4,
+            write: write_gptq::<3, 1>,
+            kind: "int3_g128",
+        },
+        Tool {
+            name: SORTED_CRUMBS,
+            config: json!({"quant_method": "gptq", "bits": 2, "group_size": 32, "desc_act": true}),
+            group: 32,
+            scattered: true,
+            code: |random| random.bits() as i32 & 3,
+            zero: |random| random.bits() as i32 & 3,
+            write: write_gptq::<2, 1>,
+            kind: "int2_g32",
         },
         Tool {
             name: SORTED,

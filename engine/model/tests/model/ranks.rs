@@ -6,7 +6,7 @@ use crate::common::harbour_tokens;
 use crate::common::hub::{CHUNK, Family, config, llama_oracle};
 use crate::common::oracle::{compare, our_logits_with};
 use crate::common::tiny::{Random, Tiny};
-use crate::packed::{self, SORTED, SORTED_BYTES};
+use crate::packed::{self, SORTED, SORTED_BYTES, SORTED_CRUMBS};
 use serde_json::json;
 use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::real_model;
@@ -83,7 +83,7 @@ fn the_parts_of_other_families_are_divided_too() {
 /// is what int8 itself costs.
 #[test]
 fn inputs_in_an_order_of_their_own_are_divided_too() {
-    for (name, bound) in [(SORTED, 1e-3), (SORTED_BYTES, 1e-2)] {
+    for (name, bound) in [(SORTED, 1e-3), (SORTED_CRUMBS, 1e-3), (SORTED_BYTES, 1e-2)] {
         let checkpoint = packed::checkpoint(name);
         for count in [2, 4] {
             let error = error_of(&checkpoint, crate::common::hub::VOCABULARY, &ranks(count));

@@ -106,6 +106,14 @@ fn what_is_neither_text_nor_images_is_refused_by_name() {
             refusal(&|config| config["text_config"]["num_hidden_layers"] = json!(1), BESIDE.0),
             "\"language_model.model.layers.1.input_layernorm.weight\" belongs to no supported decoder",
         ),
+        (
+            refusal(&|config| config["text_config"]["rope_scaling"] = json!({"rope_type": "yarn"}), BESIDE.0),
+            "config.json: text_config.rope_scaling.rope_type\" is \"yarn\": this rotary scaling is not supported",
+        ),
+        (
+            refusal(&|config| config["text_config"]["hidden_size"] = json!("wide"), BESIDE.0),
+            "config.json: text_config.hidden_size\" is \"wide\"; it must be a positive integer",
+        ),
         (refusal(&|_| (), str::to_owned), "tensor \"language_model.model.embed_tokens.weight\" is missing"),
     ];
     for (message, expected) in cases {

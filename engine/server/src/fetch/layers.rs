@@ -4,6 +4,7 @@
 //! theirs leads anywhere; only plain files are, of the kinds that make a model; names and sizes are bounded.
 
 use super::listing::{choose, is_of_a_model, is_weights};
+use super::zstd::{self, is_zstd};
 use crate::failure::Failure;
 use flate2::bufread::MultiGzDecoder;
 use std::cell::Cell;
@@ -153,9 +154,10 @@ fn is_plain(kind: EntryType) -> bool {
 
 fn decompressed(path: &Path) -> io::Result<Box<dyn Read>> {
     let mut file = BufReader::with_capacity(1 << 18, File::open(path)?);
-    Ok(match file.fill_buf()?.starts_with(&GZIP) {
-        true => Box::new(MultiGzDecoder::new(file)),
-        false => Box::new(file),
+    Ok(match file.fill_buf()? {
+        start if start.starts_with(&GZIP) => Box::new(MultiGzDecoder::new(file)),
+        start if is_zstd(start) => Box::new(zstd::Frames::new(file)),
+        _ => Box::new(file),
     })
 }
 

@@ -22,7 +22,7 @@ const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, application
 /// Types of an image's layers, up to how they are compressed.
 const LAYERS: [&str; 2] = ["application/vnd.oci.image.layer.v1.tar", "application/vnd.docker.image.rootfs.diff.tar"];
 /// How they may be.
-const COMPRESSIONS: [&str; 3] = ["", "+gzip", ".gzip"];
+const COMPRESSIONS: [&str; 5] = ["", "+gzip", ".gzip", "+zstd", ".zstd"];
 /// Annotation of a layer that is a folder's archive.
 const UNPACK: &str = "io.deis.oras.content.unpack";
 /// Annotations that hold a layer's file name.
@@ -124,8 +124,9 @@ impl Image {
         match title.filter(|title| !is_archive(layer, title)) {
             Some(title) => self.layer(layer, title.rsplit('/').next().unwrap_or(title), authorization),
             None => {
-                let message =
-                    format!("a layer of type {kind:?} is no file, and not one of an image that is plain or gzip's");
+                let message = format!(
+                    "a layer of type {kind:?} is no file, and not one of an image that is plain, gzip's or zstd's"
+                );
                 Err(Failure::new(Reason::Unsupported, message))
             }
         }

@@ -21,8 +21,8 @@ use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::executor::Executor;
 use windlass_engine_model::cuda::{CudaError, MatrixError};
 use windlass_engine_model::{
-    ConfigError, DecoderConfig, Gathering, KvBudget, LoadError, LoadOptions, Loaded, Quantization, SizeError,
-    TensorError, load, load_leader,
+    ConfigError, Gathering, KvBudget, LoadError, LoadOptions, Loaded, Quantization, SizeError, TensorError, load,
+    load_leader, survey,
 };
 
 /// Tokens in a block where the flags give none.
@@ -129,15 +129,20 @@ pub(super) fn asked(config: &Config, cpu: &CpuConfig, block_tokens: u32) -> Load
     }
 }
 
-/// What all sequences can use at their longest, and at most a quarter of what the weights leave free.
-fn default_kv(config: &Config, cpu: &CpuConfig, file: &Checkpoint, free: Option<u64>) -> Result<KvBudget, Failure> {
-    let weights: u64 = file.tensors().map(|tensor| tensor.bytes.len() as u64).sum();
-    let shape = DecoderConfig::read(file).map_err(|error| load_failure(error.into()))?.shape(weights);
+/// What all sequences can use at their longest, and at most a quarter of what the weights leave free: those that are loaded,
+/// as they are then.
+pub(super) fn default_kv(
+    config: &Config,
+    cpu: &CpuConfig,
+    file: &Checkpoint,
+    free: Option<u64>,
+) -> Result<KvBudget, Failure> {
+    let shape = survey(file, quantization(cpu)).map_err(load_failure)?.shape;
     // Stages of a pipeline keep everything in all layers.
     let shape = ModelShape { windowed: shape.windowed.filter(|_| cpu.pipeline.is_none()), ..shape };
     let copies = u64::from(kv_copies(&shape, cpu.tensor_parallel));
     let useful = copies.saturating_mul(config.batching.useful_kv_bytes(&shape, BLOCK_TOKENS));
-    let affordable = free.map_or(u64::MAX, |free| cpu_kv_bytes(free, weights));
+    let affordable = free.map_or(u64::MAX, |free| cpu_kv_bytes(free, shape.weight_bytes));
     Ok(KvBudget::Bytes(useful.min(affordable)))
 }
 

@@ -4,6 +4,7 @@ use crate::mirror::{Mirror, bytes};
 use crate::sources::{fetch, inspected, names};
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -44,6 +45,10 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     encoder.write_all(bytes).unwrap();
     encoder.finish().unwrap()
+}
+
+fn zstd(bytes: &[u8]) -> Vec<u8> {
+    compress_to_vec(bytes, CompressionLevel::Fastest)
 }
 
 /// A registry with an image of these layers, and where its model goes.
@@ -92,13 +97,16 @@ async fn layers_make_a_model_together_and_hide_what_is_below() {
         File("./models/config.json", b"{}".to_vec()),
         File("models/.wh.tokenizer.txt", Vec::new()),
         File("models/sub/.wh..wh..opq", Vec::new()),
-        File("models/tokenizer.json", b"new".to_vec()),
+        File("models/tokenizer.json", b"old".to_vec()),
     ]);
-    let image = Image::of(&[("layer1.tar", base), ("layer2.tar.gz", gzip(&above))]).await;
+    let top = layer(vec![File("models/tokenizer.json", b"new".to_vec())]);
+    let layers = [("layer1.tar", base), ("layer2.tar.gz", gzip(&above)), ("layer3.tar.zst", zstd(&top))];
+    let image = Image::of(&layers).await;
     image.fetch(&[]).await.unwrap();
     assert_eq!(names(&image.to()), ["config.json", "model.safetensors", "tokenizer.json"]);
     let read = |name: &str| std::fs::read(image.to().join(name)).unwrap();
     assert!(read("config.json") == b"{}" && read("model.safetensors") == bytes(1, 30_000));
+    assert_eq!(read("tokenizer.json"), b"new");
     assert_eq!(names(&image.to().with_file_name("blobs")), Vec::<String>::new(), "layers are not kept");
     let requests = image.mirror.requests();
     image.fetch(&[]).await.unwrap();
@@ -159,9 +167,11 @@ async fn what_a_layer_may_not_have_is_refused_by_name() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_layer_unpacks_to_is_bounded() {
     let bomb = layer(vec![File("models/m.gguf", vec![0; 8 << 20])]);
-    let image = Image::of(&[("layer1.tar.gz", gzip(&bomb))]).await;
-    let failure = image.fetch(&["--max-bytes", "1000000"]).await.unwrap_err();
-    assert!(failure.message.contains("more than --max-bytes"), "{failure}");
+    for compressed in [("layer1.tar.gz", gzip(&bomb)), ("layer1.tar.zst", zstd(&bomb))] {
+        let image = Image::of(&[compressed]).await;
+        let failure = image.fetch(&["--max-bytes", "1000000"]).await.unwrap_err();
+        assert!(failure.message.contains("more than --max-bytes"), "{failure}");
+    }
     // A name of megabytes, as GNU's tar writes long ones.
     let name = Entry::Link(EntryType::GNULongName, "././@LongLink", "");
     let mut archive = layer(vec![name, File("models/m.gguf", vec![1])]);
@@ -177,9 +187,11 @@ async fn what_a_layer_unpacks_to_is_bounded() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_layer_is_refused() {
-    let whole = gzip(&layer(vec![File("models/m.gguf", bytes(1, 50_000))]));
-    let image = Image::of(&[("layer1.tar.gz", whole[..whole.len() / 2].to_vec())]).await;
-    let failure = image.fetch(&[]).await.unwrap_err();
-    assert!(failure.message.contains("cannot be unpacked"), "{failure}");
-    assert!(!image.to().exists());
+    let whole = layer(vec![File("models/m.gguf", bytes(1, 50_000))]);
+    for (name, whole) in [("layer1.tar.gz", gzip(&whole)), ("layer1.tar.zst", zstd(&whole))] {
+        let image = Image::of(&[(name, whole[..whole.len() / 2].to_vec())]).await;
+        let failure = image.fetch(&[]).await.unwrap_err();
+        assert!(failure.message.contains("cannot be unpacked"), "{failure}");
+        assert!(!image.to().exists());
+    }
 }

@@ -4,6 +4,7 @@ use crate::common::{Answer, Client, post, within};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
+use windlass_checkpoint::testing::SafetensorsBuilder;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -99,4 +100,31 @@ async fn a_log_that_nobody_reads_holds_up_nobody() {
         let answer = within("an answer", server.ask("trace-44", json!({"messages": long}))).await;
         assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
     }
+}
+
+/// What a server says of a folder before it misses the weights.
+async fn log_of_folder(config: &Value, embedding: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let weights = SafetensorsBuilder::new().tensor_f32(embedding, &[8, 64], &[0.0; 8 * 64]).build();
+    std::fs::write(folder.path().join("model.safetensors"), weights).unwrap();
+    let server = tokio::process::Command::new(env!("CARGO_BIN_EXE_windlass-engine"))
+        .args(["serve", folder.path().to_str().unwrap(), "--device", "cpu", "--host", "127.0.0.1"])
+        .args(["--port", "0", "--admin-port", "0"])
+        .kill_on_drop(true)
+        .output();
+    String::from_utf8(within("it misses the weights", server).await.unwrap().stderr).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_reads_images_is_served_with_a_word_of_warning() {
+    const WARNING: &str = "the model reads images, too: its text is served and images are not";
+    let text = json!({"model_type": "mistral", "vocab_size": 8, "hidden_size": 64, "intermediate_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-6, "sliding_window": null});
+    let whole = json!({"model_type": "mistral3", "text_config": text, "vision_config": {}});
+    let log = log_of_folder(&whole, "language_model.model.embed_tokens.weight").await;
+    assert!(log.contains(WARNING) && log.contains("is missing"), "{log}");
+    let log = log_of_folder(&text, "model.embed_tokens.weight").await;
+    assert!(!log.contains(WARNING) && log.contains("is missing"), "{log}");
 }

@@ -164,6 +164,9 @@ impl Mirror {
                 Some((layer, "tar.gz")) if layer.starts_with("layer") => {
                     ("application/vnd.docker.image.rootfs.diff.tar.gzip", None)
                 }
+                Some((layer, "tar.zst")) if layer.starts_with("layer") => {
+                    ("application/vnd.oci.image.layer.v1.tar+zstd", None)
+                }
                 // Some tools call every file so.
                 _ if name.ends_with("json") => ("application/vnd.oci.image.layer.v1.tar", Some(name)),
                 _ => ("application/octet-stream", Some(name)),

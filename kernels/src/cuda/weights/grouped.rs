@@ -1,8 +1,10 @@
-//! Weights `scale · code + minimum` of codes of 4 or 5 bits: read from files, and packed as `linear.cu` wants them.
+//! Weights `scale · code + minimum` of codes of 4 or 5 bits: read from files, and packed as `linear.cu` wants them. Those of
+//! 2 and 3 bits become 4.
 
 use half::f16;
 
 use super::ROW_TILE;
+use crate::weights::int2;
 use crate::{ShapeError, WeightType};
 
 /// Columns whose codes are packed together.
@@ -73,11 +75,13 @@ impl Grouped {
                 out.push_five((scale, f16::from_f32(-16.0 * scale.to_f32())), &block[2..]);
             },
             WeightType::Q5_1 => |block, out| out.push_five((half(block, 0), half(block, 2)), &block[4..]),
+            WeightType::I2G32 | WeightType::I2G64 | WeightType::I2G128 => |block, out| out.push_few(block, 8),
+            WeightType::I3G32 | WeightType::I3G64 | WeightType::I3G128 => |block, out| out.push_few(block, 12),
             _ => return None,
         };
         let group = match weight_type {
-            WeightType::I4G64 => Group::G64,
-            WeightType::I4G128 => Group::G128,
+            WeightType::I2G64 | WeightType::I3G64 | WeightType::I4G64 => Group::G64,
+            WeightType::I2G128 | WeightType::I3G128 | WeightType::I4G128 => Group::G128,
             _ => Group::G32,
         };
         let bits = if matches!(weight_type, WeightType::Q5_0 | WeightType::Q5_1) { 5 } else { 4 };
@@ -103,6 +107,15 @@ impl Grouped {
         self.push(scale, nibbles);
         let first = self.codes.len() - 32;
         self.codes[first..].iter_mut().enumerate().for_each(|(i, code)| *code |= (top[i / 8] >> (i % 8) & 1) << 4);
+    }
+
+    /// A group of 2 or 3 bits, of so many bytes a block. In 4 bits there is room to bring every zero point to the middle: then
+    /// the kernels need no minimums.
+    fn push_few(&mut self, group: &[u8], block_bytes: usize) {
+        let (scale, shift) = (half(group, 0), 8 - int2::zero_point(group));
+        self.scales.push((scale, f16::from_f32(-8.0 * scale.to_f32())));
+        let blocks = int2::blocks(group, block_bytes);
+        self.codes.extend(blocks.flat_map(int2::codes_of).map(|code| code + shift));
     }
 
     /// Outputs.

@@ -6,8 +6,8 @@ use std::array::from_fn;
 use half::f16;
 
 use super::ROW_TILE;
-use crate::weights::{iq4_nl, mxfp4};
-use crate::{ShapeError, WeightType};
+use crate::weights::{bnb4, iq4_nl, mxfp4};
+use crate::{Integer, ShapeError, WeightType};
 
 /// Columns that share a scale.
 const GROUP: usize = 32;
@@ -26,8 +26,12 @@ pub struct Int8 {
 
 impl Int8 {
     /// Reads a file tensor whose values are bytes by the scale of their 32 columns: Q8_0, and IQ4_NL and MXFP4 once their
-    /// codes are looked up. None of another type, nor where a scale is no f16, as powers of two may be.
+    /// codes are looked up, and NF4 and FP4, whose values are rounded. None of another type, nor where a scale is no f16, as
+    /// powers of two may be.
     pub fn read(weight_type: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Option<Result<Int8, ShapeError>> {
+        if let Some(numbers) = weight_type.numbers() {
+            return Int8::read_numbers(weight_type, numbers, [rows, cols], bytes);
+        }
         let read: fn(&[u8]) -> Block = match weight_type {
             WeightType::Q8_0 => |block| Some((half(block), from_fn(|i| block[2 + i].cast_signed()))),
             WeightType::IQ4NL => {
@@ -49,6 +53,23 @@ impl Int8 {
             codes.extend(own);
         }
         Some(Ok(Int8 { rows, cols, codes, scales }))
+    }
+
+    /// The same of numbers that are no bytes by a scale: rounded to such.
+    fn read_numbers(
+        weight_type: WeightType,
+        numbers: &[f32; 16],
+        [rows, cols]: [usize; 2],
+        bytes: &[u8],
+    ) -> Option<Result<Int8, ShapeError>> {
+        if let Err(error) = crate::weights::validated_row_bytes(weight_type, rows, cols, bytes.len()) {
+            return Some(Err(error));
+        }
+        let groups = bytes.chunks_exact(weight_type.block_bytes());
+        let values: Vec<f32> = groups.flat_map(|group| bnb4::values(numbers, group)).collect();
+        let mut rounded = Vec::with_capacity(values.len() / GROUP * WeightType::Q8_0.block_bytes());
+        Integer::Int8.append_row(&values, &mut rounded);
+        Int8::read(WeightType::Q8_0, rows, cols, &rounded)
     }
 
     /// Outputs.

@@ -55,7 +55,7 @@ pub(super) fn multiply<C: QuantizedCell>(
         sums.clear();
         sums.resize(inputs.inputs(), [[0.0; LANES]; PANEL_TILES]);
         panel.resize(STRETCH_BLOCKS, [EMPTY; PANEL_TILES]);
-        let per_cell = C::COLS / BLOCK;
+        let per_cell = C::PARTS * C::COLS / BLOCK;
         let (cells, per_stretch) = (tiles[0].len(), STRETCH_BLOCKS / per_cell);
         for start in (0..cells).step_by(per_stretch) {
             let end = cells.min(start + per_stretch);
@@ -64,7 +64,8 @@ pub(super) fn multiply<C: QuantizedCell>(
             kernels.call(Unpack { tiles: tiles.map(|tile| &tile[part(tile)]), panel });
             let mut ahead = Ahead::new(&next[next.len() * start / cells..next.len() * end / cells]);
             for group in inputs.groups() {
-                let product = Stretch { panel, first_block: start * per_cell, ahead: ahead.take(panel.len()) };
+                let product =
+                    Stretch { panel, first_block: start * per_cell / C::PARTS, ahead: ahead.take(panel.len()) };
                 let of_group = group.first..group.first + group.size;
                 product.multiply::<C>(kernels, group, sums);
                 // Sums that are whole leave while the cache still has them.
@@ -76,7 +77,7 @@ pub(super) fn multiply<C: QuantizedCell>(
     });
 }
 
-/// Two tiles' columns from block `first_block` on.
+/// Two tiles' columns from block `first_block` of them on.
 #[derive(Clone, Copy)]
 struct Stretch<'a> {
     panel: &'a [[PanelBlock; PANEL_TILES]],
@@ -104,7 +105,7 @@ impl Stretch<'_> {
         blocks: &[Block],
         sums: &mut [Sums],
     ) {
-        let blocks = &blocks[self.first_block * INPUTS..][..self.panel.len() * INPUTS];
+        let blocks = &blocks[self.first_block * INPUTS..][..self.panel.len() / C::PARTS * INPUTS];
         if let Some(sums) = sums.first_chunk_mut() {
             let Stretch { panel, ahead, .. } = self;
             kernels.call(PanelProduct::<C, INPUTS> { panel, blocks, ahead, sums, cell: PhantomData });
@@ -149,7 +150,7 @@ impl<C: QuantizedCell> Kernel for Unpack<'_, C> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let per_cell = C::COLS / BLOCK;
+        let per_cell = C::PARTS * C::COLS / BLOCK;
         for (tile, cells) in self.tiles.iter().enumerate() {
             for (i, cell) in cells.iter().enumerate() {
                 for block in 0..per_cell {
@@ -173,7 +174,7 @@ impl<C: QuantizedCell> Kernel for Unpack<'_, C> {
 /// An unpacked stretch with the inputs of a group, whose sums go on; the cell names the format.
 struct PanelProduct<'a, C, const INPUTS: usize> {
     panel: &'a [[PanelBlock; PANEL_TILES]],
-    /// `[block][INPUTS]`.
+    /// `[block of columns][INPUTS]`.
     blocks: &'a [Block],
     ahead: *const u8,
     sums: &'a mut [Sums; INPUTS],
@@ -243,7 +244,7 @@ fn register_tile<S: Simd, C: QuantizedCell, const TILES: usize, const INPUTS: us
         if let Some(ahead) = ahead {
             simd.prefetch(ahead.wrapping_add(block * LINES_AHEAD * LINE), LINES_AHEAD);
         }
-        add_block::<S, C, TILES, INPUTS>(simd, weights, first_tile, lanes.at(block), &mut sums);
+        add_block::<S, C, TILES, INPUTS>(simd, weights, first_tile, lanes.at(block / C::PARTS), &mut sums);
     }
     for tile in 0..TILES {
         for input in 0..INPUTS {

@@ -133,14 +133,14 @@ fn together<S: Simd, C: QuantizedCell, const INPUTS: usize>(
     cells: &[C],
     lanes: Lanes<'_>,
 ) -> [[f32; LANES]; INPUTS] {
-    let per_cell = C::COLS / BLOCK;
+    let per_cell = C::PARTS * C::COLS / BLOCK;
     let mut sums = [simd.splat(0.0); INPUTS];
     for (i, cell) in cells.iter().enumerate() {
         let ahead = std::ptr::from_ref(cell).cast::<u8>().wrapping_add(STREAM_AHEAD);
         for block in 0..per_cell {
             let share = size_of::<C>() / per_cell;
             simd.prefetch(ahead.wrapping_add(block * share), share.div_ceil(LINE));
-            add_block(simd, cell, block, lanes.at(i * per_cell + block), &mut sums);
+            add_block(simd, cell, block, lanes.at((i * per_cell + block) / C::PARTS), &mut sums);
         }
     }
     store_all(simd, sums)

@@ -188,8 +188,10 @@ fn extreme_codes_do_not_saturate() {
                     WeightType::Q6K => 0..192,
                     WeightType::IQ4XS => 8..136,
                     WeightType::Q5_0 | WeightType::Q5_1 => block_bytes - 20..block_bytes,
-                    WeightType::Q8_0 | WeightType::I8G128 => 2..block_bytes,
+                    WeightType::Q8_0 | WeightType::I8G128 | WeightType::NF4 | WeightType::FP4 => 2..block_bytes,
                     WeightType::I4G64 | WeightType::I4G128 => 4..block_bytes,
+                    WeightType::I2G32 | WeightType::I2G64 | WeightType::I2G128 => 3..block_bytes,
+                    WeightType::I3G32 | WeightType::I3G64 | WeightType::I3G128 => 3..block_bytes,
                     _ => block_bytes - 16..block_bytes,
                 };
                 bytes.chunks_exact_mut(block_bytes).for_each(|block| block[codes.clone()].fill(byte));

@@ -13,11 +13,12 @@ const SLIDING: &str = "sliding_attention";
 
 impl<'a> Keys<'a> {
     pub(super) fn rotary_layers(self, family: &Family) -> Result<LayerSet, ConfigError> {
-        if let Some(list) = self.0["no_rope_layers"].as_array().filter(|_| family.still_interval.is_some()) {
+        if let Some(list) = self.values["no_rope_layers"].as_array().filter(|_| family.still_interval.is_some()) {
             let turns = list.iter().map(|flag| flag.as_u64().filter(|flag| *flag <= 1).map(|flag| flag == 1));
             let turns: Option<Vec<bool>> = turns.collect();
             let expected = "a list of 1 (turns) and 0 for each layer";
-            let turns = turns.filter(|turns| turns.len() as u64 == self.0["num_hidden_layers"].as_u64().unwrap_or(0));
+            let turns =
+                turns.filter(|turns| turns.len() as u64 == self.values["num_hidden_layers"].as_u64().unwrap_or(0));
             return turns.map(LayerSet::Listed).ok_or_else(|| self.invalid("no_rope_layers", expected));
         }
         match family.still_interval {
@@ -29,18 +30,18 @@ impl<'a> Keys<'a> {
     /// Newer files have one object of rotary parameters, or one for each kind of layer; older ones the base beside an
     /// object of scaling.
     pub(super) fn rope(self, head_dim: usize, layers: LayerSet) -> Result<RopeConfig, ConfigError> {
-        let parameters = &self.0["rope_parameters"];
-        let (base, scaling) = match (parameters, &parameters[FULL]) {
-            (Value::Null, _) => (self, Keys(&self.0["rope_scaling"])),
-            (parameters, Value::Null) => (Keys(parameters), Keys(parameters)),
-            (_, full) => (Keys(full), Keys(full)),
+        let parameters = self.inside("rope_parameters");
+        let (base, scaling) = match (self.absent("rope_parameters"), parameters.absent(FULL)) {
+            (true, _) => (self, self.inside("rope_scaling")),
+            (false, true) => (parameters, parameters),
+            (false, false) => (parameters.inside(FULL), parameters.inside(FULL)),
         };
         let theta = base.positive("rope_theta", Some(DEFAULT_ROPE_THETA))?;
         let share = base.positive("partial_rotary_factor", Some(1.0))?;
         let dims = (head_dim as f32 * share) as usize;
         if share > 1.0 || dims == 0 || !dims.is_multiple_of(2) {
             return Err(
-                self.invalid("partial_rotary_factor", format!("an even share of the {head_dim} values of a head"))
+                base.invalid("partial_rotary_factor", format!("an even share of the {head_dim} values of a head"))
             );
         }
         let (factors, long) = self.rope_factors(scaling, dims / 2, theta)?;
@@ -49,8 +50,8 @@ impl<'a> Keys<'a> {
 
     /// The rotary embedding of layers with a window, where it is another one: never scaled.
     pub(super) fn local_rope(self, head_dim: usize, theta: f32) -> Result<RopeConfig, ConfigError> {
-        let sliding = Keys(&self.0["rope_parameters"][SLIDING]);
-        let theta = match sliding.0 {
+        let sliding = self.inside("rope_parameters").inside(SLIDING);
+        let theta = match sliding.values {
             Value::Null => self.positive("rope_local_base_freq", Some(theta))?,
             _ => sliding.positive("rope_theta", Some(theta))?,
         };
@@ -65,7 +66,7 @@ impl<'a> Keys<'a> {
         pairs: usize,
         theta: f32,
     ) -> Result<(Option<Vec<f32>>, Option<LongRope>), ConfigError> {
-        let kind = scaling.0["rope_type"].as_str().or(scaling.0["type"].as_str()).unwrap_or("default");
+        let kind = scaling.values["rope_type"].as_str().or(scaling.values["type"].as_str()).unwrap_or("default");
         match kind {
             "default" => Ok((None, None)),
             "linear" => Ok((Some(vec![scaling.positive("factor", None)?; pairs]), None)),
@@ -78,9 +79,10 @@ impl<'a> Keys<'a> {
 
     fn long_rope(self, scaling: Keys<'a>, pairs: usize) -> Result<(Vec<f32>, LongRope), ConfigError> {
         let key = "original_max_position_embeddings";
-        let original = if self.absent(key) { scaling.size(key)? } else { self.size(key)? };
+        let keys = if self.absent(key) { scaling } else { self };
+        let original = keys.size(key)?;
         if original < 2 {
-            return Err(self.invalid(key, "at least 2"));
+            return Err(keys.invalid(key, "at least 2"));
         }
         let extension = self.context_tokens()? as f32 / original as f32;
         let grown = if extension > 1.0 { (1.0 + extension.ln() / (original as f32).ln()).sqrt() } else { 1.0 };
@@ -92,7 +94,8 @@ impl<'a> Keys<'a> {
     /// A positive number for each pair.
     fn divisors(self, key: &str, pairs: usize) -> Result<Vec<f32>, ConfigError> {
         let number = |value: &Value| value.as_f64().map(|number| number as f32);
-        let numbers = self.0[key].as_array().and_then(|list| list.iter().map(number).collect::<Option<Vec<f32>>>());
+        let numbers =
+            self.values[key].as_array().and_then(|list| list.iter().map(number).collect::<Option<Vec<f32>>>());
         let numbers = numbers.filter(|list| list.len() == pairs && list.iter().all(|n| n.is_finite() && *n > 0.0));
         numbers.ok_or_else(|| self.invalid(key, format!("{pairs} positive numbers")))
     }
@@ -147,7 +150,7 @@ mod tests {
             scaling["short_factor"] = json!([1.0]);
             scaling["long_factor"] = json!([2.0]);
             let config = json!({"max_position_embeddings": context, "original_max_position_embeddings": original});
-            Keys(&config).long_rope(Keys(&scaling), 1).unwrap().1.magnitude
+            Keys::of(&config).long_rope(Keys::of(&scaling), 1).unwrap().1.magnitude
         };
         assert!((magnitude(131_072, 4096, json!({})) - 1.190_238_1).abs() < 1e-6);
         assert_eq!(magnitude(4096, 4096, json!({})), 1.0);

@@ -17,12 +17,17 @@ use tiny::Tiny;
 use windlass_cuda_shim::{HostMachine, Kernels};
 use windlass_engine_contract::termination::Termination;
 use windlass_engine_core::request::Request;
+use windlass_engine_model::{Quantization, survey};
 use windlass_kernels::WeightType;
 
 /// A file of four layers and a vocabulary of meaningless words.
 fn file() -> tempfile::NamedTempFile {
+    file_of(WeightType::Q4_1)
+}
+
+fn file_of(kind: WeightType) -> tempfile::NamedTempFile {
     let words: Vec<String> = (0..128).map(|token| format!("word{token}")).collect();
-    let tiny = Tiny { layers: 4, vocabulary: 128, tied: false, ..Tiny::of(WeightType::Q4_1) };
+    let tiny = Tiny { layers: 4, vocabulary: 128, tied: false, ..Tiny::of(kind) };
     let model = tiny.build().str("tokenizer.ggml.model", "llama").str_array("tokenizer.ggml.tokens", &words);
     let file = tempfile::NamedTempFile::with_suffix(".gguf").unwrap();
     std::fs::write(file.path(), model.f32_array("tokenizer.ggml.scores", &[0.0; 128]).build()).unwrap();
@@ -57,6 +62,19 @@ fn worked(flags: &str) -> Result<(), Failure> {
     let (config, cpu) = configured(file.path(), flags)?;
     let monitor = Arc::new(Monitor::new(Clock::start(), "tiny").unwrap());
     work(&config, &cpu, cpu.pipeline.as_ref().unwrap(), &[device(1 << 28)], &monitor)
+}
+
+/// What else a folder has, such as what reads images, is not loaded either: `survey` counts alike there.
+#[test]
+fn on_a_cpu_the_cache_has_its_share_of_what_weights_leave_once_they_are_loaded() {
+    let file = file_of(WeightType::BF16);
+    let checkpoint = open(file.path()).unwrap();
+    let (config, cpu) = configured(file.path(), "--quantization int8").unwrap();
+    let loaded = survey(&checkpoint, Some(Quantization::INT8)).unwrap().shape.weight_bytes;
+    let stored: u64 = checkpoint.tensors().map(|tensor| tensor.bytes.len() as u64).sum();
+    assert!(loaded < stored * 3 / 5, "{loaded} of {stored}");
+    let budget = cpu::default_kv(&config, &cpu, &checkpoint, Some(loaded + 4096)).unwrap();
+    assert_eq!(budget, KvBudget::Bytes(1024));
 }
 
 #[test]
