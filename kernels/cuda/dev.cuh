@@ -148,6 +148,13 @@ DEVICE float exp2_fast(float value) {
   return result;
 }
 
+// A quotient, to two units in the last place.
+DEVICE float divide_fast(float a, float b) {
+  float result;
+  asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
 // The upper half of a product of 128 bits.
 DEVICE u64 multiply_high(u64 a, u64 b) { return __umul64hi(a, b); }
 DEVICE u32 multiply_high(u32 a, u32 b) { return __umulhi(a, b); }

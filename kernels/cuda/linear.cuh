@@ -136,14 +136,14 @@ DEVICE void finish(const float (&sum)[TILES][4], const Output& out, const Part& 
     }
   }
   sync_threads();
-  const auto total = [&](u32 token, u32 row) {
+  for (u32 i = thread_index(); i < 8 * TILES * ROWS; i += THREADS) {  // whole warps
+    const u32 token = part.first + i / ROWS, row = block_x() * ROWS + i % ROWS;
+    const bool inside = token < part.end && row < rows;
     float total = 0;
-    for (int warp = 0; warp < WARPS; ++warp) total += partial[(warp * 8 * TILES + token) * ROWS + row];
-    return total;
-  };
-  for (u32 i = thread_index(); i < 8 * TILES * EIGHT; i += THREADS) {
-    const u32 token = i / EIGHT, row = i % EIGHT;
-    if (part.first + token >= part.end) continue;
-    out.write_two(part.first + token, block_x() * ROWS + row, rows, total(token, row), total(token, row + EIGHT));
+    if (inside) {
+      for (int warp = 0; warp < WARPS; ++warp) total += partial[warp * 8 * TILES * ROWS + i];
+    }
+    if (out.gates()) total = out.gated(total, shuffle_xor(total, EIGHT));
+    if (inside) out.write_row(token, row, total);
   }
 }

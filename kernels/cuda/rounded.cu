@@ -123,7 +123,7 @@ DEVICE void multiply_few(const Format& weights, const Inputs& input, const Outpu
     multiply_few<__VA_ARGS__>({codes, scales, rows, cols}, inputs, {halves, floats, action, stride});              \
   }
 
-KERNEL(rounded_q4_0_8, THREADS) PARAMETERS(Grouped<4, false>, 1)
+RESIDENT_KERNEL(rounded_q4_0_8, THREADS, 3) PARAMETERS(Grouped<4, false>, 1)
 KERNEL(rounded_q4_0_16, THREADS) PARAMETERS(Grouped<4, false>, 2)
 KERNEL(rounded_q4_0_32, THREADS) PARAMETERS(Grouped<4, false>, 4)
 KERNEL(rounded_q4_0_64, THREADS) PARAMETERS(Grouped<4, false>, 8)

@@ -129,6 +129,7 @@ DEVICE float half_to_float(u16 bits) {
   return bits >> 15 ? -value : value;
 }
 DEVICE float exp2_fast(float value) { return exp2f(value); }
+DEVICE float divide_fast(float a, float b) { return a / b; }
 DEVICE u64 multiply_high(u64 a, u64 b) { return static_cast<u64>(static_cast<unsigned __int128>(a) * b >> 64); }
 DEVICE u32 multiply_high(u32 a, u32 b) { return static_cast<u32>(static_cast<u64>(a) * b >> 32); }
 DEVICE void add_shared(u32* to, u32 value) { *to += value; }
