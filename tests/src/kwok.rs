@@ -209,8 +209,8 @@ fn found() -> Inspection {
     };
     let kv_bytes_per_token = kv_bytes_per_token(&shape, KvDataType::Bf16);
     let weight_type = "q4_1".into();
-    let [int8_bytes, fp8_bytes, int4_bytes] = [None; 3];
-    Inspection { shape, kv_bytes_per_token, weight_type, int8_bytes, fp8_bytes, int4_bytes, revision: None }
+    let [int8_bytes, fp8_bytes, int4_bytes, gpu_bytes] = [None; 4];
+    Inspection { shape, kv_bytes_per_token, weight_type, int8_bytes, fp8_bytes, int4_bytes, gpu_bytes, revision: None }
 }
 
 /// Answers `/stats` on this machine's admin port, for every pod.

@@ -24,6 +24,10 @@ pub struct Inspection {
     /// The same with `--quantization int4`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub int4_bytes: Option<u64>,
+    /// The same of the weights as they are stored, on a GPU, where some types take more than on a CPU. Absent: nobody said, and
+    /// it is taken to be the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_bytes: Option<u64>,
     /// Which version of the source was read: a server's entity tag. Absent: the source tells none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,

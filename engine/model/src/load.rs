@@ -103,6 +103,8 @@ impl Built {
 pub struct Survey {
     /// What the model is; its weights' bytes are those in memory.
     pub shape: ModelShape,
+    /// The same on a GPU.
+    pub gpu_weight_bytes: u64,
     /// The type of most of its weights, as `q4_1`.
     pub weight_type: &'static str,
 }
@@ -113,7 +115,8 @@ pub fn survey(checkpoint: &Checkpoint, quantization: Option<Quantization>) -> Re
     let manifest = Manifest::read_headers(checkpoint, &config, quantization)?;
     let whole = Parts::of(&Shard::whole(&config.shape(0)), &config);
     let shape = config.shape(manifest.bytes(&whole, Stage::WHOLE));
-    Ok(Survey { shape, weight_type: manifest.dominant_type() })
+    let gpu_weight_bytes = manifest.device_bytes(&whole, Stage::WHOLE);
+    Ok(Survey { shape, gpu_weight_bytes, weight_type: manifest.dominant_type() })
 }
 
 /// What [`build`] would take, all ranks together, by the header alone; fails where it would for want of room.

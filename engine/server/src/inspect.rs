@@ -63,6 +63,7 @@ fn document(file: &Checkpoint, summary: bool, revision: Option<Option<String>>) 
         int8_bytes: converted(Quantization::INT8),
         fp8_bytes: converted(Quantization::FP8),
         int4_bytes: converted(Quantization::INT4),
+        gpu_bytes: Some(stored.gpu_weight_bytes),
         revision: revision.flatten(),
         shape: stored.shape,
     };

@@ -135,7 +135,7 @@ impl<const IS_FP4: bool> QuantizedCell for Bnb4<IS_FP4> {
 
     #[inline(always)]
     fn scale<S: Simd>(&self, simd: S, block: usize, _index: usize) -> S::F {
-        let step = if block % 2 == 0 { 1.0 / COARSE } else { 1.0 / FINE };
+        let step = if block.is_multiple_of(2) { 1.0 / COARSE } else { 1.0 / FINE };
         simd.mul(simd.load_f16(&self.largest), simd.splat(step))
     }
 }

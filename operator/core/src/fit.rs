@@ -142,10 +142,18 @@ impl Asker<'_> {
 
     fn weights(&self, format: Format) -> Option<u64> {
         match format {
-            Format::AsStored => Some(self.inspection.shape.weight_bytes),
+            Format::AsStored => Some(self.stored_bytes()),
             Format::Int8 => self.inspection.int8_bytes,
             Format::Fp8 => self.inspection.fp8_bytes,
             Format::Int4 => self.inspection.int4_bytes,
+        }
+    }
+
+    fn stored_bytes(&self) -> u64 {
+        let Inspection { gpu_bytes, shape, .. } = self.inspection;
+        match self.service.device {
+            Device::Cpu => shape.weight_bytes,
+            Device::NvidiaGpu { .. } => gpu_bytes.unwrap_or(shape.weight_bytes),
         }
     }
 

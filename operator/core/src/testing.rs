@@ -131,6 +131,7 @@ pub fn llama_8b() -> Inspection {
         int8_bytes: Some(8_532_152_576),
         fp8_bytes: Some(8_532_152_576),
         int4_bytes: Some(5_480_000_000),
+        gpu_bytes: None,
         revision: None,
     }
 }

@@ -69,6 +69,10 @@ async fn a_url_is_inspected_by_its_header_alone() {
     let local = Inspection::parse(&local).unwrap();
     assert_eq!((local.weight_type.as_str(), local.revision.as_deref()), ("q4_1", None));
     assert_eq!([local.int8_bytes, local.fp8_bytes, local.int4_bytes], [None; 3], "integers are not converted");
+    // Q4_1 in groups of 32: what a GPU adds is the padding of rows and columns.
+    assert!(
+        local.gpu_bytes.is_some_and(|bytes| (0.95..1.05).contains(&(bytes as f64 / local.shape.weight_bytes as f64)))
+    );
     for has_ranges in [true, false] {
         let (web, url) = serve(&model, has_ranges).await;
         let remote = Inspection::parse(&inspected(&url).await.unwrap()).unwrap();

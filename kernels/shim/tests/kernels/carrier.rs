@@ -12,6 +12,9 @@ use windlass_kernels::cuda::{Device, DriverError, Memory, Stream};
 const PART: usize = 4;
 const BYTES: usize = PART * size_of::<u32>();
 
+/// What a rank has.
+type Part = (Stream, Memory<u32>);
+
 fn devices(machine: &HostMachine) -> [Device; 2] {
     [0, 1].map(|ordinal| machine.device(ordinal, 1 << 20))
 }
@@ -25,7 +28,7 @@ fn connected(devices: &[Device; 2]) -> Arc<dyn Carrier> {
 }
 
 /// A rank's memory, with numbers of its own everywhere.
-fn part(device: &Device, rank: usize) -> (Stream, Memory<u32>) {
+fn part(device: &Device, rank: usize) -> Part {
     (device.stream().unwrap(), device.upload(&[rank as u32; 2 * PART]).unwrap())
 }
 
@@ -97,7 +100,7 @@ fn what_nccl_refuses_is_refused() {
 /// Each of these would never come to an end, or give nonsense.
 #[test]
 fn ranks_that_do_not_ask_for_the_same_are_told() {
-    let ended = |issue: &dyn Fn(&dyn Carrier, &[(Stream, Memory<u32>); 2])| {
+    let ended = |issue: &dyn Fn(&dyn Carrier, &[Part; 2])| {
         let devices = devices(&machine());
         let Ground::Carried(carrier) = Ground::between(&devices).unwrap() else { panic!("nothing carries") };
         let parts = [0, 1].map(|rank| part(&devices[rank], rank));
@@ -105,7 +108,7 @@ fn ranks_that_do_not_ask_for_the_same_are_told() {
         parts.iter().for_each(|(stream, _)| stream.synchronize().unwrap());
         carrier.failure()
     };
-    let gather = |carrier: &dyn Carrier, (stream, memory): &(Stream, Memory<u32>), rank, bytes| {
+    let gather = |carrier: &dyn Carrier, (stream, memory): &Part, rank, bytes| {
         carrier.all_gather(rank, memory.view().pointer(), bytes, stream.handle())
     };
     let sizes = ended(&|carrier, parts| {

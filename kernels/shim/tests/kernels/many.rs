@@ -93,8 +93,6 @@ fn products_of_many_tokens_match_the_reference_and_are_those_of_few() {
     }
 }
 
-/// From more tokens on than other blocks have, where half of the multiprocessors (of 132) have one.
-
 /// Gates and ups by eights, in products of few tokens and of many.
 #[test]
 fn products_gate_as_a_kernel_behind_them_does() {
@@ -120,6 +118,7 @@ fn products_gate_as_a_kernel_behind_them_does() {
     }
 }
 
+/// From more tokens on than other blocks have, where half of the multiprocessors (of 132) have one.
 #[test]
 fn blocks_for_many_tokens_are_taken_where_there_are_enough_of_them() {
     let driver = HostMachine::new(Kernels::Record, 1).driver(0, 1 << 30);

@@ -73,7 +73,7 @@ pub struct PeerRank {
 /// How it comes to what the others hold.
 #[derive(Debug)]
 enum Means {
-    Reached(Reached),
+    Reached(Box<Reached>),
     Carried(Carried),
 }
 
@@ -89,7 +89,8 @@ impl PeerRank {
         let group = Arc::new(PeerGroup::new(devices, &sizes.ground)?);
         let means: Vec<Means> = match &sizes.ground {
             Ground::Devices | Ground::Host(_) => {
-                Reached::group(devices, sizes, &group)?.into_iter().map(Means::Reached).collect()
+                let boxed = |reached| Means::Reached(Box::new(reached));
+                Reached::group(devices, sizes, &group)?.into_iter().map(boxed).collect()
             }
             Ground::Carried(carrier) => {
                 Carried::group(devices, sizes, carrier)?.into_iter().map(Means::Carried).collect()

@@ -156,6 +156,16 @@ fn integers_are_not_converted() {
     assert!(!message.contains("INT8") && !message.contains("INT4"), "{message}");
 }
 
+/// IQ4_NL is bytes on a GPU: what fits one by the file's size does not.
+#[test]
+fn on_a_gpu_weights_take_what_they_take_there() {
+    let mut small_file = Inspection { int8_bytes: None, fp8_bytes: None, int4_bytes: None, ..llama_8b() };
+    small_file.shape.weight_bytes = 12 << 30;
+    assert_eq!(chosen(&judged(gpu(), &small_file, &[rtx_4090(2)])), (Some(1), None));
+    let larger = Inspection { gpu_bytes: Some(24 << 30), ..small_file };
+    assert_eq!(chosen(&judged(gpu(), &larger, &[rtx_4090(2)])), (Some(2), None));
+}
+
 #[test]
 fn slices_of_a_gpu_do_not_share_a_model() {
     let slices = gpu_node("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", 9728, 7);
