@@ -1,9 +1,11 @@
 //! Inputs of products as their matrices want them.
 
+use std::sync::Arc;
+
 use half::bf16;
 use windlass_kernels::cuda::ops::{self, LIBRARY_TOKENS, Output, ProductLibrary, Quantized, Rounded};
 use windlass_kernels::cuda::weights::EightBits;
-use windlass_kernels::cuda::{Device, DeviceFacts, DriverError, Matrix, Memory, Stream, View};
+use windlass_kernels::cuda::{Device, DeviceFacts, DriverError, Matrix, Memory, Products, Stream, View};
 
 use super::weights::Weights;
 
@@ -16,13 +18,23 @@ pub(super) struct InputRoom {
     codes: Memory<u8>,
     /// Of each token's codes, or of each 32 of them with their sums.
     scales: Memory<f32>,
-    rounds: bool,
-    /// Whether those of a GGUF file's integers are.
-    in_bytes: bool,
-    /// Whether sums may have another order where there are many tokens.
-    widens: bool,
-    /// What multiplies many tokens with matrices in bf16 then; none where the machine has none, or nothing for it to do.
+    choices: ProductChoices,
+    /// The library with its room; none where there is none, or nothing for it to do.
     library: Option<ProductLibrary>,
+}
+
+/// How inputs are multiplied, where that is a choice.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ProductChoices {
+    /// Whether they are rounded to 8 bits for matrices that have as many.
+    pub rounds: bool,
+    /// Whether they are for a GGUF file's integers, in blocks of 32.
+    pub in_bytes: bool,
+    /// Whether sums may have another order where there are many tokens: a token's products then depend on what else is
+    /// multiplied.
+    pub widens: bool,
+    /// What the machine has for many tokens with matrices in bf16, where they may.
+    pub library: Option<Arc<dyn Products>>,
 }
 
 impl InputRoom {
@@ -35,9 +47,7 @@ impl InputRoom {
             sorted: device.allocate(sorted)?,
             codes: device.allocate(codes)?,
             scales: device.allocate(scales)?,
-            rounds: weights.rounds_inputs,
-            in_bytes: weights.inputs_in_bytes,
-            widens: !weights.batch_invariant,
+            choices: weights.choices.clone(),
         })
     }
 
@@ -76,9 +86,9 @@ impl InputRoom {
     fn way(&self, facts: &DeviceFacts, matrix: &Matrix, tokens: usize) -> Way {
         match (matrix.order(), matrix.code()) {
             (Some(_), _) => Way::Sorted,
-            (None, Some(code)) if self.rounds && ops::multiplies(facts, code) => Way::Rounded(code),
-            (None, _) if self.in_bytes && ops::multiplies_rounded(matrix) => Way::InBytes,
-            (None, _) if self.widens && ops::multiplies_widely(facts, matrix, tokens) => Way::Wide,
+            (None, Some(code)) if self.choices.rounds && ops::multiplies(facts, code) => Way::Rounded(code),
+            (None, _) if self.choices.in_bytes && ops::multiplies_rounded(matrix) => Way::InBytes,
+            (None, _) if self.choices.widens && ops::multiplies_widely(facts, matrix, tokens) => Way::Wide,
             (None, _) => Way::Plain,
         }
     }
@@ -107,7 +117,7 @@ impl InputRoom {
         input: View<'_, bf16>,
         out: Output<'_>,
     ) -> Result<(), DriverError> {
-        match self.in_bytes && ops::multiplies_rounded(matrix) {
+        match self.choices.in_bytes && ops::multiplies_rounded(matrix) {
             true => self.multiply_in_bytes(stream, matrix, input, out),
             false => ops::linear(stream, matrix, input, out),
         }
@@ -141,7 +151,7 @@ impl InputRoom {
         let (codes, scales) = (self.codes.slice_mut(0..values), self.scales.slice_mut(0..tokens));
         ops::quantize_tokens(stream, code, input, codes, scales)?;
         let input = Quantized { codes: self.codes.slice(0..values), scales: self.scales.slice(0..tokens) };
-        let multiply = if self.widens { ops::linear_w8a8_wide } else { ops::linear_w8a8 };
+        let multiply = if self.choices.widens { ops::linear_w8a8_wide } else { ops::linear_w8a8 };
         multiply(stream, matrix, &input, out)
     }
 }
@@ -172,10 +182,10 @@ impl Lengths {
             weights.layer_matrices().filter(|matrix| is_meant(matrix)).map(Matrix::cols).max().unwrap_or(0)
         };
         let sorted = tokens * widest(&|matrix| matrix.order().is_some());
-        let by_token = widest(&|matrix| weights.rounds_inputs && matrix.code().is_some());
+        let by_token = widest(&|matrix| weights.choices.rounds && matrix.code().is_some());
         let head = weights.head.iter().map(|head| &head.output);
         let in_bytes = weights.layer_matrices().chain(head).filter(|matrix| ops::multiplies_rounded(matrix));
-        let in_bytes = in_bytes.filter(|_| weights.inputs_in_bytes).map(Matrix::cols).max();
+        let in_bytes = in_bytes.filter(|_| weights.choices.in_bytes).map(Matrix::cols).max();
         let [codes, scales] = in_bytes.map_or([0; 2], |cols| Rounded::lengths(tokens, cols));
         let by_token = [tokens * by_token, if by_token > 0 { tokens } else { 0 }];
         Lengths { sorted, codes: codes.max(by_token[0]), scales: scales.max(by_token[1]) }

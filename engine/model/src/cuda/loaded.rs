@@ -12,7 +12,7 @@ use super::CudaError;
 use super::cache::PageType;
 use super::compute::{cache_shape, step_sizes};
 use super::draws::Draws;
-use super::inputs::InputRoom;
+use super::inputs::{InputRoom, ProductChoices};
 use super::moves::Moves;
 use super::packer::FilePacker;
 use super::rank::RankPart;
@@ -50,16 +50,17 @@ impl LoadedPart {
     ) -> Result<LoadedPart, LoadError> {
         let threads = (options.threads / shard.ranks as usize).max(1);
         let pool = Pool::with_kernels(threads, options.kernels).map_err(no_threads(threads))?;
-        let rounds_inputs = config.rounds_inputs() || options.quantization.is_some_and(Quantization::rounds_inputs);
         let region = Region::of(device).map_err(CudaError::from)?;
         let uploader = Uploader::new(&device.within(region.as_ref()), UPLOAD_BYTES).map_err(CudaError::from)?;
-        let LoadOptions { batch_invariant, inputs_in_bytes, .. } = *options;
-        let products = (!batch_invariant).then(|| device.driver().products());
-        let found = products.as_ref().and_then(|products| products.as_ref().ok().cloned());
-        let (uploads, pool) = (&uploader, &pool);
-        let loader =
-            Loader { uploader: uploads, pool, batch_invariant, rounds_inputs, inputs_in_bytes, products: found };
-        let weights = weights(manifest, &Parts::of(&shard, config), stage, &loader)?;
+        let products = (!options.batch_invariant).then(|| device.driver().products());
+        let choices = ProductChoices {
+            rounds: config.rounds_inputs() || options.quantization.is_some_and(Quantization::rounds_inputs),
+            in_bytes: options.inputs_in_bytes,
+            widens: !options.batch_invariant,
+            library: products.as_ref().and_then(|products| products.as_ref().ok().cloned()),
+        };
+        let loader = Loader { uploader: &uploader, pool: &pool };
+        let weights = weights(manifest, &Parts::of(&shard, config), stage, &loader, choices)?;
         uploader.finish().map_err(CudaError::from)?;
         let (device, first_token) = (device.clone(), shard.vocabulary.start as usize);
         let config = config.of_rank(&shard, stage);
@@ -99,12 +100,19 @@ pub(super) fn step_bytes(config: &DecoderConfig, has_head: bool, inputs: u64, ge
     Workspace::bytes(config, inputs, &sizes) + numbers + draws + rope
 }
 
-fn weights(manifest: &Manifest<'_>, parts: &Parts, stage: Stage, loader: &Loader<'_>) -> Result<Weights, LoadError> {
+fn weights(
+    manifest: &Manifest<'_>,
+    parts: &Parts,
+    stage: Stage,
+    loader: &Loader<'_>,
+    choices: ProductChoices,
+) -> Result<Weights, LoadError> {
     let packer = FilePacker { pool: loader.pool };
     let mut layers = Vec::new();
     for (index, layer) in manifest.pack_layers(&packer, parts, stage).enumerate() {
         layers.push(loader.layer(index, layer?)?);
     }
     let embedding = manifest.pack_embedding(&packer, parts, stage)?;
-    Ok(loader.weights(stage, embedding, layers, manifest.pack_head(&packer, parts, stage)?)?)
+    let head = manifest.pack_head(&packer, parts, stage)?;
+    Ok(loader.weights(stage, embedding, layers, head, choices)?)
 }

@@ -9,6 +9,7 @@ use windlass_kernels::cuda::{DriverError, LoadError, Matrix, Memory, Products, U
 use windlass_kernels::{Pool, WeightType};
 
 use super::CudaError;
+use super::inputs::ProductChoices;
 use super::packer::{FileMatrix, FilePacker};
 use crate::backend::{Experts, FeedForward, Gated, Layer};
 use crate::packed::Float8;
@@ -52,14 +53,8 @@ pub(super) struct Weights {
     pub layers: Vec<LayerWeights>,
     /// Absent where a stage comes behind.
     pub head: Option<HeadWeights>,
-    /// Whether a token's products may not depend on what else is multiplied.
-    pub batch_invariant: bool,
-    /// Whether inputs of matrices of eight bits are rounded, too.
-    pub rounds_inputs: bool,
-    /// Whether those of a GGUF file's integers are, in blocks of 32.
-    pub inputs_in_bytes: bool,
-    /// What the machine has for large products, where they may depend on that.
-    pub products: Option<Arc<dyn Products>>,
+    /// How they are multiplied.
+    pub choices: ProductChoices,
 }
 
 /// What makes logits.
@@ -163,7 +158,7 @@ impl Weights {
 
     /// What multiplies many tokens with matrices in bf16, where there are such and that is there.
     pub fn library(&self) -> Option<&Arc<dyn Products>> {
-        self.products.as_ref().filter(|_| self.layer_matrices().any(Matrix::is_bf16))
+        self.choices.library.as_ref().filter(|_| self.layer_matrices().any(Matrix::is_bf16))
     }
 
     /// Bytes on the device.
@@ -194,10 +189,6 @@ pub(super) struct Loader<'a> {
     pub uploader: &'a Uploader,
     /// Converts what the kernels do not multiply as it is.
     pub pool: &'a Pool,
-    pub batch_invariant: bool,
-    pub rounds_inputs: bool,
-    pub inputs_in_bytes: bool,
-    pub products: Option<Arc<dyn Products>>,
 }
 
 impl Loader<'_> {
@@ -278,6 +269,7 @@ impl Loader<'_> {
         embedding: Option<FileMatrix>,
         layers: Vec<LayerWeights>,
         head: Option<Head<FilePacker<'_>>>,
+        choices: ProductChoices,
     ) -> Result<Weights, CudaError> {
         let (norm, untied) = head.map(|head| (head.norm, head.untied)).unzip();
         let untied = untied.flatten();
@@ -295,9 +287,7 @@ impl Loader<'_> {
         };
         let norm = norm.map(|norm| self.vector(&norm)).transpose()?;
         let head = norm.zip(output).map(|(norm, output)| HeadWeights { norm, output });
-        let Loader { batch_invariant, rounds_inputs, inputs_in_bytes, ref products, .. } = *self;
-        let products = products.clone();
-        Ok(Weights { entry, layers, head, batch_invariant, rounds_inputs, inputs_in_bytes, products })
+        Ok(Weights { entry, layers, head, choices })
     }
 
     fn vector(&self, values: &[f32]) -> Result<Memory<f32>, DriverError> {
@@ -432,14 +422,7 @@ mod tests {
     fn an_order_of_columns_is_taken_where_an_input_has_one_alone_and_refused_elsewhere() {
         let device = HostMachine::new(Kernels::Record, 7).device(0, 1 << 24);
         let uploader = Uploader::new(&device, 1 << 12).unwrap();
-        let loader = Loader {
-            uploader: &uploader,
-            pool: &Pool::new(1).unwrap(),
-            batch_invariant: true,
-            rounds_inputs: false,
-            inputs_in_bytes: false,
-            products: None,
-        };
+        let loader = Loader { uploader: &uploader, pool: &Pool::new(1).unwrap() };
         let is_refused = |found: CudaError| found.to_string().contains("use a checkpoint without desc_act");
         let dense = |attention: u32, block: u32| {
             let of = |bits: u32, index: u32| bits >> index & 1 == 1;
@@ -464,7 +447,7 @@ mod tests {
         }
         let tables = |embedding, head| {
             let head = Head { norm: vec![1.0; SIDE], untied: Some(matrix(head)) };
-            loader.weights(Stage::WHOLE, Some(matrix(embedding)), Vec::new(), Some(head))
+            loader.weights(Stage::WHOLE, Some(matrix(embedding)), Vec::new(), Some(head), ProductChoices::default())
         };
         assert!(tables(false, false).is_ok());
         assert!(tables(true, false).is_err_and(is_refused));
