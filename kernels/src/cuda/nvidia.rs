@@ -1,5 +1,6 @@
 //! The real driver, over cudarc's bindings, which look it up at run time: a program starts with it or without.
 
+mod context;
 mod cublaslt;
 mod facts;
 mod library;
@@ -23,6 +24,7 @@ use super::error::DriverError;
 use super::image;
 use super::launch::{Argument, Launch, MAX_PARAMETERS};
 use super::table::{Kernel, MOST_TILES};
+use context::Context;
 use facts::facts;
 use outcome::call;
 
@@ -33,8 +35,7 @@ const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 #[derive(Debug)]
 pub struct Nvidia {
     facts: DeviceFacts,
-    device: sys::CUdevice,
-    context: sys::CUcontext,
+    context: Arc<Context>,
     modules: Vec<sys::CUmodule>,
     /// By kernel.
     functions: Vec<sys::CUfunction>,
@@ -67,14 +68,9 @@ impl Nvidia {
         if ordinal >= count {
             return Err(DriverError::NoDevice { ordinal, count });
         }
-        let (mut device, mut context) = (0, null_mut());
-        // SAFETY: the driver is initialized, and the places are valid for the writes.
-        unsafe {
-            call("cuDeviceGet", sys::cuDeviceGet(&mut device, ordinal as c_int))?;
-            call("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
-        }
-        let facts = facts(device, ordinal)?;
-        let mut opened = Nvidia { facts, device, context, modules: Vec::new(), functions: Vec::new() };
+        let context = Arc::new(Context::of(ordinal)?);
+        let facts = facts(context.device, ordinal)?;
+        let mut opened = Nvidia { facts, context, modules: Vec::new(), functions: Vec::new() };
         opened.load(cache)?;
         Ok(opened)
     }
@@ -116,8 +112,7 @@ impl Nvidia {
     }
 
     fn bind(&self) -> Result<(), DriverError> {
-        // SAFETY: the context is retained until this is dropped.
-        call("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+        self.context.bind()
     }
 
     /// The result of asking for memory.
@@ -146,8 +141,6 @@ impl Drop for Nvidia {
             // SAFETY: ours, and nothing runs any more that could use it: streams were destroyed with their work done.
             unsafe { sys::cuModuleUnload(module) };
         }
-        // SAFETY: retained in `open`.
-        unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }
 
@@ -195,7 +188,7 @@ impl Driver for Nvidia {
 
     fn create_physical(&self, bytes: usize) -> Result<PhysicalHandle, DriverError> {
         self.bind()?;
-        let (mut memory, kind) = (0, mapping::kind(self.device));
+        let (mut memory, kind) = (0, mapping::kind(self.context.device));
         // SAFETY: the place is valid for the write, and the kind is read before the call returns.
         self.room("cuMemCreate", bytes, unsafe { sys::cuMemCreate(&mut memory, bytes, &kind, 0) })?;
         Ok(PhysicalHandle(memory))
@@ -215,7 +208,7 @@ impl Driver for Nvidia {
 
     fn allow(&self, at: DevicePointer, bytes: usize) -> Result<(), DriverError> {
         self.bind()?;
-        let access = mapping::access(self.device);
+        let access = mapping::access(self.context.device);
         // SAFETY: memory is mapped there; the one description is read before the call returns.
         call("cuMemSetAccess", unsafe { sys::cuMemSetAccess(at.0, bytes, &access, 1) })
     }
@@ -447,22 +440,18 @@ impl Driver for Nvidia {
 
     fn reach(&self, peer: &DeviceFacts) -> Result<bool, DriverError> {
         self.bind()?;
-        let (mut device, mut context, mut can) = (0, null_mut(), 0);
-        // SAFETY: the places are valid for the writes; the peer's primary context is retained by its own driver, so the
-        // retain here is given back at once.
-        unsafe {
-            call("cuDeviceGet", sys::cuDeviceGet(&mut device, peer.ordinal as c_int))?;
-            call("cuDeviceCanAccessPeer", sys::cuDeviceCanAccessPeer(&mut can, self.device, device))?;
-            if can == 0 {
-                return Ok(false);
-            }
-            call("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
-            let result = sys::cuCtxEnablePeerAccess(context, 0);
-            call("cuDevicePrimaryCtxRelease", sys::cuDevicePrimaryCtxRelease_v2(device))?;
-            match result {
-                CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(true),
-                result => call("cuCtxEnablePeerAccess", result).map(|()| true),
-            }
+        // For this call alone: the peer's own driver retains it, too.
+        let (peer, mut can) = (Context::of(peer.ordinal)?, 0);
+        // SAFETY: both devices are there, and the place is valid for the write.
+        let asked = unsafe { sys::cuDeviceCanAccessPeer(&mut can, self.context.device, peer.device) };
+        call("cuDeviceCanAccessPeer", asked)?;
+        if can == 0 {
+            return Ok(false);
+        }
+        // SAFETY: this driver's context is current, and the peer's is retained.
+        match unsafe { sys::cuCtxEnablePeerAccess(peer.handle, 0) } {
+            CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(true),
+            result => call("cuCtxEnablePeerAccess", result).map(|()| true),
         }
     }
 
@@ -471,7 +460,6 @@ impl Driver for Nvidia {
     }
 
     fn products(&self) -> Result<Arc<dyn Products>, DriverError> {
-        self.bind()?;
-        Ok(cublaslt::LargeProducts::on(&self.facts, self.context)?)
+        Ok(cublaslt::LargeProducts::on(&self.facts, &self.context)?)
     }
 }

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use cudarc::driver::sys;
 use libloading::Library;
 
+use super::context::Context;
 use super::library::{self, symbol};
-use super::outcome::call;
-use crate::cuda::driver::{Product, ProductOutput, Products, StreamHandle};
+use crate::cuda::driver::{DevicePointer, Product, ProductOutput, Products, StreamHandle};
 use crate::cuda::table::HOPPER;
-use crate::cuda::{DeviceFacts, DriverError, driver::DevicePointer};
+use crate::cuda::{DeviceFacts, DriverError};
 
 /// Its names, of CUDA 13 and 12.
 const NAMES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so.12"];
@@ -194,32 +194,29 @@ struct Plan {
 /// The library on one device.
 pub(super) struct LargeProducts {
     library: &'static CublasLt,
-    context: sys::CUcontext,
+    context: Arc<Context>,
     handle: Handle,
     workspace_bytes: usize,
     /// None where the library has no way.
     plans: Mutex<HashMap<Product, Option<Plan>>>,
 }
 
-// SAFETY: the library's handle and the context may be used from any thread.
+// SAFETY: the library's handle may be used from any thread.
 unsafe impl Send for LargeProducts {}
 // SAFETY: as above; plans are behind a lock.
 unsafe impl Sync for LargeProducts {}
 
 impl LargeProducts {
-    /// On a device, by the library of this machine. `context` is current, and stays as long as this does.
-    pub fn on(facts: &DeviceFacts, context: sys::CUcontext) -> Result<Arc<LargeProducts>, DriverError> {
+    /// On a device, by the library of this machine.
+    pub fn on(facts: &DeviceFacts, context: &Arc<Context>) -> Result<Arc<LargeProducts>, DriverError> {
+        context.bind()?;
         let (library, mut handle) = (CublasLt::find()?, null_mut());
         // SAFETY: the place is valid for the write.
         library.call("cublasLtCreate", unsafe { (library.create)(&mut handle) })?;
         // As much as NVIDIA's own programs give it.
         let workspace_bytes = if facts.capability == HOPPER { 32 << 20 } else { 4 << 20 };
+        let context = Arc::clone(context);
         Ok(Arc::new(LargeProducts { library, context, handle, workspace_bytes, plans: Mutex::default() }))
-    }
-
-    fn bind(&self) -> Result<(), DriverError> {
-        // SAFETY: the context is there as long as this is.
-        call("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
     }
 
     /// Rows that follow one another are columns to the library: it multiplies `weights`, transposed, with `input`.
@@ -275,7 +272,7 @@ impl Products for LargeProducts {
     }
 
     fn plan(&self, product: &Product) -> Result<bool, DriverError> {
-        self.bind()?;
+        self.context.bind()?;
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         match plans.entry(*product) {
             Entry::Occupied(plan) => Ok(plan.get().is_some()),
@@ -291,7 +288,7 @@ impl Products for LargeProducts {
         stream: StreamHandle,
     ) -> Result<(), DriverError> {
         const CALL: &str = "cublasLtMatmul";
-        self.bind()?;
+        self.context.bind()?;
         let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(Some(plan)) = plans.get(product) else { return Err(DriverError::refused(CALL, "it is not planned")) };
         let (one, kept) = (1.0, if product.out == ProductOutput::AddTo { 1.0 } else { 0.0 });
@@ -322,7 +319,7 @@ impl Products for LargeProducts {
 
 impl Drop for LargeProducts {
     fn drop(&mut self) {
-        if self.bind().is_ok() {
+        if self.context.bind().is_ok() {
             // SAFETY: made in `on`; its products' streams have ended.
             unsafe { (self.library.destroy)(self.handle) };
         }

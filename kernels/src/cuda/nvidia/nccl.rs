@@ -8,8 +8,8 @@ use std::thread::{self, JoinHandle};
 use cudarc::driver::sys;
 use libloading::Library;
 
+use super::context::Context;
 use super::library::{self, symbol};
-use super::outcome::call;
 use crate::cuda::driver::{Carrier, DevicePointer, StreamHandle};
 use crate::cuda::{DeviceFacts, DriverError};
 
@@ -117,46 +117,11 @@ struct Held(Place);
 // SAFETY: NCCL's handles may be used from any thread, by one at a time, which is who holds the lock.
 unsafe impl Send for Held {}
 
-/// A device's primary context, retained.
-struct Context {
-    device: sys::CUdevice,
-    context: sys::CUcontext,
-}
-
-// SAFETY: the driver's handles may be used from any thread.
-unsafe impl Send for Context {}
-// SAFETY: as above.
-unsafe impl Sync for Context {}
-
-impl Context {
-    fn of(facts: &DeviceFacts) -> Result<Context, DriverError> {
-        let (mut device, mut context) = (0, null_mut());
-        // SAFETY: the driver is initialized, as the device was opened; the places are valid for the writes.
-        unsafe {
-            call("cuDeviceGet", sys::cuDeviceGet(&mut device, facts.ordinal as c_int))?;
-            call("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
-        }
-        Ok(Context { device, context })
-    }
-
-    fn bind(&self) -> Result<(), DriverError> {
-        // SAFETY: the context is retained until this is dropped.
-        call("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: retained in `of`.
-        unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
-    }
-}
-
 impl NcclGroup {
     /// Connects these GPUs, in the order of ranks, by the library of this machine.
     pub fn connect(devices: &[&DeviceFacts]) -> Result<Arc<NcclGroup>, DriverError> {
         let nccl = Nccl::find()?;
-        let contexts = devices.iter().map(|facts| Context::of(facts)).collect::<Result<Vec<_>, _>>()?;
+        let contexts = devices.iter().map(|facts| Context::of(facts.ordinal)).collect::<Result<Vec<_>, _>>()?;
         let mut id = UniqueId([0; 128]);
         // SAFETY: the place is valid for the write.
         nccl.call("ncclGetUniqueId", unsafe { (nccl.get_unique_id)(&mut id) })?;
