@@ -83,6 +83,20 @@ DEVICE u32 span_after(u32 span, u32 spans) {
 // What a thread adds up: by tiles of 16 rows, by eight tokens, and rows g and g + 8 of tokens 2t and 2t + 1.
 typedef float Sums[TILES][EIGHTS][4];
 
+// Goes on to the weights of the next span. Behind the last of a warp's turns there, what they gave is added to the total.
+template <typename Held>
+DEVICE void end_span(Held (&held)[TILES], const Held (&next)[TILES], Sums& total, Sums& sum, bool last) {
+#pragma unroll
+  for (int tile = 0; tile < TILES; ++tile) {
+    held[tile] = next[tile];
+#pragma unroll
+    for (int i = 0; last && i < 4 * EIGHTS; ++i) {
+      total[tile][i / 4][i % 4] += sum[tile][i / 4][i % 4];
+      sum[tile][i / 4][i % 4] = 0;
+    }
+  }
+}
+
 // Writes what a warp has for its tokens from `first` on, as far as they go, and its tiles of rows from `first_tile` on.
 DEVICE void write_sums(const Sums& sum, const Output& out, u32 first, u32 end, u32 first_tile, u32 rows) {
 #pragma unroll
@@ -231,16 +245,7 @@ DEVICE void multiply_many(const Format& weights, const bf16* input, const Mixtur
       sync_threads();
     }
     add_span<Format>(sum, held, stages[turn], totals, first_token);
-    const bool last = span + WARPS >= spans;  // of a warp's turns there
-#pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) {
-      held[tile] = next[tile];
-#pragma unroll
-      for (int i = 0; last && i < 4 * EIGHTS; ++i) {
-        total[tile][i / 4][i % 4] += sum[tile][i / 4][i % 4];
-        sum[tile][i / 4][i % 4] = 0;
-      }
-    }
+    end_span(held, next, total, sum, span + WARPS >= spans);
     span = after;
   }
   write_sums(total, out, part.first + first_token, part.end, first_tile, weights.rows);

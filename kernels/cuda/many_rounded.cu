@@ -89,16 +89,7 @@ DEVICE void multiply_many_rounded(const Format& weights, const Inputs& input, co
       load(next, after);
     }
     add_rounded_span<Format>(sum, held, stages[turn], first_token);
-    const bool last = span + WARPS >= spans;  // of a warp's turns there
-#pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) {
-      held[tile] = next[tile];
-#pragma unroll
-      for (int i = 0; last && i < 4 * EIGHTS; ++i) {
-        total[tile][i / 4][i % 4] += sum[tile][i / 4][i % 4];
-        sum[tile][i / 4][i % 4] = 0;
-      }
-    }
+    end_span(held, next, total, sum, span + WARPS >= spans);
     span = after;
   }
   write_sums(total, out, first + first_token, input.tokens, first_tile, weights.rows);

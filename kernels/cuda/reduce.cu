@@ -37,6 +37,12 @@ DEVICE u32 begin_round(const Address* flags, const u32* left, const u32* rounds,
   return round;
 }
 
+// Gives `use` this thread's places among those from `first` to `end`, WIDTH at a time.
+template <u32 WIDTH, typename USE>
+DEVICE void each_place(u32 first, u32 end, USE use) {
+  for (u32 i = first + WIDTH * (block_x() * THREADS + thread_index()); i < end; i += WIDTH * THREADS * blocks_x()) use(i);
+}
+
 // What the ranks hold, each where it is.
 template <typename T>
 struct Reached {
@@ -64,6 +70,16 @@ DEVICE void add_up(float (&sum)[8], const PARTS& parts, u32 ranks, u32 i) {
       sum[2 * k + 1] += high_float(part.word[k]);
     }
   }
+}
+
+// Gives `put` this thread's sums over the ranks of what they hold from `first` to `end`, eight at a time, and where they are.
+template <typename PARTS, typename PUT>
+DEVICE void each_sum(const PARTS& parts, u32 ranks, u32 first, u32 end, PUT put) {
+  each_place<8>(first, end, [&](u32 i) {
+    float sum[8];
+    add_up(sum, parts, ranks, i);
+    put(i, sum);
+  });
 }
 
 // The sum over the ranks of the four floats that each holds at `i`.
@@ -98,11 +114,7 @@ DEVICE void round_to(bf16* out, const float (&sum)[8]) {
 KERNEL(add_reduced, THREADS)(const Address* parts, const Address* flags, const u32* left, u32* rounds, float* residual,
                              u32 rank, u32 ranks, u32 count) {
   const u32 round = begin_round(flags, left, rounds, rank, ranks);
-  for (u32 i = 8 * (block_x() * THREADS + thread_index()); i < count; i += 8 * THREADS * blocks_x()) {
-    float sum[8];
-    add_up(sum, Reached<bf16>{parts}, ranks, i);
-    add_to(residual + i, sum);
-  }
+  each_sum(Reached<bf16>{parts}, ranks, 0, count, [&](u32 i, const float (&sum)[8]) { add_to(residual + i, sum); });
   if (thread_index() == 0) rounds[block_x()] = round;
 }
 
@@ -110,11 +122,7 @@ KERNEL(add_reduced, THREADS)(const Address* parts, const Address* flags, const u
 KERNEL(reduced, THREADS)(const Address* parts, const Address* flags, const u32* left, u32* rounds, bf16* out, u32 rank,
                          u32 ranks, u32 count) {
   const u32 round = begin_round(flags, left, rounds, rank, ranks);
-  for (u32 i = 8 * (block_x() * THREADS + thread_index()); i < count; i += 8 * THREADS * blocks_x()) {
-    float sum[8];
-    add_up(sum, Reached<bf16>{parts}, ranks, i);
-    round_to(out + i, sum);
-  }
+  each_sum(Reached<bf16>{parts}, ranks, 0, count, [&](u32 i, const float (&sum)[8]) { round_to(out + i, sum); });
   if (thread_index() == 0) rounds[block_x()] = round;
 }
 
@@ -128,27 +136,25 @@ KERNEL(reduced_share, THREADS)(const Address* parts, const Address* flags, const
                                u32 rank, u32 ranks, u32 count) {
   const u32 round = begin_round(flags, left, rounds, rank, ranks);
   const u32 first = share_start(rank, ranks, count), end = share_start(rank + 1, ranks, count);
-  for (u32 i = first + 8 * (block_x() * THREADS + thread_index()); i < end; i += 8 * THREADS * blocks_x()) {
-    float sum[8];
-    add_up(sum, Reached<bf16>{parts}, ranks, i);
+  each_sum(Reached<bf16>{parts}, ranks, first, end, [&](u32 i, const float (&sum)[8]) {
     for (int half = 0; half < 2; ++half) {
       Quad bits;
       for (int k = 0; k < 4; ++k) bits.word[k] = bits_of(sum[4 * half + k]);
       store_quad(sums + (i - first) + 4 * half, bits);
     }
-  }
+  });
   if (thread_index() == 0) rounds[block_x()] = round;
 }
 
 // Gives `put` eights of sums and where they are, from the shares that the ranks hold. Each rank begins with its own, so that
 // not all read of the same one at once.
 template <typename PUT>
-DEVICE void each_sum(const Address* shares, u32 rank, u32 ranks, u32 count, PUT put) {
+DEVICE void each_shared_sum(const Address* shares, u32 rank, u32 ranks, u32 count, PUT put) {
   for (u32 nth = 0; nth < ranks; ++nth) {
     const u32 other = (rank + nth) % ranks;
     const float* share = reinterpret_cast<const float*>(shares[other].at);
     const u32 first = share_start(other, ranks, count), end = share_start(other + 1, ranks, count);
-    for (u32 i = first + 8 * (block_x() * THREADS + thread_index()); i < end; i += 8 * THREADS * blocks_x()) {
+    each_place<8>(first, end, [&](u32 i) {
       const Quad low = load_quad(share + (i - first)), high = load_quad(share + (i - first) + 4);
       float sum[8];
       for (int k = 0; k < 4; ++k) {
@@ -156,7 +162,7 @@ DEVICE void each_sum(const Address* shares, u32 rank, u32 ranks, u32 count, PUT 
         sum[4 + k] = float_of(high.word[k]);
       }
       put(i, sum);
-    }
+    });
   }
 }
 
@@ -164,7 +170,7 @@ DEVICE void each_sum(const Address* shares, u32 rank, u32 ranks, u32 count, PUT 
 KERNEL(add_shares, THREADS)(const Address* shares, const Address* flags, const u32* left, u32* rounds, float* residual,
                             u32 rank, u32 ranks, u32 count) {
   const u32 round = begin_round(flags, left, rounds, rank, ranks);
-  each_sum(shares, rank, ranks, count, [&](u32 i, const float (&sum)[8]) { add_to(residual + i, sum); });
+  each_shared_sum(shares, rank, ranks, count, [&](u32 i, const float (&sum)[8]) { add_to(residual + i, sum); });
   if (thread_index() == 0) rounds[block_x()] = round;
 }
 
@@ -172,7 +178,7 @@ KERNEL(add_shares, THREADS)(const Address* shares, const Address* flags, const u
 KERNEL(round_shares, THREADS)(const Address* shares, const Address* flags, const u32* left, u32* rounds, bf16* out,
                               u32 rank, u32 ranks, u32 count) {
   const u32 round = begin_round(flags, left, rounds, rank, ranks);
-  each_sum(shares, rank, ranks, count, [&](u32 i, const float (&sum)[8]) { round_to(out + i, sum); });
+  each_shared_sum(shares, rank, ranks, count, [&](u32 i, const float (&sum)[8]) { round_to(out + i, sum); });
   if (thread_index() == 0) rounds[block_x()] = round;
 }
 
@@ -180,9 +186,7 @@ KERNEL(round_shares, THREADS)(const Address* shares, const Address* flags, const
 KERNEL(reduced_floats, THREADS)(const Address* parts, const Address* flags, const u32* left, u32* rounds, float* out,
                                 u32 rank, u32 ranks, u32 count) {
   const u32 round = begin_round(flags, left, rounds, rank, ranks);
-  for (u32 i = 4 * (block_x() * THREADS + thread_index()); i < count; i += 4 * THREADS * blocks_x()) {
-    store_quad(out + i, floats_added_up(Reached<float>{parts}, ranks, i));
-  }
+  each_place<4>(0, count, [&](u32 i) { store_quad(out + i, floats_added_up(Reached<float>{parts}, ranks, i)); });
   if (thread_index() == 0) rounds[block_x()] = round;
 }
 
@@ -192,9 +196,7 @@ DEVICE void place_columns(float* out, const PARTS& parts, const u32* firsts, u32
   for (u32 r = 0; r < ranks; ++r) {
     const float* part = parts.of(r);
     const u32 first = firsts[r], width = firsts[r + 1] - first;
-    for (u32 i = block_x() * THREADS + thread_index(); i < rows * width; i += THREADS * blocks_x()) {
-      out[static_cast<u64>(i / width) * cols + first + i % width] = part[i];
-    }
+    each_place<1>(0, rows * width, [&](u32 i) { out[static_cast<u64>(i / width) * cols + first + i % width] = part[i]; });
   }
 }
 
@@ -210,31 +212,21 @@ KERNEL(gather_columns, THREADS)(const Address* parts, const Address* flags, cons
 KERNEL(add_gathered, THREADS)(const bf16* all, float* residual, u32 ranks, u32 count) {
   wait_for_previous();
   let_next_start();
-  for (u32 i = 8 * (block_x() * THREADS + thread_index()); i < count; i += 8 * THREADS * blocks_x()) {
-    float sum[8];
-    add_up(sum, Gathered<bf16>{all, count}, ranks, i);
-    add_to(residual + i, sum);
-  }
+  each_sum(Gathered<bf16>{all, count}, ranks, 0, count, [&](u32 i, const float (&sum)[8]) { add_to(residual + i, sum); });
 }
 
 // out = the same sum, rounded.
 KERNEL(round_gathered, THREADS)(const bf16* all, bf16* out, u32 ranks, u32 count) {
   wait_for_previous();
   let_next_start();
-  for (u32 i = 8 * (block_x() * THREADS + thread_index()); i < count; i += 8 * THREADS * blocks_x()) {
-    float sum[8];
-    add_up(sum, Gathered<bf16>{all, count}, ranks, i);
-    round_to(out + i, sum);
-  }
+  each_sum(Gathered<bf16>{all, count}, ranks, 0, count, [&](u32 i, const float (&sum)[8]) { round_to(out + i, sum); });
 }
 
 // out = sum over the ranks of the `count` floats that each had.
 KERNEL(floats_gathered, THREADS)(const float* all, float* out, u32 ranks, u32 count) {
   wait_for_previous();
   let_next_start();
-  for (u32 i = 4 * (block_x() * THREADS + thread_index()); i < count; i += 4 * THREADS * blocks_x()) {
-    store_quad(out + i, floats_added_up(Gathered<float>{all, count}, ranks, i));
-  }
+  each_place<4>(0, count, [&](u32 i) { store_quad(out + i, floats_added_up(Gathered<float>{all, count}, ranks, i)); });
 }
 
 // As `gather_columns`, where each rank's begin `stride` floats behind those of the rank before.
