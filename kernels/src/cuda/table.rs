@@ -78,7 +78,11 @@ macro_rules! kernels {
     };
 }
 
+// Behind the macro that it uses.
+mod signatures;
+
 use Parameter::{F32 as Float, In, Out, Tiles, U32};
+use signatures::*;
 
 /// Most parameters of a kernel that are tiles.
 pub const MOST_TILES: usize = {
@@ -151,125 +155,6 @@ pub const fn attention_hopper_shared_bytes(dim: u32) -> u32 {
 /// with as many scales.
 pub const fn attention_hopper_bytes_shared_bytes(dim: u32) -> u32 {
     attention_hopper_shared_bytes(dim) + 4 * 1024 + 4 * (128 * 128 + 1024)
-}
-
-/// Of products with weights in bf16.
-const LINEAR_BF16: Signature = parameters!((
-    weights: In(Bf16), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16), floats: Out(F32), action: U32, stride: U32,
-    tokens: U32, rows: U32, cols: U32
-));
-
-/// Of products of many tokens with weights in bf16.
-const GEMM: Signature = parameters!((
-    weights: In(Bf16), input: In(Bf16), halves: Out(Bf16), floats: Out(F32), action: U32, tokens: U32, rows: U32,
-    cols: U32
-));
-
-/// Of products with weights of 4 or 5 bits in groups.
-const LINEAR_GROUPED: Signature = parameters!((
-    codes: In(Word), scales: In(Word), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
-    floats: Out(F32), action: U32, stride: U32, tokens: U32, rows: U32, cols: U32, affine: U32
-));
-
-/// Of products with weights of 8 bits that have f32 scales.
-const LINEAR_8BIT: Signature = parameters!((
-    codes: In(U8), scales: In(F32), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
-    floats: Out(F32), action: U32, stride: U32, tokens: U32, rows: U32, cols: U32, group: U32
-));
-
-/// Of products with weights of 8 bits in groups of 32, and of 2 to 6 in superblocks.
-const LINEAR_PACKED: Signature = parameters!((
-    codes: In(Word), scales: In(Word), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
-    floats: Out(F32), action: U32, stride: U32, tokens: U32, rows: U32, cols: U32
-));
-
-/// Of products of inputs in bytes with weights of 2 to 8 bits.
-const ROUNDED: Signature = parameters!((
-    codes: In(Word), scales: In(Word), input: In(U8), input_scales: In(F32), halves: Out(Bf16), floats: Out(F32),
-    action: U32, stride: U32, tokens: U32, rows: U32, cols: U32
-));
-
-/// Of rows of a table of codes of 4 or 5 bits in groups.
-const EMBED_GROUPED: Signature = parameters!((
-    tokens: In(Word), codes: In(Word), scales: In(Word), out: Out(F32), cols: U32, rows: U32, first: U32, factor: Float,
-    group: U32
-));
-
-/// Of rows of a table whose codes and scales are packed.
-const EMBED_PACKED: Signature = parameters!((
-    tokens: In(Word), codes: In(Word), scales: In(Word), out: Out(F32), cols: U32, rows: U32, first: U32, factor: Float
-));
-
-/// Of the rounding of tokens to 8 bits.
-const QUANTIZE: Signature = parameters!((input: In(Bf16), codes: Out(U8), scales: Out(F32), cols: U32));
-
-/// Of products of 8-bit activations with 8-bit weights.
-const W8A8: Signature = parameters!((
-    weights: In(U8), scales: In(F32), input: In(U8), input_scales: In(F32), halves: Out(Bf16), floats: Out(F32), action: U32,
-    tokens: U32, rows: U32, cols: U32, group: U32
-));
-
-/// The same of many tokens on Hopper.
-const W8A8_HOPPER: Signature = parameters!((
-    weights: Tiles(U8, GEMM_HOPPER_TILE), scales: In(F32), input: Tiles(U8, GEMM_HOPPER_TILE), input_scales: In(F32),
-    halves: Out(Bf16), floats: Out(F32), action: U32, tokens: U32, rows: U32, cols: U32, group: U32
-));
-
-/// Of the append of keys and values to pages of a type.
-const fn placing(pages: ElementType) -> [(&'static str, Parameter); 16] {
-    *parameters!((
-        projected: In(Bf16), bias: In(F32), query_norm: In(F32), key_norm: In(F32), rope: In(F32), positions: In(Word),
-        slots: In(Word), query: Out(Bf16), pages: Out(pages), scales: Out(F32), heads: U32, kv_heads: U32, dim: U32,
-        turning: U32, adjacent: U32, epsilon: Float
-    ))
-}
-
-/// Of moves within pages of a type.
-const fn moving(pages: ElementType) -> [(&'static str, Parameter); 7] {
-    *parameters!((
-        moves: In(Word), pages: Out(pages), scales: Out(F32), count: U32, kv_heads: U32, dim: U32, layer_pages: U32
-    ))
-}
-
-/// Of attention of one token for each sequence over pages of a type.
-const fn decoding(pages: ElementType) -> [(&'static str, Parameter); 19] {
-    *parameters!((
-        query: In(Bf16), pages: In(pages), scales: In(F32), tables: In(Word), lengths: In(Word), row_tokens: In(Word),
-        common: In(Word), out: Out(Bf16), partial: Out(F32), partial_log: Out(F32), arrived: Out(Word), heads: U32,
-        kv_heads: U32, dim: U32, max_pages: U32, splits: U32, scale: Float, window: U32, cap: Float
-    ))
-}
-
-/// Of attention of many tokens for each sequence over pages of a type.
-const fn prefilling(pages: ElementType) -> [(&'static str, Parameter); 18] {
-    *parameters!((
-        query: In(Bf16), pages: In(pages), scales: In(F32), tables: In(Word), tile_sequences: In(Word),
-        tile_firsts: In(Word), first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word),
-        seen: In(Word), out: Out(Bf16), heads: U32, kv_heads: U32, dim: U32, max_pages: U32, scale: Float, window: U32,
-        cap: Float
-    ))
-}
-
-/// The same over pages in bf16 that are copied in tiles.
-const PREFILLING_HOPPER: Signature = parameters!((
-    query: In(Bf16), pages: Tiles(Bf16, 64), tables: In(Word), tile_sequences: In(Word), tile_firsts: In(Word),
-    first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16), heads: U32, kv_heads: U32,
-    dim: U32, max_pages: U32, scale: Float, window: U32
-));
-
-/// The same over pages in bytes, and their scales in rows of 32.
-const PREFILLING_HOPPER_BYTES: Signature = parameters!((
-    query: In(Bf16), codes: Tiles(U8, 64), scales: Tiles(F32, 2), tables: In(Word), tile_sequences: In(Word),
-    tile_firsts: In(Word), first_tokens: In(Word), token_counts: In(Word), first_positions: In(Word), out: Out(Bf16),
-    heads: U32, kv_heads: U32, dim: U32, max_pages: U32, scale: Float, window: U32
-));
-
-/// Of sums over the ranks of a group, into memory of a type.
-const fn exchanging(out: ElementType) -> [(&'static str, Parameter); 8] {
-    *parameters!((
-        parts: In(Address), flags: In(Address), left: In(Word), rounds: Out(Word), out: Out(out), rank: U32, ranks: U32,
-        count: U32
-    ))
 }
 
 kernels! {
