@@ -60,6 +60,10 @@ pub(crate) fn file_bytes(weight_type: WeightType, rows: usize, cols: usize, seed
                 half(&mut random, 0);
                 block[2] &= 7;
             }
+            WeightType::I4G32 => {
+                half(&mut random, 0);
+                block[2] &= 15;
+            }
             WeightType::Q4_1
             | WeightType::Q5_1
             | WeightType::Q4K
@@ -142,6 +146,7 @@ fn block_values(weight_type: WeightType, block: &[u8]) -> Vec<f64> {
             let value = |i: usize| half(0) * (f64::from(low(i)) + 4.0 * top(i) - f64::from(block[2]));
             (0..weight_type.block_elements()).map(value).collect()
         }
+        WeightType::I4G32 => (0..32).map(|i| half(0) * (nibble(3, i) - f64::from(block[2]))).collect(),
         WeightType::I4G64 | WeightType::I4G128 => {
             let value = |i: usize| half(0) * nibble(4 + i / 32 * 16, i % 32) + half(2);
             (0..weight_type.block_elements()).map(value).collect()

@@ -290,7 +290,8 @@ fn tile_bytes(weight_type: WeightType) -> (bool, usize) {
     let grouped = |bits: usize, group: usize| (false, values * bits / 8 + scales(group, size_of::<u32>()));
     match (weight_type, Superblock::of(weight_type)) {
         (_, Some(kind)) => (false, values * kind.bits() / 8 + ROW_TILE * kind.scales_bytes()),
-        (WeightType::Q4_0 | WeightType::Q4_1 | WeightType::I2G32 | WeightType::I3G32, _) => grouped(4, 32),
+        (WeightType::Q4_0 | WeightType::Q4_1, _) => grouped(4, 32),
+        (WeightType::I2G32 | WeightType::I3G32 | WeightType::I4G32, _) => grouped(4, 32),
         (WeightType::Q5_0 | WeightType::Q5_1, _) => grouped(5, 32),
         (WeightType::I2G64 | WeightType::I3G64 | WeightType::I4G64, _) => grouped(4, 64),
         (WeightType::I2G128 | WeightType::I3G128 | WeightType::I4G128, _) => grouped(4, 128),

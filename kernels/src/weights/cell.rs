@@ -200,6 +200,7 @@ zeroable!(super::q5_k::Q5K);
 zeroable!(super::iq4_nl::Iq4Nl);
 zeroable!(super::iq4_xs::Iq4Xs);
 zeroable!(super::mxfp4::Mxfp4);
+zeroable!(super::int4::Int4G32);
 
 // SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.
 unsafe impl<const BLOCKS: usize> Zeroable for super::grouped::Int4<BLOCKS> {}

@@ -11,6 +11,7 @@ use super::cell::{
     BLOCK, Cell, Crumbs, Plane, QuantizedCell, TILE_ROWS, add_plane, crumb, half_at, pack_blocks, plane_bit, set_bit,
     set_crumb, unpack_crumbs,
 };
+use super::zero_points::ZeroPoints;
 use crate::simd::Simd;
 
 /// Bytes before a group's codes.
@@ -24,22 +25,12 @@ pub(crate) struct Int2<const BLOCKS: usize, const PLANES: usize> {
     crumbs: [Crumbs; BLOCKS],
     top: [[Plane; PLANES]; BLOCKS],
     scales: [f16; TILE_ROWS],
-    /// That of row r in the low nibble, that of row r + 8 in the high one.
-    zero_points: [u8; TILE_ROWS / 2],
+    zero_points: ZeroPoints,
 }
 
 impl<const BLOCKS: usize, const PLANES: usize> Int2<BLOCKS, PLANES> {
     /// Bytes of a block's codes in the file.
     const BLOCK_BYTES: usize = 8 + 4 * PLANES;
-
-    #[inline(always)]
-    fn zero_points(&self) -> [u8; TILE_ROWS] {
-        let mut zero_points = [0; TILE_ROWS];
-        for (row, pair) in self.zero_points.iter().enumerate() {
-            (zero_points[row], zero_points[row + TILE_ROWS / 2]) = (pair & 15, pair >> 4);
-        }
-        zero_points
-    }
 }
 
 impl<const BLOCKS: usize, const PLANES: usize> Cell for Int2<BLOCKS, PLANES> {
@@ -53,7 +44,7 @@ impl<const BLOCKS: usize, const PLANES: usize> Cell for Int2<BLOCKS, PLANES> {
         let (block, col) = (col / BLOCK, col % BLOCK);
         let top = self.top[block].iter().fold(0, |_, plane| plane_bit(plane, row, col) << 2);
         let code = crumb(&self.crumbs[block], row, col) | top;
-        self.scales[row].to_f32() * (f32::from(code) - f32::from(self.zero_points()[row]))
+        self.scales[row].to_f32() * (f32::from(code) - f32::from(self.zero_points.all()[row]))
     }
 }
 
@@ -66,7 +57,7 @@ impl<const BLOCKS: usize, const PLANES: usize> QuantizedCell for Int2<BLOCKS, PL
 
     fn pack(&mut self, rows: [&[u8]; TILE_ROWS]) {
         (self.crumbs, self.top) = ([[[0; 64]; 2]; BLOCKS], [[[0; 64]; PLANES]; BLOCKS]);
-        self.zero_points = from_fn(|row| zero_point(rows[row]) | zero_point(rows[row + TILE_ROWS / 2]) << 4);
+        self.zero_points = ZeroPoints::of(rows.map(zero_point));
         for (row, group) in rows.into_iter().enumerate() {
             self.scales[row] = half_at(group, 0);
             for (block, bytes) in blocks(group, Self::BLOCK_BYTES).enumerate() {
@@ -94,8 +85,7 @@ impl<const BLOCKS: usize, const PLANES: usize> QuantizedCell for Int2<BLOCKS, PL
 
     #[inline(always)]
     fn minimum<S: Simd>(&self, simd: S, _block: usize, _index: usize) -> S::F {
-        let zero_points = simd.load_u8(&self.zero_points());
-        simd.sub(simd.splat(0.0), simd.mul(simd.load_f16(&self.scales), zero_points))
+        self.zero_points.minimums(simd, &self.scales)
     }
 }
 

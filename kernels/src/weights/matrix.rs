@@ -7,6 +7,7 @@ use super::bnb4::Bnb4;
 use super::cell::{Cell, TILE_ROWS};
 use super::grouped::{Int4, Int8};
 use super::int2::Int2;
+use super::int4::Int4G32;
 use super::{iq4_nl::Iq4Nl, iq4_xs::Iq4Xs, mxfp4::Mxfp4};
 use super::{q2_k::Q2K, q3_k::Q3K, q4_0::Q4_0, q4_1::Q4_1, q4_k::Q4K};
 use super::{q5_0::Q5_0, q5_1::Q5_1, q5_k::Q5K, q6_k::Q6K, q8_0::Q8_0};
@@ -102,6 +103,7 @@ pub(crate) enum Tiles {
     I3G32(Buffer<Int2<1, 1>>),
     I3G64(Buffer<Int2<2, 1>>),
     I3G128(Buffer<Int2<4, 1>>),
+    I4G32(Buffer<Int4G32>),
     I4G64(Buffer<Int4<2>>),
     I4G128(Buffer<Int4<4>>),
     I8G128(Buffer<Int8<4>>),
@@ -135,6 +137,7 @@ macro_rules! for_any {
             Tiles::I3G32($cells) => $body,
             Tiles::I3G64($cells) => $body,
             Tiles::I3G128($cells) => $body,
+            Tiles::I4G32($cells) => $body,
             Tiles::I4G64($cells) => $body,
             Tiles::I4G128($cells) => $body,
             Tiles::I8G128($cells) => $body,
@@ -178,6 +181,7 @@ impl PackedMatrix {
             WeightType::I3G32 => Tiles::I3G32(source.pack(pool)),
             WeightType::I3G64 => Tiles::I3G64(source.pack(pool)),
             WeightType::I3G128 => Tiles::I3G128(source.pack(pool)),
+            WeightType::I4G32 => Tiles::I4G32(source.pack(pool)),
             WeightType::I4G64 => Tiles::I4G64(source.pack(pool)),
             WeightType::I4G128 => Tiles::I4G128(source.pack(pool)),
             WeightType::I8G128 => Tiles::I8G128(source.pack(pool)),

@@ -5,6 +5,7 @@ pub(crate) mod cell;
 pub(crate) mod float;
 mod grouped;
 pub(crate) mod int2;
+pub(crate) mod int4;
 pub(crate) mod iq4_nl;
 mod iq4_xs;
 mod matrix;
@@ -21,6 +22,7 @@ mod q6_k;
 mod q8_0;
 mod quantize;
 mod weight_type;
+mod zero_points;
 
 pub use matrix::{NO_INPUT, PackedMatrix, ShapeError};
 pub(crate) use matrix::{Tiles, check_order, validated_row_bytes};

@@ -1,7 +1,7 @@
 //! The value formats of weight tensors.
 
 /// How a weight tensor's values are stored: GGUF's block formats, and those of other tools, whose files are brought into the
-/// forms that `bnb4.rs`, `int2.rs` and `grouped.rs` describe.
+/// forms that `bnb4.rs`, `int2.rs`, `int4.rs` and `grouped.rs` describe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // the formats' own names
 pub enum WeightType {
@@ -29,6 +29,7 @@ pub enum WeightType {
     I3G32,
     I3G64,
     I3G128,
+    I4G32,
     I4G64,
     I4G128,
     I8G128,
@@ -36,7 +37,7 @@ pub enum WeightType {
 
 impl WeightType {
     /// Every type.
-    pub const ALL: [WeightType; 27] = [
+    pub const ALL: [WeightType; 28] = [
         WeightType::F32,
         WeightType::F16,
         WeightType::BF16,
@@ -61,6 +62,7 @@ impl WeightType {
         WeightType::I3G32,
         WeightType::I3G64,
         WeightType::I3G128,
+        WeightType::I4G32,
         WeightType::I4G64,
         WeightType::I4G128,
         WeightType::I8G128,
@@ -93,6 +95,7 @@ impl WeightType {
             WeightType::I3G32 => "int3_g32",
             WeightType::I3G64 => "int3_g64",
             WeightType::I3G128 => "int3_g128",
+            WeightType::I4G32 => "int4_g32",
             WeightType::I4G64 => "int4_g64",
             WeightType::I4G128 => "int4_g128",
             WeightType::I8G128 => "int8_g128",
@@ -107,7 +110,7 @@ impl WeightType {
             WeightType::IQ4NL | WeightType::MXFP4 => 32,
             WeightType::Q2K | WeightType::Q3K | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => 256,
             WeightType::IQ4XS => 256,
-            WeightType::I2G32 | WeightType::I3G32 => 32,
+            WeightType::I2G32 | WeightType::I3G32 | WeightType::I4G32 => 32,
             WeightType::NF4 | WeightType::FP4 | WeightType::I2G64 | WeightType::I3G64 | WeightType::I4G64 => 64,
             WeightType::I2G128 | WeightType::I3G128 | WeightType::I4G128 | WeightType::I8G128 => 128,
         }
@@ -138,6 +141,7 @@ impl WeightType {
             WeightType::I3G32 => 15,
             WeightType::I3G64 => 27,
             WeightType::I3G128 => 51,
+            WeightType::I4G32 => 19,
             WeightType::I4G64 => 36,
             WeightType::I4G128 => 68,
             WeightType::I8G128 => 130,

@@ -1,8 +1,8 @@
 //! Integer codes with a scale, and mostly a zero point, for each group of inputs: `weight = scale · (code - zero point)`.
 //!
 //! GPTQ, AWQ and compressed-tensors differ in how the integers lie in their words. A code of up to four bits is kept as
-//! it is; scales, and with four bits `-scale · zero point`, are rounded to f16, which moves a weight by less than a hundredth
-//! of a step.
+//! it is; scales, and with four bits in groups of 64 and more `-scale · zero point`, are rounded to f16, which moves a weight
+//! by less than a hundredth of a step.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -93,6 +93,8 @@ impl<'a> Codes<'a> {
         let kind = match self.bits() {
             2 => WeightType::I2G32,
             3 => WeightType::I3G32,
+            4 if self.kind == WeightType::I4G32 => self.kind,
+            // Its minimums are rounded as those of wider groups are.
             4 => WeightType::Q4_1,
             _ => WeightType::Q8_0,
         };
@@ -114,7 +116,7 @@ impl<'a> Codes<'a> {
             (8, false) => &[],
             (2, _) => &[WeightType::I2G128, WeightType::I2G64, WeightType::I2G32],
             (3, _) => &[WeightType::I3G128, WeightType::I3G64, WeightType::I3G32],
-            _ => &[WeightType::I4G128, WeightType::I4G64, WeightType::Q4_1],
+            _ => &[WeightType::I4G128, WeightType::I4G64, WeightType::I4G32],
         };
         let divides = |kind: &WeightType| self.group.is_multiple_of(kind.block_elements());
         kinds.iter().copied().find(divides).unwrap_or(WeightType::Q8_0)
@@ -150,7 +152,10 @@ impl<'a> Codes<'a> {
         match self.bits() {
             8 => out.extend(places.map(|place| (self.code(row, place) ^ 0x80) as u8)),
             4 => {
-                out.extend(f16::from_f32(-scale * self.zero(row, group) as f32).to_le_bytes());
+                match self.kind {
+                    WeightType::I4G32 => out.push(self.zero(row, group) as u8),
+                    _ => out.extend(f16::from_f32(-scale * self.zero(row, group) as f32).to_le_bytes()),
+                }
                 self.append_nibbles(row, places, out);
             }
             bits => {

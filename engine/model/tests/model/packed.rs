@@ -113,7 +113,7 @@ fn tools() -> Vec<Tool> {
             code: four_bits,
             zero: four_bits,
             write: write_awq,
-            kind: "q4_1",
+            kind: "int4_g32",
         },
         Tool {
             name: "compressed-tensors 4 bits",
@@ -205,7 +205,7 @@ fn tools() -> Vec<Tool> {
             code: four_bits,
             zero: four_bits,
             write: write_packed::<4, false>,
-            kind: "q4_1",
+            kind: "int4_g32",
         },
         Tool {
             name: "compressed-tensors packed 8 bits",

@@ -4,7 +4,7 @@
 use half::f16;
 
 use super::ROW_TILE;
-use crate::weights::int2;
+use crate::weights::{int2, int4};
 use crate::{ShapeError, WeightType};
 
 /// Columns whose codes are packed together.
@@ -70,6 +70,10 @@ impl Grouped {
             WeightType::Q4_1 | WeightType::I4G64 | WeightType::I4G128 => {
                 |block, out| out.push((half(block, 0), half(block, 2)), &block[4..])
             }
+            WeightType::I4G32 => |block, out| {
+                let minimum = -half(block, 0).to_f32() * f32::from(int4::zero_point(block));
+                out.push((half(block, 0), f16::from_f32(minimum)), int4::nibbles(block));
+            },
             WeightType::Q5_0 => |block, out| {
                 let scale = half(block, 0);
                 out.push_five((scale, f16::from_f32(-16.0 * scale.to_f32())), &block[2..]);

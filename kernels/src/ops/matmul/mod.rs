@@ -166,6 +166,7 @@ impl Job<'_> {
             Tiles::I3G32(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
             Tiles::I3G64(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
             Tiles::I3G128(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::I4G32(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
             Tiles::I4G64(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
             Tiles::I4G128(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
             Tiles::I8G128(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),

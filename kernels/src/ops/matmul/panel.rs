@@ -189,7 +189,7 @@ impl<C: QuantizedCell, const INPUTS: usize> Kernel for PanelProduct<'_, C, INPUT
         let PanelProduct { panel, blocks, ahead, sums, .. } = self;
         let lanes = Lanes { blocks, size: INPUTS, first: 0 };
         if S::MANY_REGISTERS {
-            return register_tile::<S, C, PANEL_TILES, INPUTS>(simd, panel, 0, lanes, Some(ahead), sums);
+            return many_registers::<S, C, INPUTS>(simd, panel, lanes, ahead, sums);
         }
         if !S::REGISTERS {
             return one_by_one::<S, C>(simd, panel, lanes, sums);
@@ -206,6 +206,23 @@ impl<C: QuantizedCell, const INPUTS: usize> Kernel for PanelProduct<'_, C, INPUT
             }
         }
     }
+}
+
+/// With thirty-two registers: a tile at a time where its dot products alone hide each other's latency, as those of both
+/// tiles leave too few registers for what they are scaled by; both where what halves have for themselves costs more.
+#[inline(always)]
+fn many_registers<S: Simd, C: QuantizedCell, const INPUTS: usize>(
+    simd: S,
+    panel: &[[PanelBlock; PANEL_TILES]],
+    lanes: Lanes<'_>,
+    ahead: *const u8,
+    sums: &mut [Sums; INPUTS],
+) {
+    if INPUTS < PANEL_INPUTS || C::MINIMUMS == 2 {
+        return register_tile::<S, C, PANEL_TILES, INPUTS>(simd, panel, 0, lanes, Some(ahead), sums);
+    }
+    register_tile::<S, C, 1, INPUTS>(simd, panel, 0, lanes, Some(ahead), sums);
+    register_tile::<S, C, 1, INPUTS>(simd, panel, 1, lanes, None, sums);
 }
 
 /// Every sum alone, compiled once for any number of inputs.

@@ -192,6 +192,7 @@ fn extreme_codes_do_not_saturate() {
                     WeightType::I4G64 | WeightType::I4G128 => 4..block_bytes,
                     WeightType::I2G32 | WeightType::I2G64 | WeightType::I2G128 => 3..block_bytes,
                     WeightType::I3G32 | WeightType::I3G64 | WeightType::I3G128 => 3..block_bytes,
+                    WeightType::I4G32 => 3..block_bytes,
                     _ => block_bytes - 16..block_bytes,
                 };
                 bytes.chunks_exact_mut(block_bytes).for_each(|block| block[codes.clone()].fill(byte));
