@@ -6,7 +6,7 @@ mod running;
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread::{self, Thread};
 
 use windlass_kernels::cuda::driver::{
@@ -40,6 +40,8 @@ pub struct HostDriver {
     own: Weak<HostDriver>,
     /// Runs what is pending once there are peers: their kernels may wait for this device's.
     runner: OnceLock<Thread>,
+    /// Told whenever a piece of work has run.
+    ran: Condvar,
 }
 
 impl Drop for HostDriver {
@@ -385,7 +387,10 @@ impl Driver for HostDriver {
             return Err(refused("cuEventSynchronize", "the event was recorded in a capture"));
         }
         drop(state);
-        self.reach_event(&self.turn(), event.0, recorded);
+        match self.runner.get() {
+            Some(_) => self.wait_for_event(event.0, recorded),
+            None => self.reach_event(&self.turn(), event.0, recorded),
+        }
         self.sound("cuEventSynchronize").map(drop)
     }
 

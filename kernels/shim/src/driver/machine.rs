@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
 use windlass_kernels::cuda::table::HOPPER;
 use windlass_kernels::cuda::{Device, DeviceFacts};
@@ -107,6 +107,7 @@ impl HostMachine {
             turn: Mutex::default(),
             own: own.clone(),
             runner: OnceLock::new(),
+            ran: Condvar::new(),
         });
         if let Some(devices) = &self.devices {
             lock(devices).insert(ordinal, Arc::downgrade(&driver));

@@ -9,7 +9,7 @@ use windlass_kernels::cuda::launch::{Argument, Launch};
 use super::machine::Kernels;
 use super::{HostDriver, Turn, lock};
 use crate::kernels;
-use crate::state::{EventState, Work};
+use crate::state::{EventState, State, Work};
 
 impl HostDriver {
     /// Runs the first piece of work of a stream, and what it waits for. Whether there was one.
@@ -22,6 +22,7 @@ impl HostDriver {
         } else {
             self.perform(turn, &work);
         }
+        self.ran.notify_all();
         true
     }
 
@@ -44,6 +45,15 @@ impl HostDriver {
                 return;
             }
         }
+    }
+
+    /// Waits until the device has come to the recording of `version` in its own time, or is lost. Who takes turns with it instead
+    /// may have to wait for what runs behind the event, and with that for other devices.
+    pub(super) fn wait_for_event(&self, event: u64, version: u64) {
+        let is_ahead = |state: &mut State| {
+            state.lost.is_none() && state.events.get(&event).is_some_and(|event| event.done < version)
+        };
+        drop(self.ran.wait_while(self.state(), is_ahead));
     }
 
     fn event(&self, event: u64) -> Option<EventState> {

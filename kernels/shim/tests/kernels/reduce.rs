@@ -231,3 +231,31 @@ fn nobody_waits_for_a_rank_that_has_left() {
         assert_eq!(found, vec![Some("rank 1 of 3 has left: it has broken down".to_owned()); 3], "{way:?}");
     }
 }
+
+#[test]
+fn who_waits_for_an_event_does_not_wait_for_peers_behind_it() {
+    let machine = HostMachine::new(Kernels::Run, 5);
+    let drivers = [0, 1].map(|ordinal| machine.driver(ordinal, 1 << 24));
+    let devices = drivers.each_ref().map(HostDriver::device);
+    let (columns, ground) = (vec![8; 2], Ground::between(&devices).unwrap());
+    let sizes = ExchangeSizes { tokens: 1, hidden: 8, rows: 1, columns, two_shots_from: usize::MAX, ground };
+    let mut group = PeerRank::group(&devices, &sizes).unwrap();
+    let streams = devices.each_ref().map(|device| device.stream().unwrap());
+    let mut residuals = devices.each_ref().map(|device| device.upload(&[1.0_f32; 8]).unwrap());
+    let mut issue = |rank: usize| {
+        streams[rank].fill(group[rank].part(8), 0).unwrap();
+        let event = streams[rank].record().unwrap();
+        group[rank].add_reduced(&streams[rank], residuals[rank].view_mut()).unwrap();
+        event
+    };
+    let event = issue(0);
+    while drivers[0].pending() > 0 {
+        thread::yield_now();
+    }
+    // The kernel runs, and will until the other rank's does.
+    event.synchronize().unwrap();
+    issue(1);
+    for (stream, residual) in streams.iter().zip(&residuals) {
+        assert_eq!(residual.read(stream).unwrap(), [1.0; 8]);
+    }
+}
