@@ -3,6 +3,11 @@
 //
 // A block computes TOKENS tokens x ROWS rows, its grid is (parts of the tokens, parts of the rows): blocks that run at a time share
 // their weights.
+//
+// Two blocks of a cluster have the same tokens and different rows. Each copies half of the tokens to both, so that of what a
+// block's stage holds it asks for half the tokens and all of its weights. Tokens rather than weights, because these are the same
+// number of bytes or fewer (weights of 4 bits are a third), and because a matrix has an even number of parts more often than a
+// prompt. Where it has an odd one, each block is by itself and copies both halves.
 #pragma once
 #include "hopper.cuh"
 #include "output.cuh"
@@ -15,9 +20,11 @@ constexpr int THREADS = 32 * (MULTIPLYING_WARPS + 1);
 constexpr u32 TOKENS = 128;
 constexpr u32 ROWS = 128;
 constexpr u32 PRODUCT_ROWS = 64;  // of a warpgroup's product
+constexpr u32 SHARES = 2;         // of a block's tokens: the most blocks of a cluster
+constexpr u32 SHARE_TOKENS = TOKENS / SHARES;
 
 // Stages that go round: step after step of the columns has the next one. Of a stage's two barriers one says that what it holds
-// came, the other that all multiplying warps have read it.
+// came, the other that all multiplying warps of the cluster have read it: each of its blocks copies to all.
 template <typename Stage, u32 STAGES>
 struct Pipeline {
   Stage* stages;
@@ -27,7 +34,7 @@ struct Pipeline {
   DEVICE void init() const {
     for (u32 stage = 0; stage < STAGES; ++stage) {
       init_barrier(&came[stage], 1);
-      init_barrier(&read[stage], MULTIPLYING_WARPS);
+      init_barrier(&read[stage], MULTIPLYING_WARPS * cluster_blocks());
     }
     publish_barriers();
   }
@@ -56,9 +63,9 @@ struct Pipeline {
     wait_phase(&came[step % STAGES], step / STAGES % 2);
     return stages[step % STAGES];
   }
-  // Says that this warp has read the tiles of a step.
+  // Says that this warp has read the tiles of a step: each lane to another block.
   DEVICE void release(u32 step) const {
-    if (lane_index() == 0) arrive(&read[step % STAGES]);
+    arrive_at_all(&read[step % STAGES]);
   }
 
  private:
@@ -76,11 +83,26 @@ DEVICE void multiply_tiles_of(u32 steps, Weights weights, Input input, Multiply 
   DYNAMIC_SHARED(u8, memory);
   const Pipeline<Stage, STAGES> pipeline{reinterpret_cast<Stage*>(align_tiles(memory)), came, read};
   if (thread_index() == 0) pipeline.init();
-  sync_threads();
-  if (thread_index() == 32 * MULTIPLYING_WARPS) return pipeline.copy_all(steps, weights, input);
-  wait_for_previous();  // who adds to what is there reads it
-  let_next_start();
-  if (warp_index() < MULTIPLYING_WARPS) multiply(pipeline);
+  sync_cluster();
+  if (thread_index() == 32 * MULTIPLYING_WARPS) {
+    pipeline.copy_all(steps, weights, input);
+  } else {
+    wait_for_previous();  // who adds to what is there reads it
+    let_next_start();
+    if (warp_index() < MULTIPLYING_WARPS) multiply(pipeline);
+  }
+  sync_cluster();  // others still arrive at this block's barriers
+}
+
+// Starts to copy columns of a block's tokens, of which each block of its cluster copies a share to all.
+template <typename Value>
+DEVICE void copy_tokens(Value* to, const TensorMap& input, u32 col, Barrier* came) {
+  constexpr u32 DEPTH = TILE_ROW_BYTES / sizeof(Value);
+  const u32 blocks = cluster_blocks();
+  for (u32 share = cluster_rank(); share < SHARES; share += blocks) {
+    const u32 first = share * SHARE_TOKENS;
+    copy_tile_to((1u << blocks) - 1, to + first * DEPTH, input, col, block_x() * TOKENS + first, came);
+  }
 }
 
 // A stage's tiles of both matrices, whose columns are of one type.
@@ -100,9 +122,7 @@ DEVICE void multiply_matrices(u32 steps, const TensorMap& weights, const TensorM
       [&](u32 step, Stage& to, Barrier* came) {
         copy_tile(to.weights, weights, step * Stage::DEPTH, block_y() * ROWS, came);
       },
-      [&](u32 step, Stage& to, Barrier* came) {
-        copy_tile(to.input, input, step * Stage::DEPTH, block_x() * TOKENS, came);
-      },
+      [&](u32 step, Stage& to, Barrier* came) { copy_tokens(to.input, input, step * Stage::DEPTH, came); },
       multiply);
 }
 

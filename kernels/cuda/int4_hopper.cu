@@ -2,8 +2,8 @@
 //
 // A block computes 128 tokens x 128 rows, and a warpgroup 64 of those rows. One thread has tokens, codes and scales of 64 columns
 // copied through stages of shared memory. Threads make weights of the codes, in the registers from where products take their left
-// operand; tokens are multiplied where they are. While products of 32 columns run, the weights of the next are made. Five stages,
-// and no more registers than nine warps may have: so two blocks share a multiprocessor.
+// operand; tokens are multiplied where they are. While products of 32 columns run, the weights of the next are made. A block has its
+// multiprocessor to itself: two would leave a thread 96 registers, as five of their warps share a quarter of them.
 //
 // A weight is scale · code + minimum in f32, rounded to bf16. linear.cu rounds none, and scales what exact codes gave: here that
 // would take as many registers again for sums, and with groups of 32 more additions than there is time for beside the products.
@@ -80,7 +80,6 @@ DEVICE void multiply_all(const Pipeline<Stage, STAGES>& pipeline, float (&sum)[6
       sort_columns(words);
       const RowScales scales(stage, group == 32 ? half : 0);
       wait_products<1>();
-      if (half == 1 && step > 0) pipeline.release(step - 1);
       for (u32 k = 0; k < 2; ++k) scales.expand(weights[half][k], words[k]);
       fence_products();
 #pragma unroll
@@ -89,6 +88,7 @@ DEVICE void multiply_all(const Pipeline<Stage, STAGES>& pipeline, float (&sum)[6
         input = operand_after(input);
       }
       commit_products();
+      if (half == 1 && step > 0) pipeline.release(step - 1);  // here: before the products ptxas would run them one by one
     }
   }
   settle_products(sum);
@@ -109,7 +109,7 @@ KERNEL(int4_hopper, THREADS)(TENSOR_MAP codes, TENSOR_MAP scales, TENSOR_MAP inp
         }
         copy_tile(to.scales, scales, step * DEPTH / group * SCALE_WORDS, block_y() * TILES, came);
       },
-      [&](u32 step, Stage& to, Barrier* came) { copy_tile(to.input, input, step * DEPTH, block_x() * TOKENS, came); },
+      [&](u32 step, Stage& to, Barrier* came) { copy_tokens(to.input, input, step * DEPTH, came); },
       [&](const Pipeline<Stage, STAGES>& pipeline) {
         float sum[64];  // not zeros: registers that others write too would make every product wait for the one before
         multiply_all(pipeline, sum, steps, group);
