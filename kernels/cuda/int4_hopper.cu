@@ -94,26 +94,39 @@ DEVICE void multiply_all(const Pipeline<Stage, STAGES>& pipeline, float (&sum)[6
   settle_products(sum);
 }
 
+DEVICE void product(const TensorMap& codes, const TensorMap& scales, const TensorMap& input, const Results& out, u32 cols, u32 group) {
+  const u32 steps = ceil_divide(cols, DEPTH), first_tile = out.part.rows_before / 16 + block_y() * TILES;
+  multiply_tiles_of<Stage, STAGES>(
+      steps,
+      [&](u32 step, Stage& to, Barrier* came) {
+        for (u32 part = 0; part < CODE_PARTS; ++part) {
+          copy_tile(to.codes[part], codes, step * CODE_WORDS + part * TILE_WORDS, first_tile, came);
+        }
+        copy_tile(to.scales, scales, step * DEPTH / group * SCALE_WORDS, first_tile, came);
+      },
+      [&](u32 step, Stage& to, Barrier* came) { copy_tokens(to.input, input, step * DEPTH, out.part, came); },
+      [&](const Pipeline<Stage, STAGES>& pipeline) {
+        float sum[64];  // not zeros: registers that others write too would make every product wait for the one before
+        multiply_all(pipeline, sum, steps, group);
+        write_sums(out, sum);
+      });
+}
+
 #endif  // HOPPER
 
 // `group` columns share a scale: 32, 64 or 128.
 KERNEL(int4_hopper, THREADS)(TENSOR_MAP codes, TENSOR_MAP scales, TENSOR_MAP input, bf16* halves, float* floats, u32 action,
                              u32 tokens, u32 rows, u32 cols, u32 group) {
 #ifdef HOPPER
-  const u32 steps = ceil_divide(cols, DEPTH);
-  multiply_tiles_of<Stage, STAGES>(
-      steps,
-      [&](u32 step, Stage& to, Barrier* came) {
-        for (u32 part = 0; part < CODE_PARTS; ++part) {
-          copy_tile(to.codes[part], codes, step * CODE_WORDS + part * TILE_WORDS, block_y() * TILES, came);
-        }
-        copy_tile(to.scales, scales, step * DEPTH / group * SCALE_WORDS, block_y() * TILES, came);
-      },
-      [&](u32 step, Stage& to, Barrier* came) { copy_tokens(to.input, input, step * DEPTH, came); },
-      [&](const Pipeline<Stage, STAGES>& pipeline) {
-        float sum[64];  // not zeros: registers that others write too would make every product wait for the one before
-        multiply_all(pipeline, sum, steps, group);
-        write_sums({{halves, floats, action, rows}, tokens, rows}, sum);
-      });
+  product(codes, scales, input, {{halves, floats, action, rows}, part_of_all(tokens), rows}, cols, group);
+#endif
+}
+
+// The same for the tiles of a mixture of experts, whose matrices' rows, whole sixteens each, follow each other.
+KERNEL(int4_hopper_experts, THREADS)(TENSOR_MAP codes, TENSOR_MAP scales, TENSOR_MAP input, const u32* tiles, bf16* halves,
+                                     float* floats, u32 action, u32 stride, u32 rows, u32 cols, u32 group) {
+#ifdef HOPPER
+  const Part part = part_of_experts(tiles, rows);
+  if (part.end > 0) product(codes, scales, input, {{halves, floats, action, stride}, part, rows}, cols, group);
 #endif
 }

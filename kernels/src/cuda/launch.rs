@@ -257,12 +257,12 @@ impl Launch {
         if self.grid.iter().zip(MAX_GRID).any(|(&blocks, most)| blocks == 0 || blocks > most) {
             return refuse(format!("a grid of {:?} blocks; each must be from 1 to {MAX_GRID:?}", self.grid));
         }
+        if let Some(problem) = self.misfit_of_clusters(facts) {
+            return refuse(problem);
+        }
         if !spec.only_on.is_empty() && !spec.only_on.contains(&facts.capability) {
             let (major, minor) = facts.capability;
             return refuse(format!("it is empty on a device of compute capability {major}.{minor}"));
-        }
-        if let Some(problem) = self.misfit_of_clusters(facts) {
-            return refuse(problem);
         }
         let most = spec.shared_bytes.min(facts.shared_bytes_per_block);
         if self.shared_bytes > most {

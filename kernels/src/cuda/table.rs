@@ -486,6 +486,11 @@ kernels! {
             weights: Tiles(Bf16, GEMM_HOPPER_TILE), input: Tiles(Bf16, GEMM_HOPPER_SHARE), halves: Out(Bf16),
             floats: Out(F32), action: U32, tokens: U32, rows: U32, cols: U32
         ), 288, GEMM_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
+        /// The same of each tile's expert.
+        GemmHopperExperts = gemm_hopper_experts(
+            weights: Tiles(Bf16, GEMM_HOPPER_TILE), input: Tiles(Bf16, GEMM_HOPPER_SHARE), tiles: In(Word),
+            halves: Out(Bf16), floats: Out(F32), action: U32, stride: U32, rows: U32, cols: U32
+        ), 288, GEMM_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
     }
     "int4_hopper.cu" {
         /// `out = input · weightsᵀ` for many tokens by warpgroups, weights of 4 bits.
@@ -493,6 +498,12 @@ kernels! {
             codes: Tiles(Word, INT4_HOPPER_TILES), scales: Tiles(Word, INT4_HOPPER_TILES),
             input: Tiles(Bf16, GEMM_HOPPER_SHARE), halves: Out(Bf16), floats: Out(F32), action: U32, tokens: U32, rows: U32,
             cols: U32, group: U32
+        ), 288, INT4_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
+        /// The same of each tile's expert.
+        Int4HopperExperts = int4_hopper_experts(
+            codes: Tiles(Word, INT4_HOPPER_TILES), scales: Tiles(Word, INT4_HOPPER_TILES),
+            input: Tiles(Bf16, GEMM_HOPPER_SHARE), tiles: In(Word), halves: Out(Bf16), floats: Out(F32), action: U32,
+            stride: U32, rows: U32, cols: U32, group: U32
         ), 288, INT4_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
     }
     "w8a8.cu" {

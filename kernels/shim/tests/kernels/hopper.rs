@@ -83,7 +83,7 @@ fn clusters_are_checked_against_table_grid_and_chip() {
         launch.check(device.facts()).map_or_else(|error| error.to_string(), |()| "sound".into())
     };
     let Some((device, _)) = hopper(1) else { return };
-    let gemm = Kernel::GemmHopperBf16;
+    let (older, gemm) = (ampere(1).0, Kernel::GemmHopperBf16);
     for (found, expected) in [
         (refusal(&device, gemm, [1, 4, 1], [1, 2, 1]), "0 arguments"),
         (
@@ -93,6 +93,10 @@ fn clusters_are_checked_against_table_grid_and_chip() {
         (refusal(&device, gemm, [1, 4, 1], [1, 4, 1]), "clusters of [1, 4, 1] blocks; they may have from 1 to 2"),
         (refusal(&device, gemm, [1, 4, 1], [1, 0, 1]), "clusters of [1, 0, 1] blocks"),
         (refusal(&device, gemm, [1, 4, 1], [1 << 16, 1 << 16, 1]), "they may have from 1 to 2"),
+        (
+            refusal(&older, gemm, [1, 4, 1], [1, 2, 1]),
+            "clusters of [1, 2, 1] blocks on a device of compute capability (8, 0)",
+        ),
         (refusal(&device, Kernel::RmsNorm, [2, 1, 1], [2, 1, 1]), "they may have from 1 to 1"),
     ] {
         assert!(found.contains(expected), "{found:?} does not say {expected:?}");

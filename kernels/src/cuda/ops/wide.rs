@@ -48,14 +48,16 @@ pub fn linear_wide(
     let on_hopper = facts.capability == HOPPER;
     let (launch, group) = match matrix.values() {
         Values::Bf16(weights) if on_hopper && TensorMap::reads_rows_of(input.bytes() / tokens) => {
-            (bf16_on_hopper(weights.view(), input, [tokens, rows, cols]), None)
+            let launch = blocks_on_hopper(Kernel::GemmHopperBf16, tokens, rows);
+            (with_bf16(launch, weights.view(), input, cols), None)
         }
         Values::Bf16(weights) => {
             let grid = [word(rows.div_ceil(GEMM_TILE)), word(tokens.div_ceil(GEMM_TILE)), 1];
             (Launch::new(Kernel::GemmBf16, grid).shared(GEMM_SHARED_BYTES).with(weights.view()).with(input), None)
         }
         Values::Grouped { codes, scales, group, bits: 4, .. } if on_hopper => {
-            (int4_on_hopper(codes, scales, input, [tokens, rows, cols]), Some(word(group.cols())))
+            let launch = blocks_on_hopper(Kernel::Int4Hopper, tokens, rows);
+            (with_int4(launch, [codes, scales], rows, input, cols), Some(word(group.cols())))
         }
         _ => panic!("{facts:?} multiplies no such matrix with many tokens"),
     };
@@ -77,21 +79,23 @@ pub(super) fn tokens_on_hopper<T: Element>(input: View<'_, T>, cols: usize) -> T
     TensorMap::new(input, cols, GEMM_HOPPER_SHARE)
 }
 
-/// A launch of `gemm_hopper.cu`, with weights and input alone.
-fn bf16_on_hopper(weights: View<'_, bf16>, input: View<'_, bf16>, [tokens, rows, cols]: [usize; 3]) -> Launch {
-    let launch = blocks_on_hopper(Kernel::GemmHopperBf16, tokens, rows).shared(GEMM_HOPPER_SHARED_BYTES);
+/// A launch of `gemm_hopper.cu` with its weights and input.
+pub(super) fn with_bf16(launch: Launch, weights: View<'_, bf16>, input: View<'_, bf16>, cols: usize) -> Launch {
+    let launch = launch.shared(GEMM_HOPPER_SHARED_BYTES);
     launch.with(TensorMap::new(weights, cols, GEMM_HOPPER_TILE)).with(tokens_on_hopper(input, cols))
 }
 
-/// The same of `int4_hopper.cu`, where what 16 rows have of codes and of scales is a row.
-fn int4_on_hopper(
-    codes: &Memory<u32>,
-    scales: &Memory<u32>,
+/// The same of `int4_hopper.cu` with codes and scales, of which what 16 rows of the matrix have is a row.
+pub(super) fn with_int4(
+    launch: Launch,
+    values: [&Memory<u32>; 2],
+    rows: usize,
     input: View<'_, bf16>,
-    [tokens, rows, cols]: [usize; 3],
+    cols: usize,
 ) -> Launch {
     let tiles = |words: View<'_, u32>| TensorMap::new(words, words.len() / rows.div_ceil(ROW_TILE), INT4_HOPPER_TILES);
-    let launch = blocks_on_hopper(Kernel::Int4Hopper, tokens, rows).shared(INT4_HOPPER_SHARED_BYTES);
-    let launch = launch.with(tiles(codes.view())).with(tiles(scales.view()));
+    let launch = values
+        .into_iter()
+        .fold(launch.shared(INT4_HOPPER_SHARED_BYTES), |launch, words| launch.with(tiles(words.view())));
     launch.with(tokens_on_hopper(input, cols))
 }
