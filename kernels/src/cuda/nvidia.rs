@@ -381,7 +381,7 @@ impl Driver for Nvidia {
                 *place = std::ptr::from_mut(map).cast();
             }
         }
-        let (mut attributes, count) = attributes::of(launch, &self.facts);
+        let mut attributes = attributes::of(launch, &self.facts);
         let [grid_x, grid_y, grid_z] = launch.grid();
         let config = sys::CUlaunchConfig {
             gridDimX: grid_x,
@@ -393,7 +393,7 @@ impl Driver for Nvidia {
             sharedMemBytes: launch.shared_bytes(),
             hStream: stream.0 as sys::CUstream,
             attrs: attributes.as_mut_ptr(),
-            numAttrs: count,
+            numAttrs: attributes.len() as u32,
         };
         let function = self.functions[launch.kernel() as usize];
         // SAFETY: the arguments were checked against the kernel's parameters; all of this is read before the call returns.
