@@ -3,6 +3,14 @@
 //
 // A block computes TOKENS tokens x ROWS rows, its grid is (parts of the tokens, parts of the rows): blocks that run at a time share
 // their weights.
+//
+// Two blocks of a cluster have the same tokens and different rows. Each copies half of the tokens to both, so that of what a
+// block's stage holds it asks for half the tokens and all of its weights. Tokens rather than weights, because these are the same
+// number of bytes or fewer (weights of 4 bits are a third), and because a matrix has an even number of parts more often than a
+// prompt. Where it has an odd one, each block is by itself and copies both halves.
+//
+// Of a mixture of experts a block has up to TOKENS tokens of one expert, side by side, with the rows of that expert's matrix. Tiles
+// begin at any row: what is copied behind the last token or row is another expert's, is computed and goes nowhere.
 #pragma once
 #include "hopper.cuh"
 #include "output.cuh"
@@ -15,9 +23,28 @@ constexpr int THREADS = 32 * (MULTIPLYING_WARPS + 1);
 constexpr u32 TOKENS = 128;
 constexpr u32 ROWS = 128;
 constexpr u32 PRODUCT_ROWS = 64;  // of a warpgroup's product
+constexpr u32 SHARES = 2;         // of a block's tokens: the most blocks of a cluster
+constexpr u32 SHARE_TOKENS = TOKENS / SHARES;
+
+// A block's tokens: rows of the input from the first on, of which those before `end` are its own. Its matrix has so many rows of
+// others before it.
+struct Part {
+  u32 first, end, rows_before;
+};
+
+// Of tokens that all go through one matrix.
+DEVICE Part part_of_all(u32 tokens) { return {block_x() * TOKENS, tokens, 0}; }
+
+// Of a mixture of experts with `rows` rows each, by its tiles {expert, first token, end, -}: what is nobody's has no tokens.
+DEVICE Part part_of_experts(const u32* tiles, u32 rows) {
+  wait_for_previous();  // who goes through which expert was computed just now
+  const u32* tile = tiles + 4 * block_x();
+  if (tile[0] == 0xffffffffu) return {0, 0, 0};
+  return {tile[1], tile[2], tile[0] * rows};
+}
 
 // Stages that go round: step after step of the columns has the next one. Of a stage's two barriers one says that what it holds
-// came, the other that all multiplying warps have read it.
+// came, the other that all multiplying warps of the cluster have read it: each of its blocks copies to all.
 template <typename Stage, u32 STAGES>
 struct Pipeline {
   Stage* stages;
@@ -27,7 +54,7 @@ struct Pipeline {
   DEVICE void init() const {
     for (u32 stage = 0; stage < STAGES; ++stage) {
       init_barrier(&came[stage], 1);
-      init_barrier(&read[stage], MULTIPLYING_WARPS);
+      init_barrier(&read[stage], MULTIPLYING_WARPS * cluster_blocks());
     }
     publish_barriers();
   }
@@ -56,9 +83,9 @@ struct Pipeline {
     wait_phase(&came[step % STAGES], step / STAGES % 2);
     return stages[step % STAGES];
   }
-  // Says that this warp has read the tiles of a step.
+  // Says that this warp has read the tiles of a step: each lane to another block.
   DEVICE void release(u32 step) const {
-    if (lane_index() == 0) arrive(&read[step % STAGES]);
+    arrive_at_all(&read[step % STAGES]);
   }
 
  private:
@@ -76,11 +103,26 @@ DEVICE void multiply_tiles_of(u32 steps, Weights weights, Input input, Multiply 
   DYNAMIC_SHARED(u8, memory);
   const Pipeline<Stage, STAGES> pipeline{reinterpret_cast<Stage*>(align_tiles(memory)), came, read};
   if (thread_index() == 0) pipeline.init();
-  sync_threads();
-  if (thread_index() == 32 * MULTIPLYING_WARPS) return pipeline.copy_all(steps, weights, input);
-  wait_for_previous();  // who adds to what is there reads it
-  let_next_start();
-  if (warp_index() < MULTIPLYING_WARPS) multiply(pipeline);
+  sync_cluster();
+  if (thread_index() == 32 * MULTIPLYING_WARPS) {
+    pipeline.copy_all(steps, weights, input);
+  } else {
+    wait_for_previous();  // who adds to what is there reads it
+    let_next_start();
+    if (warp_index() < MULTIPLYING_WARPS) multiply(pipeline);
+  }
+  sync_cluster();  // others still arrive at this block's barriers
+}
+
+// Starts to copy columns of a block's tokens, of which each block of its cluster copies a share to all.
+template <typename Value>
+DEVICE void copy_tokens(Value* to, const TensorMap& input, u32 col, const Part& part, Barrier* came) {
+  constexpr u32 DEPTH = TILE_ROW_BYTES / sizeof(Value);
+  const u32 blocks = cluster_blocks();
+  for (u32 share = cluster_rank(); share < SHARES; share += blocks) {
+    const u32 first = share * SHARE_TOKENS;
+    copy_tile_to((1u << blocks) - 1, to + first * DEPTH, input, col, part.first + first, came);
+  }
 }
 
 // A stage's tiles of both matrices, whose columns are of one type.
@@ -93,48 +135,55 @@ struct TilePair {
 
 // The same where stages are such pairs.
 template <typename Value, u32 STAGES, typename Multiply>
-DEVICE void multiply_matrices(u32 steps, const TensorMap& weights, const TensorMap& input, Multiply multiply) {
+DEVICE void multiply_matrices(u32 steps, const Part& part, const TensorMap& weights, const TensorMap& input, Multiply multiply) {
   typedef TilePair<Value> Stage;
   multiply_tiles_of<Stage, STAGES>(
       steps,
       [&](u32 step, Stage& to, Barrier* came) {
-        copy_tile(to.weights, weights, step * Stage::DEPTH, block_y() * ROWS, came);
+        copy_tile(to.weights, weights, step * Stage::DEPTH, part.rows_before + block_y() * ROWS, came);
       },
-      [&](u32 step, Stage& to, Barrier* came) {
-        copy_tile(to.input, input, step * Stage::DEPTH, block_x() * TOKENS, came);
-      },
+      [&](u32 step, Stage& to, Barrier* came) { copy_tokens(to.input, input, step * Stage::DEPTH, part, came); },
       multiply);
 }
 
 // Results of tiles, of which some are none.
 struct Results {
   Output out;
-  u32 tokens, rows;
+  Part part;
+  u32 rows;
 
   DEVICE void write(u32 token, u32 row, float value) const {
-    if (token >= tokens || row >= rows) return;
+    if (token >= part.end || row >= rows) return;
     out.write(token, row, value);
   }
 
   // Two neighbours, at once where they lie in one word.
   DEVICE void write_pair(u32 token, u32 row, float first, float second) const {
-    if (out.halves && rows % 2 == 0 && token < tokens && row < rows) {
-      *reinterpret_cast<u32*>(out.halves + static_cast<u64>(token) * rows + row) = pack_bf16(first, second);
+    if (out.halves && out.stride % 2 == 0 && token < part.end && row < rows) {
+      *reinterpret_cast<u32*>(out.halves + static_cast<u64>(token) * out.stride + row) = pack_bf16(first, second);
       return;
     }
     write(token, row, first);
     write(token, row + 1, second);
+  }
+
+  // Of row `row`, one of the first eight of sixteen, and of row `row + 8`.
+  DEVICE void write_two(u32 token, u32 row, float former, float latter) const {
+    if (token < part.end) out.write_two(token, row, rows, former, latter);
   }
 };
 
 // The places of a thread's sums where the weights are the left operand: rows g and g + 8 of its warp's sixteen, and tokens 2t and
 // 2t + 1 of every eight.
 DEVICE u32 row_of(u32 i) { return block_y() * ROWS + 16 * warp_index() + lane_index() / 4 + 8 * (i / 2 % 2); }
-DEVICE u32 token_of(u32 i) { return block_x() * TOKENS + 2 * (lane_index() % 4) + 8 * (i / 4) + i % 2; }
+DEVICE u32 token_of(const Part& part, u32 i) { return part.first + 2 * (lane_index() % 4) + 8 * (i / 4) + i % 2; }
 
 DEVICE void write_sums(const Results& out, const float (&sum)[64]) {
 #pragma unroll
-  for (u32 i = 0; i < 64; ++i) out.write(token_of(i), row_of(i), sum[i]);
+  for (u32 i = 0; i < 64; i += 4) {
+#pragma unroll
+    for (u32 k = i; k < i + 2; ++k) out.write_two(token_of(out.part, k), row_of(k), sum[k], sum[k + 2]);
+  }
 }
 
 #endif  // HOPPER

@@ -1,6 +1,7 @@
 // What Hopper has besides: barriers in shared memory that count arrivals and bytes (mbarrier), copies of whole tiles that one
 // thread starts (TMA), and products of four warps, a warpgroup, that read both operands from shared memory (wgmma). All of it
-// runs beside the threads: what a copy writes and what a product sums is there once it was waited for.
+// runs beside the threads: what a copy writes and what a product sums is there once it was waited for. Blocks that were launched
+// in a cluster run at the same time: a copy may write to all of them, and each arrives at the others' barriers.
 //
 // Code that uses it stands between `#ifdef HOPPER` and `#endif`: for other chips the kernel is empty, and the table lets nobody
 // launch it there.
@@ -62,6 +63,46 @@ DEVICE void copy_tile(void* shared, const TensorMap& matrix, u32 col, u32 row, B
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
       :: "r"(shared_address(shared)), "l"(&matrix), "r"(shared_address(barrier)), "r"(col), "r"(row) : "memory");
+}
+
+// Blocks of this one's cluster, and which of them it is: of a launch without clusters each block is one.
+DEVICE u32 cluster_blocks() {
+  u32 blocks;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+  return blocks;
+}
+DEVICE u32 cluster_rank() {
+  u32 rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Waits for all threads of the cluster, and sees what they did before. Nobody may touch another block's shared memory before that
+// block has begun, nor once it has ended.
+DEVICE void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
+}
+
+// Has each block's barrier at this place arrived at, by a lane for each block of the cluster. It orders no memory of other blocks.
+DEVICE void arrive_at_all(Barrier* barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .pred has_block;\n"
+      ".reg .u32 there;\n"
+      "setp.lt.u32 has_block, %1, %2;\n"
+      "@has_block mapa.shared::cluster.u32 there, %0, %1;\n"
+      "@has_block mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}"
+      :: "r"(shared_address(barrier)), "r"(lane_index()), "r"(cluster_blocks()) : "memory");
+}
+
+// copy_tile to the same place of the cluster's blocks whose bits `blocks` has: of each the barrier at the same place counts the bytes.
+DEVICE void copy_tile_to(u32 blocks, void* shared, const TensorMap& matrix, u32 col, u32 row, Barrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%3, %4}], [%2], %5;"
+      :: "r"(shared_address(shared)), "l"(&matrix), "r"(shared_address(barrier)), "r"(col), "r"(row),
+         "h"(static_cast<u16>(blocks)) : "memory");
 }
 
 // Orders what this thread did to its sums before the products that follow.

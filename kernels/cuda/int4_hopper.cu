@@ -2,8 +2,8 @@
 //
 // A block computes 128 tokens x 128 rows, and a warpgroup 64 of those rows. One thread has tokens, codes and scales of 64 columns
 // copied through stages of shared memory. Threads make weights of the codes, in the registers from where products take their left
-// operand; tokens are multiplied where they are. While products of 32 columns run, the weights of the next are made. Five stages,
-// and no more registers than nine warps may have: so two blocks share a multiprocessor.
+// operand; tokens are multiplied where they are. While products of 32 columns run, the weights of the next are made. A block has its
+// multiprocessor to itself: two would leave a thread 96 registers, as five of their warps share a quarter of them.
 //
 // A weight is scale · code + minimum in f32, rounded to bf16. linear.cu rounds none, and scales what exact codes gave: here that
 // would take as many registers again for sums, and with groups of 32 more additions than there is time for beside the products.
@@ -80,7 +80,6 @@ DEVICE void multiply_all(const Pipeline<Stage, STAGES>& pipeline, float (&sum)[6
       sort_columns(words);
       const RowScales scales(stage, group == 32 ? half : 0);
       wait_products<1>();
-      if (half == 1 && step > 0) pipeline.release(step - 1);
       for (u32 k = 0; k < 2; ++k) scales.expand(weights[half][k], words[k]);
       fence_products();
 #pragma unroll
@@ -89,9 +88,28 @@ DEVICE void multiply_all(const Pipeline<Stage, STAGES>& pipeline, float (&sum)[6
         input = operand_after(input);
       }
       commit_products();
+      if (half == 1 && step > 0) pipeline.release(step - 1);  // here: before the products ptxas would run them one by one
     }
   }
   settle_products(sum);
+}
+
+DEVICE void product(const TensorMap& codes, const TensorMap& scales, const TensorMap& input, const Results& out, u32 cols, u32 group) {
+  const u32 steps = ceil_divide(cols, DEPTH), first_tile = out.part.rows_before / 16 + block_y() * TILES;
+  multiply_tiles_of<Stage, STAGES>(
+      steps,
+      [&](u32 step, Stage& to, Barrier* came) {
+        for (u32 part = 0; part < CODE_PARTS; ++part) {
+          copy_tile(to.codes[part], codes, step * CODE_WORDS + part * TILE_WORDS, first_tile, came);
+        }
+        copy_tile(to.scales, scales, step * DEPTH / group * SCALE_WORDS, first_tile, came);
+      },
+      [&](u32 step, Stage& to, Barrier* came) { copy_tokens(to.input, input, step * DEPTH, out.part, came); },
+      [&](const Pipeline<Stage, STAGES>& pipeline) {
+        float sum[64];  // not zeros: registers that others write too would make every product wait for the one before
+        multiply_all(pipeline, sum, steps, group);
+        write_sums(out, sum);
+      });
 }
 
 #endif  // HOPPER
@@ -100,20 +118,15 @@ DEVICE void multiply_all(const Pipeline<Stage, STAGES>& pipeline, float (&sum)[6
 KERNEL(int4_hopper, THREADS)(TENSOR_MAP codes, TENSOR_MAP scales, TENSOR_MAP input, bf16* halves, float* floats, u32 action,
                              u32 tokens, u32 rows, u32 cols, u32 group) {
 #ifdef HOPPER
-  const u32 steps = ceil_divide(cols, DEPTH);
-  multiply_tiles_of<Stage, STAGES>(
-      steps,
-      [&](u32 step, Stage& to, Barrier* came) {
-        for (u32 part = 0; part < CODE_PARTS; ++part) {
-          copy_tile(to.codes[part], codes, step * CODE_WORDS + part * TILE_WORDS, block_y() * TILES, came);
-        }
-        copy_tile(to.scales, scales, step * DEPTH / group * SCALE_WORDS, block_y() * TILES, came);
-      },
-      [&](u32 step, Stage& to, Barrier* came) { copy_tile(to.input, input, step * DEPTH, block_x() * TOKENS, came); },
-      [&](const Pipeline<Stage, STAGES>& pipeline) {
-        float sum[64];  // not zeros: registers that others write too would make every product wait for the one before
-        multiply_all(pipeline, sum, steps, group);
-        write_sums({{halves, floats, action, rows}, tokens, rows}, sum);
-      });
+  product(codes, scales, input, {{halves, floats, action, rows}, part_of_all(tokens), rows}, cols, group);
+#endif
+}
+
+// The same for the tiles of a mixture of experts, whose matrices' rows, whole sixteens each, follow each other.
+KERNEL(int4_hopper_experts, THREADS)(TENSOR_MAP codes, TENSOR_MAP scales, TENSOR_MAP input, const u32* tiles, bf16* halves,
+                                     float* floats, u32 action, u32 stride, u32 rows, u32 cols, u32 group) {
+#ifdef HOPPER
+  const Part part = part_of_experts(tiles, rows);
+  if (part.end > 0) product(codes, scales, input, {{halves, floats, action, stride}, part, rows}, cols, group);
 #endif
 }

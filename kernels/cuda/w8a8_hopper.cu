@@ -57,8 +57,9 @@ DEVICE void multiply_all(const Pipeline<Stage, STAGES>& pipeline, const RowScale
 DEVICE void write_scaled(const Results& out, const float (&total)[64], const float* scales) {
 #pragma unroll
   for (u32 i = 0; i < 64; ++i) {
-    const float scale = token_of(i) < out.tokens ? scales[token_of(i)] : 0;
-    out.write(token_of(i), row_of(i), rounded_product(total[i], scale));
+    const u32 token = token_of(out.part, i);
+    const float scale = token < out.part.end ? scales[token] : 0;
+    out.write(token, row_of(i), rounded_product(total[i], scale));
   }
 }
 
@@ -66,7 +67,7 @@ template <typename Sum>
 DEVICE void product(const TensorMap& weights, const float* scales, const TensorMap& input, const float* input_scales,
                     const Results& out, u32 cols, u32 group) {
   const u32 steps = ceil_divide(cols, DEPTH);
-  multiply_matrices<u8, STAGES>(steps, weights, input, [&](const Pipeline<Stage, STAGES>& pipeline) {
+  multiply_matrices<u8, STAGES>(steps, out.part, weights, input, [&](const Pipeline<Stage, STAGES>& pipeline) {
     float total[64] = {};
     multiply_all<Sum>(pipeline, RowScales(scales, out.rows, cols, group), total, steps);
     write_scaled(out, total, input_scales);
@@ -76,7 +77,8 @@ DEVICE void product(const TensorMap& weights, const float* scales, const TensorM
 #endif  // HOPPER
 
 #ifdef HOPPER
-#define PRODUCT(SUM) product<SUM>(weights, scales, input, input_scales, {{halves, floats, action, rows}, tokens, rows}, cols, group)
+#define PRODUCT(SUM)                                                                                                    \
+  product<SUM>(weights, scales, input, input_scales, {{halves, floats, action, rows}, part_of_all(tokens), rows}, cols, group)
 #else
 #define PRODUCT(SUM)
 #endif

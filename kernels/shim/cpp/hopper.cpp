@@ -19,7 +19,7 @@ struct Matrix {
 };
 
 struct TileCopy {
-  u8* to;
+  u32 to;  // an address of shared memory
   Matrix from;
   u32 col, row;
 };
@@ -66,7 +66,7 @@ struct Thread {
   std::vector<std::pair<void*, Quad>> unshown;  // parts of operands
 };
 
-// Threads that meet.
+// Threads of a block that meet.
 struct Meeting {
   u32 arrived;
   int site;
@@ -87,31 +87,37 @@ struct Warpgroup {
 };
 
 struct Block {
-  std::map<const Barrier*, State> barriers;
+  std::map<u32, State> barriers;  // by their addresses
   std::vector<Thread> threads;
   std::vector<WarpPart> warps;
   std::vector<Warpgroup> groups;
 };
 
-thread_local Block block;
+thread_local Block cluster[MOST_BLOCKS];
 
-State& state_of(const Barrier* barrier) {
-  const auto found = block.barriers.find(barrier);
-  if (found == block.barriers.end()) fail("uses a barrier that nobody made, or made behind a barrier of the block");
+Block& own_block() { return cluster[now.rank]; }
+
+// The barrier that a block of the cluster has where this one has that.
+State& state_of(const Barrier* barrier, u32 rank = now.rank) {
+  if (rank >= cluster_size()) fail("reaches for block %u of a cluster of %u", rank, cluster_size());
+  if (!is_running(rank)) fail("uses a barrier of a block that has ended");
+  auto& barriers = cluster[rank].barriers;
+  const auto found = barriers.find(shared_address(barrier));
+  if (found == barriers.end()) fail("uses a barrier that nobody made, or made behind a barrier of the threads");
   return found->second;
 }
 
 u32 size_of(const TileCopy& copy) { return copy.from.box_rows * copy.from.box_cols * copy.from.element_bytes; }
 
-// Writes a tile: 16 bytes go together, and what is outside of the matrix becomes zeros.
-void land(const TileCopy& copy) {
+// Writes a tile into a block's shared memory: 16 bytes go together, and what is outside of the matrix becomes zeros.
+void land(const TileCopy& copy, u32 rank) {
   const Matrix& from = copy.from;
   const u64 row_bytes = from.cols * from.element_bytes, box_bytes = from.box_cols * from.element_bytes;
-  const u32 to = shared_address(copy.to);
+  u8* base = shared_window(rank).base;
   for (u64 row = 0; row < from.box_rows; ++row) {
     for (u64 byte = 0; byte < box_bytes; byte += 16) {
       const u64 source = copy.col * from.element_bytes + byte;
-      u8* target = shared_window().base + swizzled(to + row * box_bytes + byte, from.swizzle_bytes);
+      u8* target = base + swizzled(copy.to + row * box_bytes + byte, from.swizzle_bytes);
       memset(target, 0, 16);
       if (copy.row + row >= from.rows || source >= row_bytes) continue;
       memcpy(target, from.at + (copy.row + row) * row_bytes + source, row_bytes - source < 16 ? row_bytes - source : 16);
@@ -119,20 +125,20 @@ void land(const TileCopy& copy) {
   }
 }
 
-// Ends the phase if all came that it waits for. Copies come, in any order, only when somebody waits.
-void progress(State& state) {
+// Ends the phase of a block's barrier if all came that it waits for. Copies come, in any order, only when somebody waits.
+void progress(State& state, u32 rank) {
   while (state.missing == 0 && state.bytes != 0) {
     if (state.waiting.empty() || state.copies.empty()) return;
     const size_t pick = next_random() % state.copies.size();
     const TileCopy copy = state.copies[pick];
     state.copies.erase(state.copies.begin() + pick);
-    land(copy);
+    land(copy, rank);
     state.bytes -= size_of(copy);
   }
   if (state.missing > 0) return;
   ++state.phase;
   state.missing = state.arrivals;
-  for (u32 thread : state.waiting) resume(thread);
+  for (u32 fiber : state.waiting) resume(fiber);
   state.waiting.clear();
 }
 
@@ -145,7 +151,7 @@ void meet(Meeting& meeting, u32 count, int site, All all) {
   if (meeting.arrived == count) {
     meeting.arrived = 0;
     all();
-    for (u32 i = 0; i < count; ++i) resume(meeting.threads[i]);
+    for (u32 i = 0; i < count; ++i) resume(fiber_of(meeting.threads[i]));
   }
   suspend(site);
 }
@@ -173,7 +179,7 @@ void spread_rows(const Product& product, float* a) {
 
 // Sums that products add to already, or those that this thread's registers hold now.
 Sums& pending_sums(u32 thread, u32* registers, u32 count) {
-  Thread& own = block.threads[thread];
+  Thread& own = own_block().threads[thread];
   for (Sums& sums : own.sums) {
     if (sums.registers == registers) return sums;
   }
@@ -185,7 +191,7 @@ Sums& pending_sums(u32 thread, u32* registers, u32 count) {
 
 // Notes what a thread's registers hold that products read: what has changed since others read it was fenced since.
 void use_rows(const u32* rows) {
-  Thread& own = block.threads[now.thread];
+  Thread& own = own_block().threads[now.thread];
   const auto found = own.uses.find(rows);
   const bool same = found != own.uses.end() && !memcmp(&found->second.held, rows, sizeof(RowRegisters));
   const u64 last = found == own.uses.end() ? 0 : found->second.fence;
@@ -199,7 +205,7 @@ void use_rows(const u32* rows) {
 std::shared_ptr<Product> started(const Warpgroup& group) {
   const auto product = std::make_shared<Product>();
   product->operands = group.operands;
-  product->group = block.threads[now.thread].group;
+  product->group = own_block().threads[now.thread].group;
   product->shared = shared_of(group.operands);
   for (u32 i = 0; group.operands.rows && i < GROUP_THREADS; ++i) {
     product->registers[i] = group.rows[i];
@@ -228,7 +234,7 @@ void multiply_group(const Warpgroup& group) {
     sums.group = product->group;
     memset(sums.registers, 0xff, count * sizeof *sums.registers);
   }
-  for (u32 warp = 0; warp < GROUP_WARPS; ++warp) block.warps[first / LANES + warp].products.push_back(product);
+  for (u32 warp = 0; warp < GROUP_WARPS; ++warp) own_block().warps[first / LANES + warp].products.push_back(product);
 }
 
 // Fails where a product reads something else now than when it started.
@@ -250,7 +256,7 @@ void finish_products(WarpPart& warp, u64 end) {
   auto& products = warp.products;
   while (!products.empty() && products.front()->group < end) products.erase(products.begin());
   for (u32 lane = 0; lane < LANES; ++lane) {
-    Thread& own = block.threads[warp.meeting.threads[lane]];
+    Thread& own = own_block().threads[warp.meeting.threads[lane]];
     for (size_t i = own.sums.size(); i-- > 0;) {
       if (own.sums[i].group >= end) continue;
       memcpy(own.sums[i].registers, own.sums[i].value, own.sums[i].count * sizeof(u32));
@@ -262,73 +268,90 @@ void finish_products(WarpPart& warp, u64 end) {
 
 }  // namespace
 
-void begin_hopper_block(u32 threads) {
-  block.barriers.clear();
-  block.threads.assign(threads, {});
-  block.warps.assign(threads / LANES, {});
-  block.groups.assign(threads / GROUP_THREADS, {});
+void begin_hopper_cluster(u32 blocks, u32 threads) {
+  for (u32 rank = 0; rank < blocks; ++rank) {
+    cluster[rank].barriers.clear();
+    cluster[rank].threads.assign(threads, {});
+    cluster[rank].warps.assign(threads / LANES, {});
+    cluster[rank].groups.assign(threads / GROUP_THREADS, {});
+  }
 }
 
 void end_hopper_thread(bool last) {
-  if (!block.threads[now.thread].sums.empty()) fail("ended with products that it did not wait for");
-  if (!block.threads[now.thread].unshown.empty()) fail("ended with parts of operands that it did not show");
+  if (!own_block().threads[now.thread].sums.empty()) fail("ended with products that it did not wait for");
+  if (!own_block().threads[now.thread].unshown.empty()) fail("ended with parts of operands that it did not show");
   if (!last) return;
-  for (const auto& entry : block.barriers) {
+  for (const auto& entry : own_block().barriers) {
     if (!entry.second.copies.empty()) fail("ended the block with copies that nobody waited for");
   }
 }
 
 u32 shared_address(const void* pointer) {
-  const SharedWindow window = shared_window();
+  const SharedWindow window = shared_window(now.rank);
   const u8* at = static_cast<const u8*>(pointer);
-  if (at < window.begin || at > window.end) fail("takes the address of what is not in its shared memory");
+  if (at < window.base || (at > window.arrays_end && at < window.begin) || at > window.end) fail("takes the address of what is not in its shared memory");
   return at - window.base;
 }
 
 void init_barrier(Barrier* barrier, u32 arrivals) {
-  if (!block.barriers.emplace(barrier, State{arrivals, arrivals, 0, 0, now.thread, false, {}, {}}).second) {
-    fail("makes a barrier twice");
-  }
+  const State made{arrivals, arrivals, 0, 0, now.thread, false, {}, {}};
+  if (!own_block().barriers.emplace(shared_address(barrier), made).second) fail("makes a barrier twice");
 }
 
 void publish_barriers() {
-  for (auto& entry : block.barriers) {
+  for (auto& entry : own_block().barriers) {
     if (entry.second.maker == now.thread) entry.second.published = true;
   }
 }
 
-void arrive(Barrier* barrier, u32 bytes) {
-  State& state = state_of(barrier);
+void arrive(Barrier* barrier, u32 bytes, u32 rank) {
+  State& state = state_of(barrier, rank);
   if (state.missing == 0) fail("arrives more often than its barrier counts");
   --state.missing;
   state.bytes += bytes;
-  progress(state);
+  progress(state, rank);
   step_aside();
+}
+
+void arrive_at_all(Barrier* barrier) {
+  const u32 lane = now.thread % LANES;
+  if (lane < cluster_size()) arrive(barrier, 0, lane);
 }
 
 void wait_phase(Barrier* barrier, u32 parity, int site) {
   State& state = state_of(barrier);
   if (state.phase % 2 != parity) return;
-  state.waiting.push_back(now.thread);
-  progress(state);
+  state.waiting.push_back(fiber_of(now.thread));
+  progress(state, now.rank);
   suspend(site);
 }
 
-void copy_tile(void* shared, const TensorMap& map, u32 col, u32 row, Barrier* barrier) {
-  State& state = state_of(barrier);
+namespace {
+
+// Starts a copy to one block of the cluster.
+void start_copy(const TileCopy& copy, Barrier* barrier, u32 rank) {
+  State& state = state_of(barrier, rank);
   if (!state.published) fail("copies to a barrier that copies were not shown");
-  TileCopy copy{static_cast<u8*>(shared), {}, col, row};
-  memcpy(&copy.from, &map, sizeof copy.from);
-  const SharedWindow window = shared_window();
-  if (shared_address(shared) % 128) fail("copies a tile to an address that is no multiple of 128");
-  if (size_of(copy) > window.end - copy.to) fail("copies a tile behind its shared memory");
-  memset(copy.to, 0xff, size_of(copy));  // until it is waited for, nobody can know what is there
+  const SharedWindow window = shared_window(rank);
+  if (copy.to % 128) fail("copies a tile to an address that is no multiple of 128");
+  if (size_of(copy) > window.end - (window.base + copy.to)) fail("copies a tile behind its shared memory");
+  memset(window.base + copy.to, 0xff, size_of(copy));  // until it is waited for, nobody can know what is there
   state.copies.push_back(copy);
-  progress(state);
+  progress(state, rank);
+}
+
+}  // namespace
+
+void copy_tile(u32 blocks, void* shared, const TensorMap& map, u32 col, u32 row, Barrier* barrier) {
+  TileCopy copy{shared_address(shared), {}, col, row};
+  memcpy(&copy.from, &map, sizeof copy.from);
+  for (u32 rank = 0; blocks >> rank; ++rank) {
+    if (blocks >> rank & 1) start_copy(copy, barrier, rank);
+  }
 }
 
 void fence_products() {
-  Thread& own = block.threads[now.thread];
+  Thread& own = own_block().threads[now.thread];
   own.fenced = true;
   ++own.fences;
 }
@@ -339,8 +362,8 @@ bool alike(const Operands& one, const Operands& other) {
 }
 
 void multiply(void* sum, const Operands& operands, bool adds, int site) {
-  if (now.thread / GROUP_THREADS >= block.groups.size()) fail("multiplies without a whole warpgroup");
-  Warpgroup& group = block.groups[now.thread / GROUP_THREADS];
+  if (now.thread / GROUP_THREADS >= own_block().groups.size()) fail("multiplies without a whole warpgroup");
+  Warpgroup& group = own_block().groups[now.thread / GROUP_THREADS];
   if (group.meeting.arrived == 0) group.operands = operands, group.adds = adds;
   if (!alike(group.operands, operands) || group.adds != adds) fail("multiplies other operands than its warpgroup");
   if (operands.rows) use_rows(operands.rows);
@@ -349,21 +372,21 @@ void multiply(void* sum, const Operands& operands, bool adds, int site) {
   meet(group.meeting, GROUP_THREADS, site, [&] { multiply_group(group); });
 }
 
-void commit_products() { ++block.threads[now.thread].group; }
+void commit_products() { ++own_block().threads[now.thread].group; }
 
 void wait_products(u32 pending, int site) {
-  WarpPart& warp = block.warps[now.thread / LANES];
-  const u64 committed = block.threads[now.thread].group;
+  WarpPart& warp = own_block().warps[now.thread / LANES];
+  const u64 committed = own_block().threads[now.thread].group;
   meet(warp.meeting, LANES, site, [&] { finish_products(warp, committed > pending ? committed - pending : 0); });
 }
 
 void write_operand(void* shared, const Quad& quad) {
   if (shared_address(shared) % sizeof quad) fail("writes 16 bytes to an address that is no multiple of 16");
-  block.threads[now.thread].unshown.emplace_back(shared, quad);
+  own_block().threads[now.thread].unshown.emplace_back(shared, quad);
 }
 
 void show_operands() {
-  auto& unshown = block.threads[now.thread].unshown;
+  auto& unshown = own_block().threads[now.thread].unshown;
   for (const auto& [to, quad] : unshown) memcpy(to, &quad, sizeof quad);
   unshown.clear();
 }

@@ -43,7 +43,7 @@ u32 swizzled(u32 address, u32 row_bytes) { return address ^ (address >> 7 & (row
 
 void read_operand(u64 descriptor, bool transposed, u32 rows, std::vector<u8>& bytes) {
   if (descriptor >> 49 & 7) fail("multiplies an operand with a base offset, which the shim does not know");
-  const SharedWindow window = shared_window();
+  const SharedWindow window = shared_window(now.rank);
   const u32 piece = transposed ? 2 : 16;  // bytes that are side by side
   for (u32 row = 0; row < rows; ++row) {
     for (u32 byte = 0; byte < PRODUCT_BYTES; byte += piece) {

@@ -1,4 +1,4 @@
-// Runs a launch: its blocks one after the other in random order, a block's threads as fibers.
+// Runs a launch: its clusters, of one block or several, one after the other in random order, and the threads of each as fibers.
 #include "runtime.h"
 
 #include <csignal>
@@ -20,7 +20,9 @@ namespace {
 
 constexpr size_t STACK_BYTES = 64 << 10;
 constexpr size_t MAX_SHARED_BYTES = 256 << 10;
+constexpr size_t STATIC_BYTES = 48 << 10;  // most bytes of arrays that a kernel declares
 constexpr int NOWHERE = -1;
+constexpr u64 STAY = 256;  // of so many turns one may be another block's: so blocks of a cluster part
 
 struct Copy {
   void* to;
@@ -29,6 +31,7 @@ struct Copy {
 };
 
 struct Fiber {
+  u32 rank, thread;
   void* stack_pointer;
   u8* stack;
   bool waited;
@@ -46,15 +49,31 @@ struct Warp {
   int site;
 };
 
+// Fibers that meet at one place.
+struct Barrier {
+  std::vector<u32> waiting;
+  int site;
+};
+
+struct Block {
+  u32 index[3];
+  u8* dynamic_shared;
+  u32 live;
+  std::vector<Warp> warps;
+  std::vector<u32> ready;
+  Barrier barrier;
+};
+
 struct Run {
   const Entry* entry;
   const u64* arguments;
   u64 random;
-  u32 threads, live;
+  u32 threads, blocks;  // of a block, and of a cluster
+  u32 placed;           // bytes of arrays
   std::vector<Fiber> fibers;
-  std::vector<Warp> warps;
-  std::vector<u32> ready, at_barrier;
-  int barrier_site, last_site;
+  Block block[MOST_BLOCKS];
+  Barrier cluster_barrier;
+  int last_site;
   void* main_stack_pointer;
 #if !defined(__x86_64__)
   ucontext_t main_context;
@@ -63,16 +82,18 @@ struct Run {
 };
 
 thread_local Run run;
-thread_local u8* shared_end = nullptr;
-u64 serial = 0;
+thread_local u8* shared_base = nullptr;
+u64 launches = 0;
+
+Fiber& own_fiber() { return run.fibers[fiber_of(now.thread)]; }
+Block& own_block() { return run.block[now.rank]; }
 
 void body() {
   run.entry->call(run.arguments);
-  if (!run.fibers[now.thread].waited) fail("ended without wait_for_previous()");
-  if (run.fibers[now.thread].groups.size() > 1 || !run.fibers[now.thread].groups[0].empty()) {
-    fail("ended with copies that it did not wait for");
-  }
-  end_hopper_thread(run.live == 1);
+  const Fiber& own = own_fiber();
+  if (!own.waited) fail("ended without wait_for_previous()");
+  if (own.groups.size() > 1 || !own.groups[0].empty()) fail("ended with copies that it did not wait for");
+  end_hopper_thread(own_block().live == 1);
 }
 
 #if defined(__x86_64__)
@@ -99,8 +120,17 @@ shim_switch:
 extern "C" void shim_switch(void** save, void* load);
 #endif
 
-void enter_fiber(u32 thread) {
-  now.thread = thread;
+void enter_block(u32 rank) {
+  const Block& block = run.block[rank];
+  now.rank = rank;
+  memcpy(now.block, block.index, sizeof now.block);
+  now.dynamic_shared = block.dynamic_shared;
+  now.static_shared = shared_window(rank).base;
+}
+
+void enter_fiber(u32 fiber) {
+  now.thread = run.fibers[fiber].thread;
+  if (now.rank != run.fibers[fiber].rank) enter_block(run.fibers[fiber].rank);
 }
 
 void to_main() {
@@ -113,16 +143,37 @@ void to_main() {
   __builtin_unreachable();
 }
 
-// Goes on with a random fiber that can. `self` waits, or has ended (NOWHERE).
-void yield(int self) {
-  if (run.ready.empty()) {
-    if (run.live == 0) to_main();
-    fail("%u of %u threads wait for what never comes (one of them at line %d)", run.live, run.threads, run.last_site);
+u32 live_threads() {
+  u32 live = 0;
+  for (u32 rank = 0; rank < run.blocks; ++rank) live += run.block[rank].live;
+  return live;
+}
+
+// A block some of whose fibers can go on: mostly the one that ran.
+Block& next_block() {
+  u32 rank = now.rank;
+  if (run.blocks > 1 && next_random() % STAY == 0) rank = next_random() % run.blocks;
+  for (u32 tried = 0; tried < run.blocks && run.block[rank].ready.empty(); ++tried) rank = (rank + 1) % run.blocks;
+  return run.block[rank];
+}
+
+// A random fiber that can go on, which is then nobody's to choose.
+u32 take_ready() {
+  std::vector<u32>& ready = next_block().ready;
+  if (ready.empty()) {
+    fail("%u of %u threads wait for what never comes (one of them at line %d)", live_threads(), run.blocks * run.threads, run.last_site);
   }
-  const size_t pick = next_random() % run.ready.size();
-  const u32 next = run.ready[pick];
-  run.ready[pick] = run.ready.back();
-  run.ready.pop_back();
+  const size_t pick = next_random() % ready.size();
+  const u32 fiber = ready[pick];
+  ready[pick] = ready.back();
+  ready.pop_back();
+  return fiber;
+}
+
+// Goes on with a random fiber. `self` waits, or has ended (NOWHERE).
+void yield(int self) {
+  if (live_threads() == 0) to_main();
+  const u32 next = take_ready();
   if (self >= 0 && next == static_cast<u32>(self)) return;
   enter_fiber(next);
 #if defined(__x86_64__)
@@ -136,7 +187,7 @@ void yield(int self) {
 
 void start() {
   body();
-  --run.live;
+  --own_block().live;
   yield(NOWHERE);
   __builtin_unreachable();
 }
@@ -161,34 +212,47 @@ void prepare(Fiber& fiber) {
 #endif
 }
 
-// Shared memory of `bytes`, poisoned, which ends where a page begins that cannot be touched.
-u8* poisoned_shared(u32 bytes) {
-  if (!shared_end) {
-    const size_t page = sysconf(_SC_PAGESIZE);
-    u8* base = static_cast<u8*>(
-        mmap(nullptr, MAX_SHARED_BYTES + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    mprotect(base + MAX_SHARED_BYTES, page, PROT_NONE);
-    shared_end = base + MAX_SHARED_BYTES;
-  }
-  u8* start = shared_end - (bytes + 15) / 16 * 16;
-  memset(start, 0xff, shared_end - start);
-  return start;
+// What nobody can touch behind each block's shared memory.
+size_t guard_bytes() {
+  static const size_t page = sysconf(_SC_PAGESIZE);
+  return page;
 }
 
-void run_block(u32 shared_bytes) {
-  now.block_serial = __atomic_add_fetch(&serial, 1, __ATOMIC_RELAXED);
-  now.dynamic_shared = poisoned_shared(shared_bytes);
-  run.live = run.threads;
-  run.ready.clear();
-  run.at_barrier.clear();
+// Memory for the shared memory of MOST_BLOCKS blocks: each ends where a page begins that cannot be touched.
+void reserve_shared() {
+  if (shared_base) return;
+  shared_base = static_cast<u8*>(mmap(nullptr, MOST_BLOCKS * (MAX_SHARED_BYTES + guard_bytes()), PROT_READ | PROT_WRITE,
+                                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  for (u32 rank = 0; rank < MOST_BLOCKS; ++rank) mprotect(shared_window(rank).end, guard_bytes(), PROT_NONE);
+}
+
+// Makes a block of the cluster ready, its shared memory poisoned.
+void prepare_block(u32 rank, const u32 (&index)[3], u32 shared_bytes) {
+  Block& block = run.block[rank];
+  memcpy(block.index, index, sizeof index);
+  const SharedWindow window = shared_window(rank);
+  block.dynamic_shared = window.end - (shared_bytes + 15) / 16 * 16;
+  memset(block.dynamic_shared, 0xff, window.end - block.dynamic_shared);
+  memset(window.base, 0xff, run.placed);
+  block.live = run.threads;
+  block.warps.resize(run.threads / LANES);
+  for (Warp& warp : block.warps) warp.arrived = 0;
+  block.ready.clear();
+  block.barrier.waiting.clear();
   for (u32 thread = 0; thread < run.threads; ++thread) {
-    prepare(run.fibers[thread]);
-    run.ready.push_back(thread);
+    Fiber& fiber = run.fibers[rank * run.threads + thread];
+    fiber.rank = rank;
+    fiber.thread = thread;
+    prepare(fiber);
+    block.ready.push_back(rank * run.threads + thread);
   }
-  for (Warp& warp : run.warps) warp.arrived = 0;
-  begin_hopper_block(run.threads);
-  const u32 first = run.ready.back();
-  run.ready.pop_back();
+}
+
+void run_cluster() {
+  run.cluster_barrier.waiting.clear();
+  begin_hopper_cluster(run.blocks, run.threads);
+  enter_block(next_random() % run.blocks);
+  const u32 first = take_ready();
   enter_fiber(first);
 #if defined(__x86_64__)
   shim_switch(&run.main_stack_pointer, run.fibers[first].stack_pointer);
@@ -233,19 +297,37 @@ u64 next_random() {  // splitmix64
   return x ^ x >> 31;
 }
 
+u32 fiber_of(u32 thread) { return now.rank * run.threads + thread; }
+
 void suspend(int site) {
   run.last_site = site;
-  yield(now.thread);
+  yield(fiber_of(now.thread));
 }
 
-void resume(u32 thread) { run.ready.push_back(thread); }
+void resume(u32 fiber) { run.block[run.fibers[fiber].rank].ready.push_back(fiber); }
 
 void step_aside() {
-  resume(now.thread);
-  yield(now.thread);
+  resume(fiber_of(now.thread));
+  yield(fiber_of(now.thread));
 }
 
-SharedWindow shared_window() { return {shared_end - MAX_SHARED_BYTES, now.dynamic_shared, shared_end}; }
+SharedWindow shared_window(u32 rank) {
+  u8* base = shared_base + rank * (MAX_SHARED_BYTES + guard_bytes());
+  return {base, base + run.placed, run.block[rank].dynamic_shared, base + MAX_SHARED_BYTES};
+}
+
+u32 place_shared(size_t bytes) {
+  const u32 place = run.placed;
+  run.placed += (bytes + 15) / 16 * 16;
+  const SharedWindow window = shared_window(now.rank);
+  if (run.placed > STATIC_BYTES || window.arrays_end > window.begin) fail("declares more shared memory than there is");
+  for (u32 rank = 0; rank < run.blocks; ++rank) memset(shared_window(rank).base + place, 0xff, run.placed - place);
+  return place;
+}
+
+u32 cluster_size() { return run.blocks; }
+
+bool is_running(u32 rank) { return run.block[rank].live > 0; }
 
 void fail(const char* format, ...) {
   char reason[256];
@@ -259,48 +341,56 @@ void fail(const char* format, ...) {
   __builtin_unreachable();
 }
 
-void block_barrier(int site) {
-  if (run.at_barrier.empty()) run.barrier_site = site;
-  if (run.barrier_site != site) fail("waits at the barrier of line %d, others at line %d", site, run.barrier_site);
-  if (run.at_barrier.size() + 1 == run.threads) {
-    run.ready.insert(run.ready.end(), run.at_barrier.begin(), run.at_barrier.end());
-    run.at_barrier.clear();
-    run.ready.push_back(now.thread);
-  } else {
-    run.at_barrier.push_back(now.thread);
+namespace {
+
+// Waits until so many fibers have come, all at the same place.
+void meet(Barrier& barrier, u32 count, int site) {
+  if (barrier.waiting.empty()) barrier.site = site;
+  if (barrier.site != site) fail("waits at the barrier of line %d, others at line %d", site, barrier.site);
+  barrier.waiting.push_back(fiber_of(now.thread));
+  if (barrier.waiting.size() == count) {
+    for (u32 fiber : barrier.waiting) resume(fiber);
+    barrier.waiting.clear();
   }
   suspend(site);
 }
 
+}  // namespace
+
+void block_barrier(int site) { meet(own_block().barrier, run.threads, site); }
+
+void cluster_barrier(int site) { meet(run.cluster_barrier, run.blocks * run.threads, site); }
+
 const u8 (*exchange(const void* mine, size_t bytes, int site))[SLOT_BYTES] {
   const u32 thread = now.thread, lane = thread % LANES;
-  Warp& warp = run.warps[thread / LANES];
-  u8(&slots)[LANES][SLOT_BYTES] = warp.slots[run.fibers[thread].turn++ % 2];
+  Warp& warp = own_block().warps[thread / LANES];
+  u8(&slots)[LANES][SLOT_BYTES] = warp.slots[own_fiber().turn++ % 2];
   memcpy(slots[lane], mine, bytes);
   if (warp.arrived == 0) warp.site = site;
   if (warp.site != site) fail("is at the warp function of line %d, others of its warp at line %d", site, warp.site);
-  warp.waiting[warp.arrived++] = thread;
+  warp.waiting[warp.arrived++] = fiber_of(thread);
   if (warp.arrived == LANES) {
-    run.ready.insert(run.ready.end(), warp.waiting, warp.waiting + LANES);
+    std::vector<u32>& ready = own_block().ready;
+    ready.insert(ready.end(), warp.waiting, warp.waiting + LANES);
     warp.arrived = 0;
   }
   suspend(site);
   return slots;
 }
 
-void wait_for_previous() { run.fibers[now.thread].waited = true; }
+void wait_for_previous() { own_fiber().waited = true; }
 
 void copy_async(void* shared, const void* global, bool valid) {
   const uintptr_t at = reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(valid ? global : nullptr);
   if (at % 16) fail("copies 16 bytes from or to an address that is no multiple of 16");
   memset(shared, 0xff, 16);  // until it is waited for, nobody can know what is there
-  run.fibers[now.thread].groups.back().push_back({shared, global, valid});
+  own_fiber().groups.back().push_back({shared, global, valid});
 }
 
-void commit_copies() { run.fibers[now.thread].groups.emplace_back(); }
+void commit_copies() { own_fiber().groups.emplace_back(); }
 
 void wait_copies(u32 pending) {
-  auto& groups = run.fibers[now.thread].groups;
+  auto& groups = own_fiber().groups;
   while (groups.size() > pending + 1) {
     for (const Copy& copy : groups.front()) {
       if (copy.valid) memcpy(copy.to, copy.from, 16);
@@ -322,7 +412,7 @@ extern "C" const shim::Entry* shim_entry(size_t index) {
 }
 
 // Runs a kernel to its end. False with a reason when it does what CUDA forbids.
-extern "C" bool shim_launch(size_t index, const u32* grid, u32 shared_bytes, const u64* arguments, u64 seed,
+extern "C" bool shim_launch(size_t index, const u32* grid, const u32* cluster, u32 shared_bytes, const u64* arguments, u64 seed,
                             char* error, size_t error_bytes) {
   using namespace shim;
   report_faults();
@@ -330,21 +420,29 @@ extern "C" bool shim_launch(size_t index, const u32* grid, u32 shared_bytes, con
   run.arguments = arguments;
   run.random = seed;
   run.threads = run.entry->threads;
+  run.blocks = cluster[0] * cluster[1] * cluster[2];
+  run.placed = 0;
   run.error[0] = 0;
-  if (run.fibers.size() < run.threads) run.fibers.resize(run.threads);
-  if (run.warps.size() < run.threads / LANES) run.warps.resize(run.threads / LANES);
+  if (run.fibers.size() < run.blocks * run.threads) run.fibers.resize(run.blocks * run.threads);
+  reserve_shared();
   memcpy(now.grid, grid, sizeof now.grid);
-  const u64 blocks = u64{grid[0]} * grid[1] * grid[2];
-  // A step that has no factor in common with their number visits all blocks.
-  u64 step = next_random() % blocks + 1;
+  now.launch = __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);
+  const u32 clusters_x = grid[0] / cluster[0], clusters_y = grid[1] / cluster[1];
+  const u64 clusters = u64{clusters_x} * clusters_y * (grid[2] / cluster[2]);
+  // A step that has no factor in common with their number visits all clusters.
+  u64 step = next_random() % clusters + 1;
   const auto common = [](u64 a, u64 b) { while (b) { const u64 c = a % b; a = b; b = c; } return a; };
-  while (common(step, blocks) != 1) ++step;
-  u64 block = next_random() % blocks;
-  for (u64 done = 0; done < blocks && !run.error[0]; ++done, block = (block + step) % blocks) {
-    now.block[0] = block % grid[0];
-    now.block[1] = block / grid[0] % grid[1];
-    now.block[2] = block / grid[0] / grid[1];
-    run_block(shared_bytes);
+  while (common(step, clusters) != 1) ++step;
+  u64 at = next_random() % clusters;
+  for (u64 done = 0; done < clusters && !run.error[0]; ++done, at = (at + step) % clusters) {
+    const u64 first[3] = {at % clusters_x, at / clusters_x % clusters_y, at / clusters_x / clusters_y};
+    for (u32 rank = 0; rank < run.blocks; ++rank) {
+      const u32 inside[3] = {rank % cluster[0], rank / cluster[0] % cluster[1], rank / cluster[0] / cluster[1]};
+      u32 index[3];
+      for (u32 i = 0; i < 3; ++i) index[i] = first[i] * cluster[i] + inside[i];
+      prepare_block(rank, index, shared_bytes);
+    }
+    run_cluster();
   }
   snprintf(error, error_bytes, "%s", run.error);
   return !run.error[0];

@@ -1,4 +1,4 @@
-// A CUDA block on one CPU thread: what dev.cuh asks of a GPU, done by fibers.
+// A CUDA block, or a cluster of them, on one CPU thread: what dev.cuh asks of a GPU, done by fibers.
 //
 // Every CUDA thread is a fiber that runs until it needs others: at a barrier, or at a warp function. Then another that
 // can go on is chosen at random, by the launch's seed, so that code which lacks a barrier gives another result. Warp
@@ -22,8 +22,9 @@ constexpr size_t SLOT_BYTES = 64;
 // What the running fiber knows of itself, set at every switch.
 struct Now {
   u32 thread, block[3], grid[3];
-  u8* dynamic_shared;
-  u64 block_serial;  // distinguishes blocks, for poisoning
+  u32 rank;  // of the block in its cluster
+  u8 *static_shared, *dynamic_shared;
+  u64 launch;  // distinguishes launches
 };
 extern __thread Now now;
 
@@ -37,16 +38,19 @@ void commit_copies();
 void wait_copies(u32 pending);
 [[noreturn]] void fail(const char* format, ...);
 
+// Where the blocks of this launch have one more array of shared memory: so many bytes behind the begin of their own.
+u32 place_shared(size_t bytes);
+
 // One array of shared memory; KEY is a type of its own for each declaration and instantiation.
 template <typename T, int COUNT, typename KEY>
 T* shared_array(KEY) {
-  alignas(16) static thread_local u8 bytes[sizeof(T) * COUNT];
-  static thread_local u64 serial = 0;
-  if (serial != now.block_serial) {
-    serial = now.block_serial;
-    memset(bytes, 0xff, sizeof bytes);
+  static thread_local u64 launch = 0;
+  static thread_local u32 place;
+  if (launch != now.launch) {
+    launch = now.launch;
+    place = place_shared(sizeof(T) * COUNT);
   }
-  return reinterpret_cast<T*>(bytes);
+  return reinterpret_cast<T*>(now.static_shared + place);
 }
 
 template <typename T>

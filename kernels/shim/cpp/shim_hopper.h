@@ -1,7 +1,8 @@
 // What hopper.cuh asks of a GPU, done by fibers.
 //
-// A tile copy poisons what it will write when it starts, and writes, swizzled by the address as the ISA says, when somebody
-// waits for its barrier. A product reads both operands through their descriptors when it starts, and again when it is waited
+// A tile copy poisons what it will write when it starts, in each block that it goes to, and writes there, swizzled by the address
+// as the ISA says, when somebody waits for that block's barrier. Neither a copy nor an arrival may reach a block that has not made
+// its barriers or has ended. A product reads both operands through their descriptors when it starts, and again when it is waited
 // for: what changed meanwhile is an error, in registers too. Until then its sums are NaNs. What threads write for products is not
 // there before they show it.
 #pragma once
@@ -14,9 +15,12 @@ namespace shim {
 u32 shared_address(const void* pointer);
 void init_barrier(Barrier* barrier, u32 arrivals);
 void publish_barriers();
-void arrive(Barrier* barrier, u32 bytes);
+void arrive(Barrier* barrier, u32 bytes, u32 rank);
+void arrive_at_all(Barrier* barrier);
 void wait_phase(Barrier* barrier, u32 parity, int site);
-void copy_tile(void* shared, const TensorMap& matrix, u32 col, u32 row, Barrier* barrier);
+void copy_tile(u32 blocks, void* shared, const TensorMap& matrix, u32 col, u32 row, Barrier* barrier);
+u32 cluster_size();
+void cluster_barrier(int site);
 void fence_products();
 // What operands consist of.
 enum class Values { BF16, SIGNED, E4M3 };
@@ -41,13 +45,20 @@ void show_operands();
 DEVICE u32 shared_address(const void* pointer) { return shim::shared_address(pointer); }
 DEVICE void init_barrier(Barrier* barrier, u32 arrivals) { shim::init_barrier(barrier, arrivals); }
 DEVICE void publish_barriers() { shim::publish_barriers(); }
-DEVICE void arrive(Barrier* barrier) { shim::arrive(barrier, 0); }
-DEVICE void arrive_expecting(Barrier* barrier, u32 bytes) { shim::arrive(barrier, bytes); }
+DEVICE void arrive(Barrier* barrier) { shim::arrive(barrier, 0, shim::now.rank); }
+DEVICE void arrive_expecting(Barrier* barrier, u32 bytes) { shim::arrive(barrier, bytes, shim::now.rank); }
 DEVICE void wait_phase(Barrier* barrier, u32 parity, int site = __builtin_LINE()) {
   shim::wait_phase(barrier, parity, site);
 }
 DEVICE void copy_tile(void* shared, const TensorMap& matrix, u32 col, u32 row, Barrier* barrier) {
-  shim::copy_tile(shared, matrix, col, row, barrier);
+  shim::copy_tile(1u << shim::now.rank, shared, matrix, col, row, barrier);
+}
+DEVICE u32 cluster_blocks() { return shim::cluster_size(); }
+DEVICE u32 cluster_rank() { return shim::now.rank; }
+DEVICE void sync_cluster(int site = __builtin_LINE()) { shim::cluster_barrier(site); }
+DEVICE void arrive_at_all(Barrier* barrier) { shim::arrive_at_all(barrier); }
+DEVICE void copy_tile_to(u32 blocks, void* shared, const TensorMap& matrix, u32 col, u32 row, Barrier* barrier) {
+  shim::copy_tile(blocks, shared, matrix, col, row, barrier);
 }
 DEVICE void fence_products() { shim::fence_products(); }
 DEVICE void multiply_tiles(float (&sum)[64], u64 a, u64 b, bool adds, int site = __builtin_LINE()) {

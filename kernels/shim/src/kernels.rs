@@ -32,6 +32,7 @@ unsafe extern "C" {
     fn shim_launch(
         index: usize,
         grid: *const u32,
+        cluster: *const u32,
         shared_bytes: u32,
         arguments: *const u64,
         seed: u64,
@@ -86,8 +87,9 @@ pub(crate) unsafe fn run(launch: &Launch, seed: u64) -> Result<(), String> {
     let mut error = [0 as c_char; 512];
     // SAFETY: the entry is there, the arguments are as many as it reads, and the error's room is as given.
     let done = unsafe {
-        let (grid, shared) = (launch.grid(), launch.shared_bytes());
-        shim_launch(index, grid.as_ptr(), shared, arguments.as_ptr(), seed, error.as_mut_ptr(), error.len())
+        let (grid, cluster, shared) = (launch.grid(), launch.cluster(), launch.shared_bytes());
+        let (blocks, clusters) = (grid.as_ptr(), cluster.as_ptr());
+        shim_launch(index, blocks, clusters, shared, arguments.as_ptr(), seed, error.as_mut_ptr(), error.len())
     };
     // SAFETY: the call leaves a text that ends with a zero.
     if done { Ok(()) } else { Err(unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy().into_owned()) }

@@ -68,6 +68,11 @@ impl DeviceFacts {
     pub fn overlaps_launches(&self) -> bool {
         self.capability >= (9, 0)
     }
+
+    /// Whether blocks may run in clusters, which begin together and reach each other's shared memory.
+    pub fn has_clusters(&self) -> bool {
+        self.capability >= (9, 0)
+    }
 }
 
 /// A device's memory now.

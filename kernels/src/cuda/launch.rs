@@ -11,6 +11,9 @@ pub const POINTER_ALIGNMENT: u64 = 16;
 /// Most blocks along x, and along y and z (CUDA C++ Programming Guide, table of compute capabilities).
 const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 
+/// Most blocks of a cluster, on whatever chip has clusters (CUDA C++ Programming Guide, thread block clusters).
+const MAX_CLUSTER: u32 = 8;
+
 /// A kernel's argument.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Argument {
@@ -180,6 +183,7 @@ impl Argument {
 pub struct Launch {
     kernel: Kernel,
     grid: [u32; 3],
+    cluster: [u32; 3],
     shared_bytes: u32,
     arguments: [Argument; MAX_PARAMETERS],
     count: usize,
@@ -188,7 +192,20 @@ pub struct Launch {
 impl Launch {
     /// A launch of `grid` blocks; those have the table's number of threads.
     pub fn new(kernel: Kernel, grid: [u32; 3]) -> Launch {
-        Launch { kernel, grid, shared_bytes: 0, arguments: [Argument::U32(0); MAX_PARAMETERS], count: 0 }
+        Launch {
+            kernel,
+            grid,
+            cluster: [1; 3],
+            shared_bytes: 0,
+            arguments: [Argument::U32(0); MAX_PARAMETERS],
+            count: 0,
+        }
+    }
+
+    /// Has so many blocks along x, y and z run at the same time, and reach each other's shared memory.
+    pub fn in_clusters(mut self, blocks: [u32; 3]) -> Launch {
+        self.cluster = blocks;
+        self
     }
 
     /// Asks for bytes of shared memory for each block.
@@ -218,6 +235,11 @@ impl Launch {
         self.grid
     }
 
+    /// Blocks of a cluster along x, y and z: one where none was asked for.
+    pub fn cluster(&self) -> [u32; 3] {
+        self.cluster
+    }
+
     /// Bytes of shared memory for each block.
     pub fn shared_bytes(&self) -> u32 {
         self.shared_bytes
@@ -234,6 +256,9 @@ impl Launch {
         let refuse = |problem: String| Err(LaunchError { kernel: spec.name, problem });
         if self.grid.iter().zip(MAX_GRID).any(|(&blocks, most)| blocks == 0 || blocks > most) {
             return refuse(format!("a grid of {:?} blocks; each must be from 1 to {MAX_GRID:?}", self.grid));
+        }
+        if let Some(problem) = self.misfit_of_clusters(facts) {
+            return refuse(problem);
         }
         if !spec.only_on.is_empty() && !spec.only_on.contains(&facts.capability) {
             let (major, minor) = facts.capability;
@@ -253,6 +278,21 @@ impl Launch {
             Some(problem) => refuse(problem),
             None => Ok(()),
         }
+    }
+
+    /// Why blocks cannot run in such clusters, if they cannot.
+    fn misfit_of_clusters(&self, facts: &DeviceFacts) -> Option<String> {
+        let (cluster, grid) = (self.cluster, self.grid);
+        let most = self.kernel.spec().cluster.min(MAX_CLUSTER);
+        let blocks = cluster.iter().try_fold(1u32, |product, &blocks| product.checked_mul(blocks));
+        if !blocks.is_some_and(|blocks| (1..=most).contains(&blocks)) {
+            return Some(format!("clusters of {cluster:?} blocks; they may have from 1 to {most}"));
+        }
+        if grid.iter().zip(cluster).any(|(blocks, own)| !blocks.is_multiple_of(own)) {
+            return Some(format!("a grid of {grid:?} blocks; it must be whole clusters of {cluster:?}"));
+        }
+        (blocks != Some(1) && !facts.has_clusters())
+            .then(|| format!("clusters of {cluster:?} blocks on a device of compute capability {:?}", facts.capability))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The real driver, over cudarc's bindings, which look it up at run time: a program starts with it or without.
 
+mod attributes;
 mod context;
 mod cublaslt;
 mod facts;
@@ -380,11 +381,7 @@ impl Driver for Nvidia {
                 *place = std::ptr::from_mut(map).cast();
             }
         }
-        let mut overlap = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: Default::default(),
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
+        let mut attributes = attributes::of(launch, &self.facts);
         let [grid_x, grid_y, grid_z] = launch.grid();
         let config = sys::CUlaunchConfig {
             gridDimX: grid_x,
@@ -395,9 +392,8 @@ impl Driver for Nvidia {
             blockDimZ: 1,
             sharedMemBytes: launch.shared_bytes(),
             hStream: stream.0 as sys::CUstream,
-            attrs: &raw mut overlap,
-            // Every kernel waits for the one ahead before it touches what that one touches.
-            numAttrs: u32::from(self.facts.overlaps_launches()),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
         };
         let function = self.functions[launch.kernel() as usize];
         // SAFETY: the arguments were checked against the kernel's parameters; all of this is read before the call returns.

@@ -20,6 +20,7 @@ mod sample;
 mod sharing;
 mod w8a8;
 mod wide;
+mod wide_experts;
 
 pub use activation::{Gate, GateLayout, gate_mul, soft_cap};
 pub use attention::{
@@ -43,6 +44,7 @@ pub use sample::{
 pub use sharing::{shared_splits, sharing_order};
 pub use w8a8::{Quantized, linear_w8a8, linear_w8a8_wide, multiplies, quantize_tokens};
 pub use wide::{linear_wide, multiplies_widely};
+pub use wide_experts::{linear_experts_wide, multiplies_experts_widely};
 
 /// A size as kernels take it.
 ///

@@ -33,6 +33,8 @@ pub struct KernelSpec {
     pub threads: u32,
     /// Most bytes of shared memory that a launch may ask for.
     pub shared_bytes: u32,
+    /// Most blocks of a cluster that it may run in.
+    pub cluster: u32,
     /// Its parameters, in order.
     pub parameters: Signature,
     /// The compute capabilities that it is made for; none where it is made for all.
@@ -49,10 +51,10 @@ macro_rules! parameters {
 }
 
 /// Declares [`Kernel`] and its table from lines of `Name = symbol parameters, threads, shared bytes;` by file. With `on (major,
-/// minor)` behind the bytes the kernel is empty elsewhere.
+/// minor)` behind the bytes the kernel is empty elsewhere, and with `clusters of N` behind that so many blocks may run in one.
 macro_rules! kernels {
     ($($file:literal { $(
-        $(#[$doc:meta])* $kernel:ident = $name:ident $parameters:tt, $threads:expr, $shared:expr $(, on $only:expr)?;
+        $(#[$doc:meta])* $kernel:ident = $name:ident $parameters:tt, $threads:expr, $shared:expr $(, on $only:expr)? $(, clusters of $cluster:expr)?;
     )* })*) => {
         /// A kernel of the table.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,7 +71,7 @@ macro_rules! kernels {
                 match self { $($(Kernel::$kernel => {
                     const SPEC: KernelSpec = KernelSpec {
                         name: stringify!($name), file: $file, threads: $threads, shared_bytes: $shared,
-                        parameters: parameters!($parameters), only_on: &[$($only)?],
+                        parameters: parameters!($parameters), only_on: &[$($only)?], cluster: 1 $(* $cluster)?,
                     };
                     &SPEC
                 })*)* }
@@ -111,6 +113,15 @@ pub const GEMM_SHARED_BYTES: u32 = 4 * 2 * 128 * (32 + 8) * 2;
 
 /// Tokens, and rows, of a block of the product of many tokens on Hopper.
 pub const GEMM_HOPPER_TILE: u32 = 128;
+
+/// Blocks of a cluster of Hopper's products: they have the same tokens and neighbouring rows.
+pub const GEMM_HOPPER_CLUSTER: [u32; 3] = [1, 2, 1];
+
+/// Tokens of a block of theirs that each of those copies to both.
+pub const GEMM_HOPPER_SHARE: u32 = GEMM_HOPPER_TILE / GEMM_HOPPER_BLOCKS;
+
+/// Blocks of such a cluster.
+const GEMM_HOPPER_BLOCKS: u32 = GEMM_HOPPER_CLUSTER[0] * GEMM_HOPPER_CLUSTER[1] * GEMM_HOPPER_CLUSTER[2];
 
 /// Bytes of shared memory of that product: three stages of two tiles of 64 columns of 2 bytes, which begin at a multiple of 1024.
 pub const GEMM_HOPPER_SHARED_BYTES: u32 = 3 * 2 * GEMM_HOPPER_TILE * 64 * 2 + (1024 - 16);
@@ -472,17 +483,28 @@ kernels! {
     "gemm_hopper.cu" {
         /// The same by warpgroups, from tiles that are copied beside them.
         GemmHopperBf16 = gemm_hopper_bf16(
-            weights: Tiles(Bf16, GEMM_HOPPER_TILE), input: Tiles(Bf16, GEMM_HOPPER_TILE), halves: Out(Bf16),
+            weights: Tiles(Bf16, GEMM_HOPPER_TILE), input: Tiles(Bf16, GEMM_HOPPER_SHARE), halves: Out(Bf16),
             floats: Out(F32), action: U32, tokens: U32, rows: U32, cols: U32
-        ), 288, GEMM_HOPPER_SHARED_BYTES, on HOPPER;
+        ), 288, GEMM_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
+        /// The same of each tile's expert.
+        GemmHopperExperts = gemm_hopper_experts(
+            weights: Tiles(Bf16, GEMM_HOPPER_TILE), input: Tiles(Bf16, GEMM_HOPPER_SHARE), tiles: In(Word),
+            halves: Out(Bf16), floats: Out(F32), action: U32, stride: U32, rows: U32, cols: U32
+        ), 288, GEMM_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
     }
     "int4_hopper.cu" {
         /// `out = input · weightsᵀ` for many tokens by warpgroups, weights of 4 bits.
         Int4Hopper = int4_hopper(
             codes: Tiles(Word, INT4_HOPPER_TILES), scales: Tiles(Word, INT4_HOPPER_TILES),
-            input: Tiles(Bf16, GEMM_HOPPER_TILE), halves: Out(Bf16), floats: Out(F32), action: U32, tokens: U32, rows: U32,
+            input: Tiles(Bf16, GEMM_HOPPER_SHARE), halves: Out(Bf16), floats: Out(F32), action: U32, tokens: U32, rows: U32,
             cols: U32, group: U32
-        ), 288, INT4_HOPPER_SHARED_BYTES, on HOPPER;
+        ), 288, INT4_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
+        /// The same of each tile's expert.
+        Int4HopperExperts = int4_hopper_experts(
+            codes: Tiles(Word, INT4_HOPPER_TILES), scales: Tiles(Word, INT4_HOPPER_TILES),
+            input: Tiles(Bf16, GEMM_HOPPER_SHARE), tiles: In(Word), halves: Out(Bf16), floats: Out(F32), action: U32,
+            stride: U32, rows: U32, cols: U32, group: U32
+        ), 288, INT4_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
     }
     "w8a8.cu" {
         /// Each token in signed 8 bits, with a scale of its own.
@@ -500,9 +522,9 @@ kernels! {
     }
     "w8a8_hopper.cu" {
         /// `out = input · weightsᵀ` for many tokens by warpgroups, both in signed 8 bits: as `w8a8.cu` gives it, bit for bit.
-        W8a8HopperInt8 = w8a8_hopper_int8[W8A8_HOPPER], 288, W8A8_HOPPER_SHARED_BYTES, on HOPPER;
+        W8a8HopperInt8 = w8a8_hopper_int8[W8A8_HOPPER], 288, W8A8_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
         /// The same in e4m3, with other bits.
-        W8a8HopperFp8 = w8a8_hopper_fp8[W8A8_HOPPER], 288, W8A8_HOPPER_SHARED_BYTES, on HOPPER;
+        W8a8HopperFp8 = w8a8_hopper_fp8[W8A8_HOPPER], 288, W8A8_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
     }
     "experts.cu" {
         /// The experts of each token, and their weights.

@@ -67,11 +67,15 @@ pub(super) fn mix(
     let scores = tokens * weights.router.rows();
     let input = normed.slice(0..values);
     ops::linear(stream, &weights.router, input, Output::F32(room.scores.slice_mut(0..scores)))?;
-    room.routes.choose(stream, room.scores.slice(0..scores))?;
+    let (scores, facts) = (room.scores.slice(0..scores), stream.device().facts());
+    match inputs.widens_experts(facts, &weights.gated, room.routes.mixture(), tokens) {
+        true => room.routes.choose_wide(stream, scores)?,
+        false => room.routes.choose(stream, scores)?,
+    }
     let out = Output::Gated(room.gated.slice_mut(0..rows * wide), gate);
-    ops::linear_experts(stream, &weights.gated.gate_up, &room.routes, ExpertInput::Tokens(input), out)?;
+    inputs.multiply_experts(stream, &weights.gated.gate_up, &room.routes, ExpertInput::Tokens(input), out)?;
     let (own, out) = (room.gated.slice(0..rows * wide), Output::Bf16(room.given.slice_mut(0..rows * hidden)));
-    ops::linear_experts(stream, &weights.gated.down, &room.routes, ExpertInput::Given(own), out)?;
+    inputs.multiply_experts(stream, &weights.gated.down, &room.routes, ExpertInput::Given(own), out)?;
     if let Some(shared) = &weights.shared {
         let own = gate_product(stream, gate, shared, normed.slice(0..values), inputs, gate_up, gated)?;
         // Nobody reads the norm any more.

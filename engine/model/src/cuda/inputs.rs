@@ -3,16 +3,21 @@
 use std::sync::Arc;
 
 use half::bf16;
-use windlass_kernels::cuda::ops::{self, LIBRARY_TOKENS, Output, ProductLibrary, Quantized, Rounded};
+use windlass_kernels::cuda::ops::{
+    self, ExpertInput, LIBRARY_TOKENS, Mixture, Output, ProductLibrary, Quantized, Rounded, Routes,
+};
 use windlass_kernels::cuda::weights::EightBits;
 use windlass_kernels::cuda::{Device, DeviceFacts, DriverError, Matrix, Memory, Products, Stream, View};
 
-use super::weights::Weights;
+use super::experts::mixture;
+use super::weights::{GatedWeights, Weights};
+use crate::config::DecoderConfig;
 
 /// Room for them: one input at a time.
 #[derive(Debug)]
 pub(super) struct InputRoom {
-    /// For matrices whose columns have an order of their own (`desc_act`).
+    /// For matrices whose columns have an order of their own (`desc_act`), and for experts of many tokens, whose inputs lie side by
+    /// side.
     sorted: Memory<bf16>,
     /// For matrices of 8 bits, where inputs are rounded to as many (W8A8), and for those of a GGUF file, where these are.
     codes: Memory<u8>,
@@ -39,8 +44,13 @@ pub(super) struct ProductChoices {
 
 impl InputRoom {
     /// For steps of up to `tokens` tokens.
-    pub fn new(device: &Device, weights: &Weights, tokens: usize) -> Result<InputRoom, DriverError> {
-        let Lengths { sorted, codes, scales } = Lengths::of(weights, tokens);
+    pub fn new(
+        device: &Device,
+        config: &DecoderConfig,
+        weights: &Weights,
+        tokens: usize,
+    ) -> Result<InputRoom, DriverError> {
+        let Lengths { sorted, codes, scales } = Lengths::of(device.facts(), config, weights, tokens);
         let library = weights.library().map(|products| ProductLibrary::new(device, products, LIBRARY_TOKENS));
         Ok(InputRoom {
             library: library.transpose()?,
@@ -52,8 +62,8 @@ impl InputRoom {
     }
 
     /// Bytes of it.
-    pub fn bytes(weights: &Weights, tokens: usize) -> u64 {
-        let Lengths { sorted, codes, scales } = Lengths::of(weights, tokens);
+    pub fn bytes(facts: &DeviceFacts, config: &DecoderConfig, weights: &Weights, tokens: usize) -> u64 {
+        let Lengths { sorted, codes, scales } = Lengths::of(facts, config, weights, tokens);
         let library = weights.library().map_or(0, |products| products.workspace_bytes());
         (2 * sorted + codes + 4 * scales + library) as u64
     }
@@ -139,6 +149,32 @@ impl InputRoom {
         ops::linear_rounded(stream, matrix, input, &rounded, out)
     }
 
+    /// Whether the experts of so many tokens are multiplied with sums in another order.
+    pub fn widens_experts(
+        &self,
+        facts: &DeviceFacts,
+        experts: &GatedWeights,
+        mixture: &Mixture,
+        tokens: usize,
+    ) -> bool {
+        self.choices.widens_experts(facts, experts, mixture, tokens)
+    }
+
+    /// `out[place] = matrix of the place's expert · input`, as the routes' tiles were chosen.
+    pub fn multiply_experts(
+        &mut self,
+        stream: &Stream,
+        matrix: &Matrix,
+        routes: &Routes,
+        input: ExpertInput<'_>,
+        out: Output<'_>,
+    ) -> Result<(), DriverError> {
+        match routes.are_wide() {
+            true => ops::linear_experts_wide(stream, matrix, routes, input, &mut self.sorted, out),
+            false => ops::linear_experts(stream, matrix, routes, input, out),
+        }
+    }
+
     fn multiply_rounded(
         &mut self,
         stream: &Stream,
@@ -153,6 +189,13 @@ impl InputRoom {
         let input = Quantized { codes: self.codes.slice(0..values), scales: self.scales.slice(0..tokens) };
         let multiply = if self.choices.widens { ops::linear_w8a8_wide } else { ops::linear_w8a8 };
         multiply(stream, matrix, &input, out)
+    }
+}
+
+impl ProductChoices {
+    fn widens_experts(&self, facts: &DeviceFacts, experts: &GatedWeights, mixture: &Mixture, tokens: usize) -> bool {
+        let widens = |matrix: &Matrix| ops::multiplies_experts_widely(facts, matrix, mixture, tokens);
+        self.widens && widens(&experts.gate_up) && widens(&experts.down)
     }
 }
 
@@ -177,11 +220,12 @@ struct Lengths {
 }
 
 impl Lengths {
-    fn of(weights: &Weights, tokens: usize) -> Lengths {
+    fn of(facts: &DeviceFacts, config: &DecoderConfig, weights: &Weights, tokens: usize) -> Lengths {
         let widest = |is_meant: &dyn Fn(&Matrix) -> bool| {
             weights.layer_matrices().filter(|matrix| is_meant(matrix)).map(Matrix::cols).max().unwrap_or(0)
         };
-        let sorted = tokens * widest(&|matrix| matrix.order().is_some());
+        let sorted =
+            (tokens * widest(&|matrix| matrix.order().is_some())).max(by_expert(facts, config, weights, tokens));
         let by_token = widest(&|matrix| weights.choices.rounds && matrix.code().is_some());
         let head = weights.head.iter().map(|head| &head.output);
         let in_bytes = weights.layer_matrices().chain(head).filter(|matrix| ops::multiplies_rounded(matrix));
@@ -190,4 +234,11 @@ impl Lengths {
         let by_token = [tokens * by_token, if by_token > 0 { tokens } else { 0 }];
         Lengths { sorted, codes: codes.max(by_token[0]), scales: scales.max(by_token[1]) }
     }
+}
+
+/// Values of the inputs of experts by warpgroups, where a step of so many tokens has such.
+fn by_expert(facts: &DeviceFacts, config: &DecoderConfig, weights: &Weights, tokens: usize) -> usize {
+    let Some(mixture) = config.experts.as_ref().map(mixture) else { return 0 };
+    let widens = |experts: &&GatedWeights| weights.choices.widens_experts(facts, experts, &mixture, tokens);
+    weights.experts().filter(widens).map(|experts| tokens * mixture.used * experts.gate_up.cols()).max().unwrap_or(0)
 }

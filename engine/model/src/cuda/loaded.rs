@@ -85,8 +85,8 @@ impl LoadedPart {
 
     /// What steps take, with what ranks exchange.
     pub fn workspace_bytes(&self, geometry: &Geometry, exchanged: u64) -> u64 {
-        let RankPart { config, weights, .. } = &self.part;
-        let inputs = InputRoom::bytes(weights, geometry.max_step_tokens as usize);
+        let RankPart { device, config, weights, .. } = &self.part;
+        let inputs = InputRoom::bytes(device.facts(), config, weights, geometry.max_step_tokens as usize);
         step_bytes(config, weights.head.is_some(), inputs, geometry) + exchanged
     }
 }

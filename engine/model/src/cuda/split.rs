@@ -72,12 +72,15 @@ fn bytes_of_last(
     let asked = LoadOptions { kv: KvBudget::Bytes(kv), memory_limit_bytes: None, ..options.clone() };
     let groups = KvGroups::undivided(&whole);
     let geometry = Sizes::decide(slice::from_ref(&held), config.rotary_dims(), groups, &asked)?.geometry;
-    let inputs = INPUT_BYTES * u64::from(geometry.max_step_tokens) * config.hidden.max(config.feed_forward) as u64;
+    let by_expert = config.experts.as_ref().filter(|_| !options.batch_invariant);
+    let by_expert = by_expert.map_or(0, |experts| experts.used * config.hidden);
+    let widest = config.hidden.max(config.feed_forward).max(by_expert);
+    let inputs = INPUT_BYTES * u64::from(geometry.max_step_tokens) * widest as u64;
     let weights = manifest.device_bytes(&Parts::of(&Shard::whole(&whole), config), stage);
     Ok(weights + kv + step_bytes(config, true, inputs, &geometry))
 }
 
-/// Bytes of a value of an input that is rounded or sorted for a matrix, at most.
+/// Bytes of a value of an input that is rounded or sorted for a matrix, or copied for each expert, at most.
 const INPUT_BYTES: u64 = 2;
 
 impl<'a> SplitModel<'a> {

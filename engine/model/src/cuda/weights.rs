@@ -156,6 +156,14 @@ impl Weights {
         self.layers.iter().flat_map(LayerWeights::matrices)
     }
 
+    /// Matrices of the layers' experts.
+    pub fn experts(&self) -> impl Iterator<Item = &GatedWeights> {
+        self.layers.iter().filter_map(|layer| match &layer.feed_forward {
+            FeedForwardWeights::Experts(experts) => Some(&experts.gated),
+            FeedForwardWeights::Dense(_) => None,
+        })
+    }
+
     /// What multiplies many tokens with matrices in bf16, where there are such and that is there.
     pub fn library(&self) -> Option<&Arc<dyn Products>> {
         self.choices.library.as_ref().filter(|_| self.layer_matrices().any(Matrix::is_bf16))

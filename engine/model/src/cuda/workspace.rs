@@ -52,7 +52,7 @@ impl Workspace {
             picked: device.allocate(lengths.picked)?,
             picked_normed: device.allocate(lengths.picked)?,
             logits: device.allocate(lengths.logits)?,
-            inputs: InputRoom::new(device, weights, sizes.tokens)?,
+            inputs: InputRoom::new(device, config, weights, sizes.tokens)?,
             experts: ExpertRoom::new(device, config, sizes)?,
         })
     }

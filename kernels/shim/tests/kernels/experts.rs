@@ -12,7 +12,7 @@ type Weights = (Matrix, Box<dyn Fn(usize, usize) -> f64>);
 
 /// The layouts that experts' weights have.
 #[derive(Clone, Copy, Debug)]
-enum Layout {
+pub enum Layout {
     Bf16,
     Int4,
     FiveBits,
@@ -85,8 +85,10 @@ impl Layout {
 }
 
 /// Two products of experts, one after the other, with nothing between.
-struct Scene {
+pub struct Scene {
     mixture: Mixture,
+    /// By blocks of many tokens, whose sums have another order.
+    pub widely: bool,
     hidden: usize,
     wide: usize,
     up: Weights,
@@ -98,12 +100,13 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(device: &Device, random: &mut Random, mixture: Mixture, layout: Layout, tokens: usize) -> Scene {
+    pub fn new(device: &Device, random: &mut Random, mixture: Mixture, layout: Layout, tokens: usize) -> Scene {
         let (hidden, wide) = layout.widths();
         // Few different scores: the first of equals is chosen.
         let scores = (0..tokens * mixture.scores()).map(|_| random.below(9) as f32 / 2.0 - 2.0).collect();
         Scene {
             mixture,
+            widely: false,
             hidden,
             wide,
             up: layout.weights(device, random, mixture.held * wide, hidden),
@@ -116,7 +119,7 @@ impl Scene {
     }
 
     /// What becomes of the first `tokens` tokens' residual.
-    fn run(&self, device: &Device, stream: &Stream, tokens: usize) -> Vec<f32> {
+    pub fn run(&self, device: &Device, stream: &Stream, tokens: usize) -> Vec<f32> {
         let (mixture, values, rows) = (self.mixture, tokens * self.hidden, tokens * self.mixture.used);
         let mut routes = Routes::new(device, mixture, tokens + 3).unwrap();
         let scores = device.upload(&self.scores[..tokens * mixture.scores()]).unwrap();
@@ -125,11 +128,15 @@ impl Scene {
         let mut residual = device.upload(&self.residual[..values]).unwrap();
         let mut wide = poisoned::<bf16>(device, rows * self.wide);
         let mut given = poisoned::<bf16>(device, rows * self.hidden);
-        routes.choose(stream, scores.view()).unwrap();
-        let from = ExpertInput::Tokens(input.view());
-        ops::linear_experts(stream, &self.up.0, &routes, from, Output::Bf16(wide.view_mut())).unwrap();
-        let from = ExpertInput::Given(wide.view());
-        ops::linear_experts(stream, &self.down.0, &routes, from, Output::Bf16(given.view_mut())).unwrap();
+        let mut room = poisoned::<bf16>(device, rows * self.hidden);
+        let choose = if self.widely { Routes::choose_wide } else { Routes::choose };
+        choose(&mut routes, stream, scores.view()).unwrap();
+        let mut multiply = |matrix: &Matrix, from: ExpertInput<'_>, out: Output<'_>| match self.widely {
+            true => ops::linear_experts_wide(stream, matrix, &routes, from, &mut room, out).unwrap(),
+            false => ops::linear_experts(stream, matrix, &routes, from, out).unwrap(),
+        };
+        multiply(&self.up.0, ExpertInput::Tokens(input.view()), Output::Bf16(wide.view_mut()));
+        multiply(&self.down.0, ExpertInput::Given(wide.view()), Output::Bf16(given.view_mut()));
         let shared = mixture.shared.then(|| shared.view());
         routes.mix(stream, given.view(), shared, self.hidden, ExpertSum::AddTo(residual.view_mut())).unwrap();
         let mut rounded = poisoned::<bf16>(device, residual.len());
@@ -142,6 +149,12 @@ impl Scene {
             assert!(same, "{sum}, and {rounded} as a part of a sum");
         }
         found
+    }
+
+    /// How far what was added to it is from what should be.
+    pub fn error(&self, found: &[f32]) -> f64 {
+        let added = found.iter().zip(&self.residual).map(|(found, before)| f64::from(*found) - f64::from(*before));
+        relative_error(&added.collect::<Vec<_>>(), &self.reference())
     }
 
     /// What is added to it.
@@ -176,12 +189,12 @@ impl Scene {
     }
 }
 
-fn mixture(count: usize, used: usize, shared: bool, sum_to_one: bool) -> Mixture {
+pub fn mixture(count: usize, used: usize, shared: bool, sum_to_one: bool) -> Mixture {
     Mixture { count, first: 0, held: count, used, shared, sum_to_one }
 }
 
 /// A rank's part of a mixture whose experts stay whole.
-fn part(mixture: Mixture, first: usize, held: usize) -> Mixture {
+pub fn part(mixture: Mixture, first: usize, held: usize) -> Mixture {
     Mixture { first, held, ..mixture }
 }
 
@@ -207,9 +220,7 @@ fn mixtures_of_experts_match_the_reference() {
         let (device, stream) = device(seed);
         let scene = Scene::new(&device, &mut random, mixture, layout, tokens);
         let found = scene.run(&device, &stream, tokens);
-        let added: Vec<f64> =
-            found.iter().zip(&scene.residual).map(|(found, before)| f64::from(*found) - f64::from(*before)).collect();
-        let error = relative_error(&added, &scene.reference());
+        let error = scene.error(&found);
         assert!(error <= 5e-3, "{mixture:?} in {layout:?}, {tokens} tokens: {error}");
         // Alone it goes through narrower tiles, in another order.
         let alone = scene.run(&device, &stream, 1);

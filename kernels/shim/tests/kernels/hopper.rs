@@ -5,7 +5,9 @@ use std::ops::Range;
 use half::bf16;
 use windlass_kernels::cuda::launch::{Argument, Launch, TensorMap};
 use windlass_kernels::cuda::ops::{self, Output};
-use windlass_kernels::cuda::table::{GEMM_HOPPER_SHARED_BYTES, GEMM_HOPPER_TILE};
+use windlass_kernels::cuda::table::{
+    GEMM_HOPPER_CLUSTER, GEMM_HOPPER_SHARE, GEMM_HOPPER_SHARED_BYTES, GEMM_HOPPER_TILE,
+};
 use windlass_kernels::cuda::{Device, Kernel, Matrix, Memory, Stream};
 
 use crate::common::{Random, SEEDS, ampere, hopper, poisoned, relative_error, same_in_any_batch};
@@ -21,37 +23,83 @@ struct Shape {
 fn launch(shape: &Shape, weights: &Memory<bf16>, input: &Memory<bf16>, out: &mut Memory<f32>, add: bool) -> Launch {
     let Shape { tokens, rows, cols } = *shape;
     let parts = |count: usize| count.div_ceil(GEMM_HOPPER_TILE as usize) as u32;
-    let tiles = |values: &Memory<bf16>| TensorMap::new(values.view(), cols, GEMM_HOPPER_TILE);
+    let tiles = |values: &Memory<bf16>, box_rows| TensorMap::new(values.view(), cols, box_rows);
     let launch = Launch::new(Kernel::GemmHopperBf16, [parts(tokens), parts(rows), 1]).shared(GEMM_HOPPER_SHARED_BYTES);
-    let launch = launch.with(tiles(weights)).with(tiles(input));
+    let launch = launch.with(tiles(weights, GEMM_HOPPER_TILE)).with(tiles(input, GEMM_HOPPER_SHARE));
     let launch = launch.with(Argument::none::<bf16>()).with(out.view_mut());
     [u32::from(add), tokens as u32, rows as u32, cols as u32].into_iter().fold(launch, Launch::with)
 }
 
 /// Fewer columns than a tile has, as many as several have and eight more; one row, one token, and one more than a tile's; many
-/// more tiles than stages.
+/// more tiles than stages. Blocks of a cluster give the same bits as each by itself.
 #[test]
 fn products_of_any_shape_match_the_reference() {
     let mut random = Random::new(40);
-    let shapes =
-        [(1, 1, 8), (129, 127, 40), (3, 257, 136), (64, 128, 64), (65, 33, 200), (128, 130, 192), (5, 7, 1032)];
+    let shapes = [
+        (1, 1, 8),
+        (129, 127, 40),
+        (3, 257, 136),
+        (64, 128, 64),
+        (65, 33, 200),
+        (128, 130, 192),
+        (5, 7, 1032),
+        (1, 129, 64),
+        (65, 256, 264),
+        (200, 500, 392),
+    ];
     for (seed, (tokens, rows, cols)) in SEEDS.into_iter().cycle().zip(shapes) {
         let Some((device, stream)) = hopper(seed) else { return };
         let shape = Shape { tokens, rows, cols };
         let (weights, input) = (random.halves(rows * cols, 1.0), random.halves(tokens * cols, 2.0));
         let exact = reference(rows, cols, |row, col| weights[row * cols + col].into(), &input);
         let [weights, input] = [&weights, &input].map(|values| device.upload(values).unwrap());
-        let mut out = poisoned::<f32>(&device, exact.len());
-        for add in [false, true] {
-            let launch = launch(&shape, &weights, &input, &mut out, add);
-            launch.check(device.facts()).unwrap();
-            // SAFETY: it was checked, and the grid is of the shape.
-            unsafe { device.driver().launch(&launch, stream.handle()) }.unwrap();
-            let found = out.read(&stream).unwrap();
-            let exact: Vec<f64> = exact.iter().map(|value| value * if add { 2.0 } else { 1.0 }).collect();
-            let error = relative_error(&found, &exact);
-            assert!(error <= 1e-5, "{tokens} x {rows} x {cols}, {add}: {error}");
+        let product = |cluster: [u32; 3]| {
+            let mut out = poisoned::<f32>(&device, exact.len());
+            [false, true].map(|add| {
+                let launch = launch(&shape, &weights, &input, &mut out, add).in_clusters(cluster);
+                launch.check(device.facts()).unwrap();
+                // SAFETY: it was checked, and the grid is of the shape.
+                unsafe { device.driver().launch(&launch, stream.handle()) }.unwrap();
+                out.read(&stream).unwrap()
+            })
+        };
+        let alone = product([1; 3]);
+        for (found, times) in alone.iter().zip([1.0, 2.0]) {
+            let exact: Vec<f64> = exact.iter().map(|value| value * times).collect();
+            let error = relative_error(found, &exact);
+            assert!(error <= 1e-5, "{tokens} x {rows} x {cols}, {times}: {error}");
         }
+        if rows.div_ceil(GEMM_HOPPER_TILE as usize).is_multiple_of(2) {
+            assert_eq!(product(GEMM_HOPPER_CLUSTER), alone, "{tokens} x {rows} x {cols} in clusters");
+        }
+    }
+}
+
+/// What chips run, what the kernel is made for, and whole ones.
+#[test]
+fn clusters_are_checked_against_table_grid_and_chip() {
+    let refusal = |device: &Device, kernel: Kernel, grid: [u32; 3], cluster: [u32; 3]| {
+        let launch = Launch::new(kernel, grid).in_clusters(cluster);
+        launch.check(device.facts()).map_or_else(|error| error.to_string(), |()| "sound".into())
+    };
+    let Some((device, _)) = hopper(1) else { return };
+    let (older, gemm) = (ampere(1).0, Kernel::GemmHopperBf16);
+    for (found, expected) in [
+        (refusal(&device, gemm, [1, 4, 1], [1, 2, 1]), "0 arguments"),
+        (
+            refusal(&device, gemm, [1, 3, 1], [1, 2, 1]),
+            "a grid of [1, 3, 1] blocks; it must be whole clusters of [1, 2, 1]",
+        ),
+        (refusal(&device, gemm, [1, 4, 1], [1, 4, 1]), "clusters of [1, 4, 1] blocks; they may have from 1 to 2"),
+        (refusal(&device, gemm, [1, 4, 1], [1, 0, 1]), "clusters of [1, 0, 1] blocks"),
+        (refusal(&device, gemm, [1, 4, 1], [1 << 16, 1 << 16, 1]), "they may have from 1 to 2"),
+        (
+            refusal(&older, gemm, [1, 4, 1], [1, 2, 1]),
+            "clusters of [1, 2, 1] blocks on a device of compute capability (8, 0)",
+        ),
+        (refusal(&device, Kernel::RmsNorm, [2, 1, 1], [2, 1, 1]), "they may have from 1 to 1"),
+    ] {
+        assert!(found.contains(expected), "{found:?} does not say {expected:?}");
     }
 }
 

@@ -27,3 +27,4 @@ mod table;
 mod upload;
 mod w8a8;
 mod w8a8_hopper;
+mod wide_experts;

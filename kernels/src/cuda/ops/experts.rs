@@ -7,6 +7,7 @@ use half::bf16;
 use super::blocks::Block;
 use super::word;
 use crate::cuda::launch::{Argument, Launch};
+use crate::cuda::table::GEMM_HOPPER_TILE;
 use crate::cuda::{Device, DriverError, Kernel, Memory, Stream, View, ViewMut};
 
 /// Most experts of a layer: threads of the kernel that sorts, and slots of a warp that chooses.
@@ -48,20 +49,21 @@ impl Mixture {
         self.used + usize::from(self.shared)
     }
 
-    /// The block that has a tile of `tokens` tokens: about as many as an expert gets.
-    fn block(&self, tokens: usize) -> Block {
-        Block::for_tokens((tokens * self.used).div_ceil(self.count))
+    /// About as many of `tokens` tokens as an expert gets.
+    pub(super) fn share(&self, tokens: usize) -> usize {
+        (tokens * self.used).div_ceil(self.count)
     }
 
-    /// Tiles that hold `tokens` tokens however they choose: of each expert one may be partly filled.
-    fn tiles(&self, tokens: usize) -> usize {
+    /// Tiles of up to `width` tokens that hold `tokens` tokens however they choose: of each expert one may be partly filled.
+    fn tiles(&self, tokens: usize, width: usize) -> usize {
         let pairs = tokens * self.used;
-        pairs.min(pairs / self.block(tokens).tokens() + self.held)
+        pairs.min(pairs / width + self.held)
     }
 
-    /// Most tiles of any step of up to `tokens` tokens.
+    /// Most tiles of any step of up to `tokens` tokens: wide ones are fewer.
     fn most_tiles(&self, tokens: usize) -> usize {
-        (1..=tokens).map(|tokens| self.tiles(tokens)).max().unwrap_or(0)
+        let tiles = |tokens| self.tiles(tokens, Tiling::Block(Block::for_tokens(self.share(tokens))).width());
+        (1..=tokens).map(tiles).max().unwrap_or(0)
     }
 
     fn check(&self) {
@@ -69,6 +71,24 @@ impl Mixture {
         let of_count = self.first + self.held <= self.count;
         assert!(self.held > 0 && of_count, "{} from {} on, of {}", self.held, self.first, self.count);
         assert!((1..=self.count.min(MAX_USED_EXPERTS)).contains(&self.used), "{} of {}", self.used, self.count);
+    }
+}
+
+/// How many tokens tiles have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tiling {
+    /// As many as a block of [`linear_experts`](super::linear_experts).
+    Block(Block),
+    /// As many as one of [`linear_experts_wide`](super::linear_experts_wide).
+    Wide,
+}
+
+impl Tiling {
+    fn width(self) -> usize {
+        match self {
+            Tiling::Block(block) => block.tokens(),
+            Tiling::Wide => GEMM_HOPPER_TILE as usize,
+        }
     }
 }
 
@@ -103,6 +123,8 @@ impl ExpertSum<'_> {
 pub struct Routes {
     mixture: Mixture,
     tokens: usize,
+    /// Of the last choice.
+    tiling: Tiling,
     chosen: Memory<u32>,
     weights: Memory<f32>,
     /// The token at each place.
@@ -120,6 +142,7 @@ impl Routes {
         Ok(Routes {
             mixture,
             tokens,
+            tiling: Tiling::Block(Block::T8),
             chosen: device.allocate(pairs)?,
             weights: device.allocate(tokens * mixture.weights())?,
             token_at: device.allocate(pairs)?,
@@ -140,6 +163,20 @@ impl Routes {
     /// # Panics
     /// When the scores are no whole tokens, or more than there is room for.
     pub fn choose(&mut self, stream: &Stream, scores: View<'_, f32>) -> Result<(), DriverError> {
+        let share = self.mixture.share(scores.len() / self.mixture.scores());
+        self.choose_for(stream, scores, Tiling::Block(Block::for_tokens(share)))
+    }
+
+    /// The same for [`linear_experts_wide`](super::linear_experts_wide), whose tiles are wider.
+    ///
+    /// # Panics
+    /// As [`Routes::choose`].
+    pub fn choose_wide(&mut self, stream: &Stream, scores: View<'_, f32>) -> Result<(), DriverError> {
+        self.choose_for(stream, scores, Tiling::Wide)
+    }
+
+    fn choose_for(&mut self, stream: &Stream, scores: View<'_, f32>, tiling: Tiling) -> Result<(), DriverError> {
+        self.tiling = tiling;
         let mixture = self.mixture;
         let tokens = scores.len() / mixture.scores();
         assert!(tokens > 0 && tokens <= self.tokens, "{tokens} tokens; there is room for {}", self.tokens);
@@ -153,7 +190,8 @@ impl Routes {
         // SAFETY: a warp reads a token's scores and writes its choices.
         unsafe { stream.launch(&launch) }?;
         let launch = Launch::new(Kernel::GroupTokens, [1, 1, 1]).with(self.chosen.slice(0..pairs));
-        let (tiles, width) = (mixture.tiles(tokens), mixture.block(tokens).tokens());
+        let width = tiling.width();
+        let tiles = mixture.tiles(tokens, width);
         let launch = launch.with(self.token_at.slice_mut(0..pairs)).with(self.places.slice_mut(0..pairs));
         let launch = launch.with(self.tiles.slice_mut(0..TILE_WORDS * tiles));
         let launch = launch.with(word(pairs)).with(word(mixture.first)).with(word(mixture.held));
@@ -192,11 +230,25 @@ impl Routes {
         unsafe { stream.launch(&launch.with(word(mixture.used)).with(word(cols))) }
     }
 
-    /// The tiles of `tokens` tokens, the token at each place, how many tiles there are and the block for one.
-    pub(super) fn tiles(&self, tokens: usize) -> (View<'_, u32>, View<'_, u32>, usize, Block) {
-        let tiles = self.mixture.tiles(tokens);
-        let token_at = self.token_at.slice(0..tokens * self.mixture.used);
-        (self.tiles.slice(0..TILE_WORDS * tiles), token_at, tiles, self.mixture.block(tokens))
+    /// The tiles of `tokens` tokens, and how many there are.
+    pub(super) fn tiles(&self, tokens: usize) -> (View<'_, u32>, usize) {
+        let tiles = self.mixture.tiles(tokens, self.tiling.width());
+        (self.tiles.slice(0..TILE_WORDS * tiles), tiles)
+    }
+
+    /// The token at each place of `tokens` tokens.
+    pub(super) fn token_at(&self, tokens: usize) -> View<'_, u32> {
+        self.token_at.slice(0..tokens * self.mixture.used)
+    }
+
+    /// What the last choice's tiles are for.
+    pub(super) fn tiling(&self) -> Tiling {
+        self.tiling
+    }
+
+    /// Whether they are for [`linear_experts_wide`](super::linear_experts_wide).
+    pub fn are_wide(&self) -> bool {
+        self.tiling == Tiling::Wide
     }
 
     /// The experts.

@@ -78,6 +78,22 @@ pub fn gather_rows(
     unsafe { stream.launch(&launch) }
 }
 
+/// The same of rows in bf16.
+///
+/// # Panics
+/// As [`gather_rows`].
+pub(super) fn gather_halves(
+    stream: &Stream,
+    indices: View<'_, u32>,
+    input: View<'_, bf16>,
+    cols: usize,
+    out: ViewMut<'_, bf16>,
+) -> Result<(), DriverError> {
+    assert!(cols.is_multiple_of(16), "rows of {cols} values; kernels read 16 at a time");
+    // Bits are copied, whatever they stand for.
+    gather_rows(stream, indices, input.cast(), cols / 2, out.cast())
+}
+
 /// `out[t][c] = input[t][order[c]]` of tokens of `inputs` values, or 0 where the order names none of them.
 ///
 /// # Panics

@@ -4,7 +4,7 @@ use half::bf16;
 
 use super::activation::Gate;
 use super::blocks::Block;
-use super::experts::{Mixture, Routes};
+use super::experts::{Mixture, Routes, Tiling};
 use super::gather::sort_columns;
 use super::word;
 use crate::cuda::driver::DevicePointer;
@@ -37,7 +37,7 @@ impl Output<'_> {
     }
 
     /// How far a token's values lie behind those of the one before, of a matrix of so many rows.
-    fn stride(&self, rows: usize) -> usize {
+    pub(super) fn stride(&self, rows: usize) -> usize {
         match self {
             Output::Gated(..) => rows / 2,
             _ => rows,
@@ -201,27 +201,48 @@ pub fn linear_experts(
     input: ExpertInput<'_>,
     out: Output<'_>,
 ) -> Result<(), DriverError> {
-    let Mixture { held, used, .. } = *routes.mixture();
-    let (rows, cols) = (matrix.rows() / held, matrix.cols());
-    assert!(matrix.order().is_none(), "the columns of experts have an order of their own");
-    assert!(matrix.rows() == held * rows && rows.is_multiple_of(ROW_TILE), "{} rows of {held}", matrix.rows());
-    let (values, inputs) = match input {
-        ExpertInput::Tokens(values) => (values, values.len() / cols * used),
-        ExpertInput::Given(values) => (values, values.len() / cols),
-    };
-    assert!(inputs > 0 && inputs.is_multiple_of(used), "{inputs} rows of tokens with {used} experts");
-    assert_eq!(out.len(), inputs * rows, "{inputs} rows of {rows} values");
-    let (tiles, token_at, tile_count, block) = routes.tiles(inputs / used);
+    let ExpertShape { rows, inputs } = ExpertShape::of(matrix, routes, input, &out);
+    let tokens = inputs / routes.mixture().used;
+    let Tiling::Block(block) = routes.tiling() else { panic!("routes that are chosen for wide products") };
+    let (tiles, tile_count) = routes.tiles(tokens);
     let block = block.or_many(stream.device().facts(), rows, tile_count);
-    let rows_of_input = match input {
-        ExpertInput::Tokens(_) => token_at.into(),
-        ExpertInput::Given(_) => Argument::none::<u32>(),
+    let (values, rows_of_input) = match input {
+        ExpertInput::Tokens(values) => (values, routes.token_at(tokens).into()),
+        ExpertInput::Given(values) => (values, Argument::none::<u32>()),
     };
     let (grid, parts) = (block.grid(rows, tile_count), [tiles.into(), rows_of_input]);
     let stride = out.stride(rows);
     let launch = product(matrix, block, grid, values, parts, (out, stride), inputs, rows);
     // SAFETY: tiles name experts that there are and places of as many inputs, each place once.
     unsafe { stream.launch(&launch) }
+}
+
+/// Sizes of a product of experts.
+pub(super) struct ExpertShape {
+    /// Of an expert's matrix.
+    pub rows: usize,
+    /// Rows of the input, one for each token and expert.
+    pub inputs: usize,
+}
+
+impl ExpertShape {
+    /// Those of a matrix of all experts that are held, of tokens and of what comes of them.
+    ///
+    /// # Panics
+    /// When the lengths do not match, an expert's rows are no whole tiles of the kernels, or columns have an order of their own.
+    pub fn of(matrix: &Matrix, routes: &Routes, input: ExpertInput<'_>, out: &Output<'_>) -> ExpertShape {
+        let Mixture { held, used, .. } = *routes.mixture();
+        let (rows, cols) = (matrix.rows() / held, matrix.cols());
+        assert!(matrix.order().is_none(), "the columns of experts have an order of their own");
+        assert!(matrix.rows() == held * rows && rows.is_multiple_of(ROW_TILE), "{} rows of {held}", matrix.rows());
+        let inputs = match input {
+            ExpertInput::Tokens(values) => values.len() / cols * used,
+            ExpertInput::Given(values) => values.len() / cols,
+        };
+        assert!(inputs > 0 && inputs.is_multiple_of(used), "{inputs} rows of tokens with {used} experts");
+        assert_eq!(out.len(), inputs * rows, "{inputs} rows of {rows} values");
+        ExpertShape { rows, inputs }
+    }
 }
 
 /// Gates and ups are whole tiles of the kernels.

@@ -3,6 +3,7 @@
 use half::bf16;
 
 use super::linear::Output;
+use super::wide::{blocks_on_hopper, tokens_on_hopper};
 use super::word;
 use crate::cuda::launch::{Launch, TensorMap};
 use crate::cuda::table::{
@@ -110,9 +111,9 @@ fn multiply(
         facts.capability == HOPPER && tokens >= FEWEST_BY_WARPGROUPS && (wide || *code == EightBits::Int8);
     let launch = match by_warpgroups {
         true => {
-            let [weights, input_codes] =
-                [codes.view(), input.codes].map(|codes| TensorMap::new(codes, cols, GEMM_HOPPER_TILE));
-            blocks_on_hopper(*code, tokens, rows).with(weights).with(scales.view()).with(input_codes)
+            let launch = blocks_on_hopper(hopper_kernel(*code), tokens, rows).shared(W8A8_HOPPER_SHARED_BYTES);
+            let launch = launch.with(TensorMap::new(codes.view(), cols, GEMM_HOPPER_TILE)).with(scales.view());
+            launch.with(tokens_on_hopper(input.codes, cols))
         }
         false => blocks(*code, tokens, rows).with(codes.view()).with(scales.view()).with(input.codes),
     };
@@ -135,12 +136,10 @@ fn blocks(code: EightBits, tokens: usize, rows: usize) -> Launch {
     Launch::new(kernel, [word(rows.div_ceil(tile[1])), word(tokens.div_ceil(tile[0])), 1]).shared(shared)
 }
 
-/// Blocks of `w8a8_hopper.cu`.
-fn blocks_on_hopper(code: EightBits, tokens: usize, rows: usize) -> Launch {
-    let kernel = match code {
+/// What `w8a8_hopper.cu` multiplies codes by.
+fn hopper_kernel(code: EightBits) -> Kernel {
+    match code {
         EightBits::Int8 => Kernel::W8a8HopperInt8,
         EightBits::E4m3 => Kernel::W8a8HopperFp8,
-    };
-    let [tokens, rows] = [tokens, rows].map(|count| word(count.div_ceil(GEMM_HOPPER_TILE as usize)));
-    Launch::new(kernel, [tokens, rows, 1]).shared(W8A8_HOPPER_SHARED_BYTES)
+    }
 }

@@ -6,10 +6,11 @@ use super::linear::Output;
 use super::word;
 use crate::cuda::launch::{Launch, TensorMap};
 use crate::cuda::table::{
-    GEMM_HOPPER_SHARED_BYTES, GEMM_HOPPER_TILE, GEMM_SHARED_BYTES, HOPPER, INT4_HOPPER_SHARED_BYTES, INT4_HOPPER_TILES,
+    GEMM_HOPPER_CLUSTER, GEMM_HOPPER_SHARE, GEMM_HOPPER_SHARED_BYTES, GEMM_HOPPER_TILE, GEMM_SHARED_BYTES, HOPPER,
+    INT4_HOPPER_SHARED_BYTES, INT4_HOPPER_TILES,
 };
 use crate::cuda::weights::{Matrix, ROW_TILE, Values};
-use crate::cuda::{DeviceFacts, DriverError, Kernel, Memory, Stream, View};
+use crate::cuda::{DeviceFacts, DriverError, Element, Kernel, Memory, Stream, View};
 
 /// Tokens, and rows, of a block of `gemm.cu`.
 const GEMM_TILE: usize = 128;
@@ -47,14 +48,16 @@ pub fn linear_wide(
     let on_hopper = facts.capability == HOPPER;
     let (launch, group) = match matrix.values() {
         Values::Bf16(weights) if on_hopper && TensorMap::reads_rows_of(input.bytes() / tokens) => {
-            (bf16_on_hopper(weights.view(), input, [tokens, rows, cols]), None)
+            let launch = blocks_on_hopper(Kernel::GemmHopperBf16, tokens, rows);
+            (with_bf16(launch, weights.view(), input, cols), None)
         }
         Values::Bf16(weights) => {
             let grid = [word(rows.div_ceil(GEMM_TILE)), word(tokens.div_ceil(GEMM_TILE)), 1];
             (Launch::new(Kernel::GemmBf16, grid).shared(GEMM_SHARED_BYTES).with(weights.view()).with(input), None)
         }
         Values::Grouped { codes, scales, group, bits: 4, .. } if on_hopper => {
-            (int4_on_hopper(codes, scales, input, [tokens, rows, cols]), Some(word(group.cols())))
+            let launch = blocks_on_hopper(Kernel::Int4Hopper, tokens, rows);
+            (with_int4(launch, [codes, scales], rows, input, cols), Some(word(group.cols())))
         }
         _ => panic!("{facts:?} multiplies no such matrix with many tokens"),
     };
@@ -64,28 +67,35 @@ pub fn linear_wide(
     unsafe { stream.launch(&group.into_iter().fold(launch, Launch::with)) }
 }
 
-/// Blocks of Hopper's products.
-fn blocks_on_hopper(kernel: Kernel, tokens: usize, rows: usize) -> Launch {
+/// Blocks of Hopper's products, in clusters where they are whole ones.
+pub(super) fn blocks_on_hopper(kernel: Kernel, tokens: usize, rows: usize) -> Launch {
     let [tokens, rows] = [tokens, rows].map(|count| word(count.div_ceil(GEMM_HOPPER_TILE as usize)));
-    Launch::new(kernel, [tokens, rows, 1])
+    let launch = Launch::new(kernel, [tokens, rows, 1]);
+    if rows.is_multiple_of(GEMM_HOPPER_CLUSTER[1]) { launch.in_clusters(GEMM_HOPPER_CLUSTER) } else { launch }
 }
 
-/// A launch of `gemm_hopper.cu`, with weights and input alone.
-fn bf16_on_hopper(weights: View<'_, bf16>, input: View<'_, bf16>, [tokens, rows, cols]: [usize; 3]) -> Launch {
-    let [weights, input] = [weights, input].map(|values| TensorMap::new(values, cols, GEMM_HOPPER_TILE));
-    let launch = blocks_on_hopper(Kernel::GemmHopperBf16, tokens, rows).shared(GEMM_HOPPER_SHARED_BYTES);
-    launch.with(weights).with(input)
+/// Their tokens, of which a block copies a share at a time.
+pub(super) fn tokens_on_hopper<T: Element>(input: View<'_, T>, cols: usize) -> TensorMap {
+    TensorMap::new(input, cols, GEMM_HOPPER_SHARE)
 }
 
-/// The same of `int4_hopper.cu`, where what 16 rows have of codes and of scales is a row.
-fn int4_on_hopper(
-    codes: &Memory<u32>,
-    scales: &Memory<u32>,
+/// A launch of `gemm_hopper.cu` with its weights and input.
+pub(super) fn with_bf16(launch: Launch, weights: View<'_, bf16>, input: View<'_, bf16>, cols: usize) -> Launch {
+    let launch = launch.shared(GEMM_HOPPER_SHARED_BYTES);
+    launch.with(TensorMap::new(weights, cols, GEMM_HOPPER_TILE)).with(tokens_on_hopper(input, cols))
+}
+
+/// The same of `int4_hopper.cu` with codes and scales, of which what 16 rows of the matrix have is a row.
+pub(super) fn with_int4(
+    launch: Launch,
+    values: [&Memory<u32>; 2],
+    rows: usize,
     input: View<'_, bf16>,
-    [tokens, rows, cols]: [usize; 3],
+    cols: usize,
 ) -> Launch {
     let tiles = |words: View<'_, u32>| TensorMap::new(words, words.len() / rows.div_ceil(ROW_TILE), INT4_HOPPER_TILES);
-    let launch = blocks_on_hopper(Kernel::Int4Hopper, tokens, rows).shared(INT4_HOPPER_SHARED_BYTES);
-    let launch = launch.with(tiles(codes.view())).with(tiles(scales.view()));
-    launch.with(TensorMap::new(input, cols, GEMM_HOPPER_TILE))
+    let launch = values
+        .into_iter()
+        .fold(launch.shared(INT4_HOPPER_SHARED_BYTES), |launch, words| launch.with(tiles(words.view())));
+    launch.with(tokens_on_hopper(input, cols))
 }

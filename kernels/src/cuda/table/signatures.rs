@@ -2,7 +2,7 @@
 
 use super::super::memory::ElementType::{self, Address, Bf16, F32, U8, U32 as Word};
 use super::Parameter::{self, F32 as Float, In, Out, Tiles, U32};
-use super::{GEMM_HOPPER_TILE, Signature};
+use super::{GEMM_HOPPER_SHARE, GEMM_HOPPER_TILE, Signature};
 
 /// Of products with weights in bf16.
 pub(super) const LINEAR_BF16: Signature = parameters!((
@@ -62,7 +62,7 @@ pub(super) const W8A8: Signature = parameters!((
 
 /// The same of many tokens on Hopper.
 pub(super) const W8A8_HOPPER: Signature = parameters!((
-    weights: Tiles(U8, GEMM_HOPPER_TILE), scales: In(F32), input: Tiles(U8, GEMM_HOPPER_TILE), input_scales: In(F32),
+    weights: Tiles(U8, GEMM_HOPPER_TILE), scales: In(F32), input: Tiles(U8, GEMM_HOPPER_SHARE), input_scales: In(F32),
     halves: Out(Bf16), floats: Out(F32), action: U32, tokens: U32, rows: U32, cols: U32, group: U32
 ));
 
