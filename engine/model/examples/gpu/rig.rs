@@ -58,6 +58,16 @@ impl Rig {
         Ok(self.mean_seconds(round)? / sets as f64)
     }
 
+    /// The same of what no graph can hold.
+    pub fn seconds_without_graph(
+        &self,
+        sets: usize,
+        mut issue: impl FnMut(&Stream, usize) -> Result<(), DriverError>,
+    ) -> Outcome<f64> {
+        let round = || (0..sets).try_for_each(|set| issue(&self.stream, set));
+        Ok(self.mean_seconds(round)? / sets as f64)
+    }
+
     /// Mean seconds of a round of work; as many rounds as it takes, behind a first one.
     pub fn mean_seconds(&self, mut round: impl FnMut() -> Result<(), DriverError>) -> Outcome<f64> {
         round()?;
