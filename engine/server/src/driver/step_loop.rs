@@ -316,10 +316,10 @@ mod tests {
         let stream = handle.submit(|id| Request::greedy(id, vec![1], 1)).unwrap();
         let_it.send(()).unwrap();
         assert_eq!(said.recv(), Ok("step"), "the request waits for one piece");
-        [(); 2].iter().for_each(|()| {
+        for _ in 1..PIECES {
             assert_eq!(said.recv(), Ok("prepare"));
             let_it.send(()).unwrap();
-        });
+        }
         drop((stream, handle));
         thread.join().unwrap().unwrap();
         let metrics = monitor.exposition().unwrap();
