@@ -170,3 +170,29 @@ fn of_file(device: &Device, [rows, cols]: [usize; 2], kind: WeightType) -> Outco
     let bytes = noise::repeated_from(count * kind.block_bytes(), &blocks);
     Ok(Matrix::load(device, &Pool::new(1)?, kind, rows, cols, &bytes)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use windlass_cuda_shim::{HostMachine, Kernels};
+
+    use super::*;
+
+    #[test]
+    fn a_library_is_measured_where_the_machine_has_one() {
+        let machine = HostMachine::new(Kernels::Run, 7);
+        for (machine, is_there) in [(machine.clone().with_products(), true), (machine, false)] {
+            let rig = Rig::on(machine.device(0, 1 << 28), &Model::Dry).unwrap();
+            let mut found = Vec::new();
+            measure_library(&rig, &mut |finding| found.push(finding)).unwrap();
+            let [found] = &found[..] else { panic!("{found:?}") };
+            let says_so = match found {
+                Finding::Figure(figure) => {
+                    is_there && figure.name.contains("the shim's products") && figure.value > 0.0
+                }
+                Finding::Absent { .. } => !is_there,
+                _ => false,
+            };
+            assert!(says_so, "{found:?}");
+        }
+    }
+}

@@ -35,7 +35,11 @@ pub struct Rig {
 
 impl Rig {
     pub fn open(model: &Model) -> Outcome<Rig> {
-        let device = device(model)?;
+        Rig::on(device(model)?, model)
+    }
+
+    /// On this device.
+    pub fn on(device: Device, model: &Model) -> Outcome<Rig> {
         Ok(Rig { stream: device.stream()?, device, scale: Scale::of(model) })
     }
 
