@@ -67,6 +67,8 @@ pub const MEMORY_BYTES: &str = "windlass:memory_bytes";
 pub const ADMISSION_REJECTIONS: &str = "windlass:admission_rejections_total";
 pub const KV_BLOCKS_SWAPPED: &str = "windlass:kv_blocks_swapped";
 pub const KV_BLOCKS_LEAKED: &str = "windlass:kv_blocks_leaked";
+pub const GRAPHS_CAPTURED: &str = "windlass:graphs_captured";
+pub const GRAPHS_OF_ALL_STEPS: &str = "windlass:graphs_of_all_steps";
 
 // Of each GPU, labelled with its number.
 pub const GPU_UTILIZATION: &str = "windlass:gpu_utilization_ratio";

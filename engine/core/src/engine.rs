@@ -4,7 +4,7 @@
 //! executor's `collect`. Time enters as `now`, in seconds since any fixed moment.
 
 use crate::draft::Proposer;
-use crate::executor::{Executor, ExecutorError, MAX_IN_FLIGHT};
+use crate::executor::{Executor, ExecutorError, MAX_IN_FLIGHT, Prepared};
 pub use crate::policy::Policy;
 use crate::request::{FinishReason, RejectReason, Request, RequestId};
 pub use crate::scheduler::QueueLimits;
@@ -100,6 +100,15 @@ impl<E: Executor> Engine<E> {
     /// Nothing is live and nothing in flight: a turn would do nothing.
     pub fn is_idle(&self) -> bool {
         self.scheduler.is_idle()
+    }
+
+    /// Makes one piece of what later steps would wait for, as [`Executor::prepare`].
+    ///
+    /// # Panics
+    /// If the engine is not idle.
+    pub fn prepare(&mut self) -> Result<Prepared, ExecutorError> {
+        assert!(self.is_idle(), "steps come first");
+        self.executor.prepare()
     }
 
     /// The state at this moment.

@@ -33,6 +33,17 @@ pub struct Geometry {
     pub groups: KvGroups,
 }
 
+/// How far an executor is with what it makes ahead of the steps that need it, such as a CUDA graph for each size of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Prepared {
+    /// Pieces that are there.
+    pub done: u32,
+    /// Pieces that steps may need: none where steps need nothing.
+    pub all: u32,
+    /// Whether one was made now: there may be another to make.
+    pub went_on: bool,
+}
+
 /// Computes steps. `submit` and `collect` are called by one thread, tickets are collected in order of submission,
 /// and a block named by a submitted plan is not reused before that plan is collected.
 pub trait Executor: Send {
@@ -44,6 +55,12 @@ pub trait Executor: Send {
 
     /// Waits for the oldest outstanding step, which must be `ticket`.
     fn collect(&mut self, ticket: Ticket) -> Result<StepOutput, ExecutorError>;
+
+    /// Makes one piece of what a later step would wait for, where one is missing and has room. Nothing is outstanding, and
+    /// memory is held; what comes meanwhile waits for this piece at most.
+    fn prepare(&mut self) -> Result<Prepared, ExecutorError> {
+        Ok(Prepared::default())
+    }
 
     /// Takes the memory of keys and values, or gives it back with everything in it. Nothing is outstanding, and no step
     /// is submitted while it is given back. An executor without such memory does nothing. When this returns it is done on

@@ -7,6 +7,7 @@
 //! A rank of a tensor-parallel group is a backend too: it computes with its part of the weights and meets the others
 //! where sums and logits come together. [`Ranks`](crate::Ranks) drives a group as one.
 
+use std::borrow::Cow;
 use std::io;
 
 use windlass_engine_core::plan::{BlockId, SlotId};
@@ -18,21 +19,24 @@ use crate::packed::Float8;
 use crate::sampler::{Drawn, RowTask, SampleError};
 use crate::tier::Tier;
 
-/// What takes in the weights of a decoder.
-pub trait Packer {
+/// What holds the weights of a decoder.
+pub trait Storage {
     /// A weight matrix in the device's layout, `[outputs, inputs]`.
     type Matrix;
     /// A vector of f32, such as a norm's weights.
     type Vector;
+}
 
+/// What takes in the weights of a decoder, of a file that is there as long as `'a`.
+pub trait Packer<'a>: Storage {
     /// Packs a file tensor of `[rows, cols]`, whose column `c` multiplies input `order[c]` where there is an order, and
-    /// nothing where that is `NO_INPUT`. Its bytes are not needed afterwards.
+    /// nothing where that is `NO_INPUT`.
     fn matrix(
         &self,
         kind: WeightType,
         rows: usize,
         cols: usize,
-        bytes: &[u8],
+        bytes: Cow<'a, [u8]>,
         order: Option<&[u32]>,
     ) -> Result<Self::Matrix, ShapeError>;
     /// Packs a file tensor of floats as integers.
@@ -62,7 +66,7 @@ pub trait Packer {
 ///
 /// `Step` carries a step's token count and places; a buffer's rows beyond that count are never read. Widths come from
 /// the weights and the configuration, so one buffer serves any width it has room for.
-pub trait Backend: Packer + Sized {
+pub trait Backend: Storage + for<'a> Packer<'a> + Sized {
     /// Room for f32 activations.
     type Buffer;
     /// A batch made ready for the device: what depends on its rows and not on the layer.
@@ -248,7 +252,7 @@ pub enum Heads {
 
 /// The weights of one decoder layer. Matrices are `[outputs, inputs]`.
 #[allow(missing_docs)] // the field's own names
-pub struct Layer<P: Packer> {
+pub struct Layer<P: Storage> {
     pub attention_norm: P::Vector,
     pub query: P::Matrix,
     pub key: P::Matrix,
@@ -269,7 +273,7 @@ pub struct Layer<P: Packer> {
 }
 
 /// A layer's feed-forward block.
-pub enum FeedForward<P: Packer> {
+pub enum FeedForward<P: Storage> {
     /// One for all tokens.
     Dense(Gated<P>),
     /// A few of many for each token.
@@ -278,14 +282,14 @@ pub enum FeedForward<P: Packer> {
 
 /// A gated feed-forward block: `down · (activation(gate · x) · (up · x))`.
 #[allow(missing_docs)] // the field's own names
-pub struct Gated<P: Packer> {
+pub struct Gated<P: Storage> {
     pub gate: P::Matrix,
     pub up: P::Matrix,
     pub down: P::Matrix,
 }
 
 /// A mixture of experts.
-pub struct Experts<P: Packer> {
+pub struct Experts<P: Storage> {
     /// Gives each token a score for each expert.
     pub router: P::Matrix,
     /// In the order of their scores.
@@ -295,21 +299,21 @@ pub struct Experts<P: Packer> {
 }
 
 /// An expert that every token goes through.
-pub struct SharedExpert<P: Packer> {
+pub struct SharedExpert<P: Storage> {
     /// The expert.
     pub gated: Gated<P>,
     /// Its weight is the logistic function of this with the token.
     pub gate: P::Vector,
 }
 
-impl<P: Packer> Layer<P> {
+impl<P: Storage> Layer<P> {
     /// All matrices.
     pub fn matrices(&self) -> impl Iterator<Item = &P::Matrix> {
         [&self.query, &self.key, &self.value, &self.out].into_iter().chain(self.feed_forward.matrices())
     }
 }
 
-impl<P: Packer> FeedForward<P> {
+impl<P: Storage> FeedForward<P> {
     fn matrices(&self) -> Vec<&P::Matrix> {
         match self {
             FeedForward::Dense(gated) => gated.matrices().to_vec(),
@@ -321,7 +325,7 @@ impl<P: Packer> FeedForward<P> {
     }
 }
 
-impl<P: Packer> Gated<P> {
+impl<P: Storage> Gated<P> {
     fn matrices(&self) -> [&P::Matrix; 3] {
         [&self.gate, &self.up, &self.down]
     }

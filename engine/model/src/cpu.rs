@@ -2,6 +2,7 @@
 
 mod experts;
 
+use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -12,7 +13,7 @@ use windlass_engine_core::plan::{BlockId, SlotId};
 use windlass_kernels::ops::{self, AttentionRow, Product, RopeTable, Scoring};
 use windlass_kernels::{Activations, Integer, KvCache, KvLayout, KvType, PackedMatrix, Pool, ShapeError, WeightType};
 
-use crate::backend::{Backend, Experts, Heads, Packer, Rows, TokenMove, Workspace};
+use crate::backend::{Backend, Experts, Heads, Packer, Rows, Storage, TokenMove, Workspace};
 use crate::batch::{Batch, BatchRow};
 use crate::config::{Activation, DecoderConfig, RopeConfig};
 use crate::group::Member;
@@ -116,19 +117,21 @@ impl CpuBackend {
     }
 }
 
-impl Packer for CpuBackend {
+impl Storage for CpuBackend {
     type Matrix = PackedMatrix;
     type Vector = Vec<f32>;
+}
 
+impl<'a> Packer<'a> for CpuBackend {
     fn matrix(
         &self,
         kind: WeightType,
         rows: usize,
         cols: usize,
-        bytes: &[u8],
+        bytes: Cow<'a, [u8]>,
         order: Option<&[u32]>,
     ) -> Result<PackedMatrix, ShapeError> {
-        let packed = PackedMatrix::pack(&self.pool, kind, rows, cols, bytes)?;
+        let packed = PackedMatrix::pack(&self.pool, kind, rows, cols, &bytes)?;
         match order {
             None => Ok(packed),
             Some(order) => packed.ordered(order),

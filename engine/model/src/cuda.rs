@@ -2,7 +2,8 @@
 //! the stand-in of tests.
 //!
 //! The residual stream and logits are f32, all between them bf16. Nothing is allocated once a model runs. A step of one
-//! token for each sequence is padded to one of a few sizes, captured as a graph the first time and replayed after that.
+//! token for each sequence is padded to one of a few sizes, each of which is a graph: captured while there is nothing to do, or
+//! the first time, and replayed after that.
 
 mod cache;
 mod compute;
@@ -44,7 +45,7 @@ pub use split::{SplitModel, layers_that_fit};
 /// Whether steps are captured as graphs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Replay {
-    /// Each size the first time that it is computed.
+    /// Each size once.
     #[default]
     Graphs,
     /// Never: for comparison.

@@ -1,13 +1,14 @@
 //! The executor on the CPU: a thread that owns the decoder and its pool, behind the asynchronous seam.
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
-use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
+use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT, Prepared};
 use windlass_engine_core::plan::{StepOutput, StepPlan, Ticket};
 
 use crate::panic::message;
@@ -34,8 +35,21 @@ pub struct CpuExecutor {
 enum Order {
     /// Compute a step.
     Step(Ticket, StepPlan),
+    /// Make a piece of what later steps would wait for, and say what came of it.
+    Prepare(Answer<Prepared>),
     /// Take the memory of keys and values, or give it back, and say what came of it.
-    HoldKv(bool, Sender<Result<(), String>>),
+    HoldKv(bool, Answer<()>),
+}
+
+/// Where the worker says what came of something.
+type Answer<T> = Sender<Result<T, String>>;
+
+/// Says it, and gives why there will be no more steps, if something failed.
+fn answer<T: Clone, E: Display>(came: Result<T, E>, to: &Answer<T>) -> Option<Outcome> {
+    let came = came.map_err(|error| error.to_string());
+    // Whoever asked may have gone.
+    let _ = to.send(came.clone());
+    came.err().map(Err)
 }
 
 impl CpuExecutor {
@@ -45,12 +59,8 @@ impl CpuExecutor {
             runner.settle();
             move |order| match order {
                 Order::Step(ticket, plan) => Some(runner.run(ticket, &plan).map_err(|error| error.to_string())),
-                Order::HoldKv(held, done) => {
-                    let outcome = runner.hold_kv(held).map_err(|error| error.to_string());
-                    // Whoever asked may have gone.
-                    let _ = done.send(outcome.clone());
-                    outcome.err().map(Err)
-                }
+                Order::Prepare(to) => answer(runner.model_mut().prepare(), &to),
+                Order::HoldKv(held, to) => answer(runner.hold_kv(held), &to),
             }
         })
     }
@@ -75,6 +85,13 @@ impl CpuExecutor {
             Some(Ok(())) => Ok(()),
             _ => Err(self.gone()),
         }
+    }
+
+    /// Orders something and waits for what comes of it.
+    fn ask<T>(&self, order: impl FnOnce(Answer<T>) -> Order) -> Result<T, ExecutorError> {
+        let (to, heard) = channel();
+        self.order(order(to))?;
+        heard.recv().map_err(|_| self.gone())?.map_err(ExecutorError)
     }
 
     fn gone(&self) -> ExecutorError {
@@ -129,10 +146,12 @@ impl Executor for CpuExecutor {
         }
     }
 
+    fn prepare(&mut self) -> Result<Prepared, ExecutorError> {
+        self.ask(Order::Prepare)
+    }
+
     fn hold_kv(&mut self, held: bool) -> Result<(), ExecutorError> {
-        let (done, heard) = channel();
-        self.order(Order::HoldKv(held, done))?;
-        heard.recv().map_err(|_| self.gone())?.map_err(ExecutorError)
+        self.ask(|to| Order::HoldKv(held, to))
     }
 }
 

@@ -40,7 +40,7 @@ mod verdict;
 mod weights;
 
 pub use agreement::{Agreement, Perplexity};
-pub use backend::{Backend, Experts, FeedForward, Gated, Heads, Layer, Packer, Rows, SharedExpert, Workspace};
+pub use backend::{Backend, Experts, FeedForward, Gated, Heads, Layer, Packer, Rows, SharedExpert, Storage, Workspace};
 pub use batch::{Batch, BatchRow, Logits};
 pub use config::{
     Activation, ConfigError, DecoderConfig, ExpertsConfig, LayerSet, LocalAttention, LongRope, RopeConfig, Unsupported,

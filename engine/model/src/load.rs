@@ -1,5 +1,6 @@
 //! From a checkpoint to a running executor: read, check, decide sizes, pack, start.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::panic::resume_unwind;
 use std::thread::{self, ScopedJoinHandle};
@@ -138,7 +139,7 @@ pub fn load_leader(checkpoint: &Checkpoint, options: &LoadOptions, gathering: &G
     let draft = Draft::read(checkpoint, options, |shape| Stage::of(stages.saturating_sub(1), stages, shape))?;
     // A stage's layers are not those of another, whose groups would be others.
     let sizes = draft.sizes(KvGroups::undivided(&draft.config.shape(0)), options)?;
-    let mut earlier = gathering.gather(&draft.join(0))?;
+    let mut earlier = gathering.gather(&draft.join(0, options))?;
     for peer in &mut earlier {
         peer.assign(stages, &sizes.geometry, draft.config.hidden)?;
     }
@@ -158,7 +159,7 @@ pub fn work(
     patience: Duration,
 ) -> Result<(), LoadError> {
     let draft = Draft::read(checkpoint, options, |shape| Stage::of(node_rank.saturating_sub(1), stages, shape))?;
-    let mut worker = Worker::join(leader, &draft.join(node_rank), patience)?;
+    let mut worker = Worker::join(leader, &draft.join(node_rank, options), patience)?;
     let geometry = worker.assignment()?.geometry();
     let built = Sizes::check(&draft.shapes, draft.config.rotary_dims(), geometry, options).map_err(LoadError::from);
     let built = built.and_then(|sizes| draft.build(sizes, options));
@@ -223,8 +224,9 @@ impl<'a> Draft<'a> {
     }
 
     /// How this process presents itself to the other stages.
-    fn join(&self, node_rank: u32) -> Join {
-        join(&self.manifest, &self.config, self.stage.count, node_rank, "cpu")
+    fn join(&self, node_rank: u32, options: &LoadOptions) -> Join {
+        let device = ("cpu", options.choices_on_cpu());
+        join(&self.manifest, &self.config, self.stage.count, node_rank, device)
     }
 
     /// Packs every rank's part on threads of its own, near the memory that it will read.
@@ -279,14 +281,21 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// How a process that computes a stage on `device` presents itself to the others.
-pub(crate) fn join(manifest: &Manifest<'_>, config: &DecoderConfig, stages: u32, node_rank: u32, device: &str) -> Join {
+/// How a process that computes a stage on a device, with what was chosen there, presents itself to the others.
+pub(crate) fn join(
+    manifest: &Manifest<'_>,
+    config: &DecoderConfig,
+    stages: u32,
+    node_rank: u32,
+    (device, choices): (&str, BTreeMap<String, String>),
+) -> Join {
     let whole = Parts::of(&Shard::whole(&config.shape(0)), config);
     Join {
         version: pipeline::VERSION,
         node_rank,
         stages,
         device: device.to_owned(),
+        choices,
         shape: config.shape(manifest.bytes(&whole, Stage::WHOLE)),
         weight_type: manifest.dominant_type().to_owned(),
     }

@@ -14,7 +14,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use windlass_engine_core::draft::DraftTree;
-use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::executor::{Geometry, Prepared};
 use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
 
 use crate::backend::TokenMove;
@@ -110,6 +110,20 @@ impl<M: StageModel> Model for Pipeline<M> {
 
     fn settle(&self) {
         self.last.settle();
+    }
+
+    /// On every node: as far as the one that is behind. All have steps of the same sizes.
+    fn prepare(&mut self) -> Result<Prepared, PipelineError> {
+        self.earlier.iter_mut().try_for_each(Peer::prepare)?;
+        let own = self.last.prepare().map_err(failed_here)?;
+        self.earlier.iter_mut().try_fold(own, |together, peer| {
+            let there = peer.prepared()?;
+            Ok(Prepared {
+                done: together.done.min(there.done),
+                all: together.all.max(there.all),
+                went_on: together.went_on || there.went_on,
+            })
+        })
     }
 
     /// On every node.

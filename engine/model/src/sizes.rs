@@ -1,8 +1,10 @@
 //! Decides how much of everything there is, and whether it fits, before anything is allocated.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 
+use windlass_engine_contract::flags;
 use windlass_engine_contract::memory::{self, KvDataType, Ledger};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_core::executor::{Geometry, KvGroups};
@@ -13,6 +15,11 @@ use crate::tier::{FileTier, MemoryTier, Tier};
 
 /// Rows of logits for which there is room however few sequences run: prompts are scored by so many tokens a step.
 const MIN_STEP_LOGITS: u32 = 32;
+
+// Flags of the program that are not among those of the contract.
+const ACTIVATION_DTYPE: &str = "--activation-dtype";
+const DETERMINISTIC: &str = "--deterministic";
+const EXPERT_PARALLEL: &str = "--enable-expert-parallel";
 
 /// What a user chooses of an executor.
 #[derive(Clone, Debug)]
@@ -78,6 +85,31 @@ impl Default for LoadOptions {
 }
 
 impl LoadOptions {
+    /// What decides how a CPU rounds, by flag: stages of a pipeline must agree.
+    pub(crate) fn choices_on_cpu(&self) -> BTreeMap<String, String> {
+        let activations = match self.activations {
+            ActivationType::Int8 => "int8",
+            ActivationType::Int16 => "int16",
+        };
+        self.choices([(ACTIVATION_DTYPE, activations.to_owned())])
+    }
+
+    /// The same on a GPU.
+    pub(crate) fn choices_on_cuda(&self) -> BTreeMap<String, String> {
+        let activations = if self.inputs_in_bytes { "int8" } else { "bf16" };
+        self.choices([(ACTIVATION_DTYPE, activations.to_owned()), (DETERMINISTIC, self.batch_invariant.to_string())])
+    }
+
+    fn choices<const N: usize>(&self, of_device: [(&str, String); N]) -> BTreeMap<String, String> {
+        let of_all = [
+            (flags::QUANTIZATION, self.quantization.map_or("auto", Quantization::name).to_owned()),
+            (flags::KV_CACHE_DTYPE, self.kv_data_type.name().to_owned()),
+            (flags::TENSOR_PARALLEL_SIZE, self.tensor_parallel.to_string()),
+            (EXPERT_PARALLEL, self.expert_parallel.to_string()),
+        ];
+        of_device.into_iter().chain(of_all).map(|(flag, value)| (flag.to_owned(), value)).collect()
+    }
+
     /// The groups of layers that take least for the longest sequence.
     pub(crate) fn kv_groups(&self, shape: &ModelShape) -> KvGroups {
         let longest = self.max_model_tokens.unwrap_or(shape.context_tokens);

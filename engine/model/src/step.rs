@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use windlass_engine_core::draft::DraftTree;
-use windlass_engine_core::executor::{Geometry, MAX_IN_FLIGHT};
+use windlass_engine_core::executor::{Geometry, MAX_IN_FLIGHT, Prepared};
 use windlass_engine_core::plan::{
     BlockId, InputToken, Move, PlanRow, RowOutput, RowScores, SequenceFailure, SlotId, StepOutput, StepPlan, Ticket,
 };
@@ -29,6 +29,10 @@ pub(crate) trait Model {
 
     /// Makes the calling thread the one that runs steps.
     fn settle(&self) {}
+    /// As [`windlass_engine_core::executor::Executor::prepare`].
+    fn prepare(&mut self) -> Result<Prepared, Self::Error> {
+        Ok(Prepared::default())
+    }
     /// Takes the memory of keys and values, or gives it back with everything in it.
     fn hold_kv(&mut self, held: bool) -> Result<(), Self::Error>;
     /// Whether this device computes what a row asks for, and why not.

@@ -9,7 +9,7 @@ use windlass_checkpoint::{Checkpoint, ElementType};
 use windlass_engine_contract::sharding::{Indivisible, Shard, Stage};
 use windlass_kernels::WeightType;
 
-use crate::backend::{Layer, Packer};
+use crate::backend::{Layer, Packer, Storage};
 use crate::config::{DecoderConfig, Unsupported};
 use crate::names;
 use crate::part::{Part, Parts};
@@ -21,7 +21,7 @@ use layer::LayerTensors;
 use matrix::{MatrixTensor, VectorTensor};
 
 /// A decoder's weights on a device.
-pub struct DecoderWeights<P: Packer> {
+pub struct DecoderWeights<P: Storage> {
     /// Absent in a stage that neither embeds nor multiplies with it.
     pub(crate) embedding: Option<P::Matrix>,
     pub(crate) layers: Vec<Layer<P>>,
@@ -31,13 +31,13 @@ pub struct DecoderWeights<P: Packer> {
 }
 
 /// What makes logits of the last layer's output.
-pub(crate) struct Head<P: Packer> {
+pub(crate) struct Head<P: Storage> {
     pub norm: P::Vector,
     /// Absent where it multiplies with the embedding.
     pub untied: Option<P::Matrix>,
 }
 
-impl<P: Packer> DecoderWeights<P> {
+impl<P: Storage> DecoderWeights<P> {
     /// Whether these are of a stage that embeds tokens.
     pub(crate) fn embeds(&self) -> bool {
         self.embeds
@@ -224,60 +224,52 @@ impl<'a> Manifest<'a> {
     }
 
     /// Packs a rank's part of every tensor of a stage for its device, a tied embedding once.
-    pub fn pack<P: Packer>(&self, packer: &P, parts: &Parts, stage: Stage) -> Result<DecoderWeights<P>, TensorError> {
-        Ok(DecoderWeights {
-            layers: self.pack_layers(packer, parts, stage).collect::<Result<_, _>>()?,
-            embedding: self.pack_embedding(packer, parts, stage)?,
-            head: self.pack_head(packer, parts, stage)?,
-            embeds: stage.is_first(),
+    pub fn pack<P: Packer<'a>>(
+        &self,
+        packer: &P,
+        parts: &Parts,
+        stage: Stage,
+    ) -> Result<DecoderWeights<P>, TensorError> {
+        let layers = self.pack_layers(packer, parts, stage, |_, layer| Ok::<_, TensorError>(layer))?;
+        self.pack_tables(packer, parts, stage, |embedding, head| {
+            Ok(DecoderWeights { embedding, layers, head, embeds: stage.is_first() })
         })
     }
 
-    /// A rank's part of a stage's layers, one at a time.
-    pub fn pack_layers<'s, P: Packer>(
-        &'s self,
-        packer: &'s P,
-        parts: &'s Parts,
+    /// Has `take` take in a rank's part of each of a stage's layers, by its number within the stage. The memory behind is given
+    /// back then, before the next one is packed.
+    pub fn pack_layers<P: Packer<'a>, T, E: From<TensorError>>(
+        &self,
+        packer: &P,
+        parts: &Parts,
         stage: Stage,
-    ) -> impl Iterator<Item = Result<Layer<P>, TensorError>> + 's {
-        self.layers_of(stage).iter().map(|layer| {
-            let packed = layer.pack(packer, parts);
+        mut take: impl FnMut(usize, Layer<P>) -> Result<T, E>,
+    ) -> Result<Vec<T>, E> {
+        let each = self.layers_of(stage).iter().enumerate();
+        let take = |(index, layer): (usize, &LayerTensors<'a>)| {
+            let taken = take(index, layer.pack(packer, parts)?);
             layer.matrices().for_each(|matrix| self.checkpoint.release(&matrix.source()));
-            packed
-        })
+            taken
+        };
+        each.map(take).collect()
     }
 
-    /// A rank's part of the embedding, in a stage that reads it.
-    pub fn pack_embedding<P: Packer>(
+    /// The same of the embedding, in a stage that reads it, and of the head, in the last one.
+    pub fn pack_tables<P: Packer<'a>, T, E: From<TensorError>>(
         &self,
         packer: &P,
         parts: &Parts,
         stage: Stage,
-    ) -> Result<Option<P::Matrix>, TensorError> {
-        self.embedding_of(stage).map(|table| self.pack_table(table, packer, parts)).transpose()
-    }
-
-    /// A rank's part of the head, in the last stage.
-    pub fn pack_head<P: Packer>(
-        &self,
-        packer: &P,
-        parts: &Parts,
-        stage: Stage,
-    ) -> Result<Option<Head<P>>, TensorError> {
-        let untied = self.output_of(stage).map(|table| self.pack_table(table, packer, parts)).transpose()?;
+        take: impl FnOnce(Option<P::Matrix>, Option<Head<P>>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let pack = |table: Option<&MatrixTensor<'a>>| {
+            table.map(|table| table.pack(packer, &parts.vocabulary)).transpose().map_err(E::from)
+        };
+        let (embedding, untied) = (pack(self.embedding_of(stage))?, pack(self.output_of(stage))?);
         let head = || Head { norm: self.output_norm.pack(packer, &Part::Whole), untied };
-        Ok(stage.is_last().then(head))
-    }
-
-    fn pack_table<P: Packer>(
-        &self,
-        table: &MatrixTensor<'_>,
-        packer: &P,
-        parts: &Parts,
-    ) -> Result<P::Matrix, TensorError> {
-        let packed = table.pack(packer, &parts.vocabulary);
-        self.checkpoint.release(&table.source());
-        packed
+        let taken = take(embedding, stage.is_last().then(head));
+        self.tables(stage).for_each(|table| self.checkpoint.release(&table.source()));
+        taken
     }
 }
 

@@ -237,8 +237,8 @@ mod tests {
 
     #[test]
     fn errors_of_a_program_end_no_engine() {
-        assert_eq!([13, 31, 43, 45, 63].map(xid::fatal), [None; 5]);
-        assert!([48, 79, 94, 95, 119].into_iter().all(|number| xid::fatal(number).is_some()));
+        assert_eq!([13, 31, 43, 45, 63, 68, 144, 154].map(xid::fatal), [None; 8]);
+        assert!([48, 62, 74, 79, 94, 95, 109, 119, 140, 158].into_iter().all(|number| xid::fatal(number).is_some()));
     }
 
     #[test]

@@ -29,6 +29,7 @@ use tokio::sync::watch;
 use windlass_engine_api::native::ServerMetrics;
 use windlass_engine_contract::memory::Ledger;
 use windlass_engine_contract::stats::{EffectiveConfig, GpuStats, Phase, StartPhases, Stats};
+use windlass_engine_core::executor::Prepared;
 use windlass_engine_core::update::{EngineStats, RequestUpdate, StepStats};
 
 /// The program's state as others may see it.
@@ -133,6 +134,11 @@ impl Monitor {
     /// The engine has nothing to do.
     pub fn idle(&self) {
         self.progress.idle();
+    }
+
+    /// How far the executor is with what it makes ahead.
+    pub fn prepared(&self, prepared: &Prepared) {
+        self.metrics.prepared(prepared);
     }
 
     /// A turn begins.

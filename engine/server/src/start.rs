@@ -5,6 +5,8 @@ mod cuda;
 mod encoder;
 mod engine_thread;
 mod sim;
+#[cfg(test)]
+mod testing;
 
 use crate::clock::Clock;
 use crate::config::{Config, CpuConfig, ExecutorConfig};
@@ -138,14 +140,14 @@ pub fn open(path: &Path) -> Result<Checkpoint, Failure> {
     Checkpoint::open(path).map_err(open_failure)
 }
 
-/// Opens the checkpoint that is served, which may still be on its way.
-fn open_served(config: &Config, path: &Path) -> Result<Checkpoint, Failure> {
+/// Opens the checkpoint that is served, which may still be on its way, and reads what its decoder is.
+fn open_served(config: &Config, path: &Path) -> Result<(Checkpoint, DecoderConfig), Failure> {
     let file = config.incoming.as_ref().map_or_else(|| open(path), |incoming| incoming.open())?;
-    // Why a configuration cannot be read is told where it is loaded.
-    if DecoderConfig::read(&file).is_ok_and(|decoder| decoder.is_of_more_than_text()) {
+    let decoder = DecoderConfig::read(&file).map_err(|error| load_failure(error.into()))?;
+    if decoder.is_of_more_than_text() {
         warn!("the model reads images, too: its text is served and images are not");
     }
-    Ok(file)
+    Ok((file, decoder))
 }
 
 /// Why a checkpoint was not opened, for the exit code.

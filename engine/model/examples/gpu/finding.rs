@@ -27,6 +27,11 @@ pub enum Finding {
         name: String,
         passed: bool,
     },
+    /// What could not be measured here, and why.
+    Absent {
+        name: String,
+        why: String,
+    },
 }
 
 /// What bounds a rate.
@@ -125,6 +130,7 @@ impl fmt::Display for Finding {
             Finding::Device { name, about } => write!(f, "{name}. {about}"),
             Finding::Ceiling { of, rate, by } => write!(f, "{}: {} {} by {by}", of.name(), short(*rate), of.unit()),
             Finding::Figure(Figure { name, value, unit, .. }) => write!(f, "{name}: {} {unit}", short(*value)),
+            Finding::Absent { name, why } => write!(f, "{name}: not here ({why})"),
             Finding::Check { name, passed } => write!(f, "{name}: {}", if *passed { "yes" } else { "NO" }),
         }
     }
@@ -153,6 +159,7 @@ mod tests {
             Figure::new("start", 0.25, "s").into(),
             Figure::rate("decode", Ceiling::Fp8, 9e14).wanted("all of it").into(),
             Finding::check("the same", false),
+            Finding::Absent { name: "a library".into(), why: "nobody brought it".into() },
         ] {
             assert_eq!(Finding::read(&finding.line()), Some(finding));
         }

@@ -33,6 +33,7 @@ const GENERATED: Tiny = Tiny {
     vocabulary: 49_152,
     tied: true,
     rope_factors: false,
+    spread: 1.0,
 };
 
 impl Model {

@@ -1,13 +1,15 @@
 //! Products of tokens with a weight matrix: bytes of weights a second where memory bounds them, operations where arithmetic does.
 
+use std::sync::Arc;
+
 use half::{bf16, f16};
 use windlass_engine_model::cuda::{Device, DriverError};
-use windlass_kernels::cuda::ops::{self, Output, Quantized};
+use windlass_kernels::cuda::ops::{self, Output, ProductLibrary, Quantized};
 use windlass_kernels::cuda::weights::{EightBits, Group, Grouped};
-use windlass_kernels::cuda::{Matrix, Stream, View};
+use windlass_kernels::cuda::{Matrix, Products, Stream, View};
 use windlass_kernels::{Pool, WeightType};
 
-use crate::finding::{Ceiling, Figure};
+use crate::finding::{Ceiling, Figure, Finding};
 use crate::model::Model;
 use crate::parts::Tell;
 use crate::rig::Rig;
@@ -37,6 +39,7 @@ pub fn measure(model: &Model, tell: &mut Tell<'_>) -> Outcome<()> {
         let matrices = matrices(&rig, weights.make)?;
         measure_weights(&rig, weights, &matrices, tell)?;
     }
+    measure_library(&rig, tell)?;
     for (name, code, of) in [("fp8", EightBits::E4m3, Ceiling::Fp8), ("int8", EightBits::Int8, Ceiling::Int8)] {
         if ops::multiplies(rig.device.facts(), code) {
             measure_rounded(&rig, name, code, of, tell)?;
@@ -88,6 +91,36 @@ fn seconds(rig: &Rig, matrices: &[Matrix], tokens: usize, product: Product) -> O
     })
 }
 
+/// What the machine's library makes of bf16 beside ours, where it is there: it multiplies elsewhere than in graphs.
+fn measure_library(rig: &Rig, tell: &mut Tell<'_>) -> Outcome<()> {
+    let products = match rig.device.driver().products() {
+        Ok(products) => products,
+        Err(why) => {
+            tell(Finding::Absent { name: "bf16 by a library".to_owned(), why: why.to_string() });
+            return Ok(());
+        }
+    };
+    let matrices = matrices(rig, in_bf16)?;
+    for &tokens in rig.scale.many {
+        tell(by_library(rig, &products, &matrices, tokens)?);
+    }
+    Ok(())
+}
+
+fn by_library(rig: &Rig, products: &Arc<dyn Products>, matrices: &[Matrix], tokens: usize) -> Outcome<Finding> {
+    let name = format!("bf16, {tokens} tokens, {}", products.name());
+    let mut library = ProductLibrary::new(&rig.device, products, tokens)?;
+    let input = rig.device.upload(&noise::halves(tokens * matrices[0].cols()))?;
+    let mut out = rig.device.allocate::<bf16>(tokens * matrices[0].rows())?;
+    if !library.multiplies(&rig.stream, &matrices[0], input.view(), &Output::Bf16(out.view_mut()))? {
+        return Ok(Finding::Absent { name, why: "it has no way for these sizes".to_owned() });
+    }
+    let seconds = rig.seconds_without_graph(matrices.len(), |stream, set| {
+        library.linear(stream, &matrices[set], input.view(), Output::Bf16(out.view_mut()))
+    })?;
+    Ok(Figure::rate(name, Ceiling::Bf16, operations(&matrices[0], tokens) / seconds).into())
+}
+
 /// Weights and tokens in 8 bits: with the tokens' own rounding where they are few, and by itself where they are many.
 fn measure_rounded(rig: &Rig, name: &str, code: EightBits, of: Ceiling, tell: &mut Tell<'_>) -> Outcome<()> {
     let [rows, cols] = rig.scale.matrix;
@@ -136,4 +169,30 @@ fn of_file(device: &Device, [rows, cols]: [usize; 2], kind: WeightType) -> Outco
     let blocks: Vec<u8> = (0..count.min(4096)).flat_map(|_| random.block(kind, 0.01)).collect();
     let bytes = noise::repeated_from(count * kind.block_bytes(), &blocks);
     Ok(Matrix::load(device, &Pool::new(1)?, kind, rows, cols, &bytes)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_cuda_shim::{HostMachine, Kernels};
+
+    use super::*;
+
+    #[test]
+    fn a_library_is_measured_where_the_machine_has_one() {
+        let machine = HostMachine::new(Kernels::Run, 7);
+        for (machine, is_there) in [(machine.clone().with_products(), true), (machine, false)] {
+            let rig = Rig::on(machine.device(0, 1 << 28), &Model::Dry).unwrap();
+            let mut found = Vec::new();
+            measure_library(&rig, &mut |finding| found.push(finding)).unwrap();
+            let [found] = &found[..] else { panic!("{found:?}") };
+            let says_so = match found {
+                Finding::Figure(figure) => {
+                    is_there && figure.name.contains("the shim's products") && figure.value > 0.0
+                }
+                Finding::Absent { .. } => !is_there,
+                _ => false,
+            };
+            assert!(says_so, "{found:?}");
+        }
+    }
 }

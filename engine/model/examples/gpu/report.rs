@@ -116,6 +116,9 @@ impl Report {
     fn row(&self, finding: &Finding) -> Option<[String; 4]> {
         match finding {
             Finding::Device { .. } | Finding::Ceiling { .. } => None,
+            Finding::Absent { name, why } => {
+                Some([name.clone(), format!("not here: {why}"), String::new(), String::new()])
+            }
             Finding::Check { name, passed } => {
                 let found = if *passed { "yes" } else { "**no**" };
                 Some([name.clone(), found.to_owned(), String::new(), "yes".to_owned()])

@@ -35,7 +35,11 @@ pub struct Rig {
 
 impl Rig {
     pub fn open(model: &Model) -> Outcome<Rig> {
-        let device = device(model)?;
+        Rig::on(device(model)?, model)
+    }
+
+    /// On this device.
+    pub fn on(device: Device, model: &Model) -> Outcome<Rig> {
         Ok(Rig { stream: device.stream()?, device, scale: Scale::of(model) })
     }
 
@@ -55,6 +59,16 @@ impl Rig {
         self.stream.synchronize()?;
         let graph = self.stream.capture(|| (0..sets).try_for_each(|set| issue(&self.stream, set)))?;
         let round = || self.stream.launch_graph(&graph);
+        Ok(self.mean_seconds(round)? / sets as f64)
+    }
+
+    /// The same of what no graph can hold.
+    pub fn seconds_without_graph(
+        &self,
+        sets: usize,
+        mut issue: impl FnMut(&Stream, usize) -> Result<(), DriverError>,
+    ) -> Outcome<f64> {
+        let round = || (0..sets).try_for_each(|set| issue(&self.stream, set));
         Ok(self.mean_seconds(round)? / sets as f64)
     }
 

@@ -1,6 +1,7 @@
 //! A whole small model: what it says beside the CPU's executor, over and over, across graphs and sleep; and how fast it is.
 
 use std::slice;
+use std::time::Instant;
 
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::memory::KvDataType;
@@ -124,8 +125,25 @@ impl Small<'_> {
         let unit = "% before texts part";
         tell(Figure::new("greedy tokens as the CPU's", shared(&expected, &whole), unit).into());
         tell(Figure::new("the same with all layers but one on the CPU", shared(&expected, &split), unit).into());
+        self.capture_ahead(running, tell)?;
+        let same = answers(&mut running.executor) == whole;
+        tell(Finding::check("graphs that were captured ahead give the same tokens", same));
         running.sleep_and_wake("", tell)?;
         tell(Finding::check("a sleeper gives the same tokens when it wakes", answers(&mut running.executor) == whole));
+        Ok(())
+    }
+
+    /// All graphs that are missing, as an engine without work captures them: what one takes.
+    fn capture_ahead(&self, running: &mut Running, tell: &mut Tell<'_>) -> Outcome<()> {
+        let free = || self.device.driver().memory().map(|memory| memory.free_bytes as f64);
+        let (before, started, mut graphs) = (free()?, Instant::now(), 0.0);
+        while running.executor.prepare()?.went_on {
+            graphs += 1.0;
+        }
+        let (seconds, bytes) = (started.elapsed().as_secs_f64(), before - free()?);
+        tell(Figure::new("captured ahead", graphs, "graphs").into());
+        tell(Figure::new("captured ahead, time of a graph", 1e3 * seconds / graphs.max(1.0), "ms").into());
+        tell(Figure::new("captured ahead, memory of a graph", bytes.max(0.0) / graphs.max(1.0) / 1024.0, "KiB").into());
         Ok(())
     }
 

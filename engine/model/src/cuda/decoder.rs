@@ -3,13 +3,15 @@
 use std::io;
 use std::mem;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 
+use windlass_engine_core::executor::Prepared;
 use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
 use windlass_kernels::cuda::ops::PeerGroup;
 use windlass_kernels::cuda::{DriverError, Region};
 
 use super::follower::{Command, Follower};
+use super::graphs::{GraphRoom, GraphSize};
 use super::rank::{Feed, Holding, Rank, Step};
 use super::sampler::Answer;
 use super::{CudaError, support};
@@ -32,19 +34,23 @@ pub struct CudaDecoder {
     peers: Option<Arc<PeerGroup>>,
     /// Where each rank's weights lie; none where the devices map no memory.
     weights: Option<Vec<Arc<Region>>>,
+    /// What each rank's device has left for graphs.
+    graph_rooms: Vec<GraphRoom>,
 }
 
 impl CudaDecoder {
     /// One rank alone.
     pub(super) fn alone(rank: Rank) -> CudaDecoder {
-        let weights = weights_of([&rank]);
-        CudaDecoder { first: rank, others: Vec::new(), peers: None, weights }
+        let (weights, graph_rooms) = (weights_of([&rank]), vec![rank.graph_room().clone()]);
+        CudaDecoder { first: rank, others: Vec::new(), peers: None, weights, graph_rooms }
     }
 
     /// A group of `first` and `others`, which are in the order of ranks.
     pub(super) fn group(first: Rank, others: Vec<Rank>, peers: Arc<PeerGroup>) -> io::Result<CudaDecoder> {
-        let weights = weights_of([&first].into_iter().chain(&others));
-        let mut decoder = CudaDecoder { first, others: Vec::new(), peers: Some(Arc::clone(&peers)), weights };
+        let ranks = || [&first].into_iter().chain(&others);
+        let (weights, graph_rooms) = (weights_of(ranks()), ranks().map(|rank| rank.graph_room().clone()).collect());
+        let mut decoder =
+            CudaDecoder { first, others: Vec::new(), peers: Some(Arc::clone(&peers)), weights, graph_rooms };
         for (index, rank) in others.into_iter().enumerate() {
             decoder.others.push(Follower::start(index + 1, rank, Arc::clone(&peers))?);
         }
@@ -114,12 +120,27 @@ impl CudaDecoder {
         self.hold(Holding::Weights, held)
     }
 
-    /// On all ranks.
     fn hold(&mut self, what: Holding, held: bool) -> Result<(), CudaError> {
+        self.on_all(|done| Command::Hold(what, held, done), |first| first.hold(what, held))
+    }
+
+    /// The graph that is captured next, ahead of the first step of its size. All ranks have those of the same sizes.
+    fn graph_ahead(&self) -> Result<Option<GraphSize>, CudaError> {
+        let Some(size) = self.first.missing_graph() else { return Ok(None) };
+        let left = self.graph_rooms.iter().map(GraphRoom::is_left).collect::<Result<Vec<bool>, _>>()?;
+        Ok(Some(size).filter(|_| !left.contains(&false)))
+    }
+
+    /// Has every rank do something, and waits until all have.
+    fn on_all(
+        &mut self,
+        command: impl Fn(Sender<()>) -> Command,
+        own: impl FnOnce(&mut Rank) -> Result<(), DriverError>,
+    ) -> Result<(), CudaError> {
         let (say_done, heard_done) = channel();
-        self.tell(|| Command::Hold(what, held, say_done.clone()));
+        self.tell(|| command(say_done.clone()));
         drop(say_done);
-        let done = self.first.hold(what, held);
+        let done = own(&mut self.first);
         // Ends with the last word: a rank that failed has left the group, and its sender with it.
         heard_done.iter().for_each(drop);
         self.checked(done)
@@ -161,6 +182,16 @@ impl Drop for CudaDecoder {
 
 impl Model for CudaDecoder {
     type Error = CudaError;
+
+    /// Captures a graph on every rank.
+    fn prepare(&mut self) -> Result<Prepared, CudaError> {
+        let ahead = self.graph_ahead()?;
+        if let Some(size) = ahead {
+            self.on_all(|done| Command::Capture(size, done), |first| first.capture(size))?;
+        }
+        let [done, all] = [self.first.graphs(), self.first.most_graphs()].map(|graphs| graphs as u32);
+        Ok(Prepared { done, all, went_on: ahead.is_some() })
+    }
 
     fn hold_kv(&mut self, held: bool) -> Result<(), CudaError> {
         self.hold(Holding::Kv, held)

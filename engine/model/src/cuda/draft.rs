@@ -54,7 +54,8 @@ impl<'a> CudaDraft<'a> {
 
     /// How this process presents itself to the other stages.
     pub fn join(&self, node_rank: u32) -> Join {
-        join(&self.manifest, &self.config, self.stage.count, node_rank, "cuda")
+        let device = ("cuda", self.options.choices_on_cuda());
+        join(&self.manifest, &self.config, self.stage.count, node_rank, device)
     }
 
     /// Takes weights in, a layer at a time, every rank's part on a thread of its own.

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use windlass_engine_core::draft::DraftTree;
-use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
+use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT, Prepared};
 use windlass_engine_core::plan::{
     InputToken, PlanRow, RowOutput, RowScores, SequenceFailure, StepOutput, StepPlan, Ticket,
 };
@@ -24,7 +24,7 @@ use crate::bounds;
 use crate::executor::{check, check_oldest};
 use crate::places::{Mask, Place, masks};
 use crate::sampler::{Drawn, SampleError};
-use crate::step::{StepRunner, tasks, uncomputable};
+use crate::step::{Model, StepRunner, tasks, uncomputable};
 
 /// Computes steps on one GPU, or on several that share the model.
 pub struct CudaExecutor {
@@ -258,6 +258,10 @@ impl Executor for CudaExecutor {
         // What hung on its tokens does so no longer.
         self.issue_draws(0)?;
         Ok(output)
+    }
+
+    fn prepare(&mut self) -> Result<Prepared, ExecutorError> {
+        self.runner.model_mut().prepare().map_err(failed)
     }
 
     fn hold_kv(&mut self, held: bool) -> Result<(), ExecutorError> {

@@ -10,6 +10,7 @@ use windlass_engine_core::plan::BlockId;
 use windlass_kernels::cuda::DriverError;
 use windlass_kernels::cuda::ops::PeerGroup;
 
+use super::graphs::GraphSize;
 use super::rank::{Holding, Rank, Step};
 use super::sampler::Answer;
 use crate::backend::TokenMove;
@@ -33,6 +34,8 @@ pub(super) enum Command {
     Settle,
     CopyBlock(BlockId, BlockId),
     MoveTokens(Arc<[TokenMove]>),
+    /// Capture a graph ahead, and say when that is done.
+    Capture(GraphSize, Sender<()>),
     /// Take memory, or give it back, and say when that is done.
     Hold(Holding, bool, Sender<()>),
 }
@@ -95,11 +98,12 @@ fn carry_out(rank: &mut Rank, command: &Command) -> Result<(), DriverError> {
         Command::Settle => rank.settle(),
         Command::CopyBlock(from, to) => rank.copy_block(*from, *to),
         Command::MoveTokens(moves) => rank.move_tokens(moves),
-        Command::Hold(what, held, done) => {
-            rank.hold(*what, *held)?;
-            // Whoever asked may have failed and gone.
-            let _ = done.send(());
-            Ok(())
-        }
+        Command::Capture(size, done) => rank.capture(*size).map(|()| say(done)),
+        Command::Hold(what, held, done) => rank.hold(*what, *held).map(|()| say(done)),
     }
+}
+
+fn say(done: &Sender<()>) {
+    // Whoever asked may have failed and gone.
+    let _ = done.send(());
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use windlass_kernels::cuda::{DriverError, Graph};
+use windlass_kernels::cuda::{Device, DriverError, Graph};
 
 /// Numbers of sequences that steps are padded to: 1, 2, 4, then multiples of 8, of 16 from 256 and of 64 from 512 on, and
 /// the most there may be.
@@ -18,6 +18,11 @@ impl Buckets {
         // A full engine runs at exactly this size, so it must not be the one without a graph.
         sizes.push(most);
         Buckets(sizes)
+    }
+
+    /// Every size that steps may have, where sequences may be of these lengths: the sooner the likelier that a step has it.
+    pub fn sizes(&self, reaches: impl Iterator<Item = usize>) -> Vec<GraphSize> {
+        reaches.flat_map(|reach| self.0.iter().map(move |&bucket| GraphSize { bucket, reach })).collect()
     }
 
     /// The smallest one with room for so many sequences.
@@ -35,25 +40,65 @@ pub(super) struct GraphSize {
     pub reach: usize,
 }
 
-/// The graphs captured so far.
-#[derive(Debug, Default)]
-pub(super) struct Graphs(BTreeMap<GraphSize, Graph>);
+/// The graphs captured so far, and those that steps may need.
+#[derive(Debug)]
+pub(super) struct Graphs {
+    captured: BTreeMap<GraphSize, Graph>,
+    /// In the order in which they are captured ahead.
+    sizes: Vec<GraphSize>,
+}
 
 impl Graphs {
+    /// None yet of those that steps of these sizes need.
+    pub fn new(sizes: Vec<GraphSize>) -> Graphs {
+        Graphs { captured: BTreeMap::new(), sizes }
+    }
+
+    /// The first size that has none.
+    pub fn missing(&self) -> Option<GraphSize> {
+        self.sizes.iter().copied().find(|size| !self.captured.contains_key(size))
+    }
+
     /// The graph of a size, captured if there is none.
     pub fn get_or_capture(
         &mut self,
         size: GraphSize,
         capture: impl FnOnce() -> Result<Graph, DriverError>,
     ) -> Result<&Graph, DriverError> {
-        match self.0.entry(size) {
+        match self.captured.entry(size) {
             Entry::Occupied(graph) => Ok(graph.into_mut()),
             Entry::Vacant(place) => Ok(place.insert(capture()?)),
         }
     }
 
     pub fn count(&self) -> usize {
-        self.0.len()
+        self.captured.len()
+    }
+
+    /// As many as there may be.
+    pub fn most(&self) -> usize {
+        self.sizes.len()
+    }
+}
+
+/// What a device has left for graphs that are captured ahead: half of what is free once all else is allocated. No ledger counts
+/// what the driver takes for a graph, so the other half is for those that steps capture themselves, and for the driver's own.
+#[derive(Clone, Debug)]
+pub(super) struct GraphRoom {
+    device: Device,
+    least_free_bytes: usize,
+}
+
+impl GraphRoom {
+    /// On a device that has everything but graphs.
+    pub fn of(device: &Device) -> Result<GraphRoom, DriverError> {
+        let least_free_bytes = device.driver().memory()?.free_bytes / 2;
+        Ok(GraphRoom { device: device.clone(), least_free_bytes })
+    }
+
+    /// Whether another one may be captured ahead.
+    pub fn is_left(&self) -> Result<bool, DriverError> {
+        Ok(self.device.driver().memory()?.free_bytes >= self.least_free_bytes)
     }
 }
 
@@ -72,5 +117,12 @@ mod tests {
         }
         let buckets = Buckets::up_to(100);
         assert_eq!([1, 2, 3, 5, 9, 96, 97].map(|rows| buckets.holding(rows).unwrap_or(0)), [1, 2, 4, 8, 16, 96, 100]);
+    }
+
+    #[test]
+    fn few_short_sequences_come_first() {
+        let sizes = Buckets::up_to(3).sizes([2048, 5000].into_iter());
+        let expected = [(1, 2048), (2, 2048), (3, 2048), (1, 5000), (2, 5000), (3, 5000)];
+        assert_eq!(sizes, expected.map(|(bucket, reach)| GraphSize { bucket, reach }));
     }
 }

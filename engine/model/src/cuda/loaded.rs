@@ -108,11 +108,9 @@ fn weights(
     choices: ProductChoices,
 ) -> Result<Weights, LoadError> {
     let packer = FilePacker { pool: loader.pool };
-    let mut layers = Vec::new();
-    for (index, layer) in manifest.pack_layers(&packer, parts, stage).enumerate() {
-        layers.push(loader.layer(index, layer?)?);
-    }
-    let embedding = manifest.pack_embedding(&packer, parts, stage)?;
-    let head = manifest.pack_head(&packer, parts, stage)?;
-    Ok(loader.weights(stage, embedding, layers, head, choices)?)
+    let layer = |index, layer| loader.layer(index, layer).map_err(LoadError::from);
+    let layers = manifest.pack_layers(&packer, parts, stage, layer)?;
+    manifest.pack_tables(&packer, parts, stage, |embedding, head| {
+        Ok(loader.weights(stage, embedding, layers, head, choices)?)
+    })
 }

@@ -11,6 +11,7 @@ use windlass_kernels::cuda::ops::{
 };
 use windlass_kernels::cuda::{Device, DriverError, Memory, Pinned, Stream, View};
 
+use super::graphs::GraphSize;
 use super::words::Words;
 use crate::batch::{Batch, BatchRow};
 
@@ -48,8 +49,14 @@ impl StepSizes {
     /// that few graphs are captured, and no more than four times what is needed, as splits that a sequence lacks are blocks that
     /// begin for nothing, and every page of a table is copied.
     pub fn reach(&self, keys: usize) -> usize {
-        let rounded = iter::successors(Some(SHORTEST_REACH), |reach| reach.checked_mul(4)).find(|&reach| reach >= keys);
-        rounded.map_or(self.longest, |reach| reach.min(self.longest))
+        self.reaches().find(|&reach| reach >= keys).unwrap_or(self.longest)
+    }
+
+    /// All of these, the shortest first.
+    pub fn reaches(&self) -> impl Iterator<Item = usize> {
+        let longest = self.longest;
+        let shorter = iter::successors(Some(SHORTEST_REACH), |reach| reach.checked_mul(4));
+        shorter.take_while(move |&reach| reach < longest).chain([longest])
     }
 
     /// Tiles of rows of one kind.
@@ -171,15 +178,27 @@ impl Metadata {
         self.turn = 1 - self.turn;
         let mut rows = Rows::of(batch, &self.sizes);
         if let Some(decodes) = decodes {
-            rows.pad(decodes, &self.sizes);
+            rows.pad(decodes, !batch.logit_tokens().is_empty(), &self.sizes);
         }
-        let tiles = rows.tiles(self.sizes.heads);
-        let counts = rows.counts(&tiles);
-        self.reach = counts.reach;
-        let mut words = Words::default();
-        self.places = Places::of(&rows, &tiles, self.sizes.heads, &mut words);
+        let (counts, words) = self.place(&rows);
         words.send(&self.staging[self.turn], &mut self.memory, stream)?;
         Ok(counts)
+    }
+
+    /// Gives each array of a step its place, and the words of all.
+    fn place(&mut self, rows: &Rows) -> (StepCounts, Words) {
+        let tiles = rows.tiles(self.sizes.heads);
+        let (counts, mut words) = (rows.counts(&tiles), Words::default());
+        self.reach = counts.reach;
+        self.places = Places::of(rows, &tiles, self.sizes.heads, &mut words);
+        (counts, words)
+    }
+
+    /// Finds the places of a padded step of one token a row, as [`Metadata::upload`] would leave them, without its numbers.
+    pub fn lay_out(&mut self, size: GraphSize) -> StepCounts {
+        let mut rows = Rows { reach: size.reach, ..Rows::empty(&self.sizes) };
+        rows.pad(size.bucket, self.sizes.logits > 0, &self.sizes);
+        self.place(&rows).0
     }
 
     /// Puts tokens that lie on the device in the places of tokens that were not known.
@@ -323,6 +342,11 @@ struct RowNumbers {
 }
 
 impl Rows {
+    fn empty(sizes: &StepSizes) -> Rows {
+        let numbers = || RowNumbers::of_groups(sizes.groups);
+        Rows { slots: vec![Vec::new(); sizes.groups], decodes: numbers(), chunks: numbers(), ..Rows::default() }
+    }
+
     /// Rows of one token are in an order in which those that share pages follow one another.
     fn of<'a>(batch: &'a Batch, sizes: &StepSizes) -> Rows {
         let keys = batch.rows().map(|row| row.first_position as usize + row.tokens).max().unwrap_or(0);
@@ -331,10 +355,7 @@ impl Rows {
             tokens: batch.tokens().to_vec(),
             positions: batch.positions().to_vec(),
             logit_tokens: batch.logit_tokens().iter().map(|&token| token as u32).collect(),
-            slots: vec![Vec::new(); sizes.groups],
-            decodes: RowNumbers::of_groups(sizes.groups),
-            chunks: RowNumbers::of_groups(sizes.groups),
-            ..Rows::default()
+            ..Rows::empty(sizes)
         };
         let mut decodes = Vec::new();
         for row in batch.rows() {
@@ -382,8 +403,7 @@ impl Rows {
         }
     }
 
-    fn pad(&mut self, decodes: usize, sizes: &StepSizes) {
-        let with_logits = !self.logit_tokens.is_empty();
+    fn pad(&mut self, decodes: usize, with_logits: bool, sizes: &StepSizes) {
         while self.decodes.lengths.len() < decodes {
             let token = self.tokens.len() as u32;
             let blocks = vec![sizes.trash_page; sizes.groups];
@@ -461,7 +481,7 @@ mod tests {
             ]),
             &SIZES,
         );
-        rows.pad(6, &SIZES);
+        rows.pad(6, true, &SIZES);
         assert_eq!(rows.decodes.lengths, [131, 133, 130, 132, 1, 1]);
         assert_eq!(rows.decodes.first_tokens, [3, 5, 0, 4, 6, 7], "each has its own token");
         let starts = |table: &[u32]| table.chunks(SIZES.pages()).map(|row| row[0]).collect::<Vec<_>>();

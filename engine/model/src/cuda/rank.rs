@@ -5,14 +5,15 @@ use std::sync::Arc;
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::BlockId;
 use windlass_kernels::cuda::ops::{self, PeerRank};
-use windlass_kernels::cuda::{Device, DriverError, Pinned, Region, Stream};
+use windlass_kernels::cuda::{Device, DriverError, Graph, Pinned, Region, Stream};
 
 use super::Replay;
 use super::cache::{Cache, PageType};
 use super::compute::{Compute, Exchange, cache_shape, step_sizes};
 use super::draws::Draws;
-use super::graphs::{Buckets, GraphSize, Graphs};
+use super::graphs::{Buckets, GraphRoom, GraphSize, Graphs};
 use super::handover::Handover;
+use super::metadata::StepCounts;
 use super::moves::Moves;
 use super::sampler::{self, Answer, Changes};
 use super::weights::Weights;
@@ -44,6 +45,7 @@ pub(super) struct RankPart {
 #[derive(Debug)]
 pub(super) struct Rank {
     graphs: Graphs,
+    graph_room: GraphRoom,
     buckets: Buckets,
     replay: Replay,
     compute: Compute,
@@ -113,18 +115,25 @@ impl Rank {
         let is_whole = weights.embedding().is_some() && weights.head.is_some();
         let changes = || Changes::new(&device, logits, config.vocabulary);
         let handover = (!is_whole).then(|| Handover::new(&device, tokens, config.hidden)).transpose()?;
+        let (sizes, buckets) = (step_sizes(&config, weights.head.is_some(), geometry), Buckets::up_to(rows));
+        let replayed = match replay {
+            Replay::Graphs => buckets.sizes(sizes.reaches()),
+            Replay::Eager => Vec::new(),
+        };
         Ok(Rank {
-            graphs: Graphs::default(),
-            buckets: Buckets::up_to(rows),
+            graphs: Graphs::new(replayed),
+            buckets,
             replay,
             draws: Draws::new(&device, logits)?,
             changes: [changes()?, changes()?],
-            moves: Moves::new(&device, &step_sizes(&config, weights.head.is_some(), geometry))?,
+            moves: Moves::new(&device, &sizes)?,
             logits: device.pinned(logits * config.vocabulary)?,
             handover,
             compute: Compute::new(&device, config, weights, exchange, geometry, cache)?,
             regions,
             stream: device.stream()?,
+            // Once all else is there: fields are made in this order.
+            graph_room: GraphRoom::of(&device)?,
         })
     }
 
@@ -146,6 +155,29 @@ impl Rank {
     /// Graphs captured so far.
     pub fn graphs(&self) -> usize {
         self.graphs.count()
+    }
+
+    /// As many as there may be.
+    pub fn most_graphs(&self) -> usize {
+        self.graphs.most()
+    }
+
+    /// The first size of a step that has none.
+    pub fn missing_graph(&self) -> Option<GraphSize> {
+        self.graphs.missing()
+    }
+
+    /// What its device has left for more of them.
+    pub fn graph_room(&self) -> &GraphRoom {
+        &self.graph_room
+    }
+
+    /// Captures the graph of a step that has not come yet. Nothing is in flight, and nothing runs.
+    pub fn capture(&mut self, size: GraphSize) -> Result<(), DriverError> {
+        self.regions.check("a capture")?;
+        let Rank { graphs, compute, stream, .. } = self;
+        let counts = compute.metadata.lay_out(size);
+        captured(graphs, compute, size, &counts, stream).map(drop)
     }
 
     /// Issues a step, where any of its rows is computed.
@@ -188,8 +220,7 @@ impl Rank {
             None => compute.issue(&counts, stream),
             Some(bucket) => {
                 let size = GraphSize { bucket, reach: counts.reach };
-                let graph = graphs.get_or_capture(size, || stream.capture(|| compute.issue(&counts, stream)))?;
-                stream.launch_graph(graph)
+                stream.launch_graph(captured(graphs, compute, size, &counts, stream)?)
             }
         }
     }
@@ -336,6 +367,17 @@ impl Regions {
             false => Err(DriverError::refused(call, "its memory was given back")),
         }
     }
+}
+
+/// The graph of a step of this size, of which there is so much.
+fn captured<'a>(
+    graphs: &'a mut Graphs,
+    compute: &mut Compute,
+    size: GraphSize,
+    counts: &StepCounts,
+    stream: &Stream,
+) -> Result<&'a Graph, DriverError> {
+    graphs.get_or_capture(size, || stream.capture(|| compute.issue(counts, stream)))
 }
 
 /// Feeds of neighbours as one copy each: the first, and how many follow one another.

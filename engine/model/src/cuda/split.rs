@@ -40,13 +40,12 @@ pub struct SplitModel<'a> {
 /// The driver's own, such as graphs, takes about one of so many parts of what is free.
 const DRIVERS_SHARE: u64 = 32;
 
-/// How many layers a device has room for, by its free memory and the checkpoint's headers: with the head, what steps need and a
+/// How many layers a device with so many free bytes has room for, by the checkpoint's headers: with the head, what steps need and a
 /// sequence at its longest. What the driver takes for itself is reckoned, so the last of them may turn out to be one too many.
-pub fn layers_that_fit(checkpoint: &Checkpoint, options: &LoadOptions, device: &Device) -> Result<u32, LoadError> {
+pub fn layers_that_fit(checkpoint: &Checkpoint, options: &LoadOptions, free_bytes: u64) -> Result<u32, LoadError> {
     let config = DecoderConfig::read(checkpoint)?;
     let manifest = Manifest::read_headers(checkpoint, &config, options.quantization)?;
-    let free = device.driver().memory().map_err(CudaError::from)?.free_bytes as u64;
-    let (room, layers) = (free - free / DRIVERS_SHARE, config.layers as u32);
+    let (room, layers) = (free_bytes - free_bytes / DRIVERS_SHARE, config.layers as u32);
     for last in (1..=layers).rev() {
         if bytes_of_last(&manifest, &config, options, last)? <= room {
             return Ok(last);

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use windlass_engine_core::executor::Prepared;
 use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
 
 use super::CudaError;
@@ -26,6 +27,10 @@ impl Model for SplitDecoder {
 
     fn settle(&self) {
         self.first.settle();
+    }
+
+    fn prepare(&mut self) -> Result<Prepared, CudaError> {
+        self.last.prepare()
     }
 
     fn hold_kv(&mut self, held: bool) -> Result<(), CudaError> {

@@ -33,7 +33,7 @@ impl Stack {
     }
 
     /// Whether a gate and its up may stand by eights: as whole tiles of the kernels, and as one matrix.
-    fn takes_by_eights(self, pair: &[&FileMatrix]) -> bool {
+    fn takes_by_eights(self, pair: &[&FileMatrix<'_>]) -> bool {
         let [gate, up] = pair else { return false };
         let is_one = self == Stack::OneType || gate.is_typed_as(up);
         is_one && gate.rows == up.rows && gate.rows.is_multiple_of(EIGHT)
@@ -274,7 +274,7 @@ impl Loader<'_> {
     pub fn weights(
         &self,
         stage: Stage,
-        embedding: Option<FileMatrix>,
+        embedding: Option<FileMatrix<'_>>,
         layers: Vec<LayerWeights>,
         head: Option<Head<FilePacker<'_>>>,
         choices: ProductChoices,
@@ -282,7 +282,7 @@ impl Loader<'_> {
         let (norm, untied) = head.map(|head| (head.norm, head.untied)).unzip();
         let untied = untied.flatten();
         refuse_order("embeddings and heads", embedding.iter().chain(&untied))?;
-        let table = |name: &'static str, matrix: Option<FileMatrix>| {
+        let table = |name: &'static str, matrix: Option<FileMatrix<'_>>| {
             let taken_in = matrix.map(|matrix| self.matrix(&matrix)).transpose();
             taken_in.map_err(|source| CudaError::Table { name, source })
         };
@@ -302,12 +302,12 @@ impl Loader<'_> {
         self.uploader.upload(values)
     }
 
-    fn matrix(&self, file: &FileMatrix) -> Result<Matrix, LoadError> {
+    fn matrix(&self, file: &FileMatrix<'_>) -> Result<Matrix, LoadError> {
         self.stack(&[file], GateLayout::Halves, Stack::OneType)
     }
 
     /// Matrices of the same input, in the same order of columns, as one: outputs after outputs, or those of two by eights.
-    fn stack(&self, files: &[&FileMatrix], layout: GateLayout, stack: Stack) -> Result<Matrix, LoadError> {
+    fn stack(&self, files: &[&FileMatrix<'_>], layout: GateLayout, stack: Stack) -> Result<Matrix, LoadError> {
         if let Some(float8) = self.stack_float8(files, layout) {
             return float8;
         }
@@ -325,7 +325,7 @@ impl Loader<'_> {
     }
 
     /// The same if all are eight-bit floats that are scaled alike.
-    fn stack_float8(&self, files: &[&FileMatrix], layout: GateLayout) -> Option<Result<Matrix, LoadError>> {
+    fn stack_float8(&self, files: &[&FileMatrix<'_>], layout: GateLayout) -> Option<Result<Matrix, LoadError>> {
         let parts: Vec<&Float8> = files.iter().map(|file| file.float8()).collect::<Option<_>>()?;
         let group = parts[0].group;
         let (rows, cols) = (files.iter().map(|file| file.rows).sum(), files[0].cols);
@@ -369,7 +369,7 @@ fn concat<T: Copy>(pieces: Vec<Piece<'_, T>>) -> Vec<T> {
 }
 
 /// Refuses matrices of one input whose columns have different orders.
-fn check_shared_order(what: &str, matrices: &[&FileMatrix]) -> Result<(), CudaError> {
+fn check_shared_order(what: &str, matrices: &[&FileMatrix<'_>]) -> Result<(), CudaError> {
     match matrices.iter().all(|matrix| matrix.order == matrices[0].order) {
         true => Ok(()),
         false => Err(CudaError::unsupported(format!("{what} with inputs in different orders"), RIGHT_ORDER)),
@@ -377,7 +377,7 @@ fn check_shared_order(what: &str, matrices: &[&FileMatrix]) -> Result<(), CudaEr
 }
 
 /// Refuses columns in an order of their own.
-fn refuse_order<'m>(what: &str, matrices: impl IntoIterator<Item = &'m FileMatrix>) -> Result<(), CudaError> {
+fn refuse_order<'m>(what: &str, matrices: impl IntoIterator<Item = &'m FileMatrix<'m>>) -> Result<(), CudaError> {
     match matrices.into_iter().all(|matrix| matrix.order.is_none()) {
         true => Ok(()),
         false => Err(CudaError::unsupported(format!("{what} with inputs in an order of their own"), RIGHT_ORDER)),
@@ -396,9 +396,9 @@ mod tests {
 
     const SIDE: usize = 64;
 
-    fn matrix(is_ordered: bool) -> FileMatrix {
+    fn matrix(is_ordered: bool) -> FileMatrix<'static> {
         let order = is_ordered.then(|| (0..SIDE as u32).rev().collect());
-        let values = FileValues::Typed(WeightType::BF16, vec![0; 2 * SIDE * SIDE]);
+        let values = FileValues::Typed(WeightType::BF16, vec![0; 2 * SIDE * SIDE].into());
         FileMatrix { rows: SIDE, cols: SIDE, values, order }
     }
 

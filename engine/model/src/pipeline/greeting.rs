@@ -1,5 +1,7 @@
 //! What stages tell each other before the first step, as JSON.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_core::executor::{Geometry, KvGroups};
@@ -17,6 +19,8 @@ pub(crate) struct Join {
     pub stages: u32,
     /// What computes it: stages on others would round otherwise.
     pub device: String,
+    /// By flag, what decides besides how it rounds.
+    pub choices: BTreeMap<String, String>,
     pub shape: ModelShape,
     pub weight_type: String,
 }
@@ -52,7 +56,7 @@ impl Join {
 
     /// Why `other` cannot be a stage of this one's pipeline.
     pub fn difference(&self, other: &Join) -> Option<String> {
-        let Join { version, node_rank, stages, device, shape, weight_type } = other;
+        let Join { version, node_rank, stages, device, choices, shape, weight_type } = other;
         if *version != self.version {
             return Some(format!("it speaks version {version} of the protocol, not {}", self.version));
         }
@@ -61,6 +65,11 @@ impl Join {
         }
         if *device != self.device {
             return Some(format!("it computes on {device}, not {}: give all nodes the same --device", self.device));
+        }
+        let other_choice = |(flag, _): &(&String, &String)| choices.get(*flag) != self.choices.get(*flag);
+        if let Some((flag, own)) = self.choices.iter().find(other_choice) {
+            let found = choices.get(flag).map_or("none", String::as_str);
+            return Some(format!("it was started with {flag} {found}, not {own}: give all nodes the same"));
         }
         if *shape != self.shape || *weight_type != self.weight_type {
             return Some(format!(
@@ -134,6 +143,11 @@ impl Assign {
 mod tests {
     use super::*;
 
+    fn choices(activations: &str, keys: &str) -> BTreeMap<String, String> {
+        let flags = [("--activation-dtype", activations), ("--kv-cache-dtype", keys)];
+        flags.map(|(flag, value)| (flag.to_owned(), value.to_owned())).into()
+    }
+
     fn join() -> Join {
         let shape = ModelShape {
             architecture: "llama".into(),
@@ -148,7 +162,15 @@ mod tests {
             weight_bytes: 1000,
             windowed: None,
         };
-        Join { version: wire::VERSION, node_rank: 1, stages: 2, device: "cpu".into(), shape, weight_type: "f32".into() }
+        Join {
+            version: wire::VERSION,
+            node_rank: 1,
+            stages: 2,
+            device: "cpu".into(),
+            choices: choices("int8", "bf16"),
+            shape,
+            weight_type: "f32".into(),
+        }
     }
 
     #[test]
@@ -163,6 +185,9 @@ mod tests {
             (Join { node_rank: 2, ..join() }, "node 2 of 2"),
             (Join { stages: 3, ..join() }, "of 3; there are 2"),
             (Join { device: "cuda".into(), ..join() }, "it computes on cuda, not cpu"),
+            (Join { choices: choices("int16", "bf16"), ..join() }, "with --activation-dtype int16, not int8: give all"),
+            (Join { choices: choices("int8", "fp8"), ..join() }, "with --kv-cache-dtype fp8, not bf16"),
+            (Join { choices: BTreeMap::new(), ..join() }, "with --activation-dtype none, not int8"),
             (Join { shape: other_shape, ..join() }, "another model"),
             (Join { weight_type: "q4_1".into(), ..join() }, "another model"),
         ] {

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::executor::{Geometry, Prepared};
 use windlass_engine_core::plan::BlockId;
 
 use super::greeting::{Assign, Join};
@@ -123,6 +123,17 @@ impl Peer {
         self.wait_at_most(patience)?;
         self.expect(Kind::Ready)?;
         self.wait_at_most(STEP_TIMEOUT)
+    }
+
+    /// Tells it to make a piece of what later steps would wait for.
+    pub fn prepare(&mut self) -> Result<(), PipelineError> {
+        self.send(Kind::Prepare, &[])
+    }
+
+    /// Waits until it has, and gives how far it is.
+    pub fn prepared(&mut self) -> Result<Prepared, PipelineError> {
+        self.expect(Kind::Prepared)?;
+        wire::Payload(&self.payload).prepared().map_err(|error| self.failed(error))
     }
 
     /// Tells it to take the memory of keys and values, or to give it back.

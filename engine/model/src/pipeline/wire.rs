@@ -5,10 +5,11 @@
 
 use std::io::{self, Read, Write};
 
+use windlass_engine_core::executor::Prepared;
 use windlass_engine_core::plan::BlockId;
 
 /// Of this protocol: stages of other versions are refused.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// First bytes of the first frame's payload: whatever else listens on the port does not begin like this.
 pub(crate) const MAGIC: [u8; 4] = *b"WLPP";
 /// Bound of frames before sizes are agreed: JSON documents and messages.
@@ -25,6 +26,10 @@ pub(crate) enum Kind {
     Assign,
     /// What was asked for is done.
     Ready,
+    /// A piece of what later steps would wait for is to be made.
+    Prepare,
+    /// How far that is.
+    Prepared,
     /// Whether the memory of keys and values is to be held.
     Hold,
     /// A block to copy.
@@ -40,11 +45,13 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 10] = [
+    const ALL: [Kind; 12] = [
         Kind::Join,
         Kind::Room,
         Kind::Assign,
         Kind::Ready,
+        Kind::Prepare,
+        Kind::Prepared,
         Kind::Hold,
         Kind::Copy,
         Kind::Step,
@@ -148,6 +155,11 @@ impl Payload<'_> {
             .ok_or_else(|| invalid(format!("a frame ends before its {count} numbers")))?;
         self.0 = rest;
         Ok(words(bytes).map(u32::from_le_bytes).collect())
+    }
+
+    /// How far a stage is with what it makes ahead.
+    pub fn prepared(&mut self) -> io::Result<Prepared> {
+        Ok(Prepared { done: self.number()?, all: self.number()?, went_on: self.number()? != 0 })
     }
 
     /// What is copied, and what is overwritten.

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use socket2::{SockRef, TcpKeepalive};
-use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::executor::{Geometry, Prepared};
 
 use super::greeting::{Assign, Join};
 use super::wire::{self, Kind, Payload};
@@ -77,6 +77,7 @@ impl Worker {
         loop {
             let answer = match self.receive(bound)? {
                 Kind::Goodbye => return Ok(()),
+                Kind::Prepare => prepare(&mut model).map(|prepared| Some((Kind::Prepared, prepared))),
                 Kind::Hold => hold_kv(&self.payload, &mut model).map(|()| Some((Kind::Ready, Vec::new()))),
                 Kind::Copy => copy_block(&self.payload, &mut model, geometry).map(|()| None),
                 Kind::Step => forward(&self.payload, &mut batch, &mut model, geometry)
@@ -129,6 +130,13 @@ fn floats(values: &[f32]) -> Vec<u8> {
     let mut payload = Vec::new();
     wire::put_floats(&mut payload, values);
     payload
+}
+
+fn prepare<M: StageModel>(model: &mut M) -> Result<Vec<u8>, String> {
+    let Prepared { done, all, went_on } = compute(|| model.prepare())?;
+    let mut payload = Vec::new();
+    wire::put(&mut payload, [done, all, u32::from(went_on)]);
+    Ok(payload)
 }
 
 fn hold_kv<M: StageModel>(payload: &[u8], model: &mut M) -> Result<(), String> {

@@ -100,10 +100,10 @@ impl<'a> LayerTensors<'a> {
         self.feed_forward.downs(whole_experts).map(|down| down.packed().block_elements()).max().unwrap_or(1)
     }
 
-    pub fn pack<P: Packer>(&self, packer: &P, parts: &Parts) -> Result<Layer<P>, TensorError> {
+    pub fn pack<P: Packer<'a>>(&self, packer: &P, parts: &Parts) -> Result<Layer<P>, TensorError> {
         let [query, key, value] = &self.inputs;
-        let whole = |vector: VectorTensor<'_>| vector.pack(packer, &Part::Whole);
-        let biases = |[of_query, of_key, of_value]: [VectorTensor<'_>; 3]| {
+        let whole = |vector: VectorTensor<'a>| vector.pack(packer, &Part::Whole);
+        let biases = |[of_query, of_key, of_value]: [VectorTensor<'a>; 3]| {
             [(of_query, &parts.query), (of_key, &parts.key), (of_value, &parts.key)]
                 .map(|(bias, part)| bias.pack(packer, part))
         };
@@ -233,7 +233,7 @@ impl<'a> FeedForwardTensors<'a> {
         }
     }
 
-    fn pack<P: Packer>(&self, packer: &P, parts: &Parts) -> Result<FeedForward<P>, TensorError> {
+    fn pack<P: Packer<'a>>(&self, packer: &P, parts: &Parts) -> Result<FeedForward<P>, TensorError> {
         match self {
             FeedForwardTensors::Dense(gated) => pack_gated(gated, packer, &parts.feed_forward).map(FeedForward::Dense),
             FeedForwardTensors::Experts(tensors) => {
@@ -265,8 +265,8 @@ fn find_gated<'a>(
     Ok([find(gate, [hidden, wide])?, find(up, [hidden, wide])?, find(down, [wide, hidden])?])
 }
 
-fn pack_gated<P: Packer>(
-    [gate, up, down]: &GatedTensors<'_>,
+fn pack_gated<'a, P: Packer<'a>>(
+    [gate, up, down]: &GatedTensors<'a>,
     packer: &P,
     parts: &GatedParts,
 ) -> Result<Gated<P>, TensorError> {

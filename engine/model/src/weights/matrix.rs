@@ -121,13 +121,13 @@ impl<'a> MatrixTensor<'a> {
     }
 
     /// Packs a part that [`check`](Self::check) has passed.
-    pub fn pack<P: Packer>(&self, packer: &P, part: &Part) -> Result<P::Matrix, TensorError> {
+    pub fn pack<P: Packer<'a>>(&self, packer: &P, part: &Part) -> Result<P::Matrix, TensorError> {
         let packed = match self {
             MatrixTensor::Plain(PlainTensor { kind, bytes, quantized, rows, cols, .. }) => {
-                let bytes = part.cut(*kind, *cols, bytes);
+                let bytes = part.cut(*kind, *cols, bytes.get());
                 let [rows, cols] = part.shape(*rows, *cols);
                 match quantized {
-                    None => packer.matrix(*kind, rows, cols, &bytes, None),
+                    None => packer.matrix(*kind, rows, cols, bytes, None),
                     Some(to) => packer.quantized_matrix(*kind, *to, rows, cols, &bytes),
                 }
             }
@@ -139,7 +139,7 @@ impl<'a> MatrixTensor<'a> {
                 if let Some(matrix) = packer.float8_matrix(rows, cols, || packed.float8()) {
                     return Ok(matrix);
                 }
-                packer.matrix(packed.kind(), rows, cols, &packed.file_rows(), packed.order())
+                packer.matrix(packed.kind(), rows, cols, packed.file_rows().into(), packed.order())
             }
         };
         packed.map_err(|source| TensorError::Shape { name: self.name().to_owned(), source })
@@ -178,7 +178,7 @@ impl<'a> VectorTensor<'a> {
         4 * self.tensor.dims[0]
     }
 
-    pub fn pack<P: Packer>(&self, packer: &P, part: &Part) -> P::Vector {
+    pub fn pack<P: Packer<'a>>(&self, packer: &P, part: &Part) -> P::Vector {
         let kind = weight_type(self.tensor.kind).unwrap_or(WeightType::F32);
         let mut values = floats(kind, &self.tensor.bytes);
         values.iter_mut().for_each(|value| *value += self.offset);

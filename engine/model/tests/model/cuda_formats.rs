@@ -203,10 +203,11 @@ fn integers_of_a_file_are_multiplied_with_inputs_in_bytes_where_that_is_chosen()
     let options =
         LoadOptions { activations: ActivationType::Int8, inputs_in_bytes: true, max_step_tokens: 64, ..options() };
     for kind in [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4NL, MXFP4, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4XS, BF16] {
-        let checkpoint = checkpoint(Tiny { tied: false, ..tiny(kind) });
-        // Random minimums of K-quants make scores so sharp that another byte now and then is 0.4 apart.
-        let bound = if matches!(kind, Q4K | Q5K) { 0.5 } else { APART_IF_ROUNDED };
-        agrees_with_the_cpu(kind.name(), &checkpoint, &options, bound);
+        // Scales and minimums of sub-blocks that know nothing of each other make these 1.75 times as large as the others, and
+        // attention so sharp that bf16 between the layers alone is 0.4 apart.
+        let spread = if matches!(kind, Q4K | Q5K) { 1.0 / 1.75 } else { 1.0 };
+        let checkpoint = checkpoint(Tiny { tied: false, spread, ..tiny(kind) });
+        agrees_with_the_cpu(kind.name(), &checkpoint, &options, APART_IF_ROUNDED);
         let driver = driver();
         let model = CudaModel::load(&checkpoint, &options, &[driver.device()]).unwrap();
         let mut executor = model.start(options.kv, Replay::Eager).unwrap().executor;

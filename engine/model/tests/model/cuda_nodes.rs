@@ -15,7 +15,7 @@ use crate::cuda::{
 use crate::cuda_steps::copied_blocks_are_read_alike;
 use crate::pipeline::{PATIENCE, gathering, pass_frame};
 use windlass_cuda_shim::{HostDriver, HostMachine, Issued, Kernels};
-use windlass_engine_contract::memory::Ledger;
+use windlass_engine_contract::memory::{KvDataType, Ledger};
 use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::executor::Executor;
 use windlass_engine_core::plan::{BlockId, InputToken, PlanRow, RowOutput, SampleRow, StepPlan};
@@ -223,6 +223,27 @@ fn nodes_on_other_devices_and_with_other_models_are_refused_on_both_sides() {
     assert!([&refusal, &told].iter().all(|text| text.contains("another model")), "{refusal}, {told}");
 }
 
+/// By the flag's name, with what both have.
+#[test]
+fn a_node_that_would_round_otherwise_is_refused_on_both_sides() {
+    let bytes = LoadOptions { inputs_in_bytes: true, ..options() };
+    let wide = LoadOptions { batch_invariant: false, ..options() };
+    let keys = LoadOptions { kv_data_type: KvDataType::Fp8, ..options() };
+    for (of_node, words) in [
+        (bytes, "--activation-dtype int8, not bf16: give all nodes the same"),
+        (wide, "--deterministic false, not true"),
+        (keys, "--kv-cache-dtype fp8, not bf16"),
+    ] {
+        let led = gathering(2, PATIENCE);
+        let node = worker(deep(), of_node, vec![driver().device()], 1, (2, led.1));
+        let refusal = CudaLeader::load(&checkpoint(deep()), &options(), &[driver().device()], &led.0);
+        let refusal = refusal.map(drop).unwrap_err().to_string();
+        let told = node.join().unwrap().unwrap_err().to_string();
+        assert!(refusal.contains("node 1 of the pipeline"), "{refusal}");
+        assert!([&refusal, &told].iter().all(|text| text.contains(words)), "{refusal}, {told}");
+    }
+}
+
 /// Wherever it is lost: on the node that leads, or on another one, whose words come with its name.
 #[test]
 fn a_device_that_is_lost_ends_the_executor_with_its_own_words() {
@@ -275,7 +296,7 @@ fn blocks_that_are_no_pages_of_the_kernels_are_refused() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let worker = worker(deep(), options(), vec![driver().device()], 1, (2, listener.local_addr().unwrap()));
     let (mut node, _) = listener.accept().unwrap();
-    let assignment = r#"{"version":2,"stage":0,"stages":2,"blockTokens":16,"blocks":4,"maxSequenceTokens":64,"maxStepRows":4,
+    let assignment = r#"{"version":3,"stage":0,"stages":2,"blockTokens":16,"blocks":4,"maxSequenceTokens":64,"maxStepRows":4,
         "maxStepTokens":32,"maxStepLogits":32,"vocabulary":128}"#;
     let length = (assignment.len() as u32).to_le_bytes();
     // The third kind of frame is an assignment.

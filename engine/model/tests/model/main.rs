@@ -7,6 +7,7 @@ mod beams;
 mod coded;
 mod common;
 mod cuda;
+mod cuda_ahead;
 mod cuda_experts;
 mod cuda_families;
 mod cuda_formats;

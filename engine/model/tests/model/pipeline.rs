@@ -8,10 +8,13 @@ use std::time::Duration;
 use crate::common::driver::{Job, generate};
 use crate::common::tiny::Tiny;
 use windlass_checkpoint::Checkpoint;
+use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_core::executor::Executor;
 use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, RowOutput, StepPlan};
 use windlass_engine_core::request::{RequestId, Sampling};
-use windlass_engine_model::{Gathering, KvBudget, LoadError, LoadOptions, Loaded, load, load_leader, work};
+use windlass_engine_model::{
+    ActivationType, Gathering, KvBudget, LoadError, LoadOptions, Loaded, load, load_leader, work,
+};
 use windlass_kernels::WeightType;
 
 /// Longer than anything here takes, shorter than a test's patience.
@@ -163,6 +166,23 @@ pub fn pass_frame(from: &mut TcpStream, to: &mut TcpStream) {
     from.read_exact(&mut payload).unwrap();
     to.write_all(&header).unwrap();
     to.write_all(&payload).unwrap();
+}
+
+/// It would round otherwise than the leader, whose flags are what answers are known by.
+#[test]
+fn a_stage_that_rounds_otherwise_is_refused_on_both_sides() {
+    for (of_stage, words) in [
+        (LoadOptions { activations: ActivationType::Int16, ..options(1) }, "--activation-dtype int16, not int8"),
+        (LoadOptions { kv_data_type: KvDataType::Int8, ..options(1) }, "--kv-cache-dtype int8, not bf16"),
+        (options(2), "--tensor-parallel-size 2, not 1"),
+    ] {
+        let (gathering, leader) = gathering(2, PATIENCE);
+        let stage = move || work(&checkpoint(tiny()), &of_stage, 1, 2, &leader.to_string(), PATIENCE);
+        let stage = thread::spawn(stage);
+        let refusal = load_leader(&checkpoint(tiny()), &options(1), &gathering).map(drop).unwrap_err().to_string();
+        let told = stage.join().unwrap().unwrap_err().to_string();
+        assert!([&refusal, &told].iter().all(|text| text.contains(words)), "{refusal}, {told}");
+    }
 }
 
 #[test]

@@ -62,6 +62,7 @@ impl<E: Executor> StepLoop<E> {
                         last_arrival_seconds,
                         published: EngineStats::default(),
                         published_seconds,
+                        prepares: false,
                     };
                     early.into_iter().for_each(|submission| awake.submit(submission));
                     return Ok(Some(awake));

@@ -8,9 +8,11 @@ use crate::clock::Clock;
 use crate::monitor::{Monitor, QUEUE_FULL, RequestTimes, TOO_SLOW};
 use std::collections::HashMap;
 use std::sync::Arc;
+use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::oneshot;
+use tracing::info;
 use windlass_engine_core::engine::Engine;
-use windlass_engine_core::executor::{Executor, ExecutorError};
+use windlass_engine_core::executor::{Executor, ExecutorError, Prepared};
 use windlass_engine_core::request::{FinishReason, RejectReason, RequestId};
 use windlass_engine_core::update::{EngineStats, RequestUpdate, Turn};
 
@@ -30,6 +32,8 @@ pub struct StepLoop<E> {
     /// What was published of this engine, whose counters begin at zero.
     pub(super) published: EngineStats,
     pub(super) published_seconds: f64,
+    /// Whether the executor prepared something when it was asked last.
+    pub(super) prepares: bool,
 }
 
 /// What comes after taking commands.
@@ -61,13 +65,15 @@ impl<E: Executor> StepLoop<E> {
             last_arrival_seconds: 0.0,
             published: EngineStats::default(),
             published_seconds: 0.0,
+            prepares: false,
         }
     }
 
-    /// Runs until every handle is gone and the last request has ended, or the executor fails. Blocks without work.
+    /// Runs until every handle is gone and the last request has ended, or the executor fails. Without work it has the
+    /// executor prepare for what comes, and then blocks.
     pub fn run(mut self) -> Result<(), ExecutorError> {
         loop {
-            match self.take_commands() {
+            match self.take_commands()? {
                 Next::End => return Ok(()),
                 Next::Turn => {
                     self.end_cancelled();
@@ -84,22 +90,50 @@ impl<E: Executor> StepLoop<E> {
         }
     }
 
-    fn take_commands(&mut self) -> Next {
+    fn take_commands(&mut self) -> Result<Next, ExecutorError> {
         if self.engine.is_idle() {
             self.publish();
             self.monitor.idle();
-            let Some(command) = self.commands.receiver.blocking_recv() else { return Next::End };
+            let Some(command) = self.await_command()? else { return Ok(Next::End) };
             self.monitor.woke();
             if let sleep @ Next::Sleep(..) = self.obey(command) {
-                return sleep;
+                return Ok(sleep);
             }
         }
         while let Ok(command) = self.commands.receiver.try_recv() {
             if let sleep @ Next::Sleep(..) = self.obey(command) {
-                return sleep;
+                return Ok(sleep);
             }
         }
-        Next::Turn
+        Ok(Next::Turn)
+    }
+
+    /// The next command, or none when every handle is gone. Until it comes the executor prepares, a piece at a time, which is
+    /// all that the command waits for.
+    fn await_command(&mut self) -> Result<Option<Command>, ExecutorError> {
+        loop {
+            match self.commands.receiver.try_recv() {
+                Ok(command) => return Ok(Some(command)),
+                Err(TryRecvError::Disconnected) => return Ok(None),
+                Err(TryRecvError::Empty) => {
+                    if !self.prepare()? {
+                        return Ok(self.commands.receiver.blocking_recv());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether there was anything to prepare.
+    fn prepare(&mut self) -> Result<bool, ExecutorError> {
+        let prepared = self.engine.prepare()?;
+        self.monitor.prepared(&prepared);
+        let Prepared { done, all, went_on } = prepared;
+        if self.prepares && !went_on {
+            info!(graphs = done, of = all, "graphs were captured ahead of the steps that they are for");
+        }
+        self.prepares = went_on;
+        Ok(went_on)
     }
 
     fn obey(&mut self, command: Command) -> Next {
@@ -206,5 +240,106 @@ impl<E: Executor> StepLoop<E> {
         self.published_seconds = self.clock.seconds();
         let before = std::mem::replace(&mut self.published, self.engine.stats());
         self.monitor.publish(&self.published, &before);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel as unbounded};
+    use std::thread;
+
+    use super::super::handle::channel;
+    use super::*;
+    use crate::failure::Failure;
+    use windlass_engine_core::engine::EngineConfig;
+    use windlass_engine_core::executor::{Geometry, KvGroups};
+    use windlass_engine_core::plan::{RowOutput, StepOutput, StepPlan, Ticket};
+    use windlass_engine_core::request::Request;
+
+    const PIECES: u32 = 3;
+    const GEOMETRY: Geometry = Geometry {
+        block_tokens: 16,
+        blocks: 4,
+        swap_slots: 0,
+        max_sequence_tokens: 16,
+        max_step_rows: 1,
+        max_step_tokens: 16,
+        max_step_logits: 1,
+        vocabulary: 9,
+        groups: KvGroups::ONE,
+    };
+
+    /// Prepares a piece when it is let, and says what it does.
+    struct Preparing {
+        done: u32,
+        lets: Receiver<()>,
+        says: Sender<&'static str>,
+    }
+
+    impl Executor for Preparing {
+        fn geometry(&self) -> Geometry {
+            GEOMETRY
+        }
+
+        fn submit(&mut self, _: StepPlan) -> Result<Ticket, ExecutorError> {
+            self.says.send("step").unwrap();
+            Ok(Ticket(0))
+        }
+
+        fn collect(&mut self, _: Ticket) -> Result<StepOutput, ExecutorError> {
+            Ok(StepOutput { rows: vec![RowOutput::Sampled(1)], scores: Vec::new(), busy_seconds: 0.0 })
+        }
+
+        fn prepare(&mut self) -> Result<Prepared, ExecutorError> {
+            if self.done == PIECES {
+                return Ok(Prepared { done: PIECES, all: PIECES, went_on: false });
+            }
+            self.says.send("prepare").unwrap();
+            self.lets.recv().map_err(|_| ExecutorError("a capture failed".into()))?;
+            self.done += 1;
+            Ok(Prepared { done: self.done, all: PIECES, went_on: true })
+        }
+    }
+
+    #[test]
+    fn without_work_pieces_are_prepared_until_a_request_comes_and_after_it() {
+        let (let_it, lets) = unbounded();
+        let (says, said) = unbounded();
+        let clock = Clock::start();
+        let monitor = Arc::new(Monitor::new(clock, "m").unwrap());
+        let (handle, commands) = channel(clock);
+        let engine = Engine::new(Preparing { done: 0, lets, says }, EngineConfig::PLAIN);
+        let revive: Revive<Preparing> = Box::new(|_| Err(Failure::internal("it does not sleep")));
+        let step_loop = StepLoop::new(engine, revive, commands, Arc::clone(&monitor), clock);
+        let thread = thread::spawn(move || step_loop.run());
+        assert_eq!(said.recv(), Ok("prepare"));
+        let stream = handle.submit(|id| Request::greedy(id, vec![1], 1)).unwrap();
+        let_it.send(()).unwrap();
+        assert_eq!(said.recv(), Ok("step"), "the request waits for one piece");
+        for _ in 1..PIECES {
+            assert_eq!(said.recv(), Ok("prepare"));
+            let_it.send(()).unwrap();
+        }
+        drop((stream, handle));
+        thread.join().unwrap().unwrap();
+        let metrics = monitor.exposition().unwrap();
+        for name in ["windlass:graphs_captured", "windlass:graphs_of_all_steps"] {
+            let line = metrics.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+            assert!(line.ends_with(" 3"), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_piece_that_fails_ends_the_engine() {
+        let (let_it, lets) = unbounded();
+        let (says, _said) = unbounded();
+        let clock = Clock::start();
+        let (_handle, commands) = channel(clock);
+        let engine = Engine::new(Preparing { done: 0, lets, says }, EngineConfig::PLAIN);
+        let revive: Revive<Preparing> = Box::new(|_| Err(Failure::internal("it does not sleep")));
+        let monitor = Arc::new(Monitor::new(clock, "m").unwrap());
+        drop(let_it);
+        let ended = StepLoop::new(engine, revive, commands, monitor, clock).run();
+        assert_eq!(ended.unwrap_err().to_string(), "the executor failed: a capture failed");
     }
 }

@@ -12,6 +12,7 @@ use prometheus::{
 use std::sync::OnceLock;
 use windlass_engine_contract::metrics as names;
 use windlass_engine_contract::stats::LATENCY_EDGES_MS;
+use windlass_engine_core::executor::Prepared;
 use windlass_engine_core::request::FinishReason;
 use windlass_engine_core::update::{DraftStats, EngineStats, StepStats};
 
@@ -42,6 +43,8 @@ pub struct Metrics {
     pub(super) batch_fill: Gauge,
     blocks_leaked: IntGauge,
     blocks_swapped: IntGauge,
+    graphs_captured: IntGauge,
+    graphs_of_all_steps: IntGauge,
     pub(super) prompt_tokens: Counter,
     pub(super) generation_tokens: Counter,
     preemptions: Counter,
@@ -168,6 +171,8 @@ impl Metrics {
             batch_fill: add.gauge(names::BATCH_FILL, "Sequences of the last step as a share of --max-num-seqs")?,
             blocks_leaked: add.int_gauge(names::KV_BLOCKS_LEAKED, "KV blocks that nothing accounts for: always 0")?,
             blocks_swapped: add.int_gauge(names::KV_BLOCKS_SWAPPED, "Blocks of cached prompts in the swap space")?,
+            graphs_captured: add.int_gauge(names::GRAPHS_CAPTURED, "CUDA graphs, as of the last time without work")?,
+            graphs_of_all_steps: add.int_gauge(names::GRAPHS_OF_ALL_STEPS, "CUDA graphs that steps may need")?,
             prompt_tokens: add.counter(names::PROMPT_TOKENS, "Prompt tokens computed or found in the cache")?,
             generation_tokens: add.counter(names::GENERATION_TOKENS, "Tokens generated")?,
             preemptions: add.counter(names::NUM_PREEMPTIONS, "Sequences preempted")?,
@@ -273,6 +278,12 @@ impl Metrics {
             ("warm", built.start.warm_seconds),
         ];
         phases.iter().for_each(|(phase, seconds)| self.start_phase.with_label_values(&[phase]).set(*seconds));
+    }
+
+    /// How far an executor is with what it makes ahead.
+    pub(super) fn prepared(&self, prepared: &Prepared) {
+        self.graphs_captured.set(prepared.done.into());
+        self.graphs_of_all_steps.set(prepared.all.into());
     }
 
     pub(super) fn step(&self, step: &StepStats) {

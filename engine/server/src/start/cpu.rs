@@ -31,7 +31,7 @@ const BLOCK_TOKENS: u32 = 16;
 /// Loads weights and tokenizer side by side, then generates a token.
 pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Clock) -> Result<StartedModel, Failure> {
     let began = clock.seconds();
-    let file = open_served(config, &cpu.model)?;
+    let (file, _) = open_served(config, &cpu.model)?;
     let gathering = cpu.pipeline.as_ref().map(gathering).transpose()?;
     let options = options(config, cpu, &file)?;
     let draft = config.speculation.as_ref().map(|speculation| speculation.ledger(&options)).transpose()?;
@@ -192,5 +192,25 @@ fn cuda_reason(error: &CudaError) -> Reason {
             MatrixError::Driver(_) => Reason::DeviceFailed,
         },
         CudaError::Driver(_) | CudaError::RankLeft(_) => Reason::DeviceFailed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{configured, file_of};
+    use super::*;
+    use windlass_kernels::WeightType;
+
+    /// What else a folder has, such as what reads images, is not loaded either: `survey` counts alike there.
+    #[test]
+    fn the_cache_has_its_share_of_what_weights_leave_once_they_are_loaded() {
+        let file = file_of(WeightType::BF16);
+        let checkpoint = open(file.path()).unwrap();
+        let (config, cpu) = configured(file.path(), "--quantization int8").unwrap();
+        let loaded = survey(&checkpoint, Some(Quantization::INT8)).unwrap().shape.weight_bytes;
+        let stored: u64 = checkpoint.tensors().map(|tensor| tensor.bytes.len() as u64).sum();
+        assert!(loaded < stored * 3 / 5, "{loaded} of {stored}");
+        let budget = default_kv(&config, &cpu, &checkpoint, Some(loaded + 4096)).unwrap();
+        assert_eq!(budget, KvBudget::Bytes(1024));
     }
 }

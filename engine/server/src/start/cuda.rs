@@ -26,7 +26,7 @@ use windlass_engine_core::executor::Executor;
 use windlass_engine_model::cuda::{
     CudaExecutor, CudaModel, Device, DriverError, Ground, LoadedCuda, Nvidia, Replay, devices,
 };
-use windlass_engine_model::{ActivationType, DecoderConfig, KvBudget};
+use windlass_engine_model::{ActivationType, KvBudget};
 
 /// Tokens in a block where the flags give none: a page of the kernels.
 const BLOCK_TOKENS: u32 = 64;
@@ -93,9 +93,9 @@ pub fn start(
 ) -> Result<StartedModel, Failure> {
     announce(devices);
     watch(devices, monitor);
-    let file = open_served(config, &cpu.model)?;
+    let (file, decoder) = open_served(config, &cpu.model)?;
     let (config_of, cpu_of, devices) = (config.clone(), cpu.clone(), devices.to_vec());
-    let split = split_at(config, cpu, &file, &devices[0])?;
+    let split = split_at(config, cpu, &file, decoder.layers, &devices[0])?;
     check_activations(cpu, split)?;
     match (&cpu.pipeline, split) {
         (Some(pipeline), _) => {
@@ -141,15 +141,20 @@ fn announce(devices: &[Device]) {
     }
 }
 
-/// How many layers a GPU computes, if some stay on the CPU.
-fn split_at(config: &Config, cpu: &CpuConfig, file: &Checkpoint, device: &Device) -> Result<Option<u32>, Failure> {
+/// How many of a file's layers, of which it has `all`, a GPU computes, if some stay on the CPU.
+fn split_at(
+    config: &Config,
+    cpu: &CpuConfig,
+    file: &Checkpoint,
+    all: usize,
+    device: &Device,
+) -> Result<Option<u32>, Failure> {
     let Some(layers) = cpu.gpu_layers else { return Ok(None) };
-    let model = DecoderConfig::read(file).map_err(|error| cpu::load_failure(error.into()))?;
     let layers = match layers {
         GpuLayers::Last(layers) => layers,
         GpuLayers::Auto => split::layers_that_fit(config, cpu, file, device)?,
     };
-    Ok(Some(layers).filter(|layers| (*layers as usize) < model.layers))
+    Ok(Some(layers).filter(|layers| (*layers as usize) < all))
 }
 
 /// Refuses activations that no kernel rounds so: those of layers on the CPU are as fine as that can.

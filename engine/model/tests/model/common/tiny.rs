@@ -20,6 +20,8 @@ pub struct Tiny {
     pub vocabulary: u64,
     pub tied: bool,
     pub rope_factors: bool,
+    /// Of weights, beside what makes a product of the order of its inputs.
+    pub spread: f32,
 }
 
 impl Tiny {
@@ -38,6 +40,7 @@ impl Tiny {
             vocabulary: 320,
             tied: true,
             rope_factors: false,
+            spread: 1.0,
         }
     }
 
@@ -48,7 +51,7 @@ impl Tiny {
         let kv = head_dim * u64::from(self.kv_heads);
         let (hidden, feed_forward) = (self.hidden, self.feed_forward);
         let mut file = self.metadata();
-        file = matrix(file, self.kind, "token_embd.weight", [hidden, self.vocabulary], &mut random);
+        file = self.matrix(file, self.kind, "token_embd.weight", [hidden, self.vocabulary], &mut random);
         for layer in 0..self.layers {
             let name = |part: &str| format!("blk.{layer}.{part}.weight");
             for (part, dims) in [
@@ -61,7 +64,7 @@ impl Tiny {
                 ("ffn_down", [feed_forward, hidden]),
             ] {
                 let other = self.other.filter(|_| ["attn_v", "ffn_down"].contains(&part));
-                file = matrix(file, other.unwrap_or(self.kind), &name(part), dims, &mut random);
+                file = self.matrix(file, other.unwrap_or(self.kind), &name(part), dims, &mut random);
             }
             for part in ["attn_norm", "ffn_norm"] {
                 file = file.tensor_f32(&name(part), &[hidden], &random.norm(hidden));
@@ -69,7 +72,7 @@ impl Tiny {
         }
         file = file.tensor_f32("output_norm.weight", &[hidden], &random.norm(hidden));
         if !self.tied {
-            file = matrix(file, self.kind, "output.weight", [hidden, self.vocabulary], &mut random);
+            file = self.matrix(file, self.kind, "output.weight", [hidden, self.vocabulary], &mut random);
         }
         if self.rope_factors {
             let factors: Vec<f32> = (0..self.rope_dims / 2).map(|pair| 1.0 + pair as f32 / 4.0).collect();
@@ -91,14 +94,21 @@ impl Tiny {
             .f32("llama.rope.freq_base", 10_000.0)
             .f32("llama.attention.layer_norm_rms_epsilon", 1e-5)
     }
-}
 
-fn matrix(file: GgufBuilder, kind: WeightType, name: &str, dims: [u64; 2], random: &mut Random) -> GgufBuilder {
-    let blocks = dims[0] * dims[1] / kind.block_elements() as u64;
-    // The sum of products over a row then is of the order of its inputs.
-    let scale = 1.0 / (dims[0] as f32).sqrt();
-    let data: Vec<u8> = (0..blocks).flat_map(|_| random.block(kind, scale)).collect();
-    file.tensor(name, &dims, type_id(kind), &data)
+    fn matrix(
+        &self,
+        file: GgufBuilder,
+        kind: WeightType,
+        name: &str,
+        dims: [u64; 2],
+        random: &mut Random,
+    ) -> GgufBuilder {
+        let blocks = dims[0] * dims[1] / kind.block_elements() as u64;
+        // The sum of products over a row then is of the order of its inputs.
+        let scale = self.spread / (dims[0] as f32).sqrt();
+        let data: Vec<u8> = (0..blocks).flat_map(|_| random.block(kind, scale)).collect();
+        file.tensor(name, &dims, type_id(kind), &data)
+    }
 }
 
 /// The type's number in a file.

@@ -9,7 +9,7 @@ use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags::{DEVICE, MAX_MODEL_LEN};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::termination::Reason;
-use windlass_engine_model::cuda::{self, Device, SplitModel};
+use windlass_engine_model::cuda::{self, CudaError, Device, SplitModel};
 use windlass_engine_model::{CpuExecutor, KvBudget, LoadError, LoadOptions, Loaded};
 
 /// How many layers a GPU has room for.
@@ -20,8 +20,9 @@ pub(super) fn layers_that_fit(
     device: &Device,
 ) -> Result<u32, Failure> {
     let asked = cpu::asked(config, cpu, BLOCK_TOKENS);
-    let room = device.driver().memory().map_or(0, |memory| memory.free_bytes);
-    match cuda::layers_that_fit(file, &asked, device).map_err(cpu::load_failure)? {
+    let memory = device.driver().memory().map_err(|error| cpu::load_failure(CudaError::from(error).into()))?;
+    let room = memory.free_bytes as u64;
+    match cuda::layers_that_fit(file, &asked, room).map_err(cpu::load_failure)? {
         0 => Err(Failure::new(
             Reason::OutOfMemory,
             format!(

@@ -1,47 +1,14 @@
 //! From flags to an engine that has generated a token, on the stand-in for a GPU.
 
-#[path = "../../../../model/tests/model/common/tiny.rs"]
-#[allow(dead_code, missing_docs)]
-mod tiny;
-
 use super::*;
-use crate::cli::{Cli, Command};
-use crate::config::ExecutorConfig;
 use crate::driver::{Depth, Event};
 use crate::start::EngineThread;
-use clap::Parser;
+use crate::start::testing::{configured, file};
 use std::net::TcpListener;
-use std::path::Path;
 use std::thread;
-use tiny::Tiny;
 use windlass_cuda_shim::{HostMachine, Kernels};
 use windlass_engine_contract::termination::Termination;
 use windlass_engine_core::request::Request;
-use windlass_engine_model::{Quantization, survey};
-use windlass_kernels::WeightType;
-
-/// A file of four layers and a vocabulary of meaningless words.
-fn file() -> tempfile::NamedTempFile {
-    file_of(WeightType::Q4_1)
-}
-
-fn file_of(kind: WeightType) -> tempfile::NamedTempFile {
-    let words: Vec<String> = (0..128).map(|token| format!("word{token}")).collect();
-    let tiny = Tiny { layers: 4, vocabulary: 128, tied: false, ..Tiny::of(kind) };
-    let model = tiny.build().str("tokenizer.ggml.model", "llama").str_array("tokenizer.ggml.tokens", &words);
-    let file = tempfile::NamedTempFile::with_suffix(".gguf").unwrap();
-    std::fs::write(file.path(), model.f32_array("tokenizer.ggml.scores", &[0.0; 128]).build()).unwrap();
-    file
-}
-
-/// What these flags mean for the file.
-fn configured(file: &Path, flags: &str) -> Result<(Config, CpuConfig), Failure> {
-    let line = format!("windlass-engine serve {} --threads 1 {flags}", file.display());
-    let Command::Serve(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command else { panic!("{line}") };
-    let config = Config::from_args(&args)?;
-    let ExecutorConfig::Cpu(cpu) = config.executor.clone() else { panic!("{line}") };
-    Ok((config, cpu))
-}
 
 fn device(bytes: usize) -> Device {
     HostMachine::new(Kernels::Run, 7).device(0, bytes)
@@ -62,19 +29,6 @@ fn worked(flags: &str) -> Result<(), Failure> {
     let (config, cpu) = configured(file.path(), flags)?;
     let monitor = Arc::new(Monitor::new(Clock::start(), "tiny").unwrap());
     work(&config, &cpu, cpu.pipeline.as_ref().unwrap(), &[device(1 << 28)], &monitor)
-}
-
-/// What else a folder has, such as what reads images, is not loaded either: `survey` counts alike there.
-#[test]
-fn on_a_cpu_the_cache_has_its_share_of_what_weights_leave_once_they_are_loaded() {
-    let file = file_of(WeightType::BF16);
-    let checkpoint = open(file.path()).unwrap();
-    let (config, cpu) = configured(file.path(), "--quantization int8").unwrap();
-    let loaded = survey(&checkpoint, Some(Quantization::INT8)).unwrap().shape.weight_bytes;
-    let stored: u64 = checkpoint.tensors().map(|tensor| tensor.bytes.len() as u64).sum();
-    assert!(loaded < stored * 3 / 5, "{loaded} of {stored}");
-    let budget = cpu::default_kv(&config, &cpu, &checkpoint, Some(loaded + 4096)).unwrap();
-    assert_eq!(budget, KvBudget::Bytes(1024));
 }
 
 #[test]
@@ -116,7 +70,7 @@ fn as_many_layers_as_fit_are_on_the_gpu() {
         let file = file();
         let (config, cpu) = configured(file.path(), flags).unwrap();
         let checkpoint = open(file.path()).unwrap();
-        split_at(&config, &cpu, &checkpoint, &device(bytes)).ok().map(|layers| layers.unwrap_or(4))
+        split_at(&config, &cpu, &checkpoint, 4, &device(bytes)).ok().map(|layers| layers.unwrap_or(4))
     };
     let sizes: Vec<usize> = (1..64).map(|step| step << 18).collect();
     let found: Vec<_> = sizes.iter().copied().map(layers).collect();
