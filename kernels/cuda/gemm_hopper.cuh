@@ -50,6 +50,7 @@ struct Pipeline {
   Stage* stages;
   Barrier* came;
   Barrier* read;
+  u32 steps;
 
   DEVICE void init() const {
     for (u32 stage = 0; stage < STAGES; ++stage) {
@@ -61,7 +62,7 @@ struct Pipeline {
 
   // What the thread does that has tiles copied: `weights(step, stage, barrier)` and `input(…)` start a step's copies.
   template <typename Weights, typename Input>
-  DEVICE void copy_all(u32 steps, Weights weights, Input input) const {
+  DEVICE void copy_all(Weights weights, Input input) const {
     const u32 ahead = smaller(steps, STAGES);
     for (u32 step = 0; step < ahead; ++step) {
       expect(step);
@@ -83,9 +84,10 @@ struct Pipeline {
     wait_phase(&came[step % STAGES], step / STAGES % 2);
     return stages[step % STAGES];
   }
-  // Says that this warp has read the tiles of a step: each lane to another block.
+  // Says that this warp has read the tiles of a step, where others come in their place: each lane to another block. Of the last
+  // stages nobody is told: so a block, which waits until it has been told of all others, ends after whoever arrives there.
   DEVICE void release(u32 step) const {
-    arrive_at_all(&read[step % STAGES]);
+    if (step + STAGES < steps) arrive_at_all(&read[step % STAGES]);
   }
 
  private:
@@ -101,17 +103,13 @@ DEVICE void multiply_tiles_of(u32 steps, Weights weights, Input input, Multiply 
   SHARED(Barrier, came, STAGES);
   SHARED(Barrier, read, STAGES);
   DYNAMIC_SHARED(u8, memory);
-  const Pipeline<Stage, STAGES> pipeline{reinterpret_cast<Stage*>(align_tiles(memory)), came, read};
+  const Pipeline<Stage, STAGES> pipeline{reinterpret_cast<Stage*>(align_tiles(memory)), came, read, steps};
   if (thread_index() == 0) pipeline.init();
   sync_cluster();
-  if (thread_index() == 32 * MULTIPLYING_WARPS) {
-    pipeline.copy_all(steps, weights, input);
-  } else {
-    wait_for_previous();  // who adds to what is there reads it
-    let_next_start();
-    if (warp_index() < MULTIPLYING_WARPS) multiply(pipeline);
-  }
-  sync_cluster();  // others still arrive at this block's barriers
+  if (thread_index() == 32 * MULTIPLYING_WARPS) return pipeline.copy_all(weights, input);
+  wait_for_previous();  // who adds to what is there reads it
+  let_next_start();
+  if (warp_index() < MULTIPLYING_WARPS) multiply(pipeline);
 }
 
 // Starts to copy columns of a block's tokens, of which each block of its cluster copies a share to all.
@@ -120,8 +118,10 @@ DEVICE void copy_tokens(Value* to, const TensorMap& input, u32 col, const Part& 
   constexpr u32 DEPTH = TILE_ROW_BYTES / sizeof(Value);
   const u32 blocks = cluster_blocks();
   for (u32 share = cluster_rank(); share < SHARES; share += blocks) {
-    const u32 first = share * SHARE_TOKENS;
-    copy_tile_to((1u << blocks) - 1, to + first * DEPTH, input, col, part.first + first, came);
+    Value* const place = to + share * SHARE_TOKENS * DEPTH;
+    const u32 first = part.first + share * SHARE_TOKENS;
+    if (blocks == 1) copy_tile(place, input, col, first, came);
+    else copy_tile_to((1u << blocks) - 1, place, input, col, first, came);
   }
 }
 

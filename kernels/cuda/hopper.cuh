@@ -77,8 +77,8 @@ DEVICE u32 cluster_rank() {
   return rank;
 }
 
-// Waits for all threads of the cluster, and sees what they did before. Nobody may touch another block's shared memory before that
-// block has begun, nor once it has ended.
+// Waits for all threads of the cluster, and sees the barriers that they published, but nothing else that they wrote. Nobody may
+// touch another block's shared memory before that block has begun, nor once it has ended.
 DEVICE void sync_cluster() {
   asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }

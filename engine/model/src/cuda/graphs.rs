@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use windlass_kernels::cuda::{Device, DriverError, Graph};
+use windlass_kernels::cuda::{Device, DriverError, Graph, MemoryFacts};
 
 /// Numbers of sequences that steps are padded to: 1, 2, 4, then multiples of 8, of 16 from 256 and of 64 from 512 on, and
 /// the most there may be.
@@ -43,9 +43,17 @@ pub(super) struct GraphSize {
 /// The graphs captured so far, and those that steps may need.
 #[derive(Debug)]
 pub(super) struct Graphs {
-    captured: BTreeMap<GraphSize, Graph>,
+    captured: BTreeMap<GraphSize, Captured>,
     /// In the order in which they are captured ahead.
     sizes: Vec<GraphSize>,
+}
+
+/// A size's graph.
+#[derive(Debug)]
+struct Captured {
+    graph: Graph,
+    /// Whether a step has asked for it.
+    is_used: bool,
 }
 
 impl Graphs {
@@ -59,16 +67,28 @@ impl Graphs {
         self.sizes.iter().copied().find(|size| !self.captured.contains_key(size))
     }
 
-    /// The graph of a size, captured if there is none.
-    pub fn get_or_capture(
+    /// The graph of a step, captured if its size has none.
+    pub fn of_step(
         &mut self,
         size: GraphSize,
         capture: impl FnOnce() -> Result<Graph, DriverError>,
     ) -> Result<&Graph, DriverError> {
-        match self.captured.entry(size) {
-            Entry::Occupied(graph) => Ok(graph.into_mut()),
-            Entry::Vacant(place) => Ok(place.insert(capture()?)),
-        }
+        let captured = match self.captured.entry(size) {
+            Entry::Occupied(captured) => captured.into_mut(),
+            Entry::Vacant(place) => place.insert(Captured { graph: capture()?, is_used: false }),
+        };
+        captured.is_used = true;
+        Ok(&captured.graph)
+    }
+
+    /// Takes in the graph of a size that has none, ahead of its first step.
+    pub fn add(&mut self, size: GraphSize, graph: Graph) {
+        self.captured.insert(size, Captured { graph, is_used: false });
+    }
+
+    /// Ends those that no step has asked for: their memory is another's for a while.
+    pub fn end_unused(&mut self) {
+        self.captured.retain(|_, captured| captured.is_used);
     }
 
     pub fn count(&self) -> usize {
@@ -81,6 +101,9 @@ impl Graphs {
     }
 }
 
+/// Of its memory a device keeps one of so many parts free of graphs that are captured ahead, however little there was at first.
+const LEAST_SHARE: usize = 256;
+
 /// What a device has left for graphs that are captured ahead: half of what is free once all else is allocated. No ledger counts
 /// what the driver takes for a graph, so the other half is for those that steps capture themselves, and for the driver's own.
 #[derive(Clone, Debug)]
@@ -92,7 +115,8 @@ pub(super) struct GraphRoom {
 impl GraphRoom {
     /// On a device that has everything but graphs.
     pub fn of(device: &Device) -> Result<GraphRoom, DriverError> {
-        let least_free_bytes = device.driver().memory()?.free_bytes / 2;
+        let MemoryFacts { free_bytes, total_bytes } = device.driver().memory()?;
+        let least_free_bytes = (free_bytes / 2).max(total_bytes / LEAST_SHARE);
         Ok(GraphRoom { device: device.clone(), least_free_bytes })
     }
 

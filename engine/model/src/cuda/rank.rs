@@ -5,7 +5,7 @@ use std::sync::Arc;
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::BlockId;
 use windlass_kernels::cuda::ops::{self, PeerRank};
-use windlass_kernels::cuda::{Device, DriverError, Graph, Pinned, Region, Stream};
+use windlass_kernels::cuda::{Device, DriverError, Pinned, Region, Stream};
 
 use super::Replay;
 use super::cache::{Cache, PageType};
@@ -13,7 +13,6 @@ use super::compute::{Compute, Exchange, cache_shape, step_sizes};
 use super::draws::Draws;
 use super::graphs::{Buckets, GraphRoom, GraphSize, Graphs};
 use super::handover::Handover;
-use super::metadata::StepCounts;
 use super::moves::Moves;
 use super::sampler::{self, Answer, Changes};
 use super::weights::Weights;
@@ -177,7 +176,8 @@ impl Rank {
         self.regions.check("a capture")?;
         let Rank { graphs, compute, stream, .. } = self;
         let counts = compute.metadata.lay_out(size);
-        captured(graphs, compute, size, &counts, stream).map(drop)
+        graphs.add(size, stream.capture(|| compute.issue(&counts, stream))?);
+        Ok(())
     }
 
     /// Issues a step, where any of its rows is computed.
@@ -220,7 +220,8 @@ impl Rank {
             None => compute.issue(&counts, stream),
             Some(bucket) => {
                 let size = GraphSize { bucket, reach: counts.reach };
-                stream.launch_graph(captured(graphs, compute, size, &counts, stream)?)
+                let graph = graphs.of_step(size, || stream.capture(|| compute.issue(&counts, stream)))?;
+                stream.launch_graph(graph)
             }
         }
     }
@@ -325,6 +326,9 @@ impl Rank {
     /// Takes memory, or gives it back.
     pub fn hold(&mut self, what: Holding, held: bool) -> Result<(), DriverError> {
         self.stream.synchronize()?;
+        if !held {
+            self.graphs.end_unused();
+        }
         self.regions.hold(what, held)
     }
 
@@ -367,17 +371,6 @@ impl Regions {
             false => Err(DriverError::refused(call, "its memory was given back")),
         }
     }
-}
-
-/// The graph of a step of this size, of which there is so much.
-fn captured<'a>(
-    graphs: &'a mut Graphs,
-    compute: &mut Compute,
-    size: GraphSize,
-    counts: &StepCounts,
-    stream: &Stream,
-) -> Result<&'a Graph, DriverError> {
-    graphs.get_or_capture(size, || stream.capture(|| compute.issue(counts, stream)))
 }
 
 /// Feeds of neighbours as one copy each: the first, and how many follow one another.

@@ -19,7 +19,8 @@ pub(crate) struct Join {
     pub stages: u32,
     /// What computes it: stages on others would round otherwise.
     pub device: String,
-    /// By flag, what decides besides how it rounds.
+    /// By flag, what decides besides how it rounds; nothing of versions that did not say.
+    #[serde(default)]
     pub choices: BTreeMap<String, String>,
     pub shape: ModelShape,
     pub weight_type: String,
@@ -194,5 +195,17 @@ mod tests {
             let refusal = own.difference(&other).unwrap_or_default();
             assert!(refusal.contains(why), "{refusal:?} should contain {why:?}");
         }
+    }
+
+    /// A version that did not tell of its choices is refused as a version.
+    #[test]
+    fn greetings_of_the_version_before_are_understood() {
+        let own = serde_json::to_value(join()).unwrap();
+        let mut older = own.as_object().unwrap().clone();
+        older.remove("choices");
+        older.insert("version".into(), 2.into());
+        let older = [&wire::MAGIC[..], &serde_json::to_vec(&older).unwrap()].concat();
+        let refusal = join().difference(&Join::parse(&older).unwrap()).unwrap_or_default();
+        assert!(refusal.contains("it speaks version 2 of the protocol, not 3"), "{refusal}");
     }
 }

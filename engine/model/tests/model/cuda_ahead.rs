@@ -132,6 +132,19 @@ fn nothing_is_captured_while_memory_is_given_back() {
     assert_eq!(prepare(&mut executor), ALL);
 }
 
+/// What no step has needed is another's memory meanwhile, and is captured again.
+#[test]
+fn graphs_that_no_step_used_are_given_back_with_keys_and_values() {
+    let mut executor = loaded(&checkpoint(tiny(WeightType::BF16)), &device(7), Replay::Graphs).executor;
+    assert_eq!(prepare(&mut executor), ALL);
+    let ticket = executor.submit(plan(vec![row(InputToken::Known(1), 0)])).unwrap();
+    executor.collect(ticket).unwrap();
+    executor.hold_kv(false).unwrap();
+    assert_eq!(executor.decoder().graphs(), 1);
+    executor.hold_kv(true).unwrap();
+    assert_eq!(prepare(&mut executor), ALL);
+}
+
 /// Over each other's memory, and where a library carries what they exchange: the same sizes on all.
 #[test]
 fn ranks_capture_the_same_graphs() {

@@ -126,7 +126,10 @@ impl<E: Executor> StepLoop<E> {
 
     /// Whether there was anything to prepare.
     fn prepare(&mut self) -> Result<bool, ExecutorError> {
+        // It is work: whoever asks after the engine sees where it does not end.
+        self.monitor.woke();
         let prepared = self.engine.prepare()?;
+        self.monitor.idle();
         self.monitor.prepared(&prepared);
         let Prepared { done, all, went_on } = prepared;
         if self.prepares && !went_on {
@@ -313,6 +316,7 @@ mod tests {
         let step_loop = StepLoop::new(engine, revive, commands, Arc::clone(&monitor), clock);
         let thread = thread::spawn(move || step_loop.run());
         assert_eq!(said.recv(), Ok("prepare"));
+        assert!(monitor.stalled_seconds() > 0.0, "a piece that does not end is seen");
         let stream = handle.submit(|id| Request::greedy(id, vec![1], 1)).unwrap();
         let_it.send(()).unwrap();
         assert_eq!(said.recv(), Ok("step"), "the request waits for one piece");
