@@ -49,8 +49,11 @@ pub(crate) fn file_bytes(weight_type: WeightType, rows: usize, cols: usize, seed
             WeightType::F32 => block.copy_from_slice(&random.value(1.0).to_le_bytes()),
             WeightType::BF16 => block.copy_from_slice(&bf16::from_f32(random.value(1.0)).to_le_bytes()),
             WeightType::F16 | WeightType::Q4_0 | WeightType::Q5_0 | WeightType::Q8_0 => half(&mut random, 0),
-            WeightType::IQ4NL | WeightType::IQ4XS | WeightType::I8G128 | WeightType::NF4 | WeightType::FP4 => {
+            WeightType::IQ4NL | WeightType::IQ4XS | WeightType::NF4 | WeightType::FP4 => half(&mut random, 0),
+            WeightType::I8G64 | WeightType::I8G128 | WeightType::U8G32 | WeightType::U8G64 => half(&mut random, 0),
+            WeightType::F8G64 => {
                 half(&mut random, 0);
+                block[2] &= 0x77;
             }
             WeightType::I2G32 | WeightType::I2G64 | WeightType::I2G128 => {
                 half(&mut random, 0);
@@ -151,7 +154,17 @@ fn block_values(weight_type: WeightType, block: &[u8]) -> Vec<f64> {
             let value = |i: usize| half(0) * nibble(4 + i / 32 * 16, i % 32) + half(2);
             (0..weight_type.block_elements()).map(value).collect()
         }
-        WeightType::I8G128 => (0..128).map(|i| half(0) * f64::from(block[2 + i] as i8)).collect(),
+        WeightType::I8G64 | WeightType::I8G128 => {
+            (0..weight_type.block_elements()).map(|i| half(0) * f64::from(block[2 + i] as i8)).collect()
+        }
+        WeightType::U8G32 | WeightType::U8G64 => {
+            let value = |code: &u8| half(0) * (f64::from(*code) - f64::from(block[2]));
+            block[3..].iter().map(value).collect()
+        }
+        WeightType::F8G64 => {
+            let step = |i: usize| half(0) * 2f64.powi(-i32::from(block[2] >> (i / 32 * 4) & 15));
+            (0..64).map(|i| step(i) * f64::from(block[3 + i] as i8)).collect()
+        }
         WeightType::IQ4NL => (0..32).map(|i| half(0) * NONLINEAR[nibble(2, i) as usize]).collect(),
         WeightType::MXFP4 => {
             let power = 2f64.powi(i32::from(block[0]) - 127);

@@ -1,7 +1,7 @@
 //! Matrices that other tools quantized, turned into the kernels' formats as they are packed.
 //!
-//! Integer codes keep their values ([`codes`]), and so do bitsandbytes' of four bits; its others and eight-bit floats become
-//! integers of eight bits in groups of 32 ([`floats`]), but for devices that take the latter as they are ([`float8`]). Plain floats become eight-bit
+//! Integer codes keep their values ([`codes`]), and so do bitsandbytes' ([`floats`]); eight-bit floats become integers of eight
+//! bits, but for devices that take them as they are ([`float8`]). Plain floats become eight-bit
 //! floats first where that is asked for ([`rounded`]).
 
 mod codes;
@@ -34,6 +34,8 @@ pub(crate) struct PackedTensor<'a> {
     cols: Range<usize>,
     /// The rows that are meant.
     rows: Range<usize>,
+    /// What it is packed as.
+    kind: WeightType,
     content: Content<'a>,
     /// Its codes.
     source: Data<'a>,
@@ -57,17 +59,24 @@ impl<'a> PackedTensor<'a> {
         let codes_name = scheme.codes_name(name);
         let tensor = find(&codes_name).ok_or_else(|| format!("{codes_name:?} is missing"))?;
         let parts = Parts { scheme, name, find };
-        let content = match scheme.layout {
-            Layout::Float8 { .. } | Layout::Bnb4 | Layout::Bnb8 => Content::Floats(Floats::find(&parts, [cols, rows])?),
-            _ => Content::Codes(Codes::find(&parts, [cols, rows])?),
+        let (kind, content) = match scheme.layout {
+            Layout::Float8 { .. } | Layout::Bnb4 | Layout::Bnb8 => {
+                let floats = Floats::find(&parts, [cols, rows])?;
+                (floats.kind, Content::Floats(floats))
+            }
+            _ => {
+                let codes = Codes::find(&parts, [cols, rows])?;
+                (codes.kind(), Content::Codes(codes))
+            }
         };
-        Ok(PackedTensor { name: tensor.name, cols: 0..cols, rows: 0..rows, content, source: tensor.bytes })
+        Ok(PackedTensor { name: tensor.name, cols: 0..cols, rows: 0..rows, kind, content, source: tensor.bytes })
     }
 
     /// Plain floats of this `kind` that become eight-bit floats.
     pub fn rounded(tensor: Tensor<'a>, kind: WeightType, [cols, rows]: [usize; 2]) -> Result<PackedTensor<'a>, String> {
-        let content = Content::Rounded(Rounded::new(kind, tensor.bytes, cols)?);
-        Ok(PackedTensor { name: tensor.name, cols: 0..cols, rows: 0..rows, content, source: tensor.bytes })
+        let rounded = Rounded::new(kind, tensor.bytes, cols)?;
+        let (kind, content) = (rounded.kind(), Content::Rounded(rounded));
+        Ok(PackedTensor { name: tensor.name, cols: 0..cols, rows: 0..rows, kind, content, source: tensor.bytes })
     }
 
     /// Whether it is, or becomes, eight-bit floats.
@@ -100,10 +109,10 @@ impl<'a> PackedTensor<'a> {
             Content::Floats(_) | Content::Rounded(_) => None,
         };
         match sorted {
-            None => PackedTensor { cols: inputs.clone(), ..self.clone() },
-            Some(codes) => {
+            None => PackedTensor { cols: inputs.clone(), kind: holding(self.kind, inputs), ..self.clone() },
+            Some((codes, kind)) => {
                 let places = codes.order.as_ref().map_or(0, |order| order.inputs.len());
-                PackedTensor { cols: 0..places, content: Content::Codes(codes), ..self.clone() }
+                PackedTensor { cols: 0..places, kind, content: Content::Codes(codes), ..self.clone() }
             }
         }
     }
@@ -129,11 +138,7 @@ impl<'a> PackedTensor<'a> {
 
     /// What it is packed as.
     pub fn kind(&self) -> WeightType {
-        match &self.content {
-            Content::Codes(codes) => codes.kind,
-            Content::Floats(floats) => floats.kind,
-            Content::Rounded(_) => WeightType::Q8_0,
-        }
+        self.kind
     }
 
     /// The input of every column, where columns are not in the order of inputs.
@@ -164,12 +169,23 @@ impl<'a> PackedTensor<'a> {
         let mut out = Vec::with_capacity(self.kind().row_bytes(cols.len()).unwrap_or(0) * rows.len());
         for row in rows {
             match &self.content {
-                Content::Codes(codes) => codes.append_row(row, cols.clone(), &mut out),
-                Content::Floats(floats) => floats.append_row(row, cols.clone(), &mut out),
-                Content::Rounded(rounded) => rounded.append_row(row, cols.clone(), &mut out),
+                Content::Codes(codes) => codes.append_row(row, cols.clone(), self.kind, &mut out),
+                Content::Floats(floats) => floats.append_row(row, cols.clone(), self.kind, &mut out),
+                Content::Rounded(rounded) => rounded.append_row(row, cols.clone(), self.kind, &mut out),
             }
         }
         out
+    }
+}
+
+/// What some inputs of such a matrix are packed as: where they cut its groups, eight bits have narrower ones.
+fn holding(kind: WeightType, inputs: &Range<usize>) -> WeightType {
+    let block = kind.block_elements();
+    match kind {
+        _ if inputs.start.is_multiple_of(block) && inputs.end.is_multiple_of(block) => kind,
+        WeightType::I8G64 | WeightType::I8G128 | WeightType::F8G64 => WeightType::Q8_0,
+        WeightType::U8G64 => WeightType::U8G32,
+        _ => kind,
     }
 }
 

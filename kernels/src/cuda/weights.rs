@@ -84,7 +84,7 @@ pub enum LoadError {
 
 impl Matrix {
     /// Takes in a row-major file tensor. Q4_0 to Q5_1, the K-quants, IQ4_XS, Q8_0 and what has groups of 64 or 128 stay as they are,
-    /// but for 2 and 3 bits, which become 4; IQ4_NL and MXFP4 become bytes of the same values, and NF4 and FP4 rounded ones; floats, and MXFP4 whose scales are no f16, are rounded to bf16.
+    /// but for 2 and 3 bits, which become 4; IQ4_NL and MXFP4 become bytes of the same values, and NF4, FP4 and integers around a zero point rounded ones; floats, and MXFP4 whose scales are no f16, are rounded to bf16.
     pub fn load(
         to: &impl Upload,
         pool: &Pool,
@@ -296,6 +296,9 @@ fn tile_bytes(weight_type: WeightType) -> (bool, usize) {
         (WeightType::I2G64 | WeightType::I3G64 | WeightType::I4G64, _) => grouped(4, 64),
         (WeightType::I2G128 | WeightType::I3G128 | WeightType::I4G128, _) => grouped(4, 128),
         (WeightType::Q8_0 | WeightType::IQ4NL | WeightType::MXFP4 | WeightType::NF4 | WeightType::FP4, _) => {
+            (false, values + scales(32, size_of::<f16>()))
+        }
+        (WeightType::I8G64 | WeightType::U8G32 | WeightType::U8G64 | WeightType::F8G64, _) => {
             (false, values + scales(32, size_of::<f16>()))
         }
         (WeightType::I8G128, _) => (true, values + scales(128, size_of::<f32>())),

@@ -15,7 +15,7 @@ use super::cell::{
 use crate::simd::Simd;
 
 /// What NF4's indices name (Dettmers et al. 2023, appendix E).
-const NF4: [f32; 16] = [
+pub(crate) const NF4: [f32; 16] = [
     -1.0,
     -0.696_192_8,
     -0.525_073_05,
@@ -35,7 +35,7 @@ const NF4: [f32; 16] = [
 ];
 
 /// What FP4's name: a sign, two bits of exponent, and one of mantissa, but for the smallest.
-const FP4: [f32; 16] = [
+pub(crate) const FP4: [f32; 16] = [
     0.0,
     1.0 / 192.0,
     2.0 / 3.0,

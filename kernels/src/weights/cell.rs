@@ -86,6 +86,23 @@ pub(crate) fn half_at(bytes: &[u8], at: usize) -> f16 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
+/// Copies a row's 32 codes of the file, each with the bits of `flip` turned over.
+pub(crate) fn copy_codes(codes: &mut Codes, row: usize, from: &[u8], flip: u8) {
+    for j in 0..8 {
+        codes[j][4 * row..][..4].copy_from_slice(&word(from, 4 * j).map(|byte| byte ^ flip));
+    }
+}
+
+/// Codes that are bytes already.
+#[inline(always)]
+pub(crate) fn load_codes<S: Simd>(simd: S, from: &Codes) -> [S::U; 8] {
+    let mut codes = [simd.load_bytes(&from[0]); 8];
+    for j in 1..8 {
+        codes[j] = simd.load_bytes(&from[j]);
+    }
+    codes
+}
+
 /// Column `col`, below 32, of `row` in packed nibbles.
 pub(crate) fn nibble(nibbles: &Nibbles, row: usize, col: usize) -> u8 {
     let byte = nibbles[col / 4 % 4][4 * row + col % 4];
@@ -201,11 +218,14 @@ zeroable!(super::iq4_nl::Iq4Nl);
 zeroable!(super::iq4_xs::Iq4Xs);
 zeroable!(super::mxfp4::Mxfp4);
 zeroable!(super::int4::Int4G32);
+zeroable!(super::float8::Float8);
 
 // SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.
 unsafe impl<const BLOCKS: usize> Zeroable for super::grouped::Int4<BLOCKS> {}
 // SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.
 unsafe impl<const BLOCKS: usize> Zeroable for super::grouped::Int8<BLOCKS> {}
+// SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.
+unsafe impl<const BLOCKS: usize> Zeroable for super::uint8::Uint8<BLOCKS> {}
 // SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.
 unsafe impl<const IS_FP4: bool> Zeroable for super::bnb4::Bnb4<IS_FP4> {}
 // SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.

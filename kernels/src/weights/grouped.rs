@@ -6,8 +6,8 @@
 use half::f16;
 
 use super::cell::{
-    BLOCK, Cell, Codes, Nibbles, QuantizedCell, TILE_ROWS, copy_nibbles, half_at, nibble, pack_blocks, unpack_nibbles,
-    word,
+    BLOCK, Cell, Codes, Nibbles, QuantizedCell, TILE_ROWS, copy_codes, copy_nibbles, half_at, load_codes, nibble,
+    pack_blocks, unpack_nibbles,
 };
 use crate::simd::Simd;
 
@@ -67,8 +67,8 @@ impl<const BLOCKS: usize> QuantizedCell for Int4<BLOCKS> {
     }
 }
 
-/// `32 · BLOCKS` columns of 16 rows in `512 · BLOCKS + 32` bytes: 8.13 bits per value in groups of 128. Codes are stored
-/// plus 128.
+/// `32 · BLOCKS` columns of 16 rows in `512 · BLOCKS + 32` bytes: 8.13 bits per value in groups of 128, 8.25 in groups of
+/// 64. Codes are stored plus 128.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(32))]
 pub(crate) struct Int8<const BLOCKS: usize> {
@@ -100,21 +100,14 @@ impl<const BLOCKS: usize> QuantizedCell for Int8<BLOCKS> {
         for (row, group) in rows.into_iter().enumerate() {
             self.scales[row] = half_at(group, 0);
             for block in 0..BLOCKS {
-                for j in 0..8 {
-                    let biased = word(group, 2 + BLOCK * block + 4 * j).map(|byte| byte ^ 0x80);
-                    self.codes[block][j][4 * row..][..4].copy_from_slice(&biased);
-                }
+                copy_codes(&mut self.codes[block], row, &group[2 + BLOCK * block..], 0x80);
             }
         }
     }
 
     #[inline(always)]
     fn codes<S: Simd>(&self, simd: S, block: usize) -> [S::U; 8] {
-        let mut codes = [simd.load_bytes(&self.codes[block][0]); 8];
-        for j in 1..8 {
-            codes[j] = simd.load_bytes(&self.codes[block][j]);
-        }
-        codes
+        load_codes(simd, &self.codes[block])
     }
 
     #[inline(always)]

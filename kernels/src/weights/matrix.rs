@@ -5,9 +5,11 @@ use half::{bf16, f16};
 use super::WeightType;
 use super::bnb4::Bnb4;
 use super::cell::{Cell, TILE_ROWS};
+use super::float8::Float8;
 use super::grouped::{Int4, Int8};
 use super::int2::Int2;
 use super::int4::Int4G32;
+use super::uint8::Uint8;
 use super::{iq4_nl::Iq4Nl, iq4_xs::Iq4Xs, mxfp4::Mxfp4};
 use super::{q2_k::Q2K, q3_k::Q3K, q4_0::Q4_0, q4_1::Q4_1, q4_k::Q4K};
 use super::{q5_0::Q5_0, q5_1::Q5_1, q5_k::Q5K, q6_k::Q6K, q8_0::Q8_0};
@@ -106,7 +108,11 @@ pub(crate) enum Tiles {
     I4G32(Buffer<Int4G32>),
     I4G64(Buffer<Int4<2>>),
     I4G128(Buffer<Int4<4>>),
+    I8G64(Buffer<Int8<2>>),
     I8G128(Buffer<Int8<4>>),
+    U8G32(Buffer<Uint8<1>>),
+    U8G64(Buffer<Uint8<2>>),
+    F8G64(Buffer<Float8>),
 }
 
 /// Evaluates an expression for the cells of whichever format.
@@ -140,7 +146,11 @@ macro_rules! for_any {
             Tiles::I4G32($cells) => $body,
             Tiles::I4G64($cells) => $body,
             Tiles::I4G128($cells) => $body,
+            Tiles::I8G64($cells) => $body,
             Tiles::I8G128($cells) => $body,
+            Tiles::U8G32($cells) => $body,
+            Tiles::U8G64($cells) => $body,
+            Tiles::F8G64($cells) => $body,
         }
     };
 }
@@ -184,7 +194,11 @@ impl PackedMatrix {
             WeightType::I4G32 => Tiles::I4G32(source.pack(pool)),
             WeightType::I4G64 => Tiles::I4G64(source.pack(pool)),
             WeightType::I4G128 => Tiles::I4G128(source.pack(pool)),
+            WeightType::I8G64 => Tiles::I8G64(source.pack(pool)),
             WeightType::I8G128 => Tiles::I8G128(source.pack(pool)),
+            WeightType::U8G32 => Tiles::U8G32(source.pack(pool)),
+            WeightType::U8G64 => Tiles::U8G64(source.pack(pool)),
+            WeightType::F8G64 => Tiles::F8G64(source.pack(pool)),
         };
         Ok(PackedMatrix { weight_type, rows, cols, tiles, order: None, inputs: cols })
     }

@@ -3,6 +3,7 @@
 pub(crate) mod bnb4;
 pub(crate) mod cell;
 pub(crate) mod float;
+pub(crate) mod float8;
 mod grouped;
 pub(crate) mod int2;
 pub(crate) mod int4;
@@ -21,6 +22,7 @@ mod q5_k;
 mod q6_k;
 mod q8_0;
 mod quantize;
+pub(crate) mod uint8;
 mod weight_type;
 mod zero_points;
 

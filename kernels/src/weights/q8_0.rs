@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::cell::{BLOCK, Cell, Codes, QuantizedCell, TILE_ROWS, half_at, pack_blocks, word};
+use super::cell::{BLOCK, Cell, Codes, QuantizedCell, TILE_ROWS, copy_codes, half_at, load_codes, pack_blocks};
 use crate::simd::Simd;
 
 /// 32 columns of 16 rows in 544 bytes: 8.5 bits per value, as in the file. Codes are stored plus 128.
@@ -35,20 +35,13 @@ impl QuantizedCell for Q8_0 {
     fn pack(&mut self, rows: [&[u8]; TILE_ROWS]) {
         for (row, block) in rows.into_iter().enumerate() {
             self.scales[row] = half_at(block, 0);
-            for j in 0..8 {
-                let biased = word(block, 2 + 4 * j).map(|byte| byte ^ 0x80);
-                self.codes[j][4 * row..][..4].copy_from_slice(&biased);
-            }
+            copy_codes(&mut self.codes, row, &block[2..], 0x80);
         }
     }
 
     #[inline(always)]
     fn codes<S: Simd>(&self, simd: S, _block: usize) -> [S::U; 8] {
-        let mut codes = [simd.load_bytes(&self.codes[0]); 8];
-        for j in 1..8 {
-            codes[j] = simd.load_bytes(&self.codes[j]);
-        }
-        codes
+        load_codes(simd, &self.codes)
     }
 
     #[inline(always)]

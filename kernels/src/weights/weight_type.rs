@@ -1,7 +1,7 @@
 //! The value formats of weight tensors.
 
 /// How a weight tensor's values are stored: GGUF's block formats, and those of other tools, whose files are brought into the
-/// forms that `bnb4.rs`, `int2.rs`, `int4.rs` and `grouped.rs` describe.
+/// forms that `bnb4.rs`, `int2.rs`, `int4.rs`, `grouped.rs`, `uint8.rs` and `float8.rs` describe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // the formats' own names
 pub enum WeightType {
@@ -32,12 +32,16 @@ pub enum WeightType {
     I4G32,
     I4G64,
     I4G128,
+    I8G64,
     I8G128,
+    U8G32,
+    U8G64,
+    F8G64,
 }
 
 impl WeightType {
     /// Every type.
-    pub const ALL: [WeightType; 28] = [
+    pub const ALL: [WeightType; 32] = [
         WeightType::F32,
         WeightType::F16,
         WeightType::BF16,
@@ -65,7 +69,11 @@ impl WeightType {
         WeightType::I4G32,
         WeightType::I4G64,
         WeightType::I4G128,
+        WeightType::I8G64,
         WeightType::I8G128,
+        WeightType::U8G32,
+        WeightType::U8G64,
+        WeightType::F8G64,
     ];
 
     /// The format's name, in small letters: GGUF's own where it has one.
@@ -98,7 +106,11 @@ impl WeightType {
             WeightType::I4G32 => "int4_g32",
             WeightType::I4G64 => "int4_g64",
             WeightType::I4G128 => "int4_g128",
+            WeightType::I8G64 => "int8_g64",
             WeightType::I8G128 => "int8_g128",
+            WeightType::U8G32 => "uint8_g32",
+            WeightType::U8G64 => "uint8_g64",
+            WeightType::F8G64 => "fp8_g64",
         }
     }
 
@@ -110,8 +122,9 @@ impl WeightType {
             WeightType::IQ4NL | WeightType::MXFP4 => 32,
             WeightType::Q2K | WeightType::Q3K | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K => 256,
             WeightType::IQ4XS => 256,
-            WeightType::I2G32 | WeightType::I3G32 | WeightType::I4G32 => 32,
+            WeightType::I2G32 | WeightType::I3G32 | WeightType::I4G32 | WeightType::U8G32 => 32,
             WeightType::NF4 | WeightType::FP4 | WeightType::I2G64 | WeightType::I3G64 | WeightType::I4G64 => 64,
+            WeightType::I8G64 | WeightType::U8G64 | WeightType::F8G64 => 64,
             WeightType::I2G128 | WeightType::I3G128 | WeightType::I4G128 | WeightType::I8G128 => 128,
         }
     }
@@ -144,7 +157,10 @@ impl WeightType {
             WeightType::I4G32 => 19,
             WeightType::I4G64 => 36,
             WeightType::I4G128 => 68,
+            WeightType::I8G64 => 66,
             WeightType::I8G128 => 130,
+            WeightType::U8G32 => 35,
+            WeightType::U8G64 | WeightType::F8G64 => 67,
         }
     }
 

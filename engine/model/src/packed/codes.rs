@@ -1,7 +1,6 @@
 //! Integer codes with a scale, and mostly a zero point, for each group of inputs: `weight = scale · (code - zero point)`.
 //!
-//! GPTQ, AWQ and compressed-tensors differ in how the integers lie in their words. A code of up to four bits is kept as
-//! it is; scales, and with four bits in groups of 64 and more `-scale · zero point`, are rounded to f16, which moves a weight
+//! GPTQ, AWQ and compressed-tensors differ in how the integers lie in their words. A code is kept as it is; scales, and with four bits in groups of 64 and more `-scale · zero point`, are rounded to f16, which moves a weight
 //! by less than a hundredth of a step.
 
 use std::ops::Range;
@@ -9,7 +8,7 @@ use std::sync::Arc;
 
 use half::f16;
 use windlass_checkpoint::{Data, Tensor};
-use windlass_kernels::{Integer, WeightType};
+use windlass_kernels::WeightType;
 
 use super::order::Order;
 use super::parts::{FloatPart, Parts};
@@ -33,7 +32,6 @@ pub(super) struct Codes<'a> {
     pub order: Option<Arc<Order>>,
     /// Codes of eight bits are exact as signed ones.
     signed: bool,
-    pub kind: WeightType,
 }
 
 impl<'a> Codes<'a> {
@@ -69,36 +67,25 @@ impl<'a> Codes<'a> {
             }
         };
         let order = order(parts, cols, group)?;
-        let mut found = Codes {
-            layout,
-            rows,
-            cols,
-            group,
-            codes: codes.bytes,
-            zeros,
-            scales,
-            order,
-            signed: false,
-            kind: WeightType::Q8_0,
-        };
+        let mut found = Codes { layout, rows, cols, group, codes: codes.bytes, zeros, scales, order, signed: false };
         found.signed = found.bits() == 8 && (0..rows).all(|row| (0..groups).all(|group| found.zero(row, group) == 128));
-        found.kind = found.kind();
         Ok(found)
     }
 
     /// Those of some inputs, where they have an order: each rank sorts its own, and reads the scales of all groups. Groups
-    /// are as long as they come, so that blocks are the narrowest.
-    pub fn of_inputs(&self, inputs: &Range<usize>) -> Option<Codes<'a>> {
+    /// are as long as they come, so that blocks are the narrowest: of this type.
+    pub fn of_inputs(&self, inputs: &Range<usize>) -> Option<(Codes<'a>, WeightType)> {
         let order = Some(Arc::new(self.order.as_ref()?.some(inputs)));
         let kind = match self.bits() {
             2 => WeightType::I2G32,
             3 => WeightType::I3G32,
-            4 if self.kind == WeightType::I4G32 => self.kind,
+            4 if self.kind() == WeightType::I4G32 => WeightType::I4G32,
             // Its minimums are rounded as those of wider groups are.
             4 => WeightType::Q4_1,
-            _ => WeightType::Q8_0,
+            _ if self.signed => WeightType::Q8_0,
+            _ => WeightType::U8G32,
         };
-        Some(Codes { order, kind, ..self.clone() })
+        Some((Codes { order, ..self.clone() }, kind))
     }
 
     fn bits(&self) -> u32 {
@@ -109,17 +96,18 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// The kernels' widest groups that these are made of. Codes of eight bits with other zero points become new ones.
-    fn kind(&self) -> WeightType {
+    /// The kernels' widest groups that these are made of.
+    pub fn kind(&self) -> WeightType {
         let kinds: &[WeightType] = match (self.bits(), self.signed) {
-            (8, true) => &[WeightType::I8G128],
-            (8, false) => &[],
+            (8, true) => &[WeightType::I8G128, WeightType::I8G64, WeightType::Q8_0],
+            (8, false) => &[WeightType::U8G64, WeightType::U8G32],
             (2, _) => &[WeightType::I2G128, WeightType::I2G64, WeightType::I2G32],
             (3, _) => &[WeightType::I3G128, WeightType::I3G64, WeightType::I3G32],
             _ => &[WeightType::I4G128, WeightType::I4G64, WeightType::I4G32],
         };
-        let divides = |kind: &WeightType| self.group.is_multiple_of(kind.block_elements());
-        kinds.iter().copied().find(divides).unwrap_or(WeightType::Q8_0)
+        let divides = |kind: &&WeightType| self.group.is_multiple_of(kind.block_elements());
+        // Groups are multiples of 32, as the last are.
+        kinds.iter().find(divides).copied().unwrap_or(kinds[kinds.len() - 1])
     }
 
     /// Refuses scales with which values would leave the range of f16, in which scales and minimums are kept; devices keep codes
@@ -132,27 +120,27 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// Appends some places of a row as the kernels' file has it.
-    pub fn append_row(&self, row: usize, places: Range<usize>, out: &mut Vec<u8>) {
-        if self.bits() == 8 && !self.signed {
-            let values: Vec<f32> = places.map(|place| self.value(row, place)).collect();
-            return Integer::Int8.append_row(&values, out);
-        }
-        for first in places.step_by(self.kind.block_elements()) {
-            self.append_block(row, first, out);
+    /// Appends some places of a row as the kernels' file of this type has it.
+    pub fn append_row(&self, row: usize, places: Range<usize>, kind: WeightType, out: &mut Vec<u8>) {
+        for first in places.step_by(kind.block_elements()) {
+            self.append_block(row, first, kind, out);
         }
     }
 
     /// Appends the block of a row from place `first` on.
-    fn append_block(&self, row: usize, first: usize, out: &mut Vec<u8>) {
+    fn append_block(&self, row: usize, first: usize, kind: WeightType, out: &mut Vec<u8>) {
         let group = self.group_of(first);
         let scale = self.scales.get(self.scale_index(row, group));
-        let places = first..first + self.kind.block_elements();
+        let places = first..first + kind.block_elements();
         out.extend(f16::from_f32(scale).to_le_bytes());
         match self.bits() {
-            8 => out.extend(places.map(|place| (self.code(row, place) ^ 0x80) as u8)),
+            8 if self.signed => out.extend(places.map(|place| (self.code(row, place) ^ 0x80) as u8)),
+            8 => {
+                out.push(self.zero(row, group) as u8);
+                out.extend(places.map(|place| self.code(row, place) as u8));
+            }
             4 => {
-                match self.kind {
+                match kind {
                     WeightType::I4G32 => out.push(self.zero(row, group) as u8),
                     _ => out.extend(f16::from_f32(-scale * self.zero(row, group) as f32).to_le_bytes()),
                 }
@@ -185,12 +173,6 @@ impl<'a> Codes<'a> {
 
     fn group_of(&self, place: usize) -> usize {
         self.order.as_ref().map_or(place / self.group, |order| order.group(place))
-    }
-
-    fn value(&self, row: usize, place: usize) -> f32 {
-        let group = self.group_of(place);
-        let difference = self.code(row, place) as i32 - self.zero(row, group) as i32;
-        self.scales.get(self.scale_index(row, group)) * difference as f32
     }
 
     fn scale_index(&self, row: usize, group: usize) -> usize {

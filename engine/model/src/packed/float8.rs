@@ -1,8 +1,9 @@
 //! Eight-bit floats: as they are for devices that multiply them so, and as blocks of eight-bit integers for others.
 
 use half::{bf16, f16};
+use windlass_kernels::WeightType;
 
-/// Values of a block of integers.
+/// Values of a block of integers: rows hold whole ones.
 pub(super) const BLOCK: usize = 32;
 
 /// A matrix of e4m3 (Micikevicius et al. 2022), row after row.
@@ -32,22 +33,42 @@ impl Float8 {
     }
 }
 
-/// Appends a block of codes that are scaled alike as the kernels' file has eight-bit integers (Q8_0).
-///
-/// Its step is a sixty-fourth of the largest power of two that a code holds: all e4m3 of the four highest exponents are whole
-/// multiples of it, of at most 120, so that only the smallest are rounded again.
-pub(super) fn append_block(codes: &[u8], scale: f32, out: &mut Vec<u8>) {
-    let values = codes.iter().map(|code| e4m3((*code).into()));
-    let largest = values.clone().fold(0_f32, |largest, value| largest.max(value.abs()));
-    let step = f16::from_f32(scale * power_of_two(largest) / 64.0);
-    let factor = if step.to_f32() == 0.0 { 0.0 } else { scale / step.to_f32() };
-    out.extend(step.to_le_bytes());
-    out.extend(values.map(|value| (value * factor).round().clamp(-127.0, 127.0) as i8 as u8));
+/// What rows of so many values are packed as, where that has to be integers.
+pub(super) fn kind(cols: usize) -> WeightType {
+    if cols.is_multiple_of(WeightType::F8G64.block_elements()) { WeightType::F8G64 } else { WeightType::Q8_0 }
 }
 
-/// The largest power of two that is no more than a value.
-fn power_of_two(value: f32) -> f32 {
-    f32::from_bits(value.to_bits() & 0x7f80_0000)
+/// Appends codes that are scaled alike as the kernels' files have them: a block as Q8_0, or two as a group of F8G64.
+///
+/// A block's step is a sixty-fourth of the largest power of two that a code of it holds: all e4m3 of the four highest exponents
+/// are whole multiples of it, of at most 120, so that only the smallest are rounded again.
+pub(super) fn append(codes: &[u8], scale: f32, out: &mut Vec<u8>) {
+    let powers: Vec<f32> = codes.chunks(BLOCK).map(largest_power).collect();
+    let largest = powers.iter().copied().fold(0.0, f32::max);
+    let halvings: Vec<u32> = powers.iter().map(|power| halvings(largest, *power)).collect();
+    let step = f16::from_f32(scale * largest / 64.0);
+    out.extend(step.to_le_bytes());
+    if let [first, second] = halvings[..] {
+        out.push((first | second << 4) as u8);
+    }
+    for (codes, halvings) in codes.chunks(BLOCK).zip(halvings) {
+        let step = step.to_f32() / (1 << halvings) as f32;
+        let factor = if step == 0.0 { 0.0 } else { scale / step };
+        let integer = |code: &u8| (e4m3((*code).into()) * factor).round().clamp(-127.0, 127.0) as i8 as u8;
+        out.extend(codes.iter().map(integer));
+    }
+}
+
+/// The largest power of two that is no more than the largest value of a block.
+fn largest_power(codes: &[u8]) -> f32 {
+    let largest = codes.iter().map(|code| e4m3((*code).into()).abs()).fold(0.0, f32::max);
+    f32::from_bits(largest.to_bits() & 0x7f80_0000)
+}
+
+/// How often a power of two is halved to become another, at most as often as a file can say.
+fn halvings(from: f32, to: f32) -> u32 {
+    let exponent = |power: f32| power.to_bits() >> 23;
+    (exponent(from) - exponent(to)).min(15)
 }
 
 /// The value of an eight-bit float of four exponent bits (Micikevicius et al. 2022): no infinities; codes that are no
@@ -76,21 +97,53 @@ mod tests {
     /// Every code as the largest of a block, with all that are smaller beside it.
     #[test]
     fn codes_of_the_four_highest_exponents_keep_their_values_in_blocks() {
-        const SCALE: f32 = 0.75;
         for largest in 1..=0x7e_u8 {
-            let smaller: Vec<u8> = (0..=largest).flat_map(|code| [code, code | 128]).collect();
-            for codes in smaller.chunks(BLOCK - 1) {
+            for codes in all_to(largest).chunks(BLOCK - 1) {
                 let codes = [codes, &[largest]].concat();
                 let mut block = Vec::new();
-                append_block(&codes, SCALE, &mut block);
+                append(&codes, SCALE, &mut block);
                 let step = f16::from_le_bytes([block[0], block[1]]).to_f32();
-                let exact = SCALE * power_of_two(e4m3(largest.into())) / 8.0;
-                for (code, integer) in codes.iter().zip(&block[2..]) {
-                    let (value, found) = (SCALE * e4m3((*code).into()), step * f32::from(*integer as i8));
-                    let most = if value.abs() < exact { step / 2.0 } else { 0.0 };
-                    assert!((found - value).abs() <= most, "{value} is {found} beside {largest:#x}");
+                check(&codes, largest, step, &block[2..]);
+            }
+        }
+    }
+
+    /// The same of two blocks that share a scale: of the first one any code is the largest.
+    #[test]
+    fn a_block_keeps_its_values_beside_one_of_larger_values() {
+        for (largest, first) in [(0x7e, true), (0x7e, false), (0x38, true)] {
+            for smaller in 1..=largest {
+                let [one, other] = [smaller, largest].map(|largest| {
+                    let codes = all_to(largest);
+                    [&codes[codes.len().saturating_sub(BLOCK)..], &vec![0; BLOCK.saturating_sub(codes.len())]].concat()
+                });
+                let (codes, largests) =
+                    if first { ([one, other], [smaller, largest]) } else { ([other, one], [largest, smaller]) };
+                let mut group = Vec::new();
+                append(&codes.concat(), SCALE, &mut group);
+                let step = f16::from_le_bytes([group[0], group[1]]).to_f32();
+                for (i, (codes, largest)) in codes.iter().zip(largests).enumerate() {
+                    let step = step / 2_f32.powi(i32::from(group[2] >> (4 * i) & 15));
+                    check(codes, largest, step, &group[3 + BLOCK * i..][..BLOCK]);
                 }
             }
+        }
+    }
+
+    const SCALE: f32 = 0.75;
+
+    /// All codes up to one, of both signs.
+    fn all_to(largest: u8) -> Vec<u8> {
+        (0..=largest).flat_map(|code| [code, code | 128]).collect()
+    }
+
+    /// That integers are the codes' values, but for the smallest ones.
+    fn check(codes: &[u8], largest: u8, step: f32, integers: &[u8]) {
+        let exact = SCALE * largest_power(&[largest]) / 8.0;
+        for (code, integer) in codes.iter().zip(integers) {
+            let (value, found) = (SCALE * e4m3((*code).into()), step * f32::from(*integer as i8));
+            let most = if value.abs() < exact { step / 2.0 } else { 0.0 };
+            assert!((found - value).abs() <= most, "{value} is {found} beside {largest:#x}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Eight-bit floats and bitsandbytes' codes: turned into values as they are loaded, which become integers of eight bits, but for
-//! codes of four bits, which the kernels know.
+//! Eight-bit floats and bitsandbytes' codes. Those of 4 and 8 bits the kernels know; floats become integers of eight bits, and so
+//! do values of other tables and scales of other shapes.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ pub(super) struct Floats<'a> {
     width: Width,
     scales: Scales<'a>,
     place: ScalePlace,
-    /// What they are packed as.
+    /// What all of them are packed as.
     pub kind: WeightType,
 }
 
@@ -36,7 +36,8 @@ pub(super) struct Floats<'a> {
 enum Width {
     /// Two codes, the first in the high half.
     Nibbles,
-    Byte,
+    /// A signed integer, of which 127 is 1.
+    Integers,
     /// An eight-bit float.
     Float8,
 }
@@ -91,7 +92,10 @@ impl<'a> Floats<'a> {
                 let table = (0..=255_u8).map(|code| f32::from(code as i8) / 127.0).collect();
                 let place = ScalePlace::Blocks { rows: 1, cols, across: 1 };
                 let codes = parts.codes("i8", [cols, rows])?.bytes;
-                Ok(Floats { codes, cols, table, width: Width::Byte, scales, place, kind: WeightType::Q8_0 })
+                let kinds = [WeightType::I8G128, WeightType::I8G64];
+                let kind = kinds.into_iter().find(|kind| cols.is_multiple_of(kind.block_elements()));
+                let kind = kind.unwrap_or(WeightType::Q8_0);
+                Ok(Floats { codes, cols, table, width: Width::Integers, scales, place, kind })
             }
             _ => Self::find_bnb4(parts, [cols, rows]),
         }
@@ -118,7 +122,12 @@ impl<'a> Floats<'a> {
         let table = (0..=255).map(e4m3).collect();
         let place = ScalePlace::Blocks { rows: high, cols: wide, across };
         let codes = parts.codes("f8_e4m3", [cols, rows])?.bytes;
-        Ok(Floats { codes, cols, table, width: Width::Float8, scales, place, kind: WeightType::Q8_0 })
+        let kind = if wide >= cols || wide.is_multiple_of(WeightType::F8G64.block_elements()) {
+            float8::kind(cols)
+        } else {
+            WeightType::Q8_0
+        };
+        Ok(Floats { codes, cols, table, width: Width::Float8, scales, place, kind })
     }
 
     fn find_bnb4<F>(parts: &Parts<'_, F>, [cols, rows]: [usize; 2]) -> Result<Floats<'a>, String>
@@ -145,38 +154,56 @@ impl<'a> Floats<'a> {
         self.width == Width::Float8
     }
 
-    /// Refuses scales of codes of four bits that f16 cannot hold.
+    /// Refuses scales of so many rows that f16 cannot hold: an eight-bit float's step is up to four of them.
     pub fn check_scales(&self, rows: usize) -> Result<(), String> {
-        let ScalePlace::Run(run) = self.place else { return Ok(()) };
-        let most = f16::MAX.to_f32();
-        let mut scales = (0..(rows * self.cols).div_ceil(run)).map(|index| self.scales.get(index));
+        let (what, most, count) = match self.place {
+            ScalePlace::Run(run) => {
+                ("the largest magnitude of a block", f16::MAX.to_f32(), (rows * self.cols).div_ceil(run))
+            }
+            ScalePlace::Blocks { rows: high, across, .. } => {
+                ("a scale", f16::MAX.to_f32() / 8.0, rows.div_ceil(high) * across)
+            }
+        };
+        let mut scales = (0..count).map(|index| self.scales.get(index));
         match scales.find(|scale| scale.is_nan() || scale.abs() > most) {
-            Some(scale) => Err(format!("the largest magnitude of a block is {scale}; they are at most {most}")),
+            Some(scale) => Err(format!("{what} is {scale}; they are at most {most}")),
             None => Ok(()),
         }
     }
 
-    /// Appends some columns of a row as the kernels' file of its [`kind`](Self::kind) has it.
-    pub fn append_row(&self, row: usize, cols: Range<usize>, out: &mut Vec<u8>) {
-        if self.kind != WeightType::Q8_0 {
-            return cols.step_by(self.kind.block_elements()).for_each(|col| self.append_codes(row, col, out));
+    /// Appends some columns of a row as the kernels' file of this type has it.
+    pub fn append_row(&self, row: usize, cols: Range<usize>, kind: WeightType, out: &mut Vec<u8>) {
+        if !self.scales_whole(kind.block_elements()) {
+            let values: Vec<f32> = cols.map(|col| self.value(row, col)).collect();
+            return Integer::Int8.append_row(&values, out);
         }
-        if self.scales_whole_blocks() {
-            return cols.step_by(float8::BLOCK).for_each(|col| {
-                let codes = &self.codes[row * self.cols + col..][..float8::BLOCK];
-                float8::append_block(codes, self.scale(row, col), out);
-            });
+        for first in cols.step_by(kind.block_elements()) {
+            let codes = first..first + kind.block_elements();
+            match self.width {
+                Width::Nibbles => self.append_nibbles(row, codes, out),
+                Width::Integers => self.append_integers(row, codes, out),
+                Width::Float8 => float8::append(self.bytes(row, codes), self.scale(row, first), out),
+            }
         }
-        let values: Vec<f32> = cols.map(|col| self.value(row, col)).collect();
-        Integer::Int8.append_row(&values, out);
     }
 
-    /// Appends the block of codes of four bits from column `col` on: those of each 32 columns that are 16 apart share a byte.
-    fn append_codes(&self, row: usize, col: usize, out: &mut Vec<u8>) {
-        out.extend(f16::from_f32(self.scale(row, col)).to_le_bytes());
-        for first in (col..col + self.kind.block_elements()).step_by(32) {
+    /// Appends a block of codes of four bits: those of each 32 columns that are 16 apart share a byte.
+    fn append_nibbles(&self, row: usize, cols: Range<usize>, out: &mut Vec<u8>) {
+        out.extend(f16::from_f32(self.scale(row, cols.start)).to_le_bytes());
+        for first in cols.step_by(32) {
             out.extend((first..first + 16).map(|col| self.code(row, col) | self.code(row, col + 16) << 4));
         }
+    }
+
+    /// Appends a block of integers of eight bits.
+    fn append_integers(&self, row: usize, cols: Range<usize>, out: &mut Vec<u8>) {
+        out.extend(f16::from_f32(self.scale(row, cols.start) / 127.0).to_le_bytes());
+        out.extend(self.bytes(row, cols));
+    }
+
+    /// Codes of eight bits.
+    fn bytes(&self, row: usize, cols: Range<usize>) -> &[u8] {
+        &self.codes[row * self.cols..][cols]
     }
 
     /// Some rows and columns as they are, where they are eight-bit floats whose scales belong to whole groups of a row.
@@ -195,13 +222,11 @@ impl<'a> Floats<'a> {
         Some(Float8 { codes, scales, group })
     }
 
-    /// Whether they are eight-bit floats, every block of which has one scale.
-    fn scales_whole_blocks(&self) -> bool {
+    /// Whether every block of so many columns has one scale, and the kernels know its codes.
+    fn scales_whole(&self, block: usize) -> bool {
         match self.place {
-            ScalePlace::Blocks { cols, .. } => {
-                self.is_float8() && (cols.is_multiple_of(float8::BLOCK) || cols >= self.cols)
-            }
-            ScalePlace::Run(_) => false,
+            ScalePlace::Blocks { cols, .. } => cols.is_multiple_of(block) || cols >= self.cols,
+            ScalePlace::Run(_) => self.kind != WeightType::Q8_0,
         }
     }
 
@@ -213,7 +238,7 @@ impl<'a> Floats<'a> {
         let index = row * self.cols + col;
         match self.width {
             Width::Nibbles => self.codes[index / 2] >> (4 - index % 2 * 4) & 15,
-            Width::Byte | Width::Float8 => self.codes[index],
+            Width::Integers | Width::Float8 => self.codes[index],
         }
     }
 

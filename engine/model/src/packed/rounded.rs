@@ -25,10 +25,15 @@ impl<'a> Rounded<'a> {
         }
     }
 
-    /// Appends some columns of a row as the kernels' file of eight-bit integers has it.
-    pub fn append_row(&self, row: usize, cols: Range<usize>, out: &mut Vec<u8>) {
+    /// What they are packed as where they stay no eight-bit floats.
+    pub fn kind(&self) -> WeightType {
+        float8::kind(self.row_bytes / self.kind.block_bytes())
+    }
+
+    /// Appends some columns of a row as the kernels' file of this type has it.
+    pub fn append_row(&self, row: usize, cols: Range<usize>, kind: WeightType, out: &mut Vec<u8>) {
         let (codes, scale) = self.row(row, &cols);
-        codes.chunks_exact(float8::BLOCK).for_each(|block| float8::append_block(block, scale, out));
+        codes.chunks_exact(kind.block_elements()).for_each(|group| float8::append(group, scale, out));
     }
 
     /// Some rows and columns.

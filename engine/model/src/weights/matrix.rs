@@ -110,7 +110,7 @@ impl<'a> MatrixTensor<'a> {
     /// ones.
     pub fn check(&self, part: &Part) -> Result<(), ShardError> {
         let (kind, is_ordered) =
-            (self.packed(), matches!(self, MatrixTensor::Packed(packed) if packed.order().is_some()));
+            (self.packed_part(part).0, matches!(self, MatrixTensor::Packed(packed) if packed.order().is_some()));
         match part {
             Part::Cols(cols) if !is_ordered && !part.keeps_blocks(kind.block_elements()) => {
                 let (cols, block) = (cols.len(), kind.block_elements());

@@ -292,7 +292,7 @@ fn floats_are_quantized_as_they_are_loaded() {
     let exact = our_logits(&checkpoint, &tokens(), CHUNK);
     let cases = [
         ("int8", "q8_0", 0.05),
-        ("fp8", "q8_0", 0.2),
+        ("fp8", "fp8_g64", 0.2),
         ("int4", "q4_1", 0.45),
         ("int4-g64", "int4_g64", 0.5),
         ("int4-g128", "int4_g128", 0.6),

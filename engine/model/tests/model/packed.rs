@@ -3,14 +3,15 @@
 mod layouts;
 
 use crate::common::hub::{CHUNK, Family, config, llama_oracle, tokens};
-use crate::common::oracle::{compare, our_logits};
+use crate::common::oracle::{compare, our_logits, our_logits_with};
 use crate::common::tiny::Random;
 use half::f16;
 use layouts::{Codes, write_awq, write_bytes, write_gptq, write_packed};
 use serde_json::{Value, json};
 use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::SafetensorsBuilder;
-use windlass_engine_model::{LoadOptions, Quantization, build};
+use windlass_engine_contract::memory::KvDataType;
+use windlass_engine_model::{ActivationType, LoadOptions, Quantization, build};
 
 /// A tool's layout.
 struct Tool {
@@ -33,7 +34,7 @@ struct Tool {
 pub const ROUNDED: &str = "compressed-tensors 8 bits, inputs too";
 /// The one that has inputs in an order of their own.
 pub const SORTED: &str = "gptq with desc_act";
-/// The one whose codes become others besides.
+/// The one whose zero point lies anywhere besides.
 pub const SORTED_BYTES: &str = "gptq of 8 bits, any zero point";
 /// The one of the fewest bits.
 pub const SORTED_CRUMBS: &str = "gptq of 2 bits, 32, with desc_act";
@@ -135,7 +136,7 @@ fn tools() -> Vec<Tool> {
             code: |random| random.bits() as i32 & 255,
             zero: |_| 128,
             write: write_gptq::<8, 1>,
-            kind: "q8_0",
+            kind: "int8_g64",
         },
         Tool {
             name: SORTED_BYTES,
@@ -145,7 +146,7 @@ fn tools() -> Vec<Tool> {
             code: |random| random.bits() as i32 & 255,
             zero: |random| 100 + (random.bits() & 63) as i32,
             write: write_gptq::<8, 1>,
-            kind: "q8_0",
+            kind: "uint8_g64",
         },
         Tool {
             name: "gptq of 3 bits",
@@ -225,7 +226,7 @@ fn tools() -> Vec<Tool> {
             code: |random| (random.bits() & 255) as i32 - 128,
             zero: |random| (random.bits() & 31) as i32 - 16,
             write: write_bytes::<false>,
-            kind: "q8_0",
+            kind: "uint8_g64",
         },
     ]
 }
@@ -309,6 +310,21 @@ fn every_tools_checkpoint_computes_its_values() {
         println!("{}: {agreement}", tool.name);
         assert!(agreement.relative_error() <= 0.035, "{}: {agreement}", tool.name);
         assert_eq!(build(&checkpoint, &LoadOptions::default()).unwrap().weight_type, tool.kind, "{}", tool.name);
+    }
+}
+
+/// What is left is the rounding of scales, keys and values to f16, and of activations to 16 bits.
+#[test]
+fn every_tools_codes_keep_their_values() {
+    let (activations, kv_data_type) = (ActivationType::Int16, KvDataType::F16);
+    let options = LoadOptions { activations, kv_data_type, ..LoadOptions::default() };
+    for tool in tools() {
+        let (packed, plain) = tool.files();
+        let family = family(&tool.config);
+        let found = our_logits_with(&family.open(&packed), &tokens(), CHUNK, &options);
+        let agreement = compare(&family.candle_logits(plain), &found);
+        println!("{}: {agreement}", tool.name);
+        assert!(agreement.relative_error() <= 2e-3, "{}: {agreement}", tool.name);
     }
 }
 

@@ -6,7 +6,7 @@ use std::array::from_fn;
 use half::f16;
 
 use super::ROW_TILE;
-use crate::weights::{bnb4, iq4_nl, mxfp4};
+use crate::weights::{bnb4, float8, iq4_nl, mxfp4, uint8};
 use crate::{Integer, ShapeError, WeightType};
 
 /// Columns that share a scale.
@@ -25,12 +25,15 @@ pub struct Int8 {
 }
 
 impl Int8 {
-    /// Reads a file tensor whose values are bytes by the scale of their 32 columns: Q8_0, and IQ4_NL and MXFP4 once their
-    /// codes are looked up, and NF4 and FP4, whose values are rounded. None of another type, nor where a scale is no f16, as
-    /// powers of two may be.
+    /// Reads a file tensor whose values are bytes by the scale of their 32 columns: Q8_0, groups of 64, eight-bit floats, IQ4_NL
+    /// and MXFP4 once their codes are looked up, and NF4, FP4 and integers around a zero point, whose values are rounded. None of
+    /// another type, nor where a scale is no f16, as powers of two may be.
     pub fn read(weight_type: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Option<Result<Int8, ShapeError>> {
-        if let Some(numbers) = weight_type.numbers() {
-            return Int8::read_numbers(weight_type, numbers, [rows, cols], bytes);
+        if let Some(group) = in_blocks(weight_type) {
+            let validated = crate::weights::validated_row_bytes(weight_type, rows, cols, bytes.len());
+            let blocks = || bytes.chunks_exact(weight_type.block_bytes()).flat_map(group).collect::<Vec<u8>>();
+            return validated
+                .map_or_else(|error| Some(Err(error)), |_| Int8::read(WeightType::Q8_0, rows, cols, &blocks()));
         }
         let read: fn(&[u8]) -> Block = match weight_type {
             WeightType::Q8_0 => |block| Some((half(block), from_fn(|i| block[2 + i].cast_signed()))),
@@ -53,23 +56,6 @@ impl Int8 {
             codes.extend(own);
         }
         Some(Ok(Int8 { rows, cols, codes, scales }))
-    }
-
-    /// The same of numbers that are no bytes by a scale: rounded to such.
-    fn read_numbers(
-        weight_type: WeightType,
-        numbers: &[f32; 16],
-        [rows, cols]: [usize; 2],
-        bytes: &[u8],
-    ) -> Option<Result<Int8, ShapeError>> {
-        if let Err(error) = crate::weights::validated_row_bytes(weight_type, rows, cols, bytes.len()) {
-            return Some(Err(error));
-        }
-        let groups = bytes.chunks_exact(weight_type.block_bytes());
-        let values: Vec<f32> = groups.flat_map(|group| bnb4::values(numbers, group)).collect();
-        let mut rounded = Vec::with_capacity(values.len() / GROUP * WeightType::Q8_0.block_bytes());
-        Integer::Int8.append_row(&values, &mut rounded);
-        Int8::read(WeightType::Q8_0, rows, cols, &rounded)
     }
 
     /// Outputs.
@@ -122,6 +108,33 @@ impl Int8 {
         let rows = places.flat_map(|(first, block)| (0..8).map(move |group| (first + group, block)));
         rows.map(|(row, block)| scale(row, block) | scale(row + 8, block) << 16).collect()
     }
+}
+
+/// How a group of such a type becomes blocks of Q8_0.
+fn in_blocks(weight_type: WeightType) -> Option<fn(&[u8]) -> Vec<u8>> {
+    match weight_type {
+        WeightType::I8G64 => {
+            Some(|group| group[2..].chunks(GROUP).flat_map(|codes| block(half(group), codes)).collect())
+        }
+        WeightType::F8G64 => {
+            Some(|group| float8::blocks(group).flat_map(|(step, codes)| block(f16::from_f32(step), codes)).collect())
+        }
+        WeightType::U8G32 | WeightType::U8G64 => Some(|group| rounded(uint8::values(group))),
+        WeightType::NF4 => Some(|group| rounded(bnb4::values(&bnb4::NF4, group))),
+        WeightType::FP4 => Some(|group| rounded(bnb4::values(&bnb4::FP4, group))),
+        _ => None,
+    }
+}
+
+fn block(scale: f16, codes: &[u8]) -> Vec<u8> {
+    [&scale.to_le_bytes(), codes].concat()
+}
+
+/// Values that are no bytes by a scale.
+fn rounded(values: impl Iterator<Item = f32>) -> Vec<u8> {
+    let mut blocks = Vec::new();
+    Integer::Int8.append_row(&values.collect::<Vec<_>>(), &mut blocks);
+    blocks
 }
 
 /// The scale that a block begins with.

@@ -169,7 +169,11 @@ impl Job<'_> {
             Tiles::I4G32(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
             Tiles::I4G64(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
             Tiles::I4G128(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::I8G64(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
             Tiles::I8G128(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::U8G32(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::U8G64(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::F8G64(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
         }
     }
 }
