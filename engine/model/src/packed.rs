@@ -141,6 +141,11 @@ impl<'a> PackedTensor<'a> {
         self.kind
     }
 
+    /// Columns of which parts have whole numbers.
+    pub fn block(&self) -> usize {
+        narrower(self.kind).unwrap_or(self.kind).block_elements()
+    }
+
     /// The input of every column, where columns are not in the order of inputs.
     pub fn order(&self) -> Option<&[u32]> {
         match &self.content {
@@ -180,12 +185,16 @@ impl<'a> PackedTensor<'a> {
 
 /// What some inputs of such a matrix are packed as: where they cut its groups, eight bits have narrower ones.
 fn holding(kind: WeightType, inputs: &Range<usize>) -> WeightType {
-    let block = kind.block_elements();
+    let cuts = |place: usize| !place.is_multiple_of(kind.block_elements());
+    narrower(kind).filter(|_| cuts(inputs.start) || cuts(inputs.end)).unwrap_or(kind)
+}
+
+/// The type that holds the same values in groups of 32.
+fn narrower(kind: WeightType) -> Option<WeightType> {
     match kind {
-        _ if inputs.start.is_multiple_of(block) && inputs.end.is_multiple_of(block) => kind,
-        WeightType::I8G64 | WeightType::I8G128 | WeightType::F8G64 => WeightType::Q8_0,
-        WeightType::U8G64 => WeightType::U8G32,
-        _ => kind,
+        WeightType::I8G64 | WeightType::I8G128 | WeightType::F8G64 => Some(WeightType::Q8_0),
+        WeightType::U8G64 => Some(WeightType::U8G32),
+        _ => None,
     }
 }
 

@@ -97,7 +97,7 @@ impl<'a> LayerTensors<'a> {
 
     /// Values of the blocks of columns that ranks cannot break, whole experts or not.
     pub fn feed_forward_block(&self, whole_experts: bool) -> usize {
-        self.feed_forward.downs(whole_experts).map(|down| down.packed().block_elements()).max().unwrap_or(1)
+        self.feed_forward.downs(whole_experts).map(|down| down.block()).max().unwrap_or(1)
     }
 
     pub fn pack<P: Packer<'a>>(&self, packer: &P, parts: &Parts) -> Result<Layer<P>, TensorError> {

@@ -71,6 +71,14 @@ impl<'a> MatrixTensor<'a> {
         }
     }
 
+    /// Columns of which parts have whole numbers.
+    pub fn block(&self) -> usize {
+        match self {
+            MatrixTensor::Plain(_) => self.packed().block_elements(),
+            MatrixTensor::Packed(packed) => packed.block(),
+        }
+    }
+
     /// Whether it is quantized so: its floats become that, or it is there as eight-bit floats.
     pub fn is_quantized(&self, quantization: Quantization) -> bool {
         match self {

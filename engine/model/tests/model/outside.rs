@@ -33,9 +33,9 @@ fn recorded(folder: &Path) -> (Vec<u32>, Vec<Vec<f32>>) {
 }
 
 /// Largest mean KL and relative error of logits. Codes keep their values, and what is left is keys and values in f16;
-/// eight-bit floats and bitsandbytes' codes become other numbers.
+/// eight-bit floats become other numbers.
 fn bounds(name: &str) -> (f64, f64) {
-    match name.contains("fp8") || name.starts_with("bitsandbytes") {
+    match name.contains("fp8") {
         true => (1e-3, 0.03),
         false => (1e-5, 0.003),
     }

@@ -32,6 +32,8 @@ struct Tool {
 
 /// The tool that rounds inputs, too.
 pub const ROUNDED: &str = "compressed-tensors 8 bits, inputs too";
+/// One whose codes of eight bits are in the order of inputs.
+pub const BYTES: &str = "compressed-tensors 8 bits, asymmetric groups";
 /// The one that has inputs in an order of their own.
 pub const SORTED: &str = "gptq with desc_act";
 /// The one whose zero point lies anywhere besides.
@@ -219,7 +221,7 @@ fn tools() -> Vec<Tool> {
             kind: "int8_g128",
         },
         Tool {
-            name: "compressed-tensors 8 bits, asymmetric groups",
+            name: BYTES,
             config: asymmetric(8, json!(64), "group", "int-quantized"),
             group: 64,
             scattered: false,

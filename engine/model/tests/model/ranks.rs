@@ -6,7 +6,7 @@ use crate::common::harbour_tokens;
 use crate::common::hub::{CHUNK, Family, config, llama_oracle};
 use crate::common::oracle::{compare, our_logits_with};
 use crate::common::tiny::{Random, Tiny};
-use crate::packed::{self, SORTED, SORTED_BYTES, SORTED_CRUMBS};
+use crate::packed::{self, BYTES, SORTED, SORTED_BYTES, SORTED_CRUMBS};
 use serde_json::json;
 use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::real_model;
@@ -96,6 +96,17 @@ fn inputs_in_an_order_of_their_own_are_divided_too() {
     let grown = (0..2).map(|index| rows / 2 * (narrower[index] - wider[index])).sum::<u64>();
     let norms = 4 * 128 * (2 * 4 + 1);
     assert_eq!(divided.ledger().weights, whole.ledger().weights + grown + norms);
+}
+
+/// The attention's output has 128 inputs, of which each of four ranks has 32: half of a group of 64, and a quarter of a row's.
+#[test]
+fn inputs_that_cut_groups_of_eight_bits_are_divided_too() {
+    let coded = crate::coded::checkpoints().filter(|(case, ..)| ["fp8 by output", "bitsandbytes int8"].contains(case));
+    let coded = coded.map(|(case, _, checkpoint, _)| (case, checkpoint));
+    for (name, checkpoint) in coded.chain([(BYTES, packed::checkpoint(BYTES))]) {
+        let error = error_of(&checkpoint, crate::common::hub::VOCABULARY, &ranks(4));
+        assert!(error > 0.0 && error <= 1e-3, "{name}: {error}");
+    }
 }
 
 /// Experts of two widths, the one for all tokens among them. Every expert is used, as a token between two of them may go
