@@ -23,6 +23,9 @@ use crate::state::{EventState, GraphState, Issued, Memories, State, StreamState,
 pub use machine::{HostMachine, Kernels};
 use running::run_pending;
 
+/// Free memory without which no graph is made of what was captured. How much a real driver takes, it does not say.
+const GRAPH_BYTES: usize = 1 << 16;
+
 /// A thread's right to make a device compute.
 struct Turn<'a>(#[expect(dead_code, reason = "held until it is dropped")] MutexGuard<'a, ()>);
 
@@ -445,6 +448,10 @@ impl Driver for HostDriver {
     fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle, DriverError> {
         let mut state = self.sound("cuStreamEndCapture")?;
         let work = state.end_capture(stream.0)?;
+        let (total, free) = (self.facts.memory_bytes, self.facts.memory_bytes - state.taken_bytes());
+        if free < GRAPH_BYTES {
+            return Err(DriverError::NoRoomForGraph { free, total });
+        }
         let memories = self.memories();
         let named = |(address, bytes)| Some((address, bytes, memories.serial(address, bytes)?));
         let memory = work.iter().flat_map(Work::memory).filter_map(named).collect();

@@ -42,6 +42,14 @@ pub enum DriverError {
         /// The device's.
         total: usize,
     },
+    /// The device has no room for what the driver makes of captured work.
+    #[error("the device has no room for a graph: {free} of {total} bytes are free")]
+    NoRoomForGraph {
+        /// Free.
+        free: usize,
+        /// The device's.
+        total: usize,
+    },
     /// The host has no room for memory that stays where it is.
     #[error("the host has no room for {bytes} bytes that stay in memory (pinned): raise the container's memory limit")]
     HostOutOfMemory {
@@ -69,7 +77,8 @@ impl DriverError {
 
     /// Whether memory was asked for that is not there, on the device or on the host.
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(self, DriverError::OutOfMemory { .. } | DriverError::HostOutOfMemory { .. })
+        use DriverError::{HostOutOfMemory, NoRoomForGraph, OutOfMemory};
+        matches!(self, OutOfMemory { .. } | HostOutOfMemory { .. } | NoRoomForGraph { .. })
     }
 
     /// Whether nothing more can be computed on the device in this process.

@@ -125,6 +125,15 @@ impl Nvidia {
         call(name, result)
     }
 
+    /// The result of making a graph.
+    fn graph_room(&self, name: &'static str, result: CUresult) -> Result<(), DriverError> {
+        if result == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            let MemoryFacts { free_bytes: free, total_bytes: total } = self.memory()?;
+            return Err(DriverError::NoRoomForGraph { free, total });
+        }
+        call(name, result)
+    }
+
     /// Waits for all work: what uses memory that is about to be given back.
     fn settle(&self) -> Result<(), DriverError> {
         self.bind()?;
@@ -414,12 +423,18 @@ impl Driver for Nvidia {
         // executable graph is made of it.
         unsafe {
             call("cuStreamEndCapture", sys::cuStreamEndCapture(stream.0 as sys::CUstream, &mut graph))?;
-            let made = call("cuGraphInstantiate", sys::cuGraphInstantiateWithFlags(&mut ready, graph, 0));
+            let made = sys::cuGraphInstantiateWithFlags(&mut ready, graph, 0);
             call("cuGraphDestroy", sys::cuGraphDestroy(graph))?;
-            made?;
-            call("cuGraphUpload", sys::cuGraphUpload(ready, stream.0 as sys::CUstream))?;
+            self.graph_room("cuGraphInstantiate", made)?;
         }
-        Ok(GraphHandle(ready as u64))
+        let graph = GraphHandle(ready as u64);
+        // SAFETY: the graph was just made, and the stream is of this driver.
+        let uploaded = unsafe { sys::cuGraphUpload(ready, stream.0 as sys::CUstream) };
+        if let Err(error) = self.graph_room("cuGraphUpload", uploaded) {
+            self.destroy_graph(graph)?;
+            return Err(error);
+        }
+        Ok(graph)
     }
 
     fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<(), DriverError> {

@@ -1,7 +1,6 @@
 //! Steps of one token per sequence as captured graphs, one for each of a few numbers of sequences and lengths of theirs.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 
 use windlass_kernels::cuda::{Device, DriverError, Graph, MemoryFacts};
 
@@ -46,6 +45,8 @@ pub(super) struct Graphs {
     captured: BTreeMap<GraphSize, Captured>,
     /// In the order in which they are captured ahead.
     sizes: Vec<GraphSize>,
+    /// Whether the device had no room for another one.
+    is_full: bool,
 }
 
 /// A size's graph.
@@ -59,36 +60,47 @@ struct Captured {
 impl Graphs {
     /// None yet of those that steps of these sizes need.
     pub fn new(sizes: Vec<GraphSize>) -> Graphs {
-        Graphs { captured: BTreeMap::new(), sizes }
+        Graphs { captured: BTreeMap::new(), sizes, is_full: false }
     }
 
-    /// The first size that has none.
+    /// The first size that has none, if there is room for one.
     pub fn missing(&self) -> Option<GraphSize> {
-        self.sizes.iter().copied().find(|size| !self.captured.contains_key(size))
+        self.sizes.iter().copied().find(|size| !self.is_full && !self.captured.contains_key(size))
     }
 
-    /// The graph of a step, captured if its size has none.
+    /// The graph of a step, captured if its size has none. Where there is no room for it, the step runs without.
     pub fn of_step(
         &mut self,
         size: GraphSize,
         capture: impl FnOnce() -> Result<Graph, DriverError>,
-    ) -> Result<&Graph, DriverError> {
-        let captured = match self.captured.entry(size) {
-            Entry::Occupied(captured) => captured.into_mut(),
-            Entry::Vacant(place) => place.insert(Captured { graph: capture()?, is_used: false }),
-        };
-        captured.is_used = true;
-        Ok(&captured.graph)
+    ) -> Result<Option<&Graph>, DriverError> {
+        self.capture(size, capture)?;
+        Ok(self.captured.get_mut(&size).map(|captured| {
+            captured.is_used = true;
+            &captured.graph
+        }))
     }
 
-    /// Takes in the graph of a size that has none, ahead of its first step.
-    pub fn add(&mut self, size: GraphSize, graph: Graph) {
-        self.captured.insert(size, Captured { graph, is_used: false });
+    /// Captures the graph of a size that has none, if there is room for it.
+    pub fn capture(
+        &mut self,
+        size: GraphSize,
+        capture: impl FnOnce() -> Result<Graph, DriverError>,
+    ) -> Result<(), DriverError> {
+        if self.is_full || self.captured.contains_key(&size) {
+            return Ok(());
+        }
+        match capture() {
+            Err(DriverError::NoRoomForGraph { .. }) => self.is_full = true,
+            graph => drop(self.captured.insert(size, Captured { graph: graph?, is_used: false })),
+        }
+        Ok(())
     }
 
-    /// Ends those that no step has asked for: their memory is another's for a while.
+    /// Ends those that no step has asked for: their memory is another's for a while. Then there may be room again.
     pub fn end_unused(&mut self) {
         self.captured.retain(|_, captured| captured.is_used);
+        self.is_full = false;
     }
 
     pub fn count(&self) -> usize {

@@ -176,8 +176,7 @@ impl Rank {
         self.regions.check("a capture")?;
         let Rank { graphs, compute, stream, .. } = self;
         let counts = compute.metadata.lay_out(size);
-        graphs.add(size, stream.capture(|| compute.issue(&counts, stream))?);
-        Ok(())
+        graphs.capture(size, || stream.capture(|| compute.issue(&counts, stream)))
     }
 
     /// Issues a step, where any of its rows is computed.
@@ -220,8 +219,10 @@ impl Rank {
             None => compute.issue(&counts, stream),
             Some(bucket) => {
                 let size = GraphSize { bucket, reach: counts.reach };
-                let graph = graphs.of_step(size, || stream.capture(|| compute.issue(&counts, stream)))?;
-                stream.launch_graph(graph)
+                match graphs.of_step(size, || stream.capture(|| compute.issue(&counts, stream)))? {
+                    Some(graph) => stream.launch_graph(graph),
+                    None => compute.issue(&counts, stream),
+                }
             }
         }
     }

@@ -123,6 +123,31 @@ fn graphs_are_captured_ahead_as_far_as_memory_goes_and_never_where_none_are_repl
     assert_eq!(eager.prepare().unwrap(), Prepared::default());
 }
 
+/// Neither a step's own graph nor one ahead: steps go on without, and what there is stays in use.
+#[test]
+fn steps_run_without_graphs_where_there_is_no_room_for_them() {
+    let checkpoint = checkpoint(tiny(WeightType::BF16));
+    let said = |is_full: bool| {
+        let driver = driver();
+        let device = driver.device();
+        let mut executor = loaded(&checkpoint, &device, Replay::Graphs).executor;
+        assert!(executor.prepare().unwrap().went_on);
+        let free = device.driver().memory().unwrap().free_bytes;
+        let taken = device.allocate::<u8>(if is_full { free } else { 1 }).unwrap();
+        let jobs = jobs(&random());
+        let text = [&jobs[..], &jobs[..1]].map(|jobs| generate(&mut executor, jobs, GENERATED, 32, 2));
+        let graphs = driver.issued().iter().filter(|work| matches!(work, Issued::Graph(_))).count();
+        drop(taken);
+        let after = executor.prepare().unwrap();
+        (text, executor.decoder().graphs(), graphs, after.went_on)
+    };
+    let (full, free) = (said(true), said(false));
+    assert_eq!(full.0, free.0);
+    assert_eq!((full.1, full.3), (1, false), "one that was captured before");
+    assert!(full.2 > 0 && full.2 < free.2, "{} of {}", full.2, free.2);
+    assert!(free.1 > 1);
+}
+
 #[test]
 fn nothing_is_captured_while_memory_is_given_back() {
     let mut executor = loaded(&checkpoint(tiny(WeightType::BF16)), &device(7), Replay::Graphs).executor;
