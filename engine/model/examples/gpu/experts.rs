@@ -16,23 +16,67 @@ use crate::{Outcome, noise};
 /// Fewer tokens to an expert than this are bounded by memory.
 const MANY_TO_AN_EXPERT: usize = 64;
 
+/// How the products of experts are computed.
+#[derive(Clone, Copy, Debug)]
+enum Mode {
+    /// The same in any batch.
+    Deterministic,
+    /// By warpgroups, which take many tokens of an expert at a time.
+    Wide,
+}
+
+impl Mode {
+    fn multiply(
+        self,
+        stream: &Stream,
+        matrix: &Matrix,
+        routes: &Routes,
+        input: ExpertInput<'_>,
+        room: &mut Memory<bf16>,
+        out: Output<'_>,
+    ) -> Result<(), DriverError> {
+        match self {
+            Mode::Deterministic => ops::linear_experts(stream, matrix, routes, input, out),
+            Mode::Wide => ops::linear_experts_wide(stream, matrix, routes, input, room, out),
+        }
+    }
+}
+
 pub fn measure(model: &Model, tell: &mut Tell<'_>) -> Outcome<()> {
     let rig = Rig::open(model)?;
     let layer = Layer::new(&rig)?;
     for &tokens in rig.scale.routed {
-        let first = Step::new(&rig, tokens, 0)?;
-        let sets = rig.sets(layer.bytes() * first.touched / rig.scale.mixture.count);
-        let others = (1..sets).map(|set| Step::new(&rig, tokens, set));
-        let mut steps = [Ok(first)].into_iter().chain(others).collect::<Outcome<Vec<_>>>()?;
-        let seconds = rig.seconds(sets, |stream, set| steps[set].issue(&layer, stream))?;
-        tell(figure(&rig, &layer, &steps, seconds).into());
+        for mode in modes(&rig, &layer, tokens) {
+            tell(measure_mode(&rig, &layer, tokens, mode)?.into());
+        }
     }
     Ok(())
 }
 
-fn figure(rig: &Rig, layer: &Layer, steps: &[Step], seconds: f64) -> Figure {
+fn modes(rig: &Rig, layer: &Layer, tokens: usize) -> Vec<Mode> {
+    let widens = |matrix| ops::multiplies_experts_widely(rig.device.facts(), matrix, &rig.scale.mixture, tokens);
+    match widens(&layer.gate_up) && widens(&layer.down) {
+        true => vec![Mode::Deterministic, Mode::Wide],
+        false => vec![Mode::Deterministic],
+    }
+}
+
+fn measure_mode(rig: &Rig, layer: &Layer, tokens: usize, mode: Mode) -> Outcome<Figure> {
+    let first = Step::new(rig, tokens, 0, mode)?;
+    let sets = rig.sets(layer.bytes() * first.touched / rig.scale.mixture.count);
+    let others = (1..sets).map(|set| Step::new(rig, tokens, set, mode));
+    let mut steps = [Ok(first)].into_iter().chain(others).collect::<Outcome<Vec<_>>>()?;
+    let seconds = rig.seconds(sets, |stream, set| steps[set].issue(layer, stream))?;
+    Ok(figure(rig, layer, &steps, seconds, mode))
+}
+
+fn figure(rig: &Rig, layer: &Layer, steps: &[Step], seconds: f64, mode: Mode) -> Figure {
     let (mixture, [hidden, wide], tokens) = (rig.scale.mixture, rig.scale.expert, steps[0].tokens);
-    let figure = Figure::new(format!("bf16, {tokens} tokens"), seconds * 1e6, "µs");
+    let mode = match mode {
+        Mode::Deterministic => "the same in any batch",
+        Mode::Wide => "--no-deterministic",
+    };
+    let figure = Figure::new(format!("bf16, {tokens} tokens, {mode}"), seconds * 1e6, "µs");
     let pairs = tokens * mixture.used;
     match pairs >= MANY_TO_AN_EXPERT * mixture.count {
         true => figure.reaching(Ceiling::Bf16, (6 * pairs * hidden * wide) as f64 / seconds).wanted("70 to 80 %"),
@@ -65,12 +109,15 @@ impl Layer {
 /// Tokens that go through them.
 struct Step {
     tokens: usize,
+    mode: Mode,
     /// Experts that any of them goes through.
     touched: usize,
     hidden: usize,
     scores: Memory<f32>,
     input: Memory<bf16>,
     routes: Routes,
+    /// For tokens side by side that go to the same expert.
+    sorted: Memory<bf16>,
     gated: Memory<bf16>,
     given: Memory<bf16>,
     residual: Memory<f32>,
@@ -78,17 +125,19 @@ struct Step {
 
 impl Step {
     /// Tokens of a set have other experts than those of another.
-    fn new(rig: &Rig, tokens: usize, set: usize) -> Outcome<Step> {
+    fn new(rig: &Rig, tokens: usize, set: usize, mode: Mode) -> Outcome<Step> {
         let (mixture, [hidden, wide], device) = (rig.scale.mixture, rig.scale.expert, &rig.device);
         let (values, rows) = (tokens * mixture.scores(), tokens * mixture.used);
         let scores = noise::floats((set + 1) * values).split_off(set * values);
         Ok(Step {
             tokens,
+            mode,
             touched: touched(&mixture, &scores),
             hidden,
             scores: device.upload(&scores)?,
             input: device.upload(&noise::halves(tokens * hidden))?,
             routes: Routes::new(device, mixture, tokens)?,
+            sorted: device.allocate(rows * hidden)?,
             gated: device.allocate(rows * wide)?,
             given: device.allocate(rows * hidden)?,
             residual: device.upload(&vec![0.0; tokens * hidden])?,
@@ -96,14 +145,17 @@ impl Step {
     }
 
     fn issue(&mut self, layer: &Layer, stream: &Stream) -> Result<(), DriverError> {
-        let (hidden, routes) = (self.hidden, &mut self.routes);
-        routes.choose(stream, self.scores.view())?;
-        let input = ExpertInput::Tokens(self.input.view());
-        let out = Output::Gated(self.gated.view_mut(), Gate::Silu);
-        ops::linear_experts(stream, &layer.gate_up, routes, input, out)?;
-        let input = ExpertInput::Given(self.gated.view());
-        ops::linear_experts(stream, &layer.down, routes, input, Output::Bf16(self.given.view_mut()))?;
-        routes.mix(stream, self.given.view(), None, hidden, ExpertSum::AddTo(self.residual.view_mut()))
+        let (mode, scores, input) = (self.mode, self.scores.view(), ExpertInput::Tokens(self.input.view()));
+        match mode {
+            Mode::Deterministic => self.routes.choose(stream, scores)?,
+            Mode::Wide => self.routes.choose_wide(stream, scores)?,
+        }
+        let (routes, room) = (&self.routes, &mut self.sorted);
+        let gated = Output::Gated(self.gated.view_mut(), Gate::Silu);
+        mode.multiply(stream, &layer.gate_up, routes, input, room, gated)?;
+        let (input, given) = (ExpertInput::Given(self.gated.view()), Output::Bf16(self.given.view_mut()));
+        mode.multiply(stream, &layer.down, routes, input, room, given)?;
+        routes.mix(stream, self.given.view(), None, self.hidden, ExpertSum::AddTo(self.residual.view_mut()))
     }
 }
 

@@ -110,8 +110,11 @@ impl Int8 {
     }
 }
 
-/// How a group of such a type becomes blocks of Q8_0.
-fn in_blocks(weight_type: WeightType) -> Option<fn(&[u8]) -> Vec<u8>> {
+/// Makes blocks of Q8_0 of a group.
+type InBlocks = fn(&[u8]) -> Vec<u8>;
+
+/// How groups of such a type become blocks.
+fn in_blocks(weight_type: WeightType) -> Option<InBlocks> {
     match weight_type {
         WeightType::I8G64 => {
             Some(|group| group[2..].chunks(GROUP).flat_map(|codes| block(half(group), codes)).collect())
