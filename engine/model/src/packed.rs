@@ -1,8 +1,8 @@
 //! Matrices that other tools quantized, turned into the kernels' formats as they are packed.
 //!
 //! Integer codes keep their values ([`codes`]), and so do bitsandbytes' ([`floats`]); eight-bit floats become integers of eight
-//! bits, but for devices that take them as they are ([`float8`]). Plain floats become eight-bit
-//! floats first where that is asked for ([`rounded`]).
+//! bits, but for devices that take them as they are ([`float8`]). Plain floats become eight-bit floats first where that is
+//! asked for ([`rounded`]).
 
 mod codes;
 mod float8;
@@ -181,6 +181,15 @@ impl<'a> PackedTensor<'a> {
         }
         out
     }
+}
+
+/// Signed integers of eight bits, the widest groups first.
+const SIGNED_BYTES: [WeightType; 3] = [WeightType::I8G128, WeightType::I8G64, WeightType::Q8_0];
+
+/// The first of these types whose blocks divide all of these lengths; the last one's do.
+fn widest(kinds: &[WeightType], lengths: &[usize]) -> WeightType {
+    let divides = |kind: &&WeightType| lengths.iter().all(|length| length.is_multiple_of(kind.block_elements()));
+    kinds.iter().find(divides).copied().unwrap_or(kinds[kinds.len() - 1])
 }
 
 /// What some inputs of such a matrix are packed as: where they cut its groups, eight bits have narrower ones.

@@ -112,9 +112,14 @@ impl HostDriver {
         }
     }
 
+    fn memory_left(&self, state: &State) -> MemoryFacts {
+        let total_bytes = self.facts.memory_bytes;
+        MemoryFacts { free_bytes: total_bytes - state.taken_bytes(), total_bytes }
+    }
+
     /// Refuses more memory than there is.
     fn check_room(&self, state: &State, bytes: usize) -> Result<(), DriverError> {
-        let (total, free) = (self.facts.memory_bytes, self.facts.memory_bytes - state.taken_bytes());
+        let MemoryFacts { free_bytes: free, total_bytes: total } = self.memory_left(state);
         if bytes <= free { Ok(()) } else { Err(DriverError::OutOfMemory { bytes, free, total }) }
     }
 
@@ -235,8 +240,7 @@ impl Driver for HostDriver {
     }
 
     fn memory(&self) -> Result<MemoryFacts, DriverError> {
-        let total_bytes = self.facts.memory_bytes;
-        Ok(MemoryFacts { free_bytes: total_bytes - self.sound("cuMemGetInfo")?.taken_bytes(), total_bytes })
+        Ok(self.memory_left(&*self.sound("cuMemGetInfo")?))
     }
 
     fn allocate(&self, bytes: usize) -> Result<DevicePointer, DriverError> {
@@ -448,7 +452,7 @@ impl Driver for HostDriver {
     fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle, DriverError> {
         let mut state = self.sound("cuStreamEndCapture")?;
         let work = state.end_capture(stream.0)?;
-        let (total, free) = (self.facts.memory_bytes, self.facts.memory_bytes - state.taken_bytes());
+        let MemoryFacts { free_bytes: free, total_bytes: total } = self.memory_left(&state);
         if free < GRAPH_BYTES {
             return Err(DriverError::NoRoomForGraph { free, total });
         }

@@ -118,18 +118,24 @@ impl Nvidia {
 
     /// The result of asking for memory.
     fn room(&self, name: &'static str, bytes: usize, result: CUresult) -> Result<(), DriverError> {
-        if result == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            let MemoryFacts { free_bytes: free, total_bytes: total } = self.memory()?;
-            return Err(DriverError::OutOfMemory { bytes, free, total });
-        }
-        call(name, result)
+        self.unless_full(name, result, |free, total| DriverError::OutOfMemory { bytes, free, total })
     }
 
     /// The result of making a graph.
     fn graph_room(&self, name: &'static str, result: CUresult) -> Result<(), DriverError> {
+        self.unless_full(name, result, |free, total| DriverError::NoRoomForGraph { free, total })
+    }
+
+    /// The result of what takes memory: `full` makes the refusal of the bytes that are free and of all.
+    fn unless_full(
+        &self,
+        name: &'static str,
+        result: CUresult,
+        full: impl FnOnce(usize, usize) -> DriverError,
+    ) -> Result<(), DriverError> {
         if result == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            let MemoryFacts { free_bytes: free, total_bytes: total } = self.memory()?;
-            return Err(DriverError::NoRoomForGraph { free, total });
+            let MemoryFacts { free_bytes, total_bytes } = self.memory()?;
+            return Err(full(free_bytes, total_bytes));
         }
         call(name, result)
     }

@@ -295,12 +295,18 @@ fn tile_bytes(weight_type: WeightType) -> (bool, usize) {
         (WeightType::Q5_0 | WeightType::Q5_1, _) => grouped(5, 32),
         (WeightType::I2G64 | WeightType::I3G64 | WeightType::I4G64, _) => grouped(4, 64),
         (WeightType::I2G128 | WeightType::I3G128 | WeightType::I4G128, _) => grouped(4, 128),
-        (WeightType::Q8_0 | WeightType::IQ4NL | WeightType::MXFP4 | WeightType::NF4 | WeightType::FP4, _) => {
-            (false, values + scales(32, size_of::<f16>()))
-        }
-        (WeightType::I8G64 | WeightType::U8G32 | WeightType::U8G64 | WeightType::F8G64, _) => {
-            (false, values + scales(32, size_of::<f16>()))
-        }
+        (
+            WeightType::Q8_0
+            | WeightType::IQ4NL
+            | WeightType::MXFP4
+            | WeightType::NF4
+            | WeightType::FP4
+            | WeightType::I8G64
+            | WeightType::U8G32
+            | WeightType::U8G64
+            | WeightType::F8G64,
+            _,
+        ) => (false, values + scales(32, size_of::<f16>())),
         (WeightType::I8G128, _) => (true, values + scales(128, size_of::<f32>())),
         _ => (true, values * size_of::<bf16>()),
     }

@@ -86,10 +86,17 @@ pub(crate) fn half_at(bytes: &[u8], at: usize) -> f16 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// Copies a row's 32 codes of the file, each with the bits of `flip` turned over.
-pub(crate) fn copy_codes(codes: &mut Codes, row: usize, from: &[u8], flip: u8) {
-    for j in 0..8 {
-        codes[j][4 * row..][..4].copy_from_slice(&word(from, 4 * j).map(|byte| byte ^ flip));
+/// Column `col` of `row` in blocks of codes.
+pub(crate) fn code(blocks: &[Codes], row: usize, col: usize) -> u8 {
+    blocks[col / BLOCK][col % BLOCK / 4][4 * row + col % 4]
+}
+
+/// Copies a row's codes of the file into blocks, each with the bits of `flip` turned over.
+pub(crate) fn copy_codes(blocks: &mut [Codes], row: usize, from: &[u8], flip: u8) {
+    for (codes, from) in blocks.iter_mut().zip(from.chunks_exact(BLOCK)) {
+        for j in 0..8 {
+            codes[j][4 * row..][..4].copy_from_slice(&word(from, 4 * j).map(|byte| byte ^ flip));
+        }
     }
 }
 

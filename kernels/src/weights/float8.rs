@@ -6,7 +6,7 @@
 
 use half::f16;
 
-use super::cell::{BLOCK, Cell, Codes, QuantizedCell, TILE_ROWS, copy_codes, half_at, load_codes, pack_blocks};
+use super::cell::{BLOCK, Cell, Codes, QuantizedCell, TILE_ROWS, code, copy_codes, half_at, load_codes, pack_blocks};
 use crate::simd::Simd;
 
 /// Columns that share a scale.
@@ -29,8 +29,7 @@ impl Cell for Float8 {
     }
 
     fn value(&self, row: usize, col: usize) -> f32 {
-        let code = self.codes[col / BLOCK][col % BLOCK / 4][4 * row + col % 4];
-        step(self.scales[row], self.halvings[row], col / BLOCK) * (f32::from(code) - 128.0)
+        step(self.scales[row], self.halvings[row], col / BLOCK) * (f32::from(code(&self.codes, row, col)) - 128.0)
     }
 }
 
@@ -45,9 +44,7 @@ impl QuantizedCell for Float8 {
         for (row, group) in rows.into_iter().enumerate() {
             self.scales[row] = half_at(group, 0);
             self.halvings[row] = group[2];
-            for (codes, from) in self.codes.iter_mut().zip(group[3..].chunks_exact(BLOCK)) {
-                copy_codes(codes, row, from, 0x80);
-            }
+            copy_codes(&mut self.codes, row, &group[3..], 0x80);
         }
     }
 

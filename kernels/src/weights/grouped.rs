@@ -6,7 +6,7 @@
 use half::f16;
 
 use super::cell::{
-    BLOCK, Cell, Codes, Nibbles, QuantizedCell, TILE_ROWS, copy_codes, copy_nibbles, half_at, load_codes, nibble,
+    BLOCK, Cell, Codes, Nibbles, QuantizedCell, TILE_ROWS, code, copy_codes, copy_nibbles, half_at, load_codes, nibble,
     pack_blocks, unpack_nibbles,
 };
 use crate::simd::Simd;
@@ -84,8 +84,7 @@ impl<const BLOCKS: usize> Cell for Int8<BLOCKS> {
     }
 
     fn value(&self, row: usize, col: usize) -> f32 {
-        let code = self.codes[col / BLOCK][col % BLOCK / 4][4 * row + col % 4];
-        self.scales[row].to_f32() * (f32::from(code) - 128.0)
+        self.scales[row].to_f32() * (f32::from(code(&self.codes, row, col)) - 128.0)
     }
 }
 
@@ -99,9 +98,7 @@ impl<const BLOCKS: usize> QuantizedCell for Int8<BLOCKS> {
     fn pack(&mut self, rows: [&[u8]; TILE_ROWS]) {
         for (row, group) in rows.into_iter().enumerate() {
             self.scales[row] = half_at(group, 0);
-            for block in 0..BLOCKS {
-                copy_codes(&mut self.codes[block], row, &group[2 + BLOCK * block..], 0x80);
-            }
+            copy_codes(&mut self.codes, row, &group[2..], 0x80);
         }
     }
 

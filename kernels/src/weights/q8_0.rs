@@ -1,8 +1,10 @@
 //! Q8_0: 32 values of 8 signed bits with one scale. In the file: f16 scale, then 32 bytes.
 
+use std::slice;
+
 use half::f16;
 
-use super::cell::{BLOCK, Cell, Codes, QuantizedCell, TILE_ROWS, copy_codes, half_at, load_codes, pack_blocks};
+use super::cell::{BLOCK, Cell, Codes, QuantizedCell, TILE_ROWS, code, copy_codes, half_at, load_codes, pack_blocks};
 use crate::simd::Simd;
 
 /// 32 columns of 16 rows in 544 bytes: 8.5 bits per value, as in the file. Codes are stored plus 128.
@@ -21,7 +23,7 @@ impl Cell for Q8_0 {
     }
 
     fn value(&self, row: usize, col: usize) -> f32 {
-        self.scales[row].to_f32() * (f32::from(self.codes[col / 4][4 * row + col % 4]) - 128.0)
+        self.scales[row].to_f32() * (f32::from(code(slice::from_ref(&self.codes), row, col)) - 128.0)
     }
 }
 
@@ -35,7 +37,7 @@ impl QuantizedCell for Q8_0 {
     fn pack(&mut self, rows: [&[u8]; TILE_ROWS]) {
         for (row, block) in rows.into_iter().enumerate() {
             self.scales[row] = half_at(block, 0);
-            copy_codes(&mut self.codes, row, &block[2..], 0x80);
+            copy_codes(slice::from_mut(&mut self.codes), row, &block[2..], 0x80);
         }
     }
 

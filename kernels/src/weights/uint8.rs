@@ -4,7 +4,7 @@
 
 use half::f16;
 
-use super::cell::{BLOCK, Cell, Codes, QuantizedCell, TILE_ROWS, copy_codes, half_at, load_codes, pack_blocks};
+use super::cell::{BLOCK, Cell, Codes, QuantizedCell, TILE_ROWS, code, copy_codes, half_at, load_codes, pack_blocks};
 use crate::simd::Simd;
 
 /// `32 · BLOCKS` columns of 16 rows in `512 · BLOCKS + 48` bytes: 8.38 bits per value in groups of 64, 8.75 in groups of
@@ -25,8 +25,7 @@ impl<const BLOCKS: usize> Cell for Uint8<BLOCKS> {
     }
 
     fn value(&self, row: usize, col: usize) -> f32 {
-        let code = self.codes[col / BLOCK][col % BLOCK / 4][4 * row + col % 4];
-        self.scales[row].to_f32() * (f32::from(code) - f32::from(self.zero_points[row]))
+        self.scales[row].to_f32() * (f32::from(code(&self.codes, row, col)) - f32::from(self.zero_points[row]))
     }
 }
 
@@ -41,9 +40,7 @@ impl<const BLOCKS: usize> QuantizedCell for Uint8<BLOCKS> {
         for (row, group) in rows.into_iter().enumerate() {
             self.scales[row] = half_at(group, 0);
             self.zero_points[row] = group[2];
-            for (codes, from) in self.codes.iter_mut().zip(group[3..].chunks_exact(BLOCK)) {
-                copy_codes(codes, row, from, 0);
-            }
+            copy_codes(&mut self.codes, row, &group[3..], 0);
         }
     }
 

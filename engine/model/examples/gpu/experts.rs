@@ -26,6 +26,13 @@ enum Mode {
 }
 
 impl Mode {
+    fn name(self) -> &'static str {
+        match self {
+            Mode::Deterministic => "the same in any batch",
+            Mode::Wide => "--no-deterministic",
+        }
+    }
+
     fn multiply(
         self,
         stream: &Stream,
@@ -72,11 +79,7 @@ fn measure_mode(rig: &Rig, layer: &Layer, tokens: usize, mode: Mode) -> Outcome<
 
 fn figure(rig: &Rig, layer: &Layer, steps: &[Step], seconds: f64, mode: Mode) -> Figure {
     let (mixture, [hidden, wide], tokens) = (rig.scale.mixture, rig.scale.expert, steps[0].tokens);
-    let mode = match mode {
-        Mode::Deterministic => "the same in any batch",
-        Mode::Wide => "--no-deterministic",
-    };
-    let figure = Figure::new(format!("bf16, {tokens} tokens, {mode}"), seconds * 1e6, "µs");
+    let figure = Figure::new(format!("bf16, {tokens} tokens, {}", mode.name()), seconds * 1e6, "µs");
     let pairs = tokens * mixture.used;
     match pairs >= MANY_TO_AN_EXPERT * mixture.count {
         true => figure.reaching(Ceiling::Bf16, (6 * pairs * hidden * wide) as f64 / seconds).wanted("70 to 80 %"),

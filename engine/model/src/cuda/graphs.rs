@@ -65,7 +65,8 @@ impl Graphs {
 
     /// The first size that has none, if there is room for one.
     pub fn missing(&self) -> Option<GraphSize> {
-        self.sizes.iter().copied().find(|size| !self.is_full && !self.captured.contains_key(size))
+        let missing = self.sizes.iter().copied().find(|size| !self.captured.contains_key(size));
+        missing.filter(|_| !self.is_full)
     }
 
     /// The graph of a step, captured if its size has none. Where there is no room for it, the step runs without.

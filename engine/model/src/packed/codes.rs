@@ -1,7 +1,8 @@
 //! Integer codes with a scale, and mostly a zero point, for each group of inputs: `weight = scale · (code - zero point)`.
 //!
-//! GPTQ, AWQ and compressed-tensors differ in how the integers lie in their words. A code is kept as it is; scales, and with four bits in groups of 64 and more `-scale · zero point`, are rounded to f16, which moves a weight
-//! by less than a hundredth of a step.
+//! GPTQ, AWQ and compressed-tensors differ in how the integers lie in their words. A code is kept as it is; scales, and with
+//! four bits in groups of 64 and more `-scale · zero point`, are rounded to f16, which moves a weight by less than a hundredth
+//! of a step.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use windlass_kernels::WeightType;
 use super::order::Order;
 use super::parts::{FloatPart, Parts};
 use super::scheme::{GptqZeros, Layout};
+use super::{SIGNED_BYTES, widest};
 
 /// Which nibble of a word holds which of eight outputs in AWQ: output `n` is nibble `AWQ_NIBBLE[n]`.
 const AWQ_NIBBLE: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
@@ -99,15 +101,13 @@ impl<'a> Codes<'a> {
     /// The kernels' widest groups that these are made of.
     pub fn kind(&self) -> WeightType {
         let kinds: &[WeightType] = match (self.bits(), self.signed) {
-            (8, true) => &[WeightType::I8G128, WeightType::I8G64, WeightType::Q8_0],
+            (8, true) => &SIGNED_BYTES,
             (8, false) => &[WeightType::U8G64, WeightType::U8G32],
             (2, _) => &[WeightType::I2G128, WeightType::I2G64, WeightType::I2G32],
             (3, _) => &[WeightType::I3G128, WeightType::I3G64, WeightType::I3G32],
             _ => &[WeightType::I4G128, WeightType::I4G64, WeightType::I4G32],
         };
-        let divides = |kind: &&WeightType| self.group.is_multiple_of(kind.block_elements());
-        // Groups are multiples of 32, as the last are.
-        kinds.iter().find(divides).copied().unwrap_or(kinds[kinds.len() - 1])
+        widest(kinds, &[self.group])
     }
 
     /// Refuses scales with which values would leave the range of f16, in which scales and minimums are kept; devices keep codes

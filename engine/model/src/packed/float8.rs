@@ -33,23 +33,22 @@ impl Float8 {
     }
 }
 
-/// What rows of so many values are packed as, where that has to be integers.
-pub(super) fn kind(cols: usize) -> WeightType {
-    if cols.is_multiple_of(WeightType::F8G64.block_elements()) { WeightType::F8G64 } else { WeightType::Q8_0 }
-}
+/// What they are packed as where that has to be integers, the widest groups first: of two blocks, and of one.
+pub(super) const KINDS: [WeightType; 2] = [WeightType::F8G64, WeightType::Q8_0];
 
 /// Appends codes that are scaled alike as the kernels' files have them: a block as Q8_0, or two as a group of F8G64.
 ///
 /// A block's step is a sixty-fourth of the largest power of two that a code of it holds: all e4m3 of the four highest exponents
 /// are whole multiples of it, of at most 120, so that only the smallest are rounded again.
 pub(super) fn append(codes: &[u8], scale: f32, out: &mut Vec<u8>) {
-    let powers: Vec<f32> = codes.chunks(BLOCK).map(largest_power).collect();
-    let largest = powers.iter().copied().fold(0.0, f32::max);
-    let halvings: Vec<u32> = powers.iter().map(|power| halvings(largest, *power)).collect();
+    let mut powers = [0.0; 2];
+    powers.iter_mut().zip(codes.chunks(BLOCK)).for_each(|(power, codes)| *power = largest_power(codes));
+    let largest = powers[0].max(powers[1]);
+    let halvings = powers.map(|power| halvings(largest, power));
     let step = f16::from_f32(scale * largest / 64.0);
     out.extend(step.to_le_bytes());
-    if let [first, second] = halvings[..] {
-        out.push((first | second << 4) as u8);
+    if codes.len() > BLOCK {
+        out.push((halvings[0] | halvings[1] << 4) as u8);
     }
     for (codes, halvings) in codes.chunks(BLOCK).zip(halvings) {
         let step = step.to_f32() / (1 << halvings) as f32;

@@ -11,6 +11,7 @@ use windlass_kernels::{Integer, WeightType};
 use super::float8::{self, Float8, e4m3};
 use super::parts::{FloatPart, Parts};
 use super::scheme::{Float8Scales, Layout};
+use super::{SIGNED_BYTES, widest};
 
 /// Largest block of bitsandbytes.
 const MAX_BLOCK: u64 = 1 << 16;
@@ -92,9 +93,7 @@ impl<'a> Floats<'a> {
                 let table = (0..=255_u8).map(|code| f32::from(code as i8) / 127.0).collect();
                 let place = ScalePlace::Blocks { rows: 1, cols, across: 1 };
                 let codes = parts.codes("i8", [cols, rows])?.bytes;
-                let kinds = [WeightType::I8G128, WeightType::I8G64];
-                let kind = kinds.into_iter().find(|kind| cols.is_multiple_of(kind.block_elements()));
-                let kind = kind.unwrap_or(WeightType::Q8_0);
+                let kind = widest(&SIGNED_BYTES, &[cols]);
                 Ok(Floats { codes, cols, table, width: Width::Integers, scales, place, kind })
             }
             _ => Self::find_bnb4(parts, [cols, rows]),
@@ -122,11 +121,7 @@ impl<'a> Floats<'a> {
         let table = (0..=255).map(e4m3).collect();
         let place = ScalePlace::Blocks { rows: high, cols: wide, across };
         let codes = parts.codes("f8_e4m3", [cols, rows])?.bytes;
-        let kind = if wide >= cols || wide.is_multiple_of(WeightType::F8G64.block_elements()) {
-            float8::kind(cols)
-        } else {
-            WeightType::Q8_0
-        };
+        let kind = widest(&float8::KINDS, &[cols, wide.min(cols)]);
         Ok(Floats { codes, cols, table, width: Width::Float8, scales, place, kind })
     }
 

@@ -7,6 +7,7 @@ use windlass_checkpoint::Data;
 use windlass_kernels::{Fp8, WeightType, floats};
 
 use super::float8::{self, Float8};
+use super::widest;
 
 /// Float weights, `[rows = outputs, cols = inputs]`.
 #[derive(Clone, Debug)]
@@ -27,7 +28,7 @@ impl<'a> Rounded<'a> {
 
     /// What they are packed as where they stay no eight-bit floats.
     pub fn kind(&self) -> WeightType {
-        float8::kind(self.row_bytes / self.kind.block_bytes())
+        widest(&float8::KINDS, &[self.row_bytes / self.kind.block_bytes()])
     }
 
     /// Appends some columns of a row as the kernels' file of this type has it.

@@ -29,11 +29,14 @@ impl Int8 {
     /// and MXFP4 once their codes are looked up, and NF4, FP4 and integers around a zero point, whose values are rounded. None of
     /// another type, nor where a scale is no f16, as powers of two may be.
     pub fn read(weight_type: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Option<Result<Int8, ShapeError>> {
-        if let Some(group) = in_blocks(weight_type) {
-            let validated = crate::weights::validated_row_bytes(weight_type, rows, cols, bytes.len());
-            let blocks = || bytes.chunks_exact(weight_type.block_bytes()).flat_map(group).collect::<Vec<u8>>();
-            return validated
-                .map_or_else(|error| Some(Err(error)), |_| Int8::read(WeightType::Q8_0, rows, cols, &blocks()));
+        let validated = || crate::weights::validated_row_bytes(weight_type, rows, cols, bytes.len());
+        if let Some(append) = in_blocks(weight_type) {
+            if let Err(error) = validated() {
+                return Some(Err(error));
+            }
+            let mut blocks = Vec::with_capacity(rows * cols / GROUP * WeightType::Q8_0.block_bytes());
+            bytes.chunks_exact(weight_type.block_bytes()).for_each(|group| append(group, &mut blocks));
+            return Int8::read(WeightType::Q8_0, rows, cols, &blocks);
         }
         let read: fn(&[u8]) -> Block = match weight_type {
             WeightType::Q8_0 => |block| Some((half(block), from_fn(|i| block[2 + i].cast_signed()))),
@@ -46,7 +49,7 @@ impl Int8 {
             },
             _ => return None,
         };
-        if let Err(error) = crate::weights::validated_row_bytes(weight_type, rows, cols, bytes.len()) {
+        if let Err(error) = validated() {
             return Some(Err(error));
         }
         let (mut codes, mut scales) = (Vec::with_capacity(rows * cols), Vec::with_capacity(rows * cols / GROUP));
@@ -110,34 +113,35 @@ impl Int8 {
     }
 }
 
-/// Makes blocks of Q8_0 of a group.
-type InBlocks = fn(&[u8]) -> Vec<u8>;
+/// Appends a group as blocks of Q8_0.
+type InBlocks = fn(&[u8], &mut Vec<u8>);
 
 /// How groups of such a type become blocks.
 fn in_blocks(weight_type: WeightType) -> Option<InBlocks> {
     match weight_type {
         WeightType::I8G64 => {
-            Some(|group| group[2..].chunks(GROUP).flat_map(|codes| block(half(group), codes)).collect())
+            Some(|group, out| group[2..].chunks(GROUP).for_each(|codes| append_block(half(group), codes, out)))
         }
-        WeightType::F8G64 => {
-            Some(|group| float8::blocks(group).flat_map(|(step, codes)| block(f16::from_f32(step), codes)).collect())
-        }
-        WeightType::U8G32 | WeightType::U8G64 => Some(|group| rounded(uint8::values(group))),
-        WeightType::NF4 => Some(|group| rounded(bnb4::values(&bnb4::NF4, group))),
-        WeightType::FP4 => Some(|group| rounded(bnb4::values(&bnb4::FP4, group))),
+        WeightType::F8G64 => Some(|group, out| {
+            float8::blocks(group).for_each(|(step, codes)| append_block(f16::from_f32(step), codes, out));
+        }),
+        WeightType::U8G32 | WeightType::U8G64 => Some(|group, out| append_rounded(uint8::values(group), out)),
+        WeightType::NF4 => Some(|group, out| append_rounded(bnb4::values(&bnb4::NF4, group), out)),
+        WeightType::FP4 => Some(|group, out| append_rounded(bnb4::values(&bnb4::FP4, group), out)),
         _ => None,
     }
 }
 
-fn block(scale: f16, codes: &[u8]) -> Vec<u8> {
-    [&scale.to_le_bytes(), codes].concat()
+fn append_block(scale: f16, codes: &[u8], out: &mut Vec<u8>) {
+    out.extend(scale.to_le_bytes());
+    out.extend(codes);
 }
 
-/// Values that are no bytes by a scale.
-fn rounded(values: impl Iterator<Item = f32>) -> Vec<u8> {
-    let mut blocks = Vec::new();
-    Integer::Int8.append_row(&values.collect::<Vec<_>>(), &mut blocks);
-    blocks
+/// Appends up to 64 values that are no bytes by a scale.
+fn append_rounded(values: impl Iterator<Item = f32>, out: &mut Vec<u8>) {
+    let mut group = [0.0; 2 * GROUP];
+    let count = group.iter_mut().zip(values).map(|(to, value)| *to = value).count();
+    Integer::Int8.append_row(&group[..count], out);
 }
 
 /// The scale that a block begins with.
