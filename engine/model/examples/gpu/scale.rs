@@ -111,7 +111,7 @@ impl Scale {
         draws: &[2],
         mixture: Mixture { count: 4, first: 0, held: 4, used: 2, shared: false, sum_to_one: true },
         expert: [64, 32],
-        routed: &[5],
+        routed: &[5, 256],
         text_tokens: 40,
         answer_tokens: 4,
         replays: 2,
