@@ -50,6 +50,7 @@ pub(crate) fn file_bytes(weight_type: WeightType, rows: usize, cols: usize, seed
             WeightType::BF16 => block.copy_from_slice(&bf16::from_f32(random.value(1.0)).to_le_bytes()),
             WeightType::F16 | WeightType::Q4_0 | WeightType::Q5_0 | WeightType::Q8_0 => half(&mut random, 0),
             WeightType::IQ4NL | WeightType::IQ4XS | WeightType::NF4 | WeightType::FP4 => half(&mut random, 0),
+            WeightType::S4G64 | WeightType::S4G128 => half(&mut random, 0),
             WeightType::I8G64 | WeightType::I8G128 | WeightType::U8G32 | WeightType::U8G64 => half(&mut random, 0),
             WeightType::F8G64 => {
                 half(&mut random, 0);
@@ -152,6 +153,10 @@ fn block_values(weight_type: WeightType, block: &[u8]) -> Vec<f64> {
         WeightType::I4G32 => (0..32).map(|i| half(0) * (nibble(3, i) - f64::from(block[2]))).collect(),
         WeightType::I4G64 | WeightType::I4G128 => {
             let value = |i: usize| half(0) * nibble(4 + i / 32 * 16, i % 32) + half(2);
+            (0..weight_type.block_elements()).map(value).collect()
+        }
+        WeightType::S4G64 | WeightType::S4G128 => {
+            let value = |i: usize| half(0) * (nibble(2 + i / 32 * 16, i % 32) - 8.0);
             (0..weight_type.block_elements()).map(value).collect()
         }
         WeightType::I8G64 | WeightType::I8G128 => {

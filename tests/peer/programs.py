@@ -50,7 +50,7 @@ class Engine:
 
 
 class Peer:
-    """llama-bench and llama-batched-bench, asked for the engine's tests."""
+    """llama-bench and llama-batched-bench, asked for the engine's tests: the better of two, too."""
 
     def __init__(self, threads, binaries=PEER / "bin"):
         self.binaries, self.threads = binaries, threads
@@ -71,5 +71,6 @@ class Peer:
         context = int(sequences) * (int(depth) + int(tokens)) + 256
         flags = ["-t", self.threads, "-tb", self.threads, "-c", context, "-b", 2048, "-ub", 512]
         size = ["-npp", depth, "-ntg", tokens, "-npl", sequences, "--output-format", "jsonl"]
-        printed = output_of([self.binaries / "llama-batched-bench", "-m", model_file(model), *flags, *size])
-        return next(json.loads(line)["speed_tg"] for line in printed.splitlines() if line.startswith("{"))
+        command = [self.binaries / "llama-batched-bench", "-m", model_file(model), *flags, *size]
+        printed = [line for _ in range(2) for line in output_of(command).splitlines()]
+        return max(json.loads(line)["speed_tg"] for line in printed if line.startswith("{"))

@@ -192,7 +192,7 @@ fn widest(kinds: &[WeightType], lengths: &[usize]) -> WeightType {
     kinds.iter().find(divides).copied().unwrap_or(kinds[kinds.len() - 1])
 }
 
-/// What some inputs of such a matrix are packed as: where they cut its groups, eight bits have narrower ones.
+/// What some inputs of such a matrix are packed as: where they cut its groups, some types have narrower ones.
 fn holding(kind: WeightType, inputs: &Range<usize>) -> WeightType {
     let cuts = |place: usize| !place.is_multiple_of(kind.block_elements());
     narrower(kind).filter(|_| cuts(inputs.start) || cuts(inputs.end)).unwrap_or(kind)
@@ -203,6 +203,7 @@ fn narrower(kind: WeightType) -> Option<WeightType> {
     match kind {
         WeightType::I8G64 | WeightType::I8G128 | WeightType::F8G64 => Some(WeightType::Q8_0),
         WeightType::U8G64 => Some(WeightType::U8G32),
+        WeightType::S4G64 | WeightType::S4G128 => Some(WeightType::Q4_0),
         _ => None,
     }
 }

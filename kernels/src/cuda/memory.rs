@@ -115,12 +115,17 @@ impl Device {
 
     /// Memory that holds a copy of `values`, which this waits for: for loading and for tests.
     pub fn upload<T: Element>(&self, values: &[T]) -> Result<Memory<T>, DriverError> {
-        let mut memory = self.allocate(values.len())?;
+        self.upload_bytes(as_bytes(values))
+    }
+
+    /// The same of elements' bytes.
+    pub(super) fn upload_bytes<T: Element>(&self, bytes: &[u8]) -> Result<Memory<T>, DriverError> {
+        let mut memory = self.allocate(whole::<T>(bytes.len()))?;
         let stream = self.stream()?;
-        // SAFETY: the values are borrowed until the copy is waited for, whether it could be issued or not.
+        // SAFETY: the bytes are borrowed until the copy is waited for, whether it could be issued or not.
         let issued = unsafe {
-            let (from, bytes) = (values.as_ptr().cast(), bytes_of::<T>(values.len()));
-            self.driver.copy_to_device(memory.view_mut().pointer(), from, bytes, stream.handle())
+            let to = memory.view_mut().pointer();
+            self.driver.copy_to_device(to, bytes.as_ptr(), bytes.len(), stream.handle())
         };
         let done = stream.synchronize();
         issued.and(done).map(|()| memory)
@@ -318,7 +323,11 @@ impl<'a, T: Element> ViewMut<'a, T> {
     }
 }
 
-fn whole<T>(bytes: usize) -> usize {
+/// How many elements so many bytes are.
+///
+/// # Panics
+/// When they are no whole ones.
+pub(super) fn whole<T>(bytes: usize) -> usize {
     assert!(bytes.is_multiple_of(size_of::<T>()), "{bytes} bytes of elements of {}", size_of::<T>());
     bytes / size_of::<T>()
 }

@@ -1,21 +1,30 @@
 //! Values on their way to a device: one by one, or while the next ones are made.
 
 use std::cell::RefCell;
+use std::slice;
 
 use super::error::DriverError;
-use super::memory::{Device, Element, Memory, Pinned, ViewMut, as_bytes};
+use super::memory::{Device, Element, Memory, Pinned, ViewMut, as_bytes, whole};
 use super::stream::{Event, Stream};
 
 /// What brings values to a device.
 pub trait Upload {
+    /// Memory for elements whose bytes are those of `parts`, one after the other, which may change once this returns.
+    ///
+    /// # Panics
+    /// When these are no whole elements.
+    fn upload_bytes<T: Element>(&self, parts: &[&[u8]]) -> Result<Memory<T>, DriverError>;
+
     /// Memory for a copy of `values`, which may change once this returns.
-    fn upload<T: Element>(&self, values: &[T]) -> Result<Memory<T>, DriverError>;
+    fn upload<T: Element>(&self, values: &[T]) -> Result<Memory<T>, DriverError> {
+        self.upload_bytes(&[as_bytes(values)])
+    }
 }
 
 /// Waits for each copy.
 impl Upload for Device {
-    fn upload<T: Element>(&self, values: &[T]) -> Result<Memory<T>, DriverError> {
-        Device::upload(self, values)
+    fn upload_bytes<T: Element>(&self, parts: &[&[u8]]) -> Result<Memory<T>, DriverError> {
+        Device::upload_bytes(self, &parts.concat())
     }
 }
 
@@ -55,13 +64,13 @@ impl Uploader {
         self.stream.synchronize()
     }
 
-    fn send<T: Element>(&self, values: &[T], to: ViewMut<'_, T>) -> Result<(), DriverError> {
+    fn send(&self, source: &mut Source<'_>, to: ViewMut<'_, u8>) -> Result<(), DriverError> {
         let mut buffers = self.buffers.borrow_mut();
         let Buffer { staging, copied } = &buffers[0];
         // Its last copy may still read it.
         copied.synchronize()?;
-        staging.write(0, as_bytes(values));
-        self.stream.copy_to_device(to.cast(), staging, 0)?;
+        source.fill(staging, to.len());
+        self.stream.copy_to_device(to, staging, 0)?;
         self.stream.mark(copied)?;
         buffers.swap(0, 1);
         Ok(())
@@ -69,12 +78,33 @@ impl Uploader {
 }
 
 impl Upload for Uploader {
-    fn upload<T: Element>(&self, values: &[T]) -> Result<Memory<T>, DriverError> {
-        let (mut memory, room) = (self.device.allocate(values.len())?, self.buffer_bytes / size_of::<T>());
-        for (index, part) in values.chunks(room).enumerate() {
-            let first = index * room;
-            self.send(part, memory.slice_mut(first..first + part.len()))?;
+    fn upload_bytes<T: Element>(&self, parts: &[&[u8]]) -> Result<Memory<T>, DriverError> {
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        let mut memory = self.device.allocate(whole::<T>(bytes))?;
+        let mut source = Source { next: &[], behind: parts.iter() };
+        for first in (0..bytes).step_by(self.buffer_bytes) {
+            let last = bytes.min(first + self.buffer_bytes);
+            self.send(&mut source, memory.view_mut().cast().slice(first..last))?;
         }
         Ok(memory)
+    }
+}
+
+/// What is left of some parts.
+struct Source<'a> {
+    next: &'a [u8],
+    behind: slice::Iter<'a, &'a [u8]>,
+}
+
+impl Source<'_> {
+    /// Writes as many bytes of it, which there are, to the begin of `to`.
+    fn fill(&mut self, to: &Pinned<u8>, bytes: usize) {
+        let mut at = 0;
+        while at < bytes {
+            let (now, later) = self.next.split_at(self.next.len().min(bytes - at));
+            to.write(at, now);
+            at += now.len();
+            self.next = if later.is_empty() { self.behind.next().copied().unwrap_or_default() } else { later };
+        }
     }
 }

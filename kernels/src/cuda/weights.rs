@@ -2,6 +2,7 @@
 
 mod grouped;
 mod int8;
+mod strips;
 mod superblocks;
 
 use std::borrow::Cow;
@@ -10,9 +11,10 @@ use std::slice;
 use half::{bf16, f16};
 
 use super::{DriverError, Memory, Upload, View};
-use crate::{PackedMatrix, Pool, ShapeError, WeightType, floats};
+use crate::{Pool, ShapeError, WeightType};
 pub use grouped::{Group, Grouped};
 pub use int8::Int8;
+use strips::{Words, as_bf16};
 pub use superblocks::{Superblock, Superblocks};
 
 /// Rows that a block of the kernels computes.
@@ -93,21 +95,29 @@ impl Matrix {
         cols: usize,
         bytes: &[u8],
     ) -> Result<Matrix, LoadError> {
-        if let Some(grouped) = Grouped::read(weight_type, rows, cols, bytes) {
-            return Matrix::grouped(to, &grouped?);
+        let row_bytes = crate::weights::validated_row_bytes(weight_type, rows, cols, bytes.len())?;
+        if let Some((group, bits)) = Grouped::form(weight_type) {
+            let read = |rows, bytes: &[u8]| Some(Grouped::read(weight_type, rows, cols, bytes)?.map(|own| own.words()));
+            if let Some(words) = strips::words(pool, row_bytes, bytes, read) {
+                return Matrix::of_groups(to, [rows, cols], group, bits, &words?);
+            }
         }
         if let Some(kind) = Superblock::of(weight_type) {
-            return Matrix::superblocks(to, &Superblocks::read(kind, rows, cols, bytes)?);
+            let read = |rows, bytes: &[u8]| Some(Superblocks::read(kind, rows, cols, bytes).map(|own| own.words()));
+            if let Some(words) = strips::words(pool, row_bytes, bytes, read) {
+                return Matrix::of_superblocks(to, [rows, cols], kind, &words?);
+            }
         }
-        if let Some(int8) = Int8::read(weight_type, rows, cols, bytes) {
-            return Matrix::int8(to, &int8?);
+        let read = |rows, bytes: &[u8]| Some(Int8::read(weight_type, rows, cols, bytes)?.map(|own| own.words()));
+        if let Some(words) = strips::words(pool, row_bytes, bytes, read) {
+            return Matrix::of_bytes(to, [rows, cols], &words?);
         }
         match weight_type {
             WeightType::I8G128 => {
-                crate::weights::validated_row_bytes(weight_type, rows, cols, bytes.len())?;
                 let (codes, scales) = split_groups(bytes, weight_type.block_bytes());
                 Matrix::eight_bits(to, EightBits::Int8, [rows, cols], weight_type.block_elements(), &codes, &scales)
             }
+            WeightType::BF16 => Matrix::of_bf16(to, [rows, cols], &[bytes]),
             _ => Matrix::bf16(to, rows, cols, &as_bf16(pool, weight_type, rows, cols, bytes)?),
         }
     }
@@ -122,6 +132,10 @@ impl Matrix {
     ) -> Result<Matrix, LoadError> {
         let rows = tensors.iter().map(|(_, rows, _)| rows).sum();
         match tensors {
+            // What lies on the device as in the file is not put together first.
+            _ if tensors.iter().all(|(kind, ..)| *kind == WeightType::BF16) => {
+                Matrix::of_bf16(to, [rows, cols], &tensors.iter().map(|(.., bytes)| *bytes).collect::<Vec<_>>())
+            }
             [(first, ..), others @ ..] if others.iter().all(|(other, ..)| other == first) => {
                 let bytes = match tensors {
                     [(.., bytes)] => Cow::from(*bytes),
@@ -169,30 +183,58 @@ impl Matrix {
         Ok(Matrix { rows, cols, values: Values::Bf16(to.upload(values)?), order: None })
     }
 
+    /// The same of values in parts, one after the other.
+    fn of_bf16(to: &impl Upload, [rows, cols]: [usize; 2], parts: &[&[u8]]) -> Result<Matrix, LoadError> {
+        let bytes = parts.iter().map(|part| part.len()).sum();
+        crate::weights::validated_row_bytes(WeightType::BF16, rows, cols, bytes)?;
+        check(rows, cols, rows * cols)?;
+        Ok(Matrix { rows, cols, values: Values::Bf16(to.upload_bytes(parts)?), order: None })
+    }
+
     /// Takes in codes of 4 or 5 bits in groups.
     pub fn grouped(to: &impl Upload, grouped: &Grouped) -> Result<Matrix, LoadError> {
-        let (rows, cols) = (grouped.rows(), grouped.cols());
+        let shape = [grouped.rows(), grouped.cols()];
+        Matrix::of_groups(to, shape, grouped.group(), grouped.bits(), &grouped.words())
+    }
+
+    fn of_groups(
+        to: &impl Upload,
+        [rows, cols]: [usize; 2],
+        group: Group,
+        bits: usize,
+        words: &Words,
+    ) -> Result<Matrix, LoadError> {
         check(rows, cols, rows * cols)?;
-        let (codes, scales) = (to.upload(&grouped.pack_codes())?, to.upload(&grouped.pack_scales())?);
-        let (group, bits, affine) = (grouped.group(), grouped.bits(), grouped.is_affine());
+        let (codes, scales, affine) = (to.upload(&words.codes)?, to.upload(&words.scales)?, words.affine);
         Ok(Matrix { rows, cols, values: Values::Grouped { codes, scales, group, bits, affine }, order: None })
     }
 
     /// Takes in signed 8-bit codes in groups of 32.
     pub fn int8(to: &impl Upload, int8: &Int8) -> Result<Matrix, LoadError> {
-        let (rows, cols) = (int8.rows(), int8.cols());
+        Matrix::of_bytes(to, [int8.rows(), int8.cols()], &int8.words())
+    }
+
+    fn of_bytes(to: &impl Upload, [rows, cols]: [usize; 2], words: &Words) -> Result<Matrix, LoadError> {
         check(rows, cols, rows * cols)?;
-        let (codes, scales) = (to.upload(&int8.pack_codes())?, to.upload(&int8.pack_scales())?);
+        let (codes, scales) = (to.upload(&words.codes)?, to.upload(&words.scales)?);
         Ok(Matrix { rows, cols, values: Values::Int8 { codes, scales }, order: None })
     }
 
     /// Takes in codes of 2 to 6 bits in superblocks.
     pub fn superblocks(to: &impl Upload, superblocks: &Superblocks) -> Result<Matrix, LoadError> {
-        let (rows, cols) = (superblocks.rows(), superblocks.cols());
+        let shape = [superblocks.rows(), superblocks.cols()];
+        Matrix::of_superblocks(to, shape, superblocks.kind(), &superblocks.words())
+    }
+
+    fn of_superblocks(
+        to: &impl Upload,
+        [rows, cols]: [usize; 2],
+        kind: Superblock,
+        words: &Words,
+    ) -> Result<Matrix, LoadError> {
         check(rows, cols, rows * cols)?;
-        let (codes, scales) = (to.upload(&superblocks.pack_codes())?, to.upload(&superblocks.pack_scales())?);
-        let values = Values::Superblocks { codes, scales, kind: superblocks.kind() };
-        Ok(Matrix { rows, cols, values, order: None })
+        let (codes, scales) = (to.upload(&words.codes)?, to.upload(&words.scales)?);
+        Ok(Matrix { rows, cols, values: Values::Superblocks { codes, scales, kind }, order: None })
     }
 
     /// Takes in 8-bit codes, row after row, with a scale for every `group` columns of each row: a multiple of 128, or all.
@@ -293,8 +335,8 @@ fn tile_bytes(weight_type: WeightType) -> (bool, usize) {
         (WeightType::Q4_0 | WeightType::Q4_1, _) => grouped(4, 32),
         (WeightType::I2G32 | WeightType::I3G32 | WeightType::I4G32, _) => grouped(4, 32),
         (WeightType::Q5_0 | WeightType::Q5_1, _) => grouped(5, 32),
-        (WeightType::I2G64 | WeightType::I3G64 | WeightType::I4G64, _) => grouped(4, 64),
-        (WeightType::I2G128 | WeightType::I3G128 | WeightType::I4G128, _) => grouped(4, 128),
+        (WeightType::I2G64 | WeightType::I3G64 | WeightType::I4G64 | WeightType::S4G64, _) => grouped(4, 64),
+        (WeightType::I2G128 | WeightType::I3G128 | WeightType::I4G128 | WeightType::S4G128, _) => grouped(4, 128),
         (
             WeightType::Q8_0
             | WeightType::IQ4NL
@@ -328,19 +370,4 @@ fn split_groups(bytes: &[u8], block_bytes: usize) -> (Vec<u8>, Vec<f32>) {
     let blocks = || bytes.chunks_exact(block_bytes);
     let scales = blocks().map(|block| f16::from_le_bytes([block[0], block[1]]).to_f32()).collect();
     (blocks().flat_map(|block| block[2..].iter().copied()).collect(), scales)
-}
-
-/// The values of a file tensor, rounded.
-fn as_bf16(pool: &Pool, from: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Result<Vec<bf16>, ShapeError> {
-    if matches!(from, WeightType::F32 | WeightType::F16 | WeightType::BF16) {
-        return Ok(floats(from, bytes).into_iter().map(bf16::from_f32).collect());
-    }
-    let packed = PackedMatrix::pack(pool, from, rows, cols, bytes)?;
-    let mut row = vec![0.0; cols];
-    let mut values = Vec::with_capacity(rows * cols);
-    for index in 0..rows {
-        packed.dequantize_row(index, &mut row);
-        values.extend(row.iter().copied().map(bf16::from_f32));
-    }
-    Ok(values)
 }

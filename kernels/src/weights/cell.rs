@@ -211,7 +211,6 @@ macro_rules! zeroable {
     };
 }
 
-zeroable!(super::q4_0::Q4_0);
 zeroable!(super::q4_1::Q4_1);
 zeroable!(super::q8_0::Q8_0);
 zeroable!(super::q4_k::Q4K);
@@ -229,6 +228,8 @@ zeroable!(super::float8::Float8);
 
 // SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.
 unsafe impl<const BLOCKS: usize> Zeroable for super::grouped::Int4<BLOCKS> {}
+// SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.
+unsafe impl<const BLOCKS: usize> Zeroable for super::grouped::SymmetricInt4<BLOCKS> {}
 // SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.
 unsafe impl<const BLOCKS: usize> Zeroable for super::grouped::Int8<BLOCKS> {}
 // SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.

@@ -6,12 +6,12 @@ use super::WeightType;
 use super::bnb4::Bnb4;
 use super::cell::{Cell, TILE_ROWS};
 use super::float8::Float8;
-use super::grouped::{Int4, Int8};
+use super::grouped::{Int4, Int8, SymmetricInt4};
 use super::int2::Int2;
 use super::int4::Int4G32;
 use super::uint8::Uint8;
 use super::{iq4_nl::Iq4Nl, iq4_xs::Iq4Xs, mxfp4::Mxfp4};
-use super::{q2_k::Q2K, q3_k::Q3K, q4_0::Q4_0, q4_1::Q4_1, q4_k::Q4K};
+use super::{q2_k::Q2K, q3_k::Q3K, q4_1::Q4_1, q4_k::Q4K};
 use super::{q5_0::Q5_0, q5_1::Q5_1, q5_k::Q5K, q6_k::Q6K, q8_0::Q8_0};
 use crate::Pool;
 use crate::buffer::Buffer;
@@ -84,7 +84,7 @@ pub(crate) enum Tiles {
     F32(Buffer<[f32; TILE_ROWS]>),
     F16(Buffer<[f16; TILE_ROWS]>),
     BF16(Buffer<[[bf16; 2]; TILE_ROWS]>),
-    Q4_0(Buffer<Q4_0>),
+    Q4_0(Buffer<SymmetricInt4<1>>),
     Q4_1(Buffer<Q4_1>),
     Q8_0(Buffer<Q8_0>),
     Q4K(Buffer<Q4K>),
@@ -108,6 +108,8 @@ pub(crate) enum Tiles {
     I4G32(Buffer<Int4G32>),
     I4G64(Buffer<Int4<2>>),
     I4G128(Buffer<Int4<4>>),
+    S4G64(Buffer<SymmetricInt4<2>>),
+    S4G128(Buffer<SymmetricInt4<4>>),
     I8G64(Buffer<Int8<2>>),
     I8G128(Buffer<Int8<4>>),
     U8G32(Buffer<Uint8<1>>),
@@ -146,6 +148,8 @@ macro_rules! for_any {
             Tiles::I4G32($cells) => $body,
             Tiles::I4G64($cells) => $body,
             Tiles::I4G128($cells) => $body,
+            Tiles::S4G64($cells) => $body,
+            Tiles::S4G128($cells) => $body,
             Tiles::I8G64($cells) => $body,
             Tiles::I8G128($cells) => $body,
             Tiles::U8G32($cells) => $body,
@@ -194,6 +198,8 @@ impl PackedMatrix {
             WeightType::I4G32 => Tiles::I4G32(source.pack(pool)),
             WeightType::I4G64 => Tiles::I4G64(source.pack(pool)),
             WeightType::I4G128 => Tiles::I4G128(source.pack(pool)),
+            WeightType::S4G64 => Tiles::S4G64(source.pack(pool)),
+            WeightType::S4G128 => Tiles::S4G128(source.pack(pool)),
             WeightType::I8G64 => Tiles::I8G64(source.pack(pool)),
             WeightType::I8G128 => Tiles::I8G128(source.pack(pool)),
             WeightType::U8G32 => Tiles::U8G32(source.pack(pool)),

@@ -13,7 +13,6 @@ mod matrix;
 pub(crate) mod mxfp4;
 mod q2_k;
 mod q3_k;
-mod q4_0;
 mod q4_1;
 mod q4_k;
 mod q5_0;

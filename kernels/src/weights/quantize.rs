@@ -13,11 +13,11 @@ use crate::weights::cell::BLOCK;
 pub enum Integer {
     /// 8 bits with one scale for each 32 values, symmetric: 8.5 bits per weight.
     Int8,
-    /// 4 bits with one scale for each group, and a minimum where not symmetric: 4.25 to 5 bits per weight.
+    /// 4 bits with one scale for each group, and a minimum where not symmetric: 4.13 to 5 bits per weight.
     Int4 {
         /// Values that share them.
         group: Group,
-        /// The minimum is always eight steps below zero.
+        /// Code 8 is zero.
         symmetric: bool,
     },
 }
@@ -38,8 +38,10 @@ impl Integer {
             Integer::Int8 => WeightType::Q8_0,
             Integer::Int4 { group: Group::Of32, symmetric: true } => WeightType::Q4_0,
             Integer::Int4 { group: Group::Of32, symmetric: false } => WeightType::Q4_1,
-            Integer::Int4 { group: Group::Of64, .. } => WeightType::I4G64,
-            Integer::Int4 { group: Group::Of128, .. } => WeightType::I4G128,
+            Integer::Int4 { group: Group::Of64, symmetric: true } => WeightType::S4G64,
+            Integer::Int4 { group: Group::Of64, symmetric: false } => WeightType::I4G64,
+            Integer::Int4 { group: Group::Of128, symmetric: true } => WeightType::S4G128,
+            Integer::Int4 { group: Group::Of128, symmetric: false } => WeightType::I4G128,
         }
     }
 
@@ -85,7 +87,7 @@ impl Integer {
         match self {
             Integer::Int8 => append_int8(block, out),
             Integer::Int4 { symmetric: false, .. } => append_int4(block, out),
-            Integer::Int4 { symmetric: true, group } => append_symmetric_int4(block, group, out),
+            Integer::Int4 { symmetric: true, .. } => append_symmetric_int4(block, out),
         }
     }
 }
@@ -142,14 +144,11 @@ fn append_int4(block: &[f32], out: &mut Vec<u8>) {
 }
 
 /// The largest magnitude is seven or eight steps from zero, whichever its sign allows.
-fn append_symmetric_int4(block: &[f32], group: Group, out: &mut Vec<u8>) {
+fn append_symmetric_int4(block: &[f32], out: &mut Vec<u8>) {
     let extreme = block.iter().fold(0_f32, |extreme, value| if value.abs() > extreme.abs() { *value } else { extreme });
     let scale = f16::from_f32(extreme / -8.0);
     let inverse = inverse(scale);
     out.extend(scale.to_le_bytes());
-    if group != Group::Of32 {
-        out.extend(f16::from_f32(-8.0 * scale.to_f32()).to_le_bytes());
-    }
     append_nibbles(block, |value| (value * inverse + 8.0).round().clamp(0.0, 15.0) as u8, out);
 }
 

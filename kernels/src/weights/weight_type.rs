@@ -32,6 +32,8 @@ pub enum WeightType {
     I4G32,
     I4G64,
     I4G128,
+    S4G64,
+    S4G128,
     I8G64,
     I8G128,
     U8G32,
@@ -41,7 +43,7 @@ pub enum WeightType {
 
 impl WeightType {
     /// Every type.
-    pub const ALL: [WeightType; 32] = [
+    pub const ALL: [WeightType; 34] = [
         WeightType::F32,
         WeightType::F16,
         WeightType::BF16,
@@ -69,6 +71,8 @@ impl WeightType {
         WeightType::I4G32,
         WeightType::I4G64,
         WeightType::I4G128,
+        WeightType::S4G64,
+        WeightType::S4G128,
         WeightType::I8G64,
         WeightType::I8G128,
         WeightType::U8G32,
@@ -106,6 +110,8 @@ impl WeightType {
             WeightType::I4G32 => "int4_g32",
             WeightType::I4G64 => "int4_g64",
             WeightType::I4G128 => "int4_g128",
+            WeightType::S4G64 => "sint4_g64",
+            WeightType::S4G128 => "sint4_g128",
             WeightType::I8G64 => "int8_g64",
             WeightType::I8G128 => "int8_g128",
             WeightType::U8G32 => "uint8_g32",
@@ -124,8 +130,10 @@ impl WeightType {
             WeightType::IQ4XS => 256,
             WeightType::I2G32 | WeightType::I3G32 | WeightType::I4G32 | WeightType::U8G32 => 32,
             WeightType::NF4 | WeightType::FP4 | WeightType::I2G64 | WeightType::I3G64 | WeightType::I4G64 => 64,
-            WeightType::I8G64 | WeightType::U8G64 | WeightType::F8G64 => 64,
-            WeightType::I2G128 | WeightType::I3G128 | WeightType::I4G128 | WeightType::I8G128 => 128,
+            WeightType::S4G64 | WeightType::I8G64 | WeightType::U8G64 | WeightType::F8G64 => 64,
+            WeightType::I2G128 | WeightType::I3G128 | WeightType::I4G128 | WeightType::S4G128 | WeightType::I8G128 => {
+                128
+            }
         }
     }
 
@@ -157,6 +165,8 @@ impl WeightType {
             WeightType::I4G32 => 19,
             WeightType::I4G64 => 36,
             WeightType::I4G128 => 68,
+            WeightType::S4G64 => 34,
+            WeightType::S4G128 => 66,
             WeightType::I8G64 => 66,
             WeightType::I8G128 => 130,
             WeightType::U8G32 => 35,

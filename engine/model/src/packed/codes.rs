@@ -32,8 +32,8 @@ pub(super) struct Codes<'a> {
     scales: FloatPart<'a>,
     /// Where groups are not in the order of inputs (`desc_act`).
     pub order: Option<Arc<Order>>,
-    /// Codes of eight bits are exact as signed ones.
-    signed: bool,
+    /// The middle code is always zero.
+    symmetric: bool,
 }
 
 impl<'a> Codes<'a> {
@@ -69,8 +69,9 @@ impl<'a> Codes<'a> {
             }
         };
         let order = order(parts, cols, group)?;
-        let mut found = Codes { layout, rows, cols, group, codes: codes.bytes, zeros, scales, order, signed: false };
-        found.signed = found.bits() == 8 && (0..rows).all(|row| (0..groups).all(|group| found.zero(row, group) == 128));
+        let mut found = Codes { layout, rows, cols, group, codes: codes.bytes, zeros, scales, order, symmetric: false };
+        let middle = 1 << (found.bits() - 1);
+        found.symmetric = (0..rows).all(|row| (0..groups).all(|group| found.zero(row, group) == middle));
         Ok(found)
     }
 
@@ -81,10 +82,11 @@ impl<'a> Codes<'a> {
         let kind = match self.bits() {
             2 => WeightType::I2G32,
             3 => WeightType::I3G32,
+            4 if self.symmetric => WeightType::Q4_0,
             4 if self.kind() == WeightType::I4G32 => WeightType::I4G32,
             // Its minimums are rounded as those of wider groups are.
             4 => WeightType::Q4_1,
-            _ if self.signed => WeightType::Q8_0,
+            _ if self.symmetric => WeightType::Q8_0,
             _ => WeightType::U8G32,
         };
         Some((Codes { order, ..self.clone() }, kind))
@@ -100,12 +102,13 @@ impl<'a> Codes<'a> {
 
     /// The kernels' widest groups that these are made of.
     pub fn kind(&self) -> WeightType {
-        let kinds: &[WeightType] = match (self.bits(), self.signed) {
+        let kinds: &[WeightType] = match (self.bits(), self.symmetric) {
             (8, true) => &SIGNED_BYTES,
             (8, false) => &[WeightType::U8G64, WeightType::U8G32],
             (2, _) => &[WeightType::I2G128, WeightType::I2G64, WeightType::I2G32],
             (3, _) => &[WeightType::I3G128, WeightType::I3G64, WeightType::I3G32],
-            _ => &[WeightType::I4G128, WeightType::I4G64, WeightType::I4G32],
+            (_, true) => &[WeightType::S4G128, WeightType::S4G64, WeightType::Q4_0],
+            (_, false) => &[WeightType::I4G128, WeightType::I4G64, WeightType::I4G32],
         };
         widest(kinds, &[self.group])
     }
@@ -134,13 +137,14 @@ impl<'a> Codes<'a> {
         let places = first..first + kind.block_elements();
         out.extend(f16::from_f32(scale).to_le_bytes());
         match self.bits() {
-            8 if self.signed => out.extend(places.map(|place| (self.code(row, place) ^ 0x80) as u8)),
+            8 if self.symmetric => out.extend(places.map(|place| (self.code(row, place) ^ 0x80) as u8)),
             8 => {
                 out.push(self.zero(row, group) as u8);
                 out.extend(places.map(|place| self.code(row, place) as u8));
             }
             4 => {
                 match kind {
+                    _ if self.symmetric => {}
                     WeightType::I4G32 => out.push(self.zero(row, group) as u8),
                     _ => out.extend(f16::from_f32(-scale * self.zero(row, group) as f32).to_le_bytes()),
                 }

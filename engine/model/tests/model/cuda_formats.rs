@@ -115,7 +115,7 @@ fn told(executor: &mut dyn Executor, prompt: &[u32]) -> f32 {
     executor.collect(ticket).unwrap().scores[0].sampled[0].chosen.logprob
 }
 
-/// Floats become what they become on the CPU, and take what the header promised: symmetric groups of 32 have a minimum
+/// Floats become what they become on the CPU, and take what the header promised: symmetric groups have a minimum
 /// besides, which the kernels read of all codes of 4 bits, and eight-bit floats a scale for a row instead of each 32.
 #[test]
 fn what_is_quantized_at_load_computes_what_the_cpu_computes_and_takes_what_fit_says() {
@@ -132,6 +132,8 @@ fn what_is_quantized_at_load_computes_what_the_cpu_computes_and_takes_what_fit_s
         let (bound, least, most) = match quantization.name() {
             "fp8" => (APART_IF_FLOAT8, 0.94, 0.99),
             "int4-sym" => (APART, 0.99, 5.0 / 4.5),
+            "int4-g64-sym" => (APART, 0.99, 4.5 / 4.25),
+            "int4-g128-sym" => (APART, 0.99, 4.25 / 4.125),
             _ => (APART, 0.99, 1.001),
         };
         agrees_with_the_cpu(quantization.name(), checkpoint, &options, bound);

@@ -437,8 +437,10 @@ fn files_of_two_to_five_bits_keep_their_values() {
     let mut random = Random::new(7);
     let pool = Pool::new(1).unwrap();
     let (rows, cols) = (3, 512);
-    use WeightType::{I2G32, I2G64, I2G128, I3G32, I3G64, I3G128, I4G64, I4G128, Q4_0, Q4_1, Q5_0, Q5_1};
-    for kind in [I2G32, I2G64, I2G128, I3G32, I3G64, I3G128, Q4_0, Q4_1, I4G64, I4G128, Q5_0, Q5_1] {
+    use WeightType::{
+        I2G32, I2G64, I2G128, I3G32, I3G64, I3G128, I4G64, I4G128, Q4_0, Q4_1, Q5_0, Q5_1, S4G64, S4G128,
+    };
+    for kind in [I2G32, I2G64, I2G128, I3G32, I3G64, I3G128, Q4_0, Q4_1, I4G64, I4G128, S4G64, S4G128, Q5_0, Q5_1] {
         let blocks = rows * cols / kind.block_elements();
         let mut bytes = Vec::new();
         for _ in 0..blocks {

@@ -4,6 +4,7 @@
 use half::f16;
 
 use super::ROW_TILE;
+use super::strips::Words;
 use crate::weights::{int2, int4};
 use crate::{ShapeError, WeightType};
 
@@ -55,6 +56,19 @@ impl Grouped {
         Grouped { rows, cols, group, bits: 4, codes, scales }
     }
 
+    /// In which groups and of how many bits a file tensor's codes are here, if its type is of this kind.
+    pub(super) fn form(weight_type: WeightType) -> Option<(Group, usize)> {
+        use WeightType::{I2G32, I2G64, I2G128, I3G32, I3G64, I3G128, I4G32, I4G64, I4G128};
+        use WeightType::{Q4_0, Q4_1, Q5_0, Q5_1, S4G64, S4G128};
+        match weight_type {
+            Q5_0 | Q5_1 => Some((Group::G32, 5)),
+            Q4_0 | Q4_1 | I2G32 | I3G32 | I4G32 => Some((Group::G32, 4)),
+            I2G64 | I3G64 | I4G64 | S4G64 => Some((Group::G64, 4)),
+            I2G128 | I3G128 | I4G128 | S4G128 => Some((Group::G128, 4)),
+            _ => None,
+        }
+    }
+
     /// Reads a file tensor, if its type is of this kind.
     pub fn read(
         weight_type: WeightType,
@@ -62,8 +76,9 @@ impl Grouped {
         cols: usize,
         bytes: &[u8],
     ) -> Option<Result<Grouped, ShapeError>> {
+        let (group, bits) = Grouped::form(weight_type)?;
         let read: fn(&[u8], &mut Grouped) = match weight_type {
-            WeightType::Q4_0 => |block, out| {
+            WeightType::Q4_0 | WeightType::S4G64 | WeightType::S4G128 => |block, out| {
                 let scale = half(block, 0);
                 out.push((scale, f16::from_f32(-8.0 * scale.to_f32())), &block[2..]);
             },
@@ -80,15 +95,8 @@ impl Grouped {
             },
             WeightType::Q5_1 => |block, out| out.push_five((half(block, 0), half(block, 2)), &block[4..]),
             WeightType::I2G32 | WeightType::I2G64 | WeightType::I2G128 => |block, out| out.push_few(block, 8),
-            WeightType::I3G32 | WeightType::I3G64 | WeightType::I3G128 => |block, out| out.push_few(block, 12),
-            _ => return None,
+            _ => |block, out| out.push_few(block, 12),
         };
-        let group = match weight_type {
-            WeightType::I2G64 | WeightType::I3G64 | WeightType::I4G64 => Group::G64,
-            WeightType::I2G128 | WeightType::I3G128 | WeightType::I4G128 => Group::G128,
-            _ => Group::G32,
-        };
-        let bits = if matches!(weight_type, WeightType::Q5_0 | WeightType::Q5_1) { 5 } else { 4 };
         let mut out = Grouped { rows, cols, group, bits, codes: Vec::with_capacity(rows * cols), scales: Vec::new() };
         Some(crate::weights::validated_row_bytes(weight_type, rows, cols, bytes.len()).map(|_| {
             bytes.chunks_exact(weight_type.block_bytes()).for_each(|block| read(block, &mut out));
@@ -150,7 +158,7 @@ impl Grouped {
     }
 
     /// Whether the middle code does not always stand for zero: then the kernels also sum the input.
-    pub(super) fn is_affine(&self) -> bool {
+    fn is_affine(&self) -> bool {
         let middle = (1 << (self.bits - 1)) as f32;
         self.scales.iter().any(|(scale, minimum)| minimum.to_f32() + middle * scale.to_f32() != 0.0)
     }
@@ -160,8 +168,13 @@ impl Grouped {
         if row < self.rows && col < self.cols { self.codes[row * self.cols + col].into() } else { 0 }
     }
 
+    /// As it lies on a device.
+    pub(super) fn words(&self) -> Words {
+        Words { codes: self.pack_codes(), scales: self.pack_scales(), affine: self.is_affine() }
+    }
+
     /// Codes as the lanes of a warp read them: 128 words for 16 rows and 64 columns, and then 32 with their fifth bits.
-    pub(super) fn pack_codes(&self) -> Vec<u32> {
+    fn pack_codes(&self) -> Vec<u32> {
         let (tiles, blocks) = (self.rows.div_ceil(ROW_TILE), self.cols.div_ceil(PACK_COLS));
         let mut packed = Vec::with_capacity(tiles * blocks * 32 * self.bits);
         for tile in 0..tiles {
@@ -199,7 +212,7 @@ impl Grouped {
     }
 
     /// Scales and minimums: 16 words for 16 rows and a group, row g + 8 after row g.
-    pub(super) fn pack_scales(&self) -> Vec<u32> {
+    fn pack_scales(&self) -> Vec<u32> {
         let groups = self.cols.div_ceil(self.group.cols());
         let word = |row: usize, group: usize| {
             let (scale, minimum) = *self.scales.get(row * groups + group).unwrap_or(&(f16::ZERO, f16::ZERO));

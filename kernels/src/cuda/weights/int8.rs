@@ -6,6 +6,7 @@ use std::array::from_fn;
 use half::f16;
 
 use super::ROW_TILE;
+use super::strips::Words;
 use crate::weights::{bnb4, float8, iq4_nl, mxfp4, uint8};
 use crate::{Integer, ShapeError, WeightType};
 
@@ -76,8 +77,13 @@ impl Int8 {
         f64::from(self.scales[(row * self.cols + col) / GROUP]) * f64::from(self.codes[row * self.cols + col])
     }
 
+    /// As it lies on a device.
+    pub(super) fn words(&self) -> Words {
+        Words { codes: self.pack_codes(), scales: self.pack_scales(), affine: false }
+    }
+
     /// Codes as the lanes of a warp read them: 128 words for 16 rows and 32 columns.
-    pub(super) fn pack_codes(&self) -> Vec<u32> {
+    fn pack_codes(&self) -> Vec<u32> {
         let mut packed = Vec::with_capacity(self.rows.div_ceil(ROW_TILE) * self.cols / GROUP * 128);
         for first_row in (0..self.rows).step_by(ROW_TILE) {
             for first_col in (0..self.cols).step_by(GROUP) {
@@ -101,7 +107,7 @@ impl Int8 {
     }
 
     /// Scales: 8 words for 16 rows and 32 columns, row g in the low half and row g + 8 in the high one.
-    pub(super) fn pack_scales(&self) -> Vec<u32> {
+    fn pack_scales(&self) -> Vec<u32> {
         let scale = |row: usize, block: usize| {
             let scale = if row < self.rows { self.scales[row * self.cols / GROUP + block] } else { f16::ZERO };
             u32::from(scale.to_bits())

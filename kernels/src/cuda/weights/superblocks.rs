@@ -7,6 +7,7 @@ use std::ops::Range;
 use half::f16;
 
 use super::ROW_TILE;
+use super::strips::Words;
 use crate::weights::{iq4_nl, q3_k_scale, scale_and_minimum};
 use crate::{ShapeError, WeightType};
 
@@ -209,8 +210,13 @@ impl Superblocks {
         if row < self.rows { self.codes[row * self.cols + col].into() } else { 0 }
     }
 
+    /// As it lies on a device.
+    pub(super) fn words(&self) -> Words {
+        Words { codes: self.pack_codes(), scales: self.pack_scales(), affine: false }
+    }
+
     /// Codes as the lanes of a warp read them, 16 rows and 128 columns after one another.
-    pub(super) fn pack_codes(&self) -> Vec<u32> {
+    fn pack_codes(&self) -> Vec<u32> {
         let (bits, low_bits) = (self.kind.bits(), self.kind.low_bits());
         let (low_words, high_words) = (2 * low_bits, 2 * (bits - low_bits));
         let spans = self.rows.div_ceil(ROW_TILE) * self.cols / SPAN;
@@ -245,7 +251,7 @@ impl Superblocks {
     }
 
     /// Scales and factors of 16 rows and a superblock after one another.
-    pub(super) fn pack_scales(&self) -> Vec<u32> {
+    fn pack_scales(&self) -> Vec<u32> {
         let mut packed = Vec::new();
         for (first_row, first_col) in tiles(self.rows, self.cols, COLS) {
             // Row g + 8 is behind row g.

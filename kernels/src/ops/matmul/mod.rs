@@ -169,6 +169,8 @@ impl Job<'_> {
             Tiles::I4G32(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
             Tiles::I4G64(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
             Tiles::I4G128(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::S4G64(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
+            Tiles::S4G128(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
             Tiles::I8G64(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
             Tiles::I8G128(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),
             Tiles::U8G32(cells) => quantized::multiply(kernels, cells, activations, panel, next, out),

@@ -189,6 +189,7 @@ fn extreme_codes_do_not_saturate() {
                     WeightType::IQ4XS => 8..136,
                     WeightType::Q5_0 | WeightType::Q5_1 => block_bytes - 20..block_bytes,
                     WeightType::Q8_0 | WeightType::NF4 | WeightType::FP4 => 2..block_bytes,
+                    WeightType::S4G64 | WeightType::S4G128 => 2..block_bytes,
                     WeightType::I8G64 | WeightType::I8G128 => 2..block_bytes,
                     WeightType::U8G32 | WeightType::U8G64 | WeightType::F8G64 => 3..block_bytes,
                     WeightType::I4G64 | WeightType::I4G128 => 4..block_bytes,
