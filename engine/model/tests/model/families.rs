@@ -297,8 +297,8 @@ fn floats_are_quantized_as_they_are_loaded() {
         ("int4-g64", "int4_g64", 0.5),
         ("int4-g128", "int4_g128", 0.6),
         ("int4-sym", "q4_0", 0.6),
-        ("int4-g64-sym", "int4_g64", 0.6),
-        ("int4-g128-sym", "int4_g128", 0.7),
+        ("int4-g64-sym", "int4_g64_sym", 0.6),
+        ("int4-g128-sym", "int4_g128_sym", 0.7),
     ];
     for (name, kind, bound) in cases {
         let quantization = Quantization::named(name).unwrap();

@@ -105,7 +105,7 @@ fn tools() -> Vec<Tool> {
             code: four_bits,
             zero: |_| 8,
             write: write_gptq::<4, 0>,
-            kind: "int4_g64",
+            kind: "int4_g64_sym",
         },
         of_gptq("gptq, rows", gptq(-1, "gptq"), 0, "int4_g128"),
         Tool {
@@ -126,7 +126,7 @@ fn tools() -> Vec<Tool> {
             code: four_bits,
             zero: |_| 8,
             write: write_packed::<4, true>,
-            kind: "int4_g128",
+            kind: "int4_g128_sym",
         },
         by_row("compressed-tensors 8 bits", packed(8, Value::Null, "channel", "int-quantized")),
         by_row(ROUNDED, rounding(packed(8, Value::Null, "channel", "int-quantized"))),
