@@ -7,12 +7,14 @@ use std::{env, fs, io};
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 
-/// What machine code is made for: Ampere, Ada and Hopper, and PTX that later chips' drivers compile.
-const TARGETS: [(&str, &str); 5] = [
+/// What machine code is made for: Ampere, Ada and Hopper; and PTX, which the drivers of other chips compile: from Hopper on that
+/// of 9.0, as the host then chooses what 8.0 has not (`image.rs`).
+const TARGETS: [(&str, &str); 6] = [
     ("compute_80", "sm_80"),
     ("compute_86", "sm_86"),
     ("compute_89", "sm_89"),
     ("compute_90a", "sm_90a"),
+    ("compute_80", "compute_80"),
     ("compute_90", "compute_90"),
 ];
 
@@ -36,7 +38,7 @@ fn main() -> io::Result<()> {
     fs::write(out.join("cuda_images.rs"), constants.concat())
 }
 
-/// An image for what `target` names: an architecture's code, `ptx`, or `fatbin` for all of it. Deflated, which leaves a quarter:
+/// An image for what `target` names: an architecture's code, PTX for one and later ones, or `fatbin` for all of it. Deflated, which leaves a quarter:
 /// a program carries the code of every architecture and reads that of one.
 fn image(file: &str, target: &str, path: &Path, out: &Path) -> io::Result<String> {
     let deflated = out.join(format!("{file}.{target}.z"));
@@ -46,7 +48,7 @@ fn image(file: &str, target: &str, path: &Path, out: &Path) -> io::Result<String
     Ok(format!("({file:?}, {target:?}, include_bytes!({deflated:?})),\n"))
 }
 
-/// Images that were made before: `KERNELS.TARGET.cubin` and `KERNELS.ptx`, by `tests/cuda/check --images`.
+/// Images that were made before: `KERNELS.TARGET.cubin` and `KERNELS.TARGET.ptx`, by `tests/cuda/check --images`.
 fn ready_made(folder: &Path, out: &Path) -> io::Result<String> {
     println!("cargo::rerun-if-changed={}", folder.display());
     let mut images = String::new();
@@ -55,8 +57,7 @@ fn ready_made(folder: &Path, out: &Path) -> io::Result<String> {
         let name = name(&path);
         let parts: Vec<&str> = name.split('.').collect();
         match parts[..] {
-            [kernels, target, "cubin"] => images += &image(&format!("{kernels}.cu"), target, &path, out)?,
-            [kernels, "ptx"] => images += &image(&format!("{kernels}.cu"), "ptx", &path, out)?,
+            [kernels, target, "cubin" | "ptx"] => images += &image(&format!("{kernels}.cu"), target, &path, out)?,
             _ => return Err(io::Error::other(format!("{} is no image of kernels", path.display()))),
         }
     }

@@ -10,6 +10,7 @@ use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_kernels::{ActivationType, KV_RUN_TOKENS, Kernels};
 
+use crate::memory_share::MemoryShare;
 use crate::quantization::Quantization;
 use crate::tier::{FileTier, MemoryTier, Tier};
 
@@ -58,6 +59,8 @@ pub struct LoadOptions {
     pub max_model_tokens: Option<u32>,
     /// Most bytes for weights, KV and workspace together.
     pub memory_limit_bytes: Option<u64>,
+    /// What the engine may take of each GPU's memory: weights, workspace, and what a KV pool of [`KvBudget::Bytes`] is reckoned of.
+    pub gpu_share: MemoryShare,
 }
 
 impl Default for LoadOptions {
@@ -80,6 +83,7 @@ impl Default for LoadOptions {
             max_step_tokens: 512,
             max_model_tokens: None,
             memory_limit_bytes: None,
+            gpu_share: MemoryShare::ALL,
         }
     }
 }

@@ -11,13 +11,15 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use windlass_engine_contract::flags::{self, fetch, inspect};
 use windlass_engine_contract::{ADMIN_PORT, API_PORT, PIPELINE_PORT};
-use windlass_engine_model::ActivationType;
+use windlass_engine_model::{ActivationType, MemoryShare};
 
 /// A flag's name as clap wants it, without its dashes.
 const fn bare(flag: &'static str) -> &'static str {
     flag.split_at(2).1
 }
 
+/// The flag that bounds what is taken of a GPU's memory.
+pub const GPU_MEMORY_UTILIZATION: &str = "--gpu-memory-utilization";
 /// The flag that leaves experts whole.
 pub const ENABLE_EXPERT_PARALLEL: &str = "--enable-expert-parallel";
 /// The flag that leaves layers to the CPU.
@@ -341,6 +343,11 @@ pub struct ServeArgs {
     /// Bytes of the KV cache [default: what the sequences can use, at most a quarter of the free memory]
     #[arg(long, value_name = "BYTES", help_heading = "Batching and memory")]
     pub kv_cache_memory_bytes: Option<u64>,
+    /// Share of each GPU's memory that the engine may take, weights and all, from above 0 to 1: less where others compute
+    /// there, such as 0.45 for each of two engines. Of what weights leave of it keys and values take nine tenths at most, unless
+    /// their size is given; changes nothing on a CPU
+    #[arg(long = bare(GPU_MEMORY_UTILIZATION), default_value = "1", value_name = "SHARE", help_heading = "Batching and memory")]
+    pub gpu_memory_utilization: MemoryShare,
     /// KV blocks, instead of a number of bytes
     #[arg(long, value_name = "BLOCKS", conflicts_with = "kv_cache_memory_bytes", help_heading = "Batching and memory")]
     pub num_gpu_blocks_override: Option<u32>,

@@ -126,6 +126,11 @@ impl Monitor {
         let _ = self.built.set(built);
     }
 
+    /// Processes that share the model's layers; one until it was built.
+    pub fn pipeline_stages(&self) -> u32 {
+        self.built.get().map_or(1, |built| built.effective.pipeline_parallel)
+    }
+
     /// Work came to an idle engine.
     pub fn woke(&self) {
         self.progress.made(self.clock.seconds());

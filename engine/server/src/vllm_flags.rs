@@ -34,7 +34,6 @@ const fn value(name: &'static str, accepted: &'static [&'static str], why: &'sta
     Flag { name, takes: Takes::Value(accepted), why }
 }
 
-const BY_BYTES: &str = "size the KV cache with --kv-cache-memory-bytes";
 const ONE_PROCESS: &str = "the engine is one process on one node";
 const NO_LORA: &str = "adapters are not available";
 const NO_MEDIA: &str = "the model reads and writes text only";
@@ -75,7 +74,6 @@ const FLAGS: &[Flag] = &[
     accepted("--no-enable-sleep-mode"),
     refused("--skip-tokenizer-init", "requests are text"),
     // Memory and scheduling
-    value("--gpu-memory-utilization", &[], BY_BYTES),
     value(
         "--cpu-offload-gb",
         &["0"],
@@ -227,7 +225,7 @@ mod tests {
     #[test]
     fn anything_else_is_refused_by_name_with_the_way_out() {
         for (line, expected) in [
-            ("serve m --gpu-memory-utilization 0.9", "--kv-cache-memory-bytes"),
+            ("serve m --kv-cache-memory 1000", "--kv-cache-memory-bytes"),
             ("serve m --dtype=float16", "--dtype is supported only as auto"),
             ("serve m --api-key hunter2", "--api-key-file"),
             ("serve m --enable-lora", "--enable-lora is not supported"),

@@ -32,7 +32,7 @@ pub fn sources() -> &'static [(&'static str, &'static str)] {
 /// The image of a source file for a device of `capability`: its own code, else PTX, which the driver compiles.
 fn of(file: &'static str, capability: (u32, u32), cache: &Path) -> Result<Vec<u8>, DriverError> {
     let own = architecture(capability);
-    let targets = [own.as_str(), "fatbin", "ptx"];
+    let targets = [own.as_str(), "fatbin", ptx(capability)];
     let built = |target: &&str| built::IMAGES.iter().find(|(name, made_for, _)| *name == file && made_for == target);
     match targets.iter().find_map(built) {
         Some((_, _, deflated)) => inflated(file, deflated),
@@ -71,4 +71,21 @@ pub fn architecture(capability: (u32, u32)) -> String {
     let (major, minor) = capability;
     let own = if capability == (9, 0) { "a" } else { "" };
     format!("sm_{major}{minor}{own}")
+}
+
+/// The PTX for a device of `capability` that has no code of its own here. From 9.0 on that of 9.0: the host has launches overlap
+/// there and multiplies e4m3, which PTX of 8.0 knows nothing of. Before it, that of 8.0.
+fn ptx(capability: (u32, u32)) -> &'static str {
+    if capability >= (9, 0) { "compute_90" } else { "compute_80" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chips_without_code_of_their_own_get_the_latest_ptx_that_they_can_run() {
+        let given = [(8, 7), (8, 8), (9, 0), (10, 0), (12, 1)].map(ptx);
+        assert_eq!(given, ["compute_80", "compute_80", "compute_90", "compute_90", "compute_90"]);
+    }
 }

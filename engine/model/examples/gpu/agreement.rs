@@ -15,7 +15,7 @@ use windlass_engine_model::cuda::CudaExecutor;
 use windlass_engine_model::{ActivationType, Agreement, LoadOptions, Reader};
 
 use crate::Outcome;
-use crate::finding::{Figure, Finding};
+use crate::finding::{Bound, Figure, Finding};
 use crate::parts::Tell;
 
 /// Share of positions with the same likeliest token that is wanted, percent.
@@ -82,13 +82,13 @@ pub fn tell_agreement(
         largest = largest.max(regret(reference, found));
     }
     let (kl, top_1, most_regret) = (agreement.mean_kl(), 100.0 * agreement.top_1(), most_regret(most_kl));
-    let mut figure = |what: &str, value: f64, unit: &str, wanted: String| {
-        tell(Figure::new(format!("{name}: {what}"), value, unit).wanted(&wanted).into());
+    let mut figure = |what: &str, value: f64, unit: &str, wanted: String, bound: Bound| {
+        tell(Figure::new(format!("{name}: {what}"), value, unit).wanted(&wanted, bound).into());
     };
-    figure("mean KL from the CPU's", kl.max(0.0), "nats", format!("at most {most_kl:e}"));
-    figure("the same first choice", top_1, "%", format!("at least {WANTED_TOP_1}"));
-    let wanted = format!("at most {most_regret:.2}");
-    figure("what the CPU's choice has more than another", largest.into(), "nats", wanted);
+    figure("mean KL from the CPU's", kl.max(0.0), "nats", format!("at most {most_kl:e}"), Bound::Most(most_kl));
+    figure("the same first choice", top_1, "%", format!("at least {WANTED_TOP_1}"), Bound::Least(WANTED_TOP_1));
+    let (wanted, bound) = (format!("at most {most_regret:.2}"), Bound::Most(most_regret));
+    figure("what the CPU's choice has more than another", largest.into(), "nats", wanted, bound);
     if is_trained {
         let within = kl <= most_kl && f64::from(largest) <= most_regret;
         tell(Finding::check(format!("{name}: logits are the CPU's, as near as that"), within));

@@ -8,7 +8,7 @@ use windlass_kernels::cuda::ops::{
 };
 use windlass_kernels::cuda::weights::EightBits;
 
-use crate::finding::{Ceiling, Figure};
+use crate::finding::{Bound, Ceiling, Figure};
 use crate::model::Model;
 use crate::parts::Tell;
 use crate::rig::Rig;
@@ -25,12 +25,13 @@ pub fn measure(model: &Model, tell: &mut Tell<'_>) -> Outcome<()> {
             let decode = Decode::new(&rig, code, sequences, keys)?;
             let rate = decode.bytes as f64 / decode.seconds(&rig)?;
             let what = format!("decode, {kind} pages, {sequences} sequences of {keys}");
-            tell(Figure::rate(what, Ceiling::Copy, rate).wanted("85 % from 200 MB on").into());
+            let bound = (decode.bytes >= 200_000_000).then_some(Bound::LeastShare(85.0));
+            tell(Figure::rate(what, Ceiling::Copy, rate).wanted("85 % from 200 MB on", bound).into());
         }
         for &tokens in rig.scale.prompts {
             let rate = operations(rig.scale.heads, tokens) / prefill_seconds(&rig, code, tokens)?;
             let what = format!("prefill of {tokens}, {kind} pages");
-            tell(Figure::rate(what, Ceiling::Bf16, rate).wanted("75 %").into());
+            tell(Figure::rate(what, Ceiling::Bf16, rate).wanted("75 %", Bound::LeastShare(75.0)).into());
         }
     }
     Ok(())

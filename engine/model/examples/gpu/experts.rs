@@ -7,7 +7,7 @@ use windlass_engine_model::cuda::DriverError;
 use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Gate, Mixture, Output, Routes};
 use windlass_kernels::cuda::{Matrix, Memory, Stream};
 
-use crate::finding::{Ceiling, Figure};
+use crate::finding::{Bound, Ceiling, Figure};
 use crate::model::Model;
 use crate::parts::Tell;
 use crate::rig::Rig;
@@ -82,7 +82,9 @@ fn figure(rig: &Rig, layer: &Layer, steps: &[Step], seconds: f64, mode: Mode) ->
     let figure = Figure::new(format!("bf16, {tokens} tokens, {}", mode.name()), seconds * 1e6, "µs");
     let pairs = tokens * mixture.used;
     match pairs >= MANY_TO_AN_EXPERT * mixture.count {
-        true => figure.reaching(Ceiling::Bf16, (6 * pairs * hidden * wide) as f64 / seconds).wanted("70 to 80 %"),
+        true => figure
+            .reaching(Ceiling::Bf16, (6 * pairs * hidden * wide) as f64 / seconds)
+            .wanted("70 to 80 %", Bound::LeastShare(70.0)),
         false => {
             let touched: usize = steps.iter().map(|step| step.touched).sum();
             let bytes = layer.bytes() as f64 * touched as f64 / (steps.len() * mixture.count) as f64;

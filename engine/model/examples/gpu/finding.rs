@@ -79,11 +79,37 @@ pub struct Figure {
     /// What is wanted of it, or of its share, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted: Option<String>,
+    /// What of that is a number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bound: Option<Bound>,
+}
+
+/// A number that a figure is held against.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Bound {
+    /// Its share of its ceiling is no less, percent.
+    LeastShare(f64),
+    /// It is no less.
+    Least(f64),
+    /// It is no more.
+    Most(f64),
+}
+
+impl Bound {
+    /// On which side of it a value is that misses it, given the value's share of its ceiling as far as that is known.
+    pub fn missed(self, value: f64, share: Option<f64>) -> Option<&'static str> {
+        match self {
+            Bound::LeastShare(least) => share.filter(|share| *share < least).map(|_| "below"),
+            Bound::Least(least) => (value < least).then_some("below"),
+            Bound::Most(most) => (value > most).then_some("above"),
+        }
+    }
 }
 
 impl Figure {
     pub fn new(name: impl Into<String>, value: f64, unit: &str) -> Figure {
-        Figure { name: name.into(), value, unit: unit.to_owned(), reaches: None, wanted: None }
+        Figure { name: name.into(), value, unit: unit.to_owned(), reaches: None, wanted: None, bound: None }
     }
 
     /// So many bytes, or operations, a second.
@@ -95,9 +121,9 @@ impl Figure {
         Figure { reaches: Some((of, of.rate(a_second))), ..self }
     }
 
-    /// Nothing, where `what` is empty.
-    pub fn wanted(self, what: &str) -> Figure {
-        Figure { wanted: Some(what.to_owned()).filter(|what| !what.is_empty()), ..self }
+    /// In words, and as far as it is a number for this figure.
+    pub fn wanted(self, what: &str, bound: impl Into<Option<Bound>>) -> Figure {
+        Figure { wanted: Some(what.to_owned()), bound: bound.into(), ..self }
     }
 }
 
@@ -157,7 +183,7 @@ mod tests {
             Finding::Device { name: "a GPU".into(), about: "of a maker".into() },
             Finding::Ceiling { of: Ceiling::Copy, rate: 4300.5, by: "a copy".into() },
             Figure::new("start", 0.25, "s").into(),
-            Figure::rate("decode", Ceiling::Fp8, 9e14).wanted("all of it").into(),
+            Figure::rate("decode", Ceiling::Fp8, 9e14).wanted("all of it", Bound::LeastShare(99.5)).into(),
             Finding::check("the same", false),
             Finding::Absent { name: "a library".into(), why: "nobody brought it".into() },
         ] {

@@ -7,7 +7,7 @@ use windlass_engine_model::cuda::{CudaModel, Device, Replay};
 use windlass_engine_model::{KvBudget, LoadOptions};
 
 use crate::Outcome;
-use crate::finding::{Ceiling, Figure};
+use crate::finding::{Bound, Ceiling, Figure};
 use crate::generated::{self, Format};
 use crate::model::Model;
 use crate::parts::Tell;
@@ -26,12 +26,12 @@ impl Format {
         if self == Format::Fp8 { Ceiling::Fp8 } else { Ceiling::Bf16 }
     }
 
-    /// Share of the roofline that one sequence is to reach.
-    fn wanted(self) -> &'static str {
+    /// Share of the roofline that one sequence is to reach, in words and at least.
+    fn wanted(self) -> (&'static str, Bound) {
         match self {
-            Format::Bf16 => "70 % at least, 89 % the goal",
-            Format::Fp8 => "60 % at least, 83 % the goal",
-            Format::Int4 => "50 % at least, 75 % the goal",
+            Format::Bf16 => ("70 % at least, 89 % the goal", Bound::LeastShare(70.0)),
+            Format::Fp8 => ("60 % at least, 83 % the goal", Bound::LeastShare(60.0)),
+            Format::Int4 => ("50 % at least, 75 % the goal", Bound::LeastShare(50.0)),
         }
     }
 }
@@ -41,8 +41,8 @@ pub fn measure(format: Format, model: &Model, tell: &mut Tell<'_>) -> Outcome<()
     let scale = Scale::of(model);
     let mut running = start(format, model, true, tell)?;
     for &sequences in scale.llama_sequences {
-        let figure = running.decode(sequences, scale.decoded);
-        tell(if sequences == 1 { figure.wanted(format.wanted()) } else { figure }.into());
+        let (figure, (words, bound)) = (running.decode(sequences, scale.decoded), format.wanted());
+        tell(if sequences == 1 { figure.wanted(words, bound) } else { figure }.into());
     }
     tell_prompts(&mut running, scale, format.ceiling(), tell);
     running.sleep_and_wake(WANTED_WAKE, tell)
@@ -66,7 +66,7 @@ fn start(format: Format, model: &Model, batch_invariant: bool, tell: &mut Tell<'
         Ok(Running::new(loaded.start(options.kv, Replay::Graphs)?, scale.llama.embedding_bytes()))
     };
     let (_, running, start) = rates::start(model, load)?;
-    tell(start.wanted(WANTED_START).into());
+    tell(start.wanted(WANTED_START, Bound::Most(5.0)).into());
     Ok(running)
 }
 

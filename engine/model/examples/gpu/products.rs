@@ -9,7 +9,7 @@ use windlass_kernels::cuda::weights::{EightBits, Group, Grouped};
 use windlass_kernels::cuda::{Matrix, Products, Stream, View};
 use windlass_kernels::{Pool, WeightType};
 
-use crate::finding::{Ceiling, Figure, Finding};
+use crate::finding::{Bound, Ceiling, Figure, Finding};
 use crate::model::Model;
 use crate::parts::Tell;
 use crate::rig::Rig;
@@ -20,17 +20,36 @@ use crate::{Outcome, noise};
 struct Weights {
     name: &'static str,
     make: fn(&Device, [usize; 2]) -> Outcome<Matrix>,
-    wanted: [&'static str; 2],
+    wanted: [Share; 2],
 }
+
+/// Of a ceiling: in words, and the least of it, percent. None where nothing is said of it.
+type Share = Option<(&'static str, f64)>;
 
 /// Whose inputs stay bf16. What is wanted is the plan's (kernels.md, 1) for its last stage.
 const WEIGHTS: [Weights; 6] = [
-    Weights { name: "bf16", make: in_bf16, wanted: ["92 to 95 %", "95 %"] },
-    Weights { name: "fp8", make: |device, shape| in_bytes(device, shape, EightBits::E4m3), wanted: ["92 %", ""] },
-    Weights { name: "int8", make: |device, shape| in_bytes(device, shape, EightBits::Int8), wanted: ["92 %", ""] },
-    Weights { name: "int4-g128", make: in_groups, wanted: ["85 to 90 %", "85 %"] },
-    Weights { name: "Q4_K", make: |device, shape| of_file(device, shape, WeightType::Q4K), wanted: ["85 %", ""] },
-    Weights { name: "Q8_0", make: |device, shape| of_file(device, shape, WeightType::Q8_0), wanted: ["92 %", ""] },
+    Weights { name: "bf16", make: in_bf16, wanted: [Some(("92 to 95 %", 92.0)), Some(("95 %", 95.0))] },
+    Weights {
+        name: "fp8",
+        make: |device, shape| in_bytes(device, shape, EightBits::E4m3),
+        wanted: [Some(("92 %", 92.0)), None],
+    },
+    Weights {
+        name: "int8",
+        make: |device, shape| in_bytes(device, shape, EightBits::Int8),
+        wanted: [Some(("92 %", 92.0)), None],
+    },
+    Weights { name: "int4-g128", make: in_groups, wanted: [Some(("85 to 90 %", 85.0)), Some(("85 %", 85.0))] },
+    Weights {
+        name: "Q4_K",
+        make: |device, shape| of_file(device, shape, WeightType::Q4K),
+        wanted: [Some(("85 %", 85.0)), None],
+    },
+    Weights {
+        name: "Q8_0",
+        make: |device, shape| of_file(device, shape, WeightType::Q8_0),
+        wanted: [Some(("92 %", 92.0)), None],
+    },
 ];
 
 pub fn measure(model: &Model, tell: &mut Tell<'_>) -> Outcome<()> {
@@ -62,7 +81,7 @@ fn measure_weights(rig: &Rig, weights: &Weights, matrices: &[Matrix], tell: &mut
     let Weights { name, wanted: [of_few, of_many], .. } = weights;
     for &tokens in rig.scale.few {
         let rate = matrices[0].bytes() as f64 / seconds(rig, matrices, tokens, ops::linear)?;
-        tell(Figure::rate(format!("{name}, {tokens} tokens"), Ceiling::Copy, rate).wanted(of_few).into());
+        tell(of(Figure::rate(format!("{name}, {tokens} tokens"), Ceiling::Copy, rate), *of_few).into());
     }
     for &tokens in rig.scale.many {
         let mut products: Vec<(&str, Product)> = vec![("the same in any batch", ops::linear)];
@@ -71,10 +90,18 @@ fn measure_weights(rig: &Rig, weights: &Weights, matrices: &[Matrix], tell: &mut
         }
         for (mode, product) in products {
             let rate = operations(&matrices[0], tokens) / seconds(rig, matrices, tokens, product)?;
-            tell(Figure::rate(format!("{name}, {tokens} tokens, {mode}"), Ceiling::Bf16, rate).wanted(of_many).into());
+            tell(of(Figure::rate(format!("{name}, {tokens} tokens, {mode}"), Ceiling::Bf16, rate), *of_many).into());
         }
     }
     Ok(())
+}
+
+/// A figure with what is wanted of it.
+fn of(figure: Figure, share: Share) -> Figure {
+    match share {
+        Some((words, least)) => figure.wanted(words, Bound::LeastShare(least)),
+        None => figure,
+    }
 }
 
 fn operations(matrix: &Matrix, tokens: usize) -> f64 {
@@ -137,7 +164,8 @@ fn measure_rounded(rig: &Rig, name: &str, code: EightBits, of: Ceiling, tell: &m
         })?;
         let what = format!("{name} by {name}, {tokens} tokens, with their rounding");
         let figure = match rig.scale.few.contains(&tokens) {
-            true => Figure::rate(what, Ceiling::Copy, matrices[0].bytes() as f64 / seconds).wanted("92 %"),
+            true => Figure::rate(what, Ceiling::Copy, matrices[0].bytes() as f64 / seconds)
+                .wanted("92 %", Bound::LeastShare(92.0)),
             false => Figure::rate(what, of, operations(&matrices[0], tokens) / seconds),
         };
         tell(figure.into());

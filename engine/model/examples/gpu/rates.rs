@@ -58,9 +58,10 @@ impl Running {
         }
         for turn in ["first", "second"] {
             let seconds = [timed(|| self.hold(false))?, timed(|| self.hold(true))?];
-            for ((what, wanted), seconds) in [("sleep", ""), ("wake", wanted)].into_iter().zip(seconds) {
-                let rate = self.weight_bytes / seconds / 1e9;
-                tell(Figure::new(format!("{turn} {what}"), seconds, "s").wanted(wanted).into());
+            for ((what, wanted), seconds) in [("sleep", None), ("wake", Some(wanted))].into_iter().zip(seconds) {
+                let (rate, figure) =
+                    (self.weight_bytes / seconds / 1e9, Figure::new(format!("{turn} {what}"), seconds, "s"));
+                tell(if let Some(wanted) = wanted { figure.wanted(wanted, None) } else { figure }.into());
                 tell(Figure::new(format!("{turn} {what}, weights a second"), rate, "GB/s").into());
             }
         }

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::finding::{Ceiling, Figure, Finding, short};
@@ -18,18 +18,25 @@ const DRY_RUN: (&str, &str) = (
     "Kernels ran from their sources on the CPU: the figures are the shim's and say nothing of a GPU.",
 );
 
+/// The commit that this was built from, where the build was told (`tests/gpu/run` tells it).
+const COMMIT: &str = match option_env!("WINDLASS_COMMIT") {
+    Some(commit) => commit,
+    None => "unknown",
+};
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// What was found so far.
 pub struct Report {
     is_dry_run: bool,
     model: String,
-    unix_seconds: u64,
+    /// When it was begun.
+    began: Timestamp,
     records: Vec<Record>,
 }
 
 impl Report {
     pub fn new(model: &str, is_dry_run: bool) -> Report {
-        let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Report { is_dry_run, model: model.to_owned(), unix_seconds, records: Vec::new() }
+        Report { is_dry_run, model: model.to_owned(), began: Timestamp::now(), records: Vec::new() }
     }
 
     pub fn add(&mut self, record: Record) {
@@ -41,21 +48,24 @@ impl Report {
         self.records.iter().all(Record::passed)
     }
 
-    /// Writes `gpu-SECONDS.md` and `gpu-SECONDS.json`, of a dry run `dry-run-SECONDS`.
+    /// Writes `gpu-DATE.md` and `gpu-DATE.json`, of a dry run `dry-run-DATE`, such as `gpu-2026-01-31T235959Z.md`.
     pub fn write(&self, folder: &Path) -> io::Result<()> {
         fs::create_dir_all(folder)?;
         let kind = if self.is_dry_run { "dry-run" } else { "gpu" };
-        let stem = folder.join(format!("{kind}-{}", self.unix_seconds));
+        let stem = folder.join(format!("{kind}-{}", self.began.strftime("%Y-%m-%dT%H%M%SZ")));
         fs::write(stem.with_extension("md"), self.markdown())?;
         fs::write(stem.with_extension("json"), format!("{:#}\n", self.json()))
     }
 
     pub fn markdown(&self) -> String {
         let ((title, about), verdict) = (self.device(), self.verdict());
-        let mut text = format!("# {title}\n\n{about} Model: {}. {verdict}\n\n", self.model);
+        let (missed, began) = (self.missed().count(), self.began());
+        let mut text = format!("# {title}\n\n{about} Model: {}. {verdict}", self.model);
+        // Writing to a string does not fail.
+        let _ = write!(text, " Figures that miss a number which is wanted of them: {missed}.\n\n");
+        let _ = writeln!(text, "{began}, Windlass {VERSION}, commit {COMMIT}.\n");
         text += "| Stage | What came of it | Seconds |\n|---|---|---|\n";
         for record in &self.records {
-            // Writing to a string does not fail.
             let _ = writeln!(text, "| {} | {} | {:.0} |", record.name, cell(&outcome(record)), record.seconds);
         }
         text += "\n| Ceiling | Reached | By |\n|---|---|---|\n";
@@ -69,6 +79,11 @@ impl Report {
             }
         }
         text
+    }
+
+    /// In UTC, by the second.
+    fn began(&self) -> String {
+        self.began.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
     }
 
     fn verdict(&self) -> String {
@@ -112,6 +127,18 @@ impl Report {
         Some(100.0 * rate / self.ceilings().get(&of)?.0)
     }
 
+    /// Figures that miss what is wanted of them, each with its stage and the side on which it is.
+    fn missed(&self) -> impl Iterator<Item = (&str, &Figure, &'static str)> {
+        self.findings().filter_map(|(stage, finding)| match finding {
+            Finding::Figure(figure) => self.misses(figure).map(|side| (stage, figure, side)),
+            _ => None,
+        })
+    }
+
+    fn misses(&self, figure: &Figure) -> Option<&'static str> {
+        figure.bound?.missed(figure.value, self.share(figure))
+    }
+
     /// What the table says of it: its name, value, share, and what is wanted. None of what has tables of its own.
     fn row(&self, finding: &Finding) -> Option<[String; 4]> {
         match finding {
@@ -128,7 +155,9 @@ impl Report {
                 let of = figure.reaches.map_or("", of);
                 let share = self.share(figure).map(|share| format!("{share:.1} % of {of}")).unwrap_or_default();
                 let found = format!("{} {}", short(figure.value), figure.unit);
-                Some([figure.name.clone(), found, share, figure.wanted.clone().unwrap_or_default()])
+                let missed = self.misses(figure).map(|side| format!(": **{side}**")).unwrap_or_default();
+                let wanted = figure.wanted.clone().unwrap_or_default() + &missed;
+                Some([figure.name.clone(), found, share, wanted])
             }
         }
     }
@@ -137,6 +166,8 @@ impl Report {
         let (device, about) = self.device();
         let ceiling =
             |(of, (rate, by)): (Ceiling, (f64, &str))| json!({"of": of, "rate": rate, "unit": of.unit(), "by": by});
+        let missed =
+            |(stage, figure, side): (&str, &Figure, &str)| json!({"stage": stage, "name": figure.name, "side": side});
         let share = |(stage, finding): (&str, &Finding)| match finding {
             Finding::Figure(figure) => {
                 self.share(figure).map(|share| json!({"stage": stage, "name": figure.name, "percent": share}))
@@ -148,10 +179,13 @@ impl Report {
             "about": about,
             "isDryRun": self.is_dry_run,
             "model": self.model,
-            "unixSeconds": self.unix_seconds,
+            "date": self.began(),
+            "version": VERSION,
+            "commit": COMMIT,
             "passed": self.passed(),
             "ceilings": self.ceilings().into_iter().map(ceiling).collect::<Vec<_>>(),
             "shares": self.findings().filter_map(share).collect::<Vec<_>>(),
+            "missed": self.missed().map(missed).collect::<Vec<_>>(),
             "stages": self.records,
         })
     }
@@ -187,13 +221,14 @@ fn cell(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::finding::Bound;
 
     fn record(name: &str, ending: Ending, findings: Vec<Finding>) -> Record {
         Record { name: name.into(), seconds: 1.0, ending, tests: Tests::default(), findings }
     }
 
     fn report(records: Vec<Record>) -> Report {
-        Report { is_dry_run: false, model: "a model".into(), unix_seconds: 1, records }
+        Report { is_dry_run: false, model: "a model".into(), began: Timestamp::UNIX_EPOCH, records }
     }
 
     #[test]
@@ -225,7 +260,7 @@ mod tests {
     #[test]
     fn shares_are_of_the_most_that_anything_reached() {
         let ceiling = |rate, by: &str| Finding::Ceiling { of: Ceiling::Bf16, rate, by: by.into() };
-        let figure = Figure::rate("prefill", Ceiling::Bf16, 4e14).wanted("half");
+        let figure = Figure::rate("prefill", Ceiling::Bf16, 4e14).wanted("half", Bound::LeastShare(50.0));
         let report = report(vec![
             record("own", Ending::Well, vec![ceiling(640.0, "ours"), figure.into()]),
             record("peer", Ending::Well, vec![ceiling(800.0, "a library"), ceiling(700.0, "another")]),
@@ -236,14 +271,49 @@ mod tests {
         assert_eq!(report.json()["shares"][0]["percent"], 50.0);
     }
 
+    /// Where its ceiling is known, and where there is a number at all.
+    #[test]
+    fn a_figure_that_misses_what_is_wanted_of_it_is_marked() {
+        let ceiling = Finding::Ceiling { of: Ceiling::Bf16, rate: 800.0, by: "ours".into() };
+        let share = |of| Figure::rate("share", of, 4e14).wanted("51 %", Bound::LeastShare(51.0));
+        let value = |value: f64| Figure::new("value", value, "s");
+        for (figure, expected, side) in [
+            (share(Ceiling::Bf16), "| 51 %: **below** |", Some("below")),
+            (share(Ceiling::Fp8), "| 51 % |", None),
+            (value(2.0).wanted("much", Bound::Least(2.5)), "| much: **below** |", Some("below")),
+            (value(2.5).wanted("much", Bound::Least(2.5)), "| much |", None),
+            (value(5.5).wanted("little", Bound::Most(5.0)), "| little: **above** |", Some("above")),
+            (value(5.0).wanted("little", Bound::Most(5.0)), "| little |", None),
+            (value(9.0).wanted("about 1 s", None), "| about 1 s |", None),
+        ] {
+            let name = figure.name.clone();
+            let report = report(vec![record("own", Ending::Well, vec![ceiling.clone(), figure.into()])]);
+            let text = report.markdown();
+            assert!(text.contains(expected), "{text}");
+            assert!(text.contains(&format!("wanted of them: {}.", side.iter().count())), "{text}");
+            let missed: Vec<_> = side.iter().map(|side| json!({"stage": "own", "name": name, "side": side})).collect();
+            assert_eq!(report.json()["missed"], json!(missed));
+            assert!(report.passed(), "it is no failure");
+        }
+    }
+
+    #[test]
+    fn a_report_says_when_it_was_begun_and_what_was_built() {
+        let report = report(Vec::new());
+        let (text, json) = (report.markdown(), report.json());
+        assert!(text.contains(&format!("1970-01-01T00:00:00Z, Windlass {VERSION}, commit {COMMIT}.")), "{text}");
+        assert_eq!([&json["date"], &json["version"], &json["commit"]], ["1970-01-01T00:00:00Z", VERSION, COMMIT]);
+    }
+
     #[test]
     fn a_report_without_a_device_is_written_too() {
         let folder = tempfile::tempdir().unwrap();
         let report = report(vec![record("one", Ending::Failed("no driver | none".into()), Vec::new())]);
         report.write(folder.path()).unwrap();
-        let text = fs::read_to_string(folder.path().join("gpu-1.md")).unwrap();
+        let text = fs::read_to_string(folder.path().join("gpu-1970-01-01T000000Z.md")).unwrap();
         assert!(text.starts_with("# A GPU that could not be opened") && text.contains("no driver \\| none"), "{text}");
-        let json: Value = serde_json::from_slice(&fs::read(folder.path().join("gpu-1.json")).unwrap()).unwrap();
+        let json: Value =
+            serde_json::from_slice(&fs::read(folder.path().join("gpu-1970-01-01T000000Z.json")).unwrap()).unwrap();
         assert_eq!(json["stages"][0]["ending"], json!({"how": "failed", "why": "no driver | none"}));
     }
 }

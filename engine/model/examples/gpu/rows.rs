@@ -4,7 +4,7 @@ use half::bf16;
 use windlass_kernels::cuda::ops::{self, Gate, GateLayout, PagesMut, Placement, Places, Rotation};
 use windlass_kernels::ops::RopePairing;
 
-use crate::finding::{Ceiling, Figure, Finding};
+use crate::finding::{Bound, Ceiling, Figure, Finding};
 use crate::model::Model;
 use crate::parts::Tell;
 use crate::rig::Rig;
@@ -25,8 +25,9 @@ pub fn measure(model: &Model, tell: &mut Tell<'_>) -> Outcome<()> {
 type Measured = (usize, f64);
 
 fn figure(name: &str, tokens: usize, (bytes, seconds): Measured) -> Finding {
+    let bound = (tokens >= 512).then_some(Bound::LeastShare(85.0));
     let figure = Figure::new(format!("{name}, {tokens} tokens"), seconds * 1e6, "µs");
-    figure.reaching(Ceiling::Copy, bytes as f64 / seconds).wanted("85 % from 512 tokens on").into()
+    figure.reaching(Ceiling::Copy, bytes as f64 / seconds).wanted("85 % from 512 tokens on", bound).into()
 }
 
 fn norm(rig: &Rig, tokens: usize) -> Outcome<Measured> {

@@ -21,6 +21,7 @@ use super::weights::{Loader, Weights};
 use super::workspace::Workspace;
 use crate::config::DecoderConfig;
 use crate::load::{LoadError, no_threads};
+use crate::memory_share::MemoryShare;
 use crate::part::Parts;
 use crate::quantization::Quantization;
 use crate::sizes::LoadOptions;
@@ -36,6 +37,8 @@ pub(super) struct LoadedPart {
     pub part: RankPart,
     /// What the machine has for large products, or why nothing; none where a token's bits may not depend on it.
     pub products: Option<Result<Arc<dyn Products>, DriverError>>,
+    /// What it may take of its device's memory.
+    share: MemoryShare,
 }
 
 impl LoadedPart {
@@ -65,12 +68,14 @@ impl LoadedPart {
         let (device, first_token) = (device.clone(), shard.vocabulary.start as usize);
         let config = config.of_rank(&shard, stage);
         let part = RankPart { device, config, weights, weights_region: region, first_token };
-        Ok(LoadedPart { shard, part, products })
+        Ok(LoadedPart { shard, part, products, share: options.gpu_share })
     }
 
-    /// Bytes that are free on its device.
+    /// Bytes that are free on its device, as far as it may take them.
     pub fn free_bytes(&self) -> Result<u64, DriverError> {
-        self.part.device.driver().memory().map(|memory| memory.free_bytes as u64)
+        let memory = self.part.device.driver().memory()?;
+        let left = self.share.of(memory.total_bytes as u64).saturating_sub(self.part.weights.bytes());
+        Ok(left.min(memory.free_bytes as u64))
     }
 
     /// What it takes of its device's memory; `exchanged` is what it has for other ranks.

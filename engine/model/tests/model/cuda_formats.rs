@@ -47,9 +47,11 @@ fn prompts_multiplied_by_wide_products_give_the_cpus_tokens() {
     for (checkpoint, capability, batch_invariant, expected) in [
         (&halves, (9, 0), false, [2 * 4, 0, 0]),
         (&halves, (8, 0), false, [0, 2 * 4, 0]),
+        (&halves, (10, 0), false, [0, 2 * 4, 0]),
         (&halves, (9, 0), true, [0, 0, 0]),
         (&codes, (9, 0), false, [0, 0, 2 * 4]),
         (&codes, (8, 0), false, [0, 0, 0]),
+        (&codes, (12, 0), false, [0, 0, 0]),
     ] {
         let options = LoadOptions { max_step_tokens: 160, batch_invariant, ..options() };
         let driver = HostMachine::new(Kernels::Run, 7).with_capability(capability).driver(0, 1 << 28);

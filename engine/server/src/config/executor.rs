@@ -13,7 +13,7 @@ use windlass_checkpoint::HubFolder;
 use windlass_engine_contract::flags;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::sim::StepTime;
-use windlass_engine_model::{ActivationType, Encoder};
+use windlass_engine_model::{ActivationType, Encoder, MemoryShare};
 
 /// What computes.
 #[derive(Clone, Debug)]
@@ -64,6 +64,8 @@ pub struct CpuConfig {
     pub expert_parallel: bool,
     /// Layers that a GPU computes, the last ones, and at least one; `None` for all.
     pub gpu_layers: Option<GpuLayers>,
+    /// What the engine may take of each GPU's memory.
+    pub gpu_share: MemoryShare,
     /// On a GPU, kernels are launched one by one instead of being replayed.
     pub eager: bool,
     /// On a GPU, no token depends on what is computed beside it.
@@ -281,6 +283,7 @@ fn cpu(args: &ServeArgs) -> Result<CpuConfig, Failure> {
         tensor_parallel: args.tensor_parallel_size,
         expert_parallel: args.enable_expert_parallel,
         gpu_layers: args.n_gpu_layers.filter(|layers| *layers != GpuLayers::Last(0)),
+        gpu_share: args.gpu_memory_utilization,
         eager: args.enforce_eager,
         batch_invariant: !args.no_deterministic,
         activations: args.activation_dtype.map(ActivationType::from),

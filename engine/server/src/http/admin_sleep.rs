@@ -19,6 +19,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Looks in a row that find nothing: what is seen of the engine may be a look old.
 const QUIET_LOOKS: u32 = 3;
 
+/// Why several nodes do not sleep at level 2: none of them would load its layers again.
+const NODES_KEEP_WEIGHTS: &str = "level is 2, and the model's layers are on several nodes, which cannot load them again: use \
+                                  level=1, which keeps weights and gives back keys and values, or end the processes";
+
 /// What may follow `/sleep?`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -54,6 +58,9 @@ pub async fn sleep(State(admin): State<Arc<Admin>>, Query(query): Query<SleepQue
     let Some(engine) = admin.engine.get().filter(|_| admin.lifecycle.stage() == Stage::Serving).cloned() else {
         return refusal(StatusCode::CONFLICT, "only a model that generates and is being served can sleep");
     };
+    if depth == Depth::DropsWeights && admin.monitor.pipeline_stages() > 1 {
+        return refusal(StatusCode::BAD_REQUEST, NODES_KEEP_WEIGHTS);
+    }
     if !admin.lifecycle.change_rest(Rest::Awake, Rest::FallingAsleep(depth)) {
         return refusal(StatusCode::CONFLICT, "it sleeps already");
     }

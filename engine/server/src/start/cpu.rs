@@ -125,6 +125,7 @@ pub(super) fn asked(config: &Config, cpu: &CpuConfig, block_tokens: u32) -> Load
         max_model_tokens: batching.max_model_tokens,
         batch_invariant: cpu.batch_invariant,
         inputs_in_bytes: cpu.inputs_in_bytes(),
+        gpu_share: cpu.gpu_share,
         ..LoadOptions::default()
     }
 }

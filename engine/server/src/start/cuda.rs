@@ -30,8 +30,8 @@ use windlass_engine_model::{ActivationType, KvBudget};
 
 /// Tokens in a block where the flags give none: a page of the kernels.
 const BLOCK_TOKENS: u32 = 64;
-/// Share of the memory that weights and workspace leave, which keys and values may take: the rest is for the driver's
-/// own, such as graphs.
+/// Share of the memory that weights and workspace leave of what the engine may take, which is for keys and values: the rest is for
+/// the driver's own, such as graphs.
 const KV_SHARE: f64 = 0.9;
 
 /// The GPUs to compute on, if that is what the choice and the machine come to: as many as there are ranks, or all.

@@ -316,7 +316,7 @@ fn the_binary_reports_a_wrong_flag_in_its_termination_message() {
     for (arguments, code, word) in [
         (&["serve", "/no/such/model.gguf", "--port", "0", "--admin-port", "0"][..], 10, "/no/such/model.gguf"),
         (&["serve", "m", "--no-such-flag"], 2, "--no-such-flag"),
-        (&["serve", "m", "--gpu-memory-utilization", "0.9"], 2, "--gpu-memory-utilization"),
+        (&["serve", "m", "--gpu-memory-utilization", "90"], 2, "more than 0 and at most 1"),
         (&["serve", "m", "--device", "cuda"], 15, "--device cuda: no CUDA driver is installed"),
         (&["fetch", "https://host/file", "--to", "f", "--sha256", "00"], 2, "--sha256"),
         (&["fetch", "ftp://host/file", "--to", "f", "--sha256", "00"], 2, "ftp://host/file"),

@@ -2,6 +2,7 @@
 
 use crate::common::{Answer, Client, post, within};
 use axum::body::Body;
+use hyper::StatusCode;
 use serde_json::{Value, json};
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -89,7 +90,8 @@ async fn ranks_that_do_not_divide_the_heads_are_the_last_word() {
     assert!(termination.message.contains("9 query heads and 3 key-value heads"), "{termination:?}");
 }
 
-/// Two processes give the text of one. When the second is killed, the first ends and names it.
+/// Two processes give the text of one. They sleep and wake with their weights, and refuse to sleep without: nobody would load them
+/// again. When the second is killed, the first ends and names it.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_processes_share_the_layers() {
     let Some(model) = real_model() else { return };
@@ -103,6 +105,16 @@ async fn two_processes_share_the_layers() {
     let common = format!("--threads 1 --pipeline-parallel-size 2 --master-port {port}");
     let mut second = spawn(&model, &format!("{common} --node-rank 1 --headless"));
     let mut first = serving(spawn(&model, &format!("{common} --termination-log {}", log.display()))).await;
+    assert_eq!(first.ask().await, text);
+
+    let asked = async |path: &str| Client::connect(first.admin).await.post(path, &json!({})).await;
+    let refused = asked("/sleep?level=2").await;
+    assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+    assert!(refused.text().contains("use level=1"), "{}", refused.text());
+    assert_eq!(first.ask().await, text, "it is awake");
+    for path in ["/sleep?level=1", "/wake_up"] {
+        assert_eq!(asked(path).await.status, StatusCode::OK, "{path}");
+    }
     assert_eq!(first.ask().await, text);
 
     second.kill().await.unwrap();

@@ -277,6 +277,25 @@ fn decoding_matches_the_reference_over_any_splits() {
     }
 }
 
+/// Splits of 512 keys: as many as a block merges where it decodes, and more, which another kernel merges. Beside them a sequence
+/// with splits of 256 keys, and one with a single split, which nobody merges.
+#[test]
+fn long_contexts_match_the_reference() {
+    let mut random = Random::new(24);
+    let pages = CODES.map(Some).into_iter().chain([None]);
+    let cases = [vec![8193, 300], vec![17_000, 8192, 100, 8193]];
+    let cases: Vec<_> = pages.flat_map(|code| cases.clone().map(|lengths| (code, lengths))).collect();
+    for (seed, (code, lengths)) in SEEDS.into_iter().cycle().zip(cases) {
+        let (device, stream) = device(seed);
+        let sequences: Vec<_> = lengths.iter().map(|&length| (length, 1)).collect();
+        let scene = Scene::new(&mut random, shape(3, 1, 32), &sequences);
+        let scene = if let Some(code) = code { scene.in_bytes(&mut random, code) } else { scene };
+        let splits = ops::splits(lengths.iter().copied().max().unwrap());
+        let error = relative_error(&scene.decode(&device, &stream, splits), &scene.reference());
+        assert!(error <= 1e-2, "{lengths:?} in {code:?}: {error}");
+    }
+}
+
 /// What pages in bytes hold.
 const CODES: [EightBits; 2] = [EightBits::E4m3, EightBits::Int8];
 
@@ -357,7 +376,7 @@ fn in_steps([short, shorter]: [usize; 2]) -> [(AttentionShape, Vec<(usize, usize
 /// Pages of any kind go by warpgroups on Hopper, but for scores with a cap, and for heads that are shorter or longer.
 #[test]
 fn prefill_takes_the_kernel_that_there_is() {
-    let (hopper, ampere) = ((9, 0), (8, 0));
+    let (hopper, others) = ((9, 0), [(8, 0), (10, 0)]);
     let capped = AttentionShape { cap: 5.0, ..shape(2, 1, 64) };
     for (code, found) in [
         (
@@ -371,8 +390,11 @@ fn prefill_takes_the_kernel_that_there_is() {
     ] {
         let chosen = |capability, shape| kernel_of(capability, shape, code);
         assert_eq!([48, 80].map(|dim| chosen(hopper, shape(2, 1, dim))), found[..2]);
-        assert_eq!([chosen(ampere, shape(2, 1, 64)), chosen(hopper, capped)], [found[2]; 2]);
-        assert!([32, 144].iter().all(|&dim| chosen(hopper, shape(2, 1, dim)) == chosen(ampere, shape(2, 1, dim))));
+        assert_eq!(chosen(hopper, capped), found[2]);
+        for other in others {
+            assert_eq!(chosen(other, shape(2, 1, 64)), found[2]);
+            assert!([32, 144].iter().all(|&dim| chosen(hopper, shape(2, 1, dim)) == chosen(other, shape(2, 1, dim))));
+        }
     }
 }
 
@@ -498,6 +520,21 @@ fn a_sequence_decodes_the_same_whatever_runs_beside_it() {
     scene.query.truncate(width);
     let alone = scene.decode(&device, &stream, ops::splits(4000));
     assert_eq!(alone, together[..width]);
+}
+
+/// Alone its splits are merged by a block that decodes, beside a longer one by another kernel.
+#[test]
+fn a_long_sequence_decodes_the_same_beside_a_longer_one() {
+    let mut random = Random::new(25);
+    let (device, stream) = device(2);
+    let mut scene = Scene::new(&mut random, shape(2, 1, 32), &[(8193, 1), (16_385, 1)]);
+    let [few, many] = [8193, 16_385].map(ops::splits);
+    assert_eq!([few, many], [32, 33]);
+    let together = scene.decode(&device, &stream, many);
+    let width = scene.shape.heads.query_width();
+    scene.sequences.truncate(1);
+    scene.query.truncate(width);
+    assert_eq!(scene.decode(&device, &stream, few), together[..width]);
 }
 
 #[test]

@@ -28,6 +28,13 @@ pub fn ampere(seed: u64) -> (Device, Stream) {
     (device, stream)
 }
 
+/// The shim as a Blackwell: it is later than Hopper, and has nothing of what that has alone either.
+pub fn blackwell(seed: u64) -> (Device, Stream) {
+    let device = HostMachine::new(Kernels::Run, seed).with_capability((10, 0)).device(0, 1 << 30);
+    let stream = device.stream().unwrap();
+    (device, stream)
+}
+
 /// A Hopper, on which kernels run in the order of `seed`; none where a GPU is under test that is another.
 pub fn hopper(seed: u64) -> Option<(Device, Stream)> {
     Some(device(seed)).filter(|(device, _)| device.facts().capability == HOPPER)

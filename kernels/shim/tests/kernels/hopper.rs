@@ -10,7 +10,7 @@ use windlass_kernels::cuda::table::{
 };
 use windlass_kernels::cuda::{Device, Kernel, Matrix, Memory, Stream};
 
-use crate::common::{Random, SEEDS, ampere, hopper, poisoned, relative_error, same_in_any_batch};
+use crate::common::{Random, SEEDS, ampere, blackwell, hopper, poisoned, relative_error, same_in_any_batch};
 use crate::linear::reference;
 
 struct Shape {
@@ -123,6 +123,18 @@ pub fn same_by_wide_products((device, stream): (&Device, &Stream), matrix: &Matr
         out.read(stream).unwrap()
     };
     same_in_any_batch(tokens, rows, product, [140..141, 140..150, 70..150]);
+}
+
+/// What is compiled for Hopper itself is empty in the PTX that a later chip's driver compiles.
+#[test]
+fn later_chips_are_given_nothing_that_hopper_has_alone() {
+    let (later, _) = blackwell(1);
+    let theirs: Vec<_> = Kernel::ALL.iter().filter(|kernel| !kernel.spec().only_on.is_empty()).collect();
+    assert!(theirs.len() > 10, "{theirs:?}");
+    for &&kernel in &theirs {
+        let refused = Launch::new(kernel, [1, 1, 1]).check(later.facts()).unwrap_err().to_string();
+        assert!(refused.contains("empty on a device of compute capability 10.0"), "{refused}");
+    }
 }
 
 /// Rows that do not begin at a multiple of 16 bytes, boxes of another size, and chips that have no warpgroups.

@@ -7,7 +7,9 @@ use windlass_kernels::cuda::ops::{self, Output, Quantized};
 use windlass_kernels::cuda::weights::EightBits;
 use windlass_kernels::cuda::{Device, Stream};
 
-use crate::common::{Random, SEEDS, ampere, hopper, in_all_forms, poisoned, relative_error, same_in_any_batch};
+use crate::common::{
+    Random, SEEDS, ampere, blackwell, hopper, in_all_forms, poisoned, relative_error, same_in_any_batch,
+};
 use crate::w8a8::{CODES, Scene, quantized};
 
 /// What published figures of the products' precision allow, against which 3e-3 of a rounded result is little.
@@ -43,7 +45,10 @@ fn integers_are_multiplied_as_on_chips_without_warpgroups() {
         let Some(own) = hopper(seed) else { return };
         let scene = Scene::new(&mut random, EightBits::Int8, group, shape);
         let tokens = 0..shape[0];
-        assert_eq!(product(&own, &scene, tokens.clone()), product(&ampere(seed), &scene, tokens), "{shape:?}");
+        let found = product(&own, &scene, tokens.clone());
+        for other in [ampere(seed), blackwell(seed)] {
+            assert_eq!(found, product(&other, &scene, tokens.clone()), "{shape:?}");
+        }
     }
 }
 

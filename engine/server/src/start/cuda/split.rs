@@ -1,6 +1,7 @@
 //! A model whose first layers stay on the CPU.
 
 use super::{BLOCK_TOKENS, KV_SHARE, Running, architecture, cpu, replay};
+use crate::cli::GPU_MEMORY_UTILIZATION;
 use crate::config::{Config, CpuConfig, GpuLayers};
 use crate::failure::Failure;
 use crate::machine;
@@ -21,12 +22,13 @@ pub(super) fn layers_that_fit(
 ) -> Result<u32, Failure> {
     let asked = cpu::asked(config, cpu, BLOCK_TOKENS);
     let memory = device.driver().memory().map_err(|error| cpu::load_failure(CudaError::from(error).into()))?;
-    let room = memory.free_bytes as u64;
+    let room = cpu.gpu_share.of(memory.total_bytes as u64).min(memory.free_bytes as u64);
     match cuda::layers_that_fit(file, &asked, room).map_err(cpu::load_failure)? {
         0 => Err(Failure::new(
             Reason::OutOfMemory,
             format!(
-                "a GPU with {room} free bytes has no room for one layer: use {DEVICE} cpu, or a shorter {MAX_MODEL_LEN}"
+                "a GPU with {room} free bytes has no room for one layer: use {DEVICE} cpu, or a shorter {MAX_MODEL_LEN}, \
+                 or a larger {GPU_MEMORY_UTILIZATION} where that is less than 1"
             ),
         )),
         layers => Ok(layers),

@@ -81,6 +81,29 @@ fn as_many_layers_as_fit_are_on_the_gpu() {
     assert!(built.effective.kernels.starts_with("sm_90 "), "{}", built.effective.kernels);
 }
 
+/// Of half a GPU there is as much for keys and values, and for layers, as of a whole one with half the memory.
+#[test]
+fn an_engine_takes_the_share_of_a_gpu_that_it_is_given() {
+    let flags = "--max-num-seqs 16 --max-num-batched-tokens 64";
+    let blocks = |share: &str, bytes: usize| started(&format!("{flags} {share}"), bytes).unwrap().effective.kv_blocks;
+    let (all, half) = (blocks("", 1 << 24), blocks("--gpu-memory-utilization 0.5", 1 << 24));
+    assert!(half < all, "{half} of {all}");
+    assert_eq!(half, blocks("", 1 << 23));
+    assert_eq!(all, blocks("--gpu-memory-utilization 1", 1 << 24));
+    let layers = |share: &str, bytes: usize| {
+        let file = file();
+        let flags =
+            format!("--n-gpu-layers auto --max-num-seqs 2 --max-num-batched-tokens 64 --max-model-len 256 {share}");
+        let (config, cpu) = configured(file.path(), &flags).unwrap();
+        split::layers_that_fit(&config, &cpu, &open(file.path()).unwrap(), &device(bytes)).ok()
+    };
+    let sizes = (1..48).map(|step| step << 18);
+    let [whole, halves] = [("", 1), ("--gpu-memory-utilization 0.5", 2)]
+        .map(|(share, times)| sizes.clone().map(|bytes| layers(share, bytes * times)).collect::<Vec<_>>());
+    assert!(whole.contains(&None) && whole.contains(&Some(4)), "{whole:?}");
+    assert_eq!(halves, whole);
+}
+
 #[test]
 fn wide_products_are_asked_for_by_a_flag_and_change_answers() {
     let [alike, wide] = ["--deterministic", "--no-deterministic"].map(|flags| {
