@@ -9,6 +9,7 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::ops::Range;
 
 use windlass_engine_core::plan::{BlockId, SlotId};
 use windlass_kernels::{Integer, ShapeError, WeightType};
@@ -27,6 +28,15 @@ pub trait Storage {
     type Vector;
 }
 
+/// A matrix's rows as the kernels' file has them, of a file that is there as long as `'a`. A device that makes its own of them
+/// asks for some at a time.
+pub trait FileRows<'a> {
+    /// The bytes of some rows.
+    fn get(&self, rows: Range<usize>) -> Cow<'a, [u8]>;
+    /// Gives back what memory these rows take, where they lie in the file; they can be had again.
+    fn release(&self, rows: Range<usize>);
+}
+
 /// What takes in the weights of a decoder, of a file that is there as long as `'a`.
 pub trait Packer<'a>: Storage {
     /// Packs a file tensor of `[rows, cols]`, whose column `c` multiplies input `order[c]` where there is an order, and
@@ -36,7 +46,7 @@ pub trait Packer<'a>: Storage {
         kind: WeightType,
         rows: usize,
         cols: usize,
-        bytes: Cow<'a, [u8]>,
+        source: &impl FileRows<'a>,
         order: Option<&[u32]>,
     ) -> Result<Self::Matrix, ShapeError>;
     /// Packs a file tensor of floats as integers.
@@ -46,7 +56,7 @@ pub trait Packer<'a>: Storage {
         to: Integer,
         rows: usize,
         cols: usize,
-        bytes: &[u8],
+        source: &impl FileRows<'a>,
     ) -> Result<Self::Matrix, ShapeError>;
     /// Packs eight-bit floats as they are, on a device that multiplies them so and where `values` has them: elsewhere they
     /// become integers first.

@@ -13,7 +13,7 @@ use windlass_engine_core::plan::{BlockId, SlotId};
 use windlass_kernels::ops::{self, AttentionRow, Product, RopeTable, Scoring};
 use windlass_kernels::{Activations, Integer, KvCache, KvLayout, KvType, PackedMatrix, Pool, ShapeError, WeightType};
 
-use crate::backend::{Backend, Experts, Heads, Packer, Rows, Storage, TokenMove, Workspace};
+use crate::backend::{Backend, Experts, FileRows, Heads, Packer, Rows, Storage, TokenMove, Workspace};
 use crate::batch::{Batch, BatchRow};
 use crate::config::{Activation, DecoderConfig, RopeConfig};
 use crate::group::Member;
@@ -128,10 +128,10 @@ impl<'a> Packer<'a> for CpuBackend {
         kind: WeightType,
         rows: usize,
         cols: usize,
-        bytes: Cow<'a, [u8]>,
+        source: &impl FileRows<'a>,
         order: Option<&[u32]>,
     ) -> Result<PackedMatrix, ShapeError> {
-        let packed = PackedMatrix::pack(&self.pool, kind, rows, cols, &bytes)?;
+        let packed = self.pack_strips((kind, kind), [rows, cols], source, Ok)?;
         match order {
             None => Ok(packed),
             Some(order) => packed.ordered(order),
@@ -144,13 +144,35 @@ impl<'a> Packer<'a> for CpuBackend {
         to: Integer,
         rows: usize,
         cols: usize,
-        bytes: &[u8],
+        source: &impl FileRows<'a>,
     ) -> Result<PackedMatrix, ShapeError> {
-        PackedMatrix::quantize(&self.pool, from, to, rows, cols, bytes)
+        let quantize = |floats: Cow<'a, [u8]>| {
+            let rows = floats.len() / from.row_bytes(cols).unwrap_or(1);
+            to.quantize(&self.pool, from, rows, cols, &floats).map(Cow::Owned)
+        };
+        self.pack_strips((from, to.weight_type()), [rows, cols], source, quantize)
     }
 
     fn vector(&self, values: Vec<f32>) -> Vec<f32> {
         values
+    }
+}
+
+impl CpuBackend {
+    /// Packs rows of the first type that `make` makes rows of the second of: some at a time, whose memory is given back then.
+    fn pack_strips<'a>(
+        &self,
+        (from, to): (WeightType, WeightType),
+        [rows, cols]: [usize; 2],
+        source: &impl FileRows<'a>,
+        make: impl Fn(Cow<'a, [u8]>) -> Result<Cow<'a, [u8]>, ShapeError>,
+    ) -> Result<PackedMatrix, ShapeError> {
+        let mut packed = PackedMatrix::zeroed(to, rows, cols)?;
+        for strip in PackedMatrix::strips(rows, from.row_bytes(cols).unwrap_or(0)) {
+            packed.fill(&self.pool, strip.clone(), &make(source.get(strip.clone()))?)?;
+            source.release(strip);
+        }
+        Ok(packed)
     }
 }
 

@@ -12,11 +12,13 @@ mod parts;
 mod rounded;
 mod scheme;
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use windlass_checkpoint::{Data, Tensor};
 use windlass_kernels::WeightType;
 
+use crate::backend::FileRows;
 use crate::part::Part;
 use codes::Codes;
 pub use float8::Float8;
@@ -164,11 +166,6 @@ impl<'a> PackedTensor<'a> {
         by_all_processors(&self.rows, some).into_iter().collect::<Option<Vec<_>>>()?.into_iter().reduce(Float8::then)
     }
 
-    /// Its values as the kernels' file rows of its [`kind`](Self::kind).
-    pub fn file_rows(&self) -> Vec<u8> {
-        by_all_processors(&self.rows, |rows| self.some_rows(rows)).concat()
-    }
-
     fn some_rows(&self, rows: Range<usize>) -> Vec<u8> {
         let cols = &self.cols;
         let mut out = Vec::with_capacity(self.kind().row_bytes(cols.len()).unwrap_or(0) * rows.len());
@@ -181,6 +178,16 @@ impl<'a> PackedTensor<'a> {
         }
         out
     }
+}
+
+impl<'a> FileRows<'a> for PackedTensor<'a> {
+    /// Its values as the kernels' file rows of its [`kind`](Self::kind).
+    fn get(&self, rows: Range<usize>) -> Cow<'a, [u8]> {
+        by_all_processors(&self.rows(rows).rows, |rows| self.some_rows(rows)).concat().into()
+    }
+
+    /// Rows do not lie together in every layout: the layer gives them back.
+    fn release(&self, _rows: Range<usize>) {}
 }
 
 /// Signed integers of eight bits, the widest groups first.

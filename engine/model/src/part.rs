@@ -124,6 +124,14 @@ impl Part {
         }
     }
 
+    /// The matrix's row that is this part's first.
+    pub fn first_row(&self) -> usize {
+        match self {
+            Part::Whole | Part::Cols(_) => 0,
+            Part::Rows(part) => part.start,
+        }
+    }
+
     /// The values of a vector that belong to the outputs of this part.
     pub fn of_outputs(&self, mut values: Vec<f32>) -> Vec<f32> {
         if let Part::Rows(part) = self {

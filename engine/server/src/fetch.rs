@@ -22,6 +22,7 @@ mod progress;
 mod proof;
 pub mod range;
 pub mod record;
+mod redirect;
 mod room;
 pub mod source;
 mod transfer;

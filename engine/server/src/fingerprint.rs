@@ -4,8 +4,11 @@ use crate::dialogue::DialogueConfig;
 use crate::text::vocabulary::Vocabulary;
 use crc_fast::CrcAlgorithm;
 use sha2::{Digest, Sha256};
-use windlass_checkpoint::{Checkpoint, Tensor};
+use windlass_checkpoint::{Checkpoint, Data, Tensor};
 use windlass_engine_contract::fingerprint::Fingerprint;
+
+/// Of a tensor's bytes that are read at a time, and given back then.
+const STRIP_BYTES: usize = 4 << 20;
 
 /// The word for these parts; `flags` are those that change answers.
 pub fn word(weights: String, tokenizer: String, mut flags: Vec<String>, device: &str) -> String {
@@ -28,22 +31,30 @@ pub fn tensors_digest(tensors: &[Tensor<'_>]) -> String {
     digest(tensors, |_| ())
 }
 
-/// `done` is told of the bytes of each tensor once they were read. They are read as they lie in their files, which may
-/// still be on their way.
+/// `done` is told of bytes once they were read. They are read as they lie in their files, which may still be on their way.
 fn digest(tensors: &[Tensor<'_>], done: impl Fn(&[u8])) -> String {
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&tensor| tensors[tensor].bytes.address());
     let mut sums = vec![0; tensors.len()];
     for tensor in order {
-        let bytes = tensors[tensor].bytes.get();
-        sums[tensor] = crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes);
-        done(bytes);
+        sums[tensor] = checksum(tensors[tensor].bytes, &done);
     }
     let mut digest = Sha256::new();
     for (Tensor { name, kind, dims, .. }, data) in tensors.iter().zip(sums) {
         digest.update(format!("{name} {} {dims:?} {data:016x}\n", kind.name()));
     }
     hex(digest)
+}
+
+/// CRC-64/NVME of a tensor's bytes.
+fn checksum(data: Data<'_>, done: &impl Fn(&[u8])) -> u64 {
+    let mut sum = crc_fast::Digest::new(CrcAlgorithm::Crc64Nvme);
+    for start in (0..data.len()).step_by(STRIP_BYTES) {
+        let bytes = data.slice(start..data.len().min(start + STRIP_BYTES)).get();
+        sum.update(bytes);
+        done(bytes);
+    }
+    sum.finalize()
 }
 
 /// What flags say of how answers are read.
@@ -89,6 +100,18 @@ mod tests {
         let digests: std::collections::BTreeSet<String> = [0, 5000, 8 << 10, (16 << 10) - 1].map(digest).into();
         assert_eq!(digests.len(), 4);
         assert_eq!(digest(5000), digest(5000));
+    }
+
+    /// The word of a model stays what it was, however much is read at a time.
+    #[test]
+    fn strips_have_the_checksum_of_all_bytes_and_are_given_back() {
+        let values: Vec<f32> = (0..3 << 20).map(|n| n as f32).collect();
+        let file = GgufBuilder::new().tensor_f32("a", &[values.len() as u64], &values);
+        let checkpoint = Checkpoint::from_bytes(file.build()).unwrap();
+        let (data, given_back) = (checkpoint.tensor("a").unwrap().bytes, std::cell::RefCell::new(Vec::new()));
+        let sum = checksum(data, &|bytes| given_back.borrow_mut().push(bytes.len()));
+        assert_eq!(sum, crc_fast::checksum(CrcAlgorithm::Crc64Nvme, &data));
+        assert_eq!(given_back.into_inner(), [STRIP_BYTES; 3]);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The packed matrix: validated once, then only read.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
 use super::WeightType;
@@ -63,6 +65,9 @@ pub enum ShapeError {
 
 /// What an order has for a column that multiplies nothing.
 pub const NO_INPUT: u32 = u32::MAX;
+
+/// Of a file's bytes that are read at a time: more than the threads of a large machine share, and little beside a model.
+const STRIP_BYTES: usize = 16 << 20;
 
 /// A weight matrix `[rows = outputs, cols = inputs]`, repacked into tiles of 16 rows at the file's own bits per weight.
 ///
@@ -159,6 +164,48 @@ macro_rules! for_any {
     };
 }
 
+impl Tiles {
+    /// Those of a matrix of zeros.
+    fn zeroed(weight_type: WeightType, rows: usize, cols: usize) -> Tiles {
+        match weight_type {
+            WeightType::F32 => Tiles::F32(cells(rows, cols)),
+            WeightType::F16 => Tiles::F16(cells(rows, cols)),
+            WeightType::BF16 => Tiles::BF16(cells(rows, cols)),
+            WeightType::Q4_0 => Tiles::Q4_0(cells(rows, cols)),
+            WeightType::Q4_1 => Tiles::Q4_1(cells(rows, cols)),
+            WeightType::Q8_0 => Tiles::Q8_0(cells(rows, cols)),
+            WeightType::Q4K => Tiles::Q4K(cells(rows, cols)),
+            WeightType::Q6K => Tiles::Q6K(cells(rows, cols)),
+            WeightType::Q5_0 => Tiles::Q5_0(cells(rows, cols)),
+            WeightType::Q5_1 => Tiles::Q5_1(cells(rows, cols)),
+            WeightType::Q2K => Tiles::Q2K(cells(rows, cols)),
+            WeightType::Q3K => Tiles::Q3K(cells(rows, cols)),
+            WeightType::Q5K => Tiles::Q5K(cells(rows, cols)),
+            WeightType::IQ4NL => Tiles::IQ4NL(cells(rows, cols)),
+            WeightType::IQ4XS => Tiles::IQ4XS(cells(rows, cols)),
+            WeightType::MXFP4 => Tiles::MXFP4(cells(rows, cols)),
+            WeightType::NF4 => Tiles::NF4(cells(rows, cols)),
+            WeightType::FP4 => Tiles::FP4(cells(rows, cols)),
+            WeightType::I2G32 => Tiles::I2G32(cells(rows, cols)),
+            WeightType::I2G64 => Tiles::I2G64(cells(rows, cols)),
+            WeightType::I2G128 => Tiles::I2G128(cells(rows, cols)),
+            WeightType::I3G32 => Tiles::I3G32(cells(rows, cols)),
+            WeightType::I3G64 => Tiles::I3G64(cells(rows, cols)),
+            WeightType::I3G128 => Tiles::I3G128(cells(rows, cols)),
+            WeightType::I4G32 => Tiles::I4G32(cells(rows, cols)),
+            WeightType::I4G64 => Tiles::I4G64(cells(rows, cols)),
+            WeightType::I4G128 => Tiles::I4G128(cells(rows, cols)),
+            WeightType::S4G64 => Tiles::S4G64(cells(rows, cols)),
+            WeightType::S4G128 => Tiles::S4G128(cells(rows, cols)),
+            WeightType::I8G64 => Tiles::I8G64(cells(rows, cols)),
+            WeightType::I8G128 => Tiles::I8G128(cells(rows, cols)),
+            WeightType::U8G32 => Tiles::U8G32(cells(rows, cols)),
+            WeightType::U8G64 => Tiles::U8G64(cells(rows, cols)),
+            WeightType::F8G64 => Tiles::F8G64(cells(rows, cols)),
+        }
+    }
+}
+
 impl PackedMatrix {
     /// Repacks the `bytes` of a row-major file tensor; the bytes are not needed afterwards.
     pub fn pack(
@@ -168,45 +215,38 @@ impl PackedMatrix {
         cols: usize,
         bytes: &[u8],
     ) -> Result<Self, ShapeError> {
-        let row_bytes = validated_row_bytes(weight_type, rows, cols, bytes.len())?;
-        let source = Source { rows, cols, row_bytes, bytes };
-        let tiles = match weight_type {
-            WeightType::F32 => Tiles::F32(source.pack(pool)),
-            WeightType::F16 => Tiles::F16(source.pack(pool)),
-            WeightType::BF16 => Tiles::BF16(source.pack(pool)),
-            WeightType::Q4_0 => Tiles::Q4_0(source.pack(pool)),
-            WeightType::Q4_1 => Tiles::Q4_1(source.pack(pool)),
-            WeightType::Q8_0 => Tiles::Q8_0(source.pack(pool)),
-            WeightType::Q4K => Tiles::Q4K(source.pack(pool)),
-            WeightType::Q6K => Tiles::Q6K(source.pack(pool)),
-            WeightType::Q5_0 => Tiles::Q5_0(source.pack(pool)),
-            WeightType::Q5_1 => Tiles::Q5_1(source.pack(pool)),
-            WeightType::Q2K => Tiles::Q2K(source.pack(pool)),
-            WeightType::Q3K => Tiles::Q3K(source.pack(pool)),
-            WeightType::Q5K => Tiles::Q5K(source.pack(pool)),
-            WeightType::IQ4NL => Tiles::IQ4NL(source.pack(pool)),
-            WeightType::IQ4XS => Tiles::IQ4XS(source.pack(pool)),
-            WeightType::MXFP4 => Tiles::MXFP4(source.pack(pool)),
-            WeightType::NF4 => Tiles::NF4(source.pack(pool)),
-            WeightType::FP4 => Tiles::FP4(source.pack(pool)),
-            WeightType::I2G32 => Tiles::I2G32(source.pack(pool)),
-            WeightType::I2G64 => Tiles::I2G64(source.pack(pool)),
-            WeightType::I2G128 => Tiles::I2G128(source.pack(pool)),
-            WeightType::I3G32 => Tiles::I3G32(source.pack(pool)),
-            WeightType::I3G64 => Tiles::I3G64(source.pack(pool)),
-            WeightType::I3G128 => Tiles::I3G128(source.pack(pool)),
-            WeightType::I4G32 => Tiles::I4G32(source.pack(pool)),
-            WeightType::I4G64 => Tiles::I4G64(source.pack(pool)),
-            WeightType::I4G128 => Tiles::I4G128(source.pack(pool)),
-            WeightType::S4G64 => Tiles::S4G64(source.pack(pool)),
-            WeightType::S4G128 => Tiles::S4G128(source.pack(pool)),
-            WeightType::I8G64 => Tiles::I8G64(source.pack(pool)),
-            WeightType::I8G128 => Tiles::I8G128(source.pack(pool)),
-            WeightType::U8G32 => Tiles::U8G32(source.pack(pool)),
-            WeightType::U8G64 => Tiles::U8G64(source.pack(pool)),
-            WeightType::F8G64 => Tiles::F8G64(source.pack(pool)),
-        };
+        validated_row_bytes(weight_type, rows, cols, bytes.len())?;
+        let mut packed = PackedMatrix::zeroed(weight_type, rows, cols)?;
+        packed.fill(pool, 0..rows, bytes)?;
+        Ok(packed)
+    }
+
+    /// A matrix of zeros, to be [`fill`](Self::fill)ed some rows at a time, so that it is never held beside all of the file's
+    /// bytes. Its pages take memory when they are filled.
+    pub fn zeroed(weight_type: WeightType, rows: usize, cols: usize) -> Result<Self, ShapeError> {
+        checked_bytes(weight_type, rows, cols)?;
+        let tiles = Tiles::zeroed(weight_type, rows, cols);
         Ok(PackedMatrix { weight_type, rows, cols, tiles, order: None, inputs: cols })
+    }
+
+    /// Rows that are filled at a time, one after the other: whole tiles of about [`STRIP_BYTES`] where a row has `row_bytes` in
+    /// the file.
+    pub fn strips(rows: usize, row_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+        let height = (STRIP_BYTES / row_bytes.max(1)).next_multiple_of(TILE_ROWS).max(TILE_ROWS);
+        (0..rows).step_by(height).map(move |first| first..rows.min(first + height))
+    }
+
+    /// Repacks the `bytes` of some rows of a row-major file tensor.
+    ///
+    /// # Panics
+    /// When the rows are no tiles of this matrix.
+    pub fn fill(&mut self, pool: &Pool, rows: Range<usize>, bytes: &[u8]) -> Result<(), ShapeError> {
+        let is_whole = rows.end == self.rows || rows.end.is_multiple_of(TILE_ROWS) && rows.end < self.rows;
+        assert!(rows.start.is_multiple_of(TILE_ROWS) && is_whole, "rows {rows:?} of {} are no tiles", self.rows);
+        let row_bytes = validated_row_bytes(self.weight_type, rows.len(), self.cols, bytes.len())?;
+        let source = Source { rows: rows.len(), cols: self.cols, row_bytes, bytes };
+        for_any!(&mut self.tiles, cells => source.pack(pool, cells, rows.start / TILE_ROWS));
+        Ok(())
     }
 
     /// The same with column `c` multiplying input `order[c]`, or nothing where that is [`NO_INPUT`]: how GPTQ sorts inputs by
@@ -294,12 +334,22 @@ fn dequantize<C: Cell>(cells: &[C], row: usize, out: &mut [f32]) {
     }
 }
 
+/// Bytes of a row in the file, where all rows have `actual` bytes together.
 pub(crate) fn validated_row_bytes(
     weight_type: WeightType,
     rows: usize,
     cols: usize,
     actual: usize,
 ) -> Result<usize, ShapeError> {
+    let [row_bytes, expected] = checked_bytes(weight_type, rows, cols)?;
+    if actual != expected {
+        return Err(ShapeError::Length { weight_type: weight_type.name(), rows, cols, expected, actual });
+    }
+    Ok(row_bytes)
+}
+
+/// Bytes of a row and of all rows in the file.
+fn checked_bytes(weight_type: WeightType, rows: usize, cols: usize) -> Result<[usize; 2], ShapeError> {
     if rows == 0 || cols == 0 {
         return Err(ShapeError::Degenerate { rows, cols });
     }
@@ -308,14 +358,16 @@ pub(crate) fn validated_row_bytes(
         return Err(ShapeError::PartialBlock { weight_type: name, cols, block_elements });
     }
     let row_bytes = weight_type.row_bytes(cols).ok_or(ShapeError::Degenerate { rows, cols })?;
-    let expected = row_bytes.checked_mul(rows).ok_or(ShapeError::Degenerate { rows, cols })?;
-    if actual != expected {
-        return Err(ShapeError::Length { weight_type: name, rows, cols, expected, actual });
-    }
-    Ok(row_bytes)
+    let all = row_bytes.checked_mul(rows).ok_or(ShapeError::Degenerate { rows, cols })?;
+    Ok([row_bytes, all])
 }
 
-/// A validated file tensor.
+/// The cells of a matrix of zeros.
+fn cells<C: Cell>(rows: usize, cols: usize) -> Buffer<C> {
+    Buffer::zeroed(rows.div_ceil(TILE_ROWS) * cols.div_ceil(C::COLS))
+}
+
+/// Some rows of a validated file tensor.
 struct Source<'a> {
     rows: usize,
     cols: usize,
@@ -324,17 +376,48 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    fn pack<C: Cell>(&self, pool: &Pool) -> Buffer<C> {
+    /// Packs the rows into the tiles from `first_tile` on.
+    fn pack<C: Cell>(&self, pool: &Pool, cells: &mut [C], first_tile: usize) {
         let per_tile = self.cols.div_ceil(C::COLS);
-        let mut cells = Buffer::zeroed(self.rows.div_ceil(TILE_ROWS) * per_tile);
+        let cells = &mut cells[first_tile * per_tile..][..self.rows.div_ceil(TILE_ROWS) * per_tile];
         let zeros = vec![0; self.row_bytes];
         pool.for_each(cells.chunks_exact_mut(per_tile).enumerate(), |(tile, cells)| {
             C::pack_tile(cells, &std::array::from_fn(|lane| self.row(tile * TILE_ROWS + lane).unwrap_or(&zeros)));
         });
-        cells
     }
 
     fn row(&self, row: usize) -> Option<&[u8]> {
         (row < self.rows).then(|| &self.bytes[row * self.row_bytes..][..self.row_bytes])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::file_bytes;
+
+    #[test]
+    fn strips_make_the_same_matrix_as_all_rows_at_once() {
+        let (pool, rows, cols) = (Pool::new(2).unwrap(), 2 * TILE_ROWS + 5, 256);
+        for weight_type in WeightType::ALL {
+            let bytes = file_bytes(weight_type, rows, cols, 3);
+            let row_bytes = bytes.len() / rows;
+            let whole = PackedMatrix::pack(&pool, weight_type, rows, cols, &bytes).unwrap();
+            let mut filled = PackedMatrix::zeroed(weight_type, rows, cols).unwrap();
+            for strip in PackedMatrix::strips(rows, STRIP_BYTES) {
+                let bytes = &bytes[strip.start * row_bytes..strip.end * row_bytes];
+                filled.fill(&pool, strip, bytes).unwrap();
+            }
+            let bytes_of =
+                |matrix: &PackedMatrix| for_any!(&matrix.tiles, cells => cells.bytes(0..cells.len()).to_vec());
+            assert!(bytes_of(&filled) == bytes_of(&whole), "{weight_type:?}");
+        }
+    }
+
+    #[test]
+    fn strips_are_whole_tiles_of_all_rows() {
+        let strips: Vec<_> = PackedMatrix::strips(70, STRIP_BYTES / 20).collect();
+        assert_eq!(strips, [0..32, 32..64, 64..70]);
+        assert_eq!(PackedMatrix::strips(3, 0).collect::<Vec<_>>(), [0..3]);
     }
 }

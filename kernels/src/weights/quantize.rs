@@ -4,7 +4,7 @@
 
 use half::{bf16, f16};
 
-use super::{PackedMatrix, ShapeError, WeightType};
+use super::{ShapeError, WeightType};
 use crate::Pool;
 use crate::weights::cell::BLOCK;
 
@@ -92,23 +92,6 @@ impl Integer {
     }
 }
 
-impl PackedMatrix {
-    /// [`pack`](Self::pack)s the `bytes` of a row-major tensor of floats as integers.
-    ///
-    /// # Panics
-    /// When `from` is no float type.
-    pub fn quantize(
-        pool: &Pool,
-        from: WeightType,
-        to: Integer,
-        rows: usize,
-        cols: usize,
-        bytes: &[u8],
-    ) -> Result<Self, ShapeError> {
-        PackedMatrix::pack(pool, to.weight_type(), rows, cols, &to.quantize(pool, from, rows, cols, bytes)?)
-    }
-}
-
 /// The values of little-endian floats.
 ///
 /// # Panics
@@ -169,6 +152,7 @@ fn inverse(scale: f16) -> f32 {
 mod tests {
     use super::*;
     use crate::testing::Random;
+    use crate::weights::PackedMatrix;
 
     #[test]
     fn every_value_is_within_half_a_step() {
@@ -185,7 +169,8 @@ mod tests {
         for (from, bytes) in &encodings {
             let values = floats(*from, bytes);
             for to in every_integer() {
-                let matrix = PackedMatrix::quantize(&pool, *from, to, rows, cols, bytes).unwrap();
+                let quantized = to.quantize(&pool, *from, rows, cols, bytes).unwrap();
+                let matrix = PackedMatrix::pack(&pool, to.weight_type(), rows, cols, &quantized).unwrap();
                 assert_eq!(matrix.weight_type(), to.weight_type());
                 let mut row = vec![0.0; cols];
                 for index in 0..rows {
@@ -224,7 +209,7 @@ mod tests {
     #[test]
     fn rows_that_are_no_whole_blocks_are_refused() {
         let pool = Pool::new(1).unwrap();
-        let message = PackedMatrix::quantize(&pool, WeightType::F32, Integer::Int8, 1, 40, &[0; 160]).unwrap_err();
+        let message = Integer::Int8.quantize(&pool, WeightType::F32, 1, 40, &[0; 160]).unwrap_err();
         assert_eq!(message.to_string(), "a row of 40 values is no whole number of q8_0 blocks of 32");
     }
 }

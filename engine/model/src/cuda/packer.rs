@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use windlass_kernels::{Integer, Pool, ShapeError, WeightType};
 
-use crate::backend::{Packer, Storage};
+use crate::backend::{FileRows, Packer, Storage};
 use crate::packed::Float8;
 
 /// Keeps matrices as files have them, and where files have them, if they do: several are put together before the device takes them
@@ -71,10 +71,11 @@ impl<'a> Packer<'a> for FilePacker<'a> {
         kind: WeightType,
         rows: usize,
         cols: usize,
-        bytes: Cow<'a, [u8]>,
+        source: &impl FileRows<'a>,
         order: Option<&[u32]>,
     ) -> Result<FileMatrix<'a>, ShapeError> {
-        Ok(FileMatrix { rows, cols, values: FileValues::Typed(kind, bytes), order: order.map(<[u32]>::to_vec) })
+        let values = FileValues::Typed(kind, source.get(0..rows));
+        Ok(FileMatrix { rows, cols, values, order: order.map(<[u32]>::to_vec) })
     }
 
     fn quantized_matrix(
@@ -83,9 +84,11 @@ impl<'a> Packer<'a> for FilePacker<'a> {
         to: Integer,
         rows: usize,
         cols: usize,
-        bytes: &[u8],
+        source: &impl FileRows<'a>,
     ) -> Result<FileMatrix<'a>, ShapeError> {
-        self.matrix(to.weight_type(), rows, cols, to.quantize(self.pool, from, rows, cols, bytes)?.into(), None)
+        let quantized = to.quantize(self.pool, from, rows, cols, &source.get(0..rows))?;
+        let values = FileValues::Typed(to.weight_type(), quantized.into());
+        Ok(FileMatrix { rows, cols, values, order: None })
     }
 
     fn float8_matrix(
@@ -105,19 +108,26 @@ impl<'a> Packer<'a> for FilePacker<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::part::Part;
+    use std::ops::Range;
 
-    /// Whole matrices and rows lie in the file; columns are put together once.
-    #[test]
-    fn a_matrix_is_not_copied_before_the_device_takes_it_in() {
-        let (pool, file) = (Pool::new(1).unwrap(), vec![0; 4 * 8 * 2]);
-        for (part, stays) in [(Part::Whole, true), (Part::Rows(1..3), true), (Part::Cols(0..4), false)] {
-            let ([rows, cols], bytes) = (part.shape(4, 8), part.cut(WeightType::BF16, 8, &file));
-            let (place, length) = (bytes.as_ptr(), bytes.len());
-            let matrix = FilePacker { pool: &pool }.matrix(WeightType::BF16, rows, cols, bytes, None).unwrap();
-            let (_, values) = matrix.typed();
-            assert_eq!((values.as_ptr(), values.len()), (place, length), "{part:?}");
-            assert_eq!(file.as_ptr_range().contains(&place), stays, "{part:?}");
+    /// Rows of two bytes that lie in a file.
+    struct InFile<'a>(&'a [u8]);
+
+    impl<'a> FileRows<'a> for InFile<'a> {
+        fn get(&self, rows: Range<usize>) -> Cow<'a, [u8]> {
+            self.0[2 * rows.start..2 * rows.end].into()
         }
+
+        fn release(&self, rows: Range<usize>) {
+            panic!("rows {rows:?} are still to be read");
+        }
+    }
+
+    #[test]
+    fn a_matrix_stays_in_its_file_until_the_device_takes_it_in() {
+        let (pool, file) = (Pool::new(1).unwrap(), vec![0; 8]);
+        let matrix = FilePacker { pool: &pool }.matrix(WeightType::BF16, 4, 1, &InFile(&file), None).unwrap();
+        let (_, values) = matrix.typed();
+        assert_eq!((values.as_ptr(), values.len()), (file.as_ptr(), file.len()));
     }
 }

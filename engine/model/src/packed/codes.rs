@@ -117,8 +117,12 @@ impl<'a> Codes<'a> {
     /// of 2 bits around a zero point of 8.
     pub fn check_scales(&self) -> Result<(), String> {
         let most = f16::MAX.to_f32() / (1 << self.bits().max(3)) as f32;
-        match self.scales.all().into_iter().find(|scale| scale.is_nan() || scale.abs() > most) {
-            Some(scale) => Err(format!("a scale is {scale}; with {} bits they are at most {most}", self.bits())),
+        let is_wrong = |(_, scale): &(usize, f32)| scale.is_nan() || scale.abs() > most;
+        match self.scales.all().into_iter().enumerate().find(is_wrong) {
+            Some((index, scale)) => {
+                let (place, bits) = (self.scales.place(index), self.bits());
+                Err(format!("a scale is {scale}; with {bits} bits they are at most {most} ({place})"))
+            }
             None => Ok(()),
         }
     }
@@ -229,9 +233,9 @@ impl Layout {
             Layout::Gptq { bits, .. } | Layout::Packed { bits, .. } => bits as usize,
             _ => 4,
         };
-        match (values * bits).is_multiple_of(32) {
-            true => Ok(values * bits / 32),
-            false => Err(format!("{values} values of {bits} bits do not fill words of 32")),
+        match values.checked_mul(bits).filter(|all| all.is_multiple_of(32)) {
+            Some(all) => Ok(all / 32),
+            None => Err(format!("{values} values of {bits} bits do not fill words of 32")),
         }
     }
 }
@@ -251,17 +255,17 @@ where
         let Tensor { name, kind, dims, offset, .. } = tensor;
         return Err(format!("{name:?} is {kind} {dims:?}; it should be i32 [{cols}] (its data is at offset {offset})"));
     }
-    let groups = tensor.bytes.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
-    let groups: Option<Vec<usize>> = groups.map(|group| usize::try_from(group).ok()).collect();
-    let order = groups.map(|groups| Order::new(&groups));
-    let is_whole =
-        |order: &Order| order.inputs.len() == cols && (0..cols).all(|place| order.group(place) == place / group);
-    match order.filter(is_whole) {
-        Some(order) => Ok((!order.is_sorted()).then(|| Arc::new(order))),
-        None => {
-            let Tensor { name, offset, .. } = tensor;
-            Err(format!("{name:?} at offset {offset} does not give every group {group} inputs"))
-        }
+    let Tensor { name, bytes, offset, .. } = tensor;
+    let groups = bytes.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
+    let groups = groups.zip((offset..).step_by(4)).map(|(found, at)| match usize::try_from(found) {
+        Ok(found) if found < cols / group => Ok(found),
+        _ => Err(format!("{name:?} has group {found} of {} at offset {at}", cols / group)),
+    });
+    let order = Order::new(&groups.collect::<Result<Vec<usize>, String>>()?);
+    let is_whole = order.inputs.len() == cols && (0..cols).all(|place| order.group(place) == place / group);
+    match is_whole {
+        true => Ok((!order.is_sorted()).then(|| Arc::new(order))),
+        false => Err(format!("{name:?} at offset {offset} does not give every group {group} inputs")),
     }
 }
 

@@ -49,7 +49,7 @@ enum Scales<'a> {
     Stored(FloatPart<'a>),
     /// Quantized themselves: codes of a table of 256, scaled by runs, plus an offset.
     Nested {
-        codes: Data<'a>,
+        codes: Tensor<'a>,
         table: Vec<f32>,
         largest: FloatPart<'a>,
         run: usize,
@@ -62,7 +62,18 @@ impl Scales<'_> {
         match self {
             Scales::Stored(scales) => scales.get(index),
             Scales::Nested { codes, table, largest, run, offset } => {
-                table[usize::from(codes[index])] * largest.get(index / run) + offset
+                table[usize::from(codes.bytes[index])] * largest.get(index / run) + offset
+            }
+        }
+    }
+
+    /// Where one is: of those that are quantized, its code and what scales that.
+    fn place(&self, index: usize) -> String {
+        match self {
+            Scales::Stored(scales) => scales.place(index),
+            Scales::Nested { codes: Tensor { name, offset, .. }, largest, run, .. } => {
+                let (at, largest) = (offset + index as u64, largest.place(index / run));
+                format!("code {index} of {name:?}, at offset {at}, by {largest}")
             }
         }
     }
@@ -131,14 +142,17 @@ impl<'a> Floats<'a> {
     {
         let state = ["weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4"];
         let state = state.iter().find_map(|part| parts.optional(part)).ok_or("its quant_state is missing")?;
-        let state: Value = serde_json::from_slice(&state.bytes).map_err(|error| format!("its quant_state: {error}"))?;
+        let Tensor { name, offset, .. } = state;
+        let problem = |problem: String| format!("{name:?} at offset {offset}: {problem}");
+        let state: Value = serde_json::from_slice(&state.bytes).map_err(|error| problem(error.to_string()))?;
         let run = state["blocksize"].as_u64().filter(|size| (1..=MAX_BLOCK).contains(size));
-        let run = run.ok_or_else(|| format!("its quant_state has the blocksize {}", state["blocksize"]))? as usize;
-        let codes = parts.codes("u8", [1, (rows * cols).div_ceil(2)])?.bytes;
-        let table = parts.floats("weight.quant_map", [1, 16])?.all();
+        let run = run.ok_or_else(|| problem(format!("the blocksize is {}", state["blocksize"])))? as usize;
+        let count = rows.checked_mul(cols).ok_or_else(|| format!("{rows} rows of {cols} are no matrix"))?;
+        let codes = parts.codes("u8", [1, count.div_ceil(2)])?.bytes;
+        let table = entries(&parts.floats("weight.quant_map", [1, 16])?)?;
         let scales = match parts.optional("weight.nested_absmax") {
-            None => Scales::Stored(parts.floats("weight.absmax", [1, (rows * cols).div_ceil(run)])?),
-            Some(_) => nested_scales(parts, &state, (rows * cols).div_ceil(run))?,
+            None => Scales::Stored(parts.floats("weight.absmax", [1, count.div_ceil(run)])?),
+            Some(_) => nested_scales(parts, &state, count.div_ceil(run), problem)?,
         };
         let kind = kind_of_table(&table, cols, run);
         Ok(Floats { codes, cols, table, width: Width::Nibbles, scales, place: ScalePlace::Run(run), kind })
@@ -159,9 +173,11 @@ impl<'a> Floats<'a> {
                 ("a scale", f16::MAX.to_f32() / 8.0, rows.div_ceil(high) * across)
             }
         };
-        let mut scales = (0..count).map(|index| self.scales.get(index));
-        match scales.find(|scale| scale.is_nan() || scale.abs() > most) {
-            Some(scale) => Err(format!("{what} is {scale}; they are at most {most}")),
+        let mut scales = (0..count).map(|index| (index, self.scales.get(index)));
+        match scales.find(|(_, scale)| scale.is_nan() || scale.abs() > most) {
+            Some((index, scale)) => {
+                Err(format!("{what} is {scale}; they are at most {most} ({})", self.scales.place(index)))
+            }
             None => Ok(()),
         }
     }
@@ -256,17 +272,31 @@ fn kind_of_table(table: &[f32], cols: usize, run: usize) -> WeightType {
     [WeightType::NF4, WeightType::FP4].into_iter().find(names).unwrap_or(WeightType::Q8_0)
 }
 
-fn nested_scales<'a, F>(parts: &Parts<'_, F>, state: &Value, count: usize) -> Result<Scales<'a>, String>
+/// The entries of a table: parts of a block's largest magnitude.
+fn entries(table: &FloatPart<'_>) -> Result<Vec<f32>, String> {
+    let entries = table.all();
+    match entries.iter().position(|entry| entry.is_nan() || entry.abs() > 1.0) {
+        None => Ok(entries),
+        Some(index) => Err(format!("a table's entry is {} ({})", entries[index], table.place(index))),
+    }
+}
+
+fn nested_scales<'a, F>(
+    parts: &Parts<'_, F>,
+    state: &Value,
+    count: usize,
+    problem: impl Fn(String) -> String,
+) -> Result<Scales<'a>, String>
 where
     F: Fn(&str) -> Option<Tensor<'a>>,
 {
-    let number = |key: &str| state[key].as_f64().ok_or_else(|| format!("its quant_state has the {key} {}", state[key]));
+    let number = |key: &str| state[key].as_f64().ok_or_else(|| problem(format!("the {key} is {}", state[key])));
     let (run, offset) = (number("nested_blocksize")?, number("nested_offset")? as f32);
     if !(1.0..=MAX_BLOCK as f64).contains(&run) {
-        return Err(format!("its quant_state has the nested_blocksize {run}"));
+        return Err(problem(format!("the nested_blocksize is {run}")));
     }
-    let codes = parts.part("weight.absmax", "u8", [1, count])?.bytes;
+    let codes = parts.part("weight.absmax", "u8", [1, count])?;
     let largest = parts.floats("weight.nested_absmax", [1, count.div_ceil(run as usize)])?;
-    let table = parts.floats("weight.nested_quant_map", [1, 256])?.all();
+    let table = entries(&parts.floats("weight.nested_quant_map", [1, 256])?)?;
     Ok(Scales::Nested { codes, table, largest, run: run as usize, offset })
 }

@@ -45,13 +45,16 @@ impl<'a, F: Fn(&str) -> Option<Tensor<'a>>> Parts<'_, F> {
             "f32" => WeightType::F32,
             other => return Err(format!("{:?} is {other}; it should be floats", tensor.name)),
         };
-        Ok(FloatPart { kind, bytes: check(tensor, tensor.kind.name(), dims)?.bytes })
+        let Tensor { name, bytes, offset, .. } = check(tensor, tensor.kind.name(), dims)?;
+        Ok(FloatPart { name, offset, kind, bytes })
     }
 }
 
 /// Floats as they lie in the file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FloatPart<'a> {
+    name: &'a str,
+    offset: u64,
     kind: WeightType,
     bytes: Data<'a>,
 }
@@ -67,6 +70,12 @@ impl FloatPart<'_> {
             (_, [a, b, c, d]) => f32::from_le_bytes([*a, *b, *c, *d]),
             _ => unreachable!("a float has two or four bytes"),
         }
+    }
+
+    /// Where one is, for whoever has to mend it.
+    pub fn place(&self, index: usize) -> String {
+        let offset = self.offset + (index * self.kind.block_bytes()) as u64;
+        format!("value {index} of {:?}, at offset {offset}", self.name)
     }
 
     /// All of them.

@@ -152,22 +152,32 @@ impl Config<'_> {
             ("sym", (zeros == GptqZeros::Middle).into()),
             ("desc_act", (self.0["desc_act"] == true).into()),
         ];
-        self.refuse_overrides(&common)?;
+        let quantized = self.overrides("dynamic")?.filter(|(pattern, _)| !pattern.starts_with("-:"));
+        self.refuse_overrides("dynamic", quantized, &common)?;
         Ok(Scheme::of_weights(Layout::Gptq { bits, zeros }, group))
     }
 
-    /// Refuses matrices that are laid out otherwise than by the `common` values: GPTQModel's `dynamic` has, by patterns of
-    /// names, what differs in them. Those behind `-:` were left as they were, which their tensors tell.
-    fn refuse_overrides(&self, common: &[(&str, Value)]) -> Result<(), ConfigError> {
-        let overrides = match &self.0["dynamic"] {
-            Value::Null => return Ok(()),
-            Value::Object(overrides) => overrides.iter().filter(|(pattern, _)| !pattern.starts_with("-:")),
-            _ => return Err(self.unsupported("dynamic", "what is no object of patterns")),
-        };
+    /// What an object has of single matrices, by their names or patterns of them. Those that were left as they were, which are
+    /// behind `-:` in GPTQModel's `dynamic` and have 16 bits in auto-round's `extra_config`, their tensors tell.
+    fn overrides(&self, key: &str) -> Result<impl Iterator<Item = (&String, &Value)>, ConfigError> {
+        match &self.0[key] {
+            Value::Null => Ok(None.into_iter().flatten()),
+            Value::Object(overrides) => Ok(Some(overrides).into_iter().flatten()),
+            _ => Err(self.unsupported(key, "what is no object of patterns")),
+        }
+    }
+
+    /// Refuses matrices that are laid out otherwise than by the `common` values.
+    fn refuse_overrides<'o>(
+        &self,
+        key: &str,
+        overrides: impl Iterator<Item = (&'o String, &'o Value)>,
+        common: &[(&str, Value)],
+    ) -> Result<(), ConfigError> {
         for (pattern, own) in overrides {
             let differs = |(key, common): &&(&str, Value)| !own[*key].is_null() && own[*key] != *common;
-            if let Some((key, common)) = common.iter().find(differs) {
-                let (value, key) = (own[*key].to_string(), format!("{KEY}.dynamic[{pattern}].{key}"));
+            if let Some((of, common)) = common.iter().find(differs) {
+                let (value, key) = (own[*of].to_string(), format!("{KEY}.{key}[{pattern}].{of}"));
                 return Err(Unsupported::Override { key, value, common: common.to_string() }.into());
             }
         }
@@ -183,13 +193,15 @@ impl Config<'_> {
     /// That of auto-round, which packs integers as one of the others does.
     fn auto_round(&self) -> Result<Scheme, ConfigError> {
         self.expect("data_type", &["int".into()])?;
-        // Layers that are quantized in another way than the rest.
-        self.expect("extra_config", &[Value::Null, json!({})])?;
-        match self.0["packing_format"].as_str() {
-            Some("auto_round:auto_gptq") => self.gptq(),
-            Some("auto_round:auto_awq") => self.awq(),
-            _ => Err(self.unsupported("packing_format", "this layout")),
-        }
+        let scheme = match self.0["packing_format"].as_str() {
+            Some("auto_round:auto_gptq") => self.gptq()?,
+            Some("auto_round:auto_awq") => self.awq()?,
+            _ => return Err(self.unsupported("packing_format", "this layout")),
+        };
+        let common = ["bits", "group_size", "sym", "data_type"].map(|key| (key, self.0[key].clone()));
+        let quantized = self.overrides("extra_config")?.filter(|(_, own)| !(own["bits"] == 16 || own["bits"] == 32));
+        self.refuse_overrides("extra_config", quantized, &common)?;
+        Ok(scheme)
     }
 
     fn compressed_tensors(&self) -> Result<Scheme, ConfigError> {

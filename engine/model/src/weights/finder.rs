@@ -76,7 +76,24 @@ impl<'a> Finder<'a> {
             return self.packed(scheme, name, dims);
         }
         let tensor = self.find(name, &dims)?;
-        plain(tensor, dims.map(|dim| dim as usize), quantized)
+        self.plain(tensor, dims.map(|dim| dim as usize), quantized)
+    }
+
+    /// A matrix of floats or of the kernels' types.
+    fn plain(
+        &self,
+        tensor: Tensor<'a>,
+        [cols, rows]: [usize; 2],
+        quantized: Option<Narrow>,
+    ) -> Result<MatrixTensor<'a>, TensorError> {
+        let kind = weight_type(tensor.kind).ok_or_else(|| unsupported(&tensor, &file_types()))?;
+        let quantized = match quantized.filter(|_| FLOATS.contains(&kind)) {
+            Some(Narrow::Float8) => return rounded(tensor, kind, [cols, rows]),
+            Some(Narrow::Integer(integer)) => Some(integer),
+            None => None,
+        };
+        let (checkpoint, Tensor { name, bytes, .. }) = (self.checkpoint, tensor);
+        Ok(MatrixTensor::Plain(PlainTensor { checkpoint, name, rows, cols, bytes, kind, quantized }))
     }
 
     /// Whether the matrix is there as codes. Tools leave the head, and what a user names, as it was.
@@ -150,7 +167,7 @@ impl<'a> Finder<'a> {
         let stack = self.find(&name, &[dims[0], dims[1], count as u64])?;
         let quantized = self.quantization.map(Quantization::of_layers);
         let rows = dims[1] as usize;
-        let all = plain(stack, [dims[0] as usize, rows * count], quantized)?;
+        let all = self.plain(stack, [dims[0] as usize, rows * count], quantized)?;
         Ok((0..count).map(|expert| all.rows(expert * rows..(expert + 1) * rows)).collect())
     }
 
@@ -175,21 +192,6 @@ impl<'a> Finder<'a> {
 /// Whether a tensor adds nothing: some tools write biases beside all codes, though the model has none.
 fn is_zero_bias(tensor: &Tensor<'_>) -> bool {
     tensor.name.ends_with(".bias") && tensor.bytes.iter().all(|byte| *byte == 0)
-}
-
-/// A matrix of floats or of the kernels' types.
-fn plain<'a>(
-    tensor: Tensor<'a>,
-    [cols, rows]: [usize; 2],
-    quantized: Option<Narrow>,
-) -> Result<MatrixTensor<'a>, TensorError> {
-    let kind = weight_type(tensor.kind).ok_or_else(|| unsupported(&tensor, &file_types()))?;
-    let quantized = match quantized.filter(|_| FLOATS.contains(&kind)) {
-        Some(Narrow::Float8) => return rounded(tensor, kind, [cols, rows]),
-        Some(Narrow::Integer(integer)) => Some(integer),
-        None => None,
-    };
-    Ok(MatrixTensor::Plain(PlainTensor { name: tensor.name, rows, cols, bytes: tensor.bytes, kind, quantized }))
 }
 
 /// A matrix of floats that become eight-bit floats.

@@ -1,13 +1,14 @@
 //! A matrix that was found in a checkpoint and not yet packed.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
-use windlass_checkpoint::{Data, Tensor};
+use windlass_checkpoint::{Checkpoint, Data, Tensor};
 use windlass_kernels::cuda::Matrix;
 use windlass_kernels::{Integer, WeightType, floats};
 
 use super::{ShardError, TensorError, weight_type};
-use crate::backend::Packer;
+use crate::backend::{FileRows, Packer};
 use crate::packed::PackedTensor;
 use crate::part::Part;
 use crate::quantization::Quantization;
@@ -23,6 +24,8 @@ pub(super) enum MatrixTensor<'a> {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlainTensor<'a> {
+    /// Where it lies.
+    pub checkpoint: &'a Checkpoint,
     pub name: &'a str,
     pub rows: usize,
     pub cols: usize,
@@ -128,15 +131,15 @@ impl<'a> MatrixTensor<'a> {
         }
     }
 
-    /// Packs a part that [`check`](Self::check) has passed.
+    /// Packs a part that [`check`](Self::check) has passed; memory of the checkpoint is given back as it is read.
     pub fn pack<P: Packer<'a>>(&self, packer: &P, part: &Part) -> Result<P::Matrix, TensorError> {
         let packed = match self {
-            MatrixTensor::Plain(PlainTensor { kind, bytes, quantized, rows, cols, .. }) => {
-                let bytes = part.cut(*kind, *cols, bytes.get());
-                let [rows, cols] = part.shape(*rows, *cols);
-                match quantized {
-                    None => packer.matrix(*kind, rows, cols, bytes, None),
-                    Some(to) => packer.quantized_matrix(*kind, *to, rows, cols, &bytes),
+            MatrixTensor::Plain(plain) => {
+                let [rows, cols] = part.shape(plain.rows, plain.cols);
+                let source = PlainRows { plain, part };
+                match plain.quantized {
+                    None => packer.matrix(plain.kind, rows, cols, &source, None),
+                    Some(to) => packer.quantized_matrix(plain.kind, to, rows, cols, &source),
                 }
             }
             MatrixTensor::Packed(packed) => {
@@ -147,16 +150,47 @@ impl<'a> MatrixTensor<'a> {
                 if let Some(matrix) = packer.float8_matrix(rows, cols, || packed.float8()) {
                     return Ok(matrix);
                 }
-                packer.matrix(packed.kind(), rows, cols, packed.file_rows().into(), packed.order())
+                packer.matrix(packed.kind(), rows, cols, &packed, packed.order())
             }
         };
         packed.map_err(|source| TensorError::Shape { name: self.name().to_owned(), source })
     }
 }
 
+/// The rows of a part of a plain tensor.
+struct PlainRows<'r, 'a> {
+    plain: &'r PlainTensor<'a>,
+    part: &'r Part,
+}
+
+impl<'a> PlainRows<'_, 'a> {
+    /// The tensor's rows in which some of the part lie.
+    fn lying_in(&self, rows: Range<usize>) -> Data<'a> {
+        let first = self.part.first_row();
+        self.plain.rows(first + rows.start..first + rows.end).bytes
+    }
+}
+
+impl<'a> FileRows<'a> for PlainRows<'_, 'a> {
+    fn get(&self, rows: Range<usize>) -> Cow<'a, [u8]> {
+        let bytes = self.lying_in(rows).get();
+        match self.part {
+            Part::Whole | Part::Rows(_) => bytes.into(),
+            Part::Cols(_) => self.part.cut(self.plain.kind, self.plain.cols, bytes),
+        }
+    }
+
+    /// Columns of the same rows are other ranks': the layer gives them back.
+    fn release(&self, rows: Range<usize>) {
+        if !matches!(self.part, Part::Cols(_)) {
+            self.plain.checkpoint.release(&self.lying_in(rows));
+        }
+    }
+}
+
 impl<'a> PlainTensor<'a> {
     fn rows(&self, range: Range<usize>) -> PlainTensor<'a> {
-        let row_bytes = self.bytes.len() / self.rows;
+        let row_bytes = self.bytes.len().checked_div(self.rows).unwrap_or(0);
         let bytes = self.bytes.slice(range.start * row_bytes..range.end * row_bytes);
         PlainTensor { rows: range.len(), bytes, ..*self }
     }
@@ -191,5 +225,33 @@ impl<'a> VectorTensor<'a> {
         let mut values = floats(kind, &self.tensor.bytes);
         values.iter_mut().for_each(|value| *value += self.offset);
         packer.vector(part.of_outputs(values))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use windlass_checkpoint::testing::SafetensorsBuilder;
+
+    /// Whole matrices and rows lie in the file; columns are put together once. What some rows are is asked for by their place in
+    /// the part.
+    #[test]
+    fn rows_of_a_part_lie_in_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let values: Vec<u8> = (0..4 * 8 * 2).collect();
+        let weights = SafetensorsBuilder::new().tensor("m", "BF16", &[4, 8], &values).build();
+        std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+        std::fs::write(folder.path().join("model.safetensors"), weights).unwrap();
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let (bytes, kind) = (checkpoint.tensor("m").unwrap().bytes, WeightType::BF16);
+        let plain = PlainTensor { checkpoint: &checkpoint, name: "m", rows: 4, cols: 8, bytes, kind, quantized: None };
+        for (part, expected, stays) in [
+            (Part::Whole, (16..48).collect::<Vec<u8>>(), true),
+            (Part::Rows(1..4), (32..64).collect(), true),
+            (Part::Cols(2..4), vec![20, 21, 22, 23, 36, 37, 38, 39], false),
+        ] {
+            let rows = PlainRows { plain: &plain, part: &part }.get(1..3);
+            assert_eq!((&rows[..], matches!(rows, Cow::Borrowed(_))), (&expected[..], stays), "{part:?}");
+        }
     }
 }

@@ -38,7 +38,7 @@ fn hostile() -> Vec<Value> {
     numbers.into_iter().chain(large).chain(others).collect()
 }
 
-fn options() -> LoadOptions {
+pub fn options() -> LoadOptions {
     LoadOptions {
         threads: 1,
         kv: KvBudget::Blocks(2),

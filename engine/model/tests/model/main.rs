@@ -24,6 +24,7 @@ mod determinism;
 mod encoders;
 mod families;
 mod hostile;
+mod hostile_packed;
 mod llama_cpp;
 mod loading;
 mod outside;

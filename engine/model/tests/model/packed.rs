@@ -361,6 +361,37 @@ fn matrices_may_be_quantized_as_the_rest_or_not_at_all() {
     }
 }
 
+/// The same of auto-round, which names matrices that have 16 bits, or has patterns of their names.
+#[test]
+fn auto_rounds_matrices_may_have_16_bits() {
+    let auto_round = tools().into_iter().find(|tool| tool.name == "auto-round").unwrap();
+    let left = "model.layers.0.mlp.down_proj";
+    let open = |extra: Value| {
+        let mut config = auto_round.config.clone();
+        config["extra_config"] = extra;
+        let [packed, plain] = auto_round.files_but(left);
+        (family(&config).open(&packed), plain)
+    };
+    let by_name = json!({left: {"bits": 16, "group_size": 128, "sym": true, "data_type": "float"}, "lm_head": {"bits": 16},
+        "model.layers.1.mlp.down_proj": {"bits": 4, "group_size": 64, "sym": false, "data_type": "int", "act_bits": 16}});
+    for extra in [by_name, json!({".*layers\\.0.*down_proj.*": {"bits": 16, "data_type": "float"}})] {
+        let (checkpoint, plain) = open(extra);
+        let agreement = compare(&family(&Value::Null).candle_logits(plain), &our_logits(&checkpoint, &tokens(), CHUNK));
+        assert!(agreement.relative_error() <= 0.035, "{agreement}");
+    }
+    for (key, value, common) in [
+        ("bits", json!(8), "4"),
+        ("group_size", json!(32), "64"),
+        ("sym", json!(true), "false"),
+        ("data_type", json!("mx_fp"), "\"int\""),
+    ] {
+        let (checkpoint, _) = open(json!({left: {"bits": 16}, ".*up.*": {key: value}}));
+        let refusal = build(&checkpoint, &LoadOptions::default()).map(drop).unwrap_err().to_string();
+        let expected = format!("quantization_config.extra_config[.*up.*].{key}\" is {value}; it must be {common}, as");
+        assert!(refusal.contains(&expected), "{refusal:?} should contain {expected:?}");
+    }
+}
+
 /// One matrix of floats is no reason to quantize a checkpoint, nor one of codes to leave it out.
 #[test]
 fn checkpoints_are_quantized_where_every_layers_matrices_are_floats() {
@@ -404,7 +435,7 @@ fn parts_that_do_not_make_a_matrix_are_refused_by_name() {
         let order: Vec<u8> = (0..m.cols).flat_map(|col| i32::from(col % 3 == 1).to_le_bytes()).collect();
         file.tensor(&format!("{prefix}.g_idx"), "I32", &[m.cols as u64], &order)
     });
-    assert!(reordered.contains("does not give every group 128 inputs"), "{reordered}");
+    assert!(reordered.contains("q_proj.g_idx\" has group 1 of 1 at offset"), "{reordered}");
     let biased = refusal(|file, prefix, m| {
         let bias = [vec![0; 2 * m.rows - 1], vec![1]].concat();
         write_gptq::<4, 1>(file, prefix, m).without(&format!("{prefix}.bias")).tensor(
@@ -422,7 +453,9 @@ fn parts_that_do_not_make_a_matrix_are_refused_by_name() {
         let shape = [m.groups() as u64, m.rows as u64];
         write_gptq::<4, 1>(file, prefix, m).without(&name).tensor(&name, "F16", &shape, &scales)
     });
-    assert!(large.contains("a scale is 4096; with 4 bits they are at most 4094"), "{large}");
+    let expected =
+        ["a scale is 4096; with 4 bits they are at most 4094", "(value 0 of \"", "q_proj.scales\", at offset "];
+    assert!(expected.iter().all(|words| large.contains(words)), "{large}");
     let transposed = refusal(|file, prefix, m| {
         let file = write_gptq::<4, 1>(file, prefix, m).without(&format!("{prefix}.qweight"));
         let codes = vec![0; m.rows * m.cols / 2];

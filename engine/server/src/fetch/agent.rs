@@ -1,6 +1,7 @@
 //! The HTTP client of all sources, what it trusts, and the credentials it sends.
 
 use super::attempt::Interruption;
+use super::redirect::Redirects;
 use crate::failure::Failure;
 use std::io::Read;
 use std::path::Path;
@@ -32,8 +33,9 @@ pub fn agent(ca_file: Option<&Path>) -> Result<Agent, Failure> {
         .timeout_per_read(Some(READ_TIMEOUT))
         .user_agent(concat!("windlass-engine/", env!("CARGO_PKG_VERSION")))
         .tls_config(tls.build())
+        .max_redirects(0)
         .build();
-    Ok(config.new_agent())
+    Ok(Agent::config_builder().middleware(Redirects(config.new_agent())).build().new_agent())
 }
 
 /// The authorities in a PEM file, and no others.

@@ -17,6 +17,7 @@ mod images;
 mod incoming;
 mod inspect;
 mod life;
+mod llama;
 mod logs;
 mod mirror;
 mod parallel;

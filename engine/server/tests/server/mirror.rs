@@ -26,6 +26,10 @@ pub struct Mirror {
     /// Answers that still have half of what was asked for, and say so.
     pub short: Mutex<usize>,
     pub token: Option<&'static str>,
+    /// Requests that came with credentials.
+    pub credentials: AtomicUsize,
+    /// A mirror from which large files are sent; the small ones then come from another path of this one.
+    pub storage: Option<String>,
     /// Manifests of this type name another, of one platform, where it is accepted.
     pub list_type: Option<&'static str>,
     /// Of each file, what lies before this is sent, and the rest when this grows.
@@ -57,6 +61,8 @@ impl Mirror {
             broken: Mutex::new(0),
             short: Mutex::new(0),
             token: None,
+            credentials: AtomicUsize::new(0),
+            storage: None,
             list_type: None,
             sends_before: watch::Sender::new(u64::MAX),
             lies: None,
@@ -81,6 +87,7 @@ impl Mirror {
         let router = Router::new()
             .route("/api/models/org/name/revision/{revision}", get(Mirror::describe))
             .route("/org/name/resolve/{commit}/{*path}", get(Mirror::file))
+            .route("/api/resolve-cache/models/org/name/{commit}/{*path}", get(Mirror::send))
             .route("/v2/org/name/manifests/{reference}", get(Mirror::manifest))
             .route("/v2/org/name/blobs/{digest}", get(Mirror::blob))
             .route("/token", get(Mirror::grant))
@@ -92,6 +99,7 @@ impl Mirror {
     fn allows(&self, request: &Request) -> bool {
         let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         self.asked.lock().unwrap().push(request.uri().path().to_owned());
+        self.credentials.fetch_add(usize::from(given.is_some()), Ordering::SeqCst);
         self.token.is_none_or(|token| given == Some(&format!("Bearer {token}")))
     }
 
@@ -110,7 +118,22 @@ impl Mirror {
         Response::new(Body::from(json!({"sha": COMMIT, "siblings": siblings}).to_string()))
     }
 
-    async fn file(
+    async fn file(mirror: State<Arc<Mirror>>, path: Segments<(String, String)>, request: Request) -> Response<Body> {
+        let Segments((commit, name)) = &path;
+        let (status, location) = match &mirror.storage {
+            None => return Mirror::send(mirror, path, request).await,
+            Some(_) if !mirror.allows(&request) => return status(StatusCode::UNAUTHORIZED),
+            Some(_) if name.ends_with(".json") => {
+                let asked = request.uri().path().replace('/', "%2F");
+                let path = format!("/api/resolve-cache/models/org/name/{commit}/{name}?{asked}=&etag=%22e%22");
+                (StatusCode::TEMPORARY_REDIRECT, path)
+            }
+            Some(storage) => (StatusCode::FOUND, format!("{storage}/org/name/resolve/{commit}/{name}?signature=s")),
+        };
+        Response::builder().status(status).header(header::LOCATION, location).body(Body::from("moved")).unwrap()
+    }
+
+    async fn send(
         State(mirror): State<Arc<Mirror>>,
         Segments((commit, path)): Segments<(String, String)>,
         request: Request,

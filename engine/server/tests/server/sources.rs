@@ -259,6 +259,23 @@ async fn one_gguf_file_of_several_is_named_and_a_token_is_sent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_token_follows_a_redirect_to_its_own_server_and_to_no_other() {
+    let storage = Arc::new(Mirror::model());
+    let address = Some(storage.serve().await);
+    let mirror = Arc::new(Mirror { token: Some("secret"), storage: address, ..Mirror::model() });
+    let endpoint = mirror.serve().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (to, token) = (folder.path().join("model"), folder.path().join("token"));
+    std::fs::write(&token, "secret").unwrap();
+    let flags = ["--hf-endpoint", &endpoint, "--token-file", token.to_str().unwrap()];
+    fetch("hf://org/name", &to, &flags).await.unwrap();
+    check_model(&mirror, &to);
+    // The list, two small files with a redirect each, and four parts that are elsewhere.
+    assert_eq!((mirror.requests(), mirror.credentials.load(Ordering::SeqCst)), (9, 9));
+    assert_eq!((storage.requests(), storage.credentials.load(Ordering::SeqCst)), (4, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_artifact_of_a_registry_is_fetched_with_the_token_it_asks_for() {
     let mirror = Mirror::model();
     let files: Vec<_> = mirror.files.iter().filter(|(name, _)| !name.contains("onnx")).collect();
