@@ -1,9 +1,15 @@
 //! The kernels as the C++ compiler saw them, and a way to run them.
 
 use std::ffi::{CStr, c_char};
+use std::path::Path;
 use std::sync::OnceLock;
+use std::{env, fs};
 
 use windlass_kernels::cuda::launch::{Argument, Launch, MAX_PARAMETERS, TensorMap};
+
+/// Names a folder in which each kernel that ran to its end leaves an empty file of its name. Tests are many processes: what none of
+/// them launches is missing there, and `tests/run` says so.
+const LAUNCHED: &str = "WINDLASS_LAUNCHED";
 
 /// A kernel as its source declares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,5 +98,11 @@ pub(crate) unsafe fn run(launch: &Launch, seed: u64) -> Result<(), String> {
         shim_launch(index, blocks, clusters, shared, arguments.as_ptr(), seed, error.as_mut_ptr(), error.len())
     };
     // SAFETY: the call leaves a text that ends with a zero.
-    if done { Ok(()) } else { Err(unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy().into_owned()) }
+    if done { leave_name(name) } else { Err(unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy().into_owned()) }
+}
+
+fn leave_name(kernel: &str) -> Result<(), String> {
+    let Some(folder) = env::var_os(LAUNCHED) else { return Ok(()) };
+    let file = Path::new(&folder).join(kernel);
+    if file.exists() { Ok(()) } else { fs::write(&file, "").map_err(|error| format!("{}: {error}", file.display())) }
 }
