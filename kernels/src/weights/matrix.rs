@@ -418,6 +418,6 @@ mod tests {
     fn strips_are_whole_tiles_of_all_rows() {
         let strips: Vec<_> = PackedMatrix::strips(70, STRIP_BYTES / 20).collect();
         assert_eq!(strips, [0..32, 32..64, 64..70]);
-        assert_eq!(PackedMatrix::strips(3, 0).collect::<Vec<_>>(), [0..3]);
+        assert_eq!(PackedMatrix::strips(3, 0).map(|strip| strip.len()).collect::<Vec<_>>(), [3]);
     }
 }

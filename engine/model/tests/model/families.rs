@@ -351,8 +351,8 @@ fn configurations_that_cannot_be_served_are_refused_by_name() {
             "packing_format\" is \"auto_round:llm\": this layout is not",
         ),
         (
-            json!({"quantization_config": {"quant_method": "auto-round", "data_type": "int", "extra_config": {"lm_head": {"bits": 8}}}}),
-            "extra_config\" is {\"lm_head\":{\"bits\":8}}: a checkpoint quantized this way is not",
+            json!({"quantization_config": {"quant_method": "auto-round", "data_type": "int", "packing_format": "auto_round:llm"}}),
+            "packing_format\" is \"auto_round:llm\": this layout is not supported",
         ),
         (
             json!({"quantization_config": {"quant_method": "gptq", "bits": 5}}),
