@@ -161,9 +161,14 @@ enum Sender {
 
 impl Client {
     pub async fn connect(address: SocketAddr) -> Client {
-        let stream = TcpStream::connect(address).await.unwrap();
+        Client::try_connect(address).await.unwrap()
+    }
+
+    /// Fails where nobody listens.
+    pub async fn try_connect(address: SocketAddr) -> std::io::Result<Client> {
+        let stream = TcpStream::connect(address).await?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
-        Client { sender: Sender::Http1(sender), connection: tokio::spawn(async { drop(connection.await) }) }
+        Ok(Client { sender: Sender::Http1(sender), connection: tokio::spawn(async { drop(connection.await) }) })
     }
 
     pub async fn connect_http2(address: SocketAddr) -> Client {
