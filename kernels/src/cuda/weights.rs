@@ -95,6 +95,9 @@ impl Matrix {
         cols: usize,
         bytes: &[u8],
     ) -> Result<Matrix, LoadError> {
+        if weight_type == WeightType::BF16 {
+            return Matrix::of_bf16(to, [rows, cols], &[bytes]);
+        }
         let row_bytes = crate::weights::validated_row_bytes(weight_type, rows, cols, bytes.len())?;
         if let Some((group, bits)) = Grouped::form(weight_type) {
             let read = |rows, bytes: &[u8]| Some(Grouped::read(weight_type, rows, cols, bytes)?.map(|own| own.words()));
@@ -117,7 +120,6 @@ impl Matrix {
                 let (codes, scales) = split_groups(bytes, weight_type.block_bytes());
                 Matrix::eight_bits(to, EightBits::Int8, [rows, cols], weight_type.block_elements(), &codes, &scales)
             }
-            WeightType::BF16 => Matrix::of_bf16(to, [rows, cols], &[bytes]),
             _ => Matrix::bf16(to, rows, cols, &as_bf16(pool, weight_type, rows, cols, bytes)?),
         }
     }

@@ -227,9 +227,7 @@ zeroable!(super::int4::Int4G32);
 zeroable!(super::float8::Float8);
 
 // SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.
-unsafe impl<const BLOCKS: usize> Zeroable for super::grouped::Int4<BLOCKS> {}
-// SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.
-unsafe impl<const BLOCKS: usize> Zeroable for super::grouped::SymmetricInt4<BLOCKS> {}
+unsafe impl<const BLOCKS: usize, const MINIMUMS: usize> Zeroable for super::grouped::Int4<BLOCKS, MINIMUMS> {}
 // SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.
 unsafe impl<const BLOCKS: usize> Zeroable for super::grouped::Int8<BLOCKS> {}
 // SAFETY: a struct of arrays of numbers, all of which are valid as zero bytes.

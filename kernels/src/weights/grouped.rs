@@ -11,72 +11,18 @@ use super::cell::{
 };
 use crate::simd::Simd;
 
-/// `32 · BLOCKS` columns of 16 rows in `256 · BLOCKS + 64` bytes: 4.25 bits per value in groups of 128, 4.5 in groups
-/// of 64.
-#[derive(Clone, Copy, Debug)]
-#[repr(C, align(64))]
-pub(crate) struct Int4<const BLOCKS: usize> {
-    nibbles: [Nibbles; BLOCKS],
-    scales: [f16; TILE_ROWS],
-    minimums: [f16; TILE_ROWS],
-}
-
-impl<const BLOCKS: usize> Cell for Int4<BLOCKS> {
-    const COLS: usize = BLOCKS * BLOCK;
-
-    fn pack_tile(cells: &mut [Self], rows: &[&[u8]; TILE_ROWS]) {
-        pack_blocks(cells, rows);
-    }
-
-    fn value(&self, row: usize, col: usize) -> f32 {
-        let code = f32::from(nibble(&self.nibbles[col / BLOCK], row, col % BLOCK));
-        self.scales[row].to_f32() * code + self.minimums[row].to_f32()
-    }
-}
-
-impl<const BLOCKS: usize> QuantizedCell for Int4<BLOCKS> {
-    const FILE_BYTES: usize = 4 + 16 * BLOCKS;
-    const CODE_BITS: u32 = 4;
-    const OFFSET: i32 = 0;
-    const SCALES: usize = 1;
-    const MINIMUMS: usize = 1;
-
-    fn pack(&mut self, rows: [&[u8]; TILE_ROWS]) {
-        for (row, group) in rows.into_iter().enumerate() {
-            self.scales[row] = half_at(group, 0);
-            self.minimums[row] = half_at(group, 2);
-            for block in 0..BLOCKS {
-                copy_nibbles(&mut self.nibbles[block], row, &group[4 + 16 * block..][..16]);
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn codes<S: Simd>(&self, simd: S, block: usize) -> [S::U; 8] {
-        unpack_nibbles(simd, &self.nibbles[block])
-    }
-
-    #[inline(always)]
-    fn scale<S: Simd>(&self, simd: S, _block: usize, _index: usize) -> S::F {
-        simd.load_f16(&self.scales)
-    }
-
-    #[inline(always)]
-    fn minimum<S: Simd>(&self, simd: S, _block: usize, _index: usize) -> S::F {
-        simd.load_f16(&self.minimums)
-    }
-}
-
-/// `32 · BLOCKS` columns of 16 rows in `256 · BLOCKS + 32` bytes: 4.13 bits per value in groups of 128, 4.25 in groups of 64,
-/// and GGUF's Q4_0 in groups of 32, at 4.5. A code stands for as many steps as it is above 8.
+/// `32 · BLOCKS` columns of 16 rows in `256 · BLOCKS + 32` bytes, and 32 more with a minimum: 4.25 bits per value in groups of 128,
+/// 4.5 in groups of 64. Without one a code stands for as many steps as it is above 8: at 4.13 and 4.25 bits, and in groups of 32,
+/// which are GGUF's Q4_0, at 4.5.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(32))]
-pub(crate) struct SymmetricInt4<const BLOCKS: usize> {
+pub(crate) struct Int4<const BLOCKS: usize, const MINIMUMS: usize> {
     nibbles: [Nibbles; BLOCKS],
     scales: [f16; TILE_ROWS],
+    minimums: [[f16; TILE_ROWS]; MINIMUMS],
 }
 
-impl<const BLOCKS: usize> Cell for SymmetricInt4<BLOCKS> {
+impl<const BLOCKS: usize, const MINIMUMS: usize> Cell for Int4<BLOCKS, MINIMUMS> {
     const COLS: usize = BLOCKS * BLOCK;
 
     fn pack_tile(cells: &mut [Self], rows: &[&[u8]; TILE_ROWS]) {
@@ -84,22 +30,27 @@ impl<const BLOCKS: usize> Cell for SymmetricInt4<BLOCKS> {
     }
 
     fn value(&self, row: usize, col: usize) -> f32 {
-        self.scales[row].to_f32() * (f32::from(nibble(&self.nibbles[col / BLOCK], row, col % BLOCK)) - 8.0)
+        let code = i32::from(nibble(&self.nibbles[col / BLOCK], row, col % BLOCK)) - Self::OFFSET;
+        let product = self.scales[row].to_f32() * code as f32;
+        self.minimums.iter().fold(product, |value, minimums| value + minimums[row].to_f32())
     }
 }
 
-impl<const BLOCKS: usize> QuantizedCell for SymmetricInt4<BLOCKS> {
-    const FILE_BYTES: usize = 2 + 16 * BLOCKS;
+impl<const BLOCKS: usize, const MINIMUMS: usize> QuantizedCell for Int4<BLOCKS, MINIMUMS> {
+    const FILE_BYTES: usize = 2 + 2 * MINIMUMS + 16 * BLOCKS;
     const CODE_BITS: u32 = 4;
-    const OFFSET: i32 = 8;
+    const OFFSET: i32 = if MINIMUMS == 0 { 8 } else { 0 };
     const SCALES: usize = 1;
-    const MINIMUMS: usize = 0;
+    const MINIMUMS: usize = MINIMUMS;
 
     fn pack(&mut self, rows: [&[u8]; TILE_ROWS]) {
         for (row, group) in rows.into_iter().enumerate() {
             self.scales[row] = half_at(group, 0);
-            for block in 0..BLOCKS {
-                copy_nibbles(&mut self.nibbles[block], row, &group[2 + 16 * block..][..16]);
+            for (index, minimums) in self.minimums.iter_mut().enumerate() {
+                minimums[row] = half_at(group, 2 + 2 * index);
+            }
+            for (nibbles, pairs) in self.nibbles.iter_mut().zip(group[2 + 2 * MINIMUMS..].chunks_exact(BLOCK / 2)) {
+                copy_nibbles(nibbles, row, pairs);
             }
         }
     }
@@ -112,6 +63,11 @@ impl<const BLOCKS: usize> QuantizedCell for SymmetricInt4<BLOCKS> {
     #[inline(always)]
     fn scale<S: Simd>(&self, simd: S, _block: usize, _index: usize) -> S::F {
         simd.load_f16(&self.scales)
+    }
+
+    #[inline(always)]
+    fn minimum<S: Simd>(&self, simd: S, _block: usize, index: usize) -> S::F {
+        simd.load_f16(&self.minimums[index])
     }
 }
 

@@ -8,7 +8,7 @@ use super::WeightType;
 use super::bnb4::Bnb4;
 use super::cell::{Cell, TILE_ROWS};
 use super::float8::Float8;
-use super::grouped::{Int4, Int8, SymmetricInt4};
+use super::grouped::{Int4, Int8};
 use super::int2::Int2;
 use super::int4::Int4G32;
 use super::uint8::Uint8;
@@ -89,7 +89,7 @@ pub(crate) enum Tiles {
     F32(Buffer<[f32; TILE_ROWS]>),
     F16(Buffer<[f16; TILE_ROWS]>),
     BF16(Buffer<[[bf16; 2]; TILE_ROWS]>),
-    Q4_0(Buffer<SymmetricInt4<1>>),
+    Q4_0(Buffer<Int4<1, 0>>),
     Q4_1(Buffer<Q4_1>),
     Q8_0(Buffer<Q8_0>),
     Q4K(Buffer<Q4K>),
@@ -111,10 +111,10 @@ pub(crate) enum Tiles {
     I3G64(Buffer<Int2<2, 1>>),
     I3G128(Buffer<Int2<4, 1>>),
     I4G32(Buffer<Int4G32>),
-    I4G64(Buffer<Int4<2>>),
-    I4G128(Buffer<Int4<4>>),
-    S4G64(Buffer<SymmetricInt4<2>>),
-    S4G128(Buffer<SymmetricInt4<4>>),
+    I4G64(Buffer<Int4<2, 1>>),
+    I4G128(Buffer<Int4<4, 1>>),
+    S4G64(Buffer<Int4<2, 0>>),
+    S4G128(Buffer<Int4<4, 0>>),
     I8G64(Buffer<Int8<2>>),
     I8G128(Buffer<Int8<4>>),
     U8G32(Buffer<Uint8<1>>),
