@@ -21,6 +21,7 @@ pub struct Batch {
 #[derive(Clone, Debug)]
 struct Row {
     tokens: usize,
+    guesses: usize,
     first_position: u32,
     blocks: Range<usize>,
     seen: Range<usize>,
@@ -31,6 +32,8 @@ struct Row {
 pub struct BatchRow<'a> {
     /// Tokens in this step.
     pub tokens: usize,
+    /// How many of them, the last ones, are guesses.
+    pub guesses: usize,
     /// Position of the first one.
     pub first_position: u32,
     /// Blocks of the whole sequence, in order: as many for each group of layers, one group's after another's.
@@ -45,6 +48,12 @@ impl<'a> BatchRow<'a> {
     pub fn table(&self, group: usize, groups: usize) -> &'a [u32] {
         let length = self.blocks.len() / groups;
         &self.blocks[group * length..][..length]
+    }
+
+    /// Its tokens as rows of their own: each sees those before it, which lie in the same blocks.
+    pub fn token_rows(self) -> impl Iterator<Item = BatchRow<'a>> {
+        let positions = (self.first_position..).take(self.tokens);
+        positions.map(move |first_position| BatchRow { tokens: 1, guesses: 0, first_position, ..self })
     }
 }
 
@@ -91,7 +100,7 @@ impl Batch {
         self.push_drafted(tokens, &DraftTree::default(), first_position, blocks, logits);
     }
 
-    /// The same with guesses behind the tokens; each of them gets logits.
+    /// The same with guesses behind the tokens; where the last token gets logits each of them does, too.
     pub fn push_drafted(
         &mut self,
         tokens: impl IntoIterator<Item = TokenId>,
@@ -108,10 +117,11 @@ impl Batch {
         let count = known + draft.len();
         self.blocks.extend(blocks.iter().map(|block| block.0));
         let (blocks, seen) = (first_block..self.blocks.len(), first_seen..self.seen.len());
-        self.rows.push(Row { tokens: count, first_position, blocks, seen });
+        self.rows.push(Row { tokens: count, guesses: draft.len(), first_position, blocks, seen });
         let leading = logits.leading.min(known);
         self.logit_tokens.extend(first_token..first_token + leading);
-        let trailing = (logits.trailing + draft.len()).min(count - leading);
+        let guesses = if logits.trailing > 0 { draft.len() } else { 0 };
+        let trailing = (logits.trailing + guesses).min(count - leading);
         self.logit_tokens.extend(self.tokens.len() - trailing..self.tokens.len());
     }
 
@@ -152,6 +162,7 @@ impl Batch {
     pub fn rows(&self) -> impl ExactSizeIterator<Item = BatchRow<'_>> {
         self.rows.iter().map(|row| BatchRow {
             tokens: row.tokens,
+            guesses: row.guesses,
             first_position: row.first_position,
             blocks: &self.blocks[row.blocks.clone()],
             seen: &self.seen[row.seen.clone()],

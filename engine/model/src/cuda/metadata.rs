@@ -1,7 +1,8 @@
 //! What kernels read of a step besides activations: tokens, positions and places. One copy brings them, to addresses that are the
 //! same for steps of the same counts, so that captured graphs read them too.
 //!
-//! Rows of one token come first, then those of several: a row's attention depends on its own tokens alone.
+//! Rows of one token come first, then those of several: a row's attention depends on its own tokens alone. A token and the guesses
+//! behind it are a row each: so they are computed as they would be one after the other, and by the same graphs.
 
 use std::iter;
 use std::ops::Range;
@@ -194,6 +195,12 @@ impl Metadata {
         (counts, words)
     }
 
+    /// Whether all of a batch's tokens are rows of one token, as in every step that a graph is captured for.
+    pub fn decodes_alone(&self, batch: &Batch) -> bool {
+        let decodes = decoding(batch, &self.sizes);
+        batch.rows().all(|row| decodes(&row))
+    }
+
     /// Finds the places of a padded step of one token a row, as [`Metadata::upload`] would leave them, without its numbers.
     pub fn lay_out(&mut self, size: GraphSize) -> StepCounts {
         let mut rows = Rows { reach: size.reach, ..Rows::empty(&self.sizes) };
@@ -311,6 +318,14 @@ fn last_seen(index: usize, seen: u64) -> u32 {
     (of_guesses | u64::MAX << (index + 1)) as u32
 }
 
+/// Tells the rows whose tokens attend as rows of one token: those that have one, and those of a token and guesses that do not
+/// branch, if there is room for the guesses of all.
+fn decoding(batch: &Batch, sizes: &StepSizes) -> impl Fn(&BatchRow<'_>) -> bool + use<> {
+    let may = |row: &BatchRow<'_>| row.tokens == 1 + row.guesses && row.seen.is_empty();
+    let has_room = batch.rows().filter(may).map(|row| row.tokens).sum::<usize>() <= sizes.rows;
+    move |row| may(row) && (row.guesses == 0 || has_room)
+}
+
 /// A batch's numbers, in the order of the arrays.
 #[derive(Debug, Default)]
 struct Rows {
@@ -357,6 +372,7 @@ impl Rows {
             logit_tokens: batch.logit_tokens().iter().map(|&token| token as u32).collect(),
             ..Rows::empty(sizes)
         };
+        let decodes_alone = decoding(batch, sizes);
         let mut decodes = Vec::new();
         for row in batch.rows() {
             let first_token = rows.slots.first().map_or(0, Vec::len) as u32;
@@ -367,9 +383,9 @@ impl Rows {
             }
             let guesses = row.seen.iter().enumerate().map(|(index, &seen)| last_seen(index, seen));
             rows.seen.extend(iter::repeat_n(ALL_SEEN, row.tokens - row.seen.len()).chain(guesses));
-            match row.tokens {
-                1 => decodes.push((row, first_token)),
-                _ => {
+            match decodes_alone(&row) {
+                true => decodes.extend(row.token_rows().zip(first_token..)),
+                false => {
                     rows.chunks.push(&row, first_token, rows.reach, sizes);
                     rows.branches.push(!row.seen.is_empty());
                 }
@@ -412,7 +428,7 @@ impl Rows {
             self.seen.push(ALL_SEEN);
             self.slots.iter_mut().for_each(|slots| slots.push(sizes.trash_page * PAGE_TOKENS as u32));
             self.logit_tokens.extend(with_logits.then_some(token));
-            let row = BatchRow { tokens: 1, first_position: 0, blocks: &blocks, seen: &[] };
+            let row = BatchRow { tokens: 1, guesses: 0, first_position: 0, blocks: &blocks, seen: &[] };
             self.decodes.push(&row, token, self.reach, sizes);
         }
     }
@@ -505,6 +521,20 @@ mod tests {
             assert_eq!(rows.decodes.tables[1].len(), 2 * pages, "{length}");
             assert_eq!(rows.counts(&Default::default()).reach, 64 * pages);
         }
+    }
+
+    #[test]
+    fn a_token_and_its_guesses_are_rows_of_their_own_where_there_is_room() {
+        let mut batch = batch(&[(1, 64, &[1, 11]), (2, 30, &[4, 14])]);
+        batch.push_drafted([3], &DraftTree::chain([4, 5]), 63, &[2, 3, 12, 13].map(BlockId), Logits::LAST);
+        let rows = Rows::of(&batch, &SIZES);
+        assert_eq!(rows.decodes.lengths, [64, 64, 65, 66]);
+        assert_eq!(rows.decodes.first_tokens, [0, 3, 4, 5]);
+        assert_eq!(rows.positions, [63, 28, 29, 63, 64, 65]);
+        assert_eq!(rows.slots[1][3..], [12 * 64 + 63, 13 * 64, 13 * 64 + 1]);
+        assert_eq!((rows.chunks.lengths, rows.branches), (vec![30], vec![false]));
+        let rows = Rows::of(&batch, &StepSizes { rows: 3, ..SIZES });
+        assert_eq!((rows.decodes.lengths, rows.chunks.lengths), (vec![64], vec![30, 66]));
     }
 
     /// Two branches of which one forks again, beside a prompt.

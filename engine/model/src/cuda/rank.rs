@@ -227,12 +227,12 @@ impl Rank {
         }
     }
 
-    /// The number of rows that a step is padded to where it is replayed.
+    /// The number of rows of one token that a step is padded to where it is replayed.
     fn bucket(&self, batch: &Batch) -> Option<usize> {
-        let (rows, tokens, logits) = (batch.rows().len(), batch.tokens().len(), batch.logit_tokens().len());
-        let all_alike = rows == tokens && (rows == logits || !self.compute.has_head());
+        let (tokens, logits) = (batch.tokens().len(), batch.logit_tokens().len());
+        let all_alike = self.compute.metadata.decodes_alone(batch) && (tokens == logits || !self.compute.has_head());
         let repeats = self.replay == Replay::Graphs && all_alike;
-        self.buckets.holding(rows).filter(|_| repeats)
+        self.buckets.holding(tokens).filter(|_| repeats)
     }
 
     /// Has the device draw a token from each of the first rows of logits that the last step left, or tell of them, for the step

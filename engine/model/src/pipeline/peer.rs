@@ -163,7 +163,7 @@ impl Peer {
         for row in batch.rows() {
             let (own, rest) = tokens.split_at(row.tokens);
             tokens = rest;
-            wire::put(&mut payload, [row.first_position, own.len() as u32]);
+            wire::put(&mut payload, [row.first_position, row.guesses as u32, own.len() as u32]);
             wire::put(&mut payload, own.iter().copied());
             wire::put(&mut payload, [row.blocks.len() as u32]);
             wire::put(&mut payload, row.blocks.iter().copied());

@@ -9,7 +9,7 @@ use windlass_engine_core::executor::Prepared;
 use windlass_engine_core::plan::BlockId;
 
 /// Of this protocol: stages of other versions are refused.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// First bytes of the first frame's payload: whatever else listens on the port does not begin like this.
 pub(crate) const MAGIC: [u8; 4] = *b"WLPP";
 /// Bound of frames before sizes are agreed: JSON documents and messages.
@@ -122,6 +122,8 @@ pub(crate) fn invalid(why: impl Into<String>) -> io::Error {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StepRow {
     pub tokens: Vec<u32>,
+    /// Those at the end that are guesses, one after the other: there are no more of them than tokens.
+    pub guesses: usize,
     pub first_position: u32,
     pub blocks: Vec<BlockId>,
 }
@@ -168,9 +170,12 @@ impl Payload<'_> {
     }
 
     pub fn row(&mut self) -> io::Result<StepRow> {
-        let first_position = self.number()?;
+        let (first_position, guesses) = (self.number()?, self.number()? as usize);
         let (tokens, blocks) = (self.numbers()?, self.numbers()?);
-        Ok(StepRow { tokens, first_position, blocks: blocks.into_iter().map(BlockId).collect() })
+        if guesses > tokens.len() {
+            return Err(invalid(format!("{guesses} of {} tokens are guesses", tokens.len())));
+        }
+        Ok(StepRow { tokens, guesses, first_position, blocks: blocks.into_iter().map(BlockId).collect() })
     }
 
     /// All that is left.
@@ -219,14 +224,18 @@ mod tests {
     fn payloads_are_read_to_their_end_and_no_further() {
         let mut bytes = Vec::new();
         put(&mut bytes, [7, 8]);
-        put(&mut bytes, [40, 1, 5, 2, 3, 4]);
+        put(&mut bytes, [40, 1, 2, 5, 6, 2, 3, 4]);
         put_floats(&mut bytes, &[0.5]);
         let mut payload = Payload(&bytes);
         assert_eq!(payload.copy().unwrap(), [BlockId(7), BlockId(8)]);
-        let row = StepRow { tokens: vec![5], first_position: 40, blocks: vec![BlockId(3), BlockId(4)] };
+        let blocks = vec![BlockId(3), BlockId(4)];
+        let row = StepRow { tokens: vec![5, 6], guesses: 1, first_position: 40, blocks };
         assert_eq!(payload.row().unwrap(), row);
         assert_eq!(payload.floats().unwrap(), [0.5]);
         assert!(payload.number().is_err());
+        let mut wrong = Vec::new();
+        put(&mut wrong, [40, 3, 2, 5, 6, 0]);
+        assert_eq!(Payload(&wrong).row().unwrap_err().to_string(), "3 of 2 tokens are guesses");
         // A count that says more than there is allocates nothing.
         let mut short = Vec::new();
         put(&mut short, [u32::MAX, 1]);

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use socket2::{SockRef, TcpKeepalive};
+use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::executor::{Geometry, Prepared};
 
 use super::greeting::{Assign, Join};
@@ -166,7 +167,9 @@ fn forward<M: StageModel>(
         let row = payload.row().map_err(wrong)?;
         bounds::check(geometry, row.first_position, row.tokens.len(), &row.blocks)?;
         row.tokens.iter().try_for_each(|&token| bounds::check_token(geometry, token))?;
-        batch.push(row.tokens, row.first_position, &row.blocks, Logits::NONE);
+        let (known, guesses) = row.tokens.split_at(row.tokens.len() - row.guesses);
+        let draft = DraftTree::chain(guesses.iter().copied());
+        batch.push_drafted(known.iter().copied(), &draft, row.first_position, &row.blocks, Logits::NONE);
     }
     let (tokens, hidden) = (batch.tokens().len(), model.hidden());
     let activations = payload.floats().map_err(wrong)?;
