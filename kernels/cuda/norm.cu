@@ -1,5 +1,5 @@
 // Root-mean-square norms. One block per row.
-#include "dev.cuh"
+#include "codes.cuh"
 
 constexpr int THREADS = 256;
 
@@ -29,20 +29,50 @@ DEVICE void store_normed(bf16* to, const float (&values)[8], const float* weight
   store_quad(to, quad);
 }
 
-KERNEL(rms_norm, THREADS)(const float* input, const float* weight, bf16* out, u32 cols, float epsilon) {
-  wait_for_previous();
-  let_next_start();
-  const float* row = input + static_cast<u64>(block_x()) * cols;
+// What a row's values are multiplied with before their weights.
+DEVICE float factor_of(const float* row, u32 cols, float epsilon) {
   float values[8], squares = 0;
   for (u32 col = 8 * thread_index(); col < cols; col += 8 * THREADS) {
     load_eight(values, row + col);
     for (int i = 0; i < 8; ++i) squares += values[i] * values[i];
   }
-  const float factor = 1.0f / sqrtf(block_sum<THREADS>(squares) / cols + epsilon);
+  return 1.0f / sqrtf(block_sum<THREADS>(squares) / cols + epsilon);
+}
+
+KERNEL(rms_norm, THREADS)(const float* input, const float* weight, bf16* out, u32 cols, float epsilon) {
+  wait_for_previous();
+  let_next_start();
+  const float* row = input + static_cast<u64>(block_x()) * cols;
+  const float factor = factor_of(row, cols, epsilon);
+  float values[8];
   for (u32 col = 8 * thread_index(); col < cols; col += 8 * THREADS) {
     load_eight(values, row + col);
     store_normed(out + static_cast<u64>(block_x()) * cols + col, values, weight + col, factor);
   }
+}
+
+// The norm as codes, with a scale for each row: what products take whose inputs are rounded (w8a8.cu).
+template <typename Code>
+DEVICE void norm_codes(const float* input, const float* weight, u8* codes, float* scales, u32 cols, float epsilon) {
+  wait_for_previous();
+  let_next_start();
+  const u64 first = static_cast<u64>(block_x()) * cols;
+  const float factor = factor_of(input + first, cols, epsilon);
+  round_token<Code, THREADS>(codes + first, scales + block_x(), cols, [&](float (&to)[RUN_VALUES], u32 col) {
+    float scale[8];
+    load_eight(to, input + first + col);
+    load_eight(scale, weight + col);
+    for (int i = 0; i < 8; ++i) to[i] = to[i] * factor * scale[i];
+    keep_as_bf16(to);
+  });
+}
+
+KERNEL(rms_norm_int8, THREADS)(const float* input, const float* weight, u8* codes, float* scales, u32 cols, float epsilon) {
+  norm_codes<Int8>(input, weight, codes, scales, cols, epsilon);
+}
+
+KERNEL(rms_norm_fp8, THREADS)(const float* input, const float* weight, u8* codes, float* scales, u32 cols, float epsilon) {
+  norm_codes<E4m3>(input, weight, codes, scales, cols, epsilon);
 }
 
 KERNEL(add_rms_norm, THREADS)(float* residual, const bf16* addend, const float* weight, bf16* out, u32 cols,

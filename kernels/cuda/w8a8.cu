@@ -2,6 +2,7 @@
 // a scale for each token, found here; weights one for every `group` columns of a row.
 //
 // After every 128 columns what was added up (integers: exactly) is scaled and added in f32.
+#include "codes.cuh"
 #include "output.cuh"
 #include "tile.cuh"
 
@@ -12,41 +13,15 @@ typedef Tiles<u8, 16, 1, 16, 2, 12> Few;
 constexpr int THREADS = 256;  // of a token's rounding
 constexpr u32 RUN = 128;  // columns that are added up before they are scaled; a group has a multiple, or all
 
-struct Int8 {
-  typedef int Sum;
-  static constexpr float LARGEST = 127.0f;
-  DEVICE static u8 of(float value) { return static_cast<u8>(static_cast<int>(rintf(value))); }
-};
-
-struct E4m3 {
-  typedef float Sum;
-  static constexpr float LARGEST = 448.0f;
-  DEVICE static u8 of(float value) { return to_e4m3(value); }
-};
-
-// The codes of a token and their scale: its largest value is the largest code. Grid: tokens. A token with a value that is not
-// finite has a scale that is none.
+// The codes of each token and their scale. Grid: tokens.
 template <typename Code>
 DEVICE void quantize(const bf16* input, u8* codes, float* scales, u32 cols) {
   wait_for_previous();
   let_next_start();
-  SHARED(float, largest, THREADS / 32);
-  const bf16* own = input + static_cast<u64>(block_x()) * cols;
-  float most = 0, nothing = 0;
-  for (u32 col = thread_index(); col < cols; col += THREADS) {
-    const float value = to_float(own[col]);
-    most = larger(most, fabsf(value));
-    nothing += value * 0.0f;
-  }
-  most = warp_max(most);
-  if (lane_index() == 0) largest[warp_index()] = most;
-  nothing = block_sum<THREADS>(nothing);
-  for (int warp = 0; warp < THREADS / 32; ++warp) most = larger(most, largest[warp]);
-  const float scale = most / Code::LARGEST + nothing, factor = most > 0 ? Code::LARGEST / most : 0;
-  for (u32 col = thread_index(); col < cols; col += THREADS) {
-    codes[static_cast<u64>(block_x()) * cols + col] = scale == scale ? Code::of(to_float(own[col]) * factor) : 0;
-  }
-  if (thread_index() == 0) scales[block_x()] = scale;
+  const u64 first = static_cast<u64>(block_x()) * cols;
+  round_token<Code, THREADS>(codes + first, scales + block_x(), cols, [&](float (&to)[RUN_VALUES], u32 col) {
+    unpack(to, load_quad(input + first + col));
+  });
 }
 
 KERNEL(quantize_int8, THREADS)(const bf16* input, u8* codes, float* scales, u32 cols) {

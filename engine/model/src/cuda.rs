@@ -15,6 +15,7 @@ mod experts;
 mod follower;
 mod graphs;
 mod handover;
+mod input;
 mod inputs;
 mod load;
 mod loaded;

@@ -22,7 +22,7 @@ mod w8a8;
 mod wide;
 mod wide_experts;
 
-pub use activation::{Gate, GateLayout, gate_mul, soft_cap};
+pub use activation::{Gate, GateLayout, gate_mul, gate_mul_quantized, soft_cap};
 pub use attention::{
     AttentionShape, Chunks, DecodeRoom, DecodeRows, PREFILL_TILE_ROWS, SEEN_KEYS, attention_decode, attention_prefill,
     prefill_tiles, split_keys, splits,
@@ -35,14 +35,14 @@ pub use heads::{
 pub use library::{LIBRARY_TOKENS, ProductLibrary};
 pub use linear::{ExpertInput, Output, linear, linear_experts, linear_many, linear_ordered};
 pub use moves::move_tokens;
-pub use norm::{add_normed, add_rms_norm, rms_norm};
+pub use norm::{add_normed, add_rms_norm, rms_norm, rms_norm_quantized};
 pub use reduce::{ExchangeSizes, Ground, MAX_RANKS, PeerGroup, PeerRank};
 pub use rounded::{Rounded, linear_rounded, linear_rounded_many, multiplies_rounded, round_inputs};
 pub use sample::{
     ALL_BANNED, Asked, Edits, MOST_TOLD, Masks, NONE, NOT_FINITE, Samplers, TOLD, Told, adjust_logits, sample, tell,
 };
 pub use sharing::{shared_splits, sharing_order};
-pub use w8a8::{Quantized, linear_w8a8, linear_w8a8_wide, multiplies, quantize_tokens};
+pub use w8a8::{Quantized, QuantizedMut, linear_w8a8, linear_w8a8_wide, multiplies, quantize_tokens};
 pub use wide::{linear_wide, multiplies_widely};
 pub use wide_experts::{linear_experts_wide, multiplies_experts_widely};
 

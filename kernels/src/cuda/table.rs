@@ -172,6 +172,10 @@ kernels! {
     "norm.cu" {
         /// `out[t] = input[t] / rms(input[t]) · weight`.
         RmsNorm = rms_norm(input: In(F32), weight: In(F32), out: Out(Bf16), cols: U32, epsilon: Float), 256, 0;
+        /// The same in signed 8 bits, with a scale for each token.
+        RmsNormInt8 = rms_norm_int8[NORM_CODES], 256, 0;
+        /// The same in e4m3.
+        RmsNormFp8 = rms_norm_fp8[NORM_CODES], 256, 0;
         /// `residual += addend`, then its norm into `out`.
         AddRmsNorm = add_rms_norm(
             residual: Out(F32), addend: In(Bf16), weight: In(F32), out: Out(Bf16), cols: U32, epsilon: Float
@@ -548,6 +552,14 @@ kernels! {
         SiluMul = silu_mul(gate_up: In(Bf16), out: Out(Bf16), cols: U32, by_eights: U32), 256, 0;
         /// `out = gelu(gate) · up`.
         GeluMul = gelu_mul(gate_up: In(Bf16), out: Out(Bf16), cols: U32, by_eights: U32), 256, 0;
+        /// `silu(gate) · up` in signed 8 bits, with a scale for each token.
+        SiluMulInt8 = silu_mul_int8[GATE_CODES], 256, 0;
+        /// The same in e4m3.
+        SiluMulFp8 = silu_mul_fp8[GATE_CODES], 256, 0;
+        /// `gelu(gate) · up` in signed 8 bits, with a scale for each token.
+        GeluMulInt8 = gelu_mul_int8[GATE_CODES], 256, 0;
+        /// The same in e4m3.
+        GeluMulFp8 = gelu_mul_fp8[GATE_CODES], 256, 0;
         /// `values = cap · tanh(values / cap)`.
         SoftCap = soft_cap(values: Out(F32), count: U32, cap: Float), 256, 0;
     }

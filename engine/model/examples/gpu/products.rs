@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use windlass_engine_model::cuda::{Device, DriverError};
-use windlass_kernels::cuda::ops::{self, Output, ProductLibrary, Quantized};
+use windlass_kernels::cuda::ops::{self, Output, ProductLibrary, Quantized, QuantizedMut};
 use windlass_kernels::cuda::weights::{EightBits, Group, Grouped};
 use windlass_kernels::cuda::{Matrix, Products, Stream, View};
 use windlass_kernels::{Pool, WeightType};
@@ -158,7 +158,8 @@ fn measure_rounded(rig: &Rig, name: &str, code: EightBits, of: Ceiling, tell: &m
         let mut scales = rig.device.allocate::<f32>(tokens)?;
         let mut out = rig.device.allocate::<bf16>(tokens * rows)?;
         let seconds = rig.seconds(matrices.len(), |stream, set| {
-            ops::quantize_tokens(stream, code, input.view(), codes.view_mut(), scales.view_mut())?;
+            let room = QuantizedMut { code, codes: codes.view_mut(), scales: scales.view_mut() };
+            ops::quantize_tokens(stream, input.view(), room)?;
             let input = Quantized { codes: codes.view(), scales: scales.view() };
             ops::linear_w8a8_wide(stream, &matrices[set], &input, Output::Bf16(out.view_mut()))
         })?;

@@ -9,6 +9,7 @@ use windlass_kernels::cuda::{Device, DriverError, Matrix, Memory, Stream, View, 
 
 use super::cache::{Cache, CacheShape, PageType};
 use super::experts;
+use super::input::{Gates, Input, Norm};
 use super::inputs::InputRoom;
 use super::metadata::{Metadata, StepCounts, StepSizes};
 use super::weights::{FeedForwardWeights, GatedWeights, HeadWeights, LayerWeights, Weights};
@@ -189,11 +190,10 @@ impl Kernels<'_> {
         pages: PagesMut<'_>,
     ) -> Result<(), DriverError> {
         let (tokens, heads) = (self.step.tokens, heads(self.config));
-        self.norm(&layer.attention_norm)?;
-        let Workspace { normed, projected, query, inputs, .. } = &mut *self.work;
+        let Workspace { residual, normed, projected, query, inputs, .. } = &mut *self.work;
+        let input = Input::Norm(norm(residual, &layer.attention_norm, self.step, self.config), normed);
         let width = tokens * heads.projected_width();
-        let out = Output::Bf16(projected.slice_mut(0..width));
-        inputs.multiply(self.stream, &layer.qkv, normed.slice(0..tokens * self.config.hidden), out)?;
+        inputs.multiply(self.stream, &layer.qkv, input, Output::Bf16(projected.slice_mut(0..width)))?;
         let (positions, slots) = (self.metadata.positions(), self.metadata.slots(group));
         let places = Places { positions, slots };
         let query = query.slice_mut(0..tokens * heads.query_width());
@@ -223,32 +223,34 @@ impl Kernels<'_> {
         Ok(())
     }
 
-    /// Output projection, residual, and the feed-forward block's norm.
+    /// Output projection and residual.
     fn project_out(&mut self, layer: &LayerWeights) -> Result<(), DriverError> {
         let Workspace { residual: sums, normed, attended, inputs, .. } = &mut *self.work;
         let attended = attended.slice(0..self.step.tokens * self.config.query_width());
         let norm = layer.post_attention_norm.as_ref().map(|norm| (norm, normed));
         let residual = residual(sums, self.step, self.config);
-        let product = |out: Output<'_>| inputs.multiply(self.stream, &layer.out, attended, out);
-        add_product(self.stream, self.config, self.exchange, product, norm, residual)?;
-        self.norm(&layer.feed_forward_norm)
+        let product = |out: Output<'_>| inputs.multiply(self.stream, &layer.out, Input::Values(attended), out);
+        add_product(self.stream, self.config, self.exchange, product, norm, residual)
     }
 
-    /// Gate and up, activation, down, residual; or those of a few experts.
+    /// Norm, gate and up, activation, down, residual; or those of a few experts.
     fn feed_forward(&mut self, layer: &LayerWeights) -> Result<(), DriverError> {
         match &layer.feed_forward {
-            FeedForwardWeights::Dense(gated) => self.gated(gated, layer.post_feed_forward_norm.as_ref()),
+            FeedForwardWeights::Dense(gated) => self.gated(gated, layer),
             FeedForwardWeights::Experts(weights) => {
+                let Workspace { residual, normed, .. } = &mut *self.work;
+                let out = normed.slice_mut(0..self.step.tokens * self.config.hidden);
+                norm(residual, &layer.feed_forward_norm, self.step, self.config).compute(self.stream, out)?;
                 experts::mix(self.stream, weights, gate(self.config), self.step.tokens, self.work, self.exchange)
             }
         }
     }
 
-    fn gated(&mut self, weights: &GatedWeights, norm: Option<&Memory<f32>>) -> Result<(), DriverError> {
+    fn gated(&mut self, weights: &GatedWeights, layer: &LayerWeights) -> Result<(), DriverError> {
         let Workspace { residual: sums, normed, gate_up, gated, inputs, .. } = &mut *self.work;
-        let input = normed.slice(0..self.step.tokens * self.config.hidden);
+        let input = Input::Norm(norm(sums, &layer.feed_forward_norm, self.step, self.config), normed);
         let gated = gate_product(self.stream, gate(self.config), weights, input, inputs, gate_up, gated)?;
-        let norm = norm.map(|norm| (norm, normed));
+        let norm = layer.post_feed_forward_norm.as_ref().map(|norm| (norm, normed));
         let residual = residual(sums, self.step, self.config);
         let product = |out: Output<'_>| inputs.multiply(self.stream, &weights.down, gated, out);
         add_product(self.stream, self.config, self.exchange, product, norm, residual)
@@ -276,14 +278,6 @@ impl Kernels<'_> {
             None => Ok(()),
         }
     }
-
-    /// Norms the residual stream.
-    fn norm(&mut self, weight: &Memory<f32>) -> Result<(), DriverError> {
-        let values = self.step.tokens * self.config.hidden;
-        let Workspace { residual, normed, .. } = &mut *self.work;
-        let (residual, normed) = (residual.slice(0..values), normed.slice_mut(0..values));
-        ops::rms_norm(self.stream, residual, weight.view(), self.config.norm_epsilon, normed)
-    }
 }
 
 /// The residual stream of a step's tokens.
@@ -291,27 +285,38 @@ fn residual<'a>(memory: &'a mut Memory<f32>, step: &StepCounts, config: &Decoder
     memory.slice_mut(0..step.tokens * config.hidden)
 }
 
-/// `activation(gate · input) · (up · input)` for each token: what goes down, held in `gated`: in one
-/// launch where the product gates, else by way of `gate_up`.
+/// A norm of theirs.
+fn norm<'a>(
+    residual: &'a Memory<f32>,
+    weight: &'a Memory<f32>,
+    step: &StepCounts,
+    config: &DecoderConfig,
+) -> Norm<'a> {
+    let residual = residual.slice(0..step.tokens * config.hidden);
+    Norm { residual, weight: weight.view(), epsilon: config.norm_epsilon }
+}
+
+/// `activation(gate · input) · (up · input)` for each token: what goes down. It lies in `gated` where the product gates; else gates
+/// and ups lie in `gate_up`.
 pub(super) fn gate_product<'a>(
     stream: &Stream,
     gate: Gate,
     weights: &GatedWeights,
-    input: View<'_, bf16>,
+    input: Input<'_>,
     inputs: &mut InputRoom,
-    gate_up: &mut Memory<bf16>,
+    gate_up: &'a mut Memory<bf16>,
     gated: &'a mut Memory<bf16>,
-) -> Result<View<'a, bf16>, DriverError> {
+) -> Result<Input<'a>, DriverError> {
     let (tokens, width) = (input.len() / weights.gate_up.inputs(), weights.down.inputs());
     let (matrix, facts, out) = (&weights.gate_up, stream.device().facts(), 0..tokens * width);
     if weights.layout == GateLayout::Eights && inputs.gates(facts, matrix, tokens) {
         inputs.multiply(stream, matrix, input, Output::Gated(gated.slice_mut(out.clone()), gate))?;
+        Ok(Input::Values(gated.slice(out)))
     } else {
         let both = 0..2 * tokens * width;
         inputs.multiply(stream, matrix, input, Output::Bf16(gate_up.slice_mut(both.clone())))?;
-        ops::gate_mul(stream, gate, weights.layout, gate_up.slice(both), width, gated.slice_mut(out.clone()))?;
+        Ok(Input::Gates(Gates { gate, layout: weights.layout, gate_up: gate_up.slice(both), width }, gated))
     }
-    Ok(gated.slice(out))
 }
 
 /// `residual += product`, added up over the ranks; `product` goes where it is told. With a norm it is normed before it is added:

@@ -5,6 +5,7 @@ use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Gate, Mixture, O
 use windlass_kernels::cuda::{Device, DriverError, Memory, Stream};
 
 use super::compute::{Exchange, gate_product};
+use super::input::Input;
 use super::metadata::StepSizes;
 use super::weights::ExpertWeights;
 use super::workspace::Workspace;
@@ -77,7 +78,8 @@ pub(super) fn mix(
     let (own, out) = (room.gated.slice(0..rows * wide), Output::Bf16(room.given.slice_mut(0..rows * hidden)));
     inputs.multiply_experts(stream, &weights.gated.down, &room.routes, ExpertInput::Given(own), out)?;
     if let Some(shared) = &weights.shared {
-        let own = gate_product(stream, gate, shared, normed.slice(0..values), inputs, gate_up, gated)?;
+        let input = Input::Values(normed.slice(0..values));
+        let own = gate_product(stream, gate, shared, input, inputs, gate_up, gated)?;
         // Nobody reads the norm any more.
         inputs.multiply(stream, &shared.down, own, Output::Bf16(normed.slice_mut(0..values)))?;
     }

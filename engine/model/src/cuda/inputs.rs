@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use half::bf16;
 use windlass_kernels::cuda::ops::{
-    self, ExpertInput, LIBRARY_TOKENS, Mixture, Output, ProductLibrary, Quantized, Rounded, Routes,
+    self, ExpertInput, LIBRARY_TOKENS, Mixture, Output, ProductLibrary, Quantized, QuantizedMut, Rounded, Routes,
 };
 use windlass_kernels::cuda::weights::EightBits;
 use windlass_kernels::cuda::{Device, DeviceFacts, DriverError, Matrix, Memory, Products, Stream, View};
 
 use super::experts::mixture;
+use super::input::Input;
 use super::weights::{GatedWeights, Weights};
 use crate::config::DecoderConfig;
 
@@ -76,15 +77,15 @@ impl InputRoom {
         &mut self,
         stream: &Stream,
         matrix: &Matrix,
-        input: View<'_, bf16>,
+        input: Input<'_>,
         out: Output<'_>,
     ) -> Result<(), DriverError> {
         match self.way(stream.device().facts(), matrix, input.len() / matrix.inputs()) {
-            Way::Sorted => ops::linear_ordered(stream, matrix, input, &mut self.sorted, out),
+            Way::Sorted => ops::linear_ordered(stream, matrix, input.values(stream)?, &mut self.sorted, out),
             Way::Rounded(code) => self.multiply_rounded(stream, code, matrix, input, out),
-            Way::InBytes => self.multiply_in_bytes(stream, matrix, input, out),
-            Way::Wide => self.multiply_widely(stream, matrix, input, out),
-            Way::Plain => ops::linear(stream, matrix, input, out),
+            Way::InBytes => self.multiply_in_bytes(stream, matrix, input.values(stream)?, out),
+            Way::Wide => self.multiply_widely(stream, matrix, input.values(stream)?, out),
+            Way::Plain => ops::linear(stream, matrix, input.values(stream)?, out),
         }
     }
 
@@ -180,12 +181,12 @@ impl InputRoom {
         stream: &Stream,
         code: EightBits,
         matrix: &Matrix,
-        input: View<'_, bf16>,
+        input: Input<'_>,
         out: Output<'_>,
     ) -> Result<(), DriverError> {
         let (values, tokens) = (input.len(), input.len() / matrix.cols());
         let (codes, scales) = (self.codes.slice_mut(0..values), self.scales.slice_mut(0..tokens));
-        ops::quantize_tokens(stream, code, input, codes, scales)?;
+        input.quantize(stream, QuantizedMut { code, codes, scales })?;
         let input = Quantized { codes: self.codes.slice(0..values), scales: self.scales.slice(0..tokens) };
         let multiply = if self.choices.widens { ops::linear_w8a8_wide } else { ops::linear_w8a8 };
         multiply(stream, matrix, &input, out)

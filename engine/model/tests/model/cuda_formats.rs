@@ -184,7 +184,7 @@ fn floats_of_eight_bits_compute_what_the_cpu_computes_and_stay_what_they_are() {
 /// Inputs of every product of the layers, where the checkpoint says that they were meant to be: many tokens and few.
 #[test]
 fn inputs_are_rounded_to_8_bits_where_the_checkpoint_says_so() {
-    for (name, expected) in [(packed::ROUNDED, 4 * 4), ("compressed-tensors 8 bits", 0)] {
+    for (name, layers) in [(packed::ROUNDED, 4), ("compressed-tensors 8 bits", 0)] {
         let (options, driver) = (LoadOptions { max_step_tokens: 64, ..options() }, driver());
         let model = CudaModel::load(&packed::checkpoint(name), &options, &[driver.device()]).unwrap();
         let mut executor = model.start(options.kv, Replay::Eager).unwrap().executor;
@@ -194,7 +194,10 @@ fn inputs_are_rounded_to_8_bits_where_the_checkpoint_says_so() {
             step(&mut executor, plan(vec![PlanRow { tokens, ..row(InputToken::Known(1), 0) }]));
             let issued = driver.issued().split_off(before);
             let count = |kernel| issued.iter().filter(|work| **work == Issued::Launch(kernel)).count();
-            assert_eq!([count(Kernel::QuantizeInt8), count(kernel)], [expected; 2], "{name}: {issued:?}");
+            let rounding = [Kernel::RmsNormInt8, Kernel::QuantizeInt8, Kernel::SiluMulInt8].map(count);
+            assert_eq!((rounding, count(kernel)), ([2 * layers, layers, layers], 4 * layers), "{name}: {issued:?}");
+            // Of the head alone: a layer norms nothing that it does not round.
+            assert!(layers == 0 || count(Kernel::RmsNorm) == 1, "{name}: {issued:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Products of 8-bit activations with 8-bit weights, against their own operands in f64.
 
 use half::bf16;
-use windlass_kernels::cuda::ops::{self, Output, Quantized};
+use windlass_kernels::cuda::ops::{self, Gate, GateLayout, Output, Quantized, QuantizedMut};
 use windlass_kernels::cuda::weights::{EightBits, Matrix};
 use windlass_kernels::cuda::{Device, Stream};
 
@@ -26,7 +26,8 @@ pub fn quantized(
 ) -> (Vec<u8>, Vec<f32>) {
     let memory = device.upload(input).unwrap();
     let (mut codes, mut scales) = (poisoned::<u8>(device, input.len()), poisoned::<f32>(device, tokens));
-    ops::quantize_tokens(stream, code, memory.view(), codes.view_mut(), scales.view_mut()).unwrap();
+    let room = QuantizedMut { code, codes: codes.view_mut(), scales: scales.view_mut() };
+    ops::quantize_tokens(stream, memory.view(), room).unwrap();
     (codes.read(stream).unwrap(), scales.read(stream).unwrap())
 }
 
@@ -68,6 +69,48 @@ fn a_token_of_zeros_and_one_that_is_not_finite_are_told() {
             let (codes, scales) = quantized(&device, &stream, code, &input, 3);
             assert!(scales[0] == 0.0 && codes[..64].iter().all(|&bits| bits & 0x7f == 0), "{scales:?}");
             assert!(scales[1].is_nan() && scales[2] > 0.0, "{scales:?}");
+        }
+    }
+}
+
+/// What takes the place of two kernels has their codes: of values that spread, a token of zeros, and one that is not finite.
+#[test]
+fn norms_and_gates_are_rounded_as_they_are_where_bf16_lies_between() {
+    let mut random = Random::new(34);
+    for (seed, (tokens, cols)) in SEEDS.into_iter().zip([(1, 32), (4, 576), (3, 4104)]) {
+        let (device, stream) = device(seed);
+        let spread = |i: usize| 10f32.powi((i % 7) as i32 - 3);
+        let mut residual: Vec<f32> = (0..tokens * cols).map(|i| random.value(spread(i))).collect();
+        let mut gate_up: Vec<bf16> = (0..2 * tokens * cols).map(|i| bf16::from_f32(random.value(spread(i)))).collect();
+        if tokens > 1 {
+            residual[..cols].fill(0.0);
+            gate_up[..2 * cols].fill(bf16::ZERO);
+            residual[2 * cols - 1] = f32::INFINITY;
+            gate_up[4 * cols - 1] = bf16::NAN;
+        }
+        let weight = device.upload(&random.values(cols, 2.0)).unwrap();
+        let (residual, gate_up) = (device.upload(&residual).unwrap(), device.upload(&gate_up).unwrap());
+        let mut plain = poisoned::<bf16>(&device, tokens * cols);
+        for code in CODES {
+            let codes_of = |quantize: &dyn Fn(QuantizedMut<'_>)| {
+                let (mut codes, mut scales) = (poisoned::<u8>(&device, tokens * cols), poisoned::<f32>(&device, tokens));
+                quantize(QuantizedMut { code, codes: codes.view_mut(), scales: scales.view_mut() });
+                let scales = scales.read(&stream).unwrap();
+                assert!(tokens == 1 || (scales[0] == 0.0 && scales[1].is_nan()), "{scales:?}");
+                (codes.read(&stream).unwrap(), scales.into_iter().map(|scale| Some(scale).filter(|scale| !scale.is_nan())).collect::<Vec<_>>())
+            };
+            ops::rms_norm(&stream, residual.view(), weight.view(), 1e-5, plain.view_mut()).unwrap();
+            let expected = codes_of(&|out| ops::quantize_tokens(&stream, plain.view(), out).unwrap());
+            let (from, by) = (residual.view(), weight.view());
+            let found = codes_of(&|out| ops::rms_norm_quantized(&stream, from, by, 1e-5, out).unwrap());
+            assert!(found == expected, "{code:?}: norms of {tokens} x {cols}");
+            for (gate, layout) in [(Gate::Silu, GateLayout::Halves), (Gate::GeluTanh, GateLayout::Eights)] {
+                ops::gate_mul(&stream, gate, layout, gate_up.view(), cols, plain.view_mut()).unwrap();
+                let expected = codes_of(&|out| ops::quantize_tokens(&stream, plain.view(), out).unwrap());
+                let gates = gate_up.view();
+                let found = codes_of(&|out| ops::gate_mul_quantized(&stream, gate, layout, gates, out).unwrap());
+                assert!(found == expected, "{code:?}: {gate:?} of {tokens} x {cols}");
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use half::bf16;
 
+use super::w8a8::QuantizedMut;
 use super::word;
 use crate::cuda::launch::Launch;
 use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
@@ -53,6 +54,28 @@ pub fn gate_mul(
     let launch = Launch::new(kernel, grid).with(gate_up).with(out).with(word(cols));
     // SAFETY: each thread computes 8 of a token's `cols` values, those that are there.
     unsafe { stream.launch(&launch.with(u32::from(layout == GateLayout::Eights))) }
+}
+
+/// The same rounded to 8 bits: the codes that [`quantize_tokens`](super::quantize_tokens) would make of it.
+///
+/// # Panics
+/// As [`gate_mul`].
+pub fn gate_mul_quantized(
+    stream: &Stream,
+    gate: Gate,
+    layout: GateLayout,
+    gate_up: View<'_, bf16>,
+    out: QuantizedMut<'_>,
+) -> Result<(), DriverError> {
+    let [tokens, cols] = out.shape(gate_up.len() / 2);
+    assert_eq!(gate_up.len(), 2 * tokens * cols, "a gate and an up for each value");
+    let kernel = match gate {
+        Gate::Silu => out.kernel(Kernel::SiluMulInt8, Kernel::SiluMulFp8),
+        Gate::GeluTanh => out.kernel(Kernel::GeluMulInt8, Kernel::GeluMulFp8),
+    };
+    let launch = Launch::new(kernel, [word(tokens), 1, 1]).with(gate_up).with(out.codes).with(out.scales);
+    // SAFETY: one block reads and writes one of `tokens` tokens of `cols` values.
+    unsafe { stream.launch(&launch.with(word(cols)).with(u32::from(layout == GateLayout::Eights))) }
 }
 
 /// `values = cap · tanh(values / cap)`: no value leaves `-cap..cap`.

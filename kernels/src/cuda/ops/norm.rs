@@ -2,6 +2,7 @@
 
 use half::bf16;
 
+use super::w8a8::QuantizedMut;
 use super::word;
 use crate::cuda::launch::Launch;
 use crate::cuda::{DriverError, Kernel, Stream, View, ViewMut};
@@ -21,6 +22,25 @@ pub fn rms_norm(
     let launch = Launch::new(Kernel::RmsNorm, [word(rows), 1, 1]);
     let launch = launch.with(input).with(weight).with(out).with(word(cols)).with(epsilon);
     // SAFETY: one block reads and writes one of `rows` tokens of `cols` values.
+    unsafe { stream.launch(&launch) }
+}
+
+/// The same rounded to 8 bits: the codes that [`quantize_tokens`](super::quantize_tokens) would make of it.
+///
+/// # Panics
+/// As [`rms_norm`].
+pub fn rms_norm_quantized(
+    stream: &Stream,
+    input: View<'_, f32>,
+    weight: View<'_, f32>,
+    epsilon: f32,
+    out: QuantizedMut<'_>,
+) -> Result<(), DriverError> {
+    let [tokens, cols] = out.shape(input.len());
+    assert_eq!(weight.len(), cols, "a weight for each value of a token");
+    let launch = Launch::new(out.kernel(Kernel::RmsNormInt8, Kernel::RmsNormFp8), [word(tokens), 1, 1]);
+    let launch = launch.with(input).with(weight).with(out.codes).with(out.scales).with(word(cols)).with(epsilon);
+    // SAFETY: one block reads and writes one of `tokens` tokens of `cols` values.
     unsafe { stream.launch(&launch) }
 }
 

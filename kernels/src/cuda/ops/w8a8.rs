@@ -38,28 +38,50 @@ pub fn multiplies(facts: &DeviceFacts, code: EightBits) -> bool {
     }
 }
 
-/// Rounds each token of `input` to codes of its own scale: the largest value becomes the largest code.
+/// Room for tokens in 8 bits.
+#[derive(Debug)]
+pub struct QuantizedMut<'a> {
+    /// What they are rounded to: the largest value of a token becomes the largest code.
+    pub code: EightBits,
+    /// Row after row.
+    pub codes: ViewMut<'a, u8>,
+    /// Of each token; none where a value of it is not finite.
+    pub scales: ViewMut<'a, f32>,
+}
+
+impl QuantizedMut<'_> {
+    /// Tokens, and values of one.
+    ///
+    /// # Panics
+    /// When there are no whole tokens of `values` values, or a token is no multiple of 8 of them.
+    pub(super) fn shape(&self, values: usize) -> [usize; 2] {
+        let tokens = self.scales.len();
+        assert!(tokens > 0 && values.is_multiple_of(tokens), "{values} values of {tokens} tokens");
+        assert_eq!(self.codes.len(), values, "a code for each value");
+        let cols = values / tokens;
+        assert!(cols.is_multiple_of(8), "tokens of {cols} values; kernels read 8 at a time");
+        [tokens, cols]
+    }
+
+    /// That of its code.
+    pub(super) fn kernel(&self, int8: Kernel, fp8: Kernel) -> Kernel {
+        match self.code {
+            EightBits::Int8 => int8,
+            EightBits::E4m3 => fp8,
+        }
+    }
+}
+
+/// Rounds each token of `input` to codes of its own scale.
 ///
 /// # Panics
-/// When the lengths do not match.
-pub fn quantize_tokens(
-    stream: &Stream,
-    code: EightBits,
-    input: View<'_, bf16>,
-    codes: ViewMut<'_, u8>,
-    scales: ViewMut<'_, f32>,
-) -> Result<(), DriverError> {
-    let tokens = scales.len();
-    assert!(tokens > 0 && input.len().is_multiple_of(tokens), "{} values of {tokens} tokens", input.len());
-    assert_eq!(codes.len(), input.len(), "a code for each value");
-    let kernel = match code {
-        EightBits::Int8 => Kernel::QuantizeInt8,
-        EightBits::E4m3 => Kernel::QuantizeFp8,
-    };
-    let launch = Launch::new(kernel, [word(tokens), 1, 1]);
-    let launch = launch.with(input).with(codes).with(scales).with(word(input.len() / tokens));
+/// When the lengths do not match, or a token is no multiple of 8 values.
+pub fn quantize_tokens(stream: &Stream, input: View<'_, bf16>, out: QuantizedMut<'_>) -> Result<(), DriverError> {
+    let [tokens, cols] = out.shape(input.len());
+    let kernel = out.kernel(Kernel::QuantizeInt8, Kernel::QuantizeFp8);
+    let launch = Launch::new(kernel, [word(tokens), 1, 1]).with(input).with(out.codes).with(out.scales);
     // SAFETY: one block for each token, which reads and writes that token's values alone.
-    unsafe { stream.launch(&launch) }
+    unsafe { stream.launch(&launch.with(word(cols))) }
 }
 
 /// `out[t] = matrix · input[t]` with both in 8 bits. A token's result is the same whatever tokens come with it.

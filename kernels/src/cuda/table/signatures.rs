@@ -54,6 +54,15 @@ pub(super) const EMBED_PACKED: Signature = parameters!((
 /// Of the rounding of tokens to 8 bits.
 pub(super) const QUANTIZE: Signature = parameters!((input: In(Bf16), codes: Out(U8), scales: Out(F32), cols: U32));
 
+/// The same of norms.
+pub(super) const NORM_CODES: Signature = parameters!((
+    input: In(F32), weight: In(F32), codes: Out(U8), scales: Out(F32), cols: U32, epsilon: Float
+));
+
+/// The same of gated activations.
+pub(super) const GATE_CODES: Signature =
+    parameters!((gate_up: In(Bf16), codes: Out(U8), scales: Out(F32), cols: U32, by_eights: U32));
+
 /// Of products of 8-bit activations with 8-bit weights.
 pub(super) const W8A8: Signature = parameters!((
     weights: In(U8), scales: In(F32), input: In(U8), input_scales: In(F32), halves: Out(Bf16), floats: Out(F32), action: U32,
