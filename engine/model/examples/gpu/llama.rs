@@ -71,7 +71,7 @@ fn start(format: Format, model: &Model, batch_invariant: bool, tell: &mut Tell<'
 }
 
 /// Room for as many sequences as decode together, and for the longest prompt in one step.
-fn options(scale: &Scale, batch_invariant: bool) -> LoadOptions {
+pub fn options(scale: &Scale, batch_invariant: bool) -> LoadOptions {
     let most = |sizes: &[usize]| sizes.iter().copied().max().unwrap_or(1);
     let (sequences, prompt) = (scale.llama_sequences.iter().copied().max().unwrap_or(1), most(scale.llama_prompts));
     let blocks = |tokens: usize| (tokens + 1).div_ceil(BLOCK_TOKENS) as u32;

@@ -6,6 +6,7 @@
 //!   the time for all, `--only STAGE,…` leaves out what is not named. `--dry-run` goes the same way with tiny models on the
 //!   CPU shim: it shows that the programs work, and nothing of a GPU.
 //! - `gpu measure PART FILE.gguf|--generated|--dry-run` is one of those stages.
+//! - `gpu serve ENGINE FILE.gguf|--generated|--dry-run` is another: the engine itself, asked over HTTP.
 //! - `gpu find` only says whether there is a GPU.
 
 mod agreement;
@@ -24,6 +25,7 @@ mod parts;
 mod plan;
 mod products;
 mod prove;
+mod ranks;
 mod rates;
 mod replays;
 mod report;
@@ -31,12 +33,14 @@ mod rig;
 mod rows;
 mod sampler;
 mod scale;
+mod served;
 mod small;
 mod stage;
 #[path = "../../tests/model/common/tiny.rs"]
 #[allow(dead_code, missing_docs)]
 mod tiny;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use windlass_engine_model::cuda::devices;
@@ -52,9 +56,10 @@ fn main() -> ExitCode {
     let passed = match &arguments[..] {
         [word] if word == "find" => find(),
         [word, part, model] if word == "measure" => measure(part, &Model::named(model)),
+        [word, engine, model] if word == "serve" => serve(engine, &Model::named(model)),
         [word, rest @ ..] if word == "prove" => prove(rest),
         _ => Err("usage: gpu prove [--dry-run] [--model FILE.gguf] [--seconds N] [--only STAGE,...] PROGRAMS REPORTS \
-                  | gpu measure PART FILE.gguf|--generated|--dry-run | gpu find"
+                  | gpu measure PART FILE.gguf|--generated|--dry-run | gpu serve ENGINE FILE.gguf|--generated|--dry-run | gpu find"
             .into()),
     };
     match passed {
@@ -82,6 +87,11 @@ fn measure(part: &str, model: &Model) -> Outcome<bool> {
     let names = || PARTS.map(|part| part.name).join(", ");
     let part = Part::named(part).ok_or_else(|| format!("there is no part {part}; the parts are {}", names()))?;
     (part.measure)(model, &mut |finding| println!("{}", finding.line()))?;
+    Ok(true)
+}
+
+fn serve(engine: &str, model: &Model) -> Outcome<bool> {
+    served::measure(Path::new(engine), model, &mut |finding| println!("{}", finding.line()))?;
     Ok(true)
 }
 

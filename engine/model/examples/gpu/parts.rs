@@ -4,7 +4,7 @@ use crate::Outcome;
 use crate::finding::Finding;
 use crate::generated::Format;
 use crate::model::Model;
-use crate::{attention, ceilings, experts, llama, products, rows, sampler, small};
+use crate::{attention, ceilings, experts, llama, products, ranks, rows, sampler, small};
 
 /// Takes what a part finds, as soon as it does.
 pub type Tell<'a> = dyn FnMut(Finding) + 'a;
@@ -18,7 +18,7 @@ pub struct Part {
 }
 
 /// All of them. Everything is told in shares of what the first one finds.
-pub const PARTS: [Part; 11] = [
+pub const PARTS: [Part; 12] = [
     Part { name: "ceilings", seconds: 30, measure: ceilings::measure },
     Part { name: "small-model", seconds: 90, measure: small::measure },
     Part { name: "llama-bf16", seconds: 120, measure: |model, tell| llama::measure(Format::Bf16, model, tell) },
@@ -29,6 +29,7 @@ pub const PARTS: [Part; 11] = [
     Part { name: "rows", seconds: 20, measure: rows::measure },
     Part { name: "sampler", seconds: 20, measure: sampler::measure },
     Part { name: "experts", seconds: 30, measure: experts::measure },
+    Part { name: "llama-two-gpus", seconds: 120, measure: ranks::measure },
     Part { name: "llama-bf16-wide", seconds: 120, measure: |model, tell| llama::measure_wide(model, tell) },
 ];
 

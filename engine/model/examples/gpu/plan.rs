@@ -38,6 +38,7 @@ pub fn stages(programs: &Path, model: &Model) -> Outcome<Vec<Stage>> {
     let mut stages = vec![ceilings];
     stages.extend(plan.tests());
     stages.extend(measured);
+    stages.push(plan.served());
     stages.extend(plan.sanitizers());
     stages.push(wide);
     stages.extend(plan.peers());
@@ -55,6 +56,12 @@ impl Plan<'_> {
     fn measure(&self, part: &Part) -> Stage {
         let arguments = vec!["measure".to_owned(), part.name.to_owned(), self.model.to_string()];
         Stage { arguments, ..stage(part.name, part.seconds, &self.own) }
+    }
+
+    /// The engine, as its users have it.
+    fn served(&self) -> Stage {
+        let engine = self.programs.join("windlass-engine").to_string_lossy().into_owned();
+        Stage { arguments: vec!["serve".to_owned(), engine, self.model.to_string()], ..stage("served", 60, &self.own) }
     }
 
     fn tests(&self) -> [Stage; 2] {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use windlass_cuda_shim::{HostMachine, Kernels};
-use windlass_engine_model::cuda::{Device, DriverError, Nvidia};
+use windlass_engine_model::cuda::{Device, DriverError, Nvidia, devices};
 use windlass_kernels::cuda::Stream;
 
 use crate::Outcome;
@@ -22,8 +22,24 @@ pub fn device(model: &Model) -> Outcome<Device> {
     if model.is_dry() {
         return Ok(HostMachine::new(Kernels::Run, 7).device(0, SHIM_BYTES));
     }
+    nvidia(0)
+}
+
+/// The first two, where there are two.
+pub fn two_devices(model: &Model) -> Outcome<Option<[Device; 2]>> {
+    if model.is_dry() {
+        let machine = HostMachine::new(Kernels::Run, 7);
+        return Ok(Some([0, 1].map(|index| machine.device(index, SHIM_BYTES))));
+    }
+    match devices()? {
+        0 | 1 => Ok(None),
+        _ => Ok(Some([nvidia(0)?, nvidia(1)?])),
+    }
+}
+
+fn nvidia(index: usize) -> Outcome<Device> {
     let cache = std::env::var_os(IMAGES).map_or_else(std::env::temp_dir, PathBuf::from);
-    Ok(Device::new(Arc::new(Nvidia::open(0, &cache)?)))
+    Ok(Device::new(Arc::new(Nvidia::open(index, &cache)?)))
 }
 
 /// A device to measure kernels on.
