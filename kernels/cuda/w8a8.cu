@@ -13,23 +13,25 @@ typedef Tiles<u8, 16, 1, 16, 2, 12> Few;
 constexpr int THREADS = 256;  // of a token's rounding
 constexpr u32 RUN = 128;  // columns that are added up before they are scaled; a group has a multiple, or all
 
-// The codes of each token and their scale. Grid: tokens.
+// The codes of each of `count` tokens and their scale, or of the tokens that `order` names: what it names besides is nobody's, and has
+// none. Grid: results.
 template <typename Code>
-DEVICE void quantize(const bf16* input, u8* codes, float* scales, u32 cols) {
+DEVICE void quantize(const bf16* input, const u32* order, u8* codes, float* scales, u32 count, u32 cols) {
   wait_for_previous();
   let_next_start();
-  const u64 first = static_cast<u64>(block_x()) * cols;
-  round_token<Code, THREADS>(codes + first, scales + block_x(), cols, [&](float (&to)[RUN_VALUES], u32 col) {
-    unpack(to, load_quad(input + first + col));
-  });
+  const u32 token = order ? order[block_x()] : block_x();
+  if (token >= count) return;
+  const bf16* own = input + static_cast<u64>(token) * cols;
+  round_token<Code, THREADS>(codes + static_cast<u64>(block_x()) * cols, scales + block_x(), cols,
+                             [&](float (&to)[RUN_VALUES], u32 col) { unpack(to, load_quad(own + col)); });
 }
 
-KERNEL(quantize_int8, THREADS)(const bf16* input, u8* codes, float* scales, u32 cols) {
-  quantize<Int8>(input, codes, scales, cols);
+KERNEL(quantize_int8, THREADS)(const bf16* input, const u32* order, u8* codes, float* scales, u32 count, u32 cols) {
+  quantize<Int8>(input, order, codes, scales, count, cols);
 }
 
-KERNEL(quantize_fp8, THREADS)(const bf16* input, u8* codes, float* scales, u32 cols) {
-  quantize<E4m3>(input, codes, scales, cols);
+KERNEL(quantize_fp8, THREADS)(const bf16* input, const u32* order, u8* codes, float* scales, u32 count, u32 cols) {
+  quantize<E4m3>(input, order, codes, scales, count, cols);
 }
 
 // total += sum · scale of each row's group, and the sum begins again.

@@ -23,8 +23,10 @@ struct RowScales {
   u32 first[2];
   u32 group;  // columns of a scale: whole stages, or all
 
-  DEVICE RowScales(const float* scales, u32 rows, u32 cols, u32 group) : scales(scales), group(group) {
-    for (u32 half = 0; half < 2; ++half) first[half] = smaller(row_of(2 * half), rows - 1) * ceil_divide(cols, group);
+  DEVICE RowScales(const float* scales, u32 rows_before, u32 rows, u32 cols, u32 group) : scales(scales), group(group) {
+    for (u32 half = 0; half < 2; ++half) {
+      first[half] = (rows_before + smaller(row_of(2 * half), rows - 1)) * ceil_divide(cols, group);
+    }
   }
   DEVICE float at(u32 half, u32 step) const { return scales[first[half] + step * DEPTH / group]; }
 };
@@ -69,7 +71,7 @@ DEVICE void product(const TensorMap& weights, const float* scales, const TensorM
   const u32 steps = ceil_divide(cols, DEPTH);
   multiply_matrices<u8, STAGES>(steps, out.part, weights, input, [&](const Pipeline<Stage, STAGES>& pipeline) {
     float total[64] = {};
-    multiply_all<Sum>(pipeline, RowScales(scales, out.rows, cols, group), total, steps);
+    multiply_all<Sum>(pipeline, RowScales(scales, out.part.rows_before, out.rows, cols, group), total, steps);
     write_scaled(out, total, input_scales);
   });
 }
@@ -77,14 +79,24 @@ DEVICE void product(const TensorMap& weights, const float* scales, const TensorM
 #endif  // HOPPER
 
 #ifdef HOPPER
-#define PRODUCT(SUM)                                                                                                    \
-  product<SUM>(weights, scales, input, input_scales, {{halves, floats, action, rows}, part_of_all(tokens), rows}, cols, group)
+#define PRODUCT(SUM, STRIDE, PART) product<SUM>(weights, scales, input, input_scales, {{halves, floats, action, STRIDE}, PART, rows}, cols, group)
+#define PRODUCT_OF_ALL(SUM) PRODUCT(SUM, rows, part_of_all(tokens))
+#define PRODUCT_OF_EXPERTS(SUM)                \
+  const Part part = part_of_experts(tiles, rows); \
+  if (part.end > 0) PRODUCT(SUM, stride, part)
 #else
-#define PRODUCT(SUM)
+#define PRODUCT_OF_ALL(SUM)
+#define PRODUCT_OF_EXPERTS(SUM)
 #endif
 #define PARAMETERS                                                                                                   \
   (TENSOR_MAP weights, const float* scales, TENSOR_MAP input, const float* input_scales, bf16* halves, float* floats, \
    u32 action, u32 tokens, u32 rows, u32 cols, u32 group)
+#define PARAMETERS_OF_EXPERTS                                                                                           \
+  (TENSOR_MAP weights, const float* scales, TENSOR_MAP input, const float* input_scales, const u32* tiles, bf16* halves, \
+   float* floats, u32 action, u32 stride, u32 rows, u32 cols, u32 group)
 
-KERNEL(w8a8_hopper_int8, THREADS) PARAMETERS { PRODUCT(int); }
-KERNEL(w8a8_hopper_fp8, THREADS) PARAMETERS { PRODUCT(float); }
+KERNEL(w8a8_hopper_int8, THREADS) PARAMETERS { PRODUCT_OF_ALL(int); }
+KERNEL(w8a8_hopper_fp8, THREADS) PARAMETERS { PRODUCT_OF_ALL(float); }
+// The same for the tiles of a mixture of experts, whose matrices' rows follow each other.
+KERNEL(w8a8_hopper_int8_experts, THREADS) PARAMETERS_OF_EXPERTS { PRODUCT_OF_EXPERTS(int); }
+KERNEL(w8a8_hopper_fp8_experts, THREADS) PARAMETERS_OF_EXPERTS { PRODUCT_OF_EXPERTS(float); }

@@ -42,7 +42,10 @@ pub use sample::{
     ALL_BANNED, Asked, Edits, MOST_TOLD, Masks, NONE, NOT_FINITE, Samplers, TOLD, Told, adjust_logits, sample, tell,
 };
 pub use sharing::{shared_splits, sharing_order};
-pub use w8a8::{Quantized, QuantizedMut, linear_w8a8, linear_w8a8_wide, multiplies, quantize_tokens};
+pub use w8a8::{
+    Quantized, QuantizedMut, linear_experts_w8a8, linear_w8a8, linear_w8a8_wide, multiplies, multiplies_experts_rounded,
+    quantize_routed, quantize_tokens,
+};
 pub use wide::{linear_wide, multiplies_widely};
 pub use wide_experts::{linear_experts_wide, multiplies_experts_widely};
 

@@ -511,7 +511,7 @@ kernels! {
         ), 288, INT4_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
     }
     "w8a8.cu" {
-        /// Each token in signed 8 bits, with a scale of its own.
+        /// Each token, or each one that is named, in signed 8 bits, with a scale of its own.
         QuantizeInt8 = quantize_int8[QUANTIZE], 256, 0;
         /// The same in e4m3.
         QuantizeFp8 = quantize_fp8[QUANTIZE], 256, 0;
@@ -529,6 +529,10 @@ kernels! {
         W8a8HopperInt8 = w8a8_hopper_int8[W8A8_HOPPER], 288, W8A8_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
         /// The same in e4m3, with other bits.
         W8a8HopperFp8 = w8a8_hopper_fp8[W8A8_HOPPER], 288, W8A8_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
+        /// `out = input · weightsᵀ` of each tile's expert, both in signed 8 bits.
+        W8a8HopperInt8Experts = w8a8_hopper_int8_experts[W8A8_HOPPER_EXPERTS], 288, W8A8_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
+        /// The same in e4m3.
+        W8a8HopperFp8Experts = w8a8_hopper_fp8_experts[W8A8_HOPPER_EXPERTS], 288, W8A8_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
     }
     "experts.cu" {
         /// The experts of each token, and their weights.

@@ -3,12 +3,15 @@
 use half::{bf16, f16};
 use windlass_cuda_shim::{HostMachine, Kernels};
 use windlass_kernels::WeightType;
-use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Gate, GateLayout, Mixture, Output, Routes};
-use windlass_kernels::cuda::weights::{Group, Grouped, Int8, Matrix};
+use windlass_kernels::cuda::ops::{
+    self, ExpertInput, ExpertSum, Gate, GateLayout, Mixture, Output, Quantized, QuantizedMut, Routes,
+};
+use windlass_kernels::cuda::weights::{EightBits, Group, Grouped, Int8, Matrix};
 use windlass_kernels::cuda::{Device, Stream};
 
 use crate::common::{Random, SEEDS, ampere, hopper, poisoned, relative_error};
 use crate::experts::{Layout, Scene, mixture, part};
+use crate::w8a8::{CODES, quantized};
 
 /// What a rounded result may be off, of weights in bf16 and of codes that become bf16.
 const TOLERANCE: f64 = 3e-3;
@@ -159,6 +162,52 @@ fn experts_gate_what_they_give() {
     }
 }
 
+/// Of 8 bits with inputs of 8 bits: what an expert gives a token is, bit for bit, what its matrix gives alone. Scales of groups and of
+/// whole rows; experts without tokens and elsewhere; rows of one part, of an odd number and of an even one.
+#[test]
+fn experts_of_8_bits_give_what_their_matrices_give_alone() {
+    let mut random = Random::new(74);
+    for (seed, (code, group, counts, [rows, cols])) in SEEDS.into_iter().cycle().zip([
+        (EightBits::E4m3, 128, [0, 131, 3, 9], [48, 160]),
+        (EightBits::E4m3, usize::MAX, [65, 1, 66, 2], [272, 64]),
+        (EightBits::Int8, 256, [30, 40, 129, 0], [144, 1184]),
+    ]) {
+        let Some((device, stream)) = hopper(seed) else { return };
+        let mixture = part(mixture(4, 1, false, true), 1, 2);
+        let experts = mixed(&mut random, &counts);
+        let tokens = experts.len();
+        let scene = crate::w8a8::Scene::new(&mut random, code, group, [tokens, mixture.held * rows, cols]);
+        let routes = routes(&device, &stream, mixture, &experts);
+        let input = device.upload(&scene.input).unwrap();
+        let (mut codes, mut scales) = (poisoned::<u8>(&device, tokens * cols), poisoned::<f32>(&device, tokens));
+        let room = QuantizedMut { code, codes: codes.view_mut(), scales: scales.view_mut() };
+        ops::quantize_routed(&stream, &routes, input.view(), room).unwrap();
+        let mut given = poisoned::<bf16>(&device, tokens * rows);
+        let routed = Quantized { codes: codes.view(), scales: scales.view() };
+        let out = Output::Bf16(given.view_mut());
+        ops::linear_experts_w8a8(&stream, &scene.matrix(&device), &routes, &routed, out).unwrap();
+        let taken = counts[1] + counts[2];
+        assert!(given.read(&stream).unwrap()[taken * rows..].iter().all(|value| value.is_nan()), "nobody's rows");
+        // The weight of the only one is 1.
+        let mut own = poisoned::<bf16>(&device, tokens * rows);
+        routes.mix(&stream, given.view(), None, rows, ExpertSum::Bf16(own.view_mut())).unwrap();
+        let own = own.read(&stream).unwrap();
+        let (codes, scales) = quantized(&device, &stream, code, &scene.input, tokens);
+        let (codes, scales) = (device.upload(&codes).unwrap(), device.upload(&scales).unwrap());
+        let mut all = poisoned::<bf16>(&device, tokens * mixture.held * rows);
+        let every = Quantized { codes: codes.view(), scales: scales.view() };
+        ops::linear_w8a8_wide(&stream, &scene.matrix(&device), &every, Output::Bf16(all.view_mut())).unwrap();
+        let all = all.read(&stream).unwrap();
+        for (token, &expert) in experts.iter().enumerate() {
+            let own = &own[token * rows..][..rows];
+            match expert.checked_sub(1).filter(|&held| held < 2) {
+                Some(held) => assert_eq!(own, &all[(2 * token + held) * rows..][..rows], "{code:?}, token {token}"),
+                None => assert!(own.iter().all(|value| *value == bf16::ZERO), "{code:?}, token {token} is elsewhere"),
+            }
+        }
+    }
+}
+
 /// For many tokens to an expert, on Hopper, with weights that have a kernel.
 #[test]
 fn only_hopper_multiplies_experts_widely() {
@@ -177,6 +226,13 @@ fn only_hopper_multiplies_experts_widely() {
         );
     }
     let bytes = crate::linear::q8_0(&mut random, 64, 64);
+    for code in CODES {
+        let scene = crate::w8a8::Scene::new(&mut random, code, 128, [1, 4 * 32, 64]);
+        let rounded = |device: &Device, tokens| {
+            ops::multiplies_experts_rounded(device.facts(), &scene.matrix(device), &mixture, tokens)
+        };
+        assert_eq!([rounded(&own, 130), rounded(&own, 128), rounded(&older, 130)], [true, false, false]);
+    }
     let int8 = Int8::read(WeightType::Q8_0, 64, 64, &bytes);
     let int8 = Matrix::int8(&own, &int8.unwrap().unwrap()).unwrap();
     assert!(!ops::multiplies_experts_widely(own.facts(), &int8, &mixture, 256));

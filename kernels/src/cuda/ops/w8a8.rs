@@ -2,10 +2,11 @@
 
 use half::bf16;
 
+use super::experts::{Mixture, Routes};
 use super::linear::Output;
 use super::wide::{blocks_on_hopper, tokens_on_hopper};
 use super::word;
-use crate::cuda::launch::{Launch, TensorMap};
+use crate::cuda::launch::{Argument, Launch, TensorMap};
 use crate::cuda::table::{
     GEMM_HOPPER_TILE, HOPPER, W8A8_FEW_SHARED_BYTES, W8A8_HOPPER_SHARED_BYTES, W8A8_MANY_SHARED_BYTES,
 };
@@ -77,11 +78,41 @@ impl QuantizedMut<'_> {
 /// # Panics
 /// When the lengths do not match, or a token is no multiple of 8 values.
 pub fn quantize_tokens(stream: &Stream, input: View<'_, bf16>, out: QuantizedMut<'_>) -> Result<(), DriverError> {
-    let [tokens, cols] = out.shape(input.len());
+    let tokens = out.scales.len();
+    quantize(stream, input, Argument::none::<u32>(), tokens, out)
+}
+
+/// The same with a row for each token and each of its experts, each expert's side by side, as `routes` were chosen; rows of experts
+/// that are elsewhere mean nothing.
+///
+/// # Panics
+/// When the lengths do not match, or a token is no multiple of 8 values.
+pub fn quantize_routed(
+    stream: &Stream,
+    routes: &Routes,
+    input: View<'_, bf16>,
+    out: QuantizedMut<'_>,
+) -> Result<(), DriverError> {
+    let tokens = out.scales.len() / routes.mixture().used;
+    assert_eq!(out.scales.len(), tokens * routes.mixture().used, "a row for each token and expert");
+    quantize(stream, input, routes.token_at(tokens).into(), tokens, out)
+}
+
+/// `order` names a token of the input for each row, or nothing.
+fn quantize(
+    stream: &Stream,
+    input: View<'_, bf16>,
+    order: Argument,
+    tokens: usize,
+    out: QuantizedMut<'_>,
+) -> Result<(), DriverError> {
+    let rows = out.scales.len();
+    let [_, cols] = out.shape(input.len() / tokens.max(1) * rows);
+    assert_eq!(input.len(), tokens * cols, "{tokens} tokens of {cols} values");
     let kernel = out.kernel(Kernel::QuantizeInt8, Kernel::QuantizeFp8);
-    let launch = Launch::new(kernel, [word(tokens), 1, 1]).with(input).with(out.codes).with(out.scales);
-    // SAFETY: one block for each token, which reads and writes that token's values alone.
-    unsafe { stream.launch(&launch.with(word(cols))) }
+    let launch = Launch::new(kernel, [word(rows), 1, 1]).with(input).with(order).with(out.codes).with(out.scales);
+    // SAFETY: one block for each row, which reads one of `tokens` tokens and writes that row alone.
+    unsafe { stream.launch(&launch.with(word(tokens)).with(word(cols))) }
 }
 
 /// `out[t] = matrix · input[t]` with both in 8 bits. A token's result is the same whatever tokens come with it.
@@ -133,15 +164,60 @@ fn multiply(
         facts.capability == HOPPER && tokens >= FEWEST_BY_WARPGROUPS && (wide || *code == EightBits::Int8);
     let launch = match by_warpgroups {
         true => {
-            let launch = blocks_on_hopper(hopper_kernel(*code), tokens, rows).shared(W8A8_HOPPER_SHARED_BYTES);
-            let launch = launch.with(TensorMap::new(codes.view(), cols, GEMM_HOPPER_TILE)).with(scales.view());
-            launch.with(tokens_on_hopper(input.codes, cols))
+            let launch = blocks_on_hopper(hopper_kernel(*code), tokens, rows);
+            with_operands(launch, codes.view(), scales.view(), input, cols)
         }
-        false => blocks(*code, tokens, rows).with(codes.view()).with(scales.view()).with(input.codes),
+        false => {
+            let launch = blocks(*code, tokens, rows).with(codes.view()).with(scales.view());
+            launch.with(input.codes).with(input.scales)
+        }
     };
-    let launch = out.ungated_arguments().into_iter().fold(launch.with(input.scales), Launch::with);
+    let launch = out.ungated_arguments().into_iter().fold(launch, Launch::with);
     let launch = launch.with(word(tokens)).with(word(rows)).with(word(cols)).with(word((*group).min(cols)));
     // SAFETY: blocks read rows and tokens that are there, and write those.
+    unsafe { stream.launch(&launch) }
+}
+
+/// Whether [`linear_experts_w8a8`] is for so many tokens and such a matrix of all experts on a device: where an expert gets more than
+/// a block for many has.
+pub fn multiplies_experts_rounded(facts: &DeviceFacts, matrix: &Matrix, mixture: &Mixture, tokens: usize) -> bool {
+    let reads = TensorMap::reads_rows_of(matrix.cols()) && matrix.order().is_none();
+    facts.capability == HOPPER && matrix.code().is_some() && reads && mixture.share(tokens) >= FEWEST_BY_WARPGROUPS
+}
+
+/// `out[row] = matrix of the row's expert · input[row]` with both in 8 bits, by Hopper's warpgroups, for rows as [`quantize_routed`]
+/// left them: what [`linear_w8a8_wide`] gives with that expert's matrix alone. Rows that are nobody's stay as they are.
+///
+/// # Panics
+/// When the lengths do not match, the matrix is none of 8 bits on Hopper with columns in the order of inputs, or the routes were not
+/// chosen by [`Routes::choose_wide`].
+pub fn linear_experts_w8a8(
+    stream: &Stream,
+    matrix: &Matrix,
+    routes: &Routes,
+    input: &Quantized<'_>,
+    out: Output<'_>,
+) -> Result<(), DriverError> {
+    let Mixture { held, used, .. } = *routes.mixture();
+    let (inputs, rows, cols) = (input.scales.len(), matrix.rows() / held, matrix.cols());
+    let Values::Eight { codes, scales, group, code } = matrix.values() else {
+        panic!("a matrix that is not in 8 bits")
+    };
+    assert!(routes.are_wide(), "routes that are chosen for narrow products");
+    assert!(matrix.order().is_none(), "the columns of experts have an order of their own");
+    assert!(matrix.rows() == held * rows && inputs.is_multiple_of(used), "{inputs} rows, {} of {held}", matrix.rows());
+    assert_eq!([input.codes.len(), out.len()], [inputs * cols, inputs * rows], "{inputs} rows of {cols} and {rows}");
+    let (tiles, tile_count) = routes.tiles(inputs / used);
+    let kernel = match code {
+        EightBits::Int8 => Kernel::W8a8HopperInt8Experts,
+        EightBits::E4m3 => Kernel::W8a8HopperFp8Experts,
+    };
+    let tokens = tile_count * GEMM_HOPPER_TILE as usize;
+    let launch = with_operands(blocks_on_hopper(kernel, tokens, rows), codes.view(), scales.view(), input, cols);
+    let stride = word(out.stride(rows));
+    let launch = out.ungated_arguments().into_iter().fold(launch.with(tiles), Launch::with);
+    let launch = launch.with(stride).with(word(rows)).with(word(cols)).with(word((*group).min(cols)));
+    // SAFETY: tiles name experts that there are and rows that there are, each row once.
     unsafe { stream.launch(&launch) }
 }
 
@@ -156,6 +232,18 @@ fn blocks(code: EightBits, tokens: usize, rows: usize) -> Launch {
     };
     let (tile, shared) = if few { (FEW, W8A8_FEW_SHARED_BYTES) } else { (MANY, W8A8_MANY_SHARED_BYTES) };
     Launch::new(kernel, [word(rows.div_ceil(tile[1])), word(tokens.div_ceil(tile[0])), 1]).shared(shared)
+}
+
+/// A launch of `w8a8_hopper.cu` with its weights and input.
+fn with_operands(
+    launch: Launch,
+    codes: View<'_, u8>,
+    scales: View<'_, f32>,
+    input: &Quantized<'_>,
+    cols: usize,
+) -> Launch {
+    let launch = launch.shared(W8A8_HOPPER_SHARED_BYTES).with(TensorMap::new(codes, cols, GEMM_HOPPER_TILE));
+    launch.with(scales).with(tokens_on_hopper(input.codes, cols)).with(input.scales)
 }
 
 /// What `w8a8_hopper.cu` multiplies codes by.

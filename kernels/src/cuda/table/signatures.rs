@@ -52,7 +52,8 @@ pub(super) const EMBED_PACKED: Signature = parameters!((
 ));
 
 /// Of the rounding of tokens to 8 bits.
-pub(super) const QUANTIZE: Signature = parameters!((input: In(Bf16), codes: Out(U8), scales: Out(F32), cols: U32));
+pub(super) const QUANTIZE: Signature =
+    parameters!((input: In(Bf16), order: In(Word), codes: Out(U8), scales: Out(F32), count: U32, cols: U32));
 
 /// The same of norms.
 pub(super) const NORM_CODES: Signature = parameters!((
@@ -73,6 +74,12 @@ pub(super) const W8A8: Signature = parameters!((
 pub(super) const W8A8_HOPPER: Signature = parameters!((
     weights: Tiles(U8, GEMM_HOPPER_TILE), scales: In(F32), input: Tiles(U8, GEMM_HOPPER_SHARE), input_scales: In(F32),
     halves: Out(Bf16), floats: Out(F32), action: U32, tokens: U32, rows: U32, cols: U32, group: U32
+));
+
+/// The same of each tile's expert.
+pub(super) const W8A8_HOPPER_EXPERTS: Signature = parameters!((
+    weights: Tiles(U8, GEMM_HOPPER_TILE), scales: In(F32), input: Tiles(U8, GEMM_HOPPER_SHARE), input_scales: In(F32),
+    tiles: In(Word), halves: Out(Bf16), floats: Out(F32), action: U32, stride: U32, rows: U32, cols: U32, group: U32
 ));
 
 /// Of the append of keys and values to pages of a type.
