@@ -115,7 +115,13 @@ struct Engine {
 impl Engine {
     fn start(program: &Path, model: &Model, flags: &[&str]) -> Outcome<Engine> {
         let (name, executor) = (model.to_string(), if model.is_dry() { "--executor=sim" } else { "--device=cuda" });
-        let own = ["serve", if model.is_dry() { "model" } else { &name }, executor, "--max-num-seqs=64", "--drain-accept-seconds=0"];
+        let own = [
+            "serve",
+            if model.is_dry() { "model" } else { &name },
+            executor,
+            "--max-num-seqs=64",
+            "--drain-accept-seconds=0",
+        ];
         let ports = ["--host", "127.0.0.1", "--port", "0", "--admin-port", "0", "--served-model-name", "model"];
         let started = Instant::now();
         let mut command = Command::new(program);
@@ -129,7 +135,8 @@ impl Engine {
     }
 
     fn ask(&self, prompt: &str, more: &[(&str, Value)]) -> Outcome<ureq::Body> {
-        let mut asked = json!({"model": "model", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": true});
+        let mut asked =
+            json!({"model": "model", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": true});
         more.iter().for_each(|(key, value)| asked[*key] = value.clone());
         let request = ureq::post(format!("http://{}/v1/completions", self.api)).content_type("application/json");
         Ok(request.send(asked.to_string())?.into_body())
@@ -188,7 +195,10 @@ impl Engine {
     /// Guesses that held since it started.
     fn held(&self) -> Outcome<f64> {
         let metrics = ureq::get(format!("http://{}/metrics", self.admin)).call()?.into_body().read_to_string()?;
-        let held = metrics.lines().filter(|line| line.starts_with(SPEC_DECODE_ACCEPTED_TOKENS)).filter_map(|line| line.rsplit(' ').next());
+        let held = metrics
+            .lines()
+            .filter(|line| line.starts_with(SPEC_DECODE_ACCEPTED_TOKENS))
+            .filter_map(|line| line.rsplit(' ').next());
         Ok(held.filter_map(|value| value.parse::<f64>().ok()).sum())
     }
 

@@ -286,12 +286,7 @@ fn residual<'a>(memory: &'a mut Memory<f32>, step: &StepCounts, config: &Decoder
 }
 
 /// A norm of theirs.
-fn norm<'a>(
-    residual: &'a Memory<f32>,
-    weight: &'a Memory<f32>,
-    step: &StepCounts,
-    config: &DecoderConfig,
-) -> Norm<'a> {
+fn norm<'a>(residual: &'a Memory<f32>, weight: &'a Memory<f32>, step: &StepCounts, config: &DecoderConfig) -> Norm<'a> {
     let residual = residual.slice(0..step.tokens * config.hidden);
     Norm { residual, weight: weight.view(), epsilon: config.norm_epsilon }
 }

@@ -6,6 +6,7 @@ use windlass_kernels::cuda::{Device, DriverError, Memory, Stream};
 
 use super::compute::{Exchange, gate_product};
 use super::input::Input;
+use super::inputs::ExpertWay;
 use super::metadata::StepSizes;
 use super::weights::ExpertWeights;
 use super::workspace::Workspace;
@@ -69,14 +70,20 @@ pub(super) fn mix(
     let input = normed.slice(0..values);
     ops::linear(stream, &weights.router, input, Output::F32(room.scores.slice_mut(0..scores)))?;
     let (scores, facts) = (room.scores.slice(0..scores), stream.device().facts());
-    match inputs.widens_experts(facts, &weights.gated, room.routes.mixture(), tokens) {
-        true => room.routes.choose_wide(stream, scores)?,
-        false => room.routes.choose(stream, scores)?,
+    let (way, given) = (inputs.expert_way(facts, &weights.gated, room.routes.mixture(), tokens), 0..rows * hidden);
+    match way {
+        ExpertWay::Narrow => room.routes.choose(stream, scores)?,
+        ExpertWay::Wide | ExpertWay::Rounded(_) => room.routes.choose_wide(stream, scores)?,
     }
-    let out = Output::Gated(room.gated.slice_mut(0..rows * wide), gate);
-    inputs.multiply_experts(stream, &weights.gated.gate_up, &room.routes, ExpertInput::Tokens(input), out)?;
-    let (own, out) = (room.gated.slice(0..rows * wide), Output::Bf16(room.given.slice_mut(0..rows * hidden)));
-    inputs.multiply_experts(stream, &weights.gated.down, &room.routes, ExpertInput::Given(own), out)?;
+    if let ExpertWay::Rounded(code) = way {
+        let out = room.given.slice_mut(given.clone());
+        inputs.give_rounded(stream, code, (&weights.gated, gate), &room.routes, input, out)?;
+    } else {
+        let out = Output::Gated(room.gated.slice_mut(0..rows * wide), gate);
+        inputs.multiply_experts(stream, &weights.gated.gate_up, &room.routes, ExpertInput::Tokens(input), out)?;
+        let (own, out) = (room.gated.slice(0..rows * wide), Output::Bf16(room.given.slice_mut(given.clone())));
+        inputs.multiply_experts(stream, &weights.gated.down, &room.routes, ExpertInput::Given(own), out)?;
+    }
     if let Some(shared) = &weights.shared {
         let input = Input::Values(normed.slice(0..values));
         let own = gate_product(stream, gate, shared, input, inputs, gate_up, gated)?;
@@ -84,7 +91,7 @@ pub(super) fn mix(
         inputs.multiply(stream, &shared.down, own, Output::Bf16(normed.slice_mut(0..values)))?;
     }
     let shared = weights.shared.is_some().then(|| normed.slice(0..values));
-    let (given, residual) = (room.given.slice(0..rows * hidden), residual.slice_mut(0..values));
+    let (given, residual) = (room.given.slice(given), residual.slice_mut(0..values));
     match exchange {
         None => room.routes.mix(stream, given, shared, hidden, ExpertSum::AddTo(residual)),
         Some(Exchange { peer, .. }) => {

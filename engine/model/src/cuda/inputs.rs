@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use half::bf16;
 use windlass_kernels::cuda::ops::{
-    self, ExpertInput, LIBRARY_TOKENS, Mixture, Output, ProductLibrary, Quantized, QuantizedMut, Rounded, Routes,
+    self, ExpertInput, Gate, LIBRARY_TOKENS, Mixture, Output, ProductLibrary, Quantized, QuantizedMut, Rounded, Routes,
 };
 use windlass_kernels::cuda::weights::EightBits;
-use windlass_kernels::cuda::{Device, DeviceFacts, DriverError, Matrix, Memory, Products, Stream, View};
+use windlass_kernels::cuda::{Device, DeviceFacts, DriverError, Matrix, Memory, Products, Stream, View, ViewMut};
 
 use super::experts::mixture;
 use super::input::Input;
@@ -18,7 +18,7 @@ use crate::config::DecoderConfig;
 #[derive(Debug)]
 pub(super) struct InputRoom {
     /// For matrices whose columns have an order of their own (`desc_act`), and for experts of many tokens, whose inputs lie side by
-    /// side.
+    /// side, or the gates and ups that they give.
     sorted: Memory<bf16>,
     /// For matrices of 8 bits, where inputs are rounded to as many (W8A8), and for those of a GGUF file, where these are.
     codes: Memory<u8>,
@@ -150,15 +150,39 @@ impl InputRoom {
         ops::linear_rounded(stream, matrix, input, &rounded, out)
     }
 
-    /// Whether the experts of so many tokens are multiplied with sums in another order.
-    pub fn widens_experts(
+    /// How the experts of so many tokens are multiplied.
+    pub fn expert_way(
         &self,
         facts: &DeviceFacts,
         experts: &GatedWeights,
         mixture: &Mixture,
         tokens: usize,
-    ) -> bool {
-        self.choices.widens_experts(facts, experts, mixture, tokens)
+    ) -> ExpertWay {
+        self.choices.expert_way(facts, experts, mixture, tokens)
+    }
+
+    /// What experts give whose inputs are rounded ([`ExpertWay::Rounded`]): a row for each token and expert.
+    pub fn give_rounded(
+        &mut self,
+        stream: &Stream,
+        code: EightBits,
+        (experts, gate): (&GatedWeights, Gate),
+        routes: &Routes,
+        input: View<'_, bf16>,
+        given: ViewMut<'_, bf16>,
+    ) -> Result<(), DriverError> {
+        let GatedWeights { gate_up, down, layout } = experts;
+        let (hidden, wide) = (gate_up.cols(), down.cols());
+        let rows = given.len() / hidden;
+        let both = 0..2 * rows * wide;
+        let quantize = |out: QuantizedMut<'_>| ops::quantize_routed(stream, routes, input, out);
+        let quantized = quantized(&mut self.codes, &mut self.scales, code, [rows, hidden], quantize)?;
+        let out = Output::Bf16(self.sorted.slice_mut(both.clone()));
+        ops::linear_experts_w8a8(stream, gate_up, routes, &quantized, out)?;
+        let gates = self.sorted.slice(both);
+        let quantize = |out: QuantizedMut<'_>| ops::gate_mul_quantized(stream, gate, *layout, gates, out);
+        let quantized = self::quantized(&mut self.codes, &mut self.scales, code, [rows, wide], quantize)?;
+        ops::linear_experts_w8a8(stream, down, routes, &quantized, Output::Bf16(given))
     }
 
     /// `out[place] = matrix of the place's expert · input`, as the routes' tiles were chosen.
@@ -184,20 +208,51 @@ impl InputRoom {
         input: Input<'_>,
         out: Output<'_>,
     ) -> Result<(), DriverError> {
-        let (values, tokens) = (input.len(), input.len() / matrix.cols());
-        let (codes, scales) = (self.codes.slice_mut(0..values), self.scales.slice_mut(0..tokens));
-        input.quantize(stream, QuantizedMut { code, codes, scales })?;
-        let input = Quantized { codes: self.codes.slice(0..values), scales: self.scales.slice(0..tokens) };
+        let (tokens, cols) = (input.len() / matrix.cols(), matrix.cols());
+        let quantize = |out: QuantizedMut<'_>| input.quantize(stream, out);
+        let input = quantized(&mut self.codes, &mut self.scales, code, [tokens, cols], quantize)?;
         let multiply = if self.choices.widens { ops::linear_w8a8_wide } else { ops::linear_w8a8 };
         multiply(stream, matrix, &input, out)
     }
 }
 
+/// So many rows of values in 8 bits, as `quantize` leaves them in the room.
+fn quantized<'a>(
+    codes: &'a mut Memory<u8>,
+    scales: &'a mut Memory<f32>,
+    code: EightBits,
+    [rows, cols]: [usize; 2],
+    quantize: impl FnOnce(QuantizedMut<'_>) -> Result<(), DriverError>,
+) -> Result<Quantized<'a>, DriverError> {
+    let (values, rows) = (0..rows * cols, 0..rows);
+    quantize(QuantizedMut { code, codes: codes.slice_mut(values.clone()), scales: scales.slice_mut(rows.clone()) })?;
+    Ok(Quantized { codes: codes.slice(values), scales: scales.slice(rows) })
+}
+
 impl ProductChoices {
-    fn widens_experts(&self, facts: &DeviceFacts, experts: &GatedWeights, mixture: &Mixture, tokens: usize) -> bool {
-        let widens = |matrix: &Matrix| ops::multiplies_experts_widely(facts, matrix, mixture, tokens);
-        self.widens && widens(&experts.gate_up) && widens(&experts.down)
+    fn expert_way(&self, facts: &DeviceFacts, experts: &GatedWeights, mixture: &Mixture, tokens: usize) -> ExpertWay {
+        let both = |holds: &dyn Fn(&Matrix) -> bool| holds(&experts.gate_up) && holds(&experts.down);
+        let rounded = |matrix: &Matrix| ops::multiplies_experts_rounded(facts, matrix, mixture, tokens);
+        match experts.gate_up.code().filter(|_| self.rounds && self.widens) {
+            Some(code) if experts.down.code() == Some(code) && both(&rounded) => ExpertWay::Rounded(code),
+            _ if !self.widens => ExpertWay::Narrow,
+            _ => match both(&|matrix| ops::multiplies_experts_widely(facts, matrix, mixture, tokens)) {
+                true => ExpertWay::Wide,
+                false => ExpertWay::Narrow,
+            },
+        }
     }
+}
+
+/// How experts are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExpertWay {
+    /// With sums in the order that they always have.
+    Narrow,
+    /// With sums in another order.
+    Wide,
+    /// So, too, and with what they multiply rounded to codes as they have them.
+    Rounded(EightBits),
 }
 
 /// How an input is multiplied.
@@ -214,6 +269,7 @@ enum Way {
 }
 
 /// Values of the buffers.
+#[derive(Default)]
 struct Lengths {
     sorted: usize,
     codes: usize,
@@ -221,25 +277,46 @@ struct Lengths {
 }
 
 impl Lengths {
+    fn max(self, other: Lengths) -> Lengths {
+        Lengths {
+            sorted: self.sorted.max(other.sorted),
+            codes: self.codes.max(other.codes),
+            scales: self.scales.max(other.scales),
+        }
+    }
+
     fn of(facts: &DeviceFacts, config: &DecoderConfig, weights: &Weights, tokens: usize) -> Lengths {
         let widest = |is_meant: &dyn Fn(&Matrix) -> bool| {
             weights.layer_matrices().filter(|matrix| is_meant(matrix)).map(Matrix::cols).max().unwrap_or(0)
         };
-        let sorted =
-            (tokens * widest(&|matrix| matrix.order().is_some())).max(by_expert(facts, config, weights, tokens));
+        let by_expert = by_expert(facts, config, weights, tokens);
+        let sorted = (tokens * widest(&|matrix| matrix.order().is_some())).max(by_expert.sorted);
         let by_token = widest(&|matrix| weights.choices.rounds && matrix.code().is_some());
         let head = weights.head.iter().map(|head| &head.output);
         let in_bytes = weights.layer_matrices().chain(head).filter(|matrix| ops::multiplies_rounded(matrix));
         let in_bytes = in_bytes.filter(|_| weights.choices.in_bytes).map(Matrix::cols).max();
         let [codes, scales] = in_bytes.map_or([0; 2], |cols| Rounded::lengths(tokens, cols));
         let by_token = [tokens * by_token, if by_token > 0 { tokens } else { 0 }];
-        Lengths { sorted, codes: codes.max(by_token[0]), scales: scales.max(by_token[1]) }
+        Lengths {
+            sorted,
+            codes: codes.max(by_token[0]).max(by_expert.codes),
+            scales: scales.max(by_token[1]).max(by_expert.scales),
+        }
     }
 }
 
-/// Values of the inputs of experts by warpgroups, where a step of so many tokens has such.
-fn by_expert(facts: &DeviceFacts, config: &DecoderConfig, weights: &Weights, tokens: usize) -> usize {
-    let Some(mixture) = config.experts.as_ref().map(mixture) else { return 0 };
-    let widens = |experts: &&GatedWeights| weights.choices.widens_experts(facts, experts, &mixture, tokens);
-    weights.experts().filter(widens).map(|experts| tokens * mixture.used * experts.gate_up.cols()).max().unwrap_or(0)
+/// Those of the inputs of experts by warpgroups, where a step of so many tokens has such: of rounded ones the gates and ups lie where
+/// others' inputs do.
+fn by_expert(facts: &DeviceFacts, config: &DecoderConfig, weights: &Weights, tokens: usize) -> Lengths {
+    let Some(mixture) = config.experts.as_ref().map(mixture) else { return Lengths::default() };
+    let rows = tokens * mixture.used;
+    let of = |experts: &GatedWeights| {
+        let [hidden, wide] = [experts.gate_up.cols(), experts.down.cols()];
+        match weights.choices.expert_way(facts, experts, &mixture, tokens) {
+            ExpertWay::Narrow => Lengths::default(),
+            ExpertWay::Wide => Lengths { sorted: rows * hidden, ..Lengths::default() },
+            ExpertWay::Rounded(_) => Lengths { sorted: 2 * rows * wide, codes: rows * hidden.max(wide), scales: rows },
+        }
+    };
+    weights.experts().map(of).fold(Lengths::default(), Lengths::max)
 }

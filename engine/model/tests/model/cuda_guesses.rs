@@ -6,9 +6,7 @@ use std::sync::Arc;
 use crate::common::driver::{Job, generate, sample_row};
 use crate::common::rows::{plan, row, tables};
 use crate::common::tiny::Tiny;
-use crate::cuda::{
-    BLOCKS, NEAR_TIE, VOCABULARY, checkpoint, device, executor, family, options, step, tiny,
-};
+use crate::cuda::{BLOCKS, NEAR_TIE, VOCABULARY, checkpoint, device, executor, family, options, step, tiny};
 use serde_json::json;
 use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_core::draft::{DraftTree, PromptLookup};

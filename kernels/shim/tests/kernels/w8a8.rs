@@ -93,11 +93,15 @@ fn norms_and_gates_are_rounded_as_they_are_where_bf16_lies_between() {
         let mut plain = poisoned::<bf16>(&device, tokens * cols);
         for code in CODES {
             let codes_of = |quantize: &dyn Fn(QuantizedMut<'_>)| {
-                let (mut codes, mut scales) = (poisoned::<u8>(&device, tokens * cols), poisoned::<f32>(&device, tokens));
+                let (mut codes, mut scales) =
+                    (poisoned::<u8>(&device, tokens * cols), poisoned::<f32>(&device, tokens));
                 quantize(QuantizedMut { code, codes: codes.view_mut(), scales: scales.view_mut() });
                 let scales = scales.read(&stream).unwrap();
                 assert!(tokens == 1 || (scales[0] == 0.0 && scales[1].is_nan()), "{scales:?}");
-                (codes.read(&stream).unwrap(), scales.into_iter().map(|scale| Some(scale).filter(|scale| !scale.is_nan())).collect::<Vec<_>>())
+                (
+                    codes.read(&stream).unwrap(),
+                    scales.into_iter().map(|scale| Some(scale).filter(|scale| !scale.is_nan())).collect::<Vec<_>>(),
+                )
             };
             ops::rms_norm(&stream, residual.view(), weight.view(), 1e-5, plain.view_mut()).unwrap();
             let expected = codes_of(&|out| ops::quantize_tokens(&stream, plain.view(), out).unwrap());
