@@ -133,6 +133,24 @@ pub fn kv_pool_bytes(shape: &ModelShape, data_type: KvDataType, demand: &KvDeman
     (held + on_their_way).min(whole).saturating_mul(kv_block_bytes(shape, &groups, data_type, block_tokens))
 }
 
+/// Sizes of steps and blocks that an engine has where it is told nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepDefaults {
+    /// Most sequences of a step.
+    pub sequences: u32,
+    /// Most tokens of a step.
+    pub tokens: u32,
+    /// Tokens of a block of keys and values.
+    pub block_tokens: u32,
+}
+
+impl StepDefaults {
+    /// On a CPU, where more sequences than these, or more tokens, would make every step long and none faster.
+    pub const CPU: StepDefaults = StepDefaults { sequences: 64, tokens: 512, block_tokens: 16 };
+    /// On GPUs, which have to read all weights for each step. Blocks are the kernels' pages.
+    pub const CUDA: StepDefaults = StepDefaults { sequences: 256, tokens: 2048, block_tokens: 64 };
+}
+
 /// On a CPU, the parts of what the weights leave free of which a KV pool takes one unless it is told its size: the rest is
 /// the machine's, which others use, too.
 const CPU_KV_PARTS: u64 = 4;

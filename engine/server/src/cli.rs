@@ -331,12 +331,12 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", help_heading = "Model")]
     pub threads: Option<usize>,
 
-    /// Most sequences in one step
-    #[arg(long = bare(flags::MAX_NUM_SEQS), default_value_t = 64, value_name = "N", help_heading = "Batching and memory")]
-    pub max_num_seqs: u32,
-    /// Most tokens in one step: longer prompts are computed in chunks
-    #[arg(long, default_value_t = 512, value_name = "TOKENS", help_heading = "Batching and memory")]
-    pub max_num_batched_tokens: u32,
+    /// Most sequences in one step [default: 64, on CUDA 256]
+    #[arg(long = bare(flags::MAX_NUM_SEQS), value_name = "N", help_heading = "Batching and memory")]
+    pub max_num_seqs: Option<u32>,
+    /// Most tokens in one step: longer prompts are computed in chunks [default: 512, on CUDA 2048]
+    #[arg(long, value_name = "TOKENS", help_heading = "Batching and memory")]
+    pub max_num_batched_tokens: Option<u32>,
     /// Tokens in a KV block, a multiple of 16 [default: 16, on CUDA 64]
     #[arg(long, value_name = "TOKENS", help_heading = "Batching and memory")]
     pub block_size: Option<u32>,

@@ -284,7 +284,11 @@ mod tests {
             ("m --swap-space 1 --no-enable-prefix-caching", Reason::InvalidConfiguration, "--swap-space"),
             ("m --threads 0", Reason::InvalidConfiguration, "--threads"),
             ("m --max-num-seqs 0", Reason::InvalidConfiguration, "--max-num-seqs"),
-            ("m --max-num-seqs 600", Reason::InvalidConfiguration, "--max-num-batched-tokens"),
+            (
+                "m --max-num-seqs 600 --max-num-batched-tokens 512",
+                Reason::InvalidConfiguration,
+                "--max-num-batched-tokens",
+            ),
             ("m --api-key-file a --api-key-dir b", Reason::InvalidConfiguration, "--api-key-file"),
             ("m --tenant-tokens-per-minute 5", Reason::InvalidConfiguration, "--api-key-file"),
             ("m --api-key-file a --tenant-max-concurrent-requests 0", Reason::InvalidConfiguration, "at least 1"),

@@ -7,7 +7,7 @@
 use std::fmt;
 
 use windlass_engine_contract::inspection::Inspection;
-use windlass_engine_contract::memory::{KvDataType, cpu_free_bytes, kv_sequence_bytes, workspace_bytes};
+use windlass_engine_contract::memory::{KvDataType, StepDefaults, cpu_free_bytes, kv_sequence_bytes, workspace_bytes};
 use windlass_operator_api::engine::Quantization;
 
 use crate::choice::Picked;
@@ -19,9 +19,6 @@ use crate::validate::{Device, ValidatedService};
 const GPU_SHARE: f64 = 0.9;
 /// What the process takes beside the ledger: code, tokenizer, buffers.
 const PROCESS_BYTES: u64 = 64 << 20;
-/// Tokens and sequences of the largest step, as the engine has them where it is told nothing.
-const STEP_TOKENS: u32 = 512;
-const SEQUENCES: u32 = 64;
 /// Where the spec names no longest sequence the engine takes what fits; less than this is of no use.
 const LEAST_TOKENS: u32 = 2048;
 /// Splits that engines know.
@@ -163,9 +160,19 @@ impl Asker<'_> {
         let ranks = u64::from(tensor.max(1));
         let weights = weights.div_ceil(ranks);
         let kv = kv_sequence_bytes(shape, self.kv_data_type(), tokens).div_ceil(ranks);
-        let workspace = workspace_bytes(shape, STEP_TOKENS, engine.max_sequences.unwrap_or(SEQUENCES)) + PROCESS_BYTES;
+        let workspace = self.workspace_bytes() + PROCESS_BYTES;
         let total = (weights + kv + workspace).max(self.free_for_pool(kv));
         Need { weights, kv, tokens, workspace, total }
+    }
+
+    /// Of the largest step, as the engine has it where it is told nothing of its tokens.
+    fn workspace_bytes(&self) -> u64 {
+        let defaults = match self.service.device {
+            Device::Cpu => StepDefaults::CPU,
+            Device::NvidiaGpu { .. } => StepDefaults::CUDA,
+        };
+        let sequences = self.service.engine.max_sequences.unwrap_or(defaults.sequences);
+        workspace_bytes(&self.inspection.shape, defaults.tokens.max(sequences), sequences)
     }
 
     /// On a CPU the engine's pool is a share of what is free, reckoned by the weights as they are stored: one that cannot

@@ -4,7 +4,7 @@ use super::{milliseconds, positive, unsupported};
 use crate::cli::{SchedulingPolicy, ServeArgs};
 use crate::failure::Failure;
 use windlass_engine_contract::flags;
-use windlass_engine_contract::memory::{KvDataType, KvDemand, kv_pool_bytes};
+use windlass_engine_contract::memory::{KvDataType, KvDemand, StepDefaults, kv_pool_bytes};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_core::engine::{Policy, QueueLimits};
 use windlass_engine_model::{KvBudget, SwapSpace};
@@ -14,11 +14,11 @@ use windlass_engine_model::{KvBudget, SwapSpace};
 pub struct Batching {
     /// Longest sequence; `None` for the model's own.
     pub max_model_tokens: Option<u32>,
-    /// Most sequences in a step.
-    pub max_sequences: u32,
+    /// Most sequences in a step; `None` for what suits the device, as of the next two.
+    pub max_sequences: Option<u32>,
     /// Most tokens in a step.
-    pub max_step_tokens: u32,
-    /// Tokens in a KV block; `None` for what suits the device.
+    pub max_step_tokens: Option<u32>,
+    /// Tokens in a KV block.
     pub block_tokens: Option<u32>,
     /// How keys and values are held.
     pub kv_data_type: KvDataType,
@@ -41,15 +41,23 @@ pub struct Batching {
 }
 
 impl Batching {
-    /// The most of a KV pool that is of use: what all sequences take at their longest. `block_tokens` counts where the flags
-    /// give none.
-    pub fn useful_kv_bytes(&self, shape: &ModelShape, block_tokens: u32) -> u64 {
-        let demand = KvDemand {
-            sequences: self.max_sequences,
-            longest: self.max_model_tokens.unwrap_or(shape.context_tokens).min(shape.context_tokens),
-            step_tokens: self.max_step_tokens,
-            block_tokens: self.block_tokens.unwrap_or(block_tokens),
-        };
+    /// What the flags say of steps and blocks on a device that has these where they say nothing: a step has a token for each of its
+    /// sequences, so what is said of one bounds the other.
+    pub fn steps(&self, defaults: StepDefaults) -> StepDefaults {
+        let most = self.max_step_tokens.unwrap_or(u32::MAX);
+        let sequences = self.max_sequences.unwrap_or(defaults.sequences.min(most));
+        StepDefaults {
+            sequences,
+            tokens: self.max_step_tokens.unwrap_or(defaults.tokens.max(sequences)),
+            block_tokens: self.block_tokens.unwrap_or(defaults.block_tokens),
+        }
+    }
+
+    /// The most of a KV pool that is of use: what all sequences take at their longest, on such a device.
+    pub fn useful_kv_bytes(&self, shape: &ModelShape, defaults: StepDefaults) -> u64 {
+        let StepDefaults { sequences, tokens, block_tokens } = self.steps(defaults);
+        let longest = self.max_model_tokens.unwrap_or(shape.context_tokens).min(shape.context_tokens);
+        let demand = KvDemand { sequences, longest, step_tokens: tokens, block_tokens };
         kv_pool_bytes(shape, self.kv_data_type, &demand)
     }
 }
@@ -64,20 +72,20 @@ pub fn kv_data_type(name: &str) -> Result<KvDataType, Failure> {
 pub(super) fn from_args(args: &ServeArgs) -> Result<Batching, Failure> {
     let sizes = [
         (flags::MAX_MODEL_LEN, args.max_model_len.unwrap_or(1)),
-        (flags::MAX_NUM_SEQS, args.max_num_seqs),
-        ("--max-num-batched-tokens", args.max_num_batched_tokens),
+        (flags::MAX_NUM_SEQS, args.max_num_seqs.unwrap_or(1)),
+        ("--max-num-batched-tokens", args.max_num_batched_tokens.unwrap_or(1)),
         ("--block-size", args.block_size.unwrap_or(1)),
         ("--num-gpu-blocks-override", args.num_gpu_blocks_override.unwrap_or(1)),
     ];
     if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
         return Err(Failure::configuration(format!("{flag} must be at least 1")));
     }
-    if args.max_num_batched_tokens < args.max_num_seqs {
+    if let (Some(tokens), Some(sequences)) = (args.max_num_batched_tokens, args.max_num_seqs)
+        && tokens < sequences
+    {
         return Err(Failure::configuration(format!(
-            "--max-num-batched-tokens is {} and {} is {}: a step must have a token for each sequence",
-            args.max_num_batched_tokens,
+            "--max-num-batched-tokens is {tokens} and {} is {sequences}: a step must have a token for each sequence",
             flags::MAX_NUM_SEQS,
-            args.max_num_seqs
         )));
     }
     let bytes = args.kv_cache_memory_bytes.map(KvBudget::Bytes);
@@ -127,5 +135,33 @@ fn policy(args: &ServeArgs) -> Policy {
         SchedulingPolicy::Priority => Policy::Priority { preemption_threshold: args.priority_preemption_threshold },
         SchedulingPolicy::Fair => Policy::Fair,
         SchedulingPolicy::LongestPrefix => Policy::LongestPrefix,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn steps(flags: &str, defaults: StepDefaults) -> [u32; 2] {
+        let line = format!("windlass-engine serve m {flags}");
+        let Command::Serve(args) = Cli::parse_from(line.split_whitespace()).command else { panic!("{line}") };
+        let StepDefaults { sequences, tokens, .. } = from_args(&args).unwrap().steps(defaults);
+        [sequences, tokens]
+    }
+
+    #[test]
+    fn a_step_has_what_suits_the_device_and_a_token_for_each_sequence() {
+        for (flags, on_cpu, on_cuda) in [
+            ("", [64, 512], [256, 2048]),
+            ("--max-num-seqs 600", [600, 600], [600, 2048]),
+            ("--max-num-batched-tokens 32", [32, 32], [32, 32]),
+            ("--max-num-seqs 8 --max-num-batched-tokens 100", [8, 100], [8, 100]),
+        ] {
+            let found = [StepDefaults::CPU, StepDefaults::CUDA].map(|defaults| steps(flags, defaults));
+            assert_eq!(found, [on_cpu, on_cuda], "{flags}");
+        }
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tracing::info;
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags;
-use windlass_engine_contract::memory::cpu_kv_bytes;
+use windlass_engine_contract::memory::{StepDefaults, cpu_kv_bytes};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::sharding::kv_copies;
 use windlass_engine_contract::stats::StartPhases;
@@ -24,9 +24,6 @@ use windlass_engine_model::{
     ConfigError, Gathering, KvBudget, LoadError, LoadOptions, Loaded, Quantization, SizeError, TensorError, load,
     load_leader, survey,
 };
-
-/// Tokens in a block where the flags give none.
-const BLOCK_TOKENS: u32 = 16;
 
 /// Loads weights and tokenizer side by side, then generates a token.
 pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Clock) -> Result<StartedModel, Failure> {
@@ -105,23 +102,24 @@ fn options(config: &Config, cpu: &CpuConfig, file: &Checkpoint) -> Result<LoadOp
         Some(kv) => kv,
         None => default_kv(config, cpu, file, free)?,
     };
-    let asked = asked(config, cpu, BLOCK_TOKENS);
+    let asked = asked(config, cpu, StepDefaults::CPU);
     Ok(LoadOptions { activations: cpu.cpu_activations(), kv, memory_limit_bytes: free, ..asked })
 }
 
-/// What the flags ask of any device; `block_tokens` counts where they give none.
-pub(super) fn asked(config: &Config, cpu: &CpuConfig, block_tokens: u32) -> LoadOptions {
+/// What the flags ask of a device that has these defaults.
+pub(super) fn asked(config: &Config, cpu: &CpuConfig, defaults: StepDefaults) -> LoadOptions {
     let batching = &config.batching;
+    let StepDefaults { sequences, tokens, block_tokens } = batching.steps(defaults);
     LoadOptions {
         threads: cpu.threads,
         tensor_parallel: cpu.tensor_parallel,
         expert_parallel: cpu.expert_parallel,
         quantization: quantization(cpu),
         kv_data_type: batching.kv_data_type,
-        block_tokens: batching.block_tokens.unwrap_or(block_tokens),
+        block_tokens,
         swap: batching.swap.clone(),
-        max_sequences: batching.max_sequences,
-        max_step_tokens: batching.max_step_tokens,
+        max_sequences: sequences,
+        max_step_tokens: tokens,
         max_model_tokens: batching.max_model_tokens,
         batch_invariant: cpu.batch_invariant,
         inputs_in_bytes: cpu.inputs_in_bytes(),
@@ -142,7 +140,7 @@ pub(super) fn default_kv(
     // Stages of a pipeline keep everything in all layers.
     let shape = ModelShape { windowed: shape.windowed.filter(|_| cpu.pipeline.is_none()), ..shape };
     let copies = u64::from(kv_copies(&shape, cpu.tensor_parallel));
-    let useful = copies.saturating_mul(config.batching.useful_kv_bytes(&shape, BLOCK_TOKENS));
+    let useful = copies.saturating_mul(config.batching.useful_kv_bytes(&shape, StepDefaults::CPU));
     let affordable = free.map_or(u64::MAX, |free| cpu_kv_bytes(free, shape.weight_bytes));
     Ok(KvBudget::Bytes(useful.min(affordable)))
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tracing::{info, warn};
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags;
-use windlass_engine_contract::memory::Ledger;
+use windlass_engine_contract::memory::{Ledger, StepDefaults};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::stats::StartPhases;
 use windlass_engine_contract::termination::Reason;
@@ -28,8 +28,6 @@ use windlass_engine_model::cuda::{
 };
 use windlass_engine_model::{ActivationType, KvBudget};
 
-/// Tokens in a block where the flags give none: a page of the kernels.
-const BLOCK_TOKENS: u32 = 64;
 /// Share of the memory that weights and workspace leave of what the engine may take, which is for keys and values: the rest is for
 /// the driver's own, such as graphs.
 const KV_SHARE: f64 = 0.9;
@@ -229,7 +227,7 @@ fn load(
     file: &Checkpoint,
 ) -> Result<Running<CudaExecutor>, Failure> {
     let no_room = |error| say_what_makes_room(cpu::load_failure(error), cpu);
-    let model = CudaModel::load(file, &cpu::asked(config, cpu, BLOCK_TOKENS), devices).map_err(no_room)?;
+    let model = CudaModel::load(file, &cpu::asked(config, cpu, StepDefaults::CUDA), devices).map_err(no_room)?;
     tell_ground(model.ground());
     match model.products() {
         None => {}
@@ -278,7 +276,7 @@ fn say_what_makes_room(failure: Failure, cpu: &CpuConfig) -> Failure {
 /// What all sequences can use at their longest in layers like these, each key and value held so often, and at most what the
 /// devices have left.
 fn default_kv(config: &Config, shape: &ModelShape, copies: u32, free_bytes: u64) -> KvBudget {
-    let useful = config.batching.useful_kv_bytes(shape, BLOCK_TOKENS).saturating_mul(copies.into());
+    let useful = config.batching.useful_kv_bytes(shape, StepDefaults::CUDA).saturating_mul(copies.into());
     KvBudget::Bytes(useful.min((free_bytes as f64 * KV_SHARE) as u64))
 }
 

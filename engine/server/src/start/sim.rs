@@ -15,6 +15,7 @@ use crate::text::renderers::Renderers;
 use crate::text::tokenizer::Tokenizer;
 use crate::text::words;
 use std::sync::Arc;
+use windlass_engine_contract::memory::StepDefaults;
 use windlass_engine_contract::stats::StartPhases;
 use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_engine_core::request::TokenId;
@@ -23,8 +24,6 @@ use windlass_engine_model::KvBudget;
 
 /// Longest sequence where the flags give none.
 const DEFAULT_MODEL_TOKENS: u32 = 8192;
-/// Tokens in a block where the flags give none.
-const BLOCK_TOKENS: u32 = 16;
 /// KV blocks where the flags give none.
 const DEFAULT_BLOCKS: u32 = 4096;
 /// Bytes of KV that a token would take in a model of 8 billion parameters: what `--kv-cache-memory-bytes` is divided by.
@@ -84,7 +83,7 @@ fn words_template(config: &Config, tokenizer: &Tokenizer) -> Result<ChatTemplate
 }
 
 fn geometry(batching: &Batching, vocabulary: u32) -> Geometry {
-    let block_tokens = batching.block_tokens.unwrap_or(BLOCK_TOKENS);
+    let StepDefaults { sequences, tokens, block_tokens } = batching.steps(StepDefaults::CPU);
     let blocks = match batching.kv {
         None => DEFAULT_BLOCKS,
         Some(KvBudget::Blocks(blocks)) => blocks,
@@ -96,9 +95,9 @@ fn geometry(batching: &Batching, vocabulary: u32) -> Geometry {
         blocks,
         swap_slots: batching.swap.as_ref().map_or(0, |swap| slots(swap.bytes, block_tokens)),
         max_sequence_tokens: batching.max_model_tokens.unwrap_or(DEFAULT_MODEL_TOKENS).min(held),
-        max_step_rows: batching.max_sequences,
-        max_step_tokens: batching.max_step_tokens,
-        max_step_logits: batching.max_sequences.max(32).min(batching.max_step_tokens),
+        max_step_rows: sequences,
+        max_step_tokens: tokens,
+        max_step_logits: sequences.max(32).min(tokens),
         vocabulary,
         groups: KvGroups::ONE,
     }

@@ -79,10 +79,10 @@ fn what_the_spec_fixes_is_not_chosen() {
 fn a_format_that_the_spec_fixes_is_judged_as_such() {
     let gtx = || gpu_node("GTX", 8192, 1);
     for (quantization, node, told) in [
-        ("BF16", l40s(1), "as stored it needs 16.19 GiB (weights 14.96 GiB"),
-        ("INT8", small(1), "as INT8 it needs 9.18 GiB (weights 7.95 GiB"),
-        ("FP8", small(1), "as FP8 it needs 9.18 GiB (weights 7.95 GiB"),
-        ("INT4", gtx(), "as INT4 it needs 6.34 GiB (weights 5.10 GiB"),
+        ("BF16", l40s(1), "as stored it needs 16.70 GiB (weights 14.96 GiB"),
+        ("INT8", small(1), "as INT8 it needs 9.69 GiB (weights 7.95 GiB"),
+        ("FP8", small(1), "as FP8 it needs 9.69 GiB (weights 7.95 GiB"),
+        ("INT4", gtx(), "as INT4 it needs 6.84 GiB (weights 5.10 GiB"),
     ] {
         let fixed = gpu().with("parallelism", json!({"tensor": 1}));
         let fixed = fixed.with("engine", json!({"quantization": quantization, "maxModelTokens": 8192}));
@@ -95,9 +95,9 @@ fn a_format_that_the_spec_fixes_is_judged_as_such() {
 #[test]
 fn a_choice_is_told_with_what_would_have_been_better() {
     for (nodes, need, better) in [
-        (l40s(1), "as stored it needs 16.19 GiB (weights 14.96 GiB", None),
-        (small(4), "as stored it needs 8.21 GiB on each of 2 GPUs (weights 7.48 GiB", Some("as stored it needs 16.19")),
-        (small(1), "as INT8 it needs 9.18 GiB (weights 7.95 GiB", Some("as stored it needs 16.19")),
+        (l40s(1), "as stored it needs 16.70 GiB (weights 14.96 GiB", None),
+        (small(4), "as stored it needs 8.72 GiB on each of 2 GPUs (weights 7.48 GiB", Some("as stored it needs 16.70")),
+        (small(1), "as INT8 it needs 9.69 GiB (weights 7.95 GiB", Some("as stored it needs 16.70")),
     ] {
         let (message, reason) = found(judged(gpu(), &llama_8b(), &[nodes]));
         assert!(message.starts_with(need) && reason.starts_with(&message), "{message}: {reason}");
@@ -115,7 +115,7 @@ fn a_model_that_does_not_fit_is_told_with_numbers_and_alternatives() {
     for part in [
         "weights 14.96 GiB",
         "KV cache of 8192 tokens 1.00 GiB",
-        "workspace 0.23 GiB",
+        "workspace 0.74 GiB",
         "13.50 GiB that Tesla-T4 leaves",
         "parallelism.tensor: 2 fits 2 × Tesla-T4",
         "engine.quantization: INT8 fits 1 × Tesla-T4",

@@ -1,10 +1,11 @@
 //! A model whose layers are divided among nodes with GPUs.
 
-use super::{BLOCK_TOKENS, Running, architecture, cpu, default_kv, replay};
+use super::{Running, architecture, cpu, default_kv, replay};
 use crate::config::{Config, CpuConfig, PipelineConfig};
 use crate::failure::Failure;
 use crate::start::open;
 use windlass_checkpoint::Checkpoint;
+use windlass_engine_contract::memory::StepDefaults;
 use windlass_engine_model::cuda::{self, CudaLeader, Device, LoadedCuda, Node};
 use windlass_engine_model::{CpuExecutor, Gathering};
 
@@ -16,7 +17,7 @@ pub(super) fn load(
     devices: &[Device],
     file: &Checkpoint,
 ) -> Result<Running<CpuExecutor>, Failure> {
-    let asked = cpu::asked(config, cpu, BLOCK_TOKENS);
+    let asked = cpu::asked(config, cpu, StepDefaults::CUDA);
     let leader = CudaLeader::load(file, &asked, devices, gathering).map_err(cpu::load_failure)?;
     let kv = match config.batching.kv {
         Some(kv) => kv,
@@ -40,6 +41,6 @@ pub(super) fn work(
 ) -> Result<(), Failure> {
     let PipelineConfig { nodes, node_rank, master, patience } = pipeline;
     let node = Node { node_rank: *node_rank, stages: *nodes, leader: master, patience: *patience };
-    let asked = cpu::asked(config, cpu, BLOCK_TOKENS);
+    let asked = cpu::asked(config, cpu, StepDefaults::CUDA);
     cuda::work(&open(&cpu.model)?, &asked, devices, node, replay(cpu)).map_err(cpu::load_failure)
 }

@@ -1,6 +1,6 @@
 //! A model whose first layers stay on the CPU.
 
-use super::{BLOCK_TOKENS, KV_SHARE, Running, architecture, cpu, replay};
+use super::{KV_SHARE, Running, architecture, cpu, replay};
 use crate::cli::GPU_MEMORY_UTILIZATION;
 use crate::config::{Config, CpuConfig, GpuLayers};
 use crate::failure::Failure;
@@ -8,6 +8,7 @@ use crate::machine;
 use tracing::info;
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::flags::{DEVICE, MAX_MODEL_LEN};
+use windlass_engine_contract::memory::StepDefaults;
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_model::cuda::{self, CudaError, Device, SplitModel};
@@ -20,7 +21,7 @@ pub(super) fn layers_that_fit(
     file: &Checkpoint,
     device: &Device,
 ) -> Result<u32, Failure> {
-    let asked = cpu::asked(config, cpu, BLOCK_TOKENS);
+    let asked = cpu::asked(config, cpu, StepDefaults::CUDA);
     let memory = device.driver().memory().map_err(|error| cpu::load_failure(CudaError::from(error).into()))?;
     let room = cpu.gpu_share.of(memory.total_bytes as u64).min(memory.free_bytes as u64);
     match cuda::layers_that_fit(file, &asked, room).map_err(cpu::load_failure)? {
@@ -62,7 +63,7 @@ fn load_last(
     file: &Checkpoint,
 ) -> Result<Running<CpuExecutor>, Failure> {
     let free = machine::free_memory_bytes();
-    let asked = cpu::asked(config, cpu, BLOCK_TOKENS);
+    let asked = cpu::asked(config, cpu, StepDefaults::CUDA);
     let asked = LoadOptions { activations: cpu.cpu_activations(), memory_limit_bytes: free, ..asked };
     let model = SplitModel::load(file, &asked, gpu_layers, device).map_err(cpu::load_failure)?;
     let kv = match config.batching.kv {
@@ -86,7 +87,7 @@ fn load_last(
 fn default_kv(config: &Config, model: &SplitModel<'_>, free: Option<u64>) -> Result<KvBudget, LoadError> {
     // Stages keep everything in all layers.
     let shape = ModelShape { windowed: None, ..model.shape() };
-    let useful = config.batching.useful_kv_bytes(&shape, BLOCK_TOKENS);
+    let useful = config.batching.useful_kv_bytes(&shape, StepDefaults::CUDA);
     let on_cpu = free.map_or(u64::MAX, |free| free.saturating_sub(model.cpu_weight_bytes()) / 4);
     let on_gpu = (model.free_bytes()? as f64 * KV_SHARE) as u64;
     Ok(KvBudget::Bytes(useful.min(model.kv_bytes(on_cpu, on_gpu))))

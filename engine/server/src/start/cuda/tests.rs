@@ -7,6 +7,7 @@ use crate::start::testing::{configured, file};
 use std::net::TcpListener;
 use std::thread;
 use windlass_cuda_shim::{HostMachine, Kernels};
+use windlass_engine_contract::memory::StepDefaults;
 use windlass_engine_contract::termination::Termination;
 use windlass_engine_core::request::Request;
 
@@ -34,10 +35,12 @@ fn worked(flags: &str) -> Result<(), Failure> {
 #[test]
 fn nodes_with_gpus_share_the_layers() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let flags = format!("--pipeline-parallel-size 2 --master-port {port}");
+    // So few sequences that each way has room for all of them.
+    let sizes = "--max-num-seqs 64";
+    let flags = format!("{sizes} --pipeline-parallel-size 2 --master-port {port}");
     let second = format!("{flags} --node-rank 1 --headless");
     let second = thread::spawn(move || worked(&second));
-    let [alone, first] = ["", &flags].map(|flags| started(flags, 1 << 28).unwrap());
+    let [alone, first] = [sizes, &flags].map(|flags| started(flags, 1 << 28).unwrap());
     second.join().unwrap().unwrap();
     assert_eq!((first.effective.device.as_str(), first.effective.pipeline_parallel), ("cuda", 2));
     assert_eq!(first.effective.kv_blocks, alone.effective.kv_blocks);
@@ -48,8 +51,9 @@ fn nodes_with_gpus_share_the_layers() {
 
 #[test]
 fn layers_stay_on_the_cpu_where_the_flag_says_so() {
-    let [all, whole, split] =
-        ["", "--n-gpu-layers 99", "--n-gpu-layers 3"].map(|flags| started(flags, 1 << 28).unwrap());
+    // So few sequences that each way has room for all of them.
+    let [all, whole, split] = ["", "--n-gpu-layers 99", "--n-gpu-layers 3"]
+        .map(|flags| started(&format!("--max-num-seqs 64 {flags}"), 1 << 28).unwrap());
     assert_eq!([&all, &whole].map(|built| built.effective.kernels.as_str()), ["sm_90"; 2]);
     assert!(split.effective.kernels.starts_with("sm_90 "), "{}", split.effective.kernels);
     assert_eq!(split.effective.device, "cuda");
@@ -109,7 +113,7 @@ fn wide_products_are_asked_for_by_a_flag_and_change_answers() {
     let [alike, wide] = ["--deterministic", "--no-deterministic"].map(|flags| {
         let file = file();
         let (config, cpu) = configured(file.path(), flags).unwrap();
-        (cpu::asked(&config, &cpu, BLOCK_TOKENS).batch_invariant, started(flags, 1 << 28).unwrap().fingerprint)
+        (cpu::asked(&config, &cpu, StepDefaults::CUDA).batch_invariant, started(flags, 1 << 28).unwrap().fingerprint)
     });
     assert_eq!((alike.0, wide.0), (true, false));
     assert_eq!(alike.1, started("", 1 << 28).unwrap().fingerprint);
@@ -122,7 +126,7 @@ fn activations_are_bf16_unless_a_flag_says_int8() {
     let rounds = |flags: &str| {
         let file = file();
         let (config, cpu) = configured(file.path(), flags).unwrap();
-        (cpu::asked(&config, &cpu, BLOCK_TOKENS).inputs_in_bytes, started(flags, 1 << 28).unwrap())
+        (cpu::asked(&config, &cpu, StepDefaults::CUDA).inputs_in_bytes, started(flags, 1 << 28).unwrap())
     };
     let (halves, bytes) = (rounds(""), rounds("--activation-dtype int8"));
     assert_eq!((halves.0, bytes.0), (false, true));
