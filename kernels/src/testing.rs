@@ -56,11 +56,11 @@ pub(crate) fn file_bytes(weight_type: WeightType, rows: usize, cols: usize, seed
                 half(&mut random, 0);
                 block[2] &= 0x77;
             }
-            WeightType::I2G32 | WeightType::I2G64 | WeightType::I2G128 => {
+            WeightType::I2G32 | WeightType::I2G64 | WeightType::I2G128 | WeightType::I2G256 => {
                 half(&mut random, 0);
                 block[2] &= 3;
             }
-            WeightType::I3G32 | WeightType::I3G64 | WeightType::I3G128 => {
+            WeightType::I3G32 | WeightType::I3G64 | WeightType::I3G128 | WeightType::I3G256 => {
                 half(&mut random, 0);
                 block[2] &= 7;
             }
@@ -139,12 +139,12 @@ fn block_values(weight_type: WeightType, block: &[u8]) -> Vec<f64> {
             let numbers = weight_type.numbers().unwrap().map(|number| (f64::from(number) * 32512.0).round() / 32512.0);
             (0..64).map(|i| half(0) * numbers[nibble(2 + i / 32 * 16, i % 32) as usize]).collect()
         }
-        WeightType::I2G32 | WeightType::I2G64 | WeightType::I2G128 => {
+        WeightType::I2G32 | WeightType::I2G64 | WeightType::I2G128 | WeightType::I2G256 => {
             let code = |i: usize| block[3 + i / 4] >> (2 * (i % 4)) & 3;
             let value = |i: usize| half(0) * (f64::from(code(i)) - f64::from(block[2]));
             (0..weight_type.block_elements()).map(value).collect()
         }
-        WeightType::I3G32 | WeightType::I3G64 | WeightType::I3G128 => {
+        WeightType::I3G32 | WeightType::I3G64 | WeightType::I3G128 | WeightType::I3G256 => {
             let low = |i: usize| block[3 + i / 32 * 12 + i % 32 / 4] >> (2 * (i % 4)) & 3;
             let top = |i: usize| top_bit(&block[3 + i / 32 * 12 + 8..][..4], i % 32);
             let value = |i: usize| half(0) * (f64::from(low(i)) + 4.0 * top(i) - f64::from(block[2]));

@@ -211,6 +211,8 @@ fn narrower(kind: WeightType) -> Option<WeightType> {
         WeightType::I8G64 | WeightType::I8G128 | WeightType::F8G64 => Some(WeightType::Q8_0),
         WeightType::U8G64 => Some(WeightType::U8G32),
         WeightType::S4G64 | WeightType::S4G128 => Some(WeightType::Q4_0),
+        WeightType::I2G256 => Some(WeightType::I2G32),
+        WeightType::I3G256 => Some(WeightType::I3G32),
         _ => None,
     }
 }

@@ -339,6 +339,8 @@ fn tile_bytes(weight_type: WeightType) -> (bool, usize) {
         (WeightType::Q5_0 | WeightType::Q5_1, _) => grouped(5, 32),
         (WeightType::I2G64 | WeightType::I3G64 | WeightType::I4G64 | WeightType::S4G64, _) => grouped(4, 64),
         (WeightType::I2G128 | WeightType::I3G128 | WeightType::I4G128 | WeightType::S4G128, _) => grouped(4, 128),
+        // Two groups of as many.
+        (WeightType::I2G256 | WeightType::I3G256, _) => grouped(4, 128),
         (
             WeightType::Q8_0
             | WeightType::IQ4NL

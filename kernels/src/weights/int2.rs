@@ -18,7 +18,7 @@ use crate::simd::Simd;
 const HEAD: usize = 3;
 
 /// `32 · BLOCKS` columns of 16 rows in `(128 + 64 · PLANES) · BLOCKS + 40` bytes: 2.16 and 3.16 bits per value in groups of
-/// 128. A plane makes codes of 3 bits.
+/// 128, 2.08 and 3.08 in groups of 256, as of rows by one scale. A plane makes codes of 3 bits.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(8))]
 pub(crate) struct Int2<const BLOCKS: usize, const PLANES: usize> {

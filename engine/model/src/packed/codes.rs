@@ -105,8 +105,8 @@ impl<'a> Codes<'a> {
         let kinds: &[WeightType] = match (self.bits(), self.symmetric) {
             (8, true) => &SIGNED_BYTES,
             (8, false) => &[WeightType::U8G64, WeightType::U8G32],
-            (2, _) => &[WeightType::I2G128, WeightType::I2G64, WeightType::I2G32],
-            (3, _) => &[WeightType::I3G128, WeightType::I3G64, WeightType::I3G32],
+            (2, _) => &[WeightType::I2G256, WeightType::I2G128, WeightType::I2G64, WeightType::I2G32],
+            (3, _) => &[WeightType::I3G256, WeightType::I3G128, WeightType::I3G64, WeightType::I3G32],
             (_, true) => &[WeightType::S4G128, WeightType::S4G64, WeightType::Q4_0],
             (_, false) => &[WeightType::I4G128, WeightType::I4G64, WeightType::I4G32],
         };

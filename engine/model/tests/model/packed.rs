@@ -38,6 +38,9 @@ pub const BYTES: &str = "compressed-tensors 8 bits, asymmetric groups";
 pub const SORTED: &str = "gptq with desc_act";
 /// The one whose zero point lies anywhere besides.
 pub const SORTED_BYTES: &str = "gptq of 8 bits, any zero point";
+/// One of 3 bits in groups of 128, and one by rows, which are 256 columns where others are 128.
+pub const GROUPS: &str = "gptq of 3 bits, 128";
+pub const ROWS: &str = "gptq of 3 bits, by row";
 /// The one of the fewest bits.
 pub const SORTED_CRUMBS: &str = "gptq of 2 bits, 32, with desc_act";
 
@@ -171,13 +174,24 @@ fn tools() -> Vec<Tool> {
             kind: "int2_g64",
         },
         Tool {
-            name: "gptq of 3 bits, 128",
+            name: GROUPS,
             config: json!({"quant_method": "gptq", "bits": 3, "group_size": 128, "sym": true}),
             group: 128,
             scattered: false,
             code: |random| random.bits() as i32 & 7,
             zero: |_| 4,
             write: write_gptq::<3, 1>,
+            kind: "int3_g128",
+        },
+        Tool {
+            name: ROWS,
+            config: json!({"quant_method": "gptq", "bits": 3, "group_size": -1, "checkpoint_format": "gptq"}),
+            group: 0,
+            scattered: false,
+            code: |random| random.bits() as i32 & 7,
+            zero: |random| random.bits() as i32 & 7,
+            write: write_gptq::<3, 1>,
+            // But for what goes down, which has 256 columns.
             kind: "int3_g128",
         },
         Tool {
@@ -313,6 +327,17 @@ fn every_tools_checkpoint_computes_its_values() {
         assert!(agreement.relative_error() <= 0.035, "{}: {agreement}", tool.name);
         assert_eq!(build(&checkpoint, &LoadOptions::default()).unwrap().weight_type, tool.kind, "{}", tool.name);
     }
+}
+
+/// A scale and a zero point for 256 columns instead of two: 40 bytes less for 16 rows.
+#[test]
+fn rows_by_one_scale_are_held_in_wider_groups() {
+    let bytes = |name| build(&checkpoint(name), &LoadOptions::default()).unwrap().ledger().weights;
+    let family = family(&Value::Null);
+    let of = |key: &str| family.config[key].as_u64().unwrap();
+    let tiles = of("num_hidden_layers") * of("hidden_size") / 16;
+    let saved = bytes(GROUPS) - bytes(ROWS);
+    assert!(saved >= 40 * tiles, "{saved} bytes of {tiles} tiles");
 }
 
 /// What is left is the rounding of scales, keys and values to f16, and of activations to 16 bits.

@@ -1,6 +1,8 @@
 //! Weights `scale · code + minimum` of codes of 4 or 5 bits: read from files, and packed as `linear.cu` wants them. Those of
 //! 2 and 3 bits become 4.
 
+use std::iter;
+
 use half::f16;
 
 use super::ROW_TILE;
@@ -58,13 +60,13 @@ impl Grouped {
 
     /// In which groups and of how many bits a file tensor's codes are here, if its type is of this kind.
     pub(super) fn form(weight_type: WeightType) -> Option<(Group, usize)> {
-        use WeightType::{I2G32, I2G64, I2G128, I3G32, I3G64, I3G128, I4G32, I4G64, I4G128};
+        use WeightType::{I2G32, I2G64, I2G128, I2G256, I3G32, I3G64, I3G128, I3G256, I4G32, I4G64, I4G128};
         use WeightType::{Q4_0, Q4_1, Q5_0, Q5_1, S4G64, S4G128};
         match weight_type {
             Q5_0 | Q5_1 => Some((Group::G32, 5)),
             Q4_0 | Q4_1 | I2G32 | I3G32 | I4G32 => Some((Group::G32, 4)),
             I2G64 | I3G64 | I4G64 | S4G64 => Some((Group::G64, 4)),
-            I2G128 | I3G128 | I4G128 | S4G128 => Some((Group::G128, 4)),
+            I2G128 | I2G256 | I3G128 | I3G256 | I4G128 | S4G128 => Some((Group::G128, 4)),
             _ => None,
         }
     }
@@ -94,7 +96,9 @@ impl Grouped {
                 out.push_five((scale, f16::from_f32(-16.0 * scale.to_f32())), &block[2..]);
             },
             WeightType::Q5_1 => |block, out| out.push_five((half(block, 0), half(block, 2)), &block[4..]),
-            WeightType::I2G32 | WeightType::I2G64 | WeightType::I2G128 => |block, out| out.push_few(block, 8),
+            WeightType::I2G32 | WeightType::I2G64 | WeightType::I2G128 | WeightType::I2G256 => {
+                |block, out| out.push_few(block, 8)
+            }
             _ => |block, out| out.push_few(block, 12),
         };
         let mut out = Grouped { rows, cols, group, bits, codes: Vec::with_capacity(rows * cols), scales: Vec::new() };
@@ -121,13 +125,15 @@ impl Grouped {
         self.codes[first..].iter_mut().enumerate().for_each(|(i, code)| *code |= (top[i / 8] >> (i % 8) & 1) << 4);
     }
 
-    /// A group of 2 or 3 bits, of so many bytes a block. In 4 bits there is room to bring every zero point to the middle: then
-    /// the kernels need no minimums.
+    /// A group of 2 or 3 bits, of so many bytes a block; wider ones become several. In 4 bits there is room to bring every zero
+    /// point to the middle: then the kernels need no minimums.
     fn push_few(&mut self, group: &[u8], block_bytes: usize) {
         let (scale, shift) = (half(group, 0), 8 - int2::zero_point(group));
-        self.scales.push((scale, f16::from_f32(-8.0 * scale.to_f32())));
+        let first = self.codes.len();
         let blocks = int2::blocks(group, block_bytes);
         self.codes.extend(blocks.flat_map(int2::codes_of).map(|code| code + shift));
+        let groups = (self.codes.len() - first) / self.group.cols();
+        self.scales.extend(iter::repeat_n((scale, f16::from_f32(-8.0 * scale.to_f32())), groups));
     }
 
     /// Outputs.

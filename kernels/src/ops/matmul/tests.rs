@@ -193,8 +193,8 @@ fn extreme_codes_do_not_saturate() {
                     WeightType::I8G64 | WeightType::I8G128 => 2..block_bytes,
                     WeightType::U8G32 | WeightType::U8G64 | WeightType::F8G64 => 3..block_bytes,
                     WeightType::I4G64 | WeightType::I4G128 => 4..block_bytes,
-                    WeightType::I2G32 | WeightType::I2G64 | WeightType::I2G128 => 3..block_bytes,
-                    WeightType::I3G32 | WeightType::I3G64 | WeightType::I3G128 => 3..block_bytes,
+                    WeightType::I2G32 | WeightType::I2G64 | WeightType::I2G128 | WeightType::I2G256 => 3..block_bytes,
+                    WeightType::I3G32 | WeightType::I3G64 | WeightType::I3G128 | WeightType::I3G256 => 3..block_bytes,
                     WeightType::I4G32 => 3..block_bytes,
                     _ => block_bytes - 16..block_bytes,
                 };
