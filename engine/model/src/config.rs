@@ -2,8 +2,9 @@
 
 mod gguf;
 mod hub;
+mod yarn;
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use windlass_checkpoint::{Checkpoint, MetadataError};
 use windlass_engine_contract::shape::{ModelShape, WindowedLayers};
@@ -20,6 +21,8 @@ const MAX_CONTEXT_TOKENS: u32 = 1 << 24;
 /// each is taken before any tensor is looked at.
 const MAX_LAYERS: usize = 1 << 16;
 const MAX_HEAD_DIM: usize = 1 << 16;
+/// Lengths that what was turned may have. Published ones are between 0.5 and 2; scores grow by the square.
+const MAGNITUDES: RangeInclusive<f32> = 0.001..=1000.0;
 /// Base of the rotary frequencies where a file names none (Su et al. 2021).
 const DEFAULT_ROPE_THETA: f32 = 10_000.0;
 
@@ -137,6 +140,8 @@ pub struct RopeConfig {
     pub factors: Option<Vec<f32>>,
     /// What divides them instead where sequences may be long.
     pub long: Option<LongRope>,
+    /// Length of what was turned, by whatever factors.
+    pub magnitude: f32,
     /// Which values turn together.
     pub pairing: RopePairing,
     /// In which layers.
@@ -151,8 +156,6 @@ pub struct LongRope {
     pub beyond_tokens: usize,
     /// What divides each pair's frequency beyond that.
     pub factors: Vec<f32>,
-    /// Length of what was turned, of either kind.
-    pub magnitude: f32,
 }
 
 impl RopeConfig {
@@ -162,11 +165,6 @@ impl RopeConfig {
             Some(long) if tokens > long.beyond_tokens => Some(&long.factors),
             _ => self.factors.as_deref(),
         }
-    }
-
-    /// Length of what was turned.
-    pub fn magnitude(&self) -> f32 {
-        self.long.as_ref().map_or(1.0, |long| long.magnitude)
     }
 }
 
