@@ -13,7 +13,7 @@ use windlass_kernels::ops::RopePairing;
 
 use crate::family::Family;
 use crate::names::{ExpertNames, Naming, Nesting};
-use crate::packed::Scheme;
+use crate::packed::Schemes;
 
 /// Longest context that a file may claim, tokens. The largest published one is ten million.
 const MAX_CONTEXT_TOKENS: u32 = 1 << 24;
@@ -76,7 +76,7 @@ pub struct DecoderConfig {
     /// Each head of queries and keys is normed before it turns.
     pub head_norms: bool,
     /// How matrices were quantized by another tool.
-    pub(crate) scheme: Option<Scheme>,
+    pub(crate) schemes: Option<Schemes>,
     /// How tensors are named.
     pub(crate) naming: Naming,
     /// The head multiplies with the token embedding's matrix.
@@ -290,7 +290,7 @@ impl DecoderConfig {
 
     /// Whether inputs of quantized matrices were meant to be rounded to 8 bits, too.
     pub(crate) fn rounds_inputs(&self) -> bool {
-        self.scheme.is_some_and(|scheme| scheme.rounds_inputs)
+        self.schemes.as_ref().is_some_and(Schemes::rounds_inputs)
     }
 
     /// The window of a layer whose queries do not see all keys.

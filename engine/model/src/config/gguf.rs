@@ -51,7 +51,7 @@ pub(super) fn read(file: &GgufFile) -> Result<DecoderConfig, ConfigError> {
         experts,
         biases: family.biases,
         head_norms: family.head_norms,
-        scheme: None,
+        schemes: None,
         naming: Naming::Gguf,
         tied_output: file.tensor("output.weight").is_none(),
     })

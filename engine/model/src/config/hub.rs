@@ -13,7 +13,7 @@ use super::{
 };
 use crate::family::{Family, LocalLayers, Wrapper};
 use crate::names::{Naming, Nesting, OUTPUT};
-use crate::packed::Scheme;
+use crate::packed::Schemes;
 
 /// Largest dimension of any kind: those of GGUF files are u32 too.
 const MAX_SIZE: u64 = u32::MAX as u64;
@@ -71,7 +71,7 @@ fn read_decoder(folder: &HubFolder, keys: Keys<'_>, naming: Naming) -> Result<De
         experts,
         biases: family.biases,
         head_norms: family.head_norms,
-        scheme: Scheme::read(folder)?,
+        schemes: Schemes::read(folder)?,
         naming,
         tied_output: tied,
     })
