@@ -1,6 +1,7 @@
 """Writes small inputs of a fuzz target into a folder, for the fuzzer to begin with: seeds.py TARGET FOLDER."""
 
 import json
+import math
 import pathlib
 import struct
 import sys
@@ -41,6 +42,8 @@ CONFIG = {
 VARIANTS = {
     "llama3": {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                                 "original_max_position_embeddings": 64}},
+    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32.0,
+                              "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}},
     "mistral": {"model_type": "mistral", "sliding_window": 16, "head_dim": 16},
     "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 4},
     "qwen2": {"model_type": "qwen2", "sliding_window": 16, "max_window_layers": 4, "use_sliding_window": False},
@@ -62,6 +65,40 @@ VARIANTS = {
         "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"], "config_groups": {"group_0": {
             "targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group",
                                                "group_size": 32}}}}},
+}
+
+# Layouts of quantized matrices: what `quantization_config` says, and the parts that a function below writes.
+def tool(layout, method, **more):
+    return layout, {"quant_method": method, **more}
+
+
+def group(targets, layout, **weights):
+    weights = {"type": "int", "symmetric": True, **weights}
+    return {"targets": targets, "format": layout, "weights": weights, "input_activations": None}
+
+
+FOUR_BITS = group(["Linear"], "pack-quantized", num_bits=4, strategy="group", group_size=32)
+EIGHT_BITS = group(["re:.*mlp.*"], "int-quantized", num_bits=8, strategy="channel")
+FLOATS = group(["re:.*self_attn.*", "lm_head"], "float-quantized", num_bits=8, type="float", strategy="channel")
+GPTQ = {"bits": 4, "group_size": 32, "desc_act": True, "sym": False, "checkpoint_format": "gptq"}
+QUANTIZED = {
+    "gptq": tool("gptq4", "gptq", **GPTQ),
+    "gptq8": tool("gptq8", "gptq", **GPTQ | {"bits": 8, "checkpoint_format": "gptq_v2"}),
+    "gptq2": tool("gptq2", "gptq", **GPTQ | {"bits": 2, "sym": True}),
+    "dynamic": tool("gptq_mixed", "gptq", **GPTQ, dynamic={
+        "-:.*q_proj": {}, "+:.*mlp.*": {"bits": 8, "group_size": 32}, "lm_head|.*v_proj": {"sym": True}}),
+    "awq": tool("awq", "awq", bits=4, group_size=32, zero_point=True, version="gemm"),
+    "auto_round": tool("gptq4", "auto-round", bits=4, group_size=32, sym=False, data_type="int",
+                       packing_format="auto_round:auto_gptq", extra_config={"lm_head": {"bits": 16}}),
+    "packed": tool("packed4", "compressed-tensors", format="pack-quantized", config_groups={"group_0": FOUR_BITS}),
+    "bytes": tool("bytes", "compressed-tensors", format="int-quantized", config_groups={"group_0": EIGHT_BITS}),
+    "floats": tool("floats", "compressed-tensors", format="float-quantized", config_groups={"group_0": FLOATS}),
+    "groups": tool("mixed", "compressed-tensors", format="mixed-precision", ignore=["lm_head", "re:.*k_proj"],
+                   config_groups={"group_0": FLOATS, "group_1": FOUR_BITS, "group_2": EIGHT_BITS}),
+    "fp8": tool("blocks", "fp8", weight_block_size=[128, 128], activation_scheme="dynamic"),
+    "nf4": tool("nf4", "bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=False),
+    "nested": tool("nf4_nested", "bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+    "int8": tool("int8", "bitsandbytes", load_in_8bit=True),
 }
 
 TOKENIZER = {
@@ -150,15 +187,108 @@ def safetensors():
 
 def hub_model():
     """The whole model in bf16."""
-    shapes = [("embed_tokens", [VOCABULARY, HIDDEN]), ("norm", [HIDDEN])]
-    shapes += [(f"layers.0.{name}", [HIDDEN]) for name in ("input_layernorm", "post_attention_layernorm")]
-    shapes += [(f"layers.0.{name}", [rows, cols]) for _, name, rows, cols in MATRICES]
+    header, data = laid_out(outer_tensors() + [bf16(name, rows, cols) for _, name, rows, cols in MATRICES])
+    return packed(header, data)
+
+
+def outer_tensors():
+    """What is around matrices: norms of one and an embedding of zeros."""
+    norms = ["norm", "layers.0.input_layernorm", "layers.0.post_attention_layernorm"]
+    ones = [(f"model.{name}.weight", "BF16", [HIDDEN], struct.pack("<H", 0x3F80) * HIDDEN) for name in norms]
+    return [("model.embed_tokens.weight", "BF16", [VOCABULARY, HIDDEN], bytes(2 * VOCABULARY * HIDDEN)), *ones]
+
+
+def bf16(name, rows, cols):
+    return f"model.layers.0.{name}.weight", "BF16", [rows, cols], bytes(2 * rows * cols)
+
+
+def laid_out(tensors):
+    """A header's text and its data."""
     header, data = {}, b""
-    for name, shape in shapes:
-        start = len(data)
-        data += struct.pack("<H", 0x3F80) * HIDDEN if len(shape) == 1 else bytes(2 * shape[0] * shape[1])
-        header[f"model.{name}.weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, len(data)]}
-    return packed(json.dumps(header), data)
+    for name, kind, shape, values in tensors:
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
+        data += values
+    return json.dumps(header), data
+
+
+def quantized():
+    """Lines of a configuration and of a header, and data: all codes are the same, all scales one."""
+    return {name: quantized_model(*each) for name, each in QUANTIZED.items()}
+
+
+def quantized_model(layout, quantization):
+    matrices = [part for _, name, rows, cols in MATRICES for part in quantized_matrix(layout, name, rows, cols)]
+    header, data = laid_out(outer_tensors() + matrices)
+    return json.dumps(CONFIG | {"quantization_config": quantization}).encode() + f"\n{header}\n".encode() + data
+
+
+def quantized_matrix(layout, name, rows, cols):
+    """A matrix's tensors, as tools lay them out."""
+    if layout == "gptq_mixed":
+        layout = None if name.endswith("q_proj") else "gptq8" if name.startswith("mlp") else "gptq4"
+    elif layout == "mixed":
+        layout = None if name.endswith("k_proj") else "floats" if name.startswith("self_attn") else "bytes"
+    if layout is None:
+        return [bf16(name, rows, cols)]
+    return [(f"model.layers.0.{name}.{part}", *tensor) for part, tensor in LAYOUTS[layout](rows, cols).items()]
+
+
+def ones(kind, *shape):
+    one = {"F32": struct.pack("<f", 1.0), "F16": struct.pack("<H", 0x3C00)}[kind]
+    return kind, list(shape), one * math.prod(shape)
+
+
+def codes(kind, *shape):
+    size = {"I32": 4, "U8": 1, "I8": 1, "F8_E4M3": 1}[kind]
+    return kind, list(shape), b"\x5a" * (size * math.prod(shape))
+
+
+def gptq(bits):
+    def parts(rows, cols):
+        order = struct.pack(f"<{cols}i", *(col * 7 % cols // 32 for col in range(cols)))
+        return {"qweight": codes("I32", cols * bits // 32, rows), "qzeros": codes("I32", cols // 32, rows * bits // 32),
+                "scales": ones("F16", cols // 32, rows), "g_idx": ("I32", [cols], order)}
+    return parts
+
+
+def awq(rows, cols):
+    return {"qweight": codes("I32", cols, rows // 8), "qzeros": codes("I32", cols // 32, rows // 8),
+            "scales": ones("F16", cols // 32, rows)}
+
+
+def packed_words(rows, cols):
+    return {"weight_packed": codes("I32", rows, cols // 8), "weight_scale": ones("F16", rows, cols // 32),
+            "weight_shape": ("I64", [2], struct.pack("<2q", rows, cols))}
+
+
+def nf4(nested):
+    def parts(rows, cols):
+        blocks, state = rows * cols // 64, {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [rows, cols]}
+        largest = {"weight.absmax": ones("F32", blocks)}
+        if nested:
+            state |= {"nested_blocksize": 256, "nested_offset": 0.5}
+            largest = {"weight.absmax": codes("U8", blocks), "weight.nested_absmax": ones("F32", 1),
+                       "weight.nested_quant_map": ones("F32", 256)}
+        text = json.dumps(state).encode()
+        return {"weight": codes("U8", rows * cols // 2, 1), "weight.quant_map": ones("F32", 16), **largest,
+                "weight.quant_state.bitsandbytes__nf4": ("U8", [len(text)], text)}
+    return parts
+
+
+LAYOUTS = {
+    "gptq4": gptq(4),
+    "gptq8": gptq(8),
+    "gptq2": gptq(2),
+    "awq": awq,
+    "packed4": packed_words,
+    "bytes": lambda rows, cols: {"weight": codes("I8", rows, cols), "weight_scale": ones("F32", rows, 1)},
+    "floats": lambda rows, cols: {"weight": codes("F8_E4M3", rows, cols), "weight_scale": ones("F32", rows, 1)},
+    "blocks": lambda rows, cols: {"weight": codes("F8_E4M3", rows, cols), "weight_scale_inv": ones("F32", 1, 1)},
+    "nf4": nf4(False),
+    "nf4_nested": nf4(True),
+    "int8": lambda rows, cols: {"weight": codes("I8", rows, cols), "SCB": ones("F32", rows),
+                                "weight_format": ("U8", [], b"\0")},
+}
 
 
 def of_header(text):
@@ -258,6 +388,7 @@ SEEDS = {
     "gguf": gguf,
     "gguf_config": gguf,
     "config": config,
+    "quantized": quantized,
     "tokenizer": tokenizers,
     "gguf_tokenizer": gguf_tokenizers,
 }

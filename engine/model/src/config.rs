@@ -2,8 +2,9 @@
 
 mod gguf;
 mod hub;
+mod yarn;
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use windlass_checkpoint::{Checkpoint, MetadataError};
 use windlass_engine_contract::shape::{ModelShape, WindowedLayers};
@@ -12,7 +13,7 @@ use windlass_kernels::ops::RopePairing;
 
 use crate::family::Family;
 use crate::names::{ExpertNames, Naming, Nesting};
-use crate::packed::Scheme;
+use crate::packed::Schemes;
 
 /// Longest context that a file may claim, tokens. The largest published one is ten million.
 const MAX_CONTEXT_TOKENS: u32 = 1 << 24;
@@ -20,6 +21,8 @@ const MAX_CONTEXT_TOKENS: u32 = 1 << 24;
 /// each is taken before any tensor is looked at.
 const MAX_LAYERS: usize = 1 << 16;
 const MAX_HEAD_DIM: usize = 1 << 16;
+/// Lengths that what was turned may have. Published ones are between 0.5 and 2; scores grow by the square.
+const MAGNITUDES: RangeInclusive<f32> = 0.001..=1000.0;
 /// Base of the rotary frequencies where a file names none (Su et al. 2021).
 const DEFAULT_ROPE_THETA: f32 = 10_000.0;
 
@@ -73,7 +76,7 @@ pub struct DecoderConfig {
     /// Each head of queries and keys is normed before it turns.
     pub head_norms: bool,
     /// How matrices were quantized by another tool.
-    pub(crate) scheme: Option<Scheme>,
+    pub(crate) schemes: Option<Schemes>,
     /// How tensors are named.
     pub(crate) naming: Naming,
     /// The head multiplies with the token embedding's matrix.
@@ -137,6 +140,8 @@ pub struct RopeConfig {
     pub factors: Option<Vec<f32>>,
     /// What divides them instead where sequences may be long.
     pub long: Option<LongRope>,
+    /// Length of what was turned, by whatever factors.
+    pub magnitude: f32,
     /// Which values turn together.
     pub pairing: RopePairing,
     /// In which layers.
@@ -151,8 +156,6 @@ pub struct LongRope {
     pub beyond_tokens: usize,
     /// What divides each pair's frequency beyond that.
     pub factors: Vec<f32>,
-    /// Length of what was turned, of either kind.
-    pub magnitude: f32,
 }
 
 impl RopeConfig {
@@ -162,11 +165,6 @@ impl RopeConfig {
             Some(long) if tokens > long.beyond_tokens => Some(&long.factors),
             _ => self.factors.as_deref(),
         }
-    }
-
-    /// Length of what was turned.
-    pub fn magnitude(&self) -> f32 {
-        self.long.as_ref().map_or(1.0, |long| long.magnitude)
     }
 }
 
@@ -292,7 +290,7 @@ impl DecoderConfig {
 
     /// Whether inputs of quantized matrices were meant to be rounded to 8 bits, too.
     pub(crate) fn rounds_inputs(&self) -> bool {
-        self.scheme.is_some_and(|scheme| scheme.rounds_inputs)
+        self.schemes.as_ref().is_some_and(Schemes::rounds_inputs)
     }
 
     /// The window of a layer whose queries do not see all keys.

@@ -87,7 +87,7 @@ impl CpuBackend {
         let kv_layers = KvLayers::new(&config, &geometry.groups);
         let cache = KvCache::new(layout, kv, kv_layers.per_block, blocks);
         let table = |rope: &RopeConfig| {
-            RopeTable::new(rope.dims, positions, rope.theta, rope.factors_for(positions), rope.magnitude())
+            RopeTable::new(rope.dims, positions, rope.theta, rope.factors_for(positions), rope.magnitude)
         };
         let ropes = config.ropes().map(table).collect();
         CpuBackend { config, pool, kv_layers, cache, blocks, ropes, activations, place, scratch: Vec::new() }

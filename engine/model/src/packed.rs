@@ -5,12 +5,14 @@
 //! asked for ([`rounded`]).
 
 mod codes;
+mod config;
 mod float8;
 mod floats;
 mod order;
 mod parts;
 mod rounded;
 mod scheme;
+mod schemes;
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -27,6 +29,7 @@ use parts::Parts;
 use rounded::Rounded;
 use scheme::Layout;
 pub(crate) use scheme::Scheme;
+pub(crate) use schemes::Schemes;
 
 /// A matrix `[rows = outputs, cols = inputs]`, its tensors found and their sizes checked.
 #[derive(Clone, Debug)]

@@ -30,7 +30,7 @@ impl RopeTable {
     ///
     /// Pair `i` turns by `position · theta^(-2i/dims) / factor[i]`; `frequency_factors` has `dims / 2` values
     /// (Llama 3's scaling; the tensor `rope_freqs.weight` of a GGUF file) or is absent for 1. Turned values are `magnitude`
-    /// times as long (LongRoPE; 1 for others).
+    /// times as long (LongRoPE, YaRN; 1 for others).
     ///
     /// # Panics
     /// When `dims` is odd or the number of factors differs.

@@ -2,6 +2,8 @@
 
 mod rope;
 
+use std::ops::RangeInclusive;
+
 use windlass_checkpoint::{GgufFile, Metadata};
 
 use super::{
@@ -49,7 +51,7 @@ pub(super) fn read(file: &GgufFile) -> Result<DecoderConfig, ConfigError> {
         experts,
         biases: family.biases,
         head_norms: family.head_norms,
-        scheme: None,
+        schemes: None,
         naming: Naming::Gguf,
         tied_output: file.tensor("output.weight").is_none(),
     })
@@ -137,7 +139,13 @@ impl Keys<'_> {
         }
     }
 
+    /// Tokens for which the model was trained, or to which YaRN extends them: not all files count these.
     fn context_tokens(self) -> Result<u32, ConfigError> {
+        let extended = self.yarn()?.map_or(0, |yarn| yarn.tokens());
+        Ok(self.context_length()?.max(extended))
+    }
+
+    fn context_length(self) -> Result<u32, ConfigError> {
         match self.positive("context_length")? as u32 {
             tokens @ 1..=MAX_CONTEXT_TOKENS => Ok(tokens),
             tokens => Err(self.invalid("context_length", tokens, format!("at most {MAX_CONTEXT_TOKENS}"))),
@@ -150,6 +158,14 @@ impl Keys<'_> {
         match (0.0..1.0).contains(&epsilon) {
             true => Ok(epsilon),
             false => Err(self.invalid(name, epsilon, "from 0 to below 1")),
+        }
+    }
+
+    /// A number in a range, or the default where it is absent.
+    fn within(self, name: &str, range: RangeInclusive<f32>, default: f32) -> Result<f32, ConfigError> {
+        match self.metadata.f32(&self.key(name))?.unwrap_or(default) {
+            number if range.contains(&number) => Ok(number),
+            number => Err(self.invalid(name, number, format!("from {} to {}", range.start(), range.end()))),
         }
     }
 

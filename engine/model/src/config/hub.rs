@@ -2,6 +2,8 @@
 
 mod rope;
 
+use std::ops::RangeInclusive;
+
 use serde_json::Value;
 use windlass_checkpoint::HubFolder;
 
@@ -11,7 +13,7 @@ use super::{
 };
 use crate::family::{Family, LocalLayers, Wrapper};
 use crate::names::{Naming, Nesting, OUTPUT};
-use crate::packed::Scheme;
+use crate::packed::Schemes;
 
 /// Largest dimension of any kind: those of GGUF files are u32 too.
 const MAX_SIZE: u64 = u32::MAX as u64;
@@ -69,7 +71,7 @@ fn read_decoder(folder: &HubFolder, keys: Keys<'_>, naming: Naming) -> Result<De
         experts,
         biases: family.biases,
         head_norms: family.head_norms,
-        scheme: Scheme::read(folder)?,
+        schemes: Schemes::read(folder)?,
         naming,
         tied_output: tied,
     })
@@ -156,12 +158,27 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// A number in a range, or the default where it is absent.
+    fn within(self, key: &str, range: RangeInclusive<f32>, default: Option<f32>) -> Result<f32, ConfigError> {
+        match (self.values[key].as_f64().map(|number| number as f32), default) {
+            (Some(number), _) if range.contains(&number) => Ok(number),
+            (None, Some(default)) if self.absent(key) => Ok(default),
+            _ => Err(self.invalid(key, format!("a number from {} to {}", range.start(), range.end()))),
+        }
+    }
+
     /// A finite number above zero, if it is there.
     fn optional(self, key: &str) -> Result<Option<f32>, ConfigError> {
         if self.absent(key) { Ok(None) } else { self.positive(key, None).map(Some) }
     }
 
+    /// Tokens for which the model was trained, or to which YaRN extends them: not all files count these.
     fn context_tokens(self) -> Result<u32, ConfigError> {
+        let extended = self.yarn()?.map_or(0, |yarn| yarn.tokens());
+        Ok(self.position_embeddings()?.max(extended))
+    }
+
+    fn position_embeddings(self) -> Result<u32, ConfigError> {
         match self.size("max_position_embeddings")? as u32 {
             tokens @ 1..=MAX_CONTEXT_TOKENS => Ok(tokens),
             _ => Err(self.invalid("max_position_embeddings", format!("at most {MAX_CONTEXT_TOKENS}"))),

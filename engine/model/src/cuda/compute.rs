@@ -54,7 +54,7 @@ impl Rope {
     /// For sequences of up to `longest` tokens.
     fn new(device: &Device, rope: &RopeConfig, longest: usize) -> Result<Rope, DriverError> {
         let pairs = rope.dims / 2;
-        let table = ops::rope_table(pairs, longest, rope.theta, rope.factors_for(longest), rope.magnitude());
+        let table = ops::rope_table(pairs, longest, rope.theta, rope.factors_for(longest), rope.magnitude);
         Ok(Rope { table: device.upload(&table)?, pairs })
     }
 }

@@ -9,7 +9,7 @@ use super::matrix::{MatrixTensor, PlainTensor, VectorTensor};
 use super::{TensorError, weight_type};
 use crate::config::{DecoderConfig, Unsupported};
 use crate::names::{self, Name, Naming};
-use crate::packed::{PackedTensor, Scheme};
+use crate::packed::{PackedTensor, Scheme, Schemes};
 use crate::quantization::{Narrow, Quantization};
 
 /// Types of vectors.
@@ -23,7 +23,7 @@ pub(super) struct Finder<'a> {
     used: BTreeSet<&'a str>,
     quantization: Option<Quantization>,
     /// How matrices were quantized that are not there as plain ones.
-    scheme: Option<Scheme>,
+    schemes: Option<Schemes>,
     /// What is added to the weights of norms.
     norm_offset: f32,
     /// Whether what tensors hold is there, and not only what they are.
@@ -32,8 +32,8 @@ pub(super) struct Finder<'a> {
 
 impl<'a> Finder<'a> {
     pub fn new(checkpoint: &'a Checkpoint, config: &DecoderConfig, quantization: Option<Quantization>) -> Finder<'a> {
-        let (naming, scheme, norm_offset) = (config.naming, config.scheme, config.norm_offset);
-        Finder { checkpoint, naming, used: BTreeSet::new(), quantization, scheme, norm_offset, has_data: true }
+        let (naming, schemes, norm_offset) = (config.naming, config.schemes.clone(), config.norm_offset);
+        Finder { checkpoint, naming, used: BTreeSet::new(), quantization, schemes, norm_offset, has_data: true }
     }
 
     /// The same of a checkpoint of which only headers are there: the order of inputs (`g_idx`) stays unknown.
@@ -72,7 +72,8 @@ impl<'a> Finder<'a> {
         dims: [u64; 2],
         quantized: Option<Narrow>,
     ) -> Result<MatrixTensor<'a>, TensorError> {
-        if let Some(scheme) = self.scheme.filter(|scheme| self.is_packed(*scheme, name)) {
+        let scheme = self.schemes.as_ref().and_then(|schemes| schemes.of(name));
+        if let Some(scheme) = scheme.filter(|scheme| self.is_packed(*scheme, name)) {
             return self.packed(scheme, name, dims);
         }
         let tensor = self.find(name, &dims)?;
@@ -179,7 +180,7 @@ impl<'a> Finder<'a> {
 
     pub fn refuse_unused(&self) -> Result<(), TensorError> {
         let needless = |tensor: &Tensor<'_>| {
-            self.naming.is_no_weight(tensor.name) || self.scheme.is_some() && is_zero_bias(tensor)
+            self.naming.is_no_weight(tensor.name) || self.schemes.is_some() && is_zero_bias(tensor)
         };
         let unused = |tensor: &Tensor<'_>| !self.used.contains(tensor.name) && !needless(tensor);
         match self.checkpoint.tensors().find(unused) {

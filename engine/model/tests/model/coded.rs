@@ -11,7 +11,7 @@ use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_model::{ActivationType, LoadOptions, Quantization, build};
 
 /// Values that a tool writes as floats of eight bits or as entries of a table: the values it stands for, and the file.
-type Coded = (Vec<f32>, SafetensorsBuilder);
+pub type Coded = (Vec<f32>, SafetensorsBuilder);
 
 /// `[rows, cols]` of random e4m3 codes, none of which is no number.
 fn float8(random: &mut Random, count: usize) -> (Vec<u8>, Vec<f32>) {
@@ -28,7 +28,7 @@ fn reference_e4m3(code: u8) -> f32 {
     sign * if exponent == 0 { mantissa * 2_f32.powi(-6) } else { (1.0 + mantissa) * 2_f32.powi(exponent - 7) }
 }
 
-fn write_float8<const HIGH: usize, const WIDE: usize, const INVERSE: bool>(
+pub fn write_float8<const HIGH: usize, const WIDE: usize, const INVERSE: bool>(
     file: SafetensorsBuilder,
     name: &str,
     [rows, cols]: [usize; 2],

@@ -368,7 +368,7 @@ fn configurations_that_cannot_be_served_are_refused_by_name() {
         ),
         (json!({"head_dim": 65_538}), "head_dim\" is 65538; it must be at most 65536"),
         (json!({"num_hidden_layers": 65_537}), "num_hidden_layers\" is 65537; it must be at most 65536"),
-        (json!({"rope_scaling": {"rope_type": "yarn"}}), "\"yarn\": this rotary scaling is not supported"),
+        (json!({"rope_scaling": {"rope_type": "dynamic"}}), "\"dynamic\": this rotary scaling is not supported"),
         (json!({"rope_scaling": {"type": "linear"}}), "factor\" is missing; it must be a positive number"),
         (json!({"partial_rotary_factor": 0.01}), "it must be an even share of the 32 values"),
         (

@@ -21,12 +21,24 @@ fn families() -> Vec<Family> {
         {"type": "longrope", "short_factor": short, "long_factor": long}});
     let llama3 = json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 64}});
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "beta_fast": 32.0,
+        "beta_slow": 1.0, "attention_factor": 1.1, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": false});
+    let by_pattern = json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true,
+        "dynamic": {"-:lm_head": {}, "+:.*down": {"bits": 8, "group_size": 64, "sym": false}}});
+    let group = |targets: Value, bits: u32| {
+        let weights = json!({"num_bits": bits, "type": "int", "group_size": 32, "symmetric": true});
+        json!({"targets": targets, "format": "pack-quantized", "weights": weights, "input_activations": {"num_bits": 8}})
+    };
+    let by_group = json!({"quant_method": "compressed-tensors", "format": "mixed-precision", "ignore": ["lm_head"],
+        "config_groups": {"a": group(json!(["re:.*self_attn.*", "lm_head"]), 8), "b": group(json!(["Linear"]), 4)}});
     vec![
         plain(config("llama", llama3)),
         plain(config("smollm3", json!({"no_rope_layers": [1, 0, 1, 0]}))),
         Family { biases: true, ..plain(config("qwen2_moe", experts)) },
         plain(config("phi3", long)),
         Family { head_norms: true, ..plain(config("gemma3_text", gemma)) },
+        plain(config("llama", json!({"rope_scaling": yarn, "quantization_config": by_pattern}))),
+        plain(config("llama", json!({"quantization_config": by_group}))),
     ]
 }
 

@@ -67,7 +67,7 @@ fn configurations_are_refused_by_key() {
             "\"llama.block_count\" is 4294967295; it must be at most 65536",
         ),
         (tiny().u32("llama.expert_count", 8), "\"llama.expert_used_count\" is missing"),
-        (tiny().str("llama.rope.scaling.type", "yarn"), "\"yarn\": this rotary scaling is not supported"),
+        (tiny().str("llama.rope.scaling.type", "helix"), "\"helix\": this rotary scaling is not supported"),
         (tiny().str("llama.rope.scaling.type", "linear"), "\"llama.rope.scaling.factor\" is missing"),
         (
             tiny().tensor_f32("rope_freqs.weight", &[16], &[1.0; 16]),

@@ -32,6 +32,7 @@ mod packed;
 mod pipeline;
 mod ranks;
 mod reference;
+mod rotary;
 mod sampling;
 mod speculation;
 mod types;

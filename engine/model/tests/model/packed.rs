@@ -1,6 +1,7 @@
 //! Checkpoints that other tools quantized to integers, against candle on the same weights dequantized by their definitions.
 
 mod layouts;
+mod mixed;
 
 use crate::common::hub::{CHUNK, Family, config, llama_oracle, tokens};
 use crate::common::oracle::{compare, our_logits, our_logits_with};
@@ -355,38 +356,7 @@ fn every_tools_codes_keep_their_values() {
     }
 }
 
-/// Overrides for single matrices are refused where they change how codes are read, and computed with where they do not:
-/// those that repeat what holds anyway, say how codes were found, or leave matrices as they were.
-#[test]
-fn matrices_may_be_quantized_as_the_rest_or_not_at_all() {
-    let (gptq, left) = (&tools()[0], "model.layers.0.mlp.down_proj");
-    let open = |dynamic: Value| {
-        let mut config = gptq.config.clone();
-        config["dynamic"] = dynamic;
-        let [packed, plain] = gptq.files_but(left);
-        (family(&config).open(&packed), plain)
-    };
-    let (checkpoint, plain) = open(json!({"-:.*down": {}, "+:.*up": {"bits": 4, "group_size": 128, "mse": 2.4},
-        "up": {"sym": false, "desc_act": false}}));
-    let agreement = compare(&family(&Value::Null).candle_logits(plain), &our_logits(&checkpoint, &tokens(), CHUNK));
-    assert!(agreement.relative_error() <= 0.035, "{agreement}");
-    for (key, value, common) in [
-        ("bits", json!(8), "4"),
-        ("group_size", json!(-1), "128"),
-        ("sym", json!(true), "false"),
-        ("desc_act", json!(true), "false"),
-    ] {
-        for pattern in ["+:.*down", ".*down"] {
-            let (checkpoint, _) = open(json!({"-:lm_head": {}, pattern: {key: value}}));
-            let refusal = build(&checkpoint, &LoadOptions::default()).map(drop).unwrap_err().to_string();
-            let expected =
-                format!("quantization_config.dynamic[{pattern}].{key}\" is {value}; it must be {common}, as");
-            assert!(refusal.contains(&expected), "{refusal:?} should contain {expected:?}");
-        }
-    }
-}
-
-/// The same of auto-round, which names matrices that have 16 bits, or has patterns of their names.
+/// auto-round names matrices that have 16 bits, or has patterns of their names.
 #[test]
 fn auto_rounds_matrices_may_have_16_bits() {
     let auto_round = tools().into_iter().find(|tool| tool.name == "auto-round").unwrap();

@@ -107,8 +107,8 @@ fn what_is_neither_text_nor_images_is_refused_by_name() {
             "\"language_model.model.layers.1.input_layernorm.weight\" belongs to no supported decoder",
         ),
         (
-            refusal(&|config| config["text_config"]["rope_scaling"] = json!({"rope_type": "yarn"}), BESIDE.0),
-            "config.json: text_config.rope_scaling.rope_type\" is \"yarn\": this rotary scaling is not supported",
+            refusal(&|config| config["text_config"]["rope_scaling"] = json!({"rope_type": "helix"}), BESIDE.0),
+            "config.json: text_config.rope_scaling.rope_type\" is \"helix\": this rotary scaling is not supported",
         ),
         (
             refusal(&|config| config["text_config"]["hidden_size"] = json!("wide"), BESIDE.0),

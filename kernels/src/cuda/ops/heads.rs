@@ -62,7 +62,7 @@ pub struct Rotation<'a> {
 /// Cosine and sine of each position below `positions` and each pair, `[position, pair, 2]`.
 ///
 /// Pair `i` turns by `position · theta^(-i/pairs) / factor[i]`; without factors, by 1. What was turned is `magnitude` times
-/// as long (LongRoPE; 1 for others).
+/// as long (LongRoPE, YaRN; 1 for others).
 ///
 /// # Panics
 /// When there is another number of factors.

@@ -3,7 +3,8 @@
 use windlass_checkpoint::{GgufFile, Metadata};
 use windlass_kernels::{WeightType, floats};
 
-use super::super::{ConfigError, DEFAULT_ROPE_THETA, LayerSet, LongRope, RopeConfig};
+use super::super::yarn::{self, Yarn};
+use super::super::{ConfigError, DEFAULT_ROPE_THETA, LayerSet, LongRope, MAGNITUDES, MAX_CONTEXT_TOKENS, RopeConfig};
 use super::Keys;
 use crate::names::ROPE_FACTORS;
 
@@ -16,16 +17,20 @@ impl Keys<'_> {
         let theta = self.theta("rope.freq_base", DEFAULT_ROPE_THETA)?;
         let [any, long, short] = ROPE_FACTORS;
         let name = if file.tensor(short).is_some() { short } else { any };
-        let factors = combine(rope_factors(file, name, dims / 2)?, self.linear_scaling()?, dims / 2);
+        let factors = combine(rope_factors(file, name, dims / 2)?, self.scaling(dims / 2, theta)?);
         let long = rope_factors(file, long, dims / 2)?.map(|factors| self.long_rope(factors)).transpose()?;
+        let magnitude = match (&long, self.yarn()?) {
+            (Some(_), _) => self.attention_factor()?,
+            (None, yarn) => yarn.map_or(1.0, |yarn| yarn.magnitude),
+        };
         let layers = self.family.still_interval.map_or(LayerSet::All, LayerSet::AllButEvery);
-        Ok(RopeConfig { dims, theta, factors, long, pairing: self.family.gguf_pairing, layers })
+        Ok(RopeConfig { dims, theta, factors, long, magnitude, pairing: self.family.gguf_pairing, layers })
     }
 
     /// The rotary embedding of layers with a window, where it is another one: never scaled.
     pub(super) fn local_rope(self, file: &GgufFile, head_dim: usize, theta: f32) -> Result<RopeConfig, ConfigError> {
         let theta = self.theta("rope.freq_base_swa", theta)?;
-        Ok(RopeConfig { theta, factors: None, long: None, ..self.rope(file, head_dim)? })
+        Ok(RopeConfig { theta, factors: None, long: None, magnitude: 1.0, ..self.rope(file, head_dim)? })
     }
 
     fn theta(self, name: &str, default: f32) -> Result<f32, ConfigError> {
@@ -37,27 +42,79 @@ impl Keys<'_> {
 
     fn long_rope(self, factors: Vec<f32>) -> Result<LongRope, ConfigError> {
         let beyond_tokens = self.positive("rope.scaling.original_context_length")?;
-        let name = "rope.scaling.attn_factor";
-        match self.metadata.f32(&self.key(name))?.unwrap_or(1.0) {
-            magnitude if magnitude.is_finite() && magnitude > 0.0 => Ok(LongRope { beyond_tokens, factors, magnitude }),
-            magnitude => Err(self.invalid(name, magnitude, "finite and positive")),
+        Ok(LongRope { beyond_tokens, factors })
+    }
+
+    /// What llama.cpp multiplies the length of what was turned with.
+    fn attention_factor(self) -> Result<f32, ConfigError> {
+        self.within("rope.scaling.attn_factor", MAGNITUDES, 1.0)
+    }
+
+    /// What divides each pair's frequency beside a tensor of such: one number where positions are scaled linearly (Chen et
+    /// al. 2023), or YaRN's.
+    fn scaling(self, pairs: usize, theta: f32) -> Result<Option<Vec<f32>>, ConfigError> {
+        let name = "rope.scaling.type";
+        match self.metadata.str(&self.key(name))? {
+            None | Some("none" | "longrope") => Ok(None),
+            Some("linear") => self.linear_factor().map(|factor| Some(vec![factor; pairs])),
+            Some("yarn") if theta <= 1.0 => {
+                Err(self.invalid("rope.freq_base", theta, "above 1, as YaRN divides by its logarithm"))
+            }
+            Some("yarn") => Ok(self.yarn()?.map(|yarn| yarn.factors(pairs, theta))),
+            Some(other) => Err(self.unsupported(name, format!("{other:?}"), "this rotary scaling")),
         }
     }
 
-    /// What divides all frequencies (Chen et al. 2023), if positions are scaled linearly.
-    fn linear_scaling(self) -> Result<Option<f32>, ConfigError> {
-        let name = "rope.scaling.type";
-        match self.metadata.str(&self.key(name))? {
-            None | Some("none" | "longrope") => return Ok(None),
-            Some("linear") => {}
-            Some(other) => return Err(self.unsupported(name, format!("{other:?}"), "this rotary scaling")),
-        }
+    fn linear_factor(self) -> Result<f32, ConfigError> {
         let name = "rope.scaling.factor";
-        let factor = self.metadata.require(&self.key(name), Metadata::f32)?;
-        match factor.is_finite() && factor > 0.0 {
-            true => Ok(Some(factor)),
-            false => Err(self.invalid(name, factor, "finite and positive")),
+        self.above_zero(name, self.metadata.require(&self.key(name), Metadata::f32)?)
+    }
+
+    fn above_zero(self, name: &str, number: f32) -> Result<f32, ConfigError> {
+        match number.is_finite() && number > 0.0 {
+            true => Ok(number),
+            false => Err(self.invalid(name, number, "finite and positive")),
         }
+    }
+
+    /// Reads YaRN as llama.cpp does, if positions are scaled so.
+    pub(super) fn yarn(self) -> Result<Option<Yarn>, ConfigError> {
+        if self.metadata.str(&self.key("rope.scaling.type"))? != Some("yarn") {
+            return Ok(None);
+        }
+        self.refuse_other_yarn()?;
+        let factor = self.metadata.require(&self.key("rope.scaling.factor"), Metadata::f32)?;
+        let factor = self.within("rope.scaling.factor", yarn::FACTORS, factor)?;
+        let beta = |name, default| self.above_zero(name, self.metadata.f32(&self.key(name))?.unwrap_or(default));
+        let beta_fast = beta("rope.scaling.yarn_beta_fast", yarn::BETA_FAST)?;
+        let beta_slow = beta("rope.scaling.yarn_beta_slow", yarn::BETA_SLOW)?;
+        if beta_slow >= beta_fast {
+            let expected = format!("below yarn_beta_fast, {beta_fast}");
+            return Err(self.invalid("rope.scaling.yarn_beta_slow", beta_slow, expected));
+        }
+        let original_tokens = self.original_tokens()?;
+        let magnitude = yarn::magnitude(factor, 1.0) * self.attention_factor()?;
+        Ok(Some(Yarn { factor, original_tokens, beta_fast, beta_slow, truncate: true, magnitude }))
+    }
+
+    fn original_tokens(self) -> Result<u32, ConfigError> {
+        let name = "rope.scaling.original_context_length";
+        match self.positive_or(name, self.context_length()? as usize)? as u32 {
+            tokens @ 1..=MAX_CONTEXT_TOKENS => Ok(tokens),
+            tokens => Err(self.invalid(name, tokens, format!("at most {MAX_CONTEXT_TOKENS}"))),
+        }
+    }
+
+    /// Converters write these, and programs disagree on what they do: llama.cpp passes over the second, where transformers
+    /// takes nothing else, and reads the third as another number for each architecture.
+    fn refuse_other_yarn(self) -> Result<(), ConfigError> {
+        for (name, usual) in [("yarn_ext_factor", 1.0), ("yarn_attn_factor", f32::NAN), ("yarn_log_multiplier", 0.0)] {
+            let name = format!("rope.scaling.{name}");
+            if let Some(number) = self.metadata.f32(&self.key(&name))?.filter(|number| *number != usual) {
+                return Err(self.unsupported(&name, number.to_string(), "this number of YaRN's"));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -75,10 +132,9 @@ fn rope_factors(file: &GgufFile, name: &'static str, pairs: usize) -> Result<Opt
     }
 }
 
-fn combine(factors: Option<Vec<f32>>, linear: Option<f32>, pairs: usize) -> Option<Vec<f32>> {
-    match (factors, linear) {
-        (factors, None) => factors,
-        (None, Some(linear)) => Some(vec![linear; pairs]),
-        (Some(factors), Some(linear)) => Some(factors.iter().map(|factor| factor * linear).collect()),
+fn combine(factors: Option<Vec<f32>>, scaling: Option<Vec<f32>>) -> Option<Vec<f32>> {
+    match (factors, scaling) {
+        (Some(factors), Some(scaling)) => Some(factors.iter().zip(scaling).map(|(a, b)| a * b).collect()),
+        (factors, scaling) => factors.or(scaling),
     }
 }

@@ -3,13 +3,27 @@
 use serde_json::Value;
 use windlass_kernels::ops::RopePairing;
 
-use super::super::{ConfigError, DEFAULT_ROPE_THETA, LayerSet, LongRope, RopeConfig};
+use super::super::yarn::{self, Yarn};
+use super::super::{ConfigError, DEFAULT_ROPE_THETA, LayerSet, LongRope, MAGNITUDES, MAX_CONTEXT_TOKENS, RopeConfig};
 use super::Keys;
 use crate::family::Family;
 
 /// What newer files call the rotary parameters of layers that see all keys, and of those that see a window of them.
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
+
+/// What is divided how, and how long it is then.
+struct Scaling {
+    factors: Option<Vec<f32>>,
+    long: Option<LongRope>,
+    magnitude: f32,
+}
+
+impl Scaling {
+    fn by(factors: Option<Vec<f32>>) -> Scaling {
+        Scaling { factors, long: None, magnitude: 1.0 }
+    }
+}
 
 impl<'a> Keys<'a> {
     pub(super) fn rotary_layers(self, family: &Family) -> Result<LayerSet, ConfigError> {
@@ -27,15 +41,19 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Newer files have one object of rotary parameters, or one for each kind of layer; older ones the base beside an
-    /// object of scaling.
-    pub(super) fn rope(self, head_dim: usize, layers: LayerSet) -> Result<RopeConfig, ConfigError> {
+    /// Where the base is, and where the scaling. Newer files have one object of rotary parameters, or one for each kind of
+    /// layer; older ones the base beside an object of scaling.
+    fn rotary_keys(self) -> (Keys<'a>, Keys<'a>) {
         let parameters = self.inside("rope_parameters");
-        let (base, scaling) = match (self.absent("rope_parameters"), parameters.absent(FULL)) {
+        match (self.absent("rope_parameters"), parameters.absent(FULL)) {
             (true, _) => (self, self.inside("rope_scaling")),
             (false, true) => (parameters, parameters),
             (false, false) => (parameters.inside(FULL), parameters.inside(FULL)),
-        };
+        }
+    }
+
+    pub(super) fn rope(self, head_dim: usize, layers: LayerSet) -> Result<RopeConfig, ConfigError> {
+        let (base, scaling) = self.rotary_keys();
         let theta = base.positive("rope_theta", Some(DEFAULT_ROPE_THETA))?;
         let share = base.positive("partial_rotary_factor", Some(1.0))?;
         let dims = (head_dim as f32 * share) as usize;
@@ -44,8 +62,14 @@ impl<'a> Keys<'a> {
                 base.invalid("partial_rotary_factor", format!("an even share of the {head_dim} values of a head"))
             );
         }
-        let (factors, long) = self.rope_factors(scaling, dims / 2, theta)?;
-        Ok(RopeConfig { dims, theta, factors, long, pairing: RopePairing::HalfSplit, layers })
+        let Scaling { factors, long, magnitude } = match self.yarn()? {
+            Some(_) if theta <= 1.0 => {
+                return Err(base.invalid("rope_theta", "above 1, as YaRN divides by its logarithm"));
+            }
+            Some(yarn) => Scaling { magnitude: yarn.magnitude, ..Scaling::by(Some(yarn.factors(dims / 2, theta))) },
+            None => self.scaling(scaling, dims / 2, theta)?,
+        };
+        Ok(RopeConfig { dims, theta, factors, long, magnitude, pairing: RopePairing::HalfSplit, layers })
     }
 
     /// The rotary embedding of layers with a window, where it is another one: never scaled.
@@ -56,39 +80,83 @@ impl<'a> Keys<'a> {
             _ => sliding.positive("rope_theta", Some(theta))?,
         };
         let (pairing, layers) = (RopePairing::HalfSplit, LayerSet::All);
-        Ok(RopeConfig { dims: head_dim, theta, factors: None, long: None, pairing, layers })
+        Ok(RopeConfig { dims: head_dim, theta, factors: None, long: None, magnitude: 1.0, pairing, layers })
     }
 
     /// What divides the frequencies by the object of scaling: at any length, and at great length.
-    fn rope_factors(
-        self,
-        scaling: Keys<'a>,
-        pairs: usize,
-        theta: f32,
-    ) -> Result<(Option<Vec<f32>>, Option<LongRope>), ConfigError> {
-        let kind = scaling.values["rope_type"].as_str().or(scaling.values["type"].as_str()).unwrap_or("default");
-        match kind {
-            "default" => Ok((None, None)),
-            "linear" => Ok((Some(vec![scaling.positive("factor", None)?; pairs]), None)),
-            "llama3" => Ok((Some(scaling.llama3()?.factors(pairs, theta)), None)),
-            "longrope" | "su" => self.long_rope(scaling, pairs).map(|(short, long)| (Some(short), Some(long))),
+    fn scaling(self, scaling: Keys<'a>, pairs: usize, theta: f32) -> Result<Scaling, ConfigError> {
+        match scaling.rope_type() {
+            "default" => Ok(Scaling::by(None)),
+            "linear" => Ok(Scaling::by(Some(vec![scaling.positive("factor", None)?; pairs]))),
+            "llama3" => Ok(Scaling::by(Some(scaling.llama3()?.factors(pairs, theta)))),
+            "longrope" | "su" => self.long_rope(scaling, pairs),
             _ if scaling.absent("rope_type") => Err(scaling.unsupported("type", "this rotary scaling")),
             _ => Err(scaling.unsupported("rope_type", "this rotary scaling")),
         }
     }
 
-    fn long_rope(self, scaling: Keys<'a>, pairs: usize) -> Result<(Vec<f32>, LongRope), ConfigError> {
+    fn rope_type(self) -> &'a str {
+        self.values["rope_type"].as_str().or(self.values["type"].as_str()).unwrap_or("default")
+    }
+
+    /// Reads what transformers reads of YaRN, if positions are scaled so.
+    pub(super) fn yarn(self) -> Result<Option<Yarn>, ConfigError> {
+        let (_, scaling) = self.rotary_keys();
+        if scaling.rope_type() != "yarn" {
+            return Ok(None);
+        }
+        let original_tokens = self.original_tokens(scaling)?;
+        let factor = match scaling.absent("factor") {
+            true => (self.position_embeddings()? as f32 / original_tokens as f32).max(1.0),
+            false => scaling.within("factor", yarn::FACTORS, None)?,
+        };
+        let beta_fast = scaling.positive("beta_fast", Some(yarn::BETA_FAST))?;
+        let beta_slow = scaling.positive("beta_slow", Some(yarn::BETA_SLOW))?;
+        if beta_slow >= beta_fast {
+            return Err(scaling.invalid("beta_slow", format!("below beta_fast, {beta_fast}")));
+        }
+        let truncate = scaling.absent("truncate") || scaling.flag("truncate")?;
+        let magnitude = scaling.within("attention_factor", MAGNITUDES, Some(scaling.yarn_magnitude(factor)?))?;
+        Ok(Some(Yarn { factor, original_tokens, beta_fast, beta_slow, truncate, magnitude }))
+    }
+
+    /// Tokens of the context before it was extended: files have them in either place, or have not counted the others.
+    fn original_tokens(self, scaling: Keys<'a>) -> Result<u32, ConfigError> {
+        let key = "original_max_position_embeddings";
+        let keys = match (scaling.absent(key), self.absent(key)) {
+            (false, _) => scaling,
+            (true, false) => self,
+            (true, true) => return self.position_embeddings(),
+        };
+        match u32::try_from(keys.size(key)?) {
+            Ok(tokens @ 1..=MAX_CONTEXT_TOKENS) => Ok(tokens),
+            _ => Err(keys.invalid(key, format!("at most {MAX_CONTEXT_TOKENS}"))),
+        }
+    }
+
+    /// Both scales of DeepSeek's files, or neither; 0 is none.
+    fn yarn_magnitude(self, factor: f32) -> Result<f32, ConfigError> {
+        let scale = |key| self.within(key, 0.0..=*MAGNITUDES.end(), Some(0.0));
+        let (whole, all) = (scale("mscale")?, scale("mscale_all_dim")?);
+        Ok(match whole > 0.0 && all > 0.0 {
+            true => yarn::magnitude(factor, whole) / yarn::magnitude(factor, all),
+            false => yarn::magnitude(factor, 1.0),
+        })
+    }
+
+    fn long_rope(self, scaling: Keys<'a>, pairs: usize) -> Result<Scaling, ConfigError> {
         let key = "original_max_position_embeddings";
         let keys = if self.absent(key) { scaling } else { self };
         let original = keys.size(key)?;
         if original < 2 {
             return Err(keys.invalid(key, "at least 2"));
         }
-        let extension = self.context_tokens()? as f32 / original as f32;
+        let extension = self.position_embeddings()? as f32 / original as f32;
         let grown = if extension > 1.0 { (1.0 + extension.ln() / (original as f32).ln()).sqrt() } else { 1.0 };
-        let magnitude = scaling.positive("attention_factor", Some(grown))?;
+        let magnitude = scaling.within("attention_factor", MAGNITUDES, Some(grown))?;
         let (short, factors) = (scaling.divisors("short_factor", pairs)?, scaling.divisors("long_factor", pairs)?);
-        Ok((short, LongRope { beyond_tokens: original, factors, magnitude }))
+        let long = LongRope { beyond_tokens: original, factors };
+        Ok(Scaling { long: Some(long), magnitude, ..Scaling::by(Some(short)) })
     }
 
     /// A positive number for each pair.
@@ -150,7 +218,7 @@ mod tests {
             scaling["short_factor"] = json!([1.0]);
             scaling["long_factor"] = json!([2.0]);
             let config = json!({"max_position_embeddings": context, "original_max_position_embeddings": original});
-            Keys::of(&config).long_rope(Keys::of(&scaling), 1).unwrap().1.magnitude
+            Keys::of(&config).long_rope(Keys::of(&scaling), 1).unwrap().magnitude
         };
         assert!((magnitude(131_072, 4096, json!({})) - 1.190_238_1).abs() < 1e-6);
         assert_eq!(magnitude(4096, 4096, json!({})), 1.0);

@@ -1,0 +1,152 @@
+//! Which of a checkpoint's schemes a matrix was quantized by: tools choose them by names of modules.
+
+use std::collections::BTreeSet;
+
+use regex::bytes::{Regex, RegexBuilder};
+
+use super::scheme::Scheme;
+
+/// Most rules that a configuration may have. Published ones have up to some dozens; names are no rules of their own.
+pub(super) const MAX_RULES: usize = 1024;
+/// Bytes that a pattern may take as a program, and once more for what is remembered of its states: all that may be are 128 MiB.
+/// Usual ones take some hundreds, as names are bytes here and no Unicode is.
+const MAX_PROGRAM_BYTES: usize = 1 << 16;
+
+/// The schemes of a checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Schemes {
+    /// The first that knows a module decides.
+    pub(super) rules: Vec<Rule>,
+    /// That of modules which no rule knows.
+    pub(super) others: Option<Scheme>,
+}
+
+/// How some modules were quantized.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Rule {
+    pub modules: Modules,
+    /// Absent where they were left as they were.
+    pub scheme: Option<Scheme>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Modules {
+    Named(BTreeSet<String>),
+    Like(Pattern),
+    /// Of these classes of PyTorch.
+    OfClass(BTreeSet<String>),
+}
+
+impl Schemes {
+    /// One for all matrices that are codes.
+    pub fn of_all(scheme: Scheme) -> Schemes {
+        Schemes { rules: Vec::new(), others: Some(scheme) }
+    }
+
+    /// That of the matrix which plain checkpoints call `name`.
+    pub fn of(&self, name: &str) -> Option<Scheme> {
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        let rule = self.rules.iter().find(|rule| rule.modules.contains(module));
+        rule.map_or(self.others, |rule| rule.scheme)
+    }
+
+    /// Whether what matrices of eight bits multiply was meant to be rounded to 8 bits, too. Where that is so of some alone,
+    /// nothing is.
+    pub fn rounds_inputs(&self) -> bool {
+        let all = self.rules.iter().filter_map(|rule| rule.scheme).chain(self.others);
+        let of_bytes: Vec<Scheme> = all.filter(|scheme| scheme.layout.may_round_inputs()).collect();
+        !of_bytes.is_empty() && of_bytes.iter().all(|scheme| scheme.rounds_inputs)
+    }
+}
+
+impl Modules {
+    fn contains(&self, module: &str) -> bool {
+        match self {
+            Modules::Named(names) => names.contains(module),
+            Modules::Like(pattern) => pattern.begins(module),
+            Modules::OfClass(classes) => classes.contains(class(module)),
+        }
+    }
+}
+
+/// What PyTorch has for a matrix.
+fn class(module: &str) -> &'static str {
+    if module.ends_with("embed_tokens") { "Embedding" } else { "Linear" }
+}
+
+/// A regular expression that holds where a name begins with what it means, as Python's `re.match`. It takes time that is
+/// linear in the name.
+#[derive(Clone, Debug)]
+pub(super) struct Pattern {
+    text: String,
+    regex: Regex,
+}
+
+impl Pattern {
+    /// `None` where the text is no pattern, too large a one, or looks around, which takes more than linear time.
+    pub fn new(text: &str) -> Option<Pattern> {
+        let compile = |text: &str| {
+            let mut builder = RegexBuilder::new(text);
+            builder.unicode(false).size_limit(MAX_PROGRAM_BYTES).dfa_size_limit(MAX_PROGRAM_BYTES).build().ok()
+        };
+        // By itself too, or its own brackets might close those of the anchor.
+        compile(text)?;
+        Some(Pattern { text: text.to_owned(), regex: compile(&format!("^(?:{text})"))? })
+    }
+
+    fn begins(&self, name: &str) -> bool {
+        self.regex.is_match(name.as_bytes())
+    }
+}
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Pattern) -> bool {
+        self.text == other.text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packed::scheme::Layout;
+
+    /// As Python's `re.match`: from the beginning, and not to the end.
+    #[test]
+    fn patterns_hold_from_the_beginning() {
+        let name = "model.layers.10.mlp.down_proj";
+        for (pattern, holds) in [
+            (r".*\.mlp\..*", true),
+            (r"model\.layers\.1", true),
+            (r"layers", false),
+            (r"model\.layers\.\d\.", false),
+            (r".*down_proj$|lm_head", true),
+            (r"(?i)MODEL", true),
+            (r"lm_head|.*up_proj", false),
+        ] {
+            assert_eq!(Pattern::new(pattern).unwrap().begins(name), holds, "{pattern}");
+        }
+    }
+
+    /// Weights of 4 bits, whose inputs nobody rounds, do not count.
+    #[test]
+    fn inputs_are_rounded_where_all_matrices_of_eight_bits_multiply_rounded_ones() {
+        let bytes = Scheme::of_weights(Layout::Bytes { symmetric: true }, None);
+        let rounded = Scheme { rounds_inputs: true, ..bytes };
+        let packed = Scheme::of_weights(Layout::Packed { bits: 4, symmetric: true }, None);
+        let rounds = |schemes: &[Scheme]| {
+            let rule = |scheme: &Scheme| Rule { modules: Modules::Named(BTreeSet::new()), scheme: Some(*scheme) };
+            Schemes { rules: schemes.iter().map(rule).collect(), others: None }.rounds_inputs()
+        };
+        assert!(rounds(&[rounded, packed, rounded]) && Schemes::of_all(rounded).rounds_inputs());
+        assert!(!rounds(&[rounded, bytes]) && !rounds(&[packed]) && !rounds(&[]));
+    }
+
+    #[test]
+    fn patterns_that_are_none_or_too_large_or_look_around_are_none() {
+        for pattern in ["(", "*", "a)(b", r"(?!lm_head)", r"(a)\1", r"(\d{1000}){1000}", "(?x) # the end"] {
+            assert!(Pattern::new(pattern).is_none(), "{pattern}");
+        }
+        assert!(Pattern::new(&"a".repeat(MAX_PROGRAM_BYTES)).is_none());
+        assert!(Pattern::new(&"(".repeat(1000)).is_none());
+    }
+}
