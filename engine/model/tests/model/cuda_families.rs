@@ -26,6 +26,8 @@ fn families_with_more_than_llama_compute_what_the_cpu_computes() {
         json!({"type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.2});
     let phi = json!({"partial_rotary_factor": 0.5, "original_max_position_embeddings": 64, "rope_scaling": longrope,
         "tie_word_embeddings": false});
+    let yarn = json!({"tie_word_embeddings": false,
+        "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}});
     let sharp = json!({"sliding_window": 20, "sliding_window_pattern": 2, "rope_local_base_freq": 1000.0});
     // Few layers, and scores that are not large: in bf16 activations differ more where attention is sharp.
     let capped = json!({"final_logit_softcapping": 3.0, "num_hidden_layers": 1});
@@ -40,6 +42,7 @@ fn families_with_more_than_llama_compute_what_the_cpu_computes() {
         ("gemma3", APART, family("gemma3_text", true, gemma(local))),
         ("gemma3, sharp", APART_IF_SHARP, family("gemma3_text", true, gemma(sharp))),
         ("phi3", APART, family("phi3", false, phi)),
+        ("yarn", APART, family("llama", false, yarn)),
     ] {
         agrees_with_the_cpu(name, &checkpoint, &options(), bound);
     }

@@ -155,6 +155,12 @@ fn what_other_tools_quantized_computes_what_the_cpu_computes() {
     }
 }
 
+/// Matrices of one decoder in three forms.
+#[test]
+fn a_checkpoint_of_several_groups_computes_what_the_cpu_computes() {
+    agrees_with_the_cpu("several groups", &packed::mixed::checkpoint(), &options(), APART_IF_ROUNDED);
+}
+
 /// Eight-bit floats are multiplied as they are, where the CPU rounds them, and so are their inputs where the checkpoint says so;
 /// tables become integers.
 #[test]

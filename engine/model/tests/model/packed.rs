@@ -1,7 +1,7 @@
 //! Checkpoints that other tools quantized to integers, against candle on the same weights dequantized by their definitions.
 
 mod layouts;
-mod mixed;
+pub mod mixed;
 
 use crate::common::hub::{CHUNK, Family, config, llama_oracle, tokens};
 use crate::common::oracle::{compare, our_logits, our_logits_with};

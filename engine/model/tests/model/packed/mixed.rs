@@ -76,6 +76,19 @@ fn groups(groups: Vec<Value>, ignore: Value) -> Value {
         "config_groups": named.collect::<serde_json::Map<_, _>>()})
 }
 
+/// One whose attention is in FP8 and whose feed-forward layers are in 4 bits, but for one in 8.
+pub fn checkpoint() -> Checkpoint {
+    let one = "model.layers.1.mlp.down_proj";
+    let all =
+        vec![packed(4, json!(["Linear"])), float8(json!(["re:.*self_attn\\..*"])), packed(8, json!([one]))];
+    let way = |module: &str| match module {
+        _ if module.contains("self_attn") => Way::Float8,
+        _ if module == one => EIGHT_BITS,
+        _ => FOUR_BITS,
+    };
+    mixed(&groups(all, json!(["lm_head"])), way).0
+}
+
 /// Names come before patterns and those before classes, whatever the order of groups; what is ignored is plain.
 #[test]
 fn every_matrix_is_read_by_the_group_whose_target_it_is() {
