@@ -79,8 +79,7 @@ fn groups(groups: Vec<Value>, ignore: Value) -> Value {
 /// One whose attention is in FP8 and whose feed-forward layers are in 4 bits, but for one in 8.
 pub fn checkpoint() -> Checkpoint {
     let one = "model.layers.1.mlp.down_proj";
-    let all =
-        vec![packed(4, json!(["Linear"])), float8(json!(["re:.*self_attn\\..*"])), packed(8, json!([one]))];
+    let all = vec![packed(4, json!(["Linear"])), float8(json!(["re:.*self_attn\\..*"])), packed(8, json!([one]))];
     let way = |module: &str| match module {
         _ if module.contains("self_attn") => Way::Float8,
         _ if module == one => EIGHT_BITS,
