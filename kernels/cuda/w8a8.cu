@@ -13,8 +13,8 @@ typedef Tiles<u8, 16, 1, 16, 2, 12> Few;
 constexpr int THREADS = 256;  // of a token's rounding
 constexpr u32 RUN = 128;  // columns that are added up before they are scaled; a group has a multiple, or all
 
-// The codes of each of `count` tokens and their scale, or of the tokens that `order` names: what it names besides is nobody's, and has
-// none. Grid: results.
+// The codes and the scale of each of `count` tokens, or of those that `order` names; where it names none of them, the row stays as it
+// is. Grid: rows.
 template <typename Code>
 DEVICE void quantize(const bf16* input, const u32* order, u8* codes, float* scales, u32 count, u32 cols) {
   wait_for_previous();

@@ -1,5 +1,4 @@
-// Products of many tokens in 8 bits with weights in 8 bits on Hopper. What codes and scales are says w8a8.cu, which also rounds
-// the tokens.
+// Products of many tokens in 8 bits with weights in 8 bits on Hopper. What codes and scales are says codes.cuh.
 //
 // A block computes 128 tokens x 128 rows, and a warpgroup 64 of those rows: the weights are the left operand, so that a thread has
 // two rows, and no more scales than that. A stage holds 128 columns. What they gave is scaled and added in f32 before the next

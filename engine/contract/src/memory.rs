@@ -149,6 +149,12 @@ impl StepDefaults {
     pub const CPU: StepDefaults = StepDefaults { sequences: 64, tokens: 512, block_tokens: 16 };
     /// On GPUs, which have to read all weights for each step. Blocks are the kernels' pages.
     pub const CUDA: StepDefaults = StepDefaults { sequences: 256, tokens: 2048, block_tokens: 64 };
+
+    /// These, but for what is said: a step has a token for each of its sequences, so what is said of one bounds the other.
+    pub fn with(self, sequences: Option<u32>, tokens: Option<u32>) -> StepDefaults {
+        let sequences = sequences.unwrap_or(self.sequences.min(tokens.unwrap_or(u32::MAX)));
+        StepDefaults { sequences, tokens: tokens.unwrap_or(self.tokens.max(sequences)), ..self }
+    }
 }
 
 /// On a CPU, the parts of what the weights leave free of which a KV pool takes one unless it is told its size: the rest is

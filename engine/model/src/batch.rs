@@ -128,13 +128,16 @@ impl Batch {
     /// A guess is at the position that it would have in the text. Guesses one after the other are a text like any
     /// other; what branches has to be told what it sees.
     fn push_guesses(&mut self, draft: &DraftTree, first_position: u32) {
+        if draft.is_chain() {
+            self.tokens.extend(draft.nodes().iter().map(|node| node.token));
+            self.positions.extend((first_position..).take(draft.len()));
+            return;
+        }
         let paths = (0..draft.len() as u32).map(|node| draft.path(node));
         for (node, path) in draft.nodes().iter().zip(paths) {
             self.tokens.push(node.token);
             self.positions.push(first_position + path.len() as u32 - 1);
-            if !draft.is_chain() {
-                self.seen.push(path.into_iter().fold(0, |seen, node| seen | 1 << node));
-            }
+            self.seen.push(path.into_iter().fold(0, |seen, node| seen | 1 << node));
         }
     }
 

@@ -148,7 +148,8 @@ impl<'a> PackedTensor<'a> {
 
     /// Columns of which parts have whole numbers.
     pub fn block(&self) -> usize {
-        narrower(self.kind).unwrap_or(self.kind).block_elements()
+        let narrowest = narrower(self.kind).and_then(<[WeightType]>::last);
+        narrowest.unwrap_or(&self.kind).block_elements()
     }
 
     /// The input of every column, where columns are not in the order of inputs.
@@ -205,17 +206,18 @@ fn widest(kinds: &[WeightType], lengths: &[usize]) -> WeightType {
 /// What some inputs of such a matrix are packed as: where they cut its groups, some types have narrower ones.
 fn holding(kind: WeightType, inputs: &Range<usize>) -> WeightType {
     let cuts = |place: usize| !place.is_multiple_of(kind.block_elements());
-    narrower(kind).filter(|_| cuts(inputs.start) || cuts(inputs.end)).unwrap_or(kind)
+    let cut = narrower(kind).filter(|_| cuts(inputs.start) || cuts(inputs.end));
+    cut.map_or(kind, |kinds| widest(kinds, &[inputs.start, inputs.end]))
 }
 
-/// The type that holds the same values in groups of 32.
-fn narrower(kind: WeightType) -> Option<WeightType> {
+/// The types that hold the same values in narrower groups, the last of them in groups of 32.
+fn narrower(kind: WeightType) -> Option<&'static [WeightType]> {
     match kind {
-        WeightType::I8G64 | WeightType::I8G128 | WeightType::F8G64 => Some(WeightType::Q8_0),
-        WeightType::U8G64 => Some(WeightType::U8G32),
-        WeightType::S4G64 | WeightType::S4G128 => Some(WeightType::Q4_0),
-        WeightType::I2G256 => Some(WeightType::I2G32),
-        WeightType::I3G256 => Some(WeightType::I3G32),
+        WeightType::I8G64 | WeightType::I8G128 | WeightType::F8G64 => Some(&[WeightType::Q8_0]),
+        WeightType::U8G64 => Some(&[WeightType::U8G32]),
+        WeightType::S4G64 | WeightType::S4G128 => Some(&[WeightType::Q4_0]),
+        WeightType::I2G256 => Some(&[WeightType::I2G128, WeightType::I2G64, WeightType::I2G32]),
+        WeightType::I3G256 => Some(&[WeightType::I3G128, WeightType::I3G64, WeightType::I3G32]),
         _ => None,
     }
 }

@@ -191,6 +191,37 @@ fn frame_bound(geometry: &Geometry, hidden: usize) -> usize {
     .map(|size| size as usize);
     let copies = 4 + 8 * blocks;
     // A scheduler may hold a block more than a sequence's tokens fill.
-    let step = 4 + rows * (12 + 4 * (longest.div_ceil(block_tokens) + 1)) + 4 * tokens + 4 * tokens * hidden;
+    let step =
+        4 + rows * (4 * wire::ROW_NUMBERS + 4 * (longest.div_ceil(block_tokens) + 1)) + 4 * tokens * (1 + hidden);
     copies.max(step).max(wire::MAX_GREETING_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_engine_core::executor::KvGroups;
+
+    use super::*;
+    use crate::batch::Logits;
+
+    /// Every row as long as a sequence may be, and all tokens that a step may have.
+    #[test]
+    fn the_largest_step_fits_into_a_frame() {
+        let geometry = Geometry {
+            block_tokens: 16,
+            blocks: 64,
+            swap_slots: 0,
+            max_sequence_tokens: 4000,
+            max_step_rows: 300,
+            max_step_tokens: 600,
+            max_step_logits: 300,
+            vocabulary: 10,
+            groups: KvGroups::ONE,
+        };
+        let (mut batch, hidden) = (Batch::default(), 32);
+        let blocks = vec![BlockId(0); 4000usize.div_ceil(16) + 1];
+        (0..300).for_each(|_| batch.push_drafted([1], &DraftTree::chain([2]), 3998, &blocks, Logits::LAST));
+        let payload = peer::step_payload(&batch, &vec![0.0; 600 * hidden]);
+        assert!(payload.len() > wire::MAX_GREETING_BYTES);
+        assert_eq!(payload.len(), frame_bound(&geometry, hidden));
+    }
 }

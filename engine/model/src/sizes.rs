@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use windlass_engine_contract::flags;
-use windlass_engine_contract::memory::{self, KvDataType, Ledger};
+use windlass_engine_contract::memory::{self, KvDataType, Ledger, StepDefaults};
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_kernels::{ActivationType, KV_RUN_TOKENS, Kernels};
@@ -64,8 +64,9 @@ pub struct LoadOptions {
 }
 
 impl Default for LoadOptions {
-    /// All cores, 16-token blocks, 1 GiB of KV, 64 sequences, 512 tokens a step.
+    /// All cores, 1 GiB of KV, and steps as a CPU has them.
     fn default() -> LoadOptions {
+        let StepDefaults { sequences, tokens, block_tokens } = StepDefaults::CPU;
         LoadOptions {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             tensor_parallel: 1,
@@ -76,11 +77,11 @@ impl Default for LoadOptions {
             quantization: None,
             batch_invariant: true,
             kv_data_type: KvDataType::Bf16,
-            block_tokens: 16,
+            block_tokens,
             kv: KvBudget::Bytes(1 << 30),
             swap: None,
-            max_sequences: 64,
-            max_step_tokens: 512,
+            max_sequences: sequences,
+            max_step_tokens: tokens,
             max_model_tokens: None,
             memory_limit_bytes: None,
             gpu_share: MemoryShare::ALL,

@@ -6,7 +6,7 @@ mod person;
 use crate::config::GpuLayers;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use kernels::{BuildArgs, KernelsArgs, KernelsCommand};
-pub use person::{BatchArgs, BenchArgs, ChatArgs, FitArgs, Profile, ServerArgs};
+pub use person::{BatchArgs, BenchArgs, ChatArgs, FitArgs, FitDevice, Profile, ServerArgs};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use windlass_engine_contract::flags::{self, fetch, inspect};

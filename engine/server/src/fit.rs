@@ -3,24 +3,19 @@
 mod memory;
 mod replicas;
 
-use crate::cli::FitArgs;
+use crate::cli::{FitArgs, FitDevice};
 use crate::config::kv_data_type;
 use crate::failure::Failure;
 use crate::{inspect, machine};
 use memory::{Demand, Fit, bytes, parse_bytes};
 use replicas::{Peak, Replica};
+use windlass_engine_contract::memory::StepDefaults;
 
 /// Prints the reckoning.
 pub fn run(args: &FitArgs) -> Result<(), Failure> {
     let shape = inspect::shape(&args.model)?;
     let longest = args.max_model_len.unwrap_or(shape.context_tokens).min(shape.context_tokens);
-    let demand = Demand::of(
-        &shape,
-        kv_data_type(&args.kv_cache_dtype)?,
-        longest,
-        args.max_num_seqs,
-        args.max_num_batched_tokens,
-    );
+    let demand = Demand::of(&shape, kv_data_type(&args.kv_cache_dtype)?, longest, steps(args));
     println!("{}", demand.explain(&shape));
     println!("{:<14} {:>12} {:>12} {:>10}", "memory", "left for KV", "KV tokens", "sequences");
     let memories = memories(args)?;
@@ -33,6 +28,14 @@ pub fn run(args: &FitArgs) -> Result<(), Failure> {
         println!("\n{}", peak.replicas(&replica, kv_tokens).explain());
     }
     Ok(())
+}
+
+fn steps(args: &FitArgs) -> StepDefaults {
+    let defaults = match args.device {
+        FitDevice::Cpu => StepDefaults::CPU,
+        FitDevice::Cuda => StepDefaults::CUDA,
+    };
+    defaults.with(args.max_num_seqs, args.max_num_batched_tokens)
 }
 
 fn memories(args: &FitArgs) -> Result<Vec<u64>, Failure> {

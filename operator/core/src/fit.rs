@@ -171,8 +171,8 @@ impl Asker<'_> {
             Device::Cpu => StepDefaults::CPU,
             Device::NvidiaGpu { .. } => StepDefaults::CUDA,
         };
-        let sequences = self.service.engine.max_sequences.unwrap_or(defaults.sequences);
-        workspace_bytes(&self.inspection.shape, defaults.tokens.max(sequences), sequences)
+        let StepDefaults { sequences, tokens, .. } = defaults.with(self.service.engine.max_sequences, None);
+        workspace_bytes(&self.inspection.shape, tokens, sequences)
     }
 
     /// On a CPU the engine's pool is a share of what is free, reckoned by the weights as they are stored: one that cannot

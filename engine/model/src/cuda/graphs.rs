@@ -1,16 +1,16 @@
-//! Steps of one token per sequence as captured graphs, one for each of a few numbers of sequences and lengths of theirs.
+//! Steps of rows of one token as captured graphs, one for each of a few numbers of rows and lengths of their sequences.
 
 use std::collections::BTreeMap;
 
 use windlass_kernels::cuda::{Device, DriverError, Graph, MemoryFacts};
 
-/// Numbers of sequences that steps are padded to: 1, 2, 4, then multiples of 8, of 16 from 256 and of 64 from 512 on, and
+/// Numbers of rows that steps are padded to: 1, 2, 4, then multiples of 8, of 16 from 256 and of 64 from 512 on, and
 /// the most there may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Buckets(Vec<usize>);
 
 impl Buckets {
-    /// The buckets for steps of at most `most` sequences.
+    /// The buckets for steps of at most `most` rows.
     pub fn up_to(most: usize) -> Buckets {
         let steps = [1, 2, 4].into_iter().chain((8..256).step_by(8)).chain((256..512).step_by(16));
         let mut sizes: Vec<usize> = steps.chain((512..most).step_by(64)).filter(|&size| size < most).collect();
@@ -24,7 +24,7 @@ impl Buckets {
         reaches.flat_map(|reach| self.0.iter().map(move |&bucket| GraphSize { bucket, reach })).collect()
     }
 
-    /// The smallest one with room for so many sequences.
+    /// The smallest one with room for so many rows.
     pub fn holding(&self, rows: usize) -> Option<usize> {
         self.0.iter().copied().find(|&size| size >= rows)
     }
@@ -33,7 +33,7 @@ impl Buckets {
 /// What a graph was captured for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct GraphSize {
-    /// Sequences.
+    /// Rows of one token.
     pub bucket: usize,
     /// Keys of a sequence that there is room for.
     pub reach: usize,

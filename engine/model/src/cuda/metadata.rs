@@ -2,7 +2,8 @@
 //! same for steps of the same counts, so that captured graphs read them too.
 //!
 //! Rows of one token come first, then those of several: a row's attention depends on its own tokens alone. A token and the guesses
-//! behind it are a row each: so they are computed as they would be one after the other, and by the same graphs.
+//! behind it, where these do not branch and there is room for those of all sequences, are a row each: so they are computed as they
+//! would be one after the other, and by the same graphs.
 
 use std::iter;
 use std::ops::Range;
@@ -21,7 +22,7 @@ use crate::batch::{Batch, BatchRow};
 pub(super) struct StepSizes {
     /// Most tokens of a step.
     pub tokens: usize,
-    /// Most rows of a step.
+    /// Most rows of a step: sequences, or guesses among rows of one token.
     pub rows: usize,
     /// Most tokens that get logits.
     pub logits: usize,

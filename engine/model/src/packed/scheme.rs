@@ -31,9 +31,15 @@ pub(crate) enum Layout {
 }
 
 impl Layout {
-    /// Whether tools have such matrices multiply what was rounded to 8 bits, too.
-    pub fn may_round_inputs(self) -> bool {
-        matches!(self, Layout::Bytes { .. } | Layout::Float8 { .. })
+    /// Whether codes have 8 bits, as those have that multiply what was rounded to as many.
+    pub fn is_of_bytes(self) -> bool {
+        matches!(
+            self,
+            Layout::Bytes { .. }
+                | Layout::Float8 { .. }
+                | Layout::Gptq { bits: 8, .. }
+                | Layout::Packed { bits: 8, .. }
+        )
     }
 }
 

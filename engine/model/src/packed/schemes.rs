@@ -8,8 +8,7 @@ use super::scheme::Scheme;
 
 /// Most rules that a configuration may have. Published ones have up to some dozens; names are no rules of their own.
 pub(super) const MAX_RULES: usize = 1024;
-/// Bytes that a pattern may take as a program, and once more for what is remembered of its states: all that may be are 128 MiB.
-/// Usual ones take some hundreds, as names are bytes here and no Unicode is.
+/// Bytes that a pattern may take as a program. Usual ones take some hundreds, as names are bytes here and no Unicode is.
 const MAX_PROGRAM_BYTES: usize = 1 << 16;
 
 /// The schemes of a checkpoint.
@@ -54,7 +53,7 @@ impl Schemes {
     /// nothing is.
     pub fn rounds_inputs(&self) -> bool {
         let all = self.rules.iter().filter_map(|rule| rule.scheme).chain(self.others);
-        let of_bytes: Vec<Scheme> = all.filter(|scheme| scheme.layout.may_round_inputs()).collect();
+        let of_bytes: Vec<Scheme> = all.filter(|scheme| scheme.layout.is_of_bytes()).collect();
         !of_bytes.is_empty() && of_bytes.iter().all(|scheme| scheme.rounds_inputs)
     }
 }
@@ -138,6 +137,8 @@ mod tests {
             Schemes { rules: schemes.iter().map(rule).collect(), others: None }.rounds_inputs()
         };
         assert!(rounds(&[rounded, packed, rounded]) && Schemes::of_all(rounded).rounds_inputs());
+        let packed_bytes = Scheme::of_weights(Layout::Packed { bits: 8, symmetric: true }, None);
+        assert!(!rounds(&[rounded, packed_bytes]), "devices hold both alike");
         assert!(!rounds(&[rounded, bytes]) && !rounds(&[packed]) && !rounds(&[]));
     }
 

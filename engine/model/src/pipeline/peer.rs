@@ -157,19 +157,7 @@ impl Peer {
 
     /// The activations after its layers, given those before them; the first stage embeds the tokens itself.
     pub fn forward(&mut self, batch: &Batch, activations: &[f32]) -> Result<Vec<f32>, PipelineError> {
-        let mut payload = Vec::new();
-        wire::put(&mut payload, [batch.rows().len() as u32]);
-        let mut tokens = batch.tokens();
-        for row in batch.rows() {
-            let (own, rest) = tokens.split_at(row.tokens);
-            tokens = rest;
-            wire::put(&mut payload, [row.first_position, row.guesses as u32, own.len() as u32]);
-            wire::put(&mut payload, own.iter().copied());
-            wire::put(&mut payload, [row.blocks.len() as u32]);
-            wire::put(&mut payload, row.blocks.iter().copied());
-        }
-        wire::put_floats(&mut payload, activations);
-        self.send(Kind::Step, &payload)?;
+        self.send(Kind::Step, &step_payload(batch, activations))?;
         self.expect(Kind::Activations)?;
         wire::Payload(&self.payload).floats().map_err(|error| self.failed(error))
     }
@@ -201,4 +189,21 @@ impl Drop for Peer {
         // One that is gone needs no farewell.
         let _ = wire::write(&mut self.stream, Kind::Goodbye, &[]);
     }
+}
+
+/// A step as it is sent: its rows, and the activations that it begins with.
+pub(super) fn step_payload(batch: &Batch, activations: &[f32]) -> Vec<u8> {
+    let mut payload = Vec::new();
+    wire::put(&mut payload, [batch.rows().len() as u32]);
+    let mut tokens = batch.tokens();
+    for row in batch.rows() {
+        let (own, rest) = tokens.split_at(row.tokens);
+        tokens = rest;
+        wire::put(&mut payload, [row.first_position, row.guesses as u32, own.len() as u32]);
+        wire::put(&mut payload, own.iter().copied());
+        wire::put(&mut payload, [row.blocks.len() as u32]);
+        wire::put(&mut payload, row.blocks.iter().copied());
+    }
+    wire::put_floats(&mut payload, activations);
+    payload
 }

@@ -10,6 +10,8 @@ use windlass_engine_core::plan::BlockId;
 
 /// Of this protocol: stages of other versions are refused.
 pub(crate) const VERSION: u32 = 4;
+/// Numbers of a step's row besides its tokens and blocks: its first position, its guesses, and how many it has of both.
+pub(crate) const ROW_NUMBERS: usize = 4;
 /// First bytes of the first frame's payload: whatever else listens on the port does not begin like this.
 pub(crate) const MAGIC: [u8; 4] = *b"WLPP";
 /// Bound of frames before sizes are agreed: JSON documents and messages.

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use socket2::{SockRef, TcpKeepalive};
-use windlass_engine_core::draft::DraftTree;
+use windlass_engine_core::draft::{DraftTree, MAX_DRAFT_TOKENS};
 use windlass_engine_core::executor::{Geometry, Prepared};
 
 use super::greeting::{Assign, Join};
@@ -167,6 +167,9 @@ fn forward<M: StageModel>(
         let row = payload.row().map_err(wrong)?;
         bounds::check(geometry, row.first_position, row.tokens.len(), &row.blocks)?;
         row.tokens.iter().try_for_each(|&token| bounds::check_token(geometry, token))?;
+        if row.guesses > MAX_DRAFT_TOKENS {
+            return Err(format!("{} guesses in a row; {MAX_DRAFT_TOKENS} are the most", row.guesses));
+        }
         let (known, guesses) = row.tokens.split_at(row.tokens.len() - row.guesses);
         let draft = DraftTree::chain(guesses.iter().copied());
         batch.push_drafted(known.iter().copied(), &draft, row.first_position, &row.blocks, Logits::NONE);

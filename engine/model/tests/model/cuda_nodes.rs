@@ -296,7 +296,7 @@ fn blocks_that_are_no_pages_of_the_kernels_are_refused() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let worker = worker(deep(), options(), vec![driver().device()], 1, (2, listener.local_addr().unwrap()));
     let (mut node, _) = listener.accept().unwrap();
-    let assignment = r#"{"version":3,"stage":0,"stages":2,"blockTokens":16,"blocks":4,"maxSequenceTokens":64,"maxStepRows":4,
+    let assignment = r#"{"version":4,"stage":0,"stages":2,"blockTokens":16,"blocks":4,"maxSequenceTokens":64,"maxStepRows":4,
         "maxStepTokens":32,"maxStepLogits":32,"vocabulary":128}"#;
     let length = (assignment.len() as u32).to_le_bytes();
     // The third kind of frame is an assignment.

@@ -129,7 +129,9 @@ fn a_copied_block_is_read_like_the_one_it_was_copied_from() {
 #[test]
 fn texts_with_guesses_are_those_without() {
     let checkpoint = checkpoint(deep(WeightType::BF16));
-    guesses_change_nothing(|| executor(&checkpoint, 2));
+    // Room for a token and its guesses as rows of their own.
+    let options = LoadOptions { max_sequences: 8, ..options() };
+    guesses_change_nothing(|| loaded(&checkpoint, &options, 2, &device(7)).executor);
 }
 
 /// Keys and values of guesses that held move on both.

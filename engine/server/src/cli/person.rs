@@ -138,6 +138,15 @@ pub struct BenchArgs {
     pub process: ProcessArgs,
 }
 
+/// What an engine computes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FitDevice {
+    /// The machine's processors.
+    Cpu,
+    /// NVIDIA GPUs.
+    Cuda,
+}
+
 /// Flags of `fit`.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
@@ -159,12 +168,15 @@ pub struct FitArgs {
     /// How the KV cache holds keys and values: bf16, f16, fp8, int8 or int4
     #[arg(long, default_value = "bf16", value_name = "TYPE")]
     pub kv_cache_dtype: String,
-    /// Most sequences in one step
-    #[arg(long, default_value_t = 64, value_name = "N")]
-    pub max_num_seqs: u32,
-    /// Most tokens in one step
-    #[arg(long, default_value_t = 512, value_name = "TOKENS")]
-    pub max_num_batched_tokens: u32,
+    /// What computes, for what steps are where nothing is said of them
+    #[arg(long, value_enum, default_value_t = FitDevice::Cpu)]
+    pub device: FitDevice,
+    /// Most sequences in one step [default: 64, on CUDA 256]
+    #[arg(long, value_name = "N")]
+    pub max_num_seqs: Option<u32>,
+    /// Most tokens in one step [default: 512, on CUDA 2048]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_num_batched_tokens: Option<u32>,
     /// Requests a second at the peak
     #[arg(long, value_name = "RATE", help_heading = "Replicas", requires_all = ["prefill_tokens_per_second", "decode_tokens_per_second"])]
     pub requests_per_second: Option<f64>,

@@ -14,7 +14,7 @@ use windlass_engine_model::{KvBudget, SwapSpace};
 pub struct Batching {
     /// Longest sequence; `None` for the model's own.
     pub max_model_tokens: Option<u32>,
-    /// Most sequences in a step; `None` for what suits the device, as of the next two.
+    /// Most sequences in a step; here and in the next two `None` is what suits the device ([`Batching::steps`]).
     pub max_sequences: Option<u32>,
     /// Most tokens in a step.
     pub max_step_tokens: Option<u32>,
@@ -41,16 +41,10 @@ pub struct Batching {
 }
 
 impl Batching {
-    /// What the flags say of steps and blocks on a device that has these where they say nothing: a step has a token for each of its
-    /// sequences, so what is said of one bounds the other.
+    /// What the flags say of steps and blocks on a device that has these where they say nothing.
     pub fn steps(&self, defaults: StepDefaults) -> StepDefaults {
-        let most = self.max_step_tokens.unwrap_or(u32::MAX);
-        let sequences = self.max_sequences.unwrap_or(defaults.sequences.min(most));
-        StepDefaults {
-            sequences,
-            tokens: self.max_step_tokens.unwrap_or(defaults.tokens.max(sequences)),
-            block_tokens: self.block_tokens.unwrap_or(defaults.block_tokens),
-        }
+        let block_tokens = self.block_tokens.unwrap_or(defaults.block_tokens);
+        StepDefaults { block_tokens, ..defaults.with(self.max_sequences, self.max_step_tokens) }
     }
 
     /// The most of a KV pool that is of use: what all sequences take at their longest, on such a device.

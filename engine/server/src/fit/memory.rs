@@ -1,7 +1,9 @@
 //! Bytes: of a model, of its KV cache, of a step; and what is left of a memory.
 
 use crate::failure::Failure;
-use windlass_engine_contract::memory::{KvDataType, kv_bytes_per_token, kv_sequence_bytes, workspace_bytes};
+use windlass_engine_contract::memory::{
+    KvDataType, StepDefaults, kv_bytes_per_token, kv_sequence_bytes, workspace_bytes,
+};
 use windlass_engine_contract::shape::{ModelShape, WindowedLayers};
 
 /// What an engine takes, by use.
@@ -35,7 +37,8 @@ pub struct Fit {
 
 impl Demand {
     /// By the arithmetic that the engine itself allocates by.
-    pub fn of(shape: &ModelShape, kv: KvDataType, longest: u32, sequences: u32, step_tokens: u32) -> Demand {
+    pub fn of(shape: &ModelShape, kv: KvDataType, longest: u32, steps: StepDefaults) -> Demand {
+        let StepDefaults { sequences, tokens: step_tokens, .. } = steps;
         Demand {
             weights: shape.weight_bytes,
             workspace: workspace_bytes(shape, step_tokens, sequences),
@@ -122,7 +125,7 @@ mod tests {
 
     #[test]
     fn what_is_left_holds_tokens_of_128_kib() {
-        let demand = Demand::of(&llama_8b(), KvDataType::Bf16, 8192, 64, 512);
+        let demand = Demand::of(&llama_8b(), KvDataType::Bf16, 8192, StepDefaults::CPU);
         let fit = demand.fit(80 << 30);
         assert_eq!(fit.missing, 0);
         assert_eq!(fit.kv_tokens, fit.kv_bytes / 131_072);
@@ -133,8 +136,8 @@ mod tests {
     fn windows_leave_room_for_more_sequences() {
         let windowed = Some(WindowedLayers { layers: 28, tokens: 1024 });
         let shape = ModelShape { windowed, ..llama_8b() };
-        let demand = Demand::of(&shape, KvDataType::Bf16, 65_536, 64, 512);
-        let [some, all] = [demand, Demand::of(&llama_8b(), KvDataType::Bf16, 65_536, 64, 512)]
+        let demand = Demand::of(&shape, KvDataType::Bf16, 65_536, StepDefaults::CPU);
+        let [some, all] = [demand, Demand::of(&llama_8b(), KvDataType::Bf16, 65_536, StepDefaults::CPU)]
             .map(|demand| demand.fit(80 << 30).sequences);
         assert!((7.0..8.0).contains(&(some / all)), "{some} and {all}");
         let told = demand.explain(&shape);
@@ -144,13 +147,13 @@ mod tests {
     #[test]
     fn bytes_hold_nearly_twice_the_tokens() {
         let [bf16, int8] = [KvDataType::Bf16, KvDataType::Int8]
-            .map(|kv| Demand::of(&llama_8b(), kv, 8192, 64, 512).fit(80 << 30).kv_tokens as f64);
+            .map(|kv| Demand::of(&llama_8b(), kv, 8192, StepDefaults::CPU).fit(80 << 30).kv_tokens as f64);
         assert!((1.9..1.95).contains(&(int8 / bf16)), "{bf16} and {int8}");
     }
 
     #[test]
     fn a_memory_that_is_too_small_is_told_what_is_missing() {
-        let demand = Demand::of(&llama_8b(), KvDataType::Bf16, 8192, 64, 512);
+        let demand = Demand::of(&llama_8b(), KvDataType::Bf16, 8192, StepDefaults::CPU);
         let short = demand.fit(16 << 30);
         assert_eq!(demand.fit((16 << 30) + short.missing).missing, 0);
         assert!(demand.fit((16 << 30) + short.missing - 1).missing > 0);
