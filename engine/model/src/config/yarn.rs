@@ -11,7 +11,8 @@ pub(super) const FACTORS: RangeInclusive<f32> = 1.0..=MAX_CONTEXT_TOKENS as f32;
 /// stretched in full, where a file names none.
 pub(super) const BETA_FAST: f32 = 32.0;
 pub(super) const BETA_SLOW: f32 = 1.0;
-/// Least places between the ends of the ramp, which divide.
+/// Least places between the ends of the ramp, which divide: where these have passed each other, as they do with bases and contexts
+/// that no model has, llama.cpp takes so many and transformers a negative number.
 const LEAST_RAMP: f64 = 0.001;
 
 /// What a checkpoint says of it, its numbers checked.

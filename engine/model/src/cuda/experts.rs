@@ -70,7 +70,8 @@ pub(super) fn mix(
     let input = normed.slice(0..values);
     ops::linear(stream, &weights.router, input, Output::F32(room.scores.slice_mut(0..scores)))?;
     let (scores, facts) = (room.scores.slice(0..scores), stream.device().facts());
-    let (way, given) = (inputs.expert_way(facts, &weights.gated, room.routes.mixture(), tokens), 0..rows * hidden);
+    let way = inputs.choices().expert_way(facts, &weights.gated, room.routes.mixture(), tokens);
+    let given = 0..rows * hidden;
     match way {
         ExpertWay::Narrow => room.routes.choose(stream, scores)?,
         ExpertWay::Wide | ExpertWay::Rounded(_) => room.routes.choose_wide(stream, scores)?,

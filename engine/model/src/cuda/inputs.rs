@@ -150,15 +150,9 @@ impl InputRoom {
         ops::linear_rounded(stream, matrix, input, &rounded, out)
     }
 
-    /// How the experts of so many tokens are multiplied.
-    pub fn expert_way(
-        &self,
-        facts: &DeviceFacts,
-        experts: &GatedWeights,
-        mixture: &Mixture,
-        tokens: usize,
-    ) -> ExpertWay {
-        self.choices.expert_way(facts, experts, mixture, tokens)
+    /// How its matrices are multiplied.
+    pub fn choices(&self) -> &ProductChoices {
+        &self.choices
     }
 
     /// What experts give whose inputs are rounded ([`ExpertWay::Rounded`]): a row for each token and expert.
@@ -230,7 +224,14 @@ fn quantized<'a>(
 }
 
 impl ProductChoices {
-    fn expert_way(&self, facts: &DeviceFacts, experts: &GatedWeights, mixture: &Mixture, tokens: usize) -> ExpertWay {
+    /// How the experts of so many tokens are multiplied.
+    pub fn expert_way(
+        &self,
+        facts: &DeviceFacts,
+        experts: &GatedWeights,
+        mixture: &Mixture,
+        tokens: usize,
+    ) -> ExpertWay {
         let both = |holds: &dyn Fn(&Matrix) -> bool| holds(&experts.gate_up) && holds(&experts.down);
         let rounded = |matrix: &Matrix| ops::multiplies_experts_rounded(facts, matrix, mixture, tokens);
         match experts.gate_up.code().filter(|_| self.rounds && self.widens) {
