@@ -197,6 +197,10 @@ impl<'a> FileRows<'a> for PackedTensor<'a> {
 /// Signed integers of eight bits, the widest groups first.
 const SIGNED_BYTES: [WeightType; 3] = [WeightType::I8G128, WeightType::I8G64, WeightType::Q8_0];
 
+/// Integers of two and of three.
+const CRUMBS: [WeightType; 4] = [WeightType::I2G256, WeightType::I2G128, WeightType::I2G64, WeightType::I2G32];
+const THREE_BITS: [WeightType; 4] = [WeightType::I3G256, WeightType::I3G128, WeightType::I3G64, WeightType::I3G32];
+
 /// The first of these types whose blocks divide all of these lengths; the last one's do.
 fn widest(kinds: &[WeightType], lengths: &[usize]) -> WeightType {
     let divides = |kind: &&WeightType| lengths.iter().all(|length| length.is_multiple_of(kind.block_elements()));
@@ -216,8 +220,8 @@ fn narrower(kind: WeightType) -> Option<&'static [WeightType]> {
         WeightType::I8G64 | WeightType::I8G128 | WeightType::F8G64 => Some(&[WeightType::Q8_0]),
         WeightType::U8G64 => Some(&[WeightType::U8G32]),
         WeightType::S4G64 | WeightType::S4G128 => Some(&[WeightType::Q4_0]),
-        WeightType::I2G256 => Some(&[WeightType::I2G128, WeightType::I2G64, WeightType::I2G32]),
-        WeightType::I3G256 => Some(&[WeightType::I3G128, WeightType::I3G64, WeightType::I3G32]),
+        WeightType::I2G256 => Some(&CRUMBS[1..]),
+        WeightType::I3G256 => Some(&THREE_BITS[1..]),
         _ => None,
     }
 }

@@ -14,7 +14,7 @@ use windlass_kernels::WeightType;
 use super::order::Order;
 use super::parts::{FloatPart, Parts};
 use super::scheme::{GptqZeros, Layout};
-use super::{SIGNED_BYTES, widest};
+use super::{CRUMBS, SIGNED_BYTES, THREE_BITS, widest};
 
 /// Which nibble of a word holds which of eight outputs in AWQ: output `n` is nibble `AWQ_NIBBLE[n]`.
 const AWQ_NIBBLE: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
@@ -105,8 +105,8 @@ impl<'a> Codes<'a> {
         let kinds: &[WeightType] = match (self.bits(), self.symmetric) {
             (8, true) => &SIGNED_BYTES,
             (8, false) => &[WeightType::U8G64, WeightType::U8G32],
-            (2, _) => &[WeightType::I2G256, WeightType::I2G128, WeightType::I2G64, WeightType::I2G32],
-            (3, _) => &[WeightType::I3G256, WeightType::I3G128, WeightType::I3G64, WeightType::I3G32],
+            (2, _) => &CRUMBS,
+            (3, _) => &THREE_BITS,
             (_, true) => &[WeightType::S4G128, WeightType::S4G64, WeightType::Q4_0],
             (_, false) => &[WeightType::I4G128, WeightType::I4G64, WeightType::I4G32],
         };

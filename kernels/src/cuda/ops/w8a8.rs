@@ -65,11 +65,15 @@ impl QuantizedMut<'_> {
     }
 
     /// That of its code.
-    pub(super) fn kernel(&self, int8: Kernel, fp8: Kernel) -> Kernel {
-        match self.code {
-            EightBits::Int8 => int8,
-            EightBits::E4m3 => fp8,
-        }
+    pub(super) fn kernel(&self, int8: Kernel, e4m3: Kernel) -> Kernel {
+        kernel_of(self.code, int8, e4m3)
+    }
+}
+
+fn kernel_of(code: EightBits, int8: Kernel, e4m3: Kernel) -> Kernel {
+    match code {
+        EightBits::Int8 => int8,
+        EightBits::E4m3 => e4m3,
     }
 }
 
@@ -106,8 +110,7 @@ fn quantize(
     tokens: usize,
     out: QuantizedMut<'_>,
 ) -> Result<(), DriverError> {
-    let rows = out.scales.len();
-    let [_, cols] = out.shape(input.len() / tokens.max(1) * rows);
+    let [rows, cols] = out.shape(out.codes.len());
     assert_eq!(input.len(), tokens * cols, "{tokens} tokens of {cols} values");
     let kernel = out.kernel(Kernel::QuantizeInt8, Kernel::QuantizeFp8);
     let launch = Launch::new(kernel, [word(rows), 1, 1]).with(input).with(order).with(out.codes).with(out.scales);
@@ -164,8 +167,8 @@ fn multiply(
         facts.capability == HOPPER && tokens >= FEWEST_BY_WARPGROUPS && (wide || *code == EightBits::Int8);
     let launch = match by_warpgroups {
         true => {
-            let launch = blocks_on_hopper(hopper_kernel(*code), tokens, rows);
-            with_operands(launch, codes.view(), scales.view(), input, cols)
+            let kernel = kernel_of(*code, Kernel::W8a8HopperInt8, Kernel::W8a8HopperFp8);
+            with_operands(blocks_on_hopper(kernel, tokens, rows), codes.view(), scales.view(), input, cols)
         }
         false => {
             let launch = blocks(*code, tokens, rows).with(codes.view()).with(scales.view());
@@ -208,10 +211,7 @@ pub fn linear_experts_w8a8(
     assert!(matrix.rows() == held * rows && inputs.is_multiple_of(used), "{inputs} rows, {} of {held}", matrix.rows());
     assert_eq!([input.codes.len(), out.len()], [inputs * cols, inputs * rows], "{inputs} rows of {cols} and {rows}");
     let (tiles, tile_count) = routes.tiles(inputs / used);
-    let kernel = match code {
-        EightBits::Int8 => Kernel::W8a8HopperInt8Experts,
-        EightBits::E4m3 => Kernel::W8a8HopperFp8Experts,
-    };
+    let kernel = kernel_of(*code, Kernel::W8a8HopperInt8Experts, Kernel::W8a8HopperFp8Experts);
     let tokens = tile_count * GEMM_HOPPER_TILE as usize;
     let launch = with_operands(blocks_on_hopper(kernel, tokens, rows), codes.view(), scales.view(), input, cols);
     let stride = word(out.stride(rows));
@@ -224,11 +224,9 @@ pub fn linear_experts_w8a8(
 /// Blocks of `w8a8.cu`.
 fn blocks(code: EightBits, tokens: usize, rows: usize) -> Launch {
     let few = tokens <= MOST_FEW;
-    let kernel = match (code, few) {
-        (EightBits::Int8, true) => Kernel::W8a8Int8Few,
-        (EightBits::Int8, false) => Kernel::W8a8Int8Many,
-        (EightBits::E4m3, true) => Kernel::W8a8Fp8Few,
-        (EightBits::E4m3, false) => Kernel::W8a8Fp8Many,
+    let kernel = match few {
+        true => kernel_of(code, Kernel::W8a8Int8Few, Kernel::W8a8Fp8Few),
+        false => kernel_of(code, Kernel::W8a8Int8Many, Kernel::W8a8Fp8Many),
     };
     let (tile, shared) = if few { (FEW, W8A8_FEW_SHARED_BYTES) } else { (MANY, W8A8_MANY_SHARED_BYTES) };
     Launch::new(kernel, [word(rows.div_ceil(tile[1])), word(tokens.div_ceil(tile[0])), 1]).shared(shared)
@@ -244,12 +242,4 @@ fn with_operands(
 ) -> Launch {
     let launch = launch.shared(W8A8_HOPPER_SHARED_BYTES).with(TensorMap::new(codes, cols, GEMM_HOPPER_TILE));
     launch.with(scales).with(tokens_on_hopper(input.codes, cols)).with(input.scales)
-}
-
-/// What `w8a8_hopper.cu` multiplies codes by.
-fn hopper_kernel(code: EightBits) -> Kernel {
-    match code {
-        EightBits::Int8 => Kernel::W8a8HopperInt8,
-        EightBits::E4m3 => Kernel::W8a8HopperFp8,
-    }
 }
