@@ -32,19 +32,6 @@ DEVICE void keep_as_bf16(float (&values)[RUN_VALUES]) {
   }
 }
 
-// The largest of a block's values, in every thread; they are not negative.
-template <int THREADS>
-DEVICE float block_max(float value) {
-  SHARED(float, partial, THREADS / 32);
-  value = warp_max(value);
-  sync_threads();  // an earlier one may still be read
-  if (lane_index() == 0) partial[warp_index()] = value;
-  sync_threads();
-  float most = 0;
-  for (int warp = 0; warp < THREADS / 32; ++warp) most = larger(most, partial[warp]);
-  return most;
-}
-
 // Rounds a block's token to codes, of which the largest becomes the largest code, and their scale; `load(values, col)` gives the
 // values from a column on. Where one is not finite the scale is none.
 template <typename Code, int THREADS, typename Load>

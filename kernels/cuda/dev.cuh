@@ -327,15 +327,26 @@ DEVICE float warp_max(float value) {
   return value;
 }
 
-// The sum over a block of THREADS threads, in every thread: warps in their order.
-template <int THREADS>
-DEVICE float block_sum(float value) {
+// What comes of one value of each of a block's warps, in every thread: `add(so far, value)` takes them in their order, from 0 on.
+template <int THREADS, typename Add>
+DEVICE float over_warps(float value, Add add) {
   SHARED(float, partial, THREADS / 32);
-  value = warp_sum(value);
-  sync_threads();  // an earlier sum may still be read
+  sync_threads();  // an earlier one may still be read
   if (lane_index() == 0) partial[warp_index()] = value;
   sync_threads();
-  float sum = 0;
-  for (int warp = 0; warp < THREADS / 32; ++warp) sum += partial[warp];
-  return sum;
+  float all = 0;
+  for (int warp = 0; warp < THREADS / 32; ++warp) all = add(all, partial[warp]);
+  return all;
+}
+
+// The sum over a block of THREADS threads.
+template <int THREADS>
+DEVICE float block_sum(float value) {
+  return over_warps<THREADS>(warp_sum(value), [](float sum, float value) { return sum + value; });
+}
+
+// The largest of a block's values, which are not negative.
+template <int THREADS>
+DEVICE float block_max(float value) {
+  return over_warps<THREADS>(warp_max(value), [](float most, float value) { return larger(most, value); });
 }
