@@ -4,7 +4,7 @@
 //! executor's `collect`. Time enters as `now`, in seconds since any fixed moment.
 
 use crate::draft::Proposer;
-use crate::executor::{Executor, ExecutorError, MAX_IN_FLIGHT, Prepared};
+use crate::executor::{Executor, ExecutorError, Prepared};
 pub use crate::policy::Policy;
 use crate::request::{FinishReason, RejectReason, Request, RequestId};
 pub use crate::scheduler::QueueLimits;
@@ -58,7 +58,7 @@ impl<E: Executor> Engine<E> {
     /// # Panics
     /// If the executor's geometry has no blocks or allows no tokens or rows in a step.
     pub fn new(executor: E, config: EngineConfig) -> Engine<E> {
-        let scheduler = Scheduler::new(executor.geometry(), config);
+        let scheduler = Scheduler::new(executor.geometry(), config).with_stages(executor.stages());
         Engine { scheduler, executor }
     }
 
@@ -89,7 +89,7 @@ impl<E: Executor> Engine<E> {
     /// An error means that the executor is lost, and with it every live request.
     pub fn turn(&mut self, now: f64) -> Result<Turn, ExecutorError> {
         let submitted = self.submit_next(now)?;
-        let mut turn = match submitted && self.scheduler.in_flight() < MAX_IN_FLIGHT {
+        let mut turn = match submitted && self.scheduler.may_submit() {
             true => Turn::default(),
             false => self.collect_oldest()?,
         };

@@ -7,7 +7,7 @@ pub use windlass_engine_contract::kv_groups::KvGroups;
 
 use crate::plan::{StepOutput, StepPlan, Ticket};
 
-/// Steps that may be submitted and not collected.
+/// Steps that may be submitted and not collected, where one is computed at a time.
 pub const MAX_IN_FLIGHT: usize = 2;
 
 /// What an executor has built, fixed for its life.
@@ -50,7 +50,14 @@ pub trait Executor: Send {
     /// Sizes that plans must keep.
     fn geometry(&self) -> Geometry;
 
-    /// Starts a step and returns at once. At most [`MAX_IN_FLIGHT`] are outstanding.
+    /// Steps that are computed at a time, each by a stage of its own. Where there are several, a plan names no token that is
+    /// still being sampled: the first stage would wait for what the last one draws.
+    fn stages(&self) -> usize {
+        1
+    }
+
+    /// Starts a step and returns at once. At most [`MAX_IN_FLIGHT`] are outstanding, or one for each stage where those are
+    /// more.
     fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError>;
 
     /// Waits for the oldest outstanding step, which must be `ticket`.

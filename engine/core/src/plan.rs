@@ -23,8 +23,8 @@ pub struct Ticket(pub u64);
 pub enum InputToken {
     /// Its id.
     Known(TokenId),
-    /// The token that `ticket` samples in row `row` of its [`StepPlan`]; the executor feeds it back. If that row
-    /// fails, the row that has this token is [`RowOutput::Failed`], too.
+    /// The token that `ticket` samples in row `row` of its [`StepPlan`]; an executor of one stage feeds it back. If that
+    /// row fails, the row that has this token is [`RowOutput::Failed`], too.
     SampledBy {
         /// The step in flight.
         ticket: Ticket,

@@ -6,7 +6,7 @@
 //! may be in flight while it decides.
 //!
 //! `running` is sorted by stay. First come, first served, it is sorted by arrival, too, and everything in it arrived
-//! before everything in `waiting`.
+//! before everything in `waiting`; but for what only waits for its last result, which no preemption takes.
 
 mod admission;
 mod beams;
@@ -15,6 +15,7 @@ mod forecast;
 mod order;
 mod queue;
 mod speculation;
+mod stages;
 mod step;
 mod step_time;
 
@@ -46,6 +47,8 @@ pub(crate) struct Scheduler {
     geometry: Geometry,
     policy: Policy,
     target_inter_token_seconds: Option<f64>,
+    /// Steps that are computed at a time.
+    stages: usize,
     kv: KvCache,
     step_time: StepTimeModel,
     answers: AnswerLength,
@@ -85,6 +88,7 @@ impl Scheduler {
             geometry,
             policy: config.policy,
             target_inter_token_seconds: config.target_inter_token_seconds,
+            stages: 1,
             kv: KvCache::new(
                 geometry.blocks,
                 geometry.block_tokens,
@@ -181,10 +185,6 @@ impl Scheduler {
         self.in_flight.front().map(|step| step.ticket)
     }
 
-    pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight.len()
-    }
-
     /// Takes in what the oldest step in flight produced.
     pub(crate) fn complete(&mut self, output: StepOutput) -> Result<(Vec<RequestUpdate>, StepStats), ExecutorError> {
         let InFlight { ticket, rows, stats } = self.in_flight.pop_front().expect("a step in flight was collected");
@@ -237,7 +237,8 @@ impl Scheduler {
         if queued as u64 != self.waiting.prompt_tokens() {
             return Err(format!("{queued} prompt tokens wait and {} are counted", self.waiting.prompt_tokens()));
         }
-        let arrivals = self.running.iter().map(|run| &run.sequence).chain(self.waiting.iter());
+        let going_on = self.running.iter().filter(|run| run.uncomputed() > 0);
+        let arrivals = going_on.map(|run| &run.sequence).chain(self.waiting.iter());
         let arrivals = arrivals.map(|sequence| sequence.arrival_seconds);
         if self.policy == Policy::Fcfs && self.groups.is_empty() && !arrivals.is_sorted() {
             return Err("a later arrival runs or waits before an earlier one".into());
@@ -250,13 +251,13 @@ impl Scheduler {
 
     /// Sequences with one token to compute.
     fn schedule_decodes(&mut self, step: &mut StepBuilder) {
-        let (bar, prompts) = (self.bar(), self.reserved_for_prompts());
+        let (bar, prompts, share) = (self.bar(), self.reserved_for_prompts(), self.decode_share());
         let mut others = self.running.iter().filter(|run| run.uncomputed() == 1).count();
         for (place, stay) in self.service_order().into_iter().enumerate() {
-            if !step.has_room() {
+            if !step.has_room() || step.decode_rows() as usize == share {
                 break;
             }
-            let decodes = self.find_near(place, stay).is_some_and(|index| self.running[index].uncomputed() == 1);
+            let decodes = self.find_near(place, stay).is_some_and(|index| self.decodes_next(&self.running[index]));
             others = others.saturating_sub(usize::from(decodes));
             if let Some(index) = decodes.then(|| self.make_room(place, stay, step)).flatten() {
                 let draft = self.draft(index, step.draft_room(others + prompts), bar);

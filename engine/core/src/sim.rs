@@ -96,7 +96,8 @@ impl Pace for Unpaced {
     fn sleep_until(&mut self, _: Duration) {}
 }
 
-/// The simulated device: one step after the other, each as long as [`StepTime`] says.
+/// The simulated device: one step after the other, each as long as [`StepTime`] says. Or several devices in a row, which have
+/// equal parts of the model: each step goes through all of them, and each of those computes one step after the other.
 #[derive(Debug)]
 pub struct SimExecutor<P> {
     geometry: Geometry,
@@ -109,8 +110,8 @@ pub struct SimExecutor<P> {
     swapped: Vec<u64>,
     in_flight: VecDeque<SimStep>,
     submitted: u64,
-    /// When the last submitted step ends.
-    busy_until: Duration,
+    /// When the last submitted step leaves each stage.
+    busy_until: Vec<Duration>,
 }
 
 #[derive(Debug)]
@@ -132,8 +133,23 @@ impl<P: Pace> SimExecutor<P> {
             swapped: vec![0; geometry.swap_slots as usize * geometry.block_tokens as usize],
             in_flight: VecDeque::new(),
             submitted: 0,
-            busy_until: Duration::ZERO,
+            busy_until: vec![Duration::ZERO],
         }
+    }
+
+    /// With the model divided among so many devices.
+    pub fn with_stages(self, stages: usize) -> SimExecutor<P> {
+        SimExecutor { busy_until: vec![Duration::ZERO; stages.max(1)], ..self }
+    }
+
+    /// When a step leaves the last stage that keeps them all busy for so long together.
+    fn pass(&mut self, busy: Duration) -> Duration {
+        let part = busy / self.busy_until.len() as u32;
+        let now = self.pace.now();
+        self.busy_until.iter_mut().fold(now, |came, until| {
+            *until = came.max(*until) + part;
+            *until
+        })
     }
 
     /// Moves what stands for K and V of a block.
@@ -303,21 +319,25 @@ impl<P: Pace> Executor for SimExecutor<P> {
         self.geometry
     }
 
+    fn stages(&self) -> usize {
+        self.busy_until.len()
+    }
+
     fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {
-        if self.in_flight.len() == MAX_IN_FLIGHT {
-            return Err(ExecutorError(format!("{MAX_IN_FLIGHT} steps are in flight already")));
+        let most = self.stages().max(MAX_IN_FLIGHT);
+        if self.in_flight.len() == most {
+            return Err(ExecutorError(format!("{most} steps are in flight already")));
         }
         let busy = self.step_time.of(&plan);
         plan.moves.iter().for_each(|moved| self.move_block(*moved));
         let rows: Vec<RowOutput> = plan.rows.iter().map(|row| self.compute(row)).collect();
         let computed = plan.rows.iter().zip(&rows).enumerate();
         let scores = computed.filter_map(|(index, (row, output))| self.scores(index, row, output)).collect();
-        let ends_at = self.busy_until.max(self.pace.now()) + busy;
+        let ends_at = self.pass(busy);
         let ticket = Ticket(self.submitted);
-        let output = StepOutput { rows, scores, busy_seconds: busy.as_secs_f64() };
+        let output = StepOutput { rows, scores, busy_seconds: busy.as_secs_f64() / self.stages() as f64 };
         self.in_flight.push_back(SimStep { ticket, ends_at, output });
         self.submitted += 1;
-        self.busy_until = ends_at;
         Ok(ticket)
     }
 

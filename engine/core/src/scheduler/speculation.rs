@@ -5,7 +5,8 @@
 //! the step would give in the time that a guess takes. Free guesses are made and scored all the time, so that a
 //! sequence whose guesses begin to hold is noticed without computing any; costly ones are tried again now and then.
 //!
-//! A guess follows known tokens. So steps with guesses do not overlap, and while no sequence guesses, all do.
+//! A guess follows known tokens. So steps with guesses do not overlap where a step feeds on the one before, and while no
+//! sequence guesses, all do. Steps of different sequences do not hang on each other's guesses.
 
 use super::Scheduler;
 use crate::draft::{Ask, DraftTree, MAX_DRAFT_TOKENS, Proposer};
@@ -66,7 +67,8 @@ impl Scheduler {
     /// Whether the next step has to wait for those in flight: its guesses follow what they draw, or theirs are not
     /// judged yet.
     pub(super) fn waits_for_results(&self) -> bool {
-        let Some(speculation) = self.speculation.as_ref().filter(|_| !self.in_flight.is_empty()) else { return false };
+        let waits = !self.in_flight.is_empty() && !self.is_staged();
+        let Some(speculation) = self.speculation.as_ref().filter(|_| waits) else { return false };
         let bar = self.bar();
         self.in_flight.iter().any(|step| step.stats.draft_tokens > 0)
             || self.running.iter().any(|run| speculation.wants(run, bar))

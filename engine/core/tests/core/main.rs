@@ -8,6 +8,7 @@ mod random_life;
 mod scheduling;
 mod sim;
 mod speculation;
+mod stages;
 mod support;
 mod swapping;
 mod windows;

@@ -4,12 +4,12 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-use crate::support::{CONFIG, GEOMETRY, Oracle, TestEngine, WORDS, engine, updates_alone_reading};
+use crate::support::{CONFIG, GEOMETRY, Oracle, TestEngine, WORDS, staged, updates_alone_reading};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use windlass_engine_core::engine::{EngineConfig, Policy};
-use windlass_engine_core::executor::{Geometry, KvGroups};
+use windlass_engine_core::executor::{Executor, Geometry, KvGroups};
 use windlass_engine_core::plan::Move;
 use windlass_engine_core::request::{
     CacheScope, FinishReason, RejectReason, Request, RequestId, Sampling, Tenant, TokenId,
@@ -163,6 +163,8 @@ struct Met {
     returns: u64,
     guesses: u64,
     accepted: u64,
+    /// Steps that were submitted to several stages while others were computed.
+    overlaps: u64,
 }
 
 /// An engine, and what its clients have seen.
@@ -181,8 +183,8 @@ struct World {
 }
 
 impl World {
-    fn new(geometry: Geometry, config: EngineConfig, oracle: Option<Oracle>) -> World {
-        let engine = engine(geometry, config);
+    fn new((geometry, stages): (Geometry, usize), config: EngineConfig, oracle: Option<Oracle>) -> World {
+        let engine = staged(geometry, config, stages);
         let engine = match &oracle {
             Some(oracle) => engine.with_proposer(Box::new(oracle.clone()), 6),
             None => engine,
@@ -247,9 +249,11 @@ impl World {
 
     fn turn(&mut self) {
         self.met.turns += 1;
-        let submitted = self.engine.executor().submitted();
+        let (submitted, stages) = (self.engine.executor().submitted(), self.engine.executor().stages());
+        let in_flight = self.engine.executor().in_flight();
         let turn = crate::support::turn(&mut self.engine, self.met.turns as f64);
         if self.engine.executor().submitted() > submitted {
+            self.met.overlaps += u64::from(stages > 1 && in_flight > 0);
             let plan = self.engine.executor().last_plan();
             self.met.copies += plan.moves.iter().filter(|moved| matches!(moved, Move::Copy { .. })).count() as u64;
             self.met.returns += plan.moves.iter().filter(|moved| matches!(moved, Move::In { .. })).count() as u64;
@@ -311,8 +315,8 @@ impl World {
     }
 }
 
-fn live_through(geometry: Geometry, config: EngineConfig, oracle: Option<Oracle>, events: &[Event]) -> Met {
-    let mut world = World::new(geometry, config, oracle);
+fn live_through(executor: (Geometry, usize), config: EngineConfig, oracle: Option<Oracle>, events: &[Event]) -> Met {
+    let mut world = World::new(executor, config, oracle);
     events.iter().for_each(|event| world.happen(event));
     world.come_to_rest();
     world.check_texts();
@@ -328,8 +332,9 @@ fn whatever_happens_the_engine_is_sound_and_texts_are_those_of_requests_alone() 
     let met = RefCell::new(Met::default());
     let mut runner =
         TestRunner::new(Config { cases: 640, failure_persistence: None, max_shrink_iters: 500, ..Config::default() });
-    let outcome = runner.run(&(geometries(), configs(), oracles(), events()), |(geometry, config, oracle, events)| {
-        met.borrow_mut().add(live_through(geometry, config, oracle.map(self::oracle), &events));
+    let executors = (geometries(), prop_oneof![2 => Just(1), 1 => 2..4usize]);
+    let outcome = runner.run(&(executors, configs(), oracles(), events()), |(executor, config, oracle, events)| {
+        met.borrow_mut().add(live_through(executor, config, oracle.map(self::oracle), &events));
         Ok::<(), TestCaseError>(())
     });
     outcome.unwrap_or_else(|failure| panic!("{failure}"));
@@ -338,6 +343,7 @@ fn whatever_happens_the_engine_is_sound_and_texts_are_those_of_requests_alone() 
     assert!(met.turns > 10_000 && met.preemptions > 100 && met.prefix_hits > 1000, "{met:?}");
     assert!(met.never_fits > 10 && met.most_waiting > 10 && met.ended.values().all(|count| *count > 100), "{met:?}");
     assert!(met.ended.len() == 4 && met.copies > 100 && met.returns > 200, "{met:?}");
+    assert!(met.overlaps > 1000, "{met:?}");
     assert!(met.accepted > 1000 && met.guesses > met.accepted + 1000, "{met:?}");
 }
 
@@ -351,6 +357,7 @@ impl Met {
         self.returns += other.returns;
         self.guesses += other.guesses;
         self.accepted += other.accepted;
+        self.overlaps += other.overlaps;
         self.most_waiting = self.most_waiting.max(other.most_waiting);
         for (reason, count) in other.ended {
             *self.ended.entry(reason).or_default() += count;

@@ -1,9 +1,9 @@
 //! The simulator by itself: its clock, its vocabulary, its refusals; and the engine against executors that err.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{CONFIG, GEOMETRY, VOCABULARY, With, request};
+use crate::support::{CONFIG, GEOMETRY, TestClock, VOCABULARY, With, request};
 
 use windlass_engine_core::constraint::{Constraint, TokenSet};
 use windlass_engine_core::engine::Engine;
@@ -14,21 +14,6 @@ use windlass_engine_core::sim::{Pace, SimExecutor, SimStop, SimVocabulary, StepT
 
 const STEP_TIME: StepTime =
     StepTime { base_us: 1000.0, prefill_token_us: 100.0, decode_row_us: 10.0, context_token_us: 1.0 };
-
-/// A clock that only sleeping moves.
-#[derive(Clone, Default)]
-struct TestClock(Arc<Mutex<Duration>>);
-
-impl Pace for TestClock {
-    fn now(&mut self) -> Duration {
-        *self.0.lock().unwrap()
-    }
-
-    fn sleep_until(&mut self, time: Duration) {
-        let mut now = self.0.lock().unwrap();
-        *now = time.max(*now);
-    }
-}
 
 fn sim<P: Pace>(vocabulary: SimVocabulary, pace: P) -> SimExecutor<P> {
     SimExecutor::new(GEOMETRY, STEP_TIME, vocabulary, pace)

@@ -48,6 +48,11 @@ impl Auditor {
         self.submitted
     }
 
+    /// Steps that are computed.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
     /// The plan that was submitted last.
     pub fn last_plan(&self) -> &StepPlan {
         &self.last_plan
@@ -55,7 +60,7 @@ impl Auditor {
 
     fn check_budgets(&self, plan: &StepPlan) {
         let Geometry { max_step_rows, max_step_tokens, .. } = self.geometry();
-        assert!(self.in_flight.len() < MAX_IN_FLIGHT, "too many steps in flight");
+        assert!(self.in_flight.len() < MAX_IN_FLIGHT.max(self.stages()), "too many steps in flight");
         assert!((1..=max_step_rows as usize).contains(&plan.rows.len()), "{} rows", plan.rows.len());
         assert!(plan.token_count() <= max_step_tokens as usize, "{} tokens", plan.token_count());
         assert!(plan.logit_count() <= self.geometry().max_step_logits as usize, "{} logits", plan.logit_count());
@@ -97,6 +102,7 @@ impl Auditor {
 
     fn check_input(&self, row: &PlanRow, token: InputToken) {
         let InputToken::SampledBy { ticket, row: source } = token else { return };
+        assert_eq!(self.stages(), 1, "a token that the last stage is still to draw: {row:?}");
         assert_eq!(row.tokens.len(), 1, "a sampled token inside a chunk");
         let (_, plan) = self.in_flight.iter().find(|(known, _)| *known == ticket).expect("a ticket in flight");
         let source = &plan.rows[source as usize];
@@ -153,6 +159,10 @@ impl Executor for Auditor {
             true => Geometry { groups: KvGroups { full: geometry.groups.count(), ..KvGroups::ONE }, ..geometry },
             false => geometry,
         }
+    }
+
+    fn stages(&self) -> usize {
+        self.sim.stages()
     }
 
     fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {

@@ -1,9 +1,11 @@
 //! Fixtures, and an executor that distrusts the scheduler.
 
 mod auditor;
+mod clock;
 mod oracle;
 
 pub use auditor::Auditor;
+pub use clock::TestClock;
 pub use oracle::Oracle;
 use windlass_engine_core::engine::{Engine, EngineConfig, QueueLimits};
 use windlass_engine_core::executor::{Geometry, KvGroups};
@@ -43,8 +45,17 @@ pub fn engine(geometry: Geometry, config: EngineConfig) -> TestEngine {
     Engine::new(auditor(geometry), config)
 }
 
+/// The same on an executor of so many stages.
+pub fn staged(geometry: Geometry, config: EngineConfig, stages: usize) -> TestEngine {
+    Engine::new(Auditor::new(sim(geometry).with_stages(stages)), config)
+}
+
 fn auditor(geometry: Geometry) -> Auditor {
-    Auditor::new(SimExecutor::new(geometry, StepTime::LARGE_GPU, VOCABULARY, Unpaced))
+    Auditor::new(sim(geometry))
+}
+
+fn sim(geometry: Geometry) -> SimExecutor<Unpaced> {
+    SimExecutor::new(geometry, StepTime::LARGE_GPU, VOCABULARY, Unpaced)
 }
 
 /// A prompt of so many tokens, unlike those of other ids, for 4 tokens, greedy.
