@@ -1,4 +1,5 @@
-//! The executor on the CPU: a thread that owns the decoder and its pool, behind the asynchronous seam.
+//! The executor on the CPU: a thread that owns the decoder and its pool, behind the asynchronous seam; before it those of the
+//! earlier stages, where there are any.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -12,6 +13,7 @@ use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_F
 use windlass_engine_core::plan::{StepOutput, StepPlan, Ticket};
 
 use crate::panic::message;
+use crate::pipeline::{self, Chain, Passing, Peer, PipelineError, StageModel};
 use crate::step::{Model, StepRunner};
 
 /// What came of a step, or why there will be no more.
@@ -21,18 +23,20 @@ type Outcome = Result<StepOutput, String>;
 #[derive(Debug)]
 pub struct CpuExecutor {
     geometry: Geometry,
+    /// Steps that are computed at a time.
+    stages: usize,
     next_ticket: u64,
     in_flight: VecDeque<Ticket>,
-    /// Absent while the executor is dropped: the worker ends when it is gone.
+    /// Absent while the executor is dropped: its threads end when it is gone.
     orders: Option<Sender<Order>>,
     outputs: Receiver<Outcome>,
     /// Why the worker ended, if a step failed: a later step may find it gone before that one is collected.
     failure: Arc<OnceLock<String>>,
-    worker: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
-/// What the worker is told, in order.
-enum Order {
+/// What is ordered, one after the other.
+pub(crate) enum Order {
     /// Compute a step.
     Step(Ticket, StepPlan),
     /// Make a piece of what later steps would wait for, and say what came of it.
@@ -41,43 +45,78 @@ enum Order {
     HoldKv(bool, Answer<()>),
 }
 
-/// Where the worker says what came of something.
-type Answer<T> = Sender<Result<T, String>>;
+/// Where is said what came of something.
+pub(crate) type Answer<T> = Sender<Result<T, String>>;
 
 /// Says it, and gives why there will be no more steps, if something failed.
-fn answer<T: Clone, E: Display>(came: Result<T, E>, to: &Answer<T>) -> Option<Outcome> {
+pub(crate) fn answer<T: Clone, E: Display>(came: Result<T, E>, to: &Answer<T>) -> Result<(), String> {
     let came = came.map_err(|error| error.to_string());
     // Whoever asked may have gone.
     let _ = to.send(came.clone());
-    came.err().map(Err)
+    came.map(drop)
+}
+
+/// The same, as what comes out of the thread: nothing, unless it failed.
+fn answered<T: Clone, E: Display>(came: Result<T, E>, to: &Answer<T>) -> Option<Outcome> {
+    answer(came, to).err().map(Err)
 }
 
 impl CpuExecutor {
     pub(crate) fn start<M: Model + Send + 'static>(mut runner: StepRunner<M>) -> io::Result<CpuExecutor> {
-        let geometry = *runner.geometry();
-        CpuExecutor::spawn(geometry, move || {
+        let geometry = *runner.intake().geometry();
+        let (orders, orders_in) = channel();
+        CpuExecutor::spawn(geometry, orders, orders_in, move || {
             runner.settle();
             move |order| match order {
                 Order::Step(ticket, plan) => Some(runner.run(ticket, &plan).map_err(|error| error.to_string())),
-                Order::Prepare(to) => answer(runner.model_mut().prepare(), &to),
-                Order::HoldKv(held, to) => answer(runner.hold_kv(held), &to),
+                Order::Prepare(to) => answered(runner.model_mut().prepare(), &to),
+                Order::HoldKv(held, to) => answered(runner.hold_kv(held), &to),
             }
         })
     }
 
-    /// `prepare` is called on the new thread and gives what runs steps there.
-    fn spawn<R: FnMut(Order) -> Option<Outcome>>(
+    /// Of a pipeline whose last stage `runner` computes: what is ordered goes through the others first.
+    pub(crate) fn start_last<M: StageModel + Send + 'static>(
+        mut runner: StepRunner<M>,
+        earlier: Vec<Peer>,
+    ) -> io::Result<CpuExecutor> {
+        let (geometry, stages) = (*runner.intake().geometry(), earlier.len() + 1);
+        let (orders, orders_in) = channel();
+        let Chain { passing, threads } = pipeline::chain(geometry, M::check, orders_in, earlier)?;
+        let mut executor = CpuExecutor::spawn(geometry, orders, passing, move || {
+            runner.settle();
+            move |passing| match passing {
+                Passing::Step(passed) => Some(runner.run_passed(*passed).map_err(failed_here)),
+                Passing::Prepare(to, earlier) => {
+                    let own = runner.model_mut().prepare().map_err(failed_here);
+                    answered(earlier.join(own, together), &to)
+                }
+                Passing::HoldKv(held, to, earlier) => {
+                    let own = runner.hold_kv(held).map_err(failed_here);
+                    answered(earlier.join(own, |(), ()| ()), &to)
+                }
+                Passing::Lost(why) => Some(Err(why)),
+            }
+        })?;
+        executor.stages = stages;
+        executor.threads.extend(threads);
+        Ok(executor)
+    }
+
+    /// `prepare` is called on the new thread and gives what does there what comes.
+    fn spawn<T: Send + 'static, R: FnMut(T) -> Option<Outcome>>(
         geometry: Geometry,
+        orders: Sender<Order>,
+        coming: Receiver<T>,
         prepare: impl FnOnce() -> R + Send + 'static,
     ) -> io::Result<CpuExecutor> {
-        let (orders, orders_in) = channel();
         let (outputs_out, outputs) = channel();
         let failure = Arc::new(OnceLock::new());
         let why = failure.clone();
-        let work = move || work(prepare(), &orders_in, &outputs_out, &why);
-        let worker = Some(thread::Builder::new().name("executor".into()).spawn(work)?);
+        let work = move || work(prepare(), &coming, &outputs_out, &why);
+        let threads = vec![thread::Builder::new().name("executor".into()).spawn(work)?];
         let (in_flight, orders) = (VecDeque::new(), Some(orders));
-        Ok(CpuExecutor { geometry, next_ticket: 0, in_flight, orders, outputs, failure, worker })
+        Ok(CpuExecutor { geometry, stages: 1, next_ticket: 0, in_flight, orders, outputs, failure, threads })
     }
 
     fn order(&self, order: Order) -> Result<(), ExecutorError> {
@@ -99,12 +138,21 @@ impl CpuExecutor {
     }
 }
 
-/// Whether a step may be submitted while so many are in flight.
-pub(crate) fn check(geometry: &Geometry, plan: &StepPlan, in_flight: usize) -> Result<(), ExecutorError> {
+/// How far all stages are, which have steps of the same sizes: as far as the one that is behind.
+fn together(one: Prepared, other: Prepared) -> Prepared {
+    Prepared { done: one.done.min(other.done), all: one.all.max(other.all), went_on: one.went_on || other.went_on }
+}
+
+fn failed_here(error: impl Display) -> String {
+    PipelineError::Step(error.to_string()).to_string()
+}
+
+/// Whether a step may be submitted while so many are in flight, of which there may be `most`.
+pub(crate) fn check(geometry: &Geometry, plan: &StepPlan, in_flight: usize, most: usize) -> Result<(), ExecutorError> {
     let (rows, tokens, logits) = (plan.rows.len(), plan.token_count(), plan.logit_count());
     let Geometry { max_step_rows, max_step_tokens, max_step_logits, .. } = *geometry;
-    if in_flight == MAX_IN_FLIGHT {
-        return Err(ExecutorError(format!("{MAX_IN_FLIGHT} steps are in flight; collect one first")));
+    if in_flight == most {
+        return Err(ExecutorError(format!("{most} steps are in flight; collect one first")));
     }
     let most = [max_step_rows, max_step_tokens, max_step_logits].map(|most| most as usize);
     if [rows, tokens, logits].iter().zip(&most).any(|(size, most)| size > most) {
@@ -128,8 +176,12 @@ impl Executor for CpuExecutor {
         self.geometry
     }
 
+    fn stages(&self) -> usize {
+        self.stages
+    }
+
     fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {
-        check(&self.geometry, &plan, self.in_flight.len())?;
+        check(&self.geometry, &plan, self.in_flight.len(), self.stages.max(MAX_IN_FLIGHT))?;
         let ticket = Ticket(self.next_ticket);
         self.order(Order::Step(ticket, plan))?;
         self.next_ticket += 1;
@@ -158,22 +210,22 @@ impl Executor for CpuExecutor {
 impl Drop for CpuExecutor {
     fn drop(&mut self) {
         self.orders = None;
-        if let Some(worker) = self.worker.take() {
-            // The worker catches its panics; there is nothing in its result.
-            let _ = worker.join();
+        for thread in self.threads.drain(..) {
+            // They catch their panics; there is nothing in their results.
+            let _ = thread.join();
         }
     }
 }
 
-/// Runs plans until the executor is dropped or a step fails or panics: after that the decoder's state is unknown.
-fn work(
-    mut run: impl FnMut(Order) -> Option<Outcome>,
-    orders: &Receiver<Order>,
+/// Does what comes until the executor is dropped or a step fails or panics: after that the decoder's state is unknown.
+fn work<T>(
+    mut run: impl FnMut(T) -> Option<Outcome>,
+    coming: &Receiver<T>,
     outputs: &Sender<Outcome>,
     failure: &OnceLock<String>,
 ) {
-    for order in orders {
-        let output = catch_unwind(AssertUnwindSafe(|| run(order)))
+    for what in coming {
+        let output = catch_unwind(AssertUnwindSafe(|| run(what)))
             .unwrap_or_else(|panic| Some(Err(format!("a step panicked: {}", message(panic.as_ref())))));
         let Some(output) = output else { continue };
         if let Err(why) = &output {
@@ -203,6 +255,11 @@ mod tests {
         groups: KvGroups::ONE,
     };
 
+    fn spawn<R: FnMut(Order) -> Option<Outcome>>(prepare: impl FnOnce() -> R + Send + 'static) -> CpuExecutor {
+        let (orders, orders_in) = channel();
+        CpuExecutor::spawn(GEOMETRY, orders, orders_in, prepare).unwrap()
+    }
+
     fn numbered(order: Order) -> Option<Outcome> {
         let Order::Step(ticket, _) = order else { return None };
         Some(Ok(StepOutput { rows: vec![RowOutput::Sampled(ticket.0 as u32)], scores: Vec::new(), busy_seconds: 0.0 }))
@@ -210,7 +267,7 @@ mod tests {
 
     #[test]
     fn two_steps_are_in_flight_and_come_back_in_order() {
-        let mut executor = CpuExecutor::spawn(GEOMETRY, || numbered).unwrap();
+        let mut executor = spawn(|| numbered);
         let [first, second] = [(); 2].map(|()| executor.submit(StepPlan::default()).unwrap());
         let refused = executor.submit(StepPlan::default()).unwrap_err().to_string();
         assert!(refused.contains("2 steps are in flight"), "{refused}");
@@ -223,7 +280,7 @@ mod tests {
     #[test]
     fn a_panic_is_an_error_for_every_step_and_never_a_hang() {
         const WORDS: &str = "the executor failed: a step panicked: block 7 is not there";
-        let mut executor = CpuExecutor::spawn(GEOMETRY, || |_: Order| panic!("block {} is not there", 7)).unwrap();
+        let mut executor = spawn(|| |_: Order| panic!("block {} is not there", 7));
         let first = executor.submit(StepPlan::default()).unwrap();
         assert_eq!(executor.collect(first).unwrap_err().to_string(), WORDS);
         // Others are queued behind the panic, until one finds the thread gone.
@@ -238,7 +295,7 @@ mod tests {
 
     #[test]
     fn tickets_out_of_order_are_refused() {
-        let mut executor = CpuExecutor::spawn(GEOMETRY, || numbered).unwrap();
+        let mut executor = spawn(|| numbered);
         assert!(executor.collect(Ticket(0)).is_err());
         executor.submit(StepPlan::default()).unwrap();
         let second = executor.submit(StepPlan::default()).unwrap();
@@ -247,7 +304,7 @@ mod tests {
 
     #[test]
     fn dropping_it_ends_its_thread_with_steps_in_flight() {
-        let mut executor = CpuExecutor::spawn(GEOMETRY, || numbered).unwrap();
+        let mut executor = spawn(|| numbered);
         executor.submit(StepPlan::default()).unwrap();
         drop(executor);
     }

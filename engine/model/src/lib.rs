@@ -19,6 +19,7 @@ mod encoder;
 mod executor;
 mod family;
 mod group;
+mod intake;
 mod kv_layers;
 mod load;
 mod memory_share;

@@ -20,7 +20,7 @@ use crate::decoder::Decoder;
 use crate::executor::CpuExecutor;
 use crate::group::Member;
 use crate::part::Parts;
-use crate::pipeline::{self, Gathering, Join, Peer, Pipeline, PipelineError, Worker};
+use crate::pipeline::{self, Gathering, Join, PipelineError, Worker};
 use crate::quantization::Quantization;
 use crate::ranks::{Rank, Ranks};
 use crate::sizes::{LoadOptions, SizeError, Sizes};
@@ -130,7 +130,7 @@ pub fn ledger(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Ledger, 
 pub fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Loaded, LoadError> {
     let draft = Draft::read(checkpoint, options, |_| Ok(Stage::WHOLE))?;
     let built = draft.build(draft.sizes(options.kv_groups(&draft.config.shape(0)), options)?, options)?;
-    start(built, Vec::new(), options)
+    start(built, options)
 }
 
 /// Loads the last stage of a pipeline, has the others load theirs, and starts the executor of all.
@@ -145,7 +145,11 @@ pub fn load_leader(checkpoint: &Checkpoint, options: &LoadOptions, gathering: &G
     }
     let built = draft.build(sizes, options)?;
     earlier.iter_mut().try_for_each(|peer| peer.ready(gathering.patience))?;
-    start(built, earlier, options)
+    let Built { decoder, geometry, shape, ledgers, weight_type } = built;
+    let kernels = decoder.backend().kernels();
+    let runner = StepRunner::new(decoder, geometry, None);
+    let executor = CpuExecutor::start_last(runner, earlier).map_err(no_threads(1))?;
+    Ok(Loaded { executor, shape, ledgers, weight_type, kernels })
 }
 
 /// Computes stage `node_rank - 1` of `stages` for the process that leads the pipeline at `leader` (host and port), as
@@ -178,13 +182,12 @@ pub fn build(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Built, Lo
     draft.build(draft.sizes(KvGroups::ONE, options)?, options)
 }
 
-fn start(built: Built, earlier: Vec<Peer>, options: &LoadOptions) -> Result<Loaded, LoadError> {
+fn start(built: Built, options: &LoadOptions) -> Result<Loaded, LoadError> {
     let Built { decoder, geometry, shape, ledgers, weight_type } = built;
     let tier = options.swap.as_ref().map(|swap| swap.tier(&shape, &geometry, options.kv_data_type)).transpose();
     let tier = tier.map_err(|source| LoadError::Swap { source })?;
     let kernels = decoder.backend().kernels();
-    let pipeline = Pipeline { earlier, last: decoder };
-    let executor = CpuExecutor::start(StepRunner::new(pipeline, geometry, tier)).map_err(no_threads(1))?;
+    let executor = CpuExecutor::start(StepRunner::new(decoder, geometry, tier)).map_err(no_threads(1))?;
     Ok(Loaded { executor, shape, ledgers, weight_type, kernels })
 }
 

@@ -1,27 +1,23 @@
 //! A model whose layers are divided among processes, which hand activations on over TCP.
 //!
 //! The process that serves leads: it has the last layers, so logits and sampling never leave it. It sends every step's
-//! tokens and places to each earlier stage in turn, with the activations of the one before. A pipeline makes room for a
-//! larger model; one step runs on one stage after the other, so it is no faster.
+//! tokens and places to each earlier stage in turn, with the activations of the one before. While one stage computes a step
+//! the others compute those before and behind it, which are of other sequences, or of earlier and later tokens of a prompt.
 
+mod chain;
 mod greeting;
 mod peer;
 mod wire;
 mod worker;
 
-use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
 
-use windlass_engine_core::draft::DraftTree;
-use windlass_engine_core::executor::{Geometry, Prepared};
-use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
+use windlass_engine_core::executor::Geometry;
 
-use crate::backend::TokenMove;
 use crate::batch::Batch;
-use crate::sampler::{Drawn, RowTask, SampleError};
 use crate::step::Model;
-use crate::tier::Tier;
+pub(crate) use chain::{Chain, PassedStep, Passing, chain};
 pub(crate) use greeting::Join;
 pub use peer::Gathering;
 pub(crate) use peer::Peer;
@@ -95,88 +91,15 @@ pub(crate) trait StageModel: Model {
     fn embeds(&self) -> bool;
     /// As [`Model::forward`], from what the stage before gave: a row of `hidden` values for each token.
     fn forward_from(&mut self, batch: &Batch, activations: &[f32]) -> Result<(), Self::Error>;
+    /// What comes of a step whose stages before, where there are any, gave `activations`.
+    fn forward_behind(&mut self, batch: &Batch, activations: &[f32]) -> Result<(), Self::Error> {
+        match self.embeds() {
+            true => self.forward(batch),
+            false => self.forward_from(batch, activations),
+        }
+    }
     /// What its layers gave for the last step's `tokens` tokens, a row each.
     fn activations(&self, tokens: usize) -> Result<Vec<f32>, Self::Error>;
-}
-
-/// The earlier stages, and that of this process, which comes last.
-pub(crate) struct Pipeline<M> {
-    pub earlier: Vec<Peer>,
-    pub last: M,
-}
-
-impl<M: StageModel> Model for Pipeline<M> {
-    type Error = PipelineError;
-
-    fn settle(&self) {
-        self.last.settle();
-    }
-
-    /// On every node: as far as the one that is behind. All have steps of the same sizes.
-    fn prepare(&mut self) -> Result<Prepared, PipelineError> {
-        self.earlier.iter_mut().try_for_each(Peer::prepare)?;
-        let own = self.last.prepare().map_err(failed_here)?;
-        self.earlier.iter_mut().try_fold(own, |together, peer| {
-            let there = peer.prepared()?;
-            Ok(Prepared {
-                done: together.done.min(there.done),
-                all: together.all.max(there.all),
-                went_on: together.went_on || there.went_on,
-            })
-        })
-    }
-
-    /// On every node.
-    fn hold_kv(&mut self, held: bool) -> Result<(), PipelineError> {
-        self.earlier.iter_mut().try_for_each(|peer| peer.hold_kv(held))?;
-        self.last.hold_kv(held).map_err(failed_here)?;
-        self.earlier.iter_mut().try_for_each(Peer::done)
-    }
-
-    /// Earlier stages are told of no branches, and move nothing.
-    fn check(&self, row: &PlanRow) -> Result<(), String> {
-        if self.earlier.is_empty() || row.draft().is_none_or(DraftTree::is_chain) {
-            return self.last.check(row);
-        }
-        Err("guesses that branch are not computed by several nodes; guesses one after the other are".into())
-    }
-
-    fn forward(&mut self, batch: &Batch) -> Result<(), PipelineError> {
-        let mut activations = Vec::new();
-        for peer in &mut self.earlier {
-            activations = peer.forward(batch, &activations)?;
-        }
-        let computed = match self.earlier.is_empty() {
-            true => self.last.forward(batch),
-            false => self.last.forward_from(batch, &activations),
-        };
-        computed.map_err(failed_here)
-    }
-
-    fn sample(&mut self, tasks: &[RowTask<'_>]) -> Result<Vec<Result<Drawn, SampleError>>, PipelineError> {
-        self.last.sample(tasks).map_err(failed_here)
-    }
-
-    fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), PipelineError> {
-        self.earlier.iter_mut().try_for_each(|peer| peer.copy_block(from, to))?;
-        self.last.copy_block(from, to).map_err(failed_here)
-    }
-
-    fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SlotId) -> io::Result<()> {
-        self.last.store_block(tier, block, slot)
-    }
-
-    fn load_block(&mut self, tier: &mut dyn Tier, slot: SlotId, block: BlockId) -> io::Result<()> {
-        self.last.load_block(tier, slot, block)
-    }
-
-    fn move_tokens(&mut self, moves: &[TokenMove]) -> Result<(), PipelineError> {
-        self.last.move_tokens(moves).map_err(failed_here)
-    }
-}
-
-fn failed_here(error: impl Error) -> PipelineError {
-    PipelineError::Step(error.to_string())
 }
 
 /// The most bytes of a frame between stages of these sizes.
@@ -198,7 +121,9 @@ fn frame_bound(geometry: &Geometry, hidden: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use windlass_engine_core::draft::DraftTree;
     use windlass_engine_core::executor::KvGroups;
+    use windlass_engine_core::plan::BlockId;
 
     use super::*;
     use crate::batch::Logits;

@@ -1,21 +1,19 @@
 //! One step on the executor's thread: the plan's rows become a batch, the batch becomes tokens.
 
-use std::collections::VecDeque;
 use std::io;
 use std::panic::resume_unwind;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use windlass_engine_core::draft::DraftTree;
-use windlass_engine_core::executor::{Geometry, MAX_IN_FLIGHT, Prepared};
+use windlass_engine_core::executor::{Geometry, Prepared};
 use windlass_engine_core::plan::{
-    BlockId, InputToken, Move, PlanRow, RowOutput, RowScores, SequenceFailure, SlotId, StepOutput, StepPlan, Ticket,
+    BlockId, Move, PlanRow, RowOutput, RowScores, SequenceFailure, SlotId, StepOutput, StepPlan, Ticket,
 };
-use windlass_engine_core::request::TokenId;
 
 use crate::backend::TokenMove;
-use crate::batch::{Batch, Logits};
-use crate::bounds;
+use crate::batch::Batch;
+use crate::intake::Intake;
+use crate::pipeline::{PassedStep, StageModel};
 use crate::places::{Mask, Place, masks, places};
 use crate::sampler::{Drawn, RowTask, SampleError};
 use crate::swap::Swapper;
@@ -35,8 +33,8 @@ pub(crate) trait Model {
     }
     /// Takes the memory of keys and values, or gives it back with everything in it.
     fn hold_kv(&mut self, held: bool) -> Result<(), Self::Error>;
-    /// Whether this device computes what a row asks for, and why not.
-    fn check(&self, _row: &PlanRow) -> Result<(), String> {
+    /// Whether such a device computes what a row asks for, and why not.
+    fn check(_row: &PlanRow) -> Result<(), String> {
         Ok(())
     }
     /// Computes a batch and leaves the logits that it asks for.
@@ -53,22 +51,21 @@ pub(crate) trait Model {
     fn move_tokens(&mut self, moves: &[TokenMove]) -> Result<(), Self::Error>;
 }
 
-/// Runs plans on a model, in order, and keeps what later plans may feed back.
+/// Runs plans on a model, in order.
 pub(crate) struct StepRunner<M: Model> {
     model: M,
-    geometry: Geometry,
+    intake: Intake,
     batch: Batch,
-    /// Outputs of the last steps. A plan names steps that were in flight when it was made, and may be submitted after
-    /// they were collected.
-    kept: VecDeque<(Ticket, Vec<RowOutput>)>,
     /// Where blocks go that leave the pool, if anywhere.
     swapper: Option<Swapper>,
+    /// When the last step came to its end.
+    last_end: Option<Instant>,
 }
 
 impl<M: Model> StepRunner<M> {
     pub fn new(model: M, geometry: Geometry, tier: Option<Box<dyn Tier>>) -> StepRunner<M> {
-        let (batch, kept, swapper) = (Batch::default(), VecDeque::new(), tier.map(Swapper::new));
-        StepRunner { model, geometry, batch, kept, swapper }
+        let (intake, batch, swapper) = (Intake::new(geometry), Batch::default(), tier.map(Swapper::new));
+        StepRunner { model, intake, batch, swapper, last_end: None }
     }
 
     /// Makes the calling thread the one that runs steps.
@@ -94,28 +91,61 @@ impl<M: Model> StepRunner<M> {
         &mut self.model
     }
 
-    /// Sizes that steps keep.
-    pub fn geometry(&self) -> &Geometry {
-        &self.geometry
+    /// What rows may be, and what earlier steps gave.
+    pub fn intake(&self) -> &Intake {
+        &self.intake
     }
 
     /// Computes a step. A row that cannot be computed fails alone; an error is that of a device or another process.
     pub fn run(&mut self, ticket: Ticket, plan: &StepPlan) -> Result<StepOutput, M::Error> {
         let started = Instant::now();
-        plan.moves.iter().try_for_each(|moved| self.move_block(*moved))?;
-        let mut rows = self.fill_batch(plan);
+        self.move_blocks(&plan.moves)?;
+        let rows = self.fill_batch(plan);
+        self.compute((ticket, plan), rows, started, |model, batch| model.forward(batch))
+    }
+
+    /// Computes what is left of a step that the stages before have computed.
+    pub fn run_passed(&mut self, passed: PassedStep) -> Result<StepOutput, M::Error>
+    where
+        M: StageModel,
+    {
+        let PassedStep { ticket, plan, batch, rows, activations, started } = passed;
+        self.move_blocks(&plan.moves)?;
+        self.batch = batch;
+        self.compute((ticket, &plan), rows, started, |model, batch| model.forward_behind(batch, &activations))
+    }
+
+    /// Has `forward` compute the batch, which holds those `rows` of the plan that are to be computed, and draws.
+    fn compute(
+        &mut self,
+        (ticket, plan): (Ticket, &StepPlan),
+        mut rows: Vec<RowOutput>,
+        started: Instant,
+        forward: impl FnOnce(&mut M, &Batch) -> Result<(), M::Error>,
+    ) -> Result<StepOutput, M::Error> {
         let mut scores = Vec::new();
         if !self.batch.is_empty() {
             let places = self.places(&plan.rows);
-            let masks = self.forward(plan, &places)?;
+            let masks = self.forward(plan, &places, forward)?;
             scores = self.draw(&plan.rows, &places, &masks, &mut rows)?;
         }
         self.keep(ticket, &rows);
-        Ok(StepOutput { rows, scores, busy_seconds: started.elapsed().as_secs_f64() })
+        Ok(StepOutput { rows, scores, busy_seconds: self.ended(started).as_secs_f64() })
     }
 
-    /// Moves K and V of a block.
-    pub fn move_block(&mut self, moved: Move) -> Result<(), M::Error> {
+    /// How long a step took that has come to its end: of one that began before the last one ended, what it took longer.
+    pub fn ended(&mut self, started: Instant) -> Duration {
+        let (end, last_end) = (Instant::now(), self.last_end);
+        self.last_end = Some(end);
+        end.duration_since(last_end.map_or(started, |last| started.max(last)))
+    }
+
+    /// Moves K and V of blocks, in order.
+    pub fn move_blocks(&mut self, moves: &[Move]) -> Result<(), M::Error> {
+        moves.iter().try_for_each(|moved| self.move_block(*moved))
+    }
+
+    fn move_block(&mut self, moved: Move) -> Result<(), M::Error> {
         match (moved, &mut self.swapper) {
             (Move::Copy { from, to }, _) => return self.model.copy_block(from, to),
             (Move::Out { block, slot }, Some(swapper)) => swapper.store(&mut self.model, block, slot),
@@ -131,47 +161,36 @@ impl<M: Model> StepRunner<M> {
         plan.rows.iter().map(|row| self.fill_row(row).map_or_else(uncomputable, |()| RowOutput::Computed)).collect()
     }
 
+    fn fill_row(&mut self, row: &PlanRow) -> Result<(), String> {
+        self.check(row)?;
+        self.intake.fill(row, &mut self.batch)
+    }
+
     /// Whether a row can be computed, as far as its tokens do not decide it.
     pub fn check(&mut self, row: &PlanRow) -> Result<(), String> {
-        bounds::check(&self.geometry, row.first_position, row.token_count(), &row.blocks)?;
-        self.model.check(row)?;
+        self.intake.check(row)?;
+        M::check(row)?;
         match &mut self.swapper {
-            Some(swapper) => swapper.check(row, &self.geometry),
+            Some(swapper) => swapper.check(row, self.intake.geometry()),
             None => Ok(()),
         }
     }
 
-    fn fill_row(&mut self, row: &PlanRow) -> Result<(), String> {
-        self.check(row)?;
-        for &token in &row.tokens {
-            self.resolve(token)?;
-        }
-        let guesses = row.draft().map_or(&[][..], DraftTree::nodes);
-        guesses.iter().try_for_each(|guess| bounds::check_token(&self.geometry, guess.token))?;
-        let tokens = row.tokens.iter().filter_map(|&token| resolve(&self.kept, token).ok());
-        let leading = row.score.as_ref().map_or(0, |score| score.targets.len());
-        let logits = Logits { leading, trailing: usize::from(row.sample.is_some()) };
-        let none = DraftTree::default();
-        self.batch.push_drafted(tokens, row.draft().unwrap_or(&none), row.first_position, &row.blocks, logits);
-        Ok(())
-    }
-
-    /// A token that is known by now.
-    pub fn resolve(&self, token: InputToken) -> Result<TokenId, String> {
-        let token = resolve(&self.kept, token)?;
-        bounds::check_token(&self.geometry, token).map(|()| token)
-    }
-
-    /// Computes the batch; what constraints allow is found meanwhile.
-    fn forward(&mut self, plan: &StepPlan, places: &[Vec<Place>]) -> Result<Vec<Vec<Mask>>, M::Error> {
+    /// Has the batch computed; what constraints allow is found meanwhile.
+    fn forward(
+        &mut self,
+        plan: &StepPlan,
+        places: &[Vec<Place>],
+        forward: impl FnOnce(&mut M, &Batch) -> Result<(), M::Error>,
+    ) -> Result<Vec<Vec<Mask>>, M::Error> {
         let constrained = |row: &PlanRow| row.sample.as_ref().is_some_and(|sample| sample.constraint.is_some());
         if !plan.rows.iter().any(constrained) {
-            self.model.forward(&self.batch)?;
+            forward(&mut self.model, &self.batch)?;
             return Ok(places.iter().map(|places| places.iter().map(|_| Ok(None)).collect()).collect());
         }
         thread::scope(|scope| {
             let masks = scope.spawn(|| masks(&plan.rows, places));
-            self.model.forward(&self.batch)?;
+            forward(&mut self.model, &self.batch)?;
             Ok(masks.join().unwrap_or_else(|panic| resume_unwind(panic)))
         })
     }
@@ -203,7 +222,7 @@ impl<M: Model> StepRunner<M> {
             match outcome(row, results.by_ref().take(row.logit_count()).collect(), &masks[index]) {
                 Ok(Outcome { output, prompt, sampled, held }) => {
                     outputs[index] = output;
-                    moved.extend(moves(row, &held, &self.geometry));
+                    moved.extend(moves(row, &held, self.intake.geometry()));
                     let told = !prompt.is_empty() || !sampled.is_empty();
                     scores.extend(told.then_some(RowScores { row: index as u32, prompt, sampled }));
                 }
@@ -217,23 +236,12 @@ impl<M: Model> StepRunner<M> {
 
     /// Where each row draws.
     pub fn places(&self, rows: &[PlanRow]) -> Vec<Vec<Place>> {
-        rows.iter().map(|row| places(row, self.history(row))).collect()
-    }
-
-    /// The tokens before the one that a row draws first, where drawing depends on them.
-    fn history(&self, row: &PlanRow) -> Vec<TokenId> {
-        let Some(history) = row.sample.as_ref().and_then(|sample| sample.history.as_ref()) else { return Vec::new() };
-        let sampled = row.tokens.last().filter(|token| matches!(token, InputToken::SampledBy { .. }));
-        let sampled = sampled.and_then(|&token| resolve(&self.kept, token).ok());
-        history.tokens.iter().copied().chain(sampled).collect()
+        rows.iter().map(|row| places(row, self.intake.history(row))).collect()
     }
 
     /// Keeps what a step gave.
     pub fn keep(&mut self, ticket: Ticket, rows: &[RowOutput]) {
-        if self.kept.len() == MAX_IN_FLIGHT {
-            self.kept.pop_front();
-        }
-        self.kept.push_back((ticket, rows.to_vec()));
+        self.intake.keep(ticket, rows);
     }
 }
 
@@ -264,17 +272,4 @@ fn row_tasks<'a>(row: &'a PlanRow, places: &'a [Place], masks: &'a [Mask]) -> im
 /// What becomes of a row that cannot be computed, and why.
 pub(crate) fn uncomputable(why: String) -> RowOutput {
     RowOutput::Failed(SequenceFailure::Uncomputable(why))
-}
-
-fn resolve(kept: &VecDeque<(Ticket, Vec<RowOutput>)>, token: InputToken) -> Result<TokenId, String> {
-    let (ticket, row) = match token {
-        InputToken::Known(id) => return Ok(id),
-        InputToken::SampledBy { ticket, row } => (ticket, row),
-    };
-    let step = kept.iter().find(|(kept, _)| *kept == ticket);
-    match step.and_then(|(_, rows)| rows.get(row as usize)) {
-        Some(RowOutput::Sampled(id)) => Ok(*id),
-        Some(RowOutput::Failed(reason)) => Err(format!("its last token could not be sampled: {reason}")),
-        _ => Err(format!("its input token was to be sampled in row {row} of step {}, which sampled none", ticket.0)),
-    }
 }

@@ -46,3 +46,29 @@ fn wrong_shapes_are_refused_with_their_numbers() {
     assert_eq!(message(pack(WeightType::F16, 0, 64, 0)), "0 rows of 64 values are no matrix");
     assert!(matches!(pack(WeightType::F32, usize::MAX, usize::MAX, 4), ShapeError::Degenerate { .. }));
 }
+
+/// What llama.cpp's own package reads of each type's blocks: `tests/api/blocks.py` records it.
+#[test]
+fn blocks_stand_for_what_llama_cpp_reads_in_them() {
+    let pool = Pool::new(1).unwrap();
+    for line in include_str!("tests/blocks.txt").lines() {
+        let (name, line) = line.split_once(' ').unwrap();
+        let (hex, values) = line.split_once(' ').unwrap();
+        let bytes: Vec<u8> =
+            (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[2 * at..][..2], 16).unwrap()).collect();
+        let expected: Vec<f32> = values.split(' ').map(|value| value.parse().unwrap()).collect();
+        let is_named = |weight_type: &&WeightType| weight_type.name().eq_ignore_ascii_case(name);
+        let weight_type = *WeightType::ALL.iter().find(is_named).unwrap();
+        let matrix = PackedMatrix::pack(&pool, weight_type, 1, expected.len(), &bytes).unwrap();
+        let mut values = vec![0.0; expected.len()];
+        matrix.dequantize_row(0, &mut values);
+        for (col, (value, expected)) in values.iter().zip(&expected).enumerate() {
+            // What is below the smallest normal number may be 0.
+            let error = (value - expected).abs();
+            assert!(
+                error <= 1e-6 * expected.abs() || error < f32::MIN_POSITIVE,
+                "{name} {col}: {value}, not {expected}"
+            );
+        }
+    }
+}

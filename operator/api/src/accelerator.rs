@@ -84,7 +84,8 @@ pub struct Parallelism {
     #[schemars(range(min = 1, max = 16))]
     pub tensor: Option<i32>,
     /// Nodes over which the layers of a replica are divided, each a pod with `resources` of its own, where one has not the
-    /// memory: no more speed, for a step goes through all of them in turn. Of GPUs, each has as many as `tensor` says. Absent: 1.
+    /// memory. Each computes a step of its own: prompts and many answers gain speed, one answer does not. Of GPUs, each has
+    /// as many as `tensor` says. Absent: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16))]
     pub pipeline: Option<i32>,

@@ -1,16 +1,19 @@
 //! Measures what the engine's choices cost or save on a real model: the scheduler over the CPU executor.
 //!
 //! ```text
-//! cargo run --release -p windlass-engine-model --example serving -- MODEL.gguf speculation|swap
+//! cargo run --release -p windlass-engine-model --example serving -- MODEL.gguf speculation|stages|swap
 //! ```
 //! - `speculation`: tokens per second with guesses and without, on text that repeats its prompt and on text that does
 //!   not, alone and in a batch; the answers are compared byte by byte.
+//! - `stages`: tokens per second of a long prompt, of one answer and of sixteen: in one process, and in two that share the
+//!   layers.
 //! - `swap`: time to the first token of a conversation of 4096 tokens: computed, out of the pool, and back from memory
 //!   and from a file.
 //!
 //! Ways take turns, so that a machine that slows down slows all of them; medians are printed.
 
 mod speculation;
+mod stages;
 mod swap;
 
 use std::error::Error;
@@ -22,11 +25,12 @@ use windlass_engine_core::request::{Request, RequestId, TokenId};
 use windlass_engine_model::CpuExecutor;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    const USAGE: &str = "usage: serving MODEL.gguf speculation|swap";
+    const USAGE: &str = "usage: serving MODEL.gguf speculation|stages|swap";
     let mut arguments = std::env::args().skip(1);
     let file = Checkpoint::open(arguments.next().ok_or(USAGE)?.as_ref())?;
     match arguments.next().as_deref() {
         Some("speculation") => speculation::measure(&file),
+        Some("stages") => stages::measure(&file),
         Some("swap") => swap::measure(&file),
         _ => Err(USAGE.into()),
     }

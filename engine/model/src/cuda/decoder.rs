@@ -197,7 +197,7 @@ impl Model for CudaDecoder {
         self.hold(Holding::Kv, held)
     }
 
-    fn check(&self, row: &PlanRow) -> Result<(), String> {
+    fn check(row: &PlanRow) -> Result<(), String> {
         support::check_row(row)
     }
 

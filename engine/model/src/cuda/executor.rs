@@ -32,8 +32,6 @@ pub struct CudaExecutor {
     next_ticket: u64,
     flights: VecDeque<Flight>,
     batch: Batch,
-    /// When the last step came to its end: the device computes one after the other.
-    last_end: Option<Instant>,
 }
 
 /// A step that was submitted and not collected.
@@ -95,7 +93,7 @@ struct Fed {
 
 impl CudaExecutor {
     pub(super) fn new(runner: StepRunner<CudaDecoder>) -> CudaExecutor {
-        CudaExecutor { runner, next_ticket: 0, flights: VecDeque::new(), batch: Batch::default(), last_end: None }
+        CudaExecutor { runner, next_ticket: 0, flights: VecDeque::new(), batch: Batch::default() }
     }
 
     /// The decoder.
@@ -107,7 +105,7 @@ impl CudaExecutor {
     fn issue(&mut self, ticket: Ticket, plan: StepPlan) -> Result<Issued, ExecutorError> {
         let started = Instant::now();
         let turn = (ticket.0 % MAX_IN_FLIGHT as u64) as usize;
-        plan.moves.iter().try_for_each(|moved| self.runner.move_block(*moved)).map_err(failed)?;
+        self.runner.move_blocks(&plan.moves).map_err(failed)?;
         let mut fed = Fed::default();
         let rows = self.fill_batch(&plan, &mut fed);
         let logits = logits(&plan.rows, &rows);
@@ -133,12 +131,13 @@ impl CudaExecutor {
                     fed.rows.push((index, token));
                     tokens.push(0);
                 }
-                None => tokens.push(self.runner.resolve(token)?),
+                None => tokens.push(self.runner.intake().resolve(token)?),
             }
         }
         let none = DraftTree::default();
         let draft = row.draft().unwrap_or(&none);
-        draft.nodes().iter().try_for_each(|guess| bounds::check_token(self.runner.geometry(), guess.token))?;
+        let geometry = self.runner.intake().geometry();
+        draft.nodes().iter().try_for_each(|guess| bounds::check_token(geometry, guess.token))?;
         fed.feeds.extend(feeds);
         let leading = row.score.as_ref().map_or(0, |score| score.targets.len());
         let logits = Logits { leading, trailing: usize::from(row.sample.is_some()) };
@@ -217,16 +216,15 @@ impl CudaExecutor {
     /// Ends a step with what came of its rows.
     fn end(&mut self, index: usize, mut rows: Vec<RowOutput>, mut scores: Vec<RowScores>) {
         let Some(Flight { ticket, state: State::Issued(issued) }) = self.flights.get(index) else { return };
-        let (began, end) = (self.last_end.map_or(issued.started, |last| issued.started.max(last)), Instant::now());
+        let started = issued.started;
         // What followed a token that did not come is worth nothing.
         for &(row, token) in &issued.fed {
-            if let Err(why) = self.runner.resolve(token) {
+            if let Err(why) = self.runner.intake().resolve(token) {
                 rows[row] = uncomputable(why);
             }
         }
         scores.retain(|told| !matches!(rows[told.row as usize], RowOutput::Failed(_)));
-        let busy_seconds = end.duration_since(began).as_secs_f64();
-        self.last_end = Some(end);
+        let busy_seconds = self.runner.ended(started).as_secs_f64();
         self.runner.keep(*ticket, &rows);
         self.flights[index].state = State::Done(StepOutput { rows, scores, busy_seconds });
     }
@@ -234,11 +232,11 @@ impl CudaExecutor {
 
 impl Executor for CudaExecutor {
     fn geometry(&self) -> Geometry {
-        *self.runner.geometry()
+        *self.runner.intake().geometry()
     }
 
     fn submit(&mut self, plan: StepPlan) -> Result<Ticket, ExecutorError> {
-        check(self.runner.geometry(), &plan, self.flights.len())?;
+        check(&self.geometry(), &plan, self.flights.len(), MAX_IN_FLIGHT)?;
         self.free_logits()?;
         assert!(!self.flights.iter().any(Flight::needs_logits), "logits that nobody has read would be written over");
         let ticket = Ticket(self.next_ticket);

@@ -14,7 +14,7 @@ use super::load::{CudaModel, LoadedCuda};
 use super::{Replay, support};
 use crate::executor::CpuExecutor;
 use crate::load::{LoadError, no_threads};
-use crate::pipeline::{Gathering, Peer, Pipeline, Worker};
+use crate::pipeline::{Gathering, Peer, Worker};
 use crate::sizes::{KvBudget, LoadOptions};
 use crate::step::StepRunner;
 
@@ -71,8 +71,8 @@ impl CudaLeader {
         earlier.iter_mut().try_for_each(|peer| peer.assign(stages, &geometry, model.config.hidden))?;
         let last = model.decoder(&geometry, replay)?;
         earlier.iter_mut().try_for_each(|peer| peer.ready(patience))?;
-        let runner = StepRunner::new(Pipeline { earlier, last }, geometry, None);
-        let executor = CpuExecutor::start(runner).map_err(no_threads(1))?;
+        let runner = StepRunner::new(last, geometry, None);
+        let executor = CpuExecutor::start_last(runner, earlier).map_err(no_threads(1))?;
         Ok(LoadedCuda { executor, shape, ledgers, weight_type })
     }
 }

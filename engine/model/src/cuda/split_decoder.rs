@@ -38,8 +38,8 @@ impl Model for SplitDecoder {
         self.last.hold_kv(held)
     }
 
-    fn check(&self, row: &PlanRow) -> Result<(), String> {
-        self.last.check(row)
+    fn check(row: &PlanRow) -> Result<(), String> {
+        CudaDecoder::check(row)
     }
 
     fn forward(&mut self, batch: &Batch) -> Result<(), CudaError> {

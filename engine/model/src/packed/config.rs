@@ -3,6 +3,7 @@
 mod groups;
 mod overrides;
 
+use overrides::ReadScheme;
 use serde_json::Value;
 use windlass_checkpoint::HubFolder;
 
@@ -42,6 +43,7 @@ impl<'a> Config<'a> {
         match method {
             "gptq" => self.gptq_by_pattern(),
             "compressed-tensors" => self.groups(),
+            "auto-round" => self.auto_round(),
             _ => self.scheme(method).map(Schemes::of_all),
         }
     }
@@ -54,7 +56,6 @@ impl<'a> Config<'a> {
         };
         match method {
             "awq" => self.awq(),
-            "auto-round" => self.auto_round(),
             "fp8" if self.values["weight_block_size"].is_null() => float8(Float8Scales::Matrix, false),
             "fp8" => float8(self.blocks("weight_block_size")?, true),
             "fbgemm_fp8" => float8(Float8Scales::Outputs, false),
@@ -84,15 +85,14 @@ impl<'a> Config<'a> {
     }
 
     /// That of auto-round, which packs integers as one of the others does.
-    fn auto_round(&self) -> Result<Scheme, ConfigError> {
+    fn auto_round(&self) -> Result<Schemes, ConfigError> {
         self.expect("data_type", &["int".into()])?;
-        let scheme = match self.values["packing_format"].as_str() {
-            Some("auto_round:auto_gptq") => self.gptq()?,
-            Some("auto_round:auto_awq") => self.awq()?,
+        let scheme: ReadScheme = match self.values["packing_format"].as_str() {
+            Some("auto_round:auto_gptq") => |config| config.gptq(),
+            Some("auto_round:auto_awq") => |config| config.awq(),
             _ => return Err(self.unsupported("packing_format", "this layout")),
         };
-        self.refuse_other_bits()?;
-        Ok(scheme)
+        Ok(Schemes { rules: self.auto_round_by_layer(scheme)?, others: Some(scheme(self)?) })
     }
 
     fn bits(&self, key: &str, known: &[u32]) -> Result<u32, ConfigError> {
@@ -145,9 +145,14 @@ impl<'a> Config<'a> {
     }
 }
 
-/// The rule of the modules whose names are like a pattern, which is at `key`.
-fn rule_of_pattern(key: &str, pattern: &str, scheme: Option<Scheme>) -> Result<Rule, ConfigError> {
-    match Pattern::new(pattern) {
+/// The rule of the modules whose names are like a pattern, which is at `key`; `compile` says where in them.
+fn rule_of_pattern(
+    key: &str,
+    pattern: &str,
+    compile: fn(&str) -> Option<Pattern>,
+    scheme: Option<Scheme>,
+) -> Result<Rule, ConfigError> {
+    match compile(pattern) {
         Some(pattern) => Ok(Rule { modules: Modules::Like(pattern), scheme }),
         None => {
             let feature = "what is no regular expression, too large a one, or one that looks around";

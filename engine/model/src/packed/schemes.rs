@@ -62,7 +62,7 @@ impl Modules {
     fn contains(&self, module: &str) -> bool {
         match self {
             Modules::Named(names) => names.contains(module),
-            Modules::Like(pattern) => pattern.begins(module),
+            Modules::Like(pattern) => pattern.holds(module),
             Modules::OfClass(classes) => classes.contains(class(module)),
         }
     }
@@ -73,34 +73,33 @@ fn class(module: &str) -> &'static str {
     if module.ends_with("embed_tokens") { "Embedding" } else { "Linear" }
 }
 
-/// A regular expression that holds where a name begins with what it means, as Python's `re.match`. It takes time that is
-/// linear in the name.
+/// A regular expression. It takes time that is linear in the name that it is held against.
 #[derive(Clone, Debug)]
-pub(super) struct Pattern {
-    text: String,
-    regex: Regex,
-}
+pub(super) struct Pattern(Regex);
 
 impl Pattern {
-    /// `None` where the text is no pattern, too large a one, or looks around, which takes more than linear time.
-    pub fn new(text: &str) -> Option<Pattern> {
-        let compile = |text: &str| {
-            let mut builder = RegexBuilder::new(text);
-            builder.unicode(false).size_limit(MAX_PROGRAM_BYTES).dfa_size_limit(MAX_PROGRAM_BYTES).build().ok()
-        };
+    /// One that holds where a name begins with what it means, as Python's `re.match`. `None` where the text is no pattern, too
+    /// large a one, or looks around, which takes more than linear time.
+    pub fn at_start(text: &str) -> Option<Pattern> {
         // By itself too, or its own brackets might close those of the anchor.
-        compile(text)?;
-        Some(Pattern { text: text.to_owned(), regex: compile(&format!("^(?:{text})"))? })
+        Pattern::anywhere(text)?;
+        Pattern::anywhere(&format!("^(?:{text})"))
     }
 
-    fn begins(&self, name: &str) -> bool {
-        self.regex.is_match(name.as_bytes())
+    /// One that holds where a name has what it means anywhere, as `re.search`; `None` as above.
+    pub fn anywhere(text: &str) -> Option<Pattern> {
+        let mut builder = RegexBuilder::new(text);
+        builder.unicode(false).size_limit(MAX_PROGRAM_BYTES).dfa_size_limit(MAX_PROGRAM_BYTES).build().ok().map(Pattern)
+    }
+
+    fn holds(&self, name: &str) -> bool {
+        self.0.is_match(name.as_bytes())
     }
 }
 
 impl PartialEq for Pattern {
     fn eq(&self, other: &Pattern) -> bool {
-        self.text == other.text
+        self.0.as_str() == other.0.as_str()
     }
 }
 
@@ -109,9 +108,9 @@ mod tests {
     use super::*;
     use crate::packed::scheme::Layout;
 
-    /// As Python's `re.match`: from the beginning, and not to the end.
+    /// As Python's `re.match`: from the beginning, and not to the end; or as its `re.search`.
     #[test]
-    fn patterns_hold_from_the_beginning() {
+    fn patterns_hold_from_the_beginning_or_anywhere() {
         let name = "model.layers.10.mlp.down_proj";
         for (pattern, holds) in [
             (r".*\.mlp\..*", true),
@@ -122,8 +121,10 @@ mod tests {
             (r"(?i)MODEL", true),
             (r"lm_head|.*up_proj", false),
         ] {
-            assert_eq!(Pattern::new(pattern).unwrap().begins(name), holds, "{pattern}");
+            assert_eq!(Pattern::at_start(pattern).unwrap().holds(name), holds, "{pattern}");
         }
+        let anywhere = |pattern: &str| Pattern::anywhere(pattern).unwrap().holds(name);
+        assert!(anywhere("layers") && anywhere(r"down_proj$") && !anywhere(r"^layers"));
     }
 
     /// Weights of 4 bits, whose inputs nobody rounds, do not count.
@@ -145,9 +146,9 @@ mod tests {
     #[test]
     fn patterns_that_are_none_or_too_large_or_look_around_are_none() {
         for pattern in ["(", "*", "a)(b", r"(?!lm_head)", r"(a)\1", r"(\d{1000}){1000}", "(?x) # the end"] {
-            assert!(Pattern::new(pattern).is_none(), "{pattern}");
+            assert!(Pattern::at_start(pattern).is_none(), "{pattern}");
         }
-        assert!(Pattern::new(&"a".repeat(MAX_PROGRAM_BYTES)).is_none());
-        assert!(Pattern::new(&"(".repeat(1000)).is_none());
+        assert!(Pattern::at_start(&"a".repeat(MAX_PROGRAM_BYTES)).is_none());
+        assert!(Pattern::at_start(&"(".repeat(1000)).is_none());
     }
 }

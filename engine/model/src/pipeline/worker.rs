@@ -184,10 +184,7 @@ fn forward<M: StageModel>(
         return Err(format!("{} activations came with {tokens} tokens, not {expected}", activations.len()));
     }
     compute(|| {
-        match activations.is_empty() {
-            true => model.forward(batch)?,
-            false => model.forward_from(batch, &activations)?,
-        }
+        model.forward_behind(batch, &activations)?;
         model.activations(tokens)
     })
 }

@@ -275,10 +275,10 @@ fn a_node_that_is_gone_ends_the_step_with_its_name() {
     let cut = thread::spawn(move || {
         let (mut worker, mut leader) = (proxy.accept().unwrap().0, TcpStream::connect(leader).unwrap());
         // It joins, says what room it has, is told what to build, and has built it.
-        pass_frame(&mut worker, &mut leader);
-        pass_frame(&mut worker, &mut leader);
-        pass_frame(&mut leader, &mut worker);
-        pass_frame(&mut worker, &mut leader);
+        pass_frame(&mut worker, &mut leader).unwrap();
+        pass_frame(&mut worker, &mut leader).unwrap();
+        pass_frame(&mut leader, &mut worker).unwrap();
+        pass_frame(&mut worker, &mut leader).unwrap();
     });
     let model = CudaLeader::load(&checkpoint(deep()), &options(), &[driver().device()], &gathering).unwrap();
     let mut executor = model.start(options().kv, Replay::Graphs).unwrap().executor;

@@ -2,6 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -9,8 +11,9 @@ use crate::common::driver::{Job, generate};
 use crate::common::tiny::Tiny;
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::memory::KvDataType;
+use windlass_engine_core::constraint::{Constraint, TokenSet};
 use windlass_engine_core::executor::Executor;
-use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, RowOutput, StepPlan};
+use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, RowOutput, SampleRow, StepPlan, Ticket};
 use windlass_engine_core::request::{RequestId, Sampling};
 use windlass_engine_model::{
     ActivationType, Gathering, KvBudget, LoadError, LoadOptions, Loaded, load, load_leader, work,
@@ -82,6 +85,77 @@ fn stages_may_each_have_ranks() {
     worker.join().unwrap().unwrap();
 }
 
+/// Allows every token once so many steps were sent to the stage before: until then its own step does not end.
+#[derive(Debug)]
+struct OnceSent {
+    steps: usize,
+    sent: Mutex<Receiver<()>>,
+}
+
+impl Constraint for OnceSent {
+    fn allowed(&self, _generated: &[u32]) -> Result<TokenSet, String> {
+        let sent = self.sent.lock().unwrap();
+        (0..self.steps).try_for_each(|_| sent.recv_timeout(PATIENCE)).map_err(|error| error.to_string())?;
+        Ok(TokenSet::from_words(vec![u32::MAX; 10]))
+    }
+}
+
+/// Passes frames on both ways until both sides are done, and says when a step goes to the worker.
+fn relay(proxy: &TcpListener, leader: SocketAddr, sent: &Sender<()>) {
+    const STEP: u8 = 8;
+    let (mut worker, mut leader) = (proxy.accept().unwrap().0, TcpStream::connect(leader).unwrap());
+    let (mut worker_in, mut leader_out) = (worker.try_clone().unwrap(), leader.try_clone().unwrap());
+    let back = thread::spawn(move || while pass_frame(&mut worker_in, &mut leader_out).is_some() {});
+    while let Some(kind) = pass_frame(&mut leader, &mut worker) {
+        if kind == STEP {
+            sent.send(()).unwrap();
+        }
+    }
+    // It may have ended.
+    let _ = worker.shutdown(std::net::Shutdown::Both);
+    back.join().unwrap();
+}
+
+/// The second step is computed by the first stage while the last one still has the first step.
+#[test]
+fn each_stage_computes_a_step_of_its_own() {
+    let (gathering, leader) = gathering(2, PATIENCE);
+    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+    let worker = worker(tiny(), 1, 2, proxy.local_addr().unwrap(), 1);
+    let (say_sent, sent) = channel();
+    let relay = thread::spawn(move || relay(&proxy, leader, &say_sent));
+    let mut executor = load_leader(&checkpoint(tiny()), &options(1), &gathering).unwrap().executor;
+    assert_eq!(executor.stages(), 2);
+    let sample = crate::common::driver::sample_row(&Sampling::GREEDY);
+    let patient: Arc<dyn Constraint> = Arc::new(OnceSent { steps: 2, sent: Mutex::new(sent) });
+    let first = PlanRow { sample: Some(SampleRow { constraint: Some(patient), ..sample.clone() }), ..row() };
+    let second = PlanRow { request: RequestId(1), blocks: [BlockId(1)].into(), sample: Some(sample), ..row() };
+    let tickets = [first, second].map(|row| executor.submit(StepPlan { moves: Vec::new(), rows: vec![row] }).unwrap());
+    let drawn = tickets.map(|ticket| executor.collect(ticket).unwrap().rows.remove(0));
+    assert!(matches!(drawn[0], RowOutput::Sampled(_)) && drawn[0] == drawn[1], "{drawn:?}");
+    drop(executor);
+    worker.join().unwrap().unwrap();
+    relay.join().unwrap();
+}
+
+/// The first stage would wait for what the last one draws.
+#[test]
+fn a_row_whose_token_is_still_drawn_fails_alone() {
+    let (gathering, leader) = gathering(2, PATIENCE);
+    let worker = worker(tiny(), 1, 2, leader, 1);
+    let mut executor = load_leader(&checkpoint(tiny()), &options(1), &gathering).unwrap().executor;
+    let drawn = InputToken::SampledBy { ticket: Ticket(0), row: 0 };
+    let unknown = PlanRow { request: RequestId(1), tokens: vec![drawn], blocks: [BlockId(1)].into(), ..row() };
+    for (rows, computed) in [(vec![row(), unknown.clone()], 1), (vec![unknown], 0)] {
+        let ticket = executor.submit(StepPlan { moves: Vec::new(), rows }).unwrap();
+        let outputs = executor.collect(ticket).unwrap().rows;
+        assert!(outputs[..computed].iter().all(|output| *output == RowOutput::Computed), "{outputs:?}");
+        assert!(matches!(outputs[computed], RowOutput::Failed(_)), "{outputs:?}");
+    }
+    drop(executor);
+    worker.join().unwrap().unwrap();
+}
+
 /// Blocks are copied in every stage: the row that reads the copy draws what the one that reads the original draws.
 #[test]
 fn blocks_are_copied_in_every_stage() {
@@ -133,9 +207,13 @@ fn a_stage_that_is_lost_ends_the_step_with_its_name() {
     let cut = thread::spawn(move || relay_until_ready(&proxy, leader));
     let mut executor = load_leader(&checkpoint(tiny()), &options(1), &gathering).unwrap().executor;
     cut.join().unwrap();
+    // Also of the step behind, and of one that comes later.
+    let tickets = [(); 2].map(|()| executor.submit(StepPlan { moves: Vec::new(), rows: vec![row()] }).unwrap());
+    let errors = tickets.map(|ticket| executor.collect(ticket).unwrap_err().to_string());
+    assert!(errors[0].contains("node 1 of the pipeline, at 127.0.0.1") && errors[0] == errors[1], "{errors:?}");
     let ticket = executor.submit(StepPlan { moves: Vec::new(), rows: vec![row()] }).unwrap();
-    let error = executor.collect(ticket).unwrap_err().to_string();
-    assert!(error.contains("node 1 of the pipeline, at 127.0.0.1"), "{error}");
+    assert_eq!(executor.collect(ticket).unwrap_err().to_string(), errors[0]);
+    drop(executor);
     let error = worker.join().unwrap().unwrap_err().to_string();
     assert!(error.contains("the leader of the pipeline") && error.contains("closed"), "{error}");
 }
@@ -154,18 +232,20 @@ fn row() -> PlanRow {
 /// Passes on the greeting, the assignment and `Ready`, then closes both connections.
 fn relay_until_ready(proxy: &TcpListener, leader: SocketAddr) {
     let (mut worker, mut leader) = (proxy.accept().unwrap().0, TcpStream::connect(leader).unwrap());
-    pass_frame(&mut worker, &mut leader);
-    pass_frame(&mut leader, &mut worker);
-    pass_frame(&mut worker, &mut leader);
+    pass_frame(&mut worker, &mut leader).unwrap();
+    pass_frame(&mut leader, &mut worker).unwrap();
+    pass_frame(&mut worker, &mut leader).unwrap();
 }
 
-pub fn pass_frame(from: &mut TcpStream, to: &mut TcpStream) {
+/// The kind of the frame that was passed on; none where there is no further one.
+pub fn pass_frame(from: &mut TcpStream, to: &mut TcpStream) -> Option<u8> {
     let mut header = [0; 5];
-    from.read_exact(&mut header).unwrap();
+    from.read_exact(&mut header).ok()?;
     let mut payload = vec![0; u32::from_le_bytes([header[1], header[2], header[3], header[4]]) as usize];
     from.read_exact(&mut payload).unwrap();
     to.write_all(&header).unwrap();
     to.write_all(&payload).unwrap();
+    Some(header[0])
 }
 
 /// It would round otherwise than the leader, whose flags are what answers are known by.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::{Config, Float8Scales, Layout, Modules, Rule, Scheme, Schemes, rule_of_pattern};
+use super::{Config, Float8Scales, Layout, Modules, Pattern, Rule, Scheme, Schemes, rule_of_pattern};
 use crate::config::ConfigError;
 
 /// What patterns among names begin with.
@@ -127,7 +127,7 @@ fn pattern_rules(groups: &[Group]) -> Result<Vec<Rule>, ConfigError> {
         groups.iter().flat_map(|group| group.patterns.iter().map(move |pattern| (&pattern[..], group))).collect();
     all.sort_by_key(|(pattern, _)| *pattern);
     let rule = |(pattern, group): (&str, &Group)| {
-        rule_of_pattern(&group.key, pattern.strip_prefix(PATTERN).unwrap_or(pattern), group.scheme)
+        rule_of_pattern(&group.key, pattern.strip_prefix(PATTERN).unwrap_or(pattern), Pattern::at_start, group.scheme)
     };
     all.into_iter().map(rule).collect()
 }

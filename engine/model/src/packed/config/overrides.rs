@@ -2,11 +2,17 @@
 
 use serde_json::Value;
 
-use super::{Config, Rule, Schemes, rule_of_pattern};
+use super::{Config, Modules, Pattern, Rule, Scheme, Schemes, rule_of_pattern};
 use crate::config::{ConfigError, Unsupported};
 
 /// What makes an override's matrices another tool's, or others in ways that are not read of some matrices alone.
 const COMMON: [&str; 5] = ["quant_method", "method", "format", "checkpoint_format", "pack_dtype"];
+
+/// What tells a pattern from a name: auto-round writes none without one of these.
+const PATTERN_SIGNS: [char; 10] = ['*', '^', '$', '|', '(', ')', '[', ']', '?', '+'];
+
+/// Reads how a matrix was quantized from an object of values.
+pub(super) type ReadScheme = fn(&Config<'_>) -> Result<Scheme, ConfigError>;
 
 impl Config<'_> {
     /// GPTQModel's: the first pattern that knows a module decides. Behind `-:` are those that were left as they were; the
@@ -21,15 +27,12 @@ impl Config<'_> {
     fn gptq_rule(&self, pattern: &str, own: &Value) -> Result<Rule, ConfigError> {
         let key = format!("{}.dynamic[{pattern}]", self.path);
         if let Some(names) = pattern.strip_prefix("-:") {
-            return rule_of_pattern(&key, names, None);
+            return rule_of_pattern(&key, names, Pattern::at_start, None);
         }
         self.refuse_override("dynamic", pattern, own, &COMMON)?;
-        let Some(values) = self.overridden(own) else {
-            let (found, expected) = (own.to_string(), "an object of values".to_owned());
-            return Err(ConfigError::Invalid { key, found, expected });
-        };
+        let values = self.overridden(own).ok_or_else(|| no_object(&key, own))?;
         let scheme = Config { values: &values, path: key.clone() }.gptq()?;
-        rule_of_pattern(&key, pattern.strip_prefix("+:").unwrap_or(pattern), Some(scheme))
+        rule_of_pattern(&key, pattern.strip_prefix("+:").unwrap_or(pattern), Pattern::at_start, Some(scheme))
     }
 
     /// What a scheme is made of, an override's value where it has one.
@@ -40,14 +43,36 @@ impl Config<'_> {
         Some(keys.map(|key| (key.to_owned(), value(key))).into_iter().collect())
     }
 
-    /// Of auto-round, refuses matrices that are laid out otherwise than the rest. Those that were left as they were, which have
-    /// 16 bits, their tensors tell.
-    pub(super) fn refuse_other_bits(&self) -> Result<(), ConfigError> {
-        let is_left = |own: &Value| own["bits"] == 16 || own["bits"] == 32;
-        for (pattern, own) in self.overrides("extra_config")?.filter(|(_, own)| !is_left(own)) {
-            self.refuse_override("extra_config", pattern, own, &["bits", "group_size", "sym", "data_type"])?;
+    /// auto-round's: names of modules decide before patterns, which may hold anywhere in a name. What has 16 bits was left as
+    /// it was; `scheme` reads the rest.
+    pub(super) fn auto_round_by_layer(&self, scheme: ReadScheme) -> Result<Vec<Rule>, ConfigError> {
+        let overrides = self.overrides("extra_config")?;
+        let (patterns, names): (Vec<_>, Vec<_>) = overrides.partition(|(layer, _)| layer.contains(PATTERN_SIGNS));
+        self.check_rules("extra_config", patterns.len())?;
+        let mut rules: Vec<Rule> = Vec::new();
+        for (name, own) in names {
+            let scheme = self.auto_round_scheme(name, own, scheme)?;
+            match rules.iter_mut().find(|rule| rule.scheme == scheme) {
+                Some(Rule { modules: Modules::Named(names), .. }) => _ = names.insert(name.clone()),
+                _ => rules.push(Rule { modules: Modules::Named([name.clone()].into()), scheme }),
+            }
         }
-        Ok(())
+        for (pattern, own) in patterns {
+            let scheme = self.auto_round_scheme(pattern, own, scheme)?;
+            let key = format!("{}.extra_config[{pattern}]", self.path);
+            rules.push(rule_of_pattern(&key, pattern, Pattern::anywhere, scheme)?);
+        }
+        Ok(rules)
+    }
+
+    fn auto_round_scheme(&self, layer: &str, own: &Value, scheme: ReadScheme) -> Result<Option<Scheme>, ConfigError> {
+        let path = format!("{}.extra_config[{layer}]", self.path);
+        if own["bits"] == 16 || own["bits"] == 32 {
+            return Ok(None);
+        }
+        self.refuse_override("extra_config", layer, own, &["data_type"])?;
+        let values = self.overridden(own).ok_or_else(|| no_object(&path, own))?;
+        scheme(&Config { values: &values, path }).map(Some)
     }
 
     /// What an object has of single matrices, by their names or patterns of them, in its order.
@@ -69,4 +94,9 @@ impl Config<'_> {
             }
         }
     }
+}
+
+fn no_object(key: &str, own: &Value) -> ConfigError {
+    let (key, found, expected) = (key.to_owned(), own.to_string(), "an object of values".to_owned());
+    ConfigError::Invalid { key, found, expected }
 }

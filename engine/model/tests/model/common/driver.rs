@@ -32,7 +32,7 @@ struct Sequence {
 }
 
 /// Continues every prompt by `count` tokens. Prompts go in chunks of `chunk` tokens; up to `in_flight` steps overlap,
-/// and a token that is still being sampled is fed back by its ticket.
+/// and a token that is still being sampled is fed back by its ticket. Where there are several stages, its sequence waits.
 pub fn generate(
     executor: &mut dyn Executor,
     jobs: &[Job],
@@ -43,7 +43,7 @@ pub fn generate(
     let mut sequences = start(executor, jobs, count);
     let mut flying: Vec<(Ticket, Vec<Option<usize>>)> = Vec::new();
     loop {
-        let step = plan(&mut sequences, count, chunk, executor.geometry().max_step_tokens as usize);
+        let step = plan(&mut sequences, count, chunk, executor);
         let idle = step.0.rows.is_empty();
         if !idle {
             let ticket = executor.submit(step.0).unwrap();
@@ -81,10 +81,17 @@ fn start(executor: &dyn Executor, jobs: &[Job], count: usize) -> Vec<Sequence> {
 }
 
 /// A step with something of every sequence that is not done, and which sequence each sampling row belongs to.
-fn plan(sequences: &mut [Sequence], count: usize, chunk: usize, budget: usize) -> (StepPlan, Vec<Option<usize>>) {
-    let (mut rows, mut owners, mut left) = (Vec::new(), Vec::new(), budget);
+fn plan(
+    sequences: &mut [Sequence],
+    count: usize,
+    chunk: usize,
+    executor: &dyn Executor,
+) -> (StepPlan, Vec<Option<usize>>) {
+    let (mut rows, mut owners, mut left) = (Vec::new(), Vec::new(), executor.geometry().max_step_tokens as usize);
+    let is_staged = executor.stages() > 1;
     for (index, sequence) in sequences.iter_mut().enumerate() {
-        if sequence.drawn == count || left == 0 {
+        let waits = is_staged && sequence.drawn > sequence.generated.len();
+        if sequence.drawn == count || waits || left == 0 {
             continue;
         }
         let row = sequence.next_row(index, chunk.min(left));

@@ -202,3 +202,52 @@ fn overrides_of_gptq_that_cannot_be_are_refused_by_pattern_and_field() {
         assert!(message.contains(expected), "{message:?} should contain {expected:?}");
     }
 }
+
+fn auto_round(extra_config: Value) -> Value {
+    json!({"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": false, "data_type": "int",
+        "packing_format": "auto_round:auto_gptq", "extra_config": extra_config})
+}
+
+/// Names decide before patterns, which hold anywhere in a name.
+#[test]
+fn auto_rounds_layers_may_have_other_bits_groups_and_zeros() {
+    let extra = json!({
+        "layers\\.1\\..*(q|k)_proj$": {"sym": true, "group_size": 64, "data_type": "int"},
+        "model.layers.0.self_attn.q_proj": {"bits": 3, "group_size": 64},
+        "model.layers.1.self_attn.q_proj": {"bits": 3, "group_size": 64, "sym": null},
+        "model.layers.1.mlp.down_proj": {"bits": 16, "data_type": "float"},
+        ".*mlp\\.down.*": {"bits": 8, "group_size": 64, "act_bits": 16},
+    });
+    agrees(&auto_round(extra), |module| match module {
+        "model.layers.1.mlp.down_proj" => Way::Left,
+        _ if module.ends_with("down_proj") => Way::By("gptq of 8 bits"),
+        "model.layers.0.self_attn.q_proj" | "model.layers.1.self_attn.q_proj" => Way::By("gptq of 3 bits"),
+        "model.layers.1.self_attn.k_proj" => Way::By("gptq, symmetric"),
+        _ => Way::By("gptq 128"),
+    });
+}
+
+#[test]
+fn overrides_of_auto_round_that_cannot_be_are_refused_by_layer_and_field() {
+    let many: serde_json::Map<_, _> = (0..1025).map(|index| (format!("{index}$"), json!({}))).collect();
+    for (extra, expected) in [
+        (
+            json!({".*up.*": {"data_type": "mx_fp"}}),
+            "extra_config[.*up.*].data_type\" is \"mx_fp\"; it must be \"int\", as",
+        ),
+        (
+            json!({"lm_head": {"bits": 5}}),
+            "quantization_config.extra_config[lm_head].bits\" is 5: a checkpoint quantized",
+        ),
+        (
+            json!({".*up.*": {"group_size": 48}}),
+            "extra_config[.*up.*].group_size\" is 48: a group that is no multiple of 32",
+        ),
+        (json!({"lm_head": 8}), "extra_config[lm_head]\" is 8; it must be an object of values"),
+        (json!({"*": {}}), "extra_config[*]\" is \"*\": what is no regular expression, too large a one, or one that"),
+        (many.into(), "extra_config\" is 1025 names of groups and patterns; it must be at most 1024"),
+    ] {
+        let message = refusal(&auto_round(extra));
+        assert!(message.contains(expected), "{message:?} should contain {expected:?}");
+    }
+}

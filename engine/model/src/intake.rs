@@ -1,0 +1,87 @@
+//! The rows of a plan as a batch: bounds, and tokens that another step drew.
+
+use std::collections::VecDeque;
+
+use windlass_engine_core::draft::DraftTree;
+use windlass_engine_core::executor::{Geometry, MAX_IN_FLIGHT};
+use windlass_engine_core::plan::{InputToken, PlanRow, RowOutput, Ticket};
+use windlass_engine_core::request::TokenId;
+
+use crate::batch::{Batch, Logits};
+use crate::bounds;
+
+/// What rows may be, and what earlier steps gave.
+pub(crate) struct Intake {
+    geometry: Geometry,
+    /// Outputs of the last steps. A plan names steps that were in flight when it was made, and may be submitted after
+    /// they were collected.
+    kept: VecDeque<(Ticket, Vec<RowOutput>)>,
+}
+
+impl Intake {
+    pub fn new(geometry: Geometry) -> Intake {
+        Intake { geometry, kept: VecDeque::new() }
+    }
+
+    /// Sizes that steps keep.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Whether a row is within the bounds, as far as its tokens do not decide it.
+    pub fn check(&self, row: &PlanRow) -> Result<(), String> {
+        bounds::check(&self.geometry, row.first_position, row.token_count(), &row.blocks)
+    }
+
+    /// Puts a row that was checked into a batch, unless a token of it is not known.
+    pub fn fill(&self, row: &PlanRow, batch: &mut Batch) -> Result<(), String> {
+        for &token in &row.tokens {
+            self.resolve(token)?;
+        }
+        let guesses = row.draft().map_or(&[][..], DraftTree::nodes);
+        guesses.iter().try_for_each(|guess| bounds::check_token(&self.geometry, guess.token))?;
+        let tokens = row.tokens.iter().filter_map(|&token| self.drawn(token).ok());
+        let leading = row.score.as_ref().map_or(0, |score| score.targets.len());
+        let logits = Logits { leading, trailing: usize::from(row.sample.is_some()) };
+        let none = DraftTree::default();
+        batch.push_drafted(tokens, row.draft().unwrap_or(&none), row.first_position, &row.blocks, logits);
+        Ok(())
+    }
+
+    /// A token that is known by now.
+    pub fn resolve(&self, token: InputToken) -> Result<TokenId, String> {
+        let token = self.drawn(token)?;
+        bounds::check_token(&self.geometry, token).map(|()| token)
+    }
+
+    /// The tokens before the one that a row draws first, where drawing depends on them.
+    pub fn history(&self, row: &PlanRow) -> Vec<TokenId> {
+        let Some(history) = row.sample.as_ref().and_then(|sample| sample.history.as_ref()) else { return Vec::new() };
+        let sampled = row.tokens.last().filter(|token| matches!(token, InputToken::SampledBy { .. }));
+        let sampled = sampled.and_then(|&token| self.drawn(token).ok());
+        history.tokens.iter().copied().chain(sampled).collect()
+    }
+
+    /// Keeps what a step gave.
+    pub fn keep(&mut self, ticket: Ticket, rows: &[RowOutput]) {
+        if self.kept.len() == MAX_IN_FLIGHT {
+            self.kept.pop_front();
+        }
+        self.kept.push_back((ticket, rows.to_vec()));
+    }
+
+    fn drawn(&self, token: InputToken) -> Result<TokenId, String> {
+        let (ticket, row) = match token {
+            InputToken::Known(id) => return Ok(id),
+            InputToken::SampledBy { ticket, row } => (ticket, row),
+        };
+        let step = self.kept.iter().find(|(kept, _)| *kept == ticket);
+        match step.and_then(|(_, rows)| rows.get(row as usize)) {
+            Some(RowOutput::Sampled(id)) => Ok(*id),
+            Some(RowOutput::Failed(reason)) => Err(format!("its last token could not be sampled: {reason}")),
+            _ => {
+                Err(format!("its input token was to be sampled in row {row} of step {}, which sampled none", ticket.0))
+            }
+        }
+    }
+}

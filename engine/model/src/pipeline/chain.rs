@@ -1,0 +1,170 @@
+//! The way of a step through the stages of other processes: each has a thread here, which waits for it.
+//!
+//! So every stage computes a step of its own, and the next one lies ready for it. What is ordered stays in order.
+
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use windlass_engine_core::executor::{Geometry, Prepared};
+use windlass_engine_core::plan::{Move, PlanRow, RowOutput, StepPlan, Ticket};
+
+use super::{Peer, PipelineError};
+use crate::batch::Batch;
+use crate::executor::{Answer, Order, answer};
+use crate::intake::Intake;
+use crate::step::uncomputable;
+
+/// What goes from stage to stage.
+pub(crate) enum Passing {
+    /// A step to compute.
+    Step(Box<PassedStep>),
+    /// A piece of what later steps would wait for is to be made.
+    Prepare(Answer<Prepared>, Answers<Prepared>),
+    /// Memory of keys and values is to be taken, or given back.
+    HoldKv(bool, Answer<()>, Answers<()>),
+    /// A stage was lost, and with it all that follows.
+    Lost(String),
+}
+
+/// A step that some stages have computed.
+pub(crate) struct PassedStep {
+    pub ticket: Ticket,
+    pub plan: StepPlan,
+    /// The rows that can be computed.
+    pub batch: Batch,
+    pub rows: Vec<RowOutput>,
+    /// What the last of those stages gave, a row for each token of the batch; nothing before the first.
+    pub activations: Vec<f32>,
+    pub started: Instant,
+}
+
+/// What stages will say that do the same at the same time.
+pub(crate) struct Answers<T>(Vec<Receiver<Result<T, String>>>);
+
+impl<T> Answers<T> {
+    /// Where one more stage says it.
+    fn one_more(mut self) -> (Answer<T>, Self) {
+        let (says, said) = channel();
+        self.0.push(said);
+        (says, self)
+    }
+
+    /// Waits for all of them, and joins what they say with what is known.
+    pub fn join(self, own: Result<T, String>, both: impl Fn(T, T) -> T) -> Result<T, String> {
+        let gone = |_| "the thread of a stage has ended".to_owned();
+        self.0.into_iter().try_fold(own?, |all, said| Ok(both(all, said.recv().map_err(gone)??)))
+    }
+}
+
+/// The threads before the last stage.
+pub(crate) struct Chain {
+    /// What comes out of them.
+    pub passing: Receiver<Passing>,
+    /// They end when there are no more orders.
+    pub threads: Vec<JoinHandle<()>>,
+}
+
+/// Has orders go through the `earlier` stages. `check` says whether a row can be computed on such devices.
+pub(crate) fn chain(
+    geometry: Geometry,
+    check: fn(&PlanRow) -> Result<(), String>,
+    orders: Receiver<Order>,
+    earlier: Vec<Peer>,
+) -> io::Result<Chain> {
+    let (enters, mut passing) = channel();
+    let entry = Entry { intake: Intake::new(geometry), check };
+    let mut threads = vec![spawn("entry", move || orders.iter().for_each(|order| entry.pass(order, &enters)))?];
+    for (stage, mut peer) in earlier.into_iter().enumerate() {
+        let (leaves, next) = channel();
+        let enters = std::mem::replace(&mut passing, next);
+        threads.push(spawn(&format!("stage-{stage}"), move || relay(&mut peer, &enters, &leaves))?);
+    }
+    Ok(Chain { passing, threads })
+}
+
+fn spawn(name: &str, task: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name.to_owned()).spawn(task)
+}
+
+/// Where plans become batches, which all stages compute.
+struct Entry {
+    intake: Intake,
+    check: fn(&PlanRow) -> Result<(), String>,
+}
+
+impl Entry {
+    fn pass(&self, order: Order, to: &Sender<Passing>) {
+        let passing = match order {
+            Order::Step(ticket, plan) => Passing::Step(Box::new(self.begin(ticket, plan))),
+            Order::Prepare(answer) => Passing::Prepare(answer, Answers(Vec::new())),
+            Order::HoldKv(held, answer) => Passing::HoldKv(held, answer, Answers(Vec::new())),
+        };
+        // A stage that was lost takes everything and does nothing.
+        let _ = to.send(passing);
+    }
+
+    fn begin(&self, ticket: Ticket, plan: StepPlan) -> PassedStep {
+        let (mut batch, started) = (Batch::default(), Instant::now());
+        let fill = |row: &PlanRow| self.fill(row, &mut batch).map_or_else(uncomputable, |()| RowOutput::Computed);
+        let rows = plan.rows.iter().map(fill).collect();
+        PassedStep { ticket, plan, batch, rows, activations: Vec::new(), started }
+    }
+
+    fn fill(&self, row: &PlanRow, batch: &mut Batch) -> Result<(), String> {
+        self.intake.check(row)?;
+        (self.check)(row)?;
+        if row.draft().is_some_and(|draft| !draft.is_chain()) {
+            let right = "guesses one after the other are";
+            return Err(format!("guesses that branch are not computed by several nodes; {right}"));
+        }
+        self.intake.fill(row, batch)
+    }
+}
+
+/// Has a stage do what comes, one thing after the other, and passes it on.
+fn relay(peer: &mut Peer, from: &Receiver<Passing>, to: &Sender<Passing>) {
+    if let Some(why) = from.iter().find_map(|passing| pass(peer, passing, to).err()) {
+        // If what comes behind is gone, it has said why.
+        let _ = to.send(Passing::Lost(why));
+    }
+    // Those before it do not hear of it: what they send on is for nobody.
+    from.iter().for_each(drop);
+}
+
+fn pass(peer: &mut Peer, passing: Passing, to: &Sender<Passing>) -> Result<(), String> {
+    let send = |passing| to.send(passing).map_err(|_| "what comes behind this stage has ended".to_owned());
+    match passing {
+        Passing::Step(mut step) => {
+            compute(peer, &mut step).map_err(|error| error.to_string())?;
+            send(Passing::Step(step))
+        }
+        Passing::Prepare(to, answers) => {
+            peer.prepare().map_err(|error| error.to_string())?;
+            let (own, answers) = answers.one_more();
+            send(Passing::Prepare(to, answers))?;
+            answer(peer.prepared(), &own)
+        }
+        Passing::HoldKv(held, to, answers) => {
+            peer.hold_kv(held).map_err(|error| error.to_string())?;
+            let (own, answers) = answers.one_more();
+            send(Passing::HoldKv(held, to, answers))?;
+            answer(peer.done(), &own)
+        }
+        Passing::Lost(why) => Err(why),
+    }
+}
+
+/// There is no tier, so blocks are copied and not moved otherwise.
+fn compute(peer: &mut Peer, step: &mut PassedStep) -> Result<(), PipelineError> {
+    for moved in &step.plan.moves {
+        if let Move::Copy { from, to } = *moved {
+            peer.copy_block(from, to)?;
+        }
+    }
+    if !step.batch.is_empty() {
+        step.activations = peer.forward(&step.batch, &step.activations)?;
+    }
+    Ok(())
+}
