@@ -47,7 +47,8 @@ impl Scheduler {
         let most = self.geometry.max_step_tokens.saturating_sub(decode_rows);
         let target = self.target_inter_token_seconds.filter(|_| decode_rows > 0);
         let within = target.and_then(|target| self.step_time.prefill_within(target, decode_rows));
-        within.map_or(most, |within| within.max(self.geometry.block_tokens).min(most))
+        let within = within.map_or(most, |within| within.max(self.geometry.block_tokens).min(most));
+        within.min(u32::try_from(self.prompt_share(decode_rows)).unwrap_or(u32::MAX))
     }
 
     /// Seconds until so many sequences have ended as have to for one more than those that wait.

@@ -2,11 +2,18 @@
 //!
 //! With one stage the next step feeds on what the step in flight draws. With several the first stage would have to wait until
 //! the last one has drawn. So a sequence sits out until its token is known, and those that decode are divided among the
-//! steps in flight: a share each. Chunks of a prompt, whose tokens are known, follow each other through the stages.
+//! steps in flight: a share each. Chunks of a prompt, whose tokens are known, follow each other through the stages; one that
+//! would fit a step is cut, too, as the last stage would wait for the first otherwise.
 
 use super::Scheduler;
 use crate::executor::MAX_IN_FLIGHT;
 use crate::sequence::Running;
+
+/// Steps for each stage into which the prompts at hand are cut: of all these each stage is idle during as many as there are
+/// other stages.
+const STEPS_PER_STAGE: u64 = 2;
+/// How long a step should take at least to be worth it, of what it takes without prompts.
+const WORTHWHILE: f64 = 4.0;
 
 impl Scheduler {
     /// For an executor of so many stages.
@@ -30,6 +37,23 @@ impl Scheduler {
             false => usize::MAX,
             true => self.running.iter().filter(|run| run.uncomputed() <= 1).count().div_ceil(self.stages),
         }
+    }
+
+    /// Most prompt tokens of a step beside so many rows that decode.
+    pub(super) fn prompt_share(&self, decode_rows: u32) -> u64 {
+        let worthwhile = self.step_time.prefill_for(WORTHWHILE, decode_rows);
+        match worthwhile.filter(|_| self.is_staged()) {
+            None => u64::MAX,
+            Some(worthwhile) => {
+                self.prompts_at_hand().div_ceil(STEPS_PER_STAGE * self.stages as u64).max(worthwhile.into())
+            }
+        }
+    }
+
+    /// Tokens of the prompts that wait or are computed, all of each, so that its parts are alike.
+    fn prompts_at_hand(&self) -> u64 {
+        let prefilling = self.running.iter().filter(|run| run.uncomputed() > 1);
+        prefilling.map(|run| run.sequence.tokens.len() as u64).sum::<u64>() + self.waiting.prompt_tokens()
     }
 
     /// Whether one token of a sequence is left to compute, which this step may name.

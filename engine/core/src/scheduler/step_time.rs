@@ -65,6 +65,11 @@ impl StepTimeModel {
         (self.draft_steps >= ENOUGH_STEPS).then(|| (self.seconds[3] / GUESSES).max(0.0))
     }
 
+    /// Prompt tokens with which a step takes `times` as long as one without any does, once there is something to go by.
+    pub(super) fn prefill_for(&self, times: f64, decode_rows: u32) -> Option<u32> {
+        self.prefill_within(times * self.predict(0, decode_rows)?, decode_rows)
+    }
+
     /// Most prompt tokens that a step with so many decoding rows may have to take no longer than `seconds`.
     pub(super) fn prefill_within(&self, seconds: f64, decode_rows: u32) -> Option<u32> {
         let left = seconds - self.predict(0, decode_rows)?;

@@ -1,13 +1,14 @@
 //! Steps in flight on an executor whose stages compute one each.
 
 use crate::support::{
-    CONFIG, GEOMETRY, Oracle, TestClock, TestEngine, VOCABULARY, With, alone, drain, request, staged, text, turn,
+    Auditor, CONFIG, GEOMETRY, Oracle, TestClock, TestEngine, VOCABULARY, With, alone, drain, request, staged, text,
+    turn,
 };
 use windlass_engine_core::engine::Engine;
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::InputToken;
 use windlass_engine_core::request::Request;
-use windlass_engine_core::sim::{Pace, SimExecutor, StepTime};
+use windlass_engine_core::sim::{Pace, SimExecutor, StepTime, Unpaced};
 
 fn with(stages: usize, requests: impl IntoIterator<Item = Request>) -> TestEngine {
     let mut engine = staged(Geometry { max_step_tokens: 16, ..GEOMETRY }, CONFIG, stages);
@@ -50,6 +51,35 @@ fn chunks_of_a_prompt_follow_each_other_through_the_stages() {
         let chunks = plans(&mut engine, 3);
         assert_eq!(chunks, [vec![(1, 0, 16)], vec![(1, 16, 16)], vec![(1, 32, 8)]], "{stages}");
         assert_eq!(engine.executor().in_flight(), stages - 1, "each stage had one before the first was collected");
+    }
+}
+
+/// Once it is known what steps take: here 24 tokens take as long as what every step takes.
+#[test]
+fn a_prompt_that_fits_a_step_is_cut_where_that_is_worth_it() {
+    let step_time = StepTime { base_us: 240.0, prefill_token_us: 10.0, decode_row_us: 10.0, context_token_us: 0.0 };
+    let geometry = Geometry { max_step_tokens: 1000, max_sequence_tokens: 2000, blocks: 800, ..GEOMETRY };
+    let longest_chunks = |stages: usize| {
+        let sim = SimExecutor::new(geometry, step_time, VOCABULARY, Unpaced).with_stages(stages);
+        let mut engine = Engine::new(Auditor::new(sim), CONFIG);
+        let mut longest = Vec::new();
+        for (id, prompt_tokens) in [(0, 30), (1, 900), (2, 900), (3, 90), (4, 200)] {
+            engine.add(request(id, prompt_tokens).max(12), 0.0).unwrap();
+            let mut most = 0;
+            while !engine.is_idle() {
+                turn(&mut engine, 0.0);
+                most = most.max(engine.executor().last_plan().token_count());
+            }
+            longest.push(most);
+        }
+        longest
+    };
+    assert_eq!(longest_chunks(1), [30, 900, 900, 90, 200]);
+    for (stages, cut) in [(2, 225), (3, 150)] {
+        let longest = longest_chunks(stages);
+        assert_eq!(longest[..3], [30, cut, cut]);
+        // 72 tokens make a step four times as long as one without; what is learned is about that.
+        assert!(longest[3..].iter().all(|tokens| (70..75).contains(tokens)), "{longest:?}");
     }
 }
 

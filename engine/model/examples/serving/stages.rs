@@ -13,16 +13,18 @@ use windlass_engine_model::{CpuExecutor, Gathering, KvBudget, LoadOptions, load,
 
 const ROUNDS: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Tokens of the long prompt, and of the short ones.
+/// Tokens of a long prompt, of one that fits a step, and of those before answers.
 const PROMPT_TOKENS: usize = 2048;
+const STEP_TOKENS: usize = 512;
 const SHORT_TOKENS: usize = 64;
 const ANSWER_TOKENS: u32 = 64;
 const SEQUENCES: u64 = 16;
 
 /// Prints a row for one process with a thread, one with two, and two with a thread each.
 pub fn measure(file: &Checkpoint) -> Result<(), Box<dyn Error>> {
-    println!("| processes | threads of each | prompt of {PROMPT_TOKENS}, tok/s | one answer | {SEQUENCES} answers |");
-    println!("|---|---|---|---|---|");
+    let prompts = format!("prompt of {PROMPT_TOKENS}, tok/s | prompt of {STEP_TOKENS}");
+    println!("| processes | threads of each | {prompts} | one answer | {SEQUENCES} answers |");
+    println!("|---|---|---|---|---|---|");
     thread::scope(|scope| {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let leader = listener.local_addr()?.to_string();
@@ -41,8 +43,9 @@ pub fn measure(file: &Checkpoint) -> Result<(), Box<dyn Error>> {
             }
         }
         for (way, rates) in [(1, 1), (1, 2), (2, 1)].into_iter().zip(rates) {
-            let [prompt, one, many] = [0, 1, 2].map(|what| median(rates.iter().map(|rates| rates[what]).collect()));
-            println!("| {} | {} | {prompt:.0} | {one:.0} | {many:.0} |", way.0, way.1);
+            let rates = [0, 1, 2, 3].map(|what| median(rates.iter().map(|rates: &[f64; 4]| rates[what]).collect()));
+            let rates = rates.map(|rate| format!("{rate:.0}")).join(" | ");
+            println!("| {} | {} | {rates} |", way.0, way.1);
         }
         drop(engines);
         node.join().map_err(|_| "the node panicked")?.map_err(Into::into)
@@ -58,17 +61,19 @@ fn options(threads: usize) -> LoadOptions {
     }
 }
 
-/// Tokens per second of a long prompt, of an answer alone, and of several.
-fn once(engine: &mut Engine<CpuExecutor>) -> Result<[f64; 3], Box<dyn Error>> {
-    let prompt = run(engine, &[of(0, PROMPT_TOKENS, 1)])?;
+/// Tokens per second of both prompts, of an answer alone behind its prompt, and of several with theirs.
+fn once(engine: &mut Engine<CpuExecutor>) -> Result<[f64; 4], Box<dyn Error>> {
+    let long = run(engine, &[of(0, PROMPT_TOKENS, 1)])?;
+    let short = run(engine, &[of(0, STEP_TOKENS, 1)])?;
     let one = run(engine, &[of(0, SHORT_TOKENS, ANSWER_TOKENS)])?;
     let requests: Vec<Request> = (0..SEQUENCES).map(|id| of(id, SHORT_TOKENS, ANSWER_TOKENS)).collect();
     let many = run(engine, &requests)?;
     let answered = f64::from(ANSWER_TOKENS - 1);
     Ok([
-        PROMPT_TOKENS as f64 / prompt.first_seconds,
+        PROMPT_TOKENS as f64 / long.first_seconds,
+        STEP_TOKENS as f64 / short.first_seconds,
         answered / one.decode_seconds,
-        answered * SEQUENCES as f64 / many.decode_seconds,
+        f64::from(ANSWER_TOKENS) * SEQUENCES as f64 / (many.first_seconds + many.decode_seconds),
     ])
 }
 
