@@ -45,7 +45,9 @@ impl Scheduler {
     /// Prompt tokens that a step with so many decoding rows may have.
     pub(super) fn prefill_budget(&self, decode_rows: u32) -> u32 {
         let most = self.geometry.max_step_tokens.saturating_sub(decode_rows);
-        let target = self.target_inter_token_seconds.filter(|_| decode_rows > 0);
+        let target = self.target_inter_token_seconds.filter(|_| decode_rows > 0 || self.others_decode());
+        // Between two tokens of a sequence lie as many steps as there are stages.
+        let target = target.map(|target| target / self.stages as f64);
         let within = target.and_then(|target| self.step_time.prefill_within(target, decode_rows));
         let within = within.map_or(most, |within| within.max(self.geometry.block_tokens).min(most));
         within.min(u32::try_from(self.prompt_share(decode_rows)).unwrap_or(u32::MAX))

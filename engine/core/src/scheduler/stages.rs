@@ -39,6 +39,11 @@ impl Scheduler {
         }
     }
 
+    /// Whether sequences decode that steps in flight may hold.
+    pub(super) fn others_decode(&self) -> bool {
+        self.is_staged() && self.running.iter().any(|run| run.uncomputed() <= 1)
+    }
+
     /// Most prompt tokens of a step beside so many rows that decode.
     pub(super) fn prompt_share(&self, decode_rows: u32) -> u64 {
         let worthwhile = self.step_time.prefill_for(WORTHWHILE, decode_rows);

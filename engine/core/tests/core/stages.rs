@@ -4,7 +4,7 @@ use crate::support::{
     Auditor, CONFIG, GEOMETRY, Oracle, TestClock, TestEngine, VOCABULARY, With, alone, drain, request, staged, text,
     turn,
 };
-use windlass_engine_core::engine::Engine;
+use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::InputToken;
 use windlass_engine_core::request::Request;
@@ -80,6 +80,28 @@ fn a_prompt_that_fits_a_step_is_cut_where_that_is_worth_it() {
         assert_eq!(longest[..3], [30, cut, cut]);
         // 72 tokens make a step four times as long as one without; what is learned is about that.
         assert!(longest[3..].iter().all(|tokens| (70..75).contains(tokens)), "{longest:?}");
+    }
+}
+
+/// Also where the step itself has nobody who decodes, as another one holds them.
+#[test]
+fn prompts_are_cut_to_what_tokens_may_wait() {
+    let step_time = StepTime { base_us: 240.0, prefill_token_us: 10.0, decode_row_us: 10.0, context_token_us: 0.0 };
+    let geometry = Geometry { max_step_tokens: 1000, max_sequence_tokens: 2000, blocks: 800, ..GEOMETRY };
+    let sim = SimExecutor::new(geometry, step_time, VOCABULARY, Unpaced).with_stages(2);
+    let config = EngineConfig { target_inter_token_seconds: Some(400e-6), ..CONFIG };
+    let mut engine = Engine::new(Auditor::new(sim), config);
+    for (id, prompt_tokens) in [(0, 900), (1, 300)] {
+        engine.add(request(id, prompt_tokens).max(12), 0.0).unwrap();
+        drain(&mut engine);
+    }
+    engine.add(request(2, 4).max(60), 0.0).unwrap();
+    plans(&mut engine, 2);
+    engine.add(request(3, 400), 0.0).unwrap();
+    // Half of 400 µs for a step, which takes 120 and 5 a token on each device.
+    for plan in plans(&mut engine, 20) {
+        let prompt: usize = plan.iter().filter(|row| row.0 == 3).map(|row| row.2).sum();
+        assert!(prompt <= 18, "{plan:?}");
     }
 }
 

@@ -9,7 +9,7 @@ use crate::config::{ConfigError, Unsupported};
 const COMMON: [&str; 5] = ["quant_method", "method", "format", "checkpoint_format", "pack_dtype"];
 
 /// What tells a pattern from a name: auto-round writes none without one of these.
-const PATTERN_SIGNS: [char; 10] = ['*', '^', '$', '|', '(', ')', '[', ']', '?', '+'];
+const PATTERN_SIGNS: [char; 13] = ['*', '^', '$', '|', '(', ')', '[', ']', '{', '}', '?', '+', '\\'];
 
 /// Reads how a matrix was quantized from an object of values.
 pub(super) type ReadScheme = fn(&Config<'_>) -> Result<Scheme, ConfigError>;
