@@ -1,4 +1,4 @@
-//! The scheduler and an executor, one step ahead of the results.
+//! The scheduler and an executor, one step ahead of the results, or one for each further stage.
 //!
 //! One thread owns it and calls [`Engine::turn`] as long as it is not idle. Waiting happens only inside an
 //! executor's `collect`. Time enters as `now`, in seconds since any fixed moment.

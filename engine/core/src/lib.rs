@@ -4,7 +4,7 @@
 //!
 //! One step, in order: [`Engine::turn`](engine::Engine::turn) asks the scheduler for a
 //! [`StepPlan`](plan::StepPlan) (decides everything), submits it to the [`Executor`](executor::Executor) (computes,
-//! chooses nothing), collects the step before it, and lets the scheduler turn its output into
+//! chooses nothing), collects an earlier step, and lets the scheduler turn its output into
 //! [`RequestUpdate`](update::RequestUpdate)s.
 //!
 //! | Module | Subject |
@@ -14,7 +14,7 @@
 //! | [`policy`] | who goes first |
 //! | [`draft`] | what is guessed to come next, and who guesses |
 //! | [`plan`], [`executor`] | one step as data; the seam to what computes it |
-//! | [`engine`] | scheduler and executor, one step ahead |
+//! | [`engine`] | scheduler and executor, steps ahead of the results |
 //! | `scheduler` | who runs, with how many tokens, in which blocks; admission; preemption |
 //! | `sequence` | the tokens of one request, waiting or running |
 //! | `kv` | block table, block pool, prefix cache |

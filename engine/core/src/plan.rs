@@ -171,7 +171,7 @@ pub struct StepOutput {
     pub rows: Vec<RowOutput>,
     /// Log probabilities of the rows that asked for them, in the order of the rows. Failed rows have none.
     pub scores: Vec<RowScores>,
-    /// Seconds the executor was busy with this step.
+    /// Seconds the executor was busy with this step; of several stages, the one that was longest.
     pub busy_seconds: f64,
 }
 

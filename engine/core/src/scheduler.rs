@@ -252,7 +252,7 @@ impl Scheduler {
     /// Sequences with one token to compute.
     fn schedule_decodes(&mut self, step: &mut StepBuilder) {
         let (bar, prompts, share) = (self.bar(), self.reserved_for_prompts(), self.decode_share());
-        let mut others = self.running.iter().filter(|run| run.uncomputed() == 1).count();
+        let mut others = self.running.iter().filter(|run| self.decodes_next(run)).count().min(share);
         for (place, stay) in self.service_order().into_iter().enumerate() {
             if !step.has_room() || step.decode_rows() as usize == share {
                 break;

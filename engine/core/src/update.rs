@@ -50,7 +50,7 @@ pub struct StepStats {
     pub decode_tokens: u32,
     /// Guesses computed beside them.
     pub draft_tokens: u32,
-    /// Seconds the executor was busy with it.
+    /// Seconds the executor was busy with it; of several stages, the one that was longest.
     pub busy_seconds: f64,
 }
 

@@ -211,7 +211,7 @@ impl Drop for CpuExecutor {
     fn drop(&mut self) {
         self.orders = None;
         for thread in self.threads.drain(..) {
-            // They catch their panics; there is nothing in their results.
+            // They catch the panics of steps; there is nothing in their results.
             let _ = thread.join();
         }
     }

@@ -109,10 +109,13 @@ impl<M: Model> StepRunner<M> {
     where
         M: StageModel,
     {
-        let PassedStep { ticket, plan, batch, rows, activations, started } = passed;
+        let PassedStep { ticket, plan, batch, rows, activations, busy } = passed;
+        let started = Instant::now();
         self.move_blocks(&plan.moves)?;
         self.batch = batch;
-        self.compute((ticket, &plan), rows, started, |model, batch| model.forward_behind(batch, &activations))
+        let output =
+            self.compute((ticket, &plan), rows, started, |model, batch| model.forward_behind(batch, &activations))?;
+        Ok(StepOutput { busy_seconds: output.busy_seconds.max(busy.as_secs_f64()), ..output })
     }
 
     /// Has `forward` compute the batch, which holds those `rows` of the plan that are to be computed, and draws.

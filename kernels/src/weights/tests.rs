@@ -50,8 +50,11 @@ fn wrong_shapes_are_refused_with_their_numbers() {
 /// What llama.cpp's own package reads of each type's blocks: `tests/api/blocks.py` records it.
 #[test]
 fn blocks_stand_for_what_llama_cpp_reads_in_them() {
-    let pool = Pool::new(1).unwrap();
-    for line in include_str!("tests/blocks.txt").lines() {
+    const NAMES: &str = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4";
+    let (pool, blocks) = (Pool::new(1).unwrap(), include_str!("tests/blocks.txt"));
+    let names = blocks.lines().map(|line| line.split(' ').next().unwrap());
+    assert_eq!(names.collect::<Vec<_>>(), NAMES.split(' ').collect::<Vec<_>>());
+    for line in blocks.lines() {
         let (name, line) = line.split_once(' ').unwrap();
         let (hex, values) = line.split_once(' ').unwrap();
         let bytes: Vec<u8> =

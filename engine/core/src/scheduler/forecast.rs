@@ -26,14 +26,15 @@ impl AnswerLength {
 }
 
 impl Scheduler {
-    /// Seconds until a request with a prompt of so many tokens that came now would get its first token.
+    /// Seconds until a request with a prompt of so many tokens that came now would get its first token: the last step that
+    /// computes the prompt goes through the other stages, too.
     pub(super) fn predicted_ttft_seconds(&self, prompt_tokens: u64) -> Option<f64> {
-        let decoding = self.running.iter().filter(|run| run.uncomputed() <= 1).count() as u32;
+        let decoding = self.decoding_in_a_step();
         let prefilling = self.running.iter().map(|run| run.uncomputed() as u64).filter(|tokens| *tokens > 1);
         let tokens = prefilling.sum::<u64>() + self.waiting.prompt_tokens() + prompt_tokens;
         let chunk = u64::from(self.prefill_budget(decoding)).clamp(1, tokens.max(1));
         let step = self.step_time.predict(chunk as u32, decoding)?;
-        let prefill = tokens.div_ceil(chunk) as f64 * step;
+        let prefill = (tokens.div_ceil(chunk) + self.stages as u64 - 1) as f64 * step;
         Some(prefill + self.seconds_until_a_place(decoding)?)
     }
 
@@ -53,7 +54,8 @@ impl Scheduler {
         within.min(u32::try_from(self.prompt_share(decode_rows)).unwrap_or(u32::MAX))
     }
 
-    /// Seconds until so many sequences have ended as have to for one more than those that wait.
+    /// Seconds until so many sequences have ended as have to for one more than those that wait, each step of which has so
+    /// many rows. A sequence gets a token every time that the step it is in has gone through all stages.
     fn seconds_until_a_place(&self, decoding: u32) -> Option<f64> {
         let missing = (self.waiting.len() + 1).saturating_sub(self.free_places());
         if missing == 0 {
@@ -65,7 +67,8 @@ impl Scheduler {
         let rounds = (missing - 1) / remaining.len().max(1);
         let last = remaining.get((missing - 1) % remaining.len().max(1))?;
         let longest = remaining.last()?;
-        Some((rounds as f64 * longest + last) * self.step_time.predict(0, decoding)?)
+        let token = self.stages as f64 * self.step_time.predict(0, decoding)?;
+        Some((rounds as f64 * longest + last) * token)
     }
 }
 
@@ -83,8 +86,13 @@ mod tests {
     /// On a device that takes 4 ms a step, 0.2 for a prompt's token, 0.5 for a row; with places for three sequences, as many of
     /// which decode as there are `answers`, which may have so many tokens.
     fn scheduler(target_inter_token_seconds: Option<f64>, answers: &[u32]) -> Scheduler {
+        staged(1, target_inter_token_seconds, answers)
+    }
+
+    /// The same on so many of them, which take that long each.
+    fn staged(stages: usize, target_inter_token_seconds: Option<f64>, answers: &[u32]) -> Scheduler {
         let config = EngineConfig { target_inter_token_seconds, ..EngineConfig::PLAIN };
-        let mut scheduler = Scheduler::new(PLACES, config);
+        let mut scheduler = Scheduler::new(PLACES, config).with_stages(stages);
         for step in 0..60 {
             let (prefill, rows) = (if step % 3 == 0 { step * 7 % 300 + 1 } else { 0 }, step * 5 % 33);
             let seconds = 0.004 + 0.0002 * f64::from(prefill) + 0.0005 * f64::from(rows);
@@ -150,6 +158,17 @@ mod tests {
         let step = prefilling.schedule(0.0).expect("a step");
         prefilling.submitted(Ticket(0), step.rows, &step.copied, step.stats);
         assert_near(milliseconds(&prefilling, 8), 2.0 * 7.2);
+    }
+
+    #[test]
+    fn a_first_token_and_each_one_before_it_go_through_all_stages() {
+        let milliseconds = |scheduler: &Scheduler, prompt_tokens| {
+            scheduler.predicted_ttft_seconds(prompt_tokens).expect("steps were measured") * 1e3
+        };
+        // Three steps one after the other, of which the last one has two more stages to go.
+        assert_near(milliseconds(&staged(3, None, &[]), 40), (3.0 + 2.0) * 7.2);
+        // Two of the three rows are in one step, and four tokens take two stages each.
+        assert_near(milliseconds(&staged(2, None, &[10, 4, 7]), 1), 2.0 * 5.2 + 4.0 * 2.0 * 5.0);
     }
 
     #[test]

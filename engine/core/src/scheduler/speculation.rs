@@ -141,7 +141,7 @@ impl Scheduler {
         if self.speculation.is_none() {
             return f64::INFINITY;
         }
-        let rows = self.running.iter().filter(|run| run.uncomputed() <= 1).count().max(1) as u32;
+        let rows = self.decoding_in_a_step().max(1);
         let cost = match (self.step_time.predict(0, rows), self.step_time.draft_seconds()) {
             (Some(step), Some(draft)) if step > 0.0 => draft * f64::from(rows) / step,
             _ => FIRST_COST,

@@ -31,12 +31,15 @@ impl Scheduler {
         self.stages > 1
     }
 
+    /// Rows of each step that decode: what decodes is divided among the stages.
+    pub(super) fn decoding_in_a_step(&self) -> u32 {
+        let decoding = self.running.iter().filter(|run| run.uncomputed() <= 1).count();
+        decoding.div_ceil(self.stages) as u32
+    }
+
     /// Most rows of the next step that decode.
     pub(super) fn decode_share(&self) -> usize {
-        match self.is_staged() {
-            false => usize::MAX,
-            true => self.running.iter().filter(|run| run.uncomputed() <= 1).count().div_ceil(self.stages),
-        }
+        if self.is_staged() { self.decoding_in_a_step() as usize } else { usize::MAX }
     }
 
     /// Whether sequences decode that steps in flight may hold.

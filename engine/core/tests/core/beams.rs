@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use crate::support::{CONFIG, GEOMETRY, TestEngine, With, drain, engine, request, text, turn};
+use crate::support::{CONFIG, GEOMETRY, TestEngine, With, drain, engine, request, staged, text, turn};
 use windlass_engine_core::engine::EngineConfig;
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::Move;
@@ -56,6 +56,20 @@ fn answers_differ_and_the_best_comes_first() {
     // The greedy answer is the most likely of all where every first choice has the same probability.
     assert_eq!(found[0], text(&crate::support::updates_alone(&Request { beams: None, ..requests[0].clone() }, 4), 1));
     assert_eq!(updates.len(), 4, "nothing is told before the end");
+}
+
+/// Beams that are in other steps than the best one, too.
+#[test]
+fn the_same_beams_are_found_where_stages_compute_a_step_each() {
+    let requests = search(1, 5, 10, 12);
+    let found = |stages: usize| {
+        let mut engine = staged(Geometry { blocks: 256, max_step_logits: 32, ..GEOMETRY }, CONFIG, stages);
+        add(&mut engine, &requests);
+        texts(&drain(&mut engine), &requests)
+    };
+    let [one, two, three] = [1, 2, 3].map(found);
+    assert_eq!(one.iter().map(|(tokens, _)| tokens.len()).collect::<Vec<_>>(), [12; 5]);
+    assert_eq!([&two, &three], [&one; 2]);
 }
 
 #[test]

@@ -2,10 +2,12 @@
 //!
 //! So every stage computes a step of its own, and the next one lies ready for it. What is ordered stays in order.
 
+use std::any::Any;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use windlass_engine_core::executor::{Geometry, Prepared};
 use windlass_engine_core::plan::{Move, PlanRow, RowOutput, StepPlan, Ticket};
@@ -14,6 +16,7 @@ use super::{Peer, PipelineError};
 use crate::batch::Batch;
 use crate::executor::{Answer, Order, answer};
 use crate::intake::Intake;
+use crate::panic::message;
 use crate::step::uncomputable;
 
 /// What goes from stage to stage.
@@ -37,7 +40,8 @@ pub(crate) struct PassedStep {
     pub rows: Vec<RowOutput>,
     /// What the last of those stages gave, a row for each token of the batch; nothing before the first.
     pub activations: Vec<f32>,
-    pub started: Instant,
+    /// How long the one of them computed that was longest at it.
+    pub busy: Duration,
 }
 
 /// What stages will say that do the same at the same time.
@@ -75,7 +79,7 @@ pub(crate) fn chain(
 ) -> io::Result<Chain> {
     let (enters, mut passing) = channel();
     let entry = Entry { intake: Intake::new(geometry), check };
-    let mut threads = vec![spawn("entry", move || orders.iter().for_each(|order| entry.pass(order, &enters)))?];
+    let mut threads = vec![spawn("entry", move || orders.iter().for_each(|order| send(entry.pass(order), &enters)))?];
     for (stage, mut peer) in earlier.into_iter().enumerate() {
         let (leaves, next) = channel();
         let enters = std::mem::replace(&mut passing, next);
@@ -95,21 +99,20 @@ struct Entry {
 }
 
 impl Entry {
-    fn pass(&self, order: Order, to: &Sender<Passing>) {
-        let passing = match order {
-            Order::Step(ticket, plan) => Passing::Step(Box::new(self.begin(ticket, plan))),
-            Order::Prepare(answer) => Passing::Prepare(answer, Answers(Vec::new())),
-            Order::HoldKv(held, answer) => Passing::HoldKv(held, answer, Answers(Vec::new())),
-        };
-        // A stage that was lost takes everything and does nothing.
-        let _ = to.send(passing);
+    fn pass(&self, order: Order) -> Passing {
+        match order {
+            Order::Step(ticket, plan) => guarded(|| Ok(Passing::Step(Box::new(self.begin(ticket, plan))))),
+            Order::Prepare(answer) => Ok(Passing::Prepare(answer, Answers(Vec::new()))),
+            Order::HoldKv(held, answer) => Ok(Passing::HoldKv(held, answer, Answers(Vec::new()))),
+        }
+        .unwrap_or_else(Passing::Lost)
     }
 
     fn begin(&self, ticket: Ticket, plan: StepPlan) -> PassedStep {
-        let (mut batch, started) = (Batch::default(), Instant::now());
+        let mut batch = Batch::default();
         let fill = |row: &PlanRow| self.fill(row, &mut batch).map_or_else(uncomputable, |()| RowOutput::Computed);
         let rows = plan.rows.iter().map(fill).collect();
-        PassedStep { ticket, plan, batch, rows, activations: Vec::new(), started }
+        PassedStep { ticket, plan, batch, rows, activations: Vec::new(), busy: Duration::ZERO }
     }
 
     fn fill(&self, row: &PlanRow, batch: &mut Batch) -> Result<(), String> {
@@ -125,32 +128,53 @@ impl Entry {
 
 /// Has a stage do what comes, one thing after the other, and passes it on.
 fn relay(peer: &mut Peer, from: &Receiver<Passing>, to: &Sender<Passing>) {
-    if let Some(why) = from.iter().find_map(|passing| pass(peer, passing, to).err()) {
-        // If what comes behind is gone, it has said why.
-        let _ = to.send(Passing::Lost(why));
+    if let Some(why) = from.iter().find_map(|passing| guarded(|| pass(peer, passing, to)).err()) {
+        send(Passing::Lost(why.clone()), to);
+        // Those before it do not hear of it: what they send on is for nobody.
+        from.iter().for_each(|passing| refuse(passing, &why));
     }
-    // Those before it do not hear of it: what they send on is for nobody.
-    from.iter().for_each(drop);
 }
 
+/// If what comes behind is gone, it has said why.
+fn send(passing: Passing, to: &Sender<Passing>) {
+    let _ = to.send(passing);
+}
+
+/// A panic is a failure, too.
+fn guarded<T>(task: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let panicked = |panic: Box<dyn Any + Send>| Err(format!("a step panicked: {}", message(panic.as_ref())));
+    catch_unwind(AssertUnwindSafe(task)).unwrap_or_else(panicked)
+}
+
+/// Tells who waits for it why nothing comes of it.
+fn refuse(passing: Passing, why: &str) {
+    // Whoever asked may have gone.
+    match passing {
+        Passing::Prepare(to, _) => drop(to.send(Err(why.to_owned()))),
+        Passing::HoldKv(_, to, _) => drop(to.send(Err(why.to_owned()))),
+        Passing::Step(_) | Passing::Lost(_) => {}
+    }
+}
+
+/// What is asked of all stages at once goes on also where it fails here: the last one joins what they say.
 fn pass(peer: &mut Peer, passing: Passing, to: &Sender<Passing>) -> Result<(), String> {
-    let send = |passing| to.send(passing).map_err(|_| "what comes behind this stage has ended".to_owned());
     match passing {
         Passing::Step(mut step) => {
             compute(peer, &mut step).map_err(|error| error.to_string())?;
-            send(Passing::Step(step))
+            send(Passing::Step(step), to);
+            Ok(())
         }
-        Passing::Prepare(to, answers) => {
-            peer.prepare().map_err(|error| error.to_string())?;
+        Passing::Prepare(asker, answers) => {
             let (own, answers) = answers.one_more();
-            send(Passing::Prepare(to, answers))?;
-            answer(peer.prepared(), &own)
+            let asked = peer.prepare();
+            send(Passing::Prepare(asker, answers), to);
+            answer(asked.and_then(|()| peer.prepared()), &own)
         }
-        Passing::HoldKv(held, to, answers) => {
-            peer.hold_kv(held).map_err(|error| error.to_string())?;
+        Passing::HoldKv(held, asker, answers) => {
             let (own, answers) = answers.one_more();
-            send(Passing::HoldKv(held, to, answers))?;
-            answer(peer.done(), &own)
+            let asked = peer.hold_kv(held);
+            send(Passing::HoldKv(held, asker, answers), to);
+            answer(asked.and_then(|()| peer.done()), &own)
         }
         Passing::Lost(why) => Err(why),
     }
@@ -158,6 +182,7 @@ fn pass(peer: &mut Peer, passing: Passing, to: &Sender<Passing>) -> Result<(), S
 
 /// There is no tier, so blocks are copied and not moved otherwise.
 fn compute(peer: &mut Peer, step: &mut PassedStep) -> Result<(), PipelineError> {
+    let started = Instant::now();
     for moved in &step.plan.moves {
         if let Move::Copy { from, to } = *moved {
             peer.copy_block(from, to)?;
@@ -166,5 +191,6 @@ fn compute(peer: &mut Peer, step: &mut PassedStep) -> Result<(), PipelineError> 
     if !step.batch.is_empty() {
         step.activations = peer.forward(&step.batch, &step.activations)?;
     }
+    step.busy = step.busy.max(started.elapsed());
     Ok(())
 }

@@ -12,11 +12,12 @@ use crate::common::tiny::Tiny;
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::memory::KvDataType;
 use windlass_engine_core::constraint::{Constraint, TokenSet};
-use windlass_engine_core::executor::Executor;
+use windlass_engine_core::draft::DraftTree;
+use windlass_engine_core::executor::{Executor, ExecutorError};
 use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, RowOutput, SampleRow, StepPlan, Ticket};
 use windlass_engine_core::request::{RequestId, Sampling};
 use windlass_engine_model::{
-    ActivationType, Gathering, KvBudget, LoadError, LoadOptions, Loaded, load, load_leader, work,
+    ActivationType, CpuExecutor, Gathering, KvBudget, LoadError, LoadOptions, Loaded, load, load_leader, work,
 };
 use windlass_kernels::WeightType;
 
@@ -145,13 +146,13 @@ fn a_row_whose_token_is_still_drawn_fails_alone() {
     let worker = worker(tiny(), 1, 2, leader, 1);
     let mut executor = load_leader(&checkpoint(tiny()), &options(1), &gathering).unwrap().executor;
     let drawn = InputToken::SampledBy { ticket: Ticket(0), row: 0 };
+    let draws = PlanRow { sample: Some(crate::common::driver::sample_row(&Sampling::GREEDY)), ..row() };
     let unknown = PlanRow { request: RequestId(1), tokens: vec![drawn], blocks: [BlockId(1)].into(), ..row() };
-    for (rows, computed) in [(vec![row(), unknown.clone()], 1), (vec![unknown], 0)] {
-        let ticket = executor.submit(StepPlan { moves: Vec::new(), rows }).unwrap();
-        let outputs = executor.collect(ticket).unwrap().rows;
-        assert!(outputs[..computed].iter().all(|output| *output == RowOutput::Computed), "{outputs:?}");
-        assert!(matches!(outputs[computed], RowOutput::Failed(_)), "{outputs:?}");
-    }
+    let steps = [vec![draws], vec![unknown, row()]];
+    let tickets = steps.map(|rows| executor.submit(StepPlan { moves: Vec::new(), rows }).unwrap());
+    let [first, second] = tickets.map(|ticket| executor.collect(ticket).unwrap().rows);
+    assert!(matches!(first[..], [RowOutput::Sampled(_)]), "{first:?}");
+    assert!(matches!(second[..], [RowOutput::Failed(_), RowOutput::Computed]), "{second:?}");
     drop(executor);
     worker.join().unwrap().unwrap();
 }
@@ -198,24 +199,91 @@ fn stages_sleep_and_wake_together() {
     worker.join().unwrap().unwrap();
 }
 
+/// A row whose guesses are of these tokens, behind the first three of a text.
+fn guessing(text: &[u32], guesses: &[u32]) -> PlanRow {
+    let draft = DraftTree::chain(guesses.iter().copied());
+    let sample = SampleRow { draft, ..crate::common::driver::sample_row(&Sampling::GREEDY) };
+    let tokens = text[..3].iter().copied().map(InputToken::Known).collect();
+    PlanRow { tokens, sample: Some(sample), ..row() }
+}
+
+/// All of those that hold, some, and none; and what is drawn afterwards is what would be without any.
 #[test]
-fn a_stage_that_is_lost_ends_the_step_with_its_name() {
-    let (gathering, leader) = gathering(2, PATIENCE);
-    // A stage in name only: it joins with a real one's words, and hangs up before its first step.
+fn guesses_are_judged_through_all_stages() {
+    let mut whole = load(&checkpoint(tiny()), &options(1)).unwrap().executor;
+    let job = Job::greedy(&[5, 9, 200]);
+    let said = generate(&mut whole, &[job.clone()], 6, 16, 1).remove(0);
+    let text = [&job.prompt[..], &said].concat();
+    let (gathering, leader) = gathering(3, PATIENCE);
+    let workers = [1, 2].map(|node_rank| worker(tiny(), node_rank, 3, leader, 1));
+    let mut executor = load_leader(&checkpoint(tiny()), &options(1), &gathering).unwrap().executor;
+    let wrong = (said[1] + 1) % 320;
+    for (guesses, held) in [(vec![said[0], said[1], said[2]], 3), (vec![said[0], wrong, said[2]], 1), (vec![wrong], 0)]
+    {
+        let ticket = executor.submit(StepPlan { moves: Vec::new(), rows: vec![guessing(&text, &guesses)] }).unwrap();
+        let expected = RowOutput::Verified(said[..=held].to_vec());
+        assert_eq!(executor.collect(ticket).unwrap().rows, [expected], "{guesses:?}");
+    }
+    assert_eq!(generate(&mut executor, &[job], 6, 16, 1), [said]);
+    drop(executor);
+    workers.into_iter().for_each(|worker| worker.join().unwrap().unwrap());
+}
+
+/// A pipeline of which the last stage that joins is one in name only: it joins with a real one's words, and hangs up before
+/// its first step.
+fn with_a_stage_that_hangs_up(stages: u32, then: impl FnOnce(&mut CpuExecutor)) {
+    let (gathering, leader) = gathering(stages, PATIENCE);
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
-    let worker = worker(tiny(), 1, 2, proxy.local_addr().unwrap(), 1);
+    let sound: Vec<_> = (1..stages - 1).map(|node_rank| worker(tiny(), node_rank, stages, leader, 1)).collect();
+    let lost = worker(tiny(), stages - 1, stages, proxy.local_addr().unwrap(), 1);
     let cut = thread::spawn(move || relay_until_ready(&proxy, leader));
     let mut executor = load_leader(&checkpoint(tiny()), &options(1), &gathering).unwrap().executor;
     cut.join().unwrap();
-    // Also of the step behind, and of one that comes later.
-    let tickets = [(); 2].map(|()| executor.submit(StepPlan { moves: Vec::new(), rows: vec![row()] }).unwrap());
-    let errors = tickets.map(|ticket| executor.collect(ticket).unwrap_err().to_string());
-    assert!(errors[0].contains("node 1 of the pipeline, at 127.0.0.1") && errors[0] == errors[1], "{errors:?}");
-    let ticket = executor.submit(StepPlan { moves: Vec::new(), rows: vec![row()] }).unwrap();
-    assert_eq!(executor.collect(ticket).unwrap_err().to_string(), errors[0]);
+    then(&mut executor);
     drop(executor);
-    let error = worker.join().unwrap().unwrap_err().to_string();
+    let error = lost.join().unwrap().unwrap_err().to_string();
     assert!(error.contains("the leader of the pipeline") && error.contains("closed"), "{error}");
+    sound.into_iter().for_each(|worker| worker.join().unwrap().unwrap());
+}
+
+/// Where it is the first of two, the second of three, the third of four.
+#[test]
+fn a_stage_that_is_lost_ends_the_step_with_its_name() {
+    for stages in [2, 3, 4] {
+        with_a_stage_that_hangs_up(stages, |executor| {
+            let plan = || StepPlan { moves: Vec::new(), rows: vec![row()] };
+            // Also of the step behind, and of what comes later.
+            let tickets = [(); 2].map(|()| executor.submit(plan()).unwrap());
+            let errors = tickets.map(|ticket| executor.collect(ticket).unwrap_err().to_string());
+            let name = format!("node {} of the pipeline, at 127.0.0.1", stages - 1);
+            assert!(errors[0].contains(&name) && errors[0] == errors[1], "{errors:?}");
+            let later = executor.submit(plan()).and_then(|ticket| executor.collect(ticket)).unwrap_err();
+            let asked = [executor.prepare().unwrap_err(), executor.hold_kv(false).unwrap_err(), later];
+            assert_eq!(asked.map(|error| error.to_string()), [(); 3].map(|()| errors[0].clone()));
+        });
+    }
+}
+
+#[test]
+fn a_stage_that_is_lost_is_named_whatever_is_asked_of_it() {
+    let asks: [fn(&mut CpuExecutor) -> ExecutorError; 2] =
+        [|executor| executor.prepare().unwrap_err(), |executor| executor.hold_kv(false).unwrap_err()];
+    for ask in asks {
+        with_a_stage_that_hangs_up(3, |executor| {
+            let error = ask(executor).to_string();
+            assert!(error.contains("node 2 of the pipeline, at 127.0.0.1"), "{error}");
+        });
+    }
+}
+
+#[test]
+fn a_pipeline_is_dropped_with_a_step_in_each_stage() {
+    let (gathering, leader) = gathering(3, PATIENCE);
+    let workers = [1, 2].map(|node_rank| worker(tiny(), node_rank, 3, leader, 1));
+    let mut executor = load_leader(&checkpoint(tiny()), &options(1), &gathering).unwrap().executor;
+    (0..3).for_each(|_| _ = executor.submit(StepPlan { moves: Vec::new(), rows: vec![row()] }).unwrap());
+    drop(executor);
+    workers.into_iter().for_each(|worker| worker.join().unwrap().unwrap());
 }
 
 fn row() -> PlanRow {

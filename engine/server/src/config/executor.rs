@@ -299,12 +299,7 @@ fn check_together(args: &ServeArgs) -> Result<(), Failure> {
         let size = args.swap_space.to_string();
         return Err(unsupported("--swap-space", &size, "blocks that are divided among ranks or nodes are not swapped"));
     }
-    match &args.speculative_config {
-        Some(config) if nodes > 1 => {
-            Err(unsupported("--speculative-config", config, "a pipeline of several nodes computes no guesses"))
-        }
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 fn pipeline(args: &ServeArgs) -> Result<Option<PipelineConfig>, Failure> {

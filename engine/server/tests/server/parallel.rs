@@ -105,7 +105,8 @@ async fn two_processes_share_the_layers() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let common = format!("--threads 1 --pipeline-parallel-size 2 --master-port {port}");
     let mut second = spawn(&model, &format!("{common} --node-rank 1 --headless"));
-    let mut first = serving(spawn(&model, &format!("{common} --termination-log {}", log.display()))).await;
+    let guesses = r#"--speculative-config {"method":"ngram","prompt_lookup_min":1}"#;
+    let mut first = serving(spawn(&model, &format!("{common} {guesses} --termination-log {}", log.display()))).await;
     assert_eq!(first.ask().await, text);
 
     let asked = async |path: &str| Client::connect(first.admin).await.post(path, &json!({})).await;
