@@ -39,12 +39,12 @@ def output_of(command):
 class Engine:
     """Our benchmark, which prints `NAME FIGURE UNIT` lines."""
 
-    def __init__(self, binaries, threads):
-        self.program, self.threads = binaries / "examples" / "throughput", threads
+    def __init__(self, binaries, threads, options=()):
+        self.program, self.threads, self.options = binaries / "examples" / "throughput", threads, options
 
     def measure(self, model, *tests, options=()):
         """Figures by name; of each speed the better of two, the first of which also warms up."""
-        command = [self.program, model_file(model), f"threads={self.threads}", "repeats=2", *options, *tests]
+        command = [self.program, model_file(model), f"threads={self.threads}", "repeats=2", *self.options, *options, *tests]
         lines = (re.fullmatch(r"(\S+) ([\d.]+) .*", line) for line in output_of(command).splitlines())
         return {line[1]: float(line[2]) for line in lines if line}
 

@@ -5,7 +5,8 @@
 //! ```
 //! REFERENCE is what `llama-perplexity --save-all-logits` writes, or a folder with `tokens.txt` (numbers apart by blanks: one
 //! sequence) and `logits.f32` (little-endian, `[tokens, vocabulary]`). A line is printed for activations rounded as finely as
-//! they can be, and one for the default. With bounds given, the first line is held to them: the mean Kullback-Leibler
+//! they can be, one for the default, one for 8 bits by 256 values (as llama.cpp has them), and one for products that may hang
+//! on the number of tokens (`--no-deterministic`). With bounds given, the first line is held to them: the mean Kullback-Leibler
 //! divergence in nats, and the share of tokens after which both hold the same one for the likeliest.
 
 use std::error::Error;
@@ -28,9 +29,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let least_top_1 = words.next().map_or(Ok(0.0), |word| word.parse())?;
     let reference = read(Path::new(&reference)).map_err(|problem| format!("{reference}: {problem}"))?;
     let model = Checkpoint::open(Path::new(&checkpoint))?;
-    let fine = compare(&reference, &model, ActivationType::Int16)?;
+    let with = |activations| LoadOptions { activations, ..LoadOptions::default() };
+    let fine = compare(&reference, &model, with(ActivationType::Int16))?;
     println!("int16: {fine}");
-    println!("int8: {}", compare(&reference, &model, ActivationType::Int8)?);
+    println!("int8: {}", compare(&reference, &model, with(ActivationType::Int8))?);
+    println!("int8-256: {}", compare(&reference, &model, with(ActivationType::Int8By256))?);
+    let varying = LoadOptions { batch_invariant: false, ..LoadOptions::default() };
+    println!("no-deterministic: {}", compare(&reference, &model, varying)?);
     match fine.mean_kl() <= most_kl && fine.top_1() >= least_top_1 {
         true => Ok(()),
         false => Err(format!("{checkpoint}: beyond mean KL {most_kl:e} or below {least_top_1} of the same").into()),
@@ -54,11 +59,11 @@ fn sequence(folder: &Path) -> Result<Window, Box<dyn Error>> {
     Ok(Window { tokens, first: 0, rows: logits.chunks_exact(vocabulary).map(<[f32]>::to_vec).collect() })
 }
 
-fn compare(windows: &[Window], model: &Checkpoint, activations: ActivationType) -> Result<Agreement, Box<dyn Error>> {
+fn compare(windows: &[Window], model: &Checkpoint, options: LoadOptions) -> Result<Agreement, Box<dyn Error>> {
     let longest = windows.iter().map(|window| window.tokens.len()).max().ok_or("there are no tokens")?;
     // As the other programs hold theirs, or finer than they.
     let kv_data_type = KvDataType::F16;
-    let options = LoadOptions { activations, kv_data_type, ..LoadOptions::default() };
+    let options = LoadOptions { kv_data_type, ..options };
     let mut reader = Reader::load(model, longest, &options)?;
     let mut agreement = Agreement::default();
     for Window { tokens, first, rows } in windows {

@@ -268,7 +268,10 @@ impl<'a> Draft<'a> {
         }
         let pool = Pool::with_kernels(threads, options.kernels).map_err(no_threads(threads))?;
         let vocabulary = shard.vocabulary.start as usize..shard.vocabulary.end as usize;
-        let activations = Activations::new(options.activations);
+        let activations = match options.batch_invariant {
+            true => Activations::new(options.activations),
+            false => Activations::new(options.activations).varying(),
+        };
         let config = self.config.of_rank(shard, self.stage);
         let kv = match options.kv_data_type {
             KvDataType::Bf16 => KvType::Bf16,

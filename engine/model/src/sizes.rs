@@ -40,8 +40,10 @@ pub struct LoadOptions {
     pub inputs_in_bytes: bool,
     /// What float weights become; absent for what they are.
     pub quantization: Option<Quantization>,
-    /// Whether no token may depend on what is computed beside it. Without, GPUs multiply many tokens in another order of sums
-    /// than few: faster, and equal but for rounding.
+    /// Whether no token may depend on what is computed beside it. Without, many tokens are multiplied otherwise than few: on GPUs
+    /// in another order of sums, on CPUs as [`Activations::varying`] says. That is faster, and equal but for rounding.
+    ///
+    /// [`Activations::varying`]: windlass_kernels::Activations::varying
     pub batch_invariant: bool,
     /// How keys and values are held.
     pub kv_data_type: KvDataType,
@@ -94,25 +96,28 @@ impl LoadOptions {
     pub(crate) fn choices_on_cpu(&self) -> BTreeMap<String, String> {
         let activations = match self.activations {
             ActivationType::Int8 => "int8",
+            ActivationType::Int8By256 => "int8-256",
             ActivationType::Int16 => "int16",
         };
-        self.choices([(ACTIVATION_DTYPE, activations.to_owned())])
+        self.choices(activations)
     }
 
     /// The same on a GPU.
     pub(crate) fn choices_on_cuda(&self) -> BTreeMap<String, String> {
         let activations = if self.inputs_in_bytes { "int8" } else { "bf16" };
-        self.choices([(ACTIVATION_DTYPE, activations.to_owned()), (DETERMINISTIC, self.batch_invariant.to_string())])
+        self.choices(activations)
     }
 
-    fn choices<const N: usize>(&self, of_device: [(&str, String); N]) -> BTreeMap<String, String> {
-        let of_all = [
+    fn choices(&self, activations: &str) -> BTreeMap<String, String> {
+        let choices = [
+            (ACTIVATION_DTYPE, activations.to_owned()),
+            (DETERMINISTIC, self.batch_invariant.to_string()),
             (flags::QUANTIZATION, self.quantization.map_or("auto", Quantization::name).to_owned()),
             (flags::KV_CACHE_DTYPE, self.kv_data_type.name().to_owned()),
             (flags::TENSOR_PARALLEL_SIZE, self.tensor_parallel.to_string()),
             (EXPERT_PARALLEL, self.expert_parallel.to_string()),
         ];
-        of_device.into_iter().chain(of_all).map(|(flag, value)| (flag.to_owned(), value)).collect()
+        choices.into_iter().map(|(flag, value)| (flag.to_owned(), value)).collect()
     }
 
     /// The groups of layers that take least for the longest sequence.

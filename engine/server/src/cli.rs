@@ -121,6 +121,9 @@ pub enum ExecutorKind {
 pub enum ActivationDtype {
     /// 8 bits in blocks of 32: the fastest
     Int8,
+    /// 8 bits by 256 values, as llama.cpp rounds what multiplies K-quants: coarser, to compare with it
+    #[value(name = "int8-256")]
+    Int8By256,
     /// Two times 8 bits: as good as floats, for twice the products
     Int16,
 }
@@ -129,6 +132,7 @@ impl From<ActivationDtype> for ActivationType {
     fn from(dtype: ActivationDtype) -> ActivationType {
         match dtype {
             ActivationDtype::Int8 => ActivationType::Int8,
+            ActivationDtype::Int8By256 => ActivationType::Int8By256,
             ActivationDtype::Int16 => ActivationType::Int16,
         }
     }
@@ -381,8 +385,8 @@ pub struct ServeArgs {
     /// Same bytes out whatever else is served: so it is without the flag, too
     #[arg(long, help_heading = "Batching and memory")]
     pub deterministic: bool,
-    /// On CUDA: multiply many tokens at once by wider products, which round otherwise, so that a token may depend on
-    /// what is computed beside it; changes nothing elsewhere
+    /// Multiply many tokens at once faster than few, by products that round otherwise, so that a token may depend on what is
+    /// computed beside it: on CUDA, and on CPUs with AVX-512 where weights have less than 8 bits
     #[arg(long, conflicts_with = "deterministic", help_heading = "Batching and memory")]
     pub no_deterministic: bool,
     /// Who guesses tokens ahead: {"method": "ngram"|"suffix"|"draft_model", "num_speculative_tokens": N,
@@ -561,6 +565,9 @@ pub struct EvalArgs {
     /// How finely both models' activations are rounded before they multiply quantized weights
     #[arg(long, value_enum, default_value_t = ActivationDtype::Int8, value_name = "TYPE")]
     pub activation_dtype: ActivationDtype,
+    /// Let products of many tokens round both models' weights and activations as `serve --no-deterministic` does
+    #[arg(long)]
+    pub no_deterministic: bool,
     /// Tokens that are read together; the second half of them is scored
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     pub window_tokens: usize,

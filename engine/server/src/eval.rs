@@ -74,7 +74,8 @@ impl Evaluated {
 fn options(args: &EvalArgs) -> LoadOptions {
     let options = LoadOptions::default();
     let threads = args.threads.unwrap_or(options.threads);
-    LoadOptions { threads, activations: args.activation_dtype.into(), ..options }
+    let (activations, batch_invariant) = (args.activation_dtype.into(), !args.no_deterministic);
+    LoadOptions { threads, activations, batch_invariant, ..options }
 }
 
 /// What the model's floats are to become.

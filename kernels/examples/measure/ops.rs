@@ -33,17 +33,24 @@ pub fn matrix_products(bench: &Bench) -> Result<(), Box<dyn std::error::Error>> 
                 .map(|_| PackedMatrix::pack(&bench.pool, weight_type, rows, cols, &bytes))
                 .collect::<Result<_, _>>()?;
             for tokens in [1, 4, 16, 512] {
-                product(bench, &format!("{name} × {tokens}"), &matrices, tokens);
+                product(
+                    bench,
+                    &format!("{name} × {tokens}"),
+                    &matrices,
+                    tokens,
+                    Activations::new(ActivationType::Int8),
+                );
             }
+            let varying = Activations::new(ActivationType::Int8).varying();
+            product(bench, &format!("{name} × 512 varying"), &matrices, 512, varying);
         }
     }
     Ok(())
 }
 
-fn product(bench: &Bench, name: &str, matrices: &[PackedMatrix], tokens: usize) {
+fn product(bench: &Bench, name: &str, matrices: &[PackedMatrix], tokens: usize, mut activations: Activations) {
     let (rows, cols) = (matrices[0].rows(), matrices[0].cols());
     let input: Vec<f32> = (0..tokens * cols).map(|i| (i % 17) as f32 - 8.0).collect();
-    let mut activations = Activations::new(ActivationType::Int8);
     let mut out = vec![0.0; tokens * rows];
     let mut turn = matrices.iter().cycle();
     let work = Work { bytes: matrices[0].bytes(), operations: 2 * rows * cols * tokens };

@@ -7,6 +7,16 @@ use crate::Pool;
 use crate::simd::{Kernel, LANES, Simd};
 use crate::weights::cell::BLOCK;
 
+/// Blocks of a span: the 256 columns of a K-quant's superblock.
+pub(crate) const SPAN_BLOCKS: usize = 8;
+
+/// What shares a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScaleOf {
+    Block,
+    Span,
+}
+
 /// Values that one worker converts at a time.
 const PART_VALUES: usize = 16384;
 
@@ -19,7 +29,7 @@ const NEGLIGIBLE: f32 = 1e-36;
 pub(crate) struct Block {
     /// In fours, as the dot product takes them; none is -128.
     pub(crate) codes: [[i8; 4]; BLOCK / 4],
-    /// The largest magnitude over 127.
+    /// The largest magnitude of the block, or of its span, over 127.
     pub(crate) scale: f32,
     /// `Σ codes`.
     pub(crate) sum: f32,
@@ -37,6 +47,10 @@ pub(crate) struct Blocks {
     /// Blocks of an input.
     per_input: usize,
     blocks: Vec<Block>,
+    /// Spans of an input.
+    spans: usize,
+    /// `-Σ codes` of spans: group by group, `[spans][inputs of the group]`.
+    negated_sums: Vec<i32>,
 }
 
 /// Inputs that are multiplied together.
@@ -48,6 +62,8 @@ pub(crate) struct Group<'a> {
     pub(crate) size: usize,
     /// `[cols / 32][size]`.
     pub(crate) blocks: &'a [Block],
+    /// `[cols / 256][size]`: `-Σ codes` of spans, the last of which may have fewer columns.
+    pub(crate) negated_sums: &'a [i32],
 }
 
 impl Blocks {
@@ -68,27 +84,30 @@ impl Blocks {
     pub(crate) fn groups(&self) -> impl Iterator<Item = Group<'_>> {
         self.grouping.groups(self.inputs).map(|group| {
             let blocks = &self.blocks[group.start * self.per_input..group.end * self.per_input];
-            Group { first: group.start, size: group.len(), blocks }
+            let negated_sums = &self.negated_sums[group.start * self.spans..group.end * self.spans];
+            Group { first: group.start, size: group.len(), blocks, negated_sums }
         })
     }
 
-    /// Takes in `values`, whole tokens of `cols`, each as so many planes.
-    pub(super) fn load(&mut self, pool: &Pool, values: &[f32], cols: usize, planes: usize) {
+    /// Takes in `values`, whole tokens of `cols`, each as so many planes; a scale is of a block, or of a span.
+    pub(super) fn load(&mut self, pool: &Pool, values: &[f32], cols: usize, planes: usize, scale: ScaleOf) {
         self.inputs = values.len() / cols * planes;
-        self.per_input = cols / BLOCK;
+        (self.per_input, self.spans) = (cols / BLOCK, (cols / BLOCK).div_ceil(SPAN_BLOCKS));
         self.grouping = Grouping::of(pool.kernels(), self.inputs);
         self.blocks.resize(self.inputs * self.per_input, Block::default());
-        let (per_input, grouping, inputs) = (self.per_input, self.grouping, self.inputs);
-        let blocks_at_once = |size: usize| (PART_VALUES / BLOCK / size).max(1);
-        let count = grouping.groups(inputs).map(|group| per_input.div_ceil(blocks_at_once(group.len()))).sum();
-        let mut left = self.blocks.as_mut_slice();
+        self.negated_sums.resize(self.inputs * self.spans, 0);
+        let (per_input, spans, grouping, inputs) = (self.per_input, self.spans, self.grouping, self.inputs);
+        let spans_at_once = |size: usize| (PART_VALUES / BLOCK / SPAN_BLOCKS / size).max(1);
+        let count = grouping.groups(inputs).map(|group| spans.div_ceil(spans_at_once(group.len()))).sum();
+        let (mut blocks_left, mut sums_left) = (self.blocks.as_mut_slice(), self.negated_sums.as_mut_slice());
         let parts = grouping.groups(inputs).flat_map(move |group| {
-            let (blocks, after) = mem::take(&mut left).split_at_mut(group.len() * per_input);
-            left = after;
+            let (size, at_once) = (group.len(), spans_at_once(group.len()));
+            let blocks = take_first(&mut blocks_left, size * per_input).chunks_mut(at_once * SPAN_BLOCKS * size);
+            let sums = take_first(&mut sums_left, size * spans).chunks_mut(at_once * size);
             let tokens = &values[group.start / planes * cols..group.end / planes * cols];
-            let (size, at_once) = (group.len(), blocks_at_once(group.len()));
-            let parts = blocks.chunks_mut(at_once * size).enumerate();
-            parts.map(move |(i, blocks)| Quantize { tokens, cols, blocks, first: i * at_once, planes })
+            (0..).step_by(at_once * SPAN_BLOCKS).zip(blocks.zip(sums)).map(move |(first, (blocks, negated_sums))| {
+                Quantize { tokens, cols, blocks, negated_sums, first, planes, scale }
+            })
         });
         pool.for_each_of(count, parts, |part| pool.kernels().call(part));
     }
@@ -101,15 +120,25 @@ impl Blocks {
     }
 }
 
-/// Some blocks of the inputs of a group.
+/// The first `count`, which are gone from what is left.
+fn take_first<'a, T>(left: &mut &'a mut [T], count: usize) -> &'a mut [T] {
+    let (first, rest) = mem::take(left).split_at_mut(count);
+    *left = rest;
+    first
+}
+
+/// Some blocks of the inputs of a group, in whole spans but for the last of a row.
 struct Quantize<'a> {
     /// `[tokens, cols]`, whose planes are the group's inputs.
     tokens: &'a [f32],
     cols: usize,
     /// `[blocks][inputs of the group]`, from block `first` of each input on.
     blocks: &'a mut [Block],
+    /// `[spans][inputs of the group]`.
+    negated_sums: &'a mut [i32],
     first: usize,
     planes: usize,
+    scale: ScaleOf,
 }
 
 impl Kernel for Quantize<'_> {
@@ -120,21 +149,46 @@ impl Kernel for Quantize<'_> {
         let size = self.tokens.len() / self.cols * self.planes;
         for (token, values) in self.tokens.chunks_exact(self.cols).enumerate() {
             let values = &values.as_chunks().0[self.first..][..self.blocks.len() / size];
-            for (values, blocks) in values.iter().zip(self.blocks.chunks_exact_mut(size)) {
-                let input = token * self.planes;
-                blocks[input] = quantize(simd, values);
-                if self.planes == 2 {
-                    blocks[input + 1] = quantize(simd, &rest(simd, values, &blocks[input]));
+            let input = token * self.planes;
+            let spans = self.blocks.chunks_mut(size * SPAN_BLOCKS).zip(self.negated_sums.chunks_exact_mut(size));
+            for (values, (blocks, negated_sums)) in values.chunks(SPAN_BLOCKS).zip(spans) {
+                let of_span = if self.scale == ScaleOf::Span { largest(simd, values) } else { 0.0 };
+                let mut sums = [0; 2];
+                for (values, blocks) in values.iter().zip(blocks.chunks_exact_mut(size)) {
+                    let magnitude = match self.scale {
+                        ScaleOf::Block => largest(simd, std::slice::from_ref(values)),
+                        ScaleOf::Span => of_span,
+                    };
+                    blocks[input] = quantize(simd, values, magnitude);
+                    sums[0] += blocks[input].negated_sum;
+                    if self.planes == 2 {
+                        let rest = rest(simd, values, &blocks[input]);
+                        blocks[input + 1] = quantize(simd, &rest, largest(simd, std::slice::from_ref(&rest)));
+                        sums[1] += blocks[input + 1].negated_sum;
+                    }
                 }
+                negated_sums[input..][..self.planes].copy_from_slice(&sums[..self.planes]);
             }
         }
     }
 }
 
+/// The largest magnitude.
 #[inline(always)]
-fn quantize<S: Simd>(simd: S, values: &[f32; BLOCK]) -> Block {
+fn largest<S: Simd>(simd: S, blocks: &[[f32; BLOCK]]) -> f32 {
+    let mut most = simd.splat(0.0);
+    for values in blocks {
+        let [low, high] = halves(values);
+        let (low, high) = (magnitudes(simd, simd.load(low)), magnitudes(simd, simd.load(high)));
+        most = simd.max(simd.max(low, high), most);
+    }
+    simd.largest(most)
+}
+
+/// Values of which none is greater than `magnitude`.
+#[inline(always)]
+fn quantize<S: Simd>(simd: S, values: &[f32; BLOCK], magnitude: f32) -> Block {
     let [low, high] = halves(values).map(|half| simd.load(half));
-    let magnitude = simd.largest(simd.max(magnitudes(simd, low), magnitudes(simd, high)));
     let inverse = simd.splat(if magnitude > NEGLIGIBLE { 127.0 / magnitude } else { 0.0 });
     let (low, high) = (simd.round(simd.mul(low, inverse)), simd.round(simd.mul(high, inverse)));
     let mut block = Block::default();

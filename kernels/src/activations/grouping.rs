@@ -60,6 +60,19 @@ impl Kernel for DirectInputs {
     }
 }
 
+/// Whether columns of weights are merged for products of many inputs, where those may be: it saves what a block's scale costs
+/// where products of bytes are sums at once, and needs registers for many. (Where there are none it is the reference.)
+pub(crate) struct MergesColumns;
+
+impl Kernel for MergesColumns {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _simd: S) -> bool {
+        (S::WIDE_PRODUCTS && S::MANY_REGISTERS) || !S::REGISTERS
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

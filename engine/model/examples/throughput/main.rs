@@ -4,7 +4,7 @@
 //! cargo run --release -p windlass-engine-model --example throughput -- MODEL.gguf [OPTION=VALUE]... [TEST]...
 //! ```
 //! Options are `threads=` (all processors), `repeats=` (3, the best counts: other work only ever slows a run),
-//! `kernels=` (the fastest), `kv=` (bf16; how keys and values are held). Tests are `pp512`, `tg128` (as `llama-bench -p 512 -n 128`), `tg64x16@128` (as
+//! `kernels=` (the fastest), `kv=` (bf16; how keys and values are held), `deterministic=` (true). Tests are `pp512`, `tg128` (as `llama-bench -p 512 -n 128`), `tg64x16@128` (as
 //! `llama-batched-bench -npp 128 -ntg 64 -npl 16`), with other numbers too; these three are run when none is named, and
 //! `machine` says what the machine reads and multiplies at best. One line is printed for each: its name and figures.
 
@@ -34,6 +34,7 @@ struct Arguments {
     repeats: usize,
     kernels: Kernels,
     kv_data_type: KvDataType,
+    batch_invariant: bool,
     machine: bool,
     tests: Vec<Test>,
 }
@@ -56,11 +57,18 @@ impl Arguments {
     fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, Box<dyn Error>> {
         let path = words
             .next()
-            .ok_or("usage: throughput MODEL.gguf [threads=N] [repeats=N] [kernels=NAME] [kv=TYPE] [TEST]...")?;
+            .ok_or("usage: throughput MODEL.gguf [threads=N] [repeats=N] [kernels=NAME] [kv=TYPE] [deterministic=BOOL] [TEST]...")?;
         let (threads, kernels) = (LoadOptions::default().threads, Kernels::detect());
-        let kv_data_type = KvDataType::default();
-        let mut arguments =
-            Arguments { path, threads, repeats: 3, kernels, kv_data_type, machine: false, tests: Vec::new() };
+        let mut arguments = Arguments {
+            path,
+            threads,
+            repeats: 3,
+            kernels,
+            kv_data_type: KvDataType::default(),
+            batch_invariant: true,
+            machine: false,
+            tests: Vec::new(),
+        };
         for word in words {
             match word.split_once('=') {
                 Some(("threads", value)) => arguments.threads = value.parse()?,
@@ -69,6 +77,7 @@ impl Arguments {
                 Some(("kv", value)) => {
                     arguments.kv_data_type = KvDataType::named(value).ok_or("kv is bf16, f16, fp8, int8 or int4")?;
                 }
+                Some(("deterministic", value)) => arguments.batch_invariant = value.parse()?,
                 _ if word == "machine" => arguments.machine = true,
                 _ => arguments.tests.push(word.parse()?),
             }
@@ -93,6 +102,7 @@ fn load(arguments: &Arguments) -> Result<Built, Box<dyn Error>> {
         threads: arguments.threads,
         kernels: arguments.kernels,
         kv_data_type: arguments.kv_data_type,
+        batch_invariant: arguments.batch_invariant,
         block_tokens: BLOCK_TOKENS as u32,
         kv: KvBudget::Blocks(blocks.max(STEP_TOKENS / BLOCK_TOKENS) as u32),
         max_sequences: arguments.tests.iter().map(|test| test.sequences).max().unwrap_or(1) as u32,

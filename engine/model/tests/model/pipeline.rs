@@ -212,7 +212,7 @@ fn guessing(text: &[u32], guesses: &[u32]) -> PlanRow {
 fn guesses_are_judged_through_all_stages() {
     let mut whole = load(&checkpoint(tiny()), &options(1)).unwrap().executor;
     let job = Job::greedy(&[5, 9, 200]);
-    let said = generate(&mut whole, &[job.clone()], 6, 16, 1).remove(0);
+    let said = generate(&mut whole, std::slice::from_ref(&job), 6, 16, 1).remove(0);
     let text = [&job.prompt[..], &said].concat();
     let (gathering, leader) = gathering(3, PATIENCE);
     let workers = [1, 2].map(|node_rank| worker(tiny(), node_rank, 3, leader, 1));
@@ -321,6 +321,7 @@ pub fn pass_frame(from: &mut TcpStream, to: &mut TcpStream) -> Option<u8> {
 fn a_stage_that_rounds_otherwise_is_refused_on_both_sides() {
     for (of_stage, words) in [
         (LoadOptions { activations: ActivationType::Int16, ..options(1) }, "--activation-dtype int16, not int8"),
+        (LoadOptions { batch_invariant: false, ..options(1) }, "--deterministic false, not true"),
         (LoadOptions { kv_data_type: KvDataType::Int8, ..options(1) }, "--kv-cache-dtype int8, not bf16"),
         (options(2), "--tensor-parallel-size 2, not 1"),
     ] {

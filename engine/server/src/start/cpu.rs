@@ -51,12 +51,14 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
     let load_seconds = clock.seconds() - began;
     let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
     let download_seconds = record::download_seconds(&cpu.model);
-    let flags = vec![
+    let varies = (!cpu.batch_invariant).then(|| "no-deterministic".to_owned());
+    let flags = [
         cpu.quantization_flag(weight_type),
         format!("kv-cache-dtype={}", config.batching.kv_data_type.name()),
         format!("activation-dtype={:?}", cpu.cpu_activations()),
         cpu.ranks_flag(),
     ];
+    let flags = flags.into_iter().chain(varies).collect();
     let on = BuiltOn {
         device: "cpu",
         tensor_parallel: ledgers.len() as u32,

@@ -42,6 +42,33 @@ fn codes_are_nearest_with_a_scale_for_each_block_in_every_set() {
     }
 }
 
+/// Also the last of a row, which is shorter: here 64 of 320.
+#[test]
+fn spans_share_the_scale_of_their_largest_value_and_hold_the_sum_of_their_codes() {
+    let (cols, tokens) = (320, 19);
+    let values = Random::new(3).values(cols * tokens, 5.0);
+    for kernels in Kernels::available() {
+        let pool = Pool::with_kernels(2, kernels).unwrap();
+        let mut activations = Activations::new(ActivationType::Int8By256);
+        activations.load(&pool, &values, &[&packed(&pool, WeightType::Q4_0, 16, cols, 1)]);
+        for group in activations.blocks().groups() {
+            for (at, negated_sum) in group.negated_sums.iter().enumerate() {
+                let (span, input) = (at / group.size, at % group.size);
+                let blocks: Vec<&Block> = group.blocks.iter().skip(input).step_by(group.size).collect();
+                let blocks = blocks.chunks(SPAN_BLOCKS).nth(span).unwrap();
+                let values = &values[(group.first + input) * cols..][..cols];
+                let values = values.chunks(SPAN_BLOCKS * BLOCK).nth(span).unwrap();
+                assert_eq!(blocks.iter().map(|block| block.negated_sum).sum::<i32>(), *negated_sum);
+                for (decoded, &value) in blocks.iter().copied().flat_map(decoded).zip(values) {
+                    let (error, half_step) = ((decoded - f64::from(value)).abs(), largest(values) / 254.0);
+                    assert!(error <= 1.0002 * half_step, "{}: {value} missed by {error}", kernels.name());
+                }
+            }
+            assert_eq!(group.negated_sums.len(), 2 * group.size);
+        }
+    }
+}
+
 #[test]
 fn blocks_hold_the_sums_of_their_codes() {
     let values = Random::new(5).values(512, 5.0);

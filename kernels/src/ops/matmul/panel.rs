@@ -4,9 +4,10 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 
 use super::PANEL_TILES;
+use super::merged::{Merge, MergedProduct};
 use super::output::Columns;
 use super::quantized::{Lanes, multiply_codes, run_of, start, sum_of};
-use crate::activations::blocks::{Block, Blocks, Group};
+use crate::activations::blocks::{Block, Blocks, Group, SPAN_BLOCKS};
 use crate::activations::grouping::PANEL_INPUTS;
 use crate::simd::{Kernel, Kernels, LANES, Simd};
 use crate::weights::cell::{BLOCK, Codes, QuantizedCell};
@@ -18,16 +19,16 @@ const STRETCH_BLOCKS: usize = 64;
 /// One block of one tile unpacked: codes in bytes, scales in f32.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct PanelBlock {
-    codes: Codes,
-    scales: [[f32; LANES]; 2],
-    minimums: [[f32; LANES]; 2],
+pub(super) struct PanelBlock {
+    pub(super) codes: Codes,
+    pub(super) scales: [[f32; LANES]; 2],
+    pub(super) minimums: [[f32; LANES]; 2],
 }
 
 const EMPTY: PanelBlock = PanelBlock { codes: [[0; 64]; 8], scales: [[0.0; LANES]; 2], minimums: [[0.0; LANES]; 2] };
 
 /// The results of one input.
-type Sums = [[f32; LANES]; PANEL_TILES];
+pub(super) type Sums = [[f32; LANES]; PANEL_TILES];
 
 /// A worker's buffers.
 #[derive(Default)]
@@ -42,12 +43,21 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
+/// How a panel's columns are scaled.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scales {
+    /// As the format has them.
+    OfTheFormat,
+    /// By spans: codes are rounded to bytes for it.
+    Merged,
+}
+
 /// Multiplies `tiles`, the second of which may be empty, with all inputs, and has the cache fetch the cells of `next`.
 pub(super) fn multiply<C: QuantizedCell>(
     kernels: Kernels,
     tiles: [&[C]; PANEL_TILES],
     next: &[C],
-    inputs: &Blocks,
+    (inputs, scales): (&Blocks, Scales),
     planes: usize,
     mut out: Columns<'_>,
 ) {
@@ -62,12 +72,15 @@ pub(super) fn multiply<C: QuantizedCell>(
             let panel = &mut panel[..(end - start) * per_cell];
             let part = |tile: &'_ [C]| start.min(tile.len())..end.min(tile.len());
             kernels.call(Unpack { tiles: tiles.map(|tile| &tile[part(tile)]), panel });
+            if scales == Scales::Merged {
+                kernels.call(Merge::<C> { panel, cell: PhantomData });
+            }
             let mut ahead = Ahead::new(&next[next.len() * start / cells..next.len() * end / cells]);
             for group in inputs.groups() {
                 let product =
                     Stretch { panel, first_block: start * per_cell / C::PARTS, ahead: ahead.take(panel.len()) };
                 let of_group = group.first..group.first + group.size;
-                product.multiply::<C>(kernels, group, sums);
+                product.multiply::<C>(kernels, group, scales, sums);
                 // Sums that are whole leave while the cache still has them.
                 if end == cells {
                     of_group.for_each(|input| out.put(planes, input, &sums[input]));
@@ -88,13 +101,13 @@ struct Stretch<'a> {
 
 impl Stretch<'_> {
     /// Adds a group's products to the sums of all inputs.
-    fn multiply<C: QuantizedCell>(self, kernels: Kernels, group: Group<'_>, sums: &mut [Sums]) {
-        let sums = &mut sums[group.first..];
+    fn multiply<C: QuantizedCell>(self, kernels: Kernels, group: Group<'_>, scales: Scales, sums: &mut [Sums]) {
+        let (inputs, sums) = ((group, scales), &mut sums[group.first..]);
         match group.size {
-            1 => self.multiply_group::<C, 1>(kernels, group.blocks, sums),
-            2 => self.multiply_group::<C, 2>(kernels, group.blocks, sums),
-            4 => self.multiply_group::<C, 4>(kernels, group.blocks, sums),
-            PANEL_INPUTS => self.multiply_group::<C, PANEL_INPUTS>(kernels, group.blocks, sums),
+            1 => self.multiply_group::<C, 1>(kernels, inputs, sums),
+            2 => self.multiply_group::<C, 2>(kernels, inputs, sums),
+            4 => self.multiply_group::<C, 4>(kernels, inputs, sums),
+            PANEL_INPUTS => self.multiply_group::<C, PANEL_INPUTS>(kernels, inputs, sums),
             size => unreachable!("no group has {size} inputs"),
         }
     }
@@ -102,13 +115,21 @@ impl Stretch<'_> {
     fn multiply_group<C: QuantizedCell, const INPUTS: usize>(
         self,
         kernels: Kernels,
-        blocks: &[Block],
+        (group, scales): (Group<'_>, Scales),
         sums: &mut [Sums],
     ) {
-        let blocks = &blocks[self.first_block * INPUTS..][..self.panel.len() / C::PARTS * INPUTS];
+        let blocks = &group.blocks[self.first_block * INPUTS..][..self.panel.len() / C::PARTS * INPUTS];
         if let Some(sums) = sums.first_chunk_mut() {
             let Stretch { panel, ahead, .. } = self;
-            kernels.call(PanelProduct::<C, INPUTS> { panel, blocks, ahead, sums, cell: PhantomData });
+            match scales {
+                Scales::OfTheFormat => {
+                    kernels.call(PanelProduct::<C, INPUTS> { panel, blocks, ahead, sums, cell: PhantomData });
+                }
+                Scales::Merged => {
+                    let negated_sums = &group.negated_sums[self.first_block / SPAN_BLOCKS * INPUTS..];
+                    kernels.call(MergedProduct::<INPUTS> { panel, blocks, negated_sums, ahead, sums });
+                }
+            }
         }
     }
 }
@@ -123,7 +144,7 @@ struct Ahead {
 pub(super) const LINE: usize = 64;
 
 /// Lines that a product asks for with each block.
-const LINES_AHEAD: usize = 2;
+pub(super) const LINES_AHEAD: usize = 2;
 
 impl Ahead {
     fn new<C>(cells: &[C]) -> Self {

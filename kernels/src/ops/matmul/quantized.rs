@@ -6,7 +6,7 @@
 
 use super::PANEL_TILES;
 use super::output::Columns;
-use super::panel::{self, LINE};
+use super::panel::{self, LINE, Scales};
 use crate::Activations;
 use crate::activations::blocks::{Block, Group};
 use crate::activations::grouping::{FEW_INPUTS, Grouping};
@@ -35,7 +35,9 @@ pub(super) fn multiply<C: QuantizedCell>(
         }
         Grouping::Panels => {
             let next = next.map_or(&[][..], cells_of);
-            panel::multiply(kernels, [first, second], next, blocks, planes, out);
+            let merges = C::CODE_BITS < 8 && C::PARTS == 1 && activations.merges_columns(kernels);
+            let scales = if merges { Scales::Merged } else { Scales::OfTheFormat };
+            panel::multiply(kernels, [first, second], next, (blocks, scales), planes, out);
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::activations::blocks::Block;
 use crate::testing::{Random, bits, file_bytes, file_values, packed, relative_error};
 use crate::{ActivationType, Kernels, WeightType};
 
-const BOTH: [ActivationType; 2] = [ActivationType::Int8, ActivationType::Int16];
+const KINDS: [ActivationType; 3] = [ActivationType::Int8, ActivationType::Int8By256, ActivationType::Int16];
 
 fn product(pool: &Pool, kind: ActivationType, matrix: &PackedMatrix, input: &[f32]) -> Vec<f32> {
     let mut activations = Activations::new(kind);
@@ -83,7 +83,8 @@ fn products_match_the_reference_in_every_set() {
         let pool = Pool::with_kernels(2, kernels).unwrap();
         for weight_type in WeightType::ALL {
             for (rows, cols) in shapes(weight_type) {
-                for (kind, tokens) in BOTH.into_iter().flat_map(|kind| [1, 2, 3, 4, 5, 13].map(|tokens| (kind, tokens)))
+                for (kind, tokens) in
+                    KINDS.into_iter().flat_map(|kind| [1, 2, 3, 4, 5, 13].map(|tokens| (kind, tokens)))
                 {
                     let bytes = file_bytes(weight_type, rows, cols, 7);
                     let matrix = PackedMatrix::pack(&pool, weight_type, rows, cols, &bytes).unwrap();
@@ -118,7 +119,7 @@ fn quantizing_activations_loses_little() {
                 weights.chunks(cols).map(move |row| row.iter().zip(token).map(|(w, &x)| w * f64::from(x)).sum())
             })
             .collect();
-        for (kind, bound) in BOTH.into_iter().zip([6e-3, 3e-5]) {
+        for (kind, bound) in KINDS.into_iter().zip([6e-3, 9e-3, 3e-5]) {
             let error = relative_error(&product(&pool, kind, &matrix, &input), &exact);
             assert!(error < bound, "{weight_type:?} {kind:?}: {error:e}");
         }
@@ -128,7 +129,7 @@ fn quantizing_activations_loses_little() {
 #[test]
 fn bits_are_the_same_in_every_set_batch_and_thread_count() {
     let scalar = Pool::with_kernels(1, Kernels::named("scalar").unwrap()).unwrap();
-    let kinds = BOTH.into_iter().flat_map(|kind| WeightType::ALL.map(|weight_type| (kind, weight_type)));
+    let kinds = KINDS.into_iter().flat_map(|kind| WeightType::ALL.map(|weight_type| (kind, weight_type)));
     for (kind, weight_type) in kinds {
         for (rows, cols) in shapes(weight_type) {
             let tokens = 23;
@@ -169,6 +170,100 @@ fn long_rows_go_on_from_the_sums_of_their_first_columns() {
         }
     }
 }
+
+/// Of a type whose columns may be merged.
+fn varying_product(pool: &Pool, kind: ActivationType, matrix: &PackedMatrix, input: &[f32]) -> Vec<f32> {
+    let mut activations = Activations::new(kind).varying();
+    activations.load(pool, input, &[matrix]);
+    let mut out = vec![f32::NAN; activations.tokens() * matrix.rows()];
+    matmul(pool, &activations, matrix, &mut out);
+    out
+}
+
+/// The processors' sets that merge columns, the reference first.
+fn merging() -> Vec<Kernels> {
+    let merging = |kernels: &Kernels| kernels.call(crate::activations::grouping::MergesColumns);
+    let mut sets: Vec<Kernels> = Kernels::available().into_iter().filter(merging).collect();
+    sets.sort_by_key(|kernels| kernels.name() != "scalar");
+    sets
+}
+
+/// Products of many tokens see weights that are at most half a 127th of a span's largest one away.
+#[test]
+fn merged_columns_are_near_their_formats_in_every_set() {
+    for weight_type in WeightType::ALL {
+        let block = weight_type.block_elements();
+        for (rows, cols) in
+            [(1, 256), (45, 3 * 256), (33, 9 * 256), (20, block.max(32)), (16, 320_usize.next_multiple_of(block))]
+        {
+            let bytes = file_bytes(weight_type, rows, cols, 17);
+            let weights = file_values(weight_type, &bytes);
+            let mut reference: Option<Vec<f32>> = None;
+            for kernels in merging() {
+                let pool = Pool::with_kernels(2, kernels).unwrap();
+                let matrix = PackedMatrix::pack(&pool, weight_type, rows, cols, &bytes).unwrap();
+                let (tokens, what) = (29, format!("{} {weight_type:?} [{rows}, {cols}]", kernels.name()));
+                let input = Random::new(8).values(tokens * cols, 1.0);
+                let out = varying_product(&pool, ActivationType::Int8, &matrix, &input);
+                let mut seen = Activations::new(ActivationType::Int8By256);
+                seen.load(&pool, &input, &[&matrix]);
+                for (at, &found) in out.iter().enumerate() {
+                    let values = seen_by(weight_type, &seen, at / rows);
+                    let spans = weights[at % rows * cols..][..cols].chunks(256).zip(values.chunks(256));
+                    let (mut exact, mut bound) = (0.0, 0.0);
+                    for (weights, values) in spans {
+                        let largest = weights.iter().fold(0.0, |most: f64, weight| most.max(weight.abs()));
+                        exact += weights.iter().zip(values).map(|(w, v)| w * v).sum::<f64>();
+                        bound += values.iter().map(|value| value.abs()).sum::<f64>() * largest / 253.9;
+                    }
+                    assert!(
+                        (f64::from(found) - exact).abs() <= bound + 1e-30,
+                        "{what}: {found}, not {exact} ± {bound}"
+                    );
+                }
+                let expected = bits(reference.get_or_insert_with(|| out.clone()));
+                assert_eq!(bits(&out), expected, "{what}");
+            }
+        }
+    }
+}
+
+/// A few tokens, planes for 16 bits and weights of 8 bits are multiplied as always; otherwise something is merged.
+#[test]
+fn only_many_inputs_and_few_bits_are_merged() {
+    let (rows, cols) = (20, 512);
+    for kernels in merging() {
+        let pool = Pool::with_kernels(1, kernels).unwrap();
+        for weight_type in WeightType::ALL.into_iter().filter(|weight_type| weight_type.block_elements() > 1) {
+            let matrix = packed(&pool, weight_type, rows, cols, 19);
+            let input = Random::new(9).values(29 * cols, 1.0);
+            let few = &input[..4 * cols];
+            for (kind, input) in
+                [(ActivationType::Int8, few), (ActivationType::Int8By256, few), (ActivationType::Int16, &input)]
+            {
+                let expected = bits(&product(&pool, kind, &matrix, input));
+                assert_eq!(bits(&varying_product(&pool, kind, &matrix, input)), expected, "{weight_type:?} {kind:?}");
+            }
+            let rounded = bits(&product(&pool, ActivationType::Int8By256, &matrix, &input));
+            let merges = bits(&varying_product(&pool, ActivationType::Int8By256, &matrix, &input)) != rounded;
+            assert_eq!(merges, KEPT.iter().all(|kept| *kept != weight_type), "{weight_type:?} {}", kernels.name());
+        }
+    }
+}
+
+/// Types whose codes have 8 bits, in a table's values too, or that are sums of two.
+const KEPT: [WeightType; 10] = [
+    WeightType::Q8_0,
+    WeightType::IQ4NL,
+    WeightType::IQ4XS,
+    WeightType::NF4,
+    WeightType::FP4,
+    WeightType::I8G64,
+    WeightType::I8G128,
+    WeightType::U8G32,
+    WeightType::U8G64,
+    WeightType::F8G64,
+];
 
 #[test]
 fn extreme_codes_do_not_saturate() {
