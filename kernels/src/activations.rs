@@ -5,7 +5,7 @@ pub(crate) mod grouping;
 
 use half::bf16;
 
-use crate::simd::{Kernel, Kernels, Simd, nearest_bf16, widened};
+use crate::simd::{Kernel, Simd, nearest_bf16, widened};
 use crate::weights::float::without_subnormals;
 use crate::{PackedMatrix, Pool, WeightType};
 use blocks::{Blocks, ScaleOf};
@@ -20,9 +20,6 @@ pub enum ActivationType {
     /// To 8 bits in blocks of 32: the integer units' own width. To bf16, whose significands have 8 bits, for bf16.
     #[default]
     Int8,
-    /// To 8 bits by 256 values, the last of a row by what is left: as llama.cpp rounds (its Q8_K) what it multiplies K-quants
-    /// with. Otherwise as [`Int8`](Self::Int8), and coarser than that.
-    Int8By256,
     /// To 8 bits, and what that leaves over to 8 bits again: an error below 2⁻¹⁵ of a block's largest value, for twice
     /// the products. To bf16 and again to bf16: an error below 2⁻¹⁶ of each value.
     Int16,
@@ -32,29 +29,24 @@ impl ActivationType {
     /// Passes over the weights, one for each byte of a value.
     pub(crate) fn planes(self) -> usize {
         match self {
-            ActivationType::Int8 | ActivationType::Int8By256 => 1,
+            ActivationType::Int8 => 1,
             ActivationType::Int16 => 2,
-        }
-    }
-
-    fn scale(self) -> ScaleOf {
-        match self {
-            ActivationType::Int8 | ActivationType::Int16 => ScaleOf::Block,
-            ActivationType::Int8By256 => ScaleOf::Span,
         }
     }
 }
 
 /// A reusable buffer of activations `[tokens, cols]`, converted once for all matrices that multiply them.
 ///
-/// Quantized weights multiply signed bytes with one f32 scale for each 32 values, or for 256: a K-quant's 256, which could
-/// share one, lose half as much by scales of their own (`tests/peer/logits`). Weights in bf16 multiply values in bf16, other float
+/// Quantized weights multiply signed bytes with one f32 scale for each 32 values, or where many tokens may round otherwise for
+/// 256: a K-quant's 256, which could share one, lose half as much by scales of their own (`tests/peer/logits`). Weights in bf16 multiply values in bf16, other float
 /// weights the values themselves.
 #[derive(Debug, Default)]
 pub struct Activations {
     kind: ActivationType,
     /// Whether products of many tokens may round otherwise than those of few.
     varies: bool,
+    /// Whether those that are loaded do.
+    merges_columns: bool,
     tokens: usize,
     cols: usize,
     /// The planes of all tokens, or empty.
@@ -124,15 +116,18 @@ impl Activations {
             });
         }
         if any(Form::Blocks) {
-            let scale = if self.merges_columns(pool.kernels()) { ScaleOf::Span } else { self.kind.scale() };
+            let many = Grouping::of(pool.kernels(), self.inputs()) == Grouping::Panels;
+            let merges = many && planes == 1 && pool.kernels().call(MergesColumns);
+            self.merges_columns =
+                self.varies && merges && matrices.iter().any(|matrix| matrix.weight_type().has_small_codes());
+            let scale = if self.merges_columns { ScaleOf::Span } else { ScaleOf::Block };
             self.blocks.load(pool, input, cols, planes, scale);
         }
     }
 
     /// Whether products round weights of less than 8 bits to 8 by spans of columns, of which the inputs share a scale.
-    pub(crate) fn merges_columns(&self, kernels: Kernels) -> bool {
-        let many = Grouping::of(kernels, self.inputs()) == Grouping::Panels;
-        self.varies && many && self.planes() == 1 && kernels.call(MergesColumns)
+    pub(crate) fn merges_columns(&self) -> bool {
+        self.merges_columns
     }
 
     /// Tokens loaded.

@@ -5,8 +5,7 @@
 //! ```
 //! REFERENCE is what `llama-perplexity --save-all-logits` writes, or a folder with `tokens.txt` (numbers apart by blanks: one
 //! sequence) and `logits.f32` (little-endian, `[tokens, vocabulary]`). A line is printed for activations rounded as finely as
-//! they can be, one for the default, one for 8 bits by 256 values (as llama.cpp has them), and one for products that may hang
-//! on the number of tokens (`--no-deterministic`). With bounds given, the first line is held to them: the mean Kullback-Leibler
+//! they can be, one for the default, and one for products that may hang on the number of tokens (`--no-deterministic`). With bounds given, the first line is held to them: the mean Kullback-Leibler
 //! divergence in nats, and the share of tokens after which both hold the same one for the likeliest.
 
 use std::error::Error;
@@ -33,7 +32,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let fine = compare(&reference, &model, with(ActivationType::Int16))?;
     println!("int16: {fine}");
     println!("int8: {}", compare(&reference, &model, with(ActivationType::Int8))?);
-    println!("int8-256: {}", compare(&reference, &model, with(ActivationType::Int8By256))?);
     let varying = LoadOptions { batch_invariant: false, ..LoadOptions::default() };
     println!("no-deterministic: {}", compare(&reference, &model, varying)?);
     match fine.mean_kl() <= most_kl && fine.top_1() >= least_top_1 {

@@ -96,7 +96,6 @@ impl LoadOptions {
     pub(crate) fn choices_on_cpu(&self) -> BTreeMap<String, String> {
         let activations = match self.activations {
             ActivationType::Int8 => "int8",
-            ActivationType::Int8By256 => "int8-256",
             ActivationType::Int16 => "int16",
         };
         self.choices(activations)

@@ -121,9 +121,6 @@ pub enum ExecutorKind {
 pub enum ActivationDtype {
     /// 8 bits in blocks of 32: the fastest
     Int8,
-    /// 8 bits by 256 values, as llama.cpp rounds what multiplies K-quants: coarser, to compare with it
-    #[value(name = "int8-256")]
-    Int8By256,
     /// Two times 8 bits: as good as floats, for twice the products
     Int16,
 }
@@ -132,7 +129,6 @@ impl From<ActivationDtype> for ActivationType {
     fn from(dtype: ActivationDtype) -> ActivationType {
         match dtype {
             ActivationDtype::Int8 => ActivationType::Int8,
-            ActivationDtype::Int8By256 => ActivationType::Int8By256,
             ActivationDtype::Int16 => ActivationType::Int16,
         }
     }

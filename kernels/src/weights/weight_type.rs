@@ -126,6 +126,17 @@ impl WeightType {
         }
     }
 
+    /// Whether its weights have a code of less than 8 bits each, as their cells hold them: no floats, no bytes, and no entries
+    /// of a table, which are bytes there.
+    pub(crate) fn has_small_codes(self) -> bool {
+        match self {
+            WeightType::F32 | WeightType::F16 | WeightType::BF16 => false,
+            WeightType::Q8_0 | WeightType::IQ4NL | WeightType::IQ4XS | WeightType::NF4 | WeightType::FP4 => false,
+            WeightType::I8G64 | WeightType::I8G128 | WeightType::U8G32 | WeightType::U8G64 | WeightType::F8G64 => false,
+            _ => true,
+        }
+    }
+
     /// Values per block; a row holds whole blocks.
     pub fn block_elements(self) -> usize {
         match self {

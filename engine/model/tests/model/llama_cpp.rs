@@ -29,10 +29,9 @@ struct Way {
 }
 
 /// In chunks that are no divisor of a block; and in whole windows, which are many tokens.
-const WAYS: [Way; 4] = [
+const WAYS: [Way; 3] = [
     Way { activations: ActivationType::Int16, batch_invariant: true, chunk: 7, most_kl: 1e-4, most_error: 0.01 },
     Way { activations: ActivationType::Int8, batch_invariant: true, chunk: 7, most_kl: 2e-3, most_error: 0.04 },
-    Way { activations: ActivationType::Int8By256, batch_invariant: true, chunk: 7, most_kl: 5e-3, most_error: 0.06 },
     Way { activations: ActivationType::Int8, batch_invariant: false, chunk: 32, most_kl: 5e-3, most_error: 0.06 },
 ];
 

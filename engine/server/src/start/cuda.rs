@@ -157,15 +157,10 @@ fn split_at(
 
 /// Refuses activations that no kernel rounds so: those of layers on the CPU are as fine as that can.
 fn check_activations(cpu: &CpuConfig, split: Option<u32>) -> Result<(), Failure> {
-    let refused = match cpu.activations {
-        Some(ActivationType::Int16) => Some("int16"),
-        Some(ActivationType::Int8By256) => Some("int8-256"),
-        Some(ActivationType::Int8) | None => None,
-    };
-    match (refused, split) {
-        (Some(dtype), None) => {
+    match (cpu.activations, split) {
+        (Some(ActivationType::Int16), None) => {
             let message = format!(
-                "{ACTIVATION_DTYPE} {dtype} is not supported on a GPU: leave it out for bf16, which is as fine as GPUs \
+                "{ACTIVATION_DTYPE} int16 is not supported on a GPU: leave it out for bf16, which is as fine as GPUs \
                  multiply, or use int8, or {} cpu",
                 flags::DEVICE
             );

@@ -35,7 +35,7 @@ pub(super) fn multiply<C: QuantizedCell>(
         }
         Grouping::Panels => {
             let next = next.map_or(&[][..], cells_of);
-            let merges = C::CODE_BITS < 8 && C::PARTS == 1 && activations.merges_columns(kernels);
+            let merges = C::CODE_BITS < 8 && C::PARTS == 1 && activations.merges_columns();
             let scales = if merges { Scales::Merged } else { Scales::OfTheFormat };
             panel::multiply(kernels, [first, second], next, (blocks, scales), planes, out);
         }
