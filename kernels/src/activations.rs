@@ -65,8 +65,9 @@ impl Activations {
         Activations { kind, ..Self::default() }
     }
 
-    /// Lets products of many tokens round inputs by 256 values, and weights of less than 8 bits to 8 by as many columns, where
-    /// that saves time: what comes of a token then depends on how many others there are. Not where inputs have 16 bits.
+    /// Lets products of many tokens with K-quants round inputs by 256 values, as llama.cpp does, and weights to 8 bits by as many
+    /// columns, where that saves time: what comes of a token then depends on how many others there are. Not where inputs have
+    /// 16 bits. Other weights keep a scale for each 32 inputs: real models have some that are much larger than the rest.
     pub fn varying(self) -> Self {
         Activations { varies: true, ..self }
     }
@@ -119,13 +120,13 @@ impl Activations {
             let many = Grouping::of(pool.kernels(), self.inputs()) == Grouping::Panels;
             let merges = many && planes == 1 && pool.kernels().call(MergesColumns);
             self.merges_columns =
-                self.varies && merges && matrices.iter().any(|matrix| matrix.weight_type().has_small_codes());
+                self.varies && merges && matrices.iter().any(|matrix| matrix.weight_type().is_k_quant());
             let scale = if self.merges_columns { ScaleOf::Span } else { ScaleOf::Block };
             self.blocks.load(pool, input, cols, planes, scale);
         }
     }
 
-    /// Whether products round weights of less than 8 bits to 8 by spans of columns, of which the inputs share a scale.
+    /// Whether products round K-quants to 8 bits by spans of columns, of which the inputs share a scale.
     pub(crate) fn merges_columns(&self) -> bool {
         self.merges_columns
     }

@@ -382,7 +382,7 @@ pub struct ServeArgs {
     #[arg(long, help_heading = "Batching and memory")]
     pub deterministic: bool,
     /// Multiply many tokens at once faster than few, by products that round otherwise, so that a token may depend on what is
-    /// computed beside it: on CUDA, and on CPUs with AVX-512 where weights have less than 8 bits
+    /// computed beside it: on CUDA, and on CPUs with AVX-512 in K-quants
     #[arg(long, conflicts_with = "deterministic", help_heading = "Batching and memory")]
     pub no_deterministic: bool,
     /// Who guesses tokens ahead: {"method": "ngram"|"suffix"|"draft_model", "num_speculative_tokens": N,

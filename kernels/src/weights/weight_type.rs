@@ -126,15 +126,9 @@ impl WeightType {
         }
     }
 
-    /// Whether its weights have a code of less than 8 bits each, as their cells hold them: no floats, no bytes, and no entries
-    /// of a table, which are bytes there.
-    pub(crate) fn has_small_codes(self) -> bool {
-        match self {
-            WeightType::F32 | WeightType::F16 | WeightType::BF16 => false,
-            WeightType::Q8_0 | WeightType::IQ4NL | WeightType::IQ4XS | WeightType::NF4 | WeightType::FP4 => false,
-            WeightType::I8G64 | WeightType::I8G128 | WeightType::U8G32 | WeightType::U8G64 | WeightType::F8G64 => false,
-            _ => true,
-        }
+    /// Whether 256 columns share a factor, and their codes have less than 8 bits.
+    pub(crate) fn is_k_quant(self) -> bool {
+        matches!(self, WeightType::Q2K | WeightType::Q3K | WeightType::Q4K | WeightType::Q5K | WeightType::Q6K)
     }
 
     /// Values per block; a row holds whole blocks.

@@ -42,16 +42,15 @@ fn codes_are_nearest_with_a_scale_for_each_block_in_every_set() {
     }
 }
 
-/// Also the last of a row, which is shorter: here 64 of 320.
 #[test]
 fn spans_share_the_scale_of_their_largest_value_and_hold_the_sum_of_their_codes() {
-    let (cols, tokens) = (320, 19);
+    let (cols, tokens) = (512, 19);
     let values = Random::new(3).values(cols * tokens, 5.0);
     let merging = |kernels: &Kernels| kernels.call(crate::activations::grouping::MergesColumns);
     for kernels in Kernels::available().into_iter().filter(merging) {
         let pool = Pool::with_kernels(2, kernels).unwrap();
         let mut activations = Activations::new(ActivationType::Int8).varying();
-        activations.load(&pool, &values, &[&packed(&pool, WeightType::Q4_0, 16, cols, 1)]);
+        activations.load(&pool, &values, &[&packed(&pool, WeightType::Q4K, 16, cols, 1)]);
         for group in activations.blocks().groups() {
             for (at, negated_sum) in group.negated_sums.iter().enumerate() {
                 let (span, input) = (at / group.size, at % group.size);

@@ -9,7 +9,7 @@
 //!   in registers on its way from memory (a product of a matrix and a few vectors, bound by memory at first);
 //! - above: a stretch of two tiles is unpacked into the first-level cache and multiplied with all of them, a few at a time,
 //!   then the next stretch of columns goes on from their sums. Where inputs may round by their number
-//!   ([`Activations::varying`]), codes of less than 8 bits are rounded to 8 there, with a scale for 256 columns.
+//!   ([`Activations::varying`]), K-quants are rounded to 8 bits there, with a scale for 256 columns.
 
 mod float;
 mod merged;

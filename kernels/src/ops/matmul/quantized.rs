@@ -8,7 +8,7 @@ use super::PANEL_TILES;
 use super::output::Columns;
 use super::panel::{self, LINE, Scales};
 use crate::Activations;
-use crate::activations::blocks::{Block, Group};
+use crate::activations::blocks::{Block, Group, SPAN_BLOCKS};
 use crate::activations::grouping::{FEW_INPUTS, Grouping};
 use crate::simd::{Kernel, Kernels, LANES, Simd, longest_run};
 use crate::weights::cell::{BLOCK, QuantizedCell};
@@ -35,7 +35,7 @@ pub(super) fn multiply<C: QuantizedCell>(
         }
         Grouping::Panels => {
             let next = next.map_or(&[][..], cells_of);
-            let merges = C::CODE_BITS < 8 && C::PARTS == 1 && activations.merges_columns();
+            let merges = C::COLS == SPAN_BLOCKS * BLOCK && C::CODE_BITS < 8 && activations.merges_columns();
             let scales = if merges { Scales::Merged } else { Scales::OfTheFormat };
             panel::multiply(kernels, [first, second], next, (blocks, scales), planes, out);
         }
