@@ -5,8 +5,9 @@
 //! ```
 //! REFERENCE is what `llama-perplexity --save-all-logits` writes, or a folder with `tokens.txt` (numbers apart by blanks: one
 //! sequence) and `logits.f32` (little-endian, `[tokens, vocabulary]`). A line is printed for activations rounded as finely as
-//! they can be, one for the default, and one for products that may hang on the number of tokens (`--no-deterministic`). With bounds given, the first line is held to them: the mean Kullback-Leibler
-//! divergence in nats, and the share of tokens after which both hold the same one for the likeliest.
+//! they can be, one for the default, and one for products that may hang on the number of tokens (`--no-deterministic`). With bounds
+//! given, the first line is held to them: the mean Kullback-Leibler divergence in nats, and the share of tokens after which both
+//! hold the same one for the likeliest.
 
 use std::error::Error;
 use std::path::Path;

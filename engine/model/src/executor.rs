@@ -4,7 +4,6 @@
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
@@ -12,7 +11,7 @@ use std::thread::{self, JoinHandle};
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT, Prepared};
 use windlass_engine_core::plan::{StepOutput, StepPlan, Ticket};
 
-use crate::panic::message;
+use crate::panic::guarded;
 use crate::pipeline::{self, Chain, Passing, Peer, PipelineError, StageModel};
 use crate::step::{Model, StepRunner};
 
@@ -225,8 +224,7 @@ fn work<T>(
     failure: &OnceLock<String>,
 ) {
     for what in coming {
-        let output = catch_unwind(AssertUnwindSafe(|| run(what)))
-            .unwrap_or_else(|panic| Some(Err(format!("a step panicked: {}", message(panic.as_ref())))));
+        let output = guarded(|| run(what)).unwrap_or_else(|why| Some(Err(why)));
         let Some(output) = output else { continue };
         if let Err(why) = &output {
             failure.get_or_init(|| why.clone());

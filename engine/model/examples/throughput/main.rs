@@ -4,8 +4,9 @@
 //! cargo run --release -p windlass-engine-model --example throughput -- MODEL.gguf [OPTION=VALUE]... [TEST]...
 //! ```
 //! Options are `threads=` (all processors), `repeats=` (3, the best counts: other work only ever slows a run),
-//! `kernels=` (the fastest), `kv=` (bf16; how keys and values are held), `deterministic=` (true). Tests are `pp512`, `tg128` (as `llama-bench -p 512 -n 128`), `tg64x16@128` (as
-//! `llama-batched-bench -npp 128 -ntg 64 -npl 16`), with other numbers too; these three are run when none is named, and
+//! `kernels=` (the fastest), `kv=` (bf16; how keys and values are held), `deterministic=` (true). Tests are `pp512`, `tg128` (as
+//! `llama-bench -p 512 -n 128`), `tg64x16@128` (as `llama-batched-bench -npp 128 -ntg 64 -npl 16`), with other numbers too; these
+//! three are run when none is named, and
 //! `machine` says what the machine reads and multiplies at best. One line is printed for each: its name and figures.
 
 mod test;
@@ -55,9 +56,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 impl Arguments {
     fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, Box<dyn Error>> {
-        let path = words
-            .next()
-            .ok_or("usage: throughput MODEL.gguf [threads=N] [repeats=N] [kernels=NAME] [kv=TYPE] [deterministic=BOOL] [TEST]...")?;
+        let path = words.next().ok_or(
+            "usage: throughput MODEL.gguf [threads=N] [repeats=N] [kernels=NAME] [kv=TYPE] [deterministic=BOOL] [TEST]...",
+        )?;
         let (threads, kernels) = (LoadOptions::default().threads, Kernels::detect());
         let mut arguments = Arguments {
             path,

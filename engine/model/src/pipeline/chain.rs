@@ -2,9 +2,7 @@
 //!
 //! So every stage computes a step of its own, and the next one lies ready for it. What is ordered stays in order.
 
-use std::any::Any;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -16,7 +14,7 @@ use super::{Peer, PipelineError};
 use crate::batch::Batch;
 use crate::executor::{Answer, Order, answer};
 use crate::intake::Intake;
-use crate::panic::message;
+use crate::panic::guarded;
 use crate::step::uncomputable;
 
 /// What goes from stage to stage.
@@ -101,7 +99,7 @@ struct Entry {
 impl Entry {
     fn pass(&self, order: Order) -> Passing {
         match order {
-            Order::Step(ticket, plan) => guarded(|| Ok(Passing::Step(Box::new(self.begin(ticket, plan))))),
+            Order::Step(ticket, plan) => guarded(|| Passing::Step(Box::new(self.begin(ticket, plan)))),
             Order::Prepare(answer) => Ok(Passing::Prepare(answer, Answers(Vec::new()))),
             Order::HoldKv(held, answer) => Ok(Passing::HoldKv(held, answer, Answers(Vec::new()))),
         }
@@ -128,7 +126,7 @@ impl Entry {
 
 /// Has a stage do what comes, one thing after the other, and passes it on.
 fn relay(peer: &mut Peer, from: &Receiver<Passing>, to: &Sender<Passing>) {
-    if let Some(why) = from.iter().find_map(|passing| guarded(|| pass(peer, passing, to)).err()) {
+    if let Some(why) = from.iter().find_map(|passing| guarded(|| pass(peer, passing, to)).flatten().err()) {
         send(Passing::Lost(why.clone()), to);
         // Those before it do not hear of it: what they send on is for nobody.
         from.iter().for_each(|passing| refuse(passing, &why));
@@ -138,12 +136,6 @@ fn relay(peer: &mut Peer, from: &Receiver<Passing>, to: &Sender<Passing>) {
 /// If what comes behind is gone, it has said why.
 fn send(passing: Passing, to: &Sender<Passing>) {
     let _ = to.send(passing);
-}
-
-/// A panic is a failure, too.
-fn guarded<T>(task: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    let panicked = |panic: Box<dyn Any + Send>| Err(format!("a step panicked: {}", message(panic.as_ref())));
-    catch_unwind(AssertUnwindSafe(task)).unwrap_or_else(panicked)
 }
 
 /// Tells who waits for it why nothing comes of it.
