@@ -1,6 +1,6 @@
 //! Activations in bytes: what quantized weights multiply.
 
-use std::mem;
+use std::{mem, slice};
 
 use super::grouping::Grouping;
 use crate::Pool;
@@ -20,8 +20,8 @@ pub(crate) enum ScaleOf {
 /// Values that one worker converts at a time.
 const PART_VALUES: usize = 16384;
 
-/// Blocks of smaller values count as zeros: 127 over less than this is not finite.
-const NEGLIGIBLE: f32 = 1e-36;
+/// What is smaller at its largest counts as zeros: 127 over less than this is not finite.
+pub(crate) const NEGLIGIBLE: f32 = 1e-36;
 
 /// 32 values as bytes: value = code · scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -152,22 +152,19 @@ impl Kernel for Quantize<'_> {
             let input = token * self.planes;
             let spans = self.blocks.chunks_mut(size * SPAN_BLOCKS).zip(self.negated_sums.chunks_exact_mut(size));
             for (values, (blocks, negated_sums)) in values.chunks(SPAN_BLOCKS).zip(spans) {
-                let of_span = if self.scale == ScaleOf::Span { largest(simd, values) } else { 0.0 };
-                let mut sums = [0; 2];
+                let of_span = (self.scale == ScaleOf::Span).then(|| largest(simd, values));
+                negated_sums[input..][..self.planes].fill(0);
                 for (values, blocks) in values.iter().zip(blocks.chunks_exact_mut(size)) {
-                    let magnitude = match self.scale {
-                        ScaleOf::Block => largest(simd, std::slice::from_ref(values)),
-                        ScaleOf::Span => of_span,
-                    };
+                    let magnitude = of_span.unwrap_or_else(|| largest(simd, slice::from_ref(values)));
                     blocks[input] = quantize(simd, values, magnitude);
-                    sums[0] += blocks[input].negated_sum;
                     if self.planes == 2 {
                         let rest = rest(simd, values, &blocks[input]);
-                        blocks[input + 1] = quantize(simd, &rest, largest(simd, std::slice::from_ref(&rest)));
-                        sums[1] += blocks[input + 1].negated_sum;
+                        blocks[input + 1] = quantize(simd, &rest, largest(simd, slice::from_ref(&rest)));
+                    }
+                    for plane in input..input + self.planes {
+                        negated_sums[plane] += blocks[plane].negated_sum;
                     }
                 }
-                negated_sums[input..][..self.planes].copy_from_slice(&sums[..self.planes]);
             }
         }
     }

@@ -1,14 +1,15 @@
 //! Panels whose columns have scales by spans of 256 instead of their formats' own: codes are rounded to bytes for that.
 //!
-//! A product then scales a dot product once in 64 instructions and not in eight, or four. What that costs in precision is
-//! small beside rounding inputs by as many values: half a 127th of a span's largest weight at most.
+//! A product then scales a dot product once in 64 instructions and not in eight, or four. That rounds a weight by half a 127th of
+//! its span's largest one at most, which costs about as much precision as rounding inputs by as many values does.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::PANEL_TILES;
 use super::panel::{LINE, LINES_AHEAD, PanelBlock, Sums};
 use super::quantized::Lanes;
-use crate::activations::blocks::{Block, SPAN_BLOCKS};
+use crate::activations::blocks::{Block, NEGLIGIBLE, SPAN_BLOCKS};
 use crate::simd::{Kernel, LANES, Simd};
 use crate::weights::cell::{Codes, QuantizedCell};
 
@@ -17,9 +18,6 @@ const BIAS: f32 = 128.0;
 
 /// Added to a number below it, leaves the nearest integer in its lowest bits, ties to even.
 const TO_INTEGER: f32 = 8_388_608.0;
-
-/// Weights below it count as zeros: 127 over less is not finite.
-const NEGLIGIBLE: f32 = 1e-36;
 
 /// A number for each row.
 type Rows = [f32; LANES];
@@ -66,9 +64,10 @@ fn merge<C: QuantizedCell>(span: &mut [[PanelBlock; PANEL_TILES]], tile: usize) 
 }
 
 /// The vectors of codes that share scale `half`.
-fn vectors<C: QuantizedCell>(codes: &mut Codes, half: usize) -> &mut [[u8; 64]] {
-    let count = codes.len() / C::SCALES;
-    &mut codes[half * count..][..count]
+#[inline(always)]
+fn vectors<C: QuantizedCell>(half: usize) -> Range<usize> {
+    const VECTORS: usize = size_of::<Codes>() / 64;
+    half * VECTORS / C::SCALES..(half + 1) * VECTORS / C::SCALES
 }
 
 /// What a half's weights are for each row: code · scale + base.
@@ -86,8 +85,7 @@ fn terms<C: QuantizedCell>(block: &PanelBlock, half: usize) -> (Rows, Rows) {
 #[inline(always)]
 fn raise<C: QuantizedCell>(largest: &mut Rows, block: &PanelBlock, half: usize) {
     let (mut least, mut most) = ([u8::MAX; 64], [0; 64]);
-    let count = block.codes.len() / C::SCALES;
-    for codes in &block.codes[half * count..][..count] {
+    for codes in &block.codes[vectors::<C>(half)] {
         for i in 0..64 {
             least[i] = least[i].min(codes[i]);
             most[i] = most[i].max(codes[i]);
@@ -112,7 +110,7 @@ fn round<C: QuantizedCell>(block: &mut PanelBlock, half: usize, inverses: &Rows)
         scales[row] *= inverses[row];
         bases[row] = bases[row] * inverses[row] + BIAS;
     }
-    for codes in vectors::<C>(&mut block.codes, half) {
+    for codes in &mut block.codes[vectors::<C>(half)] {
         let words: &mut [[u8; 4]] = codes.as_chunks_mut().0;
         for row in 0..LANES {
             let (word, mut merged) = (u32::from_le_bytes(words[row]), 0);

@@ -35,6 +35,7 @@ pub(super) fn multiply<C: QuantizedCell>(
         }
         Grouping::Panels => {
             let next = next.map_or(&[][..], cells_of);
+            // No other cell can merge: what it would do is not compiled for them.
             let merges = C::COLS == SPAN_BLOCKS * BLOCK && C::CODE_BITS < 8 && activations.merges_columns();
             let scales = if merges { Scales::Merged } else { Scales::OfTheFormat };
             panel::multiply(kernels, [first, second], next, (blocks, scales), planes, out);
