@@ -162,6 +162,7 @@ DEVICE Place select(const Row& row, u64 target, bool by_count) {
     }
     sync_threads();
     const u32 bin = found[0];
+    if (bin >= BINS) return {0, 0, 0};  // fewer are kept than that: no caller asks so
     prefix = prefix << width | bin;
     known += width;
     count_above = above[0];
@@ -263,6 +264,7 @@ LARGE_KERNEL(sample, THREADS)(const float* logits, const float* temperatures, co
   }
   const Row row = {own, vocabulary, best.logit, temperature, floors[index]};
   const u64 bits = random_bits(seeds[index], positions[index]);
+  if (thread_index() == 0) *answer = NOT_FINITE;
   const u32 top_k = top_ks[index];
   const float top_p = top_ps[index];
   if ((top_k == 0 || top_k >= vocabulary) && top_p >= 1) {
@@ -300,7 +302,8 @@ DEVICE void write_first(const Row& row, u32 count, float* logits, u32* tokens) {
   sync_threads();
   for (u32 token = begin; token < end; ++token) {
     const u32 key = order(row.logits[token]);
-    if (key > last.key || (key == last.key && before++ <= last.ordinal)) ids[take_shared(taken, 1u)] = token;
+    if (key < last.key || (key == last.key && before++ > last.ordinal)) continue;
+    if (const u32 place = take_shared(taken, 1u); place < MOST_TOLD) ids[place] = token;
   }
   sync_threads();
   if (thread_index() >= count) return;
@@ -316,7 +319,8 @@ DEVICE void write_first(const Row& row, u32 count, float* logits, u32* tokens) {
 
 // What the model thinks of a row's token and of its `asked[row]` most likely ones, for rows that ask: 0xffffffff is none. The
 // token is `targets[row]`, or the one drawn where that is 0xffffffff. A row has TOLD numbers of each kind: its largest logit, its token's, and then those of the most likely; and how many tokens come before
-// its own, nothing, and the most likely. `wholes` are the shares of all tokens at a temperature of 1. Grid: rows.
+// its own, nothing, and the most likely. `wholes` are the shares of all tokens at a temperature of 1. Of a row that `sample` has no
+// token for, nothing is told: shares and an order are of numbers alone. Grid: rows.
 LARGE_KERNEL(tell, THREADS)(const float* logits, const u32* drawn, const u32* targets, const u32* asked, u64* wholes,
                             float* told_logits, u32* told_tokens, u32 vocabulary) {
   wait_for_previous();
@@ -325,7 +329,9 @@ LARGE_KERNEL(tell, THREADS)(const float* logits, const u32* drawn, const u32* ta
   const u32 token = targets[index] != 0xffffffffu ? targets[index] : drawn[index];
   if (count > MOST_TOLD || token >= vocabulary) return;
   const float* own = logits + static_cast<u64>(index) * vocabulary;
-  const Row row = {own, vocabulary, best_of(own, vocabulary).logit, 1, minus_infinity()};
+  const Best best = best_of(own, vocabulary);
+  if (best.wrong || best.token == 0xffffffffu) return;
+  const Row row = {own, vocabulary, best.logit, 1, minus_infinity()};
   u64 own_share = 0, own_before = 0;
   for (u32 other = thread_index(); other < vocabulary; other += THREADS) {
     own_share += row.share(own[other]);

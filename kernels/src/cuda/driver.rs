@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::error::DriverError;
+use super::features::Features;
 use super::launch::Launch;
 
 /// An address in a device's memory.
@@ -49,6 +50,8 @@ pub struct DeviceFacts {
     pub pci_bus_id: String,
     /// Compute capability: (9, 0) for Hopper.
     pub capability: (u32, u32),
+    /// What kernels use of it that others lack.
+    pub features: Features,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
     /// Bytes of shared memory that one block may ask for.
@@ -66,12 +69,17 @@ pub struct DeviceFacts {
 impl DeviceFacts {
     /// Whether a kernel may start before the one ahead of it ends (programmatic dependent launch).
     pub fn overlaps_launches(&self) -> bool {
-        self.capability >= (9, 0)
+        self.features.overlap
+    }
+
+    /// Whether four warps multiply together.
+    pub fn has_warpgroups(&self) -> bool {
+        self.features.warpgroups
     }
 
     /// Whether blocks may run in clusters, which begin together and reach each other's shared memory.
     pub fn has_clusters(&self) -> bool {
-        self.capability >= (9, 0)
+        self.features.clusters
     }
 }
 

@@ -1,9 +1,9 @@
-//! Where the kernels' machine code comes from: built in where the build was given it or found nvcc, else compiled by NVRTC
-//! for the device at hand, once, into a cache.
+//! Where the kernels' machine code comes from: a folder that somebody names, else built in where the build was given it or found
+//! nvcc, else compiled by NVRTC for the device at hand, once, into a cache.
 
 mod nvrtc;
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use flate2::read::ZlibDecoder;
@@ -29,14 +29,32 @@ pub fn sources() -> &'static [(&'static str, &'static str)] {
     built::SOURCES
 }
 
+/// The environment variable of a folder of images, as `tests/cuda/check --images` writes them, which are taken before those built
+/// in: a kernel is tried without a build of this program.
+const FOLDER: &str = "WINDLASS_CUDA_IMAGES";
+
 /// The image of a source file for a device of `capability`: its own code, else PTX, which the driver compiles.
 fn of(file: &'static str, capability: (u32, u32), cache: &Path) -> Result<Vec<u8>, DriverError> {
     let own = architecture(capability);
+    if let Some(image) = named(file, &own)? {
+        return Ok(image);
+    }
     let targets = [own.as_str(), "fatbin", ptx(capability)];
     let built = |target: &&str| built::IMAGES.iter().find(|(name, made_for, _)| *name == file && made_for == target);
     match targets.iter().find_map(built) {
         Some((_, _, deflated)) => inflated(file, deflated),
         None => nvrtc::compiled(file, capability, cache),
+    }
+}
+
+/// Of the folder that the environment names, if it has this one.
+fn named(file: &'static str, target: &str) -> Result<Option<Vec<u8>>, DriverError> {
+    let Some(folder) = std::env::var_os(FOLDER) else { return Ok(None) };
+    let path = Path::new(&folder).join(format!("{}.{target}.cubin", file.trim_end_matches(".cu")));
+    match std::fs::read(&path) {
+        Ok(image) => Ok(Some(image)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(DriverError::Image { file, reason: format!("{FOLDER}: {}: {error}", path.display()) }),
     }
 }
 

@@ -19,6 +19,7 @@
 
 pub mod driver;
 pub mod error;
+pub mod features;
 pub mod image;
 pub mod launch;
 pub mod memory;
@@ -32,6 +33,7 @@ pub mod weights;
 
 pub use driver::{Carrier, DeviceFacts, Driver, MemoryFacts, Products};
 pub use error::DriverError;
+pub use features::Features;
 pub use memory::{Device, Element, ElementType, Memory, Pinned, View, ViewMut};
 pub use nvidia::{Nvidia, devices};
 pub use region::Region;

@@ -2,6 +2,9 @@
 """What PyTorch and transformers reach on this machine's first GPU, told as the stages of `gpu prove` tell theirs: a line of
 `finding` and JSON each (engine/model/examples/gpu/finding.rs). Says why it skips where they are not here.
 
+    torch_peer.py kernels    PyTorch's copy, products and attention
+    torch_peer.py model      an 8B by transformers
+
 Its products are cuBLAS's: where they reach more than ours, they are the ceiling.
 """
 
@@ -24,10 +27,12 @@ def main():
     print(f"PyTorch {torch.__version__}", flush=True)
     torch.manual_seed(0)
     with torch.inference_mode():
-        copy(torch)
-        products(torch)
-        attention(torch)
-        model(torch, importable("transformers"))
+        if "kernels" in sys.argv[1:]:
+            copy(torch)
+            products(torch)
+            attention(torch)
+        if "model" in sys.argv[1:]:
+            model(torch, importable("transformers"))
 
 
 def importable(name):

@@ -54,7 +54,7 @@ impl Cache {
             code,
             halves: noise::memory(device, &rig.stream, halves * heads.page_values(), &noise::halves(1 << 20))?,
             codes: noise::memory(device, &rig.stream, bytes * heads.page_values(), &codes)?,
-            scales: noise::memory(device, &rig.stream, bytes * heads.page_rows(), &[0.01])?,
+            scales: noise::memory(device, &rig.stream, bytes * heads.page_rows(), &vec![0.01; 1 << 20])?,
         })
     }
 

@@ -6,13 +6,14 @@ use windlass_checkpoint::Checkpoint;
 use windlass_engine_model::cuda::{CudaModel, Device, Replay};
 use windlass_engine_model::{KvBudget, LoadOptions};
 
-use crate::Outcome;
-use crate::finding::{Bound, Ceiling, Figure};
+use crate::driver::{Job, generate};
+use crate::finding::{Bound, Ceiling, Figure, Finding};
 use crate::generated::{self, Format};
 use crate::model::Model;
 use crate::parts::Tell;
 use crate::rates::{self, Running};
 use crate::scale::Scale;
+use crate::{Outcome, rig};
 
 /// Tokens of a block of keys and values.
 const BLOCK_TOKENS: usize = 64;
@@ -36,16 +37,49 @@ impl Format {
     }
 }
 
-/// Start, decode, prompts, sleep.
+/// Start, decode, prompts.
 pub fn measure(format: Format, model: &Model, tell: &mut Tell<'_>) -> Outcome<()> {
+    let mut running = decode(format, model, tell)?;
+    tell_prompts(&mut running, Scale::of(model), format.ceiling(), tell);
+    Ok(())
+}
+
+/// Start and decode alone.
+pub fn measure_decode(format: Format, model: &Model, tell: &mut Tell<'_>) -> Outcome<()> {
+    decode(format, model, tell).map(drop)
+}
+
+fn decode(format: Format, model: &Model, tell: &mut Tell<'_>) -> Outcome<Running> {
     let scale = Scale::of(model);
     let mut running = start(format, model, true, tell)?;
     for &sequences in scale.llama_sequences {
         let (figure, (words, bound)) = (running.decode(sequences, scale.decoded), format.wanted());
         tell(if sequences == 1 { figure.wanted(words, bound) } else { figure }.into());
     }
-    tell_prompts(&mut running, scale, format.ceiling(), tell);
-    running.sleep_and_wake(WANTED_WAKE, tell)
+    Ok(running)
+}
+
+/// Weights go to the host and come back.
+pub fn measure_sleep(model: &Model, tell: &mut Tell<'_>) -> Outcome<()> {
+    start(Format::Bf16, model, true, tell)?.sleep_and_wake(WANTED_WAKE, tell)
+}
+
+/// A few layers of each format, whose kernels are launched one by one: for a profiler, which sees each of them.
+pub fn measure_layers(model: &Model, tell: &mut Tell<'_>) -> Outcome<()> {
+    let scale = Scale::of(model);
+    for format in [Format::Int4, Format::Bf16, Format::Fp8] {
+        let folder = tempfile::tempdir()?;
+        generated::write(folder.path(), &scale.layers, format)?;
+        let (device, options) = (rig::device(model)?, options(scale, true));
+        let loaded = CudaModel::load(&Checkpoint::open(folder.path())?, &options, slice::from_ref(&device))?;
+        let mut executor = loaded.start(options.kv, Replay::Eager)?.executor;
+        for sequences in [1, 32.min(options.max_sequences)] {
+            let jobs: Vec<Job> = (0..sequences).map(|index| Job::greedy(&[1 + index])).collect();
+            generate(&mut executor, &jobs, 3, 64, 1);
+        }
+        tell(Finding::check(format!("{format:?}: a few layers computed"), true));
+    }
+    Ok(())
 }
 
 /// Prompts of the same in bf16 where a token may depend on what is computed beside it.

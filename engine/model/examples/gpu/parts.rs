@@ -4,7 +4,8 @@ use crate::Outcome;
 use crate::finding::Finding;
 use crate::generated::Format;
 use crate::model::Model;
-use crate::{attention, ceilings, experts, llama, products, ranks, rows, sampler, small};
+use crate::stage::Kind;
+use crate::{attention, ceilings, experts, llama, probe, products, ranks, rows, sampler, small};
 
 /// Takes what a part finds, as soon as it does.
 pub type Tell<'a> = dyn FnMut(Finding) + 'a;
@@ -14,24 +15,41 @@ pub struct Part {
     pub name: &'static str,
     /// The most that it may take.
     pub seconds: u64,
+    pub kind: Kind,
     pub measure: fn(&Model, &mut Tell<'_>) -> Outcome<()>,
 }
 
 /// All of them. Everything is told in shares of what the first one finds.
-pub const PARTS: [Part; 12] = [
-    Part { name: "ceilings", seconds: 30, measure: ceilings::measure },
-    Part { name: "small-model", seconds: 90, measure: small::measure },
-    Part { name: "llama-bf16", seconds: 120, measure: |model, tell| llama::measure(Format::Bf16, model, tell) },
-    Part { name: "products", seconds: 50, measure: products::measure },
-    Part { name: "attention", seconds: 40, measure: attention::measure },
-    Part { name: "llama-int4", seconds: 120, measure: |model, tell| llama::measure(Format::Int4, model, tell) },
-    Part { name: "llama-fp8", seconds: 100, measure: |model, tell| llama::measure(Format::Fp8, model, tell) },
-    Part { name: "rows", seconds: 20, measure: rows::measure },
-    Part { name: "sampler", seconds: 20, measure: sampler::measure },
-    Part { name: "experts", seconds: 30, measure: experts::measure },
-    Part { name: "llama-two-gpus", seconds: 120, measure: ranks::measure },
-    Part { name: "llama-bf16-wide", seconds: 120, measure: |model, tell| llama::measure_wide(model, tell) },
+pub const PARTS: [Part; 17] = [
+    part("ceilings", 30, ceilings::measure),
+    part("probe", 15, probe::measure),
+    model("llama-int4", 60, |model, tell| llama::measure(Format::Int4, model, tell)),
+    model("llama-bf16", 60, |model, tell| llama::measure(Format::Bf16, model, tell)),
+    model("llama-fp8", 60, |model, tell| llama::measure(Format::Fp8, model, tell)),
+    model("decode-int4", 40, |model, tell| llama::measure_decode(Format::Int4, model, tell)),
+    model("small-model", 60, small::measure),
+    part("products", 40, products::measure),
+    part("other-products", 40, products::measure_others),
+    part("attention", 40, attention::measure),
+    part("rows", 20, rows::measure),
+    part("sampler", 20, sampler::measure),
+    part("experts", 30, experts::measure),
+    part("layers", 60, llama::measure_layers),
+    model("llama-bf16-wide", 60, llama::measure_wide),
+    model("sleep", 90, llama::measure_sleep),
+    model("llama-two-gpus", 120, ranks::measure),
 ];
+
+type Measure = fn(&Model, &mut Tell<'_>) -> Outcome<()>;
+
+const fn part(name: &'static str, seconds: u64, measure: Measure) -> Part {
+    Part { name, seconds, kind: Kind::Measurement, measure }
+}
+
+/// A part of which a whole model is measured.
+const fn model(name: &'static str, seconds: u64, measure: Measure) -> Part {
+    Part { name, seconds, kind: Kind::Model, measure }
+}
 
 impl Part {
     pub fn named(name: &str) -> Option<Part> {

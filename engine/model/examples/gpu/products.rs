@@ -27,19 +27,21 @@ struct Weights {
 type Share = Option<(&'static str, f64)>;
 
 /// Whose inputs stay bf16. What is wanted is the plan's (kernels.md, 1) for its last stage.
-const WEIGHTS: [Weights; 6] = [
+const WEIGHTS: [Weights; 3] = [
     Weights { name: "bf16", make: in_bf16, wanted: [Some(("92 to 95 %", 92.0)), Some(("95 %", 95.0))] },
+    Weights { name: "int4-g128", make: in_groups, wanted: [Some(("85 to 90 %", 85.0)), Some(("85 %", 85.0))] },
     Weights {
         name: "fp8",
         make: |device, shape| in_bytes(device, shape, EightBits::E4m3),
         wanted: [Some(("92 %", 92.0)), None],
     },
+];
+const OTHER_WEIGHTS: [Weights; 3] = [
     Weights {
         name: "int8",
         make: |device, shape| in_bytes(device, shape, EightBits::Int8),
         wanted: [Some(("92 %", 92.0)), None],
     },
-    Weights { name: "int4-g128", make: in_groups, wanted: [Some(("85 to 90 %", 85.0)), Some(("85 %", 85.0))] },
     Weights {
         name: "Q4_K",
         make: |device, shape| of_file(device, shape, WeightType::Q4K),
@@ -52,17 +54,26 @@ const WEIGHTS: [Weights; 6] = [
     },
 ];
 
+/// Of what most models are served in.
 pub fn measure(model: &Model, tell: &mut Tell<'_>) -> Outcome<()> {
     let rig = Rig::open(model)?;
-    for weights in &WEIGHTS {
-        let matrices = matrices(&rig, weights.make)?;
-        measure_weights(&rig, weights, &matrices, tell)?;
+    measure_all(&rig, &WEIGHTS, tell)?;
+    if ops::multiplies(rig.device.facts(), EightBits::E4m3) {
+        measure_rounded(&rig, "fp8", EightBits::E4m3, Ceiling::Fp8, tell)?;
     }
-    measure_library(&rig, tell)?;
-    for (name, code, of) in [("fp8", EightBits::E4m3, Ceiling::Fp8), ("int8", EightBits::Int8, Ceiling::Int8)] {
-        if ops::multiplies(rig.device.facts(), code) {
-            measure_rounded(&rig, name, code, of, tell)?;
-        }
+    measure_library(&rig, tell)
+}
+
+/// Of the rest.
+pub fn measure_others(model: &Model, tell: &mut Tell<'_>) -> Outcome<()> {
+    let rig = Rig::open(model)?;
+    measure_all(&rig, &OTHER_WEIGHTS, tell)?;
+    measure_rounded(&rig, "int8", EightBits::Int8, Ceiling::Int8, tell)
+}
+
+fn measure_all(rig: &Rig, weights: &[Weights], tell: &mut Tell<'_>) -> Outcome<()> {
+    for weights in weights {
+        measure_weights(rig, weights, &matrices(rig, weights.make)?, tell)?;
     }
     Ok(())
 }

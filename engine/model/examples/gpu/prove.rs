@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::Outcome;
+use crate::log::Log;
 use crate::model::Model;
-use crate::plan;
 use crate::report::Report;
-use crate::stage::{Record, Stage};
+use crate::stage::{Ending, Kind, Record, Stage};
+use crate::{Outcome, modules, plan};
 
 /// What is proven, with what, and where that is told.
 #[derive(Debug, PartialEq)]
@@ -49,44 +49,69 @@ impl Proof {
 
     /// Runs every stage that is wanted.
     pub fn run(&self) -> Outcome<Report> {
-        let stages = self.wanted(plan::stages(&self.programs, &self.model)?)?;
+        let (stages, probe) = (self.wanted(plan::stages(&self.programs, &self.model)?)?, plan::probe(&self.model)?);
         let (scratch, report) = (tempfile::tempdir()?, Report::new(&self.model.to_string(), self.model.is_dry()));
+        let log = Log::open(&self.reports)?;
         let image_cache = scratch.path().join("kernels");
         // Tests and measurements compute on a GPU where this is named.
         let gpu = if self.model.is_dry() { None } else { image_cache.to_str() };
         let gpu: Vec<(&str, &str)> = gpu.map(|cache| ("WINDLASS_GPU", cache)).into_iter().collect();
-        run(&stages, self.time, report, &self.reports, |stage, left| {
+        run((&stages, &probe), self.time, report, (&self.reports, &log), |stage, left| {
             // What a stage that was stopped has left goes with it.
             let own = TempDir::new_in(scratch.path())?;
             let own = own.path().to_string_lossy();
-            Ok(stage.run(left, &[&gpu[..], &[("TMPDIR", &own)]].concat()))
+            let variables = [&gpu[..], &[("TMPDIR", &own)]].concat();
+            Ok(match stage.kind {
+                Kind::Tests => modules::run(stage, left, &variables, &log),
+                _ => stage.run(left, &variables, &log),
+            })
         })
     }
 
     fn wanted(&self, stages: Vec<Stage>) -> Outcome<Vec<Stage>> {
-        let is_known = |name: &&String| stages.iter().any(|stage| stage.name == **name);
+        // `kernels` is all of its modules.
+        let is_of = |stage: &Stage, name: &str| stage.name == name || stage.name.starts_with(&format!("{name}-"));
+        let is_known = |name: &&String| stages.iter().any(|stage| is_of(stage, name));
         if let Some(unknown) = self.only.iter().find(|name| !is_known(name)) {
             let names: Vec<&str> = stages.iter().map(|stage| stage.name.as_str()).collect();
             return Err(format!("--only {unknown}: the stages are {}", names.join(", ")).into());
         }
-        let is_wanted = |stage: &Stage| self.only.is_empty() || self.only.contains(&stage.name);
+        let is_wanted = |stage: &Stage| self.only.is_empty() || self.only.iter().any(|name| is_of(stage, name));
         Ok(stages.into_iter().filter(is_wanted).collect())
     }
 }
 
-/// Runs stages while there is time. The report is written after each of them.
+/// Without what a stage of a whole model is tried again where it fails: what only Hopper has, and then all that others lack.
+const FALLBACKS: [&str; 2] = ["warpgroups", "warpgroups,clusters,overlap"];
+
+/// Runs stages while there is time; behind one that fails, what shows whether the device still works, and of a whole model the same
+/// without a part of the chip. The report is written after each of them.
 fn run(
-    stages: &[Stage],
+    (stages, probe): (&[Stage], &Stage),
     time: Duration,
     mut report: Report,
-    reports: &Path,
+    (reports, log): (&Path, &Log),
     run: impl Fn(&Stage, Duration) -> Outcome<Record>,
 ) -> Outcome<Report> {
     let started = Instant::now();
-    for stage in stages {
-        println!("== {}", stage.name);
-        report.add(run(stage, time.saturating_sub(started.elapsed()))?);
+    let one = |stage: &Stage, report: &mut Report| -> Outcome<bool> {
+        log.say(&format!("== {}", stage.name));
+        let record = run(stage, time.saturating_sub(started.elapsed()))?;
+        let passed = record.passed() || record.ending == Ending::NotBegun;
+        report.add(record);
         report.write(reports)?;
+        Ok(passed)
+    };
+    for stage in stages {
+        if one(stage, &mut report)? || started.elapsed() >= time {
+            continue;
+        }
+        one(&Stage { name: format!("probe behind {}", stage.name), ..probe.clone() }, &mut report)?;
+        for features in FALLBACKS.iter().filter(|_| stage.kind == Kind::Model) {
+            if one(&stage.without(features), &mut report)? {
+                break;
+            }
+        }
     }
     Ok(report)
 }
@@ -98,6 +123,8 @@ fn seconds(word: &str) -> Outcome<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn words(text: &str) -> Vec<String> {
@@ -108,15 +135,19 @@ mod tests {
         Stage {
             name: name.into(),
             share: Duration::from_secs(60),
+            silence: Duration::from_secs(60),
             program: "sh".into(),
             arguments: vec!["-c".into(), script.into()],
-            may_be_absent: false,
+            variables: BTreeMap::new(),
+            kind: Kind::Measurement,
         }
     }
 
     fn proven(stages: &[Stage], time: Duration, folder: &TempDir) -> Report {
-        let report = Report::new("none", false);
-        run(stages, time, report, folder.path(), |stage, left| Ok(stage.run(left, &[]))).unwrap()
+        let (report, log) = (Report::new("none", false), Log::open(folder.path()).unwrap());
+        let probe = stage("probe", "exit 0");
+        run((stages, &probe), time, report, (folder.path(), &log), |stage, left| Ok(stage.run(left, &[], &log)))
+            .unwrap()
     }
 
     fn written(folder: &TempDir) -> String {
@@ -134,6 +165,18 @@ mod tests {
         assert!(!proven(&stages, TIME, &folder).passed());
         let text = written(&folder);
         assert!(text.contains("**Not passed: one.**") && text.contains("| two | 1 tests passed |"), "{text}");
+    }
+
+    /// And the device is looked at between.
+    #[test]
+    fn a_model_that_fails_is_tried_again_without_what_only_hopper_has() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = "[ \"$WINDLASS_CUDA_WITHOUT\" = warpgroups ]";
+        proven(&[Stage { kind: Kind::Model, ..stage("one", script) }, stage("two", "exit 0")], TIME, &folder);
+        let text = written(&folder);
+        let stages: Vec<_> =
+            text.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next()).skip(1).take(4).collect();
+        assert_eq!(stages, ["one", "probe behind one", "one without warpgroups", "two"], "{text}");
     }
 
     #[test]
@@ -166,7 +209,7 @@ mod tests {
     fn a_stage_that_is_not_there_is_refused_with_those_that_are() {
         let proof = Proof::read(&words("--dry-run --only kernel programs reports")).unwrap();
         let error = proof.run().map(drop).unwrap_err().to_string();
-        assert!(error.contains("--only kernel: the stages are") && error.contains("kernels, "), "{error}");
+        assert!(error.contains("--only kernel: the stages are") && error.contains("kernels-norm, "), "{error}");
         assert!(!Path::new("reports").exists());
     }
 }

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::finding::{Ceiling, Figure, Finding, short};
-use crate::stage::{Ending, Record, Tests};
+use crate::stage::{Ending, Failure, Record, Tests};
 
 /// What is there without a device that says more of itself.
 const UNKNOWN: (&str, &str) = ("A GPU that could not be opened", "No stage got as far as to say what it is.");
@@ -197,20 +197,27 @@ fn outcome(record: &Record) -> String {
         Ending::Well => String::new(),
         Ending::Failed(why) => format!("**failed**: {why}"),
         Ending::OutOfTime(seconds) => format!("**stopped** after its {seconds} s"),
+        Ending::Silent(seconds) => format!("**stopped**: it said nothing for {seconds} s"),
         Ending::NotBegun => "**not begun**: the time was up".to_owned(),
         Ending::Skipped(why) => format!("skipped: {why}"),
     };
     let Tests { passed, failed, unfinished } = &record.tests;
     let mut words = Vec::new();
-    if *passed + failed.len() > 0 {
-        words.push(format!("{passed} tests passed"));
+    if passed.len() + failed.len() > 0 {
+        words.push(format!("{} tests passed", passed.len()));
     }
     if !failed.is_empty() {
-        words.push(format!("**{} failed**: {}", failed.len(), failed.join(", ")));
+        let failed_tests: Vec<_> = failed.iter().map(said).collect();
+        words.push(format!("**{} failed**: {}", failed.len(), failed_tests.join(", ")));
     }
     words.extend(unfinished.as_ref().map(|name| format!("{name} was running")));
     words.extend(Some(ending).filter(|ending| !ending.is_empty()));
     if words.is_empty() { "done".to_owned() } else { words.join("; ") }
+}
+
+/// A failed test, with why it failed as far as it said so.
+fn said(Failure { name, why }: &Failure) -> String {
+    if why.is_empty() { name.clone() } else { format!("{name} ({why})") }
 }
 
 /// Text of a table's cell.
@@ -250,9 +257,10 @@ mod tests {
 
     #[test]
     fn failed_tests_are_named() {
-        let tests = Tests { passed: 4, failed: vec!["a::b".into()], unfinished: Some("c".into()) };
+        let failed = vec![Failure { name: "a::b".into(), why: "left is 1".into() }];
+        let tests = Tests { passed: vec!["d".into(); 4], failed, unfinished: Some("c".into()) };
         let report = report(vec![Record { tests, ..record("kernels", Ending::OutOfTime(9), Vec::new()) }]);
-        let expected = "| kernels | 4 tests passed; **1 failed**: a::b; c was running; **stopped** after its 9 s | 1 |";
+        let expected = "| kernels | 4 tests passed; **1 failed**: a::b (left is 1); c was running; **stopped** after its 9 s | 1 |";
         assert!(report.markdown().contains(expected), "{}", report.markdown());
     }
 

@@ -75,15 +75,18 @@ fn heads(rig: &Rig, tokens: usize) -> Outcome<Measured> {
     let bytes = 2 * 2 * width;
     let sets = rig.sets(bytes);
     let projected = noise::memory(device, &rig.stream, sets * width, &noise::halves(1 << 20))?;
-    let (mut query, pages) = (device.allocate::<bf16>(sets * queries)?, (sets * tokens).div_ceil(ops::PAGE_TOKENS));
+    let (mut query, pages) =
+        (device.allocate::<bf16>(sets * queries)?, (sets * tokens.next_multiple_of(4)).div_ceil(ops::PAGE_TOKENS));
     let mut cache = device.allocate::<bf16>(pages * heads.page_values())?;
     let counted = |count: usize| device.upload(&(0..count as u32).collect::<Vec<_>>());
-    let (positions, slots) = (counted(tokens)?, counted(sets * tokens)?);
+    // A set's slots begin where kernels read several at once.
+    let stride = tokens.next_multiple_of(4);
+    let (positions, slots) = (counted(tokens)?, counted(sets * stride)?);
     let table = device.upload(&ops::rope_table(heads.dim / 2, tokens, 500_000.0, None, 1.0))?;
     let rotation = Rotation { table: table.view(), pairs: heads.dim / 2, pairing: RopePairing::HalfSplit };
     let placement = Placement { bias: None, norms: None, epsilon: 1e-5, rotation: Some(rotation) };
     let seconds = rig.seconds(sets, |stream, set| {
-        let slots = slots.slice(set * tokens..(set + 1) * tokens);
+        let slots = slots.slice(set * stride..set * stride + tokens);
         let places = Places { positions: positions.view(), slots };
         let projected = projected.slice(set * width..(set + 1) * width);
         let query = query.slice_mut(set * queries..(set + 1) * queries);

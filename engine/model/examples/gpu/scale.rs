@@ -52,8 +52,9 @@ pub struct Scale {
     pub decoded: usize,
     /// Tokens of the small model's prompt.
     pub prompt: usize,
-    /// The large model.
+    /// The large model, and a few layers of it.
     pub llama: Shape,
+    pub layers: Shape,
     pub llama_sequences: &'static [u32],
     pub llama_prompts: &'static [usize],
 }
@@ -90,6 +91,7 @@ impl Scale {
         decoded: 64,
         prompt: 384,
         llama: Shape::LLAMA_8B,
+        layers: Shape { layers: 2, vocabulary: 32_000, ..Shape::LLAMA_8B },
         llama_sequences: &[1, 8, 32, 128, 256],
         llama_prompts: &[128, 512, 2048],
     };
@@ -120,6 +122,7 @@ impl Scale {
         decoded: 3,
         prompt: 40,
         llama: Shape::TINY,
+        layers: Shape::TINY,
         llama_sequences: &[1, 3],
         llama_prompts: &[40],
     };

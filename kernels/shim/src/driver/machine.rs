@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
 use windlass_kernels::cuda::table::HOPPER;
-use windlass_kernels::cuda::{Device, DeviceFacts};
+use windlass_kernels::cuda::{Device, DeviceFacts, Features};
 
 use super::{HostDriver, lock};
 use crate::carrier::Devices;
@@ -89,6 +89,7 @@ impl HostMachine {
             ordinal,
             pci_bus_id: format!("0000:{ordinal:02X}:00.0"),
             capability: self.capability,
+            features: Features::of(self.capability),
             multiprocessors: self.multiprocessors,
             shared_bytes_per_block: 227 << 10,
             l2_bytes: 50 << 20,

@@ -8,7 +8,6 @@ use std::ops::Range;
 use half::bf16;
 use windlass_cuda_shim::{HostMachine, Kernels, device_under_test};
 use windlass_kernels::cuda::ops::Output;
-use windlass_kernels::cuda::table::HOPPER;
 use windlass_kernels::cuda::{Device, DriverError, Element, Memory, Stream};
 
 /// Orders of threads and blocks that every kernel is tried in.
@@ -37,7 +36,7 @@ pub fn blackwell(seed: u64) -> (Device, Stream) {
 
 /// A Hopper, on which kernels run in the order of `seed`; none where a GPU is under test that is another.
 pub fn hopper(seed: u64) -> Option<(Device, Stream)> {
-    Some(device(seed)).filter(|(device, _)| device.facts().capability == HOPPER)
+    Some(device(seed)).filter(|(device, _)| device.facts().has_warpgroups())
 }
 
 /// What a product gives in bf16 and in f32. Added to what is there it is the latter twice.

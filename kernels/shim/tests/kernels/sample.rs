@@ -196,6 +196,33 @@ fn the_model_tells_what_it_thinks_of_the_tokens_drawn() {
     }
 }
 
+/// A known token is asked of whatever the logits are: where they have no order, nothing may be written by it.
+#[test]
+fn rows_without_an_order_are_told_nothing() {
+    const VOCABULARY: usize = 1000;
+    let (device, stream) = device(2);
+    let not_numbers = |count: usize| {
+        let mut row = Random::new(19).values(VOCABULARY, 1.0);
+        (0..count).for_each(|index| row[index * (VOCABULARY / count)] = f32::NAN);
+        row
+    };
+    let mut infinite = not_numbers(0);
+    infinite[3] = f32::INFINITY;
+    let rows =
+        [not_numbers(1), not_numbers(21), not_numbers(VOCABULARY), infinite, vec![f32::NEG_INFINITY; VOCABULARY]];
+    let targets = device.upload(&[7; 5]).unwrap();
+    let (drawn, counts) = (device.upload(&[NOT_FINITE; 5]).unwrap(), device.upload(&[MOST_TOLD as u32; 5]).unwrap());
+    let mut wholes = poisoned::<u64>(&device, 5);
+    let (mut logits, mut tokens) = (poisoned::<f32>(&device, 5 * TOLD), poisoned::<u32>(&device, 5 * TOLD));
+    let untold = (wholes.read(&stream).unwrap(), tokens.read(&stream).unwrap());
+    let told = Told { wholes: wholes.view_mut(), logits: logits.view_mut(), tokens: tokens.view_mut() };
+    let memory = device.upload(&rows.concat()).unwrap();
+    let asked = Asked { drawn: drawn.view(), targets: targets.view(), counts: counts.view() };
+    ops::tell(&stream, asked, memory.view(), VOCABULARY, told).unwrap();
+    assert_eq!((wholes.read(&stream).unwrap(), tokens.read(&stream).unwrap()), untold);
+    assert!(logits.read(&stream).unwrap().iter().all(|value| value.is_nan()));
+}
+
 fn adjusted(
     stream: &Stream,
     logits: &[f32],

@@ -1,12 +1,14 @@
 //! What the driver says of a device.
 
+use std::env;
 use std::ffi::{CStr, c_int};
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use super::mapping;
 use super::outcome::call;
-use crate::cuda::{DeviceFacts, DriverError};
+use crate::cuda::features::WITHOUT;
+use crate::cuda::{DeviceFacts, DriverError, Features};
 
 /// Of a device of an initialized driver.
 pub(super) fn facts(device: sys::CUdevice, ordinal: usize) -> Result<DeviceFacts, DriverError> {
@@ -25,14 +27,16 @@ pub(super) fn facts(device: sys::CUdevice, ordinal: usize) -> Result<DeviceFacts
         call("cuDriverGetVersion", sys::cuDriverGetVersion(&mut version))?;
         [name.as_ptr(), bus.as_ptr()].map(|text| CStr::from_ptr(text).to_string_lossy().into_owned()).into()
     };
+    let capability = (
+        get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    );
     Ok(DeviceFacts {
         name,
         ordinal,
         pci_bus_id,
-        capability: (
-            get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        ),
+        capability,
+        features: Features::of(capability).without(&env::var(WITHOUT).unwrap_or_default())?,
         multiprocessors: get(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         shared_bytes_per_block: get(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         l2_bytes: get(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,

@@ -6,7 +6,6 @@ use half::bf16;
 use super::heads::{Heads, MAX_HEAD_DIM, PAGE_TOKENS, Pages};
 use super::word;
 use crate::cuda::launch::{Argument, Launch, TensorMap};
-use crate::cuda::table::HOPPER;
 use crate::cuda::weights::EightBits;
 use crate::cuda::{Device, DeviceFacts, DriverError, Kernel, Memory, Stream, View, ViewMut};
 
@@ -310,7 +309,7 @@ fn kernel_by_warpgroups(
     pages: Pages<'_>,
 ) -> Option<(Kernel, [Option<TensorMap>; 2])> {
     let dim = shape.heads.dim;
-    if facts.capability != HOPPER || shape.cap > 0.0 || !(33..=128).contains(&dim) {
+    if !facts.has_warpgroups() || shape.cap > 0.0 || !(33..=128).contains(&dim) {
         return None;
     }
     let copied = match pages {

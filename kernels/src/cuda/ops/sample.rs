@@ -127,7 +127,7 @@ impl Told<'_> {
 }
 
 /// Tells of each row of `logits`, `[rows, vocabulary]`, what the model thinks of a token and of the most likely ones. Nothing is
-/// told of a row whose token is none.
+/// told of a row whose token is none, nor of one that [`sample`] finds no token in.
 ///
 /// # Panics
 /// When the lengths do not match.

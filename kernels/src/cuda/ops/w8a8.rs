@@ -7,9 +7,7 @@ use super::linear::Output;
 use super::wide::{blocks_on_hopper, tokens_on_hopper};
 use super::word;
 use crate::cuda::launch::{Argument, Launch, TensorMap};
-use crate::cuda::table::{
-    GEMM_HOPPER_TILE, HOPPER, W8A8_FEW_SHARED_BYTES, W8A8_HOPPER_SHARED_BYTES, W8A8_MANY_SHARED_BYTES,
-};
+use crate::cuda::table::{GEMM_HOPPER_TILE, W8A8_FEW_SHARED_BYTES, W8A8_HOPPER_SHARED_BYTES, W8A8_MANY_SHARED_BYTES};
 use crate::cuda::weights::{EightBits, Matrix, Values};
 use crate::cuda::{DeviceFacts, DriverError, Kernel, Stream, View, ViewMut};
 
@@ -163,12 +161,11 @@ fn multiply(
     assert!(tokens > 0 && input.codes.len() == tokens * cols, "{} codes of {tokens} tokens", input.codes.len());
     assert_eq!(out.len(), tokens * rows, "{tokens} tokens of {rows} values");
     // Integers are added up exactly, in whatever order.
-    let by_warpgroups =
-        facts.capability == HOPPER && tokens >= FEWEST_BY_WARPGROUPS && (wide || *code == EightBits::Int8);
+    let by_warpgroups = facts.has_warpgroups() && tokens >= FEWEST_BY_WARPGROUPS && (wide || *code == EightBits::Int8);
     let launch = match by_warpgroups {
         true => {
             let kernel = kernel_of(*code, Kernel::W8a8HopperInt8, Kernel::W8a8HopperFp8);
-            with_operands(blocks_on_hopper(kernel, tokens, rows), codes.view(), scales.view(), input, cols)
+            with_operands(blocks_on_hopper(facts, kernel, tokens, rows), codes.view(), scales.view(), input, cols)
         }
         false => {
             let launch = blocks(*code, tokens, rows).with(codes.view()).with(scales.view());
@@ -185,7 +182,7 @@ fn multiply(
 /// a block for many has.
 pub fn multiplies_experts_rounded(facts: &DeviceFacts, matrix: &Matrix, mixture: &Mixture, tokens: usize) -> bool {
     let reads = TensorMap::reads_rows_of(matrix.cols()) && matrix.order().is_none();
-    facts.capability == HOPPER && matrix.code().is_some() && reads && mixture.share(tokens) >= FEWEST_BY_WARPGROUPS
+    facts.has_warpgroups() && matrix.code().is_some() && reads && mixture.share(tokens) >= FEWEST_BY_WARPGROUPS
 }
 
 /// `out[row] = matrix of the row's expert · input[row]` with both in 8 bits, by Hopper's warpgroups, for rows as [`quantize_routed`]
@@ -213,7 +210,8 @@ pub fn linear_experts_w8a8(
     let (tiles, tile_count) = routes.tiles(inputs / used);
     let kernel = kernel_of(*code, Kernel::W8a8HopperInt8Experts, Kernel::W8a8HopperFp8Experts);
     let tokens = tile_count * GEMM_HOPPER_TILE as usize;
-    let launch = with_operands(blocks_on_hopper(kernel, tokens, rows), codes.view(), scales.view(), input, cols);
+    let facts = stream.device().facts();
+    let launch = with_operands(blocks_on_hopper(facts, kernel, tokens, rows), codes.view(), scales.view(), input, cols);
     let stride = word(out.stride(rows));
     let launch = out.ungated_arguments().into_iter().fold(launch.with(tiles), Launch::with);
     let launch = launch.with(stride).with(word(rows)).with(word(cols)).with(word((*group).min(cols)));

@@ -6,7 +6,7 @@ use super::linear::Output;
 use super::word;
 use crate::cuda::launch::{Launch, TensorMap};
 use crate::cuda::table::{
-    GEMM_HOPPER_CLUSTER, GEMM_HOPPER_SHARE, GEMM_HOPPER_SHARED_BYTES, GEMM_HOPPER_TILE, GEMM_SHARED_BYTES, HOPPER,
+    GEMM_HOPPER_CLUSTER, GEMM_HOPPER_SHARE, GEMM_HOPPER_SHARED_BYTES, GEMM_HOPPER_TILE, GEMM_SHARED_BYTES,
     INT4_HOPPER_SHARED_BYTES, INT4_HOPPER_TILES,
 };
 use crate::cuda::weights::{Matrix, ROW_TILE, Values};
@@ -23,7 +23,7 @@ const WIDE_TOKENS: usize = 128;
 pub fn multiplies_widely(facts: &DeviceFacts, matrix: &Matrix, tokens: usize) -> bool {
     let has_kernel = match matrix.values() {
         Values::Bf16(_) => true,
-        Values::Grouped { bits: 4, .. } => facts.capability == HOPPER,
+        Values::Grouped { bits: 4, .. } => facts.has_warpgroups(),
         _ => false,
     };
     has_kernel && matrix.order().is_none() && tokens >= WIDE_TOKENS
@@ -45,10 +45,10 @@ pub fn linear_wide(
     let tokens = input.len() / cols;
     assert_eq!(out.len(), tokens * rows, "{tokens} tokens of {rows} values");
     assert!(matrix.order().is_none(), "the columns of a matrix have an order of their own");
-    let on_hopper = facts.capability == HOPPER;
+    let on_hopper = facts.has_warpgroups();
     let (launch, group) = match matrix.values() {
         Values::Bf16(weights) if on_hopper && TensorMap::reads_rows_of(input.bytes() / tokens) => {
-            let launch = blocks_on_hopper(Kernel::GemmHopperBf16, tokens, rows);
+            let launch = blocks_on_hopper(facts, Kernel::GemmHopperBf16, tokens, rows);
             (with_bf16(launch, weights.view(), input, cols), None)
         }
         Values::Bf16(weights) => {
@@ -56,7 +56,7 @@ pub fn linear_wide(
             (Launch::new(Kernel::GemmBf16, grid).shared(GEMM_SHARED_BYTES).with(weights.view()).with(input), None)
         }
         Values::Grouped { codes, scales, group, bits: 4, .. } if on_hopper => {
-            let launch = blocks_on_hopper(Kernel::Int4Hopper, tokens, rows);
+            let launch = blocks_on_hopper(facts, Kernel::Int4Hopper, tokens, rows);
             (with_int4(launch, [codes, scales], rows, input, cols), Some(word(group.cols())))
         }
         _ => panic!("{facts:?} multiplies no such matrix with many tokens"),
@@ -68,10 +68,11 @@ pub fn linear_wide(
 }
 
 /// Blocks of Hopper's products, in clusters where they are whole ones.
-pub(super) fn blocks_on_hopper(kernel: Kernel, tokens: usize, rows: usize) -> Launch {
+pub(super) fn blocks_on_hopper(facts: &DeviceFacts, kernel: Kernel, tokens: usize, rows: usize) -> Launch {
     let [tokens, rows] = [tokens, rows].map(|count| word(count.div_ceil(GEMM_HOPPER_TILE as usize)));
     let launch = Launch::new(kernel, [tokens, rows, 1]);
-    if rows.is_multiple_of(GEMM_HOPPER_CLUSTER[1]) { launch.in_clusters(GEMM_HOPPER_CLUSTER) } else { launch }
+    let pairs = facts.has_clusters() && rows.is_multiple_of(GEMM_HOPPER_CLUSTER[1]);
+    if pairs { launch.in_clusters(GEMM_HOPPER_CLUSTER) } else { launch }
 }
 
 /// Their tokens, of which a block copies a share at a time.

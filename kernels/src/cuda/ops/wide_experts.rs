@@ -8,7 +8,7 @@ use super::linear::{ExpertInput, ExpertShape, Output};
 use super::wide::{blocks_on_hopper, multiplies_widely, with_bf16, with_int4};
 use super::word;
 use crate::cuda::launch::{Launch, TensorMap};
-use crate::cuda::table::{GEMM_HOPPER_TILE, HOPPER};
+use crate::cuda::table::GEMM_HOPPER_TILE;
 use crate::cuda::weights::{Matrix, Values};
 use crate::cuda::{DeviceFacts, DriverError, Kernel, Memory, Stream, View};
 
@@ -16,7 +16,7 @@ use crate::cuda::{DeviceFacts, DriverError, Kernel, Memory, Stream, View};
 /// many as [`super::linear_wide`] is for.
 pub fn multiplies_experts_widely(facts: &DeviceFacts, matrix: &Matrix, mixture: &Mixture, tokens: usize) -> bool {
     let reads = TensorMap::reads_rows_of(matrix.cols() * size_of::<bf16>());
-    facts.capability == HOPPER && reads && multiplies_widely(facts, matrix, mixture.share(tokens))
+    facts.has_warpgroups() && reads && multiplies_widely(facts, matrix, mixture.share(tokens))
 }
 
 /// [`super::linear_experts()`] for many tokens with matrices in bf16 or in 4 bits on Hopper, as [`super::linear_wide`] is for a single
@@ -44,7 +44,7 @@ pub fn linear_experts_wide(
         }
     };
     let (tiles, tile_count) = routes.tiles(tokens);
-    let (launch, group) = experts_on_hopper(matrix, sorted, tile_count, rows);
+    let (launch, group) = experts_on_hopper(stream.device().facts(), matrix, sorted, tile_count, rows);
     let stride = word(out.stride(rows));
     let launch = out.arguments().into_iter().fold(launch.with(tiles), Launch::with);
     let launch = launch.with(stride).with(word(rows)).with(word(cols));
@@ -53,15 +53,21 @@ pub fn linear_experts_wide(
 }
 
 /// A launch for so many tiles, with weights and input alone, and the columns of a group.
-fn experts_on_hopper(matrix: &Matrix, input: View<'_, bf16>, tiles: usize, rows: usize) -> (Launch, Option<u32>) {
+fn experts_on_hopper(
+    facts: &DeviceFacts,
+    matrix: &Matrix,
+    input: View<'_, bf16>,
+    tiles: usize,
+    rows: usize,
+) -> (Launch, Option<u32>) {
     let tokens = tiles * GEMM_HOPPER_TILE as usize;
     match matrix.values() {
         Values::Bf16(weights) => {
-            let launch = blocks_on_hopper(Kernel::GemmHopperExperts, tokens, rows);
+            let launch = blocks_on_hopper(facts, Kernel::GemmHopperExperts, tokens, rows);
             (with_bf16(launch, weights.view(), input, matrix.cols()), None)
         }
         Values::Grouped { codes, scales, group, bits: 4, .. } => {
-            let launch = blocks_on_hopper(Kernel::Int4HopperExperts, tokens, rows);
+            let launch = blocks_on_hopper(facts, Kernel::Int4HopperExperts, tokens, rows);
             (with_int4(launch, [codes, scales], matrix.rows(), input, matrix.cols()), Some(word(group.cols())))
         }
         _ => panic!("warpgroups multiply no such experts"),
