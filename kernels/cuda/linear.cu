@@ -1,34 +1,34 @@
 // Products of a few tokens with weights of 16, 8, 5 or 4 bits (linear.cuh).
 //
-// In every 32 columns, lane 4g + t holds columns 8t .. 8t + 8, which is 16 bytes of bf16: the first mma multiplies the former
-// four of them, the second the latter.
+// In every 32 columns of codes, lane 4g + t holds columns 8t .. 8t + 8: the first mma multiplies the former four of them, the second
+// the latter.
 #include "linear.cuh"
 
-// Weights in bf16, row after row.
+// Weights in bf16, row after row. An mma multiplies sixteen neighbouring columns.
 template <int TILES>
 DEVICE void linear_bf16(const bf16* weights, const bf16* input, const Mixture& mixture, const Output& out, u32 tokens,
                         u32 rows, u32 cols) {
   const Part part(mixture, tokens, 8 * TILES);
   if (!part.used) return;
   constexpr int DEPTH = 4;  // blocks of 32 columns that a warp reads ahead
-  const u32 group = lane_index() / 4, place = lane_index() % 4, blocks = cols / 32;
+  const u32 group = lane_index() / 4, blocks = cols / 32;
   const bf16* row[2];
   for (u32 half = 0; half < 2; ++half) {
     const u32 index = smaller(block_x() * ROWS + group + 8 * half, rows - 1);
-    row[half] = weights + (static_cast<u64>(part.expert) * rows + index) * cols + 8 * place;
+    row[half] = weights + (static_cast<u64>(part.expert) * rows + index) * cols + 4 * (lane_index() % 4);
   }
   Quad held[DEPTH][2], next[DEPTH][2];
   const auto load = [&](Quad(&to)[DEPTH][2], u32 first) {
     for (int i = 0; i < DEPTH; ++i) {
       for (int half = 0; half < 2; ++half) {
-        to[i][half] = first + i < blocks ? load_once(row[half] + 32 * (first + i)) : Quad{};
+        to[i][half] = first + i < blocks ? load_neighbours<load_two_once>(row[half] + 32 * (first + i)) : Quad{};
       }
     }
   };
   load(held, warp_index() * DEPTH);
   wait_for_previous();  // the weights are nobody's output
   let_next_start();
-  const Tokens<TILES> columns(input, part, cols);
+  const Tokens<TILES, 4> columns(input, part, cols);
   float sum[TILES][4] = {};
   for (u32 first = warp_index() * DEPTH; first < blocks; first += WARPS * DEPTH) {
     load(next, first + WARPS * DEPTH);
@@ -36,12 +36,12 @@ DEVICE void linear_bf16(const bf16* weights, const bf16* input, const Mixture& m
     for (int i = 0; i < DEPTH; ++i) {
 #pragma unroll
       for (int n = 0; n < TILES; ++n) {
-        const Quad x = columns.load(n, first + i, first + i < blocks);
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
           const u32 a[4] = {held[i][0].word[2 * part], held[i][1].word[2 * part], held[i][0].word[2 * part + 1],
                             held[i][1].word[2 * part + 1]};
-          const u32 b[2] = {x.word[2 * part], x.word[2 * part + 1]};
+          u32 b[2] = {};
+          if (first + i < blocks) columns.load_four(b, n, 32 * (first + i) + 16 * part);
           multiply_bf16(sum[n], a, b);
         }
       }

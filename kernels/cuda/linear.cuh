@@ -72,6 +72,16 @@ struct Tokens {
   }
 };
 
+// What a lane multiplies of 32 columns in two mmas of sixteen neighbouring columns each, as wgmma has them (many_hopper.cu): columns
+// 4t .. 4t + 4 in the former words, 16 + 4t .. 16 + 4t + 4 in the latter. `from` is the lane's first column.
+template <void LOAD(u32 (&)[2], const void*)>
+DEVICE Quad load_neighbours(const bf16* from) {
+  u32 former[2], latter[2];
+  LOAD(former, from);
+  LOAD(latter, from + 16);
+  return {former[0], former[1], latter[0], latter[1]};
+}
+
 // Bits `index` of words that have COUNT of each code, the former code's in a word's low half and the latter's in its high one, at bit
 // `to` of those halves; other bits are anything.
 template <int COUNT, int WORDS>

@@ -5,7 +5,7 @@
 // operand of it, and Factors are what a group's products are multiplied with, for rows g and g + 8.
 
 struct Bf16 {
-  static constexpr int WIDTH = 8, GROUP = SPAN;
+  static constexpr int WIDTH = 4, GROUP = SPAN;
   static constexpr bool SCALED = false, AFFINE = false;
   const bf16* weights;
   u32 rows, cols;
@@ -23,10 +23,10 @@ struct Bf16 {
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
       const u32 row = smaller(ROWS * tile + lane_index() / 4 + 8 * half, rows - 1);
-      const bf16* own = weights + (static_cast<u64>(expert) * rows + row) * cols + SPAN * span + 8 * (lane_index() % 4);
+      const bf16* own = weights + (static_cast<u64>(expert) * rows + row) * cols + SPAN * span + 4 * (lane_index() % 4);
 #pragma unroll
       for (u32 i = 0; i < SPAN / 32; ++i) {
-        to.values[i][half] = SPAN * span + 32 * i < cols ? load_quad(own + 32 * i) : Quad{};
+        to.values[i][half] = SPAN * span + 32 * i < cols ? load_neighbours<load_two>(own + 32 * i) : Quad{};
       }
     }
   }

@@ -12,6 +12,7 @@ mod gather;
 mod heads;
 mod library;
 mod linear;
+mod many_hopper;
 mod moves;
 mod norm;
 mod reduce;

@@ -126,6 +126,9 @@ const GEMM_HOPPER_BLOCKS: u32 = GEMM_HOPPER_CLUSTER[0] * GEMM_HOPPER_CLUSTER[1] 
 /// Bytes of shared memory of that product: three stages of two tiles of 64 columns of 2 bytes, which begin at a multiple of 1024.
 pub const GEMM_HOPPER_SHARED_BYTES: u32 = 3 * 2 * GEMM_HOPPER_TILE * 64 * 2 + (1024 - 16);
 
+/// The same of that product in the bits of few tokens' products, which has six stages.
+pub const MANY_HOPPER_SHARED_BYTES: u32 = 6 * 2 * GEMM_HOPPER_TILE * 64 * 2 + (1024 - 16);
+
 /// What Hopper itself has alone: wgmma.
 pub const HOPPER: (u32, u32) = (9, 0);
 
@@ -495,6 +498,13 @@ kernels! {
             weights: Tiles(Bf16, GEMM_HOPPER_TILE), input: Tiles(Bf16, GEMM_HOPPER_SHARE), tiles: In(Word),
             halves: Out(Bf16), floats: Out(F32), action: U32, stride: U32, rows: U32, cols: U32
         ), 288, GEMM_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
+    }
+    "many_hopper.cu" {
+        /// `out = input · weightsᵀ` for many tokens by warpgroups, weights in bf16, in the bits of `linear.cu`.
+        ManyHopperBf16 = many_hopper_bf16(
+            weights: Tiles(Bf16, GEMM_HOPPER_TILE), input: Tiles(Bf16, GEMM_HOPPER_SHARE), halves: Out(Bf16),
+            floats: Out(F32), action: U32, stride: U32, tokens: U32, rows: U32, cols: U32
+        ), 288, MANY_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
     }
     "int4_hopper.cu" {
         /// `out = input · weightsᵀ` for many tokens by warpgroups, weights of 4 bits.

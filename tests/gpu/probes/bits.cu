@@ -71,8 +71,12 @@ __global__ void multiply(const Operands* operands, int steps, const float* start
     __syncthreads();
     const uint32_t a[4] = {word(own.a[row], part), word(own.a[row + 8], part), word(own.a[row], 16 + part),
                            word(own.a[row + 8], 16 + part)};
-    const uint32_t b[2] = {word(own.b[lane / 4], part), word(own.b[lane / 4], 16 + part)};
-    by_warp<BYTES>(one, a, b);
+    // The kernel for few tokens has a lane's values side by side: the same sum, whose products stand in other places.
+    const int beside = 2 * part;
+    const uint32_t placed[4] = {word(own.a[row], beside), word(own.a[row + 8], beside), word(own.a[row], beside + 4),
+                                word(own.a[row + 8], beside + 4)};
+    const uint32_t b[2] = {word(own.b[lane / 4], beside), word(own.b[lane / 4], beside + 4)};
+    by_warp<BYTES>(one, placed, b);
     by_warpgroup<BYTES>(four, a, descriptor(columns));
   }
   const size_t places[4] = {first, first + 1, second, second + 1};

@@ -88,7 +88,10 @@ fn products_of_many_tokens_match_the_reference_and_are_those_of_few() {
                 in_all_forms(&device, &stream, exact.len(), |out| product(&stream, &matrix, memory.view(), out))
             });
             assert_eq!(products[1], products[0], "{what}");
+            let alone =
+                in_all_forms(&device, &stream, rows, |out| ops::linear(&stream, &matrix, memory.slice(0..cols), out));
             let [_, many] = products;
+            assert_eq!((&alone.0[..], &alone.1[..]), (&many.0[..rows], &many.1[..rows]), "the first token of {what}");
             near(many, &exact, &what);
         }
     }
@@ -119,19 +122,23 @@ fn products_gate_as_a_kernel_behind_them_does() {
     }
 }
 
-/// From more tokens on than other blocks have, where half of the multiprocessors (of 132) have one.
+/// From more tokens on than other blocks have, where half of the multiprocessors (of 132) have one; Hopper's warpgroups from as many
+/// on in any case.
 #[test]
 fn blocks_for_many_tokens_are_taken_where_there_are_enough_of_them() {
-    let driver = HostMachine::new(Kernels::Record, 1).driver(0, 1 << 30);
-    let (device, cols) = (driver.device(), 32);
-    let stream = device.stream().unwrap();
-    for (tokens, rows, expected) in [
-        (33, 66 * 128, Kernel::ManyBf16),
-        (33, 65 * 128, Kernel::LinearBf16T64),
-        (32, 66 * 128, Kernel::LinearBf16T32),
-        (65, 33 * 128, Kernel::ManyBf16),
-        (64, 33 * 128, Kernel::LinearBf16T64),
+    let (ampere, hopper) = ((8, 0), (9, 0));
+    for (capability, tokens, rows, expected) in [
+        (ampere, 33, 66 * 128, Kernel::ManyBf16),
+        (ampere, 33, 65 * 128, Kernel::LinearBf16T64),
+        (ampere, 32, 66 * 128, Kernel::LinearBf16T32),
+        (ampere, 65, 33 * 128, Kernel::ManyBf16),
+        (ampere, 64, 33 * 128, Kernel::LinearBf16T64),
+        (hopper, 33, 65 * 128, Kernel::ManyHopperBf16),
+        (hopper, 32, 66 * 128, Kernel::LinearBf16T32),
     ] {
+        let driver = HostMachine::new(Kernels::Record, 1).with_capability(capability).driver(0, 1 << 30);
+        let (device, cols) = (driver.device(), 32);
+        let stream = device.stream().unwrap();
         let matrix = Matrix::bf16(&device, rows, cols, &vec![bf16::ONE; rows * cols]).unwrap();
         let input = device.upload(&vec![bf16::ONE; tokens * cols]).unwrap();
         let mut out = device.allocate::<bf16>(tokens * rows).unwrap();

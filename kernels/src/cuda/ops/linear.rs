@@ -6,6 +6,7 @@ use super::activation::Gate;
 use super::blocks::Block;
 use super::experts::{Mixture, Routes, Tiling};
 use super::gather::sort_columns;
+use super::many_hopper::product_by_warpgroups;
 use super::word;
 use crate::cuda::driver::DevicePointer;
 use crate::cuda::launch::{Argument, Launch};
@@ -52,6 +53,16 @@ impl Output<'_> {
         }
     }
 
+    /// The same, for a while.
+    pub(super) fn reborrow(&mut self) -> Output<'_> {
+        match self {
+            Output::Bf16(out) => Output::Bf16(out.reborrow()),
+            Output::F32(out) => Output::F32(out.reborrow()),
+            Output::AddTo(out) => Output::AddTo(out.reborrow()),
+            Output::Gated(out, gate) => Output::Gated(out.reborrow(), *gate),
+        }
+    }
+
     /// The same memory from value `first` on.
     fn behind(&mut self, first: usize) -> Output<'_> {
         let rest = first..self.len();
@@ -89,7 +100,7 @@ impl Output<'_> {
 /// When the lengths do not match, or the matrix's columns have an order of their own ([`linear_ordered`]).
 pub fn linear(stream: &Stream, matrix: &Matrix, input: View<'_, bf16>, out: Output<'_>) -> Result<(), DriverError> {
     assert!(matrix.order().is_none(), "the columns of a matrix have an order of their own");
-    linear_sorted(stream, matrix, input, out, |rows, tokens| Block::new(stream.device().facts(), rows, tokens))
+    linear_in_order(stream, matrix, input, out)
 }
 
 /// The same by blocks for many tokens, however few there are: the same bits.
@@ -103,7 +114,8 @@ pub fn linear_many(
     out: Output<'_>,
 ) -> Result<(), DriverError> {
     assert!(matrix.order().is_none(), "the columns of a matrix have an order of their own");
-    linear_sorted(stream, matrix, input, out, |_, _| Block::Many)
+    let tokens = tokens_of(matrix, &input);
+    each_part(stream, matrix, tokens, out, |part, out| part_product(part, Block::Many, input, out, tokens))
 }
 
 /// The same with a matrix whose columns have an order of their own, for each token of `matrix.inputs()` values; `room` is for
@@ -121,21 +133,21 @@ pub fn linear_ordered(
     let Some(order) = matrix.order() else { panic!("the columns of a matrix have no order of their own") };
     let sorted = 0..input.len() / matrix.inputs() * matrix.cols();
     sort_columns(stream, order, input, matrix.inputs(), room.slice_mut(sorted.clone()))?;
-    let block = |rows, tokens| Block::new(stream.device().facts(), rows, tokens);
-    linear_sorted(stream, matrix, room.slice(sorted), out, block)
+    linear_in_order(stream, matrix, room.slice(sorted), out)
 }
 
-/// A product with an input in the order of the matrix's columns, by the blocks that `block(rows, tokens)` chooses.
-fn linear_sorted(
+/// A product with an input in the order of the matrix's columns.
+fn linear_in_order(
     stream: &Stream,
     matrix: &Matrix,
     input: View<'_, bf16>,
     out: Output<'_>,
-    block: impl Fn(usize, usize) -> Block,
 ) -> Result<(), DriverError> {
-    let tokens = tokens_of(matrix, &input);
-    each_part(stream, matrix, tokens, out, |part, out| {
-        part_product(part, block(part.rows(), tokens), input, out, tokens)
+    let (tokens, facts) = (tokens_of(matrix, &input), stream.device().facts());
+    each_part(stream, matrix, tokens, out, |part, (mut out, stride)| {
+        let by_warpgroups = product_by_warpgroups(facts, part, input, (&mut out, stride), tokens);
+        let block = || Block::new(facts, part.rows(), tokens);
+        by_warpgroups.unwrap_or_else(|| part_product(part, block(), input, (out, stride), tokens))
     })
 }
 

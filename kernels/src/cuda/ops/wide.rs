@@ -82,7 +82,11 @@ pub(super) fn tokens_on_hopper<T: Element>(input: View<'_, T>, cols: usize) -> T
 
 /// A launch of `gemm_hopper.cu` with its weights and input.
 pub(super) fn with_bf16(launch: Launch, weights: View<'_, bf16>, input: View<'_, bf16>, cols: usize) -> Launch {
-    let launch = launch.shared(GEMM_HOPPER_SHARED_BYTES);
+    with_tiles(launch.shared(GEMM_HOPPER_SHARED_BYTES), weights, input, cols)
+}
+
+/// A launch of bf16 products by warpgroups with its weights and input.
+pub(super) fn with_tiles(launch: Launch, weights: View<'_, bf16>, input: View<'_, bf16>, cols: usize) -> Launch {
     launch.with(TensorMap::new(weights, cols, GEMM_HOPPER_TILE)).with(tokens_on_hopper(input, cols))
 }
 

@@ -1,0 +1,77 @@
+// Products of many tokens with a bf16 matrix on Hopper, in the bits of those of a few (linear.cu): out[t][r] = sum over k of
+// weights[r][k] · input[t][k].
+//
+// wgmma gives the bits of mma: both add up the same sixteen products at once, and go on from the same sum (tests/gpu/probes/bits.cu
+// shows it on a card). So a token has the same result here as there where the sixteens and their order are the same: linear.cu's
+// warps take turns along the columns, a span each, and their sums are added in the warps' order. Here a warpgroup goes through the
+// spans of the first warp's turns, then of the second's, and adds up what each of them gave.
+//
+// A block computes 128 tokens x 128 rows, a warpgroup 64 of those rows. It has its multiprocessor to itself: a thread's sums are twice
+// 64, of the turn and of all.
+#include "gemm_hopper.cuh"
+
+#ifdef HOPPER
+
+typedef TilePair<bf16> Stage;
+constexpr u32 DEPTH = Stage::DEPTH;
+constexpr u32 STAGES = 6;
+// linear.cuh's: warps that take turns, and columns of a turn.
+constexpr u32 WARPS = 8;
+constexpr u32 SPAN = 128;
+constexpr u32 SPAN_STEPS = SPAN / DEPTH;
+
+// Where the columns of a step are. Of the warps some have a turn more than the others.
+DEVICE u32 column_of(u32 step, u32 spans) {
+  const u32 turns = spans / WARPS, longer = spans % WARPS * (turns + 1), span = step / SPAN_STEPS;
+  const bool is_longer = span < longer;
+  const u32 count = is_longer ? turns + 1 : turns, at = is_longer ? span : span - longer;
+  const u32 warp = at / count + (is_longer ? 0 : spans % WARPS);
+  return SPAN * (warp + WARPS * (at % count)) + DEPTH * (step % SPAN_STEPS);
+}
+
+// What a warpgroup does. A step's products run while the next step's tiles are waited for.
+DEVICE void multiply_all(const Pipeline<Stage, STAGES>& pipeline, float (&total)[64], u32 spans) {
+  const u32 first_row = warp_index() / 4 * PRODUCT_ROWS;
+  u32 step = 0;
+  for (u32 warp = 0; warp < smaller(spans, WARPS); ++warp) {
+    float sum[64];  // not zeros: registers that others write too would make every product wait for the one before
+    const u32 end = step + SPAN_STEPS * ceil_divide(spans - warp, WARPS);
+    for (bool adds = false; step < end; ++step) {
+      const Stage& stage = pipeline.wait_tiles(step);
+      u64 weights = operand_at(stage.weights + first_row * DEPTH), input = operand_at(stage.input);
+      fence_products();
+#pragma unroll
+      for (u32 col = 0; col < DEPTH; col += 16) {
+        multiply_tiles(sum, weights, input, adds || col > 0);
+        weights = operand_after(weights);
+        input = operand_after(input);
+      }
+      adds = true;
+      commit_products();
+      wait_products<1>();
+      if (step > 0) pipeline.release(step - 1);
+    }
+    settle_products(sum);
+#pragma unroll
+    for (u32 i = 0; i < 64; ++i) total[i] = warp == 0 ? sum[i] : total[i] + sum[i];
+  }
+}
+
+#endif  // HOPPER
+
+KERNEL(many_hopper_bf16, THREADS)(TENSOR_MAP weights, TENSOR_MAP input, bf16* halves, float* floats, u32 action, u32 stride,
+                                  u32 tokens, u32 rows, u32 cols) {
+#ifdef HOPPER
+  const Results out{{halves, floats, action, stride}, part_of_all(tokens), rows};
+  const u32 spans = ceil_divide(cols, SPAN);
+  multiply_tiles_of<Stage, STAGES>(
+      SPAN_STEPS * spans,
+      [&](u32 step, Stage& to, Barrier* came) { copy_tile(to.weights, weights, column_of(step, spans), block_y() * ROWS, came); },
+      [&](u32 step, Stage& to, Barrier* came) { copy_tokens(to.input, input, column_of(step, spans), out.part, came); },
+      [&](const Pipeline<Stage, STAGES>& pipeline) {
+        float total[64];
+        multiply_all(pipeline, total, spans);
+        write_sums(out, total);
+      });
+#endif
+}
