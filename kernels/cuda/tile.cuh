@@ -12,8 +12,9 @@ DEVICE void multiply_values(Sum (&sum)[4], const u32 (&a)[4], const u32 (&b)[2],
   multiply_bytes(sum, a, b);
 }
 
-template <typename Value, int WARP_TOKENS, int TOKEN_WARPS = 2, int WARP_ROWS = 32, int ROW_WARPS = 4, int STAGES = 4>
+template <typename Value, int WARP_TOKENS>
 struct Tiles {
+  static constexpr int TOKEN_WARPS = 2, ROW_WARPS = 4, WARP_ROWS = 32, STAGES = 4;
   static constexpr int THREADS = 32 * TOKEN_WARPS * ROW_WARPS;
   static constexpr int TOKENS = TOKEN_WARPS * WARP_TOKENS;
   static constexpr int ROWS = ROW_WARPS * WARP_ROWS;
@@ -21,11 +22,11 @@ struct Tiles {
   static constexpr int ROW_PARTS = WARP_ROWS / 8;
   static constexpr int DEPTH = 64 / sizeof(Value);  // columns of a stage
   static constexpr int CHUNK = 16 / sizeof(Value);  // columns of a copy
-  static constexpr int STRIDE = DEPTH + CHUNK;      // so that eight rows lie in different banks
 
+  // Row after row: what eight lanes read at a time, two rows, comes from different banks.
   struct Stage {
-    Value input[TOKENS * STRIDE];
-    Value weights[ROWS * STRIDE];
+    Value input[TOKENS * DEPTH];
+    Value weights[ROWS * DEPTH];
   };
 
   // What a thread adds up: by sixteen tokens, by eight rows, and tokens 0, 0, 8, 8 of rows 0, 1, 0, 1.
@@ -104,32 +105,30 @@ struct Tiles {
       const u32 row = i / (DEPTH / CHUNK), chunk = CHUNK * (i % (DEPTH / CHUNK));
       const bool valid = first + row < count && col + chunk < cols;
       const Value* source = from + static_cast<u64>(valid ? first + row : 0) * cols + (valid ? col + chunk : 0);
-      copy_async(to + row * STRIDE + chunk, source, valid);
+      copy_async(to + row * DEPTH + chunk, source, valid);
     }
   }
 
+  // Lane 4g + t has 16 bytes of a stage's columns of each of its rows, from 16t on: the first mma multiplies the former eight of them,
+  // the second the latter.
   template <typename Sum>
   DEVICE void multiply_stage(const Stage& stage, Sums<Sum>& sum) const {
-    const u32 matrix = lane_index() / 8, row = lane_index() % 8;
-    const Value* left = stage.input + warp_index() % TOKEN_WARPS * WARP_TOKENS * STRIDE;
-    const Value* right = stage.weights + warp_index() / TOKEN_WARPS * WARP_ROWS * STRIDE;
+    const u32 own = lane_index() / 4 * DEPTH + lane_index() % 4 * CHUNK;
+    const Value* left = stage.input + warp_index() % TOKEN_WARPS * WARP_TOKENS * DEPTH + own;
+    const Value* right = stage.weights + warp_index() / TOKEN_WARPS * WARP_ROWS * DEPTH + own;
+    Quad columns[ROW_PARTS];
 #pragma unroll
-    for (int k = 0; k < DEPTH; k += 2 * CHUNK) {
-      u32 a[TOKEN_PARTS][4], b[WARP_ROWS / 16][4];
+    for (int n = 0; n < ROW_PARTS; ++n) columns[n] = load_quad(right + 8 * n * DEPTH);
 #pragma unroll
-      for (int m = 0; m < TOKEN_PARTS; ++m) {
-        load_matrices(a[m], left + (16 * m + row + 8 * (matrix % 2)) * STRIDE + k + CHUNK * (matrix / 2));
-      }
+    for (int m = 0; m < TOKEN_PARTS; ++m) {
+      const Quad former = load_quad(left + 16 * m * DEPTH), latter = load_quad(left + (16 * m + 8) * DEPTH);
 #pragma unroll
-      for (int n = 0; n < WARP_ROWS / 16; ++n) {
-        load_matrices(b[n], right + (16 * n + row + 8 * (matrix / 2)) * STRIDE + k + CHUNK * (matrix % 2));
-      }
-#pragma unroll
-      for (int m = 0; m < TOKEN_PARTS; ++m) {
+      for (int k = 0; k < 4; k += 2) {
+        const u32 a[4] = {former.word[k], latter.word[k], former.word[k + 1], latter.word[k + 1]};
 #pragma unroll
         for (int n = 0; n < ROW_PARTS; ++n) {
-          const u32 column[2] = {b[n / 2][2 * (n % 2)], b[n / 2][2 * (n % 2) + 1]};
-          multiply_values(sum.of[m][n], a[m], column, Value());
+          const u32 b[2] = {columns[n].word[k], columns[n].word[k + 1]};
+          multiply_values(sum.of[m][n], a, b, Value());
         }
       }
     }

@@ -108,8 +108,8 @@ const fn tiles_of(spec: &KernelSpec) -> usize {
     tiles
 }
 
-/// Bytes of shared memory of the product of many tokens: four stages of two tiles of 128 x 32, each row with 16 bytes more.
-pub const GEMM_SHARED_BYTES: u32 = 4 * 2 * 128 * (32 + 8) * 2;
+/// Bytes of shared memory of the product of many tokens: four stages of two tiles of 128 x 32.
+pub const GEMM_SHARED_BYTES: u32 = 4 * 2 * 128 * 32 * 2;
 
 /// Tokens, and rows, of a block of the product of many tokens on Hopper.
 pub const GEMM_HOPPER_TILE: u32 = 128;
@@ -132,12 +132,8 @@ pub const MANY_HOPPER_SHARED_BYTES: u32 = 6 * 2 * GEMM_HOPPER_TILE * 64 * 2 + (1
 /// What Hopper itself has alone: wgmma.
 pub const HOPPER: (u32, u32) = (9, 0);
 
-/// Bytes of shared memory of the product of many tokens in 8 bits: four stages of 64 tokens and 128 rows of 64 bytes, each with
-/// 16 bytes more.
-pub const W8A8_MANY_SHARED_BYTES: u32 = 4 * (64 + 128) * (64 + 16);
-
-/// The same of few tokens: twelve stages of 16 tokens and 32 rows.
-pub const W8A8_FEW_SHARED_BYTES: u32 = 12 * (16 + 32) * (64 + 16);
+/// Bytes of shared memory of the product of many tokens in 8 bits: four stages of 64 tokens and 128 rows of 64 bytes.
+pub const W8A8_MANY_SHARED_BYTES: u32 = 4 * (64 + 128) * 64;
 
 /// The same on Hopper: six stages of two tiles of 128 columns, which begin at a multiple of 1024.
 pub const W8A8_HOPPER_SHARED_BYTES: u32 = 6 * 2 * GEMM_HOPPER_TILE * 128 + (1024 - 16);
@@ -526,11 +522,11 @@ kernels! {
         /// The same in e4m3.
         QuantizeFp8 = quantize_fp8[QUANTIZE], 256, 0;
         /// `out = input · weightsᵀ` for blocks of 16 tokens, both in signed 8 bits.
-        W8a8Int8Few = w8a8_int8_few[W8A8], 64, W8A8_FEW_SHARED_BYTES;
+        W8a8Int8Few = w8a8_int8_few[W8A8], 256, 0;
         /// `out = input · weightsᵀ` for blocks of 64 tokens, both in signed 8 bits.
         W8a8Int8Many = w8a8_int8_many[W8A8], 256, W8A8_MANY_SHARED_BYTES;
         /// `out = input · weightsᵀ` for blocks of 16 tokens, both in e4m3.
-        W8a8Fp8Few = w8a8_fp8_few[W8A8], 64, W8A8_FEW_SHARED_BYTES;
+        W8a8Fp8Few = w8a8_fp8_few[W8A8], 256, 0;
         /// `out = input · weightsᵀ` for blocks of 64 tokens, both in e4m3.
         W8a8Fp8Many = w8a8_fp8_many[W8A8], 256, W8A8_MANY_SHARED_BYTES;
     }

@@ -7,12 +7,12 @@ use super::linear::Output;
 use super::wide::{blocks_on_hopper, tokens_on_hopper};
 use super::word;
 use crate::cuda::launch::{Argument, Launch, TensorMap};
-use crate::cuda::table::{GEMM_HOPPER_TILE, W8A8_FEW_SHARED_BYTES, W8A8_HOPPER_SHARED_BYTES, W8A8_MANY_SHARED_BYTES};
+use crate::cuda::table::{GEMM_HOPPER_TILE, W8A8_HOPPER_SHARED_BYTES, W8A8_MANY_SHARED_BYTES};
 use crate::cuda::weights::{EightBits, Matrix, Values};
 use crate::cuda::{DeviceFacts, DriverError, Kernel, Stream, View, ViewMut};
 
 /// Tokens, and rows, of a block of `w8a8.cu` for few tokens.
-const FEW: [usize; 2] = [16, 32];
+const FEW: [usize; 2] = [16, 16];
 /// The same for many.
 const MANY: [usize; 2] = [64, 128];
 /// The most tokens that are few: an estimate, as no GPU has told. Results are the same either way.
@@ -226,7 +226,7 @@ fn blocks(code: EightBits, tokens: usize, rows: usize) -> Launch {
         true => kernel_of(code, Kernel::W8a8Int8Few, Kernel::W8a8Fp8Few),
         false => kernel_of(code, Kernel::W8a8Int8Many, Kernel::W8a8Fp8Many),
     };
-    let (tile, shared) = if few { (FEW, W8A8_FEW_SHARED_BYTES) } else { (MANY, W8A8_MANY_SHARED_BYTES) };
+    let (tile, shared) = if few { (FEW, 0) } else { (MANY, W8A8_MANY_SHARED_BYTES) };
     Launch::new(kernel, [word(rows.div_ceil(tile[1])), word(tokens.div_ceil(tile[0])), 1]).shared(shared)
 }
 
