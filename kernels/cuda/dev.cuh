@@ -184,10 +184,11 @@ DEVICE u32 count_arrival(u32* counter) {
   return before + 1;
 }
 
-// Reads what is used once: it passes the first-level cache by.
+// Reads what is used once: it passes the first-level cache by. As a read of what never changes (.nc) ptxas would have it wait for
+// the kernel ahead, wherever it stands.
 DEVICE Quad load_once(const void* from) {
   Quad quad;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(quad.word[0]), "=r"(quad.word[1]), "=r"(quad.word[2]), "=r"(quad.word[3])
                : "l"(from));
   return quad;
