@@ -2,12 +2,18 @@
 //
 // Shares are integers: 2^40 · exp((logit - largest) / temperature), rounded down. Their sums are exact, so they may be
 // added by atomics in any order and a row gives the same token every time. Tokens stand in order of logit, of equal ones
-// the lowest first; what top-k and top-p keep is a beginning of that order, whose end is found by radix selection: three
-// passes over histograms of 11, 11 and 10 bits.
+// the lowest first; what top-k and top-p keep is a beginning of that order. One pass over the row counts and weighs its tokens by
+// how far they are below the largest, which tells in which bin that beginning ends; the bin's tokens, mostly a few hundred, are
+// put in order alone. Where they are too many, radix selection finds the end: three passes over bins of 11, 11 and 10 bits.
 #include "dev.cuh"
 
 constexpr int THREADS = 1024;
-constexpr int BINS = 2048;
+constexpr u32 WARPS = THREADS / 32;
+constexpr u32 BINS = 2048;
+constexpr float BINS_OF_ONE = 72;  // for tokens whose shares are e times apart
+constexpr float LOWEST = -27.75f;  // e^-27.73 is 2^-40: there is no share below
+constexpr u32 MOST_ORDERED = THREADS;  // tokens that are put in order alone
+constexpr u32 AHEAD = 4;  // loads that a thread has on their way
 constexpr u32 NOT_FINITE = 0xffffffffu;  // answers that are no token
 constexpr u32 ALL_BANNED = 0xfffffffeu;
 constexpr u32 MOST_TOLD = 20;  // of a row's most likely tokens
@@ -63,145 +69,269 @@ DEVICE u64 random_bits(u64 seed, u32 position) {
   return (static_cast<u64>(a) << 32 | b) >> 11;
 }
 
-// A logit's bits in an order that integers share.
+// A logit's bits in an order that integers share, the largest first.
 DEVICE u32 order(float logit) {
   const u32 bits = bits_of(logit);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  return bits & 0x80000000u ? bits : bits ^ 0x7fffffffu;
+}
+
+// Calls `use(token, logit)` for tokens begin .. end of a row, in order as each of COUNT neighbouring threads has them: four at a time
+// that are one load, beside its neighbours' four, and of those that are no four one.
+template <u32 COUNT, typename Use>
+DEVICE void each_token(const float* logits, u32 begin, u32 end, Use use) {
+  const u32 own = thread_index() % COUNT, shift = static_cast<u32>(reinterpret_cast<u64>(logits + begin) / sizeof(float) % 4);
+  const u32 first = smaller(begin + (4 - shift) % 4, end), fours = (end - first) / 4, last = first + 4 * fours;
+  if (own < first - begin) use(begin + own, logits[begin + own]);
+  for (u32 four = own; four < fours; four += AHEAD * COUNT) {
+    Quad held[AHEAD];
+#pragma unroll
+    for (u32 i = 0; i < AHEAD; ++i) held[i] = load_quad(logits + first + 4 * smaller(four + i * COUNT, fours - 1));
+#pragma unroll
+    for (u32 i = 0; i < AHEAD && four + i * COUNT < fours; ++i) {
+#pragma unroll
+      for (u32 k = 0; k < 4; ++k) use(first + 4 * (four + i * COUNT) + k, float_of(held[i].word[k]));
+    }
+  }
+  if (own < end - last) use(last + own, logits[last + own]);
 }
 
 // A row of logits as it is drawn from.
 struct Row {
   const float* logits;
   u32 vocabulary;
-  float largest, temperature, floor;
+  float largest, temperature, inverse, floor;
 
-  // The token's share; nothing below the floor (min-p), nor where f32's smallest normal number ends.
-  DEVICE u64 share(float logit) const {
-    const float scaled = (logit - largest) / temperature;
-    if (!(scaled >= floor) || scaled < -87.0f) return 0;
+  DEVICE Row(const float* logits, u32 vocabulary, float largest, float warmth, float floor)
+      : logits(logits), vocabulary(vocabulary), largest(largest), temperature(smaller(larger(warmth, 1e-30f), 1e30f)),
+        inverse(1 / temperature), floor(floor) {}
+
+  template <typename Use>
+  DEVICE void each(Use use) const {
+    each_token<THREADS>(logits, 0, vocabulary, use);
+  }
+
+  // The logit relative to the largest over the temperature, rounded as a division is; what is infinitely low becomes no number.
+  DEVICE float scaled(float logit) const {
+    const float apart = logit - largest, rough = rounded_product(apart, inverse);
+    return fused(fused(-rough, temperature, apart), inverse, rough);
+  }
+  // The share of a token that is scaled so; nothing below the floor (min-p).
+  DEVICE u64 share_of(float scaled) const {
+    if (!(scaled >= floor) || scaled < LOWEST) return 0;
     return static_cast<u64>(expf(scaled) * 1099511627776.0f);  // a power of two: exact
   }
-  DEVICE bool kept(float logit) const { return (logit - largest) / temperature >= floor; }
+  DEVICE u64 share(float logit) const { return share_of(scaled(logit)); }
 };
 
-// Where a count or a share is reached in the tokens' order.
-struct Place {
-  u32 key;       // the logit there
-  u32 ordinal;   // of the tokens that have it, in the order of ids
-  u64 share;     // up to and with it
-};
+// The sum of what each lane gives, up to and with this one.
+DEVICE u64 scan_warp(u64 value) {
+  for (u32 reach = 1; reach < 32; reach *= 2) {
+    const u64 other = shuffle(value, lane_index() - reach);
+    if (lane_index() >= reach) value += other;
+  }
+  return value;
+}
 
 // The sum over the block of what each thread gives, and of the threads before this one.
 struct Sums {
   u64 whole, before;
 };
 DEVICE Sums sum_block(u64 value) {
-  SHARED(u64, scan, THREADS);
+  SHARED(u64, of_warps, WARPS);
+  const u64 own = scan_warp(value);
+  sync_threads();  // an earlier one may still be read
+  if (lane_index() == 31) of_warps[warp_index()] = own;
   sync_threads();
-  scan[thread_index()] = value;
-  sync_threads();
-  u64 whole = 0, before = 0;
-  for (u32 reach = 1; reach < THREADS; reach *= 2) {
-    const u64 other = thread_index() >= reach ? scan[thread_index() - reach] : 0;
-    sync_threads();
-    scan[thread_index()] += other;
-    sync_threads();
-  }
-  whole = scan[THREADS - 1];
-  before = scan[thread_index()] - value;
-  return {whole, before};
+  const u64 warps = scan_warp(of_warps[lane_index()]), with_own = shuffle(warps, warp_index());
+  return {shuffle(warps, WARPS - 1), with_own - of_warps[warp_index()] + own - value};
 }
 
-// The first token in order at which the number of tokens kept, or else their share, reaches `target` (at least 1).
-DEVICE Place select(const Row& row, u64 target, bool by_count) {
-  SHARED(u64, shares, BINS);
-  SHARED(u32, counts, BINS);
-  SHARED(u32, found, 2);
-  SHARED(u64, above, 2);
-  u32 prefix = 0, known = 0;         // the key's upper bits
-  u64 count_above = 0, share_above = 0;  // of tokens that come before those with this prefix
-  u32 same = 0;
-  u64 same_share = 0;
-  for (int pass = 0; pass < 3; ++pass) {
-    const u32 width = pass < 2 ? 11 : 10, shift = 32 - known - width;
-    sync_threads();
+// Tokens counted and weighed, in an order of bins that is the tokens' own.
+struct Bins {
+  u64 shares[BINS];
+  u32 counts[BINS];
+
+  DEVICE void clear() {
+    sync_threads();  // they may still be read
     for (u32 bin = thread_index(); bin < BINS; bin += THREADS) {
       shares[bin] = 0;
       counts[bin] = 0;
     }
     sync_threads();
-    for (u32 token = thread_index(); token < row.vocabulary; token += THREADS) {
-      const float logit = row.logits[token];
-      const u32 key = order(logit);
-      if (!row.kept(logit) || (known && key >> (32 - known) != prefix)) continue;
-      const u32 bin = key >> shift & ((1u << width) - 1);
-      add_shared(&shares[bin], row.share(logit));
-      add_shared(&counts[bin], 1u);
-    }
-    sync_threads();
-    // Two bins a thread, the highest keys first.
-    const u32 high = BINS - 1 - 2 * thread_index();
-    const Sums count = sum_block(counts[high] + counts[high - 1]), share = sum_block(shares[high] + shares[high - 1]);
-    const u64 count_before = count_above + count.before, share_before = share_above + share.before;
-    if (thread_index() == 0) found[0] = 0xffffffffu;
-    sync_threads();
-    // At most one thread crosses the target.
-    u64 passed = by_count ? count_before : share_before;
-    u64 counted = count_before, shared = share_before;
-    for (u32 bin = high; bin + 2 > high; --bin) {
-      const u64 own = by_count ? counts[bin] : shares[bin];
-      if (passed < target && passed + own >= target) {
-        found[0] = bin;
-        above[0] = counted;
-        above[1] = shared;
-      }
-      passed += own;
-      counted += counts[bin];
-      shared += shares[bin];
-      if (bin == 0) break;
-    }
-    sync_threads();
-    const u32 bin = found[0];
-    if (bin >= BINS) return {0, 0, 0};  // fewer are kept than that: no caller asks so
-    prefix = prefix << width | bin;
-    known += width;
-    count_above = above[0];
-    share_above = above[1];
-    same = counts[bin];
-    same_share = shares[bin];
   }
-  const u64 each = same_share / same;  // equal logits have equal shares
-  const u64 needed = by_count ? target - count_above : each ? (target - share_above + each - 1) / each : 1;
-  return {prefix, static_cast<u32>(needed - 1), share_above + needed * each};
+
+  DEVICE void add(u32 bin, u64 share) {
+    add_shared(&counts[bin], 1u);
+    add_shared(&shares[bin], share);
+  }
+};
+
+// A bin, and what comes before it.
+struct Reached {
+  u64 count, share;
+  u32 bin;
+};
+
+// The bin in which the number of tokens, or else their share, reaches `target` (at least 1); no bin where it does not.
+DEVICE Reached reach(const Bins& bins, u64 target, bool by_count) {
+  SHARED(Reached, found, 1);
+  const u32 first = 2 * thread_index();
+  sync_threads();
+  u64 count = sum_block(bins.counts[first] + bins.counts[first + 1]).before;
+  u64 share = sum_block(bins.shares[first] + bins.shares[first + 1]).before;
+  if (thread_index() == 0) found->bin = BINS;
+  sync_threads();
+  for (u32 bin = first; bin < first + 2; ++bin) {
+    const u64 passed = by_count ? count : share, own = by_count ? bins.counts[bin] : bins.shares[bin];
+    if (passed < target && passed + own >= target) *found = {count, share, bin};
+    count += bins.counts[bin];
+    share += bins.shares[bin];
+  }
+  sync_threads();
+  return *found;
 }
 
-// The id of the token at a place, to be found in `answer`.
-DEVICE void find(const Row& row, const Place& place, u32* answer) {
-  const u32 each = ceil_divide(row.vocabulary, THREADS);
-  const u32 begin = smaller(thread_index() * each, row.vocabulary), end = smaller(begin + each, row.vocabulary);
-  u32 own = 0;
-  for (u32 token = begin; token < end; ++token) own += order(row.logits[token]) == place.key;
-  u64 before = sum_block(own).before;
-  for (u32 token = begin; token < end; ++token) {
-    if (order(row.logits[token]) == place.key && before++ == place.ordinal) *answer = token;
-  }
-}
+// A token in order, and the share up to and with it.
+struct Border {
+  u32 token;
+  u64 share;
+};
 
-// The token at which the running share in the order of ids passes `target`.
-DEVICE void find_by_id(const Row& row, u64 bits, u32* answer) {
-  const u32 each = ceil_divide(row.vocabulary, THREADS);
-  const u32 begin = smaller(thread_index() * each, row.vocabulary), end = smaller(begin + each, row.vocabulary);
+// The token at which the sum of weights in the order of ids passes what `target(whole)` gives. A warp first sums a piece of the row,
+// and then all of them search one piece.
+template <typename Weight, typename Target>
+DEVICE u32 pass(const Row& row, Weight weight, Target target) {
+  SHARED(Reached, piece, 1);
+  SHARED(u32, answer, 1);
+  const u32 each = ceil_divide(row.vocabulary, 128 * WARPS) * 128;
+  if (thread_index() == 0) *piece = {0, 0, 0};
+  const auto begin_of = [&](u32 piece) { return smaller(piece * each, row.vocabulary); };
   u64 own = 0;
-  for (u32 token = begin; token < end; ++token) own += row.share(row.logits[token]);
+  each_token<32>(row.logits, begin_of(warp_index()), begin_of(warp_index() + 1), [&](u32, float logit) { own += weight(logit); });
   const Sums sums = sum_block(own);
-  const u64 target = multiply_high(bits << 11, sums.whole);
-  u64 passed = sums.before;
-  for (u32 token = begin; token < end; ++token) {
-    const u64 share = row.share(row.logits[token]);
-    if (passed <= target && passed + share > target) *answer = token;
-    passed += share;
+  const u64 goal = target(sums.whole), before = shuffle(sums.before, 0), behind = shuffle(sums.before + own, 31);
+  if (thread_index() == 0) *answer = NOT_FINITE;
+  if (lane_index() == 0 && before <= goal && behind > goal) *piece = {0, before, warp_index()};
+  sync_threads();
+  const u32 share = ceil_divide(each, THREADS), end = begin_of(piece->bin + 1);
+  const u32 first = smaller(begin_of(piece->bin) + thread_index() * share, end), last = smaller(first + share, end);
+  own = 0;
+  for (u32 token = first; token < last; ++token) own += weight(row.logits[token]);
+  u64 passed = piece->share + sum_block(own).before;
+  for (u32 token = first; token < last; ++token) {
+    const u64 next = passed + weight(row.logits[token]);
+    if (passed <= goal && next > goal) *answer = token;
+    passed = next;
   }
+  sync_threads();
+  return *answer;
 }
+
+// The first token in order at which the number of tokens, or else their share, reaches `target`, whatever the tokens are.
+DEVICE Border by_radix(const Row& row, Bins& bins, u64 target, bool by_count) {
+  u32 prefix = 0, known = 0;  // the key's upper bits
+  u64 share = 0;              // of tokens that come before those with this prefix
+#pragma unroll 1
+  for (int round = 0; round < 3; ++round) {
+    const u32 width = round < 2 ? 11 : 10, shift = 32 - known - width;
+    bins.clear();
+    row.each([&](u32, float logit) {
+      const u32 key = order(logit);
+      if (!known || key >> (32 - known) == prefix) bins.add(key >> shift & ((1u << width) - 1), row.share(logit));
+    });
+    const Reached found = reach(bins, target, by_count);
+    if (found.bin == BINS) return {NOT_FINITE, 0};  // there are fewer: no caller asks so
+    prefix = prefix << width | found.bin;
+    known += width;
+    target -= by_count ? found.count : found.share;
+    share += found.share;
+  }
+  const u32 same = prefix & 1023;
+  const u64 each = bins.shares[same] / bins.counts[same];  // equal logits have equal shares
+  const u64 needed = by_count ? target : each ? (target + each - 1) / each : 1;
+  const u32 token = pass(row, [=](float logit) -> u64 { return order(logit) == prefix; }, [=](u64) { return needed - 1; });
+  return {token, share + needed * each};
+}
+
+// A row's tokens by how far they are below the largest, and those of a few bins.
+struct Ordered {
+  const Row& row;
+  Bins& bins;
+  u64* tokens;  // MOST_ORDERED of them: their keys above their ids
+  u64* shares;
+  bool binned;  // nothing else is in the bins
+
+  DEVICE static u32 bin_of(float scaled) { return static_cast<u32>(-scaled * BINS_OF_ONE); }
+
+  // Fills the bins with tokens that have a share: how many they are, and the share of all.
+  DEVICE Reached weigh() {
+    u64 count = 0, whole = 0;
+    bins.clear();
+    row.each([&](u32, float logit) {
+      const float scaled = row.scaled(logit);
+      const u64 share = row.share_of(scaled);
+      if (share == 0) return;
+      bins.add(bin_of(scaled), share);
+      ++count;
+      whole += share;
+    });
+    binned = true;
+    count = sum_block(count).whole;
+    return {count, sum_block(whole).whole, BINS};
+  }
+
+  // Lists the tokens of bins first .. last + 1, in any order; says how many there are.
+  DEVICE u32 list(u32 first, u32 last) {
+    SHARED(u32, count, 1);
+    sync_threads();  // the former ones may still be read
+    if (thread_index() == 0) *count = 0;
+    sync_threads();
+    row.each([&](u32 token, float logit) {
+      const float scaled = row.scaled(logit);
+      if (!(scaled >= LOWEST) || bin_of(scaled) < first || bin_of(scaled) > last) return;
+      const u64 share = row.share_of(scaled);
+      if (share == 0) return;
+      const u32 place = take_shared(count, 1u);
+      if (place >= MOST_ORDERED) return;
+      tokens[place] = static_cast<u64>(order(logit)) << 32 | token;
+      shares[place] = share;
+    });
+    sync_threads();
+    return *count;
+  }
+
+  // How many of `count` listed tokens come before this thread's, and their share.
+  DEVICE Reached before(u32 count) const {
+    Reached sum = {0, 0, BINS};
+    if (thread_index() >= count) return sum;
+    const u64 own = tokens[thread_index()];
+    for (u32 i = 0; i < count; ++i) {
+      const bool comes = tokens[i] < own;
+      sum.count += comes;
+      sum.share += comes ? shares[i] : 0;
+    }
+    return sum;
+  }
+
+  // The first token at which the number of tokens, or else their share, reaches `target`.
+  DEVICE Border border(u64 target, bool by_count) {
+    SHARED(Border, found, 1);
+    const Reached at = binned ? reach(bins, target, by_count) : Reached{0, 0, BINS};
+    if (at.bin == BINS || bins.counts[at.bin] > MOST_ORDERED) {
+      binned = false;
+      return by_radix(row, bins, target, by_count);
+    }
+    const u32 count = list(at.bin, at.bin);
+    const Reached own = before(count);
+    const u64 passed = by_count ? at.count + own.count : at.share + own.share;
+    const u64 share = thread_index() < count ? shares[thread_index()] : 0, weight = by_count ? thread_index() < count : share;
+    if (passed < target && passed + weight >= target) {
+      *found = {static_cast<u32>(tokens[thread_index()]), at.share + own.share + share};
+    }
+    sync_threads();
+    return *found;
+  }
+};
 
 // The largest of a row's logits, of equal ones the first (0xffffffff where all are minus infinity), and whether any is no number.
 struct Best {
@@ -214,14 +344,13 @@ DEVICE Best best_of(const float* logits, u32 vocabulary) {
   SHARED(u32, bad, THREADS / 32);
   float most = minus_infinity();
   u32 at = 0xffffffffu, wrong = 0;
-  for (u32 token = thread_index(); token < vocabulary; token += THREADS) {
-    const float logit = logits[token];
-    wrong |= !is_finite(logit) && logit != minus_infinity();
+  each_token<THREADS>(logits, 0, vocabulary, [&](u32 token, float logit) {
+    wrong |= !(logit < -minus_infinity());
     if (logit > most) {
       most = logit;
       at = token;
     }
-  }
+  });
   for (u32 mask = 16; mask > 0; mask /= 2) {
     const float other = shuffle_xor(most, mask);
     const u32 place = shuffle_xor(at, mask);
@@ -247,13 +376,55 @@ DEVICE Best best_of(const float* logits, u32 vocabulary) {
   return {most, at, wrong};
 }
 
+// What a row's tokens are weighed and put in order with.
+DEVICE Ordered in_order(const Row& row) {
+  SHARED(Bins, bins, 1);
+  SHARED(u64, tokens, MOST_ORDERED);
+  SHARED(u64, shares, MOST_ORDERED);
+  return {row, *bins, tokens, shares, false};
+}
+
+// How the block's row is drawn from, read where it is used: what a thread has of its row takes its registers.
+struct Sampler {
+  const u32* top_ks;
+  const float* top_ps;
+  const u64* seeds;
+  const u32* positions;
+
+  DEVICE u32 top_k() const { return top_ks[block_x()]; }
+  DEVICE float top_p() const { return top_ps[block_x()]; }
+  // A random part of a whole: less than that.
+  DEVICE u64 part_of(u64 whole) const { return multiply_high(random_bits(seeds[block_x()], positions[block_x()]) << 11, whole); }
+};
+
+// The token at which a random part of the shares is passed: of those that are kept in their order, or of all in that of ids.
+DEVICE u32 draw(const Row& row, const Sampler& sampler) {
+  if ((sampler.top_k() == 0 || sampler.top_k() >= row.vocabulary) && sampler.top_p() >= 1) {
+    return pass(row, [&](float logit) { return row.share(logit); }, [&](u64 whole) { return sampler.part_of(whole); });
+  }
+  Ordered ordered = in_order(row);
+  const Reached all = ordered.weigh();
+  Border last = {NOT_FINITE, all.share};
+  const bool is_cut = sampler.top_k() != 0 && sampler.top_k() < all.count;
+#pragma unroll 1
+  for (u32 step = is_cut ? 0 : 1; step < 3; ++step) {  // the last token that top-k keeps, that of top-p, and the one drawn
+    u64 target = step == 0 ? sampler.top_k() : sampler.part_of(last.share) + 1;
+    if (step == 1) {
+      if (sampler.top_p() >= 1) continue;
+      const u64 part = static_cast<u64>(static_cast<double>(sampler.top_p()) * static_cast<double>(last.share));
+      target = part > 0 ? part : 1;
+    }
+    last = ordered.border(target, step == 0);
+  }
+  return last.token;
+}
+
 // Draws a token for each row. `floors` are the logarithms of min-p (minus infinity for none); top-k 0 keeps all; a
 // temperature of 0 takes the most likely. Grid: rows.
 LARGE_KERNEL(sample, THREADS)(const float* logits, const float* temperatures, const u32* top_ks, const float* top_ps,
                         const float* floors, const u64* seeds, const u32* positions, u32* out, u32 vocabulary) {
   wait_for_previous();
   let_next_start();
-  SHARED(u32, answer, 1);
   const u32 index = block_x();
   const float* own = logits + static_cast<u64>(index) * vocabulary;
   const float temperature = temperatures[index];
@@ -262,59 +433,28 @@ LARGE_KERNEL(sample, THREADS)(const float* logits, const float* temperatures, co
     if (thread_index() == 0) out[index] = best.wrong ? NOT_FINITE : best.token == 0xffffffffu ? ALL_BANNED : best.token;
     return;
   }
-  const Row row = {own, vocabulary, best.logit, temperature, floors[index]};
-  const u64 bits = random_bits(seeds[index], positions[index]);
-  if (thread_index() == 0) *answer = NOT_FINITE;
-  const u32 top_k = top_ks[index];
-  const float top_p = top_ps[index];
-  if ((top_k == 0 || top_k >= vocabulary) && top_p >= 1) {
-    find_by_id(row, bits, answer);
-  } else {
-    u64 own_kept = 0, own_share = 0;
-    for (u32 token = thread_index(); token < vocabulary; token += THREADS) {
-      own_kept += row.kept(own[token]);
-      own_share += row.share(own[token]);
-    }
-    const u64 kept = sum_block(own_kept).whole;
-    u64 share = sum_block(own_share).whole;
-    if (top_k != 0 && top_k < kept) share = select(row, top_k, true).share;
-    if (top_p < 1) {
-      const u64 part = static_cast<u64>(static_cast<double>(top_p) * static_cast<double>(share));
-      share = select(row, part > 0 ? part : 1, false).share;
-    }
-    find(row, select(row, multiply_high(bits << 11, share) + 1, false), answer);
-  }
-  sync_threads();
-  if (thread_index() == 0) out[index] = answer[0];
+  const Row row(own, vocabulary, best.logit, temperature, floors[index]);
+  const u32 token = draw(row, {top_ks, top_ps, seeds, positions});
+  if (thread_index() == 0) out[index] = token;
 }
 
-// Writes the first `count` tokens in order, and their logits; more of the vocabulary than that.
-DEVICE void write_first(const Row& row, u32 count, float* logits, u32* tokens) {
-  SHARED(u32, taken, 1);
-  SHARED(u32, ids, MOST_TOLD);
-  const Place last = select(row, count, true);
-  const u32 each = ceil_divide(row.vocabulary, THREADS);
-  const u32 begin = smaller(thread_index() * each, row.vocabulary), end = smaller(begin + each, row.vocabulary);
-  u32 own = 0;
-  for (u32 token = begin; token < end; ++token) own += order(row.logits[token]) == last.key;
-  u64 before = sum_block(own).before;
-  if (thread_index() == 0) *taken = 0;
-  sync_threads();
-  for (u32 token = begin; token < end; ++token) {
-    const u32 key = order(row.logits[token]);
-    if (key < last.key || (key == last.key && before++ > last.ordinal)) continue;
-    if (const u32 place = take_shared(taken, 1u); place < MOST_TOLD) ids[place] = token;
+// Writes the first `count` tokens in order, and their logits; `all` of the row's have a share.
+DEVICE void write_first(Ordered& ordered, u64 all, u32 count, float* logits, u32* tokens) {
+  const auto write = [&](u64 place, u32 token) {
+    logits[place] = ordered.row.logits[token];
+    tokens[place] = token;
+  };
+  const Reached last = reach(ordered.bins, smaller(count, static_cast<u32>(all)), true);
+  if (count > all || last.count + ordered.bins.counts[last.bin] > MOST_ORDERED) {
+    for (u32 i = 0; i < count; ++i) {
+      const u32 token = by_radix(ordered.row, ordered.bins, i + 1, true).token;
+      if (thread_index() == 0) write(i, token);
+    }
+    return;
   }
-  sync_threads();
-  if (thread_index() >= count) return;
-  const u32 token = ids[thread_index()], key = order(row.logits[token]);
-  u32 place = 0;
-  for (u32 i = 0; i < count; ++i) {
-    const u32 other = order(row.logits[ids[i]]);
-    place += other > key || (other == key && ids[i] < token);
-  }
-  logits[place] = row.logits[token];
-  tokens[place] = token;
+  const u32 listed = ordered.list(0, last.bin);
+  const u64 place = ordered.before(listed).count;
+  if (thread_index() < listed && place < count) write(place, static_cast<u32>(ordered.tokens[thread_index()]));
 }
 
 // What the model thinks of a row's token and of its `asked[row]` most likely ones, for rows that ask: 0xffffffff is none. The
@@ -331,20 +471,20 @@ LARGE_KERNEL(tell, THREADS)(const float* logits, const u32* drawn, const u32* ta
   const float* own = logits + static_cast<u64>(index) * vocabulary;
   const Best best = best_of(own, vocabulary);
   if (best.wrong || best.token == 0xffffffffu) return;
-  const Row row = {own, vocabulary, best.logit, 1, minus_infinity()};
-  u64 own_share = 0, own_before = 0;
-  for (u32 other = thread_index(); other < vocabulary; other += THREADS) {
-    own_share += row.share(own[other]);
-    own_before += own[other] > own[token] || (own[other] == own[token] && other < token);
-  }
-  const u64 whole = sum_block(own_share).whole, before = sum_block(own_before).whole;
+  const Row row(own, vocabulary, best.logit, 1, minus_infinity());
+  const float logit = own[token];
+  u64 own_before = 0;
+  row.each([&](u32 other, float its) { own_before += its > logit || (its == logit && other < token); });
+  const u64 before = sum_block(own_before).whole;
+  Ordered ordered = in_order(row);
+  const Reached all = ordered.weigh();
   float* own_logits = told_logits + static_cast<u64>(index) * TOLD;
   u32* own_tokens = told_tokens + static_cast<u64>(index) * TOLD;
   if (thread_index() == 0) {
-    wholes[index] = whole;
+    wholes[index] = all.share;
     own_logits[0] = row.largest;
-    own_logits[1] = own[token];
+    own_logits[1] = logit;
     own_tokens[0] = static_cast<u32>(before);
   }
-  if (count > 0) write_first(row, count, own_logits + 2, own_tokens + 2);
+  if (count > 0) write_first(ordered, all.count, count, own_logits + 2, own_tokens + 2);
 }
