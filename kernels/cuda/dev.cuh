@@ -161,13 +161,6 @@ DEVICE u32 multiply_high(u32 a, u32 b) { return __umulhi(a, b); }
 
 // Adds to what threads of a block share. Integers alone: their sum is the same in any order.
 DEVICE void add_shared(u32* to, u32 value) { atomicAdd(to, value); }
-// By halves: 64 bits at a time would be compared and swapped until nobody came between.
-DEVICE void add_shared(u64* to, u64 value) {
-  u32* halves = reinterpret_cast<u32*>(to);
-  const u32 low = static_cast<u32>(value), before = atomicAdd(halves, low);
-  const u32 high = static_cast<u32>(value >> 32) + (before + low < before);
-  if (high) atomicAdd(halves + 1, high);
-}
 // The same, and gives what was there: no two threads get the same.
 DEVICE u32 take_shared(u32* from, u32 value) { return atomicAdd(from, value); }
 

@@ -14,6 +14,7 @@ constexpr float BINS_OF_ONE = 72;  // for tokens whose shares are e times apart
 constexpr float LOWEST = -27.75f;  // e^-27.73 is 2^-40: there is no share below
 constexpr u32 MOST_ORDERED = THREADS;  // tokens that are put in order alone
 constexpr u32 AHEAD = 4;  // loads that a thread has on their way
+constexpr u32 NOTHING = 0xffffffffu;  // no number: without a share, and behind all tokens in order
 constexpr u32 NOT_FINITE = 0xffffffffu;  // answers that are no token
 constexpr u32 ALL_BANNED = 0xfffffffeu;
 constexpr u32 MOST_TOLD = 20;  // of a row's most likely tokens
@@ -76,21 +77,22 @@ DEVICE u32 order(float logit) {
 }
 
 // Calls `use(token, logit)` for tokens begin .. end of a row, in order as each of COUNT neighbouring threads has them: four at a time
-// that are one load, beside its neighbours' four, and of those that are no four one.
+// that are one load, beside its neighbours' four, and of those that are no four one. Behind the last come a few of logit `filler`:
+// without a branch for each, loads are on their way together.
 template <u32 COUNT, typename Use>
-DEVICE void each_token(const float* logits, u32 begin, u32 end, Use use) {
+DEVICE void each_token(const float* logits, u32 begin, u32 end, u32 filler, Use use) {
   const u32 own = thread_index() % COUNT, shift = static_cast<u32>(reinterpret_cast<u64>(logits + begin) / sizeof(float) % 4);
   const u32 first = smaller(begin + (4 - shift) % 4, end), fours = (end - first) / 4, last = first + 4 * fours;
   if (own < first - begin) use(begin + own, logits[begin + own]);
   for (u32 four = own; four < fours; four += AHEAD * COUNT) {
     Quad held[AHEAD];
 #pragma unroll
-    for (u32 i = 0; i < AHEAD; ++i) held[i] = load_quad(logits + first + 4 * smaller(four + i * COUNT, fours - 1));
-#pragma unroll
-    for (u32 i = 0; i < AHEAD && four + i * COUNT < fours; ++i) {
-#pragma unroll
-      for (u32 k = 0; k < 4; ++k) use(first + 4 * (four + i * COUNT) + k, float_of(held[i].word[k]));
+    for (u32 i = 0; i < AHEAD; ++i) {
+      const u32 at = four + i * COUNT;
+      held[i] = at < fours ? load_once(logits + first + 4 * at) : Quad{{filler, filler, filler, filler}};
     }
+#pragma unroll
+    for (u32 i = 0; i < 4 * AHEAD; ++i) use(first + 4 * (four + i / 4 * COUNT) + i % 4, float_of(held[i / 4].word[i % 4]));
   }
   if (own < end - last) use(last + own, logits[last + own]);
 }
@@ -103,11 +105,11 @@ struct Row {
 
   DEVICE Row(const float* logits, u32 vocabulary, float largest, float warmth, float floor)
       : logits(logits), vocabulary(vocabulary), largest(largest), temperature(smaller(larger(warmth, 1e-30f), 1e30f)),
-        inverse(1 / temperature), floor(floor) {}
+        inverse(1 / temperature), floor(larger(floor, LOWEST)) {}
 
   template <typename Use>
   DEVICE void each(Use use) const {
-    each_token<THREADS>(logits, 0, vocabulary, use);
+    each_token<THREADS>(logits, 0, vocabulary, NOTHING, use);
   }
 
   // The logit relative to the largest over the temperature, rounded as a division is; what is infinitely low becomes no number.
@@ -117,8 +119,8 @@ struct Row {
   }
   // The share of a token that is scaled so; nothing below the floor (min-p).
   DEVICE u64 share_of(float scaled) const {
-    if (!(scaled >= floor) || scaled < LOWEST) return 0;
-    return static_cast<u64>(expf(scaled) * 1099511627776.0f);  // a power of two: exact
+    const float share = expf(scaled) * 1099511627776.0f;  // a power of two: exact
+    return static_cast<u64>(scaled >= floor ? share : 0.0f);
   }
   DEVICE u64 share(float logit) const { return share_of(scaled(logit)); }
 };
@@ -146,23 +148,24 @@ DEVICE Sums sum_block(u64 value) {
   return {shuffle(warps, WARPS - 1), with_own - of_warps[warp_index()] + own - value};
 }
 
-// Tokens counted and weighed, in an order of bins that is the tokens' own.
+// Tokens counted and weighed, in an order of bins that is the tokens' own. Shares are in halves: no chip adds 64 bits in shared memory
+// but by comparing and swapping until nobody came between.
 struct Bins {
-  u64 shares[BINS];
-  u32 counts[BINS];
+  u32 counts[BINS], lows[BINS], highs[BINS];
+
+  DEVICE u64 share(u32 bin) const { return static_cast<u64>(highs[bin]) << 32 | lows[bin]; }
 
   DEVICE void clear() {
     sync_threads();  // they may still be read
-    for (u32 bin = thread_index(); bin < BINS; bin += THREADS) {
-      shares[bin] = 0;
-      counts[bin] = 0;
-    }
+    for (u32 bin = thread_index(); bin < BINS; bin += THREADS) counts[bin] = lows[bin] = highs[bin] = 0;
     sync_threads();
   }
 
   DEVICE void add(u32 bin, u64 share) {
+    const u32 low = static_cast<u32>(share), before = take_shared(&lows[bin], low);
+    const u32 high = static_cast<u32>(share >> 32) + (before + low < low);  // with what the lower half carries
+    if (high > 0) add_shared(&highs[bin], high);
     add_shared(&counts[bin], 1u);
-    add_shared(&shares[bin], share);
   }
 };
 
@@ -178,14 +181,14 @@ DEVICE Reached reach(const Bins& bins, u64 target, bool by_count) {
   const u32 first = 2 * thread_index();
   sync_threads();
   u64 count = sum_block(bins.counts[first] + bins.counts[first + 1]).before;
-  u64 share = sum_block(bins.shares[first] + bins.shares[first + 1]).before;
+  u64 share = sum_block(bins.share(first) + bins.share(first + 1)).before;
   if (thread_index() == 0) found->bin = BINS;
   sync_threads();
   for (u32 bin = first; bin < first + 2; ++bin) {
-    const u64 passed = by_count ? count : share, own = by_count ? bins.counts[bin] : bins.shares[bin];
+    const u64 passed = by_count ? count : share, own = by_count ? bins.counts[bin] : bins.share(bin);
     if (passed < target && passed + own >= target) *found = {count, share, bin};
     count += bins.counts[bin];
-    share += bins.shares[bin];
+    share += bins.share(bin);
   }
   sync_threads();
   return *found;
@@ -207,7 +210,8 @@ DEVICE u32 pass(const Row& row, Weight weight, Target target) {
   if (thread_index() == 0) *piece = {0, 0, 0};
   const auto begin_of = [&](u32 piece) { return smaller(piece * each, row.vocabulary); };
   u64 own = 0;
-  each_token<32>(row.logits, begin_of(warp_index()), begin_of(warp_index() + 1), [&](u32, float logit) { own += weight(logit); });
+  each_token<32>(row.logits, begin_of(warp_index()), begin_of(warp_index() + 1), NOTHING,
+                 [&](u32, float logit) { own += weight(logit); });
   const Sums sums = sum_block(own);
   const u64 goal = target(sums.whole), before = shuffle(sums.before, 0), behind = shuffle(sums.before + own, 31);
   if (thread_index() == 0) *answer = NOT_FINITE;
@@ -247,7 +251,7 @@ DEVICE Border by_radix(const Row& row, Bins& bins, u64 target, bool by_count) {
     share += found.share;
   }
   const u32 same = prefix & 1023;
-  const u64 each = bins.shares[same] / bins.counts[same];  // equal logits have equal shares
+  const u64 each = bins.share(same) / bins.counts[same];  // equal logits have equal shares
   const u64 needed = by_count ? target : each ? (target + each - 1) / each : 1;
   const u32 token = pass(row, [=](float logit) -> u64 { return order(logit) == prefix; }, [=](u64) { return needed - 1; });
   return {token, share + needed * each};
@@ -344,7 +348,7 @@ DEVICE Best best_of(const float* logits, u32 vocabulary) {
   SHARED(u32, bad, THREADS / 32);
   float most = minus_infinity();
   u32 at = 0xffffffffu, wrong = 0;
-  each_token<THREADS>(logits, 0, vocabulary, [&](u32 token, float logit) {
+  each_token<THREADS>(logits, 0, vocabulary, bits_of(minus_infinity()), [&](u32 token, float logit) {
     wrong |= !(logit < -minus_infinity());
     if (logit > most) {
       most = logit;

@@ -137,7 +137,6 @@ DEVICE float divide_fast(float a, float b) { return a / b; }
 DEVICE u64 multiply_high(u64 a, u64 b) { return static_cast<u64>(static_cast<unsigned __int128>(a) * b >> 64); }
 DEVICE u32 multiply_high(u32 a, u32 b) { return static_cast<u32>(static_cast<u64>(a) * b >> 32); }
 DEVICE void add_shared(u32* to, u32 value) { *to += value; }
-DEVICE void add_shared(u64* to, u64 value) { *to += value; }
 DEVICE u32 take_shared(u32* from, u32 value) {
   const u32 before = *from;
   *from += value;
