@@ -117,10 +117,11 @@ struct Row {
     const float apart = logit - largest, rough = rounded_product(apart, inverse);
     return fused(fused(-rough, temperature, apart), inverse, rough);
   }
-  // The share of a token that is scaled so; nothing below the floor (min-p).
+  // Whether a token that is scaled so may come: not below the floor (min-p), nor where there are no shares.
+  DEVICE bool keeps(float scaled) const { return scaled >= floor; }
   DEVICE u64 share_of(float scaled) const {
     const float share = expf(scaled) * 1099511627776.0f;  // a power of two: exact
-    return static_cast<u64>(scaled >= floor ? share : 0.0f);
+    return static_cast<u64>(keeps(scaled) ? share : 0.0f);
   }
   DEVICE u64 share(float logit) const { return share_of(scaled(logit)); }
 };
@@ -148,12 +149,20 @@ DEVICE Sums sum_block(u64 value) {
   return {shuffle(warps, WARPS - 1), with_own - of_warps[warp_index()] + own - value};
 }
 
-// Tokens counted and weighed, in an order of bins that is the tokens' own. Shares are in halves: no chip adds 64 bits in shared memory
-// but by comparing and swapping until nobody came between.
+// What comes before a bin.
+struct Reached {
+  u64 count, share;
+  u32 bin;
+};
+
+// Tokens counted and weighed, in an order of bins that is the tokens' own; once they are added up, up to and with each bin. Shares are
+// in halves: no chip adds 64 bits in shared memory but by comparing and swapping until nobody came between.
 struct Bins {
   u32 counts[BINS], lows[BINS], highs[BINS];
 
   DEVICE u64 share(u32 bin) const { return static_cast<u64>(highs[bin]) << 32 | lows[bin]; }
+  DEVICE Reached before(u32 bin) const { return bin > 0 ? Reached{counts[bin - 1], share(bin - 1), bin} : Reached{0, 0, bin}; }
+  DEVICE u64 sum(u32 bin, bool of_counts) const { return of_counts ? counts[bin] : share(bin); }
 
   DEVICE void clear() {
     sync_threads();  // they may still be read
@@ -167,31 +176,34 @@ struct Bins {
     if (high > 0) add_shared(&highs[bin], high);
     add_shared(&counts[bin], 1u);
   }
-};
 
-// A bin, and what comes before it.
-struct Reached {
-  u64 count, share;
-  u32 bin;
+  DEVICE void add_up() {
+    const u32 first = 2 * thread_index();
+    sync_threads();
+    u64 count = sum_block(counts[first] + counts[first + 1]).before;
+    u64 weight = sum_block(share(first) + share(first + 1)).before;
+    for (u32 bin = first; bin < first + 2; ++bin) {
+      count += counts[bin];
+      weight += share(bin);
+      counts[bin] = static_cast<u32>(count);
+      lows[bin] = static_cast<u32>(weight);
+      highs[bin] = static_cast<u32>(weight >> 32);
+    }
+    sync_threads();
+  }
 };
 
 // The bin in which the number of tokens, or else their share, reaches `target` (at least 1); no bin where it does not.
 DEVICE Reached reach(const Bins& bins, u64 target, bool by_count) {
-  SHARED(Reached, found, 1);
-  const u32 first = 2 * thread_index();
+  SHARED(u32, found, 1);
+  sync_threads();  // the former one may still be read
+  if (thread_index() == 0) *found = BINS;
   sync_threads();
-  u64 count = sum_block(bins.counts[first] + bins.counts[first + 1]).before;
-  u64 share = sum_block(bins.share(first) + bins.share(first + 1)).before;
-  if (thread_index() == 0) found->bin = BINS;
-  sync_threads();
-  for (u32 bin = first; bin < first + 2; ++bin) {
-    const u64 passed = by_count ? count : share, own = by_count ? bins.counts[bin] : bins.share(bin);
-    if (passed < target && passed + own >= target) *found = {count, share, bin};
-    count += bins.counts[bin];
-    share += bins.share(bin);
+  for (u32 bin = thread_index(); bin < BINS; bin += THREADS) {
+    if (bins.sum(bin, by_count) >= target && (bin == 0 || bins.sum(bin - 1, by_count) < target)) *found = bin;
   }
   sync_threads();
-  return *found;
+  return bins.before(*found);
 }
 
 // A token in order, and the share up to and with it.
@@ -234,7 +246,7 @@ DEVICE u32 pass(const Row& row, Weight weight, Target target) {
 // The first token in order at which the number of tokens, or else their share, reaches `target`, whatever the tokens are.
 DEVICE Border by_radix(const Row& row, Bins& bins, u64 target, bool by_count) {
   u32 prefix = 0, known = 0;  // the key's upper bits
-  u64 share = 0;              // of tokens that come before those with this prefix
+  u64 share = 0, same = 0, each = 0;  // of tokens that come before those with this prefix, and of these
 #pragma unroll 1
   for (int round = 0; round < 3; ++round) {
     const u32 width = round < 2 ? 11 : 10, shift = 32 - known - width;
@@ -243,76 +255,93 @@ DEVICE Border by_radix(const Row& row, Bins& bins, u64 target, bool by_count) {
       const u32 key = order(logit);
       if (!known || key >> (32 - known) == prefix) bins.add(key >> shift & ((1u << width) - 1), row.share(logit));
     });
+    bins.add_up();
     const Reached found = reach(bins, target, by_count);
     if (found.bin == BINS) return {NOT_FINITE, 0};  // there are fewer: no caller asks so
     prefix = prefix << width | found.bin;
     known += width;
     target -= by_count ? found.count : found.share;
     share += found.share;
+    same = bins.counts[found.bin] - found.count;
+    each = bins.share(found.bin) - found.share;
   }
-  const u32 same = prefix & 1023;
-  const u64 each = bins.share(same) / bins.counts[same];  // equal logits have equal shares
+  each /= same;  // equal logits have equal shares
   const u64 needed = by_count ? target : each ? (target + each - 1) / each : 1;
   const u32 token = pass(row, [=](float logit) -> u64 { return order(logit) == prefix; }, [=](u64) { return needed - 1; });
   return {token, share + needed * each};
 }
 
+// Bins first .. last + 1.
+struct Range {
+  u32 first, last;
+  DEVICE bool has(u32 bin) const { return bin - first <= last - first; }
+};
+constexpr u32 RANGES = 3;
+constexpr Range NO_BINS = {BINS, BINS};
+
+// Tokens of a few bins: their keys above their ids, their shares and their bins.
+struct List {
+  u64 tokens[MOST_ORDERED], shares[MOST_ORDERED];
+  u32 bins[MOST_ORDERED];
+  Range ranges[RANGES];
+  u32 count;
+};
+
 // A row's tokens by how far they are below the largest, and those of a few bins.
 struct Ordered {
   const Row& row;
   Bins& bins;
-  u64* tokens;  // MOST_ORDERED of them: their keys above their ids
-  u64* shares;
+  List& list;
   bool binned;  // nothing else is in the bins
 
-  DEVICE static u32 bin_of(float scaled) { return static_cast<u32>(-scaled * BINS_OF_ONE); }
-
-  // Fills the bins with tokens that have a share: how many they are, and the share of all.
-  DEVICE Reached weigh() {
-    u64 count = 0, whole = 0;
+  // Fills the bins with the tokens that may come.
+  DEVICE void weigh() {
     bins.clear();
     row.each([&](u32, float logit) {
       const float scaled = row.scaled(logit);
-      const u64 share = row.share_of(scaled);
-      if (share == 0) return;
-      bins.add(bin_of(scaled), share);
-      ++count;
-      whole += share;
+      if (row.keeps(scaled)) bins.add(bin_of(scaled), row.share_of(scaled));
     });
+    bins.add_up();
     binned = true;
-    count = sum_block(count).whole;
-    return {count, sum_block(whole).whole, BINS};
   }
 
-  // Lists the tokens of bins first .. last + 1, in any order; says how many there are.
-  DEVICE u32 list(u32 first, u32 last) {
-    SHARED(u32, count, 1);
-    sync_threads();  // the former ones may still be read
-    if (thread_index() == 0) *count = 0;
+  DEVICE void forget() {
+    sync_threads();  // it may still be read
+    if (thread_index() < RANGES) list.ranges[thread_index()] = NO_BINS;
+    if (thread_index() == 0) list.count = 0;
+  }
+
+  // Lists the tokens of the list's ranges, in any order, as many as there is room for.
+  DEVICE void fill() {
     sync_threads();
+    const Range a = list.ranges[0], b = list.ranges[1], c = list.ranges[2];
     row.each([&](u32 token, float logit) {
       const float scaled = row.scaled(logit);
-      if (!(scaled >= LOWEST) || bin_of(scaled) < first || bin_of(scaled) > last) return;
-      const u64 share = row.share_of(scaled);
-      if (share == 0) return;
-      const u32 place = take_shared(count, 1u);
+      const u32 bin = bin_of(scaled);
+      if (!row.keeps(scaled) || !(a.has(bin) || b.has(bin) || c.has(bin))) return;
+      const u32 place = take_shared(&list.count, 1u);
       if (place >= MOST_ORDERED) return;
-      tokens[place] = static_cast<u64>(order(logit)) << 32 | token;
-      shares[place] = share;
+      list.tokens[place] = static_cast<u64>(order(logit)) << 32 | token;
+      list.shares[place] = row.share_of(scaled);
+      list.bins[place] = bin;
     });
     sync_threads();
-    return *count;
   }
 
-  // How many of `count` listed tokens come before this thread's, and their share.
-  DEVICE Reached before(u32 count) const {
-    Reached sum = {0, 0, BINS};
-    if (thread_index() >= count) return sum;
-    const u64 own = tokens[thread_index()];
-    for (u32 i = 0; i < count; ++i) {
-      const bool comes = tokens[i] < own;
+  DEVICE bool has(u32 bin) const {
+    bool listed = false;
+    for (u32 i = 0; i < RANGES; ++i) listed |= list.ranges[i].has(bin);
+    return listed && list.count <= MOST_ORDERED;
+  }
+
+  // How many listed tokens of bins from `first` on come before this thread's, and their share.
+  DEVICE Reached before(u32 first) const {
+    Reached sum = {0, 0, first};
+    const u64 own = list.tokens[thread_index()];
+    for (u32 i = 0; i < list.count; ++i) {
+      const bool comes = list.tokens[i] < own && list.bins[i] >= first;
       sum.count += comes;
-      sum.share += comes ? shares[i] : 0;
+      sum.share += comes ? list.shares[i] : 0;
     }
     return sum;
   }
@@ -321,20 +350,28 @@ struct Ordered {
   DEVICE Border border(u64 target, bool by_count) {
     SHARED(Border, found, 1);
     const Reached at = binned ? reach(bins, target, by_count) : Reached{0, 0, BINS};
-    if (at.bin == BINS || bins.counts[at.bin] > MOST_ORDERED) {
+    if (at.bin == BINS || bins.counts[at.bin] - at.count > MOST_ORDERED) {
       binned = false;
       return by_radix(row, bins, target, by_count);
     }
-    const u32 count = list(at.bin, at.bin);
-    const Reached own = before(count);
-    const u64 passed = by_count ? at.count + own.count : at.share + own.share;
-    const u64 share = thread_index() < count ? shares[thread_index()] : 0, weight = by_count ? thread_index() < count : share;
-    if (passed < target && passed + weight >= target) {
-      *found = {static_cast<u32>(tokens[thread_index()]), at.share + own.share + share};
+    if (!has(at.bin)) {
+      forget();
+      if (thread_index() == 0) list.ranges[0] = {at.bin, at.bin};
+      fill();
+    }
+    if (thread_index() < list.count && list.bins[thread_index()] == at.bin) {
+      const Reached own = before(at.bin);
+      const u64 share = list.shares[thread_index()], passed = by_count ? at.count + own.count : at.share + own.share;
+      if (passed < target && passed + (by_count ? 1 : share) >= target) {
+        *found = {static_cast<u32>(list.tokens[thread_index()]), at.share + own.share + share};
+      }
     }
     sync_threads();
     return *found;
   }
+
+ private:
+  DEVICE static u32 bin_of(float scaled) { return static_cast<u32>(-scaled * BINS_OF_ONE); }
 };
 
 // The largest of a row's logits, of equal ones the first (0xffffffff where all are minus infinity), and whether any is no number.
@@ -383,9 +420,11 @@ DEVICE Best best_of(const float* logits, u32 vocabulary) {
 // What a row's tokens are weighed and put in order with.
 DEVICE Ordered in_order(const Row& row) {
   SHARED(Bins, bins, 1);
-  SHARED(u64, tokens, MOST_ORDERED);
-  SHARED(u64, shares, MOST_ORDERED);
-  return {row, *bins, tokens, shares, false};
+  SHARED(List, list, 1);
+  Ordered ordered = {row, *bins, *list, false};
+  ordered.weigh();
+  ordered.forget();
+  return ordered;
 }
 
 // How the block's row is drawn from, read where it is used: what a thread has of its row takes its registers.
@@ -397,6 +436,11 @@ struct Sampler {
 
   DEVICE u32 top_k() const { return top_ks[block_x()]; }
   DEVICE float top_p() const { return top_ps[block_x()]; }
+  // What top-p keeps of a whole.
+  DEVICE u64 most_likely(u64 whole) const {
+    const u64 part = static_cast<u64>(static_cast<double>(top_p()) * static_cast<double>(whole));
+    return part > 0 ? part : 1;
+  }
   // A random part of a whole: less than that.
   DEVICE u64 part_of(u64 whole) const { return multiply_high(random_bits(seeds[block_x()], positions[block_x()]) << 11, whole); }
 };
@@ -406,19 +450,29 @@ DEVICE u32 draw(const Row& row, const Sampler& sampler) {
   if ((sampler.top_k() == 0 || sampler.top_k() >= row.vocabulary) && sampler.top_p() >= 1) {
     return pass(row, [&](float logit) { return row.share(logit); }, [&](u64 whole) { return sampler.part_of(whole); });
   }
+  // What is looked for: the last token that top-k keeps, then the last of top-p, then the one drawn.
   Ordered ordered = in_order(row);
-  const Reached all = ordered.weigh();
-  Border last = {NOT_FINITE, all.share};
-  const bool is_cut = sampler.top_k() != 0 && sampler.top_k() < all.count;
+  const u64 whole = ordered.bins.share(BINS - 1);
+  const u32 first = sampler.top_k() != 0 && sampler.top_k() < ordered.bins.counts[BINS - 1] ? 0 : 1;
+  const auto target = [&](u32 step, u64 share) {
+    return step == 0 ? sampler.top_k() : step == 1 ? sampler.most_likely(share) : sampler.part_of(share) + 1;
+  };
+  // In which bins that will be follows from what has a bin's share to choose from: one pass lists them all.
+  u64 least = whole, most = whole;
 #pragma unroll 1
-  for (u32 step = is_cut ? 0 : 1; step < 3; ++step) {  // the last token that top-k keeps, that of top-p, and the one drawn
-    u64 target = step == 0 ? sampler.top_k() : sampler.part_of(last.share) + 1;
-    if (step == 1) {
-      if (sampler.top_p() >= 1) continue;
-      const u64 part = static_cast<u64>(static_cast<double>(sampler.top_p()) * static_cast<double>(last.share));
-      target = part > 0 ? part : 1;
-    }
-    last = ordered.border(target, step == 0);
+  for (u32 step = first; step < 3; ++step) {
+    if (step == 1 && sampler.top_p() >= 1) continue;
+    const Reached from = reach(ordered.bins, target(step, least), step == 0), to = reach(ordered.bins, target(step, most), step == 0);
+    if (thread_index() == 0) ordered.list.ranges[step] = {from.bin, to.bin};
+    least = from.share + 1;
+    most = ordered.bins.share(to.bin);
+  }
+  ordered.fill();
+  Border last = {NOT_FINITE, whole};
+#pragma unroll 1
+  for (u32 step = first; step < 3; ++step) {
+    if (step == 1 && sampler.top_p() >= 1) continue;
+    last = ordered.border(target(step, last.share), step == 0);
   }
   return last.token;
 }
@@ -442,23 +496,25 @@ LARGE_KERNEL(sample, THREADS)(const float* logits, const float* temperatures, co
   if (thread_index() == 0) out[index] = token;
 }
 
-// Writes the first `count` tokens in order, and their logits; `all` of the row's have a share.
-DEVICE void write_first(Ordered& ordered, u64 all, u32 count, float* logits, u32* tokens) {
+// Writes the first `count` tokens in order, and their logits.
+DEVICE void write_first(Ordered& ordered, u32 count, float* logits, u32* tokens) {
   const auto write = [&](u64 place, u32 token) {
     logits[place] = ordered.row.logits[token];
     tokens[place] = token;
   };
-  const Reached last = reach(ordered.bins, smaller(count, static_cast<u32>(all)), true);
-  if (count > all || last.count + ordered.bins.counts[last.bin] > MOST_ORDERED) {
+  const Reached last = reach(ordered.bins, count, true);
+  if (last.bin == BINS || ordered.bins.counts[last.bin] > MOST_ORDERED) {
     for (u32 i = 0; i < count; ++i) {
       const u32 token = by_radix(ordered.row, ordered.bins, i + 1, true).token;
       if (thread_index() == 0) write(i, token);
     }
     return;
   }
-  const u32 listed = ordered.list(0, last.bin);
-  const u64 place = ordered.before(listed).count;
-  if (thread_index() < listed && place < count) write(place, static_cast<u32>(ordered.tokens[thread_index()]));
+  if (thread_index() == 0) ordered.list.ranges[0] = {0, last.bin};
+  ordered.fill();
+  if (thread_index() >= ordered.list.count) return;
+  const u64 place = ordered.before(0).count;
+  if (place < count) write(place, static_cast<u32>(ordered.list.tokens[thread_index()]));
 }
 
 // What the model thinks of a row's token and of its `asked[row]` most likely ones, for rows that ask: 0xffffffff is none. The
@@ -481,14 +537,13 @@ LARGE_KERNEL(tell, THREADS)(const float* logits, const u32* drawn, const u32* ta
   row.each([&](u32 other, float its) { own_before += its > logit || (its == logit && other < token); });
   const u64 before = sum_block(own_before).whole;
   Ordered ordered = in_order(row);
-  const Reached all = ordered.weigh();
   float* own_logits = told_logits + static_cast<u64>(index) * TOLD;
   u32* own_tokens = told_tokens + static_cast<u64>(index) * TOLD;
   if (thread_index() == 0) {
-    wholes[index] = all.share;
+    wholes[index] = ordered.bins.share(BINS - 1);
     own_logits[0] = row.largest;
     own_logits[1] = logit;
     own_tokens[0] = static_cast<u32>(before);
   }
-  if (count > 0) write_first(ordered, all.count, count, own_logits + 2, own_tokens + 2);
+  if (count > 0) write_first(ordered, count, own_logits + 2, own_tokens + 2);
 }
