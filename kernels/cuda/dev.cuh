@@ -193,11 +193,6 @@ DEVICE Quad load_once(const void* from) {
   return quad;
 }
 
-// The same of two words, at a multiple of 8.
-DEVICE void load_two_once(u32 (&to)[2], const void* from) {
-  asm volatile("ld.global.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
-}
-
 DEVICE u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
 
 // Four 8 x 8 matrices of 16-bit values: lane `8i + r` names row r of matrix i; lane l receives of each matrix the values

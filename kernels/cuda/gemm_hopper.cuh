@@ -178,9 +178,10 @@ struct Results {
 DEVICE u32 row_of(u32 i) { return block_y() * ROWS + 16 * warp_index() + lane_index() / 4 + 8 * (i / 2 % 2); }
 DEVICE u32 token_of(const Part& part, u32 i) { return part.first + 2 * (lane_index() % 4) + 8 * (i / 4) + i % 2; }
 
-DEVICE void write_sums(const Results& out, const float (&sum)[64]) {
+template <u32 SUMS>
+DEVICE void write_sums(const Results& out, const float (&sum)[SUMS]) {
 #pragma unroll
-  for (u32 i = 0; i < 64; i += 4) {
+  for (u32 i = 0; i < SUMS; i += 4) {
 #pragma unroll
     for (u32 k = i; k < i + 2; ++k) out.write_two(token_of(out.part, k), row_of(k), sum[k], sum[k + 2]);
   }

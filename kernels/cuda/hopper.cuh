@@ -140,6 +140,17 @@ DEVICE void multiply_tiles(float (&sum)[64], u64 a, u64 b, bool adds) {
   PRODUCT_OF_TILES("+f", "m64n128k16.f32.bf16.bf16", ", 1, 1, 0, 0");
 }
 
+// The same where b is 64 x 16 and sum is 64 x 64.
+DEVICE void multiply_tiles(float (&sum)[32], u64 a, u64 b, bool adds) {
+  asm volatile(
+      "{\n"
+      ".reg .pred adds;\n"
+      "setp.ne.u32 adds, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" HALF_OF_NAMES "}, %32, %33, adds, 1, 1, 0, 0;\n"
+      "}"
+      : HALF_OF_SUMS("+f") : "l"(a), "l"(b), "r"(static_cast<u32>(adds)) : "memory");
+}
+
 // The same of bytes, 32 of each row (PTX ISA, wgmma.m64n128k32): signed integers, added up exactly.
 DEVICE void multiply_byte_tiles(int (&sum)[64], u64 a, u64 b, bool adds) {
   PRODUCT_OF_TILES("+r", "m64n128k32.s32.s8.s8", "");

@@ -10,38 +10,40 @@ DEVICE void linear_bf16(const bf16* weights, const bf16* input, const Mixture& m
                         u32 rows, u32 cols) {
   const Part part(mixture, tokens, 8 * TILES);
   if (!part.used) return;
-  constexpr int DEPTH = 4;  // blocks of 32 columns that a warp reads ahead
+  constexpr u32 SPAN_BLOCKS = SPAN / 32, DEPTH = SPAN_BLOCKS / 2;  // blocks of 32 columns: of a turn, and that a warp reads ahead
   const u32 group = lane_index() / 4, blocks = cols / 32;
   const bf16* row[2];
   for (u32 half = 0; half < 2; ++half) {
     const u32 index = smaller(block_x() * ROWS + group + 8 * half, rows - 1);
-    row[half] = weights + (static_cast<u64>(part.expert) * rows + index) * cols + 4 * (lane_index() % 4);
+    row[half] = weights + (static_cast<u64>(part.expert) * rows + index) * cols + column_of_lane();
   }
   Quad held[DEPTH][2], next[DEPTH][2];
   const auto load = [&](Quad(&to)[DEPTH][2], u32 first) {
-    for (int i = 0; i < DEPTH; ++i) {
+    for (u32 i = 0; i < DEPTH; ++i) {
       for (int half = 0; half < 2; ++half) {
-        to[i][half] = first + i < blocks ? load_neighbours<load_two_once>(row[half] + 32 * (first + i)) : Quad{};
+        to[i][half] = first + i < blocks ? load_once(row[half] + 32 * (first + i)) : Quad{};
       }
     }
   };
-  load(held, warp_index() * DEPTH);
+  load(held, warp_index() * SPAN_BLOCKS);
   wait_for_previous();  // the weights are nobody's output
   let_next_start();
-  const Tokens<TILES, 4> columns(input, part, cols);
+  const Tokens<TILES> columns(input, part, cols, column_of_lane());
   float sum[TILES][4] = {};
-  for (u32 first = warp_index() * DEPTH; first < blocks; first += WARPS * DEPTH) {
-    load(next, first + WARPS * DEPTH);
+  // A half of a turn is read while the one before is multiplied; behind a turn's latter half comes the warp's next turn.
+  for (u32 first = warp_index() * SPAN_BLOCKS, after; first - first % SPAN_BLOCKS < blocks; first = after) {
+    after = first + (first % SPAN_BLOCKS == 0 ? DEPTH : (WARPS - 1) * SPAN_BLOCKS + DEPTH);
+    load(next, after);
 #pragma unroll
-    for (int i = 0; i < DEPTH; ++i) {
+    for (u32 i = 0; i < DEPTH; ++i) {
+      const Quad own[2] = {as_neighbours(held[i][0]), as_neighbours(held[i][1])};
 #pragma unroll
       for (int n = 0; n < TILES; ++n) {
+        const Quad x = as_neighbours(columns.load(n, first + i, first + i < blocks));
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
-          const u32 a[4] = {held[i][0].word[2 * part], held[i][1].word[2 * part], held[i][0].word[2 * part + 1],
-                            held[i][1].word[2 * part + 1]};
-          u32 b[2] = {};
-          if (first + i < blocks) columns.load_four(b, n, 32 * (first + i) + 16 * part);
+          const u32 a[4] = {own[0].word[2 * part], own[1].word[2 * part], own[0].word[2 * part + 1], own[1].word[2 * part + 1]};
+          const u32 b[2] = {x.word[2 * part], x.word[2 * part + 1]};
           multiply_bf16(sum[n], a, b);
         }
       }
@@ -267,7 +269,7 @@ DEVICE void linear_int8_g32(const u32* codes, const u32* scales, const bf16* inp
     linear_bf16
 #define BF16_ARGUMENTS (weights, input, {tiles, places}, {halves, floats, action, stride}, tokens, rows, cols); }
 
-KERNEL(linear_bf16_8, THREADS) BF16_PARAMETERS<1> BF16_ARGUMENTS
+RESIDENT_KERNEL(linear_bf16_8, THREADS, 4) BF16_PARAMETERS<1> BF16_ARGUMENTS
 KERNEL(linear_bf16_16, THREADS) BF16_PARAMETERS<2> BF16_ARGUMENTS
 KERNEL(linear_bf16_32, THREADS) BF16_PARAMETERS<4> BF16_ARGUMENTS
 KERNEL(linear_bf16_64, THREADS) BF16_PARAMETERS<8> BF16_ARGUMENTS

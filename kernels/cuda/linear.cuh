@@ -53,10 +53,13 @@ struct Tokens {
   const bf16* input;
   u32 first[TILES];  // of its values; NONE where there is no token
 
-  DEVICE Tokens(const bf16* values, const Part& part, u32 cols) : input(values) {
+  DEVICE Tokens(const bf16* values, const Part& part, u32 cols) : Tokens(values, part, cols, WIDTH * (lane_index() % 4)) {}
+
+  // Of a lane whose columns begin elsewhere.
+  DEVICE Tokens(const bf16* values, const Part& part, u32 cols, u32 lane_column) : input(values) {
     for (int n = 0; n < TILES; ++n) {
       const u32 place = part.first + 8 * n + lane_index() / 4;
-      first[n] = place < part.end ? part.input_row(place) * cols + WIDTH * (lane_index() % 4) : NONE;
+      first[n] = place < part.end ? part.input_row(place) * cols + lane_column : NONE;
     }
   }
 
@@ -72,14 +75,15 @@ struct Tokens {
   }
 };
 
-// What a lane multiplies of 32 columns in two mmas of sixteen neighbouring columns each, as wgmma has them (many_hopper.cu): columns
-// 4t .. 4t + 4 in the former words, 16 + 4t .. 16 + 4t + 4 in the latter. `from` is the lane's first column.
-template <void LOAD(u32 (&)[2], const void*)>
-DEVICE Quad load_neighbours(const bf16* from) {
-  u32 former[2], latter[2];
-  LOAD(former, from);
-  LOAD(latter, from + 16);
-  return {former[0], former[1], latter[0], latter[1]};
+// Of 32 columns of bf16 a lane reads eight at once: lane 4g + t those of quad t / 2 + 2 (t % 2).
+DEVICE u32 column_of_lane() { return 8 * (lane_index() % 4 / 2 + 2 * (lane_index() % 2)); }
+
+// Makes of those what two mmas want that multiply sixteen neighbouring columns each, as wgmma has them (many_hopper.cu): columns
+// 4t .. 4t + 4 in the former words, 16 + 4t .. 16 + 4t + 4 in the latter. Lanes t and t ^ 1 change a half of theirs.
+DEVICE Quad as_neighbours(const Quad& read) {
+  const bool odd = lane_index() % 2;
+  const u32 taken[2] = {shuffle_xor(odd ? read.word[0] : read.word[2], 1), shuffle_xor(odd ? read.word[1] : read.word[3], 1)};
+  return odd ? Quad{taken[0], taken[1], read.word[2], read.word[3]} : Quad{read.word[0], read.word[1], taken[0], taken[1]};
 }
 
 // Bits `index` of words that have COUNT of each code, the former code's in a word's low half and the latter's in its high one, at bit

@@ -19,6 +19,14 @@ struct Bf16 {
     }
   };
 
+  // Columns 4t .. 4t + 4 of two neighbouring sixteens.
+  DEVICE static Quad neighbours(const bf16* own) {
+    u32 former[2], latter[2];
+    load_two(former, own);
+    load_two(latter, own + 16);
+    return {former[0], former[1], latter[0], latter[1]};
+  }
+
   DEVICE void load(Held& to, u32 expert, u32 tile, u32 span) const {
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
@@ -26,7 +34,7 @@ struct Bf16 {
       const bf16* own = weights + (static_cast<u64>(expert) * rows + row) * cols + SPAN * span + 4 * (lane_index() % 4);
 #pragma unroll
       for (u32 i = 0; i < SPAN / 32; ++i) {
-        to.values[i][half] = SPAN * span + 32 * i < cols ? load_neighbours<load_two>(own + 32 * i) : Quad{};
+        to.values[i][half] = SPAN * span + 32 * i < cols ? neighbours(own + 32 * i) : Quad{};
       }
     }
   }

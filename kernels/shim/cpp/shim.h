@@ -151,7 +151,6 @@ DEVICE u32 hear_peer(const u32* flag) {
   return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
 }
 DEVICE Quad load_once(const void* from) { return *static_cast<const Quad*>(from); }
-DEVICE void load_two_once(u32 (&to)[2], const void* from) { memcpy(to, from, sizeof to); }
 
 DEVICE void load_matrices(u32 (&out)[4], const void* row, int site = __builtin_LINE()) {
   const u8(*rows)[shim::SLOT_BYTES] = shim::exchange(&row, sizeof row, site);

@@ -61,8 +61,9 @@ DEVICE void copy_tile_to(u32 blocks, void* shared, const TensorMap& matrix, u32 
   shim::copy_tile(blocks, shared, matrix, col, row, barrier);
 }
 DEVICE void fence_products() { shim::fence_products(); }
-DEVICE void multiply_tiles(float (&sum)[64], u64 a, u64 b, bool adds, int site = __builtin_LINE()) {
-  shim::multiply(sum, {shim::Values::BF16, a, nullptr, b, 128, false}, adds, site);
+template <size_t SUMS>
+DEVICE void multiply_tiles(float (&sum)[SUMS], u64 a, u64 b, bool adds, int site = __builtin_LINE()) {
+  shim::multiply(sum, {shim::Values::BF16, a, nullptr, b, 2 * SUMS, false}, adds, site);
 }
 DEVICE void multiply_byte_tiles(int (&sum)[64], u64 a, u64 b, bool adds, int site = __builtin_LINE()) {
   shim::multiply(sum, {shim::Values::SIGNED, a, nullptr, b, 128, false}, adds, site);

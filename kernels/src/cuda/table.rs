@@ -129,6 +129,9 @@ pub const GEMM_HOPPER_SHARED_BYTES: u32 = 3 * 2 * GEMM_HOPPER_TILE * 64 * 2 + (1
 /// The same of that product in the bits of few tokens' products, which has six stages.
 pub const MANY_HOPPER_SHARED_BYTES: u32 = 6 * 2 * GEMM_HOPPER_TILE * 64 * 2 + (1024 - 16);
 
+/// The same by blocks of half as many tokens: four stages, so that a multiprocessor has two blocks.
+pub const MANY_HOPPER_T64_SHARED_BYTES: u32 = 4 * (GEMM_HOPPER_SHARE + GEMM_HOPPER_TILE) * 64 * 2 + (1024 - 16);
+
 /// What Hopper itself has alone: wgmma.
 pub const HOPPER: (u32, u32) = (9, 0);
 
@@ -497,10 +500,9 @@ kernels! {
     }
     "many_hopper.cu" {
         /// `out = input · weightsᵀ` for many tokens by warpgroups, weights in bf16, in the bits of `linear.cu`.
-        ManyHopperBf16 = many_hopper_bf16(
-            weights: Tiles(Bf16, GEMM_HOPPER_TILE), input: Tiles(Bf16, GEMM_HOPPER_SHARE), halves: Out(Bf16),
-            floats: Out(F32), action: U32, stride: U32, tokens: U32, rows: U32, cols: U32
-        ), 288, MANY_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
+        ManyHopperBf16 = many_hopper_bf16[MANY_HOPPER], 288, MANY_HOPPER_SHARED_BYTES, on HOPPER, clusters of GEMM_HOPPER_BLOCKS;
+        /// The same by blocks of half as many tokens.
+        ManyHopperBf16T64 = many_hopper_bf16_64[MANY_HOPPER], 288, MANY_HOPPER_T64_SHARED_BYTES, on HOPPER;
     }
     "int4_hopper.cu" {
         /// `out = input · weightsᵀ` for many tokens by warpgroups, weights of 4 bits.

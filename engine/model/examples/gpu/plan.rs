@@ -47,7 +47,7 @@ const EXECUTOR: [&str; 10] = [
     "cuda_split",
 ];
 /// Tests of those modules that look behind the driver, at the shim alone: they have nothing to do on a card.
-const OF_THE_SHIM: [&str; 41] = [
+const OF_THE_SHIM: [&str; 43] = [
     "attention::prefill_takes_the_kernel_that_there_is",
     "attention::what_does_not_branch_gives_the_same_beside_what_does",
     "experts::experts_of_many_tokens_give_what_those_of_few_give",
@@ -59,6 +59,7 @@ const OF_THE_SHIM: [&str; 41] = [
     "linear::a_library_refuses_what_was_not_planned_and_what_a_graph_cannot_hold",
     "linear::files_of_two_to_five_bits_keep_their_values",
     "linear::files_of_superblocks_are_read_as_they_are",
+    "many::warpgroups_give_the_bits_of_chips_without_them",
     "many::blocks_for_many_tokens_are_taken_where_there_are_enough_of_them",
     "rounded::products_match_the_reference_over_their_own_operands_by_blocks_for_few_tokens_and_for_many",
     "w8a8::products_match_the_reference_over_their_own_operands",
@@ -87,6 +88,7 @@ const OF_THE_SHIM: [&str; 41] = [
     "cuda_memory::what_the_kernels_do_not_compute_is_refused_by_name",
     "cuda_memory::a_device_that_is_too_small_says_how_small",
     "cuda_split::a_decoding_step_is_one_graph_on_the_gpu",
+    "cuda_split::the_smaller_room_for_keys_and_values_decides_for_both",
     "cuda_split::a_model_that_the_gpu_has_no_room_for_is_computed_by_both",
     "cuda_split::a_device_that_is_lost_ends_the_executor_with_its_own_words",
 ];

@@ -136,7 +136,11 @@ impl Tests {
     fn end(&mut self, said: &str) {
         let Some(name) = self.unfinished.clone() else { return };
         match said {
-            "ok" => self.passed.push(name),
+            // One that is to panic has said why it does.
+            "ok" => {
+                self.failed.retain(|failure| failure.name != name);
+                self.passed.push(name);
+            }
             "FAILED" => match self.failed.last_mut() {
                 Some(failure) if failure.name == name => {}
                 _ => self.failed.push(Failure { name, why: String::new() }),
@@ -335,7 +339,8 @@ mod tests {
     #[test]
     fn results_behind_what_a_test_says_are_its_own() {
         let script = r#"echo "test one ... thread 'one' (7) panicked at x.rs:1:2:"; echo 'left is 1'; echo FAILED
-            echo 'test two ... hello'; echo ok; echo 'test three - should panic ... ok'"#;
+            echo 'test two ... hello'; echo ok; echo 'test three - should panic ... '
+            echo "thread 'three' (8) panicked at x.rs:1:2:"; echo refused; echo ok"#;
         let tests = run(&shell(script), LONG, &[]).tests;
         assert_eq!(
             (tests.passed, tests.failed),

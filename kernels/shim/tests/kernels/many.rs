@@ -122,6 +122,24 @@ fn products_gate_as_a_kernel_behind_them_does() {
     }
 }
 
+/// By blocks of every size, and by warpgroups: whichever a chip has.
+#[test]
+fn warpgroups_give_the_bits_of_chips_without_them() {
+    let mut random = Random::new(74);
+    let (rows, cols) = (145, 1312);
+    let weights = random.halves(rows * cols, 1.0);
+    for (seed, tokens) in SEEDS.into_iter().cycle().zip([8, 9, 16, 20, 40, 64, 65, 130]) {
+        let input = random.halves(tokens * cols, 2.0);
+        let given = [(8, 0), (9, 0)].map(|capability| {
+            let device = HostMachine::new(Kernels::Run, seed).with_capability(capability).device(0, 1 << 26);
+            let (stream, input) = (device.stream().unwrap(), device.upload(&input).unwrap());
+            let matrix = Matrix::bf16(&device, rows, cols, &weights).unwrap();
+            in_all_forms(&device, &stream, tokens * rows, |out| ops::linear(&stream, &matrix, input.view(), out))
+        });
+        assert_eq!(given[1], given[0], "{tokens} tokens");
+    }
+}
+
 /// From more tokens on than other blocks have, where half of the multiprocessors (of 132) have one; Hopper's warpgroups from as many
 /// on in any case.
 #[test]
@@ -133,8 +151,10 @@ fn blocks_for_many_tokens_are_taken_where_there_are_enough_of_them() {
         (ampere, 32, 66 * 128, Kernel::LinearBf16T32),
         (ampere, 65, 33 * 128, Kernel::ManyBf16),
         (ampere, 64, 33 * 128, Kernel::LinearBf16T64),
-        (hopper, 33, 65 * 128, Kernel::ManyHopperBf16),
-        (hopper, 32, 66 * 128, Kernel::LinearBf16T32),
+        (hopper, 65, 128, Kernel::ManyHopperBf16),
+        (hopper, 64, 128, Kernel::ManyHopperBf16T64),
+        (hopper, 9, 128, Kernel::ManyHopperBf16T64),
+        (hopper, 8, 66 * 128, Kernel::LinearBf16T8),
     ] {
         let driver = HostMachine::new(Kernels::Record, 1).with_capability(capability).driver(0, 1 << 30);
         let (device, cols) = (driver.device(), 32);

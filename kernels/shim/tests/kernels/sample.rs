@@ -129,6 +129,29 @@ fn tokens_are_drawn_as_by_sorting() {
     }
 }
 
+/// More tokens than are put in order alone: all as likely, nearly so, and beside many that are not to come.
+#[test]
+fn tokens_are_drawn_as_by_sorting_where_very_many_are_about_as_likely() {
+    const VOCABULARY: usize = 4999;
+    let mut random = Random::new(20);
+    let near: Vec<f32> = (0..VOCABULARY).map(|_| 1.0 + (random.value(4.0).round() / 4096.0)).collect();
+    let few = |token| if token % 1000 == 7 { 0.5 } else { f32::NEG_INFINITY };
+    for logits in [vec![1.5; VOCABULARY], near, (0..VOCABULARY).map(few).collect()] {
+        for sampler in [
+            PLAIN,
+            Sampler { top_k: 2, ..PLAIN },
+            Sampler { top_k: 3000, ..PLAIN },
+            Sampler { top_p: 0.6, ..PLAIN },
+            Sampler { top_k: 3000, top_p: 0.6, min_p: 0.1, temperature: 0.9 },
+        ] {
+            let seeds: Vec<u64> = (0..2).map(|_| random.next()).collect();
+            let expected: Vec<u32> = seeds.iter().map(|&seed| expected(&logits, sampler, seed)).collect();
+            let rows = [&logits[..], &logits[..]].concat();
+            assert_eq!(draw(3, &rows, VOCABULARY, sampler, &seeds), expected, "{sampler:?} of {:?}", &logits[..8]);
+        }
+    }
+}
+
 #[test]
 fn draws_follow_the_distribution() {
     // Chi-squared with 7 degrees of freedom is above 24.3 once in a thousand.
@@ -160,6 +183,9 @@ fn the_model_tells_what_it_thinks_of_the_tokens_drawn() {
         let mut logits: Vec<f32> =
             (0..rows * vocabulary).map(|_| (random.value(9.0) * 4.0).round() / 4.0 + 0.0).collect();
         logits[vocabulary + 3] = f32::NEG_INFINITY;
+        // The fourth row's tokens are too many alike to be put in order alone, but for one, and most may not come.
+        logits[3 * vocabulary..4 * vocabulary].fill(if vocabulary > 1000 { 0.25 } else { f32::NEG_INFINITY });
+        logits[3 * vocabulary + 17] = 0.5;
         // The second row's token is known, whatever was drawn.
         let (tokens, counts) =
             (device.upload(&[0, 2, drawn[2], 13, 5, NOT_FINITE]).unwrap(), device.upload(&asked).unwrap());

@@ -5,7 +5,7 @@ use half::bf16;
 use super::experts::{Mixture, Routes};
 use super::gather::gather_halves;
 use super::linear::{ExpertInput, ExpertShape, Output};
-use super::wide::{blocks_on_hopper, multiplies_widely, with_bf16, with_int4};
+use super::wide::{WIDE_TOKENS, blocks_on_hopper, has_wide_kernel, with_bf16, with_int4};
 use super::word;
 use crate::cuda::launch::{Launch, TensorMap};
 use crate::cuda::table::GEMM_HOPPER_TILE;
@@ -16,7 +16,7 @@ use crate::cuda::{DeviceFacts, DriverError, Kernel, Memory, Stream, View};
 /// many as [`super::linear_wide`] is for.
 pub fn multiplies_experts_widely(facts: &DeviceFacts, matrix: &Matrix, mixture: &Mixture, tokens: usize) -> bool {
     let reads = TensorMap::reads_rows_of(matrix.cols() * size_of::<bf16>());
-    facts.has_warpgroups() && reads && multiplies_widely(facts, matrix, mixture.share(tokens))
+    facts.has_warpgroups() && reads && has_wide_kernel(facts, matrix) && mixture.share(tokens) >= WIDE_TOKENS
 }
 
 /// [`super::linear_experts()`] for many tokens with matrices in bf16 or in 4 bits on Hopper, as [`super::linear_wide`] is for a single

@@ -16,6 +16,12 @@ pub(super) const GEMM: Signature = parameters!((
     cols: U32
 ));
 
+/// Of products by warpgroups that have the bits of few tokens' products, with weights in bf16.
+pub(super) const MANY_HOPPER: Signature = parameters!((
+    weights: Tiles(Bf16, GEMM_HOPPER_TILE), input: Tiles(Bf16, GEMM_HOPPER_SHARE), halves: Out(Bf16), floats: Out(F32),
+    action: U32, stride: U32, tokens: U32, rows: U32, cols: U32
+));
+
 /// Of products with weights of 4 or 5 bits in groups.
 pub(super) const LINEAR_GROUPED: Signature = parameters!((
     codes: In(Word), scales: In(Word), input: In(Bf16), tiles: In(Word), places: In(Word), halves: Out(Bf16),
