@@ -1,14 +1,23 @@
 //! `/v1/chat/completions`.
 
+use crate::body::{Body, Raw};
 use crate::error::FieldError;
 use crate::fields::Fields;
 use crate::generation::{FinishReason, GenerationFields, StopReason, take_top};
 use crate::logprobs::{ChatLogprobs, PromptLogprobs};
+use crate::prompts;
 use crate::tools::{ToolCall, ToolCallDelta, Tools, take_calls};
 use crate::unsupported::{CHAT, COMMON, MESSAGE};
 use crate::usage::Usage;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+
+/// Messages of a conversation.
+pub const MAX_MESSAGES: usize = 4096;
+/// Parts of a message.
+const MAX_PARTS: usize = 4096;
+/// What a message says.
+const CONTENT: &str = "a string or a list of text parts";
 
 /// A chat request with everything in it that the engine acts on.
 #[derive(Clone, Debug, PartialEq)]
@@ -104,7 +113,7 @@ pub enum Role {
 
 impl ChatRequest {
     /// Reads a body; any field it cannot honour is refused by name.
-    pub fn from_body(body: &[u8]) -> Result<ChatRequest, FieldError> {
+    pub fn from_body(body: &Body<'_>) -> Result<ChatRequest, FieldError> {
         let mut fields = Fields::parse(body)?;
         let model = fields.required("model", "the name of a served model")?;
         let conversation = Conversation::take(&mut fields)?;
@@ -118,18 +127,22 @@ impl ChatRequest {
 
 impl Conversation {
     /// Takes it out of a request.
-    pub fn take(fields: &mut Fields) -> Result<Conversation, FieldError> {
-        let messages: Vec<Value> = fields.required("messages", "a list of messages")?;
+    pub fn take(fields: &mut Fields<'_>) -> Result<Conversation, FieldError> {
+        const EXPECTED: &str = "a list of messages";
+        let messages: Option<Vec<Raw<'_>>> = fields.list("messages", MAX_MESSAGES, EXPECTED)?;
+        let messages = messages.ok_or_else(|| fields.missing("messages", EXPECTED))?;
         if messages.is_empty() {
             return Err(FieldError::invalid("messages", "`messages` is empty; send at least one message"));
         }
-        let messages = messages.into_iter().enumerate().map(take_message).collect::<Result<_, _>>()?;
+        let take = |(index, message)| take_message(fields.inside(format!("messages[{index}]"), message)?);
+        let messages = messages.into_iter().enumerate().map(take).collect::<Result<Vec<_>, _>>()?;
+        check_lengths(fields, &messages)?;
         Ok(Conversation { messages, tools: Tools::take(fields)?, rendering: Rendering::take(fields)? })
     }
 }
 
 impl Rendering {
-    fn take(fields: &mut Fields) -> Result<Rendering, FieldError> {
+    fn take(fields: &mut Fields<'_>) -> Result<Rendering, FieldError> {
         let truth = "true or false";
         let continue_final_message = fields.optional("continue_final_message", truth)?.unwrap_or(false);
         let add_generation_prompt = fields.optional("add_generation_prompt", truth)?;
@@ -140,8 +153,8 @@ impl Rendering {
         }
         Ok(Rendering {
             template: fields.optional("chat_template", "a Jinja template")?,
-            variables: fields.optional("chat_template_kwargs", "an object")?.unwrap_or_default(),
-            documents: fields.optional("documents", "a list of objects")?.unwrap_or_default(),
+            variables: fields.free("chat_template_kwargs", "an object")?.unwrap_or_default(),
+            documents: fields.free("documents", "a list of objects")?.unwrap_or_default(),
             add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
             continue_final_message,
         })
@@ -149,7 +162,7 @@ impl Rendering {
 }
 
 /// `logprobs` says whether, `top_logprobs` how many beside each token.
-fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, FieldError> {
+fn take_logprobs(fields: &mut Fields<'_>) -> Result<Option<u32>, FieldError> {
     let wanted: bool = fields.optional("logprobs", "true or false")?.unwrap_or(false);
     let top = take_top(fields, "top_logprobs")?;
     match top {
@@ -160,11 +173,19 @@ fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, FieldError> {
     }
 }
 
-fn take_message((index, value): (usize, Value)) -> Result<Message, FieldError> {
-    let mut fields = Fields::of(format!("messages[{index}]"), value)?;
+/// Refuses what cannot fit, however its template joins it.
+fn check_lengths(fields: &Fields<'_>, messages: &[Message]) -> Result<(), FieldError> {
+    let bytes: usize = messages.iter().map(|message| message.content.len()).sum();
+    let most = fields.limits().prompt_bytes;
+    if bytes > most {
+        return Err(prompts::too_long(fields, "messages", format!("{bytes} bytes, more than {most}")));
+    }
+    Ok(())
+}
+
+fn take_message(mut fields: Fields<'_>) -> Result<Message, FieldError> {
     let role = fields.required("role", "system, developer, user, assistant or tool")?;
-    let content = fields.optional("content", "a string or a list of text parts")?;
-    let path = fields.param("content");
+    let content = take_content(&mut fields)?;
     let (mut tool_calls, mut tool_call_id, mut reasoning) = (Vec::new(), None, None);
     match role {
         Role::Assistant => {
@@ -176,39 +197,38 @@ fn take_message((index, value): (usize, Value)) -> Result<Message, FieldError> {
         Role::System | Role::User => (),
     }
     let name = fields.optional("name", "a string")?;
+    let missing = fields.missing("content", CONTENT);
     fields.finish(&[MESSAGE])?;
     let content = match content {
-        Some(Value::String(content)) => content,
-        Some(Value::Array(parts)) => join_parts(&path, parts)?,
-        Some(_) => {
-            let message = format!("`{path}` must be a string or a list of text parts");
-            return Err(FieldError::invalid(&path, message));
-        }
+        Some(content) => content,
         None if !tool_calls.is_empty() => String::new(),
-        None => {
-            let message = format!("`{path}` is required: a string or a list of text parts");
-            return Err(FieldError::invalid(&path, message));
-        }
+        None => return Err(missing),
     };
     Ok(Message { role, content, name, tool_calls, tool_call_id, reasoning })
 }
 
-fn join_parts(path: &str, parts: Vec<Value>) -> Result<String, FieldError> {
-    let take_text = |(index, part)| {
-        let mut fields = Fields::of(format!("{path}[{index}]"), part)?;
-        let kind: String = fields.required("type", "\"text\"")?;
-        if kind != "text" {
-            let param = fields.param("type");
-            let message =
-                format!("`{param}` is {kind:?}; the model reads text only, so each part must be of type text");
-            return Err(FieldError::invalid(param, message));
-        }
-        let text: String = fields.required("text", "a string")?;
-        fields.finish(&[])?;
-        Ok(text)
-    };
-    let texts = parts.into_iter().enumerate().map(take_text).collect::<Result<Vec<_>, _>>()?;
-    Ok(texts.join("\n"))
+fn take_content(message: &mut Fields<'_>) -> Result<Option<String>, FieldError> {
+    let Some(raw) = message.raw("content") else { return Ok(None) };
+    if !raw.get().starts_with('[') {
+        return prompts::read_text(message, "content", raw, CONTENT).map(Some);
+    }
+    message.check_count("content", raw, MAX_PARTS, CONTENT)?;
+    let path = message.param("content");
+    let take = |(index, part)| take_part(message.inside(format!("{path}[{index}]"), part)?);
+    let parts = message.read_as::<Vec<Raw<'_>>>("content", raw, CONTENT)?.into_iter().enumerate().map(take);
+    Ok(Some(parts.collect::<Result<Vec<_>, _>>()?.join("\n")))
+}
+
+fn take_part(mut part: Fields<'_>) -> Result<String, FieldError> {
+    let kind: String = part.required("type", "\"text\"")?;
+    if kind != "text" {
+        let param = part.param("type");
+        let message = format!("`{param}` is {kind:?}; the model reads text only, so each part must be of type text");
+        return Err(FieldError::invalid(param, message));
+    }
+    let text = prompts::take_text(&mut part, "text")?.ok_or_else(|| part.missing("text", "a string"))?;
+    part.finish(&[])?;
+    Ok(text)
 }
 
 /// A whole answer.
@@ -330,7 +350,7 @@ mod tests {
 
     fn refusal(extra: &str) -> FieldError {
         let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"hi"}}],{extra}}}"#);
-        ChatRequest::from_body(body.as_bytes()).unwrap_err()
+        ChatRequest::from_body(&Body::new(&body)).unwrap_err()
     }
 
     #[test]
@@ -339,7 +359,7 @@ mod tests {
             "tool_choice":"auto","response_format":{"type":"text"},"presence_penalty":0.0,"frequency_penalty":0,
             "logit_bias":{},"store":false,"service_tier":"auto","user":"u","metadata":{"a":"b"},"seed":null,
             "parallel_tool_calls":true,"stop":null}"#;
-        let request = ChatRequest::from_body(body).unwrap();
+        let request = ChatRequest::from_body(&Body::new(body)).unwrap();
         let defaults = GenerationFields {
             n: Some(1),
             presence_penalty: Some(0.0),
@@ -386,7 +406,7 @@ mod tests {
             (r#"7"#, "messages[0]"),
         ] {
             let body = format!(r#"{{"model":"m","messages":[{message}]}}"#);
-            let error = ChatRequest::from_body(body.as_bytes()).unwrap_err();
+            let error = ChatRequest::from_body(&Body::new(&body)).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(param), "{message}");
         }
     }
@@ -396,7 +416,7 @@ mod tests {
         let body = br#"{"model":"m","messages":[
             {"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
             {"role":"assistant","content":"c","refusal":null,"annotations":[],"audio":null,"tool_calls":null}]}"#;
-        let request = ChatRequest::from_body(body).unwrap();
+        let request = ChatRequest::from_body(&Body::new(body)).unwrap();
         assert_eq!(request.conversation.messages[0].content, "a\nb");
         assert_eq!(request.conversation.messages[1].role, Role::Assistant);
     }
@@ -405,6 +425,6 @@ mod tests {
     fn the_newer_name_of_the_limit_wins() {
         let body =
             br#"{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":1,"max_completion_tokens":2}"#;
-        assert_eq!(ChatRequest::from_body(body).unwrap().generation.max_tokens, Some(2));
+        assert_eq!(ChatRequest::from_body(&Body::new(body)).unwrap().generation.max_tokens, Some(2));
     }
 }

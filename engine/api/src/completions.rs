@@ -1,9 +1,12 @@
 //! `/v1/completions`.
 
+use crate::body::Body;
 use crate::error::FieldError;
 use crate::fields::Fields;
 use crate::generation::{FinishReason, GenerationFields, StopReason, take_top};
 use crate::logprobs::{CompletionLogprobs, PromptLogprobs};
+use crate::prompts;
+pub use crate::prompts::Prompt;
 use crate::unsupported::{COMMON, COMPLETIONS};
 use crate::usage::Usage;
 use serde::{Deserialize, Serialize};
@@ -22,31 +25,13 @@ pub struct CompletionRequest {
     pub generation: GenerationFields,
 }
 
-/// What to continue.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Prompt {
-    /// Text for the tokenizer.
-    Text(String),
-    /// Tokens as they are.
-    Tokens(Vec<u32>),
-}
-
-/// The four shapes of `prompt`. Order matters: an empty list is a list of texts.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Shape {
-    Text(String),
-    Texts(Vec<String>),
-    Tokens(Vec<u32>),
-    TokenLists(Vec<Vec<u32>>),
-}
-
 impl CompletionRequest {
     /// Reads a body; any field it cannot honour is refused by name.
-    pub fn from_body(body: &[u8]) -> Result<CompletionRequest, FieldError> {
+    pub fn from_body(body: &Body<'_>) -> Result<CompletionRequest, FieldError> {
         let mut fields = Fields::parse(body)?;
         let model = fields.required("model", "the name of a served model")?;
-        let prompts = take_prompts(&mut fields)?;
+        let cut = fields.has("truncate_prompt_tokens");
+        let prompts = prompts::take(&mut fields, "prompt", MAX_PROMPTS, cut)?;
         let generation = GenerationFields {
             logprobs: take_top(&mut fields, "logprobs")?,
             echo: fields.optional("echo", "true or false")?.unwrap_or(false),
@@ -54,23 +39,6 @@ impl CompletionRequest {
         };
         fields.finish(&[COMMON, COMPLETIONS])?;
         Ok(CompletionRequest { model, prompts, generation })
-    }
-}
-
-fn take_prompts(fields: &mut Fields) -> Result<Vec<Prompt>, FieldError> {
-    let expected = "a string, a list of strings, a list of token ids, or a list of such lists";
-    let prompts: Vec<Prompt> = match fields.required("prompt", expected)? {
-        Shape::Text(text) => vec![Prompt::Text(text)],
-        Shape::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
-        Shape::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
-        Shape::TokenLists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
-    };
-    match prompts.len() {
-        1..=MAX_PROMPTS => Ok(prompts),
-        count => {
-            let message = format!("`prompt` holds {count} prompts; send 1 to {MAX_PROMPTS}");
-            Err(FieldError::invalid("prompt", message))
-        }
     }
 }
 
@@ -153,15 +121,7 @@ mod tests {
 
     fn prompts(prompt: &str) -> Result<Vec<Prompt>, FieldError> {
         let body = format!(r#"{{"model":"m","prompt":{prompt}}}"#);
-        CompletionRequest::from_body(body.as_bytes()).map(|request| request.prompts)
-    }
-
-    #[test]
-    fn a_prompt_has_four_shapes() {
-        assert_eq!(prompts(r#""a""#).unwrap(), [Prompt::Text("a".into())]);
-        assert_eq!(prompts(r#"["a","b"]"#).unwrap(), [Prompt::Text("a".into()), Prompt::Text("b".into())]);
-        assert_eq!(prompts("[1,2]").unwrap(), [Prompt::Tokens(vec![1, 2])]);
-        assert_eq!(prompts("[[1],[2]]").unwrap(), [Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2])]);
+        CompletionRequest::from_body(&Body::new(&body)).map(|request| request.prompts)
     }
 
     #[test]
@@ -178,7 +138,7 @@ mod tests {
             [r#""echo":"yes""#, r#""logprobs":21"#, r#""logprobs":true"#, r#""suffix":"x""#, r#""messages":[]"#];
         for extra in extras {
             let body = format!(r#"{{"model":"m","prompt":"a",{extra}}}"#);
-            let error = CompletionRequest::from_body(body.as_bytes()).unwrap_err();
+            let error = CompletionRequest::from_body(&Body::new(&body)).unwrap_err();
             assert!(extra.contains(error.param.as_deref().unwrap()), "{extra}: {error}");
         }
     }

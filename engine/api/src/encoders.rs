@@ -1,8 +1,9 @@
 //! `/v1/embeddings`, `/v1/score` and `/v1/rerank`: texts to vectors, and pairs of texts to scores.
 
-use crate::completions::Prompt;
+use crate::body::{Body, Raw};
 use crate::error::FieldError;
 use crate::fields::Fields;
+use crate::prompts::{self, Prompt};
 use crate::unsupported::{EMBEDDINGS, RANKING};
 use crate::usage::PromptTokensDetails;
 use serde::{Deserialize, Serialize};
@@ -64,47 +65,24 @@ pub struct RerankRequest {
     pub truncate_prompt_tokens: Option<i64>,
 }
 
-/// The four shapes of `input`. Order matters: an empty list is a list of texts.
+/// A document as Cohere's clients send it, who may send a plain string, too.
 #[derive(Deserialize)]
-#[serde(untagged)]
-enum Input {
-    Text(String),
-    Texts(Vec<String>),
-    Tokens(Vec<u32>),
-    TokenLists(Vec<Vec<u32>>),
+struct Document {
+    text: String,
 }
 
-/// One text, or several.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Texts {
-    One(String),
-    Many(Vec<String>),
-}
-
-/// A document as a string or, as Cohere's clients send it, an object with one.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Document {
-    Plain(String),
-    Object { text: String },
-}
+/// Bytes of one text times how many it is read beside.
+const MAX_REPEATED_BYTES: usize = 8 << 20;
 
 const CUT: (&str, &str) = ("truncate_prompt_tokens", "a whole number of tokens, or -1 for what the model reads");
 
 impl EmbeddingsRequest {
     /// Reads a body; any field it cannot honour is refused by name.
-    pub fn from_body(body: &[u8]) -> Result<EmbeddingsRequest, FieldError> {
+    pub fn from_body(body: &Body<'_>) -> Result<EmbeddingsRequest, FieldError> {
         let mut fields = Fields::parse(body)?;
         let model = fields.required("model", "the name of a served model")?;
-        let expected = "a string, a list of strings, a list of token ids, or a list of such lists";
-        let inputs: Vec<Prompt> = match fields.required("input", expected)? {
-            Input::Text(text) => vec![Prompt::Text(text)],
-            Input::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
-            Input::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
-            Input::TokenLists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
-        };
-        check_count("input", inputs.len())?;
+        let cut = fields.has(CUT.0);
+        let inputs = prompts::take(&mut fields, "input", MAX_TEXTS, cut)?;
         let request = EmbeddingsRequest {
             model,
             inputs,
@@ -119,7 +97,7 @@ impl EmbeddingsRequest {
 
 impl ScoreRequest {
     /// Reads a body; any field it cannot honour is refused by name.
-    pub fn from_body(body: &[u8]) -> Result<ScoreRequest, FieldError> {
+    pub fn from_body(body: &Body<'_>) -> Result<ScoreRequest, FieldError> {
         let mut fields = Fields::parse(body)?;
         let model = fields.required("model", "the name of a served model")?;
         let pairs = take_pairs(&mut fields)?;
@@ -130,42 +108,33 @@ impl ScoreRequest {
 }
 
 /// One text goes with each of several; as many as there are go together in their order.
-fn take_pairs(fields: &mut Fields) -> Result<Vec<(String, String)>, FieldError> {
+fn take_pairs(fields: &mut Fields<'_>) -> Result<Vec<(String, String)>, FieldError> {
     let expected = "a string or a list of strings";
-    let (first, second) = (fields.required("text_1", expected)?, fields.required("text_2", expected)?);
-    let pairs: Vec<(String, String)> = match (first, second) {
-        (Texts::One(one), Texts::One(other)) => vec![(one, other)],
-        (Texts::One(one), Texts::Many(many)) => many.into_iter().map(|other| (one.clone(), other)).collect(),
-        (Texts::Many(many), Texts::Many(others)) if many.len() == others.len() => {
-            many.into_iter().zip(others).collect()
+    let mut take = |name| fields.texts(name, MAX_TEXTS, expected)?.ok_or_else(|| fields.missing(name, expected));
+    let (first, second) = (take("text_1")?, take("text_2")?);
+    check_count("text_2", second.len())?;
+    match first.len() {
+        1 => {
+            check_repeated("text_1", &first[0], second.len())?;
+            Ok(second.into_iter().map(|other| (first[0].clone(), other)).collect())
         }
-        (Texts::Many(many), Texts::Many(others)) if many.len() == 1 => {
-            others.into_iter().map(|other| (many[0].clone(), other)).collect()
-        }
-        _ => {
-            let message = "`text_1` must be one text, or as many as `text_2`";
-            return Err(FieldError::invalid("text_1", message));
-        }
-    };
-    check_count("text_2", pairs.len())?;
-    Ok(pairs)
+        count if count == second.len() => Ok(first.into_iter().zip(second).collect()),
+        _ => Err(FieldError::invalid("text_1", "`text_1` must be one text, or as many as `text_2`")),
+    }
 }
 
 impl RerankRequest {
     /// Reads a body; any field it cannot honour is refused by name.
-    pub fn from_body(body: &[u8]) -> Result<RerankRequest, FieldError> {
+    pub fn from_body(body: &Body<'_>) -> Result<RerankRequest, FieldError> {
         let mut fields = Fields::parse(body)?;
         let model = fields.required("model", "the name of a served model")?;
-        let query = fields.required("query", "a string")?;
-        let documents: Vec<Document> = fields.required("documents", "a list of strings")?;
-        check_count("documents", documents.len())?;
-        let text = |document| match document {
-            Document::Plain(text) | Document::Object { text } => text,
-        };
+        let query: String = fields.required("query", "a string")?;
+        let documents = take_documents(&mut fields)?;
+        check_repeated("query", &query, documents.len())?;
         let request = RerankRequest {
             model,
             query,
-            documents: documents.into_iter().map(text).collect(),
+            documents,
             // vLLM's word for all of them.
             top_n: fields.optional("top_n", "a whole number")?.filter(|most| *most > 0),
             return_documents: fields.optional("return_documents", "true or false")?.unwrap_or(true),
@@ -174,6 +143,30 @@ impl RerankRequest {
         fields.finish(&[RANKING])?;
         Ok(request)
     }
+}
+
+fn take_documents(fields: &mut Fields<'_>) -> Result<Vec<String>, FieldError> {
+    const EXPECTED: &str = "a list of strings";
+    let documents: Option<Vec<Raw<'_>>> = fields.list("documents", MAX_TEXTS, EXPECTED)?;
+    let documents = documents.ok_or_else(|| fields.missing("documents", EXPECTED))?;
+    check_count("documents", documents.len())?;
+    let text = |raw: Raw<'_>| match raw.get().starts_with('{') {
+        true => fields.read_as::<Document>("documents", raw, EXPECTED).map(|document| document.text),
+        false => fields.read_as("documents", raw, EXPECTED),
+    };
+    documents.into_iter().map(text).collect()
+}
+
+/// Refuses a text that is long and read beside many.
+fn check_repeated(field: &str, text: &str, times: usize) -> Result<(), FieldError> {
+    if times <= 1 || text.len().saturating_mul(times) <= MAX_REPEATED_BYTES {
+        return Ok(());
+    }
+    let message = format!(
+        "`{field}` has {} bytes and is read beside each of {times} texts; at most {MAX_REPEATED_BYTES} bytes are read so",
+        text.len()
+    );
+    Err(FieldError::invalid(field, message))
 }
 
 fn check_count(field: &str, count: usize) -> Result<(), FieldError> {
@@ -309,7 +302,7 @@ mod tests {
     fn embeddings(extra: Value) -> Result<EmbeddingsRequest, FieldError> {
         let mut body = json!({"model": "m"});
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-        EmbeddingsRequest::from_body(body.to_string().as_bytes())
+        EmbeddingsRequest::from_body(&Body::new(&body.to_string()))
     }
 
     #[test]
@@ -329,12 +322,22 @@ mod tests {
     fn texts_are_paired() {
         let pairs = |first: Value, second: Value| {
             let body = json!({"model": "m", "text_1": first, "text_2": second}).to_string();
-            ScoreRequest::from_body(body.as_bytes()).map(|request| request.pairs.len())
+            ScoreRequest::from_body(&Body::new(&body)).map(|request| request.pairs.len())
         };
         assert_eq!(pairs(json!("a"), json!(["b", "c"])), Ok(2));
         assert_eq!(pairs(json!(["a", "b"]), json!(["c", "d"])), Ok(2));
         assert_eq!(pairs(json!(["a"]), json!(["b", "c", "d"])), Ok(3));
         assert_eq!(pairs(json!(["a", "b"]), json!("c")).unwrap_err().param.as_deref(), Some("text_1"));
+    }
+
+    #[test]
+    fn a_long_text_is_read_beside_few() {
+        let rerank = |bytes: usize, documents: usize| {
+            let body = json!({"model": "m", "query": "q".repeat(bytes), "documents": vec!["d"; documents]}).to_string();
+            RerankRequest::from_body(&Body::new(&body)).map(|request| request.documents.len())
+        };
+        assert_eq!(rerank(4096, 2048), Ok(2048));
+        assert_eq!(rerank(4097, 2048).unwrap_err().param.as_deref(), Some("query"));
     }
 
     #[test]

@@ -4,8 +4,10 @@ use crate::error::FieldError;
 use crate::fields::Fields;
 use crate::logprobs::MAX_TOP_LOGPROBS;
 use crate::structure::Structure;
-use serde::{Deserialize, Serialize};
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// Sampling and length as the client wrote them; absent fields take the server's defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -83,21 +85,20 @@ pub struct StreamOptions {
     pub continuous_usage_stats: bool,
 }
 
-/// `stop`: one string or several.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Stop {
-    One(String),
-    Many(Vec<String>),
-}
+/// Texts that end an answer or must not be in it, and tokens that end it.
+pub(crate) const MAX_ENDS: usize = 1024;
+/// Tokens that have a bias.
+const MAX_BIASES: usize = 1024;
+/// Tokens that are allowed.
+const MAX_TOKENS: usize = 1 << 20;
 
 impl GenerationFields {
     /// Takes the common fields out of a request.
-    pub fn take(fields: &mut Fields) -> Result<GenerationFields, FieldError> {
+    pub fn take(fields: &mut Fields<'_>) -> Result<GenerationFields, FieldError> {
         const COUNT: &str = "a whole number of tokens, at most 4294967295";
         let older = fields.optional("max_tokens", COUNT)?;
         let newer = fields.optional("max_completion_tokens", COUNT)?;
-        let stop = fields.optional("stop", "a string or a list of strings")?;
+        let stop = fields.texts("stop", MAX_ENDS, "a string or a list of strings")?;
         Ok(GenerationFields {
             temperature: fields.optional("temperature", "a number")?,
             top_p: fields.optional("top_p", "a number")?,
@@ -107,9 +108,9 @@ impl GenerationFields {
             repetition_penalty: fields.optional("repetition_penalty", "a number")?,
             frequency_penalty: fields.optional("frequency_penalty", "a number")?,
             presence_penalty: fields.optional("presence_penalty", "a number")?,
-            logit_bias: fields.optional("logit_bias", "an object of numbers by token id")?.unwrap_or_default(),
-            bad_words: fields.optional("bad_words", "a list of strings")?.unwrap_or_default(),
-            allowed_token_ids: fields.optional("allowed_token_ids", "a list of token ids")?,
+            logit_bias: take_biases(fields)?,
+            bad_words: fields.list("bad_words", MAX_ENDS, "a list of strings")?.unwrap_or_default(),
+            allowed_token_ids: fields.list("allowed_token_ids", MAX_TOKENS, "a list of token ids")?,
             n: fields.optional("n", "a whole number")?,
             best_of: fields.optional("best_of", "a whole number")?,
             use_beam_search: fields.optional("use_beam_search", "true or false")?.unwrap_or(false),
@@ -128,20 +129,57 @@ impl GenerationFields {
             seed: fields.optional("seed", "a whole number of 64 bits")?,
             max_tokens: newer.or(older),
             min_tokens: fields.optional("min_tokens", COUNT)?,
-            stop: match stop {
-                None => Vec::new(),
-                Some(Stop::One(one)) => vec![one],
-                Some(Stop::Many(many)) => many,
-            },
-            stop_token_ids: fields.optional("stop_token_ids", "a list of token ids")?.unwrap_or_default(),
+            stop: stop.unwrap_or_default(),
+            stop_token_ids: fields.list("stop_token_ids", MAX_ENDS, "a list of token ids")?.unwrap_or_default(),
             ignore_eos: fields.optional("ignore_eos", "true or false")?.unwrap_or(false),
             stream: take_stream(fields)?,
         })
     }
 }
 
+fn take_biases(fields: &mut Fields<'_>) -> Result<BTreeMap<String, f64>, FieldError> {
+    let biases: Option<Bounded> = fields.optional("logit_bias", "an object of numbers by token id")?;
+    match biases {
+        None => Ok(BTreeMap::new()),
+        Some(Bounded(Some(biases))) => Ok(biases),
+        Some(Bounded(None)) => {
+            let message = format!("`logit_bias` has more than {MAX_BIASES} tokens, the most that can be biased");
+            Err(FieldError::invalid("logit_bias", message))
+        }
+    }
+}
+
+/// Numbers by name; `None` where there are too many.
+struct Bounded(Option<BTreeMap<String, f64>>);
+
+impl<'de> Deserialize<'de> for Bounded {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Bounded, D::Error> {
+        deserializer.deserialize_map(BoundedVisitor)
+    }
+}
+
+struct BoundedVisitor;
+
+impl<'de> Visitor<'de> for BoundedVisitor {
+    type Value = Bounded;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of numbers")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Bounded, A::Error> {
+        let mut numbers = BTreeMap::new();
+        while numbers.len() <= MAX_BIASES {
+            let Some((name, number)) = map.next_entry()? else { return Ok(Bounded(Some(numbers))) };
+            numbers.insert(name, number);
+        }
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Bounded(None))
+    }
+}
+
 /// Takes how many most likely tokens to tell of.
-pub(crate) fn take_top(fields: &mut Fields, name: &str) -> Result<Option<u32>, FieldError> {
+pub(crate) fn take_top(fields: &mut Fields<'_>, name: &str) -> Result<Option<u32>, FieldError> {
     let top = fields.optional(name, "a whole number from 0 to 20")?;
     match top.filter(|top| *top > MAX_TOP_LOGPROBS) {
         Some(top) => {
@@ -151,15 +189,13 @@ pub(crate) fn take_top(fields: &mut Fields, name: &str) -> Result<Option<u32>, F
     }
 }
 
-fn take_stream(fields: &mut Fields) -> Result<Option<StreamOptions>, FieldError> {
+fn take_stream(fields: &mut Fields<'_>) -> Result<Option<StreamOptions>, FieldError> {
     let stream: bool = fields.optional("stream", "true or false")?.unwrap_or(false);
-    let options: Option<serde_json::Value> = fields.optional("stream_options", "an object")?;
-    match options {
+    match fields.object("stream_options")? {
         Some(_) if !stream => {
             Err(FieldError::invalid("stream_options", "`stream_options` needs `stream` to be true; remove it"))
         }
-        Some(options) => {
-            let mut options = Fields::of("stream_options".to_owned(), options)?;
+        Some(mut options) => {
             let taken = StreamOptions {
                 include_usage: options.optional("include_usage", "true or false")?.unwrap_or(false),
                 continuous_usage_stats: options.optional("continuous_usage_stats", "true or false")?.unwrap_or(false),

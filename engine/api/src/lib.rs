@@ -4,6 +4,7 @@
 //! every other one must hold a value listed in [`unsupported`], so nothing is ignored in silence. Whether a value makes
 //! sense for the model being served is the server's question; this crate knows no model, no tokens and no HTTP.
 
+pub mod body;
 pub mod chat;
 pub mod completions;
 pub mod encoders;
@@ -13,6 +14,7 @@ pub mod generation;
 pub mod logprobs;
 pub mod models;
 pub mod native;
+pub mod prompts;
 pub mod structure;
 pub mod tgi;
 pub mod tools;

@@ -5,6 +5,9 @@ use crate::fields::Fields;
 use crate::unsupported::STRUCTURE;
 use serde_json::{Value, json};
 
+/// Texts to choose an answer from.
+const MAX_CHOICES: usize = 4096;
+
 /// A form for the answer, and the field that asked for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Structure {
@@ -29,7 +32,7 @@ pub enum Form {
 
 impl Structure {
     /// Takes the fields; at most one of them may be there.
-    pub fn take(fields: &mut Fields) -> Result<Option<Structure>, FieldError> {
+    pub fn take(fields: &mut Fields<'_>) -> Result<Option<Structure>, FieldError> {
         let found = [
             take_response_format(fields)?,
             take_structured_outputs(fields)?,
@@ -49,10 +52,9 @@ impl Structure {
     }
 }
 
-fn take_response_format(fields: &mut Fields) -> Result<Option<Structure>, FieldError> {
+fn take_response_format(fields: &mut Fields<'_>) -> Result<Option<Structure>, FieldError> {
     const FIELD: &str = "response_format";
-    let Some(format) = fields.optional(FIELD, "an object")? else { return Ok(None) };
-    let mut format = Fields::of(FIELD.to_owned(), format)?;
+    let Some(mut format) = fields.object(FIELD)? else { return Ok(None) };
     let kind: String = format.required("type", "text, json_object or json_schema")?;
     let schema = match kind.as_str() {
         "text" => None,
@@ -67,22 +69,21 @@ fn take_response_format(fields: &mut Fields) -> Result<Option<Structure>, FieldE
     Ok(schema.map(|schema| Structure { field: FIELD, form: Form::Json(schema) }))
 }
 
-fn take_json_schema(format: &mut Fields) -> Result<Value, FieldError> {
-    let mut named =
-        Fields::of(format.param("json_schema"), format.required("json_schema", "an object with a schema")?)?;
+fn take_json_schema(format: &mut Fields<'_>) -> Result<Value, FieldError> {
+    let named = format.object("json_schema")?;
+    let mut named = named.ok_or_else(|| format.missing("json_schema", "an object with a schema"))?;
     let _name: Option<String> = named.optional("name", "a string")?;
     let _description: Option<String> = named.optional("description", "a string")?;
     // Every answer fits the schema exactly, asked or not.
     let _strict: Option<bool> = named.optional("strict", "true or false")?;
-    let schema = named.optional("schema", "a JSON schema")?.unwrap_or_else(any_object);
+    let schema = named.free("schema", "a JSON schema")?.unwrap_or_else(any_object);
     named.finish(&[])?;
     Ok(schema)
 }
 
-fn take_structured_outputs(fields: &mut Fields) -> Result<Option<Structure>, FieldError> {
+fn take_structured_outputs(fields: &mut Fields<'_>) -> Result<Option<Structure>, FieldError> {
     const FIELD: &str = "structured_outputs";
-    let Some(outputs) = fields.optional(FIELD, "an object")? else { return Ok(None) };
-    let mut outputs = Fields::of(FIELD.to_owned(), outputs)?;
+    let Some(mut outputs) = fields.object(FIELD)? else { return Ok(None) };
     let object = outputs.optional::<bool>("json_object", "true or false")?.unwrap_or(false);
     let object = object.then(|| Structure { field: FIELD, form: Form::Json(any_object()) });
     let mut found = vec![object];
@@ -101,23 +102,21 @@ fn take_structured_outputs(fields: &mut Fields) -> Result<Option<Structure>, Fie
 }
 
 /// Takes the field called `field`, which says what the answer is as `kind`.
-fn take_form(fields: &mut Fields, kind: &str, field: &'static str) -> Result<Option<Structure>, FieldError> {
+fn take_form(fields: &mut Fields<'_>, kind: &str, field: &'static str) -> Result<Option<Structure>, FieldError> {
     let form = match kind {
-        "json" => fields.optional(field, "a JSON schema")?.map(|schema| parse_schema(field, schema)).transpose()?,
+        "json" => take_schema(fields, field)?.map(Form::Json),
         "regex" => fields.optional(field, "a regular expression")?.map(Form::Regex),
-        "choice" => fields.optional(field, "a list of strings")?.map(Form::Choice),
+        "choice" => fields.list(field, MAX_CHOICES, "a list of strings")?.map(Form::Choice),
         _ => fields.optional(field, "a grammar in Lark's notation")?.map(Form::Grammar),
     };
     Ok(form.map(|form| Structure { field, form }))
 }
 
 /// A schema may be written into a string.
-fn parse_schema(field: &str, schema: Value) -> Result<Form, FieldError> {
-    match schema {
-        Value::String(text) => serde_json::from_str(&text).map(Form::Json).map_err(|error| {
-            FieldError::invalid(field, format!("`{field}` is a string that is not valid JSON: {error}"))
-        }),
-        schema => Ok(Form::Json(schema)),
+fn take_schema(fields: &mut Fields<'_>, field: &str) -> Result<Option<Value>, FieldError> {
+    match fields.free(field, "a JSON schema")? {
+        Some(Value::String(text)) => fields.written(field, &text).map(Some),
+        schema => Ok(schema),
     }
 }
 
@@ -128,9 +127,10 @@ fn any_object() -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::body::Body;
 
     fn take(body: Value) -> Result<Option<Structure>, FieldError> {
-        Structure::take(&mut Fields::of(String::new(), body).unwrap())
+        Structure::take(&mut Fields::parse(&Body::new(&body.to_string())).unwrap())
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! Text Generation Inference's dialect: `/generate`, `/generate_stream`, and both behind `/`.
 
+use crate::body::Body;
 use crate::error::FieldError;
 use crate::fields::Fields;
-use crate::generation::GenerationFields;
+use crate::generation::{GenerationFields, MAX_ENDS};
+use crate::prompts;
 use crate::structure::{Form, Structure};
 use crate::unsupported::TGI;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 /// A prompt to continue.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,14 +28,17 @@ pub struct GenerateRequest {
 
 impl GenerateRequest {
     /// Reads a body; any parameter it cannot honour is refused by name.
-    pub fn from_body(body: &[u8]) -> Result<GenerateRequest, FieldError> {
+    pub fn from_body(body: &Body<'_>) -> Result<GenerateRequest, FieldError> {
         let mut fields = Fields::parse(body)?;
-        let inputs = fields.required("inputs", "a string")?;
+        let raw = fields.raw("inputs").ok_or_else(|| fields.missing("inputs", "a string"))?;
         let stream = fields.optional("stream", "true or false")?.unwrap_or(false);
-        let parameters: Option<Value> = fields.optional("parameters", "an object")?;
+        let mut parameters = fields.object("parameters")?.unwrap_or_else(|| fields.none("parameters"));
+        // Of one that is to be cut only the end has to fit.
+        let inputs = match parameters.has("truncate") {
+            true => fields.read_as("inputs", raw, "a string")?,
+            false => prompts::read_text(&fields, "inputs", raw, "a string")?,
+        };
         fields.finish(&[])?;
-        let parameters = parameters.unwrap_or_else(|| Value::Object(serde_json::Map::new()));
-        let mut parameters = Fields::of("parameters".to_owned(), parameters)?;
         let request = GenerateRequest {
             inputs,
             stream,
@@ -49,14 +53,14 @@ impl GenerateRequest {
 }
 
 /// Greedy, unless sampling is asked for or any of its parameters is given.
-fn take_generation(parameters: &mut Fields) -> Result<GenerationFields, FieldError> {
+fn take_generation(parameters: &mut Fields<'_>) -> Result<GenerationFields, FieldError> {
     let mut generation = GenerationFields {
         temperature: parameters.optional("temperature", "a number")?,
         top_p: parameters.optional("top_p", "a number")?,
         top_k: parameters.optional("top_k", "a whole number")?,
         seed: parameters.optional("seed", "a whole number of 64 bits")?,
         max_tokens: parameters.optional("max_new_tokens", "a whole number of tokens")?,
-        stop: parameters.optional("stop", "a list of strings")?.unwrap_or_default(),
+        stop: parameters.list("stop", MAX_ENDS, "a list of strings")?.unwrap_or_default(),
         typical_p: parameters.optional("typical_p", "a number")?,
         repetition_penalty: parameters.optional("repetition_penalty", "a number")?,
         frequency_penalty: parameters.optional("frequency_penalty", "a number")?,
@@ -72,13 +76,15 @@ fn take_generation(parameters: &mut Fields) -> Result<GenerationFields, FieldErr
 }
 
 /// `{"type": "json" | "regex", "value": …}`.
-fn take_grammar(parameters: &mut Fields) -> Result<Option<Structure>, FieldError> {
+fn take_grammar(parameters: &mut Fields<'_>) -> Result<Option<Structure>, FieldError> {
     const FIELD: &str = "parameters.grammar";
-    let Some(grammar) = parameters.optional("grammar", "an object with type and value")? else { return Ok(None) };
-    let mut grammar = Fields::of(FIELD.to_owned(), grammar)?;
+    let Some(mut grammar) = parameters.object("grammar")? else { return Ok(None) };
     let kind: String = grammar.required("type", "json or regex")?;
     let form = match kind.as_str() {
-        "json" => Form::Json(grammar.required("value", "a JSON schema")?),
+        "json" => {
+            let schema = grammar.free("value", "a JSON schema")?;
+            Form::Json(schema.ok_or_else(|| grammar.missing("value", "a JSON schema"))?)
+        }
         "regex" => Form::Regex(grammar.required("value", "a regular expression")?),
         _ => {
             let message = format!("`{FIELD}.type` is {kind:?}; it must be json or regex");
@@ -196,7 +202,7 @@ mod tests {
     use super::*;
 
     fn request(parameters: &str) -> Result<GenerateRequest, FieldError> {
-        GenerateRequest::from_body(format!(r#"{{"inputs":"a","parameters":{parameters}}}"#).as_bytes())
+        GenerateRequest::from_body(&Body::new(&format!(r#"{{"inputs":"a","parameters":{parameters}}}"#)))
     }
 
     #[test]

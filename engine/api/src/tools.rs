@@ -1,7 +1,9 @@
 //! Tools that a chat may call: what the client offers, and the calls that it gets back.
 
+use crate::body::{Raw, compact_bytes};
 use crate::error::FieldError;
-use crate::fields::Fields;
+use crate::fields::{Fields, kind};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -99,14 +101,15 @@ pub struct FunctionDelta<'a> {
 
 impl Tools {
     /// Takes `tools`, `tool_choice` and `parallel_tool_calls`. No tools is the same as an empty list of them.
-    pub fn take(fields: &mut Fields) -> Result<Option<Tools>, FieldError> {
-        let offered: Vec<Value> = fields.optional("tools", "a list of tools")?.unwrap_or_default();
-        let choice: Option<Value> = fields.optional("tool_choice", "none, auto, required or a named function")?;
+    pub fn take(fields: &mut Fields<'_>) -> Result<Option<Tools>, FieldError> {
+        let offered: Vec<Raw<'_>> = fields.list("tools", MAX_TOOLS, "a list of tools")?.unwrap_or_default();
+        let choice = fields.raw("tool_choice");
         let parallel = fields.optional("parallel_tool_calls", "true or false")?.unwrap_or(true);
         check_size(&offered)?;
-        let offered = offered.into_iter().enumerate().map(take_tool).collect::<Result<Vec<_>, _>>()?;
+        let take = |(index, tool)| take_tool(fields.inside(format!("tools[{index}]"), tool)?);
+        let offered = offered.into_iter().enumerate().map(take).collect::<Result<Vec<_>, _>>()?;
         check_names(&offered)?;
-        let choice = take_choice(choice, &offered)?;
+        let choice = take_choice(fields, choice, &offered)?;
         Ok((!offered.is_empty()).then_some(Tools { offered, choice, parallel }))
     }
 }
@@ -122,12 +125,8 @@ impl Tool {
     }
 }
 
-fn check_size(offered: &[Value]) -> Result<(), FieldError> {
-    if offered.len() > MAX_TOOLS {
-        let message = format!("`tools` holds {} tools; at most {MAX_TOOLS} are offered", offered.len());
-        return Err(FieldError::invalid("tools", message));
-    }
-    let bytes: usize = offered.iter().map(|tool| tool.to_string().len()).sum();
+fn check_size(offered: &[Raw<'_>]) -> Result<(), FieldError> {
+    let bytes: usize = offered.iter().map(|tool| compact_bytes(tool)).sum();
     if bytes > MAX_TOOLS_BYTES {
         let message = format!("`tools` has {bytes} bytes; at most {MAX_TOOLS_BYTES} are read");
         return Err(FieldError::invalid("tools", message));
@@ -135,11 +134,9 @@ fn check_size(offered: &[Value]) -> Result<(), FieldError> {
     Ok(())
 }
 
-fn take_tool((index, value): (usize, Value)) -> Result<Tool, FieldError> {
-    let mut tool = Fields::of(format!("tools[{index}]"), value)?;
+fn take_tool(mut tool: Fields<'_>) -> Result<Tool, FieldError> {
     take_function_type(&mut tool)?;
-    let function = tool.required("function", "an object with name, description and parameters")?;
-    let mut function = Fields::of(tool.param("function"), function)?;
+    let mut function = take_function(&mut tool, "an object with name, description and parameters")?;
     tool.finish(&[])?;
     let name = take_name(&mut function)?;
     let description = function.optional("description", "a string")?;
@@ -149,7 +146,12 @@ fn take_tool((index, value): (usize, Value)) -> Result<Tool, FieldError> {
     Ok(Tool { name, description, parameters, strict })
 }
 
-fn take_function_type(fields: &mut Fields) -> Result<(), FieldError> {
+fn take_function<'a>(fields: &mut Fields<'a>, expected: &str) -> Result<Fields<'a>, FieldError> {
+    let function = fields.object("function")?;
+    function.ok_or_else(|| fields.missing("function", expected))
+}
+
+fn take_function_type(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     let kind: String = fields.required("type", "\"function\"")?;
     if kind == "function" {
         return Ok(());
@@ -159,7 +161,7 @@ fn take_function_type(fields: &mut Fields) -> Result<(), FieldError> {
     Err(FieldError::invalid(param, message))
 }
 
-fn take_name(function: &mut Fields) -> Result<String, FieldError> {
+fn take_name(function: &mut Fields<'_>) -> Result<String, FieldError> {
     let name: String = function.required("name", "the function's name")?;
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     if (1..=MAX_NAME_CHARS).contains(&name.len()) && name.chars().all(plain) {
@@ -170,8 +172,8 @@ fn take_name(function: &mut Fields) -> Result<String, FieldError> {
     Err(FieldError::invalid(param, message))
 }
 
-fn take_parameters(function: &mut Fields) -> Result<Value, FieldError> {
-    let parameters: Option<Value> = function.optional("parameters", "a JSON schema of an object")?;
+fn take_parameters(function: &mut Fields<'_>) -> Result<Value, FieldError> {
+    let parameters: Option<Value> = function.free("parameters", "a JSON schema of an object")?;
     let param = function.param("parameters");
     let wrong = |why: &str| Err(FieldError::invalid(&param, format!("`{param}` {why}")));
     match parameters {
@@ -194,19 +196,18 @@ fn check_names(offered: &[Tool]) -> Result<(), FieldError> {
     }
 }
 
-fn take_choice(choice: Option<Value>, offered: &[Tool]) -> Result<ToolChoice, FieldError> {
-    let choice = match choice {
+fn take_choice(fields: &Fields<'_>, choice: Option<Raw<'_>>, offered: &[Tool]) -> Result<ToolChoice, FieldError> {
+    let choice = match choice.map(|choice| (choice, choice.get())) {
         None => return Ok(if offered.is_empty() { ToolChoice::None } else { ToolChoice::Auto }),
-        Some(Value::String(word)) => match word.as_str() {
-            "none" => return Ok(ToolChoice::None),
-            "auto" => return Ok(ToolChoice::Auto),
-            "required" => ToolChoice::Required,
-            _ => {
-                let message = format!("`tool_choice` is {word:?}; it must be none, auto, required or a named function");
-                return Err(FieldError::invalid("tool_choice", message));
-            }
-        },
-        Some(object) => ToolChoice::Named(take_named(object)?),
+        Some((_, "\"none\"")) => return Ok(ToolChoice::None),
+        Some((_, "\"auto\"")) => return Ok(ToolChoice::Auto),
+        Some((_, "\"required\"")) => ToolChoice::Required,
+        Some((object, word)) if word.starts_with('"') => {
+            let message =
+                format!("`tool_choice` is {}; it must be none, auto, required or a named function", kind(object));
+            return Err(FieldError::invalid("tool_choice", message));
+        }
+        Some((object, _)) => ToolChoice::Named(take_named(fields.inside("tool_choice".to_owned(), object)?)?),
     };
     match &choice {
         ToolChoice::Required if offered.is_empty() => {
@@ -220,11 +221,9 @@ fn take_choice(choice: Option<Value>, offered: &[Tool]) -> Result<ToolChoice, Fi
     }
 }
 
-fn take_named(object: Value) -> Result<String, FieldError> {
-    let mut choice = Fields::of("tool_choice".to_owned(), object)?;
+fn take_named(mut choice: Fields<'_>) -> Result<String, FieldError> {
     take_function_type(&mut choice)?;
-    let function = choice.required("function", "an object with the function's name")?;
-    let mut function = Fields::of(choice.param("function"), function)?;
+    let mut function = take_function(&mut choice, "an object with the function's name")?;
     choice.finish(&[])?;
     let name = function.required("name", "the function's name")?;
     function.finish(&[])?;
@@ -232,45 +231,36 @@ fn take_named(object: Value) -> Result<String, FieldError> {
 }
 
 /// Takes the calls of an earlier answer out of a message.
-pub(crate) fn take_calls(message: &mut Fields) -> Result<Vec<ToolCall>, FieldError> {
-    let calls: Vec<Value> = message.optional("tool_calls", "a list of calls")?.unwrap_or_default();
+pub(crate) fn take_calls(message: &mut Fields<'_>) -> Result<Vec<ToolCall>, FieldError> {
+    let calls: Vec<Raw<'_>> = message.list("tool_calls", MAX_CALLS, "a list of calls")?.unwrap_or_default();
     let param = message.param("tool_calls");
-    if calls.len() > MAX_CALLS {
-        let text = format!("`{param}` holds {} calls; at most {MAX_CALLS} are read", calls.len());
-        return Err(FieldError::invalid(param, text));
-    }
-    let take = |(index, call)| take_call(Fields::of(format!("{param}[{index}]"), call)?);
+    let take = |(index, call)| take_call(message.inside(format!("{param}[{index}]"), call)?);
     calls.into_iter().enumerate().map(take).collect()
 }
 
-fn take_call(mut call: Fields) -> Result<ToolCall, FieldError> {
+fn take_call(mut call: Fields<'_>) -> Result<ToolCall, FieldError> {
     take_function_type(&mut call)?;
     let id = call.required("id", "the call's id")?;
     // Clients send deltas back that they put together.
     let _index: Option<u32> = call.optional("index", "a number")?;
-    let function = call.required("function", "an object with name and arguments")?;
-    let mut function = Fields::of(call.param("function"), function)?;
+    let mut function = take_function(&mut call, "an object with name and arguments")?;
     call.finish(&[])?;
     let name = take_name(&mut function)?;
     let arguments: String = function.required("arguments", "JSON in a string")?;
-    let param = function.param("arguments");
-    function.finish(&[])?;
     let arguments = if arguments.trim().is_empty() { "{}".to_owned() } else { arguments };
-    match serde_json::from_str::<Value>(&arguments) {
-        Ok(_) => Ok(ToolCall { id, kind: "function".to_owned(), function: FunctionCall { name, arguments } }),
-        Err(error) => {
-            let message = format!("`{param}` is not valid JSON: {error}");
-            Err(FieldError::invalid(param, message))
-        }
-    }
+    // Templates get it as it is written, or what is made of it then.
+    function.written::<IgnoredAny>("arguments", &arguments)?;
+    function.finish(&[])?;
+    Ok(ToolCall { id, kind: "function".to_owned(), function: FunctionCall { name, arguments } })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::body::Body;
 
     fn take(body: Value) -> Result<Option<Tools>, FieldError> {
-        Tools::take(&mut Fields::of(String::new(), body).unwrap())
+        Tools::take(&mut Fields::parse(&Body::new(&body.to_string())).unwrap())
     }
 
     fn tool(name: &str) -> Value {
@@ -325,10 +315,10 @@ mod tests {
     fn calls_come_back_with_arguments_that_are_json() {
         let calls = |arguments: &str| {
             let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}});
-            take_calls(&mut Fields::of("m".to_owned(), json!({"tool_calls": [call]})).unwrap())
+            take_calls(&mut Fields::parse(&Body::new(&json!({"tool_calls": [call]}).to_string())).unwrap())
         };
         assert_eq!(calls("").unwrap()[0].function.arguments, "{}");
         assert_eq!(calls("{\"a\": 1}").unwrap()[0].function.name, "f");
-        assert_eq!(calls("{").unwrap_err().param.as_deref(), Some("m.tool_calls[0].function.arguments"));
+        assert_eq!(calls("{").unwrap_err().param.as_deref(), Some("tool_calls[0].function.arguments"));
     }
 }

@@ -225,6 +225,10 @@ pub struct ServeArgs {
     /// What to do with request fields that are in no API this server knows
     #[arg(long, value_enum, default_value_t = UnknownFields::Refuse, help_heading = "API")]
     pub unknown_fields: UnknownFields,
+    /// Memory that the bodies of all requests may take together; by default a quarter of what is free once the model
+    /// stands, from 16 to 256 MiB. The largest body has an eighth of it
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1 << 20..), help_heading = "API")]
+    pub body_memory_bytes: Option<u64>,
     /// Log the prompt of every request that generates
     #[arg(long, help_heading = "API")]
     pub enable_log_requests: bool,

@@ -51,6 +51,8 @@ pub struct Config {
     pub allowed_origins: Vec<HeaderValue>,
     /// Fields that nobody knows are ignored instead of refused.
     pub ignore_unknown_fields: bool,
+    /// Memory of all bodies together; absent is a part of what is free.
+    pub body_memory_bytes: Option<u64>,
     /// Which texts are logged.
     pub text_log: TextLog,
     /// Where spans of requests go, if anywhere.
@@ -127,6 +129,7 @@ impl Config {
             refresh_every: REFRESH_EVERY,
             tls: access::tls(args)?,
             allowed_origins: access::allowed_origins(args)?,
+            body_memory_bytes: args.body_memory_bytes,
             ignore_unknown_fields: args.unknown_fields == UnknownFields::Ignore,
             text_log: TextLog {
                 prompts: args.enable_log_requests,

@@ -8,12 +8,14 @@ use crate::driver::EngineHandle;
 use crate::failure::Failure;
 use crate::http::admin::{self, Admin};
 use crate::http::api::{self, Api};
+use crate::http::bodies::{self, Bodies};
 use crate::http::connection::Server as Connections;
 use crate::http::door::{Door, Rules};
 use crate::http::encoder::{self, EncoderApi};
 use crate::http::tls::Tls;
 use crate::http::unix_seconds;
 use crate::lifecycle::{Lifecycle, Stage};
+use crate::machine;
 use crate::monitor::{Monitor, SAMPLE_EVERY};
 use crate::start::{self, EngineEnd, EngineThread, Started, StartedEncoder, StartedModel};
 use crate::structure::Structures;
@@ -27,6 +29,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
+use windlass_engine_api::body::Limits;
 use windlass_engine_contract::termination::Reason;
 
 /// Connections that the kernel keeps until they are accepted. One more waits a second before it tries again, so this is
@@ -84,7 +87,11 @@ impl Server {
             monitor: monitor.clone(),
             lifecycle: lifecycle.clone(),
             allowed_origins: config.allowed_origins,
-            ignore_unknown_fields: config.ignore_unknown_fields,
+            bodies: Bodies::new(config.body_memory_bytes.map_or_else(
+                || bodies::share_of(machine::free_memory_bytes()),
+                |bytes| usize::try_from(bytes).unwrap_or(usize::MAX),
+            )),
+            limits: limits(&started, built.effective.max_model_tokens, config.ignore_unknown_fields),
             text_log: config.text_log,
             traces: traces.clone(),
             patience,
@@ -187,6 +194,17 @@ impl Server {
         }
         info!("drained");
     }
+}
+
+/// What requests may hold: no text is longer than as many of the vocabulary's longest tokens as the context has. An
+/// encoder reads beginnings of texts of any length.
+fn limits(started: &Started, max_model_tokens: u32, ignore_unknown_fields: bool) -> Limits {
+    let prompt_tokens = max_model_tokens as usize;
+    let prompt_bytes = match started {
+        Started::Model(model) => prompt_tokens.saturating_mul(model.tokenizer.vocabulary().longest_piece()),
+        Started::Encoder(_) => usize::MAX,
+    };
+    Limits { prompt_tokens, prompt_bytes, ignore_unknown_fields }
 }
 
 /// Keeps readings for the view of the last minute, and says what is stuck, as long as there is a monitor.

@@ -1,8 +1,10 @@
 //! `/v1/generate`.
 
+use crate::body::Body;
 use crate::error::FieldError;
 use crate::fields::Fields;
 use crate::generation::{FinishReason, GenerationFields};
+use crate::prompts;
 use serde::{Deserialize, Serialize};
 
 /// A prompt to continue.
@@ -18,10 +20,10 @@ pub struct GenerateRequest {
 
 impl GenerateRequest {
     /// Reads a body; any field it cannot honour is refused by name.
-    pub fn from_body(body: &[u8]) -> Result<GenerateRequest, FieldError> {
+    pub fn from_body(body: &Body<'_>) -> Result<GenerateRequest, FieldError> {
         let mut fields = Fields::parse(body)?;
         let model = fields.optional("model", "the name of a served model")?;
-        let prompt = fields.required("prompt", "a string")?;
+        let prompt = prompts::take_text(&mut fields, "prompt")?.ok_or_else(|| fields.missing("prompt", "a string"))?;
         let generation = GenerationFields::take(&mut fields)?;
         if generation.stream.is_some() {
             let message = "`stream` is not supported here: /v1/completions streams";
@@ -83,9 +85,10 @@ mod tests {
     #[test]
     fn a_prompt_is_enough_and_streaming_is_elsewhere() {
         let request =
-            GenerateRequest::from_body(br#"{"prompt":"a","max_tokens":3,"temperature":0,"top_p":1}"#).unwrap();
+            GenerateRequest::from_body(&Body::new(r#"{"prompt":"a","max_tokens":3,"temperature":0,"top_p":1}"#))
+                .unwrap();
         assert_eq!((request.model, request.prompt.as_str(), request.generation.max_tokens), (None, "a", Some(3)));
-        let error = GenerateRequest::from_body(br#"{"prompt":"a","stream":true}"#).unwrap_err();
+        let error = GenerateRequest::from_body(&Body::new(r#"{"prompt":"a","stream":true}"#)).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("stream"));
     }
 }

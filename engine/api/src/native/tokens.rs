@@ -1,8 +1,10 @@
 //! `/tokenize` and `/detokenize`, by vLLM's names.
 
+use crate::body::Body;
 use crate::chat::Conversation;
 use crate::error::FieldError;
 use crate::fields::Fields;
+use crate::prompts;
 use serde::{Deserialize, Serialize};
 
 /// A text or a conversation to turn into tokens.
@@ -32,11 +34,11 @@ pub enum TokenizeInput {
 
 impl TokenizeRequest {
     /// Reads a body; any field it cannot honour is refused by name.
-    pub fn from_body(body: &[u8]) -> Result<TokenizeRequest, FieldError> {
+    pub fn from_body(body: &Body<'_>) -> Result<TokenizeRequest, FieldError> {
         let mut fields = Fields::parse(body)?;
         let model = fields.optional("model", "the name of a served model")?;
         let return_token_strs = fields.optional("return_token_strs", "true or false")?.unwrap_or(false);
-        let prompt: Option<String> = fields.optional("prompt", "a string")?;
+        let prompt = prompts::take_text(&mut fields, "prompt")?;
         let input = match (prompt, fields.has("messages")) {
             (Some(text), false) => {
                 let add_special_tokens = fields.optional("add_special_tokens", "true or false")?.unwrap_or(true);
@@ -77,10 +79,10 @@ pub struct DetokenizeRequest {
 
 impl DetokenizeRequest {
     /// Reads a body.
-    pub fn from_body(body: &[u8]) -> Result<DetokenizeRequest, FieldError> {
+    pub fn from_body(body: &Body<'_>) -> Result<DetokenizeRequest, FieldError> {
         let mut fields = Fields::parse(body)?;
         let model = fields.optional("model", "the name of a served model")?;
-        let tokens = fields.required("tokens", "a list of token ids")?;
+        let tokens = prompts::take_tokens(&mut fields, "tokens")?;
         fields.finish(&[])?;
         Ok(DetokenizeRequest { model, tokens })
     }
@@ -106,10 +108,10 @@ mod tests {
             (br#"{"messages":[{"role":"robot","content":"b"}]}"#, "messages[0].role"),
             (br#"{"prompt":"a","chat_template":"x"}"#, "chat_template"),
         ] {
-            let error = TokenizeRequest::from_body(body).unwrap_err();
+            let error = TokenizeRequest::from_body(&Body::new(body)).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(param), "{}", String::from_utf8_lossy(body));
         }
-        let request = TokenizeRequest::from_body(br#"{"prompt":"a","add_special_tokens":false}"#).unwrap();
+        let request = TokenizeRequest::from_body(&Body::new(r#"{"prompt":"a","add_special_tokens":false}"#)).unwrap();
         let expected = TokenizeInput::Prompt { text: "a".to_owned(), add_special_tokens: false };
         assert_eq!(request.input, expected);
     }

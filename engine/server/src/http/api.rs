@@ -86,8 +86,7 @@ impl Api {
 
     /// Refuses a text that cannot fit, before time is spent on tokenizing it. `field` holds the prompt.
     pub fn check_length(&self, text: &str, field: &str) -> Result<(), ApiError> {
-        let longest = self.door.max_model_tokens as usize * self.tokenizer.vocabulary().longest_piece();
-        if text.len() <= longest {
+        if text.len() <= self.door.limits.prompt_bytes {
             return Ok(());
         }
         let limit = self.door.max_model_tokens;

@@ -1,18 +1,22 @@
-//! Request bodies, bounded in size and time.
+//! Request bodies, bounded in size, time and memory.
 
+use super::bodies::Room;
 use super::door::Door;
 use super::error::ApiError;
-use axum::body::{Body, Bytes};
+use axum::body::BodyDataStream;
 use axum::extract::{FromRef, FromRequest, Request};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use futures::StreamExt;
 use std::time::Duration;
 
 /// Largest body.
 const MAX_BODY_BYTES: usize = 32 << 20;
 
-/// The bytes of a JSON body.
-pub struct JsonBody(pub Bytes);
+/// The bytes of a JSON body, and the memory that is set aside for what is made of them, as long as this lives.
+pub struct JsonBody {
+    pub(super) bytes: Vec<u8>,
+    pub(super) room: Room,
+}
 
 impl<S: Send + Sync> FromRequest<S> for JsonBody
 where
@@ -22,10 +26,35 @@ where
 
     async fn from_request(request: Request, state: &S) -> Result<JsonBody, ApiError> {
         check_type(&request)?;
-        let limit = Door::from_ref(state).patience.body;
-        let read = tokio::time::timeout(limit, read(request.into_body(), MAX_BODY_BYTES)).await;
-        read.unwrap_or_else(|_| Err(late(limit))).map(JsonBody)
+        let door = Door::from_ref(state);
+        let (limit, room, announced) = (door.patience.body, door.bodies.room(), announced(request.headers()));
+        let waits = request.headers().contains_key(header::EXPECT);
+        let read = async {
+            let fits = room.check(announced);
+            if waits {
+                // Who waits to be asked for the body need not send it.
+                fits.clone()?;
+            }
+            let mut chunks = request.into_body().into_data_stream();
+            let read = match fits {
+                Ok(()) => read(&mut chunks, MAX_BODY_BYTES, room).await,
+                Err(error) => Err(error),
+            };
+            if read.is_err() {
+                let _turn = door.bodies.pass().await;
+                pass_over(chunks, MAX_BODY_BYTES).await;
+            }
+            read
+        };
+        let read = tokio::time::timeout(limit, read).await.unwrap_or_else(|_| Err(late(limit)));
+        read.map_err(|error| door.counted(error))
     }
+}
+
+/// How long a body says it is; one that says nothing is of any length.
+fn announced(headers: &HeaderMap) -> usize {
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    length.and_then(|length| length.parse().ok()).unwrap_or(0)
 }
 
 /// A body that says it is something else than JSON is not guessed at; one that says nothing is read.
@@ -44,18 +73,31 @@ fn check_type(request: &Request) -> Result<(), ApiError> {
 }
 
 /// All of a body of at most `most_bytes`. Its chunks are copied together as they come: a million of a byte each would
-/// take forty times their length, and keep the buffers that they arrived in.
-async fn read(body: Body, most_bytes: usize) -> Result<Bytes, ApiError> {
-    let mut chunks = body.into_data_stream();
-    let mut whole = Vec::new();
+/// take forty times their length, and keep the buffers that they arrived in. Memory is set aside for what came, and for
+/// nothing that was only announced.
+async fn read(chunks: &mut BodyDataStream, most_bytes: usize, mut room: Room) -> Result<JsonBody, ApiError> {
+    let mut bytes = Vec::new();
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|error| unreadable(&error))?;
-        if chunk.len() > most_bytes - whole.len() {
+        let length = bytes.len() + chunk.len();
+        if length > most_bytes {
             return Err(too_long(most_bytes));
         }
-        whole.extend_from_slice(&chunk);
+        room.check(length)?;
+        room.set(length, length)?;
+        bytes.extend_from_slice(&chunk);
     }
-    Ok(whole.into())
+    Ok(JsonBody { bytes, room })
+}
+
+/// Takes the rest of a body that is refused: a client that cannot send on does not look for the answer.
+async fn pass_over(mut chunks: BodyDataStream, most_bytes: usize) {
+    let mut left = most_bytes;
+    while let Some(Ok(chunk)) = chunks.next().await
+        && chunk.len() <= left
+    {
+        left -= chunk.len();
+    }
 }
 
 fn unreadable(error: &axum::Error) -> ApiError {
@@ -75,6 +117,8 @@ fn late(limit: Duration) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::bodies::Bodies;
+    use axum::body::{Body, Bytes};
     use axum::response::IntoResponse;
     use std::convert::Infallible;
     use std::sync::Arc;
@@ -103,16 +147,19 @@ mod tests {
             Ok::<_, Infallible>(Bytes::from_owner(Held(held)))
         };
         let chunks = vec![(held.clone(), most.clone()); 1000].into_iter().map(chunk);
-        let whole = read(Body::from_stream(futures::stream::iter(chunks)), 1000).await.unwrap();
-        assert_eq!(whole, "a".repeat(1000));
+        let body = Body::from_stream(futures::stream::iter(chunks));
+        let room = Bodies::new(1 << 20).room();
+        let whole = read(&mut body.into_data_stream(), 1000, room).await.ok().unwrap();
+        assert_eq!(whole.bytes, "a".repeat(1000).as_bytes());
         assert!(most.load(Ordering::Relaxed) <= 2, "{most:?} chunks at once");
     }
 
     #[tokio::test]
     async fn a_body_may_be_as_long_as_the_limit_and_no_longer() {
         let chunks = |count: usize| Body::from_stream(futures::stream::iter(vec![Ok::<_, Infallible>("ab"); count]));
-        assert_eq!(read(chunks(4), 8).await.unwrap().len(), 8);
-        let refused = read(chunks(5), 8).await.unwrap_err().into_response();
+        let read = async |count| read(&mut chunks(count).into_data_stream(), 8, Bodies::new(1 << 20).room()).await;
+        assert_eq!(read(4).await.ok().unwrap().bytes.len(), 8);
+        let refused = read(5).await.err().unwrap().into_response();
         assert_eq!(refused.status(), StatusCode::PAYLOAD_TOO_LARGE);
     }
 }

@@ -1,8 +1,10 @@
 //! What every request to the API port passes, whatever the model does: who asks, whether the server still takes
 //! requests, and what is served.
 
+use super::bodies::{Bodies, Room};
+use super::body::JsonBody;
 use super::error::ApiError;
-use super::{auth, cors, lenient, request_name};
+use super::{auth, cors, request_name};
 use crate::config::Patience;
 use crate::lifecycle::{Lifecycle, Rest, Stage};
 use crate::monitor::Monitor;
@@ -20,7 +22,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 use tower::util::option_layer;
 use tower_http::catch_panic::CatchPanicLayer;
-use windlass_engine_api::error::FieldError;
+use windlass_engine_api::body::Limits;
+use windlass_engine_api::fields::Parse;
 
 /// What load balancers ask.
 pub const HEALTH: &str = "/health";
@@ -47,8 +50,10 @@ pub struct Rules {
     pub lifecycle: Lifecycle,
     /// Origins whose pages may ask; none by default.
     pub allowed_origins: Vec<HeaderValue>,
-    /// Fields that nobody knows are taken out of requests instead of refused.
-    pub ignore_unknown_fields: bool,
+    /// The memory of all bodies.
+    pub bodies: Bodies,
+    /// What a request may hold.
+    pub limits: Limits,
     /// Which texts are logged.
     pub text_log: TextLog,
     /// Where spans of requests go, if anywhere.
@@ -86,9 +91,18 @@ impl Door {
             .layer(middleware::from_fn(request_name::name))
     }
 
-    /// Reads a request body by `parse`, which is strict; `--unknown-fields` may make it less so.
-    pub fn read<T>(&self, body: &[u8], parse: fn(&[u8]) -> Result<T, FieldError>) -> Result<T, ApiError> {
-        Ok(if self.ignore_unknown_fields { lenient::read(body, parse) } else { parse(body) }?)
+    /// Reads a request body by `parse`. What is read has its memory as long as the [`Room`] lives.
+    pub async fn read<T: Send + 'static>(&self, body: JsonBody, parse: Parse<T>) -> Result<(T, Room), ApiError> {
+        let JsonBody { bytes, room } = body;
+        self.bodies.read(bytes, room, self.limits, parse).await.map_err(|error| self.counted(error))
+    }
+
+    /// Counts a body that found no memory.
+    pub fn counted(&self, error: ApiError) -> ApiError {
+        if error.status() == StatusCode::TOO_MANY_REQUESTS {
+            self.monitor.rejected("body_memory");
+        }
+        error
     }
 
     /// The model that a request names, or the first one served where it need not name any.

@@ -6,6 +6,7 @@ mod answers;
 mod choices;
 mod commands;
 mod common;
+mod costs;
 mod decoding;
 mod dialects;
 mod documents;

@@ -19,13 +19,14 @@ use windlass_engine_model::{EncoderInput, Purpose};
 pub async fn create(
     State(api): State<Arc<EncoderApi>>,
     Admitted(lease): Admitted,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Json<Embeddings>, ApiError> {
-    let request = api.door.read(&body, EmbeddingsRequest::from_body)?;
+    let (request, room) = api.door.read(body, EmbeddingsRequest::from_body).await?;
     api.door.check_model(&request.model)?;
     let dimensions = dimensions(&api, request.dimensions)?;
     let cut = api.cut(request.truncate_prompt_tokens)?;
     let texts = read(&api, request.inputs, cut).await?;
+    drop(room);
     let usage = EncoderUsage::new(texts.iter().map(|text| text.len() as u32).sum());
     let vectors = api.run(&lease, "input", texts).await?;
     let embedding = |(index, vector): (u32, Vec<f32>)| Embedding {

@@ -18,9 +18,9 @@ use windlass_engine_model::{EncoderInput, Purpose};
 pub async fn score(
     State(api): State<Arc<EncoderApi>>,
     Admitted(lease): Admitted,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Json<Scores>, ApiError> {
-    let request = api.door.read(&body, ScoreRequest::from_body)?;
+    let (request, _room) = api.door.read(body, ScoreRequest::from_body).await?;
     api.door.check_model(&request.model)?;
     let cut = api.cut(request.truncate_prompt_tokens)?;
     let (scores, usage) = scores(&api, &lease, "text_2", request.pairs, cut).await?;
@@ -34,9 +34,9 @@ pub async fn score(
 pub async fn rerank(
     State(api): State<Arc<EncoderApi>>,
     Admitted(lease): Admitted,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Json<Ranking>, ApiError> {
-    let request = api.door.read(&body, RerankRequest::from_body)?;
+    let (request, _room) = api.door.read(body, RerankRequest::from_body).await?;
     api.door.check_model(&request.model)?;
     let cut = api.cut(request.truncate_prompt_tokens)?;
     let pairs = request.documents.iter().map(|document| (request.query.clone(), document.clone())).collect();

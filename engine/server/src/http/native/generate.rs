@@ -17,14 +17,16 @@ use windlass_engine_api::native::{GenerateRequest, GenerateResponse, Timings, To
 pub async fn create(
     State(api): State<Arc<Api>>,
     Admitted(lease): Admitted,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Json<GenerateResponse>, ApiError> {
     let began = Instant::now();
-    let GenerateRequest { model, prompt, generation } = api.door.read(&body, GenerateRequest::from_body)?;
+    let (request, room) = api.door.read(body, GenerateRequest::from_body).await?;
+    let GenerateRequest { model, prompt, generation } = request;
     let model = api.door.model_or_first(model)?;
     let generation = api.generation(generation).await?;
     api.check_length(&prompt, "prompt")?;
     let tokens = api.tokenize(prompt, Tokenizer::encode_prompt).await?;
+    drop(room);
     let answer = api.submit_one(&lease, tokens, &generation, u32::MAX, "prompt").await?;
     let timed = Timed::read(answer, began).await?;
     Ok(Json(timed.respond(Head::new("gen", &lease, &api.door, model))?))

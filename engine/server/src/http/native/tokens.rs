@@ -15,11 +15,9 @@ use windlass_engine_api::native::{
 use windlass_engine_core::request::TokenId;
 
 /// A text or a conversation as tokens.
-pub async fn tokenize(
-    State(api): State<Arc<Api>>,
-    JsonBody(body): JsonBody,
-) -> Result<Json<TokenizeResponse>, ApiError> {
-    let TokenizeRequest { model, input, return_token_strs } = api.door.read(&body, TokenizeRequest::from_body)?;
+pub async fn tokenize(State(api): State<Arc<Api>>, body: JsonBody) -> Result<Json<TokenizeResponse>, ApiError> {
+    let (request, _room) = api.door.read(body, TokenizeRequest::from_body).await?;
+    let TokenizeRequest { model, input, return_token_strs } = request;
     api.door.model_or_first(model)?;
     let tokens = match input {
         TokenizeInput::Messages(conversation) => crate::http::openai::prompt(&api, &conversation).await?.0,
@@ -40,11 +38,9 @@ pub async fn tokenize(
 }
 
 /// Tokens as text.
-pub async fn detokenize(
-    State(api): State<Arc<Api>>,
-    JsonBody(body): JsonBody,
-) -> Result<Json<DetokenizeResponse>, ApiError> {
-    let DetokenizeRequest { model, tokens } = api.door.read(&body, DetokenizeRequest::from_body)?;
+pub async fn detokenize(State(api): State<Arc<Api>>, body: JsonBody) -> Result<Json<DetokenizeResponse>, ApiError> {
+    let (request, _room) = api.door.read(body, DetokenizeRequest::from_body).await?;
+    let DetokenizeRequest { model, tokens } = request;
     api.door.model_or_first(model)?;
     let vocabulary = api.tokenizer.vocabulary();
     if let Some(token) = tokens.iter().find(|token| **token >= vocabulary.len()) {

@@ -26,16 +26,18 @@ use writer::Writer;
 pub async fn create(
     State(api): State<Arc<Api>>,
     Admitted(lease): Admitted,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Response, ApiError> {
-    let ChatRequest { model, conversation, include_reasoning, generation: mut fields } =
-        api.door.read(&body, ChatRequest::from_body)?;
+    let (request, room) = api.door.read(body, ChatRequest::from_body).await?;
+    let ChatRequest { model, conversation, include_reasoning, generation: mut fields } = request;
     api.door.check_model(&model)?;
     let streaming = fields.stream;
     fields.structure = structure(&api, fields.structure, conversation.tools.as_ref())?;
     let (prompt, expected) = prompt(&api, &conversation).await?;
+    drop(conversation);
     let generation = api.generation(fields).await?.with_dialogue(expected.thought, api.dialogue.marks());
     check_choices(&generation)?;
+    drop(room);
     let answers = api.submit(&lease, vec![prompt], &generation, u32::MAX, "messages").await?;
     let head = Head::new("chatcmpl", &lease, &api.door, model);
     let (tokenizer, shows) = (api.tokenizer.clone(), generation.shows);

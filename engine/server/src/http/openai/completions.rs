@@ -9,7 +9,6 @@ use crate::http::body::JsonBody;
 use crate::http::error::ApiError;
 use crate::http::respond::{EventBuffer, Events, Head};
 use crate::http::stream;
-use crate::tenants::Lease;
 use crate::text::tokenizer::Tokenizer;
 use axum::Json;
 use axum::extract::State;
@@ -21,6 +20,7 @@ use windlass_engine_api::completions::{
 use windlass_engine_api::error::FieldError;
 use windlass_engine_api::logprobs::CompletionLogprobs;
 use windlass_engine_api::usage::Usage;
+use windlass_engine_core::request::TokenId;
 
 /// OpenAI's limit where the client gives none.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -29,15 +29,17 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 pub async fn create(
     State(api): State<Arc<Api>>,
     Admitted(lease): Admitted,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Response, ApiError> {
-    let CompletionRequest { model, prompts, generation: fields } =
-        api.door.read(&body, CompletionRequest::from_body)?;
+    let (request, room) = api.door.read(body, CompletionRequest::from_body).await?;
+    let CompletionRequest { model, prompts, generation: fields } = request;
     api.door.check_model(&model)?;
     let streaming = fields.stream;
     let generation = api.generation(fields).await?;
     check_choices(&generation, prompts.len(), streaming.is_some())?;
-    let answers = submit(&api, &lease, prompts, &generation).await?;
+    let prompts = tokens(&api, prompts).await?;
+    drop(room);
+    let answers = api.submit(&lease, prompts, &generation, DEFAULT_MAX_TOKENS, "prompt").await?;
     let writer = Writer {
         head: Head::new("cmpl", &lease, &api.door, model),
         tokenizer: api.tokenizer.clone(),
@@ -64,13 +66,7 @@ fn check_choices(generation: &Generation, prompts: usize, streaming: bool) -> Re
     Ok(())
 }
 
-/// One or more answers per prompt.
-async fn submit(
-    api: &Arc<Api>,
-    lease: &Lease,
-    prompts: Vec<Prompt>,
-    generation: &Generation,
-) -> Result<Vec<Answer>, ApiError> {
+async fn tokens(api: &Arc<Api>, prompts: Vec<Prompt>) -> Result<Vec<Vec<TokenId>>, ApiError> {
     let mut tokens = Vec::with_capacity(prompts.len());
     for prompt in prompts {
         tokens.push(match prompt {
@@ -81,7 +77,7 @@ async fn submit(
             }
         });
     }
-    api.submit(lease, tokens, generation, DEFAULT_MAX_TOKENS, "prompt").await
+    Ok(tokens)
 }
 
 /// Writes answers as this endpoint does.

@@ -5,6 +5,7 @@ use super::stream::TgiEvents;
 use crate::answer::{Answer, Interrupted, Piece};
 use crate::http::api::Api;
 use crate::http::auth::Admitted;
+use crate::http::bodies::Room;
 use crate::http::body::JsonBody;
 use crate::http::error::ApiError;
 use crate::http::stream;
@@ -21,45 +22,50 @@ use windlass_engine_api::tgi::{Details, FinishReason, GenerateRequest, GenerateR
 pub async fn whole(
     State(api): State<Arc<Api>>,
     Admitted(lease): Admitted,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Json<GenerateResponse>, TgiError> {
-    Ok(Json(answer(&api, &lease, api.door.read(&body, GenerateRequest::from_body)?).await?))
+    let read = api.door.read(body, GenerateRequest::from_body).await?;
+    Ok(Json(answer(&api, &lease, read).await?))
 }
 
 /// The continuation token by token.
 pub async fn streamed(
     State(api): State<Arc<Api>>,
     Admitted(lease): Admitted,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Response, TgiError> {
-    events(&api, &lease, api.door.read(&body, GenerateRequest::from_body)?).await
+    let read = api.door.read(body, GenerateRequest::from_body).await?;
+    events(&api, &lease, read).await
 }
 
 /// What the request asks for; a whole answer is the only element of a list.
 pub async fn either(
     State(api): State<Arc<Api>>,
     Admitted(lease): Admitted,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Response, TgiError> {
-    let request = api.door.read(&body, GenerateRequest::from_body)?;
-    match request.stream {
-        true => events(&api, &lease, request).await,
-        false => Ok(Json([answer(&api, &lease, request).await?]).into_response()),
+    let read = api.door.read(body, GenerateRequest::from_body).await?;
+    match read.0.stream {
+        true => events(&api, &lease, read).await,
+        false => Ok(Json([answer(&api, &lease, read).await?]).into_response()),
     }
 }
 
-async fn events(api: &Arc<Api>, lease: &Lease, request: GenerateRequest) -> Result<Response, TgiError> {
+/// A request and the memory that it has until it is tokens.
+type Read = (GenerateRequest, Room);
+
+async fn events(api: &Arc<Api>, lease: &Lease, (request, room): Read) -> Result<Response, TgiError> {
     // Every token is told with its log probability.
     let request = GenerateRequest { details: true, ..request };
     let (seed, prefix) = (request.generation.seed, prefix(&request));
-    let answer = submit(api, lease, request).await?;
+    let answer = submit(api, lease, (request, room)).await?;
     let options = StreamOptions::default();
     Ok(stream::respond(vec![answer], TgiEvents::new(prefix, seed), options, &api.door.patience))
 }
 
-async fn answer(api: &Arc<Api>, lease: &Lease, request: GenerateRequest) -> Result<GenerateResponse, TgiError> {
+async fn answer(api: &Arc<Api>, lease: &Lease, (request, room): Read) -> Result<GenerateResponse, TgiError> {
     let (seed, details, prefix) = (request.generation.seed, request.details, prefix(&request));
-    let answer = submit(api, lease, request).await?;
+    let answer = submit(api, lease, (request, room)).await?;
     let mut response = read(answer, prefix, seed).await?;
     response.details = response.details.filter(|_| details);
     Ok(response)
@@ -70,7 +76,7 @@ fn prefix(request: &GenerateRequest) -> String {
     if request.return_full_text { request.inputs.clone() } else { String::new() }
 }
 
-async fn submit(api: &Arc<Api>, lease: &Lease, request: GenerateRequest) -> Result<Answer, ApiError> {
+async fn submit(api: &Arc<Api>, lease: &Lease, (request, room): Read) -> Result<Answer, ApiError> {
     let GenerateRequest { inputs, truncate, mut generation, details, .. } = request;
     if details {
         generation.logprobs = Some(0);
@@ -83,6 +89,7 @@ async fn submit(api: &Arc<Api>, lease: &Lease, request: GenerateRequest) -> Resu
     if let Some(keep) = truncate {
         tokens.drain(..tokens.len().saturating_sub(keep as usize));
     }
+    drop(room);
     api.submit_one(lease, tokens, &generation, u32::MAX, "inputs").await
 }
 
