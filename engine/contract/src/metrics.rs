@@ -65,6 +65,7 @@ pub const BATCH_FILL: &str = "windlass:batch_fill_ratio";
 pub const START_PHASE_SECONDS: &str = "windlass:start_phase_seconds";
 pub const MEMORY_BYTES: &str = "windlass:memory_bytes";
 pub const ADMISSION_REJECTIONS: &str = "windlass:admission_rejections_total";
+pub const API_KEYS_UNREADABLE: &str = "windlass:api_keys_unreadable";
 pub const KV_BLOCKS_SWAPPED: &str = "windlass:kv_blocks_swapped";
 pub const KV_BLOCKS_LEAKED: &str = "windlass:kv_blocks_leaked";
 pub const GRAPHS_CAPTURED: &str = "windlass:graphs_captured";

@@ -35,6 +35,7 @@ pub mod monitor;
 pub mod reply;
 pub mod serve;
 pub mod signals;
+pub mod small_file;
 pub mod speculation;
 pub mod start;
 pub mod structure;

@@ -172,6 +172,11 @@ impl Monitor {
         self.metrics.rejected(reason);
     }
 
+    /// Whether something is wrong with the files of API keys.
+    pub fn api_keys(&self, unreadable: bool) {
+        self.metrics.api_keys(unreadable);
+    }
+
     /// The engine's state now, and when it was published last: its counters begin again when it wakes, ours go on.
     pub fn publish(&self, stats: &EngineStats, before: &EngineStats) {
         self.metrics.publish(stats, before);

@@ -59,6 +59,7 @@ impl Server {
         let clock = Clock::start();
         let refresh = config.refresh_every;
         let tenants = config.tenants.clone().map(|source| Tenants::read(source, refresh, clock)).transpose()?;
+        let tenants = tenants.map(Arc::new);
         let tls = config.tls.clone().map(|source| Tls::read(source, refresh)).transpose()?;
         let (api_listener, api_address) = bind(config.api_address, "the API")?;
         let (admin_listener, admin_address) = bind(config.admin_address, "probes and metrics")?;
@@ -67,6 +68,7 @@ impl Server {
             monitor: monitor.clone(),
             lifecycle: lifecycle.clone(),
             engine: OnceLock::new(),
+            tenants: tenants.clone(),
             turn: Mutex::new(()),
             drain_timeout: config.times.drain_timeout,
             stall_timeout_seconds: config.times.stall_timeout_seconds,

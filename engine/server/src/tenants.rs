@@ -15,11 +15,11 @@ pub use limits::{Limits, LimitsSource};
 use crate::clock::Clock;
 use crate::failure::Failure;
 use keys::Key;
+use limits::LimitTable;
 use std::collections::HashMap;
-use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
-use tracing::warn;
+use tracing::{error, info};
 use windlass_engine_core::request::Tenant;
 
 /// Where keys and limits come from.
@@ -44,16 +44,28 @@ struct Known {
     keys: Vec<([u8; 32], Arc<Account>)>,
     /// Every tenant that ever was, so that a number is never given twice.
     accounts: HashMap<String, Arc<Account>>,
+    /// As read last without a mistake.
+    limits: LimitTable,
+    trouble: Option<String>,
     read_at: Instant,
 }
 
 impl Tenants {
-    /// Reads keys and limits; there must be a key. A request that finds them older than `refresh_every` reads them
-    /// again.
+    /// Reads keys and limits; there must be a key, and all must be right. A request that finds them older than
+    /// `refresh_every` reads them again.
     pub fn read(source: TenantSource, refresh_every: Duration, clock: Clock) -> Result<Tenants, Failure> {
-        let mut known = Known { keys: Vec::new(), accounts: HashMap::new(), read_at: Instant::now() };
-        known.read(&source).map_err(|error| Failure::configuration(format!("API keys: {error}")))?;
-        Ok(Tenants { source, refresh_every, clock, known: RwLock::new(known) })
+        let mut known = Known {
+            keys: Vec::new(),
+            accounts: HashMap::new(),
+            limits: LimitTable::default(),
+            trouble: None,
+            read_at: Instant::now(),
+        };
+        known.read(&source);
+        match &known.trouble {
+            Some(trouble) => Err(Failure::configuration(format!("API keys: {trouble}"))),
+            None => Ok(Tenants { source, refresh_every, clock, known: RwLock::new(known) }),
+        }
     }
 
     /// Whose key this is. The time taken depends on the number of keys only.
@@ -68,12 +80,18 @@ impl Tenants {
         found.cloned()
     }
 
+    /// What of keys and limits could not be read last, if something could not.
+    pub fn trouble(&self) -> Option<String> {
+        self.refresh();
+        self.known.read().unwrap_or_else(PoisonError::into_inner).trouble.clone()
+    }
+
     /// Seconds on the clock by which limits are counted.
     pub fn now(&self) -> f64 {
         self.clock.seconds()
     }
 
-    /// Reads the files again if the last reading is old. Unreadable ones leave everything as it was.
+    /// Reads the files again if the last reading is old.
     fn refresh(&self) {
         let old = |known: &Known| known.read_at.elapsed() >= self.refresh_every;
         if !old(&self.known.read().unwrap_or_else(PoisonError::into_inner)) {
@@ -82,19 +100,38 @@ impl Tenants {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         if old(&known) {
             known.read_at = Instant::now();
-            if let Err(error) = known.read(&self.source) {
-                warn!("API keys could not be read again, the old ones stay: {error}");
-            }
+            known.read(&self.source);
         }
     }
 }
 
 impl Known {
-    fn read(&mut self, source: &TenantSource) -> io::Result<()> {
-        let (keys, limits) = (source.keys.read()?, source.limits.read()?);
-        self.keys = keys.into_iter().map(|Key { tenant, digest }| (digest, self.account(tenant))).collect();
-        self.accounts.iter().for_each(|(name, account)| account.set_limits(limits.of(name)));
-        Ok(())
+    /// A key that is not there counts no more, whatever the reason: who takes it out must not have to wonder whether the
+    /// rest of the file is right. Limits that cannot be read stay as they were.
+    fn read(&mut self, source: &TenantSource) {
+        let mut read = source.keys.read();
+        if read.trouble.is_some() {
+            // Whoever writes the files may be at it: a second look before anybody is put out.
+            read = source.keys.read();
+        }
+        let mut trouble = read.trouble;
+        self.keys = read.keys.into_iter().map(|Key { tenant, digest }| (digest, self.account(tenant))).collect();
+        match source.limits.read() {
+            Ok(limits) => self.limits = limits,
+            Err(error) => _ = trouble.get_or_insert(error.to_string()),
+        }
+        self.accounts.iter().for_each(|(name, account)| account.set_limits(self.limits.of(name)));
+        self.tell(trouble);
+    }
+
+    /// Says once what is wrong, and once that it is right again.
+    fn tell(&mut self, trouble: Option<String>) {
+        match &trouble {
+            _ if trouble == self.trouble => (),
+            Some(why) => error!(keys = self.keys.len(), "API keys: {why}; only keys that could be read are valid"),
+            None => info!(keys = self.keys.len(), "API keys can be read again"),
+        }
+        self.trouble = trouble;
     }
 
     /// The tenant of this name, new ones with the next number. 0 belongs to servers without keys.
@@ -146,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_folder_counts_and_an_unreadable_one_does_not() {
+    fn a_changed_key_counts_and_its_tenant_stays() {
         let path = tempfile::tempdir().unwrap();
         let file = path.path().join("key");
         fs::write(&file, "old").unwrap();
@@ -155,8 +192,63 @@ mod tests {
         fs::write(&file, "new").unwrap();
         assert_eq!(tenants.find("new").unwrap().tenant(), before, "the tenant is the file, not the key");
         assert!(tenants.find("old").is_none());
+    }
+
+    #[test]
+    fn a_key_that_is_not_there_is_not_valid_whatever_else_is_wrong() {
+        let path = tempfile::tempdir().unwrap();
+        let file = path.path().join("keys");
+        let write = |bytes: &[u8]| fs::write(&file, bytes).unwrap();
+        write(b"alice key-a\nbob key-b\n");
+        let tenants = tenants(KeySource::File(file.clone()), Duration::ZERO).unwrap();
+        let valid = || ["key-a", "key-b"].map(|key| tenants.find(key).is_some());
+        assert_eq!((valid(), tenants.trouble()), ([true, true], None));
+        for (text, word) in [(&b"alice key-a\nbob two words\n"[..], "line 2"), (b"\xff\nalice key-a\n", "line 1")] {
+            write(text);
+            assert_eq!(valid(), [true, false], "{word}");
+            assert!(tenants.trouble().unwrap().contains(word));
+        }
+        write(b"alice key-a\nbob key-b\n");
+        assert_eq!((valid(), tenants.trouble()), ([true, true], None));
+        write(b"");
+        assert_eq!(valid(), [false, false]);
+        assert!(tenants.trouble().unwrap().contains("holds no key"));
         fs::remove_file(&file).unwrap();
-        assert!(tenants.find("new").is_some(), "no key at all is a mistake, not a decision");
+        assert_eq!(valid(), [false, false]);
+        assert!(tenants.trouble().unwrap().contains("cannot be read"));
+        fs::create_dir(&file).unwrap();
+        assert!(tenants.trouble().unwrap().contains("it is no file"));
+    }
+
+    #[test]
+    fn a_folder_without_files_lets_nobody_in() {
+        let path = tempfile::tempdir().unwrap();
+        fs::write(path.path().join("alice"), "key-a").unwrap();
+        fs::write(path.path().join("bob"), "key-b").unwrap();
+        let tenants = folder(path.path(), Duration::ZERO).unwrap();
+        let valid = || ["key-a", "key-b"].map(|key| tenants.find(key).is_some());
+        fs::write(path.path().join("bob"), "").unwrap();
+        assert_eq!(valid(), [true, false]);
+        assert!(tenants.trouble().unwrap().contains("bob holds no key"));
+        fs::remove_dir_all(path.path()).unwrap();
+        assert_eq!(valid(), [false, false]);
+    }
+
+    #[test]
+    fn limits_that_cannot_be_read_stay_and_keys_count_all_the_same() {
+        let path = tempfile::tempdir().unwrap();
+        let (keys, file) = (path.path().join("keys"), path.path().join("limits"));
+        fs::write(&keys, "alice key-a\n").unwrap();
+        fs::write(&file, r#"{"alice": {"max_concurrent_requests": 1}}"#).unwrap();
+        let limits = LimitsSource { file: Some(file.clone()), ..LimitsSource::default() };
+        let source = TenantSource { keys: KeySource::File(keys.clone()), limits };
+        let tenants = Tenants::read(source, Duration::ZERO, Clock::start()).unwrap();
+        fs::write(&file, "{").unwrap();
+        fs::write(&keys, "alice key-a2\n").unwrap();
+        assert!(tenants.find("key-a").is_none() && tenants.trouble().is_some());
+        let alice = tenants.find("key-a2").unwrap();
+        let _running = alice.begin("r".into(), 0.0).unwrap();
+        assert!(alice.begin("r".into(), 0.0).is_err(), "the old limit counts");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::admin_sleep;
 use crate::driver::EngineHandle;
 use crate::lifecycle::{Lifecycle, Rest, Stage};
 use crate::monitor::Monitor;
+use crate::tenants::Tenants;
 use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -27,6 +28,8 @@ pub struct Admin {
     pub lifecycle: Lifecycle,
     /// The engine, once it stands.
     pub engine: OnceLock<EngineHandle>,
+    /// Whose keys are taken on the API port, where any are asked for.
+    pub tenants: Option<Arc<Tenants>>,
     /// Held by whoever puts the engine to sleep or wakes it: one after the other.
     pub turn: Mutex<()>,
     /// How long streams may take to finish before sleep.
@@ -52,6 +55,11 @@ pub fn router(admin: Arc<Admin>) -> Router {
 impl Admin {
     fn unseen(&self) -> u32 {
         self.engine.get().map_or(0, EngineHandle::unseen)
+    }
+
+    /// What of the API keys cannot be read. Those that can be are served, so the server is ready.
+    fn key_trouble(&self) -> Option<String> {
+        self.tenants.as_ref()?.trouble()
     }
 
     /// Loading has no steps and is bounded by the startup probe; afterwards steps must be finished.
@@ -85,10 +93,15 @@ async fn alive(State(admin): State<Arc<Admin>>) -> Response {
 }
 
 async fn ready(State(admin): State<Arc<Admin>>) -> Response {
-    probe(admin.readiness())
+    let response = probe(admin.readiness());
+    match admin.key_trouble() {
+        Some(why) if response.status() == StatusCode::OK => format!("ok\nAPI keys: {why}\n").into_response(),
+        _ => response,
+    }
 }
 
 async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
+    admin.monitor.api_keys(admin.key_trouble().is_some());
     match admin.monitor.exposition() {
         Ok(text) => ([(header::CONTENT_TYPE, EXPOSITION)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),

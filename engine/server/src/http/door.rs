@@ -43,7 +43,7 @@ pub struct Rules {
     /// What answers depend on besides the request.
     pub fingerprint: Arc<str>,
     /// Who may ask; without any tenants, everybody.
-    pub tenants: Option<Tenants>,
+    pub tenants: Option<Arc<Tenants>>,
     /// Where refusals are counted.
     pub monitor: Arc<Monitor>,
     /// Where the server is in its life.

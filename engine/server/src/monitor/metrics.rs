@@ -62,6 +62,7 @@ pub struct Metrics {
     accepted_by_position: IntCounterVec,
     request_success: IntCounterVec,
     rejections: IntCounterVec,
+    api_keys_unreadable: IntGauge,
     pub(super) time_to_first_token: Histogram,
     pub(super) inter_token: Histogram,
     pub(super) end_to_end: Histogram,
@@ -200,6 +201,10 @@ impl Metrics {
             )?,
             request_success: add.counters(names::REQUEST_SUCCESS, "Requests that ended", "finished_reason")?,
             rejections: add.counters(names::ADMISSION_REJECTIONS, "Requests refused before the queue", "reason")?,
+            api_keys_unreadable: add.int_gauge(
+                names::API_KEYS_UNREADABLE,
+                "1 while keys or limits of tenants cannot be read as they are written",
+            )?,
             time_to_first_token: add.seconds(names::TIME_TO_FIRST_TOKEN, "Arrival to first token")?,
             inter_token: add.seconds(names::INTER_TOKEN_LATENCY, "Between consecutive tokens of one request")?,
             end_to_end: add.seconds(names::END_TO_END_LATENCY, "Arrival to last token")?,
@@ -302,6 +307,11 @@ impl Metrics {
 
     pub(super) fn rejected(&self, reason: &str) {
         self.rejections.with_label_values(&[reason]).inc();
+    }
+
+    /// Whether keys could be read.
+    pub(super) fn api_keys(&self, unreadable: bool) {
+        self.api_keys_unreadable.set(unreadable.into());
     }
 
     /// What a request asks for.

@@ -1,5 +1,6 @@
 //! Key files. Keys are kept as digests and compared without telling how much matched.
 
+use crate::small_file;
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::io;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Longest key, bytes.
 const MAX_KEY_BYTES: usize = 4096;
 /// Largest file with keys, bytes.
-const MAX_FILE_BYTES: u64 = 1 << 20;
+pub(super) const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Where keys are kept. Lines that are empty or begin with `#` are no keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,18 +28,64 @@ pub struct Key {
     pub digest: [u8; 32],
 }
 
+/// What could be read.
+#[derive(Default)]
+pub struct Keys {
+    /// Every key that is there.
+    pub keys: Vec<Key>,
+    /// What could not be read, if something could not: the first of it.
+    pub trouble: Option<String>,
+}
+
 impl KeySource {
-    /// All keys; at least one in every file.
-    pub fn read(&self) -> io::Result<Vec<Key>> {
+    /// All keys that can be read, and what cannot: a mistake in one line keeps nobody out whose key is in another, and
+    /// keeps nobody in whose key is in none.
+    pub fn read(&self) -> Keys {
+        let mut read = Keys::default();
         match self {
-            KeySource::File(file) => read_keys(file, own_tenant),
-            KeySource::Folder(folder) => {
-                let files = files_of(folder)?;
-                let keys = files.iter().map(|file| read_keys(file, |_, line| (file_name(file), line.to_owned())));
-                Ok(keys.collect::<io::Result<Vec<_>>>()?.into_iter().flatten().collect())
+            KeySource::File(file) => read.file(file, own_tenant),
+            KeySource::Folder(folder) => match files_of(folder) {
+                Ok(files) => {
+                    files.iter().for_each(|file| read.file(file, |_, line| (file_name(file), line.to_owned())));
+                }
+                Err(error) => read.fails(error.to_string()),
+            },
+        }
+        read
+    }
+}
+
+impl Keys {
+    fn file(&mut self, file: &Path, split: impl Fn(usize, &str) -> (String, String)) {
+        let failed = |what: String| format!("{} {what}", file.display());
+        let text = match small_file::read(file, MAX_FILE_BYTES) {
+            Ok(text) => text,
+            Err(error) => return self.fails(failed(format!("cannot be read: {error}"))),
+        };
+        let before = self.keys.len();
+        let lines = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+        for (number, line) in (1..).zip(lines).filter(|(_, line)| !line.is_empty() && !line.starts_with(b"#")) {
+            match key_of(line, number, &split) {
+                Some(key) => self.keys.push(key),
+                None => self.fails(failed(format!(
+                    "line {number}: a key is text without spaces, of at most {MAX_KEY_BYTES} bytes"
+                ))),
             }
         }
+        if self.keys.len() == before {
+            self.fails(failed("holds no key".to_owned()));
+        }
     }
+
+    fn fails(&mut self, why: String) {
+        self.trouble.get_or_insert(why);
+    }
+}
+
+fn key_of(line: &[u8], number: usize, split: impl Fn(usize, &str) -> (String, String)) -> Option<Key> {
+    let (tenant, key) = split(number, str::from_utf8(line).ok()?);
+    let is_key = key.len() <= MAX_KEY_BYTES && !key.contains(char::is_whitespace);
+    is_key.then(|| Key { tenant, digest: digest(key.as_bytes()) })
 }
 
 /// SHA-256.
@@ -78,28 +125,4 @@ fn files_of(folder: &Path) -> io::Result<Vec<PathBuf>> {
         true => Err(io::Error::other(format!("{} holds no file", folder.display()))),
         false => Ok(files),
     }
-}
-
-fn read_keys(file: &Path, split: impl Fn(usize, &str) -> (String, String)) -> io::Result<Vec<Key>> {
-    let failed = |what: String| io::Error::other(format!("{} {what}", file.display()));
-    let text = read_bounded(file).map_err(|error| failed(format!("cannot be read: {error}")))?;
-    let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-    let mut keys = Vec::new();
-    for (number, line) in lines {
-        let (tenant, key) = split(number, line);
-        if key.len() > MAX_KEY_BYTES || key.contains(char::is_whitespace) {
-            return Err(failed(format!("line {number}: a key has no spaces and at most {MAX_KEY_BYTES} bytes")));
-        }
-        keys.push(Key { tenant, digest: digest(key.as_bytes()) });
-    }
-    if keys.is_empty() { Err(failed("holds no key".to_owned())) } else { Ok(keys) }
-}
-
-/// A file of moderate size as text.
-pub fn read_bounded(file: &Path) -> io::Result<String> {
-    let bytes = fs::metadata(file)?.len();
-    if bytes > MAX_FILE_BYTES {
-        return Err(io::Error::other(format!("it has {bytes} bytes, more than {MAX_FILE_BYTES}")));
-    }
-    fs::read_to_string(file)
 }

@@ -1,6 +1,7 @@
 //! How much a tenant may ask of one replica.
 
-use super::keys::read_bounded;
+use super::keys::MAX_FILE_BYTES;
+use crate::small_file;
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::io;
@@ -26,6 +27,7 @@ pub struct LimitsSource {
 }
 
 /// Limits by tenant, as read.
+#[derive(Default)]
 pub struct LimitTable {
     default: Limits,
     own: HashMap<String, Limits>,
@@ -45,8 +47,8 @@ impl LimitsSource {
             None => HashMap::new(),
             Some(file) => {
                 let failed = |error: &dyn std::fmt::Display| io::Error::other(format!("{}: {error}", file.display()));
-                let text = read_bounded(file).map_err(|error| failed(&error))?;
-                let own: HashMap<String, Limits> = serde_json::from_str(&text).map_err(|error| failed(&error))?;
+                let text = small_file::read(file, MAX_FILE_BYTES).map_err(|error| failed(&error))?;
+                let own: HashMap<String, Limits> = serde_json::from_slice(&text).map_err(|error| failed(&error))?;
                 match own.iter().find(|(_, limits)| limits.stop_everything()) {
                     Some((tenant, _)) => {
                         return Err(failed(&format!("a limit of {tenant} is 0; it must be at least 1")));
