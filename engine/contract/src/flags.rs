@@ -18,7 +18,7 @@ impl ManagedFlag {
         let ManagedFlag { flag, field } = self;
         match field {
             Some(field) => format!("{flag} is set by the operator; use {field}"),
-            None => format!("{flag} is set by the operator and stays as it is"),
+            None => format!("{flag} is left to the operator and stays as it is"),
         }
     }
 }
@@ -41,6 +41,8 @@ pub const DRAIN_TIMEOUT_SECONDS: &str = "--drain-timeout-seconds";
 pub const PORT: &str = "--port";
 pub const ADMIN_PORT: &str = "--admin-port";
 pub const HOST: &str = "--host";
+pub const ADMIN_HOST: &str = "--admin-host";
+pub const ADMIN_TOKEN_FILE: &str = "--admin-token-file";
 
 /// `windlass-engine fetch SOURCE …`: what the init container of a source that is no volume runs. It ends with 0 once the
 /// file or folder at [`TO`](fetch::TO) is what was asked for, at once where it already is; it resumes what an earlier run
@@ -93,6 +95,9 @@ pub const MANAGED: &[ManagedFlag] = &[
     ManagedFlag { flag: PORT, field: None },
     ManagedFlag { flag: ADMIN_PORT, field: None },
     ManagedFlag { flag: HOST, field: None },
+    ManagedFlag { flag: ADMIN_HOST, field: None },
+    // The operator reads no Secret, so it could not ask a server that wants one.
+    ManagedFlag { flag: ADMIN_TOKEN_FILE, field: None },
     ManagedFlag { flag: NODE_RANK, field: None },
     ManagedFlag { flag: NNODES, field: None },
     ManagedFlag { flag: MASTER_ADDR, field: None },

@@ -204,7 +204,13 @@ pub struct ServeArgs {
     /// Port of the OpenAI API; 0 takes a free one
     #[arg(long = bare(flags::PORT), default_value_t = API_PORT, help_heading = "API")]
     pub port: u16,
-    /// Port of probes, metrics, stats and drain; 0 takes a free one. Never expose it: it has no authentication
+    /// Address of probes, metrics, stats and drain: others than this machine's programs see them where it is wider
+    #[arg(long = bare(flags::ADMIN_HOST), default_value = "127.0.0.1", help_heading = "API")]
+    pub admin_host: IpAddr,
+    /// File with tokens, a line each, of which requests for anything but probes need one: `Authorization: Bearer TOKEN`
+    #[arg(long = bare(flags::ADMIN_TOKEN_FILE), value_name = "FILE", help_heading = "API")]
+    pub admin_token_file: Option<PathBuf>,
+    /// Port of probes, metrics, stats and drain; 0 takes a free one
     #[arg(long = bare(flags::ADMIN_PORT), default_value_t = ADMIN_PORT, help_heading = "API")]
     pub admin_port: u16,
     /// PEM file with the server's certificate chain; the API then speaks TLS. Read again when it changes

@@ -11,7 +11,7 @@ use crate::fetch::incoming::{self, Incoming};
 use crate::http::tls::TlsSource;
 use crate::reply::ThoughtFormat;
 use crate::speculation::Speculation;
-use crate::tenants::TenantSource;
+use crate::tenants::{KeySource, LimitsSource, TenantSource};
 use crate::text_log::TextLog;
 use crate::tools::ToolFormat;
 use axum::http::HeaderValue;
@@ -35,6 +35,8 @@ pub struct Config {
     pub api_address: SocketAddr,
     /// Address of the admin port.
     pub admin_address: SocketAddr,
+    /// Where the tokens of the admin port are, if it asks for any.
+    pub admin_tokens: Option<TenantSource>,
     /// What computes.
     pub executor: ExecutorConfig,
     /// Sizes of steps and sequences.
@@ -121,7 +123,11 @@ impl Config {
         Ok(Config {
             served_names: served_names(args)?,
             api_address: SocketAddr::new(args.host, args.port),
-            admin_address: SocketAddr::new(args.host, args.admin_port),
+            admin_address: SocketAddr::new(args.admin_host, args.admin_port),
+            admin_tokens: args
+                .admin_token_file
+                .clone()
+                .map(|file| TenantSource { keys: KeySource::File(file), limits: LimitsSource::default() }),
             executor: executor::from_args(args)?,
             batching: batching::from_args(args)?,
             speculation: args.speculative_config.as_deref().map(Speculation::parse).transpose()?,

@@ -1,6 +1,7 @@
 //! Both ports: routes, connections, and what stands between them.
 
 pub mod admin;
+mod admin_guard;
 mod admin_sleep;
 pub mod api;
 pub mod auth;

@@ -60,6 +60,7 @@ impl Server {
         let refresh = config.refresh_every;
         let tenants = config.tenants.clone().map(|source| Tenants::read(source, refresh, clock)).transpose()?;
         let tenants = tenants.map(Arc::new);
+        let tokens = config.admin_tokens.clone().map(|source| Tenants::read(source, refresh, clock)).transpose()?;
         let tls = config.tls.clone().map(|source| Tls::read(source, refresh)).transpose()?;
         let (api_listener, api_address) = bind(config.api_address, "the API")?;
         let (admin_listener, admin_address) = bind(config.admin_address, "probes and metrics")?;
@@ -69,6 +70,7 @@ impl Server {
             lifecycle: lifecycle.clone(),
             engine: OnceLock::new(),
             tenants: tenants.clone(),
+            tokens,
             turn: Mutex::new(()),
             drain_timeout: config.times.drain_timeout,
             stall_timeout_seconds: config.times.stall_timeout_seconds,

@@ -1,12 +1,13 @@
-//! The admin port: probes, metrics, the operator's stats, drain. In no Service, without authentication.
+//! The admin port: probes, metrics, the operator's stats, drain. In no Service; who may speak to it, [`admin_guard`] says.
 
-use super::admin_sleep;
+use super::{admin_guard, admin_sleep};
 use crate::driver::EngineHandle;
 use crate::lifecycle::{Lifecycle, Rest, Stage};
 use crate::monitor::Monitor;
 use crate::tenants::Tenants;
 use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -30,6 +31,8 @@ pub struct Admin {
     pub engine: OnceLock<EngineHandle>,
     /// Whose keys are taken on the API port, where any are asked for.
     pub tenants: Option<Arc<Tenants>>,
+    /// Who may ask for more than probes; without tokens, everybody who reaches the port.
+    pub tokens: Option<Tenants>,
     /// Held by whoever puts the engine to sleep or wakes it: one after the other.
     pub turn: Mutex<()>,
     /// How long streams may take to finish before sleep.
@@ -49,6 +52,7 @@ pub fn router(admin: Arc<Admin>) -> Router {
         .route(paths::SLEEP, post(admin_sleep::sleep))
         .route(paths::WAKE, post(admin_sleep::wake))
         .route(paths::IS_SLEEPING, get(admin_sleep::is_sleeping))
+        .layer(middleware::from_fn_with_state(admin.clone(), admin_guard::check))
         .with_state(admin)
 }
 
@@ -59,7 +63,8 @@ impl Admin {
 
     /// What of the API keys cannot be read. Those that can be are served, so the server is ready.
     fn key_trouble(&self) -> Option<String> {
-        self.tenants.as_ref()?.trouble()
+        let of = |tenants: &Tenants| tenants.trouble();
+        self.tenants.as_deref().and_then(of).or_else(|| self.tokens.as_ref().and_then(of))
     }
 
     /// Loading has no steps and is bounded by the startup probe; afterwards steps must be finished.

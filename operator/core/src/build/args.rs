@@ -20,6 +20,8 @@ pub fn serve(service: &ValidatedService) -> Vec<String> {
     let rest = [
         Some(flag(flags::HOST, "0.0.0.0")),
         Some(flag(flags::PORT, API_PORT)),
+        // Probes and scrapes come over the pod network.
+        Some(flag(flags::ADMIN_HOST, "0.0.0.0")),
         Some(flag(flags::ADMIN_PORT, ADMIN_PORT)),
         device(&service.device),
         Some(flag(flags::TENSOR_PARALLEL_SIZE, service.device.tensor())),

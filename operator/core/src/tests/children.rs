@@ -96,6 +96,7 @@ fn fields_become_managed_flags_and_extra_arguments_come_last() {
         "--served-model-name=b",
         "--host=0.0.0.0",
         "--port=8000",
+        "--admin-host=0.0.0.0",
         "--admin-port=8001",
         "--device=cpu",
         "--tensor-parallel-size=1",
