@@ -55,6 +55,8 @@ pub struct Config {
     pub ignore_unknown_fields: bool,
     /// Memory of all bodies together; absent is a part of what is free.
     pub body_memory_bytes: Option<u64>,
+    /// Connections of clients at once; absent is as many as files may be open for.
+    pub max_connections: Option<usize>,
     /// Which texts are logged.
     pub text_log: TextLog,
     /// Where spans of requests go, if anywhere.
@@ -135,6 +137,7 @@ impl Config {
             refresh_every: REFRESH_EVERY,
             tls: access::tls(args)?,
             allowed_origins: access::allowed_origins(args)?,
+            max_connections: None,
             body_memory_bytes: args.body_memory_bytes,
             ignore_unknown_fields: args.unknown_fields == UnknownFields::Ignore,
             text_log: TextLog {

@@ -1,5 +1,6 @@
 //! What this machine lets the process use, and what it has used.
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -30,6 +31,15 @@ pub fn free_memory_bytes() -> Option<u64> {
         (Some(machine), Some(group)) => Some(machine.min(group)),
         (machine, group) => machine.or(group),
     }
+}
+
+/// Files and connections that the process may have open, as many as the machine lets it be from now on.
+pub fn raise_open_files() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    // Where it stays as it is, that is what counts.
+    let _ = setrlimit(Resource::Nofile, raised);
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 /// Memory that a process holds; 0 where that cannot be read.

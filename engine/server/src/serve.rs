@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::http::admin::{self, Admin};
 use crate::http::api::{self, Api};
 use crate::http::bodies::{self, Bodies};
-use crate::http::connection::Server as Connections;
+use crate::http::connection::{MAX_ADMIN_CONNECTIONS, Server as Connections, most_connections};
 use crate::http::door::{Door, Rules};
 use crate::http::encoder::{self, EncoderApi};
 use crate::http::tls::Tls;
@@ -57,6 +57,8 @@ impl Server {
     /// clients that connect to the API port early wait in its queue.
     pub async fn start(config: Config, lifecycle: Lifecycle) -> Result<Server, Failure> {
         let clock = Clock::start();
+        let files = machine::raise_open_files();
+        let most_connections = config.max_connections.unwrap_or_else(|| most_connections(files));
         let refresh = config.refresh_every;
         let tenants = config.tenants.clone().map(|source| Tenants::read(source, refresh, clock)).transpose()?;
         let tenants = tenants.map(Arc::new);
@@ -75,7 +77,13 @@ impl Server {
             drain_timeout: config.times.drain_timeout,
             stall_timeout_seconds: config.times.stall_timeout_seconds,
         });
-        let admin_server = Connections::new(admin::router(admin.clone()), lifecycle.clone(), None, config.patience);
+        let admin_server = Connections::new(
+            admin::router(admin.clone()),
+            lifecycle.clone(),
+            MAX_ADMIN_CONNECTIONS,
+            None,
+            config.patience,
+        );
         tokio::spawn(Arc::new(admin_server.staying_open()).run(admin_listener));
 
         let (times, patience) = (config.times, config.patience);
@@ -125,7 +133,8 @@ impl Server {
         };
         monitor.built(built);
         tokio::spawn(watch(Arc::downgrade(&monitor), times.stall_timeout_seconds));
-        let connections = Connections::new(routes, lifecycle.clone(), times.max_connection_age, patience);
+        let max_age = times.max_connection_age;
+        let connections = Connections::new(routes, lifecycle.clone(), most_connections, max_age, patience);
         let connections = Arc::new(connections.over(tls));
         tokio::spawn(connections.clone().run(api_listener));
         lifecycle.advance(Stage::Serving);

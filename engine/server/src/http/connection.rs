@@ -18,16 +18,22 @@ use hyper_util::server::conn::auto::Builder;
 use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tower::ServiceExt;
 use tracing::{debug, warn};
 
-/// Open connections; further ones wait in the kernel's queue.
+/// Open connections of clients; further ones wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 8192;
+/// Open connections of those who probe, scrape and drain.
+pub const MAX_ADMIN_CONNECTIONS: usize = 64;
+/// Files that clients' connections leave to everything else: the admin port, models, renderers, keys.
+const FILES_KEPT: u64 = 256;
+/// Part of all places that are kept free by ending connections that never asked for anything.
+const FREE_PLACES: usize = 16;
 /// Largest request header, bytes.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 /// Requests at once on one HTTP/2 connection.
@@ -53,13 +59,42 @@ pub struct Server {
     tls: Option<Tls>,
     open: Arc<watch::Sender<usize>>,
     permits: Arc<Semaphore>,
+    /// Places that are kept free while there is somebody to end.
+    free_places: usize,
+    /// Wakes the connection that has waited longest without asking for anything, to end it.
+    crowded: Notify,
+    /// Connections that have asked for nothing yet.
+    silent: AtomicUsize,
+}
+
+/// Clients' connections where so many files may be open.
+pub fn most_connections(files: u64) -> usize {
+    let left = files.saturating_sub(FILES_KEPT).max(files / 2);
+    usize::try_from(left).unwrap_or(usize::MAX).clamp(1, MAX_CONNECTIONS)
 }
 
 impl Server {
-    /// Serves `router` as the life cycle says, each connection for `max_age` or for ever.
-    pub fn new(router: Router, lifecycle: Lifecycle, max_age: Option<Duration>, patience: Patience) -> Server {
-        let (open, permits) = (Arc::new(watch::Sender::new(0)), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
-        Server { router, lifecycle, patience, max_age, stays_open: false, tls: None, open, permits }
+    /// Serves `router` as the life cycle says on at most `most` connections, each for `max_age` or for ever.
+    pub fn new(
+        router: Router,
+        lifecycle: Lifecycle,
+        most: usize,
+        max_age: Option<Duration>,
+        patience: Patience,
+    ) -> Server {
+        Server {
+            router,
+            lifecycle,
+            patience,
+            max_age,
+            stays_open: false,
+            tls: None,
+            open: Arc::new(watch::Sender::new(0)),
+            permits: Arc::new(Semaphore::new(most)),
+            free_places: most / FREE_PLACES,
+            crowded: Notify::new(),
+            silent: AtomicUsize::new(0),
+        }
     }
 
     /// Keeps its connections whatever the stage and their age: probes are asked to the end.
@@ -77,6 +112,7 @@ impl Server {
     /// Accepts for ever.
     pub async fn run(self: Arc<Self>, listener: TcpListener) {
         loop {
+            self.make_room();
             // The semaphore is never closed.
             let Ok(permit) = self.permits.clone().acquire_owned().await else { return };
             match listener.accept().await {
@@ -84,7 +120,7 @@ impl Server {
                     let server = self.clone();
                     let counted = OpenConnection::new(&self.open);
                     tokio::spawn(async move {
-                        server.meet(stream).await;
+                        server.until_crowded(stream).await;
                         drop((counted, permit));
                     });
                 }
@@ -96,6 +132,32 @@ impl Server {
         }
     }
 
+    /// Where few places are left, one is taken from who never asked for anything.
+    fn make_room(&self) {
+        if self.permits.available_permits() <= self.free_places && self.silent.load(Ordering::Relaxed) > 0 {
+            self.crowded.notify_one();
+        }
+    }
+
+    /// Serves a new connection, which others may push out before it asks for anything.
+    async fn until_crowded(self: &Arc<Server>, stream: TcpStream) {
+        let state = Arc::new(ConnectionState::default());
+        let pushed_out = async {
+            let silent = Silent::new(&self.silent);
+            tokio::select! {
+                () = self.crowded.notified() => (),
+                () = asked_for_something(state.asked.subscribe()) => {
+                    drop(silent);
+                    std::future::pending().await
+                }
+            }
+        };
+        tokio::select! {
+            () = self.clone().meet(stream, state.clone()) => (),
+            () = pushed_out => debug!("a connection that asked for nothing made room"),
+        }
+    }
+
     /// Returns once no connection is open.
     pub async fn no_connections(&self) {
         // The sender lives as long as this value.
@@ -103,16 +165,16 @@ impl Server {
     }
 
     /// Serves a new connection, after its handshake where there is one.
-    async fn meet(self: Arc<Self>, stream: TcpStream) {
+    async fn meet(self: Arc<Self>, stream: TcpStream, state: Arc<ConnectionState>) {
         // Tokens are small and each matters: none may wait for the next.
         if let Err(error) = stream.set_nodelay(true) {
             debug!("TCP_NODELAY: {error}");
         }
         let stream = StallGuard::new(stream, self.patience.read);
-        let Some(tls) = &self.tls else { return self.serve(stream).await };
+        let Some(tls) = &self.tls else { return self.serve(stream, state).await };
         tokio::select! {
             handshake = tokio::time::timeout(self.patience.header, tls.acceptor().accept(stream)) => match handshake {
-                Ok(Ok(stream)) => self.clone().serve(stream).await,
+                Ok(Ok(stream)) => self.clone().serve(stream, state).await,
                 Ok(Err(error)) => debug!("a TLS handshake failed: {error}"),
                 Err(_) => debug!("a TLS handshake took too long"),
             },
@@ -120,8 +182,10 @@ impl Server {
         }
     }
 
-    async fn serve<T: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self: Arc<Self>, stream: T) {
-        let state = Arc::new(ConnectionState::default());
+    async fn serve<T>(self: Arc<Self>, stream: T, state: Arc<ConnectionState>)
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let service = service_fn(|request| {
             let (server, state) = (self.clone(), state.clone());
             async move { server.answer(&state, request).await }
@@ -141,7 +205,7 @@ impl Server {
                 () = silent.as_mut(), if !is_silent => {
                     is_silent = true;
                     // Neither HTTP version is timed before its first bytes tell which it is.
-                    if !state.asked.load(Ordering::Relaxed) {
+                    if !*state.asked.borrow() {
                         return debug!("a connection asked for nothing");
                     }
                 }
@@ -163,7 +227,7 @@ impl Server {
     async fn answer(&self, state: &ConnectionState, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
         let http2 = request.version() == Version::HTTP_2;
         state.http2.store(http2, Ordering::Relaxed);
-        state.asked.store(true, Ordering::Relaxed);
+        state.asked.send_if_modified(|asked| !std::mem::replace(asked, true));
         let mut response = self.router.clone().oneshot(request.map(Body::new)).await?;
         let closing = !self.stays_open && self.lifecycle.stage() >= Stage::Closing;
         if !http2 && (closing || state.last_request.load(Ordering::Relaxed)) {
@@ -198,9 +262,31 @@ impl Server {
 /// What a connection's requests and its timers tell each other.
 #[derive(Debug, Default)]
 struct ConnectionState {
-    asked: AtomicBool,
+    asked: watch::Sender<bool>,
     http2: AtomicBool,
     last_request: AtomicBool,
+}
+
+/// Returns when a connection has asked for something.
+async fn asked_for_something(mut asked: watch::Receiver<bool>) {
+    // The sender lives as long as the connection.
+    let _ = asked.wait_for(|asked| *asked).await;
+}
+
+/// Counts a connection while it has asked for nothing.
+struct Silent<'a>(&'a AtomicUsize);
+
+impl Silent<'_> {
+    fn new(silent: &AtomicUsize) -> Silent<'_> {
+        silent.fetch_add(1, Ordering::Relaxed);
+        Silent(silent)
+    }
+}
+
+impl Drop for Silent<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 fn builder(header_timeout: Duration) -> Builder<TokioExecutor> {
