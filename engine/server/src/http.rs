@@ -3,6 +3,7 @@
 pub mod admin;
 mod admin_guard;
 mod admin_sleep;
+mod ambiguous;
 pub mod api;
 pub mod auth;
 pub mod bodies;
@@ -20,6 +21,7 @@ mod request_name;
 mod respond;
 mod stall;
 mod stream;
+mod strict_lines;
 mod tgi;
 pub mod tls;
 mod unread;

@@ -4,13 +4,16 @@
 //! client can send into a closing connection; on HTTP/2 by GOAWAY. When the server refuses new requests, idle
 //! connections close at once and busy ones after their response.
 
+use super::ambiguous;
 use super::stall::StallGuard;
+use super::strict_lines::StrictLines;
 use super::tls::Tls;
 use crate::config::Patience;
 use crate::lifecycle::{Lifecycle, Stage};
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderValue, Request, Response, Version, header};
+use axum::response::IntoResponse;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -191,7 +194,7 @@ impl Server {
             async move { server.answer(&state, request).await }
         });
         let builder = builder(self.patience.header);
-        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+        let mut connection = pin!(builder.serve_connection(TokioIo::new(StrictLines::new(stream)), service));
         let mut silent = pin!(tokio::time::sleep(self.patience.header));
         let mut old = pin!(self.grows_old());
         let mut closing = pin!(self.reached(Stage::Closing));
@@ -228,9 +231,14 @@ impl Server {
         let http2 = request.version() == Version::HTTP_2;
         state.http2.store(http2, Ordering::Relaxed);
         state.asked.send_if_modified(|asked| !std::mem::replace(asked, true));
-        let mut response = self.router.clone().oneshot(request.map(Body::new)).await?;
+        let ambiguous = ambiguous::refusal(request.headers());
+        let is_ambiguous = ambiguous.is_some();
+        let mut response = match ambiguous {
+            Some(error) => error.into_response(),
+            None => self.router.clone().oneshot(request.map(Body::new)).await?,
+        };
         let closing = !self.stays_open && self.lifecycle.stage() >= Stage::Closing;
-        if !http2 && (closing || state.last_request.load(Ordering::Relaxed)) {
+        if !http2 && (closing || is_ambiguous || state.last_request.load(Ordering::Relaxed)) {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         Ok(response)
