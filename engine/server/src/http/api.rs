@@ -124,6 +124,9 @@ impl Api {
         let (requests, tokens) = generation.backlog(&prompts);
         let together = self.queue.admit_together(requests, tokens, self.places);
         together.map_err(|reason| ApiError::rejected(&reason, 0, field))?;
+        lease
+            .answers(prompts.len() as u32 * generation.choices.generated)
+            .map_err(|over| self.door.over_limit(over))?;
         let mut answers = Vec::with_capacity(requests as usize);
         for prompt in prompts {
             answers.extend(self.submit_prompt(lease, prompt, generation, default_max_tokens, field).await?);

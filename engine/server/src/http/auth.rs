@@ -47,10 +47,7 @@ where
             return Ok(Admitted(Lease::of_nobody(name.clone()).traced(span(&name))));
         };
         let begun = account.begin(name.clone(), tenants.now());
-        begun.map(|lease| Admitted(lease.traced(span(&name)))).map_err(|over| {
-            door.monitor.rejected(over.reason());
-            over.into()
-        })
+        begun.map(|lease| Admitted(lease.traced(span(&name)))).map_err(|over| door.over_limit(over))
     }
 }
 

@@ -8,7 +8,7 @@ use super::{auth, cors, request_name};
 use crate::config::Patience;
 use crate::lifecycle::{Lifecycle, Rest, Stage};
 use crate::monitor::Monitor;
-use crate::tenants::Tenants;
+use crate::tenants::{OverLimit, Tenants};
 use crate::text_log::TextLog;
 use crate::traces::Traces;
 use axum::Router;
@@ -95,6 +95,12 @@ impl Door {
     pub async fn read<T: Send + 'static>(&self, body: JsonBody, parse: Parse<T>) -> Result<(T, Room), ApiError> {
         let JsonBody { bytes, room } = body;
         self.bodies.read(bytes, room, self.limits, parse).await.map_err(|error| self.counted(error))
+    }
+
+    /// Counts what a tenant's limits refuse.
+    pub fn over_limit(&self, over: OverLimit) -> ApiError {
+        self.monitor.rejected(over.reason());
+        over.into()
     }
 
     /// Counts a body that found no memory.

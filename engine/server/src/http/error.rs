@@ -160,6 +160,9 @@ impl From<Interrupted> for ApiError {
 
 impl From<OverLimit> for ApiError {
     fn from(over: OverLimit) -> ApiError {
+        if let OverLimit::Answers { .. } = over {
+            return ApiError::bad_request("invalid_value", over.to_string()).param("n");
+        }
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, over.reason(), over.to_string());
         error.retry_after(over.retry_after_seconds())
     }

@@ -27,8 +27,20 @@ struct Limited {
 /// Why a tenant's request is not served now.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum OverLimit {
+    /// A request that has too many by itself.
+    #[error("the request has {answers} answers; {tenant} may have {limit} at once on this replica: ask for fewer")]
+    Answers {
+        /// Name of the tenant.
+        tenant: String,
+        /// Its limit.
+        limit: u32,
+        /// What was asked for.
+        answers: u32,
+    },
     /// Too many at once.
-    #[error("{tenant} has {limit} requests running, its limit on this replica; wait until one has ended")]
+    #[error(
+        "{tenant} may have {limit} answers at once on this replica, and as many are made; wait until one has ended"
+    )]
     Concurrency {
         /// Name of the tenant.
         tenant: String,
@@ -51,7 +63,7 @@ impl OverLimit {
     /// As the metrics label and the API's `code` spell it.
     pub fn reason(&self) -> &'static str {
         match self {
-            OverLimit::Concurrency { .. } => "tenant_concurrency",
+            OverLimit::Answers { .. } | OverLimit::Concurrency { .. } => "tenant_concurrency",
             OverLimit::TokenRate { .. } => "tenant_token_rate",
         }
     }
@@ -59,7 +71,7 @@ impl OverLimit {
     /// When another attempt makes sense.
     pub fn retry_after_seconds(&self) -> u32 {
         match self {
-            OverLimit::Concurrency { .. } => 1,
+            OverLimit::Answers { .. } | OverLimit::Concurrency { .. } => 1,
             OverLimit::TokenRate { retry_after_seconds, .. } => *retry_after_seconds,
         }
     }
@@ -74,9 +86,12 @@ pub struct Lease {
     span: Option<Arc<RequestSpan>>,
 }
 
-/// Counts as running until it is dropped.
+/// Counts as running, as many times as it has answers, until it is dropped.
 #[derive(Debug)]
-struct Running(Arc<Account>);
+struct Running {
+    account: Arc<Account>,
+    answers: AtomicU32,
+}
 
 impl Account {
     /// A tenant without limits.
@@ -107,25 +122,21 @@ impl Account {
 
     /// Begins the request of this name at `now`, if the limits allow one more.
     pub fn begin(self: &Arc<Account>, request: Arc<str>, now: f64) -> Result<Lease, OverLimit> {
-        let limits = self.check_rate(now)?;
-        let running = Arc::new(Running::new(self.clone()));
-        match limits.max_concurrent_requests {
-            Some(limit) if self.running.load(Ordering::Relaxed) > limit => {
-                Err(OverLimit::Concurrency { tenant: self.name.clone(), limit })
-            }
-            _ => Ok(Lease { request, tenant: self.tenant, running: Some(running), span: None }),
-        }
+        self.check_rate(now)?;
+        let running = Arc::new(Running { account: self.clone(), answers: AtomicU32::new(0) });
+        running.take(1)?;
+        Ok(Lease { request, tenant: self.tenant, running: Some(running), span: None })
     }
 
-    fn check_rate(&self, now: f64) -> Result<Limits, OverLimit> {
+    fn check_rate(&self, now: f64) -> Result<(), OverLimit> {
         let mut limited = self.limited();
         let spent = self.spent.swap(0, Ordering::Relaxed);
         let Limited { limits, bucket } = &mut *limited;
-        let Some(limit) = limits.tokens_per_minute else { return Ok(*limits) };
+        let Some(limit) = limits.tokens_per_minute else { return Ok(()) };
         let bucket = bucket.get_or_insert_with(|| Bucket::full(limit, now));
         bucket.spend(spent);
         match bucket.check(limit, now) {
-            Ok(()) => Ok(*limits),
+            Ok(()) => Ok(()),
             Err(seconds) => {
                 let retry_after_seconds = seconds.ceil().max(1.0) as u32;
                 Err(OverLimit::TokenRate { tenant: self.name.clone(), limit, retry_after_seconds })
@@ -163,7 +174,12 @@ impl Lease {
 
     /// Name of the tenant, if there are any.
     pub fn tenant_name(&self) -> Option<&str> {
-        self.running.as_ref().map(|running| running.0.name())
+        self.running.as_ref().map(|running| running.account.name())
+    }
+
+    /// The request has so many answers, of which one was counted when it began.
+    pub fn answers(&self, answers: u32) -> Result<(), OverLimit> {
+        self.running.as_ref().map_or(Ok(()), |running| running.take(answers.saturating_sub(1)))
     }
 
     /// Whose request it is.
@@ -173,22 +189,32 @@ impl Lease {
 
     /// Counts tokens of a prompt or an answer.
     pub fn spend(&self, tokens: u32) {
-        if let Some(Running(account)) = self.running.as_deref() {
+        if let Some(Running { account, .. }) = self.running.as_deref() {
             account.spent.fetch_add(tokens.into(), Ordering::Relaxed);
         }
     }
 }
 
 impl Running {
-    fn new(account: Arc<Account>) -> Running {
-        account.running.fetch_add(1, Ordering::Relaxed);
-        Running(account)
+    /// Counts so many answers, if the tenant may have them beside those that it has.
+    fn take(&self, answers: u32) -> Result<(), OverLimit> {
+        let limit = self.account.limited().limits.max_concurrent_requests.unwrap_or(u32::MAX);
+        let more = |running: u32| running.checked_add(answers).filter(|sum| *sum <= limit);
+        if self.account.running.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok() {
+            self.answers.fetch_add(answers, Ordering::Relaxed);
+            return Ok(());
+        }
+        let (tenant, all) = (self.account.name.clone(), self.answers.load(Ordering::Relaxed).saturating_add(answers));
+        Err(match all > limit {
+            true => OverLimit::Answers { tenant, limit, answers: all },
+            false => OverLimit::Concurrency { tenant, limit },
+        })
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.running.fetch_sub(1, Ordering::Relaxed);
+        self.account.running.fetch_sub(*self.answers.get_mut(), Ordering::Relaxed);
     }
 }
 
@@ -212,6 +238,25 @@ mod tests {
         assert_eq!(refused, OverLimit::Concurrency { tenant: "alice".to_owned(), limit: 1 });
         drop(second_answer);
         alice.begin("r".into(), 0.0).unwrap();
+    }
+
+    #[test]
+    fn answers_count_and_not_the_requests_that_have_them() {
+        let alice = account(Limits { max_concurrent_requests: Some(4), tokens_per_minute: None });
+        let begin = || alice.begin("r".into(), 0.0);
+        let first = begin().unwrap();
+        first.answers(3).unwrap();
+        let second = begin().unwrap();
+        assert_eq!(second.answers(2).unwrap_err(), OverLimit::Concurrency { tenant: "alice".to_owned(), limit: 4 });
+        assert_eq!(
+            second.answers(5).unwrap_err().to_string(),
+            "the request has 5 answers; alice may have 4 at once on this replica: ask for fewer"
+        );
+        assert!(begin().is_err());
+        drop(first);
+        second.answers(4).unwrap();
+        drop(second);
+        assert_eq!(alice.running.load(Ordering::Relaxed), 0);
     }
 
     #[test]

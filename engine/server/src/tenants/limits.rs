@@ -11,7 +11,7 @@ use std::path::PathBuf;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// Requests that may be answered at once.
+    /// Answers that may be made at once: a request has as many as it asks for.
     pub max_concurrent_requests: Option<u32>,
     /// Tokens a minute, of prompts and answers together; a whole minute's may be used at once.
     pub tokens_per_minute: Option<u64>,

@@ -270,3 +270,105 @@ async fn tenants_find_each_others_prompts_only_where_they_share() {
         assert_eq!((cached("key-b").await, cached("key-b").await), (shared, 96), "{flag:?}");
     }
 }
+
+/// The status of a request to the admin port with these headers.
+async fn admin(server: &TestServer, method: Method, path: &str, headers: &[(&str, &str)]) -> u16 {
+    let head: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let mut stream = TcpStream::connect(server.admin).await.unwrap();
+    stream.write_all(format!("{method} {path} HTTP/1.1\r\n{head}Connection: close\r\n\r\n").as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    within("an answer", stream.read_to_end(&mut answer)).await.unwrap();
+    let line = String::from_utf8_lossy(&answer);
+    line.split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_page_in_a_browser_acts_on_the_admin_port() {
+    let server = serve(FAST).await;
+    let own = server.admin.to_string();
+    for headers in [
+        &[("Host", "evil.example")][..],
+        &[("Host", own.as_str()), ("Origin", "http://evil.example")],
+        &[("Host", own.as_str()), ("Origin", "null")],
+        &[("Host", "evil.example"), ("Origin", "http://evil.example")],
+    ] {
+        for (method, path) in [(Method::POST, "/drain"), (Method::POST, "/sleep"), (Method::GET, "/metrics")] {
+            assert_eq!(admin(&server, method, path, headers).await, 403, "{path} {headers:?}");
+        }
+    }
+    assert_eq!(admin(&server, Method::GET, "/readyz", &[("Host", "10.0.0.7:8001")]).await, 200, "nothing was done");
+    assert_eq!(admin(&server, Method::POST, "/drain", &[("Host", own.as_str())]).await, 202);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_admin_port_asks_for_a_token_where_there_is_one() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), "secret").unwrap();
+    let server = serve(&format!("{FAST} --admin-token-file {}", file.path().display())).await;
+    let host = ("Host", "localhost");
+    let (right, wrong) = (("Authorization", "Bearer secret"), ("Authorization", "Bearer other"));
+    for path in ["/livez", "/readyz"] {
+        assert_eq!(admin(&server, Method::GET, path, &[host]).await, 200, "{path}: kubelets have no token");
+    }
+    for path in ["/metrics", "/stats"] {
+        assert_eq!(admin(&server, Method::GET, path, &[host]).await, 401, "{path}");
+        assert_eq!(admin(&server, Method::GET, path, &[host, wrong]).await, 401, "{path}");
+        assert_eq!(admin(&server, Method::GET, path, &[host, right]).await, 200, "{path}");
+    }
+    assert_eq!(admin(&server, Method::POST, "/drain", &[host]).await, 401);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_file_that_is_wrong_is_told_wherever_one_looks() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), "alice key-a\nbob key-b\n").unwrap();
+    let mut config = crate::common::config(&format!("{FAST} --api-key-file {}", file.path().display()));
+    config.refresh_every = std::time::Duration::ZERO;
+    let server = crate::common::start(config).await;
+    let status = async |key: &str| ask(&server, key, json!({"max_tokens": 1})).await.status.as_u16();
+    assert_eq!((status("key-a").await, status("key-b").await), (200, 200));
+    assert_eq!(get(server.admin, "/readyz").await.text(), "ok\n");
+    assert_eq!(server.metric("windlass:api_keys_unreadable").await, 0.0);
+    fs::write(file.path(), "alice key-a\nbob has gone\n").unwrap();
+    assert_eq!((status("key-a").await, status("key-b").await), (200, 401));
+    let ready = get(server.admin, "/readyz").await;
+    assert!(ready.status == StatusCode::OK && ready.text().contains("line 2"), "{}", ready.text());
+    assert_eq!(server.metric("windlass:api_keys_unreadable").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenants_limit_counts_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("alice"), "key-a").unwrap();
+    let keys = folder.path().display();
+    let server = serve(&format!("{SLOW} --api-key-dir {keys} --tenant-max-concurrent-requests 4")).await;
+    let body = chat(json!({"max_tokens": 5000, "stream": true, "n": 3}));
+    let mut client = Client::connect(server.api).await;
+    let running = client.send(with_key(post(CHAT, &body), "key-a")).await.unwrap();
+    assert_eq!(running.status(), StatusCode::OK);
+    let refused = ask(&server, "key-a", json!({"max_tokens": 1, "n": 2})).await;
+    assert_eq!((refused.status.as_u16(), refused.json()["error"]["code"].clone()), (429, json!("tenant_concurrency")));
+    assert_eq!(ask(&server, "key-a", json!({"max_tokens": 1})).await.status, StatusCode::OK);
+    let never = ask(&server, "key-a", json!({"max_tokens": 1, "n": 5})).await;
+    assert_eq!((never.status.as_u16(), never.json()["error"]["param"].clone()), (400, json!("n")));
+    drop((running, client));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_ask_for_nothing_make_room_for_those_that_do() {
+    let mut config = crate::common::config(FAST);
+    config.max_connections = Some(32);
+    let server = crate::common::start(config).await;
+    let mut asked = Client::connect(server.api).await;
+    assert_eq!(asked.get("/health").await.unwrap().status, StatusCode::OK);
+    let mut silent = Vec::new();
+    for _ in 0..100 {
+        silent.push(TcpStream::connect(server.api).await.unwrap());
+    }
+    assert_eq!(within("an answer beside them", get(server.api, "/health")).await.status, StatusCode::OK);
+    assert_eq!(asked.get("/health").await.unwrap().status, StatusCode::OK, "who asked stays");
+    assert_eq!(get(server.admin, "/readyz").await.status, StatusCode::OK);
+    // The first to come was the first to go.
+    let mut byte = [0];
+    assert_eq!(within("its end", silent[0].read(&mut byte)).await.unwrap_or(0), 0);
+}
