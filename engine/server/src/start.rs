@@ -252,5 +252,6 @@ fn tokenizer_failure(error: TokenizerError) -> Failure {
 }
 
 fn template_failure(error: TemplateError) -> Failure {
-    Failure::new(Reason::ModelInvalid, error)
+    let reason = if let TemplateError::NoProcess(_) = error { Reason::Internal } else { Reason::ModelInvalid };
+    Failure::new(reason, error)
 }

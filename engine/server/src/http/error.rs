@@ -186,7 +186,10 @@ impl From<TemplateError> for ApiError {
         let message = error.to_string();
         match error {
             TemplateError::Busy => ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message).retry_after(1),
-            TemplateError::NoProcess(_) => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message),
+            TemplateError::NoProcess(_) => {
+                let error = ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message);
+                ApiError { retry: Some(true), ..error.retry_after(1) }
+            }
             // The model's own was found valid before there were requests.
             TemplateError::Invalid(_) => ApiError::bad_request("invalid_value", message).param("chat_template"),
             TemplateError::Refused(_) | TemplateError::Failed(_) => {
@@ -232,6 +235,16 @@ impl IntoResponse for ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_machine_did_is_not_the_clients_fault() {
+        let response = ApiError::from(TemplateError::NoProcess("it was killed".to_owned())).into_response();
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()[SHOULD_RETRY]),
+            (500, &HeaderValue::from_static("true"))
+        );
+        assert_eq!(ApiError::from(TemplateError::Failed("it is slow".to_owned())).status().as_u16(), 400);
+    }
 
     #[test]
     fn an_interrupted_answer_says_whether_to_ask_again() {

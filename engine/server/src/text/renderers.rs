@@ -11,11 +11,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::HashSet;
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::process::CommandExt;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -23,6 +26,15 @@ use tokio::time::timeout;
 const MAX_IDLE_BYTES: u64 = 64 << 20;
 /// How long a conversation waits for others to be rendered.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a process may be silent: several times what a job may take of a processor, on a machine that others use, too.
+const MAX_SILENCE: Duration = Duration::from_secs(5);
+
+/// How long a process may take to be gone once it has closed its line.
+const MAX_ENDING: Duration = Duration::from_secs(1);
+/// Between two looks whether it is.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// Signals that a process gets for what it does itself, as overflowing its stack: SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV.
+const OWN_SIGNALS: [i32; 5] = [4, 6, 7, 8, 11];
 
 /// What a process is to do, a line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
@@ -59,12 +71,14 @@ pub struct Renderers {
     program: PathBuf,
     permits: Arc<Semaphore>,
     idle: Mutex<Vec<Process>>,
+    silence: Duration,
 }
 
 impl Renderers {
     /// No process yet, and later up to `most`, of `program`.
     pub fn new(program: PathBuf, most: usize) -> Arc<Renderers> {
-        Arc::new(Renderers { program, permits: Arc::new(Semaphore::new(most)), idle: Mutex::default() })
+        let permits = Arc::new(Semaphore::new(most));
+        Arc::new(Renderers { program, permits, idle: Mutex::default(), silence: MAX_SILENCE })
     }
 
     /// Has a job done, after those that came before.
@@ -80,56 +94,86 @@ impl Renderers {
         done.await.unwrap_or_else(|error| Err(TemplateError::NoProcess(error.to_string())))
     }
 
-    /// Has a job done by the thread that calls.
+    /// Has a job done by the thread that calls. A process that ends for reasons of its own is nobody's fault: another one
+    /// tries.
     pub fn run_now(&self, job: &Job) -> Result<Answer, TemplateError> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let process = idle.map_or_else(|| Process::start(&self.program), Ok);
-        let mut process = process.map_err(|error| TemplateError::NoProcess(error.to_string()))?;
-        match process.ask(job) {
-            Ok(answer) => {
-                // Memory that one job took is not kept for the next.
-                if resident_bytes(process.child.id()) < MAX_IDLE_BYTES {
-                    self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(process);
-                }
-                Ok(answer)
-            }
-            Err(_) => Err(TemplateError::Failed(process.last_word())),
+        match self.try_with(idle, job) {
+            Err(TemplateError::NoProcess(_)) => self.try_with(None, job),
+            done => done,
         }
+    }
+
+    fn try_with(&self, idle: Option<Process>, job: &Job) -> Result<Answer, TemplateError> {
+        let process = idle.map_or_else(|| Process::start(&self.program, self.silence), Ok);
+        let mut process = process.map_err(|error| TemplateError::NoProcess(error.to_string()))?;
+        let answer = process.ask(job).map_err(|error| process.last_word(&error))?;
+        // Memory that one job took is not kept for the next.
+        if resident_bytes(process.child.id()) < MAX_IDLE_BYTES {
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(process);
+        }
+        Ok(answer)
     }
 }
 
 struct Process {
     child: Child,
-    jobs: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    /// Jobs out, answers in, neither for longer than a process may be silent.
+    line: BufReader<UnixStream>,
 }
 
 impl Process {
-    fn start(program: &PathBuf) -> io::Result<Process> {
+    fn start(program: &PathBuf, silence: Duration) -> io::Result<Process> {
+        let (ours, its) = UnixStream::pair()?;
+        ours.set_read_timeout(Some(silence))?;
+        ours.set_write_timeout(Some(silence))?;
+        let (input, output) = (OwnedFd::from(its.try_clone()?), OwnedFd::from(its));
         let mut command = Command::new(program);
-        command.arg(COMMAND).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.arg(COMMAND).stdin(input).stdout(output).stderr(Stdio::null());
         // Signals of a terminal are for the server, which lets its streams finish.
-        let mut child = command.process_group(0).spawn()?;
-        let pipes = child.stdin.take().zip(child.stdout.take());
-        let (jobs, answers) = pipes.ok_or_else(|| io::Error::other("it has no pipes"))?;
-        Ok(Process { child, jobs, answers: BufReader::new(answers) })
+        let child = command.process_group(0).spawn()?;
+        Ok(Process { child, line: BufReader::new(ours) })
     }
 
     fn ask(&mut self, job: &Job) -> io::Result<Answer> {
         let mut line = serde_json::to_vec(job)?;
         line.push(b'\n');
-        self.jobs.write_all(&line)?;
+        self.line.get_mut().write_all(&line)?;
+        drop(line);
         let mut answer = String::new();
-        self.answers.read_line(&mut answer)?;
+        self.line.read_line(&mut answer)?;
         Ok(serde_json::from_str(&answer)?)
     }
 
-    /// Why it ended.
-    fn last_word(&mut self) -> String {
-        // It may have ended already.
+    /// Why it ended, or is ended now because of `error`: by what the job did to it, or by something else.
+    fn last_word(&mut self, error: &io::Error) -> TemplateError {
+        let silent = [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut].contains(&error.kind());
+        // One that lives may be stopped. It may have ended already, too.
+        let ended = if silent { None } else { self.ended() };
         let _ = self.child.kill();
-        let end = self.child.wait().ok().and_then(|status| End::of(status.code()?));
-        end.map_or_else(|| "it ended its process".to_owned(), |end| end.to_string())
+        let _ = self.child.wait();
+        match ended {
+            None if silent => TemplateError::NoProcess("it said nothing for too long".to_owned()),
+            None => TemplateError::NoProcess(error.to_string()),
+            Some(status) => match status.code().and_then(End::of) {
+                Some(end) => TemplateError::Failed(end.to_string()),
+                None if status.signal().is_some_and(|signal| OWN_SIGNALS.contains(&signal)) => {
+                    TemplateError::Failed("it ended its process".to_owned())
+                }
+                None => TemplateError::NoProcess(format!("it ended with {status}")),
+            },
+        }
+    }
+
+    /// How it ended. Its end of the line is closed a moment before it is gone.
+    fn ended(&mut self) -> Option<ExitStatus> {
+        let began = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(None) if began.elapsed() < MAX_ENDING => thread::sleep(LOOK_EVERY),
+                ended => return ended.ok().flatten(),
+            }
+        }
     }
 }
 
@@ -138,5 +182,42 @@ impl Drop for Process {
         // Reaped, so that nothing is left of it.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// What comes of a job where the first process does one thing and the second another.
+    fn tried(first: &str, second: &str) -> Result<Answer, TemplateError> {
+        let folder = tempfile::tempdir().unwrap();
+        let (program, begun) = (folder.path().join("program"), folder.path().join("begun"));
+        let begun = begun.display();
+        let text = format!("#!/bin/sh\nread job\nif mkdir {begun}; then {first}; else {second}; fi\n");
+        fs::write(&program, text).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let mut renderers = Renderers::new(program, 1);
+        Arc::get_mut(&mut renderers).unwrap().silence = Duration::from_secs(1);
+        renderers.run_now(&Job { source: String::new(), variables: None })
+    }
+
+    const ANSWERS: &str = "echo '{\"Prompt\":\"a\"}'";
+
+    #[test]
+    fn a_process_that_something_else_ended_or_stopped_is_tried_again() {
+        for first in ["kill -KILL $$", "kill -STOP $$", "exit 0", "exit 77", "echo rubbish"] {
+            assert!(matches!(tried(first, ANSWERS), Ok(Answer::Prompt(_))), "{first}");
+            assert!(matches!(tried(first, first), Err(TemplateError::NoProcess(_))), "{first}");
+        }
+    }
+
+    #[test]
+    fn what_a_job_does_to_its_process_is_the_jobs_fault() {
+        for first in ["exit 3", "exit 4", "kill -ABRT $$", "kill -SEGV $$"] {
+            assert!(matches!(tried(first, ANSWERS), Err(TemplateError::Failed(_))), "{first}");
+        }
     }
 }
