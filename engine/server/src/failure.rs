@@ -15,10 +15,22 @@ pub struct Failure {
     pub message: String,
 }
 
+/// Messages quote files and flags, which may hold anything; Kubernetes keeps 4 KiB of a last word.
+const MAX_MESSAGE_CHARS: usize = 2000;
+
+/// `text`, or its beginning.
+pub fn bounded(mut text: String, most_chars: usize) -> String {
+    if let Some((end, _)) = text.char_indices().nth(most_chars) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
 impl Failure {
     /// A failure with this reason.
     pub fn new(reason: Reason, message: impl Display) -> Failure {
-        Failure { reason, message: message.to_string() }
+        Failure { reason, message: bounded(message.to_string(), MAX_MESSAGE_CHARS) }
     }
 
     /// A flag is wrong.
@@ -54,6 +66,12 @@ pub fn last_word(text: &str, log: Option<&Path>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sentence_has_an_end() {
+        let failure = Failure::configuration(format!("the architecture {} is not known", "é".repeat(200_000)));
+        assert_eq!(failure.message.chars().count(), MAX_MESSAGE_CHARS + 1);
+    }
 
     #[test]
     fn a_failure_leaves_its_last_word() {

@@ -13,6 +13,7 @@ use crate::config::{Config, CpuConfig, ExecutorConfig};
 use crate::failure::Failure;
 use crate::fingerprint;
 use crate::monitor::{Built, Monitor};
+use crate::small_file;
 use crate::text::chat_template::{ChatTemplate, TemplateError};
 use crate::text::hub;
 use crate::text::renderers::Renderers;
@@ -31,6 +32,9 @@ use windlass_engine_model::DecoderConfig;
 
 /// Processes that render conversations at most: two keep up with any engine on a machine.
 const RENDERERS: usize = 2;
+
+/// Largest file with a chat template, bytes: ten times what models have.
+const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
 
 /// What was started.
 pub enum Started {
@@ -242,7 +246,7 @@ fn own_template(
 
 fn named_template(path: &Path, special: &SpecialTokens, renderers: &Arc<Renderers>) -> Result<ChatTemplate, Failure> {
     let wrong = |why: String| Failure::configuration(format!("--chat-template {}: {why}", path.display()));
-    let source = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    let source = small_file::read_text(path, MAX_TEMPLATE_BYTES).map_err(|error| wrong(error.to_string()))?;
     ChatTemplate::new(&source, special, renderers).map_err(|error| wrong(error.to_string()))
 }
 

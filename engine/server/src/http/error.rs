@@ -3,6 +3,7 @@
 use crate::answer::Interrupted;
 use crate::dialogue::DialogueError;
 use crate::driver::NotAccepted;
+use crate::failure::bounded;
 use crate::structure::StructureError;
 use crate::tenants::OverLimit;
 use crate::text::chat_template::TemplateError;
@@ -112,15 +113,6 @@ impl ApiError {
         let retry = Some(self.retry.unwrap_or(self.retry_after_seconds.is_some()));
         ErrorEnvelope { error: ErrorBody { retry, ..self.body } }
     }
-}
-
-/// `text`, or its beginning.
-fn bounded(mut text: String, most: usize) -> String {
-    if let Some((end, _)) = text.char_indices().nth(most) {
-        text.truncate(end);
-        text.push('…');
-    }
-    text
 }
 
 impl From<FieldError> for ApiError {
