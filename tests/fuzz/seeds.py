@@ -375,6 +375,27 @@ def tokenizers():
     return variants(TOKENIZER, TOKENIZERS)
 
 
+def bodies():
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    texts = {
+        "chat": {"model": "m", "messages": messages, "stream": True, "stream_options": {"include_usage": True}},
+        "tools": {"model": "m", "messages": [{"role": "assistant", "tool_calls": [call]}], "tools": [tool],
+                  "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        "completion": {"model": "m", "prompt": [[1, 2]], "stop": ["a"], "logit_bias": {"1": 2.5}, "n": 2},
+        "structure": {"model": "m", "prompt": "a", "response_format": {
+            "type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}},
+        "guided": {"prompt": "a", "guided_json": "{}", "structured_outputs": {"choice": ["a"]}},
+        "tgi": {"inputs": "a", "parameters": {"truncate": 3, "grammar": {"type": "regex", "value": "a"}, "stop": ["a"]}},
+        "embeddings": {"model": "m", "input": ["a"], "encoding_format": "base64", "truncate_prompt_tokens": -1},
+        "score": {"model": "m", "text_1": "a", "text_2": ["b"]},
+        "rerank": {"model": "m", "query": "a", "documents": ["a", {"text": "b"}], "top_n": 1},
+        "detokenize": {"tokens": [1, 2]},
+    }
+    return {name: json.dumps(body).encode() for name, body in texts.items()}
+
+
 def variants(sound, others):
     return {name: json.dumps(sound | more).encode() for name, more in ({"sound": {}} | others).items()}
 
@@ -391,6 +412,7 @@ SEEDS = {
     "quantized": quantized,
     "tokenizer": tokenizers,
     "gguf_tokenizer": gguf_tokenizers,
+    "bodies": bodies,
 }
 
 if __name__ == "__main__":

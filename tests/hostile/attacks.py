@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import json
+import pathlib
 import re
+import socket
+import sys
 import time
 
 from server import KEYS, Seen, request
@@ -78,26 +81,42 @@ def frame(kind, flags, stream, payload=b""):
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
+NO_CHUNK, TWO_BYTES = "0\r\n\r\n", "{}"
+# Headers, and a body that a server which is taken in would read as one: what follows is then a request of its own.
 SMUGGLED = [
-    "Content-Length: 2\r\nContent-Length: 3", "Content-Length: 2, 3", "Content-Length: +2", "Content-Length: -1",
-    "Content-Length: 99999999999999999999", "Content-Length: 0x2", "Content-Length: 2 2", "Content-Length:",
-    "Transfer-Encoding: chunked\r\nContent-Length: 2", "Content-Length: 2\r\nTransfer-Encoding: chunked",
-    "Transfer-Encoding: xchunked", "Transfer-Encoding: chunked, identity", "Transfer-Encoding: chunked, chunked",
-    "Transfer-Encoding : chunked", "Transfer-Encoding: chunked\r\n X: folded", "X-Bare: a\nTransfer-Encoding: chunked",
-    "X-Nul: a\0b", "Host: b\r\nContent-Length : 2", "Transfer-Encoding:\vchunked", "X: a\rTransfer-Encoding: chunked",
+    ("Content-Length: 2\r\nContent-Length: 3", TWO_BYTES), ("Content-Length: 2, 3", TWO_BYTES),
+    ("Content-Length: +2", TWO_BYTES), ("Content-Length: -1", ""), ("Content-Length: 99999999999999999999", ""),
+    ("Content-Length: 0x2", TWO_BYTES), ("Content-Length: 2 2", TWO_BYTES), ("Content-Length:", ""),
+    ("Transfer-Encoding: chunked\r\nContent-Length: 5", NO_CHUNK),
+    ("Content-Length: 5\r\nTransfer-Encoding: chunked", NO_CHUNK),
+    ("Transfer-Encoding: xchunked", NO_CHUNK), ("Transfer-Encoding: gzip, chunked", NO_CHUNK),
+    ("Transfer-Encoding: chunked, identity", NO_CHUNK), ("Transfer-Encoding: chunked, chunked", NO_CHUNK),
+    ("Transfer-Encoding : chunked", NO_CHUNK), ("Transfer-Encoding: chunked\r\n X: folded", NO_CHUNK),
+    ("X-Bare: a\nTransfer-Encoding: chunked", NO_CHUNK), ("X-Bare: a\nContent-Length: 2", TWO_BYTES),
+    ("X-Nul: a\0b\r\nContent-Length: 2", TWO_BYTES), ("Host: b\r\nContent-Length: 2", TWO_BYTES),
+    ("Content-Length : 2", TWO_BYTES), ("Transfer-Encoding:\vchunked", NO_CHUNK),
+    ("X: a\rTransfer-Encoding: chunked", NO_CHUNK),
+    ("Authorization: Bearer a\r\nAuthorization: Bearer b\r\nContent-Length: 2", TWO_BYTES),
 ]
+FOUND = [("Content-Length: 2", TWO_BYTES), ("Transfer-Encoding: chunked", NO_CHUNK)]
 
 
 async def smuggling(server):
     hidden = b"GET /hidden HTTP/1.1\r\nHost: a\r\n\r\n"
-    two = []
+
+    async def answers(headers, body):
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n{auth().decode()}{headers}\r\n\r\n{body}"
+        return await server.send(head.encode() + hidden, silence=1)
+
     async with server.watched() as watch:
-        for headers in SMUGGLED:
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{headers}\r\n\r\n{{}}"
-            answer = await server.send(head.encode() + hidden)
+        found = [(await answers(*case)).count(b"HTTP/1.1 ") for case in FOUND]
+        two = []
+        for case in SMUGGLED:
+            answer = await answers(*case)
             refused = answer == b"" or answer.startswith(b"HTTP/1.1 4")
             if not refused or answer.count(b"HTTP/1.1 ") > 1 or b"/hidden" in answer:
-                two.append(headers)
+                two.append(case[0])
+    yield Seen(f"requests behind whole ones, answers: {found}", "2 each: what is not hidden is found", found == [2, 2])
     yield Seen(f"{len(SMUGGLED)} ways tried, got through: {two or 'none'}", "none", not two)
     for seen in watch.seen(most_mib=32):
         yield seen
@@ -143,6 +162,88 @@ async def addresses(server):
             await server.ask("/v1/chat/completions", {**CHAT, "response_format": schema})
             await server.ask("/v1/completions", {"model": url, "prompt": url, "max_tokens": 1})
     yield Seen(f"{6 * len(urls)} requests with addresses: {len(visitors)} connections", "none", not visitors)
+    for seen in watch.seen(most_mib=32):
+        yield seen
+
+
+BODY_BYTES = 30 << 20
+# What a body of 30 MiB may hold: path, beginning, what is repeated, end.
+LONG = [
+    ("/v1/completions", '{"model":"m","prompt":[', "0,", "0]}"),
+    ("/v1/completions", '{"model":"m","prompt":[', '"",', '""]}'),
+    ("/v1/completions", '{"model":"m","prompt":"a","stop":[', '"",', '""]}'),
+    ("/v1/completions", '{"model":"m","prompt":"a","guided_json":[', "0,", "0]}"),
+    ("/v1/completions", '{"model":"m","prompt":"a","nobody_knows":[', "{},", "{}]}"),
+    ("/v1/chat/completions", '{"model":"m","messages":[', '{"role":"user","content":""},', "0]}"),
+    ("/v1/chat/completions", '{"model":"m","messages":[{"role":"user","content":"', "a ", '"}]}'),
+    ("/v1/chat/completions", '{"model":"m","messages":[{"role":"user","content":"a"}],"tools":[', "0,", "0]}"),
+    ("/v1/chat/completions", '{"model":"m","messages":[{"role":"user","content":"a"}],"documents":[', "{},", "{}]}"),
+    ("/generate", '{"inputs":"a","parameters":{"stop":[', '"",', '""]}}'),
+    ("/detokenize", '{"tokens":[', "0,", "0]}"),
+    ("/v1/chat/completions", "", "[", ""),
+]
+
+
+async def bodies(server):
+    def long(path, begin, part, end):
+        return request(path, (begin + part * (BODY_BYTES // len(part)) + end).encode())
+
+    # Made before anything is watched, which making them would hold up.
+    all_kinds = [long(*kind) for kind in LONG]
+    async with server.watched() as watch:
+        statuses = [await asyncio.to_thread(status_of, server, data) for data in all_kinds]
+    yield Seen(f"{len(LONG)} kinds of 30 MiB, one by one: {sorted(set(statuses))}", "4xx", all(400 <= s < 500 for s in statuses))
+    for seen in watch.seen(most_mib=4 * 30 + 16):
+        yield seen
+    async with server.watched() as watch:
+        statuses = await asyncio.gather(*(asyncio.to_thread(status_of, server, all_kinds[0]) for _ in range(40)))
+    yield Seen(f"40 connections of 30 MiB at once: {sorted(set(statuses))}", "400, 429 or cut", set(statuses) <= {0, 400, 429})
+    for seen in watch.seen(most_mib=256 + 64):
+        yield seen
+
+
+def status_of(server, data):
+    """On a thread of its own: so much would keep what is watched from being looked at."""
+    answer = b""
+    with contextlib.suppress(OSError), socket.create_connection((server.host, server.port), 60) as connection:
+        connection.sendall(data)
+        while part := connection.recv(1 << 16):
+            answer += part
+    return int(answer.split(b" ", 2)[1]) if answer else 0
+
+
+async def crowd(server, count=12_000):
+    """More connections than a server has places for, none of which asks for anything."""
+    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    script = str(pathlib.Path(__file__).with_name("silent.py"))
+    async with server.watched() as watch:
+        # A process of its own: so many would keep what is watched from being looked at.
+        crowd = await asyncio.create_subprocess_exec(sys.executable, script, server.host, str(server.port), str(count), **pipes)
+        held = int(await crowd.stdout.readline())
+        probes = [await server.send(b"GET /readyz HTTP/1.0\r\n\r\n", admin=True) for _ in range(20)]
+        status, _ = await server.ask("/v1/models")
+        crowd.stdin.close()
+        await crowd.wait()
+    ready = sum(answer.startswith(b"HTTP/1.0 200") for answer in probes)
+    yield Seen(f"beside {held:,} connections that say nothing: {ready} of 20 probes, a client gets {status}",
+               "all, 200", ready == 20 and status == 200)
+    for seen in watch.seen(most_mib=128):
+        yield seen
+
+
+async def admin(server):
+    """Pages in a browser, by their own name and by one that leads here."""
+    pages = ["Host: evil.example", f"Host: {server.host}:{server.admin_port}\r\nOrigin: http://evil.example",
+             f"Host: {server.host}:{server.admin_port}\r\nOrigin: null",
+             "Host: evil.example\r\nOrigin: http://evil.example", "Host: localhost.evil.example"]
+    passed = []
+    async with server.watched() as watch:
+        for page in pages:
+            for path in ("/drain", "/sleep?level=1", "/wake_up"):
+                head = f"POST {path} HTTP/1.1\r\n{page}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+                answer = await server.send(head.encode(), admin=True)
+                passed += [] if answer.startswith(b"HTTP/1.1 403") else [(path, page)]
+    yield Seen(f"{3 * len(pages)} requests of pages to the admin port, acted on: {passed or 'none'}", "none", not passed)
     for seen in watch.seen(most_mib=32):
         yield seen
 

@@ -41,8 +41,8 @@ class Server:
             PROGRAM, "serve", MODEL, *flags, stderr=asyncio.subprocess.PIPE
         )
         async for line in self.process.stderr:
-            if found := re.search(rb'"message":"serving","api":"([^":]*):(\d+)"', line):
-                self.host, self.port = found[1].decode(), int(found[2])
+            if found := re.search(rb'"message":"serving","api":"([^":]*):(\d+)","admin":"[^":]*:(\d+)"', line):
+                self.host, self.port, self.admin_port = found[1].decode(), int(found[2]), int(found[3])
                 self.log = asyncio.create_task(self.read_log())
                 return self
         raise SystemExit("the server ended before it served")
@@ -56,18 +56,21 @@ class Server:
         async for _ in self.process.stderr:
             pass
 
-    async def connect(self):
-        return await asyncio.open_connection(self.host, self.port)
+    async def connect(self, admin=False):
+        return await asyncio.open_connection(self.host, self.admin_port if admin else self.port)
 
-    async def send(self, data):
-        """All that the server says to `data` until it closes the connection."""
-        reader, writer = await self.connect()
+    async def send(self, data, silence=60, admin=False):
+        """All that the server says to `data` until it closes the connection, or says nothing for so many seconds."""
+        reader, writer = await self.connect(admin)
         with contextlib.suppress(ConnectionError):
             writer.write(data)
             await writer.drain()
-        with contextlib.suppress(ConnectionError):
-            return await asyncio.wait_for(reader.read(), 60)
-        return b""
+        said = b""
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            while part := await asyncio.wait_for(reader.read(1 << 16), silence):
+                said += part
+        writer.close()
+        return said
 
     async def ask(self, path, body=None, key="right"):
         """Status and body of an answer."""
@@ -89,7 +92,9 @@ class Server:
 
 
 def request(path, body=None, key=KEYS["right"]):
-    method, body = ("GET", b"") if body is None else ("POST", json.dumps(body).encode())
+    """A request with a body of JSON, which may be written already."""
+    method = "GET" if body is None else "POST"
+    body = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nAuthorization: Bearer {key}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
