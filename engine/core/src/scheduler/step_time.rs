@@ -1,12 +1,15 @@
 //! How long a step will take: learned from the steps there were.
 //!
-//! A linear model, `base + prefill · tokens + decode · rows + draft · guesses`, fitted by recursive least squares with forgetting, so that
-//! it follows contexts that grow and machines that get busy. It predicts nothing before it has seen enough.
+//! A linear model, `base + prefill · tokens + decode · rows + draft · guesses`, fitted by recursive least squares with
+//! forgetting, so that it follows contexts that grow and machines that get busy. Of what is not seen for long, such as prompts
+//! while all decode, the last that was known stays. It predicts nothing before it has seen enough.
 
 /// Weight of an observation after the next one: about two hundred steps are remembered.
 const FORGETTING: f64 = 0.995;
-/// Uncertainty at the start, in seconds squared per unit squared: large against any truth.
-const INITIAL_UNCERTAINTY: f64 = 1e3;
+/// Information about each feature at the start, in observations of one unit: next to none.
+const INITIAL_INFORMATION: f64 = 1e-5;
+/// And in the end of what is seen no more: enough for one odd step not to turn it over.
+const LEAST_INFORMATION: f64 = 1e-3;
 /// Steps seen before the model is believed.
 const ENOUGH_STEPS: u32 = 8;
 /// Units of the features, so that all are of the order of one.
@@ -16,12 +19,15 @@ const GUESSES: f64 = 16.0;
 /// Features: one, prompt tokens, decoding rows, guesses.
 const FEATURES: usize = 4;
 
+type Square = [[f64; FEATURES]; FEATURES];
+
 /// The learned model.
 #[derive(Clone, Debug)]
 pub(super) struct StepTimeModel {
     /// Seconds for a step, for [`TOKENS`] prompt tokens, for [`ROWS`] decoding rows, for [`GUESSES`] guesses.
     seconds: [f64; FEATURES],
-    uncertainty: [[f64; FEATURES]; FEATURES],
+    /// Products of the features of the steps seen, added up.
+    information: Square,
     steps: u32,
     prefill_steps: u32,
     draft_steps: u32,
@@ -29,26 +35,21 @@ pub(super) struct StepTimeModel {
 
 impl StepTimeModel {
     pub(super) fn new() -> StepTimeModel {
-        let mut uncertainty = [[0.0; FEATURES]; FEATURES];
-        (0..FEATURES).for_each(|i| uncertainty[i][i] = INITIAL_UNCERTAINTY);
-        StepTimeModel { seconds: [0.0; FEATURES], uncertainty, steps: 0, prefill_steps: 0, draft_steps: 0 }
+        let mut information = [[0.0; FEATURES]; FEATURES];
+        (0..FEATURES).for_each(|i| information[i][i] = INITIAL_INFORMATION);
+        StepTimeModel { seconds: [0.0; FEATURES], information, steps: 0, prefill_steps: 0, draft_steps: 0 }
     }
 
     /// A step of so many prompt tokens, decoding rows and guesses took so long.
     pub(super) fn observe(&mut self, prefill_tokens: u32, decode_rows: u32, draft_tokens: u32, seconds: f64) {
         let x = features(prefill_tokens, decode_rows, draft_tokens);
-        let spread = self.uncertainty.map(|row| dot(row, x));
-        let certainty = FORGETTING + dot(spread, x);
         let error = seconds - dot(self.seconds, x);
         for i in 0..FEATURES {
-            self.seconds[i] += spread[i] * error / certainty;
-            for j in 0..FEATURES {
-                let less = spread[i] * spread[j] / certainty;
-                // What is never observed would grow without end.
-                self.uncertainty[i][j] =
-                    ((self.uncertainty[i][j] - less) / FORGETTING).clamp(-INITIAL_UNCERTAINTY, INITIAL_UNCERTAINTY);
-            }
+            self.information[i].iter_mut().zip(x).for_each(|(sum, x_j)| *sum = FORGETTING * *sum + x[i] * x_j);
+            self.information[i][i] += (1.0 - FORGETTING) * LEAST_INFORMATION;
         }
+        let gain = solve(self.information, x);
+        self.seconds.iter_mut().zip(gain).for_each(|(seconds, gain)| *seconds += gain * error);
         self.steps = self.steps.saturating_add(1);
         self.prefill_steps = self.prefill_steps.saturating_add(u32::from(prefill_tokens > 0));
         self.draft_steps = self.draft_steps.saturating_add(u32::from(draft_tokens > 0));
@@ -80,6 +81,22 @@ impl StepTimeModel {
 
 fn features(prefill_tokens: u32, decode_rows: u32, draft_tokens: u32) -> [f64; FEATURES] {
     [1.0, f64::from(prefill_tokens) / TOKENS, f64::from(decode_rows) / ROWS, f64::from(draft_tokens) / GUESSES]
+}
+
+/// What gives `b` when it is multiplied by `a`, which is positive definite.
+fn solve(mut a: Square, mut b: [f64; FEATURES]) -> [f64; FEATURES] {
+    for i in 0..FEATURES {
+        for j in i + 1..FEATURES {
+            let times = a[j][i] / a[i][i];
+            (i..FEATURES).for_each(|k| a[j][k] -= times * a[i][k]);
+            b[j] -= times * b[i];
+        }
+    }
+    for i in (0..FEATURES).rev() {
+        let known: f64 = (i + 1..FEATURES).map(|k| a[i][k] * b[k]).sum();
+        b[i] = (b[i] - known) / a[i][i];
+    }
+    b
 }
 
 fn dot(a: [f64; FEATURES], b: [f64; FEATURES]) -> f64 {
@@ -136,6 +153,20 @@ mod tests {
         }
         let ratio = model.predict(64, 10).unwrap() / (3.0 * truth(64, 10));
         assert!((0.95..1.05).contains(&ratio), "{ratio}");
+    }
+
+    #[test]
+    fn what_it_knows_of_prompts_outlasts_any_number_of_steps_without_one() {
+        let (mut model, mut dice) = (taught(truth), 1u64);
+        for _ in 0..100_000 {
+            // With the noise of a real machine.
+            dice = crate::sim::mix(dice, 0);
+            model.observe(0, 1, 0, truth(0, 1) * (0.9 + 0.2 * (dice % 1000) as f64 / 1000.0));
+        }
+        for (prefill, rows) in [(1, 0), (300, 0), (0, 16), (512, 64)] {
+            let ratio = model.predict(prefill, rows).unwrap() / truth(prefill, rows);
+            assert!((0.95..1.05).contains(&ratio), "{prefill} {rows}: {ratio}");
+        }
     }
 
     #[test]
