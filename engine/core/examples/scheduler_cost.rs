@@ -1,15 +1,17 @@
-//! What scheduling costs: microseconds per step at 256 sequences, with an executor that computes nothing.
+//! What scheduling costs: microseconds per step at 256 sequences, with an executor that computes nothing; and what it costs to
+//! foresee first tokens.
 //!
 //! `cargo run --release -p windlass-engine-core --example scheduler_cost`. The goal is 100 µs.
 
 mod common;
 
+use std::hint::black_box;
 use std::time::Instant;
 
 use common::Nothing;
 use windlass_engine_core::engine::{Engine, EngineConfig, Policy, QueueLimits};
 use windlass_engine_core::executor::{Geometry, KvGroups};
-use windlass_engine_core::request::{Request, RequestId};
+use windlass_engine_core::request::{Claim, Request, RequestId};
 
 /// The server's.
 #[global_allocator]
@@ -18,6 +20,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const SEQUENCES: u32 = 256;
 const WAITING: u32 = 1000;
 const STEPS: u32 = 400;
+const PREDICTIONS: u32 = 400;
 
 const GEOMETRY: Geometry = Geometry {
     block_tokens: 16,
@@ -48,8 +51,9 @@ struct Load {
     groups: KvGroups,
 }
 
-/// Microseconds of a turn while all sequences decode: the median, and what nine of ten stay under.
-fn measure(load: Load) -> (f64, f64) {
+/// Microseconds while all sequences decode: of a turn in the median, and what nine of ten stay under; of telling the state, with
+/// the prediction of a first token; of a promise to one that was refused.
+fn measure(load: Load) -> [f64; 4] {
     let Load { prompt_tokens, prefix_cache: enable_prefix_cache, policy, waiting, groups } = load;
     let queue = QueueLimits {
         max_waiting_requests: WAITING,
@@ -76,7 +80,17 @@ fn measure(load: Load) -> (f64, f64) {
     }
     let mut micros: Vec<f64> = (0..STEPS).map(|_| timed_turn(&mut engine)).collect();
     micros.sort_by(f64::total_cmp);
-    (micros[micros.len() / 2], micros[micros.len() * 9 / 10])
+    let start = Instant::now();
+    for _ in 0..PREDICTIONS {
+        black_box(engine.stats());
+    }
+    let predicting = start.elapsed().as_secs_f64() * 1e6 / f64::from(PREDICTIONS);
+    let start = Instant::now();
+    for _ in 0..PREDICTIONS {
+        black_box(engine.promise(Claim { prompt_tokens, max_tokens: 1000, ..Claim::LEAST }, 0.0));
+    }
+    let promising = start.elapsed().as_secs_f64() * 1e6 / f64::from(PREDICTIONS);
+    [micros[micros.len() / 2], micros[micros.len() * 9 / 10], predicting, promising]
 }
 
 #[inline(never)]
@@ -106,11 +120,11 @@ fn main() {
     let queued = queued.map(|policy| Load { policy, waiting: WAITING, ..plain });
     let grouped = grouped.map(|groups| Load { groups, ..plain });
     for load in loads.into_iter().chain(queued).chain(grouped) {
-        let (median, most) = measure(load);
+        let [median, most, predicting, promising] = measure(load);
         let Load { prompt_tokens, prefix_cache, policy, waiting, groups } = load;
         println!(
             "  prompts of {prompt_tokens:4} tokens, prefix cache {prefix_cache:5}, {policy:?}, {waiting:4} waiting, \
-             {} groups: {median:6.1} {most:6.1}",
+             {} groups: {median:6.1} {most:6.1}; state {predicting:6.1}, promise {promising:6.1}",
             groups.count()
         );
     }

@@ -6,7 +6,7 @@
 use crate::draft::Proposer;
 use crate::executor::{Executor, ExecutorError, Prepared};
 pub use crate::policy::Policy;
-use crate::request::{FinishReason, RejectReason, Request, RequestId};
+use crate::request::{Claim, FinishReason, RejectReason, Request, RequestId};
 pub use crate::scheduler::QueueLimits;
 use crate::scheduler::Scheduler;
 use crate::update::{EngineStats, RequestUpdate, Turn};
@@ -76,6 +76,12 @@ impl<E: Executor> Engine<E> {
         self.scheduler.add(request, now)
     }
 
+    /// Seconds after which a request that [`add`](Engine::add) just refused for now is likely to be admitted. Who is told so
+    /// counts for the next ones.
+    pub fn promise(&mut self, claim: Claim, now: f64) -> u32 {
+        self.scheduler.promise(claim, now)
+    }
+
     /// Ends a live request from outside: [`FinishReason::Abort`], or [`FinishReason::Stop`] for a stop string.
     ///
     /// Gives its last update; no later turn mentions it. `None` if no such request is live: it has ended already.
@@ -94,6 +100,7 @@ impl<E: Executor> Engine<E> {
             false => self.collect_oldest()?,
         };
         turn.updates.extend(self.scheduler.take_farewells());
+        turn.lost = self.scheduler.take_lost();
         Ok(turn)
     }
 
@@ -143,6 +150,6 @@ impl<E: Executor> Engine<E> {
         let Some(ticket) = self.scheduler.oldest_in_flight() else { return Ok(Turn::default()) };
         let output = self.executor.collect(ticket)?;
         let (updates, stats) = self.scheduler.complete(output)?;
-        Ok(Turn { updates, step: Some(stats) })
+        Ok(Turn { updates, step: Some(stats), lost: None })
     }
 }

@@ -163,6 +163,11 @@ impl KvCache {
         needed <= self.pool.available() + self.returning()
     }
 
+    /// Blocks that could be taken now.
+    pub(crate) fn available(&self) -> usize {
+        self.pool.available()
+    }
+
     /// What was looked up in the tier so far.
     pub(crate) fn tier_use(&self) -> TierUse {
         self.tier_use

@@ -54,7 +54,7 @@ pub enum Move {
         /// What is overwritten.
         slot: SlotId,
     },
-    /// Out of a slot, which keeps it. If that fails, so do the rows that name the block.
+    /// Out of a slot, which keeps it. If that fails, the rows that name the block are [`SequenceFailure::Lost`].
     In {
         /// What is read.
         slot: SlotId,
@@ -200,6 +200,10 @@ pub enum SequenceFailure {
     /// The row could not be computed.
     #[error("{0}")]
     Uncomputable(String),
+    /// Blocks in which the row begins could not be brought back. Its sequence is computed again, and its client hears
+    /// nothing of it.
+    #[error("{0}")]
+    Lost(String),
 }
 
 /// The log probabilities that one row asked for.

@@ -97,6 +97,34 @@ impl Request {
     }
 }
 
+/// What a request means to others that wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Whose it is.
+    pub tenant: Tenant,
+    /// Lower ones go first, where the policy asks for it.
+    pub priority: i32,
+    /// Tokens to compute before the first one is generated, as far as they are known.
+    pub prompt_tokens: u32,
+    /// Most tokens to generate.
+    pub max_tokens: u32,
+}
+
+impl Claim {
+    /// What is almost nothing, of nobody in particular.
+    pub const LEAST: Claim = Claim { tenant: Tenant(0), priority: 0, prompt_tokens: 1, max_tokens: 1 };
+
+    /// What this request means.
+    pub fn of(request: &Request) -> Claim {
+        let prompt_tokens = match request.fork_of {
+            Some(_) => 1,
+            None => u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
+        };
+        let Request { tenant, priority, max_tokens, .. } = *request;
+        Claim { tenant, priority, prompt_tokens, max_tokens }
+    }
+}
+
 /// Why a request ended. Exactly one per request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FinishReason {

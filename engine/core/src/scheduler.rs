@@ -6,13 +6,17 @@
 //! may be in flight while it decides.
 //!
 //! `running` is sorted by stay. First come, first served, it is sorted by arrival, too, and everything in it arrived
-//! before everything in `waiting`; but for what only waits for its last result, which no preemption takes.
+//! before everything in `waiting`; but for what only waits for its last result, which no preemption takes, and for what
+//! had to begin again.
 
 mod admission;
+mod answers;
 mod beams;
 mod fairness;
 mod forecast;
 mod order;
+mod outlook;
+mod promises;
 mod queue;
 mod speculation;
 mod stages;
@@ -24,15 +28,16 @@ use std::collections::{HashMap, VecDeque};
 use crate::engine::EngineConfig;
 use crate::executor::{ExecutorError, Geometry};
 use crate::kv::{BlockTable, KvCache};
-use crate::plan::{RowOutput, RowScores, StepOutput, Ticket};
+use crate::plan::{RowOutput, RowScores, SequenceFailure, StepOutput, Ticket};
 use crate::policy::Policy;
-use crate::request::{FinishReason, RejectReason, Request, RequestId, TokenId};
+use crate::request::{Claim, FinishReason, RejectReason, Request, RequestId, TokenId};
 use crate::sampling::TokenLogprobs;
 use crate::sequence::{Running, Sequence, StayId};
 use crate::update::{EngineStats, RequestUpdate, StepStats};
+use answers::AnswerLengths;
 use beams::Group;
 use fairness::Fairness;
-use forecast::AnswerLength;
+use promises::Promises;
 use queue::Queue;
 pub use queue::QueueLimits;
 pub(crate) use speculation::Guess;
@@ -51,7 +56,8 @@ pub(crate) struct Scheduler {
     stages: usize,
     kv: KvCache,
     step_time: StepTimeModel,
-    answers: AnswerLength,
+    answers: AnswerLengths,
+    promises: Promises,
     /// Absent where tenants take no turns.
     fairness: Option<Fairness>,
     /// Absent where nothing is guessed.
@@ -68,6 +74,9 @@ pub(crate) struct Scheduler {
     in_flight: VecDeque<InFlight>,
     stays: u64,
     preemptions: u64,
+    lost_sequences: u64,
+    /// Why the last of them lost its blocks, until it is told.
+    lost: Option<String>,
     prefix_query_tokens: u64,
     prefix_hit_tokens: u64,
     recomputed_tokens: u64,
@@ -98,7 +107,8 @@ impl Scheduler {
             .with_tier(geometry.swap_slots)
             .with_groups(geometry.groups),
             step_time: StepTimeModel::new(),
-            answers: AnswerLength::default(),
+            answers: AnswerLengths::default(),
+            promises: Promises::default(),
             fairness: (config.policy == Policy::Fair).then(Fairness::default),
             speculation: None,
             groups: HashMap::new(),
@@ -110,6 +120,8 @@ impl Scheduler {
             in_flight: VecDeque::new(),
             stays: 0,
             preemptions: 0,
+            lost_sequences: 0,
+            lost: None,
             prefix_query_tokens: 0,
             prefix_hit_tokens: 0,
             recomputed_tokens: 0,
@@ -125,9 +137,10 @@ impl Scheduler {
             self.fairness.iter_mut().for_each(Fairness::forget);
         }
         let sequence = Sequence::new(request, now);
-        let predicted_ttft_seconds =
-            self.is_behind().then(|| self.predicted_ttft_seconds(sequence.backlog_tokens as u64));
-        self.waiting.admits(&sequence, self.free_places(), predicted_ttft_seconds.flatten())?;
+        self.waiting.admits(&sequence, self.free_places())?;
+        if self.is_behind() && self.waiting.bounds_ttft() {
+            self.waiting.is_in_time(self.predicted_ttft_seconds(sequence.claim()))?;
+        }
         let next = match sequence.beams {
             Some(beams) => self.join_group(sequence, beams),
             None => Some(sequence),
@@ -144,6 +157,9 @@ impl Scheduler {
             None => self.waiting.take(id).or_else(|| self.take_parked(id))?,
         };
         self.forget_guesses(id);
+        if sequence.was_scheduled() {
+            self.answers.observe(sequence.generated(), reason == FinishReason::Stop);
+        }
         if let Some(beams) = sequence.beams {
             self.dissolve(beams.leader, reason, None);
         }
@@ -213,16 +229,22 @@ impl Scheduler {
         std::mem::take(&mut self.farewells)
     }
 
+    /// Why a sequence lost its blocks since this was asked before.
+    pub(crate) fn take_lost(&mut self) -> Option<String> {
+        self.lost.take()
+    }
+
     pub(crate) fn stats(&self) -> EngineStats {
         EngineStats {
             running: self.running.len() as u32,
             waiting: self.waiting.len() as u32,
             oldest_waiting_arrival_seconds: self.oldest_arrival_seconds(),
             queued_prompt_tokens: self.waiting.prompt_tokens(),
-            predicted_ttft_seconds: self.predicted_ttft_seconds(0),
+            predicted_ttft_seconds: self.predicted_ttft_seconds(Claim::LEAST),
             remaining_tokens: self.running.iter().map(|run| run.sequence.remaining_tokens() as u64).sum(),
             kv: self.kv.usage(self.running.iter().map(|run| &run.table)),
             preemptions: self.preemptions,
+            lost_sequences: self.lost_sequences,
             prefix_query_tokens: self.prefix_query_tokens,
             prefix_hit_tokens: self.prefix_hit_tokens,
             recomputed_tokens: self.recomputed_tokens,
@@ -239,7 +261,7 @@ impl Scheduler {
         }
         let going_on = self.running.iter().filter(|run| run.uncomputed() > 0);
         let arrivals = going_on.map(|run| &run.sequence).chain(self.waiting.iter());
-        let arrivals = arrivals.map(|sequence| sequence.arrival_seconds);
+        let arrivals = arrivals.filter(|sequence| !sequence.began_again).map(|sequence| sequence.arrival_seconds);
         if self.policy == Policy::Fcfs && self.groups.is_empty() && !arrivals.is_sorted() {
             return Err("a later arrival runs or waits before an earlier one".into());
         }
@@ -393,6 +415,15 @@ impl Scheduler {
         self.preemptions += 1;
     }
 
+    /// Back to the queue with what it has generated, whose K and V are computed again.
+    fn begin_again(&mut self, index: usize, why: String) {
+        let mut sequence = self.leave(index);
+        sequence.began_again = true;
+        self.waiting.push_front(sequence);
+        self.lost_sequences += 1;
+        self.lost = Some(why);
+    }
+
     /// What a row's result means for its sequence. Nothing, if that has ended or was preempted since.
     fn complete_row(
         &mut self,
@@ -404,6 +435,10 @@ impl Scheduler {
         let Some(index) = self.find_near(place, row.stay) else { return Ok(None) };
         if let RowOutput::Failed(failure) = result {
             self.kv.distrust(&self.running[index].table);
+            if let SequenceFailure::Lost(why) = failure {
+                self.begin_again(index, why);
+                return Ok(None);
+            }
             let sequence = self.end(index);
             if let Some(beams) = sequence.beams {
                 self.dissolve(beams.leader, FinishReason::Error, Some(&failure));
@@ -455,7 +490,7 @@ impl Scheduler {
             self.note_computed(index, row.end + taken - 1);
         }
         match finish {
-            Some(reason) => self.conclude(index).end_with(reason, tokens, logprobs),
+            Some(reason) => self.conclude(index, reason).end_with(reason, tokens, logprobs),
             None => self.running[index].sequence.update(tokens, logprobs),
         }
     }
@@ -469,9 +504,9 @@ impl Scheduler {
     }
 
     /// Out of the batch with a complete answer.
-    fn conclude(&mut self, index: usize) -> Sequence {
+    fn conclude(&mut self, index: usize, reason: FinishReason) -> Sequence {
         let sequence = self.end(index);
-        self.answers.observe(sequence.generated());
+        self.answers.observe(sequence.generated(), reason == FinishReason::Stop);
         sequence
     }
 

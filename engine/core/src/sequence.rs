@@ -9,7 +9,7 @@ use crate::constraint::Constraint;
 use crate::draft::DraftTree;
 use crate::kv::BlockTable;
 use crate::plan::{History, InputToken, PlanRow, SampleRow, ScoreRow, SequenceFailure, Ticket};
-use crate::request::{Beams, CacheScope, FinishReason, Request, RequestId, Sampling, Tenant, TokenId};
+use crate::request::{Beams, CacheScope, Claim, FinishReason, Request, RequestId, Sampling, Tenant, TokenId};
 use crate::sampling::TokenLogprobs;
 use crate::scheduler::Guess;
 use crate::update::RequestUpdate;
@@ -27,6 +27,8 @@ pub(crate) struct Sequence {
     pub(crate) backlog_tokens: usize,
     /// Tokens of the prompt that were computed or found when it was in the batch last.
     pub(crate) computed_prompt_tokens: usize,
+    /// Its blocks were lost, and it left its place in the order of arrival to be computed again.
+    pub(crate) began_again: bool,
     /// A live request with the same prompt, whose blocks this one shares.
     pub(crate) fork_of: Option<RequestId>,
     /// The search that it is part of.
@@ -74,6 +76,7 @@ impl Sequence {
             backlog_tokens: if fork_of.is_some() { 1 } else { prompt.len() },
             tokens: prompt,
             computed_prompt_tokens: 0,
+            began_again: false,
             fork_of: fork_of.filter(|_| prompt_logprobs.is_none() && beams.is_none()),
             beams,
             max_tokens: max_tokens as usize,
@@ -114,6 +117,13 @@ impl Sequence {
     pub(crate) fn cacheable(&self) -> &[TokenId] {
         let count = if self.scores_prompt() { 0 } else { self.tokens.len() - 1 };
         &self.tokens[..count]
+    }
+
+    /// What it means to others while it waits: all of its tokens, if it gave up its blocks.
+    pub(crate) fn claim(&self) -> Claim {
+        let prompt_tokens = if self.was_scheduled() { self.tokens.len() } else { self.backlog_tokens } as u32;
+        let (tenant, priority, max_tokens) = (self.tenant, self.priority, self.remaining_tokens() as u32);
+        Claim { tenant, priority, prompt_tokens, max_tokens }
     }
 
     pub(crate) fn was_scheduled(&self) -> bool {

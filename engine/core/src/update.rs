@@ -13,6 +13,8 @@ pub struct Turn {
     pub updates: Vec<RequestUpdate>,
     /// The step that was collected, if one was.
     pub step: Option<StepStats>,
+    /// Why the last of the sequences that began again in this turn did, if any did.
+    pub lost: Option<String>,
 }
 
 /// News of one request.
@@ -80,6 +82,8 @@ pub struct EngineStats {
     pub kv: KvUsage,
     /// Preemptions so far.
     pub preemptions: u64,
+    /// Sequences so far whose blocks could not be brought back, and that were computed again.
+    pub lost_sequences: u64,
     /// Prompt tokens looked up in the prefix cache so far.
     pub prefix_query_tokens: u64,
     /// Prompt tokens found there so far.

@@ -7,7 +7,6 @@ mod cancel;
 mod handle;
 mod live;
 mod pace;
-mod promise;
 mod sleep;
 mod step_loop;
 

@@ -212,7 +212,9 @@ impl Scheduler {
         let mut answers = std::mem::take(&mut group.ended).into_iter();
         for id in group.members.clone() {
             let (Some(sequence), answer) = (self.take_out(&mut group, id), answers.next()) else { continue };
-            self.answers.observe(answer.as_ref().map_or(0, |beam| beam.tokens.len() - sequence.prompt_tokens));
+            if let Some(beam) = &answer {
+                self.answers.observe(beam.tokens.len() - sequence.prompt_tokens, beam.reason == FinishReason::Stop);
+            }
             let update: RequestUpdate = match answer {
                 Some(Beam { tokens, logprobs, reason, .. }) => {
                     let generated = tokens[sequence.prompt_tokens..].to_vec();

@@ -10,7 +10,7 @@ use crate::request::Tenant;
 /// Tokens of a turn: a few chunks of a prompt, so that turns change often and a long prompt waits for few of them.
 const QUANTUM_TOKENS: i64 = 2048;
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Fairness {
     /// Tenants with something waiting, the one whose turn it is first.
     turns: VecDeque<Tenant>,

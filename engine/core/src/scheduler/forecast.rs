@@ -1,46 +1,104 @@
 //! When a request would get its first token, from what is before it and how fast steps are.
 
+use std::collections::VecDeque;
+
 use super::Scheduler;
+use super::answers::Hazard;
+use super::fairness::Fairness;
+use super::outlook::{Job, Outlook};
+use crate::policy::Policy;
+use crate::request::{Claim, Tenant};
 use crate::sequence::Running;
 
-/// Weight of the last answer in the mean length of answers.
-const ANSWER_WEIGHT: f64 = 0.05;
+/// The golden ratio's fraction: its multiples lie evenly between 0 and 1 however many there are.
+const GOLDEN: f64 = 0.618_033_988_749_895;
 
-/// How long answers are, of the requests that ended by themselves or by their limit.
-#[derive(Debug, Default)]
-pub(super) struct AnswerLength {
-    mean: Option<f64>,
+/// Draws the lengths of answers, of which each is likely and all together are as spread as those seen.
+pub(super) struct Lengths {
+    hazard: Hazard,
+    shorter: f64,
 }
 
-impl AnswerLength {
-    pub(super) fn observe(&mut self, tokens: usize) {
-        let mean = self.mean.unwrap_or(tokens as f64);
-        self.mean = Some(mean + ANSWER_WEIGHT * (tokens as f64 - mean));
-    }
-
-    /// Tokens that a sequence is likely to generate yet, at most what it may.
-    fn remaining(&self, run: &Running) -> f64 {
-        let most = run.sequence.remaining_tokens() as f64;
-        self.mean.map_or(most, |mean| (mean - run.sequence.generated() as f64).clamp(1.0, most.max(1.0)))
+impl Lengths {
+    /// Tokens that an answer of `generated` has still to come, of at most `most`.
+    fn draw(&mut self, generated: usize, most: usize) -> u64 {
+        self.shorter = (self.shorter + GOLDEN).fract();
+        self.hazard.remaining(generated, most, self.shorter) as u64
     }
 }
 
 impl Scheduler {
-    /// Seconds until a request with a prompt of so many tokens that came now would get its first token: the last step that
-    /// computes the prompt goes through the other stages, too.
-    pub(super) fn predicted_ttft_seconds(&self, prompt_tokens: u64) -> Option<f64> {
-        let decoding = self.decoding_in_a_step();
-        let prefilling = self.running.iter().map(|run| run.uncomputed() as u64).filter(|tokens| *tokens > 1);
-        let tokens = prefilling.sum::<u64>() + self.waiting.prompt_tokens() + prompt_tokens;
-        let chunk = u64::from(self.prefill_budget(decoding)).clamp(1, tokens.max(1));
-        let step = self.step_time.predict(chunk as u32, decoding)?;
-        let prefill = (tokens.div_ceil(chunk) + self.stages as u64 - 1) as f64 * step;
-        Some(prefill + self.seconds_until_a_place(decoding)?)
+    /// Seconds until a request that came now would get its first token.
+    pub(super) fn predicted_ttft_seconds(&self, claim: Claim) -> Option<f64> {
+        let mut lengths = self.lengths();
+        let mut outlook = self.outlook(claim.priority, &mut lengths)?;
+        let mut jobs = self.waiting_jobs(&mut lengths);
+        jobs.push(self.job(claim, 0, &mut lengths));
+        self.in_turn(jobs).iter().map(|job| outlook.take(job).first_token).last()
+    }
+
+    /// What answers seen so far say of those to come.
+    pub(super) fn lengths(&self) -> Lengths {
+        let hazard = self.answers.hazard(self.running.iter().map(|run| run.sequence.generated()));
+        Lengths { hazard, shorter: 0.5 }
+    }
+
+    /// What waits, in order of arrival.
+    pub(super) fn waiting_jobs(&self, lengths: &mut Lengths) -> Vec<Job> {
+        self.waiting.iter().map(|sequence| self.job(sequence.claim(), sequence.generated(), lengths)).collect()
+    }
+
+    /// What runs, as far as one of `priority` does not displace it. Nothing before enough steps were seen.
+    pub(super) fn outlook(&self, priority: i32, lengths: &mut Lengths) -> Option<Outlook<'_>> {
+        self.step_time.predict(0, 0)?;
+        let stays = |run: &&Running| run.sequence.priority <= self.displaced_above(priority);
+        let prefills = |run: &&Running| run.uncomputed() > 1;
+        let reserved = self.running.iter().filter(stays).filter(prefills).count();
+        let mut outlook = Outlook::new(self, reserved)?;
+        for run in self.running.iter().filter(stays).filter(|run| !prefills(run)) {
+            outlook.decodes(self.remaining(run, lengths), run.table.covered_blocks() as u64);
+        }
+        let order = self.service_order().into_iter().filter_map(|stay| self.find(stay));
+        for run in order.map(|index| &self.running[index]).filter(stays).filter(prefills) {
+            let claim = Claim { prompt_tokens: run.uncomputed() as u32, ..run.sequence.claim() };
+            outlook.go_on(&Job {
+                claim,
+                answer_tokens: self.remaining(run, lengths),
+                blocks: run.table.covered_blocks() as u64,
+            });
+        }
+        Some(outlook)
+    }
+
+    fn remaining(&self, run: &Running, lengths: &mut Lengths) -> u64 {
+        lengths.draw(run.sequence.generated(), run.sequence.remaining_tokens())
+    }
+
+    pub(super) fn job(&self, claim: Claim, generated: usize, lengths: &mut Lengths) -> Job {
+        let answer_tokens = lengths.draw(generated, claim.max_tokens as usize);
+        // Half of the answer on average.
+        let tokens = u64::from(claim.prompt_tokens) + answer_tokens / 2;
+        Job { claim, answer_tokens, blocks: self.geometry.groups.sequence_blocks(tokens, self.geometry.block_tokens) }
+    }
+
+    /// The order in which these leave the queue, as far as the last one.
+    fn in_turn(&self, mut jobs: Vec<Job>) -> Vec<Job> {
+        let Some(last) = jobs.last().map(|job| job.claim) else { return jobs };
+        match &self.fairness {
+            Some(fairness) => take_turns(fairness.clone(), jobs, last.tenant),
+            None => {
+                if matches!(self.policy, Policy::Priority { .. }) {
+                    jobs.retain(|job| job.claim.priority <= last.priority);
+                    jobs.sort_by_key(|job| job.claim.priority);
+                }
+                jobs
+            }
+        }
     }
 
     /// Whether a request that comes now has others before it.
     pub(super) fn is_behind(&self) -> bool {
-        !self.waiting.is_empty() || self.running.iter().any(|run| run.uncomputed() > 1)
+        self.free_places() == 0 || !self.waiting.is_empty() || self.has_prefills()
     }
 
     /// Prompt tokens that a step with so many decoding rows may have.
@@ -53,23 +111,29 @@ impl Scheduler {
         let within = within.map_or(most, |within| within.max(self.geometry.block_tokens).min(most));
         within.min(u32::try_from(self.prompt_share(decode_rows)).unwrap_or(u32::MAX))
     }
+}
 
-    /// Seconds until so many sequences have ended as have to for one more than those that wait, each step of which has so
-    /// many rows. A sequence gets a token every time that the step it is in has gone through all stages.
-    fn seconds_until_a_place(&self, decoding: u32) -> Option<f64> {
-        let missing = (self.waiting.len() + 1).saturating_sub(self.free_places());
-        if missing == 0 {
-            return Some(0.0);
+/// The order of turns until `tenant` has nothing left.
+fn take_turns(mut fairness: Fairness, jobs: Vec<Job>, tenant: Tenant) -> Vec<Job> {
+    let mut queues: Vec<(Tenant, VecDeque<Job>)> = Vec::new();
+    for job in jobs {
+        match queues.iter_mut().find(|(tenant, _)| *tenant == job.claim.tenant) {
+            Some((_, queue)) => queue.push_back(job),
+            None => queues.push((job.claim.tenant, [job].into())),
         }
-        let mut remaining: Vec<f64> = self.running.iter().map(|run| self.answers.remaining(run)).collect();
-        remaining.sort_by(f64::total_cmp);
-        // More places than sequences: as often as all of them end.
-        let rounds = (missing - 1) / remaining.len().max(1);
-        let last = remaining.get((missing - 1) % remaining.len().max(1))?;
-        let longest = remaining.last()?;
-        let token = self.stages as f64 * self.step_time.predict(0, decoding)?;
-        Some((rounds as f64 * longest + last) * token)
     }
+    let mut order = Vec::new();
+    while let Some(next) = fairness.next(queues.iter().map(|(tenant, _)| *tenant)) {
+        let Some((_, queue)) = queues.iter_mut().find(|(tenant, _)| *tenant == next) else { break };
+        let Some(job) = queue.pop_front() else { break };
+        fairness.spend(next, job.claim.prompt_tokens as usize + job.answer_tokens as usize);
+        order.push(job);
+        if queue.is_empty() && next == tenant {
+            break;
+        }
+        queues.retain(|(_, queue)| !queue.is_empty());
+    }
+    order
 }
 
 #[cfg(test)]
@@ -115,60 +179,64 @@ mod tests {
         assert!((milliseconds / expected - 1.0).abs() < 0.02, "{milliseconds} ms, not {expected}");
     }
 
-    #[test]
-    fn the_mean_answer_follows_the_last_ones_slowly() {
-        let mut answers = AnswerLength::default();
-        let means = [10, 30, 30].map(|tokens| {
-            answers.observe(tokens);
-            answers.mean.map_or(0.0, |mean| (mean * 1e6).round() / 1e6)
-        });
-        assert_eq!(means, [10.0, 11.0, 11.95]);
-    }
-
-    #[test]
-    fn an_answer_is_as_long_as_others_were_and_no_longer_than_it_may_be() {
-        let mut scheduler = scheduler(None, &[20]);
-        let run = &mut scheduler.running[0];
-        (0..5).for_each(|_| run.sequence.tokens.push(7));
-        let known = |mean| AnswerLength { mean }.remaining(run);
-        assert_eq!([None, Some(9.0), Some(3.0), Some(50.0)].map(known), [15.0, 4.0, 1.0, 15.0]);
-        (0..15).for_each(|_| run.sequence.tokens.push(7));
-        assert_eq!(AnswerLength { mean: Some(30.0) }.remaining(run), 1.0, "its last token is being drawn");
+    /// Milliseconds until the first token of a request with so many prompt tokens.
+    fn milliseconds(scheduler: &Scheduler, prompt_tokens: u32) -> f64 {
+        let claim = Claim { prompt_tokens, ..Claim::LEAST };
+        scheduler.predicted_ttft_seconds(claim).expect("steps were measured") * 1e3
     }
 
     #[test]
     fn a_first_token_comes_after_the_prompts_before_it_and_a_place() {
-        let milliseconds = |scheduler: &Scheduler, prompt_tokens| {
-            scheduler.predicted_ttft_seconds(prompt_tokens).expect("steps were measured") * 1e3
-        };
-        // Three steps of sixteen tokens; one of all of its tokens beside one that decodes.
-        assert_near(milliseconds(&scheduler(None, &[]), 40), 3.0 * 7.2);
-        assert_near(milliseconds(&scheduler(None, &[10]), 5), 5.5);
-        // All places are taken, for ten, four and seven tokens yet.
-        let mut full = scheduler(None, &[10, 4, 7]);
-        assert_near(milliseconds(&full, 1), 5.7 + 4.0 * 5.5);
-        wait(&mut full, 3, 4);
-        assert_near(milliseconds(&full, 1), 6.3 + 7.0 * 5.5);
-        wait(&mut full, 4, 4);
-        wait(&mut full, 5, 4);
-        assert_near(milliseconds(&full, 1), 7.5 + (10.0 + 4.0) * 5.5);
-        // A prompt that is being computed is before it, too.
+        // Two steps of sixteen tokens and one of eight; a step in flight, and one of all tokens beside one that decodes.
+        assert_near(milliseconds(&scheduler(None, &[]), 40), 2.0 * 7.2 + 5.6);
+        assert_near(milliseconds(&scheduler(None, &[10]), 5), 4.6 + 5.5);
+        // A prompt that is being computed is before it, too, and its last step has room for both.
         let mut prefilling = scheduler(None, &[]);
         prefilling.add(Request::greedy(RequestId(9), vec![1; 40], 4), 0.0).expect("a request that fits");
         let step = prefilling.schedule(0.0).expect("a step");
         prefilling.submitted(Ticket(0), step.rows, &step.copied, step.stats);
-        assert_near(milliseconds(&prefilling, 8), 2.0 * 7.2);
+        assert_near(milliseconds(&prefilling, 8), 3.0 * 7.2);
+    }
+
+    #[test]
+    fn who_waits_takes_a_place_for_a_whole_answer() {
+        // All places are taken, for ten, four and seven tokens yet, the first of which is in flight.
+        let mut full = scheduler(None, &[10, 4, 7]);
+        let fourth = 5.8 + 4.0 * 5.5;
+        assert_near(milliseconds(&full, 1), fourth + 5.2);
+        // One that gets the first place has it for four steps and until that is seen.
+        wait(&mut full, 3, 4);
+        assert_near(milliseconds(&full, 1), fourth + 5.6 + 2.0 * 5.5 + 5.2);
+        wait(&mut full, 4, 4);
+        wait(&mut full, 5, 4);
+        assert_near(milliseconds(&full, 1), fourth + 5.6 + 2.0 * 5.5 + 5.6 + 5.5 + 5.6 + 5.2);
     }
 
     #[test]
     fn a_first_token_and_each_one_before_it_go_through_all_stages() {
-        let milliseconds = |scheduler: &Scheduler, prompt_tokens| {
-            scheduler.predicted_ttft_seconds(prompt_tokens).expect("steps were measured") * 1e3
-        };
         // Three steps one after the other, of which the last one has two more stages to go.
-        assert_near(milliseconds(&staged(3, None, &[]), 40), (3.0 + 2.0) * 7.2);
+        assert_near(milliseconds(&staged(3, None, &[]), 40), 2.0 * 7.2 + 3.0 * 5.6);
         // Two of the three rows are in one step, and four tokens take two stages each.
-        assert_near(milliseconds(&staged(2, None, &[10, 4, 7]), 1), 2.0 * 5.2 + 4.0 * 2.0 * 5.0);
+        assert_near(milliseconds(&staged(2, None, &[10, 4, 7]), 1), 4.0 * 2.0 * 5.0 + 2.0 * 4.7);
+    }
+
+    #[test]
+    fn who_is_before_one_that_comes_is_the_policys_affair() {
+        let order = |policy, who: &[(u32, i32)]| {
+            let scheduler = Scheduler::new(PLACES, EngineConfig { policy, ..EngineConfig::PLAIN });
+            let job = |(index, (tenant, priority)): (u32, &(u32, i32))| {
+                // Of one turn's tokens each; who comes first is known by its length.
+                let claim = Claim { tenant: Tenant(*tenant), priority: *priority, prompt_tokens: 2048, max_tokens: 1 };
+                Job { claim, answer_tokens: u64::from(index), blocks: 1 }
+            };
+            let turns = scheduler.in_turn((0..).zip(who).map(job).collect());
+            turns.iter().map(|job| job.answer_tokens).collect::<Vec<_>>()
+        };
+        let who = [(1, 3), (1, 2), (2, 1), (1, 2), (2, 2)];
+        assert_eq!(order(Policy::Fcfs, &who), [0, 1, 2, 3, 4]);
+        assert_eq!(order(Policy::LongestPrefix, &who), [0, 1, 2, 3, 4]);
+        assert_eq!(order(Policy::Priority { preemption_threshold: 0 }, &who), [2, 1, 3, 4]);
+        assert_eq!(order(Policy::Fair, &who), [0, 2, 1, 4]);
     }
 
     #[test]
@@ -179,6 +247,7 @@ mod tests {
         assert!(waiting.is_behind());
         waiting.schedule(0.0).expect("a step");
         assert!(waiting.is_behind(), "its prompt is not submitted");
+        assert!(scheduler(None, &[4, 4, 4]).is_behind(), "no place is free");
     }
 
     #[test]

@@ -41,18 +41,28 @@ impl Scheduler {
     /// Preempts running sequences for a waiting one that is more urgent by more than the threshold and would not find a
     /// place or blocks.
     pub(super) fn make_way(&mut self) {
-        let Policy::Priority { preemption_threshold } = self.policy else { return };
+        if !matches!(self.policy, Policy::Priority { .. }) {
+            return;
+        }
         while let Some(urgent) = self.most_urgent().and_then(|next| self.waiting.get(next)) {
             let (tokens, headroom) = (urgent.tokens.len(), self.running.len());
             let fits = self.kv.will_fit(tokens, urgent.cacheable(), urgent.cache_scope, headroom);
             if self.free_places() > 0 && fits {
                 return;
             }
-            let bound = i64::from(urgent.priority) + i64::from(preemption_threshold);
+            let bound = self.displaced_above(urgent.priority);
             let victims = self.running.iter().enumerate().filter(|(_, run)| run.uncomputed() > 0);
-            let less_urgent = victims.filter(|(_, run)| i64::from(run.sequence.priority) > bound);
+            let less_urgent = victims.filter(|(_, run)| run.sequence.priority > bound);
             let Some((victim, _)) = less_urgent.max_by_key(|(_, run)| self.rank(run)) else { return };
             self.preempt(victim);
+        }
+    }
+
+    /// Running sequences of higher priority than this make way for waiting ones of `priority`.
+    pub(super) fn displaced_above(&self, priority: i32) -> i32 {
+        match self.policy {
+            Policy::Priority { preemption_threshold } => priority.saturating_add_unsigned(preemption_threshold),
+            Policy::Fcfs | Policy::Fair | Policy::LongestPrefix => i32::MAX,
         }
     }
 

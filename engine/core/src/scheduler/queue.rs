@@ -44,19 +44,23 @@ impl Queue {
         Queue { limits, sequences: VecDeque::new(), prompt_tokens: 0 }
     }
 
-    /// Whether this one may wait, too, when the batch has room for `free_places` sequences and its first token is
-    /// predicted to come after so many seconds.
-    pub(super) fn admits(
-        &self,
-        sequence: &Sequence,
-        free_places: usize,
-        predicted_ttft_seconds: Option<f64>,
-    ) -> Result<(), RejectReason> {
+    /// Whether this one may wait, too, when the batch has room for `free_places` sequences.
+    pub(super) fn admits(&self, sequence: &Sequence, free_places: usize) -> Result<(), RejectReason> {
         let many = self.len() >= self.limits.max_waiting_requests as usize + free_places;
         let long = self.prompt_tokens + sequence.backlog_tokens as u64 > self.limits.max_queued_prompt_tokens;
-        if many || (long && !self.is_empty()) {
-            return Err(RejectReason::QueueFull { waiting: self.len() as u32, queued_tokens: self.prompt_tokens });
+        match many || (long && !self.is_empty()) {
+            true => Err(RejectReason::QueueFull { waiting: self.len() as u32, queued_tokens: self.prompt_tokens }),
+            false => Ok(()),
         }
+    }
+
+    /// Whether it matters how long a request would wait.
+    pub(super) fn bounds_ttft(&self) -> bool {
+        self.limits.max_predicted_ttft_seconds.is_some()
+    }
+
+    /// Whether one may wait whose first token is predicted to come after so many seconds.
+    pub(super) fn is_in_time(&self, predicted_ttft_seconds: Option<f64>) -> Result<(), RejectReason> {
         match (predicted_ttft_seconds, self.limits.max_predicted_ttft_seconds) {
             (Some(predicted), Some(limit)) if predicted > limit => {
                 let [predicted_milliseconds, limit_milliseconds] = [predicted, limit].map(|time| (time * 1e3) as u64);
@@ -64,6 +68,15 @@ impl Queue {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether one with so many prompt tokens might come where as many `waiting` ones with so many `queued_tokens` are
+    /// foreseen, and its first token `after_seconds`: half of what is allowed may be taken, as the rest comes otherwise.
+    pub(super) fn has_room(&self, waiting: usize, queued_tokens: u64, prompt_tokens: u32, after_seconds: f64) -> bool {
+        let QueueLimits { max_waiting_requests, max_queued_prompt_tokens, max_predicted_ttft_seconds } = self.limits;
+        let few = waiting <= max_waiting_requests as usize / 2;
+        let short = waiting == 0 || queued_tokens + u64::from(prompt_tokens) <= max_queued_prompt_tokens / 2;
+        few && short && max_predicted_ttft_seconds.is_none_or(|limit| waiting == 0 || after_seconds <= limit / 2.0)
     }
 
     /// Behind all others: a new arrival.
@@ -112,7 +125,6 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::Request;
 
     #[test]
     fn a_prediction_is_held_against_its_limit_where_there_are_both() {
@@ -121,8 +133,7 @@ mod tests {
             max_queued_prompt_tokens: 100,
             max_predicted_ttft_seconds: Some(2.0),
         };
-        let sequence = Sequence::new(Request::greedy(RequestId(0), vec![1, 2], 3), 0.0);
-        let admits = |limits, predicted| Queue::new(limits).admits(&sequence, 1, predicted);
+        let admits = |limits, predicted| Queue::new(limits).is_in_time(predicted);
         assert_eq!((admits(limits, None), admits(limits, Some(2.0))), (Ok(()), Ok(())));
         let slow = RejectReason::TooSlow { predicted_milliseconds: 2500, limit_milliseconds: 2000 };
         assert_eq!(admits(limits, Some(2.5)), Err(slow));

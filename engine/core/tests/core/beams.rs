@@ -180,8 +180,10 @@ fn what_a_search_finds_tells_how_long_answers_are() {
         (0..10).for_each(|_| _ = turn(&mut engine, 0.0));
         engine.stats().predicted_ttft_seconds.expect("steps were measured")
     };
-    let searched = predicted_seconds(&search(1, 2, 30, 40));
-    let plain = predicted_seconds(&[1, 2].map(|id| request(id, 30).max(40)));
+    // They end by themselves: one that ran into its limit would not tell how long others are.
+    let stop = |request: Request| request.stop(&[1, 3, 5]);
+    let searched = predicted_seconds(&search(1, 2, 20, 100).into_iter().map(stop).collect::<Vec<_>>());
+    let plain = predicted_seconds(&[1, 2].map(|id| stop(request(id, 20).max(100))));
     let unknown = predicted_seconds(&[]);
     assert!((0.5..2.0).contains(&(searched / plain)), "{searched} s after a search, {plain} s after other answers");
     assert!(plain < 0.5 * unknown, "{plain} s after short answers, {unknown} s after none");

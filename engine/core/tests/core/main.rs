@@ -4,6 +4,7 @@
 
 mod beams;
 mod policies;
+mod promises;
 mod random_life;
 mod scheduling;
 mod sim;

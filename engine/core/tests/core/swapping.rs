@@ -107,3 +107,42 @@ fn slots_expire_with_their_prompts() {
         assert_eq!(engine.stats().kv.swapped == 0, expired, "{now}");
     }
 }
+
+#[test]
+fn what_cannot_be_brought_back_is_computed_again_and_counted() {
+    let mut engine = engine(SMALL, CACHING);
+    let prompts = [request(1, 28), request(2, 28)];
+    prompts.iter().for_each(|prompt| _ = serve(&mut engine, prompt));
+    for id in 3..9 {
+        let prompt = again(&prompts[id as usize % 2], id);
+        engine.executor().lose(prompt.id);
+        engine.add(prompt.clone(), 0.0).unwrap();
+        let (mut updates, mut why) = (Vec::new(), None);
+        while !engine.is_idle() {
+            let turn = crate::support::turn(&mut engine, 0.0);
+            why = why.or(turn.lost);
+            updates.extend(turn.updates);
+        }
+        assert_eq!(text(&updates, id), alone(&prompt, 4));
+        assert_eq!((engine.stats().lost_sequences, why.as_deref()), (id - 2, Some("the disk is full")));
+    }
+}
+
+#[test]
+fn one_that_began_again_goes_on_with_its_answer_before_those_that_wait() {
+    let mut engine = engine(Geometry { max_step_rows: 2, max_step_logits: 2, ..SMALL }, CACHING);
+    let requests = [1, 2, 3].map(|id| Request { max_tokens: 8, ..request(id, 8) });
+    requests.iter().for_each(|request| engine.add(request.clone(), 0.0).unwrap());
+    let mut updates = Vec::new();
+    for _ in 0..4 {
+        updates.extend(crate::support::turn(&mut engine, 0.0).updates);
+    }
+    engine.executor().lose(RequestId(1));
+    updates.extend(drain(&mut engine));
+    for request in &requests {
+        assert_eq!(text(&updates, request.id.0), alone(request, 4), "{:?}", request.id);
+    }
+    let ended: Vec<u64> =
+        updates.iter().filter(|update| update.finish.is_some()).map(|update| update.request.0).collect();
+    assert_eq!((ended, engine.stats().lost_sequences), (vec![2, 1, 3], 1));
+}

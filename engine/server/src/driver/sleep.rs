@@ -63,6 +63,7 @@ impl<E: Executor> StepLoop<E> {
                         published: EngineStats::default(),
                         published_seconds,
                         prepares: false,
+                        told_of_loss: false,
                     };
                     early.into_iter().for_each(|submission| awake.submit(submission));
                     return Ok(Some(awake));

@@ -2,7 +2,6 @@
 
 use super::handle::{Command, Commands, Event, Submission};
 use super::live::Live;
-use super::promise::retry_after_seconds;
 use super::sleep::{Depth, Revive};
 use crate::clock::Clock;
 use crate::monitor::{Monitor, QUEUE_FULL, RequestTimes, TOO_SLOW};
@@ -10,10 +9,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::oneshot;
-use tracing::info;
+use tracing::{info, warn};
 use windlass_engine_core::engine::Engine;
 use windlass_engine_core::executor::{Executor, ExecutorError, Prepared};
-use windlass_engine_core::request::{FinishReason, RejectReason, RequestId};
+use windlass_engine_core::request::{Claim, FinishReason, RejectReason, RequestId};
 use windlass_engine_core::update::{EngineStats, RequestUpdate, Turn};
 
 /// Between two publications of the engine's state, which costs a walk over its blocks, seconds.
@@ -34,6 +33,8 @@ pub struct StepLoop<E> {
     pub(super) published_seconds: f64,
     /// Whether the executor prepared something when it was asked last.
     pub(super) prepares: bool,
+    /// Whether the log says that blocks were lost.
+    pub(super) told_of_loss: bool,
 }
 
 /// What comes after taking commands.
@@ -66,6 +67,7 @@ impl<E: Executor> StepLoop<E> {
             published: EngineStats::default(),
             published_seconds: 0.0,
             prepares: false,
+            told_of_loss: false,
         }
     }
 
@@ -166,7 +168,8 @@ impl<E: Executor> StepLoop<E> {
 
     pub(super) fn submit(&mut self, submission: Submission) {
         let Submission { request, arrival_seconds, events, cancel } = submission;
-        let (id, prompt_tokens) = (request.id, request.prompt.len() as u32);
+        let (id, claim) = (request.id, Claim::of(&request));
+        let prompt_tokens = if request.fork_of.is_some() { 0 } else { request.prompt.len() as u32 };
         // Senders race between reading the clock and sending; the queue's order is the truth.
         self.last_arrival_seconds = self.last_arrival_seconds.max(arrival_seconds);
         let event = match self.engine.add(request, self.last_arrival_seconds) {
@@ -175,19 +178,19 @@ impl<E: Executor> StepLoop<E> {
                 self.live.insert(id, Live { events: events.clone(), cancel, times });
                 Event::Admitted
             }
-            Err(reason) => self.rejected(reason),
+            Err(reason) => self.rejected(reason, claim),
         };
         // Nobody reading means that the request was cancelled, which the next step notices.
         let _ = events.try_send(event);
     }
 
-    fn rejected(&self, reason: RejectReason) -> Event {
+    fn rejected(&mut self, reason: RejectReason, claim: Claim) -> Event {
         match reason {
             RejectReason::QueueFull { .. } => self.monitor.rejected(QUEUE_FULL),
             RejectReason::TooSlow { .. } => self.monitor.rejected(TOO_SLOW),
             _ => (),
         }
-        let retry_after_seconds = retry_after_seconds(&reason, &self.engine.stats());
+        let retry_after_seconds = self.engine.promise(claim, self.last_arrival_seconds);
         Event::Rejected { reason, retry_after_seconds }
     }
 
@@ -215,13 +218,19 @@ impl<E: Executor> StepLoop<E> {
     fn turn(&mut self) -> Result<(), ExecutorError> {
         let began = self.clock.seconds();
         self.monitor.turn_began(began);
-        let Turn { updates, step } = self.engine.turn(began)?;
+        let Turn { updates, step, lost } = self.engine.turn(began)?;
         let ended = self.clock.seconds();
         self.monitor.turn_ended(began, ended);
         if let Some(step) = step {
             self.monitor.step(&step, ended);
         }
         updates.into_iter().for_each(|update| self.deliver(update, ended));
+        if let Some(why) = lost.filter(|_| !std::mem::replace(&mut self.told_of_loss, true)) {
+            warn!(
+                why,
+                "blocks outside the KV cache cannot be relied on: prompts are computed again, which is said only once"
+            );
+        }
         if ended - self.published_seconds > PUBLISH_EVERY_SECONDS {
             self.publish();
         }

@@ -20,6 +20,8 @@ pub struct Auditor {
     hoards: bool,
     /// Requests whose rows fail when they are next collected.
     poisoned: Mutex<HashSet<RequestId>>,
+    /// Requests whose rows lost their blocks when they are next collected.
+    lost: Mutex<HashSet<RequestId>>,
 }
 
 impl Auditor {
@@ -31,6 +33,7 @@ impl Auditor {
             submitted: 0,
             hoards: false,
             poisoned: Mutex::default(),
+            lost: Mutex::default(),
         }
     }
 
@@ -41,6 +44,10 @@ impl Auditor {
 
     pub fn poison(&self, request: RequestId) {
         self.poisoned.lock().unwrap().insert(request);
+    }
+
+    pub fn lose(&self, request: RequestId) {
+        self.lost.lock().unwrap().insert(request);
     }
 
     /// Plans so far.
@@ -186,10 +193,15 @@ impl Executor for Auditor {
     fn collect(&mut self, ticket: Ticket) -> Result<StepOutput, ExecutorError> {
         let (_, plan) = self.in_flight.pop_front().expect("a step in flight");
         let mut output = self.sim.collect(ticket)?;
-        let mut poisoned = self.poisoned.lock().unwrap();
+        let (mut poisoned, mut lost) = (self.poisoned.lock().unwrap(), self.lost.lock().unwrap());
         for (index, (row, result)) in plan.rows.iter().zip(&mut output.rows).enumerate() {
-            if poisoned.remove(&row.request) {
-                *result = RowOutput::Failed(SequenceFailure::Corrupted("poisoned".into()));
+            let failure = match (poisoned.remove(&row.request), lost.remove(&row.request)) {
+                (true, _) => Some(SequenceFailure::Corrupted("poisoned".into())),
+                (false, true) => Some(SequenceFailure::Lost("the disk is full".into())),
+                (false, false) => None,
+            };
+            if let Some(failure) = failure {
+                *result = RowOutput::Failed(failure);
                 output.scores.retain(|scores| scores.row as usize != index);
             }
         }

@@ -1,0 +1,129 @@
+//! How long answers will be: learned from those that ended.
+//!
+//! An answer that ran into its limit tells only that it would have been longer, and so does one that is still running. So
+//! what is learned is the hazard: of the answers that got so far, the share that stopped there (Nelson 1972, Aalen 1978).
+
+use std::collections::VecDeque;
+
+/// Answers that are remembered.
+const REMEMBERED: usize = 128;
+/// Beyond what was seen, one stop in so many tokens is believed in from the start.
+const PRIOR_TOKENS: f64 = 1024.0;
+
+/// The last answers that ended.
+#[derive(Debug, Default)]
+pub(super) struct AnswerLengths {
+    ended: VecDeque<Seen>,
+}
+
+/// An answer of so many tokens.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    tokens: usize,
+    /// It ended by itself, and not by its limit.
+    stopped: bool,
+}
+
+/// What the answers seen say of the others.
+#[derive(Debug)]
+pub(super) struct Hazard {
+    /// Lengths at which answers stopped, in order, with the hazards up to each added up; the last one is how far any came.
+    stops: Vec<(usize, f64)>,
+    /// Of each token beyond that.
+    beyond: f64,
+}
+
+impl AnswerLengths {
+    /// An answer ended with so many tokens: by itself, or by its limit.
+    pub(super) fn observe(&mut self, tokens: usize, stopped: bool) {
+        self.ended.truncate(REMEMBERED - 1);
+        self.ended.push_front(Seen { tokens, stopped });
+    }
+
+    /// What they say, with answers that have so many tokens and still run.
+    pub(super) fn hazard(&self, running: impl Iterator<Item = usize>) -> Hazard {
+        let running = running.map(|tokens| Seen { tokens, stopped: false });
+        let mut seen: Vec<Seen> = self.ended.iter().copied().chain(running).collect();
+        // Of answers of one length, those that stopped were at risk together with those that did not.
+        seen.sort_unstable_by_key(|seen| (seen.tokens, !seen.stopped));
+        let (mut stops, mut sum) = (Vec::new(), 0.0);
+        for (index, stop) in seen.iter().enumerate().filter(|(_, seen)| seen.stopped) {
+            sum += 1.0 / (seen.len() - index) as f64;
+            stops.push((stop.tokens, sum));
+        }
+        let tokens = seen.iter().map(|seen| seen.tokens as f64).sum::<f64>();
+        let beyond = (stops.len() as f64 + 1.0) / (tokens + PRIOR_TOKENS);
+        stops.extend(seen.last().map(|longest| (longest.tokens, sum)));
+        Hazard { stops, beyond }
+    }
+}
+
+impl Hazard {
+    /// Tokens that an answer of `generated` has still to come, of at most `most`, if so large a share of its like are
+    /// shorter.
+    pub(super) fn remaining(&self, generated: usize, most: usize, shorter: f64) -> usize {
+        let passed = self.stops.partition_point(|(tokens, _)| *tokens <= generated);
+        let before = passed.checked_sub(1).map_or(0.0, |last| self.stops[last].1);
+        let goal = before - (1.0 - shorter).ln();
+        let end = self.stops[passed..].iter().find(|(_, hazard)| *hazard >= goal).map(|(tokens, _)| *tokens);
+        let end = end.unwrap_or_else(|| {
+            let (last, reached) = self.stops[passed..].last().copied().unwrap_or((generated, before));
+            last + ((goal - reached) / self.beyond) as usize
+        });
+        end.saturating_sub(generated).clamp(1, most.max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is left of answers of `generated` tokens in the middle and at both ends.
+    fn quartiles(answers: &AnswerLengths, generated: usize, most: usize) -> [usize; 3] {
+        let hazard = answers.hazard(std::iter::empty());
+        [0.25, 0.5, 0.75].map(|shorter| hazard.remaining(generated, most, shorter))
+    }
+
+    #[test]
+    fn answers_are_as_long_as_others_that_stopped() {
+        let mut answers = AnswerLengths::default();
+        (1..=100).for_each(|tokens| answers.observe(tokens, true));
+        let [short, middle, long] = quartiles(&answers, 0, 1000);
+        assert!((23..=27).contains(&short) && (47..=53).contains(&middle) && (72..=78).contains(&long));
+        let [_, middle, _] = quartiles(&answers, 60, 1000);
+        assert!((17..=23).contains(&middle), "of those of more than 60 tokens: {middle}");
+        assert_eq!(quartiles(&answers, 0, 30), [short, 30, 30], "none is longer than it may be");
+        assert_eq!(quartiles(&answers, 20, 0), [1; 3], "the last token is being drawn");
+    }
+
+    #[test]
+    fn those_that_ran_into_their_limit_would_have_been_longer() {
+        let mut answers = AnswerLengths::default();
+        (0..100).for_each(|_| answers.observe(50, false));
+        assert_eq!(quartiles(&answers, 0, 80), [80; 3]);
+        // Most stopped at ten, and of the others nothing more is known.
+        let mut answers = AnswerLengths::default();
+        (0..100).for_each(|index| answers.observe(if index % 5 < 3 { 10 } else { 50 }, index % 5 < 3));
+        let [short, middle, long] = quartiles(&answers, 0, 1000);
+        assert!(short == 10 && middle == 10 && long > 50, "{short} {middle} {long}");
+        assert!(quartiles(&answers, 10, 1000).iter().all(|rest| *rest > 40), "none stopped before fifty");
+    }
+
+    #[test]
+    fn those_that_run_count_and_old_ones_are_forgotten() {
+        let mut answers = AnswerLengths::default();
+        answers.observe(10, true);
+        let alone = answers.hazard(std::iter::empty()).remaining(0, 1000, 0.5);
+        let beside = answers.hazard([200, 200, 200].into_iter()).remaining(0, 1000, 0.5);
+        assert!(alone == 10 && beside > 200, "{alone} {beside}");
+        (0..REMEMBERED).for_each(|_| answers.observe(70, true));
+        assert_eq!(quartiles(&answers, 0, 1000), [70; 3]);
+        assert_eq!(answers.ended.len(), REMEMBERED);
+    }
+
+    #[test]
+    fn nothing_seen_is_a_stop_in_a_thousand_tokens() {
+        let [_, middle, _] = quartiles(&AnswerLengths::default(), 5, 100_000);
+        assert!((705..=715).contains(&middle), "{middle}");
+    }
+}
