@@ -24,6 +24,7 @@ pub const PROMPT_TOKENS_RECOMPUTED: &str = "vllm:prompt_tokens_recomputed_total"
 pub const CORRUPTED_REQUESTS: &str = "vllm:corrupted_requests_total";
 pub const VLLM_ADMISSION_REJECTIONS: &str = "vllm:admission_rejections_total";
 pub const GENERATION_TOKENS: &str = "vllm:generation_tokens_total";
+pub const SEQUENCES_RECOMPUTED: &str = "windlass:sequences_recomputed_total";
 pub const NUM_PREEMPTIONS: &str = "vllm:num_preemptions_total";
 pub const REQUEST_SUCCESS: &str = "vllm:request_success_total";
 pub const PREFIX_CACHE_QUERIES: &str = "vllm:prefix_cache_queries_total";

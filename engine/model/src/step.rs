@@ -161,20 +161,22 @@ impl<M: Model> StepRunner<M> {
     /// Puts every sound row into the batch.
     fn fill_batch(&mut self, plan: &StepPlan) -> Vec<RowOutput> {
         self.batch.clear();
-        plan.rows.iter().map(|row| self.fill_row(row).map_or_else(uncomputable, |()| RowOutput::Computed)).collect()
+        plan.rows
+            .iter()
+            .map(|row| self.fill_row(row).map_or_else(RowOutput::Failed, |()| RowOutput::Computed))
+            .collect()
     }
 
-    fn fill_row(&mut self, row: &PlanRow) -> Result<(), String> {
+    fn fill_row(&mut self, row: &PlanRow) -> Result<(), SequenceFailure> {
         self.check(row)?;
-        self.intake.fill(row, &mut self.batch)
+        self.intake.fill(row, &mut self.batch).map_err(SequenceFailure::Uncomputable)
     }
 
     /// Whether a row can be computed, as far as its tokens do not decide it.
-    pub fn check(&mut self, row: &PlanRow) -> Result<(), String> {
-        self.intake.check(row)?;
-        M::check(row)?;
+    pub fn check(&mut self, row: &PlanRow) -> Result<(), SequenceFailure> {
+        self.intake.check(row).and_then(|()| M::check(row)).map_err(SequenceFailure::Uncomputable)?;
         match &mut self.swapper {
-            Some(swapper) => swapper.check(row, self.intake.geometry()),
+            Some(swapper) => swapper.check(row, self.intake.geometry()).map_err(SequenceFailure::Lost),
             None => Ok(()),
         }
     }

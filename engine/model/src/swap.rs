@@ -1,6 +1,6 @@
-//! Blocks that leave the pool and come back, as plans say; and those that did not.
+//! Blocks that leave the pool and come back, as plans say; and those that did not, whose rows are computed again.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
@@ -11,15 +11,15 @@ use crate::tier::Tier;
 /// The tier behind a decoder's pool.
 pub(crate) struct Swapper {
     tier: Box<dyn Tier>,
-    /// Slots whose block could not be stored.
-    empty: HashSet<SlotId>,
+    /// Slots whose block could not be stored, and why.
+    empty: HashMap<SlotId, String>,
     /// Blocks that could not be brought back, and why, until they are overwritten.
     lost: HashMap<BlockId, String>,
 }
 
 impl Swapper {
     pub fn new(tier: Box<dyn Tier>) -> Swapper {
-        Swapper { tier, empty: HashSet::new(), lost: HashMap::new() }
+        Swapper { tier, empty: HashMap::new(), lost: HashMap::new() }
     }
 
     /// Forgets every block and gives the room back. Room that cannot be given back is kept, for what comes next.
@@ -45,18 +45,21 @@ impl Swapper {
 
     /// Keeps a block. If that fails, it cannot be brought back.
     pub fn store<M: Model>(&mut self, model: &mut M, block: BlockId, slot: SlotId) {
-        let stored = !self.lost.contains_key(&block) && model.store_block(&mut *self.tier, block, slot).is_ok();
+        let stored = match self.lost.get(&block) {
+            Some(why) => Err(why.clone()),
+            None => model.store_block(&mut *self.tier, block, slot).map_err(|error| error.to_string()),
+        };
         match stored {
-            true => self.empty.remove(&slot),
-            false => self.empty.insert(slot),
+            Ok(()) => self.empty.remove(&slot),
+            Err(why) => self.empty.insert(slot, why),
         };
     }
 
     /// Brings a block back. If that fails, it is the affair of the rows that name it.
     pub fn load<M: Model>(&mut self, model: &mut M, slot: SlotId, block: BlockId) {
-        let loaded = match self.empty.contains(&slot) {
-            true => Err("it could not be stored".to_owned()),
-            false => model.load_block(&mut *self.tier, slot, block).map_err(|error| error.to_string()),
+        let loaded = match self.empty.get(&slot) {
+            Some(why) => Err(format!("it could not be stored: {why}")),
+            None => model.load_block(&mut *self.tier, slot, block).map_err(|error| error.to_string()),
         };
         match loaded {
             Ok(()) => self.lost.remove(&block),

@@ -67,12 +67,19 @@ pub struct FileTier {
 }
 
 impl FileTier {
-    /// A file in `folder` with places for `slots` blocks of `block_bytes`; the disk has to have room for all of them.
+    /// A file in `folder` with places for `slots` blocks of `block_bytes`; the disk has to have room for all of them now. It
+    /// is not taken: others may fill the disk later, and what cannot be stored then is computed again.
     pub fn create(folder: &Path, slots: u64, block_bytes: u64) -> io::Result<FileTier> {
+        let (wanted, disk) = (slots.saturating_mul(block_bytes), rustix::fs::statvfs(folder)?);
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        if wanted > free {
+            let said = format!("{} has {free} bytes free, and {wanted} are asked for", folder.display());
+            return Err(io::Error::new(io::ErrorKind::StorageFull, said));
+        }
         let path = folder.join(format!(".windlass-kv-{}", std::process::id()));
         let file = File::options().read(true).write(true).create_new(true).open(&path)?;
         std::fs::remove_file(&path)?;
-        file.set_len(slots * block_bytes)?;
+        file.set_len(wanted)?;
         Ok(FileTier { file, block_bytes })
     }
 }
@@ -123,6 +130,16 @@ mod tests {
             }
         }
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the file has no name");
+    }
+
+    #[test]
+    fn a_file_larger_than_its_disk_is_refused_by_the_numbers() {
+        let folder = tempfile::tempdir().unwrap();
+        let refused = FileTier::create(folder.path(), 1 << 40, 1 << 16).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+        let said = refused.to_string();
+        assert!(said.contains("bytes free, and 72057594037927936 are asked for"), "{said}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -117,12 +117,17 @@ impl CudaExecutor {
     /// Puts every sound row into the batch.
     fn fill_batch(&mut self, plan: &StepPlan, fed: &mut Fed) -> Vec<RowOutput> {
         self.batch.clear();
-        let fill = |(index, row)| self.fill_row(index, row, fed).map_or_else(uncomputable, |()| RowOutput::Computed);
+        let fill =
+            |(index, row)| self.fill_row(index, row, fed).map_or_else(RowOutput::Failed, |()| RowOutput::Computed);
         plan.rows.iter().enumerate().map(fill).collect()
     }
 
-    fn fill_row(&mut self, index: usize, row: &PlanRow, fed: &mut Fed) -> Result<(), String> {
+    fn fill_row(&mut self, index: usize, row: &PlanRow, fed: &mut Fed) -> Result<(), SequenceFailure> {
         self.runner.check(row)?;
+        self.push_row(index, row, fed).map_err(SequenceFailure::Uncomputable)
+    }
+
+    fn push_row(&mut self, index: usize, row: &PlanRow, fed: &mut Fed) -> Result<(), String> {
         let (mut tokens, mut feeds): (Vec<TokenId>, Vec<Feed>) = (Vec::with_capacity(row.tokens.len()), Vec::new());
         for &token in &row.tokens {
             match self.drawn_by(token)? {

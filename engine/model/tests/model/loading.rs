@@ -290,7 +290,7 @@ fn a_sleep_gives_the_swap_space_back_too() {
     let ticket = executor.submit(StepPlan { moves: vec![back], rows: vec![follows()] }).unwrap();
     let rows = executor.collect(ticket).unwrap().rows;
     assert!(
-        matches!(&rows[0], RowOutput::Failed(why) if why.to_string().contains("could not be read back")),
+        matches!(&rows[0], RowOutput::Failed(SequenceFailure::Lost(why)) if why.contains("could not be read back")),
         "{rows:?}"
     );
 }

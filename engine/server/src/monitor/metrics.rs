@@ -48,6 +48,7 @@ pub struct Metrics {
     pub(super) prompt_tokens: Counter,
     pub(super) generation_tokens: Counter,
     preemptions: Counter,
+    lost_sequences: Counter,
     pub(super) prompt_tokens_cached: Counter,
     pub(super) prompt_tokens_by_source: IntCounterVec,
     prefix_queries: Counter,
@@ -177,6 +178,10 @@ impl Metrics {
             prompt_tokens: add.counter(names::PROMPT_TOKENS, "Prompt tokens computed or found in the cache")?,
             generation_tokens: add.counter(names::GENERATION_TOKENS, "Tokens generated")?,
             preemptions: add.counter(names::NUM_PREEMPTIONS, "Sequences preempted")?,
+            lost_sequences: add.counter(
+                names::SEQUENCES_RECOMPUTED,
+                "Sequences computed again as their blocks could not be read back",
+            )?,
             prompt_tokens_cached: add.counter(names::PROMPT_TOKENS_CACHED, "Prompt tokens found in the cache")?,
             prompt_tokens_by_source: add.counters(
                 names::PROMPT_TOKENS_BY_SOURCE,
@@ -354,6 +359,7 @@ impl Metrics {
         self.blocks_leaked.set(stats.kv.leaked.into());
         self.blocks_swapped.set(stats.kv.swapped.into());
         self.preemptions.inc_by(stats.preemptions - before.preemptions);
+        self.lost_sequences.inc_by(stats.lost_sequences - before.lost_sequences);
         self.prefix_queries.inc_by(stats.prefix_query_tokens - before.prefix_query_tokens);
         self.prefix_hits.inc_by(stats.prefix_hit_tokens - before.prefix_hit_tokens);
         self.external_queries.inc_by(stats.tier.query_tokens - before.tier.query_tokens);
