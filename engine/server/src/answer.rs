@@ -112,7 +112,9 @@ impl From<SequenceFailure> for Interrupted {
     fn from(failure: SequenceFailure) -> Interrupted {
         match failure {
             SequenceFailure::Unsatisfiable(why) => Interrupted::Unsatisfiable(why),
-            SequenceFailure::Corrupted(why) | SequenceFailure::Uncomputable(why) => Interrupted::Failed(why),
+            SequenceFailure::Corrupted(why) | SequenceFailure::Uncomputable(why) | SequenceFailure::Lost(why) => {
+                Interrupted::Failed(why)
+            }
         }
     }
 }
@@ -221,6 +223,9 @@ impl Answer {
             Ok(Piece { end: Some(_), .. }) => COMPLETE,
             Err(_) => "interrupted",
         };
+        if self.outcome == COMPLETE {
+            self.siblings.monitor.completed(self.usage.completion_tokens);
+        }
         Some(piece)
     }
 
@@ -283,6 +288,7 @@ impl Answer {
             self.first_token_seconds = Some(self.began.elapsed().as_secs_f64());
         }
         self.lease.spend(tokens);
+        self.siblings.monitor.generated(tokens);
         let cached_tokens = update.cached_tokens.min(self.prompt.tokens);
         self.usage = Usage::new(self.prompt.tokens, self.usage.completion_tokens + tokens, cached_tokens);
     }

@@ -206,6 +206,16 @@ impl Monitor {
         self.metrics.asked(answers, max_tokens);
     }
 
+    /// So many tokens of an answer count for its client.
+    pub fn generated(&self, tokens: u32) {
+        self.metrics.generation_tokens.inc_by(tokens.into());
+    }
+
+    /// An answer came to its end with so many tokens.
+    pub fn completed(&self, tokens: u32) {
+        self.metrics.request_generation_tokens.observe(tokens.into());
+    }
+
     /// How long the longest of a request's answers was.
     pub fn answered(&self, longest_tokens: u32) {
         self.metrics.answered(longest_tokens);

@@ -1,4 +1,5 @@
-//! The life of one request in moments, and the latencies between them.
+//! The life of one request in moments, and the latencies between them. Tokens of answers are counted where clients are told of
+//! them: those behind a stop string are generated and told to nobody.
 
 use super::metrics::Metrics;
 use windlass_engine_core::plan::SequenceFailure;
@@ -15,7 +16,7 @@ pub struct RequestTimes {
 }
 
 impl RequestTimes {
-    /// A request of which nothing came yet.
+    /// A request of which nothing came yet. Of several with one prompt, that counts for the first: others have none.
     pub fn new(prompt_tokens: u32) -> RequestTimes {
         RequestTimes { prompt_tokens, generated: 0, first_token_seconds: None, last_token_seconds: 0.0 }
     }
@@ -45,7 +46,9 @@ impl RequestTimes {
         metrics.prompt_tokens_cached.inc_by(cached.into());
         metrics.prompt_tokens_by_source.with_label_values(&["local_cache_hit"]).inc_by(cached.into());
         metrics.prompt_tokens_by_source.with_label_values(&["local_compute"]).inc_by(computed.into());
-        metrics.prefill_computed.observe(computed.into());
+        if self.prompt_tokens > 0 {
+            metrics.prefill_computed.observe(computed.into());
+        }
         if let Some(scheduled) = update.first_scheduled_seconds {
             metrics.queue_time.observe(scheduled - update.arrival_seconds);
         }
@@ -64,7 +67,6 @@ impl RequestTimes {
         }
         self.last_token_seconds = now;
         self.generated += update.tokens.len() as u32;
-        metrics.generation_tokens.inc_by(update.tokens.len() as u64);
     }
 
     /// An aborted request counts as ended, and its latencies, cut short, count nowhere.
@@ -82,8 +84,9 @@ impl RequestTimes {
             }
         };
         metrics.decode_time.observe(now - first);
-        metrics.request_prompt_tokens.observe(f64::from(self.prompt_tokens));
-        metrics.request_generation_tokens.observe(f64::from(self.generated));
+        if self.prompt_tokens > 0 {
+            metrics.request_prompt_tokens.observe(f64::from(self.prompt_tokens));
+        }
         if self.generated > 1 {
             metrics.time_per_output_token.observe((now - first) / f64::from(self.generated - 1));
         }

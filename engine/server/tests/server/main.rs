@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
+mod accounting;
 mod answers;
 mod choices;
 mod commands;
