@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use common::Nothing;
-use windlass_engine_core::engine::{Engine, EngineConfig, Policy, QueueLimits};
+use windlass_engine_core::engine::{Engine, EngineConfig, Gap, Policy, QueueLimits};
 use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_engine_core::request::{Claim, Request, RequestId};
 
@@ -65,7 +65,7 @@ fn measure(load: Load) -> [f64; 4] {
         enable_prefix_cache,
         prefix_cache_ttl_seconds: Some(600.0),
         policy,
-        target_inter_token_seconds: Some(0.05),
+        gap: Gap::Seconds(0.05),
         ..EngineConfig::PLAIN
     };
     let mut engine = Engine::new(Nothing::new(Geometry { groups, ..GEOMETRY }), config);

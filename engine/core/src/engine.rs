@@ -24,9 +24,20 @@ pub struct EngineConfig {
     pub prefix_cache_ttl_seconds: Option<f64>,
     /// Who goes first.
     pub policy: Policy,
-    /// Time between the tokens of a sequence that prefill beside it should not exceed: chunks of prompts are cut to it,
-    /// down to one block a step.
-    pub target_inter_token_seconds: Option<f64>,
+    /// How long prompts may make the tokens of others wait.
+    pub gap: Gap,
+}
+
+/// The time between two tokens of a sequence that prompts computed beside it should not exceed: they are cut to it, down to one
+/// block a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Gap {
+    /// As long as a step may be.
+    Any,
+    /// So many times as long as without prompts. Until that is known, chunks are small.
+    Times(f64),
+    /// So many seconds.
+    Seconds(f64),
 }
 
 impl EngineConfig {
@@ -41,7 +52,7 @@ impl EngineConfig {
         prefix_cache_key: 0,
         prefix_cache_ttl_seconds: None,
         policy: Policy::Fcfs,
-        target_inter_token_seconds: None,
+        gap: Gap::Any,
     };
 }
 

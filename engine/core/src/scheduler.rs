@@ -25,7 +25,7 @@ mod step_time;
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::engine::EngineConfig;
+use crate::engine::{EngineConfig, Gap};
 use crate::executor::{ExecutorError, Geometry};
 use crate::kv::{BlockTable, KvCache};
 use crate::plan::{RowOutput, RowScores, SequenceFailure, StepOutput, Ticket};
@@ -51,7 +51,7 @@ use step_time::StepTimeModel;
 pub(crate) struct Scheduler {
     geometry: Geometry,
     policy: Policy,
-    target_inter_token_seconds: Option<f64>,
+    gap: Gap,
     /// Steps that are computed at a time.
     stages: usize,
     kv: KvCache,
@@ -96,7 +96,7 @@ impl Scheduler {
         Scheduler {
             geometry,
             policy: config.policy,
-            target_inter_token_seconds: config.target_inter_token_seconds,
+            gap: config.gap,
             stages: 1,
             kv: KvCache::new(
                 geometry.blocks,

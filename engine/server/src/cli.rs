@@ -382,7 +382,8 @@ pub struct ServeArgs {
     /// With the policy priority: a waiting request preempts a running one whose priority is higher by more than this
     #[arg(long, default_value_t = 10, value_name = "N", help_heading = "Batching and memory")]
     pub priority_preemption_threshold: u32,
-    /// Cut prompts into chunks small enough that the tokens of running sequences come so often [default: whole steps]
+    /// Cut prompts into chunks small enough that the tokens of running sequences come so often [default: three times what
+    /// they take without prompts]
     #[arg(long, value_name = "MILLISECONDS", help_heading = "Batching and memory")]
     pub target_inter_token_ms: Option<f64>,
     /// Refuse with 429 and Retry-After what would wait longer than this for its first token

@@ -6,6 +6,7 @@ use super::Scheduler;
 use super::answers::Hazard;
 use super::fairness::Fairness;
 use super::outlook::{Job, Outlook};
+use crate::engine::Gap;
 use crate::policy::Policy;
 use crate::request::{Claim, Tenant};
 use crate::sequence::Running;
@@ -101,17 +102,27 @@ impl Scheduler {
         self.free_places() == 0 || !self.waiting.is_empty() || self.has_prefills()
     }
 
+    /// Prompt tokens that make the others wait no longer than they may.
+    fn within_gap(&self, decode_rows: u32) -> Option<u32> {
+        match self.gap {
+            Gap::Any => None,
+            Gap::Times(times) => Some(self.step_time.prefill_for(times, decode_rows).unwrap_or(UNTRIED_TOKENS)),
+            // Between two tokens of a sequence lie as many steps as there are stages.
+            Gap::Seconds(seconds) => self.step_time.prefill_within(seconds / self.stages as f64, decode_rows),
+        }
+    }
+
     /// Prompt tokens that a step with so many decoding rows may have.
     pub(super) fn prefill_budget(&self, decode_rows: u32) -> u32 {
         let most = self.geometry.max_step_tokens.saturating_sub(decode_rows);
-        let target = self.target_inter_token_seconds.filter(|_| decode_rows > 0 || self.others_decode());
-        // Between two tokens of a sequence lie as many steps as there are stages.
-        let target = target.map(|target| target / self.stages as f64);
-        let within = target.and_then(|target| self.step_time.prefill_within(target, decode_rows));
+        let within = if decode_rows > 0 || self.others_decode() { self.within_gap(decode_rows) } else { None };
         let within = within.map_or(most, |within| within.max(self.geometry.block_tokens).min(most));
         within.min(u32::try_from(self.prompt_share(decode_rows)).unwrap_or(u32::MAX))
     }
 }
+
+/// Prompt tokens beside others' while it is not known how long steps take.
+const UNTRIED_TOKENS: u32 = 128;
 
 /// The order of turns until `tenant` has nothing left.
 fn take_turns(mut fairness: Fairness, jobs: Vec<Job>, tenant: Tenant) -> Vec<Job> {
@@ -155,7 +166,8 @@ mod tests {
 
     /// The same on so many of them, which take that long each.
     fn staged(stages: usize, target_inter_token_seconds: Option<f64>, answers: &[u32]) -> Scheduler {
-        let config = EngineConfig { target_inter_token_seconds, ..EngineConfig::PLAIN };
+        let gap = target_inter_token_seconds.map_or(Gap::Any, Gap::Seconds);
+        let config = EngineConfig { gap, ..EngineConfig::PLAIN };
         let mut scheduler = Scheduler::new(PLACES, config).with_stages(stages);
         for step in 0..60 {
             let (prefill, rows) = (if step % 3 == 0 { step * 7 % 300 + 1 } else { 0 }, step * 5 % 33);
@@ -257,5 +269,21 @@ mod tests {
         // 0.2 ms a token in what 6.7 ms leave beside two rows; a block at least; all of it where nobody decodes.
         assert_eq!([budget(Some(6.7e-3), 2), budget(Some(1e-3), 2), budget(Some(1e-3), 0)], [8, 4, 16]);
         assert_eq!(budget(Some(1.0), 2), 14);
+    }
+
+    #[test]
+    fn what_others_may_wait_is_counted_in_steps_without_prompts() {
+        let budget = |times, rows| {
+            let mut scheduler = scheduler(None, &[]);
+            scheduler.geometry.max_step_tokens = 1000;
+            scheduler.gap = Gap::Times(times);
+            scheduler.prefill_budget(rows)
+        };
+        // 5 ms beside two rows, and 0.2 ms a token.
+        assert_eq!([budget(3.0, 0), budget(1e3, 2), budget(1.0, 2)], [1000, 998, 4]);
+        assert!((48..=52).contains(&budget(3.0, 2)), "{}", budget(3.0, 2));
+        let geometry = Geometry { max_step_tokens: 1000, ..PLACES };
+        let untried = Scheduler::new(geometry, EngineConfig { gap: Gap::Times(3.0), ..EngineConfig::PLAIN });
+        assert_eq!((untried.prefill_budget(2), untried.prefill_budget(0)), (UNTRIED_TOKENS, 1000));
     }
 }

@@ -1,9 +1,10 @@
 //! Who goes first, how much a step takes, and what is shared with whom.
 
-use crate::support::{CONFIG, GEOMETRY, TestEngine, With, alone, drain, engine, request, text, turn};
-use windlass_engine_core::engine::{EngineConfig, Policy, QueueLimits};
+use crate::support::{CONFIG, GEOMETRY, TestEngine, VOCABULARY, With, alone, drain, engine, request, text, turn};
+use windlass_engine_core::engine::{Engine, EngineConfig, Gap, Policy, QueueLimits};
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::request::{RejectReason, Request, RequestId};
+use windlass_engine_core::sim::{SimExecutor, StepTime, Unpaced};
 use windlass_engine_core::update::RequestUpdate;
 
 /// One sequence at a time, so that the order of endings is the order of service.
@@ -195,8 +196,8 @@ fn of_equal_prefixes_the_earlier_request_goes_first() {
 fn prefill_is_cut_so_that_decodes_keep_their_target() {
     // A step takes 3.9 ms and 20 µs for each prompt token: 8 ms are some 200 tokens.
     let target = 0.008;
-    let slowest = |target_inter_token_seconds| {
-        let mut engine = engine(WIDE, EngineConfig { target_inter_token_seconds, ..CONFIG });
+    let slowest = |gap| {
+        let mut engine = engine(WIDE, EngineConfig { gap, ..CONFIG });
         add(&mut engine, request(1, 100).max(300));
         (0..20).for_each(|_| drop(turn(&mut engine, 0.0)));
         add(&mut engine, request(2, 500).max(1));
@@ -207,14 +208,14 @@ fn prefill_is_cut_so_that_decodes_keep_their_target() {
         assert!(steps.iter().map(|step| step.prefill_tokens).sum::<u32>() >= 3000, "the prompt was computed");
         steps.iter().map(|step| step.busy_seconds).fold(0.0, f64::max)
     };
-    assert!(slowest(None) > 2.0 * target, "without a target chunks are large");
-    let slowest = slowest(Some(target));
+    assert!(slowest(Gap::Any) > 2.0 * target, "without a target chunks are large");
+    let slowest = slowest(Gap::Seconds(target));
     assert!((0.7 * target..1.15 * target).contains(&slowest), "{slowest}");
 }
 
 #[test]
 fn a_target_that_cannot_be_held_still_lets_prompts_through() {
-    let config = EngineConfig { target_inter_token_seconds: Some(1e-9), ..CONFIG };
+    let config = EngineConfig { gap: Gap::Seconds(1e-9), ..CONFIG };
     let mut engine = engine(WIDE, config);
     add(&mut engine, request(1, 100).max(300));
     (0..20).for_each(|_| drop(turn(&mut engine, 0.0)));
@@ -289,4 +290,38 @@ fn what_nobody_used_for_its_time_is_forgotten() {
     };
     assert_eq!((cached(0.0), cached(50.0), cached(100.0)), (0, 36, 36), "each use counts anew");
     assert_eq!(cached(161.0), 0);
+}
+
+/// Seconds between the tokens of sequences that decode while long prompts come and go, in order, and what a step of theirs takes.
+fn gaps(step_time: StepTime, gap: Gap) -> (Vec<f64>, f64) {
+    let geometry = Geometry { max_step_tokens: 2048, max_step_rows: 8, max_step_logits: 8, ..WIDE };
+    let sim = SimExecutor::new(geometry, step_time, VOCABULARY, Unpaced);
+    let mut engine = Engine::new(sim, EngineConfig { gap, ..CONFIG });
+    (1..5).for_each(|id| engine.add(request(id, 60).max(900), 0.0).expect("an admissible request"));
+    let (mut gaps, mut alone) = (Vec::new(), f64::INFINITY);
+    for step in 0..800 {
+        if step % 100 == 60 {
+            engine.add(request(100 + step, 1500).max(2), 0.0).expect("an admissible request");
+        }
+        let Some(stats) = engine.turn(0.0).expect("the simulator does not fail").step else { continue };
+        if stats.decode_tokens == 4 {
+            gaps.push(stats.busy_seconds);
+            alone = if stats.prefill_tokens == 0 { alone.min(stats.busy_seconds) } else { alone };
+        }
+    }
+    gaps.sort_by(f64::total_cmp);
+    (gaps, alone)
+}
+
+#[test]
+fn by_default_long_prompts_leave_others_gaps_of_a_few_steps() {
+    for step_time in [StepTime::SMALL_CPU, StepTime::LARGE_GPU] {
+        let share = |(gaps, alone): (Vec<f64>, f64)| [99, 100].map(|of| gaps[(gaps.len() - 1) * of / 100] / alone);
+        let ([cut, longest], [_, whole]) = (share(gaps(step_time, Gap::Times(3.0))), share(gaps(step_time, Gap::Any)));
+        println!(
+            "p99 of gaps over a step without prompts: {cut:.2}, at most {longest:.2}; with whole steps at most {whole:.1}"
+        );
+        assert!(cut <= 4.0, "{cut}");
+        assert!(whole > 2.0 * cut, "{whole}");
+    }
 }

@@ -8,7 +8,7 @@ use crate::support::{CONFIG, GEOMETRY, Oracle, TestEngine, WORDS, staged, update
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use windlass_engine_core::engine::{EngineConfig, Policy};
+use windlass_engine_core::engine::{EngineConfig, Gap, Policy};
 use windlass_engine_core::executor::{Executor, Geometry, KvGroups};
 use windlass_engine_core::plan::Move;
 use windlass_engine_core::request::{
@@ -130,12 +130,12 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
         1 => Just(Policy::Fair),
         1 => Just(Policy::LongestPrefix),
     ];
-    let target = prop_oneof![Just(None), Just(Some(0.004))];
+    let gap = prop_oneof![Just(Gap::Any), Just(Gap::Seconds(0.004)), Just(Gap::Times(3.0))];
     let ttl = prop_oneof![3 => Just(None), 1 => Just(Some(5.0))];
-    (any::<bool>(), policy, target, ttl).prop_map(|(enable_prefix_cache, policy, target, ttl)| EngineConfig {
+    (any::<bool>(), policy, gap, ttl).prop_map(|(enable_prefix_cache, policy, gap, ttl)| EngineConfig {
         enable_prefix_cache,
         policy,
-        target_inter_token_seconds: target,
+        gap,
         prefix_cache_ttl_seconds: ttl,
         ..CONFIG
     })

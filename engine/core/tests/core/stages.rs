@@ -4,7 +4,7 @@ use crate::support::{
     Auditor, CONFIG, GEOMETRY, Oracle, TestClock, TestEngine, VOCABULARY, With, alone, drain, request, staged, text,
     turn,
 };
-use windlass_engine_core::engine::{Engine, EngineConfig};
+use windlass_engine_core::engine::{Engine, EngineConfig, Gap};
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::InputToken;
 use windlass_engine_core::request::Request;
@@ -89,7 +89,7 @@ fn prompts_are_cut_to_what_tokens_may_wait() {
     let step_time = StepTime { base_us: 240.0, prefill_token_us: 10.0, decode_row_us: 10.0, context_token_us: 0.0 };
     let geometry = Geometry { max_step_tokens: 1000, max_sequence_tokens: 2000, blocks: 800, ..GEOMETRY };
     let sim = SimExecutor::new(geometry, step_time, VOCABULARY, Unpaced).with_stages(2);
-    let config = EngineConfig { target_inter_token_seconds: Some(400e-6), ..CONFIG };
+    let config = EngineConfig { gap: Gap::Seconds(400e-6), ..CONFIG };
     let mut engine = Engine::new(Auditor::new(sim), config);
     for (id, prompt_tokens) in [(0, 900), (1, 300)] {
         engine.add(request(id, prompt_tokens).max(12), 0.0).unwrap();

@@ -6,8 +6,11 @@ use crate::failure::Failure;
 use windlass_engine_contract::flags;
 use windlass_engine_contract::memory::{KvDataType, KvDemand, StepDefaults, kv_pool_bytes};
 use windlass_engine_contract::shape::ModelShape;
-use windlass_engine_core::engine::{Policy, QueueLimits};
+use windlass_engine_core::engine::{Gap, Policy, QueueLimits};
 use windlass_engine_model::{KvBudget, SwapSpace};
+
+/// Where no flag says it. Steps vary, and what is seen at p99 is to stay within four times.
+const DEFAULT_GAP: Gap = Gap::Times(3.0);
 
 /// Sizes of steps and sequences.
 #[derive(Clone, Debug)]
@@ -36,8 +39,8 @@ pub struct Batching {
     pub share_prefix_cache: bool,
     /// Who goes first.
     pub policy: Policy,
-    /// Time between tokens that prefill beside them should not exceed.
-    pub target_inter_token_seconds: Option<f64>,
+    /// How long prompts may make the tokens of others wait.
+    pub gap: Gap,
 }
 
 impl Batching {
@@ -100,7 +103,7 @@ pub(super) fn from_args(args: &ServeArgs) -> Result<Batching, Failure> {
         prefix_cache_ttl_seconds: positive("--prefix-cache-ttl", args.prefix_cache_ttl)?,
         share_prefix_cache: args.share_prefix_cache,
         policy: policy(args),
-        target_inter_token_seconds: milliseconds("--target-inter-token-ms", args.target_inter_token_ms)?,
+        gap: milliseconds("--target-inter-token-ms", args.target_inter_token_ms)?.map_or(DEFAULT_GAP, Gap::Seconds),
     })
 }
 

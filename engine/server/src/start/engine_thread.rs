@@ -57,7 +57,7 @@ pub fn launch<E: Executor + 'static>(
         prefix_cache_key: rand::random(),
         prefix_cache_ttl_seconds: batching.prefix_cache_ttl_seconds,
         policy: batching.policy,
-        target_inter_token_seconds: batching.target_inter_token_seconds,
+        gap: batching.gap,
     };
     let mut awaken = move |executor: E| {
         let engine = Engine::new(executor, config);

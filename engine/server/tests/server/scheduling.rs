@@ -173,7 +173,7 @@ async fn long_steps(server: &TestServer, tokens: u32) -> f64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn prompts_are_cut_so_that_others_get_their_tokens_in_time() {
     let times = "--sim-step-us 1000 --sim-prefill-token-us 200 --sim-decode-sequence-us 1 --sim-mean-answer-tokens 0";
-    for (flag, are_cut) in [("", false), ("--target-inter-token-ms 10", true)] {
+    for (flag, are_cut) in [("--target-inter-token-ms 1000", false), ("--target-inter-token-ms 10", true), ("", true)] {
         let server = serve(&format!("{times} {flag} --max-num-batched-tokens 512")).await;
         // It learns how long prompts take, in steps of different sizes.
         for tokens in [20, 60, 100, 40, 80] {
