@@ -282,6 +282,14 @@ pub enum GgufError {
         /// Where that starts, from the start of the data.
         offset: u64,
     },
+    /// Bytes that belong to no tensor.
+    #[error("bytes {start} to {end} of the data belong to no tensor: the file is not what its header says")]
+    Gap {
+        /// Where they start, from the start of the data.
+        start: u64,
+        /// Where the next tensor does, or the file ends.
+        end: u64,
+    },
 }
 
 /// Why a metadata value could not be had.
@@ -433,5 +441,13 @@ pub enum SafetensorsError {
         second: String,
         /// Where that starts, from the start of the data.
         offset: u64,
+    },
+    /// Bytes that belong to no tensor.
+    #[error("bytes {start} to {end} of the data belong to no tensor: the file is not what its header says")]
+    Gap {
+        /// Where they start, from the start of the data.
+        start: u64,
+        /// Where the next tensor does, or the file ends.
+        end: u64,
     },
 }

@@ -119,7 +119,8 @@ fn data_range(length: usize, header_end: usize, alignment: u64) -> Range<usize> 
     header_end.next_multiple_of(alignment as usize).min(length)..length
 }
 
-/// Every tensor aligned, inside the data, and apart from the others: so all of them together are no more than the file.
+/// Every tensor aligned, inside the data, and behind the one before it: so all of them together are no more than the file, and
+/// nothing is hidden between them.
 fn check_places(bytes: &[u8], tensors: &mut [TensorEntry], alignment: u64, available: u64) -> Result<(), GgufError> {
     for tensor in tensors.iter() {
         let (name, offset) = (|| tensor.name(bytes).to_owned(), tensor.offset);
@@ -131,11 +132,13 @@ fn check_places(bytes: &[u8], tensors: &mut [TensorEntry], alignment: u64, avail
         }
     }
     tensors.sort_by_key(|tensor| tensor.offset);
-    match tensors.windows(2).find(|pair| pair[0].offset + pair[0].byte_count > pair[1].offset) {
-        Some(pair) => {
-            let [first, second] = [&pair[0], &pair[1]].map(|tensor| tensor.name(bytes).to_owned());
-            Err(GgufError::Overlap { first, second, offset: pair[1].offset })
-        }
+    if let Some(pair) = tensors.windows(2).find(|pair| pair[0].offset + pair[0].byte_count > pair[1].offset) {
+        let [first, second] = [&pair[0], &pair[1]].map(|tensor| tensor.name(bytes).to_owned());
+        return Err(GgufError::Overlap { first, second, offset: pair[1].offset });
+    }
+    let ends = tensors.iter().map(|tensor| (tensor.offset + tensor.byte_count).next_multiple_of(alignment));
+    match std::iter::once(0).chain(ends).zip(tensors.iter()).find(|(end, tensor)| *end != tensor.offset) {
+        Some((start, tensor)) => Err(GgufError::Gap { start, end: tensor.offset }),
         None => Ok(()),
     }
 }

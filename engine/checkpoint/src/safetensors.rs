@@ -83,6 +83,7 @@ fn read_header(bytes: &[u8], file_bytes: usize) -> Result<Vec<Entry>, Error> {
     let entries = json.deserialize_map(reader).and_then(|entries| json.end().map(|()| entries));
     let mut entries = entries.map_err(|error| Error::Json(error.to_string()))??;
     refuse_overlap(&mut entries, data_start)?;
+    refuse_gaps(&entries, data_start, file_bytes)?;
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     refuse_twins(&entries)?;
     Ok(entries)
@@ -199,6 +200,16 @@ fn refuse_overlap(entries: &mut [Entry], data_start: usize) -> Result<(), Error>
             let [first, second] = [&pair[0], &pair[1]].map(|entry| entry.name.clone());
             Err(Error::Overlap { first, second, offset: (pair[1].start - data_start) as u64 })
         }
+        None => Ok(()),
+    }
+}
+
+/// Entries are sorted by place and do not overlap. The format has no room for anything between them.
+fn refuse_gaps(entries: &[Entry], data_start: usize, file_bytes: usize) -> Result<(), Error> {
+    let ends = std::iter::once(data_start).chain(entries.iter().map(|entry| entry.end));
+    let starts = entries.iter().map(|entry| entry.start).chain([file_bytes]);
+    match ends.zip(starts).find(|(end, start)| end != start) {
+        Some((end, start)) => Err(Error::Gap { start: (end - data_start) as u64, end: (start - data_start) as u64 }),
         None => Ok(()),
     }
 }

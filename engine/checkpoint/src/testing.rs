@@ -176,8 +176,16 @@ pub fn string(text: &str) -> Vec<u8> {
 /// A safetensors file to be. The writer checks nothing.
 #[derive(Clone, Debug, Default)]
 pub struct SafetensorsBuilder {
-    entries: Vec<(String, String)>,
-    data: Vec<u8>,
+    entries: Vec<(String, Described)>,
+}
+
+/// What a file says of a tensor.
+#[derive(Clone, Debug)]
+enum Described {
+    /// Type and shape, with its data behind that of the last one.
+    Data(String, Vec<u8>),
+    /// Any JSON.
+    Raw(String),
 }
 
 impl SafetensorsBuilder {
@@ -188,11 +196,8 @@ impl SafetensorsBuilder {
 
     /// A tensor after the last one; its shape has the slowest dimension first.
     pub fn tensor(mut self, name: &str, dtype: &str, shape: &[u64], data: &[u8]) -> SafetensorsBuilder {
-        let start = self.data.len();
-        self.data.extend(data);
-        let entry =
-            format!("{{\"dtype\":{dtype:?},\"shape\":{shape:?},\"data_offsets\":[{start},{}]}}", self.data.len());
-        self.entries.push((name.to_owned(), entry));
+        let kind = format!("\"dtype\":{dtype:?},\"shape\":{shape:?}");
+        self.entries.push((name.to_owned(), Described::Data(kind, data.to_vec())));
         self
     }
 
@@ -202,7 +207,7 @@ impl SafetensorsBuilder {
         self.tensor(name, "F32", shape, &data)
     }
 
-    /// Without the tensor of this name; its data stays.
+    /// Without the tensor of this name.
     pub fn without(mut self, name: &str) -> SafetensorsBuilder {
         self.entries.retain(|(found, _)| found != name);
         self
@@ -210,14 +215,24 @@ impl SafetensorsBuilder {
 
     /// An entry with any JSON as its description.
     pub fn entry(mut self, name: &str, json: &str) -> SafetensorsBuilder {
-        self.entries.push((name.to_owned(), json.to_owned()));
+        self.entries.push((name.to_owned(), Described::Raw(json.to_owned())));
         self
     }
 
     /// The file's bytes.
     pub fn build(&self) -> Vec<u8> {
-        let entries: Vec<String> = self.entries.iter().map(|(name, entry)| format!("{name:?}:{entry}")).collect();
+        let (mut entries, mut data) = (Vec::new(), Vec::new());
+        for (name, described) in &self.entries {
+            entries.push(match described {
+                Described::Data(kind, bytes) => {
+                    let start = data.len();
+                    data.extend(bytes);
+                    format!("{name:?}:{{{kind},\"data_offsets\":[{start},{}]}}", data.len())
+                }
+                Described::Raw(json) => format!("{name:?}:{json}"),
+            });
+        }
         let header = format!("{{{}}}", entries.join(","));
-        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &self.data].concat()
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
     }
 }

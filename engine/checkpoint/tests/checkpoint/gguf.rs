@@ -150,6 +150,7 @@ fn hostile_headers_are_refused_by_name() {
             small().tensor_at("c", &[1], F32, &[0; 4], 32),
             "tensors \"b\" and \"c\" overlap: \"c\" begins at offset 32 of the data",
         ),
+        (small().tensor_at("c", &[1], F32, &[0; 8192], 4096), "to 4096 of the data belong to no tensor"),
         (small().tensor_f32("a", &[1], &[0.0]), "tensor \"a\" appears twice"),
         (small().tensor_f32("", &[1], &[0.0]), "a tensor name of 0 bytes"),
         (small().tensor_f32(&long_name, &[1], &[0.0]), "a tensor name of 65 bytes"),

@@ -77,39 +77,51 @@ fn folders_that_do_not_hold_together_are_refused() {
 #[test]
 fn hostile_headers_are_refused_by_name() {
     let one = |entry: &str| SafetensorsBuilder::new().entry("t", entry).tensor_f32("last", &[2], &[0.0; 2]).build();
-    let cases: Vec<(Vec<u8>, &str)> = vec![
-        (vec![1; 7], "it has 7 bytes"),
-        (u64::MAX.to_le_bytes().to_vec(), "its header should have 18446744073709551615 bytes; at most 0"),
-        ([&4u64.to_le_bytes()[..], b"nope"].concat(), "its header is not JSON"),
-        (one(r#"{"shape":[1],"data_offsets":[0,4]}"#), "tensor \"t\": its dtype is missing"),
-        (one(r#"{"dtype":"F4","shape":[1],"data_offsets":[0,4]}"#), "its dtype is \"F4\", which is unknown"),
-        (
-            one(r#"{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}"#),
-            "tensor \"t\": invalid value: integer `-1`, expected u64 at line 1 column",
-        ),
-        (one(r#"{"dtype":"F32","shape":[1],"data_offsets":[0]}"#), "its data_offsets are no pair"),
-        (one(r#"{"dtype":"F32","data_offsets":[0,4]}"#), "tensor \"t\": its shape is missing"),
-        (one("[]"), "tensor \"t\": invalid"),
-        (
-            one(r#"{"dtype":"F32","shape":[1],"data_offsets":[8,12]}"#),
-            "its data lies at 8..12 of the data, which has 8 bytes",
-        ),
-        (one(r#"{"dtype":"F32","shape":[1],"data_offsets":[4,0]}"#), "its data lies at 4..0"),
-        (
-            one(r#"{"dtype":"F32","shape":[1],"data_offsets":[0,8]}"#),
-            "its data at offset 0 has 8 bytes; its shape needs 4",
-        ),
-        (one(r#"{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}"#), "overflows"),
-        (one(r#"{"dtype":"F32","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,4]}"#), "it has 9 dimensions"),
-        (
-            SafetensorsBuilder::new().tensor_f32("t", &[1], &[1.0]).tensor_f32("t", &[1], &[2.0]).build(),
-            "tensor \"t\": it is there twice",
-        ),
-        (
-            one(r#"{"dtype":"F32","shape":[1],"data_offsets":[4,8]}"#),
-            "tensors \"last\" and \"t\" overlap: \"t\" begins at offset 4 of the data",
-        ),
-    ];
+    let cases: Vec<(Vec<u8>, &str)> =
+        vec![
+            (vec![1; 7], "it has 7 bytes"),
+            (u64::MAX.to_le_bytes().to_vec(), "its header should have 18446744073709551615 bytes; at most 0"),
+            ([&4u64.to_le_bytes()[..], b"nope"].concat(), "its header is not JSON"),
+            (one(r#"{"shape":[1],"data_offsets":[0,4]}"#), "tensor \"t\": its dtype is missing"),
+            (one(r#"{"dtype":"F4","shape":[1],"data_offsets":[0,4]}"#), "its dtype is \"F4\", which is unknown"),
+            (
+                one(r#"{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}"#),
+                "tensor \"t\": invalid value: integer `-1`, expected u64 at line 1 column",
+            ),
+            (one(r#"{"dtype":"F32","shape":[1],"data_offsets":[0]}"#), "its data_offsets are no pair"),
+            (one(r#"{"dtype":"F32","data_offsets":[0,4]}"#), "tensor \"t\": its shape is missing"),
+            (one("[]"), "tensor \"t\": invalid"),
+            (
+                one(r#"{"dtype":"F32","shape":[1],"data_offsets":[8,12]}"#),
+                "its data lies at 8..12 of the data, which has 8 bytes",
+            ),
+            (one(r#"{"dtype":"F32","shape":[1],"data_offsets":[4,0]}"#), "its data lies at 4..0"),
+            (
+                one(r#"{"dtype":"F32","shape":[1],"data_offsets":[0,8]}"#),
+                "its data at offset 0 has 8 bytes; its shape needs 4",
+            ),
+            (one(r#"{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}"#), "overflows"),
+            (one(r#"{"dtype":"F32","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,4]}"#), "it has 9 dimensions"),
+            (
+                SafetensorsBuilder::new().tensor_f32("t", &[1], &[1.0]).tensor_f32("t", &[1], &[2.0]).build(),
+                "tensor \"t\": it is there twice",
+            ),
+            (
+                one(r#"{"dtype":"F32","shape":[1],"data_offsets":[4,8]}"#),
+                "tensors \"last\" and \"t\" overlap: \"t\" begins at offset 4 of the data",
+            ),
+            ([&weights().build()[..], &[0; 3]].concat(), "of the data belong to no tensor"),
+            (
+                [
+                    &SafetensorsBuilder::new()
+                        .entry("t", r#"{"dtype":"F32","shape":[1],"data_offsets":[4,8]}"#)
+                        .build()[..],
+                    &[0; 8],
+                ]
+                .concat(),
+                "bytes 0 to 4 of the data belong to no tensor",
+            ),
+        ];
     for (bytes, expected) in cases {
         let message = refusal(&[("model.safetensors", &bytes)]);
         assert!(message.contains(expected), "{message:?} should contain {expected:?}");
