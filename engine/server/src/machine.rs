@@ -1,5 +1,7 @@
 //! What this machine lets the process use, and what it has used.
 
+mod cgroup;
+
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,11 +24,11 @@ pub fn host_name() -> String {
     fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
 }
 
-/// Bytes that the process may still take: of its cgroup's limit or of the machine, whichever is less. `None` where
+/// Bytes that the process may still take: of the limits of its cgroups or of the machine, whichever is least. `None` where
 /// neither can be read.
 pub fn free_memory_bytes() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| kibibytes_as_bytes(&text, "MemAvailable:"));
-    let group = cgroup_free_bytes();
+    let group = cgroup::free_bytes();
     match (machine, group) {
         (Some(machine), Some(group)) => Some(machine.min(group)),
         (machine, group) => machine.or(group),
@@ -75,29 +77,11 @@ fn cpu_ticks(stat: &str) -> u64 {
     fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
 }
 
-/// What this process's memory cgroup has left. Page cache counts as used there and is given back on demand, so only
-/// what cannot be reclaimed is taken off.
-fn cgroup_free_bytes() -> Option<u64> {
-    let version_2 = free_bytes("/sys/fs/cgroup", "memory.max", "anon");
-    version_2.or_else(|| free_bytes("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "total_rss"))
-}
-
-fn free_bytes(folder: &str, limit: &str, used: &str) -> Option<u64> {
-    let read = |file: &str| fs::read_to_string(format!("{folder}/{file}")).ok();
-    // Without a limit the file says `max`, or a number beyond any machine.
-    let limit: u64 = read(limit)?.trim().parse().ok()?;
-    Some(limit.saturating_sub(field_bytes(&read("memory.stat")?, used)?))
-}
-
 /// A line of the kernel's that gives its number in `kB`, by which it means 1024 bytes.
 fn kibibytes_as_bytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
     kibibytes.checked_mul(1 << 10)
-}
-
-fn field_bytes(stat: &str, name: &str) -> Option<u64> {
-    stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.parse().ok()
 }
 
 #[cfg(test)]
@@ -109,7 +93,6 @@ mod tests {
         let memory = "MemTotal:  10 kB\nMemAvailable:    2048 kB\n";
         assert_eq!(kibibytes_as_bytes(memory, "MemAvailable:"), Some(2 << 20));
         assert_eq!(cpu_ticks("7 (a) b) R 1 2 3 4 5 6 7 8 9 10 30 12 0 0"), 42);
-        assert_eq!(field_bytes("anon_thp 1\nanon 4096\nfile 8192\n", "anon"), Some(4096));
     }
 
     #[test]
