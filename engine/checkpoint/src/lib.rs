@@ -27,6 +27,7 @@ pub use data::{Arrival, Arrivals, Data};
 pub use error::{GgufError, HubError, MetadataError, OpenError, SafetensorsError};
 pub use file::GgufFile;
 pub use hub::HubFolder;
+pub use map::{LastWord, say_on_lost_file};
 pub use metadata::{Metadata, StrArray};
 pub use tensor::Tensor;
 pub use types::ElementType;

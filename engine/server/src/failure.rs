@@ -1,7 +1,10 @@
 //! Why the program ends without having done its work: one reason with an exit code, one message for people.
 
+use std::ffi::CString;
 use std::fmt::Display;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use windlass_checkpoint::{LastWord, say_on_lost_file};
 use windlass_engine_contract::paths::TERMINATION_LOG;
 use windlass_engine_contract::termination::{Reason, Termination};
 
@@ -43,24 +46,47 @@ impl Failure {
         Failure::new(Reason::Internal, message)
     }
 
+    /// Has the system tell the same where a model's file is cut short, or its disk fails, while it is read: that ends the process
+    /// wherever it is.
+    pub fn prepare_for_lost_files(log: Option<&Path>) -> Result<(), Failure> {
+        let message = "a file of the model was cut short, or its disk failed, while it was read: replace files of models that \
+                       are in use by renaming others over them, and never write into them";
+        let lost = Failure::new(Reason::ModelInvalid, message);
+        let left = log_path(log).and_then(|path| CString::new(path.as_os_str().as_bytes()).ok());
+        let left = left.map(|path| (path, lost.termination().to_json()));
+        let word = LastWord { said: format!("{}\n", lost.line()), left, exit_code: lost.reason.exit_code() };
+        say_on_lost_file(word).map_err(|error| Failure::internal(format!("cannot handle SIGBUS: {error}")))
+    }
+
+    fn line(&self) -> String {
+        format!("windlass-engine: {:?}: {}", self.reason, self.message)
+    }
+
+    fn termination(&self) -> Termination {
+        Termination { reason: self.reason, message: self.message.clone() }
+    }
+
     /// Tells the person at the terminal and, through `log`, the operator.
     ///
     /// Without `log` the default file is used if it exists: inside a pod it always does, elsewhere it is not ours to
     /// create.
     pub fn report(&self, log: Option<&Path>) {
-        eprintln!("windlass-engine: {:?}: {}", self.reason, self.message);
-        let termination = Termination { reason: self.reason, message: self.message.clone() };
-        last_word(&termination.to_json(), log);
+        eprintln!("{}", self.line());
+        last_word(&self.termination().to_json(), log);
     }
 }
 
 /// Leaves `text` as the process's termination message: in `log`, or where Kubernetes looks for it.
 pub fn last_word(text: &str, log: Option<&Path>) {
-    let default = Path::new(TERMINATION_LOG);
-    let Some(path) = log.or_else(|| default.exists().then_some(default)) else { return };
+    let Some(path) = log_path(log) else { return };
     if let Err(error) = std::fs::write(path, text) {
         eprintln!("windlass-engine: could not write the termination message to {}: {error}", path.display());
     }
+}
+
+fn log_path(log: Option<&Path>) -> Option<&Path> {
+    let default = Path::new(TERMINATION_LOG);
+    log.or_else(|| default.exists().then_some(default))
 }
 
 #[cfg(test)]

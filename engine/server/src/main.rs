@@ -32,6 +32,9 @@ fn main() -> ExitCode {
     };
     let process = command.process().clone();
     let log = telemetry::start(process.log_format, command.log_level());
+    if let Err(failure) = Failure::prepare_for_lost_files(process.termination_log.as_deref()) {
+        return end(&failure, process.termination_log);
+    }
     let done = match &command {
         Command::Serve(args) => wait_for(serve_until_told(args)),
         Command::Fetch(args) => fetch::run(args, fetch::FIRST_PAUSE),

@@ -77,8 +77,7 @@ fn folders_that_do_not_hold_together_are_refused() {
 #[test]
 fn hostile_headers_are_refused_by_name() {
     let one = |entry: &str| SafetensorsBuilder::new().entry("t", entry).tensor_f32("last", &[2], &[0.0; 2]).build();
-    let cases: Vec<(Vec<u8>, &str)> =
-        vec![
+    let cases: Vec<(Vec<u8>, &str)> = vec![
             (vec![1; 7], "it has 7 bytes"),
             (u64::MAX.to_le_bytes().to_vec(), "its header should have 18446744073709551615 bytes; at most 0"),
             ([&4u64.to_le_bytes()[..], b"nope"].concat(), "its header is not JSON"),
