@@ -71,7 +71,14 @@ fn vocabulary(file: &GgufFile) -> Result<usize, ConfigError> {
     let name = "token_embd.weight";
     let problem = |problem: String| ConfigError::Tensor { name, problem };
     let tensor = file.tensor(name).ok_or_else(|| problem("missing".into()))?;
+    let tokens = file.metadata().str_array("tokenizer.ggml.tokens")?.map(|tokens| tokens.len() as u64);
     match *tensor.dims {
+        [_, rows] if tokens.is_some_and(|tokens| tokens != rows) => {
+            let tokens = tokens.unwrap_or_default();
+            Err(problem(format!(
+                "it has {rows} rows, and tokenizer.ggml.tokens {tokens} entries: they must be as many"
+            )))
+        }
         [_, rows] if u32::try_from(rows).is_ok() => Ok(rows as usize),
         _ => Err(problem(format!("its dimensions are {:?}, not [embedding_length, vocabulary]", tensor.dims))),
     }

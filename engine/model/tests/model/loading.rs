@@ -66,6 +66,10 @@ fn configurations_are_refused_by_key() {
             with_key("llama.block_count", |b| b.u32("llama.block_count", u32::MAX)),
             "\"llama.block_count\" is 4294967295; it must be at most 65536",
         ),
+        (
+            tiny().str_array("tokenizer.ggml.tokens", &["a", "b", "c"]),
+            "it has 320 rows, and tokenizer.ggml.tokens 3 entries",
+        ),
         (tiny().u32("llama.expert_count", 8), "\"llama.expert_used_count\" is missing"),
         (tiny().str("llama.rope.scaling.type", "helix"), "\"helix\": this rotary scaling is not supported"),
         (tiny().str("llama.rope.scaling.type", "linear"), "\"llama.rope.scaling.factor\" is missing"),

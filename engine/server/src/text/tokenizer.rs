@@ -26,6 +26,9 @@ pub(super) const END_SPELLINGS: &[&str] = &[
 /// Most tokens in a vocabulary: four times the largest in use.
 pub(super) const MAX_VOCABULARY: usize = 1 << 20;
 
+/// Longest token: four times the longest in use.
+const MAX_TOKEN_BYTES: usize = 1024;
+
 /// Text to tokens and back.
 pub struct Tokenizer {
     encoder: Encoder,
@@ -108,19 +111,33 @@ pub struct EncodeError(String);
 impl Tokenizer {
     /// Reads the tokenizer of a checkpoint.
     pub fn from_metadata(metadata: Metadata<'_>) -> Result<Tokenizer, TokenizerError> {
-        match metadata.require("tokenizer.ggml.model", Metadata::str)? {
+        let tokenizer = match metadata.require("tokenizer.ggml.model", Metadata::str)? {
             "gpt2" => Tokenizer::byte_level(metadata),
             "llama" => Tokenizer::by_spaces(metadata, spm::build),
             "t5" => Tokenizer::by_spaces(metadata, ugm::build),
             "bert" => Tokenizer::by_spaces(metadata, wpm::build),
             other => Err(TokenizerError::Model(other.to_owned())),
-        }
+        };
+        tokenizer?.with_plausible_tokens()
     }
 
     /// Reads the tokenizer of a hub folder.
     pub fn from_folder(folder: &HubFolder) -> Result<Tokenizer, TokenizerError> {
         let hub::HubText { encoder, vocabulary, special } = hub::read(folder)?;
-        Ok(Tokenizer { encoder: Encoder::Crate(Box::new(encoder)), vocabulary, special })
+        Tokenizer { encoder: Encoder::Crate(Box::new(encoder)), vocabulary, special }.with_plausible_tokens()
+    }
+
+    /// Refuses tokens of a length that none has: buffers are sized by the longest.
+    fn with_plausible_tokens(self) -> Result<Tokenizer, TokenizerError> {
+        let length = |token: &TokenId| self.vocabulary.spelling(*token).len();
+        match (0..self.vocabulary.len()).find(|token| length(token) > MAX_TOKEN_BYTES) {
+            Some(token) => {
+                let said =
+                    format!("token {token} has {} bytes; it must have {MAX_TOKEN_BYTES} at most", length(&token));
+                Err(TokenizerError::Inconsistent(said))
+            }
+            None => Ok(self),
+        }
     }
 
     /// The simulator's own language.
@@ -243,4 +260,27 @@ fn special_tokens(
     ends.dedup();
     let add_bos = metadata.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(begins);
     Ok(SpecialTokens { prefix: bos.filter(|_| add_bos), ends, bos_text: text(bos), eos_text: text(eos) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use windlass_checkpoint::GgufFile;
+    use windlass_checkpoint::testing::GgufBuilder;
+
+    #[test]
+    fn tokens_longer_than_any_are_refused() {
+        for (kind, length, problem) in [(1, 1024, None), (1, 1025, Some("1025")), (3, 3000, Some("3000"))] {
+            let tokens = ["a".to_owned(), "b".repeat(length)];
+            let file =
+                GgufBuilder::new().str("tokenizer.ggml.model", "gpt2").str_array("tokenizer.ggml.tokens", &tokens);
+            let file = file.i32_array("tokenizer.ggml.token_type", &[1, kind]);
+            let file = file.str_array::<&str>("tokenizer.ggml.merges", &[]).str("tokenizer.ggml.pre", "gpt-2");
+            let file = GgufFile::from_bytes(file.build()).unwrap();
+            let refused = Tokenizer::from_metadata(file.metadata()).err().map(|error| error.to_string());
+            let expected = problem.map(|bytes| format!("token 1 has {bytes} bytes; it must have 1024 at most"));
+            assert!(refused.is_some() == expected.is_some(), "{refused:?}");
+            assert!(refused.unwrap_or_default().contains(&expected.unwrap_or_default()), "{kind} {length}");
+        }
+    }
 }
