@@ -29,11 +29,11 @@ impl Features {
     /// # Errors
     /// A name that is none of a feature.
     pub fn without(self, names: &str) -> Result<Features, DriverError> {
-        let names = names.split(',').map(str::trim).filter(|name| !name.is_empty());
-        names.fold(Ok(self), |features, name| match name {
-            "warpgroups" => Ok(Features { warpgroups: false, ..features? }),
-            "clusters" => Ok(Features { clusters: false, ..features? }),
-            "overlap" => Ok(Features { overlap: false, ..features? }),
+        let mut names = names.split(',').map(str::trim).filter(|name| !name.is_empty());
+        names.try_fold(self, |features, name| match name {
+            "warpgroups" => Ok(Features { warpgroups: false, ..features }),
+            "clusters" => Ok(Features { clusters: false, ..features }),
+            "overlap" => Ok(Features { overlap: false, ..features }),
             _ => Err(DriverError::refused(WITHOUT, format!("{name:?} is none of warpgroups, clusters, overlap"))),
         })
     }
