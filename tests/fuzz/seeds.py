@@ -396,6 +396,20 @@ def bodies():
     return {name: json.dumps(body).encode() for name, body in texts.items()}
 
 
+def forms():
+    """The first letter says what the rest is; a schema begins with its own."""
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "required": ["a"], "additionalProperties": False,
+              "$defs": {"b": {"type": ["array", "null"], "prefixItems": [{"type": "integer", "minimum": 3}], "maxItems": 4}}}
+    texts = {"type": "string", "pattern": "^[a-z]{2,9}$", "maxLength": 20}
+    return {
+        "object": json.dumps(schema).encode(),
+        "text": json.dumps(texts).encode(),
+        "choice": json.dumps({"anyOf": [texts, {"enum": ["a", 1, None]}, {"$ref": "#/anyOf/0"}]}).encode(),
+        "rules": b'-start: x ("," x)*\nx: x "a" | T\nT: /[a-z ]+/ | "b" "c"?\n%ignore /[ \\n]+/\n',
+        "nested": b'-start: "[" a{0,3} "]"\na: %json {"type": "object"}\n',
+    }
+
+
 def variants(sound, others):
     return {name: json.dumps(sound | more).encode() for name, more in ({"sound": {}} | others).items()}
 
@@ -413,6 +427,7 @@ SEEDS = {
     "tokenizer": tokenizers,
     "gguf_tokenizer": gguf_tokenizers,
     "bodies": bodies,
+    "form": forms,
 }
 
 if __name__ == "__main__":

@@ -248,5 +248,67 @@ async def admin(server):
         yield seen
 
 
+def chain(count, target):
+    """A schema of definitions that refer to each other, one after the other."""
+    definitions = {f"d{number}": target(f"#/$defs/d{number + 1}") for number in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{count}": {"type": "null"}}}
+
+
+def rules(count, name, body="{}"):
+    """A grammar of rules, or terminals, each of which is the next one."""
+    lines = [f"{name}{number}: " + body.format(f"{name}{number + 1}") for number in range(count)]
+    return "\n".join([f"start: {name}0", *lines, f'{name}{count}: "x"'])
+
+
+def twice(target):
+    part = {"type": ["array", "null"], "$ref": target}
+    return {"type": ["array", "null"], "prefixItems": [part, part]}
+
+
+# What compiles by recursion or by copying, by the field that it comes in.
+BOTTOMLESS = [
+    ("guided_json", chain(210, lambda target: {"type": "object", "properties": {"a": {"$ref": target}}})),
+    ("guided_json", chain(531, lambda target: {"$ref": target})),
+    ("guided_json", chain(3000, lambda target: {"type": "object", "properties": {"a": {"$ref": target}}})),
+    ("guided_json", chain(30, twice)),
+    ("guided_grammar", rules(667, "r")),
+    ("guided_grammar", rules(925, "T")),
+    ("guided_grammar", rules(9000, "r")),
+    ("guided_grammar", rules(500, "r", "(" * 27 + "{}" + ' "a")' * 27)),
+]
+
+
+async def forms(server):
+    statuses = []
+    async with server.watched() as watch:
+        for field, form in BOTTOMLESS:
+            schema = form if field == "guided_json" else {"type": "string"}
+            tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+            for extra in ({field: form}, {"tools": [tool], "tool_choice": "required"}):
+                status, _ = await server.ask("/v1/chat/completions", {**CHAT, **extra})
+                statuses.append(status)
+    yield Seen(f"statuses {sorted(set(statuses))} of {len(statuses)} forms", "200 and 400", set(statuses) <= {200, 400})
+    for seen in watch.seen(most_mib=96):
+        yield seen
+
+
+# Ever more ways to read the same text: slow from the first token, and from a few tokens on.
+SLOW_AT_ONCE = "start: x\nx: x x x x | x x x | x x | /[a-z ]/"
+SLOW_LATER = "start: y{12} x\ny: / [a-z]+/\nx: x x | /[a-z ]/"
+
+
+async def masks(server):
+    codes = []
+    async with server.watched() as watch:
+        for grammar in (SLOW_AT_ONCE, SLOW_LATER):
+            bodies = [{**CHAT, "guided_grammar": grammar, "max_tokens": 60, "n": n} for n in (1, 64, 64, 64)]
+            answers = await asyncio.gather(*(server.ask("/v1/chat/completions", body) for body in bodies))
+            codes += [(status, json.loads(body).get("error", {}).get("code")) for status, body in answers]
+    known = {(200, None)} | {(400, code) for code in ("invalid_structure", "structure_too_slow", "unsatisfiable")}
+    yield Seen(f"answers {sorted(set(codes), key=str)}", "answers, and refusals with a reason", set(codes) <= known)
+    for seen in watch.seen(most_mib=64):
+        yield seen
+
+
 def auth():
     return f"Authorization: Bearer {KEYS['right']}\r\n".encode()

@@ -1,14 +1,32 @@
 //! What a sequence may go on with, where something beyond sampling decides it: a grammar, say.
 
 use std::fmt;
+use std::time::Duration;
 
+use crate::plan::SequenceFailure;
 use crate::request::TokenId;
 
 /// Says which tokens may come next. Asked by the executor while the model computes, so it may take about as long.
 pub trait Constraint: fmt::Debug + Send + Sync {
-    /// The tokens that may follow `generated`. Texts mostly grow by a token from one call to the next, and may be
-    /// shorter again after a preemption. An error ends the sequence.
-    fn allowed(&self, generated: &[TokenId]) -> Result<TokenSet, String>;
+    /// The tokens that may follow `generated`, or that they are not known within `patience`: they are found meanwhile,
+    /// away from the thread that asks. Texts mostly grow by a token from one call to the next, and may be shorter again
+    /// after a preemption.
+    fn allowed(&self, generated: &[TokenId], patience: Duration) -> Result<TokenSet, Withheld>;
+}
+
+/// Why nothing can be drawn at a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Withheld {
+    /// It is not known yet what may be drawn: the sequence misses its turn.
+    NotYet,
+    /// The sequence ends.
+    Failed(SequenceFailure),
+}
+
+impl From<SequenceFailure> for Withheld {
+    fn from(failure: SequenceFailure) -> Withheld {
+        Withheld::Failed(failure)
+    }
 }
 
 /// A set of tokens as bits.

@@ -2,10 +2,11 @@
 
 use std::slice::ChunksExact;
 use std::sync::Arc;
+use std::time::Duration;
 
 use windlass_engine_contract::kv_groups::KvGroups;
 
-use crate::constraint::Constraint;
+use crate::constraint::{Constraint, Withheld};
 use crate::draft::DraftTree;
 use crate::request::{RequestId, Sampling, TokenId};
 use crate::sampling::TokenLogprobs;
@@ -24,7 +25,7 @@ pub enum InputToken {
     /// Its id.
     Known(TokenId),
     /// The token that `ticket` samples in row `row` of its [`StepPlan`]; an executor of one stage feeds it back. If that
-    /// row fails, the row that has this token is [`RowOutput::Failed`], too.
+    /// row fails, the row that has this token is [`RowOutput::Failed`], too, and so with [`RowOutput::PutOff`].
     SampledBy {
         /// The step in flight.
         ticket: Ticket,
@@ -70,6 +71,8 @@ pub struct StepPlan {
     pub moves: Vec<Move>,
     /// One row per sequence, decodes and prefill chunks mixed.
     pub rows: Vec<PlanRow>,
+    /// How long after its beginning the step waits for what constraints allow.
+    pub patience: Duration,
 }
 
 /// One sequence's share of a step.
@@ -184,8 +187,19 @@ pub enum RowOutput {
     Sampled(TokenId),
     /// What was drawn in a row with guesses: those that held, then a token that none foresaw.
     Verified(Vec<TokenId>),
+    /// The row was computed, and nothing was drawn: what its constraint allows was not known in time.
+    PutOff,
     /// This sequence failed; the others are fine.
     Failed(SequenceFailure),
+}
+
+impl From<Withheld> for RowOutput {
+    fn from(withheld: Withheld) -> RowOutput {
+        match withheld {
+            Withheld::NotYet => RowOutput::PutOff,
+            Withheld::Failed(failure) => RowOutput::Failed(failure),
+        }
+    }
 }
 
 /// Why one sequence failed while the others went on, in words for its client.
@@ -194,6 +208,9 @@ pub enum SequenceFailure {
     /// What was asked for leaves nothing to go on with, and would leave nothing again: the client's to change.
     #[error("{0}")]
     Unsatisfiable(String),
+    /// What was asked for takes more time than a sequence has, and would again: the client's to change.
+    #[error("{0}")]
+    TooSlow(String),
     /// The model gave numbers that are none.
     #[error("{0}")]
     Corrupted(String),

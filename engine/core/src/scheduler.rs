@@ -6,8 +6,8 @@
 //! may be in flight while it decides.
 //!
 //! `running` is sorted by stay. First come, first served, it is sorted by arrival, too, and everything in it arrived
-//! before everything in `waiting`; but for what only waits for its last result, which no preemption takes, and for what
-//! had to begin again.
+//! before everything in `waiting`; but for what only waits for its last result, which no preemption takes, or did so until
+//! that was put off, and for what had to begin again.
 
 mod admission;
 mod answers;
@@ -16,6 +16,7 @@ mod fairness;
 mod forecast;
 mod order;
 mod outlook;
+mod patience;
 mod promises;
 mod queue;
 mod speculation;
@@ -181,7 +182,9 @@ impl Scheduler {
         step.limit(self.prefill_budget(step.decode_rows()) as usize);
         self.schedule_prefills(&mut step);
         self.schedule_waiting(&mut step, now);
-        step.build(&mut self.kv)
+        let mut step = step.build(&mut self.kv)?;
+        step.plan.patience = self.patience(&step.stats);
+        Some(step)
     }
 
     /// The step was submitted as `ticket`.
@@ -259,7 +262,7 @@ impl Scheduler {
         if queued as u64 != self.waiting.prompt_tokens() {
             return Err(format!("{queued} prompt tokens wait and {} are counted", self.waiting.prompt_tokens()));
         }
-        let going_on = self.running.iter().filter(|run| run.uncomputed() > 0);
+        let going_on = self.running.iter().filter(|run| run.uncomputed() > 0 && !run.late);
         let arrivals = going_on.map(|run| &run.sequence).chain(self.waiting.iter());
         let arrivals = arrivals.filter(|sequence| !sequence.began_again).map(|sequence| sequence.arrival_seconds);
         if self.policy == Policy::Fcfs && self.groups.is_empty() && !arrivals.is_sorted() {
@@ -445,11 +448,17 @@ impl Scheduler {
             }
             return Ok(Some(sequence.fail(failure)));
         }
-        self.note_computed(index, row.end);
+        let put_off = result == RowOutput::PutOff && row.samples;
+        if put_off {
+            self.running[index].put_off(row.end);
+        }
+        let computed = if put_off { self.running[index].first() } else { row.end };
+        self.note_computed(index, computed);
         let run = &mut self.running[index];
         let (prompt, sampled) = scores.map_or_else(Default::default, |scores| (scores.prompt, scores.sampled));
         run.sequence.take_scores(row.first, prompt);
         match result {
+            RowOutput::PutOff if row.samples => Ok(None),
             RowOutput::Sampled(_) if row.samples && run.sequence.beams.is_some() => {
                 run.sampled_for_beams();
                 let (id, beams) = (run.sequence.id, run.sequence.beams);

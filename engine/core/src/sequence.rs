@@ -240,6 +240,10 @@ pub(crate) struct Running {
     pub(crate) table: BlockTable,
     /// Leading tokens whose K and V are computed, or will be by a submitted step.
     submitted: usize,
+    /// The last of those is computed again: a step put off what was to be drawn behind it.
+    again: bool,
+    /// Whether that was ever so.
+    pub(crate) late: bool,
     /// Tokens that submitted steps are still to sample: they follow `sequence.tokens`.
     sampling: usize,
     /// Where the last of those comes from.
@@ -255,17 +259,35 @@ impl Running {
     pub(crate) fn new(stay: StayId, sequence: Sequence, table: BlockTable, cached_tokens: usize) -> Running {
         let guess = Guess::default();
         let (submitted, sampling, last_sample, last_ticket) = (cached_tokens, 0, None, None);
-        Running { stay, sequence, table, submitted, sampling, last_sample, last_ticket, guess }
+        Running {
+            stay,
+            sequence,
+            table,
+            submitted,
+            again: false,
+            late: false,
+            sampling,
+            last_sample,
+            last_ticket,
+            guess,
+        }
     }
 
     /// Tokens that the next steps have to compute. None once the last token that may be generated is being sampled.
     pub(crate) fn uncomputed(&self) -> usize {
         match self.sequence.remaining_tokens() - self.sampling {
             0 if self.sequence.generates() => 0,
+            // What is drawn meanwhile follows a token that does not come.
+            _ if self.again && self.sampling > 0 => 0,
             // What follows a beam is not known before all of them were computed.
             _ if self.sequence.beams.is_some() => self.sequence.tokens.len() - self.submitted,
-            _ => self.sequence.tokens.len() + self.sampling - self.submitted,
+            _ => self.sequence.tokens.len() + self.sampling - self.first(),
         }
+    }
+
+    /// Index of the first token that the next steps compute.
+    pub(crate) fn first(&self) -> usize {
+        self.submitted - usize::from(self.again)
     }
 
     /// Tokens of the prompt that are computed, or will be by a submitted step.
@@ -285,24 +307,24 @@ impl Running {
 
     /// Whether every row of logits of the next tokens is wanted, and not the last one alone.
     pub(crate) fn scores_next(&self) -> bool {
-        self.sequence.scores_prompt() && self.submitted + 1 < self.sequence.prompt_tokens
+        self.sequence.scores_prompt() && self.first() + 1 < self.sequence.prompt_tokens
     }
 
-    /// Tokens behind the submitted ones that the table covers.
+    /// Tokens that the table covers and that are still to be computed.
     pub(crate) fn covered_uncomputed(&self, block_tokens: usize) -> usize {
-        self.table.covered_blocks() * block_tokens - self.submitted
+        self.table.covered_blocks() * block_tokens - self.first()
     }
 
     /// Tokens that the table has to cover for the next `count` to be computed.
     pub(crate) fn covered_after(&self, count: usize) -> usize {
-        self.submitted + count
+        self.first() + count
     }
 
     /// The row that computes the next `count` tokens, at most [`uncomputed`](Self::uncomputed), and samples after
     /// the last of them and of the guesses.
     pub(crate) fn row(&self, count: usize, draft: DraftTree) -> PlanRow {
-        let end = self.submitted + count;
-        let known = self.sequence.tokens.get(self.submitted..end);
+        let (first, end) = (self.first(), self.first() + count);
+        let known = self.sequence.tokens.get(first..end);
         let tokens = match (known, self.last_sample) {
             (Some(known), _) => known.iter().copied().map(InputToken::Known).collect(),
             (None, Some(sampled)) => vec![sampled],
@@ -311,17 +333,18 @@ impl Running {
         PlanRow {
             request: self.sequence.id,
             tokens,
-            first_position: self.submitted as u32,
+            first_position: first as u32,
             blocks: self.table.row_blocks(),
             sample: (count == self.uncomputed() && self.sequence.generates())
                 .then(|| self.sequence.sample_row(self.sequence.generated() + self.sampling, draft)),
-            score: self.sequence.score_row(self.submitted, end),
+            score: self.sequence.score_row(first, end),
         }
     }
 
     /// A row was submitted that computes the tokens up to `end`.
     pub(crate) fn submit(&mut self, end: usize, samples: bool, ticket: Ticket, row: u32) {
         self.submitted = end;
+        self.again = false;
         self.last_ticket = Some(ticket);
         if samples {
             self.sampling += 1;
@@ -337,6 +360,19 @@ impl Running {
     /// A submitted step told what may follow this beam.
     pub(crate) fn sampled_for_beams(&mut self) {
         self.sampling -= 1;
+    }
+
+    /// A submitted step drew nothing behind the tokens up to `end`. Nor do those that were to go on from there.
+    pub(crate) fn put_off(&mut self, end: usize) {
+        self.sampling -= 1;
+        if !self.again {
+            (self.submitted, self.again, self.late) = (end, true, true);
+        }
+    }
+
+    /// Whether what is drawn next was to be drawn before.
+    pub(crate) fn was_put_off(&self) -> bool {
+        self.again
     }
 
     /// A submitted step drew `tokens`, of which all but the last were guessed and computed in it. How many of them the

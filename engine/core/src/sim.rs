@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::constraint::TokenSet;
+use crate::constraint::{TokenSet, Withheld};
 use crate::draft::DraftTree;
 use crate::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT};
 use crate::plan::{
@@ -164,27 +164,25 @@ impl<P: Pace> SimExecutor<P> {
     }
 
     /// Computes a row: its states, then its token.
-    fn compute(&mut self, row: &PlanRow) -> RowOutput {
+    fn compute(&mut self, row: &PlanRow, patience: Duration) -> RowOutput {
         for (position, token) in (row.first_position as usize..).zip(&row.tokens) {
-            let Some(token) = self.resolve(*token) else {
-                let why = "the row that was to sample its input did not".into();
-                return RowOutput::Failed(SequenceFailure::Uncomputable(why));
-            };
-            self.put(row, position, token);
+            match self.resolve(*token) {
+                Ok(token) => self.put(row, position, token),
+                Err(output) => return output,
+            }
         }
-        let failed = |why| RowOutput::Failed(SequenceFailure::Unsatisfiable(why));
         match &row.sample {
             None => RowOutput::Computed,
             Some(sample) if sample.draft.is_empty() => {
-                self.sample(row, sample, &[]).map_or_else(failed, RowOutput::Sampled)
+                self.sample(row, sample, &[], patience).map_or_else(RowOutput::from, RowOutput::Sampled)
             }
-            Some(sample) => self.verify(row, sample).map_or_else(failed, RowOutput::Verified),
+            Some(sample) => self.verify(row, sample, patience).map_or_else(RowOutput::from, RowOutput::Verified),
         }
     }
 
     /// Follows the row's guesses by what is drawn. Those that held leave their states behind the row's own, and the
     /// rest of the places that were to hold guesses is spoilt, as it is on a device.
-    fn verify(&mut self, row: &PlanRow, sample: &SampleRow) -> Result<Vec<TokenId>, String> {
+    fn verify(&mut self, row: &PlanRow, sample: &SampleRow, patience: Duration) -> Result<Vec<TokenId>, Withheld> {
         let end = row.first_position as usize + row.tokens.len();
         let mut held: Vec<TokenId> = Vec::new();
         let verdict = sample.draft.judge(|after| {
@@ -192,7 +190,7 @@ impl<P: Pace> SimExecutor<P> {
                 held.push(sample.draft.nodes()[node as usize].token);
                 self.put(row, end + held.len() - 1, held[held.len() - 1]);
             }
-            self.sample(row, sample, &held)
+            self.sample(row, sample, &held, patience)
         })?;
         for position in end + held.len()..end + sample.draft.len() {
             self.put(row, position, TokenId::MAX);
@@ -210,40 +208,66 @@ impl<P: Pace> SimExecutor<P> {
         }
     }
 
-    /// The id of an input token, unless the row that was to sample it failed.
-    fn resolve(&self, token: InputToken) -> Option<TokenId> {
+    /// The id of an input token, or what becomes of its row where the one that was to sample it did not.
+    fn resolve(&self, token: InputToken) -> Result<TokenId, RowOutput> {
         let (ticket, row) = match token {
-            InputToken::Known(token) => return Some(token),
+            InputToken::Known(token) => return Ok(token),
             InputToken::SampledBy { ticket, row } => (ticket, row),
         };
-        let step = self.in_flight.iter().find(|step| step.ticket == ticket)?;
-        match step.output.rows.get(row as usize)? {
-            RowOutput::Sampled(token) => Some(*token),
-            _ => None,
+        let step = self.in_flight.iter().find(|step| step.ticket == ticket);
+        match step.and_then(|step| step.output.rows.get(row as usize)) {
+            Some(RowOutput::Sampled(token)) => Ok(*token),
+            Some(RowOutput::PutOff) => Err(RowOutput::PutOff),
+            _ => {
+                let why = "the row that was to sample its input did not".into();
+                Err(RowOutput::Failed(SequenceFailure::Uncomputable(why)))
+            }
         }
     }
 
     /// Draws the token that follows the row and the guesses behind it that held: from its blocks, and from the seed
     /// unless it is greedy.
-    fn sample(&self, row: &PlanRow, sample: &SampleRow, held: &[TokenId]) -> Result<TokenId, String> {
+    fn sample(
+        &self,
+        row: &PlanRow,
+        sample: &SampleRow,
+        held: &[TokenId],
+        patience: Duration,
+    ) -> Result<TokenId, Withheld> {
         let seed = if sample.sampling.temperature > 0.0 { sample.sampling.seed } else { 0 };
         let context = self.context(row, row.tokens.len() + held.len(), seed);
-        let allowed = self.allowed(row, sample, held)?;
+        let allowed = self.allowed(row, sample, held, patience)?;
         let may_draw = |token: &TokenId| may_draw(sample, allowed.as_ref(), *token);
         let mut draws = (0..MAX_DRAWS).map(|draw| self.vocabulary.draw(mix(context, draw)));
         // Where tokens are so few that chance does not meet them, the first one it is.
         let token = draws.find(may_draw).or_else(|| (0..self.geometry.vocabulary).find(may_draw));
-        token.ok_or_else(|| "every token is banned".into())
+        token.ok_or_else(|| SequenceFailure::Unsatisfiable("every token is banned".into()).into())
     }
 
     /// The tokens that the row's constraint allows, if it has one.
-    fn allowed(&self, row: &PlanRow, sample: &SampleRow, held: &[TokenId]) -> Result<Option<TokenSet>, String> {
+    fn allowed(
+        &self,
+        row: &PlanRow,
+        sample: &SampleRow,
+        held: &[TokenId],
+        patience: Duration,
+    ) -> Result<Option<TokenSet>, Withheld> {
         let (Some(constraint), Some(history)) = (&sample.constraint, &sample.history) else { return Ok(None) };
         let sampled = row.tokens.last().filter(|token| matches!(token, InputToken::SampledBy { .. }));
-        let sampled = sampled.and_then(|token| self.resolve(*token));
+        let sampled = sampled.and_then(|token| self.resolve(*token).ok());
         let known = history.tokens[history.prompt_tokens..].iter().copied().chain(sampled);
         let generated: Vec<TokenId> = known.chain(held.iter().copied()).collect();
-        constraint.allowed(&generated).map(Some)
+        constraint.allowed(&generated, patience).map(Some)
+    }
+
+    /// How long each row waits for what its constraint allows, all of which are asked at once.
+    fn patience(&self, plan: &StepPlan) -> Duration {
+        let asks = |row: &&PlanRow| row.sample.as_ref().is_some_and(|sample| sample.constraint.is_some());
+        let asking = plan.rows.iter().filter(asks);
+        for row in asking.clone() {
+            let _ = row.sample.as_ref().map(|sample| self.allowed(row, sample, &[], Duration::ZERO));
+        }
+        plan.patience / (asking.count() as u32).max(1)
     }
 
     /// A hash over the blocks of the row's first `tokens` tokens and those before them that are still read, in each group
@@ -268,7 +292,7 @@ impl<P: Pace> SimExecutor<P> {
             RowOutput::Failed(_) => return None,
             RowOutput::Sampled(token) => std::slice::from_ref(token),
             RowOutput::Verified(tokens) => tokens,
-            RowOutput::Computed => &[],
+            RowOutput::Computed | RowOutput::PutOff => &[],
         };
         let told = top.iter().flat_map(|&top| (row.tokens.len()..).zip(drawn).map(move |place| (top, place)));
         let sampled: Vec<_> =
@@ -330,10 +354,12 @@ impl<P: Pace> Executor for SimExecutor<P> {
         }
         let busy = self.step_time.of(&plan);
         plan.moves.iter().for_each(|moved| self.move_block(*moved));
-        let rows: Vec<RowOutput> = plan.rows.iter().map(|row| self.compute(row)).collect();
+        // What constraints allow is found while the device computes.
+        let ends_at = self.pass(busy);
+        let patience = self.patience(&plan);
+        let rows: Vec<RowOutput> = plan.rows.iter().map(|row| self.compute(row, patience)).collect();
         let computed = plan.rows.iter().zip(&rows).enumerate();
         let scores = computed.filter_map(|(index, (row, output))| self.scores(index, row, output)).collect();
-        let ends_at = self.pass(busy);
         let ticket = Ticket(self.submitted);
         let output = StepOutput { rows, scores, busy_seconds: busy.as_secs_f64() / self.stages() as f64 };
         self.in_flight.push_back(SimStep { ticket, ends_at, output });

@@ -9,6 +9,7 @@ use windlass_engine_core::request::TokenId;
 
 use crate::batch::{Batch, Logits};
 use crate::bounds;
+use crate::step::uncomputable;
 
 /// What rows may be, and what earlier steps gave.
 pub(crate) struct Intake {
@@ -34,12 +35,13 @@ impl Intake {
     }
 
     /// Puts a row that was checked into a batch, unless a token of it is not known.
-    pub fn fill(&self, row: &PlanRow, batch: &mut Batch) -> Result<(), String> {
+    pub fn fill(&self, row: &PlanRow, batch: &mut Batch) -> Result<(), RowOutput> {
         for &token in &row.tokens {
             self.resolve(token)?;
         }
         let guesses = row.draft().map_or(&[][..], DraftTree::nodes);
-        guesses.iter().try_for_each(|guess| bounds::check_token(&self.geometry, guess.token))?;
+        let checked = guesses.iter().try_for_each(|guess| bounds::check_token(&self.geometry, guess.token));
+        checked.map_err(uncomputable)?;
         let tokens = row.tokens.iter().filter_map(|&token| self.drawn(token).ok());
         let leading = row.score.as_ref().map_or(0, |score| score.targets.len());
         let logits = Logits { leading, trailing: usize::from(row.sample.is_some()) };
@@ -48,10 +50,10 @@ impl Intake {
         Ok(())
     }
 
-    /// A token that is known by now.
-    pub fn resolve(&self, token: InputToken) -> Result<TokenId, String> {
+    /// A token that is known by now, or what becomes of a row that needs it.
+    pub fn resolve(&self, token: InputToken) -> Result<TokenId, RowOutput> {
         let token = self.drawn(token)?;
-        bounds::check_token(&self.geometry, token).map(|()| token)
+        bounds::check_token(&self.geometry, token).map(|()| token).map_err(uncomputable)
     }
 
     /// The tokens before the one that a row draws first, where drawing depends on them.
@@ -70,7 +72,7 @@ impl Intake {
         self.kept.push_back((ticket, rows.to_vec()));
     }
 
-    fn drawn(&self, token: InputToken) -> Result<TokenId, String> {
+    fn drawn(&self, token: InputToken) -> Result<TokenId, RowOutput> {
         let (ticket, row) = match token {
             InputToken::Known(id) => return Ok(id),
             InputToken::SampledBy { ticket, row } => (ticket, row),
@@ -78,9 +80,13 @@ impl Intake {
         let step = self.kept.iter().find(|(kept, _)| *kept == ticket);
         match step.and_then(|(_, rows)| rows.get(row as usize)) {
             Some(RowOutput::Sampled(id)) => Ok(*id),
-            Some(RowOutput::Failed(reason)) => Err(format!("its last token could not be sampled: {reason}")),
+            Some(RowOutput::PutOff) => Err(RowOutput::PutOff),
+            Some(RowOutput::Failed(reason)) => {
+                Err(uncomputable(format!("its last token could not be sampled: {reason}")))
+            }
             _ => {
-                Err(format!("its input token was to be sampled in row {row} of step {}, which sampled none", ticket.0))
+                let why = "which sampled none";
+                Err(uncomputable(format!("its input token was to be sampled in row {row} of step {}, {why}", ticket.0)))
             }
         }
     }

@@ -1,8 +1,9 @@
 //! Where a row draws: behind its last token, and behind each guess of what comes next.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
-use windlass_engine_core::constraint::TokenSet;
+use windlass_engine_core::constraint::{TokenSet, Withheld};
 use windlass_engine_core::plan::{PlanRow, SequenceFailure};
 use windlass_engine_core::request::TokenId;
 
@@ -10,7 +11,7 @@ use crate::panic::message;
 use crate::sampler::Draw;
 
 /// The tokens that a constraint allows at a place; `None` without one.
-pub(crate) type Mask = Result<Option<TokenSet>, SequenceFailure>;
+pub(crate) type Mask = Result<Option<TokenSet>, Withheld>;
 
 /// A place at which a token is drawn.
 #[derive(Debug)]
@@ -39,24 +40,32 @@ pub(crate) fn places(row: &PlanRow, history: Vec<TokenId>) -> Vec<Place> {
     places
 }
 
-/// What the constraints of all rows allow at each of their places. One that panics fails its own row.
-pub(crate) fn masks(rows: &[PlanRow], places: &[Vec<Place>]) -> Vec<Vec<Mask>> {
-    let guarded = |(row, places): (&PlanRow, &Vec<Place>)| {
-        catch_unwind(AssertUnwindSafe(|| row_masks(row, places))).unwrap_or_else(|panic| {
-            let why = format!("the constraint panicked: {}", message(panic.as_ref()));
-            places.iter().map(|_| Err(SequenceFailure::Uncomputable(why.clone()))).collect()
-        })
-    };
-    rows.iter().zip(places).map(guarded).collect()
+/// What the constraints of all rows allow at each of their places, as far as it is known by then. One that panics fails
+/// its own row.
+pub(crate) fn masks(rows: &[PlanRow], places: &[Vec<Place>], by: Instant) -> Vec<Vec<Mask>> {
+    let of_all = |by: Option<Instant>| rows.iter().zip(places).map(move |(row, places)| guarded(row, places, by));
+    // All are asked before any is waited for.
+    of_all(None).for_each(drop);
+    of_all(Some(by)).collect()
+}
+
+/// The same of one row. Without a time nothing is waited for.
+fn guarded(row: &PlanRow, places: &[Place], by: Option<Instant>) -> Vec<Mask> {
+    let masks =
+        || row_masks(row, places, || by.map_or(Duration::ZERO, |by| by.saturating_duration_since(Instant::now())));
+    catch_unwind(AssertUnwindSafe(masks)).unwrap_or_else(|panic| {
+        let why = format!("the constraint panicked: {}", message(panic.as_ref()));
+        places.iter().map(|_| Err(SequenceFailure::Uncomputable(why.clone()).into())).collect()
+    })
 }
 
 /// What the row's constraint allows at each place. Nothing is allowed behind a guess that it does not allow, and
 /// nobody gets there.
-fn row_masks(row: &PlanRow, places: &[Place]) -> Vec<Mask> {
+fn row_masks(row: &PlanRow, places: &[Place], patience: impl Fn() -> Duration) -> Vec<Mask> {
     let mut masks: Vec<Mask> = Vec::with_capacity(places.len());
     for place in places {
         let mask = match place.is_reached(row, &masks) {
-            true => place.mask(row),
+            true => place.mask(row, patience()),
             false => Ok(Some(TokenSet::default())),
         };
         masks.push(mask);
@@ -74,10 +83,9 @@ impl Place {
         Some(Draw { sampling, banned, prompt, generated, allowed, position: self.position, logprobs })
     }
 
-    fn mask(&self, row: &PlanRow) -> Mask {
+    fn mask(&self, row: &PlanRow, patience: Duration) -> Mask {
         let constraint = row.sample.as_ref().and_then(|sample| sample.constraint.as_ref());
-        let allowed = constraint.map(|constraint| constraint.allowed(&self.history[prompt_tokens(row)..]));
-        allowed.transpose().map_err(SequenceFailure::Unsatisfiable)
+        constraint.map(|constraint| constraint.allowed(&self.history[prompt_tokens(row)..], patience)).transpose()
     }
 
     /// Whether the guess before this place is allowed, by the masks of the places before.

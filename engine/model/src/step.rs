@@ -1,5 +1,6 @@
 //! One step on the executor's thread: the plan's rows become a batch, the batch becomes tokens.
 
+use std::convert::identity;
 use std::io;
 use std::panic::resume_unwind;
 use std::thread;
@@ -126,14 +127,15 @@ impl<M: Model> StepRunner<M> {
         started: Instant,
         forward: impl FnOnce(&mut M, &Batch) -> Result<(), M::Error>,
     ) -> Result<StepOutput, M::Error> {
-        let mut scores = Vec::new();
+        let (mut scores, mut waited) = (Vec::new(), Duration::ZERO);
         if !self.batch.is_empty() {
             let places = self.places(&plan.rows);
-            let masks = self.forward(plan, &places, forward)?;
+            let masks;
+            (masks, waited) = self.forward(plan, &places, started, forward)?;
             scores = self.draw(&plan.rows, &places, &masks, &mut rows)?;
         }
         self.keep(ticket, &rows);
-        Ok(StepOutput { rows, scores, busy_seconds: self.ended(started).as_secs_f64() })
+        Ok(StepOutput { rows, scores, busy_seconds: self.ended(started).saturating_sub(waited).as_secs_f64() })
     }
 
     /// How long a step took that has come to its end: of one that began before the last one ended, what it took longer.
@@ -161,15 +163,12 @@ impl<M: Model> StepRunner<M> {
     /// Puts every sound row into the batch.
     fn fill_batch(&mut self, plan: &StepPlan) -> Vec<RowOutput> {
         self.batch.clear();
-        plan.rows
-            .iter()
-            .map(|row| self.fill_row(row).map_or_else(RowOutput::Failed, |()| RowOutput::Computed))
-            .collect()
+        plan.rows.iter().map(|row| self.fill_row(row).map_or_else(identity, |()| RowOutput::Computed)).collect()
     }
 
-    fn fill_row(&mut self, row: &PlanRow) -> Result<(), SequenceFailure> {
-        self.check(row)?;
-        self.intake.fill(row, &mut self.batch).map_err(SequenceFailure::Uncomputable)
+    fn fill_row(&mut self, row: &PlanRow) -> Result<(), RowOutput> {
+        self.check(row).map_err(RowOutput::Failed)?;
+        self.intake.fill(row, &mut self.batch)
     }
 
     /// Whether a row can be computed, as far as its tokens do not decide it.
@@ -181,22 +180,26 @@ impl<M: Model> StepRunner<M> {
         }
     }
 
-    /// Has the batch computed; what constraints allow is found meanwhile.
+    /// Has the batch computed; what constraints allow is found meanwhile, and waited for a little longer: so long.
     fn forward(
         &mut self,
         plan: &StepPlan,
         places: &[Vec<Place>],
+        started: Instant,
         forward: impl FnOnce(&mut M, &Batch) -> Result<(), M::Error>,
-    ) -> Result<Vec<Vec<Mask>>, M::Error> {
+    ) -> Result<(Vec<Vec<Mask>>, Duration), M::Error> {
         let constrained = |row: &PlanRow| row.sample.as_ref().is_some_and(|sample| sample.constraint.is_some());
         if !plan.rows.iter().any(constrained) {
             forward(&mut self.model, &self.batch)?;
-            return Ok(places.iter().map(|places| places.iter().map(|_| Ok(None)).collect()).collect());
+            let free = places.iter().map(|places| places.iter().map(|_| Ok(None)).collect()).collect();
+            return Ok((free, Duration::ZERO));
         }
         thread::scope(|scope| {
-            let masks = scope.spawn(|| masks(&plan.rows, places));
+            let masks = scope.spawn(|| masks(&plan.rows, places, started + plan.patience));
             forward(&mut self.model, &self.batch)?;
-            Ok(masks.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            let computed = Instant::now();
+            let masks = masks.join().unwrap_or_else(|panic| resume_unwind(panic));
+            Ok((masks, computed.elapsed()))
         })
     }
 

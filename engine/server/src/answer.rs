@@ -100,6 +100,9 @@ pub enum Interrupted {
     /// The request leaves nothing to go on with, and would leave nothing again.
     #[error("the request leaves its answer nothing to go on with: {0}")]
     Unsatisfiable(String),
+    /// What is asked for takes more time than an answer has, and would again.
+    #[error("{0}")]
+    TooSlow(String),
     /// This sequence failed, and would again.
     #[error("{0}")]
     Failed(String),
@@ -112,6 +115,7 @@ impl From<SequenceFailure> for Interrupted {
     fn from(failure: SequenceFailure) -> Interrupted {
         match failure {
             SequenceFailure::Unsatisfiable(why) => Interrupted::Unsatisfiable(why),
+            SequenceFailure::TooSlow(why) => Interrupted::TooSlow(why),
             SequenceFailure::Corrupted(why) | SequenceFailure::Uncomputable(why) | SequenceFailure::Lost(why) => {
                 Interrupted::Failed(why)
             }

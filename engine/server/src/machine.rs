@@ -50,6 +50,12 @@ pub fn resident_bytes(process: u32) -> u64 {
     kibibytes_as_bytes(&status, "VmRSS:").unwrap_or(0)
 }
 
+/// Time on processors that the thread that calls has taken.
+pub fn own_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
 /// What a thread is asked for its time by, from other threads, too.
 #[derive(Clone, Debug)]
 pub struct ThreadTime(PathBuf);

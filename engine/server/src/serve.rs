@@ -112,8 +112,10 @@ impl Server {
             Started::Model(model) => {
                 let StartedModel { engine: EngineThread { handle, end }, tokenizer, template, .. } = *model;
                 let tokenizer = Arc::new(tokenizer);
+                let structures = Arc::new(Structures::new(tokenizer.clone(), &config.program));
+                prepare_beside(structures.clone());
                 let api = Api {
-                    structures: Arc::new(Structures::new(tokenizer.clone())),
+                    structures,
                     engine: handle.clone(),
                     dialogue: Dialogue::new(&config.dialogue, template, &tokenizer, &config.program),
                     tokenizer,
@@ -230,6 +232,16 @@ async fn watch(monitor: Weak<Monitor>, stall_timeout_seconds: f64) {
         drop(monitor);
         sleep(SAMPLE_EVERY).await;
     }
+}
+
+/// Makes the tables for forms of answers, which the first requests do not wait for.
+fn prepare_beside(structures: Arc<Structures>) {
+    tokio::spawn(async move {
+        structures.prepare().await;
+        if let Some(bytes) = structures.table_bytes() {
+            info!(bytes, "tables for structured answers were made");
+        }
+    });
 }
 
 /// Starts the engine on a thread that may block.

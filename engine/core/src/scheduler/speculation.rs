@@ -107,7 +107,8 @@ impl Scheduler {
         let (run, Some(speculation)) = (&mut self.running[index], &self.speculation) else {
             return DraftTree::default();
         };
-        if !run.is_decoding() || run.guess.tree.is_empty() {
+        // What was put off is drawn first: behind each guess there would be more to know in time.
+        if !run.is_decoding() || run.was_put_off() || run.guess.tree.is_empty() {
             return DraftTree::default();
         }
         let most = room.min(speculation.most).min(run.sequence.draft_limit());

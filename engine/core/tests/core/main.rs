@@ -5,6 +5,7 @@
 mod beams;
 mod policies;
 mod promises;
+mod put_off;
 mod random_life;
 mod scheduling;
 mod sim;

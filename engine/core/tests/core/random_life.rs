@@ -3,11 +3,14 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use crate::support::{CONFIG, GEOMETRY, Oracle, TestEngine, WORDS, staged, updates_alone_reading};
+use crate::support::{CONFIG, GEOMETRY, Oracle, PUT_OFF, Reluctant, TestEngine, WORDS, staged, updates_alone_reading};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use windlass_engine_core::constraint::Constraint;
 use windlass_engine_core::engine::{EngineConfig, Gap, Policy};
 use windlass_engine_core::executor::{Executor, Geometry, KvGroups};
 use windlass_engine_core::plan::Move;
@@ -41,6 +44,8 @@ struct Wish {
     /// The same prompt as the request before, sharing its blocks.
     fork: bool,
     tenant: u32,
+    /// How often what it may go on with is not known in time.
+    late: Option<u64>,
 }
 
 impl Wish {
@@ -62,6 +67,7 @@ impl Wish {
             tenant,
             cache_scope: CacheScope(tenant.0.into()),
             priority: self.tenant as i32,
+            constraint: self.late.map(|late| Arc::new(Reluctant::new(late)) as Arc<dyn Constraint>),
             ..Request::greedy(id, prompt, self.max_tokens)
         }
     }
@@ -71,8 +77,9 @@ fn wishes() -> impl Strategy<Value = Wish> {
     let stop_tokens = prop_oneof![3 => Just(vec![]), 1 => vec(0..WORDS, 1..3)];
     let scored = (prop::bool::weighted(0.2), prop::bool::weighted(0.2));
     let fork = prop::bool::weighted(0.3);
-    (0..3u32, 1..40u32, 0..30u32, 0..6u32, stop_tokens, 0..4u64, scored, fork, 0..3u32).prop_map(
-        |(family, prompt_tokens, max_tokens, min_tokens, stop_tokens, seed, scored, fork, tenant)| Wish {
+    let late = prop::option::weighted(0.3, 1..4u64);
+    (0..3u32, 1..40u32, 0..30u32, 0..6u32, stop_tokens, 0..4u64, scored, fork, 0..3u32, late).prop_map(
+        |(family, prompt_tokens, max_tokens, min_tokens, stop_tokens, seed, scored, fork, tenant, late)| Wish {
             family,
             prompt_tokens,
             max_tokens,
@@ -82,6 +89,7 @@ fn wishes() -> impl Strategy<Value = Wish> {
             scored,
             fork,
             tenant,
+            late,
         },
     )
 }
@@ -344,6 +352,7 @@ fn whatever_happens_the_engine_is_sound_and_texts_are_those_of_requests_alone() 
     assert!(met.never_fits > 10 && met.most_waiting > 10 && met.ended.values().all(|count| *count > 100), "{met:?}");
     assert!(met.ended.len() == 4 && met.copies > 100 && met.returns > 200, "{met:?}");
     assert!(met.overlaps > 1000, "{met:?}");
+    assert!(PUT_OFF.load(Ordering::Relaxed) > 1000);
     assert!(met.accepted > 1000 && met.guesses > met.accepted + 1000, "{met:?}");
 }
 

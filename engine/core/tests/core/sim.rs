@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use crate::support::{CONFIG, GEOMETRY, TestClock, VOCABULARY, With, request};
 
-use windlass_engine_core::constraint::{Constraint, TokenSet};
+use windlass_engine_core::constraint::{Constraint, TokenSet, Withheld};
 use windlass_engine_core::engine::Engine;
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry};
-use windlass_engine_core::plan::{RowOutput, StepOutput, StepPlan, Ticket};
+use windlass_engine_core::plan::{RowOutput, SequenceFailure, StepOutput, StepPlan, Ticket};
 use windlass_engine_core::request::{FinishReason, Request, Sampling};
 use windlass_engine_core::sim::{Pace, SimExecutor, SimStop, SimVocabulary, StepTime, Unpaced, mix};
 
@@ -131,11 +131,11 @@ fn only_allowed_tokens_are_drawn_even_where_no_word_is_among_them() {
 struct Counting;
 
 impl Constraint for Counting {
-    fn allowed(&self, generated: &[u32]) -> Result<TokenSet, String> {
+    fn allowed(&self, generated: &[u32], _patience: Duration) -> Result<TokenSet, Withheld> {
         let right = generated.iter().zip(50..).all(|(token, expected)| *token == expected);
         let mut set = TokenSet::default();
         set.insert(50 + generated.len() as u32);
-        right.then_some(set).ok_or(format!("{generated:?}"))
+        right.then_some(set).ok_or_else(|| SequenceFailure::Unsatisfiable(format!("{generated:?}")).into())
     }
 }
 

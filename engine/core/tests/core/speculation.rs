@@ -2,14 +2,16 @@
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::support::{
     Auditor, CONFIG, GEOMETRY, Oracle, TestEngine, VOCABULARY, With, alone, drain, engine, request, text, turn,
 };
-use windlass_engine_core::constraint::{Constraint, TokenSet};
+use windlass_engine_core::constraint::{Constraint, TokenSet, Withheld};
 use windlass_engine_core::draft::{Ask, DraftTree, PromptLookup, Proposer, SuffixAutomaton};
 use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::plan::SequenceFailure;
 use windlass_engine_core::request::{FinishReason, Request, RequestId};
 use windlass_engine_core::sim::{SimExecutor, StepTime, Unpaced};
 use windlass_engine_core::update::DraftStats;
@@ -146,11 +148,13 @@ fn costly_guesses_are_not_made_while_a_prompt_is_computed() {
 struct Counting;
 
 impl Constraint for Counting {
-    fn allowed(&self, generated: &[u32]) -> Result<TokenSet, String> {
+    fn allowed(&self, generated: &[u32], _patience: Duration) -> Result<TokenSet, Withheld> {
         let right = generated.iter().zip(0..).all(|(token, index)| *token == index % 13);
         let mut set = TokenSet::default();
         set.insert(generated.len() as u32 % 13);
-        right.then_some(set).ok_or(format!("{generated:?} is no counting"))
+        right
+            .then_some(set)
+            .ok_or_else(|| SequenceFailure::Unsatisfiable(format!("{generated:?} is no counting")).into())
     }
 }
 

@@ -5,8 +5,9 @@
 //! What only the host's sampler does is done when its step is collected, or before the next one takes its logits' place.
 
 use std::collections::VecDeque;
+use std::convert::identity;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT, Prepared};
@@ -67,6 +68,9 @@ struct Issued {
     /// Rows whose token another step in flight was to draw.
     fed: Vec<(usize, InputToken)>,
     started: Instant,
+    patience: Duration,
+    /// How long it was waited for what constraints allow.
+    waited: Duration,
 }
 
 impl Flight {
@@ -111,26 +115,22 @@ impl CudaExecutor {
         let logits = logits(&plan.rows, &rows);
         let CudaExecutor { runner, batch, .. } = self;
         runner.model_mut().step(batch, fed.feeds).map_err(failed)?;
-        Ok(Issued { turn, plan: plan.rows, rows, logits, draws: Draws::Waiting, fed: fed.rows, started })
+        let (draws, patience, waited) = (Draws::Waiting, plan.patience, Duration::ZERO);
+        Ok(Issued { turn, plan: plan.rows, rows, logits, draws, fed: fed.rows, started, patience, waited })
     }
 
     /// Puts every sound row into the batch.
     fn fill_batch(&mut self, plan: &StepPlan, fed: &mut Fed) -> Vec<RowOutput> {
         self.batch.clear();
-        let fill =
-            |(index, row)| self.fill_row(index, row, fed).map_or_else(RowOutput::Failed, |()| RowOutput::Computed);
+        let fill = |(index, row)| self.fill_row(index, row, fed).map_or_else(identity, |()| RowOutput::Computed);
         plan.rows.iter().enumerate().map(fill).collect()
     }
 
-    fn fill_row(&mut self, index: usize, row: &PlanRow, fed: &mut Fed) -> Result<(), SequenceFailure> {
-        self.runner.check(row)?;
-        self.push_row(index, row, fed).map_err(SequenceFailure::Uncomputable)
-    }
-
-    fn push_row(&mut self, index: usize, row: &PlanRow, fed: &mut Fed) -> Result<(), String> {
+    fn fill_row(&mut self, index: usize, row: &PlanRow, fed: &mut Fed) -> Result<(), RowOutput> {
+        self.runner.check(row).map_err(RowOutput::Failed)?;
         let (mut tokens, mut feeds): (Vec<TokenId>, Vec<Feed>) = (Vec::with_capacity(row.tokens.len()), Vec::new());
         for &token in &row.tokens {
-            match self.drawn_by(token)? {
+            match self.drawn_by(token).map_err(uncomputable)? {
                 Some((turn, draw)) => {
                     feeds.push(Feed { token: self.batch.tokens().len() + tokens.len(), turn, draw });
                     fed.rows.push((index, token));
@@ -142,7 +142,8 @@ impl CudaExecutor {
         let none = DraftTree::default();
         let draft = row.draft().unwrap_or(&none);
         let geometry = self.runner.intake().geometry();
-        draft.nodes().iter().try_for_each(|guess| bounds::check_token(geometry, guess.token))?;
+        let checked = draft.nodes().iter().try_for_each(|guess| bounds::check_token(geometry, guess.token));
+        checked.map_err(uncomputable)?;
         fed.feeds.extend(feeds);
         let leading = row.score.as_ref().map_or(0, |score| score.targets.len());
         let logits = Logits { leading, trailing: usize::from(row.sample.is_some()) };
@@ -178,7 +179,9 @@ impl CudaExecutor {
             return Ok(());
         }
         let places = runner.places(&issued.plan);
-        let masks = masks(&issued.plan, &places);
+        let asked = Instant::now();
+        let masks = masks(&issued.plan, &places, asked + issued.patience);
+        issued.waited = asked.elapsed();
         let tasks = tasks(&issued.plan, &places, &masks, &issued.rows);
         let answers = sampler::answers(&tasks, runner.model().vocabulary());
         issued.draws = match answers.iter().all(Answer::is_on_device) {
@@ -221,15 +224,20 @@ impl CudaExecutor {
     /// Ends a step with what came of its rows.
     fn end(&mut self, index: usize, mut rows: Vec<RowOutput>, mut scores: Vec<RowScores>) {
         let Some(Flight { ticket, state: State::Issued(issued) }) = self.flights.get(index) else { return };
-        let started = issued.started;
+        // The device computes for about two thirds of the longest that masks are waited for.
+        let (started, waited) = (issued.started, issued.waited.saturating_sub(issued.patience * 2 / 3));
         // What followed a token that did not come is worth nothing.
         for &(row, token) in &issued.fed {
-            if let Err(why) = self.runner.intake().resolve(token) {
-                rows[row] = uncomputable(why);
+            if let Err(output) = self.runner.intake().resolve(token) {
+                rows[row] = output;
             }
         }
-        scores.retain(|told| !matches!(rows[told.row as usize], RowOutput::Failed(_)));
-        let busy_seconds = self.runner.ended(started).as_secs_f64();
+        scores.retain(|told| match rows[told.row as usize] {
+            RowOutput::Failed(_) => false,
+            RowOutput::PutOff => told.sampled.is_empty(),
+            _ => true,
+        });
+        let busy_seconds = self.runner.ended(started).saturating_sub(waited).as_secs_f64();
         self.runner.keep(*ticket, &rows);
         self.flights[index].state = State::Done(StepOutput { rows, scores, busy_seconds });
     }

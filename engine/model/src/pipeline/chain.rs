@@ -2,6 +2,7 @@
 //!
 //! So every stage computes a step of its own, and the next one lies ready for it. What is ordered stays in order.
 
+use std::convert::identity;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -108,17 +109,16 @@ impl Entry {
 
     fn begin(&self, ticket: Ticket, plan: StepPlan) -> PassedStep {
         let mut batch = Batch::default();
-        let fill = |row: &PlanRow| self.fill(row, &mut batch).map_or_else(uncomputable, |()| RowOutput::Computed);
+        let fill = |row: &PlanRow| self.fill(row, &mut batch).map_or_else(identity, |()| RowOutput::Computed);
         let rows = plan.rows.iter().map(fill).collect();
         PassedStep { ticket, plan, batch, rows, activations: Vec::new(), busy: Duration::ZERO }
     }
 
-    fn fill(&self, row: &PlanRow, batch: &mut Batch) -> Result<(), String> {
-        self.intake.check(row)?;
-        (self.check)(row)?;
+    fn fill(&self, row: &PlanRow, batch: &mut Batch) -> Result<(), RowOutput> {
+        self.intake.check(row).and_then(|()| (self.check)(row)).map_err(uncomputable)?;
         if row.draft().is_some_and(|draft| !draft.is_chain()) {
             let right = "guesses one after the other are";
-            return Err(format!("guesses that branch are not computed by several nodes; {right}"));
+            return Err(uncomputable(format!("guesses that branch are not computed by several nodes; {right}")));
         }
         self.intake.fill(row, batch)
     }

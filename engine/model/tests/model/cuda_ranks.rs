@@ -316,7 +316,7 @@ fn what_the_host_samples_and_copied_blocks_are_those_of_all_ranks() {
     let first = executor.submit(plan(vec![row(InputToken::Known(9), 0)])).unwrap();
     executor.collect(first).unwrap();
     let moves = vec![Move::Copy { from: BlockId(1), to: BlockId(2) }];
-    let ticket = executor.submit(StepPlan { moves, rows: vec![asks(1), asks(2)] }).unwrap();
+    let ticket = executor.submit(StepPlan { moves, rows: vec![asks(1), asks(2)], ..StepPlan::default() }).unwrap();
     let scores = executor.collect(ticket).unwrap().scores;
     let [own, copied] = [0, 1].map(|row: usize| scores[row].sampled[0].chosen.logprob);
     assert_eq!(own, copied);

@@ -1,12 +1,13 @@
 //! What the host asks of logits, answered by a GPU as the host's own sampler answers it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::common::driver::sample_row;
 use crate::common::rows::{plan, row};
 use crate::cuda::{VOCABULARY, checkpoint, driver, executor, loaded, options, step, tiny};
 use windlass_cuda_shim::Issued;
-use windlass_engine_core::constraint::{Constraint, TokenSet};
+use windlass_engine_core::constraint::{Constraint, TokenSet, Withheld};
 use windlass_engine_core::executor::Executor;
 use windlass_engine_core::plan::{BlockId, History, InputToken, PlanRow, RowOutput, SampleRow, ScoreRow};
 use windlass_engine_core::request::Sampling;
@@ -27,7 +28,7 @@ const NEAR: f32 = 2e-5;
 struct Even;
 
 impl Constraint for Even {
-    fn allowed(&self, _generated: &[u32]) -> Result<TokenSet, String> {
+    fn allowed(&self, _generated: &[u32], _patience: Duration) -> Result<TokenSet, Withheld> {
         Ok(TokenSet::from_words(vec![0x5555_5555; 2000]))
     }
 }
@@ -37,7 +38,7 @@ impl Constraint for Even {
 struct Counting;
 
 impl Constraint for Counting {
-    fn allowed(&self, generated: &[u32]) -> Result<TokenSet, String> {
+    fn allowed(&self, generated: &[u32], _patience: Duration) -> Result<TokenSet, Withheld> {
         let mut next = TokenSet::default();
         next.insert(generated.last().map_or(5, |last| last + 1));
         Ok(next)
@@ -48,7 +49,7 @@ impl Constraint for Counting {
 struct Panicking;
 
 impl Constraint for Panicking {
-    fn allowed(&self, generated: &[u32]) -> Result<TokenSet, String> {
+    fn allowed(&self, generated: &[u32], _patience: Duration) -> Result<TokenSet, Withheld> {
         panic!("nothing goes on {generated:?}")
     }
 }

@@ -268,7 +268,9 @@ pub fn copied_blocks_are_read_alike(executor: &mut dyn Executor) {
         ..row(InputToken::Known(3), position)
     };
     let moves = vec![Move::Copy { from: BlockId(1), to: BlockId(2) }];
-    let ticket = executor.submit(StepPlan { moves, rows: vec![asks(1, 1), asks(2, 1), asks(3, 0)] }).unwrap();
+    let ticket = executor
+        .submit(StepPlan { moves, rows: vec![asks(1, 1), asks(2, 1), asks(3, 0)], ..StepPlan::default() })
+        .unwrap();
     let scores = executor.collect(ticket).unwrap().scores;
     let [own, copied, alone] = [0, 1, 2].map(|row: usize| scores[row].sampled[0].chosen.logprob);
     assert_eq!(own, copied);

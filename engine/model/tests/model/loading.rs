@@ -280,7 +280,7 @@ fn a_sleep_gives_the_swap_space_back_too() {
     let swap = Some(SwapSpace { bytes: 1 << 20, folder: None });
     let mut executor = load(&open(&tiny()), &LoadOptions { swap, ..options() }).unwrap().executor;
     let mut step = |moves: Vec<Move>, next: PlanRow| {
-        let ticket = executor.submit(StepPlan { moves, rows: vec![next] }).unwrap();
+        let ticket = executor.submit(StepPlan { moves, rows: vec![next], ..StepPlan::default() }).unwrap();
         executor.collect(ticket).unwrap().rows.remove(0)
     };
     let (kept, back) =
@@ -291,7 +291,7 @@ fn a_sleep_gives_the_swap_space_back_too() {
     assert!(matches!(step(vec![back], follows()), RowOutput::Sampled(_)));
     executor.hold_kv(false).unwrap();
     executor.hold_kv(true).unwrap();
-    let ticket = executor.submit(StepPlan { moves: vec![back], rows: vec![follows()] }).unwrap();
+    let ticket = executor.submit(StepPlan { moves: vec![back], rows: vec![follows()], ..StepPlan::default() }).unwrap();
     let rows = executor.collect(ticket).unwrap().rows;
     assert!(
         matches!(&rows[0], RowOutput::Failed(SequenceFailure::Lost(why)) if why.contains("could not be read back")),

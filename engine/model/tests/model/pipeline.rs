@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::common::driver::{Job, generate};
 use crate::common::tiny::Tiny;
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::memory::KvDataType;
-use windlass_engine_core::constraint::{Constraint, TokenSet};
+use windlass_engine_core::constraint::{Constraint, TokenSet, Withheld};
 use windlass_engine_core::draft::DraftTree;
 use windlass_engine_core::executor::{Executor, ExecutorError};
 use windlass_engine_core::plan::{BlockId, InputToken, Move, PlanRow, RowOutput, SampleRow, StepPlan, Ticket};
@@ -91,12 +91,15 @@ fn stages_may_each_have_ranks() {
 struct OnceSent {
     steps: usize,
     sent: Mutex<Receiver<()>>,
+    was: OnceLock<()>,
 }
 
 impl Constraint for OnceSent {
-    fn allowed(&self, _generated: &[u32]) -> Result<TokenSet, String> {
-        let sent = self.sent.lock().unwrap();
-        (0..self.steps).try_for_each(|_| sent.recv_timeout(PATIENCE)).map_err(|error| error.to_string())?;
+    fn allowed(&self, _generated: &[u32], _patience: Duration) -> Result<TokenSet, Withheld> {
+        self.was.get_or_init(|| {
+            let sent = self.sent.lock().unwrap();
+            (0..self.steps).for_each(|_| sent.recv_timeout(PATIENCE).unwrap());
+        });
         Ok(TokenSet::from_words(vec![u32::MAX; 10]))
     }
 }
@@ -128,10 +131,11 @@ fn each_stage_computes_a_step_of_its_own() {
     let mut executor = load_leader(&checkpoint(tiny()), &options(1), &gathering).unwrap().executor;
     assert_eq!(executor.stages(), 2);
     let sample = crate::common::driver::sample_row(&Sampling::GREEDY);
-    let patient: Arc<dyn Constraint> = Arc::new(OnceSent { steps: 2, sent: Mutex::new(sent) });
+    let patient: Arc<dyn Constraint> = Arc::new(OnceSent { steps: 2, sent: Mutex::new(sent), was: OnceLock::new() });
     let first = PlanRow { sample: Some(SampleRow { constraint: Some(patient), ..sample.clone() }), ..row() };
     let second = PlanRow { request: RequestId(1), blocks: [BlockId(1)].into(), sample: Some(sample), ..row() };
-    let tickets = [first, second].map(|row| executor.submit(StepPlan { moves: Vec::new(), rows: vec![row] }).unwrap());
+    let tickets =
+        [first, second].map(|row| executor.submit(StepPlan { rows: vec![row], ..StepPlan::default() }).unwrap());
     let drawn = tickets.map(|ticket| executor.collect(ticket).unwrap().rows.remove(0));
     assert!(matches!(drawn[0], RowOutput::Sampled(_)) && drawn[0] == drawn[1], "{drawn:?}");
     drop(executor);
@@ -149,7 +153,7 @@ fn a_row_whose_token_is_still_drawn_fails_alone() {
     let draws = PlanRow { sample: Some(crate::common::driver::sample_row(&Sampling::GREEDY)), ..row() };
     let unknown = PlanRow { request: RequestId(1), tokens: vec![drawn], blocks: [BlockId(1)].into(), ..row() };
     let steps = [vec![draws], vec![unknown, row()]];
-    let tickets = steps.map(|rows| executor.submit(StepPlan { moves: Vec::new(), rows }).unwrap());
+    let tickets = steps.map(|rows| executor.submit(StepPlan { rows, ..StepPlan::default() }).unwrap());
     let [first, second] = tickets.map(|ticket| executor.collect(ticket).unwrap().rows);
     assert!(matches!(first[..], [RowOutput::Sampled(_)]), "{first:?}");
     assert!(matches!(second[..], [RowOutput::Failed(_), RowOutput::Computed]), "{second:?}");
@@ -172,7 +176,7 @@ fn blocks_are_copied_in_every_stage() {
             sample: Some(crate::common::driver::sample_row(&Sampling::GREEDY)),
             score: None,
         };
-        let ticket = executor.submit(StepPlan { moves, rows: vec![row] }).unwrap();
+        let ticket = executor.submit(StepPlan { moves, rows: vec![row], ..StepPlan::default() }).unwrap();
         executor.collect(ticket).unwrap().rows.remove(0)
     };
     step(Vec::new(), &[5, 9, 200, 31], 0, 3);
@@ -220,7 +224,8 @@ fn guesses_are_judged_through_all_stages() {
     let wrong = (said[1] + 1) % 320;
     for (guesses, held) in [(vec![said[0], said[1], said[2]], 3), (vec![said[0], wrong, said[2]], 1), (vec![wrong], 0)]
     {
-        let ticket = executor.submit(StepPlan { moves: Vec::new(), rows: vec![guessing(&text, &guesses)] }).unwrap();
+        let ticket =
+            executor.submit(StepPlan { rows: vec![guessing(&text, &guesses)], ..StepPlan::default() }).unwrap();
         let expected = RowOutput::Verified(said[..=held].to_vec());
         assert_eq!(executor.collect(ticket).unwrap().rows, [expected], "{guesses:?}");
     }
@@ -251,7 +256,7 @@ fn with_a_stage_that_hangs_up(stages: u32, then: impl FnOnce(&mut CpuExecutor)) 
 fn a_stage_that_is_lost_ends_the_step_with_its_name() {
     for stages in [2, 3, 4] {
         with_a_stage_that_hangs_up(stages, |executor| {
-            let plan = || StepPlan { moves: Vec::new(), rows: vec![row()] };
+            let plan = || StepPlan { rows: vec![row()], ..StepPlan::default() };
             // Also of the step behind, and of what comes later.
             let tickets = [(); 2].map(|()| executor.submit(plan()).unwrap());
             let errors = tickets.map(|ticket| executor.collect(ticket).unwrap_err().to_string());
@@ -281,7 +286,7 @@ fn a_pipeline_is_dropped_with_a_step_in_each_stage() {
     let (gathering, leader) = gathering(3, PATIENCE);
     let workers = [1, 2].map(|node_rank| worker(tiny(), node_rank, 3, leader, 1));
     let mut executor = load_leader(&checkpoint(tiny()), &options(1), &gathering).unwrap().executor;
-    (0..3).for_each(|_| _ = executor.submit(StepPlan { moves: Vec::new(), rows: vec![row()] }).unwrap());
+    (0..3).for_each(|_| _ = executor.submit(StepPlan { rows: vec![row()], ..StepPlan::default() }).unwrap());
     drop(executor);
     workers.into_iter().for_each(|worker| worker.join().unwrap().unwrap());
 }

@@ -3,17 +3,20 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::common::driver::sample_row;
 use crate::common::harbour_tokens;
 use crate::common::tiny::Tiny;
 use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::real_model;
-use windlass_engine_core::constraint::{Constraint, TokenSet};
+use windlass_engine_core::constraint::{Constraint, TokenSet, Withheld};
 use windlass_engine_core::draft::{DraftTree, PromptLookup, Proposer, SuffixAutomaton};
 use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::executor::Executor;
-use windlass_engine_core::plan::{BlockId, History, InputToken, PlanRow, RowOutput, SampleRow, StepOutput, StepPlan};
+use windlass_engine_core::plan::{
+    BlockId, History, InputToken, PlanRow, RowOutput, SampleRow, SequenceFailure, StepOutput, StepPlan,
+};
 use windlass_engine_core::request::{Penalties, Request, RequestId, Sampling};
 use windlass_engine_core::update::DraftStats;
 use windlass_engine_model::{CpuExecutor, DraftModel, KvBudget, LoadOptions, build, load};
@@ -57,9 +60,11 @@ fn answers(
 struct Even;
 
 impl Constraint for Even {
-    fn allowed(&self, generated: &[u32]) -> Result<TokenSet, String> {
+    fn allowed(&self, generated: &[u32], _patience: Duration) -> Result<TokenSet, Withheld> {
         let odd = generated.iter().any(|token| token % 2 == 1);
-        (!odd).then(|| TokenSet::from_words(vec![0x5555_5555; 2000])).ok_or(format!("{generated:?}"))
+        (!odd)
+            .then(|| TokenSet::from_words(vec![0x5555_5555; 2000]))
+            .ok_or_else(|| SequenceFailure::Unsatisfiable(format!("{generated:?}")).into())
     }
 }
 

@@ -142,6 +142,7 @@ impl From<Interrupted> for ApiError {
         let message = error.to_string();
         let retry = match error {
             Interrupted::Unsatisfiable(_) => return ApiError::bad_request("unsatisfiable", message),
+            Interrupted::TooSlow(_) => return ApiError::bad_request("structure_too_slow", message),
             Interrupted::Failed(_) => false,
             Interrupted::GivenUp(_) => true,
         };
@@ -165,6 +166,9 @@ impl From<StructureError> for ApiError {
         match error {
             StructureError::Invalid { field, .. } | StructureError::TooSlow { field } => {
                 ApiError::bad_request("invalid_structure", error.to_string()).param(field)
+            }
+            StructureError::NoProcess(_) => {
+                ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", error.to_string())
             }
             StructureError::Busy => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", error.to_string()).retry_after(1)
@@ -243,6 +247,7 @@ mod tests {
         let why = || "why".to_owned();
         for (interrupted, status, retry) in [
             (Interrupted::Unsatisfiable(why()), 400, None),
+            (Interrupted::TooSlow(why()), 400, None),
             (Interrupted::Failed(why()), 500, Some("false")),
             (Interrupted::GivenUp(why()), 500, Some("true")),
         ] {

@@ -1,6 +1,8 @@
 //! A request's form as a grammar, within limits of size.
 
-use llguidance::api::TopLevelGrammar;
+use super::chain;
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use windlass_engine_api::structure::{Form, Structure};
 
@@ -12,30 +14,46 @@ const MAX_CHOICES: usize = 1024;
 /// not fill its answer with it.
 const WHITESPACE: &str = "[ \\n\\r\\t]{0,16}";
 
-/// What is compiled, and by what it is found again.
-pub(super) struct Compilable {
-    pub(super) key: String,
-    pub(super) grammar: TopLevelGrammar,
+/// A form as `llguidance` compiles it, and by which it is found again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Source {
+    /// A JSON schema.
+    Schema(String),
+    /// A grammar.
+    Lark(String),
 }
 
-/// Checks the size and says it as a grammar.
-pub(super) fn of(structure: Structure) -> Result<Compilable, String> {
-    let (kind, text) = match &structure.form {
-        Form::Json(schema) => ("json", schema.to_string()),
-        Form::Regex(regex) => ("regex", regex.clone()),
-        Form::Choice(choices) => ("choice", json!(choices).to_string()),
-        Form::Grammar(grammar) => ("grammar", grammar.clone()),
+/// Checks the size and says it as a source.
+pub(super) fn of(structure: Structure) -> Result<Source, String> {
+    let source = match structure.form {
+        Form::Json(schema) => Source::Schema(with_whitespace(schema)?.to_string()),
+        Form::Regex(regex) => Source::Lark(GrammarWithLexer::from_regex(&regex).lark_grammar.unwrap_or_default()),
+        Form::Choice(choices) => Source::Lark(choice(&choices)?),
+        Form::Grammar(grammar) => Source::Lark(grammar),
     };
-    if text.len() > MAX_BYTES {
-        return Err(format!("it has {} bytes and at most {MAX_BYTES} are compiled", text.len()));
+    let bytes = source.text().len();
+    if bytes > MAX_BYTES {
+        return Err(format!("it has {bytes} bytes and at most {MAX_BYTES} are compiled"));
     }
-    let grammar = match structure.form {
-        Form::Json(schema) => TopLevelGrammar::from_json_schema(with_whitespace(schema)?),
-        Form::Regex(regex) => TopLevelGrammar::from_regex(&regex),
-        Form::Choice(choices) => TopLevelGrammar::from_lark(choice(&choices)?),
-        Form::Grammar(grammar) => TopLevelGrammar::from_lark(grammar),
-    };
-    Ok(Compilable { key: format!("{kind}:{text}"), grammar })
+    chain::check(&source)?;
+    Ok(source)
+}
+
+impl Source {
+    fn text(&self) -> &str {
+        let (Source::Schema(text) | Source::Lark(text)) = self;
+        text
+    }
+
+    /// The same for `llguidance`.
+    pub(super) fn grammar(&self) -> Result<TopLevelGrammar, String> {
+        match self {
+            Source::Schema(schema) => {
+                serde_json::from_str(schema).map(TopLevelGrammar::from_json_schema).map_err(|error| error.to_string())
+            }
+            Source::Lark(grammar) => Ok(TopLevelGrammar::from_lark(grammar.clone())),
+        }
+    }
 }
 
 /// A schema that allows a little white space between the parts of its JSON.

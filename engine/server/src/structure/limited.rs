@@ -1,12 +1,17 @@
 //! Work on a thread of its own, for as long as it may take.
 
 use crate::machine::ThreadTime;
+use crate::text::renderer_process;
+use std::thread;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 /// Between two looks at work that goes on.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Twice the stack of the process that did the same before.
+const STACK_BYTES: usize = 2 * renderer_process::STACK_BYTES;
 
 /// How long work may take.
 #[derive(Clone, Copy, Debug)]
@@ -35,17 +40,19 @@ pub(super) async fn limited<T: Send + 'static>(
 ) -> Result<T, GivenUp> {
     let deadline = Instant::now() + limits.patience;
     let (begun, begins) = oneshot::channel();
-    let mut working = tokio::task::spawn_blocking(move || {
+    let (ended, mut ends) = oneshot::channel();
+    let work = move || {
         let time = ThreadTime::of_this_thread();
         let before = time.spent();
-        // Nobody waits for it any more.
+        // Nobody waits for it any more, here and below.
         let _ = begun.send((time, before));
-        work()
-    });
+        let _ = ended.send(work());
+    };
+    thread::Builder::new().name("form".into()).stack_size(STACK_BYTES).spawn(work).map_err(|_| GivenUp::Busy)?;
     let begun = timeout(limits.patience, begins).await;
     let (time, before) = begun.map_err(|_| GivenUp::Busy)?.map_err(|_| GivenUp::Panicked)?;
     loop {
-        match timeout(LOOK_EVERY, &mut working).await {
+        match timeout(LOOK_EVERY, &mut ends).await {
             Ok(done) => return done.map_err(|_| GivenUp::Panicked),
             Err(_) if time.spent().saturating_sub(before) > limits.time => return Err(GivenUp::TooSlow),
             Err(_) if Instant::now() > deadline => return Err(GivenUp::Busy),

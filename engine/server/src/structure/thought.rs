@@ -1,7 +1,8 @@
 //! A form that begins after what the model thinks first.
 
 use std::sync::Arc;
-use windlass_engine_core::constraint::{Constraint, TokenSet};
+use std::time::Duration;
+use windlass_engine_core::constraint::{Constraint, TokenSet, Withheld};
 use windlass_engine_core::request::TokenId;
 
 /// The tokens around thoughts.
@@ -34,17 +35,17 @@ impl Thought {
 }
 
 impl Constraint for AfterThought {
-    fn allowed(&self, generated: &[TokenId]) -> Result<TokenSet, String> {
+    fn allowed(&self, generated: &[TokenId], patience: Duration) -> Result<TokenSet, Withheld> {
         let Thought { begin, end, inside } = self.thought;
         if !inside && generated.first() != Some(&begin) {
-            let mut allowed = self.answer.allowed(generated)?;
+            let mut allowed = self.answer.allowed(generated, patience)?;
             if generated.is_empty() {
                 allowed.insert(begin);
             }
             return Ok(allowed);
         }
         match generated.iter().position(|token| *token == end) {
-            Some(at) => self.answer.allowed(&generated[at + 1..]),
+            Some(at) => self.answer.allowed(&generated[at + 1..], patience),
             None => Ok(self.free.clone()),
         }
     }
@@ -59,7 +60,7 @@ mod tests {
     struct Seven;
 
     impl Constraint for Seven {
-        fn allowed(&self, _: &[TokenId]) -> Result<TokenSet, String> {
+        fn allowed(&self, _: &[TokenId], _: Duration) -> Result<TokenSet, Withheld> {
             Ok(TokenSet::from_words(vec![1 << 7]))
         }
     }
@@ -69,7 +70,7 @@ mod tests {
         let (begin, end, stop) = (1, 2, 3);
         let allowed = |inside: bool, generated: &[TokenId]| -> Vec<TokenId> {
             let thought = Thought { begin, end, inside };
-            thought.before(Arc::new(Seven), 10, &[stop]).allowed(generated).unwrap().iter().collect()
+            thought.before(Arc::new(Seven), 10, &[stop]).allowed(generated, Duration::ZERO).unwrap().iter().collect()
         };
         let free = [0, 1, 2, 4, 5, 6, 7, 8, 9];
         assert_eq!(allowed(false, &[]), [begin, 7]);

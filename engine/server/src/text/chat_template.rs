@@ -61,7 +61,7 @@ impl ChatTemplate {
         special: &SpecialTokens,
         renderers: &Arc<Renderers>,
     ) -> Result<ChatTemplate, TemplateError> {
-        let answer = renderers.run_now(&Job { source: source.to_owned(), variables: None })?;
+        let answer = renderers.run_now(&Job::Template { source: source.to_owned(), variables: None })?;
         ChatTemplate::compiled(source, special, renderers, answer)
     }
 
@@ -71,7 +71,7 @@ impl ChatTemplate {
         special: &SpecialTokens,
         renderers: &Arc<Renderers>,
     ) -> Result<ChatTemplate, TemplateError> {
-        let answer = renderers.run(Job { source: source.to_owned(), variables: None }).await?;
+        let answer = renderers.run(Job::Template { source: source.to_owned(), variables: None }).await?;
         ChatTemplate::compiled(source, special, renderers, answer)
     }
 
@@ -118,7 +118,8 @@ impl ChatTemplate {
     async fn render_with(&self, conversation: &Conversation, arguments: Arguments) -> Result<String, TemplateError> {
         let mut variables = variables(conversation, arguments);
         variables.extend([("bos_token", &self.bos_text), ("eos_token", &self.eos_text)].map(named));
-        match self.renderers.run(Job { source: self.source.clone(), variables: Some(variables) }).await? {
+        let job = Job::Template { source: self.source.clone(), variables: Some(variables) };
+        match self.renderers.run(job).await? {
             Answer::Prompt(prompt) => Ok(prompt),
             answer => Err(answer.unexpected()),
         }

@@ -1,13 +1,15 @@
-//! The process that runs chat templates for a server: jobs come in on standard input, a line each, and answers go out on
+//! The process that runs chat templates and tries forms for a server: jobs come in on standard input, a line each, and answers go out on
 //! standard output. It ends itself where a job takes too much of anything, and when the server is gone.
 
 use super::chat_template::TemplateError;
 use super::renderers::{Answer, Job};
 use super::template_program::Program;
 use crate::machine::{ThreadTime, resident_bytes};
+use crate::structure;
 use std::fmt;
 use std::io::{self, BufRead, Write};
-use std::process::exit;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitStatus, exit};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, Thread};
@@ -20,6 +22,8 @@ pub const COMMAND: &str = "render-templates";
 const MAX_RESIDENT_BYTES: u64 = 256 << 20;
 /// Longest time on a processor for one job.
 const MAX_TIME: Duration = Duration::from_secs(1);
+/// The stack that a job has: [`crate::structure`] compiles what passed here with a larger one.
+pub const STACK_BYTES: usize = 16 << 20;
 /// Between two looks at a job that goes on.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
@@ -30,12 +34,21 @@ pub enum End {
     Memory = 3,
     /// The job took too much time.
     Time = 4,
+    /// The job took more than the stack.
+    Stack,
 }
 
+/// Signals of a process that has overflowed its stack.
+const SIGABRT: i32 = 6;
+const SIGSEGV: i32 = 11;
+
 impl End {
-    /// What an exit code says.
-    pub fn of(code: i32) -> Option<End> {
-        [End::Memory, End::Time].into_iter().find(|end| *end as i32 == code)
+    /// What an exit status says.
+    pub fn of(status: ExitStatus) -> Option<End> {
+        match (status.code(), status.signal()) {
+            (_, Some(SIGABRT | SIGSEGV)) => Some(End::Stack),
+            (code, _) => [End::Memory, End::Time].into_iter().find(|end| code == Some(*end as i32)),
+        }
     }
 }
 
@@ -44,12 +57,18 @@ impl fmt::Display for End {
         match self {
             End::Memory => write!(f, "it takes more than {} MiB of memory", MAX_RESIDENT_BYTES >> 20),
             End::Time => write!(f, "it takes longer than {MAX_TIME:?}"),
+            End::Stack => write!(f, "it nests too deeply"),
         }
     }
 }
 
 /// Works until standard input ends.
 pub fn work() -> io::Result<()> {
+    let worker = thread::Builder::new().stack_size(STACK_BYTES).spawn(work_jobs)?;
+    worker.join().map_err(|_| io::Error::other("a job panicked"))?
+}
+
+fn work_jobs() -> io::Result<()> {
     let watch = Watch::start()?;
     let (mut known, mut answers) = (None, io::stdout().lock());
     for line in io::stdin().lock().lines() {
@@ -66,10 +85,16 @@ pub fn work() -> io::Result<()> {
 
 /// Keeps the last template compiled: mostly there is only one.
 fn answer(known: &mut Option<(String, Program)>, job: &Job) -> Answer {
-    let done = program(known, &job.source).and_then(|program| match &job.variables {
-        None => Ok(Answer::Variables(program.variables())),
-        Some(variables) => program.run(variables).map(Answer::Prompt),
-    });
+    let done = match job {
+        Job::Template { source, variables } => program(known, source).and_then(|program| match variables {
+            None => Ok(Answer::Variables(program.variables())),
+            Some(variables) => program.run(variables).map(Answer::Prompt),
+        }),
+        Job::Form(source) => {
+            structure::try_out(source);
+            Ok(Answer::Tried)
+        }
+    };
     done.unwrap_or_else(Answer::Error)
 }
 
@@ -149,7 +174,7 @@ mod tests {
         let mut known = None;
         let job = |source: &str, name: &str| {
             let variables = serde_json::json!({"name": name}).as_object().cloned();
-            Job { source: source.into(), variables }
+            Job::Template { source: source.into(), variables }
         };
         for (source, name, expected) in
             [("{{ name }}", "a", "a"), ("{{ name }}", "b", "b"), ("<{{ name }}>", "c", "<c>")]

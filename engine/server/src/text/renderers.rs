@@ -1,12 +1,14 @@
-//! Processes that run chat templates: this program, started once more.
+//! Processes that run chat templates, and compile forms of answers to see whether that can be done: this program,
+//! started once more.
 //!
 //! A template can double a text with every instruction, nest a list until dropping it overflows the stack, or compare
-//! two that share all of their parts for ever. A process that does is ended by itself ([`super::renderer_process`]), and
-//! only the request that it worked for has to know.
+//! two that share all of their parts for ever; so can a form. A process that does is ended by itself
+//! ([`super::renderer_process`]), and only the request that it worked for has to know.
 
 use super::chat_template::TemplateError;
 use super::renderer_process::{COMMAND, End};
 use crate::machine::resident_bytes;
+use crate::structure::Source;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::HashSet;
@@ -38,11 +40,16 @@ const OWN_SIGNALS: [i32; 5] = [4, 6, 7, 8, 11];
 
 /// What a process is to do, a line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Job {
-    /// The template.
-    pub source: String,
-    /// What it is told; absent to learn which variables it looks up.
-    pub variables: Option<Map<String, Value>>,
+pub enum Job {
+    /// Run a chat template.
+    Template {
+        /// The template.
+        source: String,
+        /// What it is told; absent to learn which variables it looks up.
+        variables: Option<Map<String, Value>>,
+    },
+    /// Compile a form of answers.
+    Form(Source),
 }
 
 /// What a process made of it, a line of JSON.
@@ -52,6 +59,8 @@ pub enum Answer {
     Variables(HashSet<String>),
     /// What it wrote.
     Prompt(String),
+    /// The form was compiled, or found to be none.
+    Tried,
     /// It did not.
     Error(TemplateError),
 }
@@ -61,7 +70,9 @@ impl Answer {
     pub fn unexpected(self) -> TemplateError {
         match self {
             Answer::Error(error) => error,
-            Answer::Variables(_) | Answer::Prompt(_) => TemplateError::Failed("it answered something else".to_owned()),
+            Answer::Variables(_) | Answer::Prompt(_) | Answer::Tried => {
+                TemplateError::Failed("it answered something else".to_owned())
+            }
         }
     }
 }
@@ -155,7 +166,7 @@ impl Process {
         match ended {
             None if silent => TemplateError::NoProcess("it said nothing for too long".to_owned()),
             None => TemplateError::NoProcess(error.to_string()),
-            Some(status) => match status.code().and_then(End::of) {
+            Some(status) => match End::of(status) {
                 Some(end) => TemplateError::Failed(end.to_string()),
                 None if status.signal().is_some_and(|signal| OWN_SIGNALS.contains(&signal)) => {
                     TemplateError::Failed("it ended its process".to_owned())

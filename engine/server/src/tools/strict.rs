@@ -149,11 +149,13 @@ impl Writer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::structure::Structures;
+    use crate::structure::compiled;
     use crate::text::tokenizer::Tokenizer;
-    use std::sync::Arc;
+    use std::time::Duration;
     use windlass_checkpoint::{Checkpoint, testing::real_model};
     use windlass_engine_core::request::TokenId;
+
+    const MINUTE: Duration = Duration::from_secs(60);
 
     fn tools(parallel: bool) -> Tools {
         let city = json!({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"],
@@ -168,30 +170,25 @@ mod tests {
     }
 
     /// A model's tokenizer, which has none of the formats' words as control tokens.
-    fn model() -> Option<(Arc<Tokenizer>, Arc<Structures>)> {
+    fn model() -> Option<Tokenizer> {
         let file = Checkpoint::open(&real_model()?).unwrap();
-        let tokenizer = Arc::new(crate::start::tokenizer(&file).unwrap());
-        Some((tokenizer.clone(), Arc::new(Structures::new(tokenizer))))
+        Some(crate::start::tokenizer(&file).unwrap())
     }
 
     /// The part of `text` that the form allows, and whether an answer may end there.
-    async fn allowed(
-        (tokenizer, structures): &(Arc<Tokenizer>, Arc<Structures>),
-        structure: &Structure,
-        text: &str,
-    ) -> (String, bool) {
-        let constraint = structures.compile(structure.clone()).await.unwrap().constraint(None);
+    fn allowed(tokenizer: &Tokenizer, structure: &Structure, text: &str) -> (String, bool) {
+        let constraint = compiled(tokenizer, structure.clone()).constraint(None);
         let tokens = tokenizer.encode(text).unwrap();
-        let holds = |count: &usize| constraint.allowed(&tokens[..*count]).unwrap().contains(tokens[*count]);
+        let holds = |count: &usize| constraint.allowed(&tokens[..*count], MINUTE).unwrap().contains(tokens[*count]);
         let count = (0..tokens.len()).find(|count| !holds(count)).unwrap_or(tokens.len());
         let end = tokenizer.special().ends[0];
         let pieces: Vec<u8> =
             tokens[..count].iter().flat_map(|token: &TokenId| tokenizer.vocabulary().piece(*token)).copied().collect();
-        (String::from_utf8(pieces).unwrap(), constraint.allowed(&tokens[..count]).unwrap().contains(end))
+        (String::from_utf8(pieces).unwrap(), constraint.allowed(&tokens[..count], MINUTE).unwrap().contains(end))
     }
 
-    #[tokio::test]
-    async fn text_is_free_and_calls_keep_their_schemas_in_every_format_of_json() {
+    #[test]
+    fn text_is_free_and_calls_keep_their_schemas_in_every_format_of_json() {
         let Some(model) = model() else { return };
         let hermes = |arguments: &str| {
             format!("So.\n<tool_call>\n{{\"name\": \"weather\", \"arguments\": {arguments}}}\n</tool_call>")
@@ -211,33 +208,33 @@ mod tests {
             (ToolFormat::DeepSeek, deepseek),
         ];
         for (format, written) in cases {
-            let structure = strict(&tools(true), format, "", model.0.vocabulary()).unwrap().unwrap();
+            let structure = strict(&tools(true), format, "", model.vocabulary()).unwrap().unwrap();
             for text in ["Plain <b> text, [1] {2}.\n\"name\": é", &written("{\"city\": \"Rome\"}")] {
-                assert_eq!(allowed(&model, &structure, text).await, (text.to_owned(), true), "{format:?}");
+                assert_eq!(allowed(&model, &structure, text), (text.to_owned(), true), "{format:?}");
             }
-            let (kept, ends) = allowed(&model, &structure, &written("{\"city\": \"Oslo\"}")).await;
+            let (kept, ends) = allowed(&model, &structure, &written("{\"city\": \"Oslo\"}"));
             assert!(kept.ends_with("{\"city\": \"") && !ends, "{format:?}: {kept}");
-            let (kept, _) = allowed(&model, &structure, &written("{\"town\": \"Rome\"}")).await;
+            let (kept, _) = allowed(&model, &structure, &written("{\"town\": \"Rome\"}"));
             assert!(kept.ends_with("{\"") && !kept.contains("town"), "{format:?}: {kept}");
         }
     }
 
-    #[tokio::test]
-    async fn several_calls_follow_each_other_only_where_they_may_and_loose_tools_take_any_object() {
+    #[test]
+    fn several_calls_follow_each_other_only_where_they_may_and_loose_tools_take_any_object() {
         let Some(model) = model() else { return };
         let call = "<tool_call>\n{\"name\": \"log\", \"arguments\": {\"any\": [1, {}]}}\n</tool_call>";
         let two = [call, "\n", call].concat();
         for (parallel, expected) in [(true, two.len()), (false, call.len() + "\n<tool_call".len())] {
-            let structure = strict(&tools(parallel), ToolFormat::Hermes, "", model.0.vocabulary()).unwrap().unwrap();
-            let (kept, _) = allowed(&model, &structure, &two).await;
+            let structure = strict(&tools(parallel), ToolFormat::Hermes, "", model.vocabulary()).unwrap().unwrap();
+            let (kept, _) = allowed(&model, &structure, &two);
             assert!(
                 kept.len() <= expected && kept.len() > call.len() && (kept.len() == two.len()) == parallel,
                 "{kept}"
             );
         }
         let unknown = "<tool_call>\n{\"name\": \"rm\", \"arguments\": {}}\n</tool_call>";
-        let structure = strict(&tools(true), ToolFormat::Hermes, "", model.0.vocabulary()).unwrap().unwrap();
-        assert!(!allowed(&model, &structure, unknown).await.0.contains("rm"));
+        let structure = strict(&tools(true), ToolFormat::Hermes, "", model.vocabulary()).unwrap().unwrap();
+        assert!(!allowed(&model, &structure, unknown).0.contains("rm"));
     }
 
     #[test]

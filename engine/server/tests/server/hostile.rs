@@ -1,7 +1,7 @@
 //! Clients that mean harm, or are merely broken: each gets its answer or is cut, and a canary beside them never notices.
 
 use crate::common::{
-    Answer, Client, FAST, MODEL, TestServer, chat, config, eventually, get, post, serve, start, within,
+    Answer, Client, FAST, MODEL, TestServer, chat, config, eventually, get, post, serve, serve_at, start, within,
 };
 use crate::encoders::{cosine, embed, encoder, vectors};
 use axum::body::{Body, Bytes};
@@ -15,6 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use windlass_checkpoint::testing::real_model;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -529,5 +530,124 @@ async fn hostile_tools_are_refused_soon_and_nobody_else_feels_them() {
     let answer = Client::connect(server.api).await.send(request).await.unwrap();
     assert_eq!(answer.status().as_u16(), 400);
     canary.undisturbed().await;
+    server.until("nothing is left", |stats| stats["running"] == 0 && stats["kvUsage"] == 0.0).await;
+}
+
+/// Schemas and grammars that compile by recursion, or by copying: how each is written, and whether it may be taken.
+fn bottomless() -> Vec<(&'static str, Value, bool)> {
+    let schema = |count: usize, target: fn(usize) -> Value| {
+        let definitions: serde_json::Map<String, Value> =
+            (0..count).map(|number| (format!("d{number}"), target(number + 1))).collect();
+        let mut schema = json!({"$ref": "#/$defs/d0", "$defs": definitions});
+        schema["$defs"][format!("d{count}")] = json!({"type": "null"});
+        schema
+    };
+    let nested = |number| json!({"type": "object", "properties": {"a": {"$ref": format!("#/$defs/d{number}")}}});
+    let bare = |number| json!({"$ref": format!("#/$defs/d{number}")});
+    // What two references lead to is copied twice, thirty times over.
+    let doubled = |number| {
+        let twice = json!({"type": ["array", "null"], "$ref": format!("#/$defs/d{number}")});
+        json!({"type": ["array", "null"], "prefixItems": [twice, twice]})
+    };
+    let rules = |count: usize, name: &str, body: fn(String) -> String| {
+        let rule = |number: usize| format!("{name}{number}: {}\n", body(format!("{name}{}", number + 1)));
+        let chain: String = (0..count).map(rule).collect();
+        json!(format!("start: {name}0\n{chain}{name}{count}: \" the\"\n"))
+    };
+    let plain = |next| next;
+    let in_groups = |next| format!("{}{next}{}", "(".repeat(27), " \" of\")".repeat(27));
+    vec![
+        ("guided_json", schema(210, nested), true),
+        ("guided_json", schema(531, bare), true),
+        ("guided_json", schema(3000, nested), false),
+        ("guided_json", schema(6000, bare), false),
+        ("guided_json", schema(30, doubled), false),
+        ("guided_grammar", rules(667, "r", plain), true),
+        ("guided_grammar", rules(925, "T", plain), true),
+        ("guided_grammar", rules(9000, "r", plain), false),
+        ("guided_grammar", rules(9000, "T", plain), false),
+        ("guided_grammar", rules(500, "r", in_groups), false),
+    ]
+}
+
+/// Why they are refused that may not be taken.
+const TOO_MUCH: [&str; 4] = ["lead from one to the next", "nests too deeply", "takes more than", "takes longer than"];
+
+/// The ways in which a form comes in.
+fn ways(field: &str, form: &Value) -> Vec<(&'static str, Value)> {
+    let completion = |extra: Value| {
+        let mut body = json!({"model": MODEL, "prompt": "go", "max_tokens": 2});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        body
+    };
+    if field == "guided_grammar" {
+        let structured = json!({"structured_outputs": {"grammar": form}, "max_tokens": 2});
+        return vec![(CHAT, chat(structured)), (COMPLETIONS, completion(json!({"guided_grammar": form})))];
+    }
+    let format = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": form}});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": form}});
+    let inputs =
+        json!({"inputs": "a", "parameters": {"grammar": {"type": "json", "value": form}, "max_new_tokens": 2}});
+    vec![
+        (CHAT, chat(json!({"response_format": format, "max_tokens": 2}))),
+        (CHAT, chat(json!({"tools": [tool], "tool_choice": "required", "max_tokens": 2}))),
+        (COMPLETIONS, completion(json!({"guided_json": form}))),
+        ("/generate", inputs),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn forms_that_lead_too_far_end_their_request_alone() {
+    let server = serve(FAST).await;
+    let canary = Canary::start(&server).await;
+    for (field, form, taken) in bottomless() {
+        for (path, body) in ways(field, &form) {
+            let began = Instant::now();
+            let answer = within("an answer", server.post(path, &body)).await;
+            let shown = format!("{path} {:.100}: {} {:.300}", form.to_string(), answer.status, answer.text());
+            // What is taken may be more than this vocabulary can say.
+            let too_much = TOO_MUCH.iter().any(|why| answer.text().contains(why));
+            assert!(answer.status.is_success() || answer.status.is_client_error(), "{shown}");
+            assert_eq!(too_much, !taken, "{shown}");
+            assert!(began.elapsed().as_secs() < 10, "{shown} took {:?}", began.elapsed());
+        }
+    }
+    canary.undisturbed().await;
+}
+
+/// Letters that can be read in ever more ways: from the first token on, and after a dozen words.
+const AMBIGUOUS: &str = "start: x\nx: x x x x | x x x | x x | /[a-z ]/";
+const AMBIGUOUS_LATER: &str = "start: y{12} x\ny: / [a-z]+/\nx: x x | /[a-z ]/";
+
+/// The longest of a stream's times between events.
+async fn longest_gap(server: &TestServer, tokens: u32) -> Duration {
+    let body = chat(json!({"max_tokens": tokens, "stream": true}));
+    let answer = Client::connect(server.api).await.send(post(CHAT, &body)).await.unwrap();
+    let mut events = Body::new(answer.into_body()).into_data_stream();
+    let (mut last, mut longest) = (None, Duration::ZERO);
+    while let Some(event) = within("an event", events.next()).await {
+        event.unwrap();
+        let now = Instant::now();
+        longest = last.map_or(longest, |last| longest.max(now - last));
+        last = Some(now);
+    }
+    longest
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn masks_that_take_long_hold_up_nobody_else_and_end_in_an_error_that_says_why() {
+    // A vocabulary of the usual size.
+    let Some(model) = real_model() else { return };
+    let server = serve_at(&model, &format!("--executor sim --served-model-name {MODEL} {FAST}")).await;
+    let refused = server.chat(json!({"guided_grammar": AMBIGUOUS, "max_tokens": 50})).await;
+    assert_eq!(refused.json()["error"]["code"], "invalid_structure", "{}", refused.text());
+    let ask = || server.chat(json!({"guided_grammar": AMBIGUOUS_LATER, "n": 16, "max_tokens": 400}));
+    let others = futures::future::join_all((0..4).map(|_| ask()));
+    let (answers, gap) = futures::join!(others, longest_gap(&server, 2000));
+    assert!(gap < Duration::from_millis(500), "a stream beside them waited {gap:?}");
+    for answer in answers {
+        let code = answer.json()["error"]["code"].clone();
+        assert_eq!((answer.status.as_u16(), code.as_str()), (400, Some("structure_too_slow")), "{}", answer.text());
+    }
     server.until("nothing is left", |stats| stats["running"] == 0 && stats["kvUsage"] == 0.0).await;
 }

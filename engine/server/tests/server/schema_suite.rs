@@ -4,16 +4,20 @@
 //! valid texts cannot be written, since an answer's properties come in the schema's order and numbers are spelled one
 //! way: those are counted, and no fault.
 
+use crate::common::PROGRAM;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use windlass_checkpoint::Checkpoint;
 use windlass_checkpoint::testing::{real_model, schema_suite};
 use windlass_engine::structure::Structures;
 use windlass_engine::text::tokenizer::Tokenizer;
 use windlass_engine_api::structure::{Form, Structure};
+
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// Of one file of the suite.
 #[derive(Debug, Default)]
@@ -36,7 +40,7 @@ fn can_be(constraint: &dyn windlass_engine_core::constraint::Constraint, tokeniz
     let end = tokenizer.special().ends[0];
     let follows = |at: usize| {
         let next = tokens.get(at).copied().unwrap_or(end);
-        constraint.allowed(&tokens[..at]).is_ok_and(|allowed| allowed.contains(next))
+        constraint.allowed(&tokens[..at], MINUTE).is_ok_and(|allowed| allowed.contains(next))
     };
     (0..=tokens.len()).all(follows)
 }
@@ -46,7 +50,7 @@ async fn answers_are_valid_by_the_test_suite() {
     let (Some(folder), Some(model)) = (schema_suite(), real_model()) else { return };
     let Checkpoint::Gguf(file) = Checkpoint::open(&model).unwrap() else { panic!("the model is no GGUF file") };
     let tokenizer = Arc::new(Tokenizer::from_metadata(file.metadata()).unwrap());
-    let structures = Arc::new(Structures::new(tokenizer.clone()));
+    let structures = Arc::new(Structures::new(tokenizer.clone(), PROGRAM.as_ref()));
     let mut tallies: BTreeMap<String, Tally> = BTreeMap::new();
     let mut files: Vec<PathBuf> =
         fs::read_dir(folder.join("tests/draft2020-12")).unwrap().map(|entry| entry.unwrap().path()).collect();

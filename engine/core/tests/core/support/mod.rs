@@ -3,10 +3,12 @@
 mod auditor;
 mod clock;
 mod oracle;
+mod reluctant;
 
 pub use auditor::Auditor;
 pub use clock::TestClock;
 pub use oracle::Oracle;
+pub use reluctant::{PUT_OFF, Reluctant};
 use windlass_engine_core::engine::{Engine, EngineConfig, QueueLimits};
 use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_engine_core::request::{CacheScope, FinishReason, Request, RequestId, Tenant, TokenId};
