@@ -270,7 +270,7 @@ DEVICE void linear_int8_g32(const u32* codes, const u32* scales, const bf16* inp
 #define BF16_ARGUMENTS (weights, input, {tiles, places}, {halves, floats, action, stride}, tokens, rows, cols); }
 
 RESIDENT_KERNEL(linear_bf16_8, THREADS, 4) BF16_PARAMETERS<1> BF16_ARGUMENTS
-KERNEL(linear_bf16_16, THREADS) BF16_PARAMETERS<2> BF16_ARGUMENTS
+RESIDENT_KERNEL(linear_bf16_16, THREADS, 3) BF16_PARAMETERS<2> BF16_ARGUMENTS
 KERNEL(linear_bf16_32, THREADS) BF16_PARAMETERS<4> BF16_ARGUMENTS
 KERNEL(linear_bf16_64, THREADS) BF16_PARAMETERS<8> BF16_ARGUMENTS
 

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use super::Scheduler;
+use crate::engine::Gap;
 use crate::update::StepStats;
 
 /// Without a target: of the time that the step takes itself. Tokens of the others come at most that much later, which
@@ -19,9 +20,10 @@ const FIRST_SECONDS: f64 = 0.05;
 impl Scheduler {
     /// How long a step waits, from its beginning: as long as the target between tokens allows.
     pub(super) fn patience(&self, step: &StepStats) -> Duration {
+        let target = if let Gap::Seconds(seconds) = self.gap { Some(seconds) } else { None };
         let seconds = match self.step_time.predict(step.prefill_tokens, step.decode_tokens) {
-            Some(predicted) => self.target_inter_token_seconds.unwrap_or(LEAST_SECONDS).max(SHARE * predicted),
-            None => self.target_inter_token_seconds.unwrap_or(FIRST_SECONDS),
+            Some(predicted) => target.unwrap_or(LEAST_SECONDS).max(SHARE * predicted),
+            None => target.unwrap_or(FIRST_SECONDS),
         };
         Duration::try_from_secs_f64(seconds).unwrap_or_default()
     }

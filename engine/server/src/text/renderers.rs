@@ -212,7 +212,7 @@ mod tests {
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let mut renderers = Renderers::new(program, 1);
         Arc::get_mut(&mut renderers).unwrap().silence = Duration::from_secs(1);
-        renderers.run_now(&Job { source: String::new(), variables: None })
+        renderers.run_now(&Job::Template { source: String::new(), variables: None })
     }
 
     const ANSWERS: &str = "echo '{\"Prompt\":\"a\"}'";
