@@ -570,8 +570,14 @@ fn bottomless() -> Vec<(&'static str, Value, bool)> {
     ]
 }
 
-/// Why they are refused that may not be taken.
-const TOO_MUCH: [&str; 4] = ["lead from one to the next", "nests too deeply", "takes more than", "takes longer than"];
+/// Why they are refused that may not be taken: the last is of tools, which are a part of the prompt.
+const TOO_MUCH: [&str; 5] = [
+    "lead from one to the next",
+    "nests too deeply",
+    "takes more than",
+    "takes longer than",
+    "tokens can hold; shorten it",
+];
 
 /// The ways in which a form comes in.
 fn ways(field: &str, form: &Value) -> Vec<(&'static str, Value)> {
