@@ -14,7 +14,7 @@ use windlass_engine_core::executor::Executor;
 use windlass_engine_core::plan::{InputToken, PlanRow, SampleRow};
 use windlass_engine_core::request::Sampling;
 use windlass_engine_model::cuda::{CudaModel, Replay};
-use windlass_engine_model::{ActivationType, LoadOptions, Quantization, load, survey};
+use windlass_engine_model::{ActivationType, KvBudget, LoadOptions, Quantization, load, survey};
 use windlass_kernels::WeightType;
 use windlass_kernels::cuda::Kernel;
 
@@ -41,8 +41,9 @@ fn a_layer_of_several_types_gives_the_cpus_tokens() {
 fn prompts_multiplied_by_wide_products_give_the_cpus_tokens() {
     let [halves, codes] =
         [WeightType::BF16, WeightType::Q4_1].map(|kind| checkpoint(Tiny { tied: false, ..tiny(kind) }));
-    let prompt = |job: u32| (0..50).map(|token| (token * 37 + job) % VOCABULARY).collect::<Vec<u32>>();
-    let jobs: Vec<Job> = (0..3).map(|job| Job::greedy(&prompt(job))).collect();
+    // Together more than Hopper multiplies in the bits of few tokens even so; each with its answer a block.
+    let prompt = |job: u32| (0..52).map(|token| (token * 37 + job) % VOCABULARY).collect::<Vec<u32>>();
+    let jobs: Vec<Job> = (0..5).map(|job| Job::greedy(&prompt(job))).collect();
     let wide = [Kernel::GemmHopperBf16, Kernel::GemmBf16, Kernel::Int4Hopper];
     for (checkpoint, capability, batch_invariant, expected) in [
         (&halves, (9, 0), false, [2 * 4, 0, 0]),
@@ -53,7 +54,8 @@ fn prompts_multiplied_by_wide_products_give_the_cpus_tokens() {
         (&codes, (8, 0), false, [0, 0, 0]),
         (&codes, (12, 0), false, [0, 0, 0]),
     ] {
-        let options = LoadOptions { max_step_tokens: 160, batch_invariant, ..options() };
+        let kv = KvBudget::Blocks(5);
+        let options = LoadOptions { max_step_tokens: 320, max_sequences: 5, kv, batch_invariant, ..options() };
         let driver = HostMachine::new(Kernels::Run, 7).with_capability(capability).driver(0, 1 << 28);
         let model = CudaModel::load(checkpoint, &options, &[driver.device()]).unwrap();
         let mut gpu = model.start(options.kv, Replay::Graphs).unwrap().executor;
@@ -93,7 +95,10 @@ fn prompts_multiplied_by_blocks_for_many_tokens_give_what_those_for_few_give() {
         let checkpoint = checkpoint(Tiny { tied: false, ..tiny(kind) });
         let run = |multiprocessors: u32| {
             let options = LoadOptions { max_step_tokens: 64, inputs_in_bytes, ..options() };
-            let machine = HostMachine::new(Kernels::Run, 7).with_multiprocessors(multiprocessors);
+            // Warpgroups, which multiply bf16 on Hopper, have blocks of their own.
+            let capability = if kind == BF16 { (8, 0) } else { (9, 0) };
+            let machine = HostMachine::new(Kernels::Run, 7).with_capability(capability);
+            let machine = machine.with_multiprocessors(multiprocessors);
             let driver = machine.driver(0, 1 << 28);
             let model = CudaModel::load(&checkpoint, &options, &[driver.device()]).unwrap();
             let mut gpu = model.start(options.kv, Replay::Graphs).unwrap().executor;
