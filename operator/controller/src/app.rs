@@ -50,7 +50,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let is_guarded = operator.config.guarded_metrics.is_some();
     let open = if is_guarded { probes } else { probes.merge(exposition.clone()) };
     tokio::select! {
-        served = http::serve_on(listener, open) => served.context("the health port failed"),
+        never = http::serve_on(listener, open) => match never {},
         ended = operator.guard_metrics(exposition) => ended.map(|never| match never {}),
         never = operator.serve_custom_metrics() => match never {},
         () = operator.lead(&shutdown) => Ok(()),

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use axum::Router;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use rustls::crypto::ring;
@@ -15,6 +15,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
@@ -24,9 +25,11 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 /// A renewed certificate is taken within this time.
 const REFRESH: Duration = Duration::from_secs(60);
 /// Connections at once: an aggregation layer holds a few, as does whoever reads metrics.
-const CONNECTIONS: usize = 64;
+pub const CONNECTIONS: usize = 64;
 /// Between two tries to accept a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// Until a client has sent the headers of a request, the next one included; who reads metrics every minute or less comes again.
+const HEADERS: Duration = Duration::from_secs(30);
 /// Until a client has shown its certificate.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
@@ -75,7 +78,7 @@ impl Door {
         let room = Arc::new(Semaphore::new(CONNECTIONS));
         let (mut acceptor, mut read_at) = (self.acceptor()?, Instant::now());
         loop {
-            let stream = self.accept().await;
+            let stream = accept(&self.listener).await;
             if read_at.elapsed() >= REFRESH {
                 // A certificate that cannot be used leaves the old one in place.
                 match self.acceptor() {
@@ -98,17 +101,6 @@ impl Door {
         }
     }
 
-    /// The next connection. What keeps one from being accepted, such as want of file descriptors, passes.
-    async fn accept(&self) -> TcpStream {
-        loop {
-            match self.listener.accept().await {
-                Ok((stream, _)) => return stream,
-                Err(error) => tracing::warn!(%error, "no connection can be accepted; trying again"),
-            }
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-        }
-    }
-
     fn acceptor(&self) -> Result<TlsAcceptor> {
         let [chain, key] = ["tls.crt", "tls.key"].map(|name| self.certificates.join(name));
         let named = |path: &PathBuf| format!("read {}", path.display());
@@ -120,6 +112,17 @@ impl Door {
         let mut config = config.with_single_cert(certificates, private)?;
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(Arc::new(config).into())
+    }
+}
+
+/// The next connection. What keeps one from being accepted, such as want of file descriptors, passes.
+pub async fn accept(listener: &TcpListener) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            Err(error) => tracing::warn!(%error, "no connection can be accepted; trying again"),
+        }
+        tokio::time::sleep(ACCEPT_PAUSE).await;
     }
 }
 
@@ -146,8 +149,11 @@ fn common_names(certificate: &CertificateDer<'_>) -> Vec<String> {
     certificate.subject().iter_common_name().filter_map(|name| name.as_str().ok().map(str::to_owned)).collect()
 }
 
-async fn answer(stream: TlsStream<TcpStream>, router: Router) {
-    let server = Builder::new(TokioExecutor::new());
+/// Answers a client until it goes away, or sends no request for too long.
+pub async fn answer(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, router: Router) {
+    let mut server = Builder::new(TokioExecutor::new());
+    server.http1().timer(TokioTimer::new()).header_read_timeout(HEADERS);
+    server.http2().timer(TokioTimer::new()).keep_alive_interval(HEADERS).keep_alive_timeout(HEADERS);
     if let Err(error) = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).await {
         tracing::debug!(%error, "a connection broke");
     }

@@ -6,7 +6,7 @@ use crate::door::{Clients, Door};
 use anyhow::Context;
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use axum::http::header::{AUTHORIZATION, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 
 /// How long a verdict counts: a reader who comes every half minute costs two reviews a minute.
 const VERDICT_LIFE: Duration = Duration::from_secs(60);
+/// Tokens reviewed a second, at most and on average: those of strangers cost the API server no more.
+const REVIEWS: f64 = 5.0;
 /// Verdicts kept at once. Tokens beyond are reviewed each time.
 const VERDICTS: usize = 64;
 /// Longest token that is reviewed, bytes.
@@ -40,7 +42,7 @@ pub async fn serve(client: Client, config: &GuardedMetricsConfig, exposition: Ro
 }
 
 fn guarded(client: Client, exposition: Router) -> Router {
-    let guard = Guard { client, verdicts: Arc::default() };
+    let guard = Guard { client, verdicts: Arc::default(), budget: Arc::default() };
     exposition.layer(middleware::from_fn_with_state(guard, admit))
 }
 
@@ -48,6 +50,27 @@ fn guarded(client: Client, exposition: Router) -> Router {
 struct Guard {
     client: Client,
     verdicts: Arc<Mutex<HashMap<TokenHash, (Instant, Verdict)>>>,
+    budget: Arc<Mutex<Budget>>,
+}
+
+/// Reviews that may be asked for: a second's worth, which fills up again.
+#[derive(Default)]
+struct Budget {
+    /// When the last one was taken, and what was left then.
+    last: Option<(Instant, f64)>,
+}
+
+impl Budget {
+    /// Takes one, if there is one.
+    fn take(&mut self, now: Instant) -> bool {
+        let left = self.last.map_or(REVIEWS, |(then, left)| left + REVIEWS * now.duration_since(then).as_secs_f64());
+        let left = left.min(REVIEWS);
+        let may = left >= 1.0;
+        if may {
+            self.last = Some((now, left - 1.0));
+        }
+        may
+    }
 }
 
 /// Tokens themselves are not kept.
@@ -60,6 +83,8 @@ enum Verdict {
     Forbidden,
     /// The cluster does not know the token.
     Unknown,
+    /// The cluster was not asked, as it has been asked too often.
+    Unreviewed,
 }
 
 async fn admit(State(guard): State<Guard>, request: Request, next: Next) -> Response {
@@ -67,6 +92,10 @@ async fn admit(State(guard): State<Guard>, request: Request, next: Next) -> Resp
     match guard.verdict(token).await {
         Ok(Verdict::Allowed) => next.run(request).await,
         Ok(Verdict::Forbidden) => (StatusCode::FORBIDDEN, format!("no role allows to get {PATH}\n")).into_response(),
+        Ok(Verdict::Unreviewed) => {
+            let why = "too many tokens are to be reviewed; try again in a second\n";
+            (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, "1")], why).into_response()
+        }
         Ok(Verdict::Unknown) => unauthorized("the cluster does not know this token"),
         Err(error) => {
             tracing::warn!(error = %crate::error::chain(&error), "who reads metrics cannot be reviewed");
@@ -91,9 +120,19 @@ impl Guard {
         if let Some(known) = self.known(&hash, Instant::now()) {
             return Ok(known);
         }
+        if !self.may_review(&hash, Instant::now()) {
+            return Ok(Verdict::Unreviewed);
+        }
         let verdict = self.reviewed(token).await?;
         self.keep(hash, verdict, Instant::now());
         Ok(verdict)
+    }
+
+    /// Whether the cluster may be asked. Who was let in before is not held up by strangers.
+    fn may_review(&self, hash: &TokenHash, now: Instant) -> bool {
+        let verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
+        let was_allowed = verdicts.get(hash).is_some_and(|(_, verdict)| *verdict == Verdict::Allowed);
+        was_allowed || self.budget.lock().unwrap_or_else(PoisonError::into_inner).take(now)
     }
 
     async fn reviewed(&self, token: &str) -> Result<Verdict, kube::Error> {
@@ -108,8 +147,10 @@ impl Guard {
 
     fn keep(&self, hash: TokenHash, verdict: Verdict, now: Instant) {
         let mut verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
-        verdicts.retain(|_, (at, _)| now.duration_since(*at) < VERDICT_LIFE);
-        if verdicts.len() < VERDICTS {
+        // Who was let in is remembered for longer, so as to be reviewed first.
+        let life = |verdict| if verdict == Verdict::Allowed { 10 * VERDICT_LIFE } else { VERDICT_LIFE };
+        verdicts.retain(|_, (at, verdict)| now.duration_since(*at) < life(*verdict));
+        if verdicts.len() < VERDICTS || verdicts.contains_key(&hash) {
             verdicts.insert(hash, (now, verdict));
         }
     }
@@ -206,12 +247,30 @@ mod tests {
 
     #[tokio::test]
     async fn a_verdict_runs_out_and_no_number_of_tokens_fills_the_memory() {
-        let guard = Guard { client: cluster(Arc::default()), verdicts: Arc::default() };
+        let guard = Guard { client: cluster(Arc::default()), verdicts: Arc::default(), budget: Arc::default() };
         let start = Instant::now();
         (0..=255).for_each(|byte| guard.keep([byte; 32], Verdict::Allowed, start));
         assert_eq!(guard.verdicts.lock().expect("unpoisoned").len(), VERDICTS);
         assert_eq!(guard.known(&[1; 32], start), Some(Verdict::Allowed));
         assert_eq!(guard.known(&[1; 32], start + VERDICT_LIFE), None);
+    }
+
+    #[tokio::test]
+    async fn strangers_cost_the_api_server_little_and_hold_up_nobody_who_was_let_in() {
+        let reviews = Arc::new(AtomicUsize::new(0));
+        let metrics = metrics(cluster(reviews.clone()));
+        assert_eq!(ask(&metrics, Some("Bearer reader")).await, 200);
+        let mut statuses = Vec::new();
+        for token in 0..50 {
+            statuses.push(ask(&metrics, Some(&format!("Bearer nobody-{token}"))).await);
+        }
+        assert!(statuses.contains(&401) && statuses.contains(&429), "{statuses:?}");
+        assert!(reviews.load(Ordering::Relaxed) < 30, "{reviews:?}");
+        let guard = Guard { client: cluster(Arc::default()), verdicts: Arc::default(), budget: Arc::default() };
+        let start = Instant::now();
+        guard.keep([1; 32], Verdict::Allowed, start);
+        while guard.may_review(&[2; 32], start) {}
+        assert!(guard.may_review(&[1; 32], start + VERDICT_LIFE) && guard.may_review(&[2; 32], start + VERDICT_LIFE));
     }
 
     #[tokio::test]

@@ -1,15 +1,18 @@
 //! The operator's own port: `/livez`, `/readyz`, and `/metrics` where that has no port of its own. No request to it
 //! changes anything.
 
+use crate::door;
 use crate::metrics::{Metrics, ServiceReading};
+use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header::CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::{Router, serve};
+use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 
 /// What the port tells about the rest of the program.
 pub trait Overview: Send + Sync + 'static {
@@ -37,12 +40,18 @@ pub async fn listen(port: u16) -> std::io::Result<TcpListener> {
     }
 }
 
-/// Serves until the listener fails.
-///
-/// # Errors
-/// The listener failed.
-pub async fn serve_on(listener: TcpListener, router: Router) -> std::io::Result<()> {
-    serve(listener, router).await
+/// Serves for ever, a bounded number of connections at once.
+pub async fn serve_on(listener: TcpListener, router: Router) -> Infallible {
+    let room = Arc::new(Semaphore::new(door::CONNECTIONS));
+    loop {
+        let stream = door::accept(&listener).await;
+        let Ok(place) = room.clone().try_acquire_owned() else { continue };
+        let router = router.clone();
+        tokio::spawn(async move {
+            let _place = place;
+            door::answer(stream, router).await;
+        });
+    }
 }
 
 /// `/livez` and `/readyz`.

@@ -2,7 +2,8 @@
 //!
 //! The rule is client-go's: a candidate takes the lease when its record has not changed for the record's own duration
 //! *on the candidate's clock*, so clocks of two machines are never compared; a leader that could not renew for two
-//! thirds of the duration stops itself first. Writes carry the resource version, so of two takers one is refused.
+//! thirds of the duration stops itself first. Writes carry the resource version, so of two takers one is refused; a leader
+//! that is refused reads again, as whoever else wrote may have meant something else than to lead.
 
 use crate::config::LeaseConfig;
 use jiff::Timestamp;
@@ -27,6 +28,9 @@ impl Timing {
         Timing { renew: lease * 2 / 9, deadline: lease * 2 / 3, retry: (lease / 10).min(Duration::from_secs(2)) }
     }
 }
+
+/// Before a leader reads again what somebody else wrote meanwhile.
+const REREAD: Duration = Duration::from_millis(100);
 
 /// What to do about the record just read.
 #[derive(Debug, PartialEq)]
@@ -111,9 +115,13 @@ pub struct Elector {
 }
 
 /// Whether a write made us the leader.
+#[derive(Debug)]
 enum Outcome {
     Held,
+    /// Another replica leads.
     Refused,
+    /// Somebody else wrote between our looking and our writing.
+    Raced,
 }
 
 impl Elector {
@@ -132,7 +140,7 @@ impl Elector {
         loop {
             match self.attempt().await {
                 Ok(Outcome::Held) => return,
-                Ok(Outcome::Refused) => {}
+                Ok(Outcome::Refused | Outcome::Raced) => {}
                 Err(error) => tracing::warn!(lease = self.name, %error, "the lease cannot be read or taken"),
             }
             tokio::time::sleep(self.timing.retry).await;
@@ -141,13 +149,15 @@ impl Elector {
 
     /// Renews until leadership is lost, to another replica or to silence of the API server.
     pub async fn hold(&mut self) {
-        let mut renewed = Instant::now();
+        let (mut renewed, mut pause) = (Instant::now(), self.timing.renew);
         while renewed.elapsed() < self.timing.deadline {
-            tokio::time::sleep(self.timing.renew).await;
+            tokio::time::sleep(pause).await;
+            pause = self.timing.renew;
             let left = self.timing.deadline.saturating_sub(renewed.elapsed());
             match tokio::time::timeout(left, self.attempt()).await {
                 Ok(Ok(Outcome::Held)) => renewed = Instant::now(),
                 Ok(Ok(Outcome::Refused)) => return,
+                Ok(Ok(Outcome::Raced)) => pause = REREAD,
                 Ok(Err(error)) => tracing::warn!(lease = self.name, %error, "the lease was not renewed"),
                 Err(_elapsed) => tracing::warn!(lease = self.name, "the API server does not answer"),
             }
@@ -168,7 +178,7 @@ impl Elector {
         self.leases.replace(&self.name, &PostParams::default(), &Lease { spec: Some(spec), ..lease }).await.map(drop)
     }
 
-    /// Reads the record and writes what the election decides. A write that lost a race is a refusal.
+    /// Reads the record and writes what the election decides.
     async fn attempt(&mut self) -> Result<Outcome, kube::Error> {
         let lease = self.leases.get_opt(&self.name).await?;
         let record = lease.as_ref().and_then(|lease| lease.spec.as_ref());
@@ -177,7 +187,7 @@ impl Elector {
         };
         match self.write(lease, spec).await {
             Ok(()) => Ok(Outcome::Held),
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(Outcome::Refused),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(Outcome::Raced),
             Err(error) => Err(error),
         }
     }
@@ -290,13 +300,52 @@ mod tests {
         assert!(matches!(second.attempt().await, Ok(Outcome::Held)));
     }
 
-    #[tokio::test]
-    async fn a_write_that_lost_a_race_is_a_refusal() {
-        let api = crate::testing::FakeApi::default();
+    const LEASE_PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/n/leases/l";
+
+    /// A leader of `l`, whose renewals another's write may cross.
+    async fn leader(api: &crate::testing::FakeApi) -> Elector {
         let config = LeaseConfig { name: "l".into(), namespace: Some("n".into()), duration: Duration::from_secs(6) };
         let mut elector = Elector::new(api.client(), &config, "a");
         elector.acquire().await;
         api.refuse("/leases/", 409, "the object has been modified");
+        elector
+    }
+
+    #[tokio::test]
+    async fn a_write_that_lost_a_race_makes_no_leader() {
+        let mut elector = leader(&crate::testing::FakeApi::default()).await;
+        assert!(matches!(elector.attempt().await, Ok(Outcome::Raced)));
+    }
+
+    #[tokio::test]
+    async fn a_leader_whose_write_was_crossed_reads_again_and_goes_on() {
+        let api = crate::testing::FakeApi::default();
+        let mut elector = leader(&api).await;
+        let renewed = || api.get(LEASE_PATH).map(|lease| lease["spec"]["renewTime"].clone());
+        let (at_first, mut tries) = (renewed(), 0);
+        let crossed = async {
+            while tries < 3 {
+                tries += api.writes().len();
+                tokio::task::yield_now().await;
+            }
+            api.accept();
+            while renewed() == at_first {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            () = elector.hold() => panic!("it gave up leading"),
+            () = crossed => {}
+        }
+    }
+
+    #[tokio::test]
+    async fn a_leader_whom_another_replaced_stops() {
+        let api = crate::testing::FakeApi::default();
+        let mut elector = leader(&api).await;
+        let mut lease = api.get(LEASE_PATH).expect("a lease");
+        lease["spec"]["holderIdentity"] = "b".into();
+        api.put(LEASE_PATH, lease);
         assert!(matches!(elector.attempt().await, Ok(Outcome::Refused)));
     }
 }
