@@ -47,7 +47,7 @@ pub use w8a8::{
     Quantized, QuantizedMut, linear_experts_w8a8, linear_w8a8, linear_w8a8_wide, multiplies,
     multiplies_experts_rounded, quantize_routed, quantize_tokens,
 };
-pub use wide::{linear_wide, multiplies_widely};
+pub use wide::{is_faster_widely, linear_wide, multiplies_widely};
 pub use wide_experts::{linear_experts_wide, multiplies_experts_widely};
 
 /// A size as kernels take it.

@@ -117,7 +117,10 @@ impl InputRoom {
         {
             return library.linear(stream, matrix, input, out);
         }
-        ops::linear_wide(stream, matrix, input, out)
+        match ops::is_faster_widely(stream.device().facts(), matrix, input.len() / matrix.cols()) {
+            true => ops::linear_wide(stream, matrix, input, out),
+            false => ops::linear(stream, matrix, input, out),
+        }
     }
 
     /// The same of the matrix that makes logits, whose inputs are never rounded by token, nor widely multiplied.

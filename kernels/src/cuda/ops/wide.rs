@@ -15,16 +15,21 @@ use crate::cuda::{DeviceFacts, DriverError, Element, Kernel, Memory, Stream, Vie
 /// Tokens, and rows, of a block of `gemm.cu`.
 const GEMM_TILE: usize = 128;
 
-/// Fewest tokens that [`linear_wide`] is for. On an H200 it multiplies 512 in bf16 faster than [`super::linear()`], which has
-/// warpgroups too, and 128 slower; of 4 bits it is faster from 128 on.
+/// Fewest tokens that [`linear_wide`] and a machine's library are for: those of one of its blocks.
 pub(super) const WIDE_TOKENS: usize = 128;
+
+/// Fewest tokens of which it multiplies bf16 faster than [`super::linear()`] where that has warpgroups too: on an H200 512, and not 128.
 const WIDE_TOKENS_BESIDE_WARPGROUPS: usize = 256;
 
 /// Whether [`linear_wide`] is for so many tokens and such a matrix on a device.
 pub fn multiplies_widely(facts: &DeviceFacts, matrix: &Matrix, tokens: usize) -> bool {
+    has_wide_kernel(facts, matrix) && tokens >= WIDE_TOKENS
+}
+
+/// Whether [`linear_wide`] is faster than [`super::linear()`] for so many tokens of those that it is for.
+pub fn is_faster_widely(facts: &DeviceFacts, matrix: &Matrix, tokens: usize) -> bool {
     let has_warpgroups_besides = facts.has_warpgroups() && matches!(matrix.values(), Values::Bf16(_));
-    let fewest = if has_warpgroups_besides { WIDE_TOKENS_BESIDE_WARPGROUPS } else { WIDE_TOKENS };
-    has_wide_kernel(facts, matrix) && tokens >= fewest
+    !has_warpgroups_besides || tokens >= WIDE_TOKENS_BESIDE_WARPGROUPS
 }
 
 /// Whether there is a kernel of many tokens with such a matrix on a device.
