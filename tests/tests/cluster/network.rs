@@ -5,13 +5,14 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use serde_json::json;
 use std::time::Duration;
 use windlass_engine_contract::{ADMIN_PORT, API_PORT};
-use windlass_tests::namespace::with_namespace;
+use windlass_tests::namespace::{prepared_cluster, with_namespace};
 use windlass_tests::network::{Endpoint, allows};
 use windlass_tests::operator;
 use windlass_tests::service::{self, Service};
 
 const PATIENCE: Duration = Duration::from_secs(90);
 const OPERATOR_METRICS: u16 = 8080;
+const GUARDED_METRICS: u16 = 8443;
 const API_SERVER: u16 = 6443;
 
 #[test]
@@ -57,7 +58,13 @@ fn only_those_named_reach_engines_and_operator() -> Result<()> {
             ("an engine, another engine", &open, &fronted, API_PORT, false),
             ("an engine, the operator", &open, &operator, OPERATOR_METRICS, false),
             ("an engine, the gateway", &fronted, &gateway, 443, false),
-            ("Prometheus, the operator's metrics", &prometheus, &operator, OPERATOR_METRICS, true),
+            (
+                "Prometheus where no namespace of it is named, the operator",
+                &prometheus,
+                &operator,
+                OPERATOR_METRICS,
+                false,
+            ),
             ("anybody, another port of the operator", &neighbour, &operator, 22, false),
             ("the operator, the API server", &operator, &Endpoint::new("kube-system", &[]), API_SERVER, true),
             ("the operator, a web server", &operator, &gateway, 80, false),
@@ -67,4 +74,40 @@ fn only_those_named_reach_engines_and_operator() -> Result<()> {
         }
         Ok(())
     })
+}
+
+/// The chart's values, a port of the operator, and whether a pod of the namespace `monitoring` and one of `elsewhere` reach it.
+const READERS: [(&str, u16, bool, bool); 6] = [
+    ("monitoringNamespace=", OPERATOR_METRICS, false, false),
+    ("monitoringNamespace=monitoring", OPERATOR_METRICS, true, false),
+    ("monitoringNamespace=monitoring", 22, false, false),
+    (
+        "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=elsewhere",
+        OPERATOR_METRICS,
+        false,
+        true,
+    ),
+    ("guardedMetrics.enabled=true", GUARDED_METRICS, true, true),
+    ("networkPolicy.enabled=false", OPERATOR_METRICS, true, true),
+];
+
+#[test]
+fn the_operators_metrics_are_open_to_those_named() -> Result<()> {
+    let Some(cluster) = prepared_cluster()? else { return Ok(()) };
+    for (values, port, monitoring, elsewhere) in READERS {
+        let rendered =
+            operator::template(&cluster, operator::RELEASE, "default", operator::NAMESPACE, &["--set", values])?;
+        let objects = operator::objects(&rendered)?;
+        let of_kind = |kind: &'static str| objects.iter().filter(move |object| object["kind"] == kind).cloned();
+        let policies: Vec<NetworkPolicy> =
+            of_kind("NetworkPolicy").map(serde_json::from_value).collect::<Result<_, _>>()?;
+        let deployment = of_kind("Deployment").next().context("no Deployment")?;
+        let labels = serde_json::from_value(deployment["spec"]["template"]["metadata"]["labels"].clone())?;
+        let to = Endpoint { namespace: operator::NAMESPACE.to_owned(), labels };
+        for (from, expected) in [("monitoring", monitoring), ("elsewhere", elsewhere)] {
+            let reaches = allows(&policies, &Endpoint::new(from, &[]), &to, port);
+            ensure!(reaches == expected, "{values}: {from} reaches port {port}: {reaches}");
+        }
+    }
+    Ok(())
 }
