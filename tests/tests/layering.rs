@@ -73,6 +73,11 @@ const CLOCKS: [&str; 4] = ["Instant::now", "SystemTime::now", "Timestamp::now", 
 /// Files that may hold `unsafe`: everything below these.
 const UNSAFE: [&str; 2] = ["kernels/", "engine/checkpoint/src/map.rs"];
 
+/// Crates whose top-level modules form no circle.
+const WITHOUT_CIRCLES: [&str; 1] = ["windlass-engine-model"];
+/// What the walk over a decoder's layers may not name: it is written once for all devices.
+const DEVICES: [&str; 2] = ["crate::cpu", "crate::cuda"];
+
 #[test]
 fn our_crates_name_only_those_below_them() -> Result<()> {
     let metadata = metadata()?;
@@ -120,6 +125,58 @@ fn pure_crates_read_no_clock() -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[test]
+fn modules_form_no_circle() -> Result<()> {
+    let metadata = metadata()?;
+    for name in WITHOUT_CIRCLES {
+        let mut modules = module_graph(&metadata, name)?;
+        ensure!(modules.values().any(|named| !named.is_empty()), "{name}: the look sees nothing");
+        // Whoever names none of those that are left is in no circle.
+        while let Some(leaf) = modules.iter().find(|(_, named)| named.is_empty()).map(|(module, _)| module.clone()) {
+            modules.remove(&leaf);
+            modules.values_mut().for_each(|named| _ = named.remove(&leaf));
+        }
+        ensure!(modules.is_empty(), "{name}: modules in a circle, or behind one, with what they name: {modules:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_walk_over_layers_names_no_device() -> Result<()> {
+    let folder = workspace::root().join("engine/model/src");
+    let walk = sources(&folder)?.into_iter().filter(|(file, _)| file.contains("/src/decoder"));
+    let naming = walk.filter(|(_, text)| DEVICES.iter().any(|device| text.contains(device)));
+    let naming: Vec<String> = naming.map(|(file, _)| file).collect();
+    ensure!(naming.is_empty(), "{naming:?} name a device");
+    Ok(())
+}
+
+/// The top-level modules of a crate, and which of them each names outside of its tests.
+fn module_graph(metadata: &Metadata, name: &str) -> Result<BTreeMap<String, BTreeSet<String>>> {
+    let folder = package(metadata, name)?.manifest_path.parent().context("a manifest in no folder")?.join("src");
+    let mut modules: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (file, text) in sources(folder.as_std_path())? {
+        let within = file.split_once("/src/").map_or(file.as_str(), |(_, within)| within);
+        let module = within.split(['/', '.']).next().unwrap_or(within).to_owned();
+        modules.entry(module).or_default().extend(named_modules(&text));
+    }
+    let known: BTreeSet<String> = modules.keys().filter(|module| *module != "lib").cloned().collect();
+    modules.remove("lib");
+    for (module, named) in &mut modules {
+        named.retain(|name| name != module && known.contains(name));
+    }
+    Ok(modules)
+}
+
+/// What follows `crate::` in a file, tests and comments left out.
+fn named_modules(text: &str) -> impl Iterator<Item = String> {
+    let code = text.split("#[cfg(test)]").next().unwrap_or(text).lines();
+    let code = code.map(|line| line.split("//").next().unwrap_or(line)).collect::<Vec<_>>().join("\n");
+    let named =
+        |rest: &str| rest.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next().map(str::to_owned);
+    code.split("crate::").skip(1).filter_map(named).collect::<Vec<_>>().into_iter()
 }
 
 #[test]

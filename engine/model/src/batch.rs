@@ -1,5 +1,7 @@
 //! One step's tokens as the decoder computes them: rows of known tokens, their positions and blocks.
 
+pub(crate) mod bounds;
+
 use std::ops::Range;
 
 use windlass_engine_core::draft::DraftTree;

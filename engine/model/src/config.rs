@@ -1,7 +1,10 @@
 //! What a checkpoint says of its decoder, checked once.
 
+pub(crate) mod family;
 mod gguf;
 mod hub;
+pub(crate) mod names;
+pub(crate) mod quantization_config;
 mod yarn;
 
 use std::ops::{Range, RangeInclusive};
@@ -11,9 +14,9 @@ use windlass_engine_contract::shape::{ModelShape, WindowedLayers};
 use windlass_engine_contract::sharding::{Shard, Stage};
 use windlass_kernels::ops::RopePairing;
 
-use crate::family::Family;
-use crate::names::{ExpertNames, Naming, Nesting};
-use crate::packed::Schemes;
+use family::Family;
+use names::{ExpertNames, Naming, Nesting};
+use quantization_config::Schemes;
 
 /// Longest context that a file may claim, tokens. The largest published one is ten million.
 const MAX_CONTEXT_TOKENS: u32 = 1 << 24;

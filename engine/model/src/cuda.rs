@@ -7,13 +7,14 @@
 
 mod cache;
 mod compute;
-mod decoder;
 mod draft;
 mod draws;
 mod executor;
 mod experts;
-mod follower;
+mod file_matrix;
+mod fit;
 mod graphs;
+mod group;
 mod handover;
 mod input;
 mod inputs;
@@ -22,25 +23,26 @@ mod loaded;
 mod metadata;
 mod moves;
 mod nodes;
-mod packer;
+mod plan;
 mod rank;
 mod sampler;
 mod split;
-mod split_decoder;
 mod support;
 mod weights;
 mod words;
 mod workspace;
 
+pub use crate::error::CudaError;
 pub use windlass_kernels::cuda::ops::Ground;
 pub use windlass_kernels::cuda::{
     Device, DeviceFacts, DriverError, LoadError as MatrixError, Nvidia, devices, image as kernel_image,
 };
 
-pub use decoder::CudaDecoder;
 pub use executor::CudaExecutor;
+pub use group::CudaDecoder;
 pub use load::{CudaModel, LoadedCuda};
 pub use nodes::{CudaLeader, Node, work};
+pub use rank::CudaRank;
 pub use split::{SplitModel, layers_that_fit};
 
 /// Whether steps are captured as graphs.
@@ -51,57 +53,4 @@ pub enum Replay {
     Graphs,
     /// Never: for comparison.
     Eager,
-}
-
-/// Why something cannot be computed on a GPU, or no longer.
-#[derive(Debug, thiserror::Error)]
-pub enum CudaError {
-    /// This engine computes it elsewhere only.
-    #[error("{found} is not there on CUDA yet: use {right}")]
-    Unsupported {
-        /// What was asked for.
-        found: String,
-        /// What would be right.
-        right: String,
-    },
-    /// The driver, or the device.
-    #[error(transparent)]
-    Driver(#[from] DriverError),
-    /// Every rank needs a GPU of its own.
-    #[error("{ranks} ranks need a GPU each, and there are {devices}: use {right}")]
-    TooFewDevices {
-        /// Ranks asked for.
-        ranks: u32,
-        /// GPUs there are.
-        devices: usize,
-        /// What would be right.
-        right: String,
-    },
-    /// A rank of the group has failed: nothing more can be computed.
-    #[error("{0}")]
-    RankLeft(String),
-    /// A weight matrix.
-    #[error("matrix {name} of layer {layer}: {source}")]
-    Weights {
-        /// Which one.
-        name: &'static str,
-        /// Of which layer, from 0.
-        layer: usize,
-        /// Why not.
-        source: MatrixError,
-    },
-    /// The embedding or the head.
-    #[error("the {name}: {source}")]
-    Table {
-        /// Which one.
-        name: &'static str,
-        /// Why not.
-        source: MatrixError,
-    },
-}
-
-impl CudaError {
-    pub(crate) fn unsupported(found: impl Into<String>, right: impl Into<String>) -> CudaError {
-        CudaError::Unsupported { found: found.into(), right: right.into() }
-    }
 }

@@ -1,121 +1,68 @@
-//! Drives a backend through a decoder's layers for one step.
+//! A decoder: its weights on a device, and the walk through its layers, which is written here once for every device.
+//!
+//! Nothing here names a device. What one computes is a [`Backend`]; how steps are laid out, captured as graphs and waited for is
+//! the business of what drives it.
 
-use std::io;
+mod backend;
+pub(crate) mod kv_layers;
+mod layer;
+mod model;
+mod split;
 
-use windlass_engine_core::plan::{BlockId, SlotId};
+use std::fmt;
 
-use crate::backend::{Backend, TokenMove, Workspace};
-use crate::batch::Batch;
-use crate::config::DecoderConfig;
-use crate::sampler::{Drawn, RowTask, SampleError};
-use crate::tier::Tier;
-use crate::weights::DecoderWeights;
+pub use backend::Backend;
+pub use layer::{Attention, DecoderWeights, FeedForward, Head, Layer, Layout, Matrices, Mixer};
+pub use model::{Model, StageModel, TokenMove};
+pub use split::SplitDecoder;
 
-/// A decoder on a device: weights, workspace and the device's state.
+/// A decoder, or a stage of one, on a device.
 pub struct Decoder<B: Backend> {
-    config: DecoderConfig,
-    backend: B,
-    weights: DecoderWeights<B>,
-    workspace: Workspace<B>,
+    /// The device, with what outlives a step there: the KV cache and room for activations.
+    pub backend: B,
+    /// The weights.
+    pub weights: DecoderWeights<B>,
 }
 
 impl<B: Backend> Decoder<B> {
-    /// A decoder for steps of at most `step_tokens` tokens, of which at most `logit_rows` get logits.
-    pub fn new(
-        config: DecoderConfig,
-        backend: B,
-        weights: DecoderWeights<B>,
-        step_tokens: usize,
-        logit_rows: usize,
-    ) -> Decoder<B> {
-        let workspace = Workspace::new(&backend, &config, step_tokens, logit_rows);
-        Decoder { config, backend, weights, workspace }
-    }
-
-    /// Takes the memory of keys and values, or gives it back with everything in it.
-    pub fn hold_kv(&mut self, held: bool) {
-        self.backend.hold_kv(held);
-    }
-
-    /// What the decoder is.
-    pub fn config(&self) -> &DecoderConfig {
-        &self.config
-    }
-
-    /// The device.
-    pub fn backend(&self) -> &B {
-        &self.backend
-    }
-
-    /// The weights.
-    pub fn weights(&self) -> &DecoderWeights<B> {
-        &self.weights
-    }
-
-    /// Computes a step: appends K and V of every token, and leaves logits of the tokens that get them.
+    /// Computes a step: appends keys and values of every token, and leaves logits of the tokens that get them.
     ///
-    /// # Panics
-    /// When the batch is larger than the decoder was made for, or names tokens, positions or blocks it does not have.
-    pub fn forward(&mut self, batch: &Batch) {
-        self.compute(batch, None);
-    }
-
-    /// As [`forward`](Self::forward), from the activations of the stage before: a row of `hidden` values per token.
-    pub fn forward_from(&mut self, batch: &Batch, activations: &[f32]) {
-        self.compute(batch, Some(activations));
-    }
-
-    fn compute(&mut self, batch: &Batch, activations: Option<&[f32]>) {
-        let (backend, work, weights) = (&mut self.backend, &mut self.workspace, &self.weights);
-        let step = &backend.begin(batch);
-        match (activations, &weights.embedding) {
-            (Some(activations), _) => backend.write(activations, &mut work.residual),
-            (None, Some(embedding)) => backend.enter(step, embedding, work),
-            (None, None) => panic!("a later stage computes from activations"),
+    /// A stage that does not embed tokens goes on from the activations that the caller has put into the residual stream.
+    ///
+    /// # Errors
+    /// The device's own: nothing more can be computed there.
+    pub fn forward(&mut self, step: &B::Step<'_>) -> Result<(), B::Error> {
+        let Decoder { backend, weights } = self;
+        if let Some(table) = weights.input_embedding() {
+            backend.embed(step, table)?;
         }
         for (index, layer) in weights.layers.iter().enumerate() {
-            backend.project_qkv(step, index, layer, work);
-            backend.attend(step, index, work);
-            backend.project_out(step, layer, work);
-            backend.feed_forward(step, layer, work);
+            mix(backend, step, index, layer)?;
+            match &layer.feed_forward {
+                FeedForward::Dense(gated) => backend.feed_forward(step, layer, gated)?,
+                FeedForward::Experts(experts) => backend.mix_experts(step, layer, experts)?,
+            }
         }
-        if let Some((norm, output)) = weights.output().filter(|_| !batch.logit_tokens().is_empty()) {
-            backend.head(step, norm, output, work);
+        match weights.output().filter(|_| B::has_logits(step)) {
+            Some((norm, output)) => backend.head(step, norm, output),
+            None => Ok(()),
         }
     }
+}
 
-    /// What the last step's layers gave for its `tokens` tokens, a row of `hidden` values each.
-    pub fn activations(&self, tokens: usize) -> Vec<f32> {
-        self.backend.read(&self.workspace.residual, tokens * self.config.hidden)
+/// What lets a token see others.
+fn mix<B: Backend>(backend: &mut B, step: &B::Step<'_>, index: usize, layer: &Layer<B>) -> Result<(), B::Error> {
+    match &layer.mixer {
+        Mixer::Attention(attention) => {
+            backend.project_qkv(step, index, layer, attention)?;
+            backend.attend(step, index)?;
+            backend.project_out(step, layer, attention)
+        }
     }
+}
 
-    /// Copies K and V of a whole block.
-    pub fn copy_block(&mut self, from: BlockId, to: BlockId) {
-        self.backend.copy_block(from, to);
-    }
-
-    /// Keeps K and V of a block in a slot of the tier.
-    pub fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SlotId) -> io::Result<()> {
-        self.backend.store_block(tier, block, slot)
-    }
-
-    /// Brings them back into a block.
-    pub fn load_block(&mut self, tier: &mut dyn Tier, slot: SlotId, block: BlockId) -> io::Result<()> {
-        self.backend.load_block(tier, slot, block)
-    }
-
-    /// Moves K and V of single tokens, in order.
-    pub fn move_tokens(&mut self, moves: &[TokenMove]) {
-        self.backend.move_tokens(moves);
-    }
-
-    /// Draws or scores a token for each row of logits that the last step left. The logits are used up.
-    pub fn sample(&mut self, tasks: &[RowTask<'_>]) -> Vec<Result<Drawn, SampleError>> {
-        self.backend.sample(&mut self.workspace.logits, tasks)
-    }
-
-    /// A copy of the first `rows` rows of logits that the last step left: for comparison with a reference.
-    pub fn logits(&self, rows: usize) -> Vec<f32> {
-        self.backend.read(&self.workspace.logits, rows * self.config.vocabulary)
+impl<B: Backend> fmt::Debug for Decoder<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Decoder({} layers)", self.weights.layers.len())
     }
 }

@@ -14,20 +14,23 @@ use windlass_engine_core::plan::BlockId;
 use windlass_engine_core::request::{RequestId, Sampling, TokenId};
 
 use crate::batch::{Batch, Logits};
-use crate::cpu::CpuBackend;
-use crate::load::{self, Built, LoadError, build};
-use crate::ranks::Ranks;
+use crate::cpu::{Built, CpuDecoder};
+use crate::decoder::Model;
+use crate::error::LoadError;
+use crate::load::{self, build};
 use crate::sampler::{Draw, RowTask};
 use crate::sizes::LoadOptions;
 
 /// The model with what it has read.
-pub struct DraftModel {
-    decoder: Ranks<CpuBackend>,
+pub struct DraftModel<M: Model> {
+    decoder: M,
     geometry: Geometry,
     batch: Batch,
     free: Vec<BlockId>,
     sequences: HashMap<RequestId, Read>,
     guesses: u64,
+    /// Its device computes no more: the large model will say so, too.
+    is_lost: bool,
 }
 
 /// What was read of one sequence.
@@ -50,18 +53,25 @@ struct Guessing {
     most: usize,
 }
 
-impl DraftModel {
-    /// Loads the model. Its step and its pool bound how much it reads at once and how many sequences it remembers.
-    pub fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<DraftModel, LoadError> {
+impl DraftModel<CpuDecoder> {
+    /// Loads the model on the CPU. Its step and its pool bound how much it reads at once and how many sequences it remembers.
+    pub fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<DraftModel<CpuDecoder>, LoadError> {
         let Built { decoder, geometry, .. } = build(checkpoint, &own(options))?;
-        let free = (0..geometry.blocks).map(BlockId).collect();
-        let (batch, sequences) = (Batch::default(), HashMap::new());
-        Ok(DraftModel { decoder, geometry, batch, free, sequences, guesses: 0 })
+        Ok(DraftModel::new(decoder, geometry))
     }
 
     /// What it would take, by its header; `options` are how the large model is loaded.
     pub fn ledger(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Ledger, LoadError> {
         load::ledger(checkpoint, &own(options))
+    }
+}
+
+impl<M: Model + Send> DraftModel<M> {
+    /// That has read nothing yet.
+    pub(crate) fn new(decoder: M, geometry: Geometry) -> DraftModel<M> {
+        let free = (0..geometry.blocks).map(BlockId).collect();
+        let (batch, sequences) = (Batch::default(), HashMap::new());
+        DraftModel { decoder, geometry, batch, free, sequences, guesses: 0, is_lost: false }
     }
 
     /// Its token ids are below this.
@@ -102,31 +112,50 @@ impl DraftModel {
     }
 
     /// Reads all tokens of a sequence but the last.
-    fn catch_up(&mut self, request: RequestId, tokens: &[TokenId]) {
-        let Some(read) = self.sequences.get_mut(&request) else { return };
+    fn catch_up(&mut self, request: RequestId, tokens: &[TokenId]) -> Result<(), M::Error> {
+        let Some(read) = self.sequences.get_mut(&request) else { return Ok(()) };
         let new = &tokens[read.tokens.len()..tokens.len() - 1];
         for chunk in new.chunks(self.geometry.max_step_tokens as usize) {
             self.batch.clear();
             self.batch.push(chunk.iter().copied(), read.tokens.len() as u32, &read.blocks, Logits::NONE);
-            self.decoder.forward(&self.batch);
+            self.decoder.forward(&self.batch)?;
             read.tokens.extend(chunk);
         }
+        Ok(())
     }
 
     /// Adds the next token to sequences of which all but the last token are read, as many as a step has rows.
-    fn advance(&mut self, guessing: &mut [&mut Guessing]) {
+    fn advance(&mut self, guessing: &mut [&mut Guessing]) -> Result<(), M::Error> {
         self.batch.clear();
         for one in guessing.iter() {
             let (Some(read), Some(&last)) = (self.sequences.get_mut(&one.request), one.tokens.last()) else { continue };
             self.batch.push([last], read.tokens.len() as u32, &read.blocks, Logits::LAST);
             read.tokens.push(last);
         }
-        self.decoder.forward(&self.batch);
+        self.decoder.forward(&self.batch)?;
         let tasks = vec![RowTask::Draw(most_likely()); guessing.len()];
-        for (one, drawn) in guessing.iter_mut().zip(self.decoder.sample(&tasks)) {
+        for (one, drawn) in guessing.iter_mut().zip(self.decoder.sample(&tasks)?) {
             match drawn {
                 Ok(drawn) => one.tokens.push(drawn.token),
                 Err(_) => one.most = one.tokens.len() - one.known,
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on with every sequence as far as is asked for.
+    fn go_on(&mut self, guessing: &mut [Guessing]) -> Result<(), M::Error> {
+        for one in &*guessing {
+            self.catch_up(one.request, &one.tokens)?;
+        }
+        loop {
+            let is_unfinished = |one: &&mut Guessing| one.tokens.len() < one.known + one.most;
+            let mut unfinished: Vec<&mut Guessing> = guessing.iter_mut().filter(is_unfinished).collect();
+            if unfinished.is_empty() {
+                return Ok(());
+            }
+            for some in unfinished.chunks_mut(self.geometry.max_step_rows as usize) {
+                self.advance(some)?;
             }
         }
     }
@@ -134,27 +163,20 @@ impl DraftModel {
 
 /// How it is loaded beside a large model: it is too small for that one's ranks, has a context of its own, and reads again
 /// what its pool gives up.
-fn own(options: &LoadOptions) -> LoadOptions {
+pub(crate) fn own(options: &LoadOptions) -> LoadOptions {
     LoadOptions { tensor_parallel: 1, expert_parallel: false, max_model_tokens: None, swap: None, ..options.clone() }
 }
 
-impl Proposer for DraftModel {
+impl<M: Model + Send> Proposer for DraftModel<M> {
     fn propose(&mut self, asks: &[Ask<'_>]) -> Vec<DraftTree> {
         self.guesses += 1;
         let mut guessing: Vec<Guessing> =
             asks.iter().enumerate().filter_map(|(index, ask)| self.begin(index, ask)).collect();
-        for one in &guessing {
-            self.catch_up(one.request, &one.tokens);
-        }
-        loop {
-            let mut unfinished: Vec<&mut Guessing> =
-                guessing.iter_mut().filter(|one| one.tokens.len() < one.known + one.most).collect();
-            if unfinished.is_empty() {
-                break;
-            }
-            unfinished.chunks_mut(self.geometry.max_step_rows as usize).for_each(|some| self.advance(some));
-        }
         let mut trees = vec![DraftTree::default(); asks.len()];
+        self.is_lost |= self.go_on(&mut guessing).is_err();
+        if self.is_lost {
+            return trees;
+        }
         for one in guessing {
             trees[one.index] = DraftTree::chain(one.tokens[one.known..].iter().copied());
         }
@@ -172,7 +194,7 @@ impl Proposer for DraftModel {
     }
 }
 
-impl fmt::Debug for DraftModel {
+impl<M: Model> fmt::Debug for DraftModel<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "DraftModel({} sequences)", self.sequences.len())
     }

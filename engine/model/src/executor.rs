@@ -1,6 +1,8 @@
 //! The executor on the CPU: a thread that owns the decoder and its pool, behind the asynchronous seam; before it those of the
 //! earlier stages, where there are any.
 
+mod chain;
+
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io;
@@ -11,9 +13,11 @@ use std::thread::{self, JoinHandle};
 use windlass_engine_core::executor::{Executor, ExecutorError, Geometry, MAX_IN_FLIGHT, Prepared};
 use windlass_engine_core::plan::{StepOutput, StepPlan, Ticket};
 
+use crate::decoder::{Model, StageModel};
 use crate::panic::guarded;
-use crate::pipeline::{self, Chain, Passing, Peer, PipelineError, StageModel};
-use crate::step::{Model, StepRunner};
+use crate::pipeline::{Peer, PipelineError};
+use crate::step::StepRunner;
+use chain::{Chain, Passing, chain};
 
 /// What came of a step, or why there will be no more.
 type Outcome = Result<StepOutput, String>;
@@ -65,7 +69,7 @@ impl CpuExecutor {
         let geometry = *runner.intake().geometry();
         let (orders, orders_in) = channel();
         CpuExecutor::spawn(geometry, orders, orders_in, move || {
-            runner.settle();
+            runner.confine();
             move |order| match order {
                 Order::Step(ticket, plan) => Some(runner.run(ticket, &plan).map_err(|error| error.to_string())),
                 Order::Prepare(to) => answered(runner.model_mut().prepare(), &to),
@@ -81,9 +85,9 @@ impl CpuExecutor {
     ) -> io::Result<CpuExecutor> {
         let (geometry, stages) = (*runner.intake().geometry(), earlier.len() + 1);
         let (orders, orders_in) = channel();
-        let Chain { passing, threads } = pipeline::chain(geometry, M::check, orders_in, earlier)?;
+        let Chain { passing, threads } = chain(geometry, M::check, orders_in, earlier)?;
         let mut executor = CpuExecutor::spawn(geometry, orders, passing, move || {
-            runner.settle();
+            runner.confine();
             move |passing| match passing {
                 Passing::Step(passed) => Some(runner.run_passed(*passed).map_err(failed_here)),
                 Passing::Prepare(to, earlier) => {

@@ -4,7 +4,6 @@
 //! tokens and places to each earlier stage in turn, with the activations of the one before. While one stage computes a step
 //! the others compute those before and behind it, which are of other sequences, or of earlier and later tokens of a prompt.
 
-mod chain;
 mod greeting;
 mod peer;
 mod wire;
@@ -15,9 +14,6 @@ use std::net::SocketAddr;
 
 use windlass_engine_core::executor::Geometry;
 
-use crate::batch::Batch;
-use crate::step::Model;
-pub(crate) use chain::{Chain, PassedStep, Passing, chain};
 pub(crate) use greeting::Join;
 pub use peer::Gathering;
 pub(crate) use peer::Peer;
@@ -83,25 +79,6 @@ fn list(ranks: &[u32]) -> String {
     ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// A run of a decoder's layers in this process: those of others come before or behind them.
-pub(crate) trait StageModel: Model {
-    /// Values of a token's activations.
-    fn hidden(&self) -> usize;
-    /// Whether it embeds tokens, so that no stage comes before it.
-    fn embeds(&self) -> bool;
-    /// As [`Model::forward`], from what the stage before gave: a row of `hidden` values for each token.
-    fn forward_from(&mut self, batch: &Batch, activations: &[f32]) -> Result<(), Self::Error>;
-    /// What comes of a step whose stages before, where there are any, gave `activations`.
-    fn forward_behind(&mut self, batch: &Batch, activations: &[f32]) -> Result<(), Self::Error> {
-        match self.embeds() {
-            true => self.forward(batch),
-            false => self.forward_from(batch, activations),
-        }
-    }
-    /// What its layers gave for the last step's `tokens` tokens, a row each.
-    fn activations(&self, tokens: usize) -> Result<Vec<f32>, Self::Error>;
-}
-
 /// The most bytes of a frame between stages of these sizes.
 fn frame_bound(geometry: &Geometry, hidden: usize) -> usize {
     let [block_tokens, blocks, longest, rows, tokens] = [
@@ -126,7 +103,7 @@ mod tests {
     use windlass_engine_core::plan::BlockId;
 
     use super::*;
-    use crate::batch::Logits;
+    use crate::batch::{Batch, Logits};
 
     /// Every row as long as a sequence may be, and all tokens that a step may have.
     #[test]

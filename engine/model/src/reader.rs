@@ -5,9 +5,9 @@ use windlass_engine_core::plan::BlockId;
 use windlass_engine_core::request::TokenId;
 
 use crate::batch::{Batch, Logits};
-use crate::cpu::CpuBackend;
-use crate::load::{Built, LoadError, build};
-use crate::ranks::Ranks;
+use crate::cpu::{Built, CpuDecoder};
+use crate::error::LoadError;
+use crate::load::build;
 use crate::sizes::{KvBudget, LoadOptions};
 
 /// Tokens in a step: enough for the products to be shared, few enough for their logits to be small.
@@ -15,7 +15,7 @@ const STEP_TOKENS: usize = 64;
 
 /// A model with room for one text.
 pub struct Reader {
-    decoder: Ranks<CpuBackend>,
+    decoder: CpuDecoder,
     vocabulary: usize,
     blocks: Vec<BlockId>,
     batch: Batch,

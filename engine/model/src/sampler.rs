@@ -8,6 +8,7 @@
 mod adjust;
 mod filters;
 mod logprobs;
+pub(crate) mod philox;
 
 use windlass_engine_core::constraint::TokenSet;
 use windlass_engine_core::plan::SequenceFailure;
@@ -15,7 +16,7 @@ use windlass_engine_core::request::{Sampling, TokenId};
 use windlass_engine_core::sampling::TokenLogprobs;
 use windlass_kernels::ops;
 
-use crate::philox::uniform;
+use crate::sampler::philox::uniform;
 pub(crate) use adjust::{Edit, allowed_words, edits};
 use logprobs::Distribution;
 

@@ -1,5 +1,7 @@
 //! Decides how much of everything there is, and whether it fits, before anything is allocated.
 
+pub(crate) mod memory_share;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
@@ -10,9 +12,9 @@ use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_kernels::{ActivationType, KV_RUN_TOKENS, Kernels};
 
-use crate::memory_share::MemoryShare;
-use crate::quantization::Quantization;
+use crate::sizes::memory_share::MemoryShare;
 use crate::tier::{FileTier, MemoryTier, Tier};
+use crate::weights::quantization::Quantization;
 
 /// Rows of logits for which there is room however few sequences run: prompts are scored by so many tokens a step.
 const MIN_STEP_LOGITS: u32 = 32;
@@ -63,6 +65,8 @@ pub struct LoadOptions {
     pub memory_limit_bytes: Option<u64>,
     /// What the engine may take of each GPU's memory: weights, workspace, and what a KV pool of [`KvBudget::Bytes`] is reckoned of.
     pub gpu_share: MemoryShare,
+    /// Bytes of each GPU that are another model's, which comes later.
+    pub gpu_reserved_bytes: u64,
 }
 
 impl Default for LoadOptions {
@@ -87,6 +91,7 @@ impl Default for LoadOptions {
             max_model_tokens: None,
             memory_limit_bytes: None,
             gpu_share: MemoryShare::ALL,
+            gpu_reserved_bytes: 0,
         }
     }
 }
@@ -125,6 +130,15 @@ impl LoadOptions {
         KvGroups::of(shape, longest.min(shape.context_tokens))
     }
 
+    /// Where blocks go that leave the pool, if anywhere.
+    ///
+    /// # Errors
+    /// The folder's disk has no room for them, or cannot be written.
+    pub(crate) fn tier(&self, shape: &ModelShape, geometry: &Geometry) -> Result<Option<Box<dyn Tier>>, SizeError> {
+        let tier = self.swap.as_ref().map(|swap| swap.tier(shape, geometry, self.kv_data_type)).transpose();
+        tier.map_err(|error| SizeError::Swap(error.to_string()))
+    }
+
     /// The same with something else in memory too, which takes this much.
     pub fn beside(self, other: Ledger) -> LoadOptions {
         let memory_limit_bytes = self.memory_limit_bytes.map(|limit| limit.saturating_sub(other.total()));
@@ -147,7 +161,7 @@ impl SwapSpace {
     }
 
     /// Makes the places.
-    pub(crate) fn tier(&self, shape: &ModelShape, geometry: &Geometry, kv: KvDataType) -> io::Result<Box<dyn Tier>> {
+    fn tier(&self, shape: &ModelShape, geometry: &Geometry, kv: KvDataType) -> io::Result<Box<dyn Tier>> {
         let (slots, block) =
             (geometry.swap_slots, memory::kv_block_bytes(shape, &geometry.groups, kv, geometry.block_tokens));
         match &self.folder {
@@ -169,6 +183,9 @@ pub enum KvBudget {
 /// Why sizes do not work out, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
+    /// There is no place for blocks that leave the pool: what the system said.
+    #[error("cannot make the swap file: {0}")]
+    Swap(String),
     /// Something must be positive.
     #[error("{0} must be at least 1")]
     Zero(&'static str),

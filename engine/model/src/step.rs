@@ -1,55 +1,38 @@
 //! One step on the executor's thread: the plan's rows become a batch, the batch becomes tokens.
 
+pub(crate) mod intake;
+pub(crate) mod outcome;
+pub(crate) mod places;
+mod swap;
+
 use std::convert::identity;
-use std::io;
 use std::panic::resume_unwind;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use windlass_engine_core::executor::{Geometry, Prepared};
-use windlass_engine_core::plan::{
-    BlockId, Move, PlanRow, RowOutput, RowScores, SequenceFailure, SlotId, StepOutput, StepPlan, Ticket,
-};
+use windlass_engine_core::executor::Geometry;
+use windlass_engine_core::plan::{Move, PlanRow, RowOutput, RowScores, SequenceFailure, StepOutput, StepPlan, Ticket};
 
-use crate::backend::TokenMove;
 use crate::batch::Batch;
-use crate::intake::Intake;
-use crate::pipeline::{PassedStep, StageModel};
-use crate::places::{Mask, Place, masks, places};
-use crate::sampler::{Drawn, RowTask, SampleError};
-use crate::swap::Swapper;
+use crate::decoder::{Model, StageModel};
+use crate::sampler::{Drawn, RowTask};
+use crate::step::intake::Intake;
+use crate::step::outcome::{Outcome, moves, outcome};
+use crate::step::places::{Mask, Place, masks, places};
+use crate::step::swap::Swapper;
 use crate::tier::Tier;
-use crate::verdict::{Outcome, moves, outcome};
 
-/// What steps run on: a decoder, wherever it computes.
-pub(crate) trait Model {
-    /// That of a device or another process: nothing more can be computed.
-    type Error: std::error::Error;
-
-    /// Makes the calling thread the one that runs steps.
-    fn settle(&self) {}
-    /// As [`windlass_engine_core::executor::Executor::prepare`].
-    fn prepare(&mut self) -> Result<Prepared, Self::Error> {
-        Ok(Prepared::default())
-    }
-    /// Takes the memory of keys and values, or gives it back with everything in it.
-    fn hold_kv(&mut self, held: bool) -> Result<(), Self::Error>;
-    /// Whether such a device computes what a row asks for, and why not.
-    fn check(_row: &PlanRow) -> Result<(), String> {
-        Ok(())
-    }
-    /// Computes a batch and leaves the logits that it asks for.
-    fn forward(&mut self, batch: &Batch) -> Result<(), Self::Error>;
-    /// Draws or scores a token for each row of those, which are used up.
-    fn sample(&mut self, tasks: &[RowTask<'_>]) -> Result<Vec<Result<Drawn, SampleError>>, Self::Error>;
-    /// Copies K and V of a whole block.
-    fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), Self::Error>;
-    /// Keeps K and V of a block in a slot of the tier.
-    fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SlotId) -> io::Result<()>;
-    /// Brings them back into a block.
-    fn load_block(&mut self, tier: &mut dyn Tier, slot: SlotId, block: BlockId) -> io::Result<()>;
-    /// Moves K and V of single tokens, in order.
-    fn move_tokens(&mut self, moves: &[TokenMove]) -> Result<(), Self::Error>;
+/// A step that some stages have computed.
+pub(crate) struct PassedStep {
+    pub ticket: Ticket,
+    pub plan: StepPlan,
+    /// The rows that can be computed.
+    pub batch: Batch,
+    pub rows: Vec<RowOutput>,
+    /// What the last of those stages gave, a row for each token of the batch; nothing before the first.
+    pub activations: Vec<f32>,
+    /// How long the one of them computed that was longest at it.
+    pub busy: Duration,
 }
 
 /// Runs plans on a model, in order.
@@ -70,8 +53,8 @@ impl<M: Model> StepRunner<M> {
     }
 
     /// Makes the calling thread the one that runs steps.
-    pub fn settle(&self) {
-        self.model.settle();
+    pub fn confine(&self) {
+        self.model.confine();
     }
 
     /// Takes the memory of keys and values, or gives it back, and what is kept of them in the tier.

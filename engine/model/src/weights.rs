@@ -3,68 +3,26 @@
 mod error;
 mod finder;
 mod layer;
+mod loader;
 mod matrix;
+pub(crate) mod part;
+pub(crate) mod quantization;
+pub(crate) mod quantized;
 
 use windlass_checkpoint::{Checkpoint, ElementType};
 use windlass_engine_contract::sharding::{Indivisible, Shard, Stage};
 use windlass_kernels::WeightType;
 
-use crate::backend::{Layer, Packer, Storage};
+use crate::config::names;
 use crate::config::{DecoderConfig, Unsupported};
-use crate::names;
-use crate::part::{Part, Parts};
-use crate::quantization::Quantization;
-use crate::sizes::LoadOptions;
+use crate::decoder::{DecoderWeights, Head, Layer};
 pub use error::{ShardError, TensorError};
 use finder::Finder;
 use layer::LayerTensors;
+pub use loader::{FileRows, GatedFiles, WeightLoader};
 use matrix::{MatrixTensor, VectorTensor};
-
-/// A decoder's weights on a device.
-pub struct DecoderWeights<P: Storage> {
-    /// Absent in a stage that neither embeds nor multiplies with it.
-    pub(crate) embedding: Option<P::Matrix>,
-    pub(crate) layers: Vec<Layer<P>>,
-    /// In the last stage.
-    pub(crate) head: Option<Head<P>>,
-    embeds: bool,
-}
-
-/// What makes logits of the last layer's output.
-pub(crate) struct Head<P: Storage> {
-    pub norm: P::Vector,
-    /// Absent where it multiplies with the embedding.
-    pub untied: Option<P::Matrix>,
-}
-
-impl<P: Storage> DecoderWeights<P> {
-    /// Whether these are of a stage that embeds tokens.
-    pub(crate) fn embeds(&self) -> bool {
-        self.embeds
-    }
-
-    /// The head's norm and matrix.
-    pub(crate) fn output(&self) -> Option<(&P::Vector, &P::Matrix)> {
-        let head = self.head.as_ref()?;
-        Some((&head.norm, head.untied.as_ref().or(self.embedding.as_ref())?))
-    }
-
-    /// The matrices that every token is multiplied with.
-    pub fn layer_products(&self) -> impl Iterator<Item = &P::Matrix> {
-        self.layers.iter().flat_map(Layer::matrices)
-    }
-
-    /// The matrices that a token with logits is multiplied with: all but an embedding that is not the head too.
-    pub fn products(&self) -> impl Iterator<Item = &P::Matrix> {
-        self.layer_products().chain(self.output().map(|(_, matrix)| matrix))
-    }
-
-    /// Every matrix, each once.
-    pub fn matrices(&self) -> impl Iterator<Item = &P::Matrix> {
-        let untied = self.head.iter().flat_map(|head| &head.untied);
-        self.layer_products().chain(&self.embedding).chain(untied)
-    }
-}
+use part::{Part, Parts};
+use quantization::Quantization;
 
 /// All tensors of a decoder, found in a file and checked. Nothing is allocated for them yet.
 #[derive(Debug)]
@@ -140,10 +98,11 @@ impl<'a> Manifest<'a> {
     pub fn shards(
         &self,
         config: &DecoderConfig,
-        options: &LoadOptions,
+        ranks: u32,
+        expert_parallel: bool,
         least_columns: u32,
     ) -> Result<Vec<Shard>, ShardError> {
-        let (ranks, whole_experts) = (options.tensor_parallel, whole_experts(config, options)?);
+        let whole_experts = whole_experts(config, expert_parallel)?;
         if ranks == 1 {
             return Ok(vec![Shard::whole(&config.shape(0))]);
         }
@@ -223,59 +182,45 @@ impl<'a> Manifest<'a> {
         self.layers.iter().flat_map(LayerTensors::matrices)
     }
 
-    /// Packs a rank's part of every tensor of a stage for its device, a tied embedding once.
-    pub fn pack<P: Packer<'a>>(
+    /// Has a loader take in a rank's part of every tensor of a stage, a layer at a time, a tied embedding once. The memory behind
+    /// a layer is given back before the next one is read.
+    pub fn load<L: WeightLoader<'a>>(
         &self,
-        packer: &P,
+        loader: &L,
         parts: &Parts,
         stage: Stage,
-    ) -> Result<DecoderWeights<P>, TensorError> {
-        let layers = self.pack_layers(packer, parts, stage, |_, layer| Ok::<_, TensorError>(layer))?;
-        self.pack_tables(packer, parts, stage, |embedding, head| {
-            Ok(DecoderWeights { embedding, layers, head, embeds: stage.is_first() })
-        })
-    }
-
-    /// Has `take` take in a rank's part of each of a stage's layers, by its number within the stage. The memory behind is given
-    /// back then, before the next one is packed.
-    pub fn pack_layers<P: Packer<'a>, T, E: From<TensorError>>(
-        &self,
-        packer: &P,
-        parts: &Parts,
-        stage: Stage,
-        mut take: impl FnMut(usize, Layer<P>) -> Result<T, E>,
-    ) -> Result<Vec<T>, E> {
-        let each = self.layers_of(stage).iter().enumerate();
-        let take = |(index, layer): (usize, &LayerTensors<'a>)| {
-            let taken = take(index, layer.pack(packer, parts)?);
-            layer.matrices().for_each(|matrix| self.checkpoint.release(&matrix.source()));
-            taken
+    ) -> Result<DecoderWeights<L::Device>, L::Error> {
+        let layers = self.layers_of(stage).iter().enumerate();
+        let layers = layers.map(|(index, layer)| self.load_layer(index, layer, loader, parts));
+        let layers = layers.collect::<Result<_, _>>()?;
+        let table = |name: &'static str, table: Option<&MatrixTensor<'a>>| {
+            let read = |table: &MatrixTensor<'a>| loader.table(name, table.read(loader, &parts.vocabulary)?);
+            table.map(read).transpose()
         };
-        each.map(take).collect()
-    }
-
-    /// The same of the embedding, in a stage that reads it, and of the head, in the last one.
-    pub fn pack_tables<P: Packer<'a>, T, E: From<TensorError>>(
-        &self,
-        packer: &P,
-        parts: &Parts,
-        stage: Stage,
-        take: impl FnOnce(Option<P::Matrix>, Option<Head<P>>) -> Result<T, E>,
-    ) -> Result<T, E> {
-        let pack = |table: Option<&MatrixTensor<'a>>| {
-            table.map(|table| table.pack(packer, &parts.vocabulary)).transpose().map_err(E::from)
-        };
-        let (embedding, untied) = (pack(self.embedding_of(stage))?, pack(self.output_of(stage))?);
-        let head = || Head { norm: self.output_norm.pack(packer, &Part::Whole), untied };
-        let taken = take(embedding, stage.is_last().then(head));
+        let (embedding, untied) =
+            (table("token embedding", self.embedding_of(stage))?, table("head", self.output_of(stage))?);
+        let head = || Ok::<_, L::Error>(Head { norm: loader.vector(self.output_norm.values(&Part::Whole))?, untied });
+        let head = stage.is_last().then(head).transpose()?;
         self.tables(stage).for_each(|table| self.checkpoint.release(&table.source()));
-        taken
+        Ok(DecoderWeights { embedding, layers, head, embeds: stage.is_first() })
+    }
+
+    fn load_layer<L: WeightLoader<'a>>(
+        &self,
+        index: usize,
+        layer: &LayerTensors<'a>,
+        loader: &L,
+        parts: &Parts,
+    ) -> Result<Layer<L::Device>, L::Error> {
+        let loaded = layer.load(index, loader, parts);
+        layer.matrices().for_each(|matrix| self.checkpoint.release(&matrix.source()));
+        loaded
     }
 }
 
 /// How many experts ranks are to hold whole, each some of them; absent where they divide each.
-fn whole_experts(config: &DecoderConfig, options: &LoadOptions) -> Result<Option<u32>, ShardError> {
-    match (&config.experts, options.expert_parallel) {
+fn whole_experts(config: &DecoderConfig, expert_parallel: bool) -> Result<Option<u32>, ShardError> {
+    match (&config.experts, expert_parallel) {
         (_, false) => Ok(None),
         (Some(experts), true) => Ok(Some(experts.count as u32)),
         (None, true) => Err(ShardError::NoExperts { architecture: config.architecture.clone() }),

@@ -3,11 +3,13 @@
 use crate::failure::Failure;
 use crate::start::{load_failure, open};
 use serde::Deserialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::memory::Ledger;
 use windlass_engine_contract::termination::Reason;
 use windlass_engine_core::draft::{MAX_DRAFT_TOKENS, PromptLookup, Proposer, SuffixAutomaton};
-use windlass_engine_model::{DraftModel, KvBudget, LoadOptions};
+use windlass_engine_model::cuda::Device;
+use windlass_engine_model::{DraftModel, LoadError, LoadOptions};
 
 /// Guesses in a step, where the flag gives no number.
 const DEFAULT_TOKENS: u32 = 8;
@@ -56,53 +58,78 @@ impl Speculation {
         Ok(Speculation { method: method(fields).map_err(wrong)?, tokens })
     }
 
-    /// Makes the proposer for a model with so many tokens in its vocabulary, and says the most guesses of a step; `options` are
-    /// how the model was loaded.
+    /// Makes the proposer for a model on a CPU with so many tokens in its vocabulary, and says the most guesses of a step;
+    /// `options` are how the model was loaded.
     pub fn proposer(&self, vocabulary: u32, options: &LoadOptions) -> Result<(Box<dyn Proposer>, u32), Failure> {
-        Ok((self.make(vocabulary, options)?, self.tokens))
+        // Its memory was checked together with the model's.
+        let options = LoadOptions { memory_limit_bytes: None, ..options.clone() };
+        self.make(vocabulary, |file| DraftModel::load(file, &options).map(|model| (model.vocabulary(), boxed(model))))
     }
 
-    fn make(&self, vocabulary: u32, options: &LoadOptions) -> Result<Box<dyn Proposer>, Failure> {
-        match &self.method {
-            Method::PromptLookup { min, max } => Ok(Box::new(PromptLookup::new(*min, *max))),
-            Method::Suffix => Ok(Box::new(SuffixAutomaton::new(SUFFIX_TOKENS))),
+    /// The same for a model on a GPU; `options` are the model's, with room for keys and values of its own.
+    pub fn proposer_on(
+        &self,
+        vocabulary: u32,
+        options: &LoadOptions,
+        device: &Device,
+    ) -> Result<(Box<dyn Proposer>, u32), Failure> {
+        let load = |file: &Checkpoint| DraftModel::load_on(file, options, device);
+        self.make(vocabulary, |file| load(file).map(|model| (model.vocabulary(), boxed(model))))
+    }
+
+    fn make(
+        &self,
+        vocabulary: u32,
+        load: impl FnOnce(&Checkpoint) -> Result<(u32, Box<dyn Proposer>), LoadError>,
+    ) -> Result<(Box<dyn Proposer>, u32), Failure> {
+        let proposer: Box<dyn Proposer> = match &self.method {
+            Method::PromptLookup { min, max } => Box::new(PromptLookup::new(*min, *max)),
+            Method::Suffix => Box::new(SuffixAutomaton::new(SUFFIX_TOKENS)),
             Method::DraftModel(path) => {
-                // Its memory was checked together with the model's.
-                let options = LoadOptions { memory_limit_bytes: None, ..options.clone() };
-                let model = DraftModel::load(&open(path)?, &options).map_err(load_failure)?;
-                match model.vocabulary() == vocabulary {
-                    true => Ok(Box::new(model)),
-                    false => {
-                        let (path, own) = (path.display(), model.vocabulary());
+                match load(&open(path)?).map_err(|error| of_draft(path, load_failure(error)))? {
+                    (own, model) if own == vocabulary => model,
+                    (own, _) => {
+                        let path = path.display();
                         let message = format!("the draft model {path} has {own} tokens and the model {vocabulary}");
-                        Err(Failure::new(Reason::Unsupported, message))
+                        return Err(Failure::new(Reason::Unsupported, message));
                     }
                 }
             }
+        };
+        Ok((proposer, self.tokens))
+    }
+
+    /// The same for what computes no draft model, which `device` names.
+    pub fn proposer_without_model(&self, device: &str) -> Result<(Box<dyn Proposer>, u32), Failure> {
+        if self.draft_model().is_some() {
+            let message = format!("--speculative-config: {device} computes no draft model: use ngram or suffix");
+            return Err(Failure::new(Reason::Unsupported, message));
+        }
+        self.make(0, |_| unreachable!("no model is loaded"))
+    }
+
+    /// The draft model's file, if one guesses.
+    pub fn draft_model(&self) -> Option<&Path> {
+        match &self.method {
+            Method::DraftModel(path) => Some(path),
+            Method::PromptLookup { .. } | Method::Suffix => None,
         }
     }
 
     /// What a proposer with weights takes, by their header; `options` are how the model is loaded.
     pub fn ledger(&self, options: &LoadOptions) -> Result<Ledger, Failure> {
-        match &self.method {
-            Method::DraftModel(path) => DraftModel::ledger(&open(path)?, options).map_err(|error| {
-                let failure = load_failure(error);
-                Failure { message: format!("the draft model {}: {}", path.display(), failure.message), ..failure }
-            }),
-            Method::PromptLookup { .. } | Method::Suffix => Ok(Ledger::default()),
-        }
+        let Some(path) = self.draft_model() else { return Ok(Ledger::default()) };
+        DraftModel::ledger(&open(path)?, options).map_err(|error| of_draft(path, load_failure(error)))
     }
+}
 
-    /// The same for a device that computes no draft model, which `device` names.
-    pub fn proposer_without_model(&self, device: &str) -> Result<(Box<dyn Proposer>, u32), Failure> {
-        match &self.method {
-            Method::DraftModel(_) => {
-                let message = format!("--speculative-config: {device} computes no draft model: use ngram or suffix");
-                Err(Failure::new(Reason::Unsupported, message))
-            }
-            _ => self.proposer(0, &LoadOptions { kv: KvBudget::Blocks(1), ..LoadOptions::default() }),
-        }
-    }
+fn boxed(proposer: impl Proposer + 'static) -> Box<dyn Proposer> {
+    Box::new(proposer)
+}
+
+/// Says which model it was.
+pub fn of_draft(path: &Path, failure: Failure) -> Failure {
+    Failure { message: format!("the draft model {}: {}", path.display(), failure.message), ..failure }
 }
 
 fn method(fields: Fields) -> Result<Method, String> {

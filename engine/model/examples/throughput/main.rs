@@ -123,7 +123,7 @@ fn print_model(model: &Built) {
     println!("type {} on {}", model.weight_type, model.decoder.backend().kernels());
     println!("weights {} bytes", weights.products().map(PackedMatrix::bytes).sum::<usize>());
     println!("operations {} a token", weights.products().map(operations).sum::<usize>());
-    println!("prompt_operations {} a token", weights.layer_products().map(operations).sum::<usize>());
+    println!("prompt_operations {} a token", weights.layer_matrices().map(operations).sum::<usize>());
 }
 
 fn blocks_per_sequence(test: &Test) -> usize {

@@ -10,8 +10,8 @@ use super::{
     ConfigError, DecoderConfig, ExpertsConfig, LayerSet, LocalAttention, MAX_CONTEXT_TOKENS, MAX_HEAD_DIM, MAX_LAYERS,
     Unsupported,
 };
-use crate::family::{Family, LocalLayers};
-use crate::names::Naming;
+use crate::config::family::{Family, LocalLayers};
+use crate::config::names::Naming;
 
 /// Reads the configuration of a file.
 pub(super) fn read(file: &GgufFile) -> Result<DecoderConfig, ConfigError> {

@@ -11,9 +11,9 @@ use super::{
     Activation, ConfigError, DecoderConfig, ExpertsConfig, LayerSet, LocalAttention, MAX_CONTEXT_TOKENS, MAX_HEAD_DIM,
     MAX_LAYERS, Unsupported,
 };
-use crate::family::{Family, LocalLayers, Wrapper};
-use crate::names::{Naming, Nesting, OUTPUT};
-use crate::packed::Schemes;
+use crate::config::family::{Family, LocalLayers, Wrapper};
+use crate::config::names::{Naming, Nesting, OUTPUT};
+use crate::config::quantization_config::Schemes;
 
 /// Largest dimension of any kind: those of GGUF files are u32 too.
 const MAX_SIZE: u64 = u32::MAX as u64;

@@ -3,60 +3,60 @@
 
 use windlass_kernels::PackedMatrix;
 
-use super::CpuBackend;
-use crate::backend::{Experts, Gated, SharedExpert, Workspace};
+use super::workspace::Workspace;
+use super::{CpuExperts, CpuGated, CpuOps};
 use crate::config::ExpertsConfig;
 
 /// A token that goes through an expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Share {
+struct Routed {
     token: usize,
     weight: f32,
 }
 
-impl CpuBackend {
+impl CpuOps {
     /// `projected = Σ weight · expert(normed)` of the first `tokens` tokens, over the experts that are held.
-    pub(super) fn mix(&mut self, tokens: usize, experts: &Experts<CpuBackend>, work: &mut Workspace<CpuBackend>) {
-        let values = tokens * self.config.hidden;
+    pub(super) fn mix(&mut self, tokens: usize, experts: &CpuExperts, work: &mut Workspace) {
+        let values = tokens * self.config().hidden;
         let shares = self.route(&experts.router, &work.normed[..values]);
         work.projected[..values].fill(0.0);
         for (expert, shares) in experts.experts.iter().zip(shares) {
             self.add_expert(expert, &shares, work);
         }
-        if let Some(SharedExpert { gated, gate }) = &experts.shared {
-            let shares: Vec<Share> = weigh_shared(&work.normed[..values], gate).collect();
+        if let Some((gated, gate)) = &experts.shared {
+            let shares: Vec<Routed> = weigh_shared(&work.normed[..values], gate).collect();
             self.add_expert(gated, &shares, work);
         }
     }
 
     /// The tokens of each expert that is held.
-    fn route(&mut self, router: &PackedMatrix, input: &[f32]) -> Vec<Vec<Share>> {
-        let mut scores = vec![0.0; input.len() / self.config.hidden * router.rows()];
-        self.multiply(input, [(router, &mut scores)]);
+    fn route(&mut self, router: &PackedMatrix, input: &[f32]) -> Vec<Vec<Routed>> {
+        let mut scores = vec![0.0; input.len() / self.config().hidden * router.rows()];
+        self.multiply(input.len() / router.inputs(), input, [(router, &mut scores)]);
         let mut shares = vec![Vec::new(); router.rows()];
-        let Some(experts) = &self.config.experts else { return shares };
+        let Some(experts) = &self.config().experts else { return shares };
         for (token, scores) in scores.chunks_exact(router.rows()).enumerate() {
             for (expert, weight) in choose(scores, experts) {
-                shares[expert].push(Share { token, weight });
+                shares[expert].push(Routed { token, weight });
             }
         }
         shares.drain(experts.held.clone()).collect()
     }
 
-    fn add_expert(&mut self, expert: &Gated<CpuBackend>, shares: &[Share], work: &mut Workspace<CpuBackend>) {
+    fn add_expert(&mut self, expert: &CpuGated, shares: &[Routed], work: &mut Workspace) {
         if shares.is_empty() {
             return;
         }
-        let hidden = self.config.hidden;
+        let hidden = self.config().hidden;
         let mut rows = std::mem::take(&mut self.scratch);
         rows.clear();
         shares.iter().for_each(|share| rows.extend_from_slice(&work.normed[share.token * hidden..][..hidden]));
         let wide = shares.len() * expert.gate.rows();
         let (gate, up, gated) = (&mut work.gate[..wide], &mut work.up[..wide], &mut work.gated[..wide]);
-        self.multiply(&rows, [(&expert.gate, &mut *gate), (&expert.up, &mut *up)]);
+        self.multiply(shares.len(), &rows, [(&expert.gate, &mut *gate), (&expert.up, &mut *up)]);
         self.gate(gate, up, gated);
-        self.multiply(gated, [(&expert.down, &mut rows)]);
-        for (Share { token, weight }, row) in shares.iter().zip(rows.chunks_exact(hidden)) {
+        self.multiply(shares.len(), gated, [(&expert.down, &mut rows)]);
+        for (Routed { token, weight }, row) in shares.iter().zip(rows.chunks_exact(hidden)) {
             let out = &mut work.projected[token * hidden..][..hidden];
             out.iter_mut().zip(row).for_each(|(out, value)| *out += weight * value);
         }
@@ -79,9 +79,9 @@ fn choose(scores: &[f32], experts: &ExpertsConfig) -> Vec<(usize, f32)> {
     order.into_iter().map(|expert| (expert, weights[expert] / total)).collect()
 }
 
-fn weigh_shared(input: &[f32], gate: &[f32]) -> impl Iterator<Item = Share> {
+fn weigh_shared(input: &[f32], gate: &[f32]) -> impl Iterator<Item = Routed> {
     input.chunks_exact(gate.len()).enumerate().map(move |(token, row)| {
         let score: f32 = row.iter().zip(gate).map(|(value, gate)| value * gate).sum();
-        Share { token, weight: 1.0 / (1.0 + (-score).exp()) }
+        Routed { token, weight: 1.0 / (1.0 + (-score).exp()) }
     })
 }

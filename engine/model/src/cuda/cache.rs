@@ -1,10 +1,12 @@
 //! Keys and values on the device, `[layer of a group][page][K|V][kv_head][64][dim]`.
 
+use std::ops::Range;
+
 use half::bf16;
 use windlass_engine_contract::memory::KvDataType;
 use windlass_kernels::cuda::ops::{self, Heads, Pages, PagesMut};
 use windlass_kernels::cuda::weights::EightBits;
-use windlass_kernels::cuda::{Device, DriverError, Memory, Stream, View};
+use windlass_kernels::cuda::{Device, DriverError, Event, Memory, Pinned, Stream, View, ViewMut};
 
 /// How pages hold values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,11 +47,73 @@ impl CacheShape {
 
     /// Bytes on the device.
     pub fn bytes(&self) -> u64 {
-        let row = match self.kind {
+        (self.layers * self.layer_rows() * self.row_bytes()) as u64
+    }
+
+    /// Bytes of a head's key or value of a token.
+    fn row_bytes(&self) -> usize {
+        match self.kind {
             PageType::Bf16 => size_of::<bf16>() * self.heads.dim,
             PageType::Bytes(_) => self.heads.dim + size_of::<f32>(),
-        };
-        (self.layers * self.layer_rows() * row) as u64
+        }
+    }
+
+    /// Bytes of a page in all layers.
+    pub fn page_bytes(&self) -> usize {
+        self.layers * self.heads.page_rows() * self.row_bytes()
+    }
+
+    /// Where a layer's page lies: its rows, and its values.
+    fn page_range(&self, layer: usize, page: usize) -> (Range<usize>, Range<usize>) {
+        let first = layer * self.layer_rows() + page * self.heads.page_rows();
+        let rows = first..first + self.heads.page_rows();
+        (rows.clone(), rows.start * self.heads.dim..rows.end * self.heads.dim)
+    }
+}
+
+/// Room on the host for a page on its way to a slot outside the pool, or back.
+#[derive(Debug)]
+pub(super) struct PageRoom {
+    staging: Pinned<u8>,
+    /// Marks the end of the last copy to the device.
+    copied: Event,
+}
+
+impl PageRoom {
+    /// For pages of a cache of this shape.
+    pub fn new(device: &Device, shape: &CacheShape) -> Result<PageRoom, DriverError> {
+        Ok(PageRoom { staging: device.pinned(shape.page_bytes())?, copied: Event::new(device)? })
+    }
+
+    /// A page, layer after layer, once all that was issued is done.
+    pub fn fetch(&self, cache: &Cache, page: usize, stream: &Stream) -> Result<Vec<u8>, DriverError> {
+        let mut at = 0;
+        for part in cache.page_parts(page) {
+            stream.copy_to_host(&self.staging, at, part)?;
+            at += part.len();
+        }
+        stream.synchronize()?;
+        Ok(self.staging.read(0..at))
+    }
+
+    /// Overwrites a page with what [`fetch`](Self::fetch) gave, behind all that was issued.
+    pub fn bring(&self, bytes: &[u8], cache: &mut Cache, page: usize, stream: &Stream) -> Result<(), DriverError> {
+        // An earlier copy may still read what is written here.
+        self.copied.synchronize()?;
+        self.staging.write(0, bytes);
+        let mut at = 0;
+        cache.each_page_part(page, |part| {
+            let bytes = part.len();
+            stream.copy_to_device(part, &self.staging, at)?;
+            at += bytes;
+            Ok(())
+        })?;
+        stream.mark(&self.copied)
+    }
+
+    /// Bytes of a page.
+    pub fn bytes(&self) -> usize {
+        self.staging.len()
     }
 }
 
@@ -90,6 +154,40 @@ impl Cache {
                 Values::Bytes { codes, scales, .. } => {
                     stream.copy_within(codes.view_mut(), values, to * dim)?;
                     stream.copy_within(scales.view_mut(), from..from + page, to)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A page's parts in all layers as bytes, in the order in which they leave the device.
+    fn page_parts(&self, page: usize) -> impl Iterator<Item = View<'_, u8>> {
+        (0..self.shape.layers)
+            .flat_map(move |layer| {
+                let (rows, values) = self.shape.page_range(layer, page);
+                match &self.values {
+                    Values::Bf16(pages) => [Some(pages.slice(values).cast()), None],
+                    Values::Bytes { codes, scales, .. } => {
+                        [Some(codes.slice(values).cast()), Some(scales.slice(rows).cast())]
+                    }
+                }
+            })
+            .flatten()
+    }
+
+    /// The same, one after the other, to be written.
+    fn each_page_part(
+        &mut self,
+        page: usize,
+        mut write: impl FnMut(ViewMut<'_, u8>) -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
+        for layer in 0..self.shape.layers {
+            let (rows, values) = self.shape.page_range(layer, page);
+            match &mut self.values {
+                Values::Bf16(pages) => write(pages.slice_mut(values).cast())?,
+                Values::Bytes { codes, scales, .. } => {
+                    write(codes.slice_mut(values).cast())?;
+                    write(scales.slice_mut(rows).cast())?;
                 }
             }
         }

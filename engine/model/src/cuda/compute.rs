@@ -1,27 +1,27 @@
-//! The kernels of a step, in their order.
+//! A decoder's blocks on a GPU: the kernels of each, in their order.
 
 use half::bf16;
 use windlass_engine_core::executor::Geometry;
 use windlass_kernels::cuda::ops::{
-    self, AttentionShape, Gate, GateLayout, Heads, Output, Pages, PagesMut, PeerRank, Placement, Places, Rotation,
+    self, AttentionShape, Gate, GateLayout, Heads, Output, PeerRank, Placement, Places, Rotation,
 };
 use windlass_kernels::cuda::{Device, DriverError, Matrix, Memory, Stream, View, ViewMut};
 
 use super::cache::{Cache, CacheShape, PageType};
 use super::experts;
 use super::input::{Gates, Input, Norm};
-use super::inputs::InputRoom;
+use super::inputs::{InputRoom, ProductChoices};
 use super::metadata::{Metadata, StepCounts, StepSizes};
-use super::weights::{FeedForwardWeights, GatedWeights, HeadWeights, LayerWeights, Weights};
+use super::weights::{CudaWeights, ExpertWeights, GatedWeights};
 use super::workspace::Workspace;
 use crate::config::{Activation, DecoderConfig, RopeConfig};
-use crate::kv_layers::KvLayers;
+use crate::decoder::kv_layers::KvLayers;
+use crate::decoder::{Attention, Backend, Layer, Layout};
 
-/// What a step's kernels read and write.
+/// A GPU, or a rank's: what a step's kernels read and write besides weights.
 #[derive(Debug)]
-pub(super) struct Compute {
+pub(super) struct CudaBackend {
     pub config: DecoderConfig,
-    weights: Weights,
     /// One for each of the configuration's `ropes`.
     ropes: Vec<Rope>,
     pub metadata: Metadata,
@@ -29,7 +29,15 @@ pub(super) struct Compute {
     kv_layers: KvLayers,
     pub cache: Cache,
     /// Absent where the decoder is whole.
-    exchange: Option<Exchange>,
+    pub exchange: Option<Exchange>,
+}
+
+/// A step whose numbers are on the device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CudaStep<'a> {
+    pub counts: StepCounts,
+    /// Where its kernels are issued.
+    pub stream: &'a Stream,
 }
 
 /// What a rank has of the group whose ranks hold a decoder together.
@@ -37,6 +45,8 @@ pub(super) struct Compute {
 pub(super) struct Exchange {
     /// Adds up what the ranks compute.
     pub peer: PeerRank,
+    /// Which rank this is.
+    pub rank: usize,
     /// The first token whose embedding this rank holds.
     pub first_token: usize,
 }
@@ -84,37 +94,26 @@ fn heads(config: &DecoderConfig) -> Heads {
     Heads { heads: config.heads, kv_heads: config.kv_heads, dim: config.head_dim }
 }
 
-impl Compute {
+impl CudaBackend {
     pub fn new(
         device: &Device,
         config: DecoderConfig,
-        weights: Weights,
+        (weights, choices): (&CudaWeights, &ProductChoices),
         exchange: Option<Exchange>,
         geometry: &Geometry,
         cache: Cache,
-    ) -> Result<Compute, DriverError> {
+    ) -> Result<CudaBackend, DriverError> {
         let sizes = step_sizes(&config, weights.head.is_some(), geometry);
         let ropes = config.ropes().map(|rope| Rope::new(device, rope, sizes.longest));
-        Ok(Compute {
+        Ok(CudaBackend {
             ropes: ropes.collect::<Result<_, _>>()?,
             metadata: Metadata::new(device, sizes)?,
-            work: Workspace::new(device, &config, &weights, &sizes)?,
-            weights,
+            work: Workspace::new(device, &config, (weights, choices), &sizes)?,
             cache,
             kv_layers: KvLayers::new(&config, &geometry.groups),
             config,
             exchange,
         })
-    }
-
-    /// Whether tokens are embedded here.
-    pub fn embeds(&self) -> bool {
-        self.weights.embedding().is_some()
-    }
-
-    /// Whether logits are computed here.
-    pub fn has_head(&self) -> bool {
-        self.weights.head.is_some()
     }
 
     /// Where the activations of so many tokens begin, in a stage that others come before.
@@ -136,158 +135,159 @@ impl Compute {
     pub fn logits_mut(&mut self, rows: usize) -> ViewMut<'_, f32> {
         self.work.logits.slice_mut(0..rows * self.config.vocabulary)
     }
+}
 
-    /// Issues every kernel of the step whose numbers are on the device, and whose activations are where there is a stage
-    /// before.
-    pub fn issue(&mut self, step: &StepCounts, stream: &Stream) -> Result<(), DriverError> {
-        let Compute { config, weights, ropes, metadata, work, kv_layers, cache, exchange } = self;
-        let mut kernels = Kernels { config, ropes, metadata, work, exchange, step, stream };
-        if let Some(table) = weights.embedding() {
-            kernels.embed(table)?;
-        }
-        for (index, layer) in weights.layers.iter().enumerate() {
-            let place = kv_layers.place(index);
-            kernels.project_qkv(index, layer, place.group, cache.pages_mut(place.index))?;
-            kernels.attend(index, place.group, cache.pages(place.index))?;
-            kernels.project_out(layer)?;
-            kernels.feed_forward(layer)?;
-        }
-        match weights.head.as_ref().filter(|_| step.logits > 0) {
-            Some(HeadWeights { norm, output }) => kernels.head(norm, output),
-            None => Ok(()),
-        }
+impl Layout for CudaBackend {
+    type Matrix = Matrix;
+    type Vector = Memory<f32>;
+    type Qkv = Matrix;
+    type Gated = GatedWeights;
+    type Experts = ExpertWeights;
+}
+
+/// It issues kernels: what they compute is there once the stream has come so far.
+impl Backend for CudaBackend {
+    type Step<'a> = CudaStep<'a>;
+    type Error = DriverError;
+
+    fn has_logits(step: &CudaStep<'_>) -> bool {
+        step.counts.logits > 0
     }
-}
 
-/// A step while its kernels are issued.
-struct Kernels<'a> {
-    config: &'a DecoderConfig,
-    ropes: &'a [Rope],
-    metadata: &'a Metadata,
-    work: &'a mut Workspace,
-    exchange: &'a mut Option<Exchange>,
-    step: &'a StepCounts,
-    stream: &'a Stream,
-}
-
-impl Kernels<'_> {
-    fn embed(&mut self, table: &Matrix) -> Result<(), DriverError> {
+    fn embed(&mut self, step: &CudaStep<'_>, table: &Matrix) -> Result<(), DriverError> {
         let (tokens, scale) = (self.metadata.tokens(), self.config.embedding_scale);
-        let out = residual(&mut self.work.residual, self.step, self.config);
-        let Some(Exchange { peer, first_token }) = self.exchange else {
-            return ops::embed(self.stream, tokens, table, 0, scale, out);
+        let out = residual(&mut self.work.residual, step, &self.config);
+        let Some(Exchange { peer, first_token, .. }) = &mut self.exchange else {
+            return ops::embed(step.stream, tokens, table, 0, scale, out);
         };
-        ops::embed(self.stream, tokens, table, *first_token, scale, peer.floats(out.len()))?;
-        peer.reduce_floats(self.stream, out)
+        ops::embed(step.stream, tokens, table, *first_token, scale, peer.floats(out.len()))?;
+        peer.reduce_floats(step.stream, out)
     }
 
-    /// Norm, q, k and v, bias, norm and rotation of heads, and the append to the pages.
     fn project_qkv(
         &mut self,
+        step: &CudaStep<'_>,
         index: usize,
-        layer: &LayerWeights,
-        group: usize,
-        pages: PagesMut<'_>,
+        layer: &Layer<CudaBackend>,
+        attention: &Attention<CudaBackend>,
     ) -> Result<(), DriverError> {
-        let (tokens, heads) = (self.step.tokens, heads(self.config));
-        let Workspace { residual, normed, projected, query, inputs, .. } = &mut *self.work;
-        let input = Input::Norm(norm(residual, &layer.attention_norm, self.step, self.config), normed);
-        let width = tokens * heads.projected_width();
-        inputs.multiply(self.stream, &layer.qkv, input, Output::Bf16(projected.slice_mut(0..width)))?;
-        let (positions, slots) = (self.metadata.positions(), self.metadata.slots(group));
-        let places = Places { positions, slots };
-        let query = query.slice_mut(0..tokens * heads.query_width());
-        let placement = placement(layer, self.config, &self.ropes[self.config.rope_index(index)]);
-        ops::place_heads(self.stream, heads, placement, projected.slice(0..width), places, query, pages)
+        let CudaBackend { config, ropes, metadata, work, kv_layers, cache, .. } = self;
+        let (heads, place) = (heads(config), kv_layers.place(index));
+        let Workspace { residual, normed, projected, query, inputs, .. } = work;
+        let input = Input::Norm(norm(residual, &layer.mixer_norm, step, config), normed);
+        let width = step.counts.tokens * heads.projected_width();
+        inputs.multiply(step.stream, &attention.qkv, input, Output::Bf16(projected.slice_mut(0..width)))?;
+        let places = Places { positions: metadata.positions(), slots: metadata.slots(place.group) };
+        let query = query.slice_mut(0..step.counts.tokens * heads.query_width());
+        let placement = placement(attention, config, &ropes[config.rope_index(index)]);
+        let pages = cache.pages_mut(place.index);
+        ops::place_heads(step.stream, heads, placement, projected.slice(0..width), places, query, pages)
     }
 
-    /// Rows of one token, split over their keys, and rows of several, in tiles, with those whose guesses branch behind.
-    fn attend(&mut self, index: usize, group: usize, pages: Pages<'_>) -> Result<(), DriverError> {
-        let shape = attention(self.config, index);
-        let values = self.step.tokens * self.config.query_width();
-        let Workspace { query, attended, splits, .. } = &mut *self.work;
-        let query = query.slice(0..values);
-        if self.step.decodes > 0 {
-            let rows = self.metadata.decode_rows(group);
-            ops::attention_decode(self.stream, &shape, rows, query, pages, splits, attended.slice_mut(0..values))?;
+    /// Rows of one token, split over their keys, and rows of several, in tiles, with those whose draft tokens branch behind.
+    fn attend(&mut self, step: &CudaStep<'_>, index: usize) -> Result<(), DriverError> {
+        let CudaBackend { config, metadata, work, kv_layers, cache, .. } = self;
+        let (shape, place) = (attention_shape(config, index), kv_layers.place(index));
+        let (counts, stream) = (step.counts, step.stream);
+        let values = counts.tokens * config.query_width();
+        let Workspace { query, attended, splits, .. } = work;
+        let (query, pages, out) = (query.slice(0..values), cache.pages(place.index), 0..values);
+        if counts.decodes > 0 {
+            let rows = metadata.decode_rows(place.group);
+            ops::attention_decode(stream, &shape, rows, query, pages, splits, attended.slice_mut(out.clone()))?;
         }
-        if self.step.tiles > 0 {
-            let chunks = self.metadata.chunks(group);
-            ops::attention_prefill(self.stream, &shape, chunks, query, pages, attended.slice_mut(0..values))?;
+        if counts.tiles > 0 {
+            let chunks = metadata.chunks(place.group);
+            ops::attention_prefill(stream, &shape, chunks, query, pages, attended.slice_mut(out.clone()))?;
         }
         // By themselves: another kernel computes them, where there is one for the others alone.
-        if self.step.branching_tiles > 0 {
-            let chunks = self.metadata.branching(group);
-            ops::attention_prefill(self.stream, &shape, chunks, query, pages, attended.slice_mut(0..values))?;
+        if counts.branching_tiles > 0 {
+            let chunks = metadata.branching(place.group);
+            ops::attention_prefill(stream, &shape, chunks, query, pages, attended.slice_mut(out))?;
         }
         Ok(())
     }
 
-    /// Output projection and residual.
-    fn project_out(&mut self, layer: &LayerWeights) -> Result<(), DriverError> {
-        let Workspace { residual: sums, normed, attended, inputs, .. } = &mut *self.work;
-        let attended = attended.slice(0..self.step.tokens * self.config.query_width());
-        let norm = layer.post_attention_norm.as_ref().map(|norm| (norm, normed));
-        let residual = residual(sums, self.step, self.config);
-        let product = |out: Output<'_>| inputs.multiply(self.stream, &layer.out, Input::Values(attended), out);
-        add_product(self.stream, self.config, self.exchange, product, norm, residual)
+    fn project_out(
+        &mut self,
+        step: &CudaStep<'_>,
+        layer: &Layer<CudaBackend>,
+        attention: &Attention<CudaBackend>,
+    ) -> Result<(), DriverError> {
+        let CudaBackend { config, work, exchange, .. } = self;
+        let Workspace { residual: sums, normed, attended, inputs, .. } = work;
+        let attended = attended.slice(0..step.counts.tokens * config.query_width());
+        let norm = layer.post_mixer_norm.as_ref().map(|norm| (norm, normed));
+        let residual = residual(sums, step, config);
+        let product = |out: Output<'_>| inputs.multiply(step.stream, &attention.out, Input::Values(attended), out);
+        add_product(step.stream, config, exchange, product, norm, residual)
     }
 
-    /// Norm, gate and up, activation, down, residual; or those of a few experts.
-    fn feed_forward(&mut self, layer: &LayerWeights) -> Result<(), DriverError> {
-        match &layer.feed_forward {
-            FeedForwardWeights::Dense(gated) => self.gated(gated, layer),
-            FeedForwardWeights::Experts(weights) => {
-                let Workspace { residual, normed, .. } = &mut *self.work;
-                let out = normed.slice_mut(0..self.step.tokens * self.config.hidden);
-                norm(residual, &layer.feed_forward_norm, self.step, self.config).compute(self.stream, out)?;
-                experts::mix(self.stream, weights, gate(self.config), self.step.tokens, self.work, self.exchange)
-            }
-        }
-    }
-
-    fn gated(&mut self, weights: &GatedWeights, layer: &LayerWeights) -> Result<(), DriverError> {
-        let Workspace { residual: sums, normed, gate_up, gated, inputs, .. } = &mut *self.work;
-        let input = Input::Norm(norm(sums, &layer.feed_forward_norm, self.step, self.config), normed);
-        let gated = gate_product(self.stream, gate(self.config), weights, input, inputs, gate_up, gated)?;
+    fn feed_forward(
+        &mut self,
+        step: &CudaStep<'_>,
+        layer: &Layer<CudaBackend>,
+        gated: &GatedWeights,
+    ) -> Result<(), DriverError> {
+        let CudaBackend { config, work, exchange, .. } = self;
+        let Workspace { residual: sums, normed, gate_up, gated: room, inputs, .. } = work;
+        let input = Input::Norm(norm(sums, &layer.feed_forward_norm, step, config), normed);
+        let values = gate_product(step.stream, gate(config), gated, input, inputs, gate_up, room)?;
         let norm = layer.post_feed_forward_norm.as_ref().map(|norm| (norm, normed));
-        let residual = residual(sums, self.step, self.config);
-        let product = |out: Output<'_>| inputs.multiply(self.stream, &weights.down, gated, out);
-        add_product(self.stream, self.config, self.exchange, product, norm, residual)
+        let residual = residual(sums, step, config);
+        let product = |out: Output<'_>| inputs.multiply(step.stream, &gated.down, values, out);
+        add_product(step.stream, config, exchange, product, norm, residual)
     }
 
-    /// Final norm and logits of the tokens that get them.
-    fn head(&mut self, norm: &Memory<f32>, output: &Matrix) -> Result<(), DriverError> {
-        let (hidden, rows) = (self.config.hidden, self.step.logits);
-        let Workspace { residual, picked, picked_normed, logits, inputs, .. } = &mut *self.work;
-        let (all, values) = (residual.slice(0..self.step.tokens * hidden), rows * hidden);
-        let tokens = self.metadata.logit_tokens();
-        ops::gather_rows(self.stream, tokens, all, hidden, picked.slice_mut(0..values))?;
+    fn mix_experts(
+        &mut self,
+        step: &CudaStep<'_>,
+        layer: &Layer<CudaBackend>,
+        experts: &ExpertWeights,
+    ) -> Result<(), DriverError> {
+        let CudaBackend { config, work, exchange, .. } = self;
+        let Workspace { residual, normed, .. } = &mut *work;
+        let out = normed.slice_mut(0..step.counts.tokens * config.hidden);
+        norm(residual, &layer.feed_forward_norm, step, config).compute(step.stream, out)?;
+        experts::mix(step, config, experts, layer.post_feed_forward_norm.as_ref(), work, exchange)
+    }
+
+    fn head(&mut self, step: &CudaStep<'_>, norm: &Memory<f32>, output: &Matrix) -> Result<(), DriverError> {
+        let CudaBackend { config, metadata, work, exchange, .. } = self;
+        let (hidden, rows, stream) = (config.hidden, step.counts.logits, step.stream);
+        let Workspace { residual, picked, picked_normed, logits, inputs, .. } = work;
+        let (all, values) = (residual.slice(0..step.counts.tokens * hidden), rows * hidden);
+        ops::gather_rows(stream, metadata.logit_tokens(), all, hidden, picked.slice_mut(0..values))?;
         let normed = picked_normed.slice_mut(0..values);
-        ops::rms_norm(self.stream, picked.slice(0..values), norm.view(), self.config.norm_epsilon, normed)?;
-        let (normed, values) = (picked_normed.slice(0..values), rows * self.config.vocabulary);
-        match self.exchange {
-            None => inputs.multiply_head(self.stream, output, normed, Output::F32(logits.slice_mut(0..values)))?,
+        ops::rms_norm(stream, picked.slice(0..values), norm.view(), config.norm_epsilon, normed)?;
+        let (normed, values) = (picked_normed.slice(0..values), rows * config.vocabulary);
+        match exchange {
+            None => inputs.multiply_head(stream, output, normed, Output::F32(logits.slice_mut(0..values)))?,
             Some(Exchange { peer, .. }) => {
-                inputs.multiply_head(self.stream, output, normed, Output::F32(peer.columns(rows)))?;
-                peer.gather_columns(self.stream, logits.slice_mut(0..values))?;
+                inputs.multiply_head(stream, output, normed, Output::F32(peer.columns(rows)))?;
+                peer.gather_columns(stream, logits.slice_mut(0..values))?;
             }
         }
-        match self.config.logit_soft_cap {
-            Some(cap) => ops::soft_cap(self.stream, cap, logits.slice_mut(0..values)),
+        match config.logit_soft_cap {
+            Some(cap) => ops::soft_cap(stream, cap, logits.slice_mut(0..values)),
             None => Ok(()),
         }
     }
 }
 
 /// The residual stream of a step's tokens.
-fn residual<'a>(memory: &'a mut Memory<f32>, step: &StepCounts, config: &DecoderConfig) -> ViewMut<'a, f32> {
-    memory.slice_mut(0..step.tokens * config.hidden)
+fn residual<'a>(memory: &'a mut Memory<f32>, step: &CudaStep<'_>, config: &DecoderConfig) -> ViewMut<'a, f32> {
+    memory.slice_mut(0..step.counts.tokens * config.hidden)
 }
 
 /// A norm of theirs.
-fn norm<'a>(residual: &'a Memory<f32>, weight: &'a Memory<f32>, step: &StepCounts, config: &DecoderConfig) -> Norm<'a> {
-    let residual = residual.slice(0..step.tokens * config.hidden);
+fn norm<'a>(
+    residual: &'a Memory<f32>,
+    weight: &'a Memory<f32>,
+    step: &CudaStep<'_>,
+    config: &DecoderConfig,
+) -> Norm<'a> {
+    let residual = residual.slice(0..step.counts.tokens * config.hidden);
     Norm { residual, weight: weight.view(), epsilon: config.norm_epsilon }
 }
 
@@ -316,7 +316,7 @@ pub(super) fn gate_product<'a>(
 
 /// `residual += product`, added up over the ranks; `product` goes where it is told. With a norm it is normed before it is added:
 /// the room beside that holds it until then.
-fn add_product(
+pub(super) fn add_product(
     stream: &Stream,
     config: &DecoderConfig,
     exchange: &mut Option<Exchange>,
@@ -344,7 +344,7 @@ fn add_product(
 }
 
 /// What a layer's attention computes.
-fn attention(config: &DecoderConfig, layer: usize) -> AttentionShape {
+fn attention_shape(config: &DecoderConfig, layer: usize) -> AttentionShape {
     AttentionShape {
         heads: heads(config),
         scale: config.attention_scale,
@@ -354,7 +354,7 @@ fn attention(config: &DecoderConfig, layer: usize) -> AttentionShape {
     }
 }
 
-fn gate(config: &DecoderConfig) -> Gate {
+pub(super) fn gate(config: &DecoderConfig) -> Gate {
     match config.activation {
         Activation::Silu => Gate::Silu,
         Activation::GeluTanh => Gate::GeluTanh,
@@ -362,12 +362,12 @@ fn gate(config: &DecoderConfig) -> Gate {
 }
 
 /// What is done to a layer's heads.
-fn placement<'a>(layer: &'a LayerWeights, config: &DecoderConfig, rope: &'a Rope) -> Placement<'a> {
+fn placement<'a>(attention: &'a Attention<CudaBackend>, config: &DecoderConfig, rope: &'a Rope) -> Placement<'a> {
     let rotation = Rotation { table: rope.table.view(), pairs: rope.pairs, pairing: config.rope.pairing };
     Placement {
-        bias: layer.biases.as_ref().map(Memory::view),
-        norms: layer.head_norms.as_ref().map(|norms| norms.each_ref().map(Memory::view)),
+        bias: attention.bias.as_ref().map(Memory::view),
+        norms: attention.head_norms.as_ref().map(|norms| norms.each_ref().map(Memory::view)),
         epsilon: config.norm_epsilon,
-        rotation: layer.rotary.then_some(rotation),
+        rotation: attention.is_rotary.then_some(rotation),
     }
 }

@@ -17,15 +17,16 @@ use windlass_engine_core::plan::{
 use windlass_engine_core::request::TokenId;
 use windlass_kernels::cuda::ops::{ALL_BANNED, NOT_FINITE};
 
-use super::decoder::CudaDecoder;
+use super::group::CudaDecoder;
 use super::rank::Feed;
 use super::sampler::{self, Answer};
+use crate::batch::bounds;
 use crate::batch::{Batch, Logits};
-use crate::bounds;
+use crate::decoder::Model;
 use crate::executor::{check, check_oldest};
-use crate::places::{Mask, Place, masks};
 use crate::sampler::{Drawn, SampleError};
-use crate::step::{Model, StepRunner, tasks, uncomputable};
+use crate::step::places::{Mask, Place, masks};
+use crate::step::{StepRunner, tasks, uncomputable};
 
 /// Computes steps on one GPU, or on several that share the model.
 pub struct CudaExecutor {
@@ -213,7 +214,7 @@ impl CudaExecutor {
             Draws::OnHost { places, masks } => runner.draw(&issued.plan, places, masks, &mut rows),
             Draws::OnDevice { masks } => {
                 let logits = issued.logits.last().map_or(0, |logits| logits.end);
-                let drawn = runner.model().drawn(issued.turn, logits).map_err(failed)?.into_iter().map(token);
+                let drawn = runner.model_mut().drawn(issued.turn, logits).map_err(failed)?.into_iter().map(token);
                 runner.judge(&issued.plan, masks, drawn, &mut rows)
             }
         };

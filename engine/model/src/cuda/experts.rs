@@ -1,10 +1,10 @@
 //! A mixture of experts on the device: its room, and its kernels in their order.
 
 use half::bf16;
-use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Gate, Mixture, Output, Routes};
-use windlass_kernels::cuda::{Device, DriverError, Memory, Stream};
+use windlass_kernels::cuda::ops::{self, ExpertInput, ExpertSum, Mixture, Output, Routes};
+use windlass_kernels::cuda::{Device, DriverError, Memory};
 
-use super::compute::{Exchange, gate_product};
+use super::compute::{CudaStep, Exchange, add_product, gate, gate_product};
 use super::input::Input;
 use super::inputs::ExpertWay;
 use super::metadata::StepSizes;
@@ -19,6 +19,8 @@ pub(super) struct ExpertRoom {
     scores: Memory<f32>,
     gated: Memory<bf16>,
     given: Memory<bf16>,
+    /// What all experts gave to a token, in families that norm it.
+    summed: Option<Memory<bf16>>,
 }
 
 pub(super) fn mixture(experts: &ExpertsConfig) -> Mixture {
@@ -37,6 +39,7 @@ impl ExpertRoom {
             scores: device.allocate(sizes.tokens * mixture.scores())?,
             gated: device.allocate(rows * experts.feed_forward)?,
             given: device.allocate(rows * config.hidden)?,
+            summed: config.post_norms.then(|| device.allocate(sizes.tokens * config.hidden)).transpose()?,
         }))
     }
 
@@ -44,24 +47,26 @@ impl ExpertRoom {
     pub fn bytes(config: &DecoderConfig, sizes: &StepSizes) -> u64 {
         let Some(experts) = &config.experts else { return 0 };
         let (mixture, rows) = (mixture(experts), sizes.tokens * experts.used);
-        let halves = rows * (experts.feed_forward + config.hidden);
+        let summed = if config.post_norms { sizes.tokens * config.hidden } else { 0 };
+        let halves = rows * (experts.feed_forward + config.hidden) + summed;
         Routes::bytes(&mixture, sizes.tokens) + (4 * sizes.tokens * mixture.scores() + 2 * halves) as u64
     }
 }
 
-/// `residual += Σ weight · expert(normed)` of the first `tokens` tokens over the experts that are held, added up over the
-/// ranks.
+/// `residual += norm(Σ weight · expert(normed))` of a step's tokens over the experts that are held, added up over the ranks; the norm
+/// is there where there is one.
 ///
 /// # Panics
 /// When the workspace has no room for experts.
 pub(super) fn mix(
-    stream: &Stream,
+    step: &CudaStep<'_>,
+    config: &DecoderConfig,
     weights: &ExpertWeights,
-    gate: Gate,
-    tokens: usize,
+    post_norm: Option<&Memory<f32>>,
     work: &mut Workspace,
     exchange: &mut Option<Exchange>,
 ) -> Result<(), DriverError> {
+    let (stream, gate, tokens) = (step.stream, gate(config), step.counts.tokens);
     let Workspace { residual, normed, gate_up, gated, inputs, experts, .. } = work;
     let Some(room) = experts else { panic!("a layer of experts in a decoder that has none") };
     let (hidden, used) = (weights.gated.gate_up.cols(), room.routes.mixture().used);
@@ -92,12 +97,16 @@ pub(super) fn mix(
         inputs.multiply(stream, &shared.down, own, Output::Bf16(normed.slice_mut(0..values)))?;
     }
     let shared = weights.shared.is_some().then(|| normed.slice(0..values));
-    let (given, residual) = (room.given.slice(given), residual.slice_mut(0..values));
-    match exchange {
-        None => room.routes.mix(stream, given, shared, hidden, ExpertSum::AddTo(residual)),
-        Some(Exchange { peer, .. }) => {
-            room.routes.mix(stream, given, shared, hidden, ExpertSum::Bf16(peer.part(values)))?;
-            peer.add_reduced(stream, residual)
-        }
+    let ExpertRoom { routes, given: each, summed, .. } = room;
+    let sum = |out: Output<'_>| routes.mix(stream, each.slice(given), shared, hidden, sum_into(out));
+    add_product(stream, config, exchange, sum, post_norm.zip(summed.as_mut()), residual.slice_mut(0..values))
+}
+
+/// Where a product would go that is a sum over experts.
+fn sum_into(out: Output<'_>) -> ExpertSum<'_> {
+    match out {
+        Output::AddTo(residual) => ExpertSum::AddTo(residual),
+        Output::Bf16(part) => ExpertSum::Bf16(part),
+        _ => unreachable!("what is added to the residual stream is neither gated nor in f32"),
     }
 }

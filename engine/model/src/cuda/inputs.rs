@@ -11,7 +11,7 @@ use windlass_kernels::cuda::{Device, DeviceFacts, DriverError, Matrix, Memory, P
 
 use super::experts::mixture;
 use super::input::Input;
-use super::weights::{GatedWeights, Weights};
+use super::weights::{CudaWeights, GatedWeights};
 use crate::config::DecoderConfig;
 
 /// Room for them: one input at a time.
@@ -48,24 +48,30 @@ impl InputRoom {
     pub fn new(
         device: &Device,
         config: &DecoderConfig,
-        weights: &Weights,
+        (weights, choices): (&CudaWeights, &ProductChoices),
         tokens: usize,
     ) -> Result<InputRoom, DriverError> {
-        let Lengths { sorted, codes, scales } = Lengths::of(device.facts(), config, weights, tokens);
-        let library = weights.library().map(|products| ProductLibrary::new(device, products, LIBRARY_TOKENS));
+        let Lengths { sorted, codes, scales } = Lengths::of(device.facts(), config, (weights, choices), tokens);
+        let library =
+            choices.library_for(weights).map(|products| ProductLibrary::new(device, products, LIBRARY_TOKENS));
         Ok(InputRoom {
             library: library.transpose()?,
             sorted: device.allocate(sorted)?,
             codes: device.allocate(codes)?,
             scales: device.allocate(scales)?,
-            choices: weights.choices.clone(),
+            choices: choices.clone(),
         })
     }
 
     /// Bytes of it.
-    pub fn bytes(facts: &DeviceFacts, config: &DecoderConfig, weights: &Weights, tokens: usize) -> u64 {
-        let Lengths { sorted, codes, scales } = Lengths::of(facts, config, weights, tokens);
-        let library = weights.library().map_or(0, |products| products.workspace_bytes());
+    pub fn bytes(
+        facts: &DeviceFacts,
+        config: &DecoderConfig,
+        (weights, choices): (&CudaWeights, &ProductChoices),
+        tokens: usize,
+    ) -> u64 {
+        let Lengths { sorted, codes, scales } = Lengths::of(facts, config, (weights, choices), tokens);
+        let library = choices.library_for(weights).map_or(0, |products| products.workspace_bytes());
         (2 * sorted + codes + 4 * scales + library) as u64
     }
 
@@ -227,6 +233,11 @@ fn quantized<'a>(
 }
 
 impl ProductChoices {
+    /// What multiplies many tokens with matrices in bf16, where there are such and that is there.
+    fn library_for(&self, weights: &CudaWeights) -> Option<&Arc<dyn Products>> {
+        self.library.as_ref().filter(|_| weights.layer_matrices().any(Matrix::is_bf16))
+    }
+
     /// How the experts of so many tokens are multiplied.
     pub fn expert_way(
         &self,
@@ -289,16 +300,21 @@ impl Lengths {
         }
     }
 
-    fn of(facts: &DeviceFacts, config: &DecoderConfig, weights: &Weights, tokens: usize) -> Lengths {
+    fn of(
+        facts: &DeviceFacts,
+        config: &DecoderConfig,
+        (weights, choices): (&CudaWeights, &ProductChoices),
+        tokens: usize,
+    ) -> Lengths {
         let widest = |is_meant: &dyn Fn(&Matrix) -> bool| {
             weights.layer_matrices().filter(|matrix| is_meant(matrix)).map(Matrix::cols).max().unwrap_or(0)
         };
-        let by_expert = by_expert(facts, config, weights, tokens);
+        let by_expert = by_expert(facts, config, (weights, choices), tokens);
         let sorted = (tokens * widest(&|matrix| matrix.order().is_some())).max(by_expert.sorted);
-        let by_token = widest(&|matrix| weights.choices.rounds && matrix.code().is_some());
-        let head = weights.head.iter().map(|head| &head.output);
+        let by_token = widest(&|matrix| choices.rounds && matrix.code().is_some());
+        let head = weights.output().map(|(_, output)| output);
         let in_bytes = weights.layer_matrices().chain(head).filter(|matrix| ops::multiplies_rounded(matrix));
-        let in_bytes = in_bytes.filter(|_| weights.choices.in_bytes).map(Matrix::cols).max();
+        let in_bytes = in_bytes.filter(|_| choices.in_bytes).map(Matrix::cols).max();
         let [codes, scales] = in_bytes.map_or([0; 2], |cols| Rounded::lengths(tokens, cols));
         let by_token = [tokens * by_token, if by_token > 0 { tokens } else { 0 }];
         Lengths {
@@ -311,16 +327,21 @@ impl Lengths {
 
 /// Those of the inputs of experts by warpgroups, where a step of so many tokens has such: of rounded ones the gates and ups lie where
 /// others' inputs do.
-fn by_expert(facts: &DeviceFacts, config: &DecoderConfig, weights: &Weights, tokens: usize) -> Lengths {
+fn by_expert(
+    facts: &DeviceFacts,
+    config: &DecoderConfig,
+    (weights, choices): (&CudaWeights, &ProductChoices),
+    tokens: usize,
+) -> Lengths {
     let Some(mixture) = config.experts.as_ref().map(mixture) else { return Lengths::default() };
     let rows = tokens * mixture.used;
     let of = |experts: &GatedWeights| {
         let [hidden, wide] = [experts.gate_up.cols(), experts.down.cols()];
-        match weights.choices.expert_way(facts, experts, &mixture, tokens) {
+        match choices.expert_way(facts, experts, &mixture, tokens) {
             ExpertWay::Narrow => Lengths::default(),
             ExpertWay::Wide => Lengths { sorted: rows * hidden, ..Lengths::default() },
             ExpertWay::Rounded(_) => Lengths { sorted: 2 * rows * wide, codes: rows * hidden.max(wide), scales: rows },
         }
     };
-    weights.experts().map(of).fold(Lengths::default(), Lengths::max)
+    weights.experts().map(|experts| of(&experts.gated)).fold(Lengths::default(), Lengths::max)
 }

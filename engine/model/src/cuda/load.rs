@@ -1,7 +1,6 @@
 //! A model whose weights are on GPUs: what they leave is divided, and steps run.
 
 use std::iter;
-use std::sync::Arc;
 
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::kv_groups::READ_TILE_TOKENS;
@@ -14,14 +13,16 @@ use windlass_kernels::cuda::{Device, Matrix};
 
 use super::cache::PageType;
 use super::compute::step_sizes;
-use super::decoder::CudaDecoder;
-use super::draft::CudaDraft;
 use super::executor::CudaExecutor;
+use super::group::CudaDecoder;
 use super::loaded::LoadedPart;
-use super::rank::{Rank, RankPart};
+use super::plan::CudaPlan;
+use super::rank::{CudaRank, RankPart};
+use super::weights;
 use super::{CudaError, Replay};
 use crate::config::DecoderConfig;
-use crate::load::{LoadError, no_threads};
+use crate::error::{LoadError, no_threads};
+use crate::ranks::Ranks;
 use crate::sizes::{KvBudget, LoadOptions, SizeError, Sizes};
 use crate::step::StepRunner;
 
@@ -65,12 +66,12 @@ impl<E> LoadedCuda<E> {
 impl CudaModel {
     /// Takes weights in, a layer at a time, on the first of `devices`: one for each rank. The file is not needed afterwards.
     pub fn load(checkpoint: &Checkpoint, options: &LoadOptions, devices: &[Device]) -> Result<CudaModel, LoadError> {
-        CudaDraft::read(checkpoint, options, devices, |_| Ok(Stage::WHOLE))?.load()
+        CudaPlan::read(checkpoint, options, devices, |_| Ok(Stage::WHOLE))?.load()
     }
 
     /// What the model is, or of a stage what its layers are; its weights' bytes are those on the devices.
     pub fn shape(&self) -> ModelShape {
-        let whole = self.config.shape(self.ranks.iter().map(|rank| rank.part.weights.bytes()).sum());
+        let whole = self.config.shape(self.ranks.iter().map(|rank| rank.weight_bytes()).sum());
         let layers = self.stage.layers(whole.layers).len() as u32;
         // A stage keeps everything in all layers.
         ModelShape { layers, windowed: whole.windowed.filter(|_| self.stage == Stage::WHOLE), ..whole }
@@ -113,8 +114,9 @@ impl CudaModel {
     pub fn start(self, kv: KvBudget, replay: Replay) -> Result<LoadedCuda, LoadError> {
         let geometry = self.geometry(kv)?;
         let (shape, weight_type, ledgers) = (self.shape(), self.weight_type, self.ledgers(&geometry));
+        let tier = self.options.tier(&shape, &geometry)?;
         let decoder = self.decoder(&geometry, replay)?;
-        let executor = CudaExecutor::new(StepRunner::new(decoder, geometry, None));
+        let executor = CudaExecutor::new(StepRunner::new(decoder, geometry, tier));
         Ok(LoadedCuda { executor, shape, ledgers, weight_type })
     }
 
@@ -140,8 +142,13 @@ impl CudaModel {
 
     /// The sizes that come of a budget for keys and values.
     pub(super) fn geometry(&self, kv: KvBudget) -> Result<Geometry, SizeError> {
+        self.geometry_in(self.groups(), kv)
+    }
+
+    /// The same where layers are in these groups.
+    pub(super) fn geometry_in(&self, groups: KvGroups, kv: KvBudget) -> Result<Geometry, SizeError> {
         let options = LoadOptions { kv, memory_limit_bytes: None, ..self.options.clone() };
-        Ok(Sizes::decide(&self.shapes(), self.config.rotary_dims(), self.groups(), &options)?.geometry)
+        Ok(Sizes::decide(&self.shapes(), self.config.rotary_dims(), groups, &options)?.geometry)
     }
 
     fn groups(&self) -> KvGroups {
@@ -155,7 +162,7 @@ impl CudaModel {
     /// The ranks' parts.
     fn shapes(&self) -> Vec<ModelShape> {
         let windowed = self.shape().windowed;
-        let part = |part: &RankPart| ModelShape { windowed, ..part.config.shape(part.weights.bytes()) };
+        let part = |part: &RankPart| ModelShape { windowed, ..part.config.shape(weights::bytes(&part.weights)) };
         self.ranks.iter().map(|rank| part(&rank.part)).collect()
     }
 
@@ -190,13 +197,9 @@ fn start_ranks(
     let count = parts.len();
     let devices: Vec<Device> = parts.iter().map(|part| part.device.clone()).collect();
     let peers = if count > 1 { PeerRank::group(&devices, exchange).map_err(CudaError::from)? } else { Vec::new() };
-    let group = peers.first().map(|peer| Arc::clone(peer.peers()));
-    let places = peers.into_iter().map(Some).chain(iter::repeat_with(|| None));
-    let ranks = parts.into_iter().zip(places).map(|(part, peer)| Rank::new(part, peer, geometry, pages, replay));
+    let places = peers.into_iter().enumerate().map(Some).chain(iter::repeat_with(|| None));
+    let ranks = parts.into_iter().zip(places).map(|(part, peer)| CudaRank::new(part, peer, geometry, pages, replay));
     let mut ranks = ranks.collect::<Result<Vec<_>, _>>().map_err(CudaError::from)?.into_iter();
-    match (ranks.next(), group) {
-        (Some(first), None) => Ok(CudaDecoder::alone(first)),
-        (Some(first), Some(peers)) => Ok(CudaDecoder::group(first, ranks.collect(), peers).map_err(no_threads(count))?),
-        (None, _) => Err(SizeError::Zero("the number of ranks").into()),
-    }
+    let Some(first) = ranks.next() else { return Err(SizeError::Zero("the number of ranks").into()) };
+    Ok(Ranks::start(first, ranks.collect()).map_err(no_threads(count))?)
 }

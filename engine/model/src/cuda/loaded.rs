@@ -14,18 +14,17 @@ use super::compute::{cache_shape, step_sizes};
 use super::draws::Draws;
 use super::inputs::{InputRoom, ProductChoices};
 use super::moves::Moves;
-use super::packer::FilePacker;
 use super::rank::RankPart;
 use super::sampler::Changes;
-use super::weights::{Loader, Weights};
+use super::weights::{self, CudaLoader};
 use super::workspace::Workspace;
 use crate::config::DecoderConfig;
-use crate::load::{LoadError, no_threads};
-use crate::memory_share::MemoryShare;
-use crate::part::Parts;
-use crate::quantization::Quantization;
+use crate::error::{LoadError, no_threads};
 use crate::sizes::LoadOptions;
+use crate::sizes::memory_share::MemoryShare;
 use crate::weights::Manifest;
+use crate::weights::part::Parts;
+use crate::weights::quantization::Quantization;
 
 /// Bytes of each of the two buffers that weights go through: a copy of so many takes a fraction of a millisecond, which is long beside
 /// issuing it.
@@ -39,6 +38,8 @@ pub(super) struct LoadedPart {
     pub products: Option<Result<Arc<dyn Products>, DriverError>>,
     /// What it may take of its device's memory.
     share: MemoryShare,
+    /// What of it is another's, which comes later.
+    reserved_bytes: u64,
 }
 
 impl LoadedPart {
@@ -62,26 +63,32 @@ impl LoadedPart {
             widens: !options.batch_invariant,
             library: products.as_ref().and_then(|products| products.as_ref().ok().cloned()),
         };
-        let loader = Loader { uploader: &uploader, pool: &pool };
-        let weights = weights(manifest, &Parts::of(&shard, config), stage, &loader, choices)?;
+        let loader = CudaLoader { uploader: &uploader, pool: &pool };
+        let weights = manifest.load(&loader, &Parts::of(&shard, config), stage)?;
         uploader.finish().map_err(CudaError::from)?;
         let (device, first_token) = (device.clone(), shard.vocabulary.start as usize);
         let config = config.of_rank(&shard, stage);
-        let part = RankPart { device, config, weights, weights_region: region, first_token };
-        Ok(LoadedPart { shard, part, products, share: options.gpu_share })
+        let part = RankPart { device, config, weights, choices, weights_region: region, first_token };
+        let (share, reserved_bytes) = (options.gpu_share, options.gpu_reserved_bytes);
+        Ok(LoadedPart { shard, part, products, share, reserved_bytes })
+    }
+
+    /// Bytes of its weights.
+    pub fn weight_bytes(&self) -> u64 {
+        weights::bytes(&self.part.weights)
     }
 
     /// Bytes that are free on its device, as far as it may take them.
     pub fn free_bytes(&self) -> Result<u64, DriverError> {
         let memory = self.part.device.driver().memory()?;
-        let left = self.share.of(memory.total_bytes as u64).saturating_sub(self.part.weights.bytes());
-        Ok(left.min(memory.free_bytes as u64))
+        let left = self.share.of(memory.total_bytes as u64).saturating_sub(self.weight_bytes());
+        Ok(left.min(memory.free_bytes as u64).saturating_sub(self.reserved_bytes))
     }
 
     /// What it takes of its device's memory; `exchanged` is what it has for other ranks.
     pub fn ledger(&self, geometry: &Geometry, pages: PageType, exchanged: u64) -> Ledger {
         Ledger {
-            weights: self.part.weights.bytes(),
+            weights: self.weight_bytes(),
             kv: cache_shape(&self.part.config, geometry, pages).bytes(),
             swap: 0,
             workspace: self.workspace_bytes(geometry, exchanged),
@@ -90,8 +97,8 @@ impl LoadedPart {
 
     /// What steps take, with what ranks exchange.
     pub fn workspace_bytes(&self, geometry: &Geometry, exchanged: u64) -> u64 {
-        let RankPart { device, config, weights, .. } = &self.part;
-        let inputs = InputRoom::bytes(device.facts(), config, weights, geometry.max_step_tokens as usize);
+        let RankPart { device, config, weights, choices, .. } = &self.part;
+        let inputs = InputRoom::bytes(device.facts(), config, (weights, choices), geometry.max_step_tokens as usize);
         step_bytes(config, weights.head.is_some(), inputs, geometry) + exchanged
     }
 }
@@ -103,19 +110,4 @@ pub(super) fn step_bytes(config: &DecoderConfig, has_head: bool, inputs: u64, ge
     let draws = Draws::bytes(sizes.logits) + 2 * Changes::bytes(sizes.logits, config.vocabulary);
     let numbers = sizes.bytes() + Moves::bytes(&sizes);
     Workspace::bytes(config, inputs, &sizes) + numbers + draws + rope
-}
-
-fn weights(
-    manifest: &Manifest<'_>,
-    parts: &Parts,
-    stage: Stage,
-    loader: &Loader<'_>,
-    choices: ProductChoices,
-) -> Result<Weights, LoadError> {
-    let packer = FilePacker { pool: loader.pool };
-    let layer = |index, layer| loader.layer(index, layer).map_err(LoadError::from);
-    let layers = manifest.pack_layers(&packer, parts, stage, layer)?;
-    manifest.pack_tables(&packer, parts, stage, |embedding, head| {
-        Ok(loader.weights(stage, embedding, layers, head, choices)?)
-    })
 }

@@ -6,7 +6,7 @@ use windlass_kernels::cuda::{Device, DriverError, Event, Memory, Pinned, Stream}
 
 use super::cache::Cache;
 use super::metadata::StepSizes;
-use crate::backend::TokenMove;
+use crate::decoder::TokenMove;
 
 /// Room for the moves of a step: from where, and to where.
 #[derive(Debug)]

@@ -8,12 +8,12 @@ use windlass_engine_contract::sharding::Stage;
 use windlass_engine_core::executor::Geometry;
 use windlass_kernels::cuda::Device;
 
-use super::decoder::CudaDecoder;
-use super::draft::CudaDraft;
+use super::group::CudaDecoder;
 use super::load::{CudaModel, LoadedCuda};
+use super::plan::CudaPlan;
 use super::{Replay, support};
+use crate::error::{LoadError, no_threads};
 use crate::executor::CpuExecutor;
-use crate::load::{LoadError, no_threads};
 use crate::pipeline::{Gathering, Peer, Worker};
 use crate::sizes::{KvBudget, LoadOptions};
 use crate::step::StepRunner;
@@ -37,9 +37,9 @@ impl CudaLeader {
     ) -> Result<CudaLeader, LoadError> {
         let (stages, patience) = (gathering.stages, gathering.patience);
         let last = |shape: &ModelShape| Stage::of(stages.saturating_sub(1), stages, shape);
-        let draft = CudaDraft::read(checkpoint, options, devices, last)?;
-        let mut earlier = gathering.gather(&draft.join(0))?;
-        let model = draft.load()?;
+        let plan = CudaPlan::read(checkpoint, options, devices, last)?;
+        let mut earlier = gathering.gather(&plan.join(0))?;
+        let model = plan.load()?;
         let mut room_blocks = u32::MAX;
         for peer in &mut earlier {
             room_blocks = room_blocks.min(peer.room_blocks(patience)?);
@@ -100,9 +100,9 @@ pub fn work(
 ) -> Result<(), LoadError> {
     let Node { node_rank, stages, leader, patience } = node;
     let stage = |shape: &ModelShape| Stage::of(node_rank.saturating_sub(1), stages, shape);
-    let draft = CudaDraft::read(checkpoint, options, devices, stage)?;
-    let mut worker = Worker::join(leader, &draft.join(node_rank), patience)?;
-    match build(draft, &mut worker, replay) {
+    let plan = CudaPlan::read(checkpoint, options, devices, stage)?;
+    let mut worker = Worker::join(leader, &plan.join(node_rank), patience)?;
+    match build(plan, &mut worker, replay) {
         Ok((decoder, geometry)) => Ok(worker.work(decoder, &geometry)?),
         Err(error) => {
             worker.give_up(&error.to_string());
@@ -112,8 +112,8 @@ pub fn work(
 }
 
 /// Loads, says what room is left, and builds what the leader makes of that.
-fn build(draft: CudaDraft<'_>, worker: &mut Worker, replay: Replay) -> Result<(CudaDecoder, Geometry), LoadError> {
-    let model = draft.load()?;
+fn build(plan: CudaPlan<'_>, worker: &mut Worker, replay: Replay) -> Result<(CudaDecoder, Geometry), LoadError> {
+    let model = plan.load()?;
     let blocks = model.free_bytes()? / model.block_bytes().max(1);
     worker.offer(u32::try_from(blocks).unwrap_or(u32::MAX))?;
     let geometry = worker.assignment()?.geometry();

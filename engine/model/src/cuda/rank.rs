@@ -1,5 +1,6 @@
 //! A decoder on one GPU, whole or a rank's part of it: what a step needs of the device besides its kernels.
 
+use std::io;
 use std::sync::Arc;
 
 use windlass_engine_core::executor::Geometry;
@@ -8,17 +9,18 @@ use windlass_kernels::cuda::ops::{self, PeerRank};
 use windlass_kernels::cuda::{Device, DriverError, Pinned, Region, Stream};
 
 use super::Replay;
-use super::cache::{Cache, PageType};
-use super::compute::{Compute, Exchange, cache_shape, step_sizes};
+use super::cache::{Cache, PageRoom, PageType};
+use super::compute::{CudaBackend, CudaStep, Exchange, cache_shape, step_sizes};
 use super::draws::Draws;
 use super::graphs::{Buckets, GraphRoom, GraphSize, Graphs};
 use super::handover::Handover;
+use super::inputs::ProductChoices;
 use super::moves::Moves;
 use super::sampler::{self, Answer, Changes};
-use super::weights::Weights;
-use crate::backend::TokenMove;
+use super::weights::CudaWeights;
 use crate::batch::Batch;
 use crate::config::DecoderConfig;
+use crate::decoder::{Decoder, TokenMove};
 use crate::sampler::{Drawn, RowTask, SampleError};
 
 /// Why nothing crosses to another stage.
@@ -31,7 +33,9 @@ pub(super) struct RankPart {
     pub device: Device,
     /// Of the part.
     pub config: DecoderConfig,
-    pub weights: Weights,
+    pub weights: CudaWeights,
+    /// How they are multiplied.
+    pub choices: ProductChoices,
     /// Where they lie; none where the device maps no memory.
     pub weights_region: Option<Arc<Region>>,
     /// The first token whose embedding the part holds.
@@ -42,12 +46,12 @@ pub(super) struct RankPart {
 ///
 /// Fields are dropped in their order: graphs name the memory of what follows them.
 #[derive(Debug)]
-pub(super) struct Rank {
+pub struct CudaRank {
     graphs: Graphs,
     graph_room: GraphRoom,
     buckets: Buckets,
     replay: Replay,
-    compute: Compute,
+    pub(super) decoder: Decoder<CudaBackend>,
     draws: Draws,
     /// Of the steps in flight.
     changes: [Changes; 2],
@@ -56,6 +60,8 @@ pub(super) struct Rank {
     logits: Pinned<f32>,
     /// Absent where no stage comes before or behind.
     handover: Option<Handover>,
+    /// Absent where no block leaves the pool.
+    page_room: Option<PageRoom>,
     /// What is given back for a while, if the device maps memory. Addresses stay, and so do graphs.
     regions: Regions,
     stream: Stream,
@@ -95,23 +101,25 @@ pub(super) struct Feed {
     pub draw: usize,
 }
 
-impl Rank {
+impl CudaRank {
     /// With a place in a group where the part is not all of the decoder.
-    pub fn new(
+    pub(super) fn new(
         part: RankPart,
-        peer: Option<PeerRank>,
+        peer: Option<(usize, PeerRank)>,
         geometry: &Geometry,
         pages: PageType,
         replay: Replay,
-    ) -> Result<Rank, DriverError> {
-        let RankPart { device, config, weights, weights_region, first_token } = part;
+    ) -> Result<CudaRank, DriverError> {
+        let RankPart { device, config, weights, choices, weights_region, first_token } = part;
         let regions = Regions { weights: weights_region, kv: Region::of(&device)? };
-        let cache = Cache::new(&device.within(regions.kv.as_ref()), cache_shape(&config, geometry, pages))?;
+        let shape = cache_shape(&config, geometry, pages);
+        let cache = Cache::new(&device.within(regions.kv.as_ref()), shape)?;
+        let page_room = (geometry.swap_slots > 0).then(|| PageRoom::new(&device, &shape)).transpose()?;
         let Geometry { max_step_rows, max_step_tokens, max_step_logits, .. } = *geometry;
         let [rows, tokens, logits] = [max_step_rows, max_step_tokens, max_step_logits].map(|size| size as usize);
         let logits = if weights.head.is_some() { logits } else { 0 };
-        let exchange = peer.map(|peer| Exchange { peer, first_token });
-        let is_whole = weights.embedding().is_some() && weights.head.is_some();
+        let exchange = peer.map(|(rank, peer)| Exchange { peer, rank, first_token });
+        let is_whole = weights.embeds && weights.head.is_some();
         let changes = || Changes::new(&device, logits, config.vocabulary);
         let handover = (!is_whole).then(|| Handover::new(&device, tokens, config.hidden)).transpose()?;
         let (sizes, buckets) = (step_sizes(&config, weights.head.is_some(), geometry), Buckets::up_to(rows));
@@ -119,7 +127,7 @@ impl Rank {
             Replay::Graphs => buckets.sizes(sizes.reaches()),
             Replay::Eager => Vec::new(),
         };
-        Ok(Rank {
+        Ok(CudaRank {
             graphs: Graphs::new(replayed),
             buckets,
             replay,
@@ -128,7 +136,11 @@ impl Rank {
             moves: Moves::new(&device, &sizes)?,
             logits: device.pinned(logits * config.vocabulary)?,
             handover,
-            compute: Compute::new(&device, config, weights, exchange, geometry, cache)?,
+            page_room,
+            decoder: Decoder {
+                backend: CudaBackend::new(&device, config, (&weights, &choices), exchange, geometry, cache)?,
+                weights,
+            },
             regions,
             stream: device.stream()?,
             // Once all else is there: fields are made in this order.
@@ -137,50 +149,40 @@ impl Rank {
     }
 
     /// Values of a token's logits.
-    pub fn vocabulary(&self) -> usize {
-        self.compute.config.vocabulary
-    }
-
-    /// Values of a token's activations.
-    pub fn hidden(&self) -> usize {
-        self.compute.config.hidden
-    }
-
-    /// Whether tokens are embedded here.
-    pub fn embeds(&self) -> bool {
-        self.compute.embeds()
+    pub(super) fn vocabulary(&self) -> usize {
+        self.decoder.backend.config.vocabulary
     }
 
     /// Graphs captured so far.
-    pub fn graphs(&self) -> usize {
+    pub(super) fn graphs(&self) -> usize {
         self.graphs.count()
     }
 
     /// As many as there may be.
-    pub fn most_graphs(&self) -> usize {
+    pub(super) fn most_graphs(&self) -> usize {
         self.graphs.most()
     }
 
     /// The first size of a step that has none.
-    pub fn missing_graph(&self) -> Option<GraphSize> {
+    pub(super) fn missing_graph(&self) -> Option<GraphSize> {
         self.graphs.missing()
     }
 
     /// What its device has left for more of them.
-    pub fn graph_room(&self) -> &GraphRoom {
+    pub(super) fn graph_room(&self) -> &GraphRoom {
         &self.graph_room
     }
 
     /// Captures the graph of a step that has not come yet. Nothing is in flight, and nothing runs.
-    pub fn capture(&mut self, size: GraphSize) -> Result<(), DriverError> {
+    pub(super) fn capture(&mut self, size: GraphSize) -> Result<(), DriverError> {
         self.regions.check("a capture")?;
-        let Rank { graphs, compute, stream, .. } = self;
-        let counts = compute.metadata.lay_out(size);
-        graphs.capture(size, || stream.capture(|| compute.issue(&counts, stream)))
+        let CudaRank { graphs, decoder, stream, .. } = self;
+        let counts = decoder.backend.metadata.lay_out(size);
+        graphs.capture(size, || stream.capture(|| decoder.forward(&CudaStep { counts, stream })))
     }
 
     /// Issues a step, where any of its rows is computed.
-    pub fn step(&mut self, step: &Step) -> Result<(), DriverError> {
+    pub(super) fn step(&mut self, step: &Step) -> Result<(), DriverError> {
         match step.batch.is_empty() {
             true => Ok(()),
             false => self.issue(&step.batch, &step.feeds),
@@ -189,39 +191,40 @@ impl Rank {
 
     /// Issues a step's kernels from what the stage before gave, a row of activations for each token. The step before has
     /// been waited for.
-    pub fn issue_from(&mut self, batch: &Batch, activations: &[f32]) -> Result<(), DriverError> {
+    pub(super) fn issue_from(&mut self, batch: &Batch, activations: &[f32]) -> Result<(), DriverError> {
         let tokens = self.bucket(batch).unwrap_or(batch.tokens().len());
-        let Rank { handover, compute, stream, .. } = self;
+        let CudaRank { handover, decoder, stream, .. } = self;
         let Some(handover) = handover else { return Err(DriverError::refused("a step", WHOLE)) };
-        handover.bring(activations, compute.entry(tokens), stream)?;
+        handover.bring(activations, decoder.backend.entry(tokens), stream)?;
         self.issue(batch, &[])
     }
 
     /// What the layers gave for the last step's `tokens` tokens, once it is done.
-    pub fn activations(&self, tokens: usize) -> Result<Vec<f32>, DriverError> {
+    pub(super) fn fetch_activations(&self, tokens: usize) -> Result<Vec<f32>, DriverError> {
         match &self.handover {
-            Some(handover) => handover.fetch(self.compute.activations(tokens), &self.stream),
+            Some(handover) => handover.fetch(self.decoder.backend.activations(tokens), &self.stream),
             None => Err(DriverError::refused("activations", WHOLE)),
         }
     }
 
     /// Issues a step's kernels. The tokens of `feeds` lie on the device, or will when the kernels run.
-    pub fn issue(&mut self, batch: &Batch, feeds: &[Feed]) -> Result<(), DriverError> {
+    pub(super) fn issue(&mut self, batch: &Batch, feeds: &[Feed]) -> Result<(), DriverError> {
         self.regions.check("a step")?;
         let bucket = self.bucket(batch);
-        let Rank { graphs, compute, draws, stream, .. } = self;
-        let counts = compute.metadata.upload(batch, bucket, stream)?;
+        let CudaRank { graphs, decoder, draws, stream, .. } = self;
+        let counts = decoder.backend.metadata.upload(batch, bucket, stream)?;
+        let step = CudaStep { counts, stream };
         for (first, count) in runs(feeds) {
             let drawn = draws.on_device(first.turn, first.draw..first.draw + count);
-            compute.metadata.feed(first.token, drawn, stream)?;
+            decoder.backend.metadata.feed(first.token, drawn, stream)?;
         }
         match bucket {
-            None => compute.issue(&counts, stream),
+            None => decoder.forward(&step),
             Some(bucket) => {
                 let size = GraphSize { bucket, reach: counts.reach };
-                match graphs.of_step(size, || stream.capture(|| compute.issue(&counts, stream)))? {
+                match graphs.of_step(size, || stream.capture(|| decoder.forward(&step)))? {
                     Some(graph) => stream.launch_graph(graph),
-                    None => compute.issue(&counts, stream),
+                    None => decoder.forward(&step),
                 }
             }
         }
@@ -230,41 +233,45 @@ impl Rank {
     /// The number of rows of one token that a step is padded to where it is replayed.
     fn bucket(&self, batch: &Batch) -> Option<usize> {
         let (tokens, logits) = (batch.tokens().len(), batch.logit_tokens().len());
-        let all_alike = self.compute.metadata.decodes_alone(batch) && (tokens == logits || !self.compute.has_head());
+        let has_head = self.decoder.weights.head.is_some();
+        let all_alike = self.decoder.backend.metadata.decodes_alone(batch) && (tokens == logits || !has_head);
         let repeats = self.replay == Replay::Graphs && all_alike;
         self.buckets.holding(tokens).filter(|_| repeats)
     }
 
     /// Has the device draw a token from each of the first rows of logits that the last step left, or tell of them, for the step
     /// of this turn: none that is in flight beside it has the same.
-    pub fn draw(&mut self, turn: usize, answers: &[Answer]) -> Result<(), DriverError> {
+    pub(super) fn draw(&mut self, turn: usize, answers: &[Answer]) -> Result<(), DriverError> {
         let (rows, vocabulary) = (answers.len(), self.vocabulary());
-        let Rank { changes, draws, compute, stream, .. } = self;
+        let CudaRank { changes, draws, decoder, stream, .. } = self;
         if answers.is_empty() {
             return draws.skip(turn, stream);
         }
-        changes[turn].apply(answers, compute.logits_mut(rows), stream)?;
-        draws.draw(turn, &sampler::draws(answers), compute.logits(rows), vocabulary, stream)
+        changes[turn].apply(answers, decoder.backend.logits_mut(rows), stream)?;
+        draws.draw(turn, &sampler::draws(answers), decoder.backend.logits(rows), vocabulary, stream)
     }
 
     /// Waits for the step of this turn.
-    pub fn wait(&self, turn: usize) -> Result<(), DriverError> {
+    pub(super) fn wait(&self, turn: usize) -> Result<(), DriverError> {
         self.draws.wait(turn)
     }
 
     /// The tokens that the step of this turn drew; it has been waited for.
-    pub fn drawn(&self, turn: usize, rows: usize) -> Vec<Drawn> {
+    pub(super) fn drawn(&self, turn: usize, rows: usize) -> Vec<Drawn> {
         self.draws.drawn(turn, rows)
     }
 
     /// Waits for all that was issued.
-    pub fn settle(&self) -> Result<(), DriverError> {
+    pub(super) fn settle(&self) -> Result<(), DriverError> {
         self.stream.synchronize()
     }
 
     /// Draws from the first rows of logits that the last step left, or tells of them. No step may be in flight whose draws have
     /// not been read.
-    pub fn sample(&mut self, tasks: &[RowTask<'_>]) -> Result<Vec<Result<Drawn, SampleError>>, DriverError> {
+    pub(super) fn draw_and_wait(
+        &mut self,
+        tasks: &[RowTask<'_>],
+    ) -> Result<Vec<Result<Drawn, SampleError>>, DriverError> {
         if tasks.is_empty() {
             // Also without logits: the step's numbers may be written over once this returns.
             return self.stream.synchronize().map(|()| Vec::new());
@@ -309,23 +316,23 @@ impl Rank {
     /// Has a row of logits copied to the host.
     fn copy_logits(&self, row: usize) -> Result<(), DriverError> {
         let place = row * self.vocabulary()..(row + 1) * self.vocabulary();
-        self.stream.copy_to_host(&self.logits, place.start, self.compute.logits(row + 1).slice(place))
+        self.stream.copy_to_host(&self.logits, place.start, self.decoder.backend.logits(row + 1).slice(place))
     }
 
     /// The first rows of logits that the last step left, one after the other, once it is done.
-    pub fn logits(&self, rows: usize) -> Result<Vec<f32>, DriverError> {
+    pub(super) fn logits(&self, rows: usize) -> Result<Vec<f32>, DriverError> {
         (0..rows).try_for_each(|row| self.copy_logits(row))?;
         self.stream.synchronize()?;
         Ok(self.logits.read(0..rows * self.vocabulary()))
     }
 
     /// The region of the weights.
-    pub fn weights_region(&self) -> Option<&Arc<Region>> {
+    pub(super) fn weights_region(&self) -> Option<&Arc<Region>> {
         self.regions.weights.as_ref()
     }
 
     /// Takes memory, or gives it back.
-    pub fn hold(&mut self, what: Holding, held: bool) -> Result<(), DriverError> {
+    pub(super) fn hold(&mut self, what: Holding, held: bool) -> Result<(), DriverError> {
         self.stream.synchronize()?;
         if !held {
             self.graphs.end_unused();
@@ -334,16 +341,41 @@ impl Rank {
     }
 
     /// Copies keys and values of a block.
-    pub fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), DriverError> {
+    pub(super) fn copy_page(&mut self, from: BlockId, to: BlockId) -> Result<(), DriverError> {
         self.regions.check("a copy")?;
-        self.compute.cache.copy(from.0 as usize, to.0 as usize, &self.stream)
+        self.decoder.backend.cache.copy(from.0 as usize, to.0 as usize, &self.stream)
+    }
+
+    /// Gives `store` keys and values of a block, once all steps that write them are done.
+    pub(super) fn with_block(&self, block: BlockId, store: impl FnOnce(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        self.regions.check("a copy").map_err(io::Error::other)?;
+        let room = self.page_room()?;
+        store(&room.fetch(&self.decoder.backend.cache, block.0 as usize, &self.stream).map_err(io::Error::other)?)
+    }
+
+    /// Overwrites keys and values of a block with what `load` gives, before any later step reads them.
+    pub(super) fn fill_block(
+        &mut self,
+        block: BlockId,
+        load: impl FnOnce(&mut [u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.regions.check("a copy").map_err(io::Error::other)?;
+        let mut bytes = vec![0; self.page_room()?.bytes()];
+        load(&mut bytes)?;
+        let CudaRank { decoder, page_room, stream, .. } = self;
+        let Some(room) = page_room else { return Ok(()) };
+        room.bring(&bytes, &mut decoder.backend.cache, block.0 as usize, stream).map_err(io::Error::other)
+    }
+
+    fn page_room(&self) -> io::Result<&PageRoom> {
+        self.page_room.as_ref().ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "there is no swap space"))
     }
 
     /// Moves keys and values of tokens, in order, behind the steps that were issued.
-    pub fn move_tokens(&mut self, moves: &[TokenMove]) -> Result<(), DriverError> {
+    pub(super) fn issue_moves(&mut self, moves: &[TokenMove]) -> Result<(), DriverError> {
         self.regions.check("a move")?;
-        let Rank { moves: room, compute, stream, .. } = self;
-        room.issue(moves, &mut compute.cache, stream)
+        let CudaRank { moves: room, decoder, stream, .. } = self;
+        room.issue(moves, &mut decoder.backend.cache, stream)
     }
 }
 

@@ -4,33 +4,33 @@
 //! The two are stages of a pipeline in one process, which compute one after the other: what crosses is a row of activations
 //! for each token. That makes room, not speed.
 
-use std::slice;
-
 use windlass_checkpoint::Checkpoint;
-use windlass_engine_contract::memory::{Ledger, kv_bytes_per_token};
+use windlass_engine_contract::memory::Ledger;
 use windlass_engine_contract::shape::ModelShape;
 use windlass_engine_contract::sharding::{Shard, Stage};
 use windlass_engine_core::executor::{Geometry, KvGroups};
 use windlass_kernels::cuda::Device;
 
 use super::cache::PageType;
-use super::decoder::CudaDecoder;
+use super::fit::{ledger_of_last, longest_sequence};
 use super::handover::Handover;
-use super::loaded::{LoadedPart, step_bytes};
-use super::rank::Rank;
-use super::split_decoder::SplitDecoder;
+use super::loaded::LoadedPart;
+use super::rank::CudaRank;
 use super::{CudaError, Replay, support};
 use crate::config::DecoderConfig;
+use crate::cpu::{Built, CpuPlan};
+use crate::decoder::SplitDecoder;
+use crate::error::{LoadError, no_threads};
 use crate::executor::CpuExecutor;
-use crate::load::{Built, Draft, LoadError, Loaded, no_threads};
-use crate::part::Parts;
+use crate::load::Loaded;
+use crate::ranks::Ranks;
 use crate::sizes::{KvBudget, LoadOptions, SizeError, Sizes};
 use crate::step::StepRunner;
 use crate::weights::{Manifest, ShardError};
 
 /// A model whose last layers are on a GPU. Nothing is allocated yet for those that stay on the CPU.
 pub struct SplitModel<'a> {
-    first: Draft<'a>,
+    first: CpuPlan<'a>,
     last: LoadedPart,
     /// How both caches hold keys and values.
     pages: PageType,
@@ -47,40 +47,13 @@ pub fn layers_that_fit(checkpoint: &Checkpoint, options: &LoadOptions, free_byte
     let manifest = Manifest::read_headers(checkpoint, &config, options.quantization)?;
     let (room, layers) = (free_bytes - free_bytes / DRIVERS_SHARE, config.layers as u32);
     for last in (1..=layers).rev() {
-        if bytes_of_last(&manifest, &config, options, last)? <= room {
+        let asked = LoadOptions { kv: longest_sequence(&config, options, last), ..options.clone() };
+        if ledger_of_last(&manifest, &config, &asked, last)?.total() <= room {
             return Ok(last);
         }
     }
     Ok(0)
 }
-
-/// Bytes on a device of a model's last layers and its head, of their steps, and of a sequence at its longest.
-fn bytes_of_last(
-    manifest: &Manifest<'_>,
-    config: &DecoderConfig,
-    options: &LoadOptions,
-    last: u32,
-) -> Result<u64, LoadError> {
-    let whole = config.shape(0);
-    let is_whole = last == whole.layers;
-    let stage = if is_whole { Stage::WHOLE } else { Stage::split(last, &whole).map_err(ShardError::from)?[1] };
-    let held = ModelShape { layers: last, windowed: None, ..whole.clone() };
-    let longest = options.max_model_tokens.unwrap_or(u32::MAX).min(whole.context_tokens);
-    let block = kv_bytes_per_token(&held, options.kv_data_type) * u64::from(options.block_tokens);
-    let kv = block * u64::from(longest.div_ceil(options.block_tokens.max(1)) + 1);
-    let asked = LoadOptions { kv: KvBudget::Bytes(kv), memory_limit_bytes: None, ..options.clone() };
-    let groups = KvGroups::undivided(&whole);
-    let geometry = Sizes::decide(slice::from_ref(&held), config.rotary_dims(), groups, &asked)?.geometry;
-    let by_expert = config.experts.as_ref().filter(|_| !options.batch_invariant);
-    let by_expert = by_expert.map_or(0, |experts| experts.used * config.hidden);
-    let widest = config.hidden.max(config.feed_forward).max(by_expert);
-    let inputs = INPUT_BYTES * u64::from(geometry.max_step_tokens) * widest as u64;
-    let weights = manifest.device_bytes(&Parts::of(&Shard::whole(&whole), config), stage);
-    Ok(weights + kv + step_bytes(config, true, inputs, &geometry))
-}
-
-/// Bytes of a value of an input that is rounded or sorted for a matrix, or copied for each expert, at most.
-const INPUT_BYTES: u64 = 2;
 
 impl<'a> SplitModel<'a> {
     /// Takes the weights of the last `gpu_layers` layers in on a device. `memory_limit_bytes` is for the CPU's part.
@@ -94,17 +67,17 @@ impl<'a> SplitModel<'a> {
         support::check_undivided(options)?;
         let pages = support::page_type(options.kv_data_type)?;
         let stages = |shape: &ModelShape| Stage::split(gpu_layers, shape);
-        let first = Draft::read(checkpoint, options, |shape| Ok(stages(shape)?[0]))?;
-        let (config, whole) = (&first.config, first.config.shape(0));
+        let first = CpuPlan::read(checkpoint, options, |shape| Ok(stages(shape)?[0]))?;
+        let (config, whole) = (first.config(), first.config().shape(0));
         support::check_config(config, pages)?;
         let [_, stage] = stages(&whole).map_err(ShardError::from)?;
-        let last = LoadedPart::load(&first.manifest, config, Shard::whole(&whole), stage, device, options)?;
+        let last = LoadedPart::load(&first.model.manifest, config, Shard::whole(&whole), stage, device, options)?;
         Ok(SplitModel { first, last, pages, options: options.clone() })
     }
 
     /// What the model is; its weights' bytes are those on both.
     pub fn shape(&self) -> ModelShape {
-        self.first.config.shape(self.cpu_weight_bytes() + self.last.part.weights.bytes())
+        self.first.config().shape(self.cpu_weight_bytes() + self.last.weight_bytes())
     }
 
     /// Bytes of weights that the CPU will hold.
@@ -122,7 +95,7 @@ impl<'a> SplitModel<'a> {
 
     /// Bytes of keys and values of all layers, where the CPU has so many for those of its layers and the GPU for its own.
     pub fn kv_bytes(&self, cpu: u64, gpu: u64) -> u64 {
-        let (all, on_gpu) = (self.first.config.layers as u64, self.last.part.config.layers as u64);
+        let (all, on_gpu) = (self.first.config().layers as u64, self.last.part.config.layers as u64);
         (cpu / (all - on_gpu)).min(gpu / on_gpu).saturating_mul(all)
     }
 
@@ -132,21 +105,21 @@ impl<'a> SplitModel<'a> {
         let geometry = self.geometry(kv)?;
         let (shape, gpu) = (self.shape(), self.last.ledger(&geometry, self.pages, 0));
         let SplitModel { first, last, pages, options } = self;
-        let sizes = Sizes::check(&first.shapes, first.config.rotary_dims(), geometry, &options)?;
+        let sizes = Sizes::check(&first.shapes, first.config().rotary_dims(), geometry, &options)?;
         let Built { decoder, ledgers, weight_type, .. } = first.build(sizes, &options)?;
         let crossing = Handover::bytes(geometry.max_step_tokens as usize, shape.hidden as usize);
         let crossing = Ledger { workspace: crossing, ..Ledger::default() };
         let cpu: Ledger = ledgers.into_iter().chain([crossing]).sum();
         let kernels = decoder.backend().kernels();
-        let last = Rank::new(last.part, None, &geometry, pages, replay).map_err(CudaError::from)?;
-        let decoder = SplitDecoder { first: decoder, last: CudaDecoder::alone(last) };
+        let last = CudaRank::new(last.part, None, &geometry, pages, replay).map_err(CudaError::from)?;
+        let decoder = SplitDecoder { first: decoder, last: Ranks::alone(last) };
         let executor = CpuExecutor::start(StepRunner::new(decoder, geometry, None)).map_err(no_threads(1))?;
         Ok(Loaded { executor, shape, ledgers: vec![cpu, gpu], weight_type, kernels })
     }
 
     fn geometry(&self, kv: KvBudget) -> Result<Geometry, SizeError> {
         let options = LoadOptions { kv, memory_limit_bytes: None, ..self.options.clone() };
-        let config = &self.first.config;
+        let config = self.first.config();
         let gpu = ModelShape { layers: self.last.part.config.layers as u32, windowed: None, ..config.shape(0) };
         let shapes: Vec<ModelShape> = self.first.shapes.iter().cloned().chain([gpu]).collect();
         // A stage's layers are not those of the other, whose groups would be others.

@@ -25,7 +25,7 @@ pub(super) fn page_type(kind: KvDataType) -> Result<PageType, CudaError> {
 /// Refuses a decoder that the kernels do not compute.
 pub(super) fn check_config(config: &DecoderConfig, pages: PageType) -> Result<(), CudaError> {
     if let Some(experts) = &config.experts {
-        check_experts(experts, config.post_norms)?;
+        check_experts(experts)?;
     }
     let dim = config.head_dim;
     if !dim.is_multiple_of(HEAD_STEP) || dim > MAX_HEAD_DIM {
@@ -49,7 +49,7 @@ pub(super) fn check_divided(config: &DecoderConfig, whole_experts: bool) -> Resu
     }
 }
 
-fn check_experts(experts: &ExpertsConfig, post_norms: bool) -> Result<(), CudaError> {
+fn check_experts(experts: &ExpertsConfig) -> Result<(), CudaError> {
     let (count, used) = (experts.count, experts.used);
     if count > MAX_EXPERTS || used > MAX_USED_EXPERTS {
         let right = format!("at most {MAX_EXPERTS} of which a token uses {MAX_USED_EXPERTS}, or the CPU");
@@ -58,10 +58,7 @@ fn check_experts(experts: &ExpertsConfig, post_norms: bool) -> Result<(), CudaEr
             right,
         ));
     }
-    match post_norms {
-        true => Err(CudaError::unsupported("a norm behind a mixture of experts", "the CPU")),
-        false => Ok(()),
-    }
+    Ok(())
 }
 
 /// Refuses options that are for the CPU alone.
@@ -70,11 +67,7 @@ pub(super) fn check_options(options: &LoadOptions) -> Result<(), CudaError> {
     if options.tensor_parallel as usize > MAX_RANKS {
         return refuse(format!("a group of {} ranks", options.tensor_parallel), &format!("up to {MAX_RANKS}"));
     }
-    check_blocks(options.block_tokens)?;
-    if options.swap.is_some() {
-        return refuse("swap space".to_owned(), "none");
-    }
-    Ok(())
+    check_blocks(options.block_tokens)
 }
 
 /// Refuses blocks that are no pages of the kernels.
@@ -85,8 +78,11 @@ pub(super) fn check_blocks(tokens: u32) -> Result<(), CudaError> {
     }
 }
 
-/// Refuses ranks where some layers stay on the CPU.
+/// Refuses ranks where some layers stay on the CPU, and swap space, which keeps blocks of one device.
 pub(super) fn check_undivided(options: &LoadOptions) -> Result<(), CudaError> {
+    if options.swap.is_some() {
+        return Err(CudaError::unsupported("swap space with layers on the CPU", "none, or all layers on one device"));
+    }
     match options.tensor_parallel {
         1 => Ok(()),
         ranks => Err(CudaError::unsupported(format!("a group of {ranks} ranks with layers on the CPU"), "one rank")),

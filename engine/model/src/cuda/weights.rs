@@ -1,19 +1,17 @@
 //! A decoder's weights on a GPU, stacked as its kernels multiply: query, key and value as one, gate and up as one.
 
-use std::sync::Arc;
-
-use windlass_engine_contract::sharding::Stage;
 use windlass_kernels::cuda::ops::GateLayout;
 use windlass_kernels::cuda::weights::EightBits;
-use windlass_kernels::cuda::{DriverError, LoadError, Matrix, Memory, Products, Upload, Uploader};
-use windlass_kernels::{Pool, WeightType};
+use windlass_kernels::cuda::{LoadError as MatrixError, Matrix, Memory, Upload, Uploader};
+use windlass_kernels::{Integer, Pool, ShapeError, WeightType};
 
 use super::CudaError;
-use super::inputs::ProductChoices;
-use super::packer::{FileMatrix, FilePacker};
-use crate::backend::{Experts, FeedForward, Gated, Layer};
-use crate::packed::Float8;
-use crate::weights::Head;
+use super::compute::CudaBackend;
+use super::file_matrix::{FileMatrix, FileValues};
+use crate::decoder::{DecoderWeights, Matrices};
+use crate::error::LoadError;
+use crate::weights::quantized::Float8;
+use crate::weights::{FileRows, GatedFiles, WeightLoader};
 
 /// How tensors of one input become one matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +23,7 @@ enum Stack {
 }
 
 impl Stack {
-    fn make(self, loader: &Loader<'_>, cols: usize, tensors: &[Tensor<'_>]) -> Result<Matrix, LoadError> {
+    fn make(self, loader: &CudaLoader<'_>, cols: usize, tensors: &[Tensor<'_>]) -> Result<Matrix, MatrixError> {
         match self {
             Stack::OneType => Matrix::stack(loader.uploader, loader.pool, cols, tensors),
             Stack::OwnTypes => Matrix::stack_types(loader.uploader, loader.pool, cols, tensors),
@@ -46,61 +44,20 @@ type Tensor<'a> = (WeightType, usize, &'a [u8]);
 /// What is right where an order is not.
 const RIGHT_ORDER: &str = "a checkpoint without desc_act, or the CPU";
 
-/// Those of a decoder, or of a stage of it.
-#[derive(Debug)]
-pub(super) struct Weights {
-    entry: Entry,
-    pub layers: Vec<LayerWeights>,
-    /// Absent where a stage comes behind.
-    pub head: Option<HeadWeights>,
-    /// How they are multiplied.
-    pub choices: ProductChoices,
+/// A decoder's weights on a GPU.
+pub(super) type CudaWeights = DecoderWeights<CudaBackend>;
+
+/// Bytes of them on the device.
+pub(super) fn bytes(weights: &CudaWeights) -> u64 {
+    let matrices: usize = weights.matrices().map(Matrix::bytes).sum();
+    (matrices + weights.vectors().map(|vector| vector.view().bytes()).sum::<usize>()) as u64
 }
 
-/// What makes logits.
-#[derive(Debug)]
-pub(super) struct HeadWeights {
-    pub norm: Memory<f32>,
-    pub output: Matrix,
-}
-
-/// What the residual stream begins with.
-#[derive(Debug)]
-enum Entry {
-    /// Each token's row of the matrix that makes logits.
-    Tied,
-    /// Its row of another one.
-    Embedding(Matrix),
-    /// What the stage before gives.
-    Activations,
-}
-
-/// Those of a layer.
-#[derive(Debug)]
-pub(super) struct LayerWeights {
-    pub attention_norm: Memory<f32>,
-    /// Query, key and value.
-    pub qkv: Matrix,
-    /// Of them, one after the other.
-    pub biases: Option<Memory<f32>>,
-    /// Of the heads of query and key.
-    pub head_norms: Option<[Memory<f32>; 2]>,
-    /// Whether heads turn.
-    pub rotary: bool,
-    pub out: Matrix,
-    /// Of what the attention gives.
-    pub post_attention_norm: Option<Memory<f32>>,
-    pub feed_forward_norm: Memory<f32>,
-    pub feed_forward: FeedForwardWeights,
-    /// Of what the feed-forward block gives.
-    pub post_feed_forward_norm: Option<Memory<f32>>,
-}
-
-/// A layer's feed-forward block.
-#[derive(Debug)]
-pub(super) enum FeedForwardWeights {
-    Dense(Box<GatedWeights>),
-    Experts(Box<ExpertWeights>),
+/// Query, key and value are one matrix.
+impl Matrices<Matrix> for Matrix {
+    fn matrices(&self) -> Vec<&Matrix> {
+        vec![self]
+    }
 }
 
 /// A gated block, or several one after the other.
@@ -113,6 +70,12 @@ pub(super) struct GatedWeights {
     pub down: Matrix,
 }
 
+impl Matrices<Matrix> for GatedWeights {
+    fn matrices(&self) -> Vec<&Matrix> {
+        vec![&self.gate_up, &self.down]
+    }
+}
+
 /// A mixture of experts.
 #[derive(Debug)]
 pub(super) struct ExpertWeights {
@@ -123,191 +86,129 @@ pub(super) struct ExpertWeights {
     pub shared: Option<GatedWeights>,
 }
 
-impl FeedForwardWeights {
+impl Matrices<Matrix> for ExpertWeights {
     fn matrices(&self) -> Vec<&Matrix> {
-        match self {
-            FeedForwardWeights::Dense(gated) => gated.matrices().to_vec(),
-            FeedForwardWeights::Experts(experts) => {
-                let ExpertWeights { router, gated, shared } = &**experts;
-                [gated].into_iter().chain(shared).flat_map(GatedWeights::matrices).chain([router]).collect()
-            }
-        }
-    }
-}
-
-impl GatedWeights {
-    fn matrices(&self) -> [&Matrix; 2] {
-        [&self.gate_up, &self.down]
-    }
-}
-
-impl Weights {
-    /// What embeds tokens; absent where the stage before does.
-    pub fn embedding(&self) -> Option<&Matrix> {
-        match &self.entry {
-            Entry::Tied => self.head.as_ref().map(|head| &head.output),
-            Entry::Embedding(matrix) => Some(matrix),
-            Entry::Activations => None,
-        }
-    }
-
-    /// Those that all tokens of a step are multiplied with.
-    pub fn layer_matrices(&self) -> impl Iterator<Item = &Matrix> {
-        self.layers.iter().flat_map(LayerWeights::matrices)
-    }
-
-    /// Matrices of the layers' experts.
-    pub fn experts(&self) -> impl Iterator<Item = &GatedWeights> {
-        self.layers.iter().filter_map(|layer| match &layer.feed_forward {
-            FeedForwardWeights::Experts(experts) => Some(&experts.gated),
-            FeedForwardWeights::Dense(_) => None,
-        })
-    }
-
-    /// What multiplies many tokens with matrices in bf16, where there are such and that is there.
-    pub fn library(&self) -> Option<&Arc<dyn Products>> {
-        self.choices.library.as_ref().filter(|_| self.layer_matrices().any(Matrix::is_bf16))
-    }
-
-    /// Bytes on the device.
-    pub fn bytes(&self) -> u64 {
-        let untied = self.embedding().filter(|_| !matches!(self.entry, Entry::Tied));
-        let tables = untied.into_iter().chain(self.head.iter().map(|head| &head.output));
-        let matrices: usize = tables.chain(self.layer_matrices()).map(Matrix::bytes).sum();
-        let vectors = self.layers.iter().flat_map(LayerWeights::vectors).chain(self.head.iter().map(|head| &head.norm));
-        (matrices + vectors.map(|vector| vector.view().bytes()).sum::<usize>()) as u64
-    }
-}
-
-impl LayerWeights {
-    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
-        [&self.qkv, &self.out].into_iter().chain(self.feed_forward.matrices())
-    }
-
-    fn vectors(&self) -> impl Iterator<Item = &Memory<f32>> {
-        let norms = [&self.attention_norm, &self.feed_forward_norm];
-        let post_norms = self.post_attention_norm.iter().chain(&self.post_feed_forward_norm);
-        norms.into_iter().chain(post_norms).chain(&self.biases).chain(self.head_norms.iter().flatten())
+        let ExpertWeights { router, gated, shared } = self;
+        [gated].into_iter().chain(shared).flat_map(GatedWeights::matrices).chain([router]).collect()
     }
 }
 
 /// Takes weights in.
-pub(super) struct Loader<'a> {
+pub(super) struct CudaLoader<'u> {
     /// Copies what is ready while the next matrix is.
-    pub uploader: &'a Uploader,
+    pub uploader: &'u Uploader,
     /// Converts what the kernels do not multiply as it is.
-    pub pool: &'a Pool,
+    pub pool: &'u Pool,
 }
 
-impl Loader<'_> {
-    /// A layer, which is no longer needed on the host afterwards.
-    pub fn layer(&self, index: usize, layer: Layer<FilePacker<'_>>) -> Result<LayerWeights, CudaError> {
-        let named = |name: &'static str| move |source| CudaError::Weights { name, layer: index, source };
-        let Layer { query, key, value, biases, head_norms, feed_forward, .. } = layer;
-        let optional = |norm: Option<Vec<f32>>| norm.map(|norm| self.vector(&norm)).transpose();
-        check_shared_order("query, key and value", &[&query, &key, &value])?;
-        let biases = biases.map(|biases| self.vector(&biases.concat())).transpose()?;
-        let head_norms = match head_norms {
-            Some([query, key]) => Some([self.vector(&query)?, self.vector(&key)?]),
-            None => None,
-        };
-        Ok(LayerWeights {
-            attention_norm: self.vector(&layer.attention_norm)?,
-            qkv: self
-                .stack(&[&query, &key, &value], GateLayout::Halves, Stack::OwnTypes)
-                .map_err(named("query, key and value"))?,
-            biases,
-            head_norms,
-            rotary: layer.rotary,
-            out: self.matrix(&layer.out).map_err(named("attention output"))?,
-            post_attention_norm: optional(layer.post_attention_norm)?,
-            feed_forward_norm: self.vector(&layer.feed_forward_norm)?,
-            feed_forward: self.feed_forward(index, &feed_forward)?,
-            post_feed_forward_norm: optional(layer.post_feed_forward_norm)?,
-        })
+impl<'a> WeightLoader<'a> for CudaLoader<'_> {
+    type Device = CudaBackend;
+    type File = FileMatrix<'a>;
+    type Error = LoadError;
+
+    fn file(
+        &self,
+        kind: WeightType,
+        rows: usize,
+        cols: usize,
+        source: &impl FileRows<'a>,
+        order: Option<&[u32]>,
+    ) -> Result<FileMatrix<'a>, ShapeError> {
+        let values = FileValues::Typed(kind, source.get(0..rows));
+        Ok(FileMatrix { rows, cols, values, order: order.map(<[u32]>::to_vec) })
     }
 
-    fn feed_forward(&self, layer: usize, block: &FeedForward<FilePacker<'_>>) -> Result<FeedForwardWeights, CudaError> {
-        let Experts { router, experts, shared } = match block {
-            FeedForward::Dense(gated) => {
-                let gated = self.gated(layer, [gated], Stack::OwnTypes)?;
-                return Ok(FeedForwardWeights::Dense(Box::new(gated)));
-            }
-            FeedForward::Experts(experts) => experts,
-        };
-        let of_experts = experts.iter().flat_map(|Gated { gate, up, down }| [gate, up, down]);
-        refuse_order("experts", of_experts.chain([router]))?;
-        let gate: Vec<u8> =
-            shared.iter().flat_map(|shared| &shared.gate).flat_map(|value| value.to_le_bytes()).collect();
-        let (kind, bytes) = router.typed();
-        let rows = [(kind, router.rows, &bytes[..])];
-        let rows: Vec<_> = rows.into_iter().chain(shared.iter().map(|_| (WeightType::F32, 1, &gate[..]))).collect();
-        let router = Matrix::stack(self.uploader, self.pool, router.cols, &rows)
-            .map_err(|source| CudaError::Weights { name: "router", layer, source })?;
-        let shared = shared.as_ref().map(|shared| self.gated(layer, [&shared.gated], Stack::OwnTypes));
-        let (shared, gated) = (shared.transpose()?, self.gated(layer, experts, Stack::OneType)?);
-        Ok(FeedForwardWeights::Experts(Box::new(ExpertWeights { router, gated, shared })))
+    fn quantized(
+        &self,
+        from: WeightType,
+        to: Integer,
+        rows: usize,
+        cols: usize,
+        source: &impl FileRows<'a>,
+    ) -> Result<FileMatrix<'a>, ShapeError> {
+        let quantized = to.quantize(self.pool, from, rows, cols, &source.get(0..rows))?;
+        let values = FileValues::Typed(to.weight_type(), quantized.into());
+        Ok(FileMatrix { rows, cols, values, order: None })
     }
 
-    /// Gated blocks, one after the other.
-    fn gated<'m, 'p: 'm>(
+    fn float8(&self, rows: usize, cols: usize, values: impl FnOnce() -> Option<Float8>) -> Option<FileMatrix<'a>> {
+        values().map(|float8| FileMatrix { rows, cols, values: FileValues::Float8(float8), order: None })
+    }
+
+    fn vector(&self, values: Vec<f32>) -> Result<Memory<f32>, LoadError> {
+        Ok(self.uploader.upload(&values).map_err(CudaError::from)?)
+    }
+
+    fn table(&self, name: &'static str, file: FileMatrix<'a>) -> Result<Matrix, LoadError> {
+        refuse_order("embeddings and heads", [&file])?;
+        Ok(self.matrix(&file).map_err(|source| CudaError::Table { name, source })?)
+    }
+
+    fn qkv(&self, layer: usize, files: [FileMatrix<'a>; 3]) -> Result<Matrix, LoadError> {
+        let files = files.each_ref();
+        check_shared_order("query, key and value", &files)?;
+        let stacked = self.stack(&files, GateLayout::Halves, Stack::OwnTypes);
+        Ok(stacked.map_err(of_layer("query, key and value", layer))?)
+    }
+
+    fn out(&self, layer: usize, file: FileMatrix<'a>) -> Result<Matrix, LoadError> {
+        Ok(self.matrix(&file).map_err(of_layer("attention output", layer))?)
+    }
+
+    fn gated(&self, layer: usize, files: GatedFiles<FileMatrix<'a>>) -> Result<GatedWeights, LoadError> {
+        Ok(self.stack_gated(layer, &[files], Stack::OwnTypes)?)
+    }
+
+    fn experts(
         &self,
         layer: usize,
-        blocks: impl IntoIterator<Item = &'m Gated<FilePacker<'p>>>,
+        router: FileMatrix<'a>,
+        experts: Vec<GatedFiles<FileMatrix<'a>>>,
+        shared: Option<(GatedFiles<FileMatrix<'a>>, Vec<f32>)>,
+    ) -> Result<ExpertWeights, LoadError> {
+        refuse_order("experts", experts.iter().flatten().chain([&router]))?;
+        let (shared, gate) = shared.unzip();
+        let gate = gate.map(|gate: Vec<f32>| gate.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>());
+        let (kind, bytes) = router.typed();
+        let rows = [(kind, router.rows, &bytes[..])].into_iter();
+        let rows: Vec<_> = rows.chain(gate.iter().map(|gate| (WeightType::F32, 1, &gate[..]))).collect();
+        let router = Matrix::stack(self.uploader, self.pool, router.cols, &rows).map_err(of_layer("router", layer))?;
+        let shared = shared.map(|files| self.stack_gated(layer, &[files], Stack::OwnTypes)).transpose()?;
+        Ok(ExpertWeights { router, gated: self.stack_gated(layer, &experts, Stack::OneType)?, shared })
+    }
+}
+
+/// Says which matrix of which layer is wrong.
+fn of_layer(name: &'static str, layer: usize) -> impl Fn(MatrixError) -> CudaError {
+    move |source| CudaError::Weights { name, layer, source }
+}
+
+impl CudaLoader<'_> {
+    /// Gated blocks, one after the other.
+    fn stack_gated(
+        &self,
+        layer: usize,
+        blocks: &[GatedFiles<FileMatrix<'_>>],
         stack: Stack,
     ) -> Result<GatedWeights, CudaError> {
-        let named = |name: &'static str| move |source| CudaError::Weights { name, layer, source };
-        let (gates_and_ups, downs): (Vec<_>, Vec<_>) =
-            blocks.into_iter().map(|Gated { gate, up, down }| ([gate, up], down)).unzip();
-        let gates_and_ups = gates_and_ups.concat();
+        let gates_and_ups: Vec<_> = blocks.iter().flat_map(|[gate, up, _]| [gate, up]).collect();
+        let downs: Vec<_> = blocks.iter().map(|[_, _, down]| down).collect();
         check_shared_order("gate and up", &gates_and_ups)?;
         let by_eights = gates_and_ups.chunks(2).all(|pair| stack.takes_by_eights(pair));
         let layout = if by_eights { GateLayout::Eights } else { GateLayout::Halves };
         Ok(GatedWeights {
-            gate_up: self.stack(&gates_and_ups, layout, stack).map_err(named("gate and up"))?,
+            gate_up: self.stack(&gates_and_ups, layout, stack).map_err(of_layer("gate and up", layer))?,
             layout,
-            down: self.stack(&downs, GateLayout::Halves, stack).map_err(named("down"))?,
+            down: self.stack(&downs, GateLayout::Halves, stack).map_err(of_layer("down", layer))?,
         })
     }
 
-    /// What is before and behind the layers of a stage.
-    pub fn weights(
-        &self,
-        stage: Stage,
-        embedding: Option<FileMatrix<'_>>,
-        layers: Vec<LayerWeights>,
-        head: Option<Head<FilePacker<'_>>>,
-        choices: ProductChoices,
-    ) -> Result<Weights, CudaError> {
-        let (norm, untied) = head.map(|head| (head.norm, head.untied)).unzip();
-        let untied = untied.flatten();
-        refuse_order("embeddings and heads", embedding.iter().chain(&untied))?;
-        let table = |name: &'static str, matrix: Option<FileMatrix<'_>>| {
-            let taken_in = matrix.map(|matrix| self.matrix(&matrix)).transpose();
-            taken_in.map_err(|source| CudaError::Table { name, source })
-        };
-        let (untied, embedding) = (table("head", untied)?, table("token embedding", embedding)?);
-        let (entry, output) = match (stage.is_first(), embedding, untied) {
-            (true, Some(tied), None) if stage.is_last() => (Entry::Tied, Some(tied)),
-            (true, Some(embedding), untied) => (Entry::Embedding(embedding), untied),
-            (false, output, None) | (false, None, output) => (Entry::Activations, output),
-            _ => unreachable!("a stage has the matrices that it reads and no others"),
-        };
-        let norm = norm.map(|norm| self.vector(&norm)).transpose()?;
-        let head = norm.zip(output).map(|(norm, output)| HeadWeights { norm, output });
-        Ok(Weights { entry, layers, head, choices })
-    }
-
-    fn vector(&self, values: &[f32]) -> Result<Memory<f32>, DriverError> {
-        self.uploader.upload(values)
-    }
-
-    fn matrix(&self, file: &FileMatrix<'_>) -> Result<Matrix, LoadError> {
+    fn matrix(&self, file: &FileMatrix<'_>) -> Result<Matrix, MatrixError> {
         self.stack(&[file], GateLayout::Halves, Stack::OneType)
     }
 
     /// Matrices of the same input, in the same order of columns, as one: outputs after outputs, or those of two by eights.
-    fn stack(&self, files: &[&FileMatrix<'_>], layout: GateLayout, stack: Stack) -> Result<Matrix, LoadError> {
+    fn stack(&self, files: &[&FileMatrix<'_>], layout: GateLayout, stack: Stack) -> Result<Matrix, MatrixError> {
         if let Some(float8) = self.stack_float8(files, layout) {
             return float8;
         }
@@ -325,7 +226,7 @@ impl Loader<'_> {
     }
 
     /// The same if all are eight-bit floats that are scaled alike.
-    fn stack_float8(&self, files: &[&FileMatrix<'_>], layout: GateLayout) -> Option<Result<Matrix, LoadError>> {
+    fn stack_float8(&self, files: &[&FileMatrix<'_>], layout: GateLayout) -> Option<Result<Matrix, MatrixError>> {
         let parts: Vec<&Float8> = files.iter().map(|file| file.float8()).collect::<Option<_>>()?;
         let group = parts[0].group;
         let (rows, cols) = (files.iter().map(|file| file.rows).sum(), files[0].cols);
@@ -388,11 +289,12 @@ fn refuse_order<'m>(what: &str, matrices: impl IntoIterator<Item = &'m FileMatri
 mod tests {
     #![allow(clippy::unwrap_used)] // in a test, a failed unwrap is the failure
 
+    use std::borrow::Cow;
+    use std::ops::Range;
+
     use windlass_cuda_shim::{HostMachine, Kernels};
-    use windlass_kernels::WeightType;
 
     use super::*;
-    use crate::cuda::packer::FileValues;
 
     const SIDE: usize = 64;
 
@@ -402,63 +304,55 @@ mod tests {
         FileMatrix { rows: SIDE, cols: SIDE, values, order }
     }
 
-    fn gated(ordered: [bool; 3]) -> Gated<FilePacker<'static>> {
-        let [gate, up, down] = ordered.map(matrix);
-        Gated { gate, up, down }
-    }
-
-    /// A layer of query, key, value, output and then this block; some have an order of their own.
-    fn layer(ordered: [bool; 4], feed_forward: FeedForward<FilePacker<'static>>) -> Layer<FilePacker<'static>> {
-        let [query, key, value, out] = ordered.map(matrix);
-        Layer {
-            attention_norm: vec![1.0; SIDE],
-            query,
-            key,
-            value,
-            out,
-            biases: None,
-            head_norms: None,
-            rotary: true,
-            post_attention_norm: None,
-            feed_forward_norm: vec![1.0; SIDE],
-            feed_forward,
-            post_feed_forward_norm: None,
-        }
-    }
-
     #[test]
     fn an_order_of_columns_is_taken_where_an_input_has_one_alone_and_refused_elsewhere() {
         let device = HostMachine::new(Kernels::Record, 7).device(0, 1 << 24);
         let uploader = Uploader::new(&device, 1 << 12).unwrap();
-        let loader = Loader { uploader: &uploader, pool: &Pool::new(1).unwrap() };
-        let is_refused = |found: CudaError| found.to_string().contains("use a checkpoint without desc_act");
-        let dense = |attention: u32, block: u32| {
-            let of = |bits: u32, index: u32| bits >> index & 1 == 1;
-            let block = FeedForward::Dense(gated([0, 1, 2].map(|index| of(block, index))));
-            loader.layer(0, layer([0, 1, 2, 3].map(|index| of(attention, index)), block))
-        };
-        for (attention, block) in (0..16).flat_map(|attention| (0..8).map(move |block| (attention, block))) {
-            let shares = [0, 7].contains(&(attention & 7)) && [0, 3].contains(&(block & 3));
-            match dense(attention, block) {
-                Ok(layer) => {
-                    let ordered = layer.matrices().map(|matrix| matrix.order().is_some()).collect::<Vec<_>>();
-                    let expected = [attention & 1, attention >> 3, block & 1, block >> 2].map(|bit| bit == 1);
-                    assert!(shares && ordered == expected, "{attention:b} {block:b}: {ordered:?}");
+        let loader = CudaLoader { uploader: &uploader, pool: &Pool::new(1).unwrap() };
+        let is_refused = |found: LoadError| found.to_string().contains("use a checkpoint without desc_act");
+        let three = |bits: u32| [0, 1, 2].map(|index| matrix(bits >> index & 1 == 1));
+        for bits in 0..8 {
+            match loader.qkv(0, three(bits)) {
+                Ok(qkv) => assert!([0, 7].contains(&bits) && qkv.order().is_some() == (bits == 7), "{bits:b}"),
+                Err(why) => assert!(![0, 7].contains(&bits) && is_refused(why), "{bits:b}"),
+            }
+            match loader.gated(0, three(bits)) {
+                Ok(GatedWeights { gate_up, down, .. }) => {
+                    let ordered = [gate_up, down].map(|matrix| matrix.order().is_some());
+                    assert!([0, 3].contains(&(bits & 3)), "{bits:b}");
+                    assert_eq!(ordered, [bits & 1, bits >> 2].map(|bit| bit == 1), "{bits:b}");
                 }
-                Err(why) => assert!(!shares && is_refused(why), "{attention:b} {block:b}"),
+                Err(why) => assert!(![0, 3].contains(&(bits & 3)) && is_refused(why), "{bits:b}"),
             }
         }
+        assert!([false, true].map(|order| loader.out(0, matrix(order)).unwrap().order().is_some()) == [false, true]);
         for ordered in 0..4 {
-            let experts = vec![gated([0, 1, 2].map(|index| index == ordered))];
-            let mixture = FeedForward::Experts(Experts { router: matrix(ordered == 3), experts, shared: None });
-            assert!(loader.layer(0, layer([false; 4], mixture)).is_err_and(is_refused));
+            let experts = vec![[0, 1, 2].map(|index| matrix(index == ordered))];
+            assert!(loader.experts(0, matrix(ordered == 3), experts, None).is_err_and(is_refused));
         }
-        let tables = |embedding, head| {
-            let head = Head { norm: vec![1.0; SIDE], untied: Some(matrix(head)) };
-            loader.weights(Stage::WHOLE, Some(matrix(embedding)), Vec::new(), Some(head), ProductChoices::default())
-        };
-        assert!(tables(false, false).is_ok());
-        assert!(tables(true, false).is_err_and(is_refused));
-        assert!(tables(false, true).is_err_and(is_refused));
+        assert!(loader.table("head", matrix(false)).is_ok());
+        assert!(loader.table("head", matrix(true)).is_err_and(is_refused));
+    }
+    /// Rows of two bytes that lie in a file.
+    struct InFile<'a>(&'a [u8]);
+
+    impl<'a> FileRows<'a> for InFile<'a> {
+        fn get(&self, rows: Range<usize>) -> Cow<'a, [u8]> {
+            self.0[2 * rows.start..2 * rows.end].into()
+        }
+
+        fn release(&self, rows: Range<usize>) {
+            panic!("rows {rows:?} are still to be read");
+        }
+    }
+
+    #[test]
+    fn a_matrix_stays_in_its_file_until_the_device_takes_it_in() {
+        let device = HostMachine::new(Kernels::Record, 7).device(0, 1 << 24);
+        let (uploader, file) = (Uploader::new(&device, 1 << 12).unwrap(), vec![0; 8]);
+        let loader = CudaLoader { uploader: &uploader, pool: &Pool::new(1).unwrap() };
+        let matrix = loader.file(WeightType::BF16, 4, 1, &InFile(&file), None).unwrap();
+        let (_, values) = matrix.typed();
+        assert_eq!((values.as_ptr(), values.len()), (file.as_ptr(), file.len()));
     }
 }

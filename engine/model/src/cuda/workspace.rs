@@ -5,9 +5,9 @@ use windlass_kernels::cuda::ops::DecodeRoom;
 use windlass_kernels::cuda::{Device, DriverError, Memory};
 
 use super::experts::ExpertRoom;
-use super::inputs::InputRoom;
+use super::inputs::{InputRoom, ProductChoices};
 use super::metadata::StepSizes;
-use super::weights::Weights;
+use super::weights::CudaWeights;
 use crate::config::DecoderConfig;
 
 /// The buffers.
@@ -36,7 +36,7 @@ impl Workspace {
     pub fn new(
         device: &Device,
         config: &DecoderConfig,
-        weights: &Weights,
+        (weights, choices): (&CudaWeights, &ProductChoices),
         sizes: &StepSizes,
     ) -> Result<Workspace, DriverError> {
         let lengths = Lengths::of(config, sizes);
@@ -52,7 +52,7 @@ impl Workspace {
             picked: device.allocate(lengths.picked)?,
             picked_normed: device.allocate(lengths.picked)?,
             logits: device.allocate(lengths.logits)?,
-            inputs: InputRoom::new(device, config, weights, sizes.tokens)?,
+            inputs: InputRoom::new(device, config, (weights, choices), sizes.tokens)?,
             experts: ExpertRoom::new(device, config, sizes)?,
         })
     }

@@ -12,9 +12,10 @@ use windlass_engine_core::executor::{Geometry, Prepared};
 
 use super::greeting::{Assign, Join};
 use super::wire::{self, Kind, Payload};
-use super::{PipelineError, StageModel, frame_bound};
+use super::{PipelineError, frame_bound};
+use crate::batch::bounds;
 use crate::batch::{Batch, Logits};
-use crate::bounds;
+use crate::decoder::StageModel;
 use crate::panic::message;
 
 /// Pause between attempts to reach a leader that is not there yet.

@@ -7,10 +7,11 @@ use windlass_kernels::WeightType;
 
 use super::matrix::{MatrixTensor, PlainTensor, VectorTensor};
 use super::{TensorError, weight_type};
+use crate::config::names::{self, Name, Naming};
+use crate::config::quantization_config::{Scheme, Schemes};
 use crate::config::{DecoderConfig, Unsupported};
-use crate::names::{self, Name, Naming};
-use crate::packed::{PackedTensor, Scheme, Schemes};
-use crate::quantization::{Narrow, Quantization};
+use crate::weights::quantization::{Narrow, Quantization};
+use crate::weights::quantized::PackedTensor;
 
 /// Types of vectors.
 const FLOATS: [WeightType; 3] = [WeightType::F32, WeightType::F16, WeightType::BF16];

@@ -2,11 +2,12 @@
 
 use super::TensorError;
 use super::finder::Finder;
+use super::loader::{GatedFiles, WeightLoader};
 use super::matrix::{MatrixTensor, VectorTensor};
-use crate::backend::{Experts, FeedForward, Gated, Layer, Packer, SharedExpert};
+use crate::config::names::{self, Name};
 use crate::config::{DecoderConfig, ExpertsConfig};
-use crate::names::{self, Name};
-use crate::part::{GatedParts, Part, Parts};
+use crate::decoder::{Attention, FeedForward, Layer, Layout, Mixer};
+use crate::weights::part::{GatedParts, Part, Parts};
 
 #[derive(Debug)]
 pub(super) struct LayerTensors<'a> {
@@ -100,30 +101,46 @@ impl<'a> LayerTensors<'a> {
         self.feed_forward.downs(whole_experts).map(|down| down.block()).max().unwrap_or(1)
     }
 
-    pub fn pack<P: Packer<'a>>(&self, packer: &P, parts: &Parts) -> Result<Layer<P>, TensorError> {
-        let [query, key, value] = &self.inputs;
-        let whole = |vector: VectorTensor<'a>| vector.pack(packer, &Part::Whole);
-        let biases = |[of_query, of_key, of_value]: [VectorTensor<'a>; 3]| {
-            [(of_query, &parts.query), (of_key, &parts.key), (of_value, &parts.key)]
-                .map(|(bias, part)| bias.pack(packer, part))
-        };
-        let [post_attention_norm, post_feed_forward_norm] = match self.post_norms {
-            Some(norms) => norms.map(|norm| Some(whole(norm))),
-            None => [None, None],
-        };
+    /// Has a loader take in a rank's part of the layer, whose number within its stage is `index`.
+    pub fn load<L: WeightLoader<'a>>(
+        &self,
+        index: usize,
+        loader: &L,
+        parts: &Parts,
+    ) -> Result<Layer<L::Device>, L::Error> {
+        let norm = |vector: &VectorTensor<'a>| loader.vector(vector.values(&Part::Whole));
+        let post_norm = |at: usize| self.post_norms.as_ref().map(|norms| norm(&norms[at])).transpose();
         Ok(Layer {
-            attention_norm: whole(self.attention_norm),
-            query: query.pack(packer, &parts.query)?,
-            key: key.pack(packer, &parts.key)?,
-            value: value.pack(packer, &parts.key)?,
-            out: self.out.pack(packer, &parts.out)?,
-            biases: self.biases.map(biases),
-            head_norms: self.head_norms.map(|norms| norms.map(whole)),
-            rotary: self.rotary,
-            post_attention_norm,
-            feed_forward_norm: whole(self.feed_forward_norm),
-            feed_forward: self.feed_forward.pack(packer, parts)?,
-            post_feed_forward_norm,
+            mixer_norm: norm(&self.attention_norm)?,
+            mixer: Mixer::Attention(self.attention(index, loader, parts)?),
+            post_mixer_norm: post_norm(0)?,
+            feed_forward_norm: norm(&self.feed_forward_norm)?,
+            feed_forward: self.feed_forward.load(index, loader, parts)?,
+            post_feed_forward_norm: post_norm(1)?,
+        })
+    }
+
+    fn attention<L: WeightLoader<'a>>(
+        &self,
+        index: usize,
+        loader: &L,
+        parts: &Parts,
+    ) -> Result<Attention<L::Device>, L::Error> {
+        let of_rows = [&parts.query, &parts.key, &parts.key];
+        let [query, key, value] = &self.inputs;
+        let files = [query.read(loader, of_rows[0])?, key.read(loader, of_rows[1])?, value.read(loader, of_rows[2])?];
+        let bias = |biases: &[VectorTensor<'a>; 3]| {
+            let values = biases.iter().zip(of_rows).flat_map(|(bias, part)| bias.values(part));
+            loader.vector(values.collect())
+        };
+        let norm = |vector: &VectorTensor<'a>| loader.vector(vector.values(&Part::Whole));
+        let head_norms = |[query, key]: &[VectorTensor<'a>; 2]| Ok::<_, L::Error>([norm(query)?, norm(key)?]);
+        Ok(Attention {
+            qkv: loader.qkv(index, files)?,
+            bias: self.biases.as_ref().map(bias).transpose()?,
+            head_norms: self.head_norms.as_ref().map(head_norms).transpose()?,
+            is_rotary: self.rotary,
+            out: loader.out(index, self.out.read(loader, &parts.out)?)?,
         })
     }
 }
@@ -233,23 +250,37 @@ impl<'a> FeedForwardTensors<'a> {
         }
     }
 
-    fn pack<P: Packer<'a>>(&self, packer: &P, parts: &Parts) -> Result<FeedForward<P>, TensorError> {
+    fn load<L: WeightLoader<'a>>(
+        &self,
+        index: usize,
+        loader: &L,
+        parts: &Parts,
+    ) -> Result<FeedForward<L::Device>, L::Error> {
         match self {
-            FeedForwardTensors::Dense(gated) => pack_gated(gated, packer, &parts.feed_forward).map(FeedForward::Dense),
-            FeedForwardTensors::Experts(tensors) => {
-                let ExpertTensors { router, experts, shared } = tensors.as_ref();
-                let pack_expert = |gated: &GatedTensors<'a>| pack_gated(gated, packer, &parts.expert);
-                let pack_shared = |(gated, gate): &SharedTensors<'a>| {
-                    let gated = pack_gated(gated, packer, &parts.shared_expert)?;
-                    Ok::<_, TensorError>(SharedExpert { gated, gate: gate.pack(packer, &Part::Whole) })
-                };
-                Ok(FeedForward::Experts(Experts {
-                    router: router.pack(packer, &Part::Whole)?,
-                    experts: experts[parts.experts.clone()].iter().map(pack_expert).collect::<Result<_, _>>()?,
-                    shared: shared.as_ref().map(pack_shared).transpose()?,
-                }))
+            FeedForwardTensors::Dense(gated) => {
+                loader.gated(index, read_gated(gated, loader, &parts.feed_forward)?).map(FeedForward::Dense)
             }
+            FeedForwardTensors::Experts(tensors) => tensors.load(index, loader, parts).map(FeedForward::Experts),
         }
+    }
+}
+
+impl<'a> ExpertTensors<'a> {
+    fn load<L: WeightLoader<'a>>(
+        &self,
+        index: usize,
+        loader: &L,
+        parts: &Parts,
+    ) -> Result<<L::Device as Layout>::Experts, L::Error> {
+        let ExpertTensors { router, experts, shared } = self;
+        let router = router.read(loader, &Part::Whole)?;
+        let held = experts[parts.experts.clone()].iter();
+        let held = held.map(|gated| read_gated(gated, loader, &parts.expert)).collect::<Result<_, _>>()?;
+        let shared = shared.as_ref().map(|(gated, gate)| {
+            let gated = read_gated(gated, loader, &parts.shared_expert)?;
+            Ok::<_, TensorError>((gated, gate.values(&Part::Whole)))
+        });
+        loader.experts(index, router, held, shared.transpose()?)
     }
 }
 
@@ -265,11 +296,10 @@ fn find_gated<'a>(
     Ok([find(gate, [hidden, wide])?, find(up, [hidden, wide])?, find(down, [wide, hidden])?])
 }
 
-fn pack_gated<'a, P: Packer<'a>>(
+fn read_gated<'a, L: WeightLoader<'a>>(
     [gate, up, down]: &GatedTensors<'a>,
-    packer: &P,
+    loader: &L,
     parts: &GatedParts,
-) -> Result<Gated<P>, TensorError> {
-    let (gate, up) = (gate.pack(packer, &parts.gate)?, up.pack(packer, &parts.gate)?);
-    Ok(Gated { gate, up, down: down.pack(packer, &parts.down)? })
+) -> Result<GatedFiles<L::File>, TensorError> {
+    Ok([gate.read(loader, &parts.gate)?, up.read(loader, &parts.gate)?, down.read(loader, &parts.down)?])
 }

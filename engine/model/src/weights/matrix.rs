@@ -7,11 +7,11 @@ use windlass_checkpoint::{Checkpoint, Data, Tensor};
 use windlass_kernels::cuda::Matrix;
 use windlass_kernels::{Integer, WeightType, floats};
 
+use super::loader::{FileRows, WeightLoader};
 use super::{ShardError, TensorError, weight_type};
-use crate::backend::{FileRows, Packer};
-use crate::packed::PackedTensor;
-use crate::part::Part;
-use crate::quantization::Quantization;
+use crate::weights::part::Part;
+use crate::weights::quantization::Quantization;
+use crate::weights::quantized::PackedTensor;
 
 /// A matrix, or some rows of one.
 #[derive(Clone, Debug)]
@@ -131,15 +131,15 @@ impl<'a> MatrixTensor<'a> {
         }
     }
 
-    /// Packs a part that [`check`](Self::check) has passed; memory of the checkpoint is given back as it is read.
-    pub fn pack<P: Packer<'a>>(&self, packer: &P, part: &Part) -> Result<P::Matrix, TensorError> {
+    /// Reads a part that [`check`](Self::check) has passed; memory of the checkpoint is given back as it is read.
+    pub fn read<L: WeightLoader<'a>>(&self, loader: &L, part: &Part) -> Result<L::File, TensorError> {
         let packed = match self {
             MatrixTensor::Plain(plain) => {
                 let [rows, cols] = part.shape(plain.rows, plain.cols);
                 let source = PlainRows { plain, part };
                 match plain.quantized {
-                    None => packer.matrix(plain.kind, rows, cols, &source, None),
-                    Some(to) => packer.quantized_matrix(plain.kind, to, rows, cols, &source),
+                    None => loader.file(plain.kind, rows, cols, &source, None),
+                    Some(to) => loader.quantized(plain.kind, to, rows, cols, &source),
                 }
             }
             MatrixTensor::Packed(packed) => {
@@ -147,10 +147,10 @@ impl<'a> MatrixTensor<'a> {
                 packed.check().map_err(problem)?;
                 let packed = packed.part(part);
                 let [cols, rows] = packed.shape();
-                if let Some(matrix) = packer.float8_matrix(rows, cols, || packed.float8()) {
+                if let Some(matrix) = loader.float8(rows, cols, || packed.float8()) {
                     return Ok(matrix);
                 }
-                packer.matrix(packed.kind(), rows, cols, &packed, packed.order())
+                loader.file(packed.kind(), rows, cols, &packed, packed.order())
             }
         };
         packed.map_err(|source| TensorError::Shape { name: self.name().to_owned(), source })
@@ -220,11 +220,12 @@ impl<'a> VectorTensor<'a> {
         4 * self.tensor.dims[0]
     }
 
-    pub fn pack<P: Packer<'a>>(&self, packer: &P, part: &Part) -> P::Vector {
+    /// The values that belong to the outputs of a part.
+    pub fn values(&self, part: &Part) -> Vec<f32> {
         let kind = weight_type(self.tensor.kind).unwrap_or(WeightType::F32);
         let mut values = floats(kind, &self.tensor.bytes);
         values.iter_mut().for_each(|value| *value += self.offset);
-        packer.vector(part.of_outputs(values))
+        part.of_outputs(values)
     }
 }
 

@@ -12,14 +12,14 @@ use crate::cuda::{
 use serde_json::json;
 use windlass_checkpoint::Checkpoint;
 use windlass_engine_contract::memory::KvDataType;
-use windlass_engine_core::draft::{DraftTree, PromptLookup};
+use windlass_engine_core::draft::{DraftTree, PromptLookup, Proposer};
 use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::executor::{Executor, KvGroups};
 use windlass_engine_core::plan::{BlockId, History, InputToken, PlanRow, RowOutput, SampleRow, StepOutput};
 use windlass_engine_core::request::{Request, RequestId, Sampling};
 use windlass_engine_core::sampling::Penalties;
 use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Replay};
-use windlass_engine_model::{DecoderConfig, KvBudget, LoadOptions, load};
+use windlass_engine_model::{DecoderConfig, DraftModel, KvBudget, LoadOptions, load};
 use windlass_kernels::WeightType;
 
 /// Guesses that hold, that do not, and that do up to a place; drawn on the device and, with a bias, on the host.
@@ -76,6 +76,43 @@ fn texts_with_more_guesses_than_there_are_rows_are_the_models() {
     let text = text_with_guesses(executor(&checkpoint, Replay::Graphs), 4);
     let regret = most_regret(&mut load(&checkpoint, &options()).unwrap().executor, &repeated(), &text);
     assert!(regret <= NEAR_TIE, "{text:?} is {regret} from the CPU's choices");
+}
+
+/// A small model beside the large one, on the same GPU; here of the same kind, so that every guess holds.
+#[test]
+fn a_draft_model_on_the_gpu_changes_no_token() {
+    let (checkpoint, device) = (checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) }), device(7));
+    let prompt: Vec<u32> = (0..50).map(|index| index * 7 % VOCABULARY).collect();
+    let requests = [1, 2].map(|id| Request::greedy(RequestId(id), prompt.clone(), 30));
+    let texts = |proposer: Option<Box<dyn Proposer>>| {
+        let options = LoadOptions { max_sequences: 8, ..options() };
+        let model = CudaModel::load(&checkpoint, &options, slice::from_ref(&device)).unwrap();
+        let mut engine = Engine::new(model.start(options.kv, Replay::Graphs).unwrap().executor, EngineConfig::PLAIN);
+        if let Some(proposer) = proposer {
+            engine = engine.with_proposer(proposer, 3);
+        }
+        requests.iter().for_each(|request| engine.add(request.clone(), 0.0).unwrap());
+        let mut texts = [const { Vec::new() }; 2];
+        while !engine.is_idle() {
+            for update in engine.turn(0.0).unwrap().updates {
+                texts[update.request.0 as usize - 1].extend(update.tokens);
+            }
+        }
+        (texts, engine.stats().drafts)
+    };
+    let (expected, _) = texts(None);
+    // So small a pool that the two sequences take turns in it, and one that holds both.
+    for blocks in [2, 4] {
+        let free = || device.driver().memory().unwrap().free_bytes as u64;
+        let (options, before) =
+            (LoadOptions { kv: KvBudget::Blocks(blocks), max_model_tokens: Some(128), ..options() }, free());
+        let draft = DraftModel::load_on(&checkpoint, &options, &device).unwrap();
+        let (taken, ledger) = (before - free(), DraftModel::ledger_on(&checkpoint, &options).unwrap());
+        assert!(taken <= ledger.total() + (64 << 10), "{taken} bytes, and {ledger:?}");
+        let (found, drafts) = texts(Some(Box::new(draft)));
+        assert_eq!(found, expected, "{blocks} blocks");
+        assert!(drafts.accepted > 20 && drafts.accepted * 10 >= drafts.tokens * 9, "{drafts:?}");
+    }
 }
 
 fn repeated() -> Vec<u32> {

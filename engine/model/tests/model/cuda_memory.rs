@@ -6,7 +6,8 @@ use crate::common::driver::generate;
 use crate::common::rows::{plan, row};
 use crate::common::tiny::Tiny;
 use crate::cuda::{
-    APART, agrees_with_the_cpu, checkpoint, device, driver, executor, family, jobs, loaded, options, tiny, whole_pieces,
+    APART, VOCABULARY, agrees_with_the_cpu, checkpoint, device, driver, executor, family, jobs, loaded, options, tiny,
+    whole_pieces,
 };
 use crate::cuda_steps::copied_blocks_are_read_alike;
 use crate::packed;
@@ -14,9 +15,10 @@ use serde_json::json;
 use windlass_checkpoint::Checkpoint;
 use windlass_cuda_shim::{HostMachine, Kernels};
 use windlass_engine_contract::memory::KvDataType;
+use windlass_engine_core::engine::{Engine, EngineConfig};
 use windlass_engine_core::executor::Executor;
 use windlass_engine_core::plan::InputToken;
-use windlass_engine_core::request::Sampling;
+use windlass_engine_core::request::{Request, RequestId, Sampling};
 use windlass_engine_model::cuda::{CudaExecutor, CudaModel, Replay};
 use windlass_engine_model::{LoadOptions, SwapSpace};
 use windlass_kernels::WeightType;
@@ -124,13 +126,11 @@ fn what_the_kernels_do_not_compute_is_refused_by_name() {
     let experts = family("mixtral", false, experts);
     let refused = CudaModel::load(&experts, &options(), slice::from_ref(&device)).map(drop).unwrap_err().to_string();
     assert!(refused.contains("a mixture of 40 experts of which a token uses 33"), "{refused}");
-    let swap = Some(SwapSpace { bytes: 1 << 20, folder: None });
     for (options, named) in [
         (LoadOptions { block_tokens: 16, ..options() }, "a KV block of 16 tokens"),
         (LoadOptions { tensor_parallel: 9, ..options() }, "a group of 9 ranks"),
         (LoadOptions { kv_data_type: KvDataType::F16, ..options() }, "a KV cache in f16"),
         (LoadOptions { kv_data_type: KvDataType::Int4, ..options() }, "a KV cache in int4"),
-        (LoadOptions { swap, ..options() }, "swap space"),
     ] {
         let refused = refusal(&options, tiny(WeightType::BF16));
         assert!(refused.contains(named) && refused.contains("CUDA"), "{refused}");
@@ -144,4 +144,45 @@ fn a_device_that_is_too_small_says_how_small() {
         .map(drop)
         .unwrap_err();
     assert!(refused.to_string().contains("no room for"), "{refused}");
+}
+
+/// A prompt of two blocks, two others that take its place in the pool, and it again: in every type of keys and values.
+#[test]
+fn blocks_that_left_the_pool_come_back_as_they_were() {
+    let checkpoint = checkpoint(Tiny { tied: false, ..tiny(WeightType::BF16) });
+    let request = |id: u32, prompt: u32| {
+        let tokens = (0..150).map(|index| (index * (11 + 2 * prompt) + prompt) % VOCABULARY).collect();
+        Request { logprobs: Some(0), ..Request::greedy(RequestId(id.into()), tokens, 5) }
+    };
+    for kv_data_type in [KvDataType::Bf16, KvDataType::Fp8, KvDataType::Int8] {
+        let engine = |swap: Option<SwapSpace>| {
+            let options = LoadOptions { kv_data_type, swap, ..options() };
+            let model = CudaModel::load(&checkpoint, &options, &[device(7)]).unwrap();
+            let executor = model.start(options.kv, Replay::Graphs).unwrap().executor;
+            Engine::new(executor, EngineConfig { enable_prefix_cache: true, ..EngineConfig::PLAIN })
+        };
+        let mut swapping = engine(Some(SwapSpace { bytes: 1 << 20, folder: None }));
+        let answers: Vec<_> =
+            [0, 1, 2, 0].into_iter().zip(0..).map(|(prompt, id)| told(&mut swapping, request(id, prompt))).collect();
+        let stats = swapping.stats();
+        assert!(stats.tier.hit_tokens >= 128, "{kv_data_type:?}: {stats:?}");
+        // A prompt whose blocks are found is computed in other chunks: its last tokens alone.
+        let mut keeping = engine(None);
+        let first = told(&mut keeping, request(0, 0));
+        assert_eq!((&first, &told(&mut keeping, request(1, 0))), (&answers[0], &answers[3]), "{kv_data_type:?}");
+    }
+}
+
+/// Tokens with their log probabilities.
+fn told(engine: &mut Engine<CudaExecutor>, request: Request) -> Vec<(u32, u32)> {
+    engine.add(request, 0.0).unwrap();
+    let mut told = Vec::new();
+    while !engine.is_idle() {
+        for update in engine.turn(0.0).unwrap().updates {
+            assert_eq!(update.failure, None);
+            let logprobs = update.logprobs.iter().map(|scores| scores.chosen.logprob.to_bits());
+            told.extend(update.tokens.iter().copied().zip(logprobs));
+        }
+    }
+    told
 }

@@ -106,7 +106,7 @@ fn agrees_within(bound: f32, name: &str, checkpoint: &Checkpoint, options: &Load
         let options = LoadOptions { kv: KvBudget::Blocks(8), tensor_parallel: ranks as u32, ..options.clone() };
         loaded(checkpoint, &options, &devices(&drivers(ranks, 7)), Replay::Graphs).executor
     });
-    assert_eq!(many.decoder().ranks(), ranks);
+    assert_eq!(many.decoder().count(), ranks);
     let text: Vec<u32> = (0..30).map(|token| token * 31 % VOCABULARY).collect();
     let (alone, together) = (scored(&mut one, &text), scored(&mut many, &text));
     let apart = alone.iter().zip(&together).map(|(one, many)| (one[0] - many[0]).abs()).fold(0.0, f32::max);

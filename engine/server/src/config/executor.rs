@@ -66,6 +66,8 @@ pub struct CpuConfig {
     pub gpu_layers: Option<GpuLayers>,
     /// What the engine may take of each GPU's memory.
     pub gpu_share: MemoryShare,
+    /// Bytes of each GPU that are left to a draft model: decided when the model is loaded.
+    pub gpu_reserved_bytes: u64,
     /// On a GPU, kernels are launched one by one instead of being replayed.
     pub eager: bool,
     /// On a GPU, no token depends on what is computed beside it.
@@ -284,6 +286,7 @@ fn cpu(args: &ServeArgs) -> Result<CpuConfig, Failure> {
         expert_parallel: args.enable_expert_parallel,
         gpu_layers: args.n_gpu_layers.filter(|layers| *layers != GpuLayers::Last(0)),
         gpu_share: args.gpu_memory_utilization,
+        gpu_reserved_bytes: 0,
         eager: args.enforce_eager,
         batch_invariant: !args.no_deterministic,
         activations: args.activation_dtype.map(ActivationType::from),

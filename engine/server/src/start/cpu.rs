@@ -126,6 +126,7 @@ pub(super) fn asked(config: &Config, cpu: &CpuConfig, defaults: StepDefaults) ->
         batch_invariant: cpu.batch_invariant,
         inputs_in_bytes: cpu.inputs_in_bytes(),
         gpu_share: cpu.gpu_share,
+        gpu_reserved_bytes: cpu.gpu_reserved_bytes,
         ..LoadOptions::default()
     }
 }
@@ -176,7 +177,6 @@ pub fn load_failure(error: LoadError) -> Failure {
         }
         LoadError::Sizes(_) => Reason::InvalidConfiguration,
         LoadError::Cuda(error) => cuda_reason(error),
-        LoadError::Swap { .. } => Reason::InvalidConfiguration,
         LoadError::Threads { .. } | LoadError::Pipeline(_) => Reason::DeviceFailed,
     };
     Failure::new(reason, error)

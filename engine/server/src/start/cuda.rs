@@ -1,6 +1,7 @@
 //! A model on this machine's first NVIDIA GPUs: one, or one for each rank of a tensor-parallel group. Its first layers may
 //! stay on the CPU, or on other nodes.
 
+mod drafting;
 mod nodes;
 mod split;
 
@@ -14,6 +15,7 @@ use crate::fetch::record;
 use crate::gpus;
 use crate::kernels;
 use crate::monitor::{Built, Monitor};
+use drafting::Drafting;
 use std::sync::Arc;
 use tracing::{info, warn};
 use windlass_checkpoint::Checkpoint;
@@ -92,9 +94,11 @@ pub fn start(
     announce(devices);
     watch(devices, monitor);
     let (file, decoder) = open_served(config, &cpu.model)?;
-    let (config_of, cpu_of, devices) = (config.clone(), cpu.clone(), devices.to_vec());
+    let drafting = drafting::plan(config, cpu, &devices[0])?;
+    let cpu = &CpuConfig { gpu_reserved_bytes: drafting.ledger.total(), ..cpu.clone() };
     let split = split_at(config, cpu, &file, decoder.layers, &devices[0])?;
     check_activations(cpu, split)?;
+    let (config_of, cpu_of, devices) = (config.clone(), cpu.clone(), devices.to_vec());
     match (&cpu.pipeline, split) {
         (Some(pipeline), _) => {
             let mut gathering = Some(cpu::gathering(pipeline)?);
@@ -102,15 +106,15 @@ pub fn start(
                 Some(gathering) => nodes::load(&config_of, &cpu_of, &gathering, &devices, file),
                 None => Err(cpu::not_loaded_again()),
             };
-            run(config, cpu, &file, load, monitor, clock)
+            run(config, cpu, &file, drafting, load, monitor, clock)
         }
         (None, None) => {
             let load = move |file: &Checkpoint| load(&config_of, &cpu_of, &devices, file);
-            run(config, cpu, &file, load, monitor, clock)
+            run(config, cpu, &file, drafting, load, monitor, clock)
         }
         (None, Some(layers)) => {
             let load = move |file: &Checkpoint| split::load(&config_of, &cpu_of, layers, &devices[0], file);
-            run(config, cpu, &file, load, monitor, clock)
+            run(config, cpu, &file, drafting, load, monitor, clock)
         }
     }
 }
@@ -174,20 +178,18 @@ fn run<E: Executor + 'static>(
     config: &Config,
     cpu: &CpuConfig,
     file: &Checkpoint,
+    drafting: Drafting,
     mut load: impl FnMut(&Checkpoint) -> Result<Running<E>, Failure> + Send + 'static,
     monitor: &Arc<Monitor>,
     clock: Clock,
 ) -> Result<StartedModel, Failure> {
-    let speculation = config.speculation.clone();
-    let guess = move || speculation.as_ref().map(|speculation| speculation.proposer_without_model("a GPU")).transpose();
-    // What is refused is refused before the weights are read.
-    guess()?;
     let began = clock.seconds();
     let (read, running) = read_beside(file, config, || load(file))?;
     let Running { executor, ledgers, weight_type, kernels, flags } = running;
     cpu::check_quantization(cpu, weight_type)?;
     let geometry = executor.geometry();
-    let model = cpu.model.clone();
+    let (model, beside) = (cpu.model.clone(), drafting.ledger);
+    let guess = move || drafting.proposer(geometry.vocabulary);
     let reload = move || Ok(load(&open(&model)?)?.executor);
     let load_seconds = clock.seconds() - began;
     let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
@@ -214,7 +216,7 @@ fn run<E: Executor + 'static>(
         ),
         effective: effective(config, &geometry, on),
         simulated: false,
-        ledger: Some(ledgers.into_iter().sum()),
+        ledger: Some(ledgers.into_iter().chain([beside]).sum()),
         start: StartPhases { download_seconds, load_seconds, warm_seconds },
     };
     Ok(StartedModel { engine, tokenizer: read.tokenizer, template: read.template, built })

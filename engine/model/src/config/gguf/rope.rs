@@ -6,7 +6,7 @@ use windlass_kernels::{WeightType, floats};
 use super::super::yarn::{self, Yarn};
 use super::super::{ConfigError, DEFAULT_ROPE_THETA, LayerSet, LongRope, MAGNITUDES, MAX_CONTEXT_TOKENS, RopeConfig};
 use super::Keys;
-use crate::names::ROPE_FACTORS;
+use crate::config::names::ROPE_FACTORS;
 
 impl Keys<'_> {
     pub(super) fn rope(self, file: &GgufFile, head_dim: usize) -> Result<RopeConfig, ConfigError> {

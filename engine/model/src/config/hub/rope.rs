@@ -6,7 +6,7 @@ use windlass_kernels::ops::RopePairing;
 use super::super::yarn::{self, Yarn};
 use super::super::{ConfigError, DEFAULT_ROPE_THETA, LayerSet, LongRope, MAGNITUDES, MAX_CONTEXT_TOKENS, RopeConfig};
 use super::Keys;
-use crate::family::Family;
+use crate::config::family::Family;
 
 /// What newer files call the rotary parameters of layers that see all keys, and of those that see a window of them.
 const FULL: &str = "full_attention";

@@ -24,6 +24,7 @@ pub(super) fn layers_that_fit(
     let asked = cpu::asked(config, cpu, StepDefaults::CUDA);
     let memory = device.driver().memory().map_err(|error| cpu::load_failure(CudaError::from(error).into()))?;
     let room = cpu.gpu_share.of(memory.total_bytes as u64).min(memory.free_bytes as u64);
+    let room = room.saturating_sub(cpu.gpu_reserved_bytes);
     match cuda::layers_that_fit(file, &asked, room).map_err(cpu::load_failure)? {
         0 => Err(Failure::new(
             Reason::OutOfMemory,

@@ -49,6 +49,21 @@ fn nodes_with_gpus_share_the_layers() {
     assert_eq!(first.kv * 2, alone.kv, "the other half is on the other node");
 }
 
+/// It takes what the ledger says of a GPU on which nothing but the model was, and what is too large for the GPU is said to be its.
+#[test]
+fn a_draft_model_lies_on_the_gpu_beside_the_model() {
+    let (file, small) =
+        (file(), |draft: &str| format!("--max-num-seqs 8 --speculative-config {{\"model\":\"{draft}\"}}"));
+    let with_draft = small(&file.path().display().to_string());
+    let [alone, beside] = ["--max-num-seqs 8", &with_draft].map(|flags| started(flags, 1 << 28).unwrap());
+    let [alone_ledger, ledger] = [&alone, &beside].map(|built| built.ledger.unwrap());
+    assert!(ledger.weights >= 2 * alone_ledger.weights && ledger.kv > alone_ledger.kv, "{ledger:?}, {alone_ledger:?}");
+    assert_eq!(beside.effective.kv_blocks, alone.effective.kv_blocks, "there is room for both");
+    assert_eq!(beside.fingerprint, alone.fingerprint, "no token changes");
+    let missing = started(&small("/nowhere.gguf"), 1 << 28).err().unwrap();
+    assert!(missing.message.contains("/nowhere.gguf"), "{missing}");
+}
+
 #[test]
 fn layers_stay_on_the_cpu_where_the_flag_says_so() {
     // So few sequences that each way has room for all of them.

@@ -7,8 +7,8 @@ use windlass_engine_core::executor::{Geometry, MAX_IN_FLIGHT};
 use windlass_engine_core::plan::{InputToken, PlanRow, RowOutput, Ticket};
 use windlass_engine_core::request::TokenId;
 
+use crate::batch::bounds;
 use crate::batch::{Batch, Logits};
-use crate::bounds;
 use crate::step::uncomputable;
 
 /// What rows may be, and what earlier steps gave.

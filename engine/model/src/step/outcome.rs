@@ -6,9 +6,9 @@ use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::{BlockId, PlanRow, RowOutput, SequenceFailure};
 use windlass_engine_core::sampling::TokenLogprobs;
 
-use crate::backend::TokenMove;
-use crate::places::Mask;
+use crate::decoder::TokenMove;
 use crate::sampler::Drawn;
+use crate::step::places::Mask;
 
 /// What became of a row.
 pub(crate) struct Outcome {

@@ -13,8 +13,8 @@ use windlass_kernels::WeightType;
 
 use super::order::Order;
 use super::parts::{FloatPart, Parts};
-use super::scheme::{GptqZeros, Layout};
 use super::{CRUMBS, SIGNED_BYTES, THREE_BITS, widest};
+use crate::config::quantization_config::{GptqZeros, Layout};
 
 /// Which nibble of a word holds which of eight outputs in AWQ: output `n` is nibble `AWQ_NIBBLE[n]`.
 const AWQ_NIBBLE: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];

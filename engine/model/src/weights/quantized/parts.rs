@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use windlass_checkpoint::{Data, Tensor};
 use windlass_kernels::{WeightType, floats};
 
-use super::scheme::{Scheme, replace};
+use crate::config::quantization_config::{Scheme, replace};
 
 /// Gives the parts of the matrix that plain checkpoints call `name`.
 pub(super) struct Parts<'n, F> {

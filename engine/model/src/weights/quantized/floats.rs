@@ -10,8 +10,8 @@ use windlass_kernels::{Integer, WeightType};
 
 use super::float8::{self, Float8, e4m3};
 use super::parts::{FloatPart, Parts};
-use super::scheme::{Float8Scales, Layout};
 use super::{SIGNED_BYTES, widest};
+use crate::config::quantization_config::{Float8Scales, Layout};
 
 /// Largest block of bitsandbytes.
 const MAX_BLOCK: u64 = 1 << 16;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use windlass_engine_core::executor::Geometry;
 use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
 
-use crate::step::Model;
+use crate::decoder::Model;
 use crate::tier::Tier;
 
 /// The tier behind a decoder's pool.

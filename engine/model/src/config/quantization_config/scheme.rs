@@ -102,6 +102,6 @@ impl Scheme {
 }
 
 /// `…q_proj.weight` to `…q_proj.PART`.
-pub(super) fn replace(name: &str, part: &str) -> String {
+pub(crate) fn replace(name: &str, part: &str) -> String {
     format!("{}{part}", name.strip_suffix("weight").unwrap_or(name))
 }

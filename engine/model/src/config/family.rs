@@ -6,7 +6,7 @@ mod wrapper;
 use windlass_kernels::ops::RopePairing;
 
 use crate::config::Activation;
-use crate::names::{self, ExpertNames};
+use crate::config::names::{self, ExpertNames};
 use wrapper::WRAPPERS;
 pub(crate) use wrapper::Wrapper;
 

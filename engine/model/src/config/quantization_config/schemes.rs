@@ -105,8 +105,8 @@ impl PartialEq for Pattern {
 
 #[cfg(test)]
 mod tests {
+    use super::super::scheme::Layout;
     use super::*;
-    use crate::packed::scheme::Layout;
 
     /// As Python's `re.match`: from the beginning, and not to the end; or as its `re.search`.
     #[test]

@@ -2,14 +2,17 @@
 
 mod groups;
 mod overrides;
+mod scheme;
+mod schemes;
 
 use overrides::ReadScheme;
 use serde_json::Value;
 use windlass_checkpoint::HubFolder;
 
-use super::scheme::{Float8Scales, GptqZeros, Layout, Scheme};
-use super::schemes::{MAX_RULES, Modules, Pattern, Rule, Schemes};
-use crate::config::{ConfigError, Unsupported};
+use super::{ConfigError, Unsupported};
+pub(crate) use scheme::{Float8Scales, GptqZeros, Layout, Scheme, replace};
+pub(crate) use schemes::Schemes;
+use schemes::{MAX_RULES, Modules, Pattern, Rule};
 
 /// Where it is.
 const KEY: &str = "config.json: quantization_config";

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use windlass_engine_core::executor::{Geometry, Prepared};
 use windlass_engine_core::plan::{Move, PlanRow, RowOutput, StepPlan, Ticket};
 
-use super::{Peer, PipelineError};
+use super::{Answer, Order, answer};
 use crate::batch::Batch;
-use crate::executor::{Answer, Order, answer};
-use crate::intake::Intake;
 use crate::panic::guarded;
-use crate::step::uncomputable;
+use crate::pipeline::{Peer, PipelineError};
+use crate::step::intake::Intake;
+use crate::step::{PassedStep, uncomputable};
 
 /// What goes from stage to stage.
 pub(crate) enum Passing {
@@ -28,19 +28,6 @@ pub(crate) enum Passing {
     HoldKv(bool, Answer<()>, Answers<()>),
     /// A stage was lost, and with it all that follows.
     Lost(String),
-}
-
-/// A step that some stages have computed.
-pub(crate) struct PassedStep {
-    pub ticket: Ticket,
-    pub plan: StepPlan,
-    /// The rows that can be computed.
-    pub batch: Batch,
-    pub rows: Vec<RowOutput>,
-    /// What the last of those stages gave, a row for each token of the batch; nothing before the first.
-    pub activations: Vec<f32>,
-    /// How long the one of them computed that was longest at it.
-    pub busy: Duration,
 }
 
 /// What stages will say that do the same at the same time.

@@ -5,14 +5,11 @@
 //! asked for ([`rounded`]).
 
 mod codes;
-mod config;
 mod float8;
 mod floats;
 mod order;
 mod parts;
 mod rounded;
-mod scheme;
-mod schemes;
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -20,16 +17,14 @@ use std::ops::Range;
 use windlass_checkpoint::{Data, Tensor};
 use windlass_kernels::WeightType;
 
-use crate::backend::FileRows;
-use crate::part::Part;
+use super::loader::FileRows;
+use super::part::Part;
+use crate::config::quantization_config::{Layout, Scheme};
 use codes::Codes;
 pub use float8::Float8;
 use floats::Floats;
 use parts::Parts;
 use rounded::Rounded;
-use scheme::Layout;
-pub(crate) use scheme::Scheme;
-pub(crate) use schemes::Schemes;
 
 /// A matrix `[rows = outputs, cols = inputs]`, its tensors found and their sizes checked.
 #[derive(Clone, Debug)]

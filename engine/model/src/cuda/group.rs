@@ -1,0 +1,175 @@
+//! GPUs as models that steps run on: one, or the ranks of a tensor-parallel group.
+//!
+//! All ranks issue the same steps in the same order. They meet in their kernels, and draw the same tokens of the same logits, so that
+//! no token goes from one to another.
+
+use std::io;
+use std::mem;
+use std::sync::Arc;
+
+use windlass_engine_core::executor::Prepared;
+use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
+use windlass_kernels::cuda::DriverError;
+
+use super::graphs::GraphSize;
+use super::rank::{CudaRank, Feed, Holding, Step};
+use super::sampler::Answer;
+use super::{CudaError, support};
+use crate::batch::Batch;
+use crate::decoder::{Model, StageModel, TokenMove};
+use crate::ranks::{Rank, Ranks};
+use crate::sampler::{Drawn, RowTask, SampleError};
+use crate::tier::Tier;
+
+/// A decoder on one or more GPUs.
+pub type CudaDecoder = Ranks<CudaRank>;
+
+impl Model for CudaRank {
+    type Error = CudaError;
+
+    fn hold_kv(&mut self, held: bool) -> Result<(), CudaError> {
+        Ok(self.hold(Holding::Kv, held)?)
+    }
+
+    fn check(row: &PlanRow) -> Result<(), String> {
+        support::check_row(row)
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), CudaError> {
+        Ok(self.issue(batch, &[])?)
+    }
+
+    fn sample(&mut self, tasks: &[RowTask<'_>]) -> Result<Vec<Result<Drawn, SampleError>>, CudaError> {
+        Ok(self.draw_and_wait(tasks)?)
+    }
+
+    fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), CudaError> {
+        Ok(self.copy_page(from, to)?)
+    }
+
+    fn store_block(&mut self, tier: &mut dyn Tier, block: BlockId, slot: SlotId) -> io::Result<()> {
+        self.with_block(block, |bytes| tier.store(slot.0 as usize, &[bytes]))
+    }
+
+    fn load_block(&mut self, tier: &mut dyn Tier, slot: SlotId, block: BlockId) -> io::Result<()> {
+        self.fill_block(block, |bytes| tier.load(slot.0 as usize, &mut [bytes]))
+    }
+
+    fn move_tokens(&mut self, moves: &[TokenMove]) -> Result<(), CudaError> {
+        Ok(self.issue_moves(moves)?)
+    }
+}
+
+impl StageModel for CudaRank {
+    fn hidden(&self) -> usize {
+        self.decoder.backend.config.hidden
+    }
+
+    fn embeds(&self) -> bool {
+        self.decoder.weights.embeds
+    }
+
+    fn forward_from(&mut self, batch: &Batch, activations: &[f32]) -> Result<(), CudaError> {
+        Ok(self.issue_from(batch, activations)?)
+    }
+
+    fn activations(&mut self, tokens: usize) -> Result<Vec<f32>, CudaError> {
+        Ok(self.fetch_activations(tokens)?)
+    }
+}
+
+impl Rank for CudaRank {
+    const ENQUEUES: bool = true;
+
+    fn leave(&self, why: &str) {
+        if let Some(exchange) = &self.decoder.backend.exchange {
+            exchange.peer.peers().leave(exchange.rank, why);
+        }
+    }
+
+    fn why_left(&self) -> Option<CudaError> {
+        let exchange = self.decoder.backend.exchange.as_ref()?;
+        exchange.peer.peers().why_left().map(CudaError::RankLeft)
+    }
+
+    fn synchronize(&self) -> Result<(), CudaError> {
+        Ok(self.settle()?)
+    }
+
+    /// Captures a graph on every rank, ahead of the first step of its size, where every device has room for it.
+    fn prepare_group(group: &mut CudaDecoder) -> Result<Prepared, CudaError> {
+        let ahead = graph_ahead(group)?;
+        if let Some(size) = ahead {
+            group.each_to_its_end(move |rank| Ok(rank.capture(size)?))?;
+        }
+        let [done, all] = [group.first().graphs(), group.first().most_graphs()].map(|graphs| graphs as u32);
+        Ok(Prepared { done, all, went_on: ahead.is_some() })
+    }
+}
+
+/// The graph that is captured next: all ranks have those of the same sizes.
+fn graph_ahead(group: &CudaDecoder) -> Result<Option<GraphSize>, DriverError> {
+    let Some(size) = group.first().missing_graph() else { return Ok(None) };
+    let room = group.ask(|rank| rank.graph_room().is_left()).into_iter().collect::<Result<Vec<bool>, _>>()?;
+    Ok(Some(size).filter(|_| !room.contains(&false)))
+}
+
+/// Steps whose tokens the devices draw.
+impl CudaDecoder {
+    /// Graphs captured so far, by each rank.
+    pub fn graphs(&self) -> usize {
+        self.first().graphs()
+    }
+
+    /// The first `rows` rows of logits that the last step left, `[rows, vocabulary]`, once it is done: for comparisons. Draws
+    /// may have changed them, where something but the model decides what comes.
+    ///
+    /// # Panics
+    /// When a step has no room for so many.
+    pub fn logits(&self, rows: usize) -> Result<Vec<f32>, CudaError> {
+        self.checked(self.first().logits(rows).map_err(CudaError::from))
+    }
+
+    /// Values of a token's logits.
+    pub(super) fn vocabulary(&self) -> usize {
+        self.first().vocabulary()
+    }
+
+    /// Issues a step up to its logits. The tokens of `feeds` lie on the device, or will when the kernels run.
+    pub(super) fn step(&mut self, batch: &mut Batch, feeds: Vec<Feed>) -> Result<(), CudaError> {
+        // The batch's room is taken back below.
+        let step = Arc::new(Step { batch: mem::take(batch), feeds });
+        self.tell(|| {
+            let step = Arc::clone(&step);
+            move |rank: &mut CudaRank| Ok(rank.step(&step)?)
+        });
+        let issued = self.first_mut().step(&step).map_err(CudaError::from);
+        if let Some(step) = Arc::into_inner(step) {
+            *batch = step.batch;
+        }
+        self.checked(issued)
+    }
+
+    /// Issues the draws of the last step, which has this turn, from its logits in their order.
+    pub(super) fn draw(&mut self, turn: usize, answers: Vec<Answer>) -> Result<(), CudaError> {
+        let answers: Arc<[Answer]> = answers.into();
+        self.each(move |rank| Ok(rank.draw(turn, &answers)?))
+    }
+
+    /// Waits for the step of this turn, and gives the tokens that it drew.
+    pub(super) fn drawn(&mut self, turn: usize, rows: usize) -> Result<Vec<Drawn>, CudaError> {
+        // Each rank waits for its own device: the others would not hear from one that is lost.
+        self.each(move |rank| Ok(rank.wait(turn)?))?;
+        Ok(self.first().drawn(turn, rows))
+    }
+
+    /// As [`windlass_engine_core::executor::Executor::weights_to_move`].
+    pub(super) fn weights_to_move(&self) -> Option<u64> {
+        self.ask(|rank| rank.weights_region().map(|region| region.bytes_to_keep() as u64)).into_iter().sum()
+    }
+
+    /// Takes the devices' memory of weights again, or has the host keep them meanwhile.
+    pub(super) fn hold_weights(&mut self, held: bool) -> Result<(), CudaError> {
+        self.each_to_its_end(move |rank| Ok(rank.hold(Holding::Weights, held)?))
+    }
+}

@@ -1,0 +1,75 @@
+//! A decoder of two stages in one process, on two devices: the first layers on one, the last ones and the head on the other.
+
+use std::io;
+
+use windlass_engine_core::executor::Prepared;
+use windlass_engine_core::plan::{BlockId, PlanRow, SlotId};
+
+use super::model::{Model, StageModel, TokenMove};
+use crate::batch::Batch;
+use crate::sampler::{Drawn, RowTask, SampleError};
+use crate::tier::Tier;
+
+/// Both stages. Each has the keys and values of its own layers in blocks of the same numbers.
+pub struct SplitDecoder<F, L> {
+    /// The first layers.
+    pub first: F,
+    /// The last ones, and the head.
+    pub last: L,
+}
+
+impl<F: StageModel, L: StageModel<Error: From<F::Error>>> Model for SplitDecoder<F, L> {
+    type Error = L::Error;
+
+    fn confine(&self) {
+        self.first.confine();
+    }
+
+    fn prepare(&mut self) -> Result<Prepared, L::Error> {
+        self.last.prepare()
+    }
+
+    fn hold_kv(&mut self, held: bool) -> Result<(), L::Error> {
+        self.first.hold_kv(held)?;
+        self.last.hold_kv(held)
+    }
+
+    fn check(row: &PlanRow) -> Result<(), String> {
+        F::check(row)?;
+        L::check(row)
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), L::Error> {
+        self.first.forward(batch)?;
+        let activations = self.first.activations(batch.tokens().len())?;
+        self.last.forward_from(batch, &activations)
+    }
+
+    fn sample(&mut self, tasks: &[RowTask<'_>]) -> Result<Vec<Result<Drawn, SampleError>>, L::Error> {
+        self.last.sample(tasks)
+    }
+
+    fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), L::Error> {
+        self.first.copy_block(from, to)?;
+        self.last.copy_block(from, to)
+    }
+
+    /// An error: a slot has no room for the parts of both.
+    fn store_block(&mut self, _tier: &mut dyn Tier, _block: BlockId, _slot: SlotId) -> io::Result<()> {
+        Err(unswapped())
+    }
+
+    /// An error, too.
+    fn load_block(&mut self, _tier: &mut dyn Tier, _slot: SlotId, _block: BlockId) -> io::Result<()> {
+        Err(unswapped())
+    }
+
+    fn move_tokens(&mut self, moves: &[TokenMove]) -> Result<(), L::Error> {
+        self.first.move_tokens(moves)?;
+        self.last.move_tokens(moves)
+    }
+}
+
+fn unswapped() -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, "blocks of two devices are not swapped")
+}
