@@ -63,4 +63,4 @@ pub use sampler::{Draw, Drawn, RowTask, SampleError, sample};
 pub use sizes::{KvBudget, LoadOptions, SizeError, SwapSpace};
 pub use tier::{FileTier, MemoryTier, Tier};
 pub use weights::{DecoderWeights, ShardError, TensorError};
-pub use windlass_kernels::ActivationType;
+pub use windlass_kernels::{ActivationType, Noting, refused_bytes};
