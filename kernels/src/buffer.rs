@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::refused;
 use std::alloc::{Layout, handle_alloc_error};
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
@@ -52,7 +53,7 @@ impl<T: Zeroable> Buffer<T> {
         // SAFETY: a new anonymous mapping touches no existing memory.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), layout.size(), protection, flags, -1, 0) };
         if start == libc::MAP_FAILED {
-            handle_alloc_error(layout);
+            refuse(layout);
         }
         #[cfg(target_os = "linux")]
         // SAFETY: advice on the mapping just made; a refusal changes nothing.
@@ -61,9 +62,15 @@ impl<T: Zeroable> Buffer<T> {
         }
         match NonNull::new(start.cast()) {
             Some(start) => Buffer { start, len },
-            None => handle_alloc_error(layout),
+            None => refuse(layout),
         }
     }
+}
+
+/// Ends the process for want of memory like this.
+fn refuse(layout: Layout) -> ! {
+    refused::note(layout.size());
+    handle_alloc_error(layout)
 }
 
 impl<T: Zeroable> Buffer<T> {

@@ -20,6 +20,7 @@ pub mod machine;
 pub mod ops;
 mod pool;
 pub mod processors;
+mod refused;
 mod simd;
 #[cfg(test)]
 mod testing;
@@ -29,5 +30,6 @@ pub use activations::{ActivationType, Activations};
 pub use fp8::Fp8;
 pub use kv_cache::{KvCache, KvLayout, KvType, RUN_TOKENS as KV_RUN_TOKENS};
 pub use pool::{Pool, Worker};
+pub use refused::{Noting, refused_bytes};
 pub use simd::{Kernels, UnknownKernels};
 pub use weights::{Group, Integer, NO_INPUT, PackedMatrix, ShapeError, WeightType, floats};

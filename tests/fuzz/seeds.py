@@ -410,6 +410,43 @@ def forms():
     }
 
 
+DATA, HEADERS, PRIORITY, RESET, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)  # HTTP/2's types of frames
+END_STREAM, END_HEADERS, PADDED, PRIORITIZED, ACKNOWLEDGED = 1, 4, 8, 32, 1
+
+
+def frames():
+    """Frames as the target reads them: type, flags, stream, bytes of payload, payload."""
+    def frame(kind, flags, stream, payload=b""):
+        return bytes([kind, flags, stream, len(payload)]) + payload
+
+    def literal(name, value):
+        return bytes([0, len(name)]) + name + bytes([len(value)]) + value
+
+    def head(method, path, *more):
+        named = {b"GET": b"\x82", b"POST": b"\x83"}[method]
+        return named + b"\x86\x04" + bytes([len(path)]) + path + b"\x01\x01a" + b"".join(literal(*each) for each in more)
+
+    body = b'{"model":"m","input":"a"}'
+    embed = head(b"POST", b"/v1/embeddings", (b"content-type", b"application/json"))
+    get = frame(HEADERS, END_STREAM | END_HEADERS, 1, head(b"GET", b"/v1/models"))
+    return {
+        "get": get,
+        "post": frame(HEADERS, END_HEADERS, 1, embed) + frame(DATA, END_STREAM, 1, body),
+        "padded": frame(HEADERS, END_HEADERS | PADDED | PRIORITIZED, 1, b"\2\0\0\0\0\x10" + embed + b"\0\0")
+        + frame(DATA, END_STREAM | PADDED, 1, b"\1" + body + b"\0"),
+        "continued": frame(HEADERS, END_STREAM, 3, embed[:9]) + frame(CONTINUATION, END_HEADERS, 3, embed[9:]),
+        "reset": b"".join(frame(HEADERS, END_HEADERS, n, embed) + frame(RESET, 0, n, b"\0\0\0\x08") for n in range(1, 40, 2)),
+        "settings": frame(SETTINGS, 0, 0, struct.pack(">HIHIHI", 1, 0, 4, 0x7FFFFFFF, 5, 16384)) + frame(SETTINGS, ACKNOWLEDGED, 0) + get,
+        "windows": frame(WINDOW, 0, 0, b"\x7f\xff\xff\xff") + get + frame(WINDOW, 0, 1, b"\0\0\0\1"),
+        "others": frame(PING, 0, 0, bytes(8)) + frame(PRIORITY, 0, 5, b"\x80\0\0\3\xff") + frame(PUSH, END_HEADERS, 1, b"\0\0\0\2\x82")
+        + frame(GOAWAY, 0, 0, bytes(8)) + frame(0xEE, 1, 1, b"?") + get,
+        "trailers": frame(HEADERS, END_HEADERS, 1, embed) + frame(DATA, 0, 1, body)
+        + frame(HEADERS, END_STREAM | END_HEADERS, 1, literal(b"x", b"y")),
+        "table": frame(HEADERS, END_STREAM | END_HEADERS, 1, b"\x3f\xe1\x1f\x40\1x\1y\xbe" + head(b"GET", b"/")),
+        "raw": frame(0xF0, 0, 0, b"\xff\xff\xff\0\x8f\0\0\0\1abc"),
+    }
+
+
 def variants(sound, others):
     return {name: json.dumps(sound | more).encode() for name, more in ({"sound": {}} | others).items()}
 
@@ -428,6 +465,7 @@ SEEDS = {
     "gguf_tokenizer": gguf_tokenizers,
     "bodies": bodies,
     "form": forms,
+    "frames": frames,
 }
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-//! The bytes of a file, mapped. The only unsafe code outside the kernels.
+//! The bytes of a file, mapped.
 
 #![allow(unsafe_code)]
 
-use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::ops::{Deref, Range};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use memmap2::{Mmap, UncheckedAdvice};
 
@@ -29,50 +28,6 @@ pub(crate) struct Bytes {
 enum Place {
     Mapped(Mmap),
     Owned(Vec<u8>),
-}
-
-/// What a process leaves behind when a mapped file is not what it was: it was cut short, or its disk failed, and what was read
-/// of it cannot be relied on.
-#[derive(Debug)]
-pub struct LastWord {
-    /// For the standard error stream.
-    pub said: String,
-    /// What is written to which file.
-    pub left: Option<(CString, String)>,
-    /// How the process ends.
-    pub exit_code: u8,
-}
-
-static LAST_WORD: OnceLock<LastWord> = OnceLock::new();
-
-/// Ends the process with `word` where a mapped file lacks what is read of it. The first word counts.
-pub fn say_on_lost_file(word: LastWord) -> io::Result<()> {
-    if LAST_WORD.set(word).is_err() {
-        return Ok(());
-    }
-    // SAFETY: the handler does only what signal-safety(7) allows, and all that it reads was written before.
-    let installed = unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = on_lost_file as extern "C" fn(libc::c_int) as libc::sighandler_t;
-        action.sa_flags = libc::SA_ONSTACK;
-        libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut())
-    };
-    if installed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// What the kernel has a thread do that reads a page which cannot be had.
-extern "C" fn on_lost_file(_: libc::c_int) {
-    let Some(LastWord { said, left, exit_code }) = LAST_WORD.get() else { return };
-    // SAFETY: the strings live as long as the process, and these functions may be called in a signal handler. Whether
-    // anything is written makes no difference to how it ends.
-    unsafe {
-        libc::write(libc::STDERR_FILENO, said.as_ptr().cast(), said.len());
-        if let Some((path, text)) = left {
-            let file = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC, 0o644);
-            libc::write(file, text.as_ptr().cast(), text.len());
-        }
-        libc::_exit((*exit_code).into())
-    }
 }
 
 impl Bytes {
@@ -133,39 +88,5 @@ impl Deref for Bytes {
 impl From<Vec<u8>> for Bytes {
     fn from(bytes: Vec<u8>) -> Bytes {
         Bytes { place: Place::Owned(bytes), arrival: None }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::ffi::OsStrExt;
-    use std::process::Command;
-
-    /// Tells this program that it is the one which dies.
-    const DIES_AT: &str = "WINDLASS_TEST_DIES_AT";
-
-    #[test]
-    fn a_file_that_is_cut_short_leaves_a_last_word() {
-        let Some(folder) = std::env::var_os(DIES_AT) else { return watch() };
-        let path = |name: &str| std::path::Path::new(&folder).join(name);
-        let left = CString::new(path("word").as_os_str().as_bytes()).unwrap();
-        let word = LastWord { said: "gone\n".into(), left: Some((left, "cut short".into())), exit_code: 12 };
-        say_on_lost_file(word).unwrap();
-        std::fs::write(path("file"), vec![7; 1 << 20]).unwrap();
-        let file = File::options().read(true).write(true).open(path("file")).unwrap();
-        let bytes = Bytes::map(&file, None).unwrap();
-        file.set_len(0).unwrap();
-        println!("{}", bytes[1 << 19]);
-    }
-
-    fn watch() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut program = Command::new(std::env::current_exe().unwrap());
-        let test = "map::tests::a_file_that_is_cut_short_leaves_a_last_word";
-        let ended = program.args(["--exact", test, "--nocapture"]).env(DIES_AT, folder.path()).output().unwrap();
-        assert_eq!(ended.status.code(), Some(12), "{ended:?}");
-        assert!(ended.stderr.ends_with(b"gone\n"), "{ended:?}");
-        assert_eq!(std::fs::read_to_string(folder.path().join("word")).unwrap(), "cut short");
     }
 }

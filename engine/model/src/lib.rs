@@ -50,4 +50,4 @@ pub use tier::{FileTier, MemoryTier, Tier};
 pub use weights::quantization::Quantization;
 pub use weights::quantized::Float8;
 pub use weights::{ShardError, TensorError};
-pub use windlass_kernels::ActivationType;
+pub use windlass_kernels::{ActivationType, Noting, refused_bytes};

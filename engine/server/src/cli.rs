@@ -57,21 +57,21 @@ pub enum Command {
     /// Serve a model until told to stop
     #[command(after_help = AFTER_HELP)]
     Serve(Box<ServeArgs>),
-    /// Download a model or a file, resume where an earlier attempt stopped, verify checksums
+    /// Download a model or a file, resume an interrupted download, verify checksums
     Fetch(FetchArgs),
     /// Print a model's shape and memory as JSON
     Inspect(InspectArgs),
-    /// Measure how well a model foretells a text, and how far it is from another
+    /// Measure a model's perplexity on a text, and its divergence from another model
     Eval(EvalArgs),
     /// Talk to a model in the terminal
     Chat(ChatArgs),
-    /// Answer a file of requests, and go on where an earlier attempt stopped
+    /// Answer a file of requests; resume where an earlier run stopped
     Batch(BatchArgs),
-    /// Put load on a server and measure what it feels like
+    /// Put load on a server and measure its latency and throughput
     Bench(BenchArgs),
-    /// Reckon what fits into which memory, and how many replicas a peak needs
+    /// Show what fits into which memory, and how many replicas a peak load needs
     Fit(FitArgs),
-    /// Make the CUDA kernels ready, so that no start compiles them
+    /// Compile the CUDA kernels ahead of the first start
     Kernels(KernelsArgs),
     /// Run chat templates for a server, which starts this by itself
     #[command(hide = true)]
@@ -110,8 +110,8 @@ pub enum UnknownFields {
 /// What computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ExecutorKind {
-    /// The model, on this machine's CPU
-    Cpu,
+    /// The model, on this machine's GPUs or CPU: see --device
+    Model,
     /// A simulation: times from a formula, tokens from a hash
     Sim,
 }
@@ -335,7 +335,7 @@ pub struct ServeArgs {
     #[arg(long, value_enum, default_value_t = Task::Auto, help_heading = "Model")]
     pub task: Task,
     /// What computes
-    #[arg(long, value_enum, default_value_t = ExecutorKind::Cpu, help_heading = "Model")]
+    #[arg(long, value_enum, default_value_t = ExecutorKind::Model, help_heading = "Model")]
     pub executor: ExecutorKind,
     /// Threads that compute [default: the CPUs this process may use]
     #[arg(long, value_name = "N", help_heading = "Model")]
@@ -396,8 +396,8 @@ pub struct ServeArgs {
     /// computed beside it: on CUDA, and on CPUs with AVX-512 in K-quants
     #[arg(long, conflicts_with = "deterministic", help_heading = "Batching and memory")]
     pub no_deterministic: bool,
-    /// Who guesses tokens ahead: {"method": "ngram"|"suffix"|"draft_model", "num_speculative_tokens": N,
-    /// "prompt_lookup_min": N, "prompt_lookup_max": N, "model": FILE} [default: nobody]
+    /// Speculative decoding, as vLLM spells it: {"method": "ngram"|"suffix"|"draft_model", "num_speculative_tokens": N,
+    /// "prompt_lookup_min": N, "prompt_lookup_max": N, "model": FILE} [default: off]
     #[arg(long, value_name = "JSON", help_heading = "Batching and memory")]
     pub speculative_config: Option<String>,
     /// Requests that may wait; one more is refused with 429 and Retry-After

@@ -4,9 +4,10 @@ use std::ffi::CString;
 use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use windlass_checkpoint::{LastWord, say_on_lost_file};
+use windlass_checkpoint::{BYTES, LastWord, say_on_lost_file, say_on_lost_memory};
 use windlass_engine_contract::paths::TERMINATION_LOG;
 use windlass_engine_contract::termination::{Reason, Termination};
+use windlass_engine_model::refused_bytes;
 
 /// A fatal error with its stable reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,11 +52,27 @@ impl Failure {
     pub fn prepare_for_lost_files(log: Option<&Path>) -> Result<(), Failure> {
         let message = "a file of the model was cut short, or its disk failed, while it was read: replace files of models that \
                        are in use by renaming others over them, and never write into them";
-        let lost = Failure::new(Reason::ModelInvalid, message);
-        let left = log_path(log).and_then(|path| CString::new(path.as_os_str().as_bytes()).ok());
-        let left = left.map(|path| (path, lost.termination().to_json()));
-        let word = LastWord { said: format!("{}\n", lost.line()), left, exit_code: lost.reason.exit_code() };
+        let word = Failure::new(Reason::ModelInvalid, message).last_word(log);
         say_on_lost_file(word).map_err(|error| Failure::internal(format!("cannot handle SIGBUS: {error}")))
+    }
+
+    /// Has the system tell the same where memory is refused to who cannot do without it.
+    pub fn prepare_for_lost_memory(log: Option<&Path>) -> Result<(), Failure> {
+        let message = format!(
+            "{BYTES} bytes were asked for and the system refused them: let the process have more memory (RLIMIT_AS, or what \
+             vm.overcommit_memory allows), or have it take less, by --kv-cache-memory-bytes, --max-num-seqs and \
+             --body-memory-bytes"
+        );
+        let word = Failure::new(Reason::OutOfMemory, message).last_word(log);
+        let done = say_on_lost_memory(word, refused_bytes);
+        done.map_err(|error| Failure::internal(format!("cannot handle SIGABRT: {error}")))
+    }
+
+    /// What is said and left where there is nobody to report.
+    fn last_word(&self, log: Option<&Path>) -> LastWord {
+        let path = log_path(log).and_then(|path| CString::new(path.as_os_str().as_bytes()).ok());
+        let left = path.map(|path| (path, self.termination().to_json()));
+        LastWord { said: format!("{}\n", self.line()), left, exit_code: self.reason.exit_code() }
     }
 
     fn line(&self) -> String {

@@ -1,6 +1,7 @@
 //! `windlass-engine`: parse, run, say how it ended.
 
 use clap::Parser;
+use mimalloc::MiMalloc;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,9 +18,10 @@ use windlass_engine::{
     batch, bench, chat, eval, fetch, fit, inspect, kernels, machine, signals, start, telemetry, vllm_flags,
 };
 use windlass_engine_contract::termination::Reason;
+use windlass_engine_model::Noting;
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: Noting<MiMalloc> = Noting(MiMalloc);
 
 /// Threads that serve HTTP, at most: the others are the engine's.
 const MAX_HTTP_THREADS: usize = 4;
@@ -32,7 +34,7 @@ fn main() -> ExitCode {
     };
     let process = command.process().clone();
     let log = telemetry::start(process.log_format, command.log_level());
-    if let Err(failure) = Failure::prepare_for_lost_files(process.termination_log.as_deref()) {
+    if let Err(failure) = prepare(&command, process.termination_log.as_deref()) {
         return end(&failure, process.termination_log);
     }
     let done = match &command {
@@ -56,6 +58,15 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => end(&failure, process.termination_log),
+    }
+}
+
+/// Has the system tell why where it ends the process. One that renders tells its server by the signal that ends it.
+fn prepare(command: &Command, log: Option<&Path>) -> Result<(), Failure> {
+    Failure::prepare_for_lost_files(log)?;
+    match command {
+        Command::RenderTemplates(_) => Ok(()),
+        _ => Failure::prepare_for_lost_memory(log),
     }
 }
 

@@ -1,5 +1,6 @@
 //! From a configuration to an engine that has generated a token: read, load, warm.
 
+mod again;
 mod cpu;
 mod cuda;
 mod encoder;

@@ -156,7 +156,7 @@ pub(super) fn from_args(args: &ServeArgs) -> Result<ExecutorConfig, Failure> {
         return Err(Failure::configuration(format!("{} must be at least 1", flags::TENSOR_PARALLEL_SIZE)));
     }
     let encodes = match args.executor {
-        ExecutorKind::Cpu => is_encoder(Path::new(&args.model)),
+        ExecutorKind::Model => is_encoder(Path::new(&args.model)),
         // The simulator is what it is asked to be.
         ExecutorKind::Sim => [args.runner, args.task.into()].contains(&Runner::Pooling),
     };
@@ -172,11 +172,11 @@ pub(super) fn from_args(args: &ServeArgs) -> Result<ExecutorConfig, Failure> {
             Ok(ExecutorConfig::Encoder(encoder(args, model)?))
         }
         ExecutorKind::Sim => Ok(ExecutorConfig::Sim(sim(args)?)),
-        ExecutorKind::Cpu if encodes => {
+        ExecutorKind::Model if encodes => {
             let model = EncoderModel::Folder(PathBuf::from(&args.model));
             Ok(ExecutorConfig::Encoder(encoder(args, model)?))
         }
-        ExecutorKind::Cpu => Ok(ExecutorConfig::Cpu(CpuConfig { pipeline, ..cpu(args)? })),
+        ExecutorKind::Model => Ok(ExecutorConfig::Cpu(CpuConfig { pipeline, ..cpu(args)? })),
     }
 }
 

@@ -1,5 +1,6 @@
 //! A model on this machine's CPU.
 
+use super::again::Again;
 use super::engine_thread::launch;
 use super::{BuiltOn, StartedModel, effective, open, open_served, read_beside};
 use crate::clock::Clock;
@@ -43,9 +44,9 @@ pub fn start(config: &Config, cpu: &CpuConfig, monitor: &Arc<Monitor>, clock: Cl
     let geometry = executor.geometry();
     let (speculation, guessing, vocabulary) = (config.speculation.clone(), options.clone(), geometry.vocabulary);
     let guess = move || speculation.as_ref().map(|speculation| speculation.proposer(vocabulary, &guessing)).transpose();
-    let (model, alone) = (cpu.model.clone(), cpu.pipeline.is_none());
+    let (again, alone) = (Again::new(&cpu.model, &file, &read.weights)?, cpu.pipeline.is_none());
     let reload = move || match alone {
-        true => Ok(load(&open(&model)?, &options).map_err(load_failure)?.executor),
+        true => again.load(|file| Ok(load(file, &options).map_err(load_failure)?.executor)),
         false => Err(not_loaded_again()),
     };
     let load_seconds = clock.seconds() - began;

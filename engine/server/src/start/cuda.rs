@@ -5,8 +5,9 @@ mod drafting;
 mod nodes;
 mod split;
 
+use super::again::Again;
 use super::engine_thread::launch;
-use super::{BuiltOn, StartedModel, cpu, effective, open, open_served, read_beside};
+use super::{BuiltOn, StartedModel, cpu, effective, open_served, read_beside};
 use crate::cli::{ACTIVATION_DTYPE, N_GPU_LAYERS};
 use crate::clock::Clock;
 use crate::config::{Config, CpuConfig, DeviceChoice, GpuLayers, PipelineConfig};
@@ -188,9 +189,10 @@ fn run<E: Executor + 'static>(
     let Running { executor, ledgers, weight_type, kernels, flags } = running;
     cpu::check_quantization(cpu, weight_type)?;
     let geometry = executor.geometry();
-    let (model, beside) = (cpu.model.clone(), drafting.ledger);
+    let beside = drafting.ledger;
     let guess = move || drafting.proposer(geometry.vocabulary);
-    let reload = move || Ok(load(&open(&model)?)?.executor);
+    let again = Again::new(&cpu.model, file, &read.weights)?;
+    let reload = move || again.load(|file| Ok(load(file)?.executor));
     let load_seconds = clock.seconds() - began;
     let (engine, warm_seconds) = launch(executor, reload, guess, &config.batching, monitor, clock)?;
     let download_seconds = record::download_seconds(&cpu.model);

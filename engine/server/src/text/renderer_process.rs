@@ -4,7 +4,7 @@
 use super::chat_template::TemplateError;
 use super::renderers::{Answer, Job};
 use super::template_program::Program;
-use crate::machine::{ThreadTime, resident_bytes};
+use crate::machine::{ThreadTime, free_memory_bytes, resident_bytes};
 use crate::structure;
 use std::fmt;
 use std::io::{self, BufRead, Write};
@@ -20,6 +20,11 @@ pub const COMMAND: &str = "render-templates";
 
 /// Most memory that the process may hold: several times what a conversation of the largest body takes.
 const MAX_RESIDENT_BYTES: u64 = 256 << 20;
+/// Of the memory that is free as a job begins, what that may take: all processes at once take less than there is, and so they do with
+/// the quarter that is for bodies.
+const PART_OF_FREE: u64 = 8;
+/// What a job may take however little is free: conversations of every day take less.
+const LEAST_BYTES: u64 = 16 << 20;
 /// Longest time on a processor for one job.
 const MAX_TIME: Duration = Duration::from_secs(1);
 /// The stack that a job has: [`crate::structure`] compiles what passed here with a larger one.
@@ -55,7 +60,7 @@ impl End {
 impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            End::Memory => write!(f, "it takes more than {} MiB of memory", MAX_RESIDENT_BYTES >> 20),
+            End::Memory => write!(f, "it takes more memory than it may"),
             End::Time => write!(f, "it takes longer than {MAX_TIME:?}"),
             End::Stack => write!(f, "it nests too deeply"),
         }
@@ -146,15 +151,22 @@ impl Watch {
     }
 }
 
+/// What the process may hold where it holds so much as a job begins, and so much is free.
+fn most_bytes(held: u64, free: Option<u64>) -> u64 {
+    let share = free.map_or(MAX_RESIDENT_BYTES, |free| free / PART_OF_FREE);
+    (held + share.max(LEAST_BYTES)).min(MAX_RESIDENT_BYTES)
+}
+
 fn watch(turns: &Turns, time: &ThreadTime) {
     loop {
         thread::park();
-        let (mut watched, mut began) = (None, Duration::ZERO);
+        let (mut watched, mut began, mut most) = (None, Duration::ZERO, 0);
         while let Some(job) = turns.job() {
+            let held = resident_bytes(std::process::id());
             if watched.replace(job) != Some(job) {
-                began = time.spent();
+                (began, most) = (time.spent(), most_bytes(held, free_memory_bytes()));
             }
-            if resident_bytes(std::process::id()) > MAX_RESIDENT_BYTES {
+            if held > most {
                 exit(End::Memory as i32);
             }
             if time.spent().saturating_sub(began) > MAX_TIME {
@@ -168,6 +180,16 @@ fn watch(turns: &Turns, time: &ThreadTime) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_job_takes_a_part_of_what_is_free() {
+        const MIB: u64 = 1 << 20;
+        for (held, free, most) in
+            [(10, Some(800), 110), (10, Some(40), 26), (10, Some(0), 26), (60, Some(100_000), 256), (10, None, 256)]
+        {
+            assert_eq!(most_bytes(held * MIB, free.map(|free| free * MIB)), most * MIB, "{held} {free:?}");
+        }
+    }
 
     #[test]
     fn a_template_is_compiled_once() {

@@ -574,7 +574,7 @@ fn bottomless() -> Vec<(&'static str, Value, bool)> {
 const TOO_MUCH: [&str; 5] = [
     "lead from one to the next",
     "nests too deeply",
-    "takes more than",
+    "takes more memory than",
     "takes longer than",
     "tokens can hold; shorten it",
 ];

@@ -1,6 +1,7 @@
 //! The life of a server: readiness, disconnects, drain, connection age, and what it tells about itself.
 
 use crate::common::{Answer, Client, FAST, SLOW, chat, config, endless, eventually, get, post, serve, start, within};
+use crate::llama::Llama;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -329,6 +330,26 @@ fn the_binary_reports_a_wrong_flag_in_its_termination_message() {
         assert_eq!(i32::from(termination.reason.exit_code()), code);
     }
     assert!(run(&["--help"]).status.success());
+}
+
+#[test]
+fn the_binary_that_is_refused_memory_tells_how_much_and_exits_with_14() {
+    let folder = tempfile::tempdir().unwrap();
+    Llama { vocabulary: 320, noise: 0.0 }.write(folder.path());
+    let log = folder.path().join("termination-log");
+    let limited = "ulimit -v 600000; exec \"$0\" \"$@\"";
+    let flags = "--device cpu --threads 1 --port 0 --admin-port 0 --kv-cache-memory-bytes 1000000000 --termination-log";
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", limited, env!("CARGO_BIN_EXE_windlass-engine"), "serve"]).arg(folder.path());
+    let output = command.args(flags.split(' ')).arg(&log).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(14), "{:?}: {said}", output.status);
+    let written = std::fs::read_to_string(&log).unwrap();
+    let termination = windlass_engine_contract::termination::Termination::parse(&written).unwrap();
+    let (bytes, rest) = termination.message.split_once(' ').unwrap();
+    assert!(bytes.parse::<u64>().is_ok_and(|bytes| bytes > 1 << 20), "{termination:?}");
+    assert!(rest.contains("--kv-cache-memory-bytes"), "{termination:?}");
+    assert!(said.contains(&termination.message), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

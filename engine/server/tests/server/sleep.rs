@@ -1,8 +1,9 @@
 //! Sleep and wake: memory is given back, streams end first or are told, and who asks takes turns.
 
 use crate::common::{
-    Answer, Client, FAST, OpenStream, SLOW, TestServer, chat, endless, eventually, get, serve, within,
+    Answer, Client, FAST, OpenStream, SLOW, TestServer, chat, endless, eventually, get, serve, serve_at, within,
 };
+use crate::llama::Llama;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -130,4 +131,35 @@ async fn an_answer_that_is_given_up_says_that_it_may_be_asked_for_again() {
         (answer.header("x-should-retry"), &answer.json()["error"]["code"]),
         (Some("true"), &json!("interrupted"))
     );
+}
+
+/// The word for what answers depend on was told at the start, and the weights are read from the files.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_changed_while_its_server_slept_is_not_served_under_the_old_ones_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let written = |noise| Llama { vocabulary: 320, noise }.write(folder.path());
+    written(0.0);
+    let flags = "--device cpu --threads 1 --max-num-seqs 4 --served-model-name llama";
+    let server = serve_at(folder.path(), flags).await;
+    let body = json!({"model": "llama", "prompt": "abc", "max_tokens": 8, "temperature": 0, "logprobs": 0});
+    let answered = async || server.post("/v1/completions", &body).await.json()["choices"].clone();
+    let before = answered().await;
+    assert_eq!(server.admin_post("/sleep?level=2").await.status, StatusCode::OK);
+    let config = folder.path().join("config.json");
+    let of_another_config = || {
+        written(0.0);
+        let text = std::fs::read_to_string(&config).unwrap();
+        std::fs::write(&config, text.replace("0.00001", "0.0001").replace("1e-5", "1e-4")).unwrap();
+    };
+    for changed in [&(|| written(0.03)) as &(dyn Fn() + Sync), &of_another_config] {
+        changed();
+        let refused = within("it is told", server.admin_post("/wake_up")).await;
+        assert_eq!(refused.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(refused.text().contains("is not the model that was served before the sleep"), "{}", refused.text());
+        assert_eq!(get(server.admin, "/is_sleeping").await.json(), json!({"is_sleeping": true}));
+        assert_eq!(server.post("/v1/completions", &body).await.status, StatusCode::SERVICE_UNAVAILABLE);
+    }
+    written(0.0);
+    assert_eq!(server.admin_post("/wake_up").await.status, StatusCode::OK);
+    assert_eq!(answered().await, before);
 }

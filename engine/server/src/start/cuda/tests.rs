@@ -3,6 +3,7 @@
 use super::*;
 use crate::driver::{Depth, Event};
 use crate::start::EngineThread;
+use crate::start::open;
 use crate::start::testing::{configured, file};
 use std::net::TcpListener;
 use std::thread;
