@@ -362,8 +362,8 @@ impl Metrics {
         self.lost_sequences.inc_by(stats.lost_sequences - before.lost_sequences);
         self.prefix_queries.inc_by(stats.prefix_query_tokens - before.prefix_query_tokens);
         self.prefix_hits.inc_by(stats.prefix_hit_tokens - before.prefix_hit_tokens);
-        self.external_queries.inc_by(stats.tier.query_tokens - before.tier.query_tokens);
-        self.external_hits.inc_by(stats.tier.hit_tokens - before.tier.hit_tokens);
+        self.external_queries.inc_by(stats.swap.query_tokens - before.swap.query_tokens);
+        self.external_hits.inc_by(stats.swap.hit_tokens - before.swap.hit_tokens);
         self.recomputed.inc_by(stats.recomputed_tokens - before.recomputed_tokens);
         self.publish_drafts(&stats.drafts, &before.drafts);
         if stats.running == 0 {
